@@ -1,0 +1,80 @@
+/**
+ * The fixed native scratch where out-values and structs of synchronous calls live. What a call
+ * leaves here is read before the next call; nothing asynchronous, and nothing that the device
+ * reads later, may be given an address of it.
+ */
+import { allocatePermanent, viewMemory } from './native.ts';
+import type { Address } from './types.ts';
+
+const BYTE_LENGTH = 65_536;
+const base = allocatePermanent(BYTE_LENGTH);
+const buffer = viewMemory(base, BYTE_LENGTH);
+const bytes = new Uint8Array(buffer);
+const u32 = new Uint32Array(buffer);
+const i32 = new Int32Array(buffer);
+const f32 = new Float32Array(buffer);
+
+/** Four slots of eight bytes for out-values, and a block of 4 KiB for structs and strings. */
+export const OUT0: Address = base;
+export const OUT1 = (base + 8) as Address;
+export const OUT2 = (base + 16) as Address;
+export const OUT3 = (base + 24) as Address;
+export const BLOCK = (base + 4096) as Address;
+export const BLOCK_BYTE_LENGTH = 4096;
+
+/** Where the arena lies: the emulated driver writes out-values through the same views. */
+export const arena = { address: base, byteLength: BYTE_LENGTH, buffer } as const;
+
+const MAX_HIGH = 0x20_0000;
+const word = (address: Address): number => (address - base) >>> 2;
+
+export const readInt32 = (address: Address): number => i32[word(address)] as number;
+export const readUint32 = (address: Address): number => u32[word(address)] as number;
+export const readFloat32 = (address: Address): number => f32[word(address)] as number;
+export const readUint64 = (address: Address): bigint => {
+  const at = word(address);
+  return ((BigInt(u32[at + 1] as number) << 32n) | BigInt(u32[at] as number)) as bigint;
+};
+
+/** A size or count. @throws RangeError from 2^53 on */
+export const readSize = (address: Address): number => {
+  const at = word(address);
+  const high = u32[at + 1] as number;
+  if (high >= MAX_HIGH)
+    throw new RangeError(`the driver answered with ${readUint64(address)}, which is above 2^53`);
+  return (u32[at] as number) + high * 2 ** 32;
+};
+
+/**
+ * The one guard through which handles and addresses enter: a handle above 2^53 would lose bits
+ * as a number, so it is released (by `release`, given the exact value) and refused.
+ *
+ * @throws RangeError from 2^53 on
+ */
+export const readHandle = <H extends number>(
+  address: Address,
+  release?: (exact: H) => unknown,
+): H => {
+  const at = word(address);
+  const high = u32[at + 1] as number;
+  if (high < MAX_HIGH) return ((u32[at] as number) + high * 2 ** 32) as H;
+  const exact = readUint64(address);
+  // koffi's integer parameters take a bigint too; the brand cannot say so.
+  release?.(exact as unknown as H);
+  throw new RangeError(`the driver gave handle 0x${exact.toString(16)}, which is above 2^53`);
+};
+
+/** A copy of `byteLength` bytes of the arena. */
+export const readBytes = (address: Address, byteLength: number): Uint8Array =>
+  bytes.slice(address - base, address - base + byteLength);
+
+/** The zero-terminated string of at most `maxByteLength` bytes. */
+export const readString = (address: Address, maxByteLength: number): string => {
+  const start = address - base;
+  const end = bytes.indexOf(0, start);
+  return Buffer.from(
+    buffer,
+    start,
+    (end < 0 || end > start + maxByteLength ? start + maxByteLength : end) - start,
+  ).toString('utf8');
+};

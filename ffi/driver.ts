@@ -1,0 +1,136 @@
+/**
+ * Which driver is in use: the real one (libcuda), the emulated one, or one put there by a test.
+ * The rest of cuffi calls `cu.<function>` and does not know.
+ */
+import { createRequire } from 'node:module';
+import { extname } from 'node:path';
+import { arena } from './arena.ts';
+import { type Driver, type FunctionName, functionNames, rows } from './functions.ts';
+import { type NativeFunction, openLibrary } from './library.ts';
+import { CUresult } from './results.ts';
+import { type CallRecord, type CallSink, printCall, traced } from './trace.ts';
+
+/** A driver's functions by name, and what to call it. */
+interface Source {
+  /** `emulated`, `test`, or the path of the library. */
+  readonly name: string;
+  resolve(name: FunctionName): NativeFunction;
+}
+
+/**
+ * Where libcuda is looked for when `CUFFI_DRIVER` is not a path: the loader's own places, then
+ * those of WSL, of NVIDIA's container runtimes, of NixOS, and the toolkit's compatibility driver.
+ */
+const LIBCUDA_PLACES = [
+  'libcuda.so.1',
+  '/usr/lib/wsl/lib/libcuda.so.1',
+  '/usr/local/nvidia/lib64/libcuda.so.1',
+  '/usr/local/nvidia/lib/libcuda.so.1',
+  '/usr/lib/x86_64-linux-gnu/libcuda.so.1',
+  '/usr/lib/aarch64-linux-gnu/libcuda.so.1',
+  '/usr/lib64/libcuda.so.1',
+  '/run/opengl-driver/lib/libcuda.so.1',
+  '/usr/local/cuda/compat/libcuda.so.1',
+];
+
+const sinks = new Set<CallSink>();
+let source: Source | undefined;
+
+/**
+ * The driver. A function is looked for and declared at its first call, and answers
+ * CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER where the installed driver has no such symbol.
+ *
+ * The first call of all opens the driver, and throws {@link LibraryNotFoundError} where there is
+ * none; no call throws for a status.
+ */
+export const cu = {} as Driver;
+
+function rebind(): void {
+  for (const name of functionNames) {
+    Object.defineProperty(cu, name, {
+      configurable: true,
+      enumerable: true,
+      get() {
+        source ??= open(process.env['CUFFI_DRIVER']);
+        const call = source.resolve(name);
+        const value = sinks.size > 0 ? traced(name, call, sinks) : call;
+        Object.defineProperty(cu, name, { configurable: true, enumerable: true, value });
+        return value;
+      },
+    });
+  }
+}
+
+function open(choice: string | undefined): Source {
+  if (choice === 'emulated') return openEmulated();
+  const library = openLibrary(
+    choice === undefined || choice === '' || choice === 'cuda' ? LIBCUDA_PLACES : [choice],
+  );
+  return {
+    name: library.path,
+    resolve: (name) =>
+      library.bind(name, rows[name].params) ??
+      (() => CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER),
+  };
+}
+
+function openEmulated(): Source {
+  // Loaded only when asked for, synchronously, from source (.ts) and from dist (.js). A loader
+  // that compiles on the fly may make a second instance of the modules that it imports, so what
+  // has identity (the arena) is handed over.
+  const extension = extname(new URL(import.meta.url).pathname);
+  const emulator = createRequire(import.meta.url)(
+    `./emulator/index${extension}`,
+  ) as typeof import('./emulator/index.ts');
+  const driver = emulator.createEmulatedDriver({ arena });
+  return { name: 'emulated', resolve: (name) => driver[name] as NativeFunction };
+}
+
+rebind();
+if (process.env['CUFFI_TRACE'] === '1') sinks.add(printCall);
+
+/**
+ * Chooses the driver for the whole process, as the environment variable `CUFFI_DRIVER` does:
+ * `'cuda'`, `'emulated'`, a path to a libcuda, or a driver of one's own (for tests). Objects made
+ * with the driver before are useless afterwards: choose before the first call.
+ */
+export function selectDriver(choice: 'cuda' | 'emulated' | (string & {}) | Driver): void {
+  source =
+    typeof choice === 'string'
+      ? open(choice)
+      : { name: 'test', resolve: (name) => choice[name] as NativeFunction };
+  rebind();
+}
+
+/** `emulated`, the path that libcuda was opened by, or `test`; opens the driver if need be. */
+export function driverName(): string {
+  source ??= open(process.env['CUFFI_DRIVER']);
+  return source.name;
+}
+
+/** A running record of driver calls. */
+export interface CallRecorder extends Disposable {
+  readonly calls: readonly CallRecord[];
+  stop(): void;
+}
+
+/**
+ * Records every driver call of this process until `stop()`. While nothing records, calls cost
+ * nothing extra.
+ *
+ * @example
+ * const recorder = recordCalls();
+ * // ... work
+ * recorder.stop();
+ * console.log(bytesCopied(recorder.calls));
+ */
+export function recordCalls(): CallRecorder {
+  const calls: CallRecord[] = [];
+  const sink: CallSink = (record) => calls.push(record);
+  const stop = (): void => {
+    if (sinks.delete(sink)) rebind();
+  };
+  sinks.add(sink);
+  rebind();
+  return { calls, stop, [Symbol.dispose]: stop };
+}

@@ -1,0 +1,29 @@
+// cuffi/ffi: the driver's C interface as it is. Calls answer with status codes and never throw
+// for one; handles and addresses are branded numbers; nothing is closed for you.
+
+export { type DeviceAttribute, deviceAttributes } from './attributes.ts';
+export * from './arena.ts';
+export * from './constants.ts';
+export {
+  type CallRecorder,
+  cu,
+  driverName,
+  recordCalls,
+  selectDriver,
+} from './driver.ts';
+export { type Driver, type FunctionName, functions, type Needs, type Row } from './functions.ts';
+export { type Library, LibraryNotFoundError, openLibrary } from './library.ts';
+export * from './libc.ts';
+export { addressOf, MAX_VIEW_BYTE_LENGTH, stringAt, viewMemory, withAddress } from './native.ts';
+export { CUresult, resultName } from './results.ts';
+export { bytesCopied, type CallRecord } from './trace.ts';
+export type {
+  Address,
+  CUcontext,
+  CUdevice,
+  CUdeviceptr,
+  CUevent,
+  CUstream,
+  Handle,
+  IpcHandleBytes,
+} from './types.ts';

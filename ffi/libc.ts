@@ -1,0 +1,204 @@
+/** What Node itself lacks of libc: mappings, memfds, processes by descriptor, semaphores. */
+import koffi from 'koffi';
+import { type Library, type NativeFunction, openLibrary } from './library.ts';
+import { addressOf, viewMemory, withAddress } from './native.ts';
+import { type Address, type CType, int, pointer, size_t, uint } from './types.ts';
+
+const long: CType<number> = { c: 'long', ffi: 'int64', byteLength: 8 };
+
+/** Every libc function in use: its parameters, and what it answers with. */
+const table = {
+  mmap: [[pointer, size_t, int, int, int, long], 'uint64'],
+  munmap: [[pointer, size_t], 'int32'],
+  memfd_create: [[pointer, uint], 'int32'],
+  ftruncate: [[int, long], 'int32'],
+  close: [[int], 'int32'],
+  fcntl: [[int, int, long], 'int32'],
+  pread: [[int, pointer, size_t, long], 'int64'],
+  pwrite: [[int, pointer, size_t, long], 'int64'],
+  memmove: [[pointer, pointer, size_t], 'uint64'],
+  memset: [[pointer, int, size_t], 'uint64'],
+  process_vm_readv: [[int, pointer, size_t, pointer, size_t, size_t], 'int64'],
+  process_vm_writev: [[int, pointer, size_t, pointer, size_t, size_t], 'int64'],
+  getuid: [[], 'uint32'],
+  socket: [[int, int, int], 'int32'],
+  socketpair: [[int, int, int, pointer], 'int32'],
+  bind: [[int, pointer, uint], 'int32'],
+  listen: [[int, int], 'int32'],
+  accept4: [[int, pointer, pointer, int], 'int32'],
+  connect: [[int, pointer, uint], 'int32'],
+  getsockopt: [[int, int, int, pointer, pointer], 'int32'],
+  shutdown: [[int, int], 'int32'],
+  sendmsg: [[int, pointer, int], 'int64'],
+  recvmsg: [[int, pointer, int], 'int64'],
+  // Fixed arity: a variadic declaration costs twice, and all calls here fit six integers.
+  syscall: [[long, size_t, size_t, size_t, size_t, size_t, size_t], 'int64'],
+  sem_init: [[pointer, int, uint], 'int32'],
+  sem_post: [[pointer], 'int32'],
+  sem_trywait: [[pointer], 'int32'],
+} as const satisfies Record<string, readonly [readonly CType[], 'int32' | 'uint32' | 'int64' | 'uint64']>;
+
+type LibcName = keyof typeof table;
+type Libc = { readonly [K in LibcName]: (...args: number[]) => number };
+
+let library: Library | undefined;
+const open = (): Library => {
+  library ??= openLibrary(['libc.so.6', 'libc.so', 'libc.musl-x86_64.so.1']);
+  return library;
+};
+
+/** libc's functions, declared at their first call. They answer as C does: -1 and {@link errno}. */
+export const libc = {} as Libc;
+for (const name of Object.keys(table) as LibcName[]) {
+  Object.defineProperty(libc, name, {
+    configurable: true,
+    enumerable: true,
+    get() {
+      const [params, result] = table[name];
+      const value: NativeFunction | undefined = open().bind(name, params, result);
+      if (!value) throw new SystemError(name, 38, 'libc has no such function');
+      Object.defineProperty(libc, name, { configurable: true, enumerable: true, value });
+      return value;
+    },
+  });
+}
+
+/** The address of a libc function, to hand to C as a callback that needs no JavaScript. */
+export function libcSymbol(name: string): Address {
+  const address = open().symbol(name);
+  if (address === undefined) throw new SystemError(name, 38, 'libc has no such function');
+  return address as Address;
+}
+
+/** The error number that this thread's last libc call left. */
+export const errno = (): number => koffi.errno();
+
+const names = new Map(Object.entries(koffi.os.errno).map(([name, value]) => [value, name]));
+
+/** A libc call that failed; `code` is the error's name, as in Node's own system errors. */
+export class SystemError extends Error {
+  readonly errno: number;
+  readonly code: string;
+  readonly syscall: string;
+
+  constructor(syscall: string, number: number, detail?: string) {
+    const code = names.get(number) ?? `ERRNO_${number}`;
+    super(`${syscall}: ${code}${detail ? ` (${detail})` : ''}`);
+    this.name = 'SystemError';
+    this.errno = number;
+    this.code = code;
+    this.syscall = syscall;
+  }
+}
+
+/** `result`, or a SystemError where it says that the call failed. */
+export function succeeded(result: number, syscall: string): number {
+  if (result < 0) throw new SystemError(syscall, errno());
+  return result;
+}
+
+const PROT_READ = 1;
+const PROT_WRITE = 2;
+const MAP_SHARED = 1;
+const MFD_CLOEXEC = 1;
+const F_GETFD = 1;
+const F_SETFD = 2;
+const FD_CLOEXEC = 1;
+const SYS_PIDFD_OPEN = 434;
+const SYS_PIDFD_GETFD = 438;
+
+/** Closes a descriptor. @throws SystemError */
+export const closeFd = (fd: number): void => {
+  succeeded(libc.close(fd), 'close');
+};
+
+/** Whether `fd` is an open descriptor of this process. */
+export const isOpenFd = (fd: number): boolean =>
+  Number.isInteger(fd) && fd >= 0 && libc.fcntl(fd, F_GETFD, 0) >= 0;
+
+/** Keeps a descriptor from being inherited by programs that this process starts. */
+export const setCloseOnExec = (fd: number): void => {
+  succeeded(libc.fcntl(fd, F_SETFD, FD_CLOEXEC), 'fcntl');
+};
+
+/** An anonymous file in memory, close-on-exec, of the given size. @throws SystemError */
+export function createMemfd(name: string, byteLength: number): number {
+  const fd = withAddress(Buffer.from(`${name}\0`), (address) =>
+    succeeded(libc.memfd_create(address, MFD_CLOEXEC), 'memfd_create'),
+  );
+  if (libc.ftruncate(fd, byteLength) < 0) {
+    const number = errno();
+    libc.close(fd);
+    throw new SystemError('ftruncate', number);
+  }
+  return fd;
+}
+
+/** Shared memory of a descriptor, mapped: its address, and the way to give it back. */
+export interface Mapping {
+  readonly address: Address;
+  readonly byteLength: number;
+  /** The first 4 GiB at most. Touching a view of it after `unmap()` kills the process. */
+  view(): ArrayBuffer;
+  unmap(): void;
+}
+
+/** Maps a descriptor, shared and writable. @throws SystemError */
+export function mapShared(fd: number, byteLength: number, fileOffset = 0): Mapping {
+  const address = libc.mmap(0, byteLength, PROT_READ | PROT_WRITE, MAP_SHARED, fd, fileOffset);
+  // MAP_FAILED is (void *)-1, which arrives as a bigint above 2^53.
+  if (typeof address !== 'number') throw new SystemError('mmap', errno());
+  return {
+    address: address as Address,
+    byteLength,
+    view: () => viewMemory(address as Address, byteLength),
+    unmap: () => {
+      succeeded(libc.munmap(address, byteLength), 'munmap');
+    },
+  };
+}
+
+/** A descriptor of a process, readable when the process has ended. @throws SystemError */
+export const openPidfd = (pid: number): number =>
+  succeeded(libc.syscall(SYS_PIDFD_OPEN, pid, 0, 0, 0, 0, 0), 'pidfd_open');
+
+/** A copy of another process's descriptor; needs ptrace rights over it. @throws SystemError */
+export const getFdOfProcess = (pidfd: number, fd: number): number =>
+  succeeded(libc.syscall(SYS_PIDFD_GETFD, pidfd, fd, 0, 0, 0, 0), 'pidfd_getfd');
+
+// struct iovec local, struct iovec remote
+const vectors = new BigUint64Array(4);
+const vectorsAddress = addressOf(vectors);
+
+function transfer(
+  call: 'process_vm_readv' | 'process_vm_writev',
+  pid: number,
+  local: Address,
+  remote: Address,
+  byteLength: number,
+): number {
+  vectors[0] = BigInt(local);
+  vectors[1] = BigInt(byteLength);
+  vectors[2] = BigInt(remote);
+  vectors[3] = BigInt(byteLength);
+  return libc[call](pid, vectorsAddress, 1, vectorsAddress + 16, 1, 0);
+}
+
+/**
+ * Copies memory of a process (its own included) without the risk of a crash: a bad remote address
+ * is an answer, not a signal. Answers the bytes copied, or -1 with {@link errno} (EFAULT).
+ */
+export const readProcessMemory = (
+  pid: number,
+  from: Address,
+  into: Address,
+  byteLength: number,
+): number => transfer('process_vm_readv', pid, into, from, byteLength);
+
+/** As {@link readProcessMemory}, in the other direction. */
+export const writeProcessMemory = (
+  pid: number,
+  into: Address,
+  from: Address,
+  byteLength: number,
+): number => transfer('process_vm_writev', pid, from, into, byteLength);

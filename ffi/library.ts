@@ -1,0 +1,82 @@
+/** Finds and opens a shared library, and declares its functions to koffi one by one. */
+import koffi, { type LibraryHandle, type TypeObject } from 'koffi';
+import './native.ts';
+import type { CType, FfiType } from './types.ts';
+
+/** A C function: what it answers with is an integer, what it takes is numbers. */
+export type NativeFunction = (...args: never[]) => number;
+
+/** An opened shared library. */
+export interface Library {
+  /** The name or path that opened. */
+  readonly path: string;
+  /** Declares a function; undefined where the library has no such symbol. */
+  bind(name: string, params: readonly CType[], result?: FfiType): NativeFunction | undefined;
+  /** The address of a symbol, to hand to C; undefined where there is none. */
+  symbol(name: string): number | undefined;
+}
+
+/** No candidate could be opened. `attempts` says for each what the loader answered. */
+export class LibraryNotFoundError extends Error {
+  readonly attempts: readonly { readonly path: string; readonly reason: string }[];
+
+  constructor(attempts: LibraryNotFoundError['attempts']) {
+    super(`none of ${attempts.map((attempt) => attempt.path).join(', ')} could be opened`);
+    this.name = 'LibraryNotFoundError';
+    this.attempts = attempts;
+  }
+}
+
+// Struct types live as long as the process and are never freed: one, made when first needed.
+let handle64: TypeObject | undefined;
+const koffiType = (ffi: FfiType): string | TypeObject => {
+  if (ffi !== 'handle64') return ffi;
+  handle64 ??= koffi.struct({ reserved: koffi.array('uint8', 64) });
+  return handle64;
+};
+
+const isMissingSymbol = (error: unknown): boolean =>
+  error instanceof Error && error.message.startsWith('Cannot find function');
+
+/**
+ * Opens the first of `candidates` that the loader takes.
+ *
+ * @throws LibraryNotFoundError
+ */
+export function openLibrary(candidates: readonly string[]): Library {
+  const attempts: { path: string; reason: string }[] = [];
+  for (const path of candidates) {
+    try {
+      return describe(path, koffi.load(path));
+    } catch (error) {
+      const reason = error instanceof Error ? error.message : String(error);
+      attempts.push({ path, reason: reason.replace(/^Failed to load shared library: /, '') });
+    }
+  }
+  throw new LibraryNotFoundError(attempts);
+}
+
+function describe(path: string, library: LibraryHandle): Library {
+  return {
+    path,
+    bind(name, params, result = 'int32') {
+      try {
+        return library.func(
+          name,
+          koffiType(result),
+          params.map((param) => koffiType(param.ffi)),
+        ) as unknown as NativeFunction;
+      } catch (error) {
+        if (isMissingSymbol(error)) return undefined;
+        throw error;
+      }
+    },
+    symbol(name) {
+      try {
+        return Number(koffi.address(library.symbol(name, 'void')));
+      } catch {
+        return undefined;
+      }
+    },
+  };
+}

@@ -1,0 +1,71 @@
+/**
+ * Native memory as JavaScript sees it: koffi's configuration, addresses of typed arrays, and
+ * views of foreign memory. koffi aborts the process on some wrong arguments here, so every one is
+ * checked first.
+ */
+import { constants } from 'node:buffer';
+import koffi from 'koffi';
+import type { Address } from './types.ts';
+
+// The driver's PTX compiler needs deep stacks; koffi's own (2 MiB, and 128 KiB for asynchronous
+// calls) overflow into SIGSEGV. Only possible before the first library is loaded: if another
+// user of koffi in this process was first, its stacks stay.
+try {
+  koffi.config({
+    sync_stack_size: 16 << 20,
+    async_stack_size: 8 << 20,
+    resident_async_pools: 32,
+  });
+} catch {
+  // see above
+}
+
+/** Node refuses (by aborting) ArrayBuffers above this many bytes; larger memory needs windows. */
+export const MAX_VIEW_BYTE_LENGTH: number = Math.min(constants.MAX_LENGTH, 2 ** 32);
+
+/**
+ * The address of a view's first byte. The number does not keep the memory alive: hold `view`
+ * until the last use of its address (see {@link withAddress}).
+ */
+export const addressOf = (view: ArrayBufferView): Address =>
+  view.byteLength === 0 ? (0 as Address) : (Number(koffi.address(view)) as Address);
+
+let held: ArrayBufferView | undefined;
+
+/** Calls `use` with the address of `view`, which cannot be collected before `use` returns. */
+export function withAddress<T>(view: ArrayBufferView, use: (address: Address) => T): T {
+  const outer = held;
+  held = view;
+  try {
+    return use(addressOf(view));
+  } finally {
+    held = outer;
+  }
+}
+
+/**
+ * Foreign memory as an ArrayBuffer, without a copy. The caller unmaps the memory only when no
+ * view of it is used any more: touching one then kills the process.
+ *
+ * @throws RangeError for address 0, or a length that is no integer in 1..{@link MAX_VIEW_BYTE_LENGTH}
+ */
+export function viewMemory(address: Address, byteLength: number): ArrayBuffer {
+  if (!Number.isSafeInteger(address) || address <= 0)
+    throw new RangeError(`cannot view memory at address ${address}`);
+  if (!Number.isSafeInteger(byteLength) || byteLength < 1 || byteLength > MAX_VIEW_BYTE_LENGTH)
+    throw new RangeError(
+      `cannot view ${byteLength} bytes: from 1 to ${MAX_VIEW_BYTE_LENGTH}; use windows for more`,
+    );
+  return koffi.view(BigInt(address), byteLength);
+}
+
+/** Native memory that lives as long as the process. */
+export function allocatePermanent(byteLength: number): Address {
+  if (!Number.isSafeInteger(byteLength) || byteLength < 1 || byteLength > 2 ** 31 - 1)
+    throw new RangeError(`cannot allocate ${byteLength} bytes of native memory`);
+  return Number(koffi.alloc('uint8', byteLength)) as Address;
+}
+
+/** The zero-terminated UTF-8 string at `address`, which must be valid; '' for address 0. */
+export const stringAt = (address: Address): string =>
+  address === 0 ? '' : koffi.decode.string(BigInt(address));

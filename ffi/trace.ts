@@ -1,0 +1,52 @@
+/** A record of driver calls: by name, bytes moved, status and duration. */
+import type { FunctionName } from './functions.ts';
+import { rows } from './functions.ts';
+import type { NativeFunction } from './library.ts';
+import { type CUresult, resultName } from './results.ts';
+
+/** One driver call, as it happened. */
+export interface CallRecord {
+  readonly name: FunctionName;
+  /** Bytes that the call copied or set; 0 for calls that move nothing. */
+  readonly byteLength: number;
+  readonly status: CUresult;
+  readonly durationMs: number;
+}
+
+/** Takes each record when its call has returned. */
+export type CallSink = (record: CallRecord) => void;
+
+/** `call`, reporting each of its calls to `sinks`. */
+export function traced(
+  name: FunctionName,
+  call: NativeFunction,
+  sinks: Iterable<CallSink>,
+): NativeFunction {
+  const bytes = rows[name].bytes;
+  return (...args: number[]) => {
+    const start = performance.now();
+    const status = call(...(args as never[]));
+    const record = {
+      name,
+      byteLength: bytes ? Number(args[bytes[0]]) * bytes[1] : 0,
+      status,
+      durationMs: performance.now() - start,
+    };
+    for (const sink of sinks) sink(record);
+    return status;
+  };
+}
+
+/** The bytes that calls of a record copied, between host and device or on the device. */
+export const bytesCopied = (records: readonly CallRecord[]): number =>
+  records.reduce(
+    (sum, record) => (record.name.startsWith('cuMemcpy') ? sum + record.byteLength : sum),
+    0,
+  );
+
+/** What `CUFFI_TRACE=1` does with each call: a line on stderr. */
+export const printCall: CallSink = ({ name, byteLength, status, durationMs }) => {
+  const moved = byteLength > 0 ? ` ${byteLength} bytes` : '';
+  const answer = status === 0 ? '' : ` ${resultName(status)}`;
+  process.stderr.write(`cuffi: ${name}${moved} ${(durationMs * 1000).toFixed(1)} us${answer}\n`);
+};
