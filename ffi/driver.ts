@@ -34,7 +34,9 @@ const LIBCUDA_PLACES = [
 ];
 
 const sinks = new Set<CallSink>();
+let choice: string | Driver | undefined;
 let source: Source | undefined;
+let selections = 0;
 
 /**
  * The driver. A function is looked for and declared at its first call, and answers
@@ -51,8 +53,7 @@ function rebind(): void {
       configurable: true,
       enumerable: true,
       get() {
-        source ??= open(process.env['CUFFI_DRIVER']);
-        const call = source.resolve(name);
+        const call = current().resolve(name);
         const value = sinks.size > 0 ? traced(name, call, sinks) : call;
         Object.defineProperty(cu, name, { configurable: true, enumerable: true, value });
         return value;
@@ -61,11 +62,16 @@ function rebind(): void {
   }
 }
 
-function open(choice: string | undefined): Source {
-  if (choice === 'emulated') return openEmulated();
-  const library = openLibrary(
-    choice === undefined || choice === '' || choice === 'cuda' ? LIBCUDA_PLACES : [choice],
-  );
+function current(): Source {
+  source ??= open(choice ?? process.env['CUFFI_DRIVER'] ?? '');
+  return source;
+}
+
+function open(chosen: string | Driver): Source {
+  if (typeof chosen !== 'string')
+    return { name: 'test', resolve: (name) => chosen[name] as NativeFunction };
+  if (chosen === 'emulated') return openEmulated();
+  const library = openLibrary(chosen === '' || chosen === 'cuda' ? LIBCUDA_PLACES : [chosen]);
   return {
     name: library.path,
     resolve: (name) =>
@@ -91,21 +97,22 @@ if (process.env['CUFFI_TRACE'] === '1') sinks.add(printCall);
 
 /**
  * Chooses the driver for the whole process, as the environment variable `CUFFI_DRIVER` does:
- * `'cuda'`, `'emulated'`, a path to a libcuda, or a driver of one's own (for tests). Objects made
- * with the driver before are useless afterwards: choose before the first call.
+ * `'cuda'`, `'emulated'`, a path to a libcuda, or a driver of one's own (for tests). It is opened
+ * at its first call. Objects made with another driver are useless afterwards: choose before.
  */
-export function selectDriver(choice: 'cuda' | 'emulated' | (string & {}) | Driver): void {
-  source =
-    typeof choice === 'string'
-      ? open(choice)
-      : { name: 'test', resolve: (name) => choice[name] as NativeFunction };
+export function selectDriver(driver: 'cuda' | 'emulated' | (string & {}) | Driver): void {
+  choice = driver;
+  source = undefined;
+  selections += 1;
   rebind();
 }
 
+/** Counts the calls of {@link selectDriver}: what was cached under another count is void. */
+export const selectionCount = (): number => selections;
+
 /** `emulated`, the path that libcuda was opened by, or `test`; opens the driver if need be. */
 export function driverName(): string {
-  source ??= open(process.env['CUFFI_DRIVER']);
-  return source.name;
+  return current().name;
 }
 
 /** A running record of driver calls. */

@@ -36,7 +36,10 @@ const table = {
   sem_init: [[pointer, int, uint], 'int32'],
   sem_post: [[pointer], 'int32'],
   sem_trywait: [[pointer], 'int32'],
-} as const satisfies Record<string, readonly [readonly CType[], 'int32' | 'uint32' | 'int64' | 'uint64']>;
+} as const satisfies Record<
+  string,
+  readonly [readonly CType[], 'int32' | 'uint32' | 'int64' | 'uint64']
+>;
 
 type LibcName = keyof typeof table;
 type Libc = { readonly [K in LibcName]: (...args: number[]) => number };

@@ -113,5 +113,4 @@ export type CUresult = number;
 const names = new Map<number, string>(Object.entries(CUresult).map(([name, code]) => [code, name]));
 
 /** The name of a status, e.g. `CUDA_ERROR_OUT_OF_MEMORY`; `CUDA_ERROR_<number>` where unknown. */
-export const resultName = (status: CUresult): string =>
-  names.get(status) ?? `CUDA_ERROR_${status}`;
+export const resultName = (status: CUresult): string => names.get(status) ?? `CUDA_ERROR_${status}`;

@@ -1,0 +1,252 @@
+/** Contexts: one primary per device, others made by hand, and which one is current. */
+import { limits } from '../constants.ts';
+import type { Driver } from '../functions.ts';
+import { CUresult } from '../results.ts';
+import type { Handles } from './handles.ts';
+import type { HostMemory } from './host.ts';
+import type { Settings } from './settings.ts';
+
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_INVALID_CONTEXT,
+  CUDA_ERROR_INVALID_DEVICE,
+  CUDA_ERROR_CONTEXT_IS_DESTROYED,
+  CUDA_ERROR_UNSUPPORTED_LIMIT,
+} = CUresult;
+
+/** Everything but devRuntimeSyncDepth, which compute capability 9.0 has no more. */
+const defaultLimits: readonly (readonly [number, number])[] = [
+  [limits.stackSize, 1024],
+  [limits.printfFifoSize, 7_340_032],
+  [limits.mallocHeapSize, 8_388_608],
+  [limits.devRuntimePendingLaunchCount, 2048],
+  [limits.maxL2FetchGranularity, 128],
+  [limits.persistingL2CacheSize, 0],
+];
+
+const GREATEST_PRIORITY = -5;
+const LEAST_PRIORITY = 0;
+
+// CU_CTX_FLAGS_MASK
+const MAX_FLAGS = 0xff;
+
+export interface Context {
+  readonly handle: number;
+  readonly device: number;
+  readonly primary: boolean;
+  readonly flags: number;
+  readonly limits: Map<number, number>;
+  alive: boolean;
+  /** How often a primary context was retained. */
+  references: number;
+}
+
+/** The contexts of this process, and its stack of current ones. */
+export class Contexts {
+  readonly #handles: Handles;
+  readonly #deviceCount: number;
+  readonly #all = new Map<number, Context>();
+  readonly #primary = new Map<number, Context>();
+  readonly #stack: Context[] = [];
+  readonly #endings: ((context: Context) => void)[] = [];
+
+  constructor(settings: Settings, handles: Handles) {
+    this.#handles = handles;
+    this.#deviceCount = settings.deviceCount;
+  }
+
+  /** Has `release` called with each context that ends, to release what belongs to it. */
+  onEnd(release: (context: Context) => void): void {
+    this.#endings.push(release);
+  }
+
+  get top(): Context | undefined {
+    return this.#stack.at(-1);
+  }
+
+  /** The current context, where the guard has made sure that there is one. */
+  get current(): Context {
+    const context = this.top;
+    if (!context) throw new Error('no current context behind the guard');
+    return context;
+  }
+
+  /** Why a call that needs a current context cannot be made; success where it can. */
+  get status(): CUresult {
+    const context = this.top;
+    if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+    return context.alive ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  }
+
+  hasDevice(device: number): boolean {
+    return device >= 0 && device < this.#deviceCount;
+  }
+
+  get(handle: number): Context | undefined {
+    return this.#all.get(handle);
+  }
+
+  primary(device: number): Context {
+    const known = this.#primary.get(device);
+    if (known) return known;
+    const context = this.#make(device, true, 0);
+    context.alive = false;
+    this.#primary.set(device, context);
+    return context;
+  }
+
+  /** A primary context comes to life again, with the limits of a new one. */
+  revive(context: Context): void {
+    if (context.alive) return;
+    for (const [limit, value] of defaultLimits) context.limits.set(limit, value);
+    context.alive = true;
+  }
+
+  create(device: number, flags: number): Context {
+    return this.#make(device, false, flags);
+  }
+
+  /** Ends a context with all that belongs to it; its handle is remembered as a destroyed one's. */
+  end(context: Context): void {
+    if (!context.alive) return;
+    for (const release of this.#endings) release(context);
+    context.alive = false;
+  }
+
+  push(context: Context): void {
+    this.#stack.push(context);
+  }
+
+  pop(): Context | undefined {
+    return this.#stack.pop();
+  }
+
+  #make(device: number, primary: boolean, flags: number): Context {
+    const context: Context = {
+      handle: this.#handles.make(),
+      device,
+      primary,
+      flags,
+      limits: new Map(defaultLimits),
+      alive: true,
+      references: 0,
+    };
+    this.#all.set(context.handle, context);
+    return context;
+  }
+}
+
+type PrimaryFunctions = Pick<
+  Driver,
+  | 'cuDevicePrimaryCtxRetain'
+  | 'cuDevicePrimaryCtxRelease_v2'
+  | 'cuDevicePrimaryCtxReset_v2'
+  | 'cuDevicePrimaryCtxGetState'
+>;
+
+export const primaryContextFunctions = (
+  contexts: Contexts,
+  host: HostMemory,
+): PrimaryFunctions => ({
+  cuDevicePrimaryCtxRetain(out, device) {
+    if (!contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+    const context = contexts.primary(device);
+    contexts.revive(context);
+    context.references += 1;
+    host.setUint64(out, context.handle);
+    return CUDA_SUCCESS;
+  },
+  cuDevicePrimaryCtxRelease_v2(device) {
+    if (!contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+    const context = contexts.primary(device);
+    if (context.references === 0) return CUDA_ERROR_INVALID_CONTEXT;
+    context.references -= 1;
+    if (context.references === 0) contexts.end(context);
+    return CUDA_SUCCESS;
+  },
+  // Does not release: who retained the context before releases it all the same.
+  cuDevicePrimaryCtxReset_v2(device) {
+    if (!contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+    contexts.end(contexts.primary(device));
+    return CUDA_SUCCESS;
+  },
+  cuDevicePrimaryCtxGetState(device, flags, active) {
+    if (!contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+    host.setInt32(flags, 0);
+    host.setInt32(active, contexts.primary(device).alive ? 1 : 0);
+    return CUDA_SUCCESS;
+  },
+});
+
+type ContextFunctions = Pick<
+  Driver,
+  | 'cuCtxCreate_v2'
+  | 'cuCtxDestroy_v2'
+  | 'cuCtxGetCurrent'
+  | 'cuCtxPushCurrent_v2'
+  | 'cuCtxPopCurrent_v2'
+  | 'cuCtxGetDevice'
+  | 'cuCtxGetLimit'
+  | 'cuCtxSetLimit'
+  | 'cuCtxGetStreamPriorityRange'
+>;
+
+export const contextFunctions = (contexts: Contexts, host: HostMemory): ContextFunctions => ({
+  cuCtxCreate_v2(out, flags, device) {
+    if (!contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+    if (flags > MAX_FLAGS) return CUDA_ERROR_INVALID_VALUE;
+    const context = contexts.create(device, flags);
+    contexts.push(context);
+    host.setUint64(out, context.handle);
+    return CUDA_SUCCESS;
+  },
+  cuCtxDestroy_v2(handle) {
+    const context = contexts.get(handle);
+    if (!context || context.primary) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!context.alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    contexts.end(context);
+    if (contexts.top === context) contexts.pop();
+    return CUDA_SUCCESS;
+  },
+  cuCtxGetCurrent(out) {
+    host.setUint64(out, contexts.top?.handle ?? 0);
+    return CUDA_SUCCESS;
+  },
+  cuCtxPushCurrent_v2(handle) {
+    const context = contexts.get(handle);
+    if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!context.alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    contexts.push(context);
+    return CUDA_SUCCESS;
+  },
+  cuCtxPopCurrent_v2(out) {
+    if (out !== 0) host.setUint64(out, contexts.current.handle);
+    contexts.pop();
+    return CUDA_SUCCESS;
+  },
+  cuCtxGetDevice(out) {
+    host.setInt32(out, contexts.current.device);
+    return CUDA_SUCCESS;
+  },
+  cuCtxGetLimit(out, limit) {
+    const value = contexts.current.limits.get(limit);
+    if (value === undefined) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    host.setUint64(out, value);
+    return CUDA_SUCCESS;
+  },
+  cuCtxSetLimit(limit, value) {
+    if (!contexts.current.limits.has(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    contexts.current.limits.set(limit, value);
+    return CUDA_SUCCESS;
+  },
+  cuCtxGetStreamPriorityRange(least, greatest) {
+    if (least !== 0) host.setInt32(least, LEAST_PRIORITY);
+    if (greatest !== 0) host.setInt32(greatest, GREATEST_PRIORITY);
+    return CUDA_SUCCESS;
+  },
+});
+
+/** The priority that a stream gets which asks for `priority`. */
+export const clampPriority = (priority: number): number =>
+  Math.min(LEAST_PRIORITY, Math.max(GREATEST_PRIORITY, priority));

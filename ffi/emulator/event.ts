@@ -1,0 +1,140 @@
+/** Events: made, recorded, waited for, destroyed. */
+import {
+  CU_EVENT_BLOCKING_SYNC,
+  CU_EVENT_DISABLE_TIMING,
+  CU_EVENT_INTERPROCESS,
+} from '../constants.ts';
+import type { Driver } from '../functions.ts';
+import { CUresult } from '../results.ts';
+import type { Context, Contexts } from './context.ts';
+import { type EventState, LocalEventState } from './event-state.ts';
+import type { Handles } from './handles.ts';
+import type { HostMemory } from './host.ts';
+import type { InterprocessEvents } from './ipc-event.ts';
+import type { Queues } from './queues.ts';
+
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_OUT_OF_MEMORY,
+  CUDA_ERROR_INVALID_HANDLE,
+  CUDA_ERROR_NOT_READY,
+} = CUresult;
+
+const FLAGS = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+const CU_EVENT_WAIT_EXTERNAL = 1;
+
+export interface Event {
+  readonly handle: number;
+  readonly context: Context;
+  readonly flags: number;
+  readonly state: EventState;
+}
+
+/** The events of this process, opened ones included. */
+export class Events {
+  readonly #handles: Handles;
+  readonly #all = new Map<number, Event>();
+
+  constructor(contexts: Contexts, handles: Handles) {
+    this.#handles = handles;
+    contexts.onEnd((context) => {
+      for (const event of [...this.#all.values()])
+        if (event.context === context) this.destroy(event);
+    });
+  }
+
+  add(context: Context, flags: number, state: EventState): Event {
+    const event = { handle: this.#handles.make(), context, flags, state };
+    this.#all.set(event.handle, event);
+    return event;
+  }
+
+  get(handle: number): Event | undefined {
+    return this.#all.get(handle);
+  }
+
+  destroy(event: Event): void {
+    this.#all.delete(event.handle);
+    event.state.close();
+  }
+}
+
+export type EventFunctions = Pick<
+  Driver,
+  | 'cuStreamWaitEvent'
+  | 'cuEventCreate'
+  | 'cuEventDestroy_v2'
+  | 'cuEventRecord'
+  | 'cuEventQuery'
+  | 'cuEventSynchronize'
+  | 'cuEventElapsedTime'
+>;
+
+export const eventFunctions = (
+  events: Events,
+  interprocess: InterprocessEvents,
+  contexts: Contexts,
+  queues: Queues,
+  host: HostMemory,
+): EventFunctions => ({
+  cuEventCreate(out, flags) {
+    if ((flags & ~FLAGS) !== 0) return CUDA_ERROR_INVALID_VALUE;
+    const isInterprocess = (flags & CU_EVENT_INTERPROCESS) !== 0;
+    if (isInterprocess && (flags & CU_EVENT_DISABLE_TIMING) === 0) return CUDA_ERROR_INVALID_VALUE;
+    const state = isInterprocess ? interprocess.create() : new LocalEventState();
+    if (!state) return CUDA_ERROR_OUT_OF_MEMORY;
+    host.setUint64(out, events.add(contexts.current, flags, state).handle);
+    return CUDA_SUCCESS;
+  },
+  cuEventDestroy_v2(handle) {
+    const event = events.get(handle);
+    if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    events.destroy(event);
+    return CUDA_SUCCESS;
+  },
+  cuEventRecord(handle, streamHandle) {
+    const event = events.get(handle);
+    const stream = queues.get(streamHandle);
+    if (!event || stream?.context !== event.context) return CUDA_ERROR_INVALID_HANDLE;
+    const finish = event.state.record();
+    queues.enqueue(stream, () => {
+      finish();
+      return true;
+    });
+    return CUDA_SUCCESS;
+  },
+  cuStreamWaitEvent(streamHandle, handle, flags) {
+    const event = events.get(handle);
+    const stream = queues.get(streamHandle);
+    if (!event || !stream) return CUDA_ERROR_INVALID_HANDLE;
+    if ((flags & ~CU_EVENT_WAIT_EXTERNAL) !== 0) return CUDA_ERROR_INVALID_VALUE;
+    queues.enqueue(stream, event.state.wait());
+    return CUDA_SUCCESS;
+  },
+  cuEventQuery(handle) {
+    const event = events.get(handle);
+    if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    queues.progress();
+    return event.state.isDone() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  },
+  cuEventSynchronize(handle) {
+    const event = events.get(handle);
+    if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    queues.waitUntil(event.state.wait());
+    return CUDA_SUCCESS;
+  },
+  cuEventElapsedTime(out, startHandle, endHandle) {
+    const start = events.get(startHandle);
+    const end = events.get(endHandle);
+    if (!start || !end || (start.flags | end.flags) & CU_EVENT_DISABLE_TIMING)
+      return CUDA_ERROR_INVALID_HANDLE;
+    const from = start.state as LocalEventState;
+    const to = end.state as LocalEventState;
+    if (!from.isRecorded || !to.isRecorded) return CUDA_ERROR_INVALID_HANDLE;
+    queues.progress();
+    if (from.time === undefined || to.time === undefined) return CUDA_ERROR_NOT_READY;
+    host.setFloat32(out, to.time - from.time);
+    return CUDA_SUCCESS;
+  },
+});

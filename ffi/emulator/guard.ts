@@ -1,0 +1,64 @@
+/** What is checked before a call gets to its room: initialisation, context, out-values. */
+import type { FunctionName, Row } from '../functions.ts';
+import { CUresult, type CUresult as Status } from '../results.ts';
+import type { Contexts } from './context.ts';
+import type { Faults } from './faults.ts';
+import type { HostMemory } from './host.ts';
+
+/** What may be called before cuInit. */
+const BEFORE_INIT: ReadonlySet<FunctionName> = new Set<FunctionName>([
+  'cuInit',
+  'cuDriverGetVersion',
+  'cuGetErrorString',
+]);
+
+/** Out-values that may be null where the caller does not want them. */
+const OPTIONAL_OUT: ReadonlySet<FunctionName> = new Set<FunctionName>([
+  'cuMemGetAddressRange_v2',
+  'cuCtxGetStreamPriorityRange',
+  'cuCtxPopCurrent_v2',
+]);
+
+const LAST_DEFAULT_STREAM = 2;
+
+interface State {
+  readonly contexts: Contexts;
+  readonly host: HostMemory;
+  readonly faults: Faults;
+  readonly isInitialised: () => boolean;
+}
+
+type Implementation = (...args: never[]) => Status;
+
+const isOutValue = (c: string): boolean => c.endsWith(' *') && !/^(const )?void \*$/.test(c);
+
+/** `implementation`, reached only by calls that may be made. */
+export function guarded(
+  name: FunctionName,
+  row: Row,
+  implementation: Implementation,
+  { contexts, host, faults, isInitialised }: State,
+): Implementation {
+  const outs = row.params.flatMap((param, at) => (isOutValue(param.c) ? [at] : []));
+  const isOptional = OPTIONAL_OUT.has(name);
+  const stream = row.params.findIndex((param) => param.c === 'CUstream');
+  const needsInit = !BEFORE_INIT.has(name);
+
+  const needsContext = (args: readonly number[]): boolean => {
+    if (row.needs === 'nothing') return false;
+    return row.needs === 'context' || (args[stream] as number) <= LAST_DEFAULT_STREAM;
+  };
+  const isWritable = (address: number): boolean =>
+    address === 0 ? isOptional : host.isWritable(address);
+
+  return (...given: readonly unknown[]) => {
+    const args = given.map((arg) => (typeof arg === 'bigint' ? Number(arg) : arg)) as number[];
+    const fault = faults(name);
+    if (fault !== undefined) return fault;
+    if (needsInit && !isInitialised()) return CUresult.CUDA_ERROR_NOT_INITIALIZED;
+    if (needsContext(args) && contexts.status !== CUresult.CUDA_SUCCESS) return contexts.status;
+    if (!outs.every((at) => isWritable(args[at] as number)))
+      return CUresult.CUDA_ERROR_INVALID_VALUE;
+    return implementation(...(args as never[]));
+  };
+}

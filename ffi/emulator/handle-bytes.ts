@@ -1,0 +1,56 @@
+/** The 64 bytes by which another process finds memory or an event of this one. */
+import { CU_IPC_HANDLE_SIZE } from '../constants.ts';
+import type { IpcHandleBytes } from '../types.ts';
+import type { DescriptorName } from './processes.ts';
+
+export interface HandleFields extends DescriptorName {
+  readonly kind: 'memory' | 'event';
+  /** Of the descriptor's content: another process may have closed it and opened something else. */
+  readonly generation: string;
+  /** Where in the block, or which slot. */
+  readonly offset: number;
+  readonly byteLength: number;
+  /** Of the allocation or event at that place, which may be another one by now. */
+  readonly id: number;
+  /** Of the whole block. */
+  readonly blockByteLength: number;
+}
+
+const MAGIC = { memory: 'cuffiMEM', event: 'cuffiEVT' } as const;
+
+export function encodeHandle(fields: HandleFields): Uint8Array {
+  const bytes = Buffer.alloc(CU_IPC_HANDLE_SIZE);
+  bytes.write(MAGIC[fields.kind], 0, 'latin1');
+  bytes.writeUInt32LE(fields.pid, 8);
+  bytes.writeUInt32LE(fields.fd, 12);
+  bytes.writeBigUInt64LE(BigInt(fields.startTime), 16);
+  bytes.write(fields.generation, 24, 'hex');
+  bytes.writeBigUInt64LE(BigInt(fields.offset), 32);
+  bytes.writeBigUInt64LE(BigInt(fields.byteLength), 40);
+  bytes.writeBigUInt64LE(BigInt(fields.blockByteLength), 48);
+  bytes.writeUInt32LE(fields.id, 56);
+  return bytes;
+}
+
+/** Undefined for bytes that no handle of this kind can have; what they say may still be false. */
+export function decodeHandle(
+  kind: HandleFields['kind'],
+  handle: IpcHandleBytes,
+): HandleFields | undefined {
+  if (handle.reserved.length < CU_IPC_HANDLE_SIZE) return undefined;
+  const bytes = Buffer.from(handle.reserved.subarray(0, CU_IPC_HANDLE_SIZE));
+  if (bytes.toString('latin1', 0, 8) !== MAGIC[kind]) return undefined;
+  const fields: HandleFields = {
+    kind,
+    pid: bytes.readUInt32LE(8),
+    fd: bytes.readUInt32LE(12),
+    startTime: Number(bytes.readBigUInt64LE(16)),
+    generation: bytes.toString('hex', 24, 32),
+    offset: Number(bytes.readBigUInt64LE(32)),
+    byteLength: Number(bytes.readBigUInt64LE(40)),
+    blockByteLength: Number(bytes.readBigUInt64LE(48)),
+    id: bytes.readUInt32LE(56),
+  };
+  const sizes = [fields.offset, fields.byteLength, fields.blockByteLength, fields.startTime];
+  return sizes.every(Number.isSafeInteger) && fields.id !== 0 ? fields : undefined;
+}

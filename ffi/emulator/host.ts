@@ -1,0 +1,117 @@
+/** Host memory by address: a bad one is an answer, never a crash. */
+import { readProcessMemory, writeProcessMemory } from '../libc.ts';
+import { addressOf, withAddress } from '../native.ts';
+import type { Address } from '../types.ts';
+
+/** The arena of the process that the emulated driver answers to. */
+export interface Arena {
+  readonly address: number;
+  readonly byteLength: number;
+  readonly buffer: ArrayBuffer;
+}
+
+// The kernel moves less than 2 GiB a call.
+const LARGEST_TRANSFER = 2 ** 30;
+
+const WORD = 8;
+
+/**
+ * Reads and writes host memory of this process. Out-values in the arena go through its views;
+ * everything else through the kernel, which tells an unmapped address as EFAULT.
+ */
+export class HostMemory {
+  readonly #arena: Arena;
+  readonly #view: DataView;
+  readonly #scratch = Buffer.allocUnsafeSlow(WORD);
+  readonly #scratchView = new DataView(this.#scratch.buffer);
+  readonly #scratchAddress = addressOf(this.#scratch);
+
+  constructor(arena: Arena) {
+    this.#arena = arena;
+    this.#view = new DataView(arena.buffer);
+  }
+
+  /** Copies from anywhere to anywhere; false where either side is not mapped. */
+  copy(to: number, from: number, byteLength: number): boolean {
+    for (let done = 0; done < byteLength; ) {
+      const wanted = Math.min(byteLength - done, LARGEST_TRANSFER);
+      const source = (from + done) as Address;
+      const target = (to + done) as Address;
+      if (!isAddress(source) || !isAddress(target)) return false;
+      if (readProcessMemory(process.pid, source, target, wanted) !== wanted) return false;
+      done += wanted;
+    }
+    return true;
+  }
+
+  /** Writes bytes; false where they cannot be written. */
+  write(address: number, bytes: Uint8Array): boolean {
+    const at = this.#inArena(address, bytes.length);
+    if (at < 0) return withAddress(bytes, (from) => this.copy(address, from, bytes.length));
+    new Uint8Array(this.#arena.buffer).set(bytes, at);
+    return true;
+  }
+
+  /** A copy of host memory; undefined where it cannot be read. */
+  read(address: number, byteLength: number): Uint8Array | undefined {
+    const bytes = Buffer.allocUnsafeSlow(byteLength);
+    const isRead = withAddress(bytes, (into) => this.copy(into, address, byteLength));
+    return isRead ? bytes : undefined;
+  }
+
+  isReadable(address: number): boolean {
+    return this.copy(this.#scratchAddress, address, 1);
+  }
+
+  /** Whether an out-value can be written here. */
+  isWritable(address: number): boolean {
+    return (
+      this.#inArena(address, 1) >= 0 ||
+      (this.isReadable(address) && this.copy(address, this.#scratchAddress, 1))
+    );
+  }
+
+  setInt32(address: number, value: number): boolean {
+    return this.#set(address, 4, (view, at) => view.setInt32(at, value, true));
+  }
+
+  setFloat32(address: number, value: number): boolean {
+    return this.#set(address, 4, (view, at) => view.setFloat32(at, value, true));
+  }
+
+  setUint64(address: number, value: number): boolean {
+    return this.#set(address, WORD, (view, at) => {
+      view.setUint32(at, value, true);
+      view.setUint32(at + 4, value / 2 ** 32, true);
+    });
+  }
+
+  getInt32(address: number): number | undefined {
+    return this.copy(this.#scratchAddress, address, 4)
+      ? this.#scratchView.getInt32(0, true)
+      : undefined;
+  }
+
+  #set(address: number, byteLength: number, set: (view: DataView, at: number) => void): boolean {
+    const at = this.#inArena(address, byteLength);
+    if (at >= 0) {
+      set(this.#view, at);
+      return true;
+    }
+    set(this.#scratchView, 0);
+    return (
+      isAddress(address) &&
+      writeProcessMemory(process.pid, address as Address, this.#scratchAddress, byteLength) ===
+        byteLength
+    );
+  }
+
+  /** Where in the arena `address` lies, or -1. */
+  #inArena(address: number, byteLength: number): number {
+    const at = address - this.#arena.address;
+    return at >= 0 && at + byteLength <= this.#arena.byteLength ? at : -1;
+  }
+}
+
+/** Whether a number can be an address at all: others cannot even be asked about. */
+const isAddress = (address: number): boolean => Number.isSafeInteger(address) && address > 0;

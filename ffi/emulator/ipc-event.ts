@@ -1,0 +1,150 @@
+/** Events shared between processes: handles made and opened. */
+import { closeSync } from 'node:fs';
+import { CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS } from '../constants.ts';
+import type { Driver } from '../functions.ts';
+import { SystemError } from '../libc.ts';
+import { CUresult, type CUresult as Status } from '../results.ts';
+import type { Contexts } from './context.ts';
+import type { Events } from './event.ts';
+import { EVENT_COUNT, EVENT_PAGE_BYTE_LENGTH, EVENTS_NAME, EventPage } from './event-page.ts';
+import { type EventState, SharedEventState } from './event-state.ts';
+import { decodeHandle, encodeHandle, type HandleFields } from './handle-bytes.ts';
+import type { HostMemory } from './host.ts';
+import { refusal } from './ipc.ts';
+import { openForeignMemfd, type Self } from './processes.ts';
+
+const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE } = CUresult;
+
+/** A page of another process, mapped while any of its events is open. */
+interface ForeignPage {
+  readonly page: EventPage;
+  users: number;
+}
+
+/** The interprocess events that this process made, and those that it opened. */
+export class InterprocessEvents {
+  readonly #self: Self;
+  /** Made with the first event, and kept. */
+  #own: { readonly page: EventPage; readonly fd: number } | undefined;
+  /** Slots come again as late as possible: who holds an old event's handle shall notice. */
+  readonly #freeSlots = Array.from({ length: EVENT_COUNT }, (_, slot) => slot);
+  #lastId = 0;
+  readonly #fields = new WeakMap<EventState, HandleFields>();
+  readonly #foreign = new Map<string, ForeignPage>();
+
+  constructor(self: Self) {
+    this.#self = self;
+  }
+
+  /** Undefined where there are as many as there can be. */
+  create(): EventState | undefined {
+    const own = this.#ownPage();
+    const slot = own && this.#freeSlots.shift();
+    if (!own || slot === undefined) return undefined;
+    this.#lastId += 1;
+    const id = this.#lastId;
+    const { page, fd } = own;
+    page.setIdAt(slot, id);
+    const state = new SharedEventState(page, slot, id, () => {
+      page.setIdAt(slot, 0);
+      this.#freeSlots.push(slot);
+    });
+    this.#fields.set(state, {
+      kind: 'event',
+      pid: this.#self.pid,
+      startTime: this.#self.startTime,
+      fd,
+      generation: page.generation,
+      offset: slot,
+      byteLength: 0,
+      blockByteLength: EVENT_PAGE_BYTE_LENGTH,
+      id,
+    });
+    return state;
+  }
+
+  /** What another process needs to open the event; undefined for one not made here to be shared. */
+  fieldsOf(state: EventState): HandleFields | undefined {
+    return this.#fields.get(state);
+  }
+
+  /** The state of another process's event, or why it cannot be opened. */
+  open(fields: HandleFields): EventState | Status {
+    const refused = refusal(this.#self, fields);
+    if (refused !== undefined) return refused;
+    const { offset: slot, id, generation } = fields;
+    if (slot >= EVENT_COUNT) return CUDA_ERROR_INVALID_VALUE;
+    const foreign = this.#foreign.get(generation) ?? this.#map(fields);
+    if (!foreign) return CUDA_ERROR_INVALID_VALUE;
+    if (foreign.page.idAt(slot) !== id) {
+      this.#unmapUnused(generation, foreign);
+      return CUDA_ERROR_INVALID_HANDLE;
+    }
+    foreign.users += 1;
+    return new SharedEventState(foreign.page, slot, id, () => {
+      foreign.users -= 1;
+      this.#unmapUnused(generation, foreign);
+    });
+  }
+
+  #ownPage(): { readonly page: EventPage; readonly fd: number } | undefined {
+    try {
+      this.#own ??= EventPage.create();
+    } catch (error) {
+      if (!(error instanceof SystemError)) throw error;
+    }
+    return this.#own;
+  }
+
+  #map(fields: HandleFields): ForeignPage | undefined {
+    const fd = openForeignMemfd(fields, EVENTS_NAME, EVENT_PAGE_BYTE_LENGTH);
+    if (fd === undefined) return undefined;
+    let page: EventPage;
+    try {
+      page = new EventPage(fd);
+    } catch (error) {
+      if (error instanceof SystemError) return undefined;
+      throw error;
+    } finally {
+      closeSync(fd);
+    }
+    if (!page.isValid || page.generation !== fields.generation) {
+      page.unmap();
+      return undefined;
+    }
+    const foreign = { page, users: 0 };
+    this.#foreign.set(fields.generation, foreign);
+    return foreign;
+  }
+
+  #unmapUnused(generation: string, foreign: ForeignPage): void {
+    if (foreign.users > 0) return;
+    this.#foreign.delete(generation);
+    foreign.page.unmap();
+  }
+}
+
+type IpcEventFunctions = Pick<Driver, 'cuIpcGetEventHandle' | 'cuIpcOpenEventHandle'>;
+
+export const ipcEventFunctions = (
+  events: Events,
+  interprocess: InterprocessEvents,
+  contexts: Contexts,
+  host: HostMemory,
+): IpcEventFunctions => ({
+  cuIpcGetEventHandle(out, handle) {
+    const event = events.get(handle);
+    const fields = event && interprocess.fieldsOf(event.state);
+    if (!fields) return CUDA_ERROR_INVALID_HANDLE;
+    return host.write(out, encodeHandle(fields)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  },
+  cuIpcOpenEventHandle(out, handle) {
+    const fields = decodeHandle('event', handle);
+    if (!fields) return CUDA_ERROR_INVALID_VALUE;
+    const state = interprocess.open(fields);
+    if (typeof state === 'number') return state;
+    const flags = CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING;
+    host.setUint64(out, events.add(contexts.current, flags, state).handle);
+    return CUDA_SUCCESS;
+  },
+});

@@ -1,0 +1,194 @@
+/** Memory of another process: handles made, opened and closed. */
+import { closeSync } from 'node:fs';
+import { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS } from '../constants.ts';
+import type { Driver } from '../functions.ts';
+import { CUresult, type CUresult as Status } from '../results.ts';
+import { BLOCK_NAME, MappedBlock } from './block.ts';
+import type { Context, Contexts } from './context.ts';
+import { decodeHandle, encodeHandle, type HandleFields } from './handle-bytes.ts';
+import type { HostMemory } from './host.ts';
+import type { Import, Memory } from './memory.ts';
+import { isAlive, openForeignMemfd, type Self } from './processes.ts';
+import type { Queues } from './queues.ts';
+import { GRANULARITY } from './space.ts';
+import { TRAILER_BYTE_LENGTH, UNIT } from './trailer.ts';
+
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_OUT_OF_MEMORY,
+  CUDA_ERROR_INVALID_CONTEXT,
+  CUDA_ERROR_INVALID_HANDLE,
+} = CUresult;
+
+/** A block of another process, mapped once in each context that has any of it open. */
+interface ForeignBlock {
+  readonly key: string;
+  readonly mapped: MappedBlock;
+  /** Which slot of the trailer says that this process has it mapped. */
+  readonly slot: number;
+  users: number;
+}
+
+interface Opened extends Import {
+  readonly key: string;
+  readonly block: ForeignBlock;
+  opens: number;
+}
+
+/**
+ * Why a process's handle cannot be opened here at all; undefined where it may be. The driver
+ * refuses its own handles, and those of a process that has ended.
+ */
+export function refusal(self: Self, fields: HandleFields): Status | undefined {
+  if (fields.pid === self.pid && fields.startTime === self.startTime)
+    return CUDA_ERROR_INVALID_CONTEXT;
+  return isAlive(fields) ? undefined : CUDA_ERROR_INVALID_HANDLE;
+}
+
+/** The memory of other processes that this one has open. */
+export class ForeignMemory {
+  readonly #memory: Memory;
+  readonly #self: Self;
+  readonly #blocks = new Map<string, ForeignBlock>();
+  readonly #opened = new Map<string, Opened>();
+
+  constructor(memory: Memory, contexts: Contexts, self: Self) {
+    this.#memory = memory;
+    this.#self = self;
+    contexts.onEnd((context) => {
+      for (const opened of [...this.#opened.values()])
+        if (opened.context === context) this.#forget(opened);
+    });
+  }
+
+  /** The address where the handle's memory is from now on, or why not. */
+  open(context: Context, fields: HandleFields): { address: number } | { status: Status } {
+    const refused = refusal(this.#self, fields);
+    if (refused !== undefined) return { status: refused };
+    if (!isPlausible(fields)) return { status: CUDA_ERROR_INVALID_VALUE };
+    const blockKey = `${context.handle}/${fields.generation}`;
+    const key = `${blockKey}/${fields.id}`;
+    const known = this.#opened.get(key);
+    if (known) {
+      known.opens += 1;
+      return { address: known.address };
+    }
+    const block = this.#blocks.get(blockKey) ?? this.#map(blockKey, fields);
+    if (typeof block === 'number') return { status: block };
+    if (block.mapped.trailer.idAt(fields.offset) !== fields.id) {
+      this.#unmapUnused(block);
+      return { status: CUDA_ERROR_INVALID_VALUE };
+    }
+    const { mapped } = block;
+    const address = mapped.address + fields.offset;
+    const { byteLength } = fields;
+    const bufferId = this.#memory.nextBufferId();
+    const opened = { address, byteLength, context, bufferId, mapped, key, block, opens: 1 };
+    block.users += 1;
+    this.#opened.set(key, opened);
+    this.#memory.imports.add(opened);
+    return { address };
+  }
+
+  /** The open memory that starts at an address, and the context that it was opened in. */
+  find(address: number): Opened | undefined {
+    const found = this.#memory.imports.at(address);
+    return found?.address === address ? (found as Opened) : undefined;
+  }
+
+  /** Undoes one open. */
+  close(opened: Opened): void {
+    opened.opens -= 1;
+    if (opened.opens === 0) this.#forget(opened);
+  }
+
+  #map(key: string, fields: HandleFields): ForeignBlock | Status {
+    const total = fields.blockByteLength + TRAILER_BYTE_LENGTH;
+    const fd = openForeignMemfd(fields, BLOCK_NAME, total);
+    if (fd === undefined) return CUDA_ERROR_INVALID_VALUE;
+    const mapped = MappedBlock.map(this.#memory.space, fd, fields.blockByteLength);
+    closeSync(fd);
+    if (!mapped) return CUDA_ERROR_OUT_OF_MEMORY;
+    const { trailer } = mapped;
+    const isRight = trailer.isValid && trailer.generation === fields.generation;
+    const slot = isRight ? trailer.claim(this.#self.pid, this.#self.startTime) : undefined;
+    if (slot === undefined) {
+      mapped.unmap();
+      return isRight ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+    }
+    const block = { key, mapped, slot, users: 0 };
+    this.#blocks.set(key, block);
+    return block;
+  }
+
+  #forget(opened: Opened): void {
+    this.#opened.delete(opened.key);
+    this.#memory.imports.remove(opened);
+    opened.block.users -= 1;
+    this.#unmapUnused(opened.block);
+  }
+
+  #unmapUnused(block: ForeignBlock): void {
+    if (block.users > 0) return;
+    this.#blocks.delete(block.key);
+    block.mapped.trailer.unclaim(block.slot);
+    block.mapped.unmap();
+  }
+}
+
+/** Whether a handle's numbers fit together; whether they are true, the block itself tells. */
+const isPlausible = ({ offset, byteLength, blockByteLength }: HandleFields): boolean =>
+  offset % UNIT === 0 &&
+  byteLength > 0 &&
+  blockByteLength % GRANULARITY === 0 &&
+  offset + byteLength <= blockByteLength &&
+  // Only blocks of small allocations have more than one.
+  (offset === 0 || blockByteLength === GRANULARITY);
+
+export type IpcMemoryFunctions = Pick<
+  Driver,
+  'cuIpcGetMemHandle' | 'cuIpcOpenMemHandle_v2' | 'cuIpcCloseMemHandle'
+>;
+
+export const ipcMemoryFunctions = (
+  memory: Memory,
+  foreign: ForeignMemory,
+  contexts: Contexts,
+  queues: Queues,
+  host: HostMemory,
+  self: Self,
+): IpcMemoryFunctions => ({
+  cuIpcGetMemHandle(out, address) {
+    const allocation = memory.allocationAt(address);
+    if (!allocation) return CUDA_ERROR_INVALID_VALUE;
+    const { block, byteLength, bufferId } = allocation;
+    const bytes = encodeHandle({
+      kind: 'memory',
+      pid: self.pid,
+      startTime: self.startTime,
+      fd: block.fd,
+      generation: block.mapped.trailer.generation,
+      offset: allocation.address - block.address,
+      byteLength,
+      blockByteLength: block.byteLength,
+      id: bufferId,
+    });
+    return host.write(out, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  },
+  cuIpcOpenMemHandle_v2(out, handle, flags) {
+    const fields = decodeHandle('memory', handle);
+    if (flags !== CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || !fields) return CUDA_ERROR_INVALID_VALUE;
+    const opened = foreign.open(contexts.current, fields);
+    if ('status' in opened) return opened.status;
+    host.setUint64(out, opened.address);
+    return CUDA_SUCCESS;
+  },
+  cuIpcCloseMemHandle(address) {
+    const opened = foreign.find(address);
+    if (opened?.context !== contexts.current) return CUDA_ERROR_INVALID_VALUE;
+    queues.drain(opened.context);
+    foreign.close(opened);
+    return CUDA_SUCCESS;
+  },
+});

@@ -1,0 +1,196 @@
+/** Device memory: what is allocated, what is mapped, and what an address means. */
+import { libc } from '../libc.ts';
+import {
+  type Allocation,
+  type Block,
+  createBlock,
+  destroyBlock,
+  type MappedBlock,
+} from './block.ts';
+import type { Context, Contexts } from './context.ts';
+import type { HostMemory } from './host.ts';
+import { type Range, RangeMap } from './ranges.ts';
+import type { Settings } from './settings.ts';
+import { AddressSpace, GRANULARITY, roundUp } from './space.ts';
+import { UNIT } from './trailer.ts';
+
+const LARGEST_SMALL = 2 ** 20;
+
+/** Memory of another process, opened here. */
+export interface Import extends Range {
+  readonly context: Context;
+  readonly bufferId: number;
+  readonly mapped: MappedBlock;
+}
+
+/** Host memory that was made known to the driver. */
+export interface Registration extends Range {
+  readonly context: Context;
+  readonly bufferId: number;
+}
+
+/** All memory that the device can reach. */
+export class Memory {
+  readonly space: AddressSpace = new AddressSpace();
+  readonly imports: RangeMap<Import> = new RangeMap<Import>();
+  readonly registrations: RangeMap<Registration> = new RangeMap<Registration>();
+  readonly #host: HostMemory;
+  readonly #total: number;
+  readonly #blocks = new RangeMap<Block>();
+  /** Freed here, and still mapped by other processes. */
+  readonly #lingering = new Set<Block>();
+  #lastBufferId = 0;
+
+  constructor(settings: Settings, contexts: Contexts, host: HostMemory) {
+    this.#host = host;
+    this.#total = settings.memoryByteLength;
+    contexts.onEnd((context) => this.#release(context));
+  }
+
+  nextBufferId(): number {
+    this.#lastBufferId += 1;
+    return this.#lastBufferId;
+  }
+
+  /** Undefined where there is not enough memory. */
+  allocate(context: Context, byteLength: number): Allocation | undefined {
+    return byteLength <= LARGEST_SMALL
+      ? this.#allocateSmall(context, byteLength)
+      : this.#allocateLarge(context, byteLength);
+  }
+
+  free(allocation: Allocation): void {
+    const { block } = allocation;
+    block.allocations.remove(allocation);
+    block.mapped.trailer.setIdAt(allocation.address - block.address, 0);
+    // An emptied block of small allocations stays, for the next ones.
+    if (block.holes) block.holes.add(allocation.address, roundUp(allocation.byteLength, UNIT));
+    else this.#retire(block);
+  }
+
+  /** The living allocation of this process that an address lies in. */
+  allocationAt(address: number): Allocation | undefined {
+    return this.#blocks.at(address)?.allocations.at(address);
+  }
+
+  freeBytes(device: number): number {
+    return this.#total - this.#usedBytes(device);
+  }
+
+  get totalBytes(): number {
+    return this.#total;
+  }
+
+  /**
+   * Whether the device can reach all these bytes. What was freed out of a block that is still
+   * mapped can be reached, as on hardware.
+   */
+  isReachable(address: number, byteLength: number): boolean {
+    return (
+      this.#isDevice(address, byteLength) ||
+      this.registrations.holding(address, byteLength) !== undefined
+    );
+  }
+
+  /** Copies between any two places; false where one is not mapped (any more). */
+  copy(to: number, from: number, byteLength: number): boolean {
+    if (!this.#isDevice(to, byteLength) || !this.#isDevice(from, byteLength))
+      return this.#host.copy(to, from, byteLength);
+    libc.memmove(to, from, byteLength);
+    return true;
+  }
+
+  /** The 32-bit word at an aligned address; undefined where the device cannot reach it. */
+  load(address: number): number | undefined {
+    const mapped = this.#mappedAt(address);
+    return mapped ? Atomics.load(...mapped.word(address)) : this.#host.getInt32(address);
+  }
+
+  store(address: number, value: number): void {
+    const mapped = this.#mappedAt(address);
+    if (mapped) Atomics.store(...mapped.word(address), value | 0);
+    else this.#host.setInt32(address, value);
+  }
+
+  #mappedAt(address: number): MappedBlock | undefined {
+    return this.#blocks.at(address)?.mapped ?? this.imports.at(address)?.mapped;
+  }
+
+  #isDevice(address: number, byteLength: number): boolean {
+    if (this.imports.holding(address, byteLength)) return true;
+    const block = this.#blocks.holding(address, byteLength);
+    const allocation = block?.allocations.at(address);
+    return allocation
+      ? block?.allocations.holding(address, byteLength) !== undefined
+      : block?.holes !== undefined;
+  }
+
+  #allocateSmall(context: Context, byteLength: number): Allocation | undefined {
+    const rounded = roundUp(byteLength, UNIT);
+    for (const block of this.#blocks) {
+      if (block.context !== context || !block.holes) continue;
+      if (block.allocations.size === 0 && !this.#hasRoom(context.device, block)) continue;
+      const address = block.holes.take(rounded);
+      if (address !== undefined) return this.#place(block, address, byteLength);
+    }
+    const block = this.#createBlock(context, GRANULARITY, true);
+    const address = block?.holes?.take(rounded);
+    return block && address !== undefined ? this.#place(block, address, byteLength) : undefined;
+  }
+
+  #allocateLarge(context: Context, byteLength: number): Allocation | undefined {
+    const block = this.#createBlock(context, roundUp(byteLength, GRANULARITY), false);
+    return block && this.#place(block, block.address, byteLength);
+  }
+
+  #createBlock(context: Context, byteLength: number, isForSmall: boolean): Block | undefined {
+    if (byteLength > this.freeBytes(context.device)) return undefined;
+    const block = createBlock(this.space, context, byteLength, isForSmall);
+    if (block) this.#blocks.add(block);
+    return block;
+  }
+
+  /** Whether an emptied block, which counts as free, can be used again. */
+  #hasRoom(device: number, block: Block): boolean {
+    return block.mapped.trailer.hasImporters() || block.byteLength <= this.freeBytes(device);
+  }
+
+  #place(block: Block, address: number, byteLength: number): Allocation {
+    const allocation = { address, byteLength, block, bufferId: this.nextBufferId() };
+    block.allocations.add(allocation);
+    block.mapped.trailer.setIdAt(address - block.address, allocation.bufferId);
+    return allocation;
+  }
+
+  #usedBytes(device: number): number {
+    for (const block of this.#lingering) {
+      if (block.mapped.trailer.hasImporters()) continue;
+      this.#lingering.delete(block);
+      destroyBlock(block);
+    }
+    let used = 0;
+    for (const block of [...this.#blocks, ...this.#lingering]) {
+      const isUsed = block.allocations.size > 0 || block.mapped.trailer.hasImporters();
+      if (block.context.device === device && isUsed) used += block.byteLength;
+    }
+    return used;
+  }
+
+  /** The memory itself goes when the last importer has gone. */
+  #retire(block: Block): void {
+    this.#blocks.remove(block);
+    if (block.mapped.trailer.hasImporters()) this.#lingering.add(block);
+    else destroyBlock(block);
+  }
+
+  #release(context: Context): void {
+    for (const block of [...this.#blocks]) {
+      if (block.context !== context) continue;
+      for (const { address } of block.allocations)
+        block.mapped.trailer.setIdAt(address - block.address, 0);
+      this.#retire(block);
+    }
+    for (const registration of [...this.registrations])
+      if (registration.context === context) this.registrations.remove(registration);
+  }
+}

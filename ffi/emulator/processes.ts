@@ -1,0 +1,61 @@
+/** Processes as handles name them: by pid and start time, since pids come again. */
+import { closeSync, fstatSync, openSync, readFileSync, readlinkSync } from 'node:fs';
+import { libc } from '../libc.ts';
+
+const F_GET_SEALS = 1034;
+const F_SEAL_SHRINK = 2;
+
+/** When a living process started, in clock ticks since boot; undefined for one that has ended. */
+export function startTime(pid: number | 'self'): number | undefined {
+  let stat: string;
+  try {
+    stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
+  } catch {
+    return undefined;
+  }
+  // The name, in parentheses, may hold spaces and parentheses of its own.
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+  // A killed process that nobody has waited for yet has a state, but nothing else any more.
+  if (fields[0] === 'Z' || fields[0] === 'X') return undefined;
+  return Number(fields[19]);
+}
+
+/** A descriptor of another process. */
+export interface DescriptorName {
+  readonly pid: number;
+  readonly startTime: number;
+  readonly fd: number;
+}
+
+export const isAlive = (process: Omit<DescriptorName, 'fd'>): boolean =>
+  startTime(process.pid) === process.startTime;
+
+/**
+ * Opens a memfd of another process, if it is one by the name `name`, sealed, and of at least
+ * `byteLength` bytes; undefined otherwise. The caller closes it.
+ */
+export function openForeignMemfd(
+  { pid, fd }: DescriptorName,
+  name: string,
+  byteLength: number,
+): number | undefined {
+  const path = `/proc/${pid}/fd/${fd}`;
+  let opened: number | undefined;
+  try {
+    // Looked at before it is opened: opening some files (pipes, devices) does things.
+    if (readlinkSync(path) !== `/memfd:${name} (deleted)`) return undefined;
+    opened = openSync(path, 'r+');
+    // One that can shrink could take the ground from under a mapping of it.
+    const isSealed = (libc.fcntl(opened, F_GET_SEALS, 0) & F_SEAL_SHRINK) !== 0;
+    if (isSealed && fstatSync(opened).size >= byteLength) return opened;
+  } catch {
+    // gone, or not ours to open
+  }
+  if (opened !== undefined) closeSync(opened);
+  return undefined;
+}
+
+/** This process, as others are told of it. */
+export type Self = Omit<DescriptorName, 'fd'>;
+
+export const identifySelf = (): Self => ({ pid: process.pid, startTime: startTime('self') ?? 0 });

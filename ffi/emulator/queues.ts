@@ -1,0 +1,196 @@
+/** Streams as queues of work, and the points where that work goes on. */
+import { CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD } from '../constants.ts';
+import type { Context, Contexts } from './context.ts';
+import type { Handles } from './handles.ts';
+
+/** Does a piece of work; false, with nothing done, where what it waits for is not there yet. */
+export type Work = () => boolean;
+
+/** A place in a stream: reached when the work queued up to there is done. */
+interface Point {
+  readonly stream: Stream;
+  readonly count: number;
+}
+
+interface Item {
+  readonly after: readonly Point[];
+  readonly work: Work;
+}
+
+export interface Stream {
+  readonly handle: number;
+  readonly context: Context;
+  readonly flags: number;
+  readonly priority: number;
+  readonly items: Item[];
+  /** How many pieces of work were ever queued, and how many of them are done. */
+  queued: number;
+  done: number;
+}
+
+interface DefaultStreams {
+  readonly legacy: Stream;
+  readonly perThread: Stream;
+}
+
+const isReached = (point: Point): boolean => point.stream.done >= point.count;
+const isBlocking = (stream: Stream): boolean => (stream.flags & CU_STREAM_NON_BLOCKING) === 0;
+
+const SPINS = 20;
+const SLEEP_MS = 1;
+
+/**
+ * The streams of this process. Nothing runs when it is queued: work goes on at each `progress()`
+ * (queries, waits, synchronous copies) and in turns of the event loop, which it never keeps alive.
+ */
+export class Queues {
+  readonly #contexts: Contexts;
+  readonly #handles: Handles;
+  readonly #streams = new Map<number, Stream>();
+  readonly #defaults = new Map<Context, DefaultStreams>();
+  /** Streams with work that is not done, destroyed ones too. */
+  readonly #busy = new Set<Stream>();
+  readonly #sleeper = new Int32Array(new SharedArrayBuffer(4));
+  #immediate: NodeJS.Immediate | undefined;
+  #timer: NodeJS.Timeout | undefined;
+
+  constructor(contexts: Contexts, handles: Handles) {
+    this.#contexts = contexts;
+    this.#handles = handles;
+    contexts.onEnd((context) => this.#abandon(context));
+  }
+
+  create(context: Context, flags: number, priority: number): Stream {
+    const stream = this.#make(this.#handles.make(), context, flags, priority);
+    this.#streams.set(stream.handle, stream);
+    return stream;
+  }
+
+  /** The stream of a handle; a default stream's handle means the current context's. */
+  get(handle: number): Stream | undefined {
+    if (handle === 0 || handle === CU_STREAM_LEGACY)
+      return this.#defaultsOf(this.#contexts.current).legacy;
+    if (handle === CU_STREAM_PER_THREAD) return this.#defaultsOf(this.#contexts.current).perThread;
+    return this.#streams.get(handle);
+  }
+
+  legacy(context: Context): Stream {
+    return this.#defaultsOf(context).legacy;
+  }
+
+  /** Forgets a stream; its work goes on. False for a handle that is none. */
+  destroy(handle: number): boolean {
+    return this.#streams.delete(handle);
+  }
+
+  enqueue(stream: Stream, work: Work): void {
+    stream.items.push({ after: this.#dependencies(stream), work });
+    stream.queued += 1;
+    this.#busy.add(stream);
+    this.#schedule();
+  }
+
+  /** Does all work that can be done now. */
+  progress(): void {
+    for (let moved = true; moved; ) {
+      moved = false;
+      for (const stream of this.#busy) moved = this.#advance(stream) || moved;
+    }
+  }
+
+  /** Whether all work of the stream is done (and what the legacy stream waits for, for it). */
+  isIdle(stream: Stream): boolean {
+    this.progress();
+    return stream.items.length === 0 && this.#dependencies(stream, true).every(isReached);
+  }
+
+  /** Blocks until the work queued so far is done. */
+  synchronize(stream: Stream): void {
+    const points = [{ stream, count: stream.queued }, ...this.#dependencies(stream, true)];
+    this.waitUntil(() => points.every(isReached));
+  }
+
+  /** Blocks until a context has no work left. */
+  drain(context: Context): void {
+    this.waitUntil(() => [...this.#busy].every((stream) => stream.context !== context));
+  }
+
+  /** Blocks, for ever if need be: what is waited for may come from another process. */
+  waitUntil(isDone: () => boolean): void {
+    for (let turns = 0; ; turns += 1) {
+      this.progress();
+      if (isDone()) return;
+      if (turns >= SPINS) Atomics.wait(this.#sleeper, 0, 0, SLEEP_MS);
+    }
+  }
+
+  /**
+   * What new work of a stream comes after: on the legacy stream all work of blocking streams of
+   * its context, on those the work of the legacy stream.
+   */
+  #dependencies(stream: Stream, onlyLegacy = false): readonly Point[] {
+    const legacy = this.#defaults.get(stream.context)?.legacy;
+    if (stream === legacy) {
+      return [...this.#busy]
+        .filter((other) => other !== stream && other.context === stream.context)
+        .filter(isBlocking)
+        .map((other) => ({ stream: other, count: other.queued }));
+    }
+    if (onlyLegacy || !legacy || legacy.items.length === 0 || !isBlocking(stream)) return [];
+    return [{ stream: legacy, count: legacy.queued }];
+  }
+
+  #advance(stream: Stream): boolean {
+    let moved = false;
+    for (let item = stream.items[0]; item?.after.every(isReached); item = stream.items[0]) {
+      if (!item.work()) break;
+      stream.items.shift();
+      stream.done += 1;
+      moved = true;
+    }
+    if (stream.items.length === 0) this.#busy.delete(stream);
+    return moved;
+  }
+
+  /**
+   * The immediate makes work go on in this turn of the loop; where the loop is about to sleep it
+   * does not wake it, but the timer does.
+   */
+  #schedule(): void {
+    this.#immediate ??= setImmediate(() => this.#turn()).unref();
+    this.#timer ??= setTimeout(() => this.#turn(), SLEEP_MS).unref();
+  }
+
+  #turn(): void {
+    clearImmediate(this.#immediate);
+    clearTimeout(this.#timer);
+    this.#immediate = undefined;
+    this.#timer = undefined;
+    this.progress();
+    // What is left waits for others: once a millisecond is often enough.
+    if (this.#busy.size > 0) this.#timer = setTimeout(() => this.#turn(), SLEEP_MS).unref();
+  }
+
+  #abandon(context: Context): void {
+    this.progress();
+    for (const stream of this.#busy) if (stream.context === context) this.#busy.delete(stream);
+    for (const [handle, stream] of this.#streams)
+      if (stream.context === context) this.#streams.delete(handle);
+    this.#defaults.delete(context);
+  }
+
+  #defaultsOf(context: Context): DefaultStreams {
+    const known = this.#defaults.get(context);
+    if (known) return known;
+    const made = {
+      legacy: this.#make(CU_STREAM_LEGACY, context, 0, 0),
+      perThread: this.#make(CU_STREAM_PER_THREAD, context, 0, 0),
+    };
+    this.#defaults.set(context, made);
+    return made;
+  }
+
+  #make(handle: number, context: Context, flags: number, priority: number): Stream {
+    return { handle, context, flags, priority, items: [], queued: 0, done: 0 };
+  }
+}

@@ -1,0 +1,63 @@
+/** What the environment asks of the emulated driver. */
+import { type Faults, parseFaults } from './faults.ts';
+
+/**
+ * - `CUFFI_EMULATED_DEVICES`: how many devices; 1 by default.
+ * - `CUFFI_EMULATED_MEMORY`: bytes of memory of each, with suffix K, M or G; 4G by default.
+ * - `CUFFI_EMULATED_ATTRIBUTES`: device attributes by number, as `125=0,20=3`.
+ * - `CUFFI_EMULATED_FAULTS`: see {@link parseFaults}.
+ */
+export interface Settings {
+  readonly deviceCount: number;
+  readonly memoryByteLength: number;
+  readonly attributes: ReadonlyMap<number, number>;
+  readonly faults: Faults;
+}
+
+const UNITS: Readonly<Record<string, number>> = { '': 1, K: 2 ** 10, M: 2 ** 20, G: 2 ** 30 };
+
+/** The value of a variable, where it is set to anything. */
+const setting = (env: NodeJS.ProcessEnv, name: string): string | undefined =>
+  env[name] || undefined;
+
+const refuse = (name: string, value: string, wanted: string): never => {
+  throw new RangeError(`${name}=${value}: expected ${wanted}`);
+};
+
+function deviceCount(env: NodeJS.ProcessEnv): number {
+  const name = 'CUFFI_EMULATED_DEVICES';
+  const value = setting(env, name) ?? '1';
+  return /^\d{1,2}$/.test(value) ? Number(value) : refuse(name, value, 'a number from 0 to 99');
+}
+
+function memoryByteLength(env: NodeJS.ProcessEnv): number {
+  const name = 'CUFFI_EMULATED_MEMORY';
+  const value = setting(env, name) ?? '4G';
+  const [, digits, unit] = /^(\d+)([KMG]?)$/i.exec(value) ?? [];
+  const byteLength = Number(digits) * (UNITS[unit?.toUpperCase() ?? ''] ?? 1);
+  return Number.isSafeInteger(byteLength) && byteLength > 0
+    ? byteLength
+    : refuse(name, value, 'bytes, with suffix K, M or G or without');
+}
+
+function attributes(env: NodeJS.ProcessEnv): Map<number, number> {
+  const name = 'CUFFI_EMULATED_ATTRIBUTES';
+  const value = setting(env, name) ?? '';
+  const entries = value.split(',').filter((entry) => entry.trim() !== '');
+  return new Map(
+    entries.map((entry) => {
+      const [, number, to] = /^\s*(\d+)=(-?\d+)\s*$/.exec(entry) ?? [];
+      return number === undefined || to === undefined
+        ? refuse(name, value, 'NUMBER=VALUE, comma-separated')
+        : ([Number(number), Number(to)] as const);
+    }),
+  );
+}
+
+/** @throws RangeError for a value that says nothing sensible */
+export const readSettings = (env: NodeJS.ProcessEnv): Settings => ({
+  deviceCount: deviceCount(env),
+  memoryByteLength: memoryByteLength(env),
+  attributes: attributes(env),
+  faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
+});

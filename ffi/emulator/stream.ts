@@ -1,0 +1,127 @@
+/** The stream functions, over the queues of work. */
+import {
+  CU_STREAM_NON_BLOCKING,
+  CU_STREAM_WAIT_VALUE_AND,
+  CU_STREAM_WAIT_VALUE_EQ,
+  CU_STREAM_WAIT_VALUE_GEQ,
+} from '../constants.ts';
+import type { Driver } from '../functions.ts';
+import { CUresult } from '../results.ts';
+import { type Contexts, clampPriority } from './context.ts';
+import type { HostMemory } from './host.ts';
+import type { Memory } from './memory.ts';
+import type { Queues } from './queues.ts';
+
+const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY } =
+  CUresult;
+
+export type StreamFunctions = Pick<
+  Driver,
+  | 'cuCtxSynchronize'
+  | 'cuStreamCreateWithPriority'
+  | 'cuStreamDestroy_v2'
+  | 'cuStreamGetPriority'
+  | 'cuStreamGetFlags'
+  | 'cuStreamGetCtx'
+  | 'cuStreamQuery'
+  | 'cuStreamSynchronize'
+>;
+
+export const streamFunctions = (
+  queues: Queues,
+  contexts: Contexts,
+  host: HostMemory,
+): StreamFunctions => ({
+  cuCtxSynchronize() {
+    queues.drain(contexts.current);
+    return CUDA_SUCCESS;
+  },
+  cuStreamCreateWithPriority(out, flags, priority) {
+    if ((flags & ~CU_STREAM_NON_BLOCKING) !== 0) return CUDA_ERROR_INVALID_VALUE;
+    const stream = queues.create(contexts.current, flags, clampPriority(priority));
+    host.setUint64(out, stream.handle);
+    return CUDA_SUCCESS;
+  },
+  cuStreamDestroy_v2: (handle) =>
+    queues.destroy(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE,
+  cuStreamGetPriority(handle, out) {
+    const stream = queues.get(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    host.setInt32(out, stream.priority);
+    return CUDA_SUCCESS;
+  },
+  cuStreamGetFlags(handle, out) {
+    const stream = queues.get(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    host.setInt32(out, stream.flags);
+    return CUDA_SUCCESS;
+  },
+  cuStreamGetCtx(handle, out) {
+    const stream = queues.get(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    host.setUint64(out, stream.context.handle);
+    return CUDA_SUCCESS;
+  },
+  cuStreamQuery(handle) {
+    const stream = queues.get(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    return queues.isIdle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  },
+  cuStreamSynchronize(handle) {
+    const stream = queues.get(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    queues.synchronize(stream);
+    return CUDA_SUCCESS;
+  },
+});
+
+const COMPARISON = 0x3;
+const CU_STREAM_WAIT_VALUE_FLUSH = 0x4000_0000;
+const CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER = 1;
+const WORD = 4;
+
+/** Whether a word ends a wait for `value`. */
+function satisfies(word: number, value: number, comparison: number): boolean {
+  switch (comparison) {
+    // Cyclic and signed: a counter may wrap around.
+    case CU_STREAM_WAIT_VALUE_GEQ:
+      return ((word - value) | 0) >= 0;
+    case CU_STREAM_WAIT_VALUE_EQ:
+      return (word | 0) === (value | 0);
+    case CU_STREAM_WAIT_VALUE_AND:
+      return (word & value) !== 0;
+    default:
+      return ~(word | value) !== 0;
+  }
+}
+
+type ValueFunctions = Pick<Driver, 'cuStreamWaitValue32_v2' | 'cuStreamWriteValue32_v2'>;
+
+export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
+  const isWord = (address: number): boolean =>
+    address % WORD === 0 && memory.isReachable(address, WORD);
+  return {
+    cuStreamWaitValue32_v2(handle, address, value, flags) {
+      const stream = queues.get(handle);
+      if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+      if ((flags & ~(COMPARISON | CU_STREAM_WAIT_VALUE_FLUSH)) !== 0 || !isWord(address))
+        return CUDA_ERROR_INVALID_VALUE;
+      queues.enqueue(stream, () => {
+        const word = memory.load(address);
+        return word !== undefined && satisfies(word, value, flags & COMPARISON);
+      });
+      return CUDA_SUCCESS;
+    },
+    cuStreamWriteValue32_v2(handle, address, value, flags) {
+      const stream = queues.get(handle);
+      if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+      if ((flags & ~CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER) !== 0 || !isWord(address))
+        return CUDA_ERROR_INVALID_VALUE;
+      queues.enqueue(stream, () => {
+        if (isWord(address)) memory.store(address, value);
+        return true;
+      });
+      return CUDA_SUCCESS;
+    },
+  };
+}

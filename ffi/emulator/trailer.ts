@@ -1,0 +1,102 @@
+/** The pages behind a memory block's bytes, which its owner and its importers share. */
+import { randomBytes } from 'node:crypto';
+import { viewMemory } from '../native.ts';
+import type { Address } from '../types.ts';
+import { isAlive } from './processes.ts';
+
+const MAGIC = 0x6375_6666;
+
+// In words of four bytes: the header, the slots of importers, the ids of live allocations.
+const GENERATION = 2;
+const IMPORTERS = 4;
+const SLOTS = 16;
+const SLOT_WORDS = 4;
+const SLOT_COUNT = 252;
+const IDS = 1024;
+const ID_COUNT = 4096;
+
+export const TRAILER_BYTE_LENGTH: number = (IDS + ID_COUNT) * 4;
+/** What small allocations are measured in: each unit of a block has room for an id. */
+export const UNIT = 512;
+
+// A slot taken, whose start time is not written yet.
+const CLAIMED = -1;
+
+/**
+ * Says which generation of memory this is, which allocations live in it, and who has it mapped.
+ *
+ * An importer claims its slot before it looks at the ids, and an owner clears an id before it
+ * looks for importers: one of the two always sees the other.
+ */
+export class Trailer {
+  readonly #words: Int32Array;
+
+  constructor(address: number) {
+    this.#words = new Int32Array(viewMemory(address as Address, TRAILER_BYTE_LENGTH));
+  }
+
+  /** Makes these pages a new block's. */
+  initialise(): void {
+    this.#words[0] = MAGIC;
+    new Uint8Array(this.#words.buffer, this.#words.byteOffset + GENERATION * 4, 8).set(
+      randomBytes(8),
+    );
+  }
+
+  get isValid(): boolean {
+    return this.#words[0] === MAGIC;
+  }
+
+  /** Which memory this is: other memory under the same descriptor number has another one. */
+  get generation(): string {
+    const at = this.#words.byteOffset + GENERATION * 4;
+    return Buffer.from(this.#words.buffer, at, 8).toString('hex');
+  }
+
+  idAt(byteOffset: number): number {
+    return Atomics.load(this.#words, IDS + this.#unit(byteOffset));
+  }
+
+  setIdAt(byteOffset: number, id: number): void {
+    Atomics.store(this.#words, IDS + this.#unit(byteOffset), id);
+  }
+
+  /** Takes a slot for a process that maps the block; undefined where all are taken. */
+  claim(pid: number, startTime: number): number | undefined {
+    for (let slot = 0; slot < SLOT_COUNT; slot += 1) {
+      const at = SLOTS + slot * SLOT_WORDS;
+      if (Atomics.compareExchange(this.#words, at, 0, CLAIMED) !== 0) continue;
+      Atomics.store(this.#words, at + 1, startTime | 0);
+      Atomics.store(this.#words, at + 2, Math.floor(startTime / 2 ** 32));
+      Atomics.store(this.#words, at, pid);
+      Atomics.add(this.#words, IMPORTERS, 1);
+      return slot;
+    }
+    return undefined;
+  }
+
+  unclaim(slot: number): void {
+    const at = SLOTS + slot * SLOT_WORDS;
+    if (Atomics.exchange(this.#words, at, 0) !== 0) Atomics.sub(this.#words, IMPORTERS, 1);
+  }
+
+  /** Whether a living process has the block mapped; forgets those that ended without a word. */
+  hasImporters(): boolean {
+    if (Atomics.load(this.#words, IMPORTERS) === 0) return false;
+    for (let slot = 0; slot < SLOT_COUNT; slot += 1) {
+      const at = SLOTS + slot * SLOT_WORDS;
+      const pid = Atomics.load(this.#words, at);
+      if (pid <= 0) continue;
+      const low = Atomics.load(this.#words, at + 1) >>> 0;
+      const startTime = low + Atomics.load(this.#words, at + 2) * 2 ** 32;
+      if (isAlive({ pid, startTime })) continue;
+      if (Atomics.compareExchange(this.#words, at, pid, 0) === pid)
+        Atomics.sub(this.#words, IMPORTERS, 1);
+    }
+    return Atomics.load(this.#words, IMPORTERS) > 0;
+  }
+
+  #unit(byteOffset: number): number {
+    return Math.floor(byteOffset / UNIT);
+  }
+}

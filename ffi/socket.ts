@@ -1,0 +1,279 @@
+/**
+ * Unix sockets that keep messages whole and carry descriptors (SOCK_SEQPACKET, SCM_RIGHTS): what
+ * Node's own sockets lack. Nothing here blocks; `readable` of poll.ts says when to try again.
+ */
+import { closeFd, errno, libc, SystemError, succeeded } from './libc.ts';
+import { allocatePermanent, viewMemory } from './native.ts';
+import type { Address } from './types.ts';
+
+/** The largest message, in bytes. */
+export const MAX_MESSAGE_BYTE_LENGTH = 65_536;
+/** The most descriptors of one message: the kernel's own limit. */
+export const MAX_MESSAGE_FDS = 253;
+
+/** A message as it was sent: a copy of its bytes, and descriptors that are now this process's. */
+export interface SocketMessage {
+  readonly data: Uint8Array;
+  /** Close-on-exec. The receiver closes them. */
+  readonly fds: readonly number[];
+}
+
+/** Who is at the other end, as the kernel knows it. */
+export interface PeerCredentials {
+  /** 0 for a process that this one's pid namespace does not show. */
+  readonly pid: number;
+  readonly uid: number;
+  readonly gid: number;
+}
+
+/** Two connected sockets, non-blocking and close-on-exec. @throws SystemError */
+export function socketPair(): [number, number] {
+  const { ints } = scratch();
+  succeeded(libc.socketpair(AF_UNIX, SOCKET_TYPE, 0, at(INTS)), 'socketpair');
+  return [ints[0] as number, ints[1] as number];
+}
+
+/**
+ * A listening socket at a path, or at `'@name'` in the abstract namespace, which leaves no file.
+ * Anyone who may reach the name may connect: see {@link peerCredentials}. A path is neither
+ * cleared before nor unlinked after; an abstract name goes with its last descriptor.
+ *
+ * @throws SystemError EADDRINUSE where the name is taken
+ * @throws RangeError for a name that is empty, longer than 107 bytes, or contains NUL
+ */
+export const listenSocket = (name: string, backlog = 128): number =>
+  openSocket(name, (fd, byteLength) => {
+    succeeded(libc.bind(fd, at(NAME), byteLength), 'bind');
+    succeeded(libc.listen(fd, backlog), 'listen');
+  });
+
+/**
+ * A socket connected to a listener.
+ *
+ * @throws SystemError ECONNREFUSED or ENOENT where nobody listens, EAGAIN where the listener's
+ * queue is full
+ * @throws RangeError as {@link listenSocket}
+ */
+export const connectSocket = (name: string): number =>
+  openSocket(name, (fd, byteLength) => {
+    succeeded(libc.connect(fd, at(NAME), byteLength), 'connect');
+  });
+
+/** The next connection of a listener, or undefined where none waits. @throws SystemError */
+export function acceptSocket(listener: number): number | undefined {
+  const fd = libc.accept4(checkFd(listener), 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0 && errno() === EAGAIN) return undefined;
+  return succeeded(fd, 'accept4');
+}
+
+/**
+ * Sends one message, whole. The descriptors stay open here too: the receiver gets copies.
+ *
+ * Answers false, having sent nothing, where the receiver's queue is full.
+ *
+ * @throws SystemError EPIPE or ECONNRESET where the other end is gone, EBADF for a descriptor
+ * that is not open, ETOOMANYREFS where too many descriptors are on their way
+ * @throws RangeError for an empty message (it would look like the end), or one above the limits
+ */
+export function sendMessage(
+  socket: number,
+  data: Uint8Array,
+  fds: readonly number[] = [],
+): boolean {
+  checkFd(socket);
+  if (data.byteLength < 1 || data.byteLength > MAX_MESSAGE_BYTE_LENGTH)
+    throw new RangeError(
+      `cannot send ${data.byteLength} bytes: a message has 1 to ${MAX_MESSAGE_BYTE_LENGTH}`,
+    );
+  if (fds.length > MAX_MESSAGE_FDS)
+    throw new RangeError(`cannot send ${fds.length} descriptors: at most ${MAX_MESSAGE_FDS}`);
+  for (const fd of fds) checkFd(fd);
+  const { bytes, view } = scratch();
+  bytes.set(data, PAYLOAD);
+  // CMSG_SPACE: what the kernel reads includes the padding.
+  const control = fds.length > 0 ? CMSG_HEADER + ((4 * fds.length + 7) & ~7) : 0;
+  writeMessageHeader(data.byteLength, control);
+  if (control > 0) {
+    view.setBigUint64(CONTROL, BigInt(CMSG_HEADER + 4 * fds.length), true);
+    view.setInt32(CONTROL + 8, SOL_SOCKET, true);
+    view.setInt32(CONTROL + 12, SCM_RIGHTS, true);
+    fds.forEach((fd, i) => {
+      view.setInt32(CONTROL + CMSG_HEADER + 4 * i, fd, true);
+    });
+  }
+  const sent = libc.sendmsg(socket, at(HEADER), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0 && errno() === EAGAIN) return false;
+  succeeded(sent, 'sendmsg');
+  return true;
+}
+
+/**
+ * The next message; undefined where none is there yet; `'end'` where the other end has closed and
+ * all that it sent has been received.
+ *
+ * What arrives is the sender's word only: check the data before use, and close descriptors that
+ * were not asked for.
+ *
+ * @throws SystemError EMSGSIZE where a message or its descriptors were cut off (above the limits,
+ * or this process may open no more descriptors): what did arrive of it is closed
+ */
+export function receiveMessage(socket: number): SocketMessage | 'end' | undefined {
+  checkFd(socket);
+  const { bytes, view } = scratch();
+  let length = receive(socket);
+  // The peer went away with messages of ours unread. That is told once, before what it had sent.
+  if (length < 0 && errno() === ECONNRESET) length = receive(socket);
+  if (length < 0 && errno() === EAGAIN) return undefined;
+  succeeded(length, 'recvmsg');
+  const fds = receivedFds(view);
+  const flags = view.getInt32(HEADER + 48, true);
+  if ((flags & (MSG_TRUNC | MSG_CTRUNC)) !== 0) {
+    fds.forEach(closeFd);
+    const what = flags & MSG_TRUNC ? 'data' : 'descriptors';
+    throw new SystemError('recvmsg', EMSGSIZE, `the message's ${what} were cut off`);
+  }
+  if (length === 0) {
+    fds.forEach(closeFd);
+    return 'end';
+  }
+  return { data: bytes.slice(PAYLOAD, PAYLOAD + length), fds };
+}
+
+/**
+ * The process at the other end: the one that connected or listened. For a socket pair it is the
+ * one that made the pair, wherever the ends are now.
+ *
+ * @throws SystemError
+ */
+export function peerCredentials(socket: number): PeerCredentials {
+  const { ints } = scratch();
+  ints[3] = 12;
+  succeeded(
+    libc.getsockopt(checkFd(socket), SOL_SOCKET, SO_PEERCRED, at(INTS), at(INTS + 12)),
+    'getsockopt',
+  );
+  // struct ucred: the ids are unsigned
+  return { pid: ints[0] as number, uid: (ints[1] as number) >>> 0, gid: (ints[2] as number) >>> 0 };
+}
+
+const AF_UNIX = 1;
+const SOCK_SEQPACKET = 5;
+const SOCK_NONBLOCK = 0x800;
+const SOCK_CLOEXEC = 0x8_0000;
+const SOCKET_TYPE = SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC;
+const SOL_SOCKET = 1;
+const SCM_RIGHTS = 1;
+const SO_PEERCRED = 17;
+const MSG_CTRUNC = 0x8;
+const MSG_TRUNC = 0x20;
+const MSG_DONTWAIT = 0x40;
+const MSG_NOSIGNAL = 0x4000;
+const MSG_CMSG_CLOEXEC = 0x4000_0000;
+const EBADF = 9;
+const EAGAIN = 11;
+const EMSGSIZE = 90;
+const ECONNRESET = 104;
+
+// The native scratch, made at first use: offsets of struct msghdr, its one iovec, four ints,
+// struct sockaddr_un, the control messages, the message itself.
+const HEADER = 0;
+const IOVEC = 64;
+const INTS = 96;
+const NAME = 128;
+const CONTROL = 512;
+const CMSG_HEADER = 16;
+const CONTROL_BYTE_LENGTH = CMSG_HEADER + 4 * (MAX_MESSAGE_FDS + 1);
+const PAYLOAD = 4096;
+const MAX_NAME_BYTE_LENGTH = 107;
+
+interface Scratch {
+  readonly address: Address;
+  readonly bytes: Uint8Array;
+  readonly view: DataView;
+  readonly ints: Int32Array;
+}
+
+let made: Scratch | undefined;
+function scratch(): Scratch {
+  if (made) return made;
+  const byteLength = PAYLOAD + MAX_MESSAGE_BYTE_LENGTH;
+  const address = allocatePermanent(byteLength);
+  const buffer = viewMemory(address, byteLength);
+  made = {
+    address,
+    bytes: new Uint8Array(buffer),
+    view: new DataView(buffer),
+    ints: new Int32Array(buffer, INTS, 4),
+  };
+  return made;
+}
+
+const at = (offset: number): number => scratch().address + offset;
+
+/** koffi would pass NaN as descriptor 0 and cut off what is above 32 bits. */
+function checkFd(fd: number): number {
+  if (!Number.isInteger(fd) || fd < 0 || fd > 0x7fff_ffff)
+    throw new SystemError('socket', EBADF, `${fd} is no descriptor`);
+  return fd;
+}
+
+function writeMessageHeader(byteLength: number, control: number): void {
+  const { bytes, view } = scratch();
+  bytes.fill(0, HEADER, HEADER + 56);
+  view.setBigUint64(IOVEC, BigInt(at(PAYLOAD)), true);
+  view.setBigUint64(IOVEC + 8, BigInt(byteLength), true);
+  view.setBigUint64(HEADER + 16, BigInt(at(IOVEC)), true);
+  view.setBigUint64(HEADER + 24, 1n, true);
+  if (control === 0) return;
+  view.setBigUint64(HEADER + 32, BigInt(at(CONTROL)), true);
+  view.setBigUint64(HEADER + 40, BigInt(control), true);
+}
+
+function receive(socket: number): number {
+  writeMessageHeader(MAX_MESSAGE_BYTE_LENGTH, CONTROL_BYTE_LENGTH);
+  return libc.recvmsg(socket, at(HEADER), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+}
+
+function receivedFds(view: DataView): number[] {
+  const fds: number[] = [];
+  const end = CONTROL + view.getUint32(HEADER + 40, true);
+  for (let offset = CONTROL; offset + CMSG_HEADER <= end; ) {
+    const length = view.getUint32(offset, true);
+    if (length < CMSG_HEADER) break;
+    const rights =
+      view.getInt32(offset + 8, true) === SOL_SOCKET &&
+      view.getInt32(offset + 12, true) === SCM_RIGHTS;
+    for (let i = CMSG_HEADER; rights && i + 4 <= length; i += 4)
+      fds.push(view.getInt32(offset + i, true));
+    offset += (length + 7) & ~7;
+  }
+  return fds;
+}
+
+/** Writes the sockaddr_un and gives its length. */
+function writeName(name: string): number {
+  const isAbstract = name.startsWith('@');
+  const encoded = Buffer.from(isAbstract ? name.slice(1) : name);
+  if (encoded.length < 1 || encoded.length > MAX_NAME_BYTE_LENGTH || encoded.includes(0))
+    throw new RangeError(
+      `a socket's name has 1 to ${MAX_NAME_BYTE_LENGTH} bytes and no NUL: ${JSON.stringify(name)}`,
+    );
+  const { bytes, view } = scratch();
+  bytes.fill(0, NAME, NAME + 110);
+  view.setUint16(NAME, AF_UNIX, true);
+  bytes.set(encoded, NAME + 2 + (isAbstract ? 1 : 0));
+  // One byte more either way: the leading NUL of an abstract name, the trailing one of a path.
+  return 2 + encoded.length + 1;
+}
+
+function openSocket(name: string, use: (fd: number, nameByteLength: number) => void): number {
+  const nameByteLength = writeName(name);
+  const fd = succeeded(libc.socket(AF_UNIX, SOCKET_TYPE, 0), 'socket');
+  try {
+    use(fd, nameByteLength);
+    return fd;
+  } catch (error) {
+    closeFd(fd);
+    throw error;
+  }
+}

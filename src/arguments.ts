@@ -1,0 +1,90 @@
+/** The caller's arguments, checked before the driver is asked: TypeError and RangeError. */
+
+/** A value in words short enough for a message. */
+const shown = (value: unknown): string => {
+  if (typeof value === 'string') return JSON.stringify(value.slice(0, 60));
+  if (typeof value === 'object' && value !== null)
+    return `a ${value.constructor?.name ?? 'object'}`;
+  return typeof value === 'bigint' ? `${value}n` : String(value);
+};
+
+/**
+ * The options of a call, or `{}`. @throws TypeError for anything but a plain options object, and
+ * for a name that `known` lacks
+ */
+export function checkOptions<T extends object>(
+  options: T | undefined,
+  known: readonly (keyof T & string)[],
+  call: string,
+): Partial<T> {
+  if (options === undefined) return {};
+  if (typeof options !== 'object' || options === null)
+    throw new TypeError(`${call}: options must be an object, not ${shown(options)}`);
+  for (const name of Object.keys(options)) {
+    if (!(known as readonly string[]).includes(name))
+      throw new TypeError(
+        `${call}: unknown option '${name}'; known: ${known.length > 0 ? known.join(', ') : 'none'}`,
+      );
+  }
+  return options;
+}
+
+/** @throws TypeError unless a number, RangeError unless an integer in `min`..`max` */
+export function checkInteger(
+  value: unknown,
+  name: string,
+  min = 0,
+  max = Number.MAX_SAFE_INTEGER,
+): number {
+  if (typeof value !== 'number')
+    throw new TypeError(`${name} must be a number, not ${shown(value)}`);
+  if (!Number.isSafeInteger(value) || value < min || value > max)
+    throw new RangeError(
+      `${name} must be an integer ${max === Number.MAX_SAFE_INTEGER ? `of at least ${min}` : `from ${min} to ${max}`}, not ${value}`,
+    );
+  return value;
+}
+
+/** @throws TypeError unless a boolean or undefined */
+export function checkBoolean(value: unknown, name: string, fallback: boolean): boolean {
+  if (value === undefined) return fallback;
+  if (typeof value !== 'boolean')
+    throw new TypeError(`${name} must be true or false, not ${shown(value)}`);
+  return value;
+}
+
+/** @throws TypeError unless `value` is an instance of `type` */
+export function checkInstance<T>(
+  value: unknown,
+  // Not a constructor type: most classes here have private constructors.
+  // biome-ignore lint/complexity/noBannedTypes: what instanceof takes
+  type: Function & { readonly prototype: T },
+  name: string,
+): T {
+  if (!(value instanceof type))
+    throw new TypeError(`${name} must be a ${type.name}, not ${shown(value)}`);
+  return value as T;
+}
+
+/** Host memory that a copy reads or writes. */
+export type HostMemory = ArrayBufferView | ArrayBufferLike;
+
+/**
+ * Host memory as bytes, without copying.
+ *
+ * @throws TypeError for anything but a typed array, DataView, ArrayBuffer or SharedArrayBuffer,
+ * and for one over a resizable or detached buffer
+ */
+export function checkHostMemory(value: unknown, name: string): Uint8Array {
+  const isView = ArrayBuffer.isView(value);
+  if (!isView && !(value instanceof ArrayBuffer) && !(value instanceof SharedArrayBuffer))
+    throw new TypeError(
+      `${name} must be a typed array, DataView, ArrayBuffer or Buffer, not ${shown(value)}`,
+    );
+  const buffer = (isView ? value.buffer : value) as ArrayBuffer & { resizable?: boolean };
+  if (buffer.resizable)
+    throw new TypeError(`${name} is resizable: its memory may move while it is copied`);
+  return isView
+    ? new Uint8Array(buffer, value.byteOffset, value.byteLength)
+    : new Uint8Array(buffer);
+}

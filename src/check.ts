@@ -1,0 +1,41 @@
+/** The one place where a status of the driver becomes an exception. */
+import { OUT3, readHandle } from '../ffi/arena.ts';
+import { cu } from '../ffi/driver.ts';
+import type { FunctionName } from '../ffi/functions.ts';
+import { stringAt } from '../ffi/native.ts';
+import { CUresult } from '../ffi/results.ts';
+import type { Address } from '../ffi/types.ts';
+import { CudaError } from './errors.ts';
+import { remedyFor } from './remedies.ts';
+
+/**
+ * Throws a CudaError unless `status` is success.
+ *
+ * @param doing what cuffi was doing, for the message: a function, so that nothing is built unless
+ * the call failed
+ */
+export function check(status: CUresult, call: FunctionName, doing?: () => string): void {
+  if (status !== 0) throw cudaError(status, call, doing?.());
+}
+
+/** The CudaError for a status, with the driver's own description and our remedy. */
+export const cudaError = (status: CUresult, call: FunctionName, doing?: string): CudaError =>
+  new CudaError({
+    status,
+    call,
+    description: describe(status),
+    doing,
+    remedy: remedyFor(call, status),
+  });
+
+const describe = (status: CUresult): string =>
+  cu.cuGetErrorString(status, OUT3) === CUresult.CUDA_SUCCESS
+    ? stringAt(readHandle<Address>(OUT3))
+    : 'unknown error';
+
+/** Whether a query's answer is "done"; throws for anything but done and not ready. */
+export function isReady(status: CUresult, call: FunctionName): boolean {
+  if (status === CUresult.CUDA_SUCCESS) return true;
+  if (status === CUresult.CUDA_ERROR_NOT_READY) return false;
+  throw cudaError(status, call);
+}

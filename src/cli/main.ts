@@ -1,0 +1,103 @@
+#!/usr/bin/env node
+/** The `cuffi` command. */
+import { parseArgs } from 'node:util';
+import { checkInteger } from '../arguments.ts';
+import { chooseDriver } from './driver-choice.ts';
+import { describeDriver, describePlace, describeResult } from './report.ts';
+import { placeOf, roundtrip } from './roundtrip.ts';
+
+const USAGE = `usage: cuffi roundtrip [options]
+
+Shares a GPU buffer with a child process and back, without copying it.
+
+  --elements N   32-bit elements in the buffer (default 16777216: 64 MiB)
+  --device N     the device, by its ordinal (default 0)
+  --driver D     cuda, emulated, or the path of a libcuda (default: CUFFI_DRIVER, else
+                 cuda where there is a GPU and emulated where there is none)
+  --json         print one JSON object instead of sentences
+  --help         print this`;
+
+const CHILD_DEADLINE_MS = 30_000;
+
+/** What was typed is wrong: said with the usage, exit code 2. */
+class UsageError extends Error {}
+
+function parse(argv: string[]) {
+  try {
+    return parseArgs({
+      args: argv,
+      allowPositionals: true,
+      options: {
+        elements: { type: 'string', default: '16777216' },
+        device: { type: 'string', default: '0' },
+        driver: { type: 'string' },
+        json: { type: 'boolean', default: false },
+        help: { type: 'boolean', default: false },
+      },
+    });
+  } catch (error) {
+    throw new UsageError((error as Error).message);
+  }
+}
+
+function integer(text: string, name: string, min: number, max: number): number {
+  try {
+    return checkInteger(text.trim() === '' ? Number.NaN : Number(text), name, min, max);
+  } catch (error) {
+    throw new UsageError((error as Error).message);
+  }
+}
+
+async function main(argv: string[]): Promise<void> {
+  const { values, positionals } = parse(argv);
+  if (values.help) {
+    console.log(USAGE);
+    return;
+  }
+  if (positionals.length !== 1 || positionals[0] !== 'roundtrip')
+    throw new UsageError(
+      positionals.length === 0
+        ? 'no command given'
+        : `there is no command '${positionals.join(' ')}'`,
+    );
+  const elements = integer(values.elements, '--elements', 1, 2 ** 32);
+  const ordinal = integer(values.device, '--device', 0, 1023);
+
+  const driver = chooseDriver(values.driver);
+  const say = (...lines: string[]): void => {
+    if (!values.json) for (const line of lines) console.log(line);
+  };
+  say(describeDriver(driver));
+  const place = placeOf(ordinal);
+  say(...describePlace(place));
+  const facts = {
+    driver: driver.name,
+    device: { ordinal, name: place.device.name, uuid: place.device.uuid },
+    support: place.support,
+  };
+  const { memory } = place.support;
+  if (!memory.supported) {
+    say(`This device cannot share memory between processes: ${memory.reason}. Nothing to show.`);
+    if (values.json) console.log(JSON.stringify({ ...facts, result: null }));
+    return;
+  }
+  const result = await roundtrip({
+    elements,
+    device: ordinal,
+    driver,
+    deadlineMs: CHILD_DEADLINE_MS,
+  });
+  say(...describeResult(result));
+  if (values.json) console.log(JSON.stringify({ ...facts, result }));
+  if (!result.ok) process.exitCode = 1;
+}
+
+main(process.argv.slice(2)).catch((error: unknown) => {
+  if (error instanceof UsageError) {
+    console.error(`cuffi: ${error.message}\n\n${USAGE}`);
+    process.exitCode = 2;
+    return;
+  }
+  console.error(`cuffi: ${error instanceof Error ? error.message : String(error)}`);
+  process.exitCode = 1;
+});

@@ -1,0 +1,33 @@
+/** What the two processes of the round trip say to each other, checked on arrival. */
+import { z } from 'zod';
+
+const firstValues = z.array(z.int().min(0).max(0xffff_ffff)).max(8);
+
+/** From the parent. */
+export const Request = z.discriminatedUnion('type', [
+  z.strictObject({ type: z.literal('open'), handle: z.unknown() }),
+  z.strictObject({ type: z.literal('answer') }),
+  z.strictObject({ type: z.literal('receive'), byteLength: z.int().positive() }),
+  z.strictObject({ type: z.literal('finish') }),
+]);
+export type Request = z.infer<typeof Request>;
+
+/** From the child, in this order; each request has its reply. */
+export const Reply = z.discriminatedUnion('type', [
+  z.strictObject({ type: z.literal('ready') }),
+  z.strictObject({
+    type: z.literal('opened'),
+    first: firstValues,
+    bytesCopied: z.int().nonnegative(),
+    freeBefore: z.int().nonnegative(),
+    freeAfter: z.int().nonnegative(),
+  }),
+  z.strictObject({
+    type: z.literal('answered'),
+    mismatches: z.int().nonnegative(),
+    first: firstValues,
+  }),
+  z.strictObject({ type: z.literal('received'), first: firstValues }),
+  z.strictObject({ type: z.literal('failed'), message: z.string().max(10_000) }),
+]);
+export type Reply = z.infer<typeof Reply>;

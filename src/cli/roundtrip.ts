@@ -1,0 +1,125 @@
+/** A GPU buffer goes to another process and back, without a copy: the main job of cuffi. */
+import { extname } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { recordCalls } from '../../ffi/driver.ts';
+import { bytesCopied } from '../../ffi/trace.ts';
+import { Context } from '../context.ts';
+import { Device } from '../device.ts';
+import { getIpcHandle } from '../ipc/export.ts';
+import { type IpcSupport, ipcSupport } from '../ipc/support.ts';
+import { DeviceBuffer } from '../memory/buffer.ts';
+import { Child } from './child.ts';
+import type { DriverChoice } from './driver-choice.ts';
+import { mismatches, pattern } from './pattern.ts';
+
+/** What a round trip is asked for. */
+export interface RoundtripOptions {
+  /** How many 32-bit elements the buffer has. */
+  readonly elements: number;
+  readonly device: number;
+  readonly driver: DriverChoice;
+  readonly deadlineMs: number;
+  /** The child's program; for tests of one that fails. */
+  readonly program?: string;
+}
+
+/** What is known before any memory is touched. */
+export interface Place {
+  readonly device: Device;
+  readonly support: IpcSupport;
+}
+
+/** What a round trip found. */
+export interface RoundtripResult {
+  readonly byteLength: number;
+  readonly parent: { readonly pid: number; readonly wrote: number[]; readonly readBack: number[] };
+  readonly child: { readonly pid: number; readonly read: number[]; readonly wrote: number[] };
+  /** From the export until the child had read the first values, at the parent's clock. */
+  readonly ipcMs: number;
+  /** The same by copying: device to host, through a pipe, host to device. */
+  readonly copyMs: number;
+  /** Copied by both processes between the export and the first read. */
+  readonly bytesCopied: number;
+  /** By how much the child's free device memory fell. */
+  readonly childMemoryFell: number;
+  /** Whether both say that there was no copy. */
+  readonly noCopy: boolean;
+  /** Elements that were not what the other side had written. */
+  readonly mismatches: { readonly child: number; readonly parent: number };
+  readonly ok: boolean;
+}
+
+const FIRST = 4;
+const childProgram = (): string =>
+  fileURLToPath(new URL(`./roundtrip-child${extname(import.meta.url)}`, import.meta.url));
+
+/** The device of a round trip and what it can share. */
+export function placeOf(ordinal: number): Place {
+  const device = Device.get(ordinal);
+  return { device, support: ipcSupport(device) };
+}
+
+/** Makes the round trip. @throws for a child that dies or does not answer */
+export async function roundtrip(options: RoundtripOptions): Promise<RoundtripResult> {
+  const { elements, device, driver, deadlineMs, program = childProgram() } = options;
+  const context = Context.primary(device);
+  using buffer = DeviceBuffer.allocate(elements * 4, { context });
+  const written = pattern('parent', elements);
+  await buffer.copyFrom(written);
+  const child = new Child({
+    program,
+    args: [String(device)],
+    env: { ...process.env, CUFFI_DRIVER: driver.name },
+    deadlineMs,
+  });
+  try {
+    await child.ask('ready');
+    const shared = await handOver(child, buffer);
+    const answered = await child.ask('answered', { type: 'answer' });
+    const back = await buffer.copyToHost(new Uint32Array(elements));
+    const copyMs = await handOverByCopy(child, buffer);
+    await child.end();
+    const wrong = { child: answered.mismatches, parent: mismatches('child', back) };
+    return {
+      byteLength: buffer.byteLength,
+      parent: {
+        pid: process.pid,
+        wrote: Array.from(written.subarray(0, FIRST)),
+        readBack: Array.from(back.subarray(0, FIRST)),
+      },
+      child: { pid: child.pid, read: shared.first, wrote: answered.first },
+      ipcMs: shared.ms,
+      copyMs,
+      bytesCopied: shared.bytesCopied,
+      childMemoryFell: shared.fell,
+      noCopy: shared.bytesCopied === 0 && shared.fell < buffer.byteLength,
+      mismatches: wrong,
+      ok: wrong.child === 0 && wrong.parent === 0,
+    };
+  } catch (error) {
+    await child.kill();
+    throw error;
+  }
+}
+
+async function handOver(child: Child, buffer: DeviceBuffer) {
+  const recorder = recordCalls();
+  const start = performance.now();
+  const opened = await child.ask('opened', { type: 'open', handle: getIpcHandle(buffer) });
+  const ms = performance.now() - start;
+  recorder.stop();
+  return {
+    ms,
+    first: opened.first,
+    bytesCopied: bytesCopied(recorder.calls) + opened.bytesCopied,
+    fell: opened.freeBefore - opened.freeAfter,
+  };
+}
+
+async function handOverByCopy(child: Child, buffer: DeviceBuffer): Promise<number> {
+  const start = performance.now();
+  const received = child.ask('received', { type: 'receive', byteLength: buffer.byteLength });
+  child.pipe.write(await buffer.copyToHost());
+  await received;
+  return performance.now() - start;
+}

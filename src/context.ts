@@ -1,0 +1,253 @@
+import { OUT0, OUT1, OUT3, readHandle, readInt32, readSize } from '../ffi/arena.ts';
+import {
+  CU_STREAM_LEGACY,
+  CU_STREAM_PER_THREAD,
+  type LimitName,
+  limits,
+} from '../ffi/constants.ts';
+import { cu, selectionCount } from '../ffi/driver.ts';
+import { CUresult } from '../ffi/results.ts';
+import type { CUcontext, CUstream } from '../ffi/types.ts';
+import { checkInstance, checkInteger } from './arguments.ts';
+import { check } from './check.ts';
+import { Device } from './device.ts';
+import { initialize } from './driver.ts';
+import { NotSupportedError } from './errors.ts';
+import { ReleaseQueue } from './release.ts';
+import { ResourceSet } from './resource.ts';
+import { type WaitOptions, waitUntil } from './wait.ts';
+
+/** Where an object is made: in a context, or in the primary context of a device. */
+export interface PlaceOptions {
+  readonly context?: Context;
+  /** A device or its ordinal. Default: device 0. */
+  readonly device?: Device | number;
+}
+
+/** Free and total memory of a device, in bytes. */
+export interface MemoryInfo {
+  readonly free: number;
+  readonly total: number;
+}
+
+let primaries: { readonly selection: number; readonly byOrdinal: Map<number, Context> } = {
+  selection: -1,
+  byOrdinal: new Map(),
+};
+
+/**
+ * A context: what a process has on a device. cuffi uses the primary one, which other libraries of
+ * the process share, and never leaves a context current: calls that need one push it and pop it.
+ *
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__CTX.html
+ */
+export class Context {
+  readonly device: Device;
+  /** Whether another library owns it: it is never released or reset from here. */
+  readonly borrowed: boolean;
+  /** @internal What was made in it and is open. */
+  readonly resources = new ResourceSet();
+  /** @internal Releases that wait until it is idle. */
+  readonly releases = new ReleaseQueue(() => this.idle);
+  /** @internal Streams whose work may still run, and who asks for it. */
+  readonly streams = new Set<CUstream>([CU_STREAM_LEGACY as CUstream]);
+  #handle: CUcontext | undefined;
+  #resets = 0;
+
+  private constructor(device: Device, handle: CUcontext | undefined) {
+    this.device = device;
+    this.#handle = handle;
+    this.borrowed = handle !== undefined;
+  }
+
+  /**
+   * The primary context of a device: the same object each time, retained at its first use and
+   * kept for the life of the process.
+   */
+  static primary(device: Device | number = 0): Context {
+    const of =
+      typeof device === 'number' ? Device.get(device) : checkInstance(device, Device, 'device');
+    if (primaries.selection !== selectionCount())
+      primaries = { selection: selectionCount(), byOrdinal: new Map() };
+    const existing = primaries.byOrdinal.get(of.ordinal);
+    if (existing) return existing;
+    const context = new Context(of, undefined);
+    primaries.byOrdinal.set(of.ordinal, context);
+    return context;
+  }
+
+  /** The context that is current on this thread, made by whomever; undefined where none is. */
+  static current(): Context | undefined {
+    initialize();
+    check(cu.cuCtxGetCurrent(OUT0), 'cuCtxGetCurrent');
+    const handle = readHandle<CUcontext>(OUT0);
+    return handle === 0 ? undefined : Context.fromHandle(handle);
+  }
+
+  /** A context that another library made, borrowed; a primary one is recognised. */
+  static fromHandle(handle: CUcontext): Context {
+    checkInteger(handle, 'handle', 1);
+    initialize();
+    if (primaries.selection === selectionCount()) {
+      for (const context of primaries.byOrdinal.values()) {
+        if (context.#handle === handle) return context;
+      }
+    }
+    check(
+      cu.cuCtxPushCurrent_v2(handle),
+      'cuCtxPushCurrent_v2',
+      () => `borrowing context ${handle}`,
+    );
+    const status = cu.cuCtxGetDevice(OUT0);
+    const ordinal = readInt32(OUT0);
+    check(cu.cuCtxPopCurrent_v2(OUT3), 'cuCtxPopCurrent_v2');
+    check(status, 'cuCtxGetDevice');
+    return new Context(Device.get(ordinal), handle);
+  }
+
+  /** @internal The context that options name; by default the primary one of device 0. */
+  static of({ context, device }: PlaceOptions): Context {
+    if (context === undefined) return Context.primary(device ?? 0);
+    if (device !== undefined) throw new TypeError('give either a context or a device, not both');
+    return checkInstance(context, Context, 'context');
+  }
+
+  /** The driver's handle; a primary context is retained by asking for it. */
+  get handle(): CUcontext {
+    if (this.#handle === undefined) {
+      const device = this.device.handle;
+      check(
+        cu.cuDevicePrimaryCtxRetain(OUT0, device),
+        'cuDevicePrimaryCtxRetain',
+        () => `opening the primary context of ${this.device}`,
+      );
+      this.#handle = readHandle<CUcontext>(OUT0, () => cu.cuDevicePrimaryCtxRelease_v2(device));
+    }
+    return this.#handle;
+  }
+
+  /** @internal Counts the resets: what was made under another count is gone. */
+  get resets(): number {
+    return this.#resets;
+  }
+
+  /**
+   * Calls `use` while this context is current; afterwards what was current before is so again,
+   * whether `use` returned or threw. `use` must be synchronous.
+   *
+   * @example
+   * context.run(() => otherLibrary.usesTheCurrentContext());
+   */
+  run<T>(use: () => T): T {
+    check(cu.cuCtxPushCurrent_v2(this.handle), 'cuCtxPushCurrent_v2');
+    try {
+      return use();
+    } finally {
+      // OUT3 alone: what `use` left in the other slots is yet to be read.
+      check(cu.cuCtxPopCurrent_v2(OUT3), 'cuCtxPopCurrent_v2');
+    }
+  }
+
+  /** @internal Whether all work is done in the streams in {@link streams}; errors count as done. */
+  get idle(): boolean {
+    if (this.#handle === undefined) return true;
+    for (const stream of this.streams) {
+      const status =
+        stream <= CU_STREAM_PER_THREAD
+          ? this.run(() => cu.cuStreamQuery(stream))
+          : cu.cuStreamQuery(stream);
+      if (status === CUresult.CUDA_ERROR_NOT_READY) return false;
+    }
+    return true;
+  }
+
+  /**
+   * Waits, without blocking, for all work in the streams that cuffi made and in the default ones.
+   * Other libraries' streams: {@link synchronizeSync} waits for them too.
+   */
+  synchronize(options: WaitOptions = {}): Promise<void> {
+    return waitUntil(() => this.idle, options);
+  }
+
+  /** Blocks the process until all work in the context is done. */
+  synchronizeSync(): void {
+    this.run(() => check(cu.cuCtxSynchronize(), 'cuCtxSynchronize'));
+  }
+
+  /** Free and total memory of the device, in bytes; other processes' use counts. */
+  memoryInfo(): MemoryInfo {
+    this.run(() => check(cu.cuMemGetInfo_v2(OUT0, OUT1), 'cuMemGetInfo_v2'));
+    return { free: readSize(OUT0), total: readSize(OUT1) };
+  }
+
+  /** A limit of the context, e.g. `stackSize`, in bytes (depths and counts as such). */
+  limit(name: LimitName): number {
+    const number = limitNumber(name);
+    this.run(() => check(cu.cuCtxGetLimit(OUT0, number), 'cuCtxGetLimit', () => `reading ${name}`));
+    return readSize(OUT0);
+  }
+
+  /** Asks for another limit; the driver may round it. Answers what it is now. */
+  setLimit(name: LimitName, value: number): number {
+    const number = limitNumber(name);
+    checkInteger(value, name);
+    this.run(() =>
+      check(cu.cuCtxSetLimit(number, value), 'cuCtxSetLimit', () => `setting ${name} to ${value}`),
+    );
+    return this.limit(name);
+  }
+
+  /** The priorities that streams can have; a lower number is a higher priority. */
+  streamPriorityRange(): { readonly least: number; readonly greatest: number } {
+    this.run(() =>
+      check(cu.cuCtxGetStreamPriorityRange(OUT0, OUT1), 'cuCtxGetStreamPriorityRange'),
+    );
+    return { least: readInt32(OUT0), greatest: readInt32(OUT1) };
+  }
+
+  /** Waits until what was closed while the GPU was busy has been released. */
+  flush(): Promise<void> {
+    return this.releases.flush();
+  }
+
+  /**
+   * Destroys everything in the primary context, of other libraries too, once its work is done.
+   * All objects made in it are closed; the context itself can be used again.
+   */
+  async reset(options: WaitOptions = {}): Promise<void> {
+    this.#requireOwn();
+    await this.synchronize(options);
+    this.resetSync();
+  }
+
+  /** As {@link reset}, at once: blocks until the GPU's work is done. */
+  resetSync(): void {
+    this.#requireOwn();
+    if (this.#handle === undefined) return;
+    this.resources.closeAll('its context was reset', { release: false });
+    this.releases.clear();
+    this.streams.clear();
+    this.streams.add(CU_STREAM_LEGACY as CUstream);
+    this.#resets += 1;
+    const device = this.device.handle;
+    this.#handle = undefined;
+    const released = cu.cuDevicePrimaryCtxRelease_v2(device);
+    check(cu.cuDevicePrimaryCtxReset_v2(device), 'cuDevicePrimaryCtxReset_v2');
+    check(released, 'cuDevicePrimaryCtxRelease_v2');
+  }
+
+  #requireOwn(): void {
+    if (this.borrowed)
+      throw new NotSupportedError(
+        'a borrowed context belongs to another library: it is not reset from here',
+      );
+  }
+}
+
+function limitNumber(name: LimitName): number {
+  if (!Object.hasOwn(limits, name))
+    throw new TypeError(
+      `there is no limit '${String(name)}'; known: ${Object.keys(limits).join(', ')}`,
+    );
+  return limits[name];
+}

@@ -1,0 +1,131 @@
+import { BLOCK, OUT0, readBytes, readInt32, readSize, readString } from '../ffi/arena.ts';
+import { type DeviceAttribute, deviceAttributes } from '../ffi/attributes.ts';
+import { cu, selectionCount } from '../ffi/driver.ts';
+import type { CUdevice } from '../ffi/types.ts';
+import { checkInteger } from './arguments.ts';
+import { check } from './check.ts';
+import { initialize } from './driver.ts';
+
+/** The devices by ordinal, of the driver that was in use when they were made. */
+let known: { readonly selection: number; readonly devices: (Device | undefined)[] } = {
+  selection: -1,
+  devices: [],
+};
+
+/**
+ * A GPU, as this process sees it. Nothing is opened by looking at one: the context comes with its
+ * first use.
+ *
+ * @example
+ * for (const device of cuda.devices()) console.log(device.name, device.uuid);
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__DEVICE.html
+ */
+export class Device {
+  /** Its number among the visible devices, which CUDA_VISIBLE_DEVICES changes; see {@link uuid}. */
+  readonly ordinal: number;
+  /** The driver's handle. */
+  readonly handle: CUdevice;
+  #name: string | undefined;
+  #uuid: string | undefined;
+
+  private constructor(ordinal: number, handle: CUdevice) {
+    this.ordinal = ordinal;
+    this.handle = handle;
+  }
+
+  /** How many devices this process sees. */
+  static get count(): number {
+    initialize();
+    check(cu.cuDeviceGetCount(OUT0), 'cuDeviceGetCount');
+    return readInt32(OUT0);
+  }
+
+  /** The device of an ordinal. @throws RangeError where there is none */
+  static get(ordinal = 0): Device {
+    checkInteger(ordinal, 'ordinal');
+    initialize();
+    if (known.selection !== selectionCount()) known = { selection: selectionCount(), devices: [] };
+    const existing = known.devices[ordinal];
+    if (existing) return existing;
+    const count = Device.count;
+    if (ordinal >= count)
+      throw new RangeError(
+        `there is no device ${ordinal}: this process sees ${count} (0 to ${count - 1}; CUDA_VISIBLE_DEVICES may hide others)`,
+      );
+    check(cu.cuDeviceGet(OUT0, ordinal), 'cuDeviceGet');
+    const device = new Device(ordinal, readInt32(OUT0) as CUdevice);
+    known.devices[ordinal] = device;
+    return device;
+  }
+
+  /** The visible device of a UUID, e.g. `GPU-1a2b…`. @throws RangeError where none has it */
+  static byUuid(uuid: string): Device {
+    if (typeof uuid !== 'string') throw new TypeError('uuid must be a string');
+    const all = devices();
+    const found = all.find((device) => device.uuid === uuid);
+    if (found) return found;
+    throw new RangeError(
+      `no visible device has the UUID ${uuid}; visible: ${all.map((device) => device.uuid).join(', ')}`,
+    );
+  }
+
+  /** E.g. `NVIDIA H200`. */
+  get name(): string {
+    if (this.#name === undefined) {
+      check(cu.cuDeviceGetName(BLOCK, 256, this.handle), 'cuDeviceGetName');
+      this.#name = readString(BLOCK, 256);
+    }
+    return this.#name;
+  }
+
+  /** The identity of the GPU over all processes, in nvidia-smi's form: `GPU-xxxxxxxx-xxxx-…`. */
+  get uuid(): string {
+    if (this.#uuid === undefined) {
+      check(cu.cuDeviceGetUuid_v2(BLOCK, this.handle), 'cuDeviceGetUuid_v2');
+      const hex = Buffer.from(readBytes(BLOCK, 16)).toString('hex');
+      this.#uuid = `GPU-${hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, '$1-$2-$3-$4-$5')}`;
+    }
+    return this.#uuid;
+  }
+
+  /** The device's memory, in bytes. What is free of it: `context.memoryInfo()`. */
+  get totalMemory(): number {
+    check(cu.cuDeviceTotalMem_v2(OUT0, this.handle), 'cuDeviceTotalMem_v2');
+    return readSize(OUT0);
+  }
+
+  /** E.g. `{ major: 9, minor: 0 }` on Hopper. */
+  get computeCapability(): { readonly major: number; readonly minor: number } {
+    return {
+      major: this.attribute('computeCapabilityMajor'),
+      minor: this.attribute('computeCapabilityMinor'),
+    };
+  }
+
+  /**
+   * An attribute by its name in camelCase.
+   *
+   * @example
+   * Device.get(0).attribute('multiprocessorCount');
+   * @throws TypeError for an unknown name, CudaError where the driver does not know it
+   */
+  attribute(name: DeviceAttribute): number {
+    if (!Object.hasOwn(deviceAttributes, name))
+      throw new TypeError(`there is no device attribute '${String(name)}'`);
+    const number = deviceAttributes[name];
+    check(
+      cu.cuDeviceGetAttribute(OUT0, number, this.handle),
+      'cuDeviceGetAttribute',
+      () => `reading ${name}`,
+    );
+    return readInt32(OUT0);
+  }
+
+  toString(): string {
+    return `Device ${this.ordinal} (${this.name})`;
+  }
+}
+
+/** The devices that this process sees, by ordinal. */
+export const devices = (): Device[] =>
+  Array.from({ length: Device.count }, (_, ordinal) => Device.get(ordinal));

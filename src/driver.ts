@@ -1,0 +1,65 @@
+/** Getting the driver ready: found, initialised once, or a sentence that says what to do. */
+import { OUT0, readInt32 } from '../ffi/arena.ts';
+import { cu, driverName, selectionCount } from '../ffi/driver.ts';
+import { LibraryNotFoundError } from '../ffi/library.ts';
+import { CUresult } from '../ffi/results.ts';
+import { check } from './check.ts';
+import { DriverNotFoundError } from './errors.ts';
+
+let initializedFor = -1;
+
+/** Finds and initialises the driver; nothing after the first time. @throws DriverNotFoundError, CudaError */
+export function initialize(): void {
+  if (initializedFor === selectionCount()) return;
+  check(open(), 'cuInit', () => `initialising ${driverName()}`);
+  initializedFor = selectionCount();
+}
+
+function open(): CUresult {
+  try {
+    return cu.cuInit(0);
+  } catch (error) {
+    if (!(error instanceof LibraryNotFoundError)) throw error;
+    const attempts = error.attempts.map(({ path, reason }) => `  ${path}: ${reason}`);
+    throw new DriverNotFoundError(
+      [
+        'no CUDA driver (libcuda.so.1) was found. Tried:',
+        ...attempts,
+        'Install the NVIDIA driver (in a container: start it with GPUs), or set CUFFI_DRIVER to',
+        'the path of a libcuda. Without a GPU, CUFFI_DRIVER=emulated runs on the emulated driver.',
+      ].join('\n'),
+      { cause: error },
+    );
+  }
+}
+
+/**
+ * Whether there is a CUDA driver and at least one device, as numba's `cuda.is_available()`.
+ * A GPU that is there but broken is no "no": that error is thrown.
+ *
+ * @throws CudaError for any failure but "no device" and the toolkit's stub library
+ * @example
+ * if (!cuda.isAvailable()) console.log('no GPU here');
+ */
+export function isAvailable(): boolean {
+  let status: CUresult;
+  try {
+    status = open();
+  } catch (error) {
+    if (error instanceof DriverNotFoundError) return false;
+    throw error;
+  }
+  if (status === CUresult.CUDA_ERROR_NO_DEVICE || status === CUresult.CUDA_ERROR_STUB_LIBRARY)
+    return false;
+  initialize();
+  check(cu.cuDeviceGetCount(OUT0), 'cuDeviceGetCount');
+  return readInt32(OUT0) > 0;
+}
+
+/** The version of the CUDA API that the driver offers, e.g. `{ major: 13, minor: 0 }`. */
+export function driverVersion(): { readonly major: number; readonly minor: number } {
+  initialize();
+  check(cu.cuDriverGetVersion(OUT0), 'cuDriverGetVersion');
+  const version = readInt32(OUT0);
+  return { major: Math.floor(version / 1000), minor: Math.floor((version % 1000) / 10) };
+}

@@ -1,0 +1,94 @@
+/** The errors that cuffi throws: one family, so that `error instanceof CuffiError` tells. */
+import { type CUresult, resultName } from '../ffi/results.ts';
+
+/** The base of every error that cuffi throws of its own; wrong arguments are TypeError or RangeError. */
+export class CuffiError extends Error {
+  override name = 'CuffiError';
+}
+
+/** What a {@link CudaError} is made of. */
+export interface CudaErrorDetails {
+  readonly status: CUresult;
+  /** The driver's function, e.g. `cuMemAlloc_v2`. */
+  readonly call: string;
+  /** The driver's own description. */
+  readonly description: string;
+  /** What cuffi was doing, e.g. `allocating 4096 bytes`. */
+  readonly doing?: string | undefined;
+  /** What the caller may do about it. */
+  readonly remedy?: string | undefined;
+}
+
+/**
+ * A driver call failed. The call created nothing and left the current context as it was; the
+ * objects that it touched stay usable, unless {@link CudaError.sticky} says that the context is
+ * lost.
+ *
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html
+ */
+export class CudaError extends CuffiError {
+  override name = 'CudaError';
+  /** The status by number, e.g. 2. */
+  readonly status: CUresult;
+  /** The status by name, e.g. `CUDA_ERROR_OUT_OF_MEMORY`. */
+  readonly code: string;
+  readonly call: string;
+  readonly doing: string | undefined;
+  readonly remedy: string | undefined;
+
+  constructor({ status, call, description, doing, remedy }: CudaErrorDetails) {
+    const code = resultName(status);
+    super(
+      [
+        `${call} failed${doing ? ` while ${doing}` : ''}: ${description} (${code}, ${status})`,
+        ...(remedy ? [remedy] : []),
+      ].join('\n'),
+    );
+    this.status = status;
+    this.code = code;
+    this.call = call;
+    this.doing = doing;
+    this.remedy = remedy;
+  }
+
+  /** Whether the context is lost: every later call in it fails until the process ends. */
+  get sticky(): boolean {
+    return isSticky(this.status);
+  }
+}
+
+// CUDA_ERROR_ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT to LAUNCH_FAILED, ECC_UNCORRECTABLE, and so on:
+// the driver's documentation says of each that the process must be terminated and relaunched.
+const STICKY: ReadonlySet<number> = new Set([
+  214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719,
+]);
+
+/** Whether a status means that its context is lost. */
+export const isSticky = (status: CUresult): boolean => STICKY.has(status);
+
+/** No CUDA driver could be opened. The message names what was tried and what to do. */
+export class DriverNotFoundError extends CuffiError {
+  override name = 'DriverNotFoundError';
+}
+
+/** The device, the driver or the platform cannot do what was asked. */
+export class NotSupportedError extends CuffiError {
+  override name = 'NotSupportedError';
+}
+
+/** An object was used after it was closed. */
+export class ClosedError extends CuffiError {
+  override name = 'ClosedError';
+}
+
+/**
+ * Something cannot be shared, or what another process sent cannot be used here. `cause` is the
+ * driver's answer where it was asked; the message repeats it.
+ */
+export class IpcError extends CuffiError {
+  override name = 'IpcError';
+
+  constructor(message: string, cause?: CudaError) {
+    super(cause ? `${message}: ${cause.message}` : message, cause ? { cause } : {});
+  }
+}

@@ -1,0 +1,167 @@
+import { BLOCK, OUT0, readBytes, readFloat32, readHandle } from '../ffi/arena.ts';
+import {
+  CU_EVENT_BLOCKING_SYNC,
+  CU_EVENT_DISABLE_TIMING,
+  CU_EVENT_INTERPROCESS,
+  CU_IPC_HANDLE_SIZE,
+} from '../ffi/constants.ts';
+import { cu } from '../ffi/driver.ts';
+import { CUresult } from '../ffi/results.ts';
+import type { CUevent } from '../ffi/types.ts';
+import { checkBoolean, checkInstance, checkOptions } from './arguments.ts';
+import { check, cudaError, isReady } from './check.ts';
+import { Context, type PlaceOptions } from './context.ts';
+import { Resource } from './resource.ts';
+import { Stream } from './stream.ts';
+import { type WaitOptions, waitUntil } from './wait.ts';
+
+/** Options of {@link CudaEvent.create}. */
+export interface EventOptions extends PlaceOptions {
+  /** Whether it keeps the time. Default true, except for interprocess events, which cannot. */
+  readonly timing?: boolean;
+  /** Whether other processes may open it (`getIpcHandle` of cuffi/ipc). Default false. */
+  readonly interprocess?: boolean;
+  /** Whether `synchronizeSync` sleeps instead of spinning. Default false. */
+  readonly blockingSync?: boolean;
+}
+
+/**
+ * A mark in the work of a stream, to wait for or to take the time between.
+ *
+ * @example
+ * using start = cuda.CudaEvent.create();
+ * using end = cuda.CudaEvent.create();
+ * start.record(stream);
+ * buffer.fill(0, { stream });
+ * end.record(stream);
+ * await end.synchronize();
+ * console.log(cuda.CudaEvent.elapsedMs(start, end));
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
+ */
+export class CudaEvent extends Resource {
+  readonly context: Context;
+  readonly timing: boolean;
+  readonly interprocess: boolean;
+  /** Whether another process made it. */
+  readonly imported: boolean;
+  /** @internal The 64 bytes that name it to other processes; undefined unless made here for them. */
+  readonly ipcBytes: Uint8Array | undefined;
+  readonly #handle: CUevent;
+
+  /** @internal */
+  constructor(
+    context: Context,
+    handle: CUevent,
+    traits: {
+      readonly timing: boolean;
+      readonly interprocess: boolean;
+      readonly imported: boolean;
+      readonly ipcBytes?: Uint8Array | undefined;
+    },
+  ) {
+    super('CudaEvent', {
+      owner: context.resources,
+      release: () => check(cu.cuEventDestroy_v2(handle), 'cuEventDestroy_v2'),
+    });
+    this.context = context;
+    this.#handle = handle;
+    this.timing = traits.timing;
+    this.interprocess = traits.interprocess;
+    this.imported = traits.imported;
+    this.ipcBytes = traits.ipcBytes;
+  }
+
+  /** Makes an event, not yet recorded: as such it counts as done. */
+  static create(options?: EventOptions): CudaEvent {
+    const checked = checkOptions(
+      options,
+      ['context', 'device', 'timing', 'interprocess', 'blockingSync'],
+      'CudaEvent.create',
+    );
+    const interprocess = checkBoolean(checked.interprocess, 'interprocess', false);
+    const timing = checkBoolean(checked.timing, 'timing', !interprocess);
+    const blockingSync = checkBoolean(checked.blockingSync, 'blockingSync', false);
+    if (interprocess && timing)
+      throw new TypeError('an interprocess event cannot keep the time: leave timing out');
+    const context = Context.of(checked);
+    const flags =
+      (timing ? 0 : CU_EVENT_DISABLE_TIMING) |
+      (interprocess ? CU_EVENT_INTERPROCESS : 0) |
+      (blockingSync ? CU_EVENT_BLOCKING_SYNC : 0);
+    return context.run(() => {
+      createEvent(flags, interprocess);
+      const handle = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
+      // Exported at once, while its context is current: later the handle may be asked for by code
+      // that has none.
+      const ipcBytes = interprocess ? exportEvent(handle) : undefined;
+      return new CudaEvent(context, handle, { timing, interprocess, imported: false, ipcBytes });
+    });
+  }
+
+  /** The milliseconds between two events that were recorded with timing and are done. */
+  static elapsedMs(start: CudaEvent, end: CudaEvent): number {
+    for (const [name, event] of Object.entries({ start, end })) {
+      checkInstance(event, CudaEvent, name);
+      if (!event.timing)
+        throw new TypeError(
+          `${name} keeps no time: ${event.interprocess ? 'interprocess events never do' : 'it was made with timing: false'}`,
+        );
+    }
+    const status = cu.cuEventElapsedTime(OUT0, start.handle, end.handle);
+    if (status === CUresult.CUDA_ERROR_NOT_READY)
+      throw cudaError(status, 'cuEventElapsedTime', 'taking a time before both events are done');
+    check(status, 'cuEventElapsedTime', () => 'taking a time (were both events recorded?)');
+    return readFloat32(OUT0);
+  }
+
+  /** The driver's handle. @throws ClosedError */
+  get handle(): CUevent {
+    if (this.closed) throw this.closedError();
+    return this.#handle;
+  }
+
+  /** Whether the work that it was last recorded behind is done; true if never recorded. */
+  get done(): boolean {
+    return isReady(cu.cuEventQuery(this.handle), 'cuEventQuery');
+  }
+
+  /** Marks the work queued in `stream` so far; without a stream, in the legacy default stream. */
+  record(stream?: Stream): void {
+    const event = this.handle;
+    if (stream === undefined) {
+      this.context.run(() => check(cu.cuEventRecord(event, 0 as never), 'cuEventRecord'));
+      return;
+    }
+    checkInstance(stream, Stream, 'stream').recordEvent(event);
+  }
+
+  /** Waits until it is {@link done}; the event loop turns meanwhile. */
+  async synchronize(options: WaitOptions = {}): Promise<void> {
+    await waitUntil(() => this.done, options);
+  }
+
+  /** Blocks the process until it is done. */
+  synchronizeSync(): void {
+    check(cu.cuEventSynchronize(this.handle), 'cuEventSynchronize');
+  }
+}
+
+function createEvent(flags: number, interprocess: boolean): void {
+  const status = cu.cuEventCreate(OUT0, flags);
+  if (interprocess && status === CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+    throw cudaError(
+      status,
+      'cuEventCreate',
+      'making an interprocess event (a process can have about 4096 at a time: close some)',
+    );
+  check(status, 'cuEventCreate', () => 'making an event');
+}
+
+function exportEvent(handle: CUevent): Uint8Array {
+  const status = cu.cuIpcGetEventHandle(BLOCK, handle);
+  if (status !== 0) {
+    cu.cuEventDestroy_v2(handle);
+    throw cudaError(status, 'cuIpcGetEventHandle', 'exporting an event');
+  }
+  return readBytes(BLOCK, CU_IPC_HANDLE_SIZE);
+}

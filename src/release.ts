@@ -1,0 +1,64 @@
+/** Releases that may make the driver wait for the GPU, kept until the GPU is idle. */
+import { pollInBackground, waitUntil } from './wait.ts';
+
+/**
+ * cuMemFree and its like wait for the work of the whole context: behind a stream that is held up,
+ * `close()` would stop the event loop. So a release runs at once while the context is idle, and
+ * otherwise as soon as it is.
+ */
+export class ReleaseQueue {
+  readonly #isIdle: () => boolean;
+  #pending: (() => void)[] = [];
+  #polling = false;
+
+  /** @param isIdle whether all work that was queued in the context is done; must not throw */
+  constructor(isIdle: () => boolean) {
+    this.#isIdle = isIdle;
+  }
+
+  /** How many releases wait. */
+  get size(): number {
+    return this.#pending.length;
+  }
+
+  /** Runs `release` now if nothing can make it wait; else later, in the order of submission. */
+  submit(release: () => void): void {
+    if (this.#pending.length === 0 && this.#isIdle()) {
+      release();
+      return;
+    }
+    this.#pending.push(release);
+    if (this.#polling) return;
+    this.#polling = true;
+    pollInBackground(() => this.collect());
+  }
+
+  /** Runs what waits, if the context is idle; answers whether nothing waits any more. */
+  collect(): boolean {
+    if (this.#pending.length > 0 && !this.#isIdle()) return false;
+    const ready = this.#pending;
+    this.#pending = [];
+    this.#polling = false;
+    for (const release of ready) {
+      try {
+        release();
+      } catch (error) {
+        // Nobody is there to catch: the close() that queued it returned long ago.
+        process.emitWarning(error instanceof Error ? error : new Error(String(error)), {
+          code: 'CUFFI_RELEASE',
+        });
+      }
+    }
+    return this.#pending.length === 0;
+  }
+
+  /** Resolves when everything that was submitted has been released. */
+  flush(): Promise<void> {
+    return waitUntil(() => this.collect());
+  }
+
+  /** Forgets what waits, as a reset of the context has freed it. */
+  clear(): void {
+    this.#pending = [];
+  }
+}

@@ -1,0 +1,45 @@
+/** What a caller may do about a status, by number and, where it matters, by call. */
+import type { CUresult } from '../ffi/results.ts';
+import { isSticky } from './errors.ts';
+
+const BY_CALL: Readonly<Record<string, string>> = {
+  'cuIpcOpenMemHandle_v2:1':
+    'Likely causes: the exporter freed the memory before it was opened here, or the handle was ' +
+    'altered or made on another machine.',
+  'cuIpcOpenMemHandle_v2:201':
+    'Likely causes: the handle was made by this very process, or by a process of another ' +
+    'container whose pid number is the same as this one’s (run the containers with one pid ' +
+    'namespace, or give them different pid numbers).',
+  'cuIpcOpenMemHandle_v2:400':
+    'The process that exported the memory has ended: an exporter must live until its memory was opened.',
+  'cuIpcOpenEventHandle:201': 'The event was made by this very process: use it directly.',
+  'cuIpcOpenEventHandle:400':
+    'Likely causes: the process that exported the event has ended, or the processes do not share ' +
+    '/dev/shm (containers: give them one, e.g. --ipc=host), or this is WSL.',
+  'cuIpcGetMemHandle:1':
+    'Only memory of cuMemAlloc has a legacy IPC handle: not pool, managed, pinned or virtual memory, nor freed memory.',
+};
+
+const BY_STATUS: ReadonlyMap<CUresult, string> = new Map([
+  [2, 'Close buffers that are no longer needed, or ask for less.'],
+  [3, 'The driver was not initialised: make objects through cuffi, which does it.'],
+  [34, 'This libcuda is the stub of the CUDA toolkit: take its folder out of the library path.'],
+  [36, 'The installed driver is too old for this function: update it.'],
+  [
+    100,
+    'No GPU is visible: check nvidia-smi, CUDA_VISIBLE_DEVICES, and that a container was started with GPUs.',
+  ],
+  [101, 'cuffi.devices() lists the devices that this process can see.'],
+  [709, 'The context was destroyed or reset: make its objects anew.'],
+  [801, 'This device or driver cannot do it.'],
+  [802, 'The system is not ready: the fabric manager or a GPU reset may be pending.'],
+  [803, 'The kernel driver and libcuda differ in version: reboot, or reload the driver.'],
+  [999, 'Check dmesg for NVRM: Xid messages.'],
+]);
+
+/** The advice for `status` as the answer of `call`, if there is any. */
+export const remedyFor = (call: string, status: CUresult): string | undefined =>
+  BY_CALL[`${call}:${status}`] ??
+  (isSticky(status)
+    ? 'The context is lost: every later call in it fails. End this process and start another.'
+    : BY_STATUS.get(status));

@@ -1,0 +1,182 @@
+import { OUT0, readHandle, readInt32, readUint32 } from '../ffi/arena.ts';
+import {
+  CU_STREAM_LEGACY,
+  CU_STREAM_NON_BLOCKING,
+  CU_STREAM_PER_THREAD,
+} from '../ffi/constants.ts';
+import { cu } from '../ffi/driver.ts';
+import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
+import { checkBoolean, checkInteger, checkOptions } from './arguments.ts';
+import { check, isReady } from './check.ts';
+import { Context, type PlaceOptions } from './context.ts';
+import { initialize } from './driver.ts';
+import type { CudaEvent } from './event.ts';
+import { Resource } from './resource.ts';
+import { type WaitOptions, waitUntil } from './wait.ts';
+
+/** Options of {@link Stream.create}. */
+export interface StreamOptions extends PlaceOptions {
+  /** Lower is more urgent; what the device offers: `context.streamPriorityRange()`. Default 0. */
+  readonly priority?: number;
+  /** Whether it ignores the legacy default stream. Default false, as numba's. */
+  readonly nonBlocking?: boolean;
+}
+
+/**
+ * A queue of work on a device, run in order.
+ *
+ * @example
+ * using stream = cuda.Stream.create();
+ * buffer.fill(0, { stream });
+ * await stream.synchronize();
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html
+ */
+export class Stream extends Resource {
+  readonly context: Context;
+  readonly #handle: CUstream;
+  // The default streams' handles are names that only the current context gives a meaning to.
+  readonly #isDefault: boolean;
+
+  private constructor(context: Context, handle: CUstream, owned: boolean) {
+    const isDefault = handle <= CU_STREAM_PER_THREAD;
+    const { streams, releases, resets } = context;
+    super('Stream', {
+      owner: isDefault ? undefined : context.resources,
+      release: owned
+        ? () =>
+            // Destroyed when idle, so that until then the context still knows of its work.
+            releases.submit(() => {
+              if (context.resets !== resets) return;
+              streams.delete(handle);
+              check(cu.cuStreamDestroy_v2(handle), 'cuStreamDestroy_v2');
+            })
+        : undefined,
+    });
+    // A borrowed stream may be destroyed behind our back: asking it would crash.
+    if (owned || isDefault) streams.add(handle);
+    this.context = context;
+    this.#handle = handle;
+    this.#isDefault = isDefault;
+  }
+
+  /** Makes a stream. */
+  static create(options?: StreamOptions): Stream {
+    const checked = checkOptions(
+      options,
+      ['context', 'device', 'priority', 'nonBlocking'],
+      'Stream.create',
+    );
+    const priority = checkInteger(checked.priority ?? 0, 'priority', -1024, 1024);
+    const nonBlocking = checkBoolean(checked.nonBlocking, 'nonBlocking', false);
+    const context = Context.of(checked);
+    context.run(() =>
+      check(
+        cu.cuStreamCreateWithPriority(OUT0, nonBlocking ? CU_STREAM_NON_BLOCKING : 0, priority),
+        'cuStreamCreateWithPriority',
+        () => 'making a stream',
+      ),
+    );
+    return new Stream(context, readHandle<CUstream>(OUT0, cu.cuStreamDestroy_v2), true);
+  }
+
+  /** The legacy default stream, which waits for all blocking streams and they for it. */
+  static legacyDefault(place: PlaceOptions = {}): Stream {
+    return new Stream(Context.of(place), CU_STREAM_LEGACY as CUstream, false);
+  }
+
+  /** The default stream of the calling thread. */
+  static perThreadDefault(place: PlaceOptions = {}): Stream {
+    return new Stream(Context.of(place), CU_STREAM_PER_THREAD as CUstream, false);
+  }
+
+  /** A stream that another library made, borrowed: closing it forgets it. */
+  static fromHandle(handle: CUstream, place: PlaceOptions = {}): Stream {
+    checkInteger(handle, 'handle', 1);
+    if (handle <= CU_STREAM_PER_THREAD) return new Stream(Context.of(place), handle, false);
+    if (place.context || place.device !== undefined)
+      return new Stream(Context.of(place), handle, false);
+    initialize();
+    check(cu.cuStreamGetCtx(handle, OUT0), 'cuStreamGetCtx', () => `borrowing stream ${handle}`);
+    return new Stream(Context.fromHandle(readHandle<CUcontext>(OUT0)), handle, false);
+  }
+
+  /** The driver's handle. @throws ClosedError */
+  get handle(): CUstream {
+    if (this.closed) throw this.closedError();
+    return this.#handle;
+  }
+
+  /** Whether all work queued so far is done. */
+  get done(): boolean {
+    const handle = this.handle;
+    return isReady(
+      this.#isDefault ? this.context.run(() => cu.cuStreamQuery(handle)) : cu.cuStreamQuery(handle),
+      'cuStreamQuery',
+    );
+  }
+
+  /** The priority that the driver gave it. */
+  get priority(): number {
+    const handle = this.handle;
+    this.#run(() => check(cu.cuStreamGetPriority(handle, OUT0), 'cuStreamGetPriority'));
+    return readInt32(OUT0);
+  }
+
+  /** Whether it ignores the legacy default stream. */
+  get nonBlocking(): boolean {
+    const handle = this.handle;
+    this.#run(() => check(cu.cuStreamGetFlags(handle, OUT0), 'cuStreamGetFlags'));
+    return (readUint32(OUT0) & CU_STREAM_NON_BLOCKING) !== 0;
+  }
+
+  /** Makes later work wait for the work that `event` was recorded behind; blocks nobody. */
+  wait(event: CudaEvent): void {
+    const handle = this.handle;
+    const awaited = event.handle;
+    this.#run(() => check(cu.cuStreamWaitEvent(handle, awaited, 0), 'cuStreamWaitEvent'));
+  }
+
+  /** Waits until all work queued so far (and until then) is done; the event loop turns meanwhile. */
+  async synchronize(options: WaitOptions = {}): Promise<void> {
+    await waitUntil(() => this.done, options);
+  }
+
+  /** Blocks the process until all work queued so far is done. */
+  synchronizeSync(): void {
+    const handle = this.handle;
+    this.#run(() => check(cu.cuStreamSynchronize(handle), 'cuStreamSynchronize'));
+  }
+
+  /**
+   * A scope at whose end the stream is waited for, as numba's `stream.auto_synchronize()`.
+   *
+   * @example
+   * {
+   *   await using _ = stream.autoSynchronize();
+   *   buffer.fill(1, { stream });
+   * } // done here
+   */
+  autoSynchronize(): AsyncDisposable & { readonly stream: Stream } {
+    this.requireOpen();
+    return { stream: this, [Symbol.asyncDispose]: () => this.synchronize() };
+  }
+
+  /** @internal `event.record(stream)`, without a closure on the hot path. */
+  recordEvent(event: CUevent): void {
+    const handle = this.handle;
+    if (this.#isDefault)
+      this.context.run(() => check(cu.cuEventRecord(event, handle), 'cuEventRecord'));
+    else check(cu.cuEventRecord(event, handle), 'cuEventRecord');
+  }
+
+  /** @internal Runs a call that names this stream, under its context where it needs one. */
+  enqueue(call: (handle: CUstream) => void): void {
+    const handle = this.handle;
+    this.#run(() => call(handle));
+  }
+
+  #run(call: () => void): void {
+    if (this.#isDefault) this.context.run(call);
+    else call();
+  }
+}

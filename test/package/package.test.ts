@@ -1,0 +1,158 @@
+/**
+ * The package as its users get it: packed, unpacked into a folder without development
+ * dependencies, and used from there. Nothing here asks the registry.
+ */
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { existsSync, mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { after, before, describe, test } from 'node:test';
+import { fileURLToPath, pathToFileURL } from 'node:url';
+import { bindings, cjs, esm, loadedScripts, types } from './consumers.ts';
+
+const root = fileURLToPath(new URL('../..', import.meta.url));
+const installed = (path: string): string => join(root, 'node_modules', path);
+
+const env: NodeJS.ProcessEnv = {
+  ...process.env,
+  npm_config_offline: 'true',
+  npm_config_update_notifier: 'false',
+};
+// What the test runner and its loader tell their children is not for a user's program.
+delete env['NODE_TEST_CONTEXT'];
+delete env['NODE_OPTIONS'];
+
+/** Runs a program to its end and answers with what it wrote; fails with all of it. */
+function run(cwd: string, file: string, args: string[], more: NodeJS.ProcessEnv = {}): string {
+  const child = spawnSync(file, args, {
+    cwd,
+    encoding: 'utf8',
+    env: { ...env, ...more },
+    maxBuffer: 64 << 20,
+  });
+  assert.ifError(child.error);
+  assert.equal(child.status, 0, `${file} ${args.join(' ')}\n${child.stdout}${child.stderr}`);
+  return child.stdout;
+}
+
+// The bundle for machines without Node carries neither npm nor the checkers.
+const unavailable =
+  (spawnSync('npm', ['--version']).status !== 0 && 'npm is not installed') ||
+  (!existsSync(installed('publint')) && 'publint is not installed');
+
+describe('the packed package', { skip: unavailable }, () => {
+  let folder: string;
+  let app: string;
+  let tarball: string;
+  let packed: string[];
+
+  const node = (name: string, text: string, args: string[] = [], more?: NodeJS.ProcessEnv) => {
+    writeFileSync(join(app, name), text);
+    return run(app, process.execPath, [...args, name], more);
+  };
+
+  before(() => {
+    assert.ok(existsSync(join(root, 'dist')), 'no dist: npm run build');
+    folder = mkdtempSync(join(tmpdir(), 'cuffi-package-'));
+    // Scripts are ignored because prepare would build dist anew under the tests that run beside.
+    const answer = run(root, 'npm', [
+      'pack',
+      '--json',
+      '--ignore-scripts',
+      `--pack-destination=${folder}`,
+    ]);
+    const [pack] = JSON.parse(answer) as [{ filename: string; files: { path: string }[] }];
+    tarball = join(folder, pack.filename);
+    packed = pack.files.map((file) => file.path);
+
+    app = join(folder, 'app');
+    mkdirSync(join(app, 'node_modules/cuffi'), { recursive: true });
+    run(app, 'tar', ['-xzf', tarball, '--strip-components=1', '-C', 'node_modules/cuffi']);
+    mkdirSync(join(app, 'node_modules/@types'));
+    for (const name of ['koffi', 'zod', '@types/node'])
+      symlinkSync(installed(name), join(app, 'node_modules', name));
+    writeFileSync(join(app, 'package.json'), '{ "private": true }\n');
+  });
+
+  after(() => rmSync(folder, { recursive: true, force: true }));
+
+  test('holds the build, the sources that its maps point to, and the licence', () => {
+    const expected =
+      /^(dist|ffi|src)\/.+\.(js|ts|map)$|^(package\.json|LICENSE|README\.md|CHANGELOG\.md)$/;
+    assert.deepEqual(
+      packed.filter((path) => !expected.test(path)),
+      [],
+    );
+    for (const path of ['LICENSE', 'package.json', 'ffi/index.ts', 'src/index.ts'])
+      assert.ok(packed.includes(path), path);
+    for (const path of packed.filter((path) => /^dist\/.*\.js$/.test(path)))
+      assert.ok(
+        packed.includes(path.replace(/^dist\/(.*)\.js$/, '$1.ts')),
+        `the source of ${path}`,
+      );
+  });
+
+  test('is imported as ES modules', () => {
+    assert.equal(node('esm.mjs', esm), 'ok\n');
+  });
+
+  test('is loaded by require()', () => {
+    assert.equal(node('cjs.cjs', cjs), 'ok\n');
+  });
+
+  test('is imported from TypeScript run by tsx', () => {
+    const tsx = pathToFileURL(createRequire(import.meta.url).resolve('tsx')).href;
+    assert.equal(node('esm.mts', esm, ['--import', tsx]), 'ok\n');
+  });
+
+  // Without @types/node, the declarations of AbortSignal and Disposable are the user's to bring.
+  for (const [extension, title, options] of [
+    ['mts', "an ES module, the package's own declarations with it", ['--types', 'node']],
+    ['cts', "a CommonJS module, the package's own declarations with it", ['--types', 'node']],
+    ['mts', 'a project without @types/node', ['--skipLibCheck']],
+  ] as const) {
+    test(`type-checks in ${title}`, () => {
+      writeFileSync(join(app, `types.${extension}`), types);
+      run(app, process.execPath, [
+        installed('typescript/bin/tsc'),
+        ...'--noEmit --strict --module nodenext --target es2022'.split(' '),
+        ...options,
+        `types.${extension}`,
+      ]);
+    });
+  }
+
+  test('asks for no driver when it is imported, and says what is missing when it is used', () => {
+    const more = { CUFFI_DRIVER: '/nonexistent/libcuda.so.1' };
+    assert.equal(node('nodriver.mjs', bindings, [], more), 'LibraryNotFoundError\n');
+  });
+
+  test('loads neither zod nor the emulated driver before they are used', () => {
+    const { atImport, afterUse } = JSON.parse(
+      node('scripts.mjs', loadedScripts, [], { CUFFI_DRIVER: 'emulated' }),
+    ) as { atImport: string[]; afterUse: string[] };
+    const seen = (scripts: string[], part: string): boolean =>
+      scripts.some((url) => url.includes(part));
+
+    assert.ok(seen(atImport, '/cuffi/dist/src/index.js'));
+    assert.ok(!seen(atImport, '/zod/'), 'zod');
+    assert.ok(!seen(atImport, '/emulator/'), 'the emulated driver');
+    // That both are seen once they are used shows that the list is complete.
+    assert.ok(seen(afterUse, '/zod/'));
+    assert.ok(seen(afterUse, '/cuffi/dist/ffi/emulator/'));
+  });
+
+  test('passes publint', () => {
+    run(root, process.execPath, [installed('publint/src/cli.js'), tarball, '--strict']);
+  });
+
+  test('has types that resolve as its code does', () => {
+    run(root, process.execPath, [
+      installed('@arethetypeswrong/cli/dist/index.js'),
+      tarball,
+      '--profile=esm-only',
+    ]);
+  });
+});

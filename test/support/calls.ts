@@ -1,0 +1,81 @@
+/** Raw driver calls as data, so that a test can make them here or in another process alike. */
+import { arena, BLOCK, OUT0, OUT1, OUT2, readBytes, readUint64 } from '../../ffi/arena.ts';
+import { cu } from '../../ffi/driver.ts';
+import type { FunctionName } from '../../ffi/functions.ts';
+import type { Address } from '../../ffi/types.ts';
+import { Program } from './program.ts';
+
+/** Where an out-value goes. */
+export type OutSlot = 'OUT0' | 'OUT1' | 'OUT2' | 'BLOCK';
+const slots: Readonly<Record<OutSlot, Address>> = { OUT0, OUT1, OUT2, BLOCK };
+
+/** The 64 bytes of a handle, passed by value. */
+export interface Handle64 {
+  readonly base64: string;
+}
+
+export type Argument = number | OutSlot | Handle64;
+
+/** What a call answered. */
+export interface Answer {
+  readonly status: number;
+  readonly out0: number;
+  readonly out1: number;
+  readonly int0: number;
+  /** The first 64 bytes of BLOCK, in base64. */
+  readonly block: string;
+}
+
+/** A process in which calls can be made. */
+export interface Side {
+  readonly call: (name: FunctionName, ...args: Argument[]) => Promise<Answer>;
+}
+
+/** Makes a call in this process. */
+export function callHere(name: FunctionName, args: readonly Argument[]): Answer {
+  new Uint8Array(arena.buffer).fill(0, 0, 4096 + 64);
+  const values = args.map((arg) => {
+    if (typeof arg === 'string') return slots[arg];
+    if (typeof arg === 'object')
+      return { reserved: new Uint8Array(Buffer.from(arg.base64, 'base64')) };
+    return arg;
+  });
+  const status = (cu[name] as (...values: unknown[]) => number)(...values);
+  return {
+    status,
+    out0: Number(readUint64(OUT0)),
+    out1: Number(readUint64(OUT1)),
+    int0: Number(BigInt.asIntN(32, readUint64(OUT0))),
+    block: Buffer.from(readBytes(BLOCK, 64)).toString('base64'),
+  };
+}
+
+export const here: Side = { call: async (name, ...args) => callHere(name, args) };
+
+/** Another process that makes the calls it is asked for; none is made by itself. */
+export class Peer extends Program implements Side {
+  constructor(env: NodeJS.ProcessEnv = {}) {
+    super(new URL('./peer.ts', import.meta.url), [], env);
+  }
+
+  readonly call = (name: FunctionName, ...args: Argument[]): Promise<Answer> =>
+    this.ask<Answer>({ name, args });
+
+  /** As {@link Side.call}, but the answer is awaited later. */
+  start(name: FunctionName, ...args: Argument[]): void {
+    this.process.send({ name, args });
+  }
+
+  /** Makes a latch in the peer; see latch.ts. */
+  latch(): Promise<{ fd: number; devicePointer: number }> {
+    return this.ask({ latch: true });
+  }
+}
+
+/** cuInit, then the primary context of device 0 retained and pushed: answers its handle. */
+export async function enterContext(side: Side): Promise<number> {
+  await side.call('cuInit', 0);
+  const { out0 } = await side.call('cuDevicePrimaryCtxRetain', 'OUT0', 0);
+  await side.call('cuCtxPushCurrent_v2', out0);
+  return out0;
+}
