@@ -116,11 +116,11 @@ export const functions = {
   // Memory
   cuMemGetInfo_v2: inContext(out(size_t), out(size_t)),
   cuMemAlloc_v2: inContext(out(CUdeviceptr), size_t),
-  cuMemFree_v2: inContext(CUdeviceptr),
-  cuMemGetAddressRange_v2: anywhere(out(CUdeviceptr), out(size_t), CUdeviceptr),
+  cuMemFree_v2: anywhere(CUdeviceptr),
+  cuMemGetAddressRange_v2: inContext(out(CUdeviceptr), out(size_t), CUdeviceptr),
   cuPointerGetAttribute: anywhere(pointer, CUpointer_attribute, CUdeviceptr),
   cuMemHostRegister_v2: inContext(pointer, size_t, uint),
-  cuMemHostUnregister: inContext(pointer),
+  cuMemHostUnregister: anywhere(pointer),
   cuMemHostGetDevicePointer_v2: inContext(out(CUdeviceptr), pointer, uint),
 
   // Copies and fills
@@ -134,7 +134,7 @@ export const functions = {
   cuMemsetD32Async: moving(onStream(CUdeviceptr, uint, size_t, CUstream), 2, 4),
 
   // Interprocess communication
-  cuIpcGetMemHandle: anywhere(out(CUipcMemHandle), CUdeviceptr),
+  cuIpcGetMemHandle: inContext(out(CUipcMemHandle), CUdeviceptr),
   cuIpcOpenMemHandle_v2: inContext(out(CUdeviceptr), CUipcMemHandle, uint),
   cuIpcCloseMemHandle: inContext(CUdeviceptr),
   cuIpcGetEventHandle: inContext(out(CUipcEventHandle), CUevent),

@@ -182,6 +182,8 @@ function checkPollable(fd: number): void {
     'epoll_create1',
   );
   try {
+    // A closed descriptor's number may have gone to the epoll descriptor itself.
+    if (fd === epoll) throw new SystemError('epoll_ctl', EBADF);
     succeeded(
       libc.syscall(SYS_EPOLL_CTL, epoll, EPOLL_CTL_ADD, fd, addressOf(noEvents), 0, 0),
       'epoll_ctl',

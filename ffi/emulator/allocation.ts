@@ -24,6 +24,7 @@ const {
   CUDA_SUCCESS,
   CUDA_ERROR_INVALID_VALUE,
   CUDA_ERROR_OUT_OF_MEMORY,
+  CUDA_ERROR_NOT_FOUND,
   CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
   CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
 } = CUresult;
@@ -123,7 +124,7 @@ export const allocationFunctions = (
   },
   cuMemGetAddressRange_v2(base, byteLength, address) {
     const pointer = pointerAt(memory, address);
-    if (!pointer) return CUDA_ERROR_INVALID_VALUE;
+    if (!pointer) return CUDA_ERROR_NOT_FOUND;
     if (base !== 0) host.setUint64(base, pointer.address);
     if (byteLength !== 0) host.setUint64(byteLength, pointer.byteLength);
     return CUDA_SUCCESS;

@@ -25,9 +25,6 @@ const defaultLimits: readonly (readonly [number, number])[] = [
   [limits.persistingL2CacheSize, 0],
 ];
 
-const GREATEST_PRIORITY = -5;
-const LEAST_PRIORITY = 0;
-
 // CU_CTX_FLAGS_MASK
 const MAX_FLAGS = 0xff;
 
@@ -179,6 +176,10 @@ export const primaryContextFunctions = (
   },
 });
 
+/** The answer to a limit that contexts do not have: unsupported, or none at all. */
+const withoutLimit = (limit: number): CUresult =>
+  limit === limits.devRuntimeSyncDepth ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_ERROR_INVALID_VALUE;
+
 type ContextFunctions = Pick<
   Driver,
   | 'cuCtxCreate_v2'
@@ -189,7 +190,6 @@ type ContextFunctions = Pick<
   | 'cuCtxGetDevice'
   | 'cuCtxGetLimit'
   | 'cuCtxSetLimit'
-  | 'cuCtxGetStreamPriorityRange'
 >;
 
 export const contextFunctions = (contexts: Contexts, host: HostMemory): ContextFunctions => ({
@@ -214,9 +214,11 @@ export const contextFunctions = (contexts: Contexts, host: HostMemory): ContextF
     return CUDA_SUCCESS;
   },
   cuCtxPushCurrent_v2(handle) {
+    if (handle === 0) return CUDA_ERROR_INVALID_VALUE;
     const context = contexts.get(handle);
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-    if (!context.alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    // A primary context may be pushed while it is not alive: calls that need it then fail.
+    if (!context.alive && !context.primary) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     contexts.push(context);
     return CUDA_SUCCESS;
   },
@@ -231,22 +233,13 @@ export const contextFunctions = (contexts: Contexts, host: HostMemory): ContextF
   },
   cuCtxGetLimit(out, limit) {
     const value = contexts.current.limits.get(limit);
-    if (value === undefined) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    if (value === undefined) return withoutLimit(limit);
     host.setUint64(out, value);
     return CUDA_SUCCESS;
   },
   cuCtxSetLimit(limit, value) {
-    if (!contexts.current.limits.has(limit)) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    if (!contexts.current.limits.has(limit)) return withoutLimit(limit);
     contexts.current.limits.set(limit, value);
     return CUDA_SUCCESS;
   },
-  cuCtxGetStreamPriorityRange(least, greatest) {
-    if (least !== 0) host.setInt32(least, LEAST_PRIORITY);
-    if (greatest !== 0) host.setInt32(greatest, GREATEST_PRIORITY);
-    return CUDA_SUCCESS;
-  },
 });
-
-/** The priority that a stream gets which asks for `priority`. */
-export const clampPriority = (priority: number): number =>
-  Math.min(LEAST_PRIORITY, Math.max(GREATEST_PRIORITY, priority));

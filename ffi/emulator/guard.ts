@@ -19,6 +19,9 @@ const OPTIONAL_OUT: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuCtxPopCurrent_v2',
 ]);
 
+/** What works on a destroyed context too: it must be possible to leave one. */
+const ON_DESTROYED: ReadonlySet<FunctionName> = new Set<FunctionName>(['cuCtxPopCurrent_v2']);
+
 const LAST_DEFAULT_STREAM = 2;
 
 interface State {
@@ -44,9 +47,12 @@ export function guarded(
   const stream = row.params.findIndex((param) => param.c === 'CUstream');
   const needsInit = !BEFORE_INIT.has(name);
 
-  const needsContext = (args: readonly number[]): boolean => {
-    if (row.needs === 'nothing') return false;
-    return row.needs === 'context' || (args[stream] as number) <= LAST_DEFAULT_STREAM;
+  const contextStatus = (args: readonly number[]): Status => {
+    const isNeeded =
+      row.needs === 'context' ||
+      (row.needs !== 'nothing' && (args[stream] as number) <= LAST_DEFAULT_STREAM);
+    if (!isNeeded || (ON_DESTROYED.has(name) && contexts.top)) return CUresult.CUDA_SUCCESS;
+    return contexts.status;
   };
   const isWritable = (address: number): boolean =>
     address === 0 ? isOptional : host.isWritable(address);
@@ -56,7 +62,8 @@ export function guarded(
     const fault = faults(name);
     if (fault !== undefined) return fault;
     if (needsInit && !isInitialised()) return CUresult.CUDA_ERROR_NOT_INITIALIZED;
-    if (needsContext(args) && contexts.status !== CUresult.CUDA_SUCCESS) return contexts.status;
+    const status = contextStatus(args);
+    if (status !== CUresult.CUDA_SUCCESS) return status;
     if (!outs.every((at) => isWritable(args[at] as number)))
       return CUresult.CUDA_ERROR_INVALID_VALUE;
     return implementation(...(args as never[]));

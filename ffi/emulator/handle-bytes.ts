@@ -51,6 +51,7 @@ export function decodeHandle(
     blockByteLength: Number(bytes.readBigUInt64LE(48)),
     id: bytes.readUInt32LE(56),
   };
+  if (bytes.readUInt32LE(60) !== 0) return undefined;
   const sizes = [fields.offset, fields.byteLength, fields.blockByteLength, fields.startTime];
   return sizes.every(Number.isSafeInteger) && fields.id !== 0 ? fields : undefined;
 }

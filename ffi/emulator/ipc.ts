@@ -68,15 +68,19 @@ export class ForeignMemory {
     if (refused !== undefined) return { status: refused };
     if (!isPlausible(fields)) return { status: CUDA_ERROR_INVALID_VALUE };
     const blockKey = `${context.handle}/${fields.generation}`;
-    const key = `${blockKey}/${fields.id}`;
+    const key = `${blockKey}/${fields.blockByteLength}/${fields.offset}/${fields.id}`;
     const known = this.#opened.get(key);
-    if (known) {
+    if (known && known.byteLength === fields.byteLength) {
       known.opens += 1;
       return { address: known.address };
     }
     const block = this.#blocks.get(blockKey) ?? this.#map(blockKey, fields);
     if (typeof block === 'number') return { status: block };
-    if (block.mapped.trailer.idAt(fields.offset) !== fields.id) {
+    const { trailer, byteLength: blockByteLength } = block.mapped;
+    const isThere =
+      blockByteLength === fields.blockByteLength && trailer.idAt(fields.offset) === fields.id;
+    // A handle that says something else of what is open already was altered.
+    if (known || !isThere) {
       this.#unmapUnused(block);
       return { status: CUDA_ERROR_INVALID_VALUE };
     }

@@ -81,10 +81,7 @@ export class Memory {
     return this.#total;
   }
 
-  /**
-   * Whether the device can reach all these bytes. What was freed out of a block that is still
-   * mapped can be reached, as on hardware.
-   */
+  /** Whether the device can reach all these bytes, as part of one allocation. */
   isReachable(address: number, byteLength: number): boolean {
     return (
       this.#isDevice(address, byteLength) ||
@@ -117,12 +114,10 @@ export class Memory {
   }
 
   #isDevice(address: number, byteLength: number): boolean {
-    if (this.imports.holding(address, byteLength)) return true;
-    const block = this.#blocks.holding(address, byteLength);
-    const allocation = block?.allocations.at(address);
-    return allocation
-      ? block?.allocations.holding(address, byteLength) !== undefined
-      : block?.holes !== undefined;
+    return (
+      this.imports.holding(address, byteLength) !== undefined ||
+      this.#blocks.at(address)?.allocations.holding(address, byteLength) !== undefined
+    );
   }
 
   #allocateSmall(context: Context, byteLength: number): Allocation | undefined {

@@ -35,8 +35,8 @@ export class RangeMap<R extends Range> implements Iterable<R> {
   }
 
   remove(range: R): void {
-    const at = this.#sorted.indexOf(range);
-    if (at >= 0) this.#sorted.splice(at, 1);
+    const at = this.#index(range.address);
+    if (this.#sorted[at] === range) this.#sorted.splice(at, 1);
   }
 
   /** The range that `address` lies in. */

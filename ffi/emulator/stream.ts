@@ -7,7 +7,7 @@ import {
 } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
-import { type Contexts, clampPriority } from './context.ts';
+import type { Contexts } from './context.ts';
 import type { HostMemory } from './host.ts';
 import type { Memory } from './memory.ts';
 import type { Queues } from './queues.ts';
@@ -15,9 +15,18 @@ import type { Queues } from './queues.ts';
 const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY } =
   CUresult;
 
+// Lower numbers come first.
+const LEAST_PRIORITY = 0;
+const GREATEST_PRIORITY = -5;
+
+/** The priority that a stream gets which asks for `priority`. */
+const clampPriority = (priority: number): number =>
+  Math.min(LEAST_PRIORITY, Math.max(GREATEST_PRIORITY, priority));
+
 export type StreamFunctions = Pick<
   Driver,
   | 'cuCtxSynchronize'
+  | 'cuCtxGetStreamPriorityRange'
   | 'cuStreamCreateWithPriority'
   | 'cuStreamDestroy_v2'
   | 'cuStreamGetPriority'
@@ -34,6 +43,11 @@ export const streamFunctions = (
 ): StreamFunctions => ({
   cuCtxSynchronize() {
     queues.drain(contexts.current);
+    return CUDA_SUCCESS;
+  },
+  cuCtxGetStreamPriorityRange(least, greatest) {
+    if (least !== 0) host.setInt32(least, LEAST_PRIORITY);
+    if (greatest !== 0) host.setInt32(greatest, GREATEST_PRIORITY);
     return CUDA_SUCCESS;
   },
   cuStreamCreateWithPriority(out, flags, priority) {

@@ -1,5 +1,8 @@
 /** What the two processes of the round trip say to each other, checked on arrival. */
-import { z } from 'zod';
+import type { infer as Infer } from 'zod';
+import { loadZod } from '../ipc/zod.ts';
+
+const { z } = loadZod();
 
 const firstValues = z.array(z.int().min(0).max(0xffff_ffff)).max(8);
 
@@ -10,7 +13,7 @@ export const Request = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('receive'), byteLength: z.int().positive() }),
   z.strictObject({ type: z.literal('finish') }),
 ]);
-export type Request = z.infer<typeof Request>;
+export type Request = Infer<typeof Request>;
 
 /** From the child, in this order; each request has its reply. */
 export const Reply = z.discriminatedUnion('type', [
@@ -30,4 +33,4 @@ export const Reply = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('received'), first: firstValues }),
   z.strictObject({ type: z.literal('failed'), message: z.string().max(10_000) }),
 ]);
-export type Reply = z.infer<typeof Reply>;
+export type Reply = Infer<typeof Reply>;

@@ -40,17 +40,15 @@ export function describePlace({ device, support }: Place): string[] {
 /** What happened, the verdict last. */
 export function describeResult(result: RoundtripResult): string[] {
   const { parent, child, mismatches } = result;
-  const { format } = new Intl.ListFormat('en', { style: 'narrow', type: 'unit' });
-  const values = (list: readonly number[]): string =>
-    format(list.map(String)).replaceAll(' ', ', ');
+  const values = (list: readonly number[]): string => `${list.join(', ')}, ...`;
   return [
     line(
       'parent',
-      `pid ${parent.pid} wrote ${grouped(result.byteLength)} bytes: ${values(parent.wrote)}, ...`,
+      `pid ${parent.pid} wrote ${grouped(result.byteLength)} bytes: ${values(parent.wrote)}`,
     ),
-    line('child', `pid ${child.pid} opened them and read: ${values(child.read)}, ...`),
-    line('child', `found ${mismatches.child} wrong, wrote its own: ${values(child.wrote)}, ...`),
-    line('parent', `read back: ${values(parent.readBack)}, ...; found ${mismatches.parent} wrong`),
+    line('child', `pid ${child.pid} opened them and read: ${values(child.read)}`),
+    line('child', `found ${mismatches.child} wrong, wrote its own: ${values(child.wrote)}`),
+    line('parent', `read back: ${values(parent.readBack)}; found ${mismatches.parent} wrong`),
     line(
       'hand-over',
       `${milliseconds(result.ipcMs)} by IPC, ${milliseconds(result.copyMs)} by copying through the host ` +

@@ -1,5 +1,5 @@
 /** The child of the round trip: opens the parent's buffer, checks it, writes its own pattern. */
-import { createReadStream } from 'node:fs';
+import { Socket } from 'node:net';
 import { recordCalls } from '../../ffi/driver.ts';
 import { bytesCopied } from '../../ffi/trace.ts';
 import { Context } from '../context.ts';
@@ -48,17 +48,14 @@ async function answer(): Promise<Reply> {
   return { type: 'answered', mismatches: wrong, first };
 }
 
-/** The other way: bytes through a pipe, then to the device. */
+/** The other way: bytes through a socket, then to the device. */
 async function receive(byteLength: number): Promise<Reply> {
   const bytes = new Uint8Array(byteLength);
   let length = 0;
-  for await (const chunk of createReadStream('', {
-    fd: COPY_FD,
-    autoClose: false,
-    end: byteLength - 1,
-  })) {
+  for await (const chunk of new Socket({ fd: COPY_FD })) {
     bytes.set(chunk as Uint8Array, length);
     length += (chunk as Uint8Array).byteLength;
+    if (length === byteLength) break;
   }
   using buffer = DeviceBuffer.allocate(byteLength, { context });
   await buffer.copyFrom(bytes);

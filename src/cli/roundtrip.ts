@@ -36,7 +36,7 @@ export interface RoundtripResult {
   readonly child: { readonly pid: number; readonly read: number[]; readonly wrote: number[] };
   /** From the export until the child had read the first values, at the parent's clock. */
   readonly ipcMs: number;
-  /** The same by copying: device to host, through a pipe, host to device. */
+  /** The same by copying: device to host, through a socket, host to device. */
   readonly copyMs: number;
   /** Copied by both processes between the export and the first read. */
   readonly bytesCopied: number;

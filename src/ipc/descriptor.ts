@@ -1,7 +1,7 @@
 /** What travels between processes: plain objects, JSON-safe, and untrusted until parsed. */
-import { createRequire } from 'node:module';
 import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { IpcError } from '../errors.ts';
+import { loadZod } from './zod.ts';
 
 /**
  * A range of device memory as another process may open it: what `getIpcHandle(buffer)` gives and
@@ -39,9 +39,8 @@ interface Kinds {
   readonly event: IpcEventDescriptor;
 }
 
-// zod takes longer to load than all of cuffi: it is, when the first message is checked.
 const loadSchemas = () => {
-  const { z } = createRequire(import.meta.url)('zod') as typeof import('zod');
+  const { z } = loadZod();
   const common = {
     version: z.literal(1),
     handle: z

@@ -39,6 +39,21 @@ function exportBuffer(buffer: DeviceBuffer): IpcBufferDescriptor {
       'this buffer belongs to another process: pass on the descriptor that it was opened with',
     );
   if (byteLength === 0) throw new RangeError('an empty buffer cannot be shared');
+  const { handle, base, bufferId } = context.run(() => nameAllocation(address, byteLength));
+  return {
+    kind: 'legacy',
+    version: 1,
+    handle,
+    byteOffset: address - base,
+    byteLength,
+    bufferId,
+    device: context.device.uuid,
+    pid: process.pid,
+  };
+}
+
+/** What the driver calls the allocation that `address` lies in, whatever part of it that is. */
+function nameAllocation(address: CUdeviceptr, byteLength: number) {
   const status = cu.cuIpcGetMemHandle(BLOCK, address);
   if (status !== 0)
     throw new IpcError(
@@ -46,23 +61,13 @@ function exportBuffer(buffer: DeviceBuffer): IpcBufferDescriptor {
       cudaError(status, 'cuIpcGetMemHandle', `exporting ${byteLength} bytes`),
     );
   const handle = Buffer.from(readBytes(BLOCK, CU_IPC_HANDLE_SIZE)).toString('base64');
-  // The handle names the allocation, whatever part of it was asked for.
   check(cu.cuMemGetAddressRange_v2(OUT0, OUT1, address), 'cuMemGetAddressRange_v2');
   const base = readHandle<CUdeviceptr>(OUT0);
   check(
     cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_BUFFER_ID, base),
     'cuPointerGetAttribute',
   );
-  return {
-    kind: 'legacy',
-    version: 1,
-    handle,
-    byteOffset: address - base,
-    byteLength,
-    bufferId: readSize(OUT0),
-    device: context.device.uuid,
-    pid: process.pid,
-  };
+  return { handle, base, bufferId: readSize(OUT0) };
 }
 
 function exportEvent(event: CudaEvent): IpcEventDescriptor {

@@ -94,8 +94,7 @@ export class DeviceBuffer extends Resource {
       origin: 'allocated',
       release: () =>
         releases.submit(() => {
-          if (context.resets === resets)
-            context.run(() => check(cu.cuMemFree_v2(address), 'cuMemFree_v2'));
+          if (context.resets === resets) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
         }),
     });
   }

@@ -129,7 +129,7 @@ async function contexts(
     'retaining the primary context twice gives the same handle',
     (await peer.call('cuDevicePrimaryCtxRetain', 'OUT0', 0)).out0 === primary ? 'yes' : 'no',
   );
-  note('pushing an invented context', await status('cuCtxPushCurrent_v2', 0));
+  note('pushing context 0', await status('cuCtxPushCurrent_v2', 0));
   await status('cuDevicePrimaryCtxRelease_v2', 0);
   note(
     'releasing the primary context for the last time',

@@ -1,0 +1,140 @@
+// The table of driver functions, the types and the constants, against cuda.h as a C compiler
+// reads it.
+import assert from 'node:assert/strict';
+import { after, test } from 'node:test';
+import { deviceAttributes } from '../../ffi/attributes.ts';
+import * as constants from '../../ffi/constants.ts';
+import { functionNames, rows } from '../../ffi/functions.ts';
+import { CUresult } from '../../ffi/results.ts';
+import type { CType } from '../../ffi/types.ts';
+import { bare, enumerators, rowFacts, typeFacts, values } from './facts.ts';
+import { compiler, header, noCompiler, noHeader, openBuildFolder } from './toolchain.ts';
+
+const skip = noHeader || noCompiler;
+const build = openBuildFolder();
+after(() => build[Symbol.dispose]());
+
+// Of newer headers these tests ask less: what they add is no error of the table's.
+const [known, found] = [
+  13_000,
+  skip ? 0 : (values(build, ['CUDA_VERSION']).get('CUDA_VERSION') as number),
+];
+const isNewer = found >= known + 10;
+const isOlder = found < known;
+
+test('where cuda.h exists, it is asked: a compiler is there', {
+  skip: noHeader,
+}, (t) => {
+  assert.ok(compiler, `${header} exists, but ${noCompiler}`);
+  t.diagnostic(`${header}: CUDA ${found}, by ${compiler}`);
+});
+
+test('every row has exactly the type that cuda.h declares for its symbol', { skip }, (t) => {
+  const facts = rowFacts(build);
+  const checked = new Set(facts.map(({ name }) => name));
+  assert.deepEqual(
+    functionNames.filter((name) => !checked.has(name)),
+    [],
+    'rows that cuda.h does not declare',
+  );
+  assert.deepEqual(
+    facts.filter(({ compatible }) => !compatible).map(({ name }) => name),
+    [],
+    'rows whose parameters differ from cuda.h',
+  );
+  const old = facts.filter(({ declaredIn }) => declaredIn === 'all versions');
+  t.diagnostic(
+    `${facts.length} rows checked, ${old.length} among the older versions: ${old.map(({ name }) => name).join(', ')}`,
+  );
+  assert.equal(facts.length, functionNames.length);
+});
+
+test('every C type has the width, sign and class that its row passes', { skip }, (t) => {
+  const byValue = new Map<string, CType>();
+  for (const name of functionNames)
+    for (const param of rows[name].params) byValue.set(param.c, param);
+  const facts = typeFacts(
+    build,
+    [...byValue.values()].map(({ c, ffi }) => ({ c, scalar: ffi !== 'handle64' })),
+  );
+  for (const [c, param] of byValue) {
+    const fact = facts.get(c);
+    assert.ok(fact, c);
+    assert.equal(fact.byteLength, param.byteLength, `sizeof ${c}`);
+    assert.equal(fact.floating, false, `${c} would be passed in a floating-point register`);
+    if (param.ffi === 'handle64') {
+      assert.deepEqual([fact.byteLength, fact.alignment], [constants.CU_IPC_HANDLE_SIZE, 1], c);
+      continue;
+    }
+    // An integer below 32 bits travels in the low bits of a register of 32.
+    const width = param.ffi.endsWith('64') ? 8 : 4;
+    assert.ok(width === 8 ? param.byteLength === 8 : param.byteLength <= 4, `width of ${c}`);
+    assert.equal(fact.signed, param.ffi.startsWith('int'), `sign of ${c}`);
+  }
+  t.diagnostic(`${byValue.size} types checked`);
+});
+
+test('what a row points to has the width that its type says', { skip }, async () => {
+  const types = await import('../../ffi/types.ts');
+  const all = Object.values(types).filter((value) => typeof value === 'object') as CType[];
+  const facts = typeFacts(
+    build,
+    all.map(({ c }) => ({ c, scalar: false })),
+  );
+  for (const { c, byteLength } of all) assert.equal(facts.get(c)?.byteLength, byteLength, c);
+});
+
+test('every flag and enumerator has the value of cuda.h', { skip }, (t) => {
+  const ours = Object.entries(constants).filter(([name]) => name.startsWith('CU_'));
+  const theirs = values(
+    build,
+    ours.map(([name]) => name),
+  );
+  for (const [name, value] of ours) assert.equal(theirs.get(name), value, name);
+  t.diagnostic(`${ours.length} constants checked`);
+});
+
+/** One enum against its table: equal values, and nothing missing but aliases. */
+function compareEnum(
+  tag: string,
+  prefix: string,
+  ours: Readonly<Record<string, number>>,
+  ignored: readonly string[] = [],
+): number {
+  const names = enumerators(build, tag).filter((name) => !ignored.includes(name));
+  const theirs = values(build, names);
+  const theirsBare = new Map(
+    names.map((name) => [bare(name.slice(prefix.length)), theirs.get(name) as number]),
+  );
+  const unknown: string[] = [];
+  for (const [name, value] of Object.entries(ours)) {
+    const expected = theirsBare.get(bare(name));
+    if (expected === undefined) unknown.push(name);
+    else assert.equal(value, expected, name);
+  }
+  if (!isOlder) assert.deepEqual(unknown, [], `names that enum ${tag} lacks`);
+  const have = new Set(Object.values(ours));
+  const missing = names.filter((name) => !have.has(theirs.get(name) as number));
+  if (!isNewer) assert.deepEqual(missing, [], `enumerators of ${tag} that the table lacks`);
+  return Object.keys(ours).length;
+}
+
+test('every status code has the value of cuda.h, and none is missing', { skip }, (t) => {
+  t.diagnostic(`${compareEnum('cudaError_enum', '', CUresult)} status codes checked`);
+});
+
+test('every device attribute has the value of cuda.h, and none is missing', { skip }, (t) => {
+  const count = compareEnum('CUdevice_attribute_enum', 'CU_DEVICE_ATTRIBUTE_', deviceAttributes, [
+    'CU_DEVICE_ATTRIBUTE_MAX',
+  ]);
+  t.diagnostic(`${count} device attributes checked`);
+});
+
+test('every limit has the value of cuda.h', { skip }, () => {
+  const names = enumerators(build, 'CUlimit_enum').filter((name) => name !== 'CU_LIMIT_MAX');
+  const theirs = new Map(
+    [...values(build, names)].map(([name, value]) => [bare(name.slice('CU_LIMIT_'.length)), value]),
+  );
+  for (const [name, value] of Object.entries(constants.limits))
+    assert.equal(value, theirs.get(bare(name)), name);
+});

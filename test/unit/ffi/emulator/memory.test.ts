@@ -1,0 +1,127 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { BLOCK, OUT0, OUT1, readSize } from '../../../../ffi/arena.ts';
+import type { Address } from '../../../../ffi/types.ts';
+import { at, Emulated, hostWords, unmappedAddress } from './support.ts';
+
+const BLOCK_BYTE_LENGTH = 2 ** 21;
+
+test('small allocations lie side by side, each with its own range', () => {
+  const emulated = Emulated.inContext();
+  const first = emulated.allocate(1024);
+  const second = emulated.allocate(1024);
+  const odd = emulated.allocate(100);
+  assert.equal(second, first + 1024);
+  assert.deepEqual(emulated.range(at(second, 1023)), { base: second, byteLength: 1024 });
+  assert.deepEqual(emulated.range(at(odd, 99)), { base: odd, byteLength: 100 });
+  assert.equal(emulated.cu.cuMemGetAddressRange_v2(OUT0, OUT1, at(odd, 100)), 1);
+});
+
+test('freed memory is given out again at its address, under another buffer id', () => {
+  const emulated = Emulated.inContext();
+  for (const byteLength of [4096, 64 * 2 ** 20]) {
+    const first = emulated.allocate(byteLength);
+    const id = emulated.attribute(7, first, true);
+    emulated.free(first);
+    const again = emulated.allocate(byteLength);
+    assert.equal(again, first);
+    assert.ok(emulated.attribute(7, again, true) > id);
+    emulated.free(again);
+  }
+});
+
+test('large memory is aligned to 2 MiB and costs only what is touched', () => {
+  const emulated = Emulated.inContext({ CUFFI_EMULATED_MEMORY: '64G' });
+  const memory = emulated.allocate(48 * 2 ** 30);
+  assert.equal(memory % BLOCK_BYTE_LENGTH, 0);
+  const last = at(memory, 48 * 2 ** 30 - 4);
+  emulated.write(last, 42);
+  assert.equal(emulated.read(last), 42);
+  emulated.free(memory);
+});
+
+test('free memory comes back, and runs out', () => {
+  const emulated = Emulated.inContext({ CUFFI_EMULATED_MEMORY: '8M' });
+  const { cu } = emulated;
+  assert.equal(emulated.freeBytes(), 8 * 2 ** 20);
+  const small = emulated.allocate(1);
+  assert.equal(emulated.freeBytes(), 6 * 2 ** 20);
+  assert.equal(cu.cuMemAlloc_v2(OUT0, 7 * 2 ** 20), 2);
+  const large = emulated.allocate(5 * 2 ** 20);
+  assert.equal(emulated.freeBytes(), 0);
+  assert.equal(cu.cuMemAlloc_v2(OUT0, 2 ** 21), 2);
+  // The small block has room left.
+  emulated.free(emulated.allocate(2 ** 20));
+  emulated.free(large);
+  emulated.free(small);
+  assert.equal(emulated.freeBytes(), 8 * 2 ** 20);
+  const all = emulated.allocate(8 * 2 ** 20);
+  assert.equal(cu.cuMemAlloc_v2(OUT0, 1), 2);
+  emulated.free(all);
+});
+
+test('nothing can be allocated, and only bases freed, once', () => {
+  const emulated = Emulated.inContext();
+  const { cu } = emulated;
+  assert.equal(cu.cuMemAlloc_v2(OUT0, 0), 1);
+  const memory = emulated.allocate(1024);
+  assert.equal(cu.cuMemFree_v2(at(0)), 0);
+  assert.equal(cu.cuMemFree_v2(at(0x1234)), 1);
+  assert.equal(cu.cuMemFree_v2(at(memory, 512)), 1);
+  assert.equal(cu.cuMemFree_v2(memory), 0);
+  assert.equal(cu.cuMemFree_v2(memory), 1);
+});
+
+test('a freed small range can still be read, a freed large one cannot', () => {
+  const emulated = Emulated.inContext();
+  const small = emulated.allocate(1024);
+  const large = emulated.allocate(2 ** 22);
+  emulated.free(small);
+  emulated.free(large);
+  assert.equal(emulated.cu.cuMemcpyDtoH_v2(BLOCK, small, 1024), 0);
+  assert.equal(emulated.cu.cuMemcpyDtoH_v2(BLOCK, large, 4), 1);
+});
+
+test('pointer attributes tell plain device memory', () => {
+  const emulated = Emulated.inContext();
+  const memory = emulated.allocate(1000);
+  const inside = at(memory, 8);
+  assert.equal(emulated.attribute(2, inside), 2);
+  assert.equal(emulated.attribute(8, inside), 0);
+  assert.equal(emulated.attribute(9, inside), 0);
+  assert.equal(emulated.attribute(10, inside), 1);
+  assert.equal(emulated.attribute(11, inside, true), memory);
+  assert.equal(emulated.attribute(12, inside, true), 1000);
+  assert.equal(emulated.attribute(13, inside), 1);
+  emulated.ok(emulated.cu.cuCtxGetCurrent(OUT1));
+  const context = readSize(OUT1);
+  assert.equal(emulated.attribute(1, inside, true), context);
+  assert.equal(emulated.cu.cuPointerGetAttribute(OUT0, 999, memory), 1);
+  assert.equal(emulated.cu.cuPointerGetAttribute(OUT0, 2, at(12_345)), 1);
+});
+
+test('host memory is registered once, found by any address, and forgotten', () => {
+  const emulated = Emulated.inContext();
+  const { cu } = emulated;
+  const { address } = hostWords(1024);
+  const pointer = at(address, 4);
+  assert.equal(cu.cuMemHostGetDevicePointer_v2(OUT0, address, 0), 1);
+  emulated.ok(cu.cuMemHostRegister_v2(address, 4096, 1));
+  assert.equal(cu.cuMemHostRegister_v2((address + 8) as Address, 16, 0), 712);
+  emulated.ok(cu.cuMemHostGetDevicePointer_v2(OUT0, (address + 4) as Address, 0));
+  assert.equal(readSize(OUT0), pointer);
+  assert.equal(emulated.attribute(2, pointer), 1);
+  assert.equal(emulated.attribute(10, pointer), 0);
+  assert.deepEqual(emulated.range(pointer), { base: address, byteLength: 4096 });
+  assert.equal(cu.cuMemHostUnregister((address + 4) as Address), 713);
+  emulated.ok(cu.cuMemHostUnregister(address));
+  assert.equal(cu.cuMemHostUnregister(address), 713);
+});
+
+test('unmapped host memory cannot be registered', () => {
+  const { cu } = Emulated.inContext();
+  assert.equal(cu.cuMemHostRegister_v2(unmappedAddress(), 64, 0), 1);
+  assert.equal(cu.cuMemHostRegister_v2(0 as Address, 64, 0), 1);
+  assert.equal(cu.cuMemHostRegister_v2(hostWords(1).address, 0, 0), 1);
+  assert.equal(cu.cuMemHostRegister_v2(hostWords(1).address, 4, 0x100), 1);
+});

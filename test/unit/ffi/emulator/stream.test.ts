@@ -1,0 +1,175 @@
+import assert from 'node:assert/strict';
+import { fork } from 'node:child_process';
+import { once } from 'node:events';
+import { test } from 'node:test';
+import { OUT0, OUT1, readInt32, readSize } from '../../../../ffi/arena.ts';
+import type { CUdeviceptr, CUstream } from '../../../../ffi/types.ts';
+import { at, Emulated, hostWords, LEGACY, NON_BLOCKING, unmappedAddress } from './support.ts';
+
+const GEQ = 0;
+const EQ = 1;
+const AND = 2;
+const NOR = 3;
+const NOT_READY = 600;
+
+/** A stream that waits until `release` is called. */
+function held(emulated: Emulated, flags = 0): { stream: CUstream; release: () => void } {
+  const word = emulated.allocate(4);
+  emulated.write(word, 0);
+  const stream = emulated.stream(flags);
+  const other = emulated.stream(NON_BLOCKING);
+  emulated.ok(emulated.cu.cuStreamWaitValue32_v2(stream, word, 1, EQ));
+  return {
+    stream,
+    release: () => {
+      emulated.ok(emulated.cu.cuStreamWriteValue32_v2(other, word, 1, 0));
+      emulated.ok(emulated.cu.cuStreamSynchronize(other));
+    },
+  };
+}
+
+test('a stream tells its flags, its priority and its context', () => {
+  const emulated = Emulated.inContext();
+  const { cu } = emulated;
+  emulated.ok(cu.cuCtxGetStreamPriorityRange(OUT0, OUT1));
+  assert.deepEqual([readInt32(OUT0), readInt32(OUT1)], [0, -5]);
+  const stream = emulated.stream(NON_BLOCKING, -99);
+  emulated.ok(cu.cuStreamGetFlags(stream, OUT0));
+  assert.equal(readInt32(OUT0), NON_BLOCKING);
+  emulated.ok(cu.cuStreamGetPriority(stream, OUT0));
+  assert.equal(readInt32(OUT0), -5);
+  emulated.ok(cu.cuCtxGetCurrent(OUT0));
+  emulated.ok(cu.cuStreamGetCtx(stream, OUT1));
+  assert.equal(readSize(OUT1), readSize(OUT0));
+  assert.equal(cu.cuStreamCreateWithPriority(OUT0, 2, 0), 1);
+});
+
+test('a destroyed stream is unknown, and its work goes on', () => {
+  const emulated = Emulated.inContext();
+  const { stream, release } = held(emulated, NON_BLOCKING);
+  const memory = emulated.allocate(4);
+  emulated.write(memory, 0);
+  emulated.ok(emulated.cu.cuMemsetD32Async(memory, 3, 1, stream));
+  emulated.ok(emulated.cu.cuStreamDestroy_v2(stream));
+  assert.equal(emulated.cu.cuStreamDestroy_v2(stream), 400);
+  assert.equal(emulated.cu.cuStreamQuery(stream), 400);
+  assert.equal(emulated.read(memory), 0);
+  release();
+  assert.equal(emulated.read(memory), 3);
+});
+
+test('work behind an unsatisfied wait stays queued, in order', () => {
+  const emulated = Emulated.inContext();
+  const { stream, release } = held(emulated, NON_BLOCKING);
+  const memory = emulated.allocate(4);
+  emulated.write(memory, 0);
+  emulated.ok(emulated.cu.cuMemsetD32Async(memory, 1, 1, stream));
+  emulated.ok(emulated.cu.cuMemsetD32Async(memory, 2, 1, stream));
+  assert.equal(emulated.cu.cuStreamQuery(stream), NOT_READY);
+  assert.equal(emulated.read(memory), 0);
+  release();
+  assert.equal(emulated.cu.cuStreamQuery(stream), 0);
+  assert.equal(emulated.read(memory), 2);
+});
+
+test('each comparison of a value wait says what it should', () => {
+  const emulated = Emulated.inContext();
+  const { cu } = emulated;
+  const word = emulated.allocate(4);
+  const FLUSH = 0x4000_0000;
+  for (const [value, wanted, flags, isDone] of [
+    [5, 5, GEQ, true],
+    [4, 5, GEQ, false],
+    // Cyclic: -1 counts as coming before 1.
+    [1, 0xffff_ffff, GEQ, true],
+    [0xffff_ffff, 1, GEQ, false],
+    [0xffff_ffff, 0xffff_ffff, EQ | FLUSH, true],
+    [6, 5, EQ, false],
+    [6, 2, AND, true],
+    [4, 2, AND, false],
+    [0, 0, NOR, true],
+    [0xffff_0000, 0x0000_ffff, NOR, false],
+  ] as const) {
+    emulated.write(word, value);
+    const stream = emulated.stream(NON_BLOCKING);
+    emulated.ok(cu.cuStreamWaitValue32_v2(stream, word, wanted, flags));
+    assert.equal(cu.cuStreamQuery(stream), isDone ? 0 : NOT_READY, `${value} ${wanted} ${flags}`);
+    emulated.write(word, flags === NOR ? 0 : wanted);
+    assert.equal(cu.cuStreamQuery(stream), 0);
+    emulated.ok(cu.cuStreamDestroy_v2(stream));
+  }
+});
+
+test('value operations want an aligned, mapped word and known flags', () => {
+  const emulated = Emulated.inContext();
+  const { cu } = emulated;
+  const word = emulated.allocate(8);
+  const stream = emulated.stream();
+  for (const call of [cu.cuStreamWaitValue32_v2, cu.cuStreamWriteValue32_v2]) {
+    assert.equal(call(stream, at(word, 2), 0, 0), 1);
+    assert.equal(call(stream, at(0), 0, 0), 1);
+    assert.equal(call(stream, unmappedAddress() as number as CUdeviceptr, 0, 0), 1);
+    assert.equal(call(stream, word, 0, 0x10), 1);
+    assert.equal(call(9999 as CUstream, word, 0, 0), 400);
+  }
+});
+
+test('a store to registered host memory releases a wait', () => {
+  const emulated = Emulated.inContext();
+  const host = hostWords(2);
+  emulated.ok(emulated.cu.cuMemHostRegister_v2(host.address, 8, 1));
+  const stream = emulated.stream(NON_BLOCKING);
+  const [word, answer] = [at(host.address), at(host.address, 4)];
+  emulated.ok(emulated.cu.cuStreamWaitValue32_v2(stream, word, 7, GEQ));
+  emulated.ok(emulated.cu.cuStreamWriteValue32_v2(stream, answer, 0xffff_fff0, 0));
+  assert.equal(emulated.cu.cuStreamQuery(stream), NOT_READY);
+  Atomics.store(host.words, 0, 8);
+  assert.equal(emulated.cu.cuStreamQuery(stream), 0);
+  assert.equal(Atomics.load(host.words, 1), -16);
+  emulated.ok(emulated.cu.cuMemHostUnregister(host.address));
+});
+
+test('the legacy stream waits for blocking streams, and they for it', () => {
+  const emulated = Emulated.inContext();
+  const { cu } = emulated;
+  const { stream, release } = held(emulated);
+  const free = emulated.stream(NON_BLOCKING);
+  const later = emulated.stream();
+  const memory = emulated.allocate(12);
+  emulated.ok(cu.cuMemsetD32Async(memory, 0, 3, free));
+  emulated.ok(cu.cuMemsetD32Async(memory, 1, 1, LEGACY));
+  emulated.ok(cu.cuMemsetD32Async(at(memory, 4), 2, 1, later));
+  emulated.ok(cu.cuMemsetD32Async(at(memory, 8), 3, 1, free));
+  const host = hostWords(3);
+  emulated.ok(cu.cuMemcpyDtoHAsync_v2(host.address, memory, 12, free));
+  assert.deepEqual([...host.words], [0, 0, 3]);
+  for (const waiting of [stream, LEGACY, later]) assert.equal(cu.cuStreamQuery(waiting), NOT_READY);
+  release();
+  emulated.ok(cu.cuMemcpyDtoH_v2(host.address, memory, 12));
+  assert.deepEqual([...host.words], [1, 2, 3]);
+});
+
+test('synchronising a context waits for streams that block nobody, too', () => {
+  const emulated = Emulated.inContext();
+  const memory = emulated.allocate(4);
+  const stream = emulated.stream(NON_BLOCKING);
+  const host = hostWords(1);
+  emulated.ok(emulated.cu.cuMemHostRegister_v2(host.address, 4, 0));
+  emulated.ok(emulated.cu.cuMemsetD32Async(memory, 9, 1, stream));
+  emulated.ok(emulated.cu.cuMemcpyDtoHAsync_v2(host.address, memory, 4, stream));
+  emulated.ok(emulated.cu.cuCtxSynchronize());
+  assert.equal(host.words[0], 9);
+  emulated.ok(emulated.cu.cuMemHostUnregister(host.address));
+});
+
+test('work that never ends does not keep a process alive', { timeout: 20_000 }, async () => {
+  const child = fork(new URL('./fixtures/never-done.ts', import.meta.url), {
+    execArgv: ['--import', 'tsx'],
+  });
+  try {
+    const [code] = await once(child, 'exit');
+    assert.equal(code, 0);
+  } finally {
+    child.kill('SIGKILL');
+  }
+});

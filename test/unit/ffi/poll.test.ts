@@ -1,0 +1,197 @@
+import assert from 'node:assert/strict';
+import { execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readSync } from 'node:fs';
+import { test } from 'node:test';
+import { setImmediate as turn } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
+import koffi from 'koffi';
+import { closeFd, openPidfd } from '../../../ffi/libc.ts';
+import { type Readiness, readable, watchFd } from '../../../ffi/poll.ts';
+import { receiveMessage, sendMessage, socketPair } from '../../../ffi/socket.ts';
+import { eventFd, openDescriptors } from './fixtures/descriptors.ts';
+
+const fixture = async (name: string, ...flags: string[]): Promise<string> => {
+  const path = fileURLToPath(new URL(`./fixtures/${name}.ts`, import.meta.url));
+  const { stdout } = await promisify(execFile)(
+    process.execPath,
+    ['--import', 'tsx', ...flags, path],
+    { timeout: 30_000 },
+  );
+  return stdout;
+};
+
+const hello = Buffer.from('hello');
+
+test("koffi's poll calls back with a status and the events", async () => {
+  const fd = eventFd(1, 0);
+  const args = await new Promise<unknown[]>((resolve) => {
+    const handle = koffi.node.poll(fd, { readable: true }, ((...given: unknown[]) => {
+      handle.close();
+      resolve(given);
+    }) as never);
+  });
+  assert.deepEqual(args, [0, { readable: true, writable: false, disconnect: false }]);
+  closeFd(fd);
+});
+
+test('fires once a turn until the descriptor has been read, and not after', async () => {
+  const before = openDescriptors();
+  const fd = eventFd(1, 0);
+  const seen: Readiness[] = [];
+  await new Promise<void>((resolve) => {
+    const watch = watchFd(fd, { readable: true }, (ready) => {
+      seen.push(ready);
+      if (seen.length === 3) readSync(fd, Buffer.alloc(8));
+      if (seen.length === 3) setTimeout(() => resolve(watch.close()), 20);
+    });
+  });
+  const ready = { readable: true, writable: false, disconnect: false, error: false };
+  assert.deepEqual(seen, [ready, ready, ready]);
+  closeFd(fd);
+  assert.equal(openDescriptors(), before);
+});
+
+test('tells readable, writable and disconnect apart', async () => {
+  const [a, b] = socketPair();
+  const next = (events: Parameters<typeof watchFd>[1]): Promise<Readiness> =>
+    new Promise((resolve) => {
+      const watch = watchFd(a, events, (ready) => {
+        watch.close();
+        resolve(ready);
+      });
+    });
+  const all = { readable: true, writable: true, disconnect: true };
+  const nothing = { readable: false, writable: false, disconnect: false, error: false };
+  assert.deepEqual(await next(all), { ...nothing, writable: true });
+  assert.ok(sendMessage(b, hello));
+  assert.deepEqual(await next({ readable: true }), { ...nothing, readable: true });
+  assert.deepEqual(await next(all), { ...nothing, readable: true, writable: true });
+  closeFd(b);
+  const { disconnect } = await next({ disconnect: true });
+  assert.equal(disconnect, true);
+  closeFd(a);
+});
+
+test('tells of a pending error, which the next read reports, and goes on after it', async () => {
+  const [a, b] = socketPair();
+  assert.ok(sendMessage(a, hello));
+  // Closing with a message unread leaves ECONNRESET at the other end.
+  closeFd(b);
+  const seen: Readiness[] = [];
+  await new Promise<void>((resolve) => {
+    const watch = watchFd(a, { readable: true }, (ready) => {
+      seen.push(ready);
+      if (seen.length === 1) assert.equal(receiveMessage(a), 'end');
+      else resolve(watch.close());
+    });
+  });
+  assert.deepEqual(
+    seen.map(({ readable, error }) => ({ readable, error })),
+    [
+      { readable: true, error: true },
+      { readable: true, error: false },
+    ],
+  );
+  closeFd(a);
+});
+
+test('is not called after close(), not even for what had already been found', async () => {
+  const fds = [eventFd(1, 0), eventFd(1, 0)] as const;
+  let calls = 0;
+  // Both are found ready in one turn; whichever comes first closes both.
+  const watches = fds.map((fd) =>
+    watchFd(fd, { readable: true }, () => {
+      calls++;
+      for (const watch of watches) watch.close();
+    }),
+  );
+  await new Promise((resolve) => setTimeout(resolve, 20));
+  assert.equal(calls, 1);
+  assert.ok(watches.every((watch) => watch.closed));
+  fds.forEach(closeFd);
+});
+
+test('refuses every descriptor and use that would abort the process', async () => {
+  assert.deepEqual(JSON.parse(await fixture('poll-misuse')), {
+    'closed descriptor': 'EBADF',
+    negative: 'EBADF',
+    NaN: 'EBADF',
+    fraction: 'EBADF',
+    'above 32 bits': 'EBADF',
+    'regular file': 'EPERM',
+    memfd: 'EPERM',
+    directory: 'EPERM',
+    '/dev/null': 'EPERM',
+    'no events': 'TypeError',
+    'no callback': 'TypeError',
+    'watched already': 'EEXIST',
+    'readable while watched': 'EEXIST',
+    'use after close': 'true',
+    'closed twice, watched again': 'EEXIST',
+  });
+});
+
+test('lives while it is open, and what its callback throws is an uncaught exception', async () => {
+  assert.deepEqual(JSON.parse(await fixture('poll-callbacks', '--expose-gc')), {
+    'resolves with nothing else in the loop': true,
+    'fires after a collection': 'function',
+    uncaught: 'thrown by onReady',
+  });
+});
+
+test("lets the process end once it is unref'ed", async () => {
+  assert.equal(await fixture('poll-unref'), 'watching');
+});
+
+test('readable() resolves when there is something to read, or the end', async () => {
+  const [a, b] = socketPair();
+  let resolved = false;
+  const first = readable(a).then(() => {
+    resolved = true;
+  });
+  await turn();
+  assert.equal(resolved, false);
+  sendMessage(b, hello);
+  await first;
+  assert.deepEqual(receiveMessage(a), { data: new Uint8Array(hello), fds: [] });
+  const second = readable(a);
+  closeFd(b);
+  await second;
+  assert.equal(receiveMessage(a), 'end');
+  closeFd(a);
+});
+
+test("readable() rejects with the signal's reason, and leaves no watch behind", async () => {
+  const [a, b] = socketPair();
+  const reason = new Error('given up');
+  const controller = new AbortController();
+  const waiting = readable(a, { signal: controller.signal });
+  controller.abort(reason);
+  await assert.rejects(waiting, reason);
+  await assert.rejects(readable(a, { signal: AbortSignal.abort(reason) }), reason);
+  const again = readable(a);
+  sendMessage(b, hello);
+  await again;
+  closeFd(a);
+  closeFd(b);
+});
+
+test("a process's descriptor becomes readable at the process's end", async () => {
+  const child = spawn(process.execPath, ['-e', 'process.stdin.resume()'], {
+    stdio: ['pipe', 'ignore', 'inherit'],
+  });
+  const exit = once(child, 'exit');
+  const fd = openPidfd(child.pid as number);
+  let ended = false;
+  const end = readable(fd).then(() => {
+    ended = true;
+  });
+  await turn();
+  assert.equal(ended, false);
+  child.stdin.end();
+  await end;
+  await exit;
+  closeFd(fd);
+});
