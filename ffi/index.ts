@@ -15,7 +15,9 @@ export { type Driver, type FunctionName, functions, type Needs, type Row } from 
 export { type Library, LibraryNotFoundError, openLibrary } from './library.ts';
 export * from './libc.ts';
 export { addressOf, MAX_VIEW_BYTE_LENGTH, stringAt, viewMemory, withAddress } from './native.ts';
+export { type FdWatch, type Readiness, readable, type WatchedEvents, watchFd } from './poll.ts';
 export { CUresult, resultName } from './results.ts';
+export * from './socket.ts';
 export { bytesCopied, type CallRecord } from './trace.ts';
 export type {
   Address,

@@ -11,7 +11,8 @@ const BY_CALL: Readonly<Record<string, string>> = {
     'container whose pid number is the same as this one’s (run the containers with one pid ' +
     'namespace, or give them different pid numbers).',
   'cuIpcOpenMemHandle_v2:400':
-    'The process that exported the memory has ended: an exporter must live until its memory was opened.',
+    'Likely causes: the process that exported the memory has ended (it must live until the memory ' +
+    'was opened), or another context of this process has it open on the same device (one may).',
   'cuIpcOpenEventHandle:201': 'The event was made by this very process: use it directly.',
   'cuIpcOpenEventHandle:400':
     'Likely causes: the process that exported the event has ended, or the processes do not share ' +

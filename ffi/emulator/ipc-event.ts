@@ -7,13 +7,19 @@ import { CUresult, type CUresult as Status } from '../results.ts';
 import type { Contexts } from './context.ts';
 import type { Events } from './event.ts';
 import { EVENT_COUNT, EVENT_PAGE_BYTE_LENGTH, EVENTS_NAME, EventPage } from './event-page.ts';
-import { type EventState, SharedEventState } from './event-state.ts';
+import { type EventState, LocalEventState, SharedEventState } from './event-state.ts';
 import { decodeHandle, encodeHandle, type HandleFields } from './handle-bytes.ts';
 import type { HostMemory } from './host.ts';
 import { refusal } from './ipc.ts';
 import { openForeignMemfd, type Self } from './processes.ts';
 
-const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE } = CUresult;
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_INVALID_CONTEXT,
+  CUDA_ERROR_INVALID_HANDLE,
+  CUDA_ERROR_MAP_FAILED,
+} = CUresult;
 
 /** A page of another process, mapped while any of its events is open. */
 interface ForeignPage {
@@ -71,11 +77,13 @@ export class InterprocessEvents {
   /** The state of another process's event, or why it cannot be opened. */
   open(fields: HandleFields): EventState | Status {
     const refused = refusal(this.#self, fields);
-    if (refused !== undefined) return refused;
+    if (refused === CUDA_ERROR_INVALID_CONTEXT) return refused;
     const { offset: slot, id, generation } = fields;
     if (slot >= EVENT_COUNT) return CUDA_ERROR_INVALID_VALUE;
     const foreign = this.#foreign.get(generation) ?? this.#map(fields);
-    if (!foreign) return CUDA_ERROR_INVALID_VALUE;
+    // The driver opens a dead process's event as well. Its page went with the process: what is
+    // left is an event that nobody else records.
+    if (!foreign) return refused ? new LocalEventState() : CUDA_ERROR_INVALID_VALUE;
     if (foreign.page.idAt(slot) !== id) {
       this.#unmapUnused(generation, foreign);
       return CUDA_ERROR_INVALID_HANDLE;
@@ -140,7 +148,7 @@ export const ipcEventFunctions = (
   },
   cuIpcOpenEventHandle(out, handle) {
     const fields = decodeHandle('event', handle);
-    if (!fields) return CUDA_ERROR_INVALID_VALUE;
+    if (!fields) return CUDA_ERROR_MAP_FAILED;
     const state = interprocess.open(fields);
     if (typeof state === 'number') return state;
     const flags = CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING;

@@ -24,6 +24,8 @@ const {
 /** A block of another process, mapped once in each context that has any of it open. */
 interface ForeignBlock {
   readonly key: string;
+  readonly generation: string;
+  readonly context: Context;
   readonly mapped: MappedBlock;
   /** Which slot of the trailer says that this process has it mapped. */
   readonly slot: number;
@@ -74,7 +76,9 @@ export class ForeignMemory {
       known.opens += 1;
       return { address: known.address };
     }
-    const block = this.#blocks.get(blockKey) ?? this.#map(blockKey, fields);
+    if (this.#isOpenElsewhere(context, fields.generation))
+      return { status: CUDA_ERROR_INVALID_HANDLE };
+    const block = this.#blocks.get(blockKey) ?? this.#map(blockKey, context, fields);
     if (typeof block === 'number') return { status: block };
     const { trailer, byteLength: blockByteLength } = block.mapped;
     const isThere =
@@ -107,7 +111,17 @@ export class ForeignMemory {
     if (opened.opens === 0) this.#forget(opened);
   }
 
-  #map(key: string, fields: HandleFields): ForeignBlock | Status {
+  /** Only one context a device may have a process's memory open. */
+  #isOpenElsewhere(context: Context, generation: string): boolean {
+    return [...this.#blocks.values()].some(
+      (block) =>
+        block.generation === generation &&
+        block.context !== context &&
+        block.context.device === context.device,
+    );
+  }
+
+  #map(key: string, context: Context, fields: HandleFields): ForeignBlock | Status {
     const total = fields.blockByteLength + TRAILER_BYTE_LENGTH;
     const fd = openForeignMemfd(fields, BLOCK_NAME, total);
     if (fd === undefined) return CUDA_ERROR_INVALID_VALUE;
@@ -121,7 +135,7 @@ export class ForeignMemory {
       mapped.unmap();
       return isRight ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
     }
-    const block = { key, mapped, slot, users: 0 };
+    const block = { key, generation: fields.generation, context, mapped, slot, users: 0 };
     this.#blocks.set(key, block);
     return block;
   }

@@ -75,6 +75,12 @@ process.on('message', (message) => {
     reply({ type: 'failed', message: String(error instanceof Error ? error.message : error) });
   });
 });
-// Pays for the context now, so that the hand-over is timed and not the driver's start.
+// Pays for the context and for loading the checker now, so that the hand-over is timed and not
+// the start of a process.
 context.memoryInfo();
+try {
+  openIpcBuffer(undefined);
+} catch {
+  // nothing was sent yet
+}
 reply({ type: 'ready' });

@@ -1,4 +1,5 @@
 /** What travels between processes: plain objects, JSON-safe, and untrusted until parsed. */
+import { crc32 } from 'node:zlib';
 import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { IpcError } from '../errors.ts';
 import { loadZod } from './zod.ts';
@@ -21,6 +22,8 @@ export interface IpcBufferDescriptor {
   readonly device: string;
   /** The exporting process. */
   readonly pid: number;
+  /** CRC-32 of the other fields: what was altered on its way is refused, not handed to the driver. */
+  readonly checksum: number;
 }
 
 /** An interprocess event as another process may open it. */
@@ -31,6 +34,7 @@ export interface IpcEventDescriptor {
   readonly handle: string;
   readonly device: string;
   readonly pid: number;
+  readonly checksum: number;
 }
 
 /** The kinds of descriptor, by the name of their kind. */
@@ -38,6 +42,24 @@ interface Kinds {
   readonly legacy: IpcBufferDescriptor;
   readonly event: IpcEventDescriptor;
 }
+
+type Unsealed<D> = Omit<D, 'checksum'>;
+
+// The driver does not notice every altered byte of a handle: it maps something, and the first use
+// of that ends the context (CUDA_ERROR_LAUNCH_FAILED, seen on an H200).
+const checksumOf = (fields: Unsealed<Kinds[keyof Kinds]>): number =>
+  crc32(
+    Object.entries(fields)
+      .filter(([name]) => name !== 'checksum')
+      .sort(([a], [b]) => (a < b ? -1 : 1))
+      .map(([name, value]) => `${name}=${value}`)
+      .join('\n'),
+  );
+
+/** A descriptor, complete with its checksum. */
+export const sealDescriptor = <K extends keyof Kinds>(
+  fields: Unsealed<Kinds[K]> & { readonly kind: K },
+): Kinds[K] => ({ ...fields, checksum: checksumOf(fields) }) as unknown as Kinds[K];
 
 const loadSchemas = () => {
   const { z } = loadZod();
@@ -51,6 +73,7 @@ const loadSchemas = () => {
       ),
     device: z.string().regex(/^(GPU|MIG)-[0-9a-f-]{36}$/, 'must be the UUID of a GPU'),
     pid: z.int().positive(),
+    checksum: z.int().min(0).max(0xffff_ffff),
   };
   return {
     schemas: {
@@ -78,5 +101,10 @@ export function parseDescriptor<K extends keyof Kinds>(kind: K, message: unknown
   const result = loaded.schemas[kind].safeParse(message);
   if (!result.success)
     throw new IpcError(`this is no ${kind} descriptor of cuffi:\n${loaded.explain(result.error)}`);
-  return result.data as Kinds[K];
+  const descriptor = result.data as Kinds[K];
+  if (checksumOf(descriptor) !== descriptor.checksum)
+    throw new IpcError(
+      `this ${kind} descriptor of process ${descriptor.pid} was altered on its way: its checksum is wrong`,
+    );
+  return descriptor;
 }

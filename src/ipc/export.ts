@@ -6,7 +6,7 @@ import { check, cudaError } from '../check.ts';
 import { IpcError } from '../errors.ts';
 import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
-import type { IpcBufferDescriptor, IpcEventDescriptor } from './descriptor.ts';
+import { type IpcBufferDescriptor, type IpcEventDescriptor, sealDescriptor } from './descriptor.ts';
 
 /**
  * A descriptor by which another process of this machine can open a buffer or an event.
@@ -40,7 +40,7 @@ function exportBuffer(buffer: DeviceBuffer): IpcBufferDescriptor {
     );
   if (byteLength === 0) throw new RangeError('an empty buffer cannot be shared');
   const { handle, base, bufferId } = context.run(() => nameAllocation(address, byteLength));
-  return {
+  return sealDescriptor<'legacy'>({
     kind: 'legacy',
     version: 1,
     handle,
@@ -49,7 +49,7 @@ function exportBuffer(buffer: DeviceBuffer): IpcBufferDescriptor {
     bufferId,
     device: context.device.uuid,
     pid: process.pid,
-  };
+  });
 }
 
 /** What the driver calls the allocation that `address` lies in, whatever part of it that is. */
@@ -79,11 +79,11 @@ function exportEvent(event: CudaEvent): IpcEventDescriptor {
         ? 'this event belongs to another process: pass on the descriptor that it was opened with'
         : 'this event is not for other processes: make it with CudaEvent.create({ interprocess: true })',
     );
-  return {
+  return sealDescriptor<'event'>({
     kind: 'event',
     version: 1,
     handle: Buffer.from(ipcBytes as Uint8Array).toString('base64'),
     device: event.context.device.uuid,
     pid: process.pid,
-  };
+  });
 }

@@ -95,8 +95,10 @@ export async function copyAwaited(copy: HostCopy): Promise<void> {
 
 const isDone = (stream: CUstream): boolean => isReady(cu.cuStreamQuery(stream), 'cuStreamQuery');
 
-/** Resolves when what is queued in `stream` now is done. */
-async function workSoFar(context: Context, stream: Stream | undefined): Promise<void> {
+/** Resolves when what is queued in `stream` now is done; by default the legacy one of `place`. */
+async function workSoFar(place: Context, stream: Stream | undefined): Promise<void> {
+  // An event can only be recorded in streams of its own context.
+  const context = stream?.context ?? place;
   context.run(() => {
     check(cu.cuEventCreate(OUT0, CU_EVENT_DISABLE_TIMING), 'cuEventCreate');
   });

@@ -1,7 +1,7 @@
 // The table of driver functions, the types and the constants, against cuda.h as a C compiler
 // reads it.
 import assert from 'node:assert/strict';
-import { after, test } from 'node:test';
+import { test } from 'node:test';
 import { deviceAttributes } from '../../ffi/attributes.ts';
 import * as constants from '../../ffi/constants.ts';
 import { functionNames, rows } from '../../ffi/functions.ts';
@@ -12,7 +12,6 @@ import { compiler, header, noCompiler, noHeader, openBuildFolder } from './toolc
 
 const skip = noHeader || noCompiler;
 const build = openBuildFolder();
-after(() => build[Symbol.dispose]());
 
 // Of newer headers these tests ask less: what they add is no error of the table's.
 const [known, found] = [

@@ -1,7 +1,7 @@
 // Every row, called through the real path (selectDriver, koffi, the arena) into C that says what
 // it received: a wrong signature fails here and not on a GPU.
 import assert from 'node:assert/strict';
-import { after, test } from 'node:test';
+import { test } from 'node:test';
 import {
   arena,
   readBytes,
@@ -21,7 +21,6 @@ import { noCompiler, openBuildFolder } from './toolchain.ts';
 
 const skip = noCompiler;
 const build = openBuildFolder();
-after(() => build[Symbol.dispose]());
 
 const library = skip ? '' : buildStandIn(build, 'stand-in.so');
 const state = skip ? undefined : new StandInState(library);
@@ -67,6 +66,7 @@ test('C receives exactly the arguments of every row', { skip }, (t) => {
     );
     for (const [position, value] of given.entries()) {
       const what = `parameter ${position} of ${prototype(name)}`;
+      assert.equal(standIn().width(position), params[position]?.byteLength, what);
       if (typeof value === 'number')
         assert.equal(BigInt.asIntN(64, standIn().value(position)), BigInt(value), what);
       else assert.deepEqual(standIn().passed(position), value, what);

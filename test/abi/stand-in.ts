@@ -16,8 +16,9 @@ const SLOT = 64;
 // Only where there is no cuda.h; elsewhere the header's own declarations judge the table.
 const DECLARATIONS = `
 #define CUDAAPI
-typedef int CUresult, CUdevice;
-typedef unsigned int cuuint32_t, CUdevice_attribute, CUlimit, CUpointer_attribute;
+typedef int CUdevice;
+typedef unsigned int cuuint32_t;
+typedef unsigned int CUresult, CUdevice_attribute, CUlimit, CUpointer_attribute;
 typedef unsigned long long CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
@@ -32,13 +33,15 @@ const STATE = `
 #include <string.h>
 struct {
   uint32_t calls, index, count, status, writes, reserved;
+  uint32_t width[${MAX_PARAMETERS}];
   uint64_t value[${MAX_PARAMETERS}];
   unsigned char passed[${MAX_PARAMETERS}][${SLOT}];
   unsigned char out[${MAX_PARAMETERS}][${SLOT}];
 } stand_in;
 const char stand_in_text[] = "text of the stand-in";
 `;
-const VALUE = 24;
+const WIDTH = 24;
+const VALUE = WIDTH + 4 * MAX_PARAMETERS;
 const PASSED = VALUE + 8 * MAX_PARAMETERS;
 const OUT = PASSED + SLOT * MAX_PARAMETERS;
 const BYTE_LENGTH = OUT + SLOT * MAX_PARAMETERS;
@@ -51,11 +54,13 @@ function definition(name: FunctionName, index: number): string {
   const { params } = rows[name];
   const list = params.map(({ c }, i) => `${c} a${i}`).join(', ') || 'void';
   const body = params.flatMap((param, i) => {
-    if (param.ffi === 'handle64') return [`memcpy(stand_in.passed[${i}], &a${i}, sizeof a${i});`];
+    const width = `stand_in.width[${i}] = sizeof a${i};`;
+    if (param.ffi === 'handle64')
+      return [width, `memcpy(stand_in.passed[${i}], &a${i}, sizeof a${i});`];
     const cast = param.c.endsWith('*') ? '(uint64_t)(uintptr_t)' : '(uint64_t)';
     const record = `stand_in.value[${i}] = ${cast}a${i};`;
     const write = `if (stand_in.writes) memcpy(a${i}, stand_in.out[${i}], sizeof *a${i});`;
-    return pointee(param) === undefined ? [record] : [record, write];
+    return pointee(param) === undefined ? [width, record] : [width, record, write];
   });
   return `
 #undef ${name}
@@ -118,6 +123,11 @@ export class StandInState {
 
   set writes(writes: boolean) {
     this.#view.setUint32(16, writes ? 1 : 0, true);
+  }
+
+  /** The bytes of a parameter, as C counts them. */
+  width(parameter: number): number {
+    return this.#view.getUint32(WIDTH + 4 * parameter, true);
   }
 
   /** What C received, widened to 64 bits as C widens it. */

@@ -34,7 +34,7 @@ export const noCompiler: string | false =
   compiler === undefined ? 'no C compiler: none of cc, gcc, clang runs' : false;
 
 /** A folder in which tests build C. */
-export interface BuildFolder extends Disposable {
+export interface BuildFolder {
   readonly folder: string;
   /** What the preprocessor makes of `source`. */
   preprocess(source: string, flags?: readonly string[]): string;
@@ -44,9 +44,11 @@ export interface BuildFolder extends Disposable {
   run(name: string, source: string, flags?: readonly string[]): string;
 }
 
-/** Makes a {@link BuildFolder}, which is removed when it is disposed of. */
+/** Makes a {@link BuildFolder}, which is removed at the end of the process. */
 export function openBuildFolder(): BuildFolder {
   const folder = mkdtempSync(join(tmpdir(), 'cuffi-abi-'));
+  // Not a hook of the test runner: a file that fails while it loads runs none.
+  process.once('exit', () => rmSync(folder, { recursive: true, force: true }));
   const includes = header ? ['-I', join(header, '..')] : [];
   const invoke = (args: readonly string[]): string => {
     if (compiler === undefined) throw new Error('no C compiler');
@@ -77,6 +79,5 @@ export function openBuildFolder(): BuildFolder {
     compile,
     run: (name, source, flags) =>
       execFileSync(compile(name, source, flags), { encoding: 'utf8', maxBuffer: 2 ** 26 }),
-    [Symbol.dispose]: () => rmSync(folder, { recursive: true, force: true }),
   };
 }

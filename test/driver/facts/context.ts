@@ -137,6 +137,8 @@ async function contexts(
   );
   note('resetting a released primary context', await status('cuDevicePrimaryCtxReset_v2', 0));
   note('pushing a primary context after its reset', await status('cuCtxPushCurrent_v2', primary));
+  note('allocating in it though it is not retained', await status('cuMemAlloc_v2', 'OUT0', 1024));
+  await status('cuCtxPopCurrent_v2', 'OUT0');
   note(
     'retaining after a reset gives the same handle',
     (await peer.call('cuDevicePrimaryCtxRetain', 'OUT0', 0)).out0 === primary ? 'yes' : 'no',

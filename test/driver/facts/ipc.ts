@@ -73,7 +73,7 @@ export const ipcFacts: FactGroup = async (note) => {
     firstByte(await b.call('cuMemcpyDtoH_v2', 'BLOCK', opened2.out0, 64)),
   );
   note(
-    'copying from beyond opened memory',
+    'copying from beyond opened memory into the neighbour, opened too',
     await inB('cuMemcpyDtoH_v2', 'BLOCK', opened.out0 + 1024, 64),
   );
   note('a handle of opened memory', await inB('cuIpcGetMemHandle', 'BLOCK', opened.out0));
@@ -83,6 +83,10 @@ export const ipcFacts: FactGroup = async (note) => {
     await inB('cuIpcCloseMemHandle', opened.out0 + 64),
   );
   note('closing memory that was not opened', await inB('cuIpcCloseMemHandle', INVENTED));
+
+  const second = await b.call('cuCtxCreate_v2', 'OUT0', 0, 0);
+  note('opening in a second context of the device too', (await open(one.handle)).status);
+  await b.call('cuCtxDestroy_v2', second.out0);
 
   const again = await open(one.handle);
   note('opening twice', again.status);

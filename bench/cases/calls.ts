@@ -1,0 +1,121 @@
+/**
+ * Single calls through the public API, beside the driver call alone: through `cuffi/ffi`, from C,
+ * and from Python. All use the same kinds of objects: a non-blocking stream, an event without
+ * timing, 4 MiB of cuMemAlloc memory.
+ */
+import { Context, CudaEvent, DeviceBuffer, Stream } from 'cuffi';
+import { BLOCK, cu } from 'cuffi/ffi';
+import { getIpcHandle } from 'cuffi/ipc';
+import { inProcess } from '../measure.ts';
+import type { Aim, Case } from './case.ts';
+
+const BUFFER_BYTE_LENGTH = 4 << 20;
+const PUBLIC = 'cuffi';
+const RAW = 'raw ffi';
+
+const aims: readonly Aim[] = [
+  { versus: RAW, max: 1.1 },
+  { versus: 'C', max: 1.35 },
+  { versus: 'cuda.bindings', max: 0.5 },
+];
+
+const requireSuccess = (succeeded: boolean, call: string): void => {
+  if (!succeeded) throw new Error(`${call} failed while it was measured`);
+};
+
+export const callCases: readonly Case[] = [
+  {
+    name: 'stream.done',
+    what: 'asks an idle stream whether its work is done: cuStreamQuery',
+    calls: 5000,
+    withPeers: true,
+    aims,
+    open() {
+      const stream = Stream.create({ nonBlocking: true });
+      const { handle } = stream;
+      return {
+        contestants: [
+          inProcess(PUBLIC, (calls) => {
+            let done = 0;
+            for (let call = 0; call < calls; call += 1) done += Number(stream.done);
+            requireSuccess(done === calls, 'stream.done');
+          }),
+          inProcess(RAW, (calls) => {
+            let status = 0;
+            for (let call = 0; call < calls; call += 1) status |= cu.cuStreamQuery(handle);
+            requireSuccess(status === 0, 'cuStreamQuery');
+          }),
+        ],
+        close: () => stream.close(),
+      };
+    },
+  },
+  {
+    name: 'event.record',
+    what: 'records an event in a stream: cuEventRecord',
+    calls: 5000,
+    withPeers: true,
+    aims,
+    open() {
+      const stream = Stream.create({ nonBlocking: true });
+      const event = CudaEvent.create({ timing: false });
+      const streamHandle = stream.handle;
+      const eventHandle = event.handle;
+      // Between the batches: a full queue would make the driver wait for the GPU.
+      const settle = (): void => stream.synchronizeSync();
+      return {
+        contestants: [
+          inProcess(
+            PUBLIC,
+            (calls) => {
+              for (let call = 0; call < calls; call += 1) event.record(stream);
+            },
+            settle,
+          ),
+          inProcess(
+            RAW,
+            (calls) => {
+              let status = 0;
+              for (let call = 0; call < calls; call += 1)
+                status |= cu.cuEventRecord(eventHandle, streamHandle);
+              requireSuccess(status === 0, 'cuEventRecord');
+            },
+            settle,
+          ),
+        ],
+        close() {
+          event.close();
+          stream.close();
+        },
+      };
+    },
+  },
+  {
+    name: 'getIpcHandle',
+    what: 'a whole descriptor, beside cuIpcGetMemHandle alone, which is one of its five calls',
+    calls: 2000,
+    withPeers: true,
+    aims: [],
+    open() {
+      const context = Context.primary();
+      const buffer = DeviceBuffer.allocate(BUFFER_BYTE_LENGTH, { context });
+      const { address } = buffer;
+      return {
+        contestants: [
+          inProcess(PUBLIC, (calls) => {
+            for (let call = 0; call < calls; call += 1) getIpcHandle(buffer);
+          }),
+          inProcess(RAW, (calls) =>
+            context.run(() => {
+              let status = 0;
+              for (let call = 0; call < calls; call += 1)
+                status |= cu.cuIpcGetMemHandle(BLOCK, address);
+              requireSuccess(status === 0, 'cuIpcGetMemHandle');
+            }),
+          ),
+        ],
+        close: () => buffer.close(),
+      };
+    },
+  },
+];

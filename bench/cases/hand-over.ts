@@ -1,0 +1,68 @@
+/**
+ * A buffer goes to another process, which reads 16 bytes of it on the GPU's side and acknowledges:
+ * shared by its IPC handle, and copied through the host.
+ */
+import { Context, DeviceBuffer, Stream } from 'cuffi';
+import { getIpcHandle } from 'cuffi/ipc';
+import type { DriverChoice } from '../driver.ts';
+import type { Contestant } from '../measure.ts';
+import { HandOverChild } from '../programs/hand-over.ts';
+import type { Case, OpenCase } from './case.ts';
+
+const SIZES: readonly (readonly [string, number])[] = [
+  ['4 KiB', 4 << 10],
+  ['1 MiB', 1 << 20],
+  ['64 MiB', 64 << 20],
+];
+
+export const handOverCases: readonly Case[] = SIZES.map(([variant, byteLength]) => ({
+  name: 'hand-over',
+  variant,
+  what: 'to a warm child process and its acknowledgement',
+  calls: 1,
+  withPeers: false,
+  aims: [],
+  open: (driver) => open(driver, byteLength),
+}));
+
+async function open(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
+  const context = Context.primary();
+  const child = await HandOverChild.start(driver, byteLength);
+  const stream = Stream.create({ context, nonBlocking: true });
+  const buffer = DeviceBuffer.allocate(byteLength, { context });
+  // Made once: the copying way is measured at its best.
+  const host = new Uint8Array(byteLength);
+  let turns = 0;
+
+  const handOver = (name: string, way: () => Promise<readonly number[]>): Contestant => ({
+    name,
+    async run(calls) {
+      let ns = 0n;
+      for (let call = 0; call < calls; call += 1) {
+        turns += 1;
+        const value = turns % 256;
+        buffer.fill(value, { stream });
+        stream.synchronizeSync();
+        const start = process.hrtime.bigint();
+        const seen = await way();
+        ns += process.hrtime.bigint() - start;
+        // Every turn has another value, so that nothing left over from the last one passes.
+        if (seen.length === 0 || seen.some((byte) => byte !== value))
+          throw new Error(`the child read ${seen.join(', ')} where ${value} was written`);
+      }
+      return Number(ns);
+    },
+  });
+
+  return {
+    contestants: [
+      handOver('IPC handle', () => child.share(getIpcHandle(buffer))),
+      handOver('copying', () => child.receive(buffer.copyToHostSync(host))),
+    ],
+    async close() {
+      await child.end();
+      buffer.close();
+      stream.close();
+    },
+  };
+}

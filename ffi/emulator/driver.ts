@@ -1,0 +1,82 @@
+/**
+ * A libcuda in TypeScript: the same functions with the same status codes, over host memory that
+ * processes really share. Each room of it is a file; this one puts them together.
+ */
+import { type Driver, type FunctionName, functionNames, rows } from '../functions.ts';
+import { type CUresult as Status, CUresult } from '../results.ts';
+import { allocationFunctions, registrationFunctions } from './allocation.ts';
+import { Contexts, contextFunctions, primaryContextFunctions } from './context.ts';
+import { copyFunctions } from './copy.ts';
+import { deviceFunctions } from './device.ts';
+import { errorFunctions } from './errors.ts';
+import { Events, eventFunctions } from './event.ts';
+import { guarded } from './guard.ts';
+import { Handles } from './handles.ts';
+import { type Arena, HostMemory } from './host.ts';
+import { ForeignMemory, ipcMemoryFunctions } from './ipc.ts';
+import { InterprocessEvents, ipcEventFunctions } from './ipc-event.ts';
+import { Memory } from './memory.ts';
+import { identifySelf } from './processes.ts';
+import { Queues } from './queues.ts';
+import { readSettings } from './settings.ts';
+import { streamFunctions, valueFunctions } from './stream.ts';
+
+/** What an emulated driver is made of. */
+export interface EmulatedDriverOptions {
+  /** The arena that callers pass out-values in; other addresses work too, but slower. */
+  readonly arena: Arena;
+  /** Where the `CUFFI_EMULATED_*` variables are read. */
+  readonly env?: NodeJS.ProcessEnv;
+}
+
+type Implementation = (...args: never[]) => Status;
+
+/**
+ * An emulated driver with devices, contexts and memory of its own. Nothing of it is shared with
+ * another instance of the same process; instances of different processes share memory and events
+ * through the driver's interprocess functions.
+ *
+ * @throws RangeError for an environment variable that says nothing sensible
+ */
+export function createEmulatedDriver({ arena, env = process.env }: EmulatedDriverOptions): Driver {
+  const settings = readSettings(env);
+  const self = identifySelf();
+  const host = new HostMemory(arena);
+  const handles = new Handles();
+  // A context that ends is left by its queues first, then by what they work on.
+  const contexts = new Contexts(settings, handles);
+  const queues = new Queues(contexts, handles);
+  const events = new Events(contexts, handles);
+  const interprocess = new InterprocessEvents(self);
+  const memory = new Memory(settings, contexts, host);
+  const foreign = new ForeignMemory(memory, contexts, self);
+  let isInitialised = false;
+
+  const implementations: Driver = {
+    cuInit(flags) {
+      if (flags !== 0) return CUresult.CUDA_ERROR_INVALID_VALUE;
+      if (settings.deviceCount === 0) return CUresult.CUDA_ERROR_NO_DEVICE;
+      isInitialised = true;
+      return CUresult.CUDA_SUCCESS;
+    },
+    ...errorFunctions(host),
+    ...deviceFunctions(settings, host),
+    ...primaryContextFunctions(contexts, host),
+    ...contextFunctions(contexts, host),
+    ...streamFunctions(queues, contexts, host),
+    ...valueFunctions(queues, memory),
+    ...eventFunctions(events, interprocess, contexts, queues, host),
+    ...allocationFunctions(memory, contexts, queues, host),
+    ...registrationFunctions(memory, contexts, queues, host),
+    ...copyFunctions(memory, queues, host),
+    ...ipcMemoryFunctions(memory, foreign, contexts, queues, host, self),
+    ...ipcEventFunctions(events, interprocess, contexts, host),
+  };
+
+  const state = { contexts, host, faults: settings.faults, isInitialised: () => isInitialised };
+  const guard = (name: FunctionName): readonly [FunctionName, Implementation] => [
+    name,
+    guarded(name, rows[name], implementations[name] as Implementation, state),
+  ];
+  return Object.fromEntries(functionNames.map(guard)) as unknown as Driver;
+}

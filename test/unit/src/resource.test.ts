@@ -1,0 +1,159 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { Resource, ResourceSet } from '../../../src/resource.ts';
+import { runProgram } from './emulate.ts';
+
+class Thing extends Resource {
+  constructor(release?: () => void, owner?: ResourceSet) {
+    super('Thing', { release, owner });
+  }
+  use(): void {
+    this.requireOpen();
+  }
+}
+
+test('is released once, however often it is closed', () => {
+  let released = 0;
+  const thing = new Thing(() => {
+    released += 1;
+  });
+  assert.equal(thing.closed, false);
+  thing.use();
+  thing.close();
+  thing.close();
+  thing[Symbol.dispose]();
+  assert.equal(thing.closed, true);
+  assert.equal(released, 1);
+  assert.throws(() => thing.use(), { name: 'ClosedError', message: 'this Thing is closed' });
+});
+
+test('a scope with using closes it, also when the scope throws', () => {
+  const released: string[] = [];
+  assert.throws(() => {
+    using _first = new Thing(() => released.push('first'));
+    using _second = new Thing(() => released.push('second'));
+    throw new Error('out');
+  }, /^Error: out$/);
+  assert.deepEqual(released, ['second', 'first']);
+});
+
+test('is closed even if its release fails, and the failure is told once', () => {
+  const thing = new Thing(() => {
+    throw new Error('busy');
+  });
+  assert.throws(() => thing.close(), /busy/);
+  assert.equal(thing.closed, true);
+  thing.close();
+});
+
+test('an owner closes the newest first, and forgets what was closed before', () => {
+  const owner = new ResourceSet();
+  const released: number[] = [];
+  const things = [1, 2, 3, 4].map((n) => new Thing(() => released.push(n), owner));
+  assert.equal(owner.size, 4);
+  things[1]?.close();
+  assert.equal(owner.size, 3);
+  owner.closeAll('the owner was closed', { release: true });
+  assert.deepEqual(released, [2, 4, 3, 1]);
+  assert.equal(owner.size, 0);
+  assert.throws(() => things[0]?.use(), { message: 'this Thing is closed: the owner was closed' });
+  assert.throws(() => things[1]?.use(), { message: 'this Thing is closed' });
+});
+
+test('one release that fails does not keep the others from theirs', () => {
+  const owner = new ResourceSet();
+  const released: string[] = [];
+  const things = ['a', 'b', 'c'].map(
+    (name) =>
+      new Thing(() => {
+        if (name !== 'a') throw new Error(name);
+        released.push(name);
+      }, owner),
+  );
+  assert.throws(() => owner.closeAll('over', { release: true }), /^Error: c$/);
+  assert.deepEqual(released, ['a']);
+  assert.ok(things.every((thing) => thing.closed));
+  assert.equal(owner.size, 0);
+});
+
+test('what is gone with its owner is marked, not released', () => {
+  const owner = new ResourceSet();
+  const thing = new Thing(() => assert.fail('released'), owner);
+  owner.closeAll('its context was reset', { release: false });
+  thing.close();
+  assert.throws(() => thing.use(), { message: 'this Thing is closed: its context was reset' });
+});
+
+test('a borrowed thing is forgotten: closing it releases nothing', () => {
+  const owner = new ResourceSet();
+  const thing = new Thing(undefined, owner);
+  thing.close();
+  assert.equal(owner.size, 0);
+  assert.throws(() => thing.use(), { name: 'ClosedError' });
+});
+
+const leak = (mode: string, env: NodeJS.ProcessEnv = {}) =>
+  runProgram(new URL('./fixtures/leak.ts', import.meta.url), [mode], env, ['--expose-gc']);
+
+test('what is dropped is released on the main thread, with one warning', () => {
+  const { code, stdout, stderr } = leak('dropped');
+  assert.equal(stderr, '');
+  assert.deepEqual(JSON.parse(stdout), {
+    warnings: [
+      {
+        code: 'CUFFI_LEAK',
+        message: 'a DeviceBuffer was garbage collected without close()',
+        detail: 'CUFFI_TRACE=1 shows where each was opened.',
+      },
+    ],
+    open: 0,
+    resources: 0,
+    currentContext: 0,
+  });
+  assert.equal(code, 0);
+});
+
+test('with CUFFI_TRACE=1 every leak is told with the place where it was opened', () => {
+  const { code, stdout } = leak('dropped', { CUFFI_TRACE: '1' });
+  const { warnings } = JSON.parse(stdout) as { warnings: { detail: string }[] };
+  assert.equal(warnings.length, 6);
+  for (const { detail } of warnings) assert.match(detail, /fixtures\/leak\.ts/);
+  assert.equal(code, 0);
+});
+
+test('with CUFFI_TRACE=1 a closed object says where it was opened', () => {
+  const { stdout } = leak('closed', { CUFFI_TRACE: '1' });
+  assert.match(stdout, /this DeviceBuffer is closed\nopened at\n.*fixtures\/leak\.ts/s);
+});
+
+test('what was closed is not told again when it is collected', () => {
+  const { code, stdout } = leak('kept');
+  assert.deepEqual(JSON.parse(stdout), {
+    warnings: [],
+    open: 0,
+    resources: 0,
+    currentContext: 0,
+  });
+  assert.equal(code, 0);
+});
+
+test('views and borrowed objects that are dropped leave nothing behind, and need no warning', () => {
+  const { stdout } = leak('borrowed');
+  assert.deepEqual(JSON.parse(stdout), {
+    warnings: [],
+    open: 0,
+    resources: 0,
+    currentContext: 0,
+  });
+});
+
+test('a release that fails behind a collected object is a warning, not the end of the process', () => {
+  const { code, stdout, stderr } = leak('failing');
+  assert.equal(code, 0, stderr);
+  const { warnings } = JSON.parse(stdout) as { warnings: { code: string; message: string }[] };
+  assert.deepEqual(
+    warnings.map((warning) => warning.code),
+    ['CUFFI_LEAK', 'CUFFI_RELEASE'],
+  );
+  assert.match(String(warnings[1]?.message), /cuMemFree_v2 failed/);
+});

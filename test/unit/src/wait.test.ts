@@ -1,0 +1,128 @@
+import assert from 'node:assert/strict';
+import { getEventListeners } from 'node:events';
+import { test } from 'node:test';
+import { nextTurn, pollInBackground, waitUntil } from '../../../src/wait.ts';
+import { runProgram, until } from './emulate.ts';
+
+test('what is done already is asked once', async () => {
+  let asked = 0;
+  await waitUntil(() => {
+    asked += 1;
+    return true;
+  });
+  assert.equal(asked, 1);
+});
+
+test('asks until the answer is yes, and not after', async () => {
+  let asked = 0;
+  await waitUntil(() => {
+    asked += 1;
+    return asked === 150;
+  });
+  for (let turns = 0; turns < 5; turns += 1) await nextTurn();
+  assert.equal(asked, 150);
+});
+
+test('rejects with what the question throws, at once or later', async () => {
+  const error = new Error('lost');
+  const thrower = (): boolean => {
+    throw error;
+  };
+  await assert.rejects(waitUntil(thrower), (got) => got === error);
+  let asked = 0;
+  await assert.rejects(
+    waitUntil(() => {
+      asked += 1;
+      return asked > 3 ? thrower() : false;
+    }),
+    (got) => got === error,
+  );
+});
+
+test('one that fails leaves the others waiting', async () => {
+  let open = false;
+  const waiting = Array.from({ length: 500 }, () => waitUntil(() => open));
+  let asked = 0;
+  await assert.rejects(
+    waitUntil(() => {
+      asked += 1;
+      if (asked > 1) throw new Error('lost');
+      return false;
+    }),
+  );
+  open = true;
+  await Promise.all(waiting);
+});
+
+test('an aborted wait rejects with the reason, is asked no more, and leaves no listener', async () => {
+  const controller = new AbortController();
+  const { signal } = controller;
+  let asked = 0;
+  const waiting = waitUntil(
+    () => {
+      asked += 1;
+      return false;
+    },
+    { signal },
+  );
+  assert.equal(getEventListeners(signal, 'abort').length, 1);
+  const reason = new Error('no longer needed');
+  controller.abort(reason);
+  await assert.rejects(waiting, (got) => got === reason);
+  assert.equal(getEventListeners(signal, 'abort').length, 0);
+  const before = asked;
+  for (let turns = 0; turns < 5; turns += 1) await nextTurn();
+  assert.equal(asked, before);
+});
+
+test('a wait that ends otherwise leaves no listener either', async () => {
+  const { signal } = new AbortController();
+  await waitUntil(() => true, { signal });
+  let asked = 0;
+  await waitUntil(() => ++asked > 3, { signal });
+  await assert.rejects(
+    waitUntil(
+      () => {
+        if (++asked > 6) throw new Error('lost');
+        return false;
+      },
+      { signal },
+    ),
+  );
+  assert.equal(getEventListeners(signal, 'abort').length, 0);
+});
+
+test('a signal that was aborted before rejects without a question', async () => {
+  const reason = new Error('too late');
+  const signal = AbortSignal.abort(reason);
+  await assert.rejects(
+    waitUntil(() => assert.fail('asked'), { signal }),
+    (got) => got === reason,
+  );
+  assert.equal(getEventListeners(signal, 'abort').length, 0);
+});
+
+test('a question in the background is asked until yes', async () => {
+  let asked = 0;
+  pollInBackground(() => ++asked === 120);
+  await until(() => asked === 120);
+  for (let turns = 0; turns < 5; turns += 1) await nextTurn();
+  assert.equal(asked, 120);
+});
+
+const program = new URL('./fixtures/waits.ts', import.meta.url);
+
+test('a pending wait keeps the process alive until it is done', () => {
+  const { code, stdout } = runProgram(program, ['awaited']);
+  assert.deepEqual({ code, stdout }, { code: 0, stdout: 'done\n' });
+});
+
+test('a question in the background does not keep the process alive, also beside a wait', () => {
+  const { code, stdout } = runProgram(program, ['background']);
+  assert.deepEqual({ code, stdout }, { code: 0, stdout: 'done\n' });
+});
+
+test('a closed buffer that waits for the GPU does not keep the process alive', () => {
+  const { code, stdout, stderr } = runProgram(program, ['release']);
+  assert.deepEqual({ code, stdout, stderr }, { code: 0, stdout: 'closed\n', stderr: '' });
+});
