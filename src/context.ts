@@ -1,10 +1,6 @@
+import { inspect } from 'node:util';
 import { OUT0, OUT1, OUT3, readHandle, readInt32, readSize } from '../ffi/arena.ts';
-import {
-  CU_STREAM_LEGACY,
-  CU_STREAM_PER_THREAD,
-  type LimitName,
-  limits,
-} from '../ffi/constants.ts';
+import { CU_STREAM_LEGACY, type LimitName, limits } from '../ffi/constants.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUstream } from '../ffi/types.ts';
@@ -85,24 +81,24 @@ export class Context {
   }
 
   /** A context that another library made, borrowed; a primary one is recognised. */
-  static fromHandle(handle: CUcontext): Context {
-    checkInteger(handle, 'handle', 1);
+  static fromHandle(handle: number): Context {
+    const theirs = checkInteger(handle, 'handle', 1) as CUcontext;
     initialize();
     if (primaries.selection === selectionCount()) {
       for (const context of primaries.byOrdinal.values()) {
-        if (context.#handle === handle) return context;
+        if (context.#handle === theirs) return context;
       }
     }
     check(
-      cu.cuCtxPushCurrent_v2(handle),
+      cu.cuCtxPushCurrent_v2(theirs),
       'cuCtxPushCurrent_v2',
-      () => `borrowing context ${handle}`,
+      () => `borrowing context ${theirs}`,
     );
     const status = cu.cuCtxGetDevice(OUT0);
     const ordinal = readInt32(OUT0);
     check(cu.cuCtxPopCurrent_v2(OUT3), 'cuCtxPopCurrent_v2');
     check(status, 'cuCtxGetDevice');
-    return new Context(Device.get(ordinal), handle);
+    return new Context(Device.get(ordinal), theirs);
   }
 
   /** @internal The context that options name; by default the primary one of device 0. */
@@ -150,15 +146,13 @@ export class Context {
 
   /** @internal Whether all work is done in the streams in {@link streams}; errors count as done. */
   get idle(): boolean {
-    if (this.#handle === undefined) return true;
-    for (const stream of this.streams) {
-      const status =
-        stream <= CU_STREAM_PER_THREAD
-          ? this.run(() => cu.cuStreamQuery(stream))
-          : cu.cuStreamQuery(stream);
-      if (status === CUresult.CUDA_ERROR_NOT_READY) return false;
-    }
-    return true;
+    // A borrowed context may be gone: then there is nothing to wait for.
+    if (this.#handle === undefined || cu.cuCtxPushCurrent_v2(this.#handle) !== 0) return true;
+    let idle = true;
+    for (const stream of this.streams)
+      idle &&= cu.cuStreamQuery(stream) !== CUresult.CUDA_ERROR_NOT_READY;
+    cu.cuCtxPopCurrent_v2(OUT3);
+    return idle;
   }
 
   /**
@@ -234,6 +228,14 @@ export class Context {
     const released = cu.cuDevicePrimaryCtxRelease_v2(device);
     check(cu.cuDevicePrimaryCtxReset_v2(device), 'cuDevicePrimaryCtxReset_v2');
     check(released, 'cuDevicePrimaryCtxRelease_v2');
+  }
+
+  toString(): string {
+    return `Context of ${this.device}${this.borrowed ? ', borrowed' : ''}`;
+  }
+
+  [inspect.custom](): string {
+    return this.toString();
   }
 
   #requireOwn(): void {

@@ -1,3 +1,4 @@
+import { inspect } from 'node:util';
 import { BLOCK, OUT0, readBytes, readInt32, readSize, readString } from '../ffi/arena.ts';
 import { type DeviceAttribute, deviceAttributes } from '../ffi/attributes.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
@@ -123,6 +124,10 @@ export class Device {
 
   toString(): string {
     return `Device ${this.ordinal} (${this.name})`;
+  }
+
+  [inspect.custom](): string {
+    return this.toString();
   }
 }
 

@@ -7,7 +7,7 @@ import {
 } from '../ffi/constants.ts';
 import { cu } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
-import type { CUevent } from '../ffi/types.ts';
+import type { CUevent, CUstream } from '../ffi/types.ts';
 import { checkBoolean, checkInstance, checkOptions } from './arguments.ts';
 import { check, cudaError, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
@@ -127,12 +127,15 @@ export class CudaEvent extends Resource {
 
   /** Marks the work queued in `stream` so far; without a stream, in the legacy default stream. */
   record(stream?: Stream): void {
+    if (stream === undefined) this.#recordByDefault();
+    else if (Stream.is(stream)) stream.recordEvent(this.handle);
+    else checkInstance(stream, Stream, 'stream');
+  }
+
+  // Apart, as a closure in `record` would cost it an allocation at every call.
+  #recordByDefault(): void {
     const event = this.handle;
-    if (stream === undefined) {
-      this.context.run(() => check(cu.cuEventRecord(event, 0 as never), 'cuEventRecord'));
-      return;
-    }
-    checkInstance(stream, Stream, 'stream').recordEvent(event);
+    this.context.run(() => check(cu.cuEventRecord(event, 0 as CUstream), 'cuEventRecord'));
   }
 
   /** Waits until it is {@link done}; the event loop turns meanwhile. */

@@ -44,9 +44,7 @@ export class ReleaseQueue {
         release();
       } catch (error) {
         // Nobody is there to catch: the close() that queued it returned long ago.
-        process.emitWarning(error instanceof Error ? error : new Error(String(error)), {
-          code: 'CUFFI_RELEASE',
-        });
+        process.emitWarning(`a release failed: ${error}`, { code: 'CUFFI_RELEASE' });
       }
     }
     return this.#pending.length === 0;

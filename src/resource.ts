@@ -1,4 +1,5 @@
 /** What is opened is closed: the one `close()`, `closed`, `using`, owners and finalizers. */
+import { inspect } from 'node:util';
 import { ClosedError } from './errors.ts';
 
 /** What outlives a resource's object: it knows how to release, and never refers to the object. */
@@ -119,6 +120,14 @@ export abstract class Resource implements Disposable {
 
   [Symbol.dispose](): void {
     this.close();
+  }
+
+  toString(): string {
+    return this.closed ? `${this.#kind} (closed)` : this.#kind;
+  }
+
+  [inspect.custom](): string {
+    return this.toString();
   }
 
   /** @throws ClosedError after close */

@@ -3,6 +3,8 @@
  * event loop for a short while, then once a millisecond, however many waits there are.
  */
 
+import { checkOptions } from './arguments.ts';
+
 interface Wait {
   poll(): boolean;
   resolve(): void;
@@ -66,7 +68,7 @@ function remove(wait: Wait): void {
  * meanwhile. `poll` is asked once at once: what is done already costs no turn.
  */
 export function waitUntil(poll: () => boolean, options: WaitOptions = {}): Promise<void> {
-  const { signal } = options;
+  const { signal } = checkOptions(options, ['signal'], 'waiting');
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();
     if (poll()) {

@@ -92,7 +92,7 @@ export const callCases: readonly Case[] = [
   },
   {
     name: 'getIpcHandle',
-    what: 'a whole descriptor, beside cuIpcGetMemHandle alone, which is one of its five calls',
+    what: 'makes a descriptor; the others call cuIpcGetMemHandle alone',
     calls: 2000,
     withPeers: true,
     aims: [],

@@ -27,9 +27,10 @@ export const handOverCases: readonly Case[] = SIZES.map(([variant, byteLength]) 
 
 async function open(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
   const context = Context.primary();
-  const child = await HandOverChild.start(driver, byteLength);
   const stream = Stream.create({ context, nonBlocking: true });
   const buffer = DeviceBuffer.allocate(byteLength, { context });
+  // Last: an error before it would leave a process behind.
+  const child = await HandOverChild.start(driver, byteLength);
   // Made once: the copying way is measured at its best.
   const host = new Uint8Array(byteLength);
   let turns = 0;

@@ -21,10 +21,6 @@ const reply = (message: Reply): void => {
   process.send?.(message);
 };
 
-function readFirst(buffer: DeviceBuffer): void {
-  buffer.subarray(0, READ_BYTE_LENGTH).copyToHostSync(first);
-}
-
 function acknowledge(handle: () => void): void {
   try {
     handle();
@@ -37,7 +33,7 @@ function acknowledge(handle: () => void): void {
 process.on('message', (request: Request) =>
   acknowledge(() => {
     const shared = openIpcBuffer(request.descriptor);
-    readFirst(shared);
+    shared.copyToHostSync(first);
     shared.close();
   }),
 );
@@ -50,7 +46,7 @@ socket.on('data', (chunk) => {
   length = 0;
   acknowledge(() => {
     own.copyFromSync(received);
-    readFirst(own);
+    own.copyToHostSync(first);
   });
 });
 

@@ -22,7 +22,7 @@ export class HandOverChild {
       stdio: ['ignore', 'inherit', 'inherit', 'ipc', 'pipe'],
     });
     this.#process.on('message', (message) => this.#receive(message as Reply));
-    this.#process.once('error', (error) => this.#fail(error));
+    this.#process.on('error', (error) => this.#fail(error));
     // A child that died is told of by its exit.
     this.#socket.on('error', () => {});
     this.#exited = new Promise((resolve) => {

@@ -238,10 +238,6 @@ export class DeviceBuffer extends Resource {
   override toString(): string {
     return `DeviceBuffer(${this.byteLength} bytes, ${this.origin}${this.closed ? ', closed' : ''})`;
   }
-
-  [Symbol.for('nodejs.util.inspect.custom')](): string {
-    return this.toString();
-  }
 }
 
 const streamOf = (stream: unknown): Stream | undefined =>

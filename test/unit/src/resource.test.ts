@@ -96,20 +96,17 @@ const leak = (mode: string, env: NodeJS.ProcessEnv = {}) =>
   runProgram(new URL('./fixtures/leak.ts', import.meta.url), [mode], env, ['--expose-gc']);
 
 test('what is dropped is released on the main thread, with one warning', () => {
-  const { code, stdout, stderr } = leak('dropped');
-  assert.equal(stderr, '');
-  assert.deepEqual(JSON.parse(stdout), {
-    warnings: [
-      {
-        code: 'CUFFI_LEAK',
-        message: 'a DeviceBuffer was garbage collected without close()',
-        detail: 'CUFFI_TRACE=1 shows where each was opened.',
-      },
-    ],
-    open: 0,
-    resources: 0,
-    currentContext: 0,
-  });
+  const { code, stdout } = leak('dropped');
+  const { warnings, ...left } = JSON.parse(stdout);
+  assert.deepEqual(left, { open: 0, resources: 0, currentContext: 0 });
+  assert.equal(warnings.length, 1);
+  assert.equal(warnings[0].code, 'CUFFI_LEAK');
+  // Which is found first is the collector's choice.
+  assert.match(
+    warnings[0].message,
+    /^a (DeviceBuffer|Stream|CudaEvent) was garbage collected without close\(\)$/,
+  );
+  assert.equal(warnings[0].detail, 'CUFFI_TRACE=1 shows where each was opened.');
   assert.equal(code, 0);
 });
 

@@ -1,0 +1,95 @@
+/**
+ * A program of another language that takes its turns in a run. It says `ready UUID` or
+ * `skip REASON`, and answers each line `CASE CALLS` with `ns NANOSECONDS`.
+ */
+import { type ChildProcessByStdio, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { createInterface } from 'node:readline';
+import type { Readable, Writable } from 'node:stream';
+
+/** A contestant that cannot take part, and why. */
+export interface Skipped {
+  readonly name: string;
+  readonly reason: string;
+}
+
+/** How a peer is started: the same for every language. */
+export interface PeerProgram {
+  readonly name: string;
+  readonly command: string;
+  readonly args: readonly string[];
+}
+
+const DEADLINE_MS = 60_000;
+
+/** A started program, ready to measure. */
+export class Peer {
+  readonly name: string;
+  readonly #process: ChildProcessByStdio<Writable, Readable, null>;
+  readonly #lines: AsyncIterator<string>;
+  readonly #exited: Promise<unknown>;
+
+  private constructor(name: string, process: ChildProcessByStdio<Writable, Readable, null>) {
+    this.name = name;
+    this.#process = process;
+    this.#lines = createInterface({ input: process.stdout })[Symbol.asyncIterator]();
+    this.#exited = new Promise((resolve) => process.once('exit', resolve));
+    // A program that died is told of by the answer that does not come.
+    process.stdin.on('error', () => {});
+  }
+
+  /**
+   * Starts a program; answers with the reason if it cannot run here.
+   *
+   * @param uuid the GPU that it must have found, in nvidia-smi's form
+   * @throws Error if it fails, or measures another GPU
+   */
+  static async start({ name, command, args }: PeerProgram, uuid: string): Promise<Peer | Skipped> {
+    const process = spawn(command, args, { stdio: ['pipe', 'pipe', 'inherit'] });
+    try {
+      await once(process, 'spawn');
+    } catch (error) {
+      return { name, reason: `${command} cannot be started: ${(error as Error).message}` };
+    }
+    const peer = new Peer(name, process);
+    try {
+      const [word, text] = await peer.#next();
+      if (word === 'skip') {
+        await peer.close();
+        return { name, reason: text };
+      }
+      if (word !== 'ready') throw new Error(`${name}: ${word} ${text}`);
+      if (text !== uuid.replace(/^GPU-|-/g, ''))
+        throw new Error(`${name} would measure GPU ${text}, and this process ${uuid}`);
+      return peer;
+    } catch (error) {
+      await peer.close();
+      throw error;
+    }
+  }
+
+  /** How many nanoseconds `calls` calls of a case took there. */
+  async run(caseName: string, calls: number): Promise<number> {
+    this.#process.stdin.write(`${caseName} ${calls}\n`);
+    const [word, text] = await this.#next();
+    if (word !== 'ns') throw new Error(`${this.name}: ${word} ${text}`);
+    return Number(text);
+  }
+
+  /** Lets it free what it has and end; kills it if it does not. */
+  async close(): Promise<void> {
+    const deadline = setTimeout(() => this.#process.kill('SIGKILL'), DEADLINE_MS);
+    this.#process.stdin.end();
+    await this.#exited;
+    clearTimeout(deadline);
+  }
+
+  async #next(): Promise<readonly [word: string, text: string]> {
+    const deadline = setTimeout(() => this.#process.kill('SIGKILL'), DEADLINE_MS);
+    const { value, done } = await this.#lines.next();
+    clearTimeout(deadline);
+    if (done) throw new Error(`the ${this.name} program ended without an answer`);
+    const [word = '', ...rest] = value.split(' ');
+    return [word, rest.join(' ')];
+  }
+}

@@ -1,0 +1,62 @@
+/** Every example of the docs runs, and prints what it promises. */
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readdirSync, readFileSync } from 'node:fs';
+import { test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+
+const folder = new URL('../../docs/examples/', import.meta.url);
+
+/** Lines that an example prints, wherever it runs. */
+const promised: Readonly<Record<string, readonly RegExp[]>> = {
+  '01-devices.ts': [/^CUDA \d+\.\d+$/m, /^0: .+ \(GPU-/m, /shares memory: yes/],
+  '02-buffers.ts': [/^Float32Array\(4\) \[ 1, 20, 3, 4 \]$/m],
+  '03-streams-and-events.ts': [/^done: true, the last value: 99$/m, /^took a time: true$/m],
+  '04-share-memory.ts': [
+    /^the child reads Float32Array\(3\) \[ 1, 2, 3 \]$/m,
+    /^the parent reads Float32Array\(3\) \[ 4, 5, 6 \]$/m,
+  ],
+  '05-share-an-event.ts': [/^the child reads Set\(1\) \{ 42 \}$/m],
+  '06-beside-other-libraries.ts': [
+    /^current inside: true$/m,
+    /^current outside: undefined$/m,
+    /^theirs still holds Set\(1\) \{ 9 \}$/m,
+  ],
+  '07-record-driver-calls.ts': [/^cuMemsetD8Async$/m, /^1024 bytes copied$/m],
+};
+
+async function run(program: string): Promise<string> {
+  const child = spawn(process.execPath, ['--import', 'tsx', program], {
+    stdio: ['ignore', 'pipe', 'pipe'],
+    timeout: 30_000,
+    killSignal: 'SIGKILL',
+  });
+  let printed = '';
+  for (const stream of [child.stdout, child.stderr])
+    stream.on('data', (data) => {
+      printed += data;
+    });
+  const [code] = await once(child, 'close');
+  assert.equal(code, 0, printed);
+  return printed;
+}
+
+test('every example is known here', () => {
+  assert.deepEqual(readdirSync(folder).sort(), Object.keys(promised));
+});
+
+for (const [name, patterns] of Object.entries(promised)) {
+  test(`docs/examples/${name} prints what it promises`, { timeout: 60_000 }, async () => {
+    const printed = await run(fileURLToPath(new URL(name, folder)));
+    for (const pattern of patterns) assert.match(printed, pattern);
+  });
+}
+
+test('the README’s first example is docs/examples/04-share-memory.ts, shortened', () => {
+  const readme = readFileSync(new URL('../../README.md', import.meta.url), 'utf8');
+  const example = readFileSync(new URL('04-share-memory.ts', folder), 'utf8').split('\n');
+  const [, block = ''] = /```ts\n([\s\S]*?)```/.exec(readme) ?? [];
+  for (const line of block.split('\n'))
+    assert.ok(example.includes(line), `only in README: ${line}`);
+});

@@ -1,0 +1,231 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
+import {
+  Context,
+  CudaEvent,
+  Device,
+  DeviceBuffer,
+  NotSupportedError,
+  Stream,
+} from '../../../src/index.ts';
+import { failing } from '../../support/faults.ts';
+import { Latch } from '../../support/latch.ts';
+import { currentContext, emulate, ForeignContext, until } from './emulate.ts';
+
+test('the primary context is opened by its first use, not by naming it', () => {
+  emulate();
+  const recorder = recordCalls();
+  const context = Context.primary(0);
+  assert.equal(Context.primary(Device.get(0)), context);
+  assert.ok(!recorder.calls.some((call) => call.name.includes('Ctx')));
+  context.memoryInfo();
+  context.memoryInfo();
+  recorder.stop();
+  const retained = recorder.calls.filter((call) => call.name === 'cuDevicePrimaryCtxRetain');
+  assert.equal(retained.length, 1);
+});
+
+test('two devices in one program just work, and each object stays on its own', async () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  assert.notEqual(first, second);
+  assert.notEqual(first.handle, second.handle);
+  const before = second.memoryInfo().free;
+  using here = DeviceBuffer.allocate(4096);
+  using there = DeviceBuffer.allocate(4096, { device: 1 });
+  assert.equal(there.context, second);
+  assert.ok(second.memoryInfo().free < before);
+  here.fill(1);
+  there.fill(2);
+  assert.deepEqual(new Set(await here.copyToHost()), new Set([1]));
+  assert.deepEqual(new Set(await there.copyToHost()), new Set([2]));
+  assert.equal(currentContext(), 0);
+});
+
+test('a place is a context or a device, and nothing else', () => {
+  emulate();
+  const context = Context.primary();
+  assert.throws(() => DeviceBuffer.allocate(1, { context, device: 0 }), {
+    name: 'TypeError',
+    message: 'give either a context or a device, not both',
+  });
+  for (const place of [{ context: {} }, { context: null }, { device: {} }, { device: '0' }])
+    assert.throws(() => DeviceBuffer.allocate(1, place as never), TypeError, JSON.stringify(place));
+  assert.throws(() => DeviceBuffer.allocate(1, { device: 7 }), RangeError);
+});
+
+test('run makes the context current for its function, and restores when that throws', () => {
+  emulate();
+  const context = Context.primary();
+  const result = context.run(() => {
+    assert.equal(currentContext(), context.handle);
+    assert.equal(Context.current(), context);
+    return context.run(() => 'inner');
+  });
+  assert.equal(result, 'inner');
+  const error = new Error('mine');
+  assert.throws(
+    () =>
+      context.run(() => {
+        throw error;
+      }),
+    (got) => got === error,
+  );
+  assert.equal(currentContext(), 0);
+  assert.equal(Context.current(), undefined);
+});
+
+test('a foreign context is borrowed, used, and never reset', async () => {
+  emulate();
+  using foreign = new ForeignContext();
+  const context = Context.current() as Context;
+  assert.equal(context.handle, foreign.handle);
+  assert.equal(context.borrowed, true);
+  assert.equal(context.device, Device.get(0));
+  using buffer = DeviceBuffer.allocate(64, { context });
+  buffer.fill(9);
+  assert.deepEqual(new Set(await buffer.copyToHost()), new Set([9]));
+  assert.throws(() => context.resetSync(), NotSupportedError);
+  await assert.rejects(context.reset(), NotSupportedError);
+  assert.ok(foreign.isCurrent);
+});
+
+test('a handle that is no context is refused, and nothing becomes current', () => {
+  emulate();
+  for (const handle of [0, -1, 0.5]) assert.throws(() => Context.fromHandle(handle as never), RangeError);
+  assert.throws(() => Context.fromHandle(0xdead as never), {
+    name: 'CudaError',
+    message: /while borrowing context 57005/,
+  });
+  assert.equal(currentContext(), 0);
+});
+
+test('limits are known by name, and a wrong one names those that there are', () => {
+  emulate();
+  const context = Context.primary();
+  assert.equal(context.setLimit('stackSize', 2048), 2048);
+  assert.equal(context.limit('stackSize'), 2048);
+  for (const name of ['stack', 'toString', undefined])
+    assert.throws(() => context.limit(name as never), {
+      name: 'TypeError',
+      message: /; known: stackSize, printfFifoSize/,
+    });
+  for (const value of [-1, 0.5, Number.NaN])
+    assert.throws(() => context.setLimit('stackSize', value), RangeError);
+  assert.throws(() => context.limit('devRuntimeSyncDepth'), {
+    code: 'CUDA_ERROR_UNSUPPORTED_LIMIT',
+    message: /while reading devRuntimeSyncDepth/,
+  });
+});
+
+test('a reset closes what was made, frees its memory, and the context works again', async () => {
+  emulate();
+  const context = Context.primary();
+  const { free } = context.memoryInfo();
+  const resources = [
+    DeviceBuffer.allocate(1 << 20),
+    DeviceBuffer.allocate(16).subarray(0, 8),
+    Stream.create(),
+    CudaEvent.create(),
+  ];
+  await context.reset();
+  for (const resource of resources) {
+    assert.equal(resource.closed, true);
+    resource.close();
+  }
+  assert.throws(() => (resources[0] as DeviceBuffer).address, {
+    name: 'ClosedError',
+    message: 'this DeviceBuffer is closed: its context was reset',
+  });
+  assert.equal(context.memoryInfo().free, free);
+  assert.equal(context.resources.size, 0);
+  assert.equal(Context.primary(), context);
+  using again = DeviceBuffer.allocate(16);
+  again.fill(4);
+  assert.deepEqual(new Set(await again.copyToHost()), new Set([4]));
+  assert.equal(currentContext(), 0);
+});
+
+test('a reset waits for held work while the loop turns, and may be given up', async () => {
+  emulate();
+  const context = Context.primary();
+  using stream = Stream.create({ nonBlocking: true });
+  const latch = new Latch(context);
+  latch.hold(stream);
+  const reason = new Error('not now');
+  const controller = new AbortController();
+  const resetting = context.reset({ signal: controller.signal });
+  await new Promise((resolve) => setTimeout(resolve, 3));
+  controller.abort(reason);
+  await assert.rejects(resetting, (error) => error === reason);
+  assert.equal(stream.closed, false);
+  latch[Symbol.dispose]();
+  await context.reset();
+  assert.equal(stream.closed, true);
+});
+
+test('what waits to be released is forgotten by a reset, not freed twice', async () => {
+  emulate();
+  const context = Context.primary();
+  const stream = Stream.create({ nonBlocking: true });
+  const latch = new Latch(context);
+  latch.hold(stream);
+  const buffer = DeviceBuffer.allocate(4096);
+  buffer.close();
+  assert.equal(context.releases.size, 1);
+  latch[Symbol.dispose]();
+  const recorder = recordCalls();
+  context.resetSync();
+  await context.flush();
+  for (let n = 0; n < 3; n += 1) await new Promise((resolve) => setTimeout(resolve, 1));
+  recorder.stop();
+  assert.ok(!recorder.calls.some((call) => /Free|Destroy/.test(call.name)));
+  stream.close();
+});
+
+test('an awaited copy and an awaited stream end when their context is reset under them', async () => {
+  emulate();
+  const context = Context.primary();
+  const stream = Stream.create({ nonBlocking: true });
+  const latch = new Latch(context);
+  const buffer = DeviceBuffer.allocate(4096);
+  latch.hold(stream);
+  const copying = assert.rejects(buffer.copyToHost(undefined, { stream }), {
+    name: 'ClosedError',
+    message: /its context was reset/,
+  });
+  const waiting = assert.rejects(stream.synchronize(), { name: 'ClosedError' });
+  latch[Symbol.dispose]();
+  context.resetSync();
+  await copying;
+  await waiting;
+});
+
+test('one failed look at the GPU does not keep closed memory for ever', async () => {
+  const driver = emulate();
+  const context = Context.primary();
+  const { free } = context.memoryInfo();
+  const latch = new Latch(context);
+  using stream = Stream.create({ nonBlocking: true });
+  latch.hold(stream);
+  DeviceBuffer.allocate(4096).close();
+  selectDriver(failing(driver, 'cuCtxPushCurrent_v2', 1, 999));
+  // Only the queue itself looks.
+  await new Promise((resolve) => setTimeout(resolve, 5));
+  selectDriver(driver);
+  latch[Symbol.dispose]();
+  let turns = 0;
+  await until(() => context.releases.size === 0 || ++turns > 200);
+  assert.equal(context.releases.size, 0);
+  assert.equal(context.memoryInfo().free, free);
+});
+
+test('flush ends at once where nothing waits, and where the context was never used', async () => {
+  emulate();
+  const recorder = recordCalls();
+  await Context.primary().flush();
+  recorder.stop();
+  assert.ok(!recorder.calls.some((call) => call.name.includes('Ctx')));
+  assert.equal(typeof cu.cuInit, 'function');
+});

@@ -1,0 +1,156 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import fc from 'fast-check';
+import { IpcError } from '../../../../src/errors.ts';
+import {
+  type IpcBufferDescriptor,
+  type IpcEventDescriptor,
+  parseDescriptor,
+} from '../../../../src/ipc/descriptor.ts';
+
+const bytes = (length: number): string => Buffer.alloc(length, 0xa5).toString('base64');
+
+const buffer: IpcBufferDescriptor = {
+  kind: 'legacy',
+  version: 1,
+  handle: bytes(64),
+  byteOffset: 256,
+  byteLength: 1024,
+  bufferId: 7,
+  device: 'GPU-01234567-89ab-cdef-0123-456789abcdef',
+  pid: 4242,
+};
+const { kind: _, byteOffset: _o, byteLength: _l, bufferId: _b, ...common } = buffer;
+const event: IpcEventDescriptor = { kind: 'event', ...common };
+const sound = [
+  ['legacy', buffer],
+  ['event', event],
+] as const;
+
+const refused = (kind: 'legacy' | 'event', message: unknown, what: RegExp | string): void => {
+  assert.throws(
+    () => parseDescriptor(kind, message),
+    (error: Error) => {
+      assert.ok(error instanceof IpcError, String(error));
+      assert.match(error.message, new RegExp(`^this is no ${kind} descriptor of cuffi:`));
+      assert.match(error.message, new RegExp(what));
+      return true;
+    },
+    JSON.stringify(message),
+  );
+};
+
+test('a sound descriptor is itself, also after JSON and structured cloning', () => {
+  for (const [kind, descriptor] of sound) {
+    assert.deepEqual(parseDescriptor(kind, descriptor), descriptor);
+    assert.deepEqual(parseDescriptor(kind, JSON.parse(JSON.stringify(descriptor))), descriptor);
+    assert.deepEqual(parseDescriptor(kind, structuredClone(descriptor)), descriptor);
+  }
+  const mig = { ...buffer, device: buffer.device.replace('GPU', 'MIG') };
+  assert.deepEqual(parseDescriptor('legacy', mig), mig);
+});
+
+test('every field must be there, and is named where it is not', () => {
+  for (const [kind, descriptor] of sound) {
+    for (const field of Object.keys(descriptor)) {
+      const { [field]: _gone, ...rest } = descriptor as unknown as Record<string, unknown>;
+      refused(kind, rest, field);
+    }
+  }
+});
+
+test('every field must be of its type', () => {
+  const wrong = [null, undefined, true, {}, [], Number.NaN, 1n, Symbol.iterator, () => 1];
+  for (const [kind, descriptor] of sound) {
+    for (const field of Object.keys(descriptor)) {
+      const value = descriptor[field as keyof typeof descriptor];
+      const swapped = typeof value === 'string' ? 5 : String(value);
+      for (const other of [...wrong, swapped])
+        assert.throws(
+          () => parseDescriptor(kind, { ...descriptor, [field]: other }),
+          { name: 'IpcError', message: new RegExp(field) },
+          `${field}: ${String(other)}`,
+        );
+    }
+  }
+});
+
+test('nothing more may be there', () => {
+  for (const [kind, descriptor] of sound) {
+    refused(kind, { ...descriptor, fd: 3 }, 'fd');
+    const polluting = JSON.parse(`{"__proto__":{"admin":true},${JSON.stringify(descriptor).slice(1)}`);
+    refused(kind, polluting, '__proto__');
+  }
+  assert.equal(({} as { admin?: boolean }).admin, undefined);
+});
+
+test('one kind is not taken for the other', () => {
+  refused('legacy', event, 'kind');
+  refused('event', buffer, 'kind');
+  refused('event', { ...buffer, kind: 'event' }, 'byteOffset');
+});
+
+test('a handle is exactly 64 bytes in base64', () => {
+  for (const length of [0, 1, 63, 65, 128]) refused('legacy', { ...buffer, handle: bytes(length) }, '64 bytes in base64');
+  for (const handle of [
+    '',
+    '!'.repeat(88),
+    buffer.handle.slice(0, -1),
+    ` ${buffer.handle}`,
+    `${buffer.handle}\n`,
+    buffer.handle.replace('=', '*'),
+    Buffer.alloc(64, 0xfb).toString('base64url'),
+    'a'.repeat(1e6),
+  ])
+    refused('legacy', { ...buffer, handle }, 'handle');
+});
+
+test('numbers are whole, not negative, and safe', () => {
+  for (const field of ['byteOffset', 'byteLength', 'bufferId', 'pid'])
+    for (const value of [-1, 0.5, Number.POSITIVE_INFINITY, 2 ** 53, 1e300, '1'])
+      refused('legacy', { ...buffer, [field]: value }, field);
+  for (const field of ['byteLength', 'pid']) refused('legacy', { ...buffer, [field]: 0 }, field);
+  for (const version of [0, 2, 1.5, '1']) refused('legacy', { ...buffer, version }, 'version');
+});
+
+test('a device is a UUID', () => {
+  for (const device of ['', '0', 'GPU-0', `${buffer.device}0`, `GPU-${'g'.repeat(36)}`])
+    refused('legacy', { ...buffer, device }, 'UUID of a GPU');
+});
+
+test('what is no object at all is refused', () => {
+  for (const message of [null, undefined, '', 'text', 5, true, [], [buffer], new Map(), Symbol('s')])
+    assert.throws(() => parseDescriptor('legacy', message), { name: 'IpcError' }, String(message));
+});
+
+test('whatever is changed, the answer is a sound value or an IpcError', () => {
+  const field = fc.constantFrom(...Object.keys(buffer), 'extra', '__proto__', 'toString');
+  const value = fc.oneof(
+    fc.anything(),
+    fc.integer(),
+    fc.double(),
+    fc.string(),
+    fc.base64String({ minLength: 84, maxLength: 92 }),
+    fc.constantFrom(...Object.values(buffer)),
+  );
+  const mutation = fc.record({ field, value, remove: fc.boolean() });
+  fc.assert(
+    fc.property(fc.array(mutation, { minLength: 1, maxLength: 4 }), (mutations) => {
+      const message: Record<string, unknown> = { ...buffer };
+      for (const { field: name, value: given, remove } of mutations) {
+        if (remove) delete message[name];
+        else Object.defineProperty(message, name, { value: given, enumerable: true });
+      }
+      try {
+        const parsed = parseDescriptor('legacy', message);
+        assert.equal(Buffer.from(parsed.handle, 'base64').byteLength, 64);
+        for (const number of [parsed.byteOffset, parsed.byteLength, parsed.bufferId, parsed.pid])
+          assert.ok(Number.isSafeInteger(number) && number >= 0);
+        assert.deepEqual(Object.keys(parsed).sort(), Object.keys(buffer).sort());
+      } catch (error) {
+        assert.ok(error instanceof IpcError, String(error));
+      }
+    }),
+    { numRuns: 300, seed: 20_250_101 },
+  );
+});

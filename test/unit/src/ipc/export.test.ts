@@ -1,0 +1,81 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { selectDriver } from '../../../../ffi/driver.ts';
+import { parseDescriptor } from '../../../../src/ipc/descriptor.ts';
+import { getIpcHandle } from '../../../../src/ipc/index.ts';
+import { CudaEvent, Device, DeviceBuffer, Stream } from '../../../../src/index.ts';
+import { failing } from '../../../support/faults.ts';
+import { currentContext, emulate } from '../emulate.ts';
+
+test('a descriptor is plain data that its own parser takes', () => {
+  emulate();
+  using buffer = DeviceBuffer.allocate(4096);
+  using event = CudaEvent.create({ interprocess: true });
+  const ofBuffer = getIpcHandle(buffer);
+  assert.deepEqual(parseDescriptor('legacy', JSON.parse(JSON.stringify(ofBuffer))), ofBuffer);
+  assert.equal(ofBuffer.pid, process.pid);
+  assert.equal(ofBuffer.device, Device.get().uuid);
+  assert.deepEqual([ofBuffer.byteOffset, ofBuffer.byteLength], [0, 4096]);
+  const ofEvent = getIpcHandle(event);
+  assert.deepEqual(parseDescriptor('event', JSON.parse(JSON.stringify(ofEvent))), ofEvent);
+});
+
+test('a view is its buffer at an offset: the same handle and number', () => {
+  emulate();
+  using buffer = DeviceBuffer.allocate(4096);
+  const whole = getIpcHandle(buffer);
+  const part = getIpcHandle(buffer.subarray(100, 300));
+  assert.deepEqual(part, { ...whole, byteOffset: 100, byteLength: 200 });
+  const borrowed = DeviceBuffer.fromPointer(buffer.address + 8, 8);
+  assert.deepEqual(getIpcHandle(borrowed), { ...whole, byteOffset: 8, byteLength: 8 });
+});
+
+test('two allocations never have the same number, even at one address', () => {
+  emulate();
+  const first = DeviceBuffer.allocate(4096);
+  const { bufferId } = getIpcHandle(first);
+  first.close();
+  using second = DeviceBuffer.allocate(4096);
+  assert.notEqual(getIpcHandle(second).bufferId, bufferId);
+});
+
+test('what cannot be shared is refused in words', () => {
+  emulate();
+  using buffer = DeviceBuffer.allocate(16);
+  using event = CudaEvent.create();
+  using stream = Stream.create();
+  assert.throws(() => getIpcHandle(buffer.subarray(4, 4)), /an empty buffer cannot be shared/);
+  assert.throws(() => getIpcHandle(event), {
+    name: 'IpcError',
+    message: /make it with CudaEvent\.create\(\{ interprocess: true \}\)/,
+  });
+  assert.throws(() => getIpcHandle(DeviceBuffer.fromPointer(4096, 16)), {
+    name: 'IpcError',
+    message: /no legacy IPC handle: cuIpcGetMemHandle failed while exporting 16 bytes: .*\nOnly memory/s,
+  });
+  for (const wrong of [undefined, null, {}, stream, buffer.address])
+    assert.throws(() => getIpcHandle(wrong as never), TypeError);
+  assert.equal(currentContext(), 0);
+});
+
+test('what is closed has no handle any more', () => {
+  emulate();
+  const buffer = DeviceBuffer.allocate(16);
+  const event = CudaEvent.create({ interprocess: true });
+  const view = buffer.subarray(1, 2);
+  buffer.close();
+  event.close();
+  for (const closed of [buffer, view]) assert.throws(() => getIpcHandle(closed), { name: 'ClosedError' });
+  assert.throws(() => getIpcHandle(event), { name: 'ClosedError' });
+});
+
+test('a call of the driver that fails is thrown, and the buffer stays usable', () => {
+  const driver = emulate();
+  using buffer = DeviceBuffer.allocate(16);
+  for (const name of ['cuMemGetAddressRange_v2', 'cuPointerGetAttribute'] as const) {
+    selectDriver(failing(driver, name, 1, 999));
+    assert.throws(() => getIpcHandle(buffer), { name: 'CudaError', call: name });
+    assert.equal(currentContext(), 0);
+    getIpcHandle(buffer);
+  }
+});

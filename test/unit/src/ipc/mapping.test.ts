@@ -1,0 +1,174 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import type { Driver } from '../../../../ffi/functions.ts';
+import { Context, Device, type DeviceBuffer, Stream } from '../../../../src/index.ts';
+import { getIpcHandle, openIpcBuffer } from '../../../../src/ipc/index.ts';
+import { failing, keepingBooks } from '../../../support/faults.ts';
+import { Latch } from '../../../support/latch.ts';
+import { currentContext, emulate } from '../emulate.ts';
+
+const BYTE_LENGTH = 4096;
+
+/** A driver in which every handle opens, as if another process had shared 4 KiB. */
+function importing(): { readonly driver: Driver; readonly open: ReadonlySet<string> } {
+  const emulated = emulate();
+  const { driver, open } = keepingBooks({
+    ...emulated,
+    cuIpcOpenMemHandle_v2: (out) => emulated.cuMemAlloc_v2(out, BYTE_LENGTH),
+    cuIpcCloseMemHandle: (address) => emulated.cuMemFree_v2(address),
+  });
+  selectDriver(driver);
+  return { driver, open };
+}
+
+const descriptor = (fields: object = {}) => ({
+  kind: 'legacy',
+  version: 1,
+  handle: Buffer.alloc(64, 1).toString('base64'),
+  byteOffset: 0,
+  byteLength: BYTE_LENGTH,
+  bufferId: 1,
+  device: Device.get().uuid,
+  pid: 2 ** 30,
+  ...fields,
+});
+
+test('opened twice it is mapped once, and unmapped when the last buffer closes', () => {
+  const { open } = importing();
+  const first = openIpcBuffer(descriptor());
+  const second = openIpcBuffer(descriptor({ byteOffset: 100, byteLength: 10 }));
+  assert.equal(second.address, first.address + 100);
+  assert.equal(first.origin, 'imported');
+  assert.equal(open.size, 1);
+  first.close();
+  first.close();
+  assert.equal(open.size, 1);
+  second.fill(1);
+  second.close();
+  assert.equal(open.size, 0);
+  openIpcBuffer(descriptor()).close();
+  assert.equal(open.size, 0);
+});
+
+test('a range beyond the allocation is refused, and the mapping is given back', () => {
+  const { open } = importing();
+  for (const range of [
+    { byteLength: BYTE_LENGTH + 1 },
+    { byteOffset: 1 },
+    { byteOffset: BYTE_LENGTH, byteLength: 1 },
+    { byteOffset: Number.MAX_SAFE_INTEGER, byteLength: 1 },
+    { byteOffset: Number.MAX_SAFE_INTEGER, byteLength: Number.MAX_SAFE_INTEGER },
+  ])
+    assert.throws(() => openIpcBuffer(descriptor(range)), {
+      name: 'IpcError',
+      message: /^the descriptor names bytes \d+ to \d+ of an allocation of process 1073741824 that has 4096$/,
+    });
+  assert.equal(open.size, 0);
+  const whole = openIpcBuffer(descriptor());
+  assert.throws(() => openIpcBuffer(descriptor({ byteOffset: 1 })), { name: 'IpcError' });
+  whole.fill(1);
+  whole.close();
+  assert.equal(open.size, 0);
+});
+
+test('an earlier allocation of the same handle must be closed first', () => {
+  const { open } = importing();
+  const old = openIpcBuffer(descriptor());
+  assert.throws(() => openIpcBuffer(descriptor({ bufferId: 2 })), {
+    name: 'IpcError',
+    message: /earlier allocation with the same handle is still open here/,
+  });
+  old.close();
+  openIpcBuffer(descriptor({ bufferId: 2 })).close();
+  assert.equal(open.size, 0);
+});
+
+test('what is closed behind held work is unmapped after it, once', async () => {
+  const { open } = importing();
+  const context = Context.primary();
+  using stream = Stream.create({ nonBlocking: true });
+  const latch = new Latch();
+  latch.hold(stream);
+  const buffer = openIpcBuffer(descriptor());
+  buffer.fill(1, { stream });
+  buffer.close();
+  assert.ok([...open].some((entry) => entry.startsWith('cuIpcOpen')));
+  const recorder = recordCalls();
+  latch[Symbol.dispose]();
+  await context.flush();
+  recorder.stop();
+  assert.ok(![...open].some((entry) => entry.startsWith('cuIpcOpen')));
+  const closes = recorder.calls.filter((call) => call.name === 'cuIpcCloseMemHandle');
+  assert.equal(closes.length, 1);
+});
+
+test('opened again while it waits, it stays mapped', async () => {
+  importing();
+  const context = Context.primary();
+  using stream = Stream.create({ nonBlocking: true });
+  const latch = new Latch();
+  latch.hold(stream);
+  const first = openIpcBuffer(descriptor());
+  const { address } = first;
+  first.close();
+  using again: DeviceBuffer = openIpcBuffer(descriptor());
+  assert.equal(again.address, address);
+  latch[Symbol.dispose]();
+  await context.flush();
+  again.fill(7);
+  assert.deepEqual(new Set(again.copyToHostSync()), new Set([7]));
+});
+
+test('opened and closed twice while it waits, it is unmapped once', async () => {
+  importing();
+  const context = Context.primary();
+  using stream = Stream.create({ nonBlocking: true });
+  const latch = new Latch();
+  latch.hold(stream);
+  openIpcBuffer(descriptor()).close();
+  openIpcBuffer(descriptor()).close();
+  const recorder = recordCalls();
+  latch[Symbol.dispose]();
+  await context.flush();
+  recorder.stop();
+  const closes = recorder.calls.filter((call) => call.name === 'cuIpcCloseMemHandle');
+  assert.deepEqual(
+    closes.map((call) => call.status),
+    [0],
+  );
+});
+
+test('a reset unmaps everything, and the handle opens anew', () => {
+  importing();
+  const context = Context.primary();
+  const before = openIpcBuffer(descriptor());
+  context.resetSync();
+  assert.equal(before.closed, true);
+  const after = openIpcBuffer(descriptor());
+  before.close();
+  after.fill(1);
+  after.close();
+});
+
+test('memory that cannot be measured is closed again', () => {
+  const { driver, open } = importing();
+  selectDriver(failing(driver, 'cuMemGetAddressRange_v2', 1, 999));
+  assert.throws(() => openIpcBuffer(descriptor()), {
+    name: 'CudaError',
+    message: /while measuring memory of process 1073741824/,
+  });
+  assert.equal(open.size, 0);
+  assert.equal(currentContext(), 0);
+  openIpcBuffer(descriptor()).close();
+});
+
+test('what belongs to another process is not exported again', () => {
+  importing();
+  using buffer = openIpcBuffer(descriptor());
+  for (const imported of [buffer, buffer.subarray(1, 2)])
+    assert.throws(() => getIpcHandle(imported), {
+      name: 'IpcError',
+      message: /pass on the descriptor that it was opened with/,
+    });
+});

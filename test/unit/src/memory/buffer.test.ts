@@ -1,0 +1,260 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { inspect } from 'node:util';
+import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import { Context, DeviceBuffer, Stream } from '../../../../src/index.ts';
+import { broken, failing } from '../../../support/faults.ts';
+import { Latch } from '../../../support/latch.ts';
+import { emulate } from '../emulate.ts';
+
+test('a size is a whole number of at least one byte, checked before the driver is asked', () => {
+  emulate();
+  const recorder = recordCalls();
+  for (const size of [0, -1, 1.5, Number.NaN, Number.POSITIVE_INFINITY, 2 ** 53])
+    assert.throws(() => DeviceBuffer.allocate(size), RangeError, String(size));
+  for (const size of ['16', null, undefined, 16n, [16]])
+    assert.throws(() => DeviceBuffer.allocate(size as never), TypeError, String(size));
+  assert.throws(() => DeviceBuffer.allocate(1, { stream: 1 } as never), {
+    name: 'TypeError',
+    message: "DeviceBuffer.allocate: unknown option 'stream'; known: context, device",
+  });
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+});
+
+test('may be closed twice, and every use after is a ClosedError', async () => {
+  emulate();
+  const buffer = DeviceBuffer.allocate(64);
+  using other = DeviceBuffer.allocate(64);
+  const view = buffer.subarray(0, 8);
+  buffer.close();
+  buffer.close();
+  for (const closed of [buffer, view]) {
+    assert.equal(closed.closed, true);
+    const uses: (() => unknown)[] = [
+      () => closed.address,
+      () => closed.subarray(0, 1),
+      () => closed.fill(0),
+      () => closed.copyTo(other),
+      () => other.subarray(0, 1).copyTo(closed),
+      () => closed.copyFromSync(new Uint8Array(1)),
+      () => closed.copyToHostSync(),
+    ];
+    for (const use of uses)
+      assert.throws(
+        use,
+        { name: 'ClosedError', message: 'this DeviceBuffer is closed' },
+        String(use),
+      );
+    await assert.rejects(closed.copyFrom(new Uint8Array(1)), { name: 'ClosedError' });
+    await assert.rejects(closed.copyToHost(), { name: 'ClosedError' });
+  }
+});
+
+test('closing a view leaves the memory, and a view of a view has the same life', () => {
+  emulate();
+  using buffer = DeviceBuffer.allocate(100);
+  const view = buffer.subarray(10, 90);
+  const inner = view.subarray(5, 15);
+  assert.equal(inner.address, buffer.address + 15);
+  assert.equal(inner.byteLength, 10);
+  view.close();
+  assert.equal(view.closed, true);
+  assert.equal(inner.closed, true);
+  assert.equal(buffer.closed, false);
+  buffer.fill(0);
+});
+
+test('a range beyond the buffer is refused', () => {
+  emulate();
+  using buffer = DeviceBuffer.allocate(16);
+  assert.equal(buffer.subarray().byteLength, 16);
+  assert.equal(buffer.subarray(16).byteLength, 0);
+  for (const [begin, end] of [
+    [-1, 4],
+    [0, 17],
+    [5, 4],
+    [17, 17],
+    [0.5, 4],
+    [Number.NaN, 4],
+  ] as const)
+    assert.throws(() => buffer.subarray(begin, end), RangeError, `${begin} ${end}`);
+  assert.throws(() => buffer.subarray('1' as never), TypeError);
+});
+
+test('fills every element of 1, 2 or 4 bytes, and nothing outside', () => {
+  emulate();
+  using buffer = DeviceBuffer.allocate(16);
+  buffer.fill(0xff);
+  buffer.subarray(4, 12).fill(0xabcd, { elementByteLength: 2 });
+  buffer.subarray(8, 12).fill(0xdead_beef, { elementByteLength: 4 });
+  buffer.subarray(15).fill(7, { elementByteLength: 1 });
+  assert.equal(
+    Buffer.from(buffer.copyToHostSync()).toString('hex'),
+    'ffffffffcdabcdabefbeaddeffffff07',
+  );
+  buffer.subarray(3, 3).fill(1, { elementByteLength: 4 as const });
+});
+
+test('a fill that cannot be is refused, and fills nothing', () => {
+  emulate();
+  using buffer = DeviceBuffer.allocate(16);
+  buffer.fill(1);
+  const recorder = recordCalls();
+  for (const [value, elementByteLength] of [
+    [256, 1],
+    [65_536, 2],
+    [2 ** 32, 4],
+    [-1, 4],
+    [0.5, 1],
+    [Number.NaN, 1],
+    [0, 3],
+    [0, 8],
+    [0, '4'],
+  ] as const)
+    assert.throws(
+      () => buffer.fill(value, { elementByteLength: elementByteLength as never }),
+      RangeError,
+      `${value} ${elementByteLength}`,
+    );
+  assert.throws(() => buffer.fill('1' as never), TypeError);
+  assert.throws(() => buffer.subarray(0, 6).fill(0, { elementByteLength: 4 }), /no whole, aligned/);
+  assert.throws(() => buffer.subarray(1, 5).fill(0, { elementByteLength: 4 }), /no whole, aligned/);
+  assert.throws(() => buffer.fill(0, { stream: {} as never }), /stream must be a Stream/);
+  assert.throws(() => buffer.fill(0, { width: 4 } as never), /known: stream, elementByteLength/);
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+  assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([1]));
+});
+
+test('copies on the device go to the beginning of the target, and only where they fit', () => {
+  emulate();
+  using source = DeviceBuffer.allocate(8);
+  using target = DeviceBuffer.allocate(16);
+  source.fill(5);
+  target.fill(1);
+  source.subarray(0, 4).copyTo(target.subarray(2));
+  assert.equal(Buffer.from(target.copyToHostSync()).toString('hex'), '010105050505' + '01'.repeat(10));
+  source.subarray(0, 0).copyTo(target);
+  assert.throws(() => target.copyTo(source), {
+    name: 'RangeError',
+    message: '16 bytes do not fit in the target, which has 8',
+  });
+  assert.throws(() => source.copyTo(new Uint8Array(8) as never), /^TypeError: target must be/);
+});
+
+test('a borrowed pointer is used, never freed, and checked', () => {
+  emulate();
+  using owner = DeviceBuffer.allocate(64);
+  const recorder = recordCalls();
+  const borrowed = DeviceBuffer.fromPointer(owner.address, 64, { owner });
+  assert.equal(borrowed.origin, 'borrowed');
+  borrowed.fill(2);
+  borrowed.close();
+  recorder.stop();
+  assert.ok(!recorder.calls.some((call) => call.name === 'cuMemFree_v2'));
+  assert.deepEqual(new Set(owner.copyToHostSync()), new Set([2]));
+  for (const [address, byteLength] of [
+    [0, 1],
+    [-8, 1],
+    [1.5, 1],
+    [2 ** 53, 1],
+    [8, -1],
+    [Number.MAX_SAFE_INTEGER, 1],
+  ] as const)
+    assert.throws(() => DeviceBuffer.fromPointer(address, byteLength), RangeError);
+  assert.throws(() => DeviceBuffer.fromPointer('8' as never, 1), TypeError);
+  assert.throws(() => DeviceBuffer.fromPointer(8, 1, { keep: 1 } as never), /unknown option 'keep'/);
+});
+
+test('a borrowed pointer into a buffer that cuffi owns is closed with it', () => {
+  emulate();
+  const owner = DeviceBuffer.allocate(64);
+  const borrowed = DeviceBuffer.fromPointer(owner.address, 64, { owner });
+  owner.close();
+  assert.equal(borrowed.closed, true);
+  assert.throws(() => borrowed.fill(1), { name: 'ClosedError' });
+});
+
+test('closing while a stream is held up returns at once; flush gives the memory back', async () => {
+  emulate();
+  const context = Context.primary();
+  const { free } = context.memoryInfo();
+  const latch = new Latch();
+  using stream = Stream.create({ nonBlocking: true });
+  const [first, second] = [DeviceBuffer.allocate(4 << 20), DeviceBuffer.allocate(4 << 20)];
+  latch.hold(stream);
+  first.fill(1, { stream });
+  first.close();
+  second.close();
+  assert.equal(first.closed, true);
+  assert.equal(context.memoryInfo().free, free - (8 << 20));
+  let flushed = false;
+  const flushing = context.flush().then(() => {
+    flushed = true;
+  });
+  await new Promise((resolve) => setTimeout(resolve, 5));
+  assert.equal(flushed, false);
+  latch.open();
+  await flushing;
+  assert.equal(context.memoryInfo().free, free);
+  latch[Symbol.dispose]();
+});
+
+test('out of memory says what was asked, what is free, and what waits', () => {
+  emulate({ CUFFI_EMULATED_MEMORY: '16M' });
+  const context = Context.primary();
+  const latch = new Latch();
+  using stream = Stream.create({ nonBlocking: true });
+  latch.hold(stream);
+  const buffer = DeviceBuffer.allocate(12 << 20);
+  const { free } = context.memoryInfo();
+  const expected = (rest: string) => ({
+    name: 'CudaError',
+    code: 'CUDA_ERROR_OUT_OF_MEMORY',
+    doing: `allocating ${8 << 20} bytes with ${free} free${rest}`,
+    message: /Close buffers that are no longer needed/,
+  });
+  assert.throws(() => DeviceBuffer.allocate(8 << 20), expected(''));
+  buffer.close();
+  assert.throws(
+    () => DeviceBuffer.allocate(8 << 20),
+    expected(' (1 releases wait for the GPU: await context.flush())'),
+  );
+  // What waits is collected by the allocation itself, without a turn of the loop.
+  latch.open();
+  DeviceBuffer.allocate(8 << 20).close();
+  latch[Symbol.dispose]();
+});
+
+test('an allocation that fails leaves the context usable, and nothing allocated', () => {
+  const driver = emulate();
+  const context = Context.primary();
+  const { free } = context.memoryInfo();
+  selectDriver(failing(driver, 'cuMemAlloc_v2', 1, 999));
+  assert.throws(() => DeviceBuffer.allocate(64, { context }), {
+    name: 'CudaError',
+    status: 999,
+    doing: 'allocating 64 bytes',
+  });
+  assert.equal(context.memoryInfo().free, free);
+  assert.equal(context.resources.size, 0);
+  DeviceBuffer.allocate(64, { context }).close();
+});
+
+test('a free that fails is thrown by close, and the buffer counts as closed', () => {
+  const driver = emulate();
+  const buffer = DeviceBuffer.allocate(64);
+  selectDriver(broken(driver, 'cuMemFree_v2', 999));
+  assert.throws(() => buffer.close(), { name: 'CudaError', call: 'cuMemFree_v2' });
+  assert.equal(buffer.closed, true);
+  buffer.close();
+});
+
+test('prints as what it is, without touching the device', () => {
+  emulate();
+  const buffer = DeviceBuffer.allocate(64);
+  assert.equal(`${buffer}`, 'DeviceBuffer(64 bytes, allocated)');
+  buffer.close();
+  assert.equal(inspect({ buffer }), '{ buffer: DeviceBuffer(64 bytes, allocated, closed) }');
+});

@@ -1,0 +1,212 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
+import type { CUstream } from '../../../ffi/types.ts';
+import { Context, CudaEvent, DeviceBuffer, Stream } from '../../../src/index.ts';
+import { broken, failing } from '../../support/faults.ts';
+import { Latch } from '../../support/latch.ts';
+import { emulate, ForeignContext } from './emulate.ts';
+
+test('options are checked before the driver is asked', () => {
+  emulate();
+  const recorder = recordCalls();
+  assert.throws(() => Stream.create({ nonblocking: true } as never), {
+    name: 'TypeError',
+    message:
+      "Stream.create: unknown option 'nonblocking'; known: context, device, priority, nonBlocking",
+  });
+  for (const priority of [0.5, Number.NaN, 1e9])
+    assert.throws(() => Stream.create({ priority }), RangeError);
+  assert.throws(() => Stream.create({ priority: '0' as never }), TypeError);
+  assert.throws(() => Stream.create({ nonBlocking: 1 as never }), TypeError);
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+});
+
+test('every way of borrowing a stream refuses unknown options too', () => {
+  emulate();
+  using owner = Stream.create();
+  const wrong = { devise: 1 } as never;
+  assert.throws(() => Stream.legacyDefault(wrong), /unknown option 'devise'/);
+  assert.throws(() => Stream.perThreadDefault(wrong), /unknown option 'devise'/);
+  assert.throws(() => Stream.fromHandle(owner.handle, wrong), /unknown option 'devise'/);
+});
+
+test('an unknown option of a wait is refused', async () => {
+  emulate();
+  using stream = Stream.create();
+  await assert.rejects(stream.synchronize({ timeoutMs: 5 } as never), {
+    name: 'TypeError',
+    message: /unknown option 'timeoutMs'; known: signal/,
+  });
+});
+
+test('priority and kind are what the driver says', () => {
+  emulate();
+  const { least, greatest } = Context.primary().streamPriorityRange();
+  using urgent = Stream.create({ priority: greatest, nonBlocking: true });
+  using plain = Stream.create();
+  assert.deepEqual([urgent.priority, urgent.nonBlocking], [greatest, true]);
+  assert.deepEqual([plain.priority, plain.nonBlocking], [least, false]);
+});
+
+test('may be closed twice, and every use after is a ClosedError', async () => {
+  emulate();
+  const stream = Stream.create();
+  using event = CudaEvent.create();
+  using buffer = DeviceBuffer.allocate(4);
+  stream.close();
+  stream.close();
+  const uses: (() => unknown)[] = [
+    () => stream.handle,
+    () => stream.done,
+    () => stream.priority,
+    () => stream.nonBlocking,
+    () => stream.wait(event),
+    () => stream.synchronizeSync(),
+    () => stream.autoSynchronize(),
+    () => event.record(stream),
+    () => buffer.fill(0, { stream }),
+    () => buffer.copyTo(buffer, { stream }),
+    () => buffer.copyToHostSync(undefined, { stream }),
+    () => buffer.copyFromSync(new Uint8Array(4), { stream }),
+  ];
+  for (const use of uses)
+    assert.throws(use, { name: 'ClosedError', message: 'this Stream is closed' }, String(use));
+  await assert.rejects(stream.synchronize(), { name: 'ClosedError' });
+  await assert.rejects(buffer.copyToHost(undefined, { stream }), { name: 'ClosedError' });
+  await assert.rejects(buffer.copyFrom(new Uint8Array(4), { stream }), { name: 'ClosedError' });
+});
+
+test('a stream closed while it is awaited rejects the wait, and is destroyed when idle', async () => {
+  emulate();
+  const context = Context.primary();
+  const latch = new Latch(context);
+  const stream = Stream.create({ nonBlocking: true });
+  latch.hold(stream);
+  const waiting = stream.synchronize();
+  const recorder = recordCalls();
+  stream.close();
+  const destroyed = (): boolean =>
+    recorder.calls.some((call) => call.name === 'cuStreamDestroy_v2');
+  await assert.rejects(waiting, { name: 'ClosedError' });
+  assert.equal(destroyed(), false);
+  latch.open();
+  await context.flush();
+  assert.equal(destroyed(), true);
+  recorder.stop();
+  latch[Symbol.dispose]();
+});
+
+test('default streams and borrowed ones are forgotten, never destroyed', () => {
+  emulate();
+  using owner = Stream.create();
+  const borrowed = [
+    Stream.legacyDefault(),
+    Stream.perThreadDefault(),
+    Stream.fromHandle(owner.handle),
+    Stream.fromHandle(owner.handle, { device: 0 }),
+    Stream.fromHandle(1 as CUstream),
+  ];
+  const recorder = recordCalls();
+  for (const stream of borrowed) {
+    assert.equal(stream.done, true);
+    stream.close();
+  }
+  recorder.stop();
+  assert.ok(!recorder.calls.some((call) => call.name === 'cuStreamDestroy_v2'));
+  assert.equal(owner.done, true);
+});
+
+test('a borrowed stream is of the context that it was made in', () => {
+  emulate();
+  using foreign = new ForeignContext();
+  using owner = Stream.create({ context: Context.fromHandle(foreign.handle) });
+  const borrowed = Stream.fromHandle(owner.handle);
+  assert.equal(borrowed.context.handle, foreign.handle);
+  assert.ok(foreign.isCurrent);
+  using own = Stream.create();
+  assert.equal(Stream.fromHandle(own.handle).context, Context.primary());
+  assert.throws(() => Stream.fromHandle(0 as CUstream), RangeError);
+  assert.throws(() => Stream.fromHandle(0xdead as CUstream), {
+    name: 'CudaError',
+    message: /while borrowing stream 57005/,
+  });
+});
+
+test('a call on a stream of its own never touches the current context', () => {
+  emulate();
+  using stream = Stream.create();
+  using event = CudaEvent.create();
+  using buffer = DeviceBuffer.allocate(64);
+  const recorder = recordCalls();
+  buffer.fill(1, { stream });
+  buffer.copyTo(buffer, { stream });
+  event.record(stream);
+  stream.wait(event);
+  stream.synchronizeSync();
+  stream.done;
+  event.done;
+  recorder.stop();
+  assert.deepEqual(
+    recorder.calls.filter((call) => call.name.includes('Ctx')),
+    [],
+  );
+});
+
+test('waits only for an event', () => {
+  emulate();
+  using stream = Stream.create();
+  for (const event of [undefined, null, {}, stream, 5])
+    assert.throws(() => stream.wait(event as never), TypeError, String(event));
+});
+
+test('awaiting a held stream keeps the loop turning, and a given-up wait leaves the work', async () => {
+  emulate();
+  using stream = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(64);
+  using latch = new Latch();
+  latch.hold(stream);
+  buffer.fill(3, { stream });
+  const controller = new AbortController();
+  const reason = new Error('enough');
+  let ticks = 0;
+  const ticking = setInterval(() => {
+    ticks += 1;
+    if (ticks === 3) controller.abort(reason);
+  }, 1);
+  await assert.rejects(
+    stream.synchronize({ signal: controller.signal }),
+    (error) => error === reason,
+  );
+  clearInterval(ticking);
+  assert.equal(ticks, 3);
+  assert.equal(stream.done, false);
+  latch.open();
+  await stream.synchronize();
+  assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([3]));
+});
+
+test('a scope of autoSynchronize ends when the work is done, also if it throws', async () => {
+  emulate();
+  using stream = Stream.create({ nonBlocking: true });
+  using latch = new Latch();
+  setTimeout(() => latch.open(), 3);
+  await assert.rejects(async () => {
+    await using _scope = stream.autoSynchronize();
+    latch.hold(stream);
+    throw new Error('out of the scope');
+  }, /out of the scope/);
+  assert.equal(stream.done, true);
+});
+
+test('an error of the device reaches whoever asks or waits', async () => {
+  const driver = emulate();
+  using stream = Stream.create();
+  selectDriver(broken(driver, 'cuStreamQuery', 700));
+  assert.throws(() => stream.done, { name: 'CudaError', status: 700, sticky: true });
+  await assert.rejects(stream.synchronize(), { name: 'CudaError', status: 700 });
+  selectDriver(failing(driver, 'cuStreamSynchronize', 1, 719));
+  assert.throws(() => stream.synchronizeSync(), { name: 'CudaError', status: 719 });
+  assert.equal(cu.cuStreamQuery(stream.handle), 0);
+});
