@@ -135,8 +135,9 @@ export abstract class Resource implements Disposable {
     if (this.closed) throw this.closedError();
   }
 
-  protected closedError(): ClosedError {
-    const { reason, opened } = this.#entry;
+  /** @param reason why, where it is not closed by itself */
+  protected closedError(reason = this.#entry.reason): ClosedError {
+    const { opened } = this.#entry;
     return new ClosedError(
       `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${opened ? `\nopened at\n${opened}` : ''}`,
     );

@@ -41,7 +41,7 @@ export class Stream extends Resource {
     const isDefault = handle <= CU_STREAM_PER_THREAD;
     const { streams, releases, resets } = context;
     super('Stream', {
-      owner: isDefault ? undefined : context.resources,
+      owner: owned ? context.resources : undefined,
       release: owned
         ? () =>
             // Destroyed when idle, so that until then the context still knows of its work.

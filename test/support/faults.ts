@@ -10,12 +10,7 @@ const withCalls = (driver: Driver, calls: Partial<Record<FunctionName, AnyCall>>
   ({ ...driver, ...calls }) as Driver;
 
 /** A driver like another, whose `nth` call of one function answers `status` and does nothing. */
-export function failing(
-  driver: Driver,
-  name: FunctionName,
-  nth: number,
-  status: CUresult,
-): Driver {
+export function failing(driver: Driver, name: FunctionName, nth: number, status: CUresult): Driver {
   const call = driver[name] as AnyCall;
   let count = 0;
   return withCalls(driver, {
