@@ -14,7 +14,7 @@ export function failing(driver: Driver, name: FunctionName, nth: number, status:
   const call = driver[name] as AnyCall;
   let count = 0;
   return withCalls(driver, {
-    [name]: (...args) => {
+    [name]: (...args: unknown[]) => {
       count += 1;
       return count === nth ? status : call(...args);
     },

@@ -135,7 +135,7 @@ test('copies on the device go to the beginning of the target, and only where the
   source.subarray(0, 4).copyTo(target.subarray(2));
   assert.equal(
     Buffer.from(target.copyToHostSync()).toString('hex'),
-    '010105050505' + '01'.repeat(10),
+    `010105050505${'01'.repeat(10)}`,
   );
   source.subarray(0, 0).copyTo(target);
   assert.throws(() => target.copyTo(source), {
