@@ -40,7 +40,7 @@ expectTypeOf(buffer.copyToHostSync(new Uint16Array(4))).toExtend<Uint16Array>();
 expectTypeOf(buffer.copyFrom(new Uint8Array(4))).toEqualTypeOf<Promise<void>>();
 expectTypeOf(buffer.copyFromSync(new SharedArrayBuffer(4))).toEqualTypeOf<void>();
 // @ts-expect-error plain arrays have no memory to copy
-buffer.copyFrom([1, 2, 3]);
+void buffer.copyFrom([1, 2, 3]);
 // @ts-expect-error nor have strings
 buffer.copyToHostSync('text');
 

@@ -33,7 +33,11 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
   'setting a limit': ({ context }) => context.setLimit('stackSize', 2048),
   'finding the current context': () => Context.current(),
   'synchronising a context': ({ context }) => context.synchronizeSync(),
-  'asking for the traits of a stream': ({ stream }) => [stream.priority, stream.nonBlocking, stream.done],
+  'asking for the traits of a stream': ({ stream }) => [
+    stream.priority,
+    stream.nonBlocking,
+    stream.done,
+  ],
   'borrowing a stream': ({ stream }) => Stream.fromHandle(stream.handle).close(),
   'waiting for an event': ({ stream, event }) => stream.wait(event),
   'awaiting a stream': ({ stream }) => stream.synchronize(),
