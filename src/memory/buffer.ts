@@ -55,7 +55,6 @@ export class DeviceBuffer extends Resource {
   readonly #address: CUdeviceptr;
   /** The buffer that this one is a view of, or whatever else must outlive it. */
   readonly #keeps: unknown;
-  readonly #resets: number;
 
   /** @internal */
   constructor(init: {
@@ -66,17 +65,12 @@ export class DeviceBuffer extends Resource {
     readonly release?: (() => void) | undefined;
     readonly keeps?: unknown;
   }) {
-    // What owns nothing needs no owner's list: a view lives and dies with what it is a view of.
-    super('DeviceBuffer', {
-      owner: init.release && init.context.resources,
-      release: init.release,
-    });
+    super('DeviceBuffer', { owner: init.context.resources, release: init.release });
     this.context = init.context;
     this.byteLength = init.byteLength;
     this.origin = init.origin;
     this.#address = init.address;
     this.#keeps = init.keeps;
-    this.#resets = init.context.resets;
   }
 
   /**
@@ -124,19 +118,12 @@ export class DeviceBuffer extends Resource {
   }
 
   override get closed(): boolean {
-    return (
-      super.closed ||
-      this.#resets !== this.context.resets ||
-      (this.#keeps instanceof DeviceBuffer && this.#keeps.closed)
-    );
+    return super.closed || (this.#keeps instanceof DeviceBuffer && this.#keeps.closed);
   }
 
   /** The device address of the first byte. @throws ClosedError */
   get address(): CUdeviceptr {
-    if (this.closed)
-      throw this.closedError(
-        this.#resets === this.context.resets ? undefined : 'its context was reset',
-      );
+    if (this.closed) throw this.closedError();
     return this.#address;
   }
 
