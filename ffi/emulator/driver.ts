@@ -3,7 +3,7 @@
  * processes really share. Each room of it is a file; this one puts them together.
  */
 import { type Driver, type FunctionName, functionNames, rows } from '../functions.ts';
-import { type CUresult as Status, CUresult } from '../results.ts';
+import { CUresult, type CUresult as Status } from '../results.ts';
 import { allocationFunctions, registrationFunctions } from './allocation.ts';
 import { Contexts, contextFunctions, primaryContextFunctions } from './context.ts';
 import { copyFunctions } from './copy.ts';
