@@ -4,6 +4,7 @@
  * reads later, may be given an address of it.
  */
 import { allocatePermanent, viewMemory } from './native.ts';
+import { encodeStruct, type StructName, type StructValues, structs } from './structs.ts';
 import type { Address } from './types.ts';
 
 const BYTE_LENGTH = 65_536;
@@ -13,6 +14,7 @@ const bytes = new Uint8Array(buffer);
 const u32 = new Uint32Array(buffer);
 const i32 = new Int32Array(buffer);
 const f32 = new Float32Array(buffer);
+const view = new DataView(buffer);
 
 /** Four slots of eight bytes for out-values, and a block of 4 KiB for structs and strings. */
 export const OUT0: Address = base;
@@ -77,4 +79,43 @@ export const readString = (address: Address, maxByteLength: number): string => {
     start,
     (end < 0 || end > start + maxByteLength ? start + maxByteLength : end) - start,
   ).toString('utf8');
+};
+
+/** Writes a 32-bit value for the driver to read; answers where it lies. */
+export const writeInt32 = (value: number, address: Address = BLOCK): Address => {
+  i32[word(address)] = value;
+  return address;
+};
+
+/** As {@link writeInt32}, of 64 bits. */
+export const writeUint64 = (value: number | bigint, address: Address = BLOCK): Address => {
+  view.setBigUint64(address - base, BigInt.asUintN(64, BigInt(value)), true);
+  return address;
+};
+
+/** Bytes for the driver to read; answers where they lie. */
+export const writeBytes = (values: Uint8Array, address: Address = BLOCK): Address => {
+  bytes.set(values, address - base);
+  return address;
+};
+
+/** Writes a struct for the driver to read, zero where `values` says nothing; answers where. */
+export const writeStruct = <S extends StructName>(
+  name: S,
+  values: StructValues<S>,
+  address: Address = BLOCK,
+): Address => {
+  encodeStruct(name, values, view, address - base);
+  return address;
+};
+
+/** How many bytes a copy moves that a struct in the arena describes; 0 for one elsewhere. */
+export const bytesOfCopy = (name: StructName, address: Address): number => {
+  const { fields, byteLength } = structs[name];
+  if (address < base || address + byteLength > base + BYTE_LENGTH) return 0;
+  const extents = ['WidthInBytes', 'Height', 'Depth'].flatMap((extent) => {
+    const place = (fields as Record<string, readonly [number, number]>)[extent];
+    return place ? [readSize((address + place[0]) as Address)] : [];
+  });
+  return extents.length === 0 ? 0 : extents.reduce((product, extent) => product * extent, 1);
 };

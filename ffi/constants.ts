@@ -22,8 +22,60 @@ export const CU_EVENT_INTERPROCESS = 4;
 export const CU_MEMHOSTREGISTER_PORTABLE = 1;
 export const CU_MEMHOSTREGISTER_DEVICEMAP = 2;
 
+export const CU_MEMHOSTALLOC_PORTABLE = 1;
+export const CU_MEMHOSTALLOC_DEVICEMAP = 2;
+export const CU_MEMHOSTALLOC_WRITECOMBINED = 4;
+
+export const CU_MEM_ATTACH_GLOBAL = 1;
+export const CU_MEM_ATTACH_HOST = 2;
+export const CU_MEM_ATTACH_SINGLE = 4;
+
+/** Where a device is asked for: host memory. */
+export const CU_DEVICE_CPU = -1;
+
+export const CU_MEM_ADVISE_SET_READ_MOSTLY = 1;
+export const CU_MEM_ADVISE_UNSET_READ_MOSTLY = 2;
+export const CU_MEM_ADVISE_SET_PREFERRED_LOCATION = 3;
+export const CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION = 4;
+export const CU_MEM_ADVISE_SET_ACCESSED_BY = 5;
+export const CU_MEM_ADVISE_UNSET_ACCESSED_BY = 6;
+
+export const CU_MEM_LOCATION_TYPE_DEVICE = 1;
+export const CU_MEM_LOCATION_TYPE_HOST = 2;
+export const CU_MEM_LOCATION_TYPE_HOST_NUMA = 3;
+
+export const CU_MEM_ALLOCATION_TYPE_PINNED = 1;
+
+export const CU_MEM_HANDLE_TYPE_NONE = 0;
+export const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1;
+export const CU_MEM_HANDLE_TYPE_FABRIC = 8;
+
+export const CU_MEM_ACCESS_FLAGS_PROT_NONE = 0;
+export const CU_MEM_ACCESS_FLAGS_PROT_READ = 1;
+export const CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3;
+
+export const CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0;
+export const CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1;
+
+/** Attributes of a pool: the first three are ints, the others 64-bit counts of bytes. */
+export const CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES = 1;
+export const CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC = 2;
+export const CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES = 3;
+export const CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4;
+export const CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5;
+export const CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH = 6;
+export const CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7;
+export const CU_MEMPOOL_ATTR_USED_MEM_HIGH = 8;
+
+export const CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK = 1;
+export const CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED = 2;
+export const CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED = 3;
+export const CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED = 4;
+
 export const CU_POINTER_ATTRIBUTE_CONTEXT = 1;
 export const CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2;
+export const CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3;
+export const CU_POINTER_ATTRIBUTE_HOST_POINTER = 4;
 export const CU_POINTER_ATTRIBUTE_BUFFER_ID = 7;
 export const CU_POINTER_ATTRIBUTE_IS_MANAGED = 8;
 export const CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9;
@@ -31,9 +83,15 @@ export const CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE = 10;
 export const CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11;
 export const CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12;
 export const CU_POINTER_ATTRIBUTE_MAPPED = 13;
+export const CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES = 14;
+export const CU_POINTER_ATTRIBUTE_ACCESS_FLAGS = 16;
+export const CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE = 17;
 
 export const CU_MEMORYTYPE_HOST = 1;
 export const CU_MEMORYTYPE_DEVICE = 2;
+export const CU_MEMORYTYPE_ARRAY = 3;
+/** An address that the driver itself finds out about, host's or device's. */
+export const CU_MEMORYTYPE_UNIFIED = 4;
 
 /** Limits of a context, by the names that `Context.limit` takes. */
 export const limits = {

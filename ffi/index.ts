@@ -19,12 +19,15 @@ export { type FdWatch, type Readiness, readable, type WatchedEvents, watchFd } f
 export { CUresult, resultName } from './results.ts';
 export * from './socket.ts';
 export { bytesCopied, type CallRecord } from './trace.ts';
+export { type StructName, type StructValues, structs } from './structs.ts';
 export type {
   Address,
   CUcontext,
   CUdevice,
   CUdeviceptr,
   CUevent,
+  CUmemGenericAllocationHandle,
+  CUmemoryPool,
   CUstream,
   Handle,
   IpcHandleBytes,

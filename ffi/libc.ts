@@ -12,6 +12,7 @@ const table = {
   munmap: [[pointer, size_t], 'int32'],
   memfd_create: [[pointer, uint], 'int32'],
   ftruncate: [[int, long], 'int32'],
+  fallocate: [[int, int, long, long], 'int32'],
   close: [[int], 'int32'],
   fcntl: [[int, int, long], 'int32'],
   pread: [[int, pointer, size_t, long], 'int64'],

@@ -1,8 +1,9 @@
 /** A record of driver calls: by name, bytes moved, status and duration. */
-import type { FunctionName } from './functions.ts';
-import { rows } from './functions.ts';
+import { bytesOfCopy } from './arena.ts';
+import { type FunctionName, rows } from './functions.ts';
 import type { NativeFunction } from './library.ts';
 import { type CUresult, resultName } from './results.ts';
+import type { Address } from './types.ts';
 
 /** One driver call, as it happened. */
 export interface CallRecord {
@@ -22,13 +23,15 @@ export function traced(
   call: NativeFunction,
   sinks: Iterable<CallSink>,
 ): NativeFunction {
-  const bytes = rows[name].bytes;
+  const { bytes, struct } = rows[name];
   return (...args: number[]) => {
+    // Read before the call: its out-values may lie over it.
+    const described = struct ? bytesOfCopy(struct, args[0] as Address) : 0;
     const start = performance.now();
     const status = call(...(args as never[]));
     const record = {
       name,
-      byteLength: bytes ? Number(args[bytes[0]]) * bytes[1] : 0,
+      byteLength: bytes ? Number(args[bytes[0]]) * bytes[1] : described,
       status,
       durationMs: performance.now() - start,
     };

@@ -31,6 +31,11 @@ export type Arguments<P extends readonly CType[]> = {
 const type = <T>(c: string, ffi: FfiType, byteLength: number): CType<T> => ({ c, ffi, byteLength });
 const handle = <const Name extends string>(name: Name): CType<Handle<Name>> =>
   type(name, 'uint64', 8);
+/** A struct that the driver reads (its layout is in structs.ts); writers put it in the arena. */
+const readStruct = (name: string): CType<Address> => type(`const ${name} *`, 'uint64', 8);
+/** A struct that a header forgot to declare const, or that is opaque, behind a pointer. */
+const opaque = (name: string, byteLength: number): CType<Address> =>
+  type(name, 'uint64', byteLength);
 const enumeration = (name: string): CType<number> => type(name, 'uint32', 4);
 
 /** An address in host memory. */
@@ -44,6 +49,9 @@ export const uint = type<number>('unsigned int', 'uint32', 4);
 export const uint8 = type<number>('unsigned char', 'uint32', 1);
 export const uint16 = type<number>('unsigned short', 'uint32', 2);
 export const uint32 = type<number>('cuuint32_t', 'uint32', 4);
+/** A 64-bit value (not an address): a bigint where it may not fit a safe integer. */
+export const uint64 = type<number | bigint>('cuuint64_t', 'uint64', 8);
+export const ulonglong = type<number>('unsigned long long', 'uint64', 8);
 export const float = type<number>('float', 'uint32', 4);
 export const size_t = type<number>('size_t', 'uint64', 8);
 export const char = type<number>('char', 'uint32', 1);
@@ -66,9 +74,23 @@ export const CUdeviceptr = handle('CUdeviceptr');
 /** An address in device memory. */
 export type CUdeviceptr = Handle<'CUdeviceptr'>;
 
+export const CUmemoryPool = handle('CUmemoryPool');
+export type CUmemoryPool = Handle<'CUmemoryPool'>;
+export const CUmemGenericAllocationHandle = handle('CUmemGenericAllocationHandle');
+/** Physical memory of virtual memory management, mapped anywhere or nowhere. */
+export type CUmemGenericAllocationHandle = Handle<'CUmemGenericAllocationHandle'>;
+/** `void (*)(void *)`: called on a thread of the driver's, so never JavaScript. */
+export const CUhostFn = type<Address>('CUhostFn', 'uint64', 8);
+
 export const CUdevice_attribute = enumeration('CUdevice_attribute');
 export const CUpointer_attribute = enumeration('CUpointer_attribute');
 export const CUlimit = enumeration('CUlimit');
+export const CUmemPool_attribute = enumeration('CUmemPool_attribute');
+export const CUmemAccess_flags = enumeration('CUmemAccess_flags');
+export const CUmemAllocationHandleType = enumeration('CUmemAllocationHandleType');
+export const CUmemAllocationGranularity_flags = enumeration('CUmemAllocationGranularity_flags');
+export const CUmem_advise = enumeration('CUmem_advise');
+export const CUdevice_P2PAttribute = enumeration('CUdevice_P2PAttribute');
 export const CUresultType = enumeration('CUresult');
 
 /**
@@ -81,3 +103,15 @@ export interface IpcHandleBytes {
 export const CUipcMemHandle = type<IpcHandleBytes>('CUipcMemHandle', 'handle64', 64);
 export const CUipcEventHandle = type<IpcHandleBytes>('CUipcEventHandle', 'handle64', 64);
 export const CUuuid = type<Address>('CUuuid', 'uint64', 16);
+
+export const CUmemPoolProps = readStruct('CUmemPoolProps');
+export const CUmemLocation = readStruct('CUmemLocation');
+export const CUmemAccessDesc = readStruct('CUmemAccessDesc');
+export const CUmemAllocationProp = readStruct('CUmemAllocationProp');
+export const CUDA_MEMCPY2D = readStruct('CUDA_MEMCPY2D');
+export const CUDA_MEMCPY3D = readStruct('CUDA_MEMCPY3D');
+export const CUDA_MEMCPY3D_PEER = readStruct('CUDA_MEMCPY3D_PEER');
+/** cuMemPoolGetAccess declares what it only reads as if it were written. */
+export const CUmemLocationNotConst = opaque('CUmemLocation', 8);
+/** 64 bytes that name an allocation of a pool, to a process that has imported the pool. */
+export const CUmemPoolPtrExportData = opaque('CUmemPoolPtrExportData', 64);

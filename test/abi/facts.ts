@@ -79,6 +79,46 @@ export function typeFacts(
   );
 }
 
+/** A struct as the compiler lays it out. */
+export interface StructFacts {
+  readonly byteLength: number;
+  readonly fields: ReadonlyMap<string, readonly [offset: number, byteLength: number]>;
+}
+
+/** Asks where the fields of structs lie, nested ones by their dotted names. */
+export function structFacts(
+  build: BuildFolder,
+  structs: Readonly<Record<string, readonly string[]>>,
+): Map<string, StructFacts> {
+  const asks = Object.entries(structs).flatMap(([name, fields]) => [
+    `  printf("${name} - %zu 0\\n", sizeof(${name}));`,
+    ...fields.map(
+      (field) =>
+        `  printf("${name} ${field} %zu %zu\\n", ` +
+        `offsetof(${name}, ${field}), sizeof(((${name} *)0)->${field}));`,
+    ),
+  ]);
+  const source = `${INCLUDE}#include <stddef.h>\nint main(void) {\n${asks.join('\n')}\n  return 0;\n}\n`;
+  const facts = new Map<string, { byteLength: number; fields: Map<string, [number, number]> }>();
+  for (const line of lines(build.run('structs', source))) {
+    const [name = '', field = '', at, byteLength] = line.split(' ');
+    if (field === '-') facts.set(name, { byteLength: Number(at), fields: new Map() });
+    else facts.get(name)?.fields.set(field, [Number(at), Number(byteLength)]);
+  }
+  return facts;
+}
+
+/** The names of a struct's own fields, by the struct's tag. */
+export function fieldNames(build: BuildFolder, tag: string): string[] {
+  const source = build.preprocess(INCLUDE);
+  const start = source.indexOf('{', source.search(new RegExp(`\\bstruct\\s+${tag}\\s*\\{`)));
+  let depth = 1;
+  let end = start + 1;
+  for (; depth > 0; end += 1) depth += { '{': 1, '}': -1 }[source[end] as string] ?? 0;
+  const body = source.slice(start + 1, end - 1).replace(/\{[^}]*\}/g, '');
+  return [...body.matchAll(/(\w+)\s*(?:\[\w+\])?\s*;/g)].map((match) => match[1] as string);
+}
+
 /** The values of enumerators and macros. */
 export function values(build: BuildFolder, names: readonly string[]): Map<string, number> {
   const asks = names.map((name) => `  printf("${name} %lld\\n", (long long)${name});`);

@@ -6,8 +6,23 @@ import { deviceAttributes } from '../../ffi/attributes.ts';
 import * as constants from '../../ffi/constants.ts';
 import { functionNames, rows } from '../../ffi/functions.ts';
 import { CUresult } from '../../ffi/results.ts';
+import {
+  decodeStruct,
+  encodeStruct,
+  type Layout,
+  type StructName,
+  structs,
+} from '../../ffi/structs.ts';
 import type { CType } from '../../ffi/types.ts';
-import { bare, enumerators, rowFacts, typeFacts, values } from './facts.ts';
+import {
+  bare,
+  enumerators,
+  fieldNames,
+  rowFacts,
+  structFacts,
+  typeFacts,
+  values,
+} from './facts.ts';
 import { compiler, header, noCompiler, noHeader, openBuildFolder } from './toolchain.ts';
 
 const skip = noHeader || noCompiler;
@@ -81,6 +96,59 @@ test('what a row points to has the width that its type says', { skip }, async ()
     all.map(({ c }) => ({ c, scalar: false })),
   );
   for (const { c, byteLength } of all) assert.equal(facts.get(c)?.byteLength, byteLength, c);
+});
+
+test('every struct has the size and the fields of cuda.h, each where the compiler puts it', {
+  skip,
+}, (t) => {
+  const ours = Object.entries<Layout>(structs);
+  const facts = structFacts(
+    build,
+    Object.fromEntries(ours.map(([name, { fields }]) => [name, Object.keys(fields)])),
+  );
+  for (const [name, { byteLength, fields }] of ours) {
+    assert.equal(facts.get(name)?.byteLength, byteLength, `sizeof ${name}`);
+    for (const [field, place] of Object.entries(fields))
+      assert.deepEqual(facts.get(name)?.fields.get(field), [...place], `${name}.${field}`);
+    const known = new Set(Object.keys(fields).map((field) => field.split('.')[0]));
+    const missing = fieldNames(build, `${name}_st`).filter((field) => !known.has(field));
+    if (!isNewer) assert.deepEqual(missing, [], `fields of ${name} that the layout lacks`);
+  }
+  t.diagnostic(`${ours.length} structs checked`);
+});
+
+test('what is written into the arena is what C reads, field by field', { skip }, () => {
+  for (const [name, { byteLength, fields }] of Object.entries<Layout>(structs)) {
+    const writable = Object.entries(fields).filter(([field]) => !field.endsWith('reserved'));
+    const given = Object.fromEntries(
+      writable.map(([field, [, width]], at) => [field, (at + 3) * (width === 8 ? 2 ** 33 + 1 : 1)]),
+    );
+    const view = new DataView(new ArrayBuffer(byteLength + 16));
+    new Uint8Array(view.buffer).fill(0xee);
+    encodeStruct(name as StructName, given, view, 8);
+    const bytes = new Uint8Array(view.buffer);
+    const text = [...bytes.subarray(8, 8 + byteLength)].join(',');
+    const asks = writable.map(([field]) => `  printf("%llu\\n", (unsigned long long)s->${field});`);
+    const source = `#include <cuda.h>
+#include <stdio.h>
+static _Alignas(8) unsigned char bytes[] = {${text}};
+int main(void) {
+  ${name} *s = (${name} *)bytes;
+  (void)s;
+${asks.join('\n')}
+  return 0;
+}
+`;
+    const read = build.run('written', source).split('\n').filter(Boolean).map(Number);
+    assert.deepEqual(read, Object.values(given), name);
+    assert.ok(
+      [...bytes.subarray(0, 8), ...bytes.subarray(8 + byteLength)].every((byte) => byte === 0xee),
+      `${name} is written beyond its end`,
+    );
+    const decoded = decodeStruct(name as StructName, bytes.subarray(8)) as Record<string, number>;
+    for (const [field, value] of Object.entries(given))
+      assert.equal(decoded[field], value, `${name}.${field}`);
+  }
 });
 
 test('every flag and enumerator has the value of cuda.h', { skip }, (t) => {

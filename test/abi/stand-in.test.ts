@@ -111,6 +111,16 @@ const outValues: Readonly<Record<string, { byteLength: number; read(at: Address)
   CUstream: { byteLength: 8, read: readHandle },
   CUevent: { byteLength: 8, read: readHandle },
   CUdeviceptr: { byteLength: 8, read: readHandle },
+  CUmemoryPool: { byteLength: 8, read: readHandle },
+  CUmemGenericAllocationHandle: { byteLength: 8, read: readHandle },
+  CUmemAccess_flags: { byteLength: 4, read: readUint32 },
+  'unsigned long long': { byteLength: 8, read: readSize },
+  'void *': { byteLength: 8, read: readHandle },
+  CUmemLocation: { byteLength: 8, read: (at) => Buffer.from(readBytes(at, 8)).toString('hex') },
+  CUmemPoolPtrExportData: {
+    byteLength: 64,
+    read: (at) => Buffer.from(readBytes(at, 64)).toString('hex'),
+  },
   'const char *': { byteLength: 8, read: (at) => stringAt(readHandle(at)) },
   char: { byteLength: 1, read: (at) => readBytes(at, 1)[0] },
   CUuuid: { byteLength: 16, read: (at) => Buffer.from(readBytes(at, 16)).toString('hex') },
@@ -130,6 +140,7 @@ function outValue(type: string, id: number): { bytes: Buffer; expected: unknown 
       bytes.writeInt32LE(-(id * 65_537));
       return { bytes, expected: -(id * 65_537) };
     case 'unsigned int':
+    case 'CUmemAccess_flags':
       bytes.writeUInt32LE(0xf000_0000 + id);
       return { bytes, expected: 0xf000_0000 + id };
     case 'float':
@@ -142,6 +153,8 @@ function outValue(type: string, id: number): { bytes: Buffer; expected: unknown 
       bytes[0] = id & 0xff;
       return { bytes, expected: id & 0xff };
     case 'CUuuid':
+    case 'CUmemLocation':
+    case 'CUmemPoolPtrExportData':
     case 'CUipcMemHandle':
     case 'CUipcEventHandle': {
       bytes.set(handleBytes(id));

@@ -18,8 +18,20 @@ const DECLARATIONS = `
 #define CUDAAPI
 typedef int CUdevice;
 typedef unsigned int cuuint32_t;
+typedef unsigned long long cuuint64_t;
 typedef unsigned int CUresult, CUdevice_attribute, CUlimit, CUpointer_attribute;
-typedef unsigned long long CUdeviceptr;
+typedef unsigned int CUmemPool_attribute, CUmemAccess_flags, CUmemAllocationHandleType;
+typedef unsigned int CUmemAllocationGranularity_flags, CUmem_advise, CUdevice_P2PAttribute;
+typedef unsigned long long CUdeviceptr, CUmemGenericAllocationHandle;
+typedef struct CUmemPoolHandle_st *CUmemoryPool;
+typedef void (*CUhostFn)(void *);
+typedef struct { char reserved[88]; } CUmemPoolProps;
+typedef struct { int type, id; } CUmemLocation;
+typedef struct { char reserved[12]; } CUmemAccessDesc;
+typedef struct { char reserved[32]; } CUmemAllocationProp;
+typedef struct { char reserved[64]; } CUmemPoolPtrExportData;
+typedef struct { char reserved[128]; } CUDA_MEMCPY2D;
+typedef struct { char reserved[200]; } CUDA_MEMCPY3D, CUDA_MEMCPY3D_PEER;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
@@ -48,7 +60,7 @@ const BYTE_LENGTH = OUT + SLOT * MAX_PARAMETERS;
 
 /** What a parameter points to, as C spells it; undefined where the driver writes nothing. */
 export const pointee = ({ c }: CType): string | undefined =>
-  /^(void|const void|const char) \*$/.test(c) ? undefined : /^(.*) \*$/.exec(c)?.[1];
+  /^(void|const \w+) \*$/.test(c) ? undefined : /^(.*) \*$/.exec(c)?.[1];
 
 function definition(name: FunctionName, index: number): string {
   const { params } = rows[name];

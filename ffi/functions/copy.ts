@@ -1,0 +1,42 @@
+/** Copies and fills, of one dimension to three, on one device or between two. */
+import {
+  CUcontext,
+  CUDA_MEMCPY2D,
+  CUDA_MEMCPY3D,
+  CUDA_MEMCPY3D_PEER,
+  CUdeviceptr,
+  CUstream,
+  constPointer,
+  pointer,
+  size_t,
+  uint,
+  uint8,
+  uint16,
+} from '../types.ts';
+import { inContext, moving, movingBy, onStream } from './row.ts';
+
+export const copyRows = {
+  cuMemcpyHtoD_v2: moving(inContext(CUdeviceptr, constPointer, size_t), 2),
+  cuMemcpyDtoH_v2: moving(inContext(pointer, CUdeviceptr, size_t), 2),
+  cuMemcpyHtoDAsync_v2: moving(onStream(CUdeviceptr, constPointer, size_t, CUstream), 2),
+  cuMemcpyDtoHAsync_v2: moving(onStream(pointer, CUdeviceptr, size_t, CUstream), 2),
+  cuMemcpyDtoDAsync_v2: moving(onStream(CUdeviceptr, CUdeviceptr, size_t, CUstream), 2),
+  cuMemcpyPeerAsync: moving(
+    onStream(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t, CUstream),
+    4,
+  ),
+
+  // cuMemcpy2D may refuse pitches that cuMemAllocPitch would not give; this form takes any.
+  cuMemcpy2DUnaligned_v2: movingBy('CUDA_MEMCPY2D', inContext(CUDA_MEMCPY2D)),
+  cuMemcpy2DAsync_v2: movingBy('CUDA_MEMCPY2D', onStream(CUDA_MEMCPY2D, CUstream)),
+  cuMemcpy3D_v2: movingBy('CUDA_MEMCPY3D', inContext(CUDA_MEMCPY3D)),
+  cuMemcpy3DAsync_v2: movingBy('CUDA_MEMCPY3D', onStream(CUDA_MEMCPY3D, CUstream)),
+  cuMemcpy3DPeerAsync: movingBy('CUDA_MEMCPY3D_PEER', onStream(CUDA_MEMCPY3D_PEER, CUstream)),
+
+  cuMemsetD8Async: moving(onStream(CUdeviceptr, uint8, size_t, CUstream), 2),
+  cuMemsetD16Async: moving(onStream(CUdeviceptr, uint16, size_t, CUstream), 2, 2),
+  cuMemsetD32Async: moving(onStream(CUdeviceptr, uint, size_t, CUstream), 2, 4),
+  cuMemsetD2D8Async: onStream(CUdeviceptr, size_t, uint8, size_t, size_t, CUstream),
+  cuMemsetD2D16Async: onStream(CUdeviceptr, size_t, uint16, size_t, size_t, CUstream),
+  cuMemsetD2D32Async: onStream(CUdeviceptr, size_t, uint, size_t, size_t, CUstream),
+} as const;

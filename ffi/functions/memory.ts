@@ -1,0 +1,38 @@
+/** Plain device memory, host memory that the device reaches, and managed memory. */
+import {
+  CUdevice,
+  CUdeviceptr,
+  CUmem_advise,
+  CUpointer_attribute,
+  CUstream,
+  out,
+  pointer,
+  size_t,
+  uint,
+} from '../types.ts';
+import { anywhere, inContext, onStream } from './row.ts';
+
+export const memoryRows = {
+  // Device memory, and what an address is
+  cuMemGetInfo_v2: inContext(out(size_t), out(size_t)),
+  cuMemAlloc_v2: inContext(out(CUdeviceptr), size_t),
+  cuMemAllocPitch_v2: inContext(out(CUdeviceptr), out(size_t), size_t, size_t, uint),
+  cuMemFree_v2: anywhere(CUdeviceptr),
+  cuMemGetAddressRange_v2: inContext(out(CUdeviceptr), out(size_t), CUdeviceptr),
+  cuPointerGetAttribute: anywhere(pointer, CUpointer_attribute, CUdeviceptr),
+
+  // Host memory
+  cuMemHostAlloc: inContext(out(pointer), size_t, uint),
+  cuMemFreeHost: anywhere(pointer),
+  cuMemHostGetFlags: inContext(out(uint), pointer),
+  cuMemHostRegister_v2: inContext(pointer, size_t, uint),
+  cuMemHostUnregister: anywhere(pointer),
+  cuMemHostGetDevicePointer_v2: inContext(out(CUdeviceptr), pointer, uint),
+
+  // Managed memory. cuMemPrefetchAsync and cuMemAdvise are the forms that name a device (or the
+  // CPU, -1): every driver since CUDA 8 has them, 13.0 included. Their _v2 forms, which take a
+  // CUmemLocation by value and can name a NUMA node, came with 12.2, and older drivers lack them.
+  cuMemAllocManaged: inContext(out(CUdeviceptr), size_t, uint),
+  cuMemPrefetchAsync: onStream(CUdeviceptr, size_t, CUdevice, CUstream),
+  cuMemAdvise: inContext(CUdeviceptr, size_t, CUmem_advise, CUdevice),
+} as const;

@@ -1,0 +1,151 @@
+/**
+ * Byte layouts of the structs that cross the boundary, as data: each field's offset and width.
+ * Nested fields have dotted names. arena.ts writes them where the driver reads them.
+ */
+
+type Fields = Readonly<Record<string, readonly [offset: number, byteLength: number]>>;
+
+/** A struct: its size, and its fields by name. */
+export interface Layout<F extends Fields = Fields> {
+  readonly byteLength: number;
+  readonly fields: F;
+}
+
+const struct = <const F extends Fields>(byteLength: number, fields: F): Layout<F> => ({
+  byteLength,
+  fields,
+});
+
+const copyPlace = <const P extends 'src' | 'dst'>(place: P, at: number) =>
+  ({
+    [`${place}XInBytes`]: [at, 8],
+    [`${place}Y`]: [at + 8, 8],
+    [`${place}Z`]: [at + 16, 8],
+    [`${place}LOD`]: [at + 24, 8],
+    [`${place}MemoryType`]: [at + 32, 4],
+    [`${place}Host`]: [at + 40, 8],
+    [`${place}Device`]: [at + 48, 8],
+    [`${place}Array`]: [at + 56, 8],
+    [`${place}Pitch`]: [at + 72, 8],
+    [`${place}Height`]: [at + 80, 8],
+  }) as Readonly<
+    Record<
+      `${P}${'XInBytes' | 'Y' | 'Z' | 'LOD' | 'MemoryType' | 'Host' | 'Device' | 'Array' | 'Pitch' | 'Height'}`,
+      readonly [number, number]
+    >
+  >;
+
+const extents3D = {
+  WidthInBytes: [176, 8],
+  Height: [184, 8],
+  Depth: [192, 8],
+} as const;
+
+export const structs = {
+  CUmemLocation: struct(8, { type: [0, 4], id: [4, 4] }),
+  // The same 88 bytes in every version: maxSize (12.2) and usage (12.6) were reserved before.
+  CUmemPoolProps: struct(88, {
+    allocType: [0, 4],
+    handleTypes: [4, 4],
+    'location.type': [8, 4],
+    'location.id': [12, 4],
+    win32SecurityAttributes: [16, 8],
+    maxSize: [24, 8],
+    usage: [32, 2],
+    reserved: [34, 54],
+  }),
+  CUmemAccessDesc: struct(12, { 'location.type': [0, 4], 'location.id': [4, 4], flags: [8, 4] }),
+  CUmemAllocationProp: struct(32, {
+    type: [0, 4],
+    requestedHandleTypes: [4, 4],
+    'location.type': [8, 4],
+    'location.id': [12, 4],
+    win32HandleMetaData: [16, 8],
+    'allocFlags.compressionType': [24, 1],
+    'allocFlags.gpuDirectRDMACapable': [25, 1],
+    'allocFlags.usage': [26, 2],
+    'allocFlags.reserved': [28, 4],
+  }),
+  CUmemPoolPtrExportData: struct(64, { reserved: [0, 64] }),
+  CUDA_MEMCPY2D: struct(128, {
+    srcXInBytes: [0, 8],
+    srcY: [8, 8],
+    srcMemoryType: [16, 4],
+    srcHost: [24, 8],
+    srcDevice: [32, 8],
+    srcArray: [40, 8],
+    srcPitch: [48, 8],
+    dstXInBytes: [56, 8],
+    dstY: [64, 8],
+    dstMemoryType: [72, 4],
+    dstHost: [80, 8],
+    dstDevice: [88, 8],
+    dstArray: [96, 8],
+    dstPitch: [104, 8],
+    WidthInBytes: [112, 8],
+    Height: [120, 8],
+  }),
+  CUDA_MEMCPY3D: struct(200, {
+    ...copyPlace('src', 0),
+    reserved0: [64, 8],
+    ...copyPlace('dst', 88),
+    reserved1: [152, 8],
+    ...extents3D,
+  }),
+  CUDA_MEMCPY3D_PEER: struct(200, {
+    ...copyPlace('src', 0),
+    srcContext: [64, 8],
+    ...copyPlace('dst', 88),
+    dstContext: [152, 8],
+    ...extents3D,
+  }),
+} as const;
+
+/** The name of a struct, as cuda.h spells it. */
+export type StructName = keyof typeof structs;
+
+/** The fields of a struct by name; those left out are zero. Wider ones than 8 bytes stay zero. */
+export type StructValues<S extends StructName> = {
+  readonly [F in keyof (typeof structs)[S]['fields']]?: number | bigint;
+};
+
+/** Writes a struct, all its bytes, at an offset of a view. */
+export function encodeStruct<S extends StructName>(
+  name: S,
+  values: StructValues<S>,
+  view: DataView,
+  offset = 0,
+): void {
+  const { byteLength, fields }: Layout = structs[name];
+  for (let at = 0; at < byteLength; at += 4) view.setUint32(offset + at, 0, true);
+  for (const [field, value] of Object.entries(values) as [string, number | bigint | undefined][]) {
+    const place = fields[field];
+    if (!place || value === undefined) continue;
+    const at = offset + place[0];
+    if (place[1] === 8) view.setBigUint64(at, BigInt.asUintN(64, BigInt(value)), true);
+    else if (place[1] === 4) view.setInt32(at, Number(value), true);
+    else if (place[1] === 2) view.setInt16(at, Number(value), true);
+    else view.setInt8(at, Number(value));
+  }
+}
+
+/**
+ * The fields of a struct as numbers (32-bit ones signed), but for those wider than 8 bytes. A
+ * 64-bit field above 2^53 loses bits: what reads them checks for safe integers.
+ */
+export function decodeStruct<S extends StructName>(
+  name: S,
+  bytes: Uint8Array,
+): { readonly [F in keyof (typeof structs)[S]['fields']]: number } {
+  const { fields }: Layout = structs[name];
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  const entries = Object.entries(fields).map(([field, [at, byteLength]]) => {
+    if (byteLength === 8) return [field, Number(view.getBigUint64(at, true))];
+    if (byteLength === 4) return [field, view.getInt32(at, true)];
+    if (byteLength === 2) return [field, view.getUint16(at, true)];
+    return [field, byteLength === 1 ? view.getUint8(at) : 0];
+  });
+  return Object.fromEntries(entries) as {
+    readonly [F in keyof (typeof structs)[S]['fields']]: number;
+  };
+}
