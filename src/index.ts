@@ -4,12 +4,15 @@ export { Context, type MemoryInfo, type PlaceOptions } from './context.ts';
 export { Stream, type StreamOptions } from './stream.ts';
 export { CudaEvent, type EventOptions } from './event.ts';
 export {
+  type BufferOptions,
   type BufferOrigin,
   DeviceBuffer,
   type FillOptions,
   type PointerOptions,
   type StreamOption,
 } from './memory/buffer.ts';
+export { DeviceMemory, type DeviceMemoryOptions } from './memory/device-memory.ts';
+export type { AllocateOptions, MemoryResource } from './memory/memory-resource.ts';
 export type { HostMemory } from './arguments.ts';
 export type { WaitOptions } from './wait.ts';
 export {

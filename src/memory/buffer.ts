@@ -1,6 +1,3 @@
-import { OUT0, readHandle } from '../../ffi/arena.ts';
-import { cu } from '../../ffi/driver.ts';
-import { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import {
   checkHostMemory,
@@ -9,11 +6,12 @@ import {
   checkOptions,
   type HostMemory,
 } from '../arguments.ts';
-import { check, cudaError } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Resource } from '../resource.ts';
 import { Stream } from '../stream.ts';
 import { copyAwaited, copyOnDevice, copySync, fillOnDevice, type HostCopy } from './copy.ts';
+import { DeviceMemory } from './device-memory.ts';
+import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
 
 /** Options of calls that work in a stream. */
 export interface StreamOption {
@@ -25,6 +23,12 @@ export interface StreamOption {
 export interface FillOptions extends StreamOption {
   /** The width of `value` in bytes: 1, 2 or 4. Default 1. */
   readonly elementByteLength?: 1 | 2 | 4;
+}
+
+/** Options of {@link DeviceBuffer.allocate}. */
+export interface BufferOptions extends PlaceOptions, AllocateOptions {
+  /** Where the memory comes from. Default: plain device memory. */
+  readonly memory?: MemoryResource;
 }
 
 /** Options of {@link DeviceBuffer.fromPointer}. */
@@ -52,6 +56,8 @@ export class DeviceBuffer extends Resource {
   readonly byteLength: number;
   /** Whether cuffi allocated it, another library did, or another process did. */
   readonly origin: BufferOrigin;
+  /** What gave the memory out; undefined where cuffi did not. */
+  readonly resource: MemoryResource | undefined;
   readonly #address: CUdeviceptr;
   /** The buffer that this one is a view of, or whatever else must outlive it. */
   readonly #keeps: unknown;
@@ -62,6 +68,7 @@ export class DeviceBuffer extends Resource {
     readonly address: CUdeviceptr;
     readonly byteLength: number;
     readonly origin: BufferOrigin;
+    readonly resource?: MemoryResource | undefined;
     readonly release?: (() => void) | undefined;
     readonly keeps?: unknown;
   }) {
@@ -69,6 +76,7 @@ export class DeviceBuffer extends Resource {
     this.context = init.context;
     this.byteLength = init.byteLength;
     this.origin = init.origin;
+    this.resource = init.resource;
     this.#address = init.address;
     this.#keeps = init.keeps;
   }
@@ -80,23 +88,16 @@ export class DeviceBuffer extends Resource {
    * @throws CudaError CUDA_ERROR_OUT_OF_MEMORY
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
    */
-  static allocate(byteLength: number, options?: PlaceOptions): DeviceBuffer {
-    checkInteger(byteLength, 'byteLength', 1);
-    const context = Context.of(
-      checkOptions(options, ['context', 'device'], 'DeviceBuffer.allocate'),
+  static allocate(byteLength: number, options?: BufferOptions): DeviceBuffer {
+    const { memory, stream, ...place } = checkOptions(
+      options,
+      ['context', 'device', 'memory', 'stream'],
+      'DeviceBuffer.allocate',
     );
-    const { releases, resets } = context;
-    const address = context.run(() => allocate(context, byteLength));
-    return new DeviceBuffer({
-      context,
-      address,
-      byteLength,
-      origin: 'allocated',
-      release: () =>
-        releases.submit(() => {
-          if (context.resets === resets) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
-        }),
-    });
+    if (memory && (place.context || place.device !== undefined))
+      throw new TypeError('give either a memory resource or a place, not both');
+    const resource = memory ?? DeviceMemory.create(place);
+    return resource.allocate(byteLength, stream ? { stream } : {});
   }
 
   /** Memory that someone else owns, as a buffer: closing it forgets it and frees nothing. */
@@ -141,6 +142,7 @@ export class DeviceBuffer extends Resource {
       address: (address + begin) as CUdeviceptr,
       byteLength: end - begin,
       origin: this.origin,
+      resource: this.resource,
       keeps: this,
     });
   }
@@ -247,26 +249,4 @@ const streamOf = (stream: unknown): Stream | undefined =>
 function checkFits(byteLength: number, available: number, where: string): void {
   if (byteLength > available)
     throw new RangeError(`${byteLength} bytes do not fit in ${where}, which has ${available}`);
-}
-
-/** With the context current: allocates; where there is no room, what waits to be freed goes first. */
-function allocate(context: Context, byteLength: number): CUdeviceptr {
-  let status = cu.cuMemAlloc_v2(OUT0, byteLength);
-  const { releases } = context;
-  if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY && releases.size > 0) {
-    releases.collect();
-    status = cu.cuMemAlloc_v2(OUT0, byteLength);
-  }
-  if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY) {
-    const pending = releases.size;
-    const { free } = context.memoryInfo();
-    throw cudaError(
-      status,
-      'cuMemAlloc_v2',
-      `allocating ${byteLength} bytes with ${free} free` +
-        (pending > 0 ? ` (${pending} releases wait for the GPU: await context.flush())` : ''),
-    );
-  }
-  check(status, 'cuMemAlloc_v2', () => `allocating ${byteLength} bytes`);
-  return readHandle<CUdeviceptr>(OUT0, cu.cuMemFree_v2);
 }

@@ -1,0 +1,77 @@
+import { OUT0, readHandle } from '../../ffi/arena.ts';
+import { cu } from '../../ffi/driver.ts';
+import type { CUdeviceptr } from '../../ffi/types.ts';
+import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
+import { check } from '../check.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import { DeviceBuffer } from './buffer.ts';
+import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
+import { withRoom } from './room.ts';
+
+/** Options of {@link DeviceMemory.create}. */
+export interface DeviceMemoryOptions extends PlaceOptions {
+  /**
+   * Whether each allocation has blocks of its own: sharing one then shows nothing else. Sizes are
+   * rounded up to 2 MiB for it. Default false.
+   */
+  readonly private?: boolean;
+}
+
+/** What the driver maps and shares as one. */
+const BLOCK_BYTE_LENGTH = 2 << 20;
+
+/**
+ * Plain device memory (cuMemAlloc): the kind that legacy IPC can share, and what
+ * `DeviceBuffer.allocate` gives out unless it is told otherwise.
+ *
+ * @example
+ * const memory = cuda.DeviceMemory.create({ private: true });
+ * using buffer = memory.allocate(1000); // alone in its 2 MiB
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export class DeviceMemory implements MemoryResource {
+  readonly context: Context;
+  readonly private: boolean;
+  readonly deviceAccessible = true;
+  readonly hostAccessible = false;
+
+  private constructor(context: Context, isPrivate: boolean) {
+    this.context = context;
+    this.private = isPrivate;
+  }
+
+  static create(options?: DeviceMemoryOptions): DeviceMemory {
+    const { private: isPrivate, ...place } = checkOptions(
+      options,
+      ['context', 'device', 'private'],
+      'DeviceMemory.create',
+    );
+    return new DeviceMemory(Context.of(place), checkBoolean(isPrivate, 'private', false));
+  }
+
+  /** @throws CudaError CUDA_ERROR_OUT_OF_MEMORY */
+  allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer {
+    checkInteger(byteLength, 'byteLength', 1);
+    checkOptions(options, ['stream'], 'allocate');
+    const { context } = this;
+    const asked = this.private
+      ? Math.ceil(byteLength / BLOCK_BYTE_LENGTH) * BLOCK_BYTE_LENGTH
+      : byteLength;
+    const { releases, resets } = context;
+    const address = context.run(() => {
+      withRoom(context, 'cuMemAlloc_v2', asked, () => cu.cuMemAlloc_v2(OUT0, asked));
+      return readHandle<CUdeviceptr>(OUT0, cu.cuMemFree_v2);
+    });
+    return new DeviceBuffer({
+      context,
+      address,
+      byteLength,
+      origin: 'allocated',
+      resource: this,
+      release: () =>
+        releases.submit(() => {
+          if (context.resets === resets) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
+        }),
+    });
+  }
+}
