@@ -60,8 +60,7 @@ export class Context {
    * kept for the life of the process.
    */
   static primary(device: Device | number = 0): Context {
-    const of =
-      typeof device === 'number' ? Device.get(device) : checkInstance(device, Device, 'device');
+    const of = Device.of(device);
     if (primaries.selection !== selectionCount())
       primaries = { selection: selectionCount(), byOrdinal: new Map() };
     const existing = primaries.byOrdinal.get(of.ordinal);

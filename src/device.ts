@@ -3,7 +3,7 @@ import { BLOCK, OUT0, readBytes, readInt32, readSize, readString } from '../ffi/
 import { type DeviceAttribute, deviceAttributes } from '../ffi/attributes.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
 import type { CUdevice } from '../ffi/types.ts';
-import { checkInteger } from './arguments.ts';
+import { checkInstance, checkInteger } from './arguments.ts';
 import { check } from './check.ts';
 import { initialize } from './driver.ts';
 
@@ -57,6 +57,11 @@ export class Device {
     const device = new Device(ordinal, readInt32(OUT0) as CUdevice);
     known.devices[ordinal] = device;
     return device;
+  }
+
+  /** @internal The device that an option names, as such or by its ordinal. */
+  static of(device: Device | number): Device {
+    return typeof device === 'number' ? Device.get(device) : checkInstance(device, Device, 'device');
   }
 
   /** The visible device of a UUID, e.g. `GPU-1a2b…`. @throws RangeError where none has it */
@@ -120,6 +125,22 @@ export class Device {
       () => `reading ${name}`,
     );
     return readInt32(OUT0);
+  }
+
+  /**
+   * Whether this device can reach the memory of another one. What makes it do so:
+   * `context.enablePeerAccess`, `pool.setAccess`.
+   *
+   * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
+   */
+  canAccessPeer(other: Device | number): boolean {
+    const peer = Device.of(other);
+    check(
+      cu.cuDeviceCanAccessPeer(OUT0, this.handle, peer.handle),
+      'cuDeviceCanAccessPeer',
+      () => `asking whether ${this} reaches ${peer}`,
+    );
+    return readInt32(OUT0) !== 0;
   }
 
   toString(): string {

@@ -56,8 +56,14 @@ function closeEntry(entry: Entry, reason?: string): void {
 /** The open resources of one owner, in the order in which they were opened. */
 export class ResourceSet {
   readonly #entries = new Set<Entry>();
+  readonly #within: ResourceSet | undefined;
   #generation = 0;
   #reason: string | undefined;
+
+  /** @param within the set that the owner itself is in: what is abandoned there is so here too */
+  constructor(within?: ResourceSet) {
+    this.#within = within;
+  }
 
   /** How many are open that own something; what is only borrowed is not listed. */
   get size(): number {
@@ -66,12 +72,12 @@ export class ResourceSet {
 
   /** Counts the calls of {@link abandonAll}: what was opened under another count is gone. */
   get generation(): number {
-    return this.#generation;
+    return this.#generation + (this.#within?.generation ?? 0);
   }
 
   /** Why what was opened before is gone. */
   get reason(): string | undefined {
-    return this.#reason;
+    return this.#reason ?? this.#within?.reason;
   }
 
   /** @internal */

@@ -7,7 +7,7 @@ import {
   type HostMemory,
 } from '../arguments.ts';
 import { Context, type PlaceOptions } from '../context.ts';
-import { Resource } from '../resource.ts';
+import { Resource, type ResourceSet } from '../resource.ts';
 import { Stream } from '../stream.ts';
 import { copyAwaited, copyOnDevice, copySync, fillOnDevice, type HostCopy } from './copy.ts';
 import { DeviceMemory } from './device-memory.ts';
@@ -59,6 +59,7 @@ export class DeviceBuffer extends Resource {
   /** What gave the memory out; undefined where cuffi did not. */
   readonly resource: MemoryResource | undefined;
   readonly #address: CUdeviceptr;
+  readonly #freeIn: ((stream: Stream) => void) | undefined;
   /** The buffer that this one is a view of, or whatever else must outlive it. */
   readonly #keeps: unknown;
 
@@ -70,14 +71,19 @@ export class DeviceBuffer extends Resource {
     readonly origin: BufferOrigin;
     readonly resource?: MemoryResource | undefined;
     readonly release?: (() => void) | undefined;
+    /** What it is closed with. Default: its context. */
+    readonly owner?: ResourceSet | undefined;
+    /** Where the memory is freed in a stream: takes another one than that of the allocation. */
+    readonly freeIn?: ((stream: Stream) => void) | undefined;
     readonly keeps?: unknown;
   }) {
-    super('DeviceBuffer', { owner: init.context.resources, release: init.release });
+    super('DeviceBuffer', { owner: init.owner ?? init.context.resources, release: init.release });
     this.context = init.context;
     this.byteLength = init.byteLength;
     this.origin = init.origin;
     this.resource = init.resource;
     this.#address = init.address;
+    this.#freeIn = init.freeIn;
     this.#keeps = init.keeps;
   }
 
@@ -119,7 +125,24 @@ export class DeviceBuffer extends Resource {
   }
 
   override get closed(): boolean {
-    return super.closed || (this.#keeps instanceof DeviceBuffer && this.#keeps.closed);
+    return super.closed || (this.#keeps instanceof Resource && this.#keeps.closed);
+  }
+
+  /**
+   * Gives the memory back; the second time does nothing.
+   *
+   * Memory of a pool is given back in the order of a stream, that of its allocation unless
+   * `options` name another: work that was queued there may still use it, and work of other streams
+   * must be done or waited for. Other memory is freed when the whole context is done with it.
+   */
+  override close(options?: StreamOption): void {
+    const { stream } = checkOptions(options, ['stream'], 'close');
+    const last = streamOf(stream);
+    if (last && !this.closed) {
+      last.handle; // a closed stream is refused
+      this.#freeIn?.(last);
+    }
+    super.close();
   }
 
   /** The device address of the first byte. @throws ClosedError */

@@ -7,6 +7,7 @@ import type { Context } from '../context.ts';
 /**
  * Calls `allocate`; where the driver is out of memory, once more after releasing what can be.
  *
+ * @param limits what else the error says, where more than the device's memory limits it
  * @throws CudaError that says how much was asked, what is free and what waits to be freed
  */
 export function withRoom(
@@ -14,6 +15,7 @@ export function withRoom(
   call: FunctionName,
   byteLength: number,
   allocate: () => CUresult,
+  limits: () => string = () => '',
 ): void {
   const { releases } = context;
   let status = allocate();
@@ -28,6 +30,7 @@ export function withRoom(
       status,
       call,
       `allocating ${byteLength} bytes with ${free} free` +
+        limits() +
         (pending > 0 ? ` (${pending} releases wait for the GPU: await context.flush())` : ''),
     );
   }

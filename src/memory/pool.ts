@@ -1,0 +1,401 @@
+import { OUT0, readHandle } from '../../ffi/arena.ts';
+import {
+  CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+  CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+  CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+  CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+} from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import type { CUdeviceptr, CUmemoryPool, CUstream } from '../../ffi/types.ts';
+import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../arguments.ts';
+import { check } from '../check.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import { Device } from '../device.ts';
+import { CuffiError, NotSupportedError } from '../errors.ts';
+import { Resource, ResourceSet, releaseQuietly } from '../resource.ts';
+import { Stream } from '../stream.ts';
+import { DeviceBuffer } from './buffer.ts';
+import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
+import * as driver from './pool-driver.ts';
+import { withRoom } from './room.ts';
+
+/** Options of {@link MemoryPool.create}. */
+export interface PoolOptions extends PlaceOptions {
+  /** How many bytes it takes from the device at most. Default: the driver's limit. */
+  readonly maxSize?: number;
+  /**
+   * How many bytes the pool keeps, when nothing uses them, for later allocations; above, it gives
+   * them back to the device as soon as a stream or the context is waited for. Default Infinity.
+   */
+  readonly releaseThreshold?: number;
+  /**
+   * Whether other processes can be given the pool, by file descriptor. Default false, as it makes
+   * allocations slower.
+   */
+  readonly shareable?: boolean;
+  /** When freed memory is given out again. Default: whenever it can be. */
+  readonly reuse?: Partial<driver.PoolReuse>;
+}
+
+/** Options of {@link MemoryPool.close}. */
+export interface PoolCloseOptions {
+  /** Whether the pool's open buffers are closed first, newest first. Default false. */
+  readonly buffers?: boolean;
+}
+
+/** What the pool's finalizer and its buffers' know of it: never the pool itself. */
+interface Books {
+  readonly buffers: ResourceSet;
+  /** The bytes of the open buffers. */
+  byteLength: number;
+  /** The other devices that were given access. */
+  readonly granted: Set<Device>;
+}
+
+/**
+ * A pool of device memory whose allocations and frees are ordered in streams: both only queue,
+ * and take a fraction of the time of plain memory.
+ *
+ * A buffer may be used by work that is queued, after its allocation, in its stream, or in a stream
+ * that waits for it. `buffer.close()` queues the free in the same stream (`buffer.close({ stream })`
+ * in another one). Legacy IPC cannot share pool memory.
+ *
+ * @example
+ * using pool = cuda.MemoryPool.create({ maxSize: 1 << 30 });
+ * using stream = cuda.Stream.create();
+ * using buffer = pool.allocate(4096, { stream });
+ * buffer.fill(0, { stream });
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
+ */
+export class MemoryPool extends Resource implements MemoryResource {
+  readonly context: Context;
+  readonly deviceAccessible = true;
+  readonly hostAccessible = false;
+  /** The most that it takes from the device, in bytes; Infinity where only the driver limits it. */
+  readonly maxSize: number;
+  readonly shareable: boolean;
+  /** Whether it is the device's own: closing it forgets it. */
+  readonly borrowed: boolean;
+  readonly #handle: CUmemoryPool;
+  readonly #books: Books;
+
+  private constructor(
+    context: Context,
+    handle: CUmemoryPool,
+    traits: { readonly maxSize: number; readonly shareable: boolean; readonly borrowed: boolean },
+  ) {
+    const books: Books = {
+      buffers: new ResourceSet(context.resources),
+      byteLength: 0,
+      granted: new Set(),
+    };
+    const { resets } = context;
+    super('MemoryPool', {
+      owner: context.resources,
+      release: traits.borrowed ? undefined : () => destroy(context, resets, handle, books),
+    });
+    this.context = context;
+    this.maxSize = traits.maxSize;
+    this.shareable = traits.shareable;
+    this.borrowed = traits.borrowed;
+    this.#handle = handle;
+    this.#books = books;
+  }
+
+  /**
+   * Makes a pool.
+   *
+   * @throws NotSupportedError where the device has none, or none of that kind
+   */
+  static create(options?: PoolOptions): MemoryPool {
+    const {
+      maxSize,
+      releaseThreshold = Number.POSITIVE_INFINITY,
+      shareable,
+      reuse,
+      ...place
+    } = checkOptions(
+      options,
+      ['context', 'device', 'maxSize', 'releaseThreshold', 'shareable', 'reuse'],
+      'MemoryPool.create',
+    );
+    if (maxSize !== undefined) checkInteger(maxSize, 'maxSize', 1);
+    const isShareable = checkBoolean(shareable, 'shareable', false);
+    checkThreshold(releaseThreshold);
+    const checkedReuse = checkReuse(reuse);
+    const context = Context.of(place);
+    const { device } = context;
+    if (!MemoryPool.supported(device))
+      throw new NotSupportedError(`${device} has no memory pools: use DeviceBuffer.allocate`);
+    if (isShareable && !driver.canShare(device))
+      throw new NotSupportedError(
+        `${device} does not make memory pools that can be shared by file descriptor`,
+      );
+    const handle = driver.createPool(device, isShareable, maxSize ?? 0);
+    const pool = new MemoryPool(context, handle, {
+      maxSize: maxSize ?? Number.POSITIVE_INFINITY,
+      shareable: isShareable,
+      borrowed: false,
+    });
+    try {
+      pool.releaseThreshold = releaseThreshold;
+      pool.reuse = checkedReuse;
+    } catch (error) {
+      releaseQuietly(() => pool.close());
+      throw error;
+    }
+    return pool;
+  }
+
+  /** The device's own pool, which other libraries use too; it is borrowed. */
+  static default(device: Device | number = 0): MemoryPool {
+    const context = Context.primary(device);
+    const { device: of } = context;
+    if (!MemoryPool.supported(of))
+      throw new NotSupportedError(`${of} has no memory pools: use DeviceBuffer.allocate`);
+    check(cu.cuDeviceGetDefaultMemPool(OUT0, of.handle), 'cuDeviceGetDefaultMemPool');
+    return new MemoryPool(context, readHandle<CUmemoryPool>(OUT0), {
+      maxSize: Number.POSITIVE_INFINITY,
+      shareable: false,
+      borrowed: true,
+    });
+  }
+
+  /**
+   * Whether a device has pools; `{ shareable: true }`: whether it makes them for other processes,
+   * for which the first time a small one is made and destroyed.
+   */
+  static supported(
+    device: Device | number = 0,
+    options?: { readonly shareable?: boolean },
+  ): boolean {
+    const { shareable } = checkOptions(options, ['shareable'], 'MemoryPool.supported');
+    const isShareable = checkBoolean(shareable, 'shareable', false);
+    const of = Device.of(device);
+    return isShareable ? driver.canShare(of) : of.attribute('memoryPoolsSupported') !== 0;
+  }
+
+  /** The driver's handle. @throws ClosedError */
+  get handle(): CUmemoryPool {
+    this.requireOpen();
+    return this.#handle;
+  }
+
+  /**
+   * Memory from the pool, uninitialised; only queues.
+   *
+   * @throws RangeError for more than {@link maxSize}, CudaError CUDA_ERROR_OUT_OF_MEMORY
+   */
+  allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer {
+    checkInteger(byteLength, 'byteLength', 1);
+    const { stream } = checkOptions(options, ['stream'], 'allocate');
+    if (stream !== undefined) checkInstance(stream, Stream, 'stream');
+    const pool = this.handle;
+    const { context, maxSize } = this;
+    const books = this.#books;
+    if (byteLength > maxSize)
+      throw new RangeError(`${byteLength} bytes are more than the pool's maxSize of ${maxSize}`);
+    const order = new FreeOrder(context, stream);
+    order.queue((handle) =>
+      withRoom(
+        context,
+        'cuMemAllocFromPoolAsync',
+        byteLength,
+        () => cu.cuMemAllocFromPoolAsync(OUT0, byteLength, pool, handle),
+        () => `; the pool has ${this.used} in use of at most ${maxSize}`,
+      ),
+    );
+    const address = readHandle<CUdeviceptr>(OUT0, (exact) => order.free(exact));
+    const buffer = new DeviceBuffer({
+      context,
+      address,
+      byteLength,
+      origin: 'allocated',
+      resource: this,
+      owner: books.buffers,
+      freeIn: (other) => order.follow(other),
+      release: () => {
+        books.byteLength -= byteLength;
+        order.free(address);
+      },
+    });
+    books.byteLength += byteLength;
+    return buffer;
+  }
+
+  /** The bytes that allocations use now, of other libraries too where the pool is borrowed. */
+  get used(): number {
+    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+  }
+
+  /** The most that {@link used} was since the pool was made, or since {@link resetHighWater}. */
+  get usedHigh(): number {
+    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
+  }
+
+  /** The bytes that the pool has taken from the device, in use or kept. */
+  get reserved(): number {
+    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+  }
+
+  /** The most that {@link reserved} was, as {@link usedHigh}. */
+  get reservedHigh(): number {
+    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
+  }
+
+  /** Lets {@link usedHigh} and {@link reservedHigh} begin again with what is used and reserved now. */
+  resetHighWater(): void {
+    driver.clearByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
+    driver.clearByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
+  }
+
+  /** How many unused bytes are kept; Infinity: all. See {@link PoolOptions.releaseThreshold}. */
+  get releaseThreshold(): number {
+    return driver.readThreshold(this.handle);
+  }
+
+  set releaseThreshold(byteLength: number) {
+    checkThreshold(byteLength);
+    driver.writeThreshold(this.handle, byteLength);
+  }
+
+  /** When freed memory is given out again; what is set need not name all. */
+  get reuse(): driver.PoolReuse {
+    const pool = this.handle;
+    return {
+      followEventDependencies: driver.readReuse(pool, 'followEventDependencies'),
+      allowOpportunistic: driver.readReuse(pool, 'allowOpportunistic'),
+      allowInternalDependencies: driver.readReuse(pool, 'allowInternalDependencies'),
+    };
+  }
+
+  set reuse(wanted: Partial<driver.PoolReuse>) {
+    const checked = checkReuse(wanted);
+    for (const name of driver.reuseNames) {
+      const value = checked[name];
+      if (value !== undefined) driver.writeReuse(this.handle, name, value);
+    }
+  }
+
+  /** Gives unused memory back to the device until no more than `minBytesToKeep` are reserved. */
+  trim(minBytesToKeep = 0): void {
+    checkInteger(minBytesToKeep, 'minBytesToKeep');
+    check(
+      cu.cuMemPoolTrimTo(this.handle, minBytesToKeep),
+      'cuMemPoolTrimTo',
+      () => `trimming a memory pool to ${minBytesToKeep} bytes`,
+    );
+  }
+
+  /**
+   * Lets another device use the pool's memory, or no longer. The pool's own always may.
+   *
+   * @throws NotSupportedError where that device does not reach this one's memory
+   */
+  setAccess(device: Device | number, access: 'read-write' | 'none'): void {
+    if (access !== 'read-write' && access !== 'none')
+      throw new TypeError(`access must be 'read-write' or 'none', not ${String(access)}`);
+    const pool = this.handle;
+    const other = Device.of(device);
+    const own = this.context.device;
+    if (other === own)
+      throw new RangeError(`the pool is on ${own} itself, whose access to it never changes`);
+    const mayUse = access === 'read-write';
+    if (mayUse && !other.canAccessPeer(own))
+      throw new NotSupportedError(`${other} does not reach the memory of ${own}`);
+    driver.writeAccess(pool, other, mayUse);
+    if (mayUse) this.#books.granted.add(other);
+    else this.#books.granted.delete(other);
+  }
+
+  /** What a device may do with the pool's memory. */
+  access(device: Device | number): driver.PoolAccess {
+    return driver.readAccess(this.handle, Device.of(device));
+  }
+
+  /**
+   * Destroys the pool, as soon as no work uses its memory; a borrowed one is forgotten.
+   *
+   * @throws CuffiError while buffers of it are open, unless they are to be closed with it
+   */
+  override close(options?: PoolCloseOptions): void {
+    const { buffers } = checkOptions(options, ['buffers'], 'close');
+    const closesBuffers = checkBoolean(buffers, 'buffers', false);
+    if (this.closed) return;
+    const { buffers: open, byteLength } = this.#books;
+    if (open.size > 0 && !closesBuffers)
+      throw new CuffiError(
+        `${open.size} ${open.size === 1 ? 'buffer' : 'buffers'} of this pool (${byteLength} bytes) ` +
+          'are open: close them first, or close({ buffers: true })',
+      );
+    try {
+      open.closeAll('its pool was closed');
+    } finally {
+      super.close();
+    }
+  }
+
+  override toString(): string {
+    return `MemoryPool(of ${this.context.device}${this.borrowed ? ', borrowed' : ''}${this.closed ? ', closed' : ''})`;
+  }
+}
+
+/** Where an allocation was queued, and its free will be. */
+class FreeOrder {
+  readonly #context: Context;
+  readonly #resets: number;
+  #stream: Stream | undefined;
+  #handle: CUstream;
+
+  constructor(context: Context, stream: Stream | undefined) {
+    this.#context = context;
+    this.#resets = context.resets;
+    this.#stream = stream;
+    this.#handle = stream?.handle ?? (0 as CUstream);
+  }
+
+  follow(stream: Stream): void {
+    this.#stream = stream;
+    this.#handle = stream.handle;
+  }
+
+  queue(call: (handle: CUstream) => void): void {
+    const stream = this.#stream;
+    if (stream && !stream.closed) stream.enqueue(call);
+    else if (stream?.context.streams.has(this.#handle))
+      // Closed with work in it, and not destroyed before that is done.
+      stream.context.run(() => call(this.#handle));
+    // Closed and idle, or the default one from the beginning.
+    else this.#context.run(() => call(0 as CUstream));
+  }
+
+  free(address: CUdeviceptr): void {
+    if (this.#context.resets !== this.#resets) return;
+    this.queue((handle) => check(cu.cuMemFreeAsync(address, handle), 'cuMemFreeAsync'));
+  }
+}
+
+function destroy(context: Context, resets: number, handle: CUmemoryPool, books: Books): void {
+  const { releases } = context;
+  try {
+    // None is open but after a leak: pool and buffers were collected together.
+    books.buffers.closeAll('its pool was closed');
+  } finally {
+    releases.submit(() => {
+      if (context.resets !== resets) return;
+      // A later pool may get the same handle, and with it the access that others had to this one.
+      for (const device of books.granted) driver.writeAccess(handle, device, false);
+      check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy');
+    });
+  }
+}
+
+function checkThreshold(byteLength: unknown): void {
+  if (byteLength !== Number.POSITIVE_INFINITY) checkInteger(byteLength, 'releaseThreshold');
+}
+
+function checkReuse(reuse: Partial<driver.PoolReuse> | undefined): Partial<driver.PoolReuse> {
+  const checked = checkOptions(reuse, driver.reuseNames, 'reuse');
+  for (const name of driver.reuseNames) checkBoolean(checked[name], name, true);
+  return checked;
+}
