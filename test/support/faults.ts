@@ -10,16 +10,11 @@ const withCalls = (driver: Driver, calls: Partial<Record<FunctionName, AnyCall>>
   ({ ...driver, ...calls }) as Driver;
 
 /** A driver like another, whose `nth` call of one function answers `status` and does nothing. */
-export function failing(
-  driver: Driver,
-  name: FunctionName,
-  nth: number,
-  status: CUresult,
-): Driver {
+export function failing(driver: Driver, name: FunctionName, nth: number, status: CUresult): Driver {
   const call = driver[name] as AnyCall;
   let count = 0;
   return withCalls(driver, {
-    [name]: (...args) => {
+    [name]: (...args: unknown[]) => {
       count += 1;
       return count === nth ? status : call(...args);
     },
