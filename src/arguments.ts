@@ -18,7 +18,7 @@ export function checkOptions<T extends object>(
   call: string,
 ): Partial<T> {
   if (options === undefined) return {};
-  if (typeof options !== 'object' || options === null)
+  if (typeof options !== 'object' || options === null || Array.isArray(options))
     throw new TypeError(`${call}: options must be an object, not ${shown(options)}`);
   for (const name of Object.keys(options)) {
     if (!(known as readonly string[]).includes(name))

@@ -48,7 +48,6 @@ export class Context {
   /** @internal Streams whose work may still run, and who asks for it. */
   readonly streams = new Set<CUstream>([CU_STREAM_LEGACY as CUstream]);
   #handle: CUcontext | undefined;
-  #resets = 0;
 
   private constructor(device: Device, handle: CUcontext | undefined) {
     this.device = device;
@@ -124,7 +123,7 @@ export class Context {
 
   /** @internal Counts the resets: what was made under another count is gone. */
   get resets(): number {
-    return this.#resets;
+    return this.resources.generation;
   }
 
   /**
@@ -218,11 +217,10 @@ export class Context {
   resetSync(): void {
     this.#requireOwn();
     if (this.#handle === undefined) return;
-    this.resources.closeAll('its context was reset', { release: false });
+    this.resources.abandonAll('its context was reset');
     this.releases.clear();
     this.streams.clear();
     this.streams.add(CU_STREAM_LEGACY as CUstream);
-    this.#resets += 1;
     const device = this.device.handle;
     this.#handle = undefined;
     const released = cu.cuDevicePrimaryCtxRelease_v2(device);

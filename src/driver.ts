@@ -51,7 +51,7 @@ export function isAvailable(): boolean {
   }
   if (status === CUresult.CUDA_ERROR_NO_DEVICE || status === CUresult.CUDA_ERROR_STUB_LIBRARY)
     return false;
-  initialize();
+  check(status, 'cuInit', () => `initialising ${driverName()}`);
   check(cu.cuDeviceGetCount(OUT0), 'cuDeviceGetCount');
   return readInt32(OUT0) > 0;
 }

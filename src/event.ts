@@ -128,7 +128,7 @@ export class CudaEvent extends Resource {
   /** Marks the work queued in `stream` so far; without a stream, in the legacy default stream. */
   record(stream?: Stream): void {
     if (stream === undefined) this.#recordByDefault();
-    else if (Stream.is(stream)) stream.recordEvent(this.handle);
+    else if (Resource.is(stream, 'Stream')) stream.recordEvent(this.handle);
     else checkInstance(stream, Stream, 'stream');
   }
 

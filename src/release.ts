@@ -1,4 +1,5 @@
 /** Releases that may make the driver wait for the GPU, kept until the GPU is idle. */
+import { releaseQuietly } from './resource.ts';
 import { pollInBackground, waitUntil } from './wait.ts';
 
 /**
@@ -40,12 +41,7 @@ export class ReleaseQueue {
     this.#pending = [];
     this.#polling = false;
     for (const release of ready) {
-      try {
-        release();
-      } catch (error) {
-        // Nobody is there to catch: the close() that queued it returned long ago.
-        process.emitWarning(`a release failed: ${error}`, { code: 'CUFFI_RELEASE' });
-      }
+      releaseQuietly(release);
     }
     return this.#pending.length === 0;
   }

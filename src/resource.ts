@@ -7,6 +7,8 @@ interface Entry {
   readonly kind: string;
   readonly release: (() => void) | undefined;
   readonly owner: ResourceSet | undefined;
+  /** The owner's generation when it was opened. */
+  readonly generation: number;
   /** Where the resource was opened, with CUFFI_TRACE=1. */
   readonly opened: string | undefined;
   closed: boolean;
@@ -20,7 +22,7 @@ let warned = false;
 // A finalizer runs at a moment of V8's choosing: it only queues the release, which then runs
 // between the turns of the main thread and pushes the context that it needs.
 const finalizers = new FinalizationRegistry<Entry>((entry) => {
-  if (entry.closed) return;
+  if (isClosed(entry)) return;
   if (tracing || !warned) {
     warned = true;
     process.emitWarning(`a ${entry.kind} was garbage collected without close()`, {
@@ -28,11 +30,23 @@ const finalizers = new FinalizationRegistry<Entry>((entry) => {
       detail: entry.opened ?? 'CUFFI_TRACE=1 shows where each was opened.',
     });
   }
-  setImmediate(() => closeEntry(entry, 'it was garbage collected'));
+  setImmediate(() => releaseQuietly(() => closeEntry(entry, 'it was garbage collected')));
 });
 
+/** Runs a release whose failure nobody is there to catch: it becomes a warning. */
+export function releaseQuietly(release: () => void): void {
+  try {
+    release();
+  } catch (error) {
+    process.emitWarning(`a release failed: ${error}`, { code: 'CUFFI_RELEASE' });
+  }
+}
+
+const isClosed = (entry: Entry): boolean =>
+  entry.closed || (entry.owner !== undefined && entry.owner.generation !== entry.generation);
+
 function closeEntry(entry: Entry, reason?: string): void {
-  if (entry.closed) return;
+  if (isClosed(entry)) return;
   entry.closed = true;
   entry.reason = reason;
   entry.owner?.delete(entry);
@@ -42,9 +56,22 @@ function closeEntry(entry: Entry, reason?: string): void {
 /** The open resources of one owner, in the order in which they were opened. */
 export class ResourceSet {
   readonly #entries = new Set<Entry>();
+  #generation = 0;
+  #reason: string | undefined;
 
+  /** How many are open that own something; what is only borrowed is not listed. */
   get size(): number {
     return this.#entries.size;
+  }
+
+  /** Counts the calls of {@link abandonAll}: what was opened under another count is gone. */
+  get generation(): number {
+    return this.#generation;
+  }
+
+  /** Why what was opened before is gone. */
+  get reason(): string | undefined {
+    return this.#reason;
   }
 
   /** @internal */
@@ -57,28 +84,30 @@ export class ResourceSet {
     this.#entries.delete(entry);
   }
 
-  /** Closes all, newest first; with `release: false` only marks them, as their memory is gone. */
-  closeAll(reason: string, { release }: { readonly release: boolean }): void {
+  /** Closes all, newest first; throws the first error when all were tried. */
+  closeAll(reason: string): void {
     const errors: unknown[] = [];
     for (const entry of [...this.#entries].reverse()) {
       try {
-        if (release) closeEntry(entry, reason);
-        else {
-          entry.closed = true;
-          entry.reason = reason;
-        }
+        closeEntry(entry, reason);
       } catch (error) {
         errors.push(error);
       }
     }
-    this.#entries.clear();
     if (errors.length > 0) throw errors[0];
+  }
+
+  /** Makes all closed without releasing anything, as the driver has already. */
+  abandonAll(reason: string): void {
+    this.#entries.clear();
+    this.#generation += 1;
+    this.#reason = reason;
   }
 }
 
 /** How a {@link Resource} is opened. */
 export interface ResourceInit {
-  /** The owner's set: closing the owner closes this. */
+  /** The owner's set: when the owner goes, this is closed. */
   readonly owner?: ResourceSet | undefined;
   /**
    * Gives the resource back to the driver; must not refer to the resource's object. Absent for
@@ -98,22 +127,30 @@ export abstract class Resource implements Disposable {
       kind,
       release,
       owner,
+      generation: owner?.generation ?? 0,
       opened: tracing ? new Error('opened').stack?.split('\n').slice(3).join('\n') : undefined,
       closed: false,
       reason: undefined,
     };
+    // What owns nothing needs no list: it is gone with its object.
+    if (!release) return;
     owner?.add(this.#entry);
-    if (release) finalizers.register(this, this.#entry, this.#entry);
+    finalizers.register(this, this.#entry, this.#entry);
   }
 
   /** Whether it was closed, by itself or through its owner. */
   get closed(): boolean {
-    return this.#entry.closed;
+    return isClosed(this.#entry);
+  }
+
+  /** Whether `value` is a resource of that kind: cheaper than instanceof, and needs no import. */
+  static is(value: unknown, kind: string): boolean {
+    return typeof value === 'object' && value !== null && #kind in value && value.#kind === kind;
   }
 
   /** Gives it back; the second time does nothing. */
   close(): void {
-    if (this.#entry.closed) return;
+    if (this.closed) return;
     finalizers.unregister(this.#entry);
     closeEntry(this.#entry);
   }
@@ -136,7 +173,9 @@ export abstract class Resource implements Disposable {
   }
 
   protected closedError(): ClosedError {
-    const { reason, opened } = this.#entry;
+    const { owner, generation, opened } = this.#entry;
+    const isAbandoned = owner !== undefined && owner.generation !== generation;
+    const reason = isAbandoned ? owner.reason : this.#entry.reason;
     return new ClosedError(
       `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${opened ? `\nopened at\n${opened}` : ''}`,
     );

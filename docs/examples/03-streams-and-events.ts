@@ -17,5 +17,6 @@ const turning = setInterval(() => {
 await end.synchronize();
 clearInterval(turning);
 
+console.log(`the event loop turned ${turns} times meanwhile`);
 console.log(`done: ${stream.done}, the last value: ${(await buffer.copyToHost())[0]}`);
 console.log(`took a time: ${CudaEvent.elapsedMs(start, end) >= 0}`);

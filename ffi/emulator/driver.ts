@@ -4,8 +4,10 @@
  */
 import { type Driver, type FunctionName, functionNames, rows } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
+
 import { allocationFunctions } from './allocation.ts';
 import { boxFunctions } from './box.ts';
+
 import { Contexts, contextFunctions, primaryContextFunctions } from './context.ts';
 import { copyFunctions } from './copy.ts';
 import { deviceFunctions } from './device.ts';

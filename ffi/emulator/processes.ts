@@ -6,7 +6,7 @@ const F_GET_SEALS = 1034;
 const F_SEAL_SHRINK = 2;
 
 /** When a living process started, in clock ticks since boot; undefined for one that has ended. */
-export function startTime(pid: number | 'self'): number | undefined {
+function startTime(pid: number | 'self'): number | undefined {
   let stat: string;
   try {
     stat = readFileSync(`/proc/${pid}/stat`, 'latin1');

@@ -40,6 +40,8 @@ export class Child {
     });
     this.#process.once('error', (error) => this.#fail(`the child failed: ${error.message}`));
     this.#process.on('message', (message) => this.#receive(message));
+    // A child that dies breaks its pipe: how it ended is told by 'exit'.
+    this.pipe.on('error', () => {});
   }
 
   get pid(): number {

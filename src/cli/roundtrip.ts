@@ -103,7 +103,7 @@ export async function roundtrip(options: RoundtripOptions): Promise<RoundtripRes
 }
 
 async function handOver(child: Child, buffer: DeviceBuffer) {
-  const recorder = recordCalls();
+  using recorder = recordCalls();
   const start = performance.now();
   const opened = await child.ask('opened', { type: 'open', handle: getIpcHandle(buffer) });
   const ms = performance.now() - start;
@@ -119,6 +119,8 @@ async function handOver(child: Child, buffer: DeviceBuffer) {
 async function handOverByCopy(child: Child, buffer: DeviceBuffer): Promise<number> {
   const start = performance.now();
   const received = child.ask('received', { type: 'receive', byteLength: buffer.byteLength });
+  // Awaited below; a child that dies before is no unhandled rejection.
+  received.catch(() => {});
   child.pipe.write(await buffer.copyToHost());
   await received;
   return performance.now() - start;

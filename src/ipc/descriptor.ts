@@ -47,14 +47,13 @@ type Unsealed<D> = Omit<D, 'checksum'>;
 
 // The driver does not notice every altered byte of a handle: it maps something, and the first use
 // of that ends the context (CUDA_ERROR_LAUNCH_FAILED, seen on an H200).
-const checksumOf = (fields: Unsealed<Kinds[keyof Kinds]>): number =>
-  crc32(
-    Object.entries(fields)
-      .filter(([name]) => name !== 'checksum')
-      .sort(([a], [b]) => (a < b ? -1 : 1))
-      .map(([name, value]) => `${name}=${value}`)
-      .join('\n'),
+const checksumOf = (fields: object): number => {
+  const { kind, version, handle, byteOffset, byteLength, bufferId, device, pid } =
+    fields as Partial<IpcBufferDescriptor>;
+  return crc32(
+    `${kind} ${version} ${handle} ${byteOffset} ${byteLength} ${bufferId} ${device} ${pid}`,
   );
+};
 
 /** A descriptor, complete with its checksum. */
 export const sealDescriptor = <K extends keyof Kinds>(

@@ -55,8 +55,9 @@ export function releaseMapping(context: Context, handle: string, mapping: Mappin
   if (mapping.users > 0) return;
   const { resets } = context;
   context.releases.submit(() => {
-    // Opened again, or gone with the context, while it waited.
+    // Opened again, gone with the context, or unmapped by an earlier release, while it waited.
     if (mapping.users > 0 || context.resets !== resets) return;
+    if (mappingsOf(context).get(handle) !== mapping) return;
     mappingsOf(context).delete(handle);
     close(context, mapping.base);
   });

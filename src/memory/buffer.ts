@@ -231,8 +231,9 @@ export class DeviceBuffer extends Resource {
   }
 
   #copy(direction: HostCopy['direction'], host: Uint8Array, stream: Stream | undefined): HostCopy {
-    this.requireOpen();
-    return { direction, context: this.context, host, device: () => this.address, stream };
+    const device = (): CUdeviceptr => this.address;
+    device(); // a closed buffer is refused now, not when the copy begins
+    return { direction, context: this.context, host, device, stream };
   }
 
   override toString(): string {

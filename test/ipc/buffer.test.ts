@@ -135,7 +135,12 @@ test(
         message: /altered on its way/,
       });
     }
-    for (const change of [{ byteOffset: 1 }, { byteLength: 1 }, { bufferId: message.bufferId + 1 }, { pid: 1 }])
+    for (const change of [
+      { byteOffset: 1 },
+      { byteLength: 1 },
+      { bufferId: message.bufferId + 1 },
+      { pid: 1 },
+    ])
       assert.throws(() => openIpcBuffer({ ...message, ...change }), { name: 'IpcError' });
     recorder.stop();
     assert.deepEqual(recorder.calls, []);

@@ -147,7 +147,7 @@ export const plantedImports: readonly PlantedImports[] = [
       '../docs/examples/x.ts',
       'koffi',
     ],
-    allowed: ['cuffi', 'cuffi/ipc', 'cuffi/ffi', './x.ts', 'tinybench'],
+    allowed: ['cuffi', 'cuffi/ipc', 'cuffi/ffi', './x.ts'],
   },
   {
     file: 'bench/cases/a.ts',

@@ -29,7 +29,10 @@ test('a device that is not there is refused with what this process sees', () => 
   for (const ordinal of [-1, 0.5, Number.NaN]) assert.throws(() => Device.get(ordinal), RangeError);
   for (const ordinal of ['0', null, 0n])
     assert.throws(() => Device.get(ordinal as never), TypeError);
-  assert.throws(() => Device.byUuid('GPU-x'), /no visible device has the UUID GPU-x; visible: GPU-/);
+  assert.throws(
+    () => Device.byUuid('GPU-x'),
+    /no visible device has the UUID GPU-x; visible: GPU-/,
+  );
   assert.throws(() => Device.byUuid(0 as never), TypeError);
 });
 

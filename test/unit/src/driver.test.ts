@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { cu, driverName, recordCalls, selectDriver } from '../../../ffi/driver.ts';
-import { CudaError } from '../../../src/errors.ts';
 import { initialize } from '../../../src/driver.ts';
+import { CudaError } from '../../../src/errors.ts';
 import { Context, Device, driverVersion, isAvailable } from '../../../src/index.ts';
 import { broken, failing } from '../../support/faults.ts';
 import { emulate, runProgram } from './emulate.ts';

@@ -28,7 +28,11 @@ test('keeps the time by default, but not for other processes', () => {
   using plain = CudaEvent.create();
   using shared = CudaEvent.create({ interprocess: true });
   using untimed = CudaEvent.create({ timing: false, blockingSync: true });
-  const traits = ({ timing, interprocess, imported }: CudaEvent) => [timing, interprocess, imported];
+  const traits = ({ timing, interprocess, imported }: CudaEvent) => [
+    timing,
+    interprocess,
+    imported,
+  ];
   assert.deepEqual(traits(plain), [true, false, false]);
   assert.deepEqual(traits(shared), [false, true, false]);
   assert.deepEqual(traits(untimed), [false, false, false]);

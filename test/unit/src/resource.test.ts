@@ -53,7 +53,7 @@ test('an owner closes the newest first, and forgets what was closed before', () 
   assert.equal(owner.size, 4);
   things[1]?.close();
   assert.equal(owner.size, 3);
-  owner.closeAll('the owner was closed', { release: true });
+  owner.closeAll('the owner was closed');
   assert.deepEqual(released, [2, 4, 3, 1]);
   assert.equal(owner.size, 0);
   assert.throws(() => things[0]?.use(), { message: 'this Thing is closed: the owner was closed' });
@@ -70,7 +70,7 @@ test('one release that fails does not keep the others from theirs', () => {
         released.push(name);
       }, owner),
   );
-  assert.throws(() => owner.closeAll('over', { release: true }), /^Error: c$/);
+  assert.throws(() => owner.closeAll('over'), /^Error: c$/);
   assert.deepEqual(released, ['a']);
   assert.ok(things.every((thing) => thing.closed));
   assert.equal(owner.size, 0);
@@ -79,7 +79,7 @@ test('one release that fails does not keep the others from theirs', () => {
 test('what is gone with its owner is marked, not released', () => {
   const owner = new ResourceSet();
   const thing = new Thing(() => assert.fail('released'), owner);
-  owner.closeAll('its context was reset', { release: false });
+  owner.abandonAll('its context was reset');
   thing.close();
   assert.throws(() => thing.use(), { message: 'this Thing is closed: its context was reset' });
 });

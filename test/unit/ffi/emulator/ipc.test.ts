@@ -86,12 +86,12 @@ test('opened twice it has one address, until it is closed twice', deadline, () =
   }),
 );
 
-test('opened in two contexts it has two addresses', deadline, () =>
+test('opened on two devices it has two addresses', deadline, () =>
   withPeer(async (peer) => {
-    const emulated = Emulated.inContext();
+    const emulated = Emulated.inContext({ CUFFI_EMULATED_DEVICES: '2' });
     const handle = await peer.ask('memHandle', await peer.ask('allocate', 2 ** 22));
     const first = emulated.openMem(handle);
-    emulated.ok(emulated.cu.cuCtxCreate_v2(OUT0, 0, device(0)));
+    emulated.ok(emulated.cu.cuCtxCreate_v2(OUT0, 0, device(1)));
     const own = readSize(OUT0) as CUcontext;
     const second = emulated.openMem(handle);
     assert.notEqual(second, first);
@@ -101,6 +101,19 @@ test('opened in two contexts it has two addresses', deadline, () =>
     emulated.ok(emulated.cu.cuCtxDestroy_v2(own));
     assert.equal(emulated.cu.cuMemcpyDtoH_v2(OUT0, second, 4), 1);
     assert.equal(emulated.read(first), 5);
+    emulated.ok(emulated.cu.cuIpcCloseMemHandle(first));
+  }),
+);
+
+test('a second context of the same device may not open it too', deadline, () =>
+  withPeer(async (peer) => {
+    const emulated = Emulated.inContext();
+    const handle = await peer.ask('memHandle', await peer.ask('allocate', 2 ** 22));
+    const first = emulated.openMem(handle);
+    emulated.ok(emulated.cu.cuCtxCreate_v2(OUT0, 0, device(0)));
+    const own = readSize(OUT0) as CUcontext;
+    assert.equal(emulated.cu.cuIpcOpenMemHandle_v2(OUT0, handle, 1), 400);
+    emulated.ok(emulated.cu.cuCtxDestroy_v2(own));
     emulated.ok(emulated.cu.cuIpcCloseMemHandle(first));
   }),
 );

@@ -6,11 +6,12 @@ import {
   type IpcBufferDescriptor,
   type IpcEventDescriptor,
   parseDescriptor,
+  sealDescriptor,
 } from '../../../../src/ipc/descriptor.ts';
 
 const bytes = (length: number): string => Buffer.alloc(length, 0xa5).toString('base64');
 
-const buffer: IpcBufferDescriptor = {
+const buffer: IpcBufferDescriptor = sealDescriptor({
   kind: 'legacy',
   version: 1,
   handle: bytes(64),
@@ -19,9 +20,9 @@ const buffer: IpcBufferDescriptor = {
   bufferId: 7,
   device: 'GPU-01234567-89ab-cdef-0123-456789abcdef',
   pid: 4242,
-};
-const { kind: _, byteOffset: _o, byteLength: _l, bufferId: _b, ...common } = buffer;
-const event: IpcEventDescriptor = { kind: 'event', ...common };
+});
+const { version, handle, device, pid } = buffer;
+const event: IpcEventDescriptor = sealDescriptor({ kind: 'event', version, handle, device, pid });
 const sound = [
   ['legacy', buffer],
   ['event', event],
@@ -46,7 +47,7 @@ test('a sound descriptor is itself, also after JSON and structured cloning', () 
     assert.deepEqual(parseDescriptor(kind, JSON.parse(JSON.stringify(descriptor))), descriptor);
     assert.deepEqual(parseDescriptor(kind, structuredClone(descriptor)), descriptor);
   }
-  const mig = { ...buffer, device: buffer.device.replace('GPU', 'MIG') };
+  const mig = sealDescriptor({ ...buffer, device: buffer.device.replace('GPU', 'MIG') });
   assert.deepEqual(parseDescriptor('legacy', mig), mig);
 });
 
@@ -78,7 +79,9 @@ test('every field must be of its type', () => {
 test('nothing more may be there', () => {
   for (const [kind, descriptor] of sound) {
     refused(kind, { ...descriptor, fd: 3 }, 'fd');
-    const polluting = JSON.parse(`{"__proto__":{"admin":true},${JSON.stringify(descriptor).slice(1)}`);
+    const polluting = JSON.parse(
+      `{"__proto__":{"admin":true},${JSON.stringify(descriptor).slice(1)}`,
+    );
     refused(kind, polluting, '__proto__');
   }
   assert.equal(({} as { admin?: boolean }).admin, undefined);
@@ -91,7 +94,8 @@ test('one kind is not taken for the other', () => {
 });
 
 test('a handle is exactly 64 bytes in base64', () => {
-  for (const length of [0, 1, 63, 65, 128]) refused('legacy', { ...buffer, handle: bytes(length) }, '64 bytes in base64');
+  for (const length of [0, 1, 63, 65, 128])
+    refused('legacy', { ...buffer, handle: bytes(length) }, '64 bytes in base64');
   for (const handle of [
     '',
     '!'.repeat(88),
@@ -119,8 +123,48 @@ test('a device is a UUID', () => {
 });
 
 test('what is no object at all is refused', () => {
-  for (const message of [null, undefined, '', 'text', 5, true, [], [buffer], new Map(), Symbol('s')])
+  for (const message of [
+    null,
+    undefined,
+    '',
+    'text',
+    5,
+    true,
+    [],
+    [buffer],
+    new Map(),
+    Symbol('s'),
+  ])
     assert.throws(() => parseDescriptor('legacy', message), { name: 'IpcError' }, String(message));
+});
+
+/** With a checksum that is right, where one can be made at all. */
+function sealed(message: Record<string, unknown>): unknown {
+  try {
+    return sealDescriptor(message as never);
+  } catch {
+    return message;
+  }
+}
+
+test('a single altered value is noticed, whichever it is', () => {
+  const altered = {
+    handle: bytes(64).replace('pa', 'pb'),
+    byteOffset: 0,
+    byteLength: 1023,
+    bufferId: 8,
+    device: buffer.device.replace('0', '1'),
+    pid: 4243,
+    checksum: (buffer.checksum ^ 1) >>> 0,
+  };
+  for (const [field, value] of Object.entries(altered))
+    assert.throws(() => parseDescriptor('legacy', { ...buffer, [field]: value }), {
+      name: 'IpcError',
+      message:
+        /^this legacy descriptor of process \d+ was altered on its way: its checksum is wrong$/,
+    });
+  const reordered = Object.fromEntries(Object.entries(buffer).reverse());
+  assert.deepEqual(parseDescriptor('legacy', reordered), buffer);
 });
 
 test('whatever is changed, the answer is a sound value or an IpcError', () => {
@@ -135,22 +179,29 @@ test('whatever is changed, the answer is a sound value or an IpcError', () => {
   );
   const mutation = fc.record({ field, value, remove: fc.boolean() });
   fc.assert(
-    fc.property(fc.array(mutation, { minLength: 1, maxLength: 4 }), (mutations) => {
-      const message: Record<string, unknown> = { ...buffer };
-      for (const { field: name, value: given, remove } of mutations) {
-        if (remove) delete message[name];
-        else Object.defineProperty(message, name, { value: given, enumerable: true });
-      }
-      try {
-        const parsed = parseDescriptor('legacy', message);
-        assert.equal(Buffer.from(parsed.handle, 'base64').byteLength, 64);
-        for (const number of [parsed.byteOffset, parsed.byteLength, parsed.bufferId, parsed.pid])
-          assert.ok(Number.isSafeInteger(number) && number >= 0);
-        assert.deepEqual(Object.keys(parsed).sort(), Object.keys(buffer).sort());
-      } catch (error) {
-        assert.ok(error instanceof IpcError, String(error));
-      }
-    }),
+    fc.property(
+      fc.array(mutation, { minLength: 1, maxLength: 4 }),
+      fc.boolean(),
+      (mutations, isSealed) => {
+        const message: Record<string, unknown> = { ...buffer };
+        for (const { field: name, value: given, remove } of mutations) {
+          if (remove) delete message[name];
+          else {
+            const traits = { value: given, enumerable: true, configurable: true, writable: true };
+            Object.defineProperty(message, name, traits);
+          }
+        }
+        try {
+          const parsed = parseDescriptor('legacy', isSealed ? sealed(message) : message);
+          assert.equal(Buffer.from(parsed.handle, 'base64').byteLength, 64);
+          for (const number of [parsed.byteOffset, parsed.byteLength, parsed.bufferId, parsed.pid])
+            assert.ok(Number.isSafeInteger(number) && number >= 0);
+          assert.deepEqual(Object.keys(parsed).sort(), Object.keys(buffer).sort());
+        } catch (error) {
+          assert.ok(error instanceof IpcError, String(error));
+        }
+      },
+    ),
     { numRuns: 300, seed: 20_250_101 },
   );
 });

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { selectDriver } from '../../../../ffi/driver.ts';
-import { parseDescriptor } from '../../../../src/ipc/descriptor.ts';
-import { getIpcHandle } from '../../../../src/ipc/index.ts';
 import { CudaEvent, Device, DeviceBuffer, Stream } from '../../../../src/index.ts';
+import { parseDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
+import { getIpcHandle } from '../../../../src/ipc/index.ts';
 import { failing } from '../../../support/faults.ts';
 import { currentContext, emulate } from '../emulate.ts';
 
@@ -24,10 +24,12 @@ test('a view is its buffer at an offset: the same handle and number', () => {
   emulate();
   using buffer = DeviceBuffer.allocate(4096);
   const whole = getIpcHandle(buffer);
+  const range = (byteOffset: number, byteLength: number) =>
+    sealDescriptor({ ...whole, byteOffset, byteLength });
   const part = getIpcHandle(buffer.subarray(100, 300));
-  assert.deepEqual(part, { ...whole, byteOffset: 100, byteLength: 200 });
+  assert.deepEqual(part, range(100, 200));
   const borrowed = DeviceBuffer.fromPointer(buffer.address + 8, 8);
-  assert.deepEqual(getIpcHandle(borrowed), { ...whole, byteOffset: 8, byteLength: 8 });
+  assert.deepEqual(getIpcHandle(borrowed), range(8, 8));
 });
 
 test('two allocations never have the same number, even at one address', () => {
@@ -51,7 +53,8 @@ test('what cannot be shared is refused in words', () => {
   });
   assert.throws(() => getIpcHandle(DeviceBuffer.fromPointer(4096, 16)), {
     name: 'IpcError',
-    message: /no legacy IPC handle: cuIpcGetMemHandle failed while exporting 16 bytes: .*\nOnly memory/s,
+    message:
+      /no legacy IPC handle: cuIpcGetMemHandle failed while exporting 16 bytes: .*\nOnly memory/s,
   });
   for (const wrong of [undefined, null, {}, stream, buffer.address])
     assert.throws(() => getIpcHandle(wrong as never), TypeError);
@@ -65,7 +68,8 @@ test('what is closed has no handle any more', () => {
   const view = buffer.subarray(1, 2);
   buffer.close();
   event.close();
-  for (const closed of [buffer, view]) assert.throws(() => getIpcHandle(closed), { name: 'ClosedError' });
+  for (const closed of [buffer, view])
+    assert.throws(() => getIpcHandle(closed), { name: 'ClosedError' });
   assert.throws(() => getIpcHandle(event), { name: 'ClosedError' });
 });
 

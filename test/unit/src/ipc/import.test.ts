@@ -1,11 +1,15 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls } from '../../../../ffi/driver.ts';
-import { Device, DeviceBuffer, CudaEvent } from '../../../../src/index.ts';
+import { CudaEvent, Device, DeviceBuffer } from '../../../../src/index.ts';
+import { sealDescriptor } from '../../../../src/ipc/descriptor.ts';
 import { getIpcHandle, openIpcBuffer, openIpcEvent } from '../../../../src/ipc/index.ts';
 import { currentContext, emulate } from '../emulate.ts';
 
 const OTHER_PID = 2 ** 30;
+/** A descriptor with other values, as its own process would have sealed it. */
+const changed = (descriptor: object, values: object): unknown =>
+  sealDescriptor({ ...descriptor, ...values } as never);
 const elsewhere = { device: 'GPU-00000000-0000-0000-0000-000000000000', pid: OTHER_PID };
 
 test('its own handles are refused before the driver is asked', () => {
@@ -20,7 +24,10 @@ test('its own handles are refused before the driver is asked', () => {
   };
   assert.throws(() => openIpcBuffer(ofBuffer), expected);
   assert.throws(() => openIpcEvent(ofEvent), expected);
-  assert.throws(() => openIpcBuffer({ ...ofBuffer, ...elsewhere, pid: process.pid }), expected);
+  assert.throws(
+    () => openIpcBuffer(changed(ofBuffer, { ...elsewhere, pid: process.pid })),
+    expected,
+  );
   recorder.stop();
   assert.deepEqual(recorder.calls, []);
 });
@@ -37,8 +44,8 @@ test('a GPU that this process does not see is named beside those that it sees', 
         `${Device.get(0).uuid}, ${Device.get(1).uuid}\\. `,
     ),
   };
-  assert.throws(() => openIpcBuffer({ ...getIpcHandle(buffer), ...elsewhere }), expected);
-  assert.throws(() => openIpcEvent({ ...getIpcHandle(event), ...elsewhere }), expected);
+  assert.throws(() => openIpcBuffer(changed(getIpcHandle(buffer), elsewhere)), expected);
+  assert.throws(() => openIpcEvent(changed(getIpcHandle(event), elsewhere)), expected);
   recorder.stop();
   assert.ok(!recorder.calls.some((call) => call.name.startsWith('cuIpcOpen')));
 });
@@ -63,11 +70,11 @@ test('what the driver refuses says whose it was, and leaves nothing open', () =>
   const [ofBuffer, ofEvent] = [getIpcHandle(buffer), getIpcHandle(event)];
   const { resources } = buffer.context;
   const before = resources.size;
-  assert.throws(() => openIpcBuffer({ ...ofBuffer, handle, pid: OTHER_PID }), {
+  assert.throws(() => openIpcBuffer(changed(ofBuffer, { handle, pid: OTHER_PID })), {
     name: 'IpcError',
     message: /^memory of process 1073741824 could not be opened: cuIpcOpenMemHandle_v2 failed: /,
   });
-  assert.throws(() => openIpcEvent({ ...ofEvent, handle, pid: OTHER_PID }), {
+  assert.throws(() => openIpcEvent(changed(ofEvent, { handle, pid: OTHER_PID })), {
     name: 'IpcError',
     message: /^an event of process 1073741824 could not be opened: cuIpcOpenEventHandle failed: /,
   });

@@ -3,6 +3,7 @@ import { test } from 'node:test';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import type { Driver } from '../../../../ffi/functions.ts';
 import { Context, Device, type DeviceBuffer, Stream } from '../../../../src/index.ts';
+import { sealDescriptor } from '../../../../src/ipc/descriptor.ts';
 import { getIpcHandle, openIpcBuffer } from '../../../../src/ipc/index.ts';
 import { failing, keepingBooks } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
@@ -22,17 +23,18 @@ function importing(): { readonly driver: Driver; readonly open: ReadonlySet<stri
   return { driver, open };
 }
 
-const descriptor = (fields: object = {}) => ({
-  kind: 'legacy',
-  version: 1,
-  handle: Buffer.alloc(64, 1).toString('base64'),
-  byteOffset: 0,
-  byteLength: BYTE_LENGTH,
-  bufferId: 1,
-  device: Device.get().uuid,
-  pid: 2 ** 30,
-  ...fields,
-});
+const descriptor = (fields: object = {}) =>
+  sealDescriptor({
+    kind: 'legacy',
+    version: 1,
+    handle: Buffer.alloc(64, 1).toString('base64'),
+    byteOffset: 0,
+    byteLength: BYTE_LENGTH,
+    bufferId: 1,
+    device: Device.get().uuid,
+    pid: 2 ** 30,
+    ...fields,
+  });
 
 test('opened twice it is mapped once, and unmapped when the last buffer closes', () => {
   const { open } = importing();
@@ -62,7 +64,8 @@ test('a range beyond the allocation is refused, and the mapping is given back', 
   ])
     assert.throws(() => openIpcBuffer(descriptor(range)), {
       name: 'IpcError',
-      message: /^the descriptor names bytes \d+ to \d+ of an allocation of process 1073741824 that has 4096$/,
+      message:
+        /^the descriptor names bytes \d+ to \d+ of an allocation of process 1073741824 that has 4096$/,
     });
   assert.equal(open.size, 0);
   const whole = openIpcBuffer(descriptor());

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { recordCalls } from '../../../../ffi/driver.ts';
 import { deviceAttributes } from '../../../../ffi/attributes.ts';
-import { type IpcSupport, ipcSupport } from '../../../../src/ipc/index.ts';
+import { recordCalls } from '../../../../ffi/driver.ts';
 import { Device } from '../../../../src/index.ts';
+import { type IpcSupport, ipcSupport } from '../../../../src/ipc/index.ts';
 import { emulate } from '../emulate.ts';
 
 /** Everything is there, but for what `changes` say. */

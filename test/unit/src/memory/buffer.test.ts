@@ -93,7 +93,6 @@ test('fills every element of 1, 2 or 4 bytes, and nothing outside', () => {
     Buffer.from(buffer.copyToHostSync()).toString('hex'),
     'ffffffffcdabcdabefbeaddeffffff07',
   );
-  buffer.subarray(3, 3).fill(1, { elementByteLength: 4 as const });
 });
 
 test('a fill that cannot be is refused, and fills nothing', () => {
@@ -134,7 +133,10 @@ test('copies on the device go to the beginning of the target, and only where the
   source.fill(5);
   target.fill(1);
   source.subarray(0, 4).copyTo(target.subarray(2));
-  assert.equal(Buffer.from(target.copyToHostSync()).toString('hex'), '010105050505' + '01'.repeat(10));
+  assert.equal(
+    Buffer.from(target.copyToHostSync()).toString('hex'),
+    `010105050505${'01'.repeat(10)}`,
+  );
   source.subarray(0, 0).copyTo(target);
   assert.throws(() => target.copyTo(source), {
     name: 'RangeError',
@@ -164,7 +166,10 @@ test('a borrowed pointer is used, never freed, and checked', () => {
   ] as const)
     assert.throws(() => DeviceBuffer.fromPointer(address, byteLength), RangeError);
   assert.throws(() => DeviceBuffer.fromPointer('8' as never, 1), TypeError);
-  assert.throws(() => DeviceBuffer.fromPointer(8, 1, { keep: 1 } as never), /unknown option 'keep'/);
+  assert.throws(
+    () => DeviceBuffer.fromPointer(8, 1, { keep: 1 } as never),
+    /unknown option 'keep'/,
+  );
 });
 
 test('a borrowed pointer into a buffer that cuffi owns is closed with it', () => {

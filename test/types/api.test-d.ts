@@ -1,0 +1,104 @@
+/** Checked by tsc alone: what the public classes promise by their types. */
+import { expectTypeOf } from 'expect-type';
+import type { DeviceAttribute } from '../../ffi/attributes.ts';
+import type { CUdeviceptr, CUevent, CUstream } from '../../ffi/types.ts';
+import {
+  type Context,
+  CudaError,
+  CudaEvent,
+  CuffiError,
+  type Device,
+  DeviceBuffer,
+  type IpcError,
+  type PlaceOptions,
+  Stream,
+} from '../../src/index.ts';
+import {
+  getIpcHandle,
+  type IpcBufferDescriptor,
+  type IpcEventDescriptor,
+  openIpcBuffer,
+  openIpcEvent,
+} from '../../src/ipc/index.ts';
+
+declare const buffer: DeviceBuffer;
+declare const stream: Stream;
+declare const event: CudaEvent;
+declare const device: Device;
+declare const context: Context;
+
+// A copy to the host gives back what it was given, or bytes.
+expectTypeOf(buffer.copyToHost()).resolves.toEqualTypeOf<Uint8Array>();
+expectTypeOf(buffer.copyToHost(undefined, { stream })).resolves.toEqualTypeOf<Uint8Array>();
+expectTypeOf(buffer.copyToHost(new Float32Array(4))).resolves.toExtend<Float32Array>();
+expectTypeOf(buffer.copyToHost(new Float32Array(4))).resolves.not.toExtend<Uint8Array>();
+expectTypeOf(buffer.copyToHost(new BigInt64Array(4))).resolves.toExtend<BigInt64Array>();
+expectTypeOf(buffer.copyToHost(new ArrayBuffer(4))).resolves.toEqualTypeOf<ArrayBuffer>();
+expectTypeOf(buffer.copyToHost(Buffer.alloc(4))).resolves.toExtend<Buffer>();
+expectTypeOf(buffer.copyToHostSync()).toEqualTypeOf<Uint8Array>();
+expectTypeOf(buffer.copyToHostSync(new Uint16Array(4))).toExtend<Uint16Array>();
+expectTypeOf(buffer.copyFrom(new Uint8Array(4))).toEqualTypeOf<Promise<void>>();
+expectTypeOf(buffer.copyFromSync(new SharedArrayBuffer(4))).toEqualTypeOf<void>();
+// @ts-expect-error plain arrays have no memory to copy
+void buffer.copyFrom([1, 2, 3]);
+// @ts-expect-error nor have strings
+buffer.copyToHostSync('text');
+
+// Handles come out branded.
+expectTypeOf(buffer.address).toEqualTypeOf<CUdeviceptr>();
+expectTypeOf(stream.handle).toEqualTypeOf<CUstream>();
+expectTypeOf(event.handle).toEqualTypeOf<CUevent>();
+
+// Only known attributes have a name.
+expectTypeOf(device.attribute).parameter(0).toEqualTypeOf<DeviceAttribute>();
+expectTypeOf<'multiprocessorCount'>().toExtend<DeviceAttribute>();
+expectTypeOf<'MultiprocessorCount'>().not.toExtend<DeviceAttribute>();
+expectTypeOf<string>().not.toExtend<DeviceAttribute>();
+expectTypeOf(device.attribute('warpSize')).toEqualTypeOf<number>();
+// @ts-expect-error no such limit
+context.limit('stack');
+
+// Options are those that there are.
+expectTypeOf(DeviceBuffer.allocate).parameter(1).toEqualTypeOf<PlaceOptions | undefined>();
+// @ts-expect-error no such option
+Stream.create({ nonblocking: true });
+// @ts-expect-error a width of 3 bytes
+buffer.fill(0, { elementByteLength: 3 });
+// @ts-expect-error an event is no stream
+buffer.fill(0, { stream: event });
+// @ts-expect-error a stream is no event
+stream.wait(stream);
+
+// Made through their own functions only, and never changed.
+// @ts-expect-error the constructor is private
+new Stream();
+// @ts-expect-error read only
+buffer.byteLength = 5;
+expectTypeOf<DeviceBuffer>().toExtend<Disposable>();
+expectTypeOf<Stream>().not.toExtend<CudaEvent>();
+expectTypeOf<CudaEvent>().not.toExtend<Stream>();
+
+// Awaiting and blocking twins.
+expectTypeOf(stream.synchronize({ signal: AbortSignal.abort() })).toEqualTypeOf<Promise<void>>();
+expectTypeOf(stream.synchronizeSync()).toEqualTypeOf<void>();
+expectTypeOf(stream.autoSynchronize()).toExtend<AsyncDisposable>();
+expectTypeOf(CudaEvent.elapsedMs(event, event)).toEqualTypeOf<number>();
+
+// What is shared keeps its kind; what arrives may be anything.
+expectTypeOf(getIpcHandle(buffer)).toEqualTypeOf<IpcBufferDescriptor>();
+expectTypeOf(getIpcHandle(event)).toEqualTypeOf<IpcEventDescriptor>();
+expectTypeOf(openIpcBuffer).parameter(0).toEqualTypeOf<unknown>();
+expectTypeOf(openIpcBuffer({})).toEqualTypeOf<DeviceBuffer>();
+expectTypeOf(openIpcEvent({})).toEqualTypeOf<CudaEvent>();
+// @ts-expect-error a stream is not shared
+getIpcHandle(stream);
+
+// Errors are one family.
+expectTypeOf<CudaError>().toExtend<CuffiError>();
+expectTypeOf<IpcError>().toExtend<CuffiError>();
+expectTypeOf<CuffiError>().toExtend<Error>();
+expectTypeOf<CudaError>().toHaveProperty('status').toEqualTypeOf<number>();
+expectTypeOf<CudaError>().toHaveProperty('sticky').toEqualTypeOf<boolean>();
+declare const error: unknown;
+if (error instanceof CudaError) expectTypeOf(error.code).toEqualTypeOf<string>();
+if (error instanceof CuffiError) expectTypeOf(error.message).toEqualTypeOf<string>();

@@ -1,0 +1,113 @@
+import assert from 'node:assert/strict';
+import { existsSync, readdirSync } from 'node:fs';
+import { afterEach, test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { cu } from '../../../../ffi/driver.ts';
+import { placeOf, roundtrip } from '../../../../src/cli/roundtrip.ts';
+import { Context } from '../../../../src/index.ts';
+import { emulate } from '../emulate.ts';
+
+const variables = ['CUFFI_TEST_DIES_AT', 'CUFFI_TEST_SAYS'];
+afterEach(() => {
+  for (const name of variables) delete process.env[name];
+});
+
+const run = (program: string, { elements = 1024, deadlineMs = 30_000 } = {}) =>
+  roundtrip({
+    elements,
+    device: 0,
+    driver: { name: 'emulated', reason: 'it is a test' },
+    deadlineMs,
+    program: fileURLToPath(new URL(`./fixtures/${program}.ts`, import.meta.url)),
+  });
+
+/** The error of a round trip that must fail; it leaves no memory and no process behind. */
+async function failureOf(trip: () => Promise<unknown>): Promise<Error> {
+  const context = Context.primary();
+  const { free } = context.memoryInfo();
+  const error = await trip().then(
+    () => assert.fail('the round trip came to an end'),
+    (reason: Error) => reason,
+  );
+  await context.flush();
+  assert.equal(context.memoryInfo().free, free);
+  const pid = /pid (\d+)/.exec(error.message)?.[1];
+  if (pid) assert.equal(existsSync(`/proc/${pid}`), false);
+  return error;
+}
+
+test('a child that never answers is killed at the deadline', async () => {
+  emulate();
+  const error = await failureOf(() => run('silent-child', { deadlineMs: 500 }));
+  assert.equal(error.name, 'CuffiError');
+  assert.match(error.message, /^the child \(pid \d+\) did not answer within 0\.5 s$/);
+});
+
+test('a child that dies is told with how it ended, whenever that is', async () => {
+  emulate();
+  for (const [request, how] of [
+    ['start', 'with code 3'],
+    ['open', 'by SIGKILL'],
+    ['answer', 'by SIGKILL'],
+  ] as const) {
+    process.env['CUFFI_TEST_DIES_AT'] = request;
+    const error = await failureOf(() => run('dying-child'));
+    assert.equal(error.name, 'CuffiError');
+    assert.match(
+      error.message,
+      new RegExp(`\\(pid \\d+\\) ended ${how} before it answered$`),
+      request,
+    );
+  }
+});
+
+test('a child that dies while bytes are on their way to it is told in the same words', async () => {
+  emulate();
+  process.env['CUFFI_TEST_DIES_AT'] = 'receive';
+  const error = await failureOf(() => run('dying-child', { elements: 4 << 20 }));
+  assert.match(error.message, /ended by SIGKILL before it answered$/);
+});
+
+test('a hand-over that fails leaves no recorder of driver calls behind', async () => {
+  const driver = emulate();
+  process.env['CUFFI_TEST_DIES_AT'] = 'open';
+  await failureOf(() => run('dying-child'));
+  // While something records, every function is wrapped.
+  assert.equal(cu.cuDriverGetVersion, driver.cuDriverGetVersion);
+});
+
+test('a child that says something else is refused', async () => {
+  emulate();
+  for (const [says, expected] of [
+    [{ type: 'answered', mismatches: 0, first: [] }, /said 'answered' where 'ready' was expected/],
+    [{ type: 'failed', message: 'no luck' }, /^in the child: no luck$/],
+    [{ type: 'ready', more: 1 }, /a message that is none of ours/],
+    ['ready', /a message that is none of ours/],
+  ] as const) {
+    process.env['CUFFI_TEST_SAYS'] = JSON.stringify(says);
+    const error = await failureOf(() => run('wrong-child'));
+    assert.equal(error.name, 'CuffiError');
+    assert.match(error.message, expected);
+  }
+});
+
+test('failed round trips leave no descriptor open', async () => {
+  emulate();
+  process.env['CUFFI_TEST_DIES_AT'] = 'open';
+  const descriptors = (): number => readdirSync('/proc/self/fd').length;
+  await failureOf(() => run('dying-child'));
+  const before = descriptors();
+  await failureOf(() => run('dying-child'));
+  assert.equal(descriptors(), before);
+});
+
+test('a place is a device and what it can share', () => {
+  emulate({ CUFFI_EMULATED_ATTRIBUTES: '41=0' });
+  const { device, support } = placeOf(0);
+  assert.equal(device.ordinal, 0);
+  assert.deepEqual(support.memory, {
+    supported: false,
+    reason: 'the device does not support unified addressing',
+  });
+  assert.throws(() => placeOf(1), RangeError);
+});

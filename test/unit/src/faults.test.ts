@@ -1,0 +1,182 @@
+/**
+ * Every driver call that an operation makes fails once, in a run of its own: the operation tells,
+ * leaves nothing behind and nothing else current, and works when it is tried again.
+ */
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
+import type { FunctionName } from '../../../ffi/functions.ts';
+import { CudaError, CuffiError, IpcError } from '../../../src/errors.ts';
+import { Context, CudaEvent, DeviceBuffer, Stream } from '../../../src/index.ts';
+import { sealDescriptor } from '../../../src/ipc/descriptor.ts';
+import { getIpcHandle, openIpcBuffer, openIpcEvent } from '../../../src/ipc/index.ts';
+import { failing, keepingBooks } from '../../support/faults.ts';
+import { emulate, ForeignContext } from './emulate.ts';
+
+interface Room {
+  readonly context: Context;
+  readonly stream: Stream;
+  readonly event: CudaEvent;
+  readonly shared: CudaEvent;
+  readonly buffer: DeviceBuffer;
+}
+
+/** What a program may ask for, each made and closed again. */
+const operations: Readonly<Record<string, (room: Room) => unknown>> = {
+  'allocating a buffer': ({ context }) => DeviceBuffer.allocate(4096, { context }).close(),
+  'making a stream': ({ context }) => Stream.create({ context }).close(),
+  'making an event': ({ context }) => CudaEvent.create({ context }).close(),
+  'making an interprocess event': ({ context }) =>
+    CudaEvent.create({ context, interprocess: true }).close(),
+  'asking for memory': ({ context }) => context.memoryInfo(),
+  'asking for priorities': ({ context }) => context.streamPriorityRange(),
+  'setting a limit': ({ context }) => context.setLimit('stackSize', 2048),
+  'finding the current context': () => Context.current(),
+  'synchronising a context': ({ context }) => context.synchronizeSync(),
+  'asking for the traits of a stream': ({ stream }) => [
+    stream.priority,
+    stream.nonBlocking,
+    stream.done,
+  ],
+  'borrowing a stream': ({ stream }) => Stream.fromHandle(stream.handle).close(),
+  'waiting for an event': ({ stream, event }) => stream.wait(event),
+  'awaiting a stream': ({ stream }) => stream.synchronize(),
+  'blocking on a stream': ({ stream }) => stream.synchronizeSync(),
+  'blocking on the default stream': ({ context }) =>
+    Stream.legacyDefault({ context }).synchronizeSync(),
+  'recording an event': ({ event, stream }) => event.record(stream),
+  'recording an event by default': ({ event }) => event.record(),
+  'awaiting an event': ({ event }) => event.synchronize(),
+  'blocking on an event': ({ event }) => event.synchronizeSync(),
+  'filling by default': ({ buffer }) => buffer.fill(1),
+  'filling in a stream': ({ buffer, stream }) => buffer.fill(1, { stream }),
+  'copying on the device': ({ buffer }) => buffer.copyTo(buffer),
+  'copying to the device': ({ buffer }) => buffer.copyFrom(new Uint8Array(64)),
+  'copying to the device in a stream': ({ buffer, stream }) =>
+    buffer.copyFrom(new Uint8Array(64), { stream }),
+  'copying to the device, blocking': ({ buffer }) => buffer.copyFromSync(new Uint8Array(64)),
+  'copying to the host': ({ buffer }) => buffer.copyToHost(),
+  'copying to the host, blocking': ({ buffer, stream }) =>
+    buffer.copyToHostSync(undefined, { stream }),
+  'exporting a buffer': ({ buffer }) => getIpcHandle(buffer),
+  'exporting an event': ({ shared }) => getIpcHandle(shared),
+  'opening a buffer': ({ buffer }) => openIpcBuffer(ofAnother(getIpcHandle(buffer))).close(),
+  'opening an event': ({ shared }) => openIpcEvent(ofAnother(getIpcHandle(shared))).close(),
+};
+
+const ofAnother = (descriptor: object): unknown =>
+  sealDescriptor({ ...descriptor, pid: 2 ** 30 } as never);
+
+/** A driver that also opens the handles of its own process, in a room that is used already. */
+function furnish() {
+  const emulated = emulate();
+  const { driver, open } = keepingBooks({
+    ...emulated,
+    cuIpcOpenMemHandle_v2: (out) => emulated.cuMemAlloc_v2(out, 4096),
+    cuIpcCloseMemHandle: (address) => emulated.cuMemFree_v2(address),
+    cuIpcOpenEventHandle: (out) => emulated.cuEventCreate(out, 2),
+  });
+  selectDriver(driver);
+  const room = (): Room => ({
+    context: Context.primary(),
+    stream: Stream.create(),
+    event: CudaEvent.create(),
+    shared: CudaEvent.create({ interprocess: true }),
+    buffer: DeviceBuffer.allocate(4096),
+  });
+  return { driver, open, room };
+}
+
+function leave({ stream, event, shared, buffer }: Room): void {
+  for (const resource of [buffer, shared, event, stream]) resource.close();
+}
+
+/** The calls that an operation makes, in order. */
+async function callsOf(operation: (room: Room) => unknown): Promise<FunctionName[]> {
+  const { room: make } = furnish();
+  const room = make();
+  await operation(room);
+  const recorder = recordCalls();
+  await operation(room);
+  recorder.stop();
+  leave(room);
+  return recorder.calls.map((call) => call.name);
+}
+
+/** What nobody can make up for: what the driver does not take back stays. */
+const irreparable: ReadonlySet<FunctionName> = new Set<FunctionName>([
+  'cuMemFree_v2',
+  'cuStreamDestroy_v2',
+  'cuEventDestroy_v2',
+  'cuIpcCloseMemHandle',
+]);
+
+const INVALID_VALUE = 1;
+
+for (const [what, operation] of Object.entries(operations)) {
+  test(`${what}: whichever call fails, nothing leaks and it works again`, async () => {
+    const calls = await callsOf(operation);
+    assert.ok(calls.length > 0 || what === 'exporting an event');
+    for (const [at, name] of calls.entries()) {
+      // A context that cannot be left is beyond repair, and happens to no program.
+      if (name === 'cuCtxPopCurrent_v2') continue;
+      const step = `${name}, call ${at + 1} of ${calls.length}`;
+      const { driver, open, room: make } = furnish();
+      const room = make();
+      await operation(room);
+      using foreign = new ForeignContext();
+      const before = new Set(open);
+      const { free } = room.context.memoryInfo();
+      const resources = room.context.resources.size;
+
+      const nth = calls.slice(0, at + 1).filter((call) => call === name).length;
+      selectDriver(failing(driver, name, nth, INVALID_VALUE));
+      let error: unknown;
+      try {
+        await operation(room);
+      } catch (thrown) {
+        error = thrown;
+      }
+      selectDriver(driver);
+      if (error !== undefined) {
+        assert.ok(error instanceof CuffiError, `${step}: ${error}`);
+        const cause = error instanceof IpcError ? error.cause : error;
+        assert.ok(cause instanceof CudaError, `${step}: ${error}`);
+        assert.deepEqual([cause.call, cause.status], [name, INVALID_VALUE], step);
+      }
+      assert.ok(foreign.isCurrent, `${step}: another context is current`);
+      assert.equal(room.context.resources.size, resources, `${step}: objects stay registered`);
+      const next = calls[at + 1];
+      const isGivingBack =
+        irreparable.has(name) ||
+        (name === 'cuCtxPushCurrent_v2' && next !== undefined && irreparable.has(next));
+      if (!isGivingBack) {
+        assert.deepEqual(new Set(open), before, `${step}: left open`);
+        assert.equal(room.context.memoryInfo().free, free, `${step}: left allocated`);
+      }
+
+      await operation(room);
+      assert.ok(foreign.isCurrent, `${step}: another context is current after the second try`);
+      leave(room);
+    }
+  });
+}
+
+test('a context that cannot be opened is asked for again, by the next use', () => {
+  for (const name of ['cuDevicePrimaryCtxRetain', 'cuDeviceGetCount', 'cuDeviceGet'] as const) {
+    selectDriver(failing(emulate(), name, 1, 999));
+    assert.throws(() => DeviceBuffer.allocate(16), { name: 'CudaError', call: name });
+    DeviceBuffer.allocate(16).close();
+  }
+});
+
+test('a reset that fails is told, and the context works again', () => {
+  for (const name of ['cuDevicePrimaryCtxRelease_v2', 'cuDevicePrimaryCtxReset_v2'] as const) {
+    selectDriver(failing(emulate(), name, 1, 999));
+    const context = Context.primary();
+    const buffer = DeviceBuffer.allocate(16);
+    assert.throws(() => context.resetSync(), { name: 'CudaError', call: name });
+    assert.equal(buffer.closed, true);
+    DeviceBuffer.allocate(16).close();
+  }
+});
