@@ -9,6 +9,7 @@ import { check } from './check.ts';
 import { Device } from './device.ts';
 import { initialize } from './driver.ts';
 import { NotSupportedError } from './errors.ts';
+import { PeerAccess } from './peer-access.ts';
 import { ReleaseQueue } from './release.ts';
 import { ResourceSet } from './resource.ts';
 import { type WaitOptions, waitUntil } from './wait.ts';
@@ -45,6 +46,8 @@ export class Context {
   readonly resources = new ResourceSet();
   /** @internal Releases that wait until it is idle. */
   readonly releases = new ReleaseQueue(() => this.idle);
+  /** @internal The contexts whose memory it was allowed to reach. */
+  readonly peers = new PeerAccess(this);
   /** @internal Streams whose work may still run, and who asks for it. */
   readonly streams = new Set<CUstream>([CU_STREAM_LEGACY as CUstream]);
   #handle: CUcontext | undefined;
@@ -195,6 +198,23 @@ export class Context {
       check(cu.cuCtxGetStreamPriorityRange(OUT0, OUT1), 'cuCtxGetStreamPriorityRange'),
     );
     return { least: readInt32(OUT0), greatest: readInt32(OUT1) };
+  }
+
+  /**
+   * Lets this context's streams and kernels use the memory of another device's context, directly
+   * where there is a link between the devices; nothing where they may already. Memory of pools
+   * has its own, `pool.setAccess`.
+   *
+   * @throws NotSupportedError where `device.canAccessPeer` says no
+   * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
+   */
+  enablePeerAccess(other: Context): void {
+    this.peers.enable(checkInstance(other, Context, 'other'));
+  }
+
+  /** Takes back what {@link enablePeerAccess} gave; nothing where it was not given. */
+  disablePeerAccess(other: Context): void {
+    this.peers.disable(checkInstance(other, Context, 'other'));
   }
 
   /** Waits until what was closed while the GPU was busy has been released. */

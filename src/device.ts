@@ -61,7 +61,9 @@ export class Device {
 
   /** @internal The device that an option names, as such or by its ordinal. */
   static of(device: Device | number): Device {
-    return typeof device === 'number' ? Device.get(device) : checkInstance(device, Device, 'device');
+    return typeof device === 'number'
+      ? Device.get(device)
+      : checkInstance(device, Device, 'device');
   }
 
   /** The visible device of a UUID, e.g. `GPU-1a2b…`. @throws RangeError where none has it */

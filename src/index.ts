@@ -14,6 +14,7 @@ export {
 export { DeviceMemory, type DeviceMemoryOptions } from './memory/device-memory.ts';
 export { MemoryPool, type PoolCloseOptions, type PoolOptions } from './memory/pool.ts';
 export type { PoolAccess, PoolReuse } from './memory/pool-driver.ts';
+export { VirtualMemory, type VirtualMemoryOptions } from './memory/virtual.ts';
 export type { AllocateOptions, MemoryResource } from './memory/memory-resource.ts';
 export type { HostMemory } from './arguments.ts';
 export type { WaitOptions } from './wait.ts';

@@ -6,6 +6,7 @@ import { check, cudaError } from '../check.ts';
 import { IpcError } from '../errors.ts';
 import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
+import { MemoryPool } from '../memory/pool.ts';
 import { type IpcBufferDescriptor, type IpcEventDescriptor, sealDescriptor } from './descriptor.ts';
 
 /**
@@ -33,10 +34,15 @@ export function getIpcHandle(
 }
 
 function exportBuffer(buffer: DeviceBuffer): IpcBufferDescriptor {
-  const { address, byteLength, context, origin } = buffer;
+  const { address, byteLength, context, origin, resource } = buffer;
   if (origin === 'imported')
     throw new IpcError(
       'this buffer belongs to another process: pass on the descriptor that it was opened with',
+    );
+  if (resource instanceof MemoryPool)
+    throw new IpcError(
+      'memory of a pool has no legacy IPC handle: allocate what is to be shared as plain device ' +
+        'memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
     );
   if (byteLength === 0) throw new RangeError('an empty buffer cannot be shared');
   const { handle, base, bufferId } = context.run(() => nameAllocation(address, byteLength));

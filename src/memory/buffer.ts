@@ -12,6 +12,7 @@ import { Stream } from '../stream.ts';
 import { copyAwaited, copyOnDevice, copySync, fillOnDevice, type HostCopy } from './copy.ts';
 import { DeviceMemory } from './device-memory.ts';
 import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
+import { copyBetweenDevices } from './peer.ts';
 
 /** Options of calls that work in a stream. */
 export interface StreamOption {
@@ -102,8 +103,9 @@ export class DeviceBuffer extends Resource {
     );
     if (memory && (place.context || place.device !== undefined))
       throw new TypeError('give either a memory resource or a place, not both');
+    const ordered = streamOf(stream);
     const resource = memory ?? DeviceMemory.create(place);
-    return resource.allocate(byteLength, stream ? { stream } : {});
+    return resource.allocate(byteLength, ordered ? { stream: ordered } : {});
   }
 
   /** Memory that someone else owns, as a buffer: closing it forgets it and frees nothing. */
@@ -190,7 +192,8 @@ export class DeviceBuffer extends Resource {
   }
 
   /**
-   * Copies this buffer to the beginning of another one; only queues.
+   * Copies this buffer to the beginning of another one; only queues. The other one may be on
+   * another device: peer access is enabled for it, where there is any.
    *
    * @throws RangeError if `target` is smaller
    */
@@ -199,7 +202,16 @@ export class DeviceBuffer extends Resource {
     checkInstance(target, DeviceBuffer, 'target');
     const source = this.address;
     checkFits(this.byteLength, target.byteLength, 'the target');
-    copyOnDevice(this.context, target.address, source, this.byteLength, streamOf(stream));
+    const address = target.address;
+    if (target.context.device === this.context.device)
+      copyOnDevice(this.context, address, source, this.byteLength, streamOf(stream));
+    else
+      copyBetweenDevices(
+        { context: this.context, address: source },
+        { context: target.context, address },
+        this.byteLength,
+        streamOf(stream),
+      );
   }
 
   /**

@@ -14,9 +14,14 @@ test('a size is a whole number of at least one byte, checked before the driver i
     assert.throws(() => DeviceBuffer.allocate(size), RangeError, String(size));
   for (const size of ['16', null, undefined, 16n, [16]])
     assert.throws(() => DeviceBuffer.allocate(size as never), TypeError, String(size));
+  assert.throws(() => DeviceBuffer.allocate(1, { strem: 1 } as never), {
+    name: 'TypeError',
+    message:
+      "DeviceBuffer.allocate: unknown option 'strem'; known: context, device, memory, stream",
+  });
   assert.throws(() => DeviceBuffer.allocate(1, { stream: 1 } as never), {
     name: 'TypeError',
-    message: "DeviceBuffer.allocate: unknown option 'stream'; known: context, device",
+    message: 'stream must be a Stream, not 1',
   });
   recorder.stop();
   assert.deepEqual(recorder.calls, []);

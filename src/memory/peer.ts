@@ -1,0 +1,44 @@
+/** Copies between the devices of two contexts. */
+import { cu } from '../../ffi/driver.ts';
+import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
+import { check } from '../check.ts';
+import type { Context } from '../context.ts';
+import type { Stream } from '../stream.ts';
+
+/** Memory in a context. */
+export interface Place {
+  readonly context: Context;
+  readonly address: CUdeviceptr;
+}
+
+/**
+ * Queues a copy from one device to another; nothing waits. Where the devices have a link it is
+ * used, ten times as quick as through the host, once peer access is enabled.
+ */
+export function copyBetweenDevices(
+  source: Place,
+  target: Place,
+  byteLength: number,
+  stream: Stream | undefined,
+): void {
+  if (byteLength === 0) return;
+  const from = source.context;
+  const to = target.context;
+  if (!from.peers.has(to) && from.device.canAccessPeer(to.device)) from.enablePeerAccess(to);
+  const [fromHandle, toHandle] = [from.handle, to.handle];
+  const call = (handle: CUstream): void =>
+    check(
+      cu.cuMemcpyPeerAsync(
+        target.address,
+        toHandle,
+        source.address,
+        fromHandle,
+        byteLength,
+        handle,
+      ),
+      'cuMemcpyPeerAsync',
+      () => `copying ${byteLength} bytes from ${from.device} to ${to.device}`,
+    );
+  if (stream) stream.enqueue(call);
+  else from.run(() => call(0 as CUstream));
+}

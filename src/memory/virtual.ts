@@ -1,0 +1,256 @@
+import { OUT0, readHandle, readSize, writeStruct } from '../../ffi/arena.ts';
+import {
+  CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+  CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+  CU_MEM_ALLOCATION_TYPE_PINNED,
+  CU_MEM_HANDLE_TYPE_NONE,
+  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+  CU_MEM_LOCATION_TYPE_DEVICE,
+} from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
+import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
+import { check } from '../check.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import type { Device } from '../device.ts';
+import { NotSupportedError } from '../errors.ts';
+import { Resource, releaseQuietly } from '../resource.ts';
+import { DeviceBuffer } from './buffer.ts';
+import { withRoom } from './room.ts';
+
+/** Options of {@link VirtualMemory.reserve}. */
+export interface VirtualMemoryOptions extends PlaceOptions {
+  /** Whether its memory can be given to other processes, by file descriptor. Default false. */
+  readonly shareable?: boolean;
+}
+
+/** One piece of memory, mapped at an offset of the reservation. */
+interface Part {
+  readonly address: CUdeviceptr;
+  readonly byteLength: number;
+  readonly handle: CUmemGenericAllocationHandle;
+}
+
+/**
+ * A range of addresses that memory is put behind as it is needed: it grows in place, so that what
+ * it holds stays where it is and every address stays right.
+ *
+ * Reserving takes no memory. Sizes are rounded up to the device's {@link granularity} (2 MiB on
+ * most): `byteLength` is what was asked for, `mappedByteLength` what it takes.
+ *
+ * @example
+ * using memory = cuda.VirtualMemory.reserve(1 << 30);
+ * memory.grow(1000);
+ * memory.buffer.fill(1);
+ * memory.grow(1 << 20); // the first 1000 bytes are still 1
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
+ */
+export class VirtualMemory extends Resource {
+  readonly context: Context;
+  /** How far it can grow, in bytes. */
+  readonly reservedByteLength: number;
+  /** What sizes are rounded up to. */
+  readonly granularity: number;
+  readonly shareable: boolean;
+  readonly #address: CUdeviceptr;
+  /** Its finalizer's too. */
+  readonly #parts: Part[];
+  #byteLength = 0;
+  #buffer: DeviceBuffer | undefined;
+
+  private constructor(
+    context: Context,
+    address: CUdeviceptr,
+    reservedByteLength: number,
+    granularity: number,
+    shareable: boolean,
+  ) {
+    const parts: Part[] = [];
+    const { releases, resets } = context;
+    super('VirtualMemory', {
+      owner: context.resources,
+      release: () =>
+        // cuMemUnmap does not wait for what uses the memory.
+        releases.submit(() => {
+          if (context.resets === resets) unreserve(address, reservedByteLength, parts);
+        }),
+    });
+    this.context = context;
+    this.reservedByteLength = reservedByteLength;
+    this.granularity = granularity;
+    this.shareable = shareable;
+    this.#address = address;
+    this.#parts = parts;
+  }
+
+  /**
+   * Reserves addresses; nothing is behind them until {@link grow}.
+   *
+   * @param byteLength how far it may grow; rounded up
+   * @throws NotSupportedError where the device has no virtual memory management
+   */
+  static reserve(byteLength: number, options?: VirtualMemoryOptions): VirtualMemory {
+    checkInteger(byteLength, 'byteLength', 1);
+    const { shareable, ...place } = checkOptions(
+      options,
+      ['context', 'device', 'shareable'],
+      'VirtualMemory.reserve',
+    );
+    const isShareable = checkBoolean(shareable, 'shareable', false);
+    const context = Context.of(place);
+    const { device } = context;
+    if (!VirtualMemory.supported(device))
+      throw new NotSupportedError(`${device} has no virtual memory management`);
+    if (isShareable && !device.attribute('handleTypePosixFileDescriptorSupported'))
+      throw new NotSupportedError(
+        `${device} does not make virtual memory that can be shared by file descriptor`,
+      );
+    check(
+      cu.cuMemGetAllocationGranularity(
+        OUT0,
+        writeProperties(device, isShareable),
+        CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+      ),
+      'cuMemGetAllocationGranularity',
+    );
+    const granularity = readSize(OUT0);
+    const reserved = roundUp(byteLength, granularity);
+    check(
+      cu.cuMemAddressReserve(OUT0, reserved, 0, 0 as CUdeviceptr, 0),
+      'cuMemAddressReserve',
+      () => `reserving ${reserved} bytes of addresses`,
+    );
+    const address = readHandle<CUdeviceptr>(OUT0, (exact) => cu.cuMemAddressFree(exact, reserved));
+    return new VirtualMemory(context, address, reserved, granularity, isShareable);
+  }
+
+  /** Whether a device can do it. */
+  static supported(device: Device): boolean {
+    return device.attribute('virtualMemoryManagementSupported') !== 0;
+  }
+
+  /** The first address; the same for life. @throws ClosedError */
+  get address(): CUdeviceptr {
+    this.requireOpen();
+    return this.#address;
+  }
+
+  /** The size that was last asked for. */
+  get byteLength(): number {
+    return this.#byteLength;
+  }
+
+  /** The memory behind it, in bytes: {@link byteLength} rounded up. 0 after close. */
+  get mappedByteLength(): number {
+    return this.closed ? 0 : mappedBy(this.#parts);
+  }
+
+  /**
+   * All of its {@link byteLength} as a buffer. Buffers from before a growth stay good, and keep
+   * their size; all are closed with it.
+   */
+  get buffer(): DeviceBuffer {
+    const address = this.address;
+    if (!this.#buffer || this.#buffer.closed || this.#buffer.byteLength !== this.#byteLength)
+      this.#buffer = new DeviceBuffer({
+        context: this.context,
+        address,
+        byteLength: this.#byteLength,
+        origin: 'allocated',
+        keeps: this,
+      });
+    return this.#buffer;
+  }
+
+  /**
+   * Makes it `byteLength` bytes long in all, by memory next to what is there; what is there stays.
+   *
+   * @param byteLength the new size, not less than the one before
+   * @throws RangeError beyond what was reserved, CudaError CUDA_ERROR_OUT_OF_MEMORY
+   */
+  grow(byteLength: number): DeviceBuffer {
+    this.requireOpen();
+    checkInteger(byteLength, 'byteLength', 1);
+    if (byteLength < this.byteLength)
+      throw new RangeError(`it has ${this.byteLength} bytes: it does not shrink to ${byteLength}`);
+    if (byteLength > this.reservedByteLength)
+      throw new RangeError(
+        `${byteLength} bytes are more than the ${this.reservedByteLength} that were reserved`,
+      );
+    const missing = roundUp(byteLength, this.granularity) - mappedBy(this.#parts);
+    if (missing > 0) this.#parts.push(this.#map(missing));
+    this.#byteLength = byteLength;
+    return this.buffer;
+  }
+
+  override toString(): string {
+    return `VirtualMemory(${this.byteLength} of ${this.reservedByteLength} bytes${this.closed ? ', closed' : ''})`;
+  }
+
+  #map(byteLength: number): Part {
+    const { context, shareable } = this;
+    const address = (this.#address + mappedBy(this.#parts)) as CUdeviceptr;
+    withRoom(context, 'cuMemCreate', byteLength, () =>
+      cu.cuMemCreate(OUT0, byteLength, writeProperties(context.device, shareable), 0),
+    );
+    const handle = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
+    const part = { address, byteLength, handle };
+    let isMapped = false;
+    try {
+      check(
+        cu.cuMemMap(address, byteLength, 0, handle, 0),
+        'cuMemMap',
+        () => `mapping ${byteLength} bytes`,
+      );
+      isMapped = true;
+      allowDevice(part, context.device);
+    } catch (error) {
+      // Nobody was given the address yet: nothing uses it.
+      releaseQuietly(() => {
+        if (isMapped) unmap(part);
+        else check(cu.cuMemRelease(handle), 'cuMemRelease');
+      });
+      throw error;
+    }
+    return part;
+  }
+}
+
+const mappedBy = (parts: readonly Part[]): number =>
+  parts.reduce((sum, { byteLength }) => sum + byteLength, 0);
+
+const roundUp = (byteLength: number, unit: number): number => Math.ceil(byteLength / unit) * unit;
+
+const writeProperties = (device: Device, shareable: boolean): Address =>
+  writeStruct('CUmemAllocationProp', {
+    type: CU_MEM_ALLOCATION_TYPE_PINNED,
+    requestedHandleTypes: shareable
+      ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+      : CU_MEM_HANDLE_TYPE_NONE,
+    'location.type': CU_MEM_LOCATION_TYPE_DEVICE,
+    'location.id': device.handle,
+  });
+
+function allowDevice({ address, byteLength }: Part, device: Device): void {
+  const access = writeStruct('CUmemAccessDesc', {
+    'location.type': CU_MEM_LOCATION_TYPE_DEVICE,
+    'location.id': device.handle,
+    flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+  });
+  check(
+    cu.cuMemSetAccess(address, byteLength, access, 1),
+    'cuMemSetAccess',
+    () => `giving ${device} access to ${byteLength} bytes`,
+  );
+}
+
+function unmap({ address, byteLength, handle }: Part): void {
+  check(cu.cuMemUnmap(address, byteLength), 'cuMemUnmap');
+  check(cu.cuMemRelease(handle), 'cuMemRelease');
+}
+
+/** The driver takes back only what it gave: whole mappings, and the whole reservation. */
+function unreserve(address: CUdeviceptr, byteLength: number, parts: Part[]): void {
+  for (const part of parts.splice(0).reverse()) unmap(part);
+  check(cu.cuMemAddressFree(address, byteLength), 'cuMemAddressFree');
+}
