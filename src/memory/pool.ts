@@ -1,22 +1,18 @@
 import { OUT0, readHandle } from '../../ffi/arena.ts';
-import {
-  CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
-  CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
-  CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
-  CU_MEMPOOL_ATTR_USED_MEM_HIGH,
-} from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import type { CUdeviceptr, CUmemoryPool, CUstream } from '../../ffi/types.ts';
+import type { CUdeviceptr, CUmemoryPool } from '../../ffi/types.ts';
 import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../arguments.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { CuffiError, NotSupportedError } from '../errors.ts';
-import { Resource, ResourceSet, releaseQuietly } from '../resource.ts';
+import { ResourceSet, releaseQuietly } from '../resource.ts';
 import { Stream } from '../stream.ts';
 import { DeviceBuffer } from './buffer.ts';
+import { FreeOrder } from './free-order.ts';
 import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
 import * as driver from './pool-driver.ts';
+import { checkReuse, checkThreshold, PoolState } from './pool-state.ts';
 import { withRoom } from './room.ts';
 
 /** Options of {@link MemoryPool.create}. */
@@ -67,7 +63,7 @@ interface Books {
  * buffer.fill(0, { stream });
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
-export class MemoryPool extends Resource implements MemoryResource {
+export class MemoryPool extends PoolState implements MemoryResource {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;
@@ -76,7 +72,6 @@ export class MemoryPool extends Resource implements MemoryResource {
   readonly shareable: boolean;
   /** Whether it is the device's own: closing it forgets it. */
   readonly borrowed: boolean;
-  readonly #handle: CUmemoryPool;
   readonly #books: Books;
 
   private constructor(
@@ -90,7 +85,7 @@ export class MemoryPool extends Resource implements MemoryResource {
       granted: new Set(),
     };
     const { resets } = context;
-    super('MemoryPool', {
+    super(handle, {
       owner: context.resources,
       release: traits.borrowed ? undefined : () => destroy(context, resets, handle, books),
     });
@@ -98,7 +93,6 @@ export class MemoryPool extends Resource implements MemoryResource {
     this.maxSize = traits.maxSize;
     this.shareable = traits.shareable;
     this.borrowed = traits.borrowed;
-    this.#handle = handle;
     this.#books = books;
   }
 
@@ -175,12 +169,6 @@ export class MemoryPool extends Resource implements MemoryResource {
     return isShareable ? driver.canShare(of) : of.attribute('memoryPoolsSupported') !== 0;
   }
 
-  /** The driver's handle. @throws ClosedError */
-  get handle(): CUmemoryPool {
-    this.requireOpen();
-    return this.#handle;
-  }
-
   /**
    * Memory from the pool, uninitialised; only queues.
    *
@@ -221,70 +209,6 @@ export class MemoryPool extends Resource implements MemoryResource {
     });
     books.byteLength += byteLength;
     return buffer;
-  }
-
-  /** The bytes that allocations use now, of other libraries too where the pool is borrowed. */
-  get used(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-  }
-
-  /** The most that {@link used} was since the pool was made, or since {@link resetHighWater}. */
-  get usedHigh(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
-  }
-
-  /** The bytes that the pool has taken from the device, in use or kept. */
-  get reserved(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-  }
-
-  /** The most that {@link reserved} was, as {@link usedHigh}. */
-  get reservedHigh(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
-  }
-
-  /** Lets {@link usedHigh} and {@link reservedHigh} begin again with what is used and reserved now. */
-  resetHighWater(): void {
-    driver.clearByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
-    driver.clearByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
-  }
-
-  /** How many unused bytes are kept; Infinity: all. See {@link PoolOptions.releaseThreshold}. */
-  get releaseThreshold(): number {
-    return driver.readThreshold(this.handle);
-  }
-
-  set releaseThreshold(byteLength: number) {
-    checkThreshold(byteLength);
-    driver.writeThreshold(this.handle, byteLength);
-  }
-
-  /** When freed memory is given out again; what is set need not name all. */
-  get reuse(): driver.PoolReuse {
-    const pool = this.handle;
-    return {
-      followEventDependencies: driver.readReuse(pool, 'followEventDependencies'),
-      allowOpportunistic: driver.readReuse(pool, 'allowOpportunistic'),
-      allowInternalDependencies: driver.readReuse(pool, 'allowInternalDependencies'),
-    };
-  }
-
-  set reuse(wanted: Partial<driver.PoolReuse>) {
-    const checked = checkReuse(wanted);
-    for (const name of driver.reuseNames) {
-      const value = checked[name];
-      if (value !== undefined) driver.writeReuse(this.handle, name, value);
-    }
-  }
-
-  /** Gives unused memory back to the device until no more than `minBytesToKeep` are reserved. */
-  trim(minBytesToKeep = 0): void {
-    checkInteger(minBytesToKeep, 'minBytesToKeep');
-    check(
-      cu.cuMemPoolTrimTo(this.handle, minBytesToKeep),
-      'cuMemPoolTrimTo',
-      () => `trimming a memory pool to ${minBytesToKeep} bytes`,
-    );
   }
 
   /**
@@ -340,41 +264,6 @@ export class MemoryPool extends Resource implements MemoryResource {
   }
 }
 
-/** Where an allocation was queued, and its free will be. */
-class FreeOrder {
-  readonly #context: Context;
-  readonly #resets: number;
-  #stream: Stream | undefined;
-  #handle: CUstream;
-
-  constructor(context: Context, stream: Stream | undefined) {
-    this.#context = context;
-    this.#resets = context.resets;
-    this.#stream = stream;
-    this.#handle = stream?.handle ?? (0 as CUstream);
-  }
-
-  follow(stream: Stream): void {
-    this.#stream = stream;
-    this.#handle = stream.handle;
-  }
-
-  queue(call: (handle: CUstream) => void): void {
-    const stream = this.#stream;
-    if (stream && !stream.closed) stream.enqueue(call);
-    else if (stream?.context.streams.has(this.#handle))
-      // Closed with work in it, and not destroyed before that is done.
-      stream.context.run(() => call(this.#handle));
-    // Closed and idle, or the default one from the beginning.
-    else this.#context.run(() => call(0 as CUstream));
-  }
-
-  free(address: CUdeviceptr): void {
-    if (this.#context.resets !== this.#resets) return;
-    this.queue((handle) => check(cu.cuMemFreeAsync(address, handle), 'cuMemFreeAsync'));
-  }
-}
-
 function destroy(context: Context, resets: number, handle: CUmemoryPool, books: Books): void {
   const { releases } = context;
   try {
@@ -388,14 +277,4 @@ function destroy(context: Context, resets: number, handle: CUmemoryPool, books: 
       check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy');
     });
   }
-}
-
-function checkThreshold(byteLength: unknown): void {
-  if (byteLength !== Number.POSITIVE_INFINITY) checkInteger(byteLength, 'releaseThreshold');
-}
-
-function checkReuse(reuse: Partial<driver.PoolReuse> | undefined): Partial<driver.PoolReuse> {
-  const checked = checkOptions(reuse, driver.reuseNames, 'reuse');
-  for (const name of driver.reuseNames) checkBoolean(checked[name], name, true);
-  return checked;
 }

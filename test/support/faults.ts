@@ -28,6 +28,10 @@ export const broken = (driver: Driver, name: FunctionName, status: CUresult): Dr
 /** Which functions give a handle through their first argument, and which take it back. */
 const pairs: readonly (readonly [opens: FunctionName, closes: FunctionName])[] = [
   ['cuMemAlloc_v2', 'cuMemFree_v2'],
+  ['cuMemPoolCreate', 'cuMemPoolDestroy'],
+  ['cuMemAllocFromPoolAsync', 'cuMemFreeAsync'],
+  ['cuMemAddressReserve', 'cuMemAddressFree'],
+  ['cuMemCreate', 'cuMemRelease'],
   ['cuStreamCreateWithPriority', 'cuStreamDestroy_v2'],
   ['cuEventCreate', 'cuEventDestroy_v2'],
   ['cuIpcOpenMemHandle_v2', 'cuIpcCloseMemHandle'],

@@ -7,7 +7,14 @@ import { test } from 'node:test';
 import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import type { FunctionName } from '../../../ffi/functions.ts';
 import { CudaError, CuffiError, IpcError } from '../../../src/errors.ts';
-import { Context, CudaEvent, DeviceBuffer, Stream } from '../../../src/index.ts';
+import {
+  Context,
+  CudaEvent,
+  DeviceBuffer,
+  MemoryPool,
+  Stream,
+  VirtualMemory,
+} from '../../../src/index.ts';
 import { sealDescriptor } from '../../../src/ipc/descriptor.ts';
 import { getIpcHandle, openIpcBuffer, openIpcEvent } from '../../../src/ipc/index.ts';
 import { failing, keepingBooks } from '../../support/faults.ts';
@@ -24,6 +31,21 @@ interface Room {
 /** What a program may ask for, each made and closed again. */
 const operations: Readonly<Record<string, (room: Room) => unknown>> = {
   'allocating a buffer': ({ context }) => DeviceBuffer.allocate(4096, { context }).close(),
+  'using a memory pool': ({ context, stream }) => {
+    const pool = MemoryPool.create({ context, maxSize: 32 << 20 });
+    try {
+      pool.allocate(4096, { stream }).close();
+      pool.allocate(4096).close();
+      return [pool.used, pool.reservedHigh, pool.reuse, pool.releaseThreshold, pool.access(0)];
+    } finally {
+      pool.close({ buffers: true });
+    }
+  },
+  'growing virtual memory': ({ context }) => {
+    using memory = VirtualMemory.reserve(8 << 20, { context });
+    memory.grow(1000);
+    memory.grow(5 << 20);
+  },
   'making a stream': ({ context }) => Stream.create({ context }).close(),
   'making an event': ({ context }) => CudaEvent.create({ context }).close(),
   'making an interprocess event': ({ context }) =>
@@ -106,6 +128,11 @@ async function callsOf(operation: (room: Room) => unknown): Promise<FunctionName
 /** What nobody can make up for: what the driver does not take back stays. */
 const irreparable: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuMemFree_v2',
+  'cuMemFreeAsync',
+  'cuMemPoolDestroy',
+  'cuMemUnmap',
+  'cuMemRelease',
+  'cuMemAddressFree',
   'cuStreamDestroy_v2',
   'cuEventDestroy_v2',
   'cuIpcCloseMemHandle',
@@ -138,6 +165,8 @@ for (const [what, operation] of Object.entries(operations)) {
         error = thrown;
       }
       selectDriver(driver);
+      // What was freed in a stream's order is free when the stream got there.
+      await room.context.synchronize();
       if (error !== undefined) {
         assert.ok(error instanceof CuffiError, `${step}: ${error}`);
         const cause = error instanceof IpcError ? error.cause : error;

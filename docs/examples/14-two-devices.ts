@@ -1,0 +1,15 @@
+/** Two GPUs: a copy between them goes over their link, where there is one. */
+import { Device, DeviceBuffer } from 'cuffi';
+
+if (Device.count < 2) console.log('this needs a second GPU');
+else await copyBetween();
+
+async function copyBetween(): Promise<void> {
+  using source = DeviceBuffer.allocate(1024, { device: 0 });
+  using target = DeviceBuffer.allocate(1024, { device: 1 });
+  console.log(`0 reaches 1: ${Device.get(0).canAccessPeer(1)}`);
+  source.fill(5);
+  source.copyTo(target);
+  await source.context.synchronize();
+  console.log('on the other device:', new Set(await target.copyToHost()));
+}

@@ -1,0 +1,43 @@
+import { cu } from '../../ffi/driver.ts';
+import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
+import { check } from '../check.ts';
+import type { Context } from '../context.ts';
+import type { Stream } from '../stream.ts';
+
+/** Where an allocation was queued, and its free will be. */
+export class FreeOrder {
+  readonly #context: Context;
+  readonly #resets: number;
+  #stream: Stream | undefined;
+  #handle: CUstream;
+
+  constructor(context: Context, stream: Stream | undefined) {
+    this.#context = context;
+    this.#resets = context.resets;
+    this.#stream = stream;
+    this.#handle = stream?.handle ?? (0 as CUstream);
+  }
+
+  /** Frees in another stream than that of the allocation. */
+  follow(stream: Stream): void {
+    this.#stream = stream;
+    this.#handle = stream.handle;
+  }
+
+  /** Makes a call that names the stream. */
+  queue(call: (handle: CUstream) => void): void {
+    const stream = this.#stream;
+    if (stream && !stream.closed) stream.enqueue(call);
+    else if (stream?.context.streams.has(this.#handle))
+      // Closed with work in it, and not destroyed before that is done.
+      stream.context.run(() => call(this.#handle));
+    // Closed and idle, or the default one from the beginning.
+    else this.#context.run(() => call(0 as CUstream));
+  }
+
+  /** Queues the free; nothing after a reset, which has freed it. */
+  free(address: CUdeviceptr): void {
+    if (this.#context.resets !== this.#resets) return;
+    this.queue((handle) => check(cu.cuMemFreeAsync(address, handle), 'cuMemFreeAsync'));
+  }
+}

@@ -1,0 +1,56 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import { Context, DeviceBuffer } from '../../../../src/index.ts';
+import { failing } from '../../../support/faults.ts';
+import { currentContext, emulate } from '../emulate.ts';
+
+const TWO = { CUFFI_EMULATED_DEVICES: '2' };
+
+test('devices without a link copy all the same, and access is refused in words', async () => {
+  const driver = emulate(TWO);
+  selectDriver({
+    ...driver,
+    cuDeviceCanAccessPeer: (out, device) => driver.cuDeviceCanAccessPeer(out, device, device),
+  });
+  const context = Context.primary(0);
+  assert.throws(() => context.enablePeerAccess(Context.primary(1)), {
+    name: 'NotSupportedError',
+    message: /^Device 0 .* does not reach the memory of Device 1/,
+  });
+  using source = DeviceBuffer.allocate(16, { device: 0 });
+  using target = DeviceBuffer.allocate(16, { device: 1 });
+  source.fill(8);
+  const recorder = recordCalls();
+  source.copyTo(target);
+  recorder.stop();
+  assert.ok(!recorder.calls.some(({ name }) => name === 'cuCtxEnablePeerAccess'));
+  await context.synchronize();
+  assert.deepEqual(new Set(target.copyToHostSync()), new Set([8]));
+});
+
+test('what another library enabled or disabled before is no error', () => {
+  const driver = emulate(TWO);
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  first.run(() => driver.cuCtxEnablePeerAccess(second.handle, 0));
+  first.enablePeerAccess(second);
+  first.run(() => driver.cuCtxDisablePeerAccess(second.handle));
+  first.disablePeerAccess(second);
+  selectDriver(failing(driver, 'cuCtxEnablePeerAccess', 1, 217));
+  assert.throws(() => first.enablePeerAccess(second), { call: 'cuCtxEnablePeerAccess' });
+  assert.equal(first.peers.has(second), false);
+  assert.equal(currentContext(), 0);
+});
+
+test('a reset of either context ends the access', async () => {
+  emulate(TWO);
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  for (const context of [first, second]) {
+    first.enablePeerAccess(second);
+    assert.equal(first.peers.has(second), true);
+    await context.reset();
+    assert.equal(first.peers.has(second), false);
+  }
+  first.enablePeerAccess(second);
+  assert.equal(first.peers.has(second), true);
+});

@@ -1,0 +1,196 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { inspect } from 'node:util';
+import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import { Context, DeviceBuffer, MemoryPool, Stream } from '../../../../src/index.ts';
+import { broken, failing, keepingBooks } from '../../../support/faults.ts';
+import { emulate } from '../emulate.ts';
+
+const MIB = 1 << 20;
+
+test('wrong options are refused before the driver is asked', () => {
+  emulate();
+  const recorder = recordCalls();
+  const wrong: readonly [options: object, error: RegExp][] = [
+    [{ maxsize: 1 }, /unknown option 'maxsize'/],
+    [{ maxSize: 0 }, /maxSize must be an integer of at least 1/],
+    [{ maxSize: '1' }, /maxSize must be a number/],
+    [{ releaseThreshold: -1 }, /releaseThreshold must be an integer/],
+    [{ shareable: 1 }, /shareable must be true or false/],
+    [{ reuse: { opportunistic: true } }, /reuse: unknown option 'opportunistic'/],
+    [{ reuse: { allowOpportunistic: 1 } }, /allowOpportunistic must be true or false/],
+  ];
+  for (const [options, error] of wrong)
+    assert.throws(() => MemoryPool.create(options as never), error);
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+});
+
+test('wrong arguments of an allocation are refused before the driver is asked', () => {
+  emulate();
+  using pool = MemoryPool.create({ maxSize: 64 * MIB });
+  const recorder = recordCalls();
+  for (const size of [0, -1, 1.5, Number.NaN, 2 ** 53, 64 * MIB + 1])
+    assert.throws(() => pool.allocate(size), RangeError, String(size));
+  for (const size of ['16', null, undefined, 16n])
+    assert.throws(() => pool.allocate(size as never), TypeError, String(size));
+  assert.throws(() => pool.allocate(1, { stream: {} as never }), /stream must be a Stream/);
+  assert.throws(() => pool.allocate(1, { device: 0 } as never), /unknown option 'device'/);
+  assert.throws(() => pool.trim(-1), RangeError);
+  assert.throws(() => pool.close({ buffer: true } as never), /unknown option 'buffer'/);
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+});
+
+test('allocating and freeing in a stream are one driver call each', () => {
+  emulate();
+  using pool = MemoryPool.create({ maxSize: 64 * MIB });
+  using stream = Stream.create();
+  const recorder = recordCalls();
+  pool.allocate(MIB, { stream }).close();
+  recorder.stop();
+  assert.deepEqual(
+    recorder.calls.map(({ name }) => name),
+    ['cuMemAllocFromPoolAsync', 'cuMemFreeAsync'],
+  );
+});
+
+test('a driver that promises shareable pools and refuses them is found out, and asked once', () => {
+  const driver = emulate();
+  let asked = 0;
+  selectDriver({
+    ...driver,
+    cuMemPoolCreate: (out, props) => {
+      asked += 1;
+      return asked === 1 ? 1 : driver.cuMemPoolCreate(out, props);
+    },
+  });
+  assert.equal(MemoryPool.supported(), true);
+  assert.equal(MemoryPool.supported(0, { shareable: true }), false);
+  assert.equal(MemoryPool.supported(0, { shareable: true }), false);
+  assert.equal(asked, 1);
+  assert.throws(() => MemoryPool.create({ shareable: true }), {
+    name: 'NotSupportedError',
+    message: /does not make memory pools that can be shared by file descriptor/,
+  });
+  MemoryPool.create({ maxSize: MIB }).close();
+});
+
+test('a broken driver is no driver without shareable pools', () => {
+  selectDriver(broken(emulate(), 'cuMemPoolCreate', 999));
+  assert.throws(() => MemoryPool.supported(0, { shareable: true }), { status: 999 });
+});
+
+test('a device without pools is told of in words, with what to use', () => {
+  emulate({ CUFFI_EMULATED_ATTRIBUTES: '115=0' });
+  assert.equal(MemoryPool.supported(), false);
+  assert.equal(MemoryPool.supported(0, { shareable: true }), false);
+  const message = /has no memory pools: use DeviceBuffer\.allocate/;
+  assert.throws(() => MemoryPool.create(), { name: 'NotSupportedError', message });
+  assert.throws(() => MemoryPool.default(), { name: 'NotSupportedError', message });
+});
+
+test('a pool whose settings fail is destroyed', () => {
+  const { driver, open } = keepingBooks(emulate());
+  selectDriver(failing(driver, 'cuMemPoolSetAttribute', 1, 1));
+  assert.throws(() => MemoryPool.create(), { call: 'cuMemPoolSetAttribute' });
+  assert.deepEqual([...open], []);
+});
+
+test('buffers are closed newest first, all of them though one free fails', () => {
+  const { driver, open } = keepingBooks(emulate());
+  selectDriver(failing(driver, 'cuMemFreeAsync', 2, 1));
+  const pool = MemoryPool.create();
+  const buffers = [1, 2, 3].map((size) => pool.allocate(size));
+  const addresses = buffers.map(({ address }) => address as number);
+  const recorder = recordCalls();
+  assert.throws(() => pool.close({ buffers: true }), { call: 'cuMemFreeAsync' });
+  recorder.stop();
+  assert.deepEqual(
+    buffers.map(({ closed }) => closed),
+    [true, true, true],
+  );
+  assert.equal(pool.closed, true);
+  assert.deepEqual([...open], [`cuMemAllocFromPoolAsync ${addresses[1]}`]);
+  assert.equal(recorder.calls.at(-1)?.name, 'cuMemPoolDestroy');
+});
+
+test('other devices’ access is taken back before the pool is destroyed', () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '3' });
+  const pool = MemoryPool.create();
+  pool.setAccess(1, 'read-write');
+  pool.setAccess(2, 'read-write');
+  pool.setAccess(2, 'none');
+  const recorder = recordCalls();
+  pool.close();
+  recorder.stop();
+  const names = recorder.calls.map(({ name }) => name);
+  assert.deepEqual(
+    names.filter((name) => name.startsWith('cuMemPool')),
+    ['cuMemPoolSetAccess', 'cuMemPoolDestroy'],
+  );
+});
+
+test('a device that does not reach the pool is refused in words', () => {
+  const driver = emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  selectDriver({
+    ...driver,
+    cuDeviceCanAccessPeer: (out, device) => driver.cuDeviceCanAccessPeer(out, device, device),
+  });
+  using pool = MemoryPool.create();
+  assert.throws(() => pool.setAccess(1, 'read-write'), {
+    name: 'NotSupportedError',
+    message: /^Device 1 .* does not reach the memory of Device 0/,
+  });
+  assert.throws(() => pool.setAccess(2, 'none'), RangeError);
+});
+
+test('a reset of the context closes the pool and its buffers, and frees nothing twice', async () => {
+  emulate();
+  const context = Context.primary();
+  const pool = MemoryPool.create();
+  const borrowed = MemoryPool.default();
+  const buffers = [pool.allocate(MIB), borrowed.allocate(MIB)];
+  await context.reset();
+  const recorder = recordCalls();
+  for (const resource of [pool, borrowed, ...buffers]) {
+    assert.equal(resource.closed, true);
+    resource.close();
+  }
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+  assert.throws(() => pool.allocate(1), /its context was reset/);
+  assert.throws(() => buffers[0]?.address, /its context was reset/);
+});
+
+test('memory of a stream of another device is freed there', async () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  using pool = MemoryPool.create({ device: 0 });
+  pool.setAccess(1, 'read-write');
+  using stream = Stream.create({ device: 1 });
+  const buffer = pool.allocate(MIB, { stream });
+  buffer.close();
+  await stream.synchronize();
+  assert.equal(pool.used, 0);
+});
+
+test('a plain buffer may be closed in a stream too: it is freed when all are done', () => {
+  emulate();
+  using stream = Stream.create();
+  const buffer = DeviceBuffer.allocate(16);
+  assert.throws(() => buffer.close({ streem: stream } as never), /unknown option 'streem'/);
+  assert.throws(() => buffer.close({ stream: 1 } as never), /stream must be a Stream/);
+  assert.equal(buffer.closed, false);
+  buffer.close({ stream });
+  buffer.close({ stream });
+  assert.equal(buffer.closed, true);
+});
+
+test('prints what it is', () => {
+  emulate();
+  const pool = MemoryPool.create();
+  assert.match(inspect(pool), /^MemoryPool\(of Device 0 \(.+\)\)$/);
+  pool.close();
+  assert.match(inspect(pool), /, closed\)$/);
+  assert.match(String(MemoryPool.default()), /, borrowed\)$/);
+});
