@@ -68,7 +68,6 @@ export const hostFacts: FactGroup = async (note) => {
   );
   note('host function: at address 0', await status('cuLaunchHostFunc', stream, 0, semaphore));
   await status('cuStreamSynchronize', stream);
-  await status('cuMemcpyDtoH_v2', 'BLOCK', semaphore, 4);
   note(
     'host function: the semaphore',
     Buffer.from(

@@ -5,11 +5,13 @@ import { hostFacts } from './host.ts';
 import { managedFacts } from './managed.ts';
 import { peerFacts } from './peer.ts';
 import { poolFacts } from './pool.ts';
+import { poolIpcFacts } from './pool-ipc.ts';
 import { virtualFacts } from './virtual.ts';
 
 export const memoryKindFacts: readonly FactGroup[] = [
   contextlessFacts,
   poolFacts,
+  poolIpcFacts,
   virtualFacts,
   hostFacts,
   managedFacts,
