@@ -40,7 +40,7 @@ export interface PoolReuse {
 }
 
 /** The driver's numbers of {@link PoolReuse}. */
-export const reuseAttributes = {
+const reuseAttributes = {
   followEventDependencies: CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
   allowOpportunistic: CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
   allowInternalDependencies: CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,

@@ -25,8 +25,8 @@ export interface PoolOptions extends PlaceOptions {
    */
   readonly releaseThreshold?: number;
   /**
-   * Whether other processes can be given the pool, by file descriptor. Default false, as it makes
-   * allocations slower.
+   * Whether other processes can be given the pool, by file descriptor. Default false, as it costs
+   * the driver time.
    */
   readonly shareable?: boolean;
   /** When freed memory is given out again. Default: whenever it can be. */
@@ -49,8 +49,7 @@ interface Books {
 }
 
 /**
- * A pool of device memory whose allocations and frees are ordered in streams: both only queue,
- * and take a fraction of the time of plain memory.
+ * A pool of device memory whose allocations and frees are ordered in streams: both only queue.
  *
  * A buffer may be used by work that is queued, after its allocation, in its stream, or in a stream
  * that waits for it. `buffer.close()` queues the free in the same stream (`buffer.close({ stream })`
