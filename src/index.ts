@@ -5,6 +5,7 @@ export { Stream, type StreamOptions } from './stream.ts';
 export { CudaEvent, type EventOptions } from './event.ts';
 export {
   type BufferOrigin,
+  type CopyOptions,
   DeviceBuffer,
   type FillOptions,
   type PointerOptions,

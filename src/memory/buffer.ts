@@ -13,6 +13,7 @@ import { check, cudaError } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Resource } from '../resource.ts';
 import { Stream } from '../stream.ts';
+import type { WaitOptions } from '../wait.ts';
 import { copyAwaited, copyOnDevice, copySync, fillOnDevice, type HostCopy } from './copy.ts';
 
 /** Options of calls that work in a stream. */
@@ -20,6 +21,9 @@ export interface StreamOption {
   /** The stream to work in. Default: the legacy default stream. */
   readonly stream?: Stream;
 }
+
+/** Options of awaited copies. */
+export interface CopyOptions extends StreamOption, WaitOptions {}
 
 /** Options of {@link DeviceBuffer.fill}. */
 export interface FillOptions extends StreamOption {
@@ -128,7 +132,8 @@ export class DeviceBuffer extends Resource {
   }
 
   /**
-   * A view of the bytes from `begin` up to `end`; the same memory. It is closed with its buffer.
+   * A view of the bytes from `begin` up to `end`; the same memory. It is closed with the buffer
+   * that owns them.
    *
    * @throws RangeError beyond the buffer
    */
@@ -141,7 +146,7 @@ export class DeviceBuffer extends Resource {
       address: (address + begin) as CUdeviceptr,
       byteLength: end - begin,
       origin: this.origin,
-      keeps: this,
+      keeps: this.#keeps instanceof DeviceBuffer ? this.#keeps : this,
     });
   }
 
@@ -184,8 +189,9 @@ export class DeviceBuffer extends Resource {
    *
    * @throws RangeError if `source` is longer than the buffer
    */
-  async copyFrom(source: HostMemory, options?: StreamOption): Promise<void> {
-    await copyAwaited(this.#fromHost(source, options, 'copyFrom'));
+  async copyFrom(source: HostMemory, options?: CopyOptions): Promise<void> {
+    const { signal, ...rest } = checkOptions(options, ['stream', 'signal'], 'copyFrom');
+    await copyAwaited(this.#fromHost(source, rest, 'copyFrom'), signal ? { signal } : {});
   }
 
   /** As {@link copyFrom}, but blocks until it is done. */
@@ -199,11 +205,12 @@ export class DeviceBuffer extends Resource {
    *
    * @throws RangeError if `into` is longer than the buffer
    */
-  copyToHost(into?: undefined, options?: StreamOption): Promise<Uint8Array>;
-  copyToHost<T extends HostMemory>(into: T, options?: StreamOption): Promise<T>;
-  async copyToHost(into?: HostMemory, options?: StreamOption): Promise<HostMemory> {
+  copyToHost(into?: undefined, options?: CopyOptions): Promise<Uint8Array>;
+  copyToHost<T extends HostMemory>(into: T, options?: CopyOptions): Promise<T>;
+  async copyToHost(into?: HostMemory, options?: CopyOptions): Promise<HostMemory> {
+    const { signal, ...rest } = checkOptions(options, ['stream', 'signal'], 'copyToHost');
     const target = into ?? new Uint8Array(this.byteLength);
-    await copyAwaited(this.#toHost(target, options, 'copyToHost'));
+    await copyAwaited(this.#toHost(target, rest, 'copyToHost'), signal ? { signal } : {});
     return target;
   }
 
