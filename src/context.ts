@@ -31,18 +31,11 @@ export interface MemoryInfo {
   readonly total: number;
 }
 
-/** The contexts of this process that are in use, for the driver that is selected. */
-let open: {
-  readonly selection: number;
-  readonly primaries: Map<number, Context>;
-  readonly borrowed: Set<WeakRef<Context>>;
-} = { selection: -1, primaries: new Map(), borrowed: new Set() };
-
-function openContexts(): typeof open {
-  if (open.selection !== selectionCount())
-    open = { selection: selectionCount(), primaries: new Map(), borrowed: new Set() };
-  return open;
-}
+/** The primary contexts by ordinal, of the driver that was in use when they were made. */
+let primaries: { readonly selection: number; readonly byOrdinal: Map<number, Context> } = {
+  selection: -1,
+  byOrdinal: new Map(),
+};
 
 /**
  * A context: what a process has on a device. cuffi uses the primary one, which other libraries of
@@ -57,11 +50,13 @@ export class Context {
   /** @internal What was made in it and is open. */
   readonly resources = new ResourceSet();
   /** @internal Releases that wait until it is idle. */
-  readonly releases = new ReleaseQueue(Context.#allIdle);
+  readonly releases = new ReleaseQueue(() => this.#isUntouched());
   /** @internal Streams whose work may still run. */
   readonly streams = new Set<CUstream>([CU_STREAM_LEGACY as CUstream]);
   /** An event behind the work that was queued in each borrowed stream. */
   readonly #marks = new Map<CUstream, CUevent>();
+  /** Other contexts whose streams may still work on memory of this one. */
+  readonly #visitors = new Set<Context>();
   #handle: CUcontext | undefined;
 
   private constructor(device: Device, handle: CUcontext | undefined) {
@@ -77,9 +72,10 @@ export class Context {
   static primary(device: Device | number = 0): Context {
     const of =
       typeof device === 'number' ? Device.get(device) : checkInstance(device, Device, 'device');
-    const { primaries } = openContexts();
-    const context = primaries.get(of.ordinal) ?? new Context(of, undefined);
-    primaries.set(of.ordinal, context);
+    if (primaries.selection !== selectionCount())
+      primaries = { selection: selectionCount(), byOrdinal: new Map() };
+    const context = primaries.byOrdinal.get(of.ordinal) ?? new Context(of, undefined);
+    primaries.byOrdinal.set(of.ordinal, context);
     return context;
   }
 
@@ -108,10 +104,7 @@ export class Context {
     check(cu.cuCtxPopCurrent_v2(OUT3), 'cuCtxPopCurrent_v2');
     check(status, 'cuCtxGetDevice');
     const device = Device.get(ordinal);
-    if (isPrimary(device, theirs)) return Context.primary(device);
-    const context = new Context(device, theirs);
-    openContexts().borrowed.add(new WeakRef(context));
-    return context;
+    return isPrimary(device, theirs) ? Context.primary(device) : new Context(device, theirs);
   }
 
   /** @internal The context that options name; by default the primary one of device 0. */
@@ -180,14 +173,19 @@ export class Context {
     check(cu.cuEventRecord(mark, stream), 'cuEventRecord');
   }
 
-  // All contexts, as a stream of one may work on the memory of another.
-  static #allIdle(): boolean {
-    const { primaries, borrowed } = openContexts();
-    for (const context of primaries.values()) if (!context.#isIdle()) return false;
-    for (const reference of borrowed) {
-      const context = reference.deref();
-      if (!context) borrowed.delete(reference);
-      else if (!context.#isIdle()) return false;
+  /** @internal Remembers that work on memory of this context was queued in a stream of another. */
+  visitedBy(context: Context): void {
+    if (context !== this) this.#visitors.add(context);
+  }
+
+  /** Whether no work is known to run that may touch memory of this context. */
+  #isUntouched(): boolean {
+    if (!this.#isIdle()) return false;
+    for (const visitor of this.#visitors) {
+      if (!visitor.#isIdle()) return false;
+      // Forgotten as soon as it is done: a borrowed context may be destroyed any time after, and
+      // the driver crashes when a destroyed one is pushed.
+      this.#visitors.delete(visitor);
     }
     return true;
   }
@@ -285,6 +283,7 @@ export class Context {
     this.streams.clear();
     this.streams.add(CU_STREAM_LEGACY as CUstream);
     this.#marks.clear();
+    this.#visitors.clear();
     const device = this.device.handle;
     const released = this.#handle === undefined ? 0 : cu.cuDevicePrimaryCtxRelease_v2(device);
     this.#handle = undefined;

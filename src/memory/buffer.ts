@@ -166,7 +166,8 @@ export class DeviceBuffer extends Resource {
         `${this.byteLength} bytes at ${address} are no whole, aligned elements of ${width} bytes`,
       );
     const count = this.byteLength / width;
-    fillOnDevice(this.context, address, value, width, count, streamOf(stream));
+    this.context.visitedBy(streamOf(stream)?.context ?? this.context);
+    fillOnDevice(this.context, address, value, width, count, stream);
   }
 
   /**
@@ -179,7 +180,10 @@ export class DeviceBuffer extends Resource {
     checkInstance(target, DeviceBuffer, 'target');
     const source = this.address;
     checkFits(this.byteLength, target.byteLength, 'the target');
-    copyOnDevice(this.context, target.address, source, this.byteLength, streamOf(stream));
+    const where = streamOf(stream)?.context ?? this.context;
+    this.context.visitedBy(where);
+    target.context.visitedBy(where);
+    copyOnDevice(this.context, target.address, source, this.byteLength, stream);
   }
 
   /**

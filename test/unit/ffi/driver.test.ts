@@ -5,6 +5,7 @@ import { fileURLToPath } from 'node:url';
 import { cu, driverName, selectDriver, selectionCount } from '../../../ffi/driver.ts';
 import { functionNames, rows } from '../../../ffi/functions.ts';
 import { LibraryNotFoundError } from '../../../ffi/library.ts';
+import { resultName } from '../../../ffi/results.ts';
 import type { CUstream } from '../../../ffi/types.ts';
 import { createTestDriver } from './fixtures/test-driver.ts';
 
