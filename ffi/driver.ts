@@ -6,7 +6,7 @@ import { createRequire } from 'node:module';
 import { extname } from 'node:path';
 import { arena } from './arena.ts';
 import { type Driver, type FunctionName, functionNames, rows } from './functions.ts';
-import { type NativeFunction, openLibrary } from './library.ts';
+import { LibraryNotFoundError, type NativeFunction, openLibrary } from './library.ts';
 import { CUresult } from './results.ts';
 import { type CallRecord, type CallSink, printCall, traced } from './trace.ts';
 
@@ -72,6 +72,8 @@ function open(chosen: string | Driver): Source {
     return { name: 'test', resolve: (name) => chosen[name] as NativeFunction };
   if (chosen === 'emulated') return openEmulated();
   const library = openLibrary(chosen === '' || chosen === 'cuda' ? LIBCUDA_PLACES : [chosen]);
+  if (library.symbol('cuInit') === undefined)
+    throw new LibraryNotFoundError([{ path: library.path, reason: 'it has no cuInit' }]);
   return {
     name: library.path,
     resolve: (name) =>

@@ -1,7 +1,7 @@
 /** What Node itself lacks of libc: mappings, memfds, processes by descriptor, semaphores. */
 import koffi from 'koffi';
 import { type Library, type NativeFunction, openLibrary } from './library.ts';
-import { addressOf, viewMemory, withAddress } from './native.ts';
+import { addressOf, MAX_VIEW_BYTE_LENGTH, viewMemory, withAddress } from './native.ts';
 import { type Address, type CType, int, pointer, size_t, uint } from './types.ts';
 
 const long: CType<number> = { c: 'long', ffi: 'int64', byteLength: 8 };
@@ -111,18 +111,30 @@ const FD_CLOEXEC = 1;
 const SYS_PIDFD_OPEN = 434;
 const SYS_PIDFD_GETFD = 438;
 
+const EBADF = 9;
+
+const isFdNumber = (fd: number): boolean => Number.isInteger(fd) && fd >= 0 && fd <= 0x7fff_ffff;
+
+/**
+ * `fd`, where it can be a descriptor at all: koffi would pass NaN as 0, which is stdin, and cut off
+ * what is above 32 bits. @throws SystemError EBADF
+ */
+export function checkFd(fd: number, syscall: string): number {
+  if (!isFdNumber(fd)) throw new SystemError(syscall, EBADF, `${fd} is no descriptor`);
+  return fd;
+}
+
 /** Closes a descriptor. @throws SystemError */
 export const closeFd = (fd: number): void => {
-  succeeded(libc.close(fd), 'close');
+  succeeded(libc.close(checkFd(fd, 'close')), 'close');
 };
 
 /** Whether `fd` is an open descriptor of this process. */
-export const isOpenFd = (fd: number): boolean =>
-  Number.isInteger(fd) && fd >= 0 && libc.fcntl(fd, F_GETFD, 0) >= 0;
+export const isOpenFd = (fd: number): boolean => isFdNumber(fd) && libc.fcntl(fd, F_GETFD, 0) >= 0;
 
 /** Keeps a descriptor from being inherited by programs that this process starts. */
 export const setCloseOnExec = (fd: number): void => {
-  succeeded(libc.fcntl(fd, F_SETFD, FD_CLOEXEC), 'fcntl');
+  succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_SETFD, FD_CLOEXEC), 'fcntl');
 };
 
 /** An anonymous file in memory, close-on-exec, of the given size. @throws SystemError */
@@ -149,13 +161,14 @@ export interface Mapping {
 
 /** Maps a descriptor, shared and writable. @throws SystemError */
 export function mapShared(fd: number, byteLength: number, fileOffset = 0): Mapping {
+  checkFd(fd, 'mmap');
   const address = libc.mmap(0, byteLength, PROT_READ | PROT_WRITE, MAP_SHARED, fd, fileOffset);
   // MAP_FAILED is (void *)-1, which arrives as a bigint above 2^53.
   if (typeof address !== 'number') throw new SystemError('mmap', errno());
   return {
     address: address as Address,
     byteLength,
-    view: () => viewMemory(address as Address, byteLength),
+    view: () => viewMemory(address as Address, Math.min(byteLength, MAX_VIEW_BYTE_LENGTH)),
     unmap: () => {
       succeeded(libc.munmap(address, byteLength), 'munmap');
     },
@@ -168,7 +181,18 @@ export const openPidfd = (pid: number): number =>
 
 /** A copy of another process's descriptor; needs ptrace rights over it. @throws SystemError */
 export const getFdOfProcess = (pidfd: number, fd: number): number =>
-  succeeded(libc.syscall(SYS_PIDFD_GETFD, pidfd, fd, 0, 0, 0, 0), 'pidfd_getfd');
+  succeeded(
+    libc.syscall(
+      SYS_PIDFD_GETFD,
+      checkFd(pidfd, 'pidfd_getfd'),
+      checkFd(fd, 'pidfd_getfd'),
+      0,
+      0,
+      0,
+      0,
+    ),
+    'pidfd_getfd',
+  );
 
 // struct iovec local, struct iovec remote
 const vectors = new BigUint64Array(4);

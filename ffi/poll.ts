@@ -5,7 +5,7 @@
  * checked before it is asked.
  */
 import koffi from 'koffi';
-import { libc, SystemError, succeeded } from './libc.ts';
+import { checkFd, libc, SystemError, succeeded } from './libc.ts';
 import { addressOf } from './native.ts';
 
 /** What to watch a descriptor for. */
@@ -174,9 +174,7 @@ const noEvents = new Uint8Array(16);
 
 /** Asks the kernel, as libuv will: it knows kinds that fstat does not tell apart (/dev/null). */
 function checkPollable(fd: number): void {
-  // koffi would pass NaN as 0 and cut off what is above 32 bits.
-  if (!Number.isInteger(fd) || fd < 0 || fd > 0x7fff_ffff)
-    throw new SystemError('poll', EBADF, `${fd} is no descriptor`);
+  checkFd(fd, 'poll');
   const epoll = succeeded(
     libc.syscall(SYS_EPOLL_CREATE1, EPOLL_CLOEXEC, 0, 0, 0, 0, 0),
     'epoll_create1',

@@ -2,7 +2,7 @@
  * Unix sockets that keep messages whole and carry descriptors (SOCK_SEQPACKET, SCM_RIGHTS): what
  * Node's own sockets lack. Nothing here blocks; `readable` of poll.ts says when to try again.
  */
-import { closeFd, errno, libc, SystemError, succeeded } from './libc.ts';
+import { checkFd, closeFd, errno, libc, SystemError, succeeded } from './libc.ts';
 import { allocatePermanent, viewMemory } from './native.ts';
 import type { Address } from './types.ts';
 
@@ -61,7 +61,7 @@ export const connectSocket = (name: string): number =>
 
 /** The next connection of a listener, or undefined where none waits. @throws SystemError */
 export function acceptSocket(listener: number): number | undefined {
-  const fd = libc.accept4(checkFd(listener), 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  const fd = libc.accept4(checkFd(listener, 'socket'), 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0 && errno() === EAGAIN) return undefined;
   return succeeded(fd, 'accept4');
 }
@@ -80,14 +80,14 @@ export function sendMessage(
   data: Uint8Array,
   fds: readonly number[] = [],
 ): boolean {
-  checkFd(socket);
+  checkFd(socket, 'socket');
   if (data.byteLength < 1 || data.byteLength > MAX_MESSAGE_BYTE_LENGTH)
     throw new RangeError(
       `cannot send ${data.byteLength} bytes: a message has 1 to ${MAX_MESSAGE_BYTE_LENGTH}`,
     );
   if (fds.length > MAX_MESSAGE_FDS)
     throw new RangeError(`cannot send ${fds.length} descriptors: at most ${MAX_MESSAGE_FDS}`);
-  for (const fd of fds) checkFd(fd);
+  for (const fd of fds) checkFd(fd, 'socket');
   const { bytes, view } = scratch();
   bytes.set(data, PAYLOAD);
   // CMSG_SPACE: what the kernel reads includes the padding.
@@ -118,7 +118,7 @@ export function sendMessage(
  * or this process may open no more descriptors): what did arrive of it is closed
  */
 export function receiveMessage(socket: number): SocketMessage | 'end' | undefined {
-  checkFd(socket);
+  checkFd(socket, 'socket');
   const { bytes, view } = scratch();
   let length = receive(socket);
   // The peer went away with messages of ours unread. That is told once, before what it had sent.
@@ -149,7 +149,7 @@ export function peerCredentials(socket: number): PeerCredentials {
   const { ints } = scratch();
   ints[3] = 12;
   succeeded(
-    libc.getsockopt(checkFd(socket), SOL_SOCKET, SO_PEERCRED, at(INTS), at(INTS + 12)),
+    libc.getsockopt(checkFd(socket, 'socket'), SOL_SOCKET, SO_PEERCRED, at(INTS), at(INTS + 12)),
     'getsockopt',
   );
   // struct ucred: the ids are unsigned
@@ -169,7 +169,6 @@ const MSG_TRUNC = 0x20;
 const MSG_DONTWAIT = 0x40;
 const MSG_NOSIGNAL = 0x4000;
 const MSG_CMSG_CLOEXEC = 0x4000_0000;
-const EBADF = 9;
 const EAGAIN = 11;
 const EMSGSIZE = 90;
 const ECONNRESET = 104;
@@ -209,13 +208,6 @@ function scratch(): Scratch {
 }
 
 const at = (offset: number): number => scratch().address + offset;
-
-/** koffi would pass NaN as descriptor 0 and cut off what is above 32 bits. */
-function checkFd(fd: number): number {
-  if (!Number.isInteger(fd) || fd < 0 || fd > 0x7fff_ffff)
-    throw new SystemError('socket', EBADF, `${fd} is no descriptor`);
-  return fd;
-}
 
 function writeMessageHeader(byteLength: number, control: number): void {
   const { bytes, view } = scratch();

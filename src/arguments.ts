@@ -18,8 +18,10 @@ export function checkOptions<T extends object>(
   call: string,
 ): Partial<T> {
   if (options === undefined) return {};
-  if (typeof options !== 'object' || options === null || Array.isArray(options))
-    throw new TypeError(`${call}: options must be an object, not ${shown(options)}`);
+  const prototype: unknown =
+    typeof options === 'object' && options !== null ? Object.getPrototypeOf(options) : undefined;
+  if (prototype !== Object.prototype && prototype !== null)
+    throw new TypeError(`${call}: options must be a plain object, not ${shown(options)}`);
   for (const name of Object.keys(options)) {
     if (!(known as readonly string[]).includes(name))
       throw new TypeError(
@@ -84,7 +86,13 @@ export function checkHostMemory(value: unknown, name: string): Uint8Array {
   const buffer = (isView ? value.buffer : value) as ArrayBuffer & { resizable?: boolean };
   if (buffer.resizable)
     throw new TypeError(`${name} is resizable: its memory may move while it is copied`);
-  return isView
-    ? new Uint8Array(buffer, value.byteOffset, value.byteLength)
-    : new Uint8Array(buffer);
+  try {
+    return isView
+      ? new Uint8Array(buffer, value.byteOffset, value.byteLength)
+      : new Uint8Array(buffer);
+  } catch (error) {
+    throw new TypeError(`${name} is detached: its memory was transferred elsewhere`, {
+      cause: error,
+    });
+  }
 }

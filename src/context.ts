@@ -1,11 +1,16 @@
 import { inspect } from 'node:util';
 import { OUT0, OUT1, OUT3, readHandle, readInt32, readSize } from '../ffi/arena.ts';
-import { CU_STREAM_LEGACY, type LimitName, limits } from '../ffi/constants.ts';
+import {
+  CU_EVENT_DISABLE_TIMING,
+  CU_STREAM_LEGACY,
+  type LimitName,
+  limits,
+} from '../ffi/constants.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
-import type { CUcontext, CUstream } from '../ffi/types.ts';
+import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
 import { checkInstance, checkInteger } from './arguments.ts';
-import { check } from './check.ts';
+import { check, isReady } from './check.ts';
 import { Device } from './device.ts';
 import { initialize } from './driver.ts';
 import { NotSupportedError } from './errors.ts';
@@ -27,6 +32,7 @@ export interface MemoryInfo {
   readonly total: number;
 }
 
+/** The primary contexts by ordinal, of the driver that was in use when they were made. */
 let primaries: { readonly selection: number; readonly byOrdinal: Map<number, Context> } = {
   selection: -1,
   byOrdinal: new Map(),
@@ -45,11 +51,15 @@ export class Context {
   /** @internal What was made in it and is open. */
   readonly resources = new ResourceSet();
   /** @internal Releases that wait until it is idle. */
-  readonly releases = new ReleaseQueue(() => this.idle);
+  readonly releases = new ReleaseQueue(() => this.#isUntouched());
   /** @internal The contexts whose memory it was allowed to reach. */
   readonly peers = new PeerAccess(this);
-  /** @internal Streams whose work may still run, and who asks for it. */
+  /** @internal Streams whose work may still run. */
   readonly streams = new Set<CUstream>([CU_STREAM_LEGACY as CUstream]);
+  /** An event behind the work that was queued in each borrowed stream. */
+  readonly #marks = new Map<CUstream, CUevent>();
+  /** Other contexts whose streams may still work on memory of this one. */
+  readonly #visitors = new Set<Context>();
   #handle: CUcontext | undefined;
 
   private constructor(device: Device, handle: CUcontext | undefined) {
@@ -66,9 +76,7 @@ export class Context {
     const of = Device.of(device);
     if (primaries.selection !== selectionCount())
       primaries = { selection: selectionCount(), byOrdinal: new Map() };
-    const existing = primaries.byOrdinal.get(of.ordinal);
-    if (existing) return existing;
-    const context = new Context(of, undefined);
+    const context = primaries.byOrdinal.get(of.ordinal) ?? new Context(of, undefined);
     primaries.byOrdinal.set(of.ordinal, context);
     return context;
   }
@@ -81,15 +89,13 @@ export class Context {
     return handle === 0 ? undefined : Context.fromHandle(handle);
   }
 
-  /** A context that another library made, borrowed; a primary one is recognised. */
+  /**
+   * A context that another library made, borrowed: a new object at each call, except for a primary
+   * context, which is {@link Context.primary}.
+   */
   static fromHandle(handle: number): Context {
     const theirs = checkInteger(handle, 'handle', 1) as CUcontext;
     initialize();
-    if (primaries.selection === selectionCount()) {
-      for (const context of primaries.byOrdinal.values()) {
-        if (context.#handle === theirs) return context;
-      }
-    }
     check(
       cu.cuCtxPushCurrent_v2(theirs),
       'cuCtxPushCurrent_v2',
@@ -99,12 +105,13 @@ export class Context {
     const ordinal = readInt32(OUT0);
     check(cu.cuCtxPopCurrent_v2(OUT3), 'cuCtxPopCurrent_v2');
     check(status, 'cuCtxGetDevice');
-    return new Context(Device.get(ordinal), theirs);
+    const device = Device.get(ordinal);
+    return isPrimary(device, theirs) ? Context.primary(device) : new Context(device, theirs);
   }
 
   /** @internal The context that options name; by default the primary one of device 0. */
   static of({ context, device }: PlaceOptions): Context {
-    if (context === undefined) return Context.primary(device ?? 0);
+    if (context === undefined) return Context.primary(device === undefined ? 0 : device);
     if (device !== undefined) throw new TypeError('give either a context or a device, not both');
     return checkInstance(context, Context, 'context');
   }
@@ -136,32 +143,84 @@ export class Context {
    * context.run(() => otherLibrary.usesTheCurrentContext());
    */
   run<T>(use: () => T): T {
+    if (typeof use !== 'function') throw new TypeError('run takes a function');
     check(cu.cuCtxPushCurrent_v2(this.handle), 'cuCtxPushCurrent_v2');
+    let result: T;
     try {
-      return use();
-    } finally {
-      // OUT3 alone: what `use` left in the other slots is yet to be read.
-      check(cu.cuCtxPopCurrent_v2(OUT3), 'cuCtxPopCurrent_v2');
+      result = use();
+    } catch (error) {
+      cu.cuCtxPopCurrent_v2(OUT3);
+      throw error;
     }
-  }
-
-  /** @internal Whether all work is done in the streams in {@link streams}; errors count as done. */
-  get idle(): boolean {
-    // A borrowed context may be gone: then there is nothing to wait for.
-    if (this.#handle === undefined || cu.cuCtxPushCurrent_v2(this.#handle) !== 0) return true;
-    let idle = true;
-    for (const stream of this.streams)
-      idle &&= cu.cuStreamQuery(stream) !== CUresult.CUDA_ERROR_NOT_READY;
-    cu.cuCtxPopCurrent_v2(OUT3);
-    return idle;
+    // OUT3 alone: what `use` left in the other slots is yet to be read.
+    check(cu.cuCtxPopCurrent_v2(OUT3), 'cuCtxPopCurrent_v2');
+    if (result instanceof Promise)
+      throw new TypeError(
+        'run takes a synchronous function: the context is current only until it returns',
+      );
+    return result;
   }
 
   /**
-   * Waits, without blocking, for all work in the streams that cuffi made and in the default ones.
-   * Other libraries' streams: {@link synchronizeSync} waits for them too.
+   * @internal Remembers that work was queued in a stream of another library. It may be destroyed
+   * behind our back, and asking it then would crash: an event of our own is asked instead.
    */
-  synchronize(options: WaitOptions = {}): Promise<void> {
-    return waitUntil(() => this.idle, options);
+  markForeign(stream: CUstream): void {
+    let mark = this.#marks.get(stream);
+    if (mark === undefined) {
+      this.run(() => check(cu.cuEventCreate(OUT0, CU_EVENT_DISABLE_TIMING), 'cuEventCreate'));
+      mark = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
+      this.#marks.set(stream, mark);
+    }
+    check(cu.cuEventRecord(mark, stream), 'cuEventRecord');
+  }
+
+  /** @internal Remembers that work on memory of this context was queued in a stream of another. */
+  visitedBy(context: Context): void {
+    if (context !== this) this.#visitors.add(context);
+  }
+
+  /** Whether no work is known to run that may touch memory of this context. */
+  #isUntouched(): boolean {
+    if (!this.#isIdle()) return false;
+    for (const visitor of this.#visitors) {
+      if (!visitor.#isIdle()) return false;
+      // Forgotten as soon as it is done: a borrowed context may be destroyed any time after, and
+      // the driver crashes when a destroyed one is pushed.
+      this.#visitors.delete(visitor);
+    }
+    return true;
+  }
+
+  /** Whether no work is known to run; what is broken or gone has none. */
+  #isIdle(): boolean {
+    return this.#poll() !== CUresult.CUDA_ERROR_NOT_READY;
+  }
+
+  /** Success, not ready, or the first error of a stream that cuffi knows. */
+  #poll(): CUresult {
+    if (this.#handle === undefined) return CUresult.CUDA_SUCCESS;
+    const pushed = cu.cuCtxPushCurrent_v2(this.#handle);
+    if (pushed !== CUresult.CUDA_SUCCESS) return pushed;
+    let worst: CUresult = CUresult.CUDA_SUCCESS;
+    const note = (status: CUresult): void => {
+      if (status === CUresult.CUDA_ERROR_NOT_READY || worst === CUresult.CUDA_SUCCESS)
+        worst = status;
+    };
+    for (const stream of this.streams) note(cu.cuStreamQuery(stream));
+    for (const mark of this.#marks.values()) note(cu.cuEventQuery(mark));
+    cu.cuCtxPopCurrent_v2(OUT3);
+    return worst;
+  }
+
+  /**
+   * Waits, without blocking, for all work that was queued through cuffi, and for the default
+   * stream. Work of other libraries in streams of theirs: {@link synchronizeSync} waits for it too.
+   *
+   * @throws CudaError where the work failed
+   */
+  async synchronize(options: WaitOptions = {}): Promise<void> {
+    await waitUntil(() => isReady(this.#poll(), 'cuStreamQuery'), options);
   }
 
   /** Blocks the process until all work in the context is done. */
@@ -217,9 +276,12 @@ export class Context {
     this.peers.disable(checkInstance(other, Context, 'other'));
   }
 
-  /** Waits until what was closed while the GPU was busy has been released. */
-  flush(): Promise<void> {
-    return this.releases.flush();
+  /**
+   * Waits until what was closed while the GPU was busy has been released: until no work that cuffi
+   * knows of runs any more.
+   */
+  async flush(options: WaitOptions = {}): Promise<void> {
+    await this.releases.flush(options);
   }
 
   /**
@@ -228,21 +290,22 @@ export class Context {
    */
   async reset(options: WaitOptions = {}): Promise<void> {
     this.#requireOwn();
-    await this.synchronize(options);
+    await waitUntil(() => this.#isIdle(), options);
     this.resetSync();
   }
 
   /** As {@link reset}, at once: blocks until the GPU's work is done. */
   resetSync(): void {
     this.#requireOwn();
-    if (this.#handle === undefined) return;
     this.resources.abandonAll('its context was reset');
     this.releases.clear();
     this.streams.clear();
     this.streams.add(CU_STREAM_LEGACY as CUstream);
+    this.#marks.clear();
+    this.#visitors.clear();
     const device = this.device.handle;
+    const released = this.#handle === undefined ? 0 : cu.cuDevicePrimaryCtxRelease_v2(device);
     this.#handle = undefined;
-    const released = cu.cuDevicePrimaryCtxRelease_v2(device);
     check(cu.cuDevicePrimaryCtxReset_v2(device), 'cuDevicePrimaryCtxReset_v2');
     check(released, 'cuDevicePrimaryCtxRelease_v2');
   }
@@ -269,4 +332,14 @@ function limitNumber(name: LimitName): number {
       `there is no limit '${String(name)}'; known: ${Object.keys(limits).join(', ')}`,
     );
   return limits[name];
+}
+
+/** Whether a context is the primary one of its device, whoever retained it. */
+function isPrimary(device: Device, handle: CUcontext): boolean {
+  check(cu.cuDevicePrimaryCtxGetState(device.handle, OUT0, OUT1), 'cuDevicePrimaryCtxGetState');
+  if (readInt32(OUT1) === 0) return false;
+  check(cu.cuDevicePrimaryCtxRetain(OUT0, device.handle), 'cuDevicePrimaryCtxRetain');
+  const primary = readHandle<CUcontext>(OUT0);
+  check(cu.cuDevicePrimaryCtxRelease_v2(device.handle), 'cuDevicePrimaryCtxRelease_v2');
+  return primary === handle;
 }

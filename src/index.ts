@@ -6,6 +6,7 @@ export { CudaEvent, type EventOptions } from './event.ts';
 export {
   type BufferOptions,
   type BufferOrigin,
+  type CopyOptions,
   DeviceBuffer,
   type FillOptions,
   type PointerOptions,

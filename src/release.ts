@@ -1,11 +1,11 @@
 /** Releases that may make the driver wait for the GPU, kept until the GPU is idle. */
 import { releaseQuietly } from './resource.ts';
-import { pollInBackground, waitUntil } from './wait.ts';
+import { pollInBackground, type WaitOptions, waitUntil } from './wait.ts';
 
 /**
  * cuMemFree and its like wait for the work of the whole context: behind a stream that is held up,
- * `close()` would stop the event loop. So a release runs at once while the context is idle, and
- * otherwise as soon as it is.
+ * `close()` would stop the event loop. So a release runs at once while nothing is known to run, and
+ * otherwise at the first moment when that is so.
  */
 export class ReleaseQueue {
   readonly #isIdle: () => boolean;
@@ -47,8 +47,8 @@ export class ReleaseQueue {
   }
 
   /** Resolves when everything that was submitted has been released. */
-  flush(): Promise<void> {
-    return waitUntil(() => this.collect());
+  flush(options: WaitOptions = {}): Promise<void> {
+    return waitUntil(() => this.collect(), options);
   }
 
   /** Forgets what waits, as a reset of the context has freed it. */

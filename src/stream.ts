@@ -36,13 +36,14 @@ export class Stream extends Resource {
   readonly #handle: CUstream;
   // The default streams' handles are names that only the current context gives a meaning to.
   readonly #isDefault: boolean;
+  readonly #isOwn: boolean;
 
-  private constructor(context: Context, handle: CUstream, owned: boolean) {
+  private constructor(context: Context, handle: CUstream, isOwn: boolean) {
     const isDefault = handle <= CU_STREAM_PER_THREAD;
     const { streams, releases, resets } = context;
     super('Stream', {
       owner: isDefault ? undefined : context.resources,
-      release: owned
+      release: isOwn
         ? () =>
             // Destroyed when idle, so that until then the context still knows of its work.
             releases.submit(() => {
@@ -52,11 +53,11 @@ export class Stream extends Resource {
             })
         : undefined,
     });
-    // A borrowed stream may be destroyed behind our back: asking it would crash.
-    if (owned || isDefault) streams.add(handle);
+    if (isOwn) streams.add(handle);
     this.context = context;
     this.#handle = handle;
     this.#isDefault = isDefault;
+    this.#isOwn = isOwn;
   }
 
   /** Makes a stream. */
@@ -93,7 +94,8 @@ export class Stream extends Resource {
 
   /** A stream that another library made, borrowed: closing it forgets it. */
   static fromHandle(handle: number, options?: PlaceOptions): Stream {
-    const theirs = checkInteger(handle, 'handle', 1) as CUstream;
+    // 0 names the legacy default stream too.
+    const theirs = (checkInteger(handle, 'handle') || CU_STREAM_LEGACY) as CUstream;
     const place = checkOptions(options, ['context', 'device'], 'Stream.fromHandle');
     if (theirs <= CU_STREAM_PER_THREAD || place.context || place.device !== undefined)
       return new Stream(Context.of(place), theirs, false);
@@ -166,11 +168,11 @@ export class Stream extends Resource {
 
   /** @internal `event.record(stream)`: the hot path, so without a closure. */
   recordEvent(event: CUevent): void {
-    if (this.#isDefault) this.#recordInDefault(event);
-    else check(cu.cuEventRecord(event, this.handle), 'cuEventRecord');
+    if (this.#isOwn) check(cu.cuEventRecord(event, this.handle), 'cuEventRecord');
+    else this.#recordInForeign(event);
   }
 
-  #recordInDefault(event: CUevent): void {
+  #recordInForeign(event: CUevent): void {
     this.enqueue((handle) => check(cu.cuEventRecord(event, handle), 'cuEventRecord'));
   }
 
@@ -181,7 +183,13 @@ export class Stream extends Resource {
   }
 
   #run(call: () => void): void {
-    if (this.#isDefault) this.context.run(call);
-    else call();
+    if (this.#isOwn) call();
+    else if (this.#isDefault) {
+      this.context.streams.add(this.#handle);
+      this.context.run(call);
+    } else {
+      call();
+      this.context.markForeign(this.#handle);
+    }
   }
 }

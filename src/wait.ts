@@ -3,7 +3,7 @@
  * event loop for a short while, then once a millisecond, however many waits there are.
  */
 
-import { checkOptions } from './arguments.ts';
+import { checkInstance, checkOptions } from './arguments.ts';
 
 interface Wait {
   poll(): boolean;
@@ -11,6 +11,8 @@ interface Wait {
   reject(error: unknown): void;
   /** Whether the process stays alive for it. */
   readonly keepAlive: boolean;
+  /** How often it was asked. */
+  turns: number;
 }
 
 /** How a wait may be given up. */
@@ -24,43 +26,62 @@ const EAGER_TURNS = 100;
 const PERIOD_MS = 1;
 
 const waits = new Set<Wait>();
-let turns = 0;
-let scheduled: { ref(): unknown; unref(): unknown } | undefined;
+/** The next turn, and how to take it back. */
+let scheduled: { readonly handle: NodeJS.Immediate | NodeJS.Timeout; cancel(): void } | undefined;
 let kept = 0;
+let sweptAt = 0;
 
-function schedule(): void {
-  scheduled = turns < EAGER_TURNS ? setImmediate(turn) : setTimeout(turn, PERIOD_MS);
-  if (kept === 0) scheduled.unref();
+const isEager = (wait: Wait): boolean => wait.turns < EAGER_TURNS;
+
+function schedule(soon: boolean): void {
+  if (soon) {
+    const handle = setImmediate(turn);
+    scheduled = { handle, cancel: () => clearImmediate(handle) };
+  } else {
+    const handle = setTimeout(turn, PERIOD_MS);
+    scheduled = { handle, cancel: () => clearTimeout(handle) };
+  }
+  if (kept === 0) scheduled.handle.unref();
 }
 
 function turn(): void {
   scheduled = undefined;
-  turns += 1;
+  const now = performance.now();
+  // New waits are asked at each turn; the old ones beside them once a period all the same.
+  const isSweep = now - sweptAt >= PERIOD_MS;
+  if (isSweep) sweptAt = now;
+  let soon = false;
   for (const wait of waits) {
-    try {
-      if (!wait.poll()) continue;
-      wait.resolve();
-    } catch (error) {
-      wait.reject(error);
-    }
-    remove(wait);
-    turns = 0;
+    if (isSweep || isEager(wait)) ask(wait);
+    soon ||= isEager(wait);
   }
-  if (waits.size > 0 && !scheduled) schedule();
+  if (waits.size > 0 && !scheduled) schedule(soon);
+}
+
+function ask(wait: Wait): void {
+  wait.turns += 1;
+  try {
+    if (!wait.poll()) return;
+    remove(wait);
+    wait.resolve();
+  } catch (error) {
+    remove(wait);
+    wait.reject(error);
+  }
 }
 
 function add(wait: Wait): void {
   waits.add(wait);
   if (wait.keepAlive) kept += 1;
-  turns = 0;
-  if (!scheduled) schedule();
-  else if (kept > 0) scheduled.ref();
+  // A timer that is set already would let the new wait begin late.
+  scheduled?.cancel();
+  schedule(true);
 }
 
 function remove(wait: Wait): void {
   if (!waits.delete(wait) || !wait.keepAlive) return;
   kept -= 1;
-  if (kept === 0) scheduled?.unref();
+  if (kept === 0) scheduled?.handle.unref();
 }
 
 /**
@@ -69,6 +90,7 @@ function remove(wait: Wait): void {
  */
 export function waitUntil(poll: () => boolean, options: WaitOptions = {}): Promise<void> {
   const { signal } = checkOptions(options, ['signal'], 'waiting');
+  if (signal !== undefined) checkInstance(signal, AbortSignal, 'signal');
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();
     if (poll()) {
@@ -90,6 +112,7 @@ export function waitUntil(poll: () => boolean, options: WaitOptions = {}): Promi
       resolve: settle<void>(resolve),
       reject: settle<unknown>(reject),
       keepAlive: true,
+      turns: 0,
     };
     signal?.addEventListener('abort', abort, { once: true });
     add(wait);
@@ -98,7 +121,7 @@ export function waitUntil(poll: () => boolean, options: WaitOptions = {}): Promi
 
 /** Asks `poll` until it answers true, without keeping the process alive. It must not throw. */
 export function pollInBackground(poll: () => boolean): void {
-  add({ poll, resolve() {}, reject() {}, keepAlive: false });
+  add({ poll, resolve() {}, reject() {}, keepAlive: false, turns: 0 });
 }
 
 /** One turn of the event loop. */

@@ -37,8 +37,16 @@ export class Child {
         );
         resolve();
       });
+      this.#process.once('error', (error) => {
+        this.#fail(`the child failed: ${error.message}`);
+        // One that never started has no 'exit'.
+        if (this.#process.pid === undefined) {
+          clearTimeout(this.#deadline);
+          resolve();
+        }
+      });
     });
-    this.#process.once('error', (error) => this.#fail(`the child failed: ${error.message}`));
+
     this.#process.on('message', (message) => this.#receive(message));
     // A child that dies breaks its pipe: how it ended is told by 'exit'.
     this.pipe.on('error', () => {});

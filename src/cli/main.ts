@@ -48,11 +48,12 @@ function integer(text: string, name: string, min: number, max: number): number {
   }
 }
 
-async function main(argv: string[]): Promise<void> {
+/** Answers whether all went well. */
+async function main(argv: string[]): Promise<boolean> {
   const { values, positionals } = parse(argv);
   if (values.help) {
     console.log(USAGE);
-    return;
+    return true;
   }
   if (positionals.length !== 1 || positionals[0] !== 'roundtrip')
     throw new UsageError(
@@ -79,7 +80,7 @@ async function main(argv: string[]): Promise<void> {
   if (!memory.supported) {
     say(`This device cannot share memory between processes: ${memory.reason}. Nothing to show.`);
     if (values.json) console.log(JSON.stringify({ ...facts, result: null }));
-    return;
+    return true;
   }
   const result = await roundtrip({
     elements,
@@ -89,15 +90,22 @@ async function main(argv: string[]): Promise<void> {
   });
   say(...describeResult(result));
   if (values.json) console.log(JSON.stringify({ ...facts, result }));
-  if (!result.ok) process.exitCode = 1;
+  return result.ok;
 }
 
-main(process.argv.slice(2)).catch((error: unknown) => {
-  if (error instanceof UsageError) {
-    console.error(`cuffi: ${error.message}\n\n${USAGE}`);
-    process.exitCode = 2;
-    return;
-  }
-  console.error(`cuffi: ${error instanceof Error ? error.message : String(error)}`);
-  process.exitCode = 1;
-});
+// Success is said at the end: a loop that runs empty before has failed.
+process.exitCode = 1;
+main(process.argv.slice(2)).then(
+  (ok) => {
+    if (ok) process.exitCode = 0;
+  },
+  (error: unknown) => {
+    if (error instanceof UsageError) {
+      console.error(`cuffi: ${error.message}\n\n${USAGE}`);
+      process.exitCode = 2;
+      return;
+    }
+    console.error(`cuffi: ${error instanceof Error ? error.message : String(error)}`);
+    process.exitCode = 1;
+  },
+);

@@ -60,11 +60,16 @@ export const sealDescriptor = <K extends keyof Kinds>(
   fields: Unsealed<Kinds[K]> & { readonly kind: K },
 ): Kinds[K] => ({ ...fields, checksum: checksumOf(fields) }) as unknown as Kinds[K];
 
+/** Of the handle's bytes in base64. */
+const HANDLE_TEXT_LENGTH = 4 * Math.ceil(CU_IPC_HANDLE_SIZE / 3);
+
 const loadSchemas = () => {
   const { z } = loadZod();
   const common = {
     version: z.literal(1),
     handle: z
+      .string()
+      .length(HANDLE_TEXT_LENGTH)
       .base64()
       .refine(
         (text) => Buffer.from(text, 'base64').byteLength === CU_IPC_HANDLE_SIZE,
@@ -99,7 +104,9 @@ export function parseDescriptor<K extends keyof Kinds>(kind: K, message: unknown
   loaded ??= loadSchemas();
   const result = loaded.schemas[kind].safeParse(message);
   if (!result.success)
-    throw new IpcError(`this is no ${kind} descriptor of cuffi:\n${loaded.explain(result.error)}`);
+    throw new IpcError(
+      `this is no ${kind} descriptor of cuffi:\n${loaded.explain(result.error).slice(0, 1000)}`,
+    );
   const descriptor = result.data as Kinds[K];
   if (checksumOf(descriptor) !== descriptor.checksum)
     throw new IpcError(

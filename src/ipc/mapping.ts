@@ -41,7 +41,9 @@ export function acquireMapping(context: Context, descriptor: IpcBufferDescriptor
   const existing = mappings.get(descriptor.handle);
   if (existing && existing.bufferId !== descriptor.bufferId)
     throw new IpcError(
-      'an earlier allocation with the same handle is still open here: close its buffers first',
+      existing.users > 0
+        ? 'an earlier allocation with the same handle is still open here: close its buffers first'
+        : 'an earlier allocation with the same handle waits here to be unmapped: await context.flush() first',
     );
   const mapping = existing ?? open(context, descriptor);
   mapping.users += 1;

@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs';
 import type { DeviceAttribute } from '../../ffi/attributes.ts';
-import type { Device } from '../device.ts';
+import { checkInstance } from '../arguments.ts';
+import { Device } from '../device.ts';
 
 /** Whether a way of sharing works on a device, and if not, why. */
 export interface Support {
@@ -35,6 +36,7 @@ const COMPUTE_MODES: Readonly<Record<number, string>> = {
  * if (!memory.supported) console.log(memory.reason);
  */
 export function ipcSupport(device: Device): IpcSupport {
+  checkInstance(device, Device, 'device');
   const platform = platformReason(device);
   const legacy = (): string =>
     platform ||

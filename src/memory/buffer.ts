@@ -9,6 +9,7 @@ import {
 import { Context, type PlaceOptions } from '../context.ts';
 import { Resource, type ResourceSet } from '../resource.ts';
 import { Stream } from '../stream.ts';
+import type { WaitOptions } from '../wait.ts';
 import { copyAwaited, copyOnDevice, copySync, fillOnDevice, type HostCopy } from './copy.ts';
 import { DeviceMemory } from './device-memory.ts';
 import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
@@ -19,6 +20,9 @@ export interface StreamOption {
   /** The stream to work in. Default: the legacy default stream. */
   readonly stream?: Stream;
 }
+
+/** Options of awaited copies. */
+export interface CopyOptions extends StreamOption, WaitOptions {}
 
 /** Options of {@link DeviceBuffer.fill}. */
 export interface FillOptions extends StreamOption {
@@ -155,7 +159,8 @@ export class DeviceBuffer extends Resource {
   }
 
   /**
-   * A view of the bytes from `begin` up to `end`; the same memory. It is closed with its buffer.
+   * A view of the bytes from `begin` up to `end`; the same memory. It is closed with the buffer
+   * that owns them.
    *
    * @throws RangeError beyond the buffer
    */
@@ -169,7 +174,7 @@ export class DeviceBuffer extends Resource {
       byteLength: end - begin,
       origin: this.origin,
       resource: this.resource,
-      keeps: this,
+      keeps: this.#keeps instanceof DeviceBuffer ? this.#keeps : this,
     });
   }
 
@@ -189,7 +194,8 @@ export class DeviceBuffer extends Resource {
         `${this.byteLength} bytes at ${address} are no whole, aligned elements of ${width} bytes`,
       );
     const count = this.byteLength / width;
-    fillOnDevice(this.context, address, value, width, count, streamOf(stream));
+    this.context.visitedBy(streamOf(stream)?.context ?? this.context);
+    fillOnDevice(this.context, address, value, width, count, stream);
   }
 
   /**
@@ -204,14 +210,17 @@ export class DeviceBuffer extends Resource {
     const source = this.address;
     checkFits(this.byteLength, target.byteLength, 'the target');
     const address = target.address;
+    const where = streamOf(stream)?.context ?? this.context;
+    this.context.visitedBy(where);
+    target.context.visitedBy(where);
     if (target.context.device === this.context.device)
-      copyOnDevice(this.context, address, source, this.byteLength, streamOf(stream));
+      copyOnDevice(this.context, address, source, this.byteLength, stream);
     else
       copyBetweenDevices(
         { context: this.context, address: source },
         { context: target.context, address },
         this.byteLength,
-        streamOf(stream),
+        stream,
       );
   }
 
@@ -222,8 +231,9 @@ export class DeviceBuffer extends Resource {
    *
    * @throws RangeError if `source` is longer than the buffer
    */
-  async copyFrom(source: HostMemory, options?: StreamOption): Promise<void> {
-    await copyAwaited(this.#fromHost(source, options, 'copyFrom'));
+  async copyFrom(source: HostMemory, options?: CopyOptions): Promise<void> {
+    const { signal, ...rest } = checkOptions(options, ['stream', 'signal'], 'copyFrom');
+    await copyAwaited(this.#fromHost(source, rest, 'copyFrom'), signal ? { signal } : {});
   }
 
   /** As {@link copyFrom}, but blocks until it is done. */
@@ -237,11 +247,12 @@ export class DeviceBuffer extends Resource {
    *
    * @throws RangeError if `into` is longer than the buffer
    */
-  copyToHost(into?: undefined, options?: StreamOption): Promise<Uint8Array>;
-  copyToHost<T extends HostMemory>(into: T, options?: StreamOption): Promise<T>;
-  async copyToHost(into?: HostMemory, options?: StreamOption): Promise<HostMemory> {
+  copyToHost(into?: undefined, options?: CopyOptions): Promise<Uint8Array>;
+  copyToHost<T extends HostMemory>(into: T, options?: CopyOptions): Promise<T>;
+  async copyToHost(into?: HostMemory, options?: CopyOptions): Promise<HostMemory> {
+    const { signal, ...rest } = checkOptions(options, ['stream', 'signal'], 'copyToHost');
     const target = into ?? new Uint8Array(this.byteLength);
-    await copyAwaited(this.#toHost(target, options, 'copyToHost'));
+    await copyAwaited(this.#toHost(target, rest, 'copyToHost'), signal ? { signal } : {});
     return target;
   }
 

@@ -8,7 +8,7 @@ import type { Address, CUdeviceptr, CUevent, CUstream } from '../../ffi/types.ts
 import { check, isReady } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Stream } from '../stream.ts';
-import { nextTurn, waitUntil } from '../wait.ts';
+import { nextTurn, type WaitOptions, waitUntil } from '../wait.ts';
 
 /** One copy: which way, between what. */
 export interface HostCopy {
@@ -75,11 +75,12 @@ export function copySync(copy: HostCopy): void {
  * call is done, and goes over a stream of its own: a copy of pageable memory queued in a busy
  * stream would make the driver block this thread.
  */
-export async function copyAwaited(copy: HostCopy): Promise<void> {
-  const { context, host, stream } = copy;
+export async function copyAwaited(copy: HostCopy, options: WaitOptions = {}): Promise<void> {
+  const { context, host } = copy;
   const byteLength = host.byteLength;
   if (byteLength === 0) return;
-  await workSoFar(context, stream);
+  await workSoFar(copy, options);
+  copy.device();
   const transfers = transferStream(context);
   const resets = context.resets;
   for (let offset = 0; offset < byteLength; offset += SLICE_BYTE_LENGTH) {
@@ -87,7 +88,9 @@ export async function copyAwaited(copy: HostCopy): Promise<void> {
     if (host.byteLength !== byteLength)
       throw new TypeError('the host memory was detached while it was copied');
     issue(copy, offset, Math.min(SLICE_BYTE_LENGTH, byteLength - offset), transfers);
+    // Not given up for a signal: the driver has the host memory until the slice is through.
     await waitUntil(() => context.resets !== resets || isDone(transfers));
+    options.signal?.throwIfAborted();
   }
   // Throws if the buffer was closed, or its context reset, before the last slice arrived.
   copy.device();
@@ -95,21 +98,21 @@ export async function copyAwaited(copy: HostCopy): Promise<void> {
 
 const isDone = (stream: CUstream): boolean => isReady(cu.cuStreamQuery(stream), 'cuStreamQuery');
 
-/** Resolves when what is queued in `stream` now is done; by default the legacy one of `place`. */
-async function workSoFar(place: Context, stream: Stream | undefined): Promise<void> {
+/** Resolves when what is queued in the copy's stream now is done, or its buffer was closed. */
+async function workSoFar(copy: HostCopy, options: WaitOptions): Promise<void> {
+  const { stream } = copy;
   // An event can only be recorded in streams of its own context.
-  const context = stream?.context ?? place;
-  context.run(() => {
-    check(cu.cuEventCreate(OUT0, CU_EVENT_DISABLE_TIMING), 'cuEventCreate');
-  });
+  const context = stream?.context ?? copy.context;
+  context.run(() => check(cu.cuEventCreate(OUT0, CU_EVENT_DISABLE_TIMING), 'cuEventCreate'));
   const event = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
-  const resets = context.resets;
+  const { resets } = context;
   try {
     if (stream) stream.recordEvent(event);
     else context.run(() => check(cu.cuEventRecord(event, 0 as CUstream), 'cuEventRecord'));
-    await waitUntil(
-      () => context.resets !== resets || isReady(cu.cuEventQuery(event), 'cuEventQuery'),
-    );
+    await waitUntil(() => {
+      copy.device();
+      return context.resets !== resets || isReady(cu.cuEventQuery(event), 'cuEventQuery');
+    }, options);
   } finally {
     if (context.resets === resets) cu.cuEventDestroy_v2(event);
   }

@@ -3,6 +3,7 @@ import { test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { bytesCopied } from '../../ffi/trace.ts';
 import { Context, DeviceBuffer, Stream } from '../../src/index.ts';
+import { dose } from '../support/dose.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
 
@@ -203,7 +204,7 @@ test('many allocations leave memory, descriptors and mappings as they were', asy
   cycle();
   await context.flush();
   const before = processState();
-  for (let round = 0; round < 25; round += 1) cycle();
+  for (let round = 0; round < dose(25, 2500); round += 1) cycle();
   await context.flush();
   assert.deepEqual(processState(), before);
 });

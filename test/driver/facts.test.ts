@@ -14,6 +14,7 @@ import { eventFacts } from './facts/event.ts';
 import { collectFacts, type FactValue } from './facts/facts.ts';
 import { ipcFacts } from './facts/ipc.ts';
 import { memoryFacts } from './facts/memory.ts';
+import { memoryKindFacts } from './facts/memory-kinds.ts';
 import { waitingFacts } from './facts/waiting.ts';
 
 interface HardwareRecord {
@@ -25,14 +26,14 @@ interface HardwareRecord {
 }
 
 const path = new URL('./hardware.json', import.meta.url);
-const groups = [contextFacts, memoryFacts, ipcFacts, eventFacts, waitingFacts];
+const groups = [contextFacts, memoryFacts, ipcFacts, eventFacts, waitingFacts, ...memoryKindFacts];
 
 const kernelDriverVersion = (): string =>
   execFileSync('nvidia-smi', ['--query-gpu=driver_version', '--format=csv,noheader', '-i', '0'], {
     encoding: 'utf8',
   }).trim();
 
-test('the driver answers as the hardware did', { timeout: 120_000 }, async (t) => {
+test('the driver answers as the hardware did', { timeout: 240_000 }, async (t) => {
   const facts = await collectFacts(groups);
   if (onHardware) {
     const { major, minor } = driverVersion();

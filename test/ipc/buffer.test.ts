@@ -6,6 +6,7 @@ import type { CUcontext } from '../../ffi/types.ts';
 import { Context, Device, DeviceBuffer, Stream } from '../../src/index.ts';
 import { sealDescriptor } from '../../src/ipc/descriptor.ts';
 import { getIpcHandle, type IpcBufferDescriptor, openIpcBuffer } from '../../src/ipc/index.ts';
+import { dose } from '../support/dose.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
 import { type Read, User } from './fixtures/index.ts';
@@ -158,10 +159,10 @@ test('what the exporter has freed is refused', deadline, async () => {
   });
 });
 
-test(
-  'an exporter that is killed leaves what is mapped usable, and new opens are refused',
-  deadline,
-  async () => {
+test('an exporter that is killed leaves what is mapped usable, and new opens are refused', {
+  timeout: dose(60_000, 300_000),
+}, async () => {
+  for (let kill = 0; kill < dose(3, 100); kill += 1) {
     await using user = new User();
     const mapped = await user.do('allocate', { key: 'x', byteLength: 4 << 20, value: 5 });
     const late = await user.do('allocate', { key: 'y', byteLength: 4 << 20, value: 6 });
@@ -170,12 +171,9 @@ test(
     assert.deepEqual(await valuesOf(buffer), [5]);
     buffer.fill(7);
     assert.deepEqual(await valuesOf(buffer), [7]);
-    assert.throws(() => openIpcBuffer(late), {
-      name: 'IpcError',
-      message: /has ended/,
-    });
-  },
-);
+    assert.throws(() => openIpcBuffer(late), { name: 'IpcError', message: /has ended/ });
+  }
+});
 
 test(
   'imported memory is passed on by its own descriptor, not exported again',
@@ -253,7 +251,7 @@ test('closing imported memory while the GPU is held up returns at once', deadlin
 
 test('opening and closing many times leaves nothing behind on either side', deadline, async () => {
   await using user = new User();
-  const rounds = process.env['CUFFI_DOSE'] === 'soak' ? 1000 : 25;
+  const rounds = dose(25, 1000);
   const context = Context.primary();
   const cycle = async (): Promise<void> => {
     using mine = DeviceBuffer.allocate(3 << 20);

@@ -8,12 +8,14 @@
  * `CUFFI_DRIVER` says otherwise. It fails where node passes in silence: when no file was found,
  * when a file holds no test, when no test ran.
  */
+import { setMaxListeners } from 'node:events';
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { run } from 'node:test';
 import { spec } from 'node:test/reporters';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
+import { isAvailable } from '../../src/driver.ts';
 
 process.chdir(fileURLToPath(new URL('../..', import.meta.url)));
 
@@ -36,11 +38,15 @@ if (files.length === 0) fail(`no test file in ${given.in} ${words.join(' ')}`);
 process.env['CUFFI_DRIVER'] ||= 'emulated';
 const driver = process.env['CUFFI_DRIVER'];
 console.log(`driver: ${driver === 'emulated' ? 'emulated, no GPU is used' : driver}`);
+// One refusal instead of one a test.
+if (!isAvailable()) fail(`CUFFI_DRIVER=${driver} finds no GPU here`);
 
 const concurrency = given['test-concurrency'];
 const timeout = given['test-timeout'];
 const namePatterns = given['test-name-pattern'];
 const stop = new AbortController();
+// One listener a file is meant.
+setMaxListeners(0, stop.signal);
 for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => stop.abort());
 
 // Every file runs in a process of its own, started as this one was: with tsx.

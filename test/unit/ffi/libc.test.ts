@@ -35,7 +35,7 @@ test('a call that failed is an error with the name, the number and the call', ()
       assert.ok(error instanceof SystemError);
       assert.deepEqual(
         [error.name, error.code, error.errno, error.syscall, error.message],
-        ['SystemError', 'EBADF', 9, 'close', 'close: EBADF'],
+        ['SystemError', 'EBADF', 9, 'close', 'close: EBADF (-1 is no descriptor)'],
       );
       return true;
     },

@@ -40,7 +40,7 @@ test('options that are no plain object are refused with what they are', () => {
   ] as const)
     assert.throws(() => options(given), {
       name: 'TypeError',
-      message: `Thing.make: options must be an object, not ${shown}`,
+      message: `Thing.make: options must be a plain object, not ${shown}`,
     });
   for (const given of [[], [1], () => ({})])
     assert.throws(() => options(given), TypeError, String(given));

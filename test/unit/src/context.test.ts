@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { OUT0, readHandle } from '../../../ffi/arena.ts';
 import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
+import type { CUcontext } from '../../../ffi/types.ts';
 import {
   Context,
   CudaEvent,
@@ -11,7 +13,7 @@ import {
 } from '../../../src/index.ts';
 import { failing } from '../../support/faults.ts';
 import { Latch } from '../../support/latch.ts';
-import { currentContext, emulate, ForeignContext, until } from './emulate.ts';
+import { currentContext, emulate, ForeignContext } from './emulate.ts';
 
 test('the primary context is opened by its first use, not by naming it', () => {
   emulate();
@@ -203,23 +205,58 @@ test('an awaited copy and an awaited stream end when their context is reset unde
   await waiting;
 });
 
-test('one failed look at the GPU does not keep closed memory for ever', async () => {
+test('an error of the GPU ends synchronize, and is not lost', async () => {
   const driver = emulate();
-  const context = Context.primary();
-  const { free } = context.memoryInfo();
-  const latch = new Latch(context);
-  using stream = Stream.create({ nonBlocking: true });
+  selectDriver(failing(driver, 'cuStreamQuery', 1, 700));
+  const broken = Context.primary();
+  broken.memoryInfo();
+  await assert.rejects(broken.synchronize(), { name: 'CudaError', sticky: true });
+});
+
+test('memory is not freed while a stream of another context works on it', async () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  const latch = new Latch(first);
+  using stream = Stream.create({ context: first, nonBlocking: true });
+  using source = DeviceBuffer.allocate(4 << 20, { context: first });
+  const target = DeviceBuffer.allocate(4 << 20, { context: second });
+  const { free } = second.memoryInfo();
   latch.hold(stream);
-  DeviceBuffer.allocate(4096).close();
+  source.copyTo(target, { stream });
+  target.close();
+  assert.equal(second.memoryInfo().free, free);
+  latch.open();
+  await second.flush();
+  assert.equal(second.memoryInfo().free, free + (4 << 20));
+  latch[Symbol.dispose]();
+});
+
+test('memory is not freed while a borrowed stream works on it', async () => {
+  emulate();
+  const context = Context.primary();
+  using owner = Stream.create({ nonBlocking: true });
+  const borrowed = Stream.fromHandle(owner.handle);
+  context.streams.delete(owner.handle); // as if another library had made it
+  const latch = new Latch(context);
+  const buffer = DeviceBuffer.allocate(4096);
+  latch.hold(borrowed);
+  buffer.fill(1, { stream: borrowed });
+  buffer.close();
   assert.equal(context.releases.size, 1);
   latch.open();
-  // Only the queue itself looks.
-  selectDriver(failing(driver, 'cuCtxPushCurrent_v2', 1, 999));
-  let turns = 0;
-  await until(() => context.releases.size === 0 || ++turns > 200);
+  await context.flush();
   assert.equal(context.releases.size, 0);
-  assert.equal(context.memoryInfo().free, free);
   latch[Symbol.dispose]();
+});
+
+test('the primary context is recognised, whoever retained it first', () => {
+  emulate();
+  assert.equal(cu.cuInit(0), 0);
+  assert.equal(cu.cuDevicePrimaryCtxRetain(OUT0, Device.get(0).handle), 0);
+  const handle = readHandle<CUcontext>(OUT0);
+  const found = Context.fromHandle(handle);
+  assert.equal(found, Context.primary());
+  assert.equal(found.borrowed, false);
 });
 
 test('flush ends at once where nothing waits, and where the context was never used', async () => {

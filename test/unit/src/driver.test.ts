@@ -28,9 +28,9 @@ test('a driver that is not there is not available, and the error says what was t
   const { available, devices } = ask({ CUFFI_DRIVER: path });
   assert.deepEqual(available, { value: false });
   assert.equal(devices.name, 'DriverNotFoundError');
-  assert.match(String(devices.message), /^no CUDA driver \(libcuda\.so\.1\) was found\. Tried:$/m);
+  assert.match(String(devices.message), /^what was chosen is no CUDA driver:$/m);
   assert.match(String(devices.message), /^ {2}\/nowhere\/libcuda\.so\.1: .*No such file/m);
-  assert.match(String(devices.message), /CUFFI_DRIVER=emulated runs on the emulated driver/);
+  assert.match(String(devices.message), /CUFFI_DRIVER may be cuda, emulated, or the path/);
 });
 
 test('without a choice every usual place is tried and named', (t) => {
@@ -46,10 +46,9 @@ test('without a choice every usual place is tried and named', (t) => {
 });
 
 test('a library that is no driver is told as such', () => {
-  const { available } = ask({ CUFFI_DRIVER: 'libc.so.6' });
-  assert.equal(available.name, 'CudaError');
-  assert.match(String(available.message), /cuInit failed while initialising libc\.so\.6: /);
-  assert.match(String(available.message), /CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER, 36/);
+  const { devices } = ask({ CUFFI_DRIVER: 'libc.so.6' });
+  assert.equal(devices.name, 'DriverNotFoundError');
+  assert.match(String(devices.message), /libc\.so\.6: it has no cuInit/);
 });
 
 test('no device and the stub library are a "no"; any other failure is thrown', () => {

@@ -55,7 +55,10 @@ test('a device that is not there ends it with what is', () => {
 test('a driver that is not there ends it with what was tried', () => {
   const { code, stderr } = cuffi('roundtrip --driver /nowhere/libcuda.so.1');
   assert.equal(code, 1);
-  assert.match(stderr, /^cuffi: no CUDA driver .*\n {2}\/nowhere\/libcuda\.so\.1: /);
+  assert.match(
+    stderr,
+    /^cuffi: what was chosen is no CUDA driver:\n {2}\/nowhere\/libcuda\.so\.1: /,
+  );
 });
 
 test('a broken driver is shown, never replaced by the emulated one', () => {
