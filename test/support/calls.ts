@@ -100,8 +100,13 @@ export class Peer extends Program implements Side {
     super(new URL('./peer.ts', import.meta.url), [], env);
   }
 
-  readonly call = (name: FunctionName, ...args: Argument[]): Promise<Answer> =>
-    this.ask<Answer>({ name, args });
+  readonly call = async (name: FunctionName, ...args: Argument[]): Promise<Answer> => {
+    try {
+      return await this.ask<Answer>({ name, args });
+    } catch (cause) {
+      throw new Error(`${name}(${JSON.stringify(args)}): ${cause}`, { cause });
+    }
+  };
 
   /** As {@link Side.call}, but the answer is awaited later. */
   start(name: FunctionName, ...args: Argument[]): void {
