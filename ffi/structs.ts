@@ -16,24 +16,31 @@ const struct = <const F extends Fields>(byteLength: number, fields: F): Layout<F
   fields,
 });
 
-const copyPlace = <const P extends 'src' | 'dst'>(place: P, at: number) =>
-  ({
-    [`${place}XInBytes`]: [at, 8],
-    [`${place}Y`]: [at + 8, 8],
-    [`${place}Z`]: [at + 16, 8],
-    [`${place}LOD`]: [at + 24, 8],
-    [`${place}MemoryType`]: [at + 32, 4],
-    [`${place}Host`]: [at + 40, 8],
-    [`${place}Device`]: [at + 48, 8],
-    [`${place}Array`]: [at + 56, 8],
-    [`${place}Pitch`]: [at + 72, 8],
-    [`${place}Height`]: [at + 80, 8],
-  }) as Readonly<
-    Record<
-      `${P}${'XInBytes' | 'Y' | 'Z' | 'LOD' | 'MemoryType' | 'Host' | 'Device' | 'Array' | 'Pitch' | 'Height'}`,
-      readonly [number, number]
-    >
-  >;
+const src3D = {
+  srcXInBytes: [0, 8],
+  srcY: [8, 8],
+  srcZ: [16, 8],
+  srcLOD: [24, 8],
+  srcMemoryType: [32, 4],
+  srcHost: [40, 8],
+  srcDevice: [48, 8],
+  srcArray: [56, 8],
+  srcPitch: [72, 8],
+  srcHeight: [80, 8],
+} as const;
+
+const dst3D = {
+  dstXInBytes: [88, 8],
+  dstY: [96, 8],
+  dstZ: [104, 8],
+  dstLOD: [112, 8],
+  dstMemoryType: [120, 4],
+  dstHost: [128, 8],
+  dstDevice: [136, 8],
+  dstArray: [144, 8],
+  dstPitch: [160, 8],
+  dstHeight: [168, 8],
+} as const;
 
 const extents3D = {
   WidthInBytes: [176, 8],
@@ -86,16 +93,16 @@ export const structs = {
     Height: [120, 8],
   }),
   CUDA_MEMCPY3D: struct(200, {
-    ...copyPlace('src', 0),
+    ...src3D,
     reserved0: [64, 8],
-    ...copyPlace('dst', 88),
+    ...dst3D,
     reserved1: [152, 8],
     ...extents3D,
   }),
   CUDA_MEMCPY3D_PEER: struct(200, {
-    ...copyPlace('src', 0),
+    ...src3D,
     srcContext: [64, 8],
-    ...copyPlace('dst', 88),
+    ...dst3D,
     dstContext: [152, 8],
     ...extents3D,
   }),

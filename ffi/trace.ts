@@ -1,6 +1,6 @@
 /** A record of driver calls: by name, bytes moved, status and duration. */
 import { bytesOfCopy } from './arena.ts';
-import { type FunctionName, rows } from './functions.ts';
+import { type FunctionName, type Row, rows } from './functions.ts';
 import type { NativeFunction } from './library.ts';
 import { type CUresult, resultName } from './results.ts';
 import type { Address } from './types.ts';
@@ -17,6 +17,10 @@ export interface CallRecord {
 /** Takes each record when its call has returned. */
 export type CallSink = (record: CallRecord) => void;
 
+/** What the arguments of a call say that it moves. */
+const counted = ([count, unit, rows]: NonNullable<Row['bytes']>, args: readonly number[]): number =>
+  Number(args[count]) * unit * (rows === undefined ? 1 : Number(args[rows]));
+
 /** `call`, reporting each of its calls to `sinks`. */
 export function traced(
   name: FunctionName,
@@ -31,7 +35,7 @@ export function traced(
     const status = call(...(args as never[]));
     const record = {
       name,
-      byteLength: bytes ? Number(args[bytes[0]]) * bytes[1] : described,
+      byteLength: bytes ? counted(bytes, args) : described,
       status,
       durationMs: performance.now() - start,
     };

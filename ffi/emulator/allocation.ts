@@ -1,54 +1,99 @@
-/** Allocating, freeing and asking about memory; host memory made known to the driver. */
+/** Allocating, freeing and asking about memory. */
 import {
   CU_MEMORYTYPE_DEVICE,
   CU_MEMORYTYPE_HOST,
+  CU_POINTER_ATTRIBUTE_ACCESS_FLAGS,
+  CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
   CU_POINTER_ATTRIBUTE_BUFFER_ID,
   CU_POINTER_ATTRIBUTE_CONTEXT,
   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+  CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
+  CU_POINTER_ATTRIBUTE_HOST_POINTER,
   CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
   CU_POINTER_ATTRIBUTE_IS_MANAGED,
   CU_POINTER_ATTRIBUTE_MAPPED,
   CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+  CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
   CU_POINTER_ATTRIBUTE_RANGE_SIZE,
   CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
 } from '../constants.ts';
 import type { Driver } from '../functions.ts';
-import { CUresult } from '../results.ts';
+import { CUresult, type CUresult as Status } from '../results.ts';
 import type { Context, Contexts } from './context.ts';
 import type { HostMemory } from './host.ts';
 import type { Memory } from './memory.ts';
 import type { Queues } from './queues.ts';
 import type { Range } from './ranges.ts';
+import { WRITE } from './region.ts';
+import { roundUp } from './space.ts';
 
-const {
-  CUDA_SUCCESS,
-  CUDA_ERROR_INVALID_VALUE,
-  CUDA_ERROR_OUT_OF_MEMORY,
-  CUDA_ERROR_NOT_FOUND,
-  CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
-  CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
-} = CUresult;
+const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_NOT_FOUND } =
+  CUresult;
 
-const CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3;
-const CU_POINTER_ATTRIBUTE_HOST_POINTER = 4;
-const CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES = 14;
+// What pitched rows are aligned to, and which elements they may have.
+const PITCH = 512;
+const ELEMENTS: readonly number[] = [4, 8, 16];
 
 /** What the driver tells of a pointer. */
 interface Pointer extends Range {
-  readonly context: Context;
+  readonly device: number;
+  readonly contextHandle: number;
   readonly bufferId: number;
   readonly type: number;
+  /** Whether the CPU reaches it at the same address. */
+  readonly isHost: boolean;
+  readonly isManaged: boolean;
   readonly isExportable: boolean;
+  readonly handleTypes: number;
+  readonly poolHandle: number;
+  access(device: number): number;
 }
 
-function pointerAt(memory: Memory, address: number): Pointer | undefined {
+const PLAIN = {
+  type: CU_MEMORYTYPE_DEVICE,
+  isHost: false,
+  isManaged: false,
+  isExportable: false,
+  handleTypes: 0,
+  poolHandle: 0,
+  access: () => WRITE,
+};
+
+const owned = (range: Range & { readonly bufferId: number }, context: Context) => ({
+  address: range.address,
+  byteLength: range.byteLength,
+  bufferId: range.bufferId,
+  device: context.device,
+  contextHandle: context.handle,
+});
+
+function pointerAt(memory: Memory, contexts: Contexts, address: number): Pointer | undefined {
   const own = memory.allocationAt(address);
-  const type = CU_MEMORYTYPE_DEVICE;
-  if (own) return { ...own, context: own.block.context, type, isExportable: true };
+  if (own) return { ...PLAIN, ...owned(own, own.block.context), isExportable: true };
   const opened = memory.imports.at(address);
-  if (opened) return { ...opened, type, isExportable: false };
+  if (opened) return { ...PLAIN, ...owned(opened, opened.context) };
   const registered = memory.registrations.at(address);
-  return registered && { ...registered, type: CU_MEMORYTYPE_HOST, isExportable: false };
+  if (registered)
+    return {
+      ...PLAIN,
+      ...owned(registered, registered.context),
+      type: CU_MEMORYTYPE_HOST,
+      isHost: true,
+    };
+  const region = memory.regions.at(address);
+  if (!region) return undefined;
+  const { kind, handleTypes, poolHandle } = region;
+  return {
+    ...owned(region, region.context ?? contexts.primary(region.device)),
+    byteLength: region.asked,
+    type: kind === 'host' ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE,
+    isHost: kind === 'host' || kind === 'managed',
+    isManaged: kind === 'managed',
+    isExportable: false,
+    handleTypes,
+    poolHandle,
+    access: (device) => region.access(device),
+  };
 }
 
 /** An attribute's value and its width in bytes; undefined where the pointer has none such. */
@@ -56,22 +101,23 @@ function attributeOf(
   pointer: Pointer,
   address: number,
   attribute: number,
+  device: number,
 ): readonly [value: number, byteLength: 4 | 8] | undefined {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-      return [pointer.context.handle, 8];
+      return [pointer.contextHandle, 8];
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       return [pointer.type, 4];
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       return [address, 8];
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      return pointer.type === CU_MEMORYTYPE_HOST ? [address, 8] : undefined;
+      return pointer.isHost ? [address, 8] : undefined;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       return [pointer.bufferId, 8];
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      return [0, 4];
+      return [pointer.isManaged ? 1 : 0, 4];
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      return [pointer.context.device, 4];
+      return [pointer.device, 4];
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
       return [pointer.isExportable ? 1 : 0, 4];
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
@@ -81,7 +127,11 @@ function attributeOf(
     case CU_POINTER_ATTRIBUTE_MAPPED:
       return [1, 4];
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      return [0, 8];
+      return [pointer.handleTypes, 8];
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      return [pointer.access(device), 4];
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+      return [pointer.poolHandle, 8];
     default:
       return undefined;
   }
@@ -91,6 +141,7 @@ export type AllocationFunctions = Pick<
   Driver,
   | 'cuMemGetInfo_v2'
   | 'cuMemAlloc_v2'
+  | 'cuMemAllocPitch_v2'
   | 'cuMemFree_v2'
   | 'cuMemGetAddressRange_v2'
   | 'cuPointerGetAttribute'
@@ -101,6 +152,8 @@ export const allocationFunctions = (
   contexts: Contexts,
   queues: Queues,
   host: HostMemory,
+  /** Frees memory of other kinds that can be freed so; undefined for an address of none. */
+  freeOfKind: (address: number) => Status | undefined,
 ): AllocationFunctions => ({
   cuMemGetInfo_v2(free, total) {
     host.setUint64(free, memory.freeBytes(contexts.current.device));
@@ -114,8 +167,20 @@ export const allocationFunctions = (
     host.setUint64(out, allocation.address);
     return CUDA_SUCCESS;
   },
+  cuMemAllocPitch_v2(out, pitchOut, width, height, elementByteLength) {
+    if (!(width > 0) || !(height > 0) || !ELEMENTS.includes(elementByteLength))
+      return CUDA_ERROR_INVALID_VALUE;
+    const pitch = roundUp(width, PITCH);
+    const allocation = memory.allocate(contexts.current, pitch * height);
+    if (!allocation) return CUDA_ERROR_OUT_OF_MEMORY;
+    host.setUint64(out, allocation.address);
+    host.setUint64(pitchOut, pitch);
+    return CUDA_SUCCESS;
+  },
   cuMemFree_v2(address) {
     if (address === 0) return CUDA_SUCCESS;
+    const ofKind = freeOfKind(address);
+    if (ofKind !== undefined) return ofKind;
     const allocation = memory.allocationAt(address);
     if (allocation?.address !== address) return CUDA_ERROR_INVALID_VALUE;
     queues.drain(allocation.block.context);
@@ -123,65 +188,19 @@ export const allocationFunctions = (
     return CUDA_SUCCESS;
   },
   cuMemGetAddressRange_v2(base, byteLength, address) {
-    const pointer = pointerAt(memory, address);
+    const pointer = pointerAt(memory, contexts, address);
     if (!pointer) return CUDA_ERROR_NOT_FOUND;
     if (base !== 0) host.setUint64(base, pointer.address);
     if (byteLength !== 0) host.setUint64(byteLength, pointer.byteLength);
     return CUDA_SUCCESS;
   },
   cuPointerGetAttribute(out, attribute, address) {
-    const pointer = pointerAt(memory, address);
-    const found = pointer && attributeOf(pointer, address, attribute);
+    const pointer = pointerAt(memory, contexts, address);
+    const found =
+      pointer && attributeOf(pointer, address, attribute, contexts.top?.device ?? pointer.device);
     if (!found) return CUDA_ERROR_INVALID_VALUE;
     const [value, byteLength] = found;
     const done = byteLength === 8 ? host.setUint64(out, value) : host.setInt32(out, value);
     return done ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   },
 });
-
-export type RegistrationFunctions = Pick<
-  Driver,
-  'cuMemHostRegister_v2' | 'cuMemHostUnregister' | 'cuMemHostGetDevicePointer_v2'
->;
-
-// PORTABLE, DEVICEMAP, IOMEMORY, READ_ONLY
-const REGISTER_FLAGS = 0xf;
-const PAGE = 4096;
-
-export const registrationFunctions = (
-  memory: Memory,
-  contexts: Contexts,
-  queues: Queues,
-  host: HostMemory,
-): RegistrationFunctions => {
-  const isMapped = (address: number, byteLength: number): boolean => {
-    for (let at = address; at < address + byteLength; at += PAGE)
-      if (!host.isReadable(at)) return false;
-    return host.isReadable(address + byteLength - 1);
-  };
-  return {
-    cuMemHostRegister_v2(address, byteLength, flags) {
-      if (address === 0 || !(byteLength > 0) || (flags & ~REGISTER_FLAGS) !== 0)
-        return CUDA_ERROR_INVALID_VALUE;
-      if (memory.registrations.overlaps(address, byteLength))
-        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-      if (memory.isReachable(address, 1) || !isMapped(address, byteLength))
-        return CUDA_ERROR_INVALID_VALUE;
-      const bufferId = memory.nextBufferId();
-      memory.registrations.add({ address, byteLength, context: contexts.current, bufferId });
-      return CUDA_SUCCESS;
-    },
-    cuMemHostUnregister(address) {
-      const registration = memory.registrations.at(address);
-      if (registration?.address !== address) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-      queues.drain(registration.context);
-      memory.registrations.remove(registration);
-      return CUDA_SUCCESS;
-    },
-    cuMemHostGetDevicePointer_v2(out, address, flags) {
-      if (flags !== 0 || !memory.registrations.at(address)) return CUDA_ERROR_INVALID_VALUE;
-      host.setUint64(out, address);
-      return CUDA_SUCCESS;
-    },
-  };
-};

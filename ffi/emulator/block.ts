@@ -37,6 +37,7 @@ export class MappedBlock implements Range {
   readonly trailer: Trailer;
   readonly #space: AddressSpace;
   readonly #windows = new Map<number, Int32Array>();
+  readonly #wideWindows = new Map<number, BigInt64Array>();
 
   constructor(space: AddressSpace, address: number, byteLength: number) {
     this.#space = space;
@@ -54,6 +55,7 @@ export class MappedBlock implements Range {
   /** Nothing of the block, its trailer included, may be touched afterwards. */
   unmap(): void {
     this.#windows.clear();
+    this.#wideWindows.clear();
     this.#space.unmap(this.address, this.byteLength + TRAILER_BYTE_LENGTH);
   }
 
@@ -68,6 +70,19 @@ export class MappedBlock implements Range {
       this.#windows.set(window, words);
     }
     return [words, (offset % GRANULARITY) / 4];
+  }
+
+  /** As {@link word}, of 64 bits. */
+  word64(address: number): readonly [words: BigInt64Array, index: number] {
+    const offset = address - this.address;
+    const window = Math.floor(offset / GRANULARITY);
+    let words = this.#wideWindows.get(window);
+    if (!words) {
+      const start = (this.address + window * GRANULARITY) as Address;
+      words = new BigInt64Array(viewMemory(start, GRANULARITY));
+      this.#wideWindows.set(window, words);
+    }
+    return [words, (offset % GRANULARITY) / 8];
   }
 }
 

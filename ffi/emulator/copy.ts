@@ -2,11 +2,17 @@
 import type { Driver } from '../functions.ts';
 import { withAddress } from '../native.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
+import type { Contexts } from './context.ts';
 import type { HostMemory } from './host.ts';
 import type { Memory } from './memory.ts';
-import type { Queues } from './queues.ts';
+import type { Queues, Stream } from './queues.ts';
 
-const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE } = CUresult;
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_INVALID_CONTEXT,
+  CUDA_ERROR_INVALID_HANDLE,
+} = CUresult;
 
 const LARGEST_PATTERN = 2 ** 20;
 
@@ -33,16 +39,23 @@ export type CopyFunctions = Pick<
   | 'cuMemcpyHtoDAsync_v2'
   | 'cuMemcpyDtoHAsync_v2'
   | 'cuMemcpyDtoDAsync_v2'
+  | 'cuMemcpyPeerAsync'
   | 'cuMemsetD8Async'
   | 'cuMemsetD16Async'
   | 'cuMemsetD32Async'
+  | 'cuMemsetD2D8Async'
+  | 'cuMemsetD2D16Async'
+  | 'cuMemsetD2D32Async'
 >;
 
-export function copyFunctions(memory: Memory, queues: Queues, host: HostMemory): CopyFunctions {
+export function copyFunctions(
+  memory: Memory,
+  queues: Queues,
+  host: HostMemory,
+  contexts: Contexts,
+): CopyFunctions {
   /** Copies in the order of a stream, and waits for it. */
-  const copyNow = (stream: number, to: number, from: number, byteLength: number): Status => {
-    const queue = queues.get(stream);
-    if (!queue) return CUDA_ERROR_INVALID_HANDLE;
+  const copyNow = (queue: Stream, to: number, from: number, byteLength: number): Status => {
     let outcome: boolean | undefined;
     queues.enqueue(queue, () => {
       outcome = memory.copy(to, from, byteLength);
@@ -52,34 +65,39 @@ export function copyFunctions(memory: Memory, queues: Queues, host: HostMemory):
     return outcome ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   };
 
-  const copyLater = (stream: number, to: number, from: number, byteLength: number): Status => {
-    const queue = queues.get(stream);
-    if (!queue) return CUDA_ERROR_INVALID_HANDLE;
+  const copyLater = (queue: Stream, to: number, from: number, byteLength: number): Status => {
+    const { device } = queue.context;
     queues.enqueue(queue, () => {
       // Unmapped in the meantime by whoever owned it: nobody is left to be told.
-      if (memory.isReachable(to, byteLength) && memory.isReachable(from, byteLength))
+      if (memory.canWrite(to, byteLength, device) && memory.canRead(from, byteLength, device))
         memory.copy(to, from, byteLength);
       return true;
     });
     return CUDA_SUCCESS;
   };
 
+  /** Sets `height` rows of `width` elements of `size` bytes each. */
   const set = (
     address: number,
+    pitch: number,
     value: number,
-    count: number,
-    width: number,
+    size: number,
+    [width, height]: readonly [number, number],
     stream: number,
   ): Status => {
     const queue = queues.get(stream);
     if (!queue) return CUDA_ERROR_INVALID_HANDLE;
-    const byteLength = count * width;
-    if (byteLength === 0) return CUDA_SUCCESS;
-    if (address % width !== 0 || !memory.isReachable(address, byteLength))
-      return CUDA_ERROR_INVALID_VALUE;
+    const { device } = queue.context;
+    const row = width * size;
+    if (row === 0 || height === 0) return CUDA_SUCCESS;
+    const isAligned = address % size === 0 && (height === 1 || pitch % size === 0);
+    if (!isAligned || (height > 1 && pitch < row)) return CUDA_ERROR_INVALID_VALUE;
+    const byteLength = height === 1 ? row : pitch * (height - 1) + row;
+    if (!memory.canWrite(address, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
     queues.enqueue(queue, () => {
-      if (memory.isReachable(address, byteLength))
-        fill(memory, address, encoded(value, width), byteLength);
+      if (memory.canWrite(address, byteLength, device))
+        for (let y = 0; y < height; y += 1)
+          fill(memory, address + y * pitch, encoded(value, size), row);
       return true;
     });
     return CUDA_SUCCESS;
@@ -87,26 +105,29 @@ export function copyFunctions(memory: Memory, queues: Queues, host: HostMemory):
 
   return {
     cuMemcpyHtoD_v2(to, from, byteLength) {
+      const queue = queues.legacy(contexts.current);
       if (byteLength === 0) return CUDA_SUCCESS;
-      if (!memory.isReachable(to, byteLength)) return CUDA_ERROR_INVALID_VALUE;
-      return copyNow(0, to, from, byteLength);
+      if (!memory.canWrite(to, byteLength, queue.context.device)) return CUDA_ERROR_INVALID_VALUE;
+      return copyNow(queue, to, from, byteLength);
     },
     cuMemcpyDtoH_v2(to, from, byteLength) {
+      const queue = queues.legacy(contexts.current);
       if (byteLength === 0) return CUDA_SUCCESS;
-      if (!memory.isReachable(from, byteLength)) return CUDA_ERROR_INVALID_VALUE;
-      return copyNow(0, to, from, byteLength);
+      if (!memory.canRead(from, byteLength, queue.context.device)) return CUDA_ERROR_INVALID_VALUE;
+      return copyNow(queue, to, from, byteLength);
     },
     // Ordinary host memory is read now, because its owner may change it as soon as this returns.
     cuMemcpyHtoDAsync_v2(to, from, byteLength, stream) {
       const queue = queues.get(stream);
       if (!queue) return CUDA_ERROR_INVALID_HANDLE;
+      const { device } = queue.context;
       if (byteLength === 0) return CUDA_SUCCESS;
-      if (!memory.isReachable(to, byteLength)) return CUDA_ERROR_INVALID_VALUE;
-      if (memory.isReachable(from, byteLength)) return copyLater(stream, to, from, byteLength);
+      if (!memory.canWrite(to, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
+      if (memory.canRead(from, byteLength, device)) return copyLater(queue, to, from, byteLength);
       const bytes = host.read(from, byteLength);
       if (!bytes) return CUDA_ERROR_INVALID_VALUE;
       queues.enqueue(queue, () => {
-        if (memory.isReachable(to, byteLength))
+        if (memory.canWrite(to, byteLength, device))
           withAddress(bytes, (address) => memory.copy(to, address, byteLength));
         return true;
       });
@@ -114,21 +135,49 @@ export function copyFunctions(memory: Memory, queues: Queues, host: HostMemory):
     },
     // Into ordinary host memory: done before this returns, as the driver's staged copies are.
     cuMemcpyDtoHAsync_v2(to, from, byteLength, stream) {
-      if (!queues.get(stream)) return CUDA_ERROR_INVALID_HANDLE;
+      const queue = queues.get(stream);
+      if (!queue) return CUDA_ERROR_INVALID_HANDLE;
+      const { device } = queue.context;
       if (byteLength === 0) return CUDA_SUCCESS;
-      if (!memory.isReachable(from, byteLength)) return CUDA_ERROR_INVALID_VALUE;
-      const isLater = memory.isReachable(to, byteLength);
-      return (isLater ? copyLater : copyNow)(stream, to, from, byteLength);
+      if (!memory.canRead(from, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
+      const isLater = memory.canWrite(to, byteLength, device);
+      return (isLater ? copyLater : copyNow)(queue, to, from, byteLength);
     },
     cuMemcpyDtoDAsync_v2(to, from, byteLength, stream) {
-      if (!queues.get(stream)) return CUDA_ERROR_INVALID_HANDLE;
+      const queue = queues.get(stream);
+      if (!queue) return CUDA_ERROR_INVALID_HANDLE;
+      const { device } = queue.context;
       if (byteLength === 0) return CUDA_SUCCESS;
-      if (!memory.isReachable(to, byteLength) || !memory.isReachable(from, byteLength))
+      if (!memory.canWrite(to, byteLength, device) || !memory.canRead(from, byteLength, device))
         return CUDA_ERROR_INVALID_VALUE;
-      return copyLater(stream, to, from, byteLength);
+      return copyLater(queue, to, from, byteLength);
     },
-    cuMemsetD8Async: (address, value, count, stream) => set(address, value, count, 1, stream),
-    cuMemsetD16Async: (address, value, count, stream) => set(address, value, count, 2, stream),
-    cuMemsetD32Async: (address, value, count, stream) => set(address, value, count, 4, stream),
+    // Works whether or not peer access is enabled; that only makes it quicker.
+    cuMemcpyPeerAsync(to, toContext, from, fromContext, byteLength, stream) {
+      const queue = queues.get(stream);
+      if (!queue) return CUDA_ERROR_INVALID_HANDLE;
+      const target = contexts.get(toContext);
+      const source = contexts.get(fromContext);
+      if (!target?.alive || !source?.alive) return CUDA_ERROR_INVALID_CONTEXT;
+      if (byteLength === 0) return CUDA_SUCCESS;
+      const areReachable = (): boolean =>
+        memory.canWrite(to, byteLength, target.device) &&
+        memory.canRead(from, byteLength, source.device);
+      if (!areReachable()) return CUDA_ERROR_INVALID_VALUE;
+      queues.enqueue(queue, () => {
+        if (areReachable()) memory.copy(to, from, byteLength);
+        return true;
+      });
+      return CUDA_SUCCESS;
+    },
+    cuMemsetD8Async: (at, value, count, stream) => set(at, 0, value, 1, [count, 1], stream),
+    cuMemsetD16Async: (at, value, count, stream) => set(at, 0, value, 2, [count, 1], stream),
+    cuMemsetD32Async: (at, value, count, stream) => set(at, 0, value, 4, [count, 1], stream),
+    cuMemsetD2D8Async: (at, pitch, value, width, height, stream) =>
+      set(at, pitch, value, 1, [width, height], stream),
+    cuMemsetD2D16Async: (at, pitch, value, width, height, stream) =>
+      set(at, pitch, value, 2, [width, height], stream),
+    cuMemsetD2D32Async: (at, pitch, value, width, height, stream) =>
+      set(at, pitch, value, 4, [width, height], stream),
   };
 }

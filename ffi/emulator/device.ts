@@ -12,7 +12,6 @@ const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_DEVICE } = CU
 const DRIVER_VERSION = 13_000;
 const NAME = 'cuffi emulated device';
 
-// Pools (115, 119) and virtual memory (102, 103) are 0: there are none.
 const defaults: Partial<Record<DeviceAttribute, number>> = {
   maxThreadsPerBlock: 1024,
   maxBlockDimX: 1024,
@@ -49,13 +48,20 @@ const defaults: Partial<Record<DeviceAttribute, number>> = {
   maxSharedMemoryPerMultiprocessor: 233_472,
   maxRegistersPerMultiprocessor: 65_536,
   singleToDoublePrecisionPerfRatio: 2,
+  managedMemory: 1,
+  concurrentManagedAccess: 1,
   computePreemptionSupported: 1,
   canUseHostPointerForRegisteredMem: 1,
   cooperativeLaunch: 1,
   maxSharedMemoryPerBlockOptin: 232_448,
   hostRegisterSupported: 1,
+  virtualMemoryManagementSupported: 1,
+  handleTypePosixFileDescriptorSupported: 1,
   maxBlocksPerMultiprocessor: 32,
   reservedSharedMemoryPerBlock: 1024,
+  memoryPoolsSupported: 1,
+  // File descriptors; no fabric.
+  mempoolSupportedHandleTypes: 1,
   canUse64BitStreamMemOps: 1,
   canUseStreamWaitValueNor: 1,
   ipcEventSupported: 1,

@@ -4,7 +4,10 @@
  */
 import { type Driver, type FunctionName, functionNames, rows } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
-import { allocationFunctions, registrationFunctions } from './allocation.ts';
+
+import { allocationFunctions } from './allocation.ts';
+import { boxFunctions } from './box.ts';
+
 import { Contexts, contextFunctions, primaryContextFunctions } from './context.ts';
 import { copyFunctions } from './copy.ts';
 import { deviceFunctions } from './device.ts';
@@ -13,13 +16,25 @@ import { Events, eventFunctions } from './event.ts';
 import { guarded } from './guard.ts';
 import { Handles } from './handles.ts';
 import { type Arena, HostMemory } from './host.ts';
+import { hostFunctions } from './host-function.ts';
 import { ForeignMemory, ipcMemoryFunctions } from './ipc.ts';
 import { InterprocessEvents, ipcEventFunctions } from './ipc-event.ts';
+import { ManagedMemory } from './managed.ts';
 import { Memory } from './memory.ts';
+import { peerFunctions } from './peer.ts';
+import { pinnedFunctions } from './pinned.ts';
+import { freePoolMemory, poolAllocationFunctions, poolFunctions } from './pool-functions.ts';
+import { ImportedPools } from './pool-import.ts';
+import { poolIpcFunctions } from './pool-ipc.ts';
+import { Pools } from './pools.ts';
 import { identifySelf } from './processes.ts';
 import { Queues } from './queues.ts';
 import { readSettings } from './settings.ts';
-import { streamFunctions, valueFunctions } from './stream.ts';
+import { streamFunctions } from './stream.ts';
+import { supportedOnly } from './supported.ts';
+import { valueFunctions } from './value.ts';
+import { VirtualMemory } from './virtual.ts';
+import { virtualFunctions } from './virtual-functions.ts';
 
 /** What an emulated driver is made of. */
 export interface EmulatedDriverOptions {
@@ -50,6 +65,11 @@ export function createEmulatedDriver({ arena, env = process.env }: EmulatedDrive
   const interprocess = new InterprocessEvents(self);
   const memory = new Memory(settings, contexts, host);
   const foreign = new ForeignMemory(memory, contexts, self);
+  const managed = new ManagedMemory(memory, contexts, queues, settings);
+  const virtual = new VirtualMemory(memory, contexts, handles);
+  const pools = new Pools(memory, contexts, queues, handles);
+  const imported = new ImportedPools(memory, handles, contexts);
+  const rooms = { pools, imported, memory, contexts, queues, host };
   let isInitialised = false;
 
   const implementations: Driver = {
@@ -66,9 +86,28 @@ export function createEmulatedDriver({ arena, env = process.env }: EmulatedDrive
     ...streamFunctions(queues, contexts, host),
     ...valueFunctions(queues, memory),
     ...eventFunctions(events, interprocess, contexts, queues, host),
-    ...allocationFunctions(memory, contexts, queues, host),
-    ...registrationFunctions(memory, contexts, queues, host),
-    ...copyFunctions(memory, queues, host),
+    ...allocationFunctions(
+      memory,
+      contexts,
+      queues,
+      host,
+      (address) => managed.free(address) ?? freePoolMemory(rooms, address),
+    ),
+    ...pinnedFunctions(memory, contexts, queues, host),
+    ...managed.functions(host),
+    ...supportedOnly(settings.supports('memoryPoolsSupported'), {
+      ...poolFunctions(rooms),
+      ...poolAllocationFunctions(rooms),
+      ...poolIpcFunctions(rooms, self),
+    }),
+    ...supportedOnly(
+      settings.supports('virtualMemoryManagementSupported'),
+      virtualFunctions(virtual, contexts, host),
+    ),
+    ...peerFunctions(contexts, host),
+    ...hostFunctions(queues, host),
+    ...copyFunctions(memory, queues, host, contexts),
+    ...boxFunctions(memory, queues, host, contexts),
     ...ipcMemoryFunctions(memory, foreign, contexts, queues, host, self),
     ...ipcEventFunctions(events, interprocess, contexts, host),
   };

@@ -122,6 +122,7 @@ export const eventFunctions = (
     const event = events.get(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     queues.waitUntil(event.state.wait());
+    queues.synchronized();
     return CUDA_SUCCESS;
   },
   cuEventElapsedTime(out, startHandle, endHandle) {

@@ -33,7 +33,10 @@ interface State {
 
 type Implementation = (...args: never[]) => Status;
 
-const isOutValue = (c: string): boolean => c.endsWith(' *') && !/^(const )?void \*$/.test(c);
+// What is behind `const T *` is read, and what is behind `void *` the room itself knows.
+const isOutValue = (c: string): boolean => c.endsWith(' *') && !/^(const \w+|void) \*$/.test(c);
+
+const is64BitValue = (c: string): boolean => c === 'cuuint64_t';
 
 /** `implementation`, reached only by calls that may be made. */
 export function guarded(
@@ -43,6 +46,7 @@ export function guarded(
   { contexts, host, faults, isInitialised }: State,
 ): Implementation {
   const outs = row.params.flatMap((param, at) => (isOutValue(param.c) ? [at] : []));
+  const wide = new Set(row.params.flatMap((param, at) => (is64BitValue(param.c) ? [at] : [])));
   const isOptional = OPTIONAL_OUT.has(name);
   const stream = row.params.findIndex((param) => param.c === 'CUstream');
   const needsInit = !BEFORE_INIT.has(name);
@@ -58,7 +62,9 @@ export function guarded(
     address === 0 ? isOptional : host.isWritable(address);
 
   return (...given: readonly unknown[]) => {
-    const args = given.map((arg) => (typeof arg === 'bigint' ? Number(arg) : arg)) as number[];
+    const args = given.map((arg, at) =>
+      typeof arg === 'bigint' && !wide.has(at) ? Number(arg) : arg,
+    ) as number[];
     const fault = faults(name);
     if (fault !== undefined) return fault;
     if (needsInit && !isInitialised()) return CUresult.CUDA_ERROR_NOT_INITIALIZED;

@@ -1,6 +1,7 @@
 /** Host memory by address: a bad one is an answer, never a crash. */
 import { readProcessMemory, writeProcessMemory } from '../libc.ts';
 import { addressOf, withAddress } from '../native.ts';
+import { decodeStruct, type StructName, structs } from '../structs.ts';
 import type { Address } from '../types.ts';
 
 /** The arena of the process that the emulated driver answers to. */
@@ -84,6 +85,25 @@ export class HostMemory {
       view.setUint32(at, value, true);
       view.setUint32(at + 4, value / 2 ** 32, true);
     });
+  }
+
+  setBigUint64(address: number, value: bigint): boolean {
+    return this.#set(address, WORD, (view, at) => view.setBigUint64(at, value, true));
+  }
+
+  getUint64(address: number): bigint | undefined {
+    return this.copy(this.#scratchAddress, address, WORD)
+      ? this.#scratchView.getBigUint64(0, true)
+      : undefined;
+  }
+
+  /** A struct that the caller describes something by; undefined where it cannot be read. */
+  readStruct<S extends StructName>(
+    name: S,
+    address: number,
+  ): ReturnType<typeof decodeStruct<S>> | undefined {
+    const bytes = this.read(address, structs[name].byteLength);
+    return bytes && decodeStruct(name, bytes);
   }
 
   getInt32(address: number): number | undefined {

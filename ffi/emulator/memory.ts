@@ -10,6 +10,7 @@ import {
 import type { Context, Contexts } from './context.ts';
 import type { HostMemory } from './host.ts';
 import { type Range, RangeMap } from './ranges.ts';
+import { READ, Regions, WRITE } from './region.ts';
 import type { Settings } from './settings.ts';
 import { AddressSpace, GRANULARITY, roundUp } from './space.ts';
 import { UNIT } from './trailer.ts';
@@ -25,6 +26,7 @@ export interface Import extends Range {
 
 /** Host memory that was made known to the driver. */
 export interface Registration extends Range {
+  readonly flags: number;
   readonly context: Context;
   readonly bufferId: number;
 }
@@ -34,11 +36,15 @@ export class Memory {
   readonly space: AddressSpace = new AddressSpace();
   readonly imports: RangeMap<Import> = new RangeMap<Import>();
   readonly registrations: RangeMap<Registration> = new RangeMap<Registration>();
+  readonly regions: Regions = new Regions();
   readonly #host: HostMemory;
   readonly #total: number;
   readonly #blocks = new RangeMap<Block>();
   /** Freed here, and still mapped by other processes. */
   readonly #lingering = new Set<Block>();
+  /** What takes device memory besides blocks, and who gives some back when there is too little. */
+  readonly #users: ((device: number) => number)[] = [];
+  readonly #reliefs: ((device: number) => void)[] = [];
   #lastBufferId = 0;
 
   constructor(settings: Settings, contexts: Contexts, host: HostMemory) {
@@ -50,6 +56,23 @@ export class Memory {
   nextBufferId(): number {
     this.#lastBufferId += 1;
     return this.#lastBufferId;
+  }
+
+  /** Counts what `used` says as used memory of a device. */
+  onUsage(used: (device: number) => number): void {
+    this.#users.push(used);
+  }
+
+  /** Has `relieve` called where a device has too little memory left. */
+  onPressure(relieve: (device: number) => void): void {
+    this.#reliefs.push(relieve);
+  }
+
+  /** Whether a device has so much memory, after what can be given back was. */
+  hasFree(device: number, byteLength: number): boolean {
+    if (byteLength <= this.freeBytes(device)) return true;
+    for (const relieve of this.#reliefs) relieve(device);
+    return byteLength <= this.freeBytes(device);
   }
 
   /** Undefined where there is not enough memory. */
@@ -81,17 +104,27 @@ export class Memory {
     return this.#total;
   }
 
-  /** Whether the device can reach all these bytes, as part of one allocation. */
-  isReachable(address: number, byteLength: number): boolean {
+  /** Whether a device can read all these bytes, as part of one allocation. */
+  canRead(address: number, byteLength: number, device: number): boolean {
+    return this.#isReachable(address, byteLength, device, READ);
+  }
+
+  canWrite(address: number, byteLength: number, device: number): boolean {
+    return this.#isReachable(address, byteLength, device, WRITE);
+  }
+
+  /** Whether an address is known to the driver at all. */
+  isKnown(address: number): boolean {
     return (
-      this.#isDevice(address, byteLength) ||
-      this.registrations.holding(address, byteLength) !== undefined
+      this.#isPlain(address, 1) ||
+      this.regions.at(address) !== undefined ||
+      this.registrations.at(address) !== undefined
     );
   }
 
   /** Copies between any two places; false where one is not mapped (any more). */
   copy(to: number, from: number, byteLength: number): boolean {
-    if (!this.#isDevice(to, byteLength) || !this.#isDevice(from, byteLength))
+    if (!this.#isMapped(to, byteLength) || !this.#isMapped(from, byteLength))
       return this.#host.copy(to, from, byteLength);
     libc.memmove(to, from, byteLength);
     return true;
@@ -109,11 +142,35 @@ export class Memory {
     else this.#host.setInt32(address, value);
   }
 
+  /** As {@link load}, of 64 bits at an address that is a multiple of 8. */
+  load64(address: number): bigint | undefined {
+    const mapped = this.#mappedAt(address);
+    return mapped ? Atomics.load(...mapped.word64(address)) : this.#host.getUint64(address);
+  }
+
+  store64(address: number, value: bigint): void {
+    const mapped = this.#mappedAt(address);
+    if (mapped) Atomics.store(...mapped.word64(address), BigInt.asIntN(64, value));
+    else this.#host.setBigUint64(address, value);
+  }
+
+  #isReachable(address: number, byteLength: number, device: number, wanted: number): boolean {
+    return (
+      this.#isPlain(address, byteLength) ||
+      this.registrations.holding(address, byteLength) !== undefined ||
+      this.regions.allow(address, byteLength, device, wanted)
+    );
+  }
+
+  #isMapped(address: number, byteLength: number): boolean {
+    return this.#isPlain(address, byteLength) || this.regions.isMapped(address, byteLength);
+  }
+
   #mappedAt(address: number): MappedBlock | undefined {
     return this.#blocks.at(address)?.mapped ?? this.imports.at(address)?.mapped;
   }
 
-  #isDevice(address: number, byteLength: number): boolean {
+  #isPlain(address: number, byteLength: number): boolean {
     return (
       this.imports.holding(address, byteLength) !== undefined ||
       this.#blocks.at(address)?.allocations.holding(address, byteLength) !== undefined
@@ -139,7 +196,7 @@ export class Memory {
   }
 
   #createBlock(context: Context, byteLength: number, isForSmall: boolean): Block | undefined {
-    if (byteLength > this.freeBytes(context.device)) return undefined;
+    if (!this.hasFree(context.device, byteLength)) return undefined;
     const block = createBlock(this.space, context, byteLength, isForSmall);
     if (block) this.#blocks.add(block);
     return block;
@@ -147,7 +204,7 @@ export class Memory {
 
   /** Whether an emptied block, which counts as free, can be used again. */
   #hasRoom(device: number, block: Block): boolean {
-    return block.mapped.trailer.hasImporters() || block.byteLength <= this.freeBytes(device);
+    return block.mapped.trailer.hasImporters() || this.hasFree(device, block.byteLength);
   }
 
   #place(block: Block, address: number, byteLength: number): Allocation {
@@ -163,7 +220,7 @@ export class Memory {
       this.#lingering.delete(block);
       destroyBlock(block);
     }
-    let used = 0;
+    let used = this.#users.reduce((sum, usage) => sum + usage(device), 0);
     for (const block of [...this.#blocks, ...this.#lingering]) {
       const isUsed = block.allocations.size > 0 || block.mapped.trailer.hasImporters();
       if (block.context.device === device && isUsed) used += block.byteLength;

@@ -55,6 +55,21 @@ export function openForeignMemfd(
   return undefined;
 }
 
+/**
+ * The name and size of a memfd of this process whose size can never change; undefined for any
+ * other descriptor, and for a number that is none.
+ */
+export function inspectMemfd(fd: number): { name: string; byteLength: number } | undefined {
+  if (!Number.isInteger(fd) || fd < 0) return undefined;
+  try {
+    const [, name] = /^\/memfd:(.+) \(deleted\)$/.exec(readlinkSync(`/proc/self/fd/${fd}`)) ?? [];
+    const isSealed = (libc.fcntl(fd, F_GET_SEALS, 0) & F_SEAL_SHRINK) !== 0;
+    return name !== undefined && isSealed ? { name, byteLength: fstatSync(fd).size } : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
 /** This process, as others are told of it. */
 export type Self = Omit<DescriptorName, 'fd'>;
 

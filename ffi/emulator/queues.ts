@@ -51,6 +51,7 @@ export class Queues {
   /** Streams with work that is not done, destroyed ones too. */
   readonly #busy = new Set<Stream>();
   readonly #sleeper = new Int32Array(new SharedArrayBuffer(4));
+  readonly #settlers: (() => void)[] = [];
   #immediate: NodeJS.Immediate | undefined;
   #timer: NodeJS.Timeout | undefined;
 
@@ -122,6 +123,16 @@ export class Queues {
       if (isDone()) return;
       if (turns >= SPINS) Atomics.wait(this.#sleeper, 0, 0, SLEEP_MS);
     }
+  }
+
+  /** Has `settle` called when a caller has waited for work. */
+  onSynchronize(settle: () => void): void {
+    this.#settlers.push(settle);
+  }
+
+  /** A stream, an event or a context was waited for. */
+  synchronized(): void {
+    for (const settle of this.#settlers) settle();
   }
 
   /**

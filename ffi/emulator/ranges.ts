@@ -80,13 +80,27 @@ export class FirstFit {
     this.#holes.splice(at + 1, 1);
   }
 
-  take(byteLength: number): number | undefined {
-    const at = this.#holes.findIndex((hole) => hole.end - hole.start >= byteLength);
-    const hole = this.#holes[at];
+  /** `alignment` is a multiple of what all ranges here are aligned to. */
+  take(byteLength: number, alignment = 1): number | undefined {
+    const aligned = (start: number): number => Math.ceil(start / alignment) * alignment;
+    const hole = this.#holes.find(({ start, end }) => end - aligned(start) >= byteLength);
     if (!hole) return undefined;
-    const start = hole.start;
-    hole.start += byteLength;
-    if (hole.start === hole.end) this.#holes.splice(at, 1);
+    const start = aligned(hole.start);
+    this.takeAt(start, byteLength);
     return start;
+  }
+
+  /** Takes exactly this range; false where it is not all free. */
+  takeAt(start: number, byteLength: number): boolean {
+    const end = start + byteLength;
+    const at = this.#holes.findIndex((hole) => hole.start <= start && end <= hole.end);
+    const hole = this.#holes[at];
+    if (!hole) return false;
+    const rest = [
+      { start: hole.start, end: start },
+      { start: end, end: hole.end },
+    ].filter((piece) => piece.start < piece.end);
+    this.#holes.splice(at, 1, ...rest);
+    return true;
   }
 }

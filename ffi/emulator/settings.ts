@@ -1,4 +1,5 @@
 /** What the environment asks of the emulated driver. */
+import { type DeviceAttribute, deviceAttributes } from '../attributes.ts';
 import { type Faults, parseFaults } from './faults.ts';
 
 /**
@@ -11,6 +12,8 @@ export interface Settings {
   readonly deviceCount: number;
   readonly memoryByteLength: number;
   readonly attributes: ReadonlyMap<number, number>;
+  /** Whether devices can do what an attribute of theirs stands for: all but what is set to 0. */
+  readonly supports: (attribute: DeviceAttribute) => boolean;
   readonly faults: Faults;
 }
 
@@ -55,9 +58,13 @@ function attributes(env: NodeJS.ProcessEnv): Map<number, number> {
 }
 
 /** @throws RangeError for a value that says nothing sensible */
-export const readSettings = (env: NodeJS.ProcessEnv): Settings => ({
-  deviceCount: deviceCount(env),
-  memoryByteLength: memoryByteLength(env),
-  attributes: attributes(env),
-  faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
-});
+export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
+  const given = attributes(env);
+  return {
+    deviceCount: deviceCount(env),
+    memoryByteLength: memoryByteLength(env),
+    attributes: given,
+    supports: (attribute) => given.get(deviceAttributes[attribute]) !== 0,
+    faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
+  };
+};

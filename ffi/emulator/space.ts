@@ -29,30 +29,58 @@ export class AddressSpace {
   /** Maps a descriptor, shared; undefined where the system refuses. */
   map(fd: number, byteLength: number): number | undefined {
     const extent = roundUp(byteLength, GRANULARITY);
-    const address = this.#take(extent);
-    if (address === undefined) return undefined;
-    const mapped = libc.mmap(address, byteLength, PROT_READ_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
-    if (mapped === address) return address;
-    this.#free.add(address, extent);
+    const address = this.reserve(extent);
+    if (address === undefined || this.place(address, fd, byteLength)) return address;
+    this.release(address, extent);
     return undefined;
   }
 
   unmap(address: number, byteLength: number): void {
     const extent = roundUp(byteLength, GRANULARITY);
-    libc.mmap(address, extent, PROT_NONE, INACCESSIBLE | MAP_FIXED, -1, 0);
-    this.#free.add(address, extent);
+    this.clear(address, extent);
+    this.release(address, extent);
   }
 
-  #take(extent: number): number | undefined {
-    const address = this.#free.take(extent);
+  /** Takes addresses, at `wanted` if they are free there; nothing is mapped yet. */
+  reserve(extent: number, alignment = GRANULARITY, wanted = 0): number | undefined {
+    if (wanted !== 0 && this.#free.takeAt(wanted, extent)) return wanted;
+    const address = this.#free.take(extent, alignment);
     if (address !== undefined) return address;
-    for (const byteLength of [Math.max(RESERVATION, extent), extent]) {
+    const needed = extent + alignment;
+    for (const byteLength of [Math.max(RESERVATION, needed), needed]) {
       const start = libc.mmap(0, byteLength + GRANULARITY, PROT_NONE, INACCESSIBLE, -1, 0);
       // MAP_FAILED arrives as a bigint.
       if (typeof start !== 'number') continue;
       this.#free.add(roundUp(start, GRANULARITY), byteLength);
-      return this.#free.take(extent);
+      return this.#free.take(extent, alignment);
     }
     return undefined;
   }
+
+  /** Gives addresses back, where nothing is mapped any more. */
+  release(address: number, extent: number): void {
+    this.#free.add(address, extent);
+  }
+
+  /** Maps a descriptor at reserved addresses; false where the system refuses. */
+  place(address: number, fd: number, byteLength: number): boolean {
+    const flags = MAP_SHARED | MAP_FIXED;
+    return libc.mmap(address, byteLength, PROT_READ_WRITE, flags, fd, 0) === address;
+  }
+
+  /** Unmaps, and keeps the addresses. */
+  clear(address: number, extent: number): void {
+    libc.mmap(address, extent, PROT_NONE, INACCESSIBLE | MAP_FIXED, -1, 0);
+  }
 }
+
+/** Zeroed memory outside of any device's addresses; undefined where there is none. */
+export function mapAnonymous(byteLength: number): number | undefined {
+  const flags = MAP_SHARED | MAP_ANONYMOUS;
+  const address = libc.mmap(0, byteLength, PROT_READ_WRITE, flags, -1, 0);
+  return typeof address === 'number' ? address : undefined;
+}
+
+export const unmapAnonymous = (address: number, byteLength: number): void => {
+  libc.munmap(address, byteLength);
+};

@@ -1,15 +1,9 @@
 /** The stream functions, over the queues of work. */
-import {
-  CU_STREAM_NON_BLOCKING,
-  CU_STREAM_WAIT_VALUE_AND,
-  CU_STREAM_WAIT_VALUE_EQ,
-  CU_STREAM_WAIT_VALUE_GEQ,
-} from '../constants.ts';
+import { CU_STREAM_NON_BLOCKING } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
 import type { Contexts } from './context.ts';
 import type { HostMemory } from './host.ts';
-import type { Memory } from './memory.ts';
 import type { Queues } from './queues.ts';
 
 const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY } =
@@ -43,6 +37,7 @@ export const streamFunctions = (
 ): StreamFunctions => ({
   cuCtxSynchronize() {
     queues.drain(contexts.current);
+    queues.synchronized();
     return CUDA_SUCCESS;
   },
   cuCtxGetStreamPriorityRange(least, greatest) {
@@ -85,57 +80,7 @@ export const streamFunctions = (
     const stream = queues.get(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     queues.synchronize(stream);
+    queues.synchronized();
     return CUDA_SUCCESS;
   },
 });
-
-const COMPARISON = 0x3;
-const CU_STREAM_WAIT_VALUE_FLUSH = 0x4000_0000;
-const CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER = 1;
-const WORD = 4;
-
-/** Whether a word ends a wait for `value`. */
-function satisfies(word: number, value: number, comparison: number): boolean {
-  switch (comparison) {
-    // Cyclic and signed: a counter may wrap around.
-    case CU_STREAM_WAIT_VALUE_GEQ:
-      return ((word - value) | 0) >= 0;
-    case CU_STREAM_WAIT_VALUE_EQ:
-      return (word | 0) === (value | 0);
-    case CU_STREAM_WAIT_VALUE_AND:
-      return (word & value) !== 0;
-    default:
-      return ~(word | value) !== 0;
-  }
-}
-
-type ValueFunctions = Pick<Driver, 'cuStreamWaitValue32_v2' | 'cuStreamWriteValue32_v2'>;
-
-export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
-  const isWord = (address: number): boolean =>
-    address % WORD === 0 && memory.isReachable(address, WORD);
-  return {
-    cuStreamWaitValue32_v2(handle, address, value, flags) {
-      const stream = queues.get(handle);
-      if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-      if ((flags & ~(COMPARISON | CU_STREAM_WAIT_VALUE_FLUSH)) !== 0 || !isWord(address))
-        return CUDA_ERROR_INVALID_VALUE;
-      queues.enqueue(stream, () => {
-        const word = memory.load(address);
-        return word !== undefined && satisfies(word, value, flags & COMPARISON);
-      });
-      return CUDA_SUCCESS;
-    },
-    cuStreamWriteValue32_v2(handle, address, value, flags) {
-      const stream = queues.get(handle);
-      if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-      if ((flags & ~CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER) !== 0 || !isWord(address))
-        return CUDA_ERROR_INVALID_VALUE;
-      queues.enqueue(stream, () => {
-        if (isWord(address)) memory.store(address, value);
-        return true;
-      });
-      return CUDA_SUCCESS;
-    },
-  };
-}

@@ -36,7 +36,22 @@ export const copyRows = {
   cuMemsetD8Async: moving(onStream(CUdeviceptr, uint8, size_t, CUstream), 2),
   cuMemsetD16Async: moving(onStream(CUdeviceptr, uint16, size_t, CUstream), 2, 2),
   cuMemsetD32Async: moving(onStream(CUdeviceptr, uint, size_t, CUstream), 2, 4),
-  cuMemsetD2D8Async: onStream(CUdeviceptr, size_t, uint8, size_t, size_t, CUstream),
-  cuMemsetD2D16Async: onStream(CUdeviceptr, size_t, uint16, size_t, size_t, CUstream),
-  cuMemsetD2D32Async: onStream(CUdeviceptr, size_t, uint, size_t, size_t, CUstream),
+  cuMemsetD2D8Async: moving(
+    onStream(CUdeviceptr, size_t, uint8, size_t, size_t, CUstream),
+    3,
+    1,
+    4,
+  ),
+  cuMemsetD2D16Async: moving(
+    onStream(CUdeviceptr, size_t, uint16, size_t, size_t, CUstream),
+    3,
+    2,
+    4,
+  ),
+  cuMemsetD2D32Async: moving(
+    onStream(CUdeviceptr, size_t, uint, size_t, size_t, CUstream),
+    3,
+    4,
+    4,
+  ),
 } as const;

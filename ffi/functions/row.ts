@@ -13,8 +13,11 @@ export type Needs = 'nothing' | 'context' | 'context for a default stream';
 export interface Row<P extends readonly CType[] = readonly CType[]> {
   readonly needs: Needs;
   readonly params: P;
-  /** Where the number of elements that the call moves or sets stands, and an element's bytes. */
-  readonly bytes?: readonly [parameter: number, unit: number];
+  /**
+   * Where the number of elements that the call moves or sets stands, an element's bytes, and
+   * where the number of rows stands, if there are any.
+   */
+  readonly bytes?: readonly [parameter: number, unit: number, rows?: number];
   /** The struct, behind the first parameter, that says how many bytes the call moves. */
   readonly struct?: StructName;
 }
@@ -38,7 +41,11 @@ export const moving = <P extends readonly CType[]>(
   base: Row<P>,
   parameter: number,
   unit = 1,
-): Row<P> => ({ ...base, bytes: [parameter, unit] });
+  rows?: number,
+): Row<P> => ({
+  ...base,
+  bytes: rows === undefined ? [parameter, unit] : [parameter, unit, rows],
+});
 
 export const movingBy = <P extends readonly CType[]>(struct: StructName, base: Row<P>): Row<P> => ({
   ...base,

@@ -123,9 +123,11 @@ test('every choice is counted, so that what was cached under another can be told
 
 test('a row that moves bytes says which of its parameters counts them', () => {
   for (const name of functionNames) {
-    const { bytes, params } = rows[name];
+    const { bytes, struct, params } = rows[name];
     const moves = /^cuMem(cpy|set)/.test(name);
-    assert.equal(bytes !== undefined, moves, name);
+    assert.equal((bytes ?? struct) !== undefined, moves, name);
+    if (struct) assert.equal(params[0]?.c, `const ${struct} *`, name);
+    if (bytes?.[2] !== undefined) assert.equal(params[bytes[2]]?.c, 'size_t', name);
     if (bytes) assert.equal(params[bytes[0]]?.c, 'size_t', name);
   }
 });

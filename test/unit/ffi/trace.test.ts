@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { writeStruct } from '../../../ffi/arena.ts';
 import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import { bytesCopied } from '../../../ffi/trace.ts';
 import type { Address, CUdeviceptr, CUstream } from '../../../ffi/types.ts';
@@ -44,6 +45,21 @@ test('counts elements of a fill in bytes, and fills are no copies', () => {
     [10, 20, 40, 7],
   );
   assert.equal(bytesCopied(recorder.calls), 7);
+});
+
+test('counts what 2-D and 3-D copies and fills move, from their struct or their rows', () => {
+  using recorder = recordCalls();
+  cu.cuMemcpy2DUnaligned_v2(writeStruct('CUDA_MEMCPY2D', { WidthInBytes: 10, Height: 3 }));
+  cu.cuMemcpy3DAsync_v2(
+    writeStruct('CUDA_MEMCPY3D', { WidthInBytes: 10, Height: 3, Depth: 2 }),
+    stream,
+  );
+  cu.cuMemcpy2DUnaligned_v2(host);
+  cu.cuMemsetD2D16Async(pointer, 512, 0, 10, 3, stream);
+  assert.deepEqual(
+    recorder.calls.map(({ byteLength }) => byteLength),
+    [30, 60, 0, 60],
+  );
 });
 
 test('the driver is called as before: same arguments, same answer', () => {

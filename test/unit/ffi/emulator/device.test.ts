@@ -43,7 +43,11 @@ test('devices, memory and attributes follow the environment', () => {
     [16, 132],
     [75, 9],
     [41, 1],
-    [115, 0],
+    [115, 1],
+    [119, 1],
+    [102, 1],
+    [103, 1],
+    [83, 1],
   ] as const) {
     assert.equal(cu.cuDeviceGetAttribute(OUT0, attribute, device(0)), 0);
     assert.equal(readInt32(OUT0), value);

@@ -1,0 +1,166 @@
+/** Copies of two and three dimensions, described by structs. */
+import {
+  CU_MEMORYTYPE_ARRAY,
+  CU_MEMORYTYPE_DEVICE,
+  CU_MEMORYTYPE_HOST,
+  CU_MEMORYTYPE_UNIFIED,
+} from '../constants.ts';
+import type { Driver } from '../functions.ts';
+import { addressOf } from '../native.ts';
+import { CUresult, type CUresult as Status } from '../results.ts';
+import type { StructName } from '../structs.ts';
+import type { Contexts } from './context.ts';
+import type { HostMemory } from './host.ts';
+import type { Memory } from './memory.ts';
+import type { Queues, Stream } from './queues.ts';
+
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_INVALID_CONTEXT,
+  CUDA_ERROR_INVALID_HANDLE,
+  CUDA_ERROR_NOT_SUPPORTED,
+} = CUresult;
+
+type Fields = Readonly<Record<string, number>>;
+
+/** One side of a copy: where its first byte is, and how far apart rows and slices are. */
+interface Side {
+  readonly address: number;
+  readonly pitch: number;
+  readonly slice: number;
+  readonly type: number;
+  readonly device: number;
+}
+
+interface Box {
+  readonly width: number;
+  readonly height: number;
+  readonly depth: number;
+}
+
+const spanOf = ({ pitch, slice }: Side, { width, height, depth }: Box): number =>
+  slice * (depth - 1) + pitch * (height - 1) + width;
+
+/** The side that a struct's fields with this prefix describe, or why it cannot be copied. */
+function sideOf(fields: Fields, prefix: 'src' | 'dst', box: Box, device: number): Side | Status {
+  const field = (name: string): number => fields[`${prefix}${name}`] ?? 0;
+  const type = field('MemoryType');
+  if (type === CU_MEMORYTYPE_ARRAY) return CUDA_ERROR_NOT_SUPPORTED;
+  const types = [CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED];
+  if (!types.includes(type) || field('LOD') !== 0) return CUDA_ERROR_INVALID_VALUE;
+  const [x, y, z] = [field('XInBytes'), field('Y'), field('Z')];
+  const isFlat = box.height === 1 && box.depth === 1 && y === 0 && z === 0;
+  const pitch = field('Pitch');
+  if (!isFlat && pitch < x + box.width) return CUDA_ERROR_INVALID_VALUE;
+  const rows = field('Height');
+  if ((box.depth > 1 || z > 0) && rows < y + box.height) return CUDA_ERROR_INVALID_VALUE;
+  const start = field(type === CU_MEMORYTYPE_HOST ? 'Host' : 'Device');
+  const slice = pitch * rows;
+  return { address: start + z * slice + y * pitch + x, pitch, slice, type, device };
+}
+
+export type BoxFunctions = Pick<
+  Driver,
+  | 'cuMemcpy2DUnaligned_v2'
+  | 'cuMemcpy2DAsync_v2'
+  | 'cuMemcpy3D_v2'
+  | 'cuMemcpy3DAsync_v2'
+  | 'cuMemcpy3DPeerAsync'
+>;
+
+export function boxFunctions(
+  memory: Memory,
+  queues: Queues,
+  host: HostMemory,
+  contexts: Contexts,
+): BoxFunctions {
+  const canUse = (side: Side, byteLength: number, isTarget: boolean): boolean =>
+    isTarget
+      ? memory.canWrite(side.address, byteLength, side.device)
+      : memory.canRead(side.address, byteLength, side.device);
+
+  const copyRows = (to: Side, from: Side, { width, height, depth }: Box): boolean => {
+    for (let z = 0; z < depth; z += 1)
+      for (let y = 0; y < height; y += 1) {
+        const target = to.address + z * to.slice + y * to.pitch;
+        const source = from.address + z * from.slice + y * from.pitch;
+        if (!memory.copy(target, source, width)) return false;
+      }
+    return true;
+  };
+
+  /** A side's bytes without the gaps, and what holds them. */
+  const packed = (box: Box, device: number): { side: Side; bytes: Uint8Array } => {
+    const bytes = Buffer.allocUnsafeSlow(box.width * box.height * box.depth);
+    const { width: pitch, height } = box;
+    const type = CU_MEMORYTYPE_HOST;
+    return {
+      bytes,
+      side: { address: addressOf(bytes), pitch, slice: pitch * height, type, device },
+    };
+  };
+
+  const copy = (queue: Stream, to: Side, from: Side, box: Box, isNow: boolean): Status => {
+    const isToDevice = canUse(to, spanOf(to, box), true);
+    const isFromDevice = canUse(from, spanOf(from, box), false);
+    // Only memory that may be the host's can be unknown to the driver.
+    const mustBeDevice = ({ type }: Side): boolean => type === CU_MEMORYTYPE_DEVICE;
+    if ((!isToDevice && mustBeDevice(to)) || (!isFromDevice && mustBeDevice(from)))
+      return CUDA_ERROR_INVALID_VALUE;
+
+    let source = from;
+    let kept: Uint8Array | undefined;
+    if (!isFromDevice) {
+      // Ordinary host memory is read now: its owner may change it as soon as this returns.
+      const { side, bytes } = packed(box, from.device);
+      if (!copyRows(side, from, box)) return CUDA_ERROR_INVALID_VALUE;
+      source = side;
+      kept = bytes;
+    }
+    let outcome: boolean | undefined;
+    queues.enqueue(queue, () => {
+      const isThere =
+        (!isToDevice || canUse(to, spanOf(to, box), true)) &&
+        (!isFromDevice || canUse(from, spanOf(from, box), false));
+      outcome = isThere && copyRows(to, source, box);
+      kept = undefined;
+      return true;
+    });
+    if (!isNow && isToDevice) return CUDA_SUCCESS;
+    queues.waitUntil(() => outcome !== undefined);
+    return outcome && kept === undefined ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  };
+
+  const run = (name: StructName, address: number, queue: Stream | undefined, isNow: boolean) => {
+    if (!queue) return CUDA_ERROR_INVALID_HANDLE;
+    const fields: Fields | undefined = host.readStruct(name, address);
+    if (!fields || !Object.values(fields).every(Number.isSafeInteger))
+      return CUDA_ERROR_INVALID_VALUE;
+    const { WidthInBytes: width = 0, Height: height = 0, Depth: depth = 1 } = fields;
+    const box = { width, height, depth };
+    let [toDevice, fromDevice] = [queue.context.device, queue.context.device];
+    if (name === 'CUDA_MEMCPY3D_PEER') {
+      const target = contexts.get(fields['dstContext'] ?? 0);
+      const source = contexts.get(fields['srcContext'] ?? 0);
+      if (!target?.alive || !source?.alive) return CUDA_ERROR_INVALID_CONTEXT;
+      [toDevice, fromDevice] = [target.device, source.device];
+    }
+    if (width === 0 || height === 0 || depth === 0) return CUDA_SUCCESS;
+    const to = sideOf(fields, 'dst', box, toDevice);
+    if (typeof to === 'number') return to;
+    const from = sideOf(fields, 'src', box, fromDevice);
+    if (typeof from === 'number') return from;
+    return copy(queue, to, from, box, isNow);
+  };
+  const now = (name: StructName, address: number): Status =>
+    run(name, address, queues.legacy(contexts.current), true);
+
+  return {
+    cuMemcpy2DUnaligned_v2: (address) => now('CUDA_MEMCPY2D', address),
+    cuMemcpy3D_v2: (address) => now('CUDA_MEMCPY3D', address),
+    cuMemcpy2DAsync_v2: (at, stream) => run('CUDA_MEMCPY2D', at, queues.get(stream), false),
+    cuMemcpy3DAsync_v2: (at, stream) => run('CUDA_MEMCPY3D', at, queues.get(stream), false),
+    cuMemcpy3DPeerAsync: (at, stream) => run('CUDA_MEMCPY3D_PEER', at, queues.get(stream), false),
+  };
+}

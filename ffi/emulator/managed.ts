@@ -1,0 +1,172 @@
+/** Managed memory: one address for the CPU and every device. */
+import {
+  CU_DEVICE_CPU,
+  CU_MEM_ADVISE_SET_ACCESSED_BY,
+  CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+  CU_MEM_ADVISE_SET_READ_MOSTLY,
+  CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+  CU_MEM_ATTACH_GLOBAL,
+  CU_MEM_ATTACH_HOST,
+  CU_MEM_ATTACH_SINGLE,
+} from '../constants.ts';
+import type { Driver } from '../functions.ts';
+import { CUresult, type CUresult as Status } from '../results.ts';
+import type { Contexts } from './context.ts';
+import type { HostMemory } from './host.ts';
+import type { Memory } from './memory.ts';
+import type { Queues } from './queues.ts';
+import { type Region, WRITE } from './region.ts';
+import type { Settings } from './settings.ts';
+import { GRANULARITY, mapAnonymous, roundUp, unmapAnonymous } from './space.ts';
+
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_OUT_OF_MEMORY,
+  CUDA_ERROR_INVALID_DEVICE,
+  CUDA_ERROR_INVALID_HANDLE,
+  CUDA_ERROR_NOT_SUPPORTED,
+} = CUresult;
+
+interface ManagedAllocation extends Region {
+  readonly kind: 'managed';
+  /** The device that it was last prefetched to, whose memory it takes; -1 for the CPU. */
+  resident: number;
+}
+
+type ManagedFunctions = Pick<
+  Driver,
+  'cuMemAllocManaged' | 'cuMemPrefetchAsync' | 'cuMemAdvise' | 'cuStreamAttachMemAsync'
+>;
+
+export class ManagedMemory {
+  readonly #memory: Memory;
+  readonly #contexts: Contexts;
+  readonly #queues: Queues;
+  readonly #isSupported: boolean;
+
+  constructor(memory: Memory, contexts: Contexts, queues: Queues, settings: Settings) {
+    this.#memory = memory;
+    this.#contexts = contexts;
+    this.#queues = queues;
+    this.#isSupported = settings.supports('managedMemory');
+    memory.onUsage((device) => this.#usedBytes(device));
+    contexts.onEnd((context) => {
+      for (const allocation of this.#all())
+        if (allocation.context === context) this.#free(allocation);
+    });
+  }
+
+  /** Frees what starts at an address; undefined where that is no managed memory. */
+  free(address: number): Status | undefined {
+    const allocation = this.#at(address);
+    if (!allocation) return undefined;
+    if (allocation.address !== address) return CUDA_ERROR_INVALID_VALUE;
+    if (allocation.context) this.#queues.drain(allocation.context);
+    this.#free(allocation);
+    return CUDA_SUCCESS;
+  }
+
+  functions(host: HostMemory): ManagedFunctions {
+    return {
+      cuMemAllocManaged: (out, asked, flags) => {
+        if (!this.#isSupported) return CUDA_ERROR_NOT_SUPPORTED;
+        if (!(asked > 0) || (flags !== CU_MEM_ATTACH_GLOBAL && flags !== CU_MEM_ATTACH_HOST))
+          return CUDA_ERROR_INVALID_VALUE;
+        const byteLength = roundUp(asked, GRANULARITY);
+        const address = mapAnonymous(byteLength);
+        if (address === undefined) return CUDA_ERROR_OUT_OF_MEMORY;
+        const context = this.#contexts.current;
+        const allocation: ManagedAllocation = {
+          kind: 'managed',
+          address,
+          byteLength,
+          asked,
+          context,
+          device: context.device,
+          bufferId: this.#memory.nextBufferId(),
+          handleTypes: 0,
+          poolHandle: 0,
+          resident: CU_DEVICE_CPU,
+          access: () => WRITE,
+        };
+        this.#memory.regions.add(allocation);
+        host.setUint64(out, address);
+        return CUDA_SUCCESS;
+      },
+      cuMemPrefetchAsync: (address, byteLength, device, handle) => {
+        const stream = this.#queues.get(handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        const allocation = this.#holding(address, byteLength);
+        if (!allocation) return CUDA_ERROR_INVALID_VALUE;
+        if (!this.#isPlace(device)) return CUDA_ERROR_INVALID_DEVICE;
+        this.#queues.enqueue(stream, () => {
+          // What does not fit stays where it is: a prefetch is a wish.
+          if (device === CU_DEVICE_CPU || this.#memory.hasFree(device, allocation.byteLength))
+            allocation.resident = device;
+          return true;
+        });
+        return CUDA_SUCCESS;
+      },
+      cuMemAdvise: (address, byteLength, advice, device) => {
+        const isAdvice =
+          advice >= CU_MEM_ADVISE_SET_READ_MOSTLY && advice <= CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+        if (!isAdvice || !this.#holding(address, byteLength)) return CUDA_ERROR_INVALID_VALUE;
+        const namesPlace =
+          advice === CU_MEM_ADVISE_SET_PREFERRED_LOCATION ||
+          advice === CU_MEM_ADVISE_SET_ACCESSED_BY ||
+          advice === CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+        return namesPlace && !this.#isPlace(device) ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+      },
+      cuStreamAttachMemAsync: (handle, address, byteLength, flags) => {
+        const stream = this.#queues.get(handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        const allocation = this.#at(address);
+        const isAll = byteLength === 0 || byteLength === allocation?.asked;
+        const isFlag = [CU_MEM_ATTACH_GLOBAL, CU_MEM_ATTACH_HOST, CU_MEM_ATTACH_SINGLE].includes(
+          flags,
+        );
+        // Nobody can attach memory to a stream that everybody uses.
+        const isOwn = flags !== CU_MEM_ATTACH_SINGLE || handle > 2;
+        if (allocation?.address !== address || !isAll || !isFlag || !isOwn)
+          return CUDA_ERROR_INVALID_VALUE;
+        this.#queues.enqueue(stream, () => true);
+        return CUDA_SUCCESS;
+      },
+    };
+  }
+
+  #isPlace(device: number): boolean {
+    return device === CU_DEVICE_CPU || this.#contexts.hasDevice(device);
+  }
+
+  #at(address: number): ManagedAllocation | undefined {
+    const region = this.#memory.regions.at(address);
+    return region?.kind === 'managed' ? (region as ManagedAllocation) : undefined;
+  }
+
+  #holding(address: number, byteLength: number): ManagedAllocation | undefined {
+    const allocation = this.#at(address);
+    const isHeld =
+      byteLength > 0 && allocation && address + byteLength <= allocation.address + allocation.asked;
+    return isHeld ? allocation : undefined;
+  }
+
+  #all(): ManagedAllocation[] {
+    return [...this.#memory.regions].filter(
+      (region): region is ManagedAllocation => region.kind === 'managed',
+    );
+  }
+
+  #usedBytes(device: number): number {
+    return this.#all().reduce(
+      (sum, { resident, byteLength }) => (resident === device ? sum + byteLength : sum),
+      0,
+    );
+  }
+
+  #free(allocation: ManagedAllocation): void {
+    this.#memory.regions.remove(allocation);
+    unmapAnonymous(allocation.address, allocation.byteLength);
+  }
+}

@@ -1,0 +1,70 @@
+/** Devices that reach each other's memory: whether they can, and whether a context may. */
+import { CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK } from '../constants.ts';
+import type { Driver } from '../functions.ts';
+import { CUresult } from '../results.ts';
+import type { Context, Contexts } from './context.ts';
+import type { HostMemory } from './host.ts';
+
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_INVALID_CONTEXT,
+  CUDA_ERROR_INVALID_DEVICE,
+  CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
+  CUDA_ERROR_PEER_ACCESS_NOT_ENABLED,
+} = CUresult;
+
+const LAST_ATTRIBUTE = 5;
+const ONLY_PARTIAL_ATOMICS = 5;
+
+type PeerFunctions = Pick<
+  Driver,
+  | 'cuDeviceCanAccessPeer'
+  | 'cuDeviceGetP2PAttribute'
+  | 'cuCtxEnablePeerAccess'
+  | 'cuCtxDisablePeerAccess'
+>;
+
+export function peerFunctions(contexts: Contexts, host: HostMemory): PeerFunctions {
+  // Copies do without it. Kernels will ask.
+  const enabled = new Map<Context, Set<Context>>();
+  contexts.onEnd((context) => {
+    enabled.delete(context);
+    for (const peers of enabled.values()) peers.delete(context);
+  });
+  const areDevices = (...devices: number[]): boolean =>
+    devices.every((device) => contexts.hasDevice(device));
+  return {
+    cuDeviceCanAccessPeer(out, device, peer) {
+      if (!areDevices(device, peer)) return CUDA_ERROR_INVALID_DEVICE;
+      host.setInt32(out, device === peer ? 0 : 1);
+      return CUDA_SUCCESS;
+    },
+    cuDeviceGetP2PAttribute(out, attribute, device, peer) {
+      if (attribute < 1 || attribute > LAST_ATTRIBUTE) return CUDA_ERROR_INVALID_VALUE;
+      if (!areDevices(device, peer) || device === peer) return CUDA_ERROR_INVALID_DEVICE;
+      const isZero =
+        attribute === CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK ||
+        attribute === ONLY_PARTIAL_ATOMICS;
+      host.setInt32(out, isZero ? 0 : 1);
+      return CUDA_SUCCESS;
+    },
+    cuCtxEnablePeerAccess(handle, flags) {
+      const { current } = contexts;
+      const peer = contexts.get(handle);
+      if (flags !== 0) return CUDA_ERROR_INVALID_VALUE;
+      if (!peer?.alive) return CUDA_ERROR_INVALID_CONTEXT;
+      if (peer.device === current.device) return CUDA_ERROR_INVALID_DEVICE;
+      const peers = enabled.get(current) ?? new Set();
+      if (peers.has(peer)) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+      enabled.set(current, peers.add(peer));
+      return CUDA_SUCCESS;
+    },
+    cuCtxDisablePeerAccess(handle) {
+      const peer = contexts.get(handle);
+      if (!peer?.alive) return CUDA_ERROR_INVALID_CONTEXT;
+      const isDisabled = enabled.get(contexts.current)?.delete(peer);
+      return isDisabled ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+    },
+  };
+}

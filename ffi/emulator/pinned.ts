@@ -1,0 +1,126 @@
+/** Host memory that devices reach: registered where it is, or allocated for it. */
+import type { Driver } from '../functions.ts';
+import { CUresult } from '../results.ts';
+import type { Contexts } from './context.ts';
+import type { HostMemory } from './host.ts';
+import type { Memory } from './memory.ts';
+import type { Queues } from './queues.ts';
+import { type Region, WRITE } from './region.ts';
+import { mapAnonymous, roundUp, unmapAnonymous } from './space.ts';
+
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_OUT_OF_MEMORY,
+  CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
+  CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
+} = CUresult;
+
+// PORTABLE, DEVICEMAP, IOMEMORY, READ_ONLY
+const REGISTER_FLAGS = 0xf;
+// PORTABLE, DEVICEMAP, WRITECOMBINED
+const ALLOC_FLAGS = 0x7;
+const PAGE = 4096;
+
+export interface HostAllocation extends Region {
+  readonly kind: 'host';
+  readonly flags: number;
+}
+
+export type PinnedFunctions = Pick<
+  Driver,
+  | 'cuMemHostAlloc'
+  | 'cuMemFreeHost'
+  | 'cuMemHostGetFlags'
+  | 'cuMemHostRegister_v2'
+  | 'cuMemHostUnregister'
+  | 'cuMemHostGetDevicePointer_v2'
+>;
+
+export const pinnedFunctions = (
+  memory: Memory,
+  contexts: Contexts,
+  queues: Queues,
+  host: HostMemory,
+): PinnedFunctions => {
+  const isMapped = (address: number, byteLength: number): boolean => {
+    for (let at = address; at < address + byteLength; at += PAGE)
+      if (!host.isReadable(at)) return false;
+    return host.isReadable(address + byteLength - 1);
+  };
+  const allocationAt = (address: number): HostAllocation | undefined => {
+    const region = memory.regions.at(address);
+    return region?.kind === 'host' ? (region as HostAllocation) : undefined;
+  };
+  const free = (allocation: HostAllocation): void => {
+    memory.regions.remove(allocation);
+    unmapAnonymous(allocation.address, allocation.byteLength);
+  };
+  contexts.onEnd((context) => {
+    for (const region of [...memory.regions])
+      if (region.kind === 'host' && region.context === context) free(region as HostAllocation);
+  });
+  return {
+    cuMemHostAlloc(out, asked, flags) {
+      if (!(asked > 0) || (flags & ~ALLOC_FLAGS) !== 0) return CUDA_ERROR_INVALID_VALUE;
+      const byteLength = roundUp(asked, PAGE);
+      const address = mapAnonymous(byteLength);
+      if (address === undefined) return CUDA_ERROR_OUT_OF_MEMORY;
+      const context = contexts.current;
+      const allocation: HostAllocation = {
+        kind: 'host',
+        address,
+        byteLength,
+        asked,
+        flags,
+        context,
+        device: context.device,
+        bufferId: memory.nextBufferId(),
+        handleTypes: 0,
+        poolHandle: 0,
+        access: () => WRITE,
+      };
+      memory.regions.add(allocation);
+      host.setUint64(out, address);
+      return CUDA_SUCCESS;
+    },
+    cuMemFreeHost(address) {
+      const allocation = allocationAt(address);
+      if (allocation?.address !== address) return CUDA_ERROR_INVALID_VALUE;
+      if (allocation.context) queues.drain(allocation.context);
+      free(allocation);
+      return CUDA_SUCCESS;
+    },
+    cuMemHostGetFlags(out, address) {
+      const found = allocationAt(address) ?? memory.registrations.at(address);
+      if (!found) return CUDA_ERROR_INVALID_VALUE;
+      host.setInt32(out, found.flags);
+      return CUDA_SUCCESS;
+    },
+    cuMemHostRegister_v2(address, byteLength, flags) {
+      if (address === 0 || !(byteLength > 0) || (flags & ~REGISTER_FLAGS) !== 0)
+        return CUDA_ERROR_INVALID_VALUE;
+      const isPinned = memory.registrations.overlaps(address, byteLength) || allocationAt(address);
+      if (isPinned) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+      if (memory.isKnown(address) || !isMapped(address, byteLength))
+        return CUDA_ERROR_INVALID_VALUE;
+      const bufferId = memory.nextBufferId();
+      const context = contexts.current;
+      memory.registrations.add({ address, byteLength, flags, context, bufferId });
+      return CUDA_SUCCESS;
+    },
+    cuMemHostUnregister(address) {
+      const registration = memory.registrations.at(address);
+      if (registration?.address !== address) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+      queues.drain(registration.context);
+      memory.registrations.remove(registration);
+      return CUDA_SUCCESS;
+    },
+    cuMemHostGetDevicePointer_v2(out, address, flags) {
+      if (flags !== 0 || !(memory.registrations.at(address) ?? allocationAt(address)))
+        return CUDA_ERROR_INVALID_VALUE;
+      host.setUint64(out, address);
+      return CUDA_SUCCESS;
+    },
+  };
+};

@@ -1,0 +1,136 @@
+/** Pools of other processes, and their allocations that are mapped here. */
+import type { Contexts } from './context.ts';
+import type { Handles } from './handles.ts';
+import type { Memory } from './memory.ts';
+import { POOL_NAME, type PoolRegion } from './pool.ts';
+import { type Export, POOL_PAGE_BYTE_LENGTH, PoolPage } from './pool-page.ts';
+import { inspectMemfd, type Self } from './processes.ts';
+import { GRANULARITY } from './space.ts';
+
+/** An allocation of another process's pool, mapped here. */
+export interface ImportedRegion extends PoolRegion {
+  readonly owner: ImportedPool;
+  readonly importer: number;
+}
+
+export class ImportedPool {
+  readonly handle: number;
+  readonly page: PoolPage;
+  readonly generation: string;
+  readonly device: number;
+  readonly rights = new Map<number, number>();
+  /** How often it was imported; each is destroyed once. */
+  opens = 1;
+  readonly #memory: Memory;
+  readonly #address: number;
+  readonly #capacity: number;
+  readonly #regions = new Map<number, ImportedRegion>();
+
+  constructor(memory: Memory, handle: number, address: number, capacity: number) {
+    this.#memory = memory;
+    this.handle = handle;
+    this.#address = address;
+    this.#capacity = capacity;
+    this.page = new PoolPage(address + capacity);
+    this.generation = this.page.isValid ? this.page.generation : '';
+    this.device = this.page.device;
+  }
+
+  access(device: number): number {
+    return device === this.device ? 3 : (this.rights.get(device) ?? 0);
+  }
+
+  /** The allocation, mapped once however often it is imported; undefined where it is not there. */
+  import(shared: Export, self: Self): ImportedRegion | undefined {
+    const known = this.#regions.get(shared.offset);
+    if (known && known.shared?.id === shared.id)
+      return this.page.has(shared) || known.asked === shared.byteLength ? known : undefined;
+    const importer = this.page.claim(shared.slot, self);
+    if (importer === undefined) return undefined;
+    if (!this.page.has(shared) || known) {
+      this.page.unclaim(importer);
+      return undefined;
+    }
+    const region: ImportedRegion = {
+      kind: 'pool',
+      address: this.#address + shared.offset,
+      byteLength: shared.byteLength,
+      asked: shared.byteLength,
+      device: this.device,
+      context: undefined,
+      bufferId: this.#memory.nextBufferId(),
+      handleTypes: 0,
+      poolHandle: this.handle,
+      access: (device) => this.access(device),
+      pool: undefined,
+      isFreed: false,
+      shared,
+      owner: this,
+      importer,
+    };
+    this.#regions.set(shared.offset, region);
+    this.#memory.regions.add(region);
+    return region;
+  }
+
+  /** Unmaps an allocation for all who imported it. */
+  free(region: ImportedRegion): void {
+    this.#memory.regions.remove(region);
+    if (region.shared) this.#regions.delete(region.shared.offset);
+    this.page.unclaim(region.importer);
+    this.unmapUnused();
+  }
+
+  unmapUnused(): void {
+    if (this.opens > 0 || this.#regions.size > 0) return;
+    this.unmap();
+  }
+
+  unmap(): void {
+    this.#memory.space.unmap(this.#address, this.#capacity + POOL_PAGE_BYTE_LENGTH);
+  }
+}
+
+export class ImportedPools {
+  readonly #memory: Memory;
+  readonly #handles: Handles;
+  readonly #contexts: Contexts;
+  readonly #all = new Map<number, ImportedPool>();
+
+  constructor(memory: Memory, handles: Handles, contexts: Contexts) {
+    this.#memory = memory;
+    this.#handles = handles;
+    this.#contexts = contexts;
+  }
+
+  get(handle: number): ImportedPool | undefined {
+    return this.#all.get(handle);
+  }
+
+  /** The pool of a descriptor, which stays its caller's; undefined where it is none of a pool. */
+  import(fd: number): ImportedPool | undefined {
+    const file = inspectMemfd(fd);
+    const capacity = (file?.byteLength ?? 0) - POOL_PAGE_BYTE_LENGTH;
+    if (file?.name !== POOL_NAME || !(capacity > 0) || capacity % GRANULARITY !== 0)
+      return undefined;
+    const address = this.#memory.space.map(fd, file.byteLength);
+    if (address === undefined) return undefined;
+    const pool = new ImportedPool(this.#memory, this.#handles.make(), address, capacity);
+    const known = [...this.#all.values()].find(({ generation }) => generation === pool.generation);
+    if (known || !pool.page.isValid || !this.#contexts.hasDevice(pool.device)) {
+      pool.unmap();
+      if (known) known.opens += 1;
+      return known;
+    }
+    this.#all.set(pool.handle, pool);
+    return pool;
+  }
+
+  /** Undoes one import; what is mapped of the pool stays until it is freed. */
+  destroy(pool: ImportedPool): void {
+    pool.opens -= 1;
+    if (pool.opens > 0) return;
+    this.#all.delete(pool.handle);
+    pool.unmapUnused();
+  }
+}

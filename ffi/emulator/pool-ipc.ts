@@ -1,0 +1,98 @@
+/** Pools shared by descriptor, and their allocations by 64 bytes. */
+import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../constants.ts';
+import type { Driver } from '../functions.ts';
+import { CUresult, type CUresult as Status } from '../results.ts';
+import { structs } from '../structs.ts';
+import { type PoolRooms, poolRegionAt } from './pool-functions.ts';
+import type { Export } from './pool-page.ts';
+import type { Self } from './processes.ts';
+
+const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN } =
+  CUresult;
+
+const MAGIC = 'cuffiPTR';
+const END = 48;
+
+interface Payload extends Export {
+  /** Of the pool. */
+  readonly generation: string;
+}
+
+function encode({ generation, slot, id, offset, byteLength }: Payload): Uint8Array {
+  const bytes = Buffer.alloc(structs.CUmemPoolPtrExportData.byteLength);
+  bytes.write(MAGIC, 0, 'latin1');
+  bytes.write(generation, 8, 'hex');
+  bytes.writeUInt32LE(slot, 16);
+  bytes.writeUInt32LE(id, 20);
+  bytes.writeBigUInt64LE(BigInt(offset), 24);
+  bytes.writeBigUInt64LE(BigInt(byteLength), 32);
+  return bytes;
+}
+
+/** Undefined for bytes that no allocation can have; what they say may still be false. */
+function decode(data: Uint8Array): Payload | undefined {
+  const bytes = Buffer.from(data);
+  const isOurs = bytes.toString('latin1', 0, 8) === MAGIC;
+  if (!isOurs || bytes.subarray(END - 8).some((byte) => byte !== 0)) return undefined;
+  const payload = {
+    generation: bytes.toString('hex', 8, 16),
+    slot: bytes.readUInt32LE(16),
+    id: bytes.readUInt32LE(20),
+    offset: Number(bytes.readBigUInt64LE(24)),
+    byteLength: Number(bytes.readBigUInt64LE(32)),
+  };
+  return Number.isSafeInteger(payload.offset + payload.byteLength) ? payload : undefined;
+}
+
+type PoolIpcFunctions = Pick<
+  Driver,
+  | 'cuMemPoolExportToShareableHandle'
+  | 'cuMemPoolImportFromShareableHandle'
+  | 'cuMemPoolExportPointer'
+  | 'cuMemPoolImportPointer'
+>;
+
+export function poolIpcFunctions(
+  { pools, imported, memory, host }: PoolRooms,
+  self: Self,
+): PoolIpcFunctions {
+  const exported = (out: number, bytes: Uint8Array): Status =>
+    host.write(out, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return {
+    cuMemPoolExportToShareableHandle(out, handle, type, flags) {
+      const pool = pools.get(handle);
+      const isShared = pool && type !== 0 && (pool.handleTypes & type) === type;
+      if (!isShared || flags !== 0 || !host.isWritable(out)) return CUDA_ERROR_INVALID_VALUE;
+      const fd = pool.export();
+      if (fd === undefined) return CUDA_ERROR_OUT_OF_MEMORY;
+      host.setInt32(out, fd);
+      return CUDA_SUCCESS;
+    },
+    cuMemPoolImportFromShareableHandle(out, fd, type, flags) {
+      if (type !== CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags !== 0)
+        return CUDA_ERROR_INVALID_VALUE;
+      const pool = imported.import(fd);
+      if (!pool) return CUDA_ERROR_UNKNOWN;
+      host.setUint64(out, pool.handle);
+      return CUDA_SUCCESS;
+    },
+    cuMemPoolExportPointer(out, address) {
+      const region = poolRegionAt(memory, address);
+      // Only bases, only of pools made for it, and only by the process that made them.
+      if (!region?.pool || region.handleTypes === 0) return CUDA_ERROR_INVALID_VALUE;
+      const shared = region.pool.share(region);
+      if (!shared) return CUDA_ERROR_OUT_OF_MEMORY;
+      return exported(out, encode({ ...shared, generation: region.pool.page.generation }));
+    },
+    cuMemPoolImportPointer(out, handle, data) {
+      const pool = imported.get(handle);
+      const bytes = host.read(data, structs.CUmemPoolPtrExportData.byteLength);
+      const payload = bytes && decode(bytes);
+      if (!pool || payload?.generation !== pool.generation) return CUDA_ERROR_INVALID_VALUE;
+      const region = pool.import(payload, self);
+      if (!region) return CUDA_ERROR_INVALID_VALUE;
+      host.setUint64(out, region.address);
+      return CUDA_SUCCESS;
+    },
+  };
+}

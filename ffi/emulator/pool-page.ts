@@ -1,0 +1,130 @@
+/** The pages behind a pool's memory, which its owner and its importers share. */
+import { randomBytes } from 'node:crypto';
+import { viewMemory } from '../native.ts';
+import type { Address } from '../types.ts';
+import { isAlive, type Self } from './processes.ts';
+
+const MAGIC = 0x6375_706c;
+
+// In words of four bytes: the header, the slots of importers, the allocations that are shared.
+const GENERATION = 2;
+const DEVICE = 4;
+const IMPORTERS = 16;
+const IMPORTER_WORDS = 4;
+const IMPORTER_COUNT = 1020;
+const EXPORTS = IMPORTERS + IMPORTER_COUNT * IMPORTER_WORDS;
+const EXPORT_WORDS = 8;
+const EXPORT_COUNT = 4096;
+
+export const POOL_PAGE_BYTE_LENGTH: number = (EXPORTS + EXPORT_COUNT * EXPORT_WORDS) * 4;
+
+// A slot taken, whose process is not written yet.
+const CLAIMED = -1;
+
+/** An allocation that others may import. */
+export interface Export {
+  readonly slot: number;
+  readonly id: number;
+  readonly offset: number;
+  readonly byteLength: number;
+}
+
+/**
+ * Which pool this is, which of its allocations are shared, and who has them mapped.
+ *
+ * An importer claims its slot before it looks at an allocation's id, and an owner clears the id
+ * before it looks for importers: one of the two always sees the other.
+ */
+export class PoolPage {
+  readonly #words: Int32Array;
+
+  constructor(address: number) {
+    this.#words = new Int32Array(viewMemory(address as Address, POOL_PAGE_BYTE_LENGTH));
+  }
+
+  /** Makes these pages a new pool's. */
+  initialise(device: number): void {
+    this.#words[0] = MAGIC;
+    this.#words[DEVICE] = device;
+    new Uint8Array(this.#words.buffer, GENERATION * 4, 8).set(randomBytes(8));
+  }
+
+  get isValid(): boolean {
+    return this.#words[0] === MAGIC;
+  }
+
+  get device(): number {
+    return this.#words[DEVICE] as number;
+  }
+
+  get generation(): string {
+    return Buffer.from(this.#words.buffer, GENERATION * 4, 8).toString('hex');
+  }
+
+  /** Shares an allocation; undefined where there are as many as there can be. */
+  share(id: number, offset: number, byteLength: number): Export | undefined {
+    for (let slot = 0; slot < EXPORT_COUNT; slot += 1) {
+      if (Atomics.load(this.#words, this.#export(slot)) !== 0 || this.hasImporters(slot)) continue;
+      const shared = { slot, id, offset, byteLength };
+      this.#sizes(slot).forEach((_, at, sizes) => {
+        sizes[at] = BigInt(at === 0 ? offset : byteLength);
+      });
+      Atomics.store(this.#words, this.#export(slot), id);
+      return shared;
+    }
+    return undefined;
+  }
+
+  unshare(slot: number): void {
+    Atomics.store(this.#words, this.#export(slot), 0);
+  }
+
+  /** Whether an allocation is shared, and is all that is said of it. */
+  has({ slot, id, offset, byteLength }: Export): boolean {
+    if (slot >= EXPORT_COUNT || id === 0) return false;
+    if (Atomics.load(this.#words, this.#export(slot)) !== id) return false;
+    const sizes = this.#sizes(slot);
+    return sizes[0] === BigInt(offset) && sizes[1] === BigInt(byteLength);
+  }
+
+  /** Says that a process has an allocation mapped; undefined where no more can be said. */
+  claim(slot: number, { pid, startTime }: Self): number | undefined {
+    for (let importer = 0; importer < IMPORTER_COUNT; importer += 1) {
+      const at = IMPORTERS + importer * IMPORTER_WORDS;
+      if (Atomics.compareExchange(this.#words, at, 0, CLAIMED) !== 0) continue;
+      Atomics.store(this.#words, at + 1, pid);
+      Atomics.store(this.#words, at + 2, startTime | 0);
+      Atomics.store(this.#words, at + 3, Math.floor(startTime / 2 ** 32));
+      Atomics.store(this.#words, at, slot + 1);
+      return importer;
+    }
+    return undefined;
+  }
+
+  unclaim(importer: number): void {
+    Atomics.store(this.#words, IMPORTERS + importer * IMPORTER_WORDS, 0);
+  }
+
+  /** Whether a living process has an allocation mapped; forgets those that ended. */
+  hasImporters(slot: number): boolean {
+    let found = false;
+    for (let importer = 0; importer < IMPORTER_COUNT; importer += 1) {
+      const at = IMPORTERS + importer * IMPORTER_WORDS;
+      if (Atomics.load(this.#words, at) !== slot + 1) continue;
+      const pid = Atomics.load(this.#words, at + 1);
+      const low = Atomics.load(this.#words, at + 2) >>> 0;
+      const startTime = low + Atomics.load(this.#words, at + 3) * 2 ** 32;
+      if (isAlive({ pid, startTime })) found = true;
+      else Atomics.compareExchange(this.#words, at, slot + 1, 0);
+    }
+    return found;
+  }
+
+  #export(slot: number): number {
+    return EXPORTS + slot * EXPORT_WORDS;
+  }
+
+  #sizes(slot: number): BigUint64Array {
+    return new BigUint64Array(this.#words.buffer, (this.#export(slot) + 2) * 4, 2);
+  }
+}

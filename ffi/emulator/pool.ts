@@ -1,0 +1,259 @@
+/** A pool: one memfd, of which parts are reserved, and of those parts given out. */
+import { closeFd, libc, SystemError } from '../libc.ts';
+import { createSealedMemfd } from './block.ts';
+import type { Memory } from './memory.ts';
+import { type Export, POOL_PAGE_BYTE_LENGTH, PoolPage } from './pool-page.ts';
+import type { Stream } from './queues.ts';
+import { FirstFit } from './ranges.ts';
+import type { Region } from './region.ts';
+import { GRANULARITY, roundUp } from './space.ts';
+
+/** The name of a pool's memfd. */
+export const POOL_NAME = 'cuffi.pool';
+
+/** What allocations are measured in. */
+const UNIT = 512;
+/** What a pool reserves at a time, where there is so much. */
+const CHUNK = 32 << 20;
+
+const F_DUPFD = 0;
+const FALLOC_FL_KEEP_SIZE = 1;
+const FALLOC_FL_PUNCH_HOLE = 2;
+
+/** Memory of a pool that this process made, or of one that it imported. */
+export interface PoolRegion extends Region {
+  readonly kind: 'pool';
+  readonly pool: Pool | undefined;
+  /** cuMemFreeAsync was called, and its stream has not come there yet. */
+  isFreed: boolean;
+  shared: Export | undefined;
+}
+
+/** Freed in a stream's order: that stream may use it again at once, others when it is reached. */
+interface PendingFree {
+  readonly region: PoolRegion;
+  readonly stream: Stream;
+}
+
+/** What a pool is asked to be. */
+export interface PoolOptions {
+  readonly handle: number;
+  readonly device: number;
+  readonly handleTypes: number;
+  /** As many bytes as it may reserve. */
+  readonly capacity: number;
+  readonly isDefault: boolean;
+}
+
+export class Pool {
+  readonly handle: number;
+  readonly device: number;
+  readonly handleTypes: number;
+  readonly isDefault: boolean;
+  /** What each device but the owner may do. */
+  readonly rights = new Map<number, number>();
+  readonly page: PoolPage;
+  releaseThreshold = 0n;
+  /** Whether memory may be used again early: by events' order, by luck, by new dependencies. */
+  readonly reuse: number[] = [1, 1, 1];
+  reservedBytes = 0;
+  reservedHigh = 0;
+  usedBytes = 0;
+  usedHigh = 0;
+  isDestroyed = false;
+  readonly #memory: Memory;
+  readonly #fd: number;
+  readonly #address: number;
+  readonly #capacity: number;
+  readonly #unreserved = new FirstFit();
+  readonly #free = new FirstFit();
+  readonly #extents: { start: number; byteLength: number }[] = [];
+  readonly #live = new Set<PoolRegion>();
+  readonly #pending = new Set<PendingFree>();
+  /** Freed here, and still mapped by other processes. */
+  readonly #lingering = new Set<PoolRegion>();
+
+  private constructor(memory: Memory, options: PoolOptions, fd: number, address: number) {
+    this.#memory = memory;
+    this.handle = options.handle;
+    this.device = options.device;
+    this.handleTypes = options.handleTypes;
+    this.isDefault = options.isDefault;
+    this.#capacity = options.capacity;
+    this.#fd = fd;
+    this.#address = address;
+    this.page = new PoolPage(address + options.capacity);
+    this.page.initialise(options.device);
+    this.#unreserved.add(0, options.capacity);
+  }
+
+  /** Undefined where the system refuses. */
+  static create(memory: Memory, options: PoolOptions): Pool | undefined {
+    const byteLength = options.capacity + POOL_PAGE_BYTE_LENGTH;
+    try {
+      const fd = createSealedMemfd(POOL_NAME, byteLength);
+      const address = memory.space.map(fd, byteLength);
+      if (address !== undefined) return new Pool(memory, options, fd, address);
+      closeFd(fd);
+    } catch (error) {
+      if (!(error instanceof SystemError)) throw error;
+    }
+    return undefined;
+  }
+
+  access(device: number): number {
+    return device === this.device ? 3 : (this.rights.get(device) ?? 0);
+  }
+
+  /** Undefined where there is not enough memory. */
+  allocate(asked: number, stream: Stream): PoolRegion | undefined {
+    const byteLength = roundUp(asked, UNIT);
+    const address = this.#reuse(byteLength, stream) ?? this.#take(byteLength);
+    if (address === undefined) return undefined;
+    const region: PoolRegion = {
+      kind: 'pool',
+      address,
+      byteLength,
+      asked,
+      device: this.device,
+      context: undefined,
+      bufferId: this.#memory.nextBufferId(),
+      handleTypes: this.handleTypes,
+      poolHandle: this.handle,
+      access: (device) => this.access(device),
+      pool: this,
+      isFreed: false,
+      shared: undefined,
+    };
+    this.#memory.regions.add(region);
+    this.#live.add(region);
+    this.usedBytes += byteLength;
+    this.usedHigh = Math.max(this.usedHigh, this.usedBytes);
+    return region;
+  }
+
+  /** Frees in a stream's order: call what it answers with when the stream gets there. */
+  freeLater(region: PoolRegion, stream: Stream): () => void {
+    const pending = { region, stream };
+    region.isFreed = true;
+    this.#pending.add(pending);
+    return () => {
+      if (this.#pending.delete(pending)) this.free(region);
+    };
+  }
+
+  free(region: PoolRegion): void {
+    this.#forget(region);
+    const { shared } = region;
+    if (shared) this.page.unshare(shared.slot);
+    if (shared && this.page.hasImporters(shared.slot)) this.#lingering.add(region);
+    else this.#free.add(region.address - this.#address, region.byteLength);
+    this.#endIfEmpty();
+  }
+
+  /** Frees what was to be freed in the order of streams that are no more. */
+  abandon(isGone: (stream: Stream) => boolean): void {
+    for (const pending of [...this.#pending]) {
+      if (!isGone(pending.stream)) continue;
+      this.#pending.delete(pending);
+      this.free(pending.region);
+    }
+  }
+
+  share(region: PoolRegion): Export | undefined {
+    const offset = region.address - this.#address;
+    region.shared ??= this.page.share(region.bufferId, offset, region.asked);
+    return region.shared;
+  }
+
+  /** A descriptor that others import; programs that this process starts inherit it. */
+  export(): number | undefined {
+    const fd = libc.fcntl(this.#fd, F_DUPFD, 0);
+    return fd < 0 ? undefined : fd;
+  }
+
+  /** Gives reserved memory back that is not in use, until only `keep` bytes are reserved. */
+  trim(keep: number): void {
+    this.#settle();
+    for (const extent of [...this.#extents].reverse()) {
+      if (this.reservedBytes <= keep) return;
+      if (!this.#free.takeAt(extent.start, extent.byteLength)) continue;
+      this.#extents.splice(this.#extents.indexOf(extent), 1);
+      this.#unreserved.add(extent.start, extent.byteLength);
+      this.reservedBytes -= extent.byteLength;
+      const mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+      libc.fallocate(this.#fd, mode, extent.start, extent.byteLength);
+    }
+  }
+
+  /** What is in use stays; the pool goes when it is freed. */
+  destroy(): void {
+    this.isDestroyed = true;
+    this.#endIfEmpty();
+  }
+
+  /** Memory freed in the same stream just before, if it has the very size. */
+  #reuse(byteLength: number, stream: Stream): number | undefined {
+    for (const pending of this.#pending) {
+      const { region } = pending;
+      if (pending.stream !== stream || region.byteLength !== byteLength || region.shared) continue;
+      this.#pending.delete(pending);
+      this.#forget(region);
+      return region.address;
+    }
+    return undefined;
+  }
+
+  #take(byteLength: number): number | undefined {
+    if (byteLength > this.#capacity) return undefined;
+    let offset = this.#free.take(byteLength);
+    if (offset === undefined) {
+      this.#settle();
+      offset = this.#free.take(byteLength) ?? this.#grow(byteLength);
+    }
+    if (offset === undefined) {
+      this.trim(0);
+      offset = this.#grow(byteLength);
+    }
+    return offset === undefined ? undefined : this.#address + offset;
+  }
+
+  #grow(byteLength: number): number | undefined {
+    const needed = roundUp(byteLength, GRANULARITY);
+    for (const wanted of [Math.max(needed, CHUNK), needed]) {
+      if (!this.#memory.hasFree(this.device, wanted)) continue;
+      const start = this.#unreserved.take(wanted);
+      if (start === undefined) continue;
+      this.#extents.push({ start, byteLength: wanted });
+      this.#free.add(start, wanted);
+      this.reservedBytes += wanted;
+      this.reservedHigh = Math.max(this.reservedHigh, this.reservedBytes);
+      return this.#free.take(byteLength);
+    }
+    return undefined;
+  }
+
+  /** Takes back what importers have let go of. */
+  #settle(): void {
+    for (const region of this.#lingering) {
+      if (region.shared && this.page.hasImporters(region.shared.slot)) continue;
+      this.#lingering.delete(region);
+      this.#free.add(region.address - this.#address, region.byteLength);
+    }
+  }
+
+  #forget(region: PoolRegion): void {
+    this.#memory.regions.remove(region);
+    this.#live.delete(region);
+    this.usedBytes -= region.byteLength;
+  }
+
+  #endIfEmpty(): void {
+    if (!this.isDestroyed || this.#live.size > 0) return;
+    // Importers have mappings of their own.
+    this.#lingering.clear();
+    this.reservedBytes = 0;
+    this.#memory.space.unmap(this.#address, this.#capacity + POOL_PAGE_BYTE_LENGTH);
+    closeFd(this.#fd);
+  }
+}

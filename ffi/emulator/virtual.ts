@@ -1,0 +1,241 @@
+/** Virtual memory: reserved addresses, physical memory, and the mappings between them. */
+import { CU_MEM_ALLOCATION_TYPE_PINNED } from '../constants.ts';
+import { closeFd, libc, SystemError } from '../libc.ts';
+import { CUresult, type CUresult as Status } from '../results.ts';
+import { createSealedMemfd } from './block.ts';
+import type { Contexts } from './context.ts';
+import type { Handles } from './handles.ts';
+import { handleTypesStatus, locationStatus } from './location.ts';
+import type { Memory } from './memory.ts';
+import { inspectMemfd } from './processes.ts';
+import { type Range, RangeMap } from './ranges.ts';
+import type { Region } from './region.ts';
+import { GRANULARITY } from './space.ts';
+
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_OUT_OF_MEMORY,
+  CUDA_ERROR_INVALID_DEVICE,
+} = CUresult;
+
+const F_DUPFD = 0;
+const F_DUPFD_CLOEXEC = 1030;
+/** The name of such memory's memfd, behind which its device's ordinal stands. */
+const NAME = 'cuffi.virtual.';
+
+/** Memory without an address of its own. */
+export interface Physical {
+  readonly fd: number;
+  readonly byteLength: number;
+  readonly device: number;
+  readonly handleTypes: number;
+  /** Made here, and not by another process: it counts as memory used here. */
+  readonly isOwn: boolean;
+  isReleased: boolean;
+  mappings: number;
+}
+
+export interface VirtualMapping extends Region {
+  readonly kind: 'virtual';
+  readonly physical: Physical;
+  /** What each device may do; nothing at first. */
+  readonly rights: Map<number, number>;
+}
+
+/** What cuMemCreate and its kind are asked for. */
+export interface Properties {
+  readonly type: number;
+  readonly requestedHandleTypes: number;
+  readonly 'location.type': number;
+  readonly 'location.id': number;
+}
+
+const isMultiple = (value: number): boolean => value > 0 && value % GRANULARITY === 0;
+
+export class VirtualMemory {
+  readonly #memory: Memory;
+  readonly #contexts: Contexts;
+  readonly #handles: Handles;
+  readonly #physical = new Map<number, Physical>();
+  readonly #reservations = new RangeMap<Range>();
+
+  constructor(memory: Memory, contexts: Contexts, handles: Handles) {
+    this.#memory = memory;
+    this.#contexts = contexts;
+    this.#handles = handles;
+    memory.onUsage((device) => this.#usedBytes(device));
+  }
+
+  /** Whether memory like this can be made. */
+  propertiesStatus(properties: Properties): Status {
+    if (properties.type !== CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+    const located = locationStatus(
+      this.#contexts,
+      properties['location.type'],
+      properties['location.id'],
+    );
+    return located === CUDA_SUCCESS ? handleTypesStatus(properties.requestedHandleTypes) : located;
+  }
+
+  /** The address, or why there is none. */
+  reserve(byteLength: number, alignment: number, wanted: number): { address: number } | Status {
+    const isPower = Number.isInteger(Math.log2(alignment || 1));
+    if (!isMultiple(byteLength) || !isPower) return CUDA_ERROR_INVALID_VALUE;
+    const address = this.#memory.space.reserve(
+      byteLength,
+      Math.max(alignment, GRANULARITY),
+      wanted % GRANULARITY === 0 ? wanted : 0,
+    );
+    if (address === undefined) return CUDA_ERROR_OUT_OF_MEMORY;
+    this.#reservations.add({ address, byteLength });
+    return { address };
+  }
+
+  unreserve(address: number, byteLength: number): Status {
+    const reservation = this.#reservations.at(address);
+    if (reservation?.address !== address || reservation.byteLength !== byteLength)
+      return CUDA_ERROR_INVALID_VALUE;
+    if (this.#memory.regions.overlaps(address, byteLength)) return CUDA_ERROR_INVALID_VALUE;
+    this.#reservations.remove(reservation);
+    this.#memory.space.release(address, byteLength);
+    return CUDA_SUCCESS;
+  }
+
+  /** The handle, or why there is none. */
+  create(byteLength: number, properties: Properties): { handle: number } | Status {
+    const status = this.propertiesStatus(properties);
+    if (status !== CUDA_SUCCESS) return status;
+    if (!isMultiple(byteLength)) return CUDA_ERROR_INVALID_VALUE;
+    const device = properties['location.id'];
+    if (!this.#memory.hasFree(device, byteLength)) return CUDA_ERROR_OUT_OF_MEMORY;
+    try {
+      const fd = createSealedMemfd(`${NAME}${device}`, byteLength);
+      return this.#add(fd, byteLength, device, properties.requestedHandleTypes, true);
+    } catch (error) {
+      if (error instanceof SystemError) return CUDA_ERROR_OUT_OF_MEMORY;
+      throw error;
+    }
+  }
+
+  get(handle: number): Physical | undefined {
+    return this.#physical.get(handle);
+  }
+
+  release(handle: number): Status {
+    const physical = this.#physical.get(handle);
+    if (!physical) return CUDA_ERROR_INVALID_VALUE;
+    this.#physical.delete(handle);
+    physical.isReleased = true;
+    this.#discard(physical);
+    return CUDA_SUCCESS;
+  }
+
+  map(address: number, byteLength: number, physical: Physical): Status {
+    const isWhole = byteLength === physical.byteLength && address % GRANULARITY === 0;
+    const { regions, space } = this.#memory;
+    if (!isWhole || !this.#reservations.holding(address, byteLength))
+      return CUDA_ERROR_INVALID_VALUE;
+    if (regions.overlaps(address, byteLength)) return CUDA_ERROR_INVALID_VALUE;
+    if (!space.place(address, physical.fd, byteLength)) return CUDA_ERROR_OUT_OF_MEMORY;
+    const rights = new Map<number, number>();
+    const mapping: VirtualMapping = {
+      kind: 'virtual',
+      address,
+      byteLength,
+      asked: byteLength,
+      device: physical.device,
+      context: undefined,
+      bufferId: this.#memory.nextBufferId(),
+      handleTypes: physical.handleTypes,
+      poolHandle: 0,
+      physical,
+      rights,
+      access: (device) => rights.get(device) ?? 0,
+    };
+    physical.mappings += 1;
+    regions.add(mapping);
+    return CUDA_SUCCESS;
+  }
+
+  unmap(address: number, byteLength: number): Status {
+    const mappings = this.#covering(address, byteLength);
+    if (!mappings) return CUDA_ERROR_INVALID_VALUE;
+    for (const mapping of mappings) {
+      this.#memory.regions.remove(mapping);
+      this.#memory.space.clear(mapping.address, mapping.byteLength);
+      mapping.physical.mappings -= 1;
+      this.#discard(mapping.physical);
+    }
+    return CUDA_SUCCESS;
+  }
+
+  allow(address: number, byteLength: number, device: number, rights: number): Status {
+    const mappings = this.#covering(address, byteLength);
+    if (!mappings) return CUDA_ERROR_INVALID_VALUE;
+    if (!this.#contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+    for (const mapping of mappings) mapping.rights.set(device, rights);
+    return CUDA_SUCCESS;
+  }
+
+  mappingAt(address: number): VirtualMapping | undefined {
+    const region = this.#memory.regions.at(address);
+    return region?.kind === 'virtual' ? (region as VirtualMapping) : undefined;
+  }
+
+  /** A descriptor that others import; programs that this process starts inherit it. */
+  export(physical: Physical): number | undefined {
+    const fd = libc.fcntl(physical.fd, F_DUPFD, 0);
+    return fd < 0 ? undefined : fd;
+  }
+
+  /** The handle of memory that came as a descriptor, which stays its caller's. */
+  import(fd: number, handleTypes: number): { handle: number } | undefined {
+    const file = inspectMemfd(fd);
+    const device = file?.name.startsWith(NAME) ? Number(file.name.slice(NAME.length)) : -1;
+    if (!file || !this.#contexts.hasDevice(device)) return undefined;
+    const own = libc.fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    return own < 0 ? undefined : this.#add(own, file.byteLength, device, handleTypes, false);
+  }
+
+  #add(
+    fd: number,
+    byteLength: number,
+    device: number,
+    handleTypes: number,
+    isOwn: boolean,
+  ): { handle: number } {
+    const handle = this.#handles.make();
+    const state = { isReleased: false, mappings: 0 };
+    this.#physical.set(handle, { fd, byteLength, device, handleTypes, isOwn, ...state });
+    return { handle };
+  }
+
+  /** The mappings that fill this range, whole ones only. */
+  #covering(address: number, byteLength: number): VirtualMapping[] | undefined {
+    const found: VirtualMapping[] = [];
+    const end = address + byteLength;
+    let at = address;
+    while (at < end) {
+      const mapping = this.mappingAt(at);
+      if (mapping?.address !== at) return undefined;
+      found.push(mapping);
+      at += mapping.byteLength;
+    }
+    return at === end && found.length > 0 ? found : undefined;
+  }
+
+  /** Closes what has neither a handle nor a mapping any more. */
+  #discard(physical: Physical): void {
+    if (physical.isReleased && physical.mappings === 0) closeFd(physical.fd);
+  }
+
+  #usedBytes(device: number): number {
+    const mapped = [...this.#memory.regions]
+      .filter((region): region is VirtualMapping => region.kind === 'virtual')
+      .map(({ physical }) => physical);
+    return [...new Set([...this.#physical.values(), ...mapped])]
+      .filter((physical) => physical.isOwn && physical.device === device)
+      .reduce((sum, { byteLength }) => sum + byteLength, 0);
+  }
+}
