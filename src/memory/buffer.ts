@@ -94,6 +94,7 @@ export class DeviceBuffer extends Resource {
       ['context', 'device', 'memory', 'stream'],
       'DeviceBuffer.allocate',
     );
+    checkInteger(byteLength, 'byteLength', 1);
     if (memory && (place.context || place.device !== undefined))
       throw new TypeError('give either a memory resource or a place, not both');
     const resource = memory ?? DeviceMemory.create(place);

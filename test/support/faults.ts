@@ -27,6 +27,9 @@ export const broken = (driver: Driver, name: FunctionName, status: CUresult): Dr
 
 /** Which functions give a handle through their first argument, and which take it back. */
 const pairs: readonly (readonly [opens: FunctionName, closes: FunctionName])[] = [
+  ['cuMemHostAlloc', 'cuMemFreeHost'],
+  ['cuMemHostRegister_v2', 'cuMemHostUnregister'],
+  ['cuMemAllocManaged', 'cuMemFree_v2'],
   ['cuMemAlloc_v2', 'cuMemFree_v2'],
   ['cuStreamCreateWithPriority', 'cuStreamDestroy_v2'],
   ['cuEventCreate', 'cuEventDestroy_v2'],
@@ -44,13 +47,16 @@ export function keepingBooks(driver: Driver): {
   for (const [opens, closes] of pairs) {
     calls[opens] = (...args) => {
       const status = (driver[opens] as AnyCall)(...args);
-      // Every caller in src/ passes OUT0.
-      if (status === 0) open.add(`${opens} ${readHandle(OUT0)}`);
+      // Every caller in src/ passes OUT0; what is registered was there before.
+      const handle = opens === 'cuMemHostRegister_v2' ? args[0] : readHandle(OUT0);
+      if (status === 0) open.add(`${opens} ${String(handle)}`);
       return status;
     };
     calls[closes] = (...args) => {
       const status = (driver[closes] as AnyCall)(...args);
-      if (status === 0) open.delete(`${opens} ${String(args[0])}`);
+      if (status !== 0) return status;
+      for (const [opened, closed] of pairs)
+        if (closed === closes) open.delete(`${opened} ${String(args[0])}`);
       return status;
     };
   }

@@ -3,6 +3,7 @@ import { expectTypeOf } from 'expect-type';
 import type { DeviceAttribute } from '../../ffi/attributes.ts';
 import type { CUdeviceptr, CUevent, CUstream } from '../../ffi/types.ts';
 import {
+  type BufferOptions,
   type Context,
   CudaError,
   CudaEvent,
@@ -10,7 +11,6 @@ import {
   type Device,
   DeviceBuffer,
   type IpcError,
-  type PlaceOptions,
   Stream,
 } from '../../src/index.ts';
 import {
@@ -59,7 +59,7 @@ expectTypeOf(device.attribute('warpSize')).toEqualTypeOf<number>();
 context.limit('stack');
 
 // Options are those that there are.
-expectTypeOf(DeviceBuffer.allocate).parameter(1).toEqualTypeOf<PlaceOptions | undefined>();
+expectTypeOf(DeviceBuffer.allocate).parameter(1).toEqualTypeOf<BufferOptions | undefined>();
 // @ts-expect-error no such option
 Stream.create({ nonblocking: true });
 // @ts-expect-error a width of 3 bytes
