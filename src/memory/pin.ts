@@ -88,8 +88,7 @@ function checkPinnable(value: HostMemory, at: number): Uint8Array {
   const range = checkHostMemory(value, name);
   if ((range.buffer as { growable?: boolean }).growable)
     throw new TypeError(`${name} is growable: its memory cannot be page-locked as a whole`);
-  if (range.byteLength === 0)
-    throw new RangeError(`${name} is empty, or was transferred to another thread`);
+  if (range.byteLength === 0) throw new RangeError(`${name} is empty`);
   return range;
 }
 

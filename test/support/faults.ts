@@ -27,13 +27,13 @@ export const broken = (driver: Driver, name: FunctionName, status: CUresult): Dr
 
 /** Which functions give a handle through their first argument, and which take it back. */
 const pairs: readonly (readonly [opens: FunctionName, closes: FunctionName])[] = [
-  ['cuMemHostAlloc', 'cuMemFreeHost'],
-  ['cuMemHostRegister_v2', 'cuMemHostUnregister'],
-  ['cuMemAllocManaged', 'cuMemFree_v2'],
   ['cuMemAlloc_v2', 'cuMemFree_v2'],
   ['cuStreamCreateWithPriority', 'cuStreamDestroy_v2'],
   ['cuEventCreate', 'cuEventDestroy_v2'],
   ['cuIpcOpenMemHandle_v2', 'cuIpcCloseMemHandle'],
+  ['cuMemHostAlloc', 'cuMemFreeHost'],
+  ['cuMemHostRegister_v2', 'cuMemHostUnregister'],
+  ['cuMemAllocManaged', 'cuMemFree_v2'],
 ];
 
 /** A driver like another that writes down what is open. */

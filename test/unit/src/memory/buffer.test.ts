@@ -14,10 +14,10 @@ test('a size is a whole number of at least one byte, checked before the driver i
     assert.throws(() => DeviceBuffer.allocate(size), RangeError, String(size));
   for (const size of ['16', null, undefined, 16n, [16]])
     assert.throws(() => DeviceBuffer.allocate(size as never), TypeError, String(size));
-  assert.throws(() => DeviceBuffer.allocate(1, { streams: 1 } as never), {
+  assert.throws(() => DeviceBuffer.allocate(1, { strem: 1 } as never), {
     name: 'TypeError',
     message:
-      "DeviceBuffer.allocate: unknown option 'streams'; known: context, device, memory, stream",
+      "DeviceBuffer.allocate: unknown option 'strem'; known: context, device, memory, stream",
   });
   recorder.stop();
   assert.deepEqual(recorder.calls, []);
