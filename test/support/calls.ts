@@ -1,7 +1,18 @@
 /** Raw driver calls as data, so that a test can make them here or in another process alike. */
-import { arena, BLOCK, OUT0, OUT1, OUT2, readBytes, readUint64 } from '../../ffi/arena.ts';
+import {
+  arena,
+  BLOCK,
+  OUT0,
+  OUT1,
+  OUT2,
+  readBytes,
+  readUint64,
+  writeBytes,
+} from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { FunctionName } from '../../ffi/functions.ts';
+import { libcSymbol } from '../../ffi/libc.ts';
+import { encodeStruct, type StructName, type StructValues, structs } from '../../ffi/structs.ts';
 import type { Address } from '../../ffi/types.ts';
 import { Program } from './program.ts';
 
@@ -14,7 +25,34 @@ export interface Handle64 {
   readonly base64: string;
 }
 
-export type Argument = number | OutSlot | Handle64;
+/** Bytes that are put into the arena before the call; their address is passed. */
+export interface Bytes {
+  readonly bytes: string;
+}
+
+/** The address of a libc function in the process that makes the call. */
+export interface LibcSymbol {
+  readonly symbol: string;
+}
+
+export type Argument = number | OutSlot | Handle64 | Bytes | LibcSymbol;
+
+/** A struct as an argument. */
+export function struct<S extends StructName>(name: S, values: StructValues<S>): Bytes {
+  const bytes = new Uint8Array(structs[name].byteLength);
+  encodeStruct(name, values, new DataView(bytes.buffer));
+  return { bytes: Buffer.from(bytes).toString('base64') };
+}
+
+/** A 64-bit value, or one of 32 bits, as an argument that the driver reads through a pointer. */
+export function pointed(value: number | bigint, byteLength: 4 | 8 = 8): Bytes {
+  const bytes = Buffer.alloc(8);
+  bytes.writeBigUInt64LE(BigInt.asUintN(64, BigInt(value)));
+  return { bytes: bytes.subarray(0, byteLength).toString('base64') };
+}
+
+const INPUTS = (BLOCK + 1024) as Address;
+const INPUT_BYTE_LENGTH = 256;
 
 /** What a call answered. */
 export interface Answer {
@@ -34,11 +72,15 @@ export interface Side {
 /** Makes a call in this process. */
 export function callHere(name: FunctionName, args: readonly Argument[]): Answer {
   new Uint8Array(arena.buffer).fill(0, 0, 4096 + 64);
-  const values = args.map((arg) => {
+  const values = args.map((arg, at) => {
     if (typeof arg === 'string') return slots[arg];
-    if (typeof arg === 'object')
-      return { reserved: new Uint8Array(Buffer.from(arg.base64, 'base64')) };
-    return arg;
+    if (typeof arg === 'number') return arg;
+    if ('symbol' in arg) return libcSymbol(arg.symbol);
+    if ('bytes' in arg) {
+      const address = (INPUTS + at * INPUT_BYTE_LENGTH) as Address;
+      return writeBytes(Buffer.from(arg.bytes, 'base64'), address);
+    }
+    return { reserved: new Uint8Array(Buffer.from(arg.base64, 'base64')) };
   });
   const status = (cu[name] as (...values: unknown[]) => number)(...values);
   return {
@@ -64,6 +106,19 @@ export class Peer extends Program implements Side {
   /** As {@link Side.call}, but the answer is awaited later. */
   start(name: FunctionName, ...args: Argument[]): void {
     this.process.send({ name, args });
+  }
+
+  /** A copy of a descriptor of this peer, in another one: answers its number there. */
+  async sendFd(fd: number, to: Peer): Promise<number> {
+    const name = `@cuffi-peer-${to.pid}-${fd}`;
+    await to.ask({ listen: name });
+    await this.ask({ sendFd: fd, to: name });
+    return (await to.ask<{ fd: number }>({ receiveFd: true })).fd;
+  }
+
+  /** Closes a descriptor of the peer. */
+  closeFd(fd: number): Promise<unknown> {
+    return this.ask({ closeFd: fd });
   }
 
   /** Makes a latch in the peer; see latch.ts. */

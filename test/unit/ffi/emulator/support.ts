@@ -1,5 +1,6 @@
 /** What the tests of the emulated driver share: an instance of it, and its out-values read. */
 import assert from 'node:assert/strict';
+import { openSync } from 'node:fs';
 import {
   arena,
   BLOCK,
@@ -9,6 +10,8 @@ import {
   readFloat32,
   readInt32,
   readSize,
+  writeBytes,
+  writeStruct,
 } from '../../../../ffi/arena.ts';
 import { createEmulatedDriver } from '../../../../ffi/emulator/index.ts';
 import type { Driver } from '../../../../ffi/functions.ts';
@@ -20,6 +23,8 @@ import type {
   CUdevice,
   CUdeviceptr,
   CUevent,
+  CUmemGenericAllocationHandle,
+  CUmemoryPool,
   CUstream,
   IpcHandleBytes,
 } from '../../../../ffi/types.ts';
@@ -118,6 +123,76 @@ export class Emulated {
     return readSize(OUT0) as CUevent;
   }
 
+  /** A pool of device 0. */
+  pool(values: { handleTypes?: number; maxSize?: number } = {}): CUmemoryPool {
+    const properties = { allocType: 1, 'location.type': 1, ...values };
+    this.ok(this.cu.cuMemPoolCreate(OUT0, writeStruct('CUmemPoolProps', properties)));
+    return readSize(OUT0) as CUmemoryPool;
+  }
+
+  poolAttribute(pool: CUmemoryPool, attribute: number): number {
+    this.ok(this.cu.cuMemPoolGetAttribute(pool, attribute, OUT0));
+    return attribute <= 3 ? readInt32(OUT0) : readSize(OUT0);
+  }
+
+  allocateFrom(pool: CUmemoryPool, byteLength: number, stream = LEGACY): CUdeviceptr {
+    this.ok(this.cu.cuMemAllocFromPoolAsync(OUT0, byteLength, pool, stream));
+    return readSize(OUT0) as CUdeviceptr;
+  }
+
+  /** The descriptor of a pool, for others to import. */
+  exportPool(pool: CUmemoryPool): number {
+    this.ok(this.cu.cuMemPoolExportToShareableHandle(OUT0, pool, 1, 0));
+    return readInt32(OUT0);
+  }
+
+  importPool(fd: number): CUmemoryPool {
+    this.ok(this.cu.cuMemPoolImportFromShareableHandle(OUT0, fd as Address, 1, 0));
+    return readSize(OUT0) as CUmemoryPool;
+  }
+
+  exportPointer(address: CUdeviceptr): Uint8Array {
+    this.ok(this.cu.cuMemPoolExportPointer(BLOCK, address));
+    return readBytes(BLOCK, 64);
+  }
+
+  importPointer(pool: CUmemoryPool, data: Uint8Array): { status: number; address: CUdeviceptr } {
+    const status = this.cu.cuMemPoolImportPointer(OUT0, pool, writeBytes(data));
+    return { status, address: readSize(OUT0) as CUdeviceptr };
+  }
+
+  /** Virtual memory: addresses, memory, and one mapped to the other. */
+  reserve(byteLength: number, wanted = 0): CUdeviceptr {
+    this.ok(this.cu.cuMemAddressReserve(OUT0, byteLength, 0, at(wanted), 0));
+    return readSize(OUT0) as CUdeviceptr;
+  }
+
+  createPhysical(byteLength: number, handleTypes = 0): CUmemGenericAllocationHandle {
+    this.ok(this.cu.cuMemCreate(OUT0, byteLength, physicalProperties(handleTypes), 0));
+    return readSize(OUT0) as CUmemGenericAllocationHandle;
+  }
+
+  setAccess(address: CUdeviceptr, byteLength: number, flags: number, ordinal = 0): number {
+    const access = { 'location.type': 1, 'location.id': ordinal, flags };
+    const descriptor = writeStruct('CUmemAccessDesc', access);
+    return this.cu.cuMemSetAccess(address, byteLength, descriptor, 1);
+  }
+
+  exportPhysical(handle: CUmemGenericAllocationHandle): number {
+    this.ok(this.cu.cuMemExportToShareableHandle(OUT0, handle, 1, 0));
+    return readInt32(OUT0);
+  }
+
+  importPhysical(fd: number): CUmemGenericAllocationHandle {
+    this.ok(this.cu.cuMemImportFromShareableHandle(OUT0, fd as Address, 1));
+    return readSize(OUT0) as CUmemGenericAllocationHandle;
+  }
+
+  /** A descriptor of another process, opened here. */
+  openFd(pid: number, fd: number): number {
+    return openSync(`/proc/${pid}/fd/${fd}`, 'r+');
+  }
+
   /** Writes 32-bit words to device memory. */
   write(to: CUdeviceptr, ...words: number[]): void {
     const host = hostWords(words.length);
@@ -131,6 +206,14 @@ export class Emulated {
     return readInt32(OUT0);
   }
 }
+
+export const physicalProperties = (requestedHandleTypes = 0, values = {}): Address =>
+  writeStruct('CUmemAllocationProp', {
+    type: 1,
+    requestedHandleTypes,
+    'location.type': 1,
+    ...values,
+  });
 
 /** Zeroed native memory, never freed, as words. */
 export function hostWords(count: number): { address: Address; words: Int32Array } {

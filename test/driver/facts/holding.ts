@@ -1,0 +1,56 @@
+/** Asks which calls wait for a stream that is held up. */
+import type { FunctionName } from '../../../ffi/functions.ts';
+import { type Answer, type Argument, enterContext, Peer } from '../../support/calls.ts';
+import { LatchWord } from '../../support/latch.ts';
+import type { Note } from './facts.ts';
+
+const NON_BLOCKING = 1;
+/** How long a call is given to return by itself before the latch is opened. */
+const PATIENCE_MS = 300;
+
+/** A peer with a stream, and the way to make a call while that stream is held up. */
+export interface Held {
+  readonly peer: Peer;
+  readonly stream: number;
+  /** Makes calls that must succeed; answers the first out-value. */
+  readonly made: (name: FunctionName, ...args: Argument[]) => Promise<number>;
+  readonly hold: () => Promise<void>;
+  readonly open: () => Promise<void>;
+  /** Notes whether the call waits for the held stream. */
+  readonly waits: (name: FunctionName, ...args: Argument[]) => Promise<Answer>;
+}
+
+/** Runs `use` with a peer in the primary context of device 0. */
+export async function withHeldStream(
+  note: Note,
+  use: (held: Held) => Promise<void>,
+): Promise<void> {
+  await using peer = new Peer();
+  await enterContext(peer);
+  const { fd, devicePointer } = await peer.latch();
+  using word = LatchWord.of(peer.pid, fd);
+  const made: Held['made'] = async (name, ...args) => {
+    const { status, out0 } = await peer.call(name, ...args);
+    if (status !== 0) throw new Error(`${name}: ${status}`);
+    return out0;
+  };
+  const stream = await made('cuStreamCreateWithPriority', 'OUT0', NON_BLOCKING, 0);
+  const hold = async (): Promise<void> => {
+    word.shut();
+    await made('cuStreamWaitValue32_v2', stream, devicePointer, 1, 0);
+  };
+  const open = async (): Promise<void> => {
+    word.open();
+    await made('cuCtxSynchronize');
+  };
+  const waits: Held['waits'] = async (name, ...args) => {
+    await hold();
+    const opening = setTimeout(() => word.open(), PATIENCE_MS);
+    const answer = (await peer.call(name, ...args)) as Answer & { latchOpen: boolean };
+    clearTimeout(opening);
+    note(`${name} while a stream is held up`, answer.latchOpen ? 'waits' : 'returns');
+    await open();
+    return answer;
+  };
+  await use({ peer, stream, made, hold, open, waits });
+}
