@@ -1,4 +1,4 @@
-/** Page-locked host memory: a typed array in it is copied at the full speed of the bus. */
+/** Page-locked host memory: the device copies a typed array in it itself, without staging. */
 import { DeviceBuffer, PinnedBuffer } from 'cuffi';
 
 using buffer = DeviceBuffer.allocate(12);

@@ -56,8 +56,8 @@ export function requireSupport({ device }: Context, kind: Partial<HostKind>): vo
 }
 
 /**
- * A mapping of our own. It is a tenth of the work of the driver's own allocation, and, unlike that
- * one, can be retired: a view that outlives it reads zeros.
+ * A mapping of our own, registered: cheaper to make than the driver's own allocation and, unlike
+ * that one, it can be retired, so that a view which outlives it reads zeros.
  */
 function allocateOwn(context: Context, byteLength: number, kind: HostKind): HostAllocation {
   const mapping = mapHost(byteLength);

@@ -25,8 +25,9 @@ export class PinnedArrays extends Resource {
 }
 
 /**
- * Page-locks typed arrays where they lie, until the result is closed, as numba's `pinned`: copies
- * of them run at the full speed of the bus. Either all are locked or none is.
+ * Page-locks typed arrays where they lie, until the result is closed, as numba's `pinned`: the
+ * device copies from and to them itself, not through the driver's staging memory. Either all are
+ * locked or none is.
  *
  * Worth it for large arrays that are copied several times; whole pages are locked, so no two
  * pinned arrays may share one. The arrays are kept alive meanwhile and must not be transferred to

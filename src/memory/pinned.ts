@@ -7,20 +7,23 @@ import type { HostViews } from './host-views.ts';
 
 /** Options of {@link PinnedBuffer.allocate}. */
 export interface PinnedOptions extends PlaceOptions {
-  /** Whether every context of the process takes it for page-locked. Default true. */
+  /**
+   * Whether every context of the process takes it for page-locked. What other contexts do with it
+   * must be done before it is closed: `close()` waits for its own alone. Default true.
+   */
   readonly portable?: boolean;
   /** Whether the device reaches it, at {@link PinnedBuffer.devicePointer}. Default false. */
   readonly mapped?: boolean;
   /**
-   * Whether the CPU's caches are left out: quicker for the device to read, very slow for the CPU.
-   * For memory that the CPU only writes. Default false.
+   * Whether the CPU's caches are left out: for memory that the CPU only writes, as reading it takes
+   * the CPU very long. Default false.
    */
   readonly writeCombined?: boolean;
 }
 
 /**
- * Page-locked host memory, as an ArrayBuffer: copies from and to it run at the full speed of the
- * bus, several times that of ordinary memory.
+ * Page-locked host memory, as an ArrayBuffer: the device copies from and to it itself, not through
+ * the driver's staging memory.
  *
  * It begins zeroed, write-combined memory with anything. After `close()` a view that was kept reads
  * ordinary memory, zeroed; it never crashes. Write-combined memory is given back only when its
