@@ -1,6 +1,7 @@
 // cuffi/ffi: the driver's C interface as it is. Calls answer with status codes and never throw
 // for one; handles and addresses are branded numbers; nothing is closed for you.
 
+export { type AnonymousMapping, mapAnonymous } from './anonymous.ts';
 export { type DeviceAttribute, deviceAttributes } from './attributes.ts';
 export * from './arena.ts';
 export * from './constants.ts';

@@ -10,6 +10,8 @@ const long: CType<number> = { c: 'long', ffi: 'int64', byteLength: 8 };
 const table = {
   mmap: [[pointer, size_t, int, int, int, long], 'uint64'],
   munmap: [[pointer, size_t], 'int32'],
+  madvise: [[pointer, size_t, int], 'int32'],
+  getpagesize: [[], 'int32'],
   memfd_create: [[pointer, uint], 'int32'],
   ftruncate: [[int, long], 'int32'],
   fallocate: [[int, int, long, long], 'int32'],

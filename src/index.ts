@@ -16,6 +16,17 @@ export { DeviceMemory, type DeviceMemoryOptions } from './memory/device-memory.t
 export { MemoryPool, type PoolCloseOptions, type PoolOptions } from './memory/pool.ts';
 export type { PoolAccess, PoolReuse } from './memory/pool-driver.ts';
 export { VirtualMemory, type VirtualMemoryOptions } from './memory/virtual.ts';
+export { PinnedBuffer, type PinnedOptions } from './memory/pinned.ts';
+export { pin, PinnedArrays, type PinOptions } from './memory/pin.ts';
+export { MappedMemory, type MappedMemoryOptions } from './memory/mapped.ts';
+export {
+  type ManagedAdvice,
+  type ManagedAttach,
+  ManagedMemory,
+  type ManagedMemoryOptions,
+  type ManagedPlace,
+} from './memory/managed.ts';
+export { HostVisibleBuffer } from './memory/host-visible.ts';
 export type { AllocateOptions, MemoryResource } from './memory/memory-resource.ts';
 export type { HostMemory } from './arguments.ts';
 export type { WaitOptions } from './wait.ts';

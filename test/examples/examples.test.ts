@@ -24,6 +24,10 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^theirs still holds Set\(1\) \{ 9 \}$/m,
   ],
   '07-record-driver-calls.ts': [/^cuMemsetD8Async$/m, /^1024 bytes copied$/m],
+  '08-pinned-memory.ts': [/^Float32Array\(3\) \[ 1, 2, 3 \]$/m, /^after close: 0$/m],
+  '09-pin-arrays.ts': [/^copied back: true$/m],
+  '10-mapped-memory.ts': [/^the CPU reads 7$/m, /^the device reads 8$/m],
+  '11-managed-memory.ts': [/^the device reads 1\.5$/m, /^out of memory: .+ were asked for/m],
   '12-memory-pool.ts': [
     /^Set\(1\) \{ 7 \}$/m,
     /^the same memory again: true$/m,

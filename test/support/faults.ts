@@ -35,6 +35,9 @@ const pairs: readonly (readonly [opens: FunctionName, closes: FunctionName])[] =
   ['cuStreamCreateWithPriority', 'cuStreamDestroy_v2'],
   ['cuEventCreate', 'cuEventDestroy_v2'],
   ['cuIpcOpenMemHandle_v2', 'cuIpcCloseMemHandle'],
+  ['cuMemHostAlloc', 'cuMemFreeHost'],
+  ['cuMemHostRegister_v2', 'cuMemHostUnregister'],
+  ['cuMemAllocManaged', 'cuMemFree_v2'],
 ];
 
 /** A driver like another that writes down what is open. */
@@ -48,13 +51,16 @@ export function keepingBooks(driver: Driver): {
   for (const [opens, closes] of pairs) {
     calls[opens] = (...args) => {
       const status = (driver[opens] as AnyCall)(...args);
-      // Every caller in src/ passes OUT0.
-      if (status === 0) open.add(`${opens} ${readHandle(OUT0)}`);
+      // Every caller in src/ passes OUT0; what is registered was there before.
+      const handle = opens === 'cuMemHostRegister_v2' ? args[0] : readHandle(OUT0);
+      if (status === 0) open.add(`${opens} ${String(handle)}`);
       return status;
     };
     calls[closes] = (...args) => {
       const status = (driver[closes] as AnyCall)(...args);
-      if (status === 0) open.delete(`${opens} ${String(args[0])}`);
+      if (status !== 0) return status;
+      for (const [opened, closed] of pairs)
+        if (closed === closes) open.delete(`${opened} ${String(args[0])}`);
       return status;
     };
   }

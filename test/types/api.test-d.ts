@@ -10,7 +10,13 @@ import {
   CuffiError,
   type Device,
   DeviceBuffer,
+  type HostVisibleBuffer,
   type IpcError,
+  ManagedMemory,
+  MappedMemory,
+  type PinnedArrays,
+  PinnedBuffer,
+  pin,
   Stream,
 } from '../../src/index.ts';
 import {
@@ -102,3 +108,15 @@ expectTypeOf<CudaError>().toHaveProperty('sticky').toEqualTypeOf<boolean>();
 declare const error: unknown;
 if (error instanceof CudaError) expectTypeOf(error.code).toEqualTypeOf<string>();
 if (error instanceof CuffiError) expectTypeOf(error.message).toEqualTypeOf<string>();
+
+// Memory that the CPU sees too says so by its type, and stays a device buffer.
+expectTypeOf(MappedMemory.create().allocate(1)).toEqualTypeOf<HostVisibleBuffer>();
+expectTypeOf(ManagedMemory.create().allocate(1)).toExtend<DeviceBuffer>();
+expectTypeOf<HostVisibleBuffer['buffer']>().toEqualTypeOf<ArrayBuffer>();
+expectTypeOf<PinnedBuffer['devicePointer']>().toEqualTypeOf<CUdeviceptr | undefined>();
+expectTypeOf(pin(new Uint8Array(1), new Float32Array(1))).toEqualTypeOf<PinnedArrays>();
+expectTypeOf(pin(new ArrayBuffer(1), { portable: false })).toEqualTypeOf<PinnedArrays>();
+// @ts-expect-error options come last
+pin({ portable: false }, new Uint8Array(1));
+// @ts-expect-error no such option
+PinnedBuffer.allocate(1, { pinned: true });

@@ -4,8 +4,6 @@ import type { FactGroup } from './facts.ts';
 import { withHeldStream } from './holding.ts';
 import { attributeIn, INVENTED, MIB, outOf, statusIn, yesNo } from './kinds.ts';
 
-const [HOST, DEVICE, UNIFIED] = [1, 2, 4] as const;
-
 export const hostFacts: FactGroup = async (note) => {
   await using peer = new Peer();
   await enterContext(peer);
@@ -106,10 +104,6 @@ export const hostFacts: FactGroup = async (note) => {
   note('2-D copy of one row with pitch 0', await copy2D({ srcPitch: 0, dstPitch: 0, Height: 1 }));
   note('2-D copy with an unknown memory type', await copy2D({ srcMemoryType: 9 }));
   note('2-D copy beyond the end', await copy2D({ Height: 100_000 }));
-  note(
-    '2-D copy from invented host memory',
-    await copy2D({ srcMemoryType: HOST, srcHost: INVENTED }),
-  );
   note('2-D copy with a pitch of 101', await copy2D({ srcPitch: 101, dstPitch: 103, Height: 2 }));
   note(
     '2-D copy now, with a pitch of 101',

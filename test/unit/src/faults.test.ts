@@ -11,7 +11,11 @@ import {
   Context,
   CudaEvent,
   DeviceBuffer,
+  ManagedMemory,
+  MappedMemory,
   MemoryPool,
+  PinnedBuffer,
+  pin,
   Stream,
   VirtualMemory,
 } from '../../../src/index.ts';
@@ -80,6 +84,25 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
   'copying to the host': ({ buffer }) => buffer.copyToHost(),
   'copying to the host, blocking': ({ buffer, stream }) =>
     buffer.copyToHostSync(undefined, { stream }),
+  'allocating pinned memory': ({ context }) => PinnedBuffer.allocate(4096, { context }).close(),
+  'allocating pinned, mapped memory': ({ context }) =>
+    PinnedBuffer.allocate(4096, { context, mapped: true }).close(),
+  'allocating write-combined memory': ({ context }) =>
+    PinnedBuffer.allocate(4096, { context, mapped: true, writeCombined: true }).close(),
+  'allocating mapped memory': ({ context }) =>
+    MappedMemory.create({ context }).allocate(4096).close(),
+  'allocating managed memory': ({ context }) =>
+    ManagedMemory.create({ context }).allocate(4096).close(),
+  'prefetching and advising': ({ context }) => {
+    const memory = ManagedMemory.create({ context });
+    using buffer = memory.allocate(4096);
+    memory.prefetch(buffer, context.device);
+    memory.advise(buffer, 'accessedBy', context.device);
+  },
+  'pinning arrays': ({ context }) => {
+    const apart = new ArrayBuffer(1 << 18);
+    pin(new Uint8Array(apart, 0, 4096), new Uint8Array(apart, 1 << 17, 4096), { context }).close();
+  },
   'exporting a buffer': ({ buffer }) => getIpcHandle(buffer),
   'exporting an event': ({ shared }) => getIpcHandle(shared),
   'opening a buffer': ({ buffer }) => openIpcBuffer(ofAnother(getIpcHandle(buffer))).close(),
@@ -136,6 +159,8 @@ const irreparable: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuStreamDestroy_v2',
   'cuEventDestroy_v2',
   'cuIpcCloseMemHandle',
+  'cuMemHostUnregister',
+  'cuMemFreeHost',
 ]);
 
 const INVALID_VALUE = 1;

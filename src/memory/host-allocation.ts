@@ -1,0 +1,177 @@
+/** Page-locked host memory that cuffi allocates: the ground of PinnedBuffer and MappedMemory. */
+import { type AnonymousMapping, mapAnonymous } from '../../ffi/anonymous.ts';
+import { OUT0, readHandle } from '../../ffi/arena.ts';
+import {
+  CU_MEMHOSTALLOC_DEVICEMAP,
+  CU_MEMHOSTALLOC_PORTABLE,
+  CU_MEMHOSTALLOC_WRITECOMBINED,
+} from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import { SystemError } from '../../ffi/libc.ts';
+import type { Address, CUdeviceptr } from '../../ffi/types.ts';
+import { check } from '../check.ts';
+import type { Context } from '../context.ts';
+import { NotSupportedError } from '../errors.ts';
+import { releaseQuietly } from '../resource.ts';
+import { type HeldViews, HostViews, type ViewedMemory, viewDriverMemory } from './host-views.ts';
+import {
+  devicePointerOf,
+  type LockFlags,
+  lockPages,
+  notePages,
+  withLockableRoom,
+} from './page-lock.ts';
+
+/** What kind of page-locked memory is asked for. */
+export interface HostKind extends LockFlags {
+  readonly writeCombined: boolean;
+}
+
+/** Page-locked memory, and how its owner gives it up. */
+export interface HostAllocation extends ViewedMemory {
+  readonly address: Address;
+  /** Where the device finds it; undefined unless it is mapped. */
+  readonly devicePointer: CUdeviceptr | undefined;
+}
+
+/** @throws RangeError, NotSupportedError, CudaError; nothing stays allocated then */
+export function allocateHost(context: Context, byteLength: number, kind: HostKind): HostAllocation {
+  requireSupport(context, kind);
+  return kind.writeCombined
+    ? allocateWriteCombined(context, byteLength, kind)
+    : allocateOwn(context, byteLength, kind);
+}
+
+/** Gives back what was got before an error that is thrown next, when the GPU lets it. */
+export function giveBackQuietly({ releases }: Context, release: () => void): void {
+  releaseQuietly(() => releases.submit(release));
+}
+
+/** @throws NotSupportedError where the device cannot */
+export function requireSupport({ device }: Context, kind: Partial<HostKind>): void {
+  if (!kind.writeCombined && device.attribute('hostRegisterSupported') === 0)
+    throw new NotSupportedError(`${device} cannot page-lock memory of the process`);
+  if (kind.mapped && device.attribute('canMapHostMemory') === 0)
+    throw new NotSupportedError(`${device} cannot reach host memory`);
+}
+
+/**
+ * A mapping of our own, registered: cheaper to make than the driver's own allocation and, unlike
+ * that one, it can be retired, so that a view which outlives it reads zeros.
+ */
+function allocateOwn(context: Context, byteLength: number, kind: HostKind): HostAllocation {
+  const mapping = mapHost(byteLength);
+  let unlock: (() => void) | undefined;
+  try {
+    const { address } = mapping;
+    unlock = lockPages(context, { ...mapping, what: 'the new buffer' }, kind);
+    const devicePointer = kind.mapped ? devicePointerOf(context, address) : undefined;
+    const { held, release } = viewOwnMemory(context, byteLength, mapping, unlock);
+    return { address, devicePointer, held, release };
+  } catch (error) {
+    giveBackQuietly(context, () => {
+      unlock?.();
+      mapping.unmap();
+    });
+    throw error;
+  }
+}
+
+function mapHost(byteLength: number): AnonymousMapping {
+  try {
+    return mapAnonymous(byteLength);
+  } catch (error) {
+    if (!(error instanceof SystemError)) throw error;
+    throw new RangeError(`the system has no room for ${byteLength} bytes of host memory`, {
+      cause: error,
+    });
+  }
+}
+
+/** What is known of a mapping of our own. */
+interface Ground {
+  readonly context: Context;
+  readonly mapping: AnonymousMapping;
+  /** Stuck: the driver did not unlock it, so its addresses must never be used for another. */
+  state: 'locked' | 'unlocked' | 'stuck';
+}
+
+const unmapping = (ground: Ground) => (): void => {
+  const { context, mapping } = ground;
+  if (ground.state === 'unlocked') mapping.unmap();
+  else if (ground.state === 'locked') {
+    // Its context was reset. If the driver still knows the pages, it must forget them first.
+    context.releases.submit(() => {
+      cu.cuMemHostUnregister(mapping.address);
+      mapping.unmap();
+    });
+  }
+};
+
+function viewOwnMemory(
+  context: Context,
+  byteLength: number,
+  mapping: AnonymousMapping,
+  unlock: () => void,
+): ViewedMemory {
+  const ground: Ground = { context, mapping, state: 'locked' };
+  const held: HeldViews = {
+    views: new HostViews(mapping.address, byteLength, unmapping(ground)),
+  };
+  const release = (): void => {
+    const { views } = held;
+    held.views = undefined;
+    // The queued call holds the views: until it has run, or a reset dropped it, the mapping stays.
+    if (views) context.releases.submit(() => giveUp(ground, views, unlock));
+  };
+  return { held, release };
+}
+
+function giveUp(ground: Ground, views: HostViews, unlock: () => void): void {
+  try {
+    unlock();
+    ground.state = 'unlocked';
+  } catch (error) {
+    ground.state = 'stuck';
+    ground.mapping.retire();
+    throw error;
+  }
+  if (views.viewed) ground.mapping.retire();
+  else {
+    views.dismiss();
+    ground.mapping.unmap();
+  }
+}
+
+/** The driver's own allocation: no other is write-combined, and none can be retired. */
+function allocateWriteCombined(
+  context: Context,
+  byteLength: number,
+  { portable, mapped }: HostKind,
+): HostAllocation {
+  const flags =
+    CU_MEMHOSTALLOC_WRITECOMBINED |
+    (portable ? CU_MEMHOSTALLOC_PORTABLE : 0) |
+    (mapped ? CU_MEMHOSTALLOC_DEVICEMAP : 0);
+  const { resets } = context;
+  const address = context.run(() => {
+    withLockableRoom(context, 'cuMemHostAlloc', byteLength, () =>
+      cu.cuMemHostAlloc(OUT0, byteLength, flags),
+    );
+    return readHandle<Address>(OUT0, cu.cuMemFreeHost);
+  });
+  const forget = notePages(context, { address, byteLength, what: 'the new buffer' });
+  const free = (): void => {
+    if (context.resets === resets) check(cu.cuMemFreeHost(address), 'cuMemFreeHost');
+    forget();
+  };
+  let devicePointer: CUdeviceptr | undefined;
+  try {
+    devicePointer = mapped ? devicePointerOf(context, address) : undefined;
+  } catch (error) {
+    giveBackQuietly(context, free);
+    throw error;
+  }
+  const { held, release } = viewDriverMemory(context, address, byteLength, free);
+  return { address, devicePointer, held, release };
+}

@@ -1,0 +1,119 @@
+/** Host memory as ArrayBuffers, and the moment when nobody can touch it any more. */
+import { MAX_VIEW_BYTE_LENGTH, viewMemory } from '../../ffi/native.ts';
+import type { Address } from '../../ffi/types.ts';
+import { checkInteger } from '../arguments.ts';
+import type { Context } from '../context.ts';
+import { releaseQuietly } from '../resource.ts';
+
+/** Keeps each view's {@link HostViews} as long as the view: the last one takes it along. */
+const viewsOf = new WeakMap<ArrayBuffer, HostViews>();
+
+// As for resources: a finalizer only queues what is to be done.
+const unused = new FinalizationRegistry<() => void>((whenUnused) => {
+  setImmediate(() => releaseQuietly(whenUnused));
+});
+
+/**
+ * The views of a range of host memory. Each costs V8 an account of all its bytes, so the whole has
+ * one, and a window that is asked for again is the same while anybody has it.
+ */
+export class HostViews {
+  readonly #address: Address;
+  readonly #byteLength: number;
+  readonly #windows = new Map<string, WeakRef<ArrayBuffer>>();
+  #whole: ArrayBuffer | undefined;
+  #viewed = false;
+
+  /**
+   * @param whenUnused called once, after this object and all views of it were collected; must not
+   * refer to this object
+   */
+  constructor(address: Address, byteLength: number, whenUnused: () => void) {
+    this.#address = address;
+    this.#byteLength = byteLength;
+    unused.register(this, whenUnused, this);
+  }
+
+  /** Whether there ever was a view. */
+  get viewed(): boolean {
+    return this.#viewed;
+  }
+
+  /** All of it. @throws RangeError where it is longer than an ArrayBuffer can be */
+  get whole(): ArrayBuffer {
+    if (this.#byteLength > MAX_VIEW_BYTE_LENGTH)
+      throw new RangeError(
+        `${this.#byteLength} bytes are more than the ${MAX_VIEW_BYTE_LENGTH} of one ArrayBuffer: use window(byteOffset, byteLength)`,
+      );
+    this.#whole ??= this.#view(0, this.#byteLength);
+    return this.#whole;
+  }
+
+  /** A part of it, as an ArrayBuffer of its own. @throws RangeError beyond the end */
+  window(byteOffset: number, byteLength: number): ArrayBuffer {
+    checkInteger(byteOffset, 'byteOffset', 0, this.#byteLength - 1);
+    const most = Math.min(this.#byteLength - byteOffset, MAX_VIEW_BYTE_LENGTH);
+    checkInteger(byteLength, 'byteLength', 1, most);
+    const key = `${byteOffset} ${byteLength}`;
+    const existing = this.#windows.get(key)?.deref();
+    if (existing) return existing;
+    for (const [old, reference] of this.#windows) {
+      if (!reference.deref()) this.#windows.delete(old);
+    }
+    const view = this.#view(byteOffset, byteLength);
+    this.#windows.set(key, new WeakRef(view));
+    return view;
+  }
+
+  /** Calls off `whenUnused`: nobody has a view, and nobody will. */
+  dismiss(): void {
+    unused.unregister(this);
+  }
+
+  #view(byteOffset: number, byteLength: number): ArrayBuffer {
+    const view = viewMemory((this.#address + byteOffset) as Address, byteLength);
+    this.#viewed = true;
+    viewsOf.set(view, this);
+    return view;
+  }
+}
+
+/** How an open object holds on to its views; what was released holds none. */
+export interface HeldViews {
+  views: HostViews | undefined;
+}
+
+/** Host memory that is viewed, and how its owner gives it up. */
+export interface ViewedMemory {
+  readonly held: HeldViews;
+  readonly release: () => void;
+}
+
+// Made here, so that the closure, which lives as long as a view, refers to nothing else.
+const submitting =
+  (context: Context, free: () => void): (() => void) =>
+  () =>
+    context.releases.submit(free);
+
+/**
+ * Memory that the driver mapped here: `free` is called when it was released, nobody can touch a
+ * view of it, and the GPU is done with it. `free` must not refer to what comes back.
+ */
+export function viewDriverMemory(
+  context: Context,
+  address: Address,
+  byteLength: number,
+  free: () => void,
+): ViewedMemory {
+  const held: HeldViews = {
+    views: new HostViews(address, byteLength, submitting(context, free)),
+  };
+  const release = (): void => {
+    const { views } = held;
+    held.views = undefined;
+    if (!views || views.viewed) return;
+    views.dismiss();
+    context.releases.submit(free);
+  };
+  return { held, release };
+}

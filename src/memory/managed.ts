@@ -1,0 +1,212 @@
+import { OUT0, readHandle } from '../../ffi/arena.ts';
+import {
+  CU_DEVICE_CPU,
+  CU_MEM_ADVISE_SET_ACCESSED_BY,
+  CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+  CU_MEM_ADVISE_SET_READ_MOSTLY,
+  CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+  CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
+  CU_MEM_ADVISE_UNSET_READ_MOSTLY,
+  CU_MEM_ATTACH_GLOBAL,
+  CU_MEM_ATTACH_HOST,
+} from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import type { Address, CUdevice, CUdeviceptr, CUstream } from '../../ffi/types.ts';
+import { checkInstance, checkInteger, checkOptions } from '../arguments.ts';
+import { check } from '../check.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import { Device } from '../device.ts';
+import { NotSupportedError } from '../errors.ts';
+import { Stream } from '../stream.ts';
+import { DeviceBuffer, type StreamOption } from './buffer.ts';
+import { viewDriverMemory } from './host-views.ts';
+import { HostVisibleBuffer } from './host-visible.ts';
+import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
+import { withRoom } from './room.ts';
+
+/** Who may use managed memory at first: every device, or the CPU alone. */
+export type ManagedAttach = 'global' | 'host';
+
+/** Options of {@link ManagedMemory.create}. */
+export interface ManagedMemoryOptions extends PlaceOptions {
+  /** Default `'global'`. It matters only on devices without `concurrentManagedAccess`. */
+  readonly attach?: ManagedAttach;
+}
+
+const ATTACH = { global: CU_MEM_ATTACH_GLOBAL, host: CU_MEM_ATTACH_HOST } as const;
+
+const ADVICE = {
+  readMostly: CU_MEM_ADVISE_SET_READ_MOSTLY,
+  unsetReadMostly: CU_MEM_ADVISE_UNSET_READ_MOSTLY,
+  preferredLocation: CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+  unsetPreferredLocation: CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
+  accessedBy: CU_MEM_ADVISE_SET_ACCESSED_BY,
+  unsetAccessedBy: CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+} as const;
+
+/** What the driver is told of how managed memory will be used. */
+export type ManagedAdvice = keyof typeof ADVICE;
+
+const OF_A_PLACE: readonly ManagedAdvice[] = ['preferredLocation', 'accessedBy', 'unsetAccessedBy'];
+
+/** Where managed memory goes, or is used. */
+export type ManagedPlace = Device | 'host';
+
+/**
+ * Managed memory (cuMemAllocManaged): one address for the CPU and every device, whose pages move
+ * to whoever touches them.
+ *
+ * The CPU sees it as an ArrayBuffer on devices with `concurrentManagedAccess`; on others, where
+ * touching it while the GPU works would end the process, `buffer` throws. A buffer that was looked
+ * at so is given back only when its ArrayBuffer was collected: until then views stay valid.
+ *
+ * @example
+ * const memory = cuda.ManagedMemory.create();
+ * using buffer = memory.allocate(1 << 20);
+ * new Float32Array(buffer.buffer).fill(1);
+ * memory.prefetch(buffer, buffer.context.device);
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html
+ */
+export class ManagedMemory implements MemoryResource {
+  readonly context: Context;
+  readonly attach: ManagedAttach;
+  readonly deviceAccessible = true;
+  readonly hostAccessible: boolean;
+
+  private constructor(context: Context, attach: ManagedAttach) {
+    this.context = context;
+    this.attach = attach;
+    this.hostAccessible = isConcurrent(context.device);
+  }
+
+  /** @throws NotSupportedError where the device has no managed memory */
+  static create(options?: ManagedMemoryOptions): ManagedMemory {
+    const { attach = 'global', ...place } = checkOptions(
+      options,
+      ['context', 'device', 'attach'],
+      'ManagedMemory.create',
+    );
+    if (!Object.hasOwn(ATTACH, attach))
+      throw new TypeError(`attach must be 'global' or 'host', not ${String(attach)}`);
+    const context = Context.of(place);
+    if (context.device.attribute('managedMemory') === 0)
+      throw new NotSupportedError(`${context.device} has no managed memory`);
+    return new ManagedMemory(context, attach);
+  }
+
+  /**
+   * Allocates managed memory, uninitialised. The driver would give out more than the device has,
+   * and trouble comes only when it is touched; so cuffi asks for no more than is free.
+   *
+   * @throws RangeError for more than is free, CudaError
+   */
+  allocate(byteLength: number, options?: AllocateOptions): HostVisibleBuffer {
+    checkInteger(byteLength, 'byteLength', 1);
+    checkOptions(options, ['stream'], 'allocate');
+    const { context } = this;
+    requireFree(context, byteLength);
+    const { resets } = context;
+    const address = context.run(() => {
+      withRoom(context, 'cuMemAllocManaged', byteLength, () =>
+        cu.cuMemAllocManaged(OUT0, byteLength, ATTACH[this.attach]),
+      );
+      return readHandle<CUdeviceptr>(OUT0, cu.cuMemFree_v2);
+    });
+    const free = (): void => {
+      if (context.resets === resets) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
+    };
+    const onHost = address as number as Address;
+    const { held, release } = viewDriverMemory(context, onHost, byteLength, free);
+    return new HostVisibleBuffer({
+      context,
+      address,
+      byteLength,
+      resource: this,
+      release,
+      held: this.hostAccessible ? held : undefined,
+    });
+  }
+
+  /**
+   * Moves a buffer, or a part of one, to where it is used next; only queues. Pages that nobody
+   * prefetches move one by one when they are touched.
+   *
+   * @throws NotSupportedError on devices without `concurrentManagedAccess`
+   */
+  prefetch(buffer: DeviceBuffer, to: ManagedPlace, options?: StreamOption): void {
+    const { stream } = checkOptions(options, ['stream'], 'prefetch');
+    if (stream !== undefined) checkInstance(stream, Stream, 'stream');
+    const { address, byteLength } = checkManaged(buffer);
+    const device = this.#placeNumber(to, 'to');
+    requireConcurrent(this.context.device, 'prefetching');
+    if (byteLength === 0) return;
+    const call = (handle: CUstream): void =>
+      check(
+        cu.cuMemPrefetchAsync(address, byteLength, device, handle),
+        'cuMemPrefetchAsync',
+        () => `prefetching ${byteLength} bytes`,
+      );
+    if (stream) stream.enqueue(call);
+    else this.context.run(() => call(0 as CUstream));
+  }
+
+  /**
+   * Tells the driver how a buffer, or a part of one, will be used.
+   *
+   * @param place for `preferredLocation`, `accessedBy` and `unsetAccessedBy`, and no other advice
+   * @throws NotSupportedError for a device without `concurrentManagedAccess`
+   */
+  advise(buffer: DeviceBuffer, advice: ManagedAdvice, place?: ManagedPlace): void {
+    const { address, byteLength } = checkManaged(buffer);
+    if (!Object.hasOwn(ADVICE, advice))
+      throw new TypeError(
+        `there is no advice '${String(advice)}'; known: ${Object.keys(ADVICE).join(', ')}`,
+      );
+    const isOfPlace = OF_A_PLACE.includes(advice);
+    if (isOfPlace !== (place !== undefined))
+      throw new TypeError(
+        isOfPlace ? `advice '${advice}' needs a place` : `advice '${advice}' is of no place`,
+      );
+    const device =
+      place === undefined ? this.context.device.handle : this.#placeNumber(place, 'place');
+    if (byteLength === 0) return;
+    this.context.run(() =>
+      check(
+        cu.cuMemAdvise(address, byteLength, ADVICE[advice], device),
+        'cuMemAdvise',
+        () => `advising ${advice} of ${byteLength} bytes`,
+      ),
+    );
+  }
+
+  #placeNumber(place: ManagedPlace, name: string): CUdevice {
+    if (place === 'host') return CU_DEVICE_CPU as CUdevice;
+    const device = checkInstance(place, Device, name);
+    requireConcurrent(device, `naming it as ${name}`);
+    return device.handle;
+  }
+}
+
+const isConcurrent = (device: Device): boolean => device.attribute('concurrentManagedAccess') !== 0;
+
+function requireConcurrent(device: Device, doing: string): void {
+  if (!isConcurrent(device))
+    throw new NotSupportedError(`${device} has no concurrentManagedAccess, which ${doing} needs`);
+}
+
+function checkManaged(buffer: DeviceBuffer): DeviceBuffer {
+  checkInstance(buffer, DeviceBuffer, 'buffer');
+  if (!(buffer.resource instanceof ManagedMemory))
+    throw new TypeError('buffer must be of managed memory');
+  return buffer;
+}
+
+function requireFree(context: Context, byteLength: number): void {
+  if (byteLength <= context.memoryInfo().free) return;
+  context.releases.collect();
+  const { free } = context.memoryInfo();
+  if (byteLength <= free) return;
+  throw new RangeError(
+    `out of memory: ${byteLength} bytes of managed memory were asked for with ${free} free`,
+  );
+}

@@ -1,0 +1,69 @@
+import type { CUdeviceptr } from '../../ffi/types.ts';
+import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import { allocateHost } from './host-allocation.ts';
+import { HostVisibleBuffer } from './host-visible.ts';
+import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
+
+/** Options of {@link MappedMemory.create}. */
+export interface MappedMemoryOptions extends PlaceOptions {
+  /** Whether every context of the process takes it for page-locked. Default true. */
+  readonly portable?: boolean;
+  /** As {@link PinnedOptions.writeCombined}. Default false. */
+  readonly writeCombined?: boolean;
+}
+
+/**
+ * Host memory that the device reaches over the bus, as numba's `mapped_array`: for results that
+ * are small or read once, and for words that CPU and GPU exchange. Nothing is copied to the device,
+ * so what a kernel reads often belongs into device memory.
+ *
+ * @example
+ * const memory = cuda.MappedMemory.create();
+ * using buffer = memory.allocate(4096);
+ * buffer.fill(7);
+ * await buffer.context.synchronize();
+ * console.log(new Uint8Array(buffer.buffer)[0]); // 7
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export class MappedMemory implements MemoryResource {
+  readonly context: Context;
+  readonly portable: boolean;
+  readonly writeCombined: boolean;
+  readonly deviceAccessible = true;
+  readonly hostAccessible = true;
+
+  private constructor(context: Context, portable: boolean, writeCombined: boolean) {
+    this.context = context;
+    this.portable = portable;
+    this.writeCombined = writeCombined;
+  }
+
+  static create(options?: MappedMemoryOptions): MappedMemory {
+    const { portable, writeCombined, ...place } = checkOptions(
+      options,
+      ['context', 'device', 'portable', 'writeCombined'],
+      'MappedMemory.create',
+    );
+    return new MappedMemory(
+      Context.of(place),
+      checkBoolean(portable, 'portable', true),
+      checkBoolean(writeCombined, 'writeCombined', false),
+    );
+  }
+
+  /**
+   * Allocates whole pages, zeroed unless write-combined.
+   *
+   * @throws RangeError where the system has no such memory, NotSupportedError, CudaError
+   */
+  allocate(byteLength: number, options?: AllocateOptions): HostVisibleBuffer {
+    checkInteger(byteLength, 'byteLength', 1);
+    checkOptions(options, ['stream'], 'allocate');
+    const { context, portable, writeCombined } = this;
+    const kind = { portable, mapped: true, writeCombined };
+    const { devicePointer, held, release } = allocateHost(context, byteLength, kind);
+    const address = devicePointer as CUdeviceptr;
+    return new HostVisibleBuffer({ context, address, byteLength, resource: this, release, held });
+  }
+}

@@ -1,0 +1,124 @@
+import { withAddress } from '../../ffi/native.ts';
+import { checkBoolean, checkHostMemory, checkOptions, type HostMemory } from '../arguments.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import { Resource } from '../resource.ts';
+import { giveBackQuietly, requireSupport } from './host-allocation.ts';
+import { type LockFlags, lockPages } from './page-lock.ts';
+
+/** Options of {@link pin}. */
+export interface PinOptions extends PlaceOptions {
+  /** Whether every context of the process takes them for page-locked. Default true. */
+  readonly portable?: boolean;
+}
+
+/** Typed arrays that are page-locked until this is closed; see {@link pin}. */
+export class PinnedArrays extends Resource {
+  readonly context: Context;
+  readonly arrays: readonly HostMemory[];
+
+  /** @internal */
+  constructor(context: Context, arrays: readonly HostMemory[], release: () => void) {
+    super('PinnedArrays', { owner: context.resources, release });
+    this.context = context;
+    this.arrays = arrays;
+  }
+}
+
+/**
+ * Page-locks typed arrays where they lie, until the result is closed, as numba's `pinned`: the
+ * device copies from and to them itself, not through the driver's staging memory. Either all are
+ * locked or none is.
+ *
+ * Worth it for large arrays that are copied several times; whole pages are locked, so no two
+ * pinned arrays may share one. The arrays are kept alive meanwhile and must not be transferred to
+ * another thread: one that was is a process warning at `close()`, with the code `CUFFI_DETACHED`.
+ *
+ * @example
+ * const floats = new Float32Array(1 << 24);
+ * {
+ *   using pinned = cuda.pin(floats);
+ *   await buffer.copyFrom(floats);
+ * }
+ * @throws TypeError for what is no typed array, DataView, Buffer or ArrayBuffer, may change its
+ * size, or is given twice; RangeError for an empty one, or one that shares a page with another
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export function pin(...arrays: HostMemory[]): PinnedArrays;
+export function pin(...arraysThenOptions: [...HostMemory[], PinOptions]): PinnedArrays;
+export function pin(...args: (HostMemory | PinOptions)[]): PinnedArrays {
+  const last = args.at(-1);
+  const given = isOptions(last) ? last : undefined;
+  const { portable, ...place } = checkOptions(given, ['context', 'device', 'portable'], 'pin');
+  const flags = { portable: checkBoolean(portable, 'portable', true), mapped: false };
+  const arrays = (given ? args.slice(0, -1) : args) as HostMemory[];
+  if (arrays.length === 0) throw new TypeError('pin: give at least one typed array');
+  const ranges = arrays.map(checkPinnable);
+  for (const [at, range] of ranges.entries()) requireNew(ranges.slice(0, at), range, at);
+
+  const context = Context.of(place);
+  requireSupport(context, flags);
+  const unlocks: (() => void)[] = [];
+  try {
+    for (const [at, memory] of ranges.entries())
+      unlocks.push(lock(context, memory, `arrays[${at}]`, flags));
+  } catch (error) {
+    giveBackQuietly(context, () => unlockAll(unlocks));
+    throw error;
+  }
+  return new PinnedArrays(context, arrays, () => {
+    warnOfDetached(ranges);
+    context.releases.submit(() => unlockAll(unlocks));
+  });
+}
+
+const lock = (context: Context, memory: Uint8Array, what: string, flags: LockFlags): (() => void) =>
+  withAddress(memory, (address) =>
+    lockPages(context, { address, byteLength: memory.byteLength, what, memory }, flags),
+  );
+
+const isOptions = (value: unknown): value is PinOptions =>
+  typeof value === 'object' &&
+  value !== null &&
+  !Array.isArray(value) &&
+  !ArrayBuffer.isView(value) &&
+  !(value instanceof ArrayBuffer) &&
+  !(value instanceof SharedArrayBuffer);
+
+function checkPinnable(value: HostMemory, at: number): Uint8Array {
+  const name = `arrays[${at}]`;
+  const range = checkHostMemory(value, name);
+  if ((range.buffer as { growable?: boolean }).growable)
+    throw new TypeError(`${name} is growable: its memory cannot be page-locked as a whole`);
+  if (range.byteLength === 0) throw new RangeError(`${name} is empty`);
+  return range;
+}
+
+function requireNew(earlier: readonly Uint8Array[], range: Uint8Array, at: number): void {
+  const twin = earlier.findIndex(
+    ({ buffer, byteOffset, byteLength }) =>
+      buffer === range.buffer && byteOffset === range.byteOffset && byteLength === range.byteLength,
+  );
+  if (twin >= 0) throw new TypeError(`arrays[${at}] is arrays[${twin}] again`);
+}
+
+/** Unlocks all, newest first; throws the first error when all were tried. */
+function unlockAll(unlocks: readonly (() => void)[]): void {
+  const errors: unknown[] = [];
+  for (const unlock of [...unlocks].reverse()) {
+    try {
+      unlock();
+    } catch (error) {
+      errors.push(error);
+    }
+  }
+  if (errors.length > 0) throw errors[0];
+}
+
+function warnOfDetached(ranges: readonly Uint8Array[]): void {
+  const detached = ranges.flatMap(({ byteLength }, at) => (byteLength === 0 ? [at] : []));
+  if (detached.length === 0) return;
+  process.emitWarning(
+    `${detached.map((at) => `arrays[${at}]`).join(', ')} of pin() went to another thread while page-locked: the memory may have been freed under the device`,
+    { code: 'CUFFI_DETACHED' },
+  );
+}

@@ -1,0 +1,119 @@
+import type { Address, CUdeviceptr } from '../../ffi/types.ts';
+import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import { Resource } from '../resource.ts';
+import { allocateHost, type HostAllocation, type HostKind } from './host-allocation.ts';
+import type { HostViews } from './host-views.ts';
+
+/** Options of {@link PinnedBuffer.allocate}. */
+export interface PinnedOptions extends PlaceOptions {
+  /**
+   * Whether every context of the process takes it for page-locked. What other contexts do with it
+   * must be done before it is closed: `close()` waits for its own alone. Default true.
+   */
+  readonly portable?: boolean;
+  /** Whether the device reaches it, at {@link PinnedBuffer.devicePointer}. Default false. */
+  readonly mapped?: boolean;
+  /**
+   * Whether the CPU's caches are left out: for memory that the CPU only writes, as reading it takes
+   * the CPU very long. Default false.
+   */
+  readonly writeCombined?: boolean;
+}
+
+/**
+ * Page-locked host memory, as an ArrayBuffer: the device copies from and to it itself, not through
+ * the driver's staging memory.
+ *
+ * It begins zeroed, write-combined memory with anything. After `close()` a view that was kept reads
+ * ordinary memory, zeroed; it never crashes. Write-combined memory is given back only when its
+ * ArrayBuffer was collected, and touching that after `context.reset()` ends the process.
+ *
+ * @example
+ * using pinned = cuda.PinnedBuffer.allocate(1 << 20);
+ * const floats = new Float32Array(pinned.buffer);
+ * await buffer.copyFrom(floats);
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export class PinnedBuffer extends Resource {
+  readonly context: Context;
+  readonly byteLength: number;
+  readonly portable: boolean;
+  readonly mapped: boolean;
+  readonly writeCombined: boolean;
+  readonly #memory: HostAllocation;
+
+  private constructor(context: Context, byteLength: number, kind: HostKind) {
+    const memory = allocateHost(context, byteLength, kind);
+    super('PinnedBuffer', { owner: context.resources, release: memory.release });
+    this.context = context;
+    this.byteLength = byteLength;
+    this.portable = kind.portable;
+    this.mapped = kind.mapped;
+    this.writeCombined = kind.writeCombined;
+    this.#memory = memory;
+  }
+
+  /**
+   * Allocates page-locked memory. Whole pages are locked, so small buffers are dear: make one, and
+   * typed arrays in parts of it.
+   *
+   * @param byteLength at least 1
+   * @throws RangeError where the system has no such memory, NotSupportedError, CudaError
+   */
+  static allocate(byteLength: number, options?: PinnedOptions): PinnedBuffer {
+    checkInteger(byteLength, 'byteLength', 1);
+    const { portable, mapped, writeCombined, ...place } = checkOptions(
+      options,
+      ['context', 'device', 'portable', 'mapped', 'writeCombined'],
+      'PinnedBuffer.allocate',
+    );
+    const kind = {
+      portable: checkBoolean(portable, 'portable', true),
+      mapped: checkBoolean(mapped, 'mapped', false),
+      writeCombined: checkBoolean(writeCombined, 'writeCombined', false),
+    };
+    return new PinnedBuffer(Context.of(place), byteLength, kind);
+  }
+
+  /**
+   * The memory, always the same ArrayBuffer.
+   *
+   * @throws ClosedError, RangeError above 4 GiB: see {@link window}
+   */
+  get buffer(): ArrayBuffer {
+    return this.#views().whole;
+  }
+
+  /**
+   * A part of the memory as an ArrayBuffer of its own, for buffers above 4 GiB. V8 counts each as
+   * memory that it holds: keep windows, and make typed arrays in them.
+   *
+   * @throws ClosedError, RangeError beyond the buffer or above 4 GiB
+   */
+  window(byteOffset: number, byteLength: number): ArrayBuffer {
+    return this.#views().window(byteOffset, byteLength);
+  }
+
+  /** The host address of the first byte. @throws ClosedError */
+  get address(): Address {
+    this.requireOpen();
+    return this.#memory.address;
+  }
+
+  /** The address on the device; undefined unless it is mapped. @throws ClosedError */
+  get devicePointer(): CUdeviceptr | undefined {
+    this.requireOpen();
+    return this.#memory.devicePointer;
+  }
+
+  override toString(): string {
+    return `PinnedBuffer(${this.byteLength} bytes${this.mapped ? ', mapped' : ''}${this.writeCombined ? ', write-combined' : ''}${this.closed ? ', closed' : ''})`;
+  }
+
+  #views(): HostViews {
+    const { views } = this.#memory.held;
+    if (this.closed || !views) throw this.closedError();
+    return views;
+  }
+}

@@ -1,0 +1,89 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { mapAnonymous } from '../../../../ffi/anonymous.ts';
+import { HostViews } from '../../../../src/memory/host-views.ts';
+import { collectGarbage, collectUntil } from '../../../support/gc.ts';
+
+const GIB = 2 ** 30;
+
+test('the whole is one ArrayBuffer, and a window the same while anybody has it', () => {
+  const mapping = mapAnonymous(8192);
+  const views = new HostViews(mapping.address, 8000, () => {});
+  assert.equal(views.viewed, false);
+  assert.equal(views.whole, views.whole);
+  assert.equal(views.viewed, true);
+  assert.equal(views.whole.byteLength, 8000);
+  const window = views.window(4096, 100);
+  assert.equal(views.window(4096, 100), window);
+  assert.notEqual(views.window(4096, 101), window);
+  new Uint8Array(window)[0] = 5;
+  assert.equal(new Uint8Array(views.whole)[4096], 5);
+  views.dismiss();
+  mapping.unmap();
+});
+
+test('what is longer than an ArrayBuffer is seen in windows', () => {
+  const mapping = mapAnonymous(8192);
+  // Only the pages that are mapped are touched.
+  const views = new HostViews(mapping.address, 5 * GIB, () => {});
+  assert.throws(() => views.whole, {
+    name: 'RangeError',
+    message: /5368709120 bytes are more than the 4294967296 of one ArrayBuffer: use window/,
+  });
+  assert.equal(views.viewed, false);
+  assert.equal(views.window(4096, 4096).byteLength, 4096);
+  assert.throws(() => views.window(0, 5 * GIB), RangeError);
+  views.dismiss();
+  mapping.unmap();
+});
+
+test('a window beyond the memory is refused', () => {
+  const mapping = mapAnonymous(4096);
+  const views = new HostViews(mapping.address, 4096, () => {});
+  for (const [byteOffset, byteLength] of [
+    [-1, 1],
+    [4096, 1],
+    [0, 4097],
+    [4000, 97],
+    [0, 0],
+    [0.5, 1],
+    [0, Number.NaN],
+  ] as const)
+    assert.throws(() => views.window(byteOffset, byteLength), RangeError);
+  assert.throws(() => views.window('0' as never, 1), TypeError);
+  views.dismiss();
+  mapping.unmap();
+});
+
+test('tells when the last view was collected, not before, and once', async () => {
+  const mapping = mapAnonymous(8192);
+  let calls = 0;
+  let kept: Uint8Array | undefined;
+  (() => {
+    const views = new HostViews(mapping.address, 8192, () => {
+      calls += 1;
+    });
+    kept = new Uint8Array(views.window(0, 16));
+    views.window(16, 16);
+    views.whole;
+  })();
+  await collectGarbage();
+  assert.equal(calls, 0);
+  kept[0] = 1;
+  kept = undefined;
+  assert.ok(await collectUntil(() => calls === 1));
+  await collectGarbage();
+  assert.equal(calls, 1);
+  mapping.unmap();
+});
+
+test('is silent where it was dismissed', async () => {
+  let calls = 0;
+  (() => {
+    new HostViews(4096 as never, 1, () => {
+      calls += 1;
+    }).dismiss();
+  })();
+  await collectGarbage();
+  assert.equal(calls, 0);
+});

@@ -1,0 +1,120 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import { Context, pin } from '../../../../src/index.ts';
+import { broken, failing, keepingBooks } from '../../../support/faults.ts';
+import { collectGarbage, collectUntil } from '../../../support/gc.ts';
+import { emulate } from '../emulate.ts';
+
+/** Arrays of a page each that share none. */
+const apart = (count: number): Uint8Array[] => {
+  const memory = new ArrayBuffer(count << 17);
+  return Array.from({ length: count }, (_, at) => new Uint8Array(memory, at << 17, 4096));
+};
+
+test('what cannot be pinned is refused before the driver is asked', () => {
+  emulate();
+  const [array] = apart(1);
+  const growable = new (
+    SharedArrayBuffer as unknown as new (
+      byteLength: number,
+      options: object,
+    ) => SharedArrayBuffer
+  )(4096, { maxByteLength: 8192 });
+  const resizable = new (
+    ArrayBuffer as unknown as new (
+      byteLength: number,
+      options: object,
+    ) => ArrayBuffer
+  )(4096, { maxByteLength: 8192 });
+  const recorder = recordCalls();
+  const refused = (args: unknown[], name: string, message: RegExp): void =>
+    assert.throws(() => pin(...(args as [Uint8Array])), { name, message });
+  refused([], 'TypeError', /give at least one typed array/);
+  refused([{}], 'TypeError', /give at least one typed array/);
+  refused([[1, 2]], 'TypeError', /arrays\[0\] must be a typed array/);
+  refused([array, 'text'], 'TypeError', /arrays\[1\] must be a typed array/);
+  refused([array, null], 'TypeError', /arrays\[1\] must be a typed array/);
+  refused([array, new Float32Array(0)], 'RangeError', /arrays\[1\] is empty/);
+  refused([resizable], 'TypeError', /arrays\[0\] is resizable/);
+  refused([new Uint8Array(resizable)], 'TypeError', /arrays\[0\] is resizable/);
+  refused([new Uint8Array(growable)], 'TypeError', /arrays\[0\] is growable/);
+  refused([array, array], 'TypeError', /arrays\[1\] is arrays\[0\] again/);
+  refused([array, { pinned: true }], 'TypeError', /unknown option 'pinned'/);
+  refused([array, { portable: 1 }], 'TypeError', /portable must be true or false/);
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+});
+
+test('takes typed arrays, buffers and shared ones, and options last', () => {
+  emulate();
+  const context = Context.primary();
+  const shared = new SharedArrayBuffer(1 << 16);
+  const plain = new ArrayBuffer(1 << 20);
+  using first = pin(plain, { context, portable: false });
+  assert.deepEqual(first.arrays, [plain]);
+  using second = pin(new Uint8Array(shared, 8192, 100));
+  assert.equal(second.context, context);
+});
+
+test('is all or nothing, and what was locked is unlocked', () => {
+  const driver = emulate();
+  const context = Context.primary();
+  const arrays = apart(3);
+  for (const nth of [1, 2, 3]) {
+    const { driver: booked, open } = keepingBooks(
+      failing(driver, 'cuMemHostRegister_v2', nth, 999),
+    );
+    selectDriver(booked);
+    assert.throws(() => pin(...arrays, { context }), { name: 'CudaError', status: 999 });
+    assert.deepEqual([...open], []);
+    assert.equal(context.resources.size, 0);
+    const pinned = pin(...arrays, { context });
+    assert.equal(open.size, 3);
+    pinned.close();
+    pinned.close();
+    assert.deepEqual([...open], []);
+  }
+});
+
+test('arrays live as long as they are pinned, and one that was dropped is unpinned', async () => {
+  const { driver, open } = keepingBooks(emulate());
+  selectDriver(driver);
+  const context = Context.primary();
+  const memory = (() => {
+    const array = new Uint8Array(1 << 20);
+    const pinned = pin(array, { context });
+    return { array: new WeakRef(array.buffer), pinned };
+  })();
+  await collectGarbage();
+  assert.ok(memory.array.deref());
+  (() => {
+    pin(new Uint8Array(1 << 20), { context });
+  })();
+  assert.equal(open.size, 2);
+  assert.ok(await collectUntil(() => open.size === 1));
+  memory.pinned.close();
+  assert.equal(open.size, 0);
+});
+
+test('what the driver does not unlock is told, and stays locked and alive', async () => {
+  const driver = emulate();
+  const context = Context.primary();
+  const [array] = apart(1) as [Uint8Array];
+  selectDriver(broken(driver, 'cuMemHostUnregister', 999));
+  const pinned = pin(array, { context });
+  assert.throws(() => pinned.close(), { name: 'CudaError', call: 'cuMemHostUnregister' });
+  selectDriver(driver);
+  assert.equal(pinned.closed, true);
+  assert.throws(() => pin(array, { context }), /shares a page/);
+});
+
+test('a reset unpins all', () => {
+  emulate();
+  const context = Context.primary();
+  const [array] = apart(1) as [Uint8Array];
+  const pinned = pin(array);
+  context.resetSync();
+  assert.equal(pinned.closed, true);
+  pin(array).close();
+});

@@ -1,0 +1,208 @@
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { test } from 'node:test';
+import { inspect } from 'node:util';
+import { OUT0 } from '../../../../ffi/arena.ts';
+import { cu, recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import type { Address } from '../../../../ffi/types.ts';
+import { Context, PinnedBuffer, pin, Stream } from '../../../../src/index.ts';
+import { broken, failing, keepingBooks } from '../../../support/faults.ts';
+import { collectUntil, isMapped } from '../../../support/gc.ts';
+import { Latch } from '../../../support/latch.ts';
+import { watchMappings } from '../../../support/mappings.ts';
+import { emulate } from '../emulate.ts';
+
+const OUT_OF_MEMORY = 2;
+const UNKNOWN = 999;
+
+const isLocked = (address: Address): boolean =>
+  Context.primary().run(() => cu.cuMemHostGetFlags(OUT0, address)) === 0;
+
+test('arguments are checked before the driver is asked', () => {
+  emulate();
+  const recorder = recordCalls();
+  for (const size of [0, -1, 1.5, Number.NaN, 2 ** 53])
+    assert.throws(() => PinnedBuffer.allocate(size), RangeError, String(size));
+  assert.throws(() => PinnedBuffer.allocate('1' as never), TypeError);
+  assert.throws(() => PinnedBuffer.allocate(1, { mapped: 1 as never }), {
+    name: 'TypeError',
+    message: 'mapped must be true or false, not 1',
+  });
+  assert.throws(() => PinnedBuffer.allocate(1, { wc: true } as never), {
+    name: 'TypeError',
+    message: /unknown option 'wc'; known: context, device, portable, mapped, writeCombined/,
+  });
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+});
+
+test('what the device cannot do is refused', () => {
+  emulate({ CUFFI_EMULATED_ATTRIBUTES: '99=0' });
+  assert.throws(() => PinnedBuffer.allocate(1), {
+    name: 'NotSupportedError',
+    message: /cannot page-lock memory of the process/,
+  });
+  PinnedBuffer.allocate(1, { writeCombined: true }).close();
+  emulate({ CUFFI_EMULATED_ATTRIBUTES: '19=0' });
+  assert.throws(() => PinnedBuffer.allocate(1, { mapped: true }), {
+    name: 'NotSupportedError',
+    message: /cannot reach host memory/,
+  });
+  PinnedBuffer.allocate(1).close();
+});
+
+test('more than the system has is refused before the driver is asked', () => {
+  emulate();
+  assert.throws(() => PinnedBuffer.allocate(2 ** 52), {
+    name: 'RangeError',
+    message: 'the system has no room for 4503599627370496 bytes of host memory',
+  });
+});
+
+test('a lock that fails says of how much, and nothing stays mapped', () => {
+  const driver = emulate();
+  const context = Context.primary();
+  using mappings = watchMappings();
+  for (const [name, options] of [
+    ['cuMemHostRegister_v2', {}],
+    ['cuMemHostGetDevicePointer_v2', { mapped: true }],
+    ['cuMemHostAlloc', { writeCombined: true }],
+  ] as const) {
+    const books = keepingBooks(failing(driver, name, 1, UNKNOWN));
+    selectDriver(books.driver);
+    const error = { name: 'CudaError', call: name, status: UNKNOWN };
+    assert.throws(() => PinnedBuffer.allocate(5000, { context, ...options }), error);
+    assert.deepEqual([...books.open], []);
+    assert.deepEqual([...mappings.open], []);
+    assert.equal(context.resources.size, 0);
+    PinnedBuffer.allocate(5000, { context, ...options }).close();
+  }
+});
+
+test('out of memory is tried again after what waits was released', () => {
+  const driver = emulate();
+  const context = Context.primary();
+  const latch = new Latch();
+  using stream = Stream.create({ nonBlocking: true });
+  latch.hold(stream);
+  PinnedBuffer.allocate(4096).close();
+  assert.equal(context.releases.size, 1);
+  latch.open();
+  selectDriver(failing(driver, 'cuMemHostRegister_v2', 1, OUT_OF_MEMORY));
+  PinnedBuffer.allocate(4096, { context }).close();
+  assert.equal(context.releases.size, 0);
+  selectDriver(broken(driver, 'cuMemHostRegister_v2', OUT_OF_MEMORY));
+  assert.throws(() => PinnedBuffer.allocate(4096, { context }), {
+    code: 'CUDA_ERROR_OUT_OF_MEMORY',
+    doing: 'page-locking 4096 bytes of host memory',
+  });
+  selectDriver(driver);
+  latch[Symbol.dispose]();
+});
+
+test('what the driver does not unlock is told, reads zeros, and keeps its addresses', async () => {
+  const driver = emulate();
+  const allocate = (): Address => {
+    const pinned = PinnedBuffer.allocate(1 << 20);
+    const view = new Uint8Array(pinned.buffer).fill(7);
+    const { address } = pinned;
+    selectDriver(broken(driver, 'cuMemHostUnregister', UNKNOWN));
+    assert.throws(() => pinned.close(), { name: 'CudaError', call: 'cuMemHostUnregister' });
+    selectDriver(driver);
+    assert.equal(pinned.closed, true);
+    assert.equal(view[5], 0);
+    return address;
+  };
+  const address = allocate();
+  assert.equal(await collectUntil(() => !isMapped(address)), false);
+});
+
+test('after a reset it is closed, its view stays, and the addresses go with it', async () => {
+  emulate();
+  const context = Context.primary();
+  const allocate = (): { readonly address: Address; view: Uint8Array | undefined } => {
+    const pinned = PinnedBuffer.allocate(16 << 20);
+    const left = { address: pinned.address, view: new Uint8Array(pinned.buffer).fill(7) };
+    context.resetSync();
+    assert.throws(() => pinned.buffer, {
+      name: 'ClosedError',
+      message: 'this PinnedBuffer is closed: its context was reset',
+    });
+    pinned.close();
+    return left;
+  };
+  const left = allocate();
+  assert.equal(left.view?.[9], 7);
+  // Its pages can be locked again.
+  pin(left.view as Uint8Array).close();
+  left.view = undefined;
+  assert.ok(await collectUntil(() => !isMapped(left.address)));
+});
+
+test('a release that a reset drops leaves the addresses to the collection', async () => {
+  emulate();
+  const context = Context.primary();
+  const close = (): Address => {
+    const latch = new Latch();
+    const stream = Stream.create({ nonBlocking: true });
+    latch.hold(stream);
+    const pinned = PinnedBuffer.allocate(16 << 20);
+    const { address } = pinned;
+    pinned.close();
+    assert.ok(isMapped(address));
+    latch.open();
+    context.resetSync();
+    latch.word[Symbol.dispose]();
+    return address;
+  };
+  const address = close();
+  assert.ok(await collectUntil(() => !isMapped(address)));
+});
+
+test('one that was dropped open is unlocked, given back, and warned about', async () => {
+  emulate();
+  const drop = (): Address => {
+    const pinned = PinnedBuffer.allocate(16 << 20);
+    new Uint8Array(pinned.buffer).fill(1);
+    return pinned.address;
+  };
+  const warned = once(process, 'warning');
+  const address = drop();
+  assert.ok(await collectUntil(() => !isLocked(address)));
+  assert.ok(await collectUntil(() => !isMapped(address)));
+  const [warning] = await warned;
+  assert.equal(warning.message, 'a PinnedBuffer was garbage collected without close()');
+});
+
+test('a context that goes closes it, and then lets go of the memory', async () => {
+  emulate();
+  const context = Context.primary();
+  const pinned = PinnedBuffer.allocate(16 << 20);
+  const { address } = pinned;
+  context.resources.closeAll('its context was closed');
+  assert.equal(pinned.closed, true);
+  assert.equal(isMapped(address), false);
+});
+
+test('ten thousand leave no memory, no registration and no object', async () => {
+  const driver = emulate();
+  const context = Context.primary();
+  const { driver: booked, open } = keepingBooks(driver);
+  selectDriver(booked);
+  using mappings = watchMappings();
+  for (let n = 0; n < 10_000; n += 1) {
+    using pinned = PinnedBuffer.allocate(5000, { context });
+    if (n % 10 === 0) new Uint8Array(pinned.buffer)[0] = 1;
+  }
+  assert.deepEqual([...open], []);
+  assert.equal(context.resources.size, 0);
+  assert.ok(await collectUntil(() => mappings.open.size === 0));
+});
+
+test('prints as what it is', () => {
+  emulate();
+  const pinned = PinnedBuffer.allocate(64, { mapped: true, writeCombined: true });
+  assert.equal(`${pinned}`, 'PinnedBuffer(64 bytes, mapped, write-combined)');
+  pinned.close();
+  assert.equal(inspect(pinned), 'PinnedBuffer(64 bytes, mapped, write-combined, closed)');
+});
