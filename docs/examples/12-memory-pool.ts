@@ -1,5 +1,5 @@
 /** A pool: memory that is allocated and freed in the order of a stream, and kept for the next. */
-import { MemoryPool, Stream } from 'cuffi';
+import { Context, MemoryPool, Stream } from 'cuffi';
 
 using pool = MemoryPool.create({ maxSize: 64 << 20 });
 using stream = Stream.create();
@@ -16,7 +16,8 @@ first.close();
   console.log(`the same memory again: ${second.address === address}`);
 }
 
-await stream.synchronize();
+// What was freed in a stream counts as used until the whole context was waited for.
+Context.primary().synchronizeSync();
 console.log(`in use: ${pool.used}, at most: ${pool.usedHigh}, kept: ${pool.reserved}`);
 pool.trim();
 console.log(`kept after trim: ${pool.reserved}`);

@@ -14,6 +14,7 @@ import { copyAwaited, copyOnDevice, copySync, fillOnDevice, type HostCopy } from
 import { DeviceMemory } from './device-memory.ts';
 import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
 import { copyBetweenDevices } from './peer.ts';
+import { cutsWithin, pieces } from './pieces.ts';
 
 /** Options of calls that work in a stream. */
 export interface StreamOption {
@@ -67,6 +68,7 @@ export class DeviceBuffer extends Resource {
   readonly #freeIn: ((stream: Stream) => void) | undefined;
   /** The buffer that this one is a view of, or whatever else must outlive it. */
   readonly #keeps: unknown;
+  readonly #borders: (() => readonly number[]) | undefined;
 
   /** @internal */
   constructor(init: {
@@ -81,6 +83,8 @@ export class DeviceBuffer extends Resource {
     /** Where the memory is freed in a stream: takes another one than that of the allocation. */
     readonly freeIn?: ((stream: Stream) => void) | undefined;
     readonly keeps?: unknown;
+    /** Addresses that one call of the driver may not go across. */
+    readonly borders?: (() => readonly number[]) | undefined;
   }) {
     super('DeviceBuffer', { owner: init.owner ?? init.context.resources, release: init.release });
     this.context = init.context;
@@ -90,6 +94,7 @@ export class DeviceBuffer extends Resource {
     this.#address = init.address;
     this.#freeIn = init.freeIn;
     this.#keeps = init.keeps;
+    this.#borders = init.borders;
   }
 
   /**
@@ -175,6 +180,7 @@ export class DeviceBuffer extends Resource {
       origin: this.origin,
       resource: this.resource,
       keeps: this.#keeps instanceof DeviceBuffer ? this.#keeps : this,
+      borders: this.#borders,
     });
   }
 
@@ -193,9 +199,16 @@ export class DeviceBuffer extends Resource {
       throw new RangeError(
         `${this.byteLength} bytes at ${address} are no whole, aligned elements of ${width} bytes`,
       );
-    const count = this.byteLength / width;
     this.context.visitedBy(streamOf(stream)?.context ?? this.context);
-    fillOnDevice(this.context, address, value, width, count, stream);
+    for (const [offset, byteLength] of pieces(this.byteLength, this.#cuts()))
+      fillOnDevice(
+        this.context,
+        (address + offset) as CUdeviceptr,
+        value,
+        width,
+        byteLength / width,
+        stream,
+      );
   }
 
   /**
@@ -213,15 +226,21 @@ export class DeviceBuffer extends Resource {
     const where = streamOf(stream)?.context ?? this.context;
     this.context.visitedBy(where);
     target.context.visitedBy(where);
-    if (target.context.device === this.context.device)
-      copyOnDevice(this.context, address, source, this.byteLength, stream);
-    else
-      copyBetweenDevices(
-        { context: this.context, address: source },
-        { context: target.context, address },
-        this.byteLength,
-        stream,
-      );
+    const isNear = target.context.device === this.context.device;
+    const cuts = [...new Set([...this.#cuts(), ...target.#cuts()])].sort((a, b) => a - b);
+    const within = cuts.filter((offset) => offset < this.byteLength);
+    for (const [offset, byteLength] of pieces(this.byteLength, within)) {
+      const from = (source + offset) as CUdeviceptr;
+      const to = (address + offset) as CUdeviceptr;
+      if (isNear) copyOnDevice(this.context, to, from, byteLength, stream);
+      else
+        copyBetweenDevices(
+          { context: this.context, address: from },
+          { context: target.context, address: to },
+          byteLength,
+          stream,
+        );
+    }
   }
 
   /**
@@ -279,10 +298,14 @@ export class DeviceBuffer extends Resource {
     return this.#copy('to host', host, streamOf(stream));
   }
 
+  #cuts(): number[] {
+    return this.#borders ? cutsWithin(this.#borders(), this.#address, this.byteLength) : [];
+  }
+
   #copy(direction: HostCopy['direction'], host: Uint8Array, stream: Stream | undefined): HostCopy {
     const device = (): CUdeviceptr => this.address;
     device(); // a closed buffer is refused now, not when the copy begins
-    return { direction, context: this.context, host, device, stream };
+    return { direction, context: this.context, host, device, cuts: this.#cuts(), stream };
   }
 
   override toString(): string {

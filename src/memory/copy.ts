@@ -9,6 +9,7 @@ import { check, isReady } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Stream } from '../stream.ts';
 import { nextTurn, type WaitOptions, waitUntil } from '../wait.ts';
+import { pieces } from './pieces.ts';
 
 /** One copy: which way, between what. */
 export interface HostCopy {
@@ -17,6 +18,8 @@ export interface HostCopy {
   readonly host: Uint8Array;
   /** The device address; asked again for each slice, so that closing the buffer is noticed. */
   device(): CUdeviceptr;
+  /** Where the device memory must be cut, as offsets. */
+  readonly cuts: readonly number[];
   readonly stream: Stream | undefined;
 }
 
@@ -56,17 +59,24 @@ export function copySync(copy: HostCopy): void {
   const byteLength = host.byteLength;
   if (byteLength === 0) return;
   if (stream) {
-    stream.enqueue((handle) => issue(copy, 0, byteLength, handle));
+    stream.enqueue((handle) => {
+      for (const [offset, length] of pieces(byteLength, copy.cuts))
+        issue(copy, offset, length, handle);
+    });
     stream.synchronizeSync();
     return;
   }
-  const device = copy.device();
+  const start = copy.device();
   context.run(() =>
-    withAddress(host, (address) =>
-      direction === 'to device'
-        ? check(cu.cuMemcpyHtoD_v2(device, address, byteLength), 'cuMemcpyHtoD_v2', doing(copy))
-        : check(cu.cuMemcpyDtoH_v2(address, device, byteLength), 'cuMemcpyDtoH_v2', doing(copy)),
-    ),
+    withAddress(host, (address) => {
+      for (const [offset, length] of pieces(byteLength, copy.cuts)) {
+        const device = (start + offset) as CUdeviceptr;
+        const here = (address + offset) as Address;
+        if (direction === 'to device')
+          check(cu.cuMemcpyHtoD_v2(device, here, length), 'cuMemcpyHtoD_v2', doing(copy));
+        else check(cu.cuMemcpyDtoH_v2(here, device, length), 'cuMemcpyDtoH_v2', doing(copy));
+      }
+    }),
   );
 }
 
@@ -83,11 +93,11 @@ export async function copyAwaited(copy: HostCopy, options: WaitOptions = {}): Pr
   copy.device();
   const transfers = transferStream(context);
   const resets = context.resets;
-  for (let offset = 0; offset < byteLength; offset += SLICE_BYTE_LENGTH) {
+  for (const [offset, length] of pieces(byteLength, copy.cuts, SLICE_BYTE_LENGTH)) {
     if (offset > 0) await nextTurn();
     if (host.byteLength !== byteLength)
       throw new TypeError('the host memory was detached while it was copied');
-    issue(copy, offset, Math.min(SLICE_BYTE_LENGTH, byteLength - offset), transfers);
+    issue(copy, offset, length, transfers);
     // Not given up for a signal: the driver has the host memory until the slice is through.
     await waitUntil(() => context.resets !== resets || isDone(transfers));
     options.signal?.throwIfAborted();

@@ -158,6 +158,7 @@ export class VirtualMemory extends Resource {
         byteLength: this.#byteLength,
         origin: 'allocated',
         keeps: this,
+        borders: () => this.#parts.map((part) => part.address),
       });
     return this.#buffer;
   }

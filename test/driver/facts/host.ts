@@ -4,6 +4,8 @@ import type { FactGroup } from './facts.ts';
 import { withHeldStream } from './holding.ts';
 import { attributeIn, INVENTED, MIB, outOf, statusIn, yesNo } from './kinds.ts';
 
+const [, DEVICE, UNIFIED] = [1, 2, 4] as const;
+
 export const hostFacts: FactGroup = async (note) => {
   await using peer = new Peer();
   await enterContext(peer);
