@@ -1,14 +1,9 @@
 import { inspect } from 'node:util';
 import { OUT0, OUT1, OUT3, readHandle, readInt32, readSize } from '../ffi/arena.ts';
-import {
-  CU_EVENT_DISABLE_TIMING,
-  CU_STREAM_LEGACY,
-  type LimitName,
-  limits,
-} from '../ffi/constants.ts';
+import { type LimitName, limits } from '../ffi/constants.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
-import { CUresult } from '../ffi/results.ts';
-import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
+import type { CUcontext } from '../ffi/types.ts';
+import { Activity } from './activity.ts';
 import { checkInstance, checkInteger } from './arguments.ts';
 import { check, isReady } from './check.ts';
 import { Device } from './device.ts';
@@ -51,15 +46,11 @@ export class Context {
   /** @internal What was made in it and is open. */
   readonly resources = new ResourceSet();
   /** @internal Releases that wait until it is idle. */
-  readonly releases = new ReleaseQueue(() => this.#isUntouched());
+  readonly releases = new ReleaseQueue(() => this.activity.isUntouched());
   /** @internal The contexts whose memory it was allowed to reach. */
   readonly peers = new PeerAccess(this);
-  /** @internal Streams whose work may still run. */
-  readonly streams = new Set<CUstream>([CU_STREAM_LEGACY as CUstream]);
-  /** An event behind the work that was queued in each borrowed stream. */
-  readonly #marks = new Map<CUstream, CUevent>();
-  /** Other contexts whose streams may still work on memory of this one. */
-  readonly #visitors = new Set<Context>();
+  /** @internal What is known to run in it. */
+  readonly activity = new Activity(() => this.#handle);
   #handle: CUcontext | undefined;
 
   private constructor(device: Device, handle: CUcontext | undefined) {
@@ -162,65 +153,13 @@ export class Context {
   }
 
   /**
-   * @internal Remembers that work was queued in a stream of another library. It may be destroyed
-   * behind our back, and asking it then would crash: an event of our own is asked instead.
-   */
-  markForeign(stream: CUstream): void {
-    let mark = this.#marks.get(stream);
-    if (mark === undefined) {
-      this.run(() => check(cu.cuEventCreate(OUT0, CU_EVENT_DISABLE_TIMING), 'cuEventCreate'));
-      mark = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
-      this.#marks.set(stream, mark);
-    }
-    check(cu.cuEventRecord(mark, stream), 'cuEventRecord');
-  }
-
-  /** @internal Remembers that work on memory of this context was queued in a stream of another. */
-  visitedBy(context: Context): void {
-    if (context !== this) this.#visitors.add(context);
-  }
-
-  /** Whether no work is known to run that may touch memory of this context. */
-  #isUntouched(): boolean {
-    if (!this.#isIdle()) return false;
-    for (const visitor of this.#visitors) {
-      if (!visitor.#isIdle()) return false;
-      // Forgotten as soon as it is done: a borrowed context may be destroyed any time after, and
-      // the driver crashes when a destroyed one is pushed.
-      this.#visitors.delete(visitor);
-    }
-    return true;
-  }
-
-  /** Whether no work is known to run; what is broken or gone has none. */
-  #isIdle(): boolean {
-    return this.#poll() !== CUresult.CUDA_ERROR_NOT_READY;
-  }
-
-  /** Success, not ready, or the first error of a stream that cuffi knows. */
-  #poll(): CUresult {
-    if (this.#handle === undefined) return CUresult.CUDA_SUCCESS;
-    const pushed = cu.cuCtxPushCurrent_v2(this.#handle);
-    if (pushed !== CUresult.CUDA_SUCCESS) return pushed;
-    let worst: CUresult = CUresult.CUDA_SUCCESS;
-    const note = (status: CUresult): void => {
-      if (status === CUresult.CUDA_ERROR_NOT_READY || worst === CUresult.CUDA_SUCCESS)
-        worst = status;
-    };
-    for (const stream of this.streams) note(cu.cuStreamQuery(stream));
-    for (const mark of this.#marks.values()) note(cu.cuEventQuery(mark));
-    cu.cuCtxPopCurrent_v2(OUT3);
-    return worst;
-  }
-
-  /**
    * Waits, without blocking, for all work that was queued through cuffi, and for the default
    * stream. Work of other libraries in streams of theirs: {@link synchronizeSync} waits for it too.
    *
    * @throws CudaError where the work failed
    */
   async synchronize(options: WaitOptions = {}): Promise<void> {
-    await waitUntil(() => isReady(this.#poll(), 'cuStreamQuery'), options);
+    await waitUntil(() => isReady(this.activity.poll(), 'cuStreamQuery'), options);
   }
 
   /** Blocks the process until all work in the context is done. */
@@ -290,7 +229,7 @@ export class Context {
    */
   async reset(options: WaitOptions = {}): Promise<void> {
     this.#requireOwn();
-    await waitUntil(() => this.#isIdle(), options);
+    await waitUntil(() => this.activity.isIdle(), options);
     this.resetSync();
   }
 
@@ -299,10 +238,7 @@ export class Context {
     this.#requireOwn();
     this.resources.abandonAll('its context was reset');
     this.releases.clear();
-    this.streams.clear();
-    this.streams.add(CU_STREAM_LEGACY as CUstream);
-    this.#marks.clear();
-    this.#visitors.clear();
+    this.activity.clear();
     const device = this.device.handle;
     const released = this.#handle === undefined ? 0 : cu.cuDevicePrimaryCtxRelease_v2(device);
     this.#handle = undefined;

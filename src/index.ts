@@ -3,15 +3,15 @@ export { Device, devices } from './device.ts';
 export { Context, type MemoryInfo, type PlaceOptions } from './context.ts';
 export { Stream, type StreamOptions } from './stream.ts';
 export { CudaEvent, type EventOptions } from './event.ts';
-export {
-  type BufferOptions,
-  type BufferOrigin,
-  type CopyOptions,
-  DeviceBuffer,
-  type FillOptions,
-  type PointerOptions,
-  type StreamOption,
-} from './memory/buffer.ts';
+export { DeviceBuffer } from './memory/buffer.ts';
+export type {
+  BufferOptions,
+  BufferOrigin,
+  CopyOptions,
+  FillOptions,
+  PointerOptions,
+  StreamOption,
+} from './memory/buffer-options.ts';
 export { DeviceMemory, type DeviceMemoryOptions } from './memory/device-memory.ts';
 export { MemoryPool, type PoolCloseOptions, type PoolOptions } from './memory/pool.ts';
 export type { PoolAccess, PoolReuse } from './memory/pool-driver.ts';

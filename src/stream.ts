@@ -40,7 +40,8 @@ export class Stream extends Resource {
 
   private constructor(context: Context, handle: CUstream, isOwn: boolean) {
     const isDefault = handle <= CU_STREAM_PER_THREAD;
-    const { streams, releases, resets } = context;
+    const { releases, resets } = context;
+    const { streams } = context.activity;
     super('Stream', {
       owner: isDefault ? undefined : context.resources,
       release: isOwn
@@ -185,11 +186,12 @@ export class Stream extends Resource {
   #run(call: () => void): void {
     if (this.#isOwn) call();
     else if (this.#isDefault) {
-      this.context.streams.add(this.#handle);
+      this.context.activity.streams.add(this.#handle);
       this.context.run(call);
     } else {
+      const { context } = this;
       call();
-      this.context.markForeign(this.#handle);
+      context.run(() => context.activity.markForeign(this.#handle));
     }
   }
 }

@@ -6,45 +6,22 @@ import {
   checkOptions,
   type HostMemory,
 } from '../arguments.ts';
-import { Context, type PlaceOptions } from '../context.ts';
+import { Context } from '../context.ts';
 import { Resource, type ResourceSet } from '../resource.ts';
 import { Stream } from '../stream.ts';
-import type { WaitOptions } from '../wait.ts';
+import type {
+  BufferOptions,
+  BufferOrigin,
+  CopyOptions,
+  FillOptions,
+  PointerOptions,
+  StreamOption,
+} from './buffer-options.ts';
 import { copyAwaited, copyOnDevice, copySync, fillOnDevice, type HostCopy } from './copy.ts';
 import { DeviceMemory } from './device-memory.ts';
-import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
+import type { MemoryResource } from './memory-resource.ts';
 import { copyBetweenDevices } from './peer.ts';
 import { cutsWithin, pieces } from './pieces.ts';
-
-/** Options of calls that work in a stream. */
-export interface StreamOption {
-  /** The stream to work in. Default: the legacy default stream. */
-  readonly stream?: Stream;
-}
-
-/** Options of awaited copies. */
-export interface CopyOptions extends StreamOption, WaitOptions {}
-
-/** Options of {@link DeviceBuffer.fill}. */
-export interface FillOptions extends StreamOption {
-  /** The width of `value` in bytes: 1, 2 or 4. Default 1. */
-  readonly elementByteLength?: 1 | 2 | 4;
-}
-
-/** Options of {@link DeviceBuffer.allocate}. */
-export interface BufferOptions extends PlaceOptions, AllocateOptions {
-  /** Where the memory comes from. Default: plain device memory. */
-  readonly memory?: MemoryResource;
-}
-
-/** Options of {@link DeviceBuffer.fromPointer}. */
-export interface PointerOptions extends PlaceOptions {
-  /** What must stay alive while the buffer is used; held, never touched. */
-  readonly owner?: unknown;
-}
-
-/** Where a buffer's memory comes from. */
-export type BufferOrigin = 'allocated' | 'borrowed' | 'imported';
 
 /**
  * A range of device memory.
@@ -199,7 +176,8 @@ export class DeviceBuffer extends Resource {
       throw new RangeError(
         `${this.byteLength} bytes at ${address} are no whole, aligned elements of ${width} bytes`,
       );
-    this.context.visitedBy(streamOf(stream)?.context ?? this.context);
+    const where = streamOf(stream)?.context ?? this.context;
+    this.context.activity.visitedBy(where.activity);
     for (const [offset, byteLength] of pieces(this.byteLength, this.#cuts()))
       fillOnDevice(
         this.context,
@@ -224,8 +202,8 @@ export class DeviceBuffer extends Resource {
     checkFits(this.byteLength, target.byteLength, 'the target');
     const address = target.address;
     const where = streamOf(stream)?.context ?? this.context;
-    this.context.visitedBy(where);
-    target.context.visitedBy(where);
+    this.context.activity.visitedBy(where.activity);
+    target.context.activity.visitedBy(where.activity);
     const isNear = target.context.device === this.context.device;
     const cuts = [...new Set([...this.#cuts(), ...target.#cuts()])].sort((a, b) => a - b);
     const within = cuts.filter((offset) => offset < this.byteLength);

@@ -141,7 +141,7 @@ function transferStream(context: Context): CUstream {
     ),
   );
   const handle = readHandle<CUstream>(OUT0, cu.cuStreamDestroy_v2);
-  context.streams.add(handle);
+  context.activity.streams.add(handle);
   transferStreams.set(context, { resets: context.resets, handle });
   return handle;
 }

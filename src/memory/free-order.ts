@@ -28,7 +28,7 @@ export class FreeOrder {
   queue(call: (handle: CUstream) => void): void {
     const stream = this.#stream;
     if (stream && !stream.closed) stream.enqueue(call);
-    else if (stream?.context.streams.has(this.#handle))
+    else if (stream?.context.activity.streams.has(this.#handle))
       // Closed with work in it, and not destroyed before that is done.
       stream.context.run(() => call(this.#handle));
     // Closed and idle, or the default one from the beginning.

@@ -236,7 +236,7 @@ test('memory is not freed while a borrowed stream works on it', async () => {
   const context = Context.primary();
   using owner = Stream.create({ nonBlocking: true });
   const borrowed = Stream.fromHandle(owner.handle);
-  context.streams.delete(owner.handle); // as if another library had made it
+  context.activity.streams.delete(owner.handle); // as if another library had made it
   const latch = new Latch(context);
   const buffer = DeviceBuffer.allocate(4096);
   latch.hold(borrowed);
