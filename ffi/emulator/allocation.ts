@@ -36,6 +36,8 @@ const ELEMENTS: readonly number[] = [4, 8, 16];
 
 /** What the driver tells of a pointer. */
 interface Pointer extends Range {
+  /** What attributes tell as the pointer's range. */
+  readonly range: Range;
   readonly device: number;
   readonly contextHandle: number;
   readonly bufferId: number;
@@ -60,6 +62,7 @@ const PLAIN = {
 };
 
 const owned = (range: Range & { readonly bufferId: number }, context: Context) => ({
+  range,
   address: range.address,
   byteLength: range.byteLength,
   bufferId: range.bufferId,
@@ -82,10 +85,13 @@ function pointerAt(memory: Memory, contexts: Contexts, address: number): Pointer
     };
   const region = memory.regions.at(address);
   if (!region) return undefined;
-  const { kind, handleTypes, poolHandle } = region;
+  const { kind, handleTypes, poolHandle, asked } = region;
+  const context = region.context ?? contexts.primary(region.device);
   return {
-    ...owned(region, region.context ?? contexts.primary(region.device)),
-    byteLength: region.asked,
+    ...owned(region, context),
+    range: region.reservation ?? { address: region.address, byteLength: asked },
+    byteLength: asked,
+    contextHandle: kind === 'pool' ? 0 : context.handle,
     type: kind === 'host' ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE,
     isHost: kind === 'host' || kind === 'managed',
     isManaged: kind === 'managed',
@@ -121,9 +127,9 @@ function attributeOf(
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
       return [pointer.isExportable ? 1 : 0, 4];
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      return [pointer.address, 8];
+      return [pointer.range.address, 8];
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      return [pointer.byteLength, 8];
+      return [pointer.range.byteLength, 8];
     case CU_POINTER_ATTRIBUTE_MAPPED:
       return [1, 4];
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:

@@ -48,10 +48,11 @@ function sideOf(fields: Fields, prefix: 'src' | 'dst', box: Box, device: number)
   const type = field('MemoryType');
   if (type === CU_MEMORYTYPE_ARRAY) return CUDA_ERROR_NOT_SUPPORTED;
   const types = [CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED];
-  if (!types.includes(type) || field('LOD') !== 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!types.includes(type)) return CUDA_ERROR_INVALID_VALUE;
   const [x, y, z] = [field('XInBytes'), field('Y'), field('Z')];
   const isFlat = box.height === 1 && box.depth === 1 && y === 0 && z === 0;
-  const pitch = field('Pitch');
+  // Rows without a pitch lie close together.
+  const pitch = field('Pitch') || x + box.width;
   if (!isFlat && pitch < x + box.width) return CUDA_ERROR_INVALID_VALUE;
   const rows = field('Height');
   if ((box.depth > 1 || z > 0) && rows < y + box.height) return CUDA_ERROR_INVALID_VALUE;
@@ -79,6 +80,10 @@ export function boxFunctions(
     isTarget
       ? memory.canWrite(side.address, byteLength, side.device)
       : memory.canRead(side.address, byteLength, side.device);
+  const canStillUse = (side: Side, byteLength: number, isTarget: boolean): boolean =>
+    isTarget
+      ? memory.canStillWrite(side.address, byteLength, side.device)
+      : memory.canStillRead(side.address, byteLength, side.device);
 
   const copyRows = (to: Side, from: Side, { width, height, depth }: Box): boolean => {
     for (let z = 0; z < depth; z += 1)
@@ -105,7 +110,8 @@ export function boxFunctions(
     const isToDevice = canUse(to, spanOf(to, box), true);
     const isFromDevice = canUse(from, spanOf(from, box), false);
     // Only memory that may be the host's can be unknown to the driver.
-    const mustBeDevice = ({ type }: Side): boolean => type === CU_MEMORYTYPE_DEVICE;
+    const mustBeDevice = ({ type, address }: Side): boolean =>
+      type === CU_MEMORYTYPE_DEVICE || memory.isDeviceRegion(address);
     if ((!isToDevice && mustBeDevice(to)) || (!isFromDevice && mustBeDevice(from)))
       return CUDA_ERROR_INVALID_VALUE;
 
@@ -121,8 +127,8 @@ export function boxFunctions(
     let outcome: boolean | undefined;
     queues.enqueue(queue, () => {
       const isThere =
-        (!isToDevice || canUse(to, spanOf(to, box), true)) &&
-        (!isFromDevice || canUse(from, spanOf(from, box), false));
+        (!isToDevice || canStillUse(to, spanOf(to, box), true)) &&
+        (!isFromDevice || canStillUse(from, spanOf(from, box), false));
       outcome = isThere && copyRows(to, source, box);
       kept = undefined;
       return true;

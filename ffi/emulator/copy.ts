@@ -16,6 +16,12 @@ const {
 
 const LARGEST_PATTERN = 2 ** 20;
 
+/**
+ * A copy across the border of two mappings is refused, but hardware let so many bytes be read now.
+ * Where its bound is was not measured.
+ */
+const LARGEST_ACROSS = 64;
+
 /** Fills `byteLength` bytes with a repeated element, a piece at a time. */
 function fill(memory: Memory, address: number, element: Uint8Array, byteLength: number): void {
   const pattern = Buffer.allocUnsafeSlow(Math.min(byteLength, LARGEST_PATTERN)).fill(element);
@@ -69,7 +75,10 @@ export function copyFunctions(
     const { device } = queue.context;
     queues.enqueue(queue, () => {
       // Unmapped in the meantime by whoever owned it: nobody is left to be told.
-      if (memory.canWrite(to, byteLength, device) && memory.canRead(from, byteLength, device))
+      if (
+        memory.canStillWrite(to, byteLength, device) &&
+        memory.canStillRead(from, byteLength, device)
+      )
         memory.copy(to, from, byteLength);
       return true;
     });
@@ -95,7 +104,7 @@ export function copyFunctions(
     const byteLength = height === 1 ? row : pitch * (height - 1) + row;
     if (!memory.canWrite(address, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
     queues.enqueue(queue, () => {
-      if (memory.canWrite(address, byteLength, device))
+      if (memory.canStillWrite(address, byteLength, device))
         for (let y = 0; y < height; y += 1)
           fill(memory, address + y * pitch, encoded(value, size), row);
       return true;
@@ -107,13 +116,21 @@ export function copyFunctions(
     cuMemcpyHtoD_v2(to, from, byteLength) {
       const queue = queues.legacy(contexts.current);
       if (byteLength === 0) return CUDA_SUCCESS;
-      if (!memory.canWrite(to, byteLength, queue.context.device)) return CUDA_ERROR_INVALID_VALUE;
+      const { device } = queue.context;
+      const isRefused = memory.isDeviceRegion(from) && !memory.canRead(from, byteLength, device);
+      if (isRefused || !memory.canWrite(to, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
       return copyNow(queue, to, from, byteLength);
     },
     cuMemcpyDtoH_v2(to, from, byteLength) {
       const queue = queues.legacy(contexts.current);
       if (byteLength === 0) return CUDA_SUCCESS;
-      if (!memory.canRead(from, byteLength, queue.context.device)) return CUDA_ERROR_INVALID_VALUE;
+      const { device } = queue.context;
+      const isRefused = memory.isDeviceRegion(to) && !memory.canWrite(to, byteLength, device);
+      const isReadable =
+        byteLength <= LARGEST_ACROSS
+          ? memory.canReadAcross(from, byteLength, device)
+          : memory.canRead(from, byteLength, device);
+      if (isRefused || !isReadable) return CUDA_ERROR_INVALID_VALUE;
       return copyNow(queue, to, from, byteLength);
     },
     // Ordinary host memory is read now, because its owner may change it as soon as this returns.
@@ -124,10 +141,10 @@ export function copyFunctions(
       if (byteLength === 0) return CUDA_SUCCESS;
       if (!memory.canWrite(to, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
       if (memory.canRead(from, byteLength, device)) return copyLater(queue, to, from, byteLength);
-      const bytes = host.read(from, byteLength);
+      const bytes = memory.isDeviceRegion(from) ? undefined : host.read(from, byteLength);
       if (!bytes) return CUDA_ERROR_INVALID_VALUE;
       queues.enqueue(queue, () => {
-        if (memory.canWrite(to, byteLength, device))
+        if (memory.canStillWrite(to, byteLength, device))
           withAddress(bytes, (address) => memory.copy(to, address, byteLength));
         return true;
       });
@@ -141,6 +158,7 @@ export function copyFunctions(
       if (byteLength === 0) return CUDA_SUCCESS;
       if (!memory.canRead(from, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
       const isLater = memory.canWrite(to, byteLength, device);
+      if (!isLater && memory.isDeviceRegion(to)) return CUDA_ERROR_INVALID_VALUE;
       return (isLater ? copyLater : copyNow)(queue, to, from, byteLength);
     },
     cuMemcpyDtoDAsync_v2(to, from, byteLength, stream) {
@@ -156,16 +174,20 @@ export function copyFunctions(
     cuMemcpyPeerAsync(to, toContext, from, fromContext, byteLength, stream) {
       const queue = queues.get(stream);
       if (!queue) return CUDA_ERROR_INVALID_HANDLE;
-      const target = contexts.get(toContext);
-      const source = contexts.get(fromContext);
+      // No context stands for the stream's.
+      const target = toContext === 0 ? queue.context : contexts.get(toContext);
+      const source = fromContext === 0 ? queue.context : contexts.get(fromContext);
       if (!target?.alive || !source?.alive) return CUDA_ERROR_INVALID_CONTEXT;
       if (byteLength === 0) return CUDA_SUCCESS;
-      const areReachable = (): boolean =>
+      const isTaken =
         memory.canWrite(to, byteLength, target.device) &&
         memory.canRead(from, byteLength, source.device);
-      if (!areReachable()) return CUDA_ERROR_INVALID_VALUE;
+      if (!isTaken) return CUDA_ERROR_INVALID_VALUE;
       queues.enqueue(queue, () => {
-        if (areReachable()) memory.copy(to, from, byteLength);
+        const areThere =
+          memory.canStillWrite(to, byteLength, target.device) &&
+          memory.canStillRead(from, byteLength, source.device);
+        if (areThere) memory.copy(to, from, byteLength);
         return true;
       });
       return CUDA_SUCCESS;

@@ -60,8 +60,8 @@ const defaults: Partial<Record<DeviceAttribute, number>> = {
   maxBlocksPerMultiprocessor: 32,
   reservedSharedMemoryPerBlock: 1024,
   memoryPoolsSupported: 1,
-  // File descriptors; no fabric.
-  mempoolSupportedHandleTypes: 1,
+  // File descriptors and fabric, as on hardware; only descriptors are emulated.
+  mempoolSupportedHandleTypes: 9,
   canUse64BitStreamMemOps: 1,
   canUseStreamWaitValueNor: 1,
   ipcEventSupported: 1,

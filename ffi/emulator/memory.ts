@@ -104,13 +104,39 @@ export class Memory {
     return this.#total;
   }
 
-  /** Whether a device can read all these bytes, as part of one allocation. */
+  /** Whether new work of a device can read all these bytes, as part of one allocation. */
   canRead(address: number, byteLength: number, device: number): boolean {
-    return this.#isReachable(address, byteLength, device, READ);
+    return (
+      this.#accepts(address, byteLength) && this.#isReachable(address, byteLength, device, READ)
+    );
   }
 
   canWrite(address: number, byteLength: number, device: number): boolean {
+    return (
+      this.#accepts(address, byteLength) && this.#isReachable(address, byteLength, device, WRITE)
+    );
+  }
+
+  /** As {@link canRead}, where bytes that follow each other may be of several mappings. */
+  canReadAcross(address: number, byteLength: number, device: number): boolean {
+    return (
+      !this.regions.at(address)?.isFreed && this.#isReachable(address, byteLength, device, READ)
+    );
+  }
+
+  /** Whether work that was accepted can still read: pool memory may be freed behind it. */
+  canStillRead(address: number, byteLength: number, device: number): boolean {
+    return this.#isReachable(address, byteLength, device, READ);
+  }
+
+  canStillWrite(address: number, byteLength: number, device: number): boolean {
     return this.#isReachable(address, byteLength, device, WRITE);
+  }
+
+  /** Whether an address is in memory that is never taken for the host's. */
+  isDeviceRegion(address: number): boolean {
+    const kind = this.regions.at(address)?.kind;
+    return kind === 'pool' || kind === 'virtual';
   }
 
   /** Whether an address is known to the driver at all. */
@@ -160,6 +186,10 @@ export class Memory {
       this.registrations.holding(address, byteLength) !== undefined ||
       this.regions.allow(address, byteLength, device, wanted)
     );
+  }
+
+  #accepts(address: number, byteLength: number): boolean {
+    return this.regions.at(address) === undefined || this.regions.accept(address, byteLength);
   }
 
   #isMapped(address: number, byteLength: number): boolean {

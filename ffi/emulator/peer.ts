@@ -10,6 +10,7 @@ const {
   CUDA_ERROR_INVALID_VALUE,
   CUDA_ERROR_INVALID_CONTEXT,
   CUDA_ERROR_INVALID_DEVICE,
+  CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
   CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
   CUDA_ERROR_PEER_ACCESS_NOT_ENABLED,
 } = CUresult;
@@ -54,7 +55,7 @@ export function peerFunctions(contexts: Contexts, host: HostMemory): PeerFunctio
       const peer = contexts.get(handle);
       if (flags !== 0) return CUDA_ERROR_INVALID_VALUE;
       if (!peer?.alive) return CUDA_ERROR_INVALID_CONTEXT;
-      if (peer.device === current.device) return CUDA_ERROR_INVALID_DEVICE;
+      if (peer.device === current.device) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
       const peers = enabled.get(current) ?? new Set();
       if (peers.has(peer)) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
       enabled.set(current, peers.add(peer));

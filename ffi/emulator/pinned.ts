@@ -20,6 +20,8 @@ const {
 const REGISTER_FLAGS = 0xf;
 // PORTABLE, DEVICEMAP, WRITECOMBINED
 const ALLOC_FLAGS = 0x7;
+// Every pinned memory has it, asked for or not.
+const DEVICEMAP = 0x2;
 const PAGE = 4096;
 
 export interface HostAllocation extends Region {
@@ -62,7 +64,11 @@ export const pinnedFunctions = (
   });
   return {
     cuMemHostAlloc(out, asked, flags) {
-      if (!(asked > 0) || (flags & ~ALLOC_FLAGS) !== 0) return CUDA_ERROR_INVALID_VALUE;
+      if (!(asked >= 0) || (flags & ~ALLOC_FLAGS) !== 0) return CUDA_ERROR_INVALID_VALUE;
+      if (asked === 0) {
+        host.setUint64(out, 0);
+        return CUDA_SUCCESS;
+      }
       const byteLength = roundUp(asked, PAGE);
       const address = mapAnonymous(byteLength);
       if (address === undefined) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -94,14 +100,14 @@ export const pinnedFunctions = (
     cuMemHostGetFlags(out, address) {
       const found = allocationAt(address) ?? memory.registrations.at(address);
       if (!found) return CUDA_ERROR_INVALID_VALUE;
-      host.setInt32(out, found.flags);
+      host.setInt32(out, found.flags | DEVICEMAP);
       return CUDA_SUCCESS;
     },
     cuMemHostRegister_v2(address, byteLength, flags) {
       if (address === 0 || !(byteLength > 0) || (flags & ~REGISTER_FLAGS) !== 0)
         return CUDA_ERROR_INVALID_VALUE;
-      const isPinned = memory.registrations.overlaps(address, byteLength) || allocationAt(address);
-      if (isPinned) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+      if (memory.registrations.overlaps(address, byteLength))
+        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
       if (memory.isKnown(address) || !isMapped(address, byteLength))
         return CUDA_ERROR_INVALID_VALUE;
       const bufferId = memory.nextBufferId();
@@ -110,6 +116,7 @@ export const pinnedFunctions = (
       return CUDA_SUCCESS;
     },
     cuMemHostUnregister(address) {
+      if (allocationAt(address)) return CUDA_ERROR_INVALID_VALUE;
       const registration = memory.registrations.at(address);
       if (registration?.address !== address) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
       queues.drain(registration.context);

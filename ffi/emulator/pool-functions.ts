@@ -72,7 +72,7 @@ export function poolFunctions({ pools, imported, contexts, host }: PoolRooms): P
     cuDeviceGetDefaultMemPool: (out, device) =>
       contexts.hasDevice(device) ? give(out, pools.default(device)) : CUDA_ERROR_INVALID_DEVICE,
     cuDeviceGetMemPool: (out, device) =>
-      contexts.hasDevice(device) ? give(out, pools.current(device)) : CUDA_ERROR_INVALID_DEVICE,
+      contexts.hasDevice(device) ? give(out, pools.current(device)) : CUDA_ERROR_INVALID_VALUE,
     cuDeviceSetMemPool(device, handle) {
       if (!contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
       const pool = pools.get(handle);
@@ -121,7 +121,7 @@ export function poolFunctions({ pools, imported, contexts, host }: PoolRooms): P
     },
     cuMemPoolSetAccess(handle, descriptors, count) {
       const pool = anyPool(handle);
-      if (!pool || !(count > 0)) return CUDA_ERROR_INVALID_VALUE;
+      if (!pool || !(count >= 0)) return CUDA_ERROR_INVALID_VALUE;
       const { byteLength } = structs.CUmemAccessDesc;
       for (let at = 0; at < count; at += 1) {
         const given = host.readStruct('CUmemAccessDesc', descriptors + at * byteLength);
@@ -163,18 +163,33 @@ export function poolRegionAt(memory: Memory, address: number): PoolRegion | null
   return found.address === address && !found.isFreed ? found : null;
 }
 
-/** Frees pool memory at once; undefined for an address that lies in none. */
+/** Frees pool memory behind all queued work, without a wait; undefined for an address in none. */
 export function freePoolMemory(
-  { pools, memory, queues, contexts }: PoolRooms,
+  { memory, queues, contexts }: PoolRooms,
   address: number,
 ): Status | undefined {
   const region = poolRegionAt(memory, address);
   if (region === undefined) return undefined;
   if (region === null) return CUDA_ERROR_INVALID_VALUE;
-  if (contexts.top?.alive) queues.drain(contexts.top);
-  if (isImported(region)) region.owner.free(region);
-  else if (region.pool) pools.free(region.pool, region);
+  const context = contexts.top?.alive ? contexts.top : contexts.primary(region.device);
+  freeIn(queues.behindAll(context), region, queues, false);
+  queues.progress();
   return CUDA_SUCCESS;
+}
+
+/** Frees when a stream gets there. */
+function freeIn(stream: Stream, region: PoolRegion, queues: Queues, isCounted: boolean): void {
+  let free: (() => void) | undefined;
+  if (isImported(region)) {
+    region.isFreed = true;
+    free = () => region.owner.free(region);
+  } else {
+    free = region.pool?.freeLater(region, stream, isCounted);
+  }
+  queues.enqueue(stream, () => {
+    free?.();
+    return true;
+  });
 }
 
 export function poolAllocationFunctions(rooms: PoolRooms): PoolAllocationFunctions {
@@ -185,7 +200,11 @@ export function poolAllocationFunctions(rooms: PoolRooms): PoolAllocationFunctio
     stream: Stream,
     pool: Pool | undefined,
   ): Status => {
-    if (!(byteLength > 0)) return CUDA_ERROR_INVALID_VALUE;
+    if (!(byteLength >= 0)) return CUDA_ERROR_INVALID_VALUE;
+    if (byteLength === 0) {
+      host.setUint64(out, 0);
+      return CUDA_SUCCESS;
+    }
     const region = pool?.allocate(byteLength, stream) ?? retried(byteLength, stream, pool);
     if (!region) return CUDA_ERROR_OUT_OF_MEMORY;
     queues.enqueue(stream, () => true);
@@ -213,21 +232,11 @@ export function poolAllocationFunctions(rooms: PoolRooms): PoolAllocationFunctio
     cuMemFreeAsync(address, handle) {
       const stream = queues.get(handle);
       if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-      if (address === 0) return CUDA_ERROR_INVALID_VALUE;
+      if (address === 0) return CUDA_SUCCESS;
       const region = poolRegionAt(memory, address);
       if (region === null) return CUDA_ERROR_INVALID_VALUE;
       if (region === undefined) return freePlainLater(address, stream);
-      let free: () => void;
-      if (isImported(region)) {
-        region.isFreed = true;
-        free = () => region.owner.free(region);
-      } else if (region.pool) {
-        free = region.pool.freeLater(region, stream);
-      }
-      queues.enqueue(stream, () => {
-        free();
-        return true;
-      });
+      freeIn(stream, region, queues, true);
       return CUDA_SUCCESS;
     },
   };

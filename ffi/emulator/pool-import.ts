@@ -40,20 +40,20 @@ export class ImportedPool {
     return device === this.device ? 3 : (this.rights.get(device) ?? 0);
   }
 
-  /** The allocation, mapped once however often it is imported; undefined where it is not there. */
+  /** The allocation, mapped once however often it is imported; undefined where it cannot be. */
   import(shared: Export, self: Self): ImportedRegion | undefined {
     const known = this.#regions.get(shared.offset);
     if (known && known.shared?.id === shared.id)
-      return this.page.has(shared) || known.asked === shared.byteLength ? known : undefined;
+      return known.isFreed || known.asked !== shared.byteLength ? undefined : known;
+    const address = this.#address + shared.offset;
+    const isInside = shared.offset + shared.byteLength <= this.#capacity;
+    if (!isInside || this.#memory.regions.overlaps(address, shared.byteLength)) return undefined;
+    // Hardware does not ask whether the owner has freed it.
     const importer = this.page.claim(shared.slot, self);
     if (importer === undefined) return undefined;
-    if (!this.page.has(shared) || known) {
-      this.page.unclaim(importer);
-      return undefined;
-    }
     const region: ImportedRegion = {
       kind: 'pool',
-      address: this.#address + shared.offset,
+      address,
       byteLength: shared.byteLength,
       asked: shared.byteLength,
       device: this.device,

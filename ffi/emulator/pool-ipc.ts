@@ -1,4 +1,5 @@
 /** Pools shared by descriptor, and their allocations by 64 bytes. */
+import { createHash } from 'node:crypto';
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
@@ -7,11 +8,18 @@ import { type PoolRooms, poolRegionAt } from './pool-functions.ts';
 import type { Export } from './pool-page.ts';
 import type { Self } from './processes.ts';
 
-const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN } =
-  CUresult;
+const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY } = CUresult;
 
 const MAGIC = 'cuffiPTR';
+const SUM = 40;
 const END = 48;
+
+/** Tells bytes that were altered. */
+const sumOf = (bytes: Uint8Array): Buffer =>
+  createHash('sha256')
+    .update(bytes.subarray(0, SUM))
+    .digest()
+    .subarray(0, END - SUM);
 
 interface Payload extends Export {
   /** Of the pool. */
@@ -26,14 +34,16 @@ function encode({ generation, slot, id, offset, byteLength }: Payload): Uint8Arr
   bytes.writeUInt32LE(id, 20);
   bytes.writeBigUInt64LE(BigInt(offset), 24);
   bytes.writeBigUInt64LE(BigInt(byteLength), 32);
+  bytes.set(sumOf(bytes), SUM);
   return bytes;
 }
 
-/** Undefined for bytes that no allocation can have; what they say may still be false. */
+/** Undefined for bytes that no allocation has had. */
 function decode(data: Uint8Array): Payload | undefined {
   const bytes = Buffer.from(data);
   const isOurs = bytes.toString('latin1', 0, 8) === MAGIC;
-  if (!isOurs || bytes.subarray(END - 8).some((byte) => byte !== 0)) return undefined;
+  if (!isOurs || !bytes.subarray(SUM, END).equals(sumOf(bytes))) return undefined;
+  if (bytes.subarray(END).some((byte) => byte !== 0)) return undefined;
   const payload = {
     generation: bytes.toString('hex', 8, 16),
     slot: bytes.readUInt32LE(16),
@@ -53,7 +63,7 @@ type PoolIpcFunctions = Pick<
 >;
 
 export function poolIpcFunctions(
-  { pools, imported, memory, host }: PoolRooms,
+  { pools, imported, memory, contexts, host }: PoolRooms,
   self: Self,
 ): PoolIpcFunctions {
   const exported = (out: number, bytes: Uint8Array): Status =>
@@ -72,7 +82,7 @@ export function poolIpcFunctions(
       if (type !== CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags !== 0)
         return CUDA_ERROR_INVALID_VALUE;
       const pool = imported.import(fd);
-      if (!pool) return CUDA_ERROR_UNKNOWN;
+      if (!pool) return CUDA_ERROR_INVALID_VALUE;
       host.setUint64(out, pool.handle);
       return CUDA_SUCCESS;
     },
@@ -85,6 +95,7 @@ export function poolIpcFunctions(
       return exported(out, encode({ ...shared, generation: region.pool.page.generation }));
     },
     cuMemPoolImportPointer(out, handle, data) {
+      if (contexts.status !== CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
       const pool = imported.get(handle);
       const bytes = host.read(data, structs.CUmemPoolPtrExportData.byteLength);
       const payload = bytes && decode(bytes);

@@ -32,8 +32,8 @@ export interface Export {
 /**
  * Which pool this is, which of its allocations are shared, and who has them mapped.
  *
- * An importer claims its slot before it looks at an allocation's id, and an owner clears the id
- * before it looks for importers: one of the two always sees the other.
+ * An importer claims its slot, whether or not the allocation lives: the owner keeps what is claimed
+ * when it frees it, and what it has freed before may be another's by now, as on hardware.
  */
 export class PoolPage {
   readonly #words: Int32Array;
@@ -77,14 +77,6 @@ export class PoolPage {
 
   unshare(slot: number): void {
     Atomics.store(this.#words, this.#export(slot), 0);
-  }
-
-  /** Whether an allocation is shared, and is all that is said of it. */
-  has({ slot, id, offset, byteLength }: Export): boolean {
-    if (slot >= EXPORT_COUNT || id === 0) return false;
-    if (Atomics.load(this.#words, this.#export(slot)) !== id) return false;
-    const sizes = this.#sizes(slot);
-    return sizes[0] === BigInt(offset) && sizes[1] === BigInt(byteLength);
   }
 
   /** Says that a process has an allocation mapped; undefined where no more can be said. */

@@ -13,8 +13,8 @@ export const POOL_NAME = 'cuffi.pool';
 
 /** What allocations are measured in. */
 const UNIT = 512;
-/** What a pool reserves at a time, where there is so much. */
-const CHUNK = 32 << 20;
+/** What a pool reserves multiples of, where there is so much. */
+export const CHUNK: number = 32 << 20;
 
 const F_DUPFD = 0;
 const FALLOC_FL_KEEP_SIZE = 1;
@@ -60,6 +60,8 @@ export class Pool {
   reservedHigh = 0;
   usedBytes = 0;
   usedHigh = 0;
+  /** Freed by cuMemFree, and counted as used until a context was waited for. */
+  #uncounted = 0;
   isDestroyed = false;
   readonly #memory: Memory;
   readonly #fd: number;
@@ -127,22 +129,32 @@ export class Pool {
     };
     this.#memory.regions.add(region);
     this.#live.add(region);
-    this.usedBytes += byteLength;
+    this.usedBytes += asked;
     this.usedHigh = Math.max(this.usedHigh, this.usedBytes);
     return region;
   }
 
-  /** Frees in a stream's order: call what it answers with when the stream gets there. */
-  freeLater(region: PoolRegion, stream: Stream): () => void {
+  /**
+   * Frees in a stream's order: call what it answers with when the stream gets there. What is used
+   * falls at once where that is asked for, and otherwise when a context was waited for.
+   */
+  freeLater(region: PoolRegion, stream: Stream, isCounted: boolean): () => void {
     const pending = { region, stream };
     region.isFreed = true;
+    if (isCounted) this.usedBytes -= region.asked;
+    else this.#uncounted += region.asked;
     this.#pending.add(pending);
     return () => {
-      if (this.#pending.delete(pending)) this.free(region);
+      if (this.#pending.delete(pending)) this.#end(region);
     };
   }
 
-  free(region: PoolRegion): void {
+  settleUsed(): void {
+    this.usedBytes -= this.#uncounted;
+    this.#uncounted = 0;
+  }
+
+  #end(region: PoolRegion): void {
     this.#forget(region);
     const { shared } = region;
     if (shared) this.page.unshare(shared.slot);
@@ -156,7 +168,7 @@ export class Pool {
     for (const pending of [...this.#pending]) {
       if (!isGone(pending.stream)) continue;
       this.#pending.delete(pending);
-      this.free(pending.region);
+      this.#end(pending.region);
     }
   }
 
@@ -205,7 +217,12 @@ export class Pool {
   }
 
   #take(byteLength: number): number | undefined {
-    if (byteLength > this.#capacity) return undefined;
+    if (byteLength > this.#capacity) {
+      // Hardware reserves all it may before it gives up, and gives it back.
+      if (this.#memory.hasFree(this.device, this.#capacity - this.reservedBytes))
+        this.reservedHigh = this.#capacity;
+      return undefined;
+    }
     let offset = this.#free.take(byteLength);
     if (offset === undefined) {
       this.#settle();
@@ -219,8 +236,8 @@ export class Pool {
   }
 
   #grow(byteLength: number): number | undefined {
-    const needed = roundUp(byteLength, GRANULARITY);
-    for (const wanted of [Math.max(needed, CHUNK), needed]) {
+    for (const unit of [CHUNK, GRANULARITY]) {
+      const wanted = roundUp(byteLength, unit);
       if (!this.#memory.hasFree(this.device, wanted)) continue;
       const start = this.#unreserved.take(wanted);
       if (start === undefined) continue;
@@ -245,7 +262,6 @@ export class Pool {
   #forget(region: PoolRegion): void {
     this.#memory.regions.remove(region);
     this.#live.delete(region);
-    this.usedBytes -= region.byteLength;
   }
 
   #endIfEmpty(): void {

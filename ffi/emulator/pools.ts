@@ -14,11 +14,16 @@ import type { Contexts } from './context.ts';
 import type { Handles } from './handles.ts';
 import { handleTypesStatus, locationStatus } from './location.ts';
 import type { Memory } from './memory.ts';
-import { Pool, type PoolRegion } from './pool.ts';
+import { CHUNK, Pool, type PoolRegion } from './pool.ts';
 import type { Queues, Stream } from './queues.ts';
 import { GRANULARITY, roundUp } from './space.ts';
 
-const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY } = CUresult;
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_OUT_OF_MEMORY,
+  CUDA_ERROR_INVALID_DEVICE,
+} = CUresult;
 
 export class Pools {
   readonly #memory: Memory;
@@ -40,7 +45,8 @@ export class Pools {
     memory.onPressure((device) => {
       for (const pool of this.#of(device)) pool.trim(0);
     });
-    queues.onSynchronize(() => {
+    queues.onSynchronize((isContext) => {
+      if (isContext) for (const pool of this.#all) pool.settleUsed();
       for (const pool of this.#all)
         if (BigInt(pool.reservedBytes) > pool.releaseThreshold)
           pool.trim(Number(pool.releaseThreshold));
@@ -81,12 +87,13 @@ export class Pools {
     if (allocType !== CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
     const device = properties['location.id'];
     const located = locationStatus(this.#contexts, properties['location.type'], device);
+    if (located === CUDA_ERROR_INVALID_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     if (located !== CUDA_SUCCESS) return located;
     const shared = handleTypesStatus(handleTypes);
     if (shared !== CUDA_SUCCESS) return shared;
     if (!Number.isSafeInteger(maxSize)) return CUDA_ERROR_INVALID_VALUE;
     const total = this.#memory.totalBytes;
-    const capacity = maxSize === 0 ? total : Math.min(maxSize, total);
+    const capacity = maxSize === 0 ? total : Math.min(roundUp(maxSize, CHUNK), total);
     return this.#make(device, handleTypes, capacity, false) ?? CUDA_ERROR_OUT_OF_MEMORY;
   }
 
@@ -100,11 +107,6 @@ export class Pools {
 
   allocate(pool: Pool, byteLength: number, stream: Stream): PoolRegion | undefined {
     return pool.allocate(byteLength, stream);
-  }
-
-  free(pool: Pool, region: PoolRegion): void {
-    pool.free(region);
-    this.#forgetEmpty();
   }
 
   #of(device: number): Pool[] {

@@ -51,7 +51,7 @@ export class Queues {
   /** Streams with work that is not done, destroyed ones too. */
   readonly #busy = new Set<Stream>();
   readonly #sleeper = new Int32Array(new SharedArrayBuffer(4));
-  readonly #settlers: (() => void)[] = [];
+  readonly #settlers: ((isContext: boolean) => void)[] = [];
   #immediate: NodeJS.Immediate | undefined;
   #timer: NodeJS.Timeout | undefined;
 
@@ -116,6 +116,18 @@ export class Queues {
     this.waitUntil(() => [...this.#busy].every((stream) => stream.context !== context));
   }
 
+  /** A stream that nobody else has, whose work comes after all that a context has queued so far. */
+  behindAll(context: Context): Stream {
+    const stream = this.#make(0, context, CU_STREAM_NON_BLOCKING, 0);
+    const after = [...this.#busy]
+      .filter((other) => other.context === context)
+      .map((other) => ({ stream: other, count: other.queued }));
+    stream.items.push({ after, work: () => true });
+    stream.queued += 1;
+    this.#busy.add(stream);
+    return stream;
+  }
+
   /** Blocks, for ever if need be: what is waited for may come from another process. */
   waitUntil(isDone: () => boolean): void {
     for (let turns = 0; ; turns += 1) {
@@ -125,14 +137,14 @@ export class Queues {
     }
   }
 
-  /** Has `settle` called when a caller has waited for work. */
-  onSynchronize(settle: () => void): void {
+  /** Has `settle` called when a caller has waited for work, and told whether for a context's. */
+  onSynchronize(settle: (isContext: boolean) => void): void {
     this.#settlers.push(settle);
   }
 
   /** A stream, an event or a context was waited for. */
-  synchronized(): void {
-    for (const settle of this.#settlers) settle();
+  synchronized(isContext = false): void {
+    for (const settle of this.#settlers) settle(isContext);
   }
 
   /**

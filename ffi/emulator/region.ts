@@ -14,6 +14,10 @@ export interface Region extends Range {
   readonly bufferId: number;
   /** What it may be shared by, as bits. */
   readonly handleTypes: number;
+  /** Pool memory whose free was called: work queued before still reaches it, new work does not. */
+  readonly isFreed?: boolean;
+  /** The reserved addresses that it is mapped in, if it is. */
+  readonly reservation?: Range;
   /** The handle of its pool, or 0. */
   readonly poolHandle: number;
   /** What a device may do with it: nothing 0, read 1, read and write 3. */
@@ -36,6 +40,12 @@ export class Regions extends RangeMap<Region> {
       if (at >= end) return true;
       if (region.kind !== 'virtual' || this.at(at)?.kind !== 'virtual') return false;
     }
+  }
+
+  /** Whether new work may be given these bytes: one region's, and not freed. */
+  accept(address: number, byteLength: number): boolean {
+    const region = this.holding(address, byteLength);
+    return region !== undefined && !region.isFreed;
   }
 
   /** Whether these bytes are mapped here, whoever may use them. */

@@ -37,7 +37,7 @@ export const streamFunctions = (
 ): StreamFunctions => ({
   cuCtxSynchronize() {
     queues.drain(contexts.current);
-    queues.synchronized();
+    queues.synchronized(true);
     return CUDA_SUCCESS;
   },
   cuCtxGetStreamPriorityRange(least, greatest) {

@@ -39,11 +39,12 @@ type ValueFunctions = Pick<
 >;
 
 export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
-  // Memory of pools takes no part in this: the hardware refuses it.
-  const isWord = (address: number, byteLength: number, device: number): boolean =>
-    address % byteLength === 0 &&
-    memory.regions.at(address)?.kind !== 'pool' &&
-    memory.canWrite(address, byteLength, device);
+  // Memory of pools and managed memory take no part in this: the hardware refuses them.
+  const isWord = (address: number, byteLength: number, device: number): boolean => {
+    const kind = memory.regions.at(address)?.kind;
+    const isRefused = kind === 'pool' || kind === 'managed';
+    return !isRefused && address % byteLength === 0 && memory.canWrite(address, byteLength, device);
+  };
 
   const load = (address: number, byteLength: number): bigint | undefined => {
     if (byteLength === 8) return memory.load64(address);

@@ -15,7 +15,12 @@ import { locationStatus } from './location.ts';
 import { GRANULARITY } from './space.ts';
 import type { VirtualMemory } from './virtual.ts';
 
-const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY } = CUresult;
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_OUT_OF_MEMORY,
+  CUDA_ERROR_INVALID_DEVICE,
+} = CUresult;
 
 const RIGHTS: readonly number[] = [
   CU_MEM_ACCESS_FLAGS_PROT_NONE,
@@ -82,6 +87,7 @@ export function virtualFunctions(
         const given = host.readStruct('CUmemAccessDesc', descriptors + at * size);
         if (!given || !RIGHTS.includes(given.flags)) return CUDA_ERROR_INVALID_VALUE;
         const located = locationStatus(contexts, given['location.type'], given['location.id']);
+        if (located === CUDA_ERROR_INVALID_DEVICE) return CUDA_ERROR_INVALID_VALUE;
         if (located !== CUDA_SUCCESS) return located;
         const status = memory.allow(address, byteLength, given['location.id'], given.flags);
         if (status !== CUDA_SUCCESS) return status;
@@ -98,7 +104,8 @@ export function virtualFunctions(
     },
     cuMemExportToShareableHandle(out, handle, type, flags) {
       const physical = memory.get(handle);
-      const isShared = physical && type !== 0 && (physical.handleTypes & type) === type;
+      // What was imported is its maker's to share.
+      const isShared = physical?.isOwn && type !== 0 && (physical.handleTypes & type) === type;
       if (!isShared || flags !== 0 || !host.isWritable(out)) return CUDA_ERROR_INVALID_VALUE;
       const fd = memory.export(physical);
       if (fd === undefined) return CUDA_ERROR_OUT_OF_MEMORY;

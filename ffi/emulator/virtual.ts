@@ -16,7 +16,7 @@ const {
   CUDA_SUCCESS,
   CUDA_ERROR_INVALID_VALUE,
   CUDA_ERROR_OUT_OF_MEMORY,
-  CUDA_ERROR_INVALID_DEVICE,
+  CUDA_ERROR_NOT_SUPPORTED,
 } = CUresult;
 
 const F_DUPFD = 0;
@@ -132,11 +132,12 @@ export class VirtualMemory {
   }
 
   map(address: number, byteLength: number, physical: Physical): Status {
-    const isWhole = byteLength === physical.byteLength && address % GRANULARITY === 0;
+    const isFitting = isMultiple(byteLength) && byteLength <= physical.byteLength;
     const { regions, space } = this.#memory;
-    if (!isWhole || !this.#reservations.holding(address, byteLength))
-      return CUDA_ERROR_INVALID_VALUE;
+    const reservation = this.#reservations.holding(address, byteLength);
+    if (!isFitting || address % GRANULARITY !== 0 || !reservation) return CUDA_ERROR_INVALID_VALUE;
     if (regions.overlaps(address, byteLength)) return CUDA_ERROR_INVALID_VALUE;
+    if (byteLength < physical.byteLength) return CUDA_ERROR_NOT_SUPPORTED;
     if (!space.place(address, physical.fd, byteLength)) return CUDA_ERROR_OUT_OF_MEMORY;
     const rights = new Map<number, number>();
     const mapping: VirtualMapping = {
@@ -149,6 +150,7 @@ export class VirtualMemory {
       bufferId: this.#memory.nextBufferId(),
       handleTypes: physical.handleTypes,
       poolHandle: 0,
+      reservation,
       physical,
       rights,
       access: (device) => rights.get(device) ?? 0,
@@ -159,6 +161,9 @@ export class VirtualMemory {
   }
 
   unmap(address: number, byteLength: number): Status {
+    const isReserved = isMultiple(byteLength) && this.#reservations.holding(address, byteLength);
+    // Where nothing is mapped, nothing is to be done.
+    if (isReserved && !this.#memory.regions.overlaps(address, byteLength)) return CUDA_SUCCESS;
     const mappings = this.#covering(address, byteLength);
     if (!mappings) return CUDA_ERROR_INVALID_VALUE;
     for (const mapping of mappings) {
@@ -173,7 +178,6 @@ export class VirtualMemory {
   allow(address: number, byteLength: number, device: number, rights: number): Status {
     const mappings = this.#covering(address, byteLength);
     if (!mappings) return CUDA_ERROR_INVALID_VALUE;
-    if (!this.#contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
     for (const mapping of mappings) mapping.rights.set(device, rights);
     return CUDA_SUCCESS;
   }

@@ -16,7 +16,7 @@ import {
   size_t,
   ulonglong,
 } from '../types.ts';
-import { anywhere, inContext, onStream } from './row.ts';
+import { anywhere, onStream } from './row.ts';
 
 export const poolRows = {
   cuDeviceGetDefaultMemPool: anywhere(out(CUmemoryPool), CUdevice),
@@ -48,5 +48,5 @@ export const poolRows = {
     ulonglong,
   ),
   cuMemPoolExportPointer: anywhere(out(CUmemPoolPtrExportData), CUdeviceptr),
-  cuMemPoolImportPointer: inContext(out(CUdeviceptr), CUmemoryPool, out(CUmemPoolPtrExportData)),
+  cuMemPoolImportPointer: anywhere(out(CUdeviceptr), CUmemoryPool, out(CUmemPoolPtrExportData)),
 } as const;

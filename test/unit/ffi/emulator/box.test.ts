@@ -117,6 +117,7 @@ test('what a struct describes wrongly is refused', () => {
     cu.cuMemcpy2DAsync_v2(writeStruct('CUDA_MEMCPY2D', { ...base, ...values }), LEGACY);
   assert.equal(copy({}), 0);
   assert.equal(copy({ Height: 0 }), 0);
+  assert.equal(copy({ srcPitch: 0 }), 0);
   assert.equal(copy({ srcPitch: 16 }), 1);
   assert.equal(copy({ srcMemoryType: 9 }), 1);
   assert.equal(copy({ srcMemoryType: ARRAY }), 801);
@@ -152,6 +153,7 @@ test('devices copy from each other with and without access, which is enabled onc
   emulated.ok(cu.cuCtxPopCurrent_v2(OUT0));
   emulated.ok(cu.cuMemcpyPeerAsync(here, zero, there, one, 4, LEGACY));
   assert.equal(emulated.read(here), 6);
+  emulated.ok(cu.cuMemcpyPeerAsync(here, 0 as CUcontext, there, 0 as CUcontext, 4, LEGACY));
   assert.equal(cu.cuMemcpyPeerAsync(here, zero, there, 5 as CUcontext, 4, LEGACY), 201);
   const copy = {
     srcMemoryType: DEVICE,
@@ -180,7 +182,7 @@ test('devices copy from each other with and without access, which is enabled onc
       cu.cuCtxEnablePeerAccess(zero, 0),
       cu.cuCtxEnablePeerAccess(one, 1),
     ],
-    [705, 0, 704, 0, 101, 1],
+    [705, 0, 704, 0, 217, 1],
   );
 });
 

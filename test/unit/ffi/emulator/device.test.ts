@@ -44,7 +44,7 @@ test('devices, memory and attributes follow the environment', () => {
     [75, 9],
     [41, 1],
     [115, 1],
-    [119, 1],
+    [119, 9],
     [102, 1],
     [103, 1],
     [83, 1],

@@ -13,7 +13,7 @@ import {
   writeUint64,
 } from '../../../../ffi/arena.ts';
 import { libc } from '../../../../ffi/libc.ts';
-import type { Address, CUmemoryPool } from '../../../../ffi/types.ts';
+import type { Address, CUdeviceptr, CUmemoryPool } from '../../../../ffi/types.ts';
 import { withPeer } from './peer.ts';
 import { at, device, Emulated, LEGACY } from './support.ts';
 
@@ -75,22 +75,22 @@ test('a pool counts what is reserved and used, and gives back what it does not k
   const total = emulated.freeBytes();
   const memory = emulated.allocateFrom(pool, 40 * MIB);
   assert.equal(emulated.poolAttribute(pool, USED), 40 * MIB);
-  assert.equal(emulated.poolAttribute(pool, RESERVED), 40 * MIB);
-  assert.equal(emulated.freeBytes(), total - 40 * MIB);
+  assert.equal(emulated.poolAttribute(pool, RESERVED), 64 * MIB);
+  assert.equal(emulated.freeBytes(), total - 64 * MIB);
   emulated.ok(cu.cuMemPoolSetAttribute(pool, THRESHOLD, writeUint64(2n ** 64n - 1n)));
   emulated.ok(cu.cuMemPoolGetAttribute(pool, THRESHOLD, BLOCK));
   assert.deepEqual(readBytes(BLOCK, 8), new Uint8Array(8).fill(0xff));
   emulated.ok(cu.cuMemFreeAsync(memory, LEGACY));
   emulated.ok(cu.cuStreamSynchronize(LEGACY));
   assert.equal(emulated.poolAttribute(pool, USED), 0);
-  assert.equal(emulated.poolAttribute(pool, RESERVED), 40 * MIB);
-  emulated.ok(cu.cuMemPoolTrimTo(pool, 40 * MIB));
-  assert.equal(emulated.poolAttribute(pool, RESERVED), 40 * MIB);
+  assert.equal(emulated.poolAttribute(pool, RESERVED), 64 * MIB);
+  emulated.ok(cu.cuMemPoolTrimTo(pool, 64 * MIB));
+  assert.equal(emulated.poolAttribute(pool, RESERVED), 64 * MIB);
   emulated.ok(cu.cuMemPoolTrimTo(pool, 0));
   assert.equal(emulated.poolAttribute(pool, RESERVED), 0);
   assert.equal(emulated.freeBytes(), total);
   assert.equal(emulated.poolAttribute(pool, USED_HIGH), 40 * MIB);
-  assert.equal(emulated.poolAttribute(pool, RESERVED_HIGH), 40 * MIB);
+  assert.equal(emulated.poolAttribute(pool, RESERVED_HIGH), 64 * MIB);
   emulated.ok(cu.cuMemPoolSetAttribute(pool, USED_HIGH, writeUint64(0)));
   assert.equal(emulated.poolAttribute(pool, USED_HIGH), 0);
   assert.equal(cu.cuMemPoolSetAttribute(pool, USED_HIGH, writeUint64(1)), 1);
@@ -113,7 +113,7 @@ test('a pool without a threshold gives back at the next wait, and to those who n
   emulated.ok(cu.cuMemPoolSetAttribute(pool, THRESHOLD, writeUint64(2n ** 63n)));
   emulated.ok(cu.cuMemFreeAsync(emulated.allocateFrom(pool, 50 * MIB), LEGACY));
   emulated.ok(cu.cuCtxSynchronize());
-  assert.equal(emulated.poolAttribute(pool, RESERVED), 50 * MIB);
+  assert.equal(emulated.poolAttribute(pool, RESERVED), 64 * MIB);
   emulated.free(emulated.allocate(60 * MIB));
   assert.equal(emulated.poolAttribute(pool, RESERVED), 0);
 });
@@ -121,13 +121,39 @@ test('a pool without a threshold gives back at the next wait, and to those who n
 test('a pool has no more than its maximum, and no more than the device', () => {
   const emulated = Emulated.inContext({ CUFFI_EMULATED_MEMORY: '64M' });
   const { cu } = emulated;
+  // A whole chunk of 32 MiB, however little is asked for.
   const small = emulated.pool({ maxSize: 4 * MIB });
-  const memory = emulated.allocateFrom(small, 3 * MIB);
-  assert.equal(cu.cuMemAllocFromPoolAsync(OUT0, 2 * MIB, small, LEGACY), 2);
+  const memory = emulated.allocateFrom(small, 30 * MIB);
+  assert.equal(cu.cuMemAllocFromPoolAsync(OUT0, 3 * MIB, small, LEGACY), 2);
+  assert.equal(cu.cuMemAllocFromPoolAsync(OUT0, 33 * MIB, small, LEGACY), 2);
   emulated.free(memory);
-  emulated.allocateFrom(small, 4 * MIB);
-  assert.equal(cu.cuMemAllocAsync(OUT0, 62 * MIB, LEGACY), 2);
-  assert.equal(cu.cuMemAllocAsync(OUT0, 0, LEGACY), 1);
+  emulated.allocateFrom(small, 32 * MIB);
+  assert.equal(cu.cuMemAllocAsync(OUT0, 34 * MIB, LEGACY), 2);
+  emulated.ok(cu.cuMemAllocAsync(OUT0, 0, LEGACY));
+  assert.equal(readSize(OUT0), 0);
+  emulated.ok(cu.cuMemFreeAsync(at(0), LEGACY));
+});
+
+test('what is used counts bytes as asked for, and falls with cuMemFreeAsync itself', () => {
+  const emulated = Emulated.inContext();
+  const { cu } = emulated;
+  const word = emulated.allocate(4);
+  emulated.write(word, 0);
+  const pool = emulated.pool({ maxSize: 64 * MIB });
+  const [held, other] = [emulated.stream(1), emulated.stream(1)];
+  const [first, second] = [1000, 1000].map((size) => emulated.allocateFrom(pool, size, held));
+  emulated.ok(cu.cuStreamWaitValue32_v2(held, word, 1, 0));
+  emulated.ok(cu.cuMemFreeAsync(first as CUdeviceptr, held));
+  assert.equal(emulated.poolAttribute(pool, USED), 1000);
+  assert.equal(cu.cuMemcpyDtoHAsync_v2(BLOCK, first as CUdeviceptr, 4, other), 1);
+  // cuMemFree does not wait, and counts as used until the context is waited for.
+  emulated.free(second as CUdeviceptr);
+  assert.notEqual(emulated.allocateFrom(pool, 1000, other), second);
+  emulated.ok(cu.cuStreamWriteValue32_v2(other, word, 1, 0));
+  emulated.ok(cu.cuStreamSynchronize(held));
+  assert.equal(emulated.poolAttribute(pool, USED), 2000);
+  emulated.ok(cu.cuCtxSynchronize());
+  assert.equal(emulated.poolAttribute(pool, USED), 1000);
 });
 
 test('a million bytes allocated and freed a thousand times stay where they are', () => {
@@ -177,7 +203,7 @@ test('what a pool is made of is checked', () => {
   assert.equal(create({ allocType: 0 }), 1);
   assert.equal(create({ 'location.type': 0 }), 1);
   assert.equal(create({ 'location.type': 3 }), 801);
-  assert.equal(create({ 'location.id': 7 }), 101);
+  assert.equal(create({ 'location.id': 7 }), 1);
   assert.equal(create({ handleTypes: 8 }), 801);
   const address = writeStruct('CUmemPoolProps', { allocType: 1, 'location.type': 1 });
   writeInt32(1, (address + 84) as Address);
@@ -250,7 +276,8 @@ test(
       assert.equal(emulated.read(again), 42);
       emulated.ok(cu.cuMemFreeAsync(again, LEGACY));
       emulated.ok(cu.cuStreamSynchronize(LEGACY));
-      assert.equal(emulated.importPointer(imported, data).status, 1);
+      // Nobody asks the owner, who has freed it.
+      assert.equal(emulated.importPointer(imported, data).status, 0);
 
       assert.equal(cu.cuMemAllocFromPoolAsync(OUT0, 64, imported, LEGACY), 1);
       assert.equal(cu.cuMemPoolExportToShareableHandle(OUT1, imported, 1, 0), 1);
@@ -299,7 +326,7 @@ test('only pools that were made for it are shared, and only descriptors of pools
   assert.equal(cu.cuMemPoolExportToShareableHandle(OUT0, pool, 1, 0), 1);
   assert.equal(cu.cuMemPoolExportPointer(BLOCK, emulated.allocateFrom(pool, 64)), 1);
   for (const fd of [0, 1_000_000])
-    assert.equal(cu.cuMemPoolImportFromShareableHandle(OUT0, fd as Address, 1, 0), 999);
+    assert.equal(cu.cuMemPoolImportFromShareableHandle(OUT0, fd as Address, 1, 0), 1);
   const shared = emulated.exportPool(emulated.pool({ handleTypes: 1, maxSize: MIB }));
   assert.equal(libc.fcntl(shared, 1, 0), 0, 'inherited by programs, as the hardware’s is');
   closeSync(shared);

@@ -44,7 +44,7 @@ test('memory is mapped where addresses are reserved, and used when access is giv
   assert.equal(cu.cuMemAddressFree(memory, 2 * UNIT), 1);
 });
 
-test('memory grows in place, and is one for copies across the seam', () => {
+test('memory grows in place, and copies do not cross the seam', () => {
   const emulated = Emulated.inContext();
   const { cu } = emulated;
   const memory = emulated.reserve(4 * UNIT);
@@ -56,9 +56,22 @@ test('memory grows in place, and is one for copies across the seam', () => {
   assert.equal(cu.cuMemcpyDtoH_v2(BLOCK, at(memory, UNIT - 4), 8), 1);
   emulated.ok(emulated.setAccess(memory, 3 * UNIT, 3));
   emulated.write(at(memory, UNIT), 2);
+  // What is read now may be of both sides, if it is little.
   emulated.ok(cu.cuMemcpyDtoH_v2(BLOCK, at(memory, UNIT - 4), 8));
+  const seam = at(memory, UNIT - 4);
+  const plain = emulated.allocate(256);
+  assert.equal(cu.cuMemcpyDtoH_v2(BLOCK, seam, 128), 1);
+  assert.equal(cu.cuMemcpyHtoD_v2(seam, BLOCK, 8), 1);
+  assert.equal(cu.cuMemcpyDtoHAsync_v2(BLOCK, seam, 8, LEGACY), 1);
+  assert.equal(cu.cuMemcpyHtoDAsync_v2(seam, BLOCK, 8, LEGACY), 1);
+  assert.equal(cu.cuMemcpyDtoDAsync_v2(plain, seam, 8, LEGACY), 1);
+  assert.equal(cu.cuMemsetD8Async(seam, 1, 8, LEGACY), 1);
+  assert.equal(cu.cuMemsetD2D8Async(seam, 8, 1, 4, 2, LEGACY), 1);
   assert.equal(emulated.read(at(memory, UNIT - 4)), 1);
   assert.equal(cu.cuMemUnmap(memory, 2 * UNIT), 1);
+  assert.equal(emulated.attribute(12, memory, true), 4 * UNIT);
+  assert.equal(emulated.range(memory).byteLength, UNIT);
+  emulated.ok(cu.cuMemUnmap(memory, 3 * UNIT));
   emulated.ok(cu.cuMemUnmap(memory, 3 * UNIT));
   emulated.ok(cu.cuMemMap(at(memory, UNIT), UNIT, 0, handles[0], 0));
   emulated.ok(emulated.setAccess(at(memory, UNIT), UNIT, 3));
@@ -76,12 +89,13 @@ test('sizes, places and addresses are checked', () => {
   assert.equal(cu.cuMemCreate(OUT0, UNIT, physicalProperties(0, { type: 0 }), 0), 1);
   assert.equal(cu.cuMemCreate(OUT0, UNIT, physicalProperties(0, { 'location.id': 3 }), 0), 101);
   assert.equal(cu.cuMemMap(memory, 2 * UNIT, 0, handle, 0), 1);
+  assert.equal(cu.cuMemMap(memory, UNIT, 0, emulated.createPhysical(2 * UNIT), 0), 801);
   assert.equal(cu.cuMemMap(at(memory, 4096), UNIT, 0, handle, 0), 1);
   assert.equal(cu.cuMemMap(at(0x1234_5600), UNIT, 0, handle, 0), 1);
   emulated.ok(cu.cuMemMap(memory, UNIT, 0, handle, 0));
   assert.equal(cu.cuMemMap(memory, UNIT, 0, handle, 0), 1);
   assert.equal(emulated.setAccess(at(memory, UNIT), UNIT, 3), 1);
-  assert.equal(emulated.setAccess(memory, UNIT, 3, 9), 101);
+  assert.equal(emulated.setAccess(memory, UNIT, 3, 9), 1);
   assert.equal(emulated.setAccess(memory, UNIT, 2), 1);
   assert.equal(cu.cuMemSetAccess(memory, UNIT, BLOCK, 0), 1);
   const wanted = emulated.reserve(UNIT);
@@ -107,6 +121,7 @@ test(
       const fd = emulated.openFd(peer.pid, await peer.ask('exportPhysical', handle));
       const imported = emulated.importPhysical(fd);
       closeSync(fd);
+      assert.equal(cu.cuMemExportToShareableHandle(OUT0, imported, 1, 0), 1);
       const memory = emulated.reserve(UNIT);
       emulated.ok(cu.cuMemMap(memory, UNIT, 0, imported, 0));
       assert.equal(cu.cuMemcpyDtoH_v2(OUT0, memory, 4), 1);
