@@ -1,6 +1,5 @@
 /** Finds and opens a shared library, and declares its functions to koffi one by one. */
 import koffi, { type LibraryHandle, type TypeObject } from 'koffi';
-import './native.ts';
 import type { CType, FfiType } from './types.ts';
 
 /** A C function: what it answers with is an integer, what it takes is numbers. */
@@ -38,12 +37,32 @@ const koffiType = (ffi: FfiType): string | TypeObject => {
 const isMissingSymbol = (error: unknown): boolean =>
   error instanceof Error && error.message.startsWith('Cannot find function');
 
+let isConfigured = false;
+
+// The driver's PTX compiler needs deep stacks; koffi's own (2 MiB, and 128 KiB for asynchronous
+// calls) overflow into SIGSEGV. Only possible before the first library is loaded: if another
+// user of koffi in this process was first, its stacks stay.
+function configure(): void {
+  if (isConfigured) return;
+  isConfigured = true;
+  try {
+    koffi.config({
+      sync_stack_size: 16 << 20,
+      async_stack_size: 8 << 20,
+      resident_async_pools: 32,
+    });
+  } catch {
+    // see above
+  }
+}
+
 /**
  * Opens the first of `candidates` that the loader takes.
  *
  * @throws LibraryNotFoundError
  */
 export function openLibrary(candidates: readonly string[]): Library {
+  configure();
   const attempts: { path: string; reason: string }[] = [];
   for (const path of candidates) {
     try {

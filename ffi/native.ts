@@ -1,24 +1,10 @@
 /**
- * Native memory as JavaScript sees it: koffi's configuration, addresses of typed arrays, and
- * views of foreign memory. koffi aborts the process on some wrong arguments here, so every one is
- * checked first.
+ * Native memory as JavaScript sees it: addresses of typed arrays, and views of foreign memory. koffi
+ * aborts the process on some wrong arguments here, so every one is checked first.
  */
 import { constants } from 'node:buffer';
 import koffi from 'koffi';
 import type { Address } from './types.ts';
-
-// The driver's PTX compiler needs deep stacks; koffi's own (2 MiB, and 128 KiB for asynchronous
-// calls) overflow into SIGSEGV. Only possible before the first library is loaded: if another
-// user of koffi in this process was first, its stacks stay.
-try {
-  koffi.config({
-    sync_stack_size: 16 << 20,
-    async_stack_size: 8 << 20,
-    resident_async_pools: 32,
-  });
-} catch {
-  // see above
-}
 
 /** Node refuses (by aborting) ArrayBuffers above this many bytes; larger memory needs windows. */
 export const MAX_VIEW_BYTE_LENGTH: number = Math.min(constants.MAX_LENGTH, 2 ** 32);

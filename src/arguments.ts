@@ -1,10 +1,13 @@
 /** The caller's arguments, checked before the driver is asked: TypeError and RangeError. */
 
+/** The name of a class. The build calls one that refers to itself `_Name` inside. */
+const className = (type: { readonly name?: string } | undefined): string =>
+  type?.name?.replace(/^_/, '') ?? 'object';
+
 /** A value in words short enough for a message. */
 const shown = (value: unknown): string => {
   if (typeof value === 'string') return JSON.stringify(value.slice(0, 60));
-  if (typeof value === 'object' && value !== null)
-    return `a ${value.constructor?.name ?? 'object'}`;
+  if (typeof value === 'object' && value !== null) return `a ${className(value.constructor)}`;
   return typeof value === 'bigint' ? `${value}n` : String(value);
 };
 
@@ -64,7 +67,7 @@ export function checkInstance<T>(
   name: string,
 ): T {
   if (!(value instanceof type))
-    throw new TypeError(`${name} must be a ${type.name}, not ${shown(value)}`);
+    throw new TypeError(`${name} must be a ${className(type)}, not ${shown(value)}`);
   return value as T;
 }
 

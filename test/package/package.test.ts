@@ -4,10 +4,18 @@
  */
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { existsSync, mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 import { bindings, cjs, esm, loadedScripts, types } from './consumers.ts';
@@ -87,11 +95,13 @@ describe('the packed package', { skip: unavailable }, () => {
     );
     for (const path of ['LICENSE', 'package.json', 'ffi/index.ts', 'src/index.ts'])
       assert.ok(packed.includes(path), path);
-    for (const path of packed.filter((path) => /^dist\/.*\.js$/.test(path)))
-      assert.ok(
-        packed.includes(path.replace(/^dist\/(.*)\.js$/, '$1.ts')),
-        `the source of ${path}`,
-      );
+    const maps = packed.filter((path) => path.endsWith('.js.map'));
+    assert.equal(maps.length, packed.filter((path) => path.endsWith('.js')).length);
+    for (const path of maps) {
+      const map = JSON.parse(readFileSync(join(root, path), 'utf8')) as { sources: string[] };
+      for (const source of map.sources)
+        assert.ok(packed.includes(join(dirname(path), source)), `${source}, of ${path}`);
+    }
   });
 
   test('is imported as ES modules', () => {
