@@ -22,7 +22,7 @@ import {
 import { openLibrary } from '../../../ffi/library.ts';
 import { addressOf } from '../../../ffi/native.ts';
 import type { Address } from '../../../ffi/types.ts';
-import { openDescriptors } from './fixtures/descriptors.ts';
+import { openDescriptors } from '../../support/descriptors.ts';
 
 const EFAULT = 14;
 const code = (expected: string) => (error: unknown) =>

@@ -10,7 +10,8 @@ import koffi from 'koffi';
 import { closeFd, openPidfd } from '../../../ffi/libc.ts';
 import { type Readiness, readable, watchFd } from '../../../ffi/poll.ts';
 import { receiveMessage, sendMessage, socketPair } from '../../../ffi/socket.ts';
-import { eventFd, openDescriptors } from './fixtures/descriptors.ts';
+import { openDescriptors } from '../../support/descriptors.ts';
+import { eventFd } from './fixtures/descriptors.ts';
 
 const fixture = async (name: string, ...flags: string[]): Promise<string> => {
   const path = fileURLToPath(new URL(`./fixtures/${name}.ts`, import.meta.url));

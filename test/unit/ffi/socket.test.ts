@@ -27,7 +27,8 @@ import {
   sendMessage,
   socketPair,
 } from '../../../ffi/socket.ts';
-import { openDescriptors, rawSend, withRoomFor } from './fixtures/descriptors.ts';
+import { openDescriptors } from '../../support/descriptors.ts';
+import { rawSend, withRoomFor } from './fixtures/descriptors.ts';
 
 const hello = Buffer.from('hello');
 const F_GETFD = 1;

@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict';
-import { readdirSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import { BLOCK, OUT0, readSize } from '../../../../ffi/arena.ts';
 import type { CUcontext, IpcHandleBytes } from '../../../../ffi/types.ts';
+import { openDescriptors } from '../../../support/descriptors.ts';
 import { withPeer } from './peer.ts';
 import { at, device, Emulated, hostWords } from './support.ts';
 
@@ -70,12 +71,12 @@ test('opened twice it has one address, until it is closed twice', deadline, () =
     const theirs = await peer.ask('allocate', 1024);
     const neighbour = await peer.ask('allocate', 1024);
     const handle = await peer.ask('memHandle', theirs);
-    const descriptors = readdirSync('/proc/self/fd').length;
+    const descriptors = openDescriptors();
     const mapped = mappings('cuffi.memory');
     const ours = emulated.openMem(handle);
     assert.equal(emulated.openMem(handle), ours);
     const other = emulated.openMem(await peer.ask('memHandle', neighbour));
-    assert.equal(readdirSync('/proc/self/fd').length, descriptors);
+    assert.equal(openDescriptors(), descriptors);
     emulated.ok(cu.cuIpcCloseMemHandle(ours));
     emulated.read(ours);
     emulated.ok(cu.cuIpcCloseMemHandle(ours));
@@ -188,7 +189,7 @@ test(
 test('memory freed while another process has it open comes back when that one dies', deadline, () =>
   withPeer(async (peer) => {
     const emulated = Emulated.inContext();
-    const descriptors = readdirSync('/proc/self/fd').length;
+    const descriptors = openDescriptors();
     const before = emulated.freeBytes();
     const memory = emulated.allocate(2 ** 22);
     await peer.ask('openMem', emulated.memHandle(memory));
@@ -196,7 +197,7 @@ test('memory freed while another process has it open comes back when that one di
     assert.equal(emulated.freeBytes(), before - 2 ** 22);
     await peer.kill();
     assert.equal(emulated.freeBytes(), before);
-    assert.ok(readdirSync('/proc/self/fd').length <= descriptors);
+    assert.ok(openDescriptors() <= descriptors);
   }),
 );
 

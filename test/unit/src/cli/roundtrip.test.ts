@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict';
-import { existsSync, readdirSync } from 'node:fs';
+import { existsSync } from 'node:fs';
 import { afterEach, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { cu } from '../../../../ffi/driver.ts';
 import { placeOf, roundtrip } from '../../../../src/cli/roundtrip.ts';
 import { Context } from '../../../../src/index.ts';
+import { openDescriptors } from '../../../support/descriptors.ts';
 import { emulate } from '../emulate.ts';
 
 const variables = ['CUFFI_TEST_DIES_AT', 'CUFFI_TEST_SAYS'];
@@ -94,11 +95,10 @@ test('a child that says something else is refused', async () => {
 test('failed round trips leave no descriptor open', async () => {
   emulate();
   process.env['CUFFI_TEST_DIES_AT'] = 'open';
-  const descriptors = (): number => readdirSync('/proc/self/fd').length;
   await failureOf(() => run('dying-child'));
-  const before = descriptors();
+  const before = openDescriptors();
   await failureOf(() => run('dying-child'));
-  assert.equal(descriptors(), before);
+  assert.equal(openDescriptors(), before);
 });
 
 test('a place is a device and what it can share', () => {
