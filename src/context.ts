@@ -224,6 +224,21 @@ export class Context {
   }
 
   /**
+   * A scope in which nothing that is closed is given back to the driver, as numba's
+   * `defer_cleanup()`: for moments in which the driver must not be made to wait. Scopes may be
+   * nested; when the last one ends, also by an exception, releasing goes on.
+   *
+   * @example
+   * {
+   *   using _ = context.deferCleanup();
+   *   buffer.close(); // freed after the scope
+   * }
+   */
+  deferCleanup(): Disposable {
+    return this.releases.defer();
+  }
+
+  /**
    * Destroys everything in the primary context, of other libraries too, once its work is done.
    * All objects made in it are closed; the context itself can be used again.
    */

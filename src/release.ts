@@ -11,6 +11,7 @@ export class ReleaseQueue {
   readonly #isIdle: () => boolean;
   #pending: (() => void)[] = [];
   #polling = false;
+  #deferrals = 0;
 
   /** @param isIdle whether all work that was queued in the context is done; must not throw */
   constructor(isIdle: () => boolean) {
@@ -24,7 +25,7 @@ export class ReleaseQueue {
 
   /** Runs `release` now if nothing can make it wait; else later, in the order of submission. */
   submit(release: () => void): void {
-    if (this.#pending.length === 0 && this.#isIdle()) {
+    if (this.#pending.length === 0 && this.#deferrals === 0 && this.#isIdle()) {
       release();
       return;
     }
@@ -36,7 +37,7 @@ export class ReleaseQueue {
 
   /** Runs what waits, if the context is idle; answers whether nothing waits any more. */
   collect(): boolean {
-    if (this.#pending.length > 0 && !this.#isIdle()) return false;
+    if (this.#deferrals > 0 || (this.#pending.length > 0 && !this.#isIdle())) return false;
     const ready = this.#pending;
     this.#pending = [];
     this.#polling = false;
@@ -49,6 +50,19 @@ export class ReleaseQueue {
   /** Resolves when everything that was submitted has been released. */
   flush(options: WaitOptions = {}): Promise<void> {
     return waitUntil(() => this.collect(), options);
+  }
+
+  /** Releases nothing until the scope ends, and every other one that is open. */
+  defer(): Disposable {
+    this.#deferrals += 1;
+    let isOpen = true;
+    return {
+      [Symbol.dispose]: () => {
+        if (!isOpen) return;
+        isOpen = false;
+        this.#deferrals -= 1;
+      },
+    };
   }
 
   /** Forgets what waits, as a reset of the context has freed it. */
