@@ -5,15 +5,21 @@ import { cu } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
 import { check } from './check.ts';
+import { Fence } from './fence.ts';
+
+const LEGACY = CU_STREAM_LEGACY as CUstream;
 
 /** The streams of one context that may have work. */
 export class Activity {
   /** Streams of cuffi's own, and default ones. */
-  readonly streams = new Set<CUstream>([CU_STREAM_LEGACY as CUstream]);
-  /** An event behind the work that was queued in each borrowed stream. */
+  readonly streams = new Set<CUstream>([LEGACY]);
+  /** An event behind the work in each stream where none may be recorded later: see {@link mark}. */
   readonly #marks = new Map<CUstream, CUevent>();
   /** Other contexts whose streams may still work on memory of this one. */
   readonly #visitors = new Set<Activity>();
+  /** How many fences hold an event: it is not recorded again meanwhile. */
+  readonly #lent = new Map<CUevent, number>();
+  #spare: CUevent[] = [];
   /** The context, if it is open. */
   readonly #context: () => CUcontext | undefined;
 
@@ -22,17 +28,16 @@ export class Activity {
   }
 
   /**
-   * With the context current: remembers that work was queued in a stream of another library. It
-   * may be destroyed behind our back, and asking it then would crash: an event of our own is asked.
+   * With the context current: remembers that work was queued just now in a stream where no event
+   * may be recorded later. A borrowed stream may be destroyed behind our back, and asking it then
+   * would crash. The legacy default stream makes the blocking streams wait for each other: right
+   * behind work there an event adds nothing to that, later it would.
    */
-  markForeign(stream: CUstream): void {
-    let mark = this.#marks.get(stream);
-    if (mark === undefined) {
-      check(cu.cuEventCreate(OUT0, CU_EVENT_DISABLE_TIMING), 'cuEventCreate');
-      mark = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
-      this.#marks.set(stream, mark);
-    }
-    check(cu.cuEventRecord(mark, stream), 'cuEventRecord');
+  mark(stream: CUstream): void {
+    const existing = this.#marks.get(stream);
+    const event = existing === undefined || this.#lent.has(existing) ? this.#takeEvent() : existing;
+    this.#marks.set(stream, event);
+    check(cu.cuEventRecord(event, stream), 'cuEventRecord');
   }
 
   /** Remembers that work on memory of this context was queued in a stream of another. */
@@ -74,11 +79,70 @@ export class Activity {
     return worst;
   }
 
+  /** The work that is known to be queued now and may touch memory of this context. */
+  fence(): Fence {
+    const giveBack = (event: CUevent): void => this.#takeBack(event);
+    const visitors = [...this.#visitors];
+    const context = this.#context();
+    if (context === undefined || cu.cuCtxPushCurrent_v2(context) !== CUresult.CUDA_SUCCESS)
+      return new Fence([], visitors, giveBack);
+    const events: CUevent[] = [];
+    try {
+      for (const mark of this.#marks.values()) if (isPending(mark)) events.push(this.#lend(mark));
+      for (const stream of this.streams) {
+        if (stream === LEGACY || !isBusy(stream)) continue;
+        const event = this.#lend(this.#takeEvent());
+        events.push(event);
+        check(cu.cuEventRecord(event, stream), 'cuEventRecord');
+      }
+      return new Fence(events, visitors, giveBack);
+    } catch {
+      // No event to be had: the coarse question remains.
+      events.forEach(giveBack);
+      return new Fence([], [this, ...visitors], giveBack);
+    } finally {
+      cu.cuCtxPopCurrent_v2(OUT3);
+    }
+  }
+
   /** Forgets everything, as the context was reset. */
   clear(): void {
     this.streams.clear();
-    this.streams.add(CU_STREAM_LEGACY as CUstream);
+    this.streams.add(LEGACY);
     this.#marks.clear();
     this.#visitors.clear();
+    this.#lent.clear();
+    this.#spare = [];
+  }
+
+  #takeEvent(): CUevent {
+    const spare = this.#spare.pop();
+    if (spare !== undefined) return spare;
+    check(cu.cuEventCreate(OUT0, CU_EVENT_DISABLE_TIMING), 'cuEventCreate');
+    return readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
+  }
+
+  #lend(event: CUevent): CUevent {
+    this.#lent.set(event, (this.#lent.get(event) ?? 0) + 1);
+    return event;
+  }
+
+  #takeBack(event: CUevent): void {
+    const holders = this.#lent.get(event);
+    // None after a reset, which has destroyed the event.
+    if (holders === undefined) return;
+    if (holders > 1) {
+      this.#lent.set(event, holders - 1);
+      return;
+    }
+    this.#lent.delete(event);
+    // A mark that a fence held may still be its stream's last one, and then stays it.
+    if (![...this.#marks.values()].includes(event)) this.#spare.push(event);
   }
 }
+
+const isPending = (event: CUevent): boolean =>
+  cu.cuEventQuery(event) === CUresult.CUDA_ERROR_NOT_READY;
+
+const isBusy = (stream: CUstream): boolean =>
+  cu.cuStreamQuery(stream) === CUresult.CUDA_ERROR_NOT_READY;

@@ -1,8 +1,8 @@
 import { inspect } from 'node:util';
 import { OUT0, OUT1, OUT3, readHandle, readInt32, readSize } from '../ffi/arena.ts';
-import { type LimitName, limits } from '../ffi/constants.ts';
+import { CU_STREAM_LEGACY, type LimitName, limits } from '../ffi/constants.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
-import type { CUcontext } from '../ffi/types.ts';
+import type { CUcontext, CUstream } from '../ffi/types.ts';
 import { Activity } from './activity.ts';
 import { checkInstance, checkInteger } from './arguments.ts';
 import { check, isReady } from './check.ts';
@@ -11,6 +11,7 @@ import { initialize } from './driver.ts';
 import { NotSupportedError } from './errors.ts';
 import { PeerAccess } from './peer-access.ts';
 import { ReleaseQueue } from './release.ts';
+import { releaseLimits } from './release-limits.ts';
 import { ResourceSet } from './resource.ts';
 import { type WaitOptions, waitUntil } from './wait.ts';
 
@@ -45,12 +46,15 @@ export class Context {
   readonly borrowed: boolean;
   /** @internal What was made in it and is open. */
   readonly resources = new ResourceSet();
-  /** @internal Releases that wait until it is idle. */
-  readonly releases = new ReleaseQueue(() => this.activity.isUntouched());
-  /** @internal The contexts whose memory it was allowed to reach. */
-  readonly peers = new PeerAccess(this);
   /** @internal What is known to run in it. */
   readonly activity = new Activity(() => this.#handle);
+  /** @internal Releases that wait for the GPU. */
+  readonly releases = new ReleaseQueue(
+    this.activity,
+    releaseLimits(() => this.device.totalMemory),
+  );
+  /** @internal The contexts whose memory it was allowed to reach. */
+  readonly peers = new PeerAccess(this);
   #handle: CUcontext | undefined;
 
   private constructor(device: Device, handle: CUcontext | undefined) {
@@ -153,6 +157,17 @@ export class Context {
   }
 
   /**
+   * @internal Makes a call that works in the legacy default stream (0). Not for recording events or
+   * waiting: what it queues counts as work.
+   */
+  enqueue(call: (stream: CUstream) => void): void {
+    this.run(() => {
+      call(0 as CUstream);
+      this.activity.mark(CU_STREAM_LEGACY as CUstream);
+    });
+  }
+
+  /**
    * Waits, without blocking, for all work that was queued through cuffi, and for the default
    * stream. Work of other libraries in streams of theirs: {@link synchronizeSync} waits for it too.
    *
@@ -215,9 +230,15 @@ export class Context {
     this.peers.disable(checkInstance(other, Context, 'other'));
   }
 
+  /** What was closed and not given back yet, as the GPU may still use it. */
+  get pendingReleases(): { readonly count: number; readonly byteLength: number } {
+    return { count: this.releases.size, byteLength: this.releases.byteLength };
+  }
+
   /**
-   * Waits until what was closed while the GPU was busy has been released: until no work that cuffi
-   * knows of runs any more.
+   * Waits until what was closed while the GPU was busy has been given back. Device memory is when
+   * the work queued before its `close()` is done; mappings of other processes' memory, pinned and
+   * managed memory only when no work that cuffi knows of runs any more.
    */
   async flush(options: WaitOptions = {}): Promise<void> {
     await this.releases.flush(options);

@@ -1,55 +1,136 @@
-/** Releases that may make the driver wait for the GPU, kept until the GPU is idle. */
+/** Releases that may make the driver wait for the GPU, kept until it is done with what they free. */
+import type { Fence } from './fence.ts';
 import { releaseQuietly } from './resource.ts';
 import { pollInBackground, type WaitOptions, waitUntil } from './wait.ts';
 
+/** What the queue asks about the work of its context. Neither may throw. */
+export interface Work {
+  /** Whether no work is known to run. */
+  isUntouched(): boolean;
+  /** The work that is queued now. */
+  fence(): Fence;
+}
+
+/** How much may wait before the queue is short of room: see {@link ReleaseQueue}. */
+export interface ReleaseLimits {
+  readonly count: number;
+  readonly byteLength: () => number;
+}
+
+/** What is known of a release. */
+export interface ReleaseOptions {
+  /** How much device memory it gives back. */
+  readonly byteLength?: number;
+  /** Whether the driver may wait for all work of the context in it. Default true. */
+  readonly waits?: boolean;
+  /**
+   * A dearer way to give the same back that never waits, where there is one. It comes without the
+   * driver's own care for work that cuffi does not know of, so it is only taken for want of room.
+   */
+  readonly early?: () => void;
+}
+
+interface Pending {
+  readonly release: () => void;
+  readonly byteLength: number;
+  readonly waits: boolean;
+  readonly early: (() => void) | undefined;
+}
+
+/** Releases that were submitted in one turn, and the work that was queued before. */
+interface Batch {
+  fence: Fence | undefined;
+  pending: Pending[];
+}
+
+/** With a stream held up there would be a new batch a turn: the last one takes all the later. */
+const MAX_BATCHES = 64;
+
 /**
  * cuMemFree and its like wait for the work of the whole context: behind a stream that is held up,
- * `close()` would stop the event loop. So a release runs at once while nothing is known to run, and
- * otherwise at the first moment when that is so.
+ * `close()` would stop the event loop. So a release runs at once while nothing is known to run.
+ * Otherwise it waits: until nothing runs; or, where its call never waits, until the work queued
+ * before it is done. When more waits than the limits allow, in a flush, or when memory has run out,
+ * the early ways are taken too: a GPU that is never idle gives back all the same.
  */
 export class ReleaseQueue {
-  readonly #isIdle: () => boolean;
-  #pending: (() => void)[] = [];
+  readonly #work: Work;
+  readonly #limits: ReleaseLimits;
+  #batches: Batch[] = [];
+  /** What was submitted since the last batch was closed. */
+  #open: Pending[] = [];
+  #size = 0;
+  #byteLength = 0;
+  /** What was submitted since the queue was last looked through for want of room. */
+  #newCount = 0;
+  #newByteLength = 0;
   #polling = false;
+  #collecting = false;
   #deferrals = 0;
 
-  /** @param isIdle whether all work that was queued in the context is done; must not throw */
-  constructor(isIdle: () => boolean) {
-    this.#isIdle = isIdle;
+  constructor(work: Work, limits: ReleaseLimits) {
+    this.#work = work;
+    this.#limits = limits;
   }
 
   /** How many releases wait. */
   get size(): number {
-    return this.#pending.length;
+    return this.#size;
   }
 
-  /** Runs `release` now if nothing can make it wait; else later, in the order of submission. */
-  submit(release: () => void): void {
-    if (this.#pending.length === 0 && this.#deferrals === 0 && this.#isIdle()) {
+  /** How many bytes of device memory they will give back. */
+  get byteLength(): number {
+    return this.#byteLength;
+  }
+
+  /** Runs `release` now if nothing can make it wait; else later. */
+  submit(release: () => void, { byteLength = 0, waits = true, early }: ReleaseOptions = {}): void {
+    if (this.#size === 0 && this.#deferrals === 0 && this.#work.isUntouched()) {
       release();
       return;
     }
-    this.#pending.push(release);
-    if (this.#polling) return;
+    this.#open.push({ release, byteLength, waits, early });
+    this.#size += 1;
+    this.#byteLength += byteLength;
+    this.#newCount += 1;
+    this.#newByteLength += byteLength;
+    if (this.#isOver(this.#newCount, this.#newByteLength)) {
+      this.#newCount = 0;
+      this.#newByteLength = 0;
+      this.collect();
+    }
+    if (this.#polling || this.#size === 0) return;
     this.#polling = true;
-    pollInBackground(() => this.collect());
+    pollInBackground(() => {
+      const isEmpty = this.collect();
+      if (isEmpty) this.#polling = false;
+      return isEmpty;
+    });
   }
 
-  /** Runs what waits, if the context is idle; answers whether nothing waits any more. */
-  collect(): boolean {
-    if (this.#deferrals > 0 || (this.#pending.length > 0 && !this.#isIdle())) return false;
-    const ready = this.#pending;
-    this.#pending = [];
-    this.#polling = false;
-    for (const release of ready) {
-      releaseQuietly(release);
+  /**
+   * Runs what can be run without waiting; answers whether nothing waits any more.
+   *
+   * @param needsRoom whether the early ways are taken, be the queue short of room or not
+   */
+  collect(needsRoom: boolean = this.#isOver(this.#size, this.#byteLength)): boolean {
+    if (this.#size === 0) return true;
+    // A release may submit others.
+    if (this.#deferrals > 0 || this.#collecting) return false;
+    this.#collecting = true;
+    if (this.#work.isUntouched()) this.#runAll();
+    else {
+      this.#closeBatch();
+      for (const batch of this.#batches) this.#runDone(batch, needsRoom);
+      this.#batches = this.#batches.filter(({ pending }) => pending.length > 0);
     }
-    return this.#pending.length === 0;
+    this.#collecting = false;
+    return this.#size === 0;
   }
 
   /** Resolves when everything that was submitted has been released. */
   flush(options: WaitOptions = {}): Promise<void> {
-    return waitUntil(() => this.collect(), options);
+    return waitUntil(() => this.collect(true), options);
   }
 
   /** Releases nothing until the scope ends, and every other one that is open. */
@@ -67,6 +148,57 @@ export class ReleaseQueue {
 
   /** Forgets what waits, as a reset of the context has freed it. */
   clear(): void {
-    this.#pending = [];
+    this.#batches = [];
+    this.#open = [];
+    this.#size = 0;
+    this.#byteLength = 0;
+  }
+
+  #isOver(count: number, byteLength: number): boolean {
+    return count > this.#limits.count || byteLength > this.#limits.byteLength();
+  }
+
+  #closeBatch(): void {
+    if (this.#open.length === 0) return;
+    const pending = this.#open;
+    this.#open = [];
+    const last = this.#batches.at(-1);
+    if (last === undefined || this.#batches.length < MAX_BATCHES) {
+      this.#batches.push({ fence: this.#work.fence(), pending });
+      return;
+    }
+    last.fence?.drop();
+    last.fence = this.#work.fence();
+    last.pending.push(...pending);
+  }
+
+  #runAll(): void {
+    const batches = this.#batches;
+    const open = this.#open;
+    this.#batches = [];
+    this.#open = [];
+    for (const { fence, pending } of batches) {
+      fence?.drop();
+      for (const each of pending) this.#run(each, each.release);
+    }
+    for (const each of open) this.#run(each, each.release);
+  }
+
+  #runDone(batch: Batch, needsRoom: boolean): void {
+    if (batch.fence && !batch.fence.isDone()) return;
+    batch.fence = undefined;
+    const { pending } = batch;
+    batch.pending = [];
+    for (const each of pending) {
+      const way = each.waits ? (needsRoom ? each.early : undefined) : each.release;
+      if (way) this.#run(each, way);
+      else batch.pending.push(each);
+    }
+  }
+
+  #run({ byteLength }: Pending, way: () => void): void {
+    this.#size -= 1;
+    this.#byteLength -= byteLength;
+    releaseQuietly(way);
   }
 }

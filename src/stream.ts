@@ -46,12 +46,15 @@ export class Stream extends Resource {
       owner: isDefault ? undefined : context.resources,
       release: isOwn
         ? () =>
-            // Destroyed when idle, so that until then the context still knows of its work.
-            releases.submit(() => {
-              if (context.resets !== resets) return;
-              streams.delete(handle);
-              check(cu.cuStreamDestroy_v2(handle), 'cuStreamDestroy_v2');
-            })
+            // Destroyed when its work is done, so that until then the context still knows of it.
+            releases.submit(
+              () => {
+                if (context.resets !== resets) return;
+                streams.delete(handle);
+                check(cu.cuStreamDestroy_v2(handle), 'cuStreamDestroy_v2');
+              },
+              { waits: false },
+            )
         : undefined,
     });
     if (isOwn) streams.add(handle);
@@ -184,14 +187,17 @@ export class Stream extends Resource {
   }
 
   #run(call: () => void): void {
+    const { context } = this;
     if (this.#isOwn) call();
     else if (this.#isDefault) {
-      this.context.activity.streams.add(this.#handle);
-      this.context.run(call);
+      context.activity.streams.add(this.#handle);
+      context.run(() => {
+        call();
+        if (this.#handle === CU_STREAM_LEGACY) context.activity.mark(this.#handle);
+      });
     } else {
-      const { context } = this;
       call();
-      context.run(() => context.activity.markForeign(this.#handle));
+      context.run(() => context.activity.mark(this.#handle));
     }
   }
 }

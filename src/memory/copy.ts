@@ -1,6 +1,6 @@
 /** Copies between host and device: blocking, and awaited without blocking the event loop. */
 import { OUT0, readHandle } from '../../ffi/arena.ts';
-import { CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING } from '../../ffi/constants.ts';
+import { CU_EVENT_DISABLE_TIMING } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import { withAddress } from '../../ffi/native.ts';
 import type { CUresult } from '../../ffi/results.ts';
@@ -9,6 +9,7 @@ import { check, isReady } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Stream } from '../stream.ts';
 import { nextTurn, type WaitOptions, waitUntil } from '../wait.ts';
+import { ownStream } from './own-stream.ts';
 import { pieces } from './pieces.ts';
 
 /** One copy: which way, between what. */
@@ -67,7 +68,8 @@ export function copySync(copy: HostCopy): void {
     return;
   }
   const start = copy.device();
-  context.run(() =>
+  // The driver may still be moving the last bytes when it returns.
+  context.enqueue(() =>
     withAddress(host, (address) => {
       for (const [offset, length] of pieces(byteLength, copy.cuts)) {
         const device = (start + offset) as CUdeviceptr;
@@ -91,7 +93,7 @@ export async function copyAwaited(copy: HostCopy, options: WaitOptions = {}): Pr
   if (byteLength === 0) return;
   await workSoFar(copy, options);
   copy.device();
-  const transfers = transferStream(context);
+  const transfers = ownStream(context, 'transfers');
   const resets = context.resets;
   for (const [offset, length] of pieces(byteLength, copy.cuts, SLICE_BYTE_LENGTH)) {
     if (offset > 0) await nextTurn();
@@ -128,24 +130,6 @@ async function workSoFar(copy: HostCopy, options: WaitOptions): Promise<void> {
   }
 }
 
-/** One stream a context for awaited copies, non-blocking towards all others. */
-const transferStreams = new WeakMap<Context, { readonly resets: number; handle: CUstream }>();
-
-function transferStream(context: Context): CUstream {
-  const existing = transferStreams.get(context);
-  if (existing?.resets === context.resets) return existing.handle;
-  context.run(() =>
-    check(
-      cu.cuStreamCreateWithPriority(OUT0, CU_STREAM_NON_BLOCKING, 0),
-      'cuStreamCreateWithPriority',
-    ),
-  );
-  const handle = readHandle<CUstream>(OUT0, cu.cuStreamDestroy_v2);
-  context.activity.streams.add(handle);
-  transferStreams.set(context, { resets: context.resets, handle });
-  return handle;
-}
-
 /** Queues a copy within the device; nothing waits. */
 export function copyOnDevice(
   context: Context,
@@ -162,7 +146,7 @@ export function copyOnDevice(
       () => `copying ${byteLength} bytes on the device`,
     );
   if (stream) stream.enqueue(call);
-  else context.run(() => call(0 as CUstream));
+  else context.enqueue(call);
 }
 
 /** Queues the setting of `count` elements of `width` bytes; nothing waits. */
@@ -182,5 +166,5 @@ export function fillOnDevice(
   const checked = (handle: CUstream): void =>
     check(call(handle), name, () => `filling ${count * width} bytes`);
   if (stream) stream.enqueue(checked);
-  else context.run(() => checked(0 as CUstream));
+  else context.enqueue(checked);
 }

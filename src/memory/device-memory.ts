@@ -6,6 +6,7 @@ import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { DeviceBuffer } from './buffer.ts';
 import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
+import { freeWithoutWaiting } from './reclaim.ts';
 import { withRoom } from './room.ts';
 
 /** Options of {@link DeviceMemory.create}. */
@@ -69,9 +70,17 @@ export class DeviceMemory implements MemoryResource {
       origin: 'allocated',
       resource: this,
       release: () =>
-        releases.submit(() => {
-          if (context.resets === resets) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
-        }),
+        releases.submit(
+          () => {
+            if (context.resets === resets) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
+          },
+          {
+            byteLength: asked,
+            early: () => {
+              if (context.resets === resets) freeWithoutWaiting(context, address);
+            },
+          },
+        ),
     });
   }
 }

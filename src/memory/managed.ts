@@ -148,7 +148,7 @@ export class ManagedMemory implements MemoryResource {
         () => `prefetching ${byteLength} bytes`,
       );
     if (stream) stream.enqueue(call);
-    else this.context.run(() => call(0 as CUstream));
+    else this.context.enqueue(call);
   }
 
   /**

@@ -40,5 +40,5 @@ export function copyBetweenDevices(
       () => `copying ${byteLength} bytes from ${from.device} to ${to.device}`,
     );
   if (stream) stream.enqueue(call);
-  else from.run(() => call(0 as CUstream));
+  else from.enqueue(call);
 }

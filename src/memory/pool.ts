@@ -269,11 +269,14 @@ function destroy(context: Context, resets: number, handle: CUmemoryPool, books: 
     // None is open but after a leak: pool and buffers were collected together.
     books.buffers.closeAll('its pool was closed');
   } finally {
-    releases.submit(() => {
-      if (context.resets !== resets) return;
-      // A later pool may get the same handle, and with it the access that others had to this one.
-      for (const device of books.granted) driver.writeAccess(handle, device, false);
-      check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy');
-    });
+    releases.submit(
+      () => {
+        if (context.resets !== resets) return;
+        // A later pool may get the same handle, and with it the access that others had to this one.
+        for (const device of books.granted) driver.writeAccess(handle, device, false);
+        check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy');
+      },
+      { waits: false },
+    );
   }
 }

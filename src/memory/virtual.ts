@@ -71,9 +71,12 @@ export class VirtualMemory extends Resource {
       owner: context.resources,
       release: () =>
         // cuMemUnmap does not wait for what uses the memory.
-        releases.submit(() => {
-          if (context.resets === resets) unreserve(address, reservedByteLength, parts);
-        }),
+        releases.submit(
+          () => {
+            if (context.resets === resets) unreserve(address, reservedByteLength, parts);
+          },
+          { waits: false },
+        ),
     });
     this.context = context;
     this.reservedByteLength = reservedByteLength;

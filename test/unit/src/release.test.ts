@@ -1,15 +1,36 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { test } from 'node:test';
-import { ReleaseQueue } from '../../../src/release.ts';
+import { Fence } from '../../../src/fence.ts';
+import { type ReleaseOptions, ReleaseQueue } from '../../../src/release.ts';
 import { until } from './emulate.ts';
 
-/** A queue whose idleness the test decides, and what was released so far. */
-function held() {
-  const state = { idle: false, released: [] as string[] };
-  const queue = new ReleaseQueue(() => state.idle);
-  const submit = (name: string): void => queue.submit(() => state.released.push(name));
-  return { state, queue, submit };
+/** A queue whose work the test decides, and what was released so far. */
+function held(limits: Partial<{ count: number; byteLength: number }> = {}) {
+  const state = {
+    idle: false,
+    fences: [] as { done: boolean }[],
+    asked: 0,
+    released: [] as string[],
+  };
+  const fence = (): Fence => {
+    const made = { done: false };
+    state.fences.push(made);
+    const isIdle = (): boolean => {
+      state.asked += 1;
+      return made.done;
+    };
+    return new Fence([], [{ isIdle }], () => {});
+  };
+  const queue = new ReleaseQueue(
+    { isUntouched: () => state.idle, fence },
+    { count: limits.count ?? 10, byteLength: () => limits.byteLength ?? 1000 },
+  );
+  const submit = (name: string, options?: ReleaseOptions): void =>
+    queue.submit(() => state.released.push(name), options);
+  const early = (name: string, byteLength = 0): void =>
+    submit(`${name} when idle`, { byteLength, early: () => state.released.push(`${name} early`) });
+  return { state, queue, submit, early };
 }
 
 test('releases at once while nothing can make it wait', () => {
@@ -107,4 +128,85 @@ test('what is submitted by a release is not lost', async () => {
   state.idle = true;
   await until(() => queue.size === 0);
   assert.deepEqual(state.released, ['inner']);
+});
+
+test('what never waits is released as soon as the work queued before it is done', () => {
+  const { state, queue, submit } = held();
+  submit('first', { waits: false });
+  submit('whole context');
+  assert.equal(queue.collect(), false);
+  submit('second', { waits: false });
+  queue.collect();
+  const [first, second] = state.fences as [{ done: boolean }, { done: boolean }];
+  second.done = true;
+  queue.collect();
+  assert.deepEqual(state.released, ['second']);
+  first.done = true;
+  queue.collect();
+  assert.deepEqual(state.released, ['second', 'first']);
+  assert.equal(queue.size, 1);
+});
+
+test('above the count, what the GPU is done with takes the early way, and nothing else does', () => {
+  const { state, queue, early } = held({ count: 2 });
+  early('a');
+  early('b');
+  queue.collect();
+  const [fence] = state.fences as [{ done: boolean }];
+  fence.done = true;
+  queue.collect();
+  assert.deepEqual(state.released, []);
+  early('c');
+  assert.deepEqual(state.released, ['a early', 'b early']);
+  assert.equal(queue.size, 1);
+});
+
+test('above the bytes, likewise, and it counts what waits', () => {
+  const { state, queue, early } = held({ byteLength: 1000 });
+  early('small', 999);
+  assert.equal(queue.byteLength, 999);
+  early('large', 2);
+  (state.fences[0] as { done: boolean }).done = true;
+  queue.collect();
+  assert.deepEqual(state.released, ['small early', 'large early']);
+  assert.equal(queue.byteLength, 0);
+});
+
+test('flush takes the early ways, be the queue short of room or not', async () => {
+  const { state, queue, early } = held();
+  early('a');
+  const flushing = queue.flush();
+  (state.fences[0] as { done: boolean }).done = true;
+  await flushing;
+  assert.deepEqual(state.released, ['a early']);
+});
+
+test('a stream that stays held up does not make looking through dearer with every close', () => {
+  const { state, queue, submit } = held({ count: 0 });
+  for (let i = 0; i < 1000; i++) submit(String(i), { waits: false });
+  assert.equal(queue.size, 1000);
+  state.asked = 0;
+  queue.collect();
+  assert.ok(state.asked < 100, `${state.asked}`);
+  for (const fence of state.fences) fence.done = true;
+  queue.collect();
+  assert.equal(state.released.length, 1000);
+});
+
+test('nothing is released in a deferral, nor in the outer one after the inner', async () => {
+  const { state, queue, submit } = held();
+  state.idle = true;
+  const outer = queue.defer();
+  assert.throws(() => {
+    using _ = queue.defer();
+    submit('a');
+    throw new Error('within');
+  }, /within/);
+  submit('b');
+  assert.equal(queue.collect(true), false);
+  assert.deepEqual(state.released, []);
+  outer[Symbol.dispose]();
+  outer[Symbol.dispose]();
+  await until(() => queue.size === 0);
+  assert.deepEqual(state.released, ['a', 'b']);
 });

@@ -1,0 +1,36 @@
+/** Streams that cuffi keeps for itself, non-blocking towards all others. */
+import { OUT0, readHandle } from '../../ffi/arena.ts';
+import { CU_STREAM_NON_BLOCKING } from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import type { CUstream } from '../../ffi/types.ts';
+import { check } from '../check.ts';
+import type { Context } from '../context.ts';
+
+/** What a stream is for. */
+export type Purpose = 'frees' | 'transfers';
+
+interface OwnStream {
+  readonly resets: number;
+  readonly handle: CUstream;
+}
+
+const streams: Readonly<Record<Purpose, WeakMap<Context, OwnStream>>> = {
+  frees: new WeakMap(),
+  transfers: new WeakMap(),
+};
+
+/** The one stream of a context for a purpose, made when it is first asked for. */
+export function ownStream(context: Context, purpose: Purpose): CUstream {
+  const existing = streams[purpose].get(context);
+  if (existing?.resets === context.resets) return existing.handle;
+  context.run(() =>
+    check(
+      cu.cuStreamCreateWithPriority(OUT0, CU_STREAM_NON_BLOCKING, 0),
+      'cuStreamCreateWithPriority',
+    ),
+  );
+  const handle = readHandle<CUstream>(OUT0, cu.cuStreamDestroy_v2);
+  context.activity.streams.add(handle);
+  streams[purpose].set(context, { resets: context.resets, handle });
+  return handle;
+}
