@@ -1,4 +1,4 @@
-/** The functions of pools: made, asked, trimmed, given access to, allocated from. */
+/** The functions of pools: made, asked, trimmed, given access to. */
 import {
   CU_MEM_ACCESS_FLAGS_PROT_NONE,
   CU_MEM_ACCESS_FLAGS_PROT_READ,
@@ -11,10 +11,10 @@ import type { Contexts } from './context.ts';
 import type { HostMemory } from './host.ts';
 import { locationStatus } from './location.ts';
 import type { Memory } from './memory.ts';
-import type { Pool, PoolRegion } from './pool.ts';
-import type { ImportedPool, ImportedPools, ImportedRegion } from './pool-import.ts';
+import type { Pool } from './pool.ts';
+import type { ImportedPool, ImportedPools } from './pool-import.ts';
 import { type Pools, poolAttribute, poolAttributeWidth, setPoolAttribute } from './pools.ts';
-import type { Queues, Stream } from './queues.ts';
+import type { Queues } from './queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -146,109 +146,4 @@ export function poolFunctions({ pools, imported, contexts, host }: PoolRooms): P
       return status;
     },
   };
-}
-
-type PoolAllocationFunctions = Pick<
-  Driver,
-  'cuMemAllocAsync' | 'cuMemAllocFromPoolAsync' | 'cuMemFreeAsync'
->;
-
-const isImported = (region: PoolRegion): region is ImportedRegion => 'owner' in region;
-
-/** The pool memory, not freed yet, that starts at an address; null for one that does not start so. */
-export function poolRegionAt(memory: Memory, address: number): PoolRegion | null | undefined {
-  const region = memory.regions.at(address);
-  if (region?.kind !== 'pool') return undefined;
-  const found = region as PoolRegion;
-  return found.address === address && !found.isFreed ? found : null;
-}
-
-/** Frees pool memory behind all queued work, without a wait; undefined for an address in none. */
-export function freePoolMemory(
-  { memory, queues, contexts }: PoolRooms,
-  address: number,
-): Status | undefined {
-  const region = poolRegionAt(memory, address);
-  if (region === undefined) return undefined;
-  if (region === null) return CUDA_ERROR_INVALID_VALUE;
-  const context = contexts.top?.alive ? contexts.top : contexts.primary(region.device);
-  freeIn(queues.behindAll(context), region, queues, false);
-  queues.progress();
-  return CUDA_SUCCESS;
-}
-
-/** Frees when a stream gets there. */
-function freeIn(stream: Stream, region: PoolRegion, queues: Queues, isCounted: boolean): void {
-  let free: (() => void) | undefined;
-  if (isImported(region)) {
-    region.isFreed = true;
-    free = () => region.owner.free(region);
-  } else {
-    free = region.pool?.freeLater(region, stream, isCounted);
-  }
-  queues.enqueue(stream, () => {
-    free?.();
-    return true;
-  });
-}
-
-export function poolAllocationFunctions(rooms: PoolRooms): PoolAllocationFunctions {
-  const { pools, memory, queues, host } = rooms;
-  const allocate = (
-    out: number,
-    byteLength: number,
-    stream: Stream,
-    pool: Pool | undefined,
-  ): Status => {
-    if (!(byteLength >= 0)) return CUDA_ERROR_INVALID_VALUE;
-    if (byteLength === 0) {
-      host.setUint64(out, 0);
-      return CUDA_SUCCESS;
-    }
-    const region = pool?.allocate(byteLength, stream) ?? retried(byteLength, stream, pool);
-    if (!region) return CUDA_ERROR_OUT_OF_MEMORY;
-    queues.enqueue(stream, () => true);
-    host.setUint64(out, region.address);
-    return CUDA_SUCCESS;
-  };
-  /** Again, when the frees are done that can be done by now. */
-  const retried = (byteLength: number, stream: Stream, pool: Pool | undefined) => {
-    queues.progress();
-    return pool?.allocate(byteLength, stream);
-  };
-  return {
-    cuMemAllocAsync(out, byteLength, handle) {
-      const stream = queues.get(handle);
-      if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-      return allocate(out, byteLength, stream, pools.current(stream.context.device));
-    },
-    cuMemAllocFromPoolAsync(out, byteLength, poolHandle, handle) {
-      const stream = queues.get(handle);
-      if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-      // An imported pool's memory is its owner's to give out.
-      const pool = pools.get(poolHandle);
-      return pool ? allocate(out, byteLength, stream, pool) : CUDA_ERROR_INVALID_VALUE;
-    },
-    cuMemFreeAsync(address, handle) {
-      const stream = queues.get(handle);
-      if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-      if (address === 0) return CUDA_SUCCESS;
-      const region = poolRegionAt(memory, address);
-      if (region === null) return CUDA_ERROR_INVALID_VALUE;
-      if (region === undefined) return freePlainLater(address, stream);
-      freeIn(stream, region, queues, true);
-      return CUDA_SUCCESS;
-    },
-  };
-
-  /** Plain memory may be freed in a stream's order too. */
-  function freePlainLater(address: number, stream: Stream): Status {
-    const allocation = memory.allocationAt(address);
-    if (allocation?.address !== address) return CUDA_ERROR_INVALID_VALUE;
-    queues.enqueue(stream, () => {
-      if (memory.allocationAt(address) === allocation) memory.free(allocation);
-      return true;
-    });
-    return CUDA_SUCCESS;
-  }
 }

@@ -4,7 +4,8 @@ import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import { structs } from '../structs.ts';
-import { type PoolRooms, poolRegionAt } from './pool-functions.ts';
+import { poolRegionAt } from './pool-allocation.ts';
+import type { PoolRooms } from './pool-functions.ts';
 import type { Export } from './pool-page.ts';
 import type { Self } from './processes.ts';
 

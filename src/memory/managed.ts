@@ -204,7 +204,7 @@ function checkManaged(buffer: DeviceBuffer): DeviceBuffer {
 
 function requireFree(context: Context, byteLength: number): void {
   if (byteLength <= context.memoryInfo().free) return;
-  context.releases.collect();
+  context.releases.collect(true);
   const { free } = context.memoryInfo();
   if (byteLength <= free) return;
   throw new RangeError(

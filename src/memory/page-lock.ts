@@ -8,6 +8,7 @@ import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
+import { describePending } from './room.ts';
 
 /** Who reaches page-locked memory. */
 export interface LockFlags {
@@ -71,9 +72,7 @@ function requireFreed(other: LockedPages, what: string): void {
   if (!locked.has(other)) return;
   throw new RangeError(
     `${what} shares a page with memory that is page-locked already` +
-      (releases.size > 0
-        ? ` (${releases.size} releases wait for the GPU: await context.flush())`
-        : ': lock one larger array, or allocate a PinnedBuffer'),
+      (describePending(other.context) || ': lock one larger array, or allocate a PinnedBuffer'),
   );
 }
 
@@ -86,7 +85,7 @@ export function withLockableRoom(
 ): void {
   let status = lock();
   if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY && releases.size > 0) {
-    releases.collect();
+    releases.collect(true);
     status = lock();
   }
   check(status, call, () => `page-locking ${byteLength} bytes of host memory`);

@@ -20,19 +20,25 @@ export function withRoom(
   const { releases } = context;
   let status = allocate();
   if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY && releases.size > 0) {
-    releases.collect();
+    releases.collect(true);
     status = allocate();
   }
   if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY) {
-    const pending = releases.size;
     const { free } = context.memoryInfo();
     throw cudaError(
       status,
       call,
-      `allocating ${byteLength} bytes with ${free} free` +
-        limits() +
-        (pending > 0 ? ` (${pending} releases wait for the GPU: await context.flush())` : ''),
+      `allocating ${byteLength} bytes with ${free} free${limits()}${describePending(context)}`,
     );
   }
   check(status, call, () => `allocating ${byteLength} bytes`);
+}
+
+/** What waits to be released, for messages: nothing, or in brackets. */
+export function describePending({ releases }: Context): string {
+  const { size, byteLength } = releases;
+  if (size === 0) return '';
+  const [what, waits] = size === 1 ? ['release', 'waits'] : ['releases', 'wait'];
+  const bytes = byteLength > 0 ? ` of ${byteLength} bytes` : '';
+  return ` (${size} ${what}${bytes} ${waits} for the GPU: await context.flush())`;
 }

@@ -69,7 +69,7 @@ test('pages whose release waits for the GPU are told so, and locked again after 
   const pinned = pin(bytes);
   latch.hold(stream);
   pinned.close();
-  assert.throws(() => pin(bytes), /releases wait for the GPU: await context\.flush\(\)/);
+  assert.throws(() => pin(bytes), /1 release waits for the GPU: await context\.flush\(\)/);
   latch.open();
   await Context.primary().flush();
   pin(bytes).close();

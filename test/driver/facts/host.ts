@@ -133,6 +133,7 @@ export const hostFacts: FactGroup = async (note) => {
     await waits('cuMemHostAlloc', 'OUT0', MIB, 3);
     await waits('cuMemAllocPitch_v2', 'OUT0', 'OUT1', 4096, 1024, 4);
     await waits('cuMemHostRegister_v2', 'OUT0', 64, 3);
+    await waits('cuMemHostUnregister', 'OUT0');
     await waits(
       'cuMemcpy2DAsync_v2',
       struct('CUDA_MEMCPY2D', {

@@ -187,6 +187,8 @@ async function ordered(note: Note): Promise<void> {
     const held = await allocate(stream);
     const idle = await allocate(other);
     const plain = await made('cuMemAlloc_v2', 'OUT0', 4 * MIB);
+    const spare = await made('cuMemAlloc_v2', 'OUT0', 4 * MIB);
+    const free = (): Promise<number> => made('cuMemGetInfo_v2', 'OUT0', 'OUT1');
     await made('cuCtxSynchronize');
     await waits('cuMemPoolCreate', 'OUT0', poolProperties());
     await waits('cuMemAllocFromPoolAsync', 'OUT0', MIB, pool, stream);
@@ -200,6 +202,18 @@ async function ordered(note: Note): Promise<void> {
     note(
       'cuMemFreeAsync of plain memory behind held work',
       (await peer.call('cuMemFreeAsync', plain, stream)).status,
+    );
+    const before = await free();
+    await made('cuMemFreeAsync', spare, other);
+    await made('cuStreamQuery', other);
+    note(
+      'plain memory freed in a stream is back when the stream is done',
+      yesNo((await free()) > before),
+    );
+    await made('cuStreamSynchronize', other);
+    note(
+      'plain memory freed in a stream is back when that is waited for beside a held one',
+      yesNo((await free()) > before),
     );
     await made('cuMemFreeAsync', held, stream);
     note(

@@ -229,7 +229,7 @@ test('out of memory says what was asked, what is free, and what waits', () => {
   buffer.close();
   assert.throws(
     () => DeviceBuffer.allocate(8 << 20),
-    expected(' (1 releases wait for the GPU: await context.flush())'),
+    expected(` (1 release of ${12 << 20} bytes waits for the GPU: await context.flush())`),
   );
   // What waits is collected by the allocation itself, without a turn of the loop.
   latch.open();

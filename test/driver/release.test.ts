@@ -1,0 +1,113 @@
+import assert from 'node:assert/strict';
+import { after, test } from 'node:test';
+import { Context, type CudaError, DeviceBuffer, Stream } from '../../src/index.ts';
+import { Latch } from '../support/latch.ts';
+
+const context = Context.primary();
+const free = (): number => context.memoryInfo().free;
+const MIB = 1 << 20;
+
+/** Two streams, each held up by a latch of its own. */
+class HeldStreams implements Disposable {
+  readonly first = Stream.create({ nonBlocking: true });
+  readonly second = Stream.create({ nonBlocking: true });
+  readonly #firstLatch = new Latch(context);
+  readonly #secondLatch = new Latch(context);
+
+  /** Lets the work of the first stream end while the second is held up: the GPU is never idle. */
+  async handOver(): Promise<void> {
+    this.holdSecond();
+    this.#firstLatch.open();
+    await this.first.synchronize();
+    assert.equal(this.second.done, false);
+  }
+
+  holdFirst(): void {
+    this.#firstLatch.hold(this.first);
+  }
+
+  holdSecond(): void {
+    this.#secondLatch.hold(this.second);
+  }
+
+  [Symbol.dispose](): void {
+    this.#firstLatch.open();
+    this.#secondLatch.open();
+    context.synchronizeSync();
+    this.#firstLatch[Symbol.dispose]();
+    this.#secondLatch[Symbol.dispose]();
+    this.first.close();
+    this.second.close();
+  }
+}
+
+after(() => context.flush());
+
+test('a GPU that is never idle gives back what it is done with, above the count of ten', async () => {
+  await context.flush();
+  using held = new HeldStreams();
+  const buffers = Array.from({ length: 12 }, () => DeviceBuffer.allocate(4 * MIB));
+  const before = free();
+  held.holdFirst();
+  for (const buffer of buffers) buffer.fill(1, { stream: held.first });
+  for (const buffer of buffers) buffer.close();
+  assert.deepEqual(context.pendingReleases, { count: 12, byteLength: 48 * MIB });
+  await new Promise((resolve) => setTimeout(resolve, 10));
+  assert.equal(context.pendingReleases.count, 12);
+  await held.handOver();
+  while (context.pendingReleases.count > 0) await new Promise((resolve) => setTimeout(resolve, 1));
+  assert.equal(held.second.done, false);
+  assert.equal(free(), before + 48 * MIB);
+});
+
+test('flush gives back few, too, and waits for no work that came after', async () => {
+  await context.flush();
+  using held = new HeldStreams();
+  const buffer = DeviceBuffer.allocate(4 * MIB);
+  const before = free();
+  held.holdFirst();
+  buffer.close();
+  const flushing = context.flush();
+  await held.handOver();
+  await flushing;
+  assert.equal(held.second.done, false);
+  assert.equal(free(), before + 4 * MIB);
+});
+
+test('an allocation that finds no room takes what the GPU is done with', async () => {
+  await context.flush();
+  using held = new HeldStreams();
+  const byteLength = Math.floor((free() * 0.6) / (2 * MIB)) * 2 * MIB;
+  const first = DeviceBuffer.allocate(byteLength);
+  held.holdFirst();
+  first.close();
+  assert.throws(
+    () => DeviceBuffer.allocate(byteLength),
+    ({ code, message }: CudaError) =>
+      code === 'CUDA_ERROR_OUT_OF_MEMORY' &&
+      message.includes(`allocating ${byteLength} bytes with ${free()} free`) &&
+      message.includes(`1 release of ${byteLength} bytes waits for the GPU: await context.flush()`),
+  );
+  await held.handOver();
+  using second = DeviceBuffer.allocate(byteLength);
+  assert.equal(held.second.done, false);
+  assert.equal(second.byteLength, byteLength);
+});
+
+test('nothing is given back in a deferral, whose end an exception does not prevent', async () => {
+  await context.flush();
+  const buffer = DeviceBuffer.allocate(4 * MIB);
+  const before = free();
+  assert.throws(() => {
+    using _outer = context.deferCleanup();
+    {
+      using _inner = context.deferCleanup();
+      buffer.close();
+    }
+    assert.equal(free(), before);
+    assert.equal(buffer.closed, true);
+    throw new Error('within');
+  }, /within/);
+  await context.flush();
+  assert.equal(free(), before + 4 * MIB);
+});
