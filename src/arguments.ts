@@ -25,7 +25,7 @@ export function checkOptions<T extends object>(
     typeof options === 'object' && options !== null ? Object.getPrototypeOf(options) : undefined;
   if (prototype !== Object.prototype && prototype !== null)
     throw new TypeError(`${call}: options must be a plain object, not ${shown(options)}`);
-  for (const name of Object.keys(options)) {
+  for (const name in options) {
     if (!(known as readonly string[]).includes(name))
       throw new TypeError(
         `${call}: unknown option '${name}'; known: ${known.length > 0 ? known.join(', ') : 'none'}`,

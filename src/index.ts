@@ -13,8 +13,9 @@ export type {
   StreamOption,
 } from './memory/buffer-options.ts';
 export { DeviceMemory, type DeviceMemoryOptions } from './memory/device-memory.ts';
-export { MemoryPool, type PoolCloseOptions, type PoolOptions } from './memory/pool.ts';
+export { MemoryPool } from './memory/pool.ts';
 export type { PoolAccess, PoolReuse } from './memory/pool-driver.ts';
+export type { PoolCloseOptions, PoolOptions } from './memory/pool-options.ts';
 export { VirtualMemory, type VirtualMemoryOptions } from './memory/virtual.ts';
 export { PinnedBuffer, type PinnedOptions } from './memory/pinned.ts';
 export { pin, PinnedArrays, type PinOptions } from './memory/pin.ts';

@@ -14,15 +14,34 @@ interface Entry {
   closed: boolean;
   /** Why, where it was not its own `close()`. */
   reason: string | undefined;
+  /** Its neighbours in the owner's set: the one opened before, and the one after. */
+  older: Entry | undefined;
+  newer: Entry | undefined;
+}
+
+/** What a finalizer is told: the entry of the object that was collected, unless it was closed. */
+interface Will {
+  entry: Entry | undefined;
+}
+
+/**
+ * What an open object alone refers to: collected with it. Guards of closed objects are used again,
+ * as registering and unregistering each object would cost more than all else that `close()` does.
+ */
+interface Guard {
+  readonly will: Will;
 }
 
 const tracing = process.env['CUFFI_TRACE'] === '1';
 let warned = false;
 
+const spareGuards: Guard[] = [];
+const MAX_SPARE_GUARDS = 1024;
+
 // A finalizer runs at a moment of V8's choosing: it only queues the release, which then runs
 // between the turns of the main thread and pushes the context that it needs.
-const finalizers = new FinalizationRegistry<Entry>((entry) => {
-  if (isClosed(entry)) return;
+const finalizers = new FinalizationRegistry<Will>(({ entry }) => {
+  if (entry === undefined || isClosed(entry)) return;
   if (tracing || !warned) {
     warned = true;
     process.emitWarning(`a ${entry.kind} was garbage collected without close()`, {
@@ -32,6 +51,22 @@ const finalizers = new FinalizationRegistry<Entry>((entry) => {
   }
   setImmediate(() => releaseQuietly(() => closeEntry(entry, 'it was garbage collected')));
 });
+
+function guard(entry: Entry): Guard {
+  const spare = spareGuards.pop();
+  if (spare) {
+    spare.will.entry = entry;
+    return spare;
+  }
+  const made: Guard = { will: { entry } };
+  finalizers.register(made, made.will);
+  return made;
+}
+
+function giveBack(used: Guard): void {
+  used.will.entry = undefined;
+  if (spareGuards.length < MAX_SPARE_GUARDS) spareGuards.push(used);
+}
 
 /** Runs a release whose failure nobody is there to catch: it becomes a warning. */
 export function releaseQuietly(release: () => void): void {
@@ -45,18 +80,23 @@ export function releaseQuietly(release: () => void): void {
 const isClosed = (entry: Entry): boolean =>
   entry.closed || (entry.owner !== undefined && entry.owner.generation !== entry.generation);
 
-function closeEntry(entry: Entry, reason?: string): void {
-  if (isClosed(entry)) return;
+function closeEntry(entry: Entry, reason: string): void {
+  if (!isClosed(entry)) closeOpen(entry, reason);
+}
+
+function closeOpen(entry: Entry, reason?: string): void {
   entry.closed = true;
   entry.reason = reason;
+  if (entry.release === undefined) return;
   entry.owner?.delete(entry);
-  entry.release?.();
+  entry.release();
 }
 
 /** The open resources of one owner, in the order in which they were opened. */
 export class ResourceSet {
-  readonly #entries = new Set<Entry>();
   readonly #within: ResourceSet | undefined;
+  #newest: Entry | undefined;
+  #size = 0;
   #generation = 0;
   #reason: string | undefined;
 
@@ -67,7 +107,7 @@ export class ResourceSet {
 
   /** How many are open that own something; what is only borrowed is not listed. */
   get size(): number {
-    return this.#entries.size;
+    return this.#size;
   }
 
   /** Counts the calls of {@link abandonAll}: what was opened under another count is gone. */
@@ -82,18 +122,30 @@ export class ResourceSet {
 
   /** @internal */
   add(entry: Entry): void {
-    this.#entries.add(entry);
+    const newest = this.#newest;
+    entry.older = newest;
+    if (newest) newest.newer = entry;
+    this.#newest = entry;
+    this.#size += 1;
   }
 
-  /** @internal */
+  /** @internal The entry must be in this set, and of its generation. */
   delete(entry: Entry): void {
-    this.#entries.delete(entry);
+    const { older, newer } = entry;
+    if (older) older.newer = newer;
+    if (newer) newer.older = older;
+    else this.#newest = older;
+    entry.older = undefined;
+    entry.newer = undefined;
+    this.#size -= 1;
   }
 
   /** Closes all, newest first; throws the first error when all were tried. */
   closeAll(reason: string): void {
+    const entries: Entry[] = [];
+    for (let entry = this.#newest; entry; entry = entry.older) entries.push(entry);
     const errors: unknown[] = [];
-    for (const entry of [...this.#entries].reverse()) {
+    for (const entry of entries) {
       try {
         closeEntry(entry, reason);
       } catch (error) {
@@ -105,7 +157,8 @@ export class ResourceSet {
 
   /** Makes all closed without releasing anything, as the driver has already. */
   abandonAll(reason: string): void {
-    this.#entries.clear();
+    this.#newest = undefined;
+    this.#size = 0;
     this.#generation += 1;
     this.#reason = reason;
   }
@@ -126,6 +179,7 @@ export interface ResourceInit {
 export abstract class Resource implements Disposable {
   readonly #entry: Entry;
   readonly #kind: string;
+  #guard: Guard | undefined;
 
   protected constructor(kind: string, { owner, release }: ResourceInit) {
     this.#kind = kind;
@@ -137,11 +191,13 @@ export abstract class Resource implements Disposable {
       opened: tracing ? new Error('opened').stack?.split('\n').slice(3).join('\n') : undefined,
       closed: false,
       reason: undefined,
+      older: undefined,
+      newer: undefined,
     };
     // What owns nothing needs no list: it is gone with its object.
     if (!release) return;
     owner?.add(this.#entry);
-    finalizers.register(this, this.#entry, this.#entry);
+    this.#guard = guard(this.#entry);
   }
 
   /** Whether it was closed, by itself or through its owner. */
@@ -156,9 +212,12 @@ export abstract class Resource implements Disposable {
 
   /** Gives it back; the second time does nothing. */
   close(): void {
-    if (this.closed) return;
-    finalizers.unregister(this.#entry);
-    closeEntry(this.#entry);
+    const entry = this.#entry;
+    if (isClosed(entry)) return;
+    const guard = this.#guard;
+    this.#guard = undefined;
+    if (guard) giveBack(guard);
+    closeOpen(entry);
   }
 
   [Symbol.dispose](): void {

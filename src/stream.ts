@@ -180,6 +180,14 @@ export class Stream extends Resource {
     this.enqueue((handle) => check(cu.cuEventRecord(event, handle), 'cuEventRecord'));
   }
 
+  /**
+   * @internal The handle where a call that names it needs neither a context nor a mark; undefined
+   * for default and borrowed streams, which {@link enqueue} is for.
+   */
+  get plainHandle(): CUstream | undefined {
+    return this.#isOwn ? this.handle : undefined;
+  }
+
   /** @internal Runs a call that names this stream, under its context where it needs one. */
   enqueue(call: (handle: CUstream) => void): void {
     const handle = this.handle;

@@ -125,13 +125,16 @@ export class DeviceBuffer extends Resource {
    * must be done or waited for. Other memory is freed when the whole context is done with it.
    */
   override close(options?: StreamOption): void {
+    if (options !== undefined) this.#closeIn(options);
+    super.close();
+  }
+
+  #closeIn(options: StreamOption): void {
     const { stream } = checkOptions(options, ['stream'], 'close');
     const last = streamOf(stream);
-    if (last && !this.closed) {
-      last.handle; // a closed stream is refused
-      this.#freeIn?.(last);
-    }
-    super.close();
+    if (!last || this.closed) return;
+    last.handle; // a closed stream is refused
+    this.#freeIn?.(last);
   }
 
   /** The device address of the first byte. @throws ClosedError */

@@ -24,6 +24,12 @@ export class FreeOrder {
     this.#handle = stream.handle;
   }
 
+  /** The stream's handle where a call that names it needs nothing else: the quick way. */
+  get plainHandle(): CUstream | undefined {
+    const stream = this.#stream;
+    return stream && !stream.closed ? stream.plainHandle : undefined;
+  }
+
   /** Makes a call that names the stream. */
   queue(call: (handle: CUstream) => void): void {
     const stream = this.#stream;
@@ -38,6 +44,13 @@ export class FreeOrder {
   /** Queues the free; nothing after a reset, which has freed it. */
   free(address: CUdeviceptr): void {
     if (this.#context.resets !== this.#resets) return;
+    const handle = this.plainHandle;
+    if (handle === undefined) this.#freeInQueue(address);
+    else check(cu.cuMemFreeAsync(address, handle), 'cuMemFreeAsync');
+  }
+
+  // Apart, as its closure would cost `free` an allocation at every call.
+  #freeInQueue(address: CUdeviceptr): void {
     this.queue((handle) => check(cu.cuMemFreeAsync(address, handle), 'cuMemFreeAsync'));
   }
 }

@@ -1,9 +1,10 @@
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
+import { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr, CUmemoryPool } from '../../ffi/types.ts';
 import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../arguments.ts';
 import { check } from '../check.ts';
-import { Context, type PlaceOptions } from '../context.ts';
+import { Context } from '../context.ts';
 import { Device } from '../device.ts';
 import { CuffiError, NotSupportedError } from '../errors.ts';
 import { ResourceSet, releaseQuietly } from '../resource.ts';
@@ -11,42 +12,11 @@ import { Stream } from '../stream.ts';
 import { DeviceBuffer } from './buffer.ts';
 import { FreeOrder } from './free-order.ts';
 import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
+import { destroyPool, type PoolBooks } from './pool-books.ts';
 import * as driver from './pool-driver.ts';
+import type { PoolCloseOptions, PoolOptions } from './pool-options.ts';
 import { checkReuse, checkThreshold, PoolState } from './pool-state.ts';
 import { withRoom } from './room.ts';
-
-/** Options of {@link MemoryPool.create}. */
-export interface PoolOptions extends PlaceOptions {
-  /** How many bytes it takes from the device at most. Default: the driver's limit. */
-  readonly maxSize?: number;
-  /**
-   * How many bytes the pool keeps, when nothing uses them, for later allocations; above, it gives
-   * them back to the device as soon as a stream or the context is waited for. Default Infinity.
-   */
-  readonly releaseThreshold?: number;
-  /**
-   * Whether other processes can be given the pool, by file descriptor. Default false, as it costs
-   * the driver time.
-   */
-  readonly shareable?: boolean;
-  /** When freed memory is given out again. Default: whenever it can be. */
-  readonly reuse?: Partial<driver.PoolReuse>;
-}
-
-/** Options of {@link MemoryPool.close}. */
-export interface PoolCloseOptions {
-  /** Whether the pool's open buffers are closed first, newest first. Default false. */
-  readonly buffers?: boolean;
-}
-
-/** What the pool's finalizer and its buffers' know of it: never the pool itself. */
-interface Books {
-  readonly buffers: ResourceSet;
-  /** The bytes of the open buffers. */
-  byteLength: number;
-  /** The other devices that were given access. */
-  readonly granted: Set<Device>;
-}
 
 /**
  * A pool of device memory whose allocations and frees are ordered in streams: both only queue.
@@ -71,14 +41,14 @@ export class MemoryPool extends PoolState implements MemoryResource {
   readonly shareable: boolean;
   /** Whether it is the device's own: closing it forgets it. */
   readonly borrowed: boolean;
-  readonly #books: Books;
+  readonly #books: PoolBooks;
 
   private constructor(
     context: Context,
     handle: CUmemoryPool,
     traits: { readonly maxSize: number; readonly shareable: boolean; readonly borrowed: boolean },
   ) {
-    const books: Books = {
+    const books: PoolBooks = {
       buffers: new ResourceSet(context.resources),
       byteLength: 0,
       granted: new Set(),
@@ -86,7 +56,7 @@ export class MemoryPool extends PoolState implements MemoryResource {
     const { resets } = context;
     super(handle, {
       owner: context.resources,
-      release: traits.borrowed ? undefined : () => destroy(context, resets, handle, books),
+      release: traits.borrowed ? undefined : () => destroyPool(context, resets, handle, books),
     });
     this.context = context;
     this.maxSize = traits.maxSize;
@@ -183,15 +153,10 @@ export class MemoryPool extends PoolState implements MemoryResource {
     if (byteLength > maxSize)
       throw new RangeError(`${byteLength} bytes are more than the pool's maxSize of ${maxSize}`);
     const order = new FreeOrder(context, stream);
-    order.queue((handle) =>
-      withRoom(
-        context,
-        'cuMemAllocFromPoolAsync',
-        byteLength,
-        () => cu.cuMemAllocFromPoolAsync(OUT0, byteLength, pool, handle),
-        () => `; the pool has ${this.used} in use of at most ${maxSize}`,
-      ),
-    );
+    const quick = order.plainHandle;
+    const status =
+      quick === undefined ? undefined : cu.cuMemAllocFromPoolAsync(OUT0, byteLength, pool, quick);
+    if (status !== CUresult.CUDA_SUCCESS) this.#allocateInQueue(byteLength, order, status);
     const address = readHandle<CUdeviceptr>(OUT0, (exact) => order.free(exact));
     const buffer = new DeviceBuffer({
       context,
@@ -208,6 +173,24 @@ export class MemoryPool extends PoolState implements MemoryResource {
     });
     books.byteLength += byteLength;
     return buffer;
+  }
+
+  /**
+   * Leaves the address in OUT0.
+   *
+   * @param first how the driver answered already, if it was asked
+   */
+  #allocateInQueue(byteLength: number, order: FreeOrder, first: CUresult | undefined): void {
+    const { context, maxSize, handle: pool } = this;
+    order.queue((stream) =>
+      withRoom(
+        context,
+        'cuMemAllocFromPoolAsync',
+        byteLength,
+        () => cu.cuMemAllocFromPoolAsync(OUT0, byteLength, pool, stream),
+        { first, limits: () => `; the pool has ${this.used} in use of at most ${maxSize}` },
+      ),
+    );
   }
 
   /**
@@ -260,23 +243,5 @@ export class MemoryPool extends PoolState implements MemoryResource {
 
   override toString(): string {
     return `MemoryPool(of ${this.context.device}${this.borrowed ? ', borrowed' : ''}${this.closed ? ', closed' : ''})`;
-  }
-}
-
-function destroy(context: Context, resets: number, handle: CUmemoryPool, books: Books): void {
-  const { releases } = context;
-  try {
-    // None is open but after a leak: pool and buffers were collected together.
-    books.buffers.closeAll('its pool was closed');
-  } finally {
-    releases.submit(
-      () => {
-        if (context.resets !== resets) return;
-        // A later pool may get the same handle, and with it the access that others had to this one.
-        for (const device of books.granted) driver.writeAccess(handle, device, false);
-        check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy');
-      },
-      { waits: false },
-    );
   }
 }

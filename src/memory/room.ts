@@ -4,10 +4,17 @@ import { CUresult } from '../../ffi/results.ts';
 import { check, cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 
+/** What {@link withRoom} is told besides. */
+export interface RoomOptions {
+  /** How `allocate` has answered already, where it was called. */
+  readonly first?: CUresult | undefined;
+  /** What else the error says, where more than the device's memory limits it. */
+  readonly limits?: () => string;
+}
+
 /**
  * Calls `allocate`; where the driver is out of memory, once more after releasing what can be.
  *
- * @param limits what else the error says, where more than the device's memory limits it
  * @throws CudaError that says how much was asked, what is free and what waits to be freed
  */
 export function withRoom(
@@ -15,10 +22,10 @@ export function withRoom(
   call: FunctionName,
   byteLength: number,
   allocate: () => CUresult,
-  limits: () => string = () => '',
+  { first, limits }: RoomOptions = {},
 ): void {
   const { releases } = context;
-  let status = allocate();
+  let status = first ?? allocate();
   if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY && releases.size > 0) {
     releases.collect(true);
     status = allocate();
@@ -28,7 +35,7 @@ export function withRoom(
     throw cudaError(
       status,
       call,
-      `allocating ${byteLength} bytes with ${free} free${limits()}${describePending(context)}`,
+      `allocating ${byteLength} bytes with ${free} free${limits?.() ?? ''}${describePending(context)}`,
     );
   }
   check(status, call, () => `allocating ${byteLength} bytes`);
