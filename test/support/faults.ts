@@ -1,6 +1,6 @@
 /** Drivers for tests of what happens when a call fails, and of what is left behind. */
 import { OUT0, readHandle } from '../../ffi/arena.ts';
-import type { Driver, FunctionName } from '../../ffi/functions.ts';
+import { type Driver, type FunctionName, functionNames } from '../../ffi/functions.ts';
 import type { CUresult } from '../../ffi/results.ts';
 
 type AnyCall = (...args: unknown[]) => CUresult;
@@ -24,6 +24,27 @@ export function failing(driver: Driver, name: FunctionName, nth: number, status:
 /** A driver like another, whose every call of one function answers `status` and does nothing. */
 export const broken = (driver: Driver, name: FunctionName, status: CUresult): Driver =>
   withCalls(driver, { [name]: () => status });
+
+/** A driver like another that loses its device when told to: then every call that works on it fails. */
+export function losing(
+  driver: Driver,
+  status: CUresult,
+): { readonly driver: Driver; lose(): void } {
+  let lost = false;
+  const calls: Partial<Record<FunctionName, AnyCall>> = {};
+  for (const name of functionNames) {
+    if (name.startsWith('cuGet') || name.startsWith('cuDevice') || name.startsWith('cuCtx'))
+      continue;
+    const call = driver[name] as AnyCall;
+    calls[name] = (...args) => (lost ? status : call(...args));
+  }
+  return {
+    driver: withCalls(driver, calls),
+    lose() {
+      lost = true;
+    },
+  };
+}
 
 /** Which functions give a handle through their first argument, and which take it back. */
 const pairs: readonly (readonly [opens: FunctionName, closes: FunctionName])[] = [
