@@ -55,7 +55,7 @@ export const inProcess = (
   name,
   run(calls) {
     // Untimed, as after another contestant's turn the first calls are slower.
-    loop(Math.ceil(calls / 10));
+    loop(Math.floor(calls / 10));
     settle();
     const start = process.hrtime.bigint();
     loop(calls);
@@ -78,7 +78,8 @@ function summarize(name: string, rounds: readonly number[]): Samples {
   };
 }
 
-function quantile(sorted: readonly number[], fraction: number): number {
+/** The value below which a fraction of them lies; between two of them in proportion. */
+export function quantile(sorted: readonly number[], fraction: number): number {
   const position = (sorted.length - 1) * fraction;
   const below = sorted[Math.floor(position)] ?? Number.NaN;
   const above = sorted[Math.ceil(position)] ?? Number.NaN;
