@@ -72,9 +72,10 @@ function verdict({ aim, met }: Ratio): string {
 const judgement = (met: boolean | undefined): string =>
   met === undefined ? 'not judged' : met ? 'met' : 'MISSED';
 
-const multiple = (ratio: number): string => (ratio < 100 ? ratio.toPrecision(3) : ratio.toFixed(0));
+export const multiple = (ratio: number): string =>
+  ratio < 100 ? ratio.toPrecision(3) : ratio.toFixed(0);
 
-function duration(ns: number): string {
+export function duration(ns: number): string {
   if (ns < 1e4) return `${ns.toFixed(ns < 100 ? 1 : 0)} ns`;
   if (ns < 1e7) return `${(ns / 1e3).toFixed(1)} us`;
   return `${(ns / 1e6).toFixed(1)} ms`;

@@ -3,7 +3,7 @@
  * which the driver calls pageable, and of page-locked ones.
  */
 import { DeviceBuffer, PinnedBuffer, pin, Stream } from 'cuffi';
-import { sizeName } from '../bytes.ts';
+import { requirePattern, sizeName, writePattern } from '../bytes.ts';
 import { inProcess } from '../measure.ts';
 import { type Aim, type Case, inPeers, type OpenCase } from './case.ts';
 import { type Direction, HostCopies, type Way } from './host-copies.ts';
@@ -131,11 +131,12 @@ function openOnDevice(byteLength: number): OpenCase {
   const stream = Stream.create({ nonBlocking: true });
   const source = DeviceBuffer.allocate(byteLength);
   const target = DeviceBuffer.allocate(byteLength);
-  source.fill(7, { stream });
-  source.copyTo(target, { stream });
-  stream.synchronizeSync();
-  if (target.copyToHostSync().some((byte) => byte !== 7))
-    throw new Error('copyTo: other bytes than were sent');
+  const host = new Uint8Array(byteLength);
+  writePattern(host);
+  source.copyFromSync(host);
+  source.copyTo(target);
+  target.copyToHostSync(host.fill(0));
+  requirePattern(host, 'copyTo');
   return {
     contestants: [
       inProcess(PUBLIC, (batch) => {
