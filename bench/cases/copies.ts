@@ -67,20 +67,19 @@ function toAndFro(direction: Direction, byteLength: number): Case[] {
   ];
 }
 
-export const copyCases: readonly Case[] = [
-  ...SIZES.flatMap((byteLength) => toAndFro('toDevice', byteLength)),
-  ...SIZES.flatMap((byteLength) => toAndFro('toHost', byteLength)),
-  ...SIZES.map(
-    (byteLength): Case => ({
-      name: 'copyTo',
-      what: 'copies on the device, queued and waited for at the end of a batch',
-      ...moving(byteLength),
-      peers: inPeers('onDevice', 'C', 'torch'),
-      aims: [],
-      open: () => openOnDevice(byteLength),
-    }),
-  ),
-];
+// By sizes: the programs of other languages keep the memory of one size at a time.
+export const copyCases: readonly Case[] = SIZES.flatMap((byteLength) => [
+  ...toAndFro('toDevice', byteLength),
+  ...toAndFro('toHost', byteLength),
+  {
+    name: 'copyTo',
+    what: 'copies on the device, queued and waited for at the end of a batch',
+    ...moving(byteLength),
+    peers: inPeers('onDevice', 'C', 'torch'),
+    aims: [],
+    open: () => openOnDevice(byteLength),
+  },
+]);
 
 const awaited =
   (direction: Direction): Way =>

@@ -8,8 +8,14 @@ static size_t opened_bytes;
 static CUdeviceptr memory, other;
 static unsigned char *pageable, *pinned;
 
+/* A prime: bytes that arrive a page or a slice away are others. */
+#define PART_BYTES 65521
+
 static void fill(unsigned char *bytes, size_t count, unsigned seed) {
-  for (size_t at = 0; at < count; at++) bytes[at] = (unsigned char)((at + seed) * 31 + (at >> 8));
+  unsigned char part[PART_BYTES];
+  for (size_t at = 0; at < PART_BYTES; at++) part[at] = (unsigned char)((at + seed) * 31 + at / 256);
+  for (size_t at = 0; at < count; at += PART_BYTES)
+    memcpy(bytes + at, part, count - at < PART_BYTES ? count - at : PART_BYTES);
 }
 
 /* What comes back from the device is what went there. */

@@ -1,5 +1,6 @@
 """PyTorch's allocations and copies."""
 
+from functools import lru_cache
 from itertools import repeat
 
 from serve import serve
@@ -27,11 +28,17 @@ def start():
         if not torch.equal(host, expected):
             raise RuntimeError("a copy brought other bytes back")
 
+    @lru_cache(maxsize=2)
+    def memory(byte_length, pinned):
+        """Of the last size, for both directions."""
+        host = torch.empty(byte_length, dtype=torch.uint8, pin_memory=pinned)
+        on_device = torch.empty(byte_length, dtype=torch.uint8, device=device)
+        require_round_trip(host, on_device)
+        return host, on_device
+
     def copying(pinned, to_device):
         def open_copy(byte_length):
-            host = torch.empty(byte_length, dtype=torch.uint8, pin_memory=pinned)
-            on_device = torch.empty(byte_length, dtype=torch.uint8, device=device)
-            require_round_trip(host, on_device)
+            host, on_device = memory(byte_length, pinned)
             target, source = (on_device, host) if to_device else (host, on_device)
 
             def loop(calls, copy=target.copy_):
