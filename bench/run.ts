@@ -27,7 +27,7 @@ export interface CaseResult {
   readonly gigabytesPerSecond: readonly number[] | undefined;
   readonly contestants: readonly Samples[];
   readonly ratios: readonly Ratio[];
-  /** Programs that run, but have no such batch. */
+  /** Programs that run, but cannot do this. */
   readonly skipped: readonly Skipped[];
 }
 
@@ -74,7 +74,7 @@ async function findPeers(
   for (const { peer: peerName, batch, name = peerName } of batches) {
     const peer = peers?.running.find((running) => running.name === peerName);
     if (!peer) continue;
-    const reason = await peer.lacks(batch);
+    const reason = await peer.lacks(batch, byteLength);
     if (reason !== undefined) skipped.push({ name, reason });
     else contestants.push({ name, run: (calls) => peer.run(batch, calls, byteLength) });
   }

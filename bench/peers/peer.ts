@@ -1,7 +1,7 @@
 /**
  * A program of another language that takes its turns in a run. It says `ready UUID` or
  * `skip REASON`, and answers each line `BATCH CALLS BYTES` with `ns NANOSECONDS`; 0 calls ask whether
- * there is such a batch, which is answered with `ns 0` or `skip REASON`.
+ * the batch can be made, which is answered with `ns ANYTHING` or `skip REASON`.
  */
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -70,9 +70,9 @@ export class Peer {
     }
   }
 
-  /** Why it does not have a batch; undefined where it has it. */
-  async lacks(batch: string): Promise<string | undefined> {
-    const [word, text] = await this.#ask(`${batch} 0 0`);
+  /** Why it cannot make a batch; undefined where it can. */
+  async lacks(batch: string, byteLength: number): Promise<string | undefined> {
+    const [word, text] = await this.#ask(`${batch} 0 ${byteLength}`);
     if (word === 'skip') return text;
     if (word !== 'ns') throw new Error(`${this.name}: ${word} ${text}`);
     return undefined;

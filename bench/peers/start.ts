@@ -30,6 +30,7 @@ export async function startPeers(
   driver: DriverChoice,
   names: ReadonlySet<PeerName>,
 ): Promise<Peers> {
+  const { uuid } = Device.get(0);
   const running: Peer[] = [];
   const skipped: Skipped[] = [];
   const built = mkdtempSync(join(tmpdir(), 'cuffi-bench-'));
@@ -37,7 +38,6 @@ export async function startPeers(
     await Promise.all(running.map((peer) => peer.close()));
     rmSync(built, { recursive: true, force: true });
   };
-  const { uuid } = Device.get(0);
   // Together: the packages of Python take seconds to load.
   const starts = await Promise.allSettled(
     [...names].map((name) => {

@@ -1,8 +1,8 @@
 """What the programs in Python have in common: how they are asked, and how they measure.
 
 A program says "ready UUID" (or "skip REASON"), then answers each line "BATCH CALLS BYTES" of its
-standard input with "ns NANOSECONDS" (or "error WHAT"); 0 calls ask whether there is such a batch,
-which is answered with "ns 0" or "skip REASON".
+standard input with "ns NANOSECONDS" (or "error WHAT"); 0 calls ask whether the batch can be made
+here, which is answered with "ns ANYTHING" or "skip REASON".
 """
 
 import ctypes
@@ -42,20 +42,33 @@ def measure(loop, settle, calls):
     return end - start
 
 
-def answer(batches, opened, line):
-    name, calls, byte_length = line.split()
-    open_batch = batches.get(name)
-    if open_batch is None:
-        say("skip", "it has no such batch")
-        return
-    if int(calls) == 0:
-        say("ns", 0)
-        return
+def open_batch(batches, opened, name, byte_length):
     if opened.get(name, (None,))[0] != byte_length:
         # The last size's memory goes before the next one's comes.
         opened.pop(name, None)
-        opened[name] = (byte_length, *open_batch(int(byte_length)))
-    _, loop, settle = opened[name]
+        opened[name] = (byte_length, *batches[name](byte_length))
+    return opened[name][1:]
+
+
+def try_batch(batches, opened, name, byte_length):
+    if name not in batches:
+        say("skip", "it has no such batch")
+        return
+    try:
+        loop, settle = open_batch(batches, opened, name, byte_length)
+        loop(1)
+        settle()
+        say("ns", 0)
+    except Exception as error:
+        say("skip", f"{type(error).__name__}: {error}")
+
+
+def answer(batches, opened, line):
+    name, calls, byte_length = line.split()
+    if int(calls) == 0:
+        try_batch(batches, opened, name, int(byte_length))
+        return
+    loop, settle = open_batch(batches, opened, name, int(byte_length))
     say("ns", measure(loop, settle, int(calls)))
 
 
@@ -64,8 +77,8 @@ def serve(package, start):
     with a loop of calls and with what waits for them."""
     try:
         batches = start()
-    except ImportError as error:
-        say("skip", f"{package} cannot be imported: {error}")
+    except Exception as error:
+        say("skip", f"{package} cannot be used: {error}")
         return
     try:
         # As timeit does: the collector's turns are not the calls'.

@@ -10,7 +10,7 @@ def start():
     import torch
 
     if not torch.cuda.is_available():
-        raise ImportError("it finds no GPU")
+        raise RuntimeError("it finds no GPU")
     device = torch.device("cuda", 0)
     torch.cuda.init()
     synchronize = torch.cuda.current_stream(device).synchronize
