@@ -191,6 +191,7 @@ const kinds: Readonly<Record<string, Kind>> = {
 
 /** What the process holds, with what the driver gave out and what is mapped. */
 interface State extends ProcessState {
+  /** Memory alone: a context keeps streams and events of its own for later use. */
   readonly open: readonly string[];
   readonly mapped: number;
 }
@@ -219,12 +220,12 @@ for (const [name, kind] of Object.entries(kinds)) {
     using mappings = watchMappings();
     const read = (): State => ({
       ...processState(context),
-      open: [...books.open].sort(),
+      open: [...books.open].filter((what) => what.startsWith('cuMem')).sort(),
       mapped: mappings.open.size,
     });
     // The first ones also make what the driver and V8 keep.
     const { open } = read();
-    await repeat(cycle, 8);
+    await repeat(cycle, 12);
     const before = await settled(
       read,
       (state) => state.mapped === 0 && isDeepStrictEqual(state.open, open),
