@@ -26,6 +26,9 @@ export interface Samples {
 
 /** Rounds whose times are thrown away: V8 compiles, caches fill, clocks rise. */
 const WARM_UP_ROUNDS = 3;
+/** After so long no further round begins, unless there are too few for a median. */
+const BUDGET_MS = 5000;
+const MIN_ROUNDS = 3;
 
 /** Measures the contestants in turns; each round begins with another one. */
 export async function measure(
@@ -33,7 +36,9 @@ export async function measure(
   { rounds, calls }: { readonly rounds: number; readonly calls: number },
 ): Promise<Samples[]> {
   const times = contestants.map((): number[] => []);
+  const end = performance.now() + BUDGET_MS;
   for (let round = -WARM_UP_ROUNDS; round < rounds; round += 1) {
+    if (round >= MIN_ROUNDS && performance.now() > end) break;
     for (let turn = 0; turn < contestants.length; turn += 1) {
       const at = (round + WARM_UP_ROUNDS + turn) % contestants.length;
       const ns = await (contestants[at] as Contestant).run(calls);
@@ -55,7 +60,7 @@ export const inProcess = (
   name,
   run(calls) {
     // Untimed, as after another contestant's turn the first calls are slower.
-    loop(Math.ceil(calls / 10));
+    loop(Math.floor(calls / 10));
     settle();
     const start = process.hrtime.bigint();
     loop(calls);
@@ -78,7 +83,8 @@ function summarize(name: string, rounds: readonly number[]): Samples {
   };
 }
 
-function quantile(sorted: readonly number[], fraction: number): number {
+/** The value below which a fraction of them lies; between two of them in proportion. */
+export function quantile(sorted: readonly number[], fraction: number): number {
   const position = (sorted.length - 1) * fraction;
   const below = sorted[Math.floor(position)] ?? Number.NaN;
   const above = sorted[Math.ceil(position)] ?? Number.NaN;

@@ -1,6 +1,13 @@
 import { callCases } from './calls.ts';
 import type { Case } from './case.ts';
+import { copyCases } from './copies.ts';
 import { handOverCases } from './hand-over.ts';
+import { memoryCases } from './memory.ts';
 
-/** All cases, in the order in which they run. */
-export const cases: readonly Case[] = [...callCases, ...handOverCases];
+/** All cases by their suites, in the order in which they run. */
+export const suites: Readonly<Record<string, readonly Case[]>> = {
+  calls: callCases,
+  'hand-over': handOverCases,
+  memory: memoryCases,
+  copies: copyCases,
+};

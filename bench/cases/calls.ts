@@ -7,11 +7,10 @@ import { Context, CudaEvent, DeviceBuffer, Stream } from 'cuffi';
 import { BLOCK, cu } from 'cuffi/ffi';
 import { getIpcHandle } from 'cuffi/ipc';
 import { inProcess } from '../measure.ts';
-import type { Aim, Case } from './case.ts';
+import { type Aim, type Case, inPeers } from './case.ts';
+import { PUBLIC, RAW, requireSuccess } from './names.ts';
 
 const BUFFER_BYTE_LENGTH = 4 << 20;
-const PUBLIC = 'cuffi';
-const RAW = 'raw ffi';
 
 const aims: readonly Aim[] = [
   { versus: RAW, max: 1.1 },
@@ -19,16 +18,12 @@ const aims: readonly Aim[] = [
   { versus: 'cuda.bindings', max: 0.5 },
 ];
 
-const requireSuccess = (succeeded: boolean, call: string): void => {
-  if (!succeeded) throw new Error(`${call} failed while it was measured`);
-};
-
 export const callCases: readonly Case[] = [
   {
     name: 'stream.done',
     what: 'asks an idle stream whether its work is done: cuStreamQuery',
     calls: 5000,
-    withPeers: true,
+    peers: inPeers('stream.done', 'C', 'cuda.bindings'),
     aims,
     open() {
       const stream = Stream.create({ nonBlocking: true });
@@ -54,7 +49,7 @@ export const callCases: readonly Case[] = [
     name: 'event.record',
     what: 'records an event in a stream: cuEventRecord',
     calls: 5000,
-    withPeers: true,
+    peers: inPeers('event.record', 'C', 'cuda.bindings'),
     aims,
     open() {
       const stream = Stream.create({ nonBlocking: true });
@@ -94,7 +89,7 @@ export const callCases: readonly Case[] = [
     name: 'getIpcHandle',
     what: 'makes a descriptor; the others call cuIpcGetMemHandle alone',
     calls: 2000,
-    withPeers: true,
+    peers: inPeers('getIpcHandle', 'C', 'cuda.bindings'),
     aims: [],
     open() {
       const context = Context.primary();

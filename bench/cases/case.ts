@@ -8,6 +8,18 @@ export interface Aim {
   readonly max: number;
 }
 
+/** The programs in other languages. */
+export type PeerName = 'C' | 'cuda.bindings' | 'cupy' | 'torch';
+
+/** What a program in another language does of a case. */
+export interface PeerBatch {
+  readonly peer: PeerName;
+  /** Its name there. */
+  readonly batch: string;
+  /** Its name here. Default: the peer's. */
+  readonly name?: string;
+}
+
 /** One thing that is measured. */
 export interface Case {
   readonly name: string;
@@ -17,8 +29,15 @@ export interface Case {
   readonly what: string;
   /** How many calls a batch has. */
   readonly calls: number;
-  /** Whether the C and the Python program have a batch of this name. */
-  readonly withPeers: boolean;
+  /** The most rounds that it takes, where one takes long. Default: as many as all. */
+  readonly rounds?: number;
+  /** How many bytes each call allocates or moves, where that is what it does. */
+  readonly byteLength?: number;
+  /** Whether the bytes are moved, so that there are so many a second. Default false. */
+  readonly isCopy?: boolean;
+  /** Whether it is left out without a GPU, where it would take long and say nothing. Default false. */
+  readonly needsGpu?: boolean;
+  readonly peers: readonly PeerBatch[];
   readonly aims: readonly Aim[];
   open(driver: DriverChoice): OpenCase | Promise<OpenCase>;
 }
@@ -29,3 +48,7 @@ export interface OpenCase {
   readonly contestants: readonly Contestant[];
   close(): void | Promise<void>;
 }
+
+/** A batch of the same name in several programs. */
+export const inPeers = (batch: string, ...peers: readonly PeerName[]): PeerBatch[] =>
+  peers.map((peer) => ({ peer, batch }));

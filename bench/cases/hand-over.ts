@@ -4,23 +4,21 @@
  */
 import { Context, DeviceBuffer, Stream } from 'cuffi';
 import { getIpcHandle } from 'cuffi/ipc';
+import { sizeName } from '../bytes.ts';
 import type { DriverChoice } from '../driver.ts';
 import type { Contestant } from '../measure.ts';
 import { HandOverChild } from '../programs/hand-over.ts';
 import type { Case, OpenCase } from './case.ts';
 
-const SIZES: readonly (readonly [string, number])[] = [
-  ['4 KiB', 4 << 10],
-  ['1 MiB', 1 << 20],
-  ['64 MiB', 64 << 20],
-];
+const SIZES = [4 << 10, 1 << 20, 64 << 20];
 
-export const handOverCases: readonly Case[] = SIZES.map(([variant, byteLength]) => ({
+export const handOverCases: readonly Case[] = SIZES.map((byteLength) => ({
   name: 'hand-over',
-  variant,
+  variant: sizeName(byteLength),
   what: 'to a warm child process and its acknowledgement',
   calls: 1,
-  withPeers: false,
+  byteLength,
+  peers: [],
   aims: [],
   open: (driver) => open(driver, byteLength),
 }));

@@ -1,6 +1,7 @@
 /**
  * A program of another language that takes its turns in a run. It says `ready UUID` or
- * `skip REASON`, and answers each line `CASE CALLS` with `ns NANOSECONDS`.
+ * `skip REASON`, and answers each line `BATCH CALLS BYTES` with `ns NANOSECONDS`; 0 calls ask whether
+ * the batch can be made, which is answered with `ns ANYTHING` or `skip REASON`.
  */
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -20,7 +21,8 @@ export interface PeerProgram {
   readonly args: readonly string[];
 }
 
-const DEADLINE_MS = 60_000;
+/** Long enough to load PyTorch from a cold disk. */
+const DEADLINE_MS = 120_000;
 
 /** A started program, ready to measure. */
 export class Peer {
@@ -68,10 +70,17 @@ export class Peer {
     }
   }
 
-  /** How many nanoseconds `calls` calls of a case took there. */
-  async run(caseName: string, calls: number): Promise<number> {
-    this.#process.stdin.write(`${caseName} ${calls}\n`);
-    const [word, text] = await this.#next();
+  /** Why it cannot make a batch; undefined where it can. */
+  async lacks(batch: string, byteLength: number): Promise<string | undefined> {
+    const [word, text] = await this.#ask(`${batch} 0 ${byteLength}`);
+    if (word === 'skip') return text;
+    if (word !== 'ns') throw new Error(`${this.name}: ${word} ${text}`);
+    return undefined;
+  }
+
+  /** How many nanoseconds `calls` calls of a batch took there. */
+  async run(batch: string, calls: number, byteLength: number): Promise<number> {
+    const [word, text] = await this.#ask(`${batch} ${calls} ${byteLength}`);
     if (word !== 'ns') throw new Error(`${this.name}: ${word} ${text}`);
     return Number(text);
   }
@@ -82,6 +91,11 @@ export class Peer {
     this.#process.stdin.end();
     await this.#exited;
     clearTimeout(deadline);
+  }
+
+  #ask(line: string): Promise<readonly [word: string, text: string]> {
+    this.#process.stdin.write(`${line}\n`);
+    return this.#next();
   }
 
   async #next(): Promise<readonly [word: string, text: string]> {

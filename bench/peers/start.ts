@@ -1,18 +1,22 @@
 /** The programs of other languages, built and started where that is possible. */
 import { spawnSync } from 'node:child_process';
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Device } from 'cuffi';
+import type { PeerName } from '../cases/case.ts';
 import type { DriverChoice } from '../driver.ts';
 import { Peer, type PeerProgram, type Skipped } from './peer.ts';
 
 const COMPILERS = ['cc', 'gcc', 'clang'];
-const C = 'C';
-const PYTHON = 'cuda.bindings';
+const PYTHON_PROGRAMS = {
+  'cuda.bindings': 'cuda_bindings.py',
+  cupy: 'cupy_pools.py',
+  torch: 'torch_memory.py',
+} as const;
 
-const source = (name: string): string => fileURLToPath(new URL(name, import.meta.url));
+const folder = (name: string): string => fileURLToPath(new URL(name, import.meta.url));
 
 /** The peers of a run. */
 export interface Peers {
@@ -21,48 +25,66 @@ export interface Peers {
   close(): Promise<void>;
 }
 
-/** Starts every peer that can run here. @throws Error for one that starts and then fails */
-export async function startPeers(driver: DriverChoice): Promise<Peers> {
+/** Starts those that can run here. @throws Error for one that starts and then fails */
+export async function startPeers(
+  driver: DriverChoice,
+  names: ReadonlySet<PeerName>,
+): Promise<Peers> {
+  const { uuid } = Device.get(0);
   const running: Peer[] = [];
   const skipped: Skipped[] = [];
-  const folder = mkdtempSync(join(tmpdir(), 'cuffi-bench-'));
+  const built = mkdtempSync(join(tmpdir(), 'cuffi-bench-'));
   const close = async (): Promise<void> => {
     await Promise.all(running.map((peer) => peer.close()));
-    rmSync(folder, { recursive: true, force: true });
+    rmSync(built, { recursive: true, force: true });
   };
-  try {
-    const { uuid } = Device.get(0);
-    for (const program of [cProgram(driver, folder), pythonProgram(driver)]) {
-      const started = 'reason' in program ? program : await Peer.start(program, uuid);
-      if (started instanceof Peer) running.push(started);
-      else skipped.push(started);
-    }
-  } catch (error) {
+  // Together: the packages of Python take seconds to load.
+  const starts = await Promise.allSettled(
+    [...names].map((name) => {
+      const program = name === 'C' ? cProgram(driver, built) : pythonProgram(driver, name);
+      return 'reason' in program ? program : Peer.start(program, uuid);
+    }),
+  );
+  const errors: unknown[] = [];
+  for (const start of starts) {
+    if (start.status === 'rejected') errors.push(start.reason);
+    else if (start.value instanceof Peer) running.push(start.value);
+    else skipped.push(start.value);
+  }
+  if (errors.length > 0) {
     await close();
-    throw error;
+    throw errors[0];
   }
   return { running, skipped, close };
 }
 
 const NO_GPU = 'it needs a GPU: there is no libcuda behind the emulated driver';
 
-function cProgram(driver: DriverChoice, folder: string): PeerProgram | Skipped {
-  if (driver.emulated) return { name: C, reason: NO_GPU };
-  const compiler = COMPILERS.find((name) => spawnSync(name, ['--version']).status === 0);
-  if (!compiler) return { name: C, reason: `no C compiler is here (${COMPILERS.join(', ')})` };
-  const command = join(folder, 'calls');
-  const built = spawnSync(compiler, ['-O2', '-o', command, source('calls.c'), '-ldl'], {
+function cProgram(driver: DriverChoice, built: string): PeerProgram | Skipped {
+  const name = 'C';
+  if (driver.emulated) return { name, reason: NO_GPU };
+  const compiler = COMPILERS.find((command) => spawnSync(command, ['--version']).status === 0);
+  if (!compiler) return { name, reason: `no C compiler is here (${COMPILERS.join(', ')})` };
+  const command = join(built, 'peer');
+  const sources = readdirSync(folder('c'))
+    .filter((file) => file.endsWith('.c'))
+    .map((file) => join(folder('c'), file));
+  const { status, stderr } = spawnSync(compiler, ['-O2', '-o', command, ...sources, '-ldl'], {
     encoding: 'utf8',
   });
-  if (built.status !== 0)
-    return { name: C, reason: `${compiler} could not build it: ${built.stderr.trim()}` };
-  return { name: C, command, args: [driver.library] };
+  if (status !== 0) return { name, reason: `${compiler} could not build it: ${stderr.trim()}` };
+  return { name, command, args: [driver.library] };
 }
 
-function pythonProgram(driver: DriverChoice): PeerProgram | Skipped {
-  if (driver.emulated) return { name: PYTHON, reason: NO_GPU };
+function pythonProgram(
+  driver: DriverChoice,
+  name: keyof typeof PYTHON_PROGRAMS,
+): PeerProgram | Skipped {
+  if (driver.emulated) return { name, reason: NO_GPU };
   // It opens libcuda by itself: with another one in use here, the two would not be comparable.
   if (driver.name !== 'cuda')
-    return { name: PYTHON, reason: `it opens its own libcuda, not ${driver.library}` };
-  return { name: PYTHON, command: 'python3', args: [source('calls.py')] };
+    return { name, reason: `it opens its own libcuda, not ${driver.library}` };
+  // -B: it leaves no __pycache__ in the tree.
+  const program = join(folder('python'), PYTHON_PROGRAMS[name]);
+  return { name, command: 'python3', args: ['-B', program] };
 }

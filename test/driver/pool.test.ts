@@ -3,8 +3,9 @@ import { test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { Context, DeviceBuffer, MemoryPool, Stream } from '../../src/index.ts';
 import { getIpcHandle } from '../../src/ipc/index.ts';
+import { dose } from '../support/dose.ts';
+import { collectGarbage } from '../support/gc.ts';
 import { Latch } from '../support/latch.ts';
-import { processState } from '../support/process-state.ts';
 
 const MIB = 1 << 20;
 const skip = MemoryPool.supported() ? false : 'the device has no memory pools';
@@ -232,26 +233,24 @@ test('one for other processes is made where the device makes such', {
   assert.deepEqual(new Set(await buffer.copyToHost()), new Set([5]));
 });
 
-test('many pools and allocations leave memory, descriptors and mappings as they were', {
-  skip,
-}, async () => {
-  const context = Context.primary();
-  using stream = Stream.create();
-  const cycle = async (): Promise<void> => {
-    const pool = MemoryPool.create({ maxSize: 64 * MIB });
-    for (let round = 0; round < 20; round += 1) {
-      const buffers = [1, 1000, MIB, 5 * MIB].map((size) => pool.allocate(size, { stream }));
-      for (const buffer of buffers) {
-        buffer.fill(1, { stream });
-        buffer.close();
-      }
-      if (round % 2 === 0) assert.throws(() => pool.allocate(2 ** 40), RangeError);
+test('many allocations do not grow the process', { skip }, async () => {
+  using pool = MemoryPool.create({ maxSize: 64 * MIB });
+  using stream = Stream.create({ nonBlocking: true });
+  const usageAfter = async (cycles: number): Promise<NodeJS.MemoryUsage> => {
+    for (let cycle = 0; cycle < cycles; cycle += 1) {
+      pool.allocate(MIB, { stream }).close();
+      // A full queue would wait for the GPU inside the driver, and nothing would be collected.
+      if (cycle % 500 === 0) await stream.synchronize();
     }
-    pool.close();
-    await context.flush();
+    await stream.synchronize();
+    await collectGarbage();
+    return process.memoryUsage();
   };
-  await cycle();
-  const before = processState();
-  for (let round = 0; round < 10; round += 1) await cycle();
-  assert.deepEqual(processState(), before);
+  // V8's heap and the driver's queues reach their sizes first.
+  const before = await usageAfter(dose(5000, 100_000));
+  const after = await usageAfter(dose(20_000, 1_000_000));
+  // What is forgotten each time weighs more than 50 bytes, on the heap or beside it. Beside it V8
+  // keeps pages as it likes, up to three times its young generation.
+  assert.ok(after.heapUsed - before.heapUsed < MIB, `heap: ${after.heapUsed - before.heapUsed}`);
+  assert.ok(after.rss - before.rss < 48 * MIB, `resident: ${after.rss - before.rss}`);
 });

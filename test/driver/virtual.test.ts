@@ -3,7 +3,6 @@ import { test } from 'node:test';
 import { Context, Device, DeviceBuffer, Stream, VirtualMemory } from '../../src/index.ts';
 import { getIpcHandle } from '../../src/ipc/index.ts';
 import { Latch } from '../support/latch.ts';
-import { processState } from '../support/process-state.ts';
 
 const MIB = 1 << 20;
 const skip = VirtualMemory.supported(Device.get())
@@ -127,18 +126,4 @@ test('one for other processes is made where the device makes such', {
   memory.grow(100).fill(2);
   assert.equal(memory.shareable, true);
   assert.deepEqual(new Set(await memory.buffer.copyToHost()), new Set([2]));
-});
-
-test('many leave memory, descriptors and mappings as they were', { skip }, async () => {
-  const context = Context.primary();
-  const cycle = async (): Promise<void> => {
-    const memory = VirtualMemory.reserve(64 * MIB);
-    for (const size of [1, 3 * MIB, 10 * MIB, 10 * MIB + 1]) memory.grow(size).fill(1);
-    memory.close();
-    await context.flush();
-  };
-  await cycle();
-  const before = processState();
-  for (let round = 0; round < 20; round += 1) await cycle();
-  assert.deepEqual(processState(), before);
 });

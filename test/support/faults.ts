@@ -21,6 +21,33 @@ export function failing(driver: Driver, name: FunctionName, nth: number, status:
   });
 }
 
+/** A driver like another, of which single calls are made to fail while it is in use. */
+export function withFaults(
+  driver: Driver,
+  names: Iterable<FunctionName>,
+): {
+  readonly driver: Driver;
+  /** From now on the `nth` call of a function answers `status` and does nothing, once. */
+  fail(name: FunctionName, nth: number, status: CUresult): void;
+} {
+  const planned = new Map<FunctionName, { left: number; readonly status: CUresult }>();
+  const calls: Partial<Record<FunctionName, AnyCall>> = {};
+  for (const name of names) {
+    const call = driver[name] as AnyCall;
+    calls[name] = (...args) => {
+      const plan = planned.get(name);
+      if (plan) plan.left -= 1;
+      if (plan?.left !== 0) return call(...args);
+      planned.delete(name);
+      return plan.status;
+    };
+  }
+  return {
+    driver: withCalls(driver, calls),
+    fail: (name, nth, status) => planned.set(name, { left: nth, status }),
+  };
+}
+
 /** A driver like another, whose every call of one function answers `status` and does nothing. */
 export const broken = (driver: Driver, name: FunctionName, status: CUresult): Driver =>
   withCalls(driver, { [name]: () => status });

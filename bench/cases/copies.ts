@@ -1,0 +1,150 @@
+/**
+ * Copies between host and device, each waited for, and on the device: of ordinary typed arrays,
+ * which the driver calls pageable, and of page-locked ones.
+ */
+import { DeviceBuffer, PinnedBuffer, pin, Stream } from 'cuffi';
+import { requirePattern, sizeName, writePattern } from '../bytes.ts';
+import { inProcess } from '../measure.ts';
+import { type Aim, type Case, inPeers, type OpenCase } from './case.ts';
+import { type Direction, HostCopies, type Way } from './host-copies.ts';
+import { PUBLIC } from './names.ts';
+
+const KIB = 1 << 10;
+const MIB = 1 << 20;
+
+const SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB];
+/** Above, the emulated driver is left in peace. */
+const MOST_WITHOUT_GPU = MIB;
+/** From here on the moving counts, not the calling. */
+const LARGE = 16 * MIB;
+
+/** How often a size is copied in a turn, and how many turns it takes: the large ones fewer. */
+const calls = (byteLength: number): number => Math.max(1, Math.min(50, (64 * MIB) / byteLength));
+const rounds = (byteLength: number): number =>
+  byteLength > 256 * MIB ? 5 : byteLength > 64 * MIB ? 7 : byteLength > LARGE ? 15 : 31;
+
+const moving = (byteLength: number) => ({
+  variant: sizeName(byteLength),
+  calls: Math.floor(calls(byteLength)),
+  rounds: rounds(byteLength),
+  byteLength,
+  isCopy: true,
+  needsGpu: byteLength > MOST_WITHOUT_GPU,
+});
+
+// As quick as the driver is the aim; the rest is what runs differ by.
+const asQuickAsTheDriver = (byteLength: number): Aim[] =>
+  byteLength < LARGE
+    ? []
+    : [
+        { versus: SYNC, max: 1.05 },
+        { versus: 'C', max: 1.05 },
+      ];
+
+const AWAITED = `${PUBLIC}, awaited`;
+const SYNC = `${PUBLIC}, Sync`;
+
+function toAndFro(direction: Direction, byteLength: number): Case[] {
+  const name = direction === 'toDevice' ? 'copyFrom' : 'copyToHost';
+  const to = direction === 'toDevice' ? 'to the device' : 'to the host';
+  return [
+    {
+      name,
+      what: `copies an ordinary typed array ${to}; the others: pageable memory`,
+      ...moving(byteLength),
+      peers: inPeers(`pageable.${direction}`, 'C', 'torch'),
+      aims: asQuickAsTheDriver(byteLength),
+      open: () => openPageable(direction, byteLength),
+    },
+    {
+      name: `${name}.pinned`,
+      what: `copies page-locked memory ${to}, awaited; the others: pinned memory`,
+      ...moving(byteLength),
+      peers: inPeers(`pinned.${direction}`, 'C', 'torch'),
+      aims: [],
+      open: () => openPinned(direction, byteLength),
+    },
+  ];
+}
+
+// By sizes: the programs of other languages keep the memory of one size at a time.
+export const copyCases: readonly Case[] = SIZES.flatMap((byteLength) => [
+  ...toAndFro('toDevice', byteLength),
+  ...toAndFro('toHost', byteLength),
+  {
+    name: 'copyTo',
+    what: 'copies on the device, queued and waited for at the end of a batch',
+    ...moving(byteLength),
+    peers: inPeers('onDevice', 'C', 'torch'),
+    aims: [],
+    open: () => openOnDevice(byteLength),
+  },
+]);
+
+const awaited =
+  (direction: Direction): Way =>
+  (buffer, host) =>
+    direction === 'toDevice' ? buffer.copyFrom(host) : buffer.copyToHost(host);
+
+const blocking =
+  (direction: Direction): Way =>
+  (buffer, host) => {
+    if (direction === 'toDevice') buffer.copyFromSync(host);
+    else buffer.copyToHostSync(host);
+  };
+
+async function openPageable(direction: Direction, byteLength: number): Promise<OpenCase> {
+  const buffer = DeviceBuffer.allocate(byteLength);
+  const host = new Uint8Array(byteLength);
+  const copies = await HostCopies.open(direction, buffer, host);
+  return {
+    contestants: [
+      copies.contestant(AWAITED, awaited(direction)),
+      copies.contestant(SYNC, blocking(direction)),
+    ],
+    close: () => buffer.close(),
+  };
+}
+
+async function openPinned(direction: Direction, byteLength: number): Promise<OpenCase> {
+  const buffer = DeviceBuffer.allocate(byteLength);
+  const pinned = PinnedBuffer.allocate(byteLength);
+  const array = new Uint8Array(byteLength);
+  const locked = pin(array);
+  const [ofBuffer, ofArray] = [
+    await HostCopies.open(direction, buffer, new Uint8Array(pinned.buffer)),
+    await HostCopies.open(direction, buffer, array),
+  ];
+  return {
+    contestants: [
+      ofBuffer.contestant(`${PUBLIC}, PinnedBuffer`, awaited(direction)),
+      ofArray.contestant(`${PUBLIC}, pin()`, awaited(direction)),
+    ],
+    close() {
+      for (const resource of [locked, pinned, buffer]) resource.close();
+    },
+  };
+}
+
+function openOnDevice(byteLength: number): OpenCase {
+  const stream = Stream.create({ nonBlocking: true });
+  const source = DeviceBuffer.allocate(byteLength);
+  const target = DeviceBuffer.allocate(byteLength);
+  const host = new Uint8Array(byteLength);
+  writePattern(host);
+  source.copyFromSync(host);
+  source.copyTo(target);
+  target.copyToHostSync(host.fill(0));
+  requirePattern(host, 'copyTo');
+  return {
+    contestants: [
+      inProcess(PUBLIC, (batch) => {
+        for (let call = 0; call < batch; call += 1) source.copyTo(target, { stream });
+        stream.synchronizeSync();
+      }),
+    ],
+    close() {
+      for (const resource of [source, target, stream]) resource.close();
+    },
+  };
+}

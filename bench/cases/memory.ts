@@ -1,0 +1,121 @@
+/**
+ * Allocating and freeing, beside the driver's calls alone and the pools of Python. All pools keep
+ * what is not used, so that after the first time none asks the device for memory.
+ */
+import { Context, DeviceBuffer, MemoryPool, PinnedBuffer, Stream } from 'cuffi';
+import { cu, OUT0, readHandle } from 'cuffi/ffi';
+import { inProcess } from '../measure.ts';
+import { type Case, inPeers, type OpenCase } from './case.ts';
+import { PUBLIC, RAW, requireSuccess } from './names.ts';
+
+const MIB = 1 << 20;
+const PINNED_BYTE_LENGTH = 256 * MIB;
+
+export const memoryCases: readonly Case[] = [
+  {
+    name: 'pool.allocate',
+    variant: '1 MiB',
+    what: 'allocates from a pool in a stream and closes; the driver: cuMemAllocFromPoolAsync, cuMemFreeAsync',
+    calls: 500,
+    byteLength: MIB,
+    peers: [
+      ...inPeers('pool.allocate', 'C', 'cuda.bindings'),
+      { peer: 'cupy', batch: 'pool.allocate', name: 'cupy MemoryPool' },
+      { peer: 'cupy', batch: 'pool.async.allocate', name: 'cupy MemoryAsyncPool' },
+      { peer: 'torch', batch: 'pool.allocate', name: 'torch.empty' },
+    ],
+    aims: [{ versus: 'C', max: 1.4 }],
+    open: openPool,
+  },
+  {
+    name: 'DeviceBuffer.allocate',
+    variant: '1 MiB',
+    what: 'allocates device memory and closes; the driver: cuMemAlloc, cuMemFree',
+    calls: 50,
+    byteLength: MIB,
+    peers: inPeers('device.allocate', 'C', 'cuda.bindings'),
+    aims: [],
+    open: openDevice,
+  },
+  {
+    name: 'PinnedBuffer.allocate',
+    variant: '256 MiB',
+    what: 'allocates page-locked host memory and closes; the driver: cuMemHostAlloc, cuMemFreeHost, or cuMemHostRegister of memory there is',
+    calls: 1,
+    rounds: 7,
+    byteLength: PINNED_BYTE_LENGTH,
+    peers: [
+      { peer: 'C', batch: 'host.allocate', name: 'C, cuMemHostAlloc' },
+      { peer: 'C', batch: 'host.map', name: 'C, mmap and register' },
+      { peer: 'C', batch: 'host.register', name: 'C, register touched' },
+      { peer: 'torch', batch: 'host.allocate', name: 'torch, pin_memory' },
+    ],
+    aims: [],
+    open: () => ({
+      contestants: [
+        inProcess(PUBLIC, (calls) => {
+          for (let call = 0; call < calls; call += 1)
+            PinnedBuffer.allocate(PINNED_BYTE_LENGTH).close();
+        }),
+      ],
+      close() {},
+    }),
+  },
+];
+
+function openPool(): OpenCase {
+  const stream = Stream.create({ nonBlocking: true });
+  const pool = MemoryPool.create();
+  const { handle } = pool;
+  const streamHandle = stream.handle;
+  const settle = (): void => stream.synchronizeSync();
+  return {
+    contestants: [
+      inProcess(
+        PUBLIC,
+        (calls) => {
+          for (let call = 0; call < calls; call += 1) pool.allocate(MIB, { stream }).close();
+        },
+        settle,
+      ),
+      inProcess(
+        RAW,
+        (calls) => {
+          let status = 0;
+          for (let call = 0; call < calls; call += 1) {
+            status |= cu.cuMemAllocFromPoolAsync(OUT0, MIB, handle, streamHandle);
+            status |= cu.cuMemFreeAsync(readHandle(OUT0), streamHandle);
+          }
+          requireSuccess(status === 0, 'cuMemAllocFromPoolAsync');
+        },
+        settle,
+      ),
+    ],
+    close() {
+      pool.close();
+      stream.close();
+    },
+  };
+}
+
+function openDevice(): OpenCase {
+  const context = Context.primary();
+  return {
+    contestants: [
+      inProcess(PUBLIC, (calls) => {
+        for (let call = 0; call < calls; call += 1) DeviceBuffer.allocate(MIB, { context }).close();
+      }),
+      inProcess(RAW, (calls) =>
+        context.run(() => {
+          let status = 0;
+          for (let call = 0; call < calls; call += 1) {
+            status |= cu.cuMemAlloc_v2(OUT0, MIB);
+            status |= cu.cuMemFree_v2(readHandle(OUT0));
+          }
+          requireSuccess(status === 0, 'cuMemAlloc_v2');
+        }),
+      ),
+    ],
+    close() {},
+  };
+}

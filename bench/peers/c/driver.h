@@ -1,0 +1,99 @@
+/*
+ * What the C program needs of cuda.h, declared here so that it builds without a toolkit; the
+ * functions are found in the libcuda that it is told to open.
+ */
+#ifndef CUFFI_BENCH_DRIVER_H
+#define CUFFI_BENCH_DRIVER_H
+
+#include <stddef.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef void *CUcontext;
+typedef void *CUstream;
+typedef void *CUevent;
+typedef void *CUmemoryPool;
+typedef unsigned long long CUdeviceptr;
+typedef struct { char bytes[16]; } CUuuid;
+typedef struct { char reserved[64]; } CUipcMemHandle;
+typedef struct { int type, id; } CUmemLocation;
+typedef struct {
+  int allocType, handleTypes;
+  CUmemLocation location;
+  void *win32SecurityAttributes;
+  size_t maxSize;
+  unsigned short usage;
+  unsigned char reserved[54];
+} CUmemPoolProps;
+
+#define CU_STREAM_NON_BLOCKING 1
+#define CU_EVENT_DISABLE_TIMING 2
+#define CU_MEM_ALLOCATION_TYPE_PINNED 1
+#define CU_MEM_LOCATION_TYPE_DEVICE 1
+#define CU_MEMPOOL_ATTR_RELEASE_THRESHOLD 4
+#define CU_MEMHOSTALLOC_PORTABLE 1
+#define CU_MEMHOSTREGISTER_PORTABLE 1
+
+#define DRIVER_FUNCTIONS(row) \
+  row(cuInit, (unsigned int)) \
+  row(cuDeviceGet, (CUdevice *, int)) \
+  row(cuDeviceGetUuid_v2, (CUuuid *, CUdevice)) \
+  row(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+  row(cuDevicePrimaryCtxRelease_v2, (CUdevice)) \
+  row(cuCtxPushCurrent_v2, (CUcontext)) \
+  row(cuStreamCreate, (CUstream *, unsigned int)) \
+  row(cuStreamDestroy_v2, (CUstream)) \
+  row(cuStreamQuery, (CUstream)) \
+  row(cuStreamSynchronize, (CUstream)) \
+  row(cuEventCreate, (CUevent *, unsigned int)) \
+  row(cuEventDestroy_v2, (CUevent)) \
+  row(cuEventRecord, (CUevent, CUstream)) \
+  row(cuMemAlloc_v2, (CUdeviceptr *, size_t)) \
+  row(cuMemFree_v2, (CUdeviceptr)) \
+  row(cuIpcGetMemHandle, (CUipcMemHandle *, CUdeviceptr)) \
+  row(cuMemPoolCreate, (CUmemoryPool *, const CUmemPoolProps *)) \
+  row(cuMemPoolDestroy, (CUmemoryPool)) \
+  row(cuMemPoolSetAttribute, (CUmemoryPool, unsigned int, void *)) \
+  row(cuMemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream)) \
+  row(cuMemFreeAsync, (CUdeviceptr, CUstream)) \
+  row(cuMemHostAlloc, (void **, size_t, unsigned int)) \
+  row(cuMemFreeHost, (void *)) \
+  row(cuMemHostRegister_v2, (void *, size_t, unsigned int)) \
+  row(cuMemHostUnregister, (void *)) \
+  row(cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t)) \
+  row(cuMemcpyDtoH_v2, (void *, CUdeviceptr, size_t)) \
+  row(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream)) \
+  row(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream)) \
+  row(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))
+
+#define DECLARE(name, parameters) extern CUresult(*name) parameters;
+DRIVER_FUNCTIONS(DECLARE)
+#undef DECLARE
+
+/* Where everything happens: device 0's primary context is current. */
+extern CUdevice device;
+extern CUstream stream;
+
+/* One thing that is measured. */
+struct batch {
+  const char *name;
+  /* Makes what the calls need, untimed; may find it from the time before. NULL: nothing. */
+  void (*open)(size_t bytes);
+  /* Makes the calls and answers with the bits of every status. */
+  CUresult (*loop)(long calls, size_t bytes);
+};
+
+/* Each ends with a batch without a name. */
+extern const struct batch call_batches[], memory_batches[], copy_batches[];
+/* Free what the batches made. */
+void close_calls(void);
+void close_memory(void);
+void close_copies(void);
+
+void say(const char *word, const char *text);
+/* Says the error and ends the program. */
+void fail(const char *text);
+void check(CUresult status, const char *call);
+#define CHECK(call, ...) check(call(__VA_ARGS__), #call)
+
+#endif

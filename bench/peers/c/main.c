@@ -1,0 +1,126 @@
+/*
+ * What the bench measures, from C: what it costs without cuffi.
+ *
+ *     PROGRAM PATH    the libcuda to open
+ *
+ * Says "ready UUID" (or "skip REASON"), then answers each line "BATCH CALLS BYTES" of its standard
+ * input with "ns NANOSECONDS" (or "error WHAT"); 0 calls ask whether there is such a batch, which
+ * is answered with "ns ANYTHING" or "skip REASON".
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "driver.h"
+
+#define DEFINE(name, parameters) CUresult(*name) parameters;
+DRIVER_FUNCTIONS(DEFINE)
+
+CUdevice device;
+CUstream stream;
+
+void say(const char *word, const char *text) {
+  printf("%s %s\n", word, text);
+  fflush(stdout);
+}
+
+void fail(const char *text) {
+  say("error", text);
+  exit(1);
+}
+
+void check(CUresult status, const char *call) {
+  char text[128];
+  if (status == 0) return;
+  snprintf(text, sizeof text, "%s answered %d", call, status);
+  fail(text);
+}
+
+static void *symbol(void *library, const char *name) {
+  void *found = dlsym(library, name);
+  if (found) return found;
+  say("skip", dlerror());
+  exit(0);
+}
+
+static void bind_all(void *library) {
+#define BIND(name, parameters) *(void **)&name = symbol(library, #name);
+  DRIVER_FUNCTIONS(BIND)
+}
+
+static const struct batch *find(const char *name) {
+  const struct batch *rooms[] = { call_batches, memory_batches, copy_batches };
+  for (size_t room = 0; room < sizeof rooms / sizeof *rooms; room++)
+    for (const struct batch *batch = rooms[room]; batch->name; batch++)
+      if (strcmp(batch->name, name) == 0) return batch;
+  return NULL;
+}
+
+static long long now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1000000000LL + time.tv_nsec;
+}
+
+static long long measure(const struct batch *batch, long calls, size_t bytes) {
+  if (batch->open) batch->open(bytes);
+  /* Untimed, as after another contestant's turn the first calls are slower. */
+  check(batch->loop(calls / 10, bytes), batch->name);
+  CHECK(cuStreamSynchronize, stream);
+  long long start = now();
+  CUresult status = batch->loop(calls, bytes);
+  long long end = now();
+  check(status, batch->name);
+  CHECK(cuStreamSynchronize, stream);
+  return end - start;
+}
+
+static void answer(const char *line) {
+  char name[64];
+  long calls;
+  size_t bytes;
+  if (sscanf(line, "%63s %ld %zu", name, &calls, &bytes) != 3 || calls < 0) {
+    say("error", "a line is BATCH CALLS BYTES");
+    return;
+  }
+  const struct batch *batch = find(name);
+  if (!batch) {
+    say("skip", "it has no such batch");
+    return;
+  }
+  printf("ns %lld\n", measure(batch, calls, bytes));
+  fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+  char line[128], hex[33];
+  CUcontext context;
+  CUuuid uuid;
+
+  void *library = argc == 2 ? dlopen(argv[1], RTLD_NOW) : NULL;
+  if (!library) {
+    say("skip", argc == 2 ? dlerror() : "usage: PROGRAM PATH");
+    return 0;
+  }
+  bind_all(library);
+  CHECK(cuInit, 0);
+  CHECK(cuDeviceGet, &device, 0);
+  CHECK(cuDeviceGetUuid_v2, &uuid, device);
+  CHECK(cuDevicePrimaryCtxRetain, &context, device);
+  CHECK(cuCtxPushCurrent_v2, context);
+  CHECK(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
+
+  for (int at = 0; at < 16; at++) sprintf(hex + 2 * at, "%02x", (unsigned char)uuid.bytes[at]);
+  say("ready", hex);
+  while (fgets(line, sizeof line, stdin)) answer(line);
+
+  close_calls();
+  close_memory();
+  close_copies();
+  CHECK(cuStreamDestroy_v2, stream);
+  CHECK(cuDevicePrimaryCtxRelease_v2, device);
+  return 0;
+}

@@ -1,0 +1,98 @@
+"""PyTorch's allocations and copies."""
+
+from functools import lru_cache
+from itertools import repeat
+
+from serve import serve
+
+
+def start():
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("it finds no GPU")
+    device = torch.device("cuda", 0)
+    torch.cuda.init()
+    synchronize = torch.cuda.current_stream(device).synchronize
+
+    def pattern(byte_length):
+        part = torch.arange(65_521, dtype=torch.int64).mul_(31).to(torch.uint8)
+        return part.repeat(byte_length // part.numel() + 1)[:byte_length]
+
+    def require_round_trip(host, on_device):
+        expected = pattern(host.numel())
+        host.copy_(expected)
+        on_device.copy_(host)
+        host.zero_()
+        host.copy_(on_device)
+        if not torch.equal(host, expected):
+            raise RuntimeError("a copy brought other bytes back")
+
+    @lru_cache(maxsize=2)
+    def memory(byte_length, pinned):
+        """Of the last size, for both directions."""
+        host = torch.empty(byte_length, dtype=torch.uint8, pin_memory=pinned)
+        on_device = torch.empty(byte_length, dtype=torch.uint8, device=device)
+        require_round_trip(host, on_device)
+        return host, on_device
+
+    def copying(pinned, to_device):
+        def open_copy(byte_length):
+            host, on_device = memory(byte_length, pinned)
+            target, source = (on_device, host) if to_device else (host, on_device)
+
+            def loop(calls, copy=target.copy_):
+                for _ in repeat(None, calls):
+                    copy(source, non_blocking=pinned)
+                    synchronize()
+
+            return loop, synchronize
+
+        return open_copy
+
+    def copying_on_device(byte_length):
+        source = torch.zeros(byte_length, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+
+        def loop(calls, copy=target.copy_):
+            for _ in repeat(None, calls):
+                copy(source)
+            synchronize()
+
+        return loop, synchronize
+
+    def open_pool(byte_length):
+        def loop(calls, empty=torch.empty, uint8=torch.uint8):
+            for _ in repeat(None, calls):
+                tensor = empty(byte_length, dtype=uint8, device=device)
+                del tensor
+
+        return loop, synchronize
+
+    batches = {
+        "pool.allocate": open_pool,
+        "pageable.toDevice": copying(pinned=False, to_device=True),
+        "pageable.toHost": copying(pinned=False, to_device=False),
+        "pinned.toDevice": copying(pinned=True, to_device=True),
+        "pinned.toHost": copying(pinned=True, to_device=False),
+        "onDevice": copying_on_device,
+    }
+
+    # Pinned memory that is freed stays in a cache: without this only the first time allocates.
+    empty_cache = getattr(torch._C, "_host_emptyCache", None)
+    if empty_cache is not None:
+
+        def open_pinned(byte_length):
+            def loop(calls):
+                for _ in repeat(None, calls):
+                    tensor = torch.empty(byte_length, dtype=torch.uint8, pin_memory=True)
+                    del tensor
+                    empty_cache()
+
+            return loop, synchronize
+
+        batches["host.allocate"] = open_pinned
+    return batches
+
+
+serve("torch", start)
