@@ -1,0 +1,190 @@
+/** How the items of one layout come to those of another in the fewest copies of the driver. */
+import type { Layout } from './layout.ts';
+import { shown } from './shape.ts';
+
+/** Where a box lies on one side of a copy; all in bytes. */
+export interface Pitches {
+  /** Where the first box begins. */
+  readonly byteOffset: number;
+  /** From a row to the next: at least the width. */
+  readonly rowPitch: number;
+  /** From a slice to the next: a multiple of the row pitch that has room for all rows. */
+  readonly slicePitch: number;
+}
+
+/** An axis along which the box is copied again, by its strides in bytes. */
+export interface Repetition {
+  readonly length: number;
+  readonly source: number;
+  readonly target: number;
+}
+
+/**
+ * A strided copy: one box, at the places that {@link copiesOf} gives.
+ *
+ * A `run` is a box of one row; a `box` has rows, and slices of rows; a `gather` is a box or run
+ * whose rows are single items, as where a column is copied: it may be quicker to copy all bytes
+ * between and to pick the items on the host.
+ */
+export interface CopyPlan {
+  readonly kind: 'run' | 'box' | 'gather';
+  /** The bytes of a row. */
+  readonly width: number;
+  /** The rows of a slice. */
+  readonly height: number;
+  /** The slices. */
+  readonly depth: number;
+  readonly source: Pitches;
+  readonly target: Pitches;
+  /** The axes that do not fit the box, slowest first. */
+  readonly repetitions: readonly Repetition[];
+  /** How many copies there are: the places of the box. */
+  readonly count: number;
+}
+
+/** The driver's CU_DEVICE_ATTRIBUTE_MAX_PITCH, on every GPU so far. */
+const MAX_PITCH = 2 ** 31 - 1;
+
+/**
+ * The plan of a copy from a layout to another of the same shape; undefined where there is nothing
+ * to copy. The target must not overlap itself, nor the source.
+ *
+ * @throws RangeError for another shape or itemsize
+ */
+export function copyPlan(source: Layout, target: Layout): CopyPlan | undefined {
+  if (source.shape.length !== target.shape.length || !source.shape.every(isSizeOf(target)))
+    throw new RangeError(
+      `cannot copy shape ${shown(source.shape)} to shape ${shown(target.shape)}`,
+    );
+  if (source.itemsize !== target.itemsize)
+    throw new RangeError(
+      `cannot copy items of ${source.itemsize} bytes to items of ${target.itemsize} bytes`,
+    );
+  if (source.shape.includes(0)) return undefined;
+  const { axes, from, to } = ascending(source, target);
+  const merged = merge(axes);
+  const { itemsize } = source;
+  const last = merged.at(-1);
+  const isRun = last?.source === itemsize && last.target === itemsize;
+  const outer = isRun ? merged.slice(0, -1) : merged;
+  const width = isRun ? last.length * itemsize : itemsize;
+  const { rows, slices } = bestBox(outer, width);
+  const height = rows?.length ?? 1;
+  const pitches = (side: 'source' | 'target', byteOffset: number): Pitches => {
+    const rowPitch = rows?.[side] ?? width;
+    return { byteOffset, rowPitch, slicePitch: slices?.[side] ?? rowPitch * height };
+  };
+  const repetitions = outer.filter((axis) => axis !== rows && axis !== slices);
+  return {
+    kind: !isRun && outer.length > 0 ? 'gather' : rows ? 'box' : 'run',
+    width,
+    height,
+    depth: slices?.length ?? 1,
+    source: pitches('source', from),
+    target: pitches('target', to),
+    repetitions,
+    count: repetitions.reduce((count, { length }) => count * length, 1),
+  };
+}
+
+/** Where each copy of a plan begins, in bytes. */
+export function* copiesOf(
+  plan: CopyPlan,
+): Generator<readonly [source: number, target: number], void> {
+  const { repetitions } = plan;
+  const index = repetitions.map(() => 0);
+  let source = plan.source.byteOffset;
+  let target = plan.target.byteOffset;
+  for (let place = 0; place < plan.count; place += 1) {
+    yield [source, target];
+    // As an odometer: the fastest axis goes on, and each that is through starts again.
+    for (let axis = repetitions.length - 1; axis >= 0; axis -= 1) {
+      const repetition = repetitions[axis] as Repetition;
+      const next = (index[axis] as number) + 1;
+      const steps = next < repetition.length ? 1 : 1 - next;
+      index[axis] = steps === 1 ? next : 0;
+      source += steps * repetition.source;
+      target += steps * repetition.target;
+      if (steps === 1) break;
+    }
+  }
+}
+
+const isSizeOf =
+  ({ shape }: Layout) =>
+  (length: number, axis: number): boolean =>
+    length === shape[axis];
+
+/** The axes that matter, slowest in the target first, its strides made positive. */
+function ascending(
+  source: Layout,
+  target: Layout,
+): { axes: Repetition[]; from: number; to: number } {
+  let { byteOffset: from } = source;
+  let { byteOffset: to } = target;
+  const axes: Repetition[] = [];
+  for (const [axis, length] of target.shape.entries()) {
+    const strides = {
+      source: source.strides[axis] as number,
+      target: target.strides[axis] as number,
+    };
+    if (length === 1) continue;
+    if (strides.target > 0 || (strides.target === 0 && strides.source >= 0)) {
+      axes.push({ length, ...strides });
+      continue;
+    }
+    // Copied from its other end: the order in which items are copied does not matter.
+    from += (length - 1) * strides.source;
+    to += (length - 1) * strides.target;
+    axes.push({ length, source: 0 - strides.source, target: 0 - strides.target });
+  }
+  axes.sort((a, b) => b.target - a.target || b.source - a.source);
+  return { axes, from, to };
+}
+
+/** Axes that lie as one on both sides become one. */
+function merge(axes: readonly Repetition[]): readonly Repetition[] {
+  const merged: Repetition[] = [];
+  for (const axis of axes) {
+    const outer = merged.at(-1);
+    const { length, source, target } = axis;
+    const isOne = outer?.source === source * length && outer.target === target * length;
+    if (isOne) merged[merged.length - 1] = { ...axis, length: outer.length * length };
+    else merged.push(axis);
+  }
+  return merged;
+}
+
+/** The axes that are the rows and the slices of the box which leaves the fewest copies. */
+function bestBox(
+  axes: readonly Repetition[],
+  width: number,
+): { rows: Repetition | undefined; slices: Repetition | undefined } {
+  let rows: Repetition | undefined;
+  let slices: Repetition | undefined;
+  let most = 1;
+  for (const row of axes) {
+    if (!isRowPitch(row.source, width) || !isRowPitch(row.target, width)) continue;
+    if (row.length > most) {
+      most = row.length;
+      rows = row;
+      slices = undefined;
+    }
+    for (const slice of axes) {
+      const isFitting =
+        slice !== row &&
+        isSlicePitch(slice.source, row.source, row.length) &&
+        isSlicePitch(slice.target, row.target, row.length);
+      if (!isFitting || row.length * slice.length <= most) continue;
+      most = row.length * slice.length;
+      rows = row;
+      slices = slice;
+    }
+  }
+  return { rows, slices };
+}
+
+const isRowPitch = (pitch: number, width: number): boolean => pitch >= width && pitch <= MAX_PITCH;
+
+const isSlicePitch = (pitch: number, rowPitch: number, height: number): boolean =>
+  pitch % rowPitch === 0 && pitch >= rowPitch * height;
