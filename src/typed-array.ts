@@ -24,6 +24,7 @@ export interface NativeFloat16Array extends ArrayBufferView {
 export interface TypedArrayConstructor<A extends TypedArray> {
   new (length: number): A;
   new (buffer: ArrayBufferLike, byteOffset?: number, length?: number): A;
+  readonly prototype: A;
   /** E.g. `Float32Array`. */
   readonly name: string;
   readonly BYTES_PER_ELEMENT: number;

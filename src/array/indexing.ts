@@ -27,6 +27,10 @@ const { MIN_SAFE_INTEGER } = Number;
 
 /** The places of a slice along an axis, clipped as Python clips them. */
 function resolveSlice(slice: Slice, length: number): Places {
+  if (typeof slice !== 'object' || slice === null)
+    throw new TypeError(
+      `a selector must be an integer, { start, stop, step } or '...', not ${String(slice)}`,
+    );
   const { start, stop, step = 1 } = checkOptions(slice, ['start', 'stop', 'step'], 'slice');
   checkInteger(step, 'step', MIN_SAFE_INTEGER);
   if (step === 0) throw new RangeError('step must not be 0');
