@@ -22,9 +22,9 @@ export interface Repetition {
 /**
  * A strided copy: one box, at the places that {@link copiesOf} gives.
  *
- * A `run` is a box of one row; a `box` has rows, and slices of rows; a `gather` is a box or run
- * whose rows are single items, as where a column is copied: it may be quicker to copy all bytes
- * between and to pick the items on the host.
+ * A `run` is a box of one row; a `box` has rows, and slices of rows; a `gather` is either, of
+ * single items a row, as where a column is copied: it may be quicker to copy all bytes between and
+ * to pick the items on the host.
  */
 export interface CopyPlan {
   readonly kind: 'run' | 'box' | 'gather';
@@ -138,7 +138,7 @@ function ascending(
     to += (length - 1) * strides.target;
     axes.push({ length, source: 0 - strides.source, target: 0 - strides.target });
   }
-  axes.sort((a, b) => b.target - a.target || b.source - a.source);
+  axes.sort((a, b) => b.target - a.target);
   return { axes, from, to };
 }
 
@@ -155,36 +155,34 @@ function merge(axes: readonly Repetition[]): readonly Repetition[] {
   return merged;
 }
 
-/** The axes that are the rows and the slices of the box which leaves the fewest copies. */
-function bestBox(
-  axes: readonly Repetition[],
-  width: number,
-): { rows: Repetition | undefined; slices: Repetition | undefined } {
-  let rows: Repetition | undefined;
-  let slices: Repetition | undefined;
+/** The axes that are the rows and the slices of a box. */
+interface Box {
+  readonly rows: Repetition | undefined;
+  readonly slices: Repetition | undefined;
+}
+
+/** The box that leaves the fewest copies. */
+function bestBox(axes: readonly Repetition[], width: number): Box {
+  let best: Box = { rows: undefined, slices: undefined };
   let most = 1;
-  for (const row of axes) {
-    if (!isRowPitch(row.source, width) || !isRowPitch(row.target, width)) continue;
-    if (row.length > most) {
-      most = row.length;
-      rows = row;
-      slices = undefined;
-    }
-    for (const slice of axes) {
-      const isFitting =
-        slice !== row &&
-        isSlicePitch(slice.source, row.source, row.length) &&
-        isSlicePitch(slice.target, row.target, row.length);
-      if (!isFitting || row.length * slice.length <= most) continue;
-      most = row.length * slice.length;
-      rows = row;
-      slices = slice;
+  const consider = (rows: Repetition, slices?: Repetition): void => {
+    const copies = rows.length * (slices?.length ?? 1);
+    if (copies <= most) return;
+    most = copies;
+    best = { rows, slices };
+  };
+  for (const rows of axes) {
+    if (!isRowPitch(rows.source, width) || !isRowPitch(rows.target, width)) continue;
+    consider(rows);
+    for (const slices of axes) {
+      if (slices !== rows && isSliceOf(slices, rows, 'source') && isSliceOf(slices, rows, 'target'))
+        consider(rows, slices);
     }
   }
-  return { rows, slices };
+  return best;
 }
 
 const isRowPitch = (pitch: number, width: number): boolean => pitch >= width && pitch <= MAX_PITCH;
 
-const isSlicePitch = (pitch: number, rowPitch: number, height: number): boolean =>
-  pitch % rowPitch === 0 && pitch >= rowPitch * height;
+const isSliceOf = (slices: Repetition, rows: Repetition, side: 'source' | 'target'): boolean =>
+  slices[side] % rows[side] === 0 && slices[side] >= rows[side] * rows.length;

@@ -72,9 +72,9 @@ function resolve(layout: Layout, shape: Shape): number[] {
   if (open !== sizes.lastIndexOf(-1))
     throw new RangeError(`only one size of ${shown(sizes)} may be left open`);
   const known = sizeOf(sizes.filter((_, axis) => axis !== open));
-  if (open >= 0 && known > 0) sizes[open] = size / known;
-  if (open >= 0 ? known === 0 || size % known !== 0 : known !== size)
-    throw new RangeError(`cannot reshape ${size} elements into ${shown(shape)}`);
+  const isFitting = open < 0 ? known === size : known > 0 && size % known === 0;
+  if (!isFitting) throw new RangeError(`cannot reshape ${size} elements into ${shown(shape)}`);
+  if (open >= 0) sizes[open] = size / known;
   return sizes;
 }
 

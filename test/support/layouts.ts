@@ -36,6 +36,7 @@ export const orderlyLayout = (shape: readonly number[], itemsize: number): fc.Ar
         fc.record({
           step: fc.constantFrom(1, 1, 1, 2),
           more: fc.constantFrom(0, 0, 0, 1, 2),
+          slack: fc.constantFrom(0, 0, 0, 0, 1),
           isBackwards: fc.integer({ min: 0, max: 5 }).map((n) => n === 0),
         }),
         { minLength: shape.length, maxLength: shape.length },
@@ -45,9 +46,10 @@ export const orderlyLayout = (shape: readonly number[], itemsize: number): fc.Ar
       const strides = new Array<number>(shape.length);
       let stride = itemsize;
       for (const axis of isPlain ? [...shape.keys()].reverse() : axes) {
-        const { step, more, isBackwards } = gaps[axis] as (typeof gaps)[number];
+        const { step, more, slack, isBackwards } = gaps[axis] as (typeof gaps)[number];
         strides[axis] = isBackwards ? -stride * step : stride * step;
         stride *= step * ((shape[axis] as number) + more);
+        stride += slack;
       }
       return makeLayout(shape, itemsize, { strides, byteOffset: 10_000 });
     });

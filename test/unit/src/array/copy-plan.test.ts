@@ -136,6 +136,11 @@ test('rows that go the other way are copied one by one, and single items are gat
   assert.deepEqual(summary(backwards, makeLayout([6], 4)), ['gather', 4, 1, 1, 6]);
 });
 
+test('slices that do not begin where a row would are copied one by one', () => {
+  const odd = makeLayout([2, 3, 4], 1, { strides: [29, 8, 1] });
+  assert.deepEqual(summary(odd, makeLayout([2, 3, 4], 1)), ['box', 4, 3, 1, 2]);
+});
+
 test('a pitch beyond that of the driver is no pitch', () => {
   const far = makeLayout([3, 8], 1, { strides: [2 ** 31, 1] });
   assert.deepEqual(summary(far, makeLayout([3, 8], 1)), ['run', 8, 1, 1, 3]);

@@ -107,5 +107,6 @@ test('a shape that an array does not fit is refused with both', () => {
       message: `cannot broadcast shape [2, 1, 3] to [${shape.join(', ')}]`,
     });
   assert.throws(() => broadcastTo(makeLayout([1], 8), [2 ** 51]), RangeError);
+  assert.throws(() => broadcastTo(makeLayout([0, 1, 1], 8), [0, 2 ** 27, 2 ** 27]), RangeError);
   assert.throws(() => expandDims(makeLayout(new Array(64).fill(1), 8), 0), RangeError);
 });
