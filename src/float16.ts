@@ -4,10 +4,12 @@
 interface Format {
   readonly mantissaBits: number;
   readonly bias: number;
+  /** What a float32 with the same exponent bits must be multiplied with: its bias is 127. */
+  readonly unit: number;
 }
 
-const half: Format = { mantissaBits: 10, bias: 15 };
-const brain: Format = { mantissaBits: 7, bias: 127 };
+const half: Format = { mantissaBits: 10, bias: 15, unit: 2 ** 112 };
+const brain: Format = { mantissaBits: 7, bias: 127, unit: 1 };
 
 /** Adding and taking it away rounds a number below 2^51 to an integer, ties to the even one. */
 const ROUNDER = 2 ** 52;
@@ -16,6 +18,13 @@ const double = new Float64Array(1);
 const doubleBits = new Uint32Array(double.buffer);
 const single = new Float32Array(1);
 const singleBits = new Uint32Array(single.buffer);
+
+/** 2 to an exponent of normal doubles, from its bits: once for every number of an array. */
+function powerOfTwo(exponent: number): number {
+  doubleBits[0] = 0;
+  doubleBits[1] = (exponent + 1023) << 20;
+  return double[0] as number;
+}
 
 function encode(value: number, { mantissaBits, bias }: Format): number {
   if (typeof value !== 'number')
@@ -30,19 +39,19 @@ function encode(value: number, { mantissaBits, bias }: Format): number {
   if (exponent > bias) return sign | infinity;
   // Numbers below the least normal one have its spacing.
   const scale = Math.max(exponent, 1 - bias);
-  const mantissa = Math.abs(value) * 2 ** (mantissaBits - scale) + ROUNDER - ROUNDER;
+  const mantissa = Math.abs(value) * powerOfTwo(mantissaBits - scale) + ROUNDER - ROUNDER;
   // A normal mantissa has its leading bit, which counts one in the exponent: so does a carry.
   return sign | (((scale + bias - 1) << mantissaBits) + mantissa);
 }
 
-function decode(bits: number, { mantissaBits, bias }: Format): number {
+function decode(bits: number, { mantissaBits, bias, unit }: Format): number {
   const sign = (bits & 0x8000) === 0 ? 1 : -1;
   const magnitude = bits & 0x7fff;
   const infinity = (2 * bias + 1) << mantissaBits;
   if (magnitude >= infinity) return magnitude === infinity ? sign * Infinity : Number.NaN;
-  // The bits where a float32 has them; what is left to do is the difference of the biases.
+  // The bits where a float32 has them.
   singleBits[0] = magnitude << (23 - mantissaBits);
-  return sign * (single[0] as number) * 2 ** (127 - bias);
+  return sign * (single[0] as number) * unit;
 }
 
 function encodeAll(values: ArrayLike<number>, format: Format): Uint16Array<ArrayBuffer> {

@@ -50,18 +50,15 @@ const MAX_PITCH = 2 ** 31 - 1;
  * to copy. The target must not overlap itself, nor the source.
  *
  * @throws RangeError for another shape or itemsize
+ * @example
+ * const corner = index(makeLayout([20, 30], 4), [{ stop: 10 }, { stop: 7 }]);
+ * copyPlan(corner, makeLayout([10, 7], 4)); // one box: width 28, height 10
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export function copyPlan(source: Layout, target: Layout): CopyPlan | undefined {
-  if (source.shape.length !== target.shape.length || !source.shape.every(isSizeOf(target)))
-    throw new RangeError(
-      `cannot copy shape ${shown(source.shape)} to shape ${shown(target.shape)}`,
-    );
-  if (source.itemsize !== target.itemsize)
-    throw new RangeError(
-      `cannot copy items of ${source.itemsize} bytes to items of ${target.itemsize} bytes`,
-    );
+  checkSame(source, target);
   if (source.shape.includes(0)) return undefined;
-  const { axes, from, to } = ascending(source, target);
+  const { axes, from, to } = slowestFirst(source, target);
   const merged = merge(axes);
   const { itemsize } = source;
   const last = merged.at(-1);
@@ -110,13 +107,22 @@ export function* copiesOf(
   }
 }
 
-const isSizeOf =
-  ({ shape }: Layout) =>
-  (length: number, axis: number): boolean =>
-    length === shape[axis];
+function checkSame(source: Layout, target: Layout): void {
+  if (
+    source.shape.length !== target.shape.length ||
+    !source.shape.every((length, axis) => length === target.shape[axis])
+  )
+    throw new RangeError(
+      `cannot copy shape ${shown(source.shape)} to shape ${shown(target.shape)}`,
+    );
+  if (source.itemsize !== target.itemsize)
+    throw new RangeError(
+      `cannot copy items of ${source.itemsize} bytes to items of ${target.itemsize} bytes`,
+    );
+}
 
 /** The axes that matter, slowest in the target first, its strides made positive. */
-function ascending(
+function slowestFirst(
   source: Layout,
   target: Layout,
 ): { axes: Repetition[]; from: number; to: number } {
@@ -129,7 +135,7 @@ function ascending(
       target: target.strides[axis] as number,
     };
     if (length === 1) continue;
-    if (strides.target > 0 || (strides.target === 0 && strides.source >= 0)) {
+    if (strides.target >= 0) {
       axes.push({ length, ...strides });
       continue;
     }

@@ -59,6 +59,9 @@ function checkIndex(index: number, axis: number, length: number): number {
  * What selectors take, one for each axis from the first on; axes without one stay whole.
  *
  * @throws RangeError for more selectors than axes, an index beyond its axis, or a step of 0
+ * @example
+ * index(layout, [0, '...', { step: -1 }]); // Python's a[0, ..., ::-1]
+ * @see https://numpy.org/doc/stable/user/basics.indexing.html
  */
 export function index(layout: Layout, selectors: readonly Selector[]): Layout {
   const { shape, strides } = layout;
@@ -107,6 +110,9 @@ function wholeSelectors(
  * @param sections how many parts, all of the same size; or the places at which to cut, in order,
  * negative ones from the end
  * @throws RangeError where the parts would not be of the same size
+ * @example
+ * split(makeLayout([6], 4), 3); // 3 layouts of 2 items
+ * split(makeLayout([6], 4), [1, 3]); // 1, 2 and 3 items
  */
 export function split(
   layout: Layout,

@@ -1,6 +1,6 @@
 /** Where the items of an array lie in memory: shape, strides, item size, and where they begin. */
 import { checkInteger } from '../arguments.ts';
-import { checkShape, type Shape, safe, shown, sizeOf } from './shape.ts';
+import { checkIntegers, checkShape, type Shape, safe, shown, sizeOf } from './shape.ts';
 
 /** Which axis varies slowest: the first (C) or the last (F, as Fortran has it). */
 export type Order = 'C' | 'F';
@@ -56,6 +56,9 @@ export function contiguousStrides(shape: Shape, itemsize: number, order: Order =
  * A layout, checked. That its items lie within a memory is for the caller to see, by its extents.
  *
  * @throws TypeError or RangeError for a shape, strides, or bytes beyond the safe integers
+ * @example
+ * makeLayout([2, 3], 4).strides; // [12, 4]
+ * makeLayout([2, 3], 4, { order: 'F' }).strides; // [4, 8]
  */
 export function makeLayout(
   shape: Shape,
@@ -80,9 +83,7 @@ function checkStrides(strides: readonly number[], shape: Shape): number[] {
   if (!Array.isArray(strides)) throw new TypeError('strides must be an array of integers');
   if (strides.length !== shape.length)
     throw new RangeError(`${strides.length} strides do not fit the shape ${shown(shape)}`);
-  return Array.from(strides, (stride, axis) =>
-    checkInteger(stride, `strides[${axis}]`, Number.MIN_SAFE_INTEGER),
-  );
+  return checkIntegers(strides, 'strides', Number.MIN_SAFE_INTEGER);
 }
 
 /** The bytes that the items touch. @throws RangeError beyond the safe integers */

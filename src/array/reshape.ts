@@ -17,6 +17,9 @@ export interface Reshaped {
  *
  * @param shape one size may be -1: what is left
  * @throws RangeError where the shape has another number of items
+ * @example
+ * reshape(makeLayout([2, 6], 4), [3, -1]).shape; // [3, 4]
+ * @see https://numpy.org/doc/stable/reference/generated/numpy.reshape.html
  */
 export function reshape(layout: Layout, shape: Shape, order: Order = 'C'): Reshaped {
   checkOrder(order);
@@ -39,6 +42,9 @@ export function ravel(layout: Layout, order: Order = 'C'): Reshaped {
  * The same bytes as items of another size, which changes the size of the last axis.
  *
  * @throws RangeError where the last axis is not contiguous, or its bytes do not make whole items
+ * @example
+ * viewAs(makeLayout([2, 3], 8), 4).shape; // [2, 6]
+ * @see https://numpy.org/doc/stable/reference/generated/numpy.ndarray.view.html
  */
 export function viewAs(layout: Layout, itemsize: number): Layout {
   checkInteger(itemsize, 'itemsize', 1);

@@ -32,12 +32,22 @@ export function checkShape(shape: unknown, name = 'shape', least = 0): number[] 
   if (!Array.isArray(shape)) throw new TypeError(`${name} must be an array of integers`);
   if (shape.length > MAX_NDIM)
     throw new RangeError(`${name} has ${shape.length} axes: at most ${MAX_NDIM}`);
-  const sizes = Array.from(shape, (length, axis) =>
-    checkInteger(length, `${name}[${axis}]`, least),
-  );
+  const sizes = checkIntegers(shape, name, least);
   // Without its empty axes, so that the strides of an array without items are safe too.
   sizes.reduce((size, length) => (length < 1 ? size : safe(size * length, `${name}'s size`)), 1);
   return sizes;
+}
+
+/** Integers as an array of their own. @throws TypeError or RangeError that names the wrong one */
+export function checkIntegers(values: readonly unknown[], name: string, least: number): number[] {
+  const checked = new Array<number>(values.length);
+  for (let i = 0; i < values.length; i += 1) {
+    const value = values[i];
+    // Its name costs more than the check, and only an error needs it.
+    const isRight = Number.isSafeInteger(value) && (value as number) >= least;
+    checked[i] = isRight ? (value as number) : checkInteger(value, `${name}[${i}]`, least);
+  }
+  return checked;
 }
 
 /** An axis from 0 on. @param axis counts from the end where negative. @throws RangeError beyond */

@@ -14,6 +14,8 @@ const pick = (layout: Layout, axes: readonly number[]): Layout => ({
  *
  * @param axes which axis comes at each place, negative ones from the end; default: reversed
  * @throws RangeError unless every axis is there once
+ * @example
+ * transpose(makeLayout([2, 3, 4], 1), [0, 2, 1]).shape; // [2, 4, 3]
  */
 export function transpose(layout: Layout, axes?: readonly number[]): Layout {
   const ndim = layout.shape.length;
@@ -64,6 +66,9 @@ export function expandDims(layout: Layout, axis: number): Layout {
  * ones in front. The result overlaps itself: it is to be read only.
  *
  * @throws RangeError for a shape that the layout's does not fit
+ * @example
+ * broadcastTo(makeLayout([3, 1], 4), [2, 3, 4]).strides; // [0, 4, 0]
+ * @see https://numpy.org/doc/stable/user/basics.broadcasting.html
  */
 export function broadcastTo(layout: Layout, shape: Shape): Layout {
   const sizes = checkShape(shape);
