@@ -3,6 +3,35 @@ export { Device, devices } from './device.ts';
 export { Context, type MemoryInfo, type PlaceOptions } from './context.ts';
 export { Stream, type StreamOptions } from './stream.ts';
 export { CudaEvent, type EventOptions } from './event.ts';
+export {
+  Dtype,
+  type DlpackType,
+  bool,
+  int8,
+  int16,
+  int32,
+  int64,
+  uint8,
+  uint16,
+  uint32,
+  uint64,
+  float16,
+  bfloat16,
+  float32,
+  float64,
+  complex64,
+  complex128,
+  defaultDtype,
+} from './dtype.ts';
+export {
+  dtype,
+  dtypeFromDlpack,
+  dtypeOf,
+  type DtypeName,
+  type DtypeOf,
+} from './dtype-lookup.ts';
+export { fromBfloat16, fromFloat16, toBfloat16, toFloat16 } from './float16.ts';
+export type { NativeFloat16Array, TypedArray, TypedArrayConstructor } from './typed-array.ts';
 export { DeviceBuffer } from './memory/buffer.ts';
 export type {
   BufferOptions,

@@ -1,0 +1,194 @@
+/** How the items of one layout come to those of another in the fewest copies of the driver. */
+import type { Layout } from './layout.ts';
+import { shown } from './shape.ts';
+
+/** Where a box lies on one side of a copy; all in bytes. */
+export interface Pitches {
+  /** Where the first box begins. */
+  readonly byteOffset: number;
+  /** From a row to the next: at least the width. */
+  readonly rowPitch: number;
+  /** From a slice to the next: a multiple of the row pitch that has room for all rows. */
+  readonly slicePitch: number;
+}
+
+/** An axis along which the box is copied again, by its strides in bytes. */
+export interface Repetition {
+  readonly length: number;
+  readonly source: number;
+  readonly target: number;
+}
+
+/**
+ * A strided copy: one box, at the places that {@link copiesOf} gives.
+ *
+ * A `run` is a box of one row; a `box` has rows, and slices of rows; a `gather` is either, of
+ * single items a row, as where a column is copied: it may be quicker to copy all bytes between and
+ * to pick the items on the host.
+ */
+export interface CopyPlan {
+  readonly kind: 'run' | 'box' | 'gather';
+  /** The bytes of a row. */
+  readonly width: number;
+  /** The rows of a slice. */
+  readonly height: number;
+  /** The slices. */
+  readonly depth: number;
+  readonly source: Pitches;
+  readonly target: Pitches;
+  /** The axes that do not fit the box, slowest first. */
+  readonly repetitions: readonly Repetition[];
+  /** How many copies there are: the places of the box. */
+  readonly count: number;
+}
+
+/** The driver's CU_DEVICE_ATTRIBUTE_MAX_PITCH, on every GPU so far. */
+const MAX_PITCH = 2 ** 31 - 1;
+
+/**
+ * The plan of a copy from a layout to another of the same shape; undefined where there is nothing
+ * to copy. The target must not overlap itself, nor the source.
+ *
+ * @throws RangeError for another shape or itemsize
+ * @example
+ * const corner = index(makeLayout([20, 30], 4), [{ stop: 10 }, { stop: 7 }]);
+ * copyPlan(corner, makeLayout([10, 7], 4)); // one box: width 28, height 10
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export function copyPlan(source: Layout, target: Layout): CopyPlan | undefined {
+  checkSame(source, target);
+  if (source.shape.includes(0)) return undefined;
+  const { axes, from, to } = slowestFirst(source, target);
+  const merged = merge(axes);
+  const { itemsize } = source;
+  const last = merged.at(-1);
+  const isRun = last?.source === itemsize && last.target === itemsize;
+  const outer = isRun ? merged.slice(0, -1) : merged;
+  const width = isRun ? last.length * itemsize : itemsize;
+  const { rows, slices } = bestBox(outer, width);
+  const height = rows?.length ?? 1;
+  const pitches = (side: 'source' | 'target', byteOffset: number): Pitches => {
+    const rowPitch = rows?.[side] ?? width;
+    return { byteOffset, rowPitch, slicePitch: slices?.[side] ?? rowPitch * height };
+  };
+  const repetitions = outer.filter((axis) => axis !== rows && axis !== slices);
+  return {
+    kind: !isRun && outer.length > 0 ? 'gather' : rows ? 'box' : 'run',
+    width,
+    height,
+    depth: slices?.length ?? 1,
+    source: pitches('source', from),
+    target: pitches('target', to),
+    repetitions,
+    count: repetitions.reduce((count, { length }) => count * length, 1),
+  };
+}
+
+/** Where each copy of a plan begins, in bytes. */
+export function* copiesOf(
+  plan: CopyPlan,
+): Generator<readonly [source: number, target: number], void> {
+  const { repetitions } = plan;
+  const index = repetitions.map(() => 0);
+  let source = plan.source.byteOffset;
+  let target = plan.target.byteOffset;
+  for (let place = 0; place < plan.count; place += 1) {
+    yield [source, target];
+    // As an odometer: the fastest axis goes on, and each that is through starts again.
+    for (let axis = repetitions.length - 1; axis >= 0; axis -= 1) {
+      const repetition = repetitions[axis] as Repetition;
+      const next = (index[axis] as number) + 1;
+      const steps = next < repetition.length ? 1 : 1 - next;
+      index[axis] = steps === 1 ? next : 0;
+      source += steps * repetition.source;
+      target += steps * repetition.target;
+      if (steps === 1) break;
+    }
+  }
+}
+
+function checkSame(source: Layout, target: Layout): void {
+  if (
+    source.shape.length !== target.shape.length ||
+    !source.shape.every((length, axis) => length === target.shape[axis])
+  )
+    throw new RangeError(
+      `cannot copy shape ${shown(source.shape)} to shape ${shown(target.shape)}`,
+    );
+  if (source.itemsize !== target.itemsize)
+    throw new RangeError(
+      `cannot copy items of ${source.itemsize} bytes to items of ${target.itemsize} bytes`,
+    );
+}
+
+/** The axes that matter, slowest in the target first, its strides made positive. */
+function slowestFirst(
+  source: Layout,
+  target: Layout,
+): { axes: Repetition[]; from: number; to: number } {
+  let { byteOffset: from } = source;
+  let { byteOffset: to } = target;
+  const axes: Repetition[] = [];
+  for (const [axis, length] of target.shape.entries()) {
+    const strides = {
+      source: source.strides[axis] as number,
+      target: target.strides[axis] as number,
+    };
+    if (length === 1) continue;
+    if (strides.target >= 0) {
+      axes.push({ length, ...strides });
+      continue;
+    }
+    // Copied from its other end: the order in which items are copied does not matter.
+    from += (length - 1) * strides.source;
+    to += (length - 1) * strides.target;
+    axes.push({ length, source: 0 - strides.source, target: 0 - strides.target });
+  }
+  axes.sort((a, b) => b.target - a.target);
+  return { axes, from, to };
+}
+
+/** Axes that lie as one on both sides become one. */
+function merge(axes: readonly Repetition[]): readonly Repetition[] {
+  const merged: Repetition[] = [];
+  for (const axis of axes) {
+    const outer = merged.at(-1);
+    const { length, source, target } = axis;
+    const isOne = outer?.source === source * length && outer.target === target * length;
+    if (isOne) merged[merged.length - 1] = { ...axis, length: outer.length * length };
+    else merged.push(axis);
+  }
+  return merged;
+}
+
+/** The axes that are the rows and the slices of a box. */
+interface Box {
+  readonly rows: Repetition | undefined;
+  readonly slices: Repetition | undefined;
+}
+
+/** The box that leaves the fewest copies. */
+function bestBox(axes: readonly Repetition[], width: number): Box {
+  let best: Box = { rows: undefined, slices: undefined };
+  let most = 1;
+  const consider = (rows: Repetition, slices?: Repetition): void => {
+    const copies = rows.length * (slices?.length ?? 1);
+    if (copies <= most) return;
+    most = copies;
+    best = { rows, slices };
+  };
+  for (const rows of axes) {
+    if (!isRowPitch(rows.source, width) || !isRowPitch(rows.target, width)) continue;
+    consider(rows);
+    for (const slices of axes) {
+      if (slices !== rows && isSliceOf(slices, rows, 'source') && isSliceOf(slices, rows, 'target'))
+        consider(rows, slices);
+    }
+  }
+  return best;
+}
+
+const isRowPitch = (pitch: number, width: number): boolean => pitch >= width && pitch <= MAX_PITCH;
+
+const isSliceOf = (slices: Repetition, rows: Repetition, side: 'source' | 'target'): boolean =>
+  slices[side] % rows[side] === 0 && slices[side] >= rows[side] * rows.length;

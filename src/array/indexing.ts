@@ -1,0 +1,141 @@
+/** Basic indexing as Python has it: integers, slices and `...`; the result is always a view. */
+import { checkInteger, checkOptions } from '../arguments.ts';
+import type { Layout } from './layout.ts';
+import { checkAxis, safe, shown } from './shape.ts';
+
+/** Some of the places along an axis, as Python's `start:stop:step`; all of them by default. */
+export interface Slice {
+  /** The first one; negative: from the end. */
+  readonly start?: number | undefined;
+  /** The one behind the last; negative: from the end. */
+  readonly stop?: number | undefined;
+  /** From one to the next; negative: backwards. Default 1. */
+  readonly step?: number | undefined;
+}
+
+/** What to take of an axis: one place, some, or (`...`) all of the axes that nothing else names. */
+export type Selector = number | Slice | '...';
+
+/** Every place that a slice takes is start + i * step, for i from 0 to count - 1. */
+interface Places {
+  readonly start: number;
+  readonly step: number;
+  readonly count: number;
+}
+
+const { MIN_SAFE_INTEGER } = Number;
+
+/** The places of a slice along an axis, clipped as Python clips them. */
+function resolveSlice(slice: Slice, length: number): Places {
+  if (typeof slice !== 'object' || slice === null)
+    throw new TypeError(
+      `a selector must be an integer, { start, stop, step } or '...', not ${String(slice)}`,
+    );
+  const { start, stop, step = 1 } = checkOptions(slice, ['start', 'stop', 'step'], 'slice');
+  checkInteger(step, 'step', MIN_SAFE_INTEGER);
+  if (step === 0) throw new RangeError('step must not be 0');
+  // The places before the first and behind the last that a slice may begin or end at.
+  const [least, most] = step > 0 ? [0, length] : [-1, length - 1];
+  const clip = (place: number | undefined, name: string, fallback: number): number => {
+    if (place === undefined) return fallback;
+    checkInteger(place, name, MIN_SAFE_INTEGER);
+    return Math.min(Math.max(place < 0 ? place + length : place, least), most);
+  };
+  const [first, end] = step > 0 ? [least, most] : [most, least];
+  const from = clip(start, 'start', first);
+  const count = Math.ceil((clip(stop, 'stop', end) - from) / step);
+  // Where nothing is taken the array begins where it did: within its memory.
+  return count > 0 ? { start: from, step, count } : { start: 0, step: 1, count: 0 };
+}
+
+function checkIndex(index: number, axis: number, length: number): number {
+  checkInteger(index, 'index', MIN_SAFE_INTEGER);
+  if (index < -length || index >= length)
+    throw new RangeError(`index ${index} is out of bounds for axis ${axis} with size ${length}`);
+  return index < 0 ? index + length : index;
+}
+
+/**
+ * What selectors take, one for each axis from the first on; axes without one stay whole.
+ *
+ * @throws RangeError for more selectors than axes, an index beyond its axis, or a step of 0
+ * @example
+ * index(layout, [0, '...', { step: -1 }]); // Python's a[0, ..., ::-1]
+ * @see https://numpy.org/doc/stable/user/basics.indexing.html
+ */
+export function index(layout: Layout, selectors: readonly Selector[]): Layout {
+  const { shape, strides } = layout;
+  const kept: { shape: number[]; strides: number[] } = { shape: [], strides: [] };
+  let { byteOffset } = layout;
+  for (const [axis, selector] of wholeSelectors(selectors, shape).entries()) {
+    const length = shape[axis] as number;
+    const stride = strides[axis] as number;
+    if (typeof selector === 'number') {
+      // Where there are no items an offset leads nowhere, perhaps out of the memory.
+      const place = checkIndex(selector, axis, length);
+      if (!shape.includes(0)) byteOffset += place * stride;
+      continue;
+    }
+    const { start, step, count } = resolveSlice(selector, length);
+    if (!shape.includes(0)) byteOffset += start * stride;
+    kept.shape.push(count);
+    kept.strides.push(safe(stride * step, 'a stride'));
+  }
+  return { ...layout, ...kept, byteOffset };
+}
+
+/** One selector for each axis. */
+function wholeSelectors(
+  selectors: readonly Selector[],
+  shape: readonly number[],
+): (number | Slice)[] {
+  if (!Array.isArray(selectors)) throw new TypeError('an index must be an array of selectors');
+  const isRest = (selector: Selector): selector is '...' => selector === '...';
+  const rests = selectors.filter(isRest).length;
+  if (rests > 1) throw new RangeError("an index may have only one '...'");
+  const missing = shape.length - (selectors.length - rests);
+  if (missing < 0)
+    throw new RangeError(
+      `too many indices for shape ${shown(shape)}: ${selectors.length - rests}, not ${shape.length}`,
+    );
+  const whole: Slice[] = Array.from({ length: missing }, () => ({}));
+  return rests === 0
+    ? [...selectors, ...whole]
+    : selectors.flatMap((selector: Selector) => (isRest(selector) ? whole : [selector]));
+}
+
+/**
+ * The array in parts, along an axis.
+ *
+ * @param sections how many parts, all of the same size; or the places at which to cut, in order,
+ * negative ones from the end
+ * @throws RangeError where the parts would not be of the same size
+ * @example
+ * split(makeLayout([6], 4), 3); // 3 layouts of 2 items
+ * split(makeLayout([6], 4), [1, 3]); // 1, 2 and 3 items
+ */
+export function split(
+  layout: Layout,
+  sections: number | readonly number[],
+  axis = 0,
+): readonly Layout[] {
+  const { shape } = layout;
+  const along = checkAxis(axis, shape.length);
+  const length = shape[along] as number;
+  const before = Array.from({ length: along }, (): Slice => ({}));
+  const cuts = typeof sections === 'number' ? equalCuts(sections, length, shape) : sections;
+  if (!Array.isArray(cuts)) throw new TypeError('sections must be an integer or an array of them');
+  return Array.from({ length: cuts.length + 1 }, (_, at) =>
+    index(layout, [...before, { start: cuts[at - 1] ?? 0, stop: cuts[at] }]),
+  );
+}
+
+function equalCuts(sections: number, length: number, shape: readonly number[]): readonly number[] {
+  checkInteger(sections, 'sections', 1);
+  if (length % sections !== 0)
+    throw new RangeError(
+      `cannot split ${length} of shape ${shown(shape)} into ${sections} parts of the same size`,
+    );
+  const size = length / sections;
+  return Array.from({ length: sections - 1 }, (_, at) => (at + 1) * size);
+}

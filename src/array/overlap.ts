@@ -1,0 +1,50 @@
+import type { Layout } from './layout.ts';
+import { sizeOf } from './shape.ts';
+
+/** How many partial sums are tried before the answer is the careful one. */
+const MAX_TRIES = 10_000;
+
+interface Axis {
+  readonly length: number;
+  readonly stride: number;
+}
+
+/**
+ * Whether two items share a byte, as after a broadcast: what is written to one is written to the
+ * other. Where that takes too long to find out, for strides that no view of an ordinary array has,
+ * the answer is yes.
+ */
+export function mayOverlapItself({ shape, strides, itemsize }: Layout): boolean {
+  if (sizeOf(shape) < 2) return false;
+  const axes: Axis[] = shape
+    .map((length, axis) => ({ length, stride: Math.abs(strides[axis] as number) }))
+    .filter(({ length }) => length > 1)
+    .sort((a, b) => b.stride - a.stride);
+  if (axes.at(-1)?.stride === 0) return true;
+  // How far the axes from each on reach, and the bytes of an item.
+  const reaches = new Array<number>(axes.length + 1);
+  reaches[axes.length] = itemsize - 1;
+  for (let i = axes.length - 1; i >= 0; i -= 1) {
+    const { length, stride } = axes[i] as Axis;
+    reaches[i] = (reaches[i + 1] as number) + (length - 1) * stride;
+  }
+  let tries = MAX_TRIES;
+
+  // Whether two items are less than an item apart: their indices differ by steps that nearly cancel.
+  const cancels = (at: number, distance: number, isSame: boolean): boolean => {
+    const axis = axes[at];
+    if (!axis) return !isSame;
+    const reach = reaches[at + 1] as number;
+    // Of two items either may be the first: its first difference may be taken as positive.
+    const least = isSame ? 0 : 1 - axis.length;
+    const from = Math.max(least, Math.ceil((-reach - distance) / axis.stride));
+    const to = Math.min(axis.length - 1, Math.floor((reach - distance) / axis.stride));
+    for (let step = from; step <= to; step += 1) {
+      tries -= 1;
+      if (tries < 0) return true;
+      if (cancels(at + 1, distance + step * axis.stride, isSame && step === 0)) return true;
+    }
+    return false;
+  };
+  return cancels(0, 0, true);
+}

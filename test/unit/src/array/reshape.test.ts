@@ -1,0 +1,153 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import fc from 'fast-check';
+import { isContiguous, type Layout, makeLayout } from '../../../../src/array/layout.ts';
+import { type Reshaped, ravel, reshape, viewAs } from '../../../../src/array/reshape.ts';
+import { transpose } from '../../../../src/array/views.ts';
+import { addresses, anyLayout, bytesOf, indices, runs } from '../../../support/layouts.ts';
+
+const anyOrder = fc.constantFrom('C' as const, 'F' as const);
+const sizeOf = (shape: readonly number[]): number => indices(shape).length;
+
+/** Shapes of a number of items. */
+const shapesOf = (size: number): fc.Arbitrary<number[]> => {
+  if (size === 0) return fc.constantFrom([0], [0, 3], [2, 0, 1], [0, 0], [1, 4, 0]);
+  const factors = [2, 3, 4, 6, 8, 9, 12].filter((factor) => size % factor === 0);
+  const ones = fc.array(fc.constant(1), { maxLength: 1 });
+  const rest: fc.Arbitrary<number[]> =
+    factors.length === 0
+      ? fc.constant(size === 1 ? [] : [size])
+      : fc
+          .constantFrom(...factors)
+          .chain((factor) => shapesOf(size / factor).map((shape) => [factor, ...shape]));
+  return fc.tuple(ones, rest).map(([some, more]) => [...some, ...more]);
+};
+
+/** A layout and a shape of as many items. */
+const reshapes = anyLayout.chain((layout) =>
+  fc.record({
+    layout: fc.constant(layout),
+    shape: shapesOf(sizeOf(layout.shape)),
+    order: anyOrder,
+  }),
+);
+
+/** Whether any strides at all have the items, in an order, at these addresses. */
+function isStrided(items: readonly number[], shape: readonly number[], layout: Layout): boolean {
+  const at = indices(shape);
+  const stride = (axis: number): number => {
+    const next = at.findIndex((index) =>
+      index.every((place, each) => place === Number(each === axis)),
+    );
+    return next < 0 ? 0 : (items[next] as number) - (items[0] as number);
+  };
+  const strides = shape.map((_, axis) => stride(axis));
+  const candidate = { ...layout, shape, strides };
+  return addresses(candidate).every((address, n) => address === items[n]);
+}
+
+test('a reshape is a view exactly where strides can have its items so', () => {
+  fc.assert(
+    fc.property(reshapes, ({ layout, shape, order }) => {
+      const result = reshape(layout, shape, order);
+      assert.deepEqual(result.shape, shape);
+      const items = addresses(layout, order);
+      const inOrderC =
+        order === 'C'
+          ? items
+          : indices(shape).map(
+              (index) =>
+                items[
+                  index.reduceRight((at, place, axis) => at * (shape[axis] as number) + place, 0)
+                ],
+            );
+      if (result.view) {
+        assert.deepEqual(result.view.shape, shape);
+        assert.deepEqual(addresses(result.view, order), items);
+      } else assert.ok(!isStrided(inOrderC as number[], shape, layout));
+    }),
+    runs,
+  );
+});
+
+test('one size may be left open, unless nothing tells it', () => {
+  fc.assert(
+    fc.property(reshapes, fc.nat(7), ({ layout, shape, order }, place) => {
+      if (shape.length === 0) return;
+      const open = shape.with(place % shape.length, -1);
+      const isTold = sizeOf(shape.toSpliced(place % shape.length, 1)) > 0;
+      if (isTold) assert.deepEqual(reshape(layout, open, order), reshape(layout, shape, order));
+      else assert.throws(() => reshape(layout, open, order), RangeError);
+    }),
+    runs,
+  );
+});
+
+test('a ravel is a view of contiguous items only', () => {
+  fc.assert(
+    fc.property(anyLayout, anyOrder, (layout, order) => {
+      const { shape, view } = ravel(layout, order);
+      assert.deepEqual(shape, [sizeOf(layout.shape)]);
+      assert.equal(view !== undefined, isContiguous(layout, order));
+      if (view) assert.deepEqual(addresses(view), addresses(layout, order));
+    }),
+    runs,
+  );
+});
+
+test('the same bytes as items of another size, where the last axis has them together', () => {
+  fc.assert(
+    fc.property(anyLayout, fc.constantFrom(1, 2, 3, 4, 6, 8, 16), (layout, itemsize) => {
+      const { shape, strides } = layout;
+      const length = shape.at(-1);
+      const isTogether = length === 1 || shape.includes(0) || strides.at(-1) === layout.itemsize;
+      const bytes = (length ?? 0) * layout.itemsize;
+      const isWhole = itemsize < layout.itemsize ? layout.itemsize % itemsize : bytes % itemsize;
+      if (itemsize === layout.itemsize) assert.equal(viewAs(layout, itemsize), layout);
+      else if (length === undefined || !isTogether || isWhole !== 0)
+        assert.throws(() => viewAs(layout, itemsize), RangeError);
+      else {
+        const view = viewAs(layout, itemsize);
+        assert.deepEqual(view.shape, [...shape.slice(0, -1), bytes / itemsize]);
+        assert.equal(view.itemsize, itemsize);
+        assert.deepEqual(bytesOf(view), bytesOf(layout));
+      }
+    }),
+    runs,
+  );
+});
+
+test('known reshapes: of a transposed array, of gaps, of reversed items', () => {
+  const layout = makeLayout([2, 3, 4], 8);
+  const view = ({ view: found }: Reshaped): readonly number[] | undefined => found?.strides;
+  assert.deepEqual(view(reshape(layout, [6, -1])), [32, 8]);
+  assert.deepEqual(view(reshape(layout, [4, 6])), [48, 8]);
+  assert.equal(view(reshape(transpose(layout), [-1])), undefined);
+  assert.deepEqual(view(reshape(transpose(layout), [-1], 'F')), [8]);
+  const everySecond = makeLayout([2, 6], 8, { strides: [192, 16] });
+  assert.deepEqual(view(reshape(everySecond, [2, 2, 3])), [192, 48, 16]);
+  assert.equal(view(reshape(everySecond, [12])), undefined);
+  const backwards = makeLayout([6], 8, { strides: [-8], byteOffset: 40 });
+  assert.deepEqual(view(reshape(backwards, [2, 3])), [-24, -8]);
+  assert.equal(ravel(backwards).view, undefined);
+});
+
+test('a shape of another number of items, and bytes that make no items, are refused', () => {
+  const layout = makeLayout([3, 4], 4);
+  const refused = (call: () => unknown, message: string): void => {
+    assert.throws(call, { name: 'RangeError', message });
+  };
+  refused(() => reshape(layout, [5, 3]), 'cannot reshape 12 elements into [5, 3]');
+  refused(() => reshape(layout, [5, -1]), 'cannot reshape 12 elements into [5, -1]');
+  refused(() => reshape(layout, [0, -1]), 'cannot reshape 12 elements into [0, -1]');
+  refused(() => reshape(layout, [-1, -1]), 'only one size of [-1, -1] may be left open');
+  refused(() => reshape(layout, [-2]), 'shape[0] must be an integer of at least -1, not -2');
+  refused(() => viewAs(layout, 3), 'cannot view the last axis, 4 items of 4 bytes as items of 3');
+  refused(
+    () => viewAs(transpose(layout), 2),
+    'cannot view items of 4 bytes as items of 2: the last axis is not contiguous, its stride is 16',
+  );
+  refused(() => viewAs(makeLayout([], 4), 2), 'cannot view a single item of 4 bytes as items of 2');
+  assert.throws(() => reshape(layout, [12], 'K' as never), TypeError);
+  assert.throws(() => reshape(layout, 12 as never), TypeError);
+});
