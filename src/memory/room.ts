@@ -25,7 +25,7 @@ export function withRoom(
   }
   if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY) {
     const pending = releases.size;
-    const { free } = context.memoryInfo();
+    const { free } = context.deviceMemoryInfo();
     throw cudaError(
       status,
       call,
