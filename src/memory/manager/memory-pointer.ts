@@ -24,6 +24,8 @@ export interface Hold {
   readonly references: References;
   /** Gives the pointer's own reference up. */
   readonly release: () => void;
+  /** What it is a view of: not to be taken for lost while the view lives. */
+  readonly base?: MemoryPointer;
 }
 
 /** @internal The first pointer to some memory: a reference by itself. */
@@ -50,7 +52,7 @@ export class MemoryPointer extends Resource {
   readonly byteLength: number;
   readonly #pointer: CUdeviceptr;
   readonly #owner: unknown;
-  readonly #references: References;
+  readonly #hold: Hold;
 
   constructor(init: PointerInit);
   /** @internal */
@@ -64,7 +66,7 @@ export class MemoryPointer extends Resource {
     this.byteLength = byteLength;
     this.#pointer = pointer as CUdeviceptr;
     this.#owner = owner;
-    this.#references = hold.references;
+    this.#hold = hold;
   }
 
   /** The device address of the first byte. @throws ClosedError */
@@ -80,7 +82,7 @@ export class MemoryPointer extends Resource {
 
   /** How many open pointers keep the memory, this one and others. */
   get refct(): number {
-    return this.closed ? 0 : this.#references.count;
+    return this.closed ? 0 : this.#hold.references.count;
   }
 
   /** Another pointer to the same bytes: the memory lives until both are closed. */
@@ -97,7 +99,7 @@ export class MemoryPointer extends Resource {
     const { pointer } = this;
     checkInteger(start, 'start', 0, this.byteLength);
     checkInteger(stop, 'stop', start, this.byteLength);
-    const references = this.#references;
+    const { references } = this.#hold;
     return new MemoryPointer(
       {
         context: this.context,
@@ -105,7 +107,7 @@ export class MemoryPointer extends Resource {
         byteLength: stop - start,
         owner: this.owner,
       },
-      { kind: 'MemoryPointer', references, release: references.take() },
+      { kind: 'MemoryPointer', references, release: references.take(), base: this },
     );
   }
 
@@ -116,14 +118,14 @@ export class MemoryPointer extends Resource {
    */
   free(): void {
     this.requireOpen();
-    this.#references.free();
+    this.#hold.references.free();
   }
 
   /** Gives up this reference; the last one frees, in the order of `stream` where the finalizer cares. */
   override close(options?: StreamOption): void {
     const { stream } = checkOptions(options, ['stream'], 'close');
     if (stream !== undefined && !this.closed)
-      this.#references.follow({ stream: checkInstance(stream, Stream, 'stream') });
+      this.#hold.references.follow({ stream: checkInstance(stream, Stream, 'stream') });
     super.close();
   }
 }
