@@ -1,5 +1,6 @@
-/** A memory manager that serves all device memory from one pool, also that of other libraries. */
+/** A memory manager that serves all device memory from one pool. */
 import {
+  type AllocateOptions,
   AutoFreePointer,
   Context,
   DeviceBuffer,
@@ -16,7 +17,7 @@ class PoolManager extends DriverMemoryManager {
     this.#pool ??= MemoryPool.create({ context: this.context, maxSize: 64 << 20 });
   }
 
-  override memalloc(byteLength: number, options = {}): AutoFreePointer {
+  override memalloc(byteLength: number, options?: AllocateOptions): AutoFreePointer {
     const buffer = this.pool.allocate(byteLength, options);
     return new AutoFreePointer({
       context: this.context,
