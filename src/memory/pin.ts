@@ -75,7 +75,7 @@ export function pin(...args: (HostMemory | PinOptions)[]): PinnedArrays {
 }
 
 /**
- * Page-locks host memory that the caller keeps in place; answers how to unlock it.
+ * @internal Page-locks host memory that the caller keeps in place; answers how to unlock it.
  *
  * @throws NotSupportedError, and RangeError where a page is locked already
  */
@@ -99,7 +99,7 @@ const isOptions = (value: unknown): value is PinOptions =>
   !(value instanceof ArrayBuffer) &&
   !(value instanceof SharedArrayBuffer);
 
-/** Host memory as bytes that can be page-locked. @throws TypeError, RangeError where it is empty */
+/** @internal Host memory as bytes that can be page-locked. @throws TypeError, RangeError if empty */
 export function checkPinnable(value: unknown, name: string): Uint8Array {
   const range = checkHostMemory(value, name);
   if ((range.buffer as { growable?: boolean }).growable)

@@ -11,7 +11,8 @@ import { ManagerMemory, type MemoryManagerClass } from './manager-memory.ts';
  * Puts a memory manager in the place of cuffi's own allocations, as numba's `set_memory_manager`:
  * an instance for each context, made at its first use, serves `DeviceBuffer.allocate` without
  * `{ memory }`, `PinnedBuffer`, `MappedMemory`, `pin`, `context.memoryInfo()`, and what
- * `getIpcHandle` needs. Resources that are named serve themselves, as before.
+ * `getIpcHandle` needs. Resources that are named serve themselves, as before. A borrowed context has
+ * an instance for each object that stands for it.
  *
  * To set one for a program that does not know of it: `node --import ./set-it.js program.js`.
  *

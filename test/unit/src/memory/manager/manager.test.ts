@@ -23,7 +23,7 @@ import {
 } from '../../../../../src/index.ts';
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';
-import { collectUntil } from '../../../../support/gc.ts';
+import { collectGarbage, collectUntil } from '../../../../support/gc.ts';
 import { watchMappings } from '../../../../support/mappings.ts';
 import { emulate } from '../../emulate.ts';
 
@@ -427,6 +427,64 @@ test('streams reach the manager: that of the allocation and that of the close', 
   buffer.close({ stream });
   buffer.resource?.allocate(10).close();
   assert.deepEqual(seen, [{ stream }, { stream }, {}, {}]);
+});
+
+test('whichever call of the driver fails under a manager, nothing leaks and it works again', () => {
+  const furnish = () => {
+    const books = keepingBooks(emulate());
+    selectDriver(books.driver);
+    setMemoryManager(DriverMemoryManager);
+    const context = Context.primary();
+    const use = (): void => {
+      using buffer = DeviceBuffer.allocate(4096, { context });
+      getIpcHandle(buffer.subarray(100));
+      PinnedBuffer.allocate(4096, { context, mapped: true }).close();
+      PinnedBuffer.allocate(4096, { context, mapped: true, writeCombined: true }).close();
+      MappedMemory.create({ context }).allocate(4096).close();
+      pin(page(), { context }).close();
+      context.memoryInfo();
+    };
+    use();
+    return { ...books, context, use };
+  };
+  const { use: once } = furnish();
+  using recorder = recordCalls();
+  once();
+  recorder.stop();
+  const names = recorder.calls.map(({ name }) => name);
+  for (const [at, name] of names.entries()) {
+    // What the driver does not take back stays.
+    const next = names[at + 1] ?? '';
+    if (/Pop|Free|Unregister/.test(name) || (/Push/.test(name) && /Free|Unreg/.test(next)))
+      continue;
+    const { driver, open, context, use } = furnish();
+    using mappings = watchMappings();
+    const nth = names.slice(0, at + 1).filter((other) => other === name).length;
+    selectDriver(failing(driver, name, nth, 1));
+    try {
+      use();
+    } catch (error) {
+      assert.ok(error instanceof CuffiError, `${name}: ${error}`);
+    }
+    selectDriver(driver);
+    assert.deepEqual([...open, ...mappings.open], [], `${name}, call ${at + 1}: left open`);
+    assert.equal(context.resources.size, 0, name);
+    use();
+  }
+});
+
+test('a buffer that nobody closes is given back to the manager when it was collected', async () => {
+  const books = keepingBooks(emulate());
+  selectDriver(books.driver);
+  setMemoryManager(DriverMemoryManager);
+  const part = (() => DeviceBuffer.allocate(4096).subarray(0, 10))();
+  await collectGarbage();
+  assert.equal(books.open.size, 1, 'a view keeps it');
+  assert.equal(part.closed, false);
+  (() => DeviceBuffer.allocate(4096))();
+  assert.equal(books.open.size, 2);
+  assert.ok(await collectUntil(() => books.open.size === 1));
+  assert.equal(part.byteLength, 10);
 });
 
 test('a buffer whose memory the manager frees under it is closed', () => {
