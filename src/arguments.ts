@@ -1,8 +1,12 @@
 /** The caller's arguments, checked before the driver is asked: TypeError and RangeError. */
 
 /** The name of a class. The build calls one that refers to itself `_Name` inside. */
-const className = (type: { readonly name?: string } | undefined): string =>
-  type?.name?.replace(/^_/, '') ?? 'object';
+export const className = (type: object | undefined): string =>
+  (type as { readonly name?: string } | undefined)?.name?.replace(/^_/, '') ?? 'object';
+
+/** A class by what its instances are. Not a constructor type: most here have private constructors. */
+// biome-ignore lint/complexity/noBannedTypes: what instanceof takes
+export type ClassOf<T> = Function & { readonly prototype: T };
 
 /** A value in words short enough for a message. */
 const shown = (value: unknown): string => {
@@ -59,13 +63,7 @@ export function checkBoolean(value: unknown, name: string, fallback: boolean): b
 }
 
 /** @throws TypeError unless `value` is an instance of `type` */
-export function checkInstance<T>(
-  value: unknown,
-  // Not a constructor type: most classes here have private constructors.
-  // biome-ignore lint/complexity/noBannedTypes: what instanceof takes
-  type: Function & { readonly prototype: T },
-  name: string,
-): T {
+export function checkInstance<T>(value: unknown, type: ClassOf<T>, name: string): T {
   if (!(value instanceof type))
     throw new TypeError(`${name} must be a ${className(type)}, not ${shown(value)}`);
   return value as T;

@@ -6,6 +6,7 @@ import type { CUcontext, CUstream } from '../ffi/types.ts';
 import { Activity } from './activity.ts';
 import { checkInstance, checkInteger } from './arguments.ts';
 import { check, isReady } from './check.ts';
+import { type ContextMemory, serveContext } from './context-memory.ts';
 import { Device } from './device.ts';
 import { initialize } from './driver.ts';
 import { NotSupportedError } from './errors.ts';
@@ -55,12 +56,14 @@ export class Context {
   );
   /** @internal The contexts whose memory it was allowed to reach. */
   readonly peers = new PeerAccess(this);
+  readonly #memory: ContextMemory | undefined;
   #handle: CUcontext | undefined;
 
   private constructor(device: Device, handle: CUcontext | undefined) {
     this.device = device;
     this.#handle = handle;
     this.borrowed = handle !== undefined;
+    this.#memory = serveContext(this);
   }
 
   /**
@@ -125,6 +128,11 @@ export class Context {
     return this.#handle;
   }
 
+  /** @internal The memory manager that serves it, where one was set. */
+  get memory(): ContextMemory | undefined {
+    return this.#memory?.answers ? this.#memory : undefined;
+  }
+
   /** @internal Counts the resets: what was made under another count is gone. */
   get resets(): number {
     return this.resources.generation;
@@ -182,8 +190,16 @@ export class Context {
     this.run(() => check(cu.cuCtxSynchronize(), 'cuCtxSynchronize'));
   }
 
-  /** Free and total memory of the device, in bytes; other processes' use counts. */
+  /**
+   * Free and total memory of the device, in bytes; other processes' use counts. A memory manager
+   * that was set answers instead.
+   */
   memoryInfo(): MemoryInfo {
+    return this.memory?.getMemoryInfo() ?? this.deviceMemoryInfo();
+  }
+
+  /** @internal What the driver says of the device's memory. */
+  deviceMemoryInfo(): MemoryInfo {
     this.run(() => check(cu.cuMemGetInfo_v2(OUT0, OUT1), 'cuMemGetInfo_v2'));
     return { free: readSize(OUT0), total: readSize(OUT1) };
   }
@@ -256,7 +272,7 @@ export class Context {
    * }
    */
   deferCleanup(): Disposable {
-    return this.releases.defer();
+    return this.memory?.deferCleanup() ?? this.releases.defer();
   }
 
   /**
@@ -272,6 +288,14 @@ export class Context {
   /** As {@link reset}, at once: blocks until the GPU's work is done. */
   resetSync(): void {
     this.#requireOwn();
+    try {
+      this.memory?.reset();
+    } finally {
+      this.#reset();
+    }
+  }
+
+  #reset(): void {
     this.resources.abandonAll('its context was reset');
     this.releases.clear();
     this.activity.clear();

@@ -58,6 +58,21 @@ export {
 } from './memory/managed.ts';
 export { HostVisibleBuffer } from './memory/host-visible.ts';
 export type { AllocateOptions, MemoryResource } from './memory/memory-resource.ts';
+export { memoryManager, setMemoryManager } from './memory/manager/memory-manager.ts';
+export type { MemoryManagerClass } from './memory/manager/manager-memory.ts';
+export {
+  BaseMemoryManager,
+  type MemhostallocOptions,
+  type MempinOptions,
+} from './memory/manager/base-manager.ts';
+export { HostOnlyMemoryManager } from './memory/manager/host-only-manager.ts';
+export { DriverMemoryManager } from './memory/manager/driver-manager.ts';
+export { MemoryPointer, type PointerInit } from './memory/manager/memory-pointer.ts';
+export { AutoFreePointer } from './memory/manager/auto-free-pointer.ts';
+export { MappedPointer } from './memory/manager/mapped-pointer.ts';
+export { PinnedPointer } from './memory/manager/pinned-pointer.ts';
+export type { Finalizer } from './memory/manager/references.ts';
+export { IpcHandle, type IpcHandleInit } from './memory/manager/ipc-handle.ts';
 export type { HostMemory } from './arguments.ts';
 export type { WaitOptions } from './wait.ts';
 export {

@@ -1,11 +1,8 @@
-import { BLOCK, OUT0, OUT1, readBytes, readHandle, readSize } from '../../ffi/arena.ts';
-import { CU_IPC_HANDLE_SIZE, CU_POINTER_ATTRIBUTE_BUFFER_ID } from '../../ffi/constants.ts';
-import { cu } from '../../ffi/driver.ts';
-import type { CUdeviceptr } from '../../ffi/types.ts';
-import { check, cudaError } from '../check.ts';
 import { IpcError } from '../errors.ts';
 import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
+import { allocationBase, bufferIdOf, legacyHandle } from '../memory/legacy-handle.ts';
+import { ManagerMemory } from '../memory/manager/manager-memory.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { type IpcBufferDescriptor, type IpcEventDescriptor, sealDescriptor } from './descriptor.ts';
 
@@ -45,35 +42,23 @@ function exportBuffer(buffer: DeviceBuffer): IpcBufferDescriptor {
         'memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
     );
   if (byteLength === 0) throw new RangeError('an empty buffer cannot be shared');
-  const { handle, base, bufferId } = context.run(() => nameAllocation(address, byteLength));
+  const { handle, base } =
+    resource instanceof ManagerMemory
+      ? resource.nameAllocation(buffer)
+      : context.run(() => ({
+          handle: legacyHandle(address, byteLength),
+          base: allocationBase(address),
+        }));
   return sealDescriptor<'legacy'>({
     kind: 'legacy',
     version: 1,
-    handle,
+    handle: Buffer.from(handle).toString('base64'),
     byteOffset: address - base,
     byteLength,
-    bufferId,
+    bufferId: context.run(() => bufferIdOf(base)),
     device: context.device.uuid,
     pid: process.pid,
   });
-}
-
-/** What the driver calls the allocation that `address` lies in, whatever part of it that is. */
-function nameAllocation(address: CUdeviceptr, byteLength: number) {
-  const status = cu.cuIpcGetMemHandle(BLOCK, address);
-  if (status !== 0)
-    throw new IpcError(
-      'this memory has no legacy IPC handle',
-      cudaError(status, 'cuIpcGetMemHandle', `exporting ${byteLength} bytes`),
-    );
-  const handle = Buffer.from(readBytes(BLOCK, CU_IPC_HANDLE_SIZE)).toString('base64');
-  check(cu.cuMemGetAddressRange_v2(OUT0, OUT1, address), 'cuMemGetAddressRange_v2');
-  const base = readHandle<CUdeviceptr>(OUT0);
-  check(
-    cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_BUFFER_ID, base),
-    'cuPointerGetAttribute',
-  );
-  return { handle, base, bufferId: readSize(OUT0) };
 }
 
 function exportEvent(event: CudaEvent): IpcEventDescriptor {

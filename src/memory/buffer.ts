@@ -22,6 +22,7 @@ import { DeviceMemory } from './device-memory.ts';
 import type { MemoryResource } from './memory-resource.ts';
 import { copyBetweenDevices } from './peer.ts';
 import { cutsWithin, pieces } from './pieces.ts';
+import { servedMemory } from './served-memory.ts';
 
 /**
  * A range of device memory.
@@ -75,7 +76,8 @@ export class DeviceBuffer extends Resource {
   }
 
   /**
-   * Allocates device memory, uninitialised (cuMemAlloc): the kind that legacy IPC can share.
+   * Allocates device memory, uninitialised (cuMemAlloc): the kind that legacy IPC can share. A
+   * memory manager that was set gives it out instead.
    *
    * @param byteLength at least 1
    * @throws CudaError CUDA_ERROR_OUT_OF_MEMORY
@@ -91,7 +93,7 @@ export class DeviceBuffer extends Resource {
     if (memory && (place.context || place.device !== undefined))
       throw new TypeError('give either a memory resource or a place, not both');
     const ordered = streamOf(stream);
-    const resource = memory ?? DeviceMemory.create(place);
+    const resource = memory ?? defaultMemory(Context.of(place));
     return resource.allocate(byteLength, ordered ? { stream: ordered } : {});
   }
 
@@ -111,6 +113,11 @@ export class DeviceBuffer extends Resource {
       origin: 'borrowed',
       keeps: owner,
     });
+  }
+
+  /** @internal The buffer that this one is a view of, or itself. */
+  get whole(): DeviceBuffer {
+    return this.#keeps instanceof DeviceBuffer ? this.#keeps : this;
   }
 
   override get closed(): boolean {
@@ -159,7 +166,7 @@ export class DeviceBuffer extends Resource {
       byteLength: end - begin,
       origin: this.origin,
       resource: this.resource,
-      keeps: this.#keeps instanceof DeviceBuffer ? this.#keeps : this,
+      keeps: this.whole,
       borders: this.#borders,
     });
   }
@@ -293,6 +300,9 @@ export class DeviceBuffer extends Resource {
     return `DeviceBuffer(${this.byteLength} bytes, ${this.origin}${this.closed ? ', closed' : ''})`;
   }
 }
+
+const defaultMemory = (context: Context): MemoryResource =>
+  servedMemory(context) ?? DeviceMemory.create({ context });
 
 const streamOf = (stream: unknown): Stream | undefined =>
   stream === undefined ? undefined : checkInstance(stream, Stream, 'stream');

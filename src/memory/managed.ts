@@ -203,9 +203,9 @@ function checkManaged(buffer: DeviceBuffer): DeviceBuffer {
 }
 
 function requireFree(context: Context, byteLength: number): void {
-  if (byteLength <= context.memoryInfo().free) return;
+  if (byteLength <= context.deviceMemoryInfo().free) return;
   context.releases.collect(true);
-  const { free } = context.memoryInfo();
+  const { free } = context.deviceMemoryInfo();
   if (byteLength <= free) return;
   throw new RangeError(
     `out of memory: ${byteLength} bytes of managed memory were asked for with ${free} free`,

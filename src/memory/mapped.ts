@@ -4,6 +4,7 @@ import { Context, type PlaceOptions } from '../context.ts';
 import { allocateHost } from './host-allocation.ts';
 import { HostVisibleBuffer } from './host-visible.ts';
 import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
+import { servedMemory } from './served-memory.ts';
 
 /** Options of {@link MappedMemory.create}. */
 export interface MappedMemoryOptions extends PlaceOptions {
@@ -62,7 +63,9 @@ export class MappedMemory implements MemoryResource {
     checkOptions(options, ['stream'], 'allocate');
     const { context, portable, writeCombined } = this;
     const kind = { portable, mapped: true, writeCombined };
-    const { devicePointer, held, release } = allocateHost(context, byteLength, kind);
+    const { devicePointer, held, release } =
+      servedMemory(context)?.allocateHost(byteLength, kind) ??
+      allocateHost(context, byteLength, kind);
     const address = devicePointer as CUdeviceptr;
     return new HostVisibleBuffer({ context, address, byteLength, resource: this, release, held });
   }

@@ -4,6 +4,7 @@ import { Context, type PlaceOptions } from '../context.ts';
 import { Resource } from '../resource.ts';
 import { giveBackQuietly, requireSupport } from './host-allocation.ts';
 import { type LockFlags, lockPages } from './page-lock.ts';
+import { servedMemory } from './served-memory.ts';
 
 /** Options of {@link pin}. */
 export interface PinOptions extends PlaceOptions {
@@ -52,15 +53,17 @@ export function pin(...args: (HostMemory | PinOptions)[]): PinnedArrays {
   const flags = { portable: checkBoolean(portable, 'portable', true), mapped: false };
   const arrays = (given ? args.slice(0, -1) : args) as HostMemory[];
   if (arrays.length === 0) throw new TypeError('pin: give at least one typed array');
-  const ranges = arrays.map(checkPinnable);
+  const ranges = arrays.map((array, at) => checkPinnable(array, `arrays[${at}]`));
   for (const [at, range] of ranges.entries()) requireNew(ranges.slice(0, at), range, at);
 
   const context = Context.of(place);
-  requireSupport(context, flags);
+  const served = servedMemory(context);
   const unlocks: (() => void)[] = [];
   try {
     for (const [at, memory] of ranges.entries())
-      unlocks.push(lock(context, memory, `arrays[${at}]`, flags));
+      unlocks.push(
+        served?.lockHost(memory, flags) ?? lockHost(context, memory, `arrays[${at}]`, flags),
+      );
   } catch (error) {
     giveBackQuietly(context, () => unlockAll(unlocks));
     throw error;
@@ -71,10 +74,22 @@ export function pin(...args: (HostMemory | PinOptions)[]): PinnedArrays {
   });
 }
 
-const lock = (context: Context, memory: Uint8Array, what: string, flags: LockFlags): (() => void) =>
-  withAddress(memory, (address) =>
+/**
+ * @internal Page-locks host memory that the caller keeps in place; answers how to unlock it.
+ *
+ * @throws NotSupportedError, and RangeError where a page is locked already
+ */
+export function lockHost(
+  context: Context,
+  memory: Uint8Array,
+  what: string,
+  flags: LockFlags,
+): () => void {
+  requireSupport(context, flags);
+  return withAddress(memory, (address) =>
     lockPages(context, { address, byteLength: memory.byteLength, what, memory }, flags),
   );
+}
 
 const isOptions = (value: unknown): value is PinOptions =>
   typeof value === 'object' &&
@@ -84,8 +99,8 @@ const isOptions = (value: unknown): value is PinOptions =>
   !(value instanceof ArrayBuffer) &&
   !(value instanceof SharedArrayBuffer);
 
-function checkPinnable(value: HostMemory, at: number): Uint8Array {
-  const name = `arrays[${at}]`;
+/** @internal Host memory as bytes that can be page-locked. @throws TypeError, RangeError if empty */
+export function checkPinnable(value: unknown, name: string): Uint8Array {
   const range = checkHostMemory(value, name);
   if ((range.buffer as { growable?: boolean }).growable)
     throw new TypeError(`${name} is growable: its memory cannot be page-locked as a whole`);

@@ -4,6 +4,7 @@ import { Context, type PlaceOptions } from '../context.ts';
 import { Resource } from '../resource.ts';
 import { allocateHost, type HostAllocation, type HostKind } from './host-allocation.ts';
 import type { HostViews } from './host-views.ts';
+import { servedMemory } from './served-memory.ts';
 
 /** Options of {@link PinnedBuffer.allocate}. */
 export interface PinnedOptions extends PlaceOptions {
@@ -44,7 +45,9 @@ export class PinnedBuffer extends Resource {
   readonly #memory: HostAllocation;
 
   private constructor(context: Context, byteLength: number, kind: HostKind) {
-    const memory = allocateHost(context, byteLength, kind);
+    const memory =
+      servedMemory(context)?.allocateHost(byteLength, kind) ??
+      allocateHost(context, byteLength, kind);
     super('PinnedBuffer', { owner: context.resources, release: memory.release });
     this.context = context;
     this.byteLength = byteLength;

@@ -31,7 +31,7 @@ export function withRoom(
     status = allocate();
   }
   if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY) {
-    const { free } = context.memoryInfo();
+    const { free } = context.deviceMemoryInfo();
     throw cudaError(
       status,
       call,

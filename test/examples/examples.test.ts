@@ -39,6 +39,15 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^the same address: true, still there: true$/m,
   ],
   '14-two-devices.ts': [/^on the other device: Set\(1\) \{ 5 \}$|^this needs a second GPU$/m],
+  '16-pool-manager.ts': [
+    /^all there is: 64 MiB$/m,
+    /^the same memory again: true$/m,
+    /^Set\(1\) \{ 7 \}$/m,
+  ],
+  '17-memory-budget.ts': [
+    /^700000 bytes were asked for, 348576 are left of the budget$/m,
+    /^left: 348576$/m,
+  ],
 };
 
 async function run(program: string): Promise<string> {

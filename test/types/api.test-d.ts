@@ -3,6 +3,7 @@ import { expectTypeOf } from 'expect-type';
 import type { DeviceAttribute } from '../../ffi/attributes.ts';
 import type { CUdeviceptr, CUevent, CUstream } from '../../ffi/types.ts';
 import {
+  type BaseMemoryManager,
   type BufferOptions,
   type Context,
   CudaError,
@@ -10,14 +11,20 @@ import {
   CuffiError,
   type Device,
   DeviceBuffer,
+  DriverMemoryManager,
+  HostOnlyMemoryManager,
   type HostVisibleBuffer,
   type IpcError,
   ManagedMemory,
   MappedMemory,
+  type MemoryInfo,
+  type MemoryPointer,
+  memoryManager,
   type PinnedArrays,
   PinnedBuffer,
   pin,
   Stream,
+  setMemoryManager,
 } from '../../src/index.ts';
 import {
   getIpcHandle,
@@ -120,3 +127,13 @@ expectTypeOf(pin(new ArrayBuffer(1), { portable: false })).toEqualTypeOf<PinnedA
 pin({ portable: false }, new Uint8Array(1));
 // @ts-expect-error no such option
 PinnedBuffer.allocate(1, { pinned: true });
+
+// A manager's class is set, not an instance of it; a half-done one must be completed.
+setMemoryManager(DriverMemoryManager);
+// @ts-expect-error it has no device half
+setMemoryManager(HostOnlyMemoryManager);
+// @ts-expect-error a class, not an instance
+setMemoryManager(new DriverMemoryManager(context));
+expectTypeOf(memoryManager(context)).toEqualTypeOf<BaseMemoryManager>();
+expectTypeOf(memoryManager().getMemoryInfo()).toEqualTypeOf<MemoryInfo>();
+expectTypeOf(memoryManager().memalloc(1).view(0)).toEqualTypeOf<MemoryPointer>();

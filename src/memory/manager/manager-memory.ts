@@ -1,0 +1,212 @@
+import type { CUdeviceptr } from '../../../ffi/types.ts';
+import {
+  type ClassOf,
+  checkInteger,
+  checkOptions,
+  className,
+  type HostMemory,
+} from '../../arguments.ts';
+import type { Context, MemoryInfo } from '../../context.ts';
+import type { Stream } from '../../stream.ts';
+import { DeviceBuffer } from '../buffer.ts';
+import type { HostAllocation, HostKind } from '../host-allocation.ts';
+import { viewDriverMemory } from '../host-views.ts';
+import { allocationBase } from '../legacy-handle.ts';
+import type { AllocateOptions } from '../memory-resource.ts';
+import type { LockFlags } from '../page-lock.ts';
+import type { ServedMemory } from '../served-memory.ts';
+import { AutoFreePointer } from './auto-free-pointer.ts';
+import type { BaseMemoryManager } from './base-manager.ts';
+import { viewsOf } from './host-only-manager.ts';
+import * as answers from './manager-answers.ts';
+import { MappedPointer } from './mapped-pointer.ts';
+import { MemoryPointer } from './memory-pointer.ts';
+import { PinnedPointer } from './pinned-pointer.ts';
+
+/** A memory manager's class: made with the context whose memory it is to own. */
+export type MemoryManagerClass = new (context: Context) => BaseMemoryManager;
+
+/** The pointer behind each buffer that a manager gave out. */
+const pointers = new WeakMap<DeviceBuffer, MemoryPointer>();
+
+/**
+ * @internal The one user of a context's memory manager: the {@link MemoryResource} of its buffers.
+ * It makes the manager at its first use, and checks all that it answers.
+ */
+export class ManagerMemory implements ServedMemory {
+  readonly context: Context;
+  readonly deviceAccessible = true;
+  readonly hostAccessible = false;
+  readonly #Manager: MemoryManagerClass;
+  #manager: BaseMemoryManager | undefined;
+  #isReady = false;
+  #isAsking = false;
+
+  constructor(context: Context, Manager: MemoryManagerClass) {
+    this.context = context;
+    this.#Manager = Manager;
+  }
+
+  get answers(): boolean {
+    return !this.#isAsking;
+  }
+
+  /** The manager, ready for use. */
+  get manager(): BaseMemoryManager {
+    return this.#ask((manager) => manager);
+  }
+
+  allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer {
+    checkInteger(byteLength, 'byteLength', 1);
+    const { stream } = checkOptions(options, ['stream'], 'allocate');
+    const { context } = this;
+    const answer = this.#ask((manager) => manager.memalloc(byteLength, stream ? { stream } : {}));
+    const pointer = this.#check('memalloc', answer, MemoryPointer, byteLength);
+    const held = pointer instanceof AutoFreePointer ? pointer.own() : pointer;
+    let last: Stream | undefined;
+    const buffer = new DeviceBuffer({
+      context,
+      address: held.pointer,
+      byteLength,
+      origin: 'allocated',
+      resource: this,
+      // A manager may free it under the buffer, which is closed then.
+      keeps: held,
+      freeIn: (other) => {
+        last = other;
+      },
+      release: () => held.close(last ? { stream: last } : {}),
+    });
+    pointers.set(buffer, pointer);
+    return buffer;
+  }
+
+  allocateHost(byteLength: number, kind: HostKind): HostAllocation {
+    const { mapped, portable, writeCombined } = kind;
+    const answer = this.#ask((manager) =>
+      manager.memhostalloc(byteLength, { mapped, portable, writeCombined }),
+    );
+    if (!mapped) {
+      const pointer = this.#check('memhostalloc', answer, PinnedPointer, byteLength);
+      const { pointer: address } = pointer;
+      return { address, devicePointer: undefined, ...this.#view(pointer, address, pointer) };
+    }
+    const pointer = this.#check('memhostalloc', answer, MappedPointer, byteLength);
+    const { hostPointer: address, pointer: devicePointer } = pointer;
+    return { address, devicePointer, ...this.#view(pointer, address, pointer.own()) };
+  }
+
+  lockHost(memory: HostMemory, { mapped, portable }: LockFlags): () => void {
+    const answer = this.#ask((manager) => manager.mempin(memory, { mapped, portable }));
+    if (!mapped) {
+      const pinned = this.#check('mempin', answer, PinnedPointer, memory.byteLength);
+      return () => pinned.close();
+    }
+    const held = this.#check('mempin', answer, MappedPointer, memory.byteLength).own();
+    return () => held.close();
+  }
+
+  /** How legacy IPC knows the allocation that a buffer lies in, and where that begins. */
+  nameAllocation(buffer: DeviceBuffer): {
+    readonly handle: Uint8Array;
+    readonly base: CUdeviceptr;
+  } {
+    const { address, byteLength, context } = buffer;
+    const whole = pointers.get(buffer.whole) as MemoryPointer;
+    const start = address - whole.pointer;
+    const memory = whole.view(start, start + byteLength);
+    try {
+      const answer = this.#ask((manager) => manager.getIpcHandle(memory));
+      const base = context.run(() => allocationBase(address));
+      const { handle } = answers.checkIpcHandle(this.#callOf('getIpcHandle'), answer, {
+        byteLength,
+        device: context.device.uuid,
+        offset: address - base,
+      });
+      return { handle, base };
+    } finally {
+      memory.close();
+    }
+  }
+
+  getMemoryInfo(): MemoryInfo {
+    const answer = this.#ask((manager) => manager.getMemoryInfo());
+    return answers.checkMemoryInfo(this.#callOf('getMemoryInfo'), answer);
+  }
+
+  deferCleanup(): Disposable {
+    // Streams, events and resources that were named are not the manager's.
+    const ours = this.context.releases.defer();
+    try {
+      const answer = this.#ask((manager) => manager.deferCleanup());
+      const theirs = answers.checkScope(this.#callOf('deferCleanup'), answer);
+      return { [Symbol.dispose]: () => endBoth(theirs, ours) };
+    } catch (error) {
+      ours[Symbol.dispose]();
+      throw error;
+    }
+  }
+
+  reset(): void {
+    this.#isReady = false;
+    const manager = this.#manager;
+    // One that was never made has nothing to give up.
+    if (manager) this.#quietly(() => manager.reset());
+  }
+
+  /** Calls the manager, made and initialised before if need be. */
+  #ask<T>(use: (manager: BaseMemoryManager) => T): T {
+    return this.#quietly(() => {
+      const Manager = this.#Manager;
+      this.#manager ??= answers.checkManager(new Manager(this.context));
+      if (!this.#isReady) this.#manager.initialize();
+      this.#isReady = true;
+      return use(this.#manager);
+    });
+  }
+
+  /** What is asked of the context meanwhile goes to the driver. */
+  #quietly<T>(use: () => T): T {
+    const wasAsking = this.#isAsking;
+    this.#isAsking = true;
+    try {
+      return use();
+    } finally {
+      this.#isAsking = wasAsking;
+    }
+  }
+
+  #check<P extends MemoryPointer | PinnedPointer>(
+    method: keyof BaseMemoryManager,
+    answer: unknown,
+    type: ClassOf<P>,
+    byteLength: number,
+  ): P {
+    const { context } = this;
+    return answers.checkPointer(this.#callOf(method), answer, { type, context, byteLength });
+  }
+
+  #callOf(method: keyof BaseMemoryManager): string {
+    return `${className(this.#Manager)}.${method}`;
+  }
+
+  /** Host memory as ArrayBuffers; `held` is closed when nobody can touch them any more. */
+  #view(
+    pointer: PinnedPointer | MappedPointer,
+    address: HostAllocation['address'],
+    held: MemoryPointer | PinnedPointer,
+  ): Pick<HostAllocation, 'held' | 'release'> {
+    const close = (): void => held.close();
+    const views = viewsOf(pointer);
+    if (views) return { held: views, release: close };
+    return viewDriverMemory(this.context, address, pointer.byteLength, close);
+  }
+}
+
+function endBoth(first: Disposable, second: Disposable): void {
+  try {
+    first[Symbol.dispose]();
+  } finally {
+    second[Symbol.dispose]();
+  }
+}

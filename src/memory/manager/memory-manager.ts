@@ -1,0 +1,46 @@
+/** Which memory manager owns the memory of this process's contexts. */
+import { className } from '../../arguments.ts';
+import { Context } from '../../context.ts';
+import { chooseContextMemory } from '../../context-memory.ts';
+import { BaseMemoryManager } from './base-manager.ts';
+import { DriverMemoryManager } from './driver-manager.ts';
+import { checkVersion } from './manager-answers.ts';
+import { ManagerMemory, type MemoryManagerClass } from './manager-memory.ts';
+
+/**
+ * Puts a memory manager in the place of cuffi's own allocations, as numba's `set_memory_manager`:
+ * an instance for each context, made at its first use, serves `DeviceBuffer.allocate` without
+ * `{ memory }`, `PinnedBuffer`, `MappedMemory`, `pin`, `context.memoryInfo()`, and what
+ * `getIpcHandle` needs. Resources that are named serve themselves, as before. A borrowed context has
+ * an instance for each object that stands for it.
+ *
+ * To set one for a program that does not know of it: `node --import ./set-it.js program.js`.
+ *
+ * @throws CuffiError once there is a context; NotSupportedError for another version of the interface
+ * @example
+ * cuda.setMemoryManager(PoolManager);
+ * using buffer = cuda.DeviceBuffer.allocate(4096); // from the pool
+ * @see https://numba.readthedocs.io/en/stable/cuda/external-memory.html
+ */
+export function setMemoryManager(Manager: MemoryManagerClass): void {
+  if (typeof Manager !== 'function' || !(Manager.prototype instanceof BaseMemoryManager))
+    throw new TypeError('Manager must be a class that extends BaseMemoryManager');
+  // A field is there only when an instance is: it is checked then.
+  const version: unknown = Manager.prototype.interfaceVersion;
+  if (version !== undefined) checkVersion(className(Manager), version);
+  chooseContextMemory((context) => new ManagerMemory(context, Manager));
+}
+
+const ordinary = new WeakMap<Context, DriverMemoryManager>();
+
+/**
+ * The memory manager of a context, by default of the primary one of device 0: the one that was set,
+ * or a plain one over the driver.
+ */
+export function memoryManager(context: Context = Context.primary()): BaseMemoryManager {
+  const { memory } = Context.of({ context });
+  if (memory instanceof ManagerMemory) return memory.manager;
+  const manager = ordinary.get(context) ?? new DriverMemoryManager(context);
+  ordinary.set(context, manager);
+  return manager;
+}

@@ -1,0 +1,37 @@
+import type { Address } from '../../../ffi/types.ts';
+import { checkInstance, checkInteger } from '../../arguments.ts';
+import { Context } from '../../context.ts';
+import { Resource } from '../../resource.ts';
+import type { PointerInit } from './memory-pointer.ts';
+import { References } from './references.ts';
+
+/**
+ * Page-locked host memory, as numba's `PinnedMemory`: `memhostalloc` and `mempin` answer with one.
+ * It has one user, who closes it; the finalizer is called then.
+ */
+export class PinnedPointer extends Resource {
+  readonly context: Context;
+  readonly byteLength: number;
+  /** What it keeps alive, e.g. the array that is pinned. */
+  readonly owner: unknown;
+  readonly #pointer: Address;
+
+  /** @param init with the host's address as `pointer` */
+  constructor(init: PointerInit) {
+    const context = checkInstance(init.context, Context, 'context');
+    checkInteger(init.pointer, 'pointer', 1);
+    checkInteger(init.byteLength, 'byteLength', 0, Number.MAX_SAFE_INTEGER - init.pointer);
+    const references = new References(context, init.finalizer);
+    super('PinnedPointer', { owner: references.pointers, release: references.take() });
+    this.context = context;
+    this.byteLength = init.byteLength;
+    this.owner = init.owner;
+    this.#pointer = init.pointer as Address;
+  }
+
+  /** The host address of the first byte. @throws ClosedError */
+  get pointer(): Address {
+    this.requireOpen();
+    return this.#pointer;
+  }
+}

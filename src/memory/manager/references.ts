@@ -1,0 +1,63 @@
+import { checkInstance } from '../../arguments.ts';
+import { Context } from '../../context.ts';
+import { ResourceSet } from '../../resource.ts';
+import type { StreamOption } from '../buffer-options.ts';
+
+/**
+ * Gives memory back: called once, when nobody refers to it any more, with the stream that the last
+ * `close({ stream })` named. It is not called after a reset of the context: the manager's own
+ * `reset()` is.
+ */
+export type Finalizer = (options: StreamOption) => void;
+
+/**
+ * What all pointers to one piece of memory share. numba counts Python's references; here a pointer
+ * is a reference until it is closed, as a garbage collector tells too late.
+ */
+export class References {
+  /** The open pointers: all are closed at once when the memory goes. */
+  readonly pointers: ResourceSet;
+  readonly #finalizer: Finalizer | undefined;
+  #count = 0;
+  #isFreed = false;
+  #last: StreamOption = {};
+
+  constructor(context: Context, finalizer: Finalizer | undefined) {
+    if (finalizer !== undefined && typeof finalizer !== 'function')
+      throw new TypeError('finalizer must be a function');
+    this.pointers = new ResourceSet(checkInstance(context, Context, 'context').resources);
+    this.#finalizer = finalizer;
+  }
+
+  get count(): number {
+    return this.#count;
+  }
+
+  /** One reference more; answers how to give it up, once. */
+  take(): () => void {
+    this.#count += 1;
+    return () => {
+      this.#count -= 1;
+      this.freeUnused();
+    };
+  }
+
+  /** Remembers the stream of the last close. */
+  follow(options: StreamOption): void {
+    this.#last = options;
+  }
+
+  /** Frees the memory if nobody refers to it. */
+  freeUnused(): void {
+    if (this.#count === 0) this.free();
+  }
+
+  /** Frees the memory, whoever refers to it; the second time does nothing. */
+  free(): void {
+    if (this.#isFreed) return;
+    this.#isFreed = true;
+    this.#count = 0;
+    this.pointers.abandonAll('its memory was freed already');
+    this.#finalizer?.(this.#last);
+  }
+}
