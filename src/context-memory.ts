@@ -1,6 +1,7 @@
 /** Where a memory manager is put, so that contexts know of it without knowing its room. */
 import { selectionCount } from '../ffi/driver.ts';
-import type { Context, MemoryInfo } from './context.ts';
+import type { Context } from './context.ts';
+import type { MemoryInfo } from './context-state.ts';
 import { CuffiError } from './errors.ts';
 
 /** What a context asks of the memory manager that serves it. */

@@ -1,12 +1,13 @@
 import { inspect } from 'node:util';
-import { OUT0, OUT1, OUT3, readHandle, readInt32, readSize } from '../ffi/arena.ts';
-import { CU_STREAM_LEGACY, type LimitName, limits } from '../ffi/constants.ts';
+import { OUT0, OUT1, OUT3, readHandle, readInt32 } from '../ffi/arena.ts';
+import { CU_STREAM_LEGACY } from '../ffi/constants.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
 import type { CUcontext, CUstream } from '../ffi/types.ts';
 import { Activity } from './activity.ts';
 import { checkInstance, checkInteger } from './arguments.ts';
 import { check, isReady } from './check.ts';
 import { type ContextMemory, serveContext } from './context-memory.ts';
+import { ContextState } from './context-state.ts';
 import { Device } from './device.ts';
 import { initialize } from './driver.ts';
 import { NotSupportedError } from './errors.ts';
@@ -23,12 +24,6 @@ export interface PlaceOptions {
   readonly device?: Device | number;
 }
 
-/** Free and total memory of a device, in bytes. */
-export interface MemoryInfo {
-  readonly free: number;
-  readonly total: number;
-}
-
 /** The primary contexts by ordinal, of the driver that was in use when they were made. */
 let primaries: { readonly selection: number; readonly byOrdinal: Map<number, Context> } = {
   selection: -1,
@@ -41,7 +36,7 @@ let primaries: { readonly selection: number; readonly byOrdinal: Map<number, Con
  *
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__CTX.html
  */
-export class Context {
+export class Context extends ContextState {
   readonly device: Device;
   /** Whether another library owns it: it is never released or reset from here. */
   readonly borrowed: boolean;
@@ -60,6 +55,7 @@ export class Context {
   #handle: CUcontext | undefined;
 
   private constructor(device: Device, handle: CUcontext | undefined) {
+    super();
     this.device = device;
     this.#handle = handle;
     this.borrowed = handle !== undefined;
@@ -129,7 +125,7 @@ export class Context {
   }
 
   /** @internal The memory manager that serves it, where one was set. */
-  get memory(): ContextMemory | undefined {
+  override get memory(): ContextMemory | undefined {
     return this.#memory?.answers ? this.#memory : undefined;
   }
 
@@ -145,7 +141,7 @@ export class Context {
    * @example
    * context.run(() => otherLibrary.usesTheCurrentContext());
    */
-  run<T>(use: () => T): T {
+  override run<T>(use: () => T): T {
     if (typeof use !== 'function') throw new TypeError('run takes a function');
     check(cu.cuCtxPushCurrent_v2(this.handle), 'cuCtxPushCurrent_v2');
     let result: T;
@@ -188,45 +184,6 @@ export class Context {
   /** Blocks the process until all work in the context is done. */
   synchronizeSync(): void {
     this.run(() => check(cu.cuCtxSynchronize(), 'cuCtxSynchronize'));
-  }
-
-  /**
-   * Free and total memory of the device, in bytes; other processes' use counts. A memory manager
-   * that was set answers instead.
-   */
-  memoryInfo(): MemoryInfo {
-    return this.memory?.getMemoryInfo() ?? this.deviceMemoryInfo();
-  }
-
-  /** @internal What the driver says of the device's memory. */
-  deviceMemoryInfo(): MemoryInfo {
-    this.run(() => check(cu.cuMemGetInfo_v2(OUT0, OUT1), 'cuMemGetInfo_v2'));
-    return { free: readSize(OUT0), total: readSize(OUT1) };
-  }
-
-  /** A limit of the context, e.g. `stackSize`, in bytes (depths and counts as such). */
-  limit(name: LimitName): number {
-    const number = limitNumber(name);
-    this.run(() => check(cu.cuCtxGetLimit(OUT0, number), 'cuCtxGetLimit', () => `reading ${name}`));
-    return readSize(OUT0);
-  }
-
-  /** Asks for another limit; the driver may round it. Answers what it is now. */
-  setLimit(name: LimitName, value: number): number {
-    const number = limitNumber(name);
-    checkInteger(value, name);
-    this.run(() =>
-      check(cu.cuCtxSetLimit(number, value), 'cuCtxSetLimit', () => `setting ${name} to ${value}`),
-    );
-    return this.limit(name);
-  }
-
-  /** The priorities that streams can have; a lower number is a higher priority. */
-  streamPriorityRange(): { readonly least: number; readonly greatest: number } {
-    this.run(() =>
-      check(cu.cuCtxGetStreamPriorityRange(OUT0, OUT1), 'cuCtxGetStreamPriorityRange'),
-    );
-    return { least: readInt32(OUT0), greatest: readInt32(OUT1) };
   }
 
   /**
@@ -306,7 +263,7 @@ export class Context {
     check(released, 'cuDevicePrimaryCtxRelease_v2');
   }
 
-  toString(): string {
+  override toString(): string {
     return `Context of ${this.device}${this.borrowed ? ', borrowed' : ''}`;
   }
 
@@ -320,14 +277,6 @@ export class Context {
         'a borrowed context belongs to another library: it is not reset from here',
       );
   }
-}
-
-function limitNumber(name: LimitName): number {
-  if (!Object.hasOwn(limits, name))
-    throw new TypeError(
-      `there is no limit '${String(name)}'; known: ${Object.keys(limits).join(', ')}`,
-    );
-  return limits[name];
 }
 
 /** Whether a context is the primary one of its device, whoever retained it. */

@@ -1,6 +1,7 @@
 export { isAvailable, driverVersion } from './driver.ts';
 export { Device, devices } from './device.ts';
-export { Context, type MemoryInfo, type PlaceOptions } from './context.ts';
+export { Context, type PlaceOptions } from './context.ts';
+export type { MemoryInfo } from './context-state.ts';
 export { Stream, type StreamOptions } from './stream.ts';
 export { CudaEvent, type EventOptions } from './event.ts';
 export {

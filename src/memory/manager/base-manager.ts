@@ -1,5 +1,6 @@
 import { checkInstance, type HostMemory } from '../../arguments.ts';
-import { Context, type MemoryInfo } from '../../context.ts';
+import { Context } from '../../context.ts';
+import type { MemoryInfo } from '../../context-state.ts';
 import type { AllocateOptions } from '../memory-resource.ts';
 import type { IpcHandle } from './ipc-handle.ts';
 import type { MappedPointer } from './mapped-pointer.ts';

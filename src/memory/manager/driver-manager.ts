@@ -1,5 +1,6 @@
 import { checkInstance } from '../../arguments.ts';
-import type { Context, MemoryInfo } from '../../context.ts';
+import type { Context } from '../../context.ts';
+import type { MemoryInfo } from '../../context-state.ts';
 import { DeviceMemory } from '../device-memory.ts';
 import { allocationBase, legacyHandle } from '../legacy-handle.ts';
 import type { AllocateOptions, MemoryResource } from '../memory-resource.ts';

@@ -1,6 +1,7 @@
 /** What a memory manager answers, checked: nothing that a plugin says is believed. */
 import { type ClassOf, checkInstance, className } from '../../arguments.ts';
-import type { Context, MemoryInfo } from '../../context.ts';
+import type { Context } from '../../context.ts';
+import type { MemoryInfo } from '../../context-state.ts';
 import { NotSupportedError } from '../../errors.ts';
 import { releaseQuietly } from '../../resource.ts';
 import type { BaseMemoryManager } from './base-manager.ts';

@@ -6,7 +6,8 @@ import {
   className,
   type HostMemory,
 } from '../../arguments.ts';
-import type { Context, MemoryInfo } from '../../context.ts';
+import type { Context } from '../../context.ts';
+import type { MemoryInfo } from '../../context-state.ts';
 import type { Stream } from '../../stream.ts';
 import { DeviceBuffer } from '../buffer.ts';
 import type { HostAllocation, HostKind } from '../host-allocation.ts';
