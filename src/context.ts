@@ -47,6 +47,8 @@ export class Context {
   readonly resources = new ResourceSet();
   /** @internal Releases that wait until it is idle. */
   readonly releases = new ReleaseQueue(() => this.activity.isUntouched());
+  /** @internal How to give back what is kept only to be quicker; nothing of it may throw. */
+  readonly spares = new Set<() => void>();
   /** @internal The contexts whose memory it was allowed to reach. */
   readonly peers = new PeerAccess(this);
   /** @internal What is known to run in it. */
@@ -220,6 +222,7 @@ export class Context {
    * knows of runs any more.
    */
   async flush(options: WaitOptions = {}): Promise<void> {
+    for (const giveBack of this.spares) giveBack();
     await this.releases.flush(options);
   }
 

@@ -17,11 +17,13 @@ import type {
   PointerOptions,
   StreamOption,
 } from './buffer-options.ts';
-import { copyAwaited, copyOnDevice, copySync, fillOnDevice, type HostCopy } from './copy.ts';
+import { copyAwaited, copySync } from './copy.ts';
 import { DeviceMemory } from './device-memory.ts';
 import type { MemoryResource } from './memory-resource.ts';
+import { copyOnDevice, fillOnDevice } from './on-device.ts';
 import { copyBetweenDevices } from './peer.ts';
 import { cutsWithin, pieces } from './pieces.ts';
+import type { HostCopy } from './transfer.ts';
 
 /**
  * A range of device memory.

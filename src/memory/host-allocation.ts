@@ -160,7 +160,7 @@ function allocateWriteCombined(
     );
     return readHandle<Address>(OUT0, cu.cuMemFreeHost);
   });
-  const forget = notePages(context, { address, byteLength, what: 'the new buffer' });
+  const forget = notePages(context, { address, byteLength, what: 'the new buffer' }, portable);
   const free = (): void => {
     if (context.resets === resets) check(cu.cuMemFreeHost(address), 'cuMemFreeHost');
     forget();

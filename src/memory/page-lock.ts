@@ -31,6 +31,7 @@ interface LockedPages {
   readonly end: number;
   readonly memory: unknown;
   readonly context: Context;
+  readonly portable: boolean;
   readonly resets: number;
 }
 
@@ -45,13 +46,32 @@ function pagesOf({ address, byteLength }: HostRange): { begin: number; end: numb
 }
 
 /** Remembers the pages of a range as locked; answers how to forget them. */
-export function notePages(context: Context, range: HostRange): () => void {
+export function notePages(context: Context, range: HostRange, portable: boolean): () => void {
   const { memory } = range;
-  const pages: LockedPages = { ...pagesOf(range), memory, context, resets: context.resets };
+  const { resets } = context;
+  const pages: LockedPages = { ...pagesOf(range), memory, context, portable, resets };
   locked.add(pages);
   return () => {
     locked.delete(pages);
   };
+}
+
+/**
+ * The context that has all of a range page-locked, where `context` too may rely on it; undefined
+ * where it must be taken for ordinary memory.
+ */
+export function lockedIn(
+  context: Context,
+  address: Address,
+  byteLength: number,
+): Context | undefined {
+  for (const pages of locked) {
+    const isHeld = pages.context.resets === pages.resets;
+    const isFor = pages.portable || pages.context === context;
+    if (isHeld && isFor && pages.begin <= address && address + byteLength <= pages.end)
+      return pages.context;
+  }
+  return undefined;
 }
 
 function requireUnlocked(range: HostRange): void {
@@ -112,7 +132,7 @@ export function lockPages(
       cu.cuMemHostRegister_v2(address, byteLength, flags),
     ),
   );
-  const forget = notePages(context, range);
+  const forget = notePages(context, range, portable);
   return () => {
     if (context.resets === resets) check(cu.cuMemHostUnregister(address), 'cuMemHostUnregister');
     // Pages that the driver did not unlock stay noted, and their memory alive.

@@ -1,0 +1,107 @@
+/** One copy between host and device, and the stream that awaited ones go over. */
+import { OUT0, readHandle } from '../../ffi/arena.ts';
+import { CU_STREAM_NON_BLOCKING } from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
+import { check, isReady } from '../check.ts';
+import type { Context } from '../context.ts';
+import type { Stream } from '../stream.ts';
+import { waitUntil } from '../wait.ts';
+import type { Mark } from './mark.ts';
+
+/** One copy: which way, between what. */
+export interface HostCopy {
+  readonly direction: 'to device' | 'to host';
+  readonly context: Context;
+  readonly host: Uint8Array;
+  /** The device address; asked again for each slice, so that closing the buffer is noticed. */
+  device(): CUdeviceptr;
+  /** Where the device memory must be cut, as offsets. */
+  readonly cuts: readonly number[];
+  readonly stream: Stream | undefined;
+}
+
+/** What a copy does, for messages. */
+export const doing =
+  ({ direction, host }: HostCopy) =>
+  (): string =>
+    `copying ${host.byteLength} bytes ${direction}`;
+
+/** Queues a slice of a copy: `host` is where it lies in host memory, `offset` on the device. */
+export function queueSlice(
+  copy: HostCopy,
+  offset: number,
+  host: Address,
+  byteLength: number,
+  stream: CUstream,
+): void {
+  const device = (copy.device() + offset) as CUdeviceptr;
+  if (copy.direction === 'to device')
+    check(
+      cu.cuMemcpyHtoDAsync_v2(device, host, byteLength, stream),
+      'cuMemcpyHtoDAsync_v2',
+      doing(copy),
+    );
+  else
+    check(
+      cu.cuMemcpyDtoHAsync_v2(host, device, byteLength, stream),
+      'cuMemcpyDtoHAsync_v2',
+      doing(copy),
+    );
+}
+
+/**
+ * Moves a slice in a stream, and resolves when nothing uses either side of it any more; so it is
+ * when it rejects, too.
+ */
+export async function moveSlice(
+  copy: HostCopy,
+  offset: number,
+  host: Address,
+  byteLength: number,
+  stream: CUstream,
+  mark: Mark,
+): Promise<void> {
+  const { context } = copy;
+  const { resets } = context;
+  queueSlice(copy, offset, host, byteLength, stream);
+  try {
+    mark.recordIn(stream);
+    await waitUntil(() => mark.reached);
+  } catch (error) {
+    // The mark says nothing, and the slice may be on its way. Where the stream cannot be asked
+    // either, the context is lost and with it all that ran there.
+    await waitUntil(
+      () => context.resets !== resets || isReady(cu.cuStreamQuery(stream), 'cuStreamQuery'),
+    ).catch(() => {});
+    throw error;
+  }
+}
+
+/** @throws TypeError where host memory that had `byteLength` bytes was given away meanwhile */
+export function requireAttached(host: Uint8Array, byteLength: number): void {
+  if (host.byteLength !== byteLength)
+    throw new TypeError('the host memory was detached while it was copied');
+}
+
+/** One stream a context for awaited copies, non-blocking towards all others. */
+const transferStreams = new WeakMap<Context, { readonly resets: number; handle: CUstream }>();
+
+/**
+ * The stream that awaited copies of a context go over: a copy of pageable memory queued in a busy
+ * stream would make the driver block this thread.
+ */
+export function transferStream(context: Context): CUstream {
+  const existing = transferStreams.get(context);
+  if (existing?.resets === context.resets) return existing.handle;
+  context.run(() =>
+    check(
+      cu.cuStreamCreateWithPriority(OUT0, CU_STREAM_NON_BLOCKING, 0),
+      'cuStreamCreateWithPriority',
+    ),
+  );
+  const handle = readHandle<CUstream>(OUT0, cu.cuStreamDestroy_v2);
+  context.activity.streams.add(handle);
+  transferStreams.set(context, { resets: context.resets, handle });
+  return handle;
+}
