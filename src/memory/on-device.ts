@@ -44,3 +44,30 @@ export function fillOnDevice(
   if (stream) stream.enqueue(checked);
   else context.run(() => checked(0 as CUstream));
 }
+
+/** As {@link fillOnDevice}, of `height` rows that lie `pitch` bytes apart. */
+export function fillRowsOnDevice(
+  context: Context,
+  target: CUdeviceptr,
+  pitch: number,
+  value: number,
+  width: 1 | 2 | 4,
+  [count, height]: readonly [count: number, height: number],
+  stream: Stream | undefined,
+): void {
+  if (height === 1) {
+    fillOnDevice(context, target, value, width, count, stream);
+    return;
+  }
+  const name = (
+    { 1: 'cuMemsetD2D8Async', 2: 'cuMemsetD2D16Async', 4: 'cuMemsetD2D32Async' } as const
+  )[width];
+  const call = (handle: CUstream): void =>
+    check(
+      cu[name](target, pitch, value, count, height, handle),
+      name,
+      () => `filling ${height} rows of ${count * width} bytes`,
+    );
+  if (stream) stream.enqueue(call);
+  else context.run(() => call(0 as CUstream));
+}

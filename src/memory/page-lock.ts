@@ -47,13 +47,26 @@ function pagesOf({ address, byteLength }: HostRange): { begin: number; end: numb
 
 /** Remembers the pages of a range as locked; answers how to forget them. */
 export function notePages(context: Context, range: HostRange, portable: boolean): () => void {
-  const { memory } = range;
-  const { resets } = context;
-  const pages: LockedPages = { ...pagesOf(range), memory, context, portable, resets };
+  const pages: LockedPages = {
+    ...pagesOf(range),
+    memory: range.memory,
+    context,
+    portable,
+    resets: context.resets,
+  };
   locked.add(pages);
   return () => {
     locked.delete(pages);
   };
+}
+
+/** What was locked before a reset is so no more. */
+const isHeld = ({ context, resets }: LockedPages): boolean => context.resets === resets;
+
+/** Forgets the pages of a range that is about to be unmapped. */
+export function forgetPages(address: Address, byteLength: number): void {
+  for (const pages of locked)
+    if (address <= pages.begin && pages.end <= address + byteLength) locked.delete(pages);
 }
 
 /**
@@ -66,9 +79,8 @@ export function lockedIn(
   byteLength: number,
 ): Context | undefined {
   for (const pages of locked) {
-    const isHeld = pages.context.resets === pages.resets;
     const isFor = pages.portable || pages.context === context;
-    if (isHeld && isFor && pages.begin <= address && address + byteLength <= pages.end)
+    if (isHeld(pages) && isFor && pages.begin <= address && address + byteLength <= pages.end)
       return pages.context;
   }
   return undefined;
@@ -77,9 +89,7 @@ export function lockedIn(
 function requireUnlocked(range: HostRange): void {
   const { begin, end } = pagesOf(range);
   for (const other of locked) {
-    const { context, resets } = other;
-    // What was locked before a reset is so no more.
-    if (context.resets !== resets) locked.delete(other);
+    if (!isHeld(other)) locked.delete(other);
     else if (other.begin < end && begin < other.end) requireFreed(other, range.what);
   }
 }

@@ -5,10 +5,11 @@
 import { copyHostMemory } from '../../ffi/host-copy.ts';
 import { addressOf } from '../../ffi/native.ts';
 import type { Address, CUstream } from '../../ffi/types.ts';
+import type { BegunCopy } from './awaited.ts';
 import { Lender } from './lender.ts';
 import { pieces } from './pieces.ts';
 import { SLOT_BYTE_LENGTH, SLOT_COUNT, type Slot, StagingRing } from './staging.ts';
-import { type HostCopy, moveSlice, requireAttached } from './transfer.ts';
+import { type HostCopy, moveInStream, queueSlice, requireAttached } from './transfer.ts';
 
 /** Two of libuv's four threads at most, in the whole process: files and names need the others. */
 const threads = new Lender([1, 2]);
@@ -31,11 +32,7 @@ interface Slice {
  * Resolves when the copy is done; to false, with nothing copied, where no memory can be
  * page-locked. Once it has settled nothing touches the host memory, whatever happened.
  */
-export async function copyStaged(
-  copy: HostCopy,
-  transfers: CUstream,
-  signal: AbortSignal | undefined,
-): Promise<boolean> {
+export async function copyStaged({ copy, transfers, signal }: BegunCopy): Promise<boolean> {
   const { byteLength } = copy.host;
   const ring = StagingRing.of(copy.context);
   if (!ring.enter()) return false;
@@ -95,4 +92,6 @@ async function copyOffThread(
 }
 
 const transfer = ({ copy, offset, length, slot, transfers }: Slice): Promise<void> =>
-  moveSlice(copy, offset, slot.address, length, transfers, slot.mark);
+  moveInStream(copy.context, transfers, slot.mark, () =>
+    queueSlice(copy, offset, slot.address, length, transfers),
+  );

@@ -51,25 +51,22 @@ export function queueSlice(
 }
 
 /**
- * Moves a slice in a stream, and resolves when nothing uses either side of it any more; so it is
- * when it rejects, too.
+ * Queues a transfer, and resolves when nothing uses either side of it any more; so it is when it
+ * rejects, too.
  */
-export async function moveSlice(
-  copy: HostCopy,
-  offset: number,
-  host: Address,
-  byteLength: number,
+export async function moveInStream(
+  context: Context,
   stream: CUstream,
   mark: Mark,
+  queue: () => void,
 ): Promise<void> {
-  const { context } = copy;
   const { resets } = context;
-  queueSlice(copy, offset, host, byteLength, stream);
+  queue();
   try {
     mark.recordIn(stream);
     await waitUntil(() => mark.reached);
   } catch (error) {
-    // The mark says nothing, and the slice may be on its way. Where the stream cannot be asked
+    // The mark says nothing, and the transfer may be under way. Where the stream cannot be asked
     // either, the context is lost and with it all that ran there.
     await waitUntil(
       () => context.resets !== resets || isReady(cu.cuStreamQuery(stream), 'cuStreamQuery'),

@@ -28,6 +28,7 @@ export const broken = (driver: Driver, name: FunctionName, status: CUresult): Dr
 /** Which functions give a handle through their first argument, and which take it back. */
 const pairs: readonly (readonly [opens: FunctionName, closes: FunctionName])[] = [
   ['cuMemAlloc_v2', 'cuMemFree_v2'],
+  ['cuMemAllocPitch_v2', 'cuMemFree_v2'],
   ['cuMemPoolCreate', 'cuMemPoolDestroy'],
   ['cuMemAllocFromPoolAsync', 'cuMemFreeAsync'],
   ['cuMemAddressReserve', 'cuMemAddressFree'],
