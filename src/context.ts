@@ -219,7 +219,7 @@ export class Context {
 
   /**
    * Waits until what was closed while the GPU was busy has been released: until no work that cuffi
-   * knows of runs any more.
+   * knows of runs any more. The staging memory of copies goes too, unless one is under way.
    */
   async flush(options: WaitOptions = {}): Promise<void> {
     for (const giveBack of this.spares) giveBack();

@@ -42,10 +42,11 @@ export function fillPitched(
   const { context } = buffer;
   const start = buffer.address + region.byteOffset;
   const { rowPitch, slicePitch } = region;
-  const steps = [start, given.width, given.height > 1 ? rowPitch : 0, slicePitch];
+  const { width: row, height: rows, depth: slices } = given;
+  const steps = [start, row, rows > 1 ? rowPitch : 0, slices > 1 ? slicePitch : 0];
   if (steps.some((step) => step % element !== 0))
     throw new RangeError(
-      `rows of ${given.width} bytes at ${start}, ${rowPitch} apart, are no whole, aligned elements of ${element} bytes`,
+      `rows of ${row} bytes at ${start}, ${rowPitch} apart, are no whole, aligned elements of ${element} bytes`,
     );
   const box = flattened(given, [region]);
   if (isEmpty(box)) return;

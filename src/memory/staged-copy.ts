@@ -5,13 +5,14 @@
 import { copyHostMemory } from '../../ffi/host-copy.ts';
 import { addressOf } from '../../ffi/native.ts';
 import type { Address, CUstream } from '../../ffi/types.ts';
+import { nextTurn } from '../wait.ts';
 import type { BegunCopy } from './awaited.ts';
 import { Lender } from './lender.ts';
 import { pieces } from './pieces.ts';
 import { SLOT_BYTE_LENGTH, SLOT_COUNT, type Slot, StagingRing } from './staging.ts';
 import { type HostCopy, moveInStream, queueSlice, requireAttached } from './transfer.ts';
 
-/** Two of libuv's four threads at most, in the whole process: files and names need the others. */
+/** Two of libuv's four threads at most, whatever is copied: files and names need the others. */
 const threads = new Lender([1, 2]);
 
 const SMALLEST_SLICE = 1 << 20;
@@ -38,7 +39,9 @@ export async function copyStaged({ copy, transfers, signal }: BegunCopy): Promis
   if (!ring.enter()) return false;
   const slices = pieces(byteLength, copy.cuts, sliceByteLength(byteLength));
   const move = copy.direction === 'to device' ? moveToDevice : moveToHost;
-  const lane = async (): Promise<void> => {
+  const lane = async (_: unknown, turns: number): Promise<void> => {
+    // Each may have to make a slot, which blocks: one in a turn.
+    for (let turn = 0; turn < turns; turn += 1) await nextTurn();
     // The lanes share one generator: a loop that an error leaves ends it for all of them.
     for (const [offset, length] of slices) {
       const slot = await ring.take();

@@ -8,9 +8,13 @@ import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import type { FunctionName } from '../../../ffi/functions.ts';
 import { CudaError, CuffiError, IpcError } from '../../../src/errors.ts';
 import {
+  allocatePitched,
   Context,
   CudaEvent,
+  copyPitched,
+  copyPitchedSync,
   DeviceBuffer,
+  fillPitched,
   ManagedMemory,
   MappedMemory,
   MemoryPool,
@@ -85,6 +89,28 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
     withLarge(context, (buffer) => buffer.copyFrom(new Uint8Array(buffer.byteLength))),
   'copying a large array to the host': ({ context }) =>
     withLarge(context, (buffer) => buffer.copyToHost()),
+  'allocating rows': ({ context }) => allocatePitched(100, 10, { context }).buffer.close(),
+  'filling rows': ({ buffer, stream }) =>
+    fillPitched({ memory: buffer, rowPitch: 100 }, 1, { width: 9, height: 3 }, { stream }),
+  'copying rows on the device': ({ buffer, stream }) =>
+    copyPitched(
+      { memory: buffer, rowPitch: 100 },
+      { memory: buffer, rowPitch: 100, byteOffset: 50 },
+      { width: 9, height: 3 },
+      { stream },
+    ),
+  'copying rows to the device': ({ buffer }) =>
+    copyPitched(
+      { memory: buffer, rowPitch: 100 },
+      { memory: new Uint8Array(300), rowPitch: 100 },
+      { width: 9, height: 3 },
+    ),
+  'copying rows to the host, blocking': ({ buffer }) =>
+    copyPitchedSync(
+      { memory: new Uint8Array(300), rowPitch: 100 },
+      { memory: buffer, rowPitch: 100 },
+      { width: 9, height: 3 },
+    ),
   'copying to the host': ({ buffer }) => buffer.copyToHost(),
   'copying to the host, blocking': ({ buffer, stream }) =>
     buffer.copyToHostSync(undefined, { stream }),
