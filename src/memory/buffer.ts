@@ -177,8 +177,9 @@ export class DeviceBuffer extends Resource {
   /**
    * Copies host memory to the beginning of this buffer, after the work queued in the stream; the
    * event loop turns meanwhile. Until the promise settles the buffer and `source` belong to the
-   * copy: work that is queued meanwhile is not ordered with it, and `source` must not be
-   * transferred to another thread.
+   * copy: work that is queued meanwhile is not ordered with it. A `source` that is transferred
+   * elsewhere meanwhile rejects the copy, and must be kept there until then: memory that is freed
+   * under a copy can end the process.
    *
    * @throws RangeError if `source` is longer than the buffer
    */

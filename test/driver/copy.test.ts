@@ -112,8 +112,13 @@ test('closing the buffer, and giving the array away, reject a copy in the middle
   using buffer = DeviceBuffer.allocate(32 * MIB);
   const bytes = noise(buffer.byteLength);
   const writing = buffer.copyFrom(bytes);
-  setImmediate(() => structuredClone(bytes.buffer, { transfer: [bytes.buffer] }));
+  // Held, as its memory must live until the copy has settled.
+  let elsewhere: ArrayBuffer | undefined;
+  setImmediate(() => {
+    elsewhere = structuredClone(bytes.buffer, { transfer: [bytes.buffer] });
+  });
   await assert.rejects(writing, /the host memory was detached while it was copied/);
+  assert.equal(elsewhere?.byteLength, 32 * MIB);
   buffer.close();
   await context.flush();
   assert.deepEqual(processState(), before);

@@ -157,8 +157,12 @@ test('what is given up, closed or given away rejects the copy, and leaves nothin
   await assert.rejects(closed, { name: 'ClosedError' });
   using next = DeviceBuffer.allocate(16 * MIB);
   const detached = copyPitched({ memory: next, rowPitch: 3500 }, host, extent);
-  setImmediate(() => structuredClone(bytes.buffer, { transfer: [bytes.buffer] }));
+  let elsewhere: ArrayBuffer | undefined;
+  setImmediate(() => {
+    elsewhere = structuredClone(bytes.buffer, { transfer: [bytes.buffer] });
+  });
   await assert.rejects(detached, /the host memory was detached while it was copied/);
+  assert.equal(elsewhere?.byteLength, 16 * MIB);
   next.close();
   await context.flush();
   assert.deepEqual(processState(), before);
