@@ -13,6 +13,7 @@ export {
   selectDriver,
 } from './driver.ts';
 export { type Driver, type FunctionName, functions, type Needs, type Row } from './functions.ts';
+export { copyHostMemory } from './host-copy.ts';
 export { type Library, LibraryNotFoundError, openLibrary } from './library.ts';
 export * from './libc.ts';
 export { addressOf, MAX_VIEW_BYTE_LENGTH, stringAt, viewMemory, withAddress } from './native.ts';

@@ -1,5 +1,5 @@
 /** Finds and opens a shared library, and declares its functions to koffi one by one. */
-import koffi, { type LibraryHandle, type TypeObject } from 'koffi';
+import koffi, { type KoffiFunc, type LibraryHandle, type TypeObject } from 'koffi';
 import type { CType, FfiType } from './types.ts';
 
 /** A C function: what it answers with is an integer, what it takes is numbers. */
@@ -99,3 +99,17 @@ function describe(path: string, library: LibraryHandle): Library {
     },
   };
 }
+
+/**
+ * Calls a function on a thread of libuv's pool, for calls that take long and need no state of the
+ * main thread. Memory that the arguments are addresses of is held by nobody: the caller does.
+ */
+export const callOffThread = (
+  call: (...args: number[]) => number,
+  ...args: readonly number[]
+): Promise<number> =>
+  new Promise((resolve, reject) => {
+    (call as KoffiFunc<typeof call>).async(...args, (error, result) =>
+      error ? reject(error) : resolve(result),
+    );
+  });

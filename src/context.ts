@@ -42,6 +42,8 @@ export class Context extends ContextState {
   readonly borrowed: boolean;
   /** @internal What was made in it and is open. */
   readonly resources = new ResourceSet();
+  /** @internal How to give back what is kept only to be quicker; nothing of it may throw. */
+  readonly spares = new Set<() => void>();
   /** @internal What is known to run in it. */
   readonly activity = new Activity(() => this.#handle);
   /** @internal Releases that wait for the GPU. */
@@ -211,9 +213,11 @@ export class Context extends ContextState {
   /**
    * Waits until what was closed while the GPU was busy has been given back. Device memory is when
    * the work queued before its `close()` is done; mappings of other processes' memory, pinned and
-   * managed memory only when no work that cuffi knows of runs any more.
+   * managed memory only when no work that cuffi knows of runs any more. The
+   * staging memory of copies goes too, unless one is under way.
    */
   async flush(options: WaitOptions = {}): Promise<void> {
+    for (const giveBack of this.spares) giveBack();
     await this.releases.flush(options);
   }
 

@@ -42,6 +42,14 @@ export type {
   PointerOptions,
   StreamOption,
 } from './memory/buffer-options.ts';
+export { copyPitched, copyPitchedSync, queuePitchedCopy } from './memory/copy-pitched.ts';
+export { fillPitched } from './memory/fill-pitched.ts';
+export {
+  allocatePitched,
+  type PitchedAllocation,
+  type PitchedOptions,
+} from './memory/allocate-pitched.ts';
+export type { Extent, PitchedMemory } from './memory/pitched.ts';
 export { DeviceMemory, type DeviceMemoryOptions } from './memory/device-memory.ts';
 export { MemoryPool } from './memory/pool.ts';
 export type { PoolAccess, PoolReuse } from './memory/pool-driver.ts';

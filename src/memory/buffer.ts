@@ -1,14 +1,9 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import {
-  checkHostMemory,
-  checkInstance,
-  checkInteger,
-  checkOptions,
-  type HostMemory,
-} from '../arguments.ts';
+import { checkInstance, checkInteger, checkOptions, type HostMemory } from '../arguments.ts';
 import { Context } from '../context.ts';
 import { Resource, type ResourceSet } from '../resource.ts';
-import { Stream } from '../stream.ts';
+import type { Stream } from '../stream.ts';
+import { copyBuffer, copyHost, copyHostSync, fillBuffer, streamOf } from './buffer-copies.ts';
 import type {
   BufferOptions,
   BufferOrigin,
@@ -17,11 +12,9 @@ import type {
   PointerOptions,
   StreamOption,
 } from './buffer-options.ts';
-import { copyAwaited, copyOnDevice, copySync, fillOnDevice, type HostCopy } from './copy.ts';
 import { DeviceMemory } from './device-memory.ts';
 import type { MemoryResource } from './memory-resource.ts';
-import { copyBetweenDevices } from './peer.ts';
-import { cutsWithin, pieces } from './pieces.ts';
+import { cutsWithin } from './pieces.ts';
 import { servedMemory } from './served-memory.ts';
 
 /**
@@ -171,32 +164,14 @@ export class DeviceBuffer extends Resource {
     });
   }
 
+  /** @internal Where one call of the driver must not go on, as offsets in order. */
+  get cuts(): readonly number[] {
+    return this.#borders ? cutsWithin(this.#borders(), this.#address, this.byteLength) : [];
+  }
+
   /** Sets every element to `value`; only queues. */
   fill(value: number, options?: FillOptions): void {
-    const { stream, elementByteLength: width = 1 } = checkOptions(
-      options,
-      ['stream', 'elementByteLength'],
-      'fill',
-    );
-    if (width !== 1 && width !== 2 && width !== 4)
-      throw new RangeError(`elementByteLength must be 1, 2 or 4, not ${String(width)}`);
-    checkInteger(value, 'value', 0, 2 ** (8 * width) - 1);
-    const address = this.address;
-    if (this.byteLength % width !== 0 || address % width !== 0)
-      throw new RangeError(
-        `${this.byteLength} bytes at ${address} are no whole, aligned elements of ${width} bytes`,
-      );
-    const where = streamOf(stream)?.context ?? this.context;
-    this.context.activity.visitedBy(where.activity);
-    for (const [offset, byteLength] of pieces(this.byteLength, this.#cuts()))
-      fillOnDevice(
-        this.context,
-        (address + offset) as CUdeviceptr,
-        value,
-        width,
-        byteLength / width,
-        stream,
-      );
+    fillBuffer(this, value, options);
   }
 
   /**
@@ -206,60 +181,39 @@ export class DeviceBuffer extends Resource {
    * @throws RangeError if `target` is smaller
    */
   copyTo(target: DeviceBuffer, options?: StreamOption): void {
-    const { stream } = checkOptions(options, ['stream'], 'copyTo');
-    checkInstance(target, DeviceBuffer, 'target');
-    const source = this.address;
-    checkFits(this.byteLength, target.byteLength, 'the target');
-    const address = target.address;
-    const where = streamOf(stream)?.context ?? this.context;
-    this.context.activity.visitedBy(where.activity);
-    target.context.activity.visitedBy(where.activity);
-    const isNear = target.context.device === this.context.device;
-    const cuts = [...new Set([...this.#cuts(), ...target.#cuts()])].sort((a, b) => a - b);
-    const within = cuts.filter((offset) => offset < this.byteLength);
-    for (const [offset, byteLength] of pieces(this.byteLength, within)) {
-      const from = (source + offset) as CUdeviceptr;
-      const to = (address + offset) as CUdeviceptr;
-      if (isNear) copyOnDevice(this.context, to, from, byteLength, stream);
-      else
-        copyBetweenDevices(
-          { context: this.context, address: from },
-          { context: target.context, address: to },
-          byteLength,
-          stream,
-        );
-    }
+    copyBuffer(this, checkInstance(target, DeviceBuffer, 'target'), options);
   }
 
   /**
-   * Copies host memory to the beginning of this buffer, after the work queued in the stream.
-   * Until the promise settles the buffer and `source` belong to the copy: work that is queued
-   * meanwhile is not ordered with it.
+   * Copies host memory to the beginning of this buffer, after the work queued in the stream; the
+   * event loop turns meanwhile. Until the promise settles the buffer and `source` belong to the
+   * copy: work that is queued meanwhile is not ordered with it. A `source` that is transferred
+   * elsewhere meanwhile rejects the copy, and must be kept there until then: memory that is freed
+   * under a copy can end the process.
    *
    * @throws RangeError if `source` is longer than the buffer
    */
-  async copyFrom(source: HostMemory, options?: CopyOptions): Promise<void> {
-    const { signal, ...rest } = checkOptions(options, ['stream', 'signal'], 'copyFrom');
-    await copyAwaited(this.#fromHost(source, rest, 'copyFrom'), signal ? { signal } : {});
+  copyFrom(source: HostMemory, options?: CopyOptions): Promise<void> {
+    return copyHost(this, 'to device', source, options);
   }
 
   /** As {@link copyFrom}, but blocks until it is done. */
   copyFromSync(source: HostMemory, options?: StreamOption): void {
-    copySync(this.#fromHost(source, options, 'copyFromSync'));
+    copyHostSync(this, 'to device', source, options);
   }
 
   /**
    * Copies to host memory, after the work queued in the stream: into `into`, from this buffer's
-   * beginning as far as it reaches, or into a new Uint8Array of the whole buffer.
+   * beginning as far as it reaches, or into a new Uint8Array of the whole buffer. Until the promise
+   * settles both belong to the copy, as in {@link copyFrom}.
    *
    * @throws RangeError if `into` is longer than the buffer
    */
   copyToHost(into?: undefined, options?: CopyOptions): Promise<Uint8Array>;
   copyToHost<T extends HostMemory>(into: T, options?: CopyOptions): Promise<T>;
   async copyToHost(into?: HostMemory, options?: CopyOptions): Promise<HostMemory> {
-    const { signal, ...rest } = checkOptions(options, ['stream', 'signal'], 'copyToHost');
     const target = into ?? new Uint8Array(this.byteLength);
-    await copyAwaited(this.#toHost(target, rest, 'copyToHost'), signal ? { signal } : {});
+    await copyHost(this, 'to host', target, options);
     return target;
   }
 
@@ -268,32 +222,8 @@ export class DeviceBuffer extends Resource {
   copyToHostSync<T extends HostMemory>(into: T, options?: StreamOption): T;
   copyToHostSync(into?: HostMemory, options?: StreamOption): HostMemory {
     const target = into ?? new Uint8Array(this.byteLength);
-    copySync(this.#toHost(target, options, 'copyToHostSync'));
+    copyHostSync(this, 'to host', target, options);
     return target;
-  }
-
-  #fromHost(source: HostMemory, options: StreamOption | undefined, call: string): HostCopy {
-    const { stream } = checkOptions(options, ['stream'], call);
-    const host = checkHostMemory(source, 'source');
-    checkFits(host.byteLength, this.byteLength, 'the buffer');
-    return this.#copy('to device', host, streamOf(stream));
-  }
-
-  #toHost(target: HostMemory, options: StreamOption | undefined, call: string): HostCopy {
-    const { stream } = checkOptions(options, ['stream'], call);
-    const host = checkHostMemory(target, 'into');
-    checkFits(host.byteLength, this.byteLength, 'the buffer');
-    return this.#copy('to host', host, streamOf(stream));
-  }
-
-  #cuts(): number[] {
-    return this.#borders ? cutsWithin(this.#borders(), this.#address, this.byteLength) : [];
-  }
-
-  #copy(direction: HostCopy['direction'], host: Uint8Array, stream: Stream | undefined): HostCopy {
-    const device = (): CUdeviceptr => this.address;
-    device(); // a closed buffer is refused now, not when the copy begins
-    return { direction, context: this.context, host, device, cuts: this.#cuts(), stream };
   }
 
   override toString(): string {
@@ -303,11 +233,3 @@ export class DeviceBuffer extends Resource {
 
 const defaultMemory = (context: Context): MemoryResource =>
   servedMemory(context) ?? DeviceMemory.create({ context });
-
-const streamOf = (stream: unknown): Stream | undefined =>
-  stream === undefined ? undefined : checkInstance(stream, Stream, 'stream');
-
-function checkFits(byteLength: number, available: number, where: string): void {
-  if (byteLength > available)
-    throw new RangeError(`${byteLength} bytes do not fit in ${where}, which has ${available}`);
-}

@@ -58,29 +58,40 @@ export class DeviceMemory implements MemoryResource {
     const asked = this.private
       ? Math.ceil(byteLength / BLOCK_BYTE_LENGTH) * BLOCK_BYTE_LENGTH
       : byteLength;
-    const { releases, resets } = context;
     const address = context.run(() => {
       withRoom(context, 'cuMemAlloc_v2', asked, () => cu.cuMemAlloc_v2(OUT0, asked));
       return readHandle<CUdeviceptr>(OUT0, cu.cuMemFree_v2);
     });
-    return new DeviceBuffer({
-      context,
-      address,
-      byteLength,
-      origin: 'allocated',
-      resource: this,
-      release: () =>
-        releases.submit(
-          () => {
-            if (context.resets === resets) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
-          },
-          {
-            byteLength: asked,
-            early: () => {
-              if (context.resets === resets) freeWithoutWaiting(context, address);
-            },
-          },
-        ),
-    });
+    return ownedBuffer(this, address, byteLength, asked);
   }
+}
+
+/** A buffer of memory that the driver allocated by itself, freed when it is closed. */
+export function ownedBuffer(
+  resource: DeviceMemory,
+  address: CUdeviceptr,
+  byteLength: number,
+  allocatedByteLength: number = byteLength,
+): DeviceBuffer {
+  const { context } = resource;
+  const { releases, resets } = context;
+  return new DeviceBuffer({
+    context,
+    address,
+    byteLength,
+    origin: 'allocated',
+    resource,
+    release: () =>
+      releases.submit(
+        () => {
+          if (context.resets === resets) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
+        },
+        {
+          byteLength: allocatedByteLength,
+          early: () => {
+            if (context.resets === resets) freeWithoutWaiting(context, address);
+          },
+        },
+      ),
+  });
 }

@@ -3,6 +3,7 @@ import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Stream } from '../stream.ts';
+import { holdUpForTransfers } from './transfer.ts';
 
 /** Where an allocation was queued, and its free will be. */
 export class FreeOrder {
@@ -46,11 +47,16 @@ export class FreeOrder {
     if (this.#context.resets !== this.#resets) return;
     const handle = this.plainHandle;
     if (handle === undefined) this.#freeInQueue(address);
-    else check(cu.cuMemFreeAsync(address, handle), 'cuMemFreeAsync');
+    else this.#freeIn(handle, address);
   }
 
   // Apart, as its closure would cost `free` an allocation at every call.
   #freeInQueue(address: CUdeviceptr): void {
-    this.queue((handle) => check(cu.cuMemFreeAsync(address, handle), 'cuMemFreeAsync'));
+    this.queue((handle) => this.#freeIn(handle, address));
+  }
+
+  #freeIn(stream: CUstream, address: CUdeviceptr): void {
+    holdUpForTransfers(this.#context, stream);
+    check(cu.cuMemFreeAsync(address, stream), 'cuMemFreeAsync');
   }
 }

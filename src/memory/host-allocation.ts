@@ -16,6 +16,7 @@ import { releaseQuietly } from '../resource.ts';
 import { type HeldViews, HostViews, type ViewedMemory, viewDriverMemory } from './host-views.ts';
 import {
   devicePointerOf,
+  forgetPages,
   type LockFlags,
   lockPages,
   notePages,
@@ -100,9 +101,11 @@ const unmapping = (ground: Ground) => (): void => {
   const { context, mapping } = ground;
   if (ground.state === 'unlocked') mapping.unmap();
   else if (ground.state === 'locked') {
-    // Its context was reset. If the driver still knows the pages, it must forget them first.
+    // Its context was reset, or another driver chosen. If the driver still knows the pages, it
+    // must forget them first.
     context.releases.submit(() => {
       cu.cuMemHostUnregister(mapping.address);
+      forgetPages(mapping.address, mapping.byteLength);
       mapping.unmap();
     });
   }
@@ -160,7 +163,7 @@ function allocateWriteCombined(
     );
     return readHandle<Address>(OUT0, cu.cuMemFreeHost);
   });
-  const forget = notePages(context, { address, byteLength, what: 'the new buffer' });
+  const forget = notePages(context, { address, byteLength, what: 'the new buffer' }, portable);
   const free = (): void => {
     if (context.resets === resets) check(cu.cuMemFreeHost(address), 'cuMemFreeHost');
     forget();

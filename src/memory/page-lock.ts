@@ -32,6 +32,7 @@ interface LockedPages {
   readonly end: number;
   readonly memory: unknown;
   readonly context: Context;
+  readonly portable: boolean;
   readonly resets: number;
 }
 
@@ -46,21 +47,50 @@ function pagesOf({ address, byteLength }: HostRange): { begin: number; end: numb
 }
 
 /** Remembers the pages of a range as locked; answers how to forget them. */
-export function notePages(context: Context, range: HostRange): () => void {
-  const { memory } = range;
-  const pages: LockedPages = { ...pagesOf(range), memory, context, resets: context.resets };
+export function notePages(context: Context, range: HostRange, portable: boolean): () => void {
+  const pages: LockedPages = {
+    ...pagesOf(range),
+    memory: range.memory,
+    context,
+    portable,
+    resets: context.resets,
+  };
   locked.add(pages);
   return () => {
     locked.delete(pages);
   };
 }
 
+/** What was locked before a reset is so no more. */
+const isHeld = ({ context, resets }: LockedPages): boolean => context.resets === resets;
+
+/** Forgets the pages of a range that is about to be unmapped. */
+export function forgetPages(address: Address, byteLength: number): void {
+  for (const pages of locked)
+    if (address <= pages.begin && pages.end <= address + byteLength) locked.delete(pages);
+}
+
+/**
+ * The context that has all of a range page-locked, where `context` too may rely on it; undefined
+ * where it must be taken for ordinary memory.
+ */
+export function lockedIn(
+  context: Context,
+  address: Address,
+  byteLength: number,
+): Context | undefined {
+  for (const pages of locked) {
+    const isFor = pages.portable || pages.context === context;
+    if (isHeld(pages) && isFor && pages.begin <= address && address + byteLength <= pages.end)
+      return pages.context;
+  }
+  return undefined;
+}
+
 function requireUnlocked(range: HostRange): void {
   const { begin, end } = pagesOf(range);
   for (const other of locked) {
-    const { context, resets } = other;
-    // What was locked before a reset is so no more.
-    if (context.resets !== resets) locked.delete(other);
+    if (!isHeld(other)) locked.delete(other);
     else if (other.begin < end && begin < other.end) requireFreed(other, range.what);
   }
 }
@@ -111,7 +141,7 @@ export function lockPages(
       cu.cuMemHostRegister_v2(address, byteLength, flags),
     ),
   );
-  const forget = notePages(context, range);
+  const forget = notePages(context, range, portable);
   return () => {
     if (context.resets === resets) check(cu.cuMemHostUnregister(address), 'cuMemHostUnregister');
     // Pages that the driver did not unlock stay noted, and their memory alive.

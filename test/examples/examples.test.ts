@@ -39,6 +39,9 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^the same address: true, still there: true$/m,
   ],
   '14-two-devices.ts': [/^on the other device: Set\(1\) \{ 5 \}$|^this needs a second GPU$/m],
+  '15-rows-and-slices.ts': [
+    /^1 1 1 1 1 1 1 1\n1 1 1 7 7 1 1 1\n1 1 1 7 7 1 1 1\n1 1 1 1 1 1 1 1$/m,
+  ],
   '16-pool-manager.ts': [
     /^all there is: 64 MiB$/m,
     /^the same memory again: true$/m,

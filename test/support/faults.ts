@@ -77,6 +77,7 @@ export function losing(
 const pairs: readonly (readonly [opens: FunctionName, closes: FunctionName])[] = [
   ['cuMemAlloc_v2', 'cuMemFree_v2'],
   ['cuMemAlloc_v2', 'cuMemFreeAsync'],
+  ['cuMemAllocPitch_v2', 'cuMemFree_v2'],
   ['cuMemPoolCreate', 'cuMemPoolDestroy'],
   ['cuMemAllocFromPoolAsync', 'cuMemFreeAsync'],
   ['cuMemAddressReserve', 'cuMemAddressFree'],

@@ -3,12 +3,14 @@ import { expectTypeOf } from 'expect-type';
 import type { DeviceAttribute } from '../../ffi/attributes.ts';
 import type { CUdeviceptr, CUevent, CUstream } from '../../ffi/types.ts';
 import {
+  allocatePitched,
   type BaseMemoryManager,
   type BufferOptions,
   type Context,
   CudaError,
   CudaEvent,
   CuffiError,
+  copyPitched,
   type Device,
   DeviceBuffer,
   DriverMemoryManager,
@@ -56,6 +58,17 @@ expectTypeOf(buffer.copyFromSync(new SharedArrayBuffer(4))).toEqualTypeOf<void>(
 void buffer.copyFrom([1, 2, 3]);
 // @ts-expect-error nor have strings
 buffer.copyToHostSync('text');
+
+// Rows lie in buffers or host memory, and their extent has a width.
+const rows = { memory: buffer, rowPitch: 512 };
+expectTypeOf(copyPitched({ memory: new Int16Array(9) }, rows, { width: 6 })).toEqualTypeOf<
+  Promise<void>
+>();
+expectTypeOf(allocatePitched(100, 10).buffer).toEqualTypeOf<DeviceBuffer>();
+// @ts-expect-error no extent
+void copyPitched(rows, rows, { height: 2 });
+// @ts-expect-error no such element
+allocatePitched(100, 10, { elementByteLength: 2 });
 
 // Handles come out branded.
 expectTypeOf(buffer.address).toEqualTypeOf<CUdeviceptr>();

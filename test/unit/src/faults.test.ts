@@ -8,9 +8,13 @@ import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import type { FunctionName } from '../../../ffi/functions.ts';
 import { CudaError, CuffiError, IpcError } from '../../../src/errors.ts';
 import {
+  allocatePitched,
   Context,
   CudaEvent,
+  copyPitched,
+  copyPitchedSync,
   DeviceBuffer,
+  fillPitched,
   ManagedMemory,
   MappedMemory,
   MemoryPool,
@@ -81,6 +85,32 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
   'copying to the device in a stream': ({ buffer, stream }) =>
     buffer.copyFrom(new Uint8Array(64), { stream }),
   'copying to the device, blocking': ({ buffer }) => buffer.copyFromSync(new Uint8Array(64)),
+  'copying a large array to the device': ({ context }) =>
+    withLarge(context, (buffer) => buffer.copyFrom(new Uint8Array(buffer.byteLength))),
+  'copying a large array to the host': ({ context }) =>
+    withLarge(context, (buffer) => buffer.copyToHost()),
+  'allocating rows': ({ context }) => allocatePitched(100, 10, { context }).buffer.close(),
+  'filling rows': ({ buffer, stream }) =>
+    fillPitched({ memory: buffer, rowPitch: 100 }, 1, { width: 9, height: 3 }, { stream }),
+  'copying rows on the device': ({ buffer, stream }) =>
+    copyPitched(
+      { memory: buffer, rowPitch: 100 },
+      { memory: buffer, rowPitch: 100, byteOffset: 50 },
+      { width: 9, height: 3 },
+      { stream },
+    ),
+  'copying rows to the device': ({ buffer }) =>
+    copyPitched(
+      { memory: buffer, rowPitch: 100 },
+      { memory: new Uint8Array(300), rowPitch: 100 },
+      { width: 9, height: 3 },
+    ),
+  'copying rows to the host, blocking': ({ buffer }) =>
+    copyPitchedSync(
+      { memory: new Uint8Array(300), rowPitch: 100 },
+      { memory: buffer, rowPitch: 100 },
+      { width: 9, height: 3 },
+    ),
   'copying to the host': ({ buffer }) => buffer.copyToHost(),
   'copying to the host, blocking': ({ buffer, stream }) =>
     buffer.copyToHostSync(undefined, { stream }),
@@ -108,6 +138,19 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
   'opening a buffer': ({ buffer }) => openIpcBuffer(ofAnother(getIpcHandle(buffer))).close(),
   'opening an event': ({ shared }) => openIpcEvent(ofAnother(getIpcHandle(shared))).close(),
 };
+
+/** What passes through staging memory, which is given back at the end. */
+async function withLarge(
+  context: Context,
+  use: (buffer: DeviceBuffer) => Promise<unknown>,
+): Promise<void> {
+  using buffer = DeviceBuffer.allocate(2 ** 20 + 1, { context });
+  try {
+    await use(buffer);
+  } finally {
+    await context.flush();
+  }
+}
 
 const ofAnother = (descriptor: object): unknown =>
   sealDescriptor({ ...descriptor, pid: 2 ** 30 } as never);

@@ -2,7 +2,9 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { inspect } from 'node:util';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
-import { Context, DeviceBuffer, MemoryPool, Stream } from '../../../../src/index.ts';
+import type { Driver } from '../../../../ffi/functions.ts';
+import { CUresult } from '../../../../ffi/results.ts';
+import { Context, DeviceBuffer, MemoryPool, PinnedBuffer, Stream } from '../../../../src/index.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
 import { emulate } from '../emulate.ts';
 
@@ -193,4 +195,30 @@ test('prints what it is', () => {
   pool.close();
   assert.match(inspect(pool), /, closed\)$/);
   assert.match(String(MemoryPool.default()), /, borrowed\)$/);
+});
+
+test('memory that is closed during an awaited copy is freed behind what the copy has queued', async () => {
+  const emulated = emulate();
+  let isBusy = false;
+  const cuStreamQuery: Driver['cuStreamQuery'] = (handle) =>
+    isBusy ? CUresult.CUDA_ERROR_NOT_READY : emulated.cuStreamQuery(handle);
+  selectDriver({ ...emulated, cuStreamQuery });
+  using pool = MemoryPool.create({ maxSize: 1 << 20 });
+  using stream = Stream.create({ nonBlocking: true });
+  using pinned = PinnedBuffer.allocate(1 << 20);
+  const buffer = pool.allocate(1 << 20, { stream });
+  buffer.fill(7, { stream });
+  await stream.synchronize();
+  const copying = buffer.copyToHost(new Uint8Array(pinned.buffer), { stream });
+  using recorder = recordCalls();
+  const queued = (): boolean => recorder.calls.some(({ name }) => name.startsWith('cuMemcpyDtoH'));
+  while (!queued()) await Promise.resolve();
+  isBusy = true;
+  buffer.close();
+  isBusy = false;
+  const names = recorder.calls.map(({ name }) => name);
+  assert.ok(names.indexOf('cuStreamWaitEvent') > 0);
+  assert.ok(names.indexOf('cuMemFreeAsync') > names.indexOf('cuStreamWaitEvent'));
+  await assert.rejects(copying, { name: 'ClosedError' });
+  assert.deepEqual(new Set(new Uint8Array(pinned.buffer)), new Set([7]));
 });

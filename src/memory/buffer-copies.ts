@@ -1,0 +1,131 @@
+/** The copies and fills of buffers: their arguments, checked, and where they go. */
+import type { CUdeviceptr } from '../../ffi/types.ts';
+import {
+  checkHostMemory,
+  checkInstance,
+  checkInteger,
+  checkOptions,
+  type HostMemory,
+} from '../arguments.ts';
+import type { Context } from '../context.ts';
+import { Stream } from '../stream.ts';
+import type { DeviceBuffer } from './buffer.ts';
+import type { CopyOptions, FillOptions, StreamOption } from './buffer-options.ts';
+import { copyAwaited, copySync } from './copy.ts';
+import { copyOnDevice, fillOnDevice } from './on-device.ts';
+import { copyBetweenDevices } from './peer.ts';
+import { pieces } from './pieces.ts';
+import type { HostCopy } from './transfer.ts';
+
+type Direction = HostCopy['direction'];
+
+/** Behind `buffer.fill`. */
+export function fillBuffer(buffer: DeviceBuffer, value: number, options?: FillOptions): void {
+  const { stream, elementByteLength } = checkOptions(
+    options,
+    ['stream', 'elementByteLength'],
+    'fill',
+  );
+  const width = checkElement(value, elementByteLength);
+  const { address, byteLength, context } = buffer;
+  if (byteLength % width !== 0 || address % width !== 0)
+    throw new RangeError(
+      `${byteLength} bytes at ${address} are no whole, aligned elements of ${width} bytes`,
+    );
+  const ordered = streamOf(stream);
+  noteVisits(ordered?.context ?? context, [context]);
+  for (const [offset, length] of pieces(byteLength, buffer.cuts)) {
+    const target = (address + offset) as CUdeviceptr;
+    fillOnDevice(context, target, value, width, length / width, ordered);
+  }
+}
+
+/** Behind `source.copyTo`. */
+export function copyBuffer(
+  source: DeviceBuffer,
+  target: DeviceBuffer,
+  options?: StreamOption,
+): void {
+  const stream = streamOf(checkOptions(options, ['stream'], 'copyTo').stream);
+  const [from, to] = [source.address, target.address];
+  const { byteLength, context } = source;
+  checkFits(byteLength, target.byteLength, 'the target');
+  noteVisits(stream?.context ?? context, [context, target.context]);
+  const isNear = target.context.device === context.device;
+  const cuts = [...new Set([...source.cuts, ...target.cuts])].sort((a, b) => a - b);
+  const within = cuts.filter((offset) => offset < byteLength);
+  for (const [offset, length] of pieces(byteLength, within)) {
+    const start = { context, address: (from + offset) as CUdeviceptr };
+    const end = { context: target.context, address: (to + offset) as CUdeviceptr };
+    if (isNear) copyOnDevice(context, end.address, start.address, length, stream);
+    else copyBetweenDevices(start, end, length, stream);
+  }
+}
+
+/** Behind `copyFrom` and `copyToHost`. */
+export async function copyHost(
+  buffer: DeviceBuffer,
+  direction: Direction,
+  memory: HostMemory,
+  options: CopyOptions | undefined,
+): Promise<void> {
+  const call = direction === 'to device' ? 'copyFrom' : 'copyToHost';
+  const { signal, stream } = checkOptions(options, ['stream', 'signal'], call);
+  await copyAwaited(hostCopy(buffer, direction, memory, stream), signal ? { signal } : {});
+}
+
+/** Behind `copyFromSync` and `copyToHostSync`. */
+export function copyHostSync(
+  buffer: DeviceBuffer,
+  direction: Direction,
+  memory: HostMemory,
+  options: StreamOption | undefined,
+): void {
+  const call = direction === 'to device' ? 'copyFromSync' : 'copyToHostSync';
+  const { stream } = checkOptions(options, ['stream'], call);
+  copySync(hostCopy(buffer, direction, memory, stream));
+}
+
+function hostCopy(
+  buffer: DeviceBuffer,
+  direction: Direction,
+  memory: HostMemory,
+  stream: Stream | undefined,
+): HostCopy {
+  const host = checkHostMemory(memory, direction === 'to device' ? 'source' : 'into');
+  checkFits(host.byteLength, buffer.byteLength, 'the buffer');
+  const ordered = streamOf(stream);
+  const device = (): CUdeviceptr => buffer.address;
+  device(); // a closed buffer is refused now, not when the copy begins
+  return {
+    direction,
+    context: buffer.context,
+    host,
+    device,
+    cuts: buffer.cuts,
+    stream: ordered,
+  };
+}
+
+/** Memory of these contexts must outlive the work that is queued in a stream of `where`. */
+export function noteVisits(where: Context, contexts: readonly Context[]): void {
+  for (const { activity } of contexts) activity.visitedBy(where.activity);
+}
+
+/** The stream of a call's options, if it names one. @throws TypeError for anything else */
+export const streamOf = (stream: unknown): Stream | undefined =>
+  stream === undefined ? undefined : checkInstance(stream, Stream, 'stream');
+
+/** The bytes of an element that a fill sets to `value`. @throws RangeError */
+export function checkElement(value: number, elementByteLength: number | undefined): 1 | 2 | 4 {
+  const width = elementByteLength ?? 1;
+  if (width !== 1 && width !== 2 && width !== 4)
+    throw new RangeError(`elementByteLength must be 1, 2 or 4, not ${String(width)}`);
+  checkInteger(value, 'value', 0, 2 ** (8 * width) - 1);
+  return width;
+}
+
+function checkFits(byteLength: number, available: number, where: string): void {
+  if (byteLength > available)
+    throw new RangeError(`${byteLength} bytes do not fit in ${where}, which has ${available}`);
+}

@@ -1,0 +1,200 @@
+/** Copies of rows and slices between host and device, on a device, and between two. */
+import { withAddress } from '../../ffi/native.ts';
+import type { Address, CUdeviceptr } from '../../ffi/types.ts';
+import { checkInstance, checkOptions } from '../arguments.ts';
+import type { Context } from '../context.ts';
+import { Stream } from '../stream.ts';
+import { type WaitOptions, waitUntil } from '../wait.ts';
+import { afterWorkSoFar, copyInTurns, type QueuePart } from './awaited.ts';
+import { DeviceBuffer } from './buffer.ts';
+import { noteVisits, streamOf } from './buffer-copies.ts';
+import type { CopyOptions, StreamOption } from './buffer-options.ts';
+import { copyAwaited } from './copy.ts';
+import { Mark } from './mark.ts';
+import { reachPeer } from './peer.ts';
+import {
+  type Box,
+  checkExtent,
+  checkRegion,
+  type Extent,
+  flattened,
+  isEmpty,
+  type PitchedMemory,
+  parts,
+  type Region,
+} from './pitched.ts';
+import { queueRows, type Rows } from './rows.ts';
+import type { HostCopy } from './transfer.ts';
+
+/**
+ * How much ordinary memory is copied between two turns of the event loop: less than in one piece,
+ * as the driver takes each row by itself.
+ */
+const SLICE_BYTE_LENGTH = 1 << 20;
+
+/** A copy whose arguments are checked. */
+interface PitchedCopy {
+  readonly box: Box;
+  readonly target: Region;
+  readonly source: Region;
+  readonly stream: Stream | undefined;
+}
+
+/**
+ * Copies rows and slices between host and device, either way, or between devices, after the work
+ * queued in the stream; the event loop turns meanwhile. Until the promise settles both memories
+ * belong to the copy, as in {@link DeviceBuffer.copyFrom}. Rows that lie over each other within
+ * one memory come out undefined. Ordinary host memory goes in parts between turns of the event
+ * loop; page-locked memory in one call.
+ *
+ * @example
+ * // A tile of 64 x 64 floats out of an image of 1024 in a row:
+ * await cuda.copyPitched({ memory: tile }, { memory: image, rowPitch: 4096 }, { width: 256, height: 64 });
+ * @throws TypeError where both memories are the host's; RangeError where a byte of the region lies
+ * beyond its memory; ClosedError, CudaError
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export async function copyPitched(
+  target: PitchedMemory,
+  source: PitchedMemory,
+  extent: Extent,
+  options?: CopyOptions,
+): Promise<void> {
+  const { signal, stream } = checkOptions(options, ['stream', 'signal'], 'copyPitched');
+  if (signal !== undefined) checkInstance(signal, AbortSignal, 'signal');
+  const copy = checkCopy(target, source, extent, stream, 'copyPitched');
+  if (isEmpty(copy.box)) return;
+  signal?.throwIfAborted();
+  const host = hostCopy(copy);
+  const wait = signal ? { signal } : {};
+  if (!host) await onDevices(copy, wait);
+  else if (isFlat(copy.box)) await copyAwaited(host, wait);
+  else
+    await afterWorkSoFar(host, wait, (begun) =>
+      copyInTurns(begun, queueParts(copy, begun.isLocked ? Infinity : SLICE_BYTE_LENGTH)),
+    );
+}
+
+/** As {@link copyPitched}, but blocks until it is done. */
+export function copyPitchedSync(
+  target: PitchedMemory,
+  source: PitchedMemory,
+  extent: Extent,
+  options?: StreamOption,
+): void {
+  const { stream } = checkOptions(options, ['stream'], 'copyPitchedSync');
+  const copy = checkCopy(target, source, extent, stream, 'copyPitchedSync');
+  if (!isEmpty(copy.box)) queue(copy).synchronizeSync();
+}
+
+/**
+ * Queues a copy of rows and slices on a device, or from one device to another: peer access is
+ * enabled for it, where there is any. Rows that lie over each other within one memory come out
+ * undefined.
+ *
+ * @throws TypeError where a memory is the host's; RangeError, ClosedError, CudaError as
+ * {@link copyPitched}
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export function queuePitchedCopy(
+  target: PitchedMemory,
+  source: PitchedMemory,
+  extent: Extent,
+  options?: StreamOption,
+): void {
+  const { stream } = checkOptions(options, ['stream'], 'queuePitchedCopy');
+  const copy = checkCopy(target, source, extent, stream, 'queuePitchedCopy');
+  for (const name of ['target', 'source'] as const)
+    checkInstance(copy[name].memory, DeviceBuffer, `${name}.memory`);
+  if (!isEmpty(copy.box)) queue(copy);
+}
+
+function checkCopy(
+  to: PitchedMemory,
+  from: PitchedMemory,
+  extent: Extent,
+  stream: unknown,
+  call: string,
+): PitchedCopy {
+  const box = checkExtent(extent, call);
+  const target = checkRegion(to, 'target', box, call);
+  const source = checkRegion(from, 'source', box, call);
+  if (!contextOf(target) && !contextOf(source))
+    throw new TypeError(`${call}: both memories are the host's, at least one must be a device's`);
+  return { box: flattened(box, [target, source]), target, source, stream: streamOf(stream) };
+}
+
+const contextOf = ({ memory }: Region): Context | undefined =>
+  memory instanceof DeviceBuffer ? memory.context : undefined;
+
+const isFlat = ({ height, depth }: Box): boolean => height === 1 && depth === 1;
+
+/** The copy as one of host memory; undefined where both sides are on devices. */
+function hostCopy({ target, source, stream }: PitchedCopy): HostCopy | undefined {
+  const isUp = source.memory instanceof Uint8Array;
+  const [host, device] = isUp ? [source, target] : [target, source];
+  const buffer = device.memory;
+  if (!(host.memory instanceof Uint8Array) || !(buffer instanceof DeviceBuffer)) return undefined;
+  const { byteOffset, byteLength } = host;
+  return {
+    direction: isUp ? 'to device' : 'to host',
+    context: buffer.context,
+    host: host.memory.subarray(byteOffset, byteOffset + byteLength),
+    device: () => (buffer.address + device.byteOffset) as CUdeviceptr,
+    cuts: device.cuts,
+    stream,
+  };
+}
+
+/** The calls that make up a copy; each asks for addresses anew, so that closing is noticed. */
+function* queueParts(copy: PitchedCopy, most = Infinity): Generator<QueuePart> {
+  const { target, source } = copy;
+  for (const { box, offsets } of parts(copy.box, [target, source], most)) {
+    const [to = 0, from = 0] = offsets;
+    yield (host, stream) =>
+      queueRows(rowsAt(target, to, host), rowsAt(source, from, host), box, stream);
+  }
+}
+
+/** The rows of a region from `offset` on; `host` is where it begins, if it is host memory. */
+function rowsAt(region: Region, offset: number, host: Address): Rows {
+  const { memory, byteOffset, rowPitch, slicePitch } = region;
+  const start = memory instanceof DeviceBuffer ? memory.address + byteOffset : host;
+  return { address: start + offset, rowPitch, slicePitch, context: contextOf(region) };
+}
+
+/** Queues all of a copy; answers in which stream. */
+function queue(copy: PitchedCopy): Stream {
+  const { target, source } = copy;
+  const contexts = [source, target].flatMap((region) => contextOf(region) ?? []);
+  const [context] = contexts as [Context];
+  const stream = copy.stream ?? Stream.legacyDefault({ context });
+  noteVisits(stream.context, contexts);
+  const [from, to] = contexts;
+  if (from && to && from.device !== to.device) reachPeer(from, to);
+  const host = [source, target].find(({ memory }) => memory instanceof Uint8Array);
+  const queueAll = (start: Address): void =>
+    stream.enqueue((handle) => {
+      for (const part of queueParts(copy)) part(start, handle);
+    });
+  if (host?.memory instanceof Uint8Array) {
+    const { byteOffset, memory } = host;
+    withAddress(memory, (address) => queueAll((address + byteOffset) as Address));
+  } else queueAll(0 as Address);
+  return stream;
+}
+
+/** Queues a copy between devices, and resolves when it is done. */
+async function onDevices(copy: PitchedCopy, options: WaitOptions): Promise<void> {
+  const stream = queue(copy);
+  const mark = new Mark(stream.context);
+  try {
+    mark.record(stream);
+    await waitUntil(() => mark.reached, options);
+  } finally {
+    mark[Symbol.dispose]();
+  }
+  // Throws if a buffer was closed, or its context reset, before it was done.
+  for (const { memory } of [copy.source, copy.target])
+    if (memory instanceof DeviceBuffer) memory.address;
+}

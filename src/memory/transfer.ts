@@ -1,0 +1,113 @@
+/** One copy between host and device, and the stream that awaited ones go over. */
+import { cu } from '../../ffi/driver.ts';
+import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
+import { check, isReady } from '../check.ts';
+import type { Context } from '../context.ts';
+import type { Stream } from '../stream.ts';
+import { waitUntil } from '../wait.ts';
+import { Mark } from './mark.ts';
+import { ownStream } from './own-stream.ts';
+
+/** One copy: which way, between what. */
+export interface HostCopy {
+  readonly direction: 'to device' | 'to host';
+  readonly context: Context;
+  readonly host: Uint8Array;
+  /** The device address; asked again for each slice, so that closing the buffer is noticed. */
+  device(): CUdeviceptr;
+  /** Where the device memory must be cut, as offsets. */
+  readonly cuts: readonly number[];
+  readonly stream: Stream | undefined;
+}
+
+/** What a copy does, for messages. */
+export const doing =
+  ({ direction, host }: HostCopy) =>
+  (): string =>
+    `copying ${host.byteLength} bytes ${direction}`;
+
+/** Queues a slice of a copy: `host` is where it lies in host memory, `offset` on the device. */
+export function queueSlice(
+  copy: HostCopy,
+  offset: number,
+  host: Address,
+  byteLength: number,
+  stream: CUstream,
+): void {
+  const device = (copy.device() + offset) as CUdeviceptr;
+  if (copy.direction === 'to device')
+    check(
+      cu.cuMemcpyHtoDAsync_v2(device, host, byteLength, stream),
+      'cuMemcpyHtoDAsync_v2',
+      doing(copy),
+    );
+  else
+    check(
+      cu.cuMemcpyDtoHAsync_v2(host, device, byteLength, stream),
+      'cuMemcpyDtoHAsync_v2',
+      doing(copy),
+    );
+}
+
+/**
+ * Queues a transfer, and resolves when nothing uses either side of it any more; so it is when it
+ * rejects, too.
+ */
+export async function moveInStream(
+  context: Context,
+  stream: CUstream,
+  mark: Mark,
+  queue: () => void,
+): Promise<void> {
+  const { resets } = context;
+  queue();
+  try {
+    mark.recordIn(stream);
+    await waitUntil(() => mark.reached);
+  } catch (error) {
+    // The mark says nothing, and the transfer may be under way. Where the stream cannot be asked
+    // either, the context is lost and with it all that ran there.
+    await waitUntil(
+      () => context.resets !== resets || isReady(cu.cuStreamQuery(stream), 'cuStreamQuery'),
+    ).catch(() => {});
+    throw error;
+  }
+}
+
+/** @throws TypeError where host memory that had `byteLength` bytes was given away meanwhile */
+export function requireAttached(host: Uint8Array, byteLength: number): void {
+  if (host.byteLength !== byteLength)
+    throw new TypeError('the host memory was detached while it was copied');
+}
+
+/**
+ * The stream that awaited copies of a context go over: a copy of pageable memory queued in a busy
+ * stream would make the driver block this thread.
+ */
+export const transferStream = (context: Context): CUstream => ownStream(context, 'transfers');
+
+/** How many awaited copies have begun and not settled. */
+let underWay = 0;
+
+/** Runs an awaited copy, which is counted meanwhile. */
+export async function countingTransfer(copy: () => Promise<void>): Promise<void> {
+  underWay += 1;
+  try {
+    await copy();
+  } finally {
+    underWay -= 1;
+  }
+}
+
+/**
+ * Makes later work of a stream wait for what awaited copies of a context have queued: memory that is
+ * freed in the order of that stream may be what they copy from or to.
+ */
+export function holdUpForTransfers(context: Context, stream: CUstream): void {
+  if (underWay === 0) return;
+  const transfers = transferStream(context);
+  if (isReady(cu.cuStreamQuery(transfers), 'cuStreamQuery')) return;
+  using mark = new Mark(context);
+  mark.recordIn(transfers);
+  mark.holdUp(stream);
+}

@@ -1,0 +1,128 @@
+import assert from 'node:assert/strict';
+import { randomFillSync } from 'node:crypto';
+import { test } from 'node:test';
+import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import type { FunctionName } from '../../../../ffi/functions.ts';
+import { libc } from '../../../../ffi/libc.ts';
+import { Context, DeviceBuffer } from '../../../../src/index.ts';
+import { broken, failing, keepingBooks } from '../../../support/faults.ts';
+import { watchMappings } from '../../../support/mappings.ts';
+import { emulate, until } from '../emulate.ts';
+
+const MIB = 2 ** 20;
+
+type AsyncCall = (...args: unknown[]) => void;
+
+const noise = (byteLength: number): Uint8Array => randomFillSync(new Uint8Array(byteLength));
+
+/** A copy to the device and back of `byteLength` bytes is right; answers what was called. */
+async function copyBoth(byteLength: number): Promise<(name: FunctionName) => number> {
+  using buffer = DeviceBuffer.allocate(byteLength);
+  const bytes = noise(byteLength);
+  using recorder = recordCalls();
+  await buffer.copyFrom(bytes);
+  assert.equal(Buffer.compare(await buffer.copyToHost(), bytes), 0);
+  return (name) => recorder.calls.filter((call) => call.name === name).length;
+}
+
+test('every size around a slice, and around all slots, arrives whole', async () => {
+  emulate();
+  for (const byteLength of [MIB, MIB + 1, 2 * MIB - 1, 4 * MIB, 16 * MIB + 1, 21 * MIB])
+    await copyBoth(byteLength);
+});
+
+test('small arrays take no slot, large ones four at most', async () => {
+  emulate();
+  const small = await copyBoth(MIB);
+  assert.deepEqual([small('cuMemHostRegister_v2'), small('cuMemcpyHtoDAsync_v2')], [0, 1]);
+  const large = await copyBoth(30 * MIB);
+  const made = large('cuMemHostRegister_v2');
+  assert.ok(made > 0 && made <= 4);
+  assert.equal(large('cuMemcpyHtoDAsync_v2'), 8);
+  const again = await copyBoth(30 * MIB);
+  assert.ok(again('cuMemHostRegister_v2') <= 4 - made);
+});
+
+test('where nothing can be page-locked copies go without, and where little can with less', async () => {
+  const driver = emulate();
+  using mappings = watchMappings();
+  selectDriver(broken(driver, 'cuMemHostRegister_v2', 2));
+  const without = await copyBoth(9 * MIB);
+  assert.equal(without('cuMemcpyHtoDAsync_v2'), 3);
+  assert.equal(mappings.open.size, 0);
+  selectDriver(failing(driver, 'cuMemHostRegister_v2', 2, 2));
+  const [one] = await Promise.all([copyBoth(9 * MIB), copyBoth(5 * MIB)]);
+  assert.equal(one('cuMemcpyHtoDAsync_v2') > 3, true);
+  assert.equal(mappings.open.size, 1);
+  await Context.primary().flush();
+  assert.equal(mappings.open.size, 0);
+});
+
+test('two threads at most copy at once, whatever is asked for', async (t) => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const { async: original } = libc.memmove as unknown as { async: AsyncCall };
+  let running = 0;
+  let most = 0;
+  t.mock.method(libc.memmove as unknown as { async: AsyncCall }, 'async', (...args: unknown[]) => {
+    running += 1;
+    most = Math.max(most, running);
+    const done = args.pop() as (...results: unknown[]) => void;
+    original(...args, (...results: unknown[]) => {
+      running -= 1;
+      done(...results);
+    });
+  });
+  const buffers = [0, 0, 1].map((device) => DeviceBuffer.allocate(8 * MIB, { device }));
+  await Promise.all(buffers.map((buffer) => buffer.copyFrom(new Uint8Array(8 * MIB))));
+  await Promise.all(buffers.map((buffer) => buffer.copyToHost()));
+  assert.equal(most, 2);
+  for (const buffer of buffers) buffer.close();
+});
+
+test('what nobody used for a while is unlocked and unmapped, and made again when needed', async (t) => {
+  const { driver, open } = keepingBooks(emulate());
+  selectDriver(driver);
+  using mappings = watchMappings();
+  const timeout = setTimeout;
+  let idle: (() => void) | undefined;
+  const fake = t.mock.method(globalThis, 'setTimeout', (use: () => void, ms: number) => {
+    if (ms >= 1000) idle = use;
+    return timeout(use, ms);
+  });
+  await copyBoth(2 * MIB);
+  fake.mock.restore();
+  const made = mappings.open.size;
+  assert.ok(made > 0);
+  assert.equal([...open].filter((handle) => handle.startsWith('cuMemHostRegister')).length, made);
+  idle?.();
+  assert.equal([...open].filter((handle) => /Register|Event/.test(handle)).length, 0);
+  assert.equal(mappings.open.size, 0);
+  await copyBoth(2 * MIB);
+  assert.ok(mappings.open.size > 0);
+});
+
+test('slots that a copy uses stay, and go with it after a reset', async () => {
+  emulate();
+  const context = Context.primary();
+  using buffer = DeviceBuffer.allocate(16 * MIB);
+  const copying = buffer.copyFrom(new Uint8Array(16 * MIB));
+  await until(() => context.spares.size > 0);
+  await context.flush();
+  assert.equal(context.spares.size, 1);
+  context.resetSync();
+  await assert.rejects(copying, { name: 'ClosedError' });
+  assert.equal(context.spares.size, 0);
+});
+
+test('a copy that fails in the middle says so, touches nothing after, and the next is right', async () => {
+  const driver = emulate();
+  for (const call of ['cuMemcpyHtoDAsync_v2', 'cuMemcpyDtoHAsync_v2', 'cuEventQuery'] as const) {
+    selectDriver(failing(driver, call, 3, 700));
+    using buffer = DeviceBuffer.allocate(8 * MIB);
+    const bytes = new Uint8Array(8 * MIB);
+    const copying =
+      call === 'cuMemcpyDtoHAsync_v2' ? buffer.copyToHost(bytes) : buffer.copyFrom(bytes);
+    await assert.rejects(copying, { name: 'CudaError', call });
+    await copyBoth(8 * MIB);
+  }
+});
