@@ -1,7 +1,7 @@
 /** Copies between host and device: blocking, and awaited without blocking the event loop. */
 import { cu } from '../../ffi/driver.ts';
 import { withAddress } from '../../ffi/native.ts';
-import type { Address, CUdeviceptr } from '../../ffi/types.ts';
+import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { WaitOptions } from '../wait.ts';
 import { afterWorkSoFar, copyInTurns, type QueuePart } from './awaited.ts';
@@ -34,8 +34,7 @@ export function copySync(copy: HostCopy): void {
     return;
   }
   const start = copy.device();
-  // The driver may still be moving the last bytes when it returns.
-  context.enqueue(() =>
+  context.run(() => {
     withAddress(host, (address) => {
       for (const [offset, length] of pieces(byteLength, copy.cuts)) {
         const device = (start + offset) as CUdeviceptr;
@@ -44,8 +43,12 @@ export function copySync(copy: HostCopy): void {
           check(cu.cuMemcpyHtoD_v2(device, here, length), 'cuMemcpyHtoD_v2', doing(copy));
         else check(cu.cuMemcpyDtoH_v2(here, device, length), 'cuMemcpyDtoH_v2', doing(copy));
       }
-    }),
-  );
+    });
+    // Up to 64 KiB the driver returns when it has the bytes, before the device does (seen on an
+    // H200): work in a non-blocking stream would still find the old ones.
+    if (direction === 'to device')
+      check(cu.cuStreamSynchronize(0 as CUstream), 'cuStreamSynchronize', doing(copy));
+  });
 }
 
 /**

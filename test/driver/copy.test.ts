@@ -80,6 +80,20 @@ test('a large copy waits for what was queued before it, and the event loop turns
   latch[Symbol.dispose]();
 });
 
+test('a blocking copy has arrived when it returns, for streams of every kind', () => {
+  using stream = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(MIB);
+  using other = DeviceBuffer.allocate(MIB);
+  for (const byteLength of [64, 4096, 65_536, MIB]) {
+    for (let round = 0; round < 8; round += 1) {
+      const bytes = noise(byteLength);
+      buffer.copyFromSync(bytes);
+      buffer.copyTo(other, { stream });
+      same(other.copyToHostSync(new Uint8Array(byteLength), { stream }), bytes);
+    }
+  }
+});
+
 test('a copy that is given up in the middle rejects, and the next one is right', async () => {
   using buffer = DeviceBuffer.allocate(32 * MIB);
   const bytes = noise(buffer.byteLength);

@@ -22,6 +22,7 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import { dose } from '../support/dose.ts';
+import { emulated } from '../support/driver.ts';
 import { keepingBooks, withFaults } from '../support/faults.ts';
 import { collectUntil } from '../support/gc.ts';
 import { watchMappings } from '../support/mappings.ts';
@@ -204,6 +205,14 @@ async function settled(read: () => State, isEnough: (state: State) => boolean): 
   return read();
 }
 
+/** Whether nothing is lost; more free memory than before is what the driver gave back late. */
+const isAsBefore = (state: State, before: State): boolean =>
+  isDeepStrictEqual({ ...state, free: before.free }, before) &&
+  (emulated ? state.free === before.free : state.free >= before.free);
+
+/** The driver takes memory for itself now and then, once; what leaks is lost in every round. */
+const ROUNDS = emulated ? 1 : 3;
+
 async function repeat(cycle: Kind['cycle'], cycles: number): Promise<void> {
   for (let round = 0; round < cycles; round += 1) {
     cycle(round);
@@ -226,14 +235,20 @@ for (const [name, kind] of Object.entries(kinds)) {
     // The first ones also make what the driver and V8 keep.
     const { open } = read();
     await repeat(cycle, 12);
-    const before = await settled(
-      read,
-      (state) => state.mapped === 0 && isDeepStrictEqual(state.open, open),
-    );
-    const requireAsBefore = async (): Promise<void> =>
-      assert.deepEqual(await settled(read, (state) => isDeepStrictEqual(state, before)), before);
+    const rest = (): Promise<State> =>
+      settled(read, (state) => state.mapped === 0 && isDeepStrictEqual(state.open, open));
+    let before = await rest();
+    const requireAsBefore = async (): Promise<void> => {
+      const state = await settled(read, (now) => isAsBefore(now, before));
+      if (!isAsBefore(state, before)) assert.deepEqual(state, before);
+    };
 
-    await repeat(cycle, dose(32, 10_000) / allocations);
+    for (let round = 1; ; round += 1) {
+      await repeat(cycle, dose(32, 10_000) / allocations);
+      const after = await settled(read, (state) => isAsBefore(state, before));
+      if (isAsBefore(after, before) || round === ROUNDS) break;
+      before = after;
+    }
     await requireAsBefore();
     for (let round = 0; round < dose(1, 100); round += 1) {
       for (const [call, nth] of refusals) {

@@ -25,6 +25,8 @@ static void require_round_trip(unsigned char *host, size_t bytes, unsigned seed)
   fill(expected, bytes, seed);
   memcpy(host, expected, bytes);
   CHECK(cuMemcpyHtoD_v2, memory, host, bytes);
+  /* Pageable memory may still be on its way from the driver's staging memory. */
+  CHECK(cuStreamSynchronize, 0);
   CHECK(cuMemcpyDtoDAsync_v2, other, memory, bytes, stream);
   CHECK(cuStreamSynchronize, stream);
   memset(host, 0, bytes);
