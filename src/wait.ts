@@ -13,6 +13,8 @@ interface Wait {
   readonly keepAlive: boolean;
   /** How often it was asked. */
   turns: number;
+  /** Until when it is asked at each turn, however often that was. */
+  readonly eagerUntil: number;
 }
 
 /** How a wait may be given up. */
@@ -31,7 +33,8 @@ let scheduled: { readonly handle: NodeJS.Immediate | NodeJS.Timeout; cancel(): v
 let kept = 0;
 let sweptAt = 0;
 
-const isEager = (wait: Wait): boolean => wait.turns < EAGER_TURNS;
+const isEager = (wait: Wait, now: number): boolean =>
+  wait.turns < EAGER_TURNS || now < wait.eagerUntil;
 
 function schedule(soon: boolean): void {
   if (soon) {
@@ -52,8 +55,8 @@ function turn(): void {
   if (isSweep) sweptAt = now;
   let soon = false;
   for (const wait of waits) {
-    if (isSweep || isEager(wait)) ask(wait);
-    soon ||= isEager(wait);
+    if (isSweep || isEager(wait, now)) ask(wait);
+    soon ||= isEager(wait, now);
   }
   if (waits.size > 0 && !scheduled) schedule(soon);
 }
@@ -87,8 +90,14 @@ function remove(wait: Wait): void {
 /**
  * Resolves when `poll` answers true, and rejects with what it throws. The process stays alive
  * meanwhile. `poll` is asked once at once: what is done already costs no turn.
+ *
+ * @param expectedMs how long it takes, where that is known: so long it is asked at each turn
  */
-export function waitUntil(poll: () => boolean, options: WaitOptions = {}): Promise<void> {
+export function waitUntil(
+  poll: () => boolean,
+  options: WaitOptions = {},
+  expectedMs = 0,
+): Promise<void> {
   const { signal } = checkOptions(options, ['signal'], 'waiting');
   if (signal !== undefined) checkInstance(signal, AbortSignal, 'signal');
   return new Promise((resolve, reject) => {
@@ -113,6 +122,7 @@ export function waitUntil(poll: () => boolean, options: WaitOptions = {}): Promi
       reject: settle<unknown>(reject),
       keepAlive: true,
       turns: 0,
+      eagerUntil: expectedMs > 0 ? performance.now() + expectedMs : 0,
     };
     signal?.addEventListener('abort', abort, { once: true });
     add(wait);
@@ -121,7 +131,7 @@ export function waitUntil(poll: () => boolean, options: WaitOptions = {}): Promi
 
 /** Asks `poll` until it answers true, without keeping the process alive. It must not throw. */
 export function pollInBackground(poll: () => boolean): void {
-  add({ poll, resolve() {}, reject() {}, keepAlive: false, turns: 0 });
+  add({ poll, resolve() {}, reject() {}, keepAlive: false, turns: 0, eagerUntil: 0 });
 }
 
 /** One turn of the event loop. */

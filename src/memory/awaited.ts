@@ -65,7 +65,7 @@ export async function afterWorkSoFar(
 
 /** Copies part by part, each in a turn of the event loop. */
 export async function copyInTurns(
-  { copy, transfers, mark, signal }: BegunCopy,
+  { copy, transfers, mark, isLocked, signal }: BegunCopy,
   parts: Iterable<QueuePart>,
 ): Promise<void> {
   const { context, host } = copy;
@@ -76,7 +76,13 @@ export async function copyInTurns(
     isFirst = false;
     requireAttached(host, byteLength);
     // Not given up for a signal: the driver has the host memory until the part is through.
-    await moveInStream(context, transfers, mark, () => queue(addressOf(host), transfers));
+    await moveInStream(
+      context,
+      transfers,
+      mark,
+      () => queue(addressOf(host), transfers),
+      isLocked ? byteLength : 0,
+    );
     signal?.throwIfAborted();
   }
 }

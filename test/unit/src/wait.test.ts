@@ -126,3 +126,17 @@ test('a closed buffer that waits for the GPU does not keep the process alive', (
   const { code, stdout, stderr } = runProgram(program, ['release']);
   assert.deepEqual({ code, stdout, stderr }, { code: 0, stdout: 'closed\n', stderr: '' });
 });
+
+test('what is expected to take long is asked at each turn so long', async () => {
+  let turns = 0;
+  let turning = true;
+  const turn = (): void => {
+    turns += 1;
+    if (turning) setImmediate(turn);
+  };
+  turn();
+  let asked = 0;
+  await waitUntil(() => ++asked === 500, {}, 60_000);
+  turning = false;
+  assert.ok(turns < 600, `${turns} turns`);
+});
