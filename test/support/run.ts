@@ -1,7 +1,7 @@
 /**
  * Runs the tests of some folders of test/, every `*.test.ts` at any depth, as `node --test` would:
  *
- *     node --import tsx test/support/run.ts --in=unit,abi [word ...]
+ *     node --import ./test/support/tsx-if-needed.mjs test/support/run.ts --in=unit,abi [word ...]
  *       [--test-concurrency=N] [--test-name-pattern=REGEX] [--test-timeout=MS]
  *
  * Words keep only the files whose path contains one of them. The driver is the emulated one unless
@@ -9,13 +9,14 @@
  * when a file holds no test, when no test ran.
  */
 import { setMaxListeners } from 'node:events';
-import { readdirSync } from 'node:fs';
+import { readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { run } from 'node:test';
 import { spec } from 'node:test/reporters';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { isAvailable } from '../../src/driver.ts';
+import { compile } from './compile.ts';
 
 process.chdir(fileURLToPath(new URL('../..', import.meta.url)));
 
@@ -49,9 +50,10 @@ const stop = new AbortController();
 setMaxListeners(0, stop.signal);
 for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => stop.abort());
 
-// Every file runs in a process of its own, started as this one was: with tsx.
+const { folder, compiled } = await compile(files);
+// Every file runs in a process of its own, started as this one was.
 const events = run({
-  files,
+  files: [...compiled],
   signal: stop.signal,
   concurrency: concurrency === undefined ? true : Number(concurrency),
   ...(timeout === undefined ? {} : { timeout: Number(timeout) }),
@@ -62,7 +64,7 @@ let ran = 0;
 const empty: string[] = [];
 events.on('test:pass', ({ name, details, skip }) => {
   // node reports a file that holds no test as one test that passed.
-  if (files.includes(name)) empty.push(name);
+  if (compiled.includes(name)) empty.push(name);
   else if (details.type !== 'suite' && skip === undefined) ran++;
 });
 events.on('test:fail', ({ todo }) => {
@@ -72,6 +74,7 @@ events.on('test:fail', ({ todo }) => {
 
 // All is reported and written once nothing is left to do.
 process.on('exit', () => {
+  rmSync(folder, { recursive: true, force: true });
   if (process.exitCode) return;
   if (empty.length > 0 && namePatterns === undefined) fail(`no test in ${empty.join(', ')}`);
   if (ran === 0) fail('no test ran');
