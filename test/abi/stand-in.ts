@@ -86,7 +86,7 @@ CUresult CUDAAPI ${name}(${list}) {
 }
 
 /** The C source; `without` names a function that an older driver would lack. */
-export function standInSource(without?: FunctionName): string {
+function standInSource(without?: FunctionName): string {
   const includes = header ? '#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>' : DECLARATIONS;
   const definitions = functionNames.map((name, index) =>
     name === without ? '' : definition(name, index),

@@ -92,8 +92,6 @@ export function callHere(name: FunctionName, args: readonly Argument[]): Answer 
   };
 }
 
-export const here: Side = { call: async (name, ...args) => callHere(name, args) };
-
 /** Another process that makes the calls it is asked for; none is made by itself. */
 export class Peer extends Program implements Side {
   constructor(env: NodeJS.ProcessEnv = {}) {

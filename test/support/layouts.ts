@@ -70,7 +70,7 @@ export const indices = (shape: readonly number[]): number[][] =>
   );
 
 /** Where the item of an index begins. */
-export const addressAt = (layout: Layout, index: readonly number[]): number =>
+const addressAt = (layout: Layout, index: readonly number[]): number =>
   index.reduce(
     (address, place, axis) => address + place * (layout.strides[axis] as number),
     layout.byteOffset,
