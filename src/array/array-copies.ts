@@ -29,7 +29,8 @@ export type Fit = 'same' | 'broadcast';
 
 /** A write that has been queued, or (`transfer`) has yet to begin. */
 export interface Write {
-  readonly target: ArrayMemory<Dtype>;
+  /** Whose device it goes on where no stream is named. */
+  readonly on: ArrayMemory<Dtype>;
   readonly stream: Stream | undefined;
   readonly wait: WaitOptions;
   readonly transfer: HostTransfer | undefined;
@@ -102,12 +103,12 @@ export function beginWrite(
   if (source instanceof ArrayMemory) {
     const stream = given ?? target.stream ?? source.stream;
     queueArray(target, source, stream, fit);
-    return { target, stream, wait, transfer: undefined };
+    return { on: source, stream, wait, transfer: undefined };
   }
   const stream = given ?? target.stream;
   if (fit === 'broadcast' && isItem(source, dtype)) {
     queueFill(itemsOf(target), itemBytes(source, dtype), stream);
-    return { target, stream, wait, transfer: undefined };
+    return { on: target, stream, wait, transfer: undefined };
   }
   const { memory, layout } = hostSource(source, target, order, fit);
   const fitted = fit === 'same' ? layout : broadcastTo(layout, shape);
@@ -128,19 +129,19 @@ export function writeOf(
     device: itemsOf(target),
     stream,
   };
-  return { target, stream, wait, transfer };
+  return { on: target, stream, wait, transfer };
 }
 
 /** Resolves when a write is done. */
-export async function endWrite({ target, stream, wait, transfer: copy }: Write): Promise<void> {
+export async function endWrite({ on, stream, wait, transfer: copy }: Write): Promise<void> {
   if (copy) await transfer(copy, wait);
-  else if (target.size > 0) await workDone(target.buffer, stream, wait);
+  else if (on.size > 0) await workDone(on.buffer, stream, wait);
 }
 
 /** Blocks until a write is done. */
-export function endWriteSync({ target, stream, transfer: copy }: Write): void {
+export function endWriteSync({ on, stream, transfer: copy }: Write): void {
   if (copy) transferSync(copy);
-  else if (target.size > 0) workDoneSync(target.buffer, stream);
+  else if (on.size > 0) workDoneSync(on.buffer, stream);
 }
 
 /** Queues a copy of an array to another one. @throws TypeError, RangeError, ClosedError */
