@@ -43,6 +43,7 @@ function copyToHost<D extends Dtype>(
   stream: Stream | undefined,
 ): { readonly values: HostArray<D>; readonly transfer: HostTransfer } {
   const { dtype, shape, size } = array;
+  array.address; // a closed array is refused
   const length = size * dtype.elementsPerItem;
   const values = (into ?? new dtype.TypedArray(length)) as HostArray<D>;
   if (!dtype.accepts(values))

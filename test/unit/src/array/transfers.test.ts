@@ -12,13 +12,14 @@ import {
   float64,
   int16,
   Stream,
+  toNested,
   uint8,
 } from '../../../../src/index.ts';
 import { dose } from '../../../support/dose.ts';
 import { addresses, anyShape, bytesOf, orderlyLayout } from '../../../support/layouts.ts';
 import { emulate } from '../emulate.ts';
 
-const runs = { numRuns: dose(150, 20_000), seed: 20_250_102 };
+const runs = { numRuns: dose(100, 20_000), seed: 20_250_102 };
 const BYTE_LENGTH = 40_000;
 
 emulate();
@@ -161,6 +162,11 @@ test('what is broadcast is written to every place', async () => {
       await target.set(['...'], compact);
       same(buffer.copyToHostSync(), scattered(memory, layout, 'C', bytesFrom(expected)));
       same(bytesFrom(expected), gathered(items, compact.broadcastTo(layout.shape).layout, 'C'));
+      // Nested arrays without items do not say their other sizes.
+      if (size === 0 || (dtype.name !== 'uint8' && dtype.name !== 'int16')) return;
+      buffer.copyFromSync(memory);
+      target.setSync(['...'], toNested(compact.copyToHostSync(), shape));
+      same(buffer.copyToHostSync(), scattered(memory, layout, 'C', bytesFrom(expected)));
     }),
     runs,
   );
