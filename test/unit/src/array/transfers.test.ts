@@ -2,12 +2,14 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
+import { recordCalls } from '../../../../ffi/driver.ts';
 import { extents, type Layout } from '../../../../src/array/layout.ts';
 import {
   complex64,
   DeviceArray,
   DeviceBuffer,
   Dtype,
+  deviceArray,
   float32,
   float64,
   int16,
@@ -142,6 +144,27 @@ test('a fill sets each byte of each item, and none between', () => {
     }),
     runs,
   );
+});
+
+test('a fill of many items takes few calls, as it doubles what is set', () => {
+  for (const [shape, pitch, most] of [
+    [[5000], 8, 8],
+    [[300, 100], 1000, 20],
+    [[20, 20, 20], 72, 30],
+  ] as const) {
+    const strides = shape.map((_, axis) => pitch * 24 ** (shape.length - 1 - axis));
+    if (shape.length === 2) strides[1] = 8;
+    using array = deviceArray(shape, float64, { strides });
+    array.buffer.fill(0);
+    const recorder = recordCalls();
+    array.fill(1.1);
+    recorder.stop();
+    assert.deepEqual(new Set(array.copyToHostSync()), new Set([1.1]));
+    const bytes = array.buffer.copyToHostSync();
+    assert.equal(bytes.filter((byte) => byte !== 0).length, array.size * 8);
+    const work = recorder.calls.filter(({ name }) => /Memset|Memcpy/.test(name));
+    assert.ok(work.length <= most, `${work.length} calls for ${shape}`);
+  }
 });
 
 test('what is broadcast is written to every place', async () => {
