@@ -7,9 +7,9 @@ import { Dtype } from '../dtype.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { streamOf } from '../memory/buffer-copies.ts';
 import type { AllocateOptions } from '../memory/memory-resource.ts';
-import type { LayoutChoice, MemoryChoice } from './array-options.ts';
+import type { MemoryChoice } from './array-options.ts';
 import type { DeviceItems } from './device-copy.ts';
-import { extents, type Layout, makeLayout } from './layout.ts';
+import { extents, type Layout, type LayoutOptions, makeLayout } from './layout.ts';
 import { checkShape, type Shape } from './shape.ts';
 
 /** A shape; a number is that of one axis, as in NumPy. */
@@ -24,11 +24,11 @@ export const checkDtype = <D extends Dtype>(dtype: D): D =>
 export function newLayout(
   shape: number | Shape,
   itemsize: number,
-  { order, strides }: LayoutChoice,
+  { order, strides }: Omit<LayoutOptions, 'byteOffset'>,
 ): Layout {
   if (order !== undefined && strides !== undefined)
     throw new TypeError('give either an order or strides, not both');
-  const layout = makeLayout(shapeOf(shape), itemsize, { ...(order && { order }), strides });
+  const layout = makeLayout(shapeOf(shape), itemsize, { order, strides });
   // Negative strides reach before the first item.
   return { ...layout, byteOffset: 0 - extents(layout).low };
 }

@@ -54,7 +54,7 @@ function copyToHost<D extends Dtype>(
     throw new RangeError(
       `into has ${values.length} elements, the array of shape ${shown(shape)} has ${length}`,
     );
-  const layout = makeLayout(shape, dtype.itemsize, { order: checkOrder(order ?? 'C') });
+  const layout = makeLayout(shape, dtype.itemsize, { order });
   const host = { memory: checkHostMemory(values, 'into'), layout };
   const ordered = streamOf(stream) ?? array.stream;
   return {

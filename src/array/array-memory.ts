@@ -37,7 +37,7 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
   readonly size: number;
   /** The byte of the buffer at which the item of index [0, 0, …] begins. */
   readonly byteOffset: number;
-  /** The stream that work on the array goes to where a call names none; undefined: the default one. */
+  /** Where work on the array goes unless a call names a stream; undefined: the default stream. */
   readonly stream: Stream | undefined;
   /** Whether cuffi refuses to write to it, as to what `broadcastTo` gives. */
   readonly readOnly: boolean;
@@ -78,13 +78,17 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
     return { shape, strides, byteOffset, itemsize: this.dtype.itemsize };
   }
 
-  /** The device address of the item of index [0, 0, …]; 0 where memory was never needed. @throws ClosedError */
+  /**
+   * The device address of the item of index [0, 0, …]; 0 where there never were items.
+   *
+   * @throws ClosedError
+   */
   get address(): CUdeviceptr {
     this.requireOpen();
     return (this.buffer.address + this.byteOffset) as CUdeviceptr;
   }
 
-  /** The addresses of the first byte of the items and of the one behind the last. @throws ClosedError */
+  /** The addresses of the first byte of the items, and of the one behind the last. */
   get extents(): Extents {
     const start = this.address - this.byteOffset;
     const { low, high } = extents(this.layout);

@@ -41,7 +41,7 @@ export abstract class ArrayViews<out D extends Dtype> extends ArrayMemory<D> {
     return this.derive(index(this.layout, selectors));
   }
 
-  /** The item of an index, or the part of the array where the index names fewer axes. @throws RangeError */
+  /** The item of an index, or a part where it names fewer axes. @throws RangeError */
   at(...indices: readonly number[]): DeviceArray<D> {
     for (const place of indices) checkInteger(place, 'index', Number.MIN_SAFE_INTEGER);
     return this.slice(...indices);
@@ -84,7 +84,7 @@ export abstract class ArrayViews<out D extends Dtype> extends ArrayMemory<D> {
     return this.derive(expandDims(this.layout, axis));
   }
 
-  /** The items repeated until they have a shape; read only. @throws RangeError where they do not fit */
+  /** The items repeated until they have a shape; read only. @throws RangeError */
   broadcastTo(shape: number | Shape): DeviceArray<D> {
     return this.derive(broadcastTo(this.layout, shapeOf(shape)), { readOnly: true });
   }

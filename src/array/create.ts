@@ -47,8 +47,7 @@ export function deviceArray(
     'deviceArray',
   );
   streamOf(choice.stream);
-  const lie = { ...(order && { order }), ...(strides && { strides }) };
-  const layout = newLayout(shape, checkDtype(dtype).itemsize, lie);
+  const layout = newLayout(shape, checkDtype(dtype).itemsize, { order, strides });
   return DeviceArray.allocate(layout, dtype, choice);
 }
 
@@ -130,7 +129,7 @@ export function mappedArray(
     ['order', 'context', 'device', 'portable', 'writeCombined'],
     'mappedArray',
   );
-  const layout = newLayout(shape, checkDtype(dtype).itemsize, order ? { order } : {});
+  const layout = newLayout(shape, checkDtype(dtype).itemsize, { order });
   return DeviceArray.allocate(layout, dtype, { memory: MappedMemory.create(kind) });
 }
 
@@ -163,6 +162,6 @@ export function managedArray(
     ['order', 'context', 'device', 'attach'],
     'managedArray',
   );
-  const layout = newLayout(shape, checkDtype(dtype).itemsize, order ? { order } : {});
+  const layout = newLayout(shape, checkDtype(dtype).itemsize, { order });
   return DeviceArray.allocate(layout, dtype, { memory: ManagedMemory.create(kind) });
 }

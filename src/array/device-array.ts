@@ -67,11 +67,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ArrayViews<D> {
     );
     checkInstance(buffer, DeviceBuffer, 'buffer').address; // a closed one is refused
     checkDtype(dtype);
-    const layout = makeLayout(shapeOf(shape), dtype.itemsize, {
-      ...(order !== undefined && { order }),
-      strides,
-      ...(byteOffset !== undefined && { byteOffset }),
-    });
+    const layout = makeLayout(shapeOf(shape), dtype.itemsize, { order, strides, byteOffset });
     const { low, high } = extents(layout);
     if (low < 0 || high > buffer.byteLength)
       throw new RangeError(
@@ -108,7 +104,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ArrayViews<D> {
     const { order, stream, memory } = checkOptions(options, known, 'copy');
     this.address; // a closed array is refused
     const ordered = streamOf(stream) ?? this.stream;
-    const layout = newLayout(this.shape, this.dtype.itemsize, order ? { order } : {});
+    const layout = newLayout(this.shape, this.dtype.itemsize, { order });
     const copy = DeviceArray.allocate(layout, this.dtype, {
       ...(memory ? { memory } : { context: this.context }),
       ...(ordered && { stream: ordered }),

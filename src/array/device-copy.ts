@@ -42,7 +42,8 @@ export function queueItems(
   stream: Stream | undefined,
 ): void {
   const plan = copyPlan(source.layout, target.layout);
-  for (const { memory } of [target, source]) memory.address; // closed ones are refused, also for nothing
+  // Closed ones are refused, also where there is nothing to copy.
+  for (const { memory } of [target, source]) memory.address;
   if (!plan) return;
   if (!isEntangled(target, source)) {
     queuePlan(plan, target.memory, source.memory, stream);

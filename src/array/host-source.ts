@@ -30,8 +30,6 @@ export interface HostItems {
   readonly memory: Uint8Array;
   readonly layout: Layout;
   readonly dtype: Dtype;
-  /** Whether the source says of itself what shape it has. */
-  readonly isShaped: boolean;
 }
 
 /** @throws TypeError for another dtype, RangeError for another number of items */
@@ -77,6 +75,5 @@ function itemsOf(
     memory: checkHostMemory(values, 'source'),
     layout: makeLayout(sizes, type.itemsize, { order }),
     dtype: type,
-    isShaped,
   };
 }

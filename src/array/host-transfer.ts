@@ -1,5 +1,4 @@
 /** Items between the host and a device, whatever their layouts: as few copies as they allow. */
-
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { copyPitched, copyPitchedSync } from '../memory/copy-pitched.ts';
 import type { Extent, PitchedMemory } from '../memory/pitched.ts';

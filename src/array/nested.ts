@@ -122,9 +122,13 @@ export function toNested(values: TypedArray, shape: Shape, options?: NestedOptio
   checkInstance<Dtype>(dtype, Dtype, 'dtype');
   const sizes = checkShape(shape);
   const length = sizeOf(sizes) * dtype.elementsPerItem;
-  if (!dtype.accepts(values) || values.length !== length)
+  if (!dtype.accepts(values))
+    throw new TypeError(
+      `values must be a ${dtype.TypedArray.name} for ${dtype}, not a ${values[Symbol.toStringTag]}`,
+    );
+  if (values.length !== length)
     throw new RangeError(
-      `shape ${shown(sizes)} of ${dtype} takes ${length} elements of a ${dtype.TypedArray.name}, not ${values.length} of a ${values[Symbol.toStringTag]}`,
+      `values has ${values.length} elements, shape ${shown(sizes)} of ${dtype} takes ${length}`,
     );
   const strides = contiguousStrides(sizes, 1, checkOrder(order));
   const read = (axis: number, at: number): Nested<Item> => {

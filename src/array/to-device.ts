@@ -153,7 +153,8 @@ function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>):
   const { dtype, shape, order, copy, to, stream, signal, ...choice } = options;
   const isCopied = checkBoolean(copy, 'copy', true);
   const ordered = streamOf(stream);
-  const way = { ...(ordered && { stream: ordered }), ...(signal && { signal }) };
+  const inStream = ordered ? { stream: ordered } : {};
+  const way = { ...inStream, ...checkSignal(signal) };
   const lie = order === undefined ? {} : { order: checkOrder(order) };
   if (dtype !== undefined) checkDtype(dtype);
   if (to !== undefined) {
@@ -164,7 +165,7 @@ function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>):
     return { array: to, isNew: false, write: isCopied ? write : undefined };
   }
   if (source instanceof DeviceArray) {
-    requireNone({ shape }, 'a device array');
+    requireNone(isCopied ? { shape } : { shape, ...choice }, 'a device array');
     requireSame(dtype, source, 'source');
     source.address; // a closed array is refused
     if (!isCopied) return { array: source, isNew: false, write: undefined };
@@ -172,13 +173,13 @@ function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>):
     const isPlaced = memory !== undefined || context !== undefined || device !== undefined;
     const place = isPlaced ? choice : { context: source.context };
     const layout = newLayout(source.shape, source.dtype.itemsize, lie);
-    const array = DeviceArray.allocate(layout, source.dtype, { ...place, ...way });
+    const array = DeviceArray.allocate(layout, source.dtype, { ...place, ...inStream });
     return { array, isNew: true, write: () => beginWrite(array, source, way, 'same') };
   }
   const wanted = shape === undefined ? undefined : shapeOf(shape);
   const items = hostItems(source, { dtype, shape: wanted, order });
   const layout = newLayout(items.layout.shape, items.dtype.itemsize, lie);
-  const array = DeviceArray.allocate(layout, items.dtype, { ...choice, ...way });
+  const array = DeviceArray.allocate(layout, items.dtype, { ...choice, ...inStream });
   const write = (): Write => writeOf(array, items, ordered, checkSignal(signal));
   return { array, isNew: true, write: isCopied ? write : undefined };
 }

@@ -236,8 +236,12 @@ test('what does not fit is refused, and nothing is copied', async () => {
   await assert.rejects(array.copyToHost(undefined, { order: 'A' as never }), TypeError);
   await assert.rejects(array.copyToHost(undefined, { signal: AbortSignal.abort() }), /abort/i);
   await assert.rejects(array.set([0], 1, { signal: AbortSignal.abort() }), /abort/i);
+  await assert.rejects(toDevice([1], { signal: AbortSignal.abort() }), /abort/i);
+  await assert.rejects(toDevice([1], { signal: {} as never }), TypeError);
+  (await toDevice([1], { signal: new AbortController().signal })).close();
   await assert.rejects(toDevice(array, { shape: [3] } as never), /has its own shape/);
   await assert.rejects(toDevice([1], { to: array, device: 0 }), /has its own device/);
+  await assert.rejects(toDevice(array, { copy: false, device: 0 }), /has its own device/);
   assert.deepEqual(array.copyToHostSync(), arange(120_000));
 });
 
