@@ -19,7 +19,7 @@ import { shown } from './shape.ts';
 import { broadcastTo } from './views.ts';
 
 /** Where the items of an array are. */
-export const itemsOf = ({ buffer: memory, layout }: ArrayMemory<Dtype>): DeviceItems => ({
+const itemsOf = ({ buffer: memory, layout }: ArrayMemory<Dtype>): DeviceItems => ({
   memory,
   layout,
 });
