@@ -116,7 +116,7 @@ export type {
   ItemValue,
 } from './array/items.ts';
 export type { Sections, Selector, Slice } from './array/indexing.ts';
-export type { Order } from './array/layout.ts';
+export type { Extents, Order } from './array/layout.ts';
 export type { Shape } from './array/shape.ts';
 export type { HostMemory } from './arguments.ts';
 export type { WaitOptions } from './wait.ts';

@@ -16,7 +16,7 @@ import { type Shape, shown, sizeOf } from './shape.ts';
 export interface ArrayInit<D extends Dtype> {
   readonly buffer: DeviceBuffer;
   readonly dtype: D;
-  /** Within the buffer. */
+  /** Within the buffer; its arrays become the array's own. */
   readonly layout: Layout;
   readonly stream?: Stream | undefined;
   /** Whether closing the array closes the buffer. */
@@ -41,16 +41,19 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
   readonly stream: Stream | undefined;
   /** Whether cuffi refuses to write to it, as to what `broadcastTo` gives. */
   readonly readOnly: boolean;
+  /** @internal */
+  readonly layout: Layout;
   readonly #isOwner: boolean;
 
   /** @internal */
   constructor(init: ArrayInit<D>) {
     super('DeviceArray', {});
     const { shape, strides, byteOffset } = init.layout;
+    this.layout = init.layout;
     this.buffer = init.buffer;
     this.dtype = init.dtype;
-    this.shape = Object.freeze([...shape]);
-    this.strides = Object.freeze([...strides]);
+    this.shape = Object.freeze(shape);
+    this.strides = Object.freeze(strides);
     this.size = sizeOf(shape);
     this.byteOffset = byteOffset;
     this.stream = init.stream;
@@ -70,12 +73,6 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
 
   get context(): Context {
     return this.buffer.context;
-  }
-
-  /** @internal */
-  get layout(): Layout {
-    const { shape, strides, byteOffset } = this;
-    return { shape, strides, byteOffset, itemsize: this.dtype.itemsize };
   }
 
   /**

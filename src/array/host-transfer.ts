@@ -32,18 +32,18 @@ interface Planned extends HostTransfer {
 }
 
 /**
- * How items come over. As one `box` that the driver copies; or all bytes from the first item to the
- * last, which the CPU takes apart or has put together (`range`); or as the host has them, to or from
- * `staging` memory on the device, which copies the items itself.
+ * How items come over. As one `run` of bytes or one `box` of rows, as the driver copies them; or all
+ * bytes from the first item to the last, which the CPU takes apart or has put together (`range`); or
+ * as the host has them, to or from `staging` memory on the device, which copies the items itself.
  */
-type Route = 'box' | 'range' | 'staging';
+type Route = 'run' | 'box' | 'range' | 'staging';
 
 /** A range is taken apart where it is short, or not much longer than its items. */
 const SHORT_RANGE = 64 << 10;
 const MOST_WASTE = 4;
 
 function routeOf({ isUp, device, plan }: Planned): Route {
-  if (plan.kind !== 'gather' && plan.count === 1) return 'box';
+  if (plan.kind !== 'gather' && plan.count === 1) return plan.kind;
   const { low, high } = extents(device.layout);
   const own = byteLengthOf(device.layout);
   // What lies between the items is others' to write: only a range without gaps is written as one.
@@ -71,7 +71,11 @@ export async function transfer(given: HostTransfer, wait: WaitOptions): Promise<
   const { host, device, isUp, stream } = copy;
   const options = { ...streamOption(stream), ...wait };
   const route = routeOf(copy);
-  if (route === 'box') {
+  if (route === 'run') {
+    const { range, bytes } = runOf(copy);
+    if (isUp) await range.copyFrom(bytes, options);
+    else await range.copyToHost(bytes, options);
+  } else if (route === 'box') {
     await copyPitched(...boxOf(copy), options);
   } else if (route === 'range') {
     const { range, bytes, steps } = rangeOf(copy);
@@ -103,7 +107,11 @@ export function transferSync(given: HostTransfer): void {
   const { host, device, isUp, stream } = copy;
   const options = streamOption(stream);
   const route = routeOf(copy);
-  if (route === 'box') {
+  if (route === 'run') {
+    const { range, bytes } = runOf(copy);
+    if (isUp) range.copyFromSync(bytes, options);
+    else range.copyToHostSync(bytes, options);
+  } else if (route === 'box') {
     copyPitchedSync(...boxOf(copy), options);
   } else if (route === 'range') {
     const { range, bytes, steps } = rangeOf(copy);
@@ -123,6 +131,20 @@ export function transferSync(given: HostTransfer): void {
   }
 }
 
+/** The one run of bytes, on both sides. */
+function runOf({ plan, host, device, isUp }: Planned): {
+  readonly range: DeviceBuffer;
+  readonly bytes: Uint8Array;
+} {
+  const { width, source, target } = plan;
+  const [here, there] = isUp ? [source, target] : [target, source];
+  return {
+    range: device.memory.subarray(there.byteOffset, there.byteOffset + width),
+    bytes: host.memory.subarray(here.byteOffset, here.byteOffset + width),
+  };
+}
+
+/** The one box, as the driver's copies of rows take it. */
 function boxOf({ plan, host, device, isUp }: Planned): [PitchedMemory, PitchedMemory, Extent] {
   const { width, height, depth } = plan;
   const [source, target] = isUp ? [host, device] : [device, host];
