@@ -94,6 +94,7 @@ export async function transfer(given: HostTransfer, wait: WaitOptions): Promise<
       queueStaged(copy, staging);
       if (isUp) await workDone(device.memory, stream);
       else await staging.copyToHost(host.memory, options);
+      device.memory.address; // throws if it was closed meanwhile, as by the other routes
     } finally {
       staging.close();
     }

@@ -191,6 +191,26 @@ test('closing the array closes its views; closing a view forgets it', async () =
   assert.match(inspect(part), /^DeviceArray\(float32 \[5\] on cuda:0, C, closed\)$/);
 });
 
+test('a copy of an array that is closed meanwhile rejects, whichever way it goes', async () => {
+  using stream = Stream.create({ nonBlocking: true });
+  for (const way of ways) {
+    using latch = new Latch();
+    const [array, other] = [wide(), wide()];
+    const [from, to] = [way(array), way(other)];
+    latch.hold(stream);
+    const copies = [
+      from.copyToHost(undefined, { stream }),
+      to.copyFrom(new Float32Array(to.size), { stream }),
+    ];
+    array.close();
+    other.close();
+    const settled = Promise.allSettled(copies);
+    latch.open();
+    for (const copy of await settled)
+      assert.ok(copy.status === 'rejected' && copy.reason instanceof ClosedError);
+  }
+});
+
 test('a view keeps the memory of an array that nobody has any more', async () => {
   const view = (() => wide().slice(299))();
   const { buffer } = view;
