@@ -82,6 +82,42 @@ export { MappedPointer } from './memory/manager/mapped-pointer.ts';
 export { PinnedPointer } from './memory/manager/pinned-pointer.ts';
 export type { Finalizer } from './memory/manager/references.ts';
 export { IpcHandle, type IpcHandleInit } from './memory/manager/ipc-handle.ts';
+export { type ArraySource, DeviceArray } from './array/device-array.ts';
+export {
+  type ArrayShape,
+  deviceArray,
+  deviceArrayLike,
+  type ManagedArrayOptions,
+  type MappedArrayOptions,
+  managedArray,
+  mappedArray,
+} from './array/create.ts';
+export {
+  type ToDeviceOptions,
+  type ToDeviceSyncOptions,
+  toDevice,
+  toDeviceSync,
+} from './array/to-device.ts';
+export { PinnedArray, type PinnedArrayOptions, pinnedArray } from './array/pinned-array.ts';
+export type {
+  ArrayCopyOptions,
+  DeviceArrayLikeOptions,
+  DeviceArrayOptions,
+  FromBufferOptions,
+  OrderOption,
+} from './array/array-options.ts';
+export { type Nested, type NestedOptions, toNested } from './array/nested.ts';
+export type {
+  Complex,
+  HostArray,
+  HostValues,
+  Item,
+  ItemOf,
+  ItemValue,
+} from './array/items.ts';
+export type { Sections, Selector, Slice } from './array/indexing.ts';
+export type { Extents, Order } from './array/layout.ts';
+export type { Shape } from './array/shape.ts';
 export type { HostMemory } from './arguments.ts';
 export type { WaitOptions } from './wait.ts';
 export {

@@ -1,7 +1,7 @@
 /** Basic indexing as Python has it: integers, slices and `...`; the result is always a view. */
 import { checkInteger, checkOptions } from '../arguments.ts';
 import type { Layout } from './layout.ts';
-import { checkAxis, safe, shown } from './shape.ts';
+import { checkAxis, type Shape, safe, shown } from './shape.ts';
 
 /** Some of the places along an axis, as Python's `start:stop:step`; all of them by default. */
 export interface Slice {
@@ -105,29 +105,40 @@ function wholeSelectors(
 }
 
 /**
+ * How an axis is split: into how many parts, all of the same size; at which places, in order,
+ * negative ones from the end; or into parts of a size, the last of which has the rest.
+ */
+export type Sections = number | readonly number[] | { readonly size: number };
+
+/**
  * The array in parts, along an axis.
  *
- * @param sections how many parts, all of the same size; or the places at which to cut, in order,
- * negative ones from the end
  * @throws RangeError where the parts would not be of the same size
  * @example
  * split(makeLayout([6], 4), 3); // 3 layouts of 2 items
  * split(makeLayout([6], 4), [1, 3]); // 1, 2 and 3 items
+ * split(makeLayout([6], 4), { size: 4 }); // 4 and 2 items
  */
-export function split(
-  layout: Layout,
-  sections: number | readonly number[],
-  axis = 0,
-): readonly Layout[] {
+export function split(layout: Layout, sections: Sections, axis = 0): readonly Layout[] {
   const { shape } = layout;
   const along = checkAxis(axis, shape.length);
   const length = shape[along] as number;
   const before = Array.from({ length: along }, (): Slice => ({}));
-  const cuts = typeof sections === 'number' ? equalCuts(sections, length, shape) : sections;
-  if (!Array.isArray(cuts)) throw new TypeError('sections must be an integer or an array of them');
+  const cuts = cutsOf(sections, length, shape);
   return Array.from({ length: cuts.length + 1 }, (_, at) =>
     index(layout, [...before, { start: cuts[at - 1] ?? 0, stop: cuts[at] }]),
   );
+}
+
+function cutsOf(sections: Sections, length: number, shape: Shape): readonly number[] {
+  if (typeof sections === 'number') return equalCuts(sections, length, shape);
+  if (Array.isArray(sections)) return sections;
+  if (typeof sections !== 'object' || sections === null)
+    throw new TypeError('sections must be an integer, an array of them, or { size }');
+  const { size } = checkOptions(sections as { size: number }, ['size'], 'sections');
+  checkInteger(size, 'size', 1);
+  const parts = Math.ceil(length / (size as number));
+  return Array.from({ length: Math.max(parts - 1, 0) }, (_, at) => (at + 1) * (size as number));
 }
 
 function equalCuts(sections: number, length: number, shape: readonly number[]): readonly number[] {

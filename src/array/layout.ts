@@ -19,11 +19,11 @@ export interface Layout {
 /** What is known of a layout besides its shape and itemsize. */
 export interface LayoutOptions {
   /** The order of contiguous items. Default C. */
-  readonly order?: Order;
+  readonly order?: Order | undefined;
   /** In bytes. Default: contiguous. */
   readonly strides?: readonly number[] | undefined;
   /** Default 0. */
-  readonly byteOffset?: number;
+  readonly byteOffset?: number | undefined;
 }
 
 /** The bytes that a layout touches. */

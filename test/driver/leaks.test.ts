@@ -13,12 +13,15 @@ import {
   Device,
   DeviceBuffer,
   DeviceMemory,
+  deviceArray,
+  float32,
   ManagedMemory,
   MappedMemory,
   MemoryPool,
   PinnedBuffer,
   pin,
   Stream,
+  uint8,
   VirtualMemory,
 } from '../../src/index.ts';
 import { dose } from '../support/dose.ts';
@@ -92,6 +95,20 @@ const kinds: Readonly<Record<string, Kind>> = {
     },
     refusals: [['cuMemAlloc_v2', 1]],
     tooMuch: () => DeviceMemory.create({ private: true }).allocate(2 * device.totalMemory),
+  },
+  'arrays, and what their copies take': {
+    allocations: 3,
+    cycle() {
+      using array = deviceArray([200, 200], float32);
+      const column = array.slice('...', 1);
+      column.fill(1);
+      column.copyFromSync(column.copyToHostSync());
+    },
+    refusals: [
+      ['cuMemAlloc_v2', 1],
+      ['cuMemAlloc_v2', 2],
+    ],
+    tooMuch: () => deviceArray([2, device.totalMemory], uint8),
   },
   'memory of a pool': {
     skip: !MemoryPool.supported() && 'the device has no memory pools',

@@ -51,6 +51,17 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^700000 bytes were asked for, 348576 are left of the budget$/m,
     /^left: 348576$/m,
   ],
+  '21-arrays.ts': [
+    /^float32, shape 2,3, strides 12,4 bytes$/m,
+    /^\[ \[ 1, 0, 3 \], \[ 4, 50, 60 \] \]$/m,
+    /^Float32Array\(6\) \[ 1, 4, 0, 50, 3, 60 \]$/m,
+    /^first row: 4,50,60, last item: 3$/m,
+    /^DeviceArray\(float32 \[2, 2\] on cuda:0, C\) \[1, 2, 3, 4\]$/m,
+  ],
+  '22-array-in-a-stream.ts': [
+    /^2 2 3 3 2 2 3 3 1 1 3 3 1 1 3 3$/m,
+    /^Float32Array\(2\) \[ 0\.5, 0\.5 \]$/m,
+  ],
 };
 
 async function run(program: string): Promise<string> {

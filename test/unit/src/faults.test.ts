@@ -13,14 +13,18 @@ import {
   CudaEvent,
   copyPitched,
   copyPitchedSync,
+  type DeviceArray,
   DeviceBuffer,
+  deviceArray,
   fillPitched,
+  float64,
   ManagedMemory,
   MappedMemory,
   MemoryPool,
   PinnedBuffer,
   pin,
   Stream,
+  toDevice,
   VirtualMemory,
 } from '../../../src/index.ts';
 import { sealDescriptor } from '../../../src/ipc/descriptor.ts';
@@ -114,6 +118,31 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
   'copying to the host': ({ buffer }) => buffer.copyToHost(),
   'copying to the host, blocking': ({ buffer, stream }) =>
     buffer.copyToHostSync(undefined, { stream }),
+  'making an array of nested arrays': async ({ context, stream }) =>
+    (await toDevice([[1, 2]], { context, stream })).close(),
+  'making an array of another': ({ context }) =>
+    withMatrix(context, async (matrix) => {
+      const corner = matrix.slice({ stop: 3 }, { stop: 2 });
+      (await toDevice(corner.T)).close();
+      corner.copy({ order: 'F' }).close();
+    }),
+  'copying a column of an array': ({ context }) =>
+    withMatrix(context, async (matrix) => {
+      const column = matrix.slice('...', 3);
+      await column.copyFrom(await column.copyToHost());
+    }),
+  'copying a column of an array, blocking': ({ context, stream }) =>
+    withMatrix(context, (matrix) => {
+      const column = matrix.slice('...', 3).withStream(stream);
+      column.copyFromSync(column.copyToHostSync());
+    }),
+  'copying an array over itself': ({ context }) =>
+    withMatrix(context, (matrix) => {
+      const row = matrix.slice(0, { stop: 3 });
+      row.slice({ step: -1 }).copyTo(row);
+    }),
+  'setting items of an array': ({ context }) =>
+    withMatrix(context, (matrix) => matrix.set([{ step: 2 }], 0.5)),
   'allocating pinned memory': ({ context }) => PinnedBuffer.allocate(4096, { context }).close(),
   'allocating pinned, mapped memory': ({ context }) =>
     PinnedBuffer.allocate(4096, { context, mapped: true }).close(),
@@ -138,6 +167,15 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
   'opening a buffer': ({ buffer }) => openIpcBuffer(ofAnother(getIpcHandle(buffer))).close(),
   'opening an event': ({ shared }) => openIpcEvent(ofAnother(getIpcHandle(shared))).close(),
 };
+
+/** So wide that a column passes through memory of its own on the device. */
+async function withMatrix(
+  context: Context,
+  use: (matrix: DeviceArray<typeof float64>) => unknown,
+): Promise<void> {
+  using matrix = deviceArray([100, 100], float64, { context });
+  await use(matrix);
+}
 
 /** What passes through staging memory, which is given back at the end. */
 async function withLarge(

@@ -92,6 +92,8 @@ test('the parts of a split are the slices between its cuts', () => {
             ]),
           );
         assert.deepEqual(split(layout, cuts, axis), slices(cuts));
+        const starts = Array.from({ length }, (_, at) => at).filter((at) => at % sections === 0);
+        assert.deepEqual(split(layout, { size: sections }, axis), slices(starts.slice(1)));
         if (length % sections !== 0) return;
         const size = length / sections;
         const even = Array.from({ length: sections - 1 }, (_, n) => (n + 1) * size);

@@ -1,0 +1,48 @@
+/** Memory for the items of new arrays. */
+
+import type { CUdeviceptr } from '../../ffi/types.ts';
+import { checkInstance, checkInteger } from '../arguments.ts';
+import { Context } from '../context.ts';
+import { Dtype } from '../dtype.ts';
+import { DeviceBuffer } from '../memory/buffer.ts';
+import { streamOf } from '../memory/buffer-copies.ts';
+import type { AllocateOptions } from '../memory/memory-resource.ts';
+import type { MemoryChoice } from './array-options.ts';
+import type { DeviceItems } from './device-copy.ts';
+import { extents, type Layout, type LayoutOptions, makeLayout } from './layout.ts';
+import { checkShape, type Shape } from './shape.ts';
+
+/** A shape; a number is that of one axis, as in NumPy. */
+export const shapeOf = (shape: number | Shape): Shape =>
+  typeof shape === 'number' ? [checkInteger(shape, 'shape')] : checkShape(shape);
+
+/** @throws TypeError unless a dtype */
+export const checkDtype = <D extends Dtype>(dtype: D): D =>
+  checkInstance<Dtype>(dtype, Dtype, 'dtype') as D;
+
+/** A layout of new items, which begin with the first byte that one of them touches. */
+export function newLayout(
+  shape: number | Shape,
+  itemsize: number,
+  { order, strides }: Omit<LayoutOptions, 'byteOffset'>,
+): Layout {
+  if (order !== undefined && strides !== undefined)
+    throw new TypeError('give either an order or strides, not both');
+  const layout = makeLayout(shapeOf(shape), itemsize, { order, strides });
+  // Negative strides reach before the first item.
+  return { ...layout, byteOffset: 0 - extents(layout).low };
+}
+
+/** Memory for a layout, uninitialised. An array without items takes none. */
+export function allocateItems(layout: Layout, choice: MemoryChoice & AllocateOptions): DeviceItems {
+  const { low, high } = extents(layout);
+  if (high > low) return { layout, memory: DeviceBuffer.allocate(high - low, choice) };
+  const { memory, stream, ...place } = choice;
+  streamOf(stream);
+  const context = memory ? memory.context : Context.of(place);
+  const address = 0 as CUdeviceptr;
+  return {
+    layout,
+    memory: new DeviceBuffer({ context, address, byteLength: 0, origin: 'allocated' }),
+  };
+}

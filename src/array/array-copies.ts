@@ -1,0 +1,198 @@
+/** What arrays copy and set: their arguments, checked, and what then is done. */
+import { checkHostMemory, checkInstance, checkOptions } from '../arguments.ts';
+import type { Dtype } from '../dtype.ts';
+import { streamOf } from '../memory/buffer-copies.ts';
+import type { CopyOptions, StreamOption } from '../memory/buffer-options.ts';
+import type { Stream } from '../stream.ts';
+import { typedArrayKind } from '../typed-array.ts';
+import type { WaitOptions } from '../wait.ts';
+import { ArrayMemory } from './array-memory.ts';
+import type { OrderOption } from './array-options.ts';
+import { type DeviceItems, queueItems, workDone, workDoneSync } from './device-copy.ts';
+import { queueFill } from './fill.ts';
+import { type HostItems, hostItems } from './host-source.ts';
+import { type HostTransfer, transfer, transferSync } from './host-transfer.ts';
+import { type HostArray, type HostValues, itemBytes } from './items.ts';
+import { checkOrder, makeLayout, type Order } from './layout.ts';
+import { PinnedArray } from './pinned-array.ts';
+import { shown } from './shape.ts';
+import { broadcastTo } from './views.ts';
+
+/** Where the items of an array are. */
+const itemsOf = ({ buffer: memory, layout }: ArrayMemory<Dtype>): DeviceItems => ({
+  memory,
+  layout,
+});
+
+/** How the shapes of source and target must fit. */
+export type Fit = 'same' | 'broadcast';
+
+/** A write that has been queued, or (`transfer`) has yet to begin. */
+export interface Write {
+  /** Whose device it goes on where no stream is named. */
+  readonly on: ArrayMemory<Dtype>;
+  readonly stream: Stream | undefined;
+  readonly wait: WaitOptions;
+  readonly transfer: HostTransfer | undefined;
+}
+
+function copyToHost<D extends Dtype>(
+  array: ArrayMemory<D>,
+  into: unknown,
+  order: Order | undefined,
+  stream: Stream | undefined,
+): { readonly values: HostArray<D>; readonly transfer: HostTransfer } {
+  const { dtype, shape, size } = array;
+  array.address; // a closed array is refused
+  const length = size * dtype.elementsPerItem;
+  const values = (into ?? new dtype.TypedArray(length)) as HostArray<D>;
+  if (!dtype.accepts(values))
+    throw new TypeError(
+      `into must be a ${dtype.TypedArray.name} for ${dtype}, not ${typedArrayKind(into) ?? `a value of type ${typeof into}`}`,
+    );
+  if (values.length !== length)
+    throw new RangeError(
+      `into has ${values.length} elements, the array of shape ${shown(shape)} has ${length}`,
+    );
+  const layout = makeLayout(shape, dtype.itemsize, { order });
+  const host = { memory: checkHostMemory(values, 'into'), layout };
+  const ordered = streamOf(stream) ?? array.stream;
+  return {
+    values,
+    transfer: { direction: 'to host', host, device: itemsOf(array), stream: ordered },
+  };
+}
+
+/** Behind `array.copyToHost`. */
+export async function readArray<D extends Dtype>(
+  array: ArrayMemory<D>,
+  into: HostValues<D> | undefined,
+  options: (CopyOptions & OrderOption) | undefined,
+): Promise<HostArray<D>> {
+  const known = ['stream', 'signal', 'order'] as const;
+  const { stream, signal, order } = checkOptions(options, known, 'copyToHost');
+  const { values, transfer: copy } = copyToHost(array, into, order, stream);
+  await transfer(copy, checkSignal(signal));
+  return values;
+}
+
+/** Behind `array.copyToHostSync`. */
+export function readArraySync<D extends Dtype>(
+  array: ArrayMemory<D>,
+  into: HostValues<D> | undefined,
+  options: (StreamOption & OrderOption) | undefined,
+): HostArray<D> {
+  const { stream, order } = checkOptions(options, ['stream', 'order'], 'copyToHostSync');
+  const { values, transfer: copy } = copyToHost(array, into, order, stream);
+  transferSync(copy);
+  return values;
+}
+
+/** Behind `copyFrom` and `set`: checks everything, and queues what needs no host memory. */
+export function beginWrite(
+  target: ArrayMemory<Dtype>,
+  source: unknown,
+  options: CopyOptions & OrderOption,
+  fit: Fit,
+): Write {
+  const { dtype, shape } = target;
+  target.requireWritable('the array');
+  const wait = checkSignal(options.signal);
+  const order = checkOrder(options.order ?? 'C');
+  const given = streamOf(options.stream);
+  wait.signal?.throwIfAborted();
+  if (source instanceof ArrayMemory) {
+    const stream = given ?? target.stream ?? source.stream;
+    queueArray(target, source, stream, fit);
+    return { on: source, stream, wait, transfer: undefined };
+  }
+  const stream = given ?? target.stream;
+  if (fit === 'broadcast' && isItem(source, dtype)) {
+    queueFill(itemsOf(target), itemBytes(source, dtype), stream);
+    return { on: target, stream, wait, transfer: undefined };
+  }
+  const { memory, layout } = hostSource(source, target, order, fit);
+  const fitted = fit === 'same' ? layout : broadcastTo(layout, shape);
+  return writeOf(target, { memory, layout: fitted }, stream, wait);
+}
+
+/** A write of items on the host. */
+export function writeOf(
+  target: ArrayMemory<Dtype>,
+  { memory, layout }: HostTransfer['host'],
+  stream: Stream | undefined,
+  wait: WaitOptions,
+): Write {
+  const host = { memory, layout };
+  const transfer: HostTransfer = {
+    direction: 'to device',
+    host,
+    device: itemsOf(target),
+    stream,
+  };
+  return { on: target, stream, wait, transfer };
+}
+
+/** Resolves when a write is done. */
+export async function endWrite({ on, stream, wait, transfer: copy }: Write): Promise<void> {
+  if (copy) await transfer(copy, wait);
+  else if (on.size > 0) await workDone(on.buffer, stream, wait);
+}
+
+/** Blocks until a write is done. */
+export function endWriteSync({ on, stream, transfer: copy }: Write): void {
+  if (copy) transferSync(copy);
+  else if (on.size > 0) workDoneSync(on.buffer, stream);
+}
+
+/** Queues a copy of an array to another one. @throws TypeError, RangeError, ClosedError */
+export function queueArray(
+  target: ArrayMemory<Dtype>,
+  source: ArrayMemory<Dtype>,
+  stream: Stream | undefined,
+  fit: Fit = 'same',
+): void {
+  target.requireWritable('the target');
+  source.address; // a closed array is refused
+  if (source.dtype.name !== target.dtype.name)
+    throw new TypeError(`cannot copy ${source.dtype} to ${target.dtype}`);
+  const { memory, layout } = itemsOf(source);
+  const items = fit === 'same' ? layout : broadcastTo(layout, target.shape);
+  queueItems(itemsOf(target), { memory, layout: items }, stream);
+}
+
+/** Queues the setting of all items. @throws TypeError, RangeError, ClosedError */
+export function fillArray(
+  target: ArrayMemory<Dtype>,
+  value: unknown,
+  options: StreamOption | undefined,
+): void {
+  const { stream } = checkOptions(options, ['stream'], 'fill');
+  const ordered = streamOf(stream) ?? target.stream;
+  target.requireWritable('the array');
+  queueFill(itemsOf(target), itemBytes(value, target.dtype), ordered);
+}
+
+/** @throws TypeError unless a signal or undefined */
+export function checkSignal(signal: unknown): WaitOptions {
+  return signal === undefined ? {} : { signal: checkInstance(signal, AbortSignal, 'signal') };
+}
+
+/** Whether a value is one item rather than an array of them. */
+const isItem = (value: unknown, dtype: Dtype): boolean =>
+  dtype.isRaw
+    ? value instanceof Uint8Array && value.length === dtype.itemsize
+    : !ArrayBuffer.isView(value) && !Array.isArray(value) && !(value instanceof PinnedArray);
+
+function hostSource(
+  source: unknown,
+  { dtype, shape, size }: ArrayMemory<Dtype>,
+  order: Order,
+  fit: Fit,
+): HostItems {
+  const isFlat = typedArrayKind(source) !== undefined;
+  const length = isFlat ? (source as { readonly length: number }).length : 0;
+  // A typed array has the shape of the target where it has as many items, and else one axis.
+  const isWhole = isFlat && (fit === 'same' || length === size * dtype.elementsPerItem);
+  return hostItems(source, { dtype, order, shape: isWhole ? shape : undefined });
+}

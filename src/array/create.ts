@@ -1,0 +1,167 @@
+/** New arrays, whose items are yet to be written. */
+import { checkOptions } from '../arguments.ts';
+import { type Dtype, defaultDtype } from '../dtype.ts';
+import { streamOf } from '../memory/buffer-copies.ts';
+import { ManagedMemory, type ManagedMemoryOptions } from '../memory/managed.ts';
+import { MappedMemory, type MappedMemoryOptions } from '../memory/mapped.ts';
+import { checkDtype, newLayout } from './allocate-items.ts';
+import type { DeviceArrayLikeOptions, DeviceArrayOptions, OrderOption } from './array-options.ts';
+import { DeviceArray } from './device-array.ts';
+import { contiguousStrides } from './layout.ts';
+import type { Shape } from './shape.ts';
+
+/** Options of {@link mappedArray}. */
+export interface MappedArrayOptions extends MappedMemoryOptions, OrderOption {}
+
+/** Options of {@link managedArray}. */
+export interface ManagedArrayOptions extends ManagedMemoryOptions, OrderOption {}
+
+/**
+ * Makes an array in device memory, uninitialised: numba's `device_array`. It owns its memory. With a
+ * stream, that is the array's: see {@link DeviceArray.stream}.
+ *
+ * @param shape a number is one axis
+ * @param dtype default float64
+ * @throws TypeError, RangeError, CudaError CUDA_ERROR_OUT_OF_MEMORY
+ * @example
+ * using array = cuda.deviceArray([480, 640, 3], cuda.uint8);
+ */
+export function deviceArray(
+  shape: number | Shape,
+  dtype?: undefined,
+  options?: DeviceArrayOptions,
+): DeviceArray<typeof defaultDtype>;
+export function deviceArray<D extends Dtype>(
+  shape: number | Shape,
+  dtype: D,
+  options?: DeviceArrayOptions,
+): DeviceArray<D>;
+export function deviceArray(
+  shape: number | Shape,
+  dtype: Dtype = defaultDtype,
+  options?: DeviceArrayOptions,
+): DeviceArray {
+  const { order, strides, ...choice } = checkOptions(
+    options,
+    ['order', 'strides', 'stream', 'memory', 'context', 'device'],
+    'deviceArray',
+  );
+  streamOf(choice.stream);
+  const layout = newLayout(shape, checkDtype(dtype).itemsize, { order, strides });
+  return DeviceArray.allocate(layout, dtype, choice);
+}
+
+/** What a new array may be like: a device array, a pinned array, or a description of another. */
+export interface ArrayShape<D extends Dtype = Dtype> {
+  readonly shape: Shape;
+  readonly dtype: D;
+  /** In bytes. Default: contiguous, in order C. */
+  readonly strides?: readonly number[];
+}
+
+/**
+ * Makes an array in device memory, uninitialised, with the shape and dtype of another: numba's
+ * `device_array_like`. Its axes lie in the same order, without gaps, as in NumPy's `empty_like`.
+ *
+ * @throws TypeError, RangeError, CudaError CUDA_ERROR_OUT_OF_MEMORY
+ * @example
+ * using result = cuda.deviceArrayLike(array);
+ */
+export function deviceArrayLike<D extends Dtype>(
+  array: ArrayShape<D>,
+  options?: DeviceArrayLikeOptions & { readonly dtype?: undefined },
+): DeviceArray<D>;
+export function deviceArrayLike<E extends Dtype>(
+  array: ArrayShape,
+  options: DeviceArrayLikeOptions<E> & { readonly dtype: E },
+): DeviceArray<E>;
+export function deviceArrayLike(array: ArrayShape, options?: DeviceArrayLikeOptions): DeviceArray {
+  const { order, dtype, ...choice } = checkOptions(
+    options,
+    ['order', 'dtype', 'stream', 'memory', 'context', 'device'],
+    'deviceArrayLike',
+  );
+  if (typeof array !== 'object' || array === null || !Array.isArray(array.shape))
+    throw new TypeError('array must have a shape and a dtype');
+  const type = dtype ?? array.dtype;
+  const { itemsize } = checkDtype(type);
+  const lie = order ? { order } : { strides: stridesLike(array, itemsize) };
+  return deviceArray(array.shape, type, { ...choice, ...lie });
+}
+
+/** Strides without gaps whose axes come in the order of the other array's. */
+function stridesLike({ shape, strides }: ArrayShape, itemsize: number): readonly number[] {
+  const axes = [...shape.keys()];
+  if (strides) axes.sort((a, b) => Math.abs(strides[b] ?? 0) - Math.abs(strides[a] ?? 0));
+  const sorted = contiguousStrides(
+    axes.map((axis) => shape[axis] as number),
+    itemsize,
+  );
+  return axes.map((_, axis) => sorted[axes.indexOf(axis)] as number);
+}
+
+/**
+ * Makes an array in host memory that the device reaches, zeroed unless write-combined: numba's
+ * `mapped_array`. The CPU has it as {@link DeviceArray.host}.
+ *
+ * @throws RangeError where the system has no such memory, NotSupportedError, CudaError
+ * @example
+ * using flags = cuda.mappedArray(8, cuda.int32);
+ * flags.host[0] = 1;
+ */
+export function mappedArray(
+  shape: number | Shape,
+  dtype?: undefined,
+  options?: MappedArrayOptions,
+): DeviceArray<typeof defaultDtype>;
+export function mappedArray<D extends Dtype>(
+  shape: number | Shape,
+  dtype: D,
+  options?: MappedArrayOptions,
+): DeviceArray<D>;
+export function mappedArray(
+  shape: number | Shape,
+  dtype: Dtype = defaultDtype,
+  options?: MappedArrayOptions,
+): DeviceArray {
+  const { order, ...kind } = checkOptions(
+    options,
+    ['order', 'context', 'device', 'portable', 'writeCombined'],
+    'mappedArray',
+  );
+  const layout = newLayout(shape, checkDtype(dtype).itemsize, { order });
+  return DeviceArray.allocate(layout, dtype, { memory: MappedMemory.create(kind) });
+}
+
+/**
+ * Makes an array in managed memory, which CPU and GPU both reach, uninitialised: numba's
+ * `managed_array`. The CPU has it as {@link DeviceArray.host}, on devices with
+ * `concurrentManagedAccess`.
+ *
+ * @throws RangeError for more than is free, NotSupportedError where there is no managed memory
+ * @example
+ * using array = cuda.managedArray([1024, 1024], cuda.float32);
+ */
+export function managedArray(
+  shape: number | Shape,
+  dtype?: undefined,
+  options?: ManagedArrayOptions,
+): DeviceArray<typeof defaultDtype>;
+export function managedArray<D extends Dtype>(
+  shape: number | Shape,
+  dtype: D,
+  options?: ManagedArrayOptions,
+): DeviceArray<D>;
+export function managedArray(
+  shape: number | Shape,
+  dtype: Dtype = defaultDtype,
+  options?: ManagedArrayOptions,
+): DeviceArray {
+  const { order, ...kind } = checkOptions(
+    options,
+    ['order', 'context', 'device', 'attach'],
+    'managedArray',
+  );
+  const layout = newLayout(shape, checkDtype(dtype).itemsize, { order });
+  return DeviceArray.allocate(layout, dtype, { memory: ManagedMemory.create(kind) });
+}

@@ -1,0 +1,106 @@
+/** Copies of items on a device, or from one to another: they only queue. */
+import { DeviceBuffer } from '../memory/buffer.ts';
+import { queuePitchedCopy } from '../memory/copy-pitched.ts';
+import { Mark } from '../memory/mark.ts';
+import { Stream } from '../stream.ts';
+import { type WaitOptions, waitUntil } from '../wait.ts';
+import { type CopyPlan, copiesOf, copyPlan } from './copy-plan.ts';
+import { byteLengthOf, extents, type Layout, makeLayout } from './layout.ts';
+
+/** Where items are on a device. */
+export interface DeviceItems {
+  readonly memory: DeviceBuffer;
+  readonly layout: Layout;
+}
+
+/** Queues what a plan says. */
+export function queuePlan(
+  plan: CopyPlan,
+  target: DeviceBuffer,
+  source: DeviceBuffer,
+  stream: Stream | undefined,
+): void {
+  const { width, height, depth } = plan;
+  const options = stream ? { stream } : {};
+  for (const [from, to] of copiesOf(plan))
+    queuePitchedCopy(
+      { memory: target, ...plan.target, byteOffset: to },
+      { memory: source, ...plan.source, byteOffset: from },
+      { width, height, depth },
+      options,
+    );
+}
+
+/**
+ * Queues a copy of items to others of the same shape and itemsize, on the same device or on another
+ * one. Where the two lie in each other the items go by memory of their own, so that each is read
+ * before it is written.
+ */
+export function queueItems(
+  target: DeviceItems,
+  source: DeviceItems,
+  stream: Stream | undefined,
+): void {
+  const plan = copyPlan(source.layout, target.layout);
+  // Closed ones are refused, also where there is nothing to copy.
+  for (const { memory } of [target, source]) memory.address;
+  if (!plan) return;
+  if (!isEntangled(target, source)) {
+    queuePlan(plan, target.memory, source.memory, stream);
+    return;
+  }
+  if (isSame(target, source)) return;
+  const staging = DeviceBuffer.allocate(byteLengthOf(source.layout), {
+    context: source.memory.context,
+  });
+  try {
+    const between = {
+      memory: staging,
+      layout: makeLayout(source.layout.shape, source.layout.itemsize),
+    };
+    queueItems(between, source, stream);
+    queueItems(target, between, stream);
+  } finally {
+    staging.close();
+  }
+}
+
+/** Whether they are the same items. */
+const isSame = (a: DeviceItems, b: DeviceItems): boolean =>
+  a.memory.address + a.layout.byteOffset === b.memory.address + b.layout.byteOffset &&
+  a.layout.shape.every(
+    (length, axis) => length === 1 || a.layout.strides[axis] === b.layout.strides[axis],
+  );
+
+/** Whether the bytes from the first item to the last are in part the same. */
+function isEntangled(a: DeviceItems, b: DeviceItems): boolean {
+  if (a.memory.context.device !== b.memory.context.device) return false;
+  const rangeOf = ({ memory, layout }: DeviceItems): [number, number] => {
+    const { low, high } = extents(layout);
+    return [memory.address + low, memory.address + high];
+  };
+  const [lowA, highA] = rangeOf(a);
+  const [lowB, highB] = rangeOf(b);
+  return lowA < highB && lowB < highA;
+}
+
+/** Resolves when what is queued now in a stream is done; refuses a buffer closed meanwhile. */
+export async function workDone(
+  buffer: DeviceBuffer,
+  stream: Stream | undefined,
+  wait: WaitOptions = {},
+): Promise<void> {
+  const mark = new Mark(stream?.context ?? buffer.context);
+  try {
+    mark.record(stream);
+    await waitUntil(() => mark.reached, wait);
+  } finally {
+    mark[Symbol.dispose]();
+  }
+  buffer.address; // throws if it was closed, or its context reset, before it was done
+}
+
+/** Blocks until what is queued in a stream is done. */
+export function workDoneSync({ context }: DeviceBuffer, stream: Stream | undefined): void {
+  (stream ?? Stream.legacyDefault({ context })).synchronizeSync();
+}

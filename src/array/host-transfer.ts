@@ -1,0 +1,182 @@
+/** Items between the host and a device, whatever their layouts: as few copies as they allow. */
+import { DeviceBuffer } from '../memory/buffer.ts';
+import { copyPitched, copyPitchedSync } from '../memory/copy-pitched.ts';
+import type { Extent, PitchedMemory } from '../memory/pitched.ts';
+import { requireAttached } from '../memory/transfer.ts';
+import type { Stream } from '../stream.ts';
+import { nextTurn, type WaitOptions } from '../wait.ts';
+import { copyOnHost } from './copy-host.ts';
+import { type CopyPlan, copyPlan, type Pitches } from './copy-plan.ts';
+import { queuePlan, workDone, workDoneSync } from './device-copy.ts';
+import { byteLengthOf, extents, type Layout } from './layout.ts';
+
+/** Where items are. */
+export interface Items<M> {
+  readonly memory: M;
+  readonly layout: Layout;
+}
+
+/** A copy between items on the host and items on a device, both of the same shape and itemsize. */
+export interface HostTransfer {
+  readonly direction: 'to device' | 'to host';
+  /** The memory is that of the items, from its beginning to its end. */
+  readonly host: Items<Uint8Array>;
+  readonly device: Items<DeviceBuffer>;
+  readonly stream: Stream | undefined;
+}
+
+/** A transfer with all that is known of it. */
+interface Planned extends HostTransfer {
+  readonly plan: CopyPlan;
+  readonly isUp: boolean;
+}
+
+/**
+ * How items come over. As one `run` of bytes or one `box` of rows, as the driver copies them; or all
+ * bytes from the first item to the last, which the CPU takes apart or has put together (`range`); or
+ * as the host has them, to or from `staging` memory on the device, which copies the items itself.
+ */
+type Route = 'run' | 'box' | 'range' | 'staging';
+
+/** A range is taken apart where it is short, or not much longer than its items. */
+const SHORT_RANGE = 64 << 10;
+const MOST_WASTE = 4;
+
+function routeOf({ isUp, device, plan }: Planned): Route {
+  if (plan.kind !== 'gather' && plan.count === 1) return plan.kind;
+  const { low, high } = extents(device.layout);
+  const own = byteLengthOf(device.layout);
+  // What lies between the items is others' to write: only a range without gaps is written as one.
+  if (isUp) return high - low === own ? 'range' : 'staging';
+  return high - low <= Math.max(SHORT_RANGE, own * MOST_WASTE) ? 'range' : 'staging';
+}
+
+function planned(transfer: HostTransfer): Planned | undefined {
+  const { direction, host, device } = transfer;
+  device.memory.address; // a closed one is refused, also where there is nothing to copy
+  const isUp = direction === 'to device';
+  const [source, target] = isUp ? [host, device] : [device, host];
+  const plan = copyPlan(source.layout, target.layout);
+  return plan && { ...transfer, plan, isUp };
+}
+
+const streamOption = (stream: Stream | undefined): { readonly stream?: Stream } =>
+  stream ? { stream } : {};
+
+/** Resolves when the transfer is done; it begins after the work queued in the stream. */
+export async function transfer(given: HostTransfer, wait: WaitOptions): Promise<void> {
+  wait.signal?.throwIfAborted();
+  const copy = planned(given);
+  if (!copy) return;
+  const { host, device, isUp, stream } = copy;
+  const options = { ...streamOption(stream), ...wait };
+  const route = routeOf(copy);
+  if (route === 'run') {
+    const { range, bytes } = runOf(copy);
+    if (isUp) await range.copyFrom(bytes, options);
+    else await range.copyToHost(bytes, options);
+  } else if (route === 'box') {
+    await copyPitched(...boxOf(copy), options);
+  } else if (route === 'range') {
+    const { range, bytes, steps } = rangeOf(copy);
+    const { byteLength } = host.memory;
+    if (!isUp) await range.copyToHost(bytes, options);
+    requireAttached(host.memory, byteLength);
+    for (const _ of steps) {
+      await nextTurn();
+      requireAttached(host.memory, byteLength);
+    }
+    if (isUp) await range.copyFrom(bytes, options);
+  } else {
+    const staging = stagingOf(copy);
+    try {
+      if (isUp) await staging.copyFrom(host.memory, options);
+      queueStaged(copy, staging);
+      if (isUp) await workDone(device.memory, stream);
+      else await staging.copyToHost(host.memory, options);
+      device.memory.address; // throws if it was closed meanwhile, as by the other routes
+    } finally {
+      staging.close();
+    }
+  }
+}
+
+/** As {@link transfer}, but blocks until it is done. */
+export function transferSync(given: HostTransfer): void {
+  const copy = planned(given);
+  if (!copy) return;
+  const { host, device, isUp, stream } = copy;
+  const options = streamOption(stream);
+  const route = routeOf(copy);
+  if (route === 'run') {
+    const { range, bytes } = runOf(copy);
+    if (isUp) range.copyFromSync(bytes, options);
+    else range.copyToHostSync(bytes, options);
+  } else if (route === 'box') {
+    copyPitchedSync(...boxOf(copy), options);
+  } else if (route === 'range') {
+    const { range, bytes, steps } = rangeOf(copy);
+    if (!isUp) range.copyToHostSync(bytes, options);
+    while (!steps.next().done);
+    if (isUp) range.copyFromSync(bytes, options);
+  } else {
+    const staging = stagingOf(copy);
+    try {
+      if (isUp) staging.copyFromSync(host.memory, options);
+      queueStaged(copy, staging);
+      if (isUp) workDoneSync(device.memory, stream);
+      else staging.copyToHostSync(host.memory, options);
+    } finally {
+      staging.close();
+    }
+  }
+}
+
+/** The one run of bytes, on both sides. */
+function runOf({ plan, host, device, isUp }: Planned): {
+  readonly range: DeviceBuffer;
+  readonly bytes: Uint8Array;
+} {
+  const { width, source, target } = plan;
+  const [here, there] = isUp ? [source, target] : [target, source];
+  return {
+    range: device.memory.subarray(there.byteOffset, there.byteOffset + width),
+    bytes: host.memory.subarray(here.byteOffset, here.byteOffset + width),
+  };
+}
+
+/** The one box, as the driver's copies of rows take it. */
+function boxOf({ plan, host, device, isUp }: Planned): [PitchedMemory, PitchedMemory, Extent] {
+  const { width, height, depth } = plan;
+  const [source, target] = isUp ? [host, device] : [device, host];
+  return [
+    { memory: target.memory, ...plan.target },
+    { memory: source.memory, ...plan.source },
+    { width, height, depth },
+  ];
+}
+
+/** All bytes of the items on the device, and their place on the host. */
+function rangeOf({ plan, host, device, isUp }: Planned): {
+  readonly range: DeviceBuffer;
+  readonly bytes: Uint8Array;
+  readonly steps: Iterator<void> & Iterable<void>;
+} {
+  const { low, high } = extents(device.layout);
+  const bytes = new Uint8Array(high - low);
+  const range = device.memory.subarray(low, high);
+  const moved = (side: Pitches): Pitches => ({ ...side, byteOffset: side.byteOffset - low });
+  const steps = isUp
+    ? copyOnHost({ ...plan, target: moved(plan.target) }, host.memory, bytes)
+    : copyOnHost({ ...plan, source: moved(plan.source) }, bytes, host.memory);
+  return { range, bytes, steps };
+}
+
+/** Memory on the device for the items as the host has them. */
+const stagingOf = ({ host, device }: Planned): DeviceBuffer =>
+  DeviceBuffer.allocate(host.memory.byteLength, { context: device.memory.context });
+
+function queueStaged({ plan, device, isUp, stream }: Planned, staging: DeviceBuffer): void {
+  if (isUp) queuePlan(plan, device.memory, staging, stream);
+  else queuePlan(plan, staging, device.memory, stream);
+}

@@ -1,0 +1,155 @@
+/** Single items as JavaScript values: written to the typed arrays that hold them, and read there. */
+import type { Dtype } from '../dtype.ts';
+import { fromBfloat16, fromFloat16, toBfloat16, toFloat16 } from '../float16.ts';
+import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
+
+/** A complex number. */
+export interface Complex {
+  readonly re: number;
+  readonly im: number;
+}
+
+/** An item of any dtype; raw bytes are a Uint8Array. */
+export type Item = number | bigint | boolean | Complex | Uint8Array;
+
+/** What may be written as a number: also `true` for 1. */
+type Real = number | bigint | boolean;
+
+/** What an item is when it is read, what may be written as one, and what may hold many. */
+interface Types<I extends Item, V extends Item, A extends TypedArray | NativeFloat16Array> {
+  readonly item: I;
+  readonly value: V;
+  readonly array: A;
+}
+
+/** By the names of dtypes. A table, as types that ask for a name would make arrays invariant. */
+interface TypesByName {
+  readonly bool: Types<boolean, Real, Uint8Array>;
+  readonly int8: Types<number, Real, Int8Array>;
+  readonly int16: Types<number, Real, Int16Array>;
+  readonly int32: Types<number, Real, Int32Array>;
+  readonly int64: Types<bigint, Real, BigInt64Array>;
+  readonly uint8: Types<number, Real, Uint8Array | Uint8ClampedArray>;
+  readonly uint16: Types<number, Real, Uint16Array>;
+  readonly uint32: Types<number, Real, Uint32Array>;
+  readonly uint64: Types<bigint, Real, BigUint64Array>;
+  readonly float16: Types<number, Real, Uint16Array | NativeFloat16Array>;
+  readonly bfloat16: Types<number, Real, Uint16Array>;
+  readonly float32: Types<number, Real, Float32Array>;
+  readonly float64: Types<number, Real, Float64Array>;
+  readonly complex64: Types<Complex, number | Complex, Float32Array>;
+  readonly complex128: Types<Complex, number | Complex, Float64Array>;
+  readonly [raw: `V${number}`]: Types<Uint8Array, Uint8Array, Uint8Array>;
+  readonly [name: string]: Types<Item, Item, TypedArray | NativeFloat16Array>;
+}
+
+/** What an item of a dtype is when it is read; 16-bit floats are numbers. */
+export type ItemOf<D extends Dtype> = TypesByName[D['name']]['item'];
+
+/** What may be written as an item of a dtype. */
+export type ItemValue<D extends Dtype> = TypesByName[D['name']]['value'];
+
+/** The typed array that holds a dtype's items on the host. */
+export type HostArray<D extends Dtype> = D['TypedArray']['prototype'];
+
+/** Every typed array that may hold them. */
+export type HostValues<D extends Dtype> = TypesByName[D['name']]['array'];
+
+/** What a value is called in an error: asked for only there. */
+type NameOf = () => string;
+
+/** Writes a value as the item `at` of `into`. @throws TypeError or RangeError that names it */
+export type ItemWriter = (into: TypedArray, at: number, value: unknown, nameOf: NameOf) => void;
+
+const shown = (value: unknown): string =>
+  typeof value === 'bigint' ? `${value}n` : typeof value === 'string' ? `'${value}'` : `${value}`;
+
+function numberOf(value: unknown, nameOf: NameOf, dtype: Dtype): number {
+  if (typeof value === 'number') return value;
+  if (typeof value === 'boolean' || typeof value === 'bigint') return Number(value);
+  throw new TypeError(`${nameOf()} must be a number for ${dtype}, not ${kindOf(value)}`);
+}
+
+const kindOf = (value: unknown): string =>
+  value === null ? 'null' : typeof value === 'object' ? 'an object' : `a ${typeof value}`;
+
+const writeBool: ItemWriter = (into, at, value, nameOf) => {
+  if (value !== true && value !== false && value !== 1 && value !== 0)
+    throw new TypeError(`${nameOf()} must be true or false for bool, not ${shown(value)}`);
+  into[at] = Number(value);
+};
+
+function integerWriter(dtype: Dtype): ItemWriter {
+  const bits = BigInt(dtype.itemsize * 8);
+  const isSigned = dtype.name.startsWith('i');
+  const least = isSigned ? -(1n << (bits - 1n)) : 0n;
+  const most = (1n << (isSigned ? bits - 1n : bits)) - 1n;
+  const isBig = dtype.itemsize === 8;
+  return (into, at, value, nameOf) => {
+    const number = typeof value === 'bigint' ? value : numberOf(value, nameOf, dtype);
+    const isWhole = typeof number === 'bigint' || Number.isSafeInteger(number);
+    if (!isWhole || number < least || number > most)
+      throw new RangeError(
+        `${nameOf()} must be an integer from ${least} to ${most} for ${dtype}, not ${shown(value)}`,
+      );
+    into[at] = isBig ? BigInt(number) : Number(number);
+  };
+}
+
+const floatWriter =
+  (dtype: Dtype, encode: (value: number) => number): ItemWriter =>
+  (into, at, value, nameOf) => {
+    into[at] = encode(numberOf(value, nameOf, dtype));
+  };
+
+const complexWriter =
+  (dtype: Dtype): ItemWriter =>
+  (into, at, value, nameOf) => {
+    const isPair = typeof value === 'object' && value !== null && 're' in value && 'im' in value;
+    const { re, im } = isPair ? value : { re: value, im: 0 };
+    into[2 * at] = numberOf(re, isPair ? () => `${nameOf()}.re` : nameOf, dtype);
+    into[2 * at + 1] = numberOf(im, () => `${nameOf()}.im`, dtype);
+  };
+
+const rawWriter =
+  (dtype: Dtype): ItemWriter =>
+  (into, at, value, nameOf) => {
+    if (!(value instanceof Uint8Array) || value.length !== dtype.itemsize)
+      throw new TypeError(
+        `${nameOf()} must be a Uint8Array of ${dtype.itemsize} bytes for ${dtype}`,
+      );
+    into.set(value as never, at * dtype.itemsize);
+  };
+
+/** How items of a dtype are written. */
+export function itemWriter(dtype: Dtype): ItemWriter {
+  const { name } = dtype;
+  if (dtype.isRaw) return rawWriter(dtype);
+  if (name === 'bool') return writeBool;
+  if (name.includes('int')) return integerWriter(dtype);
+  if (name.startsWith('complex')) return complexWriter(dtype);
+  if (name === 'float16') return floatWriter(dtype, toFloat16);
+  if (name === 'bfloat16') return floatWriter(dtype, toBfloat16);
+  return floatWriter(dtype, (value) => value);
+}
+
+/** The bytes of one item. @throws TypeError or RangeError for a value that it cannot have */
+export function itemBytes(value: unknown, dtype: Dtype): Uint8Array {
+  const item = new dtype.TypedArray(dtype.elementsPerItem);
+  itemWriter(dtype)(item, 0, value, () => 'value');
+  return new Uint8Array(item.buffer, item.byteOffset, item.byteLength);
+}
+
+/** The item `at` of a typed array. */
+export function readItem<D extends Dtype>(from: TypedArray, at: number, dtype: D): ItemOf<D>;
+export function readItem(from: TypedArray, at: number, dtype: Dtype): Item {
+  const { name, itemsize } = dtype;
+  if (dtype.isRaw) return (from as Uint8Array).slice(at * itemsize, (at + 1) * itemsize);
+  if (name.startsWith('complex'))
+    return { re: from[2 * at] as number, im: from[2 * at + 1] as number };
+  const element = from[at] as number | bigint;
+  if (name === 'bool') return element !== 0;
+  if (name === 'float16') return fromFloat16(Number(element));
+  if (name === 'bfloat16') return fromBfloat16(Number(element));
+  return element;
+}

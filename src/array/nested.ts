@@ -1,0 +1,141 @@
+/** Nested arrays of JavaScript: items by their indices, on the way to the device and back. */
+import { checkInstance, checkOptions } from '../arguments.ts';
+import { bool, complex128, Dtype, defaultDtype, int64 } from '../dtype.ts';
+import { dtypeOf } from '../dtype-lookup.ts';
+import type { TypedArray } from '../typed-array.ts';
+import { type Item, type ItemOf, itemWriter, readItem } from './items.ts';
+import { checkOrder, contiguousStrides, type Order } from './layout.ts';
+import { checkShape, type Shape, shown, sizeOf } from './shape.ts';
+
+/** One item, or arrays of arrays of items, each as long as its neighbours. */
+export type Nested<T> = T | readonly Nested<T>[];
+
+/** Nested arrays as one typed array in order C. */
+export interface FlatItems {
+  readonly values: TypedArray;
+  readonly shape: Shape;
+  readonly dtype: Dtype;
+}
+
+const MAX_DEPTH = 64;
+
+/**
+ * Nested arrays as one typed array.
+ *
+ * @param dtype default: that of the items, float64 where there are none
+ * @throws TypeError, RangeError that says where a wrong item is, or an array of another length
+ */
+export function flatten(source: unknown, name: string, dtype?: Dtype): FlatItems {
+  const shape = shapeOf(source, name);
+  const leaves: unknown[] = [];
+  collect(source, shape, 0, name, leaves);
+  const type = dtype ?? commonDtype(leaves, name);
+  const values = new type.TypedArray(leaves.length * type.elementsPerItem);
+  const write = itemWriter(type);
+  let at = 0;
+  const nameOf = (): string => `${name}${pathTo(at, shape)}`;
+  for (; at < leaves.length; at += 1) write(values, at, leaves[at], nameOf);
+  return { values, shape, dtype: type };
+}
+
+/** Where an item is, e.g. `[1][0]`. */
+const pathTo = (at: number, shape: Shape): string =>
+  contiguousStrides(shape, 1)
+    .map((stride, axis) => `[${Math.floor(at / stride) % (shape[axis] as number)}]`)
+    .join('');
+
+/** The lengths of the first array at each depth. */
+function shapeOf(source: unknown, name: string): number[] {
+  const shape: number[] = [];
+  for (let inner = source; Array.isArray(inner); inner = inner[0]) {
+    if (shape.length === MAX_DEPTH)
+      throw new RangeError(`${name} has more than ${MAX_DEPTH} arrays in each other`);
+    shape.push(inner.length);
+    if (inner.length === 0) break;
+  }
+  return checkShape(shape, name);
+}
+
+function collect(
+  source: unknown,
+  shape: Shape,
+  depth: number,
+  path: string,
+  leaves: unknown[],
+): void {
+  const length = shape[depth];
+  if (length === undefined) {
+    if (Array.isArray(source))
+      throw new RangeError(`${path} is an array where others are items: shape ${shown(shape)}`);
+    if (ArrayBuffer.isView(source) && !(source instanceof Uint8Array))
+      throw new TypeError(`${path} is a typed array: give one for all items, and the shape`);
+    leaves.push(source);
+    return;
+  }
+  if (!Array.isArray(source) || source.length !== length)
+    throw new RangeError(
+      `${path} is ${Array.isArray(source) ? `${source.length} long` : 'no array'} where others are ${length} long`,
+    );
+  for (let i = 0; i < length; i += 1) collect(source[i], shape, depth + 1, `${path}[${i}]`, leaves);
+}
+
+/** The dtype of items that nothing else is known of. */
+function commonDtype(leaves: readonly unknown[], name: string): Dtype {
+  const kinds = new Set(leaves.map((leaf) => typeof leaf));
+  if (kinds.size === 0) return defaultDtype;
+  if (kinds.has('bigint')) {
+    if (kinds.size === 1) return int64;
+    throw new TypeError(`${name} has bigints beside other items: say the dtype`);
+  }
+  if (kinds.has('object')) return complex128;
+  return kinds.size === 1 && kinds.has('boolean') ? bool : defaultDtype;
+}
+
+/** Options of {@link toNested}. */
+export interface NestedOptions<D extends Dtype = Dtype> {
+  /** What the values are items of. Default: `dtypeOf(values)`. */
+  readonly dtype?: D;
+  /** The order in which the values come. Default C. */
+  readonly order?: Order;
+}
+
+/**
+ * Flat values, as copies to the host give them, as nested arrays of items; one item for a shape
+ * without axes. For reading and printing small results, not for computing.
+ *
+ * @throws TypeError, RangeError where the values are not as many as the shape has
+ * @example
+ * cuda.toNested(new Float32Array([1, 2, 3, 4]), [2, 2]); // [[1, 2], [3, 4]]
+ */
+export function toNested<D extends Dtype>(
+  values: TypedArray,
+  shape: Shape,
+  options: NestedOptions<D> & { readonly dtype: D },
+): Nested<ItemOf<D>>;
+export function toNested(values: TypedArray, shape: Shape, options?: NestedOptions): Nested<Item>;
+export function toNested(values: TypedArray, shape: Shape, options?: NestedOptions): Nested<Item> {
+  const { dtype = dtypeOf(values), order = 'C' } = checkOptions(
+    options,
+    ['dtype', 'order'],
+    'toNested',
+  );
+  checkInstance<Dtype>(dtype, Dtype, 'dtype');
+  const sizes = checkShape(shape);
+  const length = sizeOf(sizes) * dtype.elementsPerItem;
+  if (!dtype.accepts(values))
+    throw new TypeError(
+      `values must be a ${dtype.TypedArray.name} for ${dtype}, not a ${values[Symbol.toStringTag]}`,
+    );
+  if (values.length !== length)
+    throw new RangeError(
+      `values has ${values.length} elements, shape ${shown(sizes)} of ${dtype} takes ${length}`,
+    );
+  const strides = contiguousStrides(sizes, 1, checkOrder(order));
+  const read = (axis: number, at: number): Nested<Item> => {
+    const size = sizes[axis];
+    if (size === undefined) return readItem<Dtype>(values, at, dtype);
+    const stride = strides[axis] as number;
+    return Array.from({ length: size }, (_, place) => read(axis + 1, at + place * stride));
+  };
+  return read(0, 0);
+}

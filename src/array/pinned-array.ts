@@ -1,0 +1,106 @@
+import { checkOptions } from '../arguments.ts';
+import type { Dtype } from '../dtype.ts';
+import { float64 } from '../dtype.ts';
+import { PinnedBuffer, type PinnedOptions } from '../memory/pinned.ts';
+import { Resource } from '../resource.ts';
+import { checkDtype, shapeOf } from './allocate-items.ts';
+import type { HostArray } from './items.ts';
+import { byteLengthOf, checkOrder, makeLayout, type Order } from './layout.ts';
+import { type Shape, shown, sizeOf } from './shape.ts';
+
+/** Options of {@link pinnedArray}. */
+export interface PinnedArrayOptions extends PinnedOptions {
+  /** Default C. */
+  readonly order?: Order;
+}
+
+/**
+ * Items in page-locked host memory, which the device copies from and to by itself: numba's
+ * `pinned_array`. It is host memory: give {@link host} to copies.
+ *
+ * @example
+ * using pinned = cuda.pinnedArray([2, 3], cuda.float32);
+ * pinned.host.fill(1);
+ * using array = await cuda.toDevice(pinned); // of shape [2, 3]
+ * await array.copyToHost(pinned.host);
+ */
+export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
+  readonly dtype: D;
+  readonly shape: Shape;
+  /** In bytes. */
+  readonly strides: readonly number[];
+  /** How many items there are. */
+  readonly size: number;
+  readonly byteLength: number;
+  /** The order in which the items lie. */
+  readonly order: Order;
+  /** The memory; undefined for an array without items. */
+  readonly buffer: PinnedBuffer | undefined;
+
+  /** @internal */
+  constructor(shape: Shape, dtype: D, order: Order, options: PinnedOptions) {
+    const layout = makeLayout(shape, dtype.itemsize, { order });
+    const byteLength = byteLengthOf(layout);
+    const buffer = byteLength === 0 ? undefined : PinnedBuffer.allocate(byteLength, options);
+    super('PinnedArray', {});
+    this.dtype = dtype;
+    this.shape = Object.freeze([...layout.shape]);
+    this.strides = Object.freeze([...layout.strides]);
+    this.size = sizeOf(shape);
+    this.byteLength = byteLength;
+    this.order = order;
+    this.buffer = buffer;
+  }
+
+  /** The items, flat, in {@link order}. @throws ClosedError */
+  get host(): HostArray<D> {
+    this.requireOpen();
+    const { buffer, dtype, size } = this;
+    if (!buffer) return new dtype.TypedArray(0) as HostArray<D>;
+    return new dtype.TypedArray(buffer.buffer, 0, size * dtype.elementsPerItem) as HostArray<D>;
+  }
+
+  override get closed(): boolean {
+    return super.closed || this.buffer?.closed === true;
+  }
+
+  /** Gives the memory back; a view that was kept reads zeros. The second time does nothing. */
+  override close(): void {
+    this.buffer?.close();
+    super.close();
+  }
+
+  override toString(): string {
+    return `PinnedArray(${this.dtype} ${shown(this.shape)}, ${this.order}${this.closed ? ', closed' : ''})`;
+  }
+}
+
+/**
+ * Makes an array in page-locked host memory, zeroed: numba's `pinned_array`.
+ *
+ * @param dtype default float64
+ * @throws TypeError, RangeError where the system has no such memory, CudaError
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export function pinnedArray(
+  shape: number | Shape,
+  dtype?: undefined,
+  options?: PinnedArrayOptions,
+): PinnedArray<typeof float64>;
+export function pinnedArray<D extends Dtype>(
+  shape: number | Shape,
+  dtype: D,
+  options?: PinnedArrayOptions,
+): PinnedArray<D>;
+export function pinnedArray(
+  shape: number | Shape,
+  dtype: Dtype = float64,
+  options?: PinnedArrayOptions,
+): PinnedArray {
+  const { order = 'C', ...pinned } = checkOptions(
+    options,
+    ['context', 'device', 'portable', 'mapped', 'writeCombined', 'order'],
+    'pinnedArray',
+  );
+  return new PinnedArray(shapeOf(shape), checkDtype(dtype), checkOrder(order), pinned);
+}

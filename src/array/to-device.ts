@@ -1,0 +1,196 @@
+/** Arrays on a device made of items from elsewhere. */
+import { checkBoolean, checkInstance, checkOptions } from '../arguments.ts';
+import type { bool, Dtype, float64, int64 } from '../dtype.ts';
+import type { DtypeOf } from '../dtype-lookup.ts';
+import { streamOf } from '../memory/buffer-copies.ts';
+import type { StreamOption } from '../memory/buffer-options.ts';
+import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
+import type { WaitOptions } from '../wait.ts';
+import { checkDtype, newLayout, shapeOf } from './allocate-items.ts';
+import {
+  beginWrite,
+  checkSignal,
+  endWrite,
+  endWriteSync,
+  type Write,
+  writeOf,
+} from './array-copies.ts';
+import type { MemoryChoice, OrderOption } from './array-options.ts';
+import { type ArraySource, DeviceArray } from './device-array.ts';
+import { hostItems } from './host-source.ts';
+import { checkOrder } from './layout.ts';
+import type { Nested } from './nested.ts';
+import type { PinnedArray } from './pinned-array.ts';
+import type { Shape } from './shape.ts';
+
+/** Options of {@link toDeviceSync}. */
+export interface ToDeviceSyncOptions<D extends Dtype = Dtype>
+  extends OrderOption,
+    MemoryChoice,
+    StreamOption {
+  /** Default: that of the source; of nested numbers float64, of booleans bool, of bigints int64. */
+  readonly dtype?: D;
+  /** Default: that of the source; a typed array has one axis. */
+  readonly shape?: number | Shape;
+  /**
+   * False: items of the host are not copied, so that the new array has anything in it; an array of
+   * the device is given back as it is. Default true.
+   */
+  readonly copy?: boolean;
+  /** The array to copy to, which is given back, instead of a new one. */
+  readonly to?: DeviceArray<D>;
+}
+
+/** Options of {@link toDevice}. */
+export interface ToDeviceOptions<D extends Dtype = Dtype>
+  extends ToDeviceSyncOptions<D>,
+    WaitOptions {}
+
+/** Nested arrays of numbers, of booleans, or of bigints. */
+type Plain = Nested<number> | Nested<boolean> | Nested<bigint>;
+
+/** The dtype of items that come without one. */
+type DtypeOfSource<S> =
+  S extends DeviceArray<infer D>
+    ? D
+    : S extends PinnedArray<infer D>
+      ? D
+      : S extends TypedArray | NativeFloat16Array
+        ? DtypeOf<S>
+        : S extends Nested<boolean>
+          ? typeof bool
+          : S extends Nested<bigint>
+            ? typeof int64
+            : typeof float64;
+
+/** What has a dtype without being told. */
+type TypedSource = TypedArray | NativeFloat16Array | Plain | PinnedArray | DeviceArray;
+
+/**
+ * Copies items to a device, as numba's `to_device`, and resolves when that is done; the event loop
+ * turns meanwhile. The array is contiguous and owns its memory; `order` is that of a typed array's
+ * items and of the new array's. With a stream the copy comes after the work queued there, and the
+ * stream is the array's.
+ *
+ * @param source a typed array, nested arrays or one item, a pinned array, or a device array, of
+ * which a copy is made, of this device or another
+ * @throws TypeError for another dtype; RangeError for another shape, and for nested arrays of
+ * different lengths; ClosedError, CudaError
+ * @example
+ * using matrix = await cuda.toDevice(new Float32Array(6), { shape: [2, 3] });
+ * using flags = await cuda.toDevice([[true, false], [false, true]]);
+ * await cuda.toDevice(new Float32Array(6).fill(1), { to: matrix.ravel() });
+ */
+export function toDevice<D extends Dtype>(
+  source: ArraySource<D>,
+  options: ToDeviceOptions<D> & ({ readonly dtype: D } | { readonly to: DeviceArray<D> }),
+): Promise<DeviceArray<D>>;
+export function toDevice<S extends TypedSource>(
+  source: S,
+  options?: ToDeviceOptions & { readonly dtype?: undefined; readonly to?: undefined },
+): Promise<DeviceArray<DtypeOfSource<S>>>;
+export async function toDevice(
+  source: ArraySource<Dtype>,
+  options?: ToDeviceOptions,
+): Promise<DeviceArray> {
+  const known = [...KNOWN, 'signal'] as const;
+  const checked = checkOptions(options, known, 'toDevice');
+  checkSignal(checked.signal).signal?.throwIfAborted();
+  const { array, isNew, write } = prepare(source, checked);
+  try {
+    if (write) await endWrite(write());
+    return array;
+  } catch (error) {
+    if (isNew) array.close();
+    throw error;
+  }
+}
+
+/** As {@link toDevice}, but blocks until it is done. */
+export function toDeviceSync<D extends Dtype>(
+  source: ArraySource<D>,
+  options: ToDeviceSyncOptions<D> & ({ readonly dtype: D } | { readonly to: DeviceArray<D> }),
+): DeviceArray<D>;
+export function toDeviceSync<S extends TypedSource>(
+  source: S,
+  options?: ToDeviceSyncOptions & { readonly dtype?: undefined; readonly to?: undefined },
+): DeviceArray<DtypeOfSource<S>>;
+export function toDeviceSync(
+  source: ArraySource<Dtype>,
+  options?: ToDeviceSyncOptions,
+): DeviceArray {
+  const { array, isNew, write } = prepare(source, checkOptions(options, KNOWN, 'toDeviceSync'));
+  try {
+    if (write) endWriteSync(write());
+    return array;
+  } catch (error) {
+    if (isNew) array.close();
+    throw error;
+  }
+}
+
+const KNOWN = [
+  'dtype',
+  'shape',
+  'order',
+  'copy',
+  'to',
+  'stream',
+  'memory',
+  'context',
+  'device',
+] as const;
+
+/** An array, and how its items come there. */
+interface Prepared {
+  readonly array: DeviceArray;
+  readonly isNew: boolean;
+  /** Absent where nothing is to be copied. */
+  readonly write: (() => Write) | undefined;
+}
+
+function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>): Prepared {
+  const { dtype, shape, order, copy, to, stream, signal, ...choice } = options;
+  const isCopied = checkBoolean(copy, 'copy', true);
+  const ordered = streamOf(stream);
+  const inStream = ordered ? { stream: ordered } : {};
+  const way = { ...inStream, ...checkSignal(signal) };
+  const lie = order === undefined ? {} : { order: checkOrder(order) };
+  if (dtype !== undefined) checkDtype(dtype);
+  if (to !== undefined) {
+    checkInstance<DeviceArray>(to, DeviceArray, 'to');
+    requireNone({ shape, ...choice }, 'an array to copy to');
+    requireSame(dtype, to, 'to');
+    const write = (): Write => beginWrite(to, source, { ...way, ...lie }, 'same');
+    return { array: to, isNew: false, write: isCopied ? write : undefined };
+  }
+  if (source instanceof DeviceArray) {
+    requireNone(isCopied ? { shape } : { shape, ...choice }, 'a device array');
+    requireSame(dtype, source, 'source');
+    source.address; // a closed array is refused
+    if (!isCopied) return { array: source, isNew: false, write: undefined };
+    const { memory, context, device } = choice;
+    const isPlaced = memory !== undefined || context !== undefined || device !== undefined;
+    const place = isPlaced ? choice : { context: source.context };
+    const layout = newLayout(source.shape, source.dtype.itemsize, lie);
+    const array = DeviceArray.allocate(layout, source.dtype, { ...place, ...inStream });
+    return { array, isNew: true, write: () => beginWrite(array, source, way, 'same') };
+  }
+  const wanted = shape === undefined ? undefined : shapeOf(shape);
+  const items = hostItems(source, { dtype, shape: wanted, order });
+  const layout = newLayout(items.layout.shape, items.dtype.itemsize, lie);
+  const array = DeviceArray.allocate(layout, items.dtype, { ...choice, ...inStream });
+  const write = (): Write => writeOf(array, items, ordered, checkSignal(signal));
+  return { array, isNew: true, write: isCopied ? write : undefined };
+}
+
+function requireNone(options: Readonly<Record<string, unknown>>, where: string): void {
+  const [given] = Object.keys(options).filter((name) => options[name] !== undefined);
+  if (given !== undefined)
+    throw new TypeError(`${where} has its own ${given}: leave the option out`);
+}
+
+function requireSame(dtype: Dtype | undefined, array: DeviceArray, name: string): void {
+  if (dtype !== undefined && dtype.name !== array.dtype.name)
+    throw new TypeError(`${name} is of ${array.dtype}, not of ${dtype}`);
+}

@@ -1,0 +1,101 @@
+/** Checked by tsc alone: an array knows its items by its dtype, and dtypes do not mix. */
+import { expectTypeOf } from 'expect-type';
+import {
+  type bool,
+  type Complex,
+  type complex64,
+  type DeviceArray,
+  Dtype,
+  deviceArray,
+  deviceArrayLike,
+  float16,
+  float32,
+  type float64,
+  type Item,
+  int64,
+  type NativeFloat16Array,
+  type Nested,
+  type PinnedArray,
+  pinnedArray,
+  type TypedArray,
+  toDevice,
+  toDeviceSync,
+  toNested,
+  uint8,
+} from '../../src/index.ts';
+
+type Floats = DeviceArray<typeof float32>;
+declare const floats: Floats;
+declare const doubles: DeviceArray<typeof float64>;
+declare const any: DeviceArray;
+
+// What is made of a source has its dtype.
+expectTypeOf(toDeviceSync(new Float32Array(4))).toEqualTypeOf<Floats>();
+expectTypeOf(toDevice(new Float32Array(4))).toEqualTypeOf<Promise<Floats>>();
+expectTypeOf(toDevice(Buffer.alloc(4))).resolves.toEqualTypeOf<DeviceArray<typeof uint8>>();
+expectTypeOf(toDevice([[1, 2]])).resolves.toEqualTypeOf<DeviceArray<typeof float64>>();
+expectTypeOf(toDevice([[true]])).resolves.toEqualTypeOf<DeviceArray<typeof bool>>();
+expectTypeOf(toDevice([1n])).resolves.toEqualTypeOf<DeviceArray<typeof int64>>();
+expectTypeOf(toDevice(7)).resolves.toEqualTypeOf<DeviceArray<typeof float64>>();
+expectTypeOf(toDevice(floats, { device: 1 })).resolves.toEqualTypeOf<Floats>();
+expectTypeOf(toDevice(pinnedArray(4, uint8))).resolves.toEqualTypeOf<DeviceArray<typeof uint8>>();
+expectTypeOf(toDevice([[1, 2]], { dtype: float32, shape: 2 })).resolves.toEqualTypeOf<Floats>();
+expectTypeOf(toDeviceSync([1, 2], { to: floats })).toEqualTypeOf<Floats>();
+expectTypeOf(deviceArray([2, 3])).toEqualTypeOf<DeviceArray<typeof float64>>();
+expectTypeOf(deviceArray([2, 3], float32, { order: 'F' })).toEqualTypeOf<Floats>();
+expectTypeOf(deviceArrayLike(floats)).toEqualTypeOf<Floats>();
+expectTypeOf(deviceArrayLike(doubles, { dtype: float32 })).toEqualTypeOf<Floats>();
+expectTypeOf(pinnedArray(3, float32)).toEqualTypeOf<PinnedArray<typeof float32>>();
+
+// Views keep it, or take another one.
+expectTypeOf(floats.slice(0, { step: 2 }, '...').T.ravel()).toEqualTypeOf<Floats>();
+expectTypeOf(floats.split(2)).toEqualTypeOf<Floats[]>();
+expectTypeOf(floats.view(uint8)).toEqualTypeOf<DeviceArray<typeof uint8>>();
+
+// Copies to the host are its typed array; single items are JavaScript's.
+expectTypeOf(floats.copyToHost()).toEqualTypeOf<Promise<Float32Array>>();
+expectTypeOf(floats.copyToHostSync()).toEqualTypeOf<Float32Array>();
+expectTypeOf(any.copyToHostSync()).toEqualTypeOf<TypedArray>();
+expectTypeOf(floats.host).toEqualTypeOf<Float32Array>();
+expectTypeOf(floats.get(1, 2)).toEqualTypeOf<Promise<number>>();
+declare const complex: DeviceArray<typeof complex64>;
+expectTypeOf(complex.getSync()).toEqualTypeOf<Complex>();
+expectTypeOf(deviceArray(4, int64).getSync(0)).toEqualTypeOf<bigint>();
+expectTypeOf(deviceArray(4, Dtype.bytes(12)).getSync(0)).toEqualTypeOf<Uint8Array>();
+expectTypeOf(any.getSync()).toEqualTypeOf<Item>();
+expectTypeOf(toNested(new BigInt64Array(2), [2], { dtype: int64 })).toEqualTypeOf<Nested<bigint>>();
+
+// An array of one dtype is an array, but not one of another.
+expectTypeOf<Floats>().toExtend<DeviceArray>();
+expectTypeOf<Floats>().not.toExtend<DeviceArray<typeof float64>>();
+expectTypeOf<DeviceArray>().not.toExtend<Floats>();
+
+// What cannot work does not compile.
+declare const halves: NativeFloat16Array;
+void deviceArray(4, float16).copyFrom(halves);
+void deviceArray(4, uint8).copyFrom(new Uint8ClampedArray(4));
+void floats.copyFrom([[1, 2]]);
+// @ts-expect-error other items
+void floats.copyFrom(new Float64Array(4));
+// @ts-expect-error other items
+void floats.copyFrom(doubles);
+// @ts-expect-error other items
+floats.copyTo(doubles);
+// @ts-expect-error other items
+void floats.copyToHost(new Float64Array(4));
+// @ts-expect-error other items
+void toDevice(new Float64Array(4), { dtype: float32 });
+// @ts-expect-error other items
+void toDevice(doubles, { to: floats });
+// @ts-expect-error no number
+floats.fill('1');
+// @ts-expect-error a real number
+floats.fill({ re: 1, im: 0 });
+// @ts-expect-error a dtype, not its name
+deviceArray(4, 'float32');
+// @ts-expect-error no such order
+deviceArray(4, float32, { order: 'K' });
+// @ts-expect-error read only
+floats.shape[0] = 2;
+// @ts-expect-error no strings
+void toDevice(['1']);
