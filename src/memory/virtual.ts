@@ -1,6 +1,6 @@
+import { randomBytes } from 'node:crypto';
 import { OUT0, readHandle, readSize, writeStruct } from '../../ffi/arena.ts';
 import {
-  CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
   CU_MEM_ALLOC_GRANULARITY_MINIMUM,
   CU_MEM_ALLOCATION_TYPE_PINNED,
   CU_MEM_HANDLE_TYPE_NONE,
@@ -13,22 +13,34 @@ import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import type { Device } from '../device.ts';
-import { NotSupportedError } from '../errors.ts';
+import { IpcError, NotSupportedError } from '../errors.ts';
 import { Resource, releaseQuietly } from '../resource.ts';
 import { DeviceBuffer } from './buffer.ts';
 import { withRoom } from './room.ts';
+import {
+  allowDevice,
+  exportPart,
+  mapPart,
+  type Part,
+  reserveAddresses,
+  unmapPart,
+  unreserve,
+} from './virtual-parts.ts';
+
+/** Pieces of virtual memory as other processes may open them. */
+export interface SharedPieces {
+  /** 16 random bytes in hex: the memory's for life. */
+  readonly id: string;
+  /** The pieces that a range lies in: the first of all, its offset in the memory, and each. */
+  readonly first: number;
+  readonly byteOffset: number;
+  readonly pieces: readonly { readonly byteLength: number; readonly fd: number }[];
+}
 
 /** Options of {@link VirtualMemory.reserve}. */
 export interface VirtualMemoryOptions extends PlaceOptions {
   /** Whether its memory can be given to other processes, by file descriptor. Default false. */
   readonly shareable?: boolean;
-}
-
-/** One piece of memory, mapped at an offset of the reservation. */
-interface Part {
-  readonly address: CUdeviceptr;
-  readonly byteLength: number;
-  readonly handle: CUmemGenericAllocationHandle;
 }
 
 /**
@@ -56,6 +68,7 @@ export class VirtualMemory extends Resource {
   /** Its finalizer's too. */
   readonly #parts: Part[];
   #byteLength = 0;
+  #id: string | undefined;
   #buffer: DeviceBuffer | undefined;
 
   private constructor(
@@ -73,7 +86,7 @@ export class VirtualMemory extends Resource {
         // cuMemUnmap does not wait for what uses the memory.
         releases.submit(
           () => {
-            if (context.resets === resets) unreserve(address, reservedByteLength, parts);
+            if (context.resets === resets) unreserve(context, address, reservedByteLength, parts);
           },
           { waits: false },
         ),
@@ -118,12 +131,7 @@ export class VirtualMemory extends Resource {
     );
     const granularity = readSize(OUT0);
     const reserved = roundUp(byteLength, granularity);
-    check(
-      cu.cuMemAddressReserve(OUT0, reserved, 0, 0 as CUdeviceptr, 0),
-      'cuMemAddressReserve',
-      () => `reserving ${reserved} bytes of addresses`,
-    );
-    const address = readHandle<CUdeviceptr>(OUT0, (exact) => cu.cuMemAddressFree(exact, reserved));
+    const address = reserveAddresses(reserved);
     return new VirtualMemory(context, address, reserved, granularity, isShareable);
   }
 
@@ -187,6 +195,37 @@ export class VirtualMemory extends Resource {
     return this.buffer;
   }
 
+  /**
+   * @internal The pieces that a range lies in, and a descriptor of each, which stays this object's.
+   * @throws IpcError for more pieces than `most`
+   */
+  share(begin: number, end: number, most: number): SharedPieces {
+    const origin = this.address;
+    const first = this.#parts.findIndex(
+      ({ address, byteLength }) => address + byteLength - origin > begin,
+    );
+    const touched = this.#parts.filter(({ address }, at) => at >= first && address - origin < end);
+    if (touched.length > most)
+      throw new IpcError(
+        `this range lies in ${touched.length} pieces, of which ${most} can be shared at once: grow in larger steps`,
+      );
+    this.#id ??= randomBytes(16).toString('hex');
+    return {
+      id: this.#id,
+      first,
+      byteOffset: (touched[0]?.address ?? origin) - origin,
+      pieces: touched.map((part) => ({
+        byteLength: part.byteLength,
+        fd: exportPart(this.context, part),
+      })),
+    };
+  }
+
+  /** @internal Where one of its pieces begins, in bytes. */
+  offsetOf(piece: number): number {
+    return (this.#parts[piece]?.address ?? this.address) - this.address;
+  }
+
   override toString(): string {
     return `VirtualMemory(${this.byteLength} of ${this.reservedByteLength} bytes${this.closed ? ', closed' : ''})`;
   }
@@ -198,20 +237,16 @@ export class VirtualMemory extends Resource {
       cu.cuMemCreate(OUT0, byteLength, writeProperties(context.device, shareable), 0),
     );
     const handle = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
-    const part = { address, byteLength, handle };
+    const part: Part = { address, byteLength, handle, fd: undefined };
     let isMapped = false;
     try {
-      check(
-        cu.cuMemMap(address, byteLength, 0, handle, 0),
-        'cuMemMap',
-        () => `mapping ${byteLength} bytes`,
-      );
+      mapPart(address, byteLength, handle);
       isMapped = true;
       allowDevice(part, context.device);
     } catch (error) {
       // Nobody was given the address yet: nothing uses it.
       releaseQuietly(() => {
-        if (isMapped) unmap(part);
+        if (isMapped) unmapPart(context, part);
         else check(cu.cuMemRelease(handle), 'cuMemRelease');
       });
       throw error;
@@ -234,27 +269,3 @@ const writeProperties = (device: Device, shareable: boolean): Address =>
     'location.type': CU_MEM_LOCATION_TYPE_DEVICE,
     'location.id': device.handle,
   });
-
-function allowDevice({ address, byteLength }: Part, device: Device): void {
-  const access = writeStruct('CUmemAccessDesc', {
-    'location.type': CU_MEM_LOCATION_TYPE_DEVICE,
-    'location.id': device.handle,
-    flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-  });
-  check(
-    cu.cuMemSetAccess(address, byteLength, access, 1),
-    'cuMemSetAccess',
-    () => `giving ${device} access to ${byteLength} bytes`,
-  );
-}
-
-function unmap({ address, byteLength, handle }: Part): void {
-  check(cu.cuMemUnmap(address, byteLength), 'cuMemUnmap');
-  check(cu.cuMemRelease(handle), 'cuMemRelease');
-}
-
-/** The driver takes back only what it gave: whole mappings, and the whole reservation. */
-function unreserve(address: CUdeviceptr, byteLength: number, parts: Part[]): void {
-  for (const part of parts.splice(0).reverse()) unmap(part);
-  check(cu.cuMemAddressFree(address, byteLength), 'cuMemAddressFree');
-}

@@ -4,6 +4,7 @@ import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import type { Driver } from '../../../../ffi/functions.ts';
 import { Context, Device, type DeviceBuffer, Stream } from '../../../../src/index.ts';
 import { sealDescriptor } from '../../../../src/ipc/descriptor.ts';
+import { exporter } from '../../../../src/ipc/here.ts';
 import { getIpcHandle, openIpcBuffer } from '../../../../src/ipc/index.ts';
 import { failing, keepingBooks } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
@@ -26,13 +27,17 @@ function importing(): { readonly driver: Driver; readonly open: ReadonlySet<stri
 const descriptor = (fields: object = {}) =>
   sealDescriptor({
     kind: 'legacy',
-    version: 1,
+    ...exporter(Device.get().uuid),
+    pid: 2 ** 30,
+    // Of a namespace that nothing can be seen of: it may live.
+    pidNamespace: 1,
     handle: Buffer.alloc(64, 1).toString('base64'),
+    baseByteLength: BYTE_LENGTH,
     byteOffset: 0,
     byteLength: BYTE_LENGTH,
+    access: 'read-write',
     bufferId: 1,
-    device: Device.get().uuid,
-    pid: 2 ** 30,
+    generation: 1,
     ...fields,
   });
 
@@ -48,7 +53,7 @@ test('opened twice it is mapped once, and unmapped when the last buffer closes',
   assert.equal(open.size, 1);
   second.copyToHostSync(new Uint8Array(1));
   second.close();
-  assert.equal(open.size, 0);
+  assert.deepEqual([...open], []);
   openIpcBuffer(descriptor()).close();
   assert.equal(open.size, 0);
 });
