@@ -49,7 +49,7 @@ export function getIpcHandle(
       'memory of a pool has no legacy IPC handle: share it with exportIpc, or allocate what is to ' +
         'be shared as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
     );
-  const origin = originOf(source.whole) as Origin<IpcMemoryDescriptor> | undefined;
+  const origin = originOfBuffer(source);
   if (!origin) return exportLegacy(source);
   if (origin.descriptor.kind !== 'legacy')
     throw new IpcError('imported virtual memory has no legacy IPC handle: share it with exportIpc');
@@ -97,13 +97,18 @@ export const isShareable = (object: object): object is Shareable =>
 
 function exportBuffer(buffer: DeviceBuffer): Parcel {
   checkNotEmpty(buffer);
-  const origin = originOf(buffer.whole) as Origin<IpcMemoryDescriptor> | undefined;
-  if (origin) return forwardBuffer(buffer, origin);
-  const { resource, keeper } = buffer;
+  const source = originOfBuffer(buffer);
+  if (source) return forwardBuffer(buffer, source);
+  const { resource, keeper, origin } = buffer;
   if (resource instanceof MemoryPool) return exportPoolMemory(buffer, resource);
-  if (keeper instanceof VirtualMemory) return exportVirtual(buffer, keeper);
+  if (origin === 'allocated' && keeper instanceof VirtualMemory)
+    return exportVirtual(buffer, keeper);
   return { descriptor: exportLegacy(buffer), fds: [] };
 }
+
+/** What a buffer of another process was opened with. */
+const originOfBuffer = ({ origin, whole }: DeviceBuffer) =>
+  origin === 'imported' ? (originOf(whole) as Origin<IpcMemoryDescriptor> | undefined) : undefined;
 
 function checkNotEmpty({ address, byteLength }: DeviceBuffer): void {
   if (byteLength === 0) throw new RangeError(`an empty buffer (at ${address}) cannot be shared`);

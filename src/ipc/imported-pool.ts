@@ -86,7 +86,7 @@ export class ImportedPool extends Resource implements MemoryResource {
    * @throws CuffiError while buffers of it are open, unless they are to be closed with it
    */
   override close(options?: PoolCloseOptions): void {
-    checkClose(this.#books, options);
+    checkClose(this.#books, options, this.closed);
     super.close();
   }
 
@@ -143,8 +143,11 @@ export class ImportedPool extends Resource implements MemoryResource {
       freeIn: (stream) => context.activity.visitedBy(stream.context.activity),
       release: () => {
         books.byteLength -= byteLength;
-        release();
-        this.closeUnused();
+        try {
+          release();
+        } finally {
+          this.closeUnused();
+        }
       },
       access,
     });

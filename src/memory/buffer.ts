@@ -161,11 +161,6 @@ export class DeviceBuffer extends Resource {
     return this.origin === 'imported';
   }
 
-  /** @internal The buffer that this one is a view of, or itself. */
-  get whole(): DeviceBuffer {
-    return this.#keeps instanceof DeviceBuffer ? this.#keeps : this;
-  }
-
   /** @internal What outlives its memory, where that is no buffer: virtual memory, an owner. */
   get keeper(): unknown {
     return this.whole.#keeps;

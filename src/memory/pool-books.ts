@@ -60,9 +60,10 @@ export function sharePool(context: Context, handle: CUmemoryPool, books: PoolBoo
 export function checkClose(
   { buffers, byteLength }: PoolBooks,
   options: PoolCloseOptions | undefined,
+  isClosed: boolean,
 ): void {
   const { buffers: closes } = checkOptions(options, ['buffers'], 'close');
-  if (!checkBoolean(closes, 'buffers', false) && buffers.size > 0)
+  if (!checkBoolean(closes, 'buffers', false) && buffers.size > 0 && !isClosed)
     throw new CuffiError(
       `${buffers.size} ${buffers.size === 1 ? 'buffer' : 'buffers'} of this pool (${byteLength} bytes) ` +
         'are open: close them first, or close({ buffers: true })',

@@ -230,7 +230,7 @@ export class MemoryPool extends PoolState implements MemoryResource {
    * @throws CuffiError while buffers of it are open, unless they are to be closed with it
    */
   override close(options?: PoolCloseOptions): void {
-    checkClose(this.#books, options);
+    checkClose(this.#books, options, this.closed);
     if (this.closed) return;
     try {
       this.#books.buffers.closeAll('its pool was closed');

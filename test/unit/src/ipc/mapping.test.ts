@@ -53,7 +53,7 @@ test('opened twice it is mapped once, and unmapped when the last buffer closes',
   assert.equal(open.size, 1);
   second.copyToHostSync(new Uint8Array(1));
   second.close();
-  assert.deepEqual([...open], []);
+  assert.equal(open.size, 0);
   openIpcBuffer(descriptor()).close();
   assert.equal(open.size, 0);
 });
@@ -171,12 +171,11 @@ test('memory that cannot be measured is closed again', () => {
   openIpcBuffer(descriptor()).close();
 });
 
-test('what belongs to another process is not exported again', () => {
+test('what belongs to another process is passed on as what it came as, cut to the view', () => {
   importing();
-  using buffer = openIpcBuffer(descriptor());
-  for (const imported of [buffer, buffer.subarray(1, 2)])
-    assert.throws(() => getIpcHandle(imported), {
-      name: 'IpcError',
-      message: /pass on the descriptor that it was opened with/,
-    });
+  const came = descriptor({ byteOffset: 10, byteLength: 100 });
+  using buffer = openIpcBuffer(came);
+  assert.deepEqual(getIpcHandle(buffer), came);
+  const part = sealDescriptor({ ...came, byteOffset: 11, byteLength: 2, access: 'read' });
+  assert.deepEqual(getIpcHandle(buffer.subarray(1, 3).readOnly()), part);
 });
