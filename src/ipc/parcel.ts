@@ -1,5 +1,5 @@
 /** The seam between what is shared and the connection that carries it. */
-import { IpcError } from '../errors.ts';
+import { CudaError, IpcError } from '../errors.ts';
 import { type IpcDescriptor, parseDescriptor } from './descriptor.ts';
 import { exportIpc, isShareable } from './export.ts';
 import { openParsed } from './import.ts';
@@ -51,21 +51,37 @@ export function unpack(
     const sound = parseDescriptor(descriptor);
     // The connection has seen to who is at its other end.
     const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
-    const pool = sound.kind === 'pool' ? receivePool(sound.pool, owned, session) : undefined;
-    const opened = openParsed(sound, pool ?? owned, options);
-    pool?.keep(opened);
-    return opened;
+    if (sound.kind !== 'pool') return openParsed(sound, owned, options);
+    const pool = receivePool(sound.pool, owned, session);
+    try {
+      const opened = openParsed(sound, pool ?? owned, options);
+      pool?.keep(opened);
+      return opened;
+    } catch (error) {
+      // It does not come again: it is kept for the next memory of the pool, if it is of a pool.
+      if (pool && isNoPool(error)) forgetPool(sound.pool, session);
+      throw error;
+    }
   } finally {
     owned[Symbol.dispose]();
   }
 }
 
+const isNoPool = (error: unknown): boolean =>
+  error instanceof IpcError &&
+  error.cause instanceof CudaError &&
+  error.cause.call === 'cuMemPoolImportFromShareableHandle';
+
 /** Lets go of what a connection has kept: call it when that ends. */
-export function endSession({ sent, received }: ParcelSession): void {
-  const kept = [...received.values()];
-  received.clear();
-  sent.clear();
-  for (const each of kept) if (each instanceof ReceivedPool) each[Symbol.dispose]();
+export function endSession(session: ParcelSession): void {
+  for (const id of session.received.keys()) forgetPool(id, session);
+  session.sent.clear();
+}
+
+function forgetPool(id: string, { received }: ParcelSession): void {
+  const pool = received.get(id);
+  received.delete(id);
+  if (pool instanceof ReceivedPool) pool[Symbol.dispose]();
 }
 
 /** The pool by that identity; one that comes with its descriptor is remembered. */
