@@ -125,6 +125,9 @@ export const sealDescriptor = <K extends IpcKind>(
   return { ...fields, version: DESCRIPTOR_VERSION, checksum } as unknown as IpcDescriptors[K];
 };
 
+/** Descriptors that were found sound: one that comes again through a connection is not read anew. */
+const found = new WeakSet<object>();
+
 /**
  * A message as the descriptor that it should be.
  *
@@ -135,6 +138,8 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
   message: unknown,
   kinds: readonly K[] = descriptorKinds as readonly K[],
 ): IpcDescriptors[K] {
+  if (isUnchangeable(message) && found.has(message) && kinds.includes(message.kind as K))
+    return message as IpcDescriptors[K];
   const { schemas, anyOf, prettify } = descriptorSchemas();
   const said = (message as { readonly kind?: unknown } | null | undefined)?.kind;
   const kind = kinds.length === 1 ? kinds[0] : kinds.find((name) => name === said);
@@ -153,8 +158,17 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
       'altered',
     );
   if (descriptor.kind !== 'event') checkRange(descriptor as IpcMemoryDescriptor);
+  if (isUnchangeable(message)) found.add(message);
   return descriptor;
 }
+
+// What can still be changed is checked each time, and so are lists, which frozen objects may hold.
+const isUnchangeable = (message: unknown): message is IpcDescriptor =>
+  typeof message === 'object' &&
+  message !== null &&
+  Object.isFrozen(message) &&
+  !('pieces' in message) &&
+  !('layout' in message);
 
 /** @throws IpcError for a range beyond its allocation */
 export function checkRange(

@@ -1,7 +1,9 @@
 /** The seam between what is shared and the connection that carries it. */
 import { CudaError, IpcError } from '../errors.ts';
+import { CudaEvent } from '../event.ts';
+import { DeviceBuffer } from '../memory/buffer.ts';
 import { type IpcDescriptor, parseDescriptor } from './descriptor.ts';
-import { exportIpc, isShareable } from './export.ts';
+import { exportIpc, isShareable, type Shareable } from './export.ts';
 import { openParsed } from './import.ts';
 import { OwnedFds } from './owned-fds.ts';
 import { ReceivedPool } from './received-pool.ts';
@@ -25,11 +27,23 @@ const MAX_RECEIVED_POOLS = 1024;
 /** An object for another process; undefined for one that is not ours to share. @throws IpcError */
 export function pack(object: object, session: ParcelSession): Parcel | undefined {
   if (!isShareable(object)) return undefined;
-  const parcel = exportIpc(object);
+  const parcel = parcelOf(object);
   const { descriptor } = parcel;
   if (descriptor.kind !== 'pool') return parcel;
   if (session.sent.has(descriptor.pool)) return { descriptor, fds: [] };
   session.sent.add(descriptor.pool);
+  return parcel;
+}
+
+// Of memory that cuffi allocated or opened: what others own may be freed and be something else since.
+const parcels = new WeakMap<DeviceBuffer, Parcel>();
+
+function parcelOf(object: Shareable): Parcel {
+  if (!(object instanceof DeviceBuffer) || object.origin === 'borrowed') return exportIpc(object);
+  const known = object.closed ? undefined : parcels.get(object);
+  if (known) return known;
+  const parcel = exportIpc(object);
+  parcels.set(object, parcel);
   return parcel;
 }
 
@@ -65,6 +79,11 @@ export function unpack(
   } finally {
     owned[Symbol.dispose]();
   }
+}
+
+/** Closes what was unpacked for nobody; a pool may be somebody's already, and is left to them. */
+export function discard(object: object): void {
+  if (object instanceof DeviceBuffer || object instanceof CudaEvent) object.close();
 }
 
 const isNoPool = (error: unknown): boolean =>
