@@ -60,8 +60,11 @@ const MAGIC = 'cufd';
 const malformed = (why: string): IpcError =>
   new IpcError(`these bytes are no descriptor of cuffi: ${why}`, undefined, 'no-descriptor');
 
+/** Every byte of a descriptor is written: what the one before left is never seen. */
+const scratch = Buffer.alloc(MAX_DESCRIPTOR_BYTE_LENGTH);
+
 class Writer {
-  readonly bytes = Buffer.alloc(MAX_DESCRIPTOR_BYTE_LENGTH);
+  readonly bytes = scratch;
   at = 0;
 
   /** Where the next `byteLength` bytes go. */

@@ -7,7 +7,7 @@ import { type Here, here, isOwn } from './here.ts';
 import { isMapped } from './mapped.ts';
 import { type OpenOptions, openOptionNames } from './open-options.ts';
 import { findPool } from './pool-import.ts';
-import { type IpcSupport, type Obstacle, sharingObstacle } from './support.ts';
+import { type IpcSupport, type Obstacle, sharingObstacle, wsl } from './support.ts';
 
 /** What {@link explain} knows of a descriptor. */
 export interface Explanation {
@@ -98,8 +98,7 @@ export function identityObstacle(
             "Use the object that it names, or open an alias of it with { sameProcess: 'alias' }: " +
             'CUDA does not open its own handles.',
         };
-  if (self.isWsl)
-    return { code: 'wsl', reason: WSL, remedy: 'Use Linux itself, or copy the data.' };
+  if (self.isWsl) return wsl;
   const isByPid = kind === 'legacy' || kind === 'event';
   if (isByPid && pid === self.pid && pidNamespace !== self.pidNamespace)
     return {
@@ -111,8 +110,6 @@ export function identityObstacle(
     };
   return undefined;
 }
-
-const WSL = 'WSL does not support CUDA IPC';
 
 /** Whether there is a device to open it on. */
 export function placeObstacle(

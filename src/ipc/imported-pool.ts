@@ -124,6 +124,7 @@ export class ImportedPool extends Resource implements MemoryResource {
     const name = `${descriptor.pool} ${handle}`;
     let use: MappingUse<Mapping> | undefined;
     try {
+      this.#allowDevice();
       use = mapped.use(name, bufferId, context, () => this.#map(handle, descriptor));
       checkRange(descriptor, use.mapping.byteLength);
     } catch (error) {
@@ -156,7 +157,6 @@ export class ImportedPool extends Resource implements MemoryResource {
   #map(handle: string, { pid }: IpcPoolDescriptor): Mapping {
     const { context } = this;
     const pool = this.handle;
-    this.#allowDevice();
     return context.run(() => {
       const data = writeBytes(Buffer.from(handle, 'base64'));
       const status = cu.cuMemPoolImportPointer(OUT0, pool, data);

@@ -30,6 +30,13 @@ export interface Obstacle {
   readonly remedy: string;
 }
 
+/** What is in the way under WSL, whatever the device. */
+export const wsl: Obstacle = {
+  code: 'wsl',
+  reason: 'WSL does not support CUDA IPC',
+  remedy: 'Run both processes under Linux itself, or copy the data.',
+};
+
 const POSIX_FILE_DESCRIPTOR = 1;
 const COMPUTE_MODES: Readonly<Record<number, string>> = {
   2: 'prohibited',
@@ -68,12 +75,7 @@ export function sharingObstacle(
   way: keyof IpcSupport,
   isWsl: boolean = here().isWsl,
 ): Obstacle | undefined {
-  if (isWsl)
-    return {
-      code: 'wsl',
-      reason: 'WSL does not support CUDA IPC',
-      remedy: 'Run both processes under Linux itself, or copy the data.',
-    };
+  if (isWsl) return wsl;
   const mode = COMPUTE_MODES[device.attribute('computeMode')];
   if (mode)
     return {

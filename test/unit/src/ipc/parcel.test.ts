@@ -192,6 +192,32 @@ test('a pool that was closed with its buffers opens anew, while they wait to be 
   assert.deepEqual(new Set(open().copyToHostSync()), new Set([3]));
 });
 
+test("on another device a pool's memory is used by access that is given, and taken back", async () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const { buffer } = sharedPool();
+  buffer.fill(4);
+  const { descriptor, fds } = exportIpc(buffer);
+  const open = (device: number): DeviceBuffer =>
+    openIpcBuffer(ofAnother(descriptor), { device, fds: fds.map(duplicateFd) });
+  const recorder = recordCalls();
+  const count = (name: string): number =>
+    recorder.calls.filter((call) => call.name === name).length;
+  const [here, there] = [open(0), open(1)];
+  assert.equal(there.context.device.ordinal, 1);
+  assert.deepEqual(new Set(there.copyToHostSync()), new Set([4]));
+  assert.equal(count('cuMemPoolSetAccess'), 1);
+  // The driver maps it once a process, and the first free would unmap it for both.
+  assert.equal(count('cuMemPoolImportPointer'), 1);
+  there.close();
+  await there.context.flush();
+  assert.equal(count('cuMemPoolSetAccess'), 2);
+  assert.deepEqual(new Set(here.copyToHostSync()), new Set([4]));
+  here.close();
+  await here.context.flush();
+  recorder.stop();
+  assert.equal(count('cuMemPoolDestroy'), 2);
+});
+
 test('descriptors are taken in every case, but where the arguments are wrong', () => {
   emulate();
   const { buffer } = sharedPool();
