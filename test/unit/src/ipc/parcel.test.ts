@@ -24,7 +24,7 @@ import {
   openIpcEvent,
   openIpcPool,
 } from '../../../../src/ipc/index.ts';
-import { endSession, type ParcelSession, pack, unpack } from '../../../../src/ipc/parcel.ts';
+import { discard, endSession, type ParcelSession, pack, unpack } from '../../../../src/ipc/parcel.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
 import { dose } from '../../../support/dose.ts';
 import { emulate } from '../emulate.ts';
@@ -168,6 +168,13 @@ test('a pool goes with its last buffer, or stays until its session ends', async 
   await context.flush();
   assert.equal(openDescriptors(), before);
   assert.equal(pack({}, ours), undefined);
+
+  const unwanted = unpack(descriptor, fds(), ours) as DeviceBuffer;
+  discard(unwanted);
+  discard(unwanted.resource as ImportedPool);
+  assert.deepEqual([unwanted.closed, (unwanted.resource as ImportedPool).closed], [true, false]);
+  endSession(ours);
+  assert.equal((unwanted.resource as ImportedPool).closed, true);
 });
 
 test('a pool that was closed with its buffers opens anew, while they wait to be unmapped too', () => {
