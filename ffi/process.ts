@@ -1,5 +1,5 @@
 /** Which process this is, and whether another one lives: pids come again, start times do not. */
-import { readFileSync, readlinkSync, statSync } from 'node:fs';
+import { readFileSync, readlinkSync } from 'node:fs';
 
 /**
  * When a living process started, in clock ticks since boot; undefined for one that has ended, and
@@ -32,10 +32,13 @@ export function isProcessAlive(pid: number, startTime: number): boolean {
   return !isReadable(`/proc/${pid}/stat`);
 }
 
-/** The user that a process runs as; undefined where that cannot be seen. */
+/** The (effective) user that a process runs as; undefined where that cannot be seen. */
 export function processUser(pid: number): number | undefined {
   try {
-    return statSync(`/proc/${pid}`).uid;
+    // Not the owner of its folder: that is root for programs with capabilities.
+    const status = readFileSync(`/proc/${pid}/status`, 'latin1');
+    const [, user] = /^Uid:\t\d+\t(\d+)\t/m.exec(status) ?? [];
+    return user === undefined ? undefined : Number(user);
   } catch {
     return undefined;
   }

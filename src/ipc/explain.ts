@@ -1,11 +1,10 @@
-import { checkOptions } from '../arguments.ts';
 import { Context } from '../context.ts';
 import { type Device, devices } from '../device.ts';
 import { type IpcCause, IpcError } from '../errors.ts';
 import { type IpcDescriptor, type IpcKind, parseDescriptor } from './descriptor.ts';
 import { type Here, here, isOwn } from './here.ts';
 import { isMapped } from './mapped.ts';
-import { type OpenOptions, openOptionNames } from './open-options.ts';
+import { checkOpenOptions, type OpenOptions } from './open-options.ts';
 import { findPool } from './pool-import.ts';
 import { type IpcSupport, type Obstacle, sharingObstacle, wsl } from './support.ts';
 
@@ -37,7 +36,7 @@ export interface Explanation {
  * if (!openable) console.error(`${reason}. ${remedy}`);
  */
 export function explain(message: unknown, options?: OpenOptions): Explanation {
-  const checked = checkOptions(options, openOptionNames, 'explain');
+  const checked = checkOpenOptions(options, 'explain');
   let descriptor: IpcDescriptor;
   try {
     descriptor = parseDescriptor(message);

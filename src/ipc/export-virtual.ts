@@ -28,7 +28,7 @@ export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Parc
     firstPiece: first,
     pieces: sizes,
     baseByteLength: sizes.reduce((sum, size) => sum + size, 0),
-    byteOffset: begin - byteOffset,
+    byteOffset,
     byteLength,
     access,
     bufferId: 0,

@@ -30,7 +30,7 @@ export const here = (): Here => {
     pid: process.pid,
     startTime: processStartTime('self') ?? 0,
     pidNamespace: pidNamespace(),
-    user: process.getuid?.() ?? 0,
+    user: process.geteuid?.() ?? 0,
     isWsl: isWsl(),
     isAlive: isProcessAlive,
     userOf: processUser,

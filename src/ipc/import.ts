@@ -1,7 +1,6 @@
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUevent } from '../../ffi/types.ts';
-import { checkBoolean, checkOptions } from '../arguments.ts';
 import { cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 import { IpcError } from '../errors.ts';
@@ -25,7 +24,7 @@ import { isOwn } from './here.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { mapLegacy } from './legacy-import.ts';
 import { isMapped } from './mapped.ts';
-import { type OpenOptions, openOptionNames } from './open-options.ts';
+import { checkOpenOptions, type OpenOptions } from './open-options.ts';
 import { rememberOrigin } from './origin.ts';
 import { OwnedFds, type ReceivedFds } from './owned-fds.ts';
 import { importPool } from './pool-import.ts';
@@ -113,10 +112,7 @@ function openAs(
   options: OpenOptions | undefined,
   call: string,
 ): Opened {
-  const { fds: given = [], ...checked } = checkOptions(options, openOptionNames, call);
-  checkBoolean(checked.allowOtherUsers, 'allowOtherUsers', false);
-  checkWord(checked.access, 'access', ['read-write', 'read']);
-  checkWord(checked.sameProcess, 'sameProcess', ['refuse', 'alias']);
+  const { fds: given = [], ...checked } = checkOpenOptions(options, call);
   const fds = new OwnedFds(given);
   try {
     return openParsed(parseDescriptor(message, kinds), fds, checked);
@@ -231,10 +227,3 @@ function openEvent(context: Context, descriptor: IpcEventDescriptor): CudaEvent 
 
 const narrower = (one: Access, other: Access = 'read-write'): Access =>
   one === 'read' ? one : other;
-
-function checkWord(value: unknown, name: string, words: readonly string[]): void {
-  if (value !== undefined && !words.includes(value as string))
-    throw new TypeError(
-      `${name} must be ${words.map((word) => `'${word}'`).join(' or ')}, not ${String(value)}`,
-    );
-}

@@ -62,9 +62,7 @@ export class MappingTable<M extends Mapping> {
     const entry = existing ?? { mapping: map(), version, users: 0 };
     entry.users += 1;
     this.#entries.set(name, entry);
-    // Work of another context may use it too: it is unmapped behind that.
-    entry.mapping.context.activity.visitedBy(context.activity);
-    return { mapping: entry.mapping, release: () => this.#release(name, entry) };
+    return { mapping: entry.mapping, release: () => this.#release(name, entry, context) };
   }
 
   #find(name: string): Entry<M> | undefined {
@@ -74,10 +72,12 @@ export class MappingTable<M extends Mapping> {
     return undefined;
   }
 
-  #release(name: string, entry: Entry<M>): void {
+  #release(name: string, entry: Entry<M>, user: Context): void {
+    const { mapping } = entry;
+    // Work of another context may use it still: it is unmapped behind that.
+    mapping.context.activity.visitedBy(user.activity);
     entry.users -= 1;
     if (entry.users > 0) return;
-    const { mapping } = entry;
     mapping.context.releases.submit(
       () => {
         // Opened again, gone with the context, or unmapped by an earlier release, while it waited.

@@ -1,3 +1,5 @@
+import { isOpenFd } from '../../ffi/libc.ts';
+import { checkBoolean, checkOptions } from '../arguments.ts';
 import type { PlaceOptions } from '../context.ts';
 import type { Access } from '../memory/buffer-options.ts';
 
@@ -22,7 +24,7 @@ export interface OpenOptions extends PlaceOptions {
   readonly allowOtherUsers?: boolean;
 }
 
-export const openOptionNames = [
+const names = [
   'context',
   'device',
   'fds',
@@ -30,3 +32,23 @@ export const openOptionNames = [
   'sameProcess',
   'allowOtherUsers',
 ] as const satisfies readonly (keyof OpenOptions)[];
+
+/** @throws TypeError for anything but {@link OpenOptions} */
+export function checkOpenOptions(options: OpenOptions | undefined, call: string): OpenOptions {
+  const checked = checkOptions(options, names, call);
+  const { fds, access, sameProcess, allowOtherUsers } = checked;
+  checkBoolean(allowOtherUsers, 'allowOtherUsers', false);
+  checkWord(access, 'access', ['read-write', 'read']);
+  checkWord(sameProcess, 'sameProcess', ['refuse', 'alias']);
+  const isList = Array.isArray(fds) && new Set(fds).size === fds.length;
+  if (fds !== undefined && !(isList && fds.every(isOpenFd)))
+    throw new TypeError('fds must be a list of open file descriptors, each once');
+  return checked;
+}
+
+function checkWord(value: unknown, name: string, words: readonly string[]): void {
+  if (value !== undefined && !words.includes(value as string))
+    throw new TypeError(
+      `${name} must be ${words.map((word) => `'${word}'`).join(' or ')}, not ${String(value)}`,
+    );
+}

@@ -11,6 +11,7 @@ import type { CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
+import { IpcError } from '../errors.ts';
 import type { Access } from './buffer-options.ts';
 import { closeKeptFd, keepFd } from './kept-fds.ts';
 
@@ -64,8 +65,45 @@ export function allowDevice(
   );
 }
 
+/** Pieces of virtual memory as other processes may open them. */
+export interface SharedPieces {
+  /** 16 random bytes in hex: the memory's for life. */
+  readonly id: string;
+  /** Which of its pieces is the first of these. */
+  readonly first: number;
+  /** Where a range begins in the first, in bytes. */
+  readonly byteOffset: number;
+  /** Each with its descriptor, which stays the piece's. */
+  readonly pieces: readonly { readonly byteLength: number; readonly fd: number }[];
+}
+
+/**
+ * The pieces that a range lies in.
+ *
+ * @throws IpcError for more than `most`
+ */
+export function sharePieces(
+  context: Context,
+  parts: readonly Part[],
+  from: CUdeviceptr,
+  byteLength: number,
+  most: number,
+): Omit<SharedPieces, 'id'> {
+  const first = parts.findIndex((part) => part.address + part.byteLength > from);
+  const touched = parts.slice(first).filter(({ address }) => address < from + byteLength);
+  if (touched.length > most)
+    throw new IpcError(
+      `this range lies in ${touched.length} pieces, of which ${most} can be shared at once: grow in larger steps`,
+    );
+  const pieces = touched.map((part) => ({
+    byteLength: part.byteLength,
+    fd: exportPart(context, part),
+  }));
+  return { first, byteOffset: from - (touched[0]?.address ?? from), pieces };
+}
+
 /** The descriptor by which other processes open a piece: made once, closed with the piece. */
-export function exportPart(context: Context, part: Part): number {
+function exportPart(context: Context, part: Part): number {
   if (part.fd !== undefined) return part.fd;
   const { handle, byteLength } = part;
   if (handle === undefined) throw new TypeError('a piece of another process is not exported again');

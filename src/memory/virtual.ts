@@ -13,29 +13,20 @@ import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import type { Device } from '../device.ts';
-import { IpcError, NotSupportedError } from '../errors.ts';
+import { NotSupportedError } from '../errors.ts';
 import { Resource, releaseQuietly } from '../resource.ts';
 import { DeviceBuffer } from './buffer.ts';
 import { withRoom } from './room.ts';
 import {
   allowDevice,
-  exportPart,
   mapPart,
   type Part,
   reserveAddresses,
+  type SharedPieces,
+  sharePieces,
   unmapPart,
   unreserve,
 } from './virtual-parts.ts';
-
-/** Pieces of virtual memory as other processes may open them. */
-export interface SharedPieces {
-  /** 16 random bytes in hex: the memory's for life. */
-  readonly id: string;
-  /** The pieces that a range lies in: the first of all, its offset in the memory, and each. */
-  readonly first: number;
-  readonly byteOffset: number;
-  readonly pieces: readonly { readonly byteLength: number; readonly fd: number }[];
-}
 
 /** Options of {@link VirtualMemory.reserve}. */
 export interface VirtualMemoryOptions extends PlaceOptions {
@@ -195,29 +186,13 @@ export class VirtualMemory extends Resource {
     return this.buffer;
   }
 
-  /**
-   * @internal The pieces that a range lies in, and a descriptor of each, which stays this object's.
-   * @throws IpcError for more pieces than `most`
-   */
+  /** @internal As other processes may open the bytes from `begin` to `end`. @throws IpcError */
   share(begin: number, end: number, most: number): SharedPieces {
-    const origin = this.address;
-    const first = this.#parts.findIndex(
-      ({ address, byteLength }) => address + byteLength - origin > begin,
-    );
-    const touched = this.#parts.filter(({ address }, at) => at >= first && address - origin < end);
-    if (touched.length > most)
-      throw new IpcError(
-        `this range lies in ${touched.length} pieces, of which ${most} can be shared at once: grow in larger steps`,
-      );
+    const from = (this.address + begin) as CUdeviceptr;
     this.#id ??= randomBytes(16).toString('hex');
     return {
       id: this.#id,
-      first,
-      byteOffset: (touched[0]?.address ?? origin) - origin,
-      pieces: touched.map((part) => ({
-        byteLength: part.byteLength,
-        fd: exportPart(this.context, part),
-      })),
+      ...sharePieces(this.context, this.#parts, from, end - begin, most),
     };
   }
 

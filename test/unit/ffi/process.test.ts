@@ -26,7 +26,7 @@ test('a process is known by its pid and its start, and not any more when it has 
 
 test('this process, its user, its machine and its namespace have names', () => {
   assert.equal(processStartTime('self'), processStartTime(process.pid));
-  assert.equal(processUser(process.pid), process.getuid?.());
+  assert.equal(processUser(process.pid), process.geteuid?.());
   assert.match(bootId(), /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/);
   assert.ok(Number.isSafeInteger(pidNamespace()) && pidNamespace() > 0);
 });

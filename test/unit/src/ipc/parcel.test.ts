@@ -24,7 +24,13 @@ import {
   openIpcEvent,
   openIpcPool,
 } from '../../../../src/ipc/index.ts';
-import { discard, endSession, type ParcelSession, pack, unpack } from '../../../../src/ipc/parcel.ts';
+import {
+  discard,
+  endSession,
+  type ParcelSession,
+  pack,
+  unpack,
+} from '../../../../src/ipc/parcel.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
 import { dose } from '../../../support/dose.ts';
 import { emulate } from '../emulate.ts';
@@ -82,10 +88,12 @@ test('what was not made for other processes is refused in words, before the driv
   const ofPool = pool.allocate(16);
   const memory = VirtualMemory.reserve(MIB).grow(16);
   const mapped = MappedMemory.create().allocate(16);
+  const inTwoPieces = sharedMemory();
   const recorder = recordCalls();
   for (const unshareable of [pool, ofPool])
     assert.throws(() => exportIpc(unshareable), { name: 'IpcError', message: /shareable: true/ });
   assert.throws(() => exportIpc(memory), { name: 'IpcError', message: /shareable: true/ });
+  assert.throws(() => inTwoPieces.share(0, 6 * MIB, 1), /in 2 pieces, of which 1 can be shared/);
   assert.throws(() => exportIpc(mapped), { name: 'IpcError', message: /copy it to device memory/ });
   for (const wrong of [undefined, null, {}, 5])
     assert.throws(() => exportIpc(wrong as never), { name: 'TypeError' });
