@@ -4,7 +4,7 @@ import { type IpcCause, IpcError } from '../errors.ts';
 import { type IpcDescriptor, type IpcKind, parseDescriptor } from './descriptor.ts';
 import { type Here, here, isOwn } from './here.ts';
 import { isMapped } from './mapped.ts';
-import { checkOpenOptions, type OpenOptions } from './open-options.ts';
+import { accessTo, checkOpenOptions, type OpenOptions } from './open-options.ts';
 import { findPool } from './pool-import.ts';
 import { type IpcSupport, type Obstacle, sharingObstacle, wsl } from './support.ts';
 
@@ -26,8 +26,8 @@ export interface Explanation {
  * Whether a descriptor can be opened in this process, and if not, why and what to do. Nothing is
  * opened, and no file descriptor is taken or closed. What opens one asks the same first.
  *
- * That the memory is still what it was when it was shared only its exporter knows: over a
- * connection it is asked; without one a yes here means that nothing is known against it.
+ * That the memory is still what it was when it was shared only its exporter knows: a yes here
+ * means that nothing is known against it.
  *
  * @param message what came from the other process
  * @param options as they would be given to `openIpc`
@@ -52,7 +52,7 @@ export function explain(message: unknown, options?: OpenOptions): Explanation {
   const byPlace = placeObstacle(descriptor, checked);
   if (byPlace) return { openable: false, ...byPlace };
   const context = contextFor(descriptor, checked);
-  if (isMapped(descriptor, context, checked.access)) return fine;
+  if (isMapped(descriptor, context, accessTo(descriptor, checked))) return fine;
   const blocked = openObstacle(descriptor, context, checked, self);
   if (blocked) return { openable: false, ...blocked };
   return isInSight(descriptor, self) ? fine : unseen;

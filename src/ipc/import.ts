@@ -24,7 +24,7 @@ import { isOwn } from './here.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { mapLegacy } from './legacy-import.ts';
 import { isMapped } from './mapped.ts';
-import { checkOpenOptions, type OpenOptions } from './open-options.ts';
+import { accessTo, checkOpenOptions, type OpenOptions } from './open-options.ts';
 import { rememberOrigin } from './origin.ts';
 import { OwnedFds, type ReceivedFds } from './owned-fds.ts';
 import { importPool } from './pool-import.ts';
@@ -131,8 +131,7 @@ export function openParsed(
   if (isOwn(descriptor)) return openAlias(descriptor, options.access);
   refuse(placeObstacle(descriptor, options));
   const context = contextFor(descriptor, options);
-  const access =
-    descriptor.kind === 'event' ? 'read-write' : narrower(descriptor.access, options.access);
+  const access = accessTo(descriptor, options);
   if (!isMapped(descriptor, context, access))
     refuse(openObstacle(descriptor, context, { ...options, fds: fds.numbers }));
   switch (descriptor.kind) {
@@ -224,6 +223,3 @@ function openEvent(context: Context, descriptor: IpcEventDescriptor): CudaEvent 
   rememberOrigin(opened, { descriptor, fds: () => [] });
   return opened;
 }
-
-const narrower = (one: Access, other: Access = 'read-write'): Access =>
-  one === 'read' ? one : other;

@@ -30,6 +30,10 @@ import { type Mapping, MappingTable, type MappingUse } from './mapping.ts';
  * buffer, unless it was opened with `openIpcPool`: then it stays until `close()`, which refuses
  * while buffers of it are open. The exporter should close its own after that.
  *
+ * @example
+ * using pool = openIpcPool(message, { fds });
+ * using buffer = openIpcBuffer(another); // memory of it: no descriptor need come along
+ * console.log(buffer.resource === pool);
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
 export class ImportedPool extends Resource implements MemoryResource {

@@ -10,11 +10,7 @@ import { isVirtualMapped } from './virtual-import.ts';
  * Whether the memory that a descriptor names is mapped in the context already: then the driver is
  * not asked for it, and nothing can be in the way.
  */
-export function isMapped(
-  descriptor: IpcDescriptor,
-  context: Context,
-  access: Access = 'read-write',
-): boolean {
+export function isMapped(descriptor: IpcDescriptor, context: Context, access: Access): boolean {
   switch (descriptor.kind) {
     case 'legacy':
       return isLegacyMapped(context, descriptor);

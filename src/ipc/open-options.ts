@@ -2,6 +2,7 @@ import { isOpenFd } from '../../ffi/libc.ts';
 import { checkBoolean, checkOptions } from '../arguments.ts';
 import type { PlaceOptions } from '../context.ts';
 import type { Access } from '../memory/buffer-options.ts';
+import type { IpcDescriptor } from './descriptor.ts';
 
 /**
  * Options of what opens a descriptor. Without a place it is opened in the primary context of its
@@ -45,6 +46,12 @@ export function checkOpenOptions(options: OpenOptions | undefined, call: string)
     throw new TypeError('fds must be a list of open file descriptors, each once');
   return checked;
 }
+
+/** What may be done with what is opened: as much as both its exporter and the options allow. */
+export const accessTo = (descriptor: IpcDescriptor, { access }: OpenOptions): Access =>
+  access === 'read' || (descriptor.kind !== 'event' && descriptor.access === 'read')
+    ? 'read'
+    : 'read-write';
 
 function checkWord(value: unknown, name: string, words: readonly string[]): void {
   if (value !== undefined && !words.includes(value as string))
