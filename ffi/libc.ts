@@ -107,6 +107,7 @@ const PROT_READ = 1;
 const PROT_WRITE = 2;
 const MAP_SHARED = 1;
 const MFD_CLOEXEC = 1;
+const F_DUPFD_CLOEXEC = 1030;
 const F_GETFD = 1;
 const F_SETFD = 2;
 const FD_CLOEXEC = 1;
@@ -138,6 +139,10 @@ export const isOpenFd = (fd: number): boolean => isFdNumber(fd) && libc.fcntl(fd
 export const setCloseOnExec = (fd: number): void => {
   succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_SETFD, FD_CLOEXEC), 'fcntl');
 };
+
+/** Another descriptor of the same thing, close-on-exec. @throws SystemError */
+export const duplicateFd = (fd: number): number =>
+  succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_DUPFD_CLOEXEC, 0), 'fcntl');
 
 /** An anonymous file in memory, close-on-exec, of the given size. @throws SystemError */
 export function createMemfd(name: string, byteLength: number): number {

@@ -91,7 +91,9 @@ export class Device {
     if (this.#uuid === undefined) {
       check(cu.cuDeviceGetUuid_v2(BLOCK, this.handle), 'cuDeviceGetUuid_v2');
       const hex = Buffer.from(readBytes(BLOCK, 16)).toString('hex');
-      this.#uuid = `GPU-${hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, '$1-$2-$3-$4-$5')}`;
+      // A slice of a GPU that was divided (MIG) has a UUID of its own.
+      const prefix = / MIG /.test(this.name) ? 'MIG' : 'GPU';
+      this.#uuid = `${prefix}-${hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, '$1-$2-$3-$4-$5')}`;
     }
     return this.#uuid;
   }

@@ -81,14 +81,40 @@ export class ClosedError extends CuffiError {
   override name = 'ClosedError';
 }
 
+/** Why something of another process cannot be opened here, in one word. */
+export type IpcCause =
+  /** It is no descriptor, or one of another version of cuffi. */
+  | 'no-descriptor'
+  /** It was altered on its way. */
+  | 'altered'
+  | 'other-machine'
+  | 'same-process'
+  /** The exporter has this process's pid number, in another pid namespace. */
+  | 'same-pid'
+  | 'wsl'
+  | 'device-not-visible'
+  /** It is of a MIG slice, which shares with no other. */
+  | 'mig'
+  | 'compute-mode'
+  /** The device cannot share memory of this kind. */
+  | 'not-supported'
+  | 'exporter-gone'
+  /** It is of another user's process. */
+  | 'other-user'
+  /** The file descriptor that it needs did not come with it. */
+  | 'no-file-descriptor';
+
 /**
  * Something cannot be shared, or what another process sent cannot be used here. `cause` is the
  * driver's answer where it was asked; the message repeats it.
  */
 export class IpcError extends CuffiError {
   override name = 'IpcError';
+  /** Why, in one word, where it is one of the known causes: see `explain` of cuffi/ipc. */
+  readonly code: IpcCause | undefined;
 
-  constructor(message: string, cause?: CudaError) {
+  constructor(message: string, cause?: CudaError, code?: IpcCause) {
     super(cause ? `${message}: ${cause.message}` : message, cause ? { cause } : {});
+    this.code = code;
   }
 }

@@ -47,6 +47,7 @@ export class CudaEvent extends Resource {
   /** @internal The 64 bytes that name it to other processes; undefined unless made here for them. */
   readonly ipcBytes: Uint8Array | undefined;
   readonly #handle: CUevent;
+  readonly #aliasOf: CudaEvent | undefined;
 
   /** @internal */
   constructor(
@@ -57,12 +58,17 @@ export class CudaEvent extends Resource {
       readonly interprocess: boolean;
       readonly imported: boolean;
       readonly ipcBytes?: Uint8Array | undefined;
+      /** The event that it is another object for: closed with that, and not destroyed before. */
+      readonly aliasOf?: CudaEvent | undefined;
     },
   ) {
     super('CudaEvent', {
       owner: context.resources,
-      release: () => check(cu.cuEventDestroy_v2(handle), 'cuEventDestroy_v2'),
+      release: traits.aliasOf
+        ? undefined
+        : () => check(cu.cuEventDestroy_v2(handle), 'cuEventDestroy_v2'),
     });
+    this.#aliasOf = traits.aliasOf;
     this.context = context;
     this.#handle = handle;
     this.timing = traits.timing;
@@ -112,6 +118,10 @@ export class CudaEvent extends Resource {
       throw cudaError(status, 'cuEventElapsedTime', 'taking a time before both events are done');
     check(status, 'cuEventElapsedTime', () => 'taking a time (were both events recorded?)');
     return readFloat32(OUT0);
+  }
+
+  override get closed(): boolean {
+    return super.closed || (this.#aliasOf?.closed ?? false);
   }
 
   /** The driver's handle. @throws ClosedError */

@@ -35,6 +35,7 @@ export { fromBfloat16, fromFloat16, toBfloat16, toFloat16 } from './float16.ts';
 export type { NativeFloat16Array, TypedArray, TypedArrayConstructor } from './typed-array.ts';
 export { DeviceBuffer } from './memory/buffer.ts';
 export type {
+  Access,
   BufferOptions,
   BufferOrigin,
   CopyOptions,
@@ -126,6 +127,7 @@ export {
   type CudaErrorDetails,
   CuffiError,
   DriverNotFoundError,
+  type IpcCause,
   IpcError,
   NotSupportedError,
 } from './errors.ts';

@@ -17,6 +17,12 @@ const BY_CALL: Readonly<Record<string, string>> = {
   'cuIpcOpenEventHandle:400':
     'Likely causes: the process that exported the event has ended, or the processes do not share ' +
     '/dev/shm (containers: give them one, e.g. --ipc=host), or this is WSL.',
+  'cuMemPoolImportFromShareableHandle:1':
+    'The file descriptor that came with it is not that of a memory pool.',
+  'cuMemPoolImportPointer:1':
+    'Likely causes: it is memory of another pool, or what names it was altered or made up.',
+  'cuMemImportFromShareableHandle:1':
+    'A file descriptor that came with it is not that of virtual memory.',
   'cuIpcGetMemHandle:1':
     'Only memory of cuMemAlloc has a legacy IPC handle: not pool, managed, pinned or virtual memory, nor freed memory.',
 };

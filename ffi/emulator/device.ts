@@ -1,8 +1,8 @@
 /** Devices: how many, their names, attributes and memory. */
 import { createHash } from 'node:crypto';
-import { readFileSync } from 'node:fs';
 import { type DeviceAttribute, deviceAttributes } from '../attributes.ts';
 import type { Driver } from '../functions.ts';
+import { bootId } from '../process.ts';
 import { CUresult } from '../results.ts';
 import type { HostMemory } from './host.ts';
 import type { Settings } from './settings.ts';
@@ -76,8 +76,7 @@ const names = new Map<number, DeviceAttribute>(
 
 /** The same for every process of the machine until it is started again. */
 function uuid(ordinal: number): Uint8Array {
-  const boot = readFileSync('/proc/sys/kernel/random/boot_id', 'latin1').trim();
-  return createHash('sha256').update(`${boot} device ${ordinal}`).digest().subarray(0, 16);
+  return createHash('sha256').update(`${bootId()} device ${ordinal}`).digest().subarray(0, 16);
 }
 
 export type DeviceFunctions = Pick<

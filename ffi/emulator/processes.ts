@@ -1,24 +1,10 @@
 /** Processes as handles name them: by pid and start time, since pids come again. */
-import { closeSync, fstatSync, openSync, readFileSync, readlinkSync } from 'node:fs';
+import { closeSync, fstatSync, openSync, readlinkSync } from 'node:fs';
 import { libc } from '../libc.ts';
+import { processStartTime } from '../process.ts';
 
 const F_GET_SEALS = 1034;
 const F_SEAL_SHRINK = 2;
-
-/** When a living process started, in clock ticks since boot; undefined for one that has ended. */
-function startTime(pid: number | 'self'): number | undefined {
-  let stat: string;
-  try {
-    stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
-  } catch {
-    return undefined;
-  }
-  // The name, in parentheses, may hold spaces and parentheses of its own.
-  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
-  // A killed process that nobody has waited for yet has a state, but nothing else any more.
-  if (fields[0] === 'Z' || fields[0] === 'X') return undefined;
-  return Number(fields[19]);
-}
 
 /** A descriptor of another process. */
 export interface DescriptorName {
@@ -28,7 +14,7 @@ export interface DescriptorName {
 }
 
 export const isAlive = (process: Omit<DescriptorName, 'fd'>): boolean =>
-  startTime(process.pid) === process.startTime;
+  processStartTime(process.pid) === process.startTime;
 
 /**
  * Opens a memfd of another process, if it is one by the name `name`, sealed, and of at least
@@ -73,4 +59,7 @@ export function inspectMemfd(fd: number): { name: string; byteLength: number } |
 /** This process, as others are told of it. */
 export type Self = Omit<DescriptorName, 'fd'>;
 
-export const identifySelf = (): Self => ({ pid: process.pid, startTime: startTime('self') ?? 0 });
+export const identifySelf = (): Self => ({
+  pid: process.pid,
+  startTime: processStartTime('self') ?? 0,
+});

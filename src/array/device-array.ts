@@ -79,7 +79,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ArrayViews<D> {
       layout,
       stream: streamOf(stream),
       isOwner: false,
-      readOnly: checkBoolean(readOnly, 'readOnly', false),
+      readOnly: checkBoolean(readOnly, 'readOnly', false) || buffer.access === 'read',
     });
   }
 

@@ -1,116 +1,185 @@
 /** What travels between processes: plain objects, JSON-safe, and untrusted until parsed. */
 import { crc32 } from 'node:zlib';
-import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { IpcError } from '../errors.ts';
-import { loadZod } from './zod.ts';
+import type { Access } from '../memory/buffer-options.ts';
+import { descriptorFields, descriptorKinds } from './descriptor-fields.ts';
+import { descriptorSchemas } from './descriptor-schema.ts';
 
-/**
- * A range of device memory as another process may open it: what `getIpcHandle(buffer)` gives and
- * `openIpcBuffer` takes. Plain data: it survives JSON, `process.send` and structured cloning.
- */
-export interface IpcBufferDescriptor {
-  readonly kind: 'legacy';
-  readonly version: 1;
-  /** The driver's 64 bytes in base64. They name the whole allocation. */
-  readonly handle: string;
-  /** Where the range begins in its allocation, in bytes. */
-  readonly byteOffset: number;
-  readonly byteLength: number;
-  /** The driver's number of the allocation, which tells it from an earlier one at its address. */
-  readonly bufferId: number;
+/** The version of all descriptors of this cuffi. */
+export const DESCRIPTOR_VERSION = 2;
+
+/** What every descriptor says: which GPU, and which process of which machine made it. */
+export interface IpcExporter {
   /** The GPU's UUID. Ordinals differ between processes. */
   readonly device: string;
-  /** The exporting process. */
+  /** The machine, since it was last started: Linux's boot id. */
+  readonly machine: string;
+  /** The exporting process, */
   readonly pid: number;
+  /** when it started, in clock ticks since the machine did (pids come again), */
+  readonly startTime: number;
+  /** and the number of the pid namespace that the pid is of; 0 where that was not to be seen. */
+  readonly pidNamespace: number;
+}
+
+interface Sealed {
+  readonly version: typeof DESCRIPTOR_VERSION;
   /** CRC-32 of the other fields: what was altered on its way is refused, not handed to the driver. */
   readonly checksum: number;
 }
 
+/** How the elements of an array lie in a range. */
+export interface IpcLayout {
+  /** The name of the element type, e.g. `float32`. */
+  readonly dtype: string;
+  readonly shape: readonly number[];
+  /** In elements. */
+  readonly strides: readonly number[];
+}
+
+/** A range of an allocation. */
+export interface IpcRange {
+  /** The size of the whole allocation, in bytes. */
+  readonly baseByteLength: number;
+  /** Where the range begins in its allocation, in bytes. */
+  readonly byteOffset: number;
+  readonly byteLength: number;
+  /** What whoever opens it may do with it. */
+  readonly access: Access;
+  /** The driver's number of the allocation, which tells it from an earlier one at its address. */
+  readonly bufferId: number;
+  /** The exporter's own number of the allocation; 0 for memory that cuffi did not allocate. */
+  readonly generation: number;
+  /** How an array lies in it; absent for plain bytes. */
+  readonly layout?: IpcLayout | undefined;
+}
+
+/**
+ * A range of plain device memory as another process may open it: what `getIpcHandle(buffer)` gives
+ * and `openIpcBuffer` takes. Plain data: it survives JSON, `process.send` and structured cloning.
+ */
+export interface IpcBufferDescriptor extends IpcExporter, IpcRange, Sealed {
+  readonly kind: 'legacy';
+  /** The driver's 64 bytes in base64. They name the whole allocation. */
+  readonly handle: string;
+}
+
+/** A range of a pool's memory, or a pool. Who opens it has the pool's file descriptor, or gets it. */
+export interface IpcPoolDescriptor extends IpcExporter, IpcRange, Sealed {
+  readonly kind: 'pool';
+  /** Which pool: 16 random bytes in hex, the pool's for life. */
+  readonly pool: string;
+  /** The driver's 64 bytes that name the allocation, in base64; null for the pool itself. */
+  readonly handle: string | null;
+}
+
+/** A range of virtual memory. Beside it goes a file descriptor for each of its pieces. */
+export interface IpcVirtualDescriptor extends IpcExporter, IpcRange, Sealed {
+  readonly kind: 'virtual';
+  /** Which virtual memory: 16 random bytes in hex, the memory's for life. */
+  readonly memory: string;
+  /** Which of its pieces is the first that goes along. */
+  readonly firstPiece: number;
+  /** The sizes of the pieces that go along, in bytes. */
+  readonly pieces: readonly number[];
+}
+
 /** An interprocess event as another process may open it. */
-export interface IpcEventDescriptor {
+export interface IpcEventDescriptor extends IpcExporter, Sealed {
   readonly kind: 'event';
-  readonly version: 1;
   /** The driver's 64 bytes in base64. */
   readonly handle: string;
-  readonly device: string;
-  readonly pid: number;
-  readonly checksum: number;
 }
 
 /** The kinds of descriptor, by the name of their kind. */
-interface Kinds {
+export interface IpcDescriptors {
   readonly legacy: IpcBufferDescriptor;
+  readonly pool: IpcPoolDescriptor;
+  readonly virtual: IpcVirtualDescriptor;
   readonly event: IpcEventDescriptor;
 }
 
-type Unsealed<D> = Omit<D, 'checksum'>;
+export type IpcKind = keyof IpcDescriptors;
+
+/** Anything that another process may open. */
+export type IpcDescriptor = IpcDescriptors[IpcKind];
+
+/** A descriptor of memory. */
+export type IpcMemoryDescriptor = Exclude<IpcDescriptor, IpcEventDescriptor>;
+
+type Unsealed<D> = Omit<D, 'checksum' | 'version'>;
 
 // The driver does not notice every altered byte of a handle: it maps something, and the first use
 // of that ends the context (CUDA_ERROR_LAUNCH_FAILED, seen on an H200).
-const checksumOf = (fields: object): number => {
-  const { kind, version, handle, byteOffset, byteLength, bufferId, device, pid } =
-    fields as Partial<IpcBufferDescriptor>;
-  return crc32(
-    `${kind} ${version} ${handle} ${byteOffset} ${byteLength} ${bufferId} ${device} ${pid}`,
-  );
+const checksumOf = (fields: Readonly<Record<string, unknown>>): number => {
+  const kind = fields['kind'] as IpcKind;
+  const values = descriptorFields[kind].map(([name]) => fields[name] ?? null);
+  return crc32(JSON.stringify([kind, DESCRIPTOR_VERSION, ...values]));
 };
 
-/** A descriptor, complete with its checksum. */
-export const sealDescriptor = <K extends keyof Kinds>(
-  fields: Unsealed<Kinds[K]> & { readonly kind: K },
-): Kinds[K] => ({ ...fields, checksum: checksumOf(fields) }) as unknown as Kinds[K];
-
-/** Of the handle's bytes in base64. */
-const HANDLE_TEXT_LENGTH = 4 * Math.ceil(CU_IPC_HANDLE_SIZE / 3);
-
-const loadSchemas = () => {
-  const { z } = loadZod();
-  const common = {
-    version: z.literal(1),
-    handle: z
-      .string()
-      .length(HANDLE_TEXT_LENGTH)
-      .base64()
-      .refine(
-        (text) => Buffer.from(text, 'base64').byteLength === CU_IPC_HANDLE_SIZE,
-        `must be ${CU_IPC_HANDLE_SIZE} bytes in base64`,
-      ),
-    device: z.string().regex(/^(GPU|MIG)-[0-9a-f-]{36}$/, 'must be the UUID of a GPU'),
-    pid: z.int().positive(),
-    checksum: z.int().min(0).max(0xffff_ffff),
-  };
-  return {
-    schemas: {
-      legacy: z.strictObject({
-        kind: z.literal('legacy'),
-        ...common,
-        byteOffset: z.int().nonnegative(),
-        byteLength: z.int().positive(),
-        bufferId: z.int().nonnegative(),
-      }),
-      event: z.strictObject({ kind: z.literal('event'), ...common }),
-    },
-    explain: z.prettifyError,
-  };
+/** A descriptor, complete with its version and checksum. */
+export const sealDescriptor = <K extends IpcKind>(
+  fields: Unsealed<IpcDescriptors[K]> & { readonly kind: K },
+): IpcDescriptors[K] => {
+  const checksum = checksumOf(fields as unknown as Readonly<Record<string, unknown>>);
+  return { ...fields, version: DESCRIPTOR_VERSION, checksum } as unknown as IpcDescriptors[K];
 };
-let loaded: ReturnType<typeof loadSchemas> | undefined;
+
+/** Descriptors that were found sound: one that comes again through a connection is not read anew. */
+const found = new WeakSet<object>();
 
 /**
  * A message as the descriptor that it should be.
  *
+ * @param kinds the kinds that it may be of; all by default
  * @throws IpcError that names what is wrong
  */
-export function parseDescriptor<K extends keyof Kinds>(kind: K, message: unknown): Kinds[K] {
-  loaded ??= loadSchemas();
-  const result = loaded.schemas[kind].safeParse(message);
+export function parseDescriptor<K extends IpcKind = IpcKind>(
+  message: unknown,
+  kinds: readonly K[] = descriptorKinds as readonly K[],
+): IpcDescriptors[K] {
+  if (isUnchangeable(message) && found.has(message) && kinds.includes(message.kind as K))
+    return message as IpcDescriptors[K];
+  const { schemas, anyOf, prettify } = descriptorSchemas();
+  const said = (message as { readonly kind?: unknown } | null | undefined)?.kind;
+  const kind = kinds.length === 1 ? kinds[0] : kinds.find((name) => name === said);
+  const result = (kind ? schemas[kind] : anyOf(kinds)).safeParse(message);
   if (!result.success)
     throw new IpcError(
-      `this is no ${kind} descriptor of cuffi:\n${loaded.explain(result.error).slice(0, 1000)}`,
+      `this is no ${kinds.join(' or ')} descriptor of cuffi:\n${prettify(result.error).slice(0, 1000)}`,
+      undefined,
+      'no-descriptor',
     );
-  const descriptor = result.data as Kinds[K];
-  if (checksumOf(descriptor) !== descriptor.checksum)
+  const descriptor = result.data as IpcDescriptors[K];
+  if (checksumOf(result.data as Readonly<Record<string, unknown>>) !== descriptor.checksum)
     throw new IpcError(
-      `this ${kind} descriptor of process ${descriptor.pid} was altered on its way: its checksum is wrong`,
+      `this ${descriptor.kind} descriptor of process ${descriptor.pid} was altered on its way: its checksum is wrong`,
+      undefined,
+      'altered',
     );
+  if (descriptor.kind !== 'event') checkRange(descriptor as IpcMemoryDescriptor);
+  if (isUnchangeable(message)) found.add(message);
   return descriptor;
+}
+
+// What can still be changed is checked each time, and so are lists, which frozen objects may hold.
+const isUnchangeable = (message: unknown): message is IpcDescriptor =>
+  typeof message === 'object' &&
+  message !== null &&
+  Object.isFrozen(message) &&
+  !('pieces' in message) &&
+  !('layout' in message);
+
+/** @throws IpcError for a range beyond its allocation */
+export function checkRange(
+  { byteOffset, byteLength, baseByteLength, pid }: IpcMemoryDescriptor,
+  available: number = baseByteLength,
+): void {
+  if (byteOffset + byteLength > available)
+    throw new IpcError(
+      `the descriptor names bytes ${byteOffset} to ${byteOffset + byteLength} of an allocation of ` +
+        `process ${pid} that has ${available}`,
+      undefined,
+      'no-descriptor',
+    );
 }

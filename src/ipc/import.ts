@@ -1,30 +1,68 @@
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUevent } from '../../ffi/types.ts';
-import { checkOptions } from '../arguments.ts';
 import { cudaError } from '../check.ts';
-import { Context, type PlaceOptions } from '../context.ts';
-import { devices } from '../device.ts';
+import type { Context } from '../context.ts';
 import { IpcError } from '../errors.ts';
 import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
+import type { Access } from '../memory/buffer-options.ts';
+import type { MemoryPool } from '../memory/pool.ts';
+import { openAlias } from './alias.ts';
 import {
+  checkRange,
   type IpcBufferDescriptor,
+  type IpcDescriptor,
   type IpcEventDescriptor,
+  type IpcKind,
+  type IpcPoolDescriptor,
+  type IpcVirtualDescriptor,
   parseDescriptor,
 } from './descriptor.ts';
-import { acquireMapping, releaseMapping } from './mapping.ts';
+import { contextFor, identityObstacle, openObstacle, placeObstacle, refuse } from './explain.ts';
+import { isOwn } from './here.ts';
+import { ImportedPool } from './imported-pool.ts';
+import { mapLegacy } from './legacy-import.ts';
+import { isMapped } from './mapped.ts';
+import { accessTo, checkOpenOptions, type OpenOptions } from './open-options.ts';
+import { rememberOrigin } from './origin.ts';
+import { OwnedFds, type ReceivedFds } from './owned-fds.ts';
+import { importPool } from './pool-import.ts';
+import { mapVirtual } from './virtual-import.ts';
+
+const MEMORY: readonly IpcKind[] = ['legacy', 'pool', 'virtual'];
+
+/** What a descriptor may be of; a MemoryPool only where it is an alias of this process's own. */
+export type Opened = DeviceBuffer | CudaEvent | ImportedPool | MemoryPool;
 
 /**
- * Opens the memory that another process shared with `getIpcHandle`, without copying it. The
- * message is checked before anything is believed of it.
+ * Opens whatever another process shared with `exportIpc` or `getIpcHandle`, without copying it. The
+ * message is checked before anything is believed of it: what `explain` says of it is asked first.
  *
- * Opened twice, the memory is mapped once; it is unmapped when its last buffer was closed. Close
- * before the exporter frees: the driver promises nothing of memory that was freed while mapped.
+ * @param message the descriptor, as it came from the other process
+ * @param options `fds`: the file descriptors that came with it
+ * @throws IpcError, whose `code` says why, for anything but a sound descriptor that can be opened
+ * here; the file descriptors are closed then
+ * @example
+ * const { data, fds } = receiveMessage(socket);
+ * using buffer = openIpc(decodeDescriptor(data), { fds });
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
+ */
+export const openIpc = (message: unknown, options?: OpenOptions): Opened =>
+  openAs(undefined, message, options, 'openIpc');
+
+/**
+ * Opens the memory that another process shared, without copying it.
+ *
+ * Opened twice, the memory is mapped once; it is unmapped when its last buffer was closed and the
+ * work that was queued here before is done. Close before the exporter frees: the driver promises
+ * nothing of memory that was freed while mapped.
  *
  * @param message what came from the other process, e.g. by `process.on('message')`
- * @param options the context to open it in; by default that of the descriptor's GPU
- * @throws IpcError for anything but a sound descriptor of another process and a visible GPU
+ * @param options the context to open it in (by default that of the descriptor's GPU), the file
+ * descriptors that came with it, and whether it is to be written to
+ * @throws IpcError, whose `code` says why, for anything but a sound descriptor that can be opened
+ * here; the file descriptors are closed then
  * @example
  * process.on('message', (message) => {
  *   using buffer = openIpcBuffer(message);
@@ -32,27 +70,11 @@ import { acquireMapping, releaseMapping } from './mapping.ts';
  * });
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
-export function openIpcBuffer(message: unknown, options?: PlaceOptions): DeviceBuffer {
-  const place = checkOptions(options, ['context', 'device'], 'openIpcBuffer');
-  const descriptor: IpcBufferDescriptor = parseDescriptor('legacy', message);
-  const context = contextFor(descriptor, place);
-  const mapping = acquireMapping(context, descriptor);
-  const { handle, byteOffset, byteLength, pid } = descriptor;
-  const release = (): void => releaseMapping(context, handle, mapping);
-  if (byteOffset + byteLength > mapping.byteLength) {
-    release();
-    throw new IpcError(
-      `the descriptor names bytes ${byteOffset} to ${byteOffset + byteLength} of an allocation of ` +
-        `process ${pid} that has ${mapping.byteLength}`,
-    );
-  }
-  return new DeviceBuffer({
-    context,
-    address: (mapping.base + byteOffset) as CUdeviceptr,
-    byteLength,
-    origin: 'imported',
-    release,
-  });
+export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBuffer {
+  const opened = openAs(MEMORY, message, options, 'openIpcBuffer');
+  if (opened instanceof DeviceBuffer) return opened;
+  if (opened instanceof ImportedPool) opened.closeUnused();
+  throw new IpcError('the descriptor is of a memory pool, not of memory: open it with openIpcPool');
 }
 
 /**
@@ -64,13 +86,131 @@ export function openIpcBuffer(message: unknown, options?: PlaceOptions): DeviceB
  * @throws IpcError as {@link openIpcBuffer}
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
-export function openIpcEvent(message: unknown, options?: PlaceOptions): CudaEvent {
-  const place = checkOptions(options, ['context', 'device'], 'openIpcEvent');
-  const descriptor: IpcEventDescriptor = parseDescriptor('event', message);
-  const context = contextFor(descriptor, place);
+export const openIpcEvent = (message: unknown, options?: OpenOptions): CudaEvent =>
+  openAs(['event'], message, options, 'openIpcEvent') as CudaEvent;
+
+/**
+ * Opens a memory pool of another process: buffers of it can be opened afterwards without its file
+ * descriptor, until the pool is closed. The same object for the same pool, while it is open.
+ *
+ * @throws IpcError as {@link openIpcBuffer}
+ */
+export function openIpcPool(message: unknown, options?: OpenOptions): ImportedPool {
+  const opened = openAs(['pool'], message, options, 'openIpcPool');
+  if (opened instanceof ImportedPool) return opened;
+  if (opened instanceof DeviceBuffer) opened.close();
+  throw new IpcError(
+    opened instanceof DeviceBuffer
+      ? 'the descriptor is of memory of a pool, not of the pool: open it with openIpcBuffer'
+      : 'the pool was made by this very process: use it itself',
+  );
+}
+
+function openAs(
+  kinds: readonly IpcKind[] | undefined,
+  message: unknown,
+  options: OpenOptions | undefined,
+  call: string,
+): Opened {
+  const { fds: given = [], ...checked } = checkOpenOptions(options, call);
+  const fds = new OwnedFds(given);
+  try {
+    return openParsed(parseDescriptor(message, kinds), fds, checked);
+  } finally {
+    fds[Symbol.dispose]();
+  }
+}
+
+/** Opens a sound descriptor; `fds` stay their owner's but for those that are taken. @throws IpcError */
+export function openParsed(
+  descriptor: IpcDescriptor,
+  fds: ReceivedFds,
+  options: Omit<OpenOptions, 'fds'>,
+): Opened {
+  refuse(identityObstacle(descriptor, options));
+  if (isOwn(descriptor)) return openAlias(descriptor, options.access);
+  refuse(placeObstacle(descriptor, options));
+  const context = contextFor(descriptor, options);
+  const access = accessTo(descriptor, options);
+  if (!isMapped(descriptor, context, access))
+    refuse(openObstacle(descriptor, context, { ...options, fds: fds.numbers }));
+  switch (descriptor.kind) {
+    case 'legacy':
+      return openLegacy(context, descriptor, access);
+    case 'pool':
+      return openPool(context, descriptor, fds, access);
+    case 'virtual':
+      return openVirtual(context, descriptor, fds, access);
+    case 'event':
+      return openEvent(context, descriptor);
+  }
+}
+
+function openLegacy(
+  context: Context,
+  descriptor: IpcBufferDescriptor,
+  access: Access,
+): DeviceBuffer {
+  const use = mapLegacy(context, descriptor);
+  try {
+    checkRange(descriptor, use.mapping.byteLength);
+  } catch (error) {
+    use.release();
+    throw error;
+  }
+  const buffer = new DeviceBuffer({
+    context,
+    address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
+    byteLength: descriptor.byteLength,
+    origin: 'imported',
+    release: use.release,
+    access,
+  });
+  rememberOrigin(buffer, { descriptor, fds: () => [] });
+  return buffer;
+}
+
+function openPool(
+  context: Context,
+  descriptor: IpcPoolDescriptor,
+  fds: ReceivedFds,
+  access: Access,
+): DeviceBuffer | ImportedPool {
+  const pool = importPool(context, descriptor, fds.numbers[0]);
+  if (descriptor.handle === null) {
+    pool.keepOpen();
+    return pool;
+  }
+  const buffer = pool.openBuffer(descriptor.handle, descriptor, access);
+  rememberOrigin(buffer, { descriptor, fds: () => [pool.shared.fd] });
+  return buffer;
+}
+
+function openVirtual(
+  context: Context,
+  descriptor: IpcVirtualDescriptor,
+  fds: ReceivedFds,
+  access: Access,
+): DeviceBuffer {
+  const { mapping, release } = mapVirtual(context, descriptor, fds, access);
+  const buffer = new DeviceBuffer({
+    context,
+    address: (mapping.base + descriptor.byteOffset) as CUdeviceptr,
+    byteLength: descriptor.byteLength,
+    origin: 'imported',
+    release,
+    borders: () => mapping.parts.map((part) => part.address),
+    freeIn: (stream) => context.activity.visitedBy(stream.context.activity),
+    access,
+  });
+  rememberOrigin(buffer, { descriptor, fds: () => mapping.parts.map(({ fd }) => fd as number) });
+  return buffer;
+}
+
+function openEvent(context: Context, descriptor: IpcEventDescriptor): CudaEvent {
   const { handle, pid } = descriptor;
   const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
-  return context.run(() => {
+  const opened = context.run(() => {
     const status = cu.cuIpcOpenEventHandle(OUT0, bytes);
     if (status !== 0)
       throw new IpcError(
@@ -80,26 +220,6 @@ export function openIpcEvent(message: unknown, options?: PlaceOptions): CudaEven
     const event = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
     return new CudaEvent(context, event, { timing: false, interprocess: true, imported: true });
   });
-}
-
-/** Where to open what a descriptor names; what cannot be opened here is refused in words. */
-function contextFor(
-  { pid, device: uuid }: IpcBufferDescriptor | IpcEventDescriptor,
-  place: PlaceOptions,
-): Context {
-  if (pid === process.pid)
-    throw new IpcError(
-      `this descriptor was made by this very process (pid ${pid}): use the object that it names, ` +
-        'CUDA does not open its own handles. If it came from another container, give the ' +
-        'containers one pid namespace, or different pid numbers.',
-    );
-  if (place.context || place.device !== undefined) return Context.of(place);
-  const visible = devices();
-  const device = visible.find((candidate) => candidate.uuid === uuid);
-  if (device) return Context.primary(device);
-  throw new IpcError(
-    `the descriptor is of GPU ${uuid}, which this process does not see; it sees ` +
-      `${visible.map((candidate) => candidate.uuid).join(', ')}. Make it visible ` +
-      '(CUDA_VISIBLE_DEVICES), or name a device with peer access to it in the options.',
-  );
+  rememberOrigin(opened, { descriptor, fds: () => [] });
+  return opened;
 }

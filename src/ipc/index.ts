@@ -1,4 +1,24 @@
-export type { IpcBufferDescriptor, IpcEventDescriptor } from './descriptor.ts';
-export { getIpcHandle } from './export.ts';
-export { openIpcBuffer, openIpcEvent } from './import.ts';
+export { exportIpc, getIpcHandle, type Shareable } from './export.ts';
+export {
+  openIpc,
+  openIpcBuffer,
+  openIpcEvent,
+  openIpcPool,
+  type Opened,
+} from './import.ts';
+export type { OpenOptions } from './open-options.ts';
+export { ImportedPool } from './imported-pool.ts';
+export { type Explanation, explain } from './explain.ts';
 export { type IpcSupport, ipcSupport, type Support } from './support.ts';
+export type {
+  IpcBufferDescriptor,
+  IpcDescriptor,
+  IpcEventDescriptor,
+  IpcExporter,
+  IpcLayout,
+  IpcPoolDescriptor,
+  IpcRange,
+  IpcVirtualDescriptor,
+} from './descriptor.ts';
+export { decodeDescriptor, encodeDescriptor } from './descriptor-binary.ts';
+export type { Parcel } from './parcel.ts';

@@ -1,86 +1,103 @@
-/** The allocations of other processes that are mapped here, each once a context. */
-import { OUT0, OUT1, readHandle, readSize } from '../../ffi/arena.ts';
-import { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS } from '../../ffi/constants.ts';
-import { cu } from '../../ffi/driver.ts';
+/** Allocations of other processes that are mapped here: each once, however often it is opened. */
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { check, cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 import { IpcError } from '../errors.ts';
-import type { IpcBufferDescriptor } from './descriptor.ts';
 
-/** An allocation of another process, mapped in one context. */
+/** An allocation of another process, mapped in a context. */
 export interface Mapping {
+  readonly context: Context;
+  /** The context's count of resets when it was mapped: a reset unmaps. */
+  readonly resets: number;
   readonly base: CUdeviceptr;
   readonly byteLength: number;
-  readonly bufferId: number;
+}
+
+interface Entry<M extends Mapping> {
+  readonly mapping: M;
+  /** Which allocation it is, of those that had the same name one after the other. */
+  readonly version: number;
   /** How many buffers of this process use it. */
   users: number;
 }
 
-/** By context, as the same handle has another address in each; and void after its reset. */
-const mapped = new WeakMap<
-  Context,
-  { readonly resets: number; readonly byHandle: Map<string, Mapping> }
->();
-
-function mappingsOf(context: Context): Map<string, Mapping> {
-  const existing = mapped.get(context);
-  if (existing?.resets === context.resets) return existing.byHandle;
-  const byHandle = new Map<string, Mapping>();
-  mapped.set(context, { resets: context.resets, byHandle });
-  return byHandle;
+/** One use of a mapping. */
+export interface MappingUse<M extends Mapping> {
+  readonly mapping: M;
+  /** Gives the use up; the last one unmaps, as soon as no work here can touch the memory. */
+  release(): void;
 }
 
 /**
- * Maps the allocation that a descriptor names, or counts one more user of it.
- *
- * @throws IpcError where the driver refuses it, or where it is mapped as what it was before
+ * Mappings by the name of what is mapped. A name that is used again while its unmapping waits for
+ * the GPU keeps its mapping: the driver would unmap it for the new user too.
  */
-export function acquireMapping(context: Context, descriptor: IpcBufferDescriptor): Mapping {
-  const mappings = mappingsOf(context);
-  const existing = mappings.get(descriptor.handle);
-  if (existing && existing.bufferId !== descriptor.bufferId)
-    throw new IpcError(
-      existing.users > 0
-        ? 'an earlier allocation with the same handle is still open here: close its buffers first'
-        : 'an earlier allocation with the same handle waits here to be unmapped: await context.flush() first',
-    );
-  const mapping = existing ?? open(context, descriptor);
-  mapping.users += 1;
-  mappings.set(descriptor.handle, mapping);
-  return mapping;
-}
+export class MappingTable<M extends Mapping> {
+  readonly #entries = new Map<string, Entry<M>>();
+  readonly #unmap: (mapping: M) => void;
+  readonly #waits: boolean;
 
-/** Gives up one use; the last one unmaps, as soon as no work here can touch the memory. */
-export function releaseMapping(context: Context, handle: string, mapping: Mapping): void {
-  mapping.users -= 1;
-  if (mapping.users > 0) return;
-  const { resets } = context;
-  context.releases.submit(() => {
-    // Opened again, gone with the context, or unmapped by an earlier release, while it waited.
-    if (mapping.users > 0 || context.resets !== resets) return;
-    if (mappingsOf(context).get(handle) !== mapping) return;
-    mappingsOf(context).delete(handle);
-    close(context, mapping.base);
-  });
-}
+  /** @param waits whether the driver may wait for the GPU in `unmap` */
+  constructor(unmap: (mapping: M) => void, { waits }: { readonly waits: boolean }) {
+    this.#unmap = unmap;
+    this.#waits = waits;
+  }
 
-function open(context: Context, { handle, bufferId, pid }: IpcBufferDescriptor): Mapping {
-  const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
-  return context.run(() => {
-    const status = cu.cuIpcOpenMemHandle_v2(OUT0, bytes, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-    if (status !== 0)
+  has(name: string, version: number): boolean {
+    return this.#find(name)?.version === version;
+  }
+
+  /**
+   * One more use of what is mapped by that name, or the first.
+   *
+   * @throws IpcError where another allocation is mapped by that name, and what `map` throws
+   */
+  use(name: string, version: number, context: Context, map: () => M): MappingUse<M> {
+    const existing = this.#find(name);
+    if (existing && existing.version !== version)
       throw new IpcError(
-        `memory of process ${pid} could not be opened`,
-        cudaError(status, 'cuIpcOpenMemHandle_v2'),
+        existing.users > 0
+          ? 'an earlier allocation with the same handle is still open here: close its buffers first'
+          : 'an earlier allocation with the same handle waits here to be unmapped: await context.flush() first',
       );
-    const address = readHandle<CUdeviceptr>(OUT0, cu.cuIpcCloseMemHandle);
-    const ranged = cu.cuMemGetAddressRange_v2(OUT0, OUT1, address);
-    if (ranged !== 0) cu.cuIpcCloseMemHandle(address);
-    check(ranged, 'cuMemGetAddressRange_v2', () => `measuring memory of process ${pid}`);
-    return { base: address, byteLength: readSize(OUT1), bufferId, users: 0 };
-  });
+    const entry = existing ?? { mapping: map(), version, users: 0 };
+    entry.users += 1;
+    this.#entries.set(name, entry);
+    return { mapping: entry.mapping, release: () => this.#release(name, entry, context) };
+  }
+
+  #find(name: string): Entry<M> | undefined {
+    const entry = this.#entries.get(name);
+    if (!entry || entry.mapping.context.resets === entry.mapping.resets) return entry;
+    this.#entries.delete(name);
+    return undefined;
+  }
+
+  #release(name: string, entry: Entry<M>, user: Context): void {
+    const { mapping } = entry;
+    // Work of another context may use it still: it is unmapped behind that.
+    mapping.context.activity.visitedBy(user.activity);
+    entry.users -= 1;
+    if (entry.users > 0) return;
+    mapping.context.releases.submit(
+      () => {
+        // Opened again, gone with the context, or unmapped by an earlier release, while it waited.
+        if (entry.users > 0 || this.#find(name) !== entry) return;
+        this.#entries.delete(name);
+        this.#unmap(mapping);
+      },
+      { waits: this.#waits },
+    );
+  }
 }
 
-const close = (context: Context, base: CUdeviceptr): void =>
-  context.run(() => check(cu.cuIpcCloseMemHandle(base), 'cuIpcCloseMemHandle'));
+/** A table for each context, for what is mapped anew in each. */
+export const tableByContext = <M extends Mapping>(
+  make: () => MappingTable<M>,
+): ((context: Context) => MappingTable<M>) => {
+  const tables = new WeakMap<Context, MappingTable<M>>();
+  return (context) => {
+    const table = tables.get(context) ?? make();
+    tables.set(context, table);
+    return table;
+  };
+};

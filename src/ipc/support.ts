@@ -1,7 +1,8 @@
-import { readFileSync } from 'node:fs';
 import type { DeviceAttribute } from '../../ffi/attributes.ts';
 import { checkInstance } from '../arguments.ts';
 import { Device } from '../device.ts';
+import type { IpcCause } from '../errors.ts';
+import { here } from './here.ts';
 
 /** Whether a way of sharing works on a device, and if not, why. */
 export interface Support {
@@ -22,6 +23,20 @@ export interface IpcSupport {
   readonly virtualMemory: Support;
 }
 
+/** Why a way of sharing does not work, and what may be done about it. */
+export interface Obstacle {
+  readonly code: IpcCause;
+  readonly reason: string;
+  readonly remedy: string;
+}
+
+/** What is in the way under WSL, whatever the device. */
+export const wsl: Obstacle = {
+  code: 'wsl',
+  reason: 'WSL does not support CUDA IPC',
+  remedy: 'Run both processes under Linux itself, or copy the data.',
+};
+
 const POSIX_FILE_DESCRIPTOR = 1;
 const COMPUTE_MODES: Readonly<Record<number, string>> = {
   2: 'prohibited',
@@ -37,50 +52,63 @@ const COMPUTE_MODES: Readonly<Record<number, string>> = {
  */
 export function ipcSupport(device: Device): IpcSupport {
   checkInstance(device, Device, 'device');
-  const platform = platformReason(device);
-  const legacy = (): string =>
-    platform ||
-    lacking(device, 'unifiedAddressing', 'unified addressing') ||
-    (device.attribute('integrated') ? 'integrated GPUs have no legacy IPC' : '');
-  const pools = (): string =>
-    platform ||
-    lacking(device, 'memoryPoolsSupported', 'memory pools') ||
-    (device.attribute('mempoolSupportedHandleTypes') & POSIX_FILE_DESCRIPTOR
-      ? ''
-      : 'its memory pools cannot be shared by file descriptor');
+  const support = (way: keyof IpcSupport): Support => {
+    const obstacle = sharingObstacle(device, way);
+    return obstacle ? { supported: false, reason: inWords(obstacle) } : yes;
+  };
   return {
-    memory: support(legacy()),
-    events: support(legacy() || lacking(device, 'ipcEventSupported', 'interprocess events')),
-    pools: support(pools()),
-    virtualMemory: support(
-      platform ||
-        lacking(device, 'virtualMemoryManagementSupported', 'virtual memory management') ||
-        lacking(
-          device,
-          'handleTypePosixFileDescriptorSupported',
-          'virtual memory by file descriptor',
-        ),
-    ),
+    memory: support('memory'),
+    events: support('events'),
+    pools: support('pools'),
+    virtualMemory: support('virtualMemory'),
   };
 }
 
-const support = (reason: string): Support => ({ supported: reason === '', reason });
+const yes: Support = { supported: true, reason: '' };
+
+const inWords = ({ code, reason, remedy }: Obstacle): string =>
+  code === 'compute-mode' ? `${reason}: ${remedy}` : reason;
+
+/** What keeps a device from sharing in one way; undefined where nothing does. */
+export function sharingObstacle(
+  device: Device,
+  way: keyof IpcSupport,
+  isWsl: boolean = here().isWsl,
+): Obstacle | undefined {
+  if (isWsl) return wsl;
+  const mode = COMPUTE_MODES[device.attribute('computeMode')];
+  if (mode)
+    return {
+      code: 'compute-mode',
+      reason: `the device's compute mode is ${mode}`,
+      remedy: 'a second process cannot use it (nvidia-smi -c DEFAULT)',
+    };
+  const reason = ways[way](device);
+  if (!reason) return undefined;
+  return {
+    code: 'not-supported',
+    reason,
+    remedy: 'Share another kind of memory (ipcSupport tells which).',
+  };
+}
+
+const legacy = (device: Device): string =>
+  lacking(device, 'unifiedAddressing', 'unified addressing') ||
+  (device.attribute('integrated') ? 'integrated GPUs have no legacy IPC' : '');
+
+/** Why a device lacks it; empty where it does not. */
+const ways: Readonly<Record<keyof IpcSupport, (device: Device) => string>> = {
+  memory: legacy,
+  events: (device) => legacy(device) || lacking(device, 'ipcEventSupported', 'interprocess events'),
+  pools: (device) =>
+    lacking(device, 'memoryPoolsSupported', 'memory pools') ||
+    (device.attribute('mempoolSupportedHandleTypes') & POSIX_FILE_DESCRIPTOR
+      ? ''
+      : 'its memory pools cannot be shared by file descriptor'),
+  virtualMemory: (device) =>
+    lacking(device, 'virtualMemoryManagementSupported', 'virtual memory management') ||
+    lacking(device, 'handleTypePosixFileDescriptorSupported', 'virtual memory by file descriptor'),
+};
 
 const lacking = (device: Device, attribute: DeviceAttribute, what: string): string =>
   device.attribute(attribute) ? '' : `the device does not support ${what}`;
-
-function platformReason(device: Device): string {
-  if (isWsl()) return 'WSL does not support CUDA IPC';
-  const mode = COMPUTE_MODES[device.attribute('computeMode')];
-  return mode
-    ? `the device's compute mode is ${mode}: a second process cannot use it (nvidia-smi -c DEFAULT)`
-    : '';
-}
-
-function isWsl(): boolean {
-  try {
-    return /microsoft/i.test(readFileSync('/proc/version', 'utf8'));
-  } catch {
-    return false;
-  }
-}

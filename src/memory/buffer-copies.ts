@@ -27,7 +27,7 @@ export function fillBuffer(buffer: DeviceBuffer, value: number, options?: FillOp
     'fill',
   );
   const width = checkElement(value, elementByteLength);
-  const { address, byteLength, context } = buffer;
+  const { writableAddress: address, byteLength, context } = buffer;
   if (byteLength % width !== 0 || address % width !== 0)
     throw new RangeError(
       `${byteLength} bytes at ${address} are no whole, aligned elements of ${width} bytes`,
@@ -47,7 +47,7 @@ export function copyBuffer(
   options?: StreamOption,
 ): void {
   const stream = streamOf(checkOptions(options, ['stream'], 'copyTo').stream);
-  const [from, to] = [source.address, target.address];
+  const [from, to] = [source.address, target.writableAddress];
   const { byteLength, context } = source;
   checkFits(byteLength, target.byteLength, 'the target');
   noteVisits(stream?.context ?? context, [context, target.context]);
@@ -95,8 +95,9 @@ function hostCopy(
   const host = checkHostMemory(memory, direction === 'to device' ? 'source' : 'into');
   checkFits(host.byteLength, buffer.byteLength, 'the buffer');
   const ordered = streamOf(stream);
-  const device = (): CUdeviceptr => buffer.address;
-  device(); // a closed buffer is refused now, not when the copy begins
+  const device = (): CUdeviceptr =>
+    direction === 'to device' ? buffer.writableAddress : buffer.address;
+  device(); // a closed buffer, or a read-only one, is refused now, not when the copy begins
   return {
     direction,
     context: buffer.context,

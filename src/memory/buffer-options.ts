@@ -33,3 +33,6 @@ export interface PointerOptions extends PlaceOptions {
 
 /** Where a buffer's memory comes from. */
 export type BufferOrigin = 'allocated' | 'borrowed' | 'imported';
+
+/** What may be done with memory. */
+export type Access = 'read-write' | 'read';

@@ -5,6 +5,7 @@ import { Resource, type ResourceSet } from '../resource.ts';
 import type { Stream } from '../stream.ts';
 import { copyBuffer, copyHost, copyHostSync, fillBuffer, streamOf } from './buffer-copies.ts';
 import type {
+  Access,
   BufferOptions,
   BufferOrigin,
   CopyOptions,
@@ -35,6 +36,8 @@ export class DeviceBuffer extends Resource {
   readonly origin: BufferOrigin;
   /** What gave the memory out; undefined where cuffi did not. */
   readonly resource: MemoryResource | undefined;
+  /** Whether it may be written to: copies and fills of cuffi hold to it. */
+  readonly access: Access;
   readonly #address: CUdeviceptr;
   readonly #freeIn: ((stream: Stream) => void) | undefined;
   /** The buffer that this one is a view of, or whatever else must outlive it. */
@@ -56,12 +59,15 @@ export class DeviceBuffer extends Resource {
     readonly keeps?: unknown;
     /** Addresses that one call of the driver may not go across. */
     readonly borders?: (() => readonly number[]) | undefined;
+    /** Default: it may be written to. */
+    readonly access?: Access | undefined;
   }) {
     super('DeviceBuffer', { owner: init.owner ?? init.context.resources, release: init.release });
     this.context = init.context;
     this.byteLength = init.byteLength;
     this.origin = init.origin;
     this.resource = init.resource;
+    this.access = init.access ?? 'read-write';
     this.#address = init.address;
     this.#freeIn = init.freeIn;
     this.#keeps = init.keeps;
@@ -143,6 +149,28 @@ export class DeviceBuffer extends Resource {
     return this.#address;
   }
 
+  /** @internal As {@link address}, for writing. @throws TypeError for a read-only buffer */
+  get writableAddress(): CUdeviceptr {
+    if (this.access !== 'read-write')
+      throw new TypeError('this buffer is read-only: it was shared, or opened, for reading');
+    return this.address;
+  }
+
+  /** Whether it is memory of another process, mapped here. */
+  get isMapped(): boolean {
+    return this.origin === 'imported';
+  }
+
+  /** @internal What outlives its memory, where that is no buffer: virtual memory, an owner. */
+  get keeper(): unknown {
+    return this.whole.#keeps;
+  }
+
+  /** A view of the same memory that cannot be written to here, nor where it is sent. */
+  readOnly(): DeviceBuffer {
+    return this.#view(0, this.byteLength, 'read');
+  }
+
   /**
    * A view of the bytes from `begin` up to `end`; the same memory. It is closed with the buffer
    * that owns them.
@@ -150,17 +178,22 @@ export class DeviceBuffer extends Resource {
    * @throws RangeError beyond the buffer
    */
   subarray(begin = 0, end: number = this.byteLength): DeviceBuffer {
-    const address = this.address;
+    this.address; // a closed buffer is refused first
     checkInteger(begin, 'begin', 0, this.byteLength);
     checkInteger(end, 'end', begin, this.byteLength);
+    return this.#view(begin, end, this.access);
+  }
+
+  #view(begin: number, end: number, access: Access): DeviceBuffer {
     return new DeviceBuffer({
       context: this.context,
-      address: (address + begin) as CUdeviceptr,
+      address: (this.address + begin) as CUdeviceptr,
       byteLength: end - begin,
       origin: this.origin,
       resource: this.resource,
       keeps: this.whole,
       borders: this.#borders,
+      access,
     });
   }
 

@@ -23,6 +23,12 @@ export function allocationBase(address: CUdeviceptr): CUdeviceptr {
   return readHandle<CUdeviceptr>(OUT0);
 }
 
+/** The size of an allocation, in bytes. */
+export function allocationByteLength(base: CUdeviceptr): number {
+  check(cu.cuMemGetAddressRange_v2(OUT0, OUT1, base), 'cuMemGetAddressRange_v2');
+  return readSize(OUT1);
+}
+
 /** The driver's number of an allocation, which tells it from an earlier one at its address. */
 export function bufferIdOf(base: CUdeviceptr): number {
   check(

@@ -100,7 +100,8 @@ export function checkRegion(pitched: PitchedMemory, name: string, box: Box, call
       `${height * depth} rows of ${width} bytes, ${rowPitch} from row to row and ${slicePitch} from slice to slice, ` +
         `reach byte ${byteOffset + byteLength}: ${name}.memory has ${memory.byteLength}`,
     );
-  if (memory instanceof DeviceBuffer) memory.address; // a closed buffer is refused now
+  // A closed buffer, and one that is only for reading, are refused now.
+  if (memory instanceof DeviceBuffer) name === 'target' ? memory.writableAddress : memory.address;
   const cuts =
     memory instanceof DeviceBuffer ? cutsWithin(memory.cuts, byteOffset, byteLength) : [];
   return { memory, byteOffset, byteLength, rowPitch, slicePitch, cuts };

@@ -1,10 +1,17 @@
+import { randomBytes } from 'node:crypto';
+import { OUT0, readInt32 } from '../../ffi/arena.ts';
+import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUmemoryPool } from '../../ffi/types.ts';
+import { checkBoolean, checkOptions } from '../arguments.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
-import type { ResourceSet } from '../resource.ts';
+import { CuffiError } from '../errors.ts';
+import { ResourceSet } from '../resource.ts';
+import { closeKeptFd, keepFd } from './kept-fds.ts';
 import * as driver from './pool-driver.ts';
+import type { PoolCloseOptions } from './pool-options.ts';
 
 /** What the pool's finalizer and its buffers' know of it: never the pool itself. */
 export interface PoolBooks {
@@ -13,6 +20,54 @@ export interface PoolBooks {
   byteLength: number;
   /** The other devices that were given access. */
   readonly granted: Set<Device>;
+  /** How other processes open it, once it was shared or where it came from one. */
+  shared: SharedPool | undefined;
+}
+
+/** A pool as other processes may open it. */
+export interface SharedPool {
+  /** 16 random bytes in hex: the pool's for life. */
+  readonly id: string;
+  /** Of the pool: sent beside the descriptor, and closed with the pool. */
+  readonly fd: number;
+}
+
+export const emptyBooks = (context: Context): PoolBooks => ({
+  buffers: new ResourceSet(context.resources),
+  byteLength: 0,
+  granted: new Set(),
+  shared: undefined,
+});
+
+/** The pool's descriptor, made once. */
+export function sharePool(context: Context, handle: CUmemoryPool, books: PoolBooks): SharedPool {
+  if (books.shared) return books.shared;
+  check(
+    cu.cuMemPoolExportToShareableHandle(OUT0, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+    'cuMemPoolExportToShareableHandle',
+    () => 'sharing a memory pool',
+  );
+  const fd = keepFd(context, readInt32(OUT0));
+  books.shared = { id: randomBytes(16).toString('hex'), fd };
+  return books.shared;
+}
+
+/**
+ * Checks the options of a pool's `close()`.
+ *
+ * @throws CuffiError while buffers of it are open, unless they are to be closed with it
+ */
+export function checkClose(
+  { buffers, byteLength }: PoolBooks,
+  options: PoolCloseOptions | undefined,
+  isClosed: boolean,
+): void {
+  const { buffers: closes } = checkOptions(options, ['buffers'], 'close');
+  if (!checkBoolean(closes, 'buffers', false) && buffers.size > 0 && !isClosed)
+    throw new CuffiError(
+      `${buffers.size} ${buffers.size === 1 ? 'buffer' : 'buffers'} of this pool (${byteLength} bytes) ` +
+        'are open: close them first, or close({ buffers: true })',
+    );
 }
 
 /** Destroys a pool when the GPU is done with it; nothing after a reset, which has. */
@@ -23,6 +78,7 @@ export function destroyPool(
   books: PoolBooks,
 ): void {
   const { releases } = context;
+  if (books.shared) closeKeptFd(context, books.shared.fd);
   try {
     // None is open but after a leak: pool and buffers were collected together.
     books.buffers.closeAll('its pool was closed');

@@ -6,13 +6,20 @@ import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../argu
 import { check } from '../check.ts';
 import { Context } from '../context.ts';
 import { Device } from '../device.ts';
-import { CuffiError, NotSupportedError } from '../errors.ts';
-import { ResourceSet, releaseQuietly } from '../resource.ts';
+import { IpcError, NotSupportedError } from '../errors.ts';
+import { releaseQuietly } from '../resource.ts';
 import { Stream } from '../stream.ts';
 import { DeviceBuffer } from './buffer.ts';
 import { FreeOrder } from './free-order.ts';
 import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
-import { destroyPool, type PoolBooks } from './pool-books.ts';
+import {
+  checkClose,
+  destroyPool,
+  emptyBooks,
+  type PoolBooks,
+  type SharedPool,
+  sharePool,
+} from './pool-books.ts';
 import * as driver from './pool-driver.ts';
 import type { PoolCloseOptions, PoolOptions } from './pool-options.ts';
 import { checkReuse, checkThreshold, PoolState } from './pool-state.ts';
@@ -41,6 +48,8 @@ export class MemoryPool extends PoolState implements MemoryResource {
   readonly shareable: boolean;
   /** Whether it is the device's own: closing it forgets it. */
   readonly borrowed: boolean;
+  /** Whether another process made it: see `openIpcPool` of cuffi/ipc. */
+  readonly isMapped = false;
   readonly #books: PoolBooks;
 
   private constructor(
@@ -48,11 +57,7 @@ export class MemoryPool extends PoolState implements MemoryResource {
     handle: CUmemoryPool,
     traits: { readonly maxSize: number; readonly shareable: boolean; readonly borrowed: boolean },
   ) {
-    const books: PoolBooks = {
-      buffers: new ResourceSet(context.resources),
-      byteLength: 0,
-      granted: new Set(),
-    };
+    const books = emptyBooks(context);
     const { resets } = context;
     super(handle, {
       owner: context.resources,
@@ -225,20 +230,22 @@ export class MemoryPool extends PoolState implements MemoryResource {
    * @throws CuffiError while buffers of it are open, unless they are to be closed with it
    */
   override close(options?: PoolCloseOptions): void {
-    const { buffers } = checkOptions(options, ['buffers'], 'close');
-    const closesBuffers = checkBoolean(buffers, 'buffers', false);
+    checkClose(this.#books, options, this.closed);
     if (this.closed) return;
-    const { buffers: open, byteLength } = this.#books;
-    if (open.size > 0 && !closesBuffers)
-      throw new CuffiError(
-        `${open.size} ${open.size === 1 ? 'buffer' : 'buffers'} of this pool (${byteLength} bytes) ` +
-          'are open: close them first, or close({ buffers: true })',
-      );
     try {
-      open.closeAll('its pool was closed');
+      this.#books.buffers.closeAll('its pool was closed');
     } finally {
       super.close();
     }
+  }
+
+  /** @internal How other processes open it. @throws IpcError unless it was made for that */
+  share(): SharedPool {
+    if (!this.shareable)
+      throw new IpcError(
+        `this memory pool is not for other processes: make it with MemoryPool.create({ shareable: true })`,
+      );
+    return sharePool(this.context, this.handle, this.#books);
   }
 
   override toString(): string {

@@ -1,6 +1,6 @@
+import { randomBytes } from 'node:crypto';
 import { OUT0, readHandle, readSize, writeStruct } from '../../ffi/arena.ts';
 import {
-  CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
   CU_MEM_ALLOC_GRANULARITY_MINIMUM,
   CU_MEM_ALLOCATION_TYPE_PINNED,
   CU_MEM_HANDLE_TYPE_NONE,
@@ -17,18 +17,21 @@ import { NotSupportedError } from '../errors.ts';
 import { Resource, releaseQuietly } from '../resource.ts';
 import { DeviceBuffer } from './buffer.ts';
 import { withRoom } from './room.ts';
+import {
+  allowDevice,
+  mapPart,
+  type Part,
+  reserveAddresses,
+  type SharedPieces,
+  sharePieces,
+  unmapPart,
+  unreserve,
+} from './virtual-parts.ts';
 
 /** Options of {@link VirtualMemory.reserve}. */
 export interface VirtualMemoryOptions extends PlaceOptions {
   /** Whether its memory can be given to other processes, by file descriptor. Default false. */
   readonly shareable?: boolean;
-}
-
-/** One piece of memory, mapped at an offset of the reservation. */
-interface Part {
-  readonly address: CUdeviceptr;
-  readonly byteLength: number;
-  readonly handle: CUmemGenericAllocationHandle;
 }
 
 /**
@@ -56,6 +59,7 @@ export class VirtualMemory extends Resource {
   /** Its finalizer's too. */
   readonly #parts: Part[];
   #byteLength = 0;
+  #id: string | undefined;
   #buffer: DeviceBuffer | undefined;
 
   private constructor(
@@ -73,7 +77,7 @@ export class VirtualMemory extends Resource {
         // cuMemUnmap does not wait for what uses the memory.
         releases.submit(
           () => {
-            if (context.resets === resets) unreserve(address, reservedByteLength, parts);
+            if (context.resets === resets) unreserve(context, address, reservedByteLength, parts);
           },
           { waits: false },
         ),
@@ -118,12 +122,7 @@ export class VirtualMemory extends Resource {
     );
     const granularity = readSize(OUT0);
     const reserved = roundUp(byteLength, granularity);
-    check(
-      cu.cuMemAddressReserve(OUT0, reserved, 0, 0 as CUdeviceptr, 0),
-      'cuMemAddressReserve',
-      () => `reserving ${reserved} bytes of addresses`,
-    );
-    const address = readHandle<CUdeviceptr>(OUT0, (exact) => cu.cuMemAddressFree(exact, reserved));
+    const address = reserveAddresses(reserved);
     return new VirtualMemory(context, address, reserved, granularity, isShareable);
   }
 
@@ -187,6 +186,21 @@ export class VirtualMemory extends Resource {
     return this.buffer;
   }
 
+  /** @internal As other processes may open the bytes from `begin` to `end`. @throws IpcError */
+  share(begin: number, end: number, most: number): SharedPieces {
+    const from = (this.address + begin) as CUdeviceptr;
+    this.#id ??= randomBytes(16).toString('hex');
+    return {
+      id: this.#id,
+      ...sharePieces(this.context, this.#parts, from, end - begin, most),
+    };
+  }
+
+  /** @internal Where one of its pieces begins, in bytes. */
+  offsetOf(piece: number): number {
+    return (this.#parts[piece]?.address ?? this.address) - this.address;
+  }
+
   override toString(): string {
     return `VirtualMemory(${this.byteLength} of ${this.reservedByteLength} bytes${this.closed ? ', closed' : ''})`;
   }
@@ -198,20 +212,16 @@ export class VirtualMemory extends Resource {
       cu.cuMemCreate(OUT0, byteLength, writeProperties(context.device, shareable), 0),
     );
     const handle = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
-    const part = { address, byteLength, handle };
+    const part: Part = { address, byteLength, handle, fd: undefined };
     let isMapped = false;
     try {
-      check(
-        cu.cuMemMap(address, byteLength, 0, handle, 0),
-        'cuMemMap',
-        () => `mapping ${byteLength} bytes`,
-      );
+      mapPart(address, byteLength, handle);
       isMapped = true;
       allowDevice(part, context.device);
     } catch (error) {
       // Nobody was given the address yet: nothing uses it.
       releaseQuietly(() => {
-        if (isMapped) unmap(part);
+        if (isMapped) unmapPart(context, part);
         else check(cu.cuMemRelease(handle), 'cuMemRelease');
       });
       throw error;
@@ -234,27 +244,3 @@ const writeProperties = (device: Device, shareable: boolean): Address =>
     'location.type': CU_MEM_LOCATION_TYPE_DEVICE,
     'location.id': device.handle,
   });
-
-function allowDevice({ address, byteLength }: Part, device: Device): void {
-  const access = writeStruct('CUmemAccessDesc', {
-    'location.type': CU_MEM_LOCATION_TYPE_DEVICE,
-    'location.id': device.handle,
-    flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-  });
-  check(
-    cu.cuMemSetAccess(address, byteLength, access, 1),
-    'cuMemSetAccess',
-    () => `giving ${device} access to ${byteLength} bytes`,
-  );
-}
-
-function unmap({ address, byteLength, handle }: Part): void {
-  check(cu.cuMemUnmap(address, byteLength), 'cuMemUnmap');
-  check(cu.cuMemRelease(handle), 'cuMemRelease');
-}
-
-/** The driver takes back only what it gave: whole mappings, and the whole reservation. */
-function unreserve(address: CUdeviceptr, byteLength: number, parts: Part[]): void {
-  for (const part of parts.splice(0).reverse()) unmap(part);
-  check(cu.cuMemAddressFree(address, byteLength), 'cuMemAddressFree');
-}

@@ -2,7 +2,15 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { bytesCopied } from '../../ffi/trace.ts';
-import { Context, DeviceBuffer, Stream } from '../../src/index.ts';
+import {
+  Context,
+  copyPitchedSync,
+  DeviceArray,
+  DeviceBuffer,
+  fillPitched,
+  Stream,
+  uint8,
+} from '../../src/index.ts';
 import { Latch } from '../support/latch.ts';
 
 const counting = (byteLength: number): Uint8Array =>
@@ -185,4 +193,32 @@ test('closing while the GPU is held up returns at once, and frees when it is don
   assert.equal(context.memoryInfo().free, before);
   stream.close();
   latch[Symbol.dispose]();
+});
+
+test('a read-only view is read and copied from, and written to by nothing', async () => {
+  using buffer = DeviceBuffer.allocate(64);
+  using other = DeviceBuffer.allocate(64);
+  buffer.fill(7);
+  const view = buffer.subarray(16, 48).readOnly();
+  assert.deepEqual(
+    [buffer.access, view.access, view.subarray(1, 2).access],
+    ['read-write', 'read', 'read'],
+  );
+  const rows = { memory: view, rowPitch: 16 };
+  const box = { width: 8, height: 2 };
+  const array = DeviceArray.fromBuffer(view, 32, uint8);
+  const recorder = recordCalls();
+  const refused = { name: 'TypeError', message: /read.only/ };
+  assert.throws(() => view.fill(1), refused);
+  assert.throws(() => other.subarray(0, 32).copyTo(view), refused);
+  assert.throws(() => view.copyFromSync(new Uint8Array(32)), refused);
+  await assert.rejects(view.copyFrom(new Uint8Array(32)), refused);
+  assert.throws(() => copyPitchedSync(rows, { memory: other, rowPitch: 16 }, box), refused);
+  assert.throws(() => fillPitched(rows, 1, box), refused);
+  assert.throws(() => array.fill(1), refused);
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+  copyPitchedSync({ memory: other, rowPitch: 16 }, rows, box);
+  view.copyTo(other);
+  assert.deepEqual(other.subarray(0, 32).copyToHostSync(), new Uint8Array(32).fill(7));
 });

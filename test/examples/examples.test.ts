@@ -51,6 +51,11 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^700000 bytes were asked for, 348576 are left of the budget$/m,
     /^left: 348576$/m,
   ],
+  '20-share-a-pool.ts': [
+    /^the pool is another process's: true$/m,
+    /^the child reads Set\(1\) \{ 1 \}\nthe child reads Set\(1\) \{ 2 \}$/m,
+    /^the parent reads Set\(1\) \{ 10 \} Set\(1\) \{ 11 \}$/m,
+  ],
   '21-arrays.ts': [
     /^float32, shape 2,3, strides 12,4 bytes$/m,
     /^\[ \[ 1, 0, 3 \], \[ 4, 50, 60 \] \]$/m,

@@ -29,11 +29,15 @@ import {
   setMemoryManager,
 } from '../../src/index.ts';
 import {
+  exportIpc,
   getIpcHandle,
+  type ImportedPool,
   type IpcBufferDescriptor,
+  type IpcDescriptor,
   type IpcEventDescriptor,
   openIpcBuffer,
   openIpcEvent,
+  openIpcPool,
 } from '../../src/ipc/index.ts';
 
 declare const buffer: DeviceBuffer;
@@ -150,3 +154,14 @@ setMemoryManager(new DriverMemoryManager(context));
 expectTypeOf(memoryManager(context)).toEqualTypeOf<BaseMemoryManager>();
 expectTypeOf(memoryManager().getMemoryInfo()).toEqualTypeOf<MemoryInfo>();
 expectTypeOf(memoryManager().memalloc(1).view(0)).toEqualTypeOf<MemoryPointer>();
+
+// What is shared says by its type what it is; an imported pool gives nothing out.
+expectTypeOf(exportIpc(buffer).descriptor).toEqualTypeOf<IpcDescriptor>();
+expectTypeOf<IpcBufferDescriptor>().toExtend<IpcDescriptor>();
+expectTypeOf<IpcEventDescriptor>().toExtend<IpcDescriptor>();
+expectTypeOf(openIpcPool({})).toEqualTypeOf<ImportedPool>();
+expectTypeOf<ReturnType<ImportedPool['allocate']>>().toEqualTypeOf<never>();
+expectTypeOf(buffer.access).toEqualTypeOf<'read-write' | 'read'>();
+expectTypeOf(buffer.readOnly()).toEqualTypeOf<DeviceBuffer>();
+// @ts-expect-error neither a number nor a handle can be shared
+exportIpc(buffer.address);

@@ -6,6 +6,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import type { FunctionName } from '../../../ffi/functions.ts';
+import { duplicateFd } from '../../../ffi/libc.ts';
 import { CudaError, CuffiError, IpcError } from '../../../src/errors.ts';
 import {
   allocatePitched,
@@ -28,7 +29,7 @@ import {
   VirtualMemory,
 } from '../../../src/index.ts';
 import { sealDescriptor } from '../../../src/ipc/descriptor.ts';
-import { getIpcHandle, openIpcBuffer, openIpcEvent } from '../../../src/ipc/index.ts';
+import { exportIpc, getIpcHandle, openIpcBuffer, openIpcEvent } from '../../../src/ipc/index.ts';
 import { failing, keepingBooks } from '../../support/faults.ts';
 import { emulate, ForeignContext } from './emulate.ts';
 
@@ -165,6 +166,22 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
   'exporting a buffer': ({ buffer }) => getIpcHandle(buffer),
   'exporting an event': ({ shared }) => getIpcHandle(shared),
   'opening a buffer': ({ buffer }) => openIpcBuffer(ofAnother(getIpcHandle(buffer))).close(),
+  'sharing a pool, and opening its memory': async ({ context, stream }) => {
+    const openOne = (): void => {
+      using pool = MemoryPool.create({ context, maxSize: 1 << 20, shareable: true });
+      using buffer = pool.allocate(4096, { stream });
+      openShared(buffer);
+    };
+    await thenFlush(context, openOne);
+  },
+  'sharing virtual memory, and opening it': async ({ context }) => {
+    const openOne = (): void => {
+      using memory = VirtualMemory.reserve(4 << 20, { context, shareable: true });
+      memory.grow(100);
+      openShared(memory.grow(3 << 20));
+    };
+    await thenFlush(context, openOne);
+  },
   'opening an event': ({ shared }) => openIpcEvent(ofAnother(getIpcHandle(shared))).close(),
 };
 
@@ -175,6 +192,24 @@ async function withMatrix(
 ): Promise<void> {
   using matrix = deviceArray([100, 100], float64, { context });
   await use(matrix);
+}
+
+/** Opens a buffer as another process would. */
+function openShared(buffer: DeviceBuffer): void {
+  const { descriptor, fds } = exportIpc(buffer);
+  openIpcBuffer(ofAnother(descriptor), {
+    context: buffer.context,
+    fds: fds.map(duplicateFd),
+  }).close();
+}
+
+/** What is given back when the work before it is done. */
+async function thenFlush(context: Context, use: () => void): Promise<void> {
+  try {
+    use();
+  } finally {
+    await context.flush();
+  }
 }
 
 /** What passes through staging memory, which is given back at the end. */
@@ -191,7 +226,7 @@ async function withLarge(
 }
 
 const ofAnother = (descriptor: object): unknown =>
-  sealDescriptor({ ...descriptor, pid: 2 ** 30 } as never);
+  sealDescriptor({ ...descriptor, pid: 2 ** 30, pidNamespace: 1 } as never);
 
 /** A driver that also opens the handles of its own process, in a room that is used already. */
 function furnish() {

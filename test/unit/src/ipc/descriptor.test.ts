@@ -5,6 +5,7 @@ import { IpcError } from '../../../../src/errors.ts';
 import {
   type IpcBufferDescriptor,
   type IpcEventDescriptor,
+  type IpcKind,
   parseDescriptor,
   sealDescriptor,
 } from '../../../../src/ipc/descriptor.ts';
@@ -12,26 +13,53 @@ import { dose } from '../../../support/dose.ts';
 
 const bytes = (length: number): string => Buffer.alloc(length, 0xa5).toString('base64');
 
-const buffer: IpcBufferDescriptor = sealDescriptor({
-  kind: 'legacy',
-  version: 1,
-  handle: bytes(64),
+const exporter = {
+  device: 'GPU-01234567-89ab-cdef-0123-456789abcdef',
+  machine: '76543210-89ab-cdef-0123-456789abcdef',
+  pid: 4242,
+  startTime: 123_456,
+  pidNamespace: 4_026_531_836,
+};
+const range = {
+  baseByteLength: 4096,
   byteOffset: 256,
   byteLength: 1024,
+  access: 'read-write',
   bufferId: 7,
-  device: 'GPU-01234567-89ab-cdef-0123-456789abcdef',
-  pid: 4242,
+  generation: 3,
+} as const;
+const handle = bytes(64);
+const id = '0123456789abcdef'.repeat(2);
+const buffer: IpcBufferDescriptor = sealDescriptor({
+  kind: 'legacy',
+  ...exporter,
+  handle,
+  ...range,
 });
-const { version, handle, device, pid } = buffer;
-const event: IpcEventDescriptor = sealDescriptor({ kind: 'event', version, handle, device, pid });
+const event: IpcEventDescriptor = sealDescriptor({ kind: 'event', ...exporter, handle });
+const inPool = sealDescriptor({ kind: 'pool', ...exporter, pool: id, handle, ...range });
+const nothing = { baseByteLength: 0, byteOffset: 0, byteLength: 0, bufferId: 0, generation: 0 };
+const pool = sealDescriptor({ ...inPool, ...nothing, handle: null });
+const virtual = sealDescriptor({
+  kind: 'virtual',
+  ...exporter,
+  memory: id,
+  firstPiece: 2,
+  pieces: [1024, 3072],
+  ...range,
+  access: 'read',
+});
 const sound = [
   ['legacy', buffer],
   ['event', event],
+  ['pool', inPool],
+  ['pool', pool],
+  ['virtual', virtual],
 ] as const;
 
-const refused = (kind: 'legacy' | 'event', message: unknown, what: RegExp | string): void => {
+const refused = (kind: IpcKind, message: unknown, what: RegExp | string): void => {
   assert.throws(
-    () => parseDescriptor(kind, message),
+    () => parseDescriptor(message, [kind]),
     (error: Error) => {
       assert.ok(error instanceof IpcError, String(error));
       assert.match(error.message, new RegExp(`^this is no ${kind} descriptor of cuffi:`));
@@ -44,12 +72,12 @@ const refused = (kind: 'legacy' | 'event', message: unknown, what: RegExp | stri
 
 test('a sound descriptor is itself, also after JSON and structured cloning', () => {
   for (const [kind, descriptor] of sound) {
-    assert.deepEqual(parseDescriptor(kind, descriptor), descriptor);
-    assert.deepEqual(parseDescriptor(kind, JSON.parse(JSON.stringify(descriptor))), descriptor);
-    assert.deepEqual(parseDescriptor(kind, structuredClone(descriptor)), descriptor);
+    assert.deepEqual(parseDescriptor(descriptor, [kind]), descriptor);
+    assert.deepEqual(parseDescriptor(JSON.parse(JSON.stringify(descriptor)), [kind]), descriptor);
+    assert.deepEqual(parseDescriptor(structuredClone(descriptor), [kind]), descriptor);
   }
   const mig = sealDescriptor({ ...buffer, device: buffer.device.replace('GPU', 'MIG') });
-  assert.deepEqual(parseDescriptor('legacy', mig), mig);
+  assert.deepEqual(parseDescriptor(mig, ['legacy']), mig);
 });
 
 test('every field must be there, and is named where it is not', () => {
@@ -62,14 +90,16 @@ test('every field must be there, and is named where it is not', () => {
 });
 
 test('every field must be of its type', () => {
-  const wrong = [null, undefined, true, {}, [], Number.NaN, 1n, Symbol.iterator, () => 1];
+  const wrong = [undefined, true, {}, Number.NaN, 1n, Symbol.iterator, () => 1];
   for (const [kind, descriptor] of sound) {
     for (const field of Object.keys(descriptor)) {
       const value = descriptor[field as keyof typeof descriptor];
       const swapped = typeof value === 'string' ? 5 : String(value);
-      for (const other of [...wrong, swapped])
+      // A pool itself has no handle, and says so.
+      const others = value === null || (kind === 'pool' && field === 'handle') ? [] : [null, []];
+      for (const other of [...wrong, ...others, ...(value === null ? [] : [swapped])])
         assert.throws(
-          () => parseDescriptor(kind, { ...descriptor, [field]: other }),
+          () => parseDescriptor({ ...descriptor, [field]: other }, [kind]),
           { name: 'IpcError', message: new RegExp(field) },
           `${field}: ${String(other)}`,
         );
@@ -115,7 +145,7 @@ test('numbers are whole, not negative, and safe', () => {
     for (const value of [-1, 0.5, Number.POSITIVE_INFINITY, 2 ** 53, 1e300, '1'])
       refused('legacy', { ...buffer, [field]: value }, field);
   for (const field of ['byteLength', 'pid']) refused('legacy', { ...buffer, [field]: 0 }, field);
-  for (const version of [0, 2, 1.5, '1']) refused('legacy', { ...buffer, version }, 'version');
+  for (const version of [0, 1, 3, 1.5, '2']) refused('legacy', { ...buffer, version }, 'version');
 });
 
 test('a device is a UUID', () => {
@@ -136,7 +166,11 @@ test('what is no object at all is refused', () => {
     new Map(),
     Symbol('s'),
   ])
-    assert.throws(() => parseDescriptor('legacy', message), { name: 'IpcError' }, String(message));
+    assert.throws(
+      () => parseDescriptor(message, ['legacy']),
+      { name: 'IpcError' },
+      String(message),
+    );
 });
 
 /** With a checksum that is right, where one can be made at all. */
@@ -159,13 +193,13 @@ test('a single altered value is noticed, whichever it is', () => {
     checksum: (buffer.checksum ^ 1) >>> 0,
   };
   for (const [field, value] of Object.entries(altered))
-    assert.throws(() => parseDescriptor('legacy', { ...buffer, [field]: value }), {
+    assert.throws(() => parseDescriptor({ ...buffer, [field]: value }, ['legacy']), {
       name: 'IpcError',
       message:
         /^this legacy descriptor of process \d+ was altered on its way: its checksum is wrong$/,
     });
   const reordered = Object.fromEntries(Object.entries(buffer).reverse());
-  assert.deepEqual(parseDescriptor('legacy', reordered), buffer);
+  assert.deepEqual(parseDescriptor(reordered, ['legacy']), buffer);
 });
 
 test('whatever is changed, the answer is a sound value or an IpcError', () => {
@@ -193,7 +227,7 @@ test('whatever is changed, the answer is a sound value or an IpcError', () => {
           }
         }
         try {
-          const parsed = parseDescriptor('legacy', isSealed ? sealed(message) : message);
+          const parsed = parseDescriptor(isSealed ? sealed(message) : message, ['legacy']);
           assert.equal(Buffer.from(parsed.handle, 'base64').byteLength, 64);
           for (const number of [parsed.byteOffset, parsed.byteLength, parsed.bufferId, parsed.pid])
             assert.ok(Number.isSafeInteger(number) && number >= 0);

@@ -12,12 +12,12 @@ test('a descriptor is plain data that its own parser takes', () => {
   using buffer = DeviceBuffer.allocate(4096);
   using event = CudaEvent.create({ interprocess: true });
   const ofBuffer = getIpcHandle(buffer);
-  assert.deepEqual(parseDescriptor('legacy', JSON.parse(JSON.stringify(ofBuffer))), ofBuffer);
+  assert.deepEqual(parseDescriptor(JSON.parse(JSON.stringify(ofBuffer))), ofBuffer);
   assert.equal(ofBuffer.pid, process.pid);
   assert.equal(ofBuffer.device, Device.get().uuid);
   assert.deepEqual([ofBuffer.byteOffset, ofBuffer.byteLength], [0, 4096]);
   const ofEvent = getIpcHandle(event);
-  assert.deepEqual(parseDescriptor('event', JSON.parse(JSON.stringify(ofEvent))), ofEvent);
+  assert.deepEqual(parseDescriptor(JSON.parse(JSON.stringify(ofEvent))), ofEvent);
 });
 
 test('a view is its buffer at an offset: the same handle and number', () => {
@@ -29,7 +29,8 @@ test('a view is its buffer at an offset: the same handle and number', () => {
   const part = getIpcHandle(buffer.subarray(100, 300));
   assert.deepEqual(part, range(100, 200));
   const borrowed = DeviceBuffer.fromPointer(buffer.address + 8, 8);
-  assert.deepEqual(getIpcHandle(borrowed), range(8, 8));
+  // Whose it is nobody knows: the driver's number has to do.
+  assert.deepEqual(getIpcHandle(borrowed), sealDescriptor({ ...range(8, 8), generation: 0 }));
 });
 
 test('two allocations never have the same number, even at one address', () => {
@@ -46,7 +47,7 @@ test('what cannot be shared is refused in words', () => {
   using buffer = DeviceBuffer.allocate(16);
   using event = CudaEvent.create();
   using stream = Stream.create();
-  assert.throws(() => getIpcHandle(buffer.subarray(4, 4)), /an empty buffer cannot be shared/);
+  assert.throws(() => getIpcHandle(buffer.subarray(4, 4)), /an empty buffer .*cannot be shared/);
   assert.throws(() => getIpcHandle(event), {
     name: 'IpcError',
     message: /make it with CudaEvent\.create\(\{ interprocess: true \}\)/,

@@ -20,7 +20,7 @@ test('its own handles are refused before the driver is asked', () => {
   const recorder = recordCalls();
   const expected = {
     name: 'IpcError',
-    message: new RegExp(`made by this very process \\(pid ${process.pid}\\): use the object`),
+    message: new RegExp(`made by this very process \\(pid ${process.pid}\\)\\. Use the object`),
   };
   assert.throws(() => openIpcBuffer(ofBuffer), expected);
   assert.throws(() => openIpcEvent(ofEvent), expected);
@@ -70,11 +70,14 @@ test('what the driver refuses says whose it was, and leaves nothing open', () =>
   const [ofBuffer, ofEvent] = [getIpcHandle(buffer), getIpcHandle(event)];
   const { resources } = buffer.context;
   const before = resources.size;
-  assert.throws(() => openIpcBuffer(changed(ofBuffer, { handle, pid: OTHER_PID })), {
-    name: 'IpcError',
-    message: /^memory of process 1073741824 could not be opened: cuIpcOpenMemHandle_v2 failed: /,
-  });
-  assert.throws(() => openIpcEvent(changed(ofEvent, { handle, pid: OTHER_PID })), {
+  assert.throws(
+    () => openIpcBuffer(changed(ofBuffer, { handle, pid: OTHER_PID, pidNamespace: 1 })),
+    {
+      name: 'IpcError',
+      message: /^memory of process 1073741824 could not be opened: cuIpcOpenMemHandle_v2 failed: /,
+    },
+  );
+  assert.throws(() => openIpcEvent(changed(ofEvent, { handle, pid: OTHER_PID, pidNamespace: 1 })), {
     name: 'IpcError',
     message: /^an event of process 1073741824 could not be opened: cuIpcOpenEventHandle failed: /,
   });

@@ -1,0 +1,67 @@
+/** Which process this is, and whether another one lives: pids come again, start times do not. */
+import { readFileSync, readlinkSync } from 'node:fs';
+
+/**
+ * When a living process started, in clock ticks since boot; undefined for one that has ended, and
+ * for one whose entry in /proc cannot be read.
+ */
+export function processStartTime(pid: number | 'self'): number | undefined {
+  let stat: string;
+  try {
+    stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
+  } catch {
+    return undefined;
+  }
+  // The name, in parentheses, may hold spaces and parentheses of its own.
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+  // A killed process that nobody has waited for yet has a state, but nothing else any more.
+  if (fields[0] === 'Z' || fields[0] === 'X') return undefined;
+  return Number(fields[19]);
+}
+
+/** Whether the process that started then still lives, as far as this one can see. */
+export function isProcessAlive(pid: number, startTime: number): boolean {
+  const started = processStartTime(pid);
+  if (started !== undefined) return started === startTime;
+  try {
+    process.kill(pid, 0);
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code === 'EPERM';
+  }
+  // A zombie can be signalled, and its entry can be read.
+  return !isReadable(`/proc/${pid}/stat`);
+}
+
+/** The (effective) user that a process runs as; undefined where that cannot be seen. */
+export function processUser(pid: number): number | undefined {
+  try {
+    // Not the owner of its folder: that is root for programs with capabilities.
+    const status = readFileSync(`/proc/${pid}/status`, 'latin1');
+    const [, user] = /^Uid:\t\d+\t(\d+)\t/m.exec(status) ?? [];
+    return user === undefined ? undefined : Number(user);
+  } catch {
+    return undefined;
+  }
+}
+
+/** The number of this process's pid namespace; 0 where it cannot be seen. */
+export function pidNamespace(): number {
+  try {
+    return Number(/^pid:\[(\d+)\]$/.exec(readlinkSync('/proc/self/ns/pid'))?.[1] ?? 0);
+  } catch {
+    return 0;
+  }
+}
+
+/** Names this machine until it is started again: a UUID. */
+export const bootId = (): string =>
+  readFileSync('/proc/sys/kernel/random/boot_id', 'latin1').trim();
+
+function isReadable(path: string): boolean {
+  try {
+    readFileSync(path);
+    return true;
+  } catch {
+    return false;
+  }
+}

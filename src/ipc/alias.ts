@@ -1,0 +1,58 @@
+import { IpcError } from '../errors.ts';
+import { CudaEvent } from '../event.ts';
+import { DeviceBuffer } from '../memory/buffer.ts';
+import type { Access } from '../memory/buffer-options.ts';
+import { MemoryPool } from '../memory/pool.ts';
+import { VirtualMemory } from '../memory/virtual.ts';
+import type { IpcDescriptor, IpcMemoryDescriptor } from './descriptor.ts';
+import { findExport } from './exports.ts';
+
+/**
+ * What a descriptor of this very process names, as an object with a `close()` of its own; a pool is
+ * itself.
+ *
+ * @throws IpcError where it is not there any more, ClosedError where it is closed
+ */
+export function openAlias(
+  descriptor: IpcDescriptor,
+  access: Access = 'read-write',
+): DeviceBuffer | CudaEvent | MemoryPool {
+  const named = findExport(nameOf(descriptor));
+  if (descriptor.kind === 'event' && named instanceof CudaEvent) return aliasOfEvent(named);
+  if (named instanceof MemoryPool) {
+    named.handle; // a closed pool is refused
+    return named;
+  }
+  if (descriptor.kind !== 'event') {
+    const view = viewOf(named, descriptor);
+    if (view) return access === 'read' || descriptor.access === 'read' ? view.readOnly() : view;
+  }
+  throw new IpcError(
+    'this descriptor was made by this very process, and what it names is not there any more',
+    undefined,
+    'same-process',
+  );
+}
+
+function nameOf(descriptor: IpcDescriptor): string {
+  if (descriptor.kind === 'event') return `event ${descriptor.handle}`;
+  if (descriptor.kind === 'pool' && descriptor.handle === null) return `pool ${descriptor.pool}`;
+  return `memory ${descriptor.generation}`;
+}
+
+const aliasOfEvent = (event: CudaEvent): CudaEvent =>
+  new CudaEvent(event.context, event.handle, {
+    timing: false,
+    interprocess: true,
+    imported: false,
+    ipcBytes: event.ipcBytes,
+    aliasOf: event,
+  });
+
+function viewOf(named: unknown, descriptor: IpcMemoryDescriptor): DeviceBuffer | undefined {
+  const { byteOffset, byteLength } = descriptor;
+  if (named instanceof DeviceBuffer) return named.subarray(byteOffset, byteOffset + byteLength);
+  if (!(named instanceof VirtualMemory) || descriptor.kind !== 'virtual') return undefined;
+  const begin = named.offsetOf(descriptor.firstPiece) + byteOffset;
+  return named.buffer.subarray(begin, begin + byteLength);
+}

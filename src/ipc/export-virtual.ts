@@ -1,0 +1,38 @@
+import { MAX_MESSAGE_FDS } from '../../ffi/socket.ts';
+import { IpcError } from '../errors.ts';
+import type { DeviceBuffer } from '../memory/buffer.ts';
+import type { VirtualMemory } from '../memory/virtual.ts';
+import { sealDescriptor } from './descriptor.ts';
+import { generationOf } from './exports.ts';
+import { exporter } from './here.ts';
+import type { Parcel } from './parcel.ts';
+
+/** The pieces of virtual memory that a buffer lies in, each by a file descriptor. @throws IpcError */
+export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Parcel {
+  if (!memory.shareable)
+    throw new IpcError(
+      'this virtual memory is not for other processes: reserve it with { shareable: true }',
+    );
+  const { byteLength, access, context } = buffer;
+  const begin = buffer.address - memory.address;
+  const { id, first, byteOffset, pieces } = memory.share(
+    begin,
+    begin + byteLength,
+    MAX_MESSAGE_FDS,
+  );
+  const sizes = pieces.map((piece) => piece.byteLength);
+  const descriptor = sealDescriptor<'virtual'>({
+    kind: 'virtual',
+    ...exporter(context.device.uuid),
+    memory: id,
+    firstPiece: first,
+    pieces: sizes,
+    baseByteLength: sizes.reduce((sum, size) => sum + size, 0),
+    byteOffset,
+    byteLength,
+    access,
+    bufferId: 0,
+    generation: generationOf(memory),
+  });
+  return { descriptor, fds: pieces.map(({ fd }) => fd) };
+}

@@ -1,0 +1,60 @@
+/** This process as its descriptors say it, and what it can see of others. */
+import { readFileSync } from 'node:fs';
+import {
+  bootId,
+  isProcessAlive,
+  pidNamespace,
+  processStartTime,
+  processUser,
+} from '../../ffi/process.ts';
+import type { IpcExporter } from './descriptor.ts';
+
+/** What is asked about this process and machine before anything is opened. */
+export interface Here {
+  readonly machine: string;
+  readonly pid: number;
+  readonly startTime: number;
+  readonly pidNamespace: number;
+  readonly user: number;
+  readonly isWsl: boolean;
+  isAlive(pid: number, startTime: number): boolean;
+  userOf(pid: number): number | undefined;
+}
+
+let known: Here | undefined;
+
+/** Read once: none of it changes while a process lives. */
+export const here = (): Here => {
+  known ??= {
+    machine: bootId(),
+    pid: process.pid,
+    startTime: processStartTime('self') ?? 0,
+    pidNamespace: pidNamespace(),
+    user: process.geteuid?.() ?? 0,
+    isWsl: isWsl(),
+    isAlive: isProcessAlive,
+    userOf: processUser,
+  };
+  return known;
+};
+
+/** What a descriptor of an object on this GPU says of its exporter. */
+export const exporter = (device: string): IpcExporter => {
+  const { machine, pid, startTime, pidNamespace: namespace } = here();
+  return { device, machine, pid, startTime, pidNamespace: namespace };
+};
+
+/** Whether this very process made the descriptor. */
+export const isOwn = (made: IpcExporter, by: Here = here()): boolean =>
+  made.pid === by.pid &&
+  made.startTime === by.startTime &&
+  made.pidNamespace === by.pidNamespace &&
+  made.machine === by.machine;
+
+function isWsl(): boolean {
+  try {
+    return /microsoft/i.test(readFileSync('/proc/version', 'utf8'));
+  } catch {
+    return false;
+  }
+}

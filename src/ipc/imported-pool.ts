@@ -1,0 +1,203 @@
+import { OUT0, readHandle, readSize, writeBytes } from '../../ffi/arena.ts';
+import { CU_POINTER_ATTRIBUTE_RANGE_SIZE } from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import type { CUdeviceptr, CUmemoryPool } from '../../ffi/types.ts';
+import { check, cudaError } from '../check.ts';
+import type { Context } from '../context.ts';
+import { IpcError } from '../errors.ts';
+import { DeviceBuffer } from '../memory/buffer.ts';
+import type { Access } from '../memory/buffer-options.ts';
+import type { MemoryResource } from '../memory/memory-resource.ts';
+import {
+  checkClose,
+  destroyPool,
+  emptyBooks,
+  type PoolBooks,
+  type SharedPool,
+} from '../memory/pool-books.ts';
+import * as driver from '../memory/pool-driver.ts';
+import type { PoolCloseOptions } from '../memory/pool-options.ts';
+import { freeWithoutWaiting } from '../memory/reclaim.ts';
+import { Resource } from '../resource.ts';
+import { checkRange, type IpcPoolDescriptor } from './descriptor.ts';
+import { type Mapping, MappingTable, type MappingUse } from './mapping.ts';
+
+/**
+ * A memory pool of another process: what buffers of it that arrive here have as their `resource`.
+ *
+ * It is imported once a context, found again by its identity, and cannot allocate. Its buffers are
+ * unmapped when the work that was queued here before their `close()` is done. It goes with its last
+ * buffer, unless it was opened with `openIpcPool`: then it stays until `close()`, which refuses
+ * while buffers of it are open. The exporter should close its own after that.
+ *
+ * @example
+ * using pool = openIpcPool(message, { fds });
+ * using buffer = openIpcBuffer(another); // memory of it: no descriptor need come along
+ * console.log(buffer.resource === pool);
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
+ */
+export class ImportedPool extends Resource implements MemoryResource {
+  readonly context: Context;
+  readonly deviceAccessible = true;
+  readonly hostAccessible = false;
+  /** Whether another process made it. */
+  readonly isMapped = true;
+  /** @internal What it was opened with. */
+  readonly descriptor: IpcPoolDescriptor;
+  /** @internal The pool's identity, and a descriptor of it: this object's own. */
+  readonly shared: SharedPool;
+  readonly #handle: CUmemoryPool;
+  readonly #books: PoolBooks;
+  /** Whether it was opened by itself. */
+  #isKept = false;
+  /** How many connections want it kept without buffers. */
+  #holders = 0;
+  #isAllowed = false;
+
+  /** @internal */
+  constructor(context: Context, handle: CUmemoryPool, fd: number, descriptor: IpcPoolDescriptor) {
+    const books = emptyBooks(context);
+    const { resets } = context;
+    super('ImportedPool', {
+      owner: context.resources,
+      release: () => destroyPool(context, resets, handle, books),
+    });
+    this.context = context;
+    this.descriptor = descriptor;
+    this.shared = { id: descriptor.pool, fd };
+    books.shared = this.shared;
+    this.#handle = handle;
+    this.#books = books;
+  }
+
+  /** The driver's handle. @throws ClosedError */
+  get handle(): CUmemoryPool {
+    this.requireOpen();
+    return this.#handle;
+  }
+
+  /** @throws IpcError always: only the process that made the pool allocates from it */
+  allocate(): never {
+    throw new IpcError(
+      `this pool was made by process ${this.descriptor.pid}, which alone can allocate from it: ` +
+        'make a pool here, or have a buffer sent',
+    );
+  }
+
+  /**
+   * Ends the use of the pool here; nothing happens to it where it was made.
+   *
+   * @throws CuffiError while buffers of it are open, unless they are to be closed with it
+   */
+  override close(options?: PoolCloseOptions): void {
+    checkClose(this.#books, options, this.closed);
+    super.close();
+  }
+
+  override toString(): string {
+    return `ImportedPool(of process ${this.descriptor.pid}${this.closed ? ', closed' : ''})`;
+  }
+
+  /** @internal Keeps it open without buffers, until it is closed. */
+  keepOpen(): void {
+    this.#isKept = true;
+  }
+
+  /** @internal Keeps it open without buffers, until {@link drop}. */
+  hold(): void {
+    this.#holders += 1;
+  }
+
+  /** @internal */
+  drop(): void {
+    this.#holders -= 1;
+    this.closeUnused();
+  }
+
+  /** @internal Closes it, unless it has buffers or someone wants it kept. */
+  closeUnused(): void {
+    const isUsed = this.#isKept || this.#holders > 0 || this.#books.buffers.size > 0;
+    if (!isUsed && !this.closed) super.close();
+  }
+
+  /** @internal A buffer of it, by the driver's 64 bytes. @throws IpcError */
+  openBuffer(handle: string, descriptor: IpcPoolDescriptor, access: Access): DeviceBuffer {
+    const { context } = this;
+    const books = this.#books;
+    const { byteOffset, byteLength, bufferId } = descriptor;
+    const name = `${descriptor.pool} ${handle}`;
+    let use: MappingUse<Mapping> | undefined;
+    try {
+      this.#allowDevice();
+      use = mapped.use(name, bufferId, context, () => this.#map(handle, descriptor));
+      checkRange(descriptor, use.mapping.byteLength);
+    } catch (error) {
+      use?.release();
+      this.closeUnused();
+      throw error;
+    }
+    const { mapping, release } = use;
+    books.byteLength += byteLength;
+    return new DeviceBuffer({
+      context,
+      address: (mapping.base + byteOffset) as CUdeviceptr,
+      byteLength,
+      origin: 'imported',
+      resource: this,
+      owner: books.buffers,
+      freeIn: (stream) => context.activity.visitedBy(stream.context.activity),
+      release: () => {
+        books.byteLength -= byteLength;
+        try {
+          release();
+        } finally {
+          this.closeUnused();
+        }
+      },
+      access,
+    });
+  }
+
+  #map(handle: string, { pid }: IpcPoolDescriptor): Mapping {
+    const { context } = this;
+    const pool = this.handle;
+    return context.run(() => {
+      const data = writeBytes(Buffer.from(handle, 'base64'));
+      const status = cu.cuMemPoolImportPointer(OUT0, pool, data);
+      if (status !== 0)
+        throw new IpcError(
+          `memory of a pool of process ${pid} could not be opened`,
+          cudaError(status, 'cuMemPoolImportPointer'),
+        );
+      const base = readHandle<CUdeviceptr>(OUT0, cu.cuMemFree_v2);
+      const measured = cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_RANGE_SIZE, base);
+      if (measured !== 0) cu.cuMemFree_v2(base);
+      check(measured, 'cuPointerGetAttribute', () => `measuring memory of process ${pid}`);
+      return { context, resets: context.resets, base, byteLength: readSize(OUT0) };
+    });
+  }
+
+  /** The pool's own device may use it from the beginning, others when they are told to. */
+  #allowDevice(): void {
+    if (this.#isAllowed) return;
+    const { device } = this.context;
+    const pool = this.handle;
+    if (driver.readAccess(pool, device) !== 'read-write') {
+      driver.writeAccess(pool, device, true);
+      if (device.uuid !== this.descriptor.device) this.#books.granted.add(device);
+    }
+    this.#isAllowed = true;
+  }
+}
+
+/**
+ * The memory of other processes' pools, by pool and handle. Of all contexts: the driver maps it
+ * once a process, and the first free unmaps it for all (seen on an H200).
+ */
+const mapped = new MappingTable<Mapping>(({ context, base }) => freeWithoutWaiting(context, base), {
+  waits: false,
+});
+
+/** Whether the memory that a descriptor names is mapped here. */
+export const isPoolMemoryMapped = ({ pool, handle, bufferId }: IpcPoolDescriptor): boolean =>
+  handle !== null && mapped.has(`${pool} ${handle}`, bufferId);

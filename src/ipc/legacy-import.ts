@@ -1,0 +1,47 @@
+import { OUT0, OUT1, readHandle, readSize } from '../../ffi/arena.ts';
+import { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS } from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import type { CUdeviceptr } from '../../ffi/types.ts';
+import { check, cudaError } from '../check.ts';
+import type { Context } from '../context.ts';
+import { IpcError } from '../errors.ts';
+import type { IpcBufferDescriptor } from './descriptor.ts';
+import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
+
+/** The plain memory of other processes, by handle: each context has it at another address. */
+const mapped = tableByContext(() => new MappingTable<Mapping>(unmap, { waits: true }));
+
+export const isLegacyMapped = (
+  context: Context,
+  { handle, bufferId }: IpcBufferDescriptor,
+): boolean => mapped(context).has(handle, bufferId);
+
+/**
+ * Maps the allocation that a descriptor names, or counts one more user of it.
+ *
+ * @throws IpcError where the driver refuses it, or where it is mapped as what it was before
+ */
+export const mapLegacy = (context: Context, descriptor: IpcBufferDescriptor): MappingUse<Mapping> =>
+  mapped(context).use(descriptor.handle, descriptor.bufferId, context, () =>
+    map(context, descriptor),
+  );
+
+function map(context: Context, { handle, pid }: IpcBufferDescriptor): Mapping {
+  const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
+  return context.run(() => {
+    const status = cu.cuIpcOpenMemHandle_v2(OUT0, bytes, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (status !== 0)
+      throw new IpcError(
+        `memory of process ${pid} could not be opened`,
+        cudaError(status, 'cuIpcOpenMemHandle_v2'),
+      );
+    const base = readHandle<CUdeviceptr>(OUT0, cu.cuIpcCloseMemHandle);
+    const ranged = cu.cuMemGetAddressRange_v2(OUT0, OUT1, base);
+    if (ranged !== 0) cu.cuIpcCloseMemHandle(base);
+    check(ranged, 'cuMemGetAddressRange_v2', () => `measuring memory of process ${pid}`);
+    return { context, resets: context.resets, base, byteLength: readSize(OUT1) };
+  });
+}
+
+const unmap = ({ context, base }: Mapping): void =>
+  context.run(() => check(cu.cuIpcCloseMemHandle(base), 'cuIpcCloseMemHandle'));

@@ -1,0 +1,35 @@
+/** Where imported objects came from, so that they can be passed on as what they came as. */
+import type { DeviceBuffer } from '../memory/buffer.ts';
+import { type IpcDescriptor, type IpcMemoryDescriptor, sealDescriptor } from './descriptor.ts';
+import type { Parcel } from './parcel.ts';
+
+/** What an object was opened with: the descriptors are kept by the object. */
+export interface Origin<D extends IpcDescriptor> {
+  readonly descriptor: D;
+  fds(): readonly number[];
+}
+
+const origins = new WeakMap<object, Origin<IpcDescriptor>>();
+
+export function rememberOrigin<D extends IpcDescriptor>(object: object, origin: Origin<D>): void {
+  origins.set(object, origin);
+}
+
+export const originOf = (object: object): Origin<IpcDescriptor> | undefined => origins.get(object);
+
+/** The descriptor that a buffer was opened with, cut down to what it is a view of. */
+export function forwardBuffer(
+  buffer: DeviceBuffer,
+  { descriptor, fds }: Origin<IpcMemoryDescriptor>,
+): Parcel {
+  const { address, byteLength, access, whole } = buffer;
+  // Bytes have no layout, whatever they were a part of.
+  const { layout: _, ...fields } = descriptor;
+  const narrowed = {
+    ...fields,
+    byteOffset: descriptor.byteOffset + (address - whole.address),
+    byteLength,
+    access,
+  };
+  return { descriptor: sealDescriptor(narrowed as never), fds: fds() };
+}

@@ -1,0 +1,121 @@
+/** The seam between what is shared and the connection that carries it. */
+import { CudaError, IpcError } from '../errors.ts';
+import { CudaEvent } from '../event.ts';
+import { DeviceBuffer } from '../memory/buffer.ts';
+import { type IpcDescriptor, parseDescriptor } from './descriptor.ts';
+import { exportIpc, isShareable, type Shareable } from './export.ts';
+import { openParsed } from './import.ts';
+import { OwnedFds } from './owned-fds.ts';
+import { ReceivedPool } from './received-pool.ts';
+
+/** What goes to another process for one object: plain data, and file descriptors beside it. */
+export interface Parcel {
+  readonly descriptor: IpcDescriptor;
+  /** Borrowed: the sender keeps them open and does not close them. */
+  readonly fds: readonly number[];
+}
+
+/** What two ends of one connection remember for each other, e.g. which pools the other end has. */
+export interface ParcelSession {
+  readonly sent: Set<string>;
+  readonly received: Map<string, unknown>;
+}
+
+/** More pools than a program has; a hostile peer must not fill this process's table of files. */
+const MAX_RECEIVED_POOLS = 1024;
+
+/** An object for another process; undefined for one that is not ours to share. @throws IpcError */
+export function pack(object: object, session: ParcelSession): Parcel | undefined {
+  if (!isShareable(object)) return undefined;
+  const parcel = parcelOf(object);
+  const { descriptor } = parcel;
+  if (descriptor.kind !== 'pool') return parcel;
+  if (session.sent.has(descriptor.pool)) return { descriptor, fds: [] };
+  session.sent.add(descriptor.pool);
+  return parcel;
+}
+
+// Of memory that cuffi allocated or opened: what others own may be freed and be something else since.
+const parcels = new WeakMap<DeviceBuffer, Parcel>();
+
+function parcelOf(object: Shareable): Parcel {
+  if (!(object instanceof DeviceBuffer) || object.origin === 'borrowed') return exportIpc(object);
+  const known = object.closed ? undefined : parcels.get(object);
+  if (known) return known;
+  const parcel = exportIpc(object);
+  parcels.set(object, parcel);
+  return parcel;
+}
+
+/**
+ * The object that another process packed. Takes ownership of `fds` in every case: closes what it
+ * does not keep.
+ *
+ * What comes back to the process that made it is an alias of the original.
+ *
+ * @throws IpcError
+ */
+export function unpack(
+  descriptor: unknown,
+  fds: readonly number[],
+  session: ParcelSession,
+): object {
+  const owned = new OwnedFds(fds);
+  try {
+    const sound = parseDescriptor(descriptor);
+    // The connection has seen to who is at its other end.
+    const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
+    if (sound.kind !== 'pool') return openParsed(sound, owned, options);
+    const pool = receivePool(sound.pool, owned, session);
+    try {
+      const opened = openParsed(sound, pool ?? owned, options);
+      pool?.keep(opened);
+      return opened;
+    } catch (error) {
+      // It does not come again: it is kept for the next memory of the pool, if it is of a pool.
+      if (pool && isNoPool(error)) forgetPool(sound.pool, session);
+      throw error;
+    }
+  } finally {
+    owned[Symbol.dispose]();
+  }
+}
+
+/** Closes what was unpacked for nobody; a pool may be somebody's already, and is left to them. */
+export function discard(object: object): void {
+  if (object instanceof DeviceBuffer || object instanceof CudaEvent) object.close();
+}
+
+const isNoPool = (error: unknown): boolean =>
+  error instanceof IpcError &&
+  error.cause instanceof CudaError &&
+  error.cause.call === 'cuMemPoolImportFromShareableHandle';
+
+/** Lets go of what a connection has kept: call it when that ends. */
+export function endSession(session: ParcelSession): void {
+  for (const id of session.received.keys()) forgetPool(id, session);
+  session.sent.clear();
+}
+
+function forgetPool(id: string, { received }: ParcelSession): void {
+  const pool = received.get(id);
+  received.delete(id);
+  if (pool instanceof ReceivedPool) pool[Symbol.dispose]();
+}
+
+/** The pool by that identity; one that comes with its descriptor is remembered. */
+function receivePool(
+  id: string,
+  owned: OwnedFds,
+  { received }: ParcelSession,
+): ReceivedPool | undefined {
+  const known = received.get(id);
+  if (known instanceof ReceivedPool) return known;
+  if (owned.numbers.length !== 1) return undefined;
+  if (received.size >= MAX_RECEIVED_POOLS)
+    throw new IpcError(`more than ${MAX_RECEIVED_POOLS} memory pools came over one connection`);
+  const [fd] = owned.take();
+  const pool = new ReceivedPool(fd as number);
+  received.set(id, pool);
+  return pool;
+}

@@ -1,0 +1,76 @@
+/** The pools of other processes that are open here, each once a context. */
+import { OUT0, readHandle } from '../../ffi/arena.ts';
+import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import { duplicateFd } from '../../ffi/libc.ts';
+import type { Address, CUmemoryPool } from '../../ffi/types.ts';
+import { cudaError } from '../check.ts';
+import type { Context } from '../context.ts';
+import { IpcError } from '../errors.ts';
+import { closeKeptFd, keepFd } from '../memory/kept-fds.ts';
+import { type IpcPoolDescriptor, sealDescriptor } from './descriptor.ts';
+import { ImportedPool } from './imported-pool.ts';
+
+const pools = new WeakMap<Context, Map<string, ImportedPool>>();
+
+/** The pool that a descriptor names, where it is open in the context. */
+export function findPool(context: Context, { pool }: IpcPoolDescriptor): ImportedPool | undefined {
+  const known = pools.get(context)?.get(pool);
+  return known?.closed ? undefined : known;
+}
+
+/**
+ * The pool that a descriptor names, imported at its first use in the context.
+ *
+ * @param fd the pool's file descriptor, which stays its caller's; needed where the pool is not open
+ * @throws IpcError
+ */
+export function importPool(
+  context: Context,
+  descriptor: IpcPoolDescriptor,
+  fd: number | undefined,
+): ImportedPool {
+  const known = findPool(context, descriptor);
+  if (known) return known;
+  if (fd === undefined)
+    throw new IpcError(
+      `the pool of process ${descriptor.pid} is not open here, and its file descriptor did not come`,
+      undefined,
+      'no-file-descriptor',
+    );
+  const own = keepFd(context, duplicateFd(fd));
+  let handle: CUmemoryPool;
+  try {
+    handle = importHandle(own, descriptor);
+  } catch (error) {
+    closeKeptFd(context, own);
+    throw error;
+  }
+  const pool = new ImportedPool(context, handle, own, ofPool(descriptor));
+  const byId = pools.get(context) ?? new Map<string, ImportedPool>();
+  for (const [id, { closed }] of byId) if (closed) byId.delete(id);
+  pools.set(context, byId.set(descriptor.pool, pool));
+  return pool;
+}
+
+/** The pool itself, of the descriptor of its memory. */
+const ofPool = (descriptor: IpcPoolDescriptor): IpcPoolDescriptor => {
+  const { layout: _, ...fields } = descriptor;
+  const nothing = { baseByteLength: 0, byteOffset: 0, byteLength: 0, bufferId: 0, generation: 0 };
+  return sealDescriptor<'pool'>({ ...fields, ...nothing, access: 'read-write', handle: null });
+};
+
+function importHandle(fd: number, { pid }: IpcPoolDescriptor): CUmemoryPool {
+  const status = cu.cuMemPoolImportFromShareableHandle(
+    OUT0,
+    fd as Address,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+    0,
+  );
+  if (status !== 0)
+    throw new IpcError(
+      `a memory pool of process ${pid} could not be opened`,
+      cudaError(status, 'cuMemPoolImportFromShareableHandle'),
+    );
+  return readHandle<CUmemoryPool>(OUT0, cu.cuMemPoolDestroy);
+}

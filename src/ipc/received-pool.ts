@@ -1,0 +1,38 @@
+import { closeFd } from '../../ffi/libc.ts';
+import { ImportedPool } from './imported-pool.ts';
+import type { ReceivedFds } from './owned-fds.ts';
+
+/**
+ * A pool that came over a connection: its file descriptor comes once, and memory of it any number
+ * of times. It stays open for the next memory of it, until the connection ends.
+ */
+export class ReceivedPool implements ReceivedFds, Disposable {
+  readonly numbers: readonly number[];
+  #pool: ImportedPool | undefined;
+
+  /** @param fd the pool's, which becomes this object's */
+  constructor(fd: number) {
+    this.numbers = [fd];
+  }
+
+  /** Nobody takes it: it is there for the next one too. */
+  take(): readonly number[] {
+    return [];
+  }
+
+  /** Keeps what was opened: the pool, or the one that memory is of. */
+  keep(opened: object): void {
+    const pool = 'resource' in opened ? opened.resource : opened;
+    if (!(pool instanceof ImportedPool) || pool === this.#pool) return;
+    pool.hold();
+    this.#pool?.drop();
+    this.#pool = pool;
+  }
+
+  [Symbol.dispose](): void {
+    const [fd] = this.numbers;
+    this.#pool?.drop();
+    this.#pool = undefined;
+    closeFd(fd as number);
+  }
+}

@@ -1,0 +1,110 @@
+import { OUT0, readHandle } from '../../ffi/arena.ts';
+import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
+import { check, cudaError } from '../check.ts';
+import type { Context } from '../context.ts';
+import { IpcError } from '../errors.ts';
+import type { Access } from '../memory/buffer-options.ts';
+import { keepFd } from '../memory/kept-fds.ts';
+import {
+  allowDevice,
+  mapPart,
+  type Part,
+  reserveAddresses,
+  unreserve,
+} from '../memory/virtual-parts.ts';
+import { releaseQuietly } from '../resource.ts';
+import type { IpcVirtualDescriptor } from './descriptor.ts';
+import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
+import type { ReceivedFds } from './owned-fds.ts';
+
+/** Pieces of another process's virtual memory, mapped one behind the other. */
+export interface VirtualMapping extends Mapping {
+  /** With the descriptors that they came by, for whom they are passed on to. */
+  readonly parts: Part[];
+}
+
+const mapped = tableByContext(
+  () =>
+    new MappingTable<VirtualMapping>(
+      // cuMemUnmap does not wait for what uses the memory.
+      ({ context, base, byteLength, parts }) => unreserve(context, base, byteLength, parts),
+      { waits: false },
+    ),
+);
+
+const nameOf = ({ memory, firstPiece, pieces }: IpcVirtualDescriptor, access: Access): string =>
+  `${memory} ${firstPiece} ${pieces.length} ${access}`;
+
+export const isVirtualMapped = (
+  context: Context,
+  descriptor: IpcVirtualDescriptor,
+  access: Access,
+): boolean => mapped(context).has(nameOf(descriptor, access), descriptor.generation);
+
+/**
+ * Maps the pieces that a descriptor names, or counts one more user of them.
+ *
+ * @param fds the descriptors of the pieces: taken where they are needed
+ * @throws IpcError where the driver refuses them
+ */
+export const mapVirtual = (
+  context: Context,
+  descriptor: IpcVirtualDescriptor,
+  fds: ReceivedFds,
+  access: Access,
+): MappingUse<VirtualMapping> =>
+  mapped(context).use(nameOf(descriptor, access), descriptor.generation, context, () =>
+    map(context, descriptor, fds, access),
+  );
+
+function map(
+  context: Context,
+  { pieces, baseByteLength, pid }: IpcVirtualDescriptor,
+  fds: ReceivedFds,
+  access: Access,
+): VirtualMapping {
+  const base = reserveAddresses(baseByteLength);
+  const parts: Part[] = [];
+  try {
+    let end = base as number;
+    for (const [at, byteLength] of pieces.entries()) {
+      const part = { address: end as CUdeviceptr, byteLength };
+      importPiece(part, fds.numbers[at] as number, pid);
+      parts.push({ ...part, handle: undefined, fd: undefined });
+      end += byteLength;
+    }
+    for (const part of parts) allowDevice(part, context.device, access);
+    for (const [at, fd] of fds.take().entries()) (parts[at] as Part).fd = keepFd(context, fd);
+  } catch (error) {
+    // Nobody was given the address yet: nothing uses it.
+    releaseQuietly(() => unreserve(context, base, baseByteLength, parts));
+    throw error;
+  }
+  return { context, resets: context.resets, base, byteLength: baseByteLength, parts };
+}
+
+/** Maps a piece; its mapping alone holds it afterwards. */
+function importPiece(
+  { address, byteLength }: Pick<Part, 'address' | 'byteLength'>,
+  fd: number,
+  pid: number,
+): void {
+  const status = cu.cuMemImportFromShareableHandle(
+    OUT0,
+    fd as Address,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+  );
+  if (status !== 0)
+    throw new IpcError(
+      `virtual memory of process ${pid} could not be opened`,
+      cudaError(status, 'cuMemImportFromShareableHandle'),
+    );
+  const handle = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
+  try {
+    mapPart(address, byteLength, handle);
+  } finally {
+    check(cu.cuMemRelease(handle), 'cuMemRelease');
+  }
+}

@@ -1,0 +1,34 @@
+/** File descriptors that name what a context holds: closed with it, also when a reset takes it. */
+import { closeFd, setCloseOnExec } from '../../ffi/libc.ts';
+import type { Context } from '../context.ts';
+
+interface Kept {
+  readonly resets: number;
+  readonly fds: Set<number>;
+}
+
+const kept = new WeakMap<Context, Kept>();
+
+/** Keeps a descriptor, close-on-exec, until {@link closeKeptFd}; answers it. */
+export function keepFd(context: Context, fd: number): number {
+  try {
+    setCloseOnExec(fd);
+  } catch (error) {
+    closeFd(fd);
+    throw error;
+  }
+  const known = kept.get(context);
+  if (known?.resets === context.resets) {
+    known.fds.add(fd);
+    return fd;
+  }
+  // Of before a reset, which told nobody that what they name is gone.
+  for (const stale of known?.fds ?? []) closeFd(stale);
+  kept.set(context, { resets: context.resets, fds: new Set([fd]) });
+  return fd;
+}
+
+/** Closes a kept descriptor; nothing for one that is closed already. */
+export function closeKeptFd(context: Context, fd: number): void {
+  if (kept.get(context)?.fds.delete(fd)) closeFd(fd);
+}

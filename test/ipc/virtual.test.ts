@@ -1,0 +1,132 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { cu, recordCalls } from '../../ffi/driver.ts';
+import type { CUstream } from '../../ffi/types.ts';
+import { Context, Device, DeviceBuffer, VirtualMemory } from '../../src/index.ts';
+import { exportIpc, openIpc } from '../../src/ipc/index.ts';
+import { dose } from '../support/dose.ts';
+import { processState } from '../support/process-state.ts';
+import { type Read, User } from './fixtures/index.ts';
+import { Mailbox } from './fixtures/mailbox.ts';
+
+const MIB = 1 << 20;
+const device = Device.get();
+const isSupported =
+  VirtualMemory.supported(device) && device.attribute('handleTypePosixFileDescriptorSupported');
+const options = {
+  timeout: 60_000,
+  skip: isSupported ? false : 'the device does not share virtual memory by file descriptor',
+};
+
+const valuesOf = async (buffer: DeviceBuffer): Promise<number[]> => [
+  ...new Set(await buffer.copyToHost()),
+];
+
+const receiveBuffer = (mailbox: Mailbox): DeviceBuffer => {
+  const received = mailbox.receive();
+  assert.ok(received instanceof DeviceBuffer);
+  return received;
+};
+
+test(
+  'each piece goes by a descriptor of its own, and only those that are needed',
+  options,
+  async () => {
+    using mailbox = new Mailbox();
+    await using user = await User.ready();
+    using memory = VirtualMemory.reserve(8 * MIB, { shareable: true });
+    memory.grow(2 * MIB);
+    const buffer = memory.grow(5 * MIB);
+    buffer.fill(1);
+    await Context.primary().synchronize();
+    assert.equal(mailbox.send(memory, user.pid), 2);
+    await user.do('receive', { key: 'all' });
+    const seam = buffer.subarray(2 * MIB - 8, 2 * MIB + 8);
+    assert.equal(mailbox.send(seam, user.pid), 2);
+    await user.do('receive', { key: 'seam' });
+    assert.equal(mailbox.send(buffer.subarray(4 * MIB, 4 * MIB + 100), user.pid), 1);
+    await user.do('receive', { key: 'end' });
+    assert.deepEqual(await user.do<Read>('read', { key: 'all' }), {
+      values: [1],
+      byteLength: 5 * MIB,
+    });
+    await user.do('fill', { key: 'seam', value: 2 });
+    await user.do('fill', { key: 'end', value: 3 });
+    assert.deepEqual(await valuesOf(seam), [2]);
+    const bytes = await buffer.copyToHost();
+    assert.deepEqual([bytes[2 * MIB - 9], bytes[2 * MIB + 8]], [1, 1]);
+    assert.deepEqual(
+      [4 * MIB - 1, 4 * MIB, 4 * MIB + 99, 4 * MIB + 100].map((at) => bytes[at]),
+      [1, 3, 3, 1],
+    );
+    await user.do('close', { key: 'all' });
+    assert.deepEqual((await user.do<Read>('read', { key: 'seam' })).values, [2]);
+  },
+);
+
+test('what is shared for reading is only read, by cuffi and by the driver', options, async () => {
+  using mailbox = new Mailbox();
+  await using user = await User.ready();
+  await user.do('reserve', { key: 'x', byteLength: 3 * MIB, value: 5 });
+  await user.do('send', { key: 'x', pid: process.pid, readOnly: true });
+  const buffer = receiveBuffer(mailbox);
+  using other = DeviceBuffer.allocate(16);
+  assert.equal(buffer.access, 'read');
+  const recorder = recordCalls();
+  const readOnly = { name: 'TypeError', message: /this buffer is read-only/ };
+  for (const view of [buffer, buffer.subarray(0, 16)]) {
+    assert.throws(() => view.fill(1), readOnly);
+    assert.throws(() => other.copyTo(view), readOnly);
+    assert.throws(() => view.copyFromSync(new Uint8Array(16)), readOnly);
+    await assert.rejects(view.copyFrom(new Uint8Array(16)), readOnly);
+  }
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+  assert.deepEqual(await valuesOf(buffer), [5]);
+  buffer.subarray(0, 16).copyTo(other);
+  assert.deepEqual(await valuesOf(other), [5]);
+  const context = Context.primary();
+  assert.equal(
+    context.run(() => cu.cuMemsetD8Async(buffer.address, 1, 16, 0 as CUstream)),
+    1,
+  );
+  const { descriptor } = exportIpc(buffer.subarray(1, 2));
+  buffer.close();
+  await context.flush();
+  assert.throws(() => openIpc(descriptor), { name: 'IpcError', code: 'no-file-descriptor' });
+});
+
+test(
+  'it stays when its maker has ended, is passed on, and leaves nothing behind',
+  options,
+  async () => {
+    using mailbox = new Mailbox();
+    const context = Context.primary();
+    await using third = await User.ready();
+    const states = async () => [processState(), await third.do('state')];
+    const round = async (): Promise<void> => {
+      await using maker = await User.ready();
+      await maker.do('reserve', { key: 'x', byteLength: 3 * MIB, value: 5 });
+      await maker.do('send', { key: 'x', pid: process.pid });
+      await maker.do('send', { key: 'x', pid: process.pid, begin: 10, end: 20 });
+      const first = receiveBuffer(mailbox);
+      await maker.kill();
+      // Its descriptors came before it ended: they hold the memory.
+      const part = receiveBuffer(mailbox);
+      assert.equal(mailbox.send(part, third.pid), 1);
+      await third.do('receive', { key: 'x' });
+      first.close();
+      assert.deepEqual(await third.do<Read>('read', { key: 'x' }), { values: [5], byteLength: 10 });
+      await third.do('fill', { key: 'x', value: 6 });
+      assert.deepEqual(await valuesOf(part), [6]);
+      part.close();
+      await third.do('close', { key: 'x' });
+      await third.do('flush');
+      await context.flush();
+    };
+    await round();
+    const before = await states();
+    for (let n = 0; n < dose(1, 100); n += 1) await round();
+    assert.deepEqual(await states(), before);
+  },
+);

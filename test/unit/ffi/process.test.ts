@@ -1,0 +1,32 @@
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { test } from 'node:test';
+import {
+  bootId,
+  isProcessAlive,
+  pidNamespace,
+  processStartTime,
+  processUser,
+} from '../../../ffi/process.ts';
+
+test('a process is known by its pid and its start, and not any more when it has ended', async () => {
+  const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+  const pid = child.pid as number;
+  const started = processStartTime(pid);
+  assert.ok(started !== undefined && started >= (processStartTime('self') as number));
+  assert.equal(isProcessAlive(pid, started), true);
+  assert.equal(isProcessAlive(pid, started - 1), false);
+  child.kill('SIGKILL');
+  await once(child, 'exit');
+  assert.equal(processStartTime(pid), undefined);
+  assert.equal(isProcessAlive(pid, started), false);
+  assert.equal(processUser(pid), undefined);
+});
+
+test('this process, its user, its machine and its namespace have names', () => {
+  assert.equal(processStartTime('self'), processStartTime(process.pid));
+  assert.equal(processUser(process.pid), process.geteuid?.());
+  assert.match(bootId(), /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/);
+  assert.ok(Number.isSafeInteger(pidNamespace()) && pidNamespace() > 0);
+});

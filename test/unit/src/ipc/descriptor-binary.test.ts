@@ -1,0 +1,123 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import fc from 'fast-check';
+import { IpcError } from '../../../../src/errors.ts';
+import { type IpcDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
+import {
+  decodeDescriptor,
+  encodeDescriptor,
+  MAX_DESCRIPTOR_BYTE_LENGTH,
+} from '../../../../src/ipc/descriptor-binary.ts';
+import { dose } from '../../../support/dose.ts';
+
+const hex = (byteLength: number) =>
+  fc
+    .uint8Array({ minLength: byteLength, maxLength: byteLength })
+    .map((bytes) => Buffer.from(bytes).toString('hex'));
+const uuid = hex(16).map((digits) =>
+  digits.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, '$1-$2-$3-$4-$5'),
+);
+const size = fc.integer({ min: 0, max: Number.MAX_SAFE_INTEGER });
+const handle = hex(64).map((digits) => Buffer.from(digits, 'hex').toString('base64'));
+const access = fc.constantFrom('read-write', 'read');
+const layout = fc.option(
+  fc
+    .array(fc.tuple(fc.integer({ min: 0, max: 100 }), fc.integer()), { maxLength: 32 })
+    .map((dimensions) => ({
+      dtype: 'float32',
+      shape: dimensions.map(([length]) => length),
+      strides: dimensions.map(([, stride]) => stride),
+    })),
+  { nil: undefined },
+);
+
+const exporter = {
+  device: fc.tuple(fc.constantFrom('GPU-', 'MIG-'), uuid).map((parts) => parts.join('')),
+  machine: uuid,
+  pid: fc.integer({ min: 1, max: 0xffff_ffff }),
+  startTime: size,
+  pidNamespace: size,
+};
+const identity = { access, bufferId: size, generation: size };
+
+/** A range within an allocation. */
+const withRange = <T extends object>(fields: fc.Arbitrary<T>, total?: (fields: T) => number) =>
+  fc
+    .tuple(fields, fc.integer({ min: 1, max: 2 ** 40 }), fc.nat(), fc.nat(), layout)
+    .map(([given, some, begin, length, lay]) => {
+      const baseByteLength = total?.(given) ?? some;
+      const byteOffset = begin % baseByteLength;
+      const byteLength = 1 + (length % (baseByteLength - byteOffset));
+      return { ...given, baseByteLength, byteOffset, byteLength, ...(lay ? { layout: lay } : {}) };
+    });
+
+const sealed = (kind: IpcDescriptor['kind'], fields: fc.Arbitrary<object>) =>
+  fields.map((given) => sealDescriptor({ kind, ...given } as never) as IpcDescriptor);
+
+const descriptors: fc.Arbitrary<IpcDescriptor> = fc.oneof(
+  sealed('event', fc.record({ ...exporter, handle })),
+  sealed('legacy', withRange(fc.record({ ...exporter, ...identity, handle }))),
+  sealed('pool', withRange(fc.record({ ...exporter, ...identity, handle, pool: hex(16) }))),
+  sealed(
+    'virtual',
+    withRange(
+      fc.record({
+        ...exporter,
+        ...identity,
+        memory: hex(16),
+        firstPiece: fc.nat(),
+        pieces: fc.array(fc.integer({ min: 1, max: 2 ** 40 }), { minLength: 1, maxLength: 253 }),
+      }),
+      ({ pieces }) => (pieces ?? []).reduce((sum, piece) => sum + piece, 0),
+    ),
+  ),
+);
+
+test('a descriptor comes back from its compact form as it went in, and is shorter there', () => {
+  fc.assert(
+    fc.property(descriptors, (descriptor) => {
+      const bytes = encodeDescriptor(descriptor);
+      assert.ok(bytes.byteLength <= MAX_DESCRIPTOR_BYTE_LENGTH);
+      if (descriptor.kind === 'legacy' && !descriptor.layout)
+        assert.ok(bytes.byteLength < JSON.stringify(descriptor).length / 2);
+      assert.deepEqual(decodeDescriptor(bytes), descriptor);
+    }),
+    { numRuns: dose(300, 10_000), seed: 20_250_102 },
+  );
+});
+
+test('altered, cut off, longer or invented bytes are an IpcError', () => {
+  const refused = (bytes: Uint8Array): void => {
+    assert.throws(() => decodeDescriptor(bytes), IpcError);
+  };
+  fc.assert(
+    fc.property(
+      descriptors,
+      fc.nat(),
+      fc.integer({ min: 1, max: 255 }),
+      (descriptor, at, change) => {
+        const bytes = encodeDescriptor(descriptor);
+        refused(bytes.subarray(0, at % bytes.byteLength));
+        refused(new Uint8Array([...bytes, 0]));
+        const place = at % bytes.byteLength;
+        bytes[place] = (bytes[place] as number) ^ change;
+        try {
+          // A flag for which any value but 0 means the same: nothing was altered.
+          assert.deepEqual(decodeDescriptor(bytes), descriptor);
+        } catch (error) {
+          assert.ok(error instanceof IpcError, String(error));
+        }
+      },
+    ),
+    { numRuns: dose(300, 10_000), seed: 20_250_103 },
+  );
+  fc.assert(fc.property(fc.uint8Array({ maxLength: 300 }), refused));
+  refused(new Uint8Array(MAX_DESCRIPTOR_BYTE_LENGTH + 1));
+  for (const wrong of [undefined, 'cufd', [1], new ArrayBuffer(8)])
+    assert.throws(() => decodeDescriptor(wrong as never), TypeError);
+});
+
+test('what is no sound descriptor has no compact form', () => {
+  for (const wrong of [null, {}, { kind: 'legacy' }, 'x'])
+    assert.throws(() => encodeDescriptor(wrong as never), IpcError);
+});

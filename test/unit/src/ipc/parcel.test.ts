@@ -1,0 +1,329 @@
+import assert from 'node:assert/strict';
+import { closeSync, openSync, readFileSync } from 'node:fs';
+import { test } from 'node:test';
+import fc from 'fast-check';
+import { recordCalls } from '../../../../ffi/driver.ts';
+import { duplicateFd, isOpenFd } from '../../../../ffi/libc.ts';
+import {
+  Context,
+  CudaEvent,
+  CuffiError,
+  DeviceBuffer,
+  MappedMemory,
+  MemoryPool,
+  VirtualMemory,
+} from '../../../../src/index.ts';
+import { type IpcDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
+import {
+  exportIpc,
+  getIpcHandle,
+  ImportedPool,
+  type OpenOptions,
+  openIpc,
+  openIpcBuffer,
+  openIpcEvent,
+  openIpcPool,
+} from '../../../../src/ipc/index.ts';
+import {
+  discard,
+  endSession,
+  type ParcelSession,
+  pack,
+  unpack,
+} from '../../../../src/ipc/parcel.ts';
+import { openDescriptors } from '../../../support/descriptors.ts';
+import { dose } from '../../../support/dose.ts';
+import { emulate } from '../emulate.ts';
+
+const MIB = 1 << 20;
+const session = (): ParcelSession => ({ sent: new Set(), received: new Map() });
+/** As another process, of which nothing is to be seen, would have made it. */
+const ofAnother = (descriptor: IpcDescriptor, fields: object = {}): IpcDescriptor =>
+  sealDescriptor({ ...descriptor, pid: 2 ** 30, pidNamespace: 1, ...fields } as never);
+const isCloseOnExec = (fd: number): boolean =>
+  /^flags:\s+0*[1-7]?2\d{6}$/m.test(readFileSync(`/proc/self/fdinfo/${fd}`, 'utf8'));
+
+function sharedPool() {
+  const pool = MemoryPool.create({ maxSize: 32 * MIB, shareable: true });
+  return { pool, buffer: pool.allocate(4096) };
+}
+
+function sharedMemory(): VirtualMemory {
+  const memory = VirtualMemory.reserve(8 * MIB, { shareable: true });
+  memory.grow(2 * MIB);
+  memory.grow(6 * MIB);
+  return memory;
+}
+
+test('descriptors are made once, are close-on-exec, and go with what they are of', () => {
+  emulate();
+  const before = openDescriptors();
+  const { pool, buffer } = sharedPool();
+  const memory = sharedMemory();
+  const made = openDescriptors();
+  const ofPool = exportIpc(buffer).fds;
+  assert.deepEqual(exportIpc(pool).fds, ofPool);
+  assert.deepEqual(exportIpc(pool.allocate(16)).fds, ofPool);
+  const ofMemory = exportIpc(memory).fds;
+  assert.deepEqual(exportIpc(memory.buffer.subarray(0, 16)).fds, ofMemory.slice(0, 1));
+  for (const fd of [...ofPool, ...ofMemory]) assert.ok(isCloseOnExec(fd), String(fd));
+  assert.equal(openDescriptors(), made + 3);
+  pool.close({ buffers: true });
+  memory.close();
+  assert.equal(openDescriptors(), before);
+});
+
+test('those of what a reset took are closed when the next is made', () => {
+  emulate();
+  const { buffer } = sharedPool();
+  const { fds } = exportIpc(buffer);
+  Context.primary().resetSync();
+  const later = exportIpc(sharedMemory().buffer.subarray(0, 1));
+  assert.ok(later.fds[0] === fds[0] || !isOpenFd(fds[0] as number));
+});
+
+test('what was not made for other processes is refused in words, before the driver is asked', () => {
+  emulate();
+  const pool = MemoryPool.create({ maxSize: MIB });
+  const ofPool = pool.allocate(16);
+  const memory = VirtualMemory.reserve(MIB).grow(16);
+  const mapped = MappedMemory.create().allocate(16);
+  const inTwoPieces = sharedMemory();
+  const recorder = recordCalls();
+  for (const unshareable of [pool, ofPool])
+    assert.throws(() => exportIpc(unshareable), { name: 'IpcError', message: /shareable: true/ });
+  assert.throws(() => exportIpc(memory), { name: 'IpcError', message: /shareable: true/ });
+  assert.throws(() => inTwoPieces.share(0, 6 * MIB, 1), /in 2 pieces, of which 1 can be shared/);
+  assert.throws(() => exportIpc(mapped), { name: 'IpcError', message: /copy it to device memory/ });
+  for (const wrong of [undefined, null, {}, 5])
+    assert.throws(() => exportIpc(wrong as never), { name: 'TypeError' });
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+  const closed = sharedPool();
+  closed.pool.close({ buffers: true });
+  for (const gone of [closed.pool, closed.buffer])
+    assert.throws(() => exportIpc(gone), { name: 'ClosedError' });
+});
+
+test('an alias in the same process is a view with a close of its own', () => {
+  emulate();
+  const plain = DeviceBuffer.allocate(4096);
+  const { pool, buffer } = sharedPool();
+  const memory = sharedMemory();
+  const event = CudaEvent.create({ interprocess: true });
+  const alias = { sameProcess: 'alias' } as const;
+  for (const whole of [plain, buffer, memory.buffer]) {
+    const part = whole.subarray(whole.byteLength - 16, whole.byteLength - 4);
+    part.fill(7);
+    const { descriptor } = exportIpc(part.readOnly());
+    assert.throws(() => openIpc(descriptor), { name: 'IpcError', code: 'same-process' });
+    const one = openIpcBuffer(descriptor, alias);
+    const other = openIpcBuffer(descriptor, alias);
+    assert.deepEqual([one.address, one.byteLength, one.access], [part.address, 12, 'read']);
+    one.close();
+    assert.deepEqual(new Set(other.copyToHostSync()), new Set([7]));
+    assert.equal(whole.closed, false);
+    const asked = openIpcBuffer(exportIpc(part).descriptor, { ...alias, access: 'read' });
+    assert.equal(asked.access, 'read');
+  }
+  const again = openIpcEvent(getIpcHandle(event), alias);
+  again.close();
+  assert.equal(event.closed, false);
+  const last = openIpcEvent(getIpcHandle(event), alias);
+  event.close();
+  assert.equal(last.closed, true);
+  assert.throws(() => openIpcPool(exportIpc(pool).descriptor, alias), /use it itself/);
+  assert.equal(openIpc(exportIpc(pool).descriptor, alias), pool);
+  const { descriptor } = exportIpc(plain);
+  const view = openIpcBuffer(descriptor, alias);
+  plain.close();
+  assert.equal(view.closed, true);
+  assert.throws(() => openIpcBuffer(descriptor, alias), { name: 'ClosedError' });
+  const borrowed = DeviceBuffer.fromPointer(DeviceBuffer.allocate(16).address, 16);
+  assert.throws(() => openIpcBuffer(getIpcHandle(borrowed), alias), /not there any more/);
+});
+
+test('a pool goes with its last buffer, or stays until its session ends', async () => {
+  emulate();
+  const context = Context.primary();
+  const { pool, buffer } = sharedPool();
+  const descriptor = ofAnother(exportIpc(buffer).descriptor);
+  const before = openDescriptors();
+  const fds = (): number[] => exportIpc(buffer).fds.map(duplicateFd);
+  const alone = openIpcBuffer(descriptor, { fds: fds() });
+  const from = alone.resource;
+  assert.ok(from instanceof ImportedPool);
+  openIpcBuffer(descriptor).close();
+  alone.close();
+  assert.equal(from.closed, true);
+  await context.flush();
+  assert.equal(openDescriptors(), before);
+
+  const ours = session();
+  assert.equal(pack(buffer, ours)?.fds.length, 1);
+  assert.equal(pack(pool, ours)?.fds.length, 0);
+  const received = unpack(descriptor, fds(), ours) as DeviceBuffer;
+  const kept = received.resource;
+  received.close();
+  const later = unpack(descriptor, [], ours) as DeviceBuffer;
+  assert.equal(later.resource, kept);
+  assert.deepEqual(pack(later, session())?.descriptor, descriptor);
+  endSession(ours);
+  assert.equal(later.closed, false);
+  later.close();
+  assert.equal((kept as ImportedPool).closed, true);
+  assert.throws(() => unpack(descriptor, [], ours), { code: 'no-file-descriptor' });
+  await context.flush();
+  assert.equal(openDescriptors(), before);
+  assert.equal(pack({}, ours), undefined);
+
+  const unwanted = unpack(descriptor, fds(), ours) as DeviceBuffer;
+  discard(unwanted);
+  discard(unwanted.resource as ImportedPool);
+  assert.deepEqual([unwanted.closed, (unwanted.resource as ImportedPool).closed], [true, false]);
+  endSession(ours);
+  assert.equal((unwanted.resource as ImportedPool).closed, true);
+});
+
+test('a pool that was closed with its buffers opens anew, while they wait to be unmapped too', () => {
+  emulate();
+  const { buffer } = sharedPool();
+  buffer.fill(3);
+  const { descriptor, fds } = exportIpc(buffer);
+  const open = (): DeviceBuffer =>
+    openIpcBuffer(ofAnother(descriptor), { fds: fds.map(duplicateFd) });
+  const context = Context.primary();
+  const first = open();
+  {
+    using _ = context.deferCleanup();
+    (first.resource as ImportedPool).close({ buffers: true });
+    assert.equal(first.closed, true);
+    const second = open();
+    assert.notEqual(second.resource, first.resource);
+    assert.deepEqual(new Set(second.copyToHostSync()), new Set([3]));
+    context.releases.collect();
+  }
+  context.releases.collect();
+  assert.deepEqual(new Set(open().copyToHostSync()), new Set([3]));
+});
+
+test("on another device a pool's memory is used by access that is given, and taken back", async () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const { buffer } = sharedPool();
+  buffer.fill(4);
+  const { descriptor, fds } = exportIpc(buffer);
+  const open = (device: number): DeviceBuffer =>
+    openIpcBuffer(ofAnother(descriptor), { device, fds: fds.map(duplicateFd) });
+  const recorder = recordCalls();
+  const count = (name: string): number =>
+    recorder.calls.filter((call) => call.name === name).length;
+  const [here, there] = [open(0), open(1)];
+  assert.equal(there.context.device.ordinal, 1);
+  assert.deepEqual(new Set(there.copyToHostSync()), new Set([4]));
+  assert.equal(count('cuMemPoolSetAccess'), 1);
+  // The driver maps it once a process, and the first free would unmap it for both.
+  assert.equal(count('cuMemPoolImportPointer'), 1);
+  there.close();
+  await there.context.flush();
+  assert.equal(count('cuMemPoolSetAccess'), 2);
+  assert.deepEqual(new Set(here.copyToHostSync()), new Set([4]));
+  here.close();
+  await here.context.flush();
+  recorder.stop();
+  assert.equal(count('cuMemPoolDestroy'), 2);
+});
+
+test('descriptors are taken in every case, but where the arguments are wrong', () => {
+  emulate();
+  const { buffer } = sharedPool();
+  const memory = sharedMemory();
+  const plain = DeviceBuffer.allocate(16);
+  const taken = (open: (fds: number[]) => unknown, count: number): void => {
+    const fds = Array.from({ length: count }, () => openSync('/dev/null', 'r'));
+    assert.throws(() => open(fds), { name: 'IpcError' });
+    for (const fd of fds) assert.equal(isOpenFd(fd), false);
+  };
+  const cases: readonly [unknown, number][] = [
+    [{}, 2],
+    [exportIpc(plain).descriptor, 1],
+    [ofAnother(exportIpc(plain).descriptor, { handle: Buffer.alloc(64).toString('base64') }), 1],
+    [ofAnother(exportIpc(buffer).descriptor), 1],
+    [ofAnother(exportIpc(buffer).descriptor), 2],
+    [ofAnother(exportIpc(memory).descriptor), 2],
+    [ofAnother(exportIpc(memory).descriptor), 1],
+  ];
+  for (const [descriptor, count] of cases) {
+    taken((fds) => openIpc(descriptor, { fds }), count);
+    // What is one's own comes back over a connection.
+    if (descriptor !== cases[1]?.[0]) taken((fds) => unpack(descriptor, fds, session()), count);
+  }
+  const full: ParcelSession = {
+    sent: new Set(),
+    received: new Map(Array.from({ length: 1024 }, (_, n) => [String(n), n])),
+  };
+  taken((fds) => unpack(ofAnother(exportIpc(buffer).descriptor), fds, full), 1);
+  const fd = openSync('/dev/null', 'r');
+  for (const options of [
+    { fds: [fd, fd] },
+    { fds: [fd, -1] },
+    { fds: fd },
+    { fds: [fd], access: 'x' },
+  ])
+    assert.throws(() => openIpc({}, options as unknown as OpenOptions), { name: 'TypeError' });
+  closeSync(fd);
+});
+
+test('a sound but hostile descriptor opens within what it names, or is an error; nothing leaks', async () => {
+  emulate();
+  const { buffer } = sharedPool();
+  const memory = sharedMemory();
+  const parcels = [exportIpc(buffer.subarray(16, 512)), exportIpc(memory.buffer)];
+  const context = Context.primary();
+  const number = fc.oneof(fc.nat(8192), fc.nat(16 * MIB), fc.integer(), fc.constant(2 ** 52));
+  const mutations = fc.dictionary(
+    fc.constantFrom(
+      'byteOffset',
+      'byteLength',
+      'baseByteLength',
+      'bufferId',
+      'generation',
+      'firstPiece',
+    ),
+    number,
+    { maxKeys: 3 },
+  );
+  const pieces = fc.option(
+    fc.array(fc.oneof(fc.constantFrom(MIB, 2 * MIB, 4 * MIB), number), { maxLength: 4 }),
+  );
+  const flip = fc.option(fc.tuple(fc.nat(63), fc.integer({ min: 1, max: 255 })));
+  await context.flush();
+  const before = [openDescriptors(), context.resources.size, context.memoryInfo().free];
+  fc.assert(
+    fc.property(
+      fc.constantFrom(...parcels),
+      mutations,
+      pieces,
+      flip,
+      (parcel, changes, sizes, bit) => {
+        const fields: Record<string, unknown> = { ...parcel.descriptor, ...changes };
+        if (sizes && 'pieces' in fields) fields['pieces'] = sizes;
+        if (bit && typeof fields['handle'] === 'string') {
+          const bytes = Buffer.from(fields['handle'], 'base64');
+          bytes[bit[0]] = (bytes[bit[0]] as number) ^ bit[1];
+          fields['handle'] = bytes.toString('base64');
+        }
+        const message = ofAnother(fields as unknown as IpcDescriptor);
+        try {
+          const opened = openIpcBuffer(message, { fds: parcel.fds.map(duplicateFd) });
+          opened.copyToHostSync();
+          opened.close();
+        } catch (error) {
+          assert.ok(error instanceof CuffiError, String(error));
+        }
+      },
+    ),
+    { numRuns: dose(300, 10_000), seed: 20_250_104 },
+  );
+  await context.flush();
+  assert.deepEqual([openDescriptors(), context.resources.size, context.memoryInfo().free], before);
+});
