@@ -17,6 +17,7 @@ const table = {
   fallocate: [[int, int, long, long], 'int32'],
   close: [[int], 'int32'],
   fcntl: [[int, int, long], 'int32'],
+  flock: [[int, int], 'int32'],
   pread: [[int, pointer, size_t, long], 'int64'],
   pwrite: [[int, pointer, size_t, long], 'int64'],
   memmove: [[pointer, pointer, size_t], 'uint64'],
@@ -109,6 +110,7 @@ const MAP_SHARED = 1;
 const MFD_CLOEXEC = 1;
 const F_GETFD = 1;
 const F_SETFD = 2;
+const F_DUPFD_CLOEXEC = 1030;
 const FD_CLOEXEC = 1;
 const SYS_PIDFD_OPEN = 434;
 const SYS_PIDFD_GETFD = 438;
@@ -138,6 +140,10 @@ export const isOpenFd = (fd: number): boolean => isFdNumber(fd) && libc.fcntl(fd
 export const setCloseOnExec = (fd: number): void => {
   succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_SETFD, FD_CLOEXEC), 'fcntl');
 };
+
+/** Another descriptor of the same open file, close-on-exec. @throws SystemError */
+export const duplicateFd = (fd: number): number =>
+  succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_DUPFD_CLOEXEC, 0), 'fcntl');
 
 /** An anonymous file in memory, close-on-exec, of the given size. @throws SystemError */
 export function createMemfd(name: string, byteLength: number): number {

@@ -43,6 +43,9 @@ interface Kinds {
   readonly event: IpcEventDescriptor;
 }
 
+/** What names one object of another process. */
+export type IpcDescriptor = Kinds[keyof Kinds];
+
 type Unsealed<D> = Omit<D, 'checksum'>;
 
 // The driver does not notice every altered byte of a handle: it maps something, and the first use
