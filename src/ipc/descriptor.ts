@@ -98,12 +98,16 @@ const loadSchemas = () => {
 };
 let loaded: ReturnType<typeof loadSchemas> | undefined;
 
+/** Descriptors that were found sound: one that comes again through a connection is not read anew. */
+const found = new WeakSet<object>();
+
 /**
  * A message as the descriptor that it should be.
  *
  * @throws IpcError that names what is wrong
  */
 export function parseDescriptor<K extends keyof Kinds>(kind: K, message: unknown): Kinds[K] {
+  if (isFrozenKind(kind, message) && found.has(message)) return message;
   loaded ??= loadSchemas();
   const result = loaded.schemas[kind].safeParse(message);
   if (!result.success)
@@ -115,5 +119,10 @@ export function parseDescriptor<K extends keyof Kinds>(kind: K, message: unknown
     throw new IpcError(
       `this ${kind} descriptor of process ${descriptor.pid} was altered on its way: its checksum is wrong`,
     );
+  if (isFrozenKind(kind, message)) found.add(message);
   return descriptor;
 }
+
+// What can still be changed is checked each time.
+const isFrozenKind = <K extends keyof Kinds>(kind: K, message: unknown): message is Kinds[K] =>
+  Object.isFrozen(message) && (message as Partial<Kinds[K]> | null)?.kind === kind;

@@ -26,9 +26,20 @@ export interface ParcelSession {
  * @throws IpcError for one of ours that cannot be shared
  */
 export function pack(object: object, _session: ParcelSession): Parcel | undefined {
-  if (object instanceof DeviceBuffer) return { descriptor: getIpcHandle(object), fds: [] };
+  if (object instanceof DeviceBuffer) return { descriptor: handleOf(object), fds: [] };
   if (object instanceof CudaEvent) return { descriptor: getIpcHandle(object), fds: [] };
   return undefined;
+}
+
+// Of memory that cuffi allocated: what others own may be freed and be something else since.
+const handles = new WeakMap<DeviceBuffer, IpcDescriptor>();
+
+function handleOf(buffer: DeviceBuffer): IpcDescriptor {
+  const known = buffer.closed ? undefined : handles.get(buffer);
+  if (known) return known;
+  const handle = getIpcHandle(buffer);
+  if (buffer.origin === 'allocated') handles.set(buffer, handle);
+  return handle;
 }
 
 /**

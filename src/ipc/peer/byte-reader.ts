@@ -66,6 +66,12 @@ export class ByteReader {
     return this.#bytes.toString('utf16le', from, from + length);
   }
 
+  /** So many bytes as they are: a view. */
+  view(byteLength: number): Buffer {
+    const from = this.#take(byteLength);
+    return this.#bytes.subarray(from, from + byteLength);
+  }
+
   /** A copy, aligned for every kind of array. */
   bytes(): ArrayBuffer {
     const length = this.length();

@@ -5,9 +5,10 @@ import { ClosedError, IpcError } from '../../errors.ts';
 import type { ParcelSession } from '../parcel.ts';
 import { Assembly } from './assembly.ts';
 import { ByteWriter } from './byte-writer.ts';
-import { decodeValue, openValue } from './decode.ts';
+import { type DecodedValue, decodeValue, type KnownDescriptors } from './decode.ts';
 import { encodeValue } from './encode.ts';
 import { Inbox } from './inbox.ts';
+import { openValue } from './open.ts';
 import { Outbox } from './outbox.ts';
 
 /** Other work of the loop comes in between after so many. */
@@ -20,6 +21,7 @@ export class Connection {
   /** Who is at the other end, in words. */
   readonly other: string;
   readonly #session: ParcelSession = { sent: new Set(), received: new Map() };
+  readonly #known: KnownDescriptors = new Map();
   readonly #inbox = new Inbox();
   readonly #outbox = new Outbox();
   readonly #assembly = new Assembly();
@@ -121,6 +123,7 @@ export class Connection {
   #tellOver(): void {
     this.#session.sent.clear();
     this.#session.received.clear();
+    this.#known.clear();
     this.onOver?.();
     this.onOver = undefined;
   }
@@ -180,9 +183,9 @@ export class Connection {
     const arrived = this.#assembly.add(message);
     if (!arrived) return;
     const { bytes, fds } = arrived;
-    let decoded: ReturnType<typeof decodeValue>;
+    let decoded: DecodedValue;
     try {
-      decoded = decodeValue(bytes, fds.length);
+      decoded = decodeValue(bytes, fds.length, this.#known);
     } catch (error) {
       fds.forEach(closeFd);
       throw error;
@@ -191,7 +194,7 @@ export class Connection {
   }
 
   /** A sound message about what cannot be opened here concerns those who take it, not the rest. */
-  #opened(decoded: ReturnType<typeof decodeValue>, fds: readonly number[]) {
+  #opened(decoded: DecodedValue, fds: readonly number[]) {
     try {
       return openValue(decoded, fds, this.#session);
     } catch (error) {

@@ -1,9 +1,12 @@
-import { closeFd } from '../../../ffi/libc.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseQuietly } from '../../resource.ts';
-import { type ParcelSession, unpack } from '../parcel.ts';
 import { ByteReader } from './byte-reader.ts';
-import { MAX_VALUE_DEPTH, MAX_VALUE_OBJECTS, MAX_VALUE_PARTS } from './limits.ts';
+import {
+  MAX_DESCRIPTOR_BYTE_LENGTH,
+  MAX_KNOWN_DESCRIPTORS,
+  MAX_VALUE_DEPTH,
+  MAX_VALUE_OBJECTS,
+  MAX_VALUE_PARTS,
+} from './limits.ts';
 import { binaryTypes, Tag } from './tags.ts';
 
 /** A GPU object that is still to be opened, and the place in the value where it goes. */
@@ -20,20 +23,22 @@ export interface DecodedValue {
   readonly slots: readonly Slot[];
 }
 
-/** A value with its GPU objects, which belong to whoever takes it. */
-export interface ReceivedValue {
-  readonly value: unknown;
-  readonly objects: readonly object[];
-}
+/** Descriptors by their bytes: the same buffer comes again and again, and is read once. */
+export type KnownDescriptors = Map<string, unknown>;
 
 /**
  * Reads a value of another process. Nothing is believed of it, and nothing opened.
  *
  * @param fdCount how many file descriptors came with it
+ * @param known the descriptors that came before on the same connection
  * @throws IpcError for anything but one whole value
  */
-export function decodeValue(bytes: Uint8Array, fdCount: number): DecodedValue {
-  const decoder = new Decoder(bytes);
+export function decodeValue(
+  bytes: Uint8Array,
+  fdCount: number,
+  known: KnownDescriptors,
+): DecodedValue {
+  const decoder = new Decoder(bytes, known);
   const decoded = decoder.decode();
   const expected = decoded.slots.reduce((sum, slot) => sum + slot.fdCount, 0);
   if (expected !== fdCount)
@@ -41,48 +46,16 @@ export function decodeValue(bytes: Uint8Array, fdCount: number): DecodedValue {
   return decoded;
 }
 
-/**
- * Opens the GPU objects of a value. The file descriptors are taken over in every case.
- *
- * @throws IpcError for the first that cannot be opened; then none is
- */
-export function openValue(
-  { root, slots }: DecodedValue,
-  fds: readonly number[],
-  session: ParcelSession,
-): ReceivedValue {
-  const objects: object[] = [];
-  let used = 0;
-  try {
-    for (const { holder, key, descriptor, fdCount } of slots) {
-      const own = fds.slice(used, used + fdCount);
-      used += fdCount;
-      const object = unpack(descriptor, own, session);
-      objects.push(object);
-      holder[key] = object;
-    }
-  } catch (error) {
-    fds.slice(used).forEach(closeFd);
-    closeObjects(objects);
-    throw error;
-  }
-  return { value: root.value, objects };
-}
-
-/** Closes what was opened for nobody. */
-export function closeObjects(objects: readonly object[]): void {
-  for (const object of objects)
-    if (Symbol.dispose in object) releaseQuietly(() => (object as Disposable)[Symbol.dispose]());
-}
-
 class Decoder {
   readonly #from: ByteReader;
   readonly #slots: Slot[] = [];
+  readonly #known: KnownDescriptors | undefined;
   #parts = 0;
-  #isInParcel = false;
 
-  constructor(bytes: Uint8Array) {
+  /** @param known absent in a descriptor, which holds no other */
+  constructor(bytes: Uint8Array, known?: KnownDescriptors) {
     this.#from = new ByteReader(bytes);
+    this.#known = known;
   }
 
   decode(): DecodedValue {
@@ -97,7 +70,7 @@ class Decoder {
     this.#parts += 1;
     if (this.#parts > MAX_VALUE_PARTS)
       throw new IpcError(`the value has more than ${MAX_VALUE_PARTS} parts`);
-    if (tag === Tag.parcel) this.#slot(holder, key, depth);
+    if (tag === Tag.parcel) this.#slot(holder, key);
     else holder[key] = this.#read(tag, depth);
   }
 
@@ -184,19 +157,29 @@ class Decoder {
     return new Type(buffer);
   }
 
-  #slot(holder: Record<PropertyKey, unknown>, key: string | number, depth: number): void {
-    if (this.#isInParcel) throw new IpcError('a GPU object is named inside another');
+  #slot(holder: Record<PropertyKey, unknown>, key: string | number): void {
+    if (!this.#known) throw new IpcError('a GPU object is named inside another');
     if (this.#slots.length >= MAX_VALUE_OBJECTS)
       throw new IpcError(`the value has more than ${MAX_VALUE_OBJECTS} GPU objects`);
     const fdCount = this.#from.length(0);
-    this.#isInParcel = true;
-    const described: { descriptor?: unknown } = {};
-    this.#readInto(described, 'descriptor', depth);
-    this.#isInParcel = false;
+    const byteLength = this.#from.length();
+    if (byteLength > MAX_DESCRIPTOR_BYTE_LENGTH)
+      throw new IpcError(`a descriptor of ${byteLength} bytes is too long`);
+    const descriptor = readDescriptor(this.#from.view(byteLength), this.#known);
     // Keeps the name in its place among the others.
     holder[key] = undefined;
-    this.#slots.push({ holder, key, descriptor: described.descriptor, fdCount });
+    this.#slots.push({ holder, key, descriptor, fdCount });
   }
+}
+
+function readDescriptor(bytes: Buffer, known: KnownDescriptors): unknown {
+  const text = bytes.toString('latin1');
+  const existing = known.get(text);
+  if (existing !== undefined) return existing;
+  const descriptor = Object.freeze(new Decoder(bytes).decode().root.value);
+  if (known.size >= MAX_KNOWN_DESCRIPTORS) known.clear();
+  known.set(text, descriptor);
+  return descriptor;
 }
 
 function checkDepth(depth: number): void {

@@ -1,8 +1,14 @@
 import { checkHostMemory } from '../../arguments.ts';
 import { CuffiError } from '../../errors.ts';
 import { type ParcelSession, pack } from '../parcel.ts';
-import type { ByteWriter } from './byte-writer.ts';
-import { MAX_VALUE_DEPTH, MAX_VALUE_FDS, MAX_VALUE_OBJECTS, MAX_VALUE_PARTS } from './limits.ts';
+import { ByteWriter } from './byte-writer.ts';
+import {
+  HEADER_BYTE_LENGTH,
+  MAX_VALUE_DEPTH,
+  MAX_VALUE_FDS,
+  MAX_VALUE_OBJECTS,
+  MAX_VALUE_PARTS,
+} from './limits.ts';
 import { binaryTypes, Tag } from './tags.ts';
 
 /**
@@ -29,6 +35,21 @@ export function encodeValue(
 
 const typeCodes = new Map(binaryTypes.map(([name], code) => [name, code]));
 const INT64_LIMIT = 1n << 63n;
+
+/** Of the descriptors that are sent again and again. */
+const knownBytes = new WeakMap<object, Buffer>();
+const noSession: ParcelSession = { sent: new Set(), received: new Map() };
+
+function descriptorBytes(descriptor: object): Buffer {
+  const known = knownBytes.get(descriptor);
+  if (known) return known;
+  const bytes = ByteWriter.use((writer) => {
+    new Encoder(writer, noSession).encode(descriptor);
+    return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
+  });
+  knownBytes.set(descriptor, bytes);
+  return bytes;
+}
 
 class Encoder {
   readonly #to: ByteWriter;
@@ -157,9 +178,11 @@ class Encoder {
         `${this.#where} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects, and ` +
           `${MAX_VALUE_FDS} file descriptors for them`,
       );
+    const described = descriptorBytes(parcel.descriptor);
     this.#to.uint8(Tag.parcel);
     this.#to.length(parcel.fds.length);
-    this.#write(parcel.descriptor);
+    this.#to.length(described.byteLength);
+    this.#to.bytes(described);
   }
 
   #packed(object: object): ReturnType<typeof pack> {

@@ -1,5 +1,5 @@
-import { closeObjects, type ReceivedValue } from './decode.ts';
 import { MAX_WAITING_BYTE_LENGTH, MAX_WAITING_VALUES } from './limits.ts';
+import { closeObjects, type ReceivedValue } from './open.ts';
 
 /** What arrived: a value, or why there is none in its place. */
 type Arrival = ReceivedValue | { readonly error: unknown };

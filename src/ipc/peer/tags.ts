@@ -23,7 +23,7 @@ export const Tag = {
   object: 11,
   /** Its place in {@link binaryTypes}, length in bytes, then the bytes. */
   binary: 12,
-  /** How many file descriptors, then the descriptor of the GPU object: an object. */
+  /** How many file descriptors, then the length in bytes of the object's descriptor, then that. */
   parcel: 13,
 } as const;
 
