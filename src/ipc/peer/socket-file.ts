@@ -6,12 +6,16 @@ import { errno, libc, SystemError, succeeded } from '../../../ffi/libc.ts';
 import { isSocketInUse, listenSocket } from '../../../ffi/socket.ts';
 import { IpcError } from '../../errors.ts';
 
-/** A name for people as the socket's: `@…` and paths are themselves. @throws IpcError */
+/**
+ * The socket's name for what a user calls it: `@…` and paths are themselves.
+ *
+ * @throws RangeError for what names nothing
+ * @throws IpcError where the directory of plain names cannot be trusted
+ */
 export function socketName(name: string): string {
-  if (name.startsWith('@') || name.includes('/')) return name;
-  if (name === '' || name === '.' || name === '..')
-    throw new RangeError(`${JSON.stringify(name)} is no name for a socket`);
-  return join(privateDirectory(), name);
+  const isWrong = name === '' || name === '.' || name === '..' || name.includes('\0');
+  if (isWrong) throw new RangeError(`${JSON.stringify(name)} is no name for a socket`);
+  return isPrivateName(name) ? join(privateDirectory(), name) : name;
 }
 
 /** Whether a name is in the directory of the user alone. */
