@@ -36,17 +36,17 @@ export function socketPair(): [number, number] {
 
 /**
  * A listening socket at a path, or at `'@name'` in the abstract namespace, which leaves no file.
- * Anyone who may reach the name may connect: see {@link peerCredentials}. A path is neither
- * cleared before nor unlinked after; an abstract name goes with its last descriptor.
+ * Anyone who may reach an abstract name may connect: see {@link peerCredentials}. A path is neither
+ * cleared before nor unlinked after, and its file is the owner's alone (mode 0600); an abstract
+ * name goes with its last descriptor.
  *
- * @param mode who may connect at a path: by default the owner alone; an abstract name has none
  * @throws SystemError EADDRINUSE where the name is taken
  * @throws RangeError for a name that is empty, longer than 107 bytes, or contains NUL
  */
-export const listenSocket = (name: string, backlog = 128, mode = 0o600): number =>
+export const listenSocket = (name: string, backlog = 128): number =>
   openSocket(name, SOCKET_TYPE, (fd, byteLength) => {
     // What bind gives to the file: it never exists with another mode.
-    fchmodSync(fd, mode);
+    fchmodSync(fd, 0o600);
     succeeded(libc.bind(fd, at(NAME), byteLength), 'bind');
     succeeded(libc.listen(fd, backlog), 'listen');
   });

@@ -1,5 +1,13 @@
 /** Where the sockets of listeners are, and that one name has one listener. */
-import { closeSync, existsSync, lstatSync, mkdirSync, openSync, unlinkSync } from 'node:fs';
+import {
+  chmodSync,
+  closeSync,
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  openSync,
+  unlinkSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { errno, libc, SystemError, succeeded } from '../../../ffi/libc.ts';
@@ -49,7 +57,9 @@ export function listenAt(name: string, mode: number): NamedSocket {
 
 function listenAtPath(path: string, mode: number): NamedSocket {
   removeStale(path);
-  const fd = listenSocket(path, undefined, mode);
+  const fd = listenSocket(path);
+  // Wider than the process's umask would have it, where others were asked for.
+  if (mode !== 0o600) chmodSync(path, mode);
   const { dev, ino } = lstatSync(path);
   return {
     fd,
