@@ -64,15 +64,15 @@ export const connectSocket = (name: string): number =>
   });
 
 /**
- * Whether an open socket has this name, in whatever process. Its owner does not notice.
+ * Whether an open socket, in whatever process, has this path. Its owner does not notice.
  *
  * @throws SystemError ENOENT where there is no such file, EACCES where it may not be known
  * @throws RangeError as {@link listenSocket}
  */
-export function isSocketInUse(name: string): boolean {
+export function isSocketInUse(path: string): boolean {
   let status = 0;
   // The kernel refuses a datagram socket in different words, and before the owner is told.
-  const fd = openSocket(name, SOCK_DGRAM | SOCK_CLOEXEC, (probe, byteLength) => {
+  const fd = openSocket(path, SOCK_DGRAM | SOCK_CLOEXEC, (probe, byteLength) => {
     status = libc.connect(probe, at(NAME), byteLength) < 0 ? errno() : 0;
   });
   closeFd(fd);
@@ -223,27 +223,26 @@ function scratch(): Scratch {
   const byteLength = PAYLOAD + MAX_MESSAGE_BYTE_LENGTH;
   const address = allocatePermanent(byteLength);
   const buffer = viewMemory(address, byteLength);
-  made = {
-    address,
-    bytes: new Uint8Array(buffer),
-    view: new DataView(buffer),
-    ints: new Int32Array(buffer, INTS, 4),
-  };
+  const bytes = new Uint8Array(buffer);
+  const view = new DataView(buffer);
+  bytes.fill(0, HEADER, INTS);
+  view.setBigUint64(IOVEC, BigInt(address + PAYLOAD), true);
+  view.setBigUint64(HEADER + 16, BigInt(address + IOVEC), true);
+  view.setBigUint64(HEADER + 24, 1n, true);
+  view.setBigUint64(HEADER + 32, BigInt(address + CONTROL), true);
+  made = { address, bytes, view, ints: new Int32Array(buffer, INTS, 4) };
   return made;
 }
 
 const at = (offset: number): number => scratch().address + offset;
 
+/** Only what a call changes, or the kernel did at the last one: this is on the way of every message. */
 function writeMessageHeader(byteLength: number, control: number): void {
-  const { bytes, view } = scratch();
-  bytes.fill(0, HEADER, HEADER + 56);
-  view.setBigUint64(IOVEC, BigInt(at(PAYLOAD)), true);
-  view.setBigUint64(IOVEC + 8, BigInt(byteLength), true);
-  view.setBigUint64(HEADER + 16, BigInt(at(IOVEC)), true);
-  view.setBigUint64(HEADER + 24, 1n, true);
-  if (control === 0) return;
-  view.setBigUint64(HEADER + 32, BigInt(at(CONTROL)), true);
-  view.setBigUint64(HEADER + 40, BigInt(control), true);
+  const { view } = scratch();
+  view.setUint32(IOVEC + 8, byteLength, true);
+  view.setUint32(HEADER + 8, 0, true);
+  view.setUint32(HEADER + 40, control, true);
+  view.setUint32(HEADER + 48, 0, true);
 }
 
 function receive(socket: number): number {

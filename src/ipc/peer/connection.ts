@@ -170,7 +170,8 @@ export class Connection {
           this.#finish(this.#ended());
           return;
         }
-        this.#arrived(message);
+        // Who waited for it goes on at once; the socket tells again of what it still has.
+        if (this.#arrived(message) && !this.#isOtherGone) return;
       } catch (error) {
         // Whatever it is: the process must not end because of another one's message.
         const reason = error instanceof Error ? error.message : String(error);
@@ -179,9 +180,10 @@ export class Connection {
     }
   }
 
-  #arrived(message: SocketMessage): void {
+  /** Takes a packet in; answers whether it completed a value that someone waited for. */
+  #arrived(message: SocketMessage): boolean {
     const arrived = this.#assembly.add(message);
-    if (!arrived) return;
+    if (!arrived) return false;
     const { bytes, fds } = arrived;
     let decoded: DecodedValue;
     try {
@@ -190,7 +192,7 @@ export class Connection {
       fds.forEach(closeFd);
       throw error;
     }
-    this.#inbox.put(this.#opened(decoded, fds), bytes.byteLength);
+    return this.#inbox.put(this.#opened(decoded, fds), bytes.byteLength);
   }
 
   /** A sound message about what cannot be opened here concerns those who take it, not the rest. */

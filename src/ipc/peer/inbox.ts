@@ -39,14 +39,16 @@ export class Inbox {
     return this.#end !== undefined && this.#kept.length === 0;
   }
 
-  put(arrival: Arrival, byteLength: number): void {
+  /** Answers whether someone waited for it. */
+  put(arrival: Arrival, byteLength: number): boolean {
     const taker = this.#takers.shift();
     if (taker) {
       settle(taker, arrival);
-      return;
+      return true;
     }
     this.#kept.push({ arrival, byteLength });
     this.#byteLength += byteLength;
+    return false;
   }
 
   /** Asks for the next value; answers with the way to ask no more. */
