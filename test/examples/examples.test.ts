@@ -39,6 +39,17 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^the same address: true, still there: true$/m,
   ],
   '14-two-devices.ts': [/^on the other device: Set\(1\) \{ 5 \}$|^this needs a second GPU$/m],
+  '18-parent-and-child.ts': [
+    /^the child has step 2: Float32Array\(3\) \[ 2, 4, 6 \]$/m,
+    /^the child answers \{ step: 2, done: true \}$/m,
+    /^the parent reads Float32Array\(3\) \[ 4, 8, 12 \]$/m,
+    /^the child sees the end$/m,
+  ],
+  '19-strangers.ts': [
+    /^a process of user \d+ connects$/m,
+    /^1024 wide, all of it Set\(1\) \{ 7 \}$/m,
+    /^the display says shown$/m,
+  ],
 };
 
 async function run(program: string): Promise<string> {

@@ -3,7 +3,7 @@
 /** Names that the entries are known to export. */
 const names: Readonly<Record<string, readonly string[]>> = {
   cuffi: ['Context', 'CudaEvent', 'Device', 'DeviceBuffer', 'Stream'],
-  'cuffi/ipc': ['getIpcHandle', 'openIpcBuffer', 'openIpcEvent'],
+  'cuffi/ipc': ['getIpcHandle', 'openIpcBuffer', 'openIpcEvent', 'spawnPeer', 'connect'],
   'cuffi/ffi': ['cu'],
 };
 

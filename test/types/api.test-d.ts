@@ -20,11 +20,15 @@ import {
   Stream,
 } from '../../src/index.ts';
 import {
+  type ChildPeer,
   getIpcHandle,
   type IpcBufferDescriptor,
   type IpcEventDescriptor,
+  listen,
   openIpcBuffer,
   openIpcEvent,
+  type Peer,
+  spawnPeer,
 } from '../../src/ipc/index.ts';
 
 declare const buffer: DeviceBuffer;
@@ -120,3 +124,16 @@ expectTypeOf(pin(new ArrayBuffer(1), { portable: false })).toEqualTypeOf<PinnedA
 pin({ portable: false }, new Uint8Array(1));
 // @ts-expect-error no such option
 PinnedBuffer.allocate(1, { pinned: true });
+
+// What another process sends is unknown until it was looked at.
+declare const peer: Peer;
+expectTypeOf(peer.receive({ timeoutMs: 1 })).resolves.toBeUnknown();
+expectTypeOf(peer.send({ buffer })).toEqualTypeOf<Promise<void>>();
+expectTypeOf(peer[Symbol.asyncIterator]().next).returns.resolves.toHaveProperty('value');
+expectTypeOf(spawnPeer('x.js', { args: ['a'], stdio: 'ignore' })).toEqualTypeOf<ChildPeer>();
+expectTypeOf<ChildPeer>().toExtend<Peer>();
+expectTypeOf(
+  listen('x', { allow: ({ uid }) => uid === 1 }).accept(),
+).resolves.toEqualTypeOf<Peer>();
+// @ts-expect-error a listener has no timeout of its own
+listen('x', { timeoutMs: 1 });

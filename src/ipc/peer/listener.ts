@@ -81,7 +81,8 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     return withDeadline<Peer>(deadline, `waiting at ${this.name}`, (resolve, reject) => {
       const mine = this.#last.then(() => this.#accept(given.signal));
       this.#last = mine.catch(() => {});
-      mine.then(resolve, reject);
+      // Given up in the moment in which one came, there is nobody to take it.
+      mine.then((peer) => (given.signal.aborted ? peer.close() : resolve(peer)), reject);
       return () => given.abort();
     });
   }

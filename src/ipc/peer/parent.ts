@@ -1,5 +1,6 @@
 import { fstatSync } from 'node:fs';
 import { isMainThread } from 'node:worker_threads';
+import { setCloseOnExec } from '../../../ffi/libc.ts';
 import { peerCredentials } from '../../../ffi/socket.ts';
 import { IpcError } from '../../errors.ts';
 import { Peer } from './peer.ts';
@@ -31,6 +32,7 @@ function openParent(): Peer {
   const [, fd, inode] = /^(\d{1,9}):(\d+)$/.exec(told ?? '') ?? [];
   if (fd === undefined || !isSocket(Number(fd), Number(inode)))
     throw new IpcError('this process was not started by spawnPeer(): it has no parentPeer()');
+  setCloseOnExec(Number(fd));
   return new Peer(Number(fd), peerCredentials(Number(fd)));
 }
 

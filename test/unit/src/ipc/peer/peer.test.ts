@@ -1,14 +1,17 @@
 import assert from 'node:assert/strict';
+import { fstatSync } from 'node:fs';
 import { afterEach, beforeEach, test } from 'node:test';
 import fc from 'fast-check';
 import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
-import { sendMessage } from '../../../../../ffi/socket.ts';
+import { receiveMessage, sendMessage, socketPair } from '../../../../../ffi/socket.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
+  HEADER_BYTE_LENGTH,
   MAX_UNSENT_VALUES,
   MAX_VALUE_BYTE_LENGTH,
   MAX_WAITING_VALUES,
 } from '../../../../../src/ipc/peer/limits.ts';
+import { Outbox } from '../../../../../src/ipc/peer/outbox.ts';
 import { Tag } from '../../../../../src/ipc/peer/tags.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { openDescriptors } from '../../../../support/descriptors.ts';
@@ -149,6 +152,38 @@ test('waits are given up by signal and by time, and what comes later is for the 
   const large = new Uint8Array(1 << 20);
   await assert.rejects(pair.a.send(large, { timeoutMs: 1 }), { name: 'TimeoutError' });
   assert.deepEqual(await pair.b.receive(), large);
+});
+
+test('descriptors of what waits to be sent stay open, whatever their owner does', async () => {
+  const [near, far] = socketPair();
+  const outbox = new Outbox();
+  const packet = (byteLength: number): Buffer => Buffer.alloc(HEADER_BYTE_LENGTH + byteLength, 1);
+  const waiting: Promise<void>[] = [];
+  while (waiting.length === 0) {
+    const sending = outbox.post(near, packet(50_000), []);
+    if (sending) waiting.push(sending);
+  }
+  const fd = createMemfd('sent', 0);
+  const { ino } = fstatSync(fd);
+  for (let n = 0; n < 2; n++) waiting.push(outbox.post(near, packet(1), [fd, fd]) as Promise<void>);
+  closeFd(fd);
+  const arrived: number[] = [];
+  while (arrived.length < 2) {
+    const message = receiveMessage(far);
+    if (typeof message === 'object') arrived.push(...message.fds);
+    else outbox.flush(near);
+  }
+  assert.deepEqual(
+    arrived.map((each) => fstatSync(each).ino),
+    [ino, ino],
+  );
+  // The last one goes with the connection, or went out already.
+  outbox.rejectAll(new Error('over'));
+  await Promise.allSettled(waiting);
+  closeFd(near);
+  for (let message = receiveMessage(far); message !== 'end'; message = receiveMessage(far))
+    if (message) message.fds.forEach(closeFd);
+  [...arrived, far].forEach(closeFd);
 });
 
 test('wrong arguments are refused', async () => {
