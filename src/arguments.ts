@@ -1,7 +1,7 @@
 /** The caller's arguments, checked before the driver is asked: TypeError and RangeError. */
 
 /** The name of a class. The build calls one that refers to itself `_Name` inside. */
-const className = (type: { readonly name?: string } | undefined): string =>
+export const className = (type: { readonly name?: string } | undefined): string =>
   type?.name?.replace(/^_/, '') ?? 'object';
 
 /** A value in words short enough for a message. */

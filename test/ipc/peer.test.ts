@@ -141,6 +141,19 @@ test('a child killed in the middle is the end: after what it had sent', deadline
   await assert.rejects(child.send(1), { name: 'ClosedError' });
 });
 
+test('what a child had sent is received after it has ended, however late', deadline, async () => {
+  const child = start();
+  // More than is taken in at a time, and no more than the kernel keeps beside that.
+  await child.send({ do: 'flood', count: 70 } satisfies Request);
+  await child.send({ do: 'exit', value: 0 } satisfies Request);
+  assert.equal(await ended(child), 0);
+  const received: unknown[] = [];
+  for await (const value of child) received.push(value);
+  assert.equal(received.length, 71);
+  assert.equal(received.pop(), 'flooded');
+  for (const value of received) (value as { buffer: DeviceBuffer }).buffer.close();
+});
+
 test('a child that ends is the end, whoever else holds its socket', deadline, async () => {
   const child = start();
   const grandchild = await ask<number>(child, { do: 'grandchild' });

@@ -37,10 +37,7 @@ export async function connect(name: string, options?: ConnectOptions): Promise<P
     'connect',
   );
   const trust = checkTrust(rest);
-  checkDeadline(
-    { ...(signal && { signal }), ...(timeoutMs !== undefined && { timeoutMs }) },
-    'connect',
-  );
+  checkDeadline({ signal, timeoutMs }, 'connect');
   if (typeof name !== 'string') throw new TypeError('the name to connect to must be a string');
   const path = socketName(name);
   const until = performance.now() + (timeoutMs ?? 0);

@@ -17,13 +17,14 @@ export interface TrustOptions {
 export const trustOptionNames = ['allowOtherUsers', 'allow'] as const;
 
 /** @throws TypeError for options that are none */
-export function checkTrust({ allowOtherUsers, allow }: TrustOptions): TrustOptions {
+export function checkTrust(options: TrustOptions): TrustOptions {
+  const { allowOtherUsers, allow } = options;
   checkBoolean(allowOtherUsers, 'allowOtherUsers', false);
   if (allow !== undefined && typeof allow !== 'function')
     throw new TypeError('allow must be a function');
   if (allow && allowOtherUsers !== undefined)
     throw new TypeError('give either allow or allowOtherUsers: allow decides about every process');
-  return { ...(allowOtherUsers === undefined ? {} : { allowOtherUsers }), ...(allow && { allow }) };
+  return options;
 }
 
 /** Whether users other than this process's may pass at all. */

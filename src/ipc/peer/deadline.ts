@@ -8,20 +8,23 @@ export interface DeadlineOptions extends WaitOptions {
   readonly timeoutMs?: number;
 }
 
+/** Options of which some may have been left undefined. */
+type Given<T> = { readonly [K in keyof T]: T[K] | undefined };
+
 /** The longest that a timer can be set to. */
 const MAX_TIMEOUT_MS = 2 ** 31 - 1;
 
 /** @throws TypeError, RangeError for options that are none */
 export function checkDeadline(
-  options: DeadlineOptions | undefined,
+  options: Given<DeadlineOptions> | undefined,
   call: string,
-): Partial<DeadlineOptions> {
+): DeadlineOptions {
   // Most calls have none.
   if (options === undefined) return {};
   const { signal, timeoutMs } = checkOptions(options, ['signal', 'timeoutMs'], call);
   if (signal !== undefined) checkInstance(signal, AbortSignal, 'signal');
   if (timeoutMs !== undefined) checkInteger(timeoutMs, 'timeoutMs', 0, MAX_TIMEOUT_MS);
-  return options;
+  return { ...(signal && { signal }), ...(timeoutMs !== undefined && { timeoutMs }) };
 }
 
 /** As AbortSignal.timeout's. */

@@ -1,4 +1,4 @@
-import { checkHostMemory } from '../../arguments.ts';
+import { checkHostMemory, className } from '../../arguments.ts';
 import { CuffiError } from '../../errors.ts';
 import { type ParcelSession, pack } from '../parcel.ts';
 import { ByteWriter } from './byte-writer.ts';
@@ -168,7 +168,7 @@ class Encoder {
     const parcel = this.#packed(object);
     if (!parcel)
       throw new TypeError(
-        `${this.#where} is a ${object.constructor?.name ?? 'class instance'}, which cannot be sent: ` +
+        `${this.#where} is a ${className(object.constructor)}, which cannot be sent: ` +
           'only plain objects, arrays, binary data, buffers and events are',
       );
     this.#objects += 1;

@@ -1,4 +1,4 @@
-import type { ClosedError } from '../../errors.ts';
+import { ClosedError } from '../../errors.ts';
 import { Resource } from '../../resource.ts';
 import { Connection } from './connection.ts';
 import { type PeerCredentials, processName } from './credentials.ts';
@@ -120,11 +120,8 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
       return { done: false, value: await this.#take({}) };
     } catch (error) {
       const { end } = this.#connection;
-      if (error === end && isClosedError(end)) return { done: true, value: undefined };
+      if (error === end && end instanceof ClosedError) return { done: true, value: undefined };
       throw error;
     }
   }
 }
-
-const isClosedError = (error: Error | undefined): error is ClosedError =>
-  error?.name === 'ClosedError';

@@ -66,6 +66,21 @@ test('what was sent before the end is received before the end is told', async ()
   for await (const value of pair.b) assert.fail(String(value));
 });
 
+test('nothing whose send had resolved is lost when the sender closes', async () => {
+  using pair = peerPair();
+  let sent = 0;
+  const sends = Array.from({ length: 500 }, (_, i) =>
+    pair.a.send({ i, pad: new Uint8Array(5000) }).then(() => (sent += 1)),
+  );
+  for (let turns = 0; turns < 50; turns++) await nextTurn();
+  pair.a.close();
+  await Promise.allSettled(sends);
+  assert.ok(sent > MAX_WAITING_VALUES && sent < 500, `${sent}`);
+  let received = 0;
+  for await (const value of pair.b) assert.equal((value as { i: number }).i, received++);
+  assert.equal(received, sent);
+});
+
 test('close() ends loops here, rejects what waits, and may be called twice', async () => {
   using pair = peerPair();
   const loop = (async () => {
