@@ -93,6 +93,7 @@ export class Connection {
   close(): void {
     this.#finish(new ClosedError('this Peer is closed'));
     this.#inbox.clear();
+    this.#tellOver();
   }
 
   /** Ends it because of what the other end did: that is told after what came before. */
