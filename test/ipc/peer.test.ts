@@ -8,6 +8,7 @@ import { afterEach, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { Context, CudaEvent, DeviceBuffer, MemoryPool, Stream } from '../../src/index.ts';
 import { type ChildPeer, spawnPeer } from '../../src/ipc/index.ts';
+import { MAX_WAITING_VALUES } from '../../src/ipc/peer/limits.ts';
 import { nextTurn } from '../../src/wait.ts';
 import { dose } from '../support/dose.ts';
 import { processState } from '../support/process-state.ts';
@@ -143,13 +144,13 @@ test('a child killed in the middle is the end: after what it had sent', deadline
 
 test('what a child had sent is received after it has ended, however late', deadline, async () => {
   const child = start();
-  // More than is taken in at a time, and no more than the kernel keeps beside that.
-  await child.send({ do: 'flood', count: 70 } satisfies Request);
+  // Two more than are taken in at a time: the kernel keeps them, though not many more.
+  await child.send({ do: 'flood', count: MAX_WAITING_VALUES + 1 } satisfies Request);
   await child.send({ do: 'exit', value: 0 } satisfies Request);
   assert.equal(await ended(child), 0);
   const received: unknown[] = [];
   for await (const value of child) received.push(value);
-  assert.equal(received.length, 71);
+  assert.equal(received.length, MAX_WAITING_VALUES + 2);
   assert.equal(received.pop(), 'flooded');
   for (const value of received) (value as { buffer: DeviceBuffer }).buffer.close();
 });
