@@ -17,6 +17,7 @@ const table = {
   fallocate: [[int, int, long, long], 'int32'],
   close: [[int], 'int32'],
   fcntl: [[int, int, long], 'int32'],
+  flock: [[int, int], 'int32'],
   pread: [[int, pointer, size_t, long], 'int64'],
   pwrite: [[int, pointer, size_t, long], 'int64'],
   memmove: [[pointer, pointer, size_t], 'uint64'],
@@ -107,9 +108,9 @@ const PROT_READ = 1;
 const PROT_WRITE = 2;
 const MAP_SHARED = 1;
 const MFD_CLOEXEC = 1;
-const F_DUPFD_CLOEXEC = 1030;
 const F_GETFD = 1;
 const F_SETFD = 2;
+const F_DUPFD_CLOEXEC = 1030;
 const FD_CLOEXEC = 1;
 const SYS_PIDFD_OPEN = 434;
 const SYS_PIDFD_GETFD = 438;

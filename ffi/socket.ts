@@ -2,6 +2,7 @@
  * Unix sockets that keep messages whole and carry descriptors (SOCK_SEQPACKET, SCM_RIGHTS): what
  * Node's own sockets lack. Nothing here blocks; `readable` of poll.ts says when to try again.
  */
+import { fchmodSync } from 'node:fs';
 import { checkFd, closeFd, errno, libc, SystemError, succeeded } from './libc.ts';
 import { allocatePermanent, viewMemory } from './native.ts';
 import type { Address } from './types.ts';
@@ -35,14 +36,17 @@ export function socketPair(): [number, number] {
 
 /**
  * A listening socket at a path, or at `'@name'` in the abstract namespace, which leaves no file.
- * Anyone who may reach the name may connect: see {@link peerCredentials}. A path is neither
- * cleared before nor unlinked after; an abstract name goes with its last descriptor.
+ * Anyone who may reach an abstract name may connect: see {@link peerCredentials}. A path is neither
+ * cleared before nor unlinked after, and its file is the owner's alone (mode 0600); an abstract
+ * name goes with its last descriptor.
  *
  * @throws SystemError EADDRINUSE where the name is taken
  * @throws RangeError for a name that is empty, longer than 107 bytes, or contains NUL
  */
 export const listenSocket = (name: string, backlog = 128): number =>
-  openSocket(name, (fd, byteLength) => {
+  openSocket(name, SOCKET_TYPE, (fd, byteLength) => {
+    // What bind gives to the file: it never exists with another mode.
+    fchmodSync(fd, 0o600);
     succeeded(libc.bind(fd, at(NAME), byteLength), 'bind');
     succeeded(libc.listen(fd, backlog), 'listen');
   });
@@ -55,9 +59,27 @@ export const listenSocket = (name: string, backlog = 128): number =>
  * @throws RangeError as {@link listenSocket}
  */
 export const connectSocket = (name: string): number =>
-  openSocket(name, (fd, byteLength) => {
+  openSocket(name, SOCKET_TYPE, (fd, byteLength) => {
     succeeded(libc.connect(fd, at(NAME), byteLength), 'connect');
   });
+
+/**
+ * Whether an open socket, in whatever process, has this path. Its owner does not notice.
+ *
+ * @throws SystemError ENOENT where there is no such file, EACCES where it may not be known
+ * @throws RangeError as {@link listenSocket}
+ */
+export function isSocketInUse(path: string): boolean {
+  let status = 0;
+  // The kernel refuses a datagram socket in different words, and before the owner is told.
+  const fd = openSocket(path, SOCK_DGRAM | SOCK_CLOEXEC, (probe, byteLength) => {
+    status = libc.connect(probe, at(NAME), byteLength) < 0 ? errno() : 0;
+  });
+  closeFd(fd);
+  if (status !== 0 && status !== EPROTOTYPE && status !== ECONNREFUSED)
+    throw new SystemError('connect', status);
+  return status !== ECONNREFUSED;
+}
 
 /** The next connection of a listener, or undefined where none waits. @throws SystemError */
 export function acceptSocket(listener: number): number | undefined {
@@ -157,6 +179,7 @@ export function peerCredentials(socket: number): PeerCredentials {
 }
 
 const AF_UNIX = 1;
+const SOCK_DGRAM = 2;
 const SOCK_SEQPACKET = 5;
 const SOCK_NONBLOCK = 0x800;
 const SOCK_CLOEXEC = 0x8_0000;
@@ -171,7 +194,9 @@ const MSG_NOSIGNAL = 0x4000;
 const MSG_CMSG_CLOEXEC = 0x4000_0000;
 const EAGAIN = 11;
 const EMSGSIZE = 90;
+const EPROTOTYPE = 91;
 const ECONNRESET = 104;
+const ECONNREFUSED = 111;
 
 // The native scratch, made at first use: offsets of struct msghdr, its one iovec, four ints,
 // struct sockaddr_un, the control messages, the message itself.
@@ -198,27 +223,26 @@ function scratch(): Scratch {
   const byteLength = PAYLOAD + MAX_MESSAGE_BYTE_LENGTH;
   const address = allocatePermanent(byteLength);
   const buffer = viewMemory(address, byteLength);
-  made = {
-    address,
-    bytes: new Uint8Array(buffer),
-    view: new DataView(buffer),
-    ints: new Int32Array(buffer, INTS, 4),
-  };
+  const bytes = new Uint8Array(buffer);
+  const view = new DataView(buffer);
+  bytes.fill(0, HEADER, INTS);
+  view.setBigUint64(IOVEC, BigInt(address + PAYLOAD), true);
+  view.setBigUint64(HEADER + 16, BigInt(address + IOVEC), true);
+  view.setBigUint64(HEADER + 24, 1n, true);
+  view.setBigUint64(HEADER + 32, BigInt(address + CONTROL), true);
+  made = { address, bytes, view, ints: new Int32Array(buffer, INTS, 4) };
   return made;
 }
 
 const at = (offset: number): number => scratch().address + offset;
 
+/** Only what a call changes, or the kernel did at the last one: this is on the way of every message. */
 function writeMessageHeader(byteLength: number, control: number): void {
-  const { bytes, view } = scratch();
-  bytes.fill(0, HEADER, HEADER + 56);
-  view.setBigUint64(IOVEC, BigInt(at(PAYLOAD)), true);
-  view.setBigUint64(IOVEC + 8, BigInt(byteLength), true);
-  view.setBigUint64(HEADER + 16, BigInt(at(IOVEC)), true);
-  view.setBigUint64(HEADER + 24, 1n, true);
-  if (control === 0) return;
-  view.setBigUint64(HEADER + 32, BigInt(at(CONTROL)), true);
-  view.setBigUint64(HEADER + 40, BigInt(control), true);
+  const { view } = scratch();
+  view.setUint32(IOVEC + 8, byteLength, true);
+  view.setUint32(HEADER + 8, 0, true);
+  view.setUint32(HEADER + 40, control, true);
+  view.setUint32(HEADER + 48, 0, true);
 }
 
 function receive(socket: number): number {
@@ -258,9 +282,13 @@ function writeName(name: string): number {
   return 2 + encoded.length + 1;
 }
 
-function openSocket(name: string, use: (fd: number, nameByteLength: number) => void): number {
+function openSocket(
+  name: string,
+  type: number,
+  use: (fd: number, nameByteLength: number) => void,
+): number {
   const nameByteLength = writeName(name);
-  const fd = succeeded(libc.socket(AF_UNIX, SOCKET_TYPE, 0), 'socket');
+  const fd = succeeded(libc.socket(AF_UNIX, type, 0), 'socket');
   try {
     use(fd, nameByteLength);
     return fd;

@@ -1,6 +1,7 @@
 /**
  * A buffer goes to another process, which reads 16 bytes of it on the GPU's side and acknowledges:
- * shared by its IPC handle, and copied through the host.
+ * through a connection, where it is mapped already; by its IPC handle over `process.send`; and
+ * copied through the host.
  */
 import { Context, DeviceBuffer, Stream } from 'cuffi';
 import { getIpcHandle } from 'cuffi/ipc';
@@ -8,15 +9,21 @@ import { sizeName } from '../bytes.ts';
 import type { DriverChoice } from '../driver.ts';
 import type { Contestant } from '../measure.ts';
 import { HandOverChild } from '../programs/hand-over.ts';
+import { HandOverPeer } from '../programs/hand-over-peer.ts';
 import type { Case, OpenCase } from './case.ts';
 
-const SIZES = [4 << 10, 1 << 20, 64 << 20];
+// Many at a time where each is quick: what a program that runs for a while sees.
+const SIZES = [
+  [4 << 10, 100],
+  [1 << 20, 10],
+  [64 << 20, 1],
+] as const;
 
-export const handOverCases: readonly Case[] = SIZES.map((byteLength) => ({
+export const handOverCases: readonly Case[] = SIZES.map(([byteLength, calls]) => ({
   name: 'hand-over',
   variant: sizeName(byteLength),
   what: 'to a warm child process and its acknowledgement',
-  calls: 1,
+  calls,
   byteLength,
   peers: [],
   aims: [],
@@ -29,6 +36,10 @@ async function open(driver: DriverChoice, byteLength: number): Promise<OpenCase>
   const buffer = DeviceBuffer.allocate(byteLength, { context });
   // Last: an error before it would leave a process behind.
   const child = await HandOverChild.start(driver, byteLength);
+  const peer = await HandOverPeer.start(driver, buffer).catch(async (error: unknown) => {
+    await child.end();
+    throw error;
+  });
   // Made once: the copying way is measured at its best.
   const host = new Uint8Array(byteLength);
   let turns = 0;
@@ -55,10 +66,12 @@ async function open(driver: DriverChoice, byteLength: number): Promise<OpenCase>
 
   return {
     contestants: [
+      handOver('connection, mapped', () => peer.share()),
       handOver('IPC handle', () => child.share(getIpcHandle(buffer))),
       handOver('copying', () => child.receive(buffer.copyToHostSync(host))),
     ],
     async close() {
+      await peer.end();
       await child.end();
       buffer.close();
       stream.close();

@@ -51,6 +51,17 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^700000 bytes were asked for, 348576 are left of the budget$/m,
     /^left: 348576$/m,
   ],
+  '18-parent-and-child.ts': [
+    /^the child has step 2: Float32Array\(3\) \[ 2, 4, 6 \]$/m,
+    /^the child answers \{ step: 2, done: true \}$/m,
+    /^the parent reads Float32Array\(3\) \[ 4, 8, 12 \]$/m,
+    /^the child sees the end$/m,
+  ],
+  '19-strangers.ts': [
+    /^a process of user \d+ connects$/m,
+    /^1024 wide, all of it Set\(1\) \{ 7 \}$/m,
+    /^the display says shown$/m,
+  ],
   '20-share-a-pool.ts': [
     /^the pool is another process's: true$/m,
     /^the child reads Set\(1\) \{ 1 \}\nthe child reads Set\(1\) \{ 2 \}$/m,

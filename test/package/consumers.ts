@@ -3,7 +3,16 @@
 /** Names that the entries are known to export. */
 const names: Readonly<Record<string, readonly string[]>> = {
   cuffi: ['Context', 'CudaEvent', 'Device', 'DeviceBuffer', 'Stream'],
-  'cuffi/ipc': ['exportIpc', 'explain', 'getIpcHandle', 'openIpc', 'openIpcBuffer', 'openIpcEvent'],
+  'cuffi/ipc': [
+    'connect',
+    'exportIpc',
+    'explain',
+    'getIpcHandle',
+    'openIpc',
+    'openIpcBuffer',
+    'openIpcEvent',
+    'spawnPeer',
+  ],
   'cuffi/ffi': ['cu'],
 };
 

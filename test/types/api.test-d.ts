@@ -29,15 +29,19 @@ import {
   setMemoryManager,
 } from '../../src/index.ts';
 import {
+  type ChildPeer,
   exportIpc,
   getIpcHandle,
   type ImportedPool,
   type IpcBufferDescriptor,
   type IpcDescriptor,
   type IpcEventDescriptor,
+  listen,
   openIpcBuffer,
   openIpcEvent,
   openIpcPool,
+  type Peer,
+  spawnPeer,
 } from '../../src/ipc/index.ts';
 
 declare const buffer: DeviceBuffer;
@@ -165,3 +169,15 @@ expectTypeOf(buffer.access).toEqualTypeOf<'read-write' | 'read'>();
 expectTypeOf(buffer.readOnly()).toEqualTypeOf<DeviceBuffer>();
 // @ts-expect-error neither a number nor a handle can be shared
 exportIpc(buffer.address);
+// What another process sends is unknown until it was looked at.
+declare const peer: Peer;
+expectTypeOf(peer.receive({ timeoutMs: 1 })).resolves.toBeUnknown();
+expectTypeOf(peer.send({ buffer })).toEqualTypeOf<Promise<void>>();
+expectTypeOf(peer[Symbol.asyncIterator]().next).returns.resolves.toHaveProperty('value');
+expectTypeOf(spawnPeer('x.js', { args: ['a'], stdio: 'ignore' })).toEqualTypeOf<ChildPeer>();
+expectTypeOf<ChildPeer>().toExtend<Peer>();
+expectTypeOf(
+  listen('x', { allow: ({ uid }) => uid === 1 }).accept(),
+).resolves.toEqualTypeOf<Peer>();
+// @ts-expect-error a listener has no timeout of its own
+listen('x', { timeoutMs: 1 });

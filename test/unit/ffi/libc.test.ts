@@ -6,6 +6,7 @@ import { test } from 'node:test';
 import {
   closeFd,
   createMemfd,
+  duplicateFd,
   errno,
   getFdOfProcess,
   isOpenFd,
@@ -182,4 +183,18 @@ test('a semaphore in native memory can be posted and taken', () => {
   assert.equal(libc.sem_trywait(mapping.address), 0);
   mapping.unmap();
   closeFd(fd);
+});
+
+test('a duplicate is the same open file, close-on-exec, and lives by itself', () => {
+  const before = openDescriptors();
+  const fd = createMemfd('twice', 16);
+  const copy = duplicateFd(fd);
+  assert.notEqual(copy, fd);
+  assert.equal(fstatSync(copy).ino, fstatSync(fd).ino);
+  assert.equal(libc.fcntl(copy, 1, 0), 1);
+  closeFd(fd);
+  assert.equal(fstatSync(copy).size, 16);
+  closeFd(copy);
+  for (const wrong of [fd, -1, Number.NaN]) assert.throws(() => duplicateFd(wrong), code('EBADF'));
+  assert.equal(openDescriptors(), before);
 });

@@ -8,6 +8,7 @@ import {
   readFileSync,
   readlinkSync,
   rmSync,
+  statSync,
   writeSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -18,6 +19,7 @@ import { readable } from '../../../ffi/poll.ts';
 import {
   acceptSocket,
   connectSocket,
+  isSocketInUse,
   listenSocket,
   MAX_MESSAGE_BYTE_LENGTH,
   MAX_MESSAGE_FDS,
@@ -213,6 +215,11 @@ for (const kind of ['a path', 'an abstract name'] as const) {
         kind === 'a path' ? join(folder, 'socket') : `@cuffi-test-${process.pid}-${kind}`;
       const listener = listenSocket(name);
       assert.equal(existsSync(join(folder, 'socket')), kind === 'a path');
+      if (kind === 'a path') {
+        assert.equal(statSync(name).mode & 0o777, 0o600);
+        assert.equal(isSocketInUse(name), true);
+      }
+      // Asking did not connect.
       assert.equal(acceptSocket(listener), undefined);
       const client = connectSocket(name);
       await readable(listener);
@@ -226,6 +233,7 @@ for (const kind of ['a path', 'an abstract name'] as const) {
       assert.throws(() => listenSocket(name), code('EADDRINUSE'));
       [listener, client, accepted].forEach(closeFd);
       assert.throws(() => connectSocket(name), code('ECONNREFUSED'));
+      if (kind === 'a path') assert.equal(isSocketInUse(name), false);
     } finally {
       rmSync(folder, { recursive: true });
     }
@@ -240,6 +248,7 @@ test('refuses names that no socket can have, and leaves no descriptor of a failu
     assert.throws(() => connectSocket(name), RangeError);
   }
   assert.throws(() => connectSocket('/nonexistent/socket'), code('ENOENT'));
+  assert.throws(() => isSocketInUse('/nonexistent/socket'), code('ENOENT'));
   assert.throws(() => connectSocket(`@cuffi-test-${process.pid}-nobody`), code('ECONNREFUSED'));
   const closed = createMemfd('closed', 0);
   closeFd(closed);

@@ -1,0 +1,80 @@
+import { closeFd } from '../../../ffi/libc.ts';
+import type { SocketMessage } from '../../../ffi/socket.ts';
+import { IpcError } from '../../errors.ts';
+import { FRAGMENT_BYTE_LENGTH, HEADER_BYTE_LENGTH, MAX_VALUE_BYTE_LENGTH } from './limits.ts';
+import { type PacketHeader, readHeader } from './packet.ts';
+
+/** A value as it arrived: not decoded yet, and its file descriptors. */
+export interface ArrivedValue {
+  readonly bytes: Uint8Array;
+  readonly fds: readonly number[];
+}
+
+/** The packets of one direction, put together. Holds what has arrived, never what is announced. */
+export class Assembly {
+  #sequence = 0;
+  #parts: Uint8Array[] = [];
+  #received = 0;
+  #byteLength = 0;
+  #fds: readonly number[] = [];
+
+  /**
+   * Takes a packet; answers with the value that it completes.
+   *
+   * @throws IpcError for one that does not follow from those before; its descriptors are closed
+   */
+  add({ data, fds }: SocketMessage): ArrivedValue | undefined {
+    let header: PacketHeader;
+    try {
+      header = readHeader(data);
+      this.#check(header, data.byteLength - HEADER_BYTE_LENGTH, fds.length);
+    } catch (error) {
+      fds.forEach(closeFd);
+      throw error;
+    }
+    const part = data.subarray(HEADER_BYTE_LENGTH);
+    if (header.offset === 0) this.#fds = fds;
+    if (part.byteLength === header.byteLength) return this.#complete(part);
+    this.#byteLength = header.byteLength;
+    this.#parts.push(part);
+    this.#received += part.byteLength;
+    return this.#received === header.byteLength
+      ? this.#complete(Buffer.concat(this.#parts))
+      : undefined;
+  }
+
+  /** Drops a value that is not complete. */
+  clear(): void {
+    this.#fds.forEach(closeFd);
+    this.#reset();
+  }
+
+  #check({ sequence, byteLength, offset }: PacketHeader, part: number, fdCount: number): void {
+    if (sequence !== this.#sequence || offset !== this.#received)
+      throw new IpcError(
+        `byte ${offset} of value ${sequence} came where byte ${this.#received} of value ${this.#sequence} was due`,
+      );
+    if (byteLength > MAX_VALUE_BYTE_LENGTH)
+      throw new IpcError(`a value of ${byteLength} bytes: it may have ${MAX_VALUE_BYTE_LENGTH}`);
+    if (offset > 0 && byteLength !== this.#byteLength)
+      throw new IpcError('a value changed its size on its way');
+    // Tiny parts of a large value would cost more to keep than they hold.
+    if (part !== Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset))
+      throw new IpcError(`a packet holds ${part} bytes of a value: that is too few or too many`);
+    if (offset > 0 && fdCount > 0)
+      throw new IpcError('file descriptors came in the middle of a value');
+  }
+
+  #complete(bytes: Uint8Array): ArrivedValue {
+    const fds = this.#fds;
+    this.#reset();
+    this.#sequence = (this.#sequence + 1) >>> 0;
+    return { bytes, fds };
+  }
+
+  #reset(): void {
+    this.#parts = [];
+    this.#received = 0;
+    this.#fds = [];
+  }
+}

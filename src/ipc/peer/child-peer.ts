@@ -1,0 +1,36 @@
+import type { ChildProcess } from 'node:child_process';
+import { IpcError } from '../../errors.ts';
+import { Peer } from './peer.ts';
+
+/**
+ * A child process that this one started with {@link spawnPeer}. Its exit is the end of the peer,
+ * after the last values that it sent, also where a process of its own still holds the connection.
+ */
+export class ChildPeer extends Peer {
+  /** The child itself: its exit code, its standard streams, `kill()`. */
+  readonly process: ChildProcess;
+
+  /** @internal */
+  constructor(socket: number, child: ChildProcess) {
+    super(socket, { pid: child.pid ?? 0, uid: process.getuid?.() ?? 0 });
+    this.process = child;
+    const { connection } = this;
+    child.once('exit', () => connection.otherIsGone());
+    child.on('error', (error) => {
+      // Also told of a kill that failed.
+      if (child.pid === undefined)
+        connection.fail(new IpcError(`the child could not be started: ${error.message}`));
+    });
+  }
+
+  override ref(): void {
+    super.ref();
+    this.process.ref();
+  }
+
+  /** Lets this process end although the child and the peer are open. */
+  override unref(): void {
+    super.unref();
+    this.process.unref();
+  }
+}

@@ -1,0 +1,74 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import { closeFd, SystemError } from '../../../ffi/libc.ts';
+import { connectSocket } from '../../../ffi/socket.ts';
+import { checkOptions } from '../../arguments.ts';
+import { IpcError } from '../../errors.ts';
+import { checkTrust, type TrustOptions, trustedOther, trustOptionNames } from './credentials.ts';
+import { checkDeadline, type DeadlineOptions, timeoutError } from './deadline.ts';
+import { Peer } from './peer.ts';
+import { socketName } from './socket-file.ts';
+
+/** How to {@link connect}. */
+export interface ConnectOptions extends TrustOptions, Pick<DeadlineOptions, 'signal'> {
+  /** Tries again for so many milliseconds while nobody listens. Default: one try. */
+  readonly timeoutMs?: number;
+}
+
+/** Nobody listens, or is not quick enough in accepting. */
+const RETRIED: ReadonlySet<string> = new Set(['ENOENT', 'ECONNREFUSED', 'EAGAIN']);
+const RETRY_MS = 10;
+
+/**
+ * Connects with a process that listens: see {@link listen} for the names.
+ *
+ * A listener of another user is refused unless the options say otherwise; one that refuses this
+ * process ends the peer.
+ *
+ * @throws IpcError where nobody listens, or a process that is not trusted
+ * @throws DOMException `TimeoutError` where nobody did within `timeoutMs`
+ * @example
+ * using peer = await cuda.connect('render', { timeoutMs: 5000 });
+ * await peer.send({ frame: buffer });
+ */
+export async function connect(name: string, options?: ConnectOptions): Promise<Peer> {
+  const { signal, timeoutMs, ...rest } = checkOptions(
+    options,
+    ['signal', 'timeoutMs', ...trustOptionNames],
+    'connect',
+  );
+  const trust = checkTrust(rest);
+  checkDeadline({ signal, timeoutMs }, 'connect');
+  if (typeof name !== 'string') throw new TypeError('the name to connect to must be a string');
+  const path = socketName(name);
+  const until = performance.now() + (timeoutMs ?? 0);
+  for (;;) {
+    signal?.throwIfAborted();
+    try {
+      return open(path, trust);
+    } catch (error) {
+      if (!(error instanceof SystemError)) throw error;
+      if (timeoutMs === undefined || !RETRIED.has(error.code))
+        throw new IpcError(`cannot connect to ${path}: ${meaning(error)}`);
+      if (performance.now() >= until) throw timeoutError(`connecting to ${path}`, timeoutMs);
+    }
+    // Given up in between, it is the signal's own reason that the next turn throws.
+    await delay(RETRY_MS, undefined, signal && { signal }).catch(() => {});
+  }
+}
+
+function open(path: string, trust: TrustOptions): Peer {
+  const socket = connectSocket(path);
+  let credentials: ReturnType<typeof trustedOther>;
+  try {
+    credentials = trustedOther(socket, trust);
+  } catch (error) {
+    closeFd(socket);
+    throw error;
+  }
+  return new Peer(socket, credentials);
+}
+
+const meaning = (error: SystemError): string =>
+  error.code === 'ENOENT' || error.code === 'ECONNREFUSED'
+    ? `nobody listens there (${error.code}); { timeoutMs } waits for one`
+    : error.message;

@@ -1,0 +1,206 @@
+import { checkHostMemory, className } from '../../arguments.ts';
+import { CuffiError } from '../../errors.ts';
+import { type ParcelSession, pack } from '../parcel.ts';
+import { ByteWriter } from './byte-writer.ts';
+import {
+  HEADER_BYTE_LENGTH,
+  MAX_VALUE_DEPTH,
+  MAX_VALUE_FDS,
+  MAX_VALUE_OBJECTS,
+  MAX_VALUE_PARTS,
+} from './limits.ts';
+import { binaryTypes, Tag } from './tags.ts';
+
+/**
+ * Writes a value, and answers the file descriptors that go beside it: still the objects' own.
+ *
+ * @throws TypeError for what cannot be sent, with its path in the value
+ * @throws RangeError for what is too large or too deep
+ * @throws IpcError for GPU objects that cannot be shared
+ */
+export function encodeValue(
+  writer: ByteWriter,
+  value: unknown,
+  session: ParcelSession,
+): readonly number[] {
+  const known = session.sent.size;
+  try {
+    return new Encoder(writer, session).encode(value);
+  } catch (error) {
+    // What was packed before the failure never goes out.
+    for (const name of [...session.sent].slice(known)) session.sent.delete(name);
+    throw error;
+  }
+}
+
+const typeCodes = new Map(binaryTypes.map(([name], code) => [name, code]));
+const INT64_LIMIT = 1n << 63n;
+
+/** Of the descriptors that are sent again and again. */
+const knownBytes = new WeakMap<object, Buffer>();
+const noSession: ParcelSession = { sent: new Set(), received: new Map() };
+
+function descriptorBytes(descriptor: object): Buffer {
+  const known = knownBytes.get(descriptor);
+  if (known) return known;
+  const bytes = ByteWriter.use((writer) => {
+    new Encoder(writer, noSession).encode(descriptor);
+    return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
+  });
+  knownBytes.set(descriptor, bytes);
+  return bytes;
+}
+
+class Encoder {
+  readonly #to: ByteWriter;
+  readonly #session: ParcelSession;
+  readonly #path: (string | number)[] = [];
+  readonly #fds: number[] = [];
+  #parts = 0;
+  #objects = 0;
+
+  constructor(to: ByteWriter, session: ParcelSession) {
+    this.#to = to;
+    this.#session = session;
+  }
+
+  encode(value: unknown): readonly number[] {
+    this.#write(value);
+    return this.#fds;
+  }
+
+  #write(value: unknown): void {
+    this.#parts += 1;
+    if (this.#parts > MAX_VALUE_PARTS)
+      throw new RangeError(
+        `a value may have ${MAX_VALUE_PARTS} parts, and this one has more: send numbers as typed arrays`,
+      );
+    if (typeof value === 'string') this.#string(value);
+    else if (typeof value === 'number') this.#number(value);
+    else if (value === null) this.#to.uint8(Tag.null);
+    else if (typeof value === 'object') this.#object(value);
+    else if (typeof value === 'boolean') this.#to.uint8(value ? Tag.true : Tag.false);
+    else if (value === undefined) this.#to.uint8(Tag.undefined);
+    else if (typeof value === 'bigint') this.#bigint(value);
+    else throw new TypeError(`${this.#where} is a ${typeof value}, which cannot be sent`);
+  }
+
+  #string(text: string): void {
+    if (this.#to.ascii(Tag.latin1, text)) return;
+    this.#to.uint8(Tag.utf16);
+    this.#to.utf16(text);
+  }
+
+  #number(value: number): void {
+    if ((value | 0) === value && !Object.is(value, -0)) {
+      this.#to.uint8(Tag.int32);
+      this.#to.int32(value);
+    } else {
+      this.#to.uint8(Tag.float64);
+      this.#to.float64(value);
+    }
+  }
+
+  #bigint(value: bigint): void {
+    if (value >= -INT64_LIMIT && value < INT64_LIMIT) {
+      this.#to.uint8(Tag.bigint64);
+      this.#to.bigint64(value);
+      return;
+    }
+    const digits = Buffer.from((value < 0n ? -value : value).toString(16), 'latin1');
+    this.#to.uint8(Tag.bigint);
+    this.#to.uint8(value < 0n ? 1 : 0);
+    this.#to.length(digits.byteLength);
+    this.#to.bytes(digits);
+  }
+
+  #object(object: object): void {
+    if (this.#path.length >= MAX_VALUE_DEPTH)
+      throw new RangeError(
+        `${this.#where.slice(0, 100)} is nested deeper than ${MAX_VALUE_DEPTH} levels, or in itself`,
+      );
+    const prototype: unknown = Object.getPrototypeOf(object);
+    if (Array.isArray(object)) this.#array(object);
+    else if (prototype === Object.prototype || prototype === null)
+      this.#record(object as Readonly<Record<string, unknown>>);
+    else if (ArrayBuffer.isView(object) || object instanceof ArrayBuffer) this.#binary(object);
+    else this.#parcel(object);
+  }
+
+  #array(items: readonly unknown[]): void {
+    const { length } = items;
+    this.#to.uint8(Tag.array);
+    this.#to.length(length);
+    for (let i = 0; i < length; i++) {
+      this.#path.push(i);
+      this.#write(items[i]);
+      this.#path.pop();
+    }
+  }
+
+  #record(record: Readonly<Record<string, unknown>>): void {
+    const keys = Object.keys(record);
+    this.#to.uint8(Tag.object);
+    this.#to.length(keys.length);
+    for (const key of keys) {
+      this.#path.push(key);
+      if (key === '__proto__') throw new TypeError(`${this.#where} has a name that cannot be sent`);
+      this.#string(key);
+      this.#write(record[key]);
+      this.#path.pop();
+    }
+  }
+
+  #binary(data: ArrayBufferView | ArrayBuffer): void {
+    // The tag's getter sees through subclasses: a Buffer is a Uint8Array.
+    const name = (data as { readonly [Symbol.toStringTag]: string })[Symbol.toStringTag];
+    const code = typeCodes.get(name);
+    if (code === undefined)
+      throw new TypeError(`${this.#where} is a ${name}, which cannot be sent`);
+    const bytes = checkHostMemory(data, this.#where);
+    this.#to.uint8(Tag.binary);
+    this.#to.uint8(code);
+    this.#to.length(bytes.byteLength);
+    this.#to.bytes(bytes);
+  }
+
+  #parcel(object: object): void {
+    const parcel = this.#packed(object);
+    if (!parcel)
+      throw new TypeError(
+        `${this.#where} is a ${className(object.constructor)}, which cannot be sent: ` +
+          'only plain objects, arrays, binary data, buffers and events are',
+      );
+    this.#objects += 1;
+    this.#fds.push(...parcel.fds);
+    if (this.#objects > MAX_VALUE_OBJECTS || this.#fds.length > MAX_VALUE_FDS)
+      throw new RangeError(
+        `${this.#where} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects, and ` +
+          `${MAX_VALUE_FDS} file descriptors for them`,
+      );
+    const described = descriptorBytes(parcel.descriptor);
+    this.#to.uint8(Tag.parcel);
+    this.#to.length(parcel.fds.length);
+    this.#to.length(described.byteLength);
+    this.#to.bytes(described);
+  }
+
+  #packed(object: object): ReturnType<typeof pack> {
+    try {
+      return pack(object, this.#session);
+    } catch (error) {
+      if (error instanceof CuffiError) error.message = `${this.#where}: ${error.message}`;
+      throw error;
+    }
+  }
+
+  /** Where in the value this is, e.g. `value.model.layers[3]`. */
+  get #where(): string {
+    return this.#path.reduce<string>((path, key) => {
+      if (typeof key === 'number') return `${path}[${key}]`;
+      return /^[\p{L}_$][\p{L}\p{N}_$]*$/u.test(key)
+        ? `${path}.${key}`
+        : `${path}[${JSON.stringify(key)}]`;
+    }, 'value');
+  }
+}

@@ -1,0 +1,86 @@
+import { MAX_WAITING_BYTE_LENGTH, MAX_WAITING_VALUES } from './limits.ts';
+import { closeObjects, type ReceivedValue } from './open.ts';
+
+/** What arrived: a value, or why there is none in its place. */
+type Arrival = ReceivedValue | { readonly error: unknown };
+
+interface Kept {
+  readonly arrival: Arrival;
+  readonly byteLength: number;
+}
+
+/** One who waits for the next value. */
+interface Taker {
+  resolve(value: unknown): void;
+  reject(error: unknown): void;
+}
+
+/** The values that arrived and were not taken yet, or those who wait for one: never both. */
+export class Inbox {
+  readonly #kept: Kept[] = [];
+  readonly #takers: Taker[] = [];
+  #byteLength = 0;
+  #end: Error | undefined;
+
+  /** Whether the other end should wait before it sends more. */
+  get isFull(): boolean {
+    return this.#kept.length >= MAX_WAITING_VALUES || this.#byteLength >= MAX_WAITING_BYTE_LENGTH;
+  }
+
+  /** Whether so little is left that more may come. */
+  get hasRoom(): boolean {
+    return (
+      this.#kept.length <= MAX_WAITING_VALUES / 2 && this.#byteLength <= MAX_WAITING_BYTE_LENGTH / 2
+    );
+  }
+
+  /** Whether nothing is there, and nothing will come. */
+  get isOver(): boolean {
+    return this.#end !== undefined && this.#kept.length === 0;
+  }
+
+  /** Answers whether someone waited for it. */
+  put(arrival: Arrival, byteLength: number): boolean {
+    const taker = this.#takers.shift();
+    if (taker) {
+      settle(taker, arrival);
+      return true;
+    }
+    this.#kept.push({ arrival, byteLength });
+    this.#byteLength += byteLength;
+    return false;
+  }
+
+  /** Asks for the next value; answers with the way to ask no more. */
+  take(resolve: (value: unknown) => void, reject: (error: unknown) => void): () => void {
+    const taker: Taker = { resolve, reject };
+    const first = this.#kept.shift();
+    if (first) {
+      this.#byteLength -= first.byteLength;
+      settle(taker, first.arrival);
+    } else if (this.#end) reject(this.#end);
+    else this.#takers.push(taker);
+    return () => {
+      const at = this.#takers.indexOf(taker);
+      if (at >= 0) this.#takers.splice(at, 1);
+    };
+  }
+
+  /** Nothing comes any more. What is there can still be taken; after it, takers get `reason`. */
+  end(reason: Error): void {
+    this.#end ??= reason;
+    for (const taker of this.#takers.splice(0)) taker.reject(this.#end);
+  }
+
+  /** Closes what nobody took. */
+  clear(): void {
+    for (const { arrival } of this.#kept.splice(0))
+      if ('objects' in arrival) closeObjects(arrival.objects);
+    this.#byteLength = 0;
+  }
+}
+
+function settle(taker: Taker, arrival: Arrival): void {
+  if ('error' in arrival) taker.reject(arrival.error);
+  else taker.resolve(arrival.value);
+}

@@ -1,0 +1,30 @@
+/** How much may come from another process at a time. Both ends hold to the same numbers. */
+import { MAX_MESSAGE_BYTE_LENGTH, MAX_MESSAGE_FDS } from '../../../ffi/socket.ts';
+
+/** The largest value, encoded. */
+export const MAX_VALUE_BYTE_LENGTH: number = 16 << 20;
+/** The most file descriptors of one value: all go with its first packet. */
+export const MAX_VALUE_FDS: number = MAX_MESSAGE_FDS;
+/** The most GPU objects of one value. */
+export const MAX_VALUE_OBJECTS = 4096;
+/** The largest descriptor of one GPU object, encoded. */
+export const MAX_DESCRIPTOR_BYTE_LENGTH = 4096;
+/** The most descriptors that are remembered of a connection. */
+export const MAX_KNOWN_DESCRIPTORS = 1024;
+/** The most parts of one value, each null and number counted: a byte on the wire can be many here. */
+export const MAX_VALUE_PARTS: number = 1 << 20;
+/** How deep arrays and objects may nest. */
+export const MAX_VALUE_DEPTH = 64;
+
+/** What begins each packet. */
+export const HEADER_BYTE_LENGTH = 16;
+/** What a packet holds of a value; all but the last are full. */
+export const FRAGMENT_BYTE_LENGTH: number = MAX_MESSAGE_BYTE_LENGTH - HEADER_BYTE_LENGTH;
+
+/** How much may lie here that nobody took; what comes after stays with the kernel, and the sender. */
+export const MAX_WAITING_VALUES = 64;
+export const MAX_WAITING_BYTE_LENGTH: number = MAX_VALUE_BYTE_LENGTH;
+
+/** How much may wait here until the other end makes room. */
+export const MAX_UNSENT_VALUES = 1024;
+export const MAX_UNSENT_BYTE_LENGTH: number = 4 * MAX_VALUE_BYTE_LENGTH;

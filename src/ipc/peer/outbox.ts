@@ -1,0 +1,134 @@
+import { closeFd, duplicateFd, SystemError } from '../../../ffi/libc.ts';
+import { sendMessage } from '../../../ffi/socket.ts';
+import { IpcError } from '../../errors.ts';
+import {
+  FRAGMENT_BYTE_LENGTH,
+  HEADER_BYTE_LENGTH,
+  MAX_UNSENT_BYTE_LENGTH,
+  MAX_UNSENT_VALUES,
+} from './limits.ts';
+import { PacketKind, writeHeader } from './packet.ts';
+
+/** A value on its way out. */
+interface Unsent {
+  /** With room for a header before; behind what is sent, the headers overwrite it. */
+  readonly bytes: Buffer;
+  readonly fds: readonly number[];
+  readonly sequence: number;
+  /** How much of it is with the kernel. */
+  offset: number;
+}
+
+interface Waiting extends Unsent {
+  resolve(): void;
+  reject(error: unknown): void;
+}
+
+/** The values that the kernel has no room for yet, in their order. */
+export class Outbox {
+  readonly #waiting: Waiting[] = [];
+  #byteLength = 0;
+  #sequence = 0;
+
+  #isShortOfFds = false;
+
+  get isEmpty(): boolean {
+    return this.#waiting.length === 0;
+  }
+
+  /** Whether too many descriptors of this user are on their way: the socket itself has room. */
+  get isShortOfFds(): boolean {
+    return this.#isShortOfFds;
+  }
+
+  /** @throws IpcError where too much waits already */
+  checkRoom(): void {
+    if (this.#waiting.length < MAX_UNSENT_VALUES && this.#byteLength < MAX_UNSENT_BYTE_LENGTH)
+      return;
+    throw new IpcError(
+      `${this.#waiting.length} values (${this.#byteLength} bytes) wait to be sent already: ` +
+        'await send() before the next one',
+    );
+  }
+
+  /**
+   * Sends a value at once, or keeps a copy until there is room: then it answers with a promise.
+   *
+   * @param bytes with room for a header before; free again after the call
+   * @param fds still the caller's
+   * @throws SystemError as sendMessage
+   */
+  post(socket: number, bytes: Buffer, fds: readonly number[]): Promise<void> | undefined {
+    const value: Unsent = { bytes, fds, sequence: this.#sequence, offset: 0 };
+    const isSent = this.isEmpty && this.#send(socket, value);
+    this.#sequence = (this.#sequence + 1) >>> 0;
+    return isSent ? undefined : this.#keep(value);
+  }
+
+  /** Sends what there is room for. @throws SystemError as sendMessage */
+  flush(socket: number): void {
+    for (;;) {
+      const first = this.#waiting[0];
+      if (!first || !this.#send(socket, first)) return;
+      this.#remove(first).resolve();
+    }
+  }
+
+  /** Gives up all that waits. */
+  rejectAll(error: unknown): void {
+    for (const value of [...this.#waiting]) this.#remove(value).reject(error);
+    this.#isShortOfFds = false;
+  }
+
+  #send(socket: number, value: Unsent): boolean {
+    this.#isShortOfFds = false;
+    try {
+      return sendPackets(socket, value);
+    } catch (error) {
+      if (!(error instanceof SystemError) || error.code !== 'ETOOMANYREFS') throw error;
+      this.#isShortOfFds = true;
+      return false;
+    }
+  }
+
+  #keep({ bytes, fds, ...rest }: Unsent): Promise<void> {
+    // Their owners may close theirs before there is room. What went out already needs none.
+    const kept = rest.offset > 0 ? [] : duplicateAll(fds);
+    this.#byteLength += bytes.byteLength;
+    return new Promise((resolve, reject) => {
+      this.#waiting.push({ ...rest, bytes: Buffer.from(bytes), fds: kept, resolve, reject });
+    });
+  }
+
+  #remove(value: Waiting): Waiting {
+    this.#waiting.shift();
+    this.#byteLength -= value.bytes.byteLength;
+    value.fds.forEach(closeFd);
+    return value;
+  }
+}
+
+/** Sends as much as the kernel takes; answers whether that was all. */
+function sendPackets(socket: number, value: Unsent): boolean {
+  const byteLength = value.bytes.byteLength - HEADER_BYTE_LENGTH;
+  while (value.offset < byteLength) {
+    const { bytes, offset, sequence } = value;
+    const part = Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset);
+    writeHeader(bytes, offset, { kind: PacketKind.value, sequence, byteLength, offset });
+    const packet = bytes.subarray(offset, offset + HEADER_BYTE_LENGTH + part);
+    if (!sendMessage(socket, packet, offset === 0 ? value.fds : [])) return false;
+    value.offset += part;
+  }
+  return true;
+}
+
+function duplicateAll(fds: readonly number[]): number[] {
+  const copies: number[] = [];
+  try {
+    for (const fd of fds) copies.push(duplicateFd(fd));
+    return copies;
+  } catch (error) {
+    copies.forEach(closeFd);
+    throw error;
+  }
+}

@@ -1,0 +1,54 @@
+/** Packets: what one message of the socket holds. A value has as many as it needs. */
+import { IpcError } from '../../errors.ts';
+import { HEADER_BYTE_LENGTH } from './limits.ts';
+
+/** What a packet is about. */
+export const PacketKind = { value: 1 } as const;
+export type PacketKind = (typeof PacketKind)[keyof typeof PacketKind];
+
+/** What stands before each packet, little-endian. */
+export interface PacketHeader {
+  readonly kind: PacketKind;
+  /** The number of the value on this connection, from 0, modulo 2^32. */
+  readonly sequence: number;
+  /** Of the whole value. */
+  readonly byteLength: number;
+  /** Where in the value this packet's part begins. */
+  readonly offset: number;
+}
+
+// "cu", the version of the protocol, the kind, then three numbers of 32 bits.
+const MAGIC = 0x7563;
+const VERSION = 1;
+
+/** Writes a header over the 16 bytes at `at`. */
+export function writeHeader(bytes: Buffer, at: number, header: PacketHeader): void {
+  bytes.writeUInt16LE(MAGIC, at);
+  bytes[at + 2] = VERSION;
+  bytes[at + 3] = header.kind;
+  bytes.writeUInt32LE(header.sequence, at + 4);
+  bytes.writeUInt32LE(header.byteLength, at + 8);
+  bytes.writeUInt32LE(header.offset, at + 12);
+}
+
+/** @throws IpcError for anything but a packet of this version */
+export function readHeader(packet: Uint8Array): PacketHeader {
+  if (packet.byteLength <= HEADER_BYTE_LENGTH)
+    throw new IpcError(`a packet of ${packet.byteLength} bytes has no content`);
+  const view = new DataView(packet.buffer, packet.byteOffset, HEADER_BYTE_LENGTH);
+  if (view.getUint16(0, true) !== MAGIC) throw new IpcError('a packet is none of cuffi');
+  const version = view.getUint8(2);
+  if (version !== VERSION)
+    throw new IpcError(
+      `the other end speaks version ${version} of the protocol, this one version ${VERSION}: ` +
+        'use the same cuffi on both sides',
+    );
+  const kind = view.getUint8(3);
+  if (kind !== PacketKind.value) throw new IpcError(`packets of kind ${kind} are unknown here`);
+  return {
+    kind,
+    sequence: view.getUint32(4, true),
+    byteLength: view.getUint32(8, true),
+    offset: view.getUint32(12, true),
+  };
+}

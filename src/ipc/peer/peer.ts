@@ -1,0 +1,127 @@
+import { ClosedError } from '../../errors.ts';
+import { Resource } from '../../resource.ts';
+import { Connection } from './connection.ts';
+import { type PeerCredentials, processName } from './credentials.ts';
+import { checkDeadline, type DeadlineOptions, withDeadline } from './deadline.ts';
+
+/**
+ * A process at the other end of a connection: values go to it and come from it, with GPU objects
+ * anywhere inside.
+ *
+ * A value is null, a boolean, number, bigint, string or undefined, binary data (typed arrays,
+ * DataView, ArrayBuffer; a Buffer arrives as Uint8Array), a `DeviceBuffer`, a `CudaEvent`, or a
+ * plain object or array of such. GPU memory is not copied: both processes then have it. Nothing
+ * but the sender keeps it alive, and nothing orders the work on it: see docs/ipc.md. What arrives
+ * belongs to the receiver, who closes it.
+ *
+ * Values arrive whole and in order. What the other end sent before it ended is received before the
+ * end is told. An open peer keeps the process alive, as a socket does.
+ *
+ * @example
+ * await peer.send({ step: 1, weights: buffer });
+ * for await (const { step, weights } of peer) weights.close();
+ */
+export class Peer extends Resource implements AsyncIterable<unknown> {
+  /** The other process; 0 where it is of another pid namespace. */
+  readonly pid: number;
+  /** The user of the other process. */
+  readonly uid: number;
+  readonly #connection: Connection;
+
+  /** @internal @param socket is the peer's from now on */
+  constructor(socket: number, credentials: Pick<PeerCredentials, 'pid' | 'uid'>) {
+    const connection = new Connection(socket, processName(credentials));
+    super('Peer', { release: () => connection.close() });
+    this.pid = credentials.pid;
+    this.uid = credentials.uid;
+    this.#connection = connection;
+    // The connection outlives a peer that nobody holds: it must not hold it.
+    const weak = new WeakRef(this);
+    connection.onOver = () => weak.deref()?.close();
+  }
+
+  /**
+   * Sends a value. Resolves when the kernel has it: a process that ends then loses nothing of it.
+   * It waits while the other end does not read, and a value's contents are taken before it
+   * returns. Given up, it only waits no more: the value goes out all the same.
+   *
+   * @throws TypeError for what cannot be sent, with its path: `value.model.layers[3] is a Map …`
+   * @throws RangeError above 16 MiB of plain data, 64 levels, 4096 GPU objects
+   * @throws IpcError for GPU objects that cannot be shared, and for more than 1024 unsent values
+   * @throws ClosedError where either end is closed
+   */
+  async send(value: unknown, options?: DeadlineOptions): Promise<void> {
+    const deadline = checkDeadline(options, 'peer.send');
+    this.requireOpen();
+    deadline.signal?.throwIfAborted();
+    const sending = this.#connection.post(value);
+    if (!sending) return;
+    await withDeadline<void>(
+      deadline,
+      `sending to ${this.#connection.other}`,
+      (resolve, reject) => {
+        sending.then(resolve, reject);
+        return () => {};
+      },
+    );
+  }
+
+  /**
+   * The next value.
+   *
+   * @throws IpcError for a value whose GPU objects cannot be opened here: the next can be received
+   * all the same. And, once and for all, where the other end broke the protocol
+   * @throws ClosedError after the end, whichever side it was
+   */
+  async receive(options?: DeadlineOptions): Promise<unknown> {
+    const deadline = checkDeadline(options, 'peer.receive');
+    this.requireOpen();
+    return this.#take(deadline);
+  }
+
+  /** The values until the end, which only ends the loop. Leaving the loop leaves the peer open. */
+  [Symbol.asyncIterator](): AsyncIterableIterator<unknown> {
+    const iterator: AsyncIterableIterator<unknown> = {
+      next: () => this.#next(),
+      [Symbol.asyncIterator]: () => iterator,
+    };
+    return iterator;
+  }
+
+  /** Lets the open peer keep the process alive, as it does from the start. */
+  ref(): void {
+    this.#connection.setReferenced(true);
+  }
+
+  /** Lets the process end although the peer is open. */
+  unref(): void {
+    this.#connection.setReferenced(false);
+  }
+
+  /** @internal */
+  get connection(): Connection {
+    return this.#connection;
+  }
+
+  /** @throws ClosedError that says which end it was; IpcError where the protocol was broken */
+  protected override requireOpen(): void {
+    if (this.closed) throw this.#connection.end ?? this.closedError();
+  }
+
+  #take(deadline: DeadlineOptions): Promise<unknown> {
+    const { other } = this.#connection;
+    return withDeadline(deadline, `receiving from ${other}`, (resolve, reject) =>
+      this.#connection.take(resolve, reject),
+    );
+  }
+
+  async #next(): Promise<IteratorResult<unknown, undefined>> {
+    try {
+      return { done: false, value: await this.#take({}) };
+    } catch (error) {
+      const { end } = this.#connection;
+      if (error === end && end instanceof ClosedError) return { done: true, value: undefined };
+      throw error;
+    }
+  }
+}

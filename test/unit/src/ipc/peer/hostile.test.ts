@@ -1,0 +1,193 @@
+/** Other ends that do as they like. */
+import assert from 'node:assert/strict';
+import { afterEach, beforeEach, test } from 'node:test';
+import fc from 'fast-check';
+import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
+import { sendMessage } from '../../../../../ffi/socket.ts';
+import { Device } from '../../../../../src/device.ts';
+import { IpcError } from '../../../../../src/errors.ts';
+import { sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { ByteWriter } from '../../../../../src/ipc/peer/byte-writer.ts';
+import { encodeValue } from '../../../../../src/ipc/peer/encode.ts';
+import {
+  FRAGMENT_BYTE_LENGTH,
+  HEADER_BYTE_LENGTH,
+  MAX_VALUE_BYTE_LENGTH,
+} from '../../../../../src/ipc/peer/limits.ts';
+import { Tag } from '../../../../../src/ipc/peer/tags.ts';
+import { nextTurn } from '../../../../../src/wait.ts';
+import { openDescriptors } from '../../../../support/descriptors.ts';
+import { dose } from '../../../../support/dose.ts';
+import { rawSend } from '../../../ffi/fixtures/descriptors.ts';
+import { Stranger } from './support.ts';
+
+let before = 0;
+beforeEach(() => {
+  before = openDescriptors();
+});
+afterEach(() => assert.equal(openDescriptors(), before, 'descriptors'));
+
+const one = Uint8Array.of(Tag.int32, 1, 0, 0, 0);
+const ipcError = (message: RegExp) => ({ name: 'IpcError', message });
+const closedError = (message: RegExp) => ({ name: 'ClosedError', message });
+
+const half = Uint8Array.of(...new Array<number>(FRAGMENT_BYTE_LENGTH).fill(0));
+const size = FRAGMENT_BYTE_LENGTH + 10;
+/** What no cuffi sends. */
+const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => void]>> = {
+  'bytes of something else': [/none of cuffi/, (o) => sendMessage(o.socket, Buffer.alloc(64, 'G'))],
+  'a packet without content': [/has no content/, (o) => o.send(new Uint8Array(0))],
+  'a message that is too long': [/cut off/, (o) => rawSend(o.socket, 65_537)],
+  'another version': [
+    /version 7 of the protocol/,
+    (o) => sendMessage(o.socket, Uint8Array.of(0x63, 0x75, 7, 1, ...new Array<number>(20).fill(0))),
+  ],
+  'an unknown kind': [/kind 9 are unknown/, (o) => o.send(one, { kind: 9 as 1 })],
+  'a value out of turn': [/of value 5 came where/, (o) => o.send(one, { sequence: 5 })],
+  'a value without its beginning': [
+    /byte 3 of value 0/,
+    (o) => o.send(one, { offset: 3, byteLength: 8 }),
+  ],
+  'a value that is too large': [
+    /it may have/,
+    (o) => o.send(half, { byteLength: MAX_VALUE_BYTE_LENGTH + 1 }),
+  ],
+  'tiny parts': [/too few or too many/, (o) => o.send(one, { byteLength: 1 << 20 })],
+  'more than was said': [/too few or too many/, (o) => o.send(one, { byteLength: 3 })],
+  'a size that changes': [
+    /changed its size/,
+    (o) => {
+      o.send(half, { byteLength: size });
+      o.send(one, { byteLength: size + 1, offset: FRAGMENT_BYTE_LENGTH });
+    },
+  ],
+  'no value at all': [/begins no part/, (o) => o.send(Uint8Array.of(200))],
+  'descriptors that no value has': [
+    /1 file descriptors came/,
+    (o) => {
+      const fd = createMemfd('unasked', 0);
+      o.send(one, {}, [fd]);
+      closeFd(fd);
+    },
+  ],
+  'descriptors in the middle of a value': [
+    /in the middle of a value/,
+    (o) => {
+      const fd = createMemfd('unasked', 0);
+      o.send(half, { byteLength: size }, [fd]);
+      o.send(new Uint8Array(10), { byteLength: size, offset: FRAGMENT_BYTE_LENGTH }, [fd]);
+      closeFd(fd);
+    },
+  ],
+};
+
+for (const [what, [message, send]] of Object.entries(broken)) {
+  test(`${what}: the connection ends with an IpcError, after what came before`, async () => {
+    using other = new Stranger();
+    // The packets that a case sends are of the first value.
+    send(other);
+    await assert.rejects(other.peer.receive(), ipcError(message));
+    assert.equal(other.peer.closed, true);
+    await assert.rejects(other.peer.receive(), ipcError(message));
+    await assert.rejects(other.peer.send(1), ipcError(message));
+    await assert.rejects(async () => {
+      for await (const value of other.peer) assert.fail(String(value));
+    }, ipcError(message));
+    assert.equal(other.receive(), 'end');
+  });
+}
+
+test('values before a broken one are received before the error', async () => {
+  using other = new Stranger();
+  other.send(one);
+  other.send(Uint8Array.of(200), { sequence: 1 });
+  await nextTurn();
+  assert.equal(await other.peer.receive(), 1);
+  await assert.rejects(other.peer.receive(), ipcError(/begins no part/));
+});
+
+test('an end in the middle of a value is the end, and its descriptors are closed', async () => {
+  using other = new Stranger();
+  const fd = createMemfd('half', 0);
+  other.send(one);
+  other.send(half, { sequence: 1, byteLength: size }, [fd, fd]);
+  closeFd(fd);
+  closeFd(other.socket);
+  assert.equal(await other.peer.receive(), 1);
+  await assert.rejects(other.peer.receive(), closedError(/has closed the connection/));
+});
+
+test('an object that cannot be opened fails its value alone, and the next is received', async () => {
+  using other = new Stranger();
+  const parcel = Uint8Array.of(Tag.parcel, 2, 1, Tag.null);
+  const fd = createMemfd('lost', 0);
+  other.send(parcel, {}, [fd, fd]);
+  other.send(one, { sequence: 1 });
+  closeFd(fd);
+  await assert.rejects(other.peer.receive(), { name: 'IpcError' });
+  assert.equal(await other.peer.receive(), 1);
+});
+
+test('whatever bytes come, the process lives and the error is an IpcError', async () => {
+  await fc.assert(
+    fc.asyncProperty(
+      fc.array(fc.uint8Array({ minLength: 1, maxLength: 60 }), { minLength: 1 }),
+      async (packets) => {
+        using other = new Stranger();
+        for (const packet of packets) sendMessage(other.socket, packet);
+        await assert.rejects(other.peer.receive(), ipcError(/./));
+      },
+    ),
+    { numRuns: dose(50, 2000) },
+  );
+});
+
+test('a changed message is refused or is a plain value, and its descriptors are closed', async () => {
+  const { kind, ...fields } = sealDescriptor<'event'>({
+    kind: 'event',
+    handle: Buffer.alloc(64, 7).toString('base64'),
+    device: Device.get().uuid,
+    machine: '01234567-89ab-cdef-0123-456789abcdef',
+    pid: 2 ** 30,
+    startTime: 1,
+    pidNamespace: 1,
+  });
+  const plain = (value: unknown): Buffer =>
+    ByteWriter.use((writer) => {
+      encodeValue(writer, value, { sent: new Set(), received: new Map() });
+      return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
+    });
+  const descriptor = plain({ kind, ...fields });
+  // [parcel, 'text', 1.5]
+  const sample = Buffer.concat([
+    Buffer.of(
+      Tag.array,
+      3,
+      Tag.parcel,
+      1,
+      (descriptor.byteLength & 127) | 128,
+      descriptor.byteLength >> 7,
+    ),
+    descriptor,
+    plain('text'),
+    plain(1.5),
+  ]);
+  const fd = createMemfd('sent', 0);
+  await fc.assert(
+    fc.asyncProperty(
+      fc.array(fc.tuple(fc.nat(sample.byteLength - 1), fc.nat(255)), { maxLength: 3 }),
+      fc.nat(2),
+      async (changes, fdCount) => {
+        const bytes = Buffer.from(sample);
+        for (const [at, byte] of changes) bytes[at] = byte;
+        using other = new Stranger();
+        other.send(bytes, {}, new Array<number>(fdCount).fill(fd));
+        await other.peer.receive().catch((error: unknown) => {
+          assert.ok(error instanceof IpcError, String(error));
+        });
+      },
+    ),
+    { numRuns: dose(100, 10_000) },
+  );
+  closeFd(fd);
+});

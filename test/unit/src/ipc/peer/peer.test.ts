@@ -1,0 +1,205 @@
+import assert from 'node:assert/strict';
+import { fstatSync } from 'node:fs';
+import { afterEach, beforeEach, test } from 'node:test';
+import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
+import { receiveMessage, socketPair } from '../../../../../ffi/socket.ts';
+import {
+  FRAGMENT_BYTE_LENGTH,
+  HEADER_BYTE_LENGTH,
+  MAX_UNSENT_VALUES,
+  MAX_WAITING_VALUES,
+} from '../../../../../src/ipc/peer/limits.ts';
+import { Outbox } from '../../../../../src/ipc/peer/outbox.ts';
+import { nextTurn } from '../../../../../src/wait.ts';
+import { openDescriptors } from '../../../../support/descriptors.ts';
+import { peerPair } from './support.ts';
+
+let before = 0;
+beforeEach(() => {
+  before = openDescriptors();
+});
+afterEach(() => assert.equal(openDescriptors(), before, 'descriptors'));
+
+const closedError = (message: RegExp) => ({ name: 'ClosedError', message });
+
+test('values arrive whole and in order, also those of many packets', async () => {
+  using pair = peerPair();
+  const large = new Uint8Array(3 * FRAGMENT_BYTE_LENGTH + 5).map((_, i) => i % 251);
+  const values = [1, { large }, 'x'.repeat(FRAGMENT_BYTE_LENGTH - 6), [null], { large }, undefined];
+  const sent = Promise.all(values.map((value) => pair.a.send(value)));
+  for (const value of values) assert.deepStrictEqual(await pair.b.receive(), value);
+  await sent;
+});
+
+test('a value is as it was when send was called', async () => {
+  using pair = peerPair();
+  const data = new Uint8Array(200_000).fill(1);
+  const sends = Array.from({ length: 4 }, () => pair.a.send({ data }));
+  data.fill(2);
+  for (let n = 0; n < 4; n++) {
+    const received = (await pair.b.receive()) as { data: Uint8Array };
+    assert.deepEqual(new Set(received.data), new Set([1]));
+  }
+  await Promise.all(sends);
+});
+
+test('what was sent before the end is received before the end is told', async () => {
+  using pair = peerPair();
+  for (let i = 0; i < 3; i++) await pair.a.send(i);
+  pair.a.close();
+  await nextTurn();
+  assert.equal(pair.b.closed, false);
+  const received: unknown[] = [];
+  for await (const value of pair.b) received.push(value);
+  assert.deepEqual(received, [0, 1, 2]);
+  assert.equal(pair.b.closed, true);
+  const told = closedError(/^this Peer is closed: process \d+ has closed the connection$/);
+  await assert.rejects(pair.b.receive(), told);
+  await assert.rejects(pair.b.send(1), told);
+  for await (const value of pair.b) assert.fail(String(value));
+});
+
+test('nothing whose send had resolved is lost when the sender closes', async () => {
+  using pair = peerPair();
+  let sent = 0;
+  const sends = Array.from({ length: 500 }, (_, i) =>
+    pair.a.send({ i, pad: new Uint8Array(5000) }).then(() => (sent += 1)),
+  );
+  for (let turns = 0; turns < 50; turns++) await nextTurn();
+  pair.a.close();
+  await Promise.allSettled(sends);
+  assert.ok(sent > MAX_WAITING_VALUES && sent < 500, `${sent}`);
+  let received = 0;
+  for await (const value of pair.b) assert.equal((value as { i: number }).i, received++);
+  assert.equal(received, sent);
+});
+
+test('close() ends loops here, rejects what waits, and may be called twice', async () => {
+  using pair = peerPair();
+  const loop = (async () => {
+    for await (const value of pair.a) assert.fail(String(value));
+  })();
+  const receiving = pair.a.receive();
+  pair.a.close();
+  pair.a.close();
+  await loop;
+  await assert.rejects(receiving, closedError(/^this Peer is closed$/));
+  await assert.rejects(pair.a.send(1), closedError(/^this Peer is closed$/));
+  await assert.rejects(pair.b.receive(), closedError(/has closed the connection/));
+});
+
+test('leaving a loop leaves the peer open', async () => {
+  using pair = peerPair();
+  await pair.a.send(1);
+  await pair.a.send(2);
+  for await (const value of pair.b) {
+    assert.equal(value, 1);
+    break;
+  }
+  assert.equal(await pair.b.receive(), 2);
+});
+
+test('a slow reader holds the sender up, and neither keeps more than it may', async () => {
+  using pair = peerPair();
+  let sent = 0;
+  const sending = (async () => {
+    for (let i = 0; i < 2000; i++) {
+      await pair.a.send(i);
+      sent += 1;
+    }
+  })();
+  // As long as anything moves; the kernel keeps some.
+  for (let last = -1; last !== sent; ) {
+    last = sent;
+    for (let turns = 0; turns < 20; turns++) await nextTurn();
+  }
+  assert.ok(sent >= MAX_WAITING_VALUES && sent < 2000, `${sent}`);
+  for (let i = 0; i < 2000; i++) assert.equal(await pair.b.receive(), i);
+  await sending;
+});
+
+test('sends that nobody awaits are refused before they fill the memory', async () => {
+  using pair = peerPair();
+  const sends = Array.from({ length: 4 * MAX_UNSENT_VALUES }, (_, i) =>
+    pair.a.send({ i, data: new Uint8Array(1000) }),
+  );
+  for (const result of await Promise.allSettled(sends.slice(-10)))
+    assert.match(
+      String((result as PromiseRejectedResult).reason),
+      /await send\(\) before the next/,
+    );
+  const all = Promise.allSettled(sends);
+  pair.a.close();
+  const states = (await all).map(({ status }) => status);
+  assert.equal(states.indexOf('rejected'), states.lastIndexOf('fulfilled') + 1);
+});
+
+test('waits are given up by signal and by time, and what comes later is for the next', async () => {
+  using pair = peerPair();
+  const reason = new Error('enough');
+  await assert.rejects(pair.a.receive({ signal: AbortSignal.abort(reason) }), reason);
+  await assert.rejects(pair.a.send(1, { signal: AbortSignal.abort(reason) }), reason);
+  const abort = new AbortController();
+  const receiving = pair.a.receive({ signal: abort.signal });
+  abort.abort(reason);
+  await assert.rejects(receiving, reason);
+  await assert.rejects(pair.a.receive({ timeoutMs: 1 }), {
+    name: 'TimeoutError',
+    message: /^receiving from process \d+ took longer than 1 ms$/,
+  });
+  await pair.b.send('later');
+  assert.equal(
+    await pair.a.receive({ signal: new AbortController().signal, timeoutMs: 9999 }),
+    'later',
+  );
+
+  const large = new Uint8Array(1 << 20);
+  await assert.rejects(pair.a.send(large, { timeoutMs: 1 }), { name: 'TimeoutError' });
+  assert.deepEqual(await pair.b.receive(), large);
+});
+
+test('descriptors of what waits to be sent stay open, whatever their owner does', async () => {
+  const [near, far] = socketPair();
+  const outbox = new Outbox();
+  const packet = (byteLength: number): Buffer => Buffer.alloc(HEADER_BYTE_LENGTH + byteLength, 1);
+  const waiting: Promise<void>[] = [];
+  while (waiting.length === 0) {
+    const sending = outbox.post(near, packet(50_000), []);
+    if (sending) waiting.push(sending);
+  }
+  const fd = createMemfd('sent', 0);
+  const { ino } = fstatSync(fd);
+  for (let n = 0; n < 2; n++) waiting.push(outbox.post(near, packet(1), [fd, fd]) as Promise<void>);
+  closeFd(fd);
+  const arrived: number[] = [];
+  while (arrived.length < 2) {
+    const message = receiveMessage(far);
+    if (typeof message === 'object') arrived.push(...message.fds);
+    else outbox.flush(near);
+  }
+  assert.deepEqual(
+    arrived.map((each) => fstatSync(each).ino),
+    [ino, ino],
+  );
+  // The last one goes with the connection, or went out already.
+  outbox.rejectAll(new Error('over'));
+  await Promise.allSettled(waiting);
+  closeFd(near);
+  for (let message = receiveMessage(far); message !== 'end'; message = receiveMessage(far))
+    if (message) message.fds.forEach(closeFd);
+  [...arrived, far].forEach(closeFd);
+});
+
+test('wrong arguments are refused', async () => {
+  using pair = peerPair();
+  const wrong = (options: unknown) => options as { timeoutMs: number };
+  await assert.rejects(pair.a.send(1, wrong({ timeout: 1 })), /unknown option 'timeout'/);
+  await assert.rejects(pair.a.receive(wrong({ timeoutMs: -1 })), RangeError);
+  await assert.rejects(pair.a.receive(wrong({ signal: 1 })), TypeError);
+  await assert.rejects(
+    pair.a.send(() => 1),
+    /^TypeError: value is a function/,
+  );
+  await pair.a.send('still open');
+  assert.equal(await pair.b.receive(), 'still open');
+});

@@ -1,0 +1,53 @@
+/** Two ends of one connection in this process, and the other end as a bare socket. */
+import { closeFd, isOpenFd } from '../../../../../ffi/libc.ts';
+import { receiveMessage, sendMessage, socketPair } from '../../../../../ffi/socket.ts';
+import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/peer/limits.ts';
+import { type PacketHeader, writeHeader } from '../../../../../src/ipc/peer/packet.ts';
+import { Peer } from '../../../../../src/ipc/peer/peer.ts';
+
+const own = { pid: process.pid, uid: process.geteuid?.() ?? 0 };
+
+/** Two peers that talk with each other; dispose closes both. */
+export function peerPair(): Disposable & { readonly a: Peer; readonly b: Peer } {
+  const [first, second] = socketPair();
+  const a = new Peer(first, own);
+  const b = new Peer(second, own);
+  return {
+    a,
+    b,
+    [Symbol.dispose]() {
+      a.close();
+      b.close();
+    },
+  };
+}
+
+/** A peer whose other end does as it likes. */
+export class Stranger implements Disposable {
+  readonly peer: Peer;
+  readonly socket: number;
+
+  constructor() {
+    const [first, second] = socketPair();
+    this.peer = new Peer(first, own);
+    this.socket = second;
+  }
+
+  /** Sends a packet of the first value, but for what is said. */
+  send(body: Uint8Array, header: Partial<PacketHeader> = {}, fds: readonly number[] = []): void {
+    const packet = Buffer.alloc(HEADER_BYTE_LENGTH + body.byteLength);
+    packet.set(body, HEADER_BYTE_LENGTH);
+    const { byteLength } = body;
+    writeHeader(packet, 0, { kind: 1, sequence: 0, offset: 0, byteLength, ...header });
+    sendMessage(this.socket, packet, fds);
+  }
+
+  receive(): ReturnType<typeof receiveMessage> {
+    return receiveMessage(this.socket);
+  }
+
+  [Symbol.dispose](): void {
+    this.peer.close();
+    if (isOpenFd(this.socket)) closeFd(this.socket);
+  }
+}

@@ -1,0 +1,199 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import fc from 'fast-check';
+import { IpcError } from '../../../../../src/errors.ts';
+import { ByteWriter } from '../../../../../src/ipc/peer/byte-writer.ts';
+import { decodeValue } from '../../../../../src/ipc/peer/decode.ts';
+import { encodeValue } from '../../../../../src/ipc/peer/encode.ts';
+import {
+  HEADER_BYTE_LENGTH,
+  MAX_VALUE_BYTE_LENGTH,
+  MAX_VALUE_DEPTH,
+  MAX_VALUE_PARTS,
+} from '../../../../../src/ipc/peer/limits.ts';
+import { Tag } from '../../../../../src/ipc/peer/tags.ts';
+import { dose } from '../../../../support/dose.ts';
+
+const noSession = { sent: new Set<string>(), received: new Map<string, unknown>() };
+
+const encode = (value: unknown): Buffer =>
+  ByteWriter.use((writer) => {
+    assert.deepEqual(encodeValue(writer, value, noSession), []);
+    return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
+  });
+const decode = (bytes: Uint8Array, fdCount = 0): unknown =>
+  decodeValue(bytes, fdCount, new Map()).root.value;
+const roundTrip = (value: unknown): unknown => decode(encode(value));
+
+const { value: anyValue } = fc.letrec((tie) => ({
+  value: fc.oneof(
+    { depthSize: 'small' },
+    fc.constantFrom(null, undefined, true, false, -0, Number.NaN, Number.NEGATIVE_INFINITY),
+    fc.integer(),
+    fc.double(),
+    fc.bigInt(),
+    fc.bigInt({ min: -(1n << 200n), max: 1n << 200n }),
+    fc.string({ unit: 'binary' }),
+    fc.string({ unit: 'grapheme-ascii', minLength: 10, maxLength: 300 }),
+    fc.string().map((text) => `${text}\ud800`),
+    fc.uint8Array(),
+    fc.int16Array(),
+    fc.float32Array(),
+    fc.float64Array(),
+    fc.bigUint64Array(),
+    fc.uint8Array().map((bytes) => bytes.slice().buffer),
+    fc.uint8Array().map((bytes) => new DataView(bytes.slice().buffer)),
+    fc.array(tie('value')),
+    fc.dictionary(
+      fc.string({ unit: 'grapheme' }).filter((key) => key !== '__proto__'),
+      tie('value'),
+      { noNullPrototype: true },
+    ),
+  ),
+}));
+
+test('what is encoded is decoded: the same values of the same types', () => {
+  fc.assert(
+    fc.property(anyValue, (value) => {
+      assert.deepStrictEqual(roundTrip(value), value);
+    }),
+    { numRuns: dose(300, 10_000) },
+  );
+});
+
+test('arrives as what it means: a Buffer as bytes, a hole as undefined, no inherited names', () => {
+  assert.deepStrictEqual(roundTrip(Buffer.from('abc')), new Uint8Array([97, 98, 99]));
+  assert.deepStrictEqual(
+    roundTrip(new Float64Array([1, 2, 3]).subarray(1, 2)),
+    new Float64Array([2]),
+  );
+  assert.deepStrictEqual(roundTrip(new Uint8Array(new SharedArrayBuffer(2))), new Uint8Array(2));
+  assert.deepStrictEqual(roundTrip(new Array(2)), [undefined, undefined]);
+  assert.deepStrictEqual(roundTrip(Object.assign(Object.create(null), { a: 1 })), { a: 1 });
+  assert.deepStrictEqual(roundTrip({ constructor: 1, toString: 2 }), {
+    constructor: 1,
+    toString: 2,
+  });
+});
+
+test('what cannot be sent is refused with its path', () => {
+  class Model {}
+  const cases: readonly (readonly [unknown, RegExp])[] = [
+    [() => 1, /^value is a function, which cannot be sent$/],
+    [{ a: [1, Symbol('x')] }, /^value\.a\[1\] is a symbol/],
+    [{ model: { layers: [0, 1, 2, new Model()] } }, /^value\.model\.layers\[3\] is a Model/],
+    [{ 'not a name': { ü: new Map() } }, /^value\["not a name"\]\.ü is a Map/],
+    [[new Date()], /^value\[0\] is a Date/],
+    [{ shared: new SharedArrayBuffer(4) }, /^value\.shared is a SharedArrayBuffer/],
+    [JSON.parse('{"a":{"__proto__":1}}'), /^value\.a\.__proto__ has a name/],
+  ];
+  for (const [value, message] of cases)
+    assert.throws(() => encode(value), { name: 'TypeError', message });
+});
+
+test('what is too deep, too large or in itself is refused', () => {
+  const cycle: Record<string, unknown> = {};
+  cycle['self'] = [cycle];
+  assert.throws(() => encode(cycle), {
+    name: 'RangeError',
+    message: /^value\.self\[0\]\.self.* in itself$/,
+  });
+  const nested = (depth: number): unknown => {
+    let value: unknown = 1;
+    for (let n = 0; n < depth; n++) value = [value];
+    return value;
+  };
+  assert.deepEqual(roundTrip(nested(MAX_VALUE_DEPTH)), nested(MAX_VALUE_DEPTH));
+  assert.throws(() => encode(nested(MAX_VALUE_DEPTH + 1)), RangeError);
+  assert.throws(() => encode(new Uint8Array(MAX_VALUE_BYTE_LENGTH)), RangeError);
+  assert.throws(() => encode('x'.repeat(MAX_VALUE_BYTE_LENGTH)), RangeError);
+  assert.throws(() => encode(new Array(MAX_VALUE_PARTS)), {
+    name: 'RangeError',
+    message: /typed arrays/,
+  });
+  const largest = new Uint8Array(MAX_VALUE_BYTE_LENGTH - 6).fill(3);
+  assert.deepEqual(roundTrip(largest), largest);
+});
+
+test('a value may send another one while it is read', () => {
+  const value = {
+    a: 1,
+    get b() {
+      return (roundTrip({ inner: 'x' }) as { inner: string }).inner;
+    },
+    c: 3,
+  };
+  assert.deepEqual(roundTrip(value), { a: 1, b: 'x', c: 3 });
+});
+
+test('every change on the way is an IpcError, or another plain value', () => {
+  const sample = encode({
+    text: 'hello',
+    wide: 'wörld',
+    numbers: [1, -2.5, 3n, 1n << 90n],
+    data: new Float32Array([1, 2]),
+    nested: { list: [null, undefined, true, false] },
+  });
+  fc.assert(
+    fc.property(
+      fc.array(fc.tuple(fc.nat(sample.length - 1), fc.nat(255)), { minLength: 1, maxLength: 4 }),
+      fc.nat(sample.length),
+      (changes, end) => {
+        const bytes = Uint8Array.from(sample);
+        for (const [at, byte] of changes) bytes[at] = byte;
+        for (const input of [bytes, bytes.subarray(0, end)]) {
+          try {
+            decode(input);
+          } catch (error) {
+            assert.ok(error instanceof IpcError, String(error));
+          }
+        }
+      },
+    ),
+    { numRuns: dose(300, 10_000) },
+  );
+  fc.assert(
+    fc.property(fc.uint8Array(), (bytes) => {
+      try {
+        decode(bytes);
+      } catch (error) {
+        assert.ok(error instanceof IpcError, String(error));
+      }
+    }),
+    { numRuns: dose(300, 10_000) },
+  );
+  assert.equal(({} as { admin?: boolean }).admin, undefined);
+});
+
+test('refuses what no encoder writes', () => {
+  const length = (value: number): number[] =>
+    value > 127 ? [(value & 127) | 128, ...length(value >>> 7)] : [value];
+  const key = (name: string): number[] => [Tag.latin1, name.length, ...Buffer.from(name)];
+  const cases: readonly (readonly [readonly number[], RegExp])[] = [
+    [[], /in the middle/],
+    [[99], /begins no part/],
+    [[Tag.null, Tag.null], /1 bytes follow/],
+    [[Tag.array, ...length(2 ** 27)], /are announced where/],
+    [[Tag.latin1, 255, 255, 255, 255, 15], /too large/],
+    [[Tag.object, 1, Tag.null, Tag.null, Tag.null], /no string/],
+    [[Tag.object, 1, ...key('__proto__'), Tag.null], /"__proto__" is not allowed/],
+    [[Tag.object, 2, ...key('a'), Tag.null, ...key('a'), Tag.null], /"a" is not allowed/],
+    [[Tag.utf16, 1, 65], /half a character/],
+    [[Tag.bigint, 0, 1, 'g'.charCodeAt(0)], /other than digits/],
+    [[Tag.binary, 99, 0], /unknown type/],
+    [[Tag.binary, 9, 3, 0, 0, 0], /Float32Array cannot have 3 bytes/],
+    [new Array<number>(MAX_VALUE_DEPTH + 1).fill(Tag.array).flatMap((tag) => [tag, 1]), /deeper/],
+    [[Tag.parcel, 1, 1, Tag.null], /0 file descriptors came with a value that has 1/],
+    [[Tag.parcel, 0, 4, Tag.parcel, 0, 1, Tag.null], /inside another/],
+    [[Tag.parcel, 0, ...length(5000), ...new Array<number>(5000).fill(0)], /too long/],
+  ];
+  for (const [bytes, message] of cases)
+    assert.throws(() => decode(Uint8Array.from(bytes)), { name: 'IpcError', message });
+  assert.throws(() => decode(encode(1), 1), {
+    name: 'IpcError',
+    message: /1 file descriptors came/,
+  });
+  const many = Buffer.alloc(MAX_VALUE_PARTS + 10, Tag.null);
+  many.set([Tag.array, ...length(MAX_VALUE_PARTS + 6)]);
+  assert.throws(() => decode(many), { name: 'IpcError', message: /more than 1048576 parts/ });
+});
