@@ -1,11 +1,11 @@
 /** What is known to run in a context: the one place that asks whether memory may be freed. */
-import { OUT0, OUT3, readHandle } from '../ffi/arena.ts';
-import { CU_EVENT_DISABLE_TIMING, CU_STREAM_LEGACY } from '../ffi/constants.ts';
+import { OUT3 } from '../ffi/arena.ts';
+import { CU_STREAM_LEGACY } from '../ffi/constants.ts';
 import { cu } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
-import { check } from './check.ts';
-import { Fence } from './fence.ts';
+import { Fence, type FencePart } from './fence.ts';
+import { Marks } from './marks.ts';
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;
 
@@ -13,13 +13,13 @@ const LEGACY = CU_STREAM_LEGACY as CUstream;
 export class Activity {
   /** Streams of cuffi's own, and default ones. */
   readonly streams = new Set<CUstream>([LEGACY]);
-  /** An event behind the work in each stream where none may be recorded later: see {@link mark}. */
-  readonly #marks = new Map<CUstream, CUevent>();
+  /** Behind the work in streams where no event may be recorded later: see {@link marked}. */
+  readonly #marks = new Marks();
   /** Other contexts whose streams may still work on memory of this one. */
   readonly #visitors = new Set<Activity>();
-  /** How many fences hold an event: it is not recorded again meanwhile. */
-  readonly #lent = new Map<CUevent, number>();
-  #spare: CUevent[] = [];
+  /** Whether work was queued that could not be marked: it runs until the context was waited for. */
+  #isUnmarked = false;
+  #resets = 0;
   /** The context, if it is open. */
   readonly #context: () => CUcontext | undefined;
 
@@ -28,21 +28,30 @@ export class Activity {
   }
 
   /**
-   * With the context current: remembers that work was queued just now in a stream where no event
-   * may be recorded later. A borrowed stream may be destroyed behind our back, and asking it then
-   * would crash. The legacy default stream makes the blocking streams wait for each other: right
-   * behind work there an event adds nothing to that, later it would.
+   * With the context current: calls `queue`, which queues work in a stream where no event may be
+   * recorded later, and marks that. A borrowed stream may be destroyed behind our back, and asking
+   * it then would crash. The legacy default stream makes the blocking streams wait for each other:
+   * right behind work there an event adds nothing to that, later it would.
+   *
+   * @throws what `queue` throws; CudaError, before anything is queued
    */
-  mark(stream: CUstream): void {
-    const existing = this.#marks.get(stream);
-    const event = existing === undefined || this.#lent.has(existing) ? this.#takeEvent() : existing;
-    this.#marks.set(stream, event);
-    check(cu.cuEventRecord(event, stream), 'cuEventRecord');
+  marked(stream: CUstream, queue: () => void): void {
+    const event = this.#marks.next(stream);
+    try {
+      queue();
+    } finally {
+      if (cu.cuEventRecord(event, stream) !== CUresult.CUDA_SUCCESS) this.#isUnmarked = true;
+    }
   }
 
   /** Remembers that work on memory of this context was queued in a stream of another. */
   visitedBy(other: Activity): void {
     if (other !== this) this.#visitors.add(other);
+  }
+
+  /** Remembers that all work of the context was waited for. */
+  waitedForAll(): void {
+    this.#isUnmarked = false;
   }
 
   /** Whether no work is known to run that may touch memory of this context. */
@@ -64,45 +73,25 @@ export class Activity {
 
   /** Success, not ready, or the first error of the work. */
   poll(): CUresult {
-    const context = this.#context();
-    if (context === undefined) return CUresult.CUDA_SUCCESS;
-    const pushed = cu.cuCtxPushCurrent_v2(context);
-    if (pushed !== CUresult.CUDA_SUCCESS) return pushed;
     let worst: CUresult = CUresult.CUDA_SUCCESS;
     const note = (status: CUresult): void => {
       if (status === CUresult.CUDA_ERROR_NOT_READY || worst === CUresult.CUDA_SUCCESS)
         worst = status;
     };
+    const pushed = this.#push();
+    if (pushed === undefined) return worst;
+    if (pushed !== CUresult.CUDA_SUCCESS) return pushed;
     for (const stream of this.streams) note(cu.cuStreamQuery(stream));
-    for (const mark of this.#marks.values()) note(cu.cuEventQuery(mark));
+    this.#marks.pending(note);
+    // Where the context is lost, all work in it is over.
+    if (this.#isUnmarked && worst === CUresult.CUDA_SUCCESS) note(CUresult.CUDA_ERROR_NOT_READY);
     cu.cuCtxPopCurrent_v2(OUT3);
     return worst;
   }
 
   /** The work that is known to be queued now and may touch memory of this context. */
   fence(): Fence {
-    const giveBack = (event: CUevent): void => this.#takeBack(event);
-    const visitors = [...this.#visitors];
-    const context = this.#context();
-    if (context === undefined || cu.cuCtxPushCurrent_v2(context) !== CUresult.CUDA_SUCCESS)
-      return new Fence([], visitors, giveBack);
-    const events: CUevent[] = [];
-    try {
-      for (const mark of this.#marks.values()) if (isPending(mark)) events.push(this.#lend(mark));
-      for (const stream of this.streams) {
-        if (stream === LEGACY || !isBusy(stream)) continue;
-        const event = this.#lend(this.#takeEvent());
-        events.push(event);
-        check(cu.cuEventRecord(event, stream), 'cuEventRecord');
-      }
-      return new Fence(events, visitors, giveBack);
-    } catch {
-      // No event to be had: the coarse question remains.
-      events.forEach(giveBack);
-      return new Fence([], [this, ...visitors], giveBack);
-    } finally {
-      cu.cuCtxPopCurrent_v2(OUT3);
-    }
+    return new Fence([this.#fence(), ...[...this.#visitors].map((visitor) => visitor.#fence())]);
   }
 
   /** Forgets everything, as the context was reset. */
@@ -111,38 +100,42 @@ export class Activity {
     this.streams.add(LEGACY);
     this.#marks.clear();
     this.#visitors.clear();
-    this.#lent.clear();
-    this.#spare = [];
+    this.#isUnmarked = false;
+    this.#resets += 1;
   }
 
-  #takeEvent(): CUevent {
-    const spare = this.#spare.pop();
-    if (spare !== undefined) return spare;
-    check(cu.cuEventCreate(OUT0, CU_EVENT_DISABLE_TIMING), 'cuEventCreate');
-    return readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
-  }
-
-  #lend(event: CUevent): CUevent {
-    this.#lent.set(event, (this.#lent.get(event) ?? 0) + 1);
-    return event;
-  }
-
-  #takeBack(event: CUevent): void {
-    const holders = this.#lent.get(event);
-    // None after a reset, which has destroyed the event.
-    if (holders === undefined) return;
-    if (holders > 1) {
-      this.#lent.set(event, holders - 1);
-      return;
+  #fence(): FencePart {
+    const resets = this.#resets;
+    const rest = {
+      isGone: () => this.#resets !== resets,
+      takeBack: (event: CUevent) => this.#marks.takeBack(event),
+    };
+    const coarse = { events: [], isDone: () => this.isIdle(), ...rest };
+    const pushed = this.#push();
+    if (pushed !== CUresult.CUDA_SUCCESS) return { events: [], ...rest };
+    const events: CUevent[] = [];
+    try {
+      if (this.#isUnmarked) return coarse;
+      for (const mark of this.#marks.pending()) events.push(this.#marks.lend(mark));
+      for (const stream of this.streams) {
+        // An event there would order streams that are not.
+        if (stream !== LEGACY && isBusy(stream)) events.push(this.#marks.lendBehind(stream));
+      }
+      return { events, ...rest };
+    } catch {
+      for (const event of events) this.#marks.takeBack(event);
+      return coarse;
+    } finally {
+      cu.cuCtxPopCurrent_v2(OUT3);
     }
-    this.#lent.delete(event);
-    // A mark that a fence held may still be its stream's last one, and then stays it.
-    if (![...this.#marks.values()].includes(event)) this.#spare.push(event);
+  }
+
+  /** Makes the context current; undefined where it is not open. */
+  #push(): CUresult | undefined {
+    const context = this.#context();
+    return context === undefined ? undefined : cu.cuCtxPushCurrent_v2(context);
   }
 }
-
-const isPending = (event: CUevent): boolean =>
-  cu.cuEventQuery(event) === CUresult.CUDA_ERROR_NOT_READY;
 
 const isBusy = (stream: CUstream): boolean =>
   cu.cuStreamQuery(stream) === CUresult.CUDA_ERROR_NOT_READY;

@@ -167,10 +167,7 @@ export class Context extends ContextState {
    * waiting: what it queues counts as work.
    */
   enqueue(call: (stream: CUstream) => void): void {
-    this.run(() => {
-      call(0 as CUstream);
-      this.activity.mark(CU_STREAM_LEGACY as CUstream);
-    });
+    this.run(() => this.activity.marked(CU_STREAM_LEGACY as CUstream, () => call(0 as CUstream)));
   }
 
   /**
@@ -186,6 +183,7 @@ export class Context extends ContextState {
   /** Blocks the process until all work in the context is done. */
   synchronizeSync(): void {
     this.run(() => check(cu.cuCtxSynchronize(), 'cuCtxSynchronize'));
+    this.activity.waitedForAll();
   }
 
   /**

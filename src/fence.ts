@@ -2,46 +2,45 @@ import { cu } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUevent } from '../ffi/types.ts';
 
-/** Something that is known to have work or not. */
-interface Worker {
-  isIdle(): boolean;
+/** The work of one context up to a moment: an event behind that of each stream. */
+export interface FencePart {
+  readonly events: readonly CUevent[];
+  /** Asked in place of events where none was to be had. */
+  readonly isDone?: (() => boolean) | undefined;
+  /** Whether the context was reset since: its work is over, and its events are gone. */
+  isGone(): boolean;
+  /** Takes an event back, each once. */
+  takeBack(event: CUevent): void;
 }
 
-/** The work that was queued up to one moment: an event behind that of each stream. */
+/** The work that was queued up to one moment. */
 export class Fence {
-  #events: readonly CUevent[];
-  #others: readonly Worker[];
-  readonly #giveBack: (event: CUevent) => void;
+  #parts: FencePart[];
 
-  /**
-   * @param others workers that no event could be recorded for: waited for until they are idle
-   * @param giveBack takes the events back, each once
-   */
-  constructor(
-    events: readonly CUevent[],
-    others: readonly Worker[],
-    giveBack: (event: CUevent) => void,
-  ) {
-    this.#events = events;
-    this.#others = others;
-    this.#giveBack = giveBack;
+  constructor(parts: readonly FencePart[]) {
+    this.#parts = [...parts];
   }
 
   /** Whether that work is done; what is broken or gone has none. */
   isDone(): boolean {
-    this.#events = this.#events.filter((event) => {
-      if (cu.cuEventQuery(event) === CUresult.CUDA_ERROR_NOT_READY) return true;
-      this.#giveBack(event);
-      return false;
+    this.#parts = this.#parts.flatMap((part) => {
+      if (part.isGone()) return [];
+      const events = part.events.filter((event) => {
+        if (cu.cuEventQuery(event) === CUresult.CUDA_ERROR_NOT_READY) return true;
+        part.takeBack(event);
+        return false;
+      });
+      return events.length > 0 || part.isDone?.() === false ? [{ ...part, events }] : [];
     });
-    this.#others = this.#others.filter((other) => !other.isIdle());
-    return this.#events.length === 0 && this.#others.length === 0;
+    return this.#parts.length === 0;
   }
 
   /** Gives its events back: nobody asks any more. */
   drop(): void {
-    for (const event of this.#events) this.#giveBack(event);
-    this.#events = [];
-    this.#others = [];
+    for (const part of this.#parts) {
+      if (part.isGone()) continue;
+      for (const event of part.events) part.takeBack(event);
+    }
+    this.#parts = [];
   }
 }

@@ -1,4 +1,5 @@
 /** Releases that may make the driver wait for the GPU, kept until it is done with what they free. */
+import { CuffiError } from './errors.ts';
 import type { Fence } from './fence.ts';
 import { releaseQuietly } from './resource.ts';
 import { pollInBackground, type WaitOptions, waitUntil } from './wait.ts';
@@ -26,6 +27,7 @@ export interface ReleaseOptions {
   /**
    * A dearer way to give the same back that never waits, where there is one. It comes without the
    * driver's own care for work that cuffi does not know of, so it is only taken for want of room.
+   * Where it throws, nothing was given back.
    */
   readonly early?: () => void;
 }
@@ -128,9 +130,22 @@ export class ReleaseQueue {
     return this.#size === 0;
   }
 
-  /** Resolves when everything that was submitted has been released. */
-  flush(options: WaitOptions = {}): Promise<void> {
-    return waitUntil(() => this.collect(true), options);
+  /** Whether a scope is open in which nothing is released. */
+  get isDeferred(): boolean {
+    return this.#deferrals > 0;
+  }
+
+  /**
+   * Resolves when everything that was submitted has been released.
+   *
+   * @throws CuffiError in a deferral, whose end it would wait for
+   */
+  async flush(options: WaitOptions = {}): Promise<void> {
+    if (this.#size > 0 && this.isDeferred)
+      throw new CuffiError(
+        `${this.#size} releases are held back by deferCleanup(): flush when its scope has ended`,
+      );
+    await waitUntil(() => this.collect(true), options);
   }
 
   /** Releases nothing until the scope ends, and every other one that is open. */
@@ -179,9 +194,9 @@ export class ReleaseQueue {
     this.#open = [];
     for (const { fence, pending } of batches) {
       fence?.drop();
-      for (const each of pending) this.#run(each, each.release);
+      for (const each of pending) this.#run(each);
     }
-    for (const each of open) this.#run(each, each.release);
+    for (const each of open) this.#run(each);
   }
 
   #runDone(batch: Batch, needsRoom: boolean): void {
@@ -190,15 +205,30 @@ export class ReleaseQueue {
     const { pending } = batch;
     batch.pending = [];
     for (const each of pending) {
-      const way = each.waits ? (needsRoom ? each.early : undefined) : each.release;
-      if (way) this.#run(each, way);
-      else batch.pending.push(each);
+      if (!each.waits) this.#run(each);
+      else if (!needsRoom || !each.early || !this.#runEarly(each, each.early))
+        batch.pending.push(each);
     }
   }
 
-  #run({ byteLength }: Pending, way: () => void): void {
+  /** Where the early way fails, nothing was released: the ordinary one is taken later. */
+  #runEarly(each: Pending, early: () => void): boolean {
+    try {
+      early();
+    } catch {
+      return false;
+    }
+    this.#count(each);
+    return true;
+  }
+
+  #run(each: Pending): void {
+    this.#count(each);
+    releaseQuietly(each.release);
+  }
+
+  #count({ byteLength }: Pending): void {
     this.#size -= 1;
     this.#byteLength -= byteLength;
-    releaseQuietly(way);
   }
 }

@@ -126,14 +126,14 @@ export class Stream extends Resource {
   /** The priority that the driver gave it. */
   get priority(): number {
     const handle = this.handle;
-    this.#run(() => check(cu.cuStreamGetPriority(handle, OUT0), 'cuStreamGetPriority'));
+    this.#ask(() => check(cu.cuStreamGetPriority(handle, OUT0), 'cuStreamGetPriority'));
     return readInt32(OUT0);
   }
 
   /** Whether it ignores the legacy default stream. */
   get nonBlocking(): boolean {
     const handle = this.handle;
-    this.#run(() => check(cu.cuStreamGetFlags(handle, OUT0), 'cuStreamGetFlags'));
+    this.#ask(() => check(cu.cuStreamGetFlags(handle, OUT0), 'cuStreamGetFlags'));
     return (readUint32(OUT0) & CU_STREAM_NON_BLOCKING) !== 0;
   }
 
@@ -142,7 +142,7 @@ export class Stream extends Resource {
     const handle = this.handle;
     if (!Resource.is(event, 'CudaEvent')) throw new TypeError('event must be a CudaEvent');
     const awaited = event.handle;
-    this.#run(() => check(cu.cuStreamWaitEvent(handle, awaited, 0), 'cuStreamWaitEvent'));
+    this.#ask(() => check(cu.cuStreamWaitEvent(handle, awaited, 0), 'cuStreamWaitEvent'));
   }
 
   /** Waits until all work queued so far (and until then) is done; the event loop turns meanwhile. */
@@ -153,7 +153,7 @@ export class Stream extends Resource {
   /** Blocks the process until all work queued so far is done. */
   synchronizeSync(): void {
     const handle = this.handle;
-    this.#run(() => check(cu.cuStreamSynchronize(handle), 'cuStreamSynchronize'));
+    this.#ask(() => check(cu.cuStreamSynchronize(handle), 'cuStreamSynchronize'));
   }
 
   /**
@@ -191,21 +191,22 @@ export class Stream extends Resource {
   /** @internal Runs a call that names this stream, under its context where it needs one. */
   enqueue(call: (handle: CUstream) => void): void {
     const handle = this.handle;
-    this.#run(() => call(handle));
+    this.#queue(() => call(handle));
   }
 
-  #run(call: () => void): void {
+  /** Makes a call that names this stream and queues no work. */
+  #ask(call: () => void): void {
+    if (this.#isDefault) this.context.run(call);
+    else call();
+  }
+
+  #queue(call: () => void): void {
     const { context } = this;
+    const { activity } = context;
     if (this.#isOwn) call();
-    else if (this.#isDefault) {
-      context.activity.streams.add(this.#handle);
-      context.run(() => {
-        call();
-        if (this.#handle === CU_STREAM_LEGACY) context.activity.mark(this.#handle);
-      });
-    } else {
-      call();
-      context.run(() => context.activity.mark(this.#handle));
-    }
+    else if (this.#handle === CU_STREAM_PER_THREAD) {
+      activity.streams.add(this.#handle);
+      context.run(call);
+    } else context.run(() => activity.marked(this.#handle, call));
   }
 }

@@ -193,7 +193,11 @@ export class MemoryPool extends PoolState implements MemoryResource {
         'cuMemAllocFromPoolAsync',
         byteLength,
         () => cu.cuMemAllocFromPoolAsync(OUT0, byteLength, pool, stream),
-        { first, limits: () => `; the pool has ${this.used} in use of at most ${maxSize}` },
+        {
+          first,
+          limits: () =>
+            `; the pool has ${this.used} in use${maxSize === Number.POSITIVE_INFINITY ? '' : ` of at most ${maxSize}`}`,
+        },
       ),
     );
   }

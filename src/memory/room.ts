@@ -47,5 +47,8 @@ export function describePending({ releases }: Context): string {
   if (size === 0) return '';
   const [what, waits] = size === 1 ? ['release', 'waits'] : ['releases', 'wait'];
   const bytes = byteLength > 0 ? ` of ${byteLength} bytes` : '';
-  return ` (${size} ${what}${bytes} ${waits} for the GPU: await context.flush())`;
+  const until = releases.isDeferred
+    ? 'the end of a deferCleanup() scope'
+    : 'the GPU: await context.flush()';
+  return ` (${size} ${what}${bytes} ${waits} for ${until})`;
 }

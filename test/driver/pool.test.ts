@@ -28,6 +28,22 @@ test('memory of a pool is used in its stream, and given out again after it was f
   assert.deepEqual(new Set(await byDefault.copyToHost()), new Set([3]));
 });
 
+test('memory comes in order in borrowed and default streams too', { skip }, async () => {
+  using pool = MemoryPool.create({ maxSize: 64 * MIB });
+  using owner = Stream.create({ nonBlocking: true });
+  const context = Context.primary();
+  for (const stream of [
+    Stream.fromHandle(owner.handle),
+    Stream.legacyDefault(),
+    Stream.perThreadDefault(),
+  ]) {
+    using buffer = pool.allocate(1024, { stream });
+    buffer.fill(9, { stream });
+    assert.deepEqual(new Set(await buffer.copyToHost(undefined, { stream })), new Set([9]));
+  }
+  await context.synchronize();
+});
+
 test('tells what is used and reserved, now and at most, and gives back what it keeps', {
   skip,
 }, () => {

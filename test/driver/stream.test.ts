@@ -89,8 +89,12 @@ test('the per-thread default stream works, and default streams are never destroy
 
 test('a borrowed stream finds its context, and closing it leaves it to its owner', async () => {
   using owner = Stream.create();
+  using other = Stream.create({ nonBlocking: true });
   const borrowed = Stream.fromHandle(owner.handle);
   assert.equal(borrowed.context, Context.primary());
+  assert.deepEqual([borrowed.nonBlocking, borrowed.priority], [false, 0]);
+  assert.equal(Stream.fromHandle(other.handle).nonBlocking, true);
+  assert.equal(Stream.legacyDefault().priority, 0);
   using buffer = DeviceBuffer.allocate(64);
   buffer.fill(8, { stream: borrowed });
   await borrowed.synchronize();

@@ -20,7 +20,7 @@ function held(limits: Partial<{ count: number; byteLength: number }> = {}) {
       state.asked += 1;
       return made.done;
     };
-    return new Fence([], [{ isIdle }], () => {});
+    return new Fence([{ events: [], isDone: isIdle, isGone: () => false, takeBack() {} }]);
   };
   const queue = new ReleaseQueue(
     { isUntouched: () => state.idle, fence },
@@ -179,6 +179,30 @@ test('flush takes the early ways, be the queue short of room or not', async () =
   (state.fences[0] as { done: boolean }).done = true;
   await flushing;
   assert.deepEqual(state.released, ['a early']);
+});
+
+test('where the early way fails, the ordinary one is taken when nothing runs', () => {
+  const { state, queue, submit } = held({ count: 0 });
+  submit('a', {
+    early() {
+      throw new Error('no stream to be had');
+    },
+  });
+  (state.fences[0] as { done: boolean }).done = true;
+  queue.collect();
+  assert.deepEqual([queue.size, state.released], [1, []]);
+  state.idle = true;
+  queue.collect();
+  assert.deepEqual([queue.size, state.released], [0, ['a']]);
+});
+
+test('a flush in a deferral is refused, as it would wait for its end', async () => {
+  const { state, queue, submit } = held();
+  state.idle = true;
+  using _ = queue.defer();
+  await queue.flush();
+  submit('a');
+  await assert.rejects(queue.flush(), /held back by deferCleanup\(\)/);
 });
 
 test('a stream that stays held up does not make looking through dearer with every close', () => {
