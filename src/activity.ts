@@ -17,8 +17,8 @@ export class Activity {
   readonly #marks = new Marks();
   /** Other contexts whose streams may still work on memory of this one. */
   readonly #visitors = new Set<Activity>();
-  /** Whether work was queued that could not be marked: it runs until the context was waited for. */
-  #isUnmarked = false;
+  /** Streams with work that could not be marked yet, and the events to mark it with. */
+  readonly #unmarked = new Map<CUstream, CUevent>();
   #resets = 0;
   /** The context, if it is open. */
   readonly #context: () => CUcontext | undefined;
@@ -40,8 +40,15 @@ export class Activity {
     try {
       queue();
     } finally {
-      if (cu.cuEventRecord(event, stream) !== CUresult.CUDA_SUCCESS) this.#isUnmarked = true;
+      this.#unmarked.set(stream, event);
+      this.#markUnmarked();
     }
+  }
+
+  /** Streams that are not marked even then count as running until the context was waited for. */
+  #markUnmarked(): void {
+    for (const [stream, event] of this.#unmarked)
+      if (cu.cuEventRecord(event, stream) === CUresult.CUDA_SUCCESS) this.#unmarked.delete(stream);
   }
 
   /** Remembers that work on memory of this context was queued in a stream of another. */
@@ -51,7 +58,7 @@ export class Activity {
 
   /** Remembers that all work of the context was waited for. */
   waitedForAll(): void {
-    this.#isUnmarked = false;
+    this.#unmarked.clear();
   }
 
   /** Whether no work is known to run that may touch memory of this context. */
@@ -81,10 +88,12 @@ export class Activity {
     const pushed = this.#push();
     if (pushed === undefined) return worst;
     if (pushed !== CUresult.CUDA_SUCCESS) return pushed;
+    if (this.#unmarked.size > 0) this.#markUnmarked();
     for (const stream of this.streams) note(cu.cuStreamQuery(stream));
     this.#marks.pending(note);
     // Where the context is lost, all work in it is over.
-    if (this.#isUnmarked && worst === CUresult.CUDA_SUCCESS) note(CUresult.CUDA_ERROR_NOT_READY);
+    if (this.#unmarked.size > 0 && worst === CUresult.CUDA_SUCCESS)
+      note(CUresult.CUDA_ERROR_NOT_READY);
     cu.cuCtxPopCurrent_v2(OUT3);
     return worst;
   }
@@ -100,7 +109,7 @@ export class Activity {
     this.streams.add(LEGACY);
     this.#marks.clear();
     this.#visitors.clear();
-    this.#isUnmarked = false;
+    this.#unmarked.clear();
     this.#resets += 1;
   }
 
@@ -115,7 +124,7 @@ export class Activity {
     if (pushed !== CUresult.CUDA_SUCCESS) return { events: [], ...rest };
     const events: CUevent[] = [];
     try {
-      if (this.#isUnmarked) return coarse;
+      if (this.#unmarked.size > 0) return coarse;
       for (const mark of this.#marks.pending()) events.push(this.#marks.lend(mark));
       for (const stream of this.streams) {
         // An event there would order streams that are not.

@@ -3,7 +3,7 @@ import { test } from 'node:test';
 import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import { CUresult } from '../../../ffi/results.ts';
 import { Context, DeviceBuffer, Stream, VirtualMemory } from '../../../src/index.ts';
-import { failing, keepingBooks } from '../../support/faults.ts';
+import { broken, failing, keepingBooks } from '../../support/faults.ts';
 import { Latch } from '../../support/latch.ts';
 import { emulate } from './emulate.ts';
 
@@ -54,15 +54,29 @@ test('work that cannot be marked is not queued', () => {
   assert.ok(!recorder.calls.some(({ name }) => name.startsWith('cuMemset')));
 });
 
-test('work whose mark fails counts as running until the context was waited for', () => {
+test('work whose mark fails counts as running until it is marked', async () => {
   const emulated = emulate();
   selectDriver(failing(emulated, 'cuEventRecord', 1, CUresult.CUDA_ERROR_OUT_OF_MEMORY));
+  const context = Context.primary();
+  using owner = Stream.create();
+  using latch = new Latch(context);
+  latch.hold(owner);
+  const memory = VirtualMemory.reserve(MIB);
+  memory.grow(MIB).fill(1, { stream: Stream.fromHandle(owner.handle) });
+  memory.close();
+  assert.equal(context.pendingReleases.count, 1);
+  latch.open();
+  await context.flush();
+});
+
+test('work that is never marked counts as running until the context was waited for', () => {
+  const emulated = emulate();
+  selectDriver(broken(emulated, 'cuEventRecord', CUresult.CUDA_ERROR_OUT_OF_MEMORY));
   const context = Context.primary();
   using owner = Stream.create();
   const memory = VirtualMemory.reserve(MIB);
   memory.grow(MIB).fill(1, { stream: Stream.fromHandle(owner.handle) });
   memory.close();
-  assert.equal(context.pendingReleases.count, 1);
   assert.equal(context.releases.collect(true), false);
   context.synchronizeSync();
   assert.equal(context.releases.collect(true), true);
