@@ -14,11 +14,15 @@ import {
   CudaEvent,
   copyPitched,
   copyPitchedSync,
+  cudaArrayInterface,
   type DeviceArray,
   DeviceBuffer,
   deviceArray,
+  dlpack,
   fillPitched,
   float64,
+  fromCudaArrayInterface,
+  fromDLPack,
   ManagedMemory,
   MappedMemory,
   MemoryPool,
@@ -141,6 +145,12 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
     withMatrix(context, (matrix) => {
       const row = matrix.slice(0, { stop: 3 });
       row.slice({ step: -1 }).copyTo(row);
+    }),
+  'giving an array away and taking it back': ({ context, stream }) =>
+    withMatrix(context, (matrix) => {
+      const described = cudaArrayInterface(matrix, { stream });
+      fromCudaArrayInterface({ ...described }).close();
+      fromDLPack(dlpack(matrix, { stream }), { stream }).close();
     }),
   'setting items of an array': ({ context }) =>
     withMatrix(context, (matrix) => matrix.set([{ step: 2 }], 0.5)),
