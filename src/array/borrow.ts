@@ -50,7 +50,7 @@ function rangeOf(address: number, layout: Layout): Extents {
  * The context that memory of others is used in: the one that is named, that of the array that
  * `given` was made of, or the primary one of the memory's device.
  *
- * @throws RangeError where the driver does not know the memory
+ * @throws CudaError where the driver knows no memory at the first byte of the items, or at the last
  */
 export function contextOf(
   { address, layout }: Borrowed<Dtype>,
@@ -59,13 +59,10 @@ export function contextOf(
 ): Context {
   const { low, high } = rangeOf(address, layout);
   if (high === 0) return Context.of(place);
-  const [first, last] = [deviceOfPointer(low), deviceOfPointer(high - 1)];
-  if (first === undefined || last === undefined)
-    throw new RangeError(
-      `the driver knows no memory at ${first === undefined ? low : high - 1}, where the items ${first === undefined ? 'begin' : 'end'}`,
-    );
+  const ordinal = deviceOfPointer(low);
+  deviceOfPointer(high - 1);
   const isNamed = place.context !== undefined || place.device !== undefined;
-  return isNamed ? Context.of(place) : (memories.get(given)?.context ?? Context.primary(first));
+  return isNamed ? Context.of(place) : (memories.get(given)?.context ?? Context.primary(ordinal));
 }
 
 /** An array over memory of others: closing it forgets it. */

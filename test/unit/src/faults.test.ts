@@ -148,8 +148,7 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
     }),
   'giving an array away and taking it back': ({ context, stream }) =>
     withMatrix(context, (matrix) => {
-      const described = cudaArrayInterface(matrix, { stream });
-      fromCudaArrayInterface({ ...described }).close();
+      fromCudaArrayInterface({ ...cudaArrayInterface(matrix) }, { stream }).close();
       fromDLPack(dlpack(matrix, { stream }), { stream }).close();
     }),
   'setting items of an array': ({ context }) =>
