@@ -146,9 +146,9 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
       const row = matrix.slice(0, { stop: 3 });
       row.slice({ step: -1 }).copyTo(row);
     }),
-  'giving an array away and taking it back': ({ buffer, stream }) => {
+  'giving an array away and taking it back': ({ buffer, context, stream }) => {
     const array = DeviceArray.fromBuffer(buffer, [8, 8], float64);
-    fromCudaArrayInterface({ ...cudaArrayInterface(array) }, { stream }).close();
+    fromCudaArrayInterface({ ...cudaArrayInterface(array) }, { stream, context }).close();
     fromDLPack(dlpack(array, { stream }), { stream }).close();
   },
   'setting items of an array': ({ context }) =>
