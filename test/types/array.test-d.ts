@@ -27,6 +27,7 @@ import {
   toNested,
   uint8,
 } from '../../src/index.ts';
+import { openIpcArray } from '../../src/ipc/index.ts';
 
 type Floats = DeviceArray<typeof float32>;
 declare const floats: Floats;
@@ -52,6 +53,10 @@ expectTypeOf(deviceArrayLike(doubles, { dtype: float32 })).toEqualTypeOf<Floats>
 expectTypeOf(fromPointer(1, { shape: 4, dtype: float32 })).toEqualTypeOf<Floats>();
 expectTypeOf(fromPointer(1, { shape: [4] })).toEqualTypeOf<DeviceArray<typeof float64>>();
 expectTypeOf(pinnedArray(3, float32)).toEqualTypeOf<PinnedArray<typeof float32>>();
+
+const raw = { handle: '', shape: [4] };
+expectTypeOf(openIpcArray({ ...raw, dtype: float32 })).toEqualTypeOf<Floats>();
+expectTypeOf(openIpcArray({ ...raw, dtype: 'float32' })).toEqualTypeOf<DeviceArray>();
 
 // What comes from elsewhere has a dtype that only running finds out.
 expectTypeOf(fromCudaArrayInterface({})).toEqualTypeOf<DeviceArray>();
