@@ -188,7 +188,7 @@ function stridesInBytes(strides: unknown, { itemsize }: Dtype): number[] | undef
   return checkIntegers(strides, 'strides', least).map((stride) => stride * itemsize + 0);
 }
 
-/** @throws NotSupportedError, or RangeError where it is said to be on another device than is named */
+/** The place that is named, else the tensor's device. @throws NotSupportedError for another kind */
 function placeOf(device: unknown, place: PlaceOptions): PlaceOptions {
   const { type, id } = checkFields(device, 'device');
   checkInteger(type, 'device.type');

@@ -1,15 +1,18 @@
 /** Arrays that are given to other libraries and taken from them: what numba's tests ask, and DLPack's. */
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import fc from 'fast-check';
+import { extents } from '../../src/array/layout.ts';
 import {
   bfloat16,
   type CudaArrayInterface,
   cudaArrayInterface,
-  type DeviceArray,
-  type DeviceBuffer,
+  DeviceArray,
+  DeviceBuffer,
   type DlpackTensor,
   Dtype,
   deviceArray,
+  devices,
   dlpack,
   float16,
   float32,
@@ -24,8 +27,13 @@ import {
   toDeviceSync,
   uint8,
 } from '../../src/index.ts';
+import { emulated } from '../support/driver.ts';
 import { collectGarbage } from '../support/gc.ts';
 import { Latch } from '../support/latch.ts';
+import { anyLayout, runs } from '../support/layouts.ts';
+
+// Read when the emulated driver is opened, at its first call.
+if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
 
 const counted = (...shape: number[]): DeviceArray<typeof int32> =>
   toDeviceSync(
@@ -198,6 +206,48 @@ test('what is made of a tensor is the same memory', () => {
   assert.deepEqual([pairs.dtype.name, pairs.byteLength], [Dtype.bytes(8).name, 48]);
 });
 
+test('any layout comes back as it was, in bytes and in items', () => {
+  using memory = DeviceBuffer.allocate(1 << 20);
+  fc.assert(
+    fc.property(anyLayout, (layout) => {
+      const { shape, strides, itemsize } = layout;
+      const byteOffset = layout.byteOffset - extents(layout).low;
+      const dtype = Dtype.bytes(itemsize);
+      const array = DeviceArray.fromBuffer(memory, shape, dtype, { strides, byteOffset });
+      const takes = (again: DeviceArray): void => {
+        assert.deepEqual(again.shape, shape);
+        // Strides that no index goes along say nothing.
+        const used = (each: DeviceArray): number[] =>
+          each.strides.filter((_, axis) => each.size > 0 && shape[axis] !== 1);
+        assert.deepEqual(used(again), used(array));
+        if (array.size > 0) assert.deepEqual(again.extents, array.extents);
+      };
+      takes(fromCudaArrayInterface(cudaArrayInterface(array)));
+      const isWhole = strides.every(
+        (stride, axis) => stride % itemsize === 0 || array.size === 0 || shape[axis] === 1,
+      );
+      if (isWhole) takes(fromDLPack(dlpack(array)));
+      else assert.throws(() => dlpack(array), RangeError);
+    }),
+    runs,
+  );
+});
+
+test('an array of another device is found there', (t) => {
+  if (devices().length < 2) {
+    t.skip('this needs a second GPU');
+    return;
+  }
+  using array = toDeviceSync(Int32Array.of(1, 2), { device: 1 });
+  const described = JSON.parse(JSON.stringify(cudaArrayInterface(array)));
+  assert.equal(fromCudaArrayInterface(described).context.device.ordinal, 1);
+  const tensor = JSON.parse(JSON.stringify(dlpack(array)));
+  assert.deepEqual(tensor.device, { type: 2, id: 1 });
+  const again = fromDLPack(tensor);
+  assert.equal(again.context.device.ordinal, 1);
+  assert.deepEqual(again.copyToHostSync(), Int32Array.of(1, 2));
+});
+
 test('DLPack says which kind of memory it is, and takes each', (t) => {
   using mapped = mappedArray(4, float32);
   assert.deepEqual(dlpack(mapped).device, { type: 3, id: 0 });
@@ -219,16 +269,23 @@ test('DLPack says which kind of memory it is, and takes each', (t) => {
 
 test('whoever keeps the dictionary, the tensor or a view keeps the memory', async () => {
   const buffers: WeakRef<DeviceBuffer>[] = [];
-  const given = [cudaArrayInterface, dlpack].map((give) => {
+  const give = <T>(way: (array: DeviceArray) => T): T => {
     const array = counted(4);
     buffers.push(new WeakRef(array.buffer));
-    return give(array);
-  });
+    return way(array);
+  };
+  const described = give(cudaArrayInterface);
+  const tensor = give(dlpack);
+  const views = [
+    give((array) => fromCudaArrayInterface(cudaArrayInterface(array))),
+    give((array) => fromDLPack(dlpack(array))),
+  ];
   await collectGarbage();
-  const views = [fromCudaArrayInterface(given[0]), fromDLPack(given[1])];
-  given.length = 0;
-  await collectGarbage();
-  for (const [i, view] of views.entries()) {
+  for (const [i, view] of [
+    fromCudaArrayInterface(described),
+    fromDLPack(tensor),
+    ...views,
+  ].entries()) {
     assert.deepEqual(view.copyToHostSync(), Int32Array.of(0, 1, 2, 3));
     buffers[i]?.deref()?.close();
     assert.throws(() => view.address, { name: 'ClosedError' }, 'its owner closed it for all');
