@@ -33,7 +33,13 @@ import {
   VirtualMemory,
 } from '../../../src/index.ts';
 import { sealDescriptor } from '../../../src/ipc/descriptor.ts';
-import { exportIpc, getIpcHandle, openIpcBuffer, openIpcEvent } from '../../../src/ipc/index.ts';
+import {
+  exportIpc,
+  getIpcHandle,
+  openIpcArray,
+  openIpcBuffer,
+  openIpcEvent,
+} from '../../../src/ipc/index.ts';
 import { failing, keepingBooks } from '../../support/faults.ts';
 import { emulate, ForeignContext } from './emulate.ts';
 
@@ -191,6 +197,11 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
     };
     await thenFlush(context, openOne);
   },
+  'opening an array by its handle': ({ context }) =>
+    thenFlush(context, () => {
+      const handle = new Uint8Array(64);
+      openIpcArray({ handle, shape: [8], dtype: float64 }, { context }).close();
+    }),
   'opening an event': ({ shared }) => openIpcEvent(ofAnother(getIpcHandle(shared))).close(),
 };
 
