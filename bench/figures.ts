@@ -39,6 +39,7 @@ const figures: Readonly<Record<string, () => readonly string[]>> = {
   copyToHost: () => speeds(casesOf('copyToHost')),
   'copyToHost.pinned': () => speeds(casesOf('copyToHost.pinned')),
   copyTo: () => speeds(casesOf('copyTo')),
+  arrays: () => ratios(casesOf('array.slice', 'array.reshape', 'array.copyToHostSync')),
   'event-loop': () => delays(results.delays ?? []),
 };
 

@@ -107,6 +107,21 @@ export type {
   FromBufferOptions,
   OrderOption,
 } from './array/array-options.ts';
+export { type FromPointerOptions, fromPointer } from './array/from-pointer.ts';
+export {
+  type CudaArrayInterface,
+  type CudaArrayInterfaceOptions,
+  cudaArrayInterface,
+  fromCudaArrayInterface,
+} from './array/cuda-array-interface.ts';
+export {
+  type DlpackDevice,
+  type DlpackOptions,
+  type DlpackTensor,
+  dlpack,
+  fromDLPack,
+} from './array/dlpack.ts';
+export type { BorrowOptions } from './array/borrow.ts';
 export { type Nested, type NestedOptions, toNested } from './array/nested.ts';
 export type {
   Complex,

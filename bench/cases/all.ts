@@ -1,3 +1,4 @@
+import { arrayCases } from './arrays.ts';
 import { callCases } from './calls.ts';
 import type { Case } from './case.ts';
 import { copyCases } from './copies.ts';
@@ -10,4 +11,5 @@ export const suites: Readonly<Record<string, readonly Case[]>> = {
   'hand-over': handOverCases,
   memory: memoryCases,
   copies: copyCases,
+  arrays: arrayCases,
 };

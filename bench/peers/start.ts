@@ -12,7 +12,8 @@ import { Peer, type PeerProgram, type Skipped } from './peer.ts';
 const COMPILERS = ['cc', 'gcc', 'clang'];
 const PYTHON_PROGRAMS = {
   'cuda.bindings': 'cuda_bindings.py',
-  cupy: 'cupy_pools.py',
+  cupy: 'cupy_memory.py',
+  numba: 'numba_arrays.py',
   torch: 'torch_memory.py',
 } as const;
 

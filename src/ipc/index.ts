@@ -6,6 +6,7 @@ export {
   openIpcPool,
   type Opened,
 } from './import.ts';
+export { type OpenArrayOptions, openIpcArray, type RawIpcArray } from './array.ts';
 export type { OpenOptions } from './open-options.ts';
 export { ImportedPool } from './imported-pool.ts';
 export { type Explanation, explain } from './explain.ts';

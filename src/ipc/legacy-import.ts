@@ -23,22 +23,29 @@ export const isLegacyMapped = (
  */
 export const mapLegacy = (context: Context, descriptor: IpcBufferDescriptor): MappingUse<Mapping> =>
   mapped(context).use(descriptor.handle, descriptor.bufferId, context, () =>
-    map(context, descriptor),
+    map(context, descriptor.handle, `process ${descriptor.pid}`),
   );
 
-function map(context: Context, { handle, pid }: IpcBufferDescriptor): Mapping {
+/** Handles that came without a descriptor. The driver counts how often an allocation is open. */
+const mappedRaw = tableByContext(() => new MappingTable<Mapping>(unmap, { waits: true }));
+
+/** As {@link mapLegacy}, by the driver's 64 bytes alone, in base64. */
+export const mapRaw = (context: Context, handle: string): MappingUse<Mapping> =>
+  mappedRaw(context).use(handle, 0, context, () => map(context, handle, 'another process'));
+
+function map(context: Context, handle: string, exporter: string): Mapping {
   const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
   return context.run(() => {
     const status = cu.cuIpcOpenMemHandle_v2(OUT0, bytes, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     if (status !== 0)
       throw new IpcError(
-        `memory of process ${pid} could not be opened`,
+        `memory of ${exporter} could not be opened`,
         cudaError(status, 'cuIpcOpenMemHandle_v2'),
       );
     const base = readHandle<CUdeviceptr>(OUT0, cu.cuIpcCloseMemHandle);
     const ranged = cu.cuMemGetAddressRange_v2(OUT0, OUT1, base);
     if (ranged !== 0) cu.cuIpcCloseMemHandle(base);
-    check(ranged, 'cuMemGetAddressRange_v2', () => `measuring memory of process ${pid}`);
+    check(ranged, 'cuMemGetAddressRange_v2', () => `measuring memory of ${exporter}`);
     return { context, resets: context.resets, base, byteLength: readSize(OUT1) };
   });
 }

@@ -1,5 +1,6 @@
 /** Copies of arrays: when they happen, between what, and what is left when they fail. */
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import { setImmediate as turn } from 'node:timers/promises';
 import { inspect } from 'node:util';
@@ -27,6 +28,7 @@ import {
 import { emulated } from '../support/driver.ts';
 import { collectGarbage } from '../support/gc.ts';
 import { Latch } from '../support/latch.ts';
+import { type NumpyLayout, NumpyMemory } from '../support/numpy-layouts.ts';
 
 // Read when the emulated driver is opened, at its first call.
 if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
@@ -314,4 +316,12 @@ test('an array of strides of its own has the memory that they reach', () => {
   array.copyFromSync(arange(12));
   assert.deepEqual(array.copyToHostSync(), arange(12));
   assert.throws(() => DeviceArray.fromBuffer(buffer, 3, float32), RangeError);
+});
+
+test('2,000 layouts reach as far, are as contiguous and have the same items as in NumPy', () => {
+  const fixture = new URL('../unit/src/array/fixtures/layouts.json', import.meta.url);
+  const layouts = JSON.parse(readFileSync(fixture, 'utf8')) as NumpyLayout[];
+  assert.equal(layouts.length, 2000);
+  using memory = new NumpyMemory();
+  for (const layout of layouts) memory.assertAgrees(layout);
 });

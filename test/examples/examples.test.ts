@@ -78,6 +78,13 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^2 2 3 3 2 2 3 3 1 1 3 3 1 1 3 3$/m,
     /^Float32Array\(2\) \[ 0\.5, 0\.5 \]$/m,
   ],
+  '23-interchange.ts': [
+    /^\[ 3, 2 \] \[ 4, 12 \] <f4\nnames its stream: true$/m,
+    /^Float32Array\(6\) \[ 7, 7, 7, 7, 7, 7 \]$/m,
+    /^\{ type: 2, id: 0 \} \{ code: 2, bits: 32, lanes: 1 \} \[ 1, 3 \]$/m,
+    /^Float32Array\(6\) \[ 0\.5, 0\.5, 0\.5, 0\.5, 0\.5, 0\.5 \]$/m,
+    /^the last item: 9$/m,
+  ],
 };
 
 async function run(program: string): Promise<string> {

@@ -8,9 +8,13 @@ import {
   Dtype,
   deviceArray,
   deviceArrayLike,
+  dlpack,
   float16,
   float32,
   type float64,
+  fromCudaArrayInterface,
+  fromDLPack,
+  fromPointer,
   type Item,
   int64,
   type NativeFloat16Array,
@@ -23,6 +27,7 @@ import {
   toNested,
   uint8,
 } from '../../src/index.ts';
+import { openIpcArray } from '../../src/ipc/index.ts';
 
 type Floats = DeviceArray<typeof float32>;
 declare const floats: Floats;
@@ -45,7 +50,19 @@ expectTypeOf(deviceArray([2, 3])).toEqualTypeOf<DeviceArray<typeof float64>>();
 expectTypeOf(deviceArray([2, 3], float32, { order: 'F' })).toEqualTypeOf<Floats>();
 expectTypeOf(deviceArrayLike(floats)).toEqualTypeOf<Floats>();
 expectTypeOf(deviceArrayLike(doubles, { dtype: float32 })).toEqualTypeOf<Floats>();
+expectTypeOf(fromPointer(1, { shape: 4, dtype: float32 })).toEqualTypeOf<Floats>();
+expectTypeOf(fromPointer(1, { shape: [4] })).toEqualTypeOf<DeviceArray<typeof float64>>();
 expectTypeOf(pinnedArray(3, float32)).toEqualTypeOf<PinnedArray<typeof float32>>();
+
+const raw = { handle: '', shape: [4] };
+expectTypeOf(openIpcArray({ ...raw, dtype: float32 })).toEqualTypeOf<Floats>();
+expectTypeOf(openIpcArray({ ...raw, dtype: 'float32' })).toEqualTypeOf<DeviceArray>();
+
+// What comes from elsewhere has a dtype that only running finds out.
+expectTypeOf(fromCudaArrayInterface({})).toEqualTypeOf<DeviceArray>();
+expectTypeOf(fromDLPack(dlpack(floats))).toEqualTypeOf<DeviceArray>();
+// @ts-expect-error: null is no stream to work in
+fromDLPack(dlpack(floats), { stream: null });
 
 // Views keep it, or take another one.
 expectTypeOf(floats.slice(0, { step: 2 }, '...').T.ravel()).toEqualTypeOf<Floats>();

@@ -14,11 +14,15 @@ import {
   CudaEvent,
   copyPitched,
   copyPitchedSync,
-  type DeviceArray,
+  cudaArrayInterface,
+  DeviceArray,
   DeviceBuffer,
   deviceArray,
+  dlpack,
   fillPitched,
   float64,
+  fromCudaArrayInterface,
+  fromDLPack,
   ManagedMemory,
   MappedMemory,
   MemoryPool,
@@ -29,7 +33,13 @@ import {
   VirtualMemory,
 } from '../../../src/index.ts';
 import { sealDescriptor } from '../../../src/ipc/descriptor.ts';
-import { exportIpc, getIpcHandle, openIpcBuffer, openIpcEvent } from '../../../src/ipc/index.ts';
+import {
+  exportIpc,
+  getIpcHandle,
+  openIpcArray,
+  openIpcBuffer,
+  openIpcEvent,
+} from '../../../src/ipc/index.ts';
 import { failing, keepingBooks } from '../../support/faults.ts';
 import { emulate, ForeignContext } from './emulate.ts';
 
@@ -142,6 +152,11 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
       const row = matrix.slice(0, { stop: 3 });
       row.slice({ step: -1 }).copyTo(row);
     }),
+  'giving an array away and taking it back': ({ buffer, context, stream }) => {
+    const array = DeviceArray.fromBuffer(buffer, [8, 8], float64);
+    fromCudaArrayInterface({ ...cudaArrayInterface(array) }, { stream, context }).close();
+    fromDLPack(dlpack(array, { stream }), { stream }).close();
+  },
   'setting items of an array': ({ context }) =>
     withMatrix(context, (matrix) => matrix.set([{ step: 2 }], 0.5)),
   'allocating pinned memory': ({ context }) => PinnedBuffer.allocate(4096, { context }).close(),
@@ -182,6 +197,11 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
     };
     await thenFlush(context, openOne);
   },
+  'opening an array by its handle': ({ context }) =>
+    thenFlush(context, () => {
+      const handle = new Uint8Array(64);
+      openIpcArray({ handle, shape: [8], dtype: float64 }, { context }).close();
+    }),
   'opening an event': ({ shared }) => openIpcEvent(ofAnother(getIpcHandle(shared))).close(),
 };
 

@@ -1,7 +1,9 @@
-"""Allocating from CuPy's two pools and giving back: its own cache, and the driver's pools."""
+"""Allocating from CuPy's two pools and giving back: its own cache, and the driver's pools; and what
+its arrays cost."""
 
 from itertools import repeat
 
+from arrays import array_batches
 from serve import serve
 
 
@@ -25,9 +27,13 @@ def start():
 
         return open_pool
 
+    def to_host(array):
+        return array.get
+
     return {
         "pool.allocate": allocating(cupy.cuda.MemoryPool),
         "pool.async.allocate": allocating(cupy.cuda.MemoryAsyncPool),
+        **array_batches(cupy.asarray, to_host, cupy.cuda.runtime.deviceSynchronize),
     }
 
 

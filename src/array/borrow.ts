@@ -1,0 +1,95 @@
+/** Arrays over memory that others own, by its address. */
+import type { CUdeviceptr } from '../../ffi/types.ts';
+import { checkInteger } from '../arguments.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import type { Dtype } from '../dtype.ts';
+import { DeviceBuffer } from '../memory/buffer.ts';
+import type { StreamOption } from '../memory/buffer-options.ts';
+import { deviceOfPointer } from '../memory/pointer-device.ts';
+import type { Stream } from '../stream.ts';
+import { DeviceArray } from './device-array.ts';
+import { type Extents, extents, type Layout } from './layout.ts';
+import { shown } from './shape.ts';
+
+/** Options of {@link fromCudaArrayInterface} and {@link fromDLPack}. */
+export interface BorrowOptions extends PlaceOptions, StreamOption {
+  /**
+   * What must stay alive while the array is used; held, never touched. Default: what the array is
+   * made of.
+   */
+  readonly owner?: unknown;
+}
+
+/** Items in memory of others. */
+export interface Borrowed<D extends Dtype> {
+  /** Of the item of index [0, 0, …]; of no meaning where there are no items. */
+  readonly address: number;
+  /** From the first byte of the items on. */
+  readonly layout: Layout;
+  readonly dtype: D;
+  readonly readOnly: boolean;
+}
+
+/** By what is given away of an array: its memory. */
+const memories = new WeakMap<object, DeviceBuffer>();
+
+/** The addresses of the first byte of the items, and of the one behind the last. */
+function rangeOf(address: number, layout: Layout): Extents {
+  const { low, high } = extents(layout);
+  if (high === low) return { low: 0, high: 0 };
+  checkInteger(address, 'the address', 1);
+  const begin = address - layout.byteOffset;
+  if (begin < 1 || begin + high > Number.MAX_SAFE_INTEGER)
+    throw new RangeError(
+      `items of shape ${shown(layout.shape)} with strides ${shown(layout.strides)} do not fit around address ${address}`,
+    );
+  return { low: begin, high: begin + high };
+}
+
+/**
+ * The context that memory of others is used in: the one that is named, that of the array that
+ * `given` was made of, or the primary one of the memory's device.
+ *
+ * @throws CudaError where the driver knows no memory at the first byte of the items, or at the last
+ */
+export function contextOf(
+  { address, layout }: Borrowed<Dtype>,
+  place: PlaceOptions,
+  given: object,
+): Context {
+  const { low, high } = rangeOf(address, layout);
+  if (high === 0) return Context.of(place);
+  const ordinal = deviceOfPointer(low);
+  deviceOfPointer(high - 1);
+  const isNamed = place.context !== undefined || place.device !== undefined;
+  return isNamed ? Context.of(place) : (memories.get(given)?.context ?? Context.primary(ordinal));
+}
+
+/** An array over memory of others: closing it forgets it. */
+export function borrow<D extends Dtype>(
+  { address, layout, dtype, readOnly }: Borrowed<D>,
+  context: Context,
+  stream: Stream | undefined,
+  owner: unknown,
+): DeviceArray<D> {
+  const { low, high } = rangeOf(address, layout);
+  const buffer = new DeviceBuffer({
+    context,
+    address: low as CUdeviceptr,
+    byteLength: high - low,
+    origin: 'borrowed',
+    keeps: owner,
+    access: readOnly ? 'read' : 'read-write',
+  });
+  return new DeviceArray({ buffer, dtype, layout, stream, isOwner: false, readOnly });
+}
+
+/** Makes whoever keeps `given` keep the memory of the array. */
+export function keepMemory<T extends object>(given: T, { buffer }: DeviceArray): T {
+  memories.set(given, buffer);
+  return given;
+}
+
+/** What a borrowed array holds: the owner that is named, else the memory behind `given`, or itself. */
+export const ownerOf = (given: object, { owner }: BorrowOptions): unknown =>
+  owner ?? memories.get(given) ?? given;

@@ -1,0 +1,157 @@
+/** The CUDA array interface, version 3: how libraries of Python show each other arrays. */
+import { CU_STREAM_LEGACY, CU_STREAM_PER_THREAD } from '../../ffi/constants.ts';
+import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../arguments.ts';
+import type { Context } from '../context.ts';
+import type { Dtype } from '../dtype.ts';
+import { dtype as dtypeNamed } from '../dtype-lookup.ts';
+import { NotSupportedError } from '../errors.ts';
+import { streamOf } from '../memory/buffer-copies.ts';
+import { Stream } from '../stream.ts';
+import { newLayout } from './allocate-items.ts';
+import {
+  type Borrowed,
+  type BorrowOptions,
+  borrow,
+  contextOf,
+  keepMemory,
+  ownerOf,
+} from './borrow.ts';
+import { DeviceArray } from './device-array.ts';
+import { checkShape } from './shape.ts';
+import { holdUpFor, streamIn } from './stream-order.ts';
+
+/** An array as the CUDA array interface describes it. */
+export interface CudaArrayInterface {
+  readonly shape: readonly number[];
+  /** In bytes; null where the items follow each other, the last index fastest. */
+  readonly strides: readonly number[] | null;
+  /** The dtype, e.g. `<f4`. */
+  readonly typestr: string;
+  /** The address of the item of index [0, 0, …], 0 without items; whether it is read only. */
+  readonly data: readonly [address: number, readOnly: boolean];
+  readonly version: 3;
+  /**
+   * The stream whose work the consumer must wait for: 1 is the legacy default stream, 2 that of the
+   * thread, others are handles; null where there is nothing to wait for.
+   */
+  readonly stream: number | null;
+}
+
+/** Options of {@link cudaArrayInterface}. */
+export interface CudaArrayInterfaceOptions {
+  /**
+   * Where the work on the array is queued that its consumer must wait for; null where all is done.
+   * Default: the array's stream, else the legacy default stream.
+   */
+  readonly stream?: Stream | null;
+}
+
+const VERSION = 3;
+
+/**
+ * An array as the dictionary of the CUDA array interface, for other libraries of this process, or
+ * for those of another process once the memory was opened there. Plain data, JSON-safe.
+ *
+ * Who keeps the dictionary keeps the memory; closing the array takes it away all the same.
+ *
+ * @throws TypeError, ClosedError
+ * @example
+ * const { data, strides } = cuda.cudaArrayInterface(array);
+ * @see https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
+ */
+export function cudaArrayInterface(
+  array: DeviceArray,
+  options?: CudaArrayInterfaceOptions,
+): CudaArrayInterface {
+  const { stream } = checkOptions(options, ['stream'], 'cudaArrayInterface');
+  const { address, dtype, isCContiguous, readOnly, shape, size, strides } = checkInstance(
+    array,
+    DeviceArray,
+    'array',
+  );
+  const described: CudaArrayInterface = {
+    shape: [...shape],
+    strides: isCContiguous ? null : [...strides],
+    typestr: dtype.typestr,
+    data: [size === 0 ? 0 : address, readOnly],
+    version: VERSION,
+    stream:
+      stream === null ? null : ((streamOf(stream) ?? array.stream)?.handle ?? CU_STREAM_LEGACY),
+  };
+  return keepMemory(described, array);
+}
+
+/**
+ * An array over the memory that a dictionary of the CUDA array interface describes: numba's
+ * `from_cuda_array_interface`. Closing it forgets it and frees nothing.
+ *
+ * What is queued in `stream` from now on waits for the work of the dictionary's stream; nothing
+ * blocks. With `{ ...description, stream: null }` nothing waits. Everything is checked but what
+ * cannot be: that the items are the memory's, and that a stream's handle is one.
+ *
+ * @param description the dictionary; structured items are taken as raw bytes
+ * @param options `stream`: where the work on the array goes. Default: the legacy default stream.
+ * The context or device is by default that of the memory
+ * @throws NotSupportedError for a masked array; TypeError, RangeError, CudaError
+ * @example
+ * const array = cuda.fromCudaArrayInterface(tensor.cudaArrayInterface, { owner: tensor, stream });
+ * @see https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
+ */
+export function fromCudaArrayInterface(description: unknown, options?: BorrowOptions): DeviceArray {
+  const { owner, stream, ...place } = checkOptions(
+    options,
+    ['owner', 'stream', 'context', 'device'],
+    'fromCudaArrayInterface',
+  );
+  const consumer = streamOf(stream);
+  if (typeof description !== 'object' || description === null)
+    throw new TypeError('the description must be a dictionary of the CUDA array interface');
+  const described = description as Record<string, unknown>;
+  const items = checkDescription(described);
+  const handle = checkStream(described['stream']);
+  const context = contextOf(items, place, description);
+  if (handle !== undefined) holdUpFor(producerOf(handle, context), streamIn(context, consumer));
+  return borrow(items, context, consumer, ownerOf(description, { owner }));
+}
+
+function checkDescription({
+  shape,
+  strides,
+  typestr,
+  data,
+  version,
+  mask,
+}: Record<string, unknown>): Borrowed<Dtype> {
+  checkInteger(version, 'version', 0, VERSION);
+  if (mask !== undefined && mask !== null)
+    throw new NotSupportedError(
+      'a masked array is not supported: describe its values and its mask as an array each',
+    );
+  if (typeof typestr !== 'string') throw new TypeError('typestr must be a string');
+  const dtype = dtypeNamed(typestr);
+  const sizes = checkShape(shape);
+  const layout = newLayout(sizes, dtype.itemsize, {
+    strides: strides === null ? undefined : (strides as readonly number[] | undefined),
+  });
+  if (!Array.isArray(data) || data.length !== 2)
+    throw new TypeError('data must be [address, readOnly]');
+  return {
+    address: checkInteger(data[0], 'data[0]'),
+    layout,
+    dtype,
+    readOnly: checkBoolean(data[1], 'data[1]', false),
+  };
+}
+
+function checkStream(stream: unknown): number | undefined {
+  if (stream === undefined || stream === null) return undefined;
+  if (stream === 0)
+    throw new RangeError(
+      'stream 0 is ambiguous, and the interface forbids it: 1 is the legacy default stream, 2 that of the thread',
+    );
+  return checkInteger(stream, 'stream', 1);
+}
+
+/** Default streams are those of the array's context; others know theirs. */
+const producerOf = (handle: number, context: Context): Stream =>
+  Stream.fromHandle(handle, handle <= CU_STREAM_PER_THREAD ? { context } : {});

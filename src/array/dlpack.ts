@@ -1,0 +1,202 @@
+/** DLPack: how tensor libraries show each other tensors, here as the fields of a DLTensor. */
+import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../arguments.ts';
+import type { Context, PlaceOptions } from '../context.ts';
+import type { DlpackType, Dtype } from '../dtype.ts';
+import { dtypeFromDlpack } from '../dtype-lookup.ts';
+import { NotSupportedError } from '../errors.ts';
+import { streamOf } from '../memory/buffer-copies.ts';
+import { ManagedMemory } from '../memory/managed.ts';
+import { MappedMemory } from '../memory/mapped.ts';
+import type { Stream } from '../stream.ts';
+import { newLayout } from './allocate-items.ts';
+import {
+  type Borrowed,
+  type BorrowOptions,
+  borrow,
+  contextOf,
+  keepMemory,
+  ownerOf,
+} from './borrow.ts';
+import { DeviceArray } from './device-array.ts';
+import { checkIntegers, checkShape, shown } from './shape.ts';
+import { holdUpFor, streamIn } from './stream-order.ts';
+
+/** DLDeviceType: device memory, page-locked host memory, managed memory. */
+const CUDA = 2;
+const CUDA_HOST = 3;
+const CUDA_MANAGED = 13;
+
+/** Which memory a tensor is in: DLDevice. */
+export interface DlpackDevice {
+  /** 2 is memory of a CUDA device, 3 page-locked host memory, 13 managed memory. */
+  readonly type: number;
+  /** The device's ordinal for type 2; else 0. */
+  readonly id: number;
+}
+
+/** The fields of a DLTensor, and of the managed one around it. */
+export interface DlpackTensor {
+  readonly version: { readonly major: number; readonly minor: number };
+  readonly flags: { readonly readOnly: boolean };
+  /** The address of the item of index [0, 0, …], without `byteOffset`; 0 without items. */
+  readonly data: number;
+  readonly device: DlpackDevice;
+  readonly ndim: number;
+  readonly dtype: DlpackType;
+  readonly shape: readonly number[];
+  /** In items, not in bytes. */
+  readonly strides: readonly number[];
+  readonly byteOffset: number;
+}
+
+/** Options of {@link dlpack}. */
+export interface DlpackOptions {
+  /**
+   * The consumer's stream, which is made to wait for the work on the array; null where nothing is to
+   * wait. Default: the legacy default stream.
+   */
+  readonly stream?: Stream | null;
+}
+
+const VERSION = { major: 1, minor: 1 } as const;
+
+/**
+ * An array as the fields of a DLTensor, for other tensor libraries of this process. Plain data.
+ *
+ * What is queued in the consumer's stream from now on waits for the work queued in the array's;
+ * nothing blocks. Who keeps the tensor keeps the memory, as DLPack has it until its deleter is
+ * called; closing the array takes it away all the same, so that is to be left to the last user.
+ *
+ * @throws RangeError where strides are no whole items, and for raw items above 65535 bytes;
+ * TypeError, ClosedError
+ * @example
+ * const { data, shape, strides, dtype } = cuda.dlpack(array, { stream });
+ * @see https://dmlc.github.io/dlpack/latest/c_api.html
+ */
+export function dlpack(array: DeviceArray, options?: DlpackOptions): DlpackTensor {
+  const { stream } = checkOptions(options, ['stream'], 'dlpack');
+  const { address, buffer, context, ndim, readOnly, shape, size } = checkInstance(
+    array,
+    DeviceArray,
+    'array',
+  );
+  const tensor: DlpackTensor = {
+    version: VERSION,
+    flags: { readOnly },
+    data: size === 0 ? 0 : address,
+    device: deviceOf(buffer.resource, context),
+    ndim,
+    dtype: array.dtype.dlpack,
+    shape: [...shape],
+    strides: stridesInItems(array),
+    // Some consumers leave it out of account.
+    byteOffset: 0,
+  };
+  if (stream !== null)
+    holdUpFor(streamIn(context, array.stream), streamIn(context, streamOf(stream)));
+  return keepMemory(tensor, array);
+}
+
+function deviceOf(resource: unknown, { device }: Context): DlpackDevice {
+  if (resource instanceof MappedMemory) return { type: CUDA_HOST, id: 0 };
+  if (resource instanceof ManagedMemory) return { type: CUDA_MANAGED, id: 0 };
+  return { type: CUDA, id: device.ordinal };
+}
+
+function stridesInItems({ dtype: { itemsize }, shape, size, strides }: DeviceArray): number[] {
+  return strides.map((stride, axis) => {
+    if (stride % itemsize === 0) return stride / itemsize;
+    // No index goes along it.
+    if (size === 0 || shape[axis] === 1) return 1;
+    throw new RangeError(
+      `DLPack counts strides in items, and ${shown(strides)} bytes are no whole ones of ${itemsize}: give it a copy, array.copy()`,
+    );
+  });
+}
+
+/**
+ * An array over the memory of a DLPack tensor. Closing it forgets it and frees nothing.
+ *
+ * Its producer has made the consumer's stream wait: name that stream here and there.
+ *
+ * @param tensor the fields of a DLTensor, as {@link dlpack} gives them; all are checked, `version`,
+ * `flags`, `strides` and `byteOffset` may be absent
+ * @param options `stream`: where the work on the array goes. Default: the legacy default stream. The
+ * context or device is by default that of the tensor
+ * @throws NotSupportedError for memory of other kinds of devices, and for another major version;
+ * TypeError, RangeError
+ * @example
+ * const array = cuda.fromDLPack(library.toDlpack(tensor), { owner: tensor });
+ * @see https://dmlc.github.io/dlpack/latest/c_api.html
+ */
+export function fromDLPack(tensor: unknown, options?: BorrowOptions): DeviceArray {
+  const { owner, stream, ...place } = checkOptions(
+    options,
+    ['owner', 'stream', 'context', 'device'],
+    'fromDLPack',
+  );
+  const consumer = streamOf(stream);
+  const fields = checkFields(tensor, 'the tensor');
+  checkVersion(fields['version']);
+  const items = checkTensor(fields);
+  const context = contextOf(items, placeOf(fields['device'], place), fields);
+  return borrow(items, context, consumer, ownerOf(fields, { owner }));
+}
+
+function checkFields(value: unknown, name: string): Record<string, unknown> {
+  if (typeof value !== 'object' || value === null)
+    throw new TypeError(`${name} must be an object with the fields of DLPack`);
+  return value as Record<string, unknown>;
+}
+
+function checkVersion(version: unknown): void {
+  if (version === undefined) return;
+  const { major } = checkFields(version, 'version');
+  if (checkInteger(major, 'version.major') !== VERSION.major)
+    throw new NotSupportedError(
+      `the tensor is of DLPack ${major}, whose fields may mean something else than those of ${VERSION.major}`,
+    );
+}
+
+function checkTensor({
+  data,
+  byteOffset = 0,
+  ndim,
+  shape,
+  strides,
+  dtype,
+  flags = {},
+}: Record<string, unknown>): Borrowed<Dtype> {
+  const { code, bits, lanes } = checkFields(dtype, 'dtype') as unknown as DlpackType;
+  const type = dtypeFromDlpack({ code, bits, lanes });
+  const sizes = checkShape(shape);
+  if (ndim !== sizes.length)
+    throw new RangeError(`ndim is ${String(ndim)}, and shape ${shown(sizes)} has ${sizes.length}`);
+  const { readOnly } = checkFields(flags, 'flags');
+  return {
+    address: checkInteger(data, 'data') + checkInteger(byteOffset, 'byteOffset'),
+    layout: newLayout(sizes, type.itemsize, { strides: stridesInBytes(strides, type) }),
+    dtype: type,
+    readOnly: checkBoolean(readOnly, 'flags.readOnly', false),
+  };
+}
+
+function stridesInBytes(strides: unknown, { itemsize }: Dtype): number[] | undefined {
+  if (strides === undefined || strides === null) return undefined;
+  if (!Array.isArray(strides)) throw new TypeError('strides must be an array of integers');
+  const least = Number.MIN_SAFE_INTEGER;
+  return checkIntegers(strides, 'strides', least).map((stride) => stride * itemsize + 0);
+}
+
+/** The place that is named, else the tensor's device. @throws NotSupportedError for another kind */
+function placeOf(device: unknown, place: PlaceOptions): PlaceOptions {
+  const { type, id } = checkFields(device, 'device');
+  checkInteger(type, 'device.type');
+  const ordinal = checkInteger(id, 'device.id');
+  if (type !== CUDA && type !== CUDA_HOST && type !== CUDA_MANAGED)
+    throw new NotSupportedError(
+      `the tensor is on a device of DLPack's type ${type}; known: ${CUDA} (CUDA), ${CUDA_HOST} (page-locked), ${CUDA_MANAGED} (managed)`,
+    );
+  const isNamed = place.context !== undefined || place.device !== undefined;
+  return type === CUDA && !isNamed ? { device: ordinal } : place;
+}

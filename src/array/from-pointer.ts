@@ -1,0 +1,60 @@
+import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import { type Dtype, defaultDtype } from '../dtype.ts';
+import { streamOf } from '../memory/buffer-copies.ts';
+import type { StreamOption } from '../memory/buffer-options.ts';
+import { checkDtype, newLayout } from './allocate-items.ts';
+import type { LayoutChoice } from './array-options.ts';
+import { borrow } from './borrow.ts';
+import type { DeviceArray } from './device-array.ts';
+import type { Shape } from './shape.ts';
+
+/** Options of {@link fromPointer}. */
+export interface FromPointerOptions<D extends Dtype = Dtype>
+  extends LayoutChoice,
+    PlaceOptions,
+    StreamOption {
+  readonly shape: number | Shape;
+  /** Default float64. */
+  readonly dtype?: D | undefined;
+  /** What must stay alive while the array is used; held, never touched. */
+  readonly owner?: unknown;
+  /** Whether cuffi refuses to write to the array. Default false. */
+  readonly readOnly?: boolean;
+}
+
+/**
+ * An array over memory that someone else owns: closing it forgets it and frees nothing. The address
+ * is believed: one that is none ends the context at the first use.
+ *
+ * @param address of the item of index [0, 0, …], on the device; with negative strides others lie
+ * before it. Without items it is not looked at, and may be 0
+ * @throws TypeError, RangeError
+ * @example
+ * const array = cuda.fromPointer(address, { shape: [480, 640], dtype: cuda.float32, owner: library });
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html
+ */
+export function fromPointer(
+  address: number,
+  options: FromPointerOptions & { readonly dtype?: undefined },
+): DeviceArray<typeof defaultDtype>;
+export function fromPointer<D extends Dtype>(
+  address: number,
+  options: FromPointerOptions<D> & { readonly dtype: D },
+): DeviceArray<D>;
+export function fromPointer(address: number, options: FromPointerOptions): DeviceArray {
+  const { shape, dtype, order, strides, owner, stream, readOnly, ...place } = checkOptions(
+    options,
+    ['shape', 'dtype', 'order', 'strides', 'owner', 'stream', 'readOnly', 'context', 'device'],
+    'fromPointer',
+  );
+  checkInteger(address, 'address');
+  const type = checkDtype(dtype ?? defaultDtype);
+  const items = {
+    address,
+    layout: newLayout(shape as number | Shape, type.itemsize, { order, strides }),
+    dtype: type,
+    readOnly: checkBoolean(readOnly, 'readOnly', false),
+  };
+  return borrow(items, Context.of(place), streamOf(stream), owner);
+}
