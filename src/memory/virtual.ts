@@ -17,6 +17,7 @@ import { NotSupportedError } from '../errors.ts';
 import { Resource, releaseQuietly } from '../resource.ts';
 import { DeviceBuffer } from './buffer.ts';
 import { withRoom } from './room.ts';
+import { roundUp } from './round-up.ts';
 import {
   allowDevice,
   mapPart,
@@ -232,8 +233,6 @@ export class VirtualMemory extends Resource {
 
 const mappedBy = (parts: readonly Part[]): number =>
   parts.reduce((sum, { byteLength }) => sum + byteLength, 0);
-
-const roundUp = (byteLength: number, unit: number): number => Math.ceil(byteLength / unit) * unit;
 
 const writeProperties = (device: Device, shareable: boolean): Address =>
   writeStruct('CUmemAllocationProp', {
