@@ -19,7 +19,7 @@ const unused = new FinalizationRegistry<() => void>((whenUnused) => {
  */
 export class HostViews {
   readonly #address: Address;
-  readonly #byteLength: number;
+  #byteLength: number;
   readonly #windows = new Map<string, WeakRef<ArrayBuffer>>();
   #whole: ArrayBuffer | undefined;
   #viewed = false;
@@ -37,6 +37,11 @@ export class HostViews {
   /** Whether there ever was a view. */
   get viewed(): boolean {
     return this.#viewed;
+  }
+
+  /** From now on only the first `byteLength` bytes are viewed: a manager may have given out more. */
+  shorten(byteLength: number): void {
+    this.#byteLength = byteLength;
   }
 
   /** All of it. @throws RangeError where it is longer than an ArrayBuffer can be */
