@@ -117,7 +117,9 @@ export class ManagedMemory implements MemoryResource {
       if (context.resets === resets) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
     };
     const onHost = address as number as Address;
-    const { held, release } = viewDriverMemory(context, onHost, byteLength, free);
+    const { held, release } = viewDriverMemory(context, onHost, byteLength, free, {
+      byteLength,
+    });
     return new HostVisibleBuffer({
       context,
       address,

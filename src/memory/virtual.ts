@@ -80,7 +80,7 @@ export class VirtualMemory extends Resource {
           () => {
             if (context.resets === resets) unreserve(context, address, reservedByteLength, parts);
           },
-          { waits: false },
+          { byteLength: mappedBy(parts), waits: false },
         ),
     });
     this.context = context;
