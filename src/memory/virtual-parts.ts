@@ -8,6 +8,7 @@ import {
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
+import { tryAll } from '../attempt.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
@@ -116,19 +117,29 @@ function exportPart(context: Context, part: Part): number {
   return part.fd;
 }
 
+/** Takes a piece away; its memory goes with its last mapping and handle, whichever step fails. */
 export function unmapPart(context: Context, { address, byteLength, handle, fd }: Part): void {
-  if (fd !== undefined) closeKeptFd(context, fd);
-  check(cu.cuMemUnmap(address, byteLength), 'cuMemUnmap');
-  if (handle !== undefined) check(cu.cuMemRelease(handle), 'cuMemRelease');
+  tryAll([
+    () => fd !== undefined && closeKeptFd(context, fd),
+    () => check(cu.cuMemUnmap(address, byteLength), 'cuMemUnmap'),
+    () => handle !== undefined && check(cu.cuMemRelease(handle), 'cuMemRelease'),
+  ]);
 }
 
-/** The driver takes back only what it gave: whole mappings, and the whole reservation. */
+/**
+ * The driver takes back only what it gave: whole mappings, and the whole reservation. It keeps
+ * addresses behind which a mapping is left, so trying is safe.
+ */
 export function unreserve(
   context: Context,
   address: CUdeviceptr,
   byteLength: number,
   parts: Part[],
 ): void {
-  for (const part of parts.splice(0).reverse()) unmapPart(context, part);
-  check(cu.cuMemAddressFree(address, byteLength), 'cuMemAddressFree');
+  const unmaps = parts
+    .splice(0)
+    .reverse()
+    .map((part) => () => unmapPart(context, part));
+  const free = (): void => check(cu.cuMemAddressFree(address, byteLength), 'cuMemAddressFree');
+  tryAll([...unmaps, free]);
 }

@@ -65,6 +65,21 @@ test('is taken down newest part first, and the addresses as they were reserved',
   );
 });
 
+test('a step of taking it down that fails holds up no other, and is thrown', () => {
+  const driver = emulate();
+  const memory = VirtualMemory.reserve(15 * MIB);
+  memory.grow(MIB);
+  memory.grow(6 * MIB);
+  selectDriver(failing(driver, 'cuMemRelease', 1, 999));
+  const recorder = recordCalls();
+  assert.throws(() => memory.close(), { call: 'cuMemRelease', status: 999 });
+  recorder.stop();
+  assert.deepEqual(
+    recorder.calls.map(({ name }) => name).filter((name) => name.startsWith('cuMem')),
+    ['cuMemUnmap', 'cuMemRelease', 'cuMemUnmap', 'cuMemRelease', 'cuMemAddressFree'],
+  );
+});
+
 test('a reset of the context closes it, and frees nothing twice', async () => {
   emulate();
   const memory = VirtualMemory.reserve(16 * MIB);
