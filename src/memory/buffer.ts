@@ -15,7 +15,7 @@ import type {
   StreamOption,
 } from './buffer-options.ts';
 import { DeviceMemory } from './device-memory.ts';
-import type { MemoryResource } from './memory-resource.ts';
+import { checkMemory, type MemoryResource } from './memory-resource.ts';
 import { cutsWithin } from './pieces.ts';
 import { servedMemory } from './served-memory.ts';
 
@@ -79,10 +79,11 @@ export class DeviceBuffer extends Resource {
       'DeviceBuffer.allocate',
     );
     checkInteger(byteLength, 'byteLength', 1);
-    if (memory && (place.context || place.device !== undefined))
+    const named = memory === undefined ? undefined : checkMemory(memory);
+    if (named && (place.context || place.device !== undefined))
       throw new TypeError('give either a memory resource or a place, not both');
     const ordered = streamOf(stream);
-    const resource = memory ?? defaultMemory(Context.of(place));
+    const resource = named ?? defaultMemory(Context.of(place));
     return resource.allocate(byteLength, ordered ? { stream: ordered } : {});
   }
 

@@ -12,7 +12,7 @@ import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../f
 import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
-import type { Device } from '../device.ts';
+import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
 import { Resource, releaseQuietly } from '../resource.ts';
 import { DeviceBuffer } from './buffer.ts';
@@ -128,8 +128,8 @@ export class VirtualMemory extends Resource {
   }
 
   /** Whether a device can do it. */
-  static supported(device: Device): boolean {
-    return device.attribute('virtualMemoryManagementSupported') !== 0;
+  static supported(device: Device | number = 0): boolean {
+    return Device.of(device).attribute('virtualMemoryManagementSupported') !== 0;
   }
 
   /** The first address; the same for life. @throws ClosedError */

@@ -2,13 +2,14 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { inspect } from 'node:util';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
-import { Context, DeviceBuffer, Stream } from '../../../../src/index.ts';
+import { Context, DeviceBuffer, PinnedBuffer, Stream } from '../../../../src/index.ts';
 import { broken, failing } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
 
 test('a size is a whole number of at least one byte, checked before the driver is asked', () => {
   emulate();
+  using pinned = PinnedBuffer.allocate(16);
   const recorder = recordCalls();
   for (const size of [0, -1, 1.5, Number.NaN, Number.POSITIVE_INFINITY, 2 ** 53])
     assert.throws(() => DeviceBuffer.allocate(size), RangeError, String(size));
@@ -23,6 +24,11 @@ test('a size is a whole number of at least one byte, checked before the driver i
     name: 'TypeError',
     message: 'stream must be a Stream, not 1',
   });
+  for (const memory of [{}, 5, null, '', pinned])
+    assert.throws(() => DeviceBuffer.allocate(16, { memory } as never), {
+      name: 'TypeError',
+      message: /^memory must be a memory resource, such as DeviceMemory, .*, not /,
+    });
   recorder.stop();
   assert.deepEqual(recorder.calls, []);
 });

@@ -3,7 +3,7 @@ import { test } from 'node:test';
 import { inspect } from 'node:util';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import type { FunctionName } from '../../../../ffi/functions.ts';
-import { Context, VirtualMemory } from '../../../../src/index.ts';
+import { Context, Device, VirtualMemory } from '../../../../src/index.ts';
 import { failing, keepingBooks } from '../../../support/faults.ts';
 import { emulate } from '../emulate.ts';
 
@@ -26,7 +26,11 @@ test('a device without it is told of in words', () => {
     name: 'NotSupportedError',
     message: /has no virtual memory management/,
   });
+  for (const device of [Device.get(), 0, undefined])
+    assert.equal(VirtualMemory.supported(device), false);
+  assert.throws(() => VirtualMemory.supported('0' as never), /^TypeError: device must be a Device/);
   emulate({ CUFFI_EMULATED_ATTRIBUTES: '103=0' });
+  assert.equal(VirtualMemory.supported(), true);
   VirtualMemory.reserve(MIB).close();
   assert.throws(() => VirtualMemory.reserve(MIB, { shareable: true }), {
     name: 'NotSupportedError',
