@@ -117,11 +117,15 @@ export class DeviceBuffer extends Resource {
   }
 
   /**
-   * Gives the memory back; the second time does nothing.
+   * Gives the memory back when the GPU is done with it, and never waits; the second time does
+   * nothing.
    *
    * Memory of a pool is given back in the order of a stream, that of its allocation unless
    * `options` name another: work that was queued there may still use it, and work of other streams
-   * must be done or waited for. Other memory is freed when the whole context is done with it.
+   * must be done or waited for. Other memory is freed when nothing runs in the context; plain device
+   * memory, where there is want of room and in `context.flush()`, when the work is done that was
+   * queued before. Work that cuffi does not know of must be done before this: it knows what was
+   * queued through it, and what lies before that in the same stream, be it a borrowed one.
    */
   override close(options?: StreamOption): void {
     if (options !== undefined) this.#closeIn(options);
