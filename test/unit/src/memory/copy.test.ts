@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
 import { test } from 'node:test';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import { bytesCopied } from '../../../../ffi/trace.ts';
 import { Context, copyPitched, DeviceBuffer, Stream } from '../../../../src/index.ts';
-import { failing } from '../../../support/faults.ts';
+import { broken, failing } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
 
@@ -139,6 +140,18 @@ test('a signal is checked, and heard when it was aborted, for an empty copy too'
     const extent = { width: memory.byteLength, height: 1 };
     await assert.rejects(copyPitched({ memory: buffer }, { memory }, extent, aborted), /enough/);
   }
+});
+
+test('an event that the driver does not take back is a warning, and the copy is done', async () => {
+  const driver = emulate();
+  using buffer = DeviceBuffer.allocate(16);
+  selectDriver(broken(driver, 'cuEventDestroy_v2', 999));
+  const warned = once(process, 'warning');
+  await buffer.copyFrom(counting(16));
+  const [warning] = await warned;
+  assert.equal(warning.code, 'CUFFI_RELEASE');
+  assert.match(warning.message, /cuEventDestroy_v2 failed/);
+  same(buffer.copyToHostSync(), counting(16));
 });
 
 test('an awaited copy waits for the work queued before it, and the loop turns', async () => {
