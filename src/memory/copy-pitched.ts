@@ -30,7 +30,7 @@ import type { HostCopy } from './transfer.ts';
  * How much ordinary memory is copied between two turns of the event loop: less than in one piece,
  * as the driver takes each row by itself.
  */
-const SLICE_BYTE_LENGTH = 1 << 20;
+const ROWS_BYTE_LENGTH = 1 << 20;
 
 /** A copy whose arguments are checked. */
 interface PitchedCopy {
@@ -70,7 +70,7 @@ export async function copyPitched(
   else if (isFlat(copy.box)) await copyAwaited(host, wait);
   else
     await afterWorkSoFar(host, wait, (begun) =>
-      copyInTurns(begun, queueParts(copy, begun.isLocked ? Infinity : SLICE_BYTE_LENGTH)),
+      copyInTurns(begun, queueParts(copy, begun.isLocked ? Infinity : ROWS_BYTE_LENGTH)),
     );
 }
 

@@ -1,3 +1,2 @@
-/** The least multiple of `unit` that is not less than `byteLength`. */
-export const roundUp = (byteLength: number, unit: number): number =>
-  Math.ceil(byteLength / unit) * unit;
+/** The least multiple of `unit` that is not less than `value`. */
+export const roundUp = (value: number, unit: number): number => Math.ceil(value / unit) * unit;
