@@ -178,7 +178,7 @@ function exportPart(context: Context, part: Part): number {
 }
 
 /** Takes a piece away; its memory goes with its last mapping and handle, whichever step fails. */
-export function unmapPart(context: Context, { address, byteLength, handle, fd }: Part): void {
+function unmapPart(context: Context, { address, byteLength, handle, fd }: Part): void {
   tryAll([
     () => fd !== undefined && closeKeptFd(context, fd),
     () => check(cu.cuMemUnmap(address, byteLength), 'cuMemUnmap'),
