@@ -9,7 +9,7 @@ export const className = (type: object | undefined): string =>
 export type ClassOf<T> = Function & { readonly prototype: T };
 
 /** A value in words short enough for a message. */
-const shown = (value: unknown): string => {
+export const shown = (value: unknown): string => {
   if (typeof value === 'string') return JSON.stringify(value.slice(0, 60));
   if (typeof value === 'object' && value !== null) return `a ${className(value.constructor)}`;
   return typeof value === 'bigint' ? `${value}n` : String(value);

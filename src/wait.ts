@@ -23,6 +23,11 @@ export interface WaitOptions {
   readonly signal?: AbortSignal;
 }
 
+/** The options of a wait that `signal` may give up. @throws TypeError unless a signal or undefined */
+export function checkSignal(signal: unknown): WaitOptions {
+  return signal === undefined ? {} : { signal: checkInstance(signal, AbortSignal, 'signal') };
+}
+
 /** About 0.2 ms of turns: most waits end within, and a timer's millisecond would hide it. */
 const EAGER_TURNS = 100;
 const PERIOD_MS = 1;
@@ -98,8 +103,7 @@ export function waitUntil(
   options: WaitOptions = {},
   expectedMs = 0,
 ): Promise<void> {
-  const { signal } = checkOptions(options, ['signal'], 'waiting');
-  if (signal !== undefined) checkInstance(signal, AbortSignal, 'signal');
+  const { signal } = checkSignal(checkOptions(options, ['signal'], 'waiting').signal);
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();
     if (poll()) {

@@ -6,7 +6,7 @@ import { Context } from '../context.ts';
 import { Dtype } from '../dtype.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { streamOf } from '../memory/buffer-copies.ts';
-import type { AllocateOptions } from '../memory/memory-resource.ts';
+import { type AllocateOptions, checkMemory } from '../memory/memory-resource.ts';
 import type { MemoryChoice } from './array-options.ts';
 import type { DeviceItems } from './device-copy.ts';
 import { extents, type Layout, type LayoutOptions, makeLayout } from './layout.ts';
@@ -39,7 +39,7 @@ export function allocateItems(layout: Layout, choice: MemoryChoice & AllocateOpt
   if (high > low) return { layout, memory: DeviceBuffer.allocate(high - low, choice) };
   const { memory, stream, ...place } = choice;
   streamOf(stream);
-  const context = memory ? memory.context : Context.of(place);
+  const context = memory === undefined ? Context.of(place) : checkMemory(memory).context;
   const address = 0 as CUdeviceptr;
   return {
     layout,

@@ -1,11 +1,11 @@
 /** What arrays copy and set: their arguments, checked, and what then is done. */
-import { checkHostMemory, checkInstance, checkOptions } from '../arguments.ts';
+import { checkHostMemory, checkOptions } from '../arguments.ts';
 import type { Dtype } from '../dtype.ts';
 import { streamOf } from '../memory/buffer-copies.ts';
 import type { CopyOptions, StreamOption } from '../memory/buffer-options.ts';
 import type { Stream } from '../stream.ts';
 import { typedArrayKind } from '../typed-array.ts';
-import type { WaitOptions } from '../wait.ts';
+import { checkSignal, type WaitOptions } from '../wait.ts';
 import { ArrayMemory } from './array-memory.ts';
 import type { OrderOption } from './array-options.ts';
 import { type DeviceItems, queueItems, workDone, workDoneSync } from './device-copy.ts';
@@ -45,7 +45,7 @@ function copyToHost<D extends Dtype>(
   const { dtype, shape, size } = array;
   array.address; // a closed array is refused
   const length = size * dtype.elementsPerItem;
-  const values = (into ?? new dtype.TypedArray(length)) as HostArray<D>;
+  const values = (into === undefined ? new dtype.TypedArray(length) : into) as HostArray<D>;
   if (!dtype.accepts(values))
     throw new TypeError(
       `into must be a ${dtype.TypedArray.name} for ${dtype}, not ${typedArrayKind(into) ?? `a value of type ${typeof into}`}`,
@@ -171,11 +171,6 @@ export function fillArray(
   const ordered = streamOf(stream) ?? target.stream;
   target.requireWritable('the array');
   queueFill(itemsOf(target), itemBytes(value, target.dtype), ordered);
-}
-
-/** @throws TypeError unless a signal or undefined */
-export function checkSignal(signal: unknown): WaitOptions {
-  return signal === undefined ? {} : { signal: checkInstance(signal, AbortSignal, 'signal') };
 }
 
 /** Whether a value is one item rather than an array of them. */

@@ -5,16 +5,9 @@ import type { DtypeOf } from '../dtype-lookup.ts';
 import { streamOf } from '../memory/buffer-copies.ts';
 import type { StreamOption } from '../memory/buffer-options.ts';
 import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
-import type { WaitOptions } from '../wait.ts';
+import { checkSignal, type WaitOptions } from '../wait.ts';
 import { checkDtype, newLayout, shapeOf } from './allocate-items.ts';
-import {
-  beginWrite,
-  checkSignal,
-  endWrite,
-  endWriteSync,
-  type Write,
-  writeOf,
-} from './array-copies.ts';
+import { beginWrite, endWrite, endWriteSync, type Write, writeOf } from './array-copies.ts';
 import type { MemoryChoice, OrderOption } from './array-options.ts';
 import { type ArraySource, DeviceArray } from './device-array.ts';
 import { hostItems } from './host-source.ts';

@@ -6,6 +6,8 @@ import { Context, type PlaceOptions } from '../context.ts';
 import type { DeviceBuffer } from './buffer.ts';
 import { DeviceMemory, ownedBuffer } from './device-memory.ts';
 import { withRoom } from './room.ts';
+import { roundUp } from './round-up.ts';
+import { servedMemory } from './served-memory.ts';
 
 /** Options of {@link allocatePitched}. */
 export interface PitchedOptions extends PlaceOptions {
@@ -20,9 +22,14 @@ export interface PitchedAllocation {
   readonly rowPitch: number;
 }
 
+/** What the driver rounds rows up to. */
+const PITCH_UNIT = 512;
+
 /**
  * Allocates device memory for rows, uninitialised, each aligned so that the device reads it
- * quickly (cuMemAllocPitch). It is plain device memory, which legacy IPC can share.
+ * quickly (cuMemAllocPitch). It is plain device memory, which legacy IPC can share. A memory manager
+ * that was set gives it out instead: rows are 512 bytes apart then, or a multiple of that, from
+ * wherever its memory begins.
  *
  * @param width bytes in a row, at least 1
  * @param height rows, at least 1
@@ -47,6 +54,14 @@ export function allocatePitched(
   if (![4, 8, 16].includes(elementByteLength))
     throw new RangeError(`elementByteLength must be 4, 8 or 16, not ${String(elementByteLength)}`);
   const context = Context.of(place);
+  const served = servedMemory(context);
+  if (served) {
+    const rowPitch = roundUp(
+      width,
+      Math.max(PITCH_UNIT, context.device.attribute('texturePitchAlignment')),
+    );
+    return { buffer: served.allocate(rowPitch * height), rowPitch };
+  }
   const [address, rowPitch] = context.run(() => {
     withRoom(context, 'cuMemAllocPitch_v2', width * height, () =>
       cu.cuMemAllocPitch_v2(OUT0, OUT1, width, height, elementByteLength),

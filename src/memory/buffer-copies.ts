@@ -9,6 +9,7 @@ import {
 } from '../arguments.ts';
 import type { Context } from '../context.ts';
 import { Stream } from '../stream.ts';
+import { checkSignal } from '../wait.ts';
 import type { DeviceBuffer } from './buffer.ts';
 import type { CopyOptions, FillOptions, StreamOption } from './buffer-options.ts';
 import { copyAwaited, copySync } from './copy.ts';
@@ -71,7 +72,8 @@ export async function copyHost(
 ): Promise<void> {
   const call = direction === 'to device' ? 'copyFrom' : 'copyToHost';
   const { signal, stream } = checkOptions(options, ['stream', 'signal'], call);
-  await copyAwaited(hostCopy(buffer, direction, memory, stream), signal ? { signal } : {});
+  const wait = checkSignal(signal);
+  await copyAwaited(hostCopy(buffer, direction, memory, stream), wait);
 }
 
 /** Behind `copyFromSync` and `copyToHostSync`. */

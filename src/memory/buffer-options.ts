@@ -1,7 +1,10 @@
 /** The options of buffers, and where their memory may come from. */
-import type { PlaceOptions } from '../context.ts';
+import type { CUdeviceptr } from '../../ffi/types.ts';
+import type { Context, PlaceOptions } from '../context.ts';
+import type { ResourceSet } from '../resource.ts';
 import type { Stream } from '../stream.ts';
 import type { WaitOptions } from '../wait.ts';
+import type { DeviceBuffer } from './buffer.ts';
 import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
 
 /** Options of calls that work in a stream. */
@@ -27,7 +30,7 @@ export interface BufferOptions extends PlaceOptions, AllocateOptions {
 
 /** Options of {@link DeviceBuffer.fromPointer}. */
 export interface PointerOptions extends PlaceOptions {
-  /** What must stay alive while the buffer is used; held, never touched. */
+  /** What must stay alive while the buffer is used; held, never touched, nor asked if it is closed. */
   readonly owner?: unknown;
 }
 
@@ -36,3 +39,25 @@ export type BufferOrigin = 'allocated' | 'borrowed' | 'imported';
 
 /** What may be done with memory. */
 export type Access = 'read-write' | 'read';
+
+/** @internal What a {@link DeviceBuffer} is made of. */
+export interface BufferInit {
+  readonly context: Context;
+  readonly address: CUdeviceptr;
+  readonly byteLength: number;
+  readonly origin: BufferOrigin;
+  readonly resource?: MemoryResource | undefined;
+  readonly release?: (() => void) | undefined;
+  /** What it is closed with. Default: its context. */
+  readonly owner?: ResourceSet | undefined;
+  /** Where the memory is freed in a stream: takes another one than that of the allocation. */
+  readonly freeIn?: ((stream: Stream) => void) | undefined;
+  /** The buffer that it is a part of, which is no view itself. */
+  readonly viewOf?: DeviceBuffer | undefined;
+  /** What its memory lies in: it counts as closed when that is. */
+  readonly keeps?: unknown;
+  /** Addresses that one call of the driver may not go across. */
+  readonly borders?: (() => readonly number[]) | undefined;
+  /** Default: it may be written to. */
+  readonly access?: Access | undefined;
+}

@@ -1,11 +1,12 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { checkInstance, checkInteger, checkOptions, type HostMemory } from '../arguments.ts';
 import { Context } from '../context.ts';
-import { Resource, type ResourceSet } from '../resource.ts';
+import { Resource } from '../resource.ts';
 import type { Stream } from '../stream.ts';
 import { copyBuffer, copyHost, copyHostSync, fillBuffer, streamOf } from './buffer-copies.ts';
 import type {
   Access,
+  BufferInit,
   BufferOptions,
   BufferOrigin,
   CopyOptions,
@@ -14,9 +15,12 @@ import type {
   StreamOption,
 } from './buffer-options.ts';
 import { DeviceMemory } from './device-memory.ts';
-import type { MemoryResource } from './memory-resource.ts';
+import { checkMemory, type MemoryResource } from './memory-resource.ts';
 import { cutsWithin } from './pieces.ts';
 import { servedMemory } from './served-memory.ts';
+
+/** What must stay alive as long as a borrowed buffer. */
+const owners = new WeakMap<DeviceBuffer, unknown>();
 
 /**
  * A range of device memory.
@@ -40,28 +44,13 @@ export class DeviceBuffer extends Resource {
   readonly access: Access;
   readonly #address: CUdeviceptr;
   readonly #freeIn: ((stream: Stream) => void) | undefined;
-  /** The buffer that this one is a view of, or whatever else must outlive it. */
+  /** The buffer that this one is a view of. */
+  readonly #viewOf: DeviceBuffer | undefined;
   readonly #keeps: unknown;
   readonly #borders: (() => readonly number[]) | undefined;
 
   /** @internal */
-  constructor(init: {
-    readonly context: Context;
-    readonly address: CUdeviceptr;
-    readonly byteLength: number;
-    readonly origin: BufferOrigin;
-    readonly resource?: MemoryResource | undefined;
-    readonly release?: (() => void) | undefined;
-    /** What it is closed with. Default: its context. */
-    readonly owner?: ResourceSet | undefined;
-    /** Where the memory is freed in a stream: takes another one than that of the allocation. */
-    readonly freeIn?: ((stream: Stream) => void) | undefined;
-    readonly keeps?: unknown;
-    /** Addresses that one call of the driver may not go across. */
-    readonly borders?: (() => readonly number[]) | undefined;
-    /** Default: it may be written to. */
-    readonly access?: Access | undefined;
-  }) {
+  constructor(init: BufferInit) {
     super('DeviceBuffer', { owner: init.owner ?? init.context.resources, release: init.release });
     this.context = init.context;
     this.byteLength = init.byteLength;
@@ -70,6 +59,7 @@ export class DeviceBuffer extends Resource {
     this.access = init.access ?? 'read-write';
     this.#address = init.address;
     this.#freeIn = init.freeIn;
+    this.#viewOf = init.viewOf;
     this.#keeps = init.keeps;
     this.#borders = init.borders;
   }
@@ -89,10 +79,11 @@ export class DeviceBuffer extends Resource {
       'DeviceBuffer.allocate',
     );
     checkInteger(byteLength, 'byteLength', 1);
-    if (memory && (place.context || place.device !== undefined))
+    const named = memory === undefined ? undefined : checkMemory(memory);
+    if (named && (place.context || place.device !== undefined))
       throw new TypeError('give either a memory resource or a place, not both');
     const ordered = streamOf(stream);
-    const resource = memory ?? defaultMemory(Context.of(place));
+    const resource = named ?? defaultMemory(Context.of(place));
     return resource.allocate(byteLength, ordered ? { stream: ordered } : {});
   }
 
@@ -105,30 +96,36 @@ export class DeviceBuffer extends Resource {
       ['context', 'device', 'owner'],
       'DeviceBuffer.fromPointer',
     );
-    return new DeviceBuffer({
+    const buffer = new DeviceBuffer({
       context: Context.of(place),
       address: address as CUdeviceptr,
       byteLength,
       origin: 'borrowed',
-      keeps: owner,
     });
+    if (owner !== undefined) owners.set(buffer, owner);
+    return buffer;
   }
 
   /** @internal The buffer that this one is a view of, or itself. */
   get whole(): DeviceBuffer {
-    return this.#keeps instanceof DeviceBuffer ? this.#keeps : this;
+    return this.#viewOf ?? this;
   }
 
   override get closed(): boolean {
-    return super.closed || (this.#keeps instanceof Resource && this.#keeps.closed);
+    const outer = this.#viewOf ?? this.#keeps;
+    return super.closed || (outer instanceof Resource && outer.closed);
   }
 
   /**
-   * Gives the memory back; the second time does nothing.
+   * Gives the memory back when the GPU is done with it, and never waits; the second time does
+   * nothing.
    *
    * Memory of a pool is given back in the order of a stream, that of its allocation unless
    * `options` name another: work that was queued there may still use it, and work of other streams
-   * must be done or waited for. Other memory is freed when the whole context is done with it.
+   * must be done or waited for. Other memory is freed when nothing runs in the context; plain device
+   * memory, where there is want of room and in `context.flush()`, when the work is done that was
+   * queued before. Work that cuffi does not know of must be done before this: it knows what was
+   * queued through it, and what lies before that in the same stream, be it a borrowed one.
    */
   override close(options?: StreamOption): void {
     if (options !== undefined) this.#closeIn(options);
@@ -161,7 +158,7 @@ export class DeviceBuffer extends Resource {
     return this.origin === 'imported';
   }
 
-  /** @internal What outlives its memory, where that is no buffer: virtual memory, an owner. */
+  /** @internal What its memory lies in, where that is no buffer: virtual memory. */
   get keeper(): unknown {
     return this.whole.#keeps;
   }
@@ -191,7 +188,7 @@ export class DeviceBuffer extends Resource {
       byteLength: end - begin,
       origin: this.origin,
       resource: this.resource,
-      keeps: this.whole,
+      viewOf: this.whole,
       borders: this.#borders,
       access,
     });
@@ -245,7 +242,7 @@ export class DeviceBuffer extends Resource {
   copyToHost(into?: undefined, options?: CopyOptions): Promise<Uint8Array>;
   copyToHost<T extends HostMemory>(into: T, options?: CopyOptions): Promise<T>;
   async copyToHost(into?: HostMemory, options?: CopyOptions): Promise<HostMemory> {
-    const target = into ?? new Uint8Array(this.byteLength);
+    const target = into === undefined ? new Uint8Array(this.byteLength) : into;
     await copyHost(this, 'to host', target, options);
     return target;
   }
@@ -254,7 +251,7 @@ export class DeviceBuffer extends Resource {
   copyToHostSync(into?: undefined, options?: StreamOption): Uint8Array;
   copyToHostSync<T extends HostMemory>(into: T, options?: StreamOption): T;
   copyToHostSync(into?: HostMemory, options?: StreamOption): HostMemory {
-    const target = into ?? new Uint8Array(this.byteLength);
+    const target = into === undefined ? new Uint8Array(this.byteLength) : into;
     copyHostSync(this, 'to host', target, options);
     return target;
   }

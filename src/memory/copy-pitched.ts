@@ -4,7 +4,7 @@ import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { checkInstance, checkOptions } from '../arguments.ts';
 import type { Context } from '../context.ts';
 import { Stream } from '../stream.ts';
-import { type WaitOptions, waitUntil } from '../wait.ts';
+import { checkSignal, type WaitOptions, waitUntil } from '../wait.ts';
 import { afterWorkSoFar, copyInTurns, type QueuePart } from './awaited.ts';
 import { DeviceBuffer } from './buffer.ts';
 import { noteVisits, streamOf } from './buffer-copies.ts';
@@ -30,7 +30,7 @@ import type { HostCopy } from './transfer.ts';
  * How much ordinary memory is copied between two turns of the event loop: less than in one piece,
  * as the driver takes each row by itself.
  */
-const SLICE_BYTE_LENGTH = 1 << 20;
+const ROWS_BYTE_LENGTH = 1 << 20;
 
 /** A copy whose arguments are checked. */
 interface PitchedCopy {
@@ -61,17 +61,16 @@ export async function copyPitched(
   options?: CopyOptions,
 ): Promise<void> {
   const { signal, stream } = checkOptions(options, ['stream', 'signal'], 'copyPitched');
-  if (signal !== undefined) checkInstance(signal, AbortSignal, 'signal');
+  const wait = checkSignal(signal);
   const copy = checkCopy(target, source, extent, stream, 'copyPitched');
+  wait.signal?.throwIfAborted();
   if (isEmpty(copy.box)) return;
-  signal?.throwIfAborted();
   const host = hostCopy(copy);
-  const wait = signal ? { signal } : {};
   if (!host) await onDevices(copy, wait);
   else if (isFlat(copy.box)) await copyAwaited(host, wait);
   else
     await afterWorkSoFar(host, wait, (begun) =>
-      copyInTurns(begun, queueParts(copy, begun.isLocked ? Infinity : SLICE_BYTE_LENGTH)),
+      copyInTurns(begun, queueParts(copy, begun.isLocked ? Infinity : ROWS_BYTE_LENGTH)),
     );
 }
 

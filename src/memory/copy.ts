@@ -57,6 +57,7 @@ export function copySync(copy: HostCopy): void {
  */
 export async function copyAwaited(copy: HostCopy, options: WaitOptions = {}): Promise<void> {
   const { byteLength } = copy.host;
+  options.signal?.throwIfAborted();
   if (byteLength === 0) return;
   await afterWorkSoFar(copy, options, async (begun) => {
     const isOrdinary = !begun.isLocked && byteLength > DIRECT_BYTE_LENGTH;

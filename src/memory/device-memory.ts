@@ -8,6 +8,7 @@ import { DeviceBuffer } from './buffer.ts';
 import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
 import { freeWithoutWaiting } from './reclaim.ts';
 import { withRoom } from './room.ts';
+import { roundUp } from './round-up.ts';
 
 /** Options of {@link DeviceMemory.create}. */
 export interface DeviceMemoryOptions extends PlaceOptions {
@@ -55,9 +56,7 @@ export class DeviceMemory implements MemoryResource {
     checkInteger(byteLength, 'byteLength', 1);
     checkOptions(options, ['stream'], 'allocate');
     const { context } = this;
-    const asked = this.private
-      ? Math.ceil(byteLength / BLOCK_BYTE_LENGTH) * BLOCK_BYTE_LENGTH
-      : byteLength;
+    const asked = this.private ? roundUp(byteLength, BLOCK_BYTE_LENGTH) : byteLength;
     const address = context.run(() => {
       withRoom(context, 'cuMemAlloc_v2', asked, () => cu.cuMemAlloc_v2(OUT0, asked));
       return readHandle<CUdeviceptr>(OUT0, cu.cuMemFree_v2);

@@ -83,9 +83,11 @@ function mapHost(byteLength: number): AnonymousMapping {
     return mapAnonymous(byteLength);
   } catch (error) {
     if (!(error instanceof SystemError)) throw error;
-    throw new RangeError(`the system has no room for ${byteLength} bytes of host memory`, {
-      cause: error,
-    });
+    throw new RangeError(
+      `the system has no room for ${byteLength} bytes of host memory: close buffers that are no ` +
+        'longer needed, or ask for less',
+      { cause: error },
+    );
   }
 }
 

@@ -3,6 +3,7 @@ import { MAX_VIEW_BYTE_LENGTH, viewMemory } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
 import { checkInteger } from '../arguments.ts';
 import type { Context } from '../context.ts';
+import type { ReleaseOptions } from '../release.ts';
 import { releaseQuietly } from '../resource.ts';
 
 /** Keeps each view's {@link HostViews} as long as the view: the last one takes it along. */
@@ -19,7 +20,7 @@ const unused = new FinalizationRegistry<() => void>((whenUnused) => {
  */
 export class HostViews {
   readonly #address: Address;
-  readonly #byteLength: number;
+  #byteLength: number;
   readonly #windows = new Map<string, WeakRef<ArrayBuffer>>();
   #whole: ArrayBuffer | undefined;
   #viewed = false;
@@ -37,6 +38,11 @@ export class HostViews {
   /** Whether there ever was a view. */
   get viewed(): boolean {
     return this.#viewed;
+  }
+
+  /** From now on only the first `byteLength` bytes are viewed: a manager may have given out more. */
+  shorten(byteLength: number): void {
+    this.#byteLength = byteLength;
   }
 
   /** All of it. @throws RangeError where it is longer than an ArrayBuffer can be */
@@ -91,29 +97,31 @@ export interface ViewedMemory {
 
 // Made here, so that the closure, which lives as long as a view, refers to nothing else.
 const submitting =
-  (context: Context, free: () => void): (() => void) =>
+  (context: Context, free: () => void, options: ReleaseOptions): (() => void) =>
   () =>
-    context.releases.submit(free);
+    context.releases.submit(free, options);
 
 /**
  * Memory that the driver mapped here: `free` is called when it was released, nobody can touch a
  * view of it, and the GPU is done with it. `free` must not refer to what comes back.
+ *
+ * @param options what is known of the release: memory of the device says its bytes there
  */
 export function viewDriverMemory(
   context: Context,
   address: Address,
   byteLength: number,
   free: () => void,
+  options: ReleaseOptions = {},
 ): ViewedMemory {
-  const held: HeldViews = {
-    views: new HostViews(address, byteLength, submitting(context, free)),
-  };
+  const submit = submitting(context, free, options);
+  const held: HeldViews = { views: new HostViews(address, byteLength, submit) };
   const release = (): void => {
     const { views } = held;
     held.views = undefined;
     if (!views || views.viewed) return;
     views.dismiss();
-    context.releases.submit(free);
+    submit();
   };
   return { held, release };
 }

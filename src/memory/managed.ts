@@ -17,8 +17,8 @@ import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
-import { Stream } from '../stream.ts';
 import { DeviceBuffer } from './buffer.ts';
+import { noteVisits, streamOf } from './buffer-copies.ts';
 import type { StreamOption } from './buffer-options.ts';
 import { viewDriverMemory } from './host-views.ts';
 import { HostVisibleBuffer } from './host-visible.ts';
@@ -117,7 +117,9 @@ export class ManagedMemory implements MemoryResource {
       if (context.resets === resets) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
     };
     const onHost = address as number as Address;
-    const { held, release } = viewDriverMemory(context, onHost, byteLength, free);
+    const { held, release } = viewDriverMemory(context, onHost, byteLength, free, {
+      byteLength,
+    });
     return new HostVisibleBuffer({
       context,
       address,
@@ -129,18 +131,19 @@ export class ManagedMemory implements MemoryResource {
   }
 
   /**
-   * Moves a buffer, or a part of one, to where it is used next; only queues. Pages that nobody
-   * prefetches move one by one when they are touched.
+   * Moves a buffer, or a part of one, to where it is used next; only queues, by default in the
+   * default stream of the buffer's context. Pages that nobody prefetches move one by one when they
+   * are touched.
    *
    * @throws NotSupportedError on devices without `concurrentManagedAccess`
    */
   prefetch(buffer: DeviceBuffer, to: ManagedPlace, options?: StreamOption): void {
-    const { stream } = checkOptions(options, ['stream'], 'prefetch');
-    if (stream !== undefined) checkInstance(stream, Stream, 'stream');
-    const { address, byteLength } = checkManaged(buffer);
+    const stream = streamOf(checkOptions(options, ['stream'], 'prefetch').stream);
+    const { address, byteLength, context } = checkManaged(buffer);
     const device = this.#placeNumber(to, 'to');
     requireConcurrent(this.context.device, 'prefetching');
     if (byteLength === 0) return;
+    noteVisits(stream?.context ?? context, [context]);
     const call = (handle: CUstream): void =>
       check(
         cu.cuMemPrefetchAsync(address, byteLength, device, handle),
@@ -148,7 +151,7 @@ export class ManagedMemory implements MemoryResource {
         () => `prefetching ${byteLength} bytes`,
       );
     if (stream) stream.enqueue(call);
-    else this.context.enqueue(call);
+    else context.enqueue(call);
   }
 
   /**

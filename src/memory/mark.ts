@@ -4,6 +4,7 @@ import { cu } from '../../ffi/driver.ts';
 import type { CUevent, CUstream } from '../../ffi/types.ts';
 import { check, isReady } from '../check.ts';
 import type { Context } from '../context.ts';
+import { releaseQuietly } from '../resource.ts';
 import type { Stream } from '../stream.ts';
 
 /** An event that cuffi itself waits for: a mark in the work of a stream, without an object. */
@@ -44,7 +45,9 @@ export class Mark implements Disposable {
   [Symbol.dispose](): void {
     if (this.#isDisposed) return;
     this.#isDisposed = true;
-    if (!this.#isGone) cu.cuEventDestroy_v2(this.#event);
+    if (this.#isGone) return;
+    // Quietly, as what the mark was for has ended, and may have failed by an error that says more.
+    releaseQuietly(() => check(cu.cuEventDestroy_v2(this.#event), 'cuEventDestroy_v2'));
   }
 
   get #isGone(): boolean {

@@ -1,4 +1,5 @@
-import type { Context } from '../context.ts';
+import { shown } from '../arguments.ts';
+import { Context } from '../context.ts';
 import type { Stream } from '../stream.ts';
 import type { DeviceBuffer } from './buffer.ts';
 
@@ -12,7 +13,7 @@ export interface AllocateOptions {
 }
 
 /**
- * Something that gives out memory and takes it back: plain device memory, a pool, pinned or
+ * Something that gives out memory and takes it back: plain device memory, a pool, mapped or
  * managed memory. A buffer knows the resource that it came from, and `close()` gives it back.
  */
 export interface MemoryResource {
@@ -23,4 +24,15 @@ export interface MemoryResource {
   readonly hostAccessible: boolean;
   /** @param byteLength at least 1 */
   allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer;
+}
+
+/** @throws TypeError unless `value` is a memory resource */
+export function checkMemory(value: unknown): MemoryResource {
+  const { context, allocate } = (value ?? {}) as Partial<Record<keyof MemoryResource, unknown>>;
+  if (!(context instanceof Context) || typeof allocate !== 'function')
+    throw new TypeError(
+      'memory must be a memory resource, such as DeviceMemory, MemoryPool, ManagedMemory or ' +
+        `MappedMemory, not ${shown(value)}`,
+    );
+  return value as MemoryResource;
 }

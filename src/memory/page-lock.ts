@@ -9,6 +9,7 @@ import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { describePending } from './room.ts';
+import { roundUp } from './round-up.ts';
 
 /** Who reaches page-locked memory. */
 export interface LockFlags {
@@ -42,7 +43,7 @@ function pagesOf({ address, byteLength }: HostRange): { begin: number; end: numb
   const page = libc.getpagesize();
   return {
     begin: Math.floor(address / page) * page,
-    end: Math.ceil((address + byteLength) / page) * page,
+    end: roundUp(address + byteLength, page),
   };
 }
 

@@ -1,8 +1,10 @@
 /** Copies between the devices of two contexts. */
 import { cu } from '../../ffi/driver.ts';
+import { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
+import { CudaError } from '../errors.ts';
 import type { Stream } from '../stream.ts';
 
 /** Memory in a context. */
@@ -13,7 +15,15 @@ export interface Place {
 
 /** Lets `from` reach the memory of `to` where it can: copies go over their link then. */
 export function reachPeer(from: Context, to: Context): void {
-  if (!from.peers.has(to) && from.device.canAccessPeer(to.device)) from.enablePeerAccess(to);
+  if (from.peers.has(to) || !from.device.canAccessPeer(to.device)) return;
+  try {
+    from.enablePeerAccess(to);
+  } catch (error) {
+    // A context has room for few peers, and copies need no access.
+    const isTooMany =
+      error instanceof CudaError && error.status === CUresult.CUDA_ERROR_TOO_MANY_PEERS;
+    if (!isTooMany) throw error;
+  }
 }
 
 /**

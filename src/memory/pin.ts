@@ -1,5 +1,6 @@
 import { withAddress } from '../../ffi/native.ts';
 import { checkBoolean, checkHostMemory, checkOptions, type HostMemory } from '../arguments.ts';
+import { tryAll } from '../attempt.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Resource } from '../resource.ts';
 import { giveBackQuietly, requireSupport } from './host-allocation.ts';
@@ -116,18 +117,7 @@ function requireNew(earlier: readonly Uint8Array[], range: Uint8Array, at: numbe
   if (twin >= 0) throw new TypeError(`arrays[${at}] is arrays[${twin}] again`);
 }
 
-/** Unlocks all, newest first; throws the first error when all were tried. */
-function unlockAll(unlocks: readonly (() => void)[]): void {
-  const errors: unknown[] = [];
-  for (const unlock of [...unlocks].reverse()) {
-    try {
-      unlock();
-    } catch (error) {
-      errors.push(error);
-    }
-  }
-  if (errors.length > 0) throw errors[0];
-}
+const unlockAll = (unlocks: readonly (() => void)[]): void => tryAll([...unlocks].reverse());
 
 function warnOfDetached(ranges: readonly Uint8Array[]): void {
   const detached = ranges.flatMap(({ byteLength }, at) => (byteLength === 0 ? [at] : []));

@@ -4,6 +4,7 @@ import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../ffi/constants.ts
 import { cu } from '../../ffi/driver.ts';
 import type { CUmemoryPool } from '../../ffi/types.ts';
 import { checkBoolean, checkOptions } from '../arguments.ts';
+import { tryAll } from '../attempt.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
@@ -78,19 +79,19 @@ export function destroyPool(
   books: PoolBooks,
 ): void {
   const { releases } = context;
-  if (books.shared) closeKeptFd(context, books.shared.fd);
-  try {
+  const { shared, buffers } = books;
+  const destroy = (): void => {
+    if (context.resets !== resets) return;
+    tryAll([
+      // A later pool may get the same handle, and with it the access that others had to this one.
+      ...[...books.granted].map((device) => () => driver.writeAccess(handle, device, false)),
+      () => check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy'),
+    ]);
+  };
+  tryAll([
+    () => shared && closeKeptFd(context, shared.fd),
     // None is open but after a leak: pool and buffers were collected together.
-    books.buffers.closeAll('its pool was closed');
-  } finally {
-    releases.submit(
-      () => {
-        if (context.resets !== resets) return;
-        // A later pool may get the same handle, and with it the access that others had to this one.
-        for (const device of books.granted) driver.writeAccess(handle, device, false);
-        check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy');
-      },
-      { waits: false },
-    );
-  }
+    () => buffers.closeAll('its pool was closed'),
+    () => releases.submit(destroy, { waits: false }),
+  ]);
 }

@@ -3,12 +3,14 @@
  * fill and empty, so that the event loop never waits for memory.
  */
 import { copyHostMemory } from '../../ffi/host-copy.ts';
+import { libc } from '../../ffi/libc.ts';
 import { addressOf } from '../../ffi/native.ts';
 import type { Address, CUstream } from '../../ffi/types.ts';
 import { nextTurn } from '../wait.ts';
 import type { BegunCopy } from './awaited.ts';
 import { Lender } from './lender.ts';
 import { pieces } from './pieces.ts';
+import { roundUp } from './round-up.ts';
 import { SLOT_BYTE_LENGTH, SLOT_COUNT, type Slot, StagingRing } from './staging.ts';
 import { type HostCopy, moveInStream, queueSlice, requireAttached } from './transfer.ts';
 
@@ -16,7 +18,6 @@ import { type HostCopy, moveInStream, queueSlice, requireAttached } from './tran
 const threads = new Lender([1, 2]);
 
 const SMALLEST_SLICE = 1 << 20;
-const PAGE = 4096;
 
 /** A slice on its way through a slot. */
 interface Slice {
@@ -62,7 +63,7 @@ export async function copyStaged({ copy, transfers, signal }: BegunCopy): Promis
 
 /** As many slices as slots where the copy is short, so that their ways overlap too. */
 function sliceByteLength(byteLength: number): number {
-  const share = Math.ceil(byteLength / SLOT_COUNT / PAGE) * PAGE;
+  const share = roundUp(byteLength / SLOT_COUNT, libc.getpagesize());
   return Math.min(SLOT_BYTE_LENGTH, Math.max(SMALLEST_SLICE, share));
 }
 

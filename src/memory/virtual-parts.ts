@@ -1,19 +1,25 @@
-/** Pieces of memory behind reserved addresses: mapped, shared, and given back. */
-import { OUT0, readHandle, readInt32, writeStruct } from '../../ffi/arena.ts';
+/** Pieces of memory behind reserved addresses: made, mapped, shared, and given back. */
+import { OUT0, readHandle, readInt32, readSize, writeStruct } from '../../ffi/arena.ts';
 import {
   CU_MEM_ACCESS_FLAGS_PROT_READ,
   CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+  CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+  CU_MEM_ALLOCATION_TYPE_PINNED,
+  CU_MEM_HANDLE_TYPE_NONE,
   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
   CU_MEM_LOCATION_TYPE_DEVICE,
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import type { CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
+import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
+import { tryAll } from '../attempt.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
 import { IpcError } from '../errors.ts';
+import { releaseQuietly } from '../resource.ts';
 import type { Access } from './buffer-options.ts';
 import { closeKeptFd, keepFd } from './kept-fds.ts';
+import { withRoom } from './room.ts';
 
 /** One piece of memory, mapped at an offset of the reservation. */
 export interface Part {
@@ -25,6 +31,33 @@ export interface Part {
   fd: number | undefined;
 }
 
+/** The memory behind pieces, in bytes. */
+export const mappedBy = (parts: readonly Part[]): number =>
+  parts.reduce((sum, { byteLength }) => sum + byteLength, 0);
+
+const writeProperties = (device: Device, shareable: boolean): Address =>
+  writeStruct('CUmemAllocationProp', {
+    type: CU_MEM_ALLOCATION_TYPE_PINNED,
+    requestedHandleTypes: shareable
+      ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+      : CU_MEM_HANDLE_TYPE_NONE,
+    'location.type': CU_MEM_LOCATION_TYPE_DEVICE,
+    'location.id': device.handle,
+  });
+
+/** What the sizes of a device's virtual memory are multiples of. */
+export function granularityOf(device: Device, shareable: boolean): number {
+  check(
+    cu.cuMemGetAllocationGranularity(
+      OUT0,
+      writeProperties(device, shareable),
+      CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+    ),
+    'cuMemGetAllocationGranularity',
+  );
+  return readSize(OUT0);
+}
+
 /** Reserves addresses: nothing is behind them yet. */
 export function reserveAddresses(byteLength: number): CUdeviceptr {
   check(
@@ -33,6 +66,34 @@ export function reserveAddresses(byteLength: number): CUdeviceptr {
     () => `reserving ${byteLength} bytes of addresses`,
   );
   return readHandle<CUdeviceptr>(OUT0, (exact) => cu.cuMemAddressFree(exact, byteLength));
+}
+
+/** Puts new memory of a device behind reserved addresses. @throws CudaError */
+export function createPart(
+  context: Context,
+  address: CUdeviceptr,
+  byteLength: number,
+  shareable: boolean,
+): Part {
+  withRoom(context, 'cuMemCreate', byteLength, () =>
+    cu.cuMemCreate(OUT0, byteLength, writeProperties(context.device, shareable), 0),
+  );
+  const handle = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
+  const part: Part = { address, byteLength, handle, fd: undefined };
+  let isMapped = false;
+  try {
+    mapPart(address, byteLength, handle);
+    isMapped = true;
+    allowDevice(part, context.device);
+  } catch (error) {
+    // Nobody was given the address yet: nothing uses it.
+    releaseQuietly(() => {
+      if (isMapped) unmapPart(context, part);
+      else check(cu.cuMemRelease(handle), 'cuMemRelease');
+    });
+    throw error;
+  }
+  return part;
 }
 
 export function mapPart(
@@ -116,19 +177,29 @@ function exportPart(context: Context, part: Part): number {
   return part.fd;
 }
 
-export function unmapPart(context: Context, { address, byteLength, handle, fd }: Part): void {
-  if (fd !== undefined) closeKeptFd(context, fd);
-  check(cu.cuMemUnmap(address, byteLength), 'cuMemUnmap');
-  if (handle !== undefined) check(cu.cuMemRelease(handle), 'cuMemRelease');
+/** Takes a piece away; its memory goes with its last mapping and handle, whichever step fails. */
+function unmapPart(context: Context, { address, byteLength, handle, fd }: Part): void {
+  tryAll([
+    () => fd !== undefined && closeKeptFd(context, fd),
+    () => check(cu.cuMemUnmap(address, byteLength), 'cuMemUnmap'),
+    () => handle !== undefined && check(cu.cuMemRelease(handle), 'cuMemRelease'),
+  ]);
 }
 
-/** The driver takes back only what it gave: whole mappings, and the whole reservation. */
+/**
+ * The driver takes back only what it gave: whole mappings, and the whole reservation. It keeps
+ * addresses behind which a mapping is left, so trying is safe.
+ */
 export function unreserve(
   context: Context,
   address: CUdeviceptr,
   byteLength: number,
   parts: Part[],
 ): void {
-  for (const part of parts.splice(0).reverse()) unmapPart(context, part);
-  check(cu.cuMemAddressFree(address, byteLength), 'cuMemAddressFree');
+  const unmaps = parts
+    .splice(0)
+    .reverse()
+    .map((part) => () => unmapPart(context, part));
+  const free = (): void => check(cu.cuMemAddressFree(address, byteLength), 'cuMemAddressFree');
+  tryAll([...unmaps, free]);
 }

@@ -1,30 +1,20 @@
 import { randomBytes } from 'node:crypto';
-import { OUT0, readHandle, readSize, writeStruct } from '../../ffi/arena.ts';
-import {
-  CU_MEM_ALLOC_GRANULARITY_MINIMUM,
-  CU_MEM_ALLOCATION_TYPE_PINNED,
-  CU_MEM_HANDLE_TYPE_NONE,
-  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-  CU_MEM_LOCATION_TYPE_DEVICE,
-} from '../../ffi/constants.ts';
-import { cu } from '../../ffi/driver.ts';
-import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
+import type { CUdeviceptr } from '../../ffi/types.ts';
 import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
-import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
-import type { Device } from '../device.ts';
+import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
-import { Resource, releaseQuietly } from '../resource.ts';
+import { Resource } from '../resource.ts';
 import { DeviceBuffer } from './buffer.ts';
-import { withRoom } from './room.ts';
+import { roundUp } from './round-up.ts';
 import {
-  allowDevice,
-  mapPart,
+  createPart,
+  granularityOf,
+  mappedBy,
   type Part,
   reserveAddresses,
   type SharedPieces,
   sharePieces,
-  unmapPart,
   unreserve,
 } from './virtual-parts.ts';
 
@@ -79,7 +69,7 @@ export class VirtualMemory extends Resource {
           () => {
             if (context.resets === resets) unreserve(context, address, reservedByteLength, parts);
           },
-          { waits: false },
+          { byteLength: mappedBy(parts), waits: false },
         ),
     });
     this.context = context;
@@ -112,23 +102,15 @@ export class VirtualMemory extends Resource {
       throw new NotSupportedError(
         `${device} does not make virtual memory that can be shared by file descriptor`,
       );
-    check(
-      cu.cuMemGetAllocationGranularity(
-        OUT0,
-        writeProperties(device, isShareable),
-        CU_MEM_ALLOC_GRANULARITY_MINIMUM,
-      ),
-      'cuMemGetAllocationGranularity',
-    );
-    const granularity = readSize(OUT0);
+    const granularity = granularityOf(device, isShareable);
     const reserved = roundUp(byteLength, granularity);
     const address = reserveAddresses(reserved);
     return new VirtualMemory(context, address, reserved, granularity, isShareable);
   }
 
   /** Whether a device can do it. */
-  static supported(device: Device): boolean {
-    return device.attribute('virtualMemoryManagementSupported') !== 0;
+  static supported(device: Device | number = 0): boolean {
+    return Device.of(device).attribute('virtualMemoryManagementSupported') !== 0;
   }
 
   /** The first address; the same for life. @throws ClosedError */
@@ -181,7 +163,8 @@ export class VirtualMemory extends Resource {
         `${byteLength} bytes are more than the ${this.reservedByteLength} that were reserved`,
       );
     const missing = roundUp(byteLength, this.granularity) - mappedBy(this.#parts);
-    if (missing > 0) this.#parts.push(this.#map(missing));
+    const end = (this.#address + mappedBy(this.#parts)) as CUdeviceptr;
+    if (missing > 0) this.#parts.push(createPart(this.context, end, missing, this.shareable));
     this.#byteLength = byteLength;
     return this.buffer;
   }
@@ -204,43 +187,4 @@ export class VirtualMemory extends Resource {
   override toString(): string {
     return `VirtualMemory(${this.byteLength} of ${this.reservedByteLength} bytes${this.closed ? ', closed' : ''})`;
   }
-
-  #map(byteLength: number): Part {
-    const { context, shareable } = this;
-    const address = (this.#address + mappedBy(this.#parts)) as CUdeviceptr;
-    withRoom(context, 'cuMemCreate', byteLength, () =>
-      cu.cuMemCreate(OUT0, byteLength, writeProperties(context.device, shareable), 0),
-    );
-    const handle = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
-    const part: Part = { address, byteLength, handle, fd: undefined };
-    let isMapped = false;
-    try {
-      mapPart(address, byteLength, handle);
-      isMapped = true;
-      allowDevice(part, context.device);
-    } catch (error) {
-      // Nobody was given the address yet: nothing uses it.
-      releaseQuietly(() => {
-        if (isMapped) unmapPart(context, part);
-        else check(cu.cuMemRelease(handle), 'cuMemRelease');
-      });
-      throw error;
-    }
-    return part;
-  }
 }
-
-const mappedBy = (parts: readonly Part[]): number =>
-  parts.reduce((sum, { byteLength }) => sum + byteLength, 0);
-
-const roundUp = (byteLength: number, unit: number): number => Math.ceil(byteLength / unit) * unit;
-
-const writeProperties = (device: Device, shareable: boolean): Address =>
-  writeStruct('CUmemAllocationProp', {
-    type: CU_MEM_ALLOCATION_TYPE_PINNED,
-    requestedHandleTypes: shareable
-      ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-      : CU_MEM_HANDLE_TYPE_NONE,
-    'location.type': CU_MEM_LOCATION_TYPE_DEVICE,
-    'location.id': device.handle,
-  });

@@ -255,6 +255,11 @@ test('what does not fit is refused, and nothing is copied', async () => {
     () => array.copyToHostSync(new Int32Array(120_000) as never),
     /must be a Float32Array/,
   );
+  await assert.rejects(array.copyToHost(null as never), /^TypeError: into must be a Float32Array/);
+  assert.throws(
+    () => deviceArray(0, float32, { memory: {} as never }),
+    /must be a memory resource/,
+  );
   await assert.rejects(array.copyToHost(undefined, { order: 'A' as never }), TypeError);
   await assert.rejects(array.copyToHost(undefined, { signal: AbortSignal.abort() }), /abort/i);
   await assert.rejects(array.set([0], 1, { signal: AbortSignal.abort() }), /abort/i);

@@ -7,6 +7,7 @@ import type { Address } from '../../ffi/types.ts';
 import {
   type AllocateOptions,
   AutoFreePointer,
+  allocatePitched,
   Context,
   Device,
   DeviceBuffer,
@@ -141,6 +142,15 @@ test('memalloc is called once for each buffer, with its size, and freed with it 
   assert.equal(part.closed, true);
   assert.deepEqual([...manager.allocations.values()], [40]);
   second.close();
+  assert.equal(manager.allocations.size, 0);
+});
+
+test('memory for rows comes from the manager, as far apart as the driver would lay them', () => {
+  const { buffer, rowPitch } = allocatePitched(1000, 5);
+  assert.equal(rowPitch, 1024);
+  assert.deepEqual([...manager.allocations.values()], [5 * rowPitch]);
+  assert.equal(buffer.byteLength, 5 * rowPitch);
+  buffer.close();
   assert.equal(manager.allocations.size, 0);
 });
 

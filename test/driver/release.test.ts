@@ -1,6 +1,14 @@
 import assert from 'node:assert/strict';
 import { after, test } from 'node:test';
-import { Context, type CudaError, DeviceBuffer, Stream } from '../../src/index.ts';
+import {
+  Context,
+  type CudaError,
+  Device,
+  DeviceBuffer,
+  ManagedMemory,
+  Stream,
+  VirtualMemory,
+} from '../../src/index.ts';
 import { Latch } from '../support/latch.ts';
 
 const context = Context.primary();
@@ -110,4 +118,27 @@ test('nothing is given back in a deferral, whose end an exception does not preve
   }, /within/);
   await context.flush();
   assert.equal(free(), before + 4 * MIB);
+});
+
+const device = Device.get();
+const skip =
+  VirtualMemory.supported(device) && device.attribute('managedMemory') !== 0
+    ? false
+    : 'the device has no virtual or no managed memory';
+
+test('what waits counts the bytes of virtual and managed memory too', { skip }, async () => {
+  await context.flush();
+  const virtual = VirtualMemory.reserve(64 * MIB);
+  virtual.grow(3 * MIB);
+  const { mappedByteLength } = virtual;
+  const managed = ManagedMemory.create().allocate(4 * MIB);
+  {
+    using _ = context.deferCleanup();
+    virtual.close();
+    managed.close();
+    const byteLength = mappedByteLength + 4 * MIB;
+    assert.deepEqual(context.pendingReleases, { count: 2, byteLength });
+  }
+  await context.flush();
+  assert.deepEqual(context.pendingReleases, { count: 0, byteLength: 0 });
 });

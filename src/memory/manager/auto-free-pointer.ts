@@ -2,8 +2,8 @@ import { type Hold, MemoryPointer, type PointerInit } from './memory-pointer.ts'
 import { References } from './references.ts';
 
 /** @internal A pointer that is no reference by itself: closing it frees what nobody uses. */
-export function unownedHold(kind: string, { context, finalizer }: PointerInit): Hold {
-  const references = new References(context, finalizer);
+export function unownedHold(kind: string, init: PointerInit): Hold {
+  const references = new References(kind, init);
   return { kind, references, release: () => references.freeUnused() };
 }
 

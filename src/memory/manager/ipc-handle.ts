@@ -1,5 +1,5 @@
 import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
-import { checkInstance, checkInteger } from '../../arguments.ts';
+import { checkInstance, checkInteger, checkOptions } from '../../arguments.ts';
 import { MemoryPointer } from './memory-pointer.ts';
 
 /** What an {@link IpcHandle} is made of. */
@@ -27,9 +27,16 @@ export class IpcHandle {
   readonly sourceInfo: string;
   readonly offset: number;
 
-  constructor({ base, handle, byteLength, sourceInfo, offset }: IpcHandleInit) {
-    this.base = checkInstance(base, MemoryPointer, 'base');
-    this.handle = checkInstance(handle, Uint8Array, 'handle');
+  constructor(init: IpcHandleInit) {
+    const { byteLength, sourceInfo, offset, ...required } = checkOptions(
+      init,
+      ['base', 'handle', 'byteLength', 'sourceInfo', 'offset'],
+      'IpcHandle',
+    );
+    const base = checkInstance(required.base, MemoryPointer, 'base');
+    const handle = checkInstance(required.handle, Uint8Array, 'handle');
+    this.base = base;
+    this.handle = handle;
     if (handle.byteLength !== CU_IPC_HANDLE_SIZE)
       throw new RangeError(
         `handle must have ${CU_IPC_HANDLE_SIZE} bytes, not ${handle.byteLength}`,

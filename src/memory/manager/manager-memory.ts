@@ -90,11 +90,12 @@ export class ManagerMemory implements ServedMemory {
     if (!mapped) {
       const pointer = this.#check('memhostalloc', answer, PinnedPointer, byteLength);
       const { pointer: address } = pointer;
-      return { address, devicePointer: undefined, ...this.#view(pointer, address, pointer) };
+      const views = this.#view(pointer, address, byteLength, pointer);
+      return { address, devicePointer: undefined, ...views };
     }
     const pointer = this.#check('memhostalloc', answer, MappedPointer, byteLength);
     const { hostPointer: address, pointer: devicePointer } = pointer;
-    return { address, devicePointer, ...this.#view(pointer, address, pointer.own()) };
+    return { address, devicePointer, ...this.#view(pointer, address, byteLength, pointer.own()) };
   }
 
   lockHost(memory: HostMemory, { mapped, portable }: LockFlags): () => void {
@@ -191,16 +192,21 @@ export class ManagerMemory implements ServedMemory {
     return `${className(this.#Manager)}.${method}`;
   }
 
-  /** Host memory as ArrayBuffers; `held` is closed when nobody can touch them any more. */
+  /**
+   * The bytes of host memory that were asked for, as ArrayBuffers; `held` is closed when nobody can
+   * touch them any more.
+   */
   #view(
     pointer: PinnedPointer | MappedPointer,
     address: HostAllocation['address'],
+    byteLength: number,
     held: MemoryPointer | PinnedPointer,
   ): Pick<HostAllocation, 'held' | 'release'> {
     const close = (): void => held.close();
-    const views = viewsOf(pointer);
-    if (views) return { held: views, release: close };
-    return viewDriverMemory(this.context, address, pointer.byteLength, close);
+    const own = viewsOf(pointer);
+    if (!own) return viewDriverMemory(this.context, address, byteLength, close);
+    own.views?.shorten(byteLength);
+    return { held: own, release: close };
   }
 }
 

@@ -1,16 +1,17 @@
 import type { Address } from '../../../ffi/types.ts';
-import { checkInteger } from '../../arguments.ts';
 import { releaseQuietly } from '../../resource.ts';
 import { devicePointerOf } from '../page-lock.ts';
 import { AutoFreePointer, unownedHold } from './auto-free-pointer.ts';
 import type { PointerInit } from './memory-pointer.ts';
+import { checkPlace } from './references.ts';
 
 /**
  * Page-locked host memory that the device reaches too, as numba's `MappedMemory`: `memhostalloc`
  * and `mempin` answer with one for `{ mapped: true }`. It is made of the host's address, and asks
  * the driver for the device's.
  *
- * @throws CudaError where the driver does not know the memory: the finalizer has been called then
+ * @throws CudaError where the driver does not know the memory, TypeError or RangeError for what is
+ * no range: the finalizer has been called then
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export class MappedPointer extends AutoFreePointer {
@@ -18,16 +19,16 @@ export class MappedPointer extends AutoFreePointer {
 
   /** @param init with the host's address as `pointer` */
   constructor(init: PointerInit) {
-    const hostPointer = checkInteger(init.pointer, 'pointer', 1) as Address;
     const hold = unownedHold('MappedPointer', init);
-    super({ ...init, pointer: reached(init, hostPointer, hold.release) }, hold);
-    this.hostPointer = hostPointer;
+    super({ ...init, pointer: reached(init, hold.release) }, hold);
+    this.hostPointer = init.pointer as Address;
   }
 }
 
-function reached({ context }: PointerInit, hostPointer: Address, free: () => void): number {
+function reached(init: PointerInit, free: () => void): number {
   try {
-    return devicePointerOf(context, hostPointer);
+    checkPlace(init);
+    return devicePointerOf(init.context, init.pointer as Address);
   } catch (error) {
     releaseQuietly(free);
     throw error;

@@ -1,10 +1,10 @@
 import type { CUdeviceptr } from '../../../ffi/types.ts';
-import { checkInstance, checkInteger, checkOptions } from '../../arguments.ts';
+import { checkInteger, checkOptions } from '../../arguments.ts';
 import type { Context } from '../../context.ts';
 import { Resource } from '../../resource.ts';
-import { Stream } from '../../stream.ts';
+import { streamOf } from '../buffer-copies.ts';
 import type { StreamOption } from '../buffer-options.ts';
-import { type Finalizer, References } from './references.ts';
+import { checkPlace, type Finalizer, References } from './references.ts';
 
 /** What a pointer of a memory manager is made of. */
 export interface PointerInit {
@@ -29,8 +29,8 @@ export interface Hold {
 }
 
 /** @internal The first pointer to some memory: a reference by itself. */
-function firstHold({ context, finalizer }: PointerInit): Hold {
-  const references = new References(context, finalizer);
+function firstHold(init: PointerInit): Hold {
+  const references = new References('MemoryPointer', init);
   return { kind: 'MemoryPointer', references, release: references.take() };
 }
 
@@ -59,8 +59,7 @@ export class MemoryPointer extends Resource {
   constructor(init: PointerInit, hold: Hold);
   constructor(init: PointerInit, hold: Hold = firstHold(init)) {
     const { context, pointer, byteLength, owner } = init;
-    checkInteger(pointer, 'pointer', 1);
-    checkInteger(byteLength, 'byteLength', 0, Number.MAX_SAFE_INTEGER - pointer);
+    checkPlace(init);
     super(hold.kind, { owner: hold.references.pointers, release: hold.release });
     this.context = context;
     this.byteLength = byteLength;
@@ -123,9 +122,8 @@ export class MemoryPointer extends Resource {
 
   /** Gives up this reference; the last one frees, in the order of `stream` where the finalizer cares. */
   override close(options?: StreamOption): void {
-    const { stream } = checkOptions(options, ['stream'], 'close');
-    if (stream !== undefined && !this.closed)
-      this.#hold.references.follow({ stream: checkInstance(stream, Stream, 'stream') });
+    const stream = streamOf(checkOptions(options, ['stream'], 'close').stream);
+    if (stream && !this.closed) this.#hold.references.follow({ stream });
     super.close();
   }
 }

@@ -1,9 +1,8 @@
 import type { Address } from '../../../ffi/types.ts';
-import { checkInstance, checkInteger } from '../../arguments.ts';
-import { Context } from '../../context.ts';
+import type { Context } from '../../context.ts';
 import { Resource } from '../../resource.ts';
 import type { PointerInit } from './memory-pointer.ts';
-import { References } from './references.ts';
+import { checkPlace, References } from './references.ts';
 
 /**
  * Page-locked host memory, as numba's `PinnedMemory`: `memhostalloc` and `mempin` answer with one.
@@ -18,12 +17,10 @@ export class PinnedPointer extends Resource {
 
   /** @param init with the host's address as `pointer` */
   constructor(init: PointerInit) {
-    const context = checkInstance(init.context, Context, 'context');
-    checkInteger(init.pointer, 'pointer', 1);
-    checkInteger(init.byteLength, 'byteLength', 0, Number.MAX_SAFE_INTEGER - init.pointer);
-    const references = new References(context, init.finalizer);
+    const references = new References('PinnedPointer', init);
+    checkPlace(init);
     super('PinnedPointer', { owner: references.pointers, release: references.take() });
-    this.context = context;
+    this.context = init.context;
     this.byteLength = init.byteLength;
     this.owner = init.owner;
     this.#pointer = init.pointer as Address;

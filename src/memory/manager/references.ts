@@ -1,7 +1,8 @@
-import { checkInstance } from '../../arguments.ts';
+import { checkInstance, checkInteger, checkOptions } from '../../arguments.ts';
 import { Context } from '../../context.ts';
 import { ResourceSet } from '../../resource.ts';
 import type { StreamOption } from '../buffer-options.ts';
+import type { PointerInit } from './memory-pointer.ts';
 
 /**
  * Gives memory back: called once, when nobody refers to it any more, with the stream that the last
@@ -22,7 +23,13 @@ export class References {
   #isFreed = false;
   #last: StreamOption = {};
 
-  constructor(context: Context, finalizer: Finalizer | undefined) {
+  /** @param kind the class of the first pointer, for messages */
+  constructor(kind: string, init: PointerInit) {
+    const { context, finalizer } = checkOptions(
+      init,
+      ['context', 'pointer', 'byteLength', 'owner', 'finalizer'],
+      kind,
+    );
     if (finalizer !== undefined && typeof finalizer !== 'function')
       throw new TypeError('finalizer must be a function');
     this.pointers = new ResourceSet(checkInstance(context, Context, 'context').resources);
@@ -60,4 +67,10 @@ export class References {
     this.pointers.abandonAll('its memory was freed already');
     this.#finalizer?.(this.#last);
   }
+}
+
+/** Where the memory of a pointer is. @throws TypeError, RangeError */
+export function checkPlace({ pointer, byteLength }: PointerInit): void {
+  checkInteger(pointer, 'pointer', 1);
+  checkInteger(byteLength, 'byteLength', 0, Number.MAX_SAFE_INTEGER - pointer);
 }

@@ -2,13 +2,14 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { inspect } from 'node:util';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
-import { Context, DeviceBuffer, Stream } from '../../../../src/index.ts';
+import { Context, DeviceBuffer, PinnedBuffer, Stream } from '../../../../src/index.ts';
 import { broken, failing } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
 
 test('a size is a whole number of at least one byte, checked before the driver is asked', () => {
   emulate();
+  using pinned = PinnedBuffer.allocate(16);
   const recorder = recordCalls();
   for (const size of [0, -1, 1.5, Number.NaN, Number.POSITIVE_INFINITY, 2 ** 53])
     assert.throws(() => DeviceBuffer.allocate(size), RangeError, String(size));
@@ -23,6 +24,11 @@ test('a size is a whole number of at least one byte, checked before the driver i
     name: 'TypeError',
     message: 'stream must be a Stream, not 1',
   });
+  for (const memory of [{}, 5, null, '', pinned])
+    assert.throws(() => DeviceBuffer.allocate(16, { memory } as never), {
+      name: 'TypeError',
+      message: /^memory must be a memory resource, such as DeviceMemory, .*, not /,
+    });
   recorder.stop();
   assert.deepEqual(recorder.calls, []);
 });
@@ -177,13 +183,18 @@ test('a borrowed pointer is used, never freed, and checked', () => {
   );
 });
 
-test('a borrowed pointer into a buffer that cuffi owns is closed with it', () => {
+test('an owner is only held: it closes nothing, and what is borrowed is no view of it', () => {
   emulate();
+  const memory = DeviceBuffer.allocate(64);
   const owner = DeviceBuffer.allocate(64);
-  const borrowed = DeviceBuffer.fromPointer(owner.address, 64, { owner });
+  const borrowed = DeviceBuffer.fromPointer(memory.address, 64, { owner });
+  assert.equal(borrowed.whole, borrowed);
+  assert.equal(borrowed.subarray(8).whole, borrowed);
+  assert.equal(memory.subarray(8).subarray(8).whole, memory);
   owner.close();
-  assert.equal(borrowed.closed, true);
-  assert.throws(() => borrowed.fill(1), { name: 'ClosedError' });
+  assert.equal(borrowed.closed, false);
+  borrowed.fill(1);
+  assert.deepEqual(new Set(memory.copyToHostSync()), new Set([1]));
 });
 
 test('closing while a stream is held up returns at once; flush gives the memory back', async () => {

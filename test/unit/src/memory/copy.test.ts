@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
 import { test } from 'node:test';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import { bytesCopied } from '../../../../ffi/trace.ts';
-import { Context, DeviceBuffer, Stream } from '../../../../src/index.ts';
-import { failing } from '../../../support/faults.ts';
+import { Context, copyPitched, DeviceBuffer, Stream } from '../../../../src/index.ts';
+import { broken, failing } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
 
@@ -106,7 +107,7 @@ test('what does not fit, or is no memory, is refused and copies nothing', async 
   assert.throws(() => buffer.copyFromSync(new Uint8Array(17)), long);
   await assert.rejects(buffer.copyToHost(new Uint8Array(17)), long);
   assert.throws(() => buffer.copyToHostSync(new Uint8Array(17)), long);
-  for (const wrong of [[1, 2], 'text', 5, {}, detached]) {
+  for (const wrong of [[1, 2], 'text', 5, {}, null, detached]) {
     await assert.rejects(buffer.copyFrom(wrong as never), TypeError);
     await assert.rejects(buffer.copyToHost(wrong as never), TypeError);
     assert.throws(() => buffer.copyFromSync(wrong as never), TypeError);
@@ -119,6 +120,38 @@ test('what does not fit, or is no memory, is refused and copies nothing', async 
   await assert.rejects(buffer.copyFrom(detached, { stream: 1 } as never), TypeError);
   recorder.stop();
   assert.deepEqual(recorder.calls, []);
+});
+
+test('a signal is checked, and heard when it was aborted, for an empty copy too', async () => {
+  emulate();
+  using buffer = DeviceBuffer.allocate(16);
+  for (const memory of [new Uint8Array(0), new Uint8Array(16)]) {
+    for (const signal of [0, null, '', {}]) {
+      const options = { signal } as never;
+      const wrong = { name: 'TypeError', message: /^signal must be a AbortSignal, not / };
+      await assert.rejects(buffer.copyFrom(memory, options), wrong);
+      await assert.rejects(buffer.copyToHost(memory, options), wrong);
+      const extent = { width: memory.byteLength, height: 1 };
+      await assert.rejects(copyPitched({ memory: buffer }, { memory }, extent, options), wrong);
+    }
+    const aborted = { signal: AbortSignal.abort(new Error('enough')) };
+    await assert.rejects(buffer.copyFrom(memory, aborted), /enough/);
+    await assert.rejects(buffer.copyToHost(memory, aborted), /enough/);
+    const extent = { width: memory.byteLength, height: 1 };
+    await assert.rejects(copyPitched({ memory: buffer }, { memory }, extent, aborted), /enough/);
+  }
+});
+
+test('an event that the driver does not take back is a warning, and the copy is done', async () => {
+  const driver = emulate();
+  using buffer = DeviceBuffer.allocate(16);
+  selectDriver(broken(driver, 'cuEventDestroy_v2', 999));
+  const warned = once(process, 'warning');
+  await buffer.copyFrom(counting(16));
+  const [warning] = await warned;
+  assert.equal(warning.code, 'CUFFI_RELEASE');
+  assert.match(warning.message, /cuEventDestroy_v2 failed/);
+  same(buffer.copyToHostSync(), counting(16));
 });
 
 test('an awaited copy waits for the work queued before it, and the loop turns', async () => {

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { recordCalls } from '../../../../ffi/driver.ts';
+import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import { Context, Device, DeviceBuffer, ManagedMemory, Stream } from '../../../../src/index.ts';
 import { Latch } from '../../../support/latch.ts';
-import { emulate } from '../emulate.ts';
+import { currentContext, emulate } from '../emulate.ts';
 
 const MANAGED = 83;
 const CONCURRENT = 89;
@@ -89,4 +89,31 @@ test('names the devices and streams that it is told', () => {
   // An empty part is nobody's business.
   memory.prefetch(buffer.subarray(4096), 'host');
   memory.advise(buffer.subarray(4096), 'readMostly');
+});
+
+test('is kept while a stream of another device prefetches it; the default stream is its own', async () => {
+  const driver = emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  const memory = ManagedMemory.create({ context: first });
+  const buffer = memory.allocate(4096);
+  using stream = Stream.create({ device: 1 });
+  {
+    using latch = new Latch(second);
+    latch.hold(stream);
+    memory.prefetch(buffer, second.device, { stream });
+    buffer.close();
+    assert.equal(first.pendingReleases.count, 1);
+  }
+  await first.flush();
+  using other = ManagedMemory.create({ context: second }).allocate(4096);
+  let current: number | undefined;
+  selectDriver({
+    ...driver,
+    cuMemPrefetchAsync: (...args) => {
+      current = currentContext();
+      return driver.cuMemPrefetchAsync(...args);
+    },
+  });
+  memory.prefetch(other, 'host');
+  assert.equal(current, second.handle);
 });

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import { Context, DeviceBuffer } from '../../../../src/index.ts';
-import { failing } from '../../../support/faults.ts';
+import { broken, failing } from '../../../support/faults.ts';
 import { currentContext, emulate } from '../emulate.ts';
 
 const TWO = { CUFFI_EMULATED_DEVICES: '2' };
@@ -27,6 +27,21 @@ test('devices without a link copy all the same, and access is refused in words',
   assert.ok(!recorder.calls.some(({ name }) => name === 'cuCtxEnablePeerAccess'));
   await context.synchronize();
   assert.deepEqual(new Set(target.copyToHostSync()), new Set([8]));
+});
+
+test('a context that has no room for another peer copies without access', () => {
+  const TOO_MANY_PEERS = 711;
+  const driver = emulate(TWO);
+  selectDriver(broken(driver, 'cuCtxEnablePeerAccess', TOO_MANY_PEERS));
+  using source = DeviceBuffer.allocate(16, { device: 0 });
+  using target = DeviceBuffer.allocate(16, { device: 1 });
+  source.fill(8);
+  source.copyTo(target);
+  source.context.synchronizeSync();
+  assert.deepEqual(new Set(target.copyToHostSync()), new Set([8]));
+  assert.throws(() => source.context.enablePeerAccess(target.context), { status: TOO_MANY_PEERS });
+  selectDriver(broken(driver, 'cuCtxEnablePeerAccess', 217));
+  assert.throws(() => source.copyTo(target), { call: 'cuCtxEnablePeerAccess', status: 217 });
 });
 
 test('what another library enabled or disabled before is no error', () => {

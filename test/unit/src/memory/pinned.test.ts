@@ -55,7 +55,9 @@ test('more than the system has is refused before the driver is asked', () => {
   emulate();
   assert.throws(() => PinnedBuffer.allocate(2 ** 52), {
     name: 'RangeError',
-    message: 'the system has no room for 4503599627370496 bytes of host memory',
+    message:
+      'the system has no room for 4503599627370496 bytes of host memory: close buffers that are no ' +
+      'longer needed, or ask for less',
   });
 });
 

@@ -133,6 +133,16 @@ test('other devices’ access is taken back before the pool is destroyed', () =>
   );
 });
 
+test('a pool is destroyed though an access could not be taken back, and the error is thrown', () => {
+  const driver = emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const books = keepingBooks(driver);
+  selectDriver(failing(books.driver, 'cuMemPoolSetAccess', 2, 999));
+  const pool = MemoryPool.create();
+  pool.setAccess(1, 'read-write');
+  assert.throws(() => pool.close(), { call: 'cuMemPoolSetAccess', status: 999 });
+  assert.deepEqual([...books.open], []);
+});
+
 test('a device that does not reach the pool is refused in words', () => {
   const driver = emulate({ CUFFI_EMULATED_DEVICES: '2' });
   selectDriver({

@@ -3,7 +3,7 @@ import { test } from 'node:test';
 import { inspect } from 'node:util';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import type { FunctionName } from '../../../../ffi/functions.ts';
-import { Context, VirtualMemory } from '../../../../src/index.ts';
+import { Context, Device, VirtualMemory } from '../../../../src/index.ts';
 import { failing, keepingBooks } from '../../../support/faults.ts';
 import { emulate } from '../emulate.ts';
 
@@ -26,7 +26,11 @@ test('a device without it is told of in words', () => {
     name: 'NotSupportedError',
     message: /has no virtual memory management/,
   });
+  for (const device of [Device.get(), 0, undefined])
+    assert.equal(VirtualMemory.supported(device), false);
+  assert.throws(() => VirtualMemory.supported('0' as never), /^TypeError: device must be a Device/);
   emulate({ CUFFI_EMULATED_ATTRIBUTES: '103=0' });
+  assert.equal(VirtualMemory.supported(), true);
   VirtualMemory.reserve(MIB).close();
   assert.throws(() => VirtualMemory.reserve(MIB, { shareable: true }), {
     name: 'NotSupportedError',
@@ -58,6 +62,21 @@ test('is taken down newest part first, and the addresses as they were reserved',
   memory.grow(6 * MIB);
   const recorder = recordCalls();
   memory.close();
+  recorder.stop();
+  assert.deepEqual(
+    recorder.calls.map(({ name }) => name).filter((name) => name.startsWith('cuMem')),
+    ['cuMemUnmap', 'cuMemRelease', 'cuMemUnmap', 'cuMemRelease', 'cuMemAddressFree'],
+  );
+});
+
+test('a step of taking it down that fails holds up no other, and is thrown', () => {
+  const driver = emulate();
+  const memory = VirtualMemory.reserve(15 * MIB);
+  memory.grow(MIB);
+  memory.grow(6 * MIB);
+  selectDriver(failing(driver, 'cuMemRelease', 1, 999));
+  const recorder = recordCalls();
+  assert.throws(() => memory.close(), { call: 'cuMemRelease', status: 999 });
   recorder.stop();
   assert.deepEqual(
     recorder.calls.map(({ name }) => name).filter((name) => name.startsWith('cuMem')),

@@ -12,6 +12,8 @@ import {
   HostOnlyMemoryManager,
   IpcHandle,
   MappedMemory,
+  MappedPointer,
+  type MemhostallocOptions,
   type MemoryInfo,
   MemoryPointer,
   memoryManager,
@@ -373,6 +375,29 @@ test('host memory of a manager is given back: closed, left to the collector, or 
   const kept = manager.memhostalloc(5000);
   context.resetSync();
   assert.equal(kept.closed, true);
+});
+
+test('host memory that is longer than asked is viewed as far as it was asked', () => {
+  const PAGE = 4096;
+  class Generous extends DriverMemoryManager {
+    override memhostalloc(
+      byteLength: number,
+      options?: MemhostallocOptions,
+    ): PinnedPointer | MappedPointer {
+      const pointer = super.memhostalloc(Math.ceil(byteLength / PAGE) * PAGE, options);
+      if (pointer instanceof MappedPointer) return pointer;
+      const { context } = this;
+      const finalizer = (): void => pointer.close();
+      return new PinnedPointer({ context, pointer: pointer.pointer, byteLength: PAGE, finalizer });
+    }
+  }
+  emulate();
+  setMemoryManager(Generous);
+  for (const mapped of [true, false]) {
+    using pinned = PinnedBuffer.allocate(100, { mapped });
+    assert.deepEqual([pinned.buffer.byteLength, pinned.byteLength], [100, 100]);
+    assert.throws(() => pinned.window(90, 11), RangeError);
+  }
 });
 
 test('host memory of another library is viewed, and given back when no view is left', async () => {

@@ -160,6 +160,16 @@ test('what is no memory is refused, and leaves nothing to free', () => {
     ] as const)
       assert.throws(() => new Pointer({ ...init, ...change }), { name });
   }
+  for (const Pointer of [MemoryPointer, AutoFreePointer, PinnedPointer, MappedPointer] as const) {
+    const make = Pointer as unknown as new (...args: unknown[]) => unknown;
+    const context = 'context must be a Context, not undefined';
+    assert.throws(() => new make(), { name: 'TypeError', message: context });
+    assert.throws(() => new make({}), { name: 'TypeError', message: context });
+    assert.throws(() => new make(null), {
+      message: `${Pointer.name}: options must be a plain object, not null`,
+    });
+    assert.throws(() => new make({ ...init, size: 1 }), /unknown option 'size'/);
+  }
   using pointer = new MemoryPointer(init);
   for (const [start, stop] of [
     [-1, 5],
@@ -186,6 +196,8 @@ test('a mapped pointer knows both addresses; where the driver knows neither, it 
   selectDriver(failing(driver, 'cuMemHostGetDevicePointer_v2', 1, 1));
   assert.throws(() => new MappedPointer({ ...init, context }), { name: 'CudaError' });
   assert.equal(made.freed, 2);
+  assert.throws(() => new MappedPointer({ ...init, byteLength: -1 }), { name: 'RangeError' });
+  assert.equal(made.freed, 3);
 });
 
 test('an IPC handle has 64 bytes, and takes the rest from its memory', () => {
@@ -203,4 +215,8 @@ test('an IPC handle has 64 bytes, and takes the rest from its memory', () => {
     [{ sourceInfo: 1 as never }, 'TypeError'],
   ] as const)
     assert.throws(() => new IpcHandle({ base, handle, ...wrong }), { name });
+  assert.throws(() => new IpcHandle(undefined as never), {
+    name: 'TypeError',
+    message: 'base must be a MemoryPointer, not undefined',
+  });
 });
