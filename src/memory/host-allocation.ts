@@ -13,7 +13,13 @@ import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
 import { releaseQuietly } from '../resource.ts';
-import { type HeldViews, HostViews, type ViewedMemory, viewDriverMemory } from './host-views.ts';
+import {
+  type HeldViews,
+  HostViews,
+  type ViewedMemory,
+  viewDriverMemory,
+  warnOfMoved,
+} from './host-views.ts';
 import {
   devicePointerOf,
   forgetPages,
@@ -139,11 +145,15 @@ function giveUp(ground: Ground, views: HostViews, unlock: () => void): void {
     ground.mapping.retire();
     throw error;
   }
-  if (views.viewed) ground.mapping.retire();
-  else {
+  if (!views.viewed) {
     views.dismiss();
     ground.mapping.unmap();
+    return;
   }
+  ground.mapping.retire();
+  if (!views.moved) return;
+  views.dismiss();
+  warnOfMoved(ground.mapping.byteLength, 'they read zeros, and their addresses stay taken');
 }
 
 /** The driver's own allocation: no other is write-combined, and none can be retired. */

@@ -13,6 +13,29 @@ const unused = new FinalizationRegistry<() => void>((whenUnused) => {
   setImmediate(() => releaseQuietly(whenUnused));
 });
 
+const refuseToMove = {
+  value: (): never => {
+    throw new TypeError('a view of page-locked or managed memory cannot be transferred');
+  },
+};
+
+/** A moved view would outlive the object that the memory's life hangs on. */
+function refuseMoves(view: ArrayBuffer): void {
+  for (const move of ['transfer', 'transferToFixedLength'])
+    if (move in view) Object.defineProperty(view, move, refuseToMove);
+}
+
+/**
+ * Says that memory stays for the life of the process, as a view of it was moved: by a BYOB reader,
+ * or by `ArrayBuffer.prototype.transfer`.
+ */
+export function warnOfMoved(byteLength: number, what: string): void {
+  process.emitWarning(
+    `${byteLength} bytes of host memory were closed after their ArrayBuffer was transferred: ${what}`,
+    { code: 'CUFFI_DETACHED' },
+  );
+}
+
 /**
  * The views of a range of host memory. Each costs V8 an account of all its bytes, so the whole has
  * one, and a window that is asked for again is the same while anybody has it.
@@ -37,6 +60,15 @@ export class HostViews {
   /** Whether there ever was a view. */
   get viewed(): boolean {
     return this.#viewed;
+  }
+
+  /**
+   * Whether a view was found detached: another ArrayBuffer has its memory, and nothing here is told
+   * when that one is collected.
+   */
+  get moved(): boolean {
+    const windows = [...this.#windows.values()].map((reference) => reference.deref());
+    return [this.#whole, ...windows].some((view) => view?.byteLength === 0);
   }
 
   /** All of it. @throws RangeError where it is longer than an ArrayBuffer can be */
@@ -72,6 +104,7 @@ export class HostViews {
 
   #view(byteOffset: number, byteLength: number): ArrayBuffer {
     const view = viewMemory((this.#address + byteOffset) as Address, byteLength);
+    refuseMoves(view);
     this.#viewed = true;
     viewsOf.set(view, this);
     return view;
@@ -111,6 +144,11 @@ export function viewDriverMemory(
   const release = (): void => {
     const { views } = held;
     held.views = undefined;
+    if (views?.moved) {
+      views.dismiss();
+      warnOfMoved(byteLength, 'they are never given back');
+      return;
+    }
     if (!views || views.viewed) return;
     views.dismiss();
     context.releases.submit(free);

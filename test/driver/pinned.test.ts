@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
 import { test } from 'node:test';
 import { OUT0 } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { Address } from '../../ffi/types.ts';
 import { Context, DeviceBuffer, PinnedBuffer, Stream } from '../../src/index.ts';
-import { collectUntil, isMapped } from '../support/gc.ts';
+import { collectGarbage, collectUntil, isMapped } from '../support/gc.ts';
 import { Latch } from '../support/latch.ts';
 
 const counting = (byteLength: number): Uint8Array =>
@@ -123,6 +124,34 @@ test('write-combined memory that nobody looked at is freed at once', () => {
   assert.ok(isLocked(address));
   pinned.close();
   assert.equal(isLocked(address), false);
+});
+
+test('a view that a BYOB reader moved outlives the buffer, and is warned of', async () => {
+  const move = async (writeCombined: boolean): Promise<Uint8Array<ArrayBuffer>> => {
+    using pinned = PinnedBuffer.allocate(1 << 20, { writeCombined });
+    const { buffer } = pinned;
+    const source = new ReadableStream({
+      type: 'bytes',
+      pull(controller) {
+        const request = controller.byobRequest as ReadableStreamBYOBRequest;
+        (request.view as Uint8Array).fill(7);
+        request.respond(1 << 20);
+      },
+    });
+    const reader = source.getReader({ mode: 'byob' });
+    const { value } = await reader.read(new Uint8Array(buffer));
+    assert.equal(buffer.byteLength, 0);
+    return value as Uint8Array<ArrayBuffer>;
+  };
+  for (const writeCombined of [false, true]) {
+    const warned = once(process, 'warning');
+    const moved = await move(writeCombined);
+    const [warning] = await warned;
+    assert.equal(warning.code, 'CUFFI_DETACHED');
+    assert.match(warning.message, /^1048576 bytes of host memory were closed after their ArrayB/);
+    await collectGarbage();
+    assert.equal(moved[1000], writeCombined ? 7 : 0);
+  }
 });
 
 test('closing while the GPU is held up returns at once, and unlocks when it is done', async () => {
