@@ -130,8 +130,10 @@ function viewOwnMemory(
   const release = (): void => {
     const { views } = held;
     held.views = undefined;
+    if (!views) return;
+    views.retire();
     // The queued call holds the views: until it has run, or a reset dropped it, the mapping stays.
-    if (views) context.releases.submit(() => giveUp(ground, views, unlock));
+    context.releases.submit(() => giveUp(ground, views, unlock));
   };
   return { held, release };
 }

@@ -3,6 +3,7 @@ import { MAX_VIEW_BYTE_LENGTH, viewMemory } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
 import { checkInteger } from '../arguments.ts';
 import type { Context } from '../context.ts';
+import { ClosedError } from '../errors.ts';
 import { releaseQuietly } from '../resource.ts';
 
 /** Keeps each view's {@link HostViews} as long as the view: the last one takes it along. */
@@ -46,6 +47,7 @@ export class HostViews {
   readonly #windows = new Map<string, WeakRef<ArrayBuffer>>();
   #whole: ArrayBuffer | undefined;
   #viewed = false;
+  #retiring = false;
 
   /**
    * @param whenUnused called once, after this object and all views of it were collected; must not
@@ -60,6 +62,16 @@ export class HostViews {
   /** Whether there ever was a view. */
   get viewed(): boolean {
     return this.#viewed;
+  }
+
+  /** Whether the memory turns to zeros under its views, at once or when the GPU is done with it. */
+  get retiring(): boolean {
+    return this.#retiring;
+  }
+
+  /** Says that the memory was closed and will be retired. */
+  retire(): void {
+    this.#retiring = true;
   }
 
   /**
@@ -109,6 +121,12 @@ export class HostViews {
     viewsOf.set(view, this);
     return view;
   }
+}
+
+/** @throws ClosedError where host memory is a view of a closed buffer, and turns to zeros */
+export function requireKept(host: Uint8Array): void {
+  if (host.buffer instanceof ArrayBuffer && viewsOf.get(host.buffer)?.retiring)
+    throw new ClosedError('the host memory is that of a closed buffer');
 }
 
 /** How an open object holds on to its views; what was released holds none. */

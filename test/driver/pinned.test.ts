@@ -46,6 +46,28 @@ test('bytes go to the device and come back through it, awaited, blocking, in a s
   assert.equal(Buffer.compare(down, bytes), 0);
 });
 
+test('a copy whose host memory is closed before it begins is refused, and nothing is copied', async () => {
+  using stream = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(4096);
+  buffer.fill(9);
+  const open = PinnedBuffer.allocate(4096);
+  const view = new Uint8Array(open.buffer).fill(1);
+  using latch = new Latch();
+  latch.hold(stream);
+  const copies = [buffer.copyFrom(view, { stream }), buffer.copyToHost(view, { stream })];
+  open.close();
+  assert.equal(view[0], 1, 'its release waits for the GPU');
+  latch.open();
+  for (const copy of copies)
+    await assert.rejects(copy, {
+      name: 'ClosedError',
+      message: 'the host memory is that of a closed buffer',
+    });
+  await open.context.flush();
+  await assert.rejects(buffer.copyFrom(view), { name: 'ClosedError' });
+  assert.deepEqual([view[0], buffer.copyToHostSync()[0]], [0, 9]);
+});
+
 test('mapped memory is reached by the device', async () => {
   using pinned = PinnedBuffer.allocate(4096, { mapped: true });
   assert.ok(pinned.devicePointer);
