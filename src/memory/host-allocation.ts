@@ -162,8 +162,9 @@ function giveUp(ground: Ground, views: HostViews, unlock: () => void): void {
 function allocateWriteCombined(
   context: Context,
   byteLength: number,
-  { portable, mapped }: HostKind,
+  kind: HostKind,
 ): HostAllocation {
+  const { portable, mapped } = kind;
   const flags =
     CU_MEMHOSTALLOC_WRITECOMBINED |
     (portable ? CU_MEMHOSTALLOC_PORTABLE : 0) |
@@ -175,7 +176,7 @@ function allocateWriteCombined(
     );
     return readHandle<Address>(OUT0, cu.cuMemFreeHost);
   });
-  const forget = notePages(context, { address, byteLength, what: 'the new buffer' }, portable);
+  const forget = notePages(context, { address, byteLength, what: 'the new buffer' }, kind);
   const free = (): void => {
     if (context.resets === resets) check(cu.cuMemFreeHost(address), 'cuMemFreeHost');
     forget();

@@ -2,6 +2,7 @@ import { withAddress } from '../../../ffi/native.ts';
 import { checkBoolean, checkInteger, checkOptions, type HostMemory } from '../../arguments.ts';
 import { allocateHost } from '../host-allocation.ts';
 import type { HeldViews } from '../host-views.ts';
+import { endLock } from '../page-lock.ts';
 import { checkPinnable, lockHost } from '../pin.ts';
 import { BaseMemoryManager, type MemhostallocOptions, type MempinOptions } from './base-manager.ts';
 import { MappedPointer } from './mapped-pointer.ts';
@@ -62,7 +63,10 @@ export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
       byteLength: memory.byteLength,
       owner,
     }));
-    return this.#give(flags.mapped, init, () => context.releases.submit(unlock));
+    return this.#give(flags.mapped, init, () => {
+      endLock(unlock);
+      context.releases.submit(unlock);
+    });
   }
 
   /** Gives back all host memory that is still out. */
