@@ -157,6 +157,13 @@ export class ResourceSet {
 
   /** Makes all closed without releasing anything, as the driver has already. */
   abandonAll(reason: string): void {
+    // One that somebody keeps must not keep its neighbours.
+    for (let entry = this.#newest; entry; ) {
+      const { older } = entry;
+      entry.older = undefined;
+      entry.newer = undefined;
+      entry = older;
+    }
     this.#newest = undefined;
     this.#size = 0;
     this.#generation += 1;

@@ -2,6 +2,7 @@
 import { addressOf } from '../../ffi/native.ts';
 import type { Address, CUstream } from '../../ffi/types.ts';
 import { nextTurn, type WaitOptions, waitUntil } from '../wait.ts';
+import { requireKept } from './host-views.ts';
 import { Mark } from './mark.ts';
 import { lockedIn } from './page-lock.ts';
 import {
@@ -29,7 +30,8 @@ export type QueuePart = (host: Address, stream: CUstream) => void;
 
 /**
  * Calls `use` when the work that was queued in the copy's stream is done, and resolves when `use`
- * has; rejects where the buffer was closed, or its context reset, before.
+ * has; rejects where the buffer, or the one that the host memory is of, was closed before, or the
+ * context reset.
  */
 export async function afterWorkSoFar(
   copy: HostCopy,
@@ -49,6 +51,7 @@ export async function afterWorkSoFar(
     }, options);
     copy.device();
     requireAttached(host, byteLength);
+    requireKept(host);
     const owner = lockedIn(context, addressOf(host), byteLength);
     // Its pages stay locked until the copy is done.
     owner?.activity.visitedBy(context.activity);

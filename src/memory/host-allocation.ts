@@ -13,7 +13,13 @@ import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
 import { releaseQuietly } from '../resource.ts';
-import { type HeldViews, HostViews, type ViewedMemory, viewDriverMemory } from './host-views.ts';
+import {
+  type HeldViews,
+  HostViews,
+  type ViewedMemory,
+  viewDriverMemory,
+  warnOfMoved,
+} from './host-views.ts';
 import {
   devicePointerOf,
   forgetPages,
@@ -126,8 +132,10 @@ function viewOwnMemory(
   const release = (): void => {
     const { views } = held;
     held.views = undefined;
+    if (!views) return;
+    views.retire();
     // The queued call holds the views: until it has run, or a reset dropped it, the mapping stays.
-    if (views) context.releases.submit(() => giveUp(ground, views, unlock));
+    context.releases.submit(() => giveUp(ground, views, unlock));
   };
   return { held, release };
 }
@@ -141,19 +149,24 @@ function giveUp(ground: Ground, views: HostViews, unlock: () => void): void {
     ground.mapping.retire();
     throw error;
   }
-  if (views.viewed) ground.mapping.retire();
-  else {
+  if (!views.viewed) {
     views.dismiss();
     ground.mapping.unmap();
+    return;
   }
+  ground.mapping.retire();
+  if (!views.moved) return;
+  views.dismiss();
+  warnOfMoved(ground.mapping.byteLength, 'they read zeros, and their addresses stay taken');
 }
 
 /** The driver's own allocation: no other is write-combined, and none can be retired. */
 function allocateWriteCombined(
   context: Context,
   byteLength: number,
-  { portable, mapped }: HostKind,
+  kind: HostKind,
 ): HostAllocation {
+  const { portable, mapped } = kind;
   const flags =
     CU_MEMHOSTALLOC_WRITECOMBINED |
     (portable ? CU_MEMHOSTALLOC_PORTABLE : 0) |
@@ -165,7 +178,7 @@ function allocateWriteCombined(
     );
     return readHandle<Address>(OUT0, cu.cuMemFreeHost);
   });
-  const forget = notePages(context, { address, byteLength, what: 'the new buffer' }, portable);
+  const forget = notePages(context, { address, byteLength, what: 'the new buffer' }, kind);
   const free = (): void => {
     if (context.resets === resets) check(cu.cuMemFreeHost(address), 'cuMemFreeHost');
     forget();

@@ -3,6 +3,7 @@ import { MAX_VIEW_BYTE_LENGTH, viewMemory } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
 import { checkInteger } from '../arguments.ts';
 import type { Context } from '../context.ts';
+import { ClosedError } from '../errors.ts';
 import type { ReleaseOptions } from '../release.ts';
 import { releaseQuietly } from '../resource.ts';
 
@@ -14,6 +15,29 @@ const unused = new FinalizationRegistry<() => void>((whenUnused) => {
   setImmediate(() => releaseQuietly(whenUnused));
 });
 
+const refuseToMove = {
+  value: (): never => {
+    throw new TypeError('a view of page-locked or managed memory cannot be transferred');
+  },
+};
+
+/** A moved view would outlive the object that the memory's life hangs on. */
+function refuseMoves(view: ArrayBuffer): void {
+  for (const move of ['transfer', 'transferToFixedLength'])
+    if (move in view) Object.defineProperty(view, move, refuseToMove);
+}
+
+/**
+ * Says that memory stays for the life of the process, as a view of it was moved: by a BYOB reader,
+ * or by `ArrayBuffer.prototype.transfer`.
+ */
+export function warnOfMoved(byteLength: number, what: string): void {
+  process.emitWarning(
+    `${byteLength} bytes of host memory were closed after their ArrayBuffer was transferred: ${what}`,
+    { code: 'CUFFI_DETACHED' },
+  );
+}
+
 /**
  * The views of a range of host memory. Each costs V8 an account of all its bytes, so the whole has
  * one, and a window that is asked for again is the same while anybody has it.
@@ -24,6 +48,7 @@ export class HostViews {
   readonly #windows = new Map<string, WeakRef<ArrayBuffer>>();
   #whole: ArrayBuffer | undefined;
   #viewed = false;
+  #retiring = false;
 
   /**
    * @param whenUnused called once, after this object and all views of it were collected; must not
@@ -43,6 +68,25 @@ export class HostViews {
   /** From now on only the first `byteLength` bytes are viewed: a manager may have given out more. */
   shorten(byteLength: number): void {
     this.#byteLength = byteLength;
+  }
+
+  /** Whether the memory turns to zeros under its views, at once or when the GPU is done with it. */
+  get retiring(): boolean {
+    return this.#retiring;
+  }
+
+  /** Says that the memory was closed and will be retired. */
+  retire(): void {
+    this.#retiring = true;
+  }
+
+  /**
+   * Whether a view was found detached: another ArrayBuffer has its memory, and nothing here is told
+   * when that one is collected.
+   */
+  get moved(): boolean {
+    const windows = [...this.#windows.values()].map((reference) => reference.deref());
+    return [this.#whole, ...windows].some((view) => view?.byteLength === 0);
   }
 
   /** All of it. @throws RangeError where it is longer than an ArrayBuffer can be */
@@ -78,10 +122,17 @@ export class HostViews {
 
   #view(byteOffset: number, byteLength: number): ArrayBuffer {
     const view = viewMemory((this.#address + byteOffset) as Address, byteLength);
+    refuseMoves(view);
     this.#viewed = true;
     viewsOf.set(view, this);
     return view;
   }
+}
+
+/** @throws ClosedError where host memory is a view of a closed buffer, and turns to zeros */
+export function requireKept(host: Uint8Array): void {
+  if (host.buffer instanceof ArrayBuffer && viewsOf.get(host.buffer)?.retiring)
+    throw new ClosedError('the host memory is that of a closed buffer');
 }
 
 /** How an open object holds on to its views; what was released holds none. */
@@ -119,6 +170,11 @@ export function viewDriverMemory(
   const release = (): void => {
     const { views } = held;
     held.views = undefined;
+    if (views?.moved) {
+      views.dismiss();
+      warnOfMoved(byteLength, 'they are never given back');
+      return;
+    }
     if (!views || views.viewed) return;
     views.dismiss();
     submit();

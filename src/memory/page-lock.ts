@@ -27,17 +27,27 @@ export interface HostRange {
   readonly memory?: unknown;
 }
 
-/** Pages that are locked, from `begin` up to `end`. */
-interface LockedPages {
+/** A range whose pages are locked, from `begin` up to `end`. */
+interface LockedPages extends HostRange, LockFlags {
   readonly begin: number;
   readonly end: number;
-  readonly memory: unknown;
   readonly context: Context;
-  readonly portable: boolean;
   readonly resets: number;
+  /**
+   * Ended: its release waits for the GPU, and who asks for the same may have the lock. Passed on:
+   * somebody did, and its release does nothing.
+   */
+  state: 'locked' | 'ended' | 'passed on' | 'unlocked';
 }
 
-const locked = new Set<LockedPages>();
+/**
+ * Weakly: an entry lives as long as what forgets or unlocks it, which a reset of the context drops,
+ * and a pinned array with it.
+ */
+const locked = new Set<WeakRef<LockedPages>>();
+/** What the driver did not unlock: it stays locked, and alive. */
+const stuck = new Set<LockedPages>();
+const pagesByUnlock = new WeakMap<() => void, LockedPages>();
 
 function pagesOf({ address, byteLength }: HostRange): { begin: number; end: number } {
   const page = libc.getpagesize();
@@ -47,28 +57,57 @@ function pagesOf({ address, byteLength }: HostRange): { begin: number; end: numb
   };
 }
 
-/** Remembers the pages of a range as locked; answers how to forget them. */
-export function notePages(context: Context, range: HostRange, portable: boolean): () => void {
+function note(
+  context: Context,
+  range: HostRange,
+  { portable, mapped }: LockFlags,
+): { readonly pages: LockedPages; readonly forget: () => void } {
   const pages: LockedPages = {
+    ...range,
     ...pagesOf(range),
-    memory: range.memory,
     context,
     portable,
+    mapped,
     resets: context.resets,
+    state: 'locked',
   };
-  locked.add(pages);
-  return () => {
-    locked.delete(pages);
+  const reference = new WeakRef(pages);
+  locked.add(reference);
+  const forget = (): void => {
+    pages.state = 'unlocked';
+    locked.delete(reference);
+    stuck.delete(pages);
   };
+  return { pages, forget };
 }
 
-/** What was locked before a reset is so no more. */
-const isHeld = ({ context, resets }: LockedPages): boolean => context.resets === resets;
+/** Remembers the pages of a range as locked, as long as what it answers: how to forget them. */
+export const notePages = (context: Context, range: HostRange, flags: LockFlags): (() => void) =>
+  note(context, range, flags).forget;
+
+const isHeld = ({ context, resets, state }: LockedPages): boolean =>
+  context.resets === resets && (state === 'locked' || state === 'ended');
+
+/** What is locked; what was so before a reset is so no more. */
+function* lockedPages(): Generator<LockedPages> {
+  for (const reference of locked) {
+    const pages = reference.deref();
+    if (pages && isHeld(pages)) {
+      yield pages;
+      continue;
+    }
+    locked.delete(reference);
+    if (pages) stuck.delete(pages);
+  }
+}
 
 /** Forgets the pages of a range that is about to be unmapped. */
 export function forgetPages(address: Address, byteLength: number): void {
-  for (const pages of locked)
-    if (address <= pages.begin && pages.end <= address + byteLength) locked.delete(pages);
+  for (const reference of locked) {
+    const pages = reference.deref();
+    if (pages && address <= pages.begin && pages.end <= address + byteLength)
+      pages.state = 'unlocked';
+  }
 }
 
 /**
@@ -80,31 +119,38 @@ export function lockedIn(
   address: Address,
   byteLength: number,
 ): Context | undefined {
-  for (const pages of locked) {
+  for (const pages of lockedPages()) {
     const isFor = pages.portable || pages.context === context;
-    if (isHeld(pages) && isFor && pages.begin <= address && address + byteLength <= pages.end)
-      return pages.context;
+    if (isFor && pages.begin <= address && address + byteLength <= pages.end) return pages.context;
   }
   return undefined;
 }
 
-function requireUnlocked(range: HostRange): void {
+/**
+ * The lock of the same range, flags and context whose release waits for the GPU, if there is one.
+ *
+ * @throws RangeError where a page is locked otherwise
+ */
+function findEnded(context: Context, range: HostRange, flags: LockFlags): LockedPages | undefined {
   const { begin, end } = pagesOf(range);
-  for (const other of locked) {
-    if (!isHeld(other)) locked.delete(other);
-    else if (other.begin < end && begin < other.end) requireFreed(other, range.what);
+  for (const other of lockedPages()) {
+    if (other.begin >= end || begin >= other.end) continue;
+    // Perhaps the GPU is done by now.
+    other.context.releases.collect();
+    if (!isHeld(other)) continue;
+    const isSame =
+      other.context === context &&
+      other.address === range.address &&
+      other.byteLength === range.byteLength &&
+      other.portable === flags.portable &&
+      other.mapped === flags.mapped;
+    if (isSame && other.state === 'ended') return other;
+    throw new RangeError(
+      `${range.what} shares a page with memory that is page-locked already` +
+        (describePending(other.context) || ': lock one larger array, or allocate a PinnedBuffer'),
+    );
   }
-}
-
-/** Passes where the release of the other pages waited, and can run now. */
-function requireFreed(other: LockedPages, what: string): void {
-  const { releases } = other.context;
-  releases.collect();
-  if (!locked.has(other)) return;
-  throw new RangeError(
-    `${what} shares a page with memory that is page-locked already` +
-      (describePending(other.context) || ': lock one larger array, or allocate a PinnedBuffer'),
-  );
+  return undefined;
 }
 
 /** Calls `lock`; where the driver is out of memory, once more after releasing what can be. */
@@ -123,31 +169,44 @@ export function withLockableRoom(
 }
 
 /**
- * Locks the pages of a range; answers how to unlock them, which may make the driver wait.
+ * Locks the pages of a range; answers how to unlock them, which may make the driver wait. Who
+ * submits that as a release says {@link endLock} before: the same range can be locked again then,
+ * at once.
  *
  * @throws RangeError where a page is locked already
  */
-export function lockPages(
-  context: Context,
-  range: HostRange,
-  { portable, mapped }: LockFlags,
-): () => void {
-  requireUnlocked(range);
-  const { address, byteLength } = range;
-  const flags =
-    (portable ? CU_MEMHOSTREGISTER_PORTABLE : 0) | (mapped ? CU_MEMHOSTREGISTER_DEVICEMAP : 0);
-  const { resets } = context;
-  context.run(() =>
-    withLockableRoom(context, 'cuMemHostRegister_v2', byteLength, () =>
-      cu.cuMemHostRegister_v2(address, byteLength, flags),
-    ),
-  );
-  const forget = notePages(context, range, portable);
-  return () => {
-    if (context.resets === resets) check(cu.cuMemHostUnregister(address), 'cuMemHostUnregister');
-    // Pages that the driver did not unlock stay noted, and their memory alive.
+export function lockPages(context: Context, range: HostRange, flags: LockFlags): () => void {
+  const ended = findEnded(context, range, flags);
+  if (ended) ended.state = 'passed on';
+  else register(context, range, flags);
+  const { pages, forget } = note(context, range, flags);
+  const unlock = (): void => {
+    if (pages.state === 'passed on') return;
+    stuck.add(pages);
+    pages.state = 'locked';
+    if (context.resets === pages.resets)
+      check(cu.cuMemHostUnregister(range.address), 'cuMemHostUnregister');
     forget();
   };
+  pagesByUnlock.set(unlock, pages);
+  return unlock;
+}
+
+/** Says that `unlock`, of {@link lockPages}, is about to be submitted as a release. */
+export function endLock(unlock: () => void): void {
+  const pages = pagesByUnlock.get(unlock);
+  if (pages) pages.state = 'ended';
+}
+
+function register(context: Context, { address, byteLength }: HostRange, flags: LockFlags): void {
+  const bits =
+    (flags.portable ? CU_MEMHOSTREGISTER_PORTABLE : 0) |
+    (flags.mapped ? CU_MEMHOSTREGISTER_DEVICEMAP : 0);
+  context.run(() =>
+    withLockableRoom(context, 'cuMemHostRegister_v2', byteLength, () =>
+      cu.cuMemHostRegister_v2(address, byteLength, bits),
+    ),
+  );
 }
 
 /** The address that the device knows page-locked, mapped memory by. */

@@ -4,7 +4,7 @@ import { tryAll } from '../attempt.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Resource } from '../resource.ts';
 import { giveBackQuietly, requireSupport } from './host-allocation.ts';
-import { type LockFlags, lockPages } from './page-lock.ts';
+import { endLock, type LockFlags, lockPages } from './page-lock.ts';
 import { servedMemory } from './served-memory.ts';
 
 /** Options of {@link pin}. */
@@ -71,6 +71,7 @@ export function pin(...args: (HostMemory | PinOptions)[]): PinnedArrays {
   }
   return new PinnedArrays(context, arrays, () => {
     warnOfDetached(ranges);
+    unlocks.forEach(endLock);
     context.releases.submit(() => unlockAll(unlocks));
   });
 }

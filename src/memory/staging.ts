@@ -77,9 +77,9 @@ export class StagingRing {
     else this.#idle = setTimeout(this.#giveBackUnused, IDLE_MS).unref();
   }
 
-  /** A slot that no transfer uses. */
+  /** A slot that no transfer uses; after a reset none is made for the copies that still end. */
   take(): Promise<Slot> {
-    if (this.#free.isEmpty) this.#grow();
+    if (this.#free.isEmpty && !this.#isStale) this.#grow();
     return this.#free.take();
   }
 

@@ -4,7 +4,14 @@ import { test } from 'node:test';
 import { OUT0 } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { withAddress } from '../../ffi/native.ts';
-import { Context, DeviceBuffer, PinnedBuffer, pin, Stream } from '../../src/index.ts';
+import {
+  Context,
+  DeviceBuffer,
+  memoryManager,
+  PinnedBuffer,
+  pin,
+  Stream,
+} from '../../src/index.ts';
 import { Latch } from '../support/latch.ts';
 
 const MIB = 2 ** 20;
@@ -62,17 +69,47 @@ test('the memory of a PinnedBuffer is pinned already', () => {
   assert.throws(() => pin(new Uint8Array(combined.buffer, 5, 5)), /arrays\[0\] shares a page/);
 });
 
-test('pages whose release waits for the GPU are told so, and locked again after it', async () => {
+test('an array is pinned again while its release waits, and other pages wait with it', async () => {
   const [bytes] = apart();
   using stream = Stream.create({ nonBlocking: true });
   using latch = new Latch();
   const pinned = pin(bytes);
   latch.hold(stream);
   pinned.close();
-  assert.throws(() => pin(bytes), /1 release waits for the GPU: await context\.flush\(\)/);
+  assert.throws(
+    () => pin(bytes.subarray(1)),
+    /1 release waits for the GPU: await context\.flush\(\)/,
+  );
+  const again = pin(bytes);
   latch.open();
   await Context.primary().flush();
-  pin(bytes).close();
+  assert.equal(isLocked(bytes), true);
+  again.close();
+  assert.equal(isLocked(bytes), false);
+});
+
+test('what mempin locked is locked again while its release waits, and for the last one unlocked', async () => {
+  const [bytes, floats] = apart();
+  const context = Context.primary();
+  const manager = memoryManager(context);
+  using stream = Stream.create({ nonBlocking: true });
+  using latch = new Latch();
+  const first = manager.mempin(bytes);
+  latch.hold(stream);
+  assert.throws(() => manager.mempin(bytes), /shares a page/, 'it is not closed');
+  first.close();
+  for (const [other, options] of [
+    [bytes.subarray(1), {}],
+    [bytes, { portable: false }],
+    [bytes, { mapped: true }],
+  ] as const)
+    assert.throws(() => manager.mempin(other, options), /1 release waits for the GPU/);
+  const again = manager.mempin(bytes);
+  assert.throws(() => manager.mempin(bytes), /shares a page/);
+  latch.open();
+  await context.flush();
+  assert.deepEqual([bytes, floats].map(isLocked), [true, false]);
+  again.close();
   assert.equal(isLocked(bytes), false);
 });
 

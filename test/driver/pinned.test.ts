@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
 import { test } from 'node:test';
 import { OUT0 } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { Address } from '../../ffi/types.ts';
 import { Context, DeviceBuffer, PinnedBuffer, Stream } from '../../src/index.ts';
-import { collectUntil, isMapped } from '../support/gc.ts';
+import { collectGarbage, collectUntil, isMapped } from '../support/gc.ts';
 import { Latch } from '../support/latch.ts';
 
 const counting = (byteLength: number): Uint8Array =>
@@ -43,6 +44,28 @@ test('bytes go to the device and come back through it, awaited, blocking, in a s
   down.fill(0);
   buffer.copyToHostSync(down, { stream });
   assert.equal(Buffer.compare(down, bytes), 0);
+});
+
+test('a copy whose host memory is closed before it begins is refused, and nothing is copied', async () => {
+  using stream = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(4096);
+  buffer.fill(9);
+  const open = PinnedBuffer.allocate(4096);
+  const view = new Uint8Array(open.buffer).fill(1);
+  using latch = new Latch();
+  latch.hold(stream);
+  const copies = [buffer.copyFrom(view, { stream }), buffer.copyToHost(view, { stream })];
+  open.close();
+  assert.equal(view[0], 1, 'its release waits for the GPU');
+  latch.open();
+  for (const copy of copies)
+    await assert.rejects(copy, {
+      name: 'ClosedError',
+      message: 'the host memory is that of a closed buffer',
+    });
+  await open.context.flush();
+  await assert.rejects(buffer.copyFrom(view), { name: 'ClosedError' });
+  assert.deepEqual([view[0], buffer.copyToHostSync()[0]], [0, 9]);
 });
 
 test('mapped memory is reached by the device', async () => {
@@ -123,6 +146,34 @@ test('write-combined memory that nobody looked at is freed at once', () => {
   assert.ok(isLocked(address));
   pinned.close();
   assert.equal(isLocked(address), false);
+});
+
+test('a view that a BYOB reader moved outlives the buffer, and is warned of', async () => {
+  const move = async (writeCombined: boolean): Promise<Uint8Array<ArrayBuffer>> => {
+    using pinned = PinnedBuffer.allocate(1 << 20, { writeCombined });
+    const { buffer } = pinned;
+    const source = new ReadableStream({
+      type: 'bytes',
+      pull(controller) {
+        const request = controller.byobRequest as ReadableStreamBYOBRequest;
+        (request.view as Uint8Array).fill(7);
+        request.respond(1 << 20);
+      },
+    });
+    const reader = source.getReader({ mode: 'byob' });
+    const { value } = await reader.read(new Uint8Array(buffer));
+    assert.equal(buffer.byteLength, 0);
+    return value as Uint8Array<ArrayBuffer>;
+  };
+  for (const writeCombined of [false, true]) {
+    const warned = once(process, 'warning');
+    const moved = await move(writeCombined);
+    const [warning] = await warned;
+    assert.equal(warning.code, 'CUFFI_DETACHED');
+    assert.match(warning.message, /^1048576 bytes of host memory were closed after their ArrayB/);
+    await collectGarbage();
+    assert.equal(moved[1000], writeCombined ? 7 : 0);
+  }
 });
 
 test('closing while the GPU is held up returns at once, and unlocks when it is done', async () => {

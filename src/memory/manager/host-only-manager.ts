@@ -2,6 +2,7 @@ import { withAddress } from '../../../ffi/native.ts';
 import { checkBoolean, checkInteger, checkOptions, type HostMemory } from '../../arguments.ts';
 import { allocateHost } from '../host-allocation.ts';
 import type { HeldViews } from '../host-views.ts';
+import { endLock } from '../page-lock.ts';
 import { checkPinnable, lockHost } from '../pin.ts';
 import { BaseMemoryManager, type MemhostallocOptions, type MempinOptions } from './base-manager.ts';
 import { MappedPointer } from './mapped-pointer.ts';
@@ -22,7 +23,9 @@ export const viewsOf = (pointer: HostPointer): HeldViews | undefined => views.ge
  * a `reset` of its own.
  */
 export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
-  readonly #open = new Set<HostPointer>();
+  /** What is out since the last reset of the context. A pointer that is dropped must be collected. */
+  readonly #out = new Set<WeakRef<HostPointer>>();
+  #resets = 0;
 
   /** @throws RangeError where the system has no such memory, NotSupportedError, CudaError */
   memhostalloc(byteLength: number, options?: MemhostallocOptions): HostPointer {
@@ -60,14 +63,20 @@ export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
       byteLength: memory.byteLength,
       owner,
     }));
-    return this.#give(flags.mapped, init, () => context.releases.submit(unlock));
+    return this.#give(flags.mapped, init, () => {
+      endLock(unlock);
+      context.releases.submit(unlock);
+    });
   }
 
   /** Gives back all host memory that is still out. */
   reset(): void {
-    const open = [...this.#open].reverse();
-    this.#open.clear();
-    for (const pointer of open) {
+    const out = [...this.#out].reverse();
+    this.#out.clear();
+    for (const reference of out) {
+      // What is collected already goes back by its own finalizer, or with the context.
+      const pointer = reference.deref();
+      if (!pointer) continue;
       if (pointer instanceof MappedPointer && !pointer.closed) pointer.free();
       else pointer.close();
     }
@@ -78,15 +87,22 @@ export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
   }
 
   #give(mapped: boolean, init: PointerInit, release: () => void): HostPointer {
-    let pointer: HostPointer | undefined;
+    const { resets } = this.context;
+    // After a reset no finalizer took the earlier ones out.
+    if (this.#resets !== resets) this.#out.clear();
+    this.#resets = resets;
+    const out = this.#out;
+    let reference: WeakRef<HostPointer> | undefined;
+    // Lives as long as the memory is out, so it must not refer to the pointer.
     const finalizer = (): void => {
-      if (pointer) this.#open.delete(pointer);
+      if (reference) out.delete(reference);
       release();
     };
-    pointer = mapped
+    const pointer = mapped
       ? new MappedPointer({ ...init, finalizer })
       : new PinnedPointer({ ...init, finalizer });
-    this.#open.add(pointer);
+    reference = new WeakRef(pointer);
+    out.add(reference);
     return pointer;
   }
 }

@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import { mapAnonymous } from '../../../../ffi/anonymous.ts';
 import { HostViews } from '../../../../src/memory/host-views.ts';
 import { collectGarbage, collectUntil } from '../../../support/gc.ts';
@@ -75,6 +77,31 @@ test('tells when the last view was collected, not before, and once', async () =>
   await collectGarbage();
   assert.equal(calls, 1);
   mapping.unmap();
+});
+
+test('a view refuses to be transferred, and one that was all the same is noticed', () => {
+  // Node 20 has it behind a flag, which counts for realms that are made later.
+  setFlagsFromString('--harmony-rab-gsab-transfer');
+  const { transfer } = runInNewContext('ArrayBuffer.prototype') as {
+    transfer(this: ArrayBuffer): ArrayBuffer;
+  };
+  const prototype = ArrayBuffer.prototype as { transfer?: unknown };
+  const before = prototype.transfer;
+  prototype.transfer ??= transfer;
+  const mapping = mapAnonymous(8192);
+  for (const take of ['whole', 'window'] as const) {
+    const views = new HostViews(mapping.address, 8192, () => {});
+    const view = take === 'whole' ? views.whole : views.window(4096, 10);
+    assert.throws(() => (view as unknown as { transfer(): void }).transfer(), {
+      name: 'TypeError',
+      message: /cannot be transferred/,
+    });
+    assert.equal(views.moved, false);
+    assert.ok(transfer.call(view).byteLength > 0);
+    assert.equal(views.moved, true);
+    views.dismiss();
+  }
+  if (before === undefined) delete prototype.transfer;
 });
 
 test('is silent where it was dismissed', async () => {

@@ -110,12 +110,19 @@ test('what the driver does not unlock is told, and stays locked and alive', asyn
   assert.throws(() => pin(array, { context }), /shares a page/);
 });
 
-test('a reset unpins all', () => {
+test('a reset unpins all, and lets go of arrays that nobody else has', async () => {
   emulate();
   const context = Context.primary();
-  const [array] = apart(1) as [Uint8Array];
-  const pinned = pin(array);
-  context.resetSync();
-  assert.equal(pinned.closed, true);
-  pin(array).close();
+  const dropped = (() => {
+    const [array] = apart(1) as [Uint8Array];
+    const pinned = pin(array);
+    context.resetSync();
+    assert.equal(pinned.closed, true);
+    pin(array).close();
+    pin(array);
+    context.resetSync();
+    return new WeakRef(array.buffer);
+  })();
+  await collectGarbage();
+  assert.ok(dropped.deref() === undefined);
 });

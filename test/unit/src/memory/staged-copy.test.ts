@@ -114,6 +114,33 @@ test('slots that a copy uses stay, and go with it after a reset', async () => {
   assert.equal(context.spares.size, 0);
 });
 
+test('a reset while the first slot is filled makes no others, and opens the context no more', async () => {
+  const { driver, open } = keepingBooks(emulate());
+  let reset: (() => void) | undefined;
+  selectDriver({
+    ...driver,
+    cuMemHostRegister_v2: (...args) => {
+      if (reset) queueMicrotask(reset);
+      return driver.cuMemHostRegister_v2(...args);
+    },
+  });
+  const context = Context.primary();
+  using buffer = DeviceBuffer.allocate(16 * MIB);
+  using recorder = recordCalls();
+  let before: string[] = [];
+  let calls = 0;
+  reset = () => {
+    reset = undefined;
+    context.resetSync();
+    before = [...open];
+    calls = recorder.calls.length;
+  };
+  await assert.rejects(buffer.copyFrom(new Uint8Array(16 * MIB)), { name: 'ClosedError' });
+  assert.deepEqual([...open], before);
+  const later = recorder.calls.slice(calls).map(({ name }) => name);
+  assert.ok(!later.includes('cuDevicePrimaryCtxRetain'), later.join());
+});
+
 test('a copy that fails in the middle says so, touches nothing after, and the next is right', async () => {
   const driver = emulate();
   for (const call of ['cuMemcpyHtoDAsync_v2', 'cuMemcpyDtoHAsync_v2', 'cuEventQuery'] as const) {

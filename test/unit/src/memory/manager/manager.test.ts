@@ -498,6 +498,33 @@ test('whichever call of the driver fails under a manager, nothing leaks and it w
   }
 });
 
+test('host memory that nobody gave back goes with its pointer, and with a reset', async () => {
+  const books = keepingBooks(emulate());
+  selectDriver(books.driver);
+  using mappings = watchMappings();
+  const context = Context.primary();
+  // No manager was set: a reset of the context does not tell this one.
+  const manager = memoryManager();
+  const dropped = (() => {
+    manager.memhostalloc(5000);
+    manager.memhostalloc(5000, { mapped: true });
+    const array = page();
+    manager.mempin(array);
+    return new WeakRef(array);
+  })();
+  assert.ok(await collectUntil(() => books.open.size === 0 && mappings.open.size === 0));
+  await collectGarbage();
+  assert.equal(dropped.deref(), undefined);
+  const closed = [manager.memhostalloc(5000), manager.memhostalloc(5000, { mapped: true })];
+  context.resetSync();
+  assert.deepEqual(
+    closed.map((pointer) => pointer.closed),
+    [true, true],
+  );
+  closed.length = 0;
+  assert.ok(await collectUntil(() => mappings.open.size === 0));
+});
+
 test('a buffer that nobody closes is given back to the manager when it was collected', async () => {
   const books = keepingBooks(emulate());
   selectDriver(books.driver);
