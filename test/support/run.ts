@@ -10,6 +10,7 @@
  */
 import { setMaxListeners } from 'node:events';
 import { readdirSync, rmSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
 import { join } from 'node:path';
 import { run } from 'node:test';
 import { spec } from 'node:test/reporters';
@@ -55,7 +56,8 @@ const { folder, compiled } = await compile(files);
 const events = run({
   files: [...compiled],
   signal: stop.signal,
-  concurrency: concurrency === undefined ? true : Number(concurrency),
+  // Many tests wait for other processes: one file more than there are cores keeps them busy.
+  concurrency: concurrency === undefined ? availableParallelism() + 1 : Number(concurrency),
   ...(timeout === undefined ? {} : { timeout: Number(timeout) }),
   ...(namePatterns === undefined ? {} : { testNamePatterns: namePatterns }),
 });

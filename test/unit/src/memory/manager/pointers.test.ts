@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { test } from 'node:test';
 import { selectDriver } from '../../../../../ffi/driver.ts';
+import { className } from '../../../../../src/arguments.ts';
 import {
   AutoFreePointer,
   Context,
@@ -166,7 +167,7 @@ test('what is no memory is refused, and leaves nothing to free', () => {
     assert.throws(() => new make(), { name: 'TypeError', message: context });
     assert.throws(() => new make({}), { name: 'TypeError', message: context });
     assert.throws(() => new make(null), {
-      message: `${Pointer.name}: options must be a plain object, not null`,
+      message: `${className(Pointer)}: options must be a plain object, not null`,
     });
     assert.throws(() => new make({ ...init, size: 1 }), /unknown option 'size'/);
   }
