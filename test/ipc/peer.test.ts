@@ -19,10 +19,11 @@ import { MAX_WAITING_VALUES } from '../../src/ipc/peer/limits.ts';
 import { nextTurn } from '../../src/wait.ts';
 import { dose } from '../support/dose.ts';
 import { processState } from '../support/process-state.ts';
+import { programFile } from '../support/program-file.ts';
 import type { Request } from './fixtures/connected.ts';
 
 const deadline = { timeout: 60_000 };
-const program = new URL('./fixtures/connected.ts', import.meta.url);
+const program = programFile(new URL('./fixtures/connected.ts', import.meta.url)).path;
 const children: ChildPeer[] = [];
 
 function start(...args: string[]): ChildPeer {

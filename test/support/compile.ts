@@ -1,4 +1,4 @@
-import { mkdirSync, mkdtempSync, readFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync } from 'node:fs';
 import { join, relative, resolve } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { build, type Plugin } from 'esbuild';
@@ -23,8 +23,15 @@ const keepPlaces: Plugin = {
   },
 };
 
+/** What tests start in processes of their own. */
+const programs = (): string[] =>
+  readdirSync('test', { recursive: true, encoding: 'utf8' })
+    .filter((file) => /(^|\/)fixtures\/[^/]+\.ts$|^support\/peer\.ts$/.test(file))
+    .map((file) => join('test', file));
+
 /**
- * Compiles test files at once, which is quicker than each of them compiling what it imports.
+ * Compiles test files, and the programs of tests, at once, which is quicker than each of them
+ * compiling what it imports.
  *
  * @returns the folder, which the caller removes, and the compiled file of each
  */
@@ -34,7 +41,7 @@ export async function compile(
   mkdirSync(OUT, { recursive: true });
   const folder = mkdtempSync(join(OUT, 'test-'));
   await build({
-    entryPoints: [...files],
+    entryPoints: [...files, ...programs()],
     outdir: folder,
     outbase: '.',
     bundle: true,

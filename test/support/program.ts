@@ -1,7 +1,7 @@
 /** Programs of a test in processes of their own: started, asked, and surely ended. */
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
-import { fileURLToPath } from 'node:url';
+import { programFile } from './program-file.ts';
 
 const DEADLINE_MS = 30_000;
 
@@ -14,8 +14,9 @@ export class Program implements AsyncDisposable {
   #ended: Error | undefined;
 
   constructor(url: URL, args: readonly string[] = [], env: NodeJS.ProcessEnv = {}) {
-    this.process = fork(fileURLToPath(url), [...args], {
-      execArgv: ['--import', 'tsx'],
+    const { path, execArgv } = programFile(url);
+    this.process = fork(path, [...args], {
+      execArgv,
       env: { ...process.env, ...env },
       stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
     });

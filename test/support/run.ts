@@ -11,13 +11,14 @@
 import { setMaxListeners } from 'node:events';
 import { readdirSync, rmSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
-import { join } from 'node:path';
+import { join, resolve } from 'node:path';
 import { run } from 'node:test';
 import { spec } from 'node:test/reporters';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { isAvailable } from '../../src/driver.ts';
 import { compile } from './compile.ts';
+import { COMPILED } from './program-file.ts';
 
 process.chdir(fileURLToPath(new URL('../..', import.meta.url)));
 
@@ -52,6 +53,7 @@ setMaxListeners(0, stop.signal);
 for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => stop.abort());
 
 const { folder, compiled } = await compile(files);
+process.env[COMPILED] = resolve(folder);
 // Every file runs in a process of its own, started as this one was.
 const events = run({
   files: [...compiled],

@@ -2,6 +2,7 @@
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
 import type { Driver } from '../../../../ffi/functions.ts';
+import { programFile } from '../../../support/program-file.ts';
 import type { Emulated } from './support.ts';
 
 type Calls = Omit<Emulated, 'cu'> & Driver;
@@ -12,8 +13,9 @@ export class Peer {
   readonly #child: ChildProcess;
 
   constructor() {
-    this.#child = fork(new URL('./fixtures/peer.ts', import.meta.url), {
-      execArgv: ['--import', 'tsx'],
+    const { path, execArgv } = programFile(new URL('./fixtures/peer.ts', import.meta.url));
+    this.#child = fork(path, {
+      execArgv,
       serialization: 'advanced',
     });
   }
