@@ -17,8 +17,13 @@ export const shapeOf = (shape: number | Shape): Shape =>
   typeof shape === 'number' ? [checkInteger(shape, 'shape')] : checkShape(shape);
 
 /** @throws TypeError unless a dtype */
-export const checkDtype = <D extends Dtype>(dtype: D): D =>
-  checkInstance<Dtype>(dtype, Dtype, 'dtype') as D;
+export function checkDtype<D extends Dtype>(dtype: D): D {
+  if (typeof dtype === 'string')
+    throw new TypeError(
+      `dtype must be a Dtype, not its name: dtype(${JSON.stringify(dtype)}) finds it, and float32 and the like are exported`,
+    );
+  return checkInstance<Dtype>(dtype, Dtype, 'dtype') as D;
+}
 
 /** A layout of new items, which begin with the first byte that one of them touches. */
 export function newLayout(
