@@ -1,5 +1,6 @@
 /** What is opened is closed: the one `close()`, `closed`, `using`, owners and finalizers. */
 import { inspect } from 'node:util';
+import { tryAll } from './attempt.ts';
 import { ClosedError } from './errors.ts';
 
 /** What outlives a resource's object: it knows how to release, and never refers to the object. */
@@ -144,15 +145,7 @@ export class ResourceSet {
   closeAll(reason: string): void {
     const entries: Entry[] = [];
     for (let entry = this.#newest; entry; entry = entry.older) entries.push(entry);
-    const errors: unknown[] = [];
-    for (const entry of entries) {
-      try {
-        closeEntry(entry, reason);
-      } catch (error) {
-        errors.push(error);
-      }
-    }
-    if (errors.length > 0) throw errors[0];
+    tryAll(entries.map((entry) => () => closeEntry(entry, reason)));
   }
 
   /** Makes all closed without releasing anything, as the driver has already. */

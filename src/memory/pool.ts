@@ -2,14 +2,14 @@ import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr, CUmemoryPool } from '../../ffi/types.ts';
-import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../arguments.ts';
+import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
 import { check } from '../check.ts';
 import { Context } from '../context.ts';
 import { Device } from '../device.ts';
 import { IpcError, NotSupportedError } from '../errors.ts';
 import { releaseQuietly } from '../resource.ts';
-import { Stream } from '../stream.ts';
 import { DeviceBuffer } from './buffer.ts';
+import { streamOf } from './buffer-copies.ts';
 import { FreeOrder } from './free-order.ts';
 import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
 import {
@@ -150,8 +150,7 @@ export class MemoryPool extends PoolState implements MemoryResource {
    */
   allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer {
     checkInteger(byteLength, 'byteLength', 1);
-    const { stream } = checkOptions(options, ['stream'], 'allocate');
-    if (stream !== undefined) checkInstance(stream, Stream, 'stream');
+    const stream = streamOf(checkOptions(options, ['stream'], 'allocate').stream);
     const pool = this.handle;
     const { context, maxSize } = this;
     const books = this.#books;
