@@ -16,8 +16,12 @@ export function releaseLimits(totalMemory: () => number): ReleaseLimits {
   return {
     count,
     byteLength: () => {
-      byteLength ??= ratio * totalMemory();
-      return byteLength;
+      try {
+        byteLength ??= ratio * totalMemory();
+      } catch {
+        // Asked by close() and between turns, which must not fail for it: it limits nothing now.
+      }
+      return byteLength ?? Number.POSITIVE_INFINITY;
     },
   };
 }

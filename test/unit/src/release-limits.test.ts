@@ -35,3 +35,14 @@ test('what is no count or no ratio is refused by name', () => {
     assert.throws(() => releaseLimits(() => 1000), /CUFFI_DEALLOCS_RATIO must be/);
   }
 });
+
+test('memory that cannot be asked for limits nothing, until it can be', () => {
+  let isLost = true;
+  const limits = releaseLimits(() => {
+    if (isLost) throw new Error('the device is lost');
+    return 1000;
+  });
+  assert.equal(limits.byteLength(), Number.POSITIVE_INFINITY);
+  isLost = false;
+  assert.equal(limits.byteLength(), 200);
+});
