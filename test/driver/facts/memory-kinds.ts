@@ -6,6 +6,7 @@ import { managedFacts } from './managed.ts';
 import { peerFacts } from './peer.ts';
 import { poolFacts } from './pool.ts';
 import { poolIpcFacts } from './pool-ipc.ts';
+import { resetFacts } from './reset.ts';
 import { virtualFacts } from './virtual.ts';
 
 export const memoryKindFacts: readonly FactGroup[] = [
@@ -16,4 +17,5 @@ export const memoryKindFacts: readonly FactGroup[] = [
   hostFacts,
   managedFacts,
   peerFacts,
+  resetFacts,
 ];
