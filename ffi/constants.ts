@@ -93,6 +93,40 @@ export const CU_MEMORYTYPE_ARRAY = 3;
 /** An address that the driver itself finds out about, host's or device's. */
 export const CU_MEMORYTYPE_UNIFIED = 4;
 
+export const CU_JIT_MAX_REGISTERS = 0;
+export const CU_JIT_INFO_LOG_BUFFER = 3;
+export const CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES = 4;
+export const CU_JIT_ERROR_LOG_BUFFER = 5;
+export const CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6;
+export const CU_JIT_OPTIMIZATION_LEVEL = 7;
+export const CU_JIT_GENERATE_DEBUG_INFO = 11;
+export const CU_JIT_LOG_VERBOSE = 12;
+export const CU_JIT_GENERATE_LINE_INFO = 13;
+
+export const CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0;
+export const CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1;
+export const CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES = 2;
+export const CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES = 3;
+export const CU_FUNC_ATTRIBUTE_NUM_REGS = 4;
+export const CU_FUNC_ATTRIBUTE_PTX_VERSION = 5;
+export const CU_FUNC_ATTRIBUTE_BINARY_VERSION = 6;
+export const CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8;
+export const CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9;
+export const CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14;
+
+/** Which on-chip memory a kernel would rather have, by the names that `setCachePreference` takes. */
+export const CU_FUNC_CACHE_PREFER_NONE = 0;
+export const CU_FUNC_CACHE_PREFER_SHARED = 1;
+export const CU_FUNC_CACHE_PREFER_L1 = 2;
+export const CU_FUNC_CACHE_PREFER_EQUAL = 3;
+
+export const CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2;
+export const CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4;
+
+export const CU_STREAM_CAPTURE_MODE_RELAXED = 2;
+export const CU_STREAM_CAPTURE_STATUS_NONE = 0;
+export const CU_STREAM_CAPTURE_STATUS_ACTIVE = 1;
+
 /** Limits of a context, by the names that `Context.limit` takes. */
 export const limits = {
   stackSize: 0,

@@ -5,6 +5,7 @@
 import { createRequire } from 'node:module';
 import { extname } from 'node:path';
 import { arena } from './arena.ts';
+import { emulatedKernels } from './emulated-kernels.ts';
 import { type Driver, type FunctionName, functionNames, rows } from './functions.ts';
 import { LibraryNotFoundError, type NativeFunction, openLibrary } from './library.ts';
 import { CUresult } from './results.ts';
@@ -85,12 +86,12 @@ function open(chosen: string | Driver): Source {
 function openEmulated(): Source {
   // Loaded only when asked for, synchronously, from source (.ts) and from dist (.js). A loader
   // that compiles on the fly may make a second instance of the modules that it imports, so what
-  // has identity (the arena) is handed over.
+  // has identity (the arena, the kernels) is handed over.
   const extension = extname(new URL(import.meta.url).pathname);
   const emulator = createRequire(import.meta.url)(
     `./emulator/index${extension}`,
   ) as typeof import('./emulator/index.ts');
-  const driver = emulator.createEmulatedDriver({ arena });
+  const driver = emulator.createEmulatedDriver({ arena, kernels: emulatedKernels });
   return { name: 'emulated', resolve: (name) => driver[name] as NativeFunction };
 }
 

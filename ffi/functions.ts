@@ -8,8 +8,11 @@
  */
 import { copyRows } from './functions/copy.ts';
 import { deviceRows } from './functions/device.ts';
+import { graphRows } from './functions/graph.ts';
 import { ipcRows } from './functions/ipc.ts';
+import { kernelRows } from './functions/kernel.ts';
 import { memoryRows } from './functions/memory.ts';
+import { moduleRows } from './functions/module.ts';
 import { poolRows } from './functions/pool.ts';
 import type { Row } from './functions/row.ts';
 import { streamRows } from './functions/stream.ts';
@@ -27,6 +30,9 @@ export const functions = {
   ...virtualRows,
   ...copyRows,
   ...ipcRows,
+  ...moduleRows,
+  ...kernelRows,
+  ...graphRows,
 } as const;
 
 /** The name of a driver function, version suffix included. */

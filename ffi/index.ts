@@ -12,6 +12,13 @@ export {
   recordCalls,
   selectDriver,
 } from './driver.ts';
+export {
+  type EmulatedArgument,
+  type EmulatedKernel,
+  type EmulatedLaunch,
+  type EmulatedParameter,
+  registerKernel,
+} from './emulated-kernels.ts';
 export { type Driver, type FunctionName, functions, type Needs, type Row } from './functions.ts';
 export { copyHostMemory } from './host-copy.ts';
 export { type Library, LibraryNotFoundError, openLibrary } from './library.ts';
@@ -28,8 +35,12 @@ export type {
   CUdevice,
   CUdeviceptr,
   CUevent,
+  CUfunction,
+  CUgraph,
+  CUgraphExec,
   CUmemGenericAllocationHandle,
   CUmemoryPool,
+  CUmodule,
   CUstream,
   Handle,
   IpcHandleBytes,

@@ -74,6 +74,26 @@ export const structs = {
     'allocFlags.reserved': [28, 4],
   }),
   CUmemPoolPtrExportData: struct(64, { reserved: [0, 64] }),
+  CUlaunchConfig: struct(56, {
+    gridDimX: [0, 4],
+    gridDimY: [4, 4],
+    gridDimZ: [8, 4],
+    blockDimX: [12, 4],
+    blockDimY: [16, 4],
+    blockDimZ: [20, 4],
+    sharedMemBytes: [24, 4],
+    hStream: [32, 8],
+    attrs: [40, 8],
+    numAttrs: [48, 4],
+  }),
+  // `value` is a union: other 32-bit values than the width of a cluster lie where that does.
+  CUlaunchAttribute: struct(72, {
+    id: [0, 4],
+    pad: [4, 4],
+    'value.clusterDim.x': [8, 4],
+    'value.clusterDim.y': [12, 4],
+    'value.clusterDim.z': [16, 4],
+  }),
   CUDA_MEMCPY2D: struct(128, {
     srcXInBytes: [0, 8],
     srcY: [8, 8],

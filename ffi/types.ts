@@ -79,6 +79,14 @@ export type CUmemoryPool = Handle<'CUmemoryPool'>;
 export const CUmemGenericAllocationHandle = handle('CUmemGenericAllocationHandle');
 /** Physical memory of virtual memory management, mapped anywhere or nowhere. */
 export type CUmemGenericAllocationHandle = Handle<'CUmemGenericAllocationHandle'>;
+export const CUmodule = handle('CUmodule');
+export type CUmodule = Handle<'CUmodule'>;
+export const CUfunction = handle('CUfunction');
+export type CUfunction = Handle<'CUfunction'>;
+export const CUgraph = handle('CUgraph');
+export type CUgraph = Handle<'CUgraph'>;
+export const CUgraphExec = handle('CUgraphExec');
+export type CUgraphExec = Handle<'CUgraphExec'>;
 /** `void (*)(void *)`: called on a thread of the driver's, so never JavaScript. */
 export const CUhostFn = type<Address>('CUhostFn', 'uint64', 8);
 
@@ -91,6 +99,11 @@ export const CUmemAllocationHandleType = enumeration('CUmemAllocationHandleType'
 export const CUmemAllocationGranularity_flags = enumeration('CUmemAllocationGranularity_flags');
 export const CUmem_advise = enumeration('CUmem_advise');
 export const CUdevice_P2PAttribute = enumeration('CUdevice_P2PAttribute');
+export const CUjit_option = enumeration('CUjit_option');
+export const CUfunction_attribute = enumeration('CUfunction_attribute');
+export const CUfunc_cache = enumeration('CUfunc_cache');
+export const CUstreamCaptureMode = enumeration('CUstreamCaptureMode');
+export const CUstreamCaptureStatus = enumeration('CUstreamCaptureStatus');
 export const CUresultType = enumeration('CUresult');
 
 /**
@@ -111,6 +124,13 @@ export const CUmemAllocationProp = readStruct('CUmemAllocationProp');
 export const CUDA_MEMCPY2D = readStruct('CUDA_MEMCPY2D');
 export const CUDA_MEMCPY3D = readStruct('CUDA_MEMCPY3D');
 export const CUDA_MEMCPY3D_PEER = readStruct('CUDA_MEMCPY3D_PEER');
+export const CUlaunchConfig = readStruct('CUlaunchConfig');
+/** `void **`: host memory that the driver reads addresses or values from. */
+export const pointers = type<Address>('void **', 'uint64', 8);
+/** A function that the driver calls back: never JavaScript, so always 0. */
+export const CUoccupancyB2DSize = type<Address>('CUoccupancyB2DSize', 'uint64', 8);
+/** Where cuGraphExecUpdate says what could not be updated. */
+export const CUgraphExecUpdateResultInfo = opaque('CUgraphExecUpdateResultInfo', 24);
 /** cuMemPoolGetAccess declares what it only reads as if it were written. */
 export const CUmemLocationNotConst = opaque('CUmemLocation', 8);
 /** 64 bytes that name an allocation of a pool, to a process that has imported the pool. */

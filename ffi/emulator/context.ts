@@ -35,6 +35,8 @@ export interface Context {
   readonly flags: number;
   readonly limits: Map<number, number>;
   alive: boolean;
+  /** What ended it, where a kernel has: every call in it fails with that from then on. */
+  failure: CUresult;
   /** How often a primary context was retained. */
   references: number;
 }
@@ -73,7 +75,7 @@ export class Contexts {
   get status(): CUresult {
     const context = this.top;
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-    return context.alive ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return context.alive ? context.failure : CUDA_ERROR_CONTEXT_IS_DESTROYED;
   }
 
   hasDevice(device: number): boolean {
@@ -127,6 +129,7 @@ export class Contexts {
       flags,
       limits: new Map(defaultLimits),
       alive: true,
+      failure: CUDA_SUCCESS,
       references: 0,
     };
     this.#all.set(context.handle, context);

@@ -2,25 +2,28 @@
  * A libcuda in TypeScript: the same functions with the same status codes, over host memory that
  * processes really share. Each room of it is a file; this one puts them together.
  */
+
+import type { RegisteredKernel } from '../emulated-kernels.ts';
 import { type Driver, type FunctionName, functionNames, rows } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
-
 import { allocationFunctions } from './allocation.ts';
 import { boxFunctions } from './box.ts';
-
 import { Contexts, contextFunctions, primaryContextFunctions } from './context.ts';
 import { copyFunctions } from './copy.ts';
 import { deviceFunctions } from './device.ts';
 import { errorFunctions } from './errors.ts';
 import { Events, eventFunctions } from './event.ts';
+import { graphFunctions } from './graph.ts';
 import { guarded } from './guard.ts';
 import { Handles } from './handles.ts';
 import { type Arena, HostMemory } from './host.ts';
 import { hostFunctions } from './host-function.ts';
 import { ForeignMemory, ipcMemoryFunctions } from './ipc.ts';
 import { InterprocessEvents, ipcEventFunctions } from './ipc-event.ts';
+import { kernelFunctions } from './kernels.ts';
 import { ManagedMemory } from './managed.ts';
 import { Memory } from './memory.ts';
+import { Modules, moduleFunctions } from './modules.ts';
 import { peerFunctions } from './peer.ts';
 import { pinnedFunctions } from './pinned.ts';
 import { freePoolMemory, poolAllocationFunctions } from './pool-allocation.ts';
@@ -43,6 +46,8 @@ export interface EmulatedDriverOptions {
   readonly arena: Arena;
   /** Where the `CUFFI_EMULATED_*` variables are read. */
   readonly env?: NodeJS.ProcessEnv;
+  /** The kernels that can be launched, by their names. Default: none. */
+  readonly kernels?: ReadonlyMap<string, RegisteredKernel>;
 }
 
 type Implementation = (...args: never[]) => Status;
@@ -54,7 +59,11 @@ type Implementation = (...args: never[]) => Status;
  *
  * @throws RangeError for an environment variable that says nothing sensible
  */
-export function createEmulatedDriver({ arena, env = process.env }: EmulatedDriverOptions): Driver {
+export function createEmulatedDriver({
+  arena,
+  env = process.env,
+  kernels = new Map(),
+}: EmulatedDriverOptions): Driver {
   const settings = readSettings(env);
   const self = identifySelf();
   const host = new HostMemory(arena);
@@ -70,6 +79,7 @@ export function createEmulatedDriver({ arena, env = process.env }: EmulatedDrive
   const virtual = new VirtualMemory(memory, contexts, handles);
   const pools = new Pools(memory, contexts, queues, handles);
   const imported = new ImportedPools(memory, handles, contexts);
+  const modules = new Modules(kernels, memory, contexts, handles);
   const rooms = { pools, imported, memory, contexts, queues, host };
   let isInitialised = false;
 
@@ -111,9 +121,19 @@ export function createEmulatedDriver({ arena, env = process.env }: EmulatedDrive
     ...boxFunctions(memory, queues, host, contexts),
     ...ipcMemoryFunctions(memory, foreign, contexts, queues, host, self),
     ...ipcEventFunctions(events, interprocess, contexts, host),
+    ...moduleFunctions(modules, contexts, queues, host),
+    ...kernelFunctions(modules, memory, queues, host),
+    ...graphFunctions(queues, host),
   };
 
-  const state = { contexts, host, faults: settings.faults, isInitialised: () => isInitialised };
+  const state = {
+    contexts,
+    host,
+    faults: settings.faults,
+    isInitialised: () => isInitialised,
+    contextOf: (type: string, handle: number) =>
+      (type === 'CUevent' ? events : queues).get(handle)?.context,
+  };
   const guard = (name: FunctionName): readonly [FunctionName, Implementation] => [
     name,
     guarded(name, rows[name], implementations[name] as Implementation, state),

@@ -1,7 +1,8 @@
 /** What is checked before a call gets to its room: initialisation, context, out-values. */
 import type { FunctionName, Row } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
-import type { Contexts } from './context.ts';
+import type { CType } from '../types.ts';
+import type { Context, Contexts } from './context.ts';
 import type { Faults } from './faults.ts';
 import type { HostMemory } from './host.ts';
 
@@ -15,12 +16,19 @@ const BEFORE_INIT: ReadonlySet<FunctionName> = new Set<FunctionName>([
 /** Out-values that may be null where the caller does not want them. */
 const OPTIONAL_OUT: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuMemGetAddressRange_v2',
+  'cuModuleGetGlobal_v2',
   'cuCtxGetStreamPriorityRange',
   'cuCtxPopCurrent_v2',
 ]);
 
 /** What works on a destroyed context too: it must be possible to leave one. */
 const ON_DESTROYED: ReadonlySet<FunctionName> = new Set<FunctionName>(['cuCtxPopCurrent_v2']);
+
+/** What works in a context that a kernel has ended. */
+const ON_FAILED: ReadonlySet<FunctionName> = new Set<FunctionName>([
+  'cuCtxPopCurrent_v2',
+  'cuCtxGetDevice',
+]);
 
 const LAST_DEFAULT_STREAM = 2;
 
@@ -29,12 +37,15 @@ interface State {
   readonly host: HostMemory;
   readonly faults: Faults;
   readonly isInitialised: () => boolean;
+  /** The context of a stream or an event, by the name of its type. */
+  readonly contextOf: (type: string, handle: number) => Context | undefined;
 }
 
 type Implementation = (...args: never[]) => Status;
 
 // What is behind `const T *` is read, and what is behind `void *` the room itself knows.
-const isOutValue = (c: string): boolean => c.endsWith(' *') && !/^(const \w+|void) \*$/.test(c);
+const isOutValue = (c: string): boolean =>
+  c.endsWith(' *') && !/^(const \w+|void|CUjit_option) \*$/.test(c);
 
 const is64BitValue = (c: string): boolean => c === 'cuuint64_t';
 
@@ -43,20 +54,29 @@ export function guarded(
   name: FunctionName,
   row: Row,
   implementation: Implementation,
-  { contexts, host, faults, isInitialised }: State,
+  { contexts, host, faults, isInitialised, contextOf }: State,
 ): Implementation {
   const outs = row.params.flatMap((param, at) => (isOutValue(param.c) ? [at] : []));
   const wide = new Set(row.params.flatMap((param, at) => (is64BitValue(param.c) ? [at] : [])));
   const isOptional = OPTIONAL_OUT.has(name);
   const stream = row.params.findIndex((param) => param.c === 'CUstream');
+  const owned = row.params.findIndex((param) => param.c === 'CUstream' || param.c === 'CUevent');
   const needsInit = !BEFORE_INIT.has(name);
 
   const contextStatus = (args: readonly number[]): Status => {
     const isNeeded =
       row.needs === 'context' ||
       (row.needs !== 'nothing' && (args[stream] as number) <= LAST_DEFAULT_STREAM);
-    if (!isNeeded || (ON_DESTROYED.has(name) && contexts.top)) return CUresult.CUDA_SUCCESS;
-    return contexts.status;
+    if (ON_DESTROYED.has(name) && contexts.top) return CUresult.CUDA_SUCCESS;
+    if (!isNeeded) return failureOf(args);
+    const { status } = contexts;
+    return ON_FAILED.has(name) && status === contexts.top?.failure ? CUresult.CUDA_SUCCESS : status;
+  };
+  /** What ended the context of the stream or event that is named. */
+  const failureOf = (args: readonly number[]): Status => {
+    if (owned < 0) return CUresult.CUDA_SUCCESS;
+    const type = (row.params[owned] as CType).c;
+    return contextOf(type, args[owned] as number)?.failure ?? CUresult.CUDA_SUCCESS;
   };
   const isWritable = (address: number): boolean =>
     address === 0 ? isOptional : host.isWritable(address);

@@ -166,7 +166,8 @@ export class Queues {
   #advance(stream: Stream): boolean {
     let moved = false;
     for (let item = stream.items[0]; item?.after.every(isReached); item = stream.items[0]) {
-      if (!item.work()) break;
+      // Behind a kernel that failed nothing is done any more.
+      if (stream.context.failure === 0 && !item.work()) break;
       stream.items.shift();
       stream.done += 1;
       moved = true;

@@ -113,6 +113,16 @@ const outValues: Readonly<Record<string, { byteLength: number; read(at: Address)
   CUdeviceptr: { byteLength: 8, read: readHandle },
   CUmemoryPool: { byteLength: 8, read: readHandle },
   CUmemGenericAllocationHandle: { byteLength: 8, read: readHandle },
+  CUmodule: { byteLength: 8, read: readHandle },
+  CUfunction: { byteLength: 8, read: readHandle },
+  CUgraph: { byteLength: 8, read: readHandle },
+  CUgraphExec: { byteLength: 8, read: readHandle },
+  CUjit_option: { byteLength: 4, read: readUint32 },
+  CUstreamCaptureStatus: { byteLength: 4, read: readUint32 },
+  CUgraphExecUpdateResultInfo: {
+    byteLength: 24,
+    read: (at) => Buffer.from(readBytes(at, 24)).toString('hex'),
+  },
   CUmemAccess_flags: { byteLength: 4, read: readUint32 },
   'unsigned long long': { byteLength: 8, read: readSize },
   'void *': { byteLength: 8, read: readHandle },
@@ -141,6 +151,8 @@ function outValue(type: string, id: number): { bytes: Buffer; expected: unknown 
       return { bytes, expected: -(id * 65_537) };
     case 'unsigned int':
     case 'CUmemAccess_flags':
+    case 'CUjit_option':
+    case 'CUstreamCaptureStatus':
       bytes.writeUInt32LE(0xf000_0000 + id);
       return { bytes, expected: 0xf000_0000 + id };
     case 'float':
@@ -155,6 +167,7 @@ function outValue(type: string, id: number): { bytes: Buffer; expected: unknown 
     case 'CUuuid':
     case 'CUmemLocation':
     case 'CUmemPoolPtrExportData':
+    case 'CUgraphExecUpdateResultInfo':
     case 'CUipcMemHandle':
     case 'CUipcEventHandle': {
       bytes.set(handleBytes(id));

@@ -10,11 +10,12 @@ import type { Address, CType } from '../../ffi/types.ts';
 import { parameters } from './facts.ts';
 import { type BuildFolder, header } from './toolchain.ts';
 
-const MAX_PARAMETERS = 8;
+const MAX_PARAMETERS = 12;
 const SLOT = 64;
 
 // Only where there is no cuda.h; elsewhere the header's own declarations judge the table.
 const DECLARATIONS = `
+#include <stddef.h>
 #define CUDAAPI
 typedef int CUdevice;
 typedef unsigned int cuuint32_t;
@@ -23,6 +24,15 @@ typedef unsigned int CUresult, CUdevice_attribute, CUlimit, CUpointer_attribute;
 typedef unsigned int CUmemPool_attribute, CUmemAccess_flags, CUmemAllocationHandleType;
 typedef unsigned int CUmemAllocationGranularity_flags, CUmem_advise, CUdevice_P2PAttribute;
 typedef unsigned long long CUdeviceptr, CUmemGenericAllocationHandle;
+typedef unsigned int CUjit_option, CUfunction_attribute, CUfunc_cache;
+typedef unsigned int CUstreamCaptureMode, CUstreamCaptureStatus;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef size_t (*CUoccupancyB2DSize)(int);
+typedef struct { char reserved[56]; } CUlaunchConfig;
+typedef struct { char reserved[24]; } CUgraphExecUpdateResultInfo;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef void (*CUhostFn)(void *);
 typedef struct { char reserved[88]; } CUmemPoolProps;
