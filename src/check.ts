@@ -19,13 +19,19 @@ export function check(status: CUresult, call: FunctionName, doing?: () => string
 }
 
 /** The CudaError for a status, with the driver's own description and our remedy. */
-export const cudaError = (status: CUresult, call: FunctionName, doing?: string): CudaError =>
+export const cudaError = (
+  status: CUresult,
+  call: FunctionName,
+  doing?: string,
+  log?: string,
+): CudaError =>
   new CudaError({
     status,
     call,
     description: describe(status),
     doing,
     remedy: remedyFor(call, status),
+    log,
   });
 
 const describe = (status: CUresult): string =>

@@ -17,6 +17,8 @@ export interface CudaErrorDetails {
   readonly doing?: string | undefined;
   /** What the caller may do about it. */
   readonly remedy?: string | undefined;
+  /** What the driver's compiler or linker wrote. */
+  readonly log?: string | undefined;
 }
 
 /**
@@ -35,12 +37,15 @@ export class CudaError extends CuffiError {
   readonly call: string;
   readonly doing: string | undefined;
   readonly remedy: string | undefined;
+  /** What the driver's compiler or linker wrote, where it was asked to work. */
+  readonly log: string | undefined;
 
-  constructor({ status, call, description, doing, remedy }: CudaErrorDetails) {
+  constructor({ status, call, description, doing, remedy, log }: CudaErrorDetails) {
     const code = resultName(status);
     super(
       [
         `${call} failed${doing ? ` while ${doing}` : ''}: ${description} (${code}, ${status})`,
+        ...(log ? [log] : []),
         ...(remedy ? [remedy] : []),
       ].join('\n'),
     );
@@ -49,6 +54,7 @@ export class CudaError extends CuffiError {
     this.call = call;
     this.doing = doing;
     this.remedy = remedy;
+    this.log = log || undefined;
   }
 
   /** Whether the context is lost: every later call in it fails until the process ends. */

@@ -83,6 +83,14 @@ export { MappedPointer } from './memory/manager/mapped-pointer.ts';
 export { PinnedPointer } from './memory/manager/pinned-pointer.ts';
 export type { Finalizer } from './memory/manager/references.ts';
 export { IpcHandle, type IpcHandleInit } from './memory/manager/ipc-handle.ts';
+export { Module, type ModuleOptions } from './kernel/module.ts';
+export type { ModuleImage } from './kernel/image.ts';
+export type { JitOptions } from './kernel/jit.ts';
+export { Kernel } from './kernel/kernel.ts';
+export type { Extents3, LaunchConfig } from './kernel/launch-config.ts';
+export type { Addressed, Argument, Arguments, Parameter } from './kernel/parameters.ts';
+export type { KernelAttributes } from './kernel/function-attributes.ts';
+export type { OccupancyOptions } from './kernel/occupancy.ts';
 export { type ArraySource, DeviceArray } from './array/device-array.ts';
 export {
   type ArrayShape,

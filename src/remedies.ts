@@ -23,6 +23,15 @@ const BY_CALL: Readonly<Record<string, string>> = {
     'Likely causes: it is memory of another pool, or what names it was altered or made up.',
   'cuMemImportFromShareableHandle:1':
     'A file descriptor that came with it is not that of virtual memory.',
+  'cuModuleGetFunction:500':
+    'C++ mangles the names of kernels: declare the kernel extern "C", or use the name in the PTX.',
+  'cuModuleGetGlobal_v2:500':
+    'C++ mangles names in namespaces, and a static variable that nothing uses is left out.',
+  'cuModuleLoadDataEx:801':
+    'The emulated driver loads PTX text, and cubins of registered kernels: see registerKernel.',
+  'cuLaunchKernelEx:801':
+    'This device or driver cannot do it. The emulated driver runs what registerKernel was given ' +
+    'for the name of the kernel; cooperative grids and clusters need a GPU.',
   'cuIpcGetMemHandle:1':
     'Only memory of cuMemAlloc has a legacy IPC handle: not pool, managed, pinned or virtual memory, nor freed memory.',
 };
@@ -37,10 +46,33 @@ const BY_STATUS: ReadonlyMap<CUresult, string> = new Map([
     'No GPU is visible: check nvidia-smi, CUDA_VISIBLE_DEVICES, and that a container was started with GPUs.',
   ],
   [101, 'cuffi.devices() lists the devices that this process can see.'],
+  [200, 'The file is damaged, or is no PTX, cubin or fatbin.'],
+  [
+    209,
+    'It has no code for this GPU, nor PTX to make some of: compile it for compute capability ' +
+      '`device.computeCapability`, or to PTX of that or an older one.',
+  ],
+  [218, 'The log names the line. PTX for a newer GPU than this one is refused, too.'],
+  [221, 'libnvidia-ptxjitcompiler is missing: install the whole driver, or load a cubin.'],
+  [
+    222,
+    'The PTX is newer than the driver: update the driver, compile with the toolkit of its version ' +
+      '(`driverVersion()`), or load a cubin.',
+  ],
+  [701, 'Use fewer threads a block, or compile with fewer registers: `jit: { maxRegisters }`.'],
   [709, 'The context was destroyed or reset: make its objects anew.'],
+  [720, 'A cooperative grid must fit on the device at once: `kernel.maxCooperativeBlocks(block)`.'],
   [801, 'This device or driver cannot do it.'],
   [802, 'The system is not ready: the fabric manager or a GPU reset may be pending.'],
   [803, 'The kernel driver and libcuda differ in version: reboot, or reload the driver.'],
+  [
+    900,
+    'A stream that is captured into a graph only queues: wait, ask and copy to the host outside.',
+  ],
+  [901, 'A call that cannot be captured has ended the capture: capture again without it.'],
+  [904, 'Streams that were forked off must be joined: let the captured stream wait for an event.'],
+  [906, 'Capture a stream that is made with nonBlocking: true.'],
+  [910, 'Only arguments and sizes can change: make another graph for other work.'],
   [999, 'Check dmesg for NVRM: Xid messages.'],
 ]);
 

@@ -1,0 +1,263 @@
+/**
+ * The arguments of a kernel as its launches pass them: a table of addresses, written once, and the
+ * values that they point to, written anew at each launch. A launch reads all of it before it returns.
+ */
+import { addressOf } from '../../ffi/native.ts';
+import type { Address } from '../../ffi/types.ts';
+import { checkHostMemory, shown } from '../arguments.ts';
+import type { Context } from '../context.ts';
+import { toBfloat16, toFloat16 } from '../float16.ts';
+import {
+  type Addressed,
+  byteLengthOf,
+  type Parameter,
+  parameterName,
+  pointedDtype,
+} from './parameters.ts';
+import { requireReachable } from './reachable.ts';
+
+/** How a parameter is written: numbers, so that a launch can choose by a switch. */
+const codes = {
+  bool: 0,
+  int8: 1,
+  int16: 2,
+  int32: 3,
+  int64: 4,
+  uint8: 5,
+  uint16: 6,
+  uint32: 7,
+  uint64: 8,
+  float16: 9,
+  bfloat16: 10,
+  float32: 11,
+  float64: 12,
+  pointer: 13,
+} as const;
+const ITEMS = 14;
+const STRUCT = 15;
+
+const SLOT = 16;
+const HIGH = 2 ** 32;
+
+const codeOf = (param: Parameter): number => {
+  if (typeof param === 'object') return STRUCT;
+  return Object.hasOwn(codes, param) ? codes[param as keyof typeof codes] : ITEMS;
+};
+
+/** What only an object in device memory may have. */
+type Placed = Addressed & { readonly context?: unknown };
+
+/** The arguments of one kernel. */
+export class ArgumentBlock {
+  /** The address of the table, good as long as the block is referred to. */
+  readonly address: Address;
+  readonly #kernel: string;
+  readonly #context: Context;
+  readonly #params: readonly Parameter[];
+  readonly #codes: Uint8Array;
+  /** Where each value lies, in units of eight bytes. */
+  readonly #slots: Uint32Array;
+  readonly #dtypes: readonly (string | undefined)[];
+  readonly #u8: Uint8Array;
+  readonly #u16: Uint16Array;
+  readonly #i32: Int32Array;
+  readonly #u32: Uint32Array;
+  readonly #u64: BigUint64Array;
+  readonly #f32: Float32Array;
+  readonly #f64: Float64Array;
+
+  constructor(kernel: string, context: Context, params: readonly Parameter[]) {
+    this.#kernel = kernel;
+    this.#context = context;
+    this.#params = params;
+    this.#codes = Uint8Array.from(params, codeOf);
+    this.#dtypes = params.map(pointedDtype);
+    const count = params.length;
+    const starts: number[] = [];
+    let end = Math.ceil((8 * count) / SLOT) * SLOT;
+    for (const param of params) {
+      starts.push(end);
+      end += Math.ceil(byteLengthOf(param) / SLOT) * SLOT;
+    }
+    // An ArrayBuffer of its own: its memory does not move.
+    const memory = new ArrayBuffer(Math.max(end, SLOT));
+    this.#u8 = new Uint8Array(memory);
+    this.#u16 = new Uint16Array(memory);
+    this.#i32 = new Int32Array(memory);
+    this.#u32 = new Uint32Array(memory);
+    this.#u64 = new BigUint64Array(memory);
+    this.#f32 = new Float32Array(memory);
+    this.#f64 = new Float64Array(memory);
+    this.#slots = Uint32Array.from(starts, (start) => start / 8);
+    this.address = addressOf(this.#u8);
+    starts.forEach((start, at) => {
+      this.#u64[at] = BigInt(this.address + start);
+    });
+  }
+
+  /** Writes the arguments of a launch. @throws TypeError, RangeError, ClosedError */
+  write(args: readonly unknown[]): void {
+    const count = this.#codes.length;
+    if (args.length !== count) throw this.#miscounted(args.length);
+    for (let at = 0; at < count; at += 1) {
+      const value = args[at];
+      const slot = this.#slots[at] as number;
+      const code = this.#codes[at] as number;
+      if (typeof value === 'number') this.#writeNumber(at, code, slot, value);
+      else if (typeof value === 'object' && code >= codes.pointer)
+        this.#writeObject(at, code, slot, value);
+      else if (typeof value === 'boolean' && code === codes.bool)
+        this.#u8[8 * slot] = Number(value);
+      else if (typeof value === 'bigint') this.#writeBigint(at, code, slot, value);
+      else throw this.#mistyped(at, value);
+    }
+  }
+
+  #writeNumber(at: number, code: number, slot: number, value: number): void {
+    switch (code) {
+      case codes.float32:
+        this.#f32[2 * slot] = value;
+        return;
+      case codes.float64:
+        this.#f64[slot] = value;
+        return;
+      case codes.int32:
+        if ((value | 0) !== value) throw this.#outOfRange(at, value);
+        this.#i32[2 * slot] = value;
+        return;
+      case codes.uint32:
+        if (value >>> 0 !== value) throw this.#outOfRange(at, value);
+        this.#u32[2 * slot] = value;
+        return;
+      case codes.pointer:
+      case ITEMS:
+      case codes.uint64:
+        if (value < 0 || !Number.isSafeInteger(value)) throw this.#outOfRange(at, value);
+        this.#writeWide(slot, value);
+        return;
+      default:
+        this.#writeRarer(at, code, slot, value);
+    }
+  }
+
+  #writeRarer(at: number, code: number, slot: number, value: number): void {
+    switch (code) {
+      case codes.int64:
+        if (!Number.isSafeInteger(value)) throw this.#outOfRange(at, value);
+        this.#writeWide(slot, value);
+        return;
+      case codes.int8:
+        if ((value << 24) >> 24 !== value) throw this.#outOfRange(at, value);
+        this.#u8[8 * slot] = value;
+        return;
+      case codes.uint8:
+        if ((value & 0xff) !== value) throw this.#outOfRange(at, value);
+        this.#u8[8 * slot] = value;
+        return;
+      case codes.int16:
+        if ((value << 16) >> 16 !== value) throw this.#outOfRange(at, value);
+        this.#u16[4 * slot] = value;
+        return;
+      case codes.uint16:
+        if ((value & 0xffff) !== value) throw this.#outOfRange(at, value);
+        this.#u16[4 * slot] = value;
+        return;
+      case codes.float16:
+        this.#u16[4 * slot] = toFloat16(value);
+        return;
+      case codes.bfloat16:
+        this.#u16[4 * slot] = toBfloat16(value);
+        return;
+      default:
+        throw this.#mistyped(at, value);
+    }
+  }
+
+  #writeBigint(at: number, code: number, slot: number, value: bigint): void {
+    const isSigned = code === codes.int64;
+    if (!isSigned && code !== codes.uint64) throw this.#mistyped(at, value);
+    if ((isSigned ? BigInt.asIntN(64, value) : BigInt.asUintN(64, value)) !== value)
+      throw this.#outOfRange(at, value);
+    this.#u64[slot] = value;
+  }
+
+  #writeObject(at: number, code: number, slot: number, value: object | null): void {
+    if (code === STRUCT) this.#writeStruct(at, slot, value);
+    else this.#writeWide(slot, value === null ? 0 : this.#addressOf(at, code, value as Placed));
+  }
+
+  #addressOf(at: number, code: number, value: Placed): number {
+    const { address, context } = value; // throws for what is closed
+    if (typeof address !== 'number') throw this.#mistyped(at, value);
+    if (address < 0 || !Number.isSafeInteger(address)) throw this.#outOfRange(at, address);
+    if (context !== undefined && context !== this.#context)
+      requireReachable(this.#context, value, `${this.#name(at)}`);
+    if (code === ITEMS) {
+      const told = value.dtype?.name;
+      if (told !== undefined && told !== this.#dtypes[at])
+        throw new TypeError(
+          `${this.#name(at)} points to ${this.#dtypes[at]}: its items are ${told}`,
+        );
+    }
+    return address;
+  }
+
+  #writeStruct(at: number, slot: number, value: object | null): void {
+    const bytes = checkHostMemory(value, this.#name(at));
+    const wanted = byteLengthOf(this.#params[at] as Parameter);
+    if (bytes.length !== wanted)
+      throw new RangeError(`${this.#name(at)} has ${wanted} bytes, not ${bytes.length}`);
+    this.#u8.set(bytes, 8 * slot);
+  }
+
+  /** A safe integer, also below zero. */
+  #writeWide(slot: number, value: number): void {
+    this.#u32[2 * slot] = value;
+    this.#u32[2 * slot + 1] = Math.floor(value / HIGH);
+  }
+
+  #name(at: number): string {
+    return `argument ${at} of kernel ${this.#kernel}`;
+  }
+
+  #miscounted(count: number): TypeError {
+    const wanted = this.#params.map(parameterName).join(', ');
+    return new TypeError(
+      `kernel ${this.#kernel} takes ${this.#params.length} arguments${wanted && ` (${wanted})`}, not ${count}`,
+    );
+  }
+
+  #mistyped(at: number, value: unknown): TypeError {
+    const isHost = ArrayBuffer.isView(value) || value instanceof ArrayBuffer;
+    return new TypeError(
+      `${this.#name(at)} must be ${wantedFor(this.#params[at] as Parameter)}, not ${shown(value)}` +
+        (isHost ? ', which is in host memory: copy it to the device' : ''),
+    );
+  }
+
+  #outOfRange(at: number, value: number | bigint): RangeError {
+    return new RangeError(
+      `${this.#name(at)} must be ${rangeOf(this.#params[at] as Parameter)}, not ${value}`,
+    );
+  }
+}
+
+function wantedFor(param: Parameter): string {
+  const code = codeOf(param);
+  if (code === STRUCT) return `the bytes of ${parameterName(param)}`;
+  if (code >= codes.pointer)
+    return `in device memory (anything with an address), or an address, or null, for ${param as string}`;
+  if (code === codes.bool) return 'true or false';
+  return code === codes.int64 || code === codes.uint64
+    ? `a number or a bigint, for ${param as string}`
+    : `a number, for ${param as string}`;
+}
+
+function rangeOf(param: Parameter): string {
+  if (codeOf(param) >= codes.pointer) return 'an address';
+  const bits = 8 * byteLengthOf(param);
+  const isSigned = (param as string).startsWith('int');
+  const [low, high] = isSigned ? [`-2^${bits - 1}`, bits - 1] : ['0', bits];
+  const wide = bits === 64 ? ' (as a number: a safe one)' : '';
+  return `an integer from ${low} to 2^${high} - 1${wide}`;
+}

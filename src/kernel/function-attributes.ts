@@ -1,0 +1,58 @@
+/** What the driver tells of a kernel. */
+import { OUT0, readInt32 } from '../../ffi/arena.ts';
+import {
+  CU_FUNC_ATTRIBUTE_BINARY_VERSION,
+  CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
+  CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+  CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+  CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+  CU_FUNC_ATTRIBUTE_NUM_REGS,
+  CU_FUNC_ATTRIBUTE_PTX_VERSION,
+  CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+} from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import type { CUfunction } from '../../ffi/types.ts';
+import { check } from '../check.ts';
+
+const numbers = {
+  maxThreadsPerBlock: CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+  sharedBytes: CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+  constantBytes: CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
+  localBytes: CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+  registers: CU_FUNC_ATTRIBUTE_NUM_REGS,
+  ptxVersion: CU_FUNC_ATTRIBUTE_PTX_VERSION,
+  binaryVersion: CU_FUNC_ATTRIBUTE_BINARY_VERSION,
+  maxDynamicSharedBytes: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+} as const;
+
+/** What a kernel needs and may have, as the driver compiled it. */
+export interface KernelAttributes {
+  /** The most threads of a block: its registers may allow fewer than the device does. */
+  readonly maxThreadsPerBlock: number;
+  /** Static shared memory of a block, in bytes. */
+  readonly sharedBytes: number;
+  /** Constant memory, in bytes. */
+  readonly constantBytes: number;
+  /** Local memory of a thread, in bytes: arrays of its own, and what did not fit into registers. */
+  readonly localBytes: number;
+  /** Registers of a thread. */
+  readonly registers: number;
+  /** The architecture of its PTX, e.g. 70 for compute capability 7.0. */
+  readonly ptxVersion: number;
+  /** The architecture of its machine code, e.g. 90. */
+  readonly binaryVersion: number;
+  /** The most dynamic shared memory of a block, in bytes; a launch that asks for more raises it. */
+  readonly maxDynamicSharedBytes: number;
+}
+
+/** One attribute, by its number; the context of the function is current. */
+export function readAttribute(handle: CUfunction, attribute: number): number {
+  check(cu.cuFuncGetAttribute(OUT0, attribute, handle), 'cuFuncGetAttribute');
+  return readInt32(OUT0);
+}
+
+/** All of them; the context of the function is current. */
+export const readAttributes = (handle: CUfunction): KernelAttributes =>
+  Object.fromEntries(
+    Object.entries(numbers).map(([name, number]) => [name, readAttribute(handle, number)]),
+  ) as unknown as KernelAttributes;

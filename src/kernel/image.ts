@@ -1,0 +1,65 @@
+/** Code to load: PTX text, a cubin or a fatbin, made safe to hand to the driver. */
+import { checkHostMemory, type HostMemory, shown } from '../arguments.ts';
+
+/** What a module is loaded from: PTX as text, or PTX, a cubin or a fatbin as bytes. */
+export type ModuleImage = string | HostMemory;
+
+/** Code, and what it is. */
+export interface Image {
+  readonly kind: 'PTX' | 'cubin' | 'fatbin';
+  /** Ends with a zero byte, where it is text. */
+  readonly bytes: Uint8Array;
+}
+
+const ELF = 0x46_4c_45_7f;
+const FATBIN = 0xba_55_ed_50;
+const ELF_HEADER = 64;
+const FATBIN_HEADER = 16;
+
+/**
+ * The driver believes the sizes that code tells of itself, and reads text up to its zero byte: what
+ * is shorter than it says is refused here.
+ *
+ * @throws TypeError, RangeError
+ */
+export function checkImage(source: ModuleImage): Image {
+  if (typeof source === 'string') return checkText(Buffer.from(source));
+  const bytes = checkHostMemory(source, 'source');
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  const magic = bytes.length >= 4 ? view.getUint32(0, true) : 0;
+  if (magic === ELF) return checkSize({ kind: 'cubin', bytes }, elfByteLength(view));
+  if (magic === FATBIN) return checkSize({ kind: 'fatbin', bytes }, fatbinByteLength(view));
+  return checkText(bytes);
+}
+
+function checkText(text: Uint8Array): Image {
+  const end = text.indexOf(0);
+  const length = end < 0 ? text.length : end;
+  const bytes = new Uint8Array(length + 1);
+  bytes.set(text.subarray(0, length));
+  if (Buffer.from(bytes.buffer, 0, length).toString('latin1').trim() === '')
+    throw new TypeError(`source is empty: ${shown('')}`);
+  return { kind: 'PTX', bytes };
+}
+
+function checkSize(image: Image, byteLength: number): Image {
+  if (byteLength > image.bytes.length)
+    throw new RangeError(
+      `source is cut off: the ${image.kind} has ${byteLength} bytes, and ${image.bytes.length} are here`,
+    );
+  return image;
+}
+
+/** Up to the end of the tables of sections and of segments, the last things in a cubin. */
+function elfByteLength(view: DataView): number {
+  if (view.byteLength < ELF_HEADER) return ELF_HEADER;
+  const end = (offset: number, size: number, count: number): number =>
+    Number(view.getBigUint64(offset, true)) +
+    view.getUint16(size, true) * view.getUint16(count, true);
+  return Math.max(end(32, 54, 56), end(40, 58, 60));
+}
+
+function fatbinByteLength(view: DataView): number {
+  if (view.byteLength < FATBIN_HEADER) return FATBIN_HEADER;
+  return view.getUint16(6, true) + Number(view.getBigUint64(8, true));
+}

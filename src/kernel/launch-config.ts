@@ -1,0 +1,177 @@
+/** How a kernel is launched, and the struct that tells the driver. */
+import {
+  CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+  CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+} from '../../ffi/constants.ts';
+import { addressOf } from '../../ffi/native.ts';
+import { structs } from '../../ffi/structs.ts';
+import type { Address } from '../../ffi/types.ts';
+import { checkBoolean, checkInteger, checkOptions, shown } from '../arguments.ts';
+import { Resource } from '../resource.ts';
+import type { Stream } from '../stream.ts';
+import type { LaunchLimits } from './launch-limits.ts';
+
+/** One to three sizes; those left out are 1. */
+export type Extents3 = number | readonly [x: number, y?: number, z?: number];
+
+/** How a kernel is launched. */
+export interface LaunchConfig {
+  /** How many blocks there are. */
+  readonly grid: Extents3;
+  /** How many threads each block has. */
+  readonly block: Extents3;
+  /** Dynamic shared memory of each block, in bytes. Default 0. */
+  readonly sharedBytes?: number;
+  /** The stream to work in. Default: the legacy default stream. */
+  readonly stream?: Stream;
+  /** How many blocks form a cluster, on Hopper and later: the grid is a multiple of it. */
+  readonly cluster?: Extents3;
+  /** Whether all blocks run at once, so that the grid can wait for itself. Default false. */
+  readonly cooperative?: boolean;
+}
+
+const KNOWN = ['grid', 'block', 'sharedBytes', 'stream', 'cluster', 'cooperative'] as const;
+
+const { fields, byteLength: CONFIG } = structs.CUlaunchConfig;
+const ATTRIBUTE = structs.CUlaunchAttribute.byteLength;
+const VALUE = structs.CUlaunchAttribute.fields['value.clusterDim.x'][0];
+const MAX_ATTRIBUTES = 2;
+
+const GRID = fields.gridDimX[0] / 4;
+const BLOCK = fields.blockDimX[0] / 4;
+const SHARED = fields.sharedMemBytes[0] / 4;
+const STREAM = fields.hStream[0] / 4;
+const ATTRIBUTES = fields.attrs[0];
+const COUNT = fields.numAttrs[0] / 4;
+const HIGH = 2 ** 32;
+
+/** The configuration of a kernel's launches: one struct, written anew for each. */
+export class ConfigBlock {
+  /** Good as long as the block is referred to. */
+  readonly address: Address;
+  readonly #kernel: string;
+  readonly #limits: LaunchLimits;
+  readonly #words: Uint32Array;
+
+  constructor(kernel: string, limits: LaunchLimits) {
+    const memory = new ArrayBuffer(Math.ceil(CONFIG / 8) * 8 + MAX_ATTRIBUTES * ATTRIBUTE);
+    this.#kernel = kernel;
+    this.#limits = limits;
+    this.#words = new Uint32Array(memory);
+    this.address = addressOf(this.#words);
+    const attributes = this.address + CONFIG;
+    this.#words[ATTRIBUTES / 4] = attributes;
+    this.#words[ATTRIBUTES / 4 + 1] = attributes / HIGH;
+  }
+
+  /** Writes all but the stream, which is answered. @throws TypeError, RangeError */
+  write(config: LaunchConfig): Stream | undefined {
+    const checked = checkOptions(config, KNOWN, 'launch');
+    const { grid, block, sharedBytes, stream, cluster, cooperative } = checked;
+    this.#writeExtents(GRID, grid, 'grid', this.#limits.grid);
+    this.#writeExtents(BLOCK, block, 'block', this.#limits.block);
+    this.#words[SHARED] =
+      sharedBytes === undefined ? 0 : checkInteger(sharedBytes, 'sharedBytes', 0, HIGH - 1);
+    if (cluster === undefined && cooperative === undefined) this.#words[COUNT] = 0;
+    else this.#writeAttributes(cluster, cooperative);
+    if (stream !== undefined && !Resource.is(stream, 'Stream'))
+      throw new TypeError(`stream must be a Stream, not ${shown(stream)}`);
+    return stream;
+  }
+
+  set stream(handle: number) {
+    this.#words[STREAM] = handle;
+    this.#words[STREAM + 1] = handle / HIGH;
+  }
+
+  /** The threads of a block. */
+  get threads(): number {
+    const words = this.#words;
+    return (words[BLOCK] as number) * (words[BLOCK + 1] as number) * (words[BLOCK + 2] as number);
+  }
+
+  get sharedBytes(): number {
+    return this.#words[SHARED] as number;
+  }
+
+  get grid(): readonly [x: number, y: number, z: number] {
+    return this.#extents(GRID);
+  }
+
+  get block(): readonly [x: number, y: number, z: number] {
+    return this.#extents(BLOCK);
+  }
+
+  /** Whether it says anything that cuLaunchKernel cannot. */
+  get hasAttributes(): boolean {
+    return this.#words[COUNT] !== 0;
+  }
+
+  /** The blocks of a cluster; 1 where there are none. */
+  get clusterBlocks(): number {
+    if (
+      this.#words[COUNT] === 0 ||
+      this.#words[CONFIG / 4] !== CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    )
+      return 1;
+    return this.#extents((CONFIG + VALUE) / 4).reduce((product, extent) => product * extent, 1);
+  }
+
+  #extents(at: number): readonly [x: number, y: number, z: number] {
+    const [x = 0, y = 0, z = 0] = this.#words.subarray(at, at + 3);
+    return [x, y, z];
+  }
+
+  #writeExtents(
+    at: number,
+    extents: Extents3 | undefined,
+    name: string,
+    most: readonly [x: number, y: number, z: number],
+  ): void {
+    const words = this.#words;
+    if (typeof extents === 'number') {
+      words[at] = this.#extent(extents, name, 'x', most[0]);
+      words[at + 1] = 1;
+      words[at + 2] = 1;
+      return;
+    }
+    if (!Array.isArray(extents) || extents.length < 1 || extents.length > 3)
+      throw new TypeError(
+        `${name} must be a number or one to three of them, not ${shown(extents)}`,
+      );
+    words[at] = this.#extent(extents[0], name, 'x', most[0]);
+    words[at + 1] = extents.length > 1 ? this.#extent(extents[1], name, 'y', most[1]) : 1;
+    words[at + 2] = extents.length > 2 ? this.#extent(extents[2], name, 'z', most[2]) : 1;
+  }
+
+  #extent(value: unknown, name: string, axis: string, most: number): number {
+    if (typeof value === 'number' && value >>> 0 === value && value >= 1 && value <= most)
+      return value;
+    return checkInteger(value, `${name} along ${axis}, for kernel ${this.#kernel},`, 1, most);
+  }
+
+  /** The cluster first: see {@link clusterBlocks}. */
+  #writeAttributes(cluster: Extents3 | undefined, cooperative: boolean | undefined): void {
+    let count = 0;
+    if (cluster !== undefined) {
+      const at = CONFIG / 4;
+      this.#words[at] = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+      this.#writeExtents(at + VALUE / 4, cluster, 'cluster', this.#limits.grid);
+      const sizes = this.#extents(at + VALUE / 4);
+      this.grid.forEach((blocks, axis) => {
+        if (blocks % (sizes[axis] as number) !== 0)
+          throw new RangeError(
+            `a grid of ${this.grid.join(' x ')} blocks is no multiple of clusters of ${sizes.join(' x ')}`,
+          );
+      });
+      count += 1;
+    }
+    if (checkBoolean(cooperative, 'cooperative', false)) {
+      const at = (CONFIG + count * ATTRIBUTE) / 4;
+      this.#words[at] = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+      this.#words[at + VALUE / 4] = 1;
+      count += 1;
+    }
+    this.#words[COUNT] = count;
+  }
+}

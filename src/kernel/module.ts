@@ -1,0 +1,179 @@
+import { readFileSync } from 'node:fs';
+import { readFile } from 'node:fs/promises';
+import { OUT0, OUT1, readHandle, readSize } from '../../ffi/arena.ts';
+import { cu } from '../../ffi/driver.ts';
+import { withAddress } from '../../ffi/native.ts';
+import { CUresult } from '../../ffi/results.ts';
+import type { CUdeviceptr, CUfunction, CUmodule } from '../../ffi/types.ts';
+import { checkOptions, shown } from '../arguments.ts';
+import { check, cudaError } from '../check.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import { DeviceBuffer } from '../memory/buffer.ts';
+import { Resource } from '../resource.ts';
+import { checkImage, type ModuleImage } from './image.ts';
+import { checkJit, type JitOptions, loadImage } from './jit.ts';
+import { Kernel } from './kernel.ts';
+import { functionNames, loadFunctions, requireSizes } from './module-functions.ts';
+import { checkParameters, type Parameter } from './parameters.ts';
+
+/** Options of {@link Module.load}. */
+export interface ModuleOptions extends PlaceOptions {
+  /** How PTX is compiled. */
+  readonly jit?: JitOptions;
+  /**
+   * Whether all kernels are brought to the device now, or each when it is first asked for, as the
+   * driver does unless CUDA_MODULE_LOADING says `EAGER`. Default `lazy`.
+   */
+  readonly loading?: 'lazy' | 'eager';
+}
+
+/**
+ * Code in a context: kernels, and variables of the device.
+ *
+ * `close()` unloads it when nothing runs in the context any more, and never waits; its kernels and
+ * globals are closed at once.
+ *
+ * @example
+ * using module = cuda.Module.load(ptx);
+ * const saxpy = module.kernel('saxpy', ['float32', 'float32*', 'float32*', 'uint32']);
+ * saxpy.launch({ grid: 4, block: 256 }, 2.5, x, y, 1024);
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MODULE.html
+ */
+export class Module extends Resource {
+  readonly context: Context;
+  /** What the compiler wrote: warnings, and with `jit: { verbose: true }` the use of resources. */
+  readonly log: string;
+  readonly #handle: CUmodule;
+
+  private constructor(context: Context, handle: CUmodule, log: string) {
+    const { releases, resets } = context;
+    super('Module', {
+      owner: context.resources,
+      release: () =>
+        // Unloading may wait for the context.
+        releases.submit(() => {
+          if (context.resets === resets)
+            context.run(() => check(cu.cuModuleUnload(handle), 'cuModuleUnload'));
+        }),
+    });
+    this.context = context;
+    this.log = log;
+    this.#handle = handle;
+  }
+
+  /**
+   * Loads PTX, which the driver compiles for the device (and caches), or machine code. Blocks until
+   * that is done: for large PTX some seconds.
+   *
+   * @param source PTX as text; PTX, a cubin or a fatbin as bytes: it is trusted, as any program is
+   * @throws CudaError with what the compiler wrote (`error.log`); TypeError, RangeError
+   */
+  static load(source: ModuleImage, options?: ModuleOptions): Module {
+    const { jit, loading, ...place } = checkOptions(
+      options,
+      ['context', 'device', 'jit', 'loading'],
+      'Module.load',
+    );
+    const image = checkImage(source);
+    const pairs = checkJit(jit);
+    if (loading !== undefined && loading !== 'lazy' && loading !== 'eager')
+      throw new TypeError(`loading must be 'lazy' or 'eager', not ${shown(loading)}`);
+    const context = Context.of(place);
+    const { handle, log } = context.run(() => {
+      const loaded = loadImage(image, pairs);
+      if (loading === 'eager') loadFunctions(loaded.handle);
+      return loaded;
+    });
+    return new Module(context, handle, log);
+  }
+
+  /** As {@link load}, of a file. */
+  static async fromFile(path: string | URL, options?: ModuleOptions): Promise<Module> {
+    return Module.load(await readFile(path), options);
+  }
+
+  /** As {@link fromFile}, but blocks while the file is read, too. */
+  static fromFileSync(path: string | URL, options?: ModuleOptions): Module {
+    return Module.load(readFileSync(path), options);
+  }
+
+  /** The driver's handle, a CUmodule. @throws ClosedError */
+  get handle(): CUmodule {
+    if (this.closed) throw this.closedError();
+    return this.#handle;
+  }
+
+  /**
+   * The names of its kernels, as the driver knows them.
+   *
+   * @throws NotSupportedError before CUDA 12.4
+   */
+  get kernelNames(): readonly string[] {
+    const { handle } = this;
+    return this.context.run(() => functionNames(handle));
+  }
+
+  /**
+   * A kernel by its name in the PTX: C++ mangles it unless it is `extern "C"`. Where the driver can
+   * tell (from 12.4 on) the number and the sizes of the parameters are compared.
+   *
+   * @param params the types of its parameters, in order: see {@link Parameter}
+   * @throws CudaError CUDA_ERROR_NOT_FOUND; TypeError for other parameters than the kernel has
+   */
+  kernel<const P extends readonly Parameter[]>(name: string, params: P): Kernel<P> {
+    const { handle, context } = this;
+    const zeroEnded = nameBytes(name, 'name');
+    const types = checkParameters(params);
+    return context.run(() => {
+      const call = 'cuModuleGetFunction';
+      const status = withAddress(zeroEnded, (at) => cu[call](OUT0, handle, at));
+      if (status === CUresult.CUDA_ERROR_NOT_FOUND)
+        throw cudaError(status, call, `looking for kernel ${name}${among(handle)}`);
+      check(status, call, () => `looking for kernel ${name}`);
+      const found = readHandle<CUfunction>(OUT0);
+      requireSizes(found, name, types);
+      return new Kernel(this, name, found, types);
+    });
+  }
+
+  /**
+   * A variable of the device (`__device__`, `__constant__`) as a buffer: the module's memory, closed
+   * with it.
+   *
+   * @throws CudaError CUDA_ERROR_NOT_FOUND
+   */
+  global(name: string): DeviceBuffer {
+    const { handle, context } = this;
+    const zeroEnded = nameBytes(name, 'name');
+    context.run(() =>
+      check(
+        withAddress(zeroEnded, (at) => cu.cuModuleGetGlobal_v2(OUT0, OUT1, handle, at)),
+        'cuModuleGetGlobal_v2',
+        () => `looking for the global ${name}`,
+      ),
+    );
+    return new DeviceBuffer({
+      context,
+      address: readHandle<CUdeviceptr>(OUT0),
+      byteLength: readSize(OUT1),
+      origin: 'borrowed',
+      keeps: this,
+    });
+  }
+}
+
+function nameBytes(name: string, what: string): Uint8Array {
+  if (typeof name !== 'string' || name === '' || name.includes('\0'))
+    throw new TypeError(`${what} must be a name, not ${shown(name)}`);
+  return Buffer.from(`${name}\0`);
+}
+
+/** The kernels that there are, for a message; nothing where the driver cannot tell. */
+function among(handle: CUmodule): string {
+  try {
+    const names = functionNames(handle);
+    return `, in a module that has ${names.slice(0, 20).join(', ') || 'none'}`;
+  } catch {
+    return '';
+  }
+}
