@@ -36,8 +36,11 @@ const codes = {
 const ITEMS = 14;
 const STRUCT = 15;
 
-const SLOT = 16;
+/** The most that a value in a struct may ask for. */
+const ALIGNMENT = 16;
 const HIGH = 2 ** 32;
+
+const align = (at: number): number => Math.ceil(at / ALIGNMENT) * ALIGNMENT;
 
 const codeOf = (param: Parameter): number => {
   if (typeof param === 'object') return STRUCT;
@@ -55,12 +58,13 @@ export class ArgumentBlock {
   readonly #context: Context;
   readonly #params: readonly Parameter[];
   readonly #codes: Uint8Array;
-  /** Where each value lies, in units of eight bytes. */
-  readonly #slots: Uint32Array;
+  /** Where the value of argument 0 lies, in units of eight bytes; each of the others in the next. */
+  readonly #first: number;
+  /** Where structs lie instead, in bytes. */
+  readonly #structs = new Map<number, number>();
   readonly #dtypes: readonly (string | undefined)[];
   readonly #u8: Uint8Array;
   readonly #u16: Uint16Array;
-  readonly #i32: Int32Array;
   readonly #u32: Uint32Array;
   readonly #u64: BigUint64Array;
   readonly #f32: Float32Array;
@@ -73,75 +77,65 @@ export class ArgumentBlock {
     this.#codes = Uint8Array.from(params, codeOf);
     this.#dtypes = params.map(pointedDtype);
     const count = params.length;
-    const starts: number[] = [];
-    let end = Math.ceil((8 * count) / SLOT) * SLOT;
-    for (const param of params) {
-      starts.push(end);
-      end += Math.ceil(byteLengthOf(param) / SLOT) * SLOT;
+    this.#first = count;
+    let end = align(16 * count);
+    for (const [at, param] of params.entries()) {
+      if (typeof param !== 'object') continue;
+      this.#structs.set(at, end);
+      end += align(param.bytes);
     }
     // An ArrayBuffer of its own: its memory does not move.
-    const memory = new ArrayBuffer(Math.max(end, SLOT));
+    const memory = new ArrayBuffer(Math.max(end, ALIGNMENT));
     this.#u8 = new Uint8Array(memory);
     this.#u16 = new Uint16Array(memory);
-    this.#i32 = new Int32Array(memory);
     this.#u32 = new Uint32Array(memory);
     this.#u64 = new BigUint64Array(memory);
     this.#f32 = new Float32Array(memory);
     this.#f64 = new Float64Array(memory);
-    this.#slots = Uint32Array.from(starts, (start) => start / 8);
     this.address = addressOf(this.#u8);
-    starts.forEach((start, at) => {
-      this.#u64[at] = BigInt(this.address + start);
-    });
+    for (let at = 0; at < count; at += 1)
+      this.#u64[at] = BigInt(this.address + (this.#structs.get(at) ?? 8 * (count + at)));
   }
 
   /** Writes the arguments of a launch. @throws TypeError, RangeError, ClosedError */
   write(args: readonly unknown[]): void {
-    const count = this.#codes.length;
+    const kinds = this.#codes;
+    const count = kinds.length;
     if (args.length !== count) throw this.#miscounted(args.length);
+    const first = this.#first;
+    const u32 = this.#u32;
+    // The commonest first, and in line: a launch pays for each of them.
     for (let at = 0; at < count; at += 1) {
       const value = args[at];
-      const slot = this.#slots[at] as number;
-      const code = this.#codes[at] as number;
-      if (typeof value === 'number') this.#writeNumber(at, code, slot, value);
-      else if (typeof value === 'object' && code >= codes.pointer)
-        this.#writeObject(at, code, slot, value);
-      else if (typeof value === 'boolean' && code === codes.bool)
-        this.#u8[8 * slot] = Number(value);
-      else if (typeof value === 'bigint') this.#writeBigint(at, code, slot, value);
-      else throw this.#mistyped(at, value);
+      const code = kinds[at] as number;
+      if (typeof value === 'number') {
+        if (code === codes.int32 || code === codes.uint32) {
+          if ((code === codes.int32 ? value | 0 : value >>> 0) !== value)
+            throw this.#outOfRange(at, value);
+          u32[2 * (first + at)] = value;
+        } else if (code === codes.float32) this.#f32[2 * (first + at)] = value;
+        else if (code === codes.float64) this.#f64[first + at] = value;
+        else this.#writeNumber(at, code, value);
+      } else if (typeof value === 'object' && code >= codes.pointer) {
+        if (code === STRUCT) this.#writeStruct(at, value);
+        else {
+          const address = value === null ? 0 : this.#addressOf(at, code, value as Placed);
+          u32[2 * (first + at)] = address;
+          u32[2 * (first + at) + 1] = address / HIGH;
+        }
+      } else this.#writeOther(at, code, value);
     }
   }
 
-  #writeNumber(at: number, code: number, slot: number, value: number): void {
+  #writeNumber(at: number, code: number, value: number): void {
+    const slot = this.#first + at;
     switch (code) {
-      case codes.float32:
-        this.#f32[2 * slot] = value;
-        return;
-      case codes.float64:
-        this.#f64[slot] = value;
-        return;
-      case codes.int32:
-        if ((value | 0) !== value) throw this.#outOfRange(at, value);
-        this.#i32[2 * slot] = value;
-        return;
-      case codes.uint32:
-        if (value >>> 0 !== value) throw this.#outOfRange(at, value);
-        this.#u32[2 * slot] = value;
-        return;
       case codes.pointer:
       case ITEMS:
       case codes.uint64:
         if (value < 0 || !Number.isSafeInteger(value)) throw this.#outOfRange(at, value);
         this.#writeWide(slot, value);
         return;
-      default:
-        this.#writeRarer(at, code, slot, value);
-    }
-  }
-
-  #writeRarer(at: number, code: number, slot: number, value: number): void {
-    switch (code) {
       case codes.int64:
         if (!Number.isSafeInteger(value)) throw this.#outOfRange(at, value);
         this.#writeWide(slot, value);
@@ -173,17 +167,14 @@ export class ArgumentBlock {
     }
   }
 
-  #writeBigint(at: number, code: number, slot: number, value: bigint): void {
-    const isSigned = code === codes.int64;
-    if (!isSigned && code !== codes.uint64) throw this.#mistyped(at, value);
-    if ((isSigned ? BigInt.asIntN(64, value) : BigInt.asUintN(64, value)) !== value)
-      throw this.#outOfRange(at, value);
-    this.#u64[slot] = value;
-  }
-
-  #writeObject(at: number, code: number, slot: number, value: object | null): void {
-    if (code === STRUCT) this.#writeStruct(at, slot, value);
-    else this.#writeWide(slot, value === null ? 0 : this.#addressOf(at, code, value as Placed));
+  #writeOther(at: number, code: number, value: unknown): void {
+    const slot = this.#first + at;
+    if (typeof value === 'boolean' && code === codes.bool) this.#u8[8 * slot] = Number(value);
+    else if (typeof value === 'bigint' && (code === codes.int64 || code === codes.uint64)) {
+      const wrapped = code === codes.int64 ? BigInt.asIntN(64, value) : BigInt.asUintN(64, value);
+      if (wrapped !== value) throw this.#outOfRange(at, value);
+      this.#u64[slot] = value;
+    } else throw this.#mistyped(at, value);
   }
 
   #addressOf(at: number, code: number, value: Placed): number {
@@ -202,12 +193,12 @@ export class ArgumentBlock {
     return address;
   }
 
-  #writeStruct(at: number, slot: number, value: object | null): void {
+  #writeStruct(at: number, value: object | null): void {
     const bytes = checkHostMemory(value, this.#name(at));
     const wanted = byteLengthOf(this.#params[at] as Parameter);
     if (bytes.length !== wanted)
       throw new RangeError(`${this.#name(at)} has ${wanted} bytes, not ${bytes.length}`);
-    this.#u8.set(bytes, 8 * slot);
+    this.#u8.set(bytes, this.#structs.get(at));
   }
 
   /** A safe integer, also below zero. */
