@@ -1,6 +1,6 @@
 /** What is known to run in a context: the one place that asks whether memory may be freed. */
-import { OUT3 } from '../ffi/arena.ts';
-import { CU_STREAM_LEGACY } from '../ffi/constants.ts';
+import { OUT3, readUint32 } from '../ffi/arena.ts';
+import { CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY } from '../ffi/constants.ts';
 import { cu } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
@@ -31,11 +31,16 @@ export class Activity {
    * With the context current: calls `queue`, which queues work in a stream where no event may be
    * recorded later, and marks that. A borrowed stream may be destroyed behind our back, and asking
    * it then would crash. The legacy default stream makes the blocking streams wait for each other:
-   * right behind work there an event adds nothing to that, later it would.
+   * right behind work there an event adds nothing to that, later it would. A stream that someone
+   * captures into a graph runs nothing, and an event would become a part of the graph.
    *
    * @throws what `queue` throws; CudaError, before anything is queued
    */
   marked(stream: CUstream, queue: () => void): void {
+    if (stream !== LEGACY && isCaptured(stream)) {
+      queue();
+      return;
+    }
     const event = this.#marks.next(stream);
     try {
       queue();
@@ -148,3 +153,7 @@ export class Activity {
 
 const isBusy = (stream: CUstream): boolean =>
   cu.cuStreamQuery(stream) === CUresult.CUDA_ERROR_NOT_READY;
+
+const isCaptured = (stream: CUstream): boolean =>
+  cu.cuStreamIsCapturing(stream, OUT3) === CUresult.CUDA_SUCCESS &&
+  readUint32(OUT3) !== CU_STREAM_CAPTURE_STATUS_NONE;

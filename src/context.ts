@@ -5,6 +5,7 @@ import { cu, selectionCount } from '../ffi/driver.ts';
 import type { CUcontext, CUstream } from '../ffi/types.ts';
 import { Activity } from './activity.ts';
 import { checkInstance, checkInteger } from './arguments.ts';
+import { refuseInCapture } from './capture.ts';
 import { check, isReady } from './check.ts';
 import { type ContextMemory, serveContext } from './context-memory.ts';
 import { ContextState } from './context-state.ts';
@@ -167,6 +168,7 @@ export class Context extends ContextState {
    * waiting: what it queues counts as work.
    */
   enqueue(call: (stream: CUstream) => void): void {
+    refuseInCapture('work in the default stream');
     this.run(() => this.activity.marked(CU_STREAM_LEGACY as CUstream, () => call(0 as CUstream)));
   }
 
@@ -177,11 +179,13 @@ export class Context extends ContextState {
    * @throws CudaError where the work failed
    */
   async synchronize(options: WaitOptions = {}): Promise<void> {
+    refuseInCapture('waiting for a context');
     await waitUntil(() => isReady(this.activity.poll(), 'cuStreamQuery'), options);
   }
 
   /** Blocks the process until all work in the context is done. */
   synchronizeSync(): void {
+    refuseInCapture('waiting for a context');
     this.run(() => check(cu.cuCtxSynchronize(), 'cuCtxSynchronize'));
     this.activity.waitedForAll();
   }
@@ -239,6 +243,7 @@ export class Context extends ContextState {
    * All objects made in it are closed; the context itself can be used again.
    */
   async reset(options: WaitOptions = {}): Promise<void> {
+    refuseInCapture('resetting a context');
     this.#requireOwn();
     await waitUntil(() => this.activity.isIdle(), options);
     this.resetSync();
@@ -246,6 +251,7 @@ export class Context extends ContextState {
 
   /** As {@link reset}, at once: blocks until the GPU's work is done. */
   resetSync(): void {
+    refuseInCapture('resetting a context');
     this.#requireOwn();
     try {
       this.memory?.reset();

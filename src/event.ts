@@ -9,6 +9,7 @@ import { cu } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUevent, CUstream } from '../ffi/types.ts';
 import { checkBoolean, checkInstance, checkOptions } from './arguments.ts';
+import { refuseInCapture } from './capture.ts';
 import { check, cudaError, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
 import { Resource } from './resource.ts';
@@ -113,6 +114,7 @@ export class CudaEvent extends Resource {
           `${name} keeps no time: ${event.interprocess ? 'interprocess events never do' : 'it was made with timing: false'}`,
         );
     }
+    refuseInCapture('taking a time');
     const status = cu.cuEventElapsedTime(OUT0, start.handle, end.handle);
     if (status === CUresult.CUDA_ERROR_NOT_READY)
       throw cudaError(status, 'cuEventElapsedTime', 'taking a time before both events are done');
@@ -132,6 +134,7 @@ export class CudaEvent extends Resource {
 
   /** Whether the work that it was last recorded behind is done; true if never recorded. */
   get done(): boolean {
+    refuseInCapture('asking an event');
     return isReady(cu.cuEventQuery(this.handle), 'cuEventQuery');
   }
 
@@ -145,6 +148,7 @@ export class CudaEvent extends Resource {
   // Apart, as a closure in `record` would cost it an allocation at every call.
   #recordByDefault(): void {
     const event = this.handle;
+    refuseInCapture('work in the default stream');
     this.context.run(() => check(cu.cuEventRecord(event, 0 as CUstream), 'cuEventRecord'));
   }
 
@@ -155,6 +159,7 @@ export class CudaEvent extends Resource {
 
   /** Blocks the process until it is done. */
   synchronizeSync(): void {
+    refuseInCapture('waiting for an event');
     check(cu.cuEventSynchronize(this.handle), 'cuEventSynchronize');
   }
 }

@@ -1,4 +1,5 @@
 /** Releases that may make the driver wait for the GPU, kept until it is done with what they free. */
+import { isCapturing } from './capture.ts';
 import { CuffiError } from './errors.ts';
 import type { Fence } from './fence.ts';
 import { releaseQuietly } from './resource.ts';
@@ -87,7 +88,7 @@ export class ReleaseQueue {
 
   /** Runs `release` now if nothing can make it wait; else later. */
   submit(release: () => void, { byteLength = 0, waits = true, early }: ReleaseOptions = {}): void {
-    if (this.#size === 0 && this.#deferrals === 0 && this.#work.isUntouched()) {
+    if (this.#size === 0 && !this.#isHeld && this.#work.isUntouched()) {
       release();
       return;
     }
@@ -118,7 +119,7 @@ export class ReleaseQueue {
   collect(needsRoom: boolean = this.#isOver(this.#size, this.#byteLength)): boolean {
     if (this.#size === 0) return true;
     // A release may submit others.
-    if (this.#deferrals > 0 || this.#collecting) return false;
+    if (this.#isHeld || this.#collecting) return false;
     this.#collecting = true;
     if (this.#work.isUntouched()) this.#runAll();
     else {
@@ -167,6 +168,11 @@ export class ReleaseQueue {
     this.#open = [];
     this.#size = 0;
     this.#byteLength = 0;
+  }
+
+  /** Whether nothing is released, nor the driver asked about it. */
+  get #isHeld(): boolean {
+    return this.#deferrals > 0 || isCapturing();
   }
 
   #isOver(count: number, byteLength: number): boolean {

@@ -7,6 +7,7 @@ import {
 import { cu } from '../ffi/driver.ts';
 import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
 import { checkBoolean, checkInteger, checkOptions } from './arguments.ts';
+import { refuseInCapture } from './capture.ts';
 import { check, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
 import { initialize } from './driver.ts';
@@ -117,6 +118,7 @@ export class Stream extends Resource {
   /** Whether all work queued so far is done. */
   get done(): boolean {
     const handle = this.handle;
+    refuseInCapture('asking a stream');
     return isReady(
       this.#isDefault ? this.context.run(() => cu.cuStreamQuery(handle)) : cu.cuStreamQuery(handle),
       'cuStreamQuery',
@@ -153,6 +155,7 @@ export class Stream extends Resource {
   /** Blocks the process until all work queued so far is done. */
   synchronizeSync(): void {
     const handle = this.handle;
+    refuseInCapture('waiting for a stream');
     this.#ask(() => check(cu.cuStreamSynchronize(handle), 'cuStreamSynchronize'));
   }
 
@@ -203,6 +206,7 @@ export class Stream extends Resource {
   #queue(call: () => void): void {
     const { context } = this;
     const { activity } = context;
+    if (this.#isDefault) refuseInCapture('work in a default stream');
     if (this.#isOwn) call();
     else if (this.#handle === CU_STREAM_PER_THREAD) {
       activity.streams.add(this.#handle);

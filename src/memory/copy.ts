@@ -2,6 +2,7 @@
 import { cu } from '../../ffi/driver.ts';
 import { withAddress } from '../../ffi/native.ts';
 import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
+import { refuseInCapture } from '../capture.ts';
 import { check } from '../check.ts';
 import type { WaitOptions } from '../wait.ts';
 import { afterWorkSoFar, copyInTurns, type QueuePart } from './awaited.ts';
@@ -23,6 +24,7 @@ export function copySync(copy: HostCopy): void {
   const { context, direction, host, stream } = copy;
   const byteLength = host.byteLength;
   if (byteLength === 0) return;
+  refuseInCapture('copying to or from the host');
   if (stream) {
     stream.enqueue((handle) =>
       withAddress(host, (address) => {
@@ -59,6 +61,7 @@ export async function copyAwaited(copy: HostCopy, options: WaitOptions = {}): Pr
   const { byteLength } = copy.host;
   options.signal?.throwIfAborted();
   if (byteLength === 0) return;
+  refuseInCapture('copying to or from the host');
   await afterWorkSoFar(copy, options, async (begun) => {
     const isOrdinary = !begun.isLocked && byteLength > DIRECT_BYTE_LENGTH;
     if (isOrdinary && (await copyStaged(begun))) return;

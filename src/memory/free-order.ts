@@ -1,5 +1,6 @@
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
+import { isCapturing } from '../capture.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Stream } from '../stream.ts';
@@ -45,6 +46,11 @@ export class FreeOrder {
   /** Queues the free; nothing after a reset, which has freed it. */
   free(address: CUdeviceptr): void {
     if (this.#context.resets !== this.#resets) return;
+    if (isCapturing()) {
+      // Queued now, it would become a part of the graph.
+      this.#context.releases.submit(() => this.free(address), { waits: false });
+      return;
+    }
     const handle = this.plainHandle;
     if (handle === undefined) this.#freeInQueue(address);
     else this.#freeIn(handle, address);

@@ -2,6 +2,7 @@ import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { CU_EVENT_DISABLE_TIMING } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUevent, CUstream } from '../../ffi/types.ts';
+import { refuseInCapture } from '../capture.ts';
 import { check, isReady } from '../check.ts';
 import type { Context } from '../context.ts';
 import { releaseQuietly } from '../resource.ts';
@@ -15,6 +16,7 @@ export class Mark implements Disposable {
   #isDisposed = false;
 
   constructor(context: Context) {
+    refuseInCapture('marking work, to wait for it,');
     context.run(() => check(cu.cuEventCreate(OUT0, CU_EVENT_DISABLE_TIMING), 'cuEventCreate'));
     this.#event = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
     this.context = context;

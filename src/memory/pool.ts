@@ -3,6 +3,7 @@ import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr, CUmemoryPool } from '../../ffi/types.ts';
 import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
+import { refuseInCapture } from '../capture.ts';
 import { check } from '../check.ts';
 import { Context } from '../context.ts';
 import { Device } from '../device.ts';
@@ -150,6 +151,7 @@ export class MemoryPool extends PoolState implements MemoryResource {
    */
   allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer {
     checkInteger(byteLength, 'byteLength', 1);
+    refuseInCapture('allocating memory');
     const stream = streamOf(checkOptions(options, ['stream'], 'allocate').stream);
     const pool = this.handle;
     const { context, maxSize } = this;

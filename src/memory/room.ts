@@ -1,6 +1,7 @@
 /** Allocations that may find no room: what waits to be freed goes first, then the error says why. */
 import type { FunctionName } from '../../ffi/functions.ts';
 import { CUresult } from '../../ffi/results.ts';
+import { refuseInCapture } from '../capture.ts';
 import { check, cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 
@@ -24,6 +25,7 @@ export function withRoom(
   allocate: () => CUresult,
   { first, limits }: RoomOptions = {},
 ): void {
+  refuseInCapture('allocating memory');
   const { releases } = context;
   let status = first ?? allocate();
   if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY && releases.size > 0) {
