@@ -72,11 +72,13 @@ export function guarded(
     const { status } = contexts;
     return ON_FAILED.has(name) && status === contexts.top?.failure ? CUresult.CUDA_SUCCESS : status;
   };
-  /** What ended the context of the stream or event that is named. */
+  /** What ended the context of the stream or event that is named, or else that is needed. */
   const failureOf = (args: readonly number[]): Status => {
-    if (owned < 0) return CUresult.CUDA_SUCCESS;
-    const type = (row.params[owned] as CType).c;
-    return contextOf(type, args[owned] as number)?.failure ?? CUresult.CUDA_SUCCESS;
+    const handle = owned < 0 ? 0 : (args[owned] as number);
+    if (handle > LAST_DEFAULT_STREAM)
+      return contextOf((row.params[owned] as CType).c, handle)?.failure ?? CUresult.CUDA_SUCCESS;
+    const isOfCurrent = owned >= 0 || row.needs === 'context';
+    return (isOfCurrent && contexts.top?.failure) || CUresult.CUDA_SUCCESS;
   };
   const isWritable = (address: number): boolean =>
     address === 0 ? isOptional : host.isWritable(address);
@@ -92,6 +94,9 @@ export function guarded(
     if (status !== CUresult.CUDA_SUCCESS) return status;
     if (!outs.every((at) => isWritable(args[at] as number)))
       return CUresult.CUDA_ERROR_INVALID_VALUE;
-    return implementation(...(args as never[]));
+    const answer = implementation(...(args as never[]));
+    // What was waited for in the call may have ended the context.
+    const isWell = answer === CUresult.CUDA_SUCCESS || answer === CUresult.CUDA_ERROR_NOT_READY;
+    return isWell && !ON_FAILED.has(name) ? failureOf(args) || answer : answer;
   };
 }

@@ -1,0 +1,87 @@
+/** The kernels of the tests: PTX for the GPU, and what the emulated driver runs in their place. */
+import { readFileSync } from 'node:fs';
+import { registerKernel } from '../../ffi/emulated-kernels.ts';
+import { Module, type ModuleOptions } from '../../src/index.ts';
+
+/** The PTX of kernels.cu. */
+export const ptx: string = readFileSync(new URL('./ptx/kernels.ptx', import.meta.url), 'utf8');
+
+/** Loads the kernels of the tests. */
+export const loadKernels = (options?: ModuleOptions): Module => Module.load(ptx, options);
+
+registerKernel('nothing', { params: [], run() {} });
+
+registerKernel('saxpy', {
+  params: ['float32', 'pointer', 'pointer', 'uint32'],
+  run({ grid, block, view }, [a, xAt, yAt, n]) {
+    const count = Math.min(n, grid[0] * block[0]);
+    const x = view(xAt, Float32Array, count);
+    const y = view(yAt, Float32Array, count);
+    for (const [i, value] of x.entries()) y[i] = a * value + (y[i] as number);
+  },
+});
+
+registerKernel('collect', {
+  params: [
+    'pointer',
+    'bool',
+    'int8',
+    'int16',
+    'int32',
+    'int64',
+    'uint8',
+    'uint16',
+    'uint32',
+    'uint64',
+    'float16',
+    'float32',
+    'float64',
+    { bytes: 8 },
+    'pointer',
+  ],
+  run({ view }, [at, a, b, c, d, e, f, g, h, i, j, k, l, m, n]) {
+    const to = view(at, BigInt64Array, 16);
+    const bits = new DataView(new ArrayBuffer(8));
+    const triple = new DataView(m.buffer, m.byteOffset);
+    [a ? 1 : 0, b, c, d, e, f, g, h, i, j].forEach((value, place) => {
+      to[place] = BigInt(value);
+    });
+    bits.setFloat32(0, k);
+    to[10] = BigInt(bits.getInt32(0));
+    bits.setFloat64(0, l);
+    to[11] = bits.getBigInt64(0);
+    to[12] = BigInt(triple.getInt32(0, true));
+    to[13] = BigInt(triple.getInt16(4, true));
+    to[14] = BigInt(triple.getUint8(6));
+    to[15] = BigInt(n);
+  },
+});
+
+registerKernel('touch_shared', {
+  params: ['pointer', 'uint32'],
+  run({ sharedBytes, view }, [to, byteLength]) {
+    if (byteLength > sharedBytes) throw new Error('beyond the shared memory');
+    view(to, Uint32Array, 1)[0] = 7;
+  },
+});
+
+registerKernel('narrow', {
+  params: ['pointer'],
+  run({ block, view }, [to]) {
+    view(to, Uint32Array, 1)[0] = block[0];
+  },
+});
+
+registerKernel('trap', {
+  params: [],
+  run() {
+    throw new Error('trap');
+  },
+});
+
+registerKernel('stray', {
+  params: ['pointer'],
+  run({ view }, [to]) {
+    view(to, Uint32Array, 1)[0] = 1;
+  },
+});
