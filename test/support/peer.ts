@@ -1,4 +1,5 @@
 /** The program of a Peer: makes each driver call that it is sent, and answers with the outcome. */
+import { registerKernel } from '../../ffi/emulated-kernels.ts';
 import type { FunctionName } from '../../ffi/functions.ts';
 import { closeFd } from '../../ffi/libc.ts';
 import {
@@ -21,6 +22,10 @@ interface Message {
   readonly receiveFd?: boolean;
   readonly closeFd?: number;
 }
+
+// The kernels of facts/kernel.ts.
+registerKernel('k', { params: [], run() {} });
+registerKernel('p', { params: ['uint32', 'pointer'], run() {} });
 
 let word: LatchWord | undefined;
 let listener: number | undefined;
