@@ -92,6 +92,8 @@ const pairs: readonly (readonly [opens: FunctionName, closes: FunctionName])[] =
   ['cuMemHostAlloc', 'cuMemFreeHost'],
   ['cuMemHostRegister_v2', 'cuMemHostUnregister'],
   ['cuMemAllocManaged', 'cuMemFree_v2'],
+  ['cuModuleLoadDataEx', 'cuModuleUnload'],
+  ['cuGraphInstantiateWithFlags', 'cuGraphExecDestroy'],
 ];
 
 /** A driver like another that writes down what is open. */
