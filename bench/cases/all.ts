@@ -3,6 +3,7 @@ import { callCases } from './calls.ts';
 import type { Case } from './case.ts';
 import { copyCases } from './copies.ts';
 import { handOverCases } from './hand-over.ts';
+import { kernelCases } from './kernels.ts';
 import { memoryCases } from './memory.ts';
 
 /** All cases by their suites, in the order in which they run. */
@@ -12,4 +13,5 @@ export const suites: Readonly<Record<string, readonly Case[]>> = {
   memory: memoryCases,
   copies: copyCases,
   arrays: arrayCases,
+  kernels: kernelCases,
 };

@@ -12,6 +12,7 @@ import { Peer, type PeerProgram, type Skipped } from './peer.ts';
 const COMPILERS = ['cc', 'gcc', 'clang'];
 const PYTHON_PROGRAMS = {
   'cuda.bindings': 'cuda_bindings.py',
+  'cuda.core': 'cuda_core.py',
   cupy: 'cupy_memory.py',
   numba: 'numba_arrays.py',
   torch: 'torch_memory.py',
@@ -74,7 +75,7 @@ function cProgram(driver: DriverChoice, built: string): PeerProgram | Skipped {
     encoding: 'utf8',
   });
   if (status !== 0) return { name, reason: `${compiler} could not build it: ${stderr.trim()}` };
-  return { name, command, args: [driver.library] };
+  return { name, command, args: [driver.library, folder('kernels.ptx')] };
 }
 
 function pythonProgram(

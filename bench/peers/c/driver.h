@@ -13,6 +13,10 @@ typedef void *CUcontext;
 typedef void *CUstream;
 typedef void *CUevent;
 typedef void *CUmemoryPool;
+typedef void *CUmodule;
+typedef void *CUfunction;
+typedef void *CUgraph;
+typedef void *CUgraphExec;
 typedef unsigned long long CUdeviceptr;
 typedef struct { char bytes[16]; } CUuuid;
 typedef struct { char reserved[64]; } CUipcMemHandle;
@@ -25,6 +29,13 @@ typedef struct {
   unsigned short usage;
   unsigned char reserved[54];
 } CUmemPoolProps;
+
+typedef struct {
+  unsigned int gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+  CUstream hStream;
+  void *attrs;
+  unsigned int numAttrs;
+} CUlaunchConfig;
 
 #define CU_STREAM_NON_BLOCKING 1
 #define CU_EVENT_DISABLE_TIMING 2
@@ -64,7 +75,17 @@ typedef struct {
   row(cuMemcpyDtoH_v2, (void *, CUdeviceptr, size_t)) \
   row(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream)) \
   row(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream)) \
-  row(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))
+  row(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream)) \
+  row(cuModuleLoadDataEx, (CUmodule *, const void *, unsigned int, int *, void **)) \
+  row(cuModuleUnload, (CUmodule)) \
+  row(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
+  row(cuLaunchKernelEx, (const CUlaunchConfig *, CUfunction, void **, void **)) \
+  row(cuStreamBeginCapture_v2, (CUstream, int)) \
+  row(cuStreamEndCapture, (CUstream, CUgraph *)) \
+  row(cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long)) \
+  row(cuGraphLaunch, (CUgraphExec, CUstream)) \
+  row(cuGraphDestroy, (CUgraph)) \
+  row(cuGraphExecDestroy, (CUgraphExec))
 
 #define DECLARE(name, parameters) extern CUresult(*name) parameters;
 DRIVER_FUNCTIONS(DECLARE)
@@ -84,11 +105,15 @@ struct batch {
 };
 
 /* Each ends with a batch without a name. */
-extern const struct batch call_batches[], memory_batches[], copy_batches[];
+extern const struct batch call_batches[], memory_batches[], copy_batches[], kernel_batches[];
 /* Free what the batches made. */
 void close_calls(void);
 void close_memory(void);
 void close_copies(void);
+void close_kernels(void);
+
+/* The PTX that the kernels are loaded from. */
+extern const char *ptx_path;
 
 void say(const char *word, const char *text);
 /* Says the error and ends the program. */

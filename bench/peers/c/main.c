@@ -1,7 +1,7 @@
 /*
  * What the bench measures, from C: what it costs without cuffi.
  *
- *     PROGRAM PATH    the libcuda to open
+ *     PROGRAM PATH PTX    the libcuda to open, and the kernels to launch
  *
  * Says "ready UUID" (or "skip REASON"), then answers each line "BATCH CALLS BYTES" of its standard
  * input with "ns NANOSECONDS" (or "error WHAT"); 0 calls ask whether there is such a batch, which
@@ -52,7 +52,7 @@ static void bind_all(void *library) {
 }
 
 static const struct batch *find(const char *name) {
-  const struct batch *rooms[] = { call_batches, memory_batches, copy_batches };
+  const struct batch *rooms[] = { call_batches, memory_batches, copy_batches, kernel_batches };
   for (size_t room = 0; room < sizeof rooms / sizeof *rooms; room++)
     for (const struct batch *batch = rooms[room]; batch->name; batch++)
       if (strcmp(batch->name, name) == 0) return batch;
@@ -100,11 +100,12 @@ int main(int argc, char **argv) {
   CUcontext context;
   CUuuid uuid;
 
-  void *library = argc == 2 ? dlopen(argv[1], RTLD_NOW) : NULL;
+  void *library = argc == 3 ? dlopen(argv[1], RTLD_NOW) : NULL;
   if (!library) {
-    say("skip", argc == 2 ? dlerror() : "usage: PROGRAM PATH");
+    say("skip", argc == 3 ? dlerror() : "usage: PROGRAM PATH PTX");
     return 0;
   }
+  ptx_path = argv[2];
   bind_all(library);
   CHECK(cuInit, 0);
   CHECK(cuDeviceGet, &device, 0);
@@ -120,6 +121,7 @@ int main(int argc, char **argv) {
   close_calls();
   close_memory();
   close_copies();
+  close_kernels();
   CHECK(cuStreamDestroy_v2, stream);
   CHECK(cuDevicePrimaryCtxRelease_v2, device);
   return 0;

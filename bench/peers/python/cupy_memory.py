@@ -1,10 +1,53 @@
-"""Allocating from CuPy's two pools and giving back: its own cache, and the driver's pools; and what
-its arrays cost."""
+"""Allocating from CuPy's two pools and giving back: its own cache, and the driver's pools; what its
+arrays cost; and launches."""
 
 from itertools import repeat
+from pathlib import Path
 
 from arrays import array_batches
 from serve import serve
+
+PTX = str(Path(__file__).parent.parent / "kernels.ptx")
+GRAPH_KERNELS = 100
+
+
+def launch_batches(cupy, stream):
+    module = cupy.RawModule(path=PTX)
+    array = cupy.zeros(16, dtype=cupy.float32)
+    factor, number = cupy.float32(2.5), cupy.uint32(7)
+    arguments = {
+        "none": (),
+        "four": (factor, array, array, number),
+        "sixteen": (array, *[cupy.uint32(at) for at in range(1, 16)]),
+    }
+
+    def launching(name):
+        kernel, values = module.get_function(name), arguments[name]
+
+        def loop(calls):
+            with stream:
+                for _ in repeat(None, calls):
+                    kernel((1,), (32,), values)
+
+        return loop, stream.synchronize
+
+    def launching_graph(_):
+        kernel, values = module.get_function("four"), arguments["four"]
+        with stream:
+            stream.begin_capture()
+            for _ in repeat(None, GRAPH_KERNELS):
+                kernel((1,), (32,), values)
+            graph = stream.end_capture()
+
+        # Each call is one kernel.
+        def loop(calls):
+            for _ in repeat(None, max(1, calls // GRAPH_KERNELS)):
+                graph.launch(stream)
+
+        return loop, stream.synchronize
+
+    batches = {f"launch.{name}": lambda _, name=name: launching(name) for name in arguments}
+    return {**batches, "graph.launch": launching_graph}
 
 
 def start():
@@ -33,6 +76,7 @@ def start():
     return {
         "pool.allocate": allocating(cupy.cuda.MemoryPool),
         "pool.async.allocate": allocating(cupy.cuda.MemoryAsyncPool),
+        **launch_batches(cupy, stream),
         **array_batches(cupy.asarray, to_host, cupy.cuda.runtime.deviceSynchronize),
     }
 
