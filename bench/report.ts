@@ -24,7 +24,7 @@ export const describeSkipped = ({ name, reason }: Skipped): string => `skipped: 
 
 /** How many cases are left out, and why. */
 export const describeLeftOut = (count: number): string =>
-  `left out: ${count} larger sizes, which need a GPU`;
+  `left out: ${count} ${count === 1 ? 'case' : 'cases'}, which need a GPU`;
 
 /** The table of a case. */
 export function describeCase(result: CaseResult): string[] {

@@ -91,7 +91,7 @@ export { Graph } from './kernel/graph.ts';
 export type { Extents3, LaunchConfig } from './kernel/launch-config.ts';
 export type { Addressed, Argument, Arguments, Parameter } from './kernel/parameters.ts';
 export type { KernelAttributes } from './kernel/function-attributes.ts';
-export type { OccupancyOptions } from './kernel/occupancy.ts';
+export type { OccupancyOptions, SuggestedBlock } from './kernel/occupancy.ts';
 export { type ArraySource, DeviceArray } from './array/device-array.ts';
 export {
   type ArrayShape,

@@ -7,6 +7,7 @@ import type { Address } from '../../ffi/types.ts';
 import { checkHostMemory, shown } from '../arguments.ts';
 import type { Context } from '../context.ts';
 import { toBfloat16, toFloat16 } from '../float16.ts';
+import { rangeOf, wantedFor } from './argument-words.ts';
 import {
   type Addressed,
   byteLengthOf,
@@ -231,24 +232,4 @@ export class ArgumentBlock {
       `${this.#name(at)} must be ${rangeOf(this.#params[at] as Parameter)}, not ${value}`,
     );
   }
-}
-
-function wantedFor(param: Parameter): string {
-  const code = codeOf(param);
-  if (code === STRUCT) return `the bytes of ${parameterName(param)}`;
-  if (code >= codes.pointer)
-    return `in device memory (anything with an address), or an address, or null, for ${param as string}`;
-  if (code === codes.bool) return 'true or false';
-  return code === codes.int64 || code === codes.uint64
-    ? `a number or a bigint, for ${param as string}`
-    : `a number, for ${param as string}`;
-}
-
-function rangeOf(param: Parameter): string {
-  if (codeOf(param) >= codes.pointer) return 'an address';
-  const bits = 8 * byteLengthOf(param);
-  const isSigned = (param as string).startsWith('int');
-  const [low, high] = isSigned ? [`-2^${bits - 1}`, bits - 1] : ['0', bits];
-  const wide = bits === 64 ? ' (as a number: a safe one)' : '';
-  return `an integer from ${low} to 2^${high} - 1${wide}`;
 }

@@ -1,5 +1,5 @@
 import { inspect } from 'node:util';
-import { OUT0, OUT1, OUT3, readInt32 } from '../../ffi/arena.ts';
+import { OUT3 } from '../../ffi/arena.ts';
 import {
   CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
   CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
@@ -13,6 +13,7 @@ import { checkInteger, checkOptions } from '../arguments.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
+import { noteVisits } from '../memory/buffer-copies.ts';
 import type { Stream } from '../stream.ts';
 import { ArgumentBlock } from './argument-block.ts';
 import { type KernelAttributes, readAttribute, readAttributes } from './function-attributes.ts';
@@ -20,7 +21,13 @@ import { ConfigBlock, type Extents3, type LaunchConfig } from './launch-config.t
 import { launchError } from './launch-error.ts';
 import { type LaunchLimits, launchLimits } from './launch-limits.ts';
 import type { Module } from './module.ts';
-import { activeBlocks, type OccupancyOptions, threadsOf } from './occupancy.ts';
+import {
+  activeBlocks,
+  type OccupancyOptions,
+  type SuggestedBlock,
+  suggestBlock,
+  threadsOf,
+} from './occupancy.ts';
 import type { Arguments, Parameter } from './parameters.ts';
 
 /** Clusters of more blocks do not run on every GPU that has clusters. */
@@ -142,10 +149,9 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
    * The size of a block with which most threads run at once, and the fewest blocks that fill the
    * device with it.
    */
-  suggestedBlockSize(options?: OccupancyOptions & { readonly maxBlockSize?: number }): {
-    readonly blockSize: number;
-    readonly minGridSize: number;
-  } {
+  suggestedBlockSize(
+    options?: OccupancyOptions & { readonly maxBlockSize?: number },
+  ): SuggestedBlock {
     const { sharedBytes, maxBlockSize } = checkOptions(
       options,
       ['sharedBytes', 'maxBlockSize'],
@@ -155,12 +161,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     const most = checkInteger(maxBlockSize ?? 0, 'maxBlockSize', 0, 2 ** 31 - 1);
     const { handle } = this;
     this.#allowShared(shared);
-    return this.context.run(() => {
-      const call = 'cuOccupancyMaxPotentialBlockSize';
-      const minGridSize = OUT0;
-      check(cu[call](minGridSize, OUT1, handle, NOTHING, shared, most), call);
-      return { blockSize: readInt32(OUT1), minGridSize: readInt32(minGridSize) };
-    });
+    return this.context.run(() => suggestBlock(handle, shared, most));
   }
 
   toString(): string {
@@ -248,6 +249,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
       throw new TypeError(
         `the stream is of ${stream.context}, and kernel ${this.name} was loaded in ${this.context}`,
       );
+    noteVisits(stream.context, [this.context]);
   }
 }
 

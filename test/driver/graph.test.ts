@@ -12,7 +12,7 @@ import {
 } from '../../src/index.ts';
 import { emulated, onHardware } from '../support/driver.ts';
 import { loadKernels } from '../support/kernels.ts';
-import { processState } from '../support/process-state.ts';
+import { stateBesideCode } from '../support/process-state.ts';
 import { collectFacts } from './facts/facts.ts';
 import { graphFacts } from './facts/kernel.ts';
 
@@ -158,7 +158,7 @@ test('what would break a capture is refused with a sentence, and the capture goe
 });
 
 test('a capture that fails leaves nothing behind, and the stream as it was', { skip }, async () => {
-  const before = processState();
+  const before = stateBesideCode();
   {
     using stream = Stream.create({ nonBlocking: true });
     using buffer = DeviceBuffer.allocate(16);
@@ -184,7 +184,7 @@ test('a capture that fails leaves nothing behind, and the stream as it was', { s
     assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([2]));
   }
   await Context.primary().flush();
-  assert.deepEqual(processState(), before);
+  assert.deepEqual(stateBesideCode(), before);
 });
 
 test('tells which calls about graphs need a current context', { skip }, async (t) => {

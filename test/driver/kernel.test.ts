@@ -16,7 +16,7 @@ import {
 import { emulated, onHardware } from '../support/driver.ts';
 import { loadKernels, ptx } from '../support/kernels.ts';
 import { Latch } from '../support/latch.ts';
-import { processState } from '../support/process-state.ts';
+import { stateBesideCode } from '../support/process-state.ts';
 import { programFile } from '../support/program-file.ts';
 
 const needsGpu = emulated && 'the emulated driver has no such launches: they need a GPU';
@@ -274,7 +274,7 @@ test('globals are buffers that are closed with their module', async () => {
 });
 
 test('a module that is closed behind work is unloaded when that is done', async () => {
-  const before = processState();
+  const before = stateBesideCode();
   const context = Context.primary();
   const module = loadKernels({ loading: tells ? 'eager' : 'lazy', jit: { optimizationLevel: 3 } });
   const saxpy = module.kernel('saxpy', SAXPY);
@@ -296,11 +296,11 @@ test('a module that is closed behind work is unloaded when that is done', async 
     await stream.synchronize();
   }
   await context.flush();
-  assert.deepEqual(processState(), before);
+  assert.deepEqual(stateBesideCode(), before);
 });
 
 test('what cannot be loaded says why, and leaves nothing behind', () => {
-  const before = processState();
+  const before = stateBesideCode();
   const refused = (
     source: string | Uint8Array,
   ): { code?: string; log?: string; message: string } => {
@@ -334,7 +334,7 @@ test('what cannot be loaded says why, and leaves nothing behind', () => {
       message: tells ? /a module that has .*saxpy/ : /absent/,
     });
   }
-  assert.deepEqual(processState(), before);
+  assert.deepEqual(stateBesideCode(), before);
 });
 
 test('a module is loaded from a file, and from bytes without a zero at the end', async () => {

@@ -2,6 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { Context } from '../../src/context.ts';
 import { openDescriptors } from './descriptors.ts';
+import { onHardware } from './driver.ts';
 
 export interface ProcessState {
   readonly descriptors: number;
@@ -12,6 +13,15 @@ export interface ProcessState {
 }
 
 const isShared = (line: string): boolean => /memfd:|\/dev\/nvidia/.test(line);
+
+/**
+ * As {@link processState}, but for the memory that the driver keeps for code and graphs once it has
+ * had some: on hardware the device's memory is left aside.
+ */
+export function stateBesideCode(): Partial<ProcessState> {
+  const { free, ...rest } = processState();
+  return onHardware ? rest : { ...rest, free };
+}
 
 /** The state of this process; a context is opened for it. */
 export function processState(context: Context = Context.primary()): ProcessState {

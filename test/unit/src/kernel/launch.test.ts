@@ -138,6 +138,18 @@ test('a cubin runs where all that it needs is registered, and else is not suppor
   assert.equal(to.copyToHostSync()[0], 3);
 });
 
+test('a misaligned address ends the context, as on a GPU', async () => {
+  selectDriver(emulated());
+  const module = Module.load(ptx);
+  const stream = Stream.create({ nonBlocking: true });
+  const to = DeviceBuffer.allocate(64);
+  module.kernel('narrow', ['pointer']).launch({ ...shape, stream }, to.address + 2);
+  await assert.rejects(stream.synchronize(), { code: 'CUDA_ERROR_MISALIGNED_ADDRESS' });
+  assert.throws(() => to.fill(0), { code: 'CUDA_ERROR_MISALIGNED_ADDRESS', sticky: true });
+  // Its context is lost: nothing is given back any more.
+  selectDriver(emulated());
+});
+
 test('an emulated kernel that throws is a warning, and ends its context', async () => {
   selectDriver(emulated());
   const warning = new Promise<Error & { code?: string }>((resolve) =>

@@ -1,0 +1,57 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { parsePtx } from '../../../../ffi/emulator/ptx.ts';
+
+const text = `// made by hand
+.version 8.3 /* and more */
+.target sm_90a, texmode_independent
+.address_size 64
+
+.visible .global .align 4 .u32 counter = 41;
+.global .align 8 .f64 half[2] = {0d3FE0000000000000, 0D3FF0000000000000};
+.const .align 4 .b8 bytes[2][4] = {1, 2, 255};
+.extern .shared .align 16 .b8 dynamic[];
+.global .f32 one = 0f3F800000;
+
+.visible .entry plain() .maxntid 32, 2, 1 .minnctapersm 1 { .reg .b32 %r<2>; ret; }
+.entry _Z3mixPffi(
+	.param .u64 .ptr .align 1 mix_0,
+	.param .f32 mix_1,
+	.param .align 8 .b8 mix_2[24], // a struct
+	.param .u8 mix_3
+)
+{
+	.param .b32 local;
+	ret;
+}
+.visible .entry bare
+{ ret; }
+`;
+
+test('kernels, their parameters and the sizes of blocks are read from PTX', () => {
+  const { version, target, entries } = parsePtx(text) ?? assert.fail('it was not read');
+  assert.deepEqual([version, target], [83, 90]);
+  assert.deepEqual(entries, [
+    { name: 'plain', params: [], maxThreads: 64 },
+    { name: '_Z3mixPffi', params: [8, 4, 24, 1], maxThreads: undefined },
+    { name: 'bare', params: [], maxThreads: undefined },
+  ]);
+});
+
+test('globals and constants are read with what they begin with', () => {
+  const { globals } = parsePtx(text) ?? assert.fail('it was not read');
+  assert.deepEqual(
+    globals.map(({ name, byteLength, initial }) => [name, byteLength, [...initial]]),
+    [
+      ['counter', 4, [41, 0, 0, 0]],
+      ['half', 16, [...new Uint8Array(new Float64Array([0.5, 1]).buffer)]],
+      ['bytes', 8, [1, 2, 255]],
+      ['one', 4, [...new Uint8Array(new Float32Array([1]).buffer)]],
+    ],
+  );
+});
+
+test('what does not begin as PTX is none', () => {
+  for (const other of ['', 'hello', '.target sm_70', ` // .version 7.4\n.target sm_70`])
+    assert.equal(parsePtx(other), undefined, other);
+});
