@@ -33,8 +33,9 @@ export interface SharedPool {
   readonly fd: number;
 }
 
-export const emptyBooks = (context: Context): PoolBooks => ({
-  buffers: new ResourceSet(context.resources),
+/** @param isBorrowed whether the pool is none of the context's resources, though its buffers are */
+export const emptyBooks = (context: Context, isBorrowed = false): PoolBooks => ({
+  buffers: new ResourceSet(context.resources, isBorrowed),
   byteLength: 0,
   granted: new Set(),
   shared: undefined,
