@@ -83,7 +83,7 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^Float32Array\(6\) \[ 7, 7, 7, 7, 7, 7 \]$/m,
     /^\{ type: 2, id: 0 \} \{ code: 2, bits: 32, lanes: 1 \} \[ 1, 3 \]$/m,
     /^Float32Array\(6\) \[ 0\.5, 0\.5, 0\.5, 0\.5, 0\.5, 0\.5 \]$/m,
-    /^the last item: 9$/m,
+    /^a tensor for C: true\nthe last item: 9$/m,
   ],
 };
 
