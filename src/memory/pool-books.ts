@@ -78,6 +78,7 @@ export function destroyPool(
   resets: number,
   handle: CUmemoryPool,
   books: PoolBooks,
+  withdraw = (device: Device): void => driver.writeAccess(handle, device, false),
 ): void {
   const { releases } = context;
   const { shared, buffers } = books;
@@ -85,7 +86,7 @@ export function destroyPool(
     if (context.resets !== resets) return;
     tryAll([
       // A later pool may get the same handle, and with it the access that others had to this one.
-      ...[...books.granted].map((device) => () => driver.writeAccess(handle, device, false)),
+      ...[...books.granted].map((device) => () => withdraw(device)),
       () => check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy'),
     ]);
   };

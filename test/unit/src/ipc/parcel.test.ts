@@ -149,8 +149,11 @@ test('a pool goes with its last buffer, or stays until its session ends', async 
   const context = Context.primary();
   const { pool, buffer } = sharedPool();
   const descriptor = ofAnother(exportIpc(buffer).descriptor);
-  const before = openDescriptors();
   const fds = (): number[] => exportIpc(buffer).fds.map(duplicateFd);
+  // The first use of a process makes the file of its counts.
+  openIpcBuffer(descriptor, { fds: fds() }).close();
+  await context.flush();
+  const before = openDescriptors();
   const alone = openIpcBuffer(descriptor, { fds: fds() });
   const from = alone.resource;
   assert.ok(from instanceof ImportedPool);
