@@ -5,6 +5,7 @@ import { programFile } from './program-file.ts';
 const LOADED_BY_TSX = `
   const { workerData: { path, data } } = require('node:worker_threads');
   require('node:worker_threads').workerData = data;
+  require('tsx/cjs');
   import('tsx/esm/api').then(({ register }) => {
     register();
     return import(path);
