@@ -14,10 +14,9 @@ import {
   readSync,
   writeSync,
 } from 'node:fs';
-import { createMemfd } from '../../ffi/libc.ts';
+import { createMemfd, libcSymbol } from '../../ffi/libc.ts';
 import { IpcError } from '../errors.ts';
 import { withFileLock } from './file-lock.ts';
-import { here } from './here.ts';
 
 /**
  * Runs `begin` as one more use of what is called that, while no other worker begins or ends one.
@@ -110,20 +109,24 @@ function openCounts(): number {
 }
 
 function findOrMake(): number {
-  const { pid, startTime, user } = here();
-  const name = `cuffi-mappings-${pid}-${startTime}`;
+  const name = ownName();
   for (const fd of readdirSync(FDS)) {
     const path = `${FDS}/${fd}`;
     try {
-      if (!readlinkSync(path).startsWith(`/memfd:${name} `)) continue;
-      const found = openSync(path, 'r+');
-      // Other users' processes may have sent one of any name.
-      if (fstatSync(found).uid === user) return found;
-      closeSync(found);
+      if (readlinkSync(path).startsWith(`/memfd:${name} `)) return openSync(path, 'r+');
     } catch {
       // Closed since it was listed: of another worker, which has ended.
     }
   }
   // This one is nobody's: it stays open as long as the process lives.
   return openSync(`${FDS}/${createMemfd(name, 0)}`, 'r+');
+}
+
+/**
+ * The same in all workers, and nowhere else: other processes may send files of any name, but not
+ * know where this one has its libc.
+ */
+function ownName(): string {
+  const secret = `${process.pid} ${libcSymbol('getpid')}`;
+  return `cuffi-mappings-${createHash('sha256').update(secret).digest('hex').slice(0, 32)}`;
 }
