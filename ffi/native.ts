@@ -46,11 +46,17 @@ export function viewMemory(address: Address, byteLength: number): ArrayBuffer {
 }
 
 /** Native memory that lives as long as the process. */
-export function allocatePermanent(byteLength: number): Address {
+export const allocatePermanent = (byteLength: number): Address => allocateNative(byteLength);
+
+/** Native memory, uninitialised, until {@link freeNative}. */
+export function allocateNative(byteLength: number): Address {
   if (!Number.isSafeInteger(byteLength) || byteLength < 1 || byteLength > 2 ** 31 - 1)
     throw new RangeError(`cannot allocate ${byteLength} bytes of native memory`);
   return Number(koffi.alloc('uint8', byteLength)) as Address;
 }
+
+/** Gives back what {@link allocateNative} gave out; views of it must not be touched any more. */
+export const freeNative = (address: Address): void => koffi.free(BigInt(address));
 
 /** The zero-terminated UTF-8 string at `address`, which must be valid; '' for address 0. */
 export const stringAt = (address: Address): string =>

@@ -23,11 +23,8 @@ export function processStartTime(pid: number | 'self'): number | undefined {
 export function isProcessAlive(pid: number, startTime: number): boolean {
   const started = processStartTime(pid);
   if (started !== undefined) return started === startTime;
-  try {
-    process.kill(pid, 0);
-  } catch (error) {
-    return (error as NodeJS.ErrnoException).code === 'EPERM';
-  }
+  const code = signalError(pid);
+  if (code !== undefined) return code === 'EPERM';
   // A zombie can be signalled, and its entry can be read.
   return !isReadable(`/proc/${pid}/stat`);
 }
@@ -44,6 +41,9 @@ export function processUser(pid: number): number | undefined {
   }
 }
 
+/** Whether a process is kept from this one: another user's. */
+export const isProcessForeign = (pid: number): boolean => signalError(pid) === 'EPERM';
+
 /** The number of this process's pid namespace; 0 where it cannot be seen. */
 export function pidNamespace(): number {
   try {
@@ -56,6 +56,16 @@ export function pidNamespace(): number {
 /** Names this machine until it is started again: a UUID. */
 export const bootId = (): string =>
   readFileSync('/proc/sys/kernel/random/boot_id', 'latin1').trim();
+
+/** Why a process cannot be signalled; undefined where it can. */
+function signalError(pid: number): string | undefined {
+  try {
+    process.kill(pid, 0);
+    return undefined;
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code;
+  }
+}
 
 function isReadable(path: string): boolean {
   try {

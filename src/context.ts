@@ -8,6 +8,7 @@ import { checkInstance, checkInteger } from './arguments.ts';
 import { refuseInCapture } from './capture.ts';
 import { check, isReady } from './check.ts';
 import { type ContextMemory, serveContext } from './context-memory.ts';
+import { closeForReset } from './context-reset.ts';
 import { ContextState } from './context-state.ts';
 import { Device } from './device.ts';
 import { initialize } from './driver.ts';
@@ -15,7 +16,7 @@ import { NotSupportedError } from './errors.ts';
 import { PeerAccess } from './peer-access.ts';
 import { ReleaseQueue } from './release.ts';
 import { releaseLimits } from './release-limits.ts';
-import { ResourceSet } from './resource.ts';
+import { ResourceSet, releaseQuietly } from './resource.ts';
 import { type WaitOptions, waitUntil } from './wait.ts';
 
 /** Where an object is made: in a context, or in the primary context of a device. */
@@ -261,7 +262,9 @@ export class Context extends ContextState {
   }
 
   #reset(): void {
-    this.resources.abandonAll('its context was reset');
+    const reason = 'its context was reset';
+    if (this.#handle !== undefined) releaseQuietly(() => closeForReset(this, reason));
+    this.resources.abandonAll(reason);
     this.releases.clear();
     this.activity.clear();
     const device = this.device.handle;

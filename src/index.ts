@@ -130,6 +130,7 @@ export {
   dlpack,
   fromDLPack,
 } from './array/dlpack.ts';
+export { type ManagedTensor, managedTensor } from './array/managed-tensor.ts';
 export type { BorrowOptions } from './array/borrow.ts';
 export { type Nested, type NestedOptions, toNested } from './array/nested.ts';
 export type {

@@ -121,7 +121,7 @@ export class ReleaseQueue {
     // A release may submit others.
     if (this.#isHeld || this.#collecting) return false;
     this.#collecting = true;
-    if (this.#work.isUntouched()) this.#runAll();
+    if (this.#work.isUntouched()) this.runAll();
     else {
       this.#closeBatch();
       for (const batch of this.#batches) this.#runDone(batch, needsRoom);
@@ -162,7 +162,7 @@ export class ReleaseQueue {
     };
   }
 
-  /** Forgets what waits, as a reset of the context has freed it. */
+  /** Forgets what waits, as the context was reset. */
   clear(): void {
     this.#batches = [];
     this.#open = [];
@@ -193,7 +193,8 @@ export class ReleaseQueue {
     last.pending.push(...pending);
   }
 
-  #runAll(): void {
+  /** Runs all, in a deferral, too: for when nothing runs, as before a reset. */
+  runAll(): void {
     const batches = this.#batches;
     const open = this.#open;
     this.#batches = [];

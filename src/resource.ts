@@ -96,14 +96,21 @@ function closeOpen(entry: Entry, reason?: string): void {
 /** The open resources of one owner, in the order in which they were opened. */
 export class ResourceSet {
   readonly #within: ResourceSet | undefined;
+  readonly #isListed: boolean;
+  /** In the owner's own set, while this one is listed there. */
+  #standIn: Entry | undefined;
   #newest: Entry | undefined;
   #size = 0;
   #generation = 0;
   #reason: string | undefined;
 
-  /** @param within the set that the owner itself is in: what is abandoned there is so here too */
-  constructor(within?: ResourceSet) {
+  /**
+   * @param within the set that the owner itself is in: what is abandoned there is so here too
+   * @param isListed whether all here is closed with what is there, as the owner itself is not
+   */
+  constructor(within?: ResourceSet, isListed = false) {
     this.#within = within;
+    this.#isListed = isListed;
   }
 
   /** How many are open that own something; what is only borrowed is not listed. */
@@ -128,6 +135,7 @@ export class ResourceSet {
     if (newest) newest.newer = entry;
     this.#newest = entry;
     this.#size += 1;
+    if (this.#isListed && this.#size === 1) this.#list();
   }
 
   /** @internal The entry must be in this set, and of its generation. */
@@ -139,6 +147,10 @@ export class ResourceSet {
     entry.older = undefined;
     entry.newer = undefined;
     this.#size -= 1;
+    const standIn = this.#standIn;
+    if (!standIn || this.#size > 0) return;
+    this.#standIn = undefined;
+    if (!isClosed(standIn)) standIn.owner?.delete(standIn);
   }
 
   /** Closes all, newest first; throws the first error when all were tried. */
@@ -146,6 +158,22 @@ export class ResourceSet {
     const entries: Entry[] = [];
     for (let entry = this.#newest; entry; entry = entry.older) entries.push(entry);
     tryAll(entries.map((entry) => () => closeEntry(entry, reason)));
+  }
+
+  #list(): void {
+    const standIn: Entry = {
+      kind: 'ResourceSet',
+      release: () => this.closeAll(standIn.reason ?? 'its owner was closed'),
+      owner: this.#within,
+      generation: this.generation,
+      opened: undefined,
+      closed: false,
+      reason: undefined,
+      older: undefined,
+      newer: undefined,
+    };
+    this.#standIn = standIn;
+    this.#within?.add(standIn);
   }
 
   /** Makes all closed without releasing anything, as the driver has already. */

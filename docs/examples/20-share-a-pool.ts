@@ -24,10 +24,16 @@ if (process.argv[2] === 'child') {
   const first = await receive();
   using pool = openIpcPool(first.descriptor, { fds: first.fds });
   console.log(`the pool is another process's: ${pool.isMapped}`);
+  try {
+    pool.allocate();
+  } catch (error) {
+    console.log((error as Error).message);
+  }
   for (let n = 0; n < 2; n += 1) {
     const { descriptor } = await receive();
     using buffer = openIpcBuffer(descriptor);
     console.log('the child reads', new Set(await buffer.copyToHost()));
+    console.log(`of the pool: ${buffer.resource === pool}, mapped: ${buffer.isMapped}`);
     buffer.fill(n + 10);
     await Context.primary().synchronize();
   }

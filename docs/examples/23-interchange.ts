@@ -6,6 +6,7 @@ import {
   fromCudaArrayInterface,
   fromDLPack,
   fromPointer,
+  managedTensor,
   Stream,
   toDevice,
 } from 'cuffi';
@@ -31,6 +32,11 @@ console.log(tensor.device, tensor.dtype, tensor.strides);
 fromDLPack(tensor, { stream: consumer }).fill(0.5);
 await consumer.synchronize();
 console.log(await matrix.copyToHost());
+
+// For C: a DLManagedTensorVersioned, which a native library takes over by its address.
+const managed = managedTensor(columns, { stream: consumer });
+console.log(`a tensor for C: ${managed.address > 0}`);
+managed.delete(); // the library's part: it calls the tensor's deleter
 
 // The address alone, where that is all that a library tells.
 const last = fromPointer(matrix.address + 16, { shape: 2, dtype: float32, stream, owner: matrix });

@@ -1,7 +1,9 @@
 /** A child process that answers requests one by one, under one deadline. */
-import { type ChildProcess, fork } from 'node:child_process';
+import { once } from 'node:events';
 import type { Writable } from 'node:stream';
-import { CuffiError } from '../errors.ts';
+import { ClosedError, CuffiError } from '../errors.ts';
+import type { ChildPeer } from '../ipc/peer/child-peer.ts';
+import { spawnPeer } from '../ipc/peer/spawn.ts';
 import { Reply, type Request } from './messages.ts';
 
 /** How the child is started. */
@@ -12,53 +14,29 @@ export interface ChildOptions {
   readonly deadlineMs: number;
 }
 
+/** The child's descriptor of {@link Child.pipe}. */
+export const COPY_FD = 3;
+
 /** The child of a round trip, from the parent's side. */
 export class Child {
-  readonly #process: ChildProcess;
-  readonly #deadline: NodeJS.Timeout;
-  #waiting: { resolve(reply: Reply): void; reject(error: Error): void } | undefined;
-  #failure: Error | undefined;
-  readonly #exited: Promise<void>;
+  readonly #peer: ChildPeer;
+  readonly #exited: Promise<CuffiError>;
 
   constructor({ program, args, env, deadlineMs }: ChildOptions) {
-    this.#process = fork(program, [...args], {
-      env,
-      stdio: ['ignore', 'inherit', 'inherit', 'ipc', 'pipe'],
-    });
-    this.#deadline = setTimeout(() => {
-      this.#fail(`the child (pid ${this.pid}) did not answer within ${deadlineMs / 1000} s`);
-      this.#process.kill('SIGKILL');
-    }, deadlineMs);
-    this.#exited = new Promise((resolve) => {
-      this.#process.once('exit', (code, signal) => {
-        clearTimeout(this.#deadline);
-        this.#fail(
-          `the child (pid ${this.pid}) ended ${signal ? `by ${signal}` : `with code ${code}`} before it answered`,
-        );
-        resolve();
-      });
-      this.#process.once('error', (error) => {
-        this.#fail(`the child failed: ${error.message}`);
-        // One that never started has no 'exit'.
-        if (this.#process.pid === undefined) {
-          clearTimeout(this.#deadline);
-          resolve();
-        }
-      });
-    });
-
-    this.#process.on('message', (message) => this.#receive(message));
-    // A child that dies breaks its pipe: how it ended is told by 'exit'.
+    const stdio = ['ignore', 'inherit', 'inherit', 'pipe'] as const;
+    this.#peer = spawnPeer(program, { args, env, stdio: [...stdio] });
+    this.#exited = this.#watch(deadlineMs);
+    // A child that dies breaks its pipe: how it ended is told by its exit.
     this.pipe.on('error', () => {});
   }
 
   get pid(): number {
-    return this.#process.pid ?? 0;
+    return this.#peer.pid;
   }
 
   /** Where bytes for the child's copy go in. */
   get pipe(): Writable {
-    return this.#process.stdio[4] as Writable;
+    return this.#peer.process.stdio[COPY_FD] as Writable;
   }
 
   /** The child's next message, after sending it a request; it must be of the given type. */
@@ -66,12 +44,9 @@ export class Child {
     type: T,
     request?: Request,
   ): Promise<Extract<Reply, { type: T }>> {
-    const reply = new Promise<Reply>((resolve, reject) => {
-      if (this.#failure) reject(this.#failure);
-      else this.#waiting = { resolve, reject };
-    });
-    if (request && this.#process.connected) this.#process.send(request);
-    const received = await reply;
+    const parsed = Reply.safeParse(await this.#exchange(request));
+    if (!parsed.success) throw new CuffiError('the child sent a message that is none of ours');
+    const received = parsed.data;
     if (received.type === 'failed') throw new CuffiError(`in the child: ${received.message}`);
     if (received.type !== type)
       throw new CuffiError(`the child said '${received.type}' where '${type}' was expected`);
@@ -80,26 +55,46 @@ export class Child {
 
   /** Lets the child end by itself; kills it if it does not. */
   async end(): Promise<void> {
-    if (this.#process.connected) this.#process.send({ type: 'finish' } satisfies Request);
+    this.#peer.close();
     this.pipe.destroy();
     await this.#exited;
   }
 
   /** Kills the child and waits until it is gone. */
   async kill(): Promise<void> {
-    this.#process.kill('SIGKILL');
-    this.pipe.destroy();
-    await this.#exited;
+    this.#peer.process.kill('SIGKILL');
+    await this.end();
   }
 
-  #receive(message: unknown): void {
-    const parsed = Reply.safeParse(message);
-    if (parsed.success) this.#waiting?.resolve(parsed.data);
-    else this.#fail('the child sent a message that is none of ours');
+  async #exchange(request: Request | undefined): Promise<unknown> {
+    try {
+      if (request) await this.#peer.send(request);
+      return await this.#peer.receive();
+    } catch (error) {
+      if (error instanceof ClosedError) throw await this.#exited;
+      throw error;
+    }
   }
 
-  #fail(message: string): void {
-    this.#failure ??= new CuffiError(message);
-    this.#waiting?.reject(this.#failure);
+  /** How it ended, as an error for whoever still waits. */
+  async #watch(deadlineMs: number): Promise<CuffiError> {
+    const { process: child, pid } = this.#peer;
+    let isLate = false;
+    const deadline = setTimeout(() => {
+      isLate = true;
+      child.kill('SIGKILL');
+    }, deadlineMs);
+    try {
+      const [code, signal] = await once(child, 'exit');
+      return new CuffiError(
+        isLate
+          ? `the child (pid ${pid}) did not answer within ${deadlineMs / 1000} s`
+          : `the child (pid ${pid}) ended ${signal ? `by ${signal}` : `with code ${code}`} before it answered`,
+      );
+    } catch (error) {
+      return new CuffiError(`the child failed: ${(error as Error).message}`);
+    } finally {
+      clearTimeout(deadline);
+    }
   }
 }

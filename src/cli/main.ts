@@ -3,7 +3,8 @@
 import { parseArgs } from 'node:util';
 import { checkInteger } from '../arguments.ts';
 import { chooseDriver } from './driver-choice.ts';
-import { describeDriver, describePlace, describeResult } from './report.ts';
+import { defaultKind, type KindName, kindNames, kinds } from './kinds.ts';
+import { describeDriver, describeKind, describePlace, describeResult } from './report.ts';
 import { placeOf, roundtrip } from './roundtrip.ts';
 
 const USAGE = `usage: cuffi roundtrip [options]
@@ -11,6 +12,8 @@ const USAGE = `usage: cuffi roundtrip [options]
 Shares a GPU buffer with a child process and back, without copying it.
 
   --elements N   32-bit elements in the buffer (default 16777216: 64 MiB)
+  --kind K       the memory: pool, legacy or virtual (default pool where the device can
+                 share pools, else what it can)
   --device N     the device, by its ordinal (default 0)
   --driver D     cuda, emulated, or the path of a libcuda (default: CUFFI_DRIVER, else
                  cuda where there is a GPU and emulated where there is none)
@@ -29,6 +32,7 @@ function parse(argv: string[]) {
       allowPositionals: true,
       options: {
         elements: { type: 'string', default: '16777216' },
+        kind: { type: 'string' },
         device: { type: 'string', default: '0' },
         driver: { type: 'string' },
         json: { type: 'boolean', default: false },
@@ -48,6 +52,13 @@ function integer(text: string, name: string, min: number, max: number): number {
   }
 }
 
+function kindOf(text: string | undefined): KindName | undefined {
+  const found = kindNames.find((name) => name === text);
+  if (text !== undefined && !found)
+    throw new UsageError(`--kind must be ${kindNames.join(', ')}, not ${JSON.stringify(text)}`);
+  return found;
+}
+
 /** Answers whether all went well. */
 async function main(argv: string[]): Promise<boolean> {
   const { values, positionals } = parse(argv);
@@ -63,6 +74,7 @@ async function main(argv: string[]): Promise<boolean> {
     );
   const elements = integer(values.elements, '--elements', 1, 2 ** 32);
   const ordinal = integer(values.device, '--device', 0, 1023);
+  const wish = kindOf(values.kind);
 
   const driver = chooseDriver(values.driver);
   const say = (...lines: string[]): void => {
@@ -76,14 +88,17 @@ async function main(argv: string[]): Promise<boolean> {
     device: { ordinal, name: place.device.name, uuid: place.device.uuid },
     support: place.support,
   };
-  const { memory } = place.support;
-  if (!memory.supported) {
-    say(`This device cannot share memory between processes: ${memory.reason}. Nothing to show.`);
+  const kind = wish ?? defaultKind(place.device, place.support);
+  const { supported, reason } = place.support[kinds[kind].way];
+  if (!supported) {
+    say(`This device cannot share ${kind} memory between processes: ${reason}. Nothing to show.`);
     if (values.json) console.log(JSON.stringify({ ...facts, result: null }));
     return true;
   }
+  say(describeKind(kind));
   const result = await roundtrip({
     elements,
+    kind,
     device: ordinal,
     driver,
     deadlineMs: CHILD_DEADLINE_MS,

@@ -1,6 +1,7 @@
 /** What the two processes of the round trip say to each other, checked on arrival. */
 import type { infer as Infer } from 'zod';
 import { loadZod } from '../ipc/zod.ts';
+import { DeviceBuffer } from '../memory/buffer.ts';
 
 const { z } = loadZod();
 
@@ -8,10 +9,9 @@ const firstValues = z.array(z.int().min(0).max(0xffff_ffff)).max(8);
 
 /** From the parent. */
 export const Request = z.discriminatedUnion('type', [
-  z.strictObject({ type: z.literal('open'), handle: z.unknown() }),
+  z.strictObject({ type: z.literal('open'), buffer: z.instanceof(DeviceBuffer) }),
   z.strictObject({ type: z.literal('answer') }),
   z.strictObject({ type: z.literal('receive'), byteLength: z.int().positive() }),
-  z.strictObject({ type: z.literal('finish') }),
 ]);
 export type Request = Infer<typeof Request>;
 

@@ -3,6 +3,7 @@ import { driverName } from '../../ffi/driver.ts';
 import { driverVersion } from '../driver.ts';
 import type { Support } from '../ipc/support.ts';
 import type { DriverChoice } from './driver-choice.ts';
+import { type KindName, kinds } from './kinds.ts';
 import type { Place, RoundtripResult } from './roundtrip.ts';
 
 const line = (label: string, text: string): string => `${label.padEnd(11)}${text}`;
@@ -36,6 +37,10 @@ export function describePlace({ device, support }: Place): string[] {
     line('virtual', `by file descriptor: ${answer(support.virtualMemory)}`),
   ];
 }
+
+/** What is shared. */
+export const describeKind = (kind: KindName): string =>
+  line('shared', `${kind}: ${kinds[kind].how}`);
 
 /** What happened, the verdict last. */
 export function describeResult(result: RoundtripResult): string[] {

@@ -1,33 +1,28 @@
-/** The child of the round trip: opens the parent's buffer, checks it, writes its own pattern. */
+/** The child of the round trip: reads the parent's buffer, checks it, writes its own pattern. */
 import { Socket } from 'node:net';
 import { recordCalls } from '../../ffi/driver.ts';
 import { bytesCopied } from '../../ffi/trace.ts';
 import { Context } from '../context.ts';
-import { openIpcBuffer } from '../ipc/import.ts';
+import { explain } from '../ipc/explain.ts';
+import { parentPeer } from '../ipc/peer/parent.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
+import { COPY_FD } from './child.ts';
 import { type Reply, Request } from './messages.ts';
 import { mismatches, pattern } from './pattern.ts';
 
-/** The descriptor on which the parent sends bytes when it copies instead of sharing. */
-const COPY_FD = 4;
 const FIRST = 4;
 
 const device = Number(process.argv[2] ?? 0);
 const context = Context.primary(device);
+const parent = parentPeer();
 let shared: DeviceBuffer | undefined;
-
-const reply = (message: Reply): void => {
-  process.send?.(message);
-};
 
 const firstOf = (buffer: DeviceBuffer): number[] =>
   Array.from(buffer.copyToHostSync(new Uint32Array(Math.min(FIRST, buffer.byteLength / 4))));
 
-function open(handle: unknown): Reply {
-  const freeBefore = context.memoryInfo().free;
-  const recorder = recordCalls();
-  shared = openIpcBuffer(handle, { context });
+function open(buffer: DeviceBuffer): Reply {
   recorder.stop();
+  shared = buffer;
   const first = firstOf(shared);
   return {
     type: 'opened',
@@ -45,6 +40,7 @@ async function answer(): Promise<Reply> {
   await shared.copyFrom(pattern('child', elements));
   const first = firstOf(shared);
   shared.close();
+  await context.flush();
   return { type: 'answered', mismatches: wrong, first };
 }
 
@@ -62,25 +58,25 @@ async function receive(byteLength: number): Promise<Reply> {
   return { type: 'received', first: firstOf(buffer) };
 }
 
-async function serve(message: unknown): Promise<void> {
+async function serve(message: unknown): Promise<Reply> {
   const request = Request.parse(message);
-  if (request.type === 'open') reply(open(request.handle));
-  else if (request.type === 'answer') reply(await answer());
-  else if (request.type === 'receive') reply(await receive(request.byteLength));
-  else process.disconnect();
+  if (request.type === 'open') return open(request.buffer);
+  if (request.type === 'answer') return answer();
+  return receive(request.byteLength);
 }
 
-process.on('message', (message) => {
-  serve(message).catch((error: unknown) => {
-    reply({ type: 'failed', message: String(error instanceof Error ? error.message : error) });
-  });
-});
 // Pays for the context and for loading the checker now, so that the hand-over is timed and not
 // the start of a process.
-context.memoryInfo();
-try {
-  openIpcBuffer(undefined);
-} catch {
-  // nothing was sent yet
+const { free: freeBefore } = context.memoryInfo();
+explain(undefined);
+// Memory is opened as it arrives.
+const recorder = recordCalls();
+let reply: Reply = { type: 'ready' };
+while (!parent.closed) {
+  await parent.send(reply);
+  try {
+    reply = await serve(await parent.receive());
+  } catch (error) {
+    reply = { type: 'failed', message: String(error instanceof Error ? error.message : error) };
+  }
 }
-reply({ type: 'ready' });

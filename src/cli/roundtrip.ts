@@ -5,17 +5,18 @@ import { recordCalls } from '../../ffi/driver.ts';
 import { bytesCopied } from '../../ffi/trace.ts';
 import { Context } from '../context.ts';
 import { Device } from '../device.ts';
-import { getIpcHandle } from '../ipc/export.ts';
 import { type IpcSupport, ipcSupport } from '../ipc/support.ts';
-import { DeviceBuffer } from '../memory/buffer.ts';
+import type { DeviceBuffer } from '../memory/buffer.ts';
 import { Child } from './child.ts';
 import type { DriverChoice } from './driver-choice.ts';
+import { type KindName, kinds } from './kinds.ts';
 import { mismatches, pattern } from './pattern.ts';
 
 /** What a round trip is asked for. */
 export interface RoundtripOptions {
   /** How many 32-bit elements the buffer has. */
   readonly elements: number;
+  readonly kind: KindName;
   readonly device: number;
   readonly driver: DriverChoice;
   readonly deadlineMs: number;
@@ -31,6 +32,7 @@ export interface Place {
 
 /** What a round trip found. */
 export interface RoundtripResult {
+  readonly kind: KindName;
   readonly byteLength: number;
   readonly parent: { readonly pid: number; readonly wrote: number[]; readonly readBack: number[] };
   readonly child: { readonly pid: number; readonly read: number[]; readonly wrote: number[] };
@@ -61,9 +63,10 @@ export function placeOf(ordinal: number): Place {
 
 /** Makes the round trip. @throws for a child that dies or does not answer */
 export async function roundtrip(options: RoundtripOptions): Promise<RoundtripResult> {
-  const { elements, device, driver, deadlineMs, program = childProgram() } = options;
+  const { elements, kind, device, driver, deadlineMs, program = childProgram() } = options;
   const context = Context.primary(device);
-  using buffer = DeviceBuffer.allocate(elements * 4, { context });
+  using memory = kinds[kind].allocate(elements * 4, context);
+  const { buffer } = memory;
   const written = pattern('parent', elements);
   await buffer.copyFrom(written);
   const child = new Child({
@@ -81,6 +84,7 @@ export async function roundtrip(options: RoundtripOptions): Promise<RoundtripRes
     await child.end();
     const wrong = { child: answered.mismatches, parent: mismatches('child', back) };
     return {
+      kind,
       byteLength: buffer.byteLength,
       parent: {
         pid: process.pid,
@@ -105,7 +109,7 @@ export async function roundtrip(options: RoundtripOptions): Promise<RoundtripRes
 async function handOver(child: Child, buffer: DeviceBuffer) {
   using recorder = recordCalls();
   const start = performance.now();
-  const opened = await child.ask('opened', { type: 'open', handle: getIpcHandle(buffer) });
+  const opened = await child.ask('opened', { type: 'open', buffer });
   const ms = performance.now() - start;
   recorder.stop();
   return {

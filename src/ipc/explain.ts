@@ -191,10 +191,12 @@ function exporterObstacle(
           remedy: 'It must live until what it shares was opened: have it shared anew.',
         };
   const user = self.userOf(pid);
-  if (allowOtherUsers || user === undefined || user === self.user) return undefined;
+  // Some systems hide the processes of others.
+  const isHidden = user === undefined && self.isForeign(pid);
+  if (allowOtherUsers || user === self.user || (user === undefined && !isHidden)) return undefined;
   return {
     code: 'other-user',
-    reason: `process ${pid}, which shared it, runs as user ${user}, and this one as ${self.user}`,
+    reason: `process ${pid}, which shared it, runs as ${isHidden ? 'another user, who is hidden' : `user ${user}`}, and this one as ${self.user}`,
     remedy:
       'Run both as one user; or, if that user is trusted, open it with { allowOtherUsers: true }.',
   };

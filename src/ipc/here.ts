@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import {
   bootId,
   isProcessAlive,
+  isProcessForeign,
   pidNamespace,
   processStartTime,
   processUser,
@@ -19,6 +20,8 @@ export interface Here {
   readonly isWsl: boolean;
   isAlive(pid: number, startTime: number): boolean;
   userOf(pid: number): number | undefined;
+  /** Whether this process may not even signal it. */
+  isForeign(pid: number): boolean;
 }
 
 let known: Here | undefined;
@@ -34,6 +37,7 @@ export const here = (): Here => {
     isWsl: isWsl(),
     isAlive: isProcessAlive,
     userOf: processUser,
+    isForeign: isProcessForeign,
   };
   return known;
 };

@@ -4,6 +4,7 @@ import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUmemoryPool } from '../../ffi/types.ts';
 import { check, cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
+import type { Device } from '../device.ts';
 import { IpcError } from '../errors.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import type { Access } from '../memory/buffer-options.ts';
@@ -21,6 +22,7 @@ import { freeWithoutWaiting } from '../memory/reclaim.ts';
 import { Resource } from '../resource.ts';
 import { checkRange, type IpcPoolDescriptor } from './descriptor.ts';
 import { type Mapping, MappingTable, type MappingUse } from './mapping.ts';
+import { beginSharedUse, endSharedUse } from './shared-counts.ts';
 
 /**
  * A memory pool of another process: what buffers of it that arrive here have as their `resource`.
@@ -60,7 +62,12 @@ export class ImportedPool extends Resource implements MemoryResource {
     const { resets } = context;
     super('ImportedPool', {
       owner: context.resources,
-      release: () => destroyPool(context, resets, handle, books),
+      release: () =>
+        destroyPool(context, resets, handle, books, (device) =>
+          endSharedUse(nameOfAccess(descriptor, device), () =>
+            driver.writeAccess(handle, device, false),
+          ),
+        ),
     });
     this.context = context;
     this.descriptor = descriptor;
@@ -126,10 +133,12 @@ export class ImportedPool extends Resource implements MemoryResource {
     const books = this.#books;
     const { byteOffset, byteLength, bufferId } = descriptor;
     const name = `${descriptor.pool} ${handle}`;
-    let use: MappingUse<Mapping> | undefined;
+    let use: MappingUse<PoolMapping> | undefined;
     try {
       this.#allowDevice();
-      use = mapped.use(name, bufferId, context, () => this.#map(handle, descriptor));
+      use = mapped.use(name, bufferId, context, () =>
+        beginSharedUse(name, bufferId, () => this.#map(name, handle, descriptor)),
+      );
       checkRange(descriptor, use.mapping.byteLength);
     } catch (error) {
       use?.release();
@@ -158,7 +167,7 @@ export class ImportedPool extends Resource implements MemoryResource {
     });
   }
 
-  #map(handle: string, { pid }: IpcPoolDescriptor): Mapping {
+  #map(name: string, handle: string, { pid }: IpcPoolDescriptor): PoolMapping {
     const { context } = this;
     const pool = this.handle;
     return context.run(() => {
@@ -173,7 +182,7 @@ export class ImportedPool extends Resource implements MemoryResource {
       const measured = cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_RANGE_SIZE, base);
       if (measured !== 0) cu.cuMemFree_v2(base);
       check(measured, 'cuPointerGetAttribute', () => `measuring memory of process ${pid}`);
-      return { context, resets: context.resets, base, byteLength: readSize(OUT0) };
+      return { context, resets: context.resets, name, base, byteLength: readSize(OUT0) };
     });
   }
 
@@ -182,21 +191,36 @@ export class ImportedPool extends Resource implements MemoryResource {
     if (this.#isAllowed) return;
     const { device } = this.context;
     const pool = this.handle;
-    if (driver.readAccess(pool, device) !== 'read-write') {
-      driver.writeAccess(pool, device, true);
-      if (device.uuid !== this.descriptor.device) this.#books.granted.add(device);
+    const allow = (): void => {
+      if (driver.readAccess(pool, device) !== 'read-write') driver.writeAccess(pool, device, true);
+    };
+    if (device.uuid === this.descriptor.device) allow();
+    else {
+      beginSharedUse(nameOfAccess(this.descriptor, device), 0, allow);
+      this.#books.granted.add(device);
     }
     this.#isAllowed = true;
   }
 }
 
+/** What all workers of this process call a device's access to a pool, which is the driver's pool's. */
+const nameOfAccess = ({ pool }: IpcPoolDescriptor, { uuid }: Device): string =>
+  `access ${pool} ${uuid}`;
+
+interface PoolMapping extends Mapping {
+  /** What all workers of this process call it. */
+  readonly name: string;
+}
+
 /**
- * The memory of other processes' pools, by pool and handle. Of all contexts: the driver maps it
- * once a process, and the first free unmaps it for all (seen on an H200).
+ * The memory of other processes' pools, by pool and handle. Of all contexts and, by the shared
+ * uses, of all worker threads: the driver maps it once a process, and the first free unmaps it for
+ * all (seen on an H200).
  */
-const mapped = new MappingTable<Mapping>(({ context, base }) => freeWithoutWaiting(context, base), {
-  waits: false,
-});
+const mapped = new MappingTable<PoolMapping>(
+  ({ context, name, base }) => endSharedUse(name, () => freeWithoutWaiting(context, base)),
+  { waits: false, forget: ({ name }) => endSharedUse(name) },
+);
 
 /** Whether the memory that a descriptor names is mapped here. */
 export const isPoolMemoryMapped = ({ pool, handle, bufferId }: IpcPoolDescriptor): boolean =>

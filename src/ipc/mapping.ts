@@ -27,6 +27,13 @@ export interface MappingUse<M extends Mapping> {
   release(): void;
 }
 
+interface TableOptions<M extends Mapping> {
+  /** Whether the driver may wait for the GPU in `unmap`. */
+  readonly waits: boolean;
+  /** Told of a mapping that a reset of its context took. */
+  readonly forget?: (mapping: M) => void;
+}
+
 /**
  * Mappings by the name of what is mapped. A name that is used again while its unmapping waits for
  * the GPU keeps its mapping: the driver would unmap it for the new user too.
@@ -34,12 +41,11 @@ export interface MappingUse<M extends Mapping> {
 export class MappingTable<M extends Mapping> {
   readonly #entries = new Map<string, Entry<M>>();
   readonly #unmap: (mapping: M) => void;
-  readonly #waits: boolean;
+  readonly #options: TableOptions<M>;
 
-  /** @param waits whether the driver may wait for the GPU in `unmap` */
-  constructor(unmap: (mapping: M) => void, { waits }: { readonly waits: boolean }) {
+  constructor(unmap: (mapping: M) => void, options: TableOptions<M>) {
     this.#unmap = unmap;
-    this.#waits = waits;
+    this.#options = options;
   }
 
   has(name: string, version: number): boolean {
@@ -69,6 +75,7 @@ export class MappingTable<M extends Mapping> {
     const entry = this.#entries.get(name);
     if (!entry || entry.mapping.context.resets === entry.mapping.resets) return entry;
     this.#entries.delete(name);
+    this.#options.forget?.(entry.mapping);
     return undefined;
   }
 
@@ -85,7 +92,7 @@ export class MappingTable<M extends Mapping> {
         this.#entries.delete(name);
         this.#unmap(mapping);
       },
-      { waits: this.#waits },
+      { waits: this.#options.waits },
     );
   }
 }

@@ -33,8 +33,9 @@ export interface SharedPool {
   readonly fd: number;
 }
 
-export const emptyBooks = (context: Context): PoolBooks => ({
-  buffers: new ResourceSet(context.resources),
+/** @param isBorrowed whether the pool is none of the context's resources, though its buffers are */
+export const emptyBooks = (context: Context, isBorrowed = false): PoolBooks => ({
+  buffers: new ResourceSet(context.resources, isBorrowed),
   byteLength: 0,
   granted: new Set(),
   shared: undefined,
@@ -77,6 +78,7 @@ export function destroyPool(
   resets: number,
   handle: CUmemoryPool,
   books: PoolBooks,
+  withdraw = (device: Device): void => driver.writeAccess(handle, device, false),
 ): void {
   const { releases } = context;
   const { shared, buffers } = books;
@@ -84,7 +86,7 @@ export function destroyPool(
     if (context.resets !== resets) return;
     tryAll([
       // A later pool may get the same handle, and with it the access that others had to this one.
-      ...[...books.granted].map((device) => () => driver.writeAccess(handle, device, false)),
+      ...[...books.granted].map((device) => () => withdraw(device)),
       () => check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy'),
     ]);
   };

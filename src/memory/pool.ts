@@ -58,7 +58,7 @@ export class MemoryPool extends PoolState implements MemoryResource {
     handle: CUmemoryPool,
     traits: { readonly maxSize: number; readonly shareable: boolean; readonly borrowed: boolean },
   ) {
-    const books = emptyBooks(context);
+    const books = emptyBooks(context, traits.borrowed);
     const { resets } = context;
     super(handle, {
       owner: context.resources,

@@ -8,8 +8,10 @@ import {
   CudaEvent,
   Device,
   DeviceBuffer,
+  MemoryPool,
   NotSupportedError,
   Stream,
+  VirtualMemory,
 } from '../../src/index.ts';
 import { Latch } from '../support/latch.ts';
 
@@ -117,4 +119,31 @@ test('after a reset everything made before is closed, and the context works agai
   using again = DeviceBuffer.allocate(1024);
   again.copyFromSync(new Uint8Array(1024).fill(9));
   assert.equal((await again.copyToHost())[1023], 9);
+});
+
+test('a reset gives back what the driver would keep over it: pools and virtual memory', async () => {
+  const context = Context.primary();
+  const size = 64 << 20;
+  const used = (): number => context.device.totalMemory - context.memoryInfo().free;
+  await context.reset();
+  const before = used();
+  const virtual = (): VirtualMemory => {
+    const memory = VirtualMemory.reserve(size);
+    memory.grow(size);
+    return memory;
+  };
+  const make: readonly (() => DeviceBuffer | VirtualMemory)[] = [
+    virtual,
+    () => MemoryPool.create({ maxSize: 2 * size }).allocate(size),
+    () => MemoryPool.default().allocate(size),
+  ];
+  for (const allocate of make) {
+    const deferral = context.deferCleanup();
+    const [closed, open] = [allocate(), allocate()];
+    closed.close();
+    await context.reset();
+    deferral[Symbol.dispose]();
+    assert.equal(open.closed, true);
+    assert.ok(used() - before < size / 2, `${allocate} left ${used() - before} bytes`);
+  }
 });

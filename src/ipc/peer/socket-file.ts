@@ -10,9 +10,10 @@ import {
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { errno, libc, SystemError, succeeded } from '../../../ffi/libc.ts';
+import { SystemError } from '../../../ffi/libc.ts';
 import { isSocketInUse, listenSocket } from '../../../ffi/socket.ts';
 import { IpcError } from '../../errors.ts';
+import { withFileLock } from '../file-lock.ts';
 
 /**
  * The socket's name for what a user calls it: `@…` and paths are themselves.
@@ -45,7 +46,13 @@ export interface NamedSocket {
 export function listenAt(name: string, mode: number): NamedSocket {
   try {
     if (name.startsWith('@')) return { fd: listenSocket(name), unlink() {} };
-    return withLock(dirname(name), () => listenAtPath(name, mode));
+    const directory = openSync(dirname(name), 'r');
+    try {
+      // Two that replace the same dead socket would unlink each other's.
+      return withFileLock(directory, () => listenAtPath(name, mode));
+    } finally {
+      closeSync(directory);
+    }
   } catch (error) {
     if (codeOf(error) === 'EADDRINUSE')
       throw new IpcError(`another process listens at ${name} already`);
@@ -76,25 +83,6 @@ function removeStale(path: string): void {
   if (!found.isSocket()) throw new IpcError(`${path} is there, and no socket: it is left alone`);
   if (isSocketInUse(path)) throw new IpcError(`another process listens at ${path} already`);
   unlinkSync(path);
-}
-
-const LOCK_EX_NB = 2 | 4;
-const EWOULDBLOCK = 11;
-const LOCK_TRIES = 100;
-const sleeper = new Int32Array(new SharedArrayBuffer(4));
-
-/** Two that replace the same dead socket would unlink each other's; the lock is held for moments. */
-function withLock<T>(directory: string, use: () => T): T {
-  const fd = openSync(directory, 'r');
-  try {
-    for (let tries = 0; libc.flock(fd, LOCK_EX_NB) < 0; tries++) {
-      if (errno() !== EWOULDBLOCK || tries === LOCK_TRIES) succeeded(-1, 'flock');
-      Atomics.wait(sleeper, 0, 0, 1);
-    }
-    return use();
-  } finally {
-    closeSync(fd);
-  }
 }
 
 /** Made if need be; what is there must be this user's alone. @throws IpcError */

@@ -5,6 +5,7 @@ import { test } from 'node:test';
 import {
   bootId,
   isProcessAlive,
+  isProcessForeign,
   pidNamespace,
   processStartTime,
   processUser,
@@ -22,11 +23,14 @@ test('a process is known by its pid and its start, and not any more when it has 
   assert.equal(processStartTime(pid), undefined);
   assert.equal(isProcessAlive(pid, started), false);
   assert.equal(processUser(pid), undefined);
+  assert.equal(isProcessForeign(pid), false);
 });
 
 test('this process, its user, its machine and its namespace have names', () => {
   assert.equal(processStartTime('self'), processStartTime(process.pid));
   assert.equal(processUser(process.pid), process.geteuid?.());
+  assert.equal(isProcessForeign(process.pid), false);
+  if (process.geteuid?.() !== 0) assert.equal(isProcessForeign(1), true);
   assert.match(bootId(), /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/);
   assert.ok(Number.isSafeInteger(pidNamespace()) && pidNamespace() > 0);
 });

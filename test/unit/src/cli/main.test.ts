@@ -39,6 +39,11 @@ test('elements and device are whole numbers in range', () => {
   misused('roundtrip --device=x', /--device/);
 });
 
+test('a kind is one that there is', () => {
+  misused('roundtrip --kind event', /--kind must be pool, legacy, virtual, not "event"/);
+  misused('roundtrip --kind', /--kind/);
+});
+
 test('help is printed and does nothing else', () => {
   const { code, stdout, stderr } = cuffi('--help');
   assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
@@ -70,13 +75,13 @@ test('a broken driver is shown, never replaced by the emulated one', () => {
 
 test('a device that cannot share ends it well, with the reason', () => {
   const env = { CUFFI_EMULATED_ATTRIBUTES: '41=0' };
-  const spoken = cuffi('roundtrip', env);
+  const spoken = cuffi('roundtrip --kind legacy', env);
   assert.deepEqual({ code: spoken.code, stderr: spoken.stderr }, { code: 0, stderr: '' });
   assert.match(
     spoken.stdout,
-    /This device cannot share memory between processes: the device does not support unified addressing\. Nothing to show\.\n$/,
+    /This device cannot share legacy memory between processes: the device does not support unified addressing\. Nothing to show\.\n$/,
   );
-  const { code, stdout } = cuffi('roundtrip --json', env);
+  const { code, stdout } = cuffi('roundtrip --kind legacy --json', env);
   assert.equal(code, 0);
   const { result, support } = JSON.parse(stdout);
   assert.equal(result, null);

@@ -1,11 +1,13 @@
 import assert from 'node:assert/strict';
 import { existsSync } from 'node:fs';
 import { afterEach, test } from 'node:test';
-import { fileURLToPath } from 'node:url';
-import { cu } from '../../../../ffi/driver.ts';
+import { cu, selectDriver } from '../../../../ffi/driver.ts';
+import { defaultKind } from '../../../../src/cli/kinds.ts';
 import { placeOf, roundtrip } from '../../../../src/cli/roundtrip.ts';
 import { Context } from '../../../../src/index.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
+import { broken } from '../../../support/faults.ts';
+import { programFile } from '../../../support/program-file.ts';
 import { emulate } from '../emulate.ts';
 
 const variables = ['CUFFI_TEST_DIES_AT', 'CUFFI_TEST_SAYS'];
@@ -16,10 +18,11 @@ afterEach(() => {
 const run = (program: string, { elements = 1024, deadlineMs = 30_000 } = {}) =>
   roundtrip({
     elements,
+    kind: 'legacy',
     device: 0,
     driver: { name: 'emulated', reason: 'it is a test' },
     deadlineMs,
-    program: fileURLToPath(new URL(`./fixtures/${program}.ts`, import.meta.url)),
+    program: programFile(new URL(`./fixtures/${program}.ts`, import.meta.url)).path,
   });
 
 /** The error of a round trip that must fail; it leaves no memory and no process behind. */
@@ -110,4 +113,22 @@ test('a place is a device and what it can share', () => {
     reason: 'the device does not support unified addressing',
   });
   assert.throws(() => placeOf(1), RangeError);
+});
+
+test('without a wish it is a pool, else what the device can share', () => {
+  for (const [attributes, kind] of [
+    ['', 'pool'],
+    ['115=0', 'legacy'],
+    ['115=0,41=0', 'virtual'],
+    ['115=0,41=0,102=0', 'legacy'],
+  ] as const) {
+    emulate({ CUFFI_EMULATED_ATTRIBUTES: attributes });
+    const { device, support } = placeOf(0);
+    assert.equal(defaultKind(device, support), kind, attributes);
+  }
+  // WSL's driver says that it has pools, and makes none.
+  selectDriver(broken(emulate(), 'cuMemPoolCreate', 1));
+  const { device, support } = placeOf(0);
+  assert.equal(support.pools.supported, true);
+  assert.equal(defaultKind(device, support), 'legacy');
 });

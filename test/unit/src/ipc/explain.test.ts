@@ -6,13 +6,19 @@ import { BLOCK, writeBytes } from '../../../../ffi/arena.ts';
 import { deviceAttributes } from '../../../../ffi/attributes.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import { processStartTime } from '../../../../ffi/process.ts';
-import { CudaEvent, DeviceBuffer, MemoryPool, VirtualMemory } from '../../../../src/index.ts';
+import {
+  Context,
+  CudaEvent,
+  DeviceBuffer,
+  MemoryPool,
+  VirtualMemory,
+} from '../../../../src/index.ts';
 import type { IpcDescriptor } from '../../../../src/ipc/descriptor.ts';
 import { sealDescriptor } from '../../../../src/ipc/descriptor.ts';
-import { identityObstacle } from '../../../../src/ipc/explain.ts';
+import { openObstacle } from '../../../../src/ipc/explain.ts';
 import { here } from '../../../../src/ipc/here.ts';
 import { explain, exportIpc, type OpenOptions, openIpc } from '../../../../src/ipc/index.ts';
-import { emulate } from '../emulate.ts';
+import { emulate, runProgram } from '../emulate.ts';
 
 /** Another process that lives, of the same user. */
 let neighbour: ChildProcess;
@@ -109,10 +115,18 @@ test('the same pid number in another pid namespace is in the way where the drive
     assert.equal(explain(descriptor, { fds: fdsFor(descriptor) }).openable, true);
 });
 
-test('under WSL nothing is shared', () => {
-  emulate();
-  for (const descriptor of Object.values(descriptors()))
-    assert.equal(identityObstacle(descriptor, {}, { ...here(), isWsl: true })?.code, 'wsl');
+test('under WSL nothing is shared: as /proc/version says, before the driver is asked', () => {
+  const { code, stdout, stderr } = runProgram(new URL('./fixtures/on-wsl.ts', import.meta.url));
+  assert.equal(code, 0, stderr);
+  const found = JSON.parse(stdout) as Record<'legacy' | 'pool' | 'virtual' | 'event', object>;
+  const refused = { code: 'wsl', thrown: 'wsl', asked: [] };
+  assert.deepEqual(found, {
+    legacy: refused,
+    pool: refused,
+    virtual: refused,
+    event: refused,
+    support: 'WSL does not support CUDA IPC',
+  });
 });
 
 test('a GPU that is not visible is named, unless a place is; a MIG slice is said to be one', () => {
@@ -182,6 +196,22 @@ test("another user's process is refused, unless that is allowed", async () => {
   } finally {
     stranger?.kill('SIGKILL');
   }
+});
+
+test("another user's process that the system hides is refused too, and one that is not is opened", () => {
+  emulate();
+  const { legacy } = descriptors();
+  const context = Context.primary();
+  const hidden = { ...here(), userOf: () => undefined };
+  const found = openObstacle(legacy, context, {}, { ...hidden, isForeign: () => true });
+  assert.equal(found?.code, 'other-user');
+  assert.match(found.reason, /another user, who is hidden/);
+  assert.equal(openObstacle(legacy, context, {}, hidden), undefined);
+  const allowed = { allowOtherUsers: true };
+  assert.equal(
+    openObstacle(legacy, context, allowed, { ...hidden, isForeign: () => true }),
+    undefined,
+  );
 });
 
 test('file descriptors that did not come, or not all, are missed', () => {

@@ -1,0 +1,100 @@
+/** DLPack as native libraries have it: a DLManagedTensorVersioned, which they take over. */
+import { permanentCallback } from '../../ffi/callback.ts';
+import { allocateNative, freeNative, viewMemory } from '../../ffi/native.ts';
+import type { Address } from '../../ffi/types.ts';
+import { releaseQuietly } from '../resource.ts';
+import type { DeviceArray } from './device-array.ts';
+import { type DlpackOptions, type DlpackTensor, dlpack } from './dlpack.ts';
+
+/** A tensor that a native library of this process may take over. */
+export interface ManagedTensor {
+  /** Of the DLManagedTensorVersioned: what the library is given. */
+  readonly address: number;
+  /** Whether its deleter was called, by whomever. */
+  readonly deleted: boolean;
+  /** Calls its deleter, for one that no library took over; the second time does nothing. */
+  delete(): void;
+}
+
+/** Those whose deleter was not called, by their addresses. */
+const tensors = new Map<Address, Tensor>();
+
+/** One for all: its address is in each of them. */
+let deleter: Address | undefined;
+
+/**
+ * An array as a DLManagedTensorVersioned in native memory, for a native library of this process that
+ * is called through an addon or koffi, and takes the tensor over: it calls the tensor's deleter
+ * once. Until then the tensor keeps the array from being collected; closing the array takes its
+ * memory away all the same.
+ *
+ * The deleter may be called on any thread. On another than the main one it returns when the main
+ * thread's event loop has run it: the main thread must not block on that thread meanwhile, at most
+ * 256 threads may be in it at a time, and it alone does not keep the process alive.
+ *
+ * @throws as {@link dlpack}
+ * @example
+ * library.consume(cuda.managedTensor(array).address);
+ * @see https://dmlc.github.io/dlpack/latest/c_api.html
+ */
+export function managedTensor(array: DeviceArray, options?: DlpackOptions): ManagedTensor {
+  const fields = dlpack(array, options);
+  deleter ??= permanentCallback((address) => releaseQuietly(() => tensors.get(address)?.delete()));
+  const address = allocateNative(BYTE_LENGTH + 2 * WORD * fields.ndim);
+  writeTensor(address, fields, deleter);
+  const tensor = new Tensor(address, array);
+  tensors.set(address, tensor);
+  return tensor;
+}
+
+class Tensor implements ManagedTensor {
+  readonly address: Address;
+  /** Kept from being collected. */
+  #array: DeviceArray | undefined;
+
+  constructor(address: Address, array: DeviceArray) {
+    this.address = address;
+    this.#array = array;
+  }
+
+  get deleted(): boolean {
+    return this.#array === undefined;
+  }
+
+  delete(): void {
+    if (this.deleted) return;
+    this.#array = undefined;
+    tensors.delete(this.address);
+    freeNative(this.address);
+  }
+}
+
+const BYTE_LENGTH = 80;
+const WORD = 8;
+const READ_ONLY = 1n;
+
+/** The struct, with its shape and strides right behind it. */
+function writeTensor(address: Address, tensor: DlpackTensor, deleteIt: Address): void {
+  const { version, flags, data, device, ndim, dtype, shape, strides, byteOffset } = tensor;
+  const shapeAt = BYTE_LENGTH;
+  const stridesAt = shapeAt + WORD * ndim;
+  const view = new DataView(viewMemory(address, stridesAt + WORD * ndim));
+  const write = (at: number, value: number): void => view.setBigInt64(at, BigInt(value), true);
+  view.setUint32(0, version.major, true);
+  view.setUint32(4, version.minor, true);
+  write(8, 0); // manager_ctx
+  write(16, deleteIt);
+  view.setBigUint64(24, flags.readOnly ? READ_ONLY : 0n, true);
+  write(32, data);
+  view.setInt32(40, device.type, true);
+  view.setInt32(44, device.id, true);
+  view.setInt32(48, ndim, true);
+  view.setUint8(52, dtype.code);
+  view.setUint8(53, dtype.bits);
+  view.setUint16(54, dtype.lanes, true);
+  write(56, address + shapeAt);
+  write(64, address + stridesAt);
+  write(72, byteOffset);
+  for (const [axis, size] of shape.entries()) write(shapeAt + WORD * axis, size);
+  for (const [axis, stride] of strides.entries()) write(stridesAt + WORD * axis, stride);
+}

@@ -1,0 +1,110 @@
+/** Tensors that a native library takes over, as C sees them and gives them back. */
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { openLibrary } from '../../ffi/library.ts';
+import { int, pointer } from '../../ffi/types.ts';
+import { bfloat16, deviceArray, float32, managedTensor } from '../../src/index.ts';
+import { noCompiler, openBuildFolder } from '../abi/toolchain.ts';
+import { collectGarbage } from '../support/gc.ts';
+
+// The structs as dlpack.h of version 1.1 has them.
+const SOURCE = `
+#include <pthread.h>
+#include <stdint.h>
+typedef struct { uint32_t major, minor; } DLPackVersion;
+typedef struct { int32_t device_type, device_id; } DLDevice;
+typedef struct { uint8_t code, bits; uint16_t lanes; } DLDataType;
+typedef struct {
+  void *data; DLDevice device; int32_t ndim; DLDataType dtype;
+  int64_t *shape, *strides; uint64_t byte_offset;
+} DLTensor;
+typedef struct DLManagedTensorVersioned {
+  DLPackVersion version; void *manager_ctx;
+  void (*deleter)(struct DLManagedTensorVersioned *); uint64_t flags; DLTensor dl_tensor;
+} DLManagedTensorVersioned;
+
+int64_t field(DLManagedTensorVersioned *tensor, int which) {
+  DLTensor *t = &tensor->dl_tensor;
+  switch (which) {
+    case 0: return tensor->version.major;
+    case 1: return tensor->flags;
+    case 2: return (int64_t)t->data;
+    case 3: return t->device.device_type;
+    case 4: return t->device.device_id;
+    case 5: return t->ndim;
+    case 6: return t->dtype.code * 1000 + t->dtype.bits + t->dtype.lanes * 1000000;
+    case 7: return t->byte_offset;
+    default: return which >= 20 ? t->strides[which - 20] : t->shape[which - 10];
+  }
+}
+int consume(DLManagedTensorVersioned *tensor) { tensor->deleter(tensor); return 0; }
+
+static int running;
+static void *in_thread(void *tensor) {
+  consume(tensor);
+  __atomic_sub_fetch(&running, 1, __ATOMIC_SEQ_CST);
+  return 0;
+}
+int consume_in_thread(DLManagedTensorVersioned *tensor) {
+  pthread_t thread;
+  __atomic_add_fetch(&running, 1, __ATOMIC_SEQ_CST);
+  return pthread_create(&thread, 0, in_thread, tensor) || pthread_detach(thread);
+}
+int threads_running(void) { return __atomic_load_n(&running, __ATOMIC_SEQ_CST); }
+`;
+
+function openConsumer() {
+  const path = openBuildFolder().compile('consumer.so', SOURCE, ['-shared', '-fPIC', '-pthread']);
+  const library = openLibrary([path]);
+  const bind = <A extends number[]>(name: string, parameters: Parameters<typeof library.bind>[1]) =>
+    library.bind(name, parameters, 'int64') as unknown as (...args: A) => number;
+  return {
+    field: bind<[number, number]>('field', [pointer, int]),
+    consume: bind<[number]>('consume', [pointer]),
+    consumeInThread: bind<[number]>('consume_in_thread', [pointer]),
+    threadsRunning: bind<[]>('threads_running', []),
+  };
+}
+
+test('C reads the tensor of a strided view, and its deleter ends it', { skip: noCompiler }, () => {
+  const { field, consume } = openConsumer();
+  using array = deviceArray([4, 6], bfloat16);
+  const view = array.slice({ start: 1 }, { step: 2 });
+  const tensor = managedTensor(view);
+  const read = [0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 20, 21].map((n) => field(tensor.address, n));
+  assert.deepEqual(read, [1, 0, view.address, 2, 0, 2, 1_004_016, 0, 3, 3, 6, 2]);
+  assert.equal(tensor.deleted, false);
+  consume(tensor.address);
+  assert.equal(tensor.deleted, true);
+  tensor.delete();
+  const readOnly = managedTensor(array.broadcastTo([2, 4, 6]));
+  assert.deepEqual([field(readOnly.address, 1), field(readOnly.address, 20)], [1, 0]);
+  readOnly.delete();
+});
+
+test('deleters run on other threads, too, while the loop turns', { skip: noCompiler }, async () => {
+  const { consumeInThread, threadsRunning } = openConsumer();
+  using array = deviceArray(3, float32);
+  const tensors = Array.from({ length: 50 }, () => managedTensor(array));
+  for (const { address } of tensors) assert.equal(consumeInThread(address), 0);
+  assert.equal(threadsRunning(), 50, 'each waits for the main thread');
+  while (threadsRunning() > 0) await sleep(1);
+  assert.ok(tensors.every(({ deleted }) => deleted));
+});
+
+test('a tensor keeps its array from being collected until it is deleted', async () => {
+  const make = () => {
+    const array = deviceArray(3, float32);
+    const weak = new WeakRef(array);
+    const close = () => weak.deref()?.close();
+    return { tensor: managedTensor(array), weak, close };
+  };
+  const { tensor, weak, close } = make();
+  await collectGarbage();
+  assert.ok(weak.deref() !== undefined);
+  close();
+  tensor.delete();
+  await collectGarbage();
+  assert.equal(weak.deref(), undefined);
+});

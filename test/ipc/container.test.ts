@@ -1,0 +1,78 @@
+/** Processes in pid and network namespaces of their own, as containers have them. */
+import assert from 'node:assert/strict';
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { after, test } from 'node:test';
+import { kinds } from '../../src/cli/kinds.ts';
+import { Context, Device } from '../../src/index.ts';
+import { explain, ipcSupport, listen, type Peer } from '../../src/ipc/index.ts';
+import { programFile } from '../support/program-file.ts';
+import type { Question } from './fixtures/container.ts';
+
+const APART = ['--pid', '--net', '--mount', '--mount-proc', '--fork', '--kill-child'];
+const { path: program, execArgv } = programFile(
+  new URL('./fixtures/container.ts', import.meta.url),
+);
+const directory = mkdtempSync(join(tmpdir(), 'cuffi-container-'));
+after(() => rmSync(directory, { recursive: true }));
+
+const support = ipcSupport(Device.get());
+const options = {
+  timeout: 60_000,
+  skip:
+    spawnSync('unshare', [...APART, 'true']).status !== 0 &&
+    'this process may not make namespaces (unshare)',
+};
+
+/** A process apart that has connected through the socket; dispose kills it. */
+async function start(): Promise<{ readonly peer: Peer } & AsyncDisposable> {
+  const path = join(directory, 'socket');
+  using listener = listen(path);
+  const child = spawn('unshare', [...APART, process.execPath, ...execArgv, program, path], {
+    stdio: ['ignore', 'inherit', 'inherit'],
+  });
+  const exited = once(child, 'exit');
+  const peer = await listener.accept({ timeoutMs: 30_000 });
+  return {
+    peer,
+    async [Symbol.asyncDispose]() {
+      peer.close();
+      child.kill('SIGKILL');
+      await exited;
+    },
+  };
+}
+
+async function ask(peer: Peer, question: Question): Promise<unknown> {
+  await peer.send(question);
+  return peer.receive({ timeoutMs: 30_000 });
+}
+
+test('pools and virtual memory go through a socket that containers share', options, async () => {
+  await using container = await start();
+  for (const kind of ['pool', 'virtual'] as const) {
+    if (!support[kinds[kind].way].supported) continue;
+    using memory = kinds[kind].allocate(1000, Context.primary());
+    const { buffer } = memory;
+    buffer.fill(1);
+    await buffer.context.synchronize();
+    const found = await ask(container.peer, { buffer });
+    assert.deepEqual(found, { pid: 1, peerPid: 0, read: [1] });
+    assert.deepEqual([...new Set(await buffer.copyToHost())], [2]);
+  }
+});
+
+test('plain memory of a container with the same pid number is refused, and cannot be verified elsewhere', {
+  ...options,
+  skip: options.skip || support.memory.reason || false,
+}, async () => {
+  await using one = await start();
+  await using other = await start();
+  const descriptor = await ask(one.peer, {});
+  assert.equal(await ask(other.peer, { descriptor }), 'same-pid');
+  assert.equal(await ask(one.peer, { descriptor }), 'same-process');
+  assert.equal(explain(descriptor).code, 'unverified');
+});

@@ -1,0 +1,124 @@
+/** Every kind of memory, opened and closed many times on both sides of a connection. */
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { afterEach, test } from 'node:test';
+import { recordCalls } from '../../ffi/driver.ts';
+import { type KindName, kindNames, kinds } from '../../src/cli/kinds.ts';
+import {
+  Context,
+  CudaEvent,
+  Device,
+  type DeviceBuffer,
+  MemoryPool,
+  Stream,
+} from '../../src/index.ts';
+import { type ChildPeer, ipcSupport, spawnPeer } from '../../src/ipc/index.ts';
+import { dose } from '../support/dose.ts';
+import { Latch } from '../support/latch.ts';
+import { processState } from '../support/process-state.ts';
+import { programFile } from '../support/program-file.ts';
+import type { Request } from './fixtures/connected.ts';
+
+const deadline = { timeout: 60_000 };
+const program = programFile(new URL('./fixtures/connected.ts', import.meta.url)).path;
+const context = Context.primary();
+const support = ipcSupport(Device.get());
+const children: ChildPeer[] = [];
+
+function start(): ChildPeer {
+  const child = spawnPeer(program);
+  children.push(child);
+  return child;
+}
+afterEach(async () => {
+  for (const child of children.splice(0)) {
+    const { process: running } = child;
+    const exit = once(running, 'exit');
+    if (running.exitCode === null && running.kill('SIGKILL')) await exit;
+    child.close();
+  }
+});
+
+async function ask<T>(child: ChildPeer, request: Request): Promise<T> {
+  await child.send(request);
+  return (await child.receive({ timeoutMs: 30_000 })) as T;
+}
+const valuesOf = async (buffer: DeviceBuffer): Promise<number[]> => [
+  ...new Set(await buffer.copyToHost()),
+];
+const unsupported = (kind: KindName): string | false => support[kinds[kind].way].reason || false;
+
+const BYTE_LENGTH = 3 << 20;
+const partOf = (buffer: DeviceBuffer): DeviceBuffer => buffer.subarray(BYTE_LENGTH - 100);
+
+/** Memory and an event, made here and opened there, and memory the other way round. */
+async function cycle(child: ChildPeer, kind: KindName, mine: DeviceBuffer): Promise<void> {
+  using event = CudaEvent.create({ interprocess: true });
+  mine.fill(1);
+  event.record(Stream.legacyDefault());
+  assert.equal(await ask(child, { do: 'fill', buffer: partOf(mine), event, value: 2 }), 'filled');
+  assert.deepEqual(await valuesOf(partOf(mine)), [2]);
+  const request = { do: 'make', kind, byteLength: BYTE_LENGTH, value: 3 } as const;
+  const theirs = await ask<DeviceBuffer>(child, request);
+  assert.deepEqual(await valuesOf(partOf(theirs)), [3]);
+  theirs.close();
+  mine.close();
+  await context.flush();
+  assert.equal(await ask(child, { do: 'drop' }), 'dropped');
+}
+
+for (const kind of kindNames)
+  test(`opened and closed many times, ${kind} memory leaves nothing on either side`, {
+    timeout: 600_000,
+    skip: unsupported(kind),
+  }, async () => {
+    const child = start();
+    using pool = kind === 'pool' ? MemoryPool.create({ maxSize: 64 << 20, shareable: true }) : null;
+    const round = async (): Promise<void> => {
+      using other = pool ? null : kinds[kind].allocate(BYTE_LENGTH, context);
+      const mine = other?.buffer ?? (pool as MemoryPool).allocate(BYTE_LENGTH);
+      await cycle(child, kind, mine);
+    };
+    const states = async () => [processState(), await ask(child, { do: 'state' })];
+    for (let n = 0; n < 3; n += 1) await round();
+    await context.flush();
+    const before = await states();
+    for (let n = 0; n < dose(20, 1000); n += 1) await round();
+    await context.flush();
+    assert.deepEqual(await states(), before);
+    child.close();
+  });
+
+test('memory is opened while the same and other memory is closed, and waits to be unmapped', {
+  ...deadline,
+  skip: unsupported('pool'),
+}, async () => {
+  await context.flush();
+  const recorder = recordCalls();
+  const count = (name: string): number =>
+    recorder.calls.filter((call) => call.name === name && call.status === 0).length;
+  using stream = Stream.create({ nonBlocking: true });
+  using latch = new Latch();
+  latch.hold(stream);
+  const rounds = dose(200, 10_000);
+  const take = async (kind: KindName): Promise<void> => {
+    const child = start();
+    await child.send({ do: 'flood', kind, count: rounds } satisfies Request);
+    for (let i = 0; i < rounds; i += 1) {
+      const { buffer } = (await child.receive()) as { buffer: DeviceBuffer };
+      if (i % 20 === 0) buffer.subarray(16, 32).fill(9, { stream });
+      if (i % 50 === 0) assert.deepEqual(await valuesOf(buffer.subarray(0, 16)), [9]);
+      if (i === rounds / 2) latch.open();
+      buffer.close();
+    }
+    assert.equal(await child.receive(), 'flooded');
+    child.close();
+  };
+  await Promise.all([take('pool'), take('pool'), take('legacy')]);
+  await stream.synchronize();
+  await context.flush();
+  assert.equal(count('cuMemPoolImportPointer'), count('cuMemFreeAsync'));
+  assert.equal(count('cuIpcOpenMemHandle_v2'), count('cuIpcCloseMemHandle'));
+  assert.equal(count('cuMemPoolImportFromShareableHandle'), count('cuMemPoolDestroy'));
+  recorder.stop();
+});

@@ -1,0 +1,96 @@
+/** Real worker threads; what the driver has once a process is a word that all of them see. */
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
+import { once } from 'node:events';
+import { readdirSync, readlinkSync, statSync } from 'node:fs';
+import { afterEach, test } from 'node:test';
+import type { Worker } from 'node:worker_threads';
+import { beginSharedUse, endSharedUse } from '../../../../src/ipc/shared-counts.ts';
+import { startWorker } from '../../../support/worker.ts';
+import type { Task } from './fixtures/counting-worker.ts';
+
+const program = new URL('./fixtures/counting-worker.ts', import.meta.url);
+const mapped = new Int32Array(new SharedArrayBuffer(64));
+const workers: Worker[] = [];
+afterEach(async () => {
+  for (const worker of workers.splice(0)) await worker.terminate();
+  mapped.fill(0);
+});
+
+function start(): Worker {
+  const worker = startWorker(program, mapped.buffer);
+  workers.push(worker);
+  return worker;
+}
+
+async function ask(worker: Worker, task: Task): Promise<number> {
+  worker.postMessage(task);
+  const [answer] = await once(worker, 'message');
+  return answer as number;
+}
+
+/** The inodes of the files of counts that are open here. */
+const files = (): Set<number> =>
+  new Set(
+    readdirSync('/proc/self/fd').flatMap((fd) => {
+      try {
+        const path = `/proc/self/fd/${fd}`;
+        return /^\/memfd:cuffi-mappings-/.test(readlinkSync(path)) ? [statSync(path).ino] : [];
+      } catch {
+        return []; // the descriptor of the listing itself
+      }
+    }),
+  );
+
+test('nothing is unmapped that another worker uses, and all is in the end', async () => {
+  const names = Array.from({ length: 3 }, () => randomUUID());
+  const racing = [start(), start(), start()];
+  const found = await Promise.all(
+    racing.map((worker) => ask(worker, { do: 'race', names, rounds: 200 })),
+  );
+  assert.deepEqual(found, [0, 0, 0]);
+  assert.deepEqual([...mapped.subarray(0, 3)], [0, 0, 0]);
+  assert.equal(files().size, 1, 'however many workers began at once');
+  const { stdout } = spawnSync('ls', ['-l', '/proc/self/fd'], { encoding: 'utf8' });
+  assert.doesNotMatch(stdout, /cuffi-mappings/, 'and no other process inherits it');
+});
+
+test('what a terminated worker used stays mapped, and its lock goes with it', async () => {
+  const name = randomUUID();
+  const [one, other] = [start(), start()];
+  assert.equal(await ask(one, { do: 'begin', name }), 1);
+  assert.equal(await ask(other, { do: 'begin', name }), 1);
+  await one.terminate();
+  assert.equal(await ask(other, { do: 'end', name }), 1);
+  await ask(other, { do: 'stall', name: randomUUID() });
+  await other.terminate();
+  let isEnded = false;
+  beginSharedUse(name, 1, () => {});
+  endSharedUse(name, () => {
+    isEnded = true;
+  });
+  assert.equal(isEnded, false);
+});
+
+test('another allocation by the same name is refused while one is used; what failed is no use', () => {
+  const name = randomUUID();
+  const ended: string[] = [];
+  assert.equal(
+    beginSharedUse(name, 1, () => 'mapped'),
+    'mapped',
+  );
+  assert.throws(() => beginSharedUse(name, 2, assert.fail), {
+    name: 'IpcError',
+    message: /another worker thread/,
+  });
+  const failing = (): never => {
+    throw new RangeError('no');
+  };
+  assert.throws(() => beginSharedUse(name, 1, failing), RangeError);
+  endSharedUse(name, () => ended.push('first'));
+  assert.throws(() => beginSharedUse(name, 2, failing), RangeError);
+  beginSharedUse(name, 3, () => {});
+  endSharedUse(name, () => ended.push('third'));
+  assert.deepEqual(ended, ['first', 'third']);
+});
