@@ -8,7 +8,7 @@ import { refuseInCapture, whileCapturing } from '../capture.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
-import { streamOf } from '../memory/buffer-copies.ts';
+import { noteVisits, streamOf } from '../memory/buffer-copies.ts';
 import type { StreamOption } from '../memory/buffer-options.ts';
 import { Resource } from '../resource.ts';
 import { Stream } from '../stream.ts';
@@ -32,8 +32,10 @@ export class Graph extends Resource {
   readonly #handle: CUgraphExec;
   /** What was captured, so that the modules and the memory that it names are not collected. */
   #captured: readonly (() => void)[];
+  /** Whose memory it uses, which must outlive each launch. */
+  readonly #contexts: Set<Context>;
 
-  private constructor(context: Context, handle: CUgraphExec, captured: () => void) {
+  private constructor(context: Context, handle: CUgraphExec, captured: Captured) {
     const { releases, resets } = context;
     super('Graph', {
       owner: context.resources,
@@ -48,7 +50,8 @@ export class Graph extends Resource {
     });
     this.context = context;
     this.#handle = handle;
-    this.#captured = [captured];
+    this.#captured = [captured.work];
+    this.#contexts = new Set([context, ...captured.contexts]);
   }
 
   /**
@@ -62,15 +65,15 @@ export class Graph extends Resource {
    */
   static capture(stream: Stream, work: () => void): Graph {
     const { context } = checkInstance(stream, Stream, 'stream');
-    const graph = capture(stream, work);
+    const captured = capture(stream, work);
     try {
       return context.run(() => {
         const call = 'cuGraphInstantiateWithFlags';
-        check(cu[call](OUT0, graph, 0), call, () => 'making a graph ready to be launched');
-        return new Graph(context, readHandle<CUgraphExec>(OUT0, cu.cuGraphExecDestroy), work);
+        check(cu[call](OUT0, captured.graph, 0), call, () => 'making a graph ready to be launched');
+        return new Graph(context, readHandle<CUgraphExec>(OUT0, cu.cuGraphExecDestroy), captured);
       });
     } finally {
-      destroyGraph(context, graph);
+      destroyGraph(context, captured.graph);
     }
   }
 
@@ -84,6 +87,7 @@ export class Graph extends Resource {
   launch(options?: StreamOption): void {
     const { handle } = this;
     const stream = streamOf(checkOptions(options, ['stream'], 'launch').stream);
+    noteVisits(stream?.context ?? this.context, [...this.#contexts]);
     const queue = stream?.plainHandle;
     if (queue === undefined) {
       this.#launchMarked(stream, handle);
@@ -118,7 +122,7 @@ export class Graph extends Resource {
   update(stream: Stream, work: () => void): void {
     const { handle, context } = this;
     checkInstance(stream, Stream, 'stream');
-    const graph = capture(stream, work);
+    const { graph, contexts } = capture(stream, work);
     try {
       const status = context.run(() => cu.cuGraphExecUpdate_v2(handle, graph, BLOCK));
       if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER)
@@ -126,6 +130,7 @@ export class Graph extends Resource {
       check(status, 'cuGraphExecUpdate_v2', () => 'updating a graph');
       // What is queued may still use what was captured before.
       this.#captured = [...this.#captured.slice(-1), work];
+      for (const each of contexts) this.#contexts.add(each);
     } finally {
       destroyGraph(context, graph);
     }
@@ -141,7 +146,14 @@ export class Graph extends Resource {
 
 const launching = (): string => 'launching a graph';
 
-function capture(stream: Stream, work: () => void): CUgraph {
+/** A graph that was captured, what it was captured from, and whose memory it uses. */
+interface Captured {
+  readonly graph: CUgraph;
+  readonly work: () => void;
+  readonly contexts: ReadonlySet<Context>;
+}
+
+function capture(stream: Stream, work: () => void): Captured {
   if (typeof work !== 'function')
     throw new TypeError(`work must be a function, not ${shown(work)}`);
   refuseInCapture('capturing a graph');
@@ -154,9 +166,9 @@ function capture(stream: Stream, work: () => void): CUgraph {
     'cuStreamBeginCapture_v2',
     () => 'beginning to capture a stream',
   );
-  let result: unknown;
+  let captured: ReturnType<typeof whileCapturing>;
   try {
-    result = whileCapturing(work);
+    captured = whileCapturing(work);
   } catch (error) {
     if (cu.cuStreamEndCapture(handle, OUT0) === CUresult.CUDA_SUCCESS)
       destroyGraph(context, readHandle<CUgraph>(OUT0));
@@ -164,11 +176,11 @@ function capture(stream: Stream, work: () => void): CUgraph {
   }
   check(cu.cuStreamEndCapture(handle, OUT0), 'cuStreamEndCapture', () => 'capturing a stream');
   const graph = readHandle<CUgraph>(OUT0);
-  if (result instanceof Promise) {
+  if (captured.result instanceof Promise) {
     destroyGraph(context, graph);
     throw new TypeError('capture takes a synchronous function: what comes later is not captured');
   }
-  return graph;
+  return { graph, work, contexts: captured.contexts };
 }
 
 /** What a graph was made from is needed no more. */

@@ -7,6 +7,7 @@ import {
   checkOptions,
   type HostMemory,
 } from '../arguments.ts';
+import { noteCaptured } from '../capture.ts';
 import type { Context } from '../context.ts';
 import { Stream } from '../stream.ts';
 import { checkSignal } from '../wait.ts';
@@ -113,6 +114,7 @@ function hostCopy(
 /** Memory of these contexts must outlive the work that is queued in a stream of `where`. */
 export function noteVisits(where: Context, contexts: readonly Context[]): void {
   for (const { activity } of contexts) activity.visitedBy(where.activity);
+  noteCaptured(contexts);
 }
 
 /** The stream of a call's options, if it names one. @throws TypeError for anything else */

@@ -18,11 +18,15 @@ import {
   MemoryPool,
   Stream,
 } from '../../../../src/index.ts';
+import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
 
 /** A driver that takes the calls of captures, and writes down every call. */
-function pretend(): { readonly calls: string[]; answers: Partial<Record<FunctionName, CUresult>> } {
-  const emulated = emulate();
+function pretend(env: NodeJS.ProcessEnv = {}): {
+  readonly calls: string[];
+  answers: Partial<Record<FunctionName, CUresult>>;
+} {
+  const emulated = emulate(env);
   const calls: string[] = [];
   const answers: Partial<Record<FunctionName, CUresult>> = {};
   let capturing = false;
@@ -160,4 +164,22 @@ test('work in a borrowed stream that another library captures is not marked', ()
   writeUint64(CU_STREAM_CAPTURE_STATUS_ACTIVE, OUT3);
   buffer.fill(2, { stream: borrowed });
   assert.ok(!calls.includes('cuEventRecord'), calls.join(' '));
+});
+
+test('memory of another device that a graph uses is kept until its launches are done', async () => {
+  pretend({ CUFFI_EMULATED_DEVICES: '2' });
+  using stream = Stream.create({ nonBlocking: true });
+  using near = DeviceBuffer.allocate(64);
+  const far = DeviceBuffer.allocate(64, { device: 1 });
+  using graph = Graph.capture(stream, () => far.copyTo(near, { stream }));
+  await Promise.all([Context.primary(0).synchronize(), Context.primary(1).synchronize()]);
+  assert.equal(Context.primary(1).activity.isUntouched(), true);
+  using latch = new Latch();
+  latch.hold(stream);
+  graph.launch({ stream });
+  far.close();
+  assert.equal(Context.primary(1).pendingReleases.count, 1);
+  latch.open();
+  await Context.primary(1).flush();
+  assert.equal(Context.primary(1).pendingReleases.count, 0);
 });

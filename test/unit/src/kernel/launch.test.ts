@@ -13,6 +13,8 @@ import { loadKernels, ptx } from '../../../support/kernels.ts';
 
 const { CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER: TOO_OLD, CUDA_ERROR_OUT_OF_MEMORY } = CUresult;
 const shape = { grid: 1, block: 8 };
+/** What is of a context that was lost: kept, so that nothing tries to give it back. */
+const lost: unknown[] = [];
 
 const emulated = (env: NodeJS.ProcessEnv = {}): Driver =>
   createEmulatedDriver({ arena, env, kernels: emulatedKernels });
@@ -146,7 +148,7 @@ test('a misaligned address ends the context, as on a GPU', async () => {
   module.kernel('narrow', ['pointer']).launch({ ...shape, stream }, to.address + 2);
   await assert.rejects(stream.synchronize(), { code: 'CUDA_ERROR_MISALIGNED_ADDRESS' });
   assert.throws(() => to.fill(0), { code: 'CUDA_ERROR_MISALIGNED_ADDRESS', sticky: true });
-  // Its context is lost: nothing is given back any more.
+  lost.push(module, stream, to);
   selectDriver(emulated());
 });
 
@@ -162,6 +164,6 @@ test('an emulated kernel that throws is a warning, and ends its context', async 
   const { code, message } = await warning;
   assert.equal(code, 'CUFFI_EMULATED_KERNEL');
   assert.match(message, /the emulated kernel trap threw: Error: trap/);
-  // Its context is lost: nothing is given back any more.
+  lost.push(module, stream);
   selectDriver(emulated());
 });
