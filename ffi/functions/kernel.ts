@@ -25,7 +25,8 @@ export const kernelRows = {
   cuFuncGetParamInfo: inContext(CUfunction, size_t, out(size_t), out(size_t)),
   cuFuncLoad: inContext(CUfunction),
 
-  // Since 11.8, and quicker to call than the one below.
+  // Since 11.8, and quicker to call than the one below. That a launch in a stream that someone made
+  // needs a current context is assumed: facts/kernel.ts asks the hardware.
   cuLaunchKernelEx: inContext(CUlaunchConfig, CUfunction, pointers, pointers),
   cuLaunchKernel: inContext(
     CUfunction,
