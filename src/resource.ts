@@ -13,6 +13,8 @@ interface Entry {
   /** Where the resource was opened, with CUFFI_TRACE=1. */
   readonly opened: string | undefined;
   closed: boolean;
+  /** How many still need what it releases. */
+  holders: number;
   /** Why, where it was not its own `close()`. */
   reason: string | undefined;
   /** Its neighbours in the owner's set: the one opened before, and the one after. */
@@ -90,7 +92,13 @@ function closeOpen(entry: Entry, reason?: string): void {
   entry.reason = reason;
   if (entry.release === undefined) return;
   entry.owner?.delete(entry);
-  entry.release();
+  if (entry.holders === 0) entry.release();
+}
+
+function letGo(entry: Entry): void {
+  entry.holders -= 1;
+  const isGone = entry.owner !== undefined && entry.owner.generation !== entry.generation;
+  if (entry.holders === 0 && entry.closed && !isGone) entry.release?.();
 }
 
 /** The open resources of one owner, in the order in which they were opened. */
@@ -218,6 +226,7 @@ export abstract class Resource implements Disposable {
       generation: owner?.generation ?? 0,
       opened: tracing ? new Error('opened').stack?.split('\n').slice(3).join('\n') : undefined,
       closed: false,
+      holders: 0,
       reason: undefined,
       older: undefined,
       newer: undefined,
@@ -236,6 +245,17 @@ export abstract class Resource implements Disposable {
   /** Whether `value` is a resource of that kind: cheaper than instanceof, and needs no import. */
   static is(value: unknown, kind: string): boolean {
     return typeof value === 'object' && value !== null && #kind in value && value.#kind === kind;
+  }
+
+  /**
+   * @internal Puts off what `close()` gives back until the function that this answers is called,
+   * once. A closed one counts as closed all the same.
+   */
+  retain(): () => void {
+    this.requireOpen();
+    const entry = this.#entry;
+    entry.holders += 1;
+    return () => letGo(entry);
   }
 
   /** Gives it back; the second time does nothing. */

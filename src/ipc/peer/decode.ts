@@ -176,10 +176,17 @@ function readDescriptor(bytes: Buffer, known: KnownDescriptors): unknown {
   const text = bytes.toString('latin1');
   const existing = known.get(text);
   if (existing !== undefined) return existing;
-  const descriptor = Object.freeze(new Decoder(bytes).decode().root.value);
+  const descriptor = frozen(new Decoder(bytes).decode().root.value);
   if (known.size >= MAX_KNOWN_DESCRIPTORS) known.clear();
   known.set(text, descriptor);
   return descriptor;
+}
+
+/** With all that is in it. */
+function frozen(value: unknown): unknown {
+  if (typeof value !== 'object' || value === null) return value;
+  Object.values(value).forEach(frozen);
+  return ArrayBuffer.isView(value) ? value : Object.freeze(value);
 }
 
 function checkDepth(depth: number): void {
