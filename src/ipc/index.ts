@@ -21,6 +21,7 @@ export {
   openIpcArray,
   type RawIpcArray,
 } from './array.ts';
+export { moveIpcBuffer } from './move.ts';
 export { type ReadyOptions, ready } from './ready.ts';
 export type { OpenOptions } from './open-options.ts';
 export { ImportedPool } from './imported-pool.ts';

@@ -1,7 +1,7 @@
 /** The options of buffers, and where their memory may come from. */
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import type { Context, PlaceOptions } from '../context.ts';
-import type { ResourceSet } from '../resource.ts';
+import type { ResourceSet } from '../resource-set.ts';
 import type { Stream } from '../stream.ts';
 import type { WaitOptions } from '../wait.ts';
 import type { DeviceBuffer } from './buffer.ts';

@@ -191,6 +191,24 @@ export class DeviceBuffer extends Resource {
     });
   }
 
+  /** @internal A buffer that owns what this one did, which is closed by it. @throws CuffiError */
+  handedOver(): DeviceBuffer {
+    const { owner, release } = this.handOver('its memory was moved to another buffer');
+    return new DeviceBuffer({
+      context: this.context,
+      address: this.#address,
+      byteLength: this.byteLength,
+      origin: this.origin,
+      resource: this.resource,
+      release,
+      owner,
+      freeIn: this.#freeIn,
+      keeps: this.#keeps,
+      borders: this.#borders,
+      access: this.access,
+    });
+  }
+
   /** @internal Where one call of the driver must not go on, as offsets in order. */
   get cuts(): readonly number[] {
     return this.#borders ? cutsWithin(this.#borders(), this.#address, this.byteLength) : [];

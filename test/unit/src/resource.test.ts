@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { Resource, ResourceSet } from '../../../src/resource.ts';
+import { Resource } from '../../../src/resource.ts';
+import { ResourceSet } from '../../../src/resource-set.ts';
 import { runProgram } from './emulate.ts';
 
 class Thing extends Resource {
