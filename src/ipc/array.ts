@@ -68,7 +68,8 @@ export function openIpcArray(
   source: RawIpcArray | IpcMemoryDescriptor,
   options?: OpenArrayOptions,
 ): DeviceArray {
-  return 'kind' in source ? openDescribed(source, options) : openRawArray(source, options);
+  const isDescribed = typeof source === 'object' && source !== null && 'kind' in source;
+  return isDescribed ? openDescribed(source, options) : openRawArray(source, options);
 }
 
 function openDescribed(source: IpcMemoryDescriptor, options: OpenArrayOptions = {}): DeviceArray {

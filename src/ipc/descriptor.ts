@@ -132,7 +132,7 @@ export const sealDescriptor = <K extends IpcKind>(
   return { ...fields, version: DESCRIPTOR_VERSION, checksum } as unknown as IpcDescriptors[K];
 };
 
-/** Descriptors that were found sound: one that comes again through a connection is not read anew. */
+/** Constant ones that were found sound: what comes again through a connection is not read anew. */
 const found = new WeakSet<object>();
 
 /**
@@ -145,8 +145,7 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
   message: unknown,
   kinds: readonly K[] = descriptorKinds as readonly K[],
 ): IpcDescriptors[K] {
-  if (isUnchangeable(message) && found.has(message) && kinds.includes(message.kind as K))
-    return message as IpcDescriptors[K];
+  if (isFound(message) && kinds.includes(message.kind as K)) return message as IpcDescriptors[K];
   const { schemas, anyOf, prettify } = descriptorSchemas();
   const said = (message as { readonly kind?: unknown } | null | undefined)?.kind;
   const kind = kinds.length === 1 ? kinds[0] : kinds.find((name) => name === said);
@@ -165,14 +164,14 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
       'altered',
     );
   if (descriptor.kind !== 'event') checkMemory(descriptor as IpcMemoryDescriptor);
-  if (isUnchangeable(message)) found.add(message);
+  if (isConstant(message)) found.add(message as object);
   return descriptor;
 }
 
-// What can still be changed is checked each time.
-const isUnchangeable = (message: unknown): message is IpcDescriptor =>
-  typeof message === 'object' && message !== null && isConstant(message);
+const isFound = (message: unknown): message is IpcDescriptor =>
+  typeof message === 'object' && message !== null && found.has(message);
 
+/** Whether it stays as it is; what can still be changed is checked each time. */
 const isConstant = (value: unknown): boolean =>
   typeof value !== 'object' ||
   value === null ||

@@ -26,9 +26,9 @@ const PERIOD_MS = 20;
  * Waits until the work is done that the exporter had queued in the `stream` with which it shared
  * the memory; the event loop turns meanwhile, and nothing is queued for it. It may be opened before.
  *
- * If the process that recorded the event ends before, the work may never be done: then this
- * rejects, where the two see each other (one pid namespace). Elsewhere only `timeoutMs` and `signal`
- * end such a wait.
+ * If the process that recorded the event ends before, or has ended, the work may never be done: then
+ * this rejects, where the two see each other (one pid namespace). Elsewhere only `timeoutMs` and
+ * `signal` end such a wait.
  *
  * @param message the descriptor, as it came from the other process
  * @throws IpcError for what was shared without a stream, for an exporter that has ended (code

@@ -184,9 +184,10 @@ function readDescriptor(bytes: Buffer, known: KnownDescriptors): unknown {
 
 /** With all that is in it. */
 function frozen(value: unknown): unknown {
-  if (typeof value !== 'object' || value === null) return value;
+  // No descriptor has typed arrays in it, and they cannot be frozen.
+  if (typeof value !== 'object' || value === null || ArrayBuffer.isView(value)) return value;
   Object.values(value).forEach(frozen);
-  return ArrayBuffer.isView(value) ? value : Object.freeze(value);
+  return Object.freeze(value);
 }
 
 function checkDepth(depth: number): void {
