@@ -12,6 +12,7 @@ import { Peer, type PeerProgram, type Skipped } from './peer.ts';
 const COMPILERS = ['cc', 'gcc', 'clang'];
 const PYTHON_PROGRAMS = {
   'cuda.bindings': 'cuda_bindings.py',
+  'cuda.core': 'cuda_core.py',
   cupy: 'cupy_memory.py',
   numba: 'numba_arrays.py',
   torch: 'torch_memory.py',
