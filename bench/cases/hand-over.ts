@@ -69,7 +69,7 @@ export const handOverCases: readonly Case[] = [
   {
     name: 'connection',
     what: 'an empty message to another process and back; node:net: a byte through a Unix socket',
-    calls: 200,
+    calls: 500,
     peers: [],
     aims: [{ versus: 'node:net', max: 1.5 }],
     open: openConnection,
