@@ -106,7 +106,10 @@ async function openConnection(driver: DriverChoice): Promise<OpenCase> {
 async function openMapped(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
   const buffer = DeviceBuffer.allocate(byteLength);
   // Last: an error before it would leave a process behind.
-  const child = await HandOverChild.start(driver, { keeps: true, byteLength });
+  const child = await HandOverChild.start(driver, {
+    givesUp: 'all but the first',
+    byteLength,
+  });
   const host = new Uint8Array(byteLength);
   // A second of copying is worth few samples.
   const rounds = byteLength >= LARGE ? 2 : byteLength > MIB ? 7 : 31;
@@ -177,12 +180,12 @@ async function openLegacy(driver: DriverChoice, byteLength: number): Promise<Ope
 
 async function openFirstPool(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
   const context = Context.primary();
-  const child = await HandOverChild.start(driver);
+  const child = await HandOverChild.start(driver, { givesUp: 'pools too' });
   return {
     contestants: [
       handOver({
         name: PUBLIC,
-        // It keeps nothing, as the receiver's connection keeps each pool open until it ends.
+        // It keeps nothing: the receiver's connection has its file descriptor until it ends.
         buffer: () =>
           MemoryPool.create({ context, shareable: true, releaseThreshold: 0 }).allocate(byteLength),
         give: (buffer) => child.give(buffer),

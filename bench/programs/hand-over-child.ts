@@ -1,16 +1,16 @@
 /**
- * The other process of a hand-over: `hand-over-child.ts BYTES KEEP`. It answers what it is handed
+ * The other process of a hand-over: `hand-over-child.ts BYTES GIVES_UP`. It answers what it is handed
  * with the first word of it, read from the device; nothing with nothing. What comes through the
  * socket goes back as it is where BYTES is 0; else it is a copy of so many bytes.
  */
 import { Socket } from 'node:net';
 import { DeviceBuffer, pin } from 'cuffi';
 import { mapShared } from 'cuffi/ffi';
-import { openIpcBuffer, parentPeer } from 'cuffi/ipc';
-import { isCopy, SHARED_FD, SOCKET_FD } from './hand-over-messages.ts';
+import { ImportedPool, openIpcBuffer, parentPeer } from 'cuffi/ipc';
+import { type GivesUp, isCopy, SHARED_FD, SOCKET_FD } from './hand-over-messages.ts';
 
 const byteLength = Number(process.argv[2]);
-const keeps = process.argv[3] === 'keep';
+const givesUp = process.argv[3] as GivesUp;
 
 const parent = parentPeer();
 const word = new Uint32Array(1);
@@ -21,11 +21,15 @@ function read(buffer: DeviceBuffer): number {
   return word[0] as number;
 }
 
-/** Reads what was handed over, and gives it up: all but the first, where it stays mapped. */
+/** Reads what was handed over, and gives it up. */
 function take(buffer: DeviceBuffer): number {
   const seen = read(buffer);
-  if (keeps && !kept) kept = buffer;
-  else buffer.close();
+  if (givesUp === 'all but the first' && !kept) {
+    kept = buffer;
+    return seen;
+  }
+  buffer.close();
+  if (givesUp === 'pools too' && buffer.resource instanceof ImportedPool) buffer.resource.close();
   return seen;
 }
 

@@ -5,6 +5,9 @@ export const SOCKET_FD = 4;
 /** The shared memory. */
 export const SHARED_FD = 5;
 
+/** What the child closes of what it is handed; the first stays open so that the memory stays mapped. */
+export type GivesUp = 'buffers' | 'all but the first' | 'pools too';
+
 /** The bytes are in the shared memory. */
 export interface Copy {
   readonly type: 'copy';

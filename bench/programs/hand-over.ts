@@ -5,15 +5,15 @@ import { type DeviceBuffer, type PinnedArrays, pin } from 'cuffi';
 import { closeFd, createMemfd, mapShared } from 'cuffi/ffi';
 import { type ChildPeer, spawnPeer } from 'cuffi/ipc';
 import type { DriverChoice } from '../driver.ts';
-import { type Copy, SHARED_FD, SOCKET_FD } from './hand-over-messages.ts';
+import { type Copy, type GivesUp, SHARED_FD, SOCKET_FD } from './hand-over-messages.ts';
 
 const PROGRAM = new URL('./hand-over-child.ts', import.meta.url);
 const START_TIMEOUT_MS = 60_000;
 
 /** How the child is started. */
 export interface ChildOptions {
-  /** Whether it keeps the first buffer, so that the memory stays mapped. Default false. */
-  readonly keeps?: boolean;
+  /** Default: buffers. */
+  readonly givesUp?: GivesUp;
   /** How many bytes are copied, where any are. Default 0. */
   readonly byteLength?: number;
 }
@@ -57,7 +57,7 @@ export class HandOverChild {
   /** Resolves when the child has opened the driver and what it needs. */
   static async start(
     driver: DriverChoice,
-    { keeps = false, byteLength = 0 }: ChildOptions = {},
+    { givesUp = 'buffers', byteLength = 0 }: ChildOptions = {},
   ): Promise<HandOverChild> {
     const fd = createMemfd('cuffi-bench', Math.max(byteLength, 1));
     let child: HandOverChild;
@@ -67,7 +67,7 @@ export class HandOverChild {
       stdio[SOCKET_FD] = 'pipe';
       stdio[SHARED_FD] = fd;
       const env = { ...process.env, CUFFI_DRIVER: driver.name };
-      const args = [String(byteLength), keeps ? 'keep' : 'close'];
+      const args = [String(byteLength), givesUp];
       const shared = byteLength > 0 ? new SharedMemory(fd, byteLength) : undefined;
       child = new HandOverChild(spawnPeer(PROGRAM, { env, args, stdio }), shared);
     } finally {
