@@ -43,15 +43,21 @@ class SharedMemory {
 export class HandOverChild {
   readonly #peer: ChildPeer;
   readonly #shared: SharedMemory | undefined;
-  /** Who waits for what comes back: listened to once, so that node:net is measured at its best. */
-  #echoed: ((bytes: unknown) => void) | undefined;
+  /** Who waits for what comes by another way than the connection. */
+  #waiting: { resolve(answer: unknown): void; reject(error: Error): void } | undefined;
 
   private constructor(peer: ChildPeer, shared: SharedMemory | undefined) {
     this.#peer = peer;
     this.#shared = shared;
-    this.#socket.on('data', (bytes) => this.#echoed?.(bytes));
-    // A child that died is told of by its peer.
+    // Listened to once, so that the other ways are measured at their best.
+    const answered = (answer: unknown): void => this.#waiting?.resolve(answer);
+    this.#socket.on('data', answered);
+    peer.process.on('message', answered);
+    // A child that died is told of by its exit.
     this.#socket.on('error', () => {});
+    peer.process.once('exit', () =>
+      this.#waiting?.reject(new Error('the child ended before it answered')),
+    );
   }
 
   /** Resolves when the child has opened the driver and what it needs. */
@@ -95,19 +101,13 @@ export class HandOverChild {
   }
 
   /** Sends a descriptor by `process.send`. */
-  async tell(descriptor: object): Promise<unknown> {
-    const { process: child } = this.#peer;
-    const answer = once(child, 'message');
-    child.send(descriptor);
-    return (await answer)[0];
+  tell(descriptor: object): Promise<unknown> {
+    return this.#answer(() => this.#peer.process.send(descriptor));
   }
 
   /** Sends bytes through a socket of node:net, which come back. */
   echo(bytes: Uint8Array): Promise<unknown> {
-    return new Promise((resolve) => {
-      this.#echoed = resolve;
-      this.#socket.write(bytes);
-    });
+    return this.#answer(() => this.#socket.write(bytes));
   }
 
   /** Sends the bytes themselves, through the socket. */
@@ -134,6 +134,13 @@ export class HandOverChild {
     await exited;
     this.#peer.close();
     this.#shared?.close();
+  }
+
+  #answer(ask: () => void): Promise<unknown> {
+    return new Promise((resolve, reject) => {
+      this.#waiting = { resolve, reject };
+      ask();
+    });
   }
 
   get #socket(): Duplex {
