@@ -26,7 +26,7 @@ const rows: readonly Row[] = [
   {
     name: 'hand-over.mapped',
     what: 'a buffer that the receiver has mapped, and its acknowledgement',
-    calls: 20,
+    calls: 40,
     peers: inPeers('handOver.mapped', 'C', 'numba', 'cuda.core', 'torch'),
     aims: [],
     open: openMapped,
