@@ -30,7 +30,12 @@ const casesOf = (...names: readonly string[]): readonly CaseResult[] =>
 const figures: Readonly<Record<string, () => readonly string[]>> = {
   machine: describeMachine,
   calls: () => ratios(casesOf('stream.done', 'event.record', 'getIpcHandle')),
-  'hand-over': () => medians(casesOf('hand-over')),
+  connection: () => ratios(casesOf('connection')),
+  'hand-over.mapped': () => medians(casesOf('hand-over.mapped')),
+  'hand-over.pool': () => medians(casesOf('hand-over.pool')),
+  'hand-over.first.legacy': () => medians(casesOf('hand-over.first.legacy')),
+  'hand-over.first.pool': () => medians(casesOf('hand-over.first.pool')),
+  'hand-over.first.virtual': () => medians(casesOf('hand-over.first.virtual')),
   'pool.allocate': () => ranking(casesOf('pool.allocate')),
   'DeviceBuffer.allocate': () => ranking(casesOf('DeviceBuffer.allocate')),
   'PinnedBuffer.allocate': () => ranking(casesOf('PinnedBuffer.allocate')),

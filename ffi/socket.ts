@@ -140,6 +140,16 @@ export function sendMessage(
  * or this process may open no more descriptors): what did arrive of it is closed
  */
 export function receiveMessage(socket: number): SocketMessage | 'end' | undefined {
+  const message = takeMessage(socket);
+  if (message === undefined || message === 'end') return message;
+  return { data: message.data.slice(), fds: message.fds };
+}
+
+/**
+ * As {@link receiveMessage}, without the copy: the data are there until the next call of any
+ * function of this file.
+ */
+export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
   checkFd(socket, 'socket');
   const { bytes, view } = scratch();
   let length = receive(socket);
@@ -158,7 +168,7 @@ export function receiveMessage(socket: number): SocketMessage | 'end' | undefine
     fds.forEach(closeFd);
     return 'end';
   }
-  return { data: bytes.slice(PAYLOAD, PAYLOAD + length), fds };
+  return { data: bytes.subarray(PAYLOAD, PAYLOAD + length), fds };
 }
 
 /**

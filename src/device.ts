@@ -8,10 +8,21 @@ import { check } from './check.ts';
 import { initialize } from './driver.ts';
 
 /** The devices by ordinal, of the driver that was in use when they were made. */
-let known: { readonly selection: number; readonly devices: (Device | undefined)[] } = {
-  selection: -1,
-  devices: [],
-};
+let known: Known = { selection: -1, count: undefined, devices: [] };
+
+interface Known {
+  readonly selection: number;
+  /** The driver counts once, when it is initialised. */
+  count: number | undefined;
+  readonly devices: (Device | undefined)[];
+}
+
+function knownDevices(): Known {
+  initialize();
+  const selection = selectionCount();
+  if (known.selection !== selection) known = { selection, count: undefined, devices: [] };
+  return known;
+}
 
 /**
  * A GPU, as this process sees it. Nothing is opened by looking at one: the context comes with its
@@ -36,17 +47,19 @@ export class Device {
 
   /** How many devices this process sees. */
   static get count(): number {
-    initialize();
-    check(cu.cuDeviceGetCount(OUT0), 'cuDeviceGetCount');
-    return readInt32(OUT0);
+    const all = knownDevices();
+    if (all.count === undefined) {
+      check(cu.cuDeviceGetCount(OUT0), 'cuDeviceGetCount');
+      all.count = readInt32(OUT0);
+    }
+    return all.count;
   }
 
   /** The device of an ordinal. @throws RangeError where there is none */
   static get(ordinal = 0): Device {
     checkInteger(ordinal, 'ordinal');
-    initialize();
-    if (known.selection !== selectionCount()) known = { selection: selectionCount(), devices: [] };
-    const existing = known.devices[ordinal];
+    const all = knownDevices();
+    const existing = all.devices[ordinal];
     if (existing) return existing;
     const count = Device.count;
     if (ordinal >= count)
@@ -55,7 +68,7 @@ export class Device {
       );
     check(cu.cuDeviceGet(OUT0, ordinal), 'cuDeviceGet');
     const device = new Device(ordinal, readInt32(OUT0) as CUdevice);
-    known.devices[ordinal] = device;
+    all.devices[ordinal] = device;
     return device;
   }
 
@@ -157,5 +170,9 @@ export class Device {
 }
 
 /** The devices that this process sees, by ordinal. */
-export const devices = (): Device[] =>
-  Array.from({ length: Device.count }, (_, ordinal) => Device.get(ordinal));
+export function devices(): Device[] {
+  const { count } = Device;
+  const all: Device[] = [];
+  for (let ordinal = 0; ordinal < count; ordinal += 1) all.push(Device.get(ordinal));
+  return all;
+}

@@ -1,80 +1,219 @@
 /**
- * A buffer goes to another process, which reads 16 bytes of it on the GPU's side and acknowledges:
- * through a connection, where it is mapped already; by its IPC handle over `process.send`; and
- * copied through the host.
+ * A word of a buffer is changed, and the buffer goes to another process, which reads that word on
+ * the device and answers with it. Three rows that are never mixed: the receiver has it mapped
+ * already; it is new, of a pool that the receiver knows; it comes for the first time.
  */
-import { Context, DeviceBuffer, Stream } from 'cuffi';
+import { Context, DeviceBuffer, MemoryPool, VirtualMemory } from 'cuffi';
 import { getIpcHandle } from 'cuffi/ipc';
 import { sizeName } from '../bytes.ts';
 import type { DriverChoice } from '../driver.ts';
 import type { Contestant } from '../measure.ts';
 import { HandOverChild } from '../programs/hand-over.ts';
-import { HandOverPeer } from '../programs/hand-over-peer.ts';
-import type { Case, OpenCase } from './case.ts';
+import { type Case, inPeers, type OpenCase } from './case.ts';
+import { PUBLIC } from './names.ts';
+import { handOver } from './turns.ts';
 
-// Many at a time where each is quick: what a program that runs for a while sees.
-const SIZES = [
-  [4 << 10, 100],
-  [1 << 20, 10],
-  [64 << 20, 1],
-] as const;
+const MIB = 1 << 20;
+const SIZES = [4 << 10, MIB, 64 * MIB, 1024 * MIB];
+/** From here on it takes long, and much memory, without a GPU. */
+const LARGE = 1024 * MIB;
 
-export const handOverCases: readonly Case[] = SIZES.map(([byteLength, calls]) => ({
-  name: 'hand-over',
-  variant: sizeName(byteLength),
-  what: 'to a warm child process and its acknowledgement',
-  calls,
-  byteLength,
-  peers: [],
-  aims: [],
-  open: (driver) => open(driver, byteLength),
-}));
+interface Row extends Pick<Case, 'name' | 'what' | 'calls' | 'peers' | 'aims'> {
+  open(driver: DriverChoice, byteLength: number): Promise<OpenCase>;
+}
 
-async function open(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
-  const context = Context.primary();
-  const stream = Stream.create({ context, nonBlocking: true });
-  const buffer = DeviceBuffer.allocate(byteLength, { context });
-  // Last: an error before it would leave a process behind.
-  const child = await HandOverChild.start(driver, byteLength);
-  const peer = await HandOverPeer.start(driver, buffer).catch(async (error: unknown) => {
-    await child.end();
-    throw error;
-  });
-  // Made once: the copying way is measured at its best.
-  const host = new Uint8Array(byteLength);
-  let turns = 0;
+const rows: readonly Row[] = [
+  {
+    name: 'hand-over.mapped',
+    what: 'a buffer that the receiver has mapped, and its acknowledgement',
+    calls: 40,
+    peers: inPeers('handOver.mapped', 'C', 'numba', 'cuda.core', 'torch'),
+    aims: [],
+    open: openMapped,
+  },
+  {
+    name: 'hand-over.pool',
+    what: 'a new buffer of a pool that the receiver knows, and its acknowledgement',
+    calls: 20,
+    peers: inPeers('handOver.pool', 'C', 'cuda.core'),
+    aims: [],
+    open: openPool,
+  },
+  {
+    name: 'hand-over.first.legacy',
+    what: 'a buffer that the receiver opens by its legacy handle, and closes',
+    calls: 10,
+    peers: inPeers('handOver.legacy', 'C', 'numba', 'torch'),
+    aims: [{ versus: 'C', max: 1.5 }],
+    open: openLegacy,
+  },
+  {
+    name: 'hand-over.first.pool',
+    what: 'a buffer of a new pool: the receiver imports both, and closes them',
+    calls: 5,
+    peers: inPeers('handOver.firstPool', 'C', 'cuda.core'),
+    aims: [{ versus: 'C', max: 1.5 }],
+    open: openFirstPool,
+  },
+  {
+    name: 'hand-over.first.virtual',
+    what: 'new virtual memory: the receiver maps it by file descriptor, and unmaps it',
+    calls: 5,
+    peers: inPeers('handOver.virtual', 'C'),
+    aims: [{ versus: 'C', max: 1.5 }],
+    open: openVirtual,
+  },
+];
 
-  const handOver = (name: string, way: () => Promise<readonly number[]>): Contestant => ({
+export const handOverCases: readonly Case[] = [
+  {
+    name: 'connection',
+    what: 'an empty message to another process and back; node:net: a byte through a Unix socket',
+    calls: 500,
+    peers: [],
+    aims: [{ versus: 'node:net', max: 1.5 }],
+    open: openConnection,
+  },
+  ...rows.flatMap(({ open, ...row }) =>
+    SIZES.map((byteLength) => ({
+      ...row,
+      variant: sizeName(byteLength),
+      byteLength,
+      needsGpu: byteLength >= LARGE,
+      open: (driver: DriverChoice) => open(driver, byteLength),
+    })),
+  ),
+];
+
+async function openConnection(driver: DriverChoice): Promise<OpenCase> {
+  const child = await HandOverChild.start(driver);
+  const byte = new Uint8Array(1);
+  const around = (name: string, go: () => Promise<unknown>): Contestant => ({
     name,
     async run(calls) {
-      let ns = 0n;
-      for (let call = 0; call < calls; call += 1) {
-        turns += 1;
-        const value = turns % 256;
-        buffer.fill(value, { stream });
-        stream.synchronizeSync();
-        const start = process.hrtime.bigint();
-        const seen = await way();
-        ns += process.hrtime.bigint() - start;
-        // Every turn has another value, so that nothing left over from the last one passes.
-        if (seen.length === 0 || seen.some((byte) => byte !== value))
-          throw new Error(`the child read ${seen.join(', ')} where ${value} was written`);
-      }
-      return Number(ns);
+      for (let call = 0; call < calls / 10; call += 1) await go();
+      const start = process.hrtime.bigint();
+      for (let call = 0; call < calls; call += 1) await go();
+      return Number(process.hrtime.bigint() - start);
     },
   });
+  return {
+    contestants: [around(PUBLIC, () => child.greet()), around('node:net', () => child.echo(byte))],
+    close: () => child.end(),
+  };
+}
 
+async function openMapped(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
+  const buffer = DeviceBuffer.allocate(byteLength);
+  // Last: an error before it would leave a process behind.
+  const child = await HandOverChild.start(driver, {
+    givesUp: 'all but the first',
+    byteLength,
+  });
+  const host = new Uint8Array(byteLength);
+  // A second of copying is worth few samples.
+  const rounds = byteLength >= LARGE ? 2 : byteLength > MIB ? 7 : 31;
+  const copying = { buffer: () => buffer, calls: 1, rounds };
   return {
     contestants: [
-      handOver('connection, mapped', () => peer.share()),
-      handOver('IPC handle', () => child.share(getIpcHandle(buffer))),
-      handOver('copying', () => child.receive(buffer.copyToHostSync(host))),
+      handOver({ name: PUBLIC, buffer: () => buffer, give: () => child.give(buffer) }),
+      handOver({
+        name: 'copying, socket',
+        give: () => child.copy(buffer.copyToHostSync(host)),
+        ...copying,
+      }),
+      handOver({
+        name: 'copying, shared memory',
+        give: () => child.share(buffer, { pinned: false }),
+        ...copying,
+      }),
+      handOver({
+        name: 'copying, page-locked shared memory',
+        give: () => child.share(buffer, { pinned: true }),
+        ...copying,
+      }),
     ],
     async close() {
-      await peer.end();
       await child.end();
       buffer.close();
-      stream.close();
     },
+  };
+}
+
+async function openPool(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
+  const pool = MemoryPool.create({ shareable: true });
+  const child = await HandOverChild.start(driver);
+  return {
+    contestants: [
+      handOver({
+        name: PUBLIC,
+        buffer: () => pool.allocate(byteLength),
+        give: (buffer) => child.give(buffer),
+        after: (buffer) => buffer.close(),
+      }),
+    ],
+    async close() {
+      await child.end();
+      pool.close({ buffers: true });
+    },
+  };
+}
+
+async function openLegacy(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
+  const buffer = DeviceBuffer.allocate(byteLength);
+  const child = await HandOverChild.start(driver);
+  return {
+    contestants: [
+      handOver({ name: PUBLIC, buffer: () => buffer, give: () => child.give(buffer) }),
+      handOver({
+        name: 'cuffi, process.send',
+        buffer: () => buffer,
+        give: () => child.tell(getIpcHandle(buffer)),
+      }),
+    ],
+    async close() {
+      await child.end();
+      buffer.close();
+    },
+  };
+}
+
+async function openFirstPool(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
+  const context = Context.primary();
+  const child = await HandOverChild.start(driver, { givesUp: 'pools too' });
+  return {
+    contestants: [
+      handOver({
+        name: PUBLIC,
+        // It keeps nothing: the receiver's connection has its file descriptor until it ends.
+        buffer: () =>
+          MemoryPool.create({ context, shareable: true, releaseThreshold: 0 }).allocate(byteLength),
+        give: (buffer) => child.give(buffer),
+        after(buffer) {
+          (buffer.resource as MemoryPool).close({ buffers: true });
+          context.synchronizeSync();
+        },
+      }),
+    ],
+    close: () => child.end(),
+  };
+}
+
+async function openVirtual(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
+  const child = await HandOverChild.start(driver);
+  let memory: VirtualMemory;
+  return {
+    contestants: [
+      handOver({
+        name: PUBLIC,
+        buffer() {
+          memory = VirtualMemory.reserve(byteLength, { shareable: true });
+          return memory.grow(byteLength);
+        },
+        give: (buffer) => child.give(buffer),
+        after: () => memory.close(),
+      }),
+    ],
+    close: () => child.end(),
   };
 }

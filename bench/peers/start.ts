@@ -71,11 +71,11 @@ function cProgram(driver: DriverChoice, built: string): PeerProgram | Skipped {
   const sources = readdirSync(folder('c'))
     .filter((file) => file.endsWith('.c'))
     .map((file) => join(folder('c'), file));
-  const { status, stderr } = spawnSync(compiler, ['-O2', '-o', command, ...sources, '-ldl'], {
-    encoding: 'utf8',
-  });
+  const kernels = `-DKERNELS_PTX=${JSON.stringify(folder('kernels.ptx'))}`;
+  const args = ['-O2', kernels, '-o', command, ...sources, '-ldl'];
+  const { status, stderr } = spawnSync(compiler, args, { encoding: 'utf8' });
   if (status !== 0) return { name, reason: `${compiler} could not build it: ${stderr.trim()}` };
-  return { name, command, args: [driver.library, folder('kernels.ptx')] };
+  return { name, command, args: [driver.library] };
 }
 
 function pythonProgram(

@@ -1,8 +1,10 @@
 /** What arrays copy and set: their arguments, checked, and what then is done. */
+import { arena } from '../../ffi/arena.ts';
 import { checkHostMemory, checkOptions } from '../arguments.ts';
 import type { Dtype } from '../dtype.ts';
 import { streamOf } from '../memory/buffer-copies.ts';
 import type { CopyOptions, StreamOption } from '../memory/buffer-options.ts';
+import { fetchSmall, SMALL_BYTE_LENGTH, SMALL_OFFSET } from '../memory/small-copy.ts';
 import type { Stream } from '../stream.ts';
 import { typedArrayKind } from '../typed-array.ts';
 import { checkSignal, type WaitOptions } from '../wait.ts';
@@ -13,7 +15,7 @@ import { queueFill } from './fill.ts';
 import { type HostItems, hostItems } from './host-source.ts';
 import { type HostTransfer, transfer, transferSync } from './host-transfer.ts';
 import { type HostArray, type HostValues, itemBytes } from './items.ts';
-import { checkOrder, makeLayout, type Order } from './layout.ts';
+import { checkOrder, isContiguous, makeLayout, type Order } from './layout.ts';
 import { PinnedArray } from './pinned-array.ts';
 import { shown } from './shape.ts';
 import { broadcastTo } from './views.ts';
@@ -83,9 +85,26 @@ export function readArraySync<D extends Dtype>(
   options: (StreamOption & OrderOption) | undefined,
 ): HostArray<D> {
   const { stream, order } = checkOptions(options, ['stream', 'order'], 'copyToHostSync');
+  if (into === undefined && stream === undefined && isSmallRun(array, checkOrder(order ?? 'C')))
+    return readSmall(array);
   const { values, transfer: copy } = copyToHost(array, into, order, stream);
   transferSync(copy);
   return values;
+}
+
+/** Whether its items lie as they are asked for, and are few. */
+const isSmallRun = (array: ArrayMemory<Dtype>, order: Order): boolean =>
+  array.stream === undefined &&
+  array.size > 0 &&
+  array.byteLength <= SMALL_BYTE_LENGTH &&
+  isContiguous(array.layout, order) &&
+  array.buffer.cuts.length === 0;
+
+function readSmall<D extends Dtype>(array: ArrayMemory<D>): HostArray<D> {
+  const { dtype, size, context, address, byteLength } = array;
+  fetchSmall(context, address, byteLength);
+  const length = size * dtype.elementsPerItem;
+  return new dtype.TypedArray(arena.buffer, SMALL_OFFSET, length).slice() as HostArray<D>;
 }
 
 /** Behind `copyFrom` and `set`: checks everything, and queues what needs no host memory. */

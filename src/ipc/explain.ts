@@ -171,7 +171,8 @@ export function openObstacle(
   );
 }
 
-const isInSight = ({ pidNamespace }: IpcDescriptor, self: Here): boolean =>
+/** Whether its exporter's pid means here what it means there. */
+export const isInSight = ({ pidNamespace }: IpcDescriptor, self: Here): boolean =>
   pidNamespace !== 0 && pidNamespace === self.pidNamespace;
 
 function exporterObstacle(
@@ -190,10 +191,12 @@ function exporterObstacle(
           reason: `process ${pid}, which shared it, has ended`,
           remedy: 'It must live until what it shares was opened: have it shared anew.',
         };
+  // Asking /proc costs more than to open the memory.
+  if (allowOtherUsers) return undefined;
   const user = self.userOf(pid);
   // Some systems hide the processes of others.
   const isHidden = user === undefined && self.isForeign(pid);
-  if (allowOtherUsers || user === self.user || (user === undefined && !isHidden)) return undefined;
+  if (user === self.user || (user === undefined && !isHidden)) return undefined;
   return {
     code: 'other-user',
     reason: `process ${pid}, which shared it, runs as ${isHidden ? 'another user, who is hidden' : `user ${user}`}, and this one as ${self.user}`,

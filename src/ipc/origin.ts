@@ -9,13 +9,19 @@ export interface Origin<D extends IpcDescriptor> {
   fds(): readonly number[];
 }
 
-const origins = new WeakMap<object, Origin<IpcDescriptor>>();
+// On the object itself: a WeakMap with an entry for each message would keep the collector busy.
+const ORIGIN = Symbol('origin');
 
-export function rememberOrigin<D extends IpcDescriptor>(object: object, origin: Origin<D>): void {
-  origins.set(object, origin);
+interface Imported {
+  [ORIGIN]?: Origin<IpcDescriptor>;
 }
 
-export const originOf = (object: object): Origin<IpcDescriptor> | undefined => origins.get(object);
+export function rememberOrigin<D extends IpcDescriptor>(object: object, origin: Origin<D>): void {
+  (object as Imported)[ORIGIN] = origin;
+}
+
+export const originOf = (object: object): Origin<IpcDescriptor> | undefined =>
+  (object as Imported)[ORIGIN];
 
 /** The descriptor that a buffer was opened with, cut down to what it is a view of. */
 export function forwardBuffer(
@@ -23,8 +29,8 @@ export function forwardBuffer(
   { descriptor, fds }: Origin<IpcMemoryDescriptor>,
 ): Parcel {
   const { address, byteLength, access, whole } = buffer;
-  // Bytes have no layout, whatever they were a part of.
-  const { layout: _, ...fields } = descriptor;
+  // Bytes have no layout, whatever they were a part of; and order is for whom it was made.
+  const { layout: _, readyEvent: __, ...fields } = descriptor;
   const narrowed = {
     ...fields,
     byteOffset: descriptor.byteOffset + (address - whole.address),

@@ -1,4 +1,5 @@
 /** Copies between host and device: blocking, and awaited without blocking the event loop. */
+import { arena } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { withAddress } from '../../ffi/native.ts';
 import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
@@ -7,6 +8,7 @@ import { check } from '../check.ts';
 import type { WaitOptions } from '../wait.ts';
 import { afterWorkSoFar, copyInTurns, type QueuePart } from './awaited.ts';
 import { pieces } from './pieces.ts';
+import { fetchSmall, SMALL_BYTE_LENGTH, SMALL_OFFSET } from './small-copy.ts';
 import { copyStaged } from './staged-copy.ts';
 import { doing, type HostCopy, queueSlice } from './transfer.ts';
 
@@ -36,6 +38,11 @@ export function copySync(copy: HostCopy): void {
     return;
   }
   const start = copy.device();
+  if (direction === 'to host' && byteLength <= SMALL_BYTE_LENGTH && copy.cuts.length === 0) {
+    fetchSmall(context, start, byteLength);
+    host.set(new Uint8Array(arena.buffer, SMALL_OFFSET, byteLength));
+    return;
+  }
   context.run(() => {
     withAddress(host, (address) => {
       for (const [offset, length] of pieces(byteLength, copy.cuts)) {

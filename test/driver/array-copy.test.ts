@@ -313,6 +313,27 @@ test('pinned, mapped and managed arrays are typed arrays of the host too', async
   assert.equal(managed.getSync(2), 9);
 });
 
+test('a few items come as they lie, in memory of their own, and behind the work queued before', () => {
+  using array = toDeviceSync(arange(24), { shape: [4, 6] });
+  const first = array.slice(1).copyToHostSync();
+  array.fill(7);
+  const second = array.slice(1).copyToHostSync();
+  assert.deepEqual(first, Float32Array.of(6, 7, 8, 9, 10, 11));
+  assert.deepEqual(second, new Float32Array(6).fill(7));
+  assert.notEqual(first.buffer, second.buffer);
+  assert.equal(second.buffer.byteLength, 24);
+  array.copyFromSync(arange(24));
+  const expectedF = Array.from({ length: 24 }, (_, at) => (at % 4) * 6 + Math.floor(at / 4));
+  assert.deepEqual(array.copyToHostSync(undefined, { order: 'F' }), Float32Array.from(expectedF));
+  assert.deepEqual(array.T.copyToHostSync(undefined, { order: 'F' }), arange(24));
+  assert.throws(() => array.copyToHostSync(undefined, { order: 'A' as 'C' }), TypeError);
+  const bytes = new Uint8Array(6);
+  array.buffer.subarray(4, 8).copyToHostSync(bytes.subarray(1, 5));
+  assert.deepEqual(bytes, Uint8Array.of(0, 0, 0, 0x80, 0x3f, 0));
+  array.close();
+  assert.throws(() => array.copyToHostSync(), ClosedError);
+});
+
 test('an array of strides of its own has the memory that they reach', () => {
   using array = deviceArray([3, 4], float32, { strides: [-32, 8] });
   assert.equal(array.buffer.byteLength, 64 + 24 + 4);

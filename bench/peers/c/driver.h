@@ -19,7 +19,9 @@ typedef void *CUgraph;
 typedef void *CUgraphExec;
 typedef unsigned long long CUdeviceptr;
 typedef struct { char bytes[16]; } CUuuid;
+typedef unsigned long long CUmemGenericAllocationHandle;
 typedef struct { char reserved[64]; } CUipcMemHandle;
+typedef struct { unsigned char reserved[64]; } CUmemPoolPtrExportData;
 typedef struct { int type, id; } CUmemLocation;
 typedef struct {
   int allocType, handleTypes;
@@ -29,6 +31,13 @@ typedef struct {
   unsigned short usage;
   unsigned char reserved[54];
 } CUmemPoolProps;
+typedef struct {
+  int type, requestedHandleTypes;
+  CUmemLocation location;
+  void *win32HandleMetaData;
+  unsigned char allocFlags[8];
+} CUmemAllocationProp;
+typedef struct { CUmemLocation location; int flags; } CUmemAccessDesc;
 
 typedef struct {
   unsigned int gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
@@ -42,6 +51,9 @@ typedef struct {
 #define CU_MEM_ALLOCATION_TYPE_PINNED 1
 #define CU_MEM_LOCATION_TYPE_DEVICE 1
 #define CU_MEMPOOL_ATTR_RELEASE_THRESHOLD 4
+#define CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR 1
+#define CU_MEM_ACCESS_FLAGS_PROT_READWRITE 3
+#define CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS 1
 #define CU_MEMHOSTALLOC_PORTABLE 1
 #define CU_MEMHOSTREGISTER_PORTABLE 1
 
@@ -62,6 +74,24 @@ typedef struct {
   row(cuMemAlloc_v2, (CUdeviceptr *, size_t)) \
   row(cuMemFree_v2, (CUdeviceptr)) \
   row(cuIpcGetMemHandle, (CUipcMemHandle *, CUdeviceptr)) \
+  row(cuIpcOpenMemHandle_v2, (CUdeviceptr *, CUipcMemHandle, unsigned int)) \
+  row(cuIpcCloseMemHandle, (CUdeviceptr)) \
+  row(cuMemPoolExportToShareableHandle, (void *, CUmemoryPool, int, unsigned long long)) \
+  row(cuMemPoolImportFromShareableHandle, (CUmemoryPool *, void *, int, unsigned long long)) \
+  row(cuMemPoolExportPointer, (CUmemPoolPtrExportData *, CUdeviceptr)) \
+  row(cuMemPoolImportPointer, (CUdeviceptr *, CUmemoryPool, CUmemPoolPtrExportData *)) \
+  row(cuMemGetAllocationGranularity, (size_t *, const CUmemAllocationProp *, int)) \
+  row(cuMemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, \
+                    unsigned long long)) \
+  row(cuMemRelease, (CUmemGenericAllocationHandle)) \
+  row(cuMemExportToShareableHandle, (void *, CUmemGenericAllocationHandle, int, \
+                                     unsigned long long)) \
+  row(cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle *, void *, int)) \
+  row(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)) \
+  row(cuMemAddressFree, (CUdeviceptr, size_t)) \
+  row(cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long)) \
+  row(cuMemUnmap, (CUdeviceptr, size_t)) \
+  row(cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t)) \
   row(cuMemPoolCreate, (CUmemoryPool *, const CUmemPoolProps *)) \
   row(cuMemPoolDestroy, (CUmemoryPool)) \
   row(cuMemPoolSetAttribute, (CUmemoryPool, unsigned int, void *)) \
@@ -91,6 +121,8 @@ typedef struct {
 DRIVER_FUNCTIONS(DECLARE)
 #undef DECLARE
 
+/* The libcuda that was opened. */
+extern const char *library_path;
 /* Where everything happens: device 0's primary context is current. */
 extern CUdevice device;
 extern CUstream stream;
@@ -102,23 +134,28 @@ struct batch {
   void (*open)(size_t bytes);
   /* Makes the calls and answers with the bits of every status. */
   CUresult (*loop)(long calls, size_t bytes);
+  /* Instead, where not all of a call is timed: makes the calls and answers with the nanoseconds. */
+  long long (*timed)(long calls, size_t bytes);
 };
 
 /* Each ends with a batch without a name. */
-extern const struct batch call_batches[], memory_batches[], copy_batches[], kernel_batches[];
+extern const struct batch call_batches[], memory_batches[], copy_batches[],
+  hand_over_batches[], kernel_batches[];
 /* Free what the batches made. */
 void close_calls(void);
 void close_memory(void);
 void close_copies(void);
 void close_kernels(void);
-
-/* The PTX that the kernels are loaded from. */
-extern const char *ptx_path;
+void close_hand_over(void);
+/* What the other process of a hand-over does, until its socket is closed. */
+void serve_hand_over(int socket);
 
 void say(const char *word, const char *text);
 /* Says the error and ends the program. */
 void fail(const char *text);
 void check(CUresult status, const char *call);
+/* The monotonic clock, in nanoseconds. */
+long long now(void);
 #define CHECK(call, ...) check(call(__VA_ARGS__), #call)
 
 #endif

@@ -1,4 +1,7 @@
-/* Launches of kernels that do nothing, a graph of them, and the loading of their PTX. */
+/*
+ * Launches of kernels that do nothing, a graph of them, and the loading of their PTX: the file
+ * KERNELS_PTX, as the compiler is told.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -19,10 +22,8 @@ static unsigned int numbers[16];
 static void *four[4] = { &factor, &memory, &memory, &numbers[3] };
 static void *sixteen[16];
 
-const char *ptx_path;
-
 static void read_ptx(void) {
-  FILE *file = ptx_path ? fopen(ptx_path, "rb") : NULL;
+  FILE *file = fopen(KERNELS_PTX, "rb");
   size_t bytes;
   if (!file) fail("the PTX of the bench cannot be opened");
   ptx = calloc(1, 65536);

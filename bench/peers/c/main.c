@@ -1,7 +1,7 @@
 /*
  * What the bench measures, from C: what it costs without cuffi.
  *
- *     PROGRAM PATH PTX    the libcuda to open, and the kernels to launch
+ *     PROGRAM PATH [SOCKET]    the libcuda to open; the socket, of the other process of a hand-over
  *
  * Says "ready UUID" (or "skip REASON"), then answers each line "BATCH CALLS BYTES" of its standard
  * input with "ns NANOSECONDS" (or "error WHAT"); 0 calls ask whether there is such a batch, which
@@ -19,6 +19,7 @@
 #define DEFINE(name, parameters) CUresult(*name) parameters;
 DRIVER_FUNCTIONS(DEFINE)
 
+const char *library_path;
 CUdevice device;
 CUstream stream;
 
@@ -52,14 +53,16 @@ static void bind_all(void *library) {
 }
 
 static const struct batch *find(const char *name) {
-  const struct batch *rooms[] = { call_batches, memory_batches, copy_batches, kernel_batches };
+  const struct batch *rooms[] = {
+    call_batches, memory_batches, copy_batches, hand_over_batches, kernel_batches
+  };
   for (size_t room = 0; room < sizeof rooms / sizeof *rooms; room++)
     for (const struct batch *batch = rooms[room]; batch->name; batch++)
       if (strcmp(batch->name, name) == 0) return batch;
   return NULL;
 }
 
-static long long now(void) {
+long long now(void) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
   return time.tv_sec * 1000000000LL + time.tv_nsec;
@@ -68,6 +71,10 @@ static long long now(void) {
 static long long measure(const struct batch *batch, long calls, size_t bytes) {
   if (batch->open) batch->open(bytes);
   /* Untimed, as after another contestant's turn the first calls are slower. */
+  if (batch->timed) {
+    batch->timed(calls / 10, bytes);
+    return batch->timed(calls, bytes);
+  }
   check(batch->loop(calls / 10, bytes), batch->name);
   CHECK(cuStreamSynchronize, stream);
   long long start = now();
@@ -100,12 +107,12 @@ int main(int argc, char **argv) {
   CUcontext context;
   CUuuid uuid;
 
-  void *library = argc == 3 ? dlopen(argv[1], RTLD_NOW) : NULL;
+  library_path = argc == 2 || argc == 3 ? argv[1] : NULL;
+  void *library = library_path ? dlopen(library_path, RTLD_NOW) : NULL;
   if (!library) {
-    say("skip", argc == 3 ? dlerror() : "usage: PROGRAM PATH PTX");
+    say("skip", library_path ? dlerror() : "usage: PROGRAM PATH [SOCKET]");
     return 0;
   }
-  ptx_path = argv[2];
   bind_all(library);
   CHECK(cuInit, 0);
   CHECK(cuDeviceGet, &device, 0);
@@ -114,6 +121,7 @@ int main(int argc, char **argv) {
   CHECK(cuCtxPushCurrent_v2, context);
   CHECK(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
 
+  if (argc == 3) serve_hand_over(atoi(argv[2]));
   for (int at = 0; at < 16; at++) sprintf(hex + 2 * at, "%02x", (unsigned char)uuid.bytes[at]);
   say("ready", hex);
   while (fgets(line, sizeof line, stdin)) answer(line);
@@ -121,6 +129,7 @@ int main(int argc, char **argv) {
   close_calls();
   close_memory();
   close_copies();
+  close_hand_over();
   close_kernels();
   CHECK(cuStreamDestroy_v2, stream);
   CHECK(cuDevicePrimaryCtxRelease_v2, device);

@@ -1,51 +1,140 @@
-"""Launches of kernels that do nothing, through cuda.core."""
+"""The hand-over of cuda.core: a Buffer through a queue of multiprocessing; and its launches."""
 
-from itertools import repeat
-from pathlib import Path
+import multiprocessing
+import pickle
 
+from cuda_core_launches import launch_batches
+from hand_over import Other, rounds
 from serve import serve
 
-PTX = Path(__file__).parent.parent / "kernels.ptx"
+# What a pool is rounded up to.
+LEAST_POOL_BYTES = 64 << 20
+WORD_BYTES = 4
 
 
-def import_core():
-    try:
-        from cuda import core
-    except ImportError:
-        # Its name until version 0.5.
-        from cuda.core import experimental as core
-    if not hasattr(core, "launch"):
-        from cuda.core import experimental as core
-    return core
+def check(answer, call):
+    """What a call gave beside its status."""
+    status, *values = answer
+    if int(status) != 0:
+        raise RuntimeError(f"{call} answered {int(status)}")
+    return values[0] if values else None
+
+
+def answer(requests, answers):
+    """What the other process does. It knows the pools that it was sent: a buffer of one comes as
+    pickled bytes, and finds it."""
+    import numpy
+    from cuda.bindings import driver
+    from cuda.core import Device
+
+    Device(0).set_current()
+    host = numpy.zeros(1, dtype=numpy.uint32)
+    kept = None
+    pools = []
+
+    def read(buffer):
+        copied = driver.cuMemcpyDtoH(host.ctypes.data, int(buffer.handle), WORD_BYTES)
+        check(copied, "cuMemcpyDtoH")
+        return int(host[0])
+
+    while True:
+        kind, thing = requests.get()
+        word = 0
+        if kind == "know":
+            pools.append(thing)
+        elif kind == "keep":
+            kept = pickle.loads(thing)
+            word = read(kept)
+        elif kind == "mapped":
+            word = read(pickle.loads(thing))
+        elif kind == "pool":
+            buffer = pickle.loads(thing)
+            word = read(buffer)
+            buffer.close()
+        elif kind == "firstPool":
+            word = read(thing)
+            pool = thing.memory_resource
+            thing.close()
+            pool.close()
+            del pool
+        del thing
+        answers.put(word)
 
 
 def start():
-    core = import_core()
     import numpy
+    from cuda.bindings import driver
+    from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
 
-    device = core.Device(0)
+    device = Device(0)
     device.set_current()
-    stream = device.create_stream()
-    code = core.ObjectCode.from_ptx(PTX.read_bytes())
-    config = core.LaunchConfig(grid=1, block=32)
-    buffer = device.allocate(64, stream=stream)
-    address = int(buffer.handle)
-    arguments = {
-        "none": (),
-        "four": (numpy.float32(2.5), address, address, numpy.uint32(7)),
-        "sixteen": (address, *[numpy.uint32(at) for at in range(1, 16)]),
+    other = Other(multiprocessing.get_context("spawn"), answer)
+    host = numpy.zeros(1, dtype=numpy.uint32)
+
+    def make_pool(byte_length):
+        options = DeviceMemoryResourceOptions(
+            max_size=max(LEAST_POOL_BYTES, 2 * byte_length), ipc_enabled=True
+        )
+        return DeviceMemoryResource(device, options=options)
+
+    def write(buffer, word):
+        host[0] = word
+        copied = driver.cuMemcpyHtoD(int(buffer.handle), host.ctypes.data, WORD_BYTES)
+        check(copied, "cuMemcpyHtoD")
+        device.sync()
+
+    def allocate(pool, byte_length, word):
+        buffer = pool.allocate(byte_length)
+        device.sync()
+        write(buffer, word)
+        return buffer
+
+    def known_pool(byte_length):
+        pool = make_pool(byte_length)
+        other.ask("know", pool)
+        return pool
+
+    def mapped(byte_length):
+        pool = known_pool(byte_length)
+        buffer = allocate(pool, byte_length, 0)
+        other.keep(buffer, pickle.dumps(buffer))
+
+        def prepare(word):
+            write(buffer, word)
+            return buffer
+
+        return rounds(prepare, lambda it: other.ask("mapped", pickle.dumps(it))), device.sync
+
+    def of_known_pool(byte_length):
+        pool = known_pool(byte_length)
+        loop = rounds(
+            lambda word: allocate(pool, byte_length, word),
+            lambda it: other.ask("pool", pickle.dumps(it)),
+            lambda it: it.close(),
+        )
+        return loop, device.sync
+
+    def of_new_pool(byte_length):
+        def finish(buffer):
+            pool = buffer.memory_resource
+            buffer.close()
+            device.sync()
+            pool.close()
+
+        loop = rounds(
+            lambda word: allocate(make_pool(byte_length), byte_length, word),
+            lambda it: other.ask("firstPool", it),
+            finish,
+        )
+        return loop, device.sync
+
+    return {
+        "handOver.mapped": mapped,
+        "handOver.pool": of_known_pool,
+        "handOver.firstPool": of_new_pool,
+        **launch_batches(device),
     }
 
-    def launching(name):
-        kernel, values = code.get_kernel(name), arguments[name]
 
-        def loop(calls, launch=core.launch):
-            for _ in repeat(None, calls):
-                launch(stream, config, kernel, *values)
-
-        return loop, stream.sync
-
-    return {f"launch.{name}": lambda _, name=name: launching(name) for name in arguments}
-
-
-serve("cuda.core", start)
+if __name__ == "__main__":
+    serve("cuda.core", start)

@@ -1,9 +1,10 @@
-"""PyTorch's allocations and copies."""
+"""PyTorch's allocations, copies, and hand-over."""
 
 from functools import lru_cache
 from itertools import repeat
 
 from serve import serve
+from torch_hand_over import hand_over_batches
 
 
 def start():
@@ -76,6 +77,7 @@ def start():
         "pinned.toDevice": copying(pinned=True, to_device=True),
         "pinned.toHost": copying(pinned=True, to_device=False),
         "onDevice": copying_on_device,
+        **hand_over_batches(torch, device, synchronize),
     }
 
     # Pinned memory that is freed stays in a cache: without this only the first time allocates.
@@ -95,4 +97,6 @@ def start():
     return batches
 
 
-serve("torch", start)
+# The other process of a hand-over loads this file, too.
+if __name__ == "__main__":
+    serve("torch", start)

@@ -6,6 +6,7 @@ import { type PacketHeader, readHeader } from './packet.ts';
 
 /** A value as it arrived: not decoded yet, and its file descriptors. */
 export interface ArrivedValue {
+  /** Of the message that completed it, if one was enough: there until the next is taken. */
   readonly bytes: Uint8Array;
   readonly fds: readonly number[];
 }
@@ -19,7 +20,8 @@ export class Assembly {
   #fds: readonly number[] = [];
 
   /**
-   * Takes a packet; answers with the value that it completes.
+   * Takes a packet, of which only a value in parts is copied; answers with the value that it
+   * completes.
    *
    * @throws IpcError for one that does not follow from those before; its descriptors are closed
    */
@@ -36,7 +38,7 @@ export class Assembly {
     if (header.offset === 0) this.#fds = fds;
     if (part.byteLength === header.byteLength) return this.#complete(part);
     this.#byteLength = header.byteLength;
-    this.#parts.push(part);
+    this.#parts.push(part.slice());
     this.#received += part.byteLength;
     return this.#received === header.byteLength
       ? this.#complete(Buffer.concat(this.#parts))

@@ -5,13 +5,12 @@ const SHORT = 12;
 
 /** Bytes of another process, read one part after the other: never beyond their end. */
 export class ByteReader {
-  readonly #bytes: Buffer;
-  readonly #view: DataView;
+  readonly #bytes: Uint8Array;
+  #made: Buffer | undefined;
   #at = 0;
 
   constructor(bytes: Uint8Array) {
-    this.#bytes = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-    this.#view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+    this.#bytes = bytes;
   }
 
   get left(): number {
@@ -23,15 +22,15 @@ export class ByteReader {
   }
 
   int32(): number {
-    return this.#view.getInt32(this.#take(4), true);
+    return this.#buffer.readInt32LE(this.#take(4));
   }
 
   float64(): number {
-    return this.#view.getFloat64(this.#take(8), true);
+    return this.#buffer.readDoubleLE(this.#take(8));
   }
 
   bigint64(): bigint {
-    return this.#view.getBigInt64(this.#take(8), true);
+    return this.#buffer.readBigInt64LE(this.#take(8));
   }
 
   /** How many things follow, each of `byteLength` bytes at least. */
@@ -51,7 +50,7 @@ export class ByteReader {
   latin1(): string {
     const length = this.length();
     const from = this.#take(length);
-    if (length > SHORT) return this.#bytes.toString('latin1', from, from + length);
+    if (length > SHORT) return this.#buffer.toString('latin1', from, from + length);
     let text = '';
     for (let i = from; i < from + length; i++)
       text += String.fromCharCode(this.#bytes[i] as number);
@@ -63,13 +62,13 @@ export class ByteReader {
     if (length % 2 !== 0)
       throw new IpcError(`a string of ${length} bytes ends in half a character`);
     const from = this.#take(length);
-    return this.#bytes.toString('utf16le', from, from + length);
+    return this.#buffer.toString('utf16le', from, from + length);
   }
 
   /** So many bytes as they are: a view. */
   view(byteLength: number): Buffer {
     const from = this.#take(byteLength);
-    return this.#bytes.subarray(from, from + byteLength);
+    return this.#buffer.subarray(from, from + byteLength);
   }
 
   /** A copy, aligned for every kind of array. */
@@ -79,6 +78,13 @@ export class ByteReader {
     const copy = new ArrayBuffer(length);
     new Uint8Array(copy).set(this.#bytes.subarray(from, from + length));
     return copy;
+  }
+
+  /** The bytes with Node's ways to read them: short messages need none. */
+  get #buffer(): Buffer {
+    const { buffer, byteOffset, byteLength } = this.#bytes;
+    this.#made ??= Buffer.from(buffer, byteOffset, byteLength);
+    return this.#made;
   }
 
   #take(byteLength: number): number {

@@ -1,6 +1,6 @@
 import { closeFd, SystemError } from '../../../ffi/libc.ts';
 import { type FdWatch, type Readiness, watchFd } from '../../../ffi/poll.ts';
-import { receiveMessage, type SocketMessage } from '../../../ffi/socket.ts';
+import { type SocketMessage, takeMessage } from '../../../ffi/socket.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
 import { endSession, type ParcelSession } from '../parcel.ts';
 import { Assembly } from './assembly.ts';
@@ -11,7 +11,7 @@ import { Inbox } from './inbox.ts';
 import { openValue } from './open.ts';
 import { Outbox } from './outbox.ts';
 
-/** Other work of the loop comes in between after so many. */
+/** Other work of the loop comes in between after so many, however they are taken. */
 const MAX_PACKETS_PER_TURN = 32;
 /** For descriptors that are too many on their way: nothing tells when they are fewer. */
 const RETRY_MS = 5;
@@ -32,6 +32,8 @@ export class Connection {
   #isPaused = false;
   #isReferenced = true;
   #isOtherGone = false;
+  /** How many values were read since the last turn of the loop by those who asked for them. */
+  #readAtOnce = 0;
   #end: Error | undefined;
   /** Called once nothing can be sent, and nothing is left to be received. */
   onOver: (() => void) | undefined;
@@ -77,6 +79,9 @@ export class Connection {
 
   /** Asks for the next value; answers with the way to ask no more. */
   take(resolve: (value: unknown) => void, reject: (error: unknown) => void): () => void {
+    // What the kernel has already needs no turn of the loop.
+    if (this.#inbox.isIdle && this.#readAtOnce < MAX_PACKETS_PER_TURN)
+      if (this.#readOne({ tellsEnd: false }) !== 'nothing') this.#readAtOnce += 1;
     const cancel = this.#inbox.take(resolve, reject);
     if (this.#isPaused && this.#inbox.hasRoom) this.#resume();
     if (this.#inbox.isOver) this.#tellOver();
@@ -133,6 +138,7 @@ export class Connection {
   }
 
   readonly #onReady = ({ readable, writable }: Readiness): void => {
+    this.#readAtOnce = 0;
     if (writable) this.#flush();
     if (readable) this.#read();
     this.#rewatch();
@@ -163,20 +169,33 @@ export class Connection {
         this.#isPaused = true;
         return;
       }
-      try {
-        const message = receive(this.#fd);
-        if (message === undefined && !this.#isOtherGone) return;
-        if (message === undefined || message === 'end') {
-          this.#finish(this.#ended());
-          return;
-        }
-        // Who waited for it goes on at once; the socket tells again of what it still has.
-        if (this.#arrived(message) && !this.#isOtherGone) return;
-      } catch (error) {
-        // Whatever it is: the process must not end because of another one's message.
-        const reason = error instanceof Error ? error.message : String(error);
-        this.fail(new IpcError(`the connection to ${this.other} was closed: ${reason}`));
+      const read = this.#readOne();
+      if (read === 'nothing') return;
+      // Who waited for it goes on at once; the socket tells again of what it still has.
+      if (read === 'awaited' && !this.#isOtherGone) return;
+    }
+  }
+
+  /**
+   * Takes one packet from the kernel, if there is one.
+   *
+   * @param tellsEnd false leaves the end to the next turn of the loop, which may know why
+   */
+  #readOne({ tellsEnd } = { tellsEnd: true }): 'nothing' | 'packet' | 'awaited' {
+    if (this.#fd === undefined) return 'nothing';
+    try {
+      const message = receive(this.#fd);
+      if (message === undefined && !this.#isOtherGone) return 'nothing';
+      if (message === undefined || message === 'end') {
+        if (tellsEnd) this.#finish(this.#ended());
+        return 'nothing';
       }
+      return this.#arrived(message) ? 'awaited' : 'packet';
+    } catch (error) {
+      // Whatever it is: the process must not end because of another one's message.
+      const reason = error instanceof Error ? error.message : String(error);
+      this.fail(new IpcError(`the connection to ${this.other} was closed: ${reason}`));
+      return 'nothing';
     }
   }
 
@@ -236,9 +255,9 @@ export class Connection {
 
 const isGone = ({ code }: SystemError): boolean => code === 'EPIPE' || code === 'ECONNRESET';
 
-function receive(fd: number): ReturnType<typeof receiveMessage> {
+function receive(fd: number): ReturnType<typeof takeMessage> {
   try {
-    return receiveMessage(fd);
+    return takeMessage(fd);
   } catch (error) {
     if (error instanceof SystemError && isGone(error)) return 'end';
     throw error;

@@ -34,6 +34,11 @@ export class Inbox {
     );
   }
 
+  /** Whether nothing is there, and nobody waits, but something may come. */
+  get isIdle(): boolean {
+    return this.#kept.length === 0 && this.#takers.length === 0 && this.#end === undefined;
+  }
+
   /** Whether nothing is there, and nothing will come. */
   get isOver(): boolean {
     return this.#end !== undefined && this.#kept.length === 0;

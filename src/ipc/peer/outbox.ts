@@ -115,7 +115,9 @@ function sendPackets(socket: number, value: Unsent): boolean {
     const { bytes, offset, sequence } = value;
     const part = Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset);
     writeHeader(bytes, offset, { kind: PacketKind.value, sequence, byteLength, offset });
-    const packet = bytes.subarray(offset, offset + HEADER_BYTE_LENGTH + part);
+    const end = offset + HEADER_BYTE_LENGTH + part;
+    const isWhole = offset === 0 && end === bytes.byteLength;
+    const packet = isWhole ? bytes : bytes.subarray(offset, end);
     if (!sendMessage(socket, packet, offset === 0 ? value.fds : [])) return false;
     value.offset += part;
   }

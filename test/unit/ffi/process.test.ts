@@ -18,6 +18,9 @@ test('a process is known by its pid and its start, and not any more when it has 
   assert.ok(started !== undefined && started >= (processStartTime('self') as number));
   assert.equal(isProcessAlive(pid, started), true);
   assert.equal(isProcessAlive(pid, started - 1), false);
+  const own = processStartTime('self') as number;
+  assert.equal(isProcessAlive(process.pid, own), true);
+  assert.equal(isProcessAlive(pid, started), true);
   child.kill('SIGKILL');
   await once(child, 'exit');
   assert.equal(processStartTime(pid), undefined);

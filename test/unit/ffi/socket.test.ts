@@ -28,6 +28,7 @@ import {
   type SocketMessage,
   sendMessage,
   socketPair,
+  takeMessage,
 } from '../../../ffi/socket.ts';
 import { openDescriptors } from '../../support/descriptors.ts';
 import { rawSend, withRoomFor } from './fixtures/descriptors.ts';
@@ -87,6 +88,19 @@ test('gives a copy of the data, which the next message does not change', () =>
     const first = take(b).data;
     take(b);
     assert.equal(Buffer.from(first).toString(), 'hello');
+  }));
+
+test('what is taken without a copy is there until the next message', () =>
+  withPair((a, b) => {
+    assert.equal(takeMessage(b), undefined);
+    sendMessage(a, hello);
+    sendMessage(a, Buffer.from('other'));
+    const { data, fds } = takeMessage(b) as SocketMessage;
+    assert.deepEqual([Buffer.from(data).toString(), fds], ['hello', []]);
+    takeMessage(b);
+    assert.equal(Buffer.from(data).toString(), 'other');
+    closeFd(a);
+    assert.equal(takeMessage(b), 'end');
   }));
 
 test('carries a descriptor: both ends then share what it refers to', () =>

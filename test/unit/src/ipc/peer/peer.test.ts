@@ -43,6 +43,28 @@ test('a value is as it was when send was called', async () => {
   await Promise.all(sends);
 });
 
+test('values that are there are taken without a turn of the loop, and the loop turns all the same', async () => {
+  using pair = peerPair();
+  const count = 500;
+  let turns = 0;
+  const turn = (): void => {
+    turns += 1;
+    immediate = setImmediate(turn);
+  };
+  let immediate = setImmediate(turn);
+  const sending = Promise.all(Array.from({ length: count }, (_, at) => pair.a.send({ at })));
+  let atOnce = 0;
+  for (let at = 0; at < count; at += 1) {
+    const before = turns;
+    assert.deepEqual(await pair.b.receive(), { at });
+    if (turns === before) atOnce += 1;
+  }
+  clearImmediate(immediate);
+  await sending;
+  assert.ok(atOnce > count / 2, `${atOnce} of ${count} at once`);
+  assert.ok(turns >= count / 64, `${turns} turns`);
+});
+
 test('what was sent before the end is received before the end is told', async () => {
   using pair = peerPair();
   for (let i = 0; i < 3; i++) await pair.a.send(i);

@@ -1,0 +1,50 @@
+/** Handing over again and again: only the way there and back is timed. */
+import type { DeviceBuffer } from 'cuffi';
+import type { Contestant } from '../measure.ts';
+
+/** One way of handing over. */
+export interface Way extends Omit<Contestant, 'run'> {
+  /** The buffer of a round. What it costs is not timed. */
+  readonly buffer: () => DeviceBuffer;
+  /** Hands it over; answers with the word that the receiver read. */
+  readonly give: (buffer: DeviceBuffer) => Promise<unknown>;
+  /** What is done after the round, untimed. */
+  readonly after?: (buffer: DeviceBuffer) => void;
+}
+
+let last = 0;
+
+/**
+ * A contestant that changes one word of the buffer on the device in each round, so that nothing that
+ * was left over passes.
+ *
+ * @throws Error where the receiver read anything else
+ */
+export function handOver({ name, buffer: next, give, after, ...limits }: Way): Contestant {
+  const word = new Uint32Array(1);
+
+  async function turn(): Promise<bigint> {
+    const buffer = next();
+    last += 1;
+    word[0] = last;
+    buffer.copyFromSync(word);
+    const start = process.hrtime.bigint();
+    const seen = await give(buffer);
+    const ns = process.hrtime.bigint() - start;
+    if (seen !== last) throw new Error(`${name}: the other process read ${seen}, not ${last}`);
+    after?.(buffer);
+    return ns;
+  }
+
+  return {
+    name,
+    ...limits,
+    async run(calls) {
+      // Untimed, as after another contestant's turn the first calls are slower.
+      for (let call = 0; call < Math.floor(calls / 10); call += 1) await turn();
+      let ns = 0n;
+      for (let call = 0; call < calls; call += 1) ns += await turn();
+      return Number(ns);
+    },
+  };
+}
