@@ -16,7 +16,8 @@ import { NotSupportedError } from './errors.ts';
 import { PeerAccess } from './peer-access.ts';
 import { ReleaseQueue } from './release.ts';
 import { releaseLimits } from './release-limits.ts';
-import { ResourceSet, releaseQuietly } from './resource.ts';
+import { releaseQuietly } from './resource.ts';
+import { ResourceSet } from './resource-set.ts';
 import { type WaitOptions, waitUntil } from './wait.ts';
 
 /** Where an object is made: in a context, or in the primary context of a device. */

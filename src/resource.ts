@@ -1,24 +1,15 @@
-/** What is opened is closed: the one `close()`, `closed`, `using`, owners and finalizers. */
+/** What is opened is closed: the one `close()`, `closed`, `using`, and finalizers. */
 import { inspect } from 'node:util';
-import { tryAll } from './attempt.ts';
-import { ClosedError } from './errors.ts';
-
-/** What outlives a resource's object: it knows how to release, and never refers to the object. */
-interface Entry {
-  readonly kind: string;
-  readonly release: (() => void) | undefined;
-  readonly owner: ResourceSet | undefined;
-  /** The owner's generation when it was opened. */
-  readonly generation: number;
-  /** Where the resource was opened, with CUFFI_TRACE=1. */
-  readonly opened: string | undefined;
-  closed: boolean;
-  /** Why, where it was not its own `close()`. */
-  reason: string | undefined;
-  /** Its neighbours in the owner's set: the one opened before, and the one after. */
-  older: Entry | undefined;
-  newer: Entry | undefined;
-}
+import { ClosedError, CuffiError } from './errors.ts';
+import {
+  closeEntry,
+  closeOpen,
+  type Entry,
+  isAbandoned,
+  isClosed,
+  letGo,
+  type ResourceSet,
+} from './resource-set.ts';
 
 /** What a finalizer is told: the entry of the object that was collected, unless it was closed. */
 interface Will {
@@ -78,120 +69,6 @@ export function releaseQuietly(release: () => void): void {
   }
 }
 
-const isClosed = (entry: Entry): boolean =>
-  entry.closed || (entry.owner !== undefined && entry.owner.generation !== entry.generation);
-
-function closeEntry(entry: Entry, reason: string): void {
-  if (!isClosed(entry)) closeOpen(entry, reason);
-}
-
-function closeOpen(entry: Entry, reason?: string): void {
-  entry.closed = true;
-  entry.reason = reason;
-  if (entry.release === undefined) return;
-  entry.owner?.delete(entry);
-  entry.release();
-}
-
-/** The open resources of one owner, in the order in which they were opened. */
-export class ResourceSet {
-  readonly #within: ResourceSet | undefined;
-  readonly #isListed: boolean;
-  /** In the owner's own set, while this one is listed there. */
-  #standIn: Entry | undefined;
-  #newest: Entry | undefined;
-  #size = 0;
-  #generation = 0;
-  #reason: string | undefined;
-
-  /**
-   * @param within the set that the owner itself is in: what is abandoned there is so here too
-   * @param isListed whether all here is closed with what is there, as the owner itself is not
-   */
-  constructor(within?: ResourceSet, isListed = false) {
-    this.#within = within;
-    this.#isListed = isListed;
-  }
-
-  /** How many are open that own something; what is only borrowed is not listed. */
-  get size(): number {
-    return this.#size;
-  }
-
-  /** Counts the calls of {@link abandonAll}: what was opened under another count is gone. */
-  get generation(): number {
-    return this.#generation + (this.#within?.generation ?? 0);
-  }
-
-  /** Why what was opened before is gone. */
-  get reason(): string | undefined {
-    return this.#reason ?? this.#within?.reason;
-  }
-
-  /** @internal */
-  add(entry: Entry): void {
-    const newest = this.#newest;
-    entry.older = newest;
-    if (newest) newest.newer = entry;
-    this.#newest = entry;
-    this.#size += 1;
-    if (this.#isListed && this.#size === 1) this.#list();
-  }
-
-  /** @internal The entry must be in this set, and of its generation. */
-  delete(entry: Entry): void {
-    const { older, newer } = entry;
-    if (older) older.newer = newer;
-    if (newer) newer.older = older;
-    else this.#newest = older;
-    entry.older = undefined;
-    entry.newer = undefined;
-    this.#size -= 1;
-    const standIn = this.#standIn;
-    if (!standIn || this.#size > 0) return;
-    this.#standIn = undefined;
-    if (!isClosed(standIn)) standIn.owner?.delete(standIn);
-  }
-
-  /** Closes all, newest first; throws the first error when all were tried. */
-  closeAll(reason: string): void {
-    const entries: Entry[] = [];
-    for (let entry = this.#newest; entry; entry = entry.older) entries.push(entry);
-    tryAll(entries.map((entry) => () => closeEntry(entry, reason)));
-  }
-
-  #list(): void {
-    const standIn: Entry = {
-      kind: 'ResourceSet',
-      release: () => this.closeAll(standIn.reason ?? 'its owner was closed'),
-      owner: this.#within,
-      generation: this.generation,
-      opened: undefined,
-      closed: false,
-      reason: undefined,
-      older: undefined,
-      newer: undefined,
-    };
-    this.#standIn = standIn;
-    this.#within?.add(standIn);
-  }
-
-  /** Makes all closed without releasing anything, as the driver has already. */
-  abandonAll(reason: string): void {
-    // One that somebody keeps must not keep its neighbours.
-    for (let entry = this.#newest; entry; ) {
-      const { older } = entry;
-      entry.older = undefined;
-      entry.newer = undefined;
-      entry = older;
-    }
-    this.#newest = undefined;
-    this.#size = 0;
-    this.#generation += 1;
-    this.#reason = reason;
-  }
-}
-
 /** How a {@link Resource} is opened. */
 export interface ResourceInit {
   /** The owner's set: when the owner goes, this is closed. */
@@ -218,6 +95,7 @@ export abstract class Resource implements Disposable {
       generation: owner?.generation ?? 0,
       opened: tracing ? new Error('opened').stack?.split('\n').slice(3).join('\n') : undefined,
       closed: false,
+      holders: 0,
       reason: undefined,
       older: undefined,
       newer: undefined,
@@ -238,13 +116,42 @@ export abstract class Resource implements Disposable {
     return typeof value === 'object' && value !== null && #kind in value && value.#kind === kind;
   }
 
+  /**
+   * @internal Puts off what `close()` gives back until the function that this answers is called,
+   * once. A closed one counts as closed all the same.
+   */
+  retain(): () => void {
+    this.requireOpen();
+    const entry = this.#entry;
+    entry.holders += 1;
+    return () => letGo(entry);
+  }
+
+  /**
+   * What another object is made of that owns what this one does from then on. This one counts as
+   * closed, and gives nothing back.
+   *
+   * @param reason what whoever uses it afterwards is told
+   * @throws CuffiError while it is retained, ClosedError
+   */
+  protected handOver(reason: string): ResourceInit {
+    this.requireOpen();
+    const entry = this.#entry;
+    if (entry.holders > 0)
+      throw new CuffiError(`this ${this.#kind} is held by a handle that is open: close that first`);
+    const { owner, release } = entry;
+    this.#dropGuard();
+    if (release) owner?.delete(entry);
+    entry.closed = true;
+    entry.reason = reason;
+    return { owner, release };
+  }
+
   /** Gives it back; the second time does nothing. */
   close(): void {
     const entry = this.#entry;
     if (isClosed(entry)) return;
-    const guard = this.#guard;
-    this.#guard = undefined;
-    if (guard) giveBack(guard);
+    this.#dropGuard();
     closeOpen(entry);
   }
 
@@ -260,15 +167,20 @@ export abstract class Resource implements Disposable {
     return this.toString();
   }
 
+  #dropGuard(): void {
+    const guard = this.#guard;
+    this.#guard = undefined;
+    if (guard) giveBack(guard);
+  }
+
   /** @throws ClosedError after close */
   protected requireOpen(): void {
     if (this.closed) throw this.closedError();
   }
 
   protected closedError(): ClosedError {
-    const { owner, generation, opened } = this.#entry;
-    const isAbandoned = owner !== undefined && owner.generation !== generation;
-    const reason = isAbandoned ? owner.reason : this.#entry.reason;
+    const { owner, opened } = this.#entry;
+    const reason = isAbandoned(this.#entry) ? owner?.reason : this.#entry.reason;
     return new ClosedError(
       `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${opened ? `\nopened at\n${opened}` : ''}`,
     );

@@ -1,5 +1,5 @@
 /** A child gets an array of its parent, and runs a kernel on it: no copy, neither here nor there. */
-import { DeviceArray, type DeviceBuffer, float32, Module, toDevice } from 'cuffi';
+import { DeviceArray, Module, toDevice } from 'cuffi';
 import { registerKernel } from 'cuffi/ffi';
 import { parentPeer, spawnPeer } from 'cuffi/ipc';
 
@@ -42,27 +42,21 @@ registerKernel('halve', {
   },
 });
 
-interface Task {
-  readonly buffer: DeviceBuffer;
-  readonly shape: readonly number[];
-}
-
 if (process.argv[2] === 'child') {
   const parent = parentPeer();
   using module = Module.load(ptx);
   const halve = module.kernel('halve', ['float32*', 'uint32']);
   for await (const value of parent) {
-    const { buffer, shape } = value as Task;
-    const array = DeviceArray.fromBuffer(buffer, shape, float32);
+    if (!(value instanceof DeviceArray)) throw new Error('not an array');
+    using array = value;
     halve.launch({ grid: Math.ceil(array.size / 256), block: 256 }, array, array.size);
     await array.context.synchronize();
-    buffer.close();
     await parent.send('halved');
   }
 } else {
   using array = await toDevice(new Float32Array([2, 4, 6]));
   using child = spawnPeer(import.meta.filename, { args: ['child'] });
-  await child.send({ buffer: array.buffer, shape: array.shape } satisfies Task);
+  await child.send(array);
   console.log('the child says', await child.receive());
   console.log('the parent reads', await array.copyToHost());
 }

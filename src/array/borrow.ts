@@ -5,6 +5,7 @@ import { Context, type PlaceOptions } from '../context.ts';
 import type { Dtype } from '../dtype.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import type { StreamOption } from '../memory/buffer-options.ts';
+import { held } from '../memory/held.ts';
 import { deviceOfPointer } from '../memory/pointer-device.ts';
 import type { Stream } from '../stream.ts';
 import { DeviceArray } from './device-array.ts';
@@ -14,8 +15,8 @@ import { shown } from './shape.ts';
 /** Options of {@link fromCudaArrayInterface} and {@link fromDLPack}. */
 export interface BorrowOptions extends PlaceOptions, StreamOption {
   /**
-   * What must stay alive while the array is used; held, never touched. Default: what the array is
-   * made of.
+   * What must stay alive while the array is used; held, never touched, nor asked if it is closed.
+   * Default: what the array is made of; where that is memory of cuffi, the array is closed with it.
    */
   readonly owner?: unknown;
 }
@@ -65,12 +66,12 @@ export function contextOf(
   return isNamed ? Context.of(place) : (memories.get(given)?.context ?? Context.primary(ordinal));
 }
 
-/** An array over memory of others: closing it forgets it. */
+/** An array over memory of others: closing it forgets it. @param keeps a resource closes it */
 export function borrow<D extends Dtype>(
   { address, layout, dtype, readOnly }: Borrowed<D>,
   context: Context,
   stream: Stream | undefined,
-  owner: unknown,
+  keeps: unknown,
 ): DeviceArray<D> {
   const { low, high } = rangeOf(address, layout);
   const buffer = new DeviceBuffer({
@@ -78,7 +79,7 @@ export function borrow<D extends Dtype>(
     address: low as CUdeviceptr,
     byteLength: high - low,
     origin: 'borrowed',
-    keeps: owner,
+    keeps,
     access: readOnly ? 'read' : 'read-write',
   });
   return new DeviceArray({ buffer, dtype, layout, stream, isOwner: false, readOnly });
@@ -90,6 +91,6 @@ export function keepMemory<T extends object>(given: T, { buffer }: DeviceArray):
   return given;
 }
 
-/** What a borrowed array holds: the owner that is named, else the memory behind `given`, or itself. */
+/** What a borrowed array keeps: the owner that is named, else the memory behind `given`, or itself. */
 export const ownerOf = (given: object, { owner }: BorrowOptions): unknown =>
-  owner ?? memories.get(given) ?? given;
+  held(owner ?? undefined) ?? memories.get(given) ?? given;

@@ -3,6 +3,7 @@ import { Context, type PlaceOptions } from '../context.ts';
 import { type Dtype, defaultDtype } from '../dtype.ts';
 import { streamOf } from '../memory/buffer-copies.ts';
 import type { StreamOption } from '../memory/buffer-options.ts';
+import { held } from '../memory/held.ts';
 import { checkDtype, newLayout } from './allocate-items.ts';
 import type { LayoutChoice } from './array-options.ts';
 import { borrow } from './borrow.ts';
@@ -17,7 +18,7 @@ export interface FromPointerOptions<D extends Dtype = Dtype>
   readonly shape: number | Shape;
   /** Default float64. */
   readonly dtype?: D | undefined;
-  /** What must stay alive while the array is used; held, never touched. */
+  /** What must stay alive while the array is used; held, never touched, nor asked if it is closed. */
   readonly owner?: unknown;
   /** Whether cuffi refuses to write to the array. Default false. */
   readonly readOnly?: boolean;
@@ -56,5 +57,5 @@ export function fromPointer(address: number, options: FromPointerOptions): Devic
     dtype: type,
     readOnly: checkBoolean(readOnly, 'readOnly', false),
   };
-  return borrow(items, Context.of(place), streamOf(stream), owner);
+  return borrow(items, Context.of(place), streamOf(stream), held(owner));
 }

@@ -5,7 +5,7 @@ import { checkInteger } from '../arguments.ts';
 export type Shape = readonly number[];
 
 /** As in NumPy and PyTorch. */
-const MAX_NDIM = 64;
+export const MAX_NDIM = 64;
 
 /** A product or sum that addresses are made of. @throws RangeError beyond the safe integers */
 export function safe(value: number, name: string): number {

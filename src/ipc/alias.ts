@@ -4,7 +4,7 @@ import { DeviceBuffer } from '../memory/buffer.ts';
 import type { Access } from '../memory/buffer-options.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { VirtualMemory } from '../memory/virtual.ts';
-import type { IpcDescriptor, IpcMemoryDescriptor } from './descriptor.ts';
+import { checkRange, type IpcDescriptor, type IpcMemoryDescriptor } from './descriptor.ts';
 import { findExport } from './exports.ts';
 
 /**
@@ -51,8 +51,13 @@ const aliasOfEvent = (event: CudaEvent): CudaEvent =>
 
 function viewOf(named: unknown, descriptor: IpcMemoryDescriptor): DeviceBuffer | undefined {
   const { byteOffset, byteLength } = descriptor;
-  if (named instanceof DeviceBuffer) return named.subarray(byteOffset, byteOffset + byteLength);
+  if (named instanceof DeviceBuffer) {
+    checkRange(descriptor, named.byteLength);
+    return named.subarray(byteOffset, byteOffset + byteLength);
+  }
   if (!(named instanceof VirtualMemory) || descriptor.kind !== 'virtual') return undefined;
-  const begin = named.offsetOf(descriptor.firstPiece) + byteOffset;
+  const first = named.offsetOf(descriptor.firstPiece);
+  checkRange(descriptor, named.buffer.byteLength - first);
+  const begin = first + byteOffset;
   return named.buffer.subarray(begin, begin + byteLength);
 }

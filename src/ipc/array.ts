@@ -12,7 +12,12 @@ import { IpcError } from '../errors.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { streamOf } from '../memory/buffer-copies.ts';
 import type { StreamOption } from '../memory/buffer-options.ts';
+import type { IpcMemoryDescriptor } from './descriptor.ts';
+import { checkIsArray } from './descriptor-layout.ts';
+import { MEMORY, openAs, openParsed } from './import.ts';
 import { mapRaw } from './legacy-import.ts';
+import type { OpenOptions } from './open-options.ts';
+import { asArray } from './opened-array.ts';
 
 /** An array in memory of another process, by the driver's handle alone. */
 export interface RawIpcArray<D extends Dtype = Dtype> extends LayoutChoice {
@@ -25,31 +30,58 @@ export interface RawIpcArray<D extends Dtype = Dtype> extends LayoutChoice {
   readonly byteOffset?: number;
 }
 
-/** Options of {@link openIpcArray}. */
-export interface OpenArrayOptions extends PlaceOptions, StreamOption {}
+/** Options of {@link openIpcArray} for the driver's handle alone. */
+export interface OpenRawArrayOptions extends PlaceOptions, StreamOption {}
+
+/** Options of {@link openIpcArray} for a descriptor. */
+export interface OpenArrayOptions extends OpenOptions, StreamOption {}
 
 /**
- * Opens an array that another process, in Python or C, shared by the driver's handle alone: numba's
- * `open_ipc_array`. Nothing is copied. Between processes of cuffi a descriptor says more:
- * {@link openIpcBuffer}.
+ * Opens an array of another process, without copying it: by its descriptor, as `getIpcHandle(array)`
+ * or `exportIpc(array)` gave it, or by the driver's handle alone, which Python or C shared: numba's
+ * `open_ipc_array`.
  *
  * Opened twice, the memory is mapped once. Closing the array closes all its views; the memory is
- * unmapped when the last array was closed and the work queued here before is done. A handle does
- * not tell an allocation from an earlier one: close what was opened before its exporter frees.
+ * unmapped when the last array was closed and the work queued here before is done. A handle alone
+ * does not tell an allocation from an earlier one: close what was opened before its exporter frees.
  *
- * @param options the context to open it in, by default the primary one of device 0
- * @throws IpcError for a handle that cannot be opened, and for items beyond the allocation; TypeError,
- * RangeError
+ * @param options the context to open it in, by default that of the descriptor's GPU, and for a handle
+ * alone the primary one of device 0; the stream that work on the array goes to
+ * @throws IpcError for what cannot be opened, for a descriptor of plain bytes, and for items beyond
+ * the allocation; TypeError, RangeError
+ * @example
+ * using array = openIpcArray(message);
  * @example
  * using array = openIpcArray({ handle, shape: [480, 640], dtype: cuda.float32, byteOffset: 512 });
  * @see https://numba.readthedocs.io/en/stable/cuda/ipc.html
  */
 export function openIpcArray<D extends Dtype>(
   source: RawIpcArray<D> & { readonly dtype: D },
-  options?: OpenArrayOptions,
+  options?: OpenRawArrayOptions,
 ): DeviceArray<D>;
-export function openIpcArray(source: RawIpcArray, options?: OpenArrayOptions): DeviceArray;
-export function openIpcArray(source: RawIpcArray, options?: OpenArrayOptions): DeviceArray {
+export function openIpcArray(source: RawIpcArray, options?: OpenRawArrayOptions): DeviceArray;
+export function openIpcArray(
+  descriptor: IpcMemoryDescriptor,
+  options?: OpenArrayOptions,
+): DeviceArray;
+export function openIpcArray(
+  source: RawIpcArray | IpcMemoryDescriptor,
+  options?: OpenArrayOptions,
+): DeviceArray {
+  const isDescribed = typeof source === 'object' && source !== null && 'kind' in source;
+  return isDescribed ? openDescribed(source, options) : openRawArray(source, options);
+}
+
+function openDescribed(source: IpcMemoryDescriptor, options: OpenArrayOptions = {}): DeviceArray {
+  const { stream, ...rest } = options;
+  const ordered = streamOf(stream);
+  return openAs(MEMORY, source, rest, 'openIpcArray', (descriptor, fds, checked) => {
+    checkIsArray(descriptor);
+    return asArray(openParsed(descriptor, fds, checked), descriptor, ordered) as DeviceArray;
+  });
+}
+
+function openRawArray(source: RawIpcArray, options?: OpenRawArrayOptions): DeviceArray {
   const { stream, ...place } = checkOptions(
     options,
     ['stream', 'context', 'device'],
@@ -67,7 +99,7 @@ export function openIpcArray(source: RawIpcArray, options?: OpenArrayOptions): D
     strides,
     byteOffset: checkInteger(byteOffset ?? 0, 'byteOffset'),
   });
-  const buffer = openRaw(Context.of(place), checkHandle(handle), layout);
+  const buffer = openHandle(Context.of(place), checkHandle(handle), layout);
   const traits = { stream: ordered, isOwner: true, readOnly: false };
   return new DeviceArray({ buffer, dtype: type, layout, ...traits });
 }
@@ -81,7 +113,7 @@ function checkHandle(handle: unknown): string {
   return Buffer.from(bytes).toString('base64');
 }
 
-function openRaw(context: Context, handle: string, layout: Layout): DeviceBuffer {
+function openHandle(context: Context, handle: string, layout: Layout): DeviceBuffer {
   const { mapping, release } = mapRaw(context, handle);
   const { base, byteLength } = mapping;
   const { low, high } = extents(layout);

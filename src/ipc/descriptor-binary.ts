@@ -4,6 +4,8 @@ import { IpcError } from '../errors.ts';
 import {
   DESCRIPTOR_VERSION,
   type IpcDescriptor,
+  type IpcEventDescriptor,
+  type IpcKind,
   type IpcLayout,
   parseDescriptor,
 } from './descriptor.ts';
@@ -23,10 +25,14 @@ export function encodeDescriptor(descriptor: IpcDescriptor): Uint8Array {
   writer.bytes.write(MAGIC, writer.take(4), 'latin1');
   writer.bytes.writeUInt8(DESCRIPTOR_VERSION, writer.take(1));
   writer.bytes.writeUInt8(descriptorKinds.indexOf(sound.kind), writer.take(1));
-  writer.bytes.writeUInt32LE(sound.checksum, writer.take(4));
-  for (const [name, type] of descriptorFields[sound.kind])
-    codecs[type].write(writer, (sound as unknown as Record<string, unknown>)[name] as never);
+  writeFields(writer, sound);
   return new Uint8Array(writer.bytes.subarray(0, writer.at));
+}
+
+function writeFields(writer: Writer, descriptor: IpcDescriptor): void {
+  writer.bytes.writeUInt32LE(descriptor.checksum, writer.take(4));
+  for (const [name, type] of descriptorFields[descriptor.kind])
+    codecs[type].write(writer, (descriptor as unknown as Record<string, unknown>)[name] as never);
 }
 
 /**
@@ -44,15 +50,20 @@ export function decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
   const version = reader.bytes.readUInt8(reader.take(1));
   const kind = descriptorKinds[reader.bytes.readUInt8(reader.take(1))];
   if (!kind) throw malformed('they are of no kind');
-  const fields: Record<string, unknown> = { kind, version };
-  fields['checksum'] = reader.bytes.readUInt32LE(reader.take(4));
+  const fields = readFields(reader, kind, version);
+  if (reader.at !== bytes.byteLength)
+    throw malformed(`${bytes.byteLength - reader.at} bytes follow its end`);
+  return parseDescriptor(fields);
+}
+
+function readFields(reader: Reader, kind: IpcKind, version: number): Record<string, unknown> {
+  const checksum = reader.bytes.readUInt32LE(reader.take(4));
+  const fields: Record<string, unknown> = { kind, version, checksum };
   for (const [name, type] of descriptorFields[kind]) {
     const value = codecs[type].read(reader);
     if (value !== undefined) fields[name] = value;
   }
-  if (reader.at !== bytes.byteLength)
-    throw malformed(`${bytes.byteLength - reader.at} bytes follow its end`);
-  return parseDescriptor(fields);
+  return fields;
 }
 
 const MAGIC = 'cufd';
@@ -151,6 +162,14 @@ const codecs: { readonly [T in FieldType]: Codec<never> } = {
       uuid.write(writer, value.slice(4) as never);
     },
     read: (reader) => `${PREFIXES[byte.read(reader)]}${uuid.read(reader)}`,
+  },
+  'event?': {
+    write: (writer, value: IpcEventDescriptor | undefined) => {
+      byte.write(writer, value ? 1 : 0);
+      if (value) writeFields(writer, value);
+    },
+    read: (reader) =>
+      byte.read(reader) === 0 ? undefined : readFields(reader, 'event', DESCRIPTOR_VERSION),
   },
   handle,
   'handle?': {

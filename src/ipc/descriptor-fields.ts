@@ -4,6 +4,7 @@
 export type FieldType =
   | 'access'
   | 'device'
+  | 'event?'
   | 'handle'
   | 'handle?'
   | 'id'
@@ -33,6 +34,7 @@ const range = [
   ['bufferId', 'uint53'],
   ['generation', 'uint53'],
   ['layout', 'layout?'],
+  ['readyEvent', 'event?'],
 ] as const;
 
 /** All but kind, version and checksum. */

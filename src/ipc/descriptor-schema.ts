@@ -1,11 +1,11 @@
 import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { MAX_MESSAGE_FDS } from '../../ffi/socket.ts';
+import { MAX_NDIM } from '../array/shape.ts';
 import type { descriptorKinds } from './descriptor-fields.ts';
 import { loadZod } from './zod.ts';
 
 /** Of the handle's bytes in base64. */
 const HANDLE_TEXT_LENGTH = 4 * Math.ceil(CU_IPC_HANDLE_SIZE / 3);
-const MAX_DIMENSIONS = 32;
 
 const load = () => {
   const { z } = loadZod();
@@ -30,6 +30,7 @@ const load = () => {
     pidNamespace: size,
     checksum: z.int().min(0).max(0xffff_ffff),
   };
+  const event = z.strictObject({ kind: z.literal('event'), ...exporter, handle });
   const range = {
     baseByteLength: z.int().positive(),
     byteOffset: size,
@@ -39,15 +40,13 @@ const load = () => {
     generation: size,
     layout: z
       .strictObject({
-        dtype: z.string().regex(/^[a-z0-9]{1,16}$/, 'must be the name of an element type'),
-        shape: z.array(size).max(MAX_DIMENSIONS),
-        strides: z.array(z.int()).max(MAX_DIMENSIONS),
+        dtype: z.string().regex(/^(V[0-9]{1,10}|[a-z0-9]{1,16})$/, 'must be the name of a dtype'),
+        shape: z.array(size).max(MAX_NDIM),
+        strides: z.array(z.int()).max(MAX_NDIM),
       })
-      .refine(
-        ({ shape, strides }) => shape.length === strides.length,
-        'a stride for each dimension',
-      )
+      .refine(({ shape, strides }) => shape.length === strides.length, 'a stride for each axis')
       .optional(),
+    readyEvent: event.optional(),
   };
   return {
     schemas: {
@@ -63,8 +62,8 @@ const load = () => {
           byteLength: size,
         })
         .refine(
-          ({ handle: named, byteLength, baseByteLength }) =>
-            named === null ? baseByteLength === 0 : byteLength > 0,
+          ({ handle: named, byteLength, baseByteLength, layout, readyEvent }) =>
+            named === null ? baseByteLength === 0 && !layout && !readyEvent : byteLength > 0,
           'sizes are for memory of the pool, and 0 for the pool itself',
         ),
       virtual: z
@@ -81,7 +80,7 @@ const load = () => {
             pieces.reduce((sum, piece) => sum + piece, 0) === baseByteLength,
           'the pieces must add up to baseByteLength',
         ),
-      event: z.strictObject({ kind: z.literal('event'), ...exporter, handle }),
+      event,
     },
     /** For a message that says none of these kinds. */
     anyOf: (kinds: readonly (typeof descriptorKinds)[number][]) =>

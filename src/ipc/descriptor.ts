@@ -3,6 +3,7 @@ import { crc32 } from 'node:zlib';
 import { IpcError } from '../errors.ts';
 import type { Access } from '../memory/buffer-options.ts';
 import { descriptorFields, descriptorKinds } from './descriptor-fields.ts';
+import { layoutOf } from './descriptor-layout.ts';
 import { descriptorSchemas } from './descriptor-schema.ts';
 
 /** The version of all descriptors of this cuffi. */
@@ -28,12 +29,12 @@ interface Sealed {
   readonly checksum: number;
 }
 
-/** How the elements of an array lie in a range. */
+/** How the items of an array lie in a range, which begins with the first byte of them. */
 export interface IpcLayout {
-  /** The name of the element type, e.g. `float32`. */
+  /** The name of the dtype, e.g. `float32`. */
   readonly dtype: string;
   readonly shape: readonly number[];
-  /** In elements. */
+  /** In bytes. */
   readonly strides: readonly number[];
 }
 
@@ -52,6 +53,8 @@ export interface IpcRange {
   readonly generation: number;
   /** How an array lies in it; absent for plain bytes. */
   readonly layout?: IpcLayout | undefined;
+  /** What is done when the memory may be used; absent where its sender has waited. */
+  readonly readyEvent?: IpcEventDescriptor | undefined;
 }
 
 /**
@@ -113,7 +116,11 @@ type Unsealed<D> = Omit<D, 'checksum' | 'version'>;
 // of that ends the context (CUDA_ERROR_LAUNCH_FAILED, seen on an H200).
 const checksumOf = (fields: Readonly<Record<string, unknown>>): number => {
   const kind = fields['kind'] as IpcKind;
-  const values = descriptorFields[kind].map(([name]) => fields[name] ?? null);
+  const values = descriptorFields[kind].map(([name]) => {
+    const value = fields[name] ?? null;
+    // That of an event stands for it, in whatever order its fields are.
+    return name === 'readyEvent' ? (value as IpcEventDescriptor | null)?.checksum : value;
+  });
   return crc32(JSON.stringify([kind, DESCRIPTOR_VERSION, ...values]));
 };
 
@@ -125,7 +132,7 @@ export const sealDescriptor = <K extends IpcKind>(
   return { ...fields, version: DESCRIPTOR_VERSION, checksum } as unknown as IpcDescriptors[K];
 };
 
-/** Descriptors that were found sound: one that comes again through a connection is not read anew. */
+/** Constant ones that were found sound: what comes again through a connection is not read anew. */
 const found = new WeakSet<object>();
 
 /**
@@ -138,8 +145,7 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
   message: unknown,
   kinds: readonly K[] = descriptorKinds as readonly K[],
 ): IpcDescriptors[K] {
-  if (isUnchangeable(message) && found.has(message) && kinds.includes(message.kind as K))
-    return message as IpcDescriptors[K];
+  if (isFound(message) && kinds.includes(message.kind as K)) return message as IpcDescriptors[K];
   const { schemas, anyOf, prettify } = descriptorSchemas();
   const said = (message as { readonly kind?: unknown } | null | undefined)?.kind;
   const kind = kinds.length === 1 ? kinds[0] : kinds.find((name) => name === said);
@@ -157,18 +163,26 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
       undefined,
       'altered',
     );
-  if (descriptor.kind !== 'event') checkRange(descriptor as IpcMemoryDescriptor);
-  if (isUnchangeable(message)) found.add(message);
+  if (descriptor.kind !== 'event') checkMemory(descriptor as IpcMemoryDescriptor);
+  if (isConstant(message)) found.add(message as object);
   return descriptor;
 }
 
-// What can still be changed is checked each time, and so are lists, which frozen objects may hold.
-const isUnchangeable = (message: unknown): message is IpcDescriptor =>
-  typeof message === 'object' &&
-  message !== null &&
-  Object.isFrozen(message) &&
-  !('pieces' in message) &&
-  !('layout' in message);
+const isFound = (message: unknown): message is IpcDescriptor =>
+  typeof message === 'object' && message !== null && found.has(message);
+
+/** Whether it stays as it is; what can still be changed is checked each time. */
+const isConstant = (value: unknown): boolean =>
+  typeof value !== 'object' ||
+  value === null ||
+  (Object.isFrozen(value) && Object.values(value).every(isConstant));
+
+function checkMemory(descriptor: IpcMemoryDescriptor): void {
+  const { readyEvent } = descriptor;
+  checkRange(descriptor);
+  layoutOf(descriptor);
+  if (readyEvent) parseDescriptor(readyEvent, ['event']);
+}
 
 /** @throws IpcError for a range beyond its allocation */
 export function checkRange(

@@ -171,7 +171,8 @@ export function openObstacle(
   );
 }
 
-const isInSight = ({ pidNamespace }: IpcDescriptor, self: Here): boolean =>
+/** Whether its exporter's pid means here what it means there. */
+export const isInSight = ({ pidNamespace }: IpcDescriptor, self: Here): boolean =>
   pidNamespace !== 0 && pidNamespace === self.pidNamespace;
 
 function exporterObstacle(

@@ -1,60 +1,102 @@
+import { checkOptions } from '../arguments.ts';
+import { DeviceArray } from '../array/device-array.ts';
+import type { Dtype } from '../dtype.ts';
 import { IpcError } from '../errors.ts';
 import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
+import { streamOf } from '../memory/buffer-copies.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { VirtualMemory } from '../memory/virtual.ts';
-import {
-  type IpcBufferDescriptor,
-  type IpcEventDescriptor,
-  type IpcMemoryDescriptor,
-  sealDescriptor,
-} from './descriptor.ts';
+import type { Stream } from '../stream.ts';
+import { IpcArrayHandle } from './array-handle.ts';
+import { IpcBufferHandle } from './buffer-handle.ts';
+import type { IpcBufferDescriptor, IpcEventDescriptor, IpcMemoryDescriptor } from './descriptor.ts';
+import { exportArray } from './export-array.ts';
+import { exportEvent } from './export-event.ts';
 import { exportLegacy } from './export-legacy.ts';
 import { exportPool, exportPoolMemory } from './export-pool.ts';
 import { exportVirtual } from './export-virtual.ts';
-import { rememberExport } from './exports.ts';
-import { exporter } from './here.ts';
 import { ImportedPool } from './imported-pool.ts';
+import { holdMemory } from './memory-handle.ts';
 import { forwardBuffer, type Origin, originOf } from './origin.ts';
 import type { Parcel } from './parcel.ts';
+import { recordReady } from './ready-event.ts';
+import { ReadyParcel } from './ready-parcel.ts';
 
-/** What can be shared with another process. Virtual memory arrives as the buffer that it is. */
-export type Shareable = DeviceBuffer | CudaEvent | MemoryPool | ImportedPool | VirtualMemory;
+/** Memory that can be shared with another process. Virtual memory arrives as the buffer that it is. */
+export type ShareableMemory = DeviceArray | DeviceBuffer | VirtualMemory;
+
+/** What can be shared with another process. */
+export type Shareable = ShareableMemory | CudaEvent | MemoryPool | ImportedPool;
+
+/** Options of {@link getIpcHandle} and {@link exportIpc}. */
+export interface ShareOptions {
+  /**
+   * The stream whose work the other process must wait for, with `ready`: an event is recorded in it
+   * now. Default: none, as the memory is ready.
+   */
+  readonly stream?: Stream;
+}
 
 /**
  * A descriptor by which another process of this machine can open plain memory or an event: nothing
  * but data, for `process.send`, JSON or Python. What came from another process is named as it came.
  *
+ * That of an array, and any with `{ stream }`, is a handle too: it keeps the memory until it is
+ * closed, whatever else is closed before. With other descriptors nothing but the buffer does: keep it
+ * open until the other process is done with it.
+ *
  * The whole allocation becomes visible to whoever gets it, and small allocations share blocks of
- * 2 MiB. Nothing but this process keeps the memory alive: keep the buffer open until the other
- * one is done with it. A descriptor carries no order: synchronise before it is sent, or send an
- * event with it.
+ * 2 MiB. A descriptor carries no order but that of `{ stream }`: synchronise before it is sent, or
+ * send an event with it.
  *
  * @throws IpcError for memory without a legacy handle, such as that of pools (see
  * {@link exportIpc}), and for events made without `{ interprocess: true }`
  * @example
  * child.send(getIpcHandle(buffer));
+ * @example
+ * using handle = getIpcHandle(array, { stream }); // there: IpcArrayHandle.from(message)
+ * child.send(handle);
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
+export function getIpcHandle<D extends Dtype>(
+  array: DeviceArray<D>,
+  options?: ShareOptions,
+): IpcArrayHandle<D>;
+export function getIpcHandle(
+  buffer: DeviceBuffer,
+  options: ShareOptions & { readonly stream: Stream },
+): IpcBufferHandle;
 export function getIpcHandle(buffer: DeviceBuffer): IpcBufferDescriptor;
 export function getIpcHandle(event: CudaEvent): IpcEventDescriptor;
 export function getIpcHandle(
-  source: DeviceBuffer | CudaEvent,
-): IpcBufferDescriptor | IpcEventDescriptor {
-  if (source instanceof CudaEvent) return exportEvent(source);
+  source: DeviceArray | DeviceBuffer | CudaEvent,
+  options?: ShareOptions,
+): IpcArrayHandle | IpcBufferHandle | IpcBufferDescriptor | IpcEventDescriptor {
+  const { stream } = checkShareOptions(options, 'getIpcHandle');
+  if (source instanceof DeviceArray)
+    return new IpcArrayHandle(holdMemory(source.buffer, exportArray(source, shareLegacy), stream));
+  if (source instanceof CudaEvent && !stream) return exportEvent(source);
   if (!(source instanceof DeviceBuffer))
-    throw new TypeError('getIpcHandle takes a DeviceBuffer or a CudaEvent');
-  if (source.resource instanceof MemoryPool || source.resource instanceof ImportedPool)
+    throw new TypeError(
+      `getIpcHandle${stream ? ' with a stream' : ''} takes a DeviceArray, a DeviceBuffer${stream ? '' : ' or a CudaEvent'}`,
+    );
+  const descriptor = shareLegacy(source);
+  return stream ? new IpcBufferHandle(holdMemory(source, descriptor, stream)) : descriptor;
+}
+
+function shareLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
+  if (buffer.resource instanceof MemoryPool || buffer.resource instanceof ImportedPool)
     throw new IpcError(
       'memory of a pool has no legacy IPC handle: share it with exportIpc, or allocate what is to ' +
         'be shared as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
     );
-  const origin = originOfBuffer(source);
-  if (!origin) return exportLegacy(source);
+  const origin = originOfBuffer(buffer);
+  if (!origin) return exportLegacy(buffer);
   if (origin.descriptor.kind !== 'legacy')
     throw new IpcError('imported virtual memory has no legacy IPC handle: share it with exportIpc');
-  checkNotEmpty(source);
-  return forwardBuffer(source, origin).descriptor as IpcBufferDescriptor;
+  checkNotEmpty(buffer);
+  return forwardBuffer(buffer, origin).descriptor as IpcBufferDescriptor;
 }
 
 /**
@@ -67,16 +109,40 @@ export function getIpcHandle(
  * shared as with {@link getIpcHandle}, without file descriptors. What came from another process is
  * passed on as it came. A buffer of `buffer.readOnly()` cannot be written to where it arrives.
  *
- * The allocation must have happened: synchronise the pool's stream before this is sent.
+ * The allocation must have happened: synchronise the pool's stream before this is sent, or share it
+ * with `{ stream }`, and close what this gives when the other process is done waiting.
  *
- * @throws IpcError for what was not made for other processes
+ * @throws IpcError for what was not made for other processes; RangeError for memory without bytes
  * @example
  * const { descriptor, fds } = exportIpc(pool.allocate(4096));
  * sendMessage(socket, encodeDescriptor(descriptor), fds);
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
-export function exportIpc(object: Shareable): Parcel {
+export function exportIpc(
+  memory: ShareableMemory,
+  options: ShareOptions & { readonly stream: Stream },
+): ReadyParcel;
+export function exportIpc(object: Shareable): Parcel;
+export function exportIpc(object: Shareable, options?: ShareOptions): Parcel {
+  const { stream } = checkShareOptions(options, 'exportIpc');
+  if (!stream) return parcelOf(object);
+  if (!isMemory(object))
+    throw new TypeError('exportIpc with a stream takes an array, a buffer or virtual memory');
+  const { descriptor, fds } = parcelOf(object);
+  return new ReadyParcel(descriptor as IpcMemoryDescriptor, fds, recordReady(stream));
+}
+
+function parcelOf(object: Shareable): Parcel {
   if (object instanceof DeviceBuffer) return exportBuffer(object);
+  if (object instanceof DeviceArray) {
+    let fds: readonly number[] = [];
+    const descriptor = exportArray(object, (part) => {
+      const parcel = exportBuffer(part);
+      ({ fds } = parcel);
+      return parcel.descriptor as IpcMemoryDescriptor;
+    });
+    return { descriptor, fds };
+  }
   if (object instanceof CudaEvent) return { descriptor: exportEvent(object), fds: [] };
   if (object instanceof MemoryPool) return exportPool(object);
   if (object instanceof ImportedPool) {
@@ -84,16 +150,22 @@ export function exportIpc(object: Shareable): Parcel {
     return { descriptor: object.descriptor, fds: [object.shared.fd] };
   }
   if (object instanceof VirtualMemory) return exportBuffer(object.buffer);
-  throw new TypeError('exportIpc takes a buffer, an event, a memory pool or virtual memory');
+  throw new TypeError(
+    'exportIpc takes an array, a buffer, an event, a memory pool or virtual memory',
+  );
 }
+
+const isMemory = (object: object): object is ShareableMemory =>
+  object instanceof DeviceBuffer ||
+  object instanceof DeviceArray ||
+  object instanceof VirtualMemory;
 
 /** Whether it is anything that can be shared, well or badly made. */
 export const isShareable = (object: object): object is Shareable =>
-  object instanceof DeviceBuffer ||
+  isMemory(object) ||
   object instanceof CudaEvent ||
   object instanceof MemoryPool ||
-  object instanceof ImportedPool ||
-  object instanceof VirtualMemory;
+  object instanceof ImportedPool;
 
 function exportBuffer(buffer: DeviceBuffer): Parcel {
   checkNotEmpty(buffer);
@@ -114,20 +186,8 @@ function checkNotEmpty({ address, byteLength }: DeviceBuffer): void {
   if (byteLength === 0) throw new RangeError(`an empty buffer (at ${address}) cannot be shared`);
 }
 
-function exportEvent(event: CudaEvent): IpcEventDescriptor {
-  const { ipcBytes } = event;
-  // Asking for the handle says whether it is closed.
-  const origin = event.handle ? originOf(event) : undefined;
-  if (origin) return origin.descriptor as IpcEventDescriptor;
-  if (!ipcBytes)
-    throw new IpcError(
-      'this event is not for other processes: make it with CudaEvent.create({ interprocess: true })',
-    );
-  const handle = Buffer.from(ipcBytes).toString('base64');
-  rememberExport(`event ${handle}`, event);
-  return sealDescriptor<'event'>({
-    kind: 'event',
-    ...exporter(event.context.device.uuid),
-    handle,
-  });
+function checkShareOptions(options: ShareOptions | undefined, call: string): ShareOptions {
+  const { stream } = checkOptions(options, ['stream'], call);
+  const ordered = streamOf(stream);
+  return ordered ? { stream: ordered } : {};
 }

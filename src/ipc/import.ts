@@ -1,6 +1,7 @@
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUevent } from '../../ffi/types.ts';
+import type { DeviceArray } from '../array/device-array.ts';
 import { cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 import { IpcError } from '../errors.ts';
@@ -13,6 +14,7 @@ import {
   checkRange,
   type IpcBufferDescriptor,
   type IpcDescriptor,
+  type IpcDescriptors,
   type IpcEventDescriptor,
   type IpcKind,
   type IpcPoolDescriptor,
@@ -25,15 +27,19 @@ import { ImportedPool } from './imported-pool.ts';
 import { mapLegacy } from './legacy-import.ts';
 import { isMapped } from './mapped.ts';
 import { accessTo, checkOpenOptions, type OpenOptions } from './open-options.ts';
+import { asArray } from './opened-array.ts';
 import { rememberOrigin } from './origin.ts';
 import { OwnedFds, type ReceivedFds } from './owned-fds.ts';
 import { importPool } from './pool-import.ts';
 import { mapVirtual } from './virtual-import.ts';
 
-const MEMORY: readonly IpcKind[] = ['legacy', 'pool', 'virtual'];
+/** The kinds that are memory. */
+export const MEMORY: readonly Exclude<IpcKind, 'event'>[] = ['legacy', 'pool', 'virtual'];
+
+type OpenedBytes = DeviceBuffer | CudaEvent | ImportedPool | MemoryPool;
 
 /** What a descriptor may be of; a MemoryPool only where it is an alias of this process's own. */
-export type Opened = DeviceBuffer | CudaEvent | ImportedPool | MemoryPool;
+export type Opened = DeviceArray | OpenedBytes;
 
 /**
  * Opens whatever another process shared with `exportIpc` or `getIpcHandle`, without copying it. The
@@ -49,10 +55,11 @@ export type Opened = DeviceBuffer | CudaEvent | ImportedPool | MemoryPool;
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
 export const openIpc = (message: unknown, options?: OpenOptions): Opened =>
-  openAs(undefined, message, options, 'openIpc');
+  openAs(undefined, message, options, 'openIpc', openObject);
 
 /**
- * Opens the memory that another process shared, without copying it.
+ * Opens the memory that another process shared, without copying it; of an array the bytes of its
+ * items, from the first to the last.
  *
  * Opened twice, the memory is mapped once; it is unmapped when its last buffer was closed and the
  * work that was queued here before is done. Close before the exporter frees: the driver promises
@@ -71,7 +78,7 @@ export const openIpc = (message: unknown, options?: OpenOptions): Opened =>
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBuffer {
-  const opened = openAs(MEMORY, message, options, 'openIpcBuffer');
+  const opened = openAs(MEMORY, message, options, 'openIpcBuffer', openParsed);
   if (opened instanceof DeviceBuffer) return opened;
   if (opened instanceof ImportedPool) opened.closeUnused();
   throw new IpcError('the descriptor is of a memory pool, not of memory: open it with openIpcPool');
@@ -87,7 +94,7 @@ export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBu
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export const openIpcEvent = (message: unknown, options?: OpenOptions): CudaEvent =>
-  openAs(['event'], message, options, 'openIpcEvent') as CudaEvent;
+  openAs(['event'], message, options, 'openIpcEvent', openParsed) as CudaEvent;
 
 /**
  * Opens a memory pool of another process: buffers of it can be opened afterwards without its file
@@ -96,7 +103,7 @@ export const openIpcEvent = (message: unknown, options?: OpenOptions): CudaEvent
  * @throws IpcError as {@link openIpcBuffer}
  */
 export function openIpcPool(message: unknown, options?: OpenOptions): ImportedPool {
-  const opened = openAs(['pool'], message, options, 'openIpcPool');
+  const opened = openAs(['pool'], message, options, 'openIpcPool', openParsed);
   if (opened instanceof ImportedPool) return opened;
   if (opened instanceof DeviceBuffer) opened.close();
   throw new IpcError(
@@ -106,27 +113,36 @@ export function openIpcPool(message: unknown, options?: OpenOptions): ImportedPo
   );
 }
 
-function openAs(
-  kinds: readonly IpcKind[] | undefined,
+/** Opens a message with `open`, which is given its sound descriptor. */
+export function openAs<K extends IpcKind, O>(
+  kinds: readonly K[] | undefined,
   message: unknown,
   options: OpenOptions | undefined,
   call: string,
-): Opened {
+  open: (descriptor: IpcDescriptors[K], fds: ReceivedFds, options: Omit<OpenOptions, 'fds'>) => O,
+): O {
   const { fds: given = [], ...checked } = checkOpenOptions(options, call);
   const fds = new OwnedFds(given);
   try {
-    return openParsed(parseDescriptor(message, kinds), fds, checked);
+    return open(parseDescriptor(message, kinds), fds, checked);
   } finally {
     fds[Symbol.dispose]();
   }
 }
+
+/** As {@link openParsed}: an array where the descriptor is of one. */
+export const openObject = (
+  descriptor: IpcDescriptor,
+  fds: ReceivedFds,
+  options: Omit<OpenOptions, 'fds'>,
+): Opened => asArray(openParsed(descriptor, fds, options), descriptor);
 
 /** Opens a sound descriptor; `fds` stay their owner's but for those that are taken. @throws IpcError */
 export function openParsed(
   descriptor: IpcDescriptor,
   fds: ReceivedFds,
   options: Omit<OpenOptions, 'fds'>,
-): Opened {
+): OpenedBytes {
   refuse(identityObstacle(descriptor, options));
   if (isOwn(descriptor)) return openAlias(descriptor, options.access);
   refuse(placeObstacle(descriptor, options));

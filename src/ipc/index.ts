@@ -1,4 +1,13 @@
-export { exportIpc, getIpcHandle, type Shareable } from './export.ts';
+export {
+  exportIpc,
+  getIpcHandle,
+  type Shareable,
+  type ShareableMemory,
+  type ShareOptions,
+} from './export.ts';
+export { IpcArrayHandle } from './array-handle.ts';
+export { IpcBufferHandle } from './buffer-handle.ts';
+export type { HandleOpenOptions, IpcMemoryHandle } from './memory-handle.ts';
 export {
   openIpc,
   openIpcBuffer,
@@ -6,7 +15,14 @@ export {
   openIpcPool,
   type Opened,
 } from './import.ts';
-export { type OpenArrayOptions, openIpcArray, type RawIpcArray } from './array.ts';
+export {
+  type OpenArrayOptions,
+  type OpenRawArrayOptions,
+  openIpcArray,
+  type RawIpcArray,
+} from './array.ts';
+export { moveIpcBuffer } from './move.ts';
+export { type ReadyOptions, ready } from './ready.ts';
 export type { OpenOptions } from './open-options.ts';
 export { ImportedPool } from './imported-pool.ts';
 export { type Explanation, explain } from './explain.ts';
@@ -17,12 +33,14 @@ export type {
   IpcEventDescriptor,
   IpcExporter,
   IpcLayout,
+  IpcMemoryDescriptor,
   IpcPoolDescriptor,
   IpcRange,
   IpcVirtualDescriptor,
 } from './descriptor.ts';
 export { decodeDescriptor, encodeDescriptor } from './descriptor-binary.ts';
 export type { Parcel } from './parcel.ts';
+export { ReadyParcel } from './ready-parcel.ts';
 export { Peer } from './peer/peer.ts';
 export { ChildPeer } from './peer/child-peer.ts';
 export { spawnPeer, type SpawnPeerOptions } from './peer/spawn.ts';

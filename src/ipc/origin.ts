@@ -23,8 +23,8 @@ export function forwardBuffer(
   { descriptor, fds }: Origin<IpcMemoryDescriptor>,
 ): Parcel {
   const { address, byteLength, access, whole } = buffer;
-  // Bytes have no layout, whatever they were a part of.
-  const { layout: _, ...fields } = descriptor;
+  // Bytes have no layout, whatever they were a part of; and order is for whom it was made.
+  const { layout: _, readyEvent: __, ...fields } = descriptor;
   const narrowed = {
     ...fields,
     byteOffset: descriptor.byteOffset + (address - whole.address),

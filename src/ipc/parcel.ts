@@ -1,10 +1,11 @@
 /** The seam between what is shared and the connection that carries it. */
+import { DeviceArray } from '../array/device-array.ts';
 import { CudaError, IpcError } from '../errors.ts';
 import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { type IpcDescriptor, parseDescriptor } from './descriptor.ts';
 import { exportIpc, isShareable, type Shareable } from './export.ts';
-import { openParsed } from './import.ts';
+import { openObject } from './import.ts';
 import { OwnedFds } from './owned-fds.ts';
 import { ReceivedPool } from './received-pool.ts';
 
@@ -36,16 +37,20 @@ export function pack(object: object, session: ParcelSession): Parcel | undefined
 }
 
 // Of memory that cuffi allocated or opened: what others own may be freed and be something else since.
-const parcels = new WeakMap<DeviceBuffer, Parcel>();
+const parcels = new WeakMap<DeviceArray | DeviceBuffer, Parcel>();
 
 function parcelOf(object: Shareable): Parcel {
-  if (!(object instanceof DeviceBuffer) || object.origin === 'borrowed') return exportIpc(object);
+  const isRange = object instanceof DeviceBuffer || object instanceof DeviceArray;
+  if (!isRange || bytesOf(object).origin === 'borrowed') return exportIpc(object);
   const known = object.closed ? undefined : parcels.get(object);
   if (known) return known;
   const parcel = exportIpc(object);
   parcels.set(object, parcel);
   return parcel;
 }
+
+const bytesOf = (memory: DeviceArray | DeviceBuffer): DeviceBuffer =>
+  memory instanceof DeviceArray ? memory.buffer : memory;
 
 /**
  * The object that another process packed. Takes ownership of `fds` in every case: closes what it
@@ -65,10 +70,10 @@ export function unpack(
     const sound = parseDescriptor(descriptor);
     // The connection has seen to who is at its other end.
     const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
-    if (sound.kind !== 'pool') return openParsed(sound, owned, options);
+    if (sound.kind !== 'pool') return openObject(sound, owned, options);
     const pool = receivePool(sound.pool, owned, session);
     try {
-      const opened = openParsed(sound, pool ?? owned, options);
+      const opened = openObject(sound, pool ?? owned, options);
       pool?.keep(opened);
       return opened;
     } catch (error) {
@@ -83,7 +88,9 @@ export function unpack(
 
 /** Closes what was unpacked for nobody; a pool may be somebody's already, and is left to them. */
 export function discard(object: object): void {
-  if (object instanceof DeviceBuffer || object instanceof CudaEvent) object.close();
+  const isOurs =
+    object instanceof DeviceBuffer || object instanceof DeviceArray || object instanceof CudaEvent;
+  if (isOurs) object.close();
 }
 
 const isNoPool = (error: unknown): boolean =>

@@ -55,7 +55,7 @@ export function importPool(
 
 /** The pool itself, of the descriptor of its memory. */
 const ofPool = (descriptor: IpcPoolDescriptor): IpcPoolDescriptor => {
-  const { layout: _, ...fields } = descriptor;
+  const { layout: _, readyEvent: __, ...fields } = descriptor;
   const nothing = { baseByteLength: 0, byteOffset: 0, byteLength: 0, bufferId: 0, generation: 0 };
   return sealDescriptor<'pool'>({ ...fields, ...nothing, access: 'read-write', handle: null });
 };

@@ -1,4 +1,6 @@
 import { closeFd } from '../../ffi/libc.ts';
+import { DeviceArray } from '../array/device-array.ts';
+import { DeviceBuffer } from '../memory/buffer.ts';
 import { ImportedPool } from './imported-pool.ts';
 import type { ReceivedFds } from './owned-fds.ts';
 
@@ -22,7 +24,8 @@ export class ReceivedPool implements ReceivedFds, Disposable {
 
   /** Keeps what was opened: the pool, or the one that memory is of. */
   keep(opened: object): void {
-    const pool = 'resource' in opened ? opened.resource : opened;
+    const memory = opened instanceof DeviceArray ? opened.buffer : opened;
+    const pool = memory instanceof DeviceBuffer ? memory.resource : memory;
     if (!(pool instanceof ImportedPool) || pool === this.#pool) return;
     pool.hold();
     this.#pool?.drop();

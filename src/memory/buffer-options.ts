@@ -1,7 +1,7 @@
 /** The options of buffers, and where their memory may come from. */
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import type { Context, PlaceOptions } from '../context.ts';
-import type { ResourceSet } from '../resource.ts';
+import type { ResourceSet } from '../resource-set.ts';
 import type { Stream } from '../stream.ts';
 import type { WaitOptions } from '../wait.ts';
 import type { DeviceBuffer } from './buffer.ts';
@@ -54,7 +54,7 @@ export interface BufferInit {
   readonly freeIn?: ((stream: Stream) => void) | undefined;
   /** The buffer that it is a part of, which is no view itself. */
   readonly viewOf?: DeviceBuffer | undefined;
-  /** What its memory lies in: it counts as closed when that is. */
+  /** What its memory lies in: it counts as closed when that is. Others' only stay alive by it. */
   readonly keeps?: unknown;
   /** Addresses that one call of the driver may not go across. */
   readonly borders?: (() => readonly number[]) | undefined;

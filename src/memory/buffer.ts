@@ -15,12 +15,10 @@ import type {
   StreamOption,
 } from './buffer-options.ts';
 import { DeviceMemory } from './device-memory.ts';
+import { held } from './held.ts';
 import { checkMemory, type MemoryResource } from './memory-resource.ts';
 import { cutsWithin } from './pieces.ts';
 import { servedMemory } from './served-memory.ts';
-
-/** What must stay alive as long as a borrowed buffer. */
-const owners = new WeakMap<DeviceBuffer, unknown>();
 
 /**
  * A range of device memory.
@@ -96,14 +94,13 @@ export class DeviceBuffer extends Resource {
       ['context', 'device', 'owner'],
       'DeviceBuffer.fromPointer',
     );
-    const buffer = new DeviceBuffer({
+    return new DeviceBuffer({
       context: Context.of(place),
       address: address as CUdeviceptr,
       byteLength,
       origin: 'borrowed',
+      keeps: held(owner),
     });
-    if (owner !== undefined) owners.set(buffer, owner);
-    return buffer;
   }
 
   /** @internal The buffer that this one is a view of, or itself. */
@@ -191,6 +188,24 @@ export class DeviceBuffer extends Resource {
       viewOf: this.whole,
       borders: this.#borders,
       access,
+    });
+  }
+
+  /** @internal A buffer that owns what this one did, which is closed by it. @throws CuffiError */
+  handedOver(): DeviceBuffer {
+    const { owner, release } = this.handOver('its memory was moved to another buffer');
+    return new DeviceBuffer({
+      context: this.context,
+      address: this.#address,
+      byteLength: this.byteLength,
+      origin: this.origin,
+      resource: this.resource,
+      release,
+      owner,
+      freeIn: this.#freeIn,
+      keeps: this.#keeps,
+      borders: this.#borders,
+      access: this.access,
     });
   }
 

@@ -9,7 +9,7 @@ import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
 import { CuffiError } from '../errors.ts';
-import { ResourceSet } from '../resource.ts';
+import { ResourceSet } from '../resource-set.ts';
 import { closeKeptFd, keepFd } from './kept-fds.ts';
 import * as driver from './pool-driver.ts';
 import type { PoolCloseOptions } from './pool-options.ts';

@@ -101,6 +101,11 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^the child says halved$/m,
     /^the parent reads Float32Array\(3\) \[ 1, 2, 3 \]$/m,
   ],
+  '28-array-handle.ts': [
+    /^the child has float32 2,2: Float32Array\(4\) \[ 7, 7, 7, 7 \]$/m,
+    /^the same memory: 8$/m,
+    /^the parent reads Float32Array\(6\) \[ 1, 8, 8, 4, 8, 8 \]$/m,
+  ],
   '29-exporter.ts': [/^the exporter reads Set\(1\) \{ 2 \}$/m],
   '29-importer.ts': [/^the importer reads Set\(1\) \{ 1 \}$/m],
   '30-worker-pool.ts': [/^the sum of the squares of 0 to 19 is 2470$/m],

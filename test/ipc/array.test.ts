@@ -1,27 +1,210 @@
-/** Arrays of other processes: by the driver's handle alone, and with Python on a GPU. */
+/** Arrays of other processes: by handle and over a connection, and with Python on a GPU. */
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import {
   Context,
   cudaArrayInterface,
-  type DeviceArray,
+  DeviceArray,
   DeviceBuffer,
   deviceArray,
   float32,
   int16,
+  MemoryPool,
   uint8,
+  VirtualMemory,
 } from '../../src/index.ts';
 import {
   getIpcHandle,
+  IpcArrayHandle,
   type IpcBufferDescriptor,
   openIpcArray,
   type RawIpcArray,
+  ready,
+  spawnPeer,
 } from '../../src/ipc/index.ts';
+import { dose } from '../support/dose.ts';
+import { processState } from '../support/process-state.ts';
+import { programFile } from '../support/program-file.ts';
+import type { Request } from './fixtures/connected.ts';
 import { User } from './fixtures/index.ts';
+import { Mailbox } from './fixtures/mailbox.ts';
 import { type Python, startPython } from './fixtures/python.ts';
 
 const deadline = { timeout: 60_000 };
+
+const programs = programFile(new URL('./fixtures/connected.ts', import.meta.url)).path;
+const counting = (length: number): Float32Array => Float32Array.from({ length }, (_, i) => i);
+
+test(
+  'a handle goes by process.send: opened there, closed here, it is the same array',
+  deadline,
+  async () => {
+    await using first = await User.ready();
+    await using second = await User.ready();
+    const message = await first.do<IpcBufferDescriptor>('shareArray', { key: 'x', columns: 6 });
+    using handle = IpcArrayHandle.from(message);
+    const array = handle.open() as DeviceArray<typeof float32>;
+    assert.deepEqual([array.dtype, array.shape, array.buffer.isMapped], [float32, [4, 6], true]);
+    assert.throws(() => handle.open(), { name: 'IpcError', message: /already opened/ });
+    assert.deepEqual(await array.copyToHost(), counting(24));
+    // Passed on as it came: the first process's memory, cut down to what is sent.
+    const part = array.slice({ start: 2 }, { step: -2 }).T;
+    using passed = getIpcHandle(part);
+    assert.deepEqual([passed.pid, passed.handle], [first.pid, message.handle]);
+    const found = await second.do<number[]>('addTo', { message: passed, value: 100 });
+    assert.deepEqual(found, [17, 23, 15, 21, 13, 19]);
+    const own = array.slice({ step: -1 });
+    assert.deepEqual(
+      (await own.copyToHost()).map((value) => value % 100),
+      Float32Array.from([3, 2, 1, 0].flatMap((row) => [...counting(6)].map((i) => row * 6 + i))),
+    );
+    assert.deepEqual(
+      [...(await part.copyToHost())],
+      found.map((value) => value + 100),
+    );
+    // The exporter's array is closed, and stays until its handle is.
+    await first.do('closeArray', { key: 'x' });
+    await first.do('flush');
+    const again = openIpcArray(message);
+    assert.equal(await again.get(3, 5), 123);
+    again.close();
+    handle.close();
+    assert.throws(() => array.address, { name: 'ClosedError' });
+    await Context.primary().flush();
+    await first.do('closeHandle', { key: 'x' });
+  },
+);
+
+test(
+  'what a stream makes is awaited without blocking, and not for ever where its process is killed',
+  deadline,
+  async () => {
+    await using user = await User.ready();
+    await user.do('shareArray', { key: 'x', columns: 100 });
+    await user.do('hold');
+    const message = await user.do<IpcBufferDescriptor>('shareFilled', { key: 'x' });
+    using handle = IpcArrayHandle.from(message);
+    const array = handle.open();
+    assert.equal(await array.get(0, 50), 50);
+    await assert.rejects(handle.ready({ timeoutMs: 5 }), { name: 'TimeoutError' });
+    const others = [handle.ready(), ready(message, { timeoutMs: 20_000 })];
+    await user.do('release');
+    await Promise.all([handle.ready(), ...others]);
+    assert.equal(await array.get(0, 50), 7);
+    await user.do('hold');
+    const late = await user.do<IpcBufferDescriptor>('shareFilled', { key: 'x' });
+    const lost = assert.rejects(ready(late), { name: 'IpcError', code: 'exporter-gone' });
+    await assert.rejects(ready(late, { timeoutMs: 5 }), { name: 'TimeoutError' });
+    await user.kill();
+    await lost;
+    await assert.rejects(ready(late), { name: 'IpcError', code: 'exporter-gone' });
+    await handle.ready();
+  },
+);
+
+test(
+  'arrays go over a connection anywhere in a value: views share a mapping, and keep their shape',
+  deadline,
+  async () => {
+    using child = spawnPeer(programs);
+    const ask = async <T>(request: Request): Promise<T> => {
+      await child.send(request);
+      return (await child.receive({ timeoutMs: 30_000 })) as T;
+    };
+    const recorder = recordCalls();
+    const opened = (): number =>
+      recorder.calls.filter((call) => call.name === 'cuIpcOpenMemHandle_v2').length;
+    using all = deviceArray([3, 4], float32);
+    const round = async (): Promise<void> => {
+      await all.copyFrom(counting(12));
+      const arrays = [all, all.slice(1), all.slice(1), all.slice('...', { step: -3 }).T];
+      const found = await ask<Float32Array[]>({
+        do: 'double',
+        arrays: [...arrays, all.at(0).broadcastTo([2, 4])],
+      });
+      assert.deepEqual(
+        found.map((values) => [...values]),
+        [
+          [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],
+          [8, 10, 12, 14],
+          [16, 20, 24, 28],
+          [6, 56, 22, 0, 32, 16],
+          [0, 2, 4, 12, 0, 2, 4, 12],
+        ],
+      );
+      assert.equal(await all.get(2, 3), 44);
+      type Made = Record<'all' | 'backwards', DeviceArray> & { list: { column: DeviceArray }[] };
+      const made = await ask<Made>({ do: 'makeArrays' });
+      const columns = made.list.map(({ column }) => column);
+      assert.deepEqual(
+        columns.map((column) => column.address),
+        [made.all.address + 8, made.all.address + 8],
+      );
+      columns[0]?.close();
+      assert.deepEqual(await columns[1]?.copyToHost(), Float32Array.of(2, 5));
+      assert.deepEqual(await made.backwards.copyToHost(), counting(6).reverse());
+      for (const array of [made.all, made.backwards, columns[1]]) array?.close();
+      await Context.primary().flush();
+      await ask({ do: 'drop' });
+    };
+    await round();
+    assert.equal(opened(), 1);
+    recorder.stop();
+    await round();
+    const before = [processState(), await ask({ do: 'state' })];
+    for (let i = 0; i < dose(20, 1000); i += 1) await round();
+    assert.deepEqual([processState(), await ask({ do: 'state' })], before);
+    using empty = deviceArray([0, 4], float32);
+    await assert.rejects(child.send({ list: [empty] }), { message: /without items/ });
+  },
+);
+
+test('arrays in pools and virtual memory go from process to process to process', {
+  ...deadline,
+  skip: !MemoryPool.supported(0, { shareable: true }) && 'no shareable pools',
+}, async () => {
+  using mailbox = new Mailbox();
+  await using first = await User.ready();
+  await using second = await User.ready();
+  const pool = MemoryPool.create({ maxSize: 64 << 20, shareable: true });
+  const memory = VirtualMemory.reserve(8 << 20, { shareable: true });
+  memory.grow(2 << 20);
+  for (const buffer of [pool.allocate(1 << 20), memory.grow(4 << 20)]) {
+    const all = DeviceArray.fromBuffer(buffer, 24, float32, {
+      byteOffset: buffer.byteLength / 2 - 48,
+    });
+    await all.copyFrom(counting(24));
+    const view = all.reshape([4, 6]).slice({ step: -1 }, { step: 3 });
+    const expected = [18, 21, 12, 15, 6, 9, 0, 3];
+    for (const [sent, change] of [
+      [view, 0],
+      [view.slice('...').T.T, 100],
+      [DeviceArray.fromBuffer(buffer, 1, float32, { readOnly: true }), 0],
+    ] as const) {
+      mailbox.send(sent, first.pid);
+      await first.do('receive', { key: 'a' });
+      await first.do('send', { key: 'a', pid: second.pid });
+      await second.do('receive', { key: 'a' });
+      const found = await second.do('addToReceived', { key: 'a', value: change });
+      if (!sent.readOnly) assert.deepEqual(found, expected);
+      await first.do('closeArray', { key: 'a' });
+      await second.do('closeArray', { key: 'a' });
+    }
+    assert.deepEqual(
+      [...(await view.copyToHost())],
+      expected.map((value) => value + 100),
+    );
+    buffer.close();
+  }
+  for (const user of [first, second]) {
+    await user.do('endSessions');
+    await user.do('flush');
+  }
+  memory.close();
+  await Context.primary().flush();
+  pool.close();
+});
 
 test(
   'an array of another process opens by its bytes, with offset and strides',
@@ -132,12 +315,14 @@ for (const python of ['numba', 'cupy', 'torch'] as const) {
       for (const [what, view] of shapes) {
         all.copyFromSync(numbers);
         const part = view(all);
-        const { handle, byteOffset } = getIpcHandle(all.buffer);
+        using shared = getIpcHandle(part);
+        const { handle, byteOffset, layout } = shared.toJSON();
         const described = cudaArrayInterface(part, { stream: null });
+        assert.equal(layout?.dtype, 'float32');
         const ways: Way[] = await program.ask('open', {
           handle,
-          byteOffset: byteOffset + part.byteOffset,
-          described: { ...described, strides: part.strides },
+          byteOffset,
+          described: { ...described, shape: layout.shape, strides: layout.strides },
         });
         // Each way adds 100 to what it found.
         let found = [...part.copyToHostSync()].map((value) => value % 100);

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
-import { CudaEvent, Stream } from '../../src/index.ts';
+import { Context, CudaEvent, Stream } from '../../src/index.ts';
 import { getIpcHandle, openIpcEvent } from '../../src/ipc/index.ts';
 import { Latch } from '../support/latch.ts';
 import { User } from './fixtures/index.ts';
@@ -48,6 +48,12 @@ test(
     using event = openIpcEvent(message);
     assert.equal(event.imported, true);
     assert.deepEqual(getIpcHandle(event), message);
+    // Opened where the caller says: in a context, or on a device.
+    const context = Context.primary();
+    for (const place of [{ context }, { device: 0 }]) {
+      using there = openIpcEvent(message, place);
+      assert.deepEqual([there.context, there.done], [context, true]);
+    }
     assert.throws(() => CudaEvent.elapsedMs(event, event), /interprocess events never do/);
     await user.do('record', { key: 'e' });
     await event.synchronize();

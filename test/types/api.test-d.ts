@@ -12,8 +12,10 @@ import {
   CuffiError,
   copyPitched,
   type Device,
+  type DeviceArray,
   DeviceBuffer,
   DriverMemoryManager,
+  type float32,
   HostOnlyMemoryManager,
   type HostVisibleBuffer,
   type IpcError,
@@ -33,7 +35,9 @@ import {
   exportIpc,
   getIpcHandle,
   type ImportedPool,
+  IpcArrayHandle,
   type IpcBufferDescriptor,
+  type IpcBufferHandle,
   type IpcDescriptor,
   type IpcEventDescriptor,
   listen,
@@ -41,10 +45,12 @@ import {
   openIpcEvent,
   openIpcPool,
   type Peer,
+  type ReadyParcel,
   spawnPeer,
 } from '../../src/ipc/index.ts';
 
 declare const buffer: DeviceBuffer;
+declare const floats: DeviceArray<typeof float32>;
 declare const stream: Stream;
 declare const event: CudaEvent;
 declare const device: Device;
@@ -121,6 +127,14 @@ expectTypeOf(CudaEvent.elapsedMs(event, event)).toEqualTypeOf<number>();
 // What is shared keeps its kind; what arrives may be anything.
 expectTypeOf(getIpcHandle(buffer)).toEqualTypeOf<IpcBufferDescriptor>();
 expectTypeOf(getIpcHandle(event)).toEqualTypeOf<IpcEventDescriptor>();
+expectTypeOf(getIpcHandle(floats)).toEqualTypeOf<IpcArrayHandle<typeof float32>>();
+expectTypeOf(getIpcHandle(floats).open()).toEqualTypeOf<DeviceArray<typeof float32>>();
+expectTypeOf(getIpcHandle(buffer, { stream })).toEqualTypeOf<IpcBufferHandle>();
+expectTypeOf(IpcArrayHandle.from({}).open()).toEqualTypeOf<DeviceArray>();
+expectTypeOf<IpcArrayHandle>().toExtend<IpcBufferDescriptor>();
+expectTypeOf(exportIpc(buffer, { stream })).toEqualTypeOf<ReadyParcel>();
+// @ts-expect-error an event has no work to wait for
+exportIpc(event, { stream });
 expectTypeOf(openIpcBuffer).parameter(0).toEqualTypeOf<unknown>();
 expectTypeOf(openIpcBuffer({})).toEqualTypeOf<DeviceBuffer>();
 expectTypeOf(openIpcEvent({})).toEqualTypeOf<CudaEvent>();

@@ -176,10 +176,18 @@ function readDescriptor(bytes: Buffer, known: KnownDescriptors): unknown {
   const text = bytes.toString('latin1');
   const existing = known.get(text);
   if (existing !== undefined) return existing;
-  const descriptor = Object.freeze(new Decoder(bytes).decode().root.value);
+  const descriptor = frozen(new Decoder(bytes).decode().root.value);
   if (known.size >= MAX_KNOWN_DESCRIPTORS) known.clear();
   known.set(text, descriptor);
   return descriptor;
+}
+
+/** With all that is in it. */
+function frozen(value: unknown): unknown {
+  // No descriptor has typed arrays in it, and they cannot be frozen.
+  if (typeof value !== 'object' || value === null || ArrayBuffer.isView(value)) return value;
+  Object.values(value).forEach(frozen);
+  return Object.freeze(value);
 }
 
 function checkDepth(depth: number): void {

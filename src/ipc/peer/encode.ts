@@ -169,7 +169,7 @@ class Encoder {
     if (!parcel)
       throw new TypeError(
         `${this.#where} is a ${className(object.constructor)}, which cannot be sent: ` +
-          'only plain objects, arrays, binary data, buffers and events are',
+          'only plain objects, arrays, binary data, device arrays, buffers, pools and events are',
       );
     this.#objects += 1;
     this.#fds.push(...parcel.fds);

@@ -1,6 +1,6 @@
 import { checkInstance, checkInteger, checkOptions } from '../../arguments.ts';
 import { Context } from '../../context.ts';
-import { ResourceSet } from '../../resource.ts';
+import { ResourceSet } from '../../resource-set.ts';
 import type { StreamOption } from '../buffer-options.ts';
 import type { PointerInit } from './memory-pointer.ts';
 

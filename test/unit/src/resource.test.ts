@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { Resource, ResourceSet } from '../../../src/resource.ts';
+import { Resource } from '../../../src/resource.ts';
+import { ResourceSet } from '../../../src/resource-set.ts';
 import { runProgram } from './emulate.ts';
 
 class Thing extends Resource {
@@ -9,6 +10,10 @@ class Thing extends Resource {
   }
   use(): void {
     this.requireOpen();
+  }
+  moved(): Thing {
+    const { release, owner } = this.handOver('it was moved');
+    return new Thing(release, owner);
   }
 }
 
@@ -25,6 +30,46 @@ test('is released once, however often it is closed', () => {
   assert.equal(thing.closed, true);
   assert.equal(released, 1);
   assert.throws(() => thing.use(), { name: 'ClosedError', message: 'this Thing is closed' });
+});
+
+test('what is retained is released by the last that needs it, unless its owner is gone', () => {
+  const owner = new ResourceSet();
+  let released = 0;
+  const make = (): Thing => new Thing(() => (released += 1), owner);
+  const thing = make();
+  const letGo = [thing.retain(), thing.retain()];
+  letGo.pop()?.();
+  thing.close();
+  assert.deepEqual([thing.closed, owner.size, released], [true, 0, 0]);
+  assert.throws(() => thing.retain(), { name: 'ClosedError' });
+  letGo.pop()?.();
+  assert.equal(released, 1);
+  const open = make();
+  open.retain()();
+  assert.equal(released, 1);
+  open.close();
+  assert.equal(released, 2);
+  const lost = make();
+  const last = lost.retain();
+  lost.close();
+  owner.abandonAll('the context was reset');
+  last();
+  assert.equal(released, 2);
+});
+
+test('what is handed over belongs to another object, with the same owner', () => {
+  const owner = new ResourceSet();
+  let released = 0;
+  const first = new Thing(() => (released += 1), owner);
+  const letGo = first.retain();
+  assert.throws(() => first.moved(), { name: 'CuffiError', message: /held by a handle/ });
+  letGo();
+  const second = first.moved();
+  first.close();
+  assert.throws(() => first.use(), { message: 'this Thing is closed: it was moved' });
+  assert.deepEqual([first.closed, second.closed, owner.size, released], [true, false, 1, 0]);
+  owner.closeAll('the owner was closed');
+  assert.deepEqual([second.closed, released], [true, 1]);
 });
 
 test('a scope with using closes it, also when the scope throws', () => {

@@ -18,6 +18,7 @@ import {
   exportIpc,
   getIpcHandle,
   ImportedPool,
+  moveIpcBuffer,
   type OpenOptions,
   openIpc,
   openIpcBuffer,
@@ -330,4 +331,33 @@ test('a sound but hostile descriptor opens within what it names, or is an error;
   );
   await context.flush();
   assert.deepEqual([openDescriptors(), context.resources.size, context.memoryInfo().free], before);
+});
+
+test('what is moved owns its mapping alone: the buffer before it and its views are closed', async () => {
+  emulate();
+  const context = Context.primary();
+  const { buffer } = sharedPool();
+  const memory = sharedMemory();
+  for (const each of [buffer, memory.buffer]) {
+    each.fill(6);
+    const { descriptor, fds } = exportIpc(each);
+    const before = [openDescriptors(), context.resources.size];
+    const opened = openIpcBuffer(ofAnother(descriptor), { fds: fds.map(duplicateFd) });
+    const view = opened.subarray(16, 32);
+    const moved = moveIpcBuffer(opened);
+    opened.close();
+    for (const gone of [opened, view]) assert.throws(() => gone.address, { name: 'ClosedError' });
+    assert.throws(() => opened.address, { message: /moved to another buffer/ });
+    assert.throws(() => moveIpcBuffer(opened), { name: 'ClosedError' });
+    assert.throws(() => moveIpcBuffer(moved.subarray(0, 8)), { name: 'TypeError' });
+    assert.throws(() => moveIpcBuffer(each), { name: 'TypeError' });
+    await context.flush();
+    assert.deepEqual(new Set(moved.copyToHostSync()), new Set([6]));
+    assert.deepEqual(exportIpc(moved).descriptor, ofAnother(descriptor));
+    if (moved.resource instanceof ImportedPool)
+      assert.throws(() => (moved.resource as ImportedPool).close(), { name: 'CuffiError' });
+    moved.close();
+    await context.flush();
+    assert.deepEqual([openDescriptors(), context.resources.size], before);
+  }
 });

@@ -1,0 +1,129 @@
+import { checkOptions } from '../arguments.ts';
+import { tryAll } from '../attempt.ts';
+import type { Context } from '../context.ts';
+import { IpcError } from '../errors.ts';
+import type { CudaEvent } from '../event.ts';
+import type { DeviceBuffer } from '../memory/buffer.ts';
+import type { Access } from '../memory/buffer-options.ts';
+import { Resource } from '../resource.ts';
+import type { Stream } from '../stream.ts';
+import type { IpcBufferDescriptor, IpcEventDescriptor, IpcLayout } from './descriptor.ts';
+import type { OpenOptions } from './open-options.ts';
+import { type ReadyOptions, waitReady } from './ready.ts';
+import { recordReady, withReadyEvent } from './ready-event.ts';
+
+/** How a handle opens what it names: plain memory comes without file descriptors. */
+export type HandleOpenOptions = Omit<OpenOptions, 'fds'>;
+
+const openOptionNames = [
+  'context',
+  'device',
+  'access',
+  'sameProcess',
+  'allowOtherUsers',
+] as const satisfies readonly (keyof HandleOpenOptions)[];
+
+/** A descriptor, and for its exporter what it holds. */
+export interface HandleInit {
+  readonly descriptor: IpcBufferDescriptor;
+  readonly held?: { readonly context: Context; release(): void } | undefined;
+}
+
+/** Holds plain memory for another process, and records an event behind the work of a stream. */
+export function holdMemory(
+  buffer: DeviceBuffer,
+  descriptor: IpcBufferDescriptor,
+  stream: Stream | undefined,
+): HandleInit {
+  const event: CudaEvent | undefined = stream && recordReady(stream);
+  const letGo = buffer.whole.retain();
+  return {
+    descriptor: event ? withReadyEvent(descriptor, event) : descriptor,
+    held: {
+      context: buffer.context,
+      release: () => tryAll([letGo, () => event?.close()]),
+    },
+  };
+}
+
+/**
+ * Plain memory to be opened by another process: a descriptor with `open()` and `close()`. Its own
+ * enumerable properties are the descriptor's, so that it survives JSON, `process.send` and
+ * structured cloning as plain data.
+ */
+export abstract class IpcMemoryHandle<T extends Resource>
+  extends Resource
+  implements IpcBufferDescriptor
+{
+  declare readonly version: IpcBufferDescriptor['version'];
+  declare readonly kind: 'legacy';
+  declare readonly device: string;
+  declare readonly machine: string;
+  declare readonly pid: number;
+  declare readonly startTime: number;
+  declare readonly pidNamespace: number;
+  declare readonly handle: string;
+  declare readonly baseByteLength: number;
+  declare readonly byteOffset: number;
+  declare readonly byteLength: number;
+  declare readonly access: Access;
+  declare readonly bufferId: number;
+  declare readonly generation: number;
+  declare readonly layout?: IpcLayout | undefined;
+  declare readonly readyEvent?: IpcEventDescriptor | undefined;
+  declare readonly checksum: number;
+  readonly #descriptor: IpcBufferDescriptor;
+  #opened: T | undefined;
+  #isReady = false;
+
+  protected constructor(kind: string, { descriptor, held }: HandleInit) {
+    super(kind, held ? { owner: held.context.resources, release: () => held.release() } : {});
+    this.#descriptor = descriptor;
+    Object.assign(this, descriptor);
+  }
+
+  /**
+   * Opens what it names, without copying it; it is closed with the handle at the latest. It does
+   * not wait: what was shared with a stream is ready after `await ready()`.
+   *
+   * @throws IpcError where it is open already, and where it cannot be opened: in the process that
+   * shared it only with `{ sameProcess: 'alias' }`; ClosedError
+   */
+  open(options?: HandleOpenOptions): T {
+    this.requireOpen();
+    if (this.#opened && !this.#opened.closed)
+      throw new IpcError('this handle is already opened: use what it gave, or close that first');
+    this.#opened = this.openNamed(this.#descriptor, checkOptions(options, openOptionNames, 'open'));
+    return this.#opened;
+  }
+
+  /**
+   * Waits until the work is done that was queued in the stream with which it was shared; the event
+   * loop turns meanwhile.
+   *
+   * @throws IpcError, `TimeoutError` as the function `ready`; ClosedError, also if it is closed
+   * meanwhile
+   */
+  async ready(options?: ReadyOptions): Promise<void> {
+    this.requireOpen();
+    if (this.#isReady) return;
+    await waitReady(this.#descriptor, options, () => this.requireOpen());
+    this.#isReady = true;
+  }
+
+  /**
+   * Closes what was opened with it. In the process that shared the memory: gives that up, so that
+   * what was closed meanwhile is freed. The second time does nothing.
+   */
+  override close(): void {
+    tryAll([() => this.#opened?.close(), () => super.close()]);
+  }
+
+  /** The descriptor alone. */
+  toJSON(): IpcBufferDescriptor {
+    return { ...this.#descriptor };
+  }
+
+  /** @internal */
+  protected abstract openNamed(descriptor: IpcBufferDescriptor, options: HandleOpenOptions): T;
+}

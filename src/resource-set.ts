@@ -1,0 +1,148 @@
+/** What is open, in the order in which it was opened: closed with its owner, newest first. */
+import { tryAll } from './attempt.ts';
+
+/** What outlives a resource's object: it knows how to release, and never refers to the object. */
+export interface Entry {
+  readonly kind: string;
+  readonly release: (() => void) | undefined;
+  readonly owner: ResourceSet | undefined;
+  /** The owner's generation when it was opened. */
+  readonly generation: number;
+  /** Where the resource was opened, with CUFFI_TRACE=1. */
+  readonly opened: string | undefined;
+  closed: boolean;
+  /** How many still need what it releases. */
+  holders: number;
+  /** Why, where it was not its own `close()`. */
+  reason: string | undefined;
+  /** Its neighbours in the owner's set: the one opened before, and the one after. */
+  older: Entry | undefined;
+  newer: Entry | undefined;
+}
+
+/** Whether it is gone with its owner: the driver has released it. */
+export const isAbandoned = ({ owner, generation }: Entry): boolean =>
+  owner !== undefined && owner.generation !== generation;
+
+/** Whether it was closed, or is gone with its owner. */
+export const isClosed = (entry: Entry): boolean => entry.closed || isAbandoned(entry);
+
+/** Closes it, unless it is closed. */
+export function closeEntry(entry: Entry, reason: string): void {
+  if (!isClosed(entry)) closeOpen(entry, reason);
+}
+
+/** Closes what is open; what somebody still needs is released by the last of them. */
+export function closeOpen(entry: Entry, reason?: string): void {
+  entry.closed = true;
+  entry.reason = reason;
+  if (entry.release === undefined) return;
+  entry.owner?.delete(entry);
+  if (entry.holders === 0) entry.release();
+}
+
+/** One less that needs what a closed resource releases. */
+export function letGo(entry: Entry): void {
+  entry.holders -= 1;
+  if (entry.holders === 0 && entry.closed && !isAbandoned(entry)) entry.release?.();
+}
+
+/** The open resources of one owner, in the order in which they were opened. */
+export class ResourceSet {
+  readonly #within: ResourceSet | undefined;
+  readonly #isListed: boolean;
+  /** In the owner's own set, while this one is listed there. */
+  #standIn: Entry | undefined;
+  #newest: Entry | undefined;
+  #size = 0;
+  #generation = 0;
+  #reason: string | undefined;
+
+  /**
+   * @param within the set that the owner itself is in: what is abandoned there is so here too
+   * @param isListed whether all here is closed with what is there, as the owner itself is not
+   */
+  constructor(within?: ResourceSet, isListed = false) {
+    this.#within = within;
+    this.#isListed = isListed;
+  }
+
+  /** How many are open that own something; what is only borrowed is not listed. */
+  get size(): number {
+    return this.#size;
+  }
+
+  /** Counts the calls of {@link abandonAll}: what was opened under another count is gone. */
+  get generation(): number {
+    return this.#generation + (this.#within?.generation ?? 0);
+  }
+
+  /** Why what was opened before is gone. */
+  get reason(): string | undefined {
+    return this.#reason ?? this.#within?.reason;
+  }
+
+  /** @internal */
+  add(entry: Entry): void {
+    const newest = this.#newest;
+    entry.older = newest;
+    if (newest) newest.newer = entry;
+    this.#newest = entry;
+    this.#size += 1;
+    if (this.#isListed && this.#size === 1) this.#list();
+  }
+
+  /** @internal The entry must be in this set, and of its generation. */
+  delete(entry: Entry): void {
+    const { older, newer } = entry;
+    if (older) older.newer = newer;
+    if (newer) newer.older = older;
+    else this.#newest = older;
+    entry.older = undefined;
+    entry.newer = undefined;
+    this.#size -= 1;
+    const standIn = this.#standIn;
+    if (!standIn || this.#size > 0) return;
+    this.#standIn = undefined;
+    if (!isClosed(standIn)) standIn.owner?.delete(standIn);
+  }
+
+  /** Closes all, newest first; throws the first error when all were tried. */
+  closeAll(reason: string): void {
+    const entries: Entry[] = [];
+    for (let entry = this.#newest; entry; entry = entry.older) entries.push(entry);
+    tryAll(entries.map((entry) => () => closeEntry(entry, reason)));
+  }
+
+  #list(): void {
+    const standIn: Entry = {
+      kind: 'ResourceSet',
+      release: () => this.closeAll(standIn.reason ?? 'its owner was closed'),
+      owner: this.#within,
+      generation: this.generation,
+      opened: undefined,
+      closed: false,
+      holders: 0,
+      reason: undefined,
+      older: undefined,
+      newer: undefined,
+    };
+    this.#standIn = standIn;
+    this.#within?.add(standIn);
+  }
+
+  /** Makes all closed without releasing anything, as the driver has already. */
+  abandonAll(reason: string): void {
+    // One that somebody keeps must not keep its neighbours.
+    for (let entry = this.#newest; entry; ) {
+      const { older } = entry;
+      entry.older = undefined;
+      entry.newer = undefined;
+      entry = older;
+    }
+    this.#newest = undefined;
+    this.#size = 0;
+    this.#generation += 1;
+    this.#reason = reason;
+  }
+}

@@ -1,0 +1,400 @@
+/** Arrays in descriptors: what is exported, what is opened, and what hostile ones are answered. */
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import fc from 'fast-check';
+import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import { duplicateFd } from '../../../../ffi/libc.ts';
+import {
+  bfloat16,
+  Context,
+  DeviceArray,
+  DeviceBuffer,
+  Dtype,
+  deviceArray,
+  float32,
+  fromPointer,
+  IpcError,
+  int16,
+  MemoryPool,
+  Stream,
+  toDeviceSync,
+  VirtualMemory,
+} from '../../../../src/index.ts';
+import { type IpcMemoryDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
+import {
+  decodeDescriptor,
+  encodeDescriptor,
+  exportIpc,
+  getIpcHandle,
+  IpcArrayHandle,
+  IpcBufferHandle,
+  openIpc,
+  openIpcArray,
+  openIpcBuffer,
+  type Parcel,
+  ready,
+} from '../../../../src/ipc/index.ts';
+import { discard, pack, unpack } from '../../../../src/ipc/parcel.ts';
+import { openDescriptors } from '../../../support/descriptors.ts';
+import { dose } from '../../../support/dose.ts';
+import { failing } from '../../../support/faults.ts';
+import { Latch } from '../../../support/latch.ts';
+import { anyLayout } from '../../../support/layouts.ts';
+import { emulate } from '../emulate.ts';
+
+const MIB = 1 << 20;
+const alias = { sameProcess: 'alias' } as const;
+const seal = (fields: object): IpcMemoryDescriptor =>
+  sealDescriptor(fields as never) as IpcMemoryDescriptor;
+/** As another process, of which nothing is to be seen, would have made it. */
+const ofAnother = (descriptor: object, fields: object = {}): IpcMemoryDescriptor =>
+  seal({ ...descriptor, pid: 2 ** 30, pidNamespace: 1, ...fields });
+const numbers = (length: number): Int16Array => Int16Array.from({ length }, (_, i) => i);
+
+/** One allocation of each kind, as an array of int16 that counts. */
+function allocations(): DeviceArray<typeof int16>[] {
+  const pool = MemoryPool.create({ maxSize: 32 * MIB, shareable: true });
+  const memory = VirtualMemory.reserve(8 * MIB, { shareable: true });
+  memory.grow(2 * MIB);
+  const buffers = [DeviceBuffer.allocate(8192), pool.allocate(8192), memory.grow(4 * MIB)];
+  return buffers.map((buffer) => {
+    const array = DeviceArray.fromBuffer(buffer, buffer.byteLength / 2, int16);
+    array.copyFromSync(numbers(array.size));
+    return array;
+  });
+}
+
+test('a view is shared as exactly the bytes that it takes, whatever its strides', () => {
+  emulate();
+  for (const all of allocations()) {
+    const grid = all.slice({ start: 100, stop: 148 }).reshape([6, 8]);
+    for (const [view, offset, byteLength] of [
+      [grid, 200, 96],
+      [grid.slice({ start: 1, step: 2 }, { start: 3 }).T, 222, 74],
+      [grid.slice({ step: -1 }, { step: -3 }), 202, 94],
+      [grid.at(5, 7), 294, 2],
+      [grid.at(0).broadcastTo([3, 8]), 200, 16],
+      [grid.view(Dtype.bytes(4)), 200, 96],
+      [grid.view(bfloat16), 200, 96],
+    ] as const) {
+      const { descriptor } = exportIpc(view);
+      assert.ok(descriptor.kind !== 'event');
+      assert.deepEqual([descriptor.byteOffset, descriptor.byteLength], [offset, byteLength]);
+      assert.deepEqual(JSON.parse(JSON.stringify(descriptor)), descriptor);
+      assert.deepEqual(decodeDescriptor(encodeDescriptor(descriptor)), descriptor);
+      using opened = openIpcArray(descriptor, alias);
+      assert.deepEqual(
+        [opened.dtype.name, opened.shape, opened.strides, opened.readOnly, opened.extents],
+        [view.dtype.name, view.shape, view.strides, view.readOnly, view.extents],
+      );
+      assert.deepEqual(opened.copyToHostSync(), view.copyToHostSync());
+      const bytes = openIpcBuffer(descriptor, alias);
+      assert.deepEqual([bytes.address, bytes.byteLength], [view.extents.low, byteLength]);
+    }
+  }
+  const buffer = DeviceBuffer.allocate(20_000);
+  fc.assert(
+    fc.property(anyLayout, ({ shape, strides, itemsize, byteOffset }) => {
+      const dtype = Dtype.bytes(itemsize);
+      const array = DeviceArray.fromBuffer(buffer, shape, dtype, { strides, byteOffset });
+      if (array.size === 0) {
+        assert.throws(() => exportIpc(array), RangeError);
+        return;
+      }
+      const opened = openIpc(exportIpc(array).descriptor, alias) as DeviceArray;
+      assert.deepEqual([opened.address, opened.extents], [array.address, array.extents]);
+      assert.deepEqual([opened.shape, opened.strides], [array.shape, array.strides]);
+    }),
+    { numRuns: dose(300, 10_000), seed: 20_250_106 },
+  );
+});
+
+test('a hostile layout is an IpcError before the driver is asked, or lies wholly in its range', () => {
+  emulate();
+  const arrays = allocations().map((all) => all.slice({ start: 50, stop: 62 }).reshape([3, 4]).T);
+  const parcels = arrays.map((array) => exportIpc(array));
+  const sound = parcels[0]?.descriptor as IpcMemoryDescriptor;
+  const wrong: readonly (readonly [layout: object, message: RegExp])[] = [
+    [{ shape: [2 ** 40, 2 ** 40] }, /too large/],
+    [{ shape: [2 ** 53, 3] }, /layout\.shape/],
+    [{ shape: [2, 3], strides: [2 ** 52, 2 ** 52] }, /too large|range that has/],
+    [{ strides: [-(2 ** 53), 2] }, /layout\.strides/],
+    [{ strides: [-8, -2], shape: [4, 9] }, /its items take 42 bytes of a range that has 24/],
+    [{ shape: [4, 4] }, /its items take 32 bytes/],
+    [{ shape: [0, 3] }, /it has no items/],
+    [{ shape: [-1, 3] }, /layout\.shape/],
+    [{ shape: [12] }, /a stride for each axis/],
+    [{ dtype: 'float' }, /there is no dtype "float"/],
+    [{ dtype: 'i2' }, /the dtype is called int16, not i2/],
+    [{ dtype: 'V0' }, /itemsize must be/],
+    [{ dtype: 'V9999999999' }, /itemsize must be/],
+    [{ dtype: 'constructor' }, /there is no dtype/],
+    [{ shape: Array(65).fill(1), strides: Array(65).fill(2) }, /layout\.shape/],
+    [{ order: 'C' }, /order/],
+  ];
+  const recorder = recordCalls();
+  for (const [change, message] of wrong) {
+    const { layout } = sound;
+    const hostile = ofAnother(sound, { layout: { ...layout, ...change } });
+    for (const open of [openIpcArray, openIpcBuffer, IpcArrayHandle.from])
+      assert.throws(() => open(hostile), { name: 'IpcError', code: 'no-descriptor', message });
+  }
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+
+  const wild = fc.oneof(fc.integer(), fc.constantFrom(2 ** 31, 2 ** 52, -1));
+  const size = fc.oneof({ arbitrary: fc.nat(6), weight: 9 }, { arbitrary: wild, weight: 1 });
+  const stride = fc.oneof(
+    { arbitrary: fc.integer({ min: -8, max: 8 }), weight: 9 },
+    { arbitrary: wild, weight: 1 },
+  );
+  const axes = fc
+    .array(fc.tuple(size, stride), { maxLength: 3 })
+    .map((all) => ({ shape: all.map(([n]) => n), strides: all.map(([, step]) => step) }));
+  const change = fc.oneof(
+    axes,
+    fc.record({ dtype: fc.constantFrom('int16', 'uint8', 'V7', 'V70', 'x', '__proto__') }),
+    fc.record({ shape: fc.array(size, { maxLength: 3 }) }),
+  );
+  const range = fc.oneof(
+    { arbitrary: fc.constant({}), weight: 2 },
+    {
+      arbitrary: fc.record(
+        {
+          byteOffset: fc.oneof(fc.nat(200), wild),
+          byteLength: fc.oneof(fc.nat(200), wild),
+          baseByteLength: wild,
+        },
+        { requiredKeys: [] },
+      ),
+      weight: 1,
+    },
+  );
+  const opened = new Set<string>();
+  for (const { descriptor, fds } of parcels.slice(1))
+    openIpcArray(ofAnother(descriptor), { fds: fds.map(duplicateFd) }).close();
+  Context.primary().releases.collect();
+  const before = openDescriptors();
+  fc.assert(
+    fc.property(
+      fc.constantFrom(...parcels),
+      change,
+      range,
+      fc.boolean(),
+      (parcel, layout, fields, isSealed) => {
+        const { descriptor, fds } = parcel as { descriptor: IpcMemoryDescriptor; fds: number[] };
+        const altered = { ...descriptor, layout: { ...descriptor.layout, ...layout }, ...fields };
+        // The driver opens no memory of its own process by handle: of that it is an alias.
+        const isPlain = descriptor.kind === 'legacy';
+        const made = isPlain ? seal(altered) : ofAnother(altered);
+        const message = isSealed ? made : { ...made, checksum: descriptor.checksum };
+        try {
+          const own = isPlain ? alias : { fds: fds.map(duplicateFd) };
+          using array = openIpcArray(message as IpcMemoryDescriptor, own);
+          opened.add(descriptor.kind);
+          if (!isSealed) assert.equal(made.checksum, descriptor.checksum);
+          const { low, high } = array.extents;
+          const { address, byteLength } = array.buffer;
+          assert.ok(low >= address && high <= address + byteLength);
+          assert.equal(byteLength, message.byteLength);
+          assert.ok(message.byteOffset + byteLength <= message.baseByteLength);
+          if (array.size < 1e6) array.copyToHostSync();
+        } catch (error) {
+          assert.ok(error instanceof IpcError, String(error));
+        }
+      },
+    ),
+    { numRuns: dose(300, 10_000), seed: 20_250_107 },
+  );
+  assert.deepEqual([...opened].sort(), ['legacy', 'pool', 'virtual']);
+  Context.primary().releases.collect();
+  assert.equal(openDescriptors(), before);
+});
+
+test('two views of one buffer share a mapping, which goes with the last of them', async () => {
+  emulate();
+  const [, pooled, virtual] = allocations();
+  const context = Context.primary();
+  const recorder = recordCalls();
+  const count = (name: string): number =>
+    recorder.calls.filter((call) => call.name === name && call.status === 0).length;
+  for (const [all, mapped] of [
+    [pooled, 'cuMemPoolImportPointer'],
+    [virtual, 'cuMemImportFromShareableHandle'],
+  ] as const) {
+    const parcels = [all?.slice({ stop: 64 }), all?.slice({ step: 3, stop: 90 }).T].map((view) =>
+      exportIpc(view as DeviceArray),
+    );
+    const open = ({ descriptor, fds }: Parcel): DeviceArray =>
+      openIpcArray(ofAnother(descriptor), { fds: fds.map(duplicateFd), access: 'read' });
+    // The first use of a process makes the file of its counts.
+    open(parcels[0] as Parcel).close();
+    await context.flush();
+    const before = openDescriptors();
+    const mappings = count(mapped);
+    const [first, second] = parcels.map(open) as [DeviceArray, DeviceArray];
+    assert.equal(count(mapped), mappings + 1, mapped);
+    assert.equal(first.address, second.address);
+    assert.throws(() => first.fill(1), { name: 'TypeError', message: /read only/ });
+    const part = first.slice({ start: 3 });
+    first.close();
+    assert.throws(() => part.address, { name: 'ClosedError' });
+    assert.equal((second.copyToHostSync() as Int16Array)[29], 87);
+    // What came is passed on as it came, cut down to the view.
+    const again = exportIpc(second.slice({ start: 1, stop: 3 })).descriptor as IpcMemoryDescriptor;
+    assert.deepEqual(
+      [again.pid, again.byteOffset, again.byteLength, again.layout, again.access],
+      [2 ** 30, 6, 8, { dtype: 'int16', shape: [2], strides: [6] }, 'read'],
+    );
+    second.close();
+    await context.flush();
+    assert.equal(openDescriptors(), before);
+  }
+  recorder.stop();
+});
+
+test('a handle keeps the memory until it is closed, and opens once at a time', async () => {
+  emulate();
+  const context = Context.primary();
+  const array = toDeviceSync(numbers(1 << 20), { dtype: int16 });
+  const before = context.memoryInfo().free;
+  const handle = getIpcHandle(array.slice({ step: 2 }));
+  for (const copy of [structuredClone(handle), JSON.parse(JSON.stringify(handle)), handle.toJSON()])
+    assert.deepEqual({ ...handle }, { ...copy });
+  assert.throws(() => handle.open(), { name: 'IpcError', code: 'same-process' });
+  const opened = handle.open(alias);
+  assert.throws(() => handle.open(alias), { name: 'IpcError', message: /already opened/ });
+  opened.close();
+  const again = handle.open({ ...alias, access: 'read' });
+  assert.equal(again.readOnly, true);
+  assert.equal((await again.copyToHost())[3], 6);
+  array.close();
+  assert.deepEqual([array.closed, array.buffer.closed, again.closed], [true, true, true]);
+  await context.flush();
+  assert.equal(context.memoryInfo().free, before);
+  handle.close();
+  handle.close();
+  await context.flush();
+  assert.ok(context.memoryInfo().free >= before + 2 * MIB);
+  assert.throws(() => handle.open(alias), { name: 'ClosedError' });
+
+  const other = deviceArray(4, float32);
+  const twice = [getIpcHandle(other), getIpcHandle(other)] as const;
+  const free = context.memoryInfo().free;
+  other.close();
+  twice[0].close();
+  await context.flush();
+  assert.equal(context.memoryInfo().free, free, 'the second still holds it');
+  await context.reset();
+  twice[1].close();
+
+  const pool = MemoryPool.create({ maxSize: 32 * MIB, shareable: true });
+  const empty = deviceArray([0, 3], float32);
+  assert.throws(() => getIpcHandle(deviceArray(4, float32, { memory: pool })), {
+    name: 'IpcError',
+    message: /share it with exportIpc/,
+  });
+  assert.throws(() => getIpcHandle(empty), RangeError);
+  assert.throws(() => getIpcHandle(array), { name: 'ClosedError' });
+  assert.throws(() => getIpcHandle(other, { streams: 1 } as never), /unknown option 'streams'/);
+  assert.throws(() => exportIpc(pool as never, { stream: Stream.legacyDefault() }), TypeError);
+  const bytes = exportIpc(DeviceBuffer.allocate(16)).descriptor as IpcMemoryDescriptor;
+  for (const open of [IpcArrayHandle.from, openIpcArray])
+    assert.throws(() => open(bytes), { name: 'IpcError', message: /of bytes, not of an array/ });
+  assert.throws(() => IpcArrayHandle.from({}), { name: 'IpcError', code: 'no-descriptor' });
+});
+
+test('what a stream makes is ready when that is done, and the wait for it can be given up', async () => {
+  emulate();
+  const context = Context.primary();
+  using stream = Stream.create({ nonBlocking: true });
+  const array = deviceArray([2, 2], float32, { stream });
+  const made = context.resources.size;
+  using latch = new Latch();
+  latch.hold(stream);
+  array.fill(3);
+  const handle = getIpcHandle(array, { stream });
+  const ofBuffer = getIpcHandle(array.buffer, { stream });
+  const parcel = exportIpc(array, { stream });
+  assert.deepEqual(parcel.descriptor.layout, handle.layout);
+  assert.notEqual(handle.readyEvent?.handle, ofBuffer.readyEvent?.handle);
+  const waits = [handle.ready(), ofBuffer.ready(), ready(structuredClone(parcel.descriptor))];
+  await assert.rejects(handle.ready({ timeoutMs: 5 }), { name: 'TimeoutError' });
+  await assert.rejects(ready(handle, { signal: AbortSignal.abort('given up') }), (reason) => {
+    assert.equal(reason, 'given up');
+    return true;
+  });
+  const closed = getIpcHandle(array, { stream });
+  const wait = closed.ready();
+  closed.close();
+  await assert.rejects(wait, { name: 'ClosedError' });
+  latch.open();
+  await Promise.all(waits);
+  assert.deepEqual(await handle.open(alias).copyToHost(), Float32Array.of(3, 3, 3, 3));
+  const there = IpcBufferHandle.from(JSON.parse(JSON.stringify(ofBuffer)));
+  assert.equal(there.open(alias).byteLength, 16);
+  there.close();
+  // What was done once is done, though its event is gone.
+  parcel.close();
+  await assert.rejects(ready(parcel.descriptor), { name: 'ClosedError' });
+  await handle.ready();
+  await assert.rejects(ready(getIpcHandle(array.buffer)), /without \{ stream \}/);
+  await assert.rejects(ready({}), { name: 'IpcError', code: 'no-descriptor' });
+  await assert.rejects(ready(handle, { timeout: 1 } as never), /unknown option 'timeout'/);
+  const altered = { ...handle.readyEvent, handle: Buffer.alloc(64).toString('base64') };
+  for (const message of [
+    { ...handle, readyEvent: altered },
+    seal({ ...handle, readyEvent: altered }),
+  ])
+    await assert.rejects(ready(message), { name: 'IpcError', code: 'altered' });
+  for (const each of [handle, ofBuffer]) each.close();
+  await context.flush();
+  assert.ok(context.resources.size <= made + 1, 'but for the handle that was only asked');
+});
+
+test('a share that fails leaves nothing', () => {
+  for (const name of ['cuEventCreate', 'cuIpcGetEventHandle', 'cuEventRecord'] as const) {
+    const driver = emulate();
+    const array = deviceArray(4, float32);
+    using stream = Stream.create();
+    const { resources } = Context.primary();
+    const before = resources.size;
+    selectDriver(failing(driver, name, 1, 2));
+    assert.throws(() => getIpcHandle(array, { stream }), { name: 'CudaError' });
+    selectDriver(failing(driver, name, 1, 2));
+    assert.throws(() => exportIpc(array, { stream }), { name: 'CudaError' });
+    assert.equal(resources.size, before);
+    array.close();
+  }
+});
+
+test('an owner of borrowed memory is kept, and not asked', () => {
+  emulate();
+  const array = deviceArray(4, float32);
+  const owner = Stream.create();
+  const borrowed = fromPointer(array.address, { shape: 4, dtype: float32, owner });
+  owner.close();
+  assert.equal(borrowed.closed, false);
+  const handle = getIpcHandle(borrowed);
+  assert.equal(handle.generation, 0);
+  handle.close();
+});
+
+test('a connection packs an array once, and what it unpacks is closed as it was opened', () => {
+  emulate();
+  const [, pooled] = allocations();
+  const array = (pooled as DeviceArray<typeof int16>).slice({ start: 10, stop: 20 });
+  const session = { sent: new Set<string>(), received: new Map<string, unknown>() };
+  const first = pack(array, session);
+  assert.equal(pack(array, session)?.descriptor, first?.descriptor);
+  const opened = unpack(ofAnother(first?.descriptor as object), first?.fds.map(duplicateFd) ?? [], {
+    ...session,
+    received: new Map(),
+  });
+  assert.ok(opened instanceof DeviceArray);
+  assert.deepEqual(opened.copyToHostSync(), array.copyToHostSync());
+  const own = unpack(first?.descriptor, [], session) as DeviceArray;
+  assert.equal(own.address, array.address);
+  discard(opened);
+  assert.equal(opened.buffer.closed, true);
+});
