@@ -17,6 +17,8 @@ import { emulate } from '../emulate.ts';
 
 const cache = mkdtempSync(join(tmpdir(), 'cuffi-compile-'));
 after(() => rmSync(cache, { recursive: true }));
+// Nothing goes to the user's own.
+process.env['CUFFI_CACHE'] = cache;
 
 emulate();
 
