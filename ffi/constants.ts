@@ -93,6 +93,9 @@ export const CU_MEMORYTYPE_ARRAY = 3;
 /** An address that the driver itself finds out about, host's or device's. */
 export const CU_MEMORYTYPE_UNIFIED = 4;
 
+export const CU_JIT_INPUT_CUBIN = 0;
+export const CU_JIT_INPUT_PTX = 1;
+export const CU_JIT_INPUT_FATBINARY = 2;
 export const CU_JIT_MAX_REGISTERS = 0;
 export const CU_JIT_INFO_LOG_BUFFER = 3;
 export const CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES = 4;

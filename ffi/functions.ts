@@ -11,6 +11,7 @@ import { deviceRows } from './functions/device.ts';
 import { graphRows } from './functions/graph.ts';
 import { ipcRows } from './functions/ipc.ts';
 import { kernelRows } from './functions/kernel.ts';
+import { linkRows } from './functions/link.ts';
 import { memoryRows } from './functions/memory.ts';
 import { moduleRows } from './functions/module.ts';
 import { poolRows } from './functions/pool.ts';
@@ -32,6 +33,7 @@ export const functions = {
   ...ipcRows,
   ...moduleRows,
   ...kernelRows,
+  ...linkRows,
   ...graphRows,
 } as const;
 

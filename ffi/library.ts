@@ -37,6 +37,7 @@ const koffiType = (ffi: FfiType): string | TypeObject => {
 const isMissingSymbol = (error: unknown): boolean =>
   error instanceof Error && error.message.startsWith('Cannot find function');
 
+const DEEP_STACK = 8 << 20;
 let isConfigured = false;
 
 // The driver's PTX compiler needs deep stacks; koffi's own (2 MiB, and 128 KiB for asynchronous
@@ -48,7 +49,7 @@ function configure(): void {
   try {
     koffi.config({
       sync_stack_size: 16 << 20,
-      async_stack_size: 8 << 20,
+      async_stack_size: DEEP_STACK,
       resident_async_pools: 32,
     });
   } catch {
@@ -113,3 +114,6 @@ export const callOffThread = (
       error ? reject(error) : resolve(result),
     );
   });
+
+/** Whether calls off this thread have a stack on which a compiler can run. */
+export const hasDeepStacks = (): boolean => (koffi.config().async_stack_size ?? 0) >= DEEP_STACK;

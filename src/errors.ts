@@ -77,6 +77,23 @@ export class DriverNotFoundError extends CuffiError {
   override name = 'DriverNotFoundError';
 }
 
+/** No libnvrtc could be opened. The message names what was tried and what to do. */
+export class CompilerNotFoundError extends CuffiError {
+  override name = 'CompilerNotFoundError';
+}
+
+/** A source that the compiler refuses; the message has the first line at fault and the log. */
+export class CompileError extends CuffiError {
+  override name = 'CompileError';
+  /** All that the compiler or the linker said. */
+  readonly log: string;
+
+  constructor(message: string, log: string) {
+    super(log ? `${message}\n${log}` : message);
+    this.log = log;
+  }
+}
+
 /** The device, the driver or the platform cannot do what was asked. */
 export class NotSupportedError extends CuffiError {
   override name = 'NotSupportedError';

@@ -92,6 +92,12 @@ export type { Extents3, LaunchConfig } from './kernel/launch-config.ts';
 export type { Addressed, Argument, Arguments, Parameter } from './kernel/parameters.ts';
 export type { KernelAttributes } from './kernel/function-attributes.ts';
 export type { OccupancyOptions, SuggestedBlock } from './kernel/occupancy.ts';
+export { countEqualBytes } from './kernel/compare.ts';
+export { link, type LinkOptions } from './kernel/link.ts';
+export { compile, compileSync } from './kernel/compile.ts';
+export type { CodeKind } from './kernel/architecture.ts';
+export { CompiledCode } from './kernel/compiled-code.ts';
+export type { CompileOptions } from './kernel/compile-options.ts';
 export { type ArraySource, DeviceArray } from './array/device-array.ts';
 export {
   type ArrayShape,
@@ -148,6 +154,8 @@ export type { HostMemory } from './arguments.ts';
 export type { WaitOptions } from './wait.ts';
 export {
   ClosedError,
+  CompileError,
+  CompilerNotFoundError,
   CudaError,
   type CudaErrorDetails,
   CuffiError,

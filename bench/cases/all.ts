@@ -1,6 +1,7 @@
 import { arrayCases } from './arrays.ts';
 import { callCases } from './calls.ts';
 import type { Case } from './case.ts';
+import { compileCases } from './compile.ts';
 import { copyCases } from './copies.ts';
 import { handOverCases } from './hand-over.ts';
 import { kernelCases } from './kernels.ts';
@@ -13,5 +14,5 @@ export const suites: Readonly<Record<string, readonly Case[]>> = {
   memory: memoryCases,
   copies: copyCases,
   arrays: arrayCases,
-  kernels: kernelCases,
+  kernels: [...kernelCases, ...compileCases],
 };

@@ -21,6 +21,7 @@ import { hostFunctions } from './host-function.ts';
 import { ForeignMemory, ipcMemoryFunctions } from './ipc.ts';
 import { InterprocessEvents, ipcEventFunctions } from './ipc-event.ts';
 import { kernelFunctions } from './kernels.ts';
+import { linkFunctions } from './link.ts';
 import { ManagedMemory } from './managed.ts';
 import { Memory } from './memory.ts';
 import { Modules, moduleFunctions } from './modules.ts';
@@ -123,6 +124,7 @@ export function createEmulatedDriver({
     ...ipcEventFunctions(events, interprocess, contexts, host),
     ...moduleFunctions(modules, contexts, queues, host),
     ...kernelFunctions(modules, memory, queues, host),
+    ...linkFunctions,
     ...graphFunctions(queues, host),
   };
 

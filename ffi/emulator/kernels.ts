@@ -16,6 +16,7 @@ import type { HostMemory } from './host.ts';
 import { type Launch, readArguments, runKernel } from './launch.ts';
 import type { Memory } from './memory.ts';
 import type { Kernel, Modules } from './modules.ts';
+import { ownKernels } from './own-kernels.ts';
 import type { Queues, Stream } from './queues.ts';
 
 const {
@@ -101,7 +102,7 @@ export function kernelFunctions(
       threads <= attributeOf(kernel, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) &&
       sharedBytes <= attributeOf(kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
     if (!fits) return CUDA_ERROR_INVALID_VALUE;
-    const registered = modules.registered.get(kernel.name);
+    const registered = modules.registered.get(kernel.name) ?? ownKernels.get(kernel.name);
     if (!registered) return CUDA_ERROR_NOT_SUPPORTED;
     // Read now: the caller writes over them as soon as this returns.
     const args = readArguments(host, kernel, registered, pointers);

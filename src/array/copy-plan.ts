@@ -36,7 +36,9 @@ export interface CopyPlan {
   readonly depth: number;
   readonly source: Pitches;
   readonly target: Pitches;
-  /** The axes that do not fit the box, slowest first. */
+  /** All axes along which rows lie, slowest first. */
+  readonly axes: readonly Repetition[];
+  /** Those of them that do not fit the box. */
   readonly repetitions: readonly Repetition[];
   /** How many copies there are: the places of the box. */
   readonly count: number;
@@ -79,6 +81,7 @@ export function copyPlan(source: Layout, target: Layout): CopyPlan | undefined {
     depth: slices?.length ?? 1,
     source: pitches('source', from),
     target: pitches('target', to),
+    axes: outer,
     repetitions,
     count: repetitions.reduce((count, { length }) => count * length, 1),
   };

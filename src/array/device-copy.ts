@@ -1,4 +1,5 @@
 /** Copies of items on a device, or from one to another: they only queue. */
+import { queueStridedCopy } from '../kernel/strided.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { queuePitchedCopy } from '../memory/copy-pitched.ts';
 import { Mark } from '../memory/mark.ts';
@@ -13,13 +14,23 @@ export interface DeviceItems {
   readonly layout: Layout;
 }
 
-/** Queues what a plan says. */
+/** More copies of the driver than this are dearer than one launch of a kernel. */
+const MOST_COPIES = 3;
+
+/** So is a copy of more rows than this, each of them a single item. */
+const MOST_ROWS = 64;
+
+const isForKernel = ({ kind, height, depth, count }: CopyPlan): boolean =>
+  count > MOST_COPIES || (kind === 'gather' && height * depth * count > MOST_ROWS);
+
+/** Queues what a plan says: one launch of a kernel where that pays, else copies of the driver. */
 export function queuePlan(
   plan: CopyPlan,
   target: DeviceBuffer,
   source: DeviceBuffer,
   stream: Stream | undefined,
 ): void {
+  if (isForKernel(plan) && queueByKernel(plan, target, source, stream)) return;
   const { width, height, depth } = plan;
   const options = stream ? { stream } : {};
   for (const [from, to] of copiesOf(plan))
@@ -29,6 +40,19 @@ export function queuePlan(
       { width, height, depth },
       options,
     );
+}
+
+function queueByKernel(
+  { width, axes, ...plan }: CopyPlan,
+  target: DeviceBuffer,
+  source: DeviceBuffer,
+  stream: Stream | undefined,
+): boolean {
+  const { context } = target;
+  if (source.context !== context) return false;
+  const to = target.writableAddress + plan.target.byteOffset;
+  const from = source.address + plan.source.byteOffset;
+  return queueStridedCopy({ context, target: to, source: from, width, axes }, stream);
 }
 
 /**

@@ -1,4 +1,5 @@
 /** Items on a device set to one value: it only queues. */
+import { queueStridedFill } from '../kernel/strided.ts';
 import { fillPitched } from '../memory/fill-pitched.ts';
 import type { Stream } from '../stream.ts';
 import { copiesOf, copyPlan } from './copy-plan.ts';
@@ -8,6 +9,9 @@ import { sizeOf } from './shape.ts';
 
 /** The bytes that one memset sets to one value. */
 type WordLength = 1 | 2 | 4;
+
+/** More memsets than this are dearer than one launch of a kernel, where it can be had. */
+const MOST_BESIDE_A_KERNEL = 3;
 
 /** More memsets than this are dearer than copies of what is set already. */
 const MOST_MEMSETS = 16;
@@ -26,7 +30,28 @@ interface Pattern {
 export function queueFill(items: DeviceItems, item: Uint8Array, stream: Stream | undefined): void {
   const start = items.memory.address;
   if (sizeOf(items.layout.shape) === 0) return;
-  fillPart(items, patternOf(item, wordLengthOf(start, items.layout)), stream);
+  const pattern = patternOf(item, wordLengthOf(start, items.layout));
+  const isSoon = isForMemsets(items.layout, pattern, MOST_BESIDE_A_KERNEL);
+  if (!isSoon && fillByKernel(items, item, stream)) return;
+  fillPart(items, pattern, stream);
+}
+
+/** Whether memsets alone set the items, and soon. */
+const isForMemsets = (layout: Layout, pattern: Pattern, most = MOST_MEMSETS): boolean =>
+  memsetsOf(layout, pattern) <= most &&
+  (pattern.words.length === 1 || sizeOf(layout.shape) <= SEED);
+
+/** Sets the items by one launch of a kernel; false where that cannot be. */
+function fillByKernel(
+  { memory, layout }: DeviceItems,
+  item: Uint8Array,
+  stream: Stream | undefined,
+): boolean {
+  const plan = copyPlan(layout, layout);
+  if (!plan) return true;
+  const { width, axes } = plan;
+  const target = memory.writableAddress + plan.target.byteOffset;
+  return queueStridedFill({ context: memory.context, target, width, axes }, item, stream);
 }
 
 /** Sets items word by word where that takes few memsets; else the first of them, which it doubles. */
@@ -36,12 +61,11 @@ function fillPart(items: DeviceItems, pattern: Pattern, stream: Stream | undefin
   const [slowest, ...others] = [...shape.keys()]
     .filter((axis) => shape[axis] !== 1)
     .sort((a, b) => Math.abs(strides[b] as number) - Math.abs(strides[a] as number));
-  const isFew = memsetsOf(layout, pattern) <= MOST_MEMSETS;
-  const isQuick = pattern.words.length === 1 || sizeOf(shape) <= SEED;
-  if (slowest === undefined || (isFew && isQuick)) {
+  if (slowest === undefined || isForMemsets(layout, pattern)) {
     setWords(items, pattern, stream);
     return;
   }
+  const isFew = memsetsOf(layout, pattern) <= MOST_MEMSETS;
   const length = shape[slowest] as number;
   const part = (from: number, count: number): Layout => ({
     ...layout,

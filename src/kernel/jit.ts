@@ -57,6 +57,46 @@ export function checkJit(options: JitOptions | undefined): JitPairs {
   return pairs;
 }
 
+/** What the driver's compiler or linker answered, and wrote. */
+interface Logged<T> {
+  readonly result: T;
+  /** Information and warnings. */
+  readonly log: string;
+  /** Errors, and the information after them. */
+  readonly errors: string;
+}
+
+/**
+ * Calls `use` with options as the driver takes them, those for its words among them. All of it is
+ * valid until `use` returns.
+ */
+export function withJitOptions<T>(
+  pairs: JitPairs,
+  use: (count: number, options: Address, values: Address) => T,
+): Logged<T> {
+  const info = Buffer.alloc(LOG);
+  const errors = Buffer.alloc(LOG);
+  const result = withAddress(info, (infoAt) =>
+    withAddress(errors, (errorsAt) => {
+      const all: JitPairs = [
+        [CU_JIT_INFO_LOG_BUFFER, infoAt],
+        [CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, LOG],
+        [CU_JIT_ERROR_LOG_BUFFER, errorsAt],
+        [CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, LOG],
+        ...pairs,
+      ];
+      // The options are 32-bit numbers, and the values words of 64: numbers cast to pointers.
+      const options = Buffer.from(Uint32Array.from(all, ([option]) => option).buffer);
+      const values = Buffer.from(BigUint64Array.from(all, ([, value]) => BigInt(value)).buffer);
+      return withAddress(options, (optionsAt) =>
+        withAddress(values, (valuesAt) => use(all.length, optionsAt, valuesAt)),
+      );
+    }),
+  );
+  const log = textOf(info);
+  return { result, log, errors: [textOf(errors), log].filter(Boolean).join('\n') };
+}
+
 /**
  * Loads code into the context that is current.
  *
@@ -66,37 +106,12 @@ export function loadImage(
   { kind, bytes }: Image,
   pairs: JitPairs,
 ): { readonly handle: CUmodule; readonly log: string } {
-  const info = Buffer.alloc(LOG);
-  const errors = Buffer.alloc(LOG);
-  const status = withAddress(bytes, (image) =>
-    withAddress(info, (infoAt) =>
-      withAddress(errors, (errorsAt) => {
-        const all: JitPairs = [
-          [CU_JIT_INFO_LOG_BUFFER, infoAt],
-          [CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, LOG],
-          [CU_JIT_ERROR_LOG_BUFFER, errorsAt],
-          [CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, LOG],
-          ...pairs,
-        ];
-        // The options are 32-bit numbers, and the values words of 64: numbers cast to pointers.
-        const options = Buffer.from(Uint32Array.from(all, ([option]) => option).buffer);
-        const values = Buffer.from(BigUint64Array.from(all, ([, value]) => BigInt(value)).buffer);
-        return withAddress(options, (optionsAt) =>
-          withAddress(values, (valuesAt) =>
-            cu.cuModuleLoadDataEx(OUT0, image, all.length, optionsAt as Address, valuesAt),
-          ),
-        );
-      }),
-    ),
+  const call = 'cuModuleLoadDataEx';
+  const { result, log, errors } = withJitOptions(pairs, (count, options, values) =>
+    withAddress(bytes, (image) => cu[call](OUT0, image, count, options, values)),
   );
-  const log = textOf(info);
-  if (status !== 0)
-    throw cudaError(
-      status,
-      'cuModuleLoadDataEx',
-      `loading ${bytes.length} bytes of ${kind}`,
-      [textOf(errors), log].filter(Boolean).join('\n'),
-    );
+  if (result !== 0)
+    throw cudaError(result, call, `loading ${bytes.length} bytes of ${kind}`, errors);
   return { handle: readHandle<CUmodule>(OUT0, cu.cuModuleUnload), log };
 }
 

@@ -113,6 +113,7 @@ const outValues: Readonly<Record<string, { byteLength: number; read(at: Address)
   CUdeviceptr: { byteLength: 8, read: readHandle },
   CUmemoryPool: { byteLength: 8, read: readHandle },
   CUmemGenericAllocationHandle: { byteLength: 8, read: readHandle },
+  CUlinkState: { byteLength: 8, read: readHandle },
   CUmodule: { byteLength: 8, read: readHandle },
   CUfunction: { byteLength: 8, read: readHandle },
   CUgraph: { byteLength: 8, read: readHandle },
@@ -184,7 +185,7 @@ function outValue(type: string, id: number): { bytes: Buffer; expected: unknown 
 
 test("what C writes is what the arena's readers answer, and not a byte more", { skip }, (t) => {
   const memory = new Uint8Array(arena.buffer);
-  const slots = [4096, 4096 + 128, 4096 + 256, 4096 + 384];
+  const slots = Array.from({ length: 8 }, (_, position) => 4096 + 128 * position);
   let written = 0;
   for (const [index, name] of functionNames.entries()) {
     standIn().clear();

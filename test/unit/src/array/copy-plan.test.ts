@@ -105,6 +105,7 @@ test('parts of planes and of volumes are copied as one box', () => {
     depth: 1,
     source: { byteOffset: 240, rowPitch: 120, slicePitch: 1200 },
     target: { byteOffset: 0, rowPitch: 28, slicePitch: 280 },
+    axes: [{ length: 10, source: 120, target: 28 }],
     repetitions: [],
     count: 1,
   });

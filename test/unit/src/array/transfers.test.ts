@@ -2,7 +2,9 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
-import { recordCalls } from '../../../../ffi/driver.ts';
+import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import type { Driver } from '../../../../ffi/functions.ts';
+import { CUresult } from '../../../../ffi/results.ts';
 import { extents, type Layout } from '../../../../src/array/layout.ts';
 import {
   complex64,
@@ -18,13 +20,20 @@ import {
   uint8,
 } from '../../../../src/index.ts';
 import { dose } from '../../../support/dose.ts';
+import { broken } from '../../../support/faults.ts';
 import { addresses, anyShape, bytesOf, orderlyLayout } from '../../../support/layouts.ts';
 import { emulate } from '../emulate.ts';
 
 const runs = { numRuns: dose(100, 20_000), seed: 20_250_102 };
 const BYTE_LENGTH = 40_000;
 
-emulate();
+const driver = emulate();
+
+/** With kernels of cuffi's own, and where the driver loads none. */
+const ways: readonly (readonly [name: string, driver: Driver])[] = [
+  ['kernels', driver],
+  ['copies of the driver', broken(driver, 'cuModuleLoadDataEx', CUresult.CUDA_ERROR_NOT_SUPPORTED)],
+];
 
 /** An array somewhere in a buffer of {@link BYTE_LENGTH} bytes. */
 interface Place {
@@ -109,63 +118,72 @@ test('items come to the host and to the device as the model has them, and no byt
   );
 });
 
-test('items go to another array as the model has them, also within the same memory', async () => {
-  using source = DeviceBuffer.allocate(BYTE_LENGTH);
-  using other = DeviceBuffer.allocate(BYTE_LENGTH);
-  using stream = Stream.create();
-  await fc.assert(
-    fc.asyncProperty(cases, async ({ from, to, seed, isStreamed }) => {
-      const memory = pattern(BYTE_LENGTH, seed);
-      const items = gathered(memory, from.layout, 'C');
-      for (const buffer of [source, other]) {
-        for (const each of [source, other]) each.copyFromSync(memory);
-        arrayAt(source, from).copyTo(arrayAt(buffer, to), isStreamed ? { stream } : {});
-        await stream.synchronize();
-        same(buffer.copyToHostSync(), scattered(memory, to.layout, 'C', items));
-      }
-    }),
-    runs,
-  );
-});
+for (const [way, chosen] of ways) {
+  test(`items go to another array as the model has them, also within the same memory, by ${way}`, async () => {
+    selectDriver(chosen);
+    using source = DeviceBuffer.allocate(BYTE_LENGTH);
+    using other = DeviceBuffer.allocate(BYTE_LENGTH);
+    using stream = Stream.create();
+    await fc.assert(
+      fc.asyncProperty(cases, async ({ from, to, seed, isStreamed }) => {
+        const memory = pattern(BYTE_LENGTH, seed);
+        const items = gathered(memory, from.layout, 'C');
+        for (const buffer of [source, other]) {
+          for (const each of [source, other]) each.copyFromSync(memory);
+          arrayAt(source, from).copyTo(arrayAt(buffer, to), isStreamed ? { stream } : {});
+          await stream.synchronize();
+          same(buffer.copyToHostSync(), scattered(memory, to.layout, 'C', items));
+        }
+      }),
+      runs,
+    );
+  });
+}
 
-test('a fill sets each byte of each item, and none between', () => {
-  using buffer = DeviceBuffer.allocate(BYTE_LENGTH);
-  fc.assert(
-    fc.property(cases, fc.boolean(), ({ from: { dtype, layout }, seed }, isEven) => {
-      const memory = pattern(BYTE_LENGTH, seed);
-      buffer.copyFromSync(memory);
-      const raw = Dtype.bytes(dtype.itemsize);
-      const item = isEven
-        ? new Uint8Array(dtype.itemsize).fill(seed)
-        : pattern(dtype.itemsize, seed);
-      arrayAt(buffer, { dtype: raw, layout }).fill(item);
-      const items = Uint8Array.from(addresses(layout).flatMap(() => [...item]));
-      same(buffer.copyToHostSync(), scattered(memory, layout, 'C', items));
-    }),
-    runs,
-  );
-});
+for (const [way, chosen] of ways) {
+  test(`a fill sets each byte of each item, and none between, by ${way}`, () => {
+    selectDriver(chosen);
+    using buffer = DeviceBuffer.allocate(BYTE_LENGTH);
+    fc.assert(
+      fc.property(cases, fc.boolean(), ({ from: { dtype, layout }, seed }, isEven) => {
+        const memory = pattern(BYTE_LENGTH, seed);
+        buffer.copyFromSync(memory);
+        const raw = Dtype.bytes(dtype.itemsize);
+        const item = isEven
+          ? new Uint8Array(dtype.itemsize).fill(seed)
+          : pattern(dtype.itemsize, seed);
+        arrayAt(buffer, { dtype: raw, layout }).fill(item);
+        const items = Uint8Array.from(addresses(layout).flatMap(() => [...item]));
+        same(buffer.copyToHostSync(), scattered(memory, layout, 'C', items));
+      }),
+      runs,
+    );
+  });
+}
 
-test('a fill of many items takes few calls, as it doubles what is set', () => {
-  for (const [shape, pitch, most] of [
-    [[5000], 8, 8],
-    [[300, 100], 1000, 20],
-    [[20, 20, 20], 72, 30],
-  ] as const) {
-    const strides = shape.map((_, axis) => pitch * 24 ** (shape.length - 1 - axis));
-    if (shape.length === 2) strides[1] = 8;
-    using array = deviceArray(shape, float64, { strides });
-    array.buffer.fill(0);
-    const recorder = recordCalls();
-    array.fill(1.1);
-    recorder.stop();
-    assert.deepEqual(new Set(array.copyToHostSync()), new Set([1.1]));
-    const bytes = array.buffer.copyToHostSync();
-    assert.equal(bytes.filter((byte) => byte !== 0).length, array.size * 8);
-    const work = recorder.calls.filter(({ name }) => /Memset|Memcpy/.test(name));
-    assert.ok(work.length <= most, `${work.length} calls for ${shape}`);
-  }
-});
+for (const [way, chosen] of ways) {
+  test(`a fill of many items takes few calls, by ${way}`, () => {
+    selectDriver(chosen);
+    for (const [shape, pitch, most] of [
+      [[5000], 8, 8],
+      [[300, 100], 1000, 20],
+      [[20, 20, 20], 72, 30],
+    ] as const) {
+      const strides = shape.map((_, axis) => pitch * 24 ** (shape.length - 1 - axis));
+      if (shape.length === 2) strides[1] = 8;
+      using array = deviceArray(shape, float64, { strides });
+      array.buffer.fill(0);
+      const recorder = recordCalls();
+      array.fill(1.1);
+      recorder.stop();
+      assert.deepEqual(new Set(array.copyToHostSync()), new Set([1.1]));
+      const bytes = array.buffer.copyToHostSync();
+      assert.equal(bytes.filter((byte) => byte !== 0).length, array.size * 8);
+      const work = recorder.calls.filter(({ name }) => /Memset|Memcpy|Launch/.test(name));
+      assert.ok(work.length <= most, `${work.length} calls for ${shape}`);
+    }
+  });
+}
 
 test('what is broadcast is written to every place', async () => {
   using buffer = DeviceBuffer.allocate(BYTE_LENGTH);

@@ -1,0 +1,131 @@
+/** The kernels of cuffi's own, which src/kernel/ptx has for hardware. */
+import type { EmulatedLaunch, RegisteredKernel } from '../emulated-kernels.ts';
+
+const MOST_AXES = 8;
+const AXES = { bytes: 3 * MOST_AXES * 8 } as const;
+
+/** How items lie on one side. */
+interface Side {
+  readonly address: number;
+  readonly strides: readonly number[];
+}
+
+const copy =
+  (word: number): RegisteredKernel['run'] =>
+  (launch, args) => {
+    const [target, source, items, count, axes] = args as [
+      number,
+      number,
+      bigint,
+      number,
+      Uint8Array,
+    ];
+    const [lengths, to, from] = tableOf(axes, count);
+    const into = bytesOf(launch, { address: target, strides: to }, lengths, word);
+    const read = bytesOf(launch, { address: source, strides: from }, lengths, word);
+    for (const [toOffset, fromOffset] of places(threads(launch, items), lengths, to, from))
+      for (let byte = 0; byte < word; byte += 1)
+        into.bytes[into.first + toOffset + byte] = read.bytes[
+          read.first + fromOffset + byte
+        ] as number;
+  };
+
+const fill =
+  (word: number): RegisteredKernel['run'] =>
+  (launch, args) => {
+    const [target, low, high, items, count, axes] = args as [
+      number,
+      bigint,
+      bigint,
+      bigint,
+      number,
+      Uint8Array,
+    ];
+    const [lengths, to] = tableOf(axes, count);
+    const into = bytesOf(launch, { address: target, strides: to }, lengths, word);
+    const value = new Uint8Array(BigUint64Array.of(low, high).buffer);
+    for (const [offset] of places(threads(launch, items), lengths, to, to))
+      for (let byte = 0; byte < word; byte += 1)
+        into.bytes[into.first + offset + byte] = value[byte] as number;
+  };
+
+/** Lengths, strides of the target and strides of the source. */
+function tableOf(
+  axes: Uint8Array,
+  count: number,
+): [lengths: number[], target: number[], source: number[]] {
+  const words = new BigInt64Array(Uint8Array.from(axes).buffer);
+  const part = (n: number): number[] =>
+    Array.from(words.subarray(n * MOST_AXES, n * MOST_AXES + count), Number);
+  return [part(0), part(1), part(2)];
+}
+
+/** How many items there are threads for. */
+const threads = ({ grid, block }: EmulatedLaunch, items: bigint): number =>
+  Math.min(Number(items), grid[0] * block[0]);
+
+/** All bytes from the first item to the last, and which of them is the first of item 0. */
+function bytesOf(
+  launch: EmulatedLaunch,
+  { address, strides }: Side,
+  lengths: readonly number[],
+  word: number,
+): { readonly bytes: Uint8Array; readonly first: number } {
+  let low = 0;
+  let high = word;
+  for (const [axis, stride] of strides.entries()) {
+    const reach = ((lengths[axis] as number) - 1) * stride;
+    if (reach < 0) low += reach;
+    else high += reach;
+  }
+  return { bytes: launch.view(address + low, Uint8Array, high - low), first: -low };
+}
+
+/** Where each item is on both sides; the first axis is the fastest. */
+function* places(
+  items: number,
+  lengths: readonly number[],
+  to: readonly number[],
+  from: readonly number[],
+): Generator<readonly [to: number, from: number], void> {
+  const index = lengths.map(() => 0);
+  let [toOffset, fromOffset] = [0, 0];
+  for (let item = 0; item < items; item += 1) {
+    yield [toOffset, fromOffset];
+    for (let axis = 0; axis < lengths.length; axis += 1) {
+      const next = (index[axis] as number) + 1;
+      const steps = next < (lengths[axis] as number) ? 1 : 1 - next;
+      index[axis] = steps === 1 ? next : 0;
+      toOffset += steps * (to[axis] as number);
+      fromOffset += steps * (from[axis] as number);
+      if (steps === 1) break;
+    }
+  }
+}
+
+const countEqual: RegisteredKernel['run'] = ({ view }, args) => {
+  const [a, b, length, equal] = args as [number, number, bigint, number];
+  const left = view(a, Uint8Array, Number(length));
+  const right = view(b, Uint8Array, Number(length));
+  const sum = view(equal, BigUint64Array, 1);
+  let count = 0;
+  for (const [at, byte] of left.entries()) if (byte === right[at]) count += 1;
+  sum[0] = (sum[0] as bigint) + BigInt(count);
+};
+
+/** By their names, as in the PTX. */
+export const ownKernels: ReadonlyMap<string, RegisteredKernel> = new Map<string, RegisteredKernel>([
+  ['cuffi_count_equal', { params: ['pointer', 'pointer', 'uint64', 'pointer'], run: countEqual }],
+  ...[1, 2, 4, 8, 16].flatMap((word) =>
+    [32, 64].flatMap((bits): [string, RegisteredKernel][] => [
+      [
+        `cuffi_copy_${word}_${bits}`,
+        { params: ['pointer', 'pointer', 'uint64', 'uint32', AXES], run: copy(word) },
+      ],
+      [
+        `cuffi_fill_${word}_${bits}`,
+        { params: ['pointer', 'uint64', 'uint64', 'uint64', 'uint32', AXES], run: fill(word) },
+      ],
+    ]),
+  ),
+]);

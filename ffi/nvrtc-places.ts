@@ -1,0 +1,132 @@
+/** Where CUDA's toolkits are, or what pip and conda install of them: libnvrtc and the headers. */
+import { readdirSync, readFileSync, realpathSync, statSync } from 'node:fs';
+import { homedir } from 'node:os';
+import { basename, delimiter, dirname, join, resolve } from 'node:path';
+
+/** The names that the loader may know it by, where its own places have one. */
+const LOADER_NAMES = [
+  'libnvrtc.so.14',
+  'libnvrtc.so.13',
+  'libnvrtc.so.12',
+  'libnvrtc.so.11.2',
+  'libnvrtc.so',
+];
+
+const LIBRARY = /^libnvrtc\.so((?:\.\d+)*)$/;
+const TARGETS = ['targets/x86_64-linux', 'targets/sbsa-linux', 'targets/aarch64-linux'];
+
+const entriesOf = (folder: string): string[] => {
+  try {
+    return readdirSync(folder);
+  } catch {
+    return [];
+  }
+};
+
+const isFile = (path: string): boolean =>
+  statSync(path, { throwIfNoEntry: false })?.isFile() ?? false;
+
+const isNamed = (path: string | undefined): path is string => path !== undefined && path !== '';
+
+/** Where Python keeps packages: of the environment in use, of every python3 in PATH, of the user. */
+function sitePackages(env: NodeJS.ProcessEnv): string[] {
+  const pythons = (env['PATH'] ?? '')
+    .split(delimiter)
+    .filter((folder) => folder !== '' && isFile(join(folder, 'python3')));
+  const prefixes = [
+    env['VIRTUAL_ENV'],
+    env['CONDA_PREFIX'],
+    // A python of an environment is a link out of it; the one that it leads to has packages, too.
+    ...pythons.flatMap((folder) => [
+      dirname(folder),
+      dirname(dirname(realpathSync(join(folder, 'python3')))),
+    ]),
+    join(homedir(), '.local'),
+    '/usr/local',
+    '/usr',
+  ].filter(isNamed);
+  const sites = prefixes.flatMap((prefix) =>
+    ['lib', 'lib64'].flatMap((lib) =>
+      entriesOf(join(prefix, lib))
+        .filter((name) => /^python3(\.\d+)?$/.test(name))
+        .flatMap((name) =>
+          ['site-packages', 'dist-packages'].map((packages) => join(prefix, lib, name, packages)),
+        ),
+    ),
+  );
+  const named = (env['PYTHONPATH'] ?? '').split(delimiter).filter(isNamed);
+  return [...named, ...sites];
+}
+
+/** Folders with a lib and an include in them, those that were named first. */
+function roots(env: NodeJS.ProcessEnv): string[] {
+  const named = [env['CUDA_HOME'], env['CUDA_PATH'], env['CONDA_PREFIX']].filter(isNamed);
+  const toolkits = entriesOf('/usr/local').filter((name) => /^cuda(-[\d.]+)?$/.test(name));
+  const wheels = sitePackages(env).flatMap((site) =>
+    entriesOf(join(site, 'nvidia'))
+      .filter((name) => /^(cu\d+|cuda_nvrtc|cuda_runtime|cuda_cccl)$/.test(name))
+      .map((name) => join(site, 'nvidia', name)),
+  );
+  const installed = toolkits.map((name) => join('/usr/local', name));
+  const all = [...named, ...wheels, ...installed, '/opt/cuda'];
+  return [
+    ...new Set(all.flatMap((root) => [root, ...TARGETS.map((target) => join(root, target))])),
+  ];
+}
+
+const versionOf = (path: string): number[] =>
+  (LIBRARY.exec(basename(path))?.[1] ?? '').split('.').slice(1).map(Number);
+
+const newestFirst = (a: readonly number[], b: readonly number[]): number =>
+  [0, 1, 2].map((n) => (b[n] ?? 0) - (a[n] ?? 0)).find((difference) => difference !== 0) ?? 0;
+
+/** The versions of libnvrtc in a folder: of links, what they lead to is asked. */
+const librariesIn = (folder: string): { readonly path: string; readonly version: number[] }[] =>
+  entriesOf(folder)
+    .filter((name) => LIBRARY.test(name))
+    .map((name) => join(folder, name))
+    .filter(isFile)
+    .map((path) => ({ path, version: versionOf(realpathSync(path)) }));
+
+/**
+ * What may be opened as libnvrtc: `CUFFI_NVRTC` alone where it is set, else what the loader and the
+ * usual places have, the newest first.
+ */
+export function nvrtcPlaces(env: NodeJS.ProcessEnv = process.env): readonly string[] {
+  const chosen = env['CUFFI_NVRTC'];
+  if (chosen) return [chosen];
+  const found = [
+    ...LOADER_NAMES.map((path) => ({ path, version: versionOf(path) })),
+    ...roots(env).flatMap((root) =>
+      ['lib64', 'lib'].flatMap((lib) => librariesIn(join(root, lib))),
+    ),
+  ];
+  return [
+    ...new Set(found.sort((a, b) => newestFirst(a.version, b.version)).map(({ path }) => path)),
+  ];
+}
+
+/** The file that a library was loaded from, by the name or path that opened it. */
+export function loadedFile(path: string): string | undefined {
+  if (path.includes('/')) return realpathSync(path);
+  const line = readFileSync('/proc/self/maps', 'utf8')
+    .split('\n')
+    .find((mapping) => basename(mapping).startsWith(path));
+  return line?.slice(line.indexOf('/'));
+}
+
+/**
+ * The folders of CUDA's headers (`cuda_fp16.h`, `cooperative_groups.h`), those beside the library
+ * `file` first; none where there are no headers.
+ */
+export function headerFolders(
+  file: string | undefined,
+  env: NodeJS.ProcessEnv = process.env,
+): readonly string[] {
+  const beside = file ? [resolve(dirname(file), '..')] : [];
+  const folder = [...beside, ...roots(env)]
+    .map((root) => join(root, 'include'))
+    .find((include) => isFile(join(include, 'cuda_fp16.h')));
+  // The C++ library has a folder of its own since CUDA 13.
+  return folder ? [folder, join(folder, 'cccl')].filter((path) => entriesOf(path).length > 0) : [];
+}

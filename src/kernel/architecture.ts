@@ -1,0 +1,58 @@
+/** For which architecture a source is compiled. */
+import { CompileError } from '../errors.ts';
+
+/** What a compiler makes: text for every device from an architecture on, or code for one. */
+export type CodeKind = 'ptx' | 'cubin';
+
+/** A compute capability, e.g. `{ major: 9, minor: 0 }`. */
+interface Capability {
+  readonly major: number;
+  readonly minor: number;
+}
+
+const NAME = /^(sm|compute)_(\d{2,3})([af]?)$/;
+
+/** @throws TypeError, RangeError */
+export function checkArchitecture(arch: unknown, kind: CodeKind): string {
+  if (typeof arch !== 'string')
+    throw new TypeError(`arch must be a string like 'sm_90', not a value of type ${typeof arch}`);
+  if (!NAME.test(arch))
+    throw new RangeError(`arch must be like 'sm_90' or 'compute_90', not '${arch}'`);
+  if (kind === 'cubin' && !arch.startsWith('sm_'))
+    throw new RangeError(`a cubin is for one architecture, like 'sm_90': '${arch}' is for PTX`);
+  return kind === 'ptx' ? arch.replace(/^sm_/, 'compute_') : arch;
+}
+
+/** @throws CompileError where the compiler does not know `arch` */
+export function requireKnown(arch: string, known: readonly number[], version: string): void {
+  const number = Number(NAME.exec(arch)?.[2]);
+  if (known.includes(number)) return;
+  throw new CompileError(
+    `libnvrtc ${version} does not compile for ${arch}, only for ${known.join(', ')}`,
+    '',
+  );
+}
+
+/**
+ * The architecture for a device. Where the compiler is older than the device: the newest that the
+ * compiler knows and the device runs, which for cubins is one of the same major number.
+ *
+ * @throws CompileError where there is none
+ */
+export function architectureFor(
+  { major, minor }: Capability,
+  kind: CodeKind,
+  known: readonly number[],
+  version: string,
+): string {
+  const own = 10 * major + minor;
+  const best = known
+    .filter((number) => number <= own && (kind === 'ptx' || Math.floor(number / 10) === major))
+    .at(-1);
+  if (best === undefined)
+    throw new CompileError(
+      `libnvrtc ${version} makes no ${kind} for a device of compute capability ${major}.${minor}, only for ${known.join(', ')}`,
+      '',
+    );
+  return `${kind === 'ptx' ? 'compute' : 'sm'}_${best}`;
+}

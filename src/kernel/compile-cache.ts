@@ -1,0 +1,144 @@
+/** What was compiled before, on disk: so that only the first start of a program waits for it. */
+import { createHash, randomBytes } from 'node:crypto';
+import {
+  lstatSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+  utimesSync,
+  writeFileSync,
+} from 'node:fs';
+import { homedir } from 'node:os';
+import { isAbsolute, join } from 'node:path';
+import type { CodeKind } from './architecture.ts';
+import type { CompileRequest } from './compile-options.ts';
+import type { CompiledInit } from './compiled-code.ts';
+import { includedFiles } from './includes.ts';
+
+/** Raised when what a file holds, or what its name is made of, changes. */
+const FORMAT = 1;
+
+/** The files of a folder may have so many bytes; what was not read for the longest time goes first. */
+const MOST_BYTES = 256 << 20;
+const DIGEST_BYTES = 32;
+
+/** A file's text part. */
+interface Header {
+  readonly log: string;
+  readonly names: readonly (readonly [expression: string, name: string])[];
+}
+
+/**
+ * The place of one source in the cache. Its name is a digest of all that matters: the source, its
+ * headers and included files, the options with the architecture, the names, what is made, and which
+ * libnvrtc makes it. A folder that others may write to is not used; a file that was damaged is not
+ * read; where nothing can be written, nothing is kept.
+ */
+export class CompileCache<K extends CodeKind> {
+  readonly #kind: K;
+  readonly #folder: string;
+  readonly #path: string;
+
+  private constructor(kind: K, folder: string, key: string) {
+    this.#kind = kind;
+    this.#folder = folder;
+    this.#path = join(folder, key);
+  }
+
+  /** Undefined where the cache is off, or cannot tell whether what it has is still right. */
+  static of<K extends CodeKind>(request: CompileRequest<K>): CompileCache<K> | undefined {
+    const folder = folderOf(request.cache);
+    if (folder === undefined) return undefined;
+    const included = includedFiles(request);
+    if (!included || !makePrivate(folder)) return undefined;
+    const { compiler, source, kind, options, headers, names } = request;
+    const all = [
+      FORMAT,
+      compiler.identity,
+      kind,
+      options,
+      names,
+      source,
+      Object.entries(headers).sort(([a], [b]) => (a < b ? -1 : 1)),
+      included,
+    ];
+    const key = createHash('sha256').update(JSON.stringify(all)).digest('hex');
+    return new CompileCache(kind, folder, key);
+  }
+
+  /** Undefined where there is nothing, or nothing whole. */
+  read(): CompiledInit<K> | undefined {
+    try {
+      const file = readFileSync(this.#path);
+      const body = file.subarray(DIGEST_BYTES);
+      if (!digest(body).equals(file.subarray(0, DIGEST_BYTES))) return undefined;
+      const end = 4 + body.readUInt32LE(0);
+      const { log, names } = JSON.parse(body.toString('utf8', 4, end)) as Header;
+      const now = new Date();
+      utimesSync(this.#path, now, now);
+      return {
+        kind: this.#kind,
+        code: new Uint8Array(body.subarray(end)),
+        log,
+        names: new Map(names),
+      };
+    } catch {
+      return undefined;
+    }
+  }
+
+  write({ code, log, names }: CompiledInit<K>): void {
+    const header = Buffer.from(JSON.stringify({ log, names: [...names] } satisfies Header));
+    const length = Buffer.alloc(4);
+    length.writeUInt32LE(header.length);
+    const body = Buffer.concat([length, header, code]);
+    const unfinished = `${this.#path}.${randomBytes(6).toString('hex')}`;
+    try {
+      writeFileSync(unfinished, Buffer.concat([digest(body), body]), { mode: 0o600, flag: 'wx' });
+      renameSync(unfinished, this.#path);
+      this.#makeRoom();
+    } catch {
+      rmSync(unfinished, { force: true });
+    }
+  }
+
+  #makeRoom(): void {
+    const files = readdirSync(this.#folder)
+      .flatMap((name) => {
+        const path = join(this.#folder, name);
+        const stats = statSync(path, { throwIfNoEntry: false });
+        return stats ? [{ path, byteLength: stats.size, usedMs: stats.mtimeMs }] : [];
+      })
+      .sort((a, b) => b.usedMs - a.usedMs);
+    let byteLength = 0;
+    for (const file of files) {
+      byteLength += file.byteLength;
+      if (byteLength > MOST_BYTES) rmSync(file.path, { force: true });
+    }
+  }
+}
+
+const digest = (bytes: Uint8Array): Buffer => createHash('sha256').update(bytes).digest();
+
+/** Where files are kept, by the option and the environment; undefined: nowhere. */
+function folderOf(cache: boolean | string): string | undefined {
+  const { CUFFI_CACHE: chosen, XDG_CACHE_HOME: theirs } = process.env;
+  if (cache === false || chosen === 'off' || chosen === '0') return undefined;
+  const own = theirs && isAbsolute(theirs) ? theirs : join(homedir(), '.cache');
+  const base = typeof cache === 'string' ? cache : chosen || join(own, 'cuffi');
+  return join(base, 'compiled');
+}
+
+/** Makes a folder for this user alone; false where it is not. */
+function makePrivate(folder: string): boolean {
+  try {
+    mkdirSync(folder, { recursive: true, mode: 0o700 });
+    const stats = lstatSync(folder);
+    return stats.isDirectory() && stats.uid === process.getuid?.() && (stats.mode & 0o022) === 0;
+  } catch {
+    return false;
+  }
+}

@@ -1,0 +1,121 @@
+/** What `compile` is asked for: its arguments, checked. */
+import { checkOptions, shown } from '../arguments.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import { architectureFor, type CodeKind, checkArchitecture, requireKnown } from './architecture.ts';
+import { type Compiler, compilerInUse } from './nvrtc.ts';
+
+/** Options of `compile`. The device or context says for which architecture, by default. */
+export interface CompileOptions<K extends CodeKind = CodeKind> extends PlaceOptions {
+  /** PTX, which every device from the architecture on takes, or a cubin for one. Default `'ptx'`. */
+  readonly to?: K;
+  /** E.g. `'sm_90'`. Default: the device's. */
+  readonly arch?: string;
+  /** Options of the compiler, as nvcc's: `['-std=c++17', '--use_fast_math', '-DN=4']`. */
+  readonly options?: readonly string[];
+  /** Sources by the names that `#include` has for them. */
+  readonly headers?: Readonly<Record<string, string>>;
+  /** Kernels of templates, and of C++ namespaces: `['scale<float>']`. */
+  readonly names?: readonly string[];
+  /** Whether what was compiled before is taken from the disk, or in which folder it is. */
+  readonly cache?: boolean | string;
+}
+
+/** A source and all that says what becomes of it. */
+export interface CompileRequest<K extends CodeKind = CodeKind> {
+  readonly compiler: Compiler;
+  readonly source: string;
+  readonly kind: K;
+  /** All options of the compiler, the architecture among them. */
+  readonly options: readonly string[];
+  readonly headers: Readonly<Record<string, string>>;
+  readonly names: readonly string[];
+  readonly cache: boolean | string;
+}
+
+/** What a source is called in the compiler's messages. */
+export const SOURCE_NAME = 'kernel.cu';
+
+const KNOWN = [
+  'to',
+  'arch',
+  'options',
+  'headers',
+  'names',
+  'cache',
+  'context',
+  'device',
+] as const satisfies readonly (keyof CompileOptions)[];
+
+/** @throws TypeError, RangeError, CompilerNotFoundError, CompileError */
+export function checkRequest<K extends CodeKind>(
+  source: unknown,
+  options: CompileOptions<K> | undefined,
+  call: string,
+): CompileRequest<K> {
+  const { to, arch, headers, names, cache, ...given } = checkOptions(options, KNOWN, call);
+  const kind = to ?? 'ptx';
+  if (kind !== 'ptx' && kind !== 'cubin')
+    throw new TypeError(`to must be 'ptx' or 'cubin', not ${shown(kind)}`);
+  if (cache !== undefined && typeof cache !== 'boolean' && typeof cache !== 'string')
+    throw new TypeError(`cache must be true, false or a folder, not ${shown(cache)}`);
+  const { options: flags, ...place } = given;
+  const checked = {
+    source: text(source, 'source'),
+    headers: checkHeaders(headers ?? {}),
+    names: texts(names ?? [], 'names'),
+    flags: checkFlags(texts(flags ?? [], 'options')),
+    arch: arch === undefined ? undefined : checkArchitecture(arch, kind),
+  };
+  if (arch !== undefined && (place.context !== undefined || place.device !== undefined))
+    throw new TypeError('give either arch or a context or device, not both');
+  const compiler = compilerInUse();
+  const { architectures, version } = compiler;
+  if (checked.arch !== undefined) requireKnown(checked.arch, architectures, version);
+  const architecture =
+    checked.arch ??
+    architectureFor(Context.of(place).device.computeCapability, kind, architectures, version);
+  return {
+    compiler,
+    source: checked.source,
+    kind: kind as K,
+    options: [
+      `--gpu-architecture=${architecture}`,
+      ...checked.flags,
+      ...compiler.headerFolders.map((folder) => `--include-path=${folder}`),
+    ],
+    headers: checked.headers,
+    names: checked.names,
+    cache: cache ?? true,
+  };
+}
+
+function text(value: unknown, name: string): string {
+  if (typeof value !== 'string')
+    throw new TypeError(`${name} must be a string, not ${shown(value)}`);
+  if (value.includes('\0')) throw new TypeError(`${name} has a zero character in it`);
+  return value;
+}
+
+function texts(values: unknown, name: string): readonly string[] {
+  if (!Array.isArray(values))
+    throw new TypeError(`${name} must be an array of strings, not ${shown(values)}`);
+  return values.map((value, n) => text(value, `${name}[${n}]`));
+}
+
+function checkHeaders(headers: unknown): Readonly<Record<string, string>> {
+  if (typeof headers !== 'object' || headers === null || Array.isArray(headers))
+    throw new TypeError(`headers must be an object of sources by name, not ${shown(headers)}`);
+  return Object.fromEntries(
+    Object.entries(headers).map(([name, source]) => [
+      text(name, 'a header’s name'),
+      text(source, `headers[${shown(name)}]`),
+    ]),
+  );
+}
+
+function checkFlags(flags: readonly string[]): readonly string[] {
+  const arch = flags.find((flag) => /^(-arch|--gpu-architecture)\b/.test(flag));
+  if (arch !== undefined)
+    throw new TypeError(`the option '${arch}' is cuffi's to give: name the architecture by arch`);
+  return flags;
+}

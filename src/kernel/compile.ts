@@ -1,0 +1,80 @@
+/** CUDA C++ compiled at run time, by libnvrtc. */
+import type { CodeKind } from './architecture.ts';
+import { CompileCache } from './compile-cache.ts';
+import { type CompileOptions, type CompileRequest, checkRequest } from './compile-options.ts';
+import { CompiledCode, type CompiledInit } from './compiled-code.ts';
+import { Program } from './nvrtc-program.ts';
+
+/**
+ * Compiles CUDA C++ for a device by libnvrtc (`CUFFI_NVRTC`, or where the loader, the CUDA toolkit,
+ * pip or conda have put it), on another thread. What was compiled before comes from a cache on disk:
+ * its folder is `CUFFI_CACHE`, by default `cuffi` in the user's cache folder; `CUFFI_CACHE=off`
+ * or `{ cache: false }` has everything compiled anew.
+ *
+ * CUDA's own headers (`cuda_fp16.h`, `cooperative_groups.h`) are found where they are installed.
+ *
+ * @example
+ * const { code } = await cuda.compile(`
+ *   extern "C" __global__ void twice(float *x, unsigned n) {
+ *     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+ *     if (i < n) x[i] *= 2;
+ *   }`);
+ * using module = cuda.Module.load(code);
+ * @throws CompileError with the compiler's log and the first line at fault; CompilerNotFoundError;
+ * TypeError, RangeError; CudaError where the device cannot be asked for its architecture
+ * @see https://docs.nvidia.com/cuda/nvrtc/index.html
+ */
+export async function compile<K extends CodeKind = 'ptx'>(
+  source: string,
+  options?: CompileOptions<K>,
+): Promise<CompiledCode<K>> {
+  const request = checkRequest(source, options, 'compile');
+  const cache = CompileCache.of(request);
+  const known = cache?.read();
+  if (known) return new CompiledCode(known);
+  return inTurn(async () => {
+    using program = new Program(request);
+    return kept(await program.compile(), cache);
+  });
+}
+
+/** As {@link compile}, but blocks until it is done: often half a second. */
+export function compileSync<K extends CodeKind = 'ptx'>(
+  source: string,
+  options?: CompileOptions<K>,
+): CompiledCode<K> {
+  const request: CompileRequest<K> = checkRequest(source, options, 'compileSync');
+  const cache = CompileCache.of(request);
+  const known = cache?.read();
+  if (known) return new CompiledCode(known);
+  using program = new Program(request);
+  return kept(program.compileSync(), cache);
+}
+
+function kept<K extends CodeKind>(
+  compiled: CompiledInit<K>,
+  cache: CompileCache<K> | undefined,
+): CompiledCode<K> {
+  cache?.write(compiled);
+  return new CompiledCode(compiled);
+}
+
+/** A compiler holds a thread of libuv's four for long: files and names need some, too. */
+const MOST_AT_ONCE = 2;
+
+let running = 0;
+const waiting: (() => void)[] = [];
+
+/** Has so many compile at once, and the others wait for their turn. */
+async function inTurn<T>(work: () => Promise<T>): Promise<T> {
+  if (running < MOST_AT_ONCE) running += 1;
+  else await new Promise<void>((resolve) => waiting.push(resolve));
+  try {
+    return await work();
+  } finally {
+    const next = waiting.shift();
+    // The turn is handed on.
+    if (next) next();
+    else running -= 1;
+  }
+}

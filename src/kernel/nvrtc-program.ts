@@ -1,0 +1,146 @@
+import { OUT0, readHandle, readSize } from '../../ffi/arena.ts';
+import { CStrings } from '../../ffi/c-strings.ts';
+import { callOffThread, hasDeepStacks } from '../../ffi/library.ts';
+import { stringAt, withAddress } from '../../ffi/native.ts';
+import type { NvrtcProgram } from '../../ffi/nvrtc.ts';
+import type { Address } from '../../ffi/types.ts';
+import { CompileError } from '../errors.ts';
+import type { CodeKind } from './architecture.ts';
+import { compileFailure } from './compile-log.ts';
+import { type CompileRequest, SOURCE_NAME } from './compile-options.ts';
+import type { CompiledInit } from './compiled-code.ts';
+
+/** One source in libnvrtc's hands. */
+export class Program<K extends CodeKind> implements Disposable {
+  readonly #request: CompileRequest<K>;
+  readonly #source: CStrings;
+  readonly #headers: CStrings;
+  readonly #headerNames: CStrings;
+  readonly #names: CStrings;
+  readonly #options: CStrings;
+  readonly #handle: NvrtcProgram;
+
+  constructor(request: CompileRequest<K>) {
+    const { headers, names, options } = request;
+    this.#request = request;
+    this.#source = new CStrings([request.source, SOURCE_NAME]);
+    this.#headers = new CStrings(Object.values(headers));
+    this.#headerNames = new CStrings(Object.keys(headers));
+    this.#names = new CStrings(names);
+    this.#options = new CStrings(options);
+    try {
+      this.#handle = this.#create();
+    } catch (error) {
+      this.#letGo();
+      throw error;
+    }
+  }
+
+  /** Compiles on this thread. @throws CompileError */
+  compileSync(): CompiledInit<K> {
+    const { count, table } = this.#options;
+    return this.#finish(this.#nvrtc.nvrtcCompileProgram(this.#handle, count, table));
+  }
+
+  /** Compiles on another thread. @throws CompileError */
+  async compile(): Promise<CompiledInit<K>> {
+    // Another user of koffi was first, and its threads have stacks that a compiler overflows.
+    if (!hasDeepStacks()) return this.compileSync();
+    const { count, table } = this.#options;
+    const call = this.#nvrtc.nvrtcCompileProgram as (...args: number[]) => number;
+    return this.#finish(await callOffThread(call, this.#handle, count, table));
+  }
+
+  [Symbol.dispose](): void {
+    withAddress(new BigUint64Array([BigInt(this.#handle)]), (address) =>
+      this.#nvrtc.nvrtcDestroyProgram(address),
+    );
+    this.#letGo();
+  }
+
+  get #nvrtc(): CompileRequest['compiler']['nvrtc'] {
+    return this.#request.compiler.nvrtc;
+  }
+
+  #create(): NvrtcProgram {
+    const { nvrtc } = this.#request.compiler;
+    this.#check(
+      nvrtc.nvrtcCreateProgram(
+        OUT0,
+        this.#source.at(0),
+        this.#source.at(1),
+        this.#headers.count,
+        this.#headers.table,
+        this.#headerNames.table,
+      ),
+      'nvrtcCreateProgram',
+    );
+    const handle = readHandle<NvrtcProgram>(OUT0);
+    for (let n = 0; n < this.#names.count; n += 1)
+      this.#check(
+        nvrtc.nvrtcAddNameExpression(handle, this.#names.at(n)),
+        'nvrtcAddNameExpression',
+      );
+    return handle;
+  }
+
+  #finish(status: number): CompiledInit<K> {
+    const { compiler, kind, names } = this.#request;
+    const handle = this.#handle;
+    const { nvrtc } = this.#request.compiler;
+    const logBytes = this.#read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog);
+    const log = textOf(logBytes).trimEnd();
+    if (status !== 0) throw compileFailure(this.#request, compiler.describe(status), log);
+    const lowered = names.map((name, n): [string, string] => {
+      this.#check(
+        nvrtc.nvrtcGetLoweredName(handle, this.#names.at(n), OUT0),
+        'nvrtcGetLoweredName',
+      );
+      return [name, stringAt(readHandle<Address>(OUT0))];
+    });
+    const code =
+      kind === 'ptx'
+        ? withoutZero(this.#read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX))
+        : this.#read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN);
+    return { kind, code, log, names: new Map(lowered) };
+  }
+
+  #read(
+    size: (program: NvrtcProgram, out: Address) => number,
+    get: (program: NvrtcProgram, into: Address) => number,
+  ): Uint8Array {
+    this.#check(size(this.#handle, OUT0), 'asking for a length');
+    const bytes = new Uint8Array(readSize(OUT0));
+    if (bytes.length > 0)
+      this.#check(
+        withAddress(bytes, (address) => get(this.#handle, address)),
+        'reading what was compiled',
+      );
+    return bytes;
+  }
+
+  #check(status: number, doing: string): void {
+    if (status === 0) return;
+    const { compiler } = this.#request;
+    throw new CompileError(
+      `libnvrtc ${compiler.version}: ${doing} failed: ${compiler.describe(status)}`,
+      '',
+    );
+  }
+
+  #letGo(): void {
+    for (const strings of [
+      this.#source,
+      this.#headers,
+      this.#headerNames,
+      this.#names,
+      this.#options,
+    ])
+      strings[Symbol.dispose]();
+  }
+}
+
+const withoutZero = (bytes: Uint8Array): Uint8Array =>
+  bytes.at(-1) === 0 ? bytes.subarray(0, -1) : bytes;
+
+const textOf = (bytes: Uint8Array): string => Buffer.from(withoutZero(bytes)).toString();

@@ -1,0 +1,78 @@
+/** Which libnvrtc is in use, and what it is. */
+import { statSync } from 'node:fs';
+import { OUT0, OUT1, readInt32 } from '../../ffi/arena.ts';
+import { type Library, LibraryNotFoundError } from '../../ffi/library.ts';
+import { stringAt, withAddress } from '../../ffi/native.ts';
+import { loadBuiltins, type Nvrtc, openNvrtc } from '../../ffi/nvrtc.ts';
+import { headerFolders, loadedFile, nvrtcPlaces } from '../../ffi/nvrtc-places.ts';
+import type { Address } from '../../ffi/types.ts';
+import { CompileError, CompilerNotFoundError } from '../errors.ts';
+
+/** The compiler in use. */
+export interface Compiler {
+  readonly nvrtc: Nvrtc;
+  /** Kept, so that it stays loaded. */
+  readonly builtins: Library | undefined;
+  /** E.g. `13.0`. */
+  readonly version: string;
+  /** What tells this very library from another of its version: file, length and time. */
+  readonly identity: string;
+  /** The compute capabilities that it compiles for, e.g. 90, in order. */
+  readonly architectures: readonly number[];
+  /** The folders of CUDA's own headers. */
+  readonly headerFolders: readonly string[];
+  /** The name of a status. */
+  describe(status: number): string;
+}
+
+let opened: { readonly chosen: string | undefined; readonly compiler: Compiler } | undefined;
+
+/** The libnvrtc of this machine, opened at its first use. @throws CompilerNotFoundError */
+export function compilerInUse(): Compiler {
+  const chosen = process.env['CUFFI_NVRTC'];
+  if (opened?.chosen !== chosen) opened = undefined;
+  opened ??= { chosen, compiler: open() };
+  return opened.compiler;
+}
+
+function open(): Compiler {
+  const places = nvrtcPlaces();
+  try {
+    const { path, nvrtc, errorString } = openNvrtc(places);
+    const describe = (status: number): string => stringAt(errorString(status)) || `${status}`;
+    const require = (status: number, doing: string): void => {
+      if (status !== 0) throw new CompileError(`${doing} failed: ${describe(status)}`, '');
+    };
+    require(nvrtc.nvrtcVersion(OUT0, OUT1), 'asking libnvrtc for its version');
+    const version = `${readInt32(OUT0)}.${readInt32(OUT1)}`;
+    require(nvrtc.nvrtcGetNumSupportedArchs(OUT0), 'asking libnvrtc what it compiles for');
+    const architectures = new Int32Array(readInt32(OUT0));
+    require(withAddress(architectures, (address: Address) =>
+      nvrtc.nvrtcGetSupportedArchs(address),
+    ), 'asking libnvrtc what it compiles for');
+    const file = loadedFile(path);
+    const stats = file === undefined ? undefined : statSync(file, { throwIfNoEntry: false });
+    return {
+      nvrtc,
+      builtins: file === undefined ? undefined : loadBuiltins(file, version),
+      version,
+      identity: [version, file ?? path, stats?.size, stats?.mtimeMs].join(' '),
+      architectures: [...architectures].sort((a, b) => a - b),
+      headerFolders: headerFolders(file),
+      describe,
+    };
+  } catch (error) {
+    if (error instanceof LibraryNotFoundError) throw notFound(error);
+    throw error;
+  }
+}
+
+const notFound = ({ attempts }: LibraryNotFoundError): CompilerNotFoundError =>
+  new CompilerNotFoundError(
+    [
+      'no CUDA compiler (libnvrtc) was found. Tried:',
+      ...attempts.map(({ path, reason }) => `  ${path}: ${reason}`),
+      'Install it (pip install nvidia-cuda-nvrtc, or the CUDA toolkit), or set CUFFI_NVRTC to the',
+      'path of a libnvrtc.so. PTX and cubins that were compiled elsewhere need no compiler.',
+    ].join('\n'),
+  );

@@ -1,0 +1,121 @@
+/** Items that do not follow each other, copied or set by one launch of a kernel of cuffi's own. */
+import type { Context } from '../context.ts';
+import { Stream } from '../stream.ts';
+import { ownKernel } from './own-kernels.ts';
+import {
+  copyKernel,
+  fillKernel,
+  type IndexBits,
+  MOST_AXES,
+  WORD_LENGTHS,
+  type WordLength,
+} from './ptx/strided.ts';
+
+/** An axis by its strides in bytes. */
+export interface StridedAxis {
+  readonly length: number;
+  readonly source: number;
+  readonly target: number;
+}
+
+/** Where items are set: runs of bytes at every place that the axes lead to. */
+export interface StridedTarget {
+  readonly context: Context;
+  /** The address of the first byte. */
+  readonly target: number;
+  /** The bytes of a run. */
+  readonly width: number;
+  /** The slowest first. */
+  readonly axes: readonly StridedAxis[];
+}
+
+/** Where items are copied to and from, within a context. */
+export interface StridedCopy extends StridedTarget {
+  readonly source: number;
+}
+
+const THREADS = 256;
+const MOST_32 = 2 ** 31 - 1;
+
+/** What a launch has for its threads, each of which sets one word. */
+interface Words {
+  readonly word: WordLength;
+  readonly bits: IndexBits;
+  readonly count: number;
+  readonly axisCount: number;
+  readonly axes: Uint8Array;
+}
+
+/**
+ * Queues a copy as one launch.
+ *
+ * @returns false where that cannot be: there are too many axes, or the kernels are not to be had
+ */
+export function queueStridedCopy(copy: StridedCopy, stream: Stream | undefined): boolean {
+  const { context, target, source } = copy;
+  const words = wordsOf(copy, [target, source]);
+  const kernel = words && ownKernel(context, 'copy', copyKernel(words.word, words.bits), stream);
+  if (!words || !kernel) return false;
+  const { count, axisCount, axes } = words;
+  kernel.launch(shapeOf(count, context, stream), target, source, count, axisCount, axes);
+  return true;
+}
+
+/**
+ * Queues the setting of all items to a value, as one launch; runs hold one value after the other.
+ *
+ * @returns false where that cannot be: no word of up to 16 bytes holds a value wherever it lies
+ */
+export function queueStridedFill(
+  place: StridedTarget,
+  value: Uint8Array,
+  stream: Stream | undefined,
+): boolean {
+  const { context, target } = place;
+  const words = wordsOf(place, [target]);
+  if (!words || words.word % value.length !== 0) return false;
+  const kernel = ownKernel(context, 'fill', fillKernel(words.word, words.bits), stream);
+  if (!kernel) return false;
+  const { count, axisCount, axes } = words;
+  const pattern = new BigUint64Array(2);
+  const bytes = new Uint8Array(pattern.buffer);
+  for (let offset = 0; offset < bytes.length; offset += value.length) bytes.set(value, offset);
+  const [low = 0n, high = 0n] = pattern;
+  kernel.launch(shapeOf(count, context, stream), target, low, high, count, axisCount, axes);
+  return true;
+}
+
+/** The longest words that items are made of wherever they lie; undefined for too many axes. */
+function wordsOf({ width, axes }: StridedTarget, starts: readonly number[]): Words | undefined {
+  const steps = [width, ...starts, ...axes.flatMap(({ source, target }) => [source, target])];
+  const word = WORD_LENGTHS.findLast((length) => steps.every((step) => step % length === 0)) ?? 1;
+  const run = width === word ? [] : [{ length: width / word, source: word, target: word }];
+  const fastestFirst = [...run, ...axes.toReversed()];
+  if (fastestFirst.length > MOST_AXES) return undefined;
+  const count = fastestFirst.reduce((product, { length }) => product * length, 1);
+  const numbers = fastestFirst.flatMap(({ length, source, target }) => [length, source, target]);
+  const isSmall = count <= MOST_32 && numbers.every((number) => Math.abs(number) <= MOST_32);
+  const table = new BigInt64Array(3 * MOST_AXES);
+  for (const [n, { length, source, target }] of fastestFirst.entries()) {
+    table[n] = BigInt(length);
+    table[MOST_AXES + n] = BigInt(target);
+    table[2 * MOST_AXES + n] = BigInt(source);
+  }
+  return {
+    word,
+    bits: isSmall ? 32 : 64,
+    count,
+    axisCount: fastestFirst.length,
+    axes: new Uint8Array(table.buffer),
+  };
+}
+
+const shapeOf = (
+  count: number,
+  context: Context,
+  stream: Stream | undefined,
+): { readonly grid: number; readonly block: number; readonly stream: Stream } => ({
+  grid: Math.ceil(count / THREADS),
+  block: THREADS,
+  stream: stream ?? Stream.legacyDefault({ context }),
+});

@@ -1,0 +1,147 @@
+/** What was compiled before: found again only where nothing that matters has changed. */
+import assert from 'node:assert/strict';
+import {
+  chmodSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  truncateSync,
+  utimesSync,
+  writeFileSync,
+} from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { after, test } from 'node:test';
+import { CompileCache } from '../../../../src/kernel/compile-cache.ts';
+import type { CompileRequest } from '../../../../src/kernel/compile-options.ts';
+import type { Compiler } from '../../../../src/kernel/nvrtc.ts';
+
+const folder = mkdtempSync(join(tmpdir(), 'cuffi-cache-'));
+after(() => rmSync(folder, { recursive: true }));
+const kept = join(folder, 'compiled');
+
+const compiler = { identity: '13.0 /a 1 2', headerFolders: [] } as unknown as Compiler;
+const request = (changes: Partial<CompileRequest> = {}): CompileRequest => ({
+  compiler,
+  source: '__global__ void k() {}',
+  kind: 'ptx',
+  options: ['--gpu-architecture=compute_90'],
+  headers: {},
+  names: [],
+  cache: folder,
+  ...changes,
+});
+const compiled = {
+  kind: 'ptx' as const,
+  code: Uint8Array.from({ length: 300 }, (_, i) => i),
+  log: 'a warning: “n” is unused',
+  names: new Map([['k<int>', '_Z1k']]),
+};
+
+const cacheOf = (changes?: Partial<CompileRequest>): CompileCache<'ptx' | 'cubin'> => {
+  const cache = CompileCache.of(request(changes));
+  assert.ok(cache);
+  return cache;
+};
+
+test('what was written is read again, and only its owner can', () => {
+  assert.equal(cacheOf().read(), undefined);
+  cacheOf().write(compiled);
+  assert.deepEqual(cacheOf().read(), compiled);
+  const [name = '', ...others] = readdirSync(kept);
+  assert.deepEqual(others, []);
+  assert.equal(statSync(kept).mode & 0o777, 0o700);
+  assert.equal(statSync(join(kept, name)).mode & 0o777, 0o600);
+});
+
+test('whatever matters is part of the key', () => {
+  cacheOf().write(compiled);
+  const header = join(folder, 'mine.h');
+  writeFileSync(header, '#define N 1');
+  const including = { source: '#include "mine.h"', options: [`-I${folder}`] };
+  cacheOf(including).write(compiled);
+  assert.ok(cacheOf(including).read());
+  for (const changes of [
+    { source: '__global__ void k() { }' },
+    { kind: 'cubin' as const },
+    { options: ['--gpu-architecture=compute_80'] },
+    { headers: { 'a.h': '' } },
+    { names: ['k'] },
+    { compiler: { ...compiler, identity: '13.1 /a 1 2' } },
+    { source: '__has_include("mine.h")', options: [`-I${folder}`] },
+  ])
+    assert.equal(cacheOf(changes).read(), undefined, JSON.stringify(Object.keys(changes)));
+  writeFileSync(header, '#include "its.h"');
+  assert.equal(cacheOf(including).read(), undefined);
+  cacheOf(including).write(compiled);
+  // Found beside the header, where there was none before.
+  writeFileSync(join(folder, 'its.h'), '');
+  assert.equal(cacheOf(including).read(), undefined);
+});
+
+test('a source whose includes the text does not say is never kept', () => {
+  for (const changes of [
+    { source: '#define A <a.h>\n#include A' },
+    { source: '# /* here */ include \\\n A' },
+    { headers: { 'a.h': '#include_next <a.h>\n#include B' } },
+    { options: ['--use-pch=a.pch'] },
+  ])
+    assert.equal(CompileCache.of(request(changes)), undefined, JSON.stringify(changes));
+});
+
+test('a damaged file is as none, and is written anew', () => {
+  cacheOf().write(compiled);
+  for (const damage of [
+    (bytes: Buffer) => bytes.subarray(0, 100),
+    (bytes: Buffer) => bytes.fill(1, 50, 52),
+    () => Buffer.alloc(0),
+  ]) {
+    for (const name of readdirSync(kept)) {
+      const path = join(kept, name);
+      writeFileSync(path, damage(readFileSync(path)));
+    }
+    assert.equal(cacheOf().read(), undefined);
+    cacheOf().write(compiled);
+    assert.deepEqual(cacheOf().read(), compiled);
+  }
+});
+
+test('what was not used for the longest time makes room', () => {
+  cacheOf().write(compiled);
+  const huge = join(kept, 'huge');
+  writeFileSync(huge, '');
+  utimesSync(huge, 1, 1);
+  cacheOf({ names: ['a'] }).write(compiled);
+  assert.ok(readdirSync(kept).includes('huge'));
+  // A file of holes: longer than all that may be kept, without bytes on the disk.
+  truncateSync(huge, 300 << 20);
+  utimesSync(huge, 1, 1);
+  cacheOf({ names: ['b'] }).write(compiled);
+  assert.ok(!readdirSync(kept).includes('huge'));
+  assert.deepEqual(cacheOf().read(), compiled);
+});
+
+test('a folder that others may write to is not used, nor one that cannot be', () => {
+  chmodSync(kept, 0o777);
+  assert.equal(CompileCache.of(request()), undefined);
+  chmodSync(kept, 0o700);
+  assert.equal(CompileCache.of(request({ cache: join(folder, 'mine.h') })), undefined);
+});
+
+test('CUFFI_CACHE and the cache option say where it is, or that there is none', () => {
+  const before = process.env['CUFFI_CACHE'];
+  try {
+    process.env['CUFFI_CACHE'] = join(folder, 'elsewhere');
+    cacheOf({ cache: true }).write(compiled);
+    assert.equal(readdirSync(join(folder, 'elsewhere/compiled')).length, 1);
+    assert.equal(CompileCache.of(request({ cache: false })), undefined);
+    process.env['CUFFI_CACHE'] = 'off';
+    assert.equal(CompileCache.of(request({ cache: true })), undefined);
+    assert.equal(CompileCache.of(request()), undefined);
+  } finally {
+    if (before === undefined) delete process.env['CUFFI_CACHE'];
+    else process.env['CUFFI_CACHE'] = before;
+  }
+});
