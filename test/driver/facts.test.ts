@@ -13,6 +13,7 @@ import { contextFacts } from './facts/context.ts';
 import { eventFacts } from './facts/event.ts';
 import { collectFacts, type FactValue } from './facts/facts.ts';
 import { ipcFacts } from './facts/ipc.ts';
+import { kernelFacts } from './facts/kernel.ts';
 import { memoryFacts } from './facts/memory.ts';
 import { memoryKindFacts } from './facts/memory-kinds.ts';
 import { waitingFacts } from './facts/waiting.ts';
@@ -26,7 +27,15 @@ interface HardwareRecord {
 }
 
 const path = new URL('./hardware.json', import.meta.url);
-const groups = [contextFacts, memoryFacts, ipcFacts, eventFacts, waitingFacts, ...memoryKindFacts];
+const groups = [
+  contextFacts,
+  memoryFacts,
+  ipcFacts,
+  eventFacts,
+  waitingFacts,
+  kernelFacts,
+  ...memoryKindFacts,
+];
 
 const kernelDriverVersion = (): string =>
   execFileSync('nvidia-smi', ['--query-gpu=driver_version', '--format=csv,noheader', '-i', '0'], {
