@@ -1,10 +1,11 @@
-/** A run in words and tables. */
+/** A run in words and tables, while it runs. */
 import { sizeName } from './bytes.ts';
-import type { DelayResult } from './delays.ts';
+import type { Aim } from './cases/case.ts';
 import type { DriverChoice } from './driver.ts';
-import type { Machine } from './machine.ts';
+import { duration, multiple, speed } from './format.ts';
 import type { Skipped } from './peers/peer.ts';
-import type { CaseResult, Ratio } from './run.ts';
+import type { CaseResult, DelayResult, Machine } from './result-schema.ts';
+import { ratioOf } from './statistics.ts';
 
 /** Which driver, in one line: the first of every output. */
 export const describeDriver = (driver: DriverChoice): string =>
@@ -16,7 +17,7 @@ export const describeDriver = (driver: DriverChoice): string =>
 export const describeRun = (machine: Machine, rounds: number): string[] => [
   `machine: ${machine.gpu}${machine.driverVersion ? `, driver ${machine.driverVersion}` : ''}; ` +
     `${machine.cpuCount} x ${machine.cpu}; node ${machine.node}, koffi ${machine.koffi}`,
-  `times per call, the median of ${rounds} rounds in turns; ratio: the first row's to this one's`,
+  `times per call, medians of ${rounds} rounds in turns at most; ratio: the first row's to this one's`,
 ];
 
 /** Who could not take part. */
@@ -26,21 +27,29 @@ export const describeSkipped = ({ name, reason }: Skipped): string => `skipped: 
 export const describeLeftOut = (count: number): string =>
   `left out: ${count} ${count === 1 ? 'case' : 'cases'}, which need a GPU`;
 
-/** The table of a case. */
-export function describeCase(result: CaseResult): string[] {
-  const { name, variant, what, contestants, ratios, gigabytesPerSecond: speeds, skipped } = result;
-  const rows = contestants.map(({ name: contestant, median, min, max }, at) => {
-    const ratio = ratios.find(({ versus }) => versus === contestant);
+/** The table of a case; of an emulated run nothing is judged. */
+export function describeCase(
+  result: CaseResult,
+  aims: readonly Aim[],
+  { emulated }: DriverChoice,
+): string[] {
+  const { name, variant, what, contestants, byteLength, isCopy, skipped } = result;
+  const [first] = contestants;
+  const rows = contestants.map((contestant, at) => {
+    const ratio = first && at > 0 ? ratioOf(first, contestant) : undefined;
+    const max = aims.find(({ versus }) => versus === contestant.name)?.max;
     return [
-      contestant,
-      duration(median),
-      `${duration(min)} .. ${duration(max)}`,
-      ...(speeds ? [speeds[at]?.toPrecision(3) ?? ''] : []),
-      ratio ? multiple(ratio.ratio) : '',
-      ratio ? verdict(ratio) : '',
+      contestant.name,
+      duration(contestant.median),
+      `${duration(contestant.p10)} .. ${duration(contestant.p90)}`,
+      ...(isCopy && byteLength ? [speed(byteLength, contestant.median)] : []),
+      ratio === undefined ? '' : multiple(ratio),
+      ratio === undefined || max === undefined
+        ? ''
+        : `<= ${max.toFixed(2)}: ${judgement(emulated ? undefined : ratio <= max)}`,
     ];
   });
-  const head = ['', 'median', 'min .. max', ...(speeds ? ['GB/s'] : []), 'ratio', 'aim'];
+  const head = ['', 'median', 'p10 .. p90', ...(isCopy ? ['GB/s'] : []), 'ratio', 'aim'];
   return [
     `${name}${variant ? `, ${variant}` : ''}: ${what}`,
     ...table(head, rows).map((line) => `  ${line}`),
@@ -49,14 +58,23 @@ export function describeCase(result: CaseResult): string[] {
 }
 
 /** How late the event loop was. */
-export function describeDelays(delays: readonly DelayResult[]): string[] {
-  const rows = delays.map(({ name, median, p99, max, aim, met }) => [
-    name,
-    duration(median),
-    duration(p99),
-    duration(max),
-    aim === undefined ? '' : `p99 <= ${duration(aim)}: ${judgement(met)}`,
-  ]);
+export function describeDelays(
+  delays: readonly DelayResult[],
+  maxNs: (name: string) => number | undefined,
+  { emulated }: DriverChoice,
+): string[] {
+  const rows = delays.map(({ name, median, p99, max }) => {
+    const aim = maxNs(name);
+    return [
+      name,
+      duration(median),
+      duration(p99),
+      duration(max),
+      aim === undefined
+        ? ''
+        : `p99 <= ${duration(aim)}: ${judgement(emulated ? undefined : p99 <= aim)}`,
+    ];
+  });
   const { byteLength = 0, copies = 0 } = delays.at(-1) ?? {};
   return [
     `event loop: how late it is while ${sizeName(byteLength)} is copied ${copies} times, awaited`,
@@ -64,22 +82,8 @@ export function describeDelays(delays: readonly DelayResult[]): string[] {
   ];
 }
 
-function verdict({ aim, met }: Ratio): string {
-  if (aim === undefined) return '';
-  return `<= ${aim.toFixed(2)}: ${judgement(met)}`;
-}
-
 const judgement = (met: boolean | undefined): string =>
   met === undefined ? 'not judged' : met ? 'met' : 'MISSED';
-
-export const multiple = (ratio: number): string =>
-  ratio < 100 ? ratio.toPrecision(3) : ratio.toFixed(0);
-
-export function duration(ns: number): string {
-  if (ns < 1e4) return `${ns.toFixed(ns < 100 ? 1 : 0)} ns`;
-  if (ns < 1e7) return `${(ns / 1e3).toFixed(1)} us`;
-  return `${(ns / 1e6).toFixed(1)} ms`;
-}
 
 /** Columns as wide as their widest cell; the first and the last from the left. */
 function table(head: readonly string[], rows: readonly (readonly string[])[]): string[] {

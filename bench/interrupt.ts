@@ -1,0 +1,27 @@
+/** The end of a run from outside. */
+
+const SIGNALS = ['SIGINT', 'SIGTERM'] as const;
+const INTERRUPTED = 130;
+/** Who has not ended by then is left to notice that its parent is gone. */
+const DEADLINE_MS = 5000;
+
+/**
+ * Ctrl-C and SIGTERM abort `signal`, so that what a run has started is ended by who started it;
+ * the second one ends the process at once.
+ */
+export function interruption(): { readonly signal: AbortSignal; [Symbol.dispose](): void } {
+  const controller = new AbortController();
+  const stop = (): void => {
+    if (controller.signal.aborted) process.exit(INTERRUPTED);
+    process.exitCode = INTERRUPTED;
+    controller.abort(new Error('interrupted'));
+    setTimeout(() => process.exit(INTERRUPTED), DEADLINE_MS).unref();
+  };
+  for (const signal of SIGNALS) process.on(signal, stop);
+  return {
+    signal: controller.signal,
+    [Symbol.dispose]() {
+      for (const signal of SIGNALS) process.off(signal, stop);
+    },
+  };
+}
