@@ -13,6 +13,8 @@ const ROUNDS = 15;
 const CONSUMERS = [1, 4, 16, 64];
 const MOST_CONSUMERS = 16;
 const BUFFERS = [1, 10, 100, 1000, 10_000];
+/** The emulated driver has no room for more. */
+const MOST_BUFFERS_WITHOUT_GPU = 1000;
 
 export const scaleCases: readonly Case[] = [
   ...CONSUMERS.map(
@@ -36,6 +38,7 @@ export const scaleCases: readonly Case[] = [
       calls: 20,
       rounds: ROUNDS,
       count: { of: 'open buffers', value: buffers },
+      needsGpu: buffers > MOST_BUFFERS_WITHOUT_GPU,
       peers: [],
       open: (driver) => open(driver, { consumers: 1, buffers }),
     }),
