@@ -11,6 +11,10 @@ import { type Samples, summarize } from './statistics.ts';
 /** One way of doing what a case measures. */
 export interface Contestant {
   readonly name: string;
+  /** How many calls its batches have, where one takes long. Default: as many as the others'. */
+  readonly calls?: number;
+  /** The most rounds that it takes part in, where it takes long. Default: all. */
+  readonly rounds?: number;
   /** Does it `calls` times; answers how many nanoseconds that took. */
   run(calls: number): number | Promise<number>;
 }
@@ -40,25 +44,24 @@ export async function measure(
   { rounds, calls, budgetMs, minRounds, signal }: Allowance,
 ): Promise<Samples[]> {
   const times = contestants.map((): number[] => []);
-  let begun = 0;
-  const takeTurns = async (): Promise<void> => {
+  // Of those alone that take part in all rounds: they are not to pay for the others.
+  let spentMs = 0;
+  for (let round = -WARM_UP_ROUNDS; round < rounds; round += 1) {
+    const isFirst = round === -WARM_UP_ROUNDS;
+    if (round < 0 && !isFirst && spentMs > WARM_UP_PART * budgetMs) continue;
+    if (round === 0) spentMs = 0;
+    if (round >= minRounds && spentMs > budgetMs) break;
     for (let turn = 0; turn < contestants.length; turn += 1) {
       signal?.throwIfAborted();
-      const at = (begun + turn) % contestants.length;
-      const ns = await (contestants[at] as Contestant).run(calls);
-      times[at]?.push(ns / calls);
+      const at = (round + WARM_UP_ROUNDS + turn) % contestants.length;
+      const contestant = contestants[at] as Contestant;
+      const { calls: own = calls, rounds: most = rounds } = contestant;
+      if (round < 0 ? most < rounds && !isFirst : round >= most) continue;
+      const begun = performance.now();
+      const ns = await contestant.run(own);
+      if (most >= rounds) spentMs += performance.now() - begun;
+      if (round >= 0) times[at]?.push(ns / own);
     }
-    begun += 1;
-  };
-
-  const start = performance.now();
-  const isOver = (part: number): boolean => performance.now() - start > part * budgetMs;
-  do await takeTurns();
-  while (begun < WARM_UP_ROUNDS && !isOver(WARM_UP_PART));
-  for (const samples of times) samples.length = 0;
-  for (let round = 0; round < rounds; round += 1) {
-    if (round >= minRounds && isOver(1)) break;
-    await takeTurns();
   }
   return contestants.map(({ name }, at) => summarize(name, times[at] ?? []));
 }
