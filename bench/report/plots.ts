@@ -63,7 +63,7 @@ export function linePlot(results: Results, { name, what, cases }: Group, axis: A
     axis: { values: ticks, gridColor: '#eeeeee', ...(isCopy ? { format: '~g' } : { labelExpr: timeLabel }) },
   } as const;
   return {
-    ...framed(results, name, `${what} (lines: medians; bands: p10 to p90)`),
+    ...framed(results, name, what, 'lines: medians; bands: p10 to p90'),
     ...SIZE,
     data: { values },
     layer: [
@@ -120,7 +120,7 @@ export function ratioPlot(results: Results, suite: string, cases: readonly CaseR
   const least = Math.min(1, ...values.map(({ value }) => value));
   return bars(results, suite, 'how many times as long as C each takes', values, {
     title: 'times as long as C, logarithmic',
-    scale: { type: 'log', nice: false, domain: [least / 1.2, most * 1.6] },
+    scale: () => ({ type: 'log', nice: false, domain: [least / 1.2, most * 1.6] }),
     axis: { values: logTicks(least / 1.2, most * 1.6), format: '~g', gridColor: '#eeeeee' },
     from: 1,
     label: "format(datum.value, '.3~r')",
@@ -132,10 +132,10 @@ export function timePlot(results: Results, suite: string, cases: readonly CaseRe
   const values = cases.flatMap((result) =>
     result.contestants.map((samples) => bar(result, samples, samples.median, undefined)),
   );
-  const most = Math.max(...values.map(({ value }) => value));
   return bars(results, suite, 'how long each takes, medians', values, {
     title: 'median',
-    scale: { type: 'linear', nice: false, domain: [0, most * 1.15] },
+    // Each its own: what is measured beside it may take a thousand times as long.
+    scale: (ofCase) => ({ type: 'linear', nice: false, domain: [0, Math.max(...ofCase) * 1.15] }),
     axis: { tickCount: 6, labelExpr: timeLabel, gridColor: '#eeeeee' },
     from: 0,
     label: timeLabel,
@@ -156,7 +156,7 @@ const bar = (result: CaseResult, { name }: Samples, value: number, baseline: str
 
 interface BarAxis {
   readonly title: string;
-  readonly scale: object;
+  readonly scale: (ofCase: readonly number[]) => object;
   readonly axis: object;
   readonly from: number;
   readonly label: string;
@@ -167,11 +167,16 @@ function bars(
   title: string,
   what: string,
   values: readonly Bar[],
-  { from, label, ...xAxis }: BarAxis,
+  { title: unit, scale, axis: xAxis, from, label }: BarAxis,
 ): Spec {
   const cases = [...groupBy(values, (value) => value.case)];
   const panel = ([text, ofCase]: (typeof cases)[number], at: number) => {
-    const x = { ...xAxis, type: 'quantitative', title: at === cases.length - 1 ? xAxis.title : null } as const;
+    const x = {
+      type: 'quantitative',
+      title: at === cases.length - 1 ? unit : null,
+      scale: scale(ofCase.map(({ value }) => value)),
+      axis: xAxis,
+    } as const;
     const axis = { labelLimit: 260, ticks: false, domain: false } as const;
     const y = { field: 'contestant', type: 'nominal', title: null, sort: null, axis } as const;
     return {
@@ -201,7 +206,7 @@ function bars(
 }
 
 /** What every picture has: what it shows, and whose figures they are. */
-function framed({ machine, driver }: Results, text: string, what: string) {
+function framed({ machine, driver }: Results, text: string, ...what: readonly string[]) {
   const day = machine.date.slice(0, 10);
   const whose = driver.emulated ? `${EMULATED} (${day})` : `${machine.gpu}, ${day}`;
   return {
@@ -209,7 +214,7 @@ function framed({ machine, driver }: Results, text: string, what: string) {
     config: CONFIG,
     title: {
       text,
-      subtitle: [...wrapped(what), whose],
+      subtitle: [...what.flatMap(wrapped), whose],
       subtitleColor: driver.emulated ? '#B00020' : '#555555',
       subtitleFontSize: 12,
     },

@@ -34,7 +34,8 @@ const groupBlocks = (results: Results, group: Group, prefix: string): Block[] =>
   ...groupTable(results, group),
 ];
 
-function barPictures(suite: string, groups: readonly Group[], prefix: string): Block[] {
+/** The pictures of the cases of a suite that have no line of their own. */
+export function barPictures(suite: string, groups: readonly Group[], prefix: string): Block[] {
   const cases = groups.filter(({ axis }) => !axis).flatMap((group) => group.cases);
   return [
     ...(cases.some((one) => baselineOf(one))

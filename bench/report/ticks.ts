@@ -13,11 +13,11 @@ export function logTicks(from: number, to: number): number[] {
   return ticks;
 }
 
-const shortest = (divisor: number): string => `format(datum.value / ${divisor}, '.4~r')`;
+const shortest = (divisor: number): string => `format(datum.value / ${divisor}, '.3~r')`;
 
 /** Nanoseconds with a unit, as an expression of vega. */
 export const timeLabel =
-  `datum.value < 1e3 ? ${shortest(1)} + ' ns' : datum.value < 1e6 ? ${shortest(1e3)} + ' µs' : ` +
+  `datum.value === 0 ? '0' : datum.value < 1e3 ? ${shortest(1)} + ' ns' : datum.value < 1e6 ? ${shortest(1e3)} + ' µs' : ` +
   `datum.value < 1e9 ? ${shortest(1e6)} + ' ms' : ${shortest(1e9)} + ' s'`;
 
 /** Bytes with a unit, as an expression of vega. */
