@@ -26,10 +26,13 @@ const budgetedAim = z
     /** The same as a time, in microseconds. */
     maxUs: z.number().positive().optional(),
   })
-  .refine(({ versus, max, maxUs }) =>
-    versus === undefined
-      ? max === undefined && maxUs !== undefined
-      : max !== undefined && maxUs === undefined, 'an aim has either versus and max, or maxUs');
+  .refine(
+    ({ versus, max, maxUs }) =>
+      versus === undefined
+        ? max === undefined && maxUs !== undefined
+        : max !== undefined && maxUs === undefined,
+    'an aim has either versus and max, or maxUs',
+  );
 
 const budgetSchema = z.strictObject({ version: z.literal(1), aims: z.array(budgetedAim) });
 

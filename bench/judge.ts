@@ -74,9 +74,14 @@ const notMeasured = (aim: BudgetedAim, title: string): Judgement => ({
 const aimedCase = (aim: BudgetedAim): string =>
   aim.variant === undefined ? aim.case : `${aim.case}, ${aim.variant}`;
 
-function describe({ suite, versus, max, maxUs = 0, statistic, contestant }: BudgetedAim, title: string): string {
+function describe(
+  { suite, versus, max, maxUs = 0, statistic, contestant }: BudgetedAim,
+  title: string,
+): string {
   const most =
-    versus === undefined ? duration(maxUs * 1000) : `${multiple(max ?? Number.NaN)} times ${versus}`;
+    versus === undefined
+      ? duration(maxUs * 1000)
+      : `${multiple(max ?? Number.NaN)} times ${versus}`;
   const whose = suite === DELAYS || contestant === undefined ? '' : `, ${contestant}`;
   return `${suite}: ${title}${whose}: ${statistic} at most ${most}`;
 }

@@ -45,7 +45,12 @@ function askSmi(uuid: string): string[] | undefined {
 /** Null where it does not tell them, as of a slice of a GPU. */
 function readClocks(answers: readonly string[]): Machine['clocks'] {
   const [sm, memory, smMax, memoryMax] = answers.map(Number);
-  const clocks = { sm: sm ?? NaN, memory: memory ?? NaN, smMax: smMax ?? NaN, memoryMax: memoryMax ?? NaN };
+  const clocks = {
+    sm: sm ?? NaN,
+    memory: memory ?? NaN,
+    smMax: smMax ?? NaN,
+    memoryMax: memoryMax ?? NaN,
+  };
   return Object.values(clocks).every(Number.isInteger) ? clocks : null;
 }
 

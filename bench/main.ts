@@ -1,4 +1,5 @@
 /** The bench: what cuffi costs beside others in the same run, and reports of it. */
+import { INTERRUPTED, Interrupted } from './interrupt.ts';
 import { USAGE, UsageError } from './usage.ts';
 
 type Command = (args: readonly string[]) => number | Promise<number>;
@@ -30,5 +31,5 @@ try {
   const isUsage = error instanceof UsageError;
   console.error(`bench: ${error instanceof Error ? error.message : String(error)}`);
   if (isUsage) console.error('npm run bench -- --help tells of the commands.');
-  process.exitCode = isUsage ? 2 : 1;
+  process.exitCode = isUsage ? 2 : error instanceof Interrupted ? INTERRUPTED : 1;
 }

@@ -51,7 +51,7 @@ function toAndFro(direction: Direction, byteLength: number): Case[] {
       what: `copies page-locked memory ${to}, awaited; the others: pinned memory`,
       ...moving(byteLength),
       peers: inPeers(`pinned.${direction}`, 'C', 'torch'),
-        open: () => openPinned(direction, byteLength),
+      open: () => openPinned(direction, byteLength),
     },
   ];
 }

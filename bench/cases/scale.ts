@@ -72,7 +72,11 @@ async function open(
     stream.close();
   };
 
-  const handOver = (name: string, next: () => DeviceBuffer, done: (of: DeviceBuffer) => void): Contestant => ({
+  const handOver = (
+    name: string,
+    next: () => DeviceBuffer,
+    done: (of: DeviceBuffer) => void,
+  ): Contestant => ({
     name,
     async run(calls) {
       let ns = 0n;
@@ -100,7 +104,11 @@ async function open(
   return {
     contestants: [
       handOver('new buffer of the pool', allocate, (buffer) => buffer.close()),
-      handOver('mapped already', () => buffers[turns % shared] as DeviceBuffer, () => {}),
+      handOver(
+        'mapped already',
+        () => buffers[turns % shared] as DeviceBuffer,
+        () => {},
+      ),
     ],
     close,
   };

@@ -19,7 +19,8 @@ export function check(args: readonly string[]): number {
     const measured = ratio === undefined ? '' : `: ${figure}: ${multiple(ratio)}`;
     console.log(`${verdict(judgement).padEnd(12)}  ${aim}${measured}`);
   }
-  const count = (met: boolean | undefined): number => judged.filter((one) => one.met === met).length;
+  const count = (met: boolean | undefined): number =>
+    judged.filter((one) => one.met === met).length;
   console.log(`${count(true)} met, ${count(false)} not met, ${count(undefined)} not measured`);
   return count(true) === judged.length && judged.length > 0 ? 0 : 1;
 }

@@ -13,7 +13,10 @@ const RESULTS = fileURLToPath(new URL('../results', import.meta.url));
 export async function report(args: readonly string[]): Promise<number> {
   const { values, positionals: paths } = parse(args, { out: { type: 'string' } });
   if (paths.length === 0) throw new UsageError('report takes at least one result file');
-  const files = paths.map((path) => ({ name: basename(path, '.json'), results: readResults(path) }));
+  const files = paths.map((path) => ({
+    name: basename(path, '.json'),
+    results: readResults(path),
+  }));
   if (new Set(files.map(({ results }) => results.driver.emulated)).size > 1)
     throw new UsageError('runs of the emulated driver and of a GPU make no common report');
   if (new Set(files.map(({ name }) => name)).size < files.length)

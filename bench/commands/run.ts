@@ -41,7 +41,9 @@ export async function run(args: readonly string[]): Promise<number> {
     for (const [at, { suite, measured }] of chosen.entries()) {
       signal.throwIfAborted();
       const { name, variant } = measured;
-      console.error(`[${at + 1}/${chosen.length}] ${suite}: ${[name, variant].filter(Boolean).join(', ')}`);
+      console.error(
+        `[${at + 1}/${chosen.length}] ${suite}: ${[name, variant].filter(Boolean).join(', ')}`,
+      );
       const result = await runCase(suite, measured, { driver, peers, rounds, quick, signal });
       cases.push(result);
       const aims = [...aimsOf(budget, { ...measured, suite }), ...(measured.aims ?? [])];

@@ -23,7 +23,10 @@ export interface StartupTimes {
 }
 
 /** Starts a process and waits for its end. @throws Error for one that fails */
-export async function startUp({ what, execArgv }: Startup, driver: DriverChoice): Promise<StartupTimes> {
+export async function startUp(
+  { what, execArgv }: Startup,
+  driver: DriverChoice,
+): Promise<StartupTimes> {
   const env = { ...process.env, CUFFI_DRIVER: driver.name };
   const start = process.hrtime.bigint();
   const child = spawn(process.execPath, [...execArgv, PROGRAM, what], {
@@ -31,7 +34,9 @@ export async function startUp({ what, execArgv }: Startup, driver: DriverChoice)
     stdio: ['ignore', 'pipe', 'inherit'],
   });
   const exited = once(child, 'exit');
-  const [answer] = (await Promise.race([once(child.stdout, 'data'), exitedEarly(child)])) as [Buffer];
+  const [answer] = (await Promise.race([once(child.stdout, 'data'), exitedEarly(child)])) as [
+    Buffer,
+  ];
   const end = process.hrtime.bigint();
   await exited;
   const [imported = Number.NaN, allocated = Number.NaN] = answer.toString().split(' ').map(Number);

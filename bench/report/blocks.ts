@@ -13,7 +13,11 @@ export type Block =
   | ({ readonly kind: 'table' } & Table)
   | { readonly kind: 'picture'; readonly file: string; readonly alt: string };
 
-export const heading = (level: 1 | 2 | 3, text: string): Block => ({ kind: 'heading', level, text });
+export const heading = (level: 1 | 2 | 3, text: string): Block => ({
+  kind: 'heading',
+  level,
+  text,
+});
 export const paragraph = (text: string): Block => ({ kind: 'paragraph', text });
 export const table = (head: readonly string[], rows: readonly (readonly string[])[]): Block => ({
   kind: 'table',
@@ -74,6 +78,12 @@ function htmlBlock(block: Block, pictures: ReadonlyMap<string, string>): string 
   return `<table>\n${[row(block.head, 'th'), ...block.rows.map((cells) => row(cells, 'td'))].join('\n')}\n</table>`;
 }
 
-const ENTITIES: Readonly<Record<string, string>> = { '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;' };
+const ENTITIES: Readonly<Record<string, string>> = {
+  '&': '&amp;',
+  '<': '&lt;',
+  '>': '&gt;',
+  '"': '&quot;',
+};
 
-const escaped = (text: string): string => text.replaceAll(/[&<>"]/g, (sign) => ENTITIES[sign] ?? sign);
+const escaped = (text: string): string =>
+  text.replaceAll(/[&<>"]/g, (sign) => ENTITIES[sign] ?? sign);

@@ -17,4 +17,7 @@ export async function draw(spec: Spec): Promise<string> {
 const PLACES = / (?:d|transform|x|y|x1|x2|y1|y2|width|height)="[^"]*"/g;
 
 const rounded = (attribute: string): string =>
-  attribute.replaceAll(/-?\d+\.\d{3,}(?:e-?\d+)?/g, (digits) => `${Number(Number(digits).toFixed(2))}`);
+  attribute.replaceAll(
+    /-?\d+\.\d{3,}(?:e-?\d+)?/g,
+    (digits) => `${Number(Number(digits).toFixed(2))}`,
+  );

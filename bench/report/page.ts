@@ -33,10 +33,12 @@ export function makePage(): string {
 
 /** A template with each `{{word arguments}}` replaced. @throws Error for a word that there is not */
 export function fill(template: string, results: Results, second: Results | undefined): string {
-  return template.replaceAll(/^\{\{(\S+) ?(.*)\}\}$/gm, (_, word: string, about: string) => {
-    const blocks = blocksOf(word, about, results, second);
-    return markdown(blocks.length > 0 ? blocks : [NOT_MEASURED], '../bench/results/nvidia-h200');
-  }).replaceAll(/\n{3,}/g, '\n\n');
+  return template
+    .replaceAll(/^\{\{(\S+) ?(.*)\}\}$/gm, (_, word: string, about: string) => {
+      const blocks = blocksOf(word, about, results, second);
+      return markdown(blocks.length > 0 ? blocks : [NOT_MEASURED], '../bench/results/nvidia-h200');
+    })
+    .replaceAll(/\n{3,}/g, '\n\n');
 }
 
 function blocksOf(

@@ -38,8 +38,12 @@ function sketch(results: Results): Sketch[] {
     const cases = ofSuite.flatMap((group) => group.cases);
     const [withC, without] = [cases.filter(baselineOf), cases.filter((one) => !baselineOf(one))];
     return [
-      ...(withC.length > 0 ? [{ file: ratioFile(suite), spec: ratioPlot(results, suite, withC) }] : []),
-      ...(without.length > 0 ? [{ file: timeFile(suite), spec: timePlot(results, suite, without) }] : []),
+      ...(withC.length > 0
+        ? [{ file: ratioFile(suite), spec: ratioPlot(results, suite, withC) }]
+        : []),
+      ...(without.length > 0
+        ? [{ file: timeFile(suite), spec: timePlot(results, suite, without) }]
+        : []),
     ];
   });
   return [...lines, ...bars];

@@ -11,8 +11,26 @@ import { bytesLabel, logTicks, timeLabel } from './ticks.ts';
 export type Spec = Readonly<Record<string, unknown>>;
 
 /** Told apart by people who see few colours, too (Okabe and Ito). */
-const COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#7A7A7A'];
-const SHAPES = ['circle', 'square', 'triangle-up', 'diamond', 'cross', 'triangle-down', 'circle', 'square'];
+const COLOURS = [
+  '#0072B2',
+  '#D55E00',
+  '#009E73',
+  '#CC79A7',
+  '#E69F00',
+  '#56B4E9',
+  '#000000',
+  '#7A7A7A',
+];
+const SHAPES = [
+  'circle',
+  'square',
+  'triangle-up',
+  'diamond',
+  'cross',
+  'triangle-down',
+  'circle',
+  'square',
+];
 const SIZE = { width: 560, height: 340 };
 
 const CONFIG = {
@@ -29,7 +47,9 @@ const CONFIG = {
 /** Time or bandwidth against what the cases of a group differ by, a line a contestant. */
 export function linePlot(results: Results, { name, what, cases }: Group, axis: Axis): Spec {
   const isCopy = cases.some((result) => result.isCopy);
-  const values = cases.flatMap((result) => result.contestants.map((samples) => point(result, samples, axis)));
+  const values = cases.flatMap((result) =>
+    result.contestants.map((samples) => point(result, samples, axis)),
+  );
   const x = values.map((value) => value.x);
   const y = values.flatMap(({ low, high }) => [low, high]);
   const unit = isCopy ? 'GB/s (10⁹ bytes a second)' : 'time of each';
@@ -60,7 +80,11 @@ export function linePlot(results: Results, { name, what, cases }: Group, axis: A
     type: 'quantitative',
     title: unit,
     scale: { ...scale, domain: span(Math.min(...y), Math.max(...y)) },
-    axis: { values: ticks, gridColor: '#eeeeee', ...(isCopy ? { format: '~g' } : { labelExpr: timeLabel }) },
+    axis: {
+      values: ticks,
+      gridColor: '#eeeeee',
+      ...(isCopy ? { format: '~g' } : { labelExpr: timeLabel }),
+    },
   } as const;
   return {
     ...framed(results, name, what, 'lines: medians; bands: p10 to p90'),
@@ -81,7 +105,12 @@ export function linePlot(results: Results, { name, what, cases }: Group, axis: A
           x: xAxis,
           y: { ...yAxis, field: 'median' },
           color: colour,
-          shape: { field: 'contestant', ...inOrder, title: null, scale: { domain: names, range: SHAPES.slice(0, names.length) } },
+          shape: {
+            field: 'contestant',
+            ...inOrder,
+            title: null,
+            scale: { domain: names, range: SHAPES.slice(0, names.length) },
+          },
         },
       },
     ],
@@ -148,7 +177,12 @@ interface Bar {
   readonly value: number;
 }
 
-const bar = (result: CaseResult, { name }: Samples, value: number, baseline: string | undefined): Bar => ({
+const bar = (
+  result: CaseResult,
+  { name }: Samples,
+  value: number,
+  baseline: string | undefined,
+): Bar => ({
   case: `${titleOf(result)}${baseline && baseline !== 'C' ? ` (C: ${baseline.slice(3)})` : ''}`,
   contestant: name,
   value,
@@ -183,7 +217,9 @@ function bars(
       title: { text, frame: 'group', fontSize: 13, fontWeight: 'bold', offset: 6 },
       width: 520,
       height: { step: 24 },
-      data: { values: ofCase.map((value) => ({ ...value, from, end: Math.max(value.value, from) })) },
+      data: {
+        values: ofCase.map((value) => ({ ...value, from, end: Math.max(value.value, from) })),
+      },
       layer: [
         {
           mark: { type: 'bar', height: { band: 0.75 } },
@@ -222,4 +258,5 @@ function framed({ machine, driver }: Results, text: string, ...what: readonly st
 }
 
 /** Lines no wider than a picture. */
-const wrapped = (text: string): string[] => text.match(/.{1,85}(?= |$)/g)?.map((line) => line.trim()) ?? [];
+const wrapped = (text: string): string[] =>
+  text.match(/.{1,85}(?= |$)/g)?.map((line) => line.trim()) ?? [];

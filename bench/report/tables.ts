@@ -1,8 +1,9 @@
 /** The figures of a run as tables. */
+
+import type { BudgetedAim } from '../budget.ts';
 import { titleOf } from '../compare.ts';
 import { duration, EMULATED, multiple, speed } from '../format.ts';
 import { judge, verdict } from '../judge.ts';
-import type { BudgetedAim } from '../budget.ts';
 import type { CaseResult, DelayResult, Machine, Results } from '../result-schema.ts';
 import { ratioOf, type Samples } from '../statistics.ts';
 import { type Block, paragraph, table } from './blocks.ts';
@@ -113,4 +114,6 @@ export function describeRun({ machine, driver, rounds, quick }: Results): string
 }
 
 const clocks = ({ clocks: read }: Machine): string[] =>
-  read ? [`clocks ${read.sm} of ${read.smMax} MHz, memory ${read.memory} of ${read.memoryMax} MHz`] : [];
+  read
+    ? [`clocks ${read.sm} of ${read.smMax} MHz, memory ${read.memory} of ${read.memoryMax} MHz`]
+    : [];

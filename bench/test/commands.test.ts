@@ -2,8 +2,10 @@
 import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
+import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { readResults } from '../result-file.ts';
 import { selectRun } from '../selection.ts';
@@ -21,9 +23,14 @@ test('a run has the suites, cases and rounds that were asked for', () => {
   assert.ok(!all.cases.some(({ measured }) => measured.isLarge));
   assert.ok(selectRun(['scale', '--large']).cases.some(({ measured }) => measured.isLarge));
 
-  const { cases, delays, rounds, quick } = selectRun(
-    ['calls', '--case', 'stream.done', '--rounds', '3', '--quick'],
-  );
+  const { cases, delays, rounds, quick } = selectRun([
+    'calls',
+    '--case',
+    'stream.done',
+    '--rounds',
+    '3',
+    '--quick',
+  ]);
   assert.deepEqual(
     cases.map(({ suite, measured }) => [suite, measured.name]),
     [['calls', 'stream.done']],
@@ -68,16 +75,34 @@ test('a run writes its file, tables on stdout and how far it is on stderr', () =
 test('Ctrl-C ends a run and the programs that it has started', async () => {
   const bench = spawn(process.execPath, node('scale', '--case', 'scale.consumers'), {
     env,
-    stdio: ['ignore', 'ignore', 'pipe'],
+    stdio: 'ignore',
   });
-  const deadline = setTimeout(() => bench.kill('SIGKILL'), DEADLINE_MS);
-  let said = '';
-  for await (const chunk of bench.stderr.setEncoding('utf8')) {
-    said += chunk;
-    if (said.includes('scale.consumers, 4')) break;
-  }
   const exited = once(bench, 'exit');
-  bench.kill('SIGINT');
-  assert.deepEqual(await exited, [130, null]);
-  clearTimeout(deadline);
+  const end = Date.now() + DEADLINE_MS;
+  const killer = setTimeout(() => bench.kill('SIGKILL'), DEADLINE_MS);
+  try {
+    const children = (): string[] => programsOf(bench.pid as number, 'scale-child');
+    while (bench.exitCode === null && children().length === 0) await sleep(20);
+    const [child] = children();
+    bench.kill('SIGINT');
+    assert.deepEqual(await exited, [130, null]);
+    // Killed, or left without its parent, which it notices.
+    while (existsSync(`/proc/${child}`) && Date.now() < end) await sleep(20);
+    assert.ok(child !== undefined && !existsSync(`/proc/${child}`));
+  } finally {
+    clearTimeout(killer);
+  }
 });
+
+/** The children of a process that run a program. */
+function programsOf(pid: number, program: string): string[] {
+  try {
+    const children = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ');
+    return children.filter(
+      (child) => child && readFileSync(`/proc/${child}/cmdline`, 'utf8').includes(program),
+    );
+  } catch {
+    // It has ended meanwhile.
+    return [];
+  }
+}

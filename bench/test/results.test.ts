@@ -70,7 +70,14 @@ test('a file of version 1 is read', () => {
   const today = resultsOf([]);
   const { clocks: _, commit: __, ...machine } = today.machine;
   const contestants = [{ name: 'cuffi', median: 2, min: 1, max: 3, rounds: [1, 2, 3] }];
-  const old = { variant: null, what: 'x', callsPerBatch: 1, byteLength: 4, ratios: [], skipped: [] };
+  const old = {
+    variant: null,
+    what: 'x',
+    callsPerBatch: 1,
+    byteLength: 4,
+    ratios: [],
+    skipped: [],
+  };
   const cases = ['stream.done', 'hand-over', 'pool.allocate', 'copyFrom', 'array.slice'].map(
     (name) => ({ ...old, name, contestants, gigabytesPerSecond: name === 'copyFrom' ? [1] : null }),
   );
