@@ -7,6 +7,7 @@ import { join } from 'node:path';
 import { test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
+import { build } from 'esbuild';
 import { readResults } from '../result-file.ts';
 import { selectRun } from '../selection.ts';
 import { temporaryFolder } from './files.ts';
@@ -70,6 +71,22 @@ test('a run writes its file, tables on stdout and how far it is on stderr', () =
     cases.map(({ suite, contestants }) => [suite, contestants[0]?.samples.length]),
     [0, 1, 2].map(() => ['calls', 3]),
   );
+});
+
+test('nothing that draws is loaded while something is measured', async () => {
+  const { metafile } = await build({
+    entryPoints: [fileURLToPath(new URL('../commands/run.ts', import.meta.url))],
+    bundle: true,
+    packages: 'external',
+    platform: 'node',
+    format: 'esm',
+    metafile: true,
+    write: false,
+    outdir: '.',
+  });
+  const imported = Object.values(metafile.outputs).flatMap(({ imports }) => imports);
+  assert.ok(imported.some(({ path }) => path === 'cuffi'));
+  assert.ok(!imported.some(({ path }) => path.startsWith('vega')));
 });
 
 test('Ctrl-C ends a run and the programs that it has started', async () => {
