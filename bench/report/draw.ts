@@ -1,7 +1,7 @@
 /** Draws pictures, without a browser. */
 import { parse, View } from 'vega';
 import { compile, type TopLevelSpec } from 'vega-lite';
-import type { Spec } from './plots.ts';
+import type { Spec } from './frame.ts';
 
 /** The picture as SVG: the same for the same specification, and no more digits than can be seen. */
 export async function draw(spec: Spec): Promise<string> {

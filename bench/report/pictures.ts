@@ -1,9 +1,11 @@
 /** Which pictures a run has. */
 import { groupBy } from '../group.ts';
 import type { Results } from '../result-schema.ts';
+import { ratioPlot, timePlot } from './bars.ts';
 import { draw } from './draw.ts';
+import type { Spec } from './frame.ts';
 import { baselineOf, type Group, groupsOf } from './groups.ts';
-import { linePlot, ratioPlot, type Spec, timePlot } from './plots.ts';
+import { linePlot } from './lines.ts';
 
 /** A picture that is not drawn yet. */
 interface Sketch {

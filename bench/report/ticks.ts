@@ -1,9 +1,17 @@
 /** Where an axis is labelled, and with what. */
 
-/** Numbers from one to the other: powers of ten; of few decades 2 and 5 times them as well. */
+/** Of each decade, where there are more than so many. */
+const STEPS = [
+  { from: 4, steps: [1] },
+  { from: 1, steps: [1, 2, 5] },
+  { from: 0.3, steps: [1, 1.5, 2, 3, 4, 5, 7] },
+  { from: -1, steps: [1, 1.2, 1.4, 1.6, 1.8, 2, 2.2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9] },
+];
+
+/** Numbers from one to the other that an axis is labelled at: the fewer decades, the closer. */
 export function logTicks(from: number, to: number): number[] {
   const decades = Math.log10(to / from);
-  const steps = decades > 4 ? [1] : decades > 0.6 ? [1, 2, 5] : [1, 1.2, 1.5, 2, 3, 4, 5, 6, 8];
+  const steps = STEPS.find(({ from: least }) => decades > least)?.steps ?? [];
   const ticks: number[] = [];
   for (let power = Math.floor(Math.log10(from)); power <= Math.ceil(Math.log10(to)); power += 1)
     for (const step of steps) {

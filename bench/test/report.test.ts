@@ -98,5 +98,6 @@ test('the crossover lies where the lines of a log-log plot cross', () => {
 test('a logarithmic axis has enough labels, and not too many', () => {
   assert.deepEqual(logTicks(0.9, 110), [1, 2, 5, 10, 20, 50, 100]);
   assert.deepEqual(logTicks(1, 1e6), [1, 10, 100, 1e3, 1e4, 1e5, 1e6]);
-  assert.deepEqual(logTicks(1e5, 2e5), [1e5, 1.2e5, 1.5e5, 2e5]);
+  assert.deepEqual(logTicks(1e5, 4.9e5), [1e5, 1.5e5, 2e5, 3e5, 4e5]);
+  assert.deepEqual(logTicks(1.9, 2.6), [2, 2.2, 2.5]);
 });
