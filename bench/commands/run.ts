@@ -1,4 +1,4 @@
-import { aimsOf, delayAimOf, readBudget } from '../budget.ts';
+import { aimsOf, DELAYS, delayAimOf, readBudget } from '../budget.ts';
 import { measureDelays } from '../delays.ts';
 import { chooseDriver } from '../driver.ts';
 import { interruption } from '../interrupt.ts';
@@ -57,6 +57,7 @@ export async function run(args: readonly string[]): Promise<number> {
     await peers?.close();
   }
   // Alone: the programs of other languages have ended.
+  if (selection.delays) console.error(DELAYS);
   const delays = selection.delays ? await measureDelays(driver) : [];
   signal.throwIfAborted();
   if (selection.delays) {
