@@ -3,6 +3,7 @@ import { sizeName } from '../bytes.ts';
 import type { CaseResult, Results } from '../result-schema.ts';
 import { type Block, table } from './blocks.ts';
 import { contestantsIn, groupsOf } from './groups.ts';
+import { marked } from './tables.ts';
 
 const SUITE = 'hand-over';
 
@@ -29,25 +30,20 @@ export function crossover(pairs: readonly Pair[]): number {
   return below.byteLength * (above.byteLength / below.byteLength) ** part;
 }
 
-/** A table of the crossovers of a run: each way of sharing against each way of copying. */
+/** A table of the crossovers of a run: the first contestant of each case against each way of copying. */
 export function describeCrossovers(results: Results): Block[] {
   const groups = groupsOf(results).filter(({ suite, axis }) => suite === SUITE && axis);
   const all = groups.flatMap(({ cases }) => cases);
   const copies = contestantsIn(all).filter((name) => name.startsWith('copying'));
-  const rows = groups.flatMap(({ name, cases }) =>
-    contestantsIn(cases)
-      .filter((contestant) => isOurs(contestant))
-      .map((sharing) => [
-        groups.length > 1 ? name : sharing,
-        ...copies.map((copying) => inWords(crossover(pairsOf(cases, sharing, all, copying)))),
-      ]),
-  );
-  if (rows.length === 0 || copies.length === 0) return [];
-  return [table(['copying wins below', ...copies], rows)];
+  const rows = groups.map(({ name, cases }) => {
+    const sharing = cases[0]?.contestants[0]?.name ?? '';
+    const below = (copying: string): string =>
+      inWords(crossover(pairsOf(cases, sharing, all, copying)));
+    return [groups.length > 1 ? name : sharing, ...copies.map(below)];
+  });
+  if (copies.length === 0) return [];
+  return marked(results, [table(['copying wins below', ...copies], rows)]);
 }
-
-const isOurs = (contestant: string): boolean =>
-  contestant === 'cuffi' || contestant.startsWith('IPC') || contestant.startsWith('connection');
 
 function pairsOf(
   cases: readonly CaseResult[],

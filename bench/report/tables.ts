@@ -10,7 +10,7 @@ import { type Block, paragraph, table } from './blocks.ts';
 import { contestantsIn, type Group } from './groups.ts';
 
 /** What is said of everything that an emulated run measured. */
-const marked = ({ driver }: Results, blocks: readonly Block[]): Block[] => [
+export const marked = ({ driver }: Results, blocks: readonly Block[]): Block[] => [
   ...blocks,
   ...(driver.emulated ? [paragraph(`(${EMULATED})`)] : []),
 ];
