@@ -1,9 +1,9 @@
 /** How the cost of a hand-over grows: with the processes that take part, with what is shared. */
-import { type DeviceBuffer, MemoryPool, Stream } from 'cuffi';
+import { type DeviceBuffer, MemoryPool } from 'cuffi';
 import type { DriverChoice } from '../driver.ts';
-import type { Contestant } from '../measure.ts';
-import { Consumer } from '../programs/consumer.ts';
+import { Consumer, type Parcel } from '../programs/consumer.ts';
 import type { Case, OpenCase } from './case.ts';
+import { handOver } from './turns.ts';
 
 const BYTE_LENGTH = 4096;
 /** How many buffers go in a message while they are set up. */
@@ -49,67 +49,47 @@ async function open(
   driver: DriverChoice,
   { consumers: count, buffers: shared }: { readonly consumers: number; readonly buffers: number },
 ): Promise<OpenCase> {
-  const stream = Stream.create({ nonBlocking: true });
   const pool = MemoryPool.create({ shareable: true });
-  const allocate = (): DeviceBuffer => pool.allocate(BYTE_LENGTH, { stream });
-  const buffers = Array.from({ length: shared }, allocate);
+  const buffers = Array.from({ length: shared }, () => pool.allocate(BYTE_LENGTH));
   const consumers = Array.from({ length: count }, () => new Consumer(driver));
   let turns = 0;
-
-  const write = (buffer: DeviceBuffer): number => {
-    turns += 1;
-    const value = turns % 256;
-    buffer.fill(value, { stream });
-    stream.synchronizeSync();
-    return value;
-  };
-  const toAll = async (parcel: Parameters<Consumer['take']>[0], value: number): Promise<void> => {
-    await Promise.all(consumers.map((consumer) => consumer.take(parcel, value)));
-  };
   const close = async (): Promise<void> => {
     await Promise.all(consumers.map((consumer) => consumer.end()));
     pool.close({ buffers: true });
-    stream.close();
+  };
+  const give = (parcel: Parcel): Promise<number> => giveToAll(consumers, parcel);
+  const giveOne = (buffer: DeviceBuffer): Promise<number> =>
+    give({ buffers: [buffer], keep: false });
+  const nextOfThem = (): DeviceBuffer => {
+    turns += 1;
+    return buffers[turns % shared] as DeviceBuffer;
   };
 
-  const handOver = (
-    name: string,
-    next: () => DeviceBuffer,
-    done: (of: DeviceBuffer) => void,
-  ): Contestant => ({
-    name,
-    async run(calls) {
-      let ns = 0n;
-      for (let call = 0; call < calls; call += 1) {
-        const buffer = next();
-        const value = write(buffer);
-        const start = process.hrtime.bigint();
-        await toAll({ buffers: [buffer], keep: false }, value);
-        ns += process.hrtime.bigint() - start;
-        done(buffer);
-      }
-      return Number(ns);
-    },
-  });
-
   try {
-    for (let at = 0; at < shared; at += CHUNK) {
-      const chunk = buffers.slice(at, at + CHUNK);
-      await toAll({ buffers: chunk, keep: true }, write(chunk.at(-1) as DeviceBuffer));
-    }
+    for (let at = 0; at < shared; at += CHUNK)
+      await give({ buffers: buffers.slice(at, at + CHUNK), keep: true });
   } catch (error) {
     await close();
     throw error;
   }
   return {
     contestants: [
-      handOver('new buffer of the pool', allocate, (buffer) => buffer.close()),
-      handOver(
-        'mapped already',
-        () => buffers[turns % shared] as DeviceBuffer,
-        () => {},
-      ),
+      handOver({
+        name: 'new buffer of the pool',
+        buffer: () => pool.allocate(BYTE_LENGTH),
+        give: giveOne,
+        after: (buffer) => buffer.close(),
+      }),
+      handOver({ name: 'mapped already', buffer: nextOfThem, give: giveOne }),
     ],
     close,
   };
+}
+
+/** Resolves when all have read it. @throws Error where they read different words */
+async function giveToAll(consumers: readonly Consumer[], parcel: Parcel): Promise<number> {
+  const words = await Promise.all(consumers.map((consumer) => consumer.take(parcel)));
+  const [first = Number.NaN] = words;
+  if (words.some((word) => word !== first)) throw new Error(`consumers read ${words.join(', ')}`);
+  return first;
 }

@@ -17,7 +17,7 @@ import {
 } from '../run-text.ts';
 import { selectRun } from '../selection.ts';
 
-/** Measures: tables on stdout, how far it is on stderr. */
+/** Measures: tables on stdout, how far it is on stderr; 1 where a case failed. */
 export async function run(args: readonly string[]): Promise<number> {
   const selection = selectRun(args);
   const { rounds, quick, json } = selection;
@@ -35,19 +35,26 @@ export async function run(args: readonly string[]): Promise<number> {
   const names = new Set(chosen.flatMap(({ measured }) => measured.peers.map(({ peer }) => peer)));
   let peers: Peers | undefined;
   const cases: CaseResult[] = [];
+  let failures = 0;
   try {
     if (names.size > 0) peers = await startPeers(driver, names, signal);
     for (const peer of peers?.skipped ?? []) console.log(describeSkipped(peer));
     for (const [at, { suite, measured }] of chosen.entries()) {
       signal.throwIfAborted();
       const { name, variant } = measured;
-      console.error(
-        `[${at + 1}/${chosen.length}] ${suite}: ${[name, variant].filter(Boolean).join(', ')}`,
-      );
-      const result = await runCase(suite, measured, { driver, peers, rounds, quick, signal });
-      cases.push(result);
-      const aims = [...aimsOf(budget, { ...measured, suite }), ...(measured.aims ?? [])];
-      console.log(`\n${describeCase(result, aims, driver).join('\n')}`);
+      const title = [name, variant].filter(Boolean).join(', ');
+      console.error(`[${at + 1}/${chosen.length}] ${suite}: ${title}`);
+      try {
+        const result = await runCase(suite, measured, { driver, peers, rounds, quick, signal });
+        cases.push(result);
+        const aims = [...aimsOf(budget, { ...measured, suite }), ...(measured.aims ?? [])];
+        console.log(`\n${describeCase(result, aims, driver).join('\n')}`);
+      } catch (error) {
+        signal.throwIfAborted();
+        // The others of a long run are worth having.
+        failures += 1;
+        console.error(`failed: ${title}: ${(error as Error).stack}`);
+      }
     }
   } catch (error) {
     // Whatever else failed then failed by it.
@@ -64,10 +71,12 @@ export async function run(args: readonly string[]): Promise<number> {
     const aim = (name: string): number | undefined => delayAimOf(budget, name);
     console.log(`\n${describeDelays(delays, aim, driver).join('\n')}`);
   }
-  if (json === undefined) return 0;
+  if (failures > 0) console.error(`${failures} of ${chosen.length} cases failed`);
+  const status = failures > 0 ? 1 : 0;
+  if (json === undefined) return status;
   const skipped = [...(peers?.skipped ?? [])];
   const found = { driver, machine, quick, rounds, cases, delays, skipped };
   writeResults(json, { version: 2, unit: 'ns', ...found });
   console.log(`\nwritten: ${json}`);
-  return 0;
+  return status;
 }

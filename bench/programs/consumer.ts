@@ -22,12 +22,13 @@ export class Consumer {
     this.#peer = spawnPeer(PROGRAM, { env: { ...process.env, CUFFI_DRIVER: driver.name } });
   }
 
-  /** Resolves when it has read the last of the buffers. @throws Error where it read another value */
-  async take(parcel: Parcel, value: number): Promise<void> {
+  /** Answers with the first word of the last buffer, as it read it. */
+  async take(parcel: Parcel): Promise<number> {
     await this.#peer.send(parcel);
-    const word = (await this.#peer.receive({ timeoutMs: DEADLINE_MS })) as Uint8Array;
-    if (word.some((byte) => byte !== value))
-      throw new Error(`a consumer read ${word.join(', ')} where ${value} was written`);
+    const [word = Number.NaN] = (await this.#peer.receive({
+      timeoutMs: DEADLINE_MS,
+    })) as Uint32Array;
+    return word;
   }
 
   /** Kills it; resolves when it is gone. */

@@ -1,12 +1,12 @@
 /**
- * A consumer: of each buffer that it is sent it reads the first word, which it sends back. What it
- * is told to keep it keeps open.
+ * A consumer: of what it is sent it reads the first word of the last buffer, which it sends back.
+ * What it is told to keep it keeps open.
  */
 import type { DeviceBuffer } from 'cuffi';
 import { parentPeer } from 'cuffi/ipc';
 import type { Parcel } from './consumer.ts';
 
-const word = new Uint8Array(4);
+const word = new Uint32Array(1);
 const parent = parentPeer();
 const kept: DeviceBuffer[] = [];
 

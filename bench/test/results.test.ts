@@ -4,6 +4,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { test } from 'node:test';
 import { aimsOf, delayAimOf, readBudget } from '../budget.ts';
+import { suites } from '../cases/all.ts';
 import { check } from '../commands/check.ts';
 import { compare } from '../commands/compare.ts';
 import { compareResults } from '../compare.ts';
@@ -207,6 +208,19 @@ test("the budget's aims are found by a case and by a way of copying", () => {
   ]);
   assert.equal(delayAimOf(budget, 'copyFrom, a PinnedBuffer'), 5e6);
   assert.equal(delayAimOf(budget, 'nothing is copied'), undefined);
+});
+
+test('what a case aims at stands in the budget as well', () => {
+  const budget = readBudget();
+  for (const [suite, cases] of Object.entries(suites))
+    for (const { name, variant, byteLength, aims = [] } of cases) {
+      const budgeted = aimsOf(budget, { suite, name, variant, byteLength });
+      for (const aim of aims)
+        assert.ok(
+          budgeted.some(({ versus, max }) => versus === aim.versus && max === aim.max),
+          `${name}: ${JSON.stringify(aim)}`,
+        );
+    }
 });
 
 test('the committed result is of a GPU', () => {
