@@ -2,7 +2,7 @@
 import { sizeName } from './bytes.ts';
 import type { Aim } from './cases/case.ts';
 import type { DriverChoice } from './driver.ts';
-import { duration, multiple, speed } from './format.ts';
+import { duration, EMULATED, multiple, speed } from './format.ts';
 import type { Skipped } from './peers/peer.ts';
 import type { CaseResult, DelayResult, Machine } from './result-schema.ts';
 import { ratioOf } from './statistics.ts';
@@ -51,7 +51,7 @@ export function describeCase(
   });
   const head = ['', 'median', 'p10 .. p90', ...(isCopy ? ['GB/s'] : []), 'ratio', 'aim'];
   return [
-    `${name}${variant ? `, ${variant}` : ''}: ${what}`,
+    `${name}${variant ? `, ${variant}` : ''}: ${what}${emulated ? ` (${EMULATED})` : ''}`,
     ...table(head, rows).map((line) => `  ${line}`),
     ...skipped.map((peer) => `  ${describeSkipped(peer)}`),
   ];
@@ -77,7 +77,8 @@ export function describeDelays(
   });
   const { byteLength = 0, copies = 0 } = delays.at(-1) ?? {};
   return [
-    `event loop: how late it is while ${sizeName(byteLength)} is copied ${copies} times, awaited`,
+    `event loop: how late it is while ${sizeName(byteLength)} is copied ${copies} times, awaited` +
+      (emulated ? ` (${EMULATED})` : ''),
     ...table(['', 'median', 'p99', 'max', 'aim'], rows).map((line) => `  ${line}`),
   ];
 }

@@ -1,4 +1,4 @@
-import { mkdirSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { makePage, PAGE, PICTURES, RUN } from '../report/page.ts';
 import { drawAll } from '../report/pictures.ts';
@@ -12,8 +12,8 @@ export async function page(args: readonly string[]): Promise<number> {
   const pictures = await drawAll(readResults(RUN));
   writeFileSync(PAGE, makePage());
   // What an earlier run had and this one has not would stay.
-  rmSync(PICTURES, { recursive: true, force: true });
-  mkdirSync(PICTURES);
+  mkdirSync(PICTURES, { recursive: true });
+  for (const file of readdirSync(PICTURES)) if (file.endsWith('.svg')) rmSync(join(PICTURES, file));
   for (const [file, svg] of pictures) writeFileSync(join(PICTURES, file), svg);
   console.log(`written: ${PAGE} and ${pictures.size} pictures`);
   return 0;
