@@ -25,7 +25,7 @@ export const describeSkipped = ({ name, reason }: Skipped): string => `skipped: 
 
 /** How many cases are left out, and why. */
 export const describeLeftOut = (count: number): string =>
-  `left out: ${count} ${count === 1 ? 'case' : 'cases'}, which need a GPU`;
+  `left out: ${count} ${count === 1 ? 'case, which needs' : 'cases, which need'} a GPU`;
 
 /** The table of a case; of an emulated run nothing is judged. */
 export function describeCase(

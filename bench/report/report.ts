@@ -29,7 +29,9 @@ export function reportBlocks(name: string, results: Results, prefix: string): Bl
 
 const groupBlocks = (results: Results, group: Group, prefix: string): Block[] => [
   heading(3, group.name),
-  paragraph(`${group.what[0]?.toUpperCase()}${group.what.slice(1)}.`),
+  ...[...new Set(group.cases.map(({ what }) => what))].map((what) =>
+    paragraph(`${what[0]?.toUpperCase()}${what.slice(1)}.`),
+  ),
   ...(group.axis ? [picture(`${prefix}${lineFile(group)}`, `${group.name}: ${group.what}`)] : []),
   ...groupTable(results, group),
 ];
