@@ -21,17 +21,19 @@ const MIN_ROUNDS = 5;
 const QUICK_PART = 0.2;
 const QUICK_MIN_ROUNDS = 3;
 
-/** Measures a case with all who take part in it. */
+/** Measures a case with all who take part in it; undefined where nobody here can. */
 export async function runCase(
   suite: string,
   measured: Case,
   { driver, peers, rounds, quick, signal }: RunOptions,
-): Promise<CaseResult> {
+): Promise<CaseResult | undefined> {
   const { name, variant, what, calls, byteLength, budgetMs = BUDGET_MS } = measured;
   const open = await measured.open(driver);
   try {
     const { contestants: others, skipped } = await findPeers(measured, peers);
-    const contestants = await measure([...open.contestants, ...others], {
+    const all = [...open.contestants, ...others];
+    if (all.length === 0) return undefined;
+    const contestants = await measure(all, {
       calls,
       rounds: Math.min(rounds, measured.rounds ?? rounds),
       budgetMs: quick ? QUICK_PART * budgetMs : budgetMs,

@@ -15,6 +15,6 @@ export async function page(args: readonly string[]): Promise<number> {
   mkdirSync(PICTURES, { recursive: true });
   for (const file of readdirSync(PICTURES)) if (file.endsWith('.svg')) rmSync(join(PICTURES, file));
   for (const [file, svg] of pictures) writeFileSync(join(PICTURES, file), svg);
-  console.log(`written: ${PAGE} and ${pictures.size} pictures`);
+  console.log(`written: ${PAGE}, pictures: ${pictures.size}`);
   return 0;
 }

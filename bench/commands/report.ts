@@ -36,6 +36,6 @@ export async function report(args: readonly string[]): Promise<number> {
   for (const [file, svg] of pictures) writeFileSync(join(folder, file), svg);
   writeFileSync(join(folder, 'report.md'), `${markdown(blocks)}\n`);
   writeFileSync(join(folder, 'index.html'), html(title, blocks, pictures));
-  console.log(`written: ${folder}: report.md, index.html and ${pictures.size} pictures`);
+  console.log(`written: ${folder}: report.md, index.html, pictures: ${pictures.size}`);
   return 0;
 }

@@ -1,12 +1,13 @@
-import { aimsOf, DELAYS, delayAimOf, readBudget } from '../budget.ts';
+import { aimsOf, type BudgetedAim, DELAYS, delayAimOf, readBudget } from '../budget.ts';
+import { titleOf } from '../compare.ts';
 import { measureDelays } from '../delays.ts';
-import { chooseDriver } from '../driver.ts';
+import { chooseDriver, type DriverChoice } from '../driver.ts';
 import { interruption } from '../interrupt.ts';
 import { describeMachine } from '../machine.ts';
 import { type Peers, startPeers } from '../peers/start.ts';
 import { writeResults } from '../result-file.ts';
-import type { CaseResult } from '../result-schema.ts';
-import { runCase } from '../run.ts';
+import type { CaseResult, DelayResult } from '../result-schema.ts';
+import { type RunOptions, runCase } from '../run.ts';
 import {
   describeCase,
   describeDelays,
@@ -15,7 +16,7 @@ import {
   describeRun,
   describeSkipped,
 } from '../run-text.ts';
-import { selectRun } from '../selection.ts';
+import { type Selection, selectRun } from '../selection.ts';
 
 /** Measures: tables on stdout, how far it is on stderr; 1 where a case failed. */
 export async function run(args: readonly string[]): Promise<number> {
@@ -34,28 +35,11 @@ export async function run(args: readonly string[]): Promise<number> {
   const { signal } = interrupted;
   const names = new Set(chosen.flatMap(({ measured }) => measured.peers.map(({ peer }) => peer)));
   let peers: Peers | undefined;
-  const cases: CaseResult[] = [];
-  let failures = 0;
+  let measured: { readonly cases: CaseResult[]; readonly failed: number };
   try {
     if (names.size > 0) peers = await startPeers(driver, names, signal);
     for (const peer of peers?.skipped ?? []) console.log(describeSkipped(peer));
-    for (const [at, { suite, measured }] of chosen.entries()) {
-      signal.throwIfAborted();
-      const { name, variant } = measured;
-      const title = [name, variant].filter(Boolean).join(', ');
-      console.error(`[${at + 1}/${chosen.length}] ${suite}: ${title}`);
-      try {
-        const result = await runCase(suite, measured, { driver, peers, rounds, quick, signal });
-        cases.push(result);
-        const aims = [...aimsOf(budget, { ...measured, suite }), ...(measured.aims ?? [])];
-        console.log(`\n${describeCase(result, aims, driver).join('\n')}`);
-      } catch (error) {
-        signal.throwIfAborted();
-        // The others of a long run are worth having.
-        failures += 1;
-        console.error(`failed: ${title}: ${(error as Error).stack}`);
-      }
-    }
+    measured = await runAll(chosen, budget, { driver, peers, rounds, quick, signal });
   } catch (error) {
     // Whatever else failed then failed by it.
     signal.throwIfAborted();
@@ -63,20 +47,58 @@ export async function run(args: readonly string[]): Promise<number> {
   } finally {
     await peers?.close();
   }
+  const { cases, failed } = measured;
+  if (failed > 0) console.error(`${failed} of ${chosen.length} cases failed`);
   // Alone: the programs of other languages have ended.
-  if (selection.delays) console.error(DELAYS);
-  const delays = selection.delays ? await measureDelays(driver) : [];
+  const delays = selection.delays ? await runDelays(driver, budget) : [];
   signal.throwIfAborted();
-  if (selection.delays) {
-    const aim = (name: string): number | undefined => delayAimOf(budget, name);
-    console.log(`\n${describeDelays(delays, aim, driver).join('\n')}`);
+  if (json !== undefined) {
+    const skipped = [...(peers?.skipped ?? [])];
+    const found = { driver, machine, quick, rounds, cases, delays, skipped };
+    writeResults(json, { version: 2, unit: 'ns', ...found });
+    console.log(`\nwritten: ${json}`);
   }
-  if (failures > 0) console.error(`${failures} of ${chosen.length} cases failed`);
-  const status = failures > 0 ? 1 : 0;
-  if (json === undefined) return status;
-  const skipped = [...(peers?.skipped ?? [])];
-  const found = { driver, machine, quick, rounds, cases, delays, skipped };
-  writeResults(json, { version: 2, unit: 'ns', ...found });
-  console.log(`\nwritten: ${json}`);
-  return status;
+  return failed > 0 ? 1 : 0;
+}
+
+/** Runs the cases in turn. One that fails is told of: the others of a long run are worth having. */
+async function runAll(
+  chosen: Selection['cases'],
+  budget: readonly BudgetedAim[],
+  options: RunOptions,
+): Promise<{ readonly cases: CaseResult[]; readonly failed: number }> {
+  const { driver, signal } = options;
+  const cases: CaseResult[] = [];
+  let failed = 0;
+  for (const [at, { suite, measured }] of chosen.entries()) {
+    signal.throwIfAborted();
+    const title = titleOf({ name: measured.name, variant: measured.variant ?? null });
+    console.error(`[${at + 1}/${chosen.length}] ${suite}: ${title}`);
+    try {
+      const result = await runCase(suite, measured, options);
+      if (!result) {
+        console.log(`\nleft out: ${title}: nothing here can do it`);
+        continue;
+      }
+      cases.push(result);
+      const aims = [...aimsOf(budget, { ...measured, suite }), ...(measured.aims ?? [])];
+      console.log(`\n${describeCase(result, aims, driver).join('\n')}`);
+    } catch (error) {
+      signal.throwIfAborted();
+      failed += 1;
+      console.error(`failed: ${title}: ${(error as Error).stack}`);
+    }
+  }
+  return { cases, failed };
+}
+
+async function runDelays(
+  driver: DriverChoice,
+  budget: readonly BudgetedAim[],
+): Promise<DelayResult[]> {
+  console.error(DELAYS);
+  const delays = await measureDelays(driver);
+  const aim = (name: string): number | undefined => delayAimOf(budget, name);
+  console.log(`\n${describeDelays(delays, aim, driver).join('\n')}`);
+  return delays;
 }

@@ -51,11 +51,16 @@ function rankingTable(result: CaseResult): Block {
   );
 }
 
-/** Several cases, one a row: what the first contestant takes, and that as a multiple of each other's. */
+/**
+ * Several cases, one a row: what the first contestant takes, and that as a multiple of each other's.
+ * Cases with another first contestant have tables of their own.
+ */
 export function ratioTable(results: Results, cases: readonly CaseResult[]): Block[] {
   const first = cases[0]?.contestants[0]?.name ?? '';
-  const others = contestantsIn(cases).filter((name) => name !== first);
-  const rows = cases.map((result) => {
+  const isAlike = ({ contestants }: CaseResult): boolean => contestants[0]?.name === first;
+  const alike = cases.filter(isAlike);
+  const others = contestantsIn(alike).filter((name) => name !== first);
+  const rows = alike.map((result) => {
     const [own, ...rest] = result.contestants;
     return [
       titleOf(result),
@@ -66,7 +71,9 @@ export function ratioTable(results: Results, cases: readonly CaseResult[]): Bloc
       }),
     ];
   });
-  return marked(results, [table(['call', first, ...others.map((name) => `times ${name}`)], rows)]);
+  const head = ['call', first, ...others.map((name) => `times ${name}`)];
+  const rest = cases.filter((result) => !isAlike(result));
+  return marked(results, [table(head, rows), ...rest.map(rankingTable)]);
 }
 
 /** How late the event loop was. */
