@@ -1,64 +1,35 @@
-/** The bench: what cuffi costs, as ratios to what is measured beside it in the same run. */
-import { writeFileSync } from 'node:fs';
-import { type DelayResult, measureDelays } from './delays.ts';
-import { chooseDriver } from './driver.ts';
-import { describeMachine } from './machine.ts';
-import { type Options, parseOptions, USAGE, UsageError } from './options.ts';
-import { startPeers } from './peers/start.ts';
-import {
-  describeCase,
-  describeDelays,
-  describeDriver,
-  describeLeftOut,
-  describeRun,
-  describeSkipped,
-} from './report.ts';
-import { type CaseResult, runCase } from './run.ts';
+/** The bench: what cuffi costs beside others in the same run, and reports of it. */
+import { INTERRUPTED, Interrupted } from './interrupt.ts';
+import { USAGE, UsageError } from './usage.ts';
 
-/** What is unknown is there all the same, as null. */
-const orNull = (_key: string, value: unknown): unknown => value ?? null;
+type Command = (args: readonly string[]) => number | Promise<number>;
 
-async function main({ help, rounds, cases: asked, delays: isAsked, json }: Options): Promise<void> {
-  if (help) {
+// Each loads what it needs: nothing that draws is there while something is measured.
+const commands: Readonly<Record<string, () => Promise<Command>>> = {
+  run: async () => (await import('./commands/run.ts')).run,
+  list: async () => (await import('./commands/list.ts')).list,
+  report: async () => (await import('./commands/report.ts')).report,
+  compare: async () => (await import('./commands/compare.ts')).compare,
+  check: async () => (await import('./commands/check.ts')).check,
+  page: async () => (await import('./commands/page.ts')).page,
+};
+
+async function main(args: readonly string[]): Promise<number> {
+  if (args.includes('--help')) {
     console.log(USAGE);
-    return;
+    return 0;
   }
-  const driver = chooseDriver();
-  console.log(describeDriver(driver));
-  const machine = describeMachine(driver);
-  console.log(describeRun(machine, rounds).join('\n'));
-  const cases = asked.filter(({ needsGpu }) => !(needsGpu && driver.emulated));
-  if (cases.length < asked.length) console.log(describeLeftOut(asked.length - cases.length));
-
-  const results: CaseResult[] = [];
-  const names = new Set(cases.flatMap(({ peers }) => peers.map(({ peer }) => peer)));
-  const peers = names.size > 0 ? await startPeers(driver, names) : undefined;
-  const skipped = peers?.skipped ?? [];
-  for (const peer of skipped) console.log(describeSkipped(peer));
-  try {
-    for (const measured of cases) {
-      const result = await runCase(measured, { rounds, driver, peers });
-      results.push(result);
-      console.log(`\n${describeCase(result).join('\n')}`);
-    }
-  } finally {
-    await peers?.close();
-  }
-  // Alone: the programs of other languages have ended.
-  const delays: DelayResult[] = isAsked ? await measureDelays(driver) : [];
-  if (isAsked) console.log(`\n${describeDelays(delays).join('\n')}`);
-
-  if (json === undefined) return;
-  const file = { version: 1, driver, machine, rounds, unit: 'ns', cases: results, delays, skipped };
-  writeFileSync(json, `${JSON.stringify(file, orNull, 2)}\n`);
-  console.log(`\nwritten: ${json}`);
+  const [first = ''] = args;
+  const isCommand = Object.hasOwn(commands, first);
+  const load = commands[isCommand ? first : 'run'] as () => Promise<Command>;
+  return (await load())(isCommand ? args.slice(1) : args);
 }
 
 try {
-  await main(parseOptions(process.argv.slice(2)));
+  process.exitCode = await main(process.argv.slice(2));
 } catch (error) {
-  const usage = error instanceof UsageError;
-  const message = error instanceof Error ? error.message : String(error);
-  console.error(usage ? `bench: ${message}\n\n${USAGE}` : `bench: ${message}`);
-  process.exitCode = usage ? 2 : 1;
+  const isUsage = error instanceof UsageError;
+  console.error(`bench: ${error instanceof Error ? error.message : String(error)}`);
+  if (isUsage) console.error('npm run bench -- --help tells of the commands.');
+  process.exitCode = isUsage ? 2 : error instanceof Interrupted ? INTERRUPTED : 1;
 }

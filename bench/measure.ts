@@ -6,6 +6,8 @@
  * call (which takes as long as half the calls here), and gives no turn to another process.
  */
 
+import { type Samples, summarize } from './statistics.ts';
+
 /** One way of doing what a case measures. */
 export interface Contestant {
   readonly name: string;
@@ -17,40 +19,44 @@ export interface Contestant {
   run(calls: number): number | Promise<number>;
 }
 
-/** The nanoseconds per call of one contestant: one number a round, and what they come to. */
-export interface Samples {
-  readonly name: string;
-  readonly median: number;
-  readonly min: number;
-  readonly max: number;
-  readonly lowerQuartile: number;
-  readonly upperQuartile: number;
-  readonly rounds: readonly number[];
+/** How much time a case has. */
+export interface Allowance {
+  /** The most rounds. */
+  readonly rounds: number;
+  /** Calls in a turn. */
+  readonly calls: number;
+  /** After so long no further round begins, unless there are too few. */
+  readonly budgetMs: number;
+  /** How many rounds there are at least, whatever they take. */
+  readonly minRounds: number;
+  /** Ends it between two turns. */
+  readonly signal?: AbortSignal;
 }
 
 /** Rounds whose times are thrown away: V8 compiles, caches fill, clocks rise. */
 const WARM_UP_ROUNDS = 3;
-/** As many for one that takes part in few rounds. */
-const SHORT_WARM_UP_ROUNDS = 1;
-/** After so long no further round begins, unless there are too few for a median. */
-const BUDGET_MS = 5000;
-const MIN_ROUNDS = 3;
+/** The part of the time after which the first of them is enough. */
+const WARM_UP_PART = 0.2;
 
 /** Measures the contestants in turns; each round begins with another one. */
 export async function measure(
   contestants: readonly Contestant[],
-  { rounds, calls }: { readonly rounds: number; readonly calls: number },
+  { rounds, calls, budgetMs, minRounds, signal }: Allowance,
 ): Promise<Samples[]> {
   const times = contestants.map((): number[] => []);
   // Of those alone that take part in all rounds: they are not to pay for the others.
   let spentMs = 0;
   for (let round = -WARM_UP_ROUNDS; round < rounds; round += 1) {
-    if (round >= MIN_ROUNDS && spentMs > BUDGET_MS) break;
+    const isFirst = round === -WARM_UP_ROUNDS;
+    if (round < 0 && !isFirst && spentMs > WARM_UP_PART * budgetMs) continue;
+    if (round === 0) spentMs = 0;
+    if (round >= minRounds && spentMs > budgetMs) break;
     for (let turn = 0; turn < contestants.length; turn += 1) {
+      signal?.throwIfAborted();
       const at = (round + WARM_UP_ROUNDS + turn) % contestants.length;
       const contestant = contestants[at] as Contestant;
       const { calls: own = calls, rounds: most = rounds } = contestant;
-      if (most < rounds && (round >= most || round < -SHORT_WARM_UP_ROUNDS)) continue;
+      if (round < 0 ? most < rounds && !isFirst : round >= most) continue;
       const begun = performance.now();
       const ns = await contestant.run(own);
       if (most >= rounds) spentMs += performance.now() - begun;
@@ -81,24 +87,3 @@ export const inProcess = (
     return Number(end - start);
   },
 });
-
-function summarize(name: string, rounds: readonly number[]): Samples {
-  const sorted = [...rounds].sort((a, b) => a - b);
-  return {
-    name,
-    median: quantile(sorted, 0.5),
-    min: quantile(sorted, 0),
-    max: quantile(sorted, 1),
-    lowerQuartile: quantile(sorted, 0.25),
-    upperQuartile: quantile(sorted, 0.75),
-    rounds,
-  };
-}
-
-/** The value below which a fraction of them lies; between two of them in proportion. */
-export function quantile(sorted: readonly number[], fraction: number): number {
-  const position = (sorted.length - 1) * fraction;
-  const below = sorted[Math.floor(position)] ?? Number.NaN;
-  const above = sorted[Math.ceil(position)] ?? Number.NaN;
-  return below + (above - below) * (position - Math.floor(position));
-}

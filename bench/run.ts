@@ -1,62 +1,55 @@
-/** Runs one case and compares its contestants. */
-import type { Aim, Case } from './cases/case.ts';
+/** Runs one case. */
+import type { Case } from './cases/case.ts';
 import type { DriverChoice } from './driver.ts';
-import { type Contestant, measure, type Samples } from './measure.ts';
+import { type Contestant, measure } from './measure.ts';
 import type { Skipped } from './peers/peer.ts';
 import type { Peers } from './peers/start.ts';
+import type { CaseResult } from './result-schema.ts';
 
-/** The first contestant's median as a multiple of another's. */
-export interface Ratio {
-  readonly versus: string;
-  readonly ratio: number;
-  /** The most that it may be; undefined where there is no aim. */
-  readonly aim: number | undefined;
-  /** Undefined without an aim, and where none is judged. */
-  readonly met: boolean | undefined;
+/** What is common to the cases of a run. */
+export interface RunOptions {
+  readonly driver: DriverChoice;
+  readonly peers: Peers | undefined;
+  readonly rounds: number;
+  readonly quick: boolean;
+  readonly signal: AbortSignal;
 }
 
-/** What a case came to; times in nanoseconds per call. */
-export interface CaseResult {
-  readonly name: string;
-  readonly variant: string | undefined;
-  readonly what: string;
-  readonly callsPerBatch: number;
-  /** How many bytes a call allocates or moves, where that is what it does. */
-  readonly byteLength: number | undefined;
-  /** 1e9 bytes a second of each contestant, where bytes are moved. */
-  readonly gigabytesPerSecond: readonly number[] | undefined;
-  readonly contestants: readonly Samples[];
-  readonly ratios: readonly Ratio[];
-  /** Programs that run, but cannot do this. */
-  readonly skipped: readonly Skipped[];
-}
+/** What a case has of time: the quick one too little for quartiles, enough for a median. */
+const BUDGET_MS = 1500;
+const MIN_ROUNDS = 5;
+const QUICK_PART = 0.2;
+const QUICK_MIN_ROUNDS = 3;
 
-/** Measures a case with all who take part in it. */
+/** Measures a case with all who take part in it; undefined where nobody here can. */
 export async function runCase(
+  suite: string,
   measured: Case,
-  { rounds, driver, peers }: { rounds: number; driver: DriverChoice; peers: Peers | undefined },
-): Promise<CaseResult> {
-  const { name, variant, what, calls, byteLength, aims } = measured;
+  { driver, peers, rounds, quick, signal }: RunOptions,
+): Promise<CaseResult | undefined> {
+  const { name, variant, what, calls, byteLength, budgetMs = BUDGET_MS } = measured;
   const open = await measured.open(driver);
   try {
     const { contestants: others, skipped } = await findPeers(measured, peers);
-    const samples = await measure([...open.contestants, ...others], {
-      rounds: Math.min(rounds, measured.rounds ?? rounds),
+    const all = [...open.contestants, ...others];
+    if (all.length === 0) return undefined;
+    const contestants = await measure(all, {
       calls,
+      rounds: Math.min(rounds, measured.rounds ?? rounds),
+      budgetMs: quick ? QUICK_PART * budgetMs : budgetMs,
+      minRounds: quick ? QUICK_MIN_ROUNDS : MIN_ROUNDS,
+      signal,
     });
     return {
+      suite,
       name,
-      variant,
+      variant: variant ?? null,
       what,
       callsPerBatch: calls,
-      byteLength,
-      gigabytesPerSecond:
-        measured.isCopy && byteLength
-          ? samples.map(({ median }) => byteLength / median)
-          : undefined,
-      contestants: samples,
-      // The emulated driver's times are no times of a GPU: nothing is judged by them.
-      ratios: compare(samples, aims, !driver.emulated),
+      byteLength: byteLength ?? null,
+      isCopy: measured.isCopy ?? false,
+      count: measured.count ?? null,
+      contestants,
       skipped,
     };
   } finally {
@@ -79,14 +72,4 @@ async function findPeers(
     else contestants.push({ name, run: (calls) => peer.run(batch, calls, byteLength) });
   }
   return { contestants, skipped };
-}
-
-function compare(samples: readonly Samples[], aims: readonly Aim[], judge: boolean): Ratio[] {
-  const [first, ...others] = samples;
-  return others.map(({ name, median }) => {
-    const ratio = (first?.median ?? Number.NaN) / median;
-    const aim = aims.find(({ versus }) => versus === name)?.max;
-    const met = judge && aim !== undefined ? ratio <= aim : undefined;
-    return { versus: name, ratio, aim, met };
-  });
 }

@@ -6,6 +6,8 @@ import { copyCases } from './copies.ts';
 import { handOverCases } from './hand-over.ts';
 import { kernelCases } from './kernels.ts';
 import { memoryCases } from './memory.ts';
+import { scaleCases } from './scale.ts';
+import { startupCases } from './startup.ts';
 
 /** All cases by their suites, in the order in which they run. */
 export const suites: Readonly<Record<string, readonly Case[]>> = {
@@ -15,4 +17,6 @@ export const suites: Readonly<Record<string, readonly Case[]>> = {
   copies: copyCases,
   arrays: arrayCases,
   kernels: [...kernelCases, ...compileCases],
+  startup: startupCases,
+  scale: scaleCases,
 };

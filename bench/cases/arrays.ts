@@ -13,7 +13,6 @@ export const arrayCases: readonly Case[] = [
     what: 'makes a view of a part of an array, a[2:10, 3] in Python',
     calls: 5000,
     peers: inPeers('array.slice', 'cupy', 'numba'),
-    aims: [],
     open: openSlice,
   },
   {
@@ -21,7 +20,6 @@ export const arrayCases: readonly Case[] = [
     what: 'makes a view of an array in another shape',
     calls: 5000,
     peers: inPeers('array.reshape', 'cupy', 'numba'),
-    aims: [],
     open: openReshape,
   },
   {
@@ -31,7 +29,6 @@ export const arrayCases: readonly Case[] = [
     calls: 500,
     byteLength: BYTE_LENGTH,
     peers: [{ peer: 'C', batch: 'pageable.toHost' }, ...inPeers('array.toHost', 'cupy', 'numba')],
-    aims: [],
     open: openCopy,
   },
 ];

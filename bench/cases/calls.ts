@@ -7,16 +7,10 @@ import { Context, CudaEvent, DeviceBuffer, Stream } from 'cuffi';
 import { BLOCK, cu } from 'cuffi/ffi';
 import { getIpcHandle } from 'cuffi/ipc';
 import { inProcess } from '../measure.ts';
-import { type Aim, type Case, inPeers } from './case.ts';
+import { type Case, inPeers } from './case.ts';
 import { PUBLIC, RAW, requireSuccess } from './names.ts';
 
 const BUFFER_BYTE_LENGTH = 4 << 20;
-
-const aims: readonly Aim[] = [
-  { versus: RAW, max: 1.1 },
-  { versus: 'C', max: 1.35 },
-  { versus: 'cuda.bindings', max: 0.5 },
-];
 
 export const callCases: readonly Case[] = [
   {
@@ -24,7 +18,6 @@ export const callCases: readonly Case[] = [
     what: 'asks an idle stream whether its work is done: cuStreamQuery',
     calls: 5000,
     peers: inPeers('stream.done', 'C', 'cuda.bindings'),
-    aims,
     open() {
       const stream = Stream.create({ nonBlocking: true });
       const { handle } = stream;
@@ -50,7 +43,6 @@ export const callCases: readonly Case[] = [
     what: 'records an event in a stream: cuEventRecord',
     calls: 5000,
     peers: inPeers('event.record', 'C', 'cuda.bindings'),
-    aims,
     open() {
       const stream = Stream.create({ nonBlocking: true });
       const event = CudaEvent.create({ timing: false });
@@ -90,7 +82,6 @@ export const callCases: readonly Case[] = [
     what: 'makes a descriptor; the others call cuIpcGetMemHandle alone',
     calls: 2000,
     peers: inPeers('getIpcHandle', 'C', 'cuda.bindings'),
-    aims: [],
     open() {
       const context = Context.primary();
       const buffer = DeviceBuffer.allocate(BUFFER_BYTE_LENGTH, { context });

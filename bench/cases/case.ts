@@ -31,14 +31,21 @@ export interface Case {
   readonly calls: number;
   /** The most rounds that it takes, where one takes long. Default: as many as all. */
   readonly rounds?: number;
+  /** How long it may take, in milliseconds, where a round takes long. Default: as long as all. */
+  readonly budgetMs?: number;
   /** How many bytes each call allocates or moves, where that is what it does. */
   readonly byteLength?: number;
   /** Whether the bytes are moved, so that there are so many a second. Default false. */
   readonly isCopy?: boolean;
   /** Whether it is left out without a GPU, where it would take long and say nothing. Default false. */
   readonly needsGpu?: boolean;
+  /** How many of what, where the cases of its name differ by a number. */
+  readonly count?: { readonly of: string; readonly value: number };
+  /** Whether it takes so much of a machine that it must be asked for. Default false. */
+  readonly isLarge?: boolean;
   readonly peers: readonly PeerBatch[];
-  readonly aims: readonly Aim[];
+  /** Those beside what bench/budget.json says of it. */
+  readonly aims?: readonly Aim[];
   open(driver: DriverChoice): OpenCase | Promise<OpenCase>;
 }
 

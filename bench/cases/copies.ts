@@ -5,7 +5,7 @@
 import { DeviceBuffer, PinnedBuffer, pin, Stream } from 'cuffi';
 import { requirePattern, sizeName, writePattern } from '../bytes.ts';
 import { inProcess } from '../measure.ts';
-import { type Aim, type Case, inPeers, type OpenCase } from './case.ts';
+import { type Case, inPeers, type OpenCase } from './case.ts';
 import { type Direction, HostCopies, type Way } from './host-copies.ts';
 import { PUBLIC } from './names.ts';
 
@@ -32,15 +32,6 @@ const moving = (byteLength: number) => ({
   needsGpu: byteLength > MOST_WITHOUT_GPU,
 });
 
-// As quick as the driver is the aim; the rest is what runs differ by.
-const asQuickAsTheDriver = (byteLength: number): Aim[] =>
-  byteLength < LARGE
-    ? []
-    : [
-        { versus: SYNC, max: 1.05 },
-        { versus: 'C', max: 1.05 },
-      ];
-
 const AWAITED = `${PUBLIC}, awaited`;
 const SYNC = `${PUBLIC}, Sync`;
 
@@ -53,7 +44,6 @@ function toAndFro(direction: Direction, byteLength: number): Case[] {
       what: `copies an ordinary typed array ${to}; the others: pageable memory`,
       ...moving(byteLength),
       peers: inPeers(`pageable.${direction}`, 'C', 'torch'),
-      aims: asQuickAsTheDriver(byteLength),
       open: () => openPageable(direction, byteLength),
     },
     {
@@ -61,7 +51,6 @@ function toAndFro(direction: Direction, byteLength: number): Case[] {
       what: `copies page-locked memory ${to}, awaited; the others: pinned memory`,
       ...moving(byteLength),
       peers: inPeers(`pinned.${direction}`, 'C', 'torch'),
-      aims: [],
       open: () => openPinned(direction, byteLength),
     },
   ];
@@ -76,7 +65,6 @@ export const copyCases: readonly Case[] = SIZES.flatMap((byteLength) => [
     what: 'copies on the device, queued and waited for at the end of a batch',
     ...moving(byteLength),
     peers: inPeers('onDevice', 'C', 'torch'),
-    aims: [],
     open: () => openOnDevice(byteLength),
   },
 ]);

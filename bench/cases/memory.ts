@@ -24,7 +24,6 @@ export const memoryCases: readonly Case[] = [
       { peer: 'cupy', batch: 'pool.async.allocate', name: 'cupy MemoryAsyncPool' },
       { peer: 'torch', batch: 'pool.allocate', name: 'torch.empty' },
     ],
-    aims: [{ versus: 'C', max: 1.4 }],
     open: openPool,
   },
   {
@@ -34,7 +33,6 @@ export const memoryCases: readonly Case[] = [
     calls: 50,
     byteLength: MIB,
     peers: inPeers('device.allocate', 'C', 'cuda.bindings'),
-    aims: [],
     open: openDevice,
   },
   {
@@ -50,7 +48,6 @@ export const memoryCases: readonly Case[] = [
       { peer: 'C', batch: 'host.register', name: 'C, register touched' },
       { peer: 'torch', batch: 'host.allocate', name: 'torch, pin_memory' },
     ],
-    aims: [],
     open: () => ({
       contestants: [
         inProcess(PUBLIC, (calls) => {

@@ -38,16 +38,24 @@ export class Peer {
     this.#exited = new Promise((resolve) => process.once('exit', resolve));
     // A program that died is told of by the answer that does not come.
     process.stdin.on('error', () => {});
+    // So is one that was killed.
+    process.on('error', () => {});
   }
 
   /**
    * Starts a program; answers with the reason if it cannot run here.
    *
    * @param uuid the GPU that it must have found, in nvidia-smi's form
+   * @param signal kills it when aborted
    * @throws Error if it fails, or measures another GPU
    */
-  static async start({ name, command, args }: PeerProgram, uuid: string): Promise<Peer | Skipped> {
-    const process = spawn(command, args, { stdio: ['pipe', 'pipe', 'inherit'] });
+  static async start(
+    { name, command, args }: PeerProgram,
+    uuid: string,
+    signal: AbortSignal,
+  ): Promise<Peer | Skipped> {
+    const stdio = ['pipe', 'pipe', 'inherit'] as const;
+    const process = spawn(command, args, { stdio: [...stdio], signal, killSignal: 'SIGKILL' });
     try {
       await once(process, 'spawn');
     } catch (error) {

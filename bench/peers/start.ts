@@ -27,10 +27,11 @@ export interface Peers {
   close(): Promise<void>;
 }
 
-/** Starts those that can run here. @throws Error for one that starts and then fails */
+/** Starts those that can run here; aborting kills them. @throws Error for one that starts and then fails */
 export async function startPeers(
   driver: DriverChoice,
   names: ReadonlySet<PeerName>,
+  signal: AbortSignal,
 ): Promise<Peers> {
   const { uuid } = Device.get(0);
   const running: Peer[] = [];
@@ -44,7 +45,7 @@ export async function startPeers(
   const starts = await Promise.allSettled(
     [...names].map((name) => {
       const program = name === 'C' ? cProgram(driver, built) : pythonProgram(driver, name);
-      return 'reason' in program ? program : Peer.start(program, uuid);
+      return 'reason' in program ? program : Peer.start(program, uuid, signal);
     }),
   );
   const errors: unknown[] = [];

@@ -1,0 +1,23 @@
+import { DELAYS } from '../budget.ts';
+import { suites } from '../cases/all.ts';
+import { groupBy } from '../group.ts';
+import { parse, UsageError } from '../usage.ts';
+
+/** Prints the suites, each case with its variants. */
+export function list(args: readonly string[]): number {
+  const { positionals } = parse(args, {});
+  if (positionals.length > 0) throw new UsageError(`list takes no '${positionals[0]}'`);
+  for (const [suite, cases] of Object.entries(suites)) {
+    console.log(suite);
+    const variants = groupBy(cases, ({ name }) => name);
+    for (const [name, ofName] of variants) {
+      const told = ofName.flatMap(({ variant, isLarge }) =>
+        variant === undefined ? [] : [isLarge ? `${variant} (--large)` : variant],
+      );
+      const last = ofName.at(-1)?.what ?? '';
+      console.log(`  ${name}${told.length > 0 ? ` (${told.join(', ')})` : ''}: ${last}`);
+    }
+  }
+  console.log(`${DELAYS}\n  how late the event loop is while 1 GiB is copied, awaited`);
+  return 0;
+}

@@ -1,0 +1,30 @@
+/** The end of a run from outside. */
+
+const SIGNALS = ['SIGINT', 'SIGTERM'] as const;
+/** What a process that was interrupted ends with. */
+export const INTERRUPTED = 130;
+/** Who has not ended by then is left to notice that its parent is gone. */
+const DEADLINE_MS = 5000;
+
+/** Why a run ended before its end. */
+export class Interrupted extends Error {}
+
+/**
+ * Ctrl-C and SIGTERM abort `signal`, so that what a run has started is ended by who started it;
+ * the second one ends the process at once.
+ */
+export function interruption(): { readonly signal: AbortSignal; [Symbol.dispose](): void } {
+  const controller = new AbortController();
+  const stop = (): void => {
+    if (controller.signal.aborted) process.exit(INTERRUPTED);
+    controller.abort(new Interrupted('interrupted'));
+    setTimeout(() => process.exit(INTERRUPTED), DEADLINE_MS).unref();
+  };
+  for (const signal of SIGNALS) process.on(signal, stop);
+  return {
+    signal: controller.signal,
+    [Symbol.dispose]() {
+      for (const signal of SIGNALS) process.off(signal, stop);
+    },
+  };
+}

@@ -1,0 +1,84 @@
+/** docs/benchmark.md: the template, with figures of the committed results in it. */
+import { existsSync, readFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+import { readBudget } from '../budget.ts';
+import { compareResults } from '../compare.ts';
+import { readResults } from '../result-file.ts';
+import type { Results } from '../result-schema.ts';
+import { type Block, markdown, paragraph, picture } from './blocks.ts';
+import { describeCrossovers } from './crossover.ts';
+import { type Group, groupsOf } from './groups.ts';
+import { lineFile } from './pictures.ts';
+import { barPictures } from './report.ts';
+import { aimTable, delayTable, describeRun, groupTable, ratioTable } from './tables.ts';
+
+const path = (name: string): string => fileURLToPath(new URL(`../${name}`, import.meta.url));
+
+/** The run whose figures the page has, where its pictures go, and a second run of the same. */
+export const RUN: string = path('results/nvidia-h200.json');
+export const PICTURES: string = path('results/nvidia-h200');
+export const PAGE: string = path('../docs/benchmark.md');
+const SECOND_RUN = path('results/nvidia-h200-second.json');
+const TEMPLATE = path('benchmark.template.md');
+
+const NOT_MEASURED = paragraph('Not measured yet.');
+
+/** The page as it follows from the template and the committed results. */
+export function makePage(): string {
+  const results = readResults(RUN);
+  const second = existsSync(SECOND_RUN) ? readResults(SECOND_RUN) : undefined;
+  const text = fill(readFileSync(TEMPLATE, 'utf8'), results, second);
+  return `<!-- Made by \`npm run bench -- page\`: change bench/benchmark.template.md. -->\n\n${text}`;
+}
+
+/** A template with each `{{word arguments}}` replaced. @throws Error for a word that there is not */
+export function fill(template: string, results: Results, second: Results | undefined): string {
+  return template
+    .replaceAll(/^\{\{(\S+) ?(.*)\}\}$/gm, (_, word: string, about: string) => {
+      const blocks = blocksOf(word, about, results, second);
+      return markdown(blocks.length > 0 ? blocks : [NOT_MEASURED], '../bench/results/nvidia-h200');
+    })
+    .replaceAll(/\n{3,}/g, '\n\n');
+}
+
+function blocksOf(
+  word: string,
+  about: string,
+  results: Results,
+  second: Results | undefined,
+): readonly Block[] {
+  const groups = groupsOf(results);
+  const found = groups.find(({ suite, name }) => `${suite}/${name}` === about);
+  const ofSuite = groups.filter(({ suite }) => suite === about);
+  if (word === 'run') return [paragraph(`${describeRun(results)} ${FILE}`)];
+  if (word === 'table') return found ? groupTable(results, found) : [];
+  if (word === 'picture') return found?.axis ? [linePicture(found)] : NOTHING;
+  if (word === 'bars') return ofSuite.length > 0 ? barPictures(about, ofSuite, '') : NOTHING;
+  if (word === 'ratios')
+    return ofSuite.length > 0
+      ? ratioTable(
+          results,
+          ofSuite.flatMap((group) => group.cases),
+        )
+      : [];
+  if (word === 'crossover') return describeCrossovers(results);
+  if (word === 'delays') return results.delays.length > 0 ? delayTable(results) : [];
+  if (word === 'aims') return aimTable(results, readBudget());
+  if (word === 'agreement') return second ? [describeAgreement(results, second)] : [];
+  throw new Error(`the template asks for '${word}'`);
+}
+
+const FILE = '[The result file](../bench/results/nvidia-h200.json) has every sample.';
+/** A picture is left out in silence: its table says that it was not measured. */
+const NOTHING = [paragraph('')];
+
+const linePicture = (group: Group): Block =>
+  picture(lineFile(group), `${group.name}: ${group.what}`);
+
+function describeAgreement(first: Results, second: Results): Block {
+  const { compared, outliers, share } = compareResults(first, second);
+  return paragraph(
+    `[A second run](../bench/results/nvidia-h200-second.json) of ${second.machine.date.slice(0, 10)}: ` +
+      `${compared - outliers.length} of ${compared} medians, ${(share * 100).toFixed(1)} %, lie within.`,
+  );
+}

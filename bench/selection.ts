@@ -1,0 +1,62 @@
+/** Which cases of which suites a run has. */
+import { statSync } from 'node:fs';
+import { dirname, resolve } from 'node:path';
+import { DELAYS } from './budget.ts';
+import { suites } from './cases/all.ts';
+import type { Case } from './cases/case.ts';
+import { parse, UsageError } from './usage.ts';
+
+/** What a run does. */
+export interface Selection {
+  readonly rounds: number;
+  readonly quick: boolean;
+  readonly cases: readonly { readonly suite: string; readonly measured: Case }[];
+  /** Whether the lateness of the event loop is measured as well. */
+  readonly delays: boolean;
+  /** Where the result file goes, if anywhere. */
+  readonly json: string | undefined;
+}
+
+const DEFAULT_ROUNDS = 31;
+const suiteNames = [...Object.keys(suites), DELAYS];
+const all = Object.entries(suites).flatMap(([suite, cases]) =>
+  cases.map((measured) => ({ suite, measured })),
+);
+
+/** Reads the arguments of a run. @throws UsageError */
+export function selectRun(args: readonly string[]): Selection {
+  const { values, positionals } = parse(args, {
+    rounds: { type: 'string', default: String(DEFAULT_ROUNDS) },
+    case: { type: 'string', multiple: true },
+    json: { type: 'string' },
+    quick: { type: 'boolean', default: false },
+    large: { type: 'boolean', default: false },
+  });
+  const rounds = Number(values.rounds);
+  if (!/^\d+$/.test(values.rounds) || !Number.isSafeInteger(rounds) || rounds < 1)
+    throw new UsageError(`--rounds takes a number from 1, not '${values.rounds}'`);
+  for (const suite of positionals)
+    if (!suiteNames.includes(suite))
+      throw new UsageError(`there is no command or suite '${suite}': ${suiteNames.join(', ')}`);
+  for (const name of values.case ?? [])
+    if (!all.some(({ measured }) => measured.name === name))
+      throw new UsageError(`there is no case '${name}'`);
+  const isChosen = (suite: string): boolean =>
+    positionals.length === 0 || positionals.includes(suite);
+  const cases = all.filter(
+    ({ suite, measured: { name, isLarge = false } }) =>
+      isChosen(suite) && (values.case?.includes(name) ?? true) && (values.large || !isLarge),
+  );
+  const delays = isChosen(DELAYS) && values.case === undefined;
+  if (cases.length === 0 && !delays) throw new UsageError('no case of that name in that suite');
+  return { rounds, quick: values.quick, cases, delays, json: resultPath(values.json) };
+}
+
+/** Now, not after the measuring. */
+function resultPath(path: string | undefined): string | undefined {
+  if (path === undefined) return undefined;
+  const json = resolve(path);
+  if (!statSync(dirname(json), { throwIfNoEntry: false })?.isDirectory())
+    throw new UsageError(`--json: there is no folder ${dirname(json)}`);
+  return json;
+}

@@ -1,0 +1,41 @@
+/** What samples come to. */
+
+/** The times of one contestant, in nanoseconds per call: one a round, and what they come to. */
+export interface Samples {
+  readonly name: string;
+  readonly median: number;
+  readonly p10: number;
+  readonly lowerQuartile: number;
+  readonly upperQuartile: number;
+  readonly p90: number;
+  /** How wide p10 to p90 is, as a part of the median. */
+  readonly spread: number;
+  readonly samples: readonly number[];
+}
+
+/** Summarizes what was measured of one contestant. */
+export function summarize(name: string, samples: readonly number[]): Samples {
+  const sorted = [...samples].sort((a, b) => a - b);
+  const [p10, median, p90] = [quantile(sorted, 0.1), quantile(sorted, 0.5), quantile(sorted, 0.9)];
+  return {
+    name,
+    median,
+    p10,
+    lowerQuartile: quantile(sorted, 0.25),
+    upperQuartile: quantile(sorted, 0.75),
+    p90,
+    spread: median > 0 ? (p90 - p10) / median : 0,
+    samples,
+  };
+}
+
+/** The value below which a fraction of them lies; between two of them in proportion. */
+export function quantile(sorted: readonly number[], fraction: number): number {
+  const position = (sorted.length - 1) * fraction;
+  const below = sorted[Math.floor(position)] ?? Number.NaN;
+  const above = sorted[Math.ceil(position)] ?? Number.NaN;
+  return below + (above - below) * (position - Math.floor(position));
+}
+
+/** The median of one as a multiple of another's. */
+export const ratioOf = (one: Samples, other: Samples): number => one.median / other.median;

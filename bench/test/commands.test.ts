@@ -1,0 +1,125 @@
+/** What the bench answers to what is typed. */
+import assert from 'node:assert/strict';
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { build } from 'esbuild';
+import { readResults } from '../result-file.ts';
+import { selectRun } from '../selection.ts';
+import { temporaryFolder } from './files.ts';
+
+const MAIN = fileURLToPath(new URL('../main.ts', import.meta.url));
+const DEADLINE_MS = 60_000;
+const env = { ...process.env, CUFFI_DRIVER: 'emulated' };
+const node = (...args: string[]): string[] => ['--import', 'tsx', MAIN, ...args];
+
+test('a run has the suites, cases and rounds that were asked for', () => {
+  const all = selectRun([]);
+  assert.ok(all.cases.length > 40);
+  assert.ok(all.delays);
+  assert.ok(!all.cases.some(({ measured }) => measured.isLarge));
+  assert.ok(selectRun(['scale', '--large']).cases.some(({ measured }) => measured.isLarge));
+
+  const { cases, delays, rounds, quick } = selectRun([
+    'calls',
+    '--case',
+    'stream.done',
+    '--rounds',
+    '3',
+    '--quick',
+  ]);
+  assert.deepEqual(
+    cases.map(({ suite, measured }) => [suite, measured.name]),
+    [['calls', 'stream.done']],
+  );
+  assert.deepEqual([delays, rounds, quick], [false, 3, true]);
+  assert.deepEqual(selectRun(['event-loop']).cases, []);
+});
+
+test('what is unknown is refused in a sentence, before anything is measured', () => {
+  assert.throws(() => selectRun(['call']), /there is no command or suite 'call': calls, /);
+  assert.throws(() => selectRun(['--case', 'x']), /there is no case 'x'/);
+  assert.throws(() => selectRun(['memory', '--case', 'copyTo']), /no case of that name/);
+  assert.throws(() => selectRun(['--rounds', '1.5']), /a number from 1, not '1\.5'/);
+  assert.throws(() => selectRun(['--json', '/nowhere/at/all.json']), /no folder \/nowhere\/at/);
+  assert.throws(() => selectRun(['--fast']), { message: "Unknown option '--fast'" });
+
+  const { status, stderr } = spawnSync(process.execPath, node('--fast'), { env, encoding: 'utf8' });
+  assert.equal(status, 2, stderr);
+  assert.match(stderr, /^bench: Unknown option '--fast'$/m);
+});
+
+test('a run writes its file, tables on stdout and how far it is on stderr', () => {
+  using folder = temporaryFolder();
+  const json = join(folder.path, 'a.json');
+  const { status, stdout, stderr } = spawnSync(
+    process.execPath,
+    node('calls', '--quick', '--rounds', '3', '--json', json),
+    { env, encoding: 'utf8', timeout: DEADLINE_MS },
+  );
+  assert.equal(status, 0, stderr);
+  assert.match(stdout, /^driver: emulated/);
+  assert.match(stdout, /^stream\.done: /m);
+  assert.match(stderr, /^\[1\/3\] calls: stream\.done$/m);
+  const { driver, quick, cases } = readResults(json);
+  assert.deepEqual([driver.emulated, quick, cases.length], [true, true, 3]);
+  assert.deepEqual(
+    cases.map(({ suite, contestants }) => [suite, contestants[0]?.samples.length]),
+    [0, 1, 2].map(() => ['calls', 3]),
+  );
+});
+
+test('nothing that draws is loaded while something is measured', async () => {
+  const { metafile } = await build({
+    entryPoints: [fileURLToPath(new URL('../commands/run.ts', import.meta.url))],
+    bundle: true,
+    packages: 'external',
+    platform: 'node',
+    format: 'esm',
+    metafile: true,
+    write: false,
+    outdir: '.',
+  });
+  const imported = Object.values(metafile.outputs).flatMap(({ imports }) => imports);
+  assert.ok(imported.some(({ path }) => path === 'cuffi'));
+  assert.ok(!imported.some(({ path }) => path.startsWith('vega')));
+});
+
+test('Ctrl-C ends a run and the programs that it has started', async () => {
+  const bench = spawn(process.execPath, node('scale', '--case', 'scale.consumers'), {
+    env,
+    stdio: 'ignore',
+  });
+  const exited = once(bench, 'exit');
+  const end = Date.now() + DEADLINE_MS;
+  const killer = setTimeout(() => bench.kill('SIGKILL'), DEADLINE_MS);
+  try {
+    const children = (): string[] => programsOf(bench.pid as number, 'scale-child');
+    while (bench.exitCode === null && children().length === 0) await sleep(20);
+    const [child] = children();
+    bench.kill('SIGINT');
+    assert.deepEqual(await exited, [130, null]);
+    // Killed, or left without its parent, which it notices.
+    while (existsSync(`/proc/${child}`) && Date.now() < end) await sleep(20);
+    assert.ok(child !== undefined && !existsSync(`/proc/${child}`));
+  } finally {
+    clearTimeout(killer);
+  }
+});
+
+/** The children of a process that run a program. */
+function programsOf(pid: number, program: string): string[] {
+  try {
+    const children = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ');
+    return children.filter(
+      (child) => child && readFileSync(`/proc/${child}/cmdline`, 'utf8').includes(program),
+    );
+  } catch {
+    // It has ended meanwhile.
+    return [];
+  }
+}
