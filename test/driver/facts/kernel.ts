@@ -1,7 +1,6 @@
 /**
- * Modules and kernels: which calls need a current context, and what wrong code and wrong
- * launches answer. No record has it yet: to have it asked of hardware and matched, put `kernelFacts`
- * among the groups of facts.test.ts, and take this file out of the entries of knip in package.json.
+ * Modules and kernels: which calls need a current context, and what wrong code and wrong launches
+ * answer.
  */
 import type { FunctionName } from '../../../ffi/functions.ts';
 import { type Argument, type Bytes, enterContext, Peer, struct } from '../../support/calls.ts';
@@ -51,7 +50,7 @@ class Asked {
 
   async ask(what: string, name: FunctionName, ...args: Argument[]): Promise<number> {
     const { status, out0 } = await this.#peer.call(name, ...args);
-    this.#note(what, status);
+    this.#note(`kernel: ${what}`, status);
     return out0;
   }
 }
@@ -86,7 +85,7 @@ export const kernelFacts: FactGroup = async (note) => {
   );
   await ask('the second parameter', 'cuFuncGetParamInfo', taking, 1, 'OUT0', 'OUT1');
   note(
-    'the offset of the second parameter',
+    'kernel: the offset of the second parameter',
     (await peer.call('cuFuncGetParamInfo', taking, 1, 'OUT0', 'OUT1')).out0,
   );
   await ask('a parameter beyond the last', 'cuFuncGetParamInfo', taking, 2, 'OUT0', 'OUT1');

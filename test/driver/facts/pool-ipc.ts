@@ -120,6 +120,35 @@ export const poolIpcFacts: FactGroup = async (note) => {
   await inB('cuStreamSynchronize', streamOfB);
   const gone = await importPointer(one.data);
   note('pool pointer: imported when its owner has freed it', gone.status);
+  for (const when of ['alone', 'with a pointer of it']) {
+    const three = await share();
+    const handles: number[] = [];
+    for (let n = 0; n < 3; n += 1) handles.push((await importPool(three.fd)).out0);
+    const [handle = 0] = handles;
+    const isMapped = when !== 'alone';
+    const mapped = isMapped
+      ? (await b.call('cuMemPoolImportPointer', 'OUT0', handle, three.data)).out0
+      : 0;
+    const destroy = async (nth: string): Promise<void> =>
+      note(
+        `pool: imported three times, ${when}: destroyed ${nth}`,
+        await inB('cuMemPoolDestroy', handle),
+      );
+    await destroy('once');
+    if (isMapped) {
+      note(
+        `pool: imported three times, ${when}: read after`,
+        await inB('cuMemcpyDtoH_v2', 'BLOCK', mapped, 64),
+      );
+      note(
+        `pool: imported three times, ${when}: pointer freed after`,
+        await inB('cuMemFree_v2', mapped),
+      );
+    }
+    await destroy('twice');
+    await destroy('three times');
+    await destroy('four times');
+  }
   // Last, and nothing is destroyed after it: the driver of CUDA 13.0 may crash then.
   note(
     'imported pool: exported again',
