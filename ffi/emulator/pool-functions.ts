@@ -88,10 +88,8 @@ export function poolFunctions({ pools, imported, contexts, host }: PoolRooms): P
     },
     cuMemPoolDestroy(handle) {
       const foreign = imported.get(handle);
-      if (foreign) {
-        imported.destroy(foreign);
-        return CUDA_SUCCESS;
-      }
+      if (foreign) return imported.destroy(foreign) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+      if (imported.wasDestroyed(handle)) return CUDA_SUCCESS;
       const pool = pools.get(handle);
       return pool ? pools.destroy(pool) : CUDA_ERROR_INVALID_VALUE;
     },

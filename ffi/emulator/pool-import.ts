@@ -78,12 +78,11 @@ export class ImportedPool {
     this.#memory.regions.remove(region);
     if (region.shared) this.#regions.delete(region.shared.offset);
     this.page.unclaim(region.importer);
-    this.unmapUnused();
   }
 
-  unmapUnused(): void {
-    if (this.opens > 0 || this.#regions.size > 0) return;
-    this.unmap();
+  /** Whether memory of it is mapped. */
+  get isUsed(): boolean {
+    return this.#regions.size > 0;
   }
 
   unmap(): void {
@@ -96,6 +95,7 @@ export class ImportedPools {
   readonly #handles: Handles;
   readonly #contexts: Contexts;
   readonly #all = new Map<number, ImportedPool>();
+  readonly #destroyed = new Set<number>();
 
   constructor(memory: Memory, handles: Handles, contexts: Contexts) {
     this.#memory = memory;
@@ -126,11 +126,19 @@ export class ImportedPools {
     return pool;
   }
 
-  /** Undoes one import; what is mapped of the pool stays until it is freed. */
-  destroy(pool: ImportedPool): void {
+  /** Undoes one import; answers whether it could: not while memory of the pool is mapped. */
+  destroy(pool: ImportedPool): boolean {
+    if (pool.isUsed) return false;
     pool.opens -= 1;
-    if (pool.opens > 0) return;
+    if (pool.opens > 0) return true;
     this.#all.delete(pool.handle);
-    pool.unmapUnused();
+    this.#destroyed.add(pool.handle);
+    pool.unmap();
+    return true;
+  }
+
+  /** The hardware does not mind when one is destroyed more often than it was imported. */
+  wasDestroyed(handle: number): boolean {
+    return this.#destroyed.has(handle);
   }
 }

@@ -13,6 +13,7 @@ import {
   checkClose,
   destroyPool,
   emptyBooks,
+  endOf,
   type PoolBooks,
   type SharedPool,
 } from '../memory/pool-books.ts';
@@ -60,14 +61,15 @@ export class ImportedPool extends Resource implements MemoryResource {
   constructor(context: Context, handle: CUmemoryPool, fd: number, descriptor: IpcPoolDescriptor) {
     const books = emptyBooks(context);
     const { resets } = context;
+    const end = endOf(handle);
     super('ImportedPool', {
       owner: context.resources,
       release: () =>
-        destroyPool(context, resets, handle, books, (device) =>
-          endSharedUse(nameOfAccess(descriptor, device), () =>
-            driver.writeAccess(handle, device, false),
-          ),
-        ),
+        destroyPool(context, resets, books, {
+          withdraw: (device) =>
+            endSharedUse(nameOfAccess(descriptor, device), () => end.withdraw(device)),
+          destroy: () => endSharedUse(nameOfPool(descriptor), end.destroy),
+        }),
     });
     this.context = context;
     this.descriptor = descriptor;
@@ -202,6 +204,9 @@ export class ImportedPool extends Resource implements MemoryResource {
     this.#isAllowed = true;
   }
 }
+
+/** @internal What this process's use of the pool is counted by. */
+export const nameOfPool = ({ pool }: IpcPoolDescriptor): string => `pool ${pool}`;
 
 /** What all workers of this process call a device's access to a pool, which is the driver's pool's. */
 const nameOfAccess = ({ pool }: IpcPoolDescriptor, { uuid }: Device): string =>

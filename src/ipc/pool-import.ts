@@ -9,7 +9,8 @@ import type { Context } from '../context.ts';
 import { IpcError } from '../errors.ts';
 import { closeKeptFd, keepFd } from '../memory/kept-fds.ts';
 import { type IpcPoolDescriptor, sealDescriptor } from './descriptor.ts';
-import { ImportedPool } from './imported-pool.ts';
+import { ImportedPool, nameOfPool } from './imported-pool.ts';
+import { useSharedHandle } from './shared-counts.ts';
 
 const pools = new WeakMap<Context, Map<string, ImportedPool>>();
 
@@ -41,7 +42,8 @@ export function importPool(
   const own = keepFd(context, duplicateFd(fd));
   let handle: CUmemoryPool;
   try {
-    handle = importHandle(own, descriptor);
+    // The driver has it once a process: destroyed by one worker, it would be gone for all.
+    handle = useSharedHandle(nameOfPool(descriptor), () => importHandle(own, descriptor));
   } catch (error) {
     closeKeptFd(context, own);
     throw error;

@@ -42,6 +42,29 @@ export const beginSharedUse = <T>(name: string, version: number, begin: () => T)
     }
   });
 
+/**
+ * The handle of what is called that, as one more use: `make` makes it, unless it is used already.
+ * Which handle that is, all workers find beside the count.
+ *
+ * @param make answers with a number other than 0; what it throws is no use
+ */
+export const useSharedHandle = <H extends number>(name: string, make: () => H): H =>
+  withCounts((fd) => {
+    const found = find(fd, name);
+    const { version: handle, users } = found;
+    write(fd, { ...found, version: users > 0 ? handle : 0, users: users + 1 });
+    // 0: a worker was terminated while it made one.
+    if (users > 0 && handle !== 0) return handle as H;
+    try {
+      const made = make();
+      write(fd, { ...found, version: made, users: users + 1 });
+      return made;
+    } catch (error) {
+      write(fd, found);
+      throw error;
+    }
+  });
+
 /** Ends a use; where it was the last one of the process, by `end`. */
 export const endSharedUse = (name: string, end?: () => void): void =>
   withCounts((fd) => {

@@ -72,13 +72,25 @@ export function checkClose(
     );
 }
 
+/** What ends with a pool, each by a call of the driver. */
+export interface PoolEnd {
+  /** Takes a device's access back. */
+  withdraw(device: Device): void;
+  destroy(): void;
+}
+
+/** The end of a pool that this process made. */
+export const endOf = (handle: CUmemoryPool): PoolEnd => ({
+  withdraw: (device) => driver.writeAccess(handle, device, false),
+  destroy: () => check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy'),
+});
+
 /** Destroys a pool when the GPU is done with it; nothing after a reset, which has. */
 export function destroyPool(
   context: Context,
   resets: number,
-  handle: CUmemoryPool,
   books: PoolBooks,
-  withdraw = (device: Device): void => driver.writeAccess(handle, device, false),
+  end: PoolEnd,
 ): void {
   const { releases } = context;
   const { shared, buffers } = books;
@@ -86,8 +98,8 @@ export function destroyPool(
     if (context.resets !== resets) return;
     tryAll([
       // A later pool may get the same handle, and with it the access that others had to this one.
-      ...[...books.granted].map((device) => () => withdraw(device)),
-      () => check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy'),
+      ...[...books.granted].map((device) => () => end.withdraw(device)),
+      () => end.destroy(),
     ]);
   };
   tryAll([

@@ -17,6 +17,7 @@ import {
   checkClose,
   destroyPool,
   emptyBooks,
+  endOf,
   type PoolBooks,
   type SharedPool,
   sharePool,
@@ -62,7 +63,9 @@ export class MemoryPool extends PoolState implements MemoryResource {
     const { resets } = context;
     super(handle, {
       owner: context.resources,
-      release: traits.borrowed ? undefined : () => destroyPool(context, resets, handle, books),
+      release: traits.borrowed
+        ? undefined
+        : () => destroyPool(context, resets, books, endOf(handle)),
     });
     this.context = context;
     this.maxSize = traits.maxSize;

@@ -277,13 +277,17 @@ test(
       emulated.ok(cu.cuMemFreeAsync(again, LEGACY));
       emulated.ok(cu.cuStreamSynchronize(LEGACY));
       // Nobody asks the owner, who has freed it.
-      assert.equal(emulated.importPointer(imported, data).status, 0);
+      const late = emulated.importPointer(imported, data);
+      assert.equal(late.status, 0);
 
       assert.equal(cu.cuMemAllocFromPoolAsync(OUT0, 64, imported, LEGACY), 1);
       assert.equal(cu.cuMemPoolExportToShareableHandle(OUT1, imported, 1, 0), 1);
       assert.equal(cu.cuDeviceSetMemPool(device(0), imported), 1);
+      assert.equal(cu.cuMemPoolDestroy(imported), 1, 'memory of it is mapped');
+      emulated.free(late.address);
       emulated.ok(cu.cuMemPoolDestroy(imported));
-      assert.equal(cu.cuMemPoolDestroy(imported), 1);
+      emulated.ok(cu.cuMemPoolDestroy(imported));
+      assert.equal(emulated.importPointer(imported, data).status, 1);
     }),
 );
 

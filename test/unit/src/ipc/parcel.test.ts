@@ -235,7 +235,9 @@ test("on another device a pool's memory is used by access that is given, and tak
   here.close();
   await here.context.flush();
   recorder.stop();
-  assert.equal(count('cuMemPoolDestroy'), 2);
+  // The driver has the pool itself once a process, too.
+  assert.equal(count('cuMemPoolImportFromShareableHandle'), 1);
+  assert.equal(count('cuMemPoolDestroy'), 1);
 });
 
 test('descriptors are taken in every case, but where the arguments are wrong', () => {
