@@ -26,7 +26,7 @@ const rows: readonly Row[] = [
   {
     name: 'hand-over.mapped',
     what: 'a buffer that the receiver has mapped, and its acknowledgement',
-    calls: 40,
+    calls: 100,
     peers: inPeers('handOver.mapped', 'C', 'numba', 'cuda.core', 'torch'),
     aims: [],
     open: openMapped,
@@ -85,6 +85,9 @@ export const handOverCases: readonly Case[] = [
   ),
 ];
 
+/** The emulated driver's times say nothing: it need not be warm. */
+const warmUp = ({ emulated }: DriverChoice, turns: number): number => (emulated ? 0 : turns);
+
 async function openConnection(driver: DriverChoice): Promise<OpenCase> {
   const child = await HandOverChild.start(driver);
   const byte = new Uint8Array(1);
@@ -116,7 +119,12 @@ async function openMapped(driver: DriverChoice, byteLength: number): Promise<Ope
   const copying = { buffer: () => buffer, calls: 1, rounds };
   return {
     contestants: [
-      handOver({ name: PUBLIC, buffer: () => buffer, give: () => child.give(buffer) }),
+      handOver({
+        name: PUBLIC,
+        buffer: () => buffer,
+        give: () => child.give(buffer),
+        warmUp: warmUp(driver, 2000),
+      }),
       handOver({
         name: 'copying, socket',
         give: () => child.copy(buffer.copyToHostSync(host)),
@@ -148,6 +156,7 @@ async function openPool(driver: DriverChoice, byteLength: number): Promise<OpenC
       handOver({
         name: PUBLIC,
         buffer: () => pool.allocate(byteLength),
+        warmUp: warmUp(driver, 500),
         give: (buffer) => child.give(buffer),
         after: (buffer) => buffer.close(),
       }),
@@ -164,10 +173,16 @@ async function openLegacy(driver: DriverChoice, byteLength: number): Promise<Ope
   const child = await HandOverChild.start(driver);
   return {
     contestants: [
-      handOver({ name: PUBLIC, buffer: () => buffer, give: () => child.give(buffer) }),
+      handOver({
+        name: PUBLIC,
+        buffer: () => buffer,
+        give: () => child.give(buffer),
+        warmUp: warmUp(driver, 1000),
+      }),
       handOver({
         name: 'cuffi, process.send',
         buffer: () => buffer,
+        warmUp: warmUp(driver, 1000),
         give: () => child.tell(getIpcHandle(buffer)),
       }),
     ],
@@ -188,6 +203,7 @@ async function openFirstPool(driver: DriverChoice, byteLength: number): Promise<
         // It keeps nothing: the receiver's connection has its file descriptor until it ends.
         buffer: () =>
           MemoryPool.create({ context, shareable: true, releaseThreshold: 0 }).allocate(byteLength),
+        warmUp: warmUp(driver, 100),
         give: (buffer) => child.give(buffer),
         after(buffer) {
           (buffer.resource as MemoryPool).close({ buffers: true });
@@ -210,6 +226,7 @@ async function openVirtual(driver: DriverChoice, byteLength: number): Promise<Op
           memory = VirtualMemory.reserve(byteLength, { shareable: true });
           return memory.grow(byteLength);
         },
+        warmUp: warmUp(driver, 100),
         give: (buffer) => child.give(buffer),
         after: () => memory.close(),
       }),

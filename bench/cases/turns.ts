@@ -10,6 +10,11 @@ export interface Way extends Omit<Contestant, 'run'> {
   readonly give: (buffer: DeviceBuffer) => Promise<unknown>;
   /** What is done after the round, untimed. */
   readonly after?: (buffer: DeviceBuffer) => void;
+  /**
+   * How many rounds come before the first that is timed, in which V8 compiles at both ends what a
+   * server runs all day. Default 0.
+   */
+  readonly warmUp?: number;
 }
 
 let last = 0;
@@ -20,8 +25,16 @@ let last = 0;
  *
  * @throws Error where the receiver read anything else
  */
-export function handOver({ name, buffer: next, give, after, ...limits }: Way): Contestant {
+export function handOver({
+  name,
+  buffer: next,
+  give,
+  after,
+  warmUp = 0,
+  ...limits
+}: Way): Contestant {
   const word = new Uint32Array(1);
+  let isWarm = false;
 
   async function turn(): Promise<bigint> {
     const buffer = next();
@@ -40,6 +53,8 @@ export function handOver({ name, buffer: next, give, after, ...limits }: Way): C
     name,
     ...limits,
     async run(calls) {
+      for (let call = 0; call < warmUp && !isWarm; call += 1) await turn();
+      isWarm = true;
       // Untimed, as after another contestant's turn the first calls are slower.
       for (let call = 0; call < Math.floor(calls / 10); call += 1) await turn();
       let ns = 0n;

@@ -84,7 +84,7 @@ def start():
         device.sync()
 
     def allocate(pool, byte_length, word):
-        buffer = pool.allocate(byte_length)
+        buffer = pool.allocate(byte_length, stream=device.default_stream)
         device.sync()
         write(buffer, word)
         return buffer
