@@ -2,6 +2,7 @@ import { OUT0, readHandle, readSize, writeBytes } from '../../ffi/arena.ts';
 import { CU_POINTER_ATTRIBUTE_RANGE_SIZE } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUmemoryPool } from '../../ffi/types.ts';
+import { tryAll } from '../attempt.ts';
 import { check, cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
@@ -159,11 +160,8 @@ export class ImportedPool extends Resource implements MemoryResource {
       freeIn: (stream) => context.activity.visitedBy(stream.context.activity),
       release: () => {
         books.byteLength -= byteLength;
-        try {
-          release();
-        } finally {
-          this.closeUnused();
-        }
+        // What fails to be unmapped is told before the driver refuses to destroy its pool.
+        tryAll([release, () => this.closeUnused()]);
       },
       access,
     });
