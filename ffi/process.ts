@@ -46,6 +46,23 @@ function watchedStartTime(pid: number): number | undefined {
   }
 }
 
+/**
+ * Whether a process has ended or is about to: its descriptors may be closed while its pid is still
+ * there. True where it cannot be seen.
+ */
+export function isProcessEnding(pid: number): boolean {
+  let stat: string;
+  try {
+    stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
+  } catch {
+    return true;
+  }
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+  return fields[0] === 'Z' || fields[0] === 'X' || (Number(fields[6]) & PF_EXITING) !== 0;
+}
+
+const PF_EXITING = 0x4;
+
 /** Whether the process that started then still lives, as far as this one can see. */
 export function isProcessAlive(pid: number, startTime: number): boolean {
   if (watchedStartTime(pid) === startTime) return true;

@@ -9,6 +9,16 @@ import { Marks } from './marks.ts';
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;
 
+/** The work of one context that is known to run. */
+export interface Running {
+  /** Streams that may be named in later calls. */
+  readonly streams: readonly CUstream[];
+  /** Events behind the work of streams that may not. */
+  readonly marks: readonly CUevent[];
+  /** Whether that is all: there may be work that no event is behind, and that of other contexts. */
+  readonly isWhole: boolean;
+}
+
 /** The streams of one context that may have work. */
 export class Activity {
   /** Streams of cuffi's own, and default ones. */
@@ -106,6 +116,17 @@ export class Activity {
   /** The work that is known to be queued now and may touch memory of this context. */
   fence(): Fence {
     return new Fence([this.#fence(), ...[...this.#visitors].map((visitor) => visitor.#fence())]);
+  }
+
+  /** With the context current: what runs now and may touch memory of this context. */
+  running(): Running {
+    if (this.#unmarked.size > 0) this.#markUnmarked();
+    const streams: CUstream[] = [];
+    for (const stream of this.streams)
+      if (stream !== LEGACY && isBusy(stream)) streams.push(stream);
+    const isWhole =
+      this.#unmarked.size === 0 && [...this.#visitors].every((visitor) => visitor.isIdle());
+    return { streams, marks: this.#marks.pending(), isWhole };
   }
 
   /** Forgets everything, as the context was reset. */

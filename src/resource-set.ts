@@ -1,6 +1,12 @@
 /** What is open, in the order in which it was opened: closed with its owner, newest first. */
 import { tryAll } from './attempt.ts';
 
+/** One who needs what a resource releases. */
+export interface Holder {
+  /** Who it is, in words. */
+  readonly name: string;
+}
+
 /** What outlives a resource's object: it knows how to release, and never refers to the object. */
 export interface Entry {
   readonly kind: string;
@@ -11,8 +17,8 @@ export interface Entry {
   /** Where the resource was opened, with CUFFI_TRACE=1. */
   readonly opened: string | undefined;
   closed: boolean;
-  /** How many still need what it releases. */
-  holders: number;
+  /** Who still needs what it releases; made by the first. */
+  holders: Set<Holder> | undefined;
   /** Why, where it was not its own `close()`. */
   reason: string | undefined;
   /** Its neighbours in the owner's set: the one opened before, and the one after. */
@@ -38,13 +44,16 @@ export function closeOpen(entry: Entry, reason?: string): void {
   entry.reason = reason;
   if (entry.release === undefined) return;
   entry.owner?.delete(entry);
-  if (entry.holders === 0) entry.release();
+  if (!isHeld(entry)) entry.release();
 }
 
+/** Whether somebody still needs what it releases. */
+export const isHeld = ({ holders }: Entry): boolean => holders !== undefined && holders.size > 0;
+
 /** One less that needs what a closed resource releases. */
-export function letGo(entry: Entry): void {
-  entry.holders -= 1;
-  if (entry.holders === 0 && entry.closed && !isAbandoned(entry)) entry.release?.();
+export function letGo(entry: Entry, holder: Holder): void {
+  if (!entry.holders?.delete(holder) || isHeld(entry)) return;
+  if (entry.closed && !isAbandoned(entry)) entry.release?.();
 }
 
 /** The open resources of one owner, in the order in which they were opened. */
@@ -122,7 +131,7 @@ export class ResourceSet {
       generation: this.generation,
       opened: undefined,
       closed: false,
-      holders: 0,
+      holders: undefined,
       reason: undefined,
       older: undefined,
       newer: undefined,

@@ -7,6 +7,7 @@ import {
   type Entry,
   isAbandoned,
   isClosed,
+  isHeld,
   letGo,
   type ResourceSet,
 } from './resource-set.ts';
@@ -95,7 +96,7 @@ export abstract class Resource implements Disposable {
       generation: owner?.generation ?? 0,
       opened: tracing ? new Error('opened').stack?.split('\n').slice(3).join('\n') : undefined,
       closed: false,
-      holders: 0,
+      holders: undefined,
       reason: undefined,
       older: undefined,
       newer: undefined,
@@ -117,14 +118,24 @@ export abstract class Resource implements Disposable {
   }
 
   /**
-   * @internal Puts off what `close()` gives back until the function that this answers is called,
-   * once. A closed one counts as closed all the same.
+   * @internal Puts off what closing gives back until the function that this answers is called. A
+   * closed one counts as closed all the same.
+   *
+   * @param name who needs it, in words
+   * @throws ClosedError
    */
-  retain(): () => void {
+  retain(name = 'a handle that is open'): () => void {
     this.requireOpen();
     const entry = this.#entry;
-    entry.holders += 1;
-    return () => letGo(entry);
+    const holder = { name };
+    entry.holders ??= new Set();
+    entry.holders.add(holder);
+    return () => letGo(entry, holder);
+  }
+
+  /** @internal Who needs what it gives back, in words: each once. */
+  get holders(): string[] {
+    return [...new Set([...(this.#entry.holders ?? [])].map(({ name }) => name))];
   }
 
   /**
@@ -137,8 +148,10 @@ export abstract class Resource implements Disposable {
   protected handOver(reason: string): ResourceInit {
     this.requireOpen();
     const entry = this.#entry;
-    if (entry.holders > 0)
-      throw new CuffiError(`this ${this.#kind} is held by a handle that is open: close that first`);
+    if (isHeld(entry))
+      throw new CuffiError(
+        `this ${this.#kind} is held by ${this.holders.join(', ')}: that must give it back first`,
+      );
     const { owner, release } = entry;
     this.#dropGuard();
     if (release) owner?.delete(entry);
@@ -149,10 +162,19 @@ export abstract class Resource implements Disposable {
 
   /** Gives it back; the second time does nothing. */
   close(): void {
+    this.#close();
+  }
+
+  /** @internal As {@link close}, for a reason that later uses are told. */
+  closeBecause(reason: string): void {
+    this.#close(reason);
+  }
+
+  #close(reason?: string): void {
     const entry = this.#entry;
     if (isClosed(entry)) return;
     this.#dropGuard();
-    closeOpen(entry);
+    closeOpen(entry, reason);
   }
 
   [Symbol.dispose](): void {

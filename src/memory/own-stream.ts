@@ -7,7 +7,7 @@ import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 
 /** What a stream is for. */
-export type Purpose = 'frees' | 'transfers';
+export type Purpose = 'frees' | 'points' | 'transfers';
 
 interface OwnStream {
   readonly resets: number;
@@ -16,6 +16,7 @@ interface OwnStream {
 
 const streams: Readonly<Record<Purpose, WeakMap<Context, OwnStream>>> = {
   frees: new WeakMap(),
+  points: new WeakMap(),
   transfers: new WeakMap(),
 };
 

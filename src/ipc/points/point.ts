@@ -1,0 +1,15 @@
+/**
+ * A place in the work of a stream of another process: reached when the word of its slot stands at
+ * `count`, or beyond it.
+ */
+export interface Point {
+  readonly slot: number;
+  /** From 1; the word holds it modulo 2^64, and what is compared are the low 32 bits. */
+  readonly count: number;
+}
+
+/** How many words a page has: one for each stream that tells how far it is. */
+export const SLOT_COUNT = 512;
+
+/** Whether a counter that stands at `word` has reached `count`: cyclic, as the driver compares. */
+export const hasReached = (word: number, count: number): boolean => ((word - count) | 0) >= 0;

@@ -1,0 +1,50 @@
+/** What streams do with the words of a page. */
+import { CU_STREAM_WAIT_VALUE_GEQ } from '../../../ffi/constants.ts';
+import { cu } from '../../../ffi/driver.ts';
+import type { CUdeviceptr, CUstream } from '../../../ffi/types.ts';
+import { check } from '../../check.ts';
+import type { Context } from '../../context.ts';
+
+/** Queues the store of a counter. @throws CudaError */
+export function writeWord(
+  context: Context,
+  stream: CUstream,
+  address: CUdeviceptr,
+  count: number,
+): void {
+  const doing = (): string => 'telling another process how far a stream is';
+  if (isWide(context))
+    check(cu.cuStreamWriteValue64_v2(stream, address, count, 0), 'cuStreamWriteValue64_v2', doing);
+  else
+    check(
+      cu.cuStreamWriteValue32_v2(stream, address, count >>> 0, 0),
+      'cuStreamWriteValue32_v2',
+      doing,
+    );
+}
+
+/** Queues the wait for a counter to reach `count`. @throws CudaError */
+export function waitForWord(
+  context: Context,
+  stream: CUstream,
+  address: CUdeviceptr,
+  count: number,
+): void {
+  const doing = (): string => 'waiting in a stream for one of another process';
+  if (isWide(context))
+    check(
+      cu.cuStreamWaitValue64_v2(stream, address, count, CU_STREAM_WAIT_VALUE_GEQ),
+      'cuStreamWaitValue64_v2',
+      doing,
+    );
+  else
+    check(
+      cu.cuStreamWaitValue32_v2(stream, address, count >>> 0, CU_STREAM_WAIT_VALUE_GEQ),
+      'cuStreamWaitValue32_v2',
+      doing,
+    );
+}
+
+/** Words of 32 bits are everywhere, those of 64 nearly so. Both compare cyclically. */
+const isWide = (context: Context): boolean =>
+  context.device.attribute('canUse64BitStreamMemOps') !== 0;

@@ -1,0 +1,162 @@
+/** Two ends of a page of counters in one process: the other one's mapping is another mapping. */
+import assert from 'node:assert/strict';
+import { openSync } from 'node:fs';
+import { test } from 'node:test';
+import { selectDriver } from '../../../../../ffi/driver.ts';
+import { createMemfd, duplicateFd } from '../../../../../ffi/libc.ts';
+import { CUresult } from '../../../../../ffi/results.ts';
+import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
+import { socketPair } from '../../../../../ffi/socket.ts';
+import { Context, DeviceBuffer, Stream } from '../../../../../src/index.ts';
+import { PointPage } from '../../../../../src/ipc/points/page.ts';
+import { hasReached, SLOT_COUNT } from '../../../../../src/ipc/points/point.ts';
+import { Signals } from '../../../../../src/ipc/points/signals.ts';
+import { Slots } from '../../../../../src/ipc/points/slots.ts';
+import { Waits } from '../../../../../src/ipc/points/waits.ts';
+import { nextTurn } from '../../../../../src/wait.ts';
+import { broken, keepingBooks } from '../../../../support/faults.ts';
+import { Latch } from '../../../../support/latch.ts';
+import { processState } from '../../../../support/process-state.ts';
+import { emulate } from '../../emulate.ts';
+
+function ends() {
+  const signals = new Signals(PointPage.create());
+  const page = PointPage.accept(duplicateFd(signals.page.fd as number));
+  return { signals, page, waits: new Waits(page) };
+}
+
+test('a stream waits for one of the other end, and no host does', async () => {
+  const { driver, open } = keepingBooks(emulate());
+  selectDriver(driver);
+  const context = Context.primary();
+  processState();
+  const before = processState().mappings;
+  const { signals, page, waits } = ends();
+  {
+    using latch = new Latch();
+    using producer = Stream.create({ nonBlocking: true });
+    using consumer = Stream.create({ nonBlocking: true });
+    assert.deepEqual(signals.behindStream(producer), []);
+    assert.deepEqual(signals.behindContext(context), []);
+    latch.hold(producer);
+    const points = signals.behindStream(producer);
+    assert.equal(points.length, 1);
+    assert.equal(waits.isReached(points), false);
+    assert.equal(waits.queue(points, context, consumer), true);
+    assert.equal(consumer.done, false);
+    latch.open();
+    await consumer.synchronize();
+    assert.equal(waits.isReached(points), true);
+  }
+  signals.close();
+  page.close();
+  await context.flush();
+  assert.equal(processState().mappings, before);
+  assert.deepEqual(
+    [...open].filter((what) => what.startsWith('cuMemHostRegister')),
+    [],
+  );
+});
+
+test('all known work is waited for: of own, default, borrowed and late streams', async () => {
+  emulate();
+  const context = Context.primary();
+  const { signals, page, waits } = ends();
+  using latch = new Latch();
+  using own = Stream.create({ nonBlocking: true });
+  using lent = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(64);
+  latch.hold(own);
+  latch.hold(Stream.legacyDefault());
+  latch.hold(Stream.fromHandle(lent.handle));
+  latch.hold(Stream.perThreadDefault());
+  buffer.fill(1);
+  const points = signals.behindContext(context);
+  // Own, lent, the thread's own, and what the marked ones are joined in.
+  assert.equal(points.length, 4);
+  assert.equal(new Set(points.map(({ slot }) => slot)).size, 4);
+  for (const stream of [Stream.fromHandle(lent.handle), Stream.legacyDefault()])
+    points.push(...signals.behindStream(stream));
+  assert.equal(
+    points.some((point) => page.isReached(point)),
+    false,
+  );
+  latch.open();
+  await context.synchronize();
+  assert.equal(waits.isReached(points), true);
+  signals.close();
+  page.close();
+});
+
+test('where a device refuses, the hosts keep the counters: slower, never wrong', async () => {
+  for (const name of ['cuMemHostRegister_v2', 'cuStreamWriteValue64_v2'] as const) {
+    const emulated = emulate();
+    using latch = new Latch();
+    using stream = Stream.create({ nonBlocking: true });
+    latch.hold(stream);
+    selectDriver(broken(emulated, name, CUresult.CUDA_ERROR_NOT_SUPPORTED));
+    const { signals, page, waits } = ends();
+    const context = stream.context;
+    const points = [...signals.behindStream(stream), ...signals.behindContext(context)];
+    assert.equal(points.length, 2);
+    assert.equal(waits.queue(points, context), name === 'cuStreamWriteValue64_v2');
+    await nextTurn();
+    assert.equal(waits.isReached(points), false);
+    signals.close();
+    latch.open();
+    while (!waits.isReached(points)) await nextTurn();
+    page.close();
+  }
+});
+
+test('a survivor releases its streams, and knows what never came', async () => {
+  emulate();
+  const { page, waits } = ends();
+  using stream = Stream.create({ nonBlocking: true });
+  waits.queue([{ slot: 3, count: 2 }], stream.context, stream);
+  waits.queue(
+    [
+      { slot: 3, count: 5 },
+      { slot: 4, count: 1 },
+    ],
+    stream.context,
+    stream,
+  );
+  assert.equal(stream.done, false);
+  assert.equal(waits.giveUp(), 2);
+  await stream.synchronize();
+  assert.equal(waits.giveUp(), 0);
+  page.close();
+});
+
+test('a page is taken only where nobody can take it away again', () => {
+  for (const fd of [
+    createMemfd('points', 4096),
+    createSealedMemfd('points', 8192),
+    openSync('/dev/null', 'r+'),
+    ...socketPair(),
+  ])
+    assert.throws(() => PointPage.accept(fd), { name: 'IpcError' });
+});
+
+test('counters wrap around, and slots go to others when their streams are over', () => {
+  assert.equal(hasReached(0xffff_fffe, 1), false);
+  assert.equal(hasReached(1, 0xffff_fffe), true);
+  const page = PointPage.create();
+  const slots = new Slots(page);
+  let isOver = false;
+  const taken = Array.from({ length: SLOT_COUNT }, () => slots.take(() => isOver));
+  assert.equal(new Set(taken.map((slot) => slot?.slot)).size, SLOT_COUNT);
+  assert.equal(
+    slots.take(() => false),
+    undefined,
+  );
+  const point = Slots.next(taken[0] as NonNullable<(typeof taken)[0]>);
+  isOver = true;
+  assert.equal(slots.take(() => false)?.slot, 1);
+  page.raise(point);
+  const again = slots.take(() => false);
+  assert.equal(again?.slot, 0);
+  assert.deepEqual(again && Slots.next(again), { slot: 0, count: 2 });
+  page.close();
+});
