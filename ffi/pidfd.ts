@@ -17,9 +17,10 @@ export function peerPidfd(socket: number): number | undefined {
   );
   if (status === 0) return values[0];
   const number = errno();
-  // Kernels before 6.5 do not know the option.
-  if (number === ENOPROTOOPT) return pidfdOf(peerCredentials(socket).pid);
-  if (number === EINVAL || number === ESRCH || number === ENODATA) return undefined;
+  // Kernels before 6.5 do not know the option, and some not for every socket.
+  if (number === ENOPROTOOPT || number === EINVAL || number === ENODATA)
+    return pidfdOf(peerCredentials(socket).pid);
+  if (number === ESRCH) return undefined;
   throw new SystemError('getsockopt', number);
 }
 

@@ -104,6 +104,27 @@ export class ClosedError extends CuffiError {
   override name = 'ClosedError';
 }
 
+/**
+ * The process at the other end of a connection has ended. What it had sent and is open here stays
+ * usable; work of its that was waited for, and can never be done, is not waited for any more.
+ */
+export class PeerGoneError extends ClosedError {
+  override name = 'PeerGoneError';
+  /** The process; 0 where it was of another pid namespace. */
+  readonly pid: number;
+  /**
+   * How many streams of that process were waited for whose work was never done: what was to come
+   * after it here went on, over memory as that left it.
+   */
+  readonly unreached: number;
+
+  constructor(message: string, pid: number, unreached: number) {
+    super(message);
+    this.pid = pid;
+    this.unreached = unreached;
+  }
+}
+
 /** Why something of another process cannot be opened here, in one word. */
 export type IpcCause =
   /** It is no descriptor, or one of another version of cuffi. */

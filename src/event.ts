@@ -61,13 +61,14 @@ export class CudaEvent extends Resource {
       readonly ipcBytes?: Uint8Array | undefined;
       /** The event that it is another object for: closed with that, and not destroyed before. */
       readonly aliasOf?: CudaEvent | undefined;
+      /** Called when it was closed; must not refer to the event's object. */
+      readonly destroyed?: (() => void) | undefined;
     },
   ) {
+    const { destroyed } = traits;
     super('CudaEvent', {
       owner: context.resources,
-      release: traits.aliasOf
-        ? undefined
-        : () => check(cu.cuEventDestroy_v2(handle), 'cuEventDestroy_v2'),
+      release: traits.aliasOf ? destroyed : () => destroyEvent(handle, destroyed),
     });
     this.#aliasOf = traits.aliasOf;
     this.context = context;
@@ -161,6 +162,14 @@ export class CudaEvent extends Resource {
   synchronizeSync(): void {
     refuseInCapture('waiting for an event');
     check(cu.cuEventSynchronize(this.handle), 'cuEventSynchronize');
+  }
+}
+
+function destroyEvent(handle: CUevent, destroyed: (() => void) | undefined): void {
+  try {
+    check(cu.cuEventDestroy_v2(handle), 'cuEventDestroy_v2');
+  } finally {
+    destroyed?.();
   }
 }
 

@@ -6,6 +6,7 @@ import { MemoryPool } from '../memory/pool.ts';
 import { VirtualMemory } from '../memory/virtual.ts';
 import { checkRange, type IpcDescriptor, type IpcMemoryDescriptor } from './descriptor.ts';
 import { findExport } from './exports.ts';
+import { givingBack, type Loan } from './loan.ts';
 
 /**
  * What a descriptor of this very process names, as an object with a `close()` of its own; a pool is
@@ -16,16 +17,19 @@ import { findExport } from './exports.ts';
 export function openAlias(
   descriptor: IpcDescriptor,
   access: Access = 'read-write',
+  loan?: Loan,
 ): DeviceBuffer | CudaEvent | MemoryPool {
   const named = findExport(nameOf(descriptor));
-  if (descriptor.kind === 'event' && named instanceof CudaEvent) return aliasOfEvent(named);
+  if (descriptor.kind === 'event' && named instanceof CudaEvent) return aliasOfEvent(named, loan);
   if (named instanceof MemoryPool) {
     named.handle; // a closed pool is refused
+    loan?.returned();
     return named;
   }
   if (descriptor.kind !== 'event') {
     const view = viewOf(named, descriptor);
-    if (view) return access === 'read' || descriptor.access === 'read' ? view.readOnly() : view;
+    const isReadOnly = access === 'read' || descriptor.access === 'read';
+    if (view) return loan ? lentView(view, isReadOnly, loan) : isReadOnly ? view.readOnly() : view;
   }
   throw new IpcError(
     'this descriptor was made by this very process, and what it names is not there any more',
@@ -40,13 +44,20 @@ function nameOf(descriptor: IpcDescriptor): string {
   return `memory ${descriptor.generation}`;
 }
 
-const aliasOfEvent = (event: CudaEvent): CudaEvent =>
+/** A view whose `close()` is told to the process that sent this memory back. */
+function lentView(view: DeviceBuffer, isReadOnly: boolean, loan: Loan): DeviceBuffer {
+  const back = givingBack(view.context, (returned) => returned?.(), loan);
+  return view.view(0, view.byteLength, isReadOnly ? 'read' : view.access, back);
+}
+
+const aliasOfEvent = (event: CudaEvent, loan: Loan | undefined): CudaEvent =>
   new CudaEvent(event.context, event.handle, {
     timing: false,
     interprocess: true,
     imported: false,
     ipcBytes: event.ipcBytes,
     aliasOf: event,
+    destroyed: loan && (() => loan.returned()),
   });
 
 function viewOf(named: unknown, descriptor: IpcMemoryDescriptor): DeviceBuffer | undefined {

@@ -25,6 +25,7 @@ import { contextFor, identityObstacle, openObstacle, placeObstacle, refuse } fro
 import { isOwn } from './here.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { mapLegacy } from './legacy-import.ts';
+import { givingBack, type Loan } from './loan.ts';
 import { isMapped } from './mapped.ts';
 import { accessTo, checkOpenOptions, type OpenOptions } from './open-options.ts';
 import { asArray } from './opened-array.ts';
@@ -135,16 +136,23 @@ export const openObject = (
   descriptor: IpcDescriptor,
   fds: ReceivedFds,
   options: Omit<OpenOptions, 'fds'>,
-): Opened => asArray(openParsed(descriptor, fds, options), descriptor);
+  loan?: Loan,
+): Opened => asArray(openParsed(descriptor, fds, options, loan), descriptor);
 
-/** Opens a sound descriptor; `fds` stay their owner's but for those that are taken. @throws IpcError */
+/**
+ * Opens a sound descriptor; `fds` stay their owner's but for those that are taken.
+ *
+ * @param loan is told how the object ends, where one is opened
+ * @throws IpcError
+ */
 export function openParsed(
   descriptor: IpcDescriptor,
   fds: ReceivedFds,
   options: Omit<OpenOptions, 'fds'>,
+  loan?: Loan,
 ): OpenedBytes {
   refuse(identityObstacle(descriptor, options));
-  if (isOwn(descriptor)) return openAlias(descriptor, options.access);
+  if (isOwn(descriptor)) return openAlias(descriptor, options.access, loan);
   refuse(placeObstacle(descriptor, options));
   const context = contextFor(descriptor, options);
   const access = accessTo(descriptor, options);
@@ -152,13 +160,13 @@ export function openParsed(
     refuse(openObstacle(descriptor, context, { ...options, fds: fds.numbers }));
   switch (descriptor.kind) {
     case 'legacy':
-      return openLegacy(context, descriptor, access);
+      return openLegacy(context, descriptor, access, loan);
     case 'pool':
-      return openPool(context, descriptor, fds, access);
+      return openPool(context, descriptor, fds, access, loan);
     case 'virtual':
-      return openVirtual(context, descriptor, fds, access);
+      return openVirtual(context, descriptor, fds, access, loan);
     case 'event':
-      return openEvent(context, descriptor);
+      return openEvent(context, descriptor, loan);
   }
 }
 
@@ -166,6 +174,7 @@ function openLegacy(
   context: Context,
   descriptor: IpcBufferDescriptor,
   access: Access,
+  loan: Loan | undefined,
 ): DeviceBuffer {
   const use = mapLegacy(context, descriptor);
   try {
@@ -179,7 +188,7 @@ function openLegacy(
     address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
     byteLength: descriptor.byteLength,
     origin: 'imported',
-    release: use.release,
+    ...givingBack(context, use.release, loan),
     access,
   });
   rememberOrigin(buffer, { descriptor, fds: () => [] });
@@ -191,13 +200,15 @@ function openPool(
   descriptor: IpcPoolDescriptor,
   fds: ReceivedFds,
   access: Access,
+  loan: Loan | undefined,
 ): DeviceBuffer | ImportedPool {
   const pool = importPool(context, descriptor, fds.numbers[0]);
   if (descriptor.handle === null) {
     pool.keepOpen();
+    if (loan) pool.borrow(loan);
     return pool;
   }
-  const buffer = pool.openBuffer(descriptor.handle, descriptor, access);
+  const buffer = pool.openBuffer(descriptor.handle, descriptor, access, loan);
   rememberOrigin(buffer, { descriptor, fds: () => [pool.shared.fd] });
   return buffer;
 }
@@ -207,6 +218,7 @@ function openVirtual(
   descriptor: IpcVirtualDescriptor,
   fds: ReceivedFds,
   access: Access,
+  loan: Loan | undefined,
 ): DeviceBuffer {
   const { mapping, release } = mapVirtual(context, descriptor, fds, access);
   const buffer = new DeviceBuffer({
@@ -214,16 +226,19 @@ function openVirtual(
     address: (mapping.base + descriptor.byteOffset) as CUdeviceptr,
     byteLength: descriptor.byteLength,
     origin: 'imported',
-    release,
+    ...givingBack(context, release, loan),
     borders: () => mapping.parts.map((part) => part.address),
-    freeIn: (stream) => context.activity.visitedBy(stream.context.activity),
     access,
   });
   rememberOrigin(buffer, { descriptor, fds: () => mapping.parts.map(({ fd }) => fd as number) });
   return buffer;
 }
 
-function openEvent(context: Context, descriptor: IpcEventDescriptor): CudaEvent {
+function openEvent(
+  context: Context,
+  descriptor: IpcEventDescriptor,
+  loan: Loan | undefined,
+): CudaEvent {
   const { handle, pid } = descriptor;
   const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
   const opened = context.run(() => {
@@ -234,7 +249,12 @@ function openEvent(context: Context, descriptor: IpcEventDescriptor): CudaEvent 
         cudaError(status, 'cuIpcOpenEventHandle'),
       );
     const event = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
-    return new CudaEvent(context, event, { timing: false, interprocess: true, imported: true });
+    return new CudaEvent(context, event, {
+      timing: false,
+      interprocess: true,
+      imported: true,
+      destroyed: loan && (() => loan.returned()),
+    });
   });
   rememberOrigin(opened, { descriptor, fds: () => [] });
   return opened;

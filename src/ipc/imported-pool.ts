@@ -23,6 +23,7 @@ import type { PoolCloseOptions } from '../memory/pool-options.ts';
 import { freeWithoutWaiting } from '../memory/reclaim.ts';
 import { Resource } from '../resource.ts';
 import { checkRange, type IpcPoolDescriptor } from './descriptor.ts';
+import { givingBack, type Loan } from './loan.ts';
 import { type Mapping, MappingTable, type MappingUse } from './mapping.ts';
 import { beginSharedUse, endSharedUse } from './shared-counts.ts';
 
@@ -57,21 +58,29 @@ export class ImportedPool extends Resource implements MemoryResource {
   /** How many connections want it kept without buffers. */
   #holders = 0;
   #isAllowed = false;
+  /** What it was lent for, by itself; its finalizer's too. */
+  readonly #loans: Loan[];
 
   /** @internal */
   constructor(context: Context, handle: CUmemoryPool, fd: number, descriptor: IpcPoolDescriptor) {
     const books = emptyBooks(context);
     const { resets } = context;
     const end = endOf(handle);
+    const loans: Loan[] = [];
     super('ImportedPool', {
       owner: context.resources,
       release: () =>
-        destroyPool(context, resets, books, {
-          withdraw: (device) =>
-            endSharedUse(nameOfAccess(descriptor, device), () => end.withdraw(device)),
-          destroy: () => endSharedUse(nameOfPool(descriptor), end.destroy),
-        }),
+        tryAll([
+          () =>
+            destroyPool(context, resets, books, {
+              withdraw: (device) =>
+                endSharedUse(nameOfAccess(descriptor, device), () => end.withdraw(device)),
+              destroy: () => endSharedUse(nameOfPool(descriptor), end.destroy),
+            }),
+          ...loans.map((loan) => () => loan.returned()),
+        ]),
     });
+    this.#loans = loans;
     this.context = context;
     this.descriptor = descriptor;
     this.shared = { id: descriptor.pool, fd };
@@ -113,6 +122,11 @@ export class ImportedPool extends Resource implements MemoryResource {
     this.#isKept = true;
   }
 
+  /** @internal Has a lender told when it is closed. */
+  borrow(loan: Loan): void {
+    this.#loans.push(loan);
+  }
+
   /** @internal Keeps it open without buffers, until {@link drop}. */
   hold(): void {
     this.#holders += 1;
@@ -131,7 +145,12 @@ export class ImportedPool extends Resource implements MemoryResource {
   }
 
   /** @internal A buffer of it, by the driver's 64 bytes. @throws IpcError */
-  openBuffer(handle: string, descriptor: IpcPoolDescriptor, access: Access): DeviceBuffer {
+  openBuffer(
+    handle: string,
+    descriptor: IpcPoolDescriptor,
+    access: Access,
+    loan?: Loan,
+  ): DeviceBuffer {
     const { context } = this;
     const books = this.#books;
     const { byteOffset, byteLength, bufferId } = descriptor;
@@ -150,6 +169,7 @@ export class ImportedPool extends Resource implements MemoryResource {
     }
     const { mapping, release } = use;
     books.byteLength += byteLength;
+    const back = givingBack(context, release, loan);
     return new DeviceBuffer({
       context,
       address: (mapping.base + byteOffset) as CUdeviceptr,
@@ -157,11 +177,11 @@ export class ImportedPool extends Resource implements MemoryResource {
       origin: 'imported',
       resource: this,
       owner: books.buffers,
-      freeIn: (stream) => context.activity.visitedBy(stream.context.activity),
+      freeIn: back.freeIn,
       release: () => {
         books.byteLength -= byteLength;
         // What fails to be unmapped is told before the driver refuses to destroy its pool.
-        tryAll([release, () => this.closeUnused()]);
+        tryAll([() => back.release?.(), () => this.closeUnused()]);
       },
       access,
     });

@@ -23,8 +23,12 @@ interface Entry<M extends Mapping> {
 /** One use of a mapping. */
 export interface MappingUse<M extends Mapping> {
   readonly mapping: M;
-  /** Gives the use up; the last one unmaps, as soon as no work here can touch the memory. */
-  release(): void;
+  /**
+   * Gives the use up; the last one unmaps, as soon as no work here can touch the memory.
+   *
+   * @param returned called when the memory is unmapped, or mapped for others alone
+   */
+  release(returned?: () => void): void;
 }
 
 interface TableOptions<M extends Mapping> {
@@ -68,7 +72,10 @@ export class MappingTable<M extends Mapping> {
     const entry = existing ?? { mapping: map(), version, users: 0 };
     entry.users += 1;
     this.#entries.set(name, entry);
-    return { mapping: entry.mapping, release: () => this.#release(name, entry, context) };
+    return {
+      mapping: entry.mapping,
+      release: (returned) => this.#release(name, entry, context, returned),
+    };
   }
 
   #find(name: string): Entry<M> | undefined {
@@ -79,18 +86,25 @@ export class MappingTable<M extends Mapping> {
     return undefined;
   }
 
-  #release(name: string, entry: Entry<M>, user: Context): void {
+  #release(name: string, entry: Entry<M>, user: Context, returned?: () => void): void {
     const { mapping } = entry;
     // Work of another context may use it still: it is unmapped behind that.
     mapping.context.activity.visitedBy(user.activity);
     entry.users -= 1;
-    if (entry.users > 0) return;
+    if (entry.users > 0) {
+      returned?.();
+      return;
+    }
     mapping.context.releases.submit(
       () => {
-        // Opened again, gone with the context, or unmapped by an earlier release, while it waited.
-        if (entry.users > 0 || this.#find(name) !== entry) return;
-        this.#entries.delete(name);
-        this.#unmap(mapping);
+        try {
+          // Opened again, gone with the context, or unmapped by an earlier release, while it waited.
+          if (entry.users > 0 || this.#find(name) !== entry) return;
+          this.#entries.delete(name);
+          this.#unmap(mapping);
+        } finally {
+          returned?.();
+        }
       },
       { waits: this.#options.waits },
     );

@@ -6,6 +6,7 @@ import { DeviceBuffer } from '../memory/buffer.ts';
 import { type IpcDescriptor, parseDescriptor } from './descriptor.ts';
 import { exportIpc, isShareable, type Shareable } from './export.ts';
 import { openObject } from './import.ts';
+import type { Loan } from './loan.ts';
 import { OwnedFds } from './owned-fds.ts';
 import { ReceivedPool } from './received-pool.ts';
 
@@ -64,16 +65,17 @@ export function unpack(
   descriptor: unknown,
   fds: readonly number[],
   session: ParcelSession,
+  loan?: Loan,
 ): object {
   const owned = new OwnedFds(fds);
   try {
     const sound = parseDescriptor(descriptor);
     // The connection has seen to who is at its other end.
     const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
-    if (sound.kind !== 'pool') return openObject(sound, owned, options);
+    if (sound.kind !== 'pool') return openObject(sound, owned, options, loan);
     const pool = receivePool(sound.pool, owned, session);
     try {
-      const opened = openObject(sound, pool ?? owned, options);
+      const opened = openObject(sound, pool ?? owned, options, loan);
       pool?.keep(opened);
       return opened;
     } catch (error) {

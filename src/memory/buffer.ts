@@ -162,7 +162,7 @@ export class DeviceBuffer extends Resource {
 
   /** A view of the same memory that cannot be written to here, nor where it is sent. */
   readOnly(): DeviceBuffer {
-    return this.#view(0, this.byteLength, 'read');
+    return this.view(0, this.byteLength, 'read');
   }
 
   /**
@@ -175,10 +175,16 @@ export class DeviceBuffer extends Resource {
     this.address; // a closed buffer is refused first
     checkInteger(begin, 'begin', 0, this.byteLength);
     checkInteger(end, 'end', begin, this.byteLength);
-    return this.#view(begin, end, this.access);
+    return this.view(begin, end, this.access);
   }
 
-  #view(begin: number, end: number, access: Access): DeviceBuffer {
+  /** @internal A view, told how it ends where that is asked for. */
+  view(
+    begin: number,
+    end: number,
+    access: Access,
+    ending?: Pick<BufferInit, 'release' | 'freeIn'>,
+  ): DeviceBuffer {
     return new DeviceBuffer({
       context: this.context,
       address: (this.address + begin) as CUdeviceptr,
@@ -188,6 +194,7 @@ export class DeviceBuffer extends Resource {
       viewOf: this.whole,
       borders: this.#borders,
       access,
+      ...ending,
     });
   }
 

@@ -1,11 +1,12 @@
 import { closeFd } from '../../../ffi/libc.ts';
 import type { SocketMessage } from '../../../ffi/socket.ts';
 import { IpcError } from '../../errors.ts';
-import { FRAGMENT_BYTE_LENGTH, HEADER_BYTE_LENGTH, MAX_VALUE_BYTE_LENGTH } from './limits.ts';
-import { type PacketHeader, readHeader } from './packet.ts';
+import { FRAGMENT_BYTE_LENGTH, HEADER_BYTE_LENGTH, MAX_TAIL_BYTE_LENGTH, MAX_VALUE_BYTE_LENGTH } from './limits.ts';
+import { type PacketHeader, PacketKind, readHeader } from './packet.ts';
 
-/** A value as it arrived: not decoded yet, and its file descriptors. */
-export interface ArrivedValue {
+/** A value, or news, as it arrived: not decoded yet, and its file descriptors. */
+export interface Arrived {
+  readonly kind: PacketKind;
   /** Of the message that completed it, if one was enough: there until the next is taken. */
   readonly bytes: Uint8Array;
   readonly fds: readonly number[];
@@ -25,7 +26,7 @@ export class Assembly {
    *
    * @throws IpcError for one that does not follow from those before; its descriptors are closed
    */
-  add({ data, fds }: SocketMessage): ArrivedValue | undefined {
+  add({ data, fds }: SocketMessage): Arrived | undefined {
     let header: PacketHeader;
     try {
       header = readHeader(data);
@@ -36,12 +37,12 @@ export class Assembly {
     }
     const part = data.subarray(HEADER_BYTE_LENGTH);
     if (header.offset === 0) this.#fds = fds;
-    if (part.byteLength === header.byteLength) return this.#complete(part);
+    if (part.byteLength === header.byteLength) return this.#complete(header.kind, part);
     this.#byteLength = header.byteLength;
     this.#parts.push(part.slice());
     this.#received += part.byteLength;
     return this.#received === header.byteLength
-      ? this.#complete(Buffer.concat(this.#parts))
+      ? this.#complete(header.kind, Buffer.concat(this.#parts))
       : undefined;
   }
 
@@ -51,12 +52,14 @@ export class Assembly {
     this.#reset();
   }
 
-  #check({ sequence, byteLength, offset }: PacketHeader, part: number, fdCount: number): void {
+  #check({ kind, sequence, byteLength, offset }: PacketHeader, part: number, fdCount: number): void {
     if (sequence !== this.#sequence || offset !== this.#received)
       throw new IpcError(
         `byte ${offset} of value ${sequence} came where byte ${this.#received} of value ${this.#sequence} was due`,
       );
-    if (byteLength > MAX_VALUE_BYTE_LENGTH)
+    if (kind === PacketKind.news && part !== byteLength)
+      throw new IpcError(`news of ${byteLength} bytes came in a packet of ${part}`);
+    if (byteLength > MAX_VALUE_BYTE_LENGTH + MAX_TAIL_BYTE_LENGTH)
       throw new IpcError(`a value of ${byteLength} bytes: it may have ${MAX_VALUE_BYTE_LENGTH}`);
     if (offset > 0 && byteLength !== this.#byteLength)
       throw new IpcError('a value changed its size on its way');
@@ -67,11 +70,11 @@ export class Assembly {
       throw new IpcError('file descriptors came in the middle of a value');
   }
 
-  #complete(bytes: Uint8Array): ArrivedValue {
+  #complete(kind: PacketKind, bytes: Uint8Array): Arrived {
     const fds = this.#fds;
     this.#reset();
     this.#sequence = (this.#sequence + 1) >>> 0;
-    return { bytes, fds };
+    return { kind, bytes, fds };
   }
 
   #reset(): void {

@@ -1,4 +1,4 @@
-import { HEADER_BYTE_LENGTH, MAX_VALUE_BYTE_LENGTH } from './limits.ts';
+import { HEADER_BYTE_LENGTH, MAX_TAIL_BYTE_LENGTH, MAX_VALUE_BYTE_LENGTH } from './limits.ts';
 
 const INITIAL_BYTE_LENGTH = 16 << 10;
 const MAX_KEPT_BYTE_LENGTH = 1 << 20;
@@ -12,6 +12,7 @@ export class ByteWriter {
   #bytes: Buffer = Buffer.allocUnsafeSlow(INITIAL_BYTE_LENGTH);
   #view = new DataView(this.#bytes.buffer);
   #at = HEADER_BYTE_LENGTH;
+  #limit = HEADER_BYTE_LENGTH + MAX_VALUE_BYTE_LENGTH;
 
   /** Calls `use` with an empty writer; what it wrote is gone after. */
   static use<T>(use: (writer: ByteWriter) => T): T {
@@ -19,11 +20,17 @@ export class ByteWriter {
     const writer = spare ?? new ByteWriter();
     spare = undefined;
     writer.#at = HEADER_BYTE_LENGTH;
+    writer.#limit = HEADER_BYTE_LENGTH + MAX_VALUE_BYTE_LENGTH;
     try {
       return use(writer);
     } finally {
       if (writer.#bytes.byteLength <= MAX_KEPT_BYTE_LENGTH) spare = writer;
     }
+  }
+
+  /** The value is written: what comes now goes behind it, and has room of its own. */
+  endValue(): void {
+    this.#limit += MAX_TAIL_BYTE_LENGTH;
   }
 
   /** What was written, behind the room for the header. */
@@ -103,14 +110,13 @@ export class ByteWriter {
   #reserve(byteLength: number): void {
     const needed = this.#at + byteLength;
     if (needed <= this.#bytes.byteLength) return;
-    if (needed > HEADER_BYTE_LENGTH + MAX_VALUE_BYTE_LENGTH)
+    if (needed > this.#limit)
       throw new RangeError(
         `a value may have ${MAX_VALUE_BYTE_LENGTH} bytes, and this one has more: send large data ` +
           'as a DeviceBuffer, or in parts',
       );
-    const limit = HEADER_BYTE_LENGTH + MAX_VALUE_BYTE_LENGTH;
     const grown = Buffer.allocUnsafeSlow(
-      Math.min(limit, Math.max(needed, 2 * this.#bytes.byteLength)),
+      Math.min(this.#limit, Math.max(needed, 2 * this.#bytes.byteLength)),
     );
     grown.set(this.#bytes.subarray(0, this.#at));
     this.#bytes = grown;

@@ -1,5 +1,6 @@
 import type { ChildProcess } from 'node:child_process';
 import { IpcError } from '../../errors.ts';
+import { PeerProcess } from '../lease/peer-process.ts';
 import { Peer } from './peer.ts';
 
 /**
@@ -12,10 +13,11 @@ export class ChildPeer extends Peer {
 
   /** @internal */
   constructor(socket: number, child: ChildProcess) {
-    super(socket, { pid: child.pid ?? 0, uid: process.getuid?.() ?? 0 });
+    const pid = child.pid ?? 0;
+    super(socket, { pid, uid: process.getuid?.() ?? 0 }, { process: PeerProcess.child(pid) });
     this.process = child;
     const { connection } = this;
-    child.once('exit', () => connection.otherIsGone());
+    child.once('exit', () => connection.otherHasExited());
     child.on('error', (error) => {
       // Also told of a kill that failed.
       if (child.pid === undefined)

@@ -1,57 +1,59 @@
 import { closeFd, SystemError } from '../../../ffi/libc.ts';
-import { type FdWatch, type Readiness, watchFd } from '../../../ffi/poll.ts';
-import { type SocketMessage, takeMessage } from '../../../ffi/socket.ts';
+import type { Context } from '../../context.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
-import { endSession, type ParcelSession } from '../parcel.ts';
-import { Assembly } from './assembly.ts';
+import type { Stream } from '../../stream.ts';
+import type { PeerProcess } from '../lease/peer-process.ts';
+import { contextOf } from '../lease/shared-object.ts';
+import type { Point } from '../points/point.ts';
+import type { Arrived } from './assembly.ts';
 import { ByteWriter } from './byte-writer.ts';
 import { type DecodedValue, decodeValue, type KnownDescriptors } from './decode.ts';
-import { encodeValue } from './encode.ts';
+import { type Encoded, encodeValue } from './encode.ts';
 import { Inbox } from './inbox.ts';
-import { openValue } from './open.ts';
-import { Outbox } from './outbox.ts';
+import { closeObjects, openValue, type ReceivedValue } from './open.ts';
+import { PacketKind } from './packet.ts';
+import { Session } from './session.ts';
+import { readNews, type Tail, writeTail } from './tail.ts';
+import { isGone, Wire, type WireUser } from './wire.ts';
 
-/** Other work of the loop comes in between after so many, however they are taken. */
-const MAX_PACKETS_PER_TURN = 32;
-/** For descriptors that are too many on their way: nothing tells when they are fewer. */
-const RETRY_MS = 5;
-
-/** One end of a connection: a socket on the event loop, what came through it, and what is to go. */
-export class Connection {
+/** One end of a connection: the values that came, and those that are to go. */
+export class Connection implements WireUser {
   /** Who is at the other end, in words. */
   readonly other: string;
-  readonly #session: ParcelSession = { sent: new Set(), received: new Map() };
+  readonly #session: Session;
   readonly #known: KnownDescriptors = new Map();
   readonly #inbox = new Inbox();
-  readonly #outbox = new Outbox();
-  readonly #assembly = new Assembly();
-  #fd: number | undefined;
-  #watch: FdWatch | undefined;
-  #watches = { readable: false, writable: false };
-  #retry: NodeJS.Timeout | undefined;
+  readonly #wire: Wire;
   #isPaused = false;
-  #isReferenced = true;
-  #isOtherGone = false;
-  /** How many values were read since the last turn of the loop by those who asked for them. */
-  #readAtOnce = 0;
-  #end: Error | undefined;
+  /** Whether the host waits for work of the other end before it believes anything more. */
+  #isStalled = false;
+  /** Whether the first value is held up until work of the other end is done. */
+  #isHeldUp = false;
+  #news: NodeJS.Immediate | undefined;
+  #end: ClosedError | IpcError | undefined;
+  /** Called once nothing can be sent, and nothing more comes. */
+  onEnd: ((reason: ClosedError | IpcError) => void) | undefined;
   /** Called once nothing can be sent, and nothing is left to be received. */
   onOver: (() => void) | undefined;
 
   /** @param fd the socket, which is this connection's from now on */
-  constructor(fd: number, other: string) {
+  constructor(fd: number, other: string, process: PeerProcess, graceMs: number) {
     this.other = other;
-    this.#fd = fd;
-    try {
-      this.#rewatch();
-    } catch (error) {
-      closeFd(fd);
-      throw error;
-    }
+    this.#wire = new Wire(fd, this);
+    this.#session = new Session(process, other, graceMs);
+    this.#session.onNews = () => {
+      this.#news ??= setImmediate(() => this.#tellNews());
+    };
+    const gone = (): void => {
+      this.#isStalled = false;
+      this.#wire.otherIsGone();
+    };
+    this.#session.onGone = gone;
+    if (this.#session.isGone) setImmediate(gone);
   }
 
   /** Why it ended: a ClosedError where that is nobody's fault. */
-  get end(): Error | undefined {
+  get end(): ClosedError | IpcError | undefined {
     return this.#end;
   }
 
@@ -60,158 +62,151 @@ export class Connection {
    *
    * @throws TypeError, RangeError, IpcError as {@link encodeValue}; ClosedError after the end
    */
-  post(value: unknown): Promise<void> | undefined {
+  post(value: unknown, stream?: Stream): Promise<void> | undefined {
     if (this.#end) throw this.#end;
-    this.#outbox.checkRoom();
-    return ByteWriter.use((writer) => {
-      const fds = encodeValue(writer, value, this.#session);
-      // A getter in the value may have closed it.
-      if (this.#end || this.#fd === undefined) throw this.#end;
-      try {
-        const sending = this.#outbox.post(this.#fd, writer.written, fds);
-        if (sending) this.#rewatch();
-        return sending;
-      } catch (error) {
-        throw this.#sendFailed(error);
-      }
-    });
+    this.#wire.outbox.checkRoom();
+    return ByteWriter.use((writer) =>
+      encodeValue(writer, value, this.#session, (encoded) => this.#post(writer, encoded, stream)),
+    );
+  }
+
+  #post(
+    writer: ByteWriter,
+    { fds, objects }: Encoded,
+    stream: Stream | undefined,
+  ): Promise<void> | undefined {
+    // A getter in the value may have closed it.
+    if (this.#end) throw this.#end;
+    const session = this.#session;
+    const points = session.readyPoints(objects, stream);
+    const leases = session.lent.lend(objects, stream);
+    const drop = leases.length > 0 ? () => session.drop(leases) : undefined;
+    try {
+      this.#tellPage();
+      writer.endValue();
+      writeTail(writer, session.takeNews(points));
+      return this.#wire.post(PacketKind.value, writer.written, fds, drop);
+    } catch (error) {
+      drop?.();
+      throw this.#sendFailed(error);
+    }
   }
 
   /** Asks for the next value; answers with the way to ask no more. */
-  take(resolve: (value: unknown) => void, reject: (error: unknown) => void): () => void {
-    // What the kernel has already needs no turn of the loop.
-    if (this.#inbox.isIdle && this.#readAtOnce < MAX_PACKETS_PER_TURN)
-      if (this.#readOne({ tellsEnd: false }) !== 'nothing') this.#readAtOnce += 1;
-    const cancel = this.#inbox.take(resolve, reject);
-    if (this.#isPaused && this.#inbox.hasRoom) this.#resume();
+  take(
+    resolve: (value: unknown) => void,
+    reject: (error: unknown) => void,
+    stream?: Stream,
+  ): () => void {
+    if (this.#inbox.isIdle && !this.#isStalled) this.#wire.takeAtOnce();
+    const cancel = this.#inbox.take(
+      (received) => this.#deliver(received, resolve, reject, stream),
+      reject,
+    );
+    if (this.#isPaused && this.#inbox.hasRoom) {
+      this.#isPaused = false;
+      this.#wire.resume();
+    }
     if (this.#inbox.isOver) this.#tellOver();
     return cancel;
   }
 
-  /** What the kernel has is taken still; then it is the end, whoever else holds the other socket. */
-  otherIsGone(): void {
-    this.#isOtherGone = true;
-    if (!this.#isPaused) this.#read();
+  /** The other process has ended, where nobody but its parent can see that. */
+  otherHasExited(): void {
+    this.#session.process.hasEnded();
   }
 
   /** Ends it here, with all that was neither sent nor taken. The second time does nothing. */
   close(): void {
-    this.#finish(new ClosedError('this Peer is closed'));
+    this.#finish(new ClosedError('this Peer is closed'), 'bye');
     this.#inbox.clear();
     this.#tellOver();
+    this.#leaveUnused();
   }
 
   /** Ends it because of what the other end did: that is told after what came before. */
   fail(error: IpcError): void {
-    this.#finish(error);
+    this.#finish(error, 'break');
   }
 
   setReferenced(isReferenced: boolean): void {
-    this.#isReferenced = isReferenced;
-    if (isReferenced) this.#watch?.ref();
-    else this.#watch?.unref();
+    this.#wire.setReferenced(isReferenced);
   }
 
-  #finish(reason: Error): void {
-    if (this.#end) return;
-    this.#end = reason;
-    clearTimeout(this.#retry);
-    this.#watch?.close();
-    this.#watch = undefined;
-    if (this.#fd !== undefined) closeFd(this.#fd);
-    this.#fd = undefined;
-    this.#assembly.clear();
-    this.#outbox.rejectAll(reason);
-    this.#inbox.end(reason);
-    if (this.#inbox.isOver) this.#tellOver();
+  /** As {@link WireUser}. */
+  wantsMore(): boolean {
+    if (this.#isStalled) return false;
+    if (this.#end === undefined && this.#inbox.isFull) this.#isPaused = true;
+    return !this.#isPaused;
   }
 
-  #tellOver(): void {
-    endSession(this.#session);
-    this.#known.clear();
-    this.onOver?.();
-    this.onOver = undefined;
-  }
-
-  #ended(): ClosedError {
-    return new ClosedError(`this Peer is closed: ${this.other} has closed the connection`);
-  }
-
-  readonly #onReady = ({ readable, writable }: Readiness): void => {
-    this.#readAtOnce = 0;
-    if (writable) this.#flush();
-    if (readable) this.#read();
-    this.#rewatch();
-  };
-
-  #flush(): void {
-    if (this.#fd === undefined) return;
-    try {
-      this.#outbox.flush(this.#fd);
-    } catch (error) {
-      this.#outbox.rejectAll(this.#sendFailed(error));
+  /** As {@link WireUser}. */
+  arrived({ kind, bytes, fds }: Arrived): boolean {
+    if (kind === PacketKind.news) {
+      this.#heardNews(bytes, fds);
+      return false;
     }
-  }
-
-  /** What a failed send means: the other end may be gone, and what it sent be there still. */
-  #sendFailed(error: unknown): unknown {
-    if (!(error instanceof SystemError)) return error;
-    if (isGone(error)) return this.#ended();
-    const failure = new IpcError(`nothing can be sent to ${this.other}: ${error.message}`);
-    this.fail(failure);
-    return failure;
-  }
-
-  #read(): void {
-    for (let n = 0; this.#isOtherGone || n < MAX_PACKETS_PER_TURN; n++) {
-      if (this.#fd === undefined) return;
-      if (this.#inbox.isFull) {
-        this.#isPaused = true;
-        return;
-      }
-      const read = this.#readOne();
-      if (read === 'nothing') return;
-      // Who waited for it goes on at once; the socket tells again of what it still has.
-      if (read === 'awaited' && !this.#isOtherGone) return;
-    }
-  }
-
-  /**
-   * Takes one packet from the kernel, if there is one.
-   *
-   * @param tellsEnd false leaves the end to the next turn of the loop, which may know why
-   */
-  #readOne({ tellsEnd } = { tellsEnd: true }): 'nothing' | 'packet' | 'awaited' {
-    if (this.#fd === undefined) return 'nothing';
-    try {
-      const message = receive(this.#fd);
-      if (message === undefined && !this.#isOtherGone) return 'nothing';
-      if (message === undefined || message === 'end') {
-        if (tellsEnd) this.#finish(this.#ended());
-        return 'nothing';
-      }
-      return this.#arrived(message) ? 'awaited' : 'packet';
-    } catch (error) {
-      // Whatever it is: the process must not end because of another one's message.
-      const reason = error instanceof Error ? error.message : String(error);
-      this.fail(new IpcError(`the connection to ${this.other} was closed: ${reason}`));
-      return 'nothing';
-    }
-  }
-
-  /** Takes a packet in; answers whether it completed a value that someone waited for. */
-  #arrived(message: SocketMessage): boolean {
-    const arrived = this.#assembly.add(message);
-    if (!arrived) return false;
-    const { bytes, fds } = arrived;
     let decoded: DecodedValue;
     try {
       decoded = decodeValue(bytes, fds.length, this.#known);
+      this.#hear(decoded.tail, []);
+      // Points without a page are refused.
+      this.#session.ordering.isReached(decoded.tail.points);
     } catch (error) {
       fds.forEach(closeFd);
       throw error;
     }
+    if (this.#end) {
+      // Sent before the other end knew: it gets back what it lent.
+      fds.forEach(closeFd);
+      this.#session.borrowed.refuse(decoded.slots.length);
+      return false;
+    }
     return this.#inbox.put(this.#opened(decoded, fds), bytes.byteLength);
+  }
+
+  /** As {@link WireUser}. */
+  ended(): void {
+    const { process } = this.#session;
+    // Its end says more than that of its socket, and comes soon.
+    if (process.isSeen && !process.isGone && process.isEnding) this.#isStalled = true;
+    else this.#finish(this.#ended(), 'break');
+  }
+
+  /** As {@link WireUser}. */
+  failed(error: unknown): void {
+    // Whatever it is: the process must not end because of another one's message.
+    const reason = error instanceof Error ? error.message : String(error);
+    this.fail(new IpcError(`the connection to ${this.other} was closed: ${reason}`));
+  }
+
+  /** As {@link WireUser}. */
+  drained(): void {
+    this.#tellNews();
+  }
+
+  #heardNews(bytes: Uint8Array, fds: readonly number[]): void {
+    let tail: Tail;
+    try {
+      tail = readNews(bytes, fds.length);
+    } catch (error) {
+      fds.forEach(closeFd);
+      throw error;
+    }
+    this.#hear(tail, fds);
+    if (tail.isBye) this.#finish(this.#ended(), 'bye');
+    this.#leaveUnused();
+  }
+
+  #hear(tail: Tail, fds: readonly number[]): void {
+    if (!tail.hasPage && tail.returned.length === 0 && tail.revoked.length === 0) return;
+    const unreached = this.#session.hear(tail, fds);
+    if (unreached.length === 0) return;
+    this.#isStalled = true;
+    void this.#session.reached(unreached).then(() => {
+      this.#isStalled = false;
+      this.#wire.resume();
+    });
   }
 
   /** A sound message about what cannot be opened here concerns those who take it, not the rest. */
@@ -223,43 +218,156 @@ export class Connection {
     }
   }
 
-  #resume(): void {
+  /** Gives a value out behind the work that it comes after; false where the host must wait for it. */
+  #deliver(
+    { value, objects, points }: ReceivedValue,
+    resolve: (value: unknown) => void,
+    reject: (error: unknown) => void,
+    stream: Stream | undefined,
+  ): boolean {
+    try {
+      if (points.length === 0 || this.#comesBehind(points, objects, stream)) {
+        resolve(value);
+        return true;
+      }
+      if (!this.#session.isGone) {
+        this.#serveWhenReached(points);
+        return false;
+      }
+      reject(this.#session.goneError());
+    } catch (error) {
+      reject(error);
+    }
+    closeObjects(objects);
+    return true;
+  }
+
+  #comesBehind(points: readonly Point[], objects: readonly object[], stream?: Stream): boolean {
+    const { ordering, isGone: isOver } = this.#session;
+    if (ordering.isReached(points)) return true;
+    if (isOver) return false;
+    if (stream) return ordering.wait(points, stream.context, stream);
+    const contexts = new Set<Context>();
+    for (const object of objects) {
+      const context = contextOf(object);
+      if (context) contexts.add(context);
+    }
+    return [...contexts].every((context) => ordering.wait(points, context, undefined));
+  }
+
+  /** The first value that waits: those behind it wait with it. */
+  #serveWhenReached(points: readonly Point[]): void {
+    if (this.#isHeldUp) return;
+    this.#isHeldUp = true;
+    void this.#session.reached(points).then(() => {
+      this.#isHeldUp = false;
+      this.#inbox.serve();
+      if (this.#inbox.isOver) this.#tellOver();
+    });
+  }
+
+  /** @param how 'bye' tells the other end, which may still give back, and be given back, what was lent */
+  #finish(reason: ClosedError | IpcError, how: 'bye' | 'break'): void {
+    const isFirst = this.#end === undefined;
+    this.#end ??= reason;
     this.#isPaused = false;
-    if (this.#isOtherGone) setImmediate(() => this.#read());
-    else this.#rewatch();
+    if (this.#wire.isOpen && (how === 'break' || !this.#sayBye(isFirst))) {
+      this.#wire.close(reason);
+      this.#endSession();
+    }
+    if (!isFirst) return;
+    this.onEnd?.(reason);
+    this.#inbox.end(reason);
+    if (this.#inbox.isOver) this.#tellOver();
   }
 
-  #retryLater(): void {
-    this.#retry ??= setTimeout(() => {
-      this.#retry = undefined;
-      this.#flush();
-      this.#rewatch();
-    }, RETRY_MS);
+  /** Nothing is told or heard any more, and no value is left that work comes behind. */
+  #endSession(): void {
+    if (!this.#wire.isOpen && this.#inbox.isOver) this.#session.end();
   }
 
-  /** Watches the socket for what is wanted of it now: a descriptor has one watch at a time. */
-  #rewatch(): void {
-    if (this.#fd === undefined) return;
-    const readable = !this.#isPaused;
-    const writable = !this.#outbox.isEmpty && !this.#outbox.isShortOfFds;
-    if (this.#outbox.isShortOfFds) this.#retryLater();
-    if (readable === this.#watches.readable && writable === this.#watches.writable) return;
-    this.#watches = { readable, writable };
-    this.#watch?.close();
-    this.#watch = undefined;
-    if (!readable && !writable) return;
-    this.#watch = watchFd(this.#fd, this.#watches, this.#onReady);
-    if (!this.#isReferenced) this.#watch.unref();
+  /** Answers whether the socket is left open. */
+  #sayBye(isFirst: boolean): boolean {
+    if (!isFirst) return true;
+    const { outbox } = this.#wire;
+    if (!outbox.rejectValues(this.#end)) return false;
+    this.#wire.setReferenced(false);
+    return this.#postNews(true) && this.#session.isInUse;
   }
-}
 
-const isGone = ({ code }: SystemError): boolean => code === 'EPIPE' || code === 'ECONNRESET';
+  /** Closes the socket of a connection that has ended, when nothing is left to be given back. */
+  #leaveUnused(): void {
+    if (!this.#end || !this.#wire.isOpen || this.#session.isInUse) return;
+    if (!this.#wire.outbox.isEmpty) return;
+    this.#wire.close(this.#end);
+    this.#endSession();
+  }
 
-function receive(fd: number): ReturnType<typeof takeMessage> {
-  try {
-    return takeMessage(fd);
-  } catch (error) {
-    if (error instanceof SystemError && isGone(error)) return 'end';
-    throw error;
+  #tellNews(): void {
+    clearImmediate(this.#news);
+    this.#news = undefined;
+    // What waits to go out takes it along, or is followed by it.
+    if (!this.#wire.isOpen || !this.#wire.outbox.isEmpty) return;
+    this.#postNews(false);
+    this.#leaveUnused();
+  }
+
+  /** Answers whether the other end can still be told anything. */
+  #postNews(isBye: boolean): boolean {
+    try {
+      this.#tellPage();
+      for (;;) {
+        const tail = this.#session.takeNews([], isBye);
+        const isNothing = tail.returned.length === 0 && tail.revoked.length === 0 && !isBye;
+        if (isNothing) return true;
+        this.#postTail(tail, []);
+        if (isBye) return true;
+      }
+    } catch {
+      // The other end is gone, which reading tells.
+      return false;
+    }
+  }
+
+  /** Before the first points of it. */
+  #tellPage(): void {
+    const page = this.#session.ordering.takePage();
+    if (page === undefined) return;
+    try {
+      this.#postTail({ ...this.#session.takeNews([]), hasPage: true }, [page]);
+    } finally {
+      closeFd(page);
+    }
+  }
+
+  #postTail(tail: Tail, fds: readonly number[]): void {
+    ByteWriter.use((writer) => {
+      writeTail(writer, tail);
+      this.#wire.post(PacketKind.news, writer.written, fds)?.catch(() => {});
+    });
+  }
+
+  #tellOver(): void {
+    this.#session.endValues();
+    this.#known.clear();
+    this.#endSession();
+    this.onOver?.();
+    this.onOver = undefined;
+  }
+
+  #ended(): ClosedError {
+    const { isGone: isOver, process } = this.#session;
+    return isOver || process.isEnding
+      ? this.#session.goneError()
+      : new ClosedError(`this Peer is closed: ${this.other} has closed the connection`);
+  }
+
+  /** What a failed send means: the other end may be gone, and what it sent be there still. */
+  #sendFailed(error: unknown): unknown {
+    if (!(error instanceof SystemError)) return error;
+    if (isGone(error)) return this.#ended();
+    const failure = new IpcError(`nothing can be sent to ${this.other}: ${error.message}`);
+    this.fail(failure);
+    return failure;
   }
 }

@@ -8,6 +8,7 @@ import {
   MAX_VALUE_PARTS,
 } from './limits.ts';
 import { binaryTypes, Tag } from './tags.ts';
+import { readTail, type Tail } from './tail.ts';
 
 /** A GPU object that is still to be opened, and the place in the value where it goes. */
 interface Slot {
@@ -21,6 +22,7 @@ interface Slot {
 export interface DecodedValue {
   readonly root: { value: unknown };
   readonly slots: readonly Slot[];
+  readonly tail: Tail;
 }
 
 /** Descriptors by their bytes: the same buffer comes again and again, and is read once. */
@@ -41,6 +43,8 @@ export function decodeValue(
   const decoder = new Decoder(bytes, known);
   const decoded = decoder.decode();
   const expected = decoded.slots.reduce((sum, slot) => sum + slot.fdCount, 0);
+  if (decoded.tail.hasPage || decoded.tail.isBye)
+    throw new IpcError('news that comes by itself came with a value');
   if (expected !== fdCount)
     throw new IpcError(`${fdCount} file descriptors came with a value that has ${expected}`);
   return decoded;
@@ -61,8 +65,10 @@ class Decoder {
   decode(): DecodedValue {
     const root = { value: undefined };
     this.#readInto(root, 'value', 0);
-    if (this.#from.left > 0) throw new IpcError(`${this.#from.left} bytes follow the value`);
-    return { root, slots: this.#slots };
+    // Nothing is said in the middle of a value.
+    if (this.#from.left > 0 && !this.#known)
+      throw new IpcError(`${this.#from.left} bytes follow the value`);
+    return { root, slots: this.#slots, tail: readTail(this.#from) };
   }
 
   #readInto(holder: Record<PropertyKey, unknown>, key: string | number, depth: number): void {

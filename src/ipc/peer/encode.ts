@@ -1,5 +1,6 @@
 import { checkHostMemory, className } from '../../arguments.ts';
 import { CuffiError } from '../../errors.ts';
+import type { Shareable } from '../export.ts';
 import { type ParcelSession, pack } from '../parcel.ts';
 import { ByteWriter } from './byte-writer.ts';
 import {
@@ -11,21 +12,30 @@ import {
 } from './limits.ts';
 import { binaryTypes, Tag } from './tags.ts';
 
+/** What goes with a value that was written. */
+export interface Encoded {
+  /** Still the objects' own. */
+  readonly fds: readonly number[];
+  /** The GPU objects in it, in their order. */
+  readonly objects: readonly Shareable[];
+}
+
 /**
- * Writes a value, and answers the file descriptors that go beside it: still the objects' own.
+ * Writes a value, and calls `then` with what goes with it.
  *
  * @throws TypeError for what cannot be sent, with its path in the value
  * @throws RangeError for what is too large or too deep
  * @throws IpcError for GPU objects that cannot be shared
  */
-export function encodeValue(
+export function encodeValue<T>(
   writer: ByteWriter,
   value: unknown,
   session: ParcelSession,
-): readonly number[] {
+  then: (encoded: Encoded) => T,
+): T {
   const known = session.sent.size;
   try {
-    return new Encoder(writer, session).encode(value);
+    return then(new Encoder(writer, session).encode(value));
   } catch (error) {
     // What was packed before the failure never goes out.
     for (const name of [...session.sent].slice(known)) session.sent.delete(name);
@@ -57,16 +67,16 @@ class Encoder {
   readonly #path: (string | number)[] = [];
   readonly #fds: number[] = [];
   #parts = 0;
-  #objects = 0;
+  readonly #lent: Shareable[] = [];
 
   constructor(to: ByteWriter, session: ParcelSession) {
     this.#to = to;
     this.#session = session;
   }
 
-  encode(value: unknown): readonly number[] {
+  encode(value: unknown): Encoded {
     this.#write(value);
-    return this.#fds;
+    return { fds: this.#fds, objects: this.#lent };
   }
 
   #write(value: unknown): void {
@@ -171,9 +181,9 @@ class Encoder {
         `${this.#where} is a ${className(object.constructor)}, which cannot be sent: ` +
           'only plain objects, arrays, binary data, device arrays, buffers, pools and events are',
       );
-    this.#objects += 1;
+    this.#lent.push(object as Shareable);
     this.#fds.push(...parcel.fds);
-    if (this.#objects > MAX_VALUE_OBJECTS || this.#fds.length > MAX_VALUE_FDS)
+    if (this.#lent.length > MAX_VALUE_OBJECTS || this.#fds.length > MAX_VALUE_FDS)
       throw new RangeError(
         `${this.#where} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects, and ` +
           `${MAX_VALUE_FDS} file descriptors for them`,

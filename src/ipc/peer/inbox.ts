@@ -11,11 +11,15 @@ interface Kept {
 
 /** One who waits for the next value. */
 interface Taker {
-  resolve(value: unknown): void;
+  /** Answers false where the value is not to be had yet: then it, and the taker, stay first. */
+  resolve(received: ReceivedValue): boolean;
   reject(error: unknown): void;
 }
 
-/** The values that arrived and were not taken yet, or those who wait for one: never both. */
+/**
+ * The values that arrived and were not taken yet, or those who wait for one: both only where the
+ * first value is not to be had yet.
+ */
 export class Inbox {
   readonly #kept: Kept[] = [];
   readonly #takers: Taker[] = [];
@@ -46,35 +50,47 @@ export class Inbox {
 
   /** Answers whether someone waited for it. */
   put(arrival: Arrival, byteLength: number): boolean {
-    const taker = this.#takers.shift();
-    if (taker) {
-      settle(taker, arrival);
-      return true;
-    }
     this.#kept.push({ arrival, byteLength });
     this.#byteLength += byteLength;
-    return false;
+    return this.serve();
   }
 
   /** Asks for the next value; answers with the way to ask no more. */
-  take(resolve: (value: unknown) => void, reject: (error: unknown) => void): () => void {
+  take(
+    resolve: (received: ReceivedValue) => boolean,
+    reject: (error: unknown) => void,
+  ): () => void {
     const taker: Taker = { resolve, reject };
-    const first = this.#kept.shift();
-    if (first) {
-      this.#byteLength -= first.byteLength;
-      settle(taker, first.arrival);
-    } else if (this.#end) reject(this.#end);
-    else this.#takers.push(taker);
+    this.#takers.push(taker);
+    this.serve();
     return () => {
       const at = this.#takers.indexOf(taker);
       if (at >= 0) this.#takers.splice(at, 1);
     };
   }
 
+  /** Gives out what is there to those who wait; answers whether any was. */
+  serve(): boolean {
+    let hasServed = false;
+    while (this.#kept.length > 0 && this.#takers.length > 0) {
+      const { arrival, byteLength } = this.#kept[0] as Kept;
+      const taker = this.#takers[0] as Taker;
+      if ('error' in arrival) taker.reject(arrival.error);
+      else if (!taker.resolve(arrival)) return hasServed;
+      this.#kept.shift();
+      this.#takers.shift();
+      this.#byteLength -= byteLength;
+      hasServed = true;
+    }
+    if (this.#end && this.#kept.length === 0)
+      for (const taker of this.#takers.splice(0)) taker.reject(this.#end);
+    return hasServed;
+  }
+
   /** Nothing comes any more. What is there can still be taken; after it, takers get `reason`. */
   end(reason: Error): void {
     this.#end ??= reason;
-    for (const taker of this.#takers.splice(0)) taker.reject(this.#end);
+    this.serve();
   }
 
   /** Closes what nobody took. */
@@ -82,10 +98,6 @@ export class Inbox {
     for (const { arrival } of this.#kept.splice(0))
       if ('objects' in arrival) closeObjects(arrival.objects);
     this.#byteLength = 0;
+    if (this.#end) this.serve();
   }
-}
-
-function settle(taker: Taker, arrival: Arrival): void {
-  if ('error' in arrival) taker.reject(arrival.error);
-  else taker.resolve(arrival.value);
 }

@@ -3,6 +3,8 @@ import { MAX_MESSAGE_BYTE_LENGTH, MAX_MESSAGE_FDS } from '../../../ffi/socket.ts
 
 /** The largest value, encoded. */
 export const MAX_VALUE_BYTE_LENGTH: number = 16 << 20;
+/** What may be said behind a value beside it. */
+export const MAX_TAIL_BYTE_LENGTH: number = 1 << 20;
 /** The most file descriptors of one value: all go with its first packet. */
 export const MAX_VALUE_FDS: number = MAX_MESSAGE_FDS;
 /** The most GPU objects of one value. */

@@ -1,40 +1,50 @@
 import { closeFd } from '../../../ffi/libc.ts';
 import { releaseQuietly } from '../../resource.ts';
-import { discard, type ParcelSession, unpack } from '../parcel.ts';
+import { discard, unpack } from '../parcel.ts';
+import type { Point } from '../points/point.ts';
 import type { DecodedValue } from './decode.ts';
+import type { Session } from './session.ts';
 
 /** A value with its GPU objects, which belong to whoever takes it. */
 export interface ReceivedValue {
   readonly value: unknown;
   readonly objects: readonly object[];
+  /** Points of the other end that the objects are used after. */
+  readonly points: readonly Point[];
 }
 
 /**
- * Opens the GPU objects of a value. The file descriptors are taken over in every case.
+ * Opens the GPU objects of a value. The file descriptors are taken over in every case, and what is
+ * not opened is given back.
  *
  * @throws IpcError for the first that cannot be opened; then none is
  */
 export function openValue(
-  { root, slots }: DecodedValue,
+  { root, slots, tail }: DecodedValue,
   fds: readonly number[],
-  session: ParcelSession,
+  session: Session,
 ): ReceivedValue {
+  const { borrowed } = session;
+  const first = borrowed.number(slots.length);
   const objects: object[] = [];
   let used = 0;
   try {
     for (const { holder, key, descriptor, fdCount } of slots) {
       const own = fds.slice(used, used + fdCount);
       used += fdCount;
-      const object = unpack(descriptor, own, session);
+      const id = first + objects.length;
+      const object = unpack(descriptor, own, session, borrowed.loan(id));
+      borrowed.opened(id, object);
       objects.push(object);
       holder[key] = object;
     }
   } catch (error) {
     fds.slice(used).forEach(closeFd);
     closeObjects(objects);
+    for (let at = objects.length; at < slots.length; at++) borrowed.giveBack(first + at);
     throw error;
   }
-  return { value: root.value, objects };
+  return { value: root.value, objects, points: tail.points };
 }
 
 /** Closes what was opened for nobody. */

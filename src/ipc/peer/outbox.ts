@@ -9,12 +9,14 @@ import {
 } from './limits.ts';
 import { PacketKind, writeHeader } from './packet.ts';
 
-/** A value on its way out. */
+/** A value, or news, on its way out. */
 interface Unsent {
+  readonly kind: PacketKind;
   /** With room for a header before; behind what is sent, the headers overwrite it. */
   readonly bytes: Buffer;
   readonly fds: readonly number[];
-  readonly sequence: number;
+  /** Called where it never goes out. */
+  readonly dropped: (() => void) | undefined;
   /** How much of it is with the kernel. */
   offset: number;
 }
@@ -56,12 +58,18 @@ export class Outbox {
    *
    * @param bytes with room for a header before; free again after the call
    * @param fds still the caller's
+   * @param dropped called where it does not go out, unless this throws
    * @throws SystemError as sendMessage
    */
-  post(socket: number, bytes: Buffer, fds: readonly number[]): Promise<void> | undefined {
-    const value: Unsent = { bytes, fds, sequence: this.#sequence, offset: 0 };
+  post(
+    socket: number,
+    kind: PacketKind,
+    bytes: Buffer,
+    fds: readonly number[],
+    dropped?: () => void,
+  ): Promise<void> | undefined {
+    const value: Unsent = { kind, bytes, fds, dropped, offset: 0 };
     const isSent = this.isEmpty && this.#send(socket, value);
-    this.#sequence = (this.#sequence + 1) >>> 0;
     return isSent ? undefined : this.#keep(value);
   }
 
@@ -76,14 +84,27 @@ export class Outbox {
 
   /** Gives up all that waits. */
   rejectAll(error: unknown): void {
-    for (const value of [...this.#waiting]) this.#remove(value).reject(error);
+    this.rejectValues(error);
+    for (const news of [...this.#waiting]) this.#remove(news).reject(error);
     this.#isShortOfFds = false;
+  }
+
+  /** Gives up all values; answers whether none was begun, so that news can still go out. */
+  rejectValues(error: unknown): boolean {
+    const values = this.#waiting.filter(({ kind }) => kind === PacketKind.value);
+    for (const value of values) {
+      this.#remove(value).reject(error);
+      value.dropped?.();
+    }
+    return values.every(({ offset }) => offset === 0);
   }
 
   #send(socket: number, value: Unsent): boolean {
     this.#isShortOfFds = false;
     try {
-      return sendPackets(socket, value);
+      if (!sendPackets(socket, value, this.#sequence)) return false;
+      this.#sequence = (this.#sequence + 1) >>> 0;
+      return true;
     } catch (error) {
       if (!(error instanceof SystemError) || error.code !== 'ETOOMANYREFS') throw error;
       this.#isShortOfFds = true;
@@ -101,7 +122,7 @@ export class Outbox {
   }
 
   #remove(value: Waiting): Waiting {
-    this.#waiting.shift();
+    this.#waiting.splice(this.#waiting.indexOf(value), 1);
     this.#byteLength -= value.bytes.byteLength;
     value.fds.forEach(closeFd);
     return value;
@@ -109,12 +130,12 @@ export class Outbox {
 }
 
 /** Sends as much as the kernel takes; answers whether that was all. */
-function sendPackets(socket: number, value: Unsent): boolean {
+function sendPackets(socket: number, value: Unsent, sequence: number): boolean {
   const byteLength = value.bytes.byteLength - HEADER_BYTE_LENGTH;
   while (value.offset < byteLength) {
-    const { bytes, offset, sequence } = value;
+    const { kind, bytes, offset } = value;
     const part = Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset);
-    writeHeader(bytes, offset, { kind: PacketKind.value, sequence, byteLength, offset });
+    writeHeader(bytes, offset, { kind, sequence, byteLength, offset });
     const end = offset + HEADER_BYTE_LENGTH + part;
     const isWhole = offset === 0 && end === bytes.byteLength;
     const packet = isWhole ? bytes : bytes.subarray(offset, end);

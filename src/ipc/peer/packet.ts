@@ -1,19 +1,19 @@
-/** Packets: what one message of the socket holds. A value has as many as it needs. */
+/** Packets: what one message of the socket holds. A value has as many as it needs, news one. */
 import { IpcError } from '../../errors.ts';
 import { HEADER_BYTE_LENGTH } from './limits.ts';
 
 /** What a packet is about. */
-export const PacketKind = { value: 1 } as const;
+export const PacketKind = { value: 1, news: 2 } as const;
 export type PacketKind = (typeof PacketKind)[keyof typeof PacketKind];
 
 /** What stands before each packet, little-endian. */
 export interface PacketHeader {
   readonly kind: PacketKind;
-  /** The number of the value on this connection, from 0, modulo 2^32. */
+  /** The number of the value, or the news, on this connection, from 0, modulo 2^32. */
   readonly sequence: number;
-  /** Of the whole value. */
+  /** Of the whole of it. */
   readonly byteLength: number;
-  /** Where in the value this packet's part begins. */
+  /** Where in it this packet's part begins. */
   readonly offset: number;
 }
 
@@ -50,7 +50,8 @@ export function readHeader(packet: Uint8Array): PacketHeader {
         'use the same cuffi on both sides',
     );
   const kind = byte(packet, 3);
-  if (kind !== PacketKind.value) throw new IpcError(`packets of kind ${kind} are unknown here`);
+  if (kind !== PacketKind.value && kind !== PacketKind.news)
+    throw new IpcError(`packets of kind ${kind} are unknown here`);
   return {
     kind,
     sequence: uint32(packet, 4),

@@ -1,8 +1,31 @@
-import { ClosedError } from '../../errors.ts';
+import { checkOptions } from '../../arguments.ts';
+import { ClosedError, type IpcError } from '../../errors.ts';
+import { streamOf } from '../../memory/buffer-copies.ts';
 import { Resource } from '../../resource.ts';
+import type { Stream } from '../../stream.ts';
+import { PeerProcess } from '../lease/peer-process.ts';
 import { Connection } from './connection.ts';
 import { type PeerCredentials, processName } from './credentials.ts';
 import { checkDeadline, type DeadlineOptions, withDeadline } from './deadline.ts';
+
+/** Options of `send` and `receive`. */
+export interface TransferOptions extends DeadlineOptions {
+  /**
+   * In `send`: the stream whose work the receiver's comes behind. Default: all work that is known
+   * to run, for an array with a stream of its own what runs there. In `receive`: the stream that
+   * the objects of the value will be used in. Default: the legacy default stream, which all
+   * streams follow that were not made with `{ nonBlocking: true }`.
+   */
+  readonly stream?: Stream;
+}
+
+/** What a peer is made of. */
+interface PeerInit {
+  readonly process?: PeerProcess;
+  readonly orphanGraceMs?: number | undefined;
+}
+
+const DEFAULT_GRACE_MS = 2000;
 
 /**
  * A process at the other end of a connection: values go to it and come from it, with GPU objects
@@ -26,11 +49,27 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   readonly pid: number;
   /** The user of the other process. */
   readonly uid: number;
+  /**
+   * Resolves with why no more values come: a {@link PeerGoneError} where the other process has
+   * ended, another ClosedError where either end was closed, an IpcError where the protocol was
+   * broken. What came before can still be received.
+   */
+  readonly ended: Promise<ClosedError | IpcError>;
   readonly #connection: Connection;
 
   /** @internal @param socket is the peer's from now on */
-  constructor(socket: number, credentials: Pick<PeerCredentials, 'pid' | 'uid'>) {
-    const connection = new Connection(socket, processName(credentials));
+  constructor(
+    socket: number,
+    credentials: Pick<PeerCredentials, 'pid' | 'uid'>,
+    init: PeerInit = {},
+  ) {
+    const { process = PeerProcess.atOtherEnd(socket, credentials.pid), orphanGraceMs } = init;
+    const connection = new Connection(
+      socket,
+      processName(credentials),
+      process,
+      orphanGraceMs ?? DEFAULT_GRACE_MS,
+    );
     super('Peer', { release: () => connection.close() });
     this.pid = credentials.pid;
     this.uid = credentials.uid;
@@ -38,6 +77,9 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     // The connection outlives a peer that nobody holds: it must not hold it.
     const weak = new WeakRef(this);
     connection.onOver = () => weak.deref()?.close();
+    this.ended = new Promise((resolve) => {
+      connection.onEnd = resolve;
+    });
   }
 
   /**
@@ -50,11 +92,11 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    * @throws IpcError for GPU objects that cannot be shared, and for more than 1024 unsent values
    * @throws ClosedError where either end is closed
    */
-  async send(value: unknown, options?: DeadlineOptions): Promise<void> {
-    const deadline = checkDeadline(options, 'peer.send');
+  async send(value: unknown, options?: TransferOptions): Promise<void> {
+    const { deadline, stream } = checkTransfer(options, 'peer.send');
     this.requireOpen();
     deadline.signal?.throwIfAborted();
-    const sending = this.#connection.post(value);
+    const sending = this.#connection.post(value, stream);
     if (!sending) return;
     await withDeadline<void>(
       deadline,
@@ -73,10 +115,10 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    * all the same. And, once and for all, where the other end broke the protocol
    * @throws ClosedError after the end, whichever side it was
    */
-  async receive(options?: DeadlineOptions): Promise<unknown> {
-    const deadline = checkDeadline(options, 'peer.receive');
+  async receive(options?: TransferOptions): Promise<unknown> {
+    const { deadline, stream } = checkTransfer(options, 'peer.receive');
     this.requireOpen();
-    return this.#take(deadline);
+    return this.#take(deadline, stream);
   }
 
   /** The values until the end, which only ends the loop. Leaving the loop leaves the peer open. */
@@ -108,10 +150,10 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     if (this.closed) throw this.#connection.end ?? this.closedError();
   }
 
-  #take(deadline: DeadlineOptions): Promise<unknown> {
+  #take(deadline: DeadlineOptions, stream?: Stream): Promise<unknown> {
     const { other } = this.#connection;
     return withDeadline(deadline, `receiving from ${other}`, (resolve, reject) =>
-      this.#connection.take(resolve, reject),
+      this.#connection.take(resolve, reject, stream),
     );
   }
 
@@ -124,4 +166,20 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
       throw error;
     }
   }
+}
+
+function checkTransfer(
+  options: TransferOptions | undefined,
+  call: string,
+): { readonly deadline: DeadlineOptions; readonly stream?: Stream | undefined } {
+  // Most calls have none.
+  if (options === undefined) return { deadline: {} };
+  const { stream, signal, timeoutMs } = checkOptions(
+    options,
+    ['signal', 'timeoutMs', 'stream'],
+    call,
+  );
+  const ordered = streamOf(stream);
+  ordered?.handle; // a closed one is refused
+  return { deadline: checkDeadline({ signal, timeoutMs }, call), stream: ordered };
 }

@@ -154,7 +154,7 @@ test('a changed message is refused or is a plain value, and its descriptors are 
   });
   const plain = (value: unknown): Buffer =>
     ByteWriter.use((writer) => {
-      encodeValue(writer, value, { sent: new Set(), received: new Map() });
+      encodeValue(writer, value, { sent: new Set(), received: new Map() }, () => {});
       return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
     });
   const descriptor = plain({ kind, ...fields });

@@ -10,6 +10,7 @@ import {
   MAX_WAITING_VALUES,
 } from '../../../../../src/ipc/peer/limits.ts';
 import { Outbox } from '../../../../../src/ipc/peer/outbox.ts';
+import { PacketKind } from '../../../../../src/ipc/peer/packet.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { openDescriptors } from '../../../../support/descriptors.ts';
 import { peerPair } from './support.ts';
@@ -186,12 +187,12 @@ test('descriptors of what waits to be sent stay open, whatever their owner does'
   const packet = (byteLength: number): Buffer => Buffer.alloc(HEADER_BYTE_LENGTH + byteLength, 1);
   const waiting: Promise<void>[] = [];
   while (waiting.length === 0) {
-    const sending = outbox.post(near, packet(50_000), []);
+    const sending = outbox.post(near, PacketKind.value, packet(50_000), []);
     if (sending) waiting.push(sending);
   }
   const fd = createMemfd('sent', 0);
   const { ino } = fstatSync(fd);
-  for (let n = 0; n < 2; n++) waiting.push(outbox.post(near, packet(1), [fd, fd]) as Promise<void>);
+  for (let n = 0; n < 2; n++) waiting.push(outbox.post(near, PacketKind.value, packet(1), [fd, fd]) as Promise<void>);
   closeFd(fd);
   const arrived: number[] = [];
   while (arrived.length < 2) {

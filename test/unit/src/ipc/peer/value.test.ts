@@ -18,7 +18,7 @@ const noSession = { sent: new Set<string>(), received: new Map<string, unknown>(
 
 const encode = (value: unknown): Buffer =>
   ByteWriter.use((writer) => {
-    assert.deepEqual(encodeValue(writer, value, noSession), []);
+    encodeValue(writer, value, noSession, ({ fds }) => assert.deepEqual(fds, []));
     return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
   });
 const decode = (bytes: Uint8Array, fdCount = 0): unknown =>

@@ -1,0 +1,55 @@
+import { waitUntil } from '../../wait.ts';
+import { isShareable, type Shareable } from '../export.ts';
+import { checkDeadline, type DeadlineOptions, timeoutError } from '../peer/deadline.ts';
+import { type LeasesStats, leaseBook } from './lease-book.ts';
+import { ownerOf } from './shared-object.ts';
+
+/**
+ * What this process has sent through connections, and keeps for those who have it.
+ *
+ * What was sent stays alive until each receiver has closed it, or the receiver's process has ended:
+ * `close()` closes the object here at once, and gives the memory back after that.
+ *
+ * @example
+ * buffer.close();
+ * await leases.drain({ timeoutMs: 5000 }); // now the memory is free
+ */
+export const leases = {
+  /** Who has what, since when; and how much memory is closed here but kept for others. */
+  stats: (): LeasesStats => leaseBook.stats(),
+
+  /**
+   * Waits until nothing that is closed here is kept for others any more; the event loop turns
+   * meanwhile.
+   *
+   * @throws DOMException `TimeoutError`, which says who has what; the signal's reason
+   */
+  async drain(options?: DeadlineOptions): Promise<void> {
+    const { timeoutMs, signal } = checkDeadline(options, 'drain');
+    const until = timeoutMs === undefined ? Number.POSITIVE_INFINITY : performance.now() + timeoutMs;
+    const isDrained = (): boolean => {
+      if (leaseBook.limbo.length === 0) return true;
+      if (performance.now() >= until) throw timeoutError(describeLimbo(), timeoutMs as number);
+      return false;
+    };
+    await waitUntil(isDrained, signal && { signal });
+  },
+
+  /**
+   * Asks all who have memory, an event or a pool of this process to use it no more: their next use
+   * throws, and their mapping goes when their work is done. The memory stays until then.
+   *
+   * @throws TypeError for what cannot be sent
+   */
+  revoke(object: Shareable): void {
+    if (!isShareable(object)) throw new TypeError('revoke takes what a connection can send');
+    for (const lease of leaseBook.of(ownerOf(object))) lease.revoke();
+  },
+} as const;
+
+/** Who has what is closed here, in words. */
+function describeLimbo(): string {
+  const { limbo, leases: all } = leaseBook.stats();
+  const pids = [...new Set(all.filter((lease) => lease.limbo).map(({ pid }) => pid))];
+  return `draining ${limbo.byteLength} bytes that ${pids.map((pid) => `process ${pid}`).join(', ')} ${pids.length === 1 ? 'has' : 'have'}`;
+}

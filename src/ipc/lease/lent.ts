@@ -1,0 +1,73 @@
+import type { Context } from '../../context.ts';
+import { IpcError } from '../../errors.ts';
+import type { Stream } from '../../stream.ts';
+import type { Shareable } from '../export.ts';
+import { type Holder, Lease } from './lease.ts';
+import { streamOfObject } from './shared-object.ts';
+
+/** What was lent over one connection: a lease for each object, numbered in the order of sending. */
+export class Lent {
+  readonly #holder: Holder;
+  readonly #leases = new Map<number, Lease>();
+  #next = 0;
+
+  constructor(holder: Holder) {
+    this.#holder = holder;
+  }
+
+  /** How many leases are out. */
+  get size(): number {
+    return this.#leases.size;
+  }
+
+  /** A lease for each object. @throws ClosedError; then there is none */
+  lend(objects: readonly Shareable[], stream: Stream | undefined): Lease[] {
+    const made: Lease[] = [];
+    try {
+      for (const object of objects) {
+        const lease = new Lease(
+          this.#next + made.length,
+          object,
+          this.#holder,
+          stream ?? streamOfObject(object),
+        );
+        made.push(lease);
+      }
+    } catch (error) {
+      for (const lease of made) lease.end();
+      throw error;
+    }
+    this.#next += made.length;
+    for (const lease of made) this.#leases.set(lease.id, lease);
+    return made;
+  }
+
+  /** The lease that the other end speaks of. @throws IpcError where it has none by that number */
+  find(id: number): Lease {
+    const lease = this.#leases.get(id);
+    if (!lease) throw new IpcError(`lease ${id} was given back, and is none`);
+    return lease;
+  }
+
+  /** Ends leases: they were given back, or never went out. */
+  end(leases: Iterable<Lease>): void {
+    for (const lease of leases) {
+      this.#leases.delete(lease.id);
+      lease.end();
+    }
+  }
+
+  /** Ends all, as their holder is gone. */
+  endAll(): void {
+    this.end([...this.#leases.values()]);
+  }
+
+  /** Where work on what a lease is of goes on: the stream that it was sent with, while it is open. */
+  static placeOf({
+    context,
+    stream,
+  }: Lease): { readonly context: Context; readonly stream: Stream | undefined } | undefined {
+    if (!context) return undefined;
+    return { context, stream: stream?.closed ? undefined : stream };
+  }
+}

@@ -1,0 +1,62 @@
+import { tryAll } from '../../attempt.ts';
+import type { Context } from '../../context.ts';
+import { DeviceArray } from '../../array/device-array.ts';
+import { CudaEvent } from '../../event.ts';
+import { DeviceBuffer } from '../../memory/buffer.ts';
+import { MemoryPool } from '../../memory/pool.ts';
+import { VirtualMemory } from '../../memory/virtual.ts';
+import type { Resource } from '../../resource.ts';
+import type { Stream } from '../../stream.ts';
+import type { Shareable } from '../export.ts';
+import { ImportedPool } from '../imported-pool.ts';
+
+/** What owns the memory of an object: it is this that must not be given back. */
+export function ownerOf(object: Shareable): Resource {
+  const buffer = bufferOf(object);
+  if (!buffer) return object;
+  return buffer.keeper instanceof VirtualMemory ? buffer.keeper : buffer.whole;
+}
+
+/** The buffer that an object is, or lies in. */
+export function bufferOf(object: object): DeviceBuffer | undefined {
+  if (object instanceof DeviceBuffer) return object;
+  if (object instanceof DeviceArray) return object.buffer;
+  return object instanceof VirtualMemory ? object.buffer : undefined;
+}
+
+/** The context in whose streams an object is used; undefined for what no stream works on. */
+export const contextOf = (object: object): Context | undefined => bufferOf(object)?.context;
+
+/** The stream that an object is used in unless another one is named. */
+export const streamOfObject = (object: object): Stream | undefined =>
+  object instanceof DeviceArray && object.stream?.closed === false ? object.stream : undefined;
+
+/** How much memory an object keeps. */
+export function byteLengthOf(object: Shareable): number {
+  const buffer = bufferOf(object);
+  if (object instanceof VirtualMemory) return object.mappedByteLength;
+  return buffer?.keeper instanceof VirtualMemory
+    ? buffer.keeper.mappedByteLength
+    : (buffer?.whole.byteLength ?? 0);
+}
+
+/** What an object is, in one word. */
+export function kindOf(object: Shareable): 'memory' | 'pool' | 'event' {
+  if (object instanceof CudaEvent) return 'event';
+  return object instanceof MemoryPool || object instanceof ImportedPool ? 'pool' : 'memory';
+}
+
+/**
+ * Keeps what an object owns from being given back, and the pool that it is of; answers with the
+ * way to end that.
+ *
+ * @throws ClosedError
+ */
+export function retain(object: Shareable, name: string): () => void {
+  const owner = ownerOf(object);
+  const drop = owner.retain(name);
+  const pool = owner instanceof DeviceBuffer ? owner.resource : undefined;
+  if (!(pool instanceof MemoryPool || pool instanceof ImportedPool) || pool.closed) return drop;
+  const dropPool = pool.retain(name);
+  return () => tryAll([drop, dropPool]);
+}

@@ -1,0 +1,167 @@
+import { closeFd } from '../../../ffi/libc.ts';
+import type { Context } from '../../context.ts';
+import { PeerGoneError } from '../../errors.ts';
+import type { Stream } from '../../stream.ts';
+import { waitUntil } from '../../wait.ts';
+import type { Shareable } from '../export.ts';
+import { Borrowed } from '../lease/borrowed.ts';
+import type { Lease } from '../lease/lease.ts';
+import { Lent } from '../lease/lent.ts';
+import type { PeerProcess } from '../lease/peer-process.ts';
+import { contextOf, streamOfObject } from '../lease/shared-object.ts';
+import { endSession, type ParcelSession } from '../parcel.ts';
+import { Ordering } from '../points/ordering.ts';
+import type { Point } from '../points/point.ts';
+import type { Tail } from './tail.ts';
+
+/** Of one message. */
+const MAX_REVOKED = 1024;
+
+/**
+ * What the two ends of a connection owe each other: what each has lent, and how far its streams
+ * are. It outlives the connection: until all is given back, or the other process is gone.
+ */
+export class Session implements ParcelSession {
+  readonly sent = new Set<string>();
+  readonly received = new Map<string, unknown>();
+  readonly lent: Lent;
+  readonly borrowed: Borrowed;
+  readonly ordering = new Ordering();
+  readonly process: PeerProcess;
+  readonly #name: string;
+  readonly #graceMs: number;
+  #revoked: number[] = [];
+  #unreached = 0;
+  #isGone = false;
+  #isEnded = false;
+  /** Called when there is something to be told to the other end. */
+  onNews: (() => void) | undefined;
+  /** Called when the other process is gone. */
+  onGone: (() => void) | undefined;
+
+  constructor(process: PeerProcess, name: string, graceMs: number) {
+    this.process = process;
+    this.#name = name;
+    this.#graceMs = graceMs;
+    const news = (): void => this.onNews?.();
+    this.borrowed = new Borrowed(this.ordering, news);
+    this.lent = new Lent({
+      pid: process.pid,
+      name,
+      revoke: (lease) => {
+        this.#revoked.push(lease);
+        news();
+      },
+    });
+    process.onGone(() => this.#otherIsGone());
+  }
+
+  /** Whether either end has something of the other. */
+  get isInUse(): boolean {
+    return this.lent.size > 0 || this.borrowed.size > 0;
+  }
+
+  /** Whether the other process is gone, and nothing of it comes any more. */
+  get isGone(): boolean {
+    return this.#isGone;
+  }
+
+  /** Why nothing comes any more. */
+  goneError(): PeerGoneError {
+    const { pid } = this.process;
+    const lost =
+      this.#unreached > 0
+        ? `, with work unfinished that ${this.#unreached} waits here were for: what it was to write is not there`
+        : '';
+    return new PeerGoneError(`${this.#name} has ended${lost}`, pid, this.#unreached);
+  }
+
+  /** Points behind the work that objects come after. @throws CudaError, ClosedError */
+  readyPoints(objects: readonly Shareable[], stream: Stream | undefined): Point[] {
+    if (objects.length === 0) return [];
+    if (stream) return this.ordering.behindStream(stream);
+    const streams = new Set<Stream>();
+    const contexts = new Set<Context>();
+    for (const object of objects) {
+      const own = streamOfObject(object);
+      const context = contextOf(object);
+      if (own) streams.add(own);
+      else if (context) contexts.add(context);
+    }
+    return [
+      ...[...streams].flatMap((each) => this.ordering.behindStream(each)),
+      ...[...contexts].flatMap((each) => this.ordering.behindContext(each)),
+    ];
+  }
+
+  /** What there is to be told, beside a value or by itself. */
+  takeNews(points: readonly Point[], isBye = false): Tail {
+    const returned = this.borrowed.takeReturned();
+    const revoked = this.#revoked.splice(0, MAX_REVOKED);
+    return { hasPage: false, points, returned, revoked, isBye };
+  }
+
+  /**
+   * Takes in what the other end says; closes `fds` in every case. Answers the points that the host
+   * must wait for before anything else is believed of it.
+   *
+   * @throws IpcError for what cannot be
+   */
+  hear({ hasPage, returned, revoked }: Tail, fds: readonly number[]): readonly Point[] {
+    const [page] = fds;
+    if (hasPage && page !== undefined) this.ordering.acceptPage(page);
+    else fds.forEach(closeFd);
+    // Of one that is gone all is given back already.
+    if (this.#isGone) return [];
+    const left: Point[] = [];
+    for (const { lease: id, isOver, points } of returned) {
+      const lease = this.lent.find(id);
+      const place = Lent.placeOf(lease);
+      if (place && !this.ordering.isReached(points))
+        if (!this.ordering.wait(points, place.context, place.stream)) left.push(...points);
+      if (isOver) this.lent.end([lease]);
+    }
+    for (const id of revoked) this.borrowed.revoke(id, this.#name);
+    return left;
+  }
+
+  /** Resolves when points of the other process are reached, or it is gone. */
+  async reached(points: readonly Point[]): Promise<void> {
+    await waitUntil(() => this.#isGone || this.ordering.isReached(points));
+  }
+
+  /** Ends leases of values that never went out. */
+  drop(leases: readonly Lease[]): void {
+    this.lent.end(leases);
+  }
+
+  /** The pools that were kept for values to come are let go. */
+  endValues(): void {
+    endSession(this);
+  }
+
+  /** Nothing can be told or heard any more. What the other process has it keeps while it lives. */
+  end(): void {
+    if (this.#isEnded) return;
+    this.#isEnded = true;
+    this.onNews = undefined;
+    if (!this.process.isSeen && !this.#isGone)
+      setTimeout(() => this.#otherIsGone(), this.#graceMs).unref();
+    this.ordering.close(() => this.#forget());
+  }
+
+  #otherIsGone(): void {
+    if (this.#isGone) return;
+    this.#isGone = true;
+    this.#unreached = this.ordering.otherIsGone();
+    this.lent.endAll();
+    this.#forget();
+    this.onGone?.();
+    this.onGone = undefined;
+  }
+
+  /** Nobody needs to know any more when the other process ends. */
+  #forget(): void {
+    if (this.#isEnded && this.lent.size === 0) this.process.close();
+  }
+}

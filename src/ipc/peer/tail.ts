@@ -1,0 +1,140 @@
+/** What the two ends say to each other beside values: it goes behind a value, or by itself. */
+import { IpcError } from '../../errors.ts';
+import { type Point, SLOT_COUNT } from '../points/point.ts';
+import { ByteReader } from './byte-reader.ts';
+import type { ByteWriter } from './byte-writer.ts';
+import { MAX_VALUE_OBJECTS } from './limits.ts';
+
+/** What was lent is closed, or not reached any more, there where it was lent to. */
+export interface Returned {
+  /** By its number: the objects that were sent over a connection are counted from 0. */
+  readonly lease: number;
+  /** Whether nothing there reaches it any more; else it is closed, and its work may go on. */
+  readonly isOver: boolean;
+  /** Behind the work there that may use it still. */
+  readonly points: readonly Point[];
+}
+
+/** What is said. */
+export interface Tail {
+  /** Whether the sender's page of counters comes along, by the last of the file descriptors. */
+  readonly hasPage: boolean;
+  /** Behind the work of the sender that the objects of the value are used after. */
+  readonly points: readonly Point[];
+  readonly returned: readonly Returned[];
+  /** The leases of the sender that are not to be used any more. */
+  readonly revoked: readonly number[];
+  /** Whether the sender has no more values, and wants none. */
+  readonly isBye: boolean;
+}
+
+export const emptyTail: Tail = {
+  hasPage: false,
+  points: [],
+  returned: [],
+  revoked: [],
+  isBye: false,
+};
+
+const Mark = { page: 1, points: 2, returned: 3, revoked: 4, bye: 5 } as const;
+/** The most points of one list: a word each. */
+const MAX_POINTS = SLOT_COUNT;
+/** How much one message may say of each kind. */
+const MAX_TAIL_ENTRIES: number = MAX_VALUE_OBJECTS;
+
+/** Reads news, which came by itself. @throws IpcError */
+export function readNews(bytes: Uint8Array, fdCount: number): Tail {
+  const tail = readTail(new ByteReader(bytes));
+  if (tail.points.length > 0) throw new IpcError('points came without a value');
+  if (fdCount !== (tail.hasPage ? 1 : 0))
+    throw new IpcError(`${fdCount} file descriptors came with news`);
+  return tail;
+}
+
+/** Writes what there is to say: nothing for nothing. */
+export function writeTail(to: ByteWriter, tail: Tail): void {
+  if (tail.hasPage) to.uint8(Mark.page);
+  if (tail.points.length > 0) {
+    to.uint8(Mark.points);
+    writePoints(to, tail.points);
+  }
+  if (tail.returned.length > 0) {
+    to.uint8(Mark.returned);
+    to.length(tail.returned.length);
+    for (const { lease, isOver, points } of tail.returned) {
+      to.float64(lease);
+      to.uint8(isOver ? 1 : 0);
+      writePoints(to, points);
+    }
+  }
+  if (tail.revoked.length > 0) {
+    to.uint8(Mark.revoked);
+    to.length(tail.revoked.length);
+    for (const lease of tail.revoked) to.float64(lease);
+  }
+  if (tail.isBye) to.uint8(Mark.bye);
+}
+
+/** Reads all that is left. @throws IpcError for anything but a tail, each part once and in order */
+export function readTail(from: ByteReader): Tail {
+  if (from.left === 0) return emptyTail;
+  let last = 0;
+  let hasPage = false;
+  let isBye = false;
+  let points: readonly Point[] = [];
+  let returned: readonly Returned[] = [];
+  let revoked: readonly number[] = [];
+  while (from.left > 0) {
+    const mark = from.uint8();
+    if (mark <= last) throw new IpcError(`${from.left} bytes follow the value`);
+    last = mark;
+    if (mark === Mark.page) hasPage = true;
+    else if (mark === Mark.points) points = readPoints(from);
+    else if (mark === Mark.returned) returned = readList(from, 10, () => readReturned(from));
+    else if (mark === Mark.revoked) revoked = readList(from, 8, () => readLease(from));
+    else if (mark === Mark.bye) isBye = true;
+    else throw new IpcError(`the byte ${mark} says nothing behind a value`);
+  }
+  return { hasPage, points, returned, revoked, isBye };
+}
+
+function writePoints(to: ByteWriter, points: readonly Point[]): void {
+  to.length(points.length);
+  for (const { slot, count } of points) {
+    to.length(slot);
+    to.float64(count);
+  }
+}
+
+function readPoints(from: ByteReader): Point[] {
+  const length = from.length(9);
+  if (length > MAX_POINTS) throw new IpcError(`${length} points are more than a page has words`);
+  return Array.from({ length }, () => {
+    const slot = from.length(0);
+    if (slot >= SLOT_COUNT) throw new IpcError(`a page of counters has no word ${slot}`);
+    return { slot, count: readCount(from, 1) };
+  });
+}
+
+function readReturned(from: ByteReader): Returned {
+  const lease = readLease(from);
+  const flag = from.uint8();
+  if (flag > 1) throw new IpcError(`a lease is over or not: ${flag} says neither`);
+  return { lease, isOver: flag === 1, points: readPoints(from) };
+}
+
+const readLease = (from: ByteReader): number => readCount(from, 0);
+
+function readCount(from: ByteReader, least: number): number {
+  const count = from.float64();
+  if (!Number.isSafeInteger(count) || count < least)
+    throw new IpcError(`${count} is no count from ${least} on`);
+  return count;
+}
+
+function readList<T>(from: ByteReader, byteLength: number, read: () => T): T[] {
+  const length = from.length(byteLength);
+  if (length === 0 || length > MAX_TAIL_ENTRIES)
+    throw new IpcError(`${length} entries are too few or too many for one message`);
+  return Array.from({ length }, read);
+}

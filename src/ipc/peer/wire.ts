@@ -1,0 +1,194 @@
+import { closeFd, SystemError } from '../../../ffi/libc.ts';
+import { type FdWatch, type Readiness, watchFd } from '../../../ffi/poll.ts';
+import { takeMessage } from '../../../ffi/socket.ts';
+import { type Arrived, Assembly } from './assembly.ts';
+import { Outbox } from './outbox.ts';
+import type { PacketKind } from './packet.ts';
+
+/** Other work of the loop comes in between after so many, however they are taken. */
+const MAX_PACKETS_PER_TURN = 32;
+/** For descriptors that are too many on their way: nothing tells when they are fewer. */
+const RETRY_MS = 5;
+
+/** Who a wire is for. */
+export interface WireUser {
+  /** Whether more is wanted now. */
+  wantsMore(): boolean;
+  /** Takes what arrived, whole; answers whether someone waited for it. What it throws is `failed`. */
+  arrived(arrived: Arrived): boolean;
+  /** The other end has closed its socket, and all that it sent was taken. */
+  ended(): void;
+  /** The protocol was broken, or the socket has failed. */
+  failed(error: unknown): void;
+  /** All that waited to be sent has gone out. */
+  drained(): void;
+}
+
+/** A socket on the event loop: what comes through it, and what waits to go. */
+export class Wire {
+  readonly #user: WireUser;
+  readonly outbox = new Outbox();
+  readonly #assembly = new Assembly();
+  #fd: number | undefined;
+  #watch: FdWatch | undefined;
+  #watches = { readable: false, writable: false };
+  #retry: NodeJS.Timeout | undefined;
+  #isReferenced = true;
+  #isOtherGone = false;
+  /** How many messages were read since the last turn of the loop by those who asked for them. */
+  #readAtOnce = 0;
+
+  /** @param fd the socket, which is this wire's from now on */
+  constructor(fd: number, user: WireUser) {
+    this.#user = user;
+    this.#fd = fd;
+    try {
+      this.#rewatch(true);
+    } catch (error) {
+      closeFd(fd);
+      throw error;
+    }
+  }
+
+  get isOpen(): boolean {
+    return this.#fd !== undefined;
+  }
+
+  /** As the outbox's `post`. @throws SystemError */
+  post(
+    kind: PacketKind,
+    bytes: Buffer,
+    fds: readonly number[],
+    dropped?: () => void,
+  ): Promise<void> | undefined {
+    const sending = this.outbox.post(this.#fd as number, kind, bytes, fds, dropped);
+    if (sending) this.#rewatch();
+    return sending;
+  }
+
+  /** Takes what the kernel has already, which needs no turn of the loop. */
+  takeAtOnce(): void {
+    if (this.#readAtOnce >= MAX_PACKETS_PER_TURN) return;
+    if (this.#readOne({ tellsEnd: false }) !== 'nothing') this.#readAtOnce += 1;
+  }
+
+  /** More is wanted again. */
+  resume(): void {
+    if (this.#isOtherGone) setImmediate(() => this.#read());
+    else this.#rewatch();
+  }
+
+  /** What the kernel has is taken still; then it is the end, whoever else holds the other socket. */
+  otherIsGone(): void {
+    this.#isOtherGone = true;
+    this.#read();
+  }
+
+  setReferenced(isReferenced: boolean): void {
+    this.#isReferenced = isReferenced;
+    if (isReferenced) this.#watch?.ref();
+    else this.#watch?.unref();
+  }
+
+  /** Closes the socket, with all that was not sent. The second time does nothing. */
+  close(reason: Error): void {
+    if (this.#fd === undefined) return;
+    clearTimeout(this.#retry);
+    this.#watch?.close();
+    this.#watch = undefined;
+    closeFd(this.#fd);
+    this.#fd = undefined;
+    this.#assembly.clear();
+    this.outbox.rejectAll(reason);
+  }
+
+  readonly #onReady = ({ readable, writable }: Readiness): void => {
+    this.#readAtOnce = 0;
+    if (writable) this.#flush();
+    if (readable) this.#read();
+    this.#rewatch();
+  };
+
+  #flush(): void {
+    if (this.#fd === undefined) return;
+    try {
+      this.outbox.flush(this.#fd);
+    } catch (error) {
+      this.#sendFailed(error);
+      return;
+    }
+    if (this.outbox.isEmpty) this.#user.drained();
+  }
+
+  /** The other end may be gone, and what it sent be there still: then reading tells the end. */
+  #sendFailed(error: unknown): void {
+    if (error instanceof SystemError && isGone(error)) this.outbox.rejectAll(error);
+    else this.#user.failed(error);
+  }
+
+  #read(): void {
+    for (let n = 0; this.#isOtherGone || n < MAX_PACKETS_PER_TURN; n++) {
+      if (this.#fd === undefined || !this.#user.wantsMore()) return;
+      const read = this.#readOne();
+      if (read === 'nothing') return;
+      // Who waited for it goes on at once; the socket tells again of what it still has.
+      if (read === 'awaited' && !this.#isOtherGone) return;
+    }
+  }
+
+  /**
+   * Takes one packet from the kernel, if there is one.
+   *
+   * @param tellsEnd false leaves the end to the next turn of the loop, which may know why
+   */
+  #readOne({ tellsEnd } = { tellsEnd: true }): 'nothing' | 'packet' | 'awaited' {
+    if (this.#fd === undefined) return 'nothing';
+    try {
+      const message = receive(this.#fd);
+      if (message === undefined && !this.#isOtherGone) return 'nothing';
+      if (message === undefined || message === 'end') {
+        if (tellsEnd) this.#user.ended();
+        return 'nothing';
+      }
+      const arrived = this.#assembly.add(message);
+      return arrived && this.#user.arrived(arrived) ? 'awaited' : 'packet';
+    } catch (error) {
+      this.#user.failed(error);
+      return 'nothing';
+    }
+  }
+
+  #retryLater(): void {
+    this.#retry ??= setTimeout(() => {
+      this.#retry = undefined;
+      this.#flush();
+      this.#rewatch();
+    }, RETRY_MS);
+  }
+
+  /** Watches the socket for what is wanted of it now: a descriptor has one watch at a time. */
+  #rewatch(readable = this.#user.wantsMore()): void {
+    if (this.#fd === undefined) return;
+    const writable = !this.outbox.isEmpty && !this.outbox.isShortOfFds;
+    if (this.outbox.isShortOfFds) this.#retryLater();
+    if (readable === this.#watches.readable && writable === this.#watches.writable) return;
+    this.#watches = { readable, writable };
+    this.#watch?.close();
+    this.#watch = undefined;
+    if (!readable && !writable) return;
+    this.#watch = watchFd(this.#fd, this.#watches, this.#onReady);
+    if (!this.#isReferenced) this.#watch.unref();
+  }
+}
+
+/** Whether a socket says that its other end is there no more. */
+export const isGone = ({ code }: SystemError): boolean => code === 'EPIPE' || code === 'ECONNRESET';
+
+function receive(fd: number): ReturnType<typeof takeMessage> {
+  try {
+    return takeMessage(fd);
+  } catch (error) {
+    if (error instanceof SystemError && isGone(error)) return 'end';
+    throw error;
+  }
+}

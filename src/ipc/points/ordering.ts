@@ -1,0 +1,84 @@
+import { closeFd, duplicateFd } from '../../../ffi/libc.ts';
+import type { Context } from '../../context.ts';
+import { IpcError } from '../../errors.ts';
+import type { Stream } from '../../stream.ts';
+import { PointPage } from './page.ts';
+import type { Point } from './point.ts';
+import { Signals } from './signals.ts';
+import { Waits } from './waits.ts';
+
+/** What orders the work of two processes: a page of counters for each direction. */
+export class Ordering {
+  #signals: Signals | undefined;
+  /** Whether the other process has this one's page, or it is on its way. */
+  #isPageSent = false;
+  #theirs: { readonly page: PointPage; readonly waits: Waits } | undefined;
+  #isClosed = false;
+
+  /** Points behind the work of one stream here. @throws CudaError, ClosedError */
+  behindStream(stream: Stream): Point[] {
+    return this.#isClosed ? [] : this.#own.behindStream(stream);
+  }
+
+  /** Points behind all known work of a context here. @throws CudaError */
+  behindContext(context: Context): Point[] {
+    return this.#isClosed ? [] : this.#own.behindContext(context);
+  }
+
+  /** This process's page, once, where the other one needs it now: a descriptor for the caller. */
+  takePage(): number | undefined {
+    const fd = this.#signals?.page.fd;
+    if (fd === undefined || this.#isPageSent) return undefined;
+    this.#isPageSent = true;
+    return duplicateFd(fd);
+  }
+
+  /** Takes the other process's page; the descriptor is closed. @throws IpcError */
+  acceptPage(fd: number): void {
+    if (this.#theirs || this.#isClosed) {
+      closeFd(fd);
+      throw new IpcError('a second page of counters came');
+    }
+    const page = PointPage.accept(fd);
+    this.#theirs = { page, waits: new Waits(page) };
+  }
+
+  /** @throws IpcError for points of a page that never came */
+  isReached(points: readonly Point[]): boolean {
+    return points.length === 0 || this.#waits.isReached(points);
+  }
+
+  /**
+   * Has later work of a stream wait for points of the other process; answers false where the host
+   * must.
+   *
+   * @throws IpcError for points of a page that never came; CudaError where the context is lost
+   */
+  wait(points: readonly Point[], context: Context, stream: Stream | undefined): boolean {
+    return points.length === 0 || this.#waits.queue(points, context, stream);
+  }
+
+  /** The other process is gone: no stream stays blocked. Answers how many points never came. */
+  otherIsGone(): number {
+    return this.#theirs?.waits.giveUp() ?? 0;
+  }
+
+  /** No more points; `done` is called when no stream here can wait for the other process any more. */
+  close(done: () => void): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    this.#signals?.close();
+    if (this.#theirs) this.#theirs.page.close(done);
+    else done();
+  }
+
+  get #own(): Signals {
+    this.#signals ??= new Signals(PointPage.create());
+    return this.#signals;
+  }
+
+  get #waits(): Waits {
+    if (!this.#theirs) throw new IpcError('points came before the page that they are of');
+    return this.#theirs.waits;
+  }
+}
