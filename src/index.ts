@@ -163,4 +163,5 @@ export {
   type IpcCause,
   IpcError,
   NotSupportedError,
+  PeerGoneError,
 } from './errors.ts';

@@ -41,7 +41,9 @@ export type {
 export { decodeDescriptor, encodeDescriptor } from './descriptor-binary.ts';
 export type { Parcel } from './parcel.ts';
 export { ReadyParcel } from './ready-parcel.ts';
-export { Peer } from './peer/peer.ts';
+export { leases } from './lease/leases.ts';
+export type { LeaseStats, LeasesStats } from './lease/lease-book.ts';
+export { Peer, type TransferOptions } from './peer/peer.ts';
 export { ChildPeer } from './peer/child-peer.ts';
 export { spawnPeer, type SpawnPeerOptions } from './peer/spawn.ts';
 export { parentPeer } from './peer/parent.ts';

@@ -142,7 +142,7 @@ test('a child killed in the middle is the end: after what it had sent', deadline
   kept?.close();
   assert.equal(child.closed, true);
   assert.equal(await ended(child), 'SIGKILL');
-  await assert.rejects(child.send(1), { name: 'ClosedError' });
+  await assert.rejects(child.send(1), { name: 'PeerGoneError' });
 });
 
 test('what a child had sent is received after it has ended, however late', deadline, async () => {
@@ -163,7 +163,7 @@ test('a child that ends is the end, whoever else holds its socket', deadline, as
   const grandchild = await ask<number>(child, { do: 'grandchild' });
   try {
     await child.send({ do: 'exit', value: 3 } satisfies Request);
-    await assert.rejects(child.receive({ timeoutMs: 30_000 }), { name: 'ClosedError' });
+    await assert.rejects(child.receive({ timeoutMs: 30_000 }), { name: 'PeerGoneError' });
     assert.equal(await ended(child), 3);
   } finally {
     process.kill(grandchild, 'SIGKILL');

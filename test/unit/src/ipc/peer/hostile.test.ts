@@ -12,6 +12,7 @@ import { encodeValue } from '../../../../../src/ipc/peer/encode.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
+  MAX_TAIL_BYTE_LENGTH,
   MAX_VALUE_BYTE_LENGTH,
 } from '../../../../../src/ipc/peer/limits.ts';
 import { Tag } from '../../../../../src/ipc/peer/tags.ts';
@@ -50,7 +51,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   ],
   'a value that is too large': [
     /it may have/,
-    (o) => o.send(half, { byteLength: MAX_VALUE_BYTE_LENGTH + 1 }),
+    (o) => o.send(half, { byteLength: MAX_VALUE_BYTE_LENGTH + MAX_TAIL_BYTE_LENGTH + 1 }),
   ],
   'tiny parts': [/too few or too many/, (o) => o.send(one, { byteLength: 1 << 20 })],
   'more than was said': [/too few or too many/, (o) => o.send(one, { byteLength: 3 })],

@@ -1,0 +1,161 @@
+/** Work of two processes comes in order, and neither host waits for it. */
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { after, before, test } from 'node:test';
+import { cu, recordCalls, selectDriver } from '../../ffi/driver.ts';
+import { type Driver, functionNames } from '../../ffi/functions.ts';
+import { Context, DeviceBuffer, MemoryPool, Stream, VirtualMemory } from '../../src/index.ts';
+import { type ChildPeer, leases, spawnPeer } from '../../src/ipc/index.ts';
+import { dose } from '../support/dose.ts';
+import { Latch } from '../support/latch.ts';
+import { programFile } from '../support/program-file.ts';
+import { without } from '../support/without.ts';
+import type { Step } from './fixtures/consumer.ts';
+
+const options = { timeout: 60_000 + dose(0, 600_000) };
+let child: ChildPeer;
+before(() => {
+  child = spawnPeer(programFile(new URL('./fixtures/consumer.ts', import.meta.url)).path);
+});
+after(async () => {
+  child.process.kill('SIGKILL');
+  await child.ended;
+  if (child.process.exitCode === null && child.process.signalCode === null)
+    await once(child.process, 'exit');
+});
+
+async function ask<T>(step: Step, stream?: Stream): Promise<T> {
+  await child.send(step, stream ? { stream } : {});
+  return (await child.receive({ timeoutMs: 30_000 })) as T;
+}
+
+const valuesOf = async (buffer: DeviceBuffer, stream: Stream): Promise<number[]> => [
+  ...new Set(await buffer.copyToHost(undefined, { stream })),
+];
+
+/** Memory of each kind in turn. */
+function buffers(): { readonly all: DeviceBuffer[]; close(): void } {
+  const all = [DeviceBuffer.allocate(4096)];
+  const owners: { close(): void }[] = [];
+  if (MemoryPool.supported(0, { shareable: true })) {
+    const pool = MemoryPool.create({ maxSize: 64 << 20, shareable: true });
+    all.push(pool.allocate(4096));
+    owners.push({ close: () => pool.close({ buffers: true }) });
+  }
+  if (VirtualMemory.supported()) {
+    const memory = VirtualMemory.reserve(4096, { shareable: true });
+    all.push(memory.grow(4096));
+    owners.push(memory);
+  }
+  return {
+    all,
+    close() {
+      all[0]?.close();
+      for (const owner of owners) owner.close();
+    },
+  };
+}
+
+async function setTo(buffer: DeviceBuffer, value: number, stream: Stream): Promise<void> {
+  buffer.fill(value, { stream });
+  await stream.synchronize();
+}
+
+/** The producer's stream is held up: answers whether the receiver's copy went ahead of it. */
+async function producerIsLate(buffer: DeviceBuffer, stream: Stream): Promise<boolean> {
+  await setTo(buffer, 1, stream);
+  using latch = new Latch();
+  latch.hold(stream);
+  buffer.fill(2, { stream });
+  await ask<boolean>({ do: 'copy', buffer }, stream);
+  assert.equal(stream.done, false);
+  latch.open();
+  const [value] = await ask<number[]>({ do: 'copied' });
+  return value === 1;
+}
+
+/** The receiver's stream is held up: answers whether the owner's next write went ahead of it. */
+async function receiverIsLate(buffer: DeviceBuffer, stream: Stream): Promise<boolean> {
+  await setTo(buffer, 1, stream);
+  await ask({ do: 'hold' });
+  assert.equal(await ask<boolean>({ do: 'copy', buffer }, stream), false);
+  buffer.fill(2, { stream });
+  const isAhead = stream.done;
+  await ask({ do: 'open' });
+  assert.deepEqual(await valuesOf(buffer, stream), [2]);
+  const [value] = await ask<number[]>({ do: 'copied' });
+  assert.equal(value === 2, isAhead);
+  return isAhead;
+}
+
+test('what is read was written before, and what is written was read before', options, async () => {
+  using stream = Stream.create({ nonBlocking: true });
+  const memory = buffers();
+  const rounds = dose(6, 1000);
+  for (let round = 0; round < rounds; round++) {
+    const buffer = memory.all[round % memory.all.length] as DeviceBuffer;
+    assert.equal(await producerIsLate(buffer, stream), false, `round ${round}, ready`);
+    assert.equal(await receiverIsLate(buffer, stream), false, `round ${round}, done`);
+  }
+  memory.close();
+  await leases.drain({ timeoutMs: 20_000 });
+  await Context.primary().flush();
+});
+
+test('without a stream named, all work that is known comes before', options, async () => {
+  using stream = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(4096);
+  using latch = new Latch();
+  latch.hold(stream);
+  buffer.fill(7, { stream });
+  const later = Stream.legacyDefault();
+  assert.equal(await ask<boolean>({ do: 'copy', buffer }), false);
+  assert.equal(stream.done, false);
+  latch.open();
+  assert.deepEqual(await ask({ do: 'copied' }), [7]);
+  await later.synchronize();
+});
+
+test('neither process makes a call that waits', options, async () => {
+  using stream = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(4096);
+  await setTo(buffer, 1, stream);
+  await ask({ do: 'record' });
+  using recorder = recordCalls();
+  using latch = new Latch();
+  latch.hold(stream);
+  buffer.fill(2, { stream });
+  assert.equal(await ask<boolean>({ do: 'copy', buffer }, stream), false);
+  const here = recorder.calls.map(({ name }) => name);
+  const there = await ask<string[]>({ do: 'recorded' });
+  latch.open();
+  for (const names of [here, there]) {
+    assert.ok(names.some((name) => /^cuStream(Wait|Write)Value64_v2$/.test(name)));
+    assert.deepEqual(
+      names.filter((name) => /Synchronize|^cuMemFree|^cuIpcClose|^cuMemcpy(DtoD|DtoH|HtoD)_v2$/.test(name)),
+      [],
+    );
+  }
+  assert.deepEqual(await ask({ do: 'copied' }), [2]);
+});
+
+test('with the waits switched off the same tests fail: here, and there', options, async () => {
+  using stream = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(4096);
+  // A value that is there is not waited for: a copy that has begun cannot be seen.
+  const driver = Object.fromEntries(functionNames.map((name) => [name, cu[name]]));
+  without('cuStreamWaitValue64_v2');
+  try {
+    assert.equal(await receiverIsLate(buffer, stream), true);
+  } finally {
+    selectDriver(driver as Driver);
+  }
+  await ask({ do: 'without', value: ['cuStreamWaitValue64_v2'] });
+  await setTo(buffer, 1, stream);
+  using latch = new Latch();
+  latch.hold(stream);
+  buffer.fill(2, { stream });
+  await ask<boolean>({ do: 'copy', buffer }, stream);
+  assert.deepEqual(await ask<number[]>({ do: 'copied' }), [1]);
+  latch.open();
+});
