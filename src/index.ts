@@ -36,6 +36,7 @@ export type { NativeFloat16Array, TypedArray, TypedArrayConstructor } from './ty
 export { DeviceBuffer } from './memory/buffer.ts';
 export type {
   Access,
+  BufferCloseOptions,
   BufferOptions,
   BufferOrigin,
   CopyOptions,

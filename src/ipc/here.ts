@@ -55,6 +55,12 @@ export const isOwn = (made: IpcExporter, by: Here = here()): boolean =>
   made.pidNamespace === by.pidNamespace &&
   made.machine === by.machine;
 
+/** Whether the process that made a descriptor has ended; false where that cannot be seen. */
+export function exporterIsGone({ pid, startTime, pidNamespace: namespace }: IpcExporter): boolean {
+  const by = here();
+  return namespace === by.pidNamespace && !by.isAlive(pid, startTime);
+}
+
 function isWsl(): boolean {
   try {
     return /microsoft/i.test(readFileSync('/proc/version', 'utf8'));

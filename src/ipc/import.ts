@@ -22,7 +22,7 @@ import {
   parseDescriptor,
 } from './descriptor.ts';
 import { contextFor, identityObstacle, openObstacle, placeObstacle, refuse } from './explain.ts';
-import { isOwn } from './here.ts';
+import { exporterIsGone, isOwn } from './here.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { mapLegacy } from './legacy-import.ts';
 import { givingBack, type Loan } from './loan.ts';
@@ -189,6 +189,7 @@ function openLegacy(
     byteLength: descriptor.byteLength,
     origin: 'imported',
     ...givingBack(context, use.release, loan),
+    isOrphan: () => exporterIsGone(descriptor),
     access,
   });
   rememberOrigin(buffer, { descriptor, fds: () => [] });
@@ -227,6 +228,7 @@ function openVirtual(
     byteLength: descriptor.byteLength,
     origin: 'imported',
     ...givingBack(context, release, loan),
+    isOrphan: () => exporterIsGone(descriptor),
     borders: () => mapping.parts.map((part) => part.address),
     access,
   });

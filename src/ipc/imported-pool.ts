@@ -23,6 +23,7 @@ import type { PoolCloseOptions } from '../memory/pool-options.ts';
 import { freeWithoutWaiting } from '../memory/reclaim.ts';
 import { Resource } from '../resource.ts';
 import { checkRange, type IpcPoolDescriptor } from './descriptor.ts';
+import { exporterIsGone } from './here.ts';
 import { givingBack, type Loan } from './loan.ts';
 import { type Mapping, MappingTable, type MappingUse } from './mapping.ts';
 import { beginSharedUse, endSharedUse } from './shared-counts.ts';
@@ -178,6 +179,7 @@ export class ImportedPool extends Resource implements MemoryResource {
       resource: this,
       owner: books.buffers,
       freeIn: back.freeIn,
+      isOrphan: () => exporterIsGone(descriptor),
       release: () => {
         books.byteLength -= byteLength;
         // What fails to be unmapped is told before the driver refuses to destroy its pool.

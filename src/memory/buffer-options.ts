@@ -16,6 +16,12 @@ export interface StreamOption {
 /** Options of awaited copies. */
 export interface CopyOptions extends StreamOption, WaitOptions {}
 
+/** Options of {@link DeviceBuffer.close}. */
+export interface BufferCloseOptions extends StreamOption {
+  /** `'refuse'`: throws, and leaves it open, where other processes have it by a connection. */
+  readonly leases?: 'refuse';
+}
+
 /** Options of {@link DeviceBuffer.fill}. */
 export interface FillOptions extends StreamOption {
   /** The width of `value` in bytes: 1, 2 or 4. Default 1. */
@@ -58,6 +64,8 @@ export interface BufferInit {
   readonly keeps?: unknown;
   /** Addresses that one call of the driver may not go across. */
   readonly borders?: (() => readonly number[]) | undefined;
+  /** Whether the process that it is of has ended. */
+  readonly isOrphan?: (() => boolean) | undefined;
   /** Default: it may be written to. */
   readonly access?: Access | undefined;
 }

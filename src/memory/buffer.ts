@@ -1,11 +1,13 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { checkInstance, checkInteger, checkOptions, type HostMemory } from '../arguments.ts';
+import { checkInstance, checkInteger, checkOptions, type HostMemory, shown } from '../arguments.ts';
 import { Context } from '../context.ts';
+import { CuffiError } from '../errors.ts';
 import { Resource } from '../resource.ts';
 import type { Stream } from '../stream.ts';
 import { copyBuffer, copyHost, copyHostSync, fillBuffer, streamOf } from './buffer-copies.ts';
 import type {
   Access,
+  BufferCloseOptions,
   BufferInit,
   BufferOptions,
   BufferOrigin,
@@ -46,6 +48,7 @@ export class DeviceBuffer extends Resource {
   readonly #viewOf: DeviceBuffer | undefined;
   readonly #keeps: unknown;
   readonly #borders: (() => readonly number[]) | undefined;
+  readonly #isOrphan: (() => boolean) | undefined;
 
   /** @internal */
   constructor(init: BufferInit) {
@@ -60,6 +63,7 @@ export class DeviceBuffer extends Resource {
     this.#viewOf = init.viewOf;
     this.#keeps = init.keeps;
     this.#borders = init.borders;
+    this.#isOrphan = init.isOrphan;
   }
 
   /**
@@ -123,14 +127,25 @@ export class DeviceBuffer extends Resource {
    * memory, where there is want of room and in `context.flush()`, when the work is done that was
    * queued before. Work that cuffi does not know of must be done before this: it knows what was
    * queued through it, and what lies before that in the same stream, be it a borrowed one.
+   *
+   * What other processes have by a connection is closed here at once, and given back when they have
+   * closed it, or have ended: see `leases` of cuffi/ipc.
+   *
+   * @throws CuffiError with `{ leases: 'refuse' }` where others have it: then it stays open
    */
-  override close(options?: StreamOption): void {
+  override close(options?: BufferCloseOptions): void {
     if (options !== undefined) this.#closeIn(options);
     super.close();
   }
 
-  #closeIn(options: StreamOption): void {
-    const { stream } = checkOptions(options, ['stream'], 'close');
+  #closeIn(options: BufferCloseOptions): void {
+    const { stream, leases } = checkOptions(options, ['stream', 'leases'], 'close');
+    if (leases !== undefined && leases !== 'refuse')
+      throw new TypeError(`leases must be 'refuse', not ${shown(leases)}`);
+    if (leases === 'refuse' && !this.closed && this.holders.length > 0)
+      throw new CuffiError(
+        `this ${this.byteLength}-byte buffer is in use by ${this.holders.join(', ')}: it stays open`,
+      );
     const last = streamOf(stream);
     if (!last || this.closed) return;
     last.handle; // a closed stream is refused
@@ -148,6 +163,14 @@ export class DeviceBuffer extends Resource {
     if (this.access !== 'read-write')
       throw new TypeError('this buffer is read-only: it was shared, or opened, for reading');
     return this.address;
+  }
+
+  /**
+   * Whether it is memory of a process that has ended. It stays usable here, but cannot be opened
+   * anew elsewhere, unless it came by a file descriptor.
+   */
+  get ownerGone(): boolean {
+    return this.whole.#isOrphan?.() ?? false;
   }
 
   /** Whether it is memory of another process, mapped here. */

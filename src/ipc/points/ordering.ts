@@ -1,4 +1,4 @@
-import { closeFd, duplicateFd } from '../../../ffi/libc.ts';
+import { closeFd } from '../../../ffi/libc.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
@@ -10,8 +10,6 @@ import { Waits } from './waits.ts';
 /** What orders the work of two processes: a page of counters for each direction. */
 export class Ordering {
   #signals: Signals | undefined;
-  /** Whether the other process has this one's page, or it is on its way. */
-  #isPageSent = false;
   #theirs: { readonly page: PointPage; readonly waits: Waits } | undefined;
   #isClosed = false;
 
@@ -27,10 +25,7 @@ export class Ordering {
 
   /** This process's page, once, where the other one needs it now: a descriptor for the caller. */
   takePage(): number | undefined {
-    const fd = this.#signals?.page.fd;
-    if (fd === undefined || this.#isPageSent) return undefined;
-    this.#isPageSent = true;
-    return duplicateFd(fd);
+    return this.#signals?.page.takeFd();
   }
 
   /** Takes the other process's page; the descriptor is closed. @throws IpcError */

@@ -26,8 +26,8 @@ interface Registration {
  * for it can be ended by whoever survives.
  */
 export class PointPage {
-  /** Made here: still to be sent to the other process. */
-  readonly fd: number | undefined;
+  /** Of a page that was made here, until it is sent. */
+  #fd: number | undefined;
   readonly #mapping: Mapping;
   /** The low halves of the words are at the even places. */
   readonly #halves: Uint32Array;
@@ -39,7 +39,7 @@ export class PointPage {
 
   private constructor(fd: number, isOwn: boolean) {
     this.#mapping = mapShared(fd, BYTE_LENGTH);
-    this.fd = isOwn ? fd : undefined;
+    this.#fd = isOwn ? fd : undefined;
     this.#halves = new Uint32Array(this.#mapping.view());
     this.#words = new BigUint64Array(this.#halves.buffer);
   }
@@ -68,6 +68,13 @@ export class PointPage {
     } finally {
       closeFd(fd);
     }
+  }
+
+  /** Its descriptor, once, for the other process: whoever calls closes it. */
+  takeFd(): number | undefined {
+    const fd = this.#fd;
+    this.#fd = undefined;
+    return fd;
   }
 
   isReached({ slot, count }: Point): boolean {
@@ -101,7 +108,8 @@ export class PointPage {
   close(unmapped: () => void = () => {}): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    if (this.fd !== undefined) closeFd(this.fd);
+    if (this.#fd !== undefined) closeFd(this.#fd);
+    this.#fd = undefined;
     const unmap = (): void => {
       this.#isUnmapped = true;
       this.#mapping.unmap();

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { openSync } from 'node:fs';
 import { test } from 'node:test';
 import { selectDriver } from '../../../../../ffi/driver.ts';
-import { createMemfd, duplicateFd } from '../../../../../ffi/libc.ts';
+import { createMemfd } from '../../../../../ffi/libc.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
 import { socketPair } from '../../../../../ffi/socket.ts';
@@ -21,7 +21,7 @@ import { emulate } from '../../emulate.ts';
 
 function ends() {
   const signals = new Signals(PointPage.create());
-  const page = PointPage.accept(duplicateFd(signals.page.fd as number));
+  const page = PointPage.accept(signals.page.takeFd() as number);
   return { signals, page, waits: new Waits(page) };
 }
 

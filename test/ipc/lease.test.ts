@@ -1,0 +1,238 @@
+/** What was sent stays alive exactly as long as someone uses it, whoever dies when. */
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { afterEach, test } from 'node:test';
+import { recordCalls } from '../../ffi/driver.ts';
+import { Context, DeviceBuffer, MemoryPool, Stream, VirtualMemory } from '../../src/index.ts';
+import { type ChildPeer, leases, spawnPeer } from '../../src/ipc/index.ts';
+import { nextTurn } from '../../src/wait.ts';
+import { dose } from '../support/dose.ts';
+import { processState } from '../support/process-state.ts';
+import { programFile } from '../support/program-file.ts';
+import type { Kind, Step } from './fixtures/consumer.ts';
+
+const deadline = { timeout: 60_000 + dose(0, 900_000) };
+const program = programFile(new URL('./fixtures/consumer.ts', import.meta.url)).path;
+const children = new Set<ChildPeer>();
+const kinds: readonly Kind[] = MemoryPool.supported(0, { shareable: true })
+  ? ['legacy', 'pool', 'virtual']
+  : ['legacy'];
+
+function start(): ChildPeer {
+  const child = spawnPeer(program);
+  children.add(child);
+  return child;
+}
+async function kill(child: ChildPeer): Promise<void> {
+  const { process: running } = child;
+  running.kill('SIGKILL');
+  if (running.exitCode === null && running.signalCode === null) await once(running, 'exit');
+  await child.ended;
+  child.close();
+  children.delete(child);
+}
+afterEach(async () => {
+  for (const child of children) await kill(child);
+});
+
+async function ask<T>(child: ChildPeer, step: Step): Promise<T> {
+  await child.send(step);
+  return (await child.receive({ timeoutMs: 30_000 })) as T;
+}
+const settled = async () => {
+  await leases.drain({ timeoutMs: 20_000 });
+  await Context.primary().flush();
+  return processState();
+};
+/** Once with work that runs on both sides: what a connection needs for that it keeps. */
+async function warmUp(child: ChildPeer): Promise<void> {
+  using stream = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(4096);
+  await ask(child, { do: 'hold' });
+  await ask(child, { do: 'copy', buffer });
+  buffer.fill(1, { stream });
+  await child.send({ do: 'copy', buffer } satisfies Step, { stream });
+  await child.receive();
+  await ask(child, { do: 'open' });
+}
+const valuesOf = async (buffer: DeviceBuffer): Promise<number[]> => [
+  ...new Set(await buffer.copyToHost()),
+];
+
+/** Memory of a kind, and the way to close all of it. */
+function allocate(kind: Kind): { readonly buffer: DeviceBuffer; close(): void } {
+  if (kind === 'legacy') {
+    const buffer = DeviceBuffer.allocate(4 << 20);
+    return { buffer, close: () => buffer.close() };
+  }
+  if (kind === 'virtual') {
+    const memory = VirtualMemory.reserve(4 << 20, { shareable: true });
+    return { buffer: memory.grow(4 << 20), close: () => memory.close() };
+  }
+  const pool = MemoryPool.create({ maxSize: 64 << 20, shareable: true });
+  return { buffer: pool.allocate(4 << 20), close: () => pool.close({ buffers: true }) };
+}
+
+test('memory that is closed here stays until its receiver has closed it', deadline, async () => {
+  const child = start();
+  await warmUp(child);
+  for (const kind of kinds) {
+    const before = await settled();
+    const { buffer, close } = allocate(kind);
+    buffer.fill(5);
+    await ask(child, { do: 'keep', buffer });
+    using recorder = recordCalls();
+    close();
+    assert.equal(buffer.closed, true);
+    assert.deepEqual(
+      recorder.calls.filter(({ name }) => /Free|Unmap|PoolDestroy/.test(name)),
+      [],
+    );
+    const { limbo, leases: all } = leases.stats();
+    assert.deepEqual(limbo, { count: 1, byteLength: 4 << 20 });
+    assert.deepEqual(
+      all.map(({ pid, kind: what, limbo: isLimbo }) => [pid, what, isLimbo]),
+      [[child.pid, 'memory', true]],
+    );
+    assert.deepEqual(await ask(child, { do: 'read' }), [5]);
+    await assert.rejects(leases.drain({ timeoutMs: 5 }), {
+      name: 'TimeoutError',
+      message: new RegExp(`process ${child.pid} has`),
+    });
+    await ask(child, { do: 'release' });
+    assert.deepEqual(await settled(), before, kind);
+    assert.equal(leases.stats().leases.length, 0);
+  }
+});
+
+test('a receiver that is killed at any step leaves nothing behind', deadline, async () => {
+  const steps: readonly (readonly [string, readonly Step['do'][]])[] = [
+    ['before it opens', []],
+    ['mapped', ['keep']],
+    ['in use', ['hold', 'keep', 'use']],
+    ['releasing', ['hold', 'keep', 'use', 'release']],
+  ];
+  const times = dose(1, 25);
+  let next = 0;
+  // The first child makes what stays: threads and descriptors of the runtime.
+  await kill(start());
+  const before = await settled();
+  for (const [what, todo] of steps)
+    for (let time = 0; time < times; time++) {
+      const kind = kinds[next++ % kinds.length] as Kind;
+      const child = start();
+      const { buffer, close } = allocate(kind);
+      buffer.fill(1);
+      for (const step of todo)
+        await ask(child, step === 'keep' ? { do: step, buffer } : { do: step });
+      if (todo.length === 0) await child.send({ do: 'keep', buffer } satisfies Step);
+      // The next write comes behind the work of the receiver, which never ends.
+      buffer.fill(2);
+      close();
+      await kill(child);
+      assert.deepEqual(await settled(), before, `${what}, ${kind}`);
+    }
+});
+
+test('a connection that ends gives nothing back, and its process does', deadline, async () => {
+  const child = start();
+  const grandchild = await ask<number>(child, { do: 'grandchild' });
+  try {
+    const buffer = DeviceBuffer.allocate(4096);
+    await ask(child, { do: 'keep', buffer });
+    buffer.close();
+    child.close();
+    for (let turn = 0; turn < 20; turn++) await nextTurn();
+    assert.equal(leases.stats().limbo.count, 1);
+    await kill(child);
+    await leases.drain({ timeoutMs: 20_000 });
+  } finally {
+    process.kill(grandchild, 'SIGKILL');
+  }
+});
+
+test('what is given back after the end of a connection is given back all the same', deadline, async () => {
+  const child = start();
+  const before = await settled();
+  const buffer = DeviceBuffer.allocate(4096);
+  await ask(child, { do: 'keep', buffer });
+  buffer.close();
+  await child.send({ do: 'release' } satisfies Step);
+  child.close();
+  await leases.drain({ timeoutMs: 20_000 });
+  await kill(child);
+  const { free, mappings } = await settled();
+  assert.deepEqual({ free, mappings }, { free: before.free, mappings: before.mappings });
+});
+
+test('the memory of an owner that is killed stays usable, and no stream stays blocked', deadline, async () => {
+  await kill(start());
+  const before = await settled();
+  for (const kind of kinds) {
+    const child = start();
+    await ask(child, { do: 'hold' });
+    await child.send({ do: 'make', kind, value: 9 } satisfies Step);
+    using stream = Stream.create({ nonBlocking: true });
+    const buffer = (await child.receive({ stream, timeoutMs: 30_000 })) as DeviceBuffer;
+    assert.equal(await child.receive({ timeoutMs: 30_000 }), false);
+    assert.equal(stream.done, false);
+    assert.equal(buffer.ownerGone, false);
+    await kill(child);
+    const ended = await child.ended;
+    assert.equal(ended.name, 'PeerGoneError');
+    assert.deepEqual((ended as { unreached?: number }).unreached, 1);
+    await stream.synchronize();
+    assert.equal(buffer.ownerGone, true);
+    buffer.fill(3, { stream });
+    await stream.synchronize();
+    assert.deepEqual(await valuesOf(buffer), [3]);
+    buffer.close();
+    assert.deepEqual(await settled(), before, kind);
+  }
+});
+
+test('a value whose work can never be done any more is refused', deadline, async () => {
+  const child = start();
+  await ask(child, { do: 'hold' });
+  await child.send({ do: 'make', value: 9 } satisfies Step);
+  // Here, but not taken.
+  while (leases.stats().leases.length > 0) await nextTurn();
+  for (let turn = 0; turn < 50; turn++) await nextTurn();
+  child.process.kill('SIGKILL');
+  await child.ended;
+  await assert.rejects(child.receive({ timeoutMs: 30_000 }), { name: 'PeerGoneError' });
+});
+
+test('what is revoked throws where it is used, and comes back', deadline, async () => {
+  const child = start();
+  await warmUp(child);
+  using buffer = DeviceBuffer.allocate(4096);
+  const before = await settled();
+  await ask(child, { do: 'keep', buffer });
+  assert.equal(await ask(child, { do: 'attempt' }), true);
+  assert.throws(() => buffer.close({ leases: 'refuse' }), {
+    name: 'CuffiError',
+    message: new RegExp(`process ${child.pid}`),
+  });
+  assert.equal(buffer.closed, false);
+  leases.revoke(buffer);
+  while (leases.stats().leases.length > 0) await nextTurn();
+  assert.match(
+    await ask<string>(child, { do: 'attempt' }),
+    new RegExp(`ClosedError: .*process ${process.pid} has revoked it`),
+  );
+  assert.deepEqual(await settled(), before);
+  buffer.close({ leases: 'refuse' });
+});
+
+test('sends leave nothing on either side', deadline, async () => {
+  const child = start();
+  using buffer = DeviceBuffer.allocate(4096);
+  const round = () => ask(child, { do: 'copy', buffer });
+  for (let n = 0; n < 20; n++) await round();
+  const before = [await settled(), await ask(child, { do: 'state' })];
+  const rounds = dose(300, 100_000);
+  for (let n = 0; n < rounds; n++) await round();
+  assert.equal(leases.stats().leases.length <= 1, true);
+  assert.deepEqual([await settled(), await ask(child, { do: 'state' })], before);
+});
