@@ -151,45 +151,53 @@ test('a connection that ends gives nothing back, and its process does', deadline
   }
 });
 
-test('what is given back after the end of a connection is given back all the same', deadline, async () => {
-  const child = start();
-  const before = await settled();
-  const buffer = DeviceBuffer.allocate(4096);
-  await ask(child, { do: 'keep', buffer });
-  buffer.close();
-  await child.send({ do: 'release' } satisfies Step);
-  child.close();
-  await leases.drain({ timeoutMs: 20_000 });
-  await kill(child);
-  const { free, mappings } = await settled();
-  assert.deepEqual({ free, mappings }, { free: before.free, mappings: before.mappings });
-});
-
-test('the memory of an owner that is killed stays usable, and no stream stays blocked', deadline, async () => {
-  await kill(start());
-  const before = await settled();
-  for (const kind of kinds) {
+test(
+  'what is given back after the end of a connection is given back all the same',
+  deadline,
+  async () => {
     const child = start();
-    await ask(child, { do: 'hold' });
-    await child.send({ do: 'make', kind, value: 9 } satisfies Step);
-    using stream = Stream.create({ nonBlocking: true });
-    const buffer = (await child.receive({ stream, timeoutMs: 30_000 })) as DeviceBuffer;
-    assert.equal(await child.receive({ timeoutMs: 30_000 }), false);
-    assert.equal(stream.done, false);
-    assert.equal(buffer.ownerGone, false);
-    await kill(child);
-    const ended = await child.ended;
-    assert.equal(ended.name, 'PeerGoneError');
-    assert.deepEqual((ended as { unreached?: number }).unreached, 1);
-    await stream.synchronize();
-    assert.equal(buffer.ownerGone, true);
-    buffer.fill(3, { stream });
-    await stream.synchronize();
-    assert.deepEqual(await valuesOf(buffer), [3]);
+    const before = await settled();
+    const buffer = DeviceBuffer.allocate(4096);
+    await ask(child, { do: 'keep', buffer });
     buffer.close();
-    assert.deepEqual(await settled(), before, kind);
-  }
-});
+    await child.send({ do: 'release' } satisfies Step);
+    child.close();
+    await leases.drain({ timeoutMs: 20_000 });
+    await kill(child);
+    const { free, mappings } = await settled();
+    assert.deepEqual({ free, mappings }, { free: before.free, mappings: before.mappings });
+  },
+);
+
+test(
+  'the memory of an owner that is killed stays usable, and no stream stays blocked',
+  deadline,
+  async () => {
+    await kill(start());
+    const before = await settled();
+    for (const kind of kinds) {
+      const child = start();
+      await ask(child, { do: 'hold' });
+      await child.send({ do: 'make', kind, value: 9 } satisfies Step);
+      using stream = Stream.create({ nonBlocking: true });
+      const buffer = (await child.receive({ stream, timeoutMs: 30_000 })) as DeviceBuffer;
+      assert.equal(await child.receive({ timeoutMs: 30_000 }), false);
+      assert.equal(stream.done, false);
+      assert.equal(buffer.ownerGone, false);
+      await kill(child);
+      const ended = await child.ended;
+      assert.equal(ended.name, 'PeerGoneError');
+      assert.deepEqual((ended as { unreached?: number }).unreached, 1);
+      await stream.synchronize();
+      assert.equal(buffer.ownerGone, true);
+      buffer.fill(3, { stream });
+      await stream.synchronize();
+      assert.deepEqual(await valuesOf(buffer), [3]);
+      buffer.close();
+      assert.deepEqual(await settled(), before, kind);
+    }
+  },
+);
 
 test('a value whose work can never be done any more is refused', deadline, async () => {
   const child = start();

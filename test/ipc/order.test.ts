@@ -132,7 +132,9 @@ test('neither process makes a call that waits', options, async () => {
   for (const names of [here, there]) {
     assert.ok(names.some((name) => /^cuStream(Wait|Write)Value64_v2$/.test(name)));
     assert.deepEqual(
-      names.filter((name) => /Synchronize|^cuMemFree|^cuIpcClose|^cuMemcpy(DtoD|DtoH|HtoD)_v2$/.test(name)),
+      names.filter((name) =>
+        /Synchronize|^cuMemFree|^cuIpcClose|^cuMemcpy(DtoD|DtoH|HtoD)_v2$/.test(name),
+      ),
       [],
     );
   }

@@ -56,7 +56,8 @@ export class Borrowed {
 
   /** Remembers what was opened, for {@link revoke}. */
   opened(id: number, object: object): void {
-    if (this.#open.has(id)) this.#open.set(id, new WeakRef((bufferOf(object) ?? object) as Resource));
+    if (this.#open.has(id))
+      this.#open.set(id, new WeakRef((bufferOf(object) ?? object) as Resource));
   }
 
   /** Nothing here reaches it. The second time does nothing. */

@@ -26,7 +26,8 @@ export const leases = {
    */
   async drain(options?: DeadlineOptions): Promise<void> {
     const { timeoutMs, signal } = checkDeadline(options, 'drain');
-    const until = timeoutMs === undefined ? Number.POSITIVE_INFINITY : performance.now() + timeoutMs;
+    const until =
+      timeoutMs === undefined ? Number.POSITIVE_INFINITY : performance.now() + timeoutMs;
     const isDrained = (): boolean => {
       if (leaseBook.limbo.length === 0) return true;
       if (performance.now() >= until) throw timeoutError(describeLimbo(), timeoutMs as number);

@@ -1,7 +1,10 @@
 import { closeFd, SystemError } from '../../../ffi/libc.ts';
 import { peerPidfd, pidfdOf } from '../../../ffi/pidfd.ts';
 import { type FdWatch, watchFd } from '../../../ffi/poll.ts';
-import { isProcessEnding } from '../../../ffi/process.ts';
+import { isProcessEnding, processStartTime } from '../../../ffi/process.ts';
+
+/** Those that somebody watches: a process has one descriptor here, however many connections. */
+const watched = new Map<string, PeerProcess>();
 
 /**
  * The process at the other end of a connection, whose end is told: that of a connection says
@@ -12,34 +15,39 @@ export class PeerProcess {
   readonly pid: number;
   /** Whether its end can be seen. */
   readonly isSeen: boolean;
+  readonly #key: string | undefined;
+  readonly #listeners = new Set<() => void>();
   #pidfd: number | undefined;
   #watch: FdWatch | undefined;
   #isGone = false;
-  readonly #listeners = new Set<() => void>();
 
-  private constructor(pid: number, open: () => number | undefined) {
+  private constructor(pid: number, key: string | undefined, pidfd: number | undefined | 'unseen') {
     this.pid = pid;
-    let isSeen = true;
-    try {
-      this.#pidfd = open();
-      isSeen = this.#pidfd !== undefined || pid > 0;
-      this.#isGone = this.#pidfd === undefined && pid > 0;
-    } catch (error) {
-      if (!(error instanceof SystemError) || error.code === 'EMFILE') throw error;
-      // Where there are no such descriptors, or none for this process.
-      isSeen = false;
-    }
-    this.isSeen = isSeen;
+    this.#key = key;
+    this.isSeen = pidfd !== 'unseen' && (pidfd !== undefined || pid > 0);
+    // A process that has a pid and no descriptor has ended.
+    this.#isGone = this.isSeen && pidfd === undefined;
+    this.#pidfd = typeof pidfd === 'number' ? pidfd : undefined;
   }
 
   /** The one that connected or listened, or made the pair of sockets. @throws SystemError EMFILE */
   static atOtherEnd(socket: number, pid: number): PeerProcess {
-    return new PeerProcess(pid, () => peerPidfd(socket));
+    return PeerProcess.#open(pid, () => peerPidfd(socket));
   }
 
   /** A child of this process, which nobody has waited for yet; 0 for one that never began. */
   static child(pid: number): PeerProcess {
-    return new PeerProcess(pid, () => pidfdOf(pid));
+    return PeerProcess.#open(pid, () => pidfdOf(pid));
+  }
+
+  static #open(pid: number, open: () => number | undefined): PeerProcess {
+    const pidfd = orUnseen(open);
+    const started = pid > 0 ? processStartTime(pid) : undefined;
+    const key = started === undefined ? undefined : `${pid} ${started}`;
+    const known = key === undefined ? undefined : watched.get(key);
+    if (!known) return new PeerProcess(pid, key, pidfd);
+    if (typeof pidfd === 'number') closeFd(pidfd);
+    return known;
   }
 
   /** Whether it has ended, and the kernel has taken all that it had. */
@@ -52,7 +60,7 @@ export class PeerProcess {
     return this.#isGone || (this.pid > 0 && isProcessEnding(this.pid));
   }
 
-  /** Calls `gone` once it has ended; answers with the way to ask no more. */
+  /** Calls `gone` once it has ended; answers with the way to ask no more: the last lets it go. */
   onGone(gone: () => void): () => void {
     if (this.#isGone) {
       gone();
@@ -61,39 +69,42 @@ export class PeerProcess {
     this.#listeners.add(gone);
     this.#listen();
     return () => {
-      this.#listeners.delete(gone);
-      if (this.#listeners.size === 0) this.#stop();
+      if (this.#listeners.delete(gone) && this.#listeners.size === 0) this.#letGo();
     };
   }
 
   /** Its parent was told of its end. */
   hasEnded(): void {
-    if (!this.#isGone) this.#ended();
-  }
-
-  /** Nobody asks any more. The second time does nothing. */
-  close(): void {
+    if (this.#isGone) return;
+    this.#isGone = true;
+    const listeners = [...this.#listeners];
     this.#listeners.clear();
-    this.#stop();
-    if (this.#pidfd !== undefined) closeFd(this.#pidfd);
-    this.#pidfd = undefined;
+    this.#letGo();
+    for (const gone of listeners) gone();
   }
 
   #listen(): void {
+    if (this.#key !== undefined) watched.set(this.#key, this);
     if (this.#pidfd === undefined || this.#watch) return;
-    this.#watch = watchFd(this.#pidfd, { readable: true }, () => this.#ended());
+    this.#watch = watchFd(this.#pidfd, { readable: true }, () => this.hasEnded());
     this.#watch.unref();
   }
 
-  #stop(): void {
+  #letGo(): void {
+    if (this.#key !== undefined) watched.delete(this.#key);
     this.#watch?.close();
     this.#watch = undefined;
+    if (this.#pidfd !== undefined) closeFd(this.#pidfd);
+    this.#pidfd = undefined;
   }
+}
 
-  #ended(): void {
-    this.#isGone = true;
-    const listeners = [...this.#listeners];
-    this.close();
-    for (const gone of listeners) gone();
+/** Where the kernel has no such descriptors, or none for this process, its end cannot be seen. */
+function orUnseen(open: () => number | undefined): number | undefined | 'unseen' {
+  try {
+    return open();
+  } catch (error) {
+    if (error instanceof SystemError && error.code !== 'EMFILE') return 'unseen';
+    throw error;
   }
 }

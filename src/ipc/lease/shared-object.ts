@@ -1,6 +1,6 @@
+import { DeviceArray } from '../../array/device-array.ts';
 import { tryAll } from '../../attempt.ts';
 import type { Context } from '../../context.ts';
-import { DeviceArray } from '../../array/device-array.ts';
 import { CudaEvent } from '../../event.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { MemoryPool } from '../../memory/pool.ts';

@@ -1,7 +1,12 @@
 import { closeFd } from '../../../ffi/libc.ts';
 import type { SocketMessage } from '../../../ffi/socket.ts';
 import { IpcError } from '../../errors.ts';
-import { FRAGMENT_BYTE_LENGTH, HEADER_BYTE_LENGTH, MAX_TAIL_BYTE_LENGTH, MAX_VALUE_BYTE_LENGTH } from './limits.ts';
+import {
+  FRAGMENT_BYTE_LENGTH,
+  HEADER_BYTE_LENGTH,
+  MAX_TAIL_BYTE_LENGTH,
+  MAX_VALUE_BYTE_LENGTH,
+} from './limits.ts';
 import { type PacketHeader, PacketKind, readHeader } from './packet.ts';
 
 /** A value, or news, as it arrived: not decoded yet, and its file descriptors. */
@@ -52,7 +57,11 @@ export class Assembly {
     this.#reset();
   }
 
-  #check({ kind, sequence, byteLength, offset }: PacketHeader, part: number, fdCount: number): void {
+  #check(
+    { kind, sequence, byteLength, offset }: PacketHeader,
+    part: number,
+    fdCount: number,
+  ): void {
     if (sequence !== this.#sequence || offset !== this.#received)
       throw new IpcError(
         `byte ${offset} of value ${sequence} came where byte ${this.#received} of value ${this.#sequence} was due`,

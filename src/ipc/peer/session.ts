@@ -31,6 +31,7 @@ export class Session implements ParcelSession {
   readonly #name: string;
   readonly #graceMs: number;
   #revoked: number[] = [];
+  #watchNoMore: (() => void) | undefined;
   #unreached = 0;
   #isGone = false;
   #isEnded = false;
@@ -53,7 +54,7 @@ export class Session implements ParcelSession {
         news();
       },
     });
-    process.onGone(() => this.#otherIsGone());
+    this.#watchNoMore = process.onGone(() => this.#otherIsGone());
   }
 
   /** Whether either end has something of the other. */
@@ -162,6 +163,6 @@ export class Session implements ParcelSession {
 
   /** Nobody needs to know any more when the other process ends. */
   #forget(): void {
-    if (this.#isEnded && this.lent.size === 0) this.process.close();
+    if (this.#isEnded && this.lent.size === 0) this.#watchNoMore?.();
   }
 }

@@ -3,9 +3,11 @@ import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
 import fc from 'fast-check';
 import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
+import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
 import { sendMessage } from '../../../../../ffi/socket.ts';
 import { Device } from '../../../../../src/device.ts';
-import { IpcError } from '../../../../../src/errors.ts';
+import { CuffiError, IpcError } from '../../../../../src/errors.ts';
+import { DeviceBuffer } from '../../../../../src/index.ts';
 import { sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
 import { ByteWriter } from '../../../../../src/ipc/peer/byte-writer.ts';
 import { encodeValue } from '../../../../../src/ipc/peer/encode.ts';
@@ -34,6 +36,13 @@ const closedError = (message: RegExp) => ({ name: 'ClosedError', message });
 
 const half = Uint8Array.of(...new Array<number>(FRAGMENT_BYTE_LENGTH).fill(0));
 const size = FRAGMENT_BYTE_LENGTH + 10;
+const news = { kind: 2 } as const;
+const float64 = (value: number): Buffer => Buffer.from(new Float64Array([value]).buffer);
+function sendPage(other: Stranger, fd: number, sequence: number): void {
+  other.send(Uint8Array.of(1), { ...news, sequence }, [fd]);
+  closeFd(fd);
+}
+
 /** What no cuffi sends. */
 const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => void]>> = {
   'bytes of something else': [/none of cuffi/, (o) => sendMessage(o.socket, Buffer.alloc(64, 'G'))],
@@ -69,6 +78,48 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
       const fd = createMemfd('unasked', 0);
       o.send(one, {}, [fd]);
       closeFd(fd);
+    },
+  ],
+  'news of nothing known': [/says nothing/, (o) => o.send(Uint8Array.of(9), news)],
+  'news that is cut off': [
+    /are left/,
+    (o) => o.send(Uint8Array.of(3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1), news),
+  ],
+  'news in parts': [/came in a packet of/, (o) => o.send(half, { ...news, byteLength: size })],
+  'news with a value': [/came with a value/, (o) => o.send(Uint8Array.of(Tag.null, 5))],
+  'the return of what was never lent': [
+    /lease 7 was given back/,
+    (o) => o.send(Uint8Array.of(3, 1, ...float64(7), 1, 0), news),
+  ],
+  'the revocation of what was never given': [
+    /lease 7 is revoked/,
+    (o) => o.send(Uint8Array.of(4, 1, ...float64(7)), news),
+  ],
+  'more returns than one message has': [
+    /too few or too many/,
+    (o) => o.send(Uint8Array.of(3, 0x81, 0x20, ...new Array<number>(60_000).fill(0)), news),
+  ],
+  'points of no page': [
+    /before the page/,
+    (o) => o.send(Uint8Array.of(Tag.null, 2, 1, 0, ...float64(1))),
+  ],
+  'points beyond a page': [
+    /no word 512/,
+    (o) => o.send(Uint8Array.of(Tag.null, 2, 1, 0x80, 4, ...float64(1))),
+  ],
+  'points without a value': [
+    /without a value/,
+    (o) => o.send(Uint8Array.of(2, 1, 0, ...float64(1)), news),
+  ],
+  'a page that is none': [/not sealed memory/, (o) => sendPage(o, createMemfd('points', 4096), 0)],
+  'a page without its descriptor': [
+    /0 file descriptors came with news/,
+    (o) => o.send(Uint8Array.of(1), news),
+  ],
+  'a second page': [
+    /a second page/,
+    (o) => {
+      for (const sequence of [0, 1]) sendPage(o, createSealedMemfd('points', 4096), sequence);
     },
   ],
   'descriptors in the middle of a value': [
@@ -191,4 +242,33 @@ test('a changed message is refused or is a plain value, and its descriptors are 
     { numRuns: dose(100, 10_000) },
   );
   closeFd(fd);
+});
+
+test('whatever news come, the process lives, and what is lent stays until it is given back', async () => {
+  const sample = Uint8Array.of(3, 1, ...float64(0), 1, 1, 0, ...float64(1), 4, 1, ...float64(0), 5);
+  using buffer = DeviceBuffer.allocate(64);
+  await fc.assert(
+    fc.asyncProperty(
+      fc.array(fc.tuple(fc.nat(sample.byteLength - 1), fc.nat(255)), { maxLength: 3 }),
+      async (changes) => {
+        using other = new Stranger();
+        await other.peer.send(buffer);
+        const fd = createSealedMemfd('points', 4096);
+        sendPage(other, fd, 0);
+        const bytes = Buffer.from(sample);
+        for (const [at, byte] of changes) bytes[at] = byte;
+        other.send(bytes, { ...news, sequence: 1 });
+        await assert.rejects(
+          other.peer.receive({ timeoutMs: 5 }),
+          (error) => error instanceof CuffiError || (error as Error).name === 'TimeoutError',
+        );
+      },
+    ),
+    { numRuns: dose(50, 10_000) },
+  );
+  // The ends of the last sockets are told in the next turns.
+  for (let turn = 0; turn < 20; turn++) await nextTurn();
+  // What nobody gave back is kept for as long as the process lives, which is this one.
+  assert.ok(openDescriptors() - before <= 1);
+  before = openDescriptors();
 });

@@ -192,7 +192,8 @@ test('descriptors of what waits to be sent stay open, whatever their owner does'
   }
   const fd = createMemfd('sent', 0);
   const { ino } = fstatSync(fd);
-  for (let n = 0; n < 2; n++) waiting.push(outbox.post(near, PacketKind.value, packet(1), [fd, fd]) as Promise<void>);
+  for (let n = 0; n < 2; n++)
+    waiting.push(outbox.post(near, PacketKind.value, packet(1), [fd, fd]) as Promise<void>);
   closeFd(fd);
   const arrived: number[] = [];
   while (arrived.length < 2) {
