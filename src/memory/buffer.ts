@@ -235,6 +235,7 @@ export class DeviceBuffer extends Resource {
       freeIn: this.#freeIn,
       keeps: this.#keeps,
       borders: this.#borders,
+      isOrphan: this.#isOrphan,
       access: this.access,
     });
   }

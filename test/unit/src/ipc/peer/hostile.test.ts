@@ -247,6 +247,7 @@ test('a changed message is refused or is a plain value, and its descriptors are 
 test('whatever news come, the process lives, and what is lent stays until it is given back', async () => {
   const sample = Uint8Array.of(3, 1, ...float64(0), 1, 1, 0, ...float64(1), 4, 1, ...float64(0), 5);
   using buffer = DeviceBuffer.allocate(64);
+  before = openDescriptors();
   await fc.assert(
     fc.asyncProperty(
       fc.array(fc.tuple(fc.nat(sample.byteLength - 1), fc.nat(255)), { maxLength: 3 }),
@@ -269,6 +270,6 @@ test('whatever news come, the process lives, and what is lent stays until it is 
   // The ends of the last sockets are told in the next turns.
   for (let turn = 0; turn < 20; turn++) await nextTurn();
   // What nobody gave back is kept for as long as the process lives, which is this one.
-  assert.ok(openDescriptors() - before <= 1);
+  assert.ok(openDescriptors() - before <= 1, `${openDescriptors()} after ${before}`);
   before = openDescriptors();
 });
