@@ -173,9 +173,9 @@ test(
   'the memory of an owner that is killed stays usable, and no stream stays blocked',
   deadline,
   async () => {
-    await kill(start());
-    const before = await settled();
-    for (const kind of kinds) {
+    let before: Awaited<ReturnType<typeof settled>> | undefined;
+    // What is made once a process for memory of pools is there after the first.
+    for (const kind of [...kinds.slice(1, 2), ...kinds]) {
       const child = start();
       await ask(child, { do: 'hold' });
       await child.send({ do: 'make', kind, value: 9 } satisfies Step);
@@ -194,7 +194,9 @@ test(
       await stream.synchronize();
       assert.deepEqual(await valuesOf(buffer), [3]);
       buffer.close();
-      assert.deepEqual(await settled(), before, kind);
+      const left = await settled();
+      before ??= left;
+      assert.deepEqual(left, before, kind);
     }
   },
 );
