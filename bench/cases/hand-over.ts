@@ -3,7 +3,7 @@
  * the device and answers with it. Three rows that are never mixed: the receiver has it mapped
  * already; it is new, of a pool that the receiver knows; it comes for the first time.
  */
-import { Context, DeviceBuffer, MemoryPool, VirtualMemory } from 'cuffi';
+import { Context, DeviceBuffer, MemoryPool, Stream, VirtualMemory } from 'cuffi';
 import { getIpcHandle } from 'cuffi/ipc';
 import { sizeName } from '../bytes.ts';
 import type { DriverChoice } from '../driver.ts';
@@ -108,6 +108,7 @@ async function openConnection(driver: DriverChoice): Promise<OpenCase> {
 
 async function openMapped(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
   const buffer = DeviceBuffer.allocate(byteLength);
+  const stream = Stream.create({ nonBlocking: true });
   // Last: an error before it would leave a process behind.
   const child = await HandOverChild.start(driver, {
     givesUp: 'all but the first',
@@ -123,6 +124,15 @@ async function openMapped(driver: DriverChoice, byteLength: number): Promise<Ope
         name: PUBLIC,
         buffer: () => buffer,
         give: () => child.give(buffer),
+        warmUp: warmUp(driver, 2000),
+      }),
+      // The change is only queued: the receiver's stream waits for it.
+      handOver({
+        name: `${PUBLIC}, ready and done points`,
+        buffer: () => buffer,
+        change: (changed, word) =>
+          changed.subarray(0, 4).fill(word, { elementByteLength: 4, stream }),
+        give: () => child.give(buffer, stream),
         warmUp: warmUp(driver, 2000),
       }),
       handOver({
@@ -144,6 +154,7 @@ async function openMapped(driver: DriverChoice, byteLength: number): Promise<Ope
     async close() {
       await child.end();
       buffer.close();
+      stream.close();
     },
   };
 }

@@ -6,6 +6,8 @@ import type { Contestant } from '../measure.ts';
 export interface Way extends Omit<Contestant, 'run'> {
   /** The buffer of a round. What it costs is not timed. */
   readonly buffer: () => DeviceBuffer;
+  /** Sets its first word before the time begins. Default: and waits for that. */
+  readonly change?: (buffer: DeviceBuffer, word: number) => void;
   /** Hands it over; answers with the word that the receiver read. */
   readonly give: (buffer: DeviceBuffer) => Promise<unknown>;
   /** What is done after the round, untimed. */
@@ -18,6 +20,12 @@ export interface Way extends Omit<Contestant, 'run'> {
 }
 
 let last = 0;
+const word = new Uint32Array(1);
+
+function changeAndWait(buffer: DeviceBuffer, value: number): void {
+  word[0] = value;
+  buffer.copyFromSync(word);
+}
 
 /**
  * A contestant that changes one word of the buffer on the device in each round, so that nothing that
@@ -28,19 +36,18 @@ let last = 0;
 export function handOver({
   name,
   buffer: next,
+  change = changeAndWait,
   give,
   after,
   warmUp = 0,
   ...limits
 }: Way): Contestant {
-  const word = new Uint32Array(1);
   let isWarm = false;
 
   async function turn(): Promise<bigint> {
     const buffer = next();
     last += 1;
-    word[0] = last;
-    buffer.copyFromSync(word);
+    change(buffer, last);
     const start = process.hrtime.bigint();
     const seen = await give(buffer);
     const ns = process.hrtime.bigint() - start;

@@ -1,7 +1,7 @@
 /** The child of a hand-over, from the parent's side. */
 import { once } from 'node:events';
 import type { Duplex } from 'node:stream';
-import { type DeviceBuffer, type PinnedArrays, pin } from 'cuffi';
+import { type DeviceBuffer, type PinnedArrays, pin, type Stream } from 'cuffi';
 import { closeFd, createMemfd, mapShared } from 'cuffi/ffi';
 import { type ChildPeer, spawnPeer } from 'cuffi/ipc';
 import type { DriverChoice } from '../driver.ts';
@@ -88,9 +88,9 @@ export class HandOverChild {
     return child;
   }
 
-  /** Sends a buffer through the connection. This and all others: the word that the child read. */
-  async give(buffer: DeviceBuffer): Promise<unknown> {
-    await this.#peer.send(buffer);
+  /** Sends a buffer through the connection, behind the work of a stream. This and all others: the word that the child read. */
+  async give(buffer: DeviceBuffer, stream?: Stream): Promise<unknown> {
+    await this.#peer.send(buffer, stream && { stream });
     return this.#peer.receive();
   }
 

@@ -47,7 +47,7 @@ export { Peer, type TransferOptions } from './peer/peer.ts';
 export { ChildPeer } from './peer/child-peer.ts';
 export { spawnPeer, type SpawnPeerOptions } from './peer/spawn.ts';
 export { parentPeer } from './peer/parent.ts';
-export { listen, Listener } from './peer/listener.ts';
+export { listen, Listener, type ListenOptions } from './peer/listener.ts';
 export { connect, type ConnectOptions } from './peer/connect.ts';
 export type { PeerCredentials, TrustOptions } from './peer/credentials.ts';
 export type { DeadlineOptions } from './peer/deadline.ts';

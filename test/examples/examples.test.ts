@@ -112,6 +112,15 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
   '31-pass-it-on.ts': [
     /^C reads Set\(1\) \{ 1 \}\nB says C \(\d+\) wrote\nA reads Set\(2\) \{ 2, 1 \}$/m,
   ],
+  '32-two-consumers.ts': [
+    /^the first reads \[ 1 \]\nthe second reads \[ 2 \]$/m,
+    /^the second: PeerGoneError\nthe first reads \[ 3 \]\nkept for others: 0$/m,
+  ],
+  '33-drain.ts': [
+    /^the worker says mine\n1 thing of 1048576 bytes is kept for the worker\nTimeoutError$/m,
+    /^kept for others: 0$/m,
+    /^the worker: this DeviceBuffer is closed: process N has revoked it$/m,
+  ],
 };
 
 /** Programs that do their part together, with the path of a file for both. */

@@ -5,11 +5,14 @@ import { checkOptions } from '../../arguments.ts';
 import { IpcError } from '../../errors.ts';
 import { checkTrust, type TrustOptions, trustedOther, trustOptionNames } from './credentials.ts';
 import { checkDeadline, type DeadlineOptions, timeoutError } from './deadline.ts';
-import { Peer } from './peer.ts';
+import { checkGrace, type GraceOptions, Peer } from './peer.ts';
 import { socketName } from './socket-file.ts';
 
 /** How to {@link connect}. */
-export interface ConnectOptions extends TrustOptions, Pick<DeadlineOptions, 'signal'> {
+export interface ConnectOptions
+  extends TrustOptions,
+    GraceOptions,
+    Pick<DeadlineOptions, 'signal'> {
   /** Tries again for so many milliseconds while nobody listens. Default: one try. */
   readonly timeoutMs?: number;
 }
@@ -31,20 +34,21 @@ const RETRY_MS = 10;
  * await peer.send({ frame: buffer });
  */
 export async function connect(name: string, options?: ConnectOptions): Promise<Peer> {
-  const { signal, timeoutMs, ...rest } = checkOptions(
+  const { signal, timeoutMs, orphanGraceMs, ...rest } = checkOptions(
     options,
-    ['signal', 'timeoutMs', ...trustOptionNames],
+    ['signal', 'timeoutMs', 'orphanGraceMs', ...trustOptionNames],
     'connect',
   );
   const trust = checkTrust(rest);
   checkDeadline({ signal, timeoutMs }, 'connect');
+  checkGrace(orphanGraceMs);
   if (typeof name !== 'string') throw new TypeError('the name to connect to must be a string');
   const path = socketName(name);
   const until = performance.now() + (timeoutMs ?? 0);
   for (;;) {
     signal?.throwIfAborted();
     try {
-      return open(path, trust);
+      return open(path, trust, orphanGraceMs);
     } catch (error) {
       if (!(error instanceof SystemError)) throw error;
       if (timeoutMs === undefined || !RETRIED.has(error.code))
@@ -56,7 +60,7 @@ export async function connect(name: string, options?: ConnectOptions): Promise<P
   }
 }
 
-function open(path: string, trust: TrustOptions): Peer {
+function open(path: string, trust: TrustOptions, orphanGraceMs: number | undefined): Peer {
   const socket = connectSocket(path);
   let credentials: ReturnType<typeof trustedOther>;
   try {
@@ -65,7 +69,7 @@ function open(path: string, trust: TrustOptions): Peer {
     closeFd(socket);
     throw error;
   }
-  return new Peer(socket, credentials);
+  return new Peer(socket, credentials, { orphanGraceMs });
 }
 
 const meaning = (error: SystemError): string =>

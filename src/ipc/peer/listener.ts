@@ -11,8 +11,11 @@ import {
   trustOptionNames,
 } from './credentials.ts';
 import { checkDeadline, type DeadlineOptions, withDeadline } from './deadline.ts';
-import { Peer } from './peer.ts';
+import { checkGrace, type GraceOptions, Peer } from './peer.ts';
 import { isPrivateName, listenAt, type NamedSocket, socketName } from './socket-file.ts';
+
+/** How to {@link listen}. */
+export interface ListenOptions extends TrustOptions, GraceOptions {}
 
 /**
  * Listens for processes that are no children, under a name by which they `connect`.
@@ -28,8 +31,14 @@ import { isPrivateName, listenAt, type NamedSocket, socketName } from './socket-
  * using listener = cuda.listen('render');
  * for await (const peer of listener) void serve(peer);
  */
-export function listen(name: string, options?: TrustOptions): Listener {
-  const trust = checkTrust(checkOptions(options, trustOptionNames, 'listen'));
+export function listen(name: string, options?: ListenOptions): Listener {
+  const { orphanGraceMs, ...rest } = checkOptions(
+    options,
+    [...trustOptionNames, 'orphanGraceMs'],
+    'listen',
+  );
+  const trust = checkTrust(rest);
+  checkGrace(orphanGraceMs);
   if (typeof name !== 'string') throw new TypeError('the name to listen at must be a string');
   if (isPrivateName(name) && trust.allowOtherUsers)
     throw new TypeError(
@@ -38,7 +47,7 @@ export function listen(name: string, options?: TrustOptions): Listener {
     );
   const path = socketName(name);
   const mode = admitsOthers(trust) && !isPrivateName(name) ? 0o666 : 0o600;
-  return new Listener(path, listenAt(path, mode), trust);
+  return new Listener(path, listenAt(path, mode), trust, orphanGraceMs);
 }
 
 /** A name at which processes connect: each is a {@link Peer}. */
@@ -47,12 +56,18 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
   readonly name: string;
   readonly #fd: number;
   readonly #trust: TrustOptions;
+  readonly #orphanGraceMs: number | undefined;
   readonly #closing: AbortController;
   /** One call of `accept` at a time watches the socket. */
   #last: Promise<unknown> = Promise.resolve();
 
   /** @internal */
-  constructor(name: string, socket: NamedSocket, trust: TrustOptions) {
+  constructor(
+    name: string,
+    socket: NamedSocket,
+    trust: TrustOptions,
+    orphanGraceMs: number | undefined,
+  ) {
     const closing = new AbortController();
     super('Listener', {
       release() {
@@ -64,6 +79,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     this.name = name;
     this.#fd = socket.fd;
     this.#trust = trust;
+    this.#orphanGraceMs = orphanGraceMs;
     this.#closing = closing;
   }
 
@@ -119,7 +135,8 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     try {
       const credentials = peerCredentials(socket);
       isAdmitted = isTrusted(credentials, this.#trust);
-      return isAdmitted ? new Peer(socket, credentials) : undefined;
+      const init = { orphanGraceMs: this.#orphanGraceMs };
+      return isAdmitted ? new Peer(socket, credentials, init) : undefined;
     } finally {
       if (!isAdmitted) closeFd(socket);
     }

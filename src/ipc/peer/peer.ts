@@ -1,4 +1,4 @@
-import { checkOptions } from '../../arguments.ts';
+import { checkInteger, checkOptions } from '../../arguments.ts';
 import { ClosedError, type IpcError } from '../../errors.ts';
 import { streamOf } from '../../memory/buffer-copies.ts';
 import { Resource } from '../../resource.ts';
@@ -19,13 +19,27 @@ export interface TransferOptions extends DeadlineOptions {
   readonly stream?: Stream;
 }
 
-/** What a peer is made of. */
-interface PeerInit {
-  readonly process?: PeerProcess;
+/** How long what a process has is kept for it where nobody sees its end. */
+export interface GraceOptions {
+  /**
+   * Where the end of the other process cannot be seen: for how many milliseconds after the end of
+   * the connection it is taken to live. Default 2000.
+   */
   readonly orphanGraceMs?: number | undefined;
 }
 
+/** What a peer is made of. */
+interface PeerInit extends GraceOptions {
+  readonly process?: PeerProcess;
+}
+
 const DEFAULT_GRACE_MS = 2000;
+const MAX_GRACE_MS = 2 ** 31 - 1;
+
+/** @throws TypeError, RangeError for what is no time */
+export function checkGrace(orphanGraceMs: number | undefined): void {
+  if (orphanGraceMs !== undefined) checkInteger(orphanGraceMs, 'orphanGraceMs', 0, MAX_GRACE_MS);
+}
 
 /**
  * A process at the other end of a connection: values go to it and come from it, with GPU objects
@@ -33,9 +47,9 @@ const DEFAULT_GRACE_MS = 2000;
  *
  * A value is null, a boolean, number, bigint, string or undefined, binary data (typed arrays,
  * DataView, ArrayBuffer; a Buffer arrives as Uint8Array), a `DeviceBuffer`, a `CudaEvent`, or a
- * plain object or array of such. GPU memory is not copied: both processes then have it. Nothing
- * but the sender keeps it alive, and nothing orders the work on it: see docs/ipc.md. What arrives
- * belongs to the receiver, who closes it.
+ * plain object or array of such. GPU memory is not copied: both processes then have it. It lives
+ * until both have closed it, and work on it comes in order, without a wait of either host: see
+ * docs/ipc.md. What arrives belongs to the receiver, who closes it.
  *
  * Values arrive whole and in order. What the other end sent before it ended is received before the
  * end is told. An open peer keeps the process alive, as a socket does.

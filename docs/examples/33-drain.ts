@@ -1,0 +1,33 @@
+/** A shutdown that waits until nobody uses what was sent, and takes back what is not given. */
+import { type DeviceBuffer, MemoryPool } from 'cuffi';
+import { leases, parentPeer, spawnPeer } from 'cuffi/ipc';
+
+if (process.argv[2] === 'worker') {
+  const parent = parentPeer();
+  const weights = (await parent.receive()) as DeviceBuffer;
+  await parent.send('mine');
+  await parent.receive(); // works on, and closes nothing
+  try {
+    weights.fill(1);
+  } catch (error) {
+    console.log('the worker:', (error as Error).message.replaceAll(/\d+/g, 'N'));
+  }
+} else {
+  using worker = spawnPeer(import.meta.filename, { args: ['worker'] });
+  const pool = MemoryPool.create({ maxSize: 64 << 20, shareable: true });
+  const weights = pool.allocate(1 << 20);
+  weights.fill(0);
+  await worker.send(weights);
+  console.log('the worker says', await worker.receive());
+
+  pool.close({ buffers: true }); // closed here; the memory stays
+  const { limbo } = leases.stats();
+  console.log(`${limbo.count} thing of ${limbo.byteLength} bytes is kept for the worker`);
+  await leases.drain({ timeoutMs: 50 }).catch((error: Error) => console.log(error.name));
+
+  leases.revoke(weights); // whoever has it is to use it no more
+  await leases.drain({ timeoutMs: 10_000 });
+  console.log('kept for others:', leases.stats().limbo.byteLength);
+  await worker.send('go on');
+  for await (const _ of worker); // until it has ended
+}
