@@ -75,7 +75,7 @@ export function createEmulatedDriver({
   const events = new Events(contexts, handles);
   const interprocess = new InterprocessEvents(self);
   const memory = new Memory(settings, contexts, host);
-  const foreign = new ForeignMemory(memory, contexts, self);
+  const foreign = new ForeignMemory(memory, contexts, self, settings.sameHandles);
   const managed = new ManagedMemory(memory, contexts, queues, settings);
   const virtual = new VirtualMemory(memory, contexts, handles);
   const pools = new Pools(memory, contexts, queues, handles);
@@ -120,7 +120,7 @@ export function createEmulatedDriver({
     ...hostFunctions(queues, host),
     ...copyFunctions(memory, queues, host, contexts),
     ...boxFunctions(memory, queues, host, contexts),
-    ...ipcMemoryFunctions(memory, foreign, contexts, queues, host, self),
+    ...ipcMemoryFunctions(memory, foreign, contexts, queues, host, self, settings.sameHandles),
     ...ipcEventFunctions(events, interprocess, contexts, host),
     ...moduleFunctions(modules, contexts, queues, host),
     ...kernelFunctions(modules, memory, queues, host),

@@ -52,10 +52,12 @@ export function refusal(self: Self, fields: HandleFields): Status | undefined {
 export class ForeignMemory {
   readonly #memory: Memory;
   readonly #self: Self;
+  readonly #sameHandles: boolean;
   readonly #blocks = new Map<string, ForeignBlock>();
   readonly #opened = new Map<string, Opened>();
 
-  constructor(memory: Memory, contexts: Contexts, self: Self) {
+  constructor(memory: Memory, contexts: Contexts, self: Self, sameHandles: boolean) {
+    this.#sameHandles = sameHandles;
     this.#memory = memory;
     this.#self = self;
     contexts.onEnd((context) => {
@@ -82,7 +84,10 @@ export class ForeignMemory {
     if (typeof block === 'number') return { status: block };
     const { trailer, byteLength: blockByteLength } = block.mapped;
     const isThere =
-      blockByteLength === fields.blockByteLength && trailer.idAt(fields.offset) === fields.id;
+      blockByteLength === fields.blockByteLength &&
+      (this.#sameHandles
+        ? trailer.idAt(fields.offset) !== 0
+        : trailer.idAt(fields.offset) === fields.id);
     // A handle that says something else of what is open already was altered.
     if (known || !isThere) {
       this.#unmapUnused(block);
@@ -176,6 +181,7 @@ export const ipcMemoryFunctions = (
   queues: Queues,
   host: HostMemory,
   self: Self,
+  sameHandles: boolean,
 ): IpcMemoryFunctions => ({
   cuIpcGetMemHandle(out, address) {
     const allocation = memory.allocationAt(address);
@@ -190,7 +196,7 @@ export const ipcMemoryFunctions = (
       offset: allocation.address - block.address,
       byteLength,
       blockByteLength: block.byteLength,
-      id: bufferId,
+      id: sameHandles ? 1 : bufferId,
     });
     return host.write(out, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   },

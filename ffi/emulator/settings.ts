@@ -6,6 +6,8 @@ import { type Faults, parseFaults } from './faults.ts';
  * - `CUFFI_EMULATED_DEVICES`: how many devices; 1 by default.
  * - `CUFFI_EMULATED_MEMORY`: bytes of memory of each, with suffix K, M or G; 4G by default.
  * - `CUFFI_EMULATED_ATTRIBUTES`: device attributes by number, as `125=0,20=3`.
+ * - `CUFFI_EMULATED_SAME_HANDLES=1`: memory that is allocated where other memory was freed has the
+ *   same IPC handle, byte by byte, as some machines' drivers give.
  * - `CUFFI_EMULATED_FAULTS`: see {@link parseFaults}.
  */
 export interface Settings {
@@ -14,6 +16,8 @@ export interface Settings {
   readonly attributes: ReadonlyMap<number, number>;
   /** Whether devices can do what an attribute of theirs stands for: all but what is set to 0. */
   readonly supports: (attribute: DeviceAttribute) => boolean;
+  /** Whether a handle says where memory is, and not which. */
+  readonly sameHandles: boolean;
   readonly faults: Faults;
 }
 
@@ -65,6 +69,7 @@ export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
     memoryByteLength: memoryByteLength(env),
     attributes: given,
     supports: (attribute) => given.get(deviceAttributes[attribute]) !== 0,
+    sameHandles: setting(env, 'CUFFI_EMULATED_SAME_HANDLES') === '1',
     faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
   };
 };

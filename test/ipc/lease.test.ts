@@ -3,8 +3,16 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { afterEach, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
-import { Context, DeviceBuffer, MemoryPool, Stream, VirtualMemory } from '../../src/index.ts';
-import { type ChildPeer, leases, spawnPeer } from '../../src/ipc/index.ts';
+import {
+  Context,
+  DeviceArray,
+  DeviceBuffer,
+  MemoryPool,
+  Stream,
+  uint8,
+  VirtualMemory,
+} from '../../src/index.ts';
+import { type ChildPeer, exportIpc, getIpcHandle, leases, spawnPeer } from '../../src/ipc/index.ts';
 import { nextTurn } from '../../src/wait.ts';
 import { dose } from '../support/dose.ts';
 import { processState } from '../support/process-state.ts';
@@ -13,6 +21,9 @@ import type { Kind, Step } from './fixtures/consumer.ts';
 
 const deadline = { timeout: 60_000 + dose(0, 900_000) };
 const program = programFile(new URL('./fixtures/consumer.ts', import.meta.url)).path;
+/** The emulated driver then gives handles as some machines' do. */
+process.env['CUFFI_EMULATED_SAME_HANDLES'] = '1';
+const emulated = process.env['CUFFI_DRIVER'] === 'emulated';
 const children = new Set<ChildPeer>();
 const kinds: readonly Kind[] = MemoryPool.supported(0, { shareable: true })
   ? ['legacy', 'pool', 'virtual']
@@ -234,6 +245,44 @@ test('what is revoked throws where it is used, and comes back', deadline, async 
   assert.deepEqual(await settled(), before);
   buffer.close({ leases: 'refuse' });
 });
+
+test(
+  'a descriptor is confirmed by its maker, and one of memory that was freed is refused',
+  deadline,
+  async () => {
+    const child = start();
+    // A block of small allocations stays while it has one.
+    using neighbour = DeviceBuffer.allocate(4096);
+    const first = DeviceBuffer.allocate(4096);
+    first.fill(1);
+    const old = getIpcHandle(first);
+    assert.deepEqual(await ask(child, { do: 'confirm', value: old }), [1]);
+    await settled();
+    first.close();
+    await Context.primary().flush();
+    using second = DeviceBuffer.allocate(4096);
+    second.fill(2);
+    await Context.primary().synchronize();
+    const young = getIpcHandle(second);
+    // On most drivers the handles differ, and the old one cannot be opened.
+    if (emulated) {
+      assert.equal(young.handle, old.handle);
+      assert.deepEqual(await ask(child, { do: 'believe', value: old }), [2]);
+    }
+    assert.match(
+      await ask<string>(child, { do: 'confirm', value: old }),
+      /^IpcError: process \d+ does not confirm this descriptor: /,
+    );
+    assert.deepEqual(await ask(child, { do: 'confirm', value: young }), [2]);
+    using array = DeviceArray.fromBuffer(second, [64, 64], uint8);
+    using handle = getIpcHandle(array);
+    assert.deepEqual(await ask(child, { do: 'confirm', value: handle.toJSON() }), [2]);
+    const { descriptor } = exportIpc(neighbour);
+    const other = { ...descriptor, pid: 1 };
+    assert.match(await ask<string>(child, { do: 'confirm', value: other }), /^IpcError: /);
+    await leases.drain();
+  },
+);
 
 test('sends leave nothing on either side', deadline, async () => {
   const child = start();

@@ -25,7 +25,7 @@ export interface LeasesStats {
 }
 
 /** The leases that are out. */
-export class LeaseBook {
+class LeaseBook {
   readonly #leases = new Set<Lease>();
 
   add(lease: Lease): void {
@@ -78,4 +78,4 @@ const distinctBytes = (leases: readonly Lease[]): number =>
   distinct(leases).reduce((sum, { byteLength }) => sum + byteLength, 0);
 
 /** Those of this process. */
-export const leaseBook = new LeaseBook();
+export const leaseBook: LeaseBook = new LeaseBook();

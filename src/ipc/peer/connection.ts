@@ -4,6 +4,7 @@ import { ClosedError, IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { contextOf } from '../lease/shared-object.ts';
+import { asArray } from '../opened-array.ts';
 import type { Point } from '../points/point.ts';
 import type { Arrived } from './assembly.ts';
 import { ByteWriter } from './byte-writer.ts';
@@ -12,6 +13,7 @@ import { type Encoded, encodeValue } from './encode.ts';
 import { Inbox } from './inbox.ts';
 import { closeObjects, openValue, type ReceivedValue } from './open.ts';
 import { PacketKind } from './packet.ts';
+import { type Asker, confirmed, numbered, Questions } from './questions.ts';
 import { Session } from './session.ts';
 import { readNews, type Tail, writeTail } from './tail.ts';
 import { isGone, Wire, type WireUser } from './wire.ts';
@@ -23,6 +25,7 @@ export class Connection implements WireUser {
   readonly #session: Session;
   readonly #known: KnownDescriptors = new Map();
   readonly #inbox = new Inbox();
+  readonly #questions = new Questions();
   readonly #wire: Wire;
   #isPaused = false;
   /** Whether the host waits for work of the other end before it believes anything more. */
@@ -62,18 +65,40 @@ export class Connection implements WireUser {
    *
    * @throws TypeError, RangeError, IpcError as {@link encodeValue}; ClosedError after the end
    */
-  post(value: unknown, stream?: Stream): Promise<void> | undefined {
+  post(
+    value: unknown,
+    stream?: Stream,
+    kind: PacketKind = PacketKind.value,
+  ): Promise<void> | undefined {
     if (this.#end) throw this.#end;
     this.#wire.outbox.checkRoom();
     return ByteWriter.use((writer) =>
-      encodeValue(writer, value, this.#session, (encoded) => this.#post(writer, encoded, stream)),
+      encodeValue(writer, value, this.#session, (encoded) =>
+        this.#post(writer, encoded, stream, kind),
+      ),
     );
+  }
+
+  /**
+   * Asks the other end for what a descriptor of it names.
+   *
+   * @throws IpcError for too many at a time; as {@link post}
+   */
+  ask(asker: Asker): void {
+    const number = this.#questions.ask(asker);
+    try {
+      this.post([number, { ...asker.descriptor }], undefined, PacketKind.question)?.catch(() => {});
+    } catch (error) {
+      this.#questions.take(number);
+      throw error;
+    }
   }
 
   #post(
     writer: ByteWriter,
     { fds, objects }: Encoded,
     stream: Stream | undefined,
+    kind: PacketKind,
   ): Promise<void> | undefined {
     // A getter in the value may have closed it.
     if (this.#end) throw this.#end;
@@ -85,7 +110,7 @@ export class Connection implements WireUser {
       this.#tellPage();
       writer.endValue();
       writeTail(writer, session.takeNews(points));
-      return this.#wire.post(PacketKind.value, writer.written, fds, drop);
+      return this.#wire.post(kind, writer.written, fds, drop);
     } catch (error) {
       drop?.();
       throw this.#sendFailed(error);
@@ -162,7 +187,46 @@ export class Connection implements WireUser {
       this.#session.borrowed.refuse(decoded.slots.length);
       return false;
     }
-    return this.#inbox.put(this.#opened(decoded, fds), bytes.byteLength);
+    if (kind === PacketKind.value)
+      return this.#inbox.put(this.#opened(decoded, fds), bytes.byteLength);
+    if (kind === PacketKind.question) this.#answer(decoded, fds);
+    else this.#answered(decoded, fds);
+    return false;
+  }
+
+  /** What the descriptor names goes back, or why it does not. */
+  #answer({ root, slots }: DecodedValue, fds: readonly number[]): void {
+    fds.forEach(closeFd);
+    if (slots.length > 0) throw new IpcError('a question came with GPU objects');
+    const [number, message] = numbered(root.value);
+    const named = confirmed(message);
+    // Where too much waits, as the other end does not read, it ends by this.
+    this.post([number, named], undefined, PacketKind.answer)?.catch(() => {});
+  }
+
+  #answered(decoded: DecodedValue, fds: readonly number[]): void {
+    const arrival = this.#opened(decoded, fds);
+    const [number, named] = numbered(decoded.root.value);
+    const asker = this.#questions.take(number);
+    if ('error' in arrival) asker.reject(arrival.error);
+    else if (typeof named === 'object' && arrival.objects[0] === named)
+      this.#give({ ...arrival, value: asArray(named, asker.descriptor) }, asker);
+    else
+      asker.reject(
+        new IpcError(
+          `${this.other} does not confirm this descriptor: ${String(named)}`,
+          undefined,
+          'exporter-gone',
+        ),
+      );
+  }
+
+  /** Gives an answer out, when work here can come behind that of the other end. */
+  #give(received: ReceivedValue, { resolve, reject, stream }: Asker): void {
+    if (this.#deliver(received, resolve, reject, stream)) return;
+    void this.#session
+      .reached(received.points)
+      .then(() => this.#deliver(received, resolve, reject, stream));
   }
 
   /** As {@link WireUser}. */
@@ -277,6 +341,7 @@ export class Connection implements WireUser {
     }
     if (!isFirst) return;
     this.onEnd?.(reason);
+    this.#questions.rejectAll(reason);
     this.#inbox.end(reason);
     if (this.#inbox.isOver) this.#tellOver();
   }

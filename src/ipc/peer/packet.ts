@@ -3,7 +3,7 @@ import { IpcError } from '../../errors.ts';
 import { HEADER_BYTE_LENGTH } from './limits.ts';
 
 /** What a packet is about. */
-export const PacketKind = { value: 1, news: 2 } as const;
+export const PacketKind = { value: 1, news: 2, question: 3, answer: 4 } as const;
 export type PacketKind = (typeof PacketKind)[keyof typeof PacketKind];
 
 /** What stands before each packet, little-endian. */
@@ -31,6 +31,9 @@ export function writeHeader(bytes: Buffer, at: number, header: PacketHeader): vo
   bytes.writeUInt32LE(header.offset, at + 12);
 }
 
+const isKind = (kind: number): kind is PacketKind =>
+  kind >= PacketKind.value && kind <= PacketKind.answer;
+
 // By the byte: a DataView for each packet would cost more than all that is read of it.
 const byte = (bytes: Uint8Array, at: number): number => bytes[at] as number;
 const uint16 = (bytes: Uint8Array, at: number): number =>
@@ -50,8 +53,7 @@ export function readHeader(packet: Uint8Array): PacketHeader {
         'use the same cuffi on both sides',
     );
   const kind = byte(packet, 3);
-  if (kind !== PacketKind.value && kind !== PacketKind.news)
-    throw new IpcError(`packets of kind ${kind} are unknown here`);
+  if (!isKind(kind)) throw new IpcError(`packets of kind ${kind} are unknown here`);
   return {
     kind,
     sequence: uint32(packet, 4),

@@ -1,9 +1,12 @@
 import { checkInteger, checkOptions } from '../../arguments.ts';
-import { ClosedError, type IpcError } from '../../errors.ts';
+import { ClosedError, IpcError } from '../../errors.ts';
 import { streamOf } from '../../memory/buffer-copies.ts';
 import { Resource } from '../../resource.ts';
 import type { Stream } from '../../stream.ts';
+import { parseDescriptor } from '../descriptor.ts';
+import type { Opened } from '../import.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
+import { discard } from '../parcel.ts';
 import { Connection } from './connection.ts';
 import { type PeerCredentials, processName } from './credentials.ts';
 import { checkDeadline, type DeadlineOptions, withDeadline } from './deadline.ts';
@@ -133,6 +136,40 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     const { deadline, stream } = checkTransfer(options, 'peer.receive');
     this.requireOpen();
     return this.#take(deadline, stream);
+  }
+
+  /**
+   * Opens what a descriptor names that the other end has made, and given out by another way than
+   * this connection (`getIpcHandle`, `exportIpc`): the other end is asked first whether that is
+   * still there, and the same. It then lives until it is closed here, as what was sent. Its answer
+   * comes behind the values that it sent before.
+   *
+   * A descriptor alone cannot tell: the driver may give the handle of memory that was freed to what
+   * is allocated next.
+   *
+   * @throws IpcError, whose `code` is `exporter-gone` where it is not there any more; ClosedError
+   * @example
+   * const buffer = await peer.open(descriptor);
+   */
+  async open(descriptor: unknown, options?: TransferOptions): Promise<Opened> {
+    const { deadline, stream } = checkTransfer(options, 'peer.open');
+    this.requireOpen();
+    const sound = parseDescriptor(descriptor);
+    const { other } = this.#connection;
+    if (this.pid > 0 && sound.pid !== this.pid)
+      throw new IpcError(`the descriptor is of process ${sound.pid}, which ${other} is not`);
+    let isGivenUp = false;
+    return withDeadline<Opened>(deadline, `asking ${other}`, (resolve, reject) => {
+      this.#connection.ask({
+        descriptor: sound,
+        stream,
+        resolve: (opened) => (isGivenUp ? discard(opened as object) : resolve(opened as Opened)),
+        reject,
+      });
+      return () => {
+        isGivenUp = true;
+      };
+    });
   }
 
   /** The values until the end, which only ends the loop. Leaving the loop leaves the peer open. */

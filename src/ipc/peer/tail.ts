@@ -28,7 +28,7 @@ export interface Tail {
   readonly isBye: boolean;
 }
 
-export const emptyTail: Tail = {
+const emptyTail: Tail = {
   hasPage: false,
   points: [],
   returned: [],
