@@ -284,6 +284,38 @@ test(
   },
 );
 
+test(
+  'what was passed on stays for the third process, though the second is killed',
+  deadline,
+  async () => {
+    const last = start();
+    await warmUp(last);
+    for (const [at, kind] of kinds.entries()) {
+      const before = await settled();
+      const between = start();
+      const name = `@cuffi-lease-${process.pid}-${kind}`;
+      const { buffer, close } = allocate(kind);
+      buffer.fill(7);
+      await ask(between, { do: 'keep', buffer });
+      await ask(last, { do: 'listen', value: name });
+      assert.equal(await ask(between, { do: 'forward', value: name }), 'got it');
+      close();
+      await kill(between);
+      for (let turn = 0; turn < 20; turn++) await nextTurn();
+      assert.deepEqual(
+        leases.stats().leases.map(({ pid, limbo }) => [pid, limbo]),
+        [[last.pid, true]],
+      );
+      assert.deepEqual(await ask(last, { do: 'read' }), [7]);
+      if (at < kinds.length - 1) await ask(last, { do: 'release' });
+      else await kill(last);
+      const after = await settled();
+      if (at < kinds.length - 1) assert.deepEqual(after, before, kind);
+      assert.equal(leases.stats().leases.length, 0);
+    }
+  },
+);
+
 test('sends leave nothing on either side', deadline, async () => {
   const child = start();
   using buffer = DeviceBuffer.allocate(4096);

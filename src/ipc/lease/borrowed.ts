@@ -1,3 +1,4 @@
+import { closeFd } from '../../../ffi/libc.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { type Resource, releaseQuietly } from '../../resource.ts';
@@ -6,24 +7,35 @@ import type { Loan } from '../loan.ts';
 import type { Returned } from '../peer/tail.ts';
 import type { Ordering } from '../points/ordering.ts';
 import type { Point } from '../points/point.ts';
-import { bufferOf } from './shared-object.ts';
+import { leaseBook } from './lease-book.ts';
+import { rememberLender } from './passing.ts';
+import { bufferOf, isImported } from './shared-object.ts';
 
 /** Of one message: each entry has 10 bytes and more, each point 10. */
 const MAX_ENTRIES = 1024;
 const MAX_POINTS = 1024;
 
+/** The other end, as the lender of what it has lent by number. */
+interface LeaseLender {
+  readonly pid: number;
+  adopt(lease: number, pid: number, startTime: number, pipe: number): Promise<void>;
+}
+
 /** What the other end of one connection has lent to this process, by number. */
 export class Borrowed {
   readonly #ordering: Ordering;
+  readonly #lender: LeaseLender;
   readonly #changed: () => void;
+  readonly #pipes = new Map<number, number>();
   /** What is open here: nothing keeps it alive but its users. */
   readonly #open = new Map<number, WeakRef<Resource> | undefined>();
   #next = 0;
   #returned: Returned[] = [];
 
   /** @param changed called when there is something to be told to the other end */
-  constructor(ordering: Ordering, changed: () => void) {
+  constructor(ordering: Ordering, lender: LeaseLender, changed: () => void) {
     this.#ordering = ordering;
+    this.#lender = lender;
     this.#changed = changed;
   }
 
@@ -54,15 +66,31 @@ export class Borrowed {
     };
   }
 
-  /** Remembers what was opened, for {@link revoke}. */
+  /** Remembers what was opened, for {@link revoke} and for who it is passed on to. */
   opened(id: number, object: object): void {
-    if (this.#open.has(id))
-      this.#open.set(id, new WeakRef((bufferOf(object) ?? object) as Resource));
+    if (!this.#open.has(id)) return;
+    const buffer = bufferOf(object);
+    this.#open.set(id, new WeakRef((buffer ?? object) as Resource));
+    // What this process made, and got back, is its own.
+    if (!isImported(object)) return;
+    rememberLender(buffer?.whole ?? object, {
+      pid: this.#lender.pid,
+      adopt: (pid, startTime, pipe) => this.#lender.adopt(id, pid, startTime, pipe),
+    });
+  }
+
+  /** The maker of an object sees by a pipe that it is given back. */
+  keepPipe(id: number, pipe: number): void {
+    if (this.#open.has(id)) this.#pipes.set(id, pipe);
+    else closeFd(pipe);
   }
 
   /** Nothing here reaches it. The second time does nothing. */
   giveBack(id: number): void {
     if (!this.#open.delete(id)) return;
+    const pipe = this.#pipes.get(id);
+    this.#pipes.delete(id);
+    if (pipe !== undefined) closeFd(pipe);
     const last = this.#returned.at(-1);
     if (last?.lease === id) this.#returned.pop();
     this.#returned.push({ lease: id, isOver: true, points: last?.lease === id ? last.points : [] });
@@ -73,7 +101,10 @@ export class Borrowed {
   revoke(id: number, by: string): void {
     if (id >= this.#next) throw new IpcError(`lease ${id} is revoked, and was never given`);
     const object = this.#open.get(id)?.deref();
-    if (object) releaseQuietly(() => object.closeBecause(`${by} has revoked it`));
+    if (!object) return;
+    // Those who have it by way of this process, too.
+    for (const lease of leaseBook.of(object)) lease.revoke();
+    releaseQuietly(() => object.closeBecause(`${by} has revoked it`));
   }
 
   /** What the other end is to be told: as much as goes in one message. */

@@ -1,5 +1,5 @@
 import type { Context } from '../../context.ts';
-import { releaseQuietly } from '../../resource.ts';
+import { type Resource, releaseQuietly } from '../../resource.ts';
 import type { Stream } from '../../stream.ts';
 import type { Shareable } from '../export.ts';
 import { leaseBook } from './lease-book.ts';
@@ -14,43 +14,95 @@ export interface Holder {
   revoke(lease: number): void;
 }
 
+/** What keeps an object, for all who have it by way of one lease. */
+class Hold {
+  readonly #drop: () => void;
+  #users = 0;
+
+  constructor(drop: () => void) {
+    this.#drop = drop;
+  }
+
+  begin(): this {
+    this.#users += 1;
+    return this;
+  }
+
+  end(): void {
+    this.#users -= 1;
+    if (this.#users === 0) releaseQuietly(this.#drop);
+  }
+}
+
+/** What a lease is of. */
+interface Subject {
+  readonly kind: 'memory' | 'pool' | 'event';
+  readonly byteLength: number;
+  /** What is kept; it may be closed, and even collected. */
+  readonly owner: WeakRef<Resource>;
+  readonly context: Context | undefined;
+  /** The stream that it was sent with: later work there comes behind that of its holder. */
+  readonly stream: Stream | undefined;
+  readonly hold: Hold;
+}
+
 /** One object, kept for one process that it was sent to. */
 export class Lease {
   readonly id: number;
   readonly holder: Holder;
-  readonly kind: 'memory' | 'pool' | 'event';
-  readonly byteLength: number;
   /** When it was sent, in milliseconds as of Date.now(). */
   readonly since = Date.now();
-  /** What is kept; it may be closed, and even collected. */
-  readonly owner: WeakRef<object>;
-  readonly context: Context | undefined;
-  /** The stream that it was sent with: later work there comes behind that of its holder. */
-  readonly stream: Stream | undefined;
-  readonly #drop: () => void;
-  readonly #isClosed: () => boolean;
+  readonly #subject: Subject;
   #isOver = false;
   #isRevoked = false;
 
-  /** @throws ClosedError */
-  constructor(id: number, object: Shareable, holder: Holder, stream: Stream | undefined) {
+  private constructor(id: number, holder: Holder, subject: Subject) {
     this.id = id;
     this.holder = holder;
-    this.kind = kindOf(object);
-    this.byteLength = byteLengthOf(object);
-    this.context = contextOf(object);
-    this.stream = stream;
-    const owner = ownerOf(object);
-    const weak = new WeakRef(owner);
-    this.owner = weak;
-    this.#isClosed = () => weak.deref()?.closed ?? true;
-    this.#drop = retain(object, holder.name);
+    this.#subject = subject;
+    subject.hold.begin();
     leaseBook.add(this);
+  }
+
+  /** @throws ClosedError */
+  static of(id: number, object: Shareable, holder: Holder, stream: Stream | undefined): Lease {
+    return new Lease(id, holder, {
+      kind: kindOf(object),
+      byteLength: byteLengthOf(object),
+      owner: new WeakRef(ownerOf(object)),
+      context: contextOf(object),
+      stream,
+      hold: new Hold(retain(object, holder.name)),
+    });
+  }
+
+  /** The same object for one whom its holder passes it on to. */
+  passedOn(holder: Holder): Lease {
+    return new Lease(this.id, holder, this.#subject);
+  }
+
+  get kind(): Subject['kind'] {
+    return this.#subject.kind;
+  }
+
+  get byteLength(): number {
+    return this.#subject.byteLength;
+  }
+
+  get owner(): WeakRef<Resource> {
+    return this.#subject.owner;
+  }
+
+  /** Where work on it goes on here: the stream that it was sent with, while that is open. */
+  get place(): { readonly context: Context; readonly stream: Stream | undefined } | undefined {
+    const { context, stream } = this.#subject;
+    if (!context) return undefined;
+    return { context, stream: stream?.closed ? undefined : stream };
   }
 
   /** Whether nothing here but this keeps it: it was closed, or collected. */
   get isLimbo(): boolean {
-    return this.#isClosed();
+    return this.owner.deref()?.closed ?? true;
   }
 
   get isRevoked(): boolean {
@@ -69,6 +121,6 @@ export class Lease {
     if (this.#isOver) return;
     this.#isOver = true;
     leaseBook.delete(this);
-    releaseQuietly(this.#drop);
+    this.#subject.hold.end();
   }
 }

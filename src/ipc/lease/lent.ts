@@ -1,4 +1,3 @@
-import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
 import type { Shareable } from '../export.ts';
@@ -25,7 +24,7 @@ export class Lent {
     const made: Lease[] = [];
     try {
       for (const object of objects) {
-        const lease = new Lease(
+        const lease = Lease.of(
           this.#next + made.length,
           object,
           this.#holder,
@@ -60,14 +59,5 @@ export class Lent {
   /** Ends all, as their holder is gone. */
   endAll(): void {
     this.end([...this.#leases.values()]);
-  }
-
-  /** Where work on what a lease is of goes on: the stream that it was sent with, while it is open. */
-  static placeOf({
-    context,
-    stream,
-  }: Lease): { readonly context: Context; readonly stream: Stream | undefined } | undefined {
-    if (!context) return undefined;
-    return { context, stream: stream?.closed ? undefined : stream };
   }
 }

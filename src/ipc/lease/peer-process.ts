@@ -40,6 +40,14 @@ export class PeerProcess {
     return PeerProcess.#open(pid, () => pidfdOf(pid));
   }
 
+  /** One that another process has named; its end cannot be seen where it is none of here. */
+  static known(pid: number, startTime: number): PeerProcess {
+    const isHere = pid > 0 && processStartTime(pid) === startTime;
+    return isHere
+      ? PeerProcess.#open(pid, () => pidfdOf(pid))
+      : new PeerProcess(0, undefined, 'unseen');
+  }
+
   static #open(pid: number, open: () => number | undefined): PeerProcess {
     const pidfd = orUnseen(open);
     const started = pid > 0 ? processStartTime(pid) : undefined;

@@ -24,6 +24,12 @@ export function bufferOf(object: object): DeviceBuffer | undefined {
   return object instanceof VirtualMemory ? object.buffer : undefined;
 }
 
+/** Whether another process made it. */
+export const isImported = (object: object): boolean =>
+  bufferOf(object)?.origin === 'imported' ||
+  object instanceof ImportedPool ||
+  (object instanceof CudaEvent && object.imported);
+
 /** The context in whose streams an object is used; undefined for what no stream works on. */
 export const contextOf = (object: object): Context | undefined => bufferOf(object)?.context;
 

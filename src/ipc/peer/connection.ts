@@ -2,6 +2,7 @@ import { closeFd, SystemError } from '../../../ffi/libc.ts';
 import type { Context } from '../../context.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
+import { passOn } from '../lease/passing.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { contextOf } from '../lease/shared-object.ts';
 import { asArray } from '../opened-array.ts';
@@ -11,6 +12,7 @@ import { ByteWriter } from './byte-writer.ts';
 import { type DecodedValue, decodeValue, type KnownDescriptors } from './decode.ts';
 import { type Encoded, encodeValue } from './encode.ts';
 import { Inbox } from './inbox.ts';
+import { MAX_VALUE_FDS } from './limits.ts';
 import { closeObjects, openValue, type ReceivedValue } from './open.ts';
 import { PacketKind } from './packet.ts';
 import { type Asker, confirmed, numbered, Questions } from './questions.ts';
@@ -106,14 +108,20 @@ export class Connection implements WireUser {
     const points = session.readyPoints(objects, stream);
     const leases = session.lent.lend(objects, stream);
     const drop = leases.length > 0 ? () => session.drop(leases) : undefined;
+    let pipes: readonly number[] = [];
     try {
+      const passing = passOn(objects, session.process);
+      ({ pipes } = passing);
+      checkFdCount(fds.length + pipes.length);
       this.#tellPage();
       writer.endValue();
-      writeTail(writer, session.takeNews(points));
-      return this.#wire.post(kind, writer.written, fds, drop);
+      writeTail(writer, { ...session.takeNews(points), kept: passing.kept });
+      return this.#wire.post(kind, writer.written, [...fds, ...pipes], drop, passing.agreed);
     } catch (error) {
       drop?.();
       throw this.#sendFailed(error);
+    } finally {
+      pipes.forEach(closeFd);
     }
   }
 
@@ -263,7 +271,7 @@ export class Connection implements WireUser {
   }
 
   #hear(tail: Tail, fds: readonly number[]): void {
-    if (!tail.hasPage && tail.returned.length === 0 && tail.revoked.length === 0) return;
+    if (isNothing(tail)) return;
     const unreached = this.#session.hear(tail, fds);
     if (unreached.length === 0) return;
     this.#isStalled = true;
@@ -382,9 +390,9 @@ export class Connection implements WireUser {
     try {
       this.#tellPage();
       for (;;) {
+        this.#tellAdoptions();
         const tail = this.#session.takeNews([], isBye);
-        const isNothing = tail.returned.length === 0 && tail.revoked.length === 0 && !isBye;
-        if (isNothing) return true;
+        if (isNothing(tail)) return true;
         this.#postTail(tail, []);
         if (isBye) return true;
       }
@@ -402,6 +410,20 @@ export class Connection implements WireUser {
       this.#postTail({ ...this.#session.takeNews([]), hasPage: true }, [page]);
     } finally {
       closeFd(page);
+    }
+  }
+
+  /** Each with its pipe. */
+  #tellAdoptions(): void {
+    for (;;) {
+      const adopt = this.#session.adopting.take();
+      if (adopt.length === 0) return;
+      const pipes = adopt.map(({ pipe }) => pipe);
+      try {
+        this.#postTail({ ...this.#session.takeNews([]), adopt }, pipes);
+      } finally {
+        pipes.forEach(closeFd);
+      }
     }
   }
 
@@ -435,4 +457,15 @@ export class Connection implements WireUser {
     this.fail(failure);
     return failure;
   }
+}
+
+/** Whether there is nothing to take in, or to tell. */
+const isNothing = ({ hasPage, returned, revoked, adopt, adopted, isBye }: Tail): boolean =>
+  !hasPage && !isBye && returned.length + revoked.length + adopt.length + adopted.length === 0;
+
+function checkFdCount(count: number): void {
+  if (count > MAX_VALUE_FDS)
+    throw new RangeError(
+      `the value has ${count} file descriptors, those included by which it is passed on: it may have ${MAX_VALUE_FDS}`,
+    );
 }

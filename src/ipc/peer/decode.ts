@@ -43,10 +43,15 @@ export function decodeValue(
   const decoder = new Decoder(bytes, known);
   const decoded = decoder.decode();
   const expected = decoded.slots.reduce((sum, slot) => sum + slot.fdCount, 0);
-  if (decoded.tail.hasPage || decoded.tail.isBye)
+  const { hasPage, isBye, adopt, kept } = decoded.tail;
+  if (hasPage || isBye || adopt.length > 0)
     throw new IpcError('news that comes by itself came with a value');
-  if (expected !== fdCount)
-    throw new IpcError(`${fdCount} file descriptors came with a value that has ${expected}`);
+  if (kept.some((slot, at) => slot >= decoded.slots.length || slot <= (kept[at - 1] ?? -1)))
+    throw new IpcError('a pipe came for an object that the value does not have');
+  if (expected + kept.length !== fdCount)
+    throw new IpcError(
+      `${fdCount} file descriptors came with a value that has ${expected + kept.length}`,
+    );
   return decoded;
 }
 

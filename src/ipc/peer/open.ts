@@ -26,20 +26,25 @@ export function openValue(
 ): ReceivedValue {
   const { borrowed } = session;
   const first = borrowed.number(slots.length);
+  // Before anything can fail: what is not opened is given back by them.
+  const pipes = fds.slice(fds.length - tail.kept.length);
+  for (const [at, slot] of tail.kept.entries())
+    borrowed.keepPipe(first + slot, pipes[at] as number);
+  const own = fds.slice(0, fds.length - pipes.length);
   const objects: object[] = [];
   let used = 0;
   try {
     for (const { holder, key, descriptor, fdCount } of slots) {
-      const own = fds.slice(used, used + fdCount);
+      const its = own.slice(used, used + fdCount);
       used += fdCount;
       const id = first + objects.length;
-      const object = unpack(descriptor, own, session, borrowed.loan(id));
+      const object = unpack(descriptor, its, session, borrowed.loan(id));
       borrowed.opened(id, object);
       objects.push(object);
       holder[key] = object;
     }
   } catch (error) {
-    fds.slice(used).forEach(closeFd);
+    own.slice(used).forEach(closeFd);
     closeObjects(objects);
     for (let at = objects.length; at < slots.length; at++) borrowed.giveBack(first + at);
     throw error;

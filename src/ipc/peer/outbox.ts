@@ -17,6 +17,8 @@ interface Unsent {
   readonly fds: readonly number[];
   /** Called where it never goes out. */
   readonly dropped: (() => void) | undefined;
+  /** Whether others are to agree before it goes out. */
+  isHeld: boolean;
   /** How much of it is with the kernel. */
   offset: number;
 }
@@ -36,6 +38,11 @@ export class Outbox {
 
   get isEmpty(): boolean {
     return this.#waiting.length === 0;
+  }
+
+  /** Whether what is first waits for others to agree: the socket may have room. */
+  get isHeld(): boolean {
+    return this.#waiting[0]?.isHeld === true;
   }
 
   /** Whether too many descriptors of this user are on their way: the socket itself has room. */
@@ -59,6 +66,7 @@ export class Outbox {
    * @param bytes with room for a header before; free again after the call
    * @param fds still the caller's
    * @param dropped called where it does not go out, unless this throws
+   * @param agreed what it waits for before it, and what comes after it, goes out
    * @throws SystemError as sendMessage
    */
   post(
@@ -67,8 +75,10 @@ export class Outbox {
     bytes: Buffer,
     fds: readonly number[],
     dropped?: () => void,
+    agreed?: Promise<unknown>,
   ): Promise<void> | undefined {
-    const value: Unsent = { kind, bytes, fds, dropped, offset: 0 };
+    const value: Unsent = { kind, bytes, fds, dropped, isHeld: agreed !== undefined, offset: 0 };
+    if (agreed) return this.#keep(value, agreed);
     const isSent = this.isEmpty && this.#send(socket, value);
     return isSent ? undefined : this.#keep(value);
   }
@@ -77,7 +87,7 @@ export class Outbox {
   flush(socket: number): void {
     for (;;) {
       const first = this.#waiting[0];
-      if (!first || !this.#send(socket, first)) return;
+      if (!first || first.isHeld || !this.#send(socket, first)) return;
       this.#remove(first).resolve();
     }
   }
@@ -112,12 +122,16 @@ export class Outbox {
     }
   }
 
-  #keep({ bytes, fds, ...rest }: Unsent): Promise<void> {
+  #keep({ bytes, fds, ...rest }: Unsent, agreed?: Promise<unknown>): Promise<void> {
     // Their owners may close theirs before there is room. What went out already needs none.
     const kept = rest.offset > 0 ? [] : duplicateAll(fds);
     this.#byteLength += bytes.byteLength;
     return new Promise((resolve, reject) => {
-      this.#waiting.push({ ...rest, bytes: Buffer.from(bytes), fds: kept, resolve, reject });
+      const waiting = { ...rest, bytes: Buffer.from(bytes), fds: kept, resolve, reject };
+      this.#waiting.push(waiting);
+      void agreed?.then(() => {
+        waiting.isHeld = false;
+      });
     });
   }
 

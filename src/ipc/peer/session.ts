@@ -1,9 +1,11 @@
 import { closeFd } from '../../../ffi/libc.ts';
 import type { Context } from '../../context.ts';
-import { PeerGoneError } from '../../errors.ts';
+import { IpcError, PeerGoneError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
 import { waitUntil } from '../../wait.ts';
 import type { Shareable } from '../export.ts';
+import { type Adopted, Adopting } from '../lease/adopting.ts';
+import { Adoption } from '../lease/adoption.ts';
 import { Borrowed } from '../lease/borrowed.ts';
 import type { Lease } from '../lease/lease.ts';
 import { Lent } from '../lease/lent.ts';
@@ -16,6 +18,8 @@ import type { Tail } from './tail.ts';
 
 /** Of one message. */
 const MAX_REVOKED = 1024;
+/** Each has a pipe here. */
+const MAX_ADOPTIONS = 1024;
 
 /**
  * What the two ends of a connection owe each other: what each has lent, and how far its streams
@@ -26,11 +30,15 @@ export class Session implements ParcelSession {
   readonly received = new Map<string, unknown>();
   readonly lent: Lent;
   readonly borrowed: Borrowed;
+  readonly adopting: Adopting;
   readonly ordering = new Ordering();
   readonly process: PeerProcess;
   readonly #name: string;
   readonly #graceMs: number;
   #revoked: number[] = [];
+  /** The questions that are answered: what is kept for third processes. */
+  #adopted: number[] = [];
+  #adoptions = 0;
   #watchNoMore: (() => void) | undefined;
   #unreached = 0;
   #isGone = false;
@@ -45,7 +53,12 @@ export class Session implements ParcelSession {
     this.#name = name;
     this.#graceMs = graceMs;
     const news = (): void => this.onNews?.();
-    this.borrowed = new Borrowed(this.ordering, news);
+    this.adopting = new Adopting(news);
+    this.borrowed = new Borrowed(
+      this.ordering,
+      { pid: process.pid, adopt: (...asked) => this.adopting.ask(...asked) },
+      news,
+    );
     this.lent = new Lent({
       pid: process.pid,
       name,
@@ -99,7 +112,9 @@ export class Session implements ParcelSession {
   takeNews(points: readonly Point[], isBye = false): Tail {
     const returned = this.borrowed.takeReturned();
     const revoked = this.#revoked.splice(0, MAX_REVOKED);
-    return { hasPage: false, points, returned, revoked, isBye };
+    const adopted = this.#adopted.splice(0, MAX_REVOKED);
+    const nothing = { hasPage: false, adopt: [], kept: [] };
+    return { ...nothing, points, returned, revoked, adopted, isBye };
   }
 
   /**
@@ -108,22 +123,50 @@ export class Session implements ParcelSession {
    *
    * @throws IpcError for what cannot be
    */
-  hear({ hasPage, returned, revoked }: Tail, fds: readonly number[]): readonly Point[] {
-    const [page] = fds;
-    if (hasPage && page !== undefined) this.ordering.acceptPage(page);
-    else fds.forEach(closeFd);
+  hear(
+    { hasPage, returned, revoked, adopt, adopted }: Tail,
+    fds: readonly number[],
+  ): readonly Point[] {
+    const pipes = hasPage ? fds.slice(1) : fds;
+    if (hasPage) this.ordering.acceptPage(fds[0] as number);
+    this.#adopt(adopt, pipes);
+    for (const number of adopted) this.adopting.answered(number);
     // Of one that is gone all is given back already.
     if (this.#isGone) return [];
     const left: Point[] = [];
     for (const { lease: id, isOver, points } of returned) {
       const lease = this.lent.find(id);
-      const place = Lent.placeOf(lease);
+      const { place } = lease;
       if (place && !this.ordering.isReached(points))
         if (!this.ordering.wait(points, place.context, place.stream)) left.push(...points);
       if (isOver) this.lent.end([lease]);
     }
     for (const id of revoked) this.borrowed.revoke(id, this.#name);
     return left;
+  }
+
+  /** Keeps what the other end has for those whom it passes that on to. @throws IpcError */
+  #adopt(asked: readonly Adopted[], pipes: readonly number[]): void {
+    for (const [at, { number, lease: id, pid, startTime }] of asked.entries()) {
+      const pipe = pipes[at] as number;
+      const rest = (): void => pipes.slice(at + 1).forEach(closeFd);
+      try {
+        if (this.#adoptions >= MAX_ADOPTIONS)
+          throw new IpcError(`more than ${MAX_ADOPTIONS} things of this process were passed on`);
+        const lease = this.lent.find(id);
+        this.#adoptions += 1;
+        const over = (): void => {
+          this.#adoptions -= 1;
+        };
+        new Adoption(lease, { pid, startTime }, pipe, this.#graceMs, over);
+      } catch (error) {
+        closeFd(pipe);
+        rest();
+        throw error;
+      }
+      this.#adopted.push(number);
+    }
+    if (asked.length > 0) this.onNews?.();
   }
 
   /** Resolves when points of the other process are reached, or it is gone. */
@@ -146,6 +189,7 @@ export class Session implements ParcelSession {
     if (this.#isEnded) return;
     this.#isEnded = true;
     this.onNews = undefined;
+    this.adopting.end();
     if (!this.process.isSeen && !this.#isGone)
       setTimeout(() => this.#otherIsGone(), this.#graceMs).unref();
     this.ordering.close(() => this.#forget());
@@ -155,6 +199,7 @@ export class Session implements ParcelSession {
     if (this.#isGone) return;
     this.#isGone = true;
     this.#unreached = this.ordering.otherIsGone();
+    this.adopting.end();
     this.lent.endAll();
     this.#forget();
     this.onGone?.();

@@ -1,5 +1,6 @@
 /** What the two ends say to each other beside values: it goes behind a value, or by itself. */
 import { IpcError } from '../../errors.ts';
+import type { Adopted } from '../lease/adopting.ts';
 import { type Point, SLOT_COUNT } from '../points/point.ts';
 import { ByteReader } from './byte-reader.ts';
 import type { ByteWriter } from './byte-writer.ts';
@@ -24,6 +25,12 @@ export interface Tail {
   readonly returned: readonly Returned[];
   /** The leases of the sender that are not to be used any more. */
   readonly revoked: readonly number[];
+  /** What the receiver of this is asked to keep for others too, a pipe with each. */
+  readonly adopt: readonly Adopted[];
+  /** The numbers of what the sender keeps so. */
+  readonly adopted: readonly number[];
+  /** Which objects of the value have a pipe: behind the file descriptors of all. */
+  readonly kept: readonly number[];
   /** Whether the sender has no more values, and wants none. */
   readonly isBye: boolean;
 }
@@ -33,10 +40,22 @@ const emptyTail: Tail = {
   points: [],
   returned: [],
   revoked: [],
+  adopt: [],
+  adopted: [],
+  kept: [],
   isBye: false,
 };
 
-const Mark = { page: 1, points: 2, returned: 3, revoked: 4, bye: 5 } as const;
+const Mark = {
+  page: 1,
+  points: 2,
+  returned: 3,
+  revoked: 4,
+  bye: 5,
+  adopt: 6,
+  adopted: 7,
+  kept: 8,
+} as const;
 /** The most points of one list: a word each. */
 const MAX_POINTS = SLOT_COUNT;
 /** How much one message may say of each kind. */
@@ -45,8 +64,9 @@ const MAX_TAIL_ENTRIES: number = MAX_VALUE_OBJECTS;
 /** Reads news, which came by itself. @throws IpcError */
 export function readNews(bytes: Uint8Array, fdCount: number): Tail {
   const tail = readTail(new ByteReader(bytes));
-  if (tail.points.length > 0) throw new IpcError('points came without a value');
-  if (fdCount !== (tail.hasPage ? 1 : 0))
+  if (tail.points.length > 0 || tail.kept.length > 0)
+    throw new IpcError('points came without a value');
+  if (fdCount !== (tail.hasPage ? 1 : 0) + tail.adopt.length)
     throw new IpcError(`${fdCount} file descriptors came with news`);
   return tail;
 }
@@ -73,6 +93,21 @@ export function writeTail(to: ByteWriter, tail: Tail): void {
     for (const lease of tail.revoked) to.float64(lease);
   }
   if (tail.isBye) to.uint8(Mark.bye);
+  if (tail.adopt.length > 0) {
+    to.uint8(Mark.adopt);
+    to.length(tail.adopt.length);
+    for (const { number, lease, pid, startTime } of tail.adopt)
+      for (const value of [number, lease, pid, startTime]) to.float64(value);
+  }
+  for (const [mark, values] of [
+    [Mark.adopted, tail.adopted],
+    [Mark.kept, tail.kept],
+  ] as const) {
+    if (values.length === 0) continue;
+    to.uint8(mark);
+    to.length(values.length);
+    for (const value of values) to.float64(value);
+  }
 }
 
 /** Reads all that is left. @throws IpcError for anything but a tail, each part once and in order */
@@ -84,6 +119,9 @@ export function readTail(from: ByteReader): Tail {
   let points: readonly Point[] = [];
   let returned: readonly Returned[] = [];
   let revoked: readonly number[] = [];
+  let adopt: readonly Adopted[] = [];
+  let adopted: readonly number[] = [];
+  let kept: readonly number[] = [];
   while (from.left > 0) {
     const mark = from.uint8();
     if (mark <= last) throw new IpcError(`${from.left} bytes follow the value`);
@@ -93,9 +131,12 @@ export function readTail(from: ByteReader): Tail {
     else if (mark === Mark.returned) returned = readList(from, 10, () => readReturned(from));
     else if (mark === Mark.revoked) revoked = readList(from, 8, () => readLease(from));
     else if (mark === Mark.bye) isBye = true;
+    else if (mark === Mark.adopt) adopt = readList(from, 32, () => readAdopted(from));
+    else if (mark === Mark.adopted) adopted = readList(from, 8, () => readCount(from, 0));
+    else if (mark === Mark.kept) kept = readList(from, 8, () => readCount(from, 0));
     else throw new IpcError(`the byte ${mark} says nothing behind a value`);
   }
-  return { hasPage, points, returned, revoked, isBye };
+  return { hasPage, points, returned, revoked, isBye, adopt, adopted, kept };
 }
 
 function writePoints(to: ByteWriter, points: readonly Point[]): void {
@@ -114,6 +155,11 @@ function readPoints(from: ByteReader): Point[] {
     if (slot >= SLOT_COUNT) throw new IpcError(`a page of counters has no word ${slot}`);
     return { slot, count: readCount(from, 1) };
   });
+}
+
+function readAdopted(from: ByteReader): Adopted {
+  const [number, lease, pid, startTime] = [0, 0, 0, 0].map((least) => readCount(from, least));
+  return { number, lease, pid, startTime } as Adopted;
 }
 
 function readReturned(from: ByteReader): Returned {

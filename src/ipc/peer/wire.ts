@@ -60,9 +60,14 @@ export class Wire {
     bytes: Buffer,
     fds: readonly number[],
     dropped?: () => void,
+    agreed?: Promise<unknown>,
   ): Promise<void> | undefined {
-    const sending = this.outbox.post(this.#fd as number, kind, bytes, fds, dropped);
+    const sending = this.outbox.post(this.#fd as number, kind, bytes, fds, dropped, agreed);
     if (sending) this.#rewatch();
+    void agreed?.then(() => {
+      this.#flush();
+      this.#rewatch();
+    });
     return sending;
   }
 
@@ -169,8 +174,9 @@ export class Wire {
   /** Watches the socket for what is wanted of it now: a descriptor has one watch at a time. */
   #rewatch(readable = this.#user.wantsMore()): void {
     if (this.#fd === undefined) return;
-    const writable = !this.outbox.isEmpty && !this.outbox.isShortOfFds;
-    if (this.outbox.isShortOfFds) this.#retryLater();
+    const { isEmpty, isShortOfFds, isHeld } = this.outbox;
+    const writable = !isEmpty && !isShortOfFds && !isHeld;
+    if (isShortOfFds) this.#retryLater();
     if (readable === this.#watches.readable && writable === this.#watches.writable) return;
     this.#watches = { readable, writable };
     this.#watch?.close();

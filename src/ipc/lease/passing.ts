@@ -1,0 +1,58 @@
+import { closeFd, openPipe } from '../../../ffi/libc.ts';
+import { processStartTime } from '../../../ffi/process.ts';
+import type { Shareable } from '../export.ts';
+import type { PeerProcess } from './peer-process.ts';
+import { ownerOf } from './shared-object.ts';
+
+/** Who has lent an object to this process: it is asked before that is passed on. */
+export interface Lender {
+  /** The process; 0 where it is of another pid namespace. */
+  readonly pid: number;
+  /**
+   * Has it keep the object for another process too; resolves when it does, or is gone.
+   *
+   * @param pipe is the lender's from now on
+   */
+  adopt(pid: number, startTime: number, pipe: number): Promise<void>;
+}
+
+const lenders = new WeakMap<object, Lender>();
+
+/** Remembers who has lent what is open here. */
+export function rememberLender(object: object, lender: Lender): void {
+  lenders.set(object, lender);
+}
+
+/** Objects of others that go to a third process. */
+export interface Passing {
+  /** Which of the objects they are. */
+  readonly kept: readonly number[];
+  /** The ends for writing of their pipes, for the third process: whoever calls closes these. */
+  readonly pipes: readonly number[];
+  /** When all lenders know of it; undefined where there are none. */
+  readonly agreed: Promise<unknown> | undefined;
+}
+
+const nothing: Passing = { kept: [], pipes: [], agreed: undefined };
+
+/** Asks the lenders of what goes to a process. @throws SystemError */
+export function passOn(objects: readonly Shareable[], to: PeerProcess): Passing {
+  const lent = objects.map((object) => lenders.get(ownerOf(object)));
+  // What goes back to its maker is its own.
+  const kept = lent.flatMap((lender, at) => (lender && lender.pid !== to.pid ? [at] : []));
+  if (kept.length === 0) return nothing;
+  const startTime = processStartTime(to.pid) ?? 0;
+  const pipes: number[] = [];
+  const answers: Promise<void>[] = [];
+  try {
+    for (const at of kept) {
+      const [reading, writing] = openPipe();
+      pipes.push(writing);
+      answers.push((lent[at] as Lender).adopt(to.pid, startTime, reading));
+    }
+  } catch (error) {
+    pipes.forEach(closeFd);
+    throw error;
+  }
+  return { kept, pipes, agreed: Promise.all(answers) };
+}
