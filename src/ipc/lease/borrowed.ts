@@ -108,14 +108,17 @@ export class Borrowed {
   }
 
   /** What the other end is to be told: as much as goes in one message. */
-  takeReturned(): Returned[] {
-    let points = 0;
-    const fits = ({ points: more }: Returned, at: number): boolean => {
-      points += more.length;
-      return at === 0 || (at < MAX_ENTRIES && points < MAX_POINTS);
-    };
-    const end = this.#returned.findIndex((entry, at) => !fits(entry, at));
-    return this.#returned.splice(0, end < 0 ? this.#returned.length : end);
+  takeReturned(): readonly Returned[] {
+    const all = this.#returned;
+    let [end, points] = [0, 0];
+    // The first always goes.
+    while (end < all.length && (end === 0 || (end < MAX_ENTRIES && points < MAX_POINTS))) {
+      points += (all[end] as Returned).points.length;
+      end += 1;
+    }
+    if (end < all.length) return all.splice(0, end);
+    if (end > 0) this.#returned = [];
+    return all;
   }
 
   #closed(id: number, context: Context, stream: Stream | undefined): void {

@@ -37,6 +37,7 @@ const nothing: Passing = { kept: [], pipes: [], agreed: undefined };
 
 /** Asks the lenders of what goes to a process. @throws SystemError */
 export function passOn(objects: readonly Shareable[], to: PeerProcess): Passing {
+  if (!objects.some((object) => lenders.has(ownerOf(object)))) return nothing;
   const lent = objects.map((object) => lenders.get(ownerOf(object)));
   // What goes back to its maker is its own.
   const kept = lent.flatMap((lender, at) => (lender && lender.pid !== to.pid ? [at] : []));

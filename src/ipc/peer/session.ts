@@ -17,7 +17,13 @@ import type { Point } from '../points/point.ts';
 import type { Tail } from './tail.ts';
 
 /** Of one message. */
-const MAX_REVOKED = 1024;
+const MAX_NUMBERS = 1024;
+const none: readonly never[] = [];
+
+/** Mostly there is nothing: this is on the way of every value. */
+const takeFrom = (numbers: number[]): readonly number[] =>
+  numbers.length === 0 ? none : numbers.splice(0, MAX_NUMBERS);
+
 /** Each has a pipe here. */
 const MAX_ADOPTIONS = 1024;
 
@@ -35,9 +41,9 @@ export class Session implements ParcelSession {
   readonly process: PeerProcess;
   readonly #name: string;
   readonly #graceMs: number;
-  #revoked: number[] = [];
+  readonly #revoked: number[] = [];
   /** The questions that are answered: what is kept for third processes. */
-  #adopted: number[] = [];
+  readonly #adopted: number[] = [];
   #adoptions = 0;
   #watchNoMore: (() => void) | undefined;
   #unreached = 0;
@@ -110,11 +116,16 @@ export class Session implements ParcelSession {
 
   /** What there is to be told, beside a value or by itself. */
   takeNews(points: readonly Point[], isBye = false): Tail {
-    const returned = this.borrowed.takeReturned();
-    const revoked = this.#revoked.splice(0, MAX_REVOKED);
-    const adopted = this.#adopted.splice(0, MAX_REVOKED);
-    const nothing = { hasPage: false, adopt: [], kept: [] };
-    return { ...nothing, points, returned, revoked, adopted, isBye };
+    return {
+      hasPage: false,
+      points,
+      returned: this.borrowed.takeReturned(),
+      revoked: takeFrom(this.#revoked),
+      adopt: none,
+      adopted: takeFrom(this.#adopted),
+      kept: none,
+      isBye,
+    };
   }
 
   /**

@@ -150,11 +150,13 @@ function writePoints(to: ByteWriter, points: readonly Point[]): void {
 function readPoints(from: ByteReader): Point[] {
   const length = from.length(9);
   if (length > MAX_POINTS) throw new IpcError(`${length} points are more than a page has words`);
-  return Array.from({ length }, () => {
+  const points: Point[] = [];
+  for (let at = 0; at < length; at++) {
     const slot = from.length(0);
     if (slot >= SLOT_COUNT) throw new IpcError(`a page of counters has no word ${slot}`);
-    return { slot, count: readCount(from, 1) };
-  });
+    points.push({ slot, count: readCount(from, 1) });
+  }
+  return points;
 }
 
 function readAdopted(from: ByteReader): Adopted {
@@ -182,5 +184,7 @@ function readList<T>(from: ByteReader, byteLength: number, read: () => T): T[] {
   const length = from.length(byteLength);
   if (length === 0 || length > MAX_TAIL_ENTRIES)
     throw new IpcError(`${length} entries are too few or too many for one message`);
-  return Array.from({ length }, read);
+  const entries: T[] = [];
+  for (let at = 0; at < length; at++) entries.push(read());
+  return entries;
 }
