@@ -96,6 +96,12 @@ const EEXIST = 17;
 // Holds every open watch: a poll handle that nothing refers to is collected and never fires.
 const watches = new Map<number, PollWatch>();
 
+// While Node frees its environment the loop turns once more: koffi would call back into an engine
+// that runs no JavaScript any more, which aborts the process.
+const closeAll = (): void => {
+  for (const watch of [...watches.values()]) watch.close();
+};
+
 /** How koffi really calls back; its declarations leave out the status. */
 type PollCallback = (
   status: number,
@@ -116,6 +122,7 @@ class PollWatch implements FdWatch {
     this.#events = { ...events };
     this.#onReady = onReady;
     this.#poll = koffi.node.poll(fd, this.#events, this.#fired as unknown as DeclaredPollCallback);
+    if (watches.size === 0) process.on('exit', closeAll);
     watches.set(fd, this);
   }
 
@@ -149,6 +156,7 @@ class PollWatch implements FdWatch {
     this.#closed = true;
     clearImmediate(this.#delivery);
     watches.delete(this.fd);
+    if (watches.size === 0) process.off('exit', closeAll);
     this.#poll.close();
   }
 

@@ -3,7 +3,7 @@ import { type DeviceBuffer, MemoryPool } from 'cuffi';
 import { leases, parentPeer, spawnPeer } from 'cuffi/ipc';
 
 if (process.argv[2] === 'worker') {
-  const parent = parentPeer();
+  using parent = parentPeer(); // closed at the end: an open one keeps the process alive
   const weights = (await parent.receive()) as DeviceBuffer;
   await parent.send('mine');
   await parent.receive(); // works on, and closes nothing

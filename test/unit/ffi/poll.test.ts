@@ -196,3 +196,7 @@ test("a process's descriptor becomes readable at the process's end", async () =>
   await exit;
   closeFd(fd);
 });
+
+test('a descriptor that becomes ready while the process ends does no harm', async () => {
+  assert.equal(await fixture('ready-at-exit'), '');
+});
