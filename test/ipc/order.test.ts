@@ -33,7 +33,7 @@ const valuesOf = async (buffer: DeviceBuffer, stream: Stream): Promise<number[]>
   ...new Set(await buffer.copyToHost(undefined, { stream })),
 ];
 
-/** Memory of each kind in turn. */
+/** Memory of each kind in turn, which the receiver has mapped: what is asked is the order of work. */
 function buffers(): { readonly all: DeviceBuffer[]; close(): void } {
   const all = [DeviceBuffer.allocate(4096)];
   const owners: { close(): void }[] = [];
@@ -91,6 +91,7 @@ async function receiverIsLate(buffer: DeviceBuffer, stream: Stream): Promise<boo
 test('what is read was written before, and what is written was read before', options, async () => {
   using stream = Stream.create({ nonBlocking: true });
   const memory = buffers();
+  for (const buffer of memory.all) await ask({ do: 'keep', buffer });
   const rounds = dose(6, 1000);
   for (let round = 0; round < rounds; round++) {
     const buffer = memory.all[round % memory.all.length] as DeviceBuffer;
@@ -98,6 +99,7 @@ test('what is read was written before, and what is written was read before', opt
     assert.equal(await receiverIsLate(buffer, stream), false, `round ${round}, done`);
   }
   memory.close();
+  await ask({ do: 'release' });
   await leases.drain({ timeoutMs: 20_000 });
   await Context.primary().flush();
 });
@@ -120,6 +122,7 @@ test('neither process makes a call that waits', options, async () => {
   using stream = Stream.create({ nonBlocking: true });
   using buffer = DeviceBuffer.allocate(4096);
   await setTo(buffer, 1, stream);
+  await ask({ do: 'keep', buffer });
   await ask({ do: 'record' });
   using recorder = recordCalls();
   using latch = new Latch();
@@ -144,6 +147,7 @@ test('neither process makes a call that waits', options, async () => {
 test('with the waits switched off the same tests fail: here, and there', options, async () => {
   using stream = Stream.create({ nonBlocking: true });
   using buffer = DeviceBuffer.allocate(4096);
+  await ask({ do: 'keep', buffer });
   // A value that is there is not waited for: a copy that has begun cannot be seen.
   const driver = Object.fromEntries(functionNames.map((name) => [name, cu[name]]));
   without('cuStreamWaitValue64_v2');
