@@ -63,4 +63,4 @@ export class Adopting {
 }
 
 /** Of one message. */
-export const MAX_ADOPTED = 64;
+const MAX_ADOPTED = 64;
