@@ -319,6 +319,18 @@ test(
   },
 );
 
+test('all that comes is passed on, however much is waiting', deadline, async () => {
+  const [between, last] = [start(), start()];
+  const name = `@cuffi-relay-${process.pid}`;
+  const count = dose(200, 5000);
+  using buffer = DeviceBuffer.allocate(4096);
+  await ask(last, { do: 'sink', value: name, count });
+  await between.send({ do: 'relay', value: name, count } satisfies Step);
+  for (let n = 0; n < count; n++) await between.send(buffer.subarray(n % 100, 4096));
+  assert.equal(await between.receive({ timeoutMs: 30_000 + dose(0, 300_000) }), 'all');
+  while (leases.stats().leases.length > 0) await nextTurn();
+});
+
 test('sends leave nothing on either side', deadline, async () => {
   const child = start();
   using buffer = DeviceBuffer.allocate(4096);

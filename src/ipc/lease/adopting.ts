@@ -27,6 +27,11 @@ export class Adopting {
     this.#changed = changed;
   }
 
+  /** Whether an answer is to come. */
+  get isWaiting(): boolean {
+    return this.#answers.size > 0;
+  }
+
   /** Resolves when the other end keeps it, or is not there to. The pipe is closed when it went out. */
   ask(lease: number, pid: number, startTime: number, pipe: number): Promise<void> {
     if (this.#isOver) {
@@ -36,8 +41,9 @@ export class Adopting {
     const number = this.#next;
     this.#next += 1;
     this.#unsaid.push({ number, lease, pid, startTime, pipe });
+    const answered = new Promise<void>((resolve) => this.#answers.set(number, resolve));
     this.#changed();
-    return new Promise((resolve) => this.#answers.set(number, resolve));
+    return answered;
   }
 
   /** What is to be told: no more than go in one message. */

@@ -106,20 +106,22 @@ export class Connection implements WireUser {
     if (this.#end) throw this.#end;
     const session = this.#session;
     const points = session.readyPoints(objects, stream);
-    const leases = session.lent.lend(objects, stream);
-    const drop = leases.length > 0 ? () => session.drop(leases) : undefined;
-    let pipes: readonly number[] = [];
+    const { kept, pipes, agreed } = passOn(objects, session.process);
     try {
-      const passing = passOn(objects, session.process);
-      ({ pipes } = passing);
-      checkFdCount(fds.length + pipes.length);
-      this.#tellPage();
-      writer.endValue();
-      writeTail(writer, { ...session.takeNews(points), kept: passing.kept });
-      return this.#wire.post(kind, writer.written, [...fds, ...pipes], drop, passing.agreed);
-    } catch (error) {
-      drop?.();
-      throw this.#sendFailed(error);
+      const all = pipes.length > 0 ? [...fds, ...pipes] : fds;
+      checkFdCount(all.length);
+      // The last that can fail while the other end lives: leases are numbered as they go out.
+      const leases = session.lent.lend(objects, stream);
+      const drop = leases.length > 0 ? () => session.lent.end(leases) : undefined;
+      try {
+        this.#tellPage();
+        writer.endValue();
+        writeTail(writer, { ...session.takeNews(points), kept });
+        return this.#wire.post(kind, writer.written, all, drop, agreed);
+      } catch (error) {
+        drop?.();
+        throw this.#sendFailed(error);
+      }
     } finally {
       pipes.forEach(closeFd);
     }
@@ -169,7 +171,10 @@ export class Connection implements WireUser {
   /** As {@link WireUser}. */
   wantsMore(): boolean {
     if (this.#isStalled) return false;
-    if (this.#end === undefined && this.#inbox.isFull) this.#isPaused = true;
+    // What a value here waits for comes behind those that nobody takes.
+    const { isFull, isOverfull } = this.#inbox;
+    const hasEnough = this.#session.adopting.isWaiting ? isOverfull : isFull;
+    if (this.#end === undefined && hasEnough) this.#isPaused = true;
     return !this.#isPaused;
   }
 
@@ -379,6 +384,10 @@ export class Connection implements WireUser {
   #tellNews(): void {
     clearImmediate(this.#news);
     this.#news = undefined;
+    if (this.#isPaused && this.#session.adopting.isWaiting) {
+      this.#isPaused = false;
+      this.#wire.resume();
+    }
     // What waits to go out takes it along, or is followed by it.
     if (!this.#wire.isOpen || !this.#wire.outbox.isEmpty) return;
     this.#postNews(false);

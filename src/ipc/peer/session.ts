@@ -7,7 +7,6 @@ import type { Shareable } from '../export.ts';
 import { type Adopted, Adopting } from '../lease/adopting.ts';
 import { Adoption } from '../lease/adoption.ts';
 import { Borrowed } from '../lease/borrowed.ts';
-import type { Lease } from '../lease/lease.ts';
 import { Lent } from '../lease/lent.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { contextOf, streamOfObject } from '../lease/shared-object.ts';
@@ -138,12 +137,12 @@ export class Session implements ParcelSession {
     { hasPage, returned, revoked, adopt, adopted }: Tail,
     fds: readonly number[],
   ): readonly Point[] {
-    const pipes = hasPage ? fds.slice(1) : fds;
     if (hasPage) this.ordering.acceptPage(fds[0] as number);
-    this.#adopt(adopt, pipes);
-    for (const number of adopted) this.adopting.answered(number);
+    else if (this.#isGone) fds.forEach(closeFd);
+    else this.#adopt(adopt, fds);
     // Of one that is gone all is given back already.
     if (this.#isGone) return [];
+    for (const number of adopted) this.adopting.answered(number);
     const left: Point[] = [];
     for (const { lease: id, isOver, points } of returned) {
       const lease = this.lent.find(id);
@@ -183,11 +182,6 @@ export class Session implements ParcelSession {
   /** Resolves when points of the other process are reached, or it is gone. */
   async reached(points: readonly Point[]): Promise<void> {
     await waitUntil(() => this.#isGone || this.ordering.isReached(points));
-  }
-
-  /** Ends leases of values that never went out. */
-  drop(leases: readonly Lease[]): void {
-    this.lent.end(leases);
   }
 
   /** The pools that were kept for values to come are let go. */

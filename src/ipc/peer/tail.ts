@@ -66,6 +66,8 @@ export function readNews(bytes: Uint8Array, fdCount: number): Tail {
   const tail = readTail(new ByteReader(bytes));
   if (tail.points.length > 0 || tail.kept.length > 0)
     throw new IpcError('points came without a value');
+  if (tail.hasPage && tail.adopt.length > 0)
+    throw new IpcError('a page of counters came with something to adopt');
   if (fdCount !== (tail.hasPage ? 1 : 0) + tail.adopt.length)
     throw new IpcError(`${fdCount} file descriptors came with news`);
   return tail;
