@@ -1,23 +1,22 @@
 import { closeFd, SystemError } from '../../../ffi/libc.ts';
-import type { Context } from '../../context.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
 import { passOn } from '../lease/passing.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
-import { contextOf } from '../lease/shared-object.ts';
 import { asArray } from '../opened-array.ts';
-import type { Point } from '../points/point.ts';
 import type { Arrived } from './assembly.ts';
 import { ByteWriter } from './byte-writer.ts';
 import { type DecodedValue, decodeValue, type KnownDescriptors } from './decode.ts';
+import { Delivery } from './delivery.ts';
 import { type Encoded, encodeValue } from './encode.ts';
 import { Inbox } from './inbox.ts';
 import { MAX_VALUE_FDS } from './limits.ts';
-import { closeObjects, openValue, type ReceivedValue } from './open.ts';
+import { News } from './news.ts';
+import { closeObjects, openValue } from './open.ts';
 import { PacketKind } from './packet.ts';
 import { type Asker, confirmed, numbered, Questions } from './questions.ts';
 import { Session } from './session.ts';
-import { readNews, type Tail, writeTail } from './tail.ts';
+import { isNothing, readNews, type Tail, writeTail } from './tail.ts';
 import { isGone, Wire, type WireUser } from './wire.ts';
 
 /** One end of a connection: the values that came, and those that are to go. */
@@ -32,8 +31,8 @@ export class Connection implements WireUser {
   #isPaused = false;
   /** Whether the host waits for work of the other end before it believes anything more. */
   #isStalled = false;
-  /** Whether the first value is held up until work of the other end is done. */
-  #isHeldUp = false;
+  readonly #delivery: Delivery;
+  readonly #told: News;
   #news: NodeJS.Immediate | undefined;
   #end: ClosedError | IpcError | undefined;
   /** Called once nothing can be sent, and nothing more comes. */
@@ -46,6 +45,11 @@ export class Connection implements WireUser {
     this.other = other;
     this.#wire = new Wire(fd, this);
     this.#session = new Session(process, other, graceMs);
+    this.#told = new News(this.#session, this.#wire);
+    this.#delivery = new Delivery(this.#session, () => {
+      this.#inbox.serve();
+      if (this.#inbox.isOver) this.#tellOver();
+    });
     this.#session.onNews = () => {
       this.#news ??= setImmediate(() => this.#tellNews());
     };
@@ -114,7 +118,7 @@ export class Connection implements WireUser {
       const leases = session.lent.lend(objects, stream);
       const drop = leases.length > 0 ? () => session.lent.end(leases) : undefined;
       try {
-        this.#tellPage();
+        this.#told.tellPage();
         writer.endValue();
         writeTail(writer, { ...session.takeNews(points), kept });
         return this.#wire.post(kind, writer.written, all, drop, agreed);
@@ -135,7 +139,7 @@ export class Connection implements WireUser {
   ): () => void {
     if (this.#inbox.isIdle && !this.#isStalled) this.#wire.takeAtOnce();
     const cancel = this.#inbox.take(
-      (received) => this.#deliver(received, resolve, reject, stream),
+      (received) => this.#delivery.give(received, { resolve, reject, stream }),
       reject,
     );
     if (this.#isPaused && this.#inbox.hasRoom) {
@@ -218,28 +222,33 @@ export class Connection implements WireUser {
   }
 
   #answered(decoded: DecodedValue, fds: readonly number[]): void {
+    let asker: Asker;
+    try {
+      asker = this.#questions.take(numbered(decoded.root.value)[0]);
+    } catch (error) {
+      fds.forEach(closeFd);
+      throw error;
+    }
     const arrival = this.#opened(decoded, fds);
-    const [number, named] = numbered(decoded.root.value);
-    const asker = this.#questions.take(number);
-    if ('error' in arrival) asker.reject(arrival.error);
-    else if (typeof named === 'object' && arrival.objects[0] === named)
-      this.#give({ ...arrival, value: asArray(named, asker.descriptor) }, asker);
-    else
-      asker.reject(
-        new IpcError(
-          `${this.other} does not confirm this descriptor: ${String(named)}`,
-          undefined,
-          'exporter-gone',
-        ),
-      );
-  }
-
-  /** Gives an answer out, when work here can come behind that of the other end. */
-  #give(received: ReceivedValue, { resolve, reject, stream }: Asker): void {
-    if (this.#deliver(received, resolve, reject, stream)) return;
-    void this.#session
-      .reached(received.points)
-      .then(() => this.#deliver(received, resolve, reject, stream));
+    if ('error' in arrival) {
+      asker.reject(arrival.error);
+      return;
+    }
+    const [, named] = numbered(arrival.value);
+    const [object, ...others] = arrival.objects;
+    if (object !== undefined && object === named && others.length === 0) {
+      const received = { ...arrival, value: asArray(object, asker.descriptor) };
+      this.#delivery.give(received, asker, () => this.#delivery.give(received, asker));
+      return;
+    }
+    closeObjects(arrival.objects);
+    asker.reject(
+      new IpcError(
+        `${this.other} does not confirm this descriptor: ${String(named)}`,
+        undefined,
+        'exporter-gone',
+      ),
+    );
   }
 
   /** As {@link WireUser}. */
@@ -295,54 +304,6 @@ export class Connection implements WireUser {
     }
   }
 
-  /** Gives a value out behind the work that it comes after; false where the host must wait for it. */
-  #deliver(
-    { value, objects, points }: ReceivedValue,
-    resolve: (value: unknown) => void,
-    reject: (error: unknown) => void,
-    stream: Stream | undefined,
-  ): boolean {
-    try {
-      if (points.length === 0 || this.#comesBehind(points, objects, stream)) {
-        resolve(value);
-        return true;
-      }
-      if (!this.#session.isGone) {
-        this.#serveWhenReached(points);
-        return false;
-      }
-      reject(this.#session.goneError());
-    } catch (error) {
-      reject(error);
-    }
-    closeObjects(objects);
-    return true;
-  }
-
-  #comesBehind(points: readonly Point[], objects: readonly object[], stream?: Stream): boolean {
-    const { ordering, isGone: isOver } = this.#session;
-    if (ordering.isReached(points)) return true;
-    if (isOver) return false;
-    if (stream) return ordering.wait(points, stream.context, stream);
-    const contexts = new Set<Context>();
-    for (const object of objects) {
-      const context = contextOf(object);
-      if (context) contexts.add(context);
-    }
-    return [...contexts].every((context) => ordering.wait(points, context, undefined));
-  }
-
-  /** The first value that waits: those behind it wait with it. */
-  #serveWhenReached(points: readonly Point[]): void {
-    if (this.#isHeldUp) return;
-    this.#isHeldUp = true;
-    void this.#session.reached(points).then(() => {
-      this.#isHeldUp = false;
-      this.#inbox.serve();
-      if (this.#inbox.isOver) this.#tellOver();
-    });
-  }
-
   /** @param how 'bye' tells the other end, which may still give back, and be given back, what was lent */
   #finish(reason: ClosedError | IpcError, how: 'bye' | 'break'): void {
     const isFirst = this.#end === undefined;
@@ -370,7 +331,7 @@ export class Connection implements WireUser {
     const { outbox } = this.#wire;
     if (!outbox.rejectValues(this.#end)) return false;
     this.#wire.setReferenced(false);
-    return this.#postNews(true) && this.#session.isInUse;
+    return this.#told.post(true) && this.#session.isInUse;
   }
 
   /** Closes the socket of a connection that has ended, when nothing is left to be given back. */
@@ -390,57 +351,8 @@ export class Connection implements WireUser {
     }
     // What waits to go out takes it along, or is followed by it.
     if (!this.#wire.isOpen || !this.#wire.outbox.isEmpty) return;
-    this.#postNews(false);
+    this.#told.post(false);
     this.#leaveUnused();
-  }
-
-  /** Answers whether the other end can still be told anything. */
-  #postNews(isBye: boolean): boolean {
-    try {
-      this.#tellPage();
-      for (;;) {
-        this.#tellAdoptions();
-        const tail = this.#session.takeNews([], isBye);
-        if (isNothing(tail)) return true;
-        this.#postTail(tail, []);
-        if (isBye) return true;
-      }
-    } catch {
-      // The other end is gone, which reading tells.
-      return false;
-    }
-  }
-
-  /** Before the first points of it. */
-  #tellPage(): void {
-    const page = this.#session.ordering.takePage();
-    if (page === undefined) return;
-    try {
-      this.#postTail({ ...this.#session.takeNews([]), hasPage: true }, [page]);
-    } finally {
-      closeFd(page);
-    }
-  }
-
-  /** Each with its pipe. */
-  #tellAdoptions(): void {
-    for (;;) {
-      const adopt = this.#session.adopting.take();
-      if (adopt.length === 0) return;
-      const pipes = adopt.map(({ pipe }) => pipe);
-      try {
-        this.#postTail({ ...this.#session.takeNews([]), adopt }, pipes);
-      } finally {
-        pipes.forEach(closeFd);
-      }
-    }
-  }
-
-  #postTail(tail: Tail, fds: readonly number[]): void {
-    ByteWriter.use((writer) => {
-      writeTail(writer, tail);
-      this.#wire.post(PacketKind.news, writer.written, fds)?.catch(() => {});
-    });
   }
 
   #tellOver(): void {
@@ -467,10 +379,6 @@ export class Connection implements WireUser {
     return failure;
   }
 }
-
-/** Whether there is nothing to take in, or to tell. */
-const isNothing = ({ hasPage, returned, revoked, adopt, adopted, isBye }: Tail): boolean =>
-  !hasPage && !isBye && returned.length + revoked.length + adopt.length + adopted.length === 0;
 
 function checkFdCount(count: number): void {
   if (count > MAX_VALUE_FDS)

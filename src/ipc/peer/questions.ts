@@ -1,16 +1,13 @@
 import { IpcError } from '../../errors.ts';
-import type { Stream } from '../../stream.ts';
 import { openAlias } from '../alias.ts';
 import { type IpcDescriptor, parseDescriptor } from '../descriptor.ts';
 import { exportIpc, type Shareable } from '../export.ts';
 import { isOwn } from '../here.ts';
+import type { Recipient } from './delivery.ts';
 
 /** One who asked the other end for what a descriptor names. */
-export interface Asker {
+export interface Asker extends Recipient {
   readonly descriptor: IpcDescriptor;
-  readonly stream: Stream | undefined;
-  resolve(value: unknown): void;
-  reject(error: unknown): void;
 }
 
 /** More than a program asks at a time: a hostile end must not have answers pile up here. */

@@ -46,6 +46,10 @@ const emptyTail: Tail = {
   isBye: false,
 };
 
+/** Whether there is nothing to take in, or to tell. */
+export const isNothing = ({ hasPage, returned, revoked, adopt, adopted, isBye }: Tail): boolean =>
+  !hasPage && !isBye && returned.length + revoked.length + adopt.length + adopted.length === 0;
+
 const Mark = {
   page: 1,
   points: 2,

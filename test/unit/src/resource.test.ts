@@ -199,3 +199,29 @@ test('a release that fails behind a collected object is a warning, not the end o
   );
   assert.match(String(warnings[1]?.message), /cuMemFree_v2 failed/);
 });
+
+test('what somebody needs is closed at once, and released by the last who lets it go', () => {
+  const owner = new ResourceSet();
+  let released = 0;
+  const thing = new Thing(() => {
+    released += 1;
+  }, owner);
+  const [first, second] = [thing.retain('process 1'), thing.retain('process 2')];
+  assert.deepEqual(thing.holders, ['process 1', 'process 2']);
+  first();
+  thing.closeBecause('process 3 has revoked it');
+  assert.throws(() => thing.use(), { message: 'this Thing is closed: process 3 has revoked it' });
+  assert.equal(owner.size, 0);
+  first();
+  assert.equal(released, 0);
+  second();
+  second();
+  assert.equal(released, 1);
+  assert.throws(() => thing.retain(), { name: 'ClosedError' });
+  // What is gone with its context is not released again.
+  const gone = new Thing(() => assert.fail('released'), owner);
+  const letGo = gone.retain();
+  gone.close();
+  owner.abandonAll('its context was reset');
+  letGo();
+});

@@ -1,0 +1,67 @@
+/** Leases of peers in this process: what tells that one has ended is given by the test. */
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { test } from 'node:test';
+import { socketPair } from '../../../../../ffi/socket.ts';
+import { DeviceBuffer } from '../../../../../src/index.ts';
+import { leases } from '../../../../../src/ipc/index.ts';
+import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
+import { Peer } from '../../../../../src/ipc/peer/peer.ts';
+import { nextTurn } from '../../../../../src/wait.ts';
+import { openDescriptors } from '../../../../support/descriptors.ts';
+import { emulate } from '../../emulate.ts';
+
+const uid = process.geteuid?.() ?? 0;
+
+test('where nobody sees a process, its leases end some time after its connection', async () => {
+  emulate();
+  const [near, far] = socketPair();
+  const init = { process: PeerProcess.child(0), orphanGraceMs: 30 };
+  const peer = new Peer(near, { pid: 0, uid }, init);
+  const other = new Peer(far, { pid: process.pid, uid });
+  using buffer = DeviceBuffer.allocate(64);
+  await peer.send({ again: buffer, and: buffer.subarray(0, 8) });
+  const { again } = (await other.receive()) as { again: DeviceBuffer };
+  assert.equal(leases.stats().leases.length, 2);
+  assert.deepEqual(leases.stats().limbo, { count: 0, byteLength: 0 });
+  assert.equal(leases.stats().byteLength, 64);
+  buffer.close();
+  assert.deepEqual(leases.stats().limbo, { count: 1, byteLength: 64 });
+  // An end without a word, as of a process that is killed.
+  other.connection.fail(new Error('gone') as never);
+  await peer.ended;
+  assert.equal(leases.stats().limbo.count, 1);
+  await leases.drain({ timeoutMs: 10_000 });
+  again.close();
+  peer.close();
+});
+
+test('a process is watched by one descriptor, which goes with the last who asks', async () => {
+  const before = openDescriptors();
+  const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+  const pid = child.pid as number;
+  const told: string[] = [];
+  const first = PeerProcess.child(pid);
+  const noMore = first.onGone(() => told.push('first'));
+  const second = PeerProcess.child(pid);
+  assert.equal(second, first);
+  second.onGone(() => told.push('second'));
+  noMore();
+  assert.equal(openDescriptors(), before + 1);
+  child.kill('SIGKILL');
+  while (told.length === 0) await nextTurn();
+  assert.deepEqual(told, ['second']);
+  assert.equal(first.isGone, true);
+  first.onGone(() => told.push('at once'));
+  assert.deepEqual(told, ['second', 'at once']);
+  assert.equal(openDescriptors(), before);
+});
+
+test('wrong arguments of leases are refused', async () => {
+  emulate();
+  assert.throws(() => leases.revoke({} as never), TypeError);
+  await assert.rejects(leases.drain({ timeout: 5 } as object), TypeError);
+  using buffer = DeviceBuffer.allocate(8);
+  assert.throws(() => buffer.close({ leases: 'keep' as 'refuse' }), TypeError);
+  leases.revoke(buffer);
+});
