@@ -63,8 +63,13 @@ export class Ordering {
     if (this.#isClosed) return;
     this.#isClosed = true;
     this.#signals?.close();
-    if (this.#theirs) this.#theirs.page.close(done);
-    else done();
+    const { page, waits } = this.#theirs ?? {};
+    if (!page) done();
+    else
+      page.close(() => {
+        waits?.end();
+        done();
+      });
   }
 
   get #own(): Signals {

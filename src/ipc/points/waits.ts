@@ -5,6 +5,15 @@ import type { PointPage } from './page.ts';
 import { hasReached, type Point } from './point.ts';
 import { waitForWord } from './words.ts';
 
+/** Those that have queued any. */
+const all = new Set<Waits>();
+
+// The driver waits for its streams while a process ends: one that waits for another process, which
+// may never get there, would hang it.
+process.on('exit', () => {
+  for (const waits of all) waits.giveUp();
+});
+
 /** The waits of this process's streams for the counters of another one. */
 export class Waits {
   readonly #page: PointPage;
@@ -48,10 +57,16 @@ export class Waits {
     return missing.length;
   }
 
+  /** The page is unmapped: nothing waits there any more. */
+  end(): void {
+    all.delete(this);
+  }
+
   #wait(point: Point, context: Context, stream: Stream | undefined): void {
     const { slot, count } = point;
     const within = stream?.context ?? context;
     const address = this.#page.addressIn(within, slot);
+    all.add(this);
     // Noted before: a wait that nobody knows of could block for ever.
     const known = this.#awaited.get(slot);
     if (known === undefined || hasReached(count, known.count)) this.#awaited.set(slot, point);
