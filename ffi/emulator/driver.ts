@@ -37,6 +37,7 @@ import { Queues } from './queues.ts';
 import { readSettings } from './settings.ts';
 import { streamFunctions } from './stream.ts';
 import { supportedOnly } from './supported.ts';
+import { delayTeardown } from './trailer.ts';
 import { valueFunctions } from './value.ts';
 import { VirtualMemory } from './virtual.ts';
 import { virtualFunctions } from './virtual-functions.ts';
@@ -66,6 +67,7 @@ export function createEmulatedDriver({
   kernels = new Map(),
 }: EmulatedDriverOptions): Driver {
   const settings = readSettings(env);
+  delayTeardown(settings.teardownMs);
   const self = identifySelf();
   const host = new HostMemory(arena);
   const handles = new Handles();

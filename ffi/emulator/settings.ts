@@ -8,6 +8,7 @@ import { type Faults, parseFaults } from './faults.ts';
  * - `CUFFI_EMULATED_ATTRIBUTES`: device attributes by number, as `125=0,20=3`.
  * - `CUFFI_EMULATED_SAME_HANDLES=1`: memory that is allocated where other memory was freed has the
  *   same IPC handle, byte by byte, as some machines' drivers give.
+ * - `CUFFI_EMULATED_TEARDOWN_MS`: how long what a process had mapped stays so after its end.
  * - `CUFFI_EMULATED_FAULTS`: see {@link parseFaults}.
  */
 export interface Settings {
@@ -18,6 +19,7 @@ export interface Settings {
   readonly supports: (attribute: DeviceAttribute) => boolean;
   /** Whether a handle says where memory is, and not which. */
   readonly sameHandles: boolean;
+  readonly teardownMs: number;
   readonly faults: Faults;
 }
 
@@ -61,6 +63,12 @@ function attributes(env: NodeJS.ProcessEnv): Map<number, number> {
   );
 }
 
+function teardownMs(env: NodeJS.ProcessEnv): number {
+  const name = 'CUFFI_EMULATED_TEARDOWN_MS';
+  const value = setting(env, name) ?? '0';
+  return /^\d{1,6}$/.test(value) ? Number(value) : refuse(name, value, 'milliseconds');
+}
+
 /** @throws RangeError for a value that says nothing sensible */
 export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
   const given = attributes(env);
@@ -70,6 +78,7 @@ export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
     attributes: given,
     supports: (attribute) => given.get(deviceAttributes[attribute]) !== 0,
     sameHandles: setting(env, 'CUFFI_EMULATED_SAME_HANDLES') === '1',
+    teardownMs: teardownMs(env),
     faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
   };
 };

@@ -22,6 +22,24 @@ export const UNIT = 512;
 // A slot taken, whose start time is not written yet.
 const CLAIMED = -1;
 
+/** How long mappings of a process stay after its end, and when an end was first seen. */
+let teardownMs = 0;
+const ends = new Map<string, number>();
+
+/** @param ms what a process had mapped stays so for as long after its end */
+export function delayTeardown(ms: number): void {
+  teardownMs = ms;
+}
+
+/** Whether a process that has ended still counts. */
+function isBeingTornDown(pid: number, startTime: number): boolean {
+  if (teardownMs === 0) return false;
+  const key = `${pid} ${startTime}`;
+  const seen = ends.get(key) ?? performance.now();
+  ends.set(key, seen);
+  return performance.now() - seen < teardownMs;
+}
+
 /**
  * Says which generation of memory this is, which allocations live in it, and who has it mapped.
  *
@@ -89,7 +107,7 @@ export class Trailer {
       if (pid <= 0) continue;
       const low = Atomics.load(this.#words, at + 1) >>> 0;
       const startTime = low + Atomics.load(this.#words, at + 2) * 2 ** 32;
-      if (isAlive({ pid, startTime })) continue;
+      if (isAlive({ pid, startTime }) || isBeingTornDown(pid, startTime)) continue;
       if (Atomics.compareExchange(this.#words, at, pid, 0) === pid)
         Atomics.sub(this.#words, IMPORTERS, 1);
     }
