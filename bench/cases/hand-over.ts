@@ -211,7 +211,6 @@ async function openFirstPool(driver: DriverChoice, byteLength: number): Promise<
     contestants: [
       handOver({
         name: PUBLIC,
-        // It keeps nothing: the receiver's connection has its file descriptor until it ends.
         buffer: () =>
           MemoryPool.create({ context, shareable: true, releaseThreshold: 0 }).allocate(byteLength),
         warmUp: warmUp(driver, 100),

@@ -84,7 +84,7 @@ export class ImportedPool extends Resource implements MemoryResource {
     this.#loans = loans;
     this.context = context;
     this.descriptor = descriptor;
-    this.shared = { id: descriptor.pool, fd };
+    this.shared = { id: descriptor.pool, fd, onEnd: new Set() };
     books.shared = this.shared;
     this.#handle = handle;
     this.#books = books;

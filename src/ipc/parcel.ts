@@ -3,9 +3,12 @@ import { DeviceArray } from '../array/device-array.ts';
 import { CudaError, IpcError } from '../errors.ts';
 import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
+import { MemoryPool } from '../memory/pool.ts';
 import { type IpcDescriptor, parseDescriptor } from './descriptor.ts';
 import { exportIpc, isShareable, type Shareable } from './export.ts';
 import { openObject } from './import.ts';
+import { ImportedPool } from './imported-pool.ts';
+import { bufferOf } from './lease/shared-object.ts';
 import type { Loan } from './loan.ts';
 import { OwnedFds } from './owned-fds.ts';
 import { ReceivedPool } from './received-pool.ts';
@@ -19,9 +22,19 @@ export interface Parcel {
 
 /** What two ends of one connection remember for each other, e.g. which pools the other end has. */
 export interface ParcelSession {
-  readonly sent: Set<string>;
+  /** The pools that the other end has from here, and how to listen no more for their ends. */
+  readonly sent: Map<string, () => void>;
   readonly received: Map<string, unknown>;
+  /** Tells the other end that a pool is there no more. */
+  poolEnded(pool: string): void;
 }
+
+/** Where nothing was sent or received yet, and nobody is told anything. */
+export const emptySession = (): ParcelSession => ({
+  sent: new Map(),
+  received: new Map(),
+  poolEnded() {},
+});
 
 /** More pools than a program has; a hostile peer must not fill this process's table of files. */
 const MAX_RECEIVED_POOLS = 1024;
@@ -33,8 +46,21 @@ export function pack(object: object, session: ParcelSession): Parcel | undefined
   const { descriptor } = parcel;
   if (descriptor.kind !== 'pool') return parcel;
   if (session.sent.has(descriptor.pool)) return { descriptor, fds: [] };
-  session.sent.add(descriptor.pool);
+  session.sent.set(descriptor.pool, hearEnd(object, session));
   return parcel;
+}
+
+/** Has the session told when the pool that an object is, or is memory of, is there no more. */
+function hearEnd(object: Shareable, session: ParcelSession): () => void {
+  const pool = bufferOf(object)?.whole.resource ?? object;
+  if (!(pool instanceof MemoryPool || pool instanceof ImportedPool)) return () => {};
+  const { id, onEnd } = pool instanceof MemoryPool ? pool.share() : pool.shared;
+  const tell = (): void => {
+    session.sent.delete(id);
+    session.poolEnded(id);
+  };
+  onEnd.add(tell);
+  return () => onEnd.delete(tell);
 }
 
 // Of memory that cuffi allocated or opened: what others own may be freed and be something else since.
@@ -103,10 +129,12 @@ const isNoPool = (error: unknown): boolean =>
 /** Lets go of what a connection has kept: call it when that ends. */
 export function endSession(session: ParcelSession): void {
   for (const id of session.received.keys()) forgetPool(id, session);
+  for (const listenNoMore of session.sent.values()) listenNoMore();
   session.sent.clear();
 }
 
-function forgetPool(id: string, { received }: ParcelSession): void {
+/** Lets go of a pool that the other end has no more. */
+export function forgetPool(id: string, { received }: Pick<ParcelSession, 'received'>): void {
   const pool = received.get(id);
   received.delete(id);
   if (pool instanceof ReceivedPool) pool[Symbol.dispose]();

@@ -31,6 +31,8 @@ export interface SharedPool {
   readonly id: string;
   /** Of the pool: sent beside the descriptor, and closed with the pool. */
   readonly fd: number;
+  /** Called when the pool ends here, and nobody has memory of it any more. None may throw. */
+  readonly onEnd: Set<() => void>;
 }
 
 /** @param isBorrowed whether the pool is none of the context's resources, though its buffers are */
@@ -50,7 +52,7 @@ export function sharePool(context: Context, handle: CUmemoryPool, books: PoolBoo
     () => 'sharing a memory pool',
   );
   const fd = keepFd(context, readInt32(OUT0));
-  books.shared = { id: randomBytes(16).toString('hex'), fd };
+  books.shared = { id: randomBytes(16).toString('hex'), fd, onEnd: new Set() };
   return books.shared;
 }
 
@@ -103,6 +105,9 @@ export function destroyPool(
     ]);
   };
   tryAll([
+    () => {
+      for (const tell of shared?.onEnd ?? []) tell();
+    },
     () => shared && closeKeptFd(context, shared.fd),
     // None is open but after a leak: pool and buffers were collected together.
     () => buffers.closeAll('its pool was closed'),

@@ -12,7 +12,7 @@ import {
   MemoryPool,
   Stream,
 } from '../../src/index.ts';
-import { type ChildPeer, ipcSupport, spawnPeer } from '../../src/ipc/index.ts';
+import { type ChildPeer, ipcSupport, leases, spawnPeer } from '../../src/ipc/index.ts';
 import { dose } from '../support/dose.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
@@ -88,6 +88,33 @@ for (const kind of kindNames)
     assert.deepEqual(await states(), before);
     child.close();
   });
+
+test('a new pool in each round leaves nothing on either side', {
+  timeout: 600_000,
+  skip: unsupported('pool'),
+}, async () => {
+  const child = start();
+  const round = async (): Promise<void> => {
+    using pool = MemoryPool.create({ maxSize: 64 << 20, shareable: true });
+    const mine = pool.allocate(BYTE_LENGTH);
+    assert.equal(await ask(child, { do: 'fill', buffer: partOf(mine), value: 2 }), 'filled');
+    assert.deepEqual(await valuesOf(partOf(mine)), [2]);
+    mine.close();
+  };
+  const states = async () => {
+    await context.flush();
+    await leases.drain({ timeoutMs: 10_000 });
+    // What is told of the last pool comes before what is asked then.
+    assert.equal(await ask(child, { do: 'drop' }), 'dropped');
+    return [processState(), await ask(child, { do: 'state' })];
+  };
+  for (let n = 0; n < 3; n += 1) await round();
+  const before = await states();
+  // More than a connection keeps at a time.
+  for (let n = 0; n < dose(20, 1100); n += 1) await round();
+  assert.deepEqual(await states(), before);
+  child.close();
+});
 
 test('memory is opened while the same and other memory is closed, and waits to be unmapped', {
   ...deadline,

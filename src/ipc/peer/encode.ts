@@ -1,7 +1,7 @@
 import { checkHostMemory, className } from '../../arguments.ts';
 import { CuffiError } from '../../errors.ts';
 import type { Shareable } from '../export.ts';
-import { type ParcelSession, pack } from '../parcel.ts';
+import { emptySession, type ParcelSession, pack } from '../parcel.ts';
 import { ByteWriter } from './byte-writer.ts';
 import {
   HEADER_BYTE_LENGTH,
@@ -38,7 +38,10 @@ export function encodeValue<T>(
     return then(new Encoder(writer, session).encode(value));
   } catch (error) {
     // What was packed before the failure never goes out.
-    for (const name of [...session.sent].slice(known)) session.sent.delete(name);
+    for (const [pool, listenNoMore] of [...session.sent].slice(known)) {
+      listenNoMore();
+      session.sent.delete(pool);
+    }
     throw error;
   }
 }
@@ -48,7 +51,7 @@ const INT64_LIMIT = 1n << 63n;
 
 /** Of the descriptors that are sent again and again. */
 const knownBytes = new WeakMap<object, Buffer>();
-const noSession: ParcelSession = { sent: new Set(), received: new Map() };
+const noSession = emptySession();
 
 function descriptorBytes(descriptor: object): Buffer {
   const known = knownBytes.get(descriptor);

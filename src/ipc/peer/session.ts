@@ -10,7 +10,7 @@ import { Borrowed } from '../lease/borrowed.ts';
 import { Lent } from '../lease/lent.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { contextOf, streamOfObject } from '../lease/shared-object.ts';
-import { endSession, type ParcelSession } from '../parcel.ts';
+import { endSession, forgetPool, type ParcelSession } from '../parcel.ts';
 import { Ordering } from '../points/ordering.ts';
 import type { Point } from '../points/point.ts';
 import type { Tail } from './tail.ts';
@@ -20,8 +20,8 @@ const MAX_NUMBERS = 1024;
 const none: readonly never[] = [];
 
 /** Mostly there is nothing: this is on the way of every value. */
-const takeFrom = (numbers: number[]): readonly number[] =>
-  numbers.length === 0 ? none : numbers.splice(0, MAX_NUMBERS);
+const takeFrom = <T>(list: T[]): readonly T[] =>
+  list.length === 0 ? none : list.splice(0, MAX_NUMBERS);
 
 /** Each has a pipe here. */
 const MAX_ADOPTIONS = 1024;
@@ -31,7 +31,7 @@ const MAX_ADOPTIONS = 1024;
  * are. It outlives the connection: until all is given back, or the other process is gone.
  */
 export class Session implements ParcelSession {
-  readonly sent = new Set<string>();
+  readonly sent = new Map<string, () => void>();
   readonly received = new Map<string, unknown>();
   readonly lent: Lent;
   readonly borrowed: Borrowed;
@@ -41,6 +41,7 @@ export class Session implements ParcelSession {
   readonly #name: string;
   readonly #graceMs: number;
   readonly #revoked: number[] = [];
+  readonly #forgotten: string[] = [];
   /** The questions that are answered: what is kept for third processes. */
   readonly #adopted: number[] = [];
   #adoptions = 0;
@@ -113,6 +114,12 @@ export class Session implements ParcelSession {
     ];
   }
 
+  /** As {@link ParcelSession}. */
+  poolEnded(pool: string): void {
+    this.#forgotten.push(pool);
+    this.onNews?.();
+  }
+
   /** What there is to be told, beside a value or by itself. */
   takeNews(points: readonly Point[], isBye = false): Tail {
     return {
@@ -124,6 +131,7 @@ export class Session implements ParcelSession {
       adopted: takeFrom(this.#adopted),
       kept: none,
       isBye,
+      forgotten: takeFrom(this.#forgotten),
     };
   }
 
@@ -134,7 +142,7 @@ export class Session implements ParcelSession {
    * @throws IpcError for what cannot be
    */
   hear(
-    { hasPage, returned, revoked, adopt, adopted }: Tail,
+    { hasPage, returned, revoked, adopt, adopted, forgotten }: Tail,
     fds: readonly number[],
   ): readonly Point[] {
     if (hasPage) this.ordering.acceptPage(fds[0] as number);
@@ -152,6 +160,7 @@ export class Session implements ParcelSession {
       if (isOver) this.lent.end([lease]);
     }
     for (const id of revoked) this.borrowed.revoke(id, this.#name);
+    for (const pool of forgotten) forgetPool(pool, this);
     return left;
   }
 

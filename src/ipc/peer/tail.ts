@@ -33,6 +33,8 @@ export interface Tail {
   readonly kept: readonly number[];
   /** Whether the sender has no more values, and wants none. */
   readonly isBye: boolean;
+  /** The sender's pools that are there no more: what is kept for the next memory of them can go. */
+  readonly forgotten: readonly string[];
 }
 
 const emptyTail: Tail = {
@@ -44,11 +46,15 @@ const emptyTail: Tail = {
   adopted: [],
   kept: [],
   isBye: false,
+  forgotten: [],
 };
 
 /** Whether there is nothing to take in, or to tell. */
-export const isNothing = ({ hasPage, returned, revoked, adopt, adopted, isBye }: Tail): boolean =>
-  !hasPage && !isBye && returned.length + revoked.length + adopt.length + adopted.length === 0;
+export const isNothing = (tail: Tail): boolean => {
+  const { hasPage, returned, revoked, adopt, adopted, isBye, forgotten } = tail;
+  const entries = returned.length + revoked.length + adopt.length + adopted.length;
+  return !hasPage && !isBye && entries + forgotten.length === 0;
+};
 
 const Mark = {
   page: 1,
@@ -59,9 +65,12 @@ const Mark = {
   adopt: 6,
   adopted: 7,
   kept: 8,
+  forgotten: 9,
 } as const;
 /** The most points of one list: a word each. */
 const MAX_POINTS = SLOT_COUNT;
+/** What names a pool. */
+const POOL_ID_BYTES = 16;
 /** How much one message may say of each kind. */
 const MAX_TAIL_ENTRIES: number = MAX_VALUE_OBJECTS;
 
@@ -114,6 +123,11 @@ export function writeTail(to: ByteWriter, tail: Tail): void {
     to.length(values.length);
     for (const value of values) to.float64(value);
   }
+  if (tail.forgotten.length > 0) {
+    to.uint8(Mark.forgotten);
+    to.length(tail.forgotten.length);
+    for (const pool of tail.forgotten) to.bytes(Buffer.from(pool, 'hex'));
+  }
 }
 
 /** Reads all that is left. @throws IpcError for anything but a tail, each part once and in order */
@@ -128,6 +142,7 @@ export function readTail(from: ByteReader): Tail {
   let adopt: readonly Adopted[] = [];
   let adopted: readonly number[] = [];
   let kept: readonly number[] = [];
+  let forgotten: readonly string[] = [];
   while (from.left > 0) {
     const mark = from.uint8();
     if (mark <= last) throw new IpcError(`${from.left} bytes follow the value`);
@@ -140,9 +155,11 @@ export function readTail(from: ByteReader): Tail {
     else if (mark === Mark.adopt) adopt = readList(from, 32, () => readAdopted(from));
     else if (mark === Mark.adopted) adopted = readList(from, 8, () => readCount(from, 0));
     else if (mark === Mark.kept) kept = readList(from, 8, () => readCount(from, 0));
+    else if (mark === Mark.forgotten)
+      forgotten = readList(from, POOL_ID_BYTES, () => from.view(POOL_ID_BYTES).toString('hex'));
     else throw new IpcError(`the byte ${mark} says nothing behind a value`);
   }
-  return { hasPage, points, returned, revoked, isBye, adopt, adopted, kept };
+  return { hasPage, points, returned, revoked, isBye, adopt, adopted, kept, forgotten };
 }
 
 function writePoints(to: ByteWriter, points: readonly Point[]): void {

@@ -34,7 +34,7 @@ import {
   type Parcel,
   ready,
 } from '../../../../src/ipc/index.ts';
-import { discard, pack, unpack } from '../../../../src/ipc/parcel.ts';
+import { discard, emptySession, pack, unpack } from '../../../../src/ipc/parcel.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
 import { dose } from '../../../support/dose.ts';
 import { failing } from '../../../support/faults.ts';
@@ -384,7 +384,7 @@ test('a connection packs an array once, and what it unpacks is closed as it was 
   emulate();
   const [, pooled] = allocations();
   const array = (pooled as DeviceArray<typeof int16>).slice({ start: 10, stop: 20 });
-  const session = { sent: new Set<string>(), received: new Map<string, unknown>() };
+  const session = emptySession();
   const first = pack(array, session);
   assert.equal(pack(array, session)?.descriptor, first?.descriptor);
   const opened = unpack(ofAnother(first?.descriptor as object), first?.fds.map(duplicateFd) ?? [], {

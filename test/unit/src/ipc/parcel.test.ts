@@ -27,6 +27,7 @@ import {
 } from '../../../../src/ipc/index.ts';
 import {
   discard,
+  emptySession,
   endSession,
   type ParcelSession,
   pack,
@@ -37,7 +38,7 @@ import { dose } from '../../../support/dose.ts';
 import { emulate } from '../emulate.ts';
 
 const MIB = 1 << 20;
-const session = (): ParcelSession => ({ sent: new Set(), received: new Map() });
+const session = emptySession;
 /** As another process, of which nothing is to be seen, would have made it. */
 const ofAnother = (descriptor: IpcDescriptor, fields: object = {}): IpcDescriptor =>
   sealDescriptor({ ...descriptor, pid: 2 ** 30, pidNamespace: 1, ...fields } as never);
@@ -265,7 +266,7 @@ test('descriptors are taken in every case, but where the arguments are wrong', (
     if (descriptor !== cases[1]?.[0]) taken((fds) => unpack(descriptor, fds, session()), count);
   }
   const full: ParcelSession = {
-    sent: new Set(),
+    ...session(),
     received: new Map(Array.from({ length: 1024 }, (_, n) => [String(n), n])),
   };
   taken((fds) => unpack(ofAnother(exportIpc(buffer).descriptor), fds, full), 1);

@@ -9,6 +9,7 @@ import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { emptySession } from '../../../../../src/ipc/parcel.ts';
 import { ByteWriter } from '../../../../../src/ipc/peer/byte-writer.ts';
 import { encodeValue } from '../../../../../src/ipc/peer/encode.ts';
 import {
@@ -80,7 +81,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
       closeFd(fd);
     },
   ],
-  'news of nothing known': [/says nothing/, (o) => o.send(Uint8Array.of(9), news)],
+  'news of nothing known': [/says nothing/, (o) => o.send(Uint8Array.of(10), news)],
   'news that is cut off': [
     /are left/,
     (o) => o.send(Uint8Array.of(3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1), news),
@@ -206,7 +207,7 @@ test('a changed message is refused or is a plain value, and its descriptors are 
   });
   const plain = (value: unknown): Buffer =>
     ByteWriter.use((writer) => {
-      encodeValue(writer, value, { sent: new Set(), received: new Map() }, () => {});
+      encodeValue(writer, value, emptySession(), () => {});
       return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
     });
   const descriptor = plain({ kind, ...fields });

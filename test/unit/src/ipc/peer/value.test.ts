@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
 import { IpcError } from '../../../../../src/errors.ts';
+import { emptySession } from '../../../../../src/ipc/parcel.ts';
 import { ByteWriter } from '../../../../../src/ipc/peer/byte-writer.ts';
 import { decodeValue } from '../../../../../src/ipc/peer/decode.ts';
 import { encodeValue } from '../../../../../src/ipc/peer/encode.ts';
@@ -14,7 +15,7 @@ import {
 import { Tag } from '../../../../../src/ipc/peer/tags.ts';
 import { dose } from '../../../../support/dose.ts';
 
-const noSession = { sent: new Set<string>(), received: new Map<string, unknown>() };
+const noSession = emptySession();
 
 const encode = (value: unknown): Buffer =>
   ByteWriter.use((writer) => {
