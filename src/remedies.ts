@@ -27,6 +27,9 @@ const BY_CALL: Readonly<Record<string, string>> = {
     'C++ mangles the names of kernels: declare the kernel extern "C", or use the name in the PTX.',
   'cuModuleGetGlobal_v2:500':
     'C++ mangles names in namespaces, and a static variable that nothing uses is left out.',
+  'cuModuleLoadDataEx:200':
+    'As the driver sees it this is neither PTX, a cubin nor a fatbin: PTX begins with .version; ' +
+    'machine code may be damaged.',
   'cuModuleLoadDataEx:801':
     'The emulated driver loads PTX text, and cubins of registered kernels: see registerKernel.',
   'cuLaunchKernelEx:801':

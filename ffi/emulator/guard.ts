@@ -1,6 +1,7 @@
 /** What is checked before a call gets to its room: initialisation, context, out-values. */
 import type { FunctionName, Row } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
+import { structs } from '../structs.ts';
 import type { CType } from '../types.ts';
 import type { Context, Contexts } from './context.ts';
 import type { Faults } from './faults.ts';
@@ -31,6 +32,7 @@ const ON_FAILED: ReadonlySet<FunctionName> = new Set<FunctionName>([
 ]);
 
 const LAST_DEFAULT_STREAM = 2;
+const STREAM_OF_LAUNCH = structs.CUlaunchConfig.fields.hStream[0];
 
 interface State {
   readonly contexts: Contexts;
@@ -47,6 +49,23 @@ type Implementation = (...args: never[]) => Status;
 const isOutValue = (c: string): boolean =>
   c.endsWith(' *') && !/^(const \w+|void|CUjit_option) \*$/.test(c);
 
+/** A handle that a call names, by its type: an argument, or the stream in the struct behind one. */
+interface Named {
+  readonly type: string;
+  readonly of: (args: readonly number[]) => number;
+}
+
+/** The first handle of those types, if there is one. */
+function namedBy({ params }: Row, types: readonly string[], host: HostMemory): Named | undefined {
+  const at = params.findIndex(({ c }) => types.includes(c));
+  if (at >= 0) return { type: (params[at] as CType).c, of: (args) => args[at] as number };
+  const config = params.findIndex(({ c }) => c === 'const CUlaunchConfig *');
+  if (config < 0) return undefined;
+  const of = (args: readonly number[]): number =>
+    Number(host.getUint64((args[config] as number) + STREAM_OF_LAUNCH) ?? 0);
+  return { type: 'CUstream', of };
+}
+
 const is64BitValue = (c: string): boolean => c === 'cuuint64_t';
 
 /** `implementation`, reached only by calls that may be made. */
@@ -59,14 +78,14 @@ export function guarded(
   const outs = row.params.flatMap((param, at) => (isOutValue(param.c) ? [at] : []));
   const wide = new Set(row.params.flatMap((param, at) => (is64BitValue(param.c) ? [at] : [])));
   const isOptional = OPTIONAL_OUT.has(name);
-  const stream = row.params.findIndex((param) => param.c === 'CUstream');
-  const owned = row.params.findIndex((param) => param.c === 'CUstream' || param.c === 'CUevent');
+  const stream = namedBy(row, ['CUstream'], host);
+  const owned = namedBy(row, ['CUstream', 'CUevent'], host);
   const needsInit = !BEFORE_INIT.has(name);
 
   const contextStatus = (args: readonly number[]): Status => {
     const isNeeded =
       row.needs === 'context' ||
-      (row.needs !== 'nothing' && (args[stream] as number) <= LAST_DEFAULT_STREAM);
+      (row.needs !== 'nothing' && (stream?.of(args) ?? 0) <= LAST_DEFAULT_STREAM);
     if (ON_DESTROYED.has(name) && contexts.top) return CUresult.CUDA_SUCCESS;
     if (!isNeeded) return failureOf(args);
     const { status } = contexts;
@@ -74,10 +93,10 @@ export function guarded(
   };
   /** What ended the context of the stream or event that is named, or else that is needed. */
   const failureOf = (args: readonly number[]): Status => {
-    const handle = owned < 0 ? 0 : (args[owned] as number);
-    if (handle > LAST_DEFAULT_STREAM)
-      return contextOf((row.params[owned] as CType).c, handle)?.failure ?? CUresult.CUDA_SUCCESS;
-    const isOfCurrent = owned >= 0 || row.needs === 'context';
+    const handle = owned?.of(args) ?? 0;
+    if (owned && handle > LAST_DEFAULT_STREAM)
+      return contextOf(owned.type, handle)?.failure ?? CUresult.CUDA_SUCCESS;
+    const isOfCurrent = owned !== undefined || row.needs === 'context';
     return (isOfCurrent && contexts.top?.failure) || CUresult.CUDA_SUCCESS;
   };
   const isWritable = (address: number): boolean =>

@@ -21,6 +21,7 @@ export interface Refusal {
 const PIECE = 4096;
 const MAX_TEXT = 1 << 26;
 const ELF = 0x46_4c_45_7f;
+const FATBIN = 0xba_55_ed_50;
 
 // The newest that the emulated driver's version, 13.0, takes.
 const MAX_VERSION = 90;
@@ -34,17 +35,15 @@ export function readImage(
   const magic = host.getInt32(address);
   if (magic === undefined) return { status: CUresult.CUDA_ERROR_INVALID_VALUE, log: '' };
   if (magic === ELF) return readCubin(host, address, kernels);
+  if (magic >>> 0 === FATBIN) return { status: CUresult.CUDA_ERROR_NOT_SUPPORTED, log: '' };
   const ptx = parsePtx(readText(host, address));
-  if (!ptx)
-    return {
-      status: CUresult.CUDA_ERROR_INVALID_PTX,
-      log: 'fatal   : Missing .version directive at start of file',
-    };
+  if (!ptx) return { status: CUresult.CUDA_ERROR_INVALID_IMAGE, log: '' };
   if (ptx.version > MAX_VERSION)
     return {
       status: CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
       log: `fatal   : Unsupported .version ${ptx.version / 10}; current version is '9.0'`,
     };
+  if (ptx.fault) return { status: CUresult.CUDA_ERROR_INVALID_PTX, log: ptx.fault };
   return ptx;
 }
 

@@ -174,7 +174,7 @@ export function moduleFunctions(
       const module = modules.get(handle);
       if (!module) return CUDA_ERROR_INVALID_HANDLE;
       const wanted = nameAt(name);
-      if (!wanted) return wanted === '' ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+      if (!wanted) return CUDA_ERROR_INVALID_VALUE;
       const found = module.kernels.find((kernel) => kernel.name === wanted);
       if (!found) return CUDA_ERROR_NOT_FOUND;
       host.setUint64(out, found.handle);

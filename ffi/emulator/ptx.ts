@@ -1,4 +1,5 @@
 /** What PTX text says of itself: its version, its kernels with their parameters, its globals. */
+import { faultOf, targetOf, withoutComments } from './ptx-syntax.ts';
 
 /** A kernel as PTX declares it. */
 export interface PtxEntry {
@@ -20,7 +21,10 @@ export interface PtxGlobal {
 /** A module, as far as it can be told without a compiler. */
 export interface Ptx {
   readonly version: number;
+  /** The architecture that it is for; 0 where it says none. */
   readonly target: number;
+  /** Why it does not compile, as far as can be told, in the compiler's words. */
+  readonly fault: string | undefined;
   readonly entries: readonly PtxEntry[];
   readonly globals: readonly PtxGlobal[];
 }
@@ -33,13 +37,13 @@ const THREADS = /\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?
 
 /** Undefined for text that does not begin as PTX does. */
 export function parsePtx(text: string): Ptx | undefined {
-  const plain = text.replace(/\/\*[\s\S]*?\*\//g, ' ').replace(/\/\/.*$/gm, ' ');
+  const plain = withoutComments(text);
   const version = /^\s*\.version\s+(\d+)\.(\d+)/.exec(plain);
-  const target = /\.target\s+sm_(\d+)/.exec(plain);
-  if (!version || !target) return undefined;
+  if (!version) return undefined;
   return {
     version: Number(version[1]) * 10 + Number(version[2]),
-    target: Number(target[1]),
+    target: targetOf(plain),
+    fault: faultOf(plain),
     entries: [...plain.matchAll(ENTRY)].map(([, name = '', params = '', directives = '']) => ({
       name,
       params: [...params.matchAll(PARAM)].map(

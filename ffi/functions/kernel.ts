@@ -13,22 +13,21 @@ import {
   size_t,
   uint,
 } from '../types.ts';
-import { inContext } from './row.ts';
+import { anywhere, inContext, onStream } from './row.ts';
 
 export const kernelRows = {
-  cuFuncGetAttribute: inContext(out(int), CUfunction_attribute, CUfunction),
-  cuFuncSetAttribute: inContext(CUfunction, CUfunction_attribute, int),
-  cuFuncSetCacheConfig: inContext(CUfunction, CUfunc_cache),
+  cuFuncGetAttribute: anywhere(out(int), CUfunction_attribute, CUfunction),
+  cuFuncSetAttribute: anywhere(CUfunction, CUfunction_attribute, int),
+  cuFuncSetCacheConfig: anywhere(CUfunction, CUfunc_cache),
   // Since 12.3
-  cuFuncGetName: inContext(out(constString), CUfunction),
+  cuFuncGetName: anywhere(out(constString), CUfunction),
   // Since 12.4
-  cuFuncGetParamInfo: inContext(CUfunction, size_t, out(size_t), out(size_t)),
-  cuFuncLoad: inContext(CUfunction),
+  cuFuncGetParamInfo: anywhere(CUfunction, size_t, out(size_t), out(size_t)),
+  cuFuncLoad: anywhere(CUfunction),
 
-  // Since 11.8, and quicker to call than the one below. That a launch in a stream that someone made
-  // needs a current context is assumed: facts/kernel.ts asks the hardware.
-  cuLaunchKernelEx: inContext(CUlaunchConfig, CUfunction, pointers, pointers),
-  cuLaunchKernel: inContext(
+  // Since 11.8, and quicker to call than the one below. The stream is in the configuration.
+  cuLaunchKernelEx: onStream(CUlaunchConfig, CUfunction, pointers, pointers),
+  cuLaunchKernel: onStream(
     CUfunction,
     uint,
     uint,

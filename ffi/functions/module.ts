@@ -11,16 +11,16 @@ import {
   size_t,
   uint,
 } from '../types.ts';
-import { inContext } from './row.ts';
+import { anywhere, inContext } from './row.ts';
 
 export const moduleRows = {
   // cuLibraryLoadData (12.0) would load into every context of the process, of all devices; a module
   // belongs to one context, as everything else here, and every driver has them.
   cuModuleLoadDataEx: inContext(out(CUmodule), constPointer, uint, out(CUjit_option), pointers),
-  cuModuleUnload: inContext(CUmodule),
-  cuModuleGetFunction: inContext(out(CUfunction), CUmodule, constString),
-  cuModuleGetGlobal_v2: inContext(out(CUdeviceptr), out(size_t), CUmodule, constString),
+  cuModuleUnload: anywhere(CUmodule),
+  cuModuleGetFunction: anywhere(out(CUfunction), CUmodule, constString),
+  cuModuleGetGlobal_v2: anywhere(out(CUdeviceptr), out(size_t), CUmodule, constString),
   // Since 12.4
-  cuModuleGetFunctionCount: inContext(out(uint), CUmodule),
-  cuModuleEnumerateFunctions: inContext(out(CUfunction), uint, CUmodule),
+  cuModuleGetFunctionCount: anywhere(out(uint), CUmodule),
+  cuModuleEnumerateFunctions: anywhere(out(CUfunction), uint, CUmodule),
 } as const;

@@ -3,8 +3,9 @@ import type { StructName } from '../structs.ts';
 import type { CType } from '../types.ts';
 
 /**
- * Whether a call wants a current context: never, always, or only when its stream argument is one
- * of the default streams (0, 1, 2), which are names that the current context gives a meaning to.
+ * Whether a call wants a current context: never, always, or only when its stream (an argument, or in
+ * the configuration of a launch) is one of the default streams (0, 1, 2), which are names that the
+ * current context gives a meaning to.
  * Settled row by row on hardware (docs/hardware.md).
  */
 export type Needs = 'nothing' | 'context' | 'context for a default stream';

@@ -103,26 +103,29 @@ export class ArgumentBlock {
     const kinds = this.#codes;
     const count = kinds.length;
     if (args.length !== count) throw this.#miscounted(args.length);
-    const first = this.#first;
     const u32 = this.#u32;
+    const { int32, uint32, float32, float64, pointer } = codes;
+    let word = 2 * this.#first;
     // The commonest first, and in line: a launch pays for each of them.
-    for (let at = 0; at < count; at += 1) {
+    for (let at = 0; at < count; at += 1, word += 2) {
       const value = args[at];
       const code = kinds[at] as number;
       if (typeof value === 'number') {
-        if (code === codes.int32 || code === codes.uint32) {
-          if ((code === codes.int32 ? value | 0 : value >>> 0) !== value)
-            throw this.#outOfRange(at, value);
-          u32[2 * (first + at)] = value;
-        } else if (code === codes.float32) this.#f32[2 * (first + at)] = value;
-        else if (code === codes.float64) this.#f64[first + at] = value;
+        if (code === uint32) {
+          if (value >>> 0 !== value) throw this.#outOfRange(at, value);
+          u32[word] = value;
+        } else if (code === int32) {
+          if ((value | 0) !== value) throw this.#outOfRange(at, value);
+          u32[word] = value;
+        } else if (code === float32) this.#f32[word] = value;
+        else if (code === float64) this.#f64[word >>> 1] = value;
         else this.#writeNumber(at, code, value);
-      } else if (typeof value === 'object' && code >= codes.pointer) {
+      } else if (typeof value === 'object' && code >= pointer) {
         if (code === STRUCT) this.#writeStruct(at, value);
         else {
           const address = value === null ? 0 : this.#addressOf(at, code, value as Placed);
-          u32[2 * (first + at)] = address;
-          u32[2 * (first + at) + 1] = address / HIGH;
+          u32[word] = address;
+          u32[word + 1] = address / HIGH;
         }
       } else this.#writeOther(at, code, value);
     }

@@ -13,8 +13,9 @@ import {
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import { withAddress } from '../../ffi/native.ts';
+import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUmodule } from '../../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
+import { checkBoolean, checkInteger, checkOptions, shown } from '../arguments.ts';
 import { cudaError } from '../check.ts';
 import type { Image } from './image.ts';
 
@@ -103,16 +104,24 @@ export function withJitOptions<T>(
  * @throws CudaError with what the compiler wrote
  */
 export function loadImage(
-  { kind, bytes }: Image,
+  image: Image,
   pairs: JitPairs,
 ): { readonly handle: CUmodule; readonly log: string } {
   const call = 'cuModuleLoadDataEx';
   const { result, log, errors } = withJitOptions(pairs, (count, options, values) =>
-    withAddress(bytes, (image) => cu[call](OUT0, image, count, options, values)),
+    withAddress(image.bytes, (at) => cu[call](OUT0, at, count, options, values)),
   );
   if (result !== 0)
-    throw cudaError(result, call, `loading ${bytes.length} bytes of ${kind}`, errors);
+    throw cudaError(result, call, `loading ${described(image, result)}`, errors);
   return { handle: readHandle<CUmodule>(OUT0, cu.cuModuleUnload), log };
+}
+
+/** Code in a few words; how it begins, where the driver does not know what it is. */
+function described({ kind, bytes }: Image, status: CUresult): string {
+  if (kind !== 'PTX' || status !== CUresult.CUDA_ERROR_INVALID_IMAGE)
+    return `${bytes.length} bytes of ${kind}`;
+  const text = Buffer.from(bytes.subarray(0, -1)).toString('utf8');
+  return `${bytes.length} bytes that begin with ${shown(text)}`;
 }
 
 const textOf = (buffer: Buffer): string =>

@@ -1,5 +1,4 @@
 import { inspect } from 'node:util';
-import { OUT3 } from '../../ffi/arena.ts';
 import {
   CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
   CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
@@ -117,12 +116,8 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
       return;
     }
     block.stream = handle;
-    const pushed = cu.cuCtxPushCurrent_v2(this.context.handle);
-    if (pushed !== 0) check(pushed, 'cuCtxPushCurrent_v2');
     const status = cu.cuLaunchKernelEx(block.address, call, this.#arguments.address, NOTHING);
-    const popped = cu.cuCtxPopCurrent_v2(OUT3);
     if (status !== 0) this.#launchElse(status, handle);
-    if (popped !== 0) check(popped, 'cuCtxPopCurrent_v2');
   }
 
   /**
