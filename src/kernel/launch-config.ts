@@ -69,6 +69,7 @@ export class ConfigBlock {
   readonly #kernel: string;
   readonly #limits: LaunchLimits;
   readonly #words: Uint32Array;
+  #threads = 0;
 
   constructor(kernel: string, limits: LaunchLimits) {
     const memory = new ArrayBuffer(Math.ceil(CONFIG / 8) * 8 + MAX_ATTRIBUTES * ATTRIBUTE);
@@ -86,7 +87,7 @@ export class ConfigBlock {
     if (hasOther(config)) checkOptions(config, KNOWN, 'launch');
     const { grid, block, sharedBytes, stream, cluster, cooperative } = config;
     this.#writeExtents(GRID, grid, 'grid', this.#limits.grid);
-    this.#writeExtents(BLOCK, block, 'block', this.#limits.block);
+    this.#threads = this.#writeExtents(BLOCK, block, 'block', this.#limits.block);
     this.#words[SHARED] =
       sharedBytes === undefined ? 0 : checkInteger(sharedBytes, 'sharedBytes', 0, HIGH - 1);
     if (cluster === undefined && cooperative === undefined) this.#words[COUNT] = 0;
@@ -103,8 +104,7 @@ export class ConfigBlock {
 
   /** The threads of a block. */
   get threads(): number {
-    const words = this.#words;
-    return (words[BLOCK] as number) * (words[BLOCK + 1] as number) * (words[BLOCK + 2] as number);
+    return this.#threads;
   }
 
   get sharedBytes(): number {
@@ -139,26 +139,31 @@ export class ConfigBlock {
     return [x, y, z];
   }
 
+  /** Answers their product. */
   #writeExtents(
     at: number,
     extents: Extents3 | undefined,
     name: string,
     most: readonly [x: number, y: number, z: number],
-  ): void {
+  ): number {
     const words = this.#words;
     if (typeof extents === 'number') {
       words[at] = this.#extent(extents, name, 'x', most[0]);
       words[at + 1] = 1;
       words[at + 2] = 1;
-      return;
+      return extents;
     }
     if (!Array.isArray(extents) || extents.length < 1 || extents.length > 3)
       throw new TypeError(
         `${name} must be a number or one to three of them, not ${shown(extents)}`,
       );
-    words[at] = this.#extent(extents[0], name, 'x', most[0]);
-    words[at + 1] = extents.length > 1 ? this.#extent(extents[1], name, 'y', most[1]) : 1;
-    words[at + 2] = extents.length > 2 ? this.#extent(extents[2], name, 'z', most[2]) : 1;
+    const x = this.#extent(extents[0], name, 'x', most[0]);
+    const y = extents.length > 1 ? this.#extent(extents[1], name, 'y', most[1]) : 1;
+    const z = extents.length > 2 ? this.#extent(extents[2], name, 'z', most[2]) : 1;
+    words[at] = x;
+    words[at + 1] = y;
+    words[at + 2] = z;
+    return x * y * z;
   }
 
   #extent(value: unknown, name: string, axis: string, most: number): number {
