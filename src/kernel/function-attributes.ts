@@ -45,13 +45,13 @@ export interface KernelAttributes {
   readonly maxDynamicSharedBytes: number;
 }
 
-/** One attribute, by its number; the context of the function is current. */
+/** One attribute, by its number. */
 export function readAttribute(handle: CUfunction, attribute: number): number {
   check(cu.cuFuncGetAttribute(OUT0, attribute, handle), 'cuFuncGetAttribute');
   return readInt32(OUT0);
 }
 
-/** All of them; the context of the function is current. */
+/** All of them. */
 export const readAttributes = (handle: CUfunction): KernelAttributes =>
   Object.fromEntries(
     Object.entries(numbers).map(([name, number]) => [name, readAttribute(handle, number)]),

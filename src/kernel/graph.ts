@@ -32,8 +32,8 @@ export class Graph extends Resource {
   readonly #handle: CUgraphExec;
   /** What was captured, so that the modules and the memory that it names are not collected. */
   #captured: readonly (() => void)[];
-  /** Whose memory it uses, which must outlive each launch. */
-  readonly #contexts: Set<Context>;
+  /** Whose memory it uses, which must outlive each launch; more than its own is rare. */
+  #contexts: readonly Context[];
 
   private constructor(context: Context, handle: CUgraphExec, captured: Captured) {
     const { releases, resets } = context;
@@ -51,7 +51,7 @@ export class Graph extends Resource {
     this.context = context;
     this.#handle = handle;
     this.#captured = [captured.work];
-    this.#contexts = new Set([context, ...captured.contexts]);
+    this.#contexts = [...new Set([context, ...captured.contexts])];
   }
 
   /**
@@ -85,19 +85,21 @@ export class Graph extends Resource {
 
   /** Queues all of it; nothing waits. Launches of one graph run one after the other. */
   launch(options?: StreamOption): void {
-    const { handle } = this;
-    const stream = streamOf(checkOptions(options, ['stream'], 'launch').stream);
-    noteVisits(stream?.context ?? this.context, [...this.#contexts]);
+    const { handle, context } = this;
+    const stream = streamOf(checkOptions(options, OPTIONS, 'launch').stream);
+    const where = stream?.context ?? context;
+    if (where !== context || this.#contexts.length > 1) noteVisits(where, this.#contexts);
     const queue = stream?.plainHandle;
     if (queue === undefined) {
       this.#launchMarked(stream, handle);
       return;
     }
-    check(cu.cuCtxPushCurrent_v2(this.context.handle), 'cuCtxPushCurrent_v2');
+    const pushed = cu.cuCtxPushCurrent_v2(context.handle);
+    if (pushed !== 0) check(pushed, 'cuCtxPushCurrent_v2');
     const status = cu.cuGraphLaunch(handle, queue);
     const popped = cu.cuCtxPopCurrent_v2(OUT3);
-    check(status, 'cuGraphLaunch', launching);
-    check(popped, 'cuCtxPopCurrent_v2');
+    if (status !== 0) check(status, 'cuGraphLaunch', launching);
+    if (popped !== 0) check(popped, 'cuCtxPopCurrent_v2');
   }
 
   /**
@@ -105,7 +107,7 @@ export class Graph extends Resource {
    */
   upload(options?: StreamOption): void {
     const { handle } = this;
-    const stream = streamOf(checkOptions(options, ['stream'], 'upload').stream);
+    const stream = streamOf(checkOptions(options, OPTIONS, 'upload').stream);
     const call = (queue: CUstream): void =>
       this.context.run(() => check(cu.cuGraphUpload(handle, queue), 'cuGraphUpload'));
     if (stream) stream.enqueue(call);
@@ -130,7 +132,7 @@ export class Graph extends Resource {
       check(status, 'cuGraphExecUpdate_v2', () => 'updating a graph');
       // What is queued may still use what was captured before.
       this.#captured = [...this.#captured.slice(-1), work];
-      for (const each of contexts) this.#contexts.add(each);
+      this.#contexts = [...new Set([...this.#contexts, ...contexts])];
     } finally {
       destroyGraph(context, graph);
     }
@@ -144,6 +146,7 @@ export class Graph extends Resource {
   }
 }
 
+const OPTIONS = ['stream'] as const;
 const launching = (): string => 'launching a graph';
 
 /** A graph that was captured, what it was captured from, and whose memory it uses. */

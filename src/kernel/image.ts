@@ -23,7 +23,7 @@ const FATBIN_HEADER = 16;
  * @throws TypeError, RangeError
  */
 export function checkImage(source: ModuleImage): Image {
-  if (typeof source === 'string') return checkText(Buffer.from(source));
+  if (typeof source === 'string') return checkText(Buffer.from(`${source}\0`));
   const bytes = checkHostMemory(source, 'source');
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const magic = bytes.length >= 4 ? view.getUint32(0, true) : 0;
@@ -32,15 +32,19 @@ export function checkImage(source: ModuleImage): Image {
   return checkText(bytes);
 }
 
+/** Up to its first zero byte, as the driver reads it. */
 function checkText(text: Uint8Array): Image {
   const end = text.indexOf(0);
   const length = end < 0 ? text.length : end;
+  if (!text.subarray(0, length).some(isInk)) throw new TypeError(`source is empty: ${shown('')}`);
+  if (end >= 0) return { kind: 'PTX', bytes: text.subarray(0, length + 1) };
   const bytes = new Uint8Array(length + 1);
-  bytes.set(text.subarray(0, length));
-  if (Buffer.from(bytes.buffer, 0, length).toString('latin1').trim() === '')
-    throw new TypeError(`source is empty: ${shown('')}`);
+  bytes.set(text);
   return { kind: 'PTX', bytes };
 }
+
+/** Whether a byte of text is anything but white space. */
+const isInk = (byte: number): boolean => byte > 0x20;
 
 function checkSize(image: Image, byteLength: number): Image {
   if (byteLength > image.bytes.length)

@@ -12,7 +12,7 @@ import {
   CU_JIT_OPTIMIZATION_LEVEL,
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import { withAddress } from '../../ffi/native.ts';
+import { addressOf, withAddress } from '../../ffi/native.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUmodule } from '../../ffi/types.ts';
 import { checkBoolean, checkInteger, checkOptions, shown } from '../arguments.ts';
@@ -37,6 +37,8 @@ export interface JitOptions {
 export type JitPairs = readonly (readonly [option: number, value: number])[];
 
 const LOG = 16_384;
+/** Those for the words, and one for each of {@link JitOptions}. */
+const MAX_OPTIONS = 9;
 
 /** @throws TypeError, RangeError */
 export function checkJit(options: JitOptions | undefined): JitPairs {
@@ -68,34 +70,61 @@ interface Logged<T> {
 }
 
 /**
+ * What the driver reads of options and writes of words: made once, as memory for words that is made
+ * and cleared for each load costs more than loading code that was compiled before. All zero between
+ * two uses, but for the options.
+ */
+class JitBlock {
+  readonly #info = new Uint8Array(new ArrayBuffer(LOG));
+  readonly #errors = new Uint8Array(new ArrayBuffer(LOG));
+  // Options are 32-bit numbers, and their values words of 64: numbers cast to pointers.
+  readonly #options = new Uint32Array(new ArrayBuffer(4 * MAX_OPTIONS));
+  readonly #values = new BigUint64Array(new ArrayBuffer(8 * MAX_OPTIONS));
+  readonly #logs: JitPairs = [
+    [CU_JIT_INFO_LOG_BUFFER, addressOf(this.#info)],
+    [CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, LOG],
+    [CU_JIT_ERROR_LOG_BUFFER, addressOf(this.#errors)],
+    [CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, LOG],
+  ];
+  readonly options = addressOf(this.#options);
+  readonly values = addressOf(this.#values);
+
+  /** Answers how many options there are. The driver writes over the lengths: they are written anew. */
+  write(pairs: JitPairs): number {
+    // Whoever came before may have thrown.
+    this.takeInfo();
+    this.takeErrors();
+    const all = [...this.#logs, ...pairs];
+    for (const [at, [option, value]] of all.entries()) {
+      this.#options[at] = option;
+      this.#values[at] = BigInt(value);
+    }
+    return all.length;
+  }
+
+  takeInfo(): string {
+    return takeText(this.#info);
+  }
+
+  takeErrors(): string {
+    return takeText(this.#errors);
+  }
+}
+
+let block: JitBlock | undefined;
+
+/**
  * Calls `use` with options as the driver takes them, those for its words among them. All of it is
- * valid until `use` returns.
+ * valid until `use` returns; `use` must not come here again.
  */
 export function withJitOptions<T>(
   pairs: JitPairs,
   use: (count: number, options: Address, values: Address) => T,
 ): Logged<T> {
-  const info = Buffer.alloc(LOG);
-  const errors = Buffer.alloc(LOG);
-  const result = withAddress(info, (infoAt) =>
-    withAddress(errors, (errorsAt) => {
-      const all: JitPairs = [
-        [CU_JIT_INFO_LOG_BUFFER, infoAt],
-        [CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, LOG],
-        [CU_JIT_ERROR_LOG_BUFFER, errorsAt],
-        [CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, LOG],
-        ...pairs,
-      ];
-      // The options are 32-bit numbers, and the values words of 64: numbers cast to pointers.
-      const options = Buffer.from(Uint32Array.from(all, ([option]) => option).buffer);
-      const values = Buffer.from(BigUint64Array.from(all, ([, value]) => BigInt(value)).buffer);
-      return withAddress(options, (optionsAt) =>
-        withAddress(values, (valuesAt) => use(all.length, optionsAt, valuesAt)),
-      );
-    }),
-  );
-  const log = textOf(info);
-  return { result, log, errors: [textOf(errors), log].filter(Boolean).join('\n') };
+  block ??= new JitBlock();
+  const result = use(block.write(pairs), block.options, block.values);
+  const log = block.takeInfo();
+  return { result, log, errors: [block.takeErrors(), log].filter(Boolean).join('\n') };
 }
 
 /**
@@ -124,5 +153,12 @@ function described({ kind, bytes }: Image, status: CUresult): string {
   return `${bytes.length} bytes that begin with ${shown(text)}`;
 }
 
-const textOf = (buffer: Buffer): string =>
-  buffer.toString('utf8', 0, Math.max(buffer.indexOf(0), 0)).trim();
+/** The text that was written, if any; the memory is zero again. */
+function takeText(memory: Uint8Array): string {
+  if (memory[0] === 0) return '';
+  const end = memory.indexOf(0);
+  const text = Buffer.from(memory.buffer as ArrayBuffer, 0, end < 0 ? memory.length : end);
+  const taken = text.toString('utf8').trim();
+  memory.fill(0);
+  return taken;
+}

@@ -55,7 +55,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   #dynamicSharedBytes: number;
   #maxClusterBlocks = PORTABLE_CLUSTER;
 
-  /** @internal The context is current. */
+  /** @internal */
   constructor(module: Module, name: string, handle: CUfunction, params: P) {
     const { context } = module;
     this.module = module;
@@ -87,8 +87,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
 
   /** What it needs and may have, as the driver compiled it; asked at each reading. */
   get attributes(): KernelAttributes {
-    const { handle } = this;
-    return this.context.run(() => readAttributes(handle));
+    return readAttributes(this.handle);
   }
 
   /**
@@ -228,13 +227,10 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   }
 
   #set(attribute: number, value: number): void {
-    const { handle } = this;
-    this.context.run(() =>
-      check(
-        cu.cuFuncSetAttribute(handle, attribute, value),
-        'cuFuncSetAttribute',
-        () => `setting attribute ${attribute} of kernel ${this.name} to ${value}`,
-      ),
+    check(
+      cu.cuFuncSetAttribute(this.handle, attribute, value),
+      'cuFuncSetAttribute',
+      () => `setting attribute ${attribute} of kernel ${this.name} to ${value}`,
     );
   }
 

@@ -7,7 +7,7 @@ import { addressOf } from '../../ffi/native.ts';
 import { structs } from '../../ffi/structs.ts';
 import type { Address } from '../../ffi/types.ts';
 import { checkBoolean, checkInteger, checkOptions, shown } from '../arguments.ts';
-import { Resource } from '../resource.ts';
+import { streamOf } from '../memory/buffer-copies.ts';
 import type { Stream } from '../stream.ts';
 import type { LaunchLimits } from './launch-limits.ts';
 
@@ -92,9 +92,7 @@ export class ConfigBlock {
       sharedBytes === undefined ? 0 : checkInteger(sharedBytes, 'sharedBytes', 0, HIGH - 1);
     if (cluster === undefined && cooperative === undefined) this.#words[COUNT] = 0;
     else this.#writeAttributes(cluster, cooperative);
-    if (stream !== undefined && !Resource.is(stream, 'Stream'))
-      throw new TypeError(`stream must be a Stream, not ${shown(stream)}`);
-    return stream;
+    return streamOf(stream);
   }
 
   set stream(handle: number) {

@@ -1,4 +1,4 @@
-/** The functions of a module as newer drivers tell of them; its context is current. */
+/** The functions of a module as newer drivers tell of them. */
 import { OUT0, OUT1, readHandle, readSize, readUint32 } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { FunctionName } from '../../ffi/functions.ts';

@@ -53,7 +53,7 @@ export class Module extends Resource {
         // Unloading may wait for the context.
         releases.submit(() => {
           if (context.resets === resets)
-            context.run(() => check(cu.cuModuleUnload(handle), 'cuModuleUnload'));
+            check(cu.cuModuleUnload(handle), 'cuModuleUnload');
         }),
     });
     this.context = context;
@@ -110,7 +110,7 @@ export class Module extends Resource {
    */
   get kernelNames(): readonly string[] {
     const { handle } = this;
-    return this.context.run(() => functionNames(handle));
+    return functionNames(handle);
   }
 
   /**
@@ -121,19 +121,17 @@ export class Module extends Resource {
    * @throws CudaError CUDA_ERROR_NOT_FOUND; TypeError for other parameters than the kernel has
    */
   kernel<const P extends readonly Parameter[]>(name: string, params: P): Kernel<P> {
-    const { handle, context } = this;
+    const { handle } = this;
     const zeroEnded = nameBytes(name, 'name');
     const types = checkParameters(params);
-    return context.run(() => {
-      const call = 'cuModuleGetFunction';
-      const status = withAddress(zeroEnded, (at) => cu[call](OUT0, handle, at));
-      if (status === CUresult.CUDA_ERROR_NOT_FOUND)
-        throw cudaError(status, call, `looking for kernel ${name}${among(handle)}`);
-      check(status, call, () => `looking for kernel ${name}`);
-      const found = readHandle<CUfunction>(OUT0);
-      requireSizes(found, name, types);
-      return new Kernel(this, name, found, types);
-    });
+    const call = 'cuModuleGetFunction';
+    const status = withAddress(zeroEnded, (at) => cu[call](OUT0, handle, at));
+    if (status === CUresult.CUDA_ERROR_NOT_FOUND)
+      throw cudaError(status, call, `looking for kernel ${name}${among(handle)}`);
+    check(status, call, () => `looking for kernel ${name}`);
+    const found = readHandle<CUfunction>(OUT0);
+    requireSizes(found, name, types);
+    return new Kernel(this, name, found, types);
   }
 
   /**
@@ -145,12 +143,10 @@ export class Module extends Resource {
   global(name: string): DeviceBuffer {
     const { handle, context } = this;
     const zeroEnded = nameBytes(name, 'name');
-    context.run(() =>
-      check(
-        withAddress(zeroEnded, (at) => cu.cuModuleGetGlobal_v2(OUT0, OUT1, handle, at)),
-        'cuModuleGetGlobal_v2',
-        () => `looking for the global ${name}`,
-      ),
+    check(
+      withAddress(zeroEnded, (at) => cu.cuModuleGetGlobal_v2(OUT0, OUT1, handle, at)),
+      'cuModuleGetGlobal_v2',
+      () => `looking for the global ${name}`,
     );
     return new DeviceBuffer({
       context,

@@ -6,10 +6,12 @@ import {
   checkInteger,
   checkOptions,
   type HostMemory,
+  shown,
 } from '../arguments.ts';
 import { noteCaptured } from '../capture.ts';
 import type { Context } from '../context.ts';
-import { Stream } from '../stream.ts';
+import { Resource } from '../resource.ts';
+import type { Stream } from '../stream.ts';
 import { checkSignal } from '../wait.ts';
 import type { DeviceBuffer } from './buffer.ts';
 import type { CopyOptions, FillOptions, StreamOption } from './buffer-options.ts';
@@ -118,8 +120,11 @@ export function noteVisits(where: Context, contexts: readonly Context[]): void {
 }
 
 /** The stream of a call's options, if it names one. @throws TypeError for anything else */
-export const streamOf = (stream: unknown): Stream | undefined =>
-  stream === undefined ? undefined : checkInstance(stream, Stream, 'stream');
+export function streamOf(stream: unknown): Stream | undefined {
+  if (stream !== undefined && !Resource.is(stream, 'Stream'))
+    throw new TypeError(`stream must be a Stream, not ${shown(stream)}`);
+  return stream as Stream | undefined;
+}
 
 /** The bytes of an element that a fill sets to `value`. @throws RangeError */
 export function checkElement(value: number, elementByteLength: number | undefined): 1 | 2 | 4 {
