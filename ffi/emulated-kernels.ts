@@ -31,7 +31,7 @@ export interface EmulatedLaunch {
   readonly sharedBytes: number;
   /**
    * Device memory as a typed array: the memory itself, good until `run` returns. Memory that the
-   * device may only read comes as a copy.
+   * device may only read comes as a copy, and what changes it fails the launch when `run` returns.
    *
    * @param address a multiple of the element's width, as on a GPU
    * @throws what fails the launch as the GPU does, with a context that is lost, where an element is

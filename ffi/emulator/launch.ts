@@ -28,6 +28,13 @@ class Trap extends Error {
   }
 }
 
+/** Memory that a kernel may only read: a copy as it was, and the one that the kernel was given. */
+interface Lent {
+  readonly address: number;
+  readonly before: ArrayBuffer;
+  readonly after: ArrayBuffer;
+}
+
 /** The arguments behind a table of pointers; undefined where one cannot be read, or is of another width. */
 export function readArguments(
   host: HostMemory,
@@ -92,6 +99,7 @@ export function runKernel(
   shape: Launch,
   args: readonly Argument[],
 ): void {
+  const readOnly: Lent[] = [];
   const launch: EmulatedLaunch = {
     ...shape,
     view(address, type, length) {
@@ -106,11 +114,20 @@ export function runKernel(
           `${byteLength} bytes at ${address} are not all the device's`,
         );
       const bytes = viewMemory(address as Address, byteLength);
-      return new type(canWrite ? bytes : bytes.slice(0), 0, length);
+      if (canWrite) return new type(bytes, 0, length);
+      const lent = { address, before: bytes.slice(0), after: bytes.slice(0) };
+      readOnly.push(lent);
+      return new type(lent.after, 0, length);
     },
   };
   try {
     run(launch, args);
+    for (const { address, before, after } of readOnly)
+      if (Buffer.compare(new Uint8Array(before), new Uint8Array(after)) !== 0)
+        throw new Trap(
+          CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
+          `the device may only read the memory at ${address}`,
+        );
   } catch (error) {
     context.failure = error instanceof Trap ? error.status : CUresult.CUDA_ERROR_LAUNCH_FAILED;
     if (error instanceof Trap) return;

@@ -140,8 +140,7 @@ export function loadImage(
   const { result, log, errors } = withJitOptions(pairs, (count, options, values) =>
     withAddress(image.bytes, (at) => cu[call](OUT0, at, count, options, values)),
   );
-  if (result !== 0)
-    throw cudaError(result, call, `loading ${described(image, result)}`, errors);
+  if (result !== 0) throw cudaError(result, call, `loading ${described(image, result)}`, errors);
   return { handle: readHandle<CUmodule>(OUT0, cu.cuModuleUnload), log };
 }
 

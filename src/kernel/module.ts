@@ -52,8 +52,7 @@ export class Module extends Resource {
       release: () =>
         // Unloading may wait for the context.
         releases.submit(() => {
-          if (context.resets === resets)
-            check(cu.cuModuleUnload(handle), 'cuModuleUnload');
+          if (context.resets === resets) check(cu.cuModuleUnload(handle), 'cuModuleUnload');
         }),
     });
     this.context = context;

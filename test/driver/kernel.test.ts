@@ -315,10 +315,20 @@ test('what cannot be loaded says why, and leaves nothing behind', () => {
     refused(ptx.replace('.version 7.4', '.version 99.0')).code,
     'CUDA_ERROR_UNSUPPORTED_PTX_VERSION',
   );
-  const unversioned = refused(ptx.replace('.version 7.4', ''));
-  assert.equal(unversioned.code, 'CUDA_ERROR_INVALID_PTX');
-  assert.match(unversioned.log ?? '', /version/);
-  assert.ok(unversioned.message.includes(unversioned.log ?? '-'));
+  const unversioned = refused(ptx.replace('.version 7.4', '.address_size 64'));
+  assert.equal(unversioned.code, 'CUDA_ERROR_INVALID_IMAGE');
+  assert.match(
+    unversioned.message,
+    /begin with "\.address_size .* neither PTX, a cubin nor a fatbin/s,
+  );
+  // Whether the compiler is asked at all is the driver's affair.
+  assert.ok(unversioned.message.includes(unversioned.log ?? ''));
+  const broken = refused(`.version 7.4\n.target sm_70\n.address_size 64\n.entry k({ret;}`);
+  assert.equal(broken.code, 'CUDA_ERROR_INVALID_PTX');
+  assert.match(broken.log ?? '', /error/i);
+  assert.ok(broken.message.includes(broken.log ?? '-'));
+  // What the compiler wrote for one is not told of the next.
+  assert.notEqual(refused(ptx.replace('.version 7.4', '')).log, broken.log);
   for (const empty of ['', '  ', '\0', new Uint8Array(0)])
     assert.throws(() => Module.load(empty), TypeError);
   const elf = Buffer.alloc(64);

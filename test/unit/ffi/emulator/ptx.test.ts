@@ -55,3 +55,30 @@ test('what does not begin as PTX is none', () => {
   for (const other of ['', 'hello', '.target sm_70', ` // .version 7.4\n.target sm_70`])
     assert.equal(parsePtx(other), undefined, other);
 });
+
+test('what does not compile for all to see says where', () => {
+  const fault = (rest: string): string | undefined => parsePtx(`.version 7.4\n${rest}`)?.fault;
+  const target = '.target sm_70, texmode_independent\n';
+  for (const right of [
+    '.entry k(){ret;}',
+    '.file 1 "a(b.cu" // {',
+    '.entry k(.param .b8 a[4]) { mov.b64 {%r1, %r2}, %rd1; tex.2d.v4.f32.f32 {a}, [t, {x, y}]; }',
+  ])
+    assert.equal(fault(target + right), undefined, right);
+  assert.equal(fault('.target sm_121f\n'), undefined);
+  assert.match(fault('') ?? '', /Missing \.target/);
+  assert.match(fault('\n.target sm_999\n') ?? '', /line 3; .*Unsupported \.target 'sm_999'/);
+  for (const [wrong, near] of [
+    ['.entry k({ret;}', '{'],
+    ['/* ( */ .entry k(.param .u32 a{ret;}', '{'],
+    ['.entry k(){ret;', ''],
+    ['.entry k(){ret;}}', '}'],
+    ['.entry k(.param .b8 a[4){ret;}', ')'],
+  ] as const)
+    assert.ok(
+      fault(target + wrong)?.includes(
+        `line 3; fatal   : Parsing error near '${near}': syntax error`,
+      ),
+      wrong,
+    );
+});

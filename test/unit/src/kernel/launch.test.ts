@@ -2,12 +2,22 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { arena } from '../../../../ffi/arena.ts';
-import { selectDriver } from '../../../../ffi/driver.ts';
+import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import { emulatedKernels } from '../../../../ffi/emulated-kernels.ts';
 import { createEmulatedDriver } from '../../../../ffi/emulator/index.ts';
 import type { Driver, FunctionName } from '../../../../ffi/functions.ts';
+import { viewMemory } from '../../../../ffi/native.ts';
 import { CUresult } from '../../../../ffi/results.ts';
-import { Context, DeviceBuffer, ManagedMemory, Module, Stream } from '../../../../src/index.ts';
+import type { Address } from '../../../../ffi/types.ts';
+import {
+  Context,
+  DeviceBuffer,
+  ManagedMemory,
+  Module,
+  Stream,
+  VirtualMemory,
+} from '../../../../src/index.ts';
+import { allowDevice } from '../../../../src/memory/virtual-parts.ts';
 import { broken, keepingBooks } from '../../../support/faults.ts';
 import { loadKernels, ptx } from '../../../support/kernels.ts';
 
@@ -51,6 +61,61 @@ test('an older driver launches kernels too, and says what it lacks', async () =>
   assert.throws(() => loadKernels({ loading: 'eager' }), newer);
   assert.throws(() => module.kernel('absent', []), /looking for kernel absent: named symbol/);
   assert.equal(Context.current(), undefined);
+});
+
+test('asking about a kernel and launching it in a stream that was made touches no context', () => {
+  selectDriver(emulated());
+  using module = loadKernels();
+  using stream = Stream.create({ nonBlocking: true });
+  const calledIn = (use: () => unknown): readonly string[] => {
+    const recorder = recordCalls();
+    use();
+    recorder.stop();
+    return [...new Set(recorder.calls.map(({ name }) => name))];
+  };
+  const nothing = module.kernel('nothing', []);
+  assert.deepEqual(
+    calledIn(() => nothing.launch({ ...shape, stream })),
+    ['cuLaunchKernelEx'],
+  );
+  assert.deepEqual(
+    calledIn(() => [
+      module.kernel('nothing', []).attributes,
+      module.global('weights'),
+      module.kernelNames,
+    ]).filter((name) => name.startsWith('cuCtx')),
+    [],
+  );
+  assert.ok(calledIn(() => nothing.launch(shape)).includes('cuCtxPushCurrent_v2'));
+});
+
+test('what the compiler wrote is told of its own code alone, at any length', () => {
+  const real = emulated();
+  const words = 'x'.repeat(20_000);
+  // As the driver does: words in place of the bytes that were offered, and their number.
+  let turn = 0;
+  selectDriver({
+    ...real,
+    cuModuleLoadDataEx(out, image, count, options, values) {
+      const view = (address: number, byteLength: number): DataView =>
+        new DataView(viewMemory(address as Address, byteLength));
+      const optionOf = (at: number): number => view(options, 4 * count).getUint32(4 * at, true);
+      const valueOf = (at: number): number =>
+        Number(view(values, 8 * count).getBigUint64(8 * at, true));
+      assert.deepEqual([0, 1, 2, 3].map(optionOf), [3, 4, 5, 6]);
+      assert.deepEqual([valueOf(1), valueOf(3)], [16_384, 16_384]);
+      const written = turn === 0 ? `${words.slice(0, 16_383)}\0` : 'short\0';
+      if (turn < 2)
+        new Uint8Array(viewMemory(valueOf(0) as Address, 16_384)).set(Buffer.from(written));
+      view(values, 8 * count).setBigUint64(8, 7n, true);
+      turn += 1;
+      return real.cuModuleLoadDataEx(out, image, count, options, values);
+    },
+  });
+  for (const log of [words.slice(0, 16_383), 'short', '']) {
+    using module = loadKernels();
+    assert.equal(module.log, log);
+  }
 });
 
 test('a launch that is refused leaves the context as it was, and says what was launched', () => {
@@ -134,6 +199,9 @@ test('a cubin runs where all that it needs is registered, and else is not suppor
     return bytes;
   };
   assert.throws(() => Module.load(cubin('unheard_of')), { code: 'CUDA_ERROR_NOT_SUPPORTED' });
+  const fatbin = Buffer.alloc(16);
+  fatbin.writeUInt32LE(0xba_55_ed_50);
+  assert.throws(() => Module.load(fatbin), { code: 'CUDA_ERROR_NOT_SUPPORTED' });
   using module = Module.load(cubin('narrow'));
   using to = DeviceBuffer.allocate(4);
   module.kernel('narrow', ['pointer']).launch({ grid: 1, block: 3 }, to);
@@ -149,6 +217,30 @@ test('a misaligned address ends the context, as on a GPU', async () => {
   await assert.rejects(stream.synchronize(), { code: 'CUDA_ERROR_MISALIGNED_ADDRESS' });
   assert.throws(() => to.fill(0), { code: 'CUDA_ERROR_MISALIGNED_ADDRESS', sticky: true });
   lost.push(module, stream, to);
+  selectDriver(emulated());
+});
+
+test('a kernel reads memory that is read-only, and ends its context by changing it', async () => {
+  selectDriver(emulated());
+  const module = Module.load(ptx);
+  const stream = Stream.create({ nonBlocking: true });
+  const memory = VirtualMemory.reserve(1 << 20);
+  const buffer = memory.grow(64);
+  const to = DeviceBuffer.allocate(64);
+  buffer.fill(0);
+  to.fill(0);
+  await Context.primary().synchronize();
+  allowDevice(
+    { address: buffer.address, byteLength: memory.mappedByteLength },
+    to.context.device,
+    'read',
+  );
+  const saxpy = module.kernel('saxpy', ['float32', 'pointer', 'pointer', 'uint32']);
+  saxpy.launch({ ...shape, stream }, 1, buffer, to, 8);
+  await stream.synchronize();
+  module.kernel('narrow', ['pointer']).launch({ ...shape, stream }, buffer);
+  await assert.rejects(stream.synchronize(), { code: 'CUDA_ERROR_ILLEGAL_ADDRESS', sticky: true });
+  lost.push(module, stream, memory, buffer, to);
   selectDriver(emulated());
 });
 
