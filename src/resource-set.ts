@@ -83,7 +83,8 @@ export class ResourceSet {
 
   /** Counts the calls of {@link abandonAll}: what was opened under another count is gone. */
   get generation(): number {
-    return this.#generation + (this.#within?.generation ?? 0);
+    const within = this.#within;
+    return within === undefined ? this.#generation : this.#generation + within.generation;
   }
 
   /** Why what was opened before is gone. */

@@ -32,7 +32,7 @@ export class Graph extends Resource {
   readonly #handle: CUgraphExec;
   /** What was captured, so that the modules and the memory that it names are not collected. */
   #captured: readonly (() => void)[];
-  /** Whose memory it uses, which must outlive each launch; more than its own is rare. */
+  /** Whose memory it uses, which must outlive each launch. */
   #contexts: readonly Context[];
 
   private constructor(context: Context, handle: CUgraphExec, captured: Captured) {
@@ -87,8 +87,7 @@ export class Graph extends Resource {
   launch(options?: StreamOption): void {
     const { handle, context } = this;
     const stream = streamOf(checkOptions(options, OPTIONS, 'launch').stream);
-    const where = stream?.context ?? context;
-    if (where !== context || this.#contexts.length > 1) noteVisits(where, this.#contexts);
+    noteVisits(stream?.context ?? context, this.#contexts);
     const queue = stream?.plainHandle;
     if (queue === undefined) {
       this.#launchMarked(stream, handle);

@@ -146,7 +146,10 @@ export class ConfigBlock {
   ): number {
     const words = this.#words;
     if (typeof extents === 'number') {
-      words[at] = this.#extent(extents, name, 'x', most[0]);
+      // In line, as most launches come here twice.
+      if (extents >>> 0 !== extents || extents < 1 || extents > most[0])
+        this.#extent(extents, name, 'x', most[0]);
+      words[at] = extents;
       words[at + 1] = 1;
       words[at + 2] = 1;
       return extents;

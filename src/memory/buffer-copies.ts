@@ -2,13 +2,12 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import {
   checkHostMemory,
-  checkInstance,
   checkInteger,
   checkOptions,
   type HostMemory,
   shown,
 } from '../arguments.ts';
-import { noteCaptured } from '../capture.ts';
+import { isCapturing, noteCaptured } from '../capture.ts';
 import type { Context } from '../context.ts';
 import { Resource } from '../resource.ts';
 import type { Stream } from '../stream.ts';
@@ -115,6 +114,8 @@ function hostCopy(
 
 /** Memory of these contexts must outlive the work that is queued in a stream of `where`. */
 export function noteVisits(where: Context, contexts: readonly Context[]): void {
+  // The commonest case, without its loops.
+  if (contexts.length === 1 && contexts[0] === where && !isCapturing()) return;
   for (const { activity } of contexts) activity.visitedBy(where.activity);
   noteCaptured(contexts);
 }

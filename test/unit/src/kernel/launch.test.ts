@@ -99,14 +99,14 @@ test('what the compiler wrote is told of its own code alone, at any length', () 
     cuModuleLoadDataEx(out, image, count, options, values) {
       const view = (address: number, byteLength: number): DataView =>
         new DataView(viewMemory(address as Address, byteLength));
-      const optionOf = (at: number): number => view(options, 4 * count).getUint32(4 * at, true);
-      const valueOf = (at: number): number =>
+      const optionAt = (at: number): number => view(options, 4 * count).getUint32(4 * at, true);
+      const valueAt = (at: number): number =>
         Number(view(values, 8 * count).getBigUint64(8 * at, true));
-      assert.deepEqual([0, 1, 2, 3].map(optionOf), [3, 4, 5, 6]);
-      assert.deepEqual([valueOf(1), valueOf(3)], [16_384, 16_384]);
+      assert.deepEqual([0, 1, 2, 3].map(optionAt), [3, 4, 5, 6]);
+      assert.deepEqual([valueAt(1), valueAt(3)], [16_384, 16_384]);
       const written = turn === 0 ? `${words.slice(0, 16_383)}\0` : 'short\0';
       if (turn < 2)
-        new Uint8Array(viewMemory(valueOf(0) as Address, 16_384)).set(Buffer.from(written));
+        new Uint8Array(viewMemory(valueAt(0) as Address, 16_384)).set(Buffer.from(written));
       view(values, 8 * count).setBigUint64(8, 7n, true);
       turn += 1;
       return real.cuModuleLoadDataEx(out, image, count, options, values);
