@@ -112,7 +112,8 @@ function allocate(kind: Kind): { readonly buffer: DeviceBuffer; close(): void } 
 test('memory that is closed here stays until its receiver has closed it', deadline, async () => {
   const child = start();
   await warmUp(child);
-  for (const kind of kinds) {
+  // The first of each kind makes what a driver keeps for the next.
+  for (const [nth, kind] of [...kinds, ...kinds].entries()) {
     const before = await settled();
     const { buffer, close } = allocate(kind);
     buffer.fill(5);
@@ -136,8 +137,8 @@ test('memory that is closed here stays until its receiver has closed it', deadli
       message: new RegExp(`process ${child.pid} has`),
     });
     await ask(child, { do: 'release' });
-    assert.deepEqual(await settled(), before, kind);
-    assert.equal(leases.stats().leases.length, 0);
+    if (nth >= kinds.length) await comesBackTo(before, kind);
+    assert.equal((await settled()) && leases.stats().leases.length, 0);
   }
 });
 
@@ -355,9 +356,10 @@ test('sends leave nothing on either side', deadline, async () => {
   const child = start();
   using buffer = DeviceBuffer.allocate(4096);
   const round = () => ask(child, { do: 'copy', buffer });
-  for (let n = 0; n < 20; n++) await round();
-  const before = [await settled(), await ask(child, { do: 'state' })];
   const rounds = dose(300, 100_000);
+  // What a driver keeps of so many, it keeps once.
+  for (let n = 0; n < Math.min(rounds, 1000); n++) await round();
+  const before = [await settled(), await ask(child, { do: 'state' })];
   for (let n = 0; n < rounds; n++) await round();
   assert.equal(leases.stats().leases.length <= 1, true);
   assert.deepEqual([await settled(), await ask(child, { do: 'state' })], before);
