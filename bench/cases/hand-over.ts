@@ -124,7 +124,7 @@ async function openMapped(driver: DriverChoice, byteLength: number): Promise<Ope
         name: PUBLIC,
         buffer: () => buffer,
         give: () => child.give(buffer),
-        warmUp: warmUp(driver, 2000),
+        warmUp: warmUp(driver, 8000),
       }),
       // The change is only queued: the receiver's stream waits for it.
       handOver({
@@ -133,7 +133,7 @@ async function openMapped(driver: DriverChoice, byteLength: number): Promise<Ope
         change: (changed, word) =>
           changed.subarray(0, 4).fill(word, { elementByteLength: 4, stream }),
         give: () => child.give(buffer, stream),
-        warmUp: warmUp(driver, 2000),
+        warmUp: warmUp(driver, 8000),
       }),
       handOver({
         name: 'copying, socket',
@@ -167,7 +167,7 @@ async function openPool(driver: DriverChoice, byteLength: number): Promise<OpenC
       handOver({
         name: PUBLIC,
         buffer: () => pool.allocate(byteLength),
-        warmUp: warmUp(driver, 500),
+        warmUp: warmUp(driver, 2000),
         give: (buffer) => child.give(buffer),
         after: (buffer) => buffer.close(),
       }),
@@ -188,12 +188,12 @@ async function openLegacy(driver: DriverChoice, byteLength: number): Promise<Ope
         name: PUBLIC,
         buffer: () => buffer,
         give: () => child.give(buffer),
-        warmUp: warmUp(driver, 1000),
+        warmUp: warmUp(driver, 3000),
       }),
       handOver({
         name: 'cuffi, process.send',
         buffer: () => buffer,
-        warmUp: warmUp(driver, 1000),
+        warmUp: warmUp(driver, 3000),
         give: () => child.tell(getIpcHandle(buffer)),
       }),
     ],
@@ -213,7 +213,7 @@ async function openFirstPool(driver: DriverChoice, byteLength: number): Promise<
         name: PUBLIC,
         buffer: () =>
           MemoryPool.create({ context, shareable: true, releaseThreshold: 0 }).allocate(byteLength),
-        warmUp: warmUp(driver, 100),
+        warmUp: warmUp(driver, 400),
         give: (buffer) => child.give(buffer),
         after(buffer) {
           (buffer.resource as MemoryPool).close({ buffers: true });
@@ -236,7 +236,7 @@ async function openVirtual(driver: DriverChoice, byteLength: number): Promise<Op
           memory = VirtualMemory.reserve(byteLength, { shareable: true });
           return memory.grow(byteLength);
         },
-        warmUp: warmUp(driver, 100),
+        warmUp: warmUp(driver, 400),
         give: (buffer) => child.give(buffer),
         after: () => memory.close(),
       }),

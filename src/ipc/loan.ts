@@ -1,5 +1,4 @@
 import type { Context } from '../context.ts';
-import type { BufferInit } from '../memory/buffer-options.ts';
 import type { Stream } from '../stream.ts';
 
 /** What another process lent for one object that is open here: it is told how that ends. */
@@ -18,7 +17,7 @@ export function givingBack(
   context: Context,
   release: (returned?: () => void) => void,
   loan: Loan | undefined,
-): Pick<BufferInit, 'release' | 'freeIn'> {
+): { freeIn(stream: Stream): void; release(): void } {
   let last: Stream | undefined;
   return {
     freeIn(stream) {

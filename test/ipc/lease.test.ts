@@ -314,10 +314,12 @@ test(
   async () => {
     const last = start();
     await warmUp(last);
-    for (const [at, kind] of kinds.entries()) {
+    // The first makes what a driver keeps for the next.
+    const all: readonly Kind[] = ['legacy', ...kinds];
+    for (const [at, kind] of all.entries()) {
       const before = await steady();
       const between = start();
-      const name = `@cuffi-lease-${process.pid}-${kind}`;
+      const name = `@cuffi-lease-${process.pid}-${at}`;
       const { buffer, close } = allocate(kind);
       buffer.fill(7);
       await ask(between, { do: 'keep', buffer });
@@ -331,9 +333,9 @@ test(
         [[last.pid, true]],
       );
       assert.deepEqual(await ask(last, { do: 'read' }), [7]);
-      if (at < kinds.length - 1) await ask(last, { do: 'release' });
+      if (at < all.length - 1) await ask(last, { do: 'release' });
       else await kill(last);
-      if (at < kinds.length - 1) await comesBackTo(before, kind);
+      if (at > 0 && at < all.length - 1) await comesBackTo(before, kind);
       else await settled();
       assert.equal(leases.stats().leases.length, 0);
     }
