@@ -359,8 +359,8 @@ test('sends leave nothing on either side', deadline, async () => {
   using buffer = DeviceBuffer.allocate(4096);
   const round = () => ask(child, { do: 'copy', buffer });
   const rounds = dose(300, 100_000);
-  // What a driver keeps of so many, it keeps once.
-  for (let n = 0; n < Math.min(rounds, 1000); n++) await round();
+  // After some hundred rounds an H200 keeps 2 MiB, once.
+  for (let n = 0; n < 1000; n++) await round();
   const before = [await settled(), await ask(child, { do: 'state' })];
   for (let n = 0; n < rounds; n++) await round();
   assert.equal(leases.stats().leases.length <= 1, true);
