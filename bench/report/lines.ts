@@ -14,6 +14,8 @@ const COLOURS = [
   '#56B4E9',
   '#000000',
   '#7A7A7A',
+  '#8C510A',
+  '#7B3FA0',
 ];
 const SHAPES = [
   'circle',
@@ -24,6 +26,8 @@ const SHAPES = [
   'triangle-down',
   'circle',
   'square',
+  'triangle-left',
+  'triangle-right',
 ];
 const SIZE = { width: 560, height: 340 };
 
