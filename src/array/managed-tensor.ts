@@ -2,6 +2,7 @@
 import { permanentCallback } from '../../ffi/callback.ts';
 import { allocateNative, freeNative, viewMemory } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
+import { retainMemory } from '../memory/retain.ts';
 import { releaseQuietly } from '../resource.ts';
 import type { DeviceArray } from './device-array.ts';
 import { type DlpackOptions, type DlpackTensor, dlpack } from './dlpack.ts';
@@ -25,8 +26,7 @@ let deleter: Address | undefined;
 /**
  * An array as a DLManagedTensorVersioned in native memory, for a native library of this process that
  * is called through an addon or koffi, and takes the tensor over: it calls the tensor's deleter
- * once. Until then the tensor keeps the array from being collected; closing the array takes its
- * memory away all the same.
+ * once. Until then the memory stays, be the array closed or collected.
  *
  * The deleter may be called on any thread. On another than the main one it returns when the main
  * thread's event loop has run it: the main thread must not block on that thread meanwhile, at most
@@ -40,32 +40,35 @@ let deleter: Address | undefined;
 export function managedTensor(array: DeviceArray, options?: DlpackOptions): ManagedTensor {
   const fields = dlpack(array, options);
   deleter ??= permanentCallback((address) => releaseQuietly(() => tensors.get(address)?.delete()));
+  const letGo = retainMemory(array.buffer, 'a tensor of a native library');
   const address = allocateNative(BYTE_LENGTH + 2 * WORD * fields.ndim);
   writeTensor(address, fields, deleter);
-  const tensor = new Tensor(address, array);
+  const tensor = new Tensor(address, letGo);
   tensors.set(address, tensor);
   return tensor;
 }
 
 class Tensor implements ManagedTensor {
   readonly address: Address;
-  /** Kept from being collected. */
-  #array: DeviceArray | undefined;
+  #letGo: (() => void) | undefined;
 
-  constructor(address: Address, array: DeviceArray) {
+  /** @param letGo of the memory */
+  constructor(address: Address, letGo: () => void) {
     this.address = address;
-    this.#array = array;
+    this.#letGo = letGo;
   }
 
   get deleted(): boolean {
-    return this.#array === undefined;
+    return this.#letGo === undefined;
   }
 
   delete(): void {
-    if (this.deleted) return;
-    this.#array = undefined;
+    const letGo = this.#letGo;
+    if (!letGo) return;
+    this.#letGo = undefined;
     tensors.delete(this.address);
     freeNative(this.address);
+    letGo();
   }
 }
 

@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { recordCalls } from '../../ffi/driver.ts';
 import { openLibrary } from '../../ffi/library.ts';
 import { int, pointer } from '../../ffi/types.ts';
 import { bfloat16, deviceArray, float32, managedTensor } from '../../src/index.ts';
@@ -93,18 +94,19 @@ test('deleters run on other threads, too, while the loop turns', { skip: noCompi
   assert.ok(tensors.every(({ deleted }) => deleted));
 });
 
-test('a tensor keeps its array from being collected until it is deleted', async () => {
-  const make = () => {
-    const array = deviceArray(3, float32);
-    const weak = new WeakRef(array);
-    const close = () => weak.deref()?.close();
-    return { tensor: managedTensor(array), weak, close };
-  };
-  const { tensor, weak, close } = make();
+test('the memory stays until the tensor is deleted, the array closed or collected', async () => {
+  const freed = (): number => recorder.calls.filter(({ name }) => /^cuMemFree/.test(name)).length;
+  const make = () => managedTensor(deviceArray(3, float32));
+  using closed = deviceArray(3, float32);
+  const tensors = [managedTensor(closed), make()];
+  const recorder = recordCalls();
+  closed.close();
+  assert.equal(closed.buffer.closed, true);
   await collectGarbage();
-  assert.ok(weak.deref() !== undefined);
-  close();
-  tensor.delete();
-  await collectGarbage();
-  assert.equal(weak.deref(), undefined);
+  await closed.context.flush();
+  assert.equal(freed(), 0);
+  for (const tensor of tensors) tensor.delete();
+  await closed.context.flush();
+  recorder.stop();
+  assert.equal(freed(), 2);
 });

@@ -1,9 +1,9 @@
 import { DeviceArray } from '../../array/device-array.ts';
-import { tryAll } from '../../attempt.ts';
 import type { Context } from '../../context.ts';
 import { CudaEvent } from '../../event.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { MemoryPool } from '../../memory/pool.ts';
+import { retainMemory } from '../../memory/retain.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { Resource } from '../../resource.ts';
 import type { Stream } from '../../stream.ts';
@@ -59,10 +59,6 @@ export function kindOf(object: Shareable): 'memory' | 'pool' | 'event' {
  * @throws ClosedError
  */
 export function retain(object: Shareable, name: string): () => void {
-  const owner = ownerOf(object);
-  const drop = owner.retain(name);
-  const pool = owner instanceof DeviceBuffer ? owner.resource : undefined;
-  if (!(pool instanceof MemoryPool || pool instanceof ImportedPool) || pool.closed) return drop;
-  const dropPool = pool.retain(name);
-  return () => tryAll([drop, dropPool]);
+  const buffer = bufferOf(object);
+  return buffer ? retainMemory(buffer, name) : ownerOf(object).retain(name);
 }

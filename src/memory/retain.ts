@@ -1,0 +1,17 @@
+import { tryAll } from '../attempt.ts';
+import { Resource } from '../resource.ts';
+import type { DeviceBuffer } from './buffer.ts';
+
+/**
+ * Keeps memory from being given back, with what it lies in and the pool that it is of; answers with the way to end that.
+ *
+ * @param name who keeps it, for `close({ leases: 'refuse' })`
+ * @throws ClosedError
+ */
+export function retainMemory({ whole }: DeviceBuffer, name?: string): () => void {
+  const { keeper, resource: pool } = whole;
+  const drop = (keeper instanceof Resource ? keeper : whole).retain(name);
+  if (!(pool instanceof Resource) || pool.closed) return drop;
+  const dropPool = pool.retain(name);
+  return () => tryAll([drop, dropPool]);
+}
