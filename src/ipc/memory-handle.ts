@@ -5,6 +5,7 @@ import { IpcError } from '../errors.ts';
 import type { CudaEvent } from '../event.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import type { Access } from '../memory/buffer-options.ts';
+import { retainMemory } from '../memory/retain.ts';
 import { Resource } from '../resource.ts';
 import type { Stream } from '../stream.ts';
 import type { IpcBufferDescriptor, IpcEventDescriptor, IpcLayout } from './descriptor.ts';
@@ -36,7 +37,7 @@ export function holdMemory(
   stream: Stream | undefined,
 ): HandleInit {
   const event: CudaEvent | undefined = stream && recordReady(stream);
-  const letGo = buffer.whole.retain();
+  const letGo = retainMemory(buffer);
   return {
     descriptor: event ? withReadyEvent(descriptor, event) : descriptor,
     held: {

@@ -68,16 +68,13 @@ const parcels = new WeakMap<DeviceArray | DeviceBuffer, Parcel>();
 
 function parcelOf(object: Shareable): Parcel {
   const isRange = object instanceof DeviceBuffer || object instanceof DeviceArray;
-  if (!isRange || bytesOf(object).origin === 'borrowed') return exportIpc(object);
+  if (!isRange || bufferOf(object)?.origin === 'borrowed') return exportIpc(object);
   const known = object.closed ? undefined : parcels.get(object);
   if (known) return known;
   const parcel = exportIpc(object);
   parcels.set(object, parcel);
   return parcel;
 }
-
-const bytesOf = (memory: DeviceArray | DeviceBuffer): DeviceBuffer =>
-  memory instanceof DeviceArray ? memory.buffer : memory;
 
 /**
  * The object that another process packed. Takes ownership of `fds` in every case: closes what it

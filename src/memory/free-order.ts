@@ -43,7 +43,7 @@ export class FreeOrder {
     else this.#context.run(() => call(0 as CUstream));
   }
 
-  /** Queues the free; nothing after a reset, which has freed it. */
+  /** Queues the free; nothing after a reset, before which all was freed. */
   free(address: CUdeviceptr): void {
     if (this.#context.resets !== this.#resets) return;
     if (isCapturing()) {

@@ -87,7 +87,7 @@ export const endOf = (handle: CUmemoryPool): PoolEnd => ({
   destroy: () => check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy'),
 });
 
-/** Destroys a pool when the GPU is done with it; nothing after a reset, which has. */
+/** Destroys a pool when the GPU is done with it; nothing after a reset, before which all were. */
 export function destroyPool(
   context: Context,
   resets: number,

@@ -9,13 +9,10 @@ import { getIpcHandle, type IpcBufferDescriptor, openIpcBuffer } from '../../src
 import { dose } from '../support/dose.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
+import { valuesOf } from '../support/values.ts';
 import { type Read, User } from './fixtures/index.ts';
 
 const deadline = { timeout: 60_000 };
-const valuesOf = async (buffer: DeviceBuffer): Promise<number[]> => [
-  ...new Set(await buffer.copyToHost()),
-];
-
 test('what one process writes the other reads, both ways', deadline, async () => {
   await using user = new User();
   using buffer = DeviceBuffer.allocate(1 << 20);

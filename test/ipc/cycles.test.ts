@@ -17,6 +17,7 @@ import { dose } from '../support/dose.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
 import { programFile } from '../support/program-file.ts';
+import { valuesOf } from '../support/values.ts';
 import type { Request } from './fixtures/connected.ts';
 
 const deadline = { timeout: 60_000 };
@@ -43,9 +44,6 @@ async function ask<T>(child: ChildPeer, request: Request): Promise<T> {
   await child.send(request);
   return (await child.receive({ timeoutMs: 30_000 })) as T;
 }
-const valuesOf = async (buffer: DeviceBuffer): Promise<number[]> => [
-  ...new Set(await buffer.copyToHost()),
-];
 const unsupported = (kind: KindName): string | false => support[kinds[kind].way].reason || false;
 
 const BYTE_LENGTH = 3 << 20;

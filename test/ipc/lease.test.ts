@@ -19,6 +19,7 @@ import { nextTurn } from '../../src/wait.ts';
 import { dose } from '../support/dose.ts';
 import { type ProcessState, processState } from '../support/process-state.ts';
 import { programFile } from '../support/program-file.ts';
+import { valuesOf } from '../support/values.ts';
 import type { Kind, Step } from './fixtures/consumer.ts';
 
 const deadline = { timeout: 60_000 + dose(0, 900_000) };
@@ -91,10 +92,6 @@ async function warmUp(child: ChildPeer): Promise<void> {
   await ask(child, { do: 'open' });
   await ask(child, { do: 'release' });
 }
-const valuesOf = async (buffer: DeviceBuffer): Promise<number[]> => [
-  ...new Set(await buffer.copyToHost()),
-];
-
 /** Memory of a kind, and the way to close all of it. */
 function allocate(kind: Kind): { readonly buffer: DeviceBuffer; close(): void } {
   if (kind === 'legacy') {

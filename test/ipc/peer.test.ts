@@ -20,6 +20,7 @@ import { nextTurn } from '../../src/wait.ts';
 import { dose } from '../support/dose.ts';
 import { processState } from '../support/process-state.ts';
 import { programFile } from '../support/program-file.ts';
+import { valuesOf } from '../support/values.ts';
 import type { Request } from './fixtures/connected.ts';
 
 const deadline = { timeout: 60_000 };
@@ -48,9 +49,6 @@ async function ask<T>(child: ChildPeer, request: Request): Promise<T> {
   await child.send(request);
   return (await child.receive({ timeoutMs: 30_000 })) as T;
 }
-const valuesOf = async (buffer: DeviceBuffer): Promise<number[]> => [
-  ...new Set(await buffer.copyToHost()),
-];
 const settled = async () => {
   await Context.primary().flush();
   return processState();

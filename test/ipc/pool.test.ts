@@ -6,6 +6,7 @@ import { getIpcHandle, ImportedPool } from '../../src/ipc/index.ts';
 import { dose } from '../support/dose.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
+import { valuesOf } from '../support/values.ts';
 import { type Read, User } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
 
@@ -24,10 +25,6 @@ interface Received {
   readonly address: number;
   readonly pool: string;
 }
-
-const valuesOf = async (buffer: DeviceBuffer): Promise<number[]> => [
-  ...new Set(await buffer.copyToHost()),
-];
 
 /** The next object that was sent here, which is a buffer. */
 const receiveBuffer = (mailbox: Mailbox): DeviceBuffer => {

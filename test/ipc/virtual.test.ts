@@ -6,6 +6,7 @@ import { Context, Device, DeviceBuffer, VirtualMemory } from '../../src/index.ts
 import { exportIpc, openIpc } from '../../src/ipc/index.ts';
 import { dose } from '../support/dose.ts';
 import { processState } from '../support/process-state.ts';
+import { valuesOf } from '../support/values.ts';
 import { type Read, User } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
 
@@ -17,10 +18,6 @@ const options = {
   timeout: 60_000,
   skip: isSupported ? false : 'the device does not share virtual memory by file descriptor',
 };
-
-const valuesOf = async (buffer: DeviceBuffer): Promise<number[]> => [
-  ...new Set(await buffer.copyToHost()),
-];
 
 const receiveBuffer = (mailbox: Mailbox): DeviceBuffer => {
   const received = mailbox.receive();

@@ -10,6 +10,7 @@ import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, DeviceBuffer, MemoryPool } from '../../src/index.ts';
 import { exportIpc, getIpcHandle, openIpcBuffer } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
+import { valuesOf } from '../support/values.ts';
 import { startWorker } from '../support/worker.ts';
 import { User } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
@@ -39,10 +40,6 @@ async function ask<T>(worker: Worker, request: Request): Promise<T> {
   if (error) throw Object.assign(new Error(), error);
   return result;
 }
-
-const valuesOf = async (buffer: DeviceBuffer): Promise<number[]> => [
-  ...new Set(await buffer.copyToHost()),
-];
 
 /** What the driver says of a copy from an address that may be unmapped. */
 const statusOfReading = (address: CUdeviceptr): number =>
