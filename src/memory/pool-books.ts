@@ -10,6 +10,7 @@ import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
 import { CuffiError } from '../errors.ts';
 import { ResourceSet } from '../resource-set.ts';
+import { anchorExports } from './export-anchor.ts';
 import { closeKeptFd, keepFd } from './kept-fds.ts';
 import * as driver from './pool-driver.ts';
 import type { PoolCloseOptions } from './pool-options.ts';
@@ -52,6 +53,7 @@ export function sharePool(context: Context, handle: CUmemoryPool, books: PoolBoo
     () => 'sharing a memory pool',
   );
   const fd = keepFd(context, readInt32(OUT0));
+  anchorExports(context.device);
   books.shared = { id: randomBytes(16).toString('hex'), fd, onEnd: new Set() };
   return books.shared;
 }

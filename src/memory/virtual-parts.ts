@@ -1,16 +1,13 @@
 /** Pieces of memory behind reserved addresses: made, mapped, shared, and given back. */
-import { OUT0, readHandle, readInt32, readSize, writeStruct } from '../../ffi/arena.ts';
+import { OUT0, readHandle, readInt32, writeStruct } from '../../ffi/arena.ts';
 import {
   CU_MEM_ACCESS_FLAGS_PROT_READ,
   CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-  CU_MEM_ALLOC_GRANULARITY_MINIMUM,
-  CU_MEM_ALLOCATION_TYPE_PINNED,
-  CU_MEM_HANDLE_TYPE_NONE,
   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
   CU_MEM_LOCATION_TYPE_DEVICE,
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
+import type { CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
 import { tryAll } from '../attempt.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
@@ -18,8 +15,10 @@ import type { Device } from '../device.ts';
 import { IpcError } from '../errors.ts';
 import { releaseQuietly } from '../resource.ts';
 import type { Access } from './buffer-options.ts';
+import { anchorExports } from './export-anchor.ts';
 import { closeKeptFd, keepFd } from './kept-fds.ts';
 import { withRoom } from './room.ts';
+import { writeProperties } from './virtual-properties.ts';
 
 /** One piece of memory, mapped at an offset of the reservation. */
 export interface Part {
@@ -34,29 +33,6 @@ export interface Part {
 /** The memory behind pieces, in bytes. */
 export const mappedBy = (parts: readonly Part[]): number =>
   parts.reduce((sum, { byteLength }) => sum + byteLength, 0);
-
-const writeProperties = (device: Device, shareable: boolean): Address =>
-  writeStruct('CUmemAllocationProp', {
-    type: CU_MEM_ALLOCATION_TYPE_PINNED,
-    requestedHandleTypes: shareable
-      ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-      : CU_MEM_HANDLE_TYPE_NONE,
-    'location.type': CU_MEM_LOCATION_TYPE_DEVICE,
-    'location.id': device.handle,
-  });
-
-/** What the sizes of a device's virtual memory are multiples of. */
-export function granularityOf(device: Device, shareable: boolean): number {
-  check(
-    cu.cuMemGetAllocationGranularity(
-      OUT0,
-      writeProperties(device, shareable),
-      CU_MEM_ALLOC_GRANULARITY_MINIMUM,
-    ),
-    'cuMemGetAllocationGranularity',
-  );
-  return readSize(OUT0);
-}
 
 /** Reserves addresses: nothing is behind them yet. */
 export function reserveAddresses(byteLength: number): CUdeviceptr {
@@ -174,6 +150,7 @@ function exportPart(context: Context, part: Part): number {
     () => `sharing ${byteLength} bytes of virtual memory`,
   );
   part.fd = keepFd(context, readInt32(OUT0));
+  anchorExports(context.device);
   return part.fd;
 }
 

@@ -9,7 +9,6 @@ import { DeviceBuffer } from './buffer.ts';
 import { roundUp } from './round-up.ts';
 import {
   createPart,
-  granularityOf,
   mappedBy,
   type Part,
   reserveAddresses,
@@ -17,6 +16,7 @@ import {
   sharePieces,
   unreserve,
 } from './virtual-parts.ts';
+import { granularityOf } from './virtual-properties.ts';
 
 /** Options of {@link VirtualMemory.reserve}. */
 export interface VirtualMemoryOptions extends PlaceOptions {
