@@ -18,6 +18,8 @@ interface Entry<M extends Mapping> {
   readonly version: number;
   /** How many buffers of this process use it. */
   users: number;
+  /** How often the last of them gave it up: it may have been opened again each time. */
+  endings: number;
 }
 
 /** One use of a mapping. */
@@ -69,7 +71,7 @@ export class MappingTable<M extends Mapping> {
           ? 'an earlier allocation with the same handle is still open here: close its buffers first'
           : 'an earlier allocation with the same handle waits here to be unmapped: await context.flush() first',
       );
-    const entry = existing ?? { mapping: map(), version, users: 0 };
+    const entry = existing ?? { mapping: map(), version, users: 0, endings: 0 };
     entry.users += 1;
     this.#entries.set(name, entry);
     return {
@@ -95,11 +97,14 @@ export class MappingTable<M extends Mapping> {
       returned?.();
       return;
     }
+    entry.endings += 1;
+    const ending = entry.endings;
     mapping.context.releases.submit(
       () => {
         try {
-          // Opened again, gone with the context, or unmapped by an earlier release, while it waited.
-          if (entry.users > 0 || this.#find(name) !== entry) return;
+          // Opened again while it waited, and maybe given up again: then work of later users may run
+          // still, which the release of the last of them waits for. Or gone with the context.
+          if (entry.users > 0 || entry.endings !== ending || this.#find(name) !== entry) return;
           this.#entries.delete(name);
           this.#unmap(mapping);
         } finally {

@@ -2,10 +2,12 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import type { Driver } from '../../../../ffi/functions.ts';
+import type { CUdeviceptr } from '../../../../ffi/types.ts';
 import { Context, Device, type DeviceBuffer, Stream } from '../../../../src/index.ts';
 import { sealDescriptor } from '../../../../src/ipc/descriptor.ts';
 import { exporter } from '../../../../src/ipc/here.ts';
 import { getIpcHandle, openIpcBuffer } from '../../../../src/ipc/index.ts';
+import { type Mapping, MappingTable } from '../../../../src/ipc/mapping.ts';
 import { failing, keepingBooks } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { currentContext, emulate } from '../emulate.ts';
@@ -145,6 +147,36 @@ test('opened and closed twice while it waits, it is unmapped once', async () => 
     closes.map((call) => call.status),
     [0],
   );
+});
+
+test('given up again while it waits, it stays mapped for the work of the later user', async () => {
+  emulate();
+  const context = Context.primary();
+  let unmapped = 0;
+  const table = new MappingTable<Mapping>(() => (unmapped += 1), { waits: false });
+  const base = 4096 as CUdeviceptr;
+  const map = () => ({ context, resets: context.resets, base, byteLength: BYTE_LENGTH });
+  using one = Stream.create();
+  using other = Stream.create();
+  using first = new Latch();
+  using second = new Latch();
+  for (const [stream, latch] of [
+    [one, first],
+    [other, second],
+  ] as const) {
+    const use = table.use('memory', 1, context, map);
+    latch.hold(stream);
+    use.release();
+    // What was given up first waits for the first stream alone.
+    assert.equal(context.releases.collect(), false);
+  }
+  first.open();
+  await one.synchronize();
+  context.releases.collect();
+  assert.equal(unmapped, 0);
+  second.open();
+  await context.flush();
+  assert.equal(unmapped, 1);
 });
 
 test('a reset unmaps everything, and the handle opens anew', () => {
