@@ -20,3 +20,6 @@ export const speed = (byteLength: number, ns: number): string => {
 
 /** What every table and picture of an emulated run says. */
 export const EMULATED = 'emulated driver: says nothing of a GPU';
+
+/** Over how many processes the rounds were spread, where they were. */
+export const inPasses = (passes: number): string => (passes > 1 ? ` in ${passes} passes` : '');

@@ -11,19 +11,25 @@ export class Interrupted extends Error {}
 
 /**
  * Ctrl-C and SIGTERM abort `signal`, so that what a run has started is ended by who started it;
- * the second one ends the process at once.
+ * the second one ends the process at once. So does the end of a pass's parent, or of its patience.
  */
 export function interruption(): { readonly signal: AbortSignal; [Symbol.dispose](): void } {
   const controller = new AbortController();
-  const stop = (): void => {
-    if (controller.signal.aborted) process.exit(INTERRUPTED);
+  const end = (): void => {
+    if (controller.signal.aborted) return;
     controller.abort(new Interrupted('interrupted'));
     setTimeout(() => process.exit(INTERRUPTED), DEADLINE_MS).unref();
   };
+  const stop = (): void => {
+    if (controller.signal.aborted) process.exit(INTERRUPTED);
+    end();
+  };
+  process.on('disconnect', end);
   for (const signal of SIGNALS) process.on(signal, stop);
   return {
     signal: controller.signal,
     [Symbol.dispose]() {
+      process.off('disconnect', end);
       for (const signal of SIGNALS) process.off(signal, stop);
     },
   };

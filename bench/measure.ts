@@ -15,6 +15,11 @@ export interface Contestant {
   readonly calls?: number;
   /** The most rounds that it takes part in, where it takes long. Default: all. */
   readonly rounds?: number;
+  /**
+   * For how long it runs untimed first, in milliseconds, where V8 compiles what it does: a process
+   * has too few rounds to get there by them. Default 0.
+   */
+  readonly warmUpMs?: number;
   /** Does it `calls` times; answers how many nanoseconds that took. */
   run(calls: number): number | Promise<number>;
 }
@@ -33,10 +38,12 @@ export interface Allowance {
   readonly signal?: AbortSignal;
 }
 
-/** Rounds whose times are thrown away: V8 compiles, caches fill, clocks rise. */
+/** Rounds whose times are thrown away: caches fill, clocks rise. */
 const WARM_UP_ROUNDS = 3;
 /** The part of the time after which the first of them is enough. */
 const WARM_UP_PART = 0.2;
+/** What V8 needs at least for a loop of calls. */
+const IN_PROCESS_WARM_UP_MS = 100;
 
 /** Measures the contestants in turns; each round begins with another one. */
 export async function measure(
@@ -44,6 +51,7 @@ export async function measure(
   { rounds, calls, budgetMs, minRounds, signal }: Allowance,
 ): Promise<Samples[]> {
   const times = contestants.map((): number[] => []);
+  for (const contestant of contestants) await warmUp(contestant, calls, signal);
   // Of those alone that take part in all rounds: they are not to pay for the others.
   let spentMs = 0;
   for (let round = -WARM_UP_ROUNDS; round < rounds; round += 1) {
@@ -56,7 +64,7 @@ export async function measure(
       const at = (round + WARM_UP_ROUNDS + turn) % contestants.length;
       const contestant = contestants[at] as Contestant;
       const { calls: own = calls, rounds: most = rounds } = contestant;
-      if (round < 0 ? most < rounds && !isFirst : round >= most) continue;
+      if (most === 0 || (round < 0 ? most < rounds && !isFirst : round >= most)) continue;
       const begun = performance.now();
       const ns = await contestant.run(own);
       if (most >= rounds) spentMs += performance.now() - begun;
@@ -64,6 +72,19 @@ export async function measure(
     }
   }
   return contestants.map(({ name }, at) => summarize(name, times[at] ?? []));
+}
+
+async function warmUp(
+  contestant: Contestant,
+  calls: number,
+  signal: AbortSignal | undefined,
+): Promise<void> {
+  const { calls: own = calls, rounds = 1, warmUpMs = 0 } = contestant;
+  if (rounds === 0) return;
+  for (const end = performance.now() + warmUpMs; performance.now() < end; ) {
+    signal?.throwIfAborted();
+    await contestant.run(own);
+  }
 }
 
 /**
@@ -74,8 +95,10 @@ export const inProcess = (
   name: string,
   loop: (calls: number) => void,
   settle: () => void = () => {},
+  warmUpMs: number = IN_PROCESS_WARM_UP_MS,
 ): Contestant => ({
   name,
+  warmUpMs,
   run(calls) {
     // Untimed, as after another contestant's turn the first calls are slower.
     loop(Math.floor(calls / 10));

@@ -71,12 +71,17 @@ const delay = z.object({
 
 /** All of a result file. */
 export const resultSchema = z.object({
-  version: z.literal(2),
+  version: z.literal(3),
   machine,
   driver,
   /** Whether each case had only a part of its time. */
   quick: z.boolean(),
   rounds: z.int().positive(),
+  /**
+   * Over how many processes, each with other peers and other children, the rounds of a case are
+   * spread at most; its samples come from them in turns.
+   */
+  passes: z.int().positive(),
   unit: z.literal('ns'),
   cases: z.array(caseResult),
   delays: z.array(delay),

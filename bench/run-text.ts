@@ -2,7 +2,7 @@
 import { sizeName } from './bytes.ts';
 import type { Aim } from './cases/case.ts';
 import type { DriverChoice } from './driver.ts';
-import { duration, EMULATED, multiple, speed } from './format.ts';
+import { duration, EMULATED, inPasses, multiple, speed } from './format.ts';
 import type { Skipped } from './peers/peer.ts';
 import type { CaseResult, DelayResult, Machine } from './result-schema.ts';
 import { ratioOf } from './statistics.ts';
@@ -14,10 +14,10 @@ export const describeDriver = (driver: DriverChoice): string =>
     : `driver: ${driver.library}, CUDA ${driver.version} (${driver.reason})`;
 
 /** Where a run takes place. */
-export const describeRun = (machine: Machine, rounds: number): string[] => [
+export const describeRun = (machine: Machine, rounds: number, passes: number): string[] => [
   `machine: ${machine.gpu}${machine.driverVersion ? `, driver ${machine.driverVersion}` : ''}; ` +
     `${machine.cpuCount} x ${machine.cpu}; node ${machine.node}, koffi ${machine.koffi}`,
-  `times per call, medians of ${rounds} rounds in turns at most; ratio: the first row's to this one's`,
+  `times per call, medians of ${rounds} rounds in turns at most${inPasses(passes)}; ratio: the first row's to this one's`,
 ];
 
 /** Who could not take part. */

@@ -2,44 +2,58 @@
 import type { Case } from './cases/case.ts';
 import type { DriverChoice } from './driver.ts';
 import { type Contestant, measure } from './measure.ts';
+import { type Pass, shareOf } from './passes.ts';
 import type { Skipped } from './peers/peer.ts';
 import type { Peers } from './peers/start.ts';
+import type { HandOverChildren } from './programs/hand-over-children.ts';
 import type { CaseResult } from './result-schema.ts';
 
-/** What is common to the cases of a run. */
+/** What is common to the cases of a pass. */
 export interface RunOptions {
   readonly driver: DriverChoice;
   readonly peers: Peers | undefined;
+  /** The other processes of hand-overs. */
+  readonly children: HandOverChildren;
+  /** The most, over all passes. */
   readonly rounds: number;
   readonly quick: boolean;
   readonly signal: AbortSignal;
 }
 
-/** What a case has of time: the quick one too little for quartiles, enough for a median. */
+/** What a case has of time, over all passes: the quick one enough for a median. */
 const BUDGET_MS = 1500;
 const MIN_ROUNDS = 5;
 const QUICK_PART = 0.2;
 const QUICK_MIN_ROUNDS = 3;
 
-/** Measures a case with all who take part in it; undefined where nobody here can. */
+/** In how many passes a case is at most: in none without a round. */
+export const mostPasses = ({ passes, rounds: own }: Case, rounds: number): number =>
+  Math.min(passes ?? rounds, own ?? rounds, rounds);
+
+/** Measures a pass's part of a case with all who take part in it; undefined where nobody here can. */
 export async function runCase(
   suite: string,
   measured: Case,
-  { driver, peers, rounds, quick, signal }: RunOptions,
+  pass: Pass,
+  { driver, peers, children, rounds, quick, signal }: RunOptions,
 ): Promise<CaseResult | undefined> {
   const { name, variant, what, calls, byteLength, budgetMs = BUDGET_MS } = measured;
-  const open = await measured.open(driver);
+  const open = await measured.open(driver, children);
   try {
     const { contestants: others, skipped } = await findPeers(measured, peers);
     const all = [...open.contestants, ...others];
     if (all.length === 0) return undefined;
-    const contestants = await measure(all, {
-      calls,
-      rounds: Math.min(rounds, measured.rounds ?? rounds),
-      budgetMs: quick ? QUICK_PART * budgetMs : budgetMs,
-      minRounds: quick ? QUICK_MIN_ROUNDS : MIN_ROUNDS,
-      signal,
-    });
+    const share = (total: number): number => shareOf(total, pass);
+    const contestants = await measure(
+      all.map((one) => (one.rounds === undefined ? one : { ...one, rounds: share(one.rounds) })),
+      {
+        calls,
+        rounds: share(Math.min(rounds, measured.rounds ?? rounds)),
+        budgetMs: (quick ? QUICK_PART * budgetMs : budgetMs) / pass.of,
+        minRounds: share(quick ? QUICK_MIN_ROUNDS : MIN_ROUNDS),
+        signal,
+      },
+    );
     return {
       suite,
       name,

@@ -8,7 +8,9 @@ import { parse, UsageError } from './usage.ts';
 
 /** What a run does. */
 export interface Selection {
+  /** The most, over all passes. */
   readonly rounds: number;
+  readonly passes: number;
   readonly quick: boolean;
   readonly cases: readonly { readonly suite: string; readonly measured: Case }[];
   /** Whether the lateness of the event loop is measured as well. */
@@ -18,6 +20,8 @@ export interface Selection {
 }
 
 const DEFAULT_ROUNDS = 31;
+const DEFAULT_PASSES = 5;
+const QUICK_PASSES = 1;
 const suiteNames = [...Object.keys(suites), DELAYS];
 const all = Object.entries(suites).flatMap(([suite, cases]) =>
   cases.map((measured) => ({ suite, measured })),
@@ -27,14 +31,17 @@ const all = Object.entries(suites).flatMap(([suite, cases]) =>
 export function selectRun(args: readonly string[]): Selection {
   const { values, positionals } = parse(args, {
     rounds: { type: 'string', default: String(DEFAULT_ROUNDS) },
+    passes: { type: 'string' },
     case: { type: 'string', multiple: true },
     json: { type: 'string' },
     quick: { type: 'boolean', default: false },
     large: { type: 'boolean', default: false },
   });
-  const rounds = Number(values.rounds);
-  if (!/^\d+$/.test(values.rounds) || !Number.isSafeInteger(rounds) || rounds < 1)
-    throw new UsageError(`--rounds takes a number from 1, not '${values.rounds}'`);
+  const rounds = numberOf('--rounds', values.rounds);
+  const passes = numberOf(
+    '--passes',
+    values.passes ?? String(values.quick ? QUICK_PASSES : DEFAULT_PASSES),
+  );
   for (const suite of positionals)
     if (!suiteNames.includes(suite))
       throw new UsageError(`there is no command or suite '${suite}': ${suiteNames.join(', ')}`);
@@ -49,7 +56,16 @@ export function selectRun(args: readonly string[]): Selection {
   );
   const delays = isChosen(DELAYS) && values.case === undefined;
   if (cases.length === 0 && !delays) throw new UsageError('no case of that name in that suite');
-  return { rounds, quick: values.quick, cases, delays, json: resultPath(values.json) };
+  const { quick } = values;
+  const most = Math.min(passes, rounds);
+  return { rounds, passes: most, quick, cases, delays, json: resultPath(values.json) };
+}
+
+function numberOf(option: string, text: string): number {
+  const number = Number(text);
+  if (!/^\d+$/.test(text) || !Number.isSafeInteger(number) || number < 1)
+    throw new UsageError(`${option} takes a number from 1, not '${text}'`);
+  return number;
 }
 
 /** Now, not after the measuring. */

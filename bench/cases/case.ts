@@ -1,6 +1,7 @@
 /** What a case is: data for the harness, and how to open what it measures. */
 import type { DriverChoice } from '../driver.ts';
 import type { Contestant } from '../measure.ts';
+import type { HandOverChildren } from '../programs/hand-over-children.ts';
 
 /** The most that the median of the first contestant may be, as a multiple of another's. */
 export interface Aim {
@@ -31,6 +32,8 @@ export interface Case {
   readonly calls: number;
   /** The most rounds that it takes, where one takes long. Default: as many as all. */
   readonly rounds?: number;
+  /** In how many passes it is at most, where opening it takes long. Default: in all. */
+  readonly passes?: number;
   /** How long it may take, in milliseconds, where a round takes long. Default: as long as all. */
   readonly budgetMs?: number;
   /** How many bytes each call allocates or moves, where that is what it does. */
@@ -46,7 +49,7 @@ export interface Case {
   readonly peers: readonly PeerBatch[];
   /** Those beside what bench/budget.json says of it. */
   readonly aims?: readonly Aim[];
-  open(driver: DriverChoice): OpenCase | Promise<OpenCase>;
+  open(driver: DriverChoice, children: HandOverChildren): OpenCase | Promise<OpenCase>;
 }
 
 /** A case that is ready to be measured. */

@@ -21,12 +21,16 @@ const LARGE = 16 * MIB;
 /** How often a size is copied in a turn, and how many turns it takes: the large ones fewer. */
 const calls = (byteLength: number): number => Math.max(1, Math.min(50, (64 * MIB) / byteLength));
 const rounds = (byteLength: number): number =>
-  byteLength > 256 * MIB ? 5 : byteLength > 64 * MIB ? 7 : byteLength > LARGE ? 15 : 31;
+  byteLength > 256 * MIB ? 6 : byteLength > 64 * MIB ? 8 : byteLength > LARGE ? 15 : 31;
+/** Making and comparing so many bytes takes longer than copying them. */
+const passes = (byteLength: number): { passes?: number } =>
+  byteLength > 64 * MIB ? { passes: 2 } : {};
 
 const moving = (byteLength: number) => ({
   variant: sizeName(byteLength),
   calls: Math.floor(calls(byteLength)),
   rounds: rounds(byteLength),
+  ...passes(byteLength),
   byteLength,
   isCopy: true,
   needsGpu: byteLength > MOST_WITHOUT_GPU,

@@ -7,19 +7,28 @@ import { Context, DeviceBuffer, MemoryPool, Stream, VirtualMemory } from 'cuffi'
 import { getIpcHandle } from 'cuffi/ipc';
 import { sizeName } from '../bytes.ts';
 import type { DriverChoice } from '../driver.ts';
-import type { Contestant } from '../measure.ts';
-import { HandOverChild } from '../programs/hand-over.ts';
+import type { HandOverChildren } from '../programs/hand-over-children.ts';
 import { type Case, inPeers, type OpenCase } from './case.ts';
+import { connectionCase } from './connection.ts';
 import { PUBLIC } from './names.ts';
-import { handOver } from './turns.ts';
+import { polledCase } from './polled.ts';
+import { handOver, warmUp } from './turns.ts';
 
 const MIB = 1 << 20;
 const SIZES = [4 << 10, MIB, 64 * MIB, 1024 * MIB];
 /** From here on it takes long, and much memory, without a GPU. */
 const LARGE = 1024 * MIB;
 
+const POINTS = 'ready and done points';
+
+interface Opening {
+  readonly byteLength: number;
+  readonly driver: DriverChoice;
+  readonly children: HandOverChildren;
+}
+
 interface Row extends Pick<Case, 'name' | 'what' | 'calls' | 'peers' | 'aims'> {
-  open(driver: DriverChoice, byteLength: number): Promise<OpenCase>;
+  open(opening: Opening): Promise<OpenCase>;
 }
 
 const rows: readonly Row[] = [
@@ -27,7 +36,11 @@ const rows: readonly Row[] = [
     name: 'hand-over.mapped',
     what: 'a buffer that the receiver has mapped, and its acknowledgement',
     calls: 100,
-    peers: inPeers('handOver.mapped', 'C', 'numba', 'cuda.core', 'torch'),
+    peers: [
+      { peer: 'C', batch: 'handOver.mapped' },
+      { peer: 'C', batch: 'handOver.mappedPoints', name: `C, ${POINTS}` },
+      ...inPeers('handOver.mapped', 'numba', 'cuda.core', 'torch'),
+    ],
     aims: [],
     open: openMapped,
   },
@@ -66,57 +79,31 @@ const rows: readonly Row[] = [
 ];
 
 export const handOverCases: readonly Case[] = [
-  {
-    name: 'connection',
-    what: 'an empty message to another process and back; node:net: a byte through a Unix socket',
-    calls: 500,
-    peers: [],
-    aims: [{ versus: 'node:net', max: 1.5 }],
-    open: openConnection,
-  },
+  connectionCase,
   ...rows.flatMap(({ open, ...row }) =>
     SIZES.map((byteLength) => ({
       ...row,
       variant: sizeName(byteLength),
       byteLength,
       needsGpu: byteLength >= LARGE,
-      open: (driver: DriverChoice) => open(driver, byteLength),
+      open: (driver: DriverChoice, children: HandOverChildren) =>
+        open({ byteLength, driver, children }),
     })),
   ),
+  polledCase,
 ];
 
-/** The emulated driver's times say nothing: it need not be warm. */
-const warmUp = ({ emulated }: DriverChoice, turns: number): number => (emulated ? 0 : turns);
-
-async function openConnection(driver: DriverChoice): Promise<OpenCase> {
-  const child = await HandOverChild.start(driver);
-  const byte = new Uint8Array(1);
-  const around = (name: string, go: () => Promise<unknown>): Contestant => ({
-    name,
-    async run(calls) {
-      for (let call = 0; call < calls / 10; call += 1) await go();
-      const start = process.hrtime.bigint();
-      for (let call = 0; call < calls; call += 1) await go();
-      return Number(process.hrtime.bigint() - start);
-    },
-  });
-  return {
-    contestants: [around(PUBLIC, () => child.greet()), around('node:net', () => child.echo(byte))],
-    close: () => child.end(),
-  };
-}
-
-async function openMapped(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
+async function openMapped({ byteLength, driver, children }: Opening): Promise<OpenCase> {
   const buffer = DeviceBuffer.allocate(byteLength);
   const stream = Stream.create({ nonBlocking: true });
-  // Last: an error before it would leave a process behind.
-  const child = await HandOverChild.start(driver, {
+  // Each has one of its own: what is copied is in memory of its size.
+  const { child } = await children.of(`hand-over.mapped, ${byteLength}`, {
     givesUp: 'all but the first',
     byteLength,
   });
   const host = new Uint8Array(byteLength);
-  // A second of copying is worth few samples.
-  const rounds = byteLength >= LARGE ? 2 : byteLength > MIB ? 7 : 31;
+  // A second of copying is worth few samples: one a pass.
+  const rounds = byteLength >= LARGE ? 5 : byteLength > MIB ? 7 : 31;
   const copying = { buffer: () => buffer, calls: 1, rounds };
   return {
     contestants: [
@@ -124,16 +111,16 @@ async function openMapped(driver: DriverChoice, byteLength: number): Promise<Ope
         name: PUBLIC,
         buffer: () => buffer,
         give: () => child.give(buffer),
-        warmUp: warmUp(driver, 8000),
+        warmUpMs: warmUp(driver, true),
       }),
       // The change is only queued: the receiver's stream waits for it.
       handOver({
-        name: `${PUBLIC}, ready and done points`,
+        name: `${PUBLIC}, ${POINTS}`,
         buffer: () => buffer,
         change: (changed, word) =>
           changed.subarray(0, 4).fill(word, { elementByteLength: 4, stream }),
         give: () => child.give(buffer, stream),
-        warmUp: warmUp(driver, 8000),
+        warmUpMs: warmUp(driver, false),
       }),
       handOver({
         name: 'copying, socket',
@@ -152,68 +139,66 @@ async function openMapped(driver: DriverChoice, byteLength: number): Promise<Ope
       }),
     ],
     async close() {
-      await child.end();
+      await children.end();
       buffer.close();
       stream.close();
     },
   };
 }
 
-async function openPool(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
+async function openPool({ byteLength, driver, children }: Opening): Promise<OpenCase> {
   const pool = MemoryPool.create({ shareable: true });
-  const child = await HandOverChild.start(driver);
+  const { child, isNew } = await children.of('hand-over.pool');
   return {
     contestants: [
       handOver({
         name: PUBLIC,
         buffer: () => pool.allocate(byteLength),
-        warmUp: warmUp(driver, 2000),
+        warmUpMs: warmUp(driver, isNew),
         give: (buffer) => child.give(buffer),
         after: (buffer) => buffer.close(),
       }),
     ],
-    async close() {
-      await child.end();
+    close() {
       pool.close({ buffers: true });
     },
   };
 }
 
-async function openLegacy(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
+async function openLegacy({ byteLength, driver, children }: Opening): Promise<OpenCase> {
   const buffer = DeviceBuffer.allocate(byteLength);
-  const child = await HandOverChild.start(driver);
+  const { child, isNew } = await children.of('hand-over.first.legacy');
   return {
     contestants: [
       handOver({
         name: PUBLIC,
         buffer: () => buffer,
         give: () => child.give(buffer),
-        warmUp: warmUp(driver, 3000),
+        warmUpMs: warmUp(driver, isNew),
       }),
       handOver({
         name: 'cuffi, process.send',
         buffer: () => buffer,
-        warmUp: warmUp(driver, 3000),
+        warmUpMs: warmUp(driver, false),
         give: () => child.tell(getIpcHandle(buffer)),
       }),
     ],
-    async close() {
-      await child.end();
+    close() {
       buffer.close();
     },
   };
 }
 
-async function openFirstPool(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
+async function openFirstPool({ byteLength, driver, children }: Opening): Promise<OpenCase> {
   const context = Context.primary();
-  const child = await HandOverChild.start(driver, { givesUp: 'pools too' });
+  const { child, isNew } = await children.of('hand-over.first.pool', { givesUp: 'pools too' });
   return {
     contestants: [
       handOver({
         name: PUBLIC,
         buffer: () =>
           MemoryPool.create({ context, shareable: true, releaseThreshold: 0 }).allocate(byteLength),
-        warmUp: warmUp(driver, 400),
+        warmUpMs: warmUp(driver, isNew),
         give: (buffer) => child.give(buffer),
         after(buffer) {
           (buffer.resource as MemoryPool).close({ buffers: true });
@@ -221,12 +206,12 @@ async function openFirstPool(driver: DriverChoice, byteLength: number): Promise<
         },
       }),
     ],
-    close: () => child.end(),
+    close() {},
   };
 }
 
-async function openVirtual(driver: DriverChoice, byteLength: number): Promise<OpenCase> {
-  const child = await HandOverChild.start(driver);
+async function openVirtual({ byteLength, driver, children }: Opening): Promise<OpenCase> {
+  const { child, isNew } = await children.of('hand-over.first.virtual');
   let memory: VirtualMemory;
   return {
     contestants: [
@@ -236,11 +221,11 @@ async function openVirtual(driver: DriverChoice, byteLength: number): Promise<Op
           memory = VirtualMemory.reserve(byteLength, { shareable: true });
           return memory.grow(byteLength);
         },
-        warmUp: warmUp(driver, 400),
+        warmUpMs: warmUp(driver, isNew),
         give: (buffer) => child.give(buffer),
         after: () => memory.close(),
       }),
     ],
-    close: () => child.end(),
+    close() {},
   };
 }

@@ -8,6 +8,8 @@ export type Direction = 'toDevice' | 'toHost';
 export type Way = (buffer: DeviceBuffer, host: Uint8Array) => unknown;
 
 const MARK_BYTE_LENGTH = 8;
+/** Small copies are mostly JavaScript. */
+const WARM_UP_MS = 100;
 
 /**
  * Copies between one array and one buffer. What arrives is compared: all of it once, and after each
@@ -44,6 +46,7 @@ export class HostCopies {
   contestant(name: string, way: Way): Contestant {
     return {
       name,
+      warmUpMs: WARM_UP_MS,
       run: async (calls) => {
         this.#turns += 1;
         const mark = this.#turns % 256;

@@ -13,6 +13,7 @@ const ptx = readFileSync(new URL('../peers/kernels.ptx', import.meta.url), 'utf8
 const CALLS = 500;
 const GRAPH_KERNELS = 100;
 const LOADS = 20;
+/** Batches are so short that V8 would interpret them for long; no program launches so few. */
 const WARM_UP_MS = 800;
 const ints = Array.from({ length: 15 }, () => 'uint32' as const);
 const FOUR = ['float32', 'pointer', 'pointer', 'uint32'] as const;
@@ -37,17 +38,6 @@ interface Objects {
 }
 
 type Loop = (calls: number) => void;
-
-/**
- * Has V8 compile what is measured: in so short batches it would interpret it for half of the rounds,
- * as no program does that launches more than some ten thousand times.
- */
-function warmUp(loop: Loop, settle: () => void, calls = CALLS): void {
-  for (const end = performance.now() + WARM_UP_MS; performance.now() < end; ) {
-    loop(calls);
-    settle();
-  }
-}
 
 const loops: Readonly<Record<string, (objects: Objects) => readonly [Kernel, Loop]>> = {
   none({ module, stream }) {
@@ -128,10 +118,9 @@ function openLaunch(name: string): OpenCase {
   const { handle } = kernel;
   const nothing = 0 as Address;
   const settle = (): void => stream.synchronizeSync();
-  warmUp(loop, settle);
   return {
     contestants: [
-      inProcess(PUBLIC, loop, settle),
+      inProcess(PUBLIC, loop, settle, WARM_UP_MS),
       inProcess(
         RAW,
         (calls) =>
@@ -169,10 +158,9 @@ function openGraph(): OpenCase {
   const loop: Loop = (calls) => {
     for (let call = 0; call < launches(calls); call += 1) graph.launch({ stream });
   };
-  warmUp(loop, settle);
   return {
     contestants: [
-      inProcess(PUBLIC, loop, settle),
+      inProcess(PUBLIC, loop, settle, WARM_UP_MS),
       inProcess(
         `${PUBLIC}, without a graph`,
         (calls) => {
@@ -196,9 +184,8 @@ function openLoad(): OpenCase {
   const loop: Loop = (calls) => {
     for (let call = 0; call < calls; call += 1) Module.load(ptx).close();
   };
-  warmUp(loop, settle, LOADS);
   return {
-    contestants: [inProcess(PUBLIC, loop, settle)],
+    contestants: [inProcess(PUBLIC, loop, settle, WARM_UP_MS)],
     close() {},
   };
 }

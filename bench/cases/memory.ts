@@ -40,7 +40,8 @@ export const memoryCases: readonly Case[] = [
     variant: '256 MiB',
     what: 'allocates page-locked host memory and closes; the driver: cuMemHostAlloc, cuMemFreeHost, or cuMemHostRegister of memory there is',
     calls: 1,
-    rounds: 7,
+    rounds: 8,
+    passes: 2,
     byteLength: PINNED_BYTE_LENGTH,
     peers: [
       { peer: 'C', batch: 'host.allocate', name: 'C, cuMemHostAlloc' },

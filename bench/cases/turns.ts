@@ -1,5 +1,6 @@
 /** Handing over again and again: only the way there and back is timed. */
 import type { DeviceBuffer } from 'cuffi';
+import type { DriverChoice } from '../driver.ts';
 import type { Contestant } from '../measure.ts';
 
 /** One way of handing over. */
@@ -12,12 +13,16 @@ export interface Way extends Omit<Contestant, 'run'> {
   readonly give: (buffer: DeviceBuffer) => Promise<unknown>;
   /** What is done after the round, untimed. */
   readonly after?: (buffer: DeviceBuffer) => void;
-  /**
-   * How many rounds come before the first that is timed, in which V8 compiles at both ends what a
-   * server runs all day. Default 0.
-   */
-  readonly warmUp?: number;
 }
+
+/** Until V8 has compiled, at both ends, what a server runs all day. */
+const WARM_UP_MS = 1200;
+/** For those that do mostly the same as one before them. */
+const SHORT_WARM_UP_MS = 300;
+
+/** The emulated driver's times say nothing: it need not be warm; a process that was used is. */
+export const warmUp = ({ emulated }: DriverChoice, isNew: boolean): number =>
+  emulated ? 0 : isNew ? WARM_UP_MS : SHORT_WARM_UP_MS;
 
 let last = 0;
 const word = new Uint32Array(1);
@@ -39,11 +44,8 @@ export function handOver({
   change = changeAndWait,
   give,
   after,
-  warmUp = 0,
   ...limits
 }: Way): Contestant {
-  let isWarm = false;
-
   async function turn(): Promise<bigint> {
     const buffer = next();
     last += 1;
@@ -60,8 +62,6 @@ export function handOver({
     name,
     ...limits,
     async run(calls) {
-      for (let call = 0; call < warmUp && !isWarm; call += 1) await turn();
-      isWarm = true;
       // Untimed, as after another contestant's turn the first calls are slower.
       for (let call = 0; call < Math.floor(calls / 10); call += 1) await turn();
       let ns = 0n;

@@ -2,7 +2,7 @@
 
 import type { BudgetedAim } from '../budget.ts';
 import { titleOf } from '../compare.ts';
-import { duration, EMULATED, multiple, speed } from '../format.ts';
+import { duration, EMULATED, inPasses, multiple, speed } from '../format.ts';
 import { judge, verdict } from '../judge.ts';
 import type { CaseResult, DelayResult, Machine, Results } from '../result-schema.ts';
 import { ratioOf, type Samples } from '../statistics.ts';
@@ -105,7 +105,7 @@ export function aimTable(results: Results, budget: readonly BudgetedAim[]): Bloc
 }
 
 /** Where and when a run took place, in a sentence. */
-export function describeRun({ machine, driver, rounds, quick }: Results): string {
+export function describeRun({ machine, driver, rounds, passes, quick }: Results): string {
   const parts = [
     driver.emulated ? `${machine.gpu} (${EMULATED})` : machine.gpu,
     ...(machine.driverVersion ? [`driver ${machine.driverVersion}`] : []),
@@ -117,7 +117,7 @@ export function describeRun({ machine, driver, rounds, quick }: Results): string
     ...(machine.commit ? [`commit ${machine.commit.replace(/^(.{12}).*?(\+?)$/, '$1$2')}`] : []),
     machine.date.slice(0, 10),
   ];
-  return `${parts.join(', ')}; medians of at most ${rounds} rounds${quick ? ', a quick run' : ''}.`;
+  return `${parts.join(', ')}; medians of at most ${rounds} rounds${inPasses(passes)}${quick ? ', a quick run' : ''}.`;
 }
 
 const clocks = ({ clocks: read }: Machine): string[] =>

@@ -28,7 +28,7 @@ export const caseOf = (
 
 /** A run with these cases. */
 export const resultsOf = (cases: readonly CaseResult[], { emulated = false } = {}): Results => ({
-  version: 2,
+  version: 3,
   machine: {
     date: '2026-01-02T03:04:05.678Z',
     gpu: 'NVIDIA H200',
@@ -45,6 +45,7 @@ export const resultsOf = (cases: readonly CaseResult[], { emulated = false } = {
   driver: { name: 'cuda', library: 'libcuda.so.1', reason: 'asked', emulated, version: '13.0' },
   quick: false,
   rounds: 31,
+  passes: 5,
   unit: 'ns',
   cases: [...cases],
   delays: [],

@@ -1,0 +1,97 @@
+import { aimsOf, type BudgetedAim, delayAimOf } from './budget.ts';
+import { titleOf } from './compare.ts';
+import type { DriverChoice } from './driver.ts';
+import { mergeCase, uniqueByName } from './passes.ts';
+import type { PassBegun, PassMessage } from './programs/pass-messages.ts';
+import type { CaseResult, DelayResult, Results } from './result-schema.ts';
+import {
+  describeCase,
+  describeDelays,
+  describeDriver,
+  describeLeftOut,
+  describeRun,
+  describeSkipped,
+} from './run-text.ts';
+import type { Selection } from './selection.ts';
+
+/** What the passes of a run tell, put together; says on stdout what it comes to as soon as it is known. */
+export class Collection {
+  readonly #selection: Selection;
+  readonly #budget: readonly BudgetedAim[];
+  readonly #results = new Map<number, CaseResult[]>();
+  readonly #failed = new Set<number>();
+  #begun: PassBegun | undefined;
+  #skipped: Results['skipped'] = [];
+  #delays: readonly DelayResult[] = [];
+
+  constructor(selection: Selection, budget: readonly BudgetedAim[]) {
+    this.#selection = selection;
+    this.#budget = budget;
+  }
+
+  /** Where the run takes place; undefined before the first pass has said so. */
+  get begun(): PassBegun | undefined {
+    return this.#begun;
+  }
+
+  /** How many cases failed, in whichever pass. */
+  get failed(): number {
+    return this.#failed.size;
+  }
+
+  /** The figures of a result file. */
+  get figures(): Pick<Results, 'cases' | 'delays' | 'skipped'> {
+    const cases = [...this.#results.keys()].sort((a, b) => a - b).map((at) => this.#merged(at));
+    return { cases, delays: [...this.#delays], skipped: this.#skipped };
+  }
+
+  /** @param isLast whether the pass is the last one, which has all cases */
+  hear(message: PassMessage, isLast: boolean): void {
+    if (message.type === 'begun') this.#begin(message);
+    else if (message.type === 'delays') this.#hearDelays(message.delays);
+    else {
+      const { at, result, error } = message;
+      if (error !== undefined) this.#failed.add(at);
+      if (result) this.#results.set(at, [...(this.#results.get(at) ?? []), result]);
+      if (isLast) this.#tell(at);
+    }
+  }
+
+  #begin(message: PassBegun): void {
+    this.#skipped = uniqueByName([...this.#skipped, ...message.skipped]);
+    if (this.#begun) return;
+    this.#begun = message;
+    const { driver, machine, skipped } = message;
+    const { cases, rounds, passes } = this.#selection;
+    console.log(describeDriver(driver));
+    console.log(describeRun(machine, rounds, passes).join('\n'));
+    const left = cases.filter(({ measured }) => measured.needsGpu && driver.emulated).length;
+    if (left > 0) console.log(describeLeftOut(left));
+    for (const peer of skipped) console.log(describeSkipped(peer));
+  }
+
+  #tell(at: number): void {
+    const { suite, measured } = this.#selection.cases[at] as Selection['cases'][number];
+    if (this.#results.has(at)) {
+      const aims = [...aimsOf(this.#budget, { ...measured, suite }), ...(measured.aims ?? [])];
+      console.log(`\n${describeCase(this.#merged(at), aims, this.#driver).join('\n')}`);
+      return;
+    }
+    const title = titleOf({ name: measured.name, variant: measured.variant ?? null });
+    if (!this.#failed.has(at)) console.log(`\nleft out: ${title}: nothing here can do it`);
+  }
+
+  #hearDelays(delays: readonly DelayResult[]): void {
+    this.#delays = delays;
+    const aim = (name: string): number | undefined => delayAimOf(this.#budget, name);
+    console.log(`\n${describeDelays(delays, aim, this.#driver).join('\n')}`);
+  }
+
+  #merged(at: number): CaseResult {
+    return mergeCase(this.#results.get(at) as CaseResult[]);
+  }
+
+  get #driver(): DriverChoice {
+    return (this.#begun as PassBegun).driver;
+  }
+}

@@ -1,0 +1,26 @@
+/**
+ * The consumer of a polled hand-over: its stream waits for the producer's, and says that it got
+ * there. It queues the rounds that it is told of, and answers when it has.
+ */
+import { PointPage } from '../../src/ipc/points/page.ts';
+import { waitForWord, writeWord } from '../../src/ipc/points/words.ts';
+import { Stream } from '../../src/stream.ts';
+import { DONE, PAGE_FD, READY, type Rounds } from './polled-messages.ts';
+
+const stream = Stream.create({ nonBlocking: true });
+const { context } = stream;
+const page = PointPage.accept(PAGE_FD);
+const ready = page.addressIn(context, READY);
+const done = page.addressIn(context, DONE);
+
+process.on('message', ({ first, count }: Rounds) => {
+  for (let round = first; round < first + count; round += 1)
+    stream.enqueue((queue) => {
+      waitForWord(context, queue, ready, round);
+      writeWord(context, queue, done, round);
+    });
+  process.send?.('queued');
+});
+// Whatever became of the producer: nobody writes any more.
+process.once('disconnect', () => process.exit());
+process.send?.('ready');
