@@ -56,6 +56,8 @@ typedef struct {
 #define CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS 1
 #define CU_MEMHOSTALLOC_PORTABLE 1
 #define CU_MEMHOSTREGISTER_PORTABLE 1
+#define CU_MEMHOSTREGISTER_DEVICEMAP 2
+#define CU_STREAM_WAIT_VALUE_GEQ 0
 
 #define DRIVER_FUNCTIONS(row) \
   row(cuInit, (unsigned int)) \
@@ -101,6 +103,10 @@ typedef struct {
   row(cuMemFreeHost, (void *)) \
   row(cuMemHostRegister_v2, (void *, size_t, unsigned int)) \
   row(cuMemHostUnregister, (void *)) \
+  row(cuMemHostGetDevicePointer_v2, (CUdeviceptr *, void *, unsigned int)) \
+  row(cuMemsetD32Async, (CUdeviceptr, unsigned int, size_t, CUstream)) \
+  row(cuStreamWaitValue64_v2, (CUstream, CUdeviceptr, unsigned long long, unsigned int)) \
+  row(cuStreamWriteValue64_v2, (CUstream, CUdeviceptr, unsigned long long, unsigned int)) \
   row(cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t)) \
   row(cuMemcpyDtoH_v2, (void *, CUdeviceptr, size_t)) \
   row(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream)) \
@@ -140,13 +146,14 @@ struct batch {
 
 /* Each ends with a batch without a name. */
 extern const struct batch call_batches[], memory_batches[], copy_batches[],
-  hand_over_batches[], kernel_batches[];
+  hand_over_batches[], point_batches[], kernel_batches[];
 /* Free what the batches made. */
 void close_calls(void);
 void close_memory(void);
 void close_copies(void);
 void close_kernels(void);
 void close_hand_over(void);
+void close_points(void);
 /* What the other process of a hand-over does, until its socket is closed. */
 void serve_hand_over(int socket);
 

@@ -85,6 +85,26 @@ static unsigned read_virtual(int fd, size_t bytes) {
   return word;
 }
 
+static struct page page;
+
+/* As it is received: nobody waits for the stream of the other one but the stream here. */
+static unsigned read_behind_point(unsigned long long point) {
+  unsigned word;
+  wait_for_point(&page, READY, point);
+  CHECK(cuMemcpyDtoHAsync_v2, &word, kept, sizeof word, stream);
+  CHECK(cuStreamSynchronize, stream);
+  write_point(&page, DONE, point);
+  return word;
+}
+
+static unsigned queue_points(unsigned long long point, unsigned long long points) {
+  for (unsigned long long end = point + points; point < end; point++) {
+    wait_for_point(&page, READY, point);
+    write_point(&page, DONE, point);
+  }
+  return 0;
+}
+
 static unsigned answer(int socket) {
   struct request request;
   int fd = receive_request(socket, &request);
@@ -104,6 +124,13 @@ static unsigned answer(int socket) {
       return 0;
     case POOL:
       return read_pointer(kept_pool, &request.pointer);
+    case KEEP_PAGE:
+      page = map_page(fd);
+      return 0;
+    case MAPPED_POINTS:
+      return read_behind_point(request.point);
+    case QUEUE:
+      return queue_points(request.point, request.points);
     case FIRST_POOL:
       return read_first_pointer(fd, &request.pointer);
     default:

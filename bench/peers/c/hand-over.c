@@ -35,7 +35,7 @@ static CUdeviceptr buffer;
 static CUipcMemHandle handle;
 static CUmemoryPool pool;
 
-static void start_other(void) {
+void start_other(void) {
   int sockets[2];
   char number[16];
   if (other >= 0) return;
@@ -54,7 +54,7 @@ static void start_other(void) {
   other = sockets[0];
 }
 
-static unsigned hand_over(struct request *request, int fd) {
+unsigned hand_over(struct request *request, int fd) {
   unsigned word;
   send_request(other, request, fd);
   if (recv(other, &word, sizeof word, 0) != (ssize_t)sizeof word) fail("the other process is gone");
@@ -87,11 +87,15 @@ static void open_legacy(size_t bytes) {
   opened_bytes = bytes;
 }
 
-static void open_mapped(size_t bytes) {
+void open_mapped(size_t bytes) {
   open_legacy(bytes);
   if (mapped_bytes == bytes) return;
   hand_over(&(struct request){ .kind = KEEP, .handle = handle }, -1);
   mapped_bytes = bytes;
+}
+
+CUdeviceptr mapped_buffer(void) {
+  return buffer;
 }
 
 static long long time_handle(enum kind kind, long calls) {

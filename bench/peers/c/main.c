@@ -54,7 +54,7 @@ static void bind_all(void *library) {
 
 static const struct batch *find(const char *name) {
   const struct batch *rooms[] = {
-    call_batches, memory_batches, copy_batches, hand_over_batches, kernel_batches
+    call_batches, memory_batches, copy_batches, hand_over_batches, point_batches, kernel_batches
   };
   for (size_t room = 0; room < sizeof rooms / sizeof *rooms; room++)
     for (const struct batch *batch = rooms[room]; batch->name; batch++)
@@ -129,6 +129,7 @@ int main(int argc, char **argv) {
   close_calls();
   close_memory();
   close_copies();
+  close_points();
   close_hand_over();
   close_kernels();
   CHECK(cuStreamDestroy_v2, stream);
