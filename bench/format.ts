@@ -18,6 +18,10 @@ export const speed = (byteLength: number, ns: number): string => {
   return gigabytes < 1000 ? gigabytes.toPrecision(3) : gigabytes.toFixed(0);
 };
 
+/** A part as per cent, cut off: what falls short of a limit never reads as if it had reached it. */
+export const percent = (part: number): string =>
+  `${(Math.floor(part * 1000 + 1e-9) / 10).toFixed(1)} %`;
+
 /** What every table and picture of an emulated run says. */
 export const EMULATED = 'emulated driver: says nothing of a GPU';
 

@@ -7,6 +7,8 @@ import { ratioOf } from './statistics.ts';
 
 /** An aim and what was measured of it. */
 export interface Judgement {
+  /** Of the budget. */
+  readonly of: BudgetedAim;
   readonly aim: string;
   /** In words; why there is none where it was not measured. */
   readonly figure: string;
@@ -39,6 +41,7 @@ function judgeCase(result: CaseResult, aim: BudgetedAim): Judgement {
   if (!other || max === undefined) return notMeasured(aim, title);
   const ratio = ratioOf(own, other);
   return {
+    of: aim,
     aim: describe(aim, title),
     figure: `${figure}, ${versus} ${duration(other.median)}`,
     ratio,
@@ -61,10 +64,11 @@ function judgeTime(
   { figure, ns, maxUs = Number.NaN }: { figure: string; ns: number; maxUs: number | undefined },
 ): Judgement {
   const ratio = ns / (maxUs * 1000);
-  return { aim: describe(aim, title), figure, ratio, met: ratio <= 1 };
+  return { of: aim, aim: describe(aim, title), figure, ratio, met: ratio <= 1 };
 }
 
 const notMeasured = (aim: BudgetedAim, title: string): Judgement => ({
+  of: aim,
   aim: describe(aim, title),
   figure: 'not measured',
   ratio: undefined,

@@ -1,5 +1,5 @@
 import { compareResults } from '../compare.ts';
-import { duration } from '../format.ts';
+import { duration, percent } from '../format.ts';
 import { readResults } from '../result-file.ts';
 import { parse, UsageError } from '../usage.ts';
 
@@ -23,17 +23,23 @@ export function compare(args: readonly string[]): number {
   console.log(`A: ${pathA}, ${a.machine.gpu}, ${a.machine.date}`);
   console.log(`B: ${pathB}, ${b.machine.gpu}, ${b.machine.date}`);
   if (a.machine.gpu !== b.machine.gpu) console.log('They are of different GPUs.');
+  if (a.passes !== b.passes) console.log(`A has ${a.passes} passes, B ${b.passes}.`);
   const { compared, outliers, share, alone } = compareResults(a, b);
   for (const { case: title, contestant, of, median, p10, p90 } of outliers)
     console.log(
       `outside: ${title}, ${contestant}: ${of}'s median ${duration(median)}, ` +
         `the other's p10 to p90 ${duration(p10)} to ${duration(p90)}`,
     );
-  if (alone > 0) console.log(`only in one of them: ${alone}`);
-  const verdict = share >= threshold ? 'they agree' : 'they do not agree';
+  if (alone > 0) console.log(`contestants in only one of them: ${alone}`);
+  if (compared === 0) {
+    console.log('nothing is in both: they do not agree');
+    return 1;
+  }
+  const agree = share >= threshold;
   console.log(
     `${compared - outliers.length} of ${compared} medians lie within the other's p10 to p90: ` +
-      `${(share * 100).toFixed(1)} %, at least ${threshold * 100} % asked: ${verdict}`,
+      `${percent(share)}, at least ${percent(threshold)} asked: ` +
+      (agree ? 'they agree' : 'they do not agree'),
   );
-  return share >= threshold ? 0 : 1;
+  return agree ? 0 : 1;
 }

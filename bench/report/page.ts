@@ -1,16 +1,17 @@
 /** docs/benchmark.md: the template, with figures of the committed results in it. */
 import { existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
-import { readBudget } from '../budget.ts';
 import { compareResults } from '../compare.ts';
+import { percent } from '../format.ts';
 import { readResults } from '../result-file.ts';
 import type { Results } from '../result-schema.ts';
+import { describeAims } from './aims.ts';
 import { type Block, markdown, paragraph, picture } from './blocks.ts';
 import { describeCrossovers } from './crossover.ts';
 import { type Group, groupsOf } from './groups.ts';
 import { lineFile } from './pictures.ts';
 import { barPictures } from './report.ts';
-import { aimTable, delayTable, describeRun, groupTable, ratioTable } from './tables.ts';
+import { delayTable, describeRun, groupTable, ratioTable } from './tables.ts';
 
 const path = (name: string): string => fileURLToPath(new URL(`../${name}`, import.meta.url));
 
@@ -63,7 +64,7 @@ function blocksOf(
       : [];
   if (word === 'crossover') return describeCrossovers(results);
   if (word === 'delays') return results.delays.length > 0 ? delayTable(results) : [];
-  if (word === 'aims') return aimTable(results, readBudget());
+  if (word === 'aims') return describeAims(results);
   if (word === 'agreement') return second ? [describeAgreement(results, second)] : [];
   throw new Error(`the template asks for '${word}'`);
 }
@@ -79,6 +80,6 @@ function describeAgreement(first: Results, second: Results): Block {
   const { compared, outliers, share } = compareResults(first, second);
   return paragraph(
     `[A second run](../bench/results/nvidia-h200-second.json) of ${second.machine.date.slice(0, 10)}: ` +
-      `${compared - outliers.length} of ${compared} medians, ${(share * 100).toFixed(1)} %, lie within.`,
+      `${compared - outliers.length} of ${compared} medians, ${percent(share)}, lie within.`,
   );
 }

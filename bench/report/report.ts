@@ -1,12 +1,12 @@
 /** A whole run as a report. */
-import { readBudget } from '../budget.ts';
 import { groupBy } from '../group.ts';
 import type { Results } from '../result-schema.ts';
+import { describeAims } from './aims.ts';
 import { type Block, heading, paragraph, picture } from './blocks.ts';
 import { describeCrossovers } from './crossover.ts';
 import { baselineOf, type Group, groupsOf } from './groups.ts';
 import { lineFile, ratioFile, timeFile } from './pictures.ts';
-import { aimTable, delayTable, describeRun, groupTable } from './tables.ts';
+import { delayTable, describeRun, groupTable } from './tables.ts';
 
 /** The blocks of a run: its suites in turn, then the event loop and the aims. */
 export function reportBlocks(name: string, results: Results, prefix: string): Block[] {
@@ -23,7 +23,7 @@ export function reportBlocks(name: string, results: Results, prefix: string): Bl
     ]),
     ...(results.delays.length > 0 ? [heading(2, 'event-loop'), ...delayTable(results)] : []),
     heading(2, 'Aims'),
-    ...aimTable(results, readBudget()),
+    ...describeAims(results),
   ];
 }
 

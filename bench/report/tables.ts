@@ -1,9 +1,6 @@
 /** The figures of a run as tables. */
-
-import type { BudgetedAim } from '../budget.ts';
 import { titleOf } from '../compare.ts';
 import { duration, EMULATED, inPasses, multiple, speed } from '../format.ts';
-import { judge, verdict } from '../judge.ts';
 import type { CaseResult, DelayResult, Machine, Results } from '../result-schema.ts';
 import { ratioOf, type Samples } from '../statistics.ts';
 import { type Block, paragraph, table } from './blocks.ts';
@@ -87,22 +84,6 @@ export const delayTable = (results: Results): Block[] =>
       ]),
     ),
   ]);
-
-/** Each aim of the budget, what was measured of it, and whether it is met; none where emulated. */
-export function aimTable(results: Results, budget: readonly BudgetedAim[]): Block[] {
-  if (results.driver.emulated) return [paragraph(`Nothing is judged: ${EMULATED}.`)];
-  return [
-    table(
-      ['aim', 'figure', 'ratio', ''],
-      judge(results, budget).map((judgement) => [
-        judgement.aim,
-        judgement.figure,
-        judgement.ratio === undefined ? '' : multiple(judgement.ratio),
-        verdict(judgement),
-      ]),
-    ),
-  ];
-}
 
 /** Where and when a run took place, in a sentence. */
 export function describeRun({ machine, driver, rounds, passes, quick }: Results): string {

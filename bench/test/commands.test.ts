@@ -37,6 +37,9 @@ test('a run has the suites, cases and rounds that were asked for', () => {
     [['calls', 'stream.done']],
   );
   assert.deepEqual([delays, rounds, quick], [false, 3, true]);
+  const passesOf = (...args: string[]): number => selectRun(args).passes;
+  assert.deepEqual([passesOf(), passesOf('--quick'), passesOf('--rounds', '3')], [5, 1, 3]);
+  assert.equal(passesOf('--quick', '--passes', '2'), 2);
   assert.deepEqual(selectRun(['event-loop']).cases, []);
 });
 
@@ -45,6 +48,7 @@ test('what is unknown is refused in a sentence, before anything is measured', ()
   assert.throws(() => selectRun(['--case', 'x']), /there is no case 'x'/);
   assert.throws(() => selectRun(['memory', '--case', 'copyTo']), /no case of that name/);
   assert.throws(() => selectRun(['--rounds', '1.5']), /a number from 1, not '1\.5'/);
+  assert.throws(() => selectRun(['--passes', '0']), /--passes takes a number from 1, not '0'/);
   assert.throws(() => selectRun(['--json', '/nowhere/at/all.json']), /no folder \/nowhere\/at/);
   assert.throws(() => selectRun(['--fast']), { message: "Unknown option '--fast'" });
 
@@ -53,20 +57,21 @@ test('what is unknown is refused in a sentence, before anything is measured', ()
   assert.match(stderr, /^bench: Unknown option '--fast'$/m);
 });
 
-test('a run writes its file, tables on stdout and how far it is on stderr', () => {
+test('a run of two passes writes one file, its tables once on stdout and how far it is on stderr', () => {
   using folder = temporaryFolder();
   const json = join(folder.path, 'a.json');
   const { status, stdout, stderr } = spawnSync(
     process.execPath,
-    node('calls', '--quick', '--rounds', '3', '--json', json),
+    node('calls', '--quick', '--rounds', '3', '--passes', '2', '--json', json),
     { env, encoding: 'utf8', timeout: DEADLINE_MS },
   );
   assert.equal(status, 0, stderr);
   assert.match(stdout, /^driver: emulated/);
   assert.match(stdout, /^stream\.done: /m);
-  assert.match(stderr, /^\[1\/3\] calls: stream\.done$/m);
-  const { driver, quick, cases } = readResults(json);
-  assert.deepEqual([driver.emulated, quick, cases.length], [true, true, 3]);
+  assert.equal(stdout.match(/^stream\.done: /gm)?.length, 1);
+  assert.match(stderr, /^pass 2 of 2 \[1\/3\] calls: stream\.done$/m);
+  const { driver, quick, passes, cases } = readResults(json);
+  assert.deepEqual([driver.emulated, quick, passes, cases.length], [true, true, 2, 3]);
   assert.deepEqual(
     cases.map(({ suite, contestants }) => [suite, contestants[0]?.samples.length]),
     [0, 1, 2].map(() => ['calls', 3]),
@@ -75,7 +80,7 @@ test('a run writes its file, tables on stdout and how far it is on stderr', () =
 
 test('nothing that draws is loaded while something is measured', async () => {
   const { metafile } = await build({
-    entryPoints: [fileURLToPath(new URL('../commands/run.ts', import.meta.url))],
+    entryPoints: [fileURLToPath(new URL('../programs/pass-child.ts', import.meta.url))],
     bundle: true,
     packages: 'external',
     platform: 'node',
@@ -89,7 +94,7 @@ test('nothing that draws is loaded while something is measured', async () => {
   assert.ok(!imported.some(({ path }) => path.startsWith('vega')));
 });
 
-test('Ctrl-C ends a run and the programs that it has started', async () => {
+test('what ends a run ends its pass, and the programs that this has started', async () => {
   const bench = spawn(process.execPath, node('scale', '--case', 'scale.consumers'), {
     env,
     stdio: 'ignore',
@@ -98,7 +103,10 @@ test('Ctrl-C ends a run and the programs that it has started', async () => {
   const end = Date.now() + DEADLINE_MS;
   const killer = setTimeout(() => bench.kill('SIGKILL'), DEADLINE_MS);
   try {
-    const children = (): string[] => programsOf(bench.pid as number, 'scale-child');
+    const children = (): string[] =>
+      childrenOf(bench.pid as number, 'pass-child').flatMap((pass) =>
+        childrenOf(Number(pass), 'scale-child'),
+      );
     while (bench.exitCode === null && children().length === 0) await sleep(20);
     const [child] = children();
     bench.kill('SIGINT');
@@ -112,7 +120,7 @@ test('Ctrl-C ends a run and the programs that it has started', async () => {
 });
 
 /** The children of a process that run a program. */
-function programsOf(pid: number, program: string): string[] {
+function childrenOf(pid: number, program: string): string[] {
   try {
     const children = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ');
     return children.filter(

@@ -4,6 +4,8 @@ import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { test } from 'node:test';
 import { report } from '../commands/report.ts';
+import { describeAims } from '../report/aims.ts';
+import { markdown } from '../report/blocks.ts';
 import { crossover } from '../report/crossover.ts';
 import { fill, makePage, PAGE, PICTURES, RUN } from '../report/page.ts';
 import { drawAll } from '../report/pictures.ts';
@@ -75,6 +77,25 @@ test('of the emulated driver each table and picture says so, and none is mixed w
   writeResults(a, emulated);
   writeResults(b, resultsOf([single]));
   await assert.rejects(report([a, b]), /make no common report/);
+});
+
+test('only of what falls short it is said why, as far as it is known', () => {
+  const results = resultsOf([
+    caseOf('calls', 'quick', { cuffi: [9] }),
+    caseOf('calls', 'slow', { cuffi: [9000] }),
+    caseOf('calls', 'slower', { cuffi: [9000] }),
+  ]);
+  const aim = { suite: 'calls', statistic: 'median', maxUs: 1 } as const;
+  const about = { suite: 'calls', where: 'there', tried: 'this', next: 'that' };
+  const text = markdown(
+    describeAims(results, {
+      budget: ['quick', 'slow', 'slower'].map((name) => ({ ...aim, case: name })),
+      shortfalls: ['quick', 'slow'].map((name) => ({ ...about, case: name })),
+    }),
+  );
+  assert.match(text, /^### Why slow falls short\n\nWhere the time goes: there\n/m);
+  assert.doesNotMatch(text, /Why quick/);
+  assert.match(text, /^Not looked into yet: slower\.$/m);
 });
 
 test('a template says of what was not measured that it was not', () => {

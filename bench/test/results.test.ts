@@ -8,10 +8,11 @@ import { suites } from '../cases/all.ts';
 import { check } from '../commands/check.ts';
 import { compare } from '../commands/compare.ts';
 import { compareResults } from '../compare.ts';
+import { percent } from '../format.ts';
 import { judge } from '../judge.ts';
-import { measure } from '../measure.ts';
 import { RUN } from '../report/page.ts';
 import { readResults, writeResults } from '../result-file.ts';
+import { readShortfalls } from '../shortfalls.ts';
 import { summarize } from '../statistics.ts';
 import { temporaryFolder } from './files.ts';
 import { caseOf, resultsOf } from './results.ts';
@@ -55,7 +56,7 @@ test('a file that is no result file is refused by the place of what is wrong', (
   const file = join(folder.path, 'a.json');
   const results = resultsOf([caseOf('calls', 'a', { cuffi: [1] })]);
   for (const [wrong, where] of [
-    [{ ...results, version: 3 }, /version/],
+    [{ ...results, version: 4 }, /version/],
     [{ ...results, cases: [{ ...results.cases[0], contestants: [] }] }, /cases\[0\]\.contestants/],
     [{ ...results, machine: { ...results.machine, gpu: '' } }, /machine\.gpu/],
     [null, /a\.json cannot be read/],
@@ -63,6 +64,14 @@ test('a file that is no result file is refused by the place of what is wrong', (
     writeFileSync(file, JSON.stringify(wrong));
     assert.throws(() => readResults(file), where);
   }
+});
+
+test('a file of version 2 is read as one of a single pass', () => {
+  using folder = temporaryFolder();
+  const file = join(folder.path, 'a.json');
+  const results = resultsOf([caseOf('calls', 'a', { cuffi: [1] })]);
+  writeFileSync(file, JSON.stringify({ ...results, version: 2, passes: undefined }));
+  assert.deepEqual(readResults(file), { ...results, passes: 1 });
 });
 
 test('a file of version 1 is read', () => {
@@ -95,33 +104,7 @@ test('a file of version 1 is read', () => {
     ],
   );
   assert.deepEqual(read.cases[0]?.contestants, [summarize('cuffi', [1, 2, 3])]);
-});
-
-test('a case ends when its time is over, after the least rounds, and each has its turn first', async () => {
-  const turns: string[] = [];
-  const contestant = (name: string, rounds?: number) => ({
-    name,
-    ...(rounds === undefined ? {} : { rounds }),
-    run: (calls: number) => {
-      turns.push(name);
-      return calls * 7;
-    },
-  });
-  const allowance = { rounds: 9, calls: 3, budgetMs: 0, minRounds: 4 };
-  const [a, b, few] = await measure(
-    [contestant('a'), contestant('b'), contestant('few', 2)],
-    allowance,
-  );
-  assert.deepEqual(a?.samples, [7, 7, 7, 7]);
-  assert.equal(b?.samples.length, 4);
-  assert.equal(few?.samples.length, 2);
-  // The first round warms up.
-  assert.deepEqual(turns.slice(0, 3), ['a', 'b', 'few']);
-  assert.equal(turns.slice(3, 6)[0], 'a');
-  assert.equal(turns.slice(6, 9)[0], 'b');
-
-  const signal = AbortSignal.abort(new Error('interrupted'));
-  await assert.rejects(measure([contestant('a')], { ...allowance, signal }), /interrupted/);
+  assert.equal(read.passes, 1);
 });
 
 test('comparing names the medians outside p10 to p90 of the other run, both ways', () => {
@@ -141,6 +124,10 @@ test('comparing names the medians outside p10 to p90 of the other run, both ways
   );
 });
 
+test('a share that falls short of what is asked does not read as if it had reached it', () => {
+  assert.deepEqual([0.9497, 0.95, 1].map(percent), ['94.9 %', '95.0 %', '100.0 %']);
+});
+
 test('compare ends with 1 below the threshold, and refuses to mix drivers', async () => {
   using folder = temporaryFolder();
   const write = (name: string, ns: number, emulated = false): string => {
@@ -152,6 +139,11 @@ test('compare ends with 1 below the threshold, and refuses to mix drivers', asyn
   assert.equal((await said(() => compare([a, a])))[0], 0);
   assert.equal((await said(() => compare([a, b])))[0], 1);
   assert.equal((await said(() => compare([a, b, '--threshold', '0'])))[0], 0);
+  assert.match((await said(() => compare([a, b])))[1], /0 of 2 medians .* they do not agree$/);
+  const other = join(folder.path, 'other');
+  writeResults(other, resultsOf([caseOf('calls', 'b', { cuffi: [1] })]));
+  const nothing = await said(() => compare([a, other, '--threshold', '0']));
+  assert.deepEqual([nothing[0], /nothing is in both/.test(nothing[1])], [1, true]);
   assert.throws(() => compare([a, emulated]), /emulated/);
   assert.throws(() => compare([a]), /two result files/);
   assert.throws(() => compare([a, b, '--threshold', '2']), /from 0 to 1, not '2'/);
@@ -221,6 +213,13 @@ test('what a case aims at stands in the budget as well', () => {
           `${name}: ${JSON.stringify(aim)}`,
         );
     }
+});
+
+test('what is known of a case that falls short is said once, of a case that has an aim', () => {
+  const names = readShortfalls().map(({ suite, case: name }) => `${suite}/${name}`);
+  assert.equal(new Set(names).size, names.length);
+  const aimed = new Set(readBudget().map(({ suite, case: name }) => `${suite}/${name}`));
+  for (const name of names) assert.ok(aimed.has(name), name);
 });
 
 test('the committed result is of a GPU', () => {
