@@ -33,6 +33,8 @@ const SIZE = { width: 560, height: 340 };
 
 /** Above and below the lines. */
 const ROOM = 1.15;
+/** Left and right of them, as a part of the width between. */
+const SIDE_ROOM = 0.04;
 
 /** Time or bandwidth against what the cases of a group differ by, a line a contestant. */
 export function linePlot(results: Results, { name, what, cases }: Group, axis: Axis): Spec {
@@ -56,7 +58,7 @@ export function linePlot(results: Results, { name, what, cases }: Group, axis: A
     field: 'x',
     type: 'quantitative',
     title: axis.of === 'bytes' ? 'size' : axis.of,
-    scale: { ...scale, domain: span(Math.min(...x), Math.max(...x)) },
+    scale: { ...scale, domain: besides(Math.min(...x), Math.max(...x)) },
     axis: {
       values: [...new Set(x)],
       grid: false,
@@ -109,6 +111,12 @@ export function linePlot(results: Results, { name, what, cases }: Group, axis: A
 }
 
 const span = (from: number, to: number): [number, number] => [from, to];
+
+/** On a logarithmic axis, with room at both ends: no point lies on the labels of the other axis. */
+const besides = (from: number, to: number): [number, number] => {
+  const room = (to / from) ** SIDE_ROOM;
+  return [from / room, to * room];
+};
 
 function point(result: CaseResult, { name, median, p10, p90 }: Samples, axis: Axis) {
   const inUnit = (ns: number): number => (result.isCopy ? (result.byteLength ?? 0) / ns : ns);
