@@ -6,6 +6,7 @@
  * when, where its memory lies, which CPU it is on) and the slow drift of a machine. One pass sees
  * one of each; the samples of several, together, cover what a repeated run would see.
  */
+import type { Case } from './cases/case.ts';
 import type { CaseResult, Results } from './result-schema.ts';
 import { summarize } from './statistics.ts';
 
@@ -25,6 +26,12 @@ export function partOf(pass: Pass, most: number): Pass | undefined {
   if (shareOf(of, pass) === 0) return undefined;
   return { index: Math.floor((pass.index * of) / pass.of), of };
 }
+
+/** In how many passes a case is at most, of a run of so many rounds: in none without a round. */
+export const mostPasses = (
+  { passes, rounds: own }: Pick<Case, 'passes' | 'rounds'>,
+  rounds: number,
+): number => Math.min(passes ?? rounds, own ?? rounds, rounds);
 
 /** What the passes of one case come to, of which there is one at least: their samples in turns. */
 export function mergeCase(ofPasses: readonly CaseResult[]): CaseResult {

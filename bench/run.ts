@@ -26,10 +26,6 @@ const MIN_ROUNDS = 5;
 const QUICK_PART = 0.2;
 const QUICK_MIN_ROUNDS = 3;
 
-/** In how many passes a case is at most: in none without a round. */
-export const mostPasses = ({ passes, rounds: own }: Case, rounds: number): number =>
-  Math.min(passes ?? rounds, own ?? rounds, rounds);
-
 /** Measures a pass's part of a case with all who take part in it; undefined where nobody here can. */
 export async function runCase(
   suite: string,

@@ -4,6 +4,7 @@ import { dirname, resolve } from 'node:path';
 import { DELAYS } from './budget.ts';
 import { suites } from './cases/all.ts';
 import type { Case } from './cases/case.ts';
+import { mostPasses } from './passes.ts';
 import { parse, UsageError } from './usage.ts';
 
 /** What a run does. */
@@ -57,8 +58,16 @@ export function selectRun(args: readonly string[]): Selection {
   const delays = isChosen(DELAYS) && values.case === undefined;
   if (cases.length === 0 && !delays) throw new UsageError('no case of that name in that suite');
   const { quick } = values;
-  const most = Math.min(passes, rounds);
-  return { rounds, passes: most, quick, cases, delays, json: resultPath(values.json) };
+  // What is in fewer needs no more.
+  const most = Math.max(1, ...cases.map(({ measured }) => mostPasses(measured, rounds)));
+  return {
+    rounds,
+    passes: Math.min(passes, most),
+    quick,
+    cases,
+    delays,
+    json: resultPath(values.json),
+  };
 }
 
 function numberOf(option: string, text: string): number {

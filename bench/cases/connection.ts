@@ -16,11 +16,11 @@ export const connectionCase: Case = {
 };
 
 async function openConnection(driver: DriverChoice, children: HandOverChildren): Promise<OpenCase> {
-  const { child, isNew } = await children.of('connection');
+  const { child } = await children.of('connection');
   const byte = new Uint8Array(1);
   const around = (name: string, go: () => Promise<unknown>): Contestant => ({
     name,
-    warmUpMs: warmUp(driver, isNew),
+    warmUpMs: warmUp(driver, false),
     async run(calls) {
       for (let call = 0; call < calls / 10; call += 1) await go();
       const start = process.hrtime.bigint();

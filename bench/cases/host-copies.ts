@@ -10,6 +10,7 @@ export type Way = (buffer: DeviceBuffer, host: Uint8Array) => unknown;
 const MARK_BYTE_LENGTH = 8;
 /** Small copies are mostly JavaScript. */
 const WARM_UP_MS = 100;
+const LARGEST_TO_WARM_UP = 1 << 20;
 
 /**
  * Copies between one array and one buffer. What arrives is compared: all of it once, and after each
@@ -46,7 +47,7 @@ export class HostCopies {
   contestant(name: string, way: Way): Contestant {
     return {
       name,
-      warmUpMs: WARM_UP_MS,
+      warmUpMs: this.#host.byteLength > LARGEST_TO_WARM_UP ? 0 : WARM_UP_MS,
       run: async (calls) => {
         this.#turns += 1;
         const mark = this.#turns % 256;

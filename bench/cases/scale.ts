@@ -3,16 +3,16 @@ import { type DeviceBuffer, MemoryPool } from 'cuffi';
 import type { DriverChoice } from '../driver.ts';
 import { Consumer, type Parcel } from '../programs/consumer.ts';
 import type { Case, OpenCase } from './case.ts';
-import { handOver } from './turns.ts';
+import { handOver, warmUp } from './turns.ts';
 
 const BYTE_LENGTH = 4096;
 /** How many buffers go in a message while they are set up. */
 const CHUNK = 250;
 const ROUNDS = 15;
-/** Setting so much up takes longer than measuring it. */
+/** Setting it up takes longer than measuring it. */
+const PASSES = 3;
 const FEW_PASSES = 2;
-const MOST_CONSUMERS_IN_ALL = 4;
-const MOST_BUFFERS_IN_ALL = 1000;
+const MANY_BUFFERS = 10_000;
 
 const CONSUMERS = [1, 4, 16, 64];
 const MOST_CONSUMERS = 16;
@@ -29,7 +29,7 @@ export const scaleCases: readonly Case[] = [
       calls: 10,
       rounds: ROUNDS,
       count: { of: 'consumers', value: consumers },
-      ...(consumers > MOST_CONSUMERS_IN_ALL ? { passes: FEW_PASSES } : {}),
+      passes: consumers < MOST_CONSUMERS ? PASSES : FEW_PASSES,
       isLarge: consumers > MOST_CONSUMERS,
       peers: [],
       open: (driver) => open(driver, { consumers, buffers: 1 }),
@@ -43,7 +43,7 @@ export const scaleCases: readonly Case[] = [
       calls: 20,
       rounds: ROUNDS,
       count: { of: 'open buffers', value: buffers },
-      ...(buffers > MOST_BUFFERS_IN_ALL ? { passes: FEW_PASSES } : {}),
+      passes: buffers < MANY_BUFFERS ? PASSES : FEW_PASSES,
       needsGpu: buffers > MOST_BUFFERS_WITHOUT_GPU,
       peers: [],
       open: (driver) => open(driver, { consumers: 1, buffers }),
@@ -84,9 +84,15 @@ async function open(
         name: 'new buffer of the pool',
         buffer: () => pool.allocate(BYTE_LENGTH),
         give: giveOne,
+        warmUpMs: warmUp(driver, false),
         after: (buffer) => buffer.close(),
       }),
-      handOver({ name: 'mapped already', buffer: nextOfThem, give: giveOne }),
+      handOver({
+        name: 'mapped already',
+        buffer: nextOfThem,
+        give: giveOne,
+        warmUpMs: warmUp(driver, false),
+      }),
     ],
     close,
   };

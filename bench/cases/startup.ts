@@ -9,7 +9,7 @@ const NODE: Startup = { what: 'cuffi', execArgv: [] };
 const TSX: Startup = { what: 'cuffi', execArgv: ['--import', 'tsx'] };
 
 // A context of the GPU is made in each: seconds of a case go by. Each is a new process anyway.
-const bounds = { calls: 1, rounds: 15, passes: 3, budgetMs: 30_000, peers: [] } as const;
+const bounds = { calls: 1, rounds: 9, passes: 3, budgetMs: 30_000, peers: [] } as const;
 
 export const startupCases: readonly Case[] = [
   {

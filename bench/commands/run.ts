@@ -1,5 +1,6 @@
 import { readBudget } from '../budget.ts';
 import { Collection } from '../collect.ts';
+import { duration } from '../format.ts';
 import { interruption } from '../interrupt.ts';
 import { runPass } from '../programs/pass.ts';
 import { writeResults } from '../result-file.ts';
@@ -11,6 +12,7 @@ export async function run(args: readonly string[]): Promise<number> {
   const { passes, rounds, quick, json } = selection;
   const collection = new Collection(selection, readBudget());
   using interrupted = interruption();
+  const begin = performance.now();
   let died = 0;
   for (let index = 0; index < passes; index += 1) {
     const isLast = index === passes - 1;
@@ -26,6 +28,7 @@ export async function run(args: readonly string[]): Promise<number> {
     console.error(`pass ${index + 1} of ${passes} ended by ${how}`);
     died += 1;
   }
+  console.error(`measured in ${duration((performance.now() - begin) * 1e6)}`);
   const { failed, begun, figures } = collection;
   if (failed > 0) console.error(`${failed} of ${selection.cases.length} cases failed`);
   if (json !== undefined && begun) {

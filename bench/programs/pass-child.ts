@@ -8,9 +8,9 @@ import { measureDelays } from '../delays.ts';
 import { chooseDriver, type DriverChoice } from '../driver.ts';
 import { INTERRUPTED, Interrupted, interruption } from '../interrupt.ts';
 import { describeMachine } from '../machine.ts';
-import { type Pass, partOf } from '../passes.ts';
+import { mostPasses, type Pass, partOf } from '../passes.ts';
 import { type Peers, startPeers } from '../peers/start.ts';
-import { mostPasses, type RunOptions, runCase } from '../run.ts';
+import { type RunOptions, runCase } from '../run.ts';
 import { type Selection, selectRun } from '../selection.ts';
 import { HandOverChildren } from './hand-over-children.ts';
 import type { PassMessage } from './pass-messages.ts';
@@ -19,9 +19,9 @@ const [index = '', of = '', ...args] = process.argv.slice(2);
 const pass: Pass = { index: Number(index), of: Number(of) };
 const told = pass.of > 1 ? `pass ${pass.index + 1} of ${pass.of} ` : '';
 
-const tell = (message: PassMessage): void => {
-  process.send?.(message);
-};
+/** Resolves when it is on its way: nothing is lost by an exit. */
+const tell = (message: PassMessage): Promise<unknown> =>
+  new Promise((resolve) => process.send?.(message, undefined, undefined, resolve));
 
 async function measureAll(selection: Selection): Promise<void> {
   const driver = chooseDriver();
@@ -34,7 +34,7 @@ async function measureAll(selection: Selection): Promise<void> {
   let peers: Peers | undefined;
   try {
     if (names.size > 0) peers = await startPeers(driver, names, signal);
-    tell({ type: 'begun', driver, machine, skipped: peers?.skipped ?? [] });
+    await tell({ type: 'begun', driver, machine, skipped: peers?.skipped ?? [] });
     const { rounds, quick } = selection;
     await runAll(chosen, { driver, peers, children, rounds, quick, signal });
   } catch (error) {
@@ -48,7 +48,7 @@ async function measureAll(selection: Selection): Promise<void> {
   if (selection.delays && pass.index === pass.of - 1) {
     console.error(`${told}${DELAYS}`);
     // Alone: the programs of other languages have ended.
-    tell({ type: 'delays', delays: await measureDelays(driver) });
+    await tell({ type: 'delays', delays: await measureDelays(driver) });
     signal.throwIfAborted();
   }
 }
@@ -69,12 +69,12 @@ async function runAll(chosen: ReturnType<typeof casesOf>, options: RunOptions): 
     console.error(`${told}[${count + 1}/${chosen.length}] ${suite}: ${title}`);
     try {
       const result = await runCase(suite, measured, part, options);
-      tell({ type: 'case', at, ...(result && { result }) });
+      await tell({ type: 'case', at, ...(result && { result }) });
     } catch (error) {
       signal.throwIfAborted();
       const { stack = String(error) } = error as Error;
       console.error(`failed: ${title}: ${stack}`);
-      tell({ type: 'case', at, error: stack });
+      await tell({ type: 'case', at, error: stack });
       // The process beside it may be what failed.
       await children.end();
     }
@@ -86,6 +86,4 @@ try {
 } catch (error) {
   console.error(`bench: ${told}${error instanceof Error ? error.message : String(error)}`);
   process.exitCode = error instanceof Interrupted ? INTERRUPTED : 1;
-} finally {
-  if (process.connected) process.disconnect();
 }

@@ -26,10 +26,13 @@ export async function runPass(
     serialization: 'advanced',
   });
   // By the channel: a signal may have come to both.
-  const stop = (): void => child.disconnect();
+  const stop = (): void => {
+    if (child.connected) child.disconnect();
+  };
   signal.addEventListener('abort', stop, { once: true });
   child.on('message', tell);
-  const [code, killer] = (await once(child, 'exit')) as [number | null, string | null];
+  // Not its exit, before which not all may have been heard.
+  const [code, killer] = (await once(child, 'close')) as [number | null, string | null];
   signal.removeEventListener('abort', stop);
   signal.throwIfAborted();
   if (code === 0) return undefined;

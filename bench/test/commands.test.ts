@@ -40,6 +40,7 @@ test('a run has the suites, cases and rounds that were asked for', () => {
   const passesOf = (...args: string[]): number => selectRun(args).passes;
   assert.deepEqual([passesOf(), passesOf('--quick'), passesOf('--rounds', '3')], [5, 1, 3]);
   assert.equal(passesOf('--quick', '--passes', '2'), 2);
+  assert.deepEqual([passesOf('startup'), passesOf('event-loop')], [3, 1]);
   assert.deepEqual(selectRun(['event-loop']).cases, []);
 });
 
