@@ -31,8 +31,11 @@ export async function runPass(
   };
   signal.addEventListener('abort', stop, { once: true });
   child.on('message', tell);
-  // Not its exit, before which not all may have been heard.
-  const [code, killer] = (await once(child, 'close')) as [number | null, string | null];
+  // Both: what it told is heard before its channel ends, which may be after it.
+  const [[code, killer]] = (await Promise.all([
+    once(child, 'exit'),
+    once(child, 'disconnect'),
+  ])) as [[number | null, string | null], unknown];
   signal.removeEventListener('abort', stop);
   signal.throwIfAborted();
   if (code === 0) return undefined;
