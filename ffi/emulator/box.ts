@@ -129,6 +129,7 @@ export function boxFunctions(
       const isThere =
         (!isToDevice || canStillUse(to, spanOf(to, box), true)) &&
         (!isFromDevice || canStillUse(from, spanOf(from, box), false));
+      if (!isThere) queues.fault(queue);
       outcome = isThere && copyRows(to, source, box);
       kept = undefined;
       return true;

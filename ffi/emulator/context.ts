@@ -35,7 +35,7 @@ export interface Context {
   readonly flags: number;
   readonly limits: Map<number, number>;
   alive: boolean;
-  /** What ended it, where a kernel has: every call in it fails with that from then on. */
+  /** What ended it, where its work has: every call in it fails with that from then on. */
   failure: CUresult;
   /** How often a primary context was retained. */
   references: number;

@@ -74,12 +74,12 @@ export function copyFunctions(
   const copyLater = (queue: Stream, to: number, from: number, byteLength: number): Status => {
     const { device } = queue.context;
     queues.enqueue(queue, () => {
-      // Unmapped in the meantime by whoever owned it: nobody is left to be told.
       if (
         memory.canStillWrite(to, byteLength, device) &&
         memory.canStillRead(from, byteLength, device)
       )
         memory.copy(to, from, byteLength);
+      else queues.fault(queue);
       return true;
     });
     return CUDA_SUCCESS;
@@ -107,6 +107,7 @@ export function copyFunctions(
       if (memory.canStillWrite(address, byteLength, device))
         for (let y = 0; y < height; y += 1)
           fill(memory, address + y * pitch, encoded(value, size), row);
+      else queues.fault(queue);
       return true;
     });
     return CUDA_SUCCESS;
@@ -146,6 +147,7 @@ export function copyFunctions(
       queues.enqueue(queue, () => {
         if (memory.canStillWrite(to, byteLength, device))
           withAddress(bytes, (address) => memory.copy(to, address, byteLength));
+        else queues.fault(queue);
         return true;
       });
       return CUDA_SUCCESS;
@@ -188,6 +190,7 @@ export function copyFunctions(
           memory.canStillWrite(to, byteLength, target.device) &&
           memory.canStillRead(from, byteLength, source.device);
         if (areThere) memory.copy(to, from, byteLength);
+        else queues.fault(queue);
         return true;
       });
       return CUDA_SUCCESS;

@@ -37,6 +37,8 @@ export class Memory {
   readonly imports: RangeMap<Import> = new RangeMap<Import>();
   readonly registrations: RangeMap<Registration> = new RangeMap<Registration>();
   readonly regions: Regions = new Regions();
+  /** What the pools of this process have mapped, given out or not. */
+  readonly pools: RangeMap<Range> = new RangeMap<Range>();
   readonly #host: HostMemory;
   readonly #total: number;
   readonly #blocks = new RangeMap<Block>();
@@ -124,13 +126,15 @@ export class Memory {
     );
   }
 
-  /** Whether work that was accepted can still read: pool memory may be freed behind it. */
+  /** Whether work that was accepted can still read: memory that is freed may stay mapped. */
   canStillRead(address: number, byteLength: number, device: number): boolean {
-    return this.#isReachable(address, byteLength, device, READ);
+    return this.#isReachable(address, byteLength, device, READ) || this.#isKept(address, byteLength);
   }
 
   canStillWrite(address: number, byteLength: number, device: number): boolean {
-    return this.#isReachable(address, byteLength, device, WRITE);
+    return (
+      this.#isReachable(address, byteLength, device, WRITE) || this.#isKept(address, byteLength)
+    );
   }
 
   /** Whether an address is in memory that is never taken for the host's. */
@@ -186,6 +190,13 @@ export class Memory {
       this.registrations.holding(address, byteLength) !== undefined ||
       this.regions.allow(address, byteLength, device, wanted)
     );
+  }
+
+  /** Whether it is mapped as what was freed there, and nothing else is there now. */
+  #isKept(address: number, byteLength: number): boolean {
+    const isInBlock = this.#blocks.holding(address, byteLength) !== undefined;
+    const isInPool = this.pools.holding(address, byteLength) !== undefined;
+    return (isInBlock || isInPool) && this.regions.at(address) === undefined;
   }
 
   #accepts(address: number, byteLength: number): boolean {

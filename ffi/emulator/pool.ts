@@ -4,7 +4,7 @@ import { createSealedMemfd } from './block.ts';
 import type { Memory } from './memory.ts';
 import { type Export, POOL_PAGE_BYTE_LENGTH, PoolPage } from './pool-page.ts';
 import type { Stream } from './queues.ts';
-import { FirstFit } from './ranges.ts';
+import { FirstFit, type Range } from './ranges.ts';
 import type { Region } from './region.ts';
 import { GRANULARITY, roundUp } from './space.ts';
 
@@ -67,6 +67,7 @@ export class Pool {
   readonly #fd: number;
   readonly #address: number;
   readonly #capacity: number;
+  readonly #mapped: Range;
   readonly #unreserved = new FirstFit();
   readonly #free = new FirstFit();
   readonly #extents: { start: number; byteLength: number }[] = [];
@@ -84,6 +85,8 @@ export class Pool {
     this.#capacity = options.capacity;
     this.#fd = fd;
     this.#address = address;
+    this.#mapped = { address, byteLength: options.capacity };
+    memory.pools.add(this.#mapped);
     this.page = new PoolPage(address + options.capacity);
     this.page.initialise(options.device);
     this.#unreserved.add(0, options.capacity);
@@ -269,6 +272,7 @@ export class Pool {
     // Importers have mappings of their own.
     this.#lingering.clear();
     this.reservedBytes = 0;
+    this.#memory.pools.remove(this.#mapped);
     this.#memory.space.unmap(this.#address, this.#capacity + POOL_PAGE_BYTE_LENGTH);
     closeFd(this.#fd);
   }

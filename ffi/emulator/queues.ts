@@ -1,5 +1,6 @@
 /** Streams as queues of work, and the points where that work goes on. */
 import { CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD } from '../constants.ts';
+import { CUresult } from '../results.ts';
 import type { Context, Contexts } from './context.ts';
 import type { Handles } from './handles.ts';
 
@@ -91,6 +92,12 @@ export class Queues {
     this.#schedule();
   }
 
+  /** Ends a stream's context, as hardware does when work touches what is not mapped (any more). */
+  fault(stream: Stream): void {
+    if (stream.context.failure === CUresult.CUDA_SUCCESS)
+      stream.context.failure = CUresult.CUDA_ERROR_LAUNCH_FAILED;
+  }
+
   /** Does all work that can be done now. */
   progress(): void {
     for (let moved = true; moved; ) {
@@ -166,7 +173,7 @@ export class Queues {
   #advance(stream: Stream): boolean {
     let moved = false;
     for (let item = stream.items[0]; item?.after.every(isReached); item = stream.items[0]) {
-      // Behind a kernel that failed nothing is done any more.
+      // Behind work that failed nothing is done any more.
       if (stream.context.failure === 0 && !item.work()) break;
       stream.items.shift();
       stream.done += 1;

@@ -61,14 +61,17 @@ export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
   ): Status => {
     const stream = queues.get(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    const { device } = stream.context;
     const isFlagged = (flags & ~(COMPARISON | CU_STREAM_WAIT_VALUE_FLUSH)) !== 0;
-    if (isFlagged || !isWord(address, byteLength, stream.context.device))
-      return CUDA_ERROR_INVALID_VALUE;
+    if (isFlagged || !isWord(address, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
     queues.enqueue(stream, () => {
-      const word = load(address, byteLength);
-      return (
-        word !== undefined && satisfies(word, BigInt(value), byteLength * 8, flags & COMPARISON)
-      );
+      const word = memory.canStillRead(address, byteLength, device)
+        ? load(address, byteLength)
+        : undefined;
+      if (word !== undefined)
+        return satisfies(word, BigInt(value), byteLength * 8, flags & COMPARISON);
+      queues.fault(stream);
+      return true;
     });
     return CUDA_SUCCESS;
   };
@@ -86,8 +89,8 @@ export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
     const isFlagged = (flags & ~CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER) !== 0;
     if (isFlagged || !isWord(address, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
     queues.enqueue(stream, () => {
-      if (!isWord(address, byteLength, device)) return true;
-      if (byteLength === 8) memory.store64(address, BigInt(value));
+      if (!memory.canStillWrite(address, byteLength, device)) queues.fault(stream);
+      else if (byteLength === 8) memory.store64(address, BigInt(value));
       else memory.store(address, Number(value));
       return true;
     });
