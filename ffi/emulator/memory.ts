@@ -128,7 +128,9 @@ export class Memory {
 
   /** Whether work that was accepted can still read: memory that is freed may stay mapped. */
   canStillRead(address: number, byteLength: number, device: number): boolean {
-    return this.#isReachable(address, byteLength, device, READ) || this.#isKept(address, byteLength);
+    return (
+      this.#isReachable(address, byteLength, device, READ) || this.#isKept(address, byteLength)
+    );
   }
 
   canStillWrite(address: number, byteLength: number, device: number): boolean {

@@ -13,6 +13,7 @@ import {
   Stream,
 } from '../../src/index.ts';
 import { type ChildPeer, ipcSupport, leases, spawnPeer } from '../../src/ipc/index.ts';
+import { nextTurn } from '../../src/wait.ts';
 import { dose } from '../support/dose.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
@@ -149,3 +150,36 @@ test('memory is opened while the same and other memory is closed, and waits to b
   assert.equal(count('cuMemPoolImportFromShareableHandle'), count('cuMemPoolDestroy'));
   recorder.stop();
 });
+
+for (const kind of kindNames)
+  test(`opened and closed again behind other work, ${kind} memory stays mapped until the last is done`, {
+    ...deadline,
+    skip: unsupported(kind),
+  }, async () => {
+    const child = start();
+    using first = Stream.create({ nonBlocking: true });
+    using second = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    using later = new Latch();
+    let buffer = await ask<DeviceBuffer>(child, { do: 'make', kind, byteLength: 4096, value: 9 });
+    const turns = async (): Promise<void> => {
+      for (let turn = 0; turn < 20; turn += 1) await nextTurn();
+    };
+    latch.hold(first);
+    buffer.fill(1, { stream: first });
+    buffer.close();
+    await turns();
+    buffer = await ask<DeviceBuffer>(child, { do: 'again' });
+    later.hold(second);
+    buffer.fill(2, { stream: second });
+    buffer.close();
+    await turns();
+    latch.open();
+    await first.synchronize();
+    await turns();
+    later.open();
+    // Of work that touched what was unmapped this throws CUDA_ERROR_LAUNCH_FAILED.
+    await second.synchronize();
+    using again = await ask<DeviceBuffer>(child, { do: 'again' });
+    assert.deepEqual(await valuesOf(again), [2]);
+  });

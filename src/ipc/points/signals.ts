@@ -92,11 +92,12 @@ export class Signals {
     return [point];
   }
 
-  /** For a stream that has no slot: behind it in one that has. */
+  /** For a stream that has no slot: behind it in one that has, or told by the CPU. */
   #joined(context: Context, record: (mark: Mark) => void): Point[] {
+    const joining = ownStream(context, 'points');
+    if (!this.#slots.ofHandle(context, joining)) return [this.#told.behind(context)];
     using mark = new Mark(context);
     context.run(() => record(mark));
-    const joining = ownStream(context, 'points');
     mark.holdUp(joining);
     return this.#inHandle(context, joining);
   }

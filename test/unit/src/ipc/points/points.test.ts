@@ -129,6 +129,30 @@ test('a survivor releases its streams, and knows what never came', async () => {
   page.close();
 });
 
+test('more streams than a page has words are told of all the same, behind their work', async () => {
+  emulate();
+  const { signals, page, waits } = ends();
+  const context = Context.primary();
+  using latch = new Latch();
+  const streams = Array.from({ length: SLOT_COUNT + 1 }, () =>
+    Stream.create({ nonBlocking: true }),
+  );
+  for (const stream of streams) latch.hold(stream);
+  const points = streams.flatMap((stream) => signals.behindStream(stream));
+  assert.equal(points.length, streams.length);
+  await nextTurn();
+  assert.equal(
+    points.some((point) => page.isReached(point)),
+    false,
+  );
+  latch.open();
+  await context.synchronize();
+  while (!waits.isReached(points)) await nextTurn();
+  for (const stream of streams) stream.close();
+  signals.close();
+  page.close();
+});
+
 test('a page is taken only where nobody can take it away again', () => {
   for (const fd of [
     createMemfd('points', 4096),
