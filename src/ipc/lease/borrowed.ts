@@ -44,6 +44,11 @@ export class Borrowed {
     return this.#open.size + this.#returned.length;
   }
 
+  /** How much is given back without the other end knowing it. */
+  get untold(): number {
+    return this.#returned.length;
+  }
+
   /** The first number of so many objects that have come. */
   number(count: number): number {
     const first = this.#next;

@@ -4,10 +4,7 @@ import {
   MAX_WAITING_BYTE_LENGTH,
   MAX_WAITING_VALUES,
 } from './limits.ts';
-import { closeObjects, type ReceivedValue } from './open.ts';
-
-/** What arrived: a value, or why there is none in its place. */
-type Arrival = ReceivedValue | { readonly error: unknown };
+import { type Arrival, closeObjects, type ReceivedValue } from './open.ts';
 
 interface Kept {
   readonly arrival: Arrival;

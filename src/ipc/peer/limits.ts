@@ -30,3 +30,5 @@ export const MAX_WAITING_BYTE_LENGTH: number = MAX_VALUE_BYTE_LENGTH;
 /** How much may wait here until the other end makes room. */
 export const MAX_UNSENT_VALUES = 1024;
 export const MAX_UNSENT_BYTE_LENGTH: number = 4 * MAX_VALUE_BYTE_LENGTH;
+/** How much may wait here to be told to one who does not read: what was given back, mostly. */
+export const MAX_UNTOLD: number = 1 << 17;

@@ -13,13 +13,29 @@ export interface ReceivedValue {
   readonly points: readonly Point[];
 }
 
+/** What arrived: a value, or why there is none in its place. */
+export type Arrival = ReceivedValue | { readonly error: unknown };
+
+/** As {@link openValue}: what cannot be opened here concerns those who take it, not the rest. */
+export function openArrival(
+  decoded: DecodedValue,
+  fds: readonly number[],
+  session: Session,
+): Arrival {
+  try {
+    return openValue(decoded, fds, session);
+  } catch (error) {
+    return { error };
+  }
+}
+
 /**
  * Opens the GPU objects of a value. The file descriptors are taken over in every case, and what is
  * not opened is given back.
  *
  * @throws IpcError for the first that cannot be opened; then none is
  */
-export function openValue(
+function openValue(
   { root, slots, tail }: DecodedValue,
   fds: readonly number[],
   session: Session,

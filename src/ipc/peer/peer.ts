@@ -113,7 +113,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     const { deadline, stream } = checkTransfer(options, 'peer.send');
     this.requireOpen();
     deadline.signal?.throwIfAborted();
-    const sending = this.#connection.post(value, stream);
+    const sending = this.#connection.sending.post(value, stream);
     if (!sending) return;
     await withDeadline<void>(
       deadline,
@@ -160,7 +160,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
       throw new IpcError(`the descriptor is of process ${sound.pid}, which ${other} is not`);
     let isGivenUp = false;
     return withDeadline<Opened>(deadline, `asking ${other}`, (resolve, reject) => {
-      this.#connection.ask({
+      this.#connection.enquiry.ask({
         descriptor: sound,
         stream,
         resolve: (opened) => (isGivenUp ? discard(opened as object) : resolve(opened as Opened)),

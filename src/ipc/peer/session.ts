@@ -81,6 +81,11 @@ export class Session implements ParcelSession {
     return this.lent.size > 0 || this.borrowed.size > 0;
   }
 
+  /** How much waits to be told to the other end. */
+  get untold(): number {
+    return this.borrowed.untold + this.#adopted.length + this.#forgotten.length;
+  }
+
   /** Whether the other process is gone, and nothing of it comes any more. */
   get isGone(): boolean {
     return this.#isGone;

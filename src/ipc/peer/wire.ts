@@ -132,13 +132,15 @@ export class Wire {
   }
 
   #read(): void {
-    for (let n = 0; this.#isOtherGone || n < MAX_PACKETS_PER_TURN; n++) {
+    for (let n = 0; n < MAX_PACKETS_PER_TURN; n++) {
       if (this.#fd === undefined || !this.#user.wantsMore()) return;
       const read = this.#readOne();
       if (read === 'nothing') return;
       // Who waited for it goes on at once; the socket tells again of what it still has.
       if (read === 'awaited' && !this.#isOtherGone) return;
     }
+    // Whoever else has the other socket must not keep this process from its other work.
+    if (this.#isOtherGone) this.resume();
   }
 
   /**

@@ -1,0 +1,91 @@
+import { closeFd, SystemError } from '../../../ffi/libc.ts';
+import type { Stream } from '../../stream.ts';
+import { passOn } from '../lease/passing.ts';
+import { ByteWriter } from './byte-writer.ts';
+import { type Encoded, encodeValue } from './encode.ts';
+import { MAX_VALUE_FDS } from './limits.ts';
+import type { News } from './news.ts';
+import { PacketKind } from './packet.ts';
+import type { Session } from './session.ts';
+import { writeTail } from './tail.ts';
+import type { Wire } from './wire.ts';
+
+/** What a connection that sends is asked. */
+interface Sender {
+  /** @throws ClosedError, IpcError after the end */
+  requireOpen(): void;
+  /** What is thrown where the socket has failed. */
+  failed(error: SystemError): unknown;
+}
+
+/** Values on their way out: with leases for their objects, and behind the work on those. */
+export class Sending {
+  readonly #session: Session;
+  readonly #wire: Wire;
+  readonly #news: News;
+  readonly #sender: Sender;
+
+  constructor(session: Session, wire: Wire, news: News, sender: Sender) {
+    this.#session = session;
+    this.#wire = wire;
+    this.#news = news;
+    this.#sender = sender;
+  }
+
+  /**
+   * Sends a value at once (then the answer is undefined), or as soon as there is room.
+   *
+   * @throws TypeError, RangeError, IpcError as {@link encodeValue}; ClosedError after the end
+   */
+  post(
+    value: unknown,
+    stream?: Stream,
+    kind: PacketKind = PacketKind.value,
+  ): Promise<void> | undefined {
+    this.#sender.requireOpen();
+    this.#wire.outbox.checkRoom();
+    return ByteWriter.use((writer) =>
+      encodeValue(writer, value, this.#session, (encoded) =>
+        this.#post(writer, encoded, stream, kind),
+      ),
+    );
+  }
+
+  #post(
+    writer: ByteWriter,
+    { fds, objects }: Encoded,
+    stream: Stream | undefined,
+    kind: PacketKind,
+  ): Promise<void> | undefined {
+    // A getter in the value may have closed it.
+    this.#sender.requireOpen();
+    const session = this.#session;
+    const points = session.readyPoints(objects, stream);
+    const { kept, pipes, agreed } = passOn(objects, session.process);
+    try {
+      const all = pipes.length > 0 ? [...fds, ...pipes] : fds;
+      checkFdCount(all.length);
+      // The last that can fail while the other end lives: leases are numbered as they go out.
+      const leases = session.lent.lend(objects, stream);
+      const drop = leases.length > 0 ? () => session.lent.end(leases) : undefined;
+      try {
+        this.#news.tellPage();
+        writer.endValue();
+        writeTail(writer, { ...session.takeNews(points), kept });
+        return this.#wire.post(kind, writer.written, all, drop, agreed);
+      } catch (error) {
+        drop?.();
+        throw error instanceof SystemError ? this.#sender.failed(error) : error;
+      }
+    } finally {
+      pipes.forEach(closeFd);
+    }
+  }
+}
+
+function checkFdCount(count: number): void {
+  if (count > MAX_VALUE_FDS)
+    throw new RangeError(
+      `the value has ${count} file descriptors, those included by which it is passed on: it may have ${MAX_VALUE_FDS}`,
+    );
+}
