@@ -1,5 +1,8 @@
 /** What this process holds: compared before and after, so that nothing is left behind. */
+import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
+import { setTimeout as delay } from 'node:timers/promises';
+import { isDeepStrictEqual } from 'node:util';
 import { Context } from '../../src/context.ts';
 import { openDescriptors } from './descriptors.ts';
 import { onHardware } from './driver.ts';
@@ -30,4 +33,30 @@ export function processState(context: Context = Context.primary()): ProcessState
     mappings: readFileSync('/proc/self/maps', 'utf8').split('\n').filter(isShared).length,
     free: context.memoryInfo().free,
   };
+}
+
+/** What a driver takes at a time. */
+const CHUNK = 2 << 20;
+
+/** On hardware a driver keeps one chunk more, once, whenever it likes: that is left aside. */
+export const withoutChunk = (now: ProcessState, before: ProcessState): ProcessState =>
+  onHardware && now.free < before.free && now.free + CHUNK >= before.free
+    ? { ...now, free: before.free }
+    : now;
+
+/**
+ * Waits until this process holds what it held before; a driver may need a moment for what a process
+ * had that was killed.
+ */
+export async function comesBackTo(
+  before: ProcessState,
+  what?: string,
+  ask: () => ProcessState | Promise<ProcessState> = processState,
+): Promise<void> {
+  let now = withoutChunk(await ask(), before);
+  for (let tries = 0; tries < 500 && !isDeepStrictEqual(now, before); tries++) {
+    await delay(10);
+    now = withoutChunk(await ask(), before);
+  }
+  assert.deepEqual(now, before, what);
 }

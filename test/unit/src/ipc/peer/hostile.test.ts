@@ -181,6 +181,20 @@ test('an object that cannot be opened fails its value alone, and the next is rec
   assert.equal(await other.peer.receive(), 1);
 });
 
+test('one that never reads what it is given back is disconnected, with the reason', async () => {
+  using other = new Stranger();
+  // 4096 objects that cannot be opened: each is given back.
+  const parcels = new Array<number[]>(4096).fill([Tag.parcel, 0, 1, Tag.null]).flat();
+  const value = Uint8Array.of(Tag.array, 0x80, 0x20, ...parcels);
+  let last: unknown;
+  for (let sequence = 0; sequence < 100 && !/there reads/.test(String(last)); sequence++) {
+    if (!other.peer.closed) other.send(value, { sequence });
+    last = await other.peer.receive().catch((error: unknown) => error);
+  }
+  assert.match(String(last), /^IpcError: .* nobody there reads them/);
+  assert.equal(other.peer.closed, true);
+});
+
 test('whatever bytes come, the process lives and the error is an IpcError', async () => {
   await fc.assert(
     fc.asyncProperty(
@@ -191,7 +205,7 @@ test('whatever bytes come, the process lives and the error is an IpcError', asyn
         await assert.rejects(other.peer.receive(), ipcError(/./));
       },
     ),
-    { numRuns: dose(50, 2000) },
+    { numRuns: dose(50, 10_000) },
   );
 });
 

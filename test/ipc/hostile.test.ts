@@ -1,0 +1,140 @@
+/** What the driver is handed by one who seals inventions: in processes that may be lost by it. */
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { type TestContext, test } from 'node:test';
+import {
+  Context,
+  type CudaEvent,
+  DeviceBuffer,
+  CudaEvent as Event,
+  MemoryPool,
+} from '../../src/index.ts';
+import { type IpcDescriptor, sealDescriptor } from '../../src/ipc/descriptor.ts';
+import { type ChildPeer, exportIpc, leases, spawnPeer } from '../../src/ipc/index.ts';
+import { dose } from '../support/dose.ts';
+import { comesBackTo, processState } from '../support/process-state.ts';
+import { programFile } from '../support/program-file.ts';
+import type { Opening, Outcome } from './fixtures/opener.ts';
+
+const program = programFile(new URL('./fixtures/opener.ts', import.meta.url)).path;
+const VALUE = 173;
+const BYTE_LENGTH = 4 << 20;
+/** A crash is to be seen by how the child ends, and not by what it prints. */
+const quiet = { stdio: 'ignore' } as const;
+
+/** The same numbers in each run: mulberry32. */
+function random(seed: number): (below: number) => number {
+  let state = seed;
+  return (below) => {
+    state = (state + 0x6d2b79f5) | 0;
+    let mixed = Math.imul(state ^ (state >>> 15), 1 | state);
+    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed);
+    return ((mixed ^ (mixed >>> 14)) >>> 0) % below;
+  };
+}
+
+/** A descriptor whose driver's bytes were changed, up to four of them, with a right checksum. */
+function mutated(descriptor: IpcDescriptor, next: (below: number) => number): unknown {
+  const { handle } = descriptor as { readonly handle: string };
+  const bytes = Buffer.from(handle, 'base64');
+  const count = 1 + next(4);
+  for (let n = 0; n < count; n++) {
+    const at = next(bytes.byteLength);
+    bytes[at] = (bytes[at] as number) ^ (1 + next(255));
+  }
+  return sealDescriptor({ ...descriptor, handle: bytes.toString('base64') } as never);
+}
+
+/** Children one after the other: each until it is lost. */
+class Openers implements AsyncDisposable {
+  readonly #pool: MemoryPool | null;
+  #child: ChildPeer | undefined;
+
+  constructor(pool: MemoryPool | null) {
+    this.#pool = pool;
+  }
+
+  /** @throws where it hangs */
+  async open(opening: Opening): Promise<string> {
+    this.#child ??= await this.#start();
+    const child = this.#child;
+    let outcome: Outcome;
+    try {
+      await child.send(opening);
+      outcome = (await child.receive({ timeoutMs: 30_000 })) as Outcome;
+    } catch (error) {
+      // One that hangs is a TimeoutError.
+      if ((error as Error).name !== 'PeerGoneError') throw error;
+      const { exitCode, signalCode } = await this.#end();
+      return `crashed: ${signalCode ?? `exit code ${exitCode}`}`;
+    }
+    if (outcome.isLost) await this.#end();
+    return outcome.what;
+  }
+
+  async #start(): Promise<ChildPeer> {
+    const child = spawnPeer(program, quiet);
+    this.#child = child;
+    await child.send(this.#pool);
+    return child;
+  }
+
+  async #end(): Promise<ChildPeer['process']> {
+    const { process: running } = this.#child as ChildPeer;
+    running.kill('SIGKILL');
+    if (running.exitCode === null && running.signalCode === null) await once(running, 'exit');
+    this.#child?.close();
+    this.#child = undefined;
+    return running;
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    if (this.#child) await this.#end();
+  }
+}
+
+async function openMutated(
+  test: TestContext,
+  kind: string,
+  object: DeviceBuffer | CudaEvent,
+  count: number,
+  pool: MemoryPool | null,
+): Promise<void> {
+  const { descriptor } = exportIpc(object);
+  const outcomes = new Map<string, number>();
+  await using openers = new Openers(pool);
+  // As it is, it opens: what is refused is refused for its change.
+  const expected = kind === 'event' ? 'opened, and is done' : 'opened, what was exported';
+  assert.equal(await openers.open({ descriptor, value: VALUE }), expected);
+  const next = random(kind.length);
+  for (let n = 0; n < count; n++) {
+    const what = await openers.open({ descriptor: mutated(descriptor, next), value: VALUE });
+    outcomes.set(what, (outcomes.get(what) ?? 0) + 1);
+  }
+  for (const [what, times] of outcomes) test.diagnostic(`${kind}: ${times} of ${count} ${what}`);
+  for (const what of ['outside', 'untyped error', 'opened as another kind'])
+    assert.equal(outcomes.get(what), undefined, `${kind}: ${what}`);
+}
+
+test('changed payloads of the driver are refused, or open inside what was exported, or are lost alone', {
+  timeout: 60_000 + dose(0, 1_200_000),
+}, async (t) => {
+  const shareable = MemoryPool.supported(0, { shareable: true });
+  using pool = shareable ? MemoryPool.create({ maxSize: 64 << 20, shareable: true }) : null;
+  using event = Event.create({ interprocess: true });
+  const plain = DeviceBuffer.allocate(BYTE_LENGTH);
+  const pooled = pool?.allocate(BYTE_LENGTH);
+  plain.fill(VALUE);
+  pooled?.fill(VALUE);
+  await Context.primary().synchronize();
+  // The first child makes what stays: what a driver and the runtime keep for the next.
+  await openMutated(t, 'legacy', plain, 0, pool);
+  await leases.drain();
+  const before = processState();
+  await openMutated(t, 'legacy', plain, dose(6, 70), pool);
+  if (pooled) await openMutated(t, 'pool', pooled, dose(6, 70), pool);
+  await openMutated(t, 'event', event, dose(6, 60), pool);
+  await comesBackTo(before);
+  pooled?.close();
+  plain.close();
+});
