@@ -28,7 +28,8 @@ export interface MappingUse<M extends Mapping> {
   /**
    * Gives the use up; the last one unmaps, as soon as no work here can touch the memory.
    *
-   * @param returned called when the memory is unmapped, or mapped for others alone
+   * @param returned called when the work here that may use it is done, and it is unmapped or mapped
+   * for others alone
    */
   release(returned?: () => void): void;
 }
@@ -90,16 +91,18 @@ export class MappingTable<M extends Mapping> {
 
   #release(name: string, entry: Entry<M>, user: Context, returned?: () => void): void {
     const { mapping } = entry;
+    const { releases, activity } = mapping.context;
     // Work of another context may use it still: it is unmapped behind that.
-    mapping.context.activity.visitedBy(user.activity);
+    activity.visitedBy(user.activity);
     entry.users -= 1;
     if (entry.users > 0) {
-      returned?.();
+      // The others keep it mapped, but the work of this one is to be done before its lender is told.
+      if (returned) releases.submit(returned, { waits: false });
       return;
     }
     entry.endings += 1;
     const ending = entry.endings;
-    mapping.context.releases.submit(
+    releases.submit(
       () => {
         try {
           // Opened again while it waited, and maybe given up again: then work of later users may run

@@ -94,18 +94,14 @@ export class Outbox {
 
   /** Gives up all that waits. */
   rejectAll(error: unknown): void {
-    this.rejectValues(error);
-    for (const news of [...this.#waiting]) this.#remove(news).reject(error);
+    for (const each of [...this.#waiting]) this.#drop(each, error);
     this.#isShortOfFds = false;
   }
 
   /** Gives up all values; answers whether none was begun, so that news can still go out. */
   rejectValues(error: unknown): boolean {
     const values = this.#waiting.filter(({ kind }) => kind === PacketKind.value);
-    for (const value of values) {
-      this.#remove(value).reject(error);
-      value.dropped?.();
-    }
+    for (const value of values) this.#drop(value, error);
     return values.every(({ offset }) => offset === 0);
   }
 
@@ -133,6 +129,11 @@ export class Outbox {
         waiting.isHeld = false;
       });
     });
+  }
+
+  #drop(each: Waiting, error: unknown): void {
+    this.#remove(each).reject(error);
+    each.dropped?.();
   }
 
   #remove(value: Waiting): Waiting {

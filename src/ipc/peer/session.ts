@@ -12,7 +12,7 @@ import type { PeerProcess } from '../lease/peer-process.ts';
 import { contextOf, streamOfObject } from '../lease/shared-object.ts';
 import { endSession, forgetPool, type ParcelSession } from '../parcel.ts';
 import { Ordering } from '../points/ordering.ts';
-import type { Point } from '../points/point.ts';
+import { furthest, type Point } from '../points/point.ts';
 import type { Tail } from './tail.ts';
 
 /** Of one message. */
@@ -113,10 +113,10 @@ export class Session implements ParcelSession {
       if (own) streams.add(own);
       else if (context) contexts.add(context);
     }
-    return [
+    return furthest([
       ...[...streams].flatMap((each) => this.ordering.behindStream(each)),
       ...[...contexts].flatMap((each) => this.ordering.behindContext(each)),
-    ];
+    ]);
   }
 
   /** As {@link ParcelSession}. */

@@ -11,5 +11,15 @@ export interface Point {
 /** How many words a page has: one for each stream that tells how far it is. */
 export const SLOT_COUNT = 512;
 
+/** Of each slot the furthest point: who is there has been at the others. */
+export function furthest(points: readonly Point[]): Point[] {
+  const bySlot = new Map<number, Point>();
+  for (const point of points) {
+    const known = bySlot.get(point.slot);
+    if (!known || known.count < point.count) bySlot.set(point.slot, point);
+  }
+  return [...bySlot.values()];
+}
+
 /** Whether a counter that stands at `word` has reached `count`: cyclic, as the driver compares. */
 export const hasReached = (word: number, count: number): boolean => ((word - count) | 0) >= 0;

@@ -8,7 +8,7 @@ import { Mark } from '../../memory/mark.ts';
 import { ownStream } from '../../memory/own-stream.ts';
 import type { Stream } from '../../stream.ts';
 import type { PointPage } from './page.ts';
-import type { Point } from './point.ts';
+import { furthest, type Point } from './point.ts';
 import { Slots } from './slots.ts';
 import { Told } from './told.ts';
 import { writeWord } from './words.ts';
@@ -46,7 +46,7 @@ export class Signals {
       const others = streams.filter((stream) => stream !== joining);
       const points = others.flatMap((stream) => this.#inHandle(context, stream));
       if (marks.length > 0) points.push(...this.#behindEvents(context, joining, marks));
-      return points;
+      return furthest(points);
     });
   }
 

@@ -179,6 +179,28 @@ test('given up again while it waits, it stays mapped for the work of the later u
   assert.equal(unmapped, 1);
 });
 
+test('a lender is told of one of two users when the work of that is done', async () => {
+  emulate();
+  const context = Context.primary();
+  using memory = DeviceBuffer.allocate(BYTE_LENGTH);
+  const table = new MappingTable(() => {}, { waits: true });
+  const [first, second] = [0, 1].map(() =>
+    table.use('name', 1, context, map(context, memory.address)),
+  );
+  const told: string[] = [];
+  {
+    using latch = new Latch();
+    latch.hold(Stream.create({ nonBlocking: true }));
+    first?.release(() => told.push('first'));
+    await nextTurn();
+    assert.deepEqual(told, []);
+  }
+  await context.flush();
+  assert.deepEqual(told, ['first']);
+  second?.release(() => told.push('second'));
+  assert.deepEqual(told, ['first', 'second']);
+});
+
 test('a reset unmaps everything, and the handle opens anew', () => {
   importing();
   const context = Context.primary();

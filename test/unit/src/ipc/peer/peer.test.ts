@@ -214,6 +214,19 @@ test('descriptors of what waits to be sent stay open, whatever their owner does'
   [...arrived, far].forEach(closeFd);
 });
 
+test('whatever never goes out gives up what it was to lend: values, questions and answers', async () => {
+  const [near, far] = socketPair();
+  const outbox = new Outbox();
+  const packet = Buffer.alloc(HEADER_BYTE_LENGTH + 50_000, 1);
+  while (!outbox.post(near, PacketKind.news, packet, [])?.catch(() => {}));
+  const dropped: string[] = [];
+  for (const kind of ['value', 'question', 'answer'] as const)
+    outbox.post(near, PacketKind[kind], packet, [], () => dropped.push(kind))?.catch(() => {});
+  outbox.rejectAll(new Error('over'));
+  assert.deepEqual(dropped, ['value', 'question', 'answer']);
+  [near, far].forEach(closeFd);
+});
+
 test('wrong arguments are refused', async () => {
   using pair = peerPair();
   const wrong = (options: unknown) => options as { timeoutMs: number };

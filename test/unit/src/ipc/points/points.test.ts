@@ -140,6 +140,10 @@ test('more streams than a page has words are told of all the same, behind their 
   for (const stream of streams) latch.hold(stream);
   const points = streams.flatMap((stream) => signals.behindStream(stream));
   assert.equal(points.length, streams.length);
+  // No more than a message may have: of each word one.
+  const all = signals.behindContext(context);
+  assert.equal(new Set(all.map(({ slot }) => slot)).size, all.length);
+  points.push(...all);
   await nextTurn();
   assert.equal(
     points.some((point) => page.isReached(point)),
