@@ -184,6 +184,30 @@ test('a connection that ends gives nothing back, and its process does', deadline
 });
 
 test(
+  'a receiver that resets its context gives back what it had, and goes on',
+  deadline,
+  async () => {
+    const child = start();
+    await warmUp(child);
+    for (const kind of kinds) {
+      const { buffer, close } = allocate(kind);
+      buffer.fill(6);
+      await ask(child, { do: 'keep', buffer });
+      await ask(child, { do: 'use' });
+      close();
+      assert.equal(await ask(child, { do: 'reset' }), 'reset');
+      await leases.drain({ timeoutMs: 20_000 });
+      using next = DeviceBuffer.allocate(4096);
+      using stream = Stream.create({ nonBlocking: true });
+      next.fill(7, { stream });
+      await child.send({ do: 'copy', buffer: next } satisfies Step, { stream });
+      await child.receive();
+      assert.deepEqual(await ask(child, { do: 'copied' }), [7]);
+    }
+  },
+);
+
+test(
   'what is given back after the end of a connection is given back all the same',
   deadline,
   async () => {
