@@ -135,7 +135,7 @@ export function boxFunctions(
       return true;
     });
     if (!isNow && isToDevice) return CUDA_SUCCESS;
-    queues.waitUntil(() => outcome !== undefined);
+    queues.waitUntil(() => outcome !== undefined || queue.context.failure !== CUDA_SUCCESS);
     return outcome && kept === undefined ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   };
 

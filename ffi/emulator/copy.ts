@@ -67,7 +67,8 @@ export function copyFunctions(
       outcome = memory.copy(to, from, byteLength);
       return true;
     });
-    queues.waitUntil(() => outcome !== undefined);
+    // Where its context is lost before its turn, it never runs.
+    queues.waitUntil(() => outcome !== undefined || queue.context.failure !== CUDA_SUCCESS);
     return outcome ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   };
 

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { fork } from 'node:child_process';
 import { once } from 'node:events';
 import { test } from 'node:test';
-import { OUT0, OUT1, readInt32, readSize } from '../../../../ffi/arena.ts';
+import { BLOCK, OUT0, OUT1, readInt32, readSize } from '../../../../ffi/arena.ts';
 import type { CUdeviceptr, CUstream } from '../../../../ffi/types.ts';
 import { at, Emulated, hostWords, LEGACY, NON_BLOCKING, unmappedAddress } from './support.ts';
 
@@ -11,6 +11,7 @@ const EQ = 1;
 const AND = 2;
 const NOR = 3;
 const NOT_READY = 600;
+const LAUNCH_FAILED = 719;
 
 /** A stream that waits until `release` is called. */
 function held(emulated: Emulated, flags = 0): { stream: CUstream; release: () => void } {
@@ -70,6 +71,34 @@ test('work behind an unsatisfied wait stays queued, in order', () => {
   release();
   assert.equal(emulated.cu.cuStreamQuery(stream), 0);
   assert.equal(emulated.read(memory), 2);
+});
+
+test('work on what is unmapped before its turn ends the context, whichever work it is', () => {
+  const unit = 2 ** 21;
+  const kinds: readonly ((emulated: Emulated, memory: CUdeviceptr, stream: CUstream) => number)[] =
+    [
+      ({ cu }, memory, stream) => cu.cuMemsetD8Async(memory, 1, 64, stream),
+      ({ cu }, memory, stream) => cu.cuMemcpyDtoDAsync_v2(memory, at(memory, 64), 64, stream),
+      ({ cu }, memory, stream) => cu.cuStreamWriteValue64_v2(stream, memory, 1, 0),
+      ({ cu }, memory, stream) => cu.cuStreamWaitValue32_v2(stream, memory, 1, EQ),
+    ];
+  for (const queue of kinds) {
+    const emulated = Emulated.inContext();
+    const { cu } = emulated;
+    const { stream, release } = held(emulated, NON_BLOCKING);
+    const memory = emulated.reserve(unit);
+    const handle = emulated.createPhysical(unit);
+    emulated.ok(cu.cuMemMap(memory, unit, 0, handle, 0));
+    emulated.ok(emulated.setAccess(memory, unit, 3));
+    const plain = emulated.allocate(64);
+    emulated.ok(queue(emulated, memory, stream));
+    emulated.ok(cu.cuMemUnmap(memory, unit));
+    assert.equal(cu.cuStreamQuery(stream), NOT_READY);
+    assert.throws(release);
+    assert.equal(cu.cuStreamQuery(stream), LAUNCH_FAILED);
+    assert.equal(cu.cuMemAlloc_v2(OUT0, 64), LAUNCH_FAILED);
+    assert.equal(cu.cuMemcpyDtoH_v2(BLOCK, plain, 4), LAUNCH_FAILED);
+  }
 });
 
 test('each comparison of a value wait says what it should', () => {
