@@ -1,3 +1,4 @@
+import { mayBeMemory } from '../../ffi/driver-fd.ts';
 import { Context } from '../context.ts';
 import { type Device, devices } from '../device.ts';
 import { type IpcCause, IpcError } from '../errors.ts';
@@ -213,10 +214,14 @@ function fdObstacle(
   if (descriptor.kind === 'pool' && findPool(context, descriptor)) return undefined;
   const wanted =
     descriptor.kind === 'pool' ? 1 : descriptor.kind === 'virtual' ? descriptor.pieces.length : 0;
-  if (wanted === 0 || fds.length === wanted) return undefined;
+  const isComplete = fds.length === wanted;
+  if (wanted === 0 || (isComplete && fds.every(mayBeMemory))) return undefined;
+  const what = descriptor.kind === 'pool' ? 'a pool' : 'virtual memory';
   return {
     code: 'no-file-descriptor',
-    reason: `a descriptor of ${descriptor.kind === 'pool' ? 'a pool' : 'virtual memory'} needs ${wanted} file descriptors beside it, and ${fds.length} came`,
+    reason: isComplete
+      ? `what came beside a descriptor of ${what} is no file descriptor of the driver's`
+      : `a descriptor of ${what} needs ${wanted} file descriptors beside it, and ${fds.length} came`,
     remedy: 'Send it over a connection, or through a Unix socket together with them.',
   };
 }

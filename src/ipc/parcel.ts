@@ -120,8 +120,9 @@ export function discard(object: object): void {
 
 const isNoPool = (error: unknown): boolean =>
   error instanceof IpcError &&
-  error.cause instanceof CudaError &&
-  error.cause.call === 'cuMemPoolImportFromShareableHandle';
+  (error.code === 'no-file-descriptor' ||
+    (error.cause instanceof CudaError &&
+      error.cause.call === 'cuMemPoolImportFromShareableHandle'));
 
 /** Lets go of what a connection has kept: call it when that ends. */
 export function endSession(session: ParcelSession): void {

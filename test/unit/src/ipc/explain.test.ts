@@ -5,6 +5,7 @@ import { after, before, test } from 'node:test';
 import { BLOCK, writeBytes } from '../../../../ffi/arena.ts';
 import { deviceAttributes } from '../../../../ffi/attributes.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import { createMemfd } from '../../../../ffi/libc.ts';
 import { processStartTime } from '../../../../ffi/process.ts';
 import {
   Context,
@@ -49,7 +50,7 @@ function descriptors(fields: object = {}): Record<IpcDescriptor['kind'], IpcDesc
   ) as Record<IpcDescriptor['kind'], IpcDescriptor>;
 }
 
-const FD_STANDING_FOR_ONE = 0;
+const FD_STANDING_FOR_ONE = createMemfd('cuffi.stand-in', 0);
 const fdsFor = ({ kind }: IpcDescriptor): number[] =>
   kind === 'pool' || kind === 'virtual' ? [FD_STANDING_FOR_ONE] : [];
 

@@ -3,7 +3,9 @@ import { closeSync, openSync, readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import fc from 'fast-check';
 import { recordCalls } from '../../../../ffi/driver.ts';
-import { duplicateFd, isOpenFd } from '../../../../ffi/libc.ts';
+import { closeFd, createMemfd, duplicateFd, isOpenFd } from '../../../../ffi/libc.ts';
+import { createSealedMemfd } from '../../../../ffi/sealed.ts';
+import { socketPair } from '../../../../ffi/socket.ts';
 import {
   Context,
   CudaEvent,
@@ -279,6 +281,37 @@ test('descriptors are taken in every case, but where the arguments are wrong', (
   ])
     assert.throws(() => openIpc({}, options as unknown as OpenOptions), { name: 'TypeError' });
   closeSync(fd);
+});
+
+test('file descriptors of a wrong kind are refused before the driver is asked', () => {
+  emulate();
+  const { buffer } = sharedPool();
+  const parcels = [exportIpc(buffer), exportIpc(sharedMemory().buffer)];
+  const received = session();
+  for (const { descriptor, fds } of parcels)
+    for (const open of [
+      () => openSync('/dev/null', 'r+'),
+      () => openSync('/', 'r'),
+      () => createMemfd('other', 4096),
+      () => createSealedMemfd('points', 4096),
+      () => {
+        const [near, far] = socketPair();
+        closeFd(far);
+        return near;
+      },
+    ]) {
+      using recorder = recordCalls();
+      assert.throws(() => unpack(ofAnother(descriptor), fds.map(open), received), {
+        name: 'IpcError',
+        code: 'no-file-descriptor',
+        message: /no file descriptor of the driver/,
+      });
+      assert.deepEqual(
+        recorder.calls.filter(({ name }) => /Import/.test(name)),
+        [],
+      );
+    }
+  assert.equal(received.received.size, 0);
 });
 
 test('a sound but hostile descriptor opens within what it names, or is an error; nothing leaks', async () => {
