@@ -8,6 +8,7 @@ import { sealDescriptor } from '../../../../src/ipc/descriptor.ts';
 import { exporter } from '../../../../src/ipc/here.ts';
 import { getIpcHandle, openIpcBuffer } from '../../../../src/ipc/index.ts';
 import { type Mapping, MappingTable } from '../../../../src/ipc/mapping.ts';
+import { nextTurn } from '../../../../src/wait.ts';
 import { failing, keepingBooks } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { currentContext, emulate } from '../emulate.ts';
@@ -182,11 +183,10 @@ test('given up again while it waits, it stays mapped for the work of the later u
 test('a lender is told of one of two users when the work of that is done', async () => {
   emulate();
   const context = Context.primary();
-  using memory = DeviceBuffer.allocate(BYTE_LENGTH);
-  const table = new MappingTable(() => {}, { waits: true });
-  const [first, second] = [0, 1].map(() =>
-    table.use('name', 1, context, map(context, memory.address)),
-  );
+  const base = 4096 as CUdeviceptr;
+  const table = new MappingTable<Mapping>(() => {}, { waits: true });
+  const map = () => ({ context, resets: context.resets, base, byteLength: BYTE_LENGTH });
+  const [first, second] = [0, 1].map(() => table.use('name', 1, context, map));
   const told: string[] = [];
   {
     using latch = new Latch();
