@@ -193,7 +193,7 @@ test('a lender is told of one of two users when the work of that is done', async
     latch.hold(Stream.create({ nonBlocking: true }));
     first?.release(() => told.push('first'));
     await nextTurn();
-    assert.deepEqual(told, []);
+    assert.equal(told.length, 0);
   }
   await context.flush();
   assert.deepEqual(told, ['first']);
