@@ -129,6 +129,9 @@ export function sendMessage(
   return true;
 }
 
+/** Whether a socket says that its other end is there no more. */
+export const isGone = ({ code }: SystemError): boolean => code === 'EPIPE' || code === 'ECONNRESET';
+
 /**
  * The next message; undefined where none is there yet; `'end'` where the other end has closed and
  * all that it sent has been received.

@@ -1,25 +1,24 @@
-import { closeFd } from '../../../ffi/libc.ts';
-import { IpcError } from '../../errors.ts';
+import { readSync } from 'node:fs';
+import { closeFd, duplicateFd } from '../../../ffi/libc.ts';
+import { watchFd } from '../../../ffi/poll.ts';
 
 /** One who has something of the other end by way of this process. */
 export interface Adopted {
-  /** The number of the question. */
-  readonly number: number;
   readonly lease: number;
   readonly pid: number;
   readonly startTime: number;
 }
 
-interface Waiting extends Adopted {
-  readonly pipe: number;
+interface Unsaid extends Adopted {
+  readonly link: number;
 }
 
 /** What the other end is asked to keep for others too. */
 export class Adopting {
   readonly #changed: () => void;
-  readonly #answers = new Map<number, () => void>();
-  #unsaid: Waiting[] = [];
-  #next = 0;
+  /** Each ends the wait for an answer. */
+  readonly #waiting = new Set<() => void>();
+  #unsaid: Unsaid[] = [];
   #isOver = false;
 
   /** @param changed called when there is something to be told */
@@ -27,44 +26,66 @@ export class Adopting {
     this.#changed = changed;
   }
 
-  /** Whether an answer is to come. */
-  get isWaiting(): boolean {
-    return this.#answers.size > 0;
-  }
-
-  /** Resolves when the other end keeps it, or is not there to. The pipe is closed when it went out. */
-  ask(lease: number, pid: number, startTime: number, pipe: number): Promise<void> {
+  /**
+   * Resolves when the other end keeps it, or is not there to. It answers by the link, so that this
+   * does not wait for the values that come before: they may be more than are taken meanwhile.
+   *
+   * @param link the other end's end of it, closed when it went out
+   * @param ours the end that the third process gets, which stays its caller's
+   * @throws SystemError; the link is closed then, too
+   */
+  ask(lease: number, pid: number, startTime: number, link: number, ours: number): Promise<void> {
     if (this.#isOver) {
-      closeFd(pipe);
+      closeFd(link);
       return Promise.resolve();
     }
-    const number = this.#next;
-    this.#next += 1;
-    this.#unsaid.push({ number, lease, pid, startTime, pipe });
-    const answered = new Promise<void>((resolve) => this.#answers.set(number, resolve));
+    const answered = this.#answerBy(link, ours);
+    this.#unsaid.push({ lease, pid, startTime, link });
     this.#changed();
     return answered;
   }
 
   /** What is to be told: no more than go in one message. */
-  take(): Waiting[] {
+  take(): Unsaid[] {
     return this.#unsaid.splice(0, MAX_ADOPTED);
-  }
-
-  /** The other end keeps it. @throws IpcError for what it was not asked */
-  answered(number: number): void {
-    const resolve = this.#answers.get(number);
-    if (!resolve) throw new IpcError('something was adopted that nobody asked for');
-    this.#answers.delete(number);
-    resolve();
   }
 
   /** The other end answers no more. */
   end(): void {
     this.#isOver = true;
-    for (const { pipe } of this.#unsaid.splice(0)) closeFd(pipe);
-    for (const resolve of this.#answers.values()) resolve();
-    this.#answers.clear();
+    for (const { link } of this.#unsaid.splice(0)) closeFd(link);
+    for (const answered of this.#waiting) answered();
+  }
+
+  #answerBy(link: number, ours: number): Promise<void> {
+    let own: number;
+    try {
+      own = duplicateFd(ours);
+    } catch (error) {
+      closeFd(link);
+      throw error;
+    }
+    return new Promise((resolve) => {
+      const answered = (): void => {
+        this.#waiting.delete(answered);
+        watch.close();
+        takeAnswer(own);
+        closeFd(own);
+        resolve();
+      };
+      const watch = watchFd(own, { readable: true }, answered);
+      watch.unref();
+      this.#waiting.add(answered);
+    });
+  }
+}
+
+/** So that it does not go on to the third process. */
+function takeAnswer(fd: number): void {
+  try {
+    readSync(fd, new Uint8Array(1));
+  } catch {
+    // It did not come, as the other end is gone, or ends without.
   }
 }
 

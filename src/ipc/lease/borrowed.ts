@@ -7,6 +7,7 @@ import type { Loan } from '../loan.ts';
 import type { Returned } from '../peer/tail.ts';
 import type { Ordering } from '../points/ordering.ts';
 import type { Point } from '../points/point.ts';
+import type { Adopting } from './adopting.ts';
 import { leaseBook } from './lease-book.ts';
 import { rememberLender } from './passing.ts';
 import { bufferOf, isImported } from './shared-object.ts';
@@ -18,7 +19,7 @@ const MAX_POINTS = 1024;
 /** The other end, as the lender of what it has lent by number. */
 interface LeaseLender {
   readonly pid: number;
-  adopt(lease: number, pid: number, startTime: number, pipe: number): Promise<void>;
+  adopt(...asked: Parameters<Adopting['ask']>): Promise<void>;
 }
 
 /** What the other end of one connection has lent to this process, by number. */
@@ -26,7 +27,7 @@ export class Borrowed {
   readonly #ordering: Ordering;
   readonly #lender: LeaseLender;
   readonly #changed: () => void;
-  readonly #pipes = new Map<number, number>();
+  readonly #links = new Map<number, number>();
   /** What is open here: nothing keeps it alive but its users. */
   readonly #open = new Map<number, WeakRef<Resource> | undefined>();
   #next = 0;
@@ -80,22 +81,22 @@ export class Borrowed {
     if (!isImported(object)) return;
     rememberLender(buffer?.whole ?? object, {
       pid: this.#lender.pid,
-      adopt: (pid, startTime, pipe) => this.#lender.adopt(id, pid, startTime, pipe),
+      adopt: (...asked) => this.#lender.adopt(id, ...asked),
     });
   }
 
-  /** The maker of an object sees by a pipe that it is given back. */
-  keepPipe(id: number, pipe: number): void {
-    if (this.#open.has(id)) this.#pipes.set(id, pipe);
-    else closeFd(pipe);
+  /** The maker of an object sees by its link that it is given back. */
+  keepLink(id: number, link: number): void {
+    if (this.#open.has(id)) this.#links.set(id, link);
+    else closeFd(link);
   }
 
   /** Nothing here reaches it. The second time does nothing. */
   giveBack(id: number): void {
     if (!this.#open.delete(id)) return;
-    const pipe = this.#pipes.get(id);
-    this.#pipes.delete(id);
-    if (pipe !== undefined) closeFd(pipe);
+    const link = this.#links.get(id);
+    this.#links.delete(id);
+    if (link !== undefined) closeFd(link);
     const last = this.#returned.at(-1);
     if (last?.lease === id) this.#returned.pop();
     this.#returned.push({ lease: id, isOver: true, points: last?.lease === id ? last.points : [] });

@@ -1,5 +1,6 @@
-import { closeFd, openPipe } from '../../../ffi/libc.ts';
+import { closeFd } from '../../../ffi/libc.ts';
 import { processStartTime } from '../../../ffi/process.ts';
+import { socketPair } from '../../../ffi/socket.ts';
 import type { Shareable } from '../export.ts';
 import type { PeerProcess } from './peer-process.ts';
 import { ownerOf } from './shared-object.ts';
@@ -11,9 +12,10 @@ export interface Lender {
   /**
    * Has it keep the object for another process too; resolves when it does, or is gone.
    *
-   * @param pipe is the lender's from now on
+   * @param link the lender's end, which is the callee's from now on
+   * @param ours the other process's, which stays the caller's
    */
-  adopt(pid: number, startTime: number, pipe: number): Promise<void>;
+  adopt(pid: number, startTime: number, link: number, ours: number): Promise<void>;
 }
 
 const lenders = new WeakMap<object, Lender>();
@@ -27,13 +29,13 @@ export function rememberLender(object: object, lender: Lender): void {
 export interface Passing {
   /** Which of the objects they are. */
   readonly kept: readonly number[];
-  /** The ends for writing of their pipes, for the third process: whoever calls closes these. */
-  readonly pipes: readonly number[];
-  /** When all lenders know of it; undefined where there are none. */
+  /** Of the link of each to its maker the end for the third process: whoever calls closes these. */
+  readonly links: readonly number[];
+  /** When all lenders keep it; undefined where there are none. */
   readonly agreed: Promise<unknown> | undefined;
 }
 
-const nothing: Passing = { kept: [], pipes: [], agreed: undefined };
+const nothing: Passing = { kept: [], links: [], agreed: undefined };
 
 /** Asks the lenders of what goes to a process. @throws SystemError */
 export function passOn(objects: readonly Shareable[], to: PeerProcess): Passing {
@@ -43,17 +45,17 @@ export function passOn(objects: readonly Shareable[], to: PeerProcess): Passing 
   const kept = lent.flatMap((lender, at) => (lender && lender.pid !== to.pid ? [at] : []));
   if (kept.length === 0) return nothing;
   const startTime = processStartTime(to.pid) ?? 0;
-  const pipes: number[] = [];
+  const links: number[] = [];
   const answers: Promise<void>[] = [];
   try {
     for (const at of kept) {
-      const [reading, writing] = openPipe();
-      pipes.push(writing);
-      answers.push((lent[at] as Lender).adopt(to.pid, startTime, reading));
+      const [theirs, ours] = socketPair();
+      links.push(ours);
+      answers.push((lent[at] as Lender).adopt(to.pid, startTime, theirs, ours));
     }
   } catch (error) {
-    pipes.forEach(closeFd);
+    links.forEach(closeFd);
     throw error;
   }
-  return { kept, pipes, agreed: Promise.all(answers) };
+  return { kept, links, agreed: Promise.all(answers) };
 }

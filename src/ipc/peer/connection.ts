@@ -1,4 +1,5 @@
 import { closeFd, type SystemError } from '../../../ffi/libc.ts';
+import { isGone } from '../../../ffi/socket.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
@@ -12,7 +13,7 @@ import { openArrival } from './open.ts';
 import { PacketKind } from './packet.ts';
 import { Sending } from './sending.ts';
 import { Session } from './session.ts';
-import { isGone, Wire, type WireUser } from './wire.ts';
+import { Wire, type WireUser } from './wire.ts';
 
 /** One end of a connection: the values that came, and those that are to go. */
 export class Connection implements WireUser {
@@ -113,10 +114,7 @@ export class Connection implements WireUser {
   /** As {@link WireUser}. */
   wantsMore(): boolean {
     if (this.#hearing.isStalled) return false;
-    // What a value here waits for comes behind those that nobody takes.
-    const { isFull, isOverfull } = this.#inbox;
-    const hasEnough = this.#session.adopting.isWaiting ? isOverfull : isFull;
-    if (this.#end === undefined && hasEnough) this.#isPaused = true;
+    if (this.#end === undefined && this.#inbox.isFull) this.#isPaused = true;
     return !this.#isPaused;
   }
 
@@ -205,10 +203,6 @@ export class Connection implements WireUser {
   #tellNews(): void {
     clearImmediate(this.#telling);
     this.#telling = undefined;
-    if (this.#isPaused && this.#session.adopting.isWaiting) {
-      this.#isPaused = false;
-      this.#wire.resume();
-    }
     // What waits to go out takes it along, or is followed by it.
     if (!this.#wire.isOpen || !this.#wire.outbox.isEmpty) return;
     this.#news.post(false);

@@ -47,7 +47,7 @@ export function decodeValue(
   if (hasPage || isBye || adopt.length > 0)
     throw new IpcError('news that comes by itself came with a value');
   if (kept.some((slot, at) => slot >= decoded.slots.length || slot <= (kept[at - 1] ?? -1)))
-    throw new IpcError('a pipe came for an object that the value does not have');
+    throw new IpcError('a link came for an object that the value does not have');
   if (expected + kept.length !== fdCount)
     throw new IpcError(
       `${fdCount} file descriptors came with a value that has ${expected + kept.length}`,

@@ -1,9 +1,4 @@
-import {
-  MAX_UNSENT_BYTE_LENGTH,
-  MAX_UNSENT_VALUES,
-  MAX_WAITING_BYTE_LENGTH,
-  MAX_WAITING_VALUES,
-} from './limits.ts';
+import { MAX_WAITING_BYTE_LENGTH, MAX_WAITING_VALUES } from './limits.ts';
 import { type Arrival, closeObjects, type ReceivedValue } from './open.ts';
 
 interface Kept {
@@ -31,14 +26,6 @@ export class Inbox {
   /** Whether the other end should wait before it sends more. */
   get isFull(): boolean {
     return this.#kept.length >= MAX_WAITING_VALUES || this.#byteLength >= MAX_WAITING_BYTE_LENGTH;
-  }
-
-  /** Whether it holds all that a sender of good will can have had waiting, too. */
-  get isOverfull(): boolean {
-    return (
-      this.#kept.length >= MAX_WAITING_VALUES + MAX_UNSENT_VALUES ||
-      this.#byteLength >= MAX_WAITING_BYTE_LENGTH + MAX_UNSENT_BYTE_LENGTH
-    );
   }
 
   /** Whether so little is left that more may come. */

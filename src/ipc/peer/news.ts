@@ -43,16 +43,16 @@ export class News {
     }
   }
 
-  /** Each with its pipe. */
+  /** Each with its link. */
   #tellAdoptions(): void {
     for (;;) {
       const adopt = this.#session.adopting.take();
       if (adopt.length === 0) return;
-      const pipes = adopt.map(({ pipe }) => pipe);
+      const links = adopt.map(({ link }) => link);
       try {
-        this.#postTail({ ...this.#session.takeNews([]), adopt }, pipes);
+        this.#postTail({ ...this.#session.takeNews([]), adopt }, links);
       } finally {
-        pipes.forEach(closeFd);
+        links.forEach(closeFd);
       }
     }
   }

@@ -43,10 +43,10 @@ function openValue(
   const { borrowed } = session;
   const first = borrowed.number(slots.length);
   // Before anything can fail: what is not opened is given back by them.
-  const pipes = fds.slice(fds.length - tail.kept.length);
+  const links = fds.slice(fds.length - tail.kept.length);
   for (const [at, slot] of tail.kept.entries())
-    borrowed.keepPipe(first + slot, pipes[at] as number);
-  const own = fds.slice(0, fds.length - pipes.length);
+    borrowed.keepLink(first + slot, links[at] as number);
+  const own = fds.slice(0, fds.length - links.length);
   const objects: object[] = [];
   let used = 0;
   try {

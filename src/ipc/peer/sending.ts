@@ -61,9 +61,9 @@ export class Sending {
     this.#sender.requireOpen();
     const session = this.#session;
     const points = session.readyPoints(objects, stream);
-    const { kept, pipes, agreed } = passOn(objects, session.process);
+    const { kept, links, agreed } = passOn(objects, session.process);
     try {
-      const all = pipes.length > 0 ? [...fds, ...pipes] : fds;
+      const all = links.length > 0 ? [...fds, ...links] : fds;
       checkFdCount(all.length);
       // The last that can fail while the other end lives: leases are numbered as they go out.
       const leases = session.lent.lend(objects, stream);
@@ -78,7 +78,7 @@ export class Sending {
         throw error instanceof SystemError ? this.#sender.failed(error) : error;
       }
     } finally {
-      pipes.forEach(closeFd);
+      links.forEach(closeFd);
     }
   }
 }

@@ -23,7 +23,7 @@ const none: readonly never[] = [];
 const takeFrom = <T>(list: T[]): readonly T[] =>
   list.length === 0 ? none : list.splice(0, MAX_NUMBERS);
 
-/** Each has a pipe here. */
+/** Each has a link here. */
 const MAX_ADOPTIONS = 1024;
 
 /**
@@ -42,8 +42,6 @@ export class Session implements ParcelSession {
   readonly #graceMs: number;
   readonly #revoked: number[] = [];
   readonly #forgotten: string[] = [];
-  /** The questions that are answered: what is kept for third processes. */
-  readonly #adopted: number[] = [];
   #adoptions = 0;
   #watchNoMore: (() => void) | undefined;
   #unreached = 0;
@@ -83,7 +81,7 @@ export class Session implements ParcelSession {
 
   /** How much waits to be told to the other end. */
   get untold(): number {
-    return this.borrowed.untold + this.#adopted.length + this.#forgotten.length;
+    return this.borrowed.untold + this.#forgotten.length;
   }
 
   /** Whether the other process is gone, and nothing of it comes any more. */
@@ -133,7 +131,6 @@ export class Session implements ParcelSession {
       returned: this.borrowed.takeReturned(),
       revoked: takeFrom(this.#revoked),
       adopt: none,
-      adopted: takeFrom(this.#adopted),
       kept: none,
       isBye,
       forgotten: takeFrom(this.#forgotten),
@@ -147,7 +144,7 @@ export class Session implements ParcelSession {
    * @throws IpcError for what cannot be
    */
   hear(
-    { hasPage, returned, revoked, adopt, adopted, forgotten }: Tail,
+    { hasPage, returned, revoked, adopt, forgotten }: Tail,
     fds: readonly number[],
   ): readonly Point[] {
     if (hasPage) this.ordering.acceptPage(fds[0] as number);
@@ -155,7 +152,6 @@ export class Session implements ParcelSession {
     else this.#adopt(adopt, fds);
     // Of one that is gone all is given back already.
     if (this.#isGone) return [];
-    for (const number of adopted) this.adopting.answered(number);
     const left: Point[] = [];
     for (const { lease: id, isOver, points } of returned) {
       const lease = this.lent.find(id);
@@ -170,27 +166,25 @@ export class Session implements ParcelSession {
   }
 
   /** Keeps what the other end has for those whom it passes that on to. @throws IpcError */
-  #adopt(asked: readonly Adopted[], pipes: readonly number[]): void {
-    for (const [at, { number, lease: id, pid, startTime }] of asked.entries()) {
-      const pipe = pipes[at] as number;
-      const rest = (): void => pipes.slice(at + 1).forEach(closeFd);
+  #adopt(asked: readonly Adopted[], links: readonly number[]): void {
+    for (const [at, adopted] of asked.entries()) {
       try {
-        if (this.#adoptions >= MAX_ADOPTIONS)
-          throw new IpcError(`more than ${MAX_ADOPTIONS} things of this process were passed on`);
-        const lease = this.lent.find(id);
-        this.#adoptions += 1;
-        const over = (): void => {
-          this.#adoptions -= 1;
-        };
-        new Adoption(lease, { pid, startTime }, pipe, this.#graceMs, over);
+        this.#adoptOne(adopted, links[at] as number);
       } catch (error) {
-        closeFd(pipe);
-        rest();
+        links.slice(at).forEach(closeFd);
         throw error;
       }
-      this.#adopted.push(number);
     }
-    if (asked.length > 0) this.onNews?.();
+  }
+
+  /** @param link stays its caller's where this throws */
+  #adoptOne({ lease, pid, startTime }: Adopted, link: number): void {
+    if (this.#adoptions >= MAX_ADOPTIONS)
+      throw new IpcError(`more than ${MAX_ADOPTIONS} things of this process were passed on`);
+    new Adoption(this.lent.find(lease), { pid, startTime }, link, this.#graceMs, () => {
+      this.#adoptions -= 1;
+    });
+    this.#adoptions += 1;
   }
 
   /** Resolves when points of the other process are reached, or it is gone. */

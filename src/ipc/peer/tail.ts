@@ -25,11 +25,9 @@ export interface Tail {
   readonly returned: readonly Returned[];
   /** The leases of the sender that are not to be used any more. */
   readonly revoked: readonly number[];
-  /** What the receiver of this is asked to keep for others too, a pipe with each. */
+  /** What the receiver of this is asked to keep for others too, a link with each. */
   readonly adopt: readonly Adopted[];
-  /** The numbers of what the sender keeps so. */
-  readonly adopted: readonly number[];
-  /** Which objects of the value have a pipe: behind the file descriptors of all. */
+  /** Which objects of the value have a link: behind the file descriptors of all. */
   readonly kept: readonly number[];
   /** Whether the sender has no more values, and wants none. */
   readonly isBye: boolean;
@@ -43,7 +41,6 @@ const emptyTail: Tail = {
   returned: [],
   revoked: [],
   adopt: [],
-  adopted: [],
   kept: [],
   isBye: false,
   forgotten: [],
@@ -51,8 +48,8 @@ const emptyTail: Tail = {
 
 /** Whether there is nothing to take in, or to tell. */
 export const isNothing = (tail: Tail): boolean => {
-  const { hasPage, returned, revoked, adopt, adopted, isBye, forgotten } = tail;
-  const entries = returned.length + revoked.length + adopt.length + adopted.length;
+  const { hasPage, returned, revoked, adopt, isBye, forgotten } = tail;
+  const entries = returned.length + revoked.length + adopt.length;
   return !hasPage && !isBye && entries + forgotten.length === 0;
 };
 
@@ -63,9 +60,8 @@ const Mark = {
   revoked: 4,
   bye: 5,
   adopt: 6,
-  adopted: 7,
-  kept: 8,
-  forgotten: 9,
+  kept: 7,
+  forgotten: 8,
 } as const;
 /** The most points of one list: a word each. */
 const MAX_POINTS = SLOT_COUNT;
@@ -111,17 +107,13 @@ export function writeTail(to: ByteWriter, tail: Tail): void {
   if (tail.adopt.length > 0) {
     to.uint8(Mark.adopt);
     to.length(tail.adopt.length);
-    for (const { number, lease, pid, startTime } of tail.adopt)
-      for (const value of [number, lease, pid, startTime]) to.float64(value);
+    for (const { lease, pid, startTime } of tail.adopt)
+      for (const value of [lease, pid, startTime]) to.float64(value);
   }
-  for (const [mark, values] of [
-    [Mark.adopted, tail.adopted],
-    [Mark.kept, tail.kept],
-  ] as const) {
-    if (values.length === 0) continue;
-    to.uint8(mark);
-    to.length(values.length);
-    for (const value of values) to.float64(value);
+  if (tail.kept.length > 0) {
+    to.uint8(Mark.kept);
+    to.length(tail.kept.length);
+    for (const at of tail.kept) to.float64(at);
   }
   if (tail.forgotten.length > 0) {
     to.uint8(Mark.forgotten);
@@ -140,7 +132,6 @@ export function readTail(from: ByteReader): Tail {
   let returned: readonly Returned[] = [];
   let revoked: readonly number[] = [];
   let adopt: readonly Adopted[] = [];
-  let adopted: readonly number[] = [];
   let kept: readonly number[] = [];
   let forgotten: readonly string[] = [];
   while (from.left > 0) {
@@ -152,14 +143,13 @@ export function readTail(from: ByteReader): Tail {
     else if (mark === Mark.returned) returned = readList(from, 10, () => readReturned(from));
     else if (mark === Mark.revoked) revoked = readList(from, 8, () => readLease(from));
     else if (mark === Mark.bye) isBye = true;
-    else if (mark === Mark.adopt) adopt = readList(from, 32, () => readAdopted(from));
-    else if (mark === Mark.adopted) adopted = readList(from, 8, () => readCount(from, 0));
+    else if (mark === Mark.adopt) adopt = readList(from, 24, () => readAdopted(from));
     else if (mark === Mark.kept) kept = readList(from, 8, () => readCount(from, 0));
     else if (mark === Mark.forgotten)
       forgotten = readList(from, POOL_ID_BYTES, () => from.view(POOL_ID_BYTES).toString('hex'));
     else throw new IpcError(`the byte ${mark} says nothing behind a value`);
   }
-  return { hasPage, points, returned, revoked, isBye, adopt, adopted, kept, forgotten };
+  return { hasPage, points, returned, revoked, isBye, adopt, kept, forgotten };
 }
 
 function writePoints(to: ByteWriter, points: readonly Point[]): void {
@@ -183,8 +173,7 @@ function readPoints(from: ByteReader): Point[] {
 }
 
 function readAdopted(from: ByteReader): Adopted {
-  const [number, lease, pid, startTime] = [0, 0, 0, 0].map((least) => readCount(from, least));
-  return { number, lease, pid, startTime } as Adopted;
+  return { lease: readLease(from), pid: readCount(from, 0), startTime: readCount(from, 0) };
 }
 
 function readReturned(from: ByteReader): Returned {

@@ -1,6 +1,6 @@
 import { closeFd, SystemError } from '../../../ffi/libc.ts';
 import { type FdWatch, type Readiness, watchFd } from '../../../ffi/poll.ts';
-import { takeMessage } from '../../../ffi/socket.ts';
+import { isGone, takeMessage } from '../../../ffi/socket.ts';
 import { type Arrived, Assembly } from './assembly.ts';
 import { Outbox } from './outbox.ts';
 import type { PacketKind } from './packet.ts';
@@ -188,9 +188,6 @@ export class Wire {
     if (!this.#isReferenced) this.#watch.unref();
   }
 }
-
-/** Whether a socket says that its other end is there no more. */
-export const isGone = ({ code }: SystemError): boolean => code === 'EPIPE' || code === 'ECONNRESET';
 
 function receive(fd: number): ReturnType<typeof takeMessage> {
   try {
