@@ -114,7 +114,11 @@ export async function countingTransfer(copy: () => Promise<void>): Promise<void>
  * freed in the order of that stream may be what they copy from or to.
  */
 export function holdUpForTransfers(context: Context, stream: CUstream): void {
-  if (underWay === 0) return;
+  if (underWay > 0) holdUp(context, stream);
+}
+
+// Apart, as what `using` needs would be set up at every call.
+function holdUp(context: Context, stream: CUstream): void {
   const transfers = transferStream(context);
   if (isReady(cu.cuStreamQuery(transfers), 'cuStreamQuery')) return;
   using mark = new Mark(context);
