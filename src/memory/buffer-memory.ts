@@ -44,7 +44,7 @@ export abstract class BufferMemory extends Resource {
     this.#isOrphan = init.isOrphan;
   }
 
-  /** The buffer that this one is a view of. */
+  /** @internal The buffer that this one is a view of. */
   protected get viewOf(): DeviceBuffer | undefined {
     return this.#viewOf;
   }
@@ -125,7 +125,7 @@ export abstract class BufferMemory extends Resource {
     return this.#borders ? cutsWithin(this.#borders(), this.#address, this.byteLength) : [];
   }
 
-  /** What a view of it is made of, as a part of `whole`. */
+  /** @internal What a view of it is made of, as a part of `whole`. */
   protected partOf(whole: DeviceBuffer, begin: number, end: number, access: Access): BufferInit {
     return {
       context: this.context,
@@ -139,7 +139,7 @@ export abstract class BufferMemory extends Resource {
     };
   }
 
-  /** What a buffer is made of that owns what this one did, which is closed by it. @throws CuffiError */
+  /** @internal What a buffer is made of that owns what this one did, closed by it. @throws CuffiError */
   protected takenOver(): BufferInit {
     const { owner, release } = this.handOver('its memory was moved to another buffer');
     return {
