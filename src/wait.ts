@@ -136,8 +136,8 @@ export function waitUntil(
       reject: settle<unknown>(reject),
       keepAlive: true,
       turns: 0,
-      // A timer may end a period late.
-      eagerFrom: expected ? now + expected.earliestMs - PERIOD_MS : 0,
+      // The last timer before may be set a moment too early for this, and end late itself.
+      eagerFrom: expected ? now + expected.earliestMs - 2 * PERIOD_MS : 0,
       eagerUntil: expected ? now + expected.latestMs : 0,
     };
     signal?.addEventListener('abort', abort, { once: true });
