@@ -1,5 +1,5 @@
 import { inspect } from 'node:util';
-import { OUT0, OUT1, OUT3, readHandle, readInt32 } from '../ffi/arena.ts';
+import { OUT3 } from '../ffi/arena.ts';
 import { CU_STREAM_LEGACY } from '../ffi/constants.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
 import type { CUcontext, CUstream } from '../ffi/types.ts';
@@ -7,11 +7,11 @@ import { Activity } from './activity.ts';
 import { checkInstance, checkInteger } from './arguments.ts';
 import { refuseInCapture } from './capture.ts';
 import { check, isReady } from './check.ts';
+import * as driver from './context-driver.ts';
 import { type ContextMemory, serveContext } from './context-memory.ts';
 import { closeForReset } from './context-reset.ts';
 import { ContextState } from './context-state.ts';
 import { Device } from './device.ts';
-import { initialize } from './driver.ts';
 import { NotSupportedError } from './errors.ts';
 import { PeerAccess } from './peer-access.ts';
 import { ReleaseQueue } from './release.ts';
@@ -82,10 +82,8 @@ export class Context extends ContextState {
 
   /** The context that is current on this thread, made by whomever; undefined where none is. */
   static current(): Context | undefined {
-    initialize();
-    check(cu.cuCtxGetCurrent(OUT0), 'cuCtxGetCurrent');
-    const handle = readHandle<CUcontext>(OUT0);
-    return handle === 0 ? undefined : Context.fromHandle(handle);
+    const handle = driver.currentHandle();
+    return handle === undefined ? undefined : Context.fromHandle(handle);
   }
 
   /**
@@ -94,18 +92,8 @@ export class Context extends ContextState {
    */
   static fromHandle(handle: number): Context {
     const theirs = checkInteger(handle, 'handle', 1) as CUcontext;
-    initialize();
-    check(
-      cu.cuCtxPushCurrent_v2(theirs),
-      'cuCtxPushCurrent_v2',
-      () => `borrowing context ${theirs}`,
-    );
-    const status = cu.cuCtxGetDevice(OUT0);
-    const ordinal = readInt32(OUT0);
-    check(cu.cuCtxPopCurrent_v2(OUT3), 'cuCtxPopCurrent_v2');
-    check(status, 'cuCtxGetDevice');
-    const device = Device.get(ordinal);
-    return isPrimary(device, theirs) ? Context.primary(device) : new Context(device, theirs);
+    const device = driver.deviceOf(theirs);
+    return driver.isPrimary(device, theirs) ? Context.primary(device) : new Context(device, theirs);
   }
 
   /** @internal The context that options name; by default the primary one of device 0. */
@@ -117,15 +105,7 @@ export class Context extends ContextState {
 
   /** The driver's handle; a primary context is retained by asking for it. */
   get handle(): CUcontext {
-    if (this.#handle === undefined) {
-      const device = this.device.handle;
-      check(
-        cu.cuDevicePrimaryCtxRetain(OUT0, device),
-        'cuDevicePrimaryCtxRetain',
-        () => `opening the primary context of ${this.device}`,
-      );
-      this.#handle = readHandle<CUcontext>(OUT0, () => cu.cuDevicePrimaryCtxRelease_v2(device));
-    }
+    if (this.#handle === undefined) this.#handle = driver.retainPrimary(this.device);
     return this.#handle;
   }
 
@@ -268,11 +248,9 @@ export class Context extends ContextState {
     this.resources.abandonAll(reason);
     this.releases.clear();
     this.activity.clear();
-    const device = this.device.handle;
-    const released = this.#handle === undefined ? 0 : cu.cuDevicePrimaryCtxRelease_v2(device);
+    const isRetained = this.#handle !== undefined;
     this.#handle = undefined;
-    check(cu.cuDevicePrimaryCtxReset_v2(device), 'cuDevicePrimaryCtxReset_v2');
-    check(released, 'cuDevicePrimaryCtxRelease_v2');
+    driver.resetPrimary(this.device, isRetained);
   }
 
   override toString(): string {
@@ -289,14 +267,4 @@ export class Context extends ContextState {
         'a borrowed context belongs to another library: it is not reset from here',
       );
   }
-}
-
-/** Whether a context is the primary one of its device, whoever retained it. */
-function isPrimary(device: Device, handle: CUcontext): boolean {
-  check(cu.cuDevicePrimaryCtxGetState(device.handle, OUT0, OUT1), 'cuDevicePrimaryCtxGetState');
-  if (readInt32(OUT1) === 0) return false;
-  check(cu.cuDevicePrimaryCtxRetain(OUT0, device.handle), 'cuDevicePrimaryCtxRetain');
-  const primary = readHandle<CUcontext>(OUT0);
-  check(cu.cuDevicePrimaryCtxRelease_v2(device.handle), 'cuDevicePrimaryCtxRelease_v2');
-  return primary === handle;
 }

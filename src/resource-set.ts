@@ -26,6 +26,25 @@ export interface Entry {
   newer: Entry | undefined;
 }
 
+/** An entry of what is being opened; it is in no set yet. */
+export const newEntry = (
+  kind: string,
+  owner: ResourceSet | undefined,
+  release: (() => void) | undefined,
+  opened: string | undefined,
+): Entry => ({
+  kind,
+  release,
+  owner,
+  generation: owner?.generation ?? 0,
+  opened,
+  closed: false,
+  holders: undefined,
+  reason: undefined,
+  older: undefined,
+  newer: undefined,
+});
+
 /** Whether it is gone with its owner: the driver has released it. */
 export const isAbandoned = ({ owner, generation }: Entry): boolean =>
   owner !== undefined && owner.generation !== generation;
@@ -125,18 +144,8 @@ export class ResourceSet {
   }
 
   #list(): void {
-    const standIn: Entry = {
-      kind: 'ResourceSet',
-      release: () => this.closeAll(standIn.reason ?? 'its owner was closed'),
-      owner: this.#within,
-      generation: this.generation,
-      opened: undefined,
-      closed: false,
-      holders: undefined,
-      reason: undefined,
-      older: undefined,
-      newer: undefined,
-    };
+    const closeAll = (): void => this.closeAll(standIn.reason ?? 'its owner was closed');
+    const standIn = newEntry('ResourceSet', this.#within, closeAll, undefined);
     this.#standIn = standIn;
     this.#within?.add(standIn);
   }

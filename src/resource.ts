@@ -9,6 +9,7 @@ import {
   isClosed,
   isHeld,
   letGo,
+  newEntry,
   type ResourceSet,
 } from './resource-set.ts';
 
@@ -89,18 +90,8 @@ export abstract class Resource implements Disposable {
 
   protected constructor(kind: string, { owner, release }: ResourceInit) {
     this.#kind = kind;
-    this.#entry = {
-      kind,
-      release,
-      owner,
-      generation: owner?.generation ?? 0,
-      opened: tracing ? new Error('opened').stack?.split('\n').slice(3).join('\n') : undefined,
-      closed: false,
-      holders: undefined,
-      reason: undefined,
-      older: undefined,
-      newer: undefined,
-    };
+    const opened = tracing ? new Error('opened').stack?.split('\n').slice(3).join('\n') : undefined;
+    this.#entry = newEntry(kind, owner, release, opened);
     // What owns nothing needs no list: it is gone with its object.
     if (!release) return;
     owner?.add(this.#entry);

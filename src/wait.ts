@@ -1,6 +1,7 @@
 /**
  * Waiting without blocking: the one poller behind every awaited wait. It asks at each turn of the
- * event loop for a short while, then once a millisecond, however many waits there are.
+ * event loop for a short while, and around the expected end; else once a millisecond, however many
+ * waits there are.
  */
 
 import { checkInstance, checkOptions } from './arguments.ts';
@@ -13,8 +14,15 @@ interface Wait {
   readonly keepAlive: boolean;
   /** How often it was asked. */
   turns: number;
-  /** Until when it is asked at each turn, however often that was. */
+  /** From when until when it is asked at each turn, however often that was. */
+  readonly eagerFrom: number;
   readonly eagerUntil: number;
+}
+
+/** When a wait is expected to end, from its beginning. */
+export interface ExpectedEnd {
+  readonly earliestMs: number;
+  readonly latestMs: number;
 }
 
 /** How a wait may be given up. */
@@ -39,7 +47,7 @@ let kept = 0;
 let sweptAt = 0;
 
 const isEager = (wait: Wait, now: number): boolean =>
-  wait.turns < EAGER_TURNS || now < wait.eagerUntil;
+  wait.turns < EAGER_TURNS || (wait.eagerFrom <= now && now < wait.eagerUntil);
 
 function schedule(soon: boolean): void {
   if (soon) {
@@ -96,12 +104,13 @@ function remove(wait: Wait): void {
  * Resolves when `poll` answers true, and rejects with what it throws. The process stays alive
  * meanwhile. `poll` is asked once at once: what is done already costs no turn.
  *
- * @param expectedMs how long it takes, where that is known: so long it is asked at each turn
+ * @param expected where the end is known about: from its earliest to its latest it is asked at each
+ * turn
  */
 export function waitUntil(
   poll: () => boolean,
   options: WaitOptions = {},
-  expectedMs = 0,
+  expected?: ExpectedEnd,
 ): Promise<void> {
   const { signal } = checkSignal(checkOptions(options, ['signal'], 'waiting').signal);
   return new Promise((resolve, reject) => {
@@ -110,6 +119,7 @@ export function waitUntil(
       resolve();
       return;
     }
+    const now = expected ? performance.now() : 0;
     const abort = (): void => {
       remove(wait);
       reject(signal?.reason);
@@ -126,7 +136,9 @@ export function waitUntil(
       reject: settle<unknown>(reject),
       keepAlive: true,
       turns: 0,
-      eagerUntil: expectedMs > 0 ? performance.now() + expectedMs : 0,
+      // The last timer before may be set a moment too early for this, and end late itself.
+      eagerFrom: expected ? now + expected.earliestMs - 2 * PERIOD_MS : 0,
+      eagerUntil: expected ? now + expected.latestMs : 0,
     };
     signal?.addEventListener('abort', abort, { once: true });
     add(wait);
@@ -135,7 +147,8 @@ export function waitUntil(
 
 /** Asks `poll` until it answers true, without keeping the process alive. It must not throw. */
 export function pollInBackground(poll: () => boolean): void {
-  add({ poll, resolve() {}, reject() {}, keepAlive: false, turns: 0, eagerUntil: 0 });
+  const nobody = { resolve() {}, reject() {} };
+  add({ poll, ...nobody, keepAlive: false, turns: 0, eagerFrom: 0, eagerUntil: 0 });
 }
 
 /** One turn of the event loop. */

@@ -1,9 +1,10 @@
 /** Arrays over memory that others own, by its address. */
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { checkInteger } from '../arguments.ts';
+import { checkInteger, checkOptions } from '../arguments.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import type { Dtype } from '../dtype.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
+import { streamOf } from '../memory/buffer-copies.ts';
 import type { StreamOption } from '../memory/buffer-options.ts';
 import { held } from '../memory/held.ts';
 import { deviceOfPointer } from '../memory/pointer-device.ts';
@@ -29,6 +30,24 @@ export interface Borrowed<D extends Dtype> {
   readonly layout: Layout;
   readonly dtype: D;
   readonly readOnly: boolean;
+}
+
+/** The options of `call`, checked. */
+export function checkBorrow(
+  options: BorrowOptions | undefined,
+  call: string,
+): {
+  readonly owner: unknown;
+  /** Where the work on the array goes. */
+  readonly consumer: Stream | undefined;
+  readonly place: PlaceOptions;
+} {
+  const { owner, stream, ...place } = checkOptions(
+    options,
+    ['owner', 'stream', 'context', 'device'],
+    call,
+  );
+  return { owner, consumer: streamOf(stream), place };
 }
 
 /** By what is given away of an array: its memory. */
@@ -92,5 +111,5 @@ export function keepMemory<T extends object>(given: T, { buffer }: DeviceArray):
 }
 
 /** What a borrowed array keeps: the owner that is named, else the memory behind `given`, or itself. */
-export const ownerOf = (given: object, { owner }: BorrowOptions): unknown =>
+export const ownerOf = (given: object, owner: unknown): unknown =>
   held(owner ?? undefined) ?? memories.get(given) ?? given;

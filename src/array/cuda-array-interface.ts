@@ -12,6 +12,7 @@ import {
   type Borrowed,
   type BorrowOptions,
   borrow,
+  checkBorrow,
   contextOf,
   keepMemory,
   ownerOf,
@@ -98,12 +99,7 @@ export function cudaArrayInterface(
  * @see https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
  */
 export function fromCudaArrayInterface(description: unknown, options?: BorrowOptions): DeviceArray {
-  const { owner, stream, ...place } = checkOptions(
-    options,
-    ['owner', 'stream', 'context', 'device'],
-    'fromCudaArrayInterface',
-  );
-  const consumer = streamOf(stream);
+  const { owner, consumer, place } = checkBorrow(options, 'fromCudaArrayInterface');
   if (typeof description !== 'object' || description === null)
     throw new TypeError('the description must be a dictionary of the CUDA array interface');
   const described = description as Record<string, unknown>;
@@ -111,7 +107,7 @@ export function fromCudaArrayInterface(description: unknown, options?: BorrowOpt
   const handle = checkStream(described['stream']);
   const context = contextOf(items, place, description);
   if (handle !== undefined) holdUpFor(producerOf(handle, context), streamIn(context, consumer));
-  return borrow(items, context, consumer, ownerOf(description, { owner }));
+  return borrow(items, context, consumer, ownerOf(description, owner));
 }
 
 function checkDescription({

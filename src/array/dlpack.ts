@@ -13,6 +13,7 @@ import {
   type Borrowed,
   type BorrowOptions,
   borrow,
+  checkBorrow,
   contextOf,
   keepMemory,
   ownerOf,
@@ -130,17 +131,12 @@ function stridesInItems({ dtype: { itemsize }, shape, size, strides }: DeviceArr
  * @see https://dmlc.github.io/dlpack/latest/c_api.html
  */
 export function fromDLPack(tensor: unknown, options?: BorrowOptions): DeviceArray {
-  const { owner, stream, ...place } = checkOptions(
-    options,
-    ['owner', 'stream', 'context', 'device'],
-    'fromDLPack',
-  );
-  const consumer = streamOf(stream);
+  const { owner, consumer, place } = checkBorrow(options, 'fromDLPack');
   const fields = checkFields(tensor, 'the tensor');
   checkVersion(fields['version']);
   const items = checkTensor(fields);
   const context = contextOf(items, placeOf(fields['device'], place), fields);
-  return borrow(items, context, consumer, ownerOf(fields, { owner }));
+  return borrow(items, context, consumer, ownerOf(fields, owner));
 }
 
 function checkFields(value: unknown, name: string): Record<string, unknown> {

@@ -1,16 +1,12 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { checkInstance, checkInteger, checkOptions, type HostMemory, shown } from '../arguments.ts';
+import { checkInstance, checkInteger, checkOptions, type HostMemory } from '../arguments.ts';
 import { Context } from '../context.ts';
-import { CuffiError } from '../errors.ts';
-import { Resource } from '../resource.ts';
-import type { Stream } from '../stream.ts';
 import { copyBuffer, copyHost, copyHostSync, fillBuffer, streamOf } from './buffer-copies.ts';
+import { BufferMemory } from './buffer-memory.ts';
 import type {
   Access,
-  BufferCloseOptions,
   BufferInit,
   BufferOptions,
-  BufferOrigin,
   CopyOptions,
   FillOptions,
   PointerOptions,
@@ -19,7 +15,6 @@ import type {
 import { DeviceMemory } from './device-memory.ts';
 import { held } from './held.ts';
 import { checkMemory, type MemoryResource } from './memory-resource.ts';
-import { cutsWithin } from './pieces.ts';
 import { servedMemory } from './served-memory.ts';
 
 /**
@@ -33,39 +28,7 @@ import { servedMemory } from './served-memory.ts';
  * await buffer.copyFrom(new Uint8Array(1024).fill(7));
  * const bytes = await buffer.copyToHost();
  */
-export class DeviceBuffer extends Resource {
-  readonly context: Context;
-  readonly byteLength: number;
-  /** Whether cuffi allocated it, another library did, or another process did. */
-  readonly origin: BufferOrigin;
-  /** What gave the memory out; undefined where cuffi did not. */
-  readonly resource: MemoryResource | undefined;
-  /** Whether it may be written to: copies and fills of cuffi hold to it. */
-  readonly access: Access;
-  readonly #address: CUdeviceptr;
-  readonly #freeIn: ((stream: Stream) => void) | undefined;
-  /** The buffer that this one is a view of. */
-  readonly #viewOf: DeviceBuffer | undefined;
-  readonly #keeps: unknown;
-  readonly #borders: (() => readonly number[]) | undefined;
-  readonly #isOrphan: (() => boolean) | undefined;
-
-  /** @internal */
-  constructor(init: BufferInit) {
-    super('DeviceBuffer', { owner: init.owner ?? init.context.resources, release: init.release });
-    this.context = init.context;
-    this.byteLength = init.byteLength;
-    this.origin = init.origin;
-    this.resource = init.resource;
-    this.access = init.access ?? 'read-write';
-    this.#address = init.address;
-    this.#freeIn = init.freeIn;
-    this.#viewOf = init.viewOf;
-    this.#keeps = init.keeps;
-    this.#borders = init.borders;
-    this.#isOrphan = init.isOrphan;
-  }
-
+export class DeviceBuffer extends BufferMemory {
   /**
    * Allocates device memory, uninitialised (cuMemAlloc): the kind that legacy IPC can share. A
    * memory manager that was set gives it out instead.
@@ -109,78 +72,7 @@ export class DeviceBuffer extends Resource {
 
   /** @internal The buffer that this one is a view of, or itself. */
   get whole(): DeviceBuffer {
-    return this.#viewOf ?? this;
-  }
-
-  override get closed(): boolean {
-    const outer = this.#viewOf ?? this.#keeps;
-    return super.closed || (outer instanceof Resource && outer.closed);
-  }
-
-  /**
-   * Gives the memory back when the GPU is done with it, and never waits; the second time does
-   * nothing.
-   *
-   * Memory of a pool is given back in the order of a stream, that of its allocation unless
-   * `options` name another: work that was queued there may still use it, and work of other streams
-   * must be done or waited for. Other memory is freed when nothing runs in the context; plain device
-   * memory, where there is want of room and in `context.flush()`, when the work is done that was
-   * queued before. Work that cuffi does not know of must be done before this: it knows what was
-   * queued through it, and what lies before that in the same stream, be it a borrowed one.
-   *
-   * What other processes have by a connection is closed here at once, and given back when they have
-   * closed it, or have ended: see `leases` of cuffi/ipc.
-   *
-   * @throws CuffiError with `{ leases: 'refuse' }` where others have it: then it stays open
-   */
-  override close(options?: BufferCloseOptions): void {
-    if (options !== undefined) this.#closeIn(options);
-    super.close();
-  }
-
-  #closeIn(options: BufferCloseOptions): void {
-    const { stream, leases } = checkOptions(options, ['stream', 'leases'], 'close');
-    if (leases !== undefined && leases !== 'refuse')
-      throw new TypeError(`leases must be 'refuse', not ${shown(leases)}`);
-    if (leases === 'refuse' && !this.closed && this.holders.length > 0)
-      throw new CuffiError(
-        `this ${this.byteLength}-byte buffer is in use by ${this.holders.join(', ')}: it stays open`,
-      );
-    const last = streamOf(stream);
-    if (!last || this.closed) return;
-    last.handle; // a closed stream is refused
-    this.#freeIn?.(last);
-  }
-
-  /** The device address of the first byte. @throws ClosedError */
-  get address(): CUdeviceptr {
-    if (this.closed) throw this.closedError();
-    return this.#address;
-  }
-
-  /** @internal As {@link address}, for writing. @throws TypeError for a read-only buffer */
-  get writableAddress(): CUdeviceptr {
-    if (this.access !== 'read-write')
-      throw new TypeError('this buffer is read-only: it was shared, or opened, for reading');
-    return this.address;
-  }
-
-  /**
-   * Whether it is memory of a process that has ended. It stays usable here, but cannot be opened
-   * anew elsewhere, unless it came by a file descriptor.
-   */
-  get ownerGone(): boolean {
-    return this.whole.#isOrphan?.() ?? false;
-  }
-
-  /** Whether it is memory of another process, mapped here. */
-  get isMapped(): boolean {
-    return this.origin === 'imported';
-  }
-
-  /** @internal What its memory lies in, where that is no buffer: virtual memory. */
-  get keeper(): unknown {
-    return this.whole.#keeps;
+    return this.viewOf ?? this;
   }
 
   /** A view of the same memory that cannot be written to here, nor where it is sent. */
@@ -208,41 +100,12 @@ export class DeviceBuffer extends Resource {
     access: Access,
     ending?: Pick<BufferInit, 'release' | 'freeIn'>,
   ): DeviceBuffer {
-    return new DeviceBuffer({
-      context: this.context,
-      address: (this.address + begin) as CUdeviceptr,
-      byteLength: end - begin,
-      origin: this.origin,
-      resource: this.resource,
-      viewOf: this.whole,
-      borders: this.#borders,
-      access,
-      ...ending,
-    });
+    return new DeviceBuffer({ ...this.partOf(this.whole, begin, end, access), ...ending });
   }
 
   /** @internal A buffer that owns what this one did, which is closed by it. @throws CuffiError */
   handedOver(): DeviceBuffer {
-    const { owner, release } = this.handOver('its memory was moved to another buffer');
-    return new DeviceBuffer({
-      context: this.context,
-      address: this.#address,
-      byteLength: this.byteLength,
-      origin: this.origin,
-      resource: this.resource,
-      release,
-      owner,
-      freeIn: this.#freeIn,
-      keeps: this.#keeps,
-      borders: this.#borders,
-      isOrphan: this.#isOrphan,
-      access: this.access,
-    });
-  }
-
-  /** @internal Where one call of the driver must not go on, as offsets in order. */
-  get cuts(): readonly number[] {
-    return this.#borders ? cutsWithin(this.#borders(), this.#address, this.byteLength) : [];
+    return new DeviceBuffer(this.takenOver());
   }
 
   /** Sets every element to `value`; only queues. */
@@ -300,10 +163,6 @@ export class DeviceBuffer extends Resource {
     const target = into === undefined ? new Uint8Array(this.byteLength) : into;
     copyHostSync(this, 'to host', target, options);
     return target;
-  }
-
-  override toString(): string {
-    return `DeviceBuffer(${this.byteLength} bytes, ${this.origin}${this.closed ? ', closed' : ''})`;
   }
 }
 

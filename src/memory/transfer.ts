@@ -4,7 +4,7 @@ import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check, isReady } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Stream } from '../stream.ts';
-import { waitUntil } from '../wait.ts';
+import { type ExpectedEnd, waitUntil } from '../wait.ts';
 import { Mark } from './mark.ts';
 import { ownStream } from './own-stream.ts';
 
@@ -49,12 +49,17 @@ export function queueSlice(
     );
 }
 
-/** 55 GB/s were measured over the bus of an H200; what takes long needs no quick notice. */
+/** 55 GB/s were measured over the bus of an H200. */
+const FASTEST_BYTES_PER_MS = 56e6;
 const SLOWEST_BYTES_PER_MS = 40e6;
-const LONGEST_EAGER_MS = 2;
+/** A slower bus must not make the loop turn in vain for the whole of a long copy. */
+const LONGEST_EAGER_MS = 1;
 
-const expectedMs = (byteLength: number): number =>
-  Math.min(byteLength / SLOWEST_BYTES_PER_MS, LONGEST_EAGER_MS);
+function expectedEnd(byteLength: number): ExpectedEnd {
+  const earliestMs = byteLength / FASTEST_BYTES_PER_MS;
+  const latestMs = Math.min(byteLength / SLOWEST_BYTES_PER_MS, earliestMs + LONGEST_EAGER_MS);
+  return { earliestMs, latestMs };
+}
 
 /**
  * Queues a transfer, and resolves when nothing uses either side of it any more; so it is when it
@@ -73,7 +78,7 @@ export async function moveInStream(
   queue();
   try {
     mark.recordIn(stream);
-    await waitUntil(() => mark.reached, {}, expectedMs(byteLength));
+    await waitUntil(() => mark.reached, {}, expectedEnd(byteLength));
   } catch (error) {
     // The mark says nothing, and the transfer may be under way. Where the stream cannot be asked
     // either, the context is lost and with it all that ran there.
@@ -114,7 +119,11 @@ export async function countingTransfer(copy: () => Promise<void>): Promise<void>
  * freed in the order of that stream may be what they copy from or to.
  */
 export function holdUpForTransfers(context: Context, stream: CUstream): void {
-  if (underWay === 0) return;
+  if (underWay > 0) holdUp(context, stream);
+}
+
+// Apart, as what `using` needs would be set up at every call.
+function holdUp(context: Context, stream: CUstream): void {
   const transfers = transferStream(context);
   if (isReady(cu.cuStreamQuery(transfers), 'cuStreamQuery')) return;
   using mark = new Mark(context);

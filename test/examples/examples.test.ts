@@ -6,7 +6,7 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test } from 'node:test';
-import { fileURLToPath } from 'node:url';
+import { programFile } from '../support/program-file.ts';
 
 const folder = new URL('../../docs/examples/', import.meta.url);
 
@@ -127,8 +127,8 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
 const together = ['29-exporter.ts', '29-importer.ts'];
 
 async function run(name: string, args: readonly string[] = []): Promise<void> {
-  const program = fileURLToPath(new URL(name, folder));
-  const child = spawn(process.execPath, ['--import', 'tsx', program, ...args], {
+  const { path, execArgv } = programFile(new URL(name, folder));
+  const child = spawn(process.execPath, [...execArgv, path, ...args], {
     stdio: ['ignore', 'pipe', 'pipe'],
     env: { ...process.env, CUFFI_CACHE: 'off' },
     timeout: 30_000,

@@ -2,14 +2,14 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { test } from 'node:test';
-import { fileURLToPath } from 'node:url';
 import { emulated } from '../support/driver.ts';
+import { programFile } from '../support/program-file.ts';
 
-const main = fileURLToPath(new URL('../../src/cli/main.ts', import.meta.url));
+const main = programFile(new URL('../../src/cli/main.ts', import.meta.url));
 
 /** Runs the command, as it would run from a shell. */
 async function cuffi(...args: string[]): Promise<{ code: number; out: string; err: string }> {
-  const child = spawn(process.execPath, ['--import', 'tsx', main, ...args], {
+  const child = spawn(process.execPath, [...main.execArgv, main.path, ...args], {
     stdio: ['ignore', 'pipe', 'pipe'],
   });
   let out = '';

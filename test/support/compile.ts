@@ -24,10 +24,12 @@ const keepPlaces: Plugin = {
 };
 
 /** What tests start in processes of their own. */
-const programs = (): string[] =>
-  readdirSync('test', { recursive: true, encoding: 'utf8' })
+const programs = (): string[] => [
+  ...readdirSync('test', { recursive: true, encoding: 'utf8' })
     .filter((file) => /(^|\/)fixtures\/[^/]+\.ts$|^support\/peer\.ts$/.test(file))
-    .map((file) => join('test', file));
+    .map((file) => join('test', file)),
+  ...readdirSync('docs/examples').map((file) => join('docs/examples', file)),
+];
 
 /**
  * Compiles test files, and the programs of tests, at once, which is quicker than each of them

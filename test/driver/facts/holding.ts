@@ -6,7 +6,7 @@ import type { Note } from './facts.ts';
 
 const NON_BLOCKING = 1;
 /** How long a call is given to return by itself before the latch is opened. */
-const PATIENCE_MS = 300;
+const PATIENCE_MS = 500;
 
 /** A peer with a stream, and the way to make a call while that stream is held up. */
 export interface Held {
@@ -14,8 +14,16 @@ export interface Held {
   readonly stream: number;
   /** Makes calls that must succeed; answers the first out-value. */
   readonly made: (name: FunctionName, ...args: Argument[]) => Promise<number>;
-  readonly hold: () => Promise<void>;
+  /** Holds that stream up, or another one. */
+  readonly hold: (stream?: number) => Promise<void>;
   readonly open: () => Promise<void>;
+  /** Notes under a name of its own whether the call waits for a stream that is held meanwhile. */
+  readonly waitsAs: (
+    what: string,
+    stream: number,
+    name: FunctionName,
+    ...args: Argument[]
+  ) => Promise<Answer>;
   /** Notes whether the call waits for the held stream. */
   readonly waits: (name: FunctionName, ...args: Argument[]) => Promise<Answer>;
 }
@@ -35,22 +43,24 @@ export async function withHeldStream(
     return out0;
   };
   const stream = await made('cuStreamCreateWithPriority', 'OUT0', NON_BLOCKING, 0);
-  const hold = async (): Promise<void> => {
+  const hold: Held['hold'] = async (held = stream) => {
     word.shut();
-    await made('cuStreamWaitValue32_v2', stream, devicePointer, 1, 0);
+    await made('cuStreamWaitValue32_v2', held, devicePointer, 1, 0);
   };
   const open = async (): Promise<void> => {
     word.open();
     await made('cuCtxSynchronize');
   };
-  const waits: Held['waits'] = async (name, ...args) => {
-    await hold();
+  const waitsAs: Held['waitsAs'] = async (what, held, name, ...args) => {
+    await hold(held);
     const opening = setTimeout(() => word.open(), PATIENCE_MS);
     const answer = (await peer.call(name, ...args)) as Answer & { latchOpen: boolean };
     clearTimeout(opening);
-    note(`${name} while a stream is held up`, answer.latchOpen ? 'waits' : 'returns');
+    note(what, answer.latchOpen ? 'waits' : 'returns');
     await open();
     return answer;
   };
-  await use({ peer, stream, made, hold, open, waits });
+  const waits: Held['waits'] = (name, ...args) =>
+    waitsAs(`${name} while a stream is held up`, stream, name, ...args);
+  await use({ peer, stream, made, hold, open, waitsAs, waits });
 }

@@ -179,7 +179,7 @@ async function allocated(note: Note): Promise<void> {
 }
 
 async function ordered(note: Note): Promise<void> {
-  await withHeldStream(note, async ({ peer, stream, made, hold, open, waits }) => {
+  await withHeldStream(note, async ({ peer, stream, made, hold, open, waitsAs, waits }) => {
     const pool = await made('cuMemPoolCreate', 'OUT0', poolProperties({ handleTypes: FD }));
     const other = await made('cuStreamCreateWithPriority', 'OUT0', 1, 0);
     const allocate = (where: number): Promise<number> =>
@@ -231,15 +231,12 @@ async function ordered(note: Note): Promise<void> {
     await open();
     const last = await allocate(stream);
     await made('cuCtxSynchronize');
-    await hold();
-    const opening = setTimeout(() => void open(), 300);
-    const freed = (await peer.call('cuMemFree_v2', last)) as { latchOpen?: boolean };
-    clearTimeout(opening);
-    note(
+    await waitsAs(
       'cuMemFree_v2 of pool memory while a stream is held up',
-      freed.latchOpen ? 'waits' : 'returns',
+      stream,
+      'cuMemFree_v2',
+      last,
     );
-    await open();
     await waits('cuMemPoolDestroy', pool);
   });
 }

@@ -1,8 +1,4 @@
-/**
- * What a reset of the primary context does to what was made before. No record has it yet: to have
- * it asked of hardware and matched, put `resetFacts` among the groups of memory-kinds.ts, and take
- * this file out of the entries of knip in package.json.
- */
+/** What a reset of the primary context does to what was made before. */
 import { enterContext, Peer } from '../../support/calls.ts';
 import type { FactGroup, FactValue, Note } from './facts.ts';
 import {

@@ -1,12 +1,12 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { test } from 'node:test';
-import { fileURLToPath } from 'node:url';
 import { cu, driverName, selectDriver, selectionCount } from '../../../ffi/driver.ts';
 import { functionNames, rows } from '../../../ffi/functions.ts';
 import { LibraryNotFoundError } from '../../../ffi/library.ts';
 import { resultName } from '../../../ffi/results.ts';
 import type { CUstream } from '../../../ffi/types.ts';
+import { programFile } from '../../support/program-file.ts';
 import { createTestDriver } from './fixtures/test-driver.ts';
 
 // A library that every machine has, and that has no function of the driver's.
@@ -25,8 +25,8 @@ function inProcess(choice: string | undefined, trace?: string): { answer: Answer
   delete env['CUFFI_TRACE'];
   if (choice !== undefined) env['CUFFI_DRIVER'] = choice;
   if (trace !== undefined) env['CUFFI_TRACE'] = trace;
-  const path = fileURLToPath(new URL('./fixtures/print-driver.ts', import.meta.url));
-  const { status, stdout, stderr } = spawnSync(process.execPath, ['--import', 'tsx', path], {
+  const { path, execArgv } = programFile(new URL('./fixtures/print-driver.ts', import.meta.url));
+  const { status, stdout, stderr } = spawnSync(process.execPath, [...execArgv, path], {
     encoding: 'utf8',
     env,
     timeout: 30_000,

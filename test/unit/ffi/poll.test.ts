@@ -4,22 +4,20 @@ import { once } from 'node:events';
 import { readSync } from 'node:fs';
 import { test } from 'node:test';
 import { setImmediate as turn } from 'node:timers/promises';
-import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import koffi from 'koffi';
 import { closeFd, openPidfd } from '../../../ffi/libc.ts';
 import { type Readiness, readable, watchFd } from '../../../ffi/poll.ts';
 import { receiveMessage, sendMessage, socketPair } from '../../../ffi/socket.ts';
 import { openDescriptors } from '../../support/descriptors.ts';
+import { programFile } from '../../support/program-file.ts';
 import { eventFd } from './fixtures/descriptors.ts';
 
 const fixture = async (name: string, ...flags: string[]): Promise<string> => {
-  const path = fileURLToPath(new URL(`./fixtures/${name}.ts`, import.meta.url));
-  const { stdout } = await promisify(execFile)(
-    process.execPath,
-    ['--import', 'tsx', ...flags, path],
-    { timeout: 30_000 },
-  );
+  const { path, execArgv } = programFile(new URL(`./fixtures/${name}.ts`, import.meta.url));
+  const { stdout } = await promisify(execFile)(process.execPath, [...execArgv, ...flags, path], {
+    timeout: 30_000,
+  });
   return stdout;
 };
 

@@ -31,7 +31,10 @@ import {
   takeMessage,
 } from '../../../ffi/socket.ts';
 import { openDescriptors } from '../../support/descriptors.ts';
+import { programFile } from '../../support/program-file.ts';
 import { rawSend, withRoomFor } from './fixtures/descriptors.ts';
+
+const program = programFile(new URL('./fixtures/socket-peer.ts', import.meta.url));
 
 const hello = Buffer.from('hello');
 const F_GETFD = 1;
@@ -281,8 +284,8 @@ test('the longest abstract name is told apart from one that is a byte shorter', 
 test('passes descriptors between two processes, both ways', async () => {
   const before = openDescriptors();
   const [mine, theirs] = socketPair();
-  const child = fork(new URL('./fixtures/socket-peer.ts', import.meta.url), {
-    execArgv: ['--import', 'tsx'],
+  const child = fork(program.path, {
+    execArgv: program.execArgv,
     stdio: ['ignore', 'inherit', 'inherit', theirs, 'ipc'],
   });
   const exit = once(child, 'exit');
@@ -318,8 +321,8 @@ test('passes descriptors between two processes, both ways', async () => {
 
 test("a killed process's end is told", async () => {
   const [mine, theirs] = socketPair();
-  const child = fork(new URL('./fixtures/socket-peer.ts', import.meta.url), {
-    execArgv: ['--import', 'tsx'],
+  const child = fork(program.path, {
+    execArgv: program.execArgv,
     stdio: ['ignore', 'inherit', 'inherit', theirs, 'ipc'],
   });
   const exit = once(child, 'exit');

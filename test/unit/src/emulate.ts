@@ -1,6 +1,5 @@
 /** What the unit tests of src/ share: an emulated driver of a test's own, and child programs. */
 import { spawnSync } from 'node:child_process';
-import { fileURLToPath } from 'node:url';
 import { arena, OUT0, readHandle } from '../../../ffi/arena.ts';
 import { cu, selectDriver } from '../../../ffi/driver.ts';
 import { createEmulatedDriver } from '../../../ffi/emulator/index.ts';
@@ -8,6 +7,7 @@ import type { Driver } from '../../../ffi/functions.ts';
 import type { CUcontext } from '../../../ffi/types.ts';
 import { check } from '../../../src/check.ts';
 import { Device } from '../../../src/device.ts';
+import { programFile } from '../../support/program-file.ts';
 
 /** Makes an emulated driver with these `CUFFI_EMULATED_*` settings, and selects it. */
 export function emulate(env: NodeJS.ProcessEnv = {}): Driver {
@@ -56,9 +56,10 @@ export function runProgram(
   env: NodeJS.ProcessEnv = {},
   execArgv: readonly string[] = [],
 ): Outcome {
+  const program = programFile(url);
   const { status, stdout, stderr, error } = spawnSync(
     process.execPath,
-    [...execArgv, '--import', 'tsx', fileURLToPath(url), ...args],
+    [...execArgv, ...program.execArgv, program.path, ...args],
     {
       env: { ...process.env, CUFFI_DRIVER: 'emulated', ...env },
       encoding: 'utf8',

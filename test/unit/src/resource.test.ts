@@ -138,7 +138,10 @@ test('a borrowed thing is forgotten: closing it releases nothing', () => {
 });
 
 const leak = (mode: string, env: NodeJS.ProcessEnv = {}) =>
-  runProgram(new URL('./fixtures/leak.ts', import.meta.url), [mode], env, ['--expose-gc']);
+  runProgram(new URL('./fixtures/leak.ts', import.meta.url), [mode], env, [
+    '--expose-gc',
+    '--enable-source-maps',
+  ]);
 
 test('what is dropped is released on the main thread, with one warning', () => {
   const { code, stdout } = leak('dropped');

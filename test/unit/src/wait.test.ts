@@ -136,7 +136,28 @@ test('what is expected to take long is asked at each turn so long', async () => 
   };
   turn();
   let asked = 0;
-  await waitUntil(() => ++asked === 500, {}, 60_000);
+  await waitUntil(() => ++asked === 500, {}, { earliestMs: 0, latestMs: 60_000 });
   turning = false;
   assert.ok(turns < 600, `${turns} turns`);
+});
+
+test('what ends later is asked at each turn again when its end is near', async (t) => {
+  let now = performance.now();
+  t.mock.method(performance, 'now', () => now);
+  let asked = 0;
+  let isDone = false;
+  const ask = (): boolean => {
+    asked += 1;
+    return isDone;
+  };
+  const waiting = waitUntil(ask, {}, { earliestMs: 30, latestMs: 40 });
+  for (let turns = 0; turns < 200; turns += 1) await nextTurn();
+  const before = asked;
+  // No time has passed: more are only asked by a wait that is near its end.
+  for (let turns = 0; turns < 200; turns += 1) await nextTurn();
+  assert.equal(asked, before);
+  now += 30;
+  await until(() => asked > before + 200);
+  isDone = true;
+  await waiting;
 });

@@ -4,6 +4,7 @@ import { once } from 'node:events';
 import { test } from 'node:test';
 import { BLOCK, OUT0, OUT1, readInt32, readSize } from '../../../../ffi/arena.ts';
 import type { CUdeviceptr, CUstream } from '../../../../ffi/types.ts';
+import { programFile } from '../../../support/program-file.ts';
 import { at, Emulated, hostWords, LEGACY, NON_BLOCKING, unmappedAddress } from './support.ts';
 
 const GEQ = 0;
@@ -192,9 +193,8 @@ test('synchronising a context waits for streams that block nobody, too', () => {
 });
 
 test('work that never ends does not keep a process alive', { timeout: 20_000 }, async () => {
-  const child = fork(new URL('./fixtures/never-done.ts', import.meta.url), {
-    execArgv: ['--import', 'tsx'],
-  });
+  const { path, execArgv } = programFile(new URL('./fixtures/never-done.ts', import.meta.url));
+  const child = fork(path, { execArgv });
   try {
     const [code] = await once(child, 'exit');
     assert.equal(code, 0);

@@ -9,39 +9,10 @@ const cuffi = (args: string, env: NodeJS.ProcessEnv = {}): Outcome =>
     env,
   );
 
-/** What was typed is wrong: said with the usage on stderr, and nothing is done. */
-function misused(args: string, what: RegExp): void {
-  const { code, stdout, stderr } = cuffi(args);
-  assert.equal(code, 2, args);
-  assert.equal(stdout, '', args);
-  assert.match(stderr, what);
-  assert.match(stderr, /^cuffi: .+\n\nusage: cuffi roundtrip/s, args);
-}
-
-test('a command that is missing or unknown is told with the usage', () => {
-  misused('', /no command given/);
-  misused('roundtrop', /there is no command 'roundtrop'/);
-  misused('roundtrip twice', /there is no command 'roundtrip twice'/);
-});
-
-test('an unknown option is told with the usage', () => {
-  misused('roundtrip --fast', /--fast/);
-  misused('roundtrip --json=yes', /--json/);
-  misused('roundtrip --elements', /--elements/);
-});
-
-test('elements and device are whole numbers in range', () => {
-  for (const value of ['0', '1.5', 'abc', '', '1e99', 'NaN'])
-    misused(`roundtrip --elements=${value}`, /--elements must be an integer from 1 to /);
-  misused('roundtrip --elements=-1', /--elements must be an integer from 1 to .*, not -1/);
-  misused('roundtrip --elements -1', /--elements/);
-  misused('roundtrip --device=-1', /--device must be an integer from 0 to 1023/);
-  misused('roundtrip --device=x', /--device/);
-});
-
-test('a kind is one that there is', () => {
-  misused('roundtrip --kind event', /--kind must be pool, legacy, virtual, not "event"/);
-  misused('roundtrip --kind', /--kind/);
+test('what is typed wrong is told with the usage on stderr, and nothing is done', () => {
+  const { code, stdout, stderr } = cuffi('roundtrip --elements=0');
+  assert.deepEqual({ code, stdout }, { code: 2, stdout: '' });
+  assert.match(stderr, /^cuffi: --elements must be .+\n\nusage: cuffi roundtrip/s);
 });
 
 test('help is printed and does nothing else', () => {

@@ -1,0 +1,82 @@
+/** What may be typed behind `cuffi`, and what it asks for. */
+import { parseArgs } from 'node:util';
+import { checkInteger } from '../arguments.ts';
+import { type KindName, kindNames } from './kinds.ts';
+
+export const USAGE = `usage: cuffi roundtrip [options]
+
+Shares a GPU buffer with a child process and back, without copying it.
+
+  --elements N   32-bit elements in the buffer (default 16777216: 64 MiB)
+  --kind K       the memory: pool, legacy or virtual (default pool where the device can
+                 share pools, else what it can)
+  --device N     the device, by its ordinal (default 0)
+  --driver D     cuda, emulated, or the path of a libcuda (default: CUFFI_DRIVER, else
+                 cuda where there is a GPU and emulated where there is none)
+  --json         print one JSON object instead of sentences
+  --help         print this`;
+
+/** What was typed is wrong: said with the usage, exit code 2. */
+export class UsageError extends Error {}
+
+/** What was asked for. */
+export interface CommandLine {
+  readonly elements: number;
+  readonly device: number;
+  readonly kind: KindName | undefined;
+  readonly driver: string | undefined;
+  readonly json: boolean;
+}
+
+/** What was typed, checked; undefined where it asks for the usage. @throws UsageError */
+export function readCommandLine(argv: readonly string[]): CommandLine | undefined {
+  const { values, positionals } = parse(argv);
+  if (values.help) return undefined;
+  if (positionals.length !== 1 || positionals[0] !== 'roundtrip')
+    throw new UsageError(
+      positionals.length === 0
+        ? 'no command given'
+        : `there is no command '${positionals.join(' ')}'`,
+    );
+  return {
+    elements: integer(values.elements, '--elements', 1, 2 ** 32),
+    device: integer(values.device, '--device', 0, 1023),
+    kind: kindOf(values.kind),
+    driver: values.driver,
+    json: values.json,
+  };
+}
+
+function parse(argv: readonly string[]) {
+  try {
+    return parseArgs({
+      args: [...argv],
+      allowPositionals: true,
+      options: {
+        elements: { type: 'string', default: '16777216' },
+        kind: { type: 'string' },
+        device: { type: 'string', default: '0' },
+        driver: { type: 'string' },
+        json: { type: 'boolean', default: false },
+        help: { type: 'boolean', default: false },
+      },
+    });
+  } catch (error) {
+    throw new UsageError((error as Error).message);
+  }
+}
+
+function integer(text: string, name: string, min: number, max: number): number {
+  try {
+    return checkInteger(text.trim() === '' ? Number.NaN : Number(text), name, min, max);
+  } catch (error) {
+    throw new UsageError((error as Error).message);
+  }
+}
+
+function kindOf(text: string | undefined): KindName | undefined {
+  const found = kindNames.find((name) => name === text);
+  if (text !== undefined && !found)
+    throw new UsageError(`--kind must be ${kindNames.join(', ')}, not ${JSON.stringify(text)}`);
+  return found;
+}
