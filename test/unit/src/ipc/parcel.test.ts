@@ -10,6 +10,7 @@ import {
   Context,
   CudaEvent,
   CuffiError,
+  Device,
   DeviceBuffer,
   MappedMemory,
   MemoryPool,
@@ -35,6 +36,7 @@ import {
   pack,
   unpack,
 } from '../../../../src/ipc/parcel.ts';
+import { anchorExports } from '../../../../src/memory/export-anchor.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
 import { dose } from '../../../support/dose.ts';
 import { emulate } from '../emulate.ts';
@@ -61,6 +63,8 @@ function sharedMemory(): VirtualMemory {
 
 test('descriptors are made once, are close-on-exec, and go with what they are of', () => {
   emulate();
+  // What the first that is shared leaves for all later ones.
+  anchorExports(Device.get());
   const before = openDescriptors();
   const { pool, buffer } = sharedPool();
   const memory = sharedMemory();
@@ -79,6 +83,8 @@ test('descriptors are made once, are close-on-exec, and go with what they are of
 
 test('a reset closes those of what it takes', () => {
   emulate();
+  // What the first that is shared leaves for all later ones.
+  anchorExports(Device.get());
   const before = openDescriptors();
   const { buffer } = sharedPool();
   exportIpc(buffer);
