@@ -129,6 +129,7 @@ export const CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4;
 export const CU_STREAM_CAPTURE_MODE_RELAXED = 2;
 export const CU_STREAM_CAPTURE_STATUS_NONE = 0;
 export const CU_STREAM_CAPTURE_STATUS_ACTIVE = 1;
+export const CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2;
 
 /** Limits of a context, by the names that `Context.limit` takes. */
 export const limits = {

@@ -87,6 +87,8 @@ export const CUgraph = handle('CUgraph');
 export type CUgraph = Handle<'CUgraph'>;
 export const CUgraphExec = handle('CUgraphExec');
 export type CUgraphExec = Handle<'CUgraphExec'>;
+export const CUgraphNode = handle('CUgraphNode');
+export type CUgraphNode = Handle<'CUgraphNode'>;
 /** `void (*)(void *)`: called on a thread of the driver's, so never JavaScript. */
 export const CUhostFn = type<Address>('CUhostFn', 'uint64', 8);
 
@@ -128,10 +130,13 @@ export const CUDA_MEMCPY2D = readStruct('CUDA_MEMCPY2D');
 export const CUDA_MEMCPY3D = readStruct('CUDA_MEMCPY3D');
 export const CUDA_MEMCPY3D_PEER = readStruct('CUDA_MEMCPY3D_PEER');
 export const CUlaunchConfig = readStruct('CUlaunchConfig');
+export const CUDA_KERNEL_NODE_PARAMS_v2 = readStruct('CUDA_KERNEL_NODE_PARAMS_v2');
 /** `void **`: host memory that the driver reads addresses or values from. */
 export const pointers = type<Address>('void **', 'uint64', 8);
 /** A function that the driver calls back: never JavaScript, so always 0. */
 export const CUoccupancyB2DSize = type<Address>('CUoccupancyB2DSize', 'uint64', 8);
+/** Where the driver says where handles of nodes lie, in memory of its own. */
+export const CUgraphNodes = type<Address>('const CUgraphNode **', 'uint64', 8);
 /** Where cuGraphExecUpdate says what could not be updated. */
 export const CUgraphExecUpdateResultInfo = opaque('CUgraphExecUpdateResultInfo', 24);
 /** cuMemPoolGetAccess declares what it only reads as if it were written. */

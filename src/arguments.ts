@@ -69,6 +69,15 @@ export function checkInstance<T>(value: unknown, type: ClassOf<T>, name: string)
   return value as T;
 }
 
+/**
+ * For constructors of classes whose objects are made by other calls.
+ *
+ * @throws TypeError unless `part`, which those pass, is of its type
+ */
+export function requireMade<T>(part: unknown, type: ClassOf<T>, kind: string, how: string): void {
+  if (!(part instanceof type)) throw new TypeError(`a ${kind} is not made by new, but by ${how}`);
+}
+
 /** Host memory that a copy reads or writes. */
 export type HostMemory = ArrayBufferView | ArrayBufferLike;
 

@@ -3,27 +3,72 @@
  * back: the driver would end the capture, or the events behind such questions would become a part
  * of the graph. A capture begins and ends within one call, so that is all there is to know.
  */
+import {
+  BLOCK,
+  OUT0,
+  OUT1,
+  OUT2,
+  readHandle,
+  readInt32,
+  readSize,
+  readUint64,
+} from '../ffi/arena.ts';
+import { CU_STREAM_CAPTURE_STATUS_ACTIVE } from '../ffi/constants.ts';
+import { cu } from '../ffi/driver.ts';
+import { viewMemory } from '../ffi/native.ts';
+import type { Address, CUgraphNode, CUstream } from '../ffi/types.ts';
 import type { Context } from './context.ts';
 import { CuffiError } from './errors.ts';
+
+/** What ends with the capture, in the stream that is captured, or nowhere where that failed. */
+type Ending = (origin: CUstream | undefined) => void;
 
 let isOpen = false;
 /** Where the memory is that the captured work uses, as far as it is not of the stream's context. */
 let used = new Set<Context>();
+let endings: Ending[] = [];
+/** What the driver calls the capture; undefined where it cannot tell. */
+let id: bigint | undefined;
 
 export const isCapturing = (): boolean => isOpen;
 
-/** Calls `work` as what is captured; answers what it returned, and whose memory it uses. */
-export function whileCapturing<T>(work: () => T): {
+/**
+ * Calls `work` as what is captured of a stream; answers what it returned, and whose memory it uses.
+ */
+export function whileCapturing<T>(
+  origin: CUstream,
+  work: () => T,
+): {
   readonly result: T;
   readonly contexts: ReadonlySet<Context>;
+  /** Whether the graph has memory of its own. */
+  readonly hasMemory: boolean;
 } {
   isOpen = true;
   used = new Set();
+  endings = [];
+  id = captureOf(origin)?.id;
   try {
-    return { result: work(), contexts: used };
+    const result = work();
+    const hasMemory = endings.length > 0;
+    for (let end = endings.at(-1); end; end = endings.at(-1)) {
+      end(origin);
+      endings.pop();
+    }
+    return { result, contexts: used, hasMemory };
   } finally {
+    for (const end of endings) end(undefined);
+    endings = [];
     isOpen = false;
   }
+}
+
+/**
+ * Remembers memory of the graph: `end` is called when the capture ends, for what came last first.
+ * Told nowhere it must not throw.
+ */
+export function noteGraphMemory(end: Ending): void {
+  endings.push(end);
 }
 
 /** Remembers whose memory the captured work uses, where there is any. */
@@ -38,4 +83,35 @@ export function refuseInCapture(doing: string): void {
       `${doing} while a graph is captured: a capture only takes up what is queued in its stream. ` +
         'Do it before or after.',
     );
+}
+
+/** Whether work in a stream becomes a part of the graph that is captured, as far as is known. */
+export const isInCapture = (stream: CUstream): boolean =>
+  id !== undefined && captureOf(stream)?.id === id;
+
+/** What was captured last in a stream of the capture; undefined where the driver does not tell. */
+export function lastNodeIn(stream: CUstream): CUgraphNode | undefined {
+  const capture = captureOf(stream);
+  if (id === undefined || capture?.id !== id || capture.nodeCount !== 1) return undefined;
+  const [node] = new BigUint64Array(viewMemory(capture.nodes, 8));
+  return Number(node) as CUgraphNode;
+}
+
+interface CaptureOfStream {
+  readonly id: bigint;
+  /** What later work of the stream comes right after. */
+  readonly nodes: Address;
+  readonly nodeCount: number;
+}
+
+/** The capture that a stream is in; undefined where it is in none, or the driver does not tell. */
+function captureOf(stream: CUstream): CaptureOfStream | undefined {
+  const count = (BLOCK + 8) as Address;
+  const status = cu.cuStreamGetCaptureInfo_v2(stream, OUT0, OUT1, OUT2, BLOCK, count);
+  if (status !== 0 || readInt32(OUT0) !== CU_STREAM_CAPTURE_STATUS_ACTIVE) return undefined;
+  return {
+    id: readUint64(OUT1),
+    nodes: readHandle<Address>(BLOCK),
+    nodeCount: readSize(count),
+  };
 }

@@ -89,6 +89,7 @@ export type { ModuleImage } from './kernel/image.ts';
 export type { JitOptions } from './kernel/jit.ts';
 export { Kernel } from './kernel/kernel.ts';
 export { Graph } from './kernel/graph.ts';
+export type { KernelNode } from './kernel/kernel-node.ts';
 export type { Extents3, LaunchConfig } from './kernel/launch-config.ts';
 export type { Addressed, Argument, Arguments, Parameter } from './kernel/parameters.ts';
 export type { KernelAttributes } from './kernel/function-attributes.ts';

@@ -20,6 +20,7 @@ const {
   CUDA_ERROR_INVALID_CONTEXT,
   CUDA_ERROR_INVALID_HANDLE,
   CUDA_ERROR_NOT_SUPPORTED,
+  CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
 } = CUresult;
 
 type Fields = Readonly<Record<string, number>>;
@@ -114,6 +115,9 @@ export function boxFunctions(
       type === CU_MEMORYTYPE_DEVICE || memory.isDeviceRegion(address);
     if ((!isToDevice && mustBeDevice(to)) || (!isFromDevice && mustBeDevice(from)))
       return CUDA_ERROR_INVALID_VALUE;
+    // What is read now, or waited for, is no work that can be done again.
+    if (!(isFromDevice && isToDevice) && queues.breaks(queue))
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 
     let source = from;
     let kept: Uint8Array | undefined;

@@ -12,6 +12,7 @@ const {
   CUDA_ERROR_INVALID_VALUE,
   CUDA_ERROR_INVALID_CONTEXT,
   CUDA_ERROR_INVALID_HANDLE,
+  CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
 } = CUresult;
 
 const LARGEST_PATTERN = 2 ** 20;
@@ -62,6 +63,7 @@ export function copyFunctions(
 ): CopyFunctions {
   /** Copies in the order of a stream, and waits for it. */
   const copyNow = (queue: Stream, to: number, from: number, byteLength: number): Status => {
+    if (queues.breaks(queue)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     let outcome: boolean | undefined;
     queues.enqueue(queue, () => {
       outcome = memory.copy(to, from, byteLength);
@@ -104,13 +106,14 @@ export function copyFunctions(
     if (!isAligned || (height > 1 && pitch < row)) return CUDA_ERROR_INVALID_VALUE;
     const byteLength = height === 1 ? row : pitch * (height - 1) + row;
     if (!memory.canWrite(address, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
-    queues.enqueue(queue, () => {
+    const work = (): boolean => {
       if (memory.canStillWrite(address, byteLength, device))
         for (let y = 0; y < height; y += 1)
           fill(memory, address + y * pitch, encoded(value, size), row);
       else queues.fault(queue);
       return true;
-    });
+    };
+    queues.enqueue(queue, work, 'fill');
     return CUDA_SUCCESS;
   };
 

@@ -20,7 +20,7 @@ import { type Arena, HostMemory } from './host.ts';
 import { hostFunctions } from './host-function.ts';
 import { ForeignMemory, ipcMemoryFunctions } from './ipc.ts';
 import { InterprocessEvents, ipcEventFunctions } from './ipc-event.ts';
-import { kernelFunctions } from './kernels.ts';
+import { kernelFunctions, launchWork } from './kernels.ts';
 import { linkFunctions } from './link.ts';
 import { ManagedMemory } from './managed.ts';
 import { Memory } from './memory.ts';
@@ -83,6 +83,7 @@ export function createEmulatedDriver({
   const pools = new Pools(memory, contexts, queues, handles);
   const imported = new ImportedPools(memory, handles, contexts);
   const modules = new Modules(kernels, memory, contexts, handles);
+  const workOf = launchWork(modules, memory, host);
   const rooms = { pools, imported, memory, contexts, queues, host };
   let isInitialised = false;
 
@@ -125,9 +126,9 @@ export function createEmulatedDriver({
     ...ipcMemoryFunctions(memory, foreign, contexts, queues, host, self, settings.sameHandles),
     ...ipcEventFunctions(events, interprocess, contexts, host),
     ...moduleFunctions(modules, contexts, queues, host),
-    ...kernelFunctions(modules, memory, queues, host),
+    ...kernelFunctions(modules, workOf, queues, host),
     ...linkFunctions,
-    ...graphFunctions(queues, host),
+    ...graphFunctions(rooms, modules, handles, workOf),
   };
 
   const state = {

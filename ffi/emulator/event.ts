@@ -5,13 +5,14 @@ import {
   CU_EVENT_INTERPROCESS,
 } from '../constants.ts';
 import type { Driver } from '../functions.ts';
-import { CUresult } from '../results.ts';
+import { CUresult, type CUresult as Status } from '../results.ts';
+import type { Capture, Place } from './capture.ts';
 import type { Context, Contexts } from './context.ts';
 import { type EventState, LocalEventState } from './event-state.ts';
 import type { Handles } from './handles.ts';
 import type { HostMemory } from './host.ts';
 import type { InterprocessEvents } from './ipc-event.ts';
-import type { Queues } from './queues.ts';
+import type { Queues, Stream } from './queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -19,6 +20,10 @@ const {
   CUDA_ERROR_OUT_OF_MEMORY,
   CUDA_ERROR_INVALID_HANDLE,
   CUDA_ERROR_NOT_READY,
+  CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+  CUDA_ERROR_STREAM_CAPTURE_MERGE,
+  CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+  CUDA_ERROR_CAPTURED_EVENT,
 } = CUresult;
 
 const FLAGS = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
@@ -29,6 +34,8 @@ export interface Event {
   readonly context: Context;
   readonly flags: number;
   readonly state: EventState;
+  /** Where in a capture it was recorded last, if it was in one. */
+  captured: { readonly capture: Capture; readonly place: Place } | undefined;
 }
 
 /** The events of this process, opened ones included. */
@@ -45,7 +52,13 @@ export class Events {
   }
 
   add(context: Context, flags: number, state: EventState): Event {
-    const event = { handle: this.#handles.make(), context, flags, state };
+    const event: Event = {
+      handle: this.#handles.make(),
+      context,
+      flags,
+      state,
+      captured: undefined,
+    };
     this.#all.set(event.handle, event);
     return event;
   }
@@ -58,6 +71,36 @@ export class Events {
     this.#all.delete(event.handle);
     event.state.close();
   }
+}
+
+const isInterprocess = ({ flags }: Event): boolean => (flags & CU_EVENT_INTERPROCESS) !== 0;
+
+/** Whether an event says nothing of when its work is done, as that was captured. */
+function breaksCapture({ captured }: Event): boolean {
+  if (captured) captured.capture.isInvalid = true;
+  return captured !== undefined;
+}
+
+/** A wait that forks a capture, or joins what was forked. */
+function waitInCapture(stream: Stream, { captured, state }: Event): Status {
+  const own = stream.capture;
+  if (!captured) {
+    // An event that nothing is behind holds nothing up.
+    if (!(state instanceof LocalEventState) || state.isRecorded) {
+      if (own) own.isInvalid = true;
+      return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    }
+    return CUDA_SUCCESS;
+  }
+  const { capture, place } = captured;
+  if (capture.origin.capture !== capture) return CUDA_ERROR_CAPTURED_EVENT;
+  if (own && own !== capture) {
+    own.isInvalid = true;
+    capture.isInvalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+  }
+  capture.join(stream, place);
+  return CUDA_SUCCESS;
 }
 
 export type EventFunctions = Pick<
@@ -97,6 +140,11 @@ export const eventFunctions = (
     const event = events.get(handle);
     const stream = queues.get(streamHandle);
     if (!event || stream?.context !== event.context) return CUDA_ERROR_INVALID_HANDLE;
+    const { capture } = stream;
+    if (capture && isInterprocess(event) && queues.breaks(stream))
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    event.captured = capture && { capture, place: capture.placeOf(stream) };
+    if (capture) return CUDA_SUCCESS;
     const finish = event.state.record();
     queues.enqueue(stream, () => {
       finish();
@@ -109,18 +157,21 @@ export const eventFunctions = (
     const stream = queues.get(streamHandle);
     if (!event || !stream) return CUDA_ERROR_INVALID_HANDLE;
     if ((flags & ~CU_EVENT_WAIT_EXTERNAL) !== 0) return CUDA_ERROR_INVALID_VALUE;
+    if (event.captured || stream.capture) return waitInCapture(stream, event);
     queues.enqueue(stream, event.state.wait());
     return CUDA_SUCCESS;
   },
   cuEventQuery(handle) {
     const event = events.get(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    if (breaksCapture(event)) return CUDA_ERROR_CAPTURED_EVENT;
     queues.progress();
     return event.state.isDone() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   },
   cuEventSynchronize(handle) {
     const event = events.get(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    if (breaksCapture(event)) return CUDA_ERROR_CAPTURED_EVENT;
     queues.waitUntil(event.state.wait());
     queues.synchronized();
     return CUDA_SUCCESS;

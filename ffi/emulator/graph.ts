@@ -1,37 +1,184 @@
-/** Graphs are the hardware's: no stream captures here. */
-import { CU_STREAM_CAPTURE_STATUS_NONE } from '../constants.ts';
+/** Graphs: streams that are captured, and what is made of that, done one piece after the other. */
+import {
+  CU_STREAM_CAPTURE_STATUS_ACTIVE,
+  CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+  CU_STREAM_CAPTURE_STATUS_NONE,
+  CU_STREAM_LEGACY,
+} from '../constants.ts';
 import type { Driver } from '../functions.ts';
+import { allocatePermanent } from '../native.ts';
 import { CUresult } from '../results.ts';
-import type { HostMemory } from './host.ts';
-import type { Queues } from './queues.ts';
+import type { Address } from '../types.ts';
+import { Capture } from './capture.ts';
+import { Executable, type GraphMemory } from './executable.ts';
+import { isBalanced, memoryOf } from './graph-allocation.ts';
+import type { Handles } from './handles.ts';
+import type { LaunchWork } from './kernels.ts';
+import type { Modules } from './modules.ts';
+import type { PoolRooms } from './pool-functions.ts';
 
-const { CUDA_SUCCESS, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_SUPPORTED } = CUresult;
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_INVALID_HANDLE,
+  CUDA_ERROR_INVALID_DEVICE,
+  CUDA_ERROR_ILLEGAL_STATE,
+  CUDA_ERROR_NOT_SUPPORTED,
+  CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+  CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+  CUDA_ERROR_STREAM_CAPTURE_UNMATCHED,
+  CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+  CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE,
+} = CUresult;
+
+/** So many nodes that a stream depends on are told. */
+const MOST_TAILS = 64;
 
 export type GraphFunctions = Pick<
   Driver,
   | 'cuStreamBeginCapture_v2'
   | 'cuStreamEndCapture'
   | 'cuStreamIsCapturing'
+  | 'cuStreamGetCaptureInfo_v2'
   | 'cuGraphDestroy'
   | 'cuGraphInstantiateWithFlags'
   | 'cuGraphExecDestroy'
   | 'cuGraphExecUpdate_v2'
+  | 'cuGraphExecKernelNodeSetParams_v2'
   | 'cuGraphLaunch'
   | 'cuGraphUpload'
+  | 'cuDeviceGraphMemTrim'
 >;
 
-export const graphFunctions = (queues: Queues, host: HostMemory): GraphFunctions => ({
-  cuStreamBeginCapture_v2: () => CUDA_ERROR_NOT_SUPPORTED,
-  cuStreamEndCapture: () => CUDA_ERROR_NOT_SUPPORTED,
-  cuStreamIsCapturing(handle, out) {
-    if (!queues.get(handle)) return CUDA_ERROR_INVALID_HANDLE;
-    host.setInt32(out, CU_STREAM_CAPTURE_STATUS_NONE);
-    return CUDA_SUCCESS;
-  },
-  cuGraphDestroy: () => CUDA_ERROR_NOT_SUPPORTED,
-  cuGraphInstantiateWithFlags: () => CUDA_ERROR_NOT_SUPPORTED,
-  cuGraphExecDestroy: () => CUDA_ERROR_NOT_SUPPORTED,
-  cuGraphExecUpdate_v2: () => CUDA_ERROR_NOT_SUPPORTED,
-  cuGraphLaunch: () => CUDA_ERROR_NOT_SUPPORTED,
-  cuGraphUpload: () => CUDA_ERROR_NOT_SUPPORTED,
-});
+/** A graph that can be made ready. */
+interface Graph {
+  readonly capture: Capture;
+  readonly memory: GraphMemory;
+}
+
+export function graphFunctions(
+  rooms: PoolRooms,
+  modules: Modules,
+  handles: Handles,
+  workOf: LaunchWork,
+): GraphFunctions {
+  const { queues, host, contexts, pools } = rooms;
+  const graphs = new Map<number, Graph>();
+  const executables = new Map<number, Executable>();
+  let tellTails: Address | undefined;
+
+  const statusOf = ({ capture }: { capture: Capture | undefined }): number => {
+    if (!capture) return CU_STREAM_CAPTURE_STATUS_NONE;
+    return capture.isInvalid
+      ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+      : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  };
+
+  return {
+    cuStreamBeginCapture_v2(handle) {
+      const stream = queues.get(handle);
+      if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+      if (stream.handle === CU_STREAM_LEGACY) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+      if (stream.capture) return CUDA_ERROR_ILLEGAL_STATE;
+      new Capture(handles.make(), stream);
+      return CUDA_SUCCESS;
+    },
+    cuStreamEndCapture(handle, out) {
+      const stream = queues.get(handle);
+      if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+      const { capture } = stream;
+      if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
+      if (capture.origin !== stream) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+      const isJoined = capture.end();
+      const memory = memoryOf(rooms, capture);
+      memory.take();
+      host.setUint64(out, 0);
+      if (!isJoined || capture.isInvalid) memory.release();
+      if (capture.isInvalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+      if (!isJoined) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+      graphs.set(capture.id, { capture, memory });
+      host.setUint64(out, capture.id);
+      return CUDA_SUCCESS;
+    },
+    cuStreamIsCapturing(handle, out) {
+      const stream = queues.get(handle);
+      if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+      host.setInt32(out, statusOf(stream));
+      return CUDA_SUCCESS;
+    },
+    cuStreamGetCaptureInfo_v2(handle, status, id, graph, nodes, count) {
+      const stream = queues.get(handle);
+      if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+      const { capture } = stream;
+      host.setInt32(status, statusOf(stream));
+      if (!capture) return CUDA_SUCCESS;
+      if (id !== 0) host.setUint64(id, capture.id);
+      if (graph !== 0) host.setUint64(graph, capture.id);
+      const tails = [...capture.placeOf(stream).tails].slice(0, MOST_TAILS);
+      tellTails ??= allocatePermanent(8 * MOST_TAILS);
+      for (const [at, node] of tails.entries()) host.setUint64(tellTails + 8 * at, node.handle);
+      if (nodes !== 0) host.setUint64(nodes, tellTails);
+      if (count !== 0) host.setUint64(count, tails.length);
+      return CUDA_SUCCESS;
+    },
+    cuGraphDestroy(handle) {
+      const graph = graphs.get(handle);
+      if (!graph) return CUDA_ERROR_INVALID_VALUE;
+      graphs.delete(handle);
+      graph.memory.release();
+      return CUDA_SUCCESS;
+    },
+    cuGraphInstantiateWithFlags(out, handle, flags) {
+      const graph = graphs.get(handle);
+      if (!graph) return CUDA_ERROR_INVALID_VALUE;
+      // Memory that outlives a launch is the hardware's.
+      if (flags !== 0 || !isBalanced(graph.capture)) return CUDA_ERROR_NOT_SUPPORTED;
+      const executable = handles.make();
+      executables.set(executable, new Executable(graph.capture, graph.memory));
+      host.setUint64(out, executable);
+      return CUDA_SUCCESS;
+    },
+    cuGraphExecDestroy(handle) {
+      const executable = executables.get(handle);
+      if (!executable) return CUDA_ERROR_INVALID_VALUE;
+      executables.delete(handle);
+      executable.destroy();
+      return CUDA_SUCCESS;
+    },
+    cuGraphExecUpdate_v2(handle, graphHandle) {
+      const executable = executables.get(handle);
+      const graph = graphs.get(graphHandle);
+      if (!executable || !graph) return CUDA_ERROR_INVALID_VALUE;
+      return executable.update(graph.capture) ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+    },
+    cuGraphExecKernelNodeSetParams_v2(handle, node, address) {
+      const executable = executables.get(handle);
+      const given = host.readStruct('CUDA_KERNEL_NODE_PARAMS_v2', address);
+      const kernel = given && modules.kernel(given.func);
+      if (executable?.node(node)?.kind !== 'kernel' || !kernel) return CUDA_ERROR_INVALID_VALUE;
+      const shape = {
+        grid: [given.gridDimX, given.gridDimY, given.gridDimZ],
+        block: [given.blockDimX, given.blockDimY, given.blockDimZ],
+        sharedBytes: given.sharedMemBytes,
+      } as const;
+      const work = workOf(kernel, shape, given.kernelParams);
+      if (typeof work === 'number') return work;
+      executable.replace(node, () => work);
+      return CUDA_SUCCESS;
+    },
+    cuGraphLaunch(handle, streamHandle) {
+      const executable = executables.get(handle);
+      const stream = queues.get(streamHandle);
+      if (!executable || !stream) return CUDA_ERROR_INVALID_VALUE;
+      queues.add(stream, () => executable.launch(), 'graph');
+      return CUDA_SUCCESS;
+    },
+    cuGraphUpload: (handle, stream) =>
+      executables.has(handle) && queues.get(stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE,
+    cuDeviceGraphMemTrim(device) {
+      if (!contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+      pools.forGraphs(device)?.trim(0);
+      return CUDA_SUCCESS;
+    },
+  };
+}

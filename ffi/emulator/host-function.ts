@@ -33,10 +33,14 @@ export function hostFunctions(queues: Queues, host: HostMemory): Pick<Driver, 'c
       if (address === 0) return CUDA_ERROR_INVALID_VALUE;
       const call = known.get(address);
       if (!call) return CUDA_ERROR_NOT_SUPPORTED;
-      queues.enqueue(stream, () => {
-        call(data);
-        return true;
-      });
+      queues.enqueue(
+        stream,
+        () => {
+          call(data);
+          return true;
+        },
+        'host',
+      );
       return CUDA_SUCCESS;
     },
   };

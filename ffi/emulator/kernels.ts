@@ -17,7 +17,7 @@ import { type Launch, readArguments, runKernel } from './launch.ts';
 import type { Memory } from './memory.ts';
 import type { Kernel, Modules } from './modules.ts';
 import { ownKernels } from './own-kernels.ts';
-import type { Queues, Stream } from './queues.ts';
+import type { Queues, Stream, Work } from './queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -69,11 +69,37 @@ export type KernelFunctions = Pick<
   | 'cuLaunchKernel'
   | 'cuOccupancyMaxActiveBlocksPerMultiprocessor'
   | 'cuOccupancyMaxPotentialBlockSize'
+  | 'cuOccupancyMaxActiveClusters'
+  | 'cuOccupancyMaxPotentialClusterSize'
 >;
+
+/** What a launch does when its stream gets to it, or why there is none. */
+export type LaunchWork = (kernel: Kernel, shape: Launch, pointers: number) => Work | Status;
+
+export function launchWork(modules: Modules, memory: Memory, host: HostMemory): LaunchWork {
+  return (kernel, { grid, block, sharedBytes }, pointers) => {
+    const threads = block.reduce((product, extent) => product * extent, 1);
+    const fits =
+      isWithin(grid, MAX_GRID) &&
+      isWithin(block, MAX_BLOCK) &&
+      threads <= attributeOf(kernel, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) &&
+      sharedBytes <= attributeOf(kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+    if (!fits) return CUDA_ERROR_INVALID_VALUE;
+    const registered = modules.registered.get(kernel.name) ?? ownKernels.get(kernel.name);
+    if (!registered) return CUDA_ERROR_NOT_SUPPORTED;
+    // Read now: the caller writes over them as soon as this returns.
+    const args = readArguments(host, kernel, registered, pointers);
+    if (!args) return CUDA_ERROR_INVALID_VALUE;
+    return () => {
+      runKernel(memory, kernel, registered, { grid, block, sharedBytes }, args);
+      return true;
+    };
+  };
+}
 
 export function kernelFunctions(
   modules: Modules,
-  memory: Memory,
+  workOf: LaunchWork,
   queues: Queues,
   host: HostMemory,
 ): KernelFunctions {
@@ -91,26 +117,13 @@ export function kernelFunctions(
   const launch = (
     kernel: Kernel | undefined,
     stream: Stream | undefined,
-    { grid, block, sharedBytes }: Launch,
+    shape: Launch,
     pointers: number,
   ): Status => {
     if (!kernel || !stream || stream.context !== kernel.context) return CUDA_ERROR_INVALID_HANDLE;
-    const threads = block.reduce((product, extent) => product * extent, 1);
-    const fits =
-      isWithin(grid, MAX_GRID) &&
-      isWithin(block, MAX_BLOCK) &&
-      threads <= attributeOf(kernel, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) &&
-      sharedBytes <= attributeOf(kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
-    if (!fits) return CUDA_ERROR_INVALID_VALUE;
-    const registered = modules.registered.get(kernel.name) ?? ownKernels.get(kernel.name);
-    if (!registered) return CUDA_ERROR_NOT_SUPPORTED;
-    // Read now: the caller writes over them as soon as this returns.
-    const args = readArguments(host, kernel, registered, pointers);
-    if (!args) return CUDA_ERROR_INVALID_VALUE;
-    queues.enqueue(stream, () => {
-      runKernel(memory, kernel, registered, { grid, block, sharedBytes }, args);
-      return true;
-    });
+    const work = workOf(kernel, shape, pointers);
+    if (typeof work === 'number') return work;
+    queues.enqueue(stream, work, 'kernel');
     return CUDA_SUCCESS;
   };
 
@@ -170,6 +183,8 @@ export function kernelFunctions(
     },
     cuOccupancyMaxActiveBlocksPerMultiprocessor: () => CUDA_ERROR_NOT_SUPPORTED,
     cuOccupancyMaxPotentialBlockSize: () => CUDA_ERROR_NOT_SUPPORTED,
+    cuOccupancyMaxActiveClusters: () => CUDA_ERROR_NOT_SUPPORTED,
+    cuOccupancyMaxPotentialClusterSize: () => CUDA_ERROR_NOT_SUPPORTED,
   };
 }
 

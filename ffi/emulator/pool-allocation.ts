@@ -2,6 +2,7 @@
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import type { Allocation } from './block.ts';
+import { allocateCaptured, freeCaptured } from './graph-allocation.ts';
 import type { Memory } from './memory.ts';
 import type { Pool, PoolRegion } from './pool.ts';
 import type { PoolRooms } from './pool-functions.ts';
@@ -32,12 +33,12 @@ export function poolRegionAt(memory: Memory, address: number): PoolRegion | null
 
 /** Frees pool memory behind all queued work, without a wait; undefined for an address in none. */
 export function freePoolMemory(
-  { memory, queues, contexts }: PoolRooms,
+  { memory, queues, contexts, pools }: PoolRooms,
   address: number,
 ): Status | undefined {
   const region = poolRegionAt(memory, address);
   if (region === undefined) return undefined;
-  if (region === null) return CUDA_ERROR_INVALID_VALUE;
+  if (region === null || pools.isOfGraph(region)) return CUDA_ERROR_INVALID_VALUE;
   const context = contexts.top?.alive ? contexts.top : contexts.primary(region.device);
   freeIn(queues.behindAll(context), region, queues, false);
   queues.progress();
@@ -72,6 +73,11 @@ export function poolAllocationFunctions(rooms: PoolRooms): PoolAllocationFunctio
       host.setUint64(out, 0);
       return CUDA_SUCCESS;
     }
+    const { capture } = stream;
+    if (capture)
+      return pool
+        ? allocateCaptured(rooms, out, byteLength, { stream, pool, capture })
+        : CUDA_ERROR_OUT_OF_MEMORY;
     const region = pool?.allocate(byteLength, stream) ?? retried(byteLength, stream, pool);
     if (!region) return CUDA_ERROR_OUT_OF_MEMORY;
     queues.enqueue(stream, () => true);
@@ -107,7 +113,9 @@ export function poolAllocationFunctions(rooms: PoolRooms): PoolAllocationFunctio
       const stream = queues.get(handle);
       if (!stream) return CUDA_ERROR_INVALID_HANDLE;
       if (address === 0) return CUDA_SUCCESS;
+      if (stream.capture) return freeCaptured(rooms, address, stream, stream.capture);
       const region = poolRegionAt(memory, address);
+      if (region && pools.isOfGraph(region)) return CUDA_ERROR_INVALID_VALUE;
       if (region === null) return CUDA_ERROR_INVALID_VALUE;
       if (region === undefined) return freePlainLater(address, stream);
       freeIn(stream, region, queues, true);

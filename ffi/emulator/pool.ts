@@ -111,7 +111,11 @@ export class Pool {
   }
 
   /** Undefined where there is not enough memory. */
-  allocate(asked: number, stream: Stream): PoolRegion | undefined {
+  allocate(
+    asked: number,
+    stream: Stream,
+    access = (device: number): number => this.access(device),
+  ): PoolRegion | undefined {
     const byteLength = roundUp(asked, UNIT);
     const address = this.#reuse(byteLength, stream) ?? this.#take(byteLength);
     if (address === undefined) return undefined;
@@ -125,7 +129,7 @@ export class Pool {
       bufferId: this.#memory.nextBufferId(),
       handleTypes: this.handleTypes,
       poolHandle: this.handle,
-      access: (device) => this.access(device),
+      access,
       pool: this,
       isFreed: false,
       shared: undefined,

@@ -34,6 +34,8 @@ export class Pools {
   readonly #byHandle = new Map<number, Pool>();
   readonly #default = new Map<number, Pool>();
   readonly #current = new Map<number, Pool>();
+  /** Where graphs have their memory. */
+  readonly #forGraphs = new Map<number, Pool>();
 
   constructor(memory: Memory, contexts: Contexts, queues: Queues, handles: Handles) {
     this.#memory = memory;
@@ -73,6 +75,26 @@ export class Pools {
   current(device: number): Pool | undefined {
     const chosen = this.#current.get(device);
     return chosen && !chosen.isDestroyed ? chosen : this.default(device);
+  }
+
+  /**
+   * The pool that nobody sees and the memory of graphs comes from; it keeps what it has reserved until
+   * it is trimmed.
+   */
+  forGraphs(device: number): Pool | undefined {
+    const known = this.#forGraphs.get(device);
+    if (known) return known;
+    const pool = this.#make(device, 0, this.#memory.totalBytes, true);
+    if (!pool) return undefined;
+    pool.releaseThreshold = BigInt(this.#memory.totalBytes);
+    this.#byHandle.delete(pool.handle);
+    this.#forGraphs.set(device, pool);
+    return pool;
+  }
+
+  /** Whether memory is a graph's, which only the graph frees. */
+  isOfGraph({ pool }: PoolRegion): boolean {
+    return pool !== undefined && this.#forGraphs.get(pool.device) === pool;
   }
 
   setCurrent(device: number, pool: Pool): Status {

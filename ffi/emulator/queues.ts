@@ -1,6 +1,7 @@
 /** Streams as queues of work, and the points where that work goes on. */
 import { CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD } from '../constants.ts';
 import { CUresult } from '../results.ts';
+import type { Capture, NodeKind } from './capture.ts';
 import type { Context, Contexts } from './context.ts';
 import type { Handles } from './handles.ts';
 
@@ -24,6 +25,8 @@ export interface Stream {
   readonly flags: number;
   readonly priority: number;
   readonly items: Item[];
+  /** What takes down its work at present, if anything does. */
+  capture: Capture | undefined;
   /** How many pieces of work were ever queued, and how many of them are done. */
   queued: number;
   done: number;
@@ -85,7 +88,29 @@ export class Queues {
     return this.#streams.delete(handle);
   }
 
-  enqueue(stream: Stream, work: Work): void {
+  /**
+   * Queues work, or has the capture of the stream take it down: then it is done at each launch.
+   *
+   * @param kind what it is in a graph
+   */
+  enqueue(stream: Stream, work: Work, kind: NodeKind = 'copy'): void {
+    this.add(stream, () => work, kind);
+  }
+
+  /** As {@link enqueue}, for work that is made anew for each launch. */
+  add(stream: Stream, make: () => Work, kind: NodeKind): void {
+    const { capture } = stream;
+    if (capture) capture.add(stream, { handle: this.#handles.make(), kind, work: make });
+    else this.#push(stream, make());
+  }
+
+  /** Ends the capture that a stream is in, if it is in one: what is asked of it cannot be captured. */
+  breaks({ capture }: Stream): boolean {
+    if (capture) capture.isInvalid = true;
+    return capture !== undefined;
+  }
+
+  #push(stream: Stream, work: Work): void {
     stream.items.push({ after: this.#dependencies(stream), work });
     stream.queued += 1;
     this.#busy.add(stream);
@@ -222,6 +247,6 @@ export class Queues {
   }
 
   #make(handle: number, context: Context, flags: number, priority: number): Stream {
-    return { handle, context, flags, priority, items: [], queued: 0, done: 0 };
+    return { handle, context, flags, priority, items: [], capture: undefined, queued: 0, done: 0 };
   }
 }

@@ -6,8 +6,13 @@ import type { Contexts } from './context.ts';
 import type { HostMemory } from './host.ts';
 import type { Queues } from './queues.ts';
 
-const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY } =
-  CUresult;
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_INVALID_HANDLE,
+  CUDA_ERROR_NOT_READY,
+  CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+} = CUresult;
 
 // Lower numbers come first.
 const LEAST_PRIORITY = 0;
@@ -74,11 +79,13 @@ export const streamFunctions = (
   cuStreamQuery(handle) {
     const stream = queues.get(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (queues.breaks(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return queues.isIdle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   },
   cuStreamSynchronize(handle) {
     const stream = queues.get(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (queues.breaks(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     queues.synchronize(stream);
     queues.synchronized();
     return CUDA_SUCCESS;

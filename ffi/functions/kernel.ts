@@ -50,4 +50,7 @@ export const kernelRows = {
     size_t,
     int,
   ),
+  // Since 11.8
+  cuOccupancyMaxActiveClusters: inContext(out(int), CUfunction, CUlaunchConfig),
+  cuOccupancyMaxPotentialClusterSize: inContext(out(int), CUfunction, CUlaunchConfig),
 } as const;

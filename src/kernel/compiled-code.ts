@@ -1,4 +1,5 @@
 import { inspect } from 'node:util';
+import { requireMade } from '../arguments.ts';
 import type { CodeKind } from './architecture.ts';
 
 /** What a compiled source is made of. */
@@ -27,7 +28,9 @@ export class CompiledCode<out K extends CodeKind = CodeKind> {
   readonly #names: ReadonlyMap<string, string>;
 
   /** @internal */
-  constructor({ kind, code, log, names }: CompiledInit<K>) {
+  constructor(init: CompiledInit<K>) {
+    requireMade(init, Object, 'CompiledCode', 'compile');
+    const { kind, code, log, names } = init;
     this.kind = kind;
     this.code = (
       kind === 'cubin'

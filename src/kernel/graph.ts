@@ -1,28 +1,31 @@
-import { BLOCK, OUT0, OUT3, readHandle } from '../../ffi/arena.ts';
-import { CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_PER_THREAD } from '../../ffi/constants.ts';
+import { BLOCK, OUT0, OUT3, readHandle, writeStruct } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
-import type { CUgraph, CUgraphExec, CUstream } from '../../ffi/types.ts';
-import { checkInstance, checkOptions, shown } from '../arguments.ts';
-import { refuseInCapture, whileCapturing } from '../capture.ts';
+import type { CUgraphExec, CUstream } from '../../ffi/types.ts';
+import { checkInstance, checkInteger, checkOptions, requireMade, shown } from '../arguments.ts';
 import { check } from '../check.ts';
-import type { Context } from '../context.ts';
-import { NotSupportedError } from '../errors.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import { CuffiError, NotSupportedError } from '../errors.ts';
 import { noteVisits, streamOf } from '../memory/buffer-copies.ts';
 import type { StreamOption } from '../memory/buffer-options.ts';
-import { Resource } from '../resource.ts';
+import { Resource, releaseQuietly } from '../resource.ts';
 import { Stream } from '../stream.ts';
+import { type Captured, captureGraph, destroyGraph } from './graph-capture.ts';
+import { Kernel } from './kernel.ts';
+import { KernelNode } from './kernel-node.ts';
+import type { Arguments, Parameter } from './parameters.ts';
 
 /**
  * Work that was captured from a stream, launched as a whole with one call: many small kernels, copies
  * and fills then cost the driver little more than one.
  *
  * It has the addresses of the memory that it works on, and its kernels: these must stay open as long
- * as it is launched.
+ * as it is launched. Memory that `pool.allocate` gives out in the capture is the graph's own.
  *
  * @example
  * using graph = cuda.Graph.capture(stream, () => {
- *   for (const kernel of steps) kernel.launch({ grid, block, stream }, x);
+ *   using scratch = pool.allocate(4096, { stream });
+ *   for (const kernel of steps) kernel.launch({ grid, block, stream }, x, scratch);
  * });
  * for (let turn = 0; turn < 100; turn += 1) graph.launch({ stream });
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
@@ -30,28 +33,37 @@ import { Stream } from '../stream.ts';
 export class Graph extends Resource {
   readonly context: Context;
   readonly #handle: CUgraphExec;
+  /** Whether it has memory of its own. */
+  readonly #hasMemory: boolean;
   /** What was captured, so that the modules and the memory that it names are not collected. */
   #captured: readonly (() => void)[];
   /** Whose memory it uses, which must outlive each launch. */
   #contexts: readonly Context[];
+  #nodes: readonly KernelNode[];
 
   private constructor(context: Context, handle: CUgraphExec, captured: Captured) {
+    requireMade(context, Context, 'Graph', 'Graph.capture');
     const { releases, resets } = context;
+    const { graph } = captured;
     super('Graph', {
       owner: context.resources,
       release: () =>
         releases.submit(
           () => {
-            if (context.resets === resets)
-              context.run(() => check(cu.cuGraphExecDestroy(handle), 'cuGraphExecDestroy'));
+            if (context.resets !== resets) return;
+            // Its nodes are named by those of what was captured, which lives as long.
+            releaseQuietly(() => destroyGraph(context, graph));
+            context.run(() => check(cu.cuGraphExecDestroy(handle), 'cuGraphExecDestroy'));
           },
           { waits: false },
         ),
     });
     this.context = context;
     this.#handle = handle;
+    this.#hasMemory = captured.hasMemory;
     this.#captured = [captured.work];
     this.#contexts = [...new Set([context, ...captured.contexts])];
+    this.#nodes = captured.nodes;
   }
 
   /**
@@ -59,28 +71,108 @@ export class Graph extends Resource {
    * so for other streams, from where they wait for an event of this one until it waits for one of
    * theirs. What would wait, ask, allocate, or work in a default stream is refused meanwhile.
    *
+   * `pool.allocate(byteLength, { stream })` gives memory of the graph: each launch allocates it
+   * there, and frees it where its buffer is closed, at the latest at the end. The buffer is for what
+   * is captured, and closed when the capture ends.
+   *
    * @param stream one that was made with `nonBlocking: true`, best; not a default stream
    * @param work must be synchronous
    * @throws what `work` throws, then there is no graph; CudaError, TypeError
    */
   static capture(stream: Stream, work: () => void): Graph {
     const { context } = checkInstance(stream, Stream, 'stream');
-    const captured = capture(stream, work);
+    const captured = captureGraph(stream, work);
     try {
       return context.run(() => {
         const call = 'cuGraphInstantiateWithFlags';
         check(cu[call](OUT0, captured.graph, 0), call, () => 'making a graph ready to be launched');
         return new Graph(context, readHandle<CUgraphExec>(OUT0, cu.cuGraphExecDestroy), captured);
       });
-    } finally {
-      destroyGraph(context, captured.graph);
+    } catch (error) {
+      releaseQuietly(() => destroyGraph(context, captured.graph));
+      throw error;
     }
+  }
+
+  /**
+   * Gives back what the graphs of a device had as memory of their own, as far as no launch of them
+   * is queued: the driver keeps it for later launches, after `close()`, too.
+   *
+   * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
+   */
+  static trimMemory(options?: PlaceOptions): void {
+    const { device } = Context.of(checkOptions(options, ['context', 'device'], 'Graph.trimMemory'));
+    check(cu.cuDeviceGraphMemTrim(device.handle), 'cuDeviceGraphMemTrim');
   }
 
   /** The driver's handle, a CUgraphExec. @throws ClosedError */
   get handle(): CUgraphExec {
     if (this.closed) throw this.closedError();
     return this.#handle;
+  }
+
+  /** Its launches of kernels, in the order in which they were captured; others after `update`. */
+  get kernelNodes(): readonly KernelNode[] {
+    this.requireOpen();
+    return this.#nodes;
+  }
+
+  /**
+   * A launch of a kernel in it, for {@link setArguments}.
+   *
+   * @param at which one in their order, where the kernel was launched more than once
+   * @throws RangeError where there is none; TypeError, ClosedError
+   */
+  kernelNode<const P extends readonly Parameter[]>(kernel: Kernel<P>, at?: number): KernelNode<P> {
+    checkInstance(kernel, Kernel, 'kernel');
+    const nodes = this.kernelNodes.filter((node) => Object.is(node.kernel, kernel));
+    const { length } = nodes;
+    if (length === 0) throw new RangeError(`the graph has no launch of kernel ${kernel.name}`);
+    if (at === undefined && length > 1)
+      throw new RangeError(
+        `the graph has ${length} launches of kernel ${kernel.name}: say which, from 0 to ${length - 1}`,
+      );
+    const place = checkInteger(at ?? 0, 'at', 0, length - 1);
+    return nodes[place] as unknown as KernelNode<P>;
+  }
+
+  /**
+   * Sets the arguments of one launch in it, for later launches of the graph; those that are queued
+   * go on as they were. What it is given must stay open, as what was captured.
+   *
+   * @throws TypeError, RangeError for arguments that do not fit the parameters, or a launch that is
+   * none of this graph; ClosedError, CudaError; NotSupportedError before CUDA 12.0
+   */
+  setArguments<const P extends readonly Parameter[]>(
+    node: KernelNode<P>,
+    ...args: Arguments<P>
+  ): void {
+    const { handle } = this;
+    const own = this.#nodes.find((each) => Object.is(each, node));
+    if (!own)
+      throw new TypeError(
+        node instanceof KernelNode
+          ? `${node} is no launch of this graph, or was before an update: ask graph.kernelNode again`
+          : `node must be a KernelNode, not ${shown(node)}`,
+      );
+    const { kernel, grid, block, sharedBytes } = own;
+    const params = writeStruct('CUDA_KERNEL_NODE_PARAMS_v2', {
+      func: kernel.handle,
+      gridDimX: grid[0],
+      gridDimY: grid[1],
+      gridDimZ: grid[2],
+      blockDimX: block[0],
+      blockDimY: block[1],
+      blockDimZ: block[2],
+      sharedMemBytes: sharedBytes,
+      kernelParams: kernel.writeArguments(args),
+    });
+    const call = 'cuGraphExecKernelNodeSetParams_v2';
+    const status = kernel.context.run(() => cu[call](handle, own.handle, params));
+    if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) throw tooOld();
+    check(status, call, () => `setting the arguments of kernel ${kernel.name} in a graph`);
+    own.given = [...own.given.slice(-1), args];
+    this.#contexts = [...new Set([...this.#contexts, ...contextsOf(args)])];
   }
 
   /** Queues all of it; nothing waits. Launches of one graph run one after the other. */
@@ -115,25 +207,29 @@ export class Graph extends Resource {
 
   /**
    * Captures the same work with other arguments, for later launches; those that are queued go on as
-   * they were. Much cheaper than another graph.
+   * they were. Much cheaper than another graph; {@link setArguments} is cheaper still, for one launch.
    *
    * @throws CudaError CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE for other work, then the graph is as it
-   * was; NotSupportedError before CUDA 12.0
+   * was; CuffiError for work with memory of its own; NotSupportedError before CUDA 12.0
    */
   update(stream: Stream, work: () => void): void {
     const { handle, context } = this;
     checkInstance(stream, Stream, 'stream');
-    const { graph, contexts } = capture(stream, work);
+    if (this.#hasMemory) throw hasMemory();
+    const captured = captureGraph(stream, work);
+    const { graph, contexts, nodes } = captured;
     try {
+      if (captured.hasMemory) throw hasMemory();
       const status = context.run(() => cu.cuGraphExecUpdate_v2(handle, graph, BLOCK));
-      if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER)
-        throw new NotSupportedError('updating a graph needs a driver of CUDA 12.0 or later');
+      if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) throw tooOld();
       check(status, 'cuGraphExecUpdate_v2', () => 'updating a graph');
       // What is queued may still use what was captured before.
       this.#captured = [...this.#captured.slice(-1), work];
       this.#contexts = [...new Set([...this.#contexts, ...contexts])];
+      // The driver goes on to name nodes by what was captured first.
+      this.#nodes = this.#nodes.flatMap((node, at) => nodes[at]?.inPlaceOf(node) ?? []);
     } finally {
-      destroyGraph(context, graph);
+      releaseQuietly(() => destroyGraph(context, graph));
     }
   }
 
@@ -148,44 +244,17 @@ export class Graph extends Resource {
 const OPTIONS = ['stream'] as const;
 const launching = (): string => 'launching a graph';
 
-/** A graph that was captured, what it was captured from, and whose memory it uses. */
-interface Captured {
-  readonly graph: CUgraph;
-  readonly work: () => void;
-  readonly contexts: ReadonlySet<Context>;
-}
+const tooOld = (): NotSupportedError =>
+  new NotSupportedError('updating a graph needs a driver of CUDA 12.0 or later');
 
-function capture(stream: Stream, work: () => void): Captured {
-  if (typeof work !== 'function')
-    throw new TypeError(`work must be a function, not ${shown(work)}`);
-  refuseInCapture('capturing a graph');
-  const { handle, context } = stream;
-  if (handle <= CU_STREAM_PER_THREAD)
-    throw new TypeError('a default stream cannot be captured: make one with nonBlocking: true');
-  check(
-    // Relaxed: whatever else the driver is asked cannot end the capture, unless it is of the stream.
-    cu.cuStreamBeginCapture_v2(handle, CU_STREAM_CAPTURE_MODE_RELAXED),
-    'cuStreamBeginCapture_v2',
-    () => 'beginning to capture a stream',
+const hasMemory = (): CuffiError =>
+  new CuffiError(
+    'a graph with memory of its own cannot be updated: set the arguments of its launches, or capture another',
   );
-  let captured: ReturnType<typeof whileCapturing>;
-  try {
-    captured = whileCapturing(work);
-  } catch (error) {
-    if (cu.cuStreamEndCapture(handle, OUT0) === CUresult.CUDA_SUCCESS)
-      destroyGraph(context, readHandle<CUgraph>(OUT0));
-    throw error;
-  }
-  check(cu.cuStreamEndCapture(handle, OUT0), 'cuStreamEndCapture', () => 'capturing a stream');
-  const graph = readHandle<CUgraph>(OUT0);
-  if (captured.result instanceof Promise) {
-    destroyGraph(context, graph);
-    throw new TypeError('capture takes a synchronous function: what comes later is not captured');
-  }
-  return { graph, work, contexts: captured.contexts };
-}
 
-/** What a graph was made from is needed no more. */
-function destroyGraph(context: Context, graph: CUgraph): void {
-  context.run(() => check(cu.cuGraphDestroy(graph), 'cuGraphDestroy'));
-}
+/** Whose memory arguments are. */
+const contextsOf = (args: readonly unknown[]): Context[] =>
+  args.flatMap((each) => {
+    const context: unknown = (each as { readonly context?: unknown } | null)?.context;
+    return context instanceof Context ? [context] : [];
+  });

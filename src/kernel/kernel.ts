@@ -8,14 +8,17 @@ import {
 import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUfunction, CUstream } from '../../ffi/types.ts';
-import { checkInteger, checkOptions } from '../arguments.ts';
+import { checkInteger, checkOptions, requireMade } from '../arguments.ts';
+import { isCapturing } from '../capture.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
 import { noteVisits } from '../memory/buffer-copies.ts';
+import { Resource } from '../resource.ts';
 import type { Stream } from '../stream.ts';
 import { ArgumentBlock } from './argument-block.ts';
 import { type KernelAttributes, readAttribute, readAttributes } from './function-attributes.ts';
+import { noteLaunch } from './kernel-node.ts';
 import { ConfigBlock, type Extents3, type LaunchConfig } from './launch-config.ts';
 import { launchError } from './launch-error.ts';
 import { type LaunchLimits, launchLimits } from './launch-limits.ts';
@@ -57,6 +60,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
 
   /** @internal */
   constructor(module: Module, name: string, handle: CUfunction, params: P) {
+    requireMade(module, Resource, 'Kernel', 'module.kernel');
     const { context } = module;
     this.module = module;
     this.context = context;
@@ -111,12 +115,20 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     this.#arguments.write(args);
     const handle = stream?.plainHandle;
     if (handle === undefined) {
-      this.#launchMarked(stream);
+      this.#launchMarked(stream, args);
       return;
     }
     block.stream = handle;
     const status = cu.cuLaunchKernelEx(block.address, call, this.#arguments.address, NOTHING);
     if (status !== 0) this.#launchElse(status, handle);
+    if (isCapturing()) noteLaunch(this as unknown as Kernel<never>, block, handle, args);
+  }
+
+  /** @internal Writes arguments as a launch does, and answers where the table of them lies. */
+  writeArguments(args: readonly unknown[]): Address {
+    this.handle; // a closed module is refused
+    this.#arguments.write(args);
+    return this.#arguments.address;
   }
 
   /**
@@ -167,13 +179,14 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   }
 
   /** In a default stream, or a borrowed one: what is queued there is marked. */
-  #launchMarked(stream: Stream | undefined): void {
+  #launchMarked(stream: Stream | undefined, given: readonly unknown[]): void {
     const call = (handle: CUstream): void => {
       const config = this.#config;
       config.stream = handle;
       const args = this.#arguments.address;
       const status = cu.cuLaunchKernelEx(config.address, this.#function, args, NOTHING);
       if (status !== 0) this.#launchElse(status, handle);
+      if (isCapturing()) noteLaunch(this as unknown as Kernel<never>, config, handle, given);
     };
     if (stream) stream.enqueue(call);
     else this.context.enqueue(call);

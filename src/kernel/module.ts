@@ -5,7 +5,7 @@ import { cu } from '../../ffi/driver.ts';
 import { withAddress } from '../../ffi/native.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr, CUfunction, CUmodule } from '../../ffi/types.ts';
-import { checkOptions, shown } from '../arguments.ts';
+import { checkOptions, requireMade, shown } from '../arguments.ts';
 import { check, cudaError } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
@@ -46,6 +46,7 @@ export class Module extends Resource {
   readonly #handle: CUmodule;
 
   private constructor(context: Context, handle: CUmodule, log: string) {
+    requireMade(context, Context, 'Module', 'Module.load');
     const { releases, resets } = context;
     super('Module', {
       owner: context.resources,

@@ -3,7 +3,7 @@ import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr, CUmemoryPool } from '../../ffi/types.ts';
 import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
-import { refuseInCapture } from '../capture.ts';
+import { isCapturing } from '../capture.ts';
 import { check } from '../check.ts';
 import { Context } from '../context.ts';
 import { Device } from '../device.ts';
@@ -12,6 +12,7 @@ import { releaseQuietly } from '../resource.ts';
 import { DeviceBuffer } from './buffer.ts';
 import { streamOf } from './buffer-copies.ts';
 import { FreeOrder } from './free-order.ts';
+import { allocateInCapture } from './graph-memory.ts';
 import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
 import {
   checkClose,
@@ -150,17 +151,20 @@ export class MemoryPool extends PoolState implements MemoryResource {
   /**
    * Memory from the pool, uninitialised; only queues.
    *
+   * In a stream that is captured, it becomes memory of the graph, allocated anew by each launch and
+   * freed where the buffer is closed, at the latest at the end of the capture: see {@link Graph}.
+   *
    * @throws RangeError for more than {@link maxSize}, CudaError CUDA_ERROR_OUT_OF_MEMORY
    */
   allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer {
     checkInteger(byteLength, 'byteLength', 1);
-    refuseInCapture('allocating memory');
     const stream = streamOf(checkOptions(options, ['stream'], 'allocate').stream);
     const pool = this.handle;
     const { context, maxSize } = this;
     const books = this.#books;
     if (byteLength > maxSize)
       throw new RangeError(`${byteLength} bytes are more than the pool's maxSize of ${maxSize}`);
+    if (isCapturing()) return allocateInCapture(this, pool, byteLength, stream);
     const order = new FreeOrder(context, stream);
     const quick = order.plainHandle;
     const status =

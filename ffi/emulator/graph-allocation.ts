@@ -1,0 +1,83 @@
+/** Memory of graphs: there at each launch, from the node that allocates it to the one that frees it. */
+import { CUresult, type CUresult as Status } from '../results.ts';
+import type { Capture } from './capture.ts';
+import { GraphMemory } from './executable.ts';
+import type { Pool, PoolRegion } from './pool.ts';
+import type { PoolRooms } from './pool-functions.ts';
+import type { Stream } from './queues.ts';
+
+const {
+  CUDA_SUCCESS,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_OUT_OF_MEMORY,
+  CUDA_ERROR_NOT_SUPPORTED,
+} = CUresult;
+
+/** What was allocated in a capture, by address. */
+const allocated = new WeakMap<Capture, Map<number, PoolRegion>>();
+
+const regionsOf = (capture: Capture): Map<number, PoolRegion> => {
+  const regions = allocated.get(capture) ?? new Map<number, PoolRegion>();
+  allocated.set(capture, regions);
+  return regions;
+};
+
+/** Takes down an allocation; its address is the same at each launch. */
+export function allocateCaptured(
+  { pools, memory, queues, host }: Pick<PoolRooms, 'pools' | 'memory' | 'queues' | 'host'>,
+  out: number,
+  byteLength: number,
+  { stream, pool, capture }: { stream: Stream; pool: Pool; capture: Capture },
+): Status {
+  // As the hardware: memory of graphs is not shared with other processes.
+  if (pool.handleTypes !== 0) return CUDA_ERROR_NOT_SUPPORTED;
+  const region = pools
+    .forGraphs(pool.device)
+    ?.allocate(byteLength, stream, (device) => pool.access(device));
+  if (!region) return CUDA_ERROR_OUT_OF_MEMORY;
+  regionsOf(capture).set(region.address, region);
+  queues.enqueue(
+    stream,
+    () => {
+      memory.regions.add(region);
+      return true;
+    },
+    'allocate',
+  );
+  host.setUint64(out, region.address);
+  return CUDA_SUCCESS;
+}
+
+/** Takes down a free, of memory that the same capture has allocated. */
+export function freeCaptured(
+  { memory, queues }: Pick<PoolRooms, 'memory' | 'queues'>,
+  address: number,
+  stream: Stream,
+  capture: Capture,
+): Status {
+  const region = regionsOf(capture).get(address);
+  if (!region || region.isFreed) return CUDA_ERROR_INVALID_VALUE;
+  region.isFreed = true;
+  queues.enqueue(
+    stream,
+    () => {
+      memory.regions.remove(region);
+      return true;
+    },
+    'free',
+  );
+  return CUDA_SUCCESS;
+}
+
+/** What a capture has allocated, when it has ended: only its launches reach it. */
+export function memoryOf({ memory }: Pick<PoolRooms, 'memory'>, capture: Capture): GraphMemory {
+  const regions = [...regionsOf(capture).values()];
+  for (const region of regions) memory.regions.remove(region);
+  return new GraphMemory(() => {
+    for (const region of regions) region.pool?.freeLater(region, capture.origin, true)();
+  });
+}
+
+/** Whether all that a capture has allocated is freed in it. */
+export const isBalanced = (capture: Capture): boolean =>
+  [...regionsOf(capture).values()].every(({ isFreed }) => isFreed);
