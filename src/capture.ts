@@ -18,7 +18,7 @@ import { cu } from '../ffi/driver.ts';
 import { viewMemory } from '../ffi/native.ts';
 import type { Address, CUgraphNode, CUstream } from '../ffi/types.ts';
 import type { Context } from './context.ts';
-import { CuffiError } from './errors.ts';
+import { CuffiError, NotSupportedError } from './errors.ts';
 
 /** What ends with the capture, in the stream that is captured, or nowhere where that failed. */
 type Ending = (origin: CUstream | undefined) => void;
@@ -85,9 +85,16 @@ export function refuseInCapture(doing: string): void {
     );
 }
 
-/** Whether work in a stream becomes a part of the graph that is captured, as far as is known. */
-export const isInCapture = (stream: CUstream): boolean =>
-  id !== undefined && captureOf(stream)?.id === id;
+/**
+ * Whether work in a stream becomes a part of the graph that is captured.
+ *
+ * @throws NotSupportedError where the driver does not tell
+ */
+export function isInCapture(stream: CUstream): boolean {
+  if (id === undefined)
+    throw new NotSupportedError('memory of graphs needs a driver of CUDA 11.4 or later');
+  return captureOf(stream)?.id === id;
+}
 
 /** What was captured last in a stream of the capture; undefined where the driver does not tell. */
 export function lastNodeIn(stream: CUstream): CUgraphNode | undefined {

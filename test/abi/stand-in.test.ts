@@ -107,6 +107,7 @@ const outValues: Readonly<Record<string, { byteLength: number; read(at: Address)
   'unsigned int': { byteLength: 4, read: readUint32 },
   float: { byteLength: 4, read: readFloat32 },
   size_t: { byteLength: 8, read: readSize },
+  cuuint64_t: { byteLength: 8, read: readSize },
   CUcontext: { byteLength: 8, read: readHandle },
   CUstream: { byteLength: 8, read: readHandle },
   CUevent: { byteLength: 8, read: readHandle },

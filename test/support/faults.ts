@@ -93,6 +93,7 @@ const pairs: readonly (readonly [opens: FunctionName, closes: FunctionName])[] =
   ['cuMemHostRegister_v2', 'cuMemHostUnregister'],
   ['cuMemAllocManaged', 'cuMemFree_v2'],
   ['cuModuleLoadDataEx', 'cuModuleUnload'],
+  ['cuStreamEndCapture', 'cuGraphDestroy'],
   ['cuGraphInstantiateWithFlags', 'cuGraphExecDestroy'],
 ];
 

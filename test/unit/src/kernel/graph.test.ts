@@ -1,15 +1,16 @@
-/** Captures on a driver that only pretends to: what cuffi itself does and refuses meanwhile. */
+/** What cuffi itself asks the driver in a capture, and what it does where one fails. */
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { OUT3, writeUint64 } from '../../../../ffi/arena.ts';
+import { arena, OUT3, writeUint64 } from '../../../../ffi/arena.ts';
 import {
   CU_STREAM_CAPTURE_MODE_RELAXED,
   CU_STREAM_CAPTURE_STATUS_ACTIVE,
 } from '../../../../ffi/constants.ts';
 import { selectDriver } from '../../../../ffi/driver.ts';
+import { emulatedKernels } from '../../../../ffi/emulated-kernels.ts';
+import { createEmulatedDriver } from '../../../../ffi/emulator/index.ts';
 import type { Driver, FunctionName } from '../../../../ffi/functions.ts';
 import { CUresult } from '../../../../ffi/results.ts';
-import type { Address } from '../../../../ffi/types.ts';
 import {
   Context,
   CudaEvent,
@@ -18,11 +19,15 @@ import {
   MemoryPool,
   Stream,
 } from '../../../../src/index.ts';
+import { broken, failing, keepingBooks } from '../../../support/faults.ts';
+import { loadKernels } from '../../../support/kernels.ts';
 import { Latch } from '../../../support/latch.ts';
-import { emulate } from '../emulate.ts';
 
-/** A driver that takes the calls of captures, and writes down every call. */
-function pretend(env: NodeJS.ProcessEnv = {}): {
+const emulate = (env: NodeJS.ProcessEnv = {}): Driver =>
+  createEmulatedDriver({ arena, env, kernels: emulatedKernels });
+
+/** A driver that writes down every call, and fails for one that would end a capture. */
+function watch(env: NodeJS.ProcessEnv = {}): {
   readonly calls: string[];
   answers: Partial<Record<FunctionName, CUresult>>;
 } {
@@ -30,37 +35,19 @@ function pretend(env: NodeJS.ProcessEnv = {}): {
   const calls: string[] = [];
   const answers: Partial<Record<FunctionName, CUresult>> = {};
   let capturing = false;
-  const gives = (handle: number) => (out: Address) => {
-    writeUint64(handle, out);
-    return 0;
-  };
-  const graphs: Partial<Driver> = {
-    cuStreamBeginCapture_v2: (_, mode) => {
-      assert.equal(mode, CU_STREAM_CAPTURE_MODE_RELAXED);
-      capturing = true;
-      return 0;
-    },
-    cuStreamEndCapture: (_, out) => {
-      capturing = false;
-      return gives(0x77)(out);
-    },
-    cuGraphInstantiateWithFlags: gives(0x88),
-    cuGraphDestroy: () => 0,
-    cuGraphExecDestroy: () => 0,
-    cuGraphLaunch: () => 0,
-    cuGraphExecUpdate_v2: () => 0,
-  };
   /** What a driver would take as the end of the capture. */
   const breaking = /Query|Synchronize|^cuMem(Alloc|Free)|Destroy_v2|^cuEventRecord/;
-  const driver = { ...emulated, ...graphs } as unknown as Record<
-    string,
-    (...args: never[]) => CUresult
-  >;
+  const driver = emulated as unknown as Record<string, (...args: never[]) => CUresult>;
   const watched = Object.fromEntries(
     Object.entries(driver).map(([name, call]) => [
       name,
       (...args: never[]): CUresult => {
         calls.push(name);
+        if (name === 'cuStreamBeginCapture_v2') {
+          assert.equal(args[1], CU_STREAM_CAPTURE_MODE_RELAXED);
+          capturing = true;
+        }
+        if (name === 'cuStreamEndCapture') capturing = false;
         if (capturing && breaking.test(name)) assert.fail(`${name} in a capture`);
         return answers[name as FunctionName] ?? call(...args);
       },
@@ -71,7 +58,7 @@ function pretend(env: NodeJS.ProcessEnv = {}): {
 }
 
 test('asks the driver nothing while a graph is captured, and gives back afterwards', async () => {
-  pretend();
+  watch();
   const context = Context.primary();
   using stream = Stream.create({ nonBlocking: true });
   using event = CudaEvent.create();
@@ -96,7 +83,7 @@ test('asks the driver nothing while a graph is captured, and gives back afterwar
       () => buffer.copyToHostSync(),
       () => buffer.copyFromSync(new Uint8Array(64), { stream }),
       () => DeviceBuffer.allocate(16),
-      () => pool.allocate(16, { stream }),
+      () => pool.allocate(16),
       () => Graph.capture(stream, () => {}),
     ])
       assert.throws(act, refused, String(act));
@@ -114,13 +101,13 @@ test('asks the driver nothing while a graph is captured, and gives back afterwar
 });
 
 test('a graph that fails on the way is destroyed, and the capture is ended', () => {
-  const { calls, answers } = pretend();
+  const { calls, answers } = watch();
   using stream = Stream.create({ nonBlocking: true });
   const count = (name: string): number => calls.filter((call) => call === name).length;
-  const ended = (): void => {
+  const ended = (open = 0): void => {
     assert.deepEqual(
       [count('cuStreamEndCapture'), count('cuGraphDestroy')],
-      [count('cuStreamBeginCapture_v2'), count('cuStreamBeginCapture_v2')],
+      [count('cuStreamBeginCapture_v2'), count('cuStreamBeginCapture_v2') - open],
     );
     assert.equal(stream.done, true);
     assert.equal(Context.current(), undefined);
@@ -142,17 +129,18 @@ test('a graph that fails on the way is destroyed, and the capture is ended', () 
   const graph = Graph.capture(stream, () => {});
   answers.cuGraphExecUpdate_v2 = CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER;
   assert.throws(() => graph.update(stream, () => {}), { name: 'NotSupportedError' });
-  ended();
+  ended(1);
   answers.cuGraphLaunch = CUresult.CUDA_ERROR_INVALID_VALUE;
   assert.throws(() => graph.launch({ stream }), { call: 'cuGraphLaunch' });
   assert.throws(() => graph.launch(), { call: 'cuGraphLaunch' });
   assert.equal(Context.current(), undefined);
   graph.close();
   assert.equal(count('cuGraphExecDestroy'), 1);
+  ended();
 });
 
 test('work in a borrowed stream that another library captures is not marked', () => {
-  const { calls, answers } = pretend();
+  const { calls, answers } = watch();
   using owner = Stream.create({ nonBlocking: true });
   using buffer = DeviceBuffer.allocate(64);
   const borrowed = Stream.fromHandle(owner.handle);
@@ -167,7 +155,7 @@ test('work in a borrowed stream that another library captures is not marked', ()
 });
 
 test('memory of another device that a graph uses is kept until its launches are done', async () => {
-  pretend({ CUFFI_EMULATED_DEVICES: '2' });
+  watch({ CUFFI_EMULATED_DEVICES: '2' });
   using stream = Stream.create({ nonBlocking: true });
   using near = DeviceBuffer.allocate(64);
   const far = DeviceBuffer.allocate(64, { device: 1 });
@@ -182,4 +170,80 @@ test('memory of another device that a graph uses is kept until its launches are 
   latch.open();
   await Context.primary(1).flush();
   assert.equal(Context.primary(1).pendingReleases.count, 0);
+});
+
+test('memory of a graph that fails on the way leaves nothing behind', () => {
+  for (const [name, nth] of [
+    ['cuMemAllocFromPoolAsync', 1],
+    ['cuMemAllocFromPoolAsync', 2],
+    ['cuMemFreeAsync', 1],
+    ['cuMemFreeAsync', 2],
+    ['cuStreamEndCapture', 1],
+    ['cuGraphInstantiateWithFlags', 1],
+  ] as const) {
+    const books = keepingBooks(failing(emulate(), name, nth, CUresult.CUDA_ERROR_OUT_OF_MEMORY));
+    selectDriver(books.driver);
+    using stream = Stream.create({ nonBlocking: true });
+    using pool = MemoryPool.create({ maxSize: 1 << 20 });
+    const open = [...books.open];
+    const buffers: DeviceBuffer[] = [];
+    const work = (): void => {
+      for (let n = 0; n < 2; n += 1) buffers.push(pool.allocate(4096, { stream }));
+    };
+    assert.throws(() => Graph.capture(stream, work), { code: 'CUDA_ERROR_OUT_OF_MEMORY' }, name);
+    assert.ok(
+      buffers.every(({ closed }) => closed),
+      `${name} ${nth}`,
+    );
+    // Memory of a graph that is none goes with it.
+    const left = [...books.open].filter((each) => !/^cuMemAllocFromPool/.test(each));
+    // A capture whose end was never asked for is still there.
+    if (name !== 'cuStreamEndCapture') assert.deepEqual(left, open, `${name} ${nth}`);
+    assert.equal(Context.current(), undefined);
+  }
+});
+
+test('an older driver says what it cannot do with a graph, and the graph is as it was', async () => {
+  const { CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER: TOO_OLD } = CUresult;
+  selectDriver(broken(emulate(), 'cuGraphExecKernelNodeSetParams_v2', TOO_OLD));
+  {
+    using module = loadKernels();
+    using stream = Stream.create({ nonBlocking: true });
+    using buffer = DeviceBuffer.allocate(4);
+    const narrow = module.kernel('narrow', ['pointer']);
+    const launch = (): void => narrow.launch({ grid: 1, block: 7, stream }, buffer);
+    using graph = Graph.capture(stream, launch);
+    assert.throws(() => graph.setArguments(graph.kernelNode(narrow), null), {
+      name: 'NotSupportedError',
+    });
+    graph.launch({ stream });
+    await stream.synchronize();
+    assert.equal((await buffer.copyToHost())[0], 7);
+  }
+  selectDriver(broken(emulate(), 'cuStreamGetCaptureInfo_v2', TOO_OLD));
+  using stream = Stream.create({ nonBlocking: true });
+  using pool = MemoryPool.create({ maxSize: 1 << 20 });
+  const allocate = (): unknown => pool.allocate(16, { stream });
+  assert.throws(() => Graph.capture(stream, allocate), { name: 'NotSupportedError' });
+  assert.equal(stream.done, true);
+});
+
+test('memory that an argument of a single launch lies in is kept until the launches are done', async () => {
+  watch({ CUFFI_EMULATED_DEVICES: '2' });
+  using module = loadKernels();
+  const narrow = module.kernel('narrow', ['pointer']);
+  using stream = Stream.create({ nonBlocking: true });
+  using near = DeviceBuffer.allocate(4);
+  Context.primary(0).enablePeerAccess(Context.primary(1));
+  const far = DeviceBuffer.allocate(4, { device: 1 });
+  using graph = Graph.capture(stream, () => narrow.launch({ grid: 1, block: 7, stream }, near));
+  graph.setArguments(graph.kernelNode(narrow), far);
+  await Promise.all([Context.primary(0).synchronize(), Context.primary(1).flush()]);
+  using latch = new Latch();
+  latch.hold(stream);
+  graph.launch({ stream });
+  far.close();
+  assert.equal(Context.primary(1).pendingReleases.count, 1);
+  latch.open();
+  await Context.primary(1).flush();
 });
