@@ -1,39 +1,31 @@
 import { inspect } from 'node:util';
-import {
-  CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-  CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-  CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
-  CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-} from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUfunction, CUstream } from '../../ffi/types.ts';
 import { checkInteger, checkOptions, requireMade } from '../arguments.ts';
 import { isCapturing } from '../capture.ts';
-import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
 import { noteVisits } from '../memory/buffer-copies.ts';
 import { Resource } from '../resource.ts';
 import type { Stream } from '../stream.ts';
 import { ArgumentBlock } from './argument-block.ts';
-import { type KernelAttributes, readAttribute, readAttributes } from './function-attributes.ts';
+import { type KernelAttributes, readAttributes } from './function-attributes.ts';
 import { noteLaunch } from './kernel-node.ts';
 import { ConfigBlock, type Extents3, type LaunchConfig } from './launch-config.ts';
 import { launchError } from './launch-error.ts';
-import { type LaunchLimits, launchLimits } from './launch-limits.ts';
+import { launchLimits } from './launch-limits.ts';
+import { LaunchRoom } from './launch-room.ts';
 import type { Module } from './module.ts';
 import {
   activeBlocks,
+  activeClusters,
+  clusterBlocks,
   type OccupancyOptions,
   type SuggestedBlock,
   suggestBlock,
-  threadsOf,
 } from './occupancy.ts';
 import type { Arguments, Parameter } from './parameters.ts';
-
-/** Clusters of more blocks do not run on every GPU that has clusters. */
-const PORTABLE_CLUSTER = 8;
 
 /**
  * A kernel of a module, ready to be launched. It keeps its module alive, and is closed with it.
@@ -50,13 +42,9 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   /** The types of its parameters. */
   readonly params: P;
   readonly #function: CUfunction;
-  readonly #limits: LaunchLimits;
   readonly #config: ConfigBlock;
   readonly #arguments: ArgumentBlock;
-  readonly #maxThreads: number;
-  readonly #staticSharedBytes: number;
-  #dynamicSharedBytes: number;
-  #maxClusterBlocks = PORTABLE_CLUSTER;
+  readonly #room: LaunchRoom;
 
   /** @internal */
   constructor(module: Module, name: string, handle: CUfunction, params: P) {
@@ -67,15 +55,9 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     this.name = name;
     this.params = params;
     this.#function = handle;
-    this.#limits = launchLimits(context.device);
-    this.#config = new ConfigBlock(name, this.#limits);
+    this.#config = new ConfigBlock(name, launchLimits(context.device));
     this.#arguments = new ArgumentBlock(name, context, params);
-    this.#maxThreads = readAttribute(handle, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
-    this.#staticSharedBytes = readAttribute(handle, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
-    this.#dynamicSharedBytes = readAttribute(
-      handle,
-      CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-    );
+    this.#room = new LaunchRoom(name, handle, context.device);
   }
 
   /** Whether its module was closed. */
@@ -108,9 +90,10 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     const call = this.handle;
     const block = this.#config;
     const stream = block.write(config);
-    if (block.threads > this.#maxThreads || block.sharedBytes > this.#dynamicSharedBytes)
-      this.#requireRoom();
-    if (block.hasAttributes) this.#allowCluster();
+    const room = this.#room;
+    if (block.threads > room.maxThreads || block.sharedBytes > room.sharedBytes)
+      room.require(block);
+    if (block.hasAttributes) room.allowCluster(block.clusterBlocks);
     if (stream !== undefined && stream.context !== this.context) this.#requireOwn(stream);
     this.#arguments.write(args);
     const handle = stream?.plainHandle;
@@ -134,21 +117,45 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   /**
    * How many blocks of a size run on one multiprocessor at once.
    *
+   * @throws RangeError, TypeError for a block that the kernel cannot have
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__OCCUPANCY.html
    */
   maxActiveBlocks(block: Extents3, options?: OccupancyOptions): number {
-    const { sharedBytes } = checkOptions(options, ['sharedBytes'], 'maxActiveBlocks');
-    const threads = threadsOf(block);
-    const shared = checkInteger(sharedBytes ?? 0, 'sharedBytes');
-    const { handle } = this;
-    this.#allowShared(shared);
-    return this.context.run(() => activeBlocks(handle, threads, shared));
+    const config = this.#shape('maxActiveBlocks', { block }, options);
+    return this.context.run(() => activeBlocks(this.#function, config));
   }
 
   /** How many blocks of a size run on the device at once: the most that a cooperative grid has. */
   maxCooperativeBlocks(block: Extents3, options?: OccupancyOptions): number {
-    const { device } = this.context;
-    return this.maxActiveBlocks(block, options) * device.attribute('multiprocessorCount');
+    const config = this.#shape('maxCooperativeBlocks', { block }, options);
+    const blocks = this.context.run(() => activeBlocks(this.#function, config));
+    return blocks * this.context.device.attribute('multiprocessorCount');
+  }
+
+  /**
+   * How many clusters of a size run on the device at once, each of whose blocks has a size; 0 where
+   * none does.
+   *
+   * @throws RangeError, TypeError as {@link maxActiveBlocks}; NotSupportedError where the device has
+   * no clusters; CudaError CUDA_ERROR_INVALID_CLUSTER_SIZE for more blocks than any cluster has
+   */
+  maxActiveClusters(cluster: Extents3, block: Extents3, options?: OccupancyOptions): number {
+    const config = this.#shape('maxActiveClusters', { block, cluster }, options);
+    this.#room.requireClusters();
+    this.#room.allowCluster(config.clusterBlocks);
+    return this.context.run(() => activeClusters(this.#function, config));
+  }
+
+  /**
+   * How many blocks of a size a cluster can have: at least 8 is what every device with clusters
+   * has room for, and more once the kernel was launched, or asked about, in larger ones.
+   *
+   * @throws as {@link maxActiveClusters}
+   */
+  maxClusterBlocks(block: Extents3, options?: OccupancyOptions): number {
+    const config = this.#shape('maxClusterBlocks', { block }, options);
+    this.#room.requireClusters();
+    return this.context.run(() => clusterBlocks(this.#function, config));
   }
 
   /**
@@ -166,7 +173,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     const shared = checkInteger(sharedBytes ?? 0, 'sharedBytes');
     const most = checkInteger(maxBlockSize ?? 0, 'maxBlockSize', 0, 2 ** 31 - 1);
     const { handle } = this;
-    this.#allowShared(shared);
+    this.#room.allowShared(shared);
     return this.context.run(() => suggestBlock(handle, shared, most));
   }
 
@@ -176,6 +183,26 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
 
   [inspect.custom](): string {
     return this.toString();
+  }
+
+  /** A shape that occupancy is asked about, checked as that of a launch. */
+  #shape(
+    call: string,
+    { block, cluster }: Pick<LaunchConfig, 'block' | 'cluster'>,
+    options: OccupancyOptions | undefined,
+  ): ConfigBlock {
+    const { sharedBytes } = checkOptions(options, ['sharedBytes'], call);
+    this.handle; // a closed module is refused
+    const config = this.#config;
+    config.write({
+      grid: cluster ?? 1,
+      block,
+      ...(sharedBytes !== undefined && { sharedBytes }),
+      ...(cluster !== undefined && { cluster }),
+    });
+    config.stream = 0;
+    this.#room.require(config);
+    return config;
   }
 
   /** In a default stream, or a borrowed one: what is queued there is marked. */
@@ -206,45 +233,6 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
       cu.cuLaunchKernel(this.#function, ...grid, ...block, sharedBytes, stream, args, NOTHING),
     );
     if (older !== 0) throw launchError(this, this.#config, older, 'cuLaunchKernel');
-  }
-
-  #requireRoom(): void {
-    const { threads, block, sharedBytes } = this.#config;
-    if (threads > this.#maxThreads)
-      throw new RangeError(
-        `a block of ${block.join(' x ')} has ${threads} threads: kernel ${this.name} can have ${this.#maxThreads}`,
-      );
-    this.#allowShared(sharedBytes);
-  }
-
-  /** Lets launches ask for so much dynamic shared memory, where the device has it. */
-  #allowShared(byteLength: number): void {
-    if (byteLength <= this.#dynamicSharedBytes) return;
-    const most = this.#limits.sharedBytes - this.#staticSharedBytes;
-    if (byteLength > most)
-      throw new RangeError(
-        `sharedBytes is ${byteLength}: a block of kernel ${this.name} can have ${most} (the device's ` +
-          `${this.#limits.sharedBytes} less ${this.#staticSharedBytes} of its own)`,
-      );
-    this.#set(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, byteLength);
-    this.#dynamicSharedBytes = byteLength;
-  }
-
-  #allowCluster(): void {
-    const { clusterBlocks } = this.#config;
-    if (clusterBlocks > 1 && this.context.device.attribute('clusterLaunch') === 0)
-      throw new NotSupportedError(`${this.context.device} has no clusters`);
-    if (clusterBlocks <= this.#maxClusterBlocks) return;
-    this.#set(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1);
-    this.#maxClusterBlocks = Number.POSITIVE_INFINITY;
-  }
-
-  #set(attribute: number, value: number): void {
-    check(
-      cu.cuFuncSetAttribute(this.handle, attribute, value),
-      'cuFuncSetAttribute',
-      () => `setting attribute ${attribute} of kernel ${this.name} to ${value}`,
-    );
   }
 
   /** A borrowed context may have several objects. */

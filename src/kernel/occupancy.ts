@@ -1,10 +1,12 @@
 /** How much of a device a kernel can use at once. */
 import { OUT0, OUT1, readInt32 } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
+import type { FunctionName } from '../../ffi/functions.ts';
+import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUfunction } from '../../ffi/types.ts';
-import { checkInteger } from '../arguments.ts';
 import { check } from '../check.ts';
-import type { Extents3 } from './launch-config.ts';
+import { NotSupportedError } from '../errors.ts';
+import type { ConfigBlock } from './launch-config.ts';
 
 /** Options of the occupancy of a kernel. */
 export interface OccupancyOptions {
@@ -12,20 +14,31 @@ export interface OccupancyOptions {
   readonly sharedBytes?: number;
 }
 
-/** The threads of a block. @throws TypeError, RangeError */
-export function threadsOf(block: Extents3): number {
-  const extents = typeof block === 'number' ? [block] : block;
-  return extents.reduce<number>(
-    (product, extent) => product * checkInteger(extent ?? 1, 'block', 1, 1024),
-    1,
-  );
-}
-
 /** The blocks that run on one multiprocessor; the context of the function is current. */
-export function activeBlocks(handle: CUfunction, threads: number, sharedBytes: number): number {
+export function activeBlocks(handle: CUfunction, { threads, sharedBytes }: ConfigBlock): number {
   const call = 'cuOccupancyMaxActiveBlocksPerMultiprocessor';
   check(cu[call](OUT0, handle, threads, sharedBytes), call);
   return readInt32(OUT0);
+}
+
+/** The clusters that run on the device, as {@link activeBlocks}. */
+export function activeClusters(handle: CUfunction, { address }: ConfigBlock): number {
+  const call = 'cuOccupancyMaxActiveClusters';
+  checkNewer(cu[call](OUT0, handle, address), call);
+  return readInt32(OUT0);
+}
+
+/** The most blocks of a cluster, as {@link activeBlocks}. */
+export function clusterBlocks(handle: CUfunction, { address }: ConfigBlock): number {
+  const call = 'cuOccupancyMaxPotentialClusterSize';
+  checkNewer(cu[call](OUT0, handle, address), call);
+  return readInt32(OUT0);
+}
+
+function checkNewer(status: CUresult, call: FunctionName): void {
+  if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER)
+    throw new NotSupportedError('clusters need a driver of CUDA 11.8 or later');
+  check(status, call);
 }
 
 /** A block with which most threads run at once, and the fewest such blocks that fill the device. */
