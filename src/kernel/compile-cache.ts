@@ -77,8 +77,7 @@ export class CompileCache<K extends CodeKind> {
       if (!digest(body).equals(file.subarray(0, DIGEST_BYTES))) return undefined;
       const end = 4 + body.readUInt32LE(0);
       const { log, names } = JSON.parse(body.toString('utf8', 4, end)) as Header;
-      const now = new Date();
-      utimesSync(this.#path, now, now);
+      this.#noteUse();
       return {
         kind: this.#kind,
         code: new Uint8Array(body.subarray(end)),
@@ -102,6 +101,16 @@ export class CompileCache<K extends CodeKind> {
       this.#makeRoom();
     } catch {
       rmSync(unfinished, { force: true });
+    }
+  }
+
+  /** Where the folder can only be read, what is in it is good all the same. */
+  #noteUse(): void {
+    try {
+      const now = new Date();
+      utimesSync(this.#path, now, now);
+    } catch {
+      // Nothing makes room there either.
     }
   }
 

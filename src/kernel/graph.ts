@@ -3,6 +3,7 @@ import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { CUgraphExec, CUstream } from '../../ffi/types.ts';
 import { checkInstance, checkInteger, checkOptions, requireMade, shown } from '../arguments.ts';
+import { refuseInCapture } from '../capture.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { CuffiError, NotSupportedError } from '../errors.ts';
@@ -199,6 +200,7 @@ export class Graph extends Resource {
   upload(options?: StreamOption): void {
     const { handle } = this;
     const stream = streamOf(checkOptions(options, OPTIONS, 'upload').stream);
+    refuseInCapture('uploading a graph');
     const call = (queue: CUstream): void =>
       this.context.run(() => check(cu.cuGraphUpload(handle, queue), 'cuGraphUpload'));
     if (stream) stream.enqueue(call);

@@ -10,6 +10,9 @@ const DIRECTIVE = new RegExp(`(?:#|%:)${GAP}include\\b${GAP}([^\\n]*)`, 'g');
 const ASKED = /__has_include\b([^\n]*)/g;
 const NAME = /^[(\s]*(?:"([^"\n]+)"|<([^>\n]+)>)/;
 
+/** The next file of a name: which one that is depends on where this one was found. */
+const NEXT = /\b(?:__has_)?include_next\b/;
+
 /** Options by which files come in, or go out, that the text says nothing of. */
 const UNKNOWABLE = /^--?(?:\S*-)?(?:pch|time|options-file|optf)\b/;
 
@@ -66,6 +69,7 @@ export function includedFiles(request: CompileRequest): readonly string[] | unde
 function namesIn(text: string): string[] | undefined {
   const names: string[] = [];
   const joined = text.replace(/\\\r?\n/g, '');
+  if (NEXT.test(joined)) return undefined;
   for (const [, rest = ''] of [...joined.matchAll(DIRECTIVE), ...joined.matchAll(ASKED)]) {
     const [, quoted, angled] = NAME.exec(rest) ?? [];
     const name = quoted ?? angled;

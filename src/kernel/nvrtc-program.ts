@@ -34,6 +34,12 @@ export class Program<K extends CodeKind> implements Disposable {
       this.#letGo();
       throw error;
     }
+    try {
+      this.#addNames();
+    } catch (error) {
+      this[Symbol.dispose]();
+      throw error;
+    }
   }
 
   /** Compiles on this thread. @throws CompileError */
@@ -75,13 +81,15 @@ export class Program<K extends CodeKind> implements Disposable {
       ),
       'nvrtcCreateProgram',
     );
-    const handle = readHandle<NvrtcProgram>(OUT0);
+    return readHandle<NvrtcProgram>(OUT0);
+  }
+
+  #addNames(): void {
     for (let n = 0; n < this.#names.count; n += 1)
       this.#check(
-        nvrtc.nvrtcAddNameExpression(handle, this.#names.at(n)),
+        this.#nvrtc.nvrtcAddNameExpression(this.#handle, this.#names.at(n)),
         'nvrtcAddNameExpression',
       );
-    return handle;
   }
 
   #finish(status: number): CompiledInit<K> {

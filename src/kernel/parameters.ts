@@ -67,7 +67,10 @@ export function checkParameters<P extends readonly Parameter[]>(params: P): P {
   if (!Array.isArray(params))
     throw new TypeError(`params must be an array of types, not ${shown(params)}`);
   for (const [at, param] of params.entries()) checkParameter(param, at);
-  return Object.freeze([...params]) as unknown as P;
+  const own = params.map((param: Parameter) =>
+    typeof param === 'object' ? Object.freeze({ ...param }) : param,
+  );
+  return Object.freeze(own) as unknown as P;
 }
 
 function checkParameter(param: unknown, at: number): void {

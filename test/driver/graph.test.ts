@@ -275,6 +275,7 @@ test('what would break a capture is refused with a sentence, and the capture goe
   using other = Stream.create({ nonBlocking: true });
   const pooled = pool.allocate(16, { stream });
   const closed = DeviceBuffer.allocate(16);
+  using earlier = Graph.capture(stream, () => buffer.fill(7, { stream }));
   const context = Context.primary();
   const refused = { name: 'CuffiError', message: /while a graph is captured/ };
   const bytes = new Uint8Array(4096);
@@ -297,6 +298,7 @@ test('what would break a capture is refused with a sentence, and the capture goe
       () => pool.allocate(16, { stream: other }),
       () => pool.allocate(16, { stream: Stream.legacyDefault() }),
       () => Graph.capture(stream, () => {}),
+      () => earlier.upload({ stream }),
     ])
       assert.throws(act, refused, String(act));
     waits.push(stream.synchronize(), context.synchronize(), buffer.copyToHost());

@@ -2,19 +2,21 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { test } from 'node:test';
 import {
+  CompiledCode,
   Context,
   Device,
   DeviceBuffer,
   driverVersion,
   float32,
   float64,
+  Kernel,
   Module,
   Stream,
   toDevice,
   toFloat16,
 } from '../../src/index.ts';
 import { emulated, onHardware } from '../support/driver.ts';
-import { loadKernels, ptx } from '../support/kernels.ts';
+import { COLLECTED, loadKernels, ptx } from '../support/kernels.ts';
 import { Latch } from '../support/latch.ts';
 import { stateBesideCode } from '../support/process-state.ts';
 import { programFile } from '../support/program-file.ts';
@@ -50,23 +52,7 @@ test('a kernel runs in the order of its stream, on arrays and buffers', async ()
 
 test('every type of parameter arrives as it was given', async () => {
   using module = loadKernels();
-  const collect = module.kernel('collect', [
-    'int64*',
-    'bool',
-    'int8',
-    'int16',
-    'int32',
-    'int64',
-    'uint8',
-    'uint16',
-    'uint32',
-    'uint64',
-    'float16',
-    'float32',
-    'float64',
-    { bytes: 8 },
-    'pointer',
-  ]);
+  const collect = module.kernel('collect', ['int64*', ...COLLECTED]);
   using results = DeviceBuffer.allocate(128);
   const triple = new DataView(new ArrayBuffer(8));
   triple.setInt32(0, -7, true);
@@ -194,6 +180,16 @@ test('refuses arguments that do not fit, before the driver is asked', async () =
   assert.throws(() => module.kernel('saxpy', ['float32', 'float*' as 'float32*']), TypeError);
   assert.throws(() => module.kernel('saxpy', [{ bytes: 0 }]), RangeError);
   assert.throws(() => module.kernel('', []), TypeError);
+  // What the caller does with its own list afterwards changes nothing.
+  const triple = { bytes: 8 };
+  const collect = module.kernel('collect', [
+    'int64*',
+    ...COLLECTED.slice(0, 12),
+    triple,
+    'pointer',
+  ]);
+  triple.bytes = 4096;
+  assert.deepEqual(collect.params[13], { bytes: 8 });
 });
 
 test('refuses parameters that the kernel does not have', {
@@ -379,6 +375,35 @@ for (const [name, status] of [
       assert.deepEqual(attempt, expected, what);
   });
 
+test('occupancy is asked only about what a launch can have', () => {
+  using module = loadKernels();
+  const narrow = module.kernel('narrow', ['pointer']);
+  const most = Device.get(0).attribute('maxSharedMemoryPerBlockOptin');
+  for (const [block, options, message] of [
+    [65, {}, /a block of 65 x 1 x 1 has 65 threads: kernel narrow can have 64/],
+    [[32, 4], {}, /has 128 threads/],
+    [0, {}, /block along x/],
+    [32, { sharedBytes: most + 1 }, /sharedBytes is/],
+  ] as const)
+    for (const ask of [
+      () => narrow.maxActiveBlocks(block, options),
+      () => narrow.maxCooperativeBlocks(block, options),
+      () => narrow.maxActiveClusters(2, block, options),
+      () => narrow.maxClusterBlocks(block, options),
+    ])
+      assert.throws(ask, { name: 'RangeError', message }, String(ask));
+  for (const wrong of ['64', [], [1, 1, 1, 1], undefined] as unknown[]) {
+    assert.throws(() => narrow.maxActiveBlocks(wrong as 1), TypeError);
+    assert.throws(() => narrow.maxActiveClusters((wrong ?? null) as 1, 32), TypeError);
+  }
+  assert.throws(() => narrow.maxActiveBlocks(1, { shared: 1 } as object), /unknown option/);
+  const closed = loadKernels();
+  const kernel = closed.kernel('narrow', ['pointer']);
+  closed.close();
+  assert.throws(() => kernel.maxActiveBlocks(1), { name: 'ClosedError' });
+  assert.throws(() => kernel.maxClusterBlocks(1), { name: 'ClosedError' });
+});
+
 test('occupancy tells how much of the device a kernel can use', { skip: needsGpu }, () => {
   using module = loadKernels();
   const narrow = module.kernel('narrow', ['pointer']);
@@ -425,6 +450,35 @@ test('blocks form clusters on devices that have them', {
     to.fill(0);
     narrow.launch({ grid: [16, 2], block: 64, cluster: cluster as 2 }, to);
     assert.equal((await to.copyToHost())[0], 64, `clusters of ${String(cluster)}`);
+  }
+});
+
+test('clusters are counted as they would run on the device', {
+  skip: needsGpu,
+}, () => {
+  using module = loadKernels();
+  const narrow = module.kernel('narrow', ['pointer']);
+  if (Device.get(0).attribute('clusterLaunch') === 0) {
+    const lacking = { name: 'NotSupportedError', message: /has no clusters/ };
+    assert.throws(() => narrow.maxActiveClusters(2, 64), lacking);
+    assert.throws(() => narrow.maxClusterBlocks(64), lacking);
+    return;
+  }
+  assert.ok(narrow.maxClusterBlocks(64) >= 8);
+  const [twos, eights] = [narrow.maxActiveClusters(2, 64), narrow.maxActiveClusters([4, 2], 64)];
+  assert.ok(eights >= 1 && twos >= eights, `${twos} of 2 blocks, ${eights} of 8`);
+  assert.ok(narrow.maxActiveClusters(8, 64, { sharedBytes: 96 << 10 }) < eights);
+  assert.throws(() => narrow.maxActiveClusters(1024, 64), { name: 'CudaError' });
+});
+
+test('modules and kernels are made by those that have them alone', () => {
+  for (const [type, how] of [
+    [Module, 'Module.load'],
+    [Kernel, 'module.kernel'],
+    [CompiledCode, 'compile'],
+  ] as const) {
+    const made = type as unknown as new () => object;
+    assert.throws(() => new made(), { name: 'TypeError', message: new RegExp(`by ${how}$`) });
   }
 });
 

@@ -21,24 +21,26 @@ registerKernel('saxpy', {
   },
 });
 
+/** What `collect` takes besides the memory that it writes them to: a parameter of every type. */
+export const COLLECTED = [
+  'bool',
+  'int8',
+  'int16',
+  'int32',
+  'int64',
+  'uint8',
+  'uint16',
+  'uint32',
+  'uint64',
+  'float16',
+  'float32',
+  'float64',
+  { bytes: 8 },
+  'pointer',
+] as const;
+
 registerKernel('collect', {
-  params: [
-    'pointer',
-    'bool',
-    'int8',
-    'int16',
-    'int32',
-    'int64',
-    'uint8',
-    'uint16',
-    'uint32',
-    'uint64',
-    'float16',
-    'float32',
-    'float64',
-    { bytes: 8 },
-    'pointer',
-  ],
+  params: ['pointer', ...COLLECTED],
   run({ view }, [at, a, b, c, d, e, f, g, h, i, j, k, l, m, n]) {
     const to = view(at, BigInt64Array, 16);
     const bits = new DataView(new ArrayBuffer(8));

@@ -1,6 +1,6 @@
 /** What was compiled before: found again only where nothing that matters has changed. */
 import assert from 'node:assert/strict';
-import {
+import fs, {
   chmodSync,
   mkdtempSync,
   readdirSync,
@@ -11,6 +11,7 @@ import {
   utimesSync,
   writeFileSync,
 } from 'node:fs';
+import { syncBuiltinESMExports } from 'node:module';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, test } from 'node:test';
@@ -86,6 +87,7 @@ test('a source whose includes the text does not say is never kept', () => {
     { source: '#define A <a.h>\n#include A' },
     { source: '# /* here */ include \\\n A' },
     { headers: { 'a.h': '#include_next <a.h>\n#include B' } },
+    { source: '#if __has_include_next(<a.h>)\n# include_next <a.h>\n#endif' },
     { options: ['--use-pch=a.pch'] },
   ])
     assert.equal(CompileCache.of(request(changes)), undefined, JSON.stringify(changes));
@@ -106,6 +108,17 @@ test('a damaged file is as none, and is written anew', () => {
     cacheOf().write(compiled);
     assert.deepEqual(cacheOf().read(), compiled);
   }
+});
+
+test('a folder that can only be read is read all the same', (t) => {
+  cacheOf().write(compiled);
+  t.mock.method(fs, 'utimesSync', () => {
+    throw new Error('EROFS: read-only file system');
+  });
+  syncBuiltinESMExports();
+  assert.deepEqual(cacheOf().read(), compiled);
+  t.mock.restoreAll();
+  syncBuiltinESMExports();
 });
 
 test('what was not used for the longest time makes room', () => {

@@ -12,7 +12,8 @@ import {
   compileSync,
 } from '../../../../src/index.ts';
 import { architectureFor } from '../../../../src/kernel/architecture.ts';
-import { compilerInUse } from '../../../../src/kernel/nvrtc.ts';
+import { type Compiler, compilerInUse } from '../../../../src/kernel/nvrtc.ts';
+import { Program } from '../../../../src/kernel/nvrtc-program.ts';
 import { emulate } from '../emulate.ts';
 
 const cache = mkdtempSync(join(tmpdir(), 'cuffi-compile-'));
@@ -148,6 +149,33 @@ test('wrong arguments are refused before anything is compiled', async () => {
   }
   assert.throws(() => compileSync(1 as never), /source must be a string, not 1/);
   assert.throws(() => compileSync('a\0b'), /source has a zero character/);
+});
+
+test('a name that the compiler refuses leaves nothing of it behind', () => {
+  const calls: string[] = [];
+  const answer = (call: string, status: number) => () => {
+    calls.push(call);
+    return status;
+  };
+  const compiler = {
+    version: '13.0',
+    describe: String,
+    nvrtc: {
+      nvrtcCreateProgram: answer('create', 0),
+      nvrtcAddNameExpression: answer('name', 4),
+      nvrtcDestroyProgram: answer('destroy', 0),
+    },
+  } as unknown as Compiler;
+  const request = {
+    compiler,
+    source: '',
+    kind: 'ptx',
+    options: [],
+    headers: {},
+    cache: false,
+  } as const;
+  assert.throws(() => new Program({ ...request, names: ['k<int>'] }), CompileError);
+  assert.deepEqual(calls, ['create', 'name', 'destroy']);
 });
 
 test('for a device newer than the compiler: the newest that it runs', () => {
