@@ -5,6 +5,7 @@
 import type { FunctionName } from '../../../ffi/functions.ts';
 import { type Argument, type Bytes, enterContext, Peer, struct } from '../../support/calls.ts';
 import type { FactGroup, Note } from './facts.ts';
+import { poolProperties } from './kinds.ts';
 
 const RELAXED = 2;
 const MAX_DYNAMIC_SHARED = 8;
@@ -143,7 +144,7 @@ export const kernelFacts: FactGroup = async (note) => {
   await ask('the stream after all that', 'cuStreamSynchronize', stream);
 };
 
-/** Graphs are not emulated: what is asked here is only shown, by graph.test.ts. */
+/** What is asked here is only shown, by graph.test.ts: on a GPU and of the emulated driver alike. */
 export const graphFacts: FactGroup = async (note) => {
   await using peer = new Peer();
   await enterContext(peer);
@@ -151,6 +152,7 @@ export const graphFacts: FactGroup = async (note) => {
   const module = await made('cuModuleLoadDataEx', 'OUT0', code('7.4', 'sm_70'), 0, 0, 0);
   const kernel = await made('cuModuleGetFunction', 'OUT0', module, text('k'));
   const stream = await made('cuStreamCreateWithPriority', 'OUT0', 1, 0);
+  await captureFacts({ made, ask }, stream);
   await made('cuCtxPopCurrent_v2', 'OUT0');
   const outside = (name: FunctionName, ...args: Argument[]): Promise<number> =>
     ask(`without a context: ${name}`, name, ...args);
@@ -164,6 +166,63 @@ export const graphFacts: FactGroup = async (note) => {
   await outside('cuGraphDestroy', graph);
   await outside('cuGraphExecDestroy', executable);
 };
+
+/** What ends a capture, and what its memory takes. */
+async function captureFacts(
+  { made, ask }: Pick<ReturnType<typeof bound>, 'made' | 'ask'>,
+  stream: number,
+): Promise<void> {
+  const capture = async (what: string, act: () => Promise<unknown>): Promise<void> => {
+    await made('cuStreamBeginCapture_v2', stream, RELAXED);
+    await act();
+    await ask(`the end of a capture with ${what}`, 'cuStreamEndCapture', stream, 'OUT0');
+  };
+  const pool = await made('cuMemPoolCreate', 'OUT0', poolProperties());
+  const shareable = await made('cuMemPoolCreate', 'OUT0', poolProperties({ handleTypes: 1 }));
+  const plain = await made('cuMemAlloc_v2', 'OUT0', 4096);
+  const side = await made('cuStreamCreateWithPriority', 'OUT0', 1, 0);
+  const event = await made('cuEventCreate', 'OUT0', 2);
+  const alloc = 'cuMemAllocFromPoolAsync';
+  await ask('cuStreamGetCaptureInfo_v2 outside', 'cuStreamGetCaptureInfo_v2', ...infoOf(stream));
+  await capture('memory', async () => {
+    await ask('cuStreamGetCaptureInfo_v2 in it', 'cuStreamGetCaptureInfo_v2', ...infoOf(stream));
+    const memory = await ask('memory of a graph', alloc, 'OUT0', 4096, pool, stream);
+    await ask('its free elsewhere', 'cuMemFreeAsync', memory, side);
+    await ask('its free', 'cuMemFreeAsync', memory, stream);
+    await ask('its second free', 'cuMemFreeAsync', memory, stream);
+  });
+  await capture('a free of other memory', () =>
+    ask('a captured free of other memory', 'cuMemFreeAsync', plain, stream),
+  );
+  await capture('memory of a shareable pool', () =>
+    ask('a captured allocation of it', alloc, 'OUT0', 4096, shareable, stream),
+  );
+  await capture('a query', () => ask('a captured query', 'cuStreamQuery', stream));
+  await capture('an event', async () => {
+    await ask('a captured record', 'cuEventRecord', event, stream);
+    await ask('a query of a captured event', 'cuEventQuery', event);
+  });
+  await capture('an event from outside', async () => {
+    await ask('a record elsewhere', 'cuEventRecord', event, side);
+    await ask('a captured wait for an event from outside', 'cuStreamWaitEvent', stream, event, 0);
+  });
+  await capture('a fork', async () => {
+    await ask('a record to fork by', 'cuEventRecord', event, stream);
+    await ask('a fork', 'cuStreamWaitEvent', side, event, 0);
+    await ask('work in a fork', 'cuMemsetD8Async', plain, 0, 16, side);
+  });
+  await ask('a wait for an event of an ended capture', 'cuStreamWaitEvent', side, event, 0);
+  await ask('the trim of the memory of graphs', 'cuDeviceGraphMemTrim', 0);
+}
+
+const infoOf = (stream: number): readonly Argument[] => [
+  stream,
+  'OUT0',
+  'OUT1',
+  'OUT2',
+  'BLOCK',
+  struct('CUmemLocation', {}),
+];
 
 const bound = (asked: Asked) => ({
   made: asked.made.bind(asked),
