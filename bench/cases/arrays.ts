@@ -1,11 +1,29 @@
-/** What arrays cost: making a view of one, and bringing one of a few bytes to the host. */
-import { deviceArray, float32, toDeviceSync } from 'cuffi';
+/**
+ * What arrays cost: making a view of one, bringing one of a few bytes to the host, and copying items
+ * that do not follow each other, by cuffi's kernel and by the driver.
+ */
+import { deviceArray, float32, queuePitchedCopy, Stream, toDeviceSync, uint8 } from 'cuffi';
 import { inProcess } from '../measure.ts';
 import { type Case, inPeers, type OpenCase } from './case.ts';
 import { PUBLIC, requireSuccess } from './names.ts';
 
 const SHAPE = [64, 64] as const;
 const BYTE_LENGTH = 4;
+
+/** Rows of so many bytes, and from one to the next. */
+const ROWS = [
+  { width: 4, stride: 8 },
+  { width: 4, stride: 128 },
+  { width: 16, stride: 32 },
+  { width: 256, stride: 512 },
+  { width: 4096, stride: 8192 },
+] as const;
+/** How many there are: multiples of 16 and of each of {@link COPIES}. */
+const ROW_COUNTS = [48, 96, 192, 768, 12_288];
+/** How many copies of the driver they are split in. */
+const COPIES = [1, 2, 3, 4, 8];
+/** The emulated driver's kernel goes item by item. */
+const MOST_WITHOUT_GPU = 1 << 16;
 
 export const arrayCases: readonly Case[] = [
   {
@@ -31,6 +49,8 @@ export const arrayCases: readonly Case[] = [
     peers: [{ peer: 'C', batch: 'pageable.toHost' }, ...inPeers('array.toHost', 'cupy', 'numba')],
     open: openCopy,
   },
+  // For the thresholds of src/array/device-copy.ts: the kernel pays where its time is the least.
+  ...ROWS.flatMap((row) => ROW_COUNTS.map((rows) => stridedCase(row, rows))),
 ];
 
 function openSlice(): OpenCase {
@@ -73,5 +93,65 @@ function openCopy(): OpenCase {
       }),
     ],
     close: () => array.close(),
+  };
+}
+
+function stridedCase({ width, stride }: (typeof ROWS)[number], rows: number): Case {
+  return {
+    name: 'array.copyTo.strided',
+    variant: `${rows} rows of ${width} bytes, ${stride} apart`,
+    what: 'copies rows with gaps on the device: by cuffi’s kernel, and by 1 to 8 copies of the driver',
+    calls: 50,
+    byteLength: rows * width,
+    isCopy: true,
+    needsGpu: rows * width > MOST_WITHOUT_GPU,
+    isLarge: true,
+    peers: [],
+    open: () => openStrided(rows, width, stride),
+  };
+}
+
+function openStrided(rows: number, width: number, stride: number): OpenCase {
+  const stream = Stream.create({ nonBlocking: true });
+  // A gap along each axis, so that none becomes one with the next: a box has two, and four are left
+  // to repeat, which is more than arrays have the driver do.
+  const [outer, inner] = [4, rows / 16];
+  const base = deviceArray([outer + 1, outer + 1, inner + 1, stride], uint8);
+  const source = base.slice({ stop: outer }, { stop: outer }, { stop: inner }, { stop: width });
+  const target = deviceArray([outer, outer, inner, width], uint8);
+  base.copyFromSync(new Uint8Array(Buffer.alloc(base.size, 'a pattern of 23 letters')));
+  source.copyTo(target);
+  const [wanted, copied] = [source.copyToHostSync(), target.copyToHostSync()];
+  requireSuccess(Buffer.compare(wanted, copied) === 0, 'array.copyTo');
+  const batch = (copy: () => void) => (calls: number) => {
+    for (let call = 0; call < calls; call += 1) copy();
+    stream.synchronizeSync();
+  };
+  const driver = (count: number): void => {
+    const height = rows / count;
+    for (let n = 0; n < count; n += 1)
+      queuePitchedCopy(
+        { memory: target.buffer, byteOffset: n * height * width },
+        { memory: base.buffer, byteOffset: n * height * stride, rowPitch: stride },
+        { width, height },
+        { stream },
+      );
+  };
+  return {
+    contestants: [
+      inProcess(
+        `${PUBLIC}, its kernel`,
+        batch(() => source.copyTo(target, { stream })),
+      ),
+      ...COPIES.map((count) =>
+        inProcess(
+          count === 1 ? 'driver, 1 copy' : `driver, ${count} copies`,
+          batch(() => driver(count)),
+        ),
+      ),
+    ],
+    close() {
+      for (const resource of [target, base, stream]) resource.close();
+    },
   };
 }
