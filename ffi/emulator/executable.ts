@@ -1,5 +1,6 @@
 /** A graph that is ready to be launched, and the memory that it has of its own. */
 import type { Capture, GraphNode } from './capture.ts';
+import type { Context } from './context.ts';
 import type { Work } from './queues.ts';
 
 /** Memory that graphs allocate and free; given back when nothing uses it any more. */
@@ -19,6 +20,12 @@ export class GraphMemory {
     this.#users -= 1;
     if (this.#users === 0) this.#giveBack();
   }
+
+  /** Gives it back, whoever used it: their context has ended. */
+  end(): void {
+    if (this.#users > 0) this.#giveBack();
+    this.#users = Number.NEGATIVE_INFINITY;
+  }
 }
 
 /** What a graph is made ready as. */
@@ -26,14 +33,16 @@ export class Executable {
   readonly #nodes: GraphNode[];
   /** The nodes of the graph that it was made of, by which later calls name its own. */
   readonly #handles: readonly number[];
-  readonly #memory: GraphMemory;
+  readonly memory: GraphMemory;
+  readonly context: Context;
   /** Launches that are queued, the oldest first: one runs when those before it are done. */
   readonly #launches: object[] = [];
 
   constructor(graph: Capture, memory: GraphMemory) {
+    this.context = graph.origin.context;
     this.#nodes = [...graph.nodes];
     this.#handles = graph.nodes.map(({ handle }) => handle);
-    this.#memory = memory;
+    this.memory = memory;
     memory.take();
   }
 
@@ -42,13 +51,13 @@ export class Executable {
     const launch = {};
     const works = this.#nodes.map(({ work }) => work());
     this.#launches.push(launch);
-    this.#memory.take();
+    this.memory.take();
     let done = 0;
     return () => {
       if (this.#launches[0] !== launch) return false;
       for (; done < works.length; done += 1) if (!(works[done] as Work)()) return false;
       this.#launches.shift();
-      this.#memory.release();
+      this.memory.release();
       return true;
     };
   }
@@ -73,7 +82,7 @@ export class Executable {
   }
 
   destroy(): void {
-    this.#memory.release();
+    this.memory.release();
   }
 }
 

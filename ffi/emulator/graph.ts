@@ -67,6 +67,19 @@ export function graphFunctions(
   const executables = new Map<number, Executable>();
   let tellTails: Address | undefined;
 
+  contexts.onEnd((ended) => {
+    for (const [handle, { capture, memory }] of graphs)
+      if (capture.origin.context === ended) {
+        graphs.delete(handle);
+        memory.end();
+      }
+    for (const [handle, { context, memory }] of executables)
+      if (context === ended) {
+        executables.delete(handle);
+        memory.end();
+      }
+  });
+
   const statusOf = ({ capture }: { capture: Capture | undefined }): number => {
     if (!capture) return CU_STREAM_CAPTURE_STATUS_NONE;
     return capture.isInvalid

@@ -1,0 +1,139 @@
+/** Captures, and the graphs that come of them, as the emulated driver has them. */
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { BLOCK, OUT0, OUT1, OUT2, readInt32, readSize } from '../../../../ffi/arena.ts';
+import type { Address, CUgraph, CUgraphExec, CUstream } from '../../../../ffi/types.ts';
+import { at, device, Emulated, hostWords, LEGACY, NON_BLOCKING } from './support.ts';
+
+const RELAXED = 2;
+
+const begin = ({ cu }: Emulated, stream: CUstream): number =>
+  cu.cuStreamBeginCapture_v2(stream, RELAXED);
+
+/** What is queued in `stream` by `work`, ready to be launched. */
+function captured(emulated: Emulated, stream: CUstream, work: () => void): [CUgraph, CUgraphExec] {
+  const { cu } = emulated;
+  emulated.ok(begin(emulated, stream));
+  work();
+  emulated.ok(cu.cuStreamEndCapture(stream, OUT0));
+  const graph = readSize(OUT0) as CUgraph;
+  emulated.ok(cu.cuGraphInstantiateWithFlags(OUT0, graph, 0));
+  return [graph, readSize(OUT0) as CUgraphExec];
+}
+
+test('what is captured is done at each launch, one launch after the other', () => {
+  const emulated = Emulated.inContext();
+  const { cu } = emulated;
+  const [stream, other] = [emulated.stream(NON_BLOCKING), emulated.stream(NON_BLOCKING)];
+  const [word, gate] = [emulated.allocate(4), emulated.allocate(4)];
+  emulated.write(word, 0);
+  emulated.write(gate, 0);
+  const [graph, executable] = captured(emulated, stream, () => {
+    emulated.ok(cu.cuStreamWaitValue32_v2(stream, gate, 1, 1));
+    emulated.ok(cu.cuMemsetD32Async(word, 7, 1, stream));
+    emulated.ok(cu.cuMemsetD32Async(gate, 0, 1, stream));
+  });
+  assert.equal(cu.cuStreamQuery(stream), 0);
+  assert.equal(emulated.read(word), 0);
+  for (const each of [stream, other]) emulated.ok(cu.cuGraphLaunch(executable, each));
+  emulated.ok(cu.cuGraphExecDestroy(executable));
+  emulated.ok(cu.cuGraphDestroy(graph));
+  assert.deepEqual([cu.cuGraphExecDestroy(executable), cu.cuGraphDestroy(graph)], [1, 1]);
+  const writer = emulated.stream(NON_BLOCKING);
+  for (const [done, left] of [
+    [stream, 600],
+    [other, 0],
+  ] as const) {
+    assert.equal(cu.cuStreamQuery(done), 600);
+    emulated.ok(cu.cuStreamWriteValue32_v2(writer, gate, 1, 0));
+    emulated.ok(cu.cuStreamSynchronize(done));
+    assert.equal(cu.cuStreamQuery(other), left);
+  }
+  assert.equal(emulated.read(word), 7);
+});
+
+test('what cannot be captured ends the capture, and nothing of it is left', () => {
+  const emulated = Emulated.inContext();
+  const { cu } = emulated;
+  const [stream, side] = [emulated.stream(NON_BLOCKING), emulated.stream(NON_BLOCKING)];
+  const memory = emulated.allocate(64);
+  const { address } = hostWords(16);
+  const event = emulated.event(2);
+  const elsewhere = emulated.event(2);
+  emulated.ok(cu.cuEventRecord(elsewhere, side));
+  assert.equal(cu.cuStreamEndCapture(stream, OUT0), 401);
+  assert.equal(begin(emulated, LEGACY), 900);
+  const breaking: readonly (readonly [act: () => number, status: number])[] = [
+    [() => cu.cuStreamQuery(stream), 900],
+    [() => cu.cuStreamSynchronize(stream), 900],
+    [() => cu.cuMemcpyDtoHAsync_v2(address, memory, 64, stream), 900],
+    [() => cu.cuStreamWaitEvent(stream, elsewhere, 0), 905],
+    [() => cu.cuEventRecord(event, stream) || cu.cuEventQuery(event), 907],
+    [() => cu.cuEventRecord(event, stream) || cu.cuEventSynchronize(event), 907],
+  ];
+  for (const [act, status] of breaking) {
+    emulated.ok(begin(emulated, stream));
+    assert.equal(begin(emulated, stream), 401);
+    assert.equal(act(), status, String(act));
+    emulated.ok(cu.cuStreamIsCapturing(stream, OUT0));
+    assert.equal(readInt32(OUT0), 2);
+    assert.equal(cu.cuStreamEndCapture(stream, OUT0), 901);
+    assert.equal(readSize(OUT0), 0);
+    emulated.ok(cu.cuStreamQuery(stream));
+  }
+  // A fork is captured, too, and only the origin ends it.
+  emulated.ok(begin(emulated, stream));
+  emulated.ok(cu.cuEventRecord(event, stream));
+  emulated.ok(cu.cuStreamWaitEvent(side, event, 0));
+  emulated.ok(cu.cuMemsetD8Async(memory, 1, 64, side));
+  assert.equal(cu.cuStreamEndCapture(side, OUT0), 903);
+  emulated.ok(cu.cuStreamGetCaptureInfo_v2(side, OUT0, OUT1, OUT2, BLOCK, (BLOCK + 8) as Address));
+  assert.deepEqual([readInt32(OUT0), readSize((BLOCK + 8) as Address)], [1, 1]);
+  assert.equal(cu.cuStreamEndCapture(stream, OUT0), 904);
+  for (const each of [stream, side]) emulated.ok(cu.cuStreamQuery(each));
+});
+
+test('memory of a graph is there in its launches alone, and given back when it is trimmed', () => {
+  const emulated = Emulated.inContext();
+  const { cu } = emulated;
+  const stream = emulated.stream(NON_BLOCKING);
+  const result = emulated.allocate(4);
+  const pool = emulated.pool({ maxSize: 1 << 20 });
+  const free = emulated.freeBytes();
+  let memory = at(0);
+  const [graph, executable] = captured(emulated, stream, () => {
+    memory = emulated.allocateFrom(pool, 4096, stream);
+    emulated.ok(cu.cuMemsetD32Async(memory, 5, 1, stream));
+    emulated.ok(cu.cuMemcpyDtoDAsync_v2(result, memory, 4, stream));
+    assert.equal(cu.cuMemFree_v2(memory), 1);
+    emulated.ok(cu.cuMemFreeAsync(memory, stream));
+    assert.equal(cu.cuMemcpyDtoDAsync_v2(result, memory, 4, stream), 1);
+  });
+  assert.equal(emulated.poolAttribute(pool, 7), 0);
+  assert.equal(cu.cuMemsetD8Async(memory, 1, 1, stream), 1);
+  emulated.ok(cu.cuGraphLaunch(executable, stream));
+  emulated.ok(cu.cuStreamSynchronize(stream));
+  assert.equal(emulated.read(result), 5);
+  assert.equal(cu.cuMemsetD8Async(memory, 1, 1, stream), 1);
+  assert.equal(cu.cuGraphExecUpdate_v2(executable, graph, BLOCK), 910);
+  // Destroyed with a launch that is queued: that has it to its end.
+  emulated.write(result, 0);
+  emulated.ok(cu.cuGraphLaunch(executable, stream));
+  emulated.ok(cu.cuGraphExecDestroy(executable));
+  emulated.ok(cu.cuGraphDestroy(graph));
+  emulated.ok(cu.cuStreamSynchronize(stream));
+  assert.equal(emulated.read(result), 5);
+  emulated.ok(cu.cuDeviceGraphMemTrim(device(0)));
+  assert.equal(emulated.freeBytes(), free);
+  assert.equal(cu.cuDeviceGraphMemTrim(device(9)), 101);
+  // What a graph does not free outlives its launches: that is the hardware's.
+  emulated.ok(begin(emulated, stream));
+  emulated.allocateFrom(pool, 4096, stream);
+  emulated.ok(cu.cuStreamEndCapture(stream, OUT0));
+  const unfreed = readSize(OUT0) as CUgraph;
+  assert.equal(cu.cuGraphInstantiateWithFlags(OUT0, unfreed, 0), 801);
+  emulated.ok(cu.cuDevicePrimaryCtxReset_v2(device(0)));
+  emulated.push(emulated.retain());
+  emulated.ok(cu.cuDeviceGraphMemTrim(device(0)));
+  assert.equal(cu.cuGraphDestroy(unfreed), 1);
+});
