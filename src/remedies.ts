@@ -76,6 +76,7 @@ const BY_STATUS: ReadonlyMap<CUresult, string> = new Map([
   [904, 'Streams that were forked off must be joined: let the captured stream wait for an event.'],
   [906, 'Capture a stream that is made with nonBlocking: true.'],
   [910, 'Only arguments and sizes can change: make another graph for other work.'],
+  [912, 'How large a cluster can be, `kernel.maxClusterBlocks(block)` says.'],
   [999, 'Check dmesg for NVRM: Xid messages.'],
 ]);
 

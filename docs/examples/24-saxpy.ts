@@ -1,5 +1,8 @@
-/** A kernel, from PTX text: y = a * x + y. Without a GPU its stand-in in TypeScript runs. */
-import { Module, Stream, toDevice } from 'cuffi';
+/**
+ * A kernel, from PTX text: y = a * x + y, launched alone and in a graph. Without a GPU its stand-in in
+ * TypeScript runs.
+ */
+import { Graph, MemoryPool, Module, Stream, toDevice } from 'cuffi';
 import { registerKernel } from 'cuffi/ffi';
 
 // What `nvcc -ptx` makes of it; any driver since CUDA 11.4 compiles this for any GPU since Volta.
@@ -64,3 +67,17 @@ try {
   console.log(String(error));
 }
 console.log(`registers of a thread: ${saxpy.attributes.registers > 0 ? 'known' : 'unknown'}`);
+
+// Several launches as one call. What a pool gives out meanwhile is the graph's own, in each launch.
+using pool = MemoryPool.create({ maxSize: 1 << 20 });
+using graph = Graph.capture(stream, () => {
+  using scratch = pool.allocate(4 * n, { stream });
+  x.buffer.copyTo(scratch, { stream });
+  saxpy.launch({ grid: 4, block: 256, stream }, 1, scratch, y, n);
+  saxpy.launch({ grid: 4, block: 256, stream }, 10, x, y, n);
+});
+graph.launch({ stream });
+graph.setArguments(graph.kernelNode(saxpy, 1), 0, x, y, n);
+graph.launch({ stream });
+await stream.synchronize();
+console.log(`all of y after the graph: ${[...new Set(await y.copyToHost())]}`);

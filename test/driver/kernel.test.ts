@@ -468,7 +468,10 @@ test('clusters are counted as they would run on the device', {
   const [twos, eights] = [narrow.maxActiveClusters(2, 64), narrow.maxActiveClusters([4, 2], 64)];
   assert.ok(eights >= 1 && twos >= eights, `${twos} of 2 blocks, ${eights} of 8`);
   assert.ok(narrow.maxActiveClusters(8, 64, { sharedBytes: 96 << 10 }) < eights);
-  assert.throws(() => narrow.maxActiveClusters(1024, 64), { name: 'CudaError' });
+  assert.throws(() => narrow.maxActiveClusters(1024, 64), {
+    name: 'CudaError',
+    message: /maxClusterBlocks/,
+  });
 });
 
 test('modules and kernels are made by those that have them alone', () => {

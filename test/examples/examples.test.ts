@@ -92,6 +92,7 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^all of y: 6$/m,
     /^RangeError: block along x, for kernel saxpy, must be an integer from 1 to 1024, not 4096$/m,
     /^registers of a thread: known$/m,
+    /^all of y after the graph: 30$/m,
   ],
   '25-compile.ts': [
     /^compiled: _Z5scaleIfEvPT_j is in the PTX: true\n(running it needs a GPU|Float32Array\(3\) \[ 3, 6, 9 \])$|^this needs libnvrtc: pip install nvidia-cuda-nvrtc$/m,

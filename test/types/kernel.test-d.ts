@@ -7,6 +7,7 @@ import type {
   DeviceBuffer,
   float32,
   float64,
+  Graph,
   HostMemory,
   Kernel,
   Module,
@@ -16,6 +17,7 @@ declare const module: Module;
 declare const floats: DeviceArray<typeof float32>;
 declare const doubles: DeviceArray<typeof float64>;
 declare const buffer: DeviceBuffer;
+declare const graph: Graph;
 
 const kernel = module.kernel('k', [
   'float32',
@@ -52,6 +54,13 @@ kernel.launch({ ...shape, shared: 4 }, 1.5, floats, doubles, 7n, true, new Uint8
 module.kernel('k', ['float']);
 // @ts-expect-error: a grid is needed
 kernel.launch({ block: 1 }, 1.5, floats, doubles, 7n, true, new Uint8Array(12));
+
+const node = graph.kernelNode(kernel, 1);
+graph.setArguments(node, 1.5, floats, doubles, 7n, true, new Uint8Array(12));
+// @ts-expect-error: its items are float64
+graph.setArguments(node, 1.5, doubles, doubles, 7n, true, new Uint8Array(12));
+// @ts-expect-error: one argument too few
+graph.setArguments(node, 1.5, floats, doubles, 7n, true);
 
 registerKernel('k', {
   params: ['float32', 'pointer', 'int64', 'bool', { bytes: 12 }],
