@@ -112,7 +112,10 @@ export class Graph extends Resource {
     return this.#handle;
   }
 
-  /** Its launches of kernels, in the order in which they were captured; others after `update`. */
+  /**
+   * Its launches of kernels, in the order in which they were captured; others after `update`. Copies of
+   * items with gaps are such, too: of kernels of cuffi's own.
+   */
   get kernelNodes(): readonly KernelNode[] {
     this.requireOpen();
     return this.#nodes;

@@ -137,7 +137,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
    * none does.
    *
    * @throws RangeError, TypeError as {@link maxActiveBlocks}; NotSupportedError where the device has
-   * no clusters; CudaError CUDA_ERROR_INVALID_CLUSTER_SIZE for more blocks than any cluster has
+   * no clusters; CudaError
    */
   maxActiveClusters(cluster: Extents3, block: Extents3, options?: OccupancyOptions): number {
     const config = this.#shape('maxActiveClusters', { block, cluster }, options);
@@ -147,8 +147,8 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   }
 
   /**
-   * How many blocks of a size a cluster can have: at least 8 is what every device with clusters
-   * has room for, and more once the kernel was launched, or asked about, in larger ones.
+   * How many blocks of a size a cluster can have: at most 8, which every device with clusters has room
+   * for, or more once the kernel was launched, or asked about, in larger ones.
    *
    * @throws as {@link maxActiveClusters}
    */

@@ -1,5 +1,6 @@
 /** Memory of a graph: each launch allocates it where that was captured, and frees it again. */
 import { OUT0, readHandle } from '../../ffi/arena.ts';
+import { CU_STREAM_PER_THREAD } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUmemoryPool, CUstream } from '../../ffi/types.ts';
 import { isInCapture, noteGraphMemory } from '../capture.ts';
@@ -85,7 +86,9 @@ class GraphMemory {
 
 /** The handle of a stream that is captured. @throws CuffiError for another */
 function captured(stream: Stream | undefined, doing: string): CUstream {
-  if (stream && isInCapture(stream.handle)) return stream.handle;
+  // A default stream never is, and asking for it wants a context.
+  const handle = stream?.handle ?? CU_STREAM_PER_THREAD;
+  if (handle > CU_STREAM_PER_THREAD && isInCapture(handle as CUstream)) return handle as CUstream;
   throw new CuffiError(
     `${doing} while a graph is captured, in a stream that is not: name one that is, or do it before ` +
       'or after.',

@@ -4,6 +4,7 @@ import { test } from 'node:test';
 import {
   CompiledCode,
   Context,
+  CudaError,
   Device,
   DeviceBuffer,
   driverVersion,
@@ -464,14 +465,20 @@ test('clusters are counted as they would run on the device', {
     assert.throws(() => narrow.maxClusterBlocks(64), lacking);
     return;
   }
-  assert.ok(narrow.maxClusterBlocks(64) >= 8);
+  assert.equal(narrow.maxClusterBlocks(64), 8);
   const [twos, eights] = [narrow.maxActiveClusters(2, 64), narrow.maxActiveClusters([4, 2], 64)];
   assert.ok(eights >= 1 && twos >= eights, `${twos} of 2 blocks, ${eights} of 8`);
   assert.ok(narrow.maxActiveClusters(8, 64, { sharedBytes: 96 << 10 }) < eights);
-  assert.throws(() => narrow.maxActiveClusters(1024, 64), {
-    name: 'CudaError',
-    message: /maxClusterBlocks/,
-  });
+  // Whether there is no such cluster, or none of them fits, is the driver's affair.
+  const most = (() => {
+    try {
+      return narrow.maxActiveClusters(1024, 64);
+    } catch (error) {
+      assert.ok(error instanceof CudaError);
+      return 0;
+    }
+  })();
+  assert.equal(most, 0);
 });
 
 test('modules and kernels are made by those that have them alone', () => {
