@@ -16,7 +16,9 @@ import {
 import { CU_STREAM_CAPTURE_STATUS_ACTIVE } from '../ffi/constants.ts';
 import { cu } from '../ffi/driver.ts';
 import { viewMemory } from '../ffi/native.ts';
+import { CUresult } from '../ffi/results.ts';
 import type { Address, CUgraphNode, CUstream } from '../ffi/types.ts';
+import { check } from './check.ts';
 import type { Context } from './context.ts';
 import { CuffiError, NotSupportedError } from './errors.ts';
 
@@ -47,8 +49,9 @@ export function whileCapturing<T>(
   isOpen = true;
   used = new Set();
   endings = [];
-  id = captureOf(origin)?.id;
+  id = undefined;
   try {
+    id = captureOf(origin)?.id;
     const result = work();
     const hasMemory = endings.length > 0;
     for (let end = endings.at(-1); end; end = endings.at(-1)) {
@@ -114,8 +117,11 @@ interface CaptureOfStream {
 /** The capture that a stream is in; undefined where it is in none, or the driver does not tell. */
 function captureOf(stream: CUstream): CaptureOfStream | undefined {
   const count = (BLOCK + 8) as Address;
-  const status = cu.cuStreamGetCaptureInfo_v2(stream, OUT0, OUT1, OUT2, BLOCK, count);
-  if (status !== 0 || readInt32(OUT0) !== CU_STREAM_CAPTURE_STATUS_ACTIVE) return undefined;
+  const call = 'cuStreamGetCaptureInfo_v2';
+  const status = cu[call](stream, OUT0, OUT1, OUT2, BLOCK, count);
+  if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) return undefined;
+  check(status, call);
+  if (readInt32(OUT0) !== CU_STREAM_CAPTURE_STATUS_ACTIVE) return undefined;
   return {
     id: readUint64(OUT1),
     nodes: readHandle<Address>(BLOCK),

@@ -174,6 +174,9 @@ test('memory of another device that a graph uses is kept until its launches are 
 
 test('memory of a graph that fails on the way leaves nothing behind', () => {
   for (const [name, nth] of [
+    ['cuStreamBeginCapture_v2', 1],
+    ['cuStreamGetCaptureInfo_v2', 1],
+    ['cuStreamGetCaptureInfo_v2', 3],
     ['cuMemAllocFromPoolAsync', 1],
     ['cuMemAllocFromPoolAsync', 2],
     ['cuMemFreeAsync', 1],
