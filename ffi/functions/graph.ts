@@ -15,7 +15,7 @@ import {
   uint64,
   ulonglong,
 } from '../types.ts';
-import { anywhere, inContext, onStream } from './row.ts';
+import { inContext, onStream } from './row.ts';
 
 export const graphRows = {
   cuStreamBeginCapture_v2: onStream(CUstream, CUstreamCaptureMode),
@@ -42,5 +42,5 @@ export const graphRows = {
   ),
   cuGraphLaunch: inContext(CUgraphExec, CUstream),
   cuGraphUpload: inContext(CUgraphExec, CUstream),
-  cuDeviceGraphMemTrim: anywhere(CUdevice),
+  cuDeviceGraphMemTrim: inContext(CUdevice),
 } as const;

@@ -1,12 +1,17 @@
 /** What was compiled before, on disk: so that only the first start of a program waits for it. */
 import { createHash, randomBytes } from 'node:crypto';
 import {
+  closeSync,
+  constants,
+  fstatSync,
   lstatSync,
   mkdirSync,
+  openSync,
   readdirSync,
   readFileSync,
   renameSync,
   rmSync,
+  type Stats,
   statSync,
   utimesSync,
   writeFileSync,
@@ -72,7 +77,7 @@ export class CompileCache<K extends CodeKind> {
   /** Undefined where there is nothing, or nothing whole. */
   read(): CompiledInit<K> | undefined {
     try {
-      const file = readFileSync(this.#path);
+      const file = readOwn(this.#path);
       const body = file.subarray(DIGEST_BYTES);
       if (!digest(body).equals(file.subarray(0, DIGEST_BYTES))) return undefined;
       const end = 4 + body.readUInt32LE(0);
@@ -130,6 +135,25 @@ export class CompileCache<K extends CodeKind> {
   }
 }
 
+/**
+ * A file that only this user can have written. Asked of the open file: whoever may rename folders above
+ * could put another one in the place of one that was looked at.
+ *
+ * @throws where it is none
+ */
+function readOwn(path: string): Buffer {
+  const fd = openSync(path, constants.O_RDONLY | constants.O_NOFOLLOW);
+  try {
+    if (!isOwn(fstatSync(fd))) throw new Error(`${path} may have been written by others`);
+    return readFileSync(fd);
+  } finally {
+    closeSync(fd);
+  }
+}
+
+/** Whether only this user can write to what it tells of. */
+const isOwn = ({ uid, mode }: Stats): boolean => uid === process.getuid?.() && (mode & 0o022) === 0;
+
 const digest = (bytes: Uint8Array): Buffer => createHash('sha256').update(bytes).digest();
 
 /** Where files are kept, by the option and the environment; undefined: nowhere. */
@@ -146,7 +170,7 @@ function makePrivate(folder: string): boolean {
   try {
     mkdirSync(folder, { recursive: true, mode: 0o700 });
     const stats = lstatSync(folder);
-    return stats.isDirectory() && stats.uid === process.getuid?.() && (stats.mode & 0o022) === 0;
+    return stats.isDirectory() && isOwn(stats);
   } catch {
     return false;
   }

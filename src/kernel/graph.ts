@@ -102,8 +102,9 @@ export class Graph extends Resource {
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
    */
   static trimMemory(options?: PlaceOptions): void {
-    const { device } = Context.of(checkOptions(options, ['context', 'device'], 'Graph.trimMemory'));
-    check(cu.cuDeviceGraphMemTrim(device.handle), 'cuDeviceGraphMemTrim');
+    const context = Context.of(checkOptions(options, ['context', 'device'], 'Graph.trimMemory'));
+    const device = context.device.handle;
+    context.run(() => check(cu.cuDeviceGraphMemTrim(device), 'cuDeviceGraphMemTrim'));
   }
 
   /** The driver's handle, a CUgraphExec. @throws ClosedError */

@@ -165,6 +165,7 @@ export const graphFacts: FactGroup = async (note) => {
   await outside('cuGraphExecUpdate_v2', executable, graph, 'BLOCK');
   await outside('cuGraphDestroy', graph);
   await outside('cuGraphExecDestroy', executable);
+  await outside('cuDeviceGraphMemTrim', 0);
 };
 
 /** What ends a capture, and what its memory takes. */

@@ -5,8 +5,10 @@ import fs, {
   mkdtempSync,
   readdirSync,
   readFileSync,
+  renameSync,
   rmSync,
   statSync,
+  symlinkSync,
   truncateSync,
   utimesSync,
   writeFileSync,
@@ -107,6 +109,23 @@ test('a damaged file is as none, and is written anew', () => {
     assert.equal(cacheOf().read(), undefined);
     cacheOf().write(compiled);
     assert.deepEqual(cacheOf().read(), compiled);
+  }
+});
+
+test('a file that others may have written is as none', () => {
+  const elsewhere = join(folder, 'moved');
+  for (const expose of [
+    (path: string) => chmodSync(path, 0o622),
+    (path: string) => {
+      renameSync(path, elsewhere);
+      symlinkSync(elsewhere, path);
+    },
+  ]) {
+    cacheOf().write(compiled);
+    assert.deepEqual(cacheOf().read(), compiled);
+    for (const name of readdirSync(kept)) expose(join(kept, name));
+    assert.equal(cacheOf().read(), undefined, String(expose));
+    for (const name of readdirSync(kept)) rmSync(join(kept, name));
   }
 });
 
