@@ -29,6 +29,8 @@ let isOpen = false;
 /** Where the memory is that the captured work uses, as far as it is not of the stream's context. */
 let used = new Set<Context>();
 let endings: Ending[] = [];
+/** What is done after it. */
+const deferred: (() => void)[] = [];
 /** What the driver calls the capture; undefined where it cannot tell. */
 let id: bigint | undefined;
 
@@ -63,6 +65,7 @@ export function whileCapturing<T>(
     for (const end of endings) end(undefined);
     endings = [];
     isOpen = false;
+    for (const act of deferred.splice(0)) act();
   }
 }
 
@@ -72,6 +75,12 @@ export function whileCapturing<T>(
  */
 export function noteGraphMemory(end: Ending): void {
   endings.push(end);
+}
+
+/** Does what would become a part of the graph after the capture, or now. It must not throw. */
+export function outsideCapture(act: () => void): void {
+  if (isOpen) deferred.push(act);
+  else act();
 }
 
 /** Remembers whose memory the captured work uses, where there is any. */

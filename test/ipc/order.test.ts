@@ -4,7 +4,14 @@ import { once } from 'node:events';
 import { after, before, test } from 'node:test';
 import { cu, recordCalls, selectDriver } from '../../ffi/driver.ts';
 import { type Driver, functionNames } from '../../ffi/functions.ts';
-import { Context, DeviceBuffer, MemoryPool, Stream, VirtualMemory } from '../../src/index.ts';
+import {
+  Context,
+  DeviceBuffer,
+  Graph,
+  MemoryPool,
+  Stream,
+  VirtualMemory,
+} from '../../src/index.ts';
 import { type ChildPeer, leases, spawnPeer } from '../../src/ipc/index.ts';
 import { dose } from '../support/dose.ts';
 import { Latch } from '../support/latch.ts';
@@ -142,6 +149,29 @@ test('neither process makes a call that waits', options, async () => {
     );
   }
   assert.deepEqual(await ask({ do: 'copied' }), [2]);
+});
+
+test('nothing of a connection gets into a graph that is captured', options, async () => {
+  using stream = Stream.create({ nonBlocking: true });
+  using mine = DeviceBuffer.allocate(4096);
+  const theirs = await ask<DeviceBuffer>({ do: 'make', value: 3 });
+  await child.receive();
+  const refused: Promise<unknown>[] = [];
+  using graph = Graph.capture(stream, () => {
+    mine.fill(1, { stream });
+    using recorder = recordCalls();
+    refused.push(child.send({ mine }, { stream }), child.receive({ stream }));
+    theirs.close({ stream });
+    const names = recorder.calls.map(({ name }) => name);
+    assert.deepEqual(
+      names.filter((name) => /^cu(Stream|Event)/.test(name)),
+      [],
+    );
+  });
+  for (const call of refused) await assert.rejects(call, /while a graph is captured/);
+  graph.launch({ stream });
+  await stream.synchronize();
+  assert.equal(await ask({ do: 'drained' }), 0);
 });
 
 test('with the waits switched off the same tests fail: here, and there', options, async () => {

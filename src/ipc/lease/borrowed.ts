@@ -1,4 +1,5 @@
 import { closeFd } from '../../../ffi/libc.ts';
+import { outsideCapture } from '../../capture.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { type Resource, releaseQuietly } from '../../resource.ts';
@@ -67,7 +68,7 @@ export class Borrowed {
   /** What is told how the object of a number ends. */
   loan(id: number): Loan {
     return {
-      closed: (context, stream) => this.#closed(id, context, stream),
+      closed: (context, stream) => outsideCapture(() => this.#closed(id, context, stream)),
       returned: () => this.giveBack(id),
     };
   }

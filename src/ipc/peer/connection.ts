@@ -1,5 +1,6 @@
 import { closeFd, type SystemError } from '../../../ffi/libc.ts';
 import { isGone } from '../../../ffi/socket.ts';
+import { refuseInCapture } from '../../capture.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
@@ -76,6 +77,7 @@ export class Connection implements WireUser {
     reject: (error: unknown) => void,
     stream?: Stream,
   ): () => void {
+    refuseInCapture('receiving');
     if (this.#inbox.isIdle && !this.#hearing.isStalled) this.#wire.takeAtOnce();
     const cancel = this.#inbox.take(
       (received) => this.#delivery.give(received, { resolve, reject, stream }),
