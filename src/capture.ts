@@ -29,7 +29,7 @@ let isOpen = false;
 /** Where the memory is that the captured work uses, as far as it is not of the stream's context. */
 let used = new Set<Context>();
 let endings: Ending[] = [];
-/** What is done after it. */
+/** What is done when the driver has ended it. */
 const deferred: (() => void)[] = [];
 /** What the driver calls the capture; undefined where it cannot tell. */
 let id: bigint | undefined;
@@ -65,7 +65,6 @@ export function whileCapturing<T>(
     for (const end of endings) end(undefined);
     endings = [];
     isOpen = false;
-    for (const act of deferred.splice(0)) act();
   }
 }
 
@@ -81,6 +80,11 @@ export function noteGraphMemory(end: Ending): void {
 export function outsideCapture(act: () => void): void {
   if (isOpen) deferred.push(act);
   else act();
+}
+
+/** Does what was left until the driver had ended the capture. */
+export function catchUp(): void {
+  for (const act of deferred.splice(0)) act();
 }
 
 /** Remembers whose memory the captured work uses, where there is any. */

@@ -1,5 +1,6 @@
 import { checkOptions } from '../arguments.ts';
 import { DeviceArray } from '../array/device-array.ts';
+import { refuseInCapture } from '../capture.ts';
 import type { Dtype } from '../dtype.ts';
 import { IpcError } from '../errors.ts';
 import { CudaEvent } from '../event.ts';
@@ -74,6 +75,7 @@ export function getIpcHandle(
   options?: ShareOptions,
 ): IpcArrayHandle | IpcBufferHandle | IpcBufferDescriptor | IpcEventDescriptor {
   const { stream } = checkShareOptions(options, 'getIpcHandle');
+  refuseInCapture('sharing');
   if (source instanceof DeviceArray)
     return new IpcArrayHandle(holdMemory(source.buffer, exportArray(source, shareLegacy), stream));
   if (source instanceof CudaEvent && !stream) return exportEvent(source);
@@ -133,6 +135,7 @@ export function exportIpc(object: Shareable, options?: ShareOptions): Parcel {
 }
 
 function parcelOf(object: Shareable): Parcel {
+  refuseInCapture('sharing');
   if (object instanceof DeviceBuffer) return exportBuffer(object);
   if (object instanceof DeviceArray) {
     let fds: readonly number[] = [];

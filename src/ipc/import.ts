@@ -2,6 +2,7 @@ import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUevent } from '../../ffi/types.ts';
 import type { DeviceArray } from '../array/device-array.ts';
+import { refuseInCapture } from '../capture.ts';
 import { cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 import { IpcError } from '../errors.ts';
@@ -151,6 +152,7 @@ export function openParsed(
   options: Omit<OpenOptions, 'fds'>,
   loan?: Loan,
 ): OpenedBytes {
+  refuseInCapture('opening what another process shared');
   refuse(identityObstacle(descriptor, options));
   if (isOwn(descriptor)) return openAlias(descriptor, options.access, loan);
   refuse(placeObstacle(descriptor, options));

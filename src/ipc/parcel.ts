@@ -1,5 +1,6 @@
 /** The seam between what is shared and the connection that carries it. */
 import { DeviceArray } from '../array/device-array.ts';
+import { refuseInCapture } from '../capture.ts';
 import { CudaError, IpcError } from '../errors.ts';
 import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
@@ -42,6 +43,8 @@ const MAX_RECEIVED_POOLS = 1024;
 /** An object for another process; undefined for one that is not ours to share. @throws IpcError */
 export function pack(object: object, session: ParcelSession): Parcel | undefined {
   if (!isShareable(object)) return undefined;
+  // Also what was shared before: work that is queued is to come before it.
+  refuseInCapture('sharing');
   const parcel = parcelOf(object);
   const { descriptor } = parcel;
   if (descriptor.kind !== 'pool') return parcel;

@@ -5,7 +5,7 @@ import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { CUgraph } from '../../ffi/types.ts';
 import { shown } from '../arguments.ts';
-import { refuseInCapture, whileCapturing } from '../capture.ts';
+import { catchUp, refuseInCapture, whileCapturing } from '../capture.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { releaseQuietly } from '../resource.ts';
@@ -29,6 +29,14 @@ export interface Captured {
  * @throws what `work` throws; CudaError, TypeError
  */
 export function captureGraph(stream: Stream, work: () => void): Captured {
+  try {
+    return capture(stream, work);
+  } finally {
+    catchUp();
+  }
+}
+
+function capture(stream: Stream, work: () => void): Captured {
   if (typeof work !== 'function')
     throw new TypeError(`work must be a function, not ${shown(work)}`);
   refuseInCapture('capturing a graph');

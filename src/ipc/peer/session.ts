@@ -1,5 +1,4 @@
 import { closeFd } from '../../../ffi/libc.ts';
-import { refuseInCapture } from '../../capture.ts';
 import type { Context } from '../../context.ts';
 import { IpcError, PeerGoneError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
@@ -103,7 +102,6 @@ export class Session implements ParcelSession {
   /** Points behind the work that objects come after. @throws CudaError, ClosedError */
   readyPoints(objects: readonly Shareable[], stream: Stream | undefined): Point[] {
     if (objects.length === 0) return [];
-    refuseInCapture('sending what is on a GPU');
     if (stream) return this.ordering.behindStream(stream);
     const streams = new Set<Stream>();
     const contexts = new Set<Context>();
