@@ -3,11 +3,8 @@ import { test } from 'node:test';
 import fc from 'fast-check';
 import { IpcError } from '../../../../src/errors.ts';
 import { type IpcDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
-import {
-  decodeDescriptor,
-  encodeDescriptor,
-  MAX_DESCRIPTOR_BYTE_LENGTH,
-} from '../../../../src/ipc/descriptor-binary.ts';
+import { decodeDescriptor, encodeDescriptor } from '../../../../src/ipc/descriptor-binary.ts';
+import { MAX_DESCRIPTOR_BYTE_LENGTH } from '../../../../src/ipc/descriptor-writer.ts';
 import { dose } from '../../../support/dose.ts';
 
 const hex = (byteLength: number) =>
