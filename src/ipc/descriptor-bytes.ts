@@ -72,14 +72,22 @@ export function readSealed<K extends IpcKind>(
 ): IpcDescriptors[K] {
   const checksum = reader.uint32();
   const begin = reader.at;
+  const descriptor = readFields(reader, kind, checksum);
+  if (crc32(reader.since(begin), seeds[kind]) !== checksum) throw altered(descriptor);
+  return descriptor;
+}
+
+function readFields<K extends IpcKind>(
+  reader: DescriptorReader,
+  kind: K,
+  checksum: number,
+): IpcDescriptors[K] {
   const fields: Record<string, unknown> = { kind, version: DESCRIPTOR_VERSION, checksum };
   for (const [name, type] of descriptorFields[kind]) {
     const value = codecs[type].read(reader, name);
     if (value !== undefined) fields[name] = value;
   }
-  const descriptor = Object.freeze(fields) as unknown as IpcDescriptors[K];
-  if (crc32(reader.since(begin), seeds[kind]) !== checksum) throw altered(descriptor);
-  return descriptor;
+  return Object.freeze(fields) as unknown as IpcDescriptors[K];
 }
 
 interface Codec<T> {
@@ -148,7 +156,9 @@ const codecs: { readonly [T in FieldType]: Codec<never> } = {
       writer.uint8(value ? 1 : 0);
       if (value) writeSealed(writer, value);
     },
-    read: (reader, name) => (reader.uint8(2, name) === 0 ? undefined : readSealed(reader, 'event')),
+    // Whether it is sound in itself is asked when all around it is.
+    read: (reader, name) =>
+      reader.uint8(2, name) === 0 ? undefined : readFields(reader, 'event', reader.uint32()),
   },
   handle,
   'handle?': {

@@ -157,7 +157,7 @@ export function openParsed(
   const context = contextFor(descriptor, options);
   const access = accessTo(descriptor, options);
   if (!isMapped(descriptor, context, access))
-    refuse(openObstacle(descriptor, context, { ...options, fds: fds.numbers }));
+    refuse(openObstacle(descriptor, context, { fds: fds.numbers, ...options }));
   switch (descriptor.kind) {
     case 'legacy':
       return openLegacy(context, descriptor, access, loan);
