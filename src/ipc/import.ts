@@ -79,11 +79,17 @@ export const openIpc = (message: unknown, options?: OpenOptions): Opened =>
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBuffer {
-  const opened = openAs(MEMORY, message, options, 'openIpcBuffer', openParsed);
-  if (opened instanceof DeviceBuffer) return opened;
-  if (opened instanceof ImportedPool) opened.closeUnused();
-  throw new IpcError('the descriptor is of a memory pool, not of memory: open it with openIpcPool');
+  return openAs(MEMORY, message, options, 'openIpcBuffer', (descriptor, fds, checked) => {
+    if (isPoolItself(descriptor))
+      throw new IpcError(
+        'the descriptor is of a memory pool, not of memory: open it with openIpcPool',
+      );
+    return openParsed(descriptor, fds, checked) as DeviceBuffer;
+  });
 }
+
+const isPoolItself = ({ kind, handle }: IpcDescriptor & { readonly handle?: unknown }): boolean =>
+  kind === 'pool' && handle === null;
 
 /**
  * Opens an event of another process. Both sides may record, wait for and query it.
@@ -104,14 +110,19 @@ export const openIpcEvent = (message: unknown, options?: OpenOptions): CudaEvent
  * @throws IpcError as {@link openIpcBuffer}
  */
 export function openIpcPool(message: unknown, options?: OpenOptions): ImportedPool {
-  const opened = openAs(['pool'], message, options, 'openIpcPool', openParsed);
-  if (opened instanceof ImportedPool) return opened;
-  if (opened instanceof DeviceBuffer) opened.close();
-  throw new IpcError(
-    opened instanceof DeviceBuffer
-      ? 'the descriptor is of memory of a pool, not of the pool: open it with openIpcBuffer'
-      : 'the pool was made by this very process: use it itself',
-  );
+  return openAs(['pool'], message, options, 'openIpcPool', (descriptor, fds, checked) => {
+    if (!isPoolItself(descriptor))
+      throw new IpcError(
+        'the descriptor is of memory of a pool, not of the pool: open it with openIpcBuffer',
+      );
+    const opened = openParsed(descriptor, fds, checked);
+    if (opened instanceof ImportedPool) return opened;
+    throw new IpcError(
+      'the pool was made by this very process: use it itself',
+      undefined,
+      'same-process',
+    );
+  });
 }
 
 /** Opens a message with `open`, which is given its sound descriptor. */

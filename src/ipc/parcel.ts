@@ -111,8 +111,9 @@ export function unpack(
   }
 }
 
-/** Closes what was unpacked for nobody; a pool may be somebody's already, and is left to them. */
+/** Closes what was unpacked for nobody; a pool that is somebody's already is left to them. */
 export function discard(object: object): void {
+  if (object instanceof ImportedPool) object.discard();
   const isOurs =
     object instanceof DeviceBuffer || object instanceof DeviceArray || object instanceof CudaEvent;
   if (isOurs) object.close();

@@ -199,6 +199,38 @@ test('a pool goes with its last buffer, or stays until its session ends', async 
   assert.equal((unwanted.resource as ImportedPool).closed, true);
 });
 
+test('a pool and its memory are not taken for each other, and nothing stays open of them', async () => {
+  emulate();
+  const context = Context.primary();
+  const { pool, buffer } = sharedPool();
+  const open = (object: MemoryPool | DeviceBuffer): readonly [IpcDescriptor, OpenOptions] => {
+    const { descriptor, fds } = exportIpc(object);
+    return [ofAnother(descriptor), { fds: fds.map(duplicateFd) }];
+  };
+  openIpcBuffer(...open(buffer)).close();
+  await context.flush();
+  const left = (): number[] => [openDescriptors(), context.resources.size];
+  const before = left();
+  assert.throws(() => openIpcBuffer(...open(pool)), /open it with openIpcPool/);
+  assert.throws(() => openIpcPool(...open(buffer)), /open it with openIpcBuffer/);
+  assert.deepEqual(left(), before);
+  // One that was received for nobody is there for those who opened it before, or for none.
+  const ours = session();
+  const [descriptor, { fds = [] }] = open(pool);
+  const received = unpack(descriptor, fds, ours) as ImportedPool;
+  assert.equal(openIpcPool(descriptor), received);
+  discard(received);
+  endSession(ours);
+  assert.equal(received.closed, false);
+  received.close();
+  const others = session();
+  const [again, { fds: more = [] }] = open(pool);
+  discard(unpack(again, more, others));
+  endSession(others);
+  await context.flush();
+  assert.deepEqual(left(), before);
+});
+
 test('a pool that was closed with its buffers opens anew, while they wait to be unmapped too', () => {
   emulate();
   const { buffer } = sharedPool();
