@@ -17,6 +17,7 @@ import {
   type IpcDescriptors,
   type IpcEventDescriptor,
   type IpcKind,
+  type IpcMemoryDescriptor,
   type IpcPoolDescriptor,
   type IpcVirtualDescriptor,
   parseDescriptor,
@@ -27,6 +28,7 @@ import { ImportedPool } from './imported-pool.ts';
 import { mapLegacy } from './legacy-import.ts';
 import { givingBack, type Loan } from './loan.ts';
 import { isMapped } from './mapped.ts';
+import type { Mapping, MappingUse } from './mapping.ts';
 import { accessTo, checkOpenOptions, type OpenOptions } from './open-options.ts';
 import { asArray } from './opened-array.ts';
 import { rememberOrigin } from './origin.ts';
@@ -188,12 +190,7 @@ function openLegacy(
   loan: Loan | undefined,
 ): DeviceBuffer {
   const use = mapLegacy(context, descriptor);
-  try {
-    checkRange(descriptor, use.mapping.byteLength);
-  } catch (error) {
-    use.release();
-    throw error;
-  }
+  checkMapped(descriptor, use);
   const buffer = new DeviceBuffer({
     context,
     address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
@@ -205,6 +202,19 @@ function openLegacy(
   });
   rememberOrigin(buffer, { descriptor, fds: () => [] });
   return buffer;
+}
+
+/** What is mapped may be less than the descriptor says, or be what an earlier one named. */
+function checkMapped(
+  descriptor: IpcMemoryDescriptor,
+  { mapping, release }: MappingUse<Mapping>,
+): void {
+  try {
+    checkRange(descriptor, mapping.byteLength);
+  } catch (error) {
+    release();
+    throw error;
+  }
 }
 
 function openPool(
@@ -233,6 +243,7 @@ function openVirtual(
   loan: Loan | undefined,
 ): DeviceBuffer {
   const { mapping, release } = mapVirtual(context, descriptor, fds, access);
+  checkMapped(descriptor, { mapping, release });
   const buffer = new DeviceBuffer({
     context,
     address: (mapping.base + descriptor.byteOffset) as CUdeviceptr,

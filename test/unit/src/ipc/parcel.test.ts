@@ -407,6 +407,32 @@ test('a sound but hostile descriptor opens within what it names, or is an error;
   assert.deepEqual([openDescriptors(), context.resources.size, context.memoryInfo().free], before);
 });
 
+test('no descriptor reaches beyond what an earlier one of the same memory has mapped', async () => {
+  emulate();
+  const context = Context.primary();
+  const { buffer } = sharedPool();
+  const memory = sharedMemory();
+  const larger = 64 * MIB;
+  const parcels = [
+    [exportIpc(buffer), {}],
+    [exportIpc(memory.buffer.subarray(0, MIB)), { pieces: [larger] }],
+  ] as const;
+  for (const [{ descriptor, fds }, fields] of parcels) {
+    const own = (): number[] => fds.map(duplicateFd);
+    const opened = openIpcBuffer(ofAnother(descriptor), { fds: own() });
+    const before = openDescriptors();
+    const wider = { baseByteLength: larger, byteLength: larger, byteOffset: 0, ...fields };
+    assert.throws(() => openIpcBuffer(ofAnother(descriptor, wider), { fds: own() }), {
+      name: 'IpcError',
+      code: 'no-descriptor',
+    });
+    assert.equal(openDescriptors(), before);
+    assert.equal(opened.copyToHostSync().byteLength, opened.byteLength);
+    opened.close();
+  }
+  await context.flush();
+});
+
 test('what is moved owns its mapping alone: the buffer before it and its views are closed', async () => {
   emulate();
   const context = Context.primary();
