@@ -6,6 +6,7 @@ import { DeviceBuffer } from '../memory/buffer.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { type IpcDescriptor, parseDescriptor } from './descriptor.ts';
 import { exportIpc, isShareable, type Shareable } from './export.ts';
+import { isOwn } from './here.ts';
 import { openObject } from './import.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { bufferOf } from './lease/shared-object.ts';
@@ -95,7 +96,8 @@ export function unpack(
     const sound = parseDescriptor(descriptor);
     // The connection has seen to who is at its other end.
     const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
-    if (sound.kind !== 'pool') return openObject(sound, owned, options, loan);
+    // What is this process's own needs no descriptor of the pool, now or later.
+    if (sound.kind !== 'pool' || isOwn(sound)) return openObject(sound, owned, options, loan);
     const pool = receivePool(sound.pool, owned, session);
     try {
       const opened = openObject(sound, pool ?? owned, options, loan);

@@ -199,6 +199,18 @@ test('a pool goes with its last buffer, or stays until its session ends', async 
   assert.equal((unwanted.resource as ImportedPool).closed, true);
 });
 
+test('a pool that comes back to its maker leaves no descriptor behind', () => {
+  emulate();
+  const { pool, buffer } = sharedPool();
+  const { descriptor, fds } = exportIpc(buffer);
+  const before = openDescriptors();
+  const ours = session();
+  const back = unpack(descriptor, fds.map(duplicateFd), ours) as DeviceBuffer;
+  assert.equal(back.address, buffer.address);
+  assert.equal(unpack(exportIpc(pool).descriptor, fds.map(duplicateFd), ours), pool);
+  assert.deepEqual([openDescriptors(), ours.received.size], [before, 0]);
+});
+
 test('a pool and its memory are not taken for each other, and nothing stays open of them', async () => {
   emulate();
   const context = Context.primary();
