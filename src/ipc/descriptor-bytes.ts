@@ -30,9 +30,11 @@ const seeds = Object.fromEntries(
   descriptorKinds.map((kind, number) => [kind, crc32(Uint8Array.of(DESCRIPTOR_VERSION, number))]),
 ) as Readonly<Record<IpcKind, number>>;
 
-// The driver does not notice every altered byte of a handle: it maps something, and the first use
-// of that ends the context (CUDA_ERROR_LAUNCH_FAILED, seen on an H200).
-/** CRC-32 of kind, version and fields. */
+/**
+ * CRC-32 of kind, version and fields. The driver does not notice every altered byte of a handle: it
+ * maps something, and the first use of that ends the context (CUDA_ERROR_LAUNCH_FAILED, seen on an
+ * H200).
+ */
 export function checksumOf(descriptor: Omit<IpcDescriptor, 'checksum' | 'version'>): number {
   const writer = new DescriptorWriter();
   writeFields(writer, descriptor);
