@@ -18,6 +18,7 @@ const table = {
   close: [[int], 'int32'],
   fcntl: [[int, int, long], 'int32'],
   pipe2: [[pointer, int], 'int32'],
+  poll: [[pointer, size_t, int], 'int32'],
   flock: [[int, int], 'int32'],
   pread: [[int, pointer, size_t, long], 'int64'],
   pwrite: [[int, pointer, size_t, long], 'int64'],

@@ -1,8 +1,10 @@
 /** Processes by descriptor: one that stays the process's own when its pid is given to another. */
+import { isMainThread } from 'node:worker_threads';
 import { closeFd, errno, libc, openPidfd, SystemError } from './libc.ts';
-import { withAddress } from './native.ts';
-import { processStartTime } from './process.ts';
+import { allocatePermanent, viewMemory, withAddress } from './native.ts';
+import { isProcessAlive, processStartTime } from './process.ts';
 import { peerCredentials } from './socket.ts';
+import type { Address } from './types.ts';
 
 /**
  * A descriptor of the process at the other end of a socket, readable when that has ended;
@@ -41,6 +43,58 @@ export function pidfdOf(pid: number): number | undefined {
   return undefined;
 }
 
+/** The process that was asked for last; it has a descriptor here from the second time on. */
+let asked: { readonly pid: number; readonly startTime: number; pidfd?: number | undefined } = {
+  pid: 0,
+  startTime: 0,
+};
+
+/**
+ * As {@link isProcessAlive}, for what is asked of the same process again and again: to read its
+ * entry in /proc for each message would cost more than to open memory.
+ */
+export function isStillAlive(pid: number, startTime: number): boolean {
+  const isKnown = asked.pid === pid && asked.startTime === startTime;
+  if (isKnown && asked.pidfd !== undefined && !hasEnded(asked.pidfd)) return true;
+  const isAlive = isProcessAlive(pid, startTime);
+  if (isKnown && isAlive) asked.pidfd ??= watchable(pid, startTime);
+  else {
+    if (asked.pidfd !== undefined) closeFd(asked.pidfd);
+    asked = { pid, startTime };
+  }
+  return isAlive;
+}
+
+/** A descriptor of that very process, where there can be one. */
+function watchable(pid: number, startTime: number): number | undefined {
+  // Nobody would close that of a worker which is terminated.
+  if (!isMainThread) return undefined;
+  let pidfd: number | undefined;
+  try {
+    pidfd = pidfdOf(pid);
+  } catch {
+    return undefined;
+  }
+  if (pidfd === undefined || processStartTime(pid) === startTime) return pidfd;
+  closeFd(pidfd);
+  return undefined;
+}
+
+let pollfd: { readonly address: Address; readonly view: Int32Array } | undefined;
+
+/** Whether the process of a descriptor has ended, asked at once. */
+function hasEnded(pidfd: number): boolean {
+  if (!pollfd) {
+    const address = allocatePermanent(8);
+    pollfd = { address, view: new Int32Array(viewMemory(address, 8)) };
+  }
+  const { address, view } = pollfd;
+  view[0] = pidfd;
+  view[1] = POLLIN;
+  return libc.poll(address, 1, 0) !== 0;
+}
+
+const POLLIN = 1;
 const SOL_SOCKET = 1;
 const SO_PEERPIDFD = 77;
 const ESRCH = 3;

@@ -1,5 +1,5 @@
 /** Which process this is, and whether another one lives: pids come again, start times do not. */
-import { closeSync, openSync, readFileSync, readlinkSync, readSync } from 'node:fs';
+import { readFileSync, readlinkSync } from 'node:fs';
 
 /**
  * When a living process started, in clock ticks since boot; undefined for one that has ended, and
@@ -18,32 +18,10 @@ export function processStartTime(pid: number | 'self'): number | undefined {
 /** What an entry in /proc says of when its process started; undefined where that has ended. */
 function startTimeIn(stat: string): number | undefined {
   // The name, in parentheses, may hold spaces and parentheses of its own.
-  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ', 20);
   // A killed process that nobody has waited for yet has a state, but nothing else any more.
   if (fields[0] === 'Z' || fields[0] === 'X') return undefined;
   return Number(fields[19]);
-}
-
-/**
- * The entry in /proc of the process that was asked for last. It stays that process's own, whoever
- * gets its number after it; to open it again for each message would cost more than to open memory.
- */
-let watched: { readonly pid: number; readonly fd: number } | undefined;
-const entry = Buffer.alloc(4096);
-
-/** As {@link processStartTime}, but of the process that had the number when it was first asked for. */
-function watchedStartTime(pid: number): number | undefined {
-  try {
-    if (watched?.pid !== pid) {
-      const fd = openSync(`/proc/${pid}/stat`, 'r');
-      if (watched) closeSync(watched.fd);
-      watched = { pid, fd };
-    }
-    const byteLength = readSync(watched.fd, entry, 0, entry.length, 0);
-    return startTimeIn(entry.toString('latin1', 0, byteLength));
-  } catch {
-    return undefined;
-  }
 }
 
 /**
@@ -65,7 +43,6 @@ const PF_EXITING = 0x4;
 
 /** Whether the process that started then still lives, as far as this one can see. */
 export function isProcessAlive(pid: number, startTime: number): boolean {
-  if (watchedStartTime(pid) === startTime) return true;
   const started = processStartTime(pid);
   if (started !== undefined) return started === startTime;
   const code = signalError(pid);

@@ -156,10 +156,14 @@ export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
   checkFd(socket, 'socket');
   const { bytes, view } = scratch();
   let length = receive(socket);
+  let failure = length < 0 ? errno() : 0;
   // The peer went away with messages of ours unread. That is told once, before what it had sent.
-  if (length < 0 && errno() === ECONNRESET) length = receive(socket);
-  if (length < 0 && errno() === EAGAIN) return undefined;
-  succeeded(length, 'recvmsg');
+  if (failure === ECONNRESET) {
+    length = receive(socket);
+    failure = length < 0 ? errno() : 0;
+  }
+  if (failure === EAGAIN) return undefined;
+  if (failure !== 0) throw new SystemError('recvmsg', failure);
   const fds = receivedFds(view);
   const flags = view.getInt32(HEADER + 48, true);
   if ((flags & (MSG_TRUNC | MSG_CTRUNC)) !== 0) {

@@ -2,6 +2,8 @@ import { IpcError } from '../errors.ts';
 import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import type { Access } from '../memory/buffer-options.ts';
+import { allocationBase } from '../memory/legacy-handle.ts';
+import { ManagerMemory } from '../memory/manager/manager-memory.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { VirtualMemory } from '../memory/virtual.ts';
 import { checkRange, type IpcDescriptor, type IpcMemoryDescriptor } from './descriptor.ts';
@@ -60,11 +62,18 @@ const aliasOfEvent = (event: CudaEvent, loan: Loan | undefined): CudaEvent =>
     destroyed: loan && (() => loan.returned()),
   });
 
+/** A manager may give out parts of what it allocates: a descriptor counts from where that begins. */
+const bytesBefore = ({ resource, address, context }: DeviceBuffer): number =>
+  resource instanceof ManagerMemory ? address - context.run(() => allocationBase(address)) : 0;
+
 function viewOf(named: unknown, descriptor: IpcMemoryDescriptor): DeviceBuffer | undefined {
   const { byteOffset, byteLength } = descriptor;
   if (named instanceof DeviceBuffer) {
-    checkRange(descriptor, named.byteLength);
-    return named.subarray(byteOffset, byteOffset + byteLength);
+    const before = bytesBefore(named);
+    if (byteOffset < before) return undefined;
+    checkRange(descriptor, before + named.byteLength);
+    const begin = byteOffset - before;
+    return named.subarray(begin, begin + byteLength);
   }
   if (!(named instanceof VirtualMemory) || descriptor.kind !== 'virtual') return undefined;
   const first = named.offsetOf(descriptor.firstPiece);

@@ -1,7 +1,35 @@
-/** The fields of each kind of descriptor in their order: what checksum and binary form go by. */
+/**
+ * What descriptors hold: the fields of each kind in their order, and what each may be. The schema
+ * of messages, the reader of bytes and the checksum all go by this.
+ */
+import { MAX_MESSAGE_FDS } from '../../ffi/socket.ts';
 
-/** How a field is written in binary. */
+/** The version of all descriptors of this cuffi. */
+export const DESCRIPTOR_VERSION = 2;
+
+/** Whole numbers, from the least to the most. */
+export const NUMBERS = {
+  uint32: [0, 0xffff_ffff],
+  positive32: [1, 0xffff_ffff],
+  size: [0, Number.MAX_SAFE_INTEGER],
+  positive: [1, Number.MAX_SAFE_INTEGER],
+  stride: [Number.MIN_SAFE_INTEGER, Number.MAX_SAFE_INTEGER],
+} as const satisfies Record<string, readonly [least: number, most: number]>;
+
+export type NumberType = keyof typeof NUMBERS;
+
+/** What whoever opens memory may do with it; a word's place here is its number in binary. */
+export const ACCESS = ['read-write', 'read'] as const;
+/** What the UUID of a GPU, and that of a part of one, begins with. */
+export const DEVICE_PREFIXES = ['GPU-', 'MIG-'] as const;
+/** The name of a dtype. */
+export const DTYPE_NAME: RegExp = /^(V[0-9]{1,10}|[a-z0-9]{1,16})$/;
+/** Each piece of virtual memory has a file descriptor. */
+export const MAX_PIECES: number = MAX_MESSAGE_FDS;
+
+/** What a field is; a name that ends in `?` is of one that may be absent, or null for a handle. */
 export type FieldType =
+  | Exclude<NumberType, 'stride'>
   | 'access'
   | 'device'
   | 'event?'
@@ -9,9 +37,7 @@ export type FieldType =
   | 'handle?'
   | 'id'
   | 'layout?'
-  | 'sizes'
-  | 'uint32'
-  | 'uint53'
+  | 'pieces'
   | 'uuid';
 
 export type Field = readonly [name: string, type: FieldType];
@@ -20,28 +46,36 @@ export type Field = readonly [name: string, type: FieldType];
 const exporter = [
   ['device', 'device'],
   ['machine', 'uuid'],
-  ['pid', 'uint32'],
-  ['startTime', 'uint53'],
-  ['pidNamespace', 'uint53'],
+  ['pid', 'positive32'],
+  ['startTime', 'size'],
+  ['pidNamespace', 'size'],
 ] as const;
 
 /** Which part of what. */
-const range = [
-  ['baseByteLength', 'uint53'],
-  ['byteOffset', 'uint53'],
-  ['byteLength', 'uint53'],
-  ['access', 'access'],
-  ['bufferId', 'uint53'],
-  ['generation', 'uint53'],
-  ['layout', 'layout?'],
-  ['readyEvent', 'event?'],
-] as const;
+const rangeOf = <T extends FieldType>(size: T) =>
+  [
+    ['baseByteLength', size],
+    ['byteOffset', 'size'],
+    ['byteLength', size],
+    ['access', 'access'],
+    ['bufferId', 'size'],
+    ['generation', 'size'],
+    ['layout', 'layout?'],
+    ['readyEvent', 'event?'],
+  ] as const;
 
 /** All but kind, version and checksum. */
 export const descriptorFields = {
-  legacy: [...exporter, ['handle', 'handle'], ...range],
-  pool: [...exporter, ['pool', 'id'], ['handle', 'handle?'], ...range],
-  virtual: [...exporter, ['memory', 'id'], ['firstPiece', 'uint32'], ['pieces', 'sizes'], ...range],
+  legacy: [...exporter, ['handle', 'handle'], ...rangeOf('positive')],
+  // The pool itself has no size.
+  pool: [...exporter, ['pool', 'id'], ['handle', 'handle?'], ...rangeOf('size')],
+  virtual: [
+    ...exporter,
+    ['memory', 'id'],
+    ['firstPiece', 'uint32'],
+    ['pieces', 'pieces'],
+    ...rangeOf('positive'),
+  ],
   event: [...exporter, ['handle', 'handle']],
 } as const satisfies Record<string, readonly Field[]>;
 

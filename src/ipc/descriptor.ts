@@ -1,13 +1,10 @@
 /** What travels between processes: plain objects, JSON-safe, and untrusted until parsed. */
-import { crc32 } from 'node:zlib';
 import { IpcError } from '../errors.ts';
 import type { Access } from '../memory/buffer-options.ts';
-import { descriptorFields, descriptorKinds } from './descriptor-fields.ts';
+import { altered, checksumOf } from './descriptor-bytes.ts';
+import { DESCRIPTOR_VERSION, descriptorKinds } from './descriptor-fields.ts';
 import { layoutOf } from './descriptor-layout.ts';
 import { descriptorSchemas } from './descriptor-schema.ts';
-
-/** The version of all descriptors of this cuffi. */
-export const DESCRIPTOR_VERSION = 2;
 
 /** What every descriptor says: which GPU, and which process of which machine made it. */
 export interface IpcExporter {
@@ -112,24 +109,16 @@ export type IpcMemoryDescriptor = Exclude<IpcDescriptor, IpcEventDescriptor>;
 
 type Unsealed<D> = Omit<D, 'checksum' | 'version'>;
 
-// The driver does not notice every altered byte of a handle: it maps something, and the first use
-// of that ends the context (CUDA_ERROR_LAUNCH_FAILED, seen on an H200).
-const checksumOf = (fields: Readonly<Record<string, unknown>>): number => {
-  const kind = fields['kind'] as IpcKind;
-  const values = descriptorFields[kind].map(([name]) => {
-    const value = fields[name] ?? null;
-    // That of an event stands for it, in whatever order its fields are.
-    return name === 'readyEvent' ? (value as IpcEventDescriptor | null)?.checksum : value;
-  });
-  return crc32(JSON.stringify([kind, DESCRIPTOR_VERSION, ...values]));
-};
-
 /** A descriptor, complete with its version and checksum. */
 export const sealDescriptor = <K extends IpcKind>(
   fields: Unsealed<IpcDescriptors[K]> & { readonly kind: K },
 ): IpcDescriptors[K] => {
-  const checksum = checksumOf(fields as unknown as Readonly<Record<string, unknown>>);
-  return { ...fields, version: DESCRIPTOR_VERSION, checksum } as unknown as IpcDescriptors[K];
+  const checksum = checksumOf(fields as unknown as Unsealed<IpcDescriptor>);
+  // A literal that begins with a spread costs five times as much.
+  const sealed = { version: DESCRIPTOR_VERSION, checksum, ...fields };
+  // They may be those of another one, with its checksum.
+  sealed.checksum = checksum;
+  return sealed as unknown as IpcDescriptors[K];
 };
 
 /** Constant ones that were found sound: what comes again through a connection is not read anew. */
@@ -150,21 +139,22 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
   const said = (message as { readonly kind?: unknown } | null | undefined)?.kind;
   const kind = kinds.length === 1 ? kinds[0] : kinds.find((name) => name === said);
   const result = (kind ? schemas[kind] : anyOf(kinds)).safeParse(message);
-  if (!result.success)
-    throw new IpcError(
-      `this is no ${kinds.join(' or ')} descriptor of cuffi:\n${prettify(result.error).slice(0, 1000)}`,
-      undefined,
-      'no-descriptor',
-    );
+  if (!result.success) throw notOne(kinds, prettify(result.error).slice(0, 1000));
   const descriptor = result.data as IpcDescriptors[K];
-  if (checksumOf(result.data as Readonly<Record<string, unknown>>) !== descriptor.checksum)
-    throw new IpcError(
-      `this ${descriptor.kind} descriptor of process ${descriptor.pid} was altered on its way: its checksum is wrong`,
-      undefined,
-      'altered',
-    );
+  if (checksumOf(descriptor) !== descriptor.checksum) throw altered(descriptor);
   if (descriptor.kind !== 'event') checkMemory(descriptor as IpcMemoryDescriptor);
   if (isConstant(message)) found.add(message as object);
+  return descriptor;
+}
+
+/**
+ * A constant descriptor whose fields are what they may be and whose checksum is right.
+ *
+ * @throws IpcError for fields that do not go together
+ */
+export function sound(descriptor: IpcDescriptor): IpcDescriptor {
+  if (descriptor.kind !== 'event') checkMemory(descriptor);
+  found.add(descriptor);
   return descriptor;
 }
 
@@ -179,10 +169,32 @@ const isConstant = (value: unknown): boolean =>
 
 function checkMemory(descriptor: IpcMemoryDescriptor): void {
   const { readyEvent } = descriptor;
+  const contradiction = contradictionIn(descriptor);
+  if (contradiction) throw notOne([descriptor.kind], contradiction);
   checkRange(descriptor);
   layoutOf(descriptor);
-  if (readyEvent) parseDescriptor(readyEvent, ['event']);
+  if (readyEvent && checksumOf(readyEvent) !== readyEvent.checksum) throw altered(readyEvent);
 }
+
+/** What does not go together in a descriptor, each field of which is what it may be. */
+function contradictionIn(descriptor: IpcMemoryDescriptor): string | undefined {
+  if (descriptor.kind === 'pool') {
+    const { handle, byteLength, baseByteLength, layout, readyEvent } = descriptor;
+    const isSound =
+      handle === null ? baseByteLength === 0 && !layout && !readyEvent : byteLength > 0;
+    return isSound ? undefined : 'sizes are for memory of the pool, and 0 for the pool itself';
+  }
+  if (descriptor.kind !== 'virtual') return undefined;
+  const sum = descriptor.pieces.reduce((total, piece) => total + piece, 0);
+  return sum === descriptor.baseByteLength ? undefined : 'the pieces must add up to baseByteLength';
+}
+
+const notOne = (kinds: readonly IpcKind[], why: string): IpcError =>
+  new IpcError(
+    `this is no ${kinds.join(' or ')} descriptor of cuffi:\n${why}`,
+    undefined,
+    'no-descriptor',
+  );
 
 /** @throws IpcError for a range beyond its allocation */
 export function checkRange(

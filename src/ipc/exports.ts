@@ -5,7 +5,8 @@ let last = 0;
 
 const byName = new Map<string, WeakRef<object>>();
 const forgotten = new FinalizationRegistry<string>((name) => {
-  byName.delete(name);
+  // The driver may have given a name of it to something else since.
+  if (byName.get(name)?.deref() === undefined) byName.delete(name);
 });
 
 /** The number of an allocation that is shared: another one for each, for the life of the process. */

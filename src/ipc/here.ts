@@ -1,8 +1,8 @@
 /** This process as its descriptors say it, and what it can see of others. */
 import { readFileSync } from 'node:fs';
+import { isStillAlive } from '../../ffi/pidfd.ts';
 import {
   bootId,
-  isProcessAlive,
   isProcessForeign,
   pidNamespace,
   processStartTime,
@@ -35,7 +35,7 @@ export const here = (): Here => {
     pidNamespace: pidNamespace(),
     user: process.geteuid?.() ?? 0,
     isWsl: isWsl(),
-    isAlive: isProcessAlive,
+    isAlive: isStillAlive,
     userOf: processUser,
     isForeign: isProcessForeign,
   };

@@ -18,6 +18,7 @@ import {
   type IpcDescriptors,
   type IpcEventDescriptor,
   type IpcKind,
+  type IpcMemoryDescriptor,
   type IpcPoolDescriptor,
   type IpcVirtualDescriptor,
   parseDescriptor,
@@ -28,6 +29,7 @@ import { ImportedPool } from './imported-pool.ts';
 import { mapLegacy } from './legacy-import.ts';
 import { givingBack, type Loan } from './loan.ts';
 import { isMapped } from './mapped.ts';
+import type { Mapping, MappingUse } from './mapping.ts';
 import { accessTo, checkOpenOptions, type OpenOptions } from './open-options.ts';
 import { asArray } from './opened-array.ts';
 import { rememberOrigin } from './origin.ts';
@@ -80,11 +82,17 @@ export const openIpc = (message: unknown, options?: OpenOptions): Opened =>
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBuffer {
-  const opened = openAs(MEMORY, message, options, 'openIpcBuffer', openParsed);
-  if (opened instanceof DeviceBuffer) return opened;
-  if (opened instanceof ImportedPool) opened.closeUnused();
-  throw new IpcError('the descriptor is of a memory pool, not of memory: open it with openIpcPool');
+  return openAs(MEMORY, message, options, 'openIpcBuffer', (descriptor, fds, checked) => {
+    if (isPoolItself(descriptor))
+      throw new IpcError(
+        'the descriptor is of a memory pool, not of memory: open it with openIpcPool',
+      );
+    return openParsed(descriptor, fds, checked) as DeviceBuffer;
+  });
 }
+
+const isPoolItself = ({ kind, handle }: IpcDescriptor & { readonly handle?: unknown }): boolean =>
+  kind === 'pool' && handle === null;
 
 /**
  * Opens an event of another process. Both sides may record, wait for and query it.
@@ -105,14 +113,19 @@ export const openIpcEvent = (message: unknown, options?: OpenOptions): CudaEvent
  * @throws IpcError as {@link openIpcBuffer}
  */
 export function openIpcPool(message: unknown, options?: OpenOptions): ImportedPool {
-  const opened = openAs(['pool'], message, options, 'openIpcPool', openParsed);
-  if (opened instanceof ImportedPool) return opened;
-  if (opened instanceof DeviceBuffer) opened.close();
-  throw new IpcError(
-    opened instanceof DeviceBuffer
-      ? 'the descriptor is of memory of a pool, not of the pool: open it with openIpcBuffer'
-      : 'the pool was made by this very process: use it itself',
-  );
+  return openAs(['pool'], message, options, 'openIpcPool', (descriptor, fds, checked) => {
+    if (!isPoolItself(descriptor))
+      throw new IpcError(
+        'the descriptor is of memory of a pool, not of the pool: open it with openIpcBuffer',
+      );
+    const opened = openParsed(descriptor, fds, checked);
+    if (opened instanceof ImportedPool) return opened;
+    throw new IpcError(
+      'the pool was made by this very process: use it itself',
+      undefined,
+      'same-process',
+    );
+  });
 }
 
 /** Opens a message with `open`, which is given its sound descriptor. */
@@ -159,7 +172,7 @@ export function openParsed(
   const context = contextFor(descriptor, options);
   const access = accessTo(descriptor, options);
   if (!isMapped(descriptor, context, access))
-    refuse(openObstacle(descriptor, context, { ...options, fds: fds.numbers }));
+    refuse(openObstacle(descriptor, context, { fds: fds.numbers, ...options }));
   switch (descriptor.kind) {
     case 'legacy':
       return openLegacy(context, descriptor, access, loan);
@@ -179,12 +192,7 @@ function openLegacy(
   loan: Loan | undefined,
 ): DeviceBuffer {
   const use = mapLegacy(context, descriptor);
-  try {
-    checkRange(descriptor, use.mapping.byteLength);
-  } catch (error) {
-    use.release();
-    throw error;
-  }
+  checkMapped(descriptor, use);
   const buffer = new DeviceBuffer({
     context,
     address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
@@ -196,6 +204,19 @@ function openLegacy(
   });
   rememberOrigin(buffer, { descriptor, fds: () => [] });
   return buffer;
+}
+
+/** What is mapped may be less than the descriptor says, or be what an earlier one named. */
+function checkMapped(
+  descriptor: IpcMemoryDescriptor,
+  { mapping, release }: MappingUse<Mapping>,
+): void {
+  try {
+    checkRange(descriptor, mapping.byteLength);
+  } catch (error) {
+    release();
+    throw error;
+  }
 }
 
 function openPool(
@@ -224,6 +245,7 @@ function openVirtual(
   loan: Loan | undefined,
 ): DeviceBuffer {
   const { mapping, release } = mapVirtual(context, descriptor, fds, access);
+  checkMapped(descriptor, { mapping, release });
   const buffer = new DeviceBuffer({
     context,
     address: (mapping.base + descriptor.byteOffset) as CUdeviceptr,

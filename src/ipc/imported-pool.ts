@@ -54,8 +54,8 @@ export class ImportedPool extends Resource implements MemoryResource {
   readonly shared: SharedPool;
   readonly #handle: CUmemoryPool;
   readonly #books: PoolBooks;
-  /** Whether it was opened by itself. */
-  #isKept = false;
+  /** How often it was opened by itself. */
+  #keepers = 0;
   /** How many connections want it kept without buffers. */
   #holders = 0;
   #isAllowed = false;
@@ -120,7 +120,13 @@ export class ImportedPool extends Resource implements MemoryResource {
 
   /** @internal Keeps it open without buffers, until it is closed. */
   keepOpen(): void {
-    this.#isKept = true;
+    this.#keepers += 1;
+  }
+
+  /** @internal It was opened by itself for nobody. */
+  discard(): void {
+    this.#keepers = Math.max(this.#keepers - 1, 0);
+    this.closeUnused();
   }
 
   /** @internal Has a lender told when it is closed. */
@@ -141,7 +147,7 @@ export class ImportedPool extends Resource implements MemoryResource {
 
   /** @internal Closes it, unless it has buffers or someone wants it kept. */
   closeUnused(): void {
-    const isUsed = this.#isKept || this.#holders > 0 || this.#books.buffers.size > 0;
+    const isUsed = this.#keepers > 0 || this.#holders > 0 || this.#books.buffers.size > 0;
     if (!isUsed && !this.closed) super.close();
   }
 

@@ -6,7 +6,7 @@ import type { CudaEvent } from '../event.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import type { Access } from '../memory/buffer-options.ts';
 import { retainMemory } from '../memory/retain.ts';
-import { Resource } from '../resource.ts';
+import { Resource, releaseQuietly } from '../resource.ts';
 import type { Stream } from '../stream.ts';
 import type { IpcBufferDescriptor, IpcEventDescriptor, IpcLayout } from './descriptor.ts';
 import type { OpenOptions } from './open-options.ts';
@@ -36,15 +36,19 @@ export function holdMemory(
   descriptor: IpcBufferDescriptor,
   stream: Stream | undefined,
 ): HandleInit {
-  const event: CudaEvent | undefined = stream && recordReady(stream);
   const letGo = retainMemory(buffer);
-  return {
-    descriptor: event ? withReadyEvent(descriptor, event) : descriptor,
-    held: {
-      context: buffer.context,
-      release: () => tryAll([letGo, () => event?.close()]),
-    },
-  };
+  let event: CudaEvent | undefined;
+  const release = (): void => tryAll([letGo, () => event?.close()]);
+  try {
+    event = stream && recordReady(stream);
+    return {
+      descriptor: event ? withReadyEvent(descriptor, event) : descriptor,
+      held: { context: buffer.context, release },
+    };
+  } catch (error) {
+    releaseQuietly(release);
+    throw error;
+  }
 }
 
 /**

@@ -7,6 +7,7 @@ import { DeviceBuffer } from '../memory/buffer.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { type IpcDescriptor, parseDescriptor } from './descriptor.ts';
 import { exportIpc, isShareable, type Shareable } from './export.ts';
+import { isOwn } from './here.ts';
 import { openObject } from './import.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { bufferOf } from './lease/shared-object.ts';
@@ -98,7 +99,8 @@ export function unpack(
     const sound = parseDescriptor(descriptor);
     // The connection has seen to who is at its other end.
     const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
-    if (sound.kind !== 'pool') return openObject(sound, owned, options, loan);
+    // What is this process's own needs no descriptor of the pool, now or later.
+    if (sound.kind !== 'pool' || isOwn(sound)) return openObject(sound, owned, options, loan);
     const pool = receivePool(sound.pool, owned, session);
     try {
       const opened = openObject(sound, pool ?? owned, options, loan);
@@ -114,8 +116,9 @@ export function unpack(
   }
 }
 
-/** Closes what was unpacked for nobody; a pool may be somebody's already, and is left to them. */
+/** Closes what was unpacked for nobody; a pool that is somebody's already is left to them. */
 export function discard(object: object): void {
+  if (object instanceof ImportedPool) object.discard();
   const isOurs =
     object instanceof DeviceBuffer || object instanceof DeviceArray || object instanceof CudaEvent;
   if (isOurs) object.close();

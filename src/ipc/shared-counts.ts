@@ -1,20 +1,14 @@
 /**
  * Who of this process uses what the driver has once a process, whichever worker threads loaded
- * cuffi: each has JavaScript's state of its own. The counts are in a memfd that every worker finds
- * in /proc/self/fd. A worker that is terminated never gives up its uses: what it had mapped then
- * stays so until the process ends, as work of it may still be under way.
+ * cuffi: each has JavaScript's state of its own. The counts are in memory that every worker finds by
+ * a memfd in /proc/self/fd. A worker that is terminated never gives up its uses: what it had mapped
+ * then stays so until the process ends, as work of it may still be under way.
  */
-import { createHash } from 'node:crypto';
-import {
-  closeSync,
-  fstatSync,
-  openSync,
-  readdirSync,
-  readlinkSync,
-  readSync,
-  writeSync,
-} from 'node:fs';
-import { createMemfd, libcSymbol } from '../../ffi/libc.ts';
+import { hash } from 'node:crypto';
+import { closeSync, openSync, readdirSync, readlinkSync, readSync } from 'node:fs';
+import { createMemfd, libcSymbol, mapShared } from '../../ffi/libc.ts';
+import { viewMemory } from '../../ffi/native.ts';
+import type { Address } from '../../ffi/types.ts';
 import { IpcError } from '../errors.ts';
 import { withFileLock } from './file-lock.ts';
 
@@ -25,19 +19,21 @@ import { withFileLock } from './file-lock.ts';
  * @throws IpcError where another version is used, and what `begin` throws: that is then no use
  */
 export const beginSharedUse = <T>(name: string, version: number, begin: () => T): T =>
-  withCounts((fd) => {
-    const found = find(fd, name);
-    if (found.users > 0 && found.version !== version)
+  withCounts((table) => {
+    const at = placeOf(table, name);
+    const users = table[at + USERS] as number;
+    if (users > 0 && table[at + VERSION] !== version)
       throw new IpcError(
         'an earlier allocation with the same handle is open in another worker thread of this ' +
           'process: close its buffers first',
       );
+    table[at + VERSION] = version;
     // Counted before, and not after: a worker may be terminated in between.
-    write(fd, { ...found, version, users: found.users + 1 });
+    table[at + USERS] = users + 1;
     try {
       return begin();
     } catch (error) {
-      write(fd, found);
+      table[at + USERS] = users;
       throw error;
     }
   });
@@ -49,83 +45,94 @@ export const beginSharedUse = <T>(name: string, version: number, begin: () => T)
  * @param make answers with a number other than 0; what it throws is no use
  */
 export const useSharedHandle = <H extends number>(name: string, make: () => H): H =>
-  withCounts((fd) => {
-    const found = find(fd, name);
-    const { version: handle, users } = found;
-    write(fd, { ...found, version: users > 0 ? handle : 0, users: users + 1 });
+  withCounts((table) => {
+    const at = placeOf(table, name);
+    const users = table[at + USERS] as number;
+    if (users === 0) table[at + VERSION] = 0;
+    table[at + USERS] = users + 1;
+    const handle = table[at + VERSION] as number;
     // 0: a worker was terminated while it made one.
-    if (users > 0 && handle !== 0) return handle as H;
+    if (handle !== 0) return handle as H;
     try {
       const made = make();
-      write(fd, { ...found, version: made, users: users + 1 });
+      table[at + VERSION] = made;
       return made;
     } catch (error) {
-      write(fd, found);
+      table[at + USERS] = users;
       throw error;
     }
   });
 
 /** Ends a use; where it was the last one of the process, by `end`. */
 export const endSharedUse = (name: string, end?: () => void): void =>
-  withCounts((fd) => {
-    const found = find(fd, name);
-    const users = Math.max(found.users - 1, 0);
-    write(fd, { ...found, users });
+  withCounts((table) => {
+    const at = placeOf(table, name);
+    const users = Math.max((table[at + USERS] as number) - 1, 0);
+    table[at + USERS] = users;
     if (users === 0) end?.();
   });
 
-/** What one name's place in the file says. */
-interface Entry {
-  readonly at: number;
-  readonly key: readonly [number, number];
-  readonly version: number;
-  readonly users: number;
-}
-
 /** An entry is four doubles: the key's halves, the version, the users. */
 const FIELDS = 4;
-const BYTE_LENGTH = FIELDS * Float64Array.BYTES_PER_ELEMENT;
+const VERSION = 2;
+const USERS = 3;
+/** Pages that nobody used take no memory. */
+const MAX_ENTRIES = 1 << 20;
+const BYTE_LENGTH = MAX_ENTRIES * FIELDS * Float64Array.BYTES_PER_ELEMENT;
 
-/** The entry of that name, or a free one for it. */
-function find(fd: number, name: string): Entry {
-  const digest = createHash('sha256').update(name).digest();
-  const key = [digest.readUIntBE(0, 6), digest.readUIntBE(6, 6)] as const;
-  const all = new Float64Array(fstatSync(fd).size / Float64Array.BYTES_PER_ELEMENT);
-  readSync(fd, all, 0, all.byteLength, 0);
-  let free = all.length;
-  for (let at = 0; at < all.length; at += FIELDS) {
-    const users = all[at + 3] as number;
-    if (users === 0) free = Math.min(free, at);
-    else if (all[at] === key[0] && all[at + 1] === key[1])
-      return { at, key, version: all[at + 2] as number, users };
+/** Where the entry of that name is: an unused one is made its own. @throws IpcError */
+function placeOf(table: Float64Array, name: string): number {
+  // Other processes choose the names: no two of theirs may meet.
+  const digest = hash('sha256', name);
+  const high = Number.parseInt(digest.slice(0, 12), 16);
+  const low = Number.parseInt(digest.slice(12, 24), 16);
+  const end = (table[END] as number) || FIELDS;
+  let free = end;
+  for (let at = FIELDS; at < end; at += FIELDS) {
+    if (table[at + USERS] === 0) free = Math.min(free, at);
+    else if (table[at] === high && table[at + 1] === low) return at;
   }
-  return { at: free, key, version: 0, users: 0 };
+  if (free === table.length)
+    throw new IpcError(`more than ${MAX_ENTRIES - 1} allocations of other processes are open here`);
+  table[free] = high;
+  table[free + 1] = low;
+  table[free + VERSION] = 0;
+  table[free + USERS] = 0;
+  if (free === end) table[END] = end + FIELDS;
+  return free;
 }
 
-function write(fd: number, { at, key, version, users }: Entry): void {
-  const fields = Float64Array.of(...key, version, users);
-  writeSync(fd, fields, 0, BYTE_LENGTH, at * Float64Array.BYTES_PER_ELEMENT);
+/** The first entry is no one's: where the entries end that were ever used, and the address of all. */
+const END = 0;
+const ADDRESS = 1;
+
+interface Counts {
+  readonly fd: number;
+  readonly table: Float64Array;
 }
 
-let counts: number | undefined;
+let counts: Counts | undefined;
 
-function withCounts<T>(use: (fd: number) => T): T {
+function withCounts<T>(use: (table: Float64Array) => T): T {
   counts ??= openCounts();
-  const fd = counts;
-  return withFileLock(fd, () => use(fd));
+  const { fd, table } = counts;
+  return withFileLock(fd, () => use(table));
 }
 
 const FDS = '/proc/self/fd';
 
 /**
- * The file, by a descriptor of this worker's own: Node closes that with the worker, and with it
- * goes a lock that a terminated one had.
+ * The counts, and their file by a descriptor of this worker's own: Node closes that with the worker,
+ * and with it goes a lock that a terminated one had.
  */
-function openCounts(): number {
+function openCounts(): Counts {
   const folder = openSync(FDS, 'r');
   try {
     // One worker at a time: two would make one each.
-    return withFileLock(folder, findOrMake);
+    return withFileLock(folder, () => {
+      const fd = findOrMake();
+      return { fd, table: tableOf(fd) };
+    });
   } finally {
     closeSync(folder);
   }
@@ -142,7 +149,18 @@ function findOrMake(): number {
     }
   }
   // This one is nobody's: it stays open as long as the process lives.
-  return openSync(`${FDS}/${createMemfd(name, 0)}`, 'r+');
+  return openSync(`${FDS}/${createMemfd(name, BYTE_LENGTH)}`, 'r+');
+}
+
+/** Mapped once a process, for as long as that lives: nobody would unmap it for a terminated worker. */
+function tableOf(fd: number): Float64Array {
+  const first = new Float64Array(FIELDS);
+  readSync(fd, first, 0, first.byteLength, 0);
+  const known = first[ADDRESS] as number;
+  const address = known === 0 ? mapShared(fd, BYTE_LENGTH).address : (known as Address);
+  const table = new Float64Array(viewMemory(address, BYTE_LENGTH));
+  table[ADDRESS] = address;
+  return table;
 }
 
 /**
@@ -151,5 +169,5 @@ function findOrMake(): number {
  */
 function ownName(): string {
   const secret = `${process.pid} ${libcSymbol('getpid')}`;
-  return `cuffi-mappings-${createHash('sha256').update(secret).digest('hex').slice(0, 32)}`;
+  return `cuffi-mappings-${hash('sha256', secret).slice(0, 32)}`;
 }

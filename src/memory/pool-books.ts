@@ -1,4 +1,3 @@
-import { randomBytes } from 'node:crypto';
 import { OUT0, readInt32 } from '../../ffi/arena.ts';
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
@@ -14,6 +13,7 @@ import { anchorExports } from './export-anchor.ts';
 import { closeKeptFd, keepFd } from './kept-fds.ts';
 import * as driver from './pool-driver.ts';
 import type { PoolCloseOptions } from './pool-options.ts';
+import { shareId } from './share-id.ts';
 
 /** What the pool's finalizer and its buffers' know of it: never the pool itself. */
 export interface PoolBooks {
@@ -54,7 +54,7 @@ export function sharePool(context: Context, handle: CUmemoryPool, books: PoolBoo
   );
   const fd = keepFd(context, readInt32(OUT0));
   anchorExports(context.device);
-  books.shared = { id: randomBytes(16).toString('hex'), fd, onEnd: new Set() };
+  books.shared = { id: shareId(), fd, onEnd: new Set() };
   return books.shared;
 }
 

@@ -1,4 +1,3 @@
-import { randomBytes } from 'node:crypto';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
 import { Context, type PlaceOptions } from '../context.ts';
@@ -7,6 +6,7 @@ import { NotSupportedError } from '../errors.ts';
 import { Resource } from '../resource.ts';
 import { DeviceBuffer } from './buffer.ts';
 import { roundUp } from './round-up.ts';
+import { shareId } from './share-id.ts';
 import {
   createPart,
   mappedBy,
@@ -172,7 +172,7 @@ export class VirtualMemory extends Resource {
   /** @internal As other processes may open the bytes from `begin` to `end`. @throws IpcError */
   share(begin: number, end: number, most: number): SharedPieces {
     const from = (this.address + begin) as CUdeviceptr;
-    this.#id ??= randomBytes(16).toString('hex');
+    this.#id ??= shareId();
     return {
       id: this.#id,
       ...sharePieces(this.context, this.#parts, from, end - begin, most),

@@ -111,10 +111,11 @@ test('is copied from and to like other memory, and legacy IPC does not share it'
   const buffer = memory.grow(1000);
   plain.copyTo(buffer);
   assert.deepEqual(await buffer.copyToHost(), plain.copyToHostSync());
-  assert.throws(() => getIpcHandle(buffer), {
-    name: 'IpcError',
-    message: /Only memory of cuMemAlloc has a legacy IPC handle/,
-  });
+  for (const unshareable of [buffer, DeviceBuffer.fromPointer(buffer.address, 1000)])
+    assert.throws(() => getIpcHandle(unshareable), {
+      name: 'IpcError',
+      message: /no legacy IPC handle/,
+    });
 });
 
 test('one for other processes is made where the device makes such', {

@@ -8,7 +8,7 @@ import {
   MemoryPointer,
   setMemoryManager,
 } from '../../src/index.ts';
-import { getIpcHandle } from '../../src/ipc/index.ts';
+import { getIpcHandle, openIpcBuffer } from '../../src/ipc/index.ts';
 import { type Read, User } from './fixtures/index.ts';
 
 /** Gives out parts of one allocation, each at a distance from the last. */
@@ -45,4 +45,9 @@ test('memory of a manager is shared with another process, at its place in the al
   assert.deepEqual([bytes[299], bytes[300], bytes[399], bytes[400]], [2, 4, 4, 2]);
   assert.deepEqual(new Set(await neighbour.copyToHost()), new Set([1]));
   for (const key of ['a', 'part']) await user.do('close', { key });
+  // Here, too, a range is counted from where the allocation begins, and not the part.
+  for (const own of [buffer, buffer.subarray(300, 400), neighbour]) {
+    const alias = openIpcBuffer(getIpcHandle(own), { sameProcess: 'alias' });
+    assert.deepEqual([alias.address, alias.byteLength], [own.address, own.byteLength]);
+  }
 });

@@ -27,12 +27,6 @@ interface Received {
 }
 
 /** The next object that was sent here, which is a buffer. */
-const receiveBuffer = (mailbox: Mailbox): DeviceBuffer => {
-  const received = mailbox.receive();
-  assert.ok(received instanceof DeviceBuffer);
-  return received;
-};
-
 test(
   'memory of a pool is read and written by both, and its pool is imported once',
   options,
@@ -78,7 +72,7 @@ test(
     await user.do('allocateIn', { pool: 'pool', key: 'x', byteLength: MIB, value: 5 });
     const receive = async (): Promise<DeviceBuffer> => {
       await user.do('send', { key: 'x', pid: process.pid });
-      return receiveBuffer(mailbox);
+      return mailbox.receiveBuffer();
     };
     const recorder = recordCalls();
     const count = (name: string): number =>
@@ -130,7 +124,7 @@ test(
     assert.throws(() => pool.allocate(), { name: 'IpcError', message: /alone can allocate/ });
     assert.throws(() => DeviceBuffer.allocate(16, { memory: pool }), { name: 'IpcError' });
     await user.do('send', { key: 'x', pid: process.pid, begin: 8, end: 16 });
-    const buffer = receiveBuffer(mailbox);
+    const buffer = mailbox.receiveBuffer();
     assert.equal(buffer.resource, pool);
     await user.do('send', { key: 'pool', pid: process.pid });
     assert.equal(mailbox.receive(), pool);
@@ -144,7 +138,7 @@ test(
     pool.close();
     assert.throws(() => pool.handle, { name: 'ClosedError' });
     await user.do('send', { key: 'x', pid: process.pid });
-    using later = receiveBuffer(mailbox);
+    using later = mailbox.receiveBuffer();
     assert.deepEqual(await valuesOf(later), [5]);
   },
 );
@@ -164,7 +158,7 @@ test(
         await user.do('allocateIn', { pool: 'pool', key, byteLength: MIB, value });
         await user.do('send', { key, pid: process.pid });
       }
-      using buffer = receiveBuffer(mailbox);
+      using buffer = mailbox.receiveBuffer();
       await user.kill();
       assert.deepEqual(await valuesOf(buffer), [5]);
       buffer.fill(7);
@@ -193,7 +187,7 @@ test(
     assert.deepEqual(await c.do<Read>('read', { key: 'x' }), { values: [1], byteLength: 100 });
     await c.do('fill', { key: 'x', value: 2 });
     await c.do('send', { key: 'x', pid: process.pid });
-    const back = receiveBuffer(mailbox);
+    const back = mailbox.receiveBuffer();
     assert.equal(back.address, mine.address + 100);
     assert.deepEqual(await valuesOf(back), [2]);
     back.close();
@@ -222,7 +216,7 @@ test(
         assert.deepEqual((await worker.do<Read>('read', { key: 'task' })).values, [task]);
         await worker.do('fill', { key: 'task', value: task + 100 });
         await worker.do('send', { key: 'task', pid: process.pid });
-        receiveBuffer(mailbox).close();
+        mailbox.receiveBuffer().close();
         assert.deepEqual(await valuesOf(buffer), [task + 100]);
         await worker.do('close', { key: 'task' });
         await worker.do('flush');

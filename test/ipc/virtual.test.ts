@@ -19,12 +19,6 @@ const options = {
   skip: isSupported ? false : 'the device does not share virtual memory by file descriptor',
 };
 
-const receiveBuffer = (mailbox: Mailbox): DeviceBuffer => {
-  const received = mailbox.receive();
-  assert.ok(received instanceof DeviceBuffer);
-  return received;
-};
-
 test(
   'each piece goes by a descriptor of its own, and only those that are needed',
   options,
@@ -66,7 +60,7 @@ test('what is shared for reading is only read, by cuffi and by the driver', opti
   await using user = await User.ready();
   await user.do('reserve', { key: 'x', byteLength: 3 * MIB, value: 5 });
   await user.do('send', { key: 'x', pid: process.pid, readOnly: true });
-  const buffer = receiveBuffer(mailbox);
+  const buffer = mailbox.receiveBuffer();
   using other = DeviceBuffer.allocate(16);
   assert.equal(buffer.access, 'read');
   const recorder = recordCalls();
@@ -106,10 +100,10 @@ test(
       await maker.do('reserve', { key: 'x', byteLength: 3 * MIB, value: 5 });
       await maker.do('send', { key: 'x', pid: process.pid });
       await maker.do('send', { key: 'x', pid: process.pid, begin: 10, end: 20 });
-      const first = receiveBuffer(mailbox);
+      const first = mailbox.receiveBuffer();
       await maker.kill();
       // Its descriptors came before it ended: they hold the memory.
-      const part = receiveBuffer(mailbox);
+      const part = mailbox.receiveBuffer();
       assert.equal(mailbox.send(part, third.pid), 1);
       await third.do('receive', { key: 'x' });
       first.close();

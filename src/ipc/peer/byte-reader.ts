@@ -82,8 +82,8 @@ export class ByteReader {
 
   /** The bytes with Node's ways to read them: short messages need none. */
   get #buffer(): Buffer {
-    const { buffer, byteOffset, byteLength } = this.#bytes;
-    this.#made ??= Buffer.from(buffer, byteOffset, byteLength);
+    const bytes = this.#bytes;
+    this.#made ??= Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
     return this.#made;
   }
 

@@ -1,7 +1,9 @@
 import { IpcError } from '../../errors.ts';
+import type { IpcDescriptor } from '../descriptor.ts';
+import { decodeDescriptor } from '../descriptor-binary.ts';
+import { MAX_DESCRIPTOR_BYTE_LENGTH } from '../descriptor-writer.ts';
 import { ByteReader } from './byte-reader.ts';
 import {
-  MAX_DESCRIPTOR_BYTE_LENGTH,
   MAX_KNOWN_DESCRIPTORS,
   MAX_VALUE_DEPTH,
   MAX_VALUE_OBJECTS,
@@ -14,7 +16,8 @@ import { readTail, type Tail } from './tail.ts';
 interface Slot {
   readonly holder: Record<PropertyKey, unknown>;
   readonly key: string | number;
-  readonly descriptor: unknown;
+  /** Or why it is none. */
+  readonly descriptor: IpcDescriptor | IpcError;
   readonly fdCount: number;
 }
 
@@ -26,7 +29,7 @@ export interface DecodedValue {
 }
 
 /** Descriptors by their bytes: the same buffer comes again and again, and is read once. */
-export type KnownDescriptors = Map<string, unknown>;
+export type KnownDescriptors = Map<string, IpcDescriptor>;
 
 /**
  * Reads a value of another process. Nothing is believed of it, and nothing opened.
@@ -58,11 +61,10 @@ export function decodeValue(
 class Decoder {
   readonly #from: ByteReader;
   readonly #slots: Slot[] = [];
-  readonly #known: KnownDescriptors | undefined;
+  readonly #known: KnownDescriptors;
   #parts = 0;
 
-  /** @param known absent in a descriptor, which holds no other */
-  constructor(bytes: Uint8Array, known?: KnownDescriptors) {
+  constructor(bytes: Uint8Array, known: KnownDescriptors) {
     this.#from = new ByteReader(bytes);
     this.#known = known;
   }
@@ -70,9 +72,6 @@ class Decoder {
   decode(): DecodedValue {
     const root = { value: undefined };
     this.#readInto(root, 'value', 0);
-    // Nothing is said in the middle of a value.
-    if (this.#from.left > 0 && !this.#known)
-      throw new IpcError(`${this.#from.left} bytes follow the value`);
     return { root, slots: this.#slots, tail: readTail(this.#from) };
   }
 
@@ -169,7 +168,6 @@ class Decoder {
   }
 
   #slot(holder: Record<PropertyKey, unknown>, key: string | number): void {
-    if (!this.#known) throw new IpcError('a GPU object is named inside another');
     if (this.#slots.length >= MAX_VALUE_OBJECTS)
       throw new IpcError(`the value has more than ${MAX_VALUE_OBJECTS} GPU objects`);
     const fdCount = this.#from.length(0);
@@ -183,22 +181,20 @@ class Decoder {
   }
 }
 
-function readDescriptor(bytes: Buffer, known: KnownDescriptors): unknown {
+/** One that is not sound fails its value alone, when that is opened. */
+function readDescriptor(bytes: Buffer, known: KnownDescriptors): IpcDescriptor | IpcError {
   const text = bytes.toString('latin1');
   const existing = known.get(text);
   if (existing !== undefined) return existing;
-  const descriptor = frozen(new Decoder(bytes).decode().root.value);
-  if (known.size >= MAX_KNOWN_DESCRIPTORS) known.clear();
-  known.set(text, descriptor);
-  return descriptor;
-}
-
-/** With all that is in it. */
-function frozen(value: unknown): unknown {
-  // No descriptor has typed arrays in it, and they cannot be frozen.
-  if (typeof value !== 'object' || value === null || ArrayBuffer.isView(value)) return value;
-  Object.values(value).forEach(frozen);
-  return Object.freeze(value);
+  try {
+    const descriptor = decodeDescriptor(bytes);
+    if (known.size >= MAX_KNOWN_DESCRIPTORS) known.clear();
+    known.set(text, descriptor);
+    return descriptor;
+  } catch (error) {
+    if (error instanceof IpcError) return error;
+    throw error;
+  }
 }
 
 function checkDepth(depth: number): void {

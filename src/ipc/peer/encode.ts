@@ -1,15 +1,11 @@
 import { checkHostMemory, className } from '../../arguments.ts';
 import { CuffiError } from '../../errors.ts';
+import type { IpcDescriptor } from '../descriptor.ts';
+import { writeDescriptor } from '../descriptor-binary.ts';
 import type { Shareable } from '../export.ts';
-import { emptySession, type ParcelSession, pack } from '../parcel.ts';
-import { ByteWriter } from './byte-writer.ts';
-import {
-  HEADER_BYTE_LENGTH,
-  MAX_VALUE_DEPTH,
-  MAX_VALUE_FDS,
-  MAX_VALUE_OBJECTS,
-  MAX_VALUE_PARTS,
-} from './limits.ts';
+import { type ParcelSession, pack } from '../parcel.ts';
+import type { ByteWriter } from './byte-writer.ts';
+import { MAX_VALUE_DEPTH, MAX_VALUE_FDS, MAX_VALUE_OBJECTS, MAX_VALUE_PARTS } from './limits.ts';
 import { binaryTypes, Tag } from './tags.ts';
 
 /** What goes with a value that was written. */
@@ -51,15 +47,11 @@ const INT64_LIMIT = 1n << 63n;
 
 /** Of the descriptors that are sent again and again. */
 const knownBytes = new WeakMap<object, Buffer>();
-const noSession = emptySession();
 
-function descriptorBytes(descriptor: object): Buffer {
+function descriptorBytes(descriptor: IpcDescriptor): Buffer {
   const known = knownBytes.get(descriptor);
   if (known) return known;
-  const bytes = ByteWriter.use((writer) => {
-    new Encoder(writer, noSession).encode(descriptor);
-    return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
-  });
+  const bytes = Buffer.from(writeDescriptor(descriptor));
   knownBytes.set(descriptor, bytes);
   return bytes;
 }

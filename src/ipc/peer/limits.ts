@@ -9,8 +9,6 @@ export const MAX_TAIL_BYTE_LENGTH: number = 1 << 20;
 export const MAX_VALUE_FDS: number = MAX_MESSAGE_FDS;
 /** The most GPU objects of one value. */
 export const MAX_VALUE_OBJECTS = 4096;
-/** The largest descriptor of one GPU object, encoded. */
-export const MAX_DESCRIPTOR_BYTE_LENGTH = 4096;
 /** The most descriptors that are remembered of a connection. */
 export const MAX_KNOWN_DESCRIPTORS = 1024;
 /** The most parts of one value, each null and number counted: a byte on the wire can be many here. */

@@ -1,4 +1,5 @@
 import { closeFd } from '../../../ffi/libc.ts';
+import { IpcError } from '../../errors.ts';
 import { releaseQuietly } from '../../resource.ts';
 import { discard, unpack } from '../parcel.ts';
 import type { Point } from '../points/point.ts';
@@ -51,6 +52,7 @@ function openValue(
   let used = 0;
   try {
     for (const { holder, key, descriptor, fdCount } of slots) {
+      if (descriptor instanceof IpcError) throw descriptor;
       const its = own.slice(used, used + fdCount);
       used += fdCount;
       const id = first + objects.length;

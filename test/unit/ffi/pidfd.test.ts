@@ -3,9 +3,9 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { test } from 'node:test';
 import { closeFd } from '../../../ffi/libc.ts';
-import { peerPidfd, pidfdOf } from '../../../ffi/pidfd.ts';
+import { isStillAlive, peerPidfd, pidfdOf } from '../../../ffi/pidfd.ts';
 import { readable } from '../../../ffi/poll.ts';
-import { isProcessEnding } from '../../../ffi/process.ts';
+import { isProcessEnding, processStartTime } from '../../../ffi/process.ts';
 import { socketPair } from '../../../ffi/socket.ts';
 
 test('a process has a descriptor while it lives, which tells of its end', async () => {
@@ -21,6 +21,23 @@ test('a process has a descriptor while it lives, which tells of its end', async 
   if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
   assert.equal(pidfdOf(pid), undefined);
   assert.equal(pidfdOf(0), undefined);
+});
+
+test('a process that is asked for again and again is alive until it has ended', async () => {
+  const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+  const pid = child.pid as number;
+  const started = processStartTime(pid) as number;
+  for (let time = 0; time < 3; time++) {
+    assert.equal(isStillAlive(pid, started), true);
+    assert.equal(isStillAlive(pid, started), true);
+    assert.equal(isStillAlive(pid, started - 1), false, 'an earlier one of its number');
+    assert.equal(isStillAlive(process.pid, processStartTime('self') as number), true);
+  }
+  for (let time = 0; time < 3; time++) assert.equal(isStillAlive(pid, started), true);
+  child.kill('SIGKILL');
+  await once(child, 'exit');
+  assert.equal(isStillAlive(pid, started), false);
+  assert.equal(isStillAlive(pid, started), false);
 });
 
 test('the process at the other end of a socket has one', () => {

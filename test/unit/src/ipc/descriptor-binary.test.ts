@@ -2,12 +2,17 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
 import { IpcError } from '../../../../src/errors.ts';
-import { type IpcDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
+import {
+  type IpcDescriptor,
+  parseDescriptor,
+  sealDescriptor,
+} from '../../../../src/ipc/descriptor.ts';
 import {
   decodeDescriptor,
   encodeDescriptor,
-  MAX_DESCRIPTOR_BYTE_LENGTH,
+  writeDescriptor,
 } from '../../../../src/ipc/descriptor-binary.ts';
+import { MAX_DESCRIPTOR_BYTE_LENGTH } from '../../../../src/ipc/descriptor-writer.ts';
 import { dose } from '../../../support/dose.ts';
 
 const hex = (byteLength: number) =>
@@ -149,4 +154,92 @@ test('altered, cut off, longer or invented bytes are an IpcError', () => {
 test('what is no sound descriptor has no compact form', () => {
   for (const wrong of [null, {}, { kind: 'legacy' }, 'x'])
     assert.throws(() => encodeDescriptor(wrong as never), IpcError);
+});
+
+/** Values at and beyond the bounds of fields, which both forms can say. */
+const edges: Readonly<Record<string, fc.Arbitrary<unknown>>> = (() => {
+  const numbers = [-(2 ** 53), -1, 0, 1, 4096, 2 ** 32, 2 ** 53 - 1, 2 ** 53, 2 ** 60];
+  const size = fc.constantFrom(...numbers);
+  const sizes = fc.array(fc.constantFrom(...numbers, 1, 2, 3), { maxLength: 3 });
+  const axes = (length: number) => fc.array(size, { minLength: length, maxLength: length });
+  const dtype = fc.constantFrom(
+    'float32',
+    'V12',
+    'V',
+    'V0',
+    'Float32',
+    'f4',
+    'nothing',
+    'a'.repeat(17),
+  );
+  const layout = fc
+    .constantFrom(0, 1, 2, 64, 65)
+    .chain((ndim) => fc.record({ dtype, shape: axes(ndim), strides: axes(ndim) }));
+  return {
+    ...Object.fromEntries(
+      ['startTime', 'baseByteLength', 'byteOffset', 'byteLength', 'bufferId', 'generation'].map(
+        (name) => [name, size],
+      ),
+    ),
+    pid: fc.constantFrom(0, 1, 2 ** 32 - 1),
+    firstPiece: fc.constantFrom(0, 2 ** 32 - 1),
+    device: uuid.chain((id) => fc.constantFrom(`GPU-${id}`, `MIG-${id}`, `CPU-${id}`)),
+    access: fc.constantFrom('read', 'read-write', 'write'),
+    handle: fc.oneof(handle, fc.constant(null)),
+    pieces: fc.oneof(sizes, fc.constant(new Array<number>(254).fill(1))),
+    layout: fc.oneof(
+      layout,
+      layouts.map(({ layout: sound }) => sound),
+      fc.constant(undefined),
+    ),
+    readyEvent: events.chain((event) =>
+      fc.constantFrom(event, { ...event, startTime: event.startTime + 1 }, undefined),
+    ),
+  };
+})();
+
+test('bytes and messages get the same answer, whatever they say', () => {
+  const answer = (read: () => IpcDescriptor): unknown => {
+    try {
+      return read();
+    } catch (error) {
+      assert.ok(error instanceof IpcError, String(error));
+      return error.code;
+    }
+  };
+  const answers = new Map<unknown, number>();
+  const count = (key: unknown): unknown => answers.set(key, (answers.get(key) ?? 0) + 1);
+  fc.assert(
+    fc.property(
+      descriptors,
+      fc.infiniteStream(fc.record(edges)),
+      fc.infiniteStream(fc.nat()),
+      fc.boolean(),
+      (descriptor, values, choices, isSealed) => {
+        const fields = Object.keys(edges).filter(
+          (name) => name in descriptor || (name === 'layout' && descriptor.kind !== 'event'),
+        );
+        const [edge] = values.take(1);
+        let changed: Record<string, unknown> = { ...(descriptor as object) };
+        for (const choice of choices.take(2)) {
+          const name = fields[choice % fields.length] as string;
+          // A handle that may not be absent has no bytes that say so.
+          if (name === 'handle' && descriptor.kind !== 'pool') continue;
+          changed = { ...changed, [name]: edge?.[name] };
+        }
+        if (isSealed) changed = { ...sealDescriptor<'event'>(changed as never) };
+        const bytes = Buffer.from(writeDescriptor(changed as never));
+        const expected = answer(() => parseDescriptor(JSON.parse(JSON.stringify(changed))));
+        assert.deepEqual(
+          answer(() => decodeDescriptor(bytes)),
+          expected,
+          JSON.stringify(changed),
+        );
+        count(typeof expected === 'string' ? expected : 'sound');
+      },
+    ),
+    { numRuns: dose(1000, 20_000), seed: 20_250_104 },
+  );
+  for (const kind of ['sound', 'altered', 'no-descriptor'])
+    assert.ok((answers.get(kind) ?? 0) > 20, `${kind}: ${answers.get(kind)}`);
 });

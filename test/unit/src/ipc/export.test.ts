@@ -1,7 +1,16 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { selectDriver } from '../../../../ffi/driver.ts';
-import { CudaEvent, Device, DeviceBuffer, Stream } from '../../../../src/index.ts';
+import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import {
+  CudaEvent,
+  Device,
+  DeviceBuffer,
+  ManagedMemory,
+  MappedMemory,
+  MemoryPool,
+  Stream,
+  VirtualMemory,
+} from '../../../../src/index.ts';
 import { parseDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
 import { getIpcHandle } from '../../../../src/ipc/index.ts';
 import { failing } from '../../../support/faults.ts';
@@ -60,6 +69,30 @@ test('what cannot be shared is refused in words', () => {
   for (const wrong of [undefined, null, {}, stream, buffer.address])
     assert.throws(() => getIpcHandle(wrong as never), TypeError);
   assert.equal(currentContext(), 0);
+});
+
+test('memory without a legacy handle is told apart before one is asked for, whoever made it', () => {
+  emulate();
+  const virtual = VirtualMemory.reserve(4096, { shareable: true }).grow(4096);
+  const ofPool = MemoryPool.create({ maxSize: 1 << 20 }).allocate(16);
+  const managed = ManagedMemory.create().allocate(16);
+  const mapped = MappedMemory.create().allocate(16);
+  const recorder = recordCalls();
+  const refused = (buffer: DeviceBuffer, message: RegExp): void => {
+    assert.throws(() => getIpcHandle(buffer), { name: 'IpcError', message });
+  };
+  refused(virtual, /^virtual memory .* share it with exportIpc/);
+  refused(ofPool, /^memory of a pool .* share it with exportIpc/);
+  for (const host of [managed, mapped]) refused(host, /^memory that the CPU reaches .* copy it/);
+  const theirs = ({ address }: DeviceBuffer): DeviceBuffer => DeviceBuffer.fromPointer(address, 16);
+  refused(theirs(virtual), /^memory that is virtual, or .* copy it/);
+  refused(theirs(ofPool), /^memory of a pool that another .* copy it/);
+  for (const host of [managed, mapped]) refused(theirs(host), /^memory that the CPU .* copy it/);
+  recorder.stop();
+  assert.equal(
+    recorder.calls.some(({ name }) => name === 'cuIpcGetMemHandle'),
+    false,
+  );
 });
 
 test('what is closed has no handle any more', () => {

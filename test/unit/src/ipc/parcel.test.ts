@@ -199,6 +199,50 @@ test('a pool goes with its last buffer, or stays until its session ends', async 
   assert.equal((unwanted.resource as ImportedPool).closed, true);
 });
 
+test('a pool that comes back to its maker leaves no descriptor behind', () => {
+  emulate();
+  const { pool, buffer } = sharedPool();
+  const { descriptor, fds } = exportIpc(buffer);
+  const before = openDescriptors();
+  const ours = session();
+  const back = unpack(descriptor, fds.map(duplicateFd), ours) as DeviceBuffer;
+  assert.equal(back.address, buffer.address);
+  assert.equal(unpack(exportIpc(pool).descriptor, fds.map(duplicateFd), ours), pool);
+  assert.deepEqual([openDescriptors(), ours.received.size], [before, 0]);
+});
+
+test('a pool and its memory are not taken for each other, and nothing stays open of them', async () => {
+  emulate();
+  const context = Context.primary();
+  const { pool, buffer } = sharedPool();
+  const open = (object: MemoryPool | DeviceBuffer): readonly [IpcDescriptor, OpenOptions] => {
+    const { descriptor, fds } = exportIpc(object);
+    return [ofAnother(descriptor), { fds: fds.map(duplicateFd) }];
+  };
+  openIpcBuffer(...open(buffer)).close();
+  await context.flush();
+  const left = (): number[] => [openDescriptors(), context.resources.size];
+  const before = left();
+  assert.throws(() => openIpcBuffer(...open(pool)), /open it with openIpcPool/);
+  assert.throws(() => openIpcPool(...open(buffer)), /open it with openIpcBuffer/);
+  assert.deepEqual(left(), before);
+  // One that was received for nobody is there for those who opened it before, or for none.
+  const ours = session();
+  const [descriptor, { fds = [] }] = open(pool);
+  const received = unpack(descriptor, fds, ours) as ImportedPool;
+  assert.equal(openIpcPool(descriptor), received);
+  discard(received);
+  endSession(ours);
+  assert.equal(received.closed, false);
+  received.close();
+  const others = session();
+  const [again, { fds: more = [] }] = open(pool);
+  discard(unpack(again, more, others));
+  endSession(others);
+  await context.flush();
+  assert.deepEqual(left(), before);
+});
+
 test('a pool that was closed with its buffers opens anew, while they wait to be unmapped too', () => {
   emulate();
   const { buffer } = sharedPool();
@@ -373,6 +417,32 @@ test('a sound but hostile descriptor opens within what it names, or is an error;
   );
   await context.flush();
   assert.deepEqual([openDescriptors(), context.resources.size, context.memoryInfo().free], before);
+});
+
+test('no descriptor reaches beyond what an earlier one of the same memory has mapped', async () => {
+  emulate();
+  const context = Context.primary();
+  const { buffer } = sharedPool();
+  const memory = sharedMemory();
+  const larger = 64 * MIB;
+  const parcels = [
+    [exportIpc(buffer), {}],
+    [exportIpc(memory.buffer.subarray(0, MIB)), { pieces: [larger] }],
+  ] as const;
+  for (const [{ descriptor, fds }, fields] of parcels) {
+    const own = (): number[] => fds.map(duplicateFd);
+    const opened = openIpcBuffer(ofAnother(descriptor), { fds: own() });
+    const before = openDescriptors();
+    const wider = { baseByteLength: larger, byteLength: larger, byteOffset: 0, ...fields };
+    assert.throws(() => openIpcBuffer(ofAnother(descriptor, wider), { fds: own() }), {
+      name: 'IpcError',
+      code: 'no-descriptor',
+    });
+    assert.equal(openDescriptors(), before);
+    assert.equal(opened.copyToHostSync().byteLength, opened.byteLength);
+    opened.close();
+  }
+  await context.flush();
 });
 
 test('what is moved owns its mapping alone: the buffer before it and its views are closed', async () => {
