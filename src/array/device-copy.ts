@@ -14,14 +14,21 @@ export interface DeviceItems {
   readonly layout: Layout;
 }
 
-/** More copies of the driver than this are dearer than one launch of a kernel. */
-const MOST_COPIES = 3;
+/** A copy of more rows than this, each of them a single item, is dearer than a launch of a kernel. */
+const MOST_ROWS = 8192;
 
-/** So is a copy of more rows than this, each of them a single item. */
-const MOST_ROWS = 64;
+/** So is one of rows with more bytes than this: a kernel moves twice as many in the same time. */
+const MOST_BYTES: number = 8 << 20;
 
-const isForKernel = ({ kind, height, depth, count }: CopyPlan): boolean =>
-  count > MOST_COPIES || (kind === 'gather' && height * depth * count > MOST_ROWS);
+/**
+ * Two copies of the driver always are: 15 us on an H200, where a launch takes 11 and a copy 8
+ * (`npm run bench -- arrays --case array.copyTo.strided --large`).
+ */
+function isForKernel({ kind, width, height, depth, count }: CopyPlan): boolean {
+  const rows = height * depth * count;
+  if (count > 1) return true;
+  return kind === 'gather' ? rows > MOST_ROWS : kind === 'box' && rows * width > MOST_BYTES;
+}
 
 /** Queues what a plan says: one launch of a kernel where that pays, else copies of the driver. */
 export function queuePlan(
