@@ -93,7 +93,7 @@ function waitInCapture(stream: Stream, { captured, state }: Event): Status {
     return CUDA_SUCCESS;
   }
   const { capture, place } = captured;
-  if (capture.origin.capture !== capture) return CUDA_ERROR_CAPTURED_EVENT;
+  if (capture.origin.capture !== capture) return CUDA_ERROR_INVALID_VALUE;
   if (own && own !== capture) {
     own.isInvalid = true;
     capture.isInvalid = true;

@@ -15,7 +15,7 @@ import {
   uint64,
   ulonglong,
 } from '../types.ts';
-import { inContext, onStream } from './row.ts';
+import { anywhere, inContext, onStream } from './row.ts';
 
 export const graphRows = {
   cuStreamBeginCapture_v2: onStream(CUstream, CUstreamCaptureMode),
@@ -30,17 +30,17 @@ export const graphRows = {
     CUgraphNodes,
     out(size_t),
   ),
-  cuGraphDestroy: inContext(CUgraph),
+  cuGraphDestroy: anywhere(CUgraph),
   cuGraphInstantiateWithFlags: inContext(out(CUgraphExec), CUgraph, ulonglong),
-  cuGraphExecDestroy: inContext(CUgraphExec),
+  cuGraphExecDestroy: anywhere(CUgraphExec),
   // Since 12.0
-  cuGraphExecUpdate_v2: inContext(CUgraphExec, CUgraph, out(CUgraphExecUpdateResultInfo)),
+  cuGraphExecUpdate_v2: anywhere(CUgraphExec, CUgraph, out(CUgraphExecUpdateResultInfo)),
   cuGraphExecKernelNodeSetParams_v2: inContext(
     CUgraphExec,
     CUgraphNode,
     CUDA_KERNEL_NODE_PARAMS_v2,
   ),
-  cuGraphLaunch: inContext(CUgraphExec, CUstream),
-  cuGraphUpload: inContext(CUgraphExec, CUstream),
-  cuDeviceGraphMemTrim: inContext(CUdevice),
+  cuGraphLaunch: onStream(CUgraphExec, CUstream),
+  cuGraphUpload: onStream(CUgraphExec, CUstream),
+  cuDeviceGraphMemTrim: anywhere(CUdevice),
 } as const;

@@ -13,7 +13,7 @@ import { contextFacts } from './facts/context.ts';
 import { eventFacts } from './facts/event.ts';
 import { collectFacts, type FactValue } from './facts/facts.ts';
 import { ipcFacts } from './facts/ipc.ts';
-import { kernelFacts } from './facts/kernel.ts';
+import { graphFacts, kernelFacts } from './facts/kernel.ts';
 import { memoryFacts } from './facts/memory.ts';
 import { memoryKindFacts } from './facts/memory-kinds.ts';
 import { waitingFacts } from './facts/waiting.ts';
@@ -34,6 +34,7 @@ const groups = [
   eventFacts,
   waitingFacts,
   kernelFacts,
+  graphFacts,
   ...memoryKindFacts,
 ];
 

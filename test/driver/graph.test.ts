@@ -13,8 +13,6 @@ import {
 import { loadKernels } from '../support/kernels.ts';
 import { Latch } from '../support/latch.ts';
 import { stateBesideCode } from '../support/process-state.ts';
-import { collectFacts } from './facts/facts.ts';
-import { graphFacts } from './facts/kernel.ts';
 
 const SAXPY = ['float32', 'float32*', 'float32*', 'uint32'] as const;
 const isOld = driverVersion().major < 12 && 'the driver cannot update graphs';
@@ -341,8 +339,4 @@ test('a capture that fails leaves nothing behind, and the stream as it was', asy
   }
   await Context.primary().flush();
   assert.deepEqual(stateBesideCode(), before);
-});
-
-test('tells what the driver answers about graphs', async (t) => {
-  for (const [what, answer] of await collectFacts([graphFacts])) t.diagnostic(`${what}: ${answer}`);
 });

@@ -144,10 +144,10 @@ export const kernelFacts: FactGroup = async (note) => {
   await ask('the stream after all that', 'cuStreamSynchronize', stream);
 };
 
-/** What is asked here is only shown, by graph.test.ts: on a GPU and of the emulated driver alike. */
+/** Graphs: what ends a capture, and which calls need a current context. */
 export const graphFacts: FactGroup = async (note) => {
   await using peer = new Peer();
-  await enterContext(peer);
+  const context = await enterContext(peer);
   const { made, ask } = bound(new Asked(peer, note));
   const module = await made('cuModuleLoadDataEx', 'OUT0', code('7.4', 'sm_70'), 0, 0, 0);
   const kernel = await made('cuModuleGetFunction', 'OUT0', module, text('k'));
@@ -159,7 +159,10 @@ export const graphFacts: FactGroup = async (note) => {
   await outside('cuStreamBeginCapture_v2', stream, RELAXED);
   await ask('a launch that is captured', 'cuLaunchKernelEx', launchIn(stream), kernel, 0, 0);
   const graph = await outside('cuStreamEndCapture', stream, 'OUT0');
-  const executable = await outside('cuGraphInstantiateWithFlags', 'OUT0', graph, 0);
+  await outside('cuGraphInstantiateWithFlags', 'OUT0', graph, 0);
+  await made('cuCtxPushCurrent_v2', context);
+  const executable = await made('cuGraphInstantiateWithFlags', 'OUT0', graph, 0);
+  await made('cuCtxPopCurrent_v2', 'OUT0');
   await outside('cuGraphUpload', executable, stream);
   await outside('cuGraphLaunch', executable, stream);
   await outside('cuGraphExecUpdate_v2', executable, graph, 'BLOCK');
