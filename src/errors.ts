@@ -157,7 +157,7 @@ export class IpcError extends CuffiError {
   /** Why, in one word, where it is one of the known causes: see `explain` of cuffi/ipc. */
   readonly code: IpcCause | undefined;
 
-  constructor(message: string, cause?: CudaError, code?: IpcCause) {
+  constructor(message: string, cause?: Error, code?: IpcCause) {
     super(cause ? `${message}: ${cause.message}` : message, cause ? { cause } : {});
     this.code = code;
   }

@@ -1,9 +1,9 @@
-import { OUT0, readHandle, readSize, writeBytes } from '../../ffi/arena.ts';
+import { OUT0, readSize, writeBytes } from '../../ffi/arena.ts';
 import { CU_POINTER_ATTRIBUTE_RANGE_SIZE } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUmemoryPool } from '../../ffi/types.ts';
 import { tryAll } from '../attempt.ts';
-import { check, cudaError } from '../check.ts';
+import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
 import { IpcError } from '../errors.ts';
@@ -25,6 +25,7 @@ import { Resource } from '../resource.ts';
 import { checkRange, type IpcPoolDescriptor } from './descriptor.ts';
 import { exporterIsGone } from './here.ts';
 import { givingBack, type Loan } from './loan.ts';
+import { mapPayload } from './map-payload.ts';
 import { type Mapping, MappingTable, type MappingUse } from './mapping.ts';
 import { beginSharedUse, endSharedUse } from './shared-counts.ts';
 
@@ -198,20 +199,26 @@ export class ImportedPool extends Resource implements MemoryResource {
   #map(name: string, handle: string, { pid }: IpcPoolDescriptor): PoolMapping {
     const { context } = this;
     const pool = this.handle;
-    return context.run(() => {
-      const data = writeBytes(Buffer.from(handle, 'base64'));
-      const status = cu.cuMemPoolImportPointer(OUT0, pool, data);
-      if (status !== 0)
-        throw new IpcError(
-          `memory of a pool of process ${pid} could not be opened`,
-          cudaError(status, 'cuMemPoolImportPointer'),
-        );
-      const base = readHandle<CUdeviceptr>(OUT0, cu.cuMemFree_v2);
-      const measured = cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_RANGE_SIZE, base);
-      if (measured !== 0) cu.cuMemFree_v2(base);
-      check(measured, 'cuPointerGetAttribute', () => `measuring memory of process ${pid}`);
-      return { context, resets: context.resets, name, base, byteLength: readSize(OUT0) };
-    });
+    const exporter = `process ${pid}`;
+    return context.run(() => ({
+      context,
+      resets: context.resets,
+      name,
+      ...mapPayload({
+        exporter,
+        call: 'cuMemPoolImportPointer',
+        map: () => cu.cuMemPoolImportPointer(OUT0, pool, writeBytes(Buffer.from(handle, 'base64'))),
+        measure(base) {
+          check(
+            cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_RANGE_SIZE, base),
+            'cuPointerGetAttribute',
+            () => `measuring memory of ${exporter}`,
+          );
+          return readSize(OUT0);
+        },
+        unmap: cu.cuMemFree_v2,
+      }),
+    }));
   }
 
   /** The pool's own device may use it from the beginning, others when they are told to. */

@@ -1,11 +1,10 @@
-import { OUT0, OUT1, readHandle, readSize } from '../../ffi/arena.ts';
+import { OUT0, OUT1, readSize } from '../../ffi/arena.ts';
 import { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import type { CUdeviceptr } from '../../ffi/types.ts';
-import { check, cudaError } from '../check.ts';
+import { check } from '../check.ts';
 import type { Context } from '../context.ts';
-import { IpcError } from '../errors.ts';
 import type { IpcBufferDescriptor } from './descriptor.ts';
+import { mapPayload } from './map-payload.ts';
 import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
 
 /** The plain memory of other processes, by handle: each context has it at another address. */
@@ -35,19 +34,24 @@ export const mapRaw = (context: Context, handle: string): MappingUse<Mapping> =>
 
 function map(context: Context, handle: string, exporter: string): Mapping {
   const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
-  return context.run(() => {
-    const status = cu.cuIpcOpenMemHandle_v2(OUT0, bytes, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-    if (status !== 0)
-      throw new IpcError(
-        `memory of ${exporter} could not be opened`,
-        cudaError(status, 'cuIpcOpenMemHandle_v2'),
-      );
-    const base = readHandle<CUdeviceptr>(OUT0, cu.cuIpcCloseMemHandle);
-    const ranged = cu.cuMemGetAddressRange_v2(OUT0, OUT1, base);
-    if (ranged !== 0) cu.cuIpcCloseMemHandle(base);
-    check(ranged, 'cuMemGetAddressRange_v2', () => `measuring memory of ${exporter}`);
-    return { context, resets: context.resets, base, byteLength: readSize(OUT1) };
-  });
+  return context.run(() => ({
+    context,
+    resets: context.resets,
+    ...mapPayload({
+      exporter,
+      call: 'cuIpcOpenMemHandle_v2',
+      map: () => cu.cuIpcOpenMemHandle_v2(OUT0, bytes, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+      measure(base) {
+        check(
+          cu.cuMemGetAddressRange_v2(OUT0, OUT1, base),
+          'cuMemGetAddressRange_v2',
+          () => `measuring memory of ${exporter}`,
+        );
+        return readSize(OUT1);
+      },
+      unmap: cu.cuIpcCloseMemHandle,
+    }),
+  }));
 }
 
 const unmap = ({ context, base }: Mapping): void =>

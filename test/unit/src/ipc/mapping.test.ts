@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { arena, OUT0 } from '../../../../ffi/arena.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import type { Driver } from '../../../../ffi/functions.ts';
 import type { CUdeviceptr } from '../../../../ffi/types.ts';
@@ -217,10 +218,23 @@ test('memory that cannot be measured is closed again', () => {
   const { driver, open } = importing();
   selectDriver(failing(driver, 'cuMemGetAddressRange_v2', 1, 999));
   assert.throws(() => openIpcBuffer(descriptor()), {
-    name: 'CudaError',
-    message: /while measuring memory of process 1073741824/,
+    name: 'IpcError',
+    message: /could not be opened: .* while measuring memory of process 1073741824/,
   });
   assert.equal(open.size, 0);
+  selectDriver({
+    ...driver,
+    cuMemGetAddressRange_v2: (_, size) => {
+      new BigUint64Array(arena.buffer)[(size - OUT0) / 8] = 2n ** 60n;
+      return 0;
+    },
+  });
+  assert.throws(() => openIpcBuffer(descriptor()), {
+    name: 'IpcError',
+    message: /could not be opened: the driver answered with 1152921504606846976/,
+  });
+  assert.equal(open.size, 0);
+  selectDriver(driver);
   assert.equal(currentContext(), 0);
   openIpcBuffer(descriptor()).close();
 });
