@@ -36,6 +36,8 @@ export interface Allowance {
   readonly minRounds: number;
   /** Ends it between two turns. */
   readonly signal?: AbortSignal;
+  /** Called once, when all have run and the first round that counts begins. */
+  readonly warm?: () => void;
 }
 
 /** Rounds whose times are thrown away: caches fill, clocks rise. */
@@ -48,7 +50,7 @@ const IN_PROCESS_WARM_UP_MS = 100;
 /** Measures the contestants in turns; each round begins with another one. */
 export async function measure(
   contestants: readonly Contestant[],
-  { rounds, calls, budgetMs, minRounds, signal }: Allowance,
+  { rounds, calls, budgetMs, minRounds, signal, warm }: Allowance,
 ): Promise<Samples[]> {
   const times = contestants.map((): number[] => []);
   for (const contestant of contestants) await warmUp(contestant, calls, signal);
@@ -57,7 +59,10 @@ export async function measure(
   for (let round = -WARM_UP_ROUNDS; round < rounds; round += 1) {
     const isFirst = round === -WARM_UP_ROUNDS;
     if (round < 0 && !isFirst && spentMs > WARM_UP_PART * budgetMs) continue;
-    if (round === 0) spentMs = 0;
+    if (round === 0) {
+      spentMs = 0;
+      warm?.();
+    }
     if (round >= minRounds && spentMs > budgetMs) break;
     for (let turn = 0; turn < contestants.length; turn += 1) {
       signal?.throwIfAborted();

@@ -82,6 +82,8 @@ export const resultSchema = z.object({
    * spread at most; its samples come from them in turns.
    */
   passes: z.int().positive(),
+  /** Whether in cases of short calls each side had one CPU for all contestants. */
+  isPinned: z.boolean().default(false),
   unit: z.literal('ns'),
   cases: z.array(caseResult),
   delays: z.array(delay),

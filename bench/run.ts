@@ -1,5 +1,6 @@
 /** Runs one case. */
 import type { Case } from './cases/case.ts';
+import type { Cpus } from './cpus.ts';
 import type { DriverChoice } from './driver.ts';
 import { type Contestant, measure } from './measure.ts';
 import { type Pass, shareOf } from './passes.ts';
@@ -12,6 +13,8 @@ import type { CaseResult } from './result-schema.ts';
 export interface RunOptions {
   readonly driver: DriverChoice;
   readonly peers: Peers | undefined;
+  /** Where all that is measured runs; undefined where the system decides. */
+  readonly cpus: Cpus | undefined;
   /** The other processes of hand-overs. */
   readonly children: HandOverChildren;
   /** The most, over all passes. */
@@ -31,7 +34,7 @@ export async function runCase(
   suite: string,
   measured: Case,
   pass: Pass,
-  { driver, peers, children, rounds, quick, signal }: RunOptions,
+  { driver, peers, cpus, children, rounds, quick, signal }: RunOptions,
 ): Promise<CaseResult | undefined> {
   const { name, variant, what, calls, byteLength, budgetMs = BUDGET_MS } = measured;
   const open = await measured.open(driver, children);
@@ -39,6 +42,9 @@ export async function runCase(
     const { contestants: others, skipped } = await findPeers(measured, peers);
     const all = [...open.contestants, ...others];
     if (all.length === 0) return undefined;
+    // Once more when all have run: some start their other process then.
+    const arrange = (): void => cpus?.arrange(suite, peers?.running.map(({ pid }) => pid) ?? []);
+    arrange();
     const share = (total: number): number => shareOf(total, pass);
     const contestants = await measure(
       all.map((one) => (one.rounds === undefined ? one : { ...one, rounds: share(one.rounds) })),
@@ -48,6 +54,7 @@ export async function runCase(
         budgetMs: (quick ? QUICK_PART * budgetMs : budgetMs) / pass.of,
         minRounds: share(quick ? QUICK_MIN_ROUNDS : MIN_ROUNDS),
         signal,
+        warm: arrange,
       },
     );
     return {

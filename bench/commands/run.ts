@@ -32,8 +32,8 @@ export async function run(args: readonly string[]): Promise<number> {
   const { failed, begun, figures } = collection;
   if (failed > 0) console.error(`${failed} of ${selection.cases.length} cases failed`);
   if (json !== undefined && begun) {
-    const { driver, machine } = begun;
-    const found = { driver, machine, quick, rounds, passes, ...figures };
+    const { driver, machine, isPinned } = begun;
+    const found = { driver, machine, isPinned, quick, rounds, passes, ...figures };
     writeResults(json, { version: 3, unit: 'ns', ...found });
     console.log(`\nwritten: ${json}`);
   }

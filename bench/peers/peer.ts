@@ -78,6 +78,11 @@ export class Peer {
     }
   }
 
+  /** Its process. */
+  get pid(): number {
+    return this.#process.pid as number;
+  }
+
   /** Why it cannot make a batch; undefined where it can. */
   async lacks(batch: string, byteLength: number): Promise<string | undefined> {
     const [word, text] = await this.#ask(`${batch} 0 ${byteLength}`);

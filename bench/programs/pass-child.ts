@@ -4,6 +4,7 @@
  */
 import { DELAYS } from '../budget.ts';
 import { titleOf } from '../compare.ts';
+import { Cpus } from '../cpus.ts';
 import { measureDelays } from '../delays.ts';
 import { chooseDriver, type DriverChoice } from '../driver.ts';
 import { INTERRUPTED, Interrupted, interruption } from '../interrupt.ts';
@@ -32,11 +33,14 @@ async function measureAll(selection: Selection): Promise<void> {
   const names = new Set(chosen.flatMap(({ measured }) => measured.peers.map(({ peer }) => peer)));
   const children = new HandOverChildren(driver);
   let peers: Peers | undefined;
+  let cpus: Cpus | undefined;
   try {
     if (names.size > 0) peers = await startPeers(driver, names, signal);
-    await tell({ type: 'begun', driver, machine, skipped: peers?.skipped ?? [] });
+    cpus = driver.emulated ? undefined : Cpus.choose();
+    const isPinned = cpus !== undefined;
+    await tell({ type: 'begun', driver, machine, isPinned, skipped: peers?.skipped ?? [] });
     const { rounds, quick } = selection;
-    await runAll(chosen, { driver, peers, children, rounds, quick, signal });
+    await runAll(chosen, { driver, peers, cpus, children, rounds, quick, signal });
   } catch (error) {
     // Whatever else failed then failed by it.
     signal.throwIfAborted();
@@ -45,6 +49,8 @@ async function measureAll(selection: Selection): Promise<void> {
     await children.end();
     await peers?.close();
   }
+  // What comes now takes threads.
+  cpus?.arrange(DELAYS, []);
   if (selection.delays && pass.index === pass.of - 1) {
     console.error(`${told}${DELAYS}`);
     // Alone: the programs of other languages have ended.

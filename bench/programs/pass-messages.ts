@@ -8,6 +8,8 @@ export interface PassBegun {
   readonly type: 'begun';
   readonly driver: DriverChoice;
   readonly machine: Machine;
+  /** Whether the two sides of short cases had a CPU each. */
+  readonly isPinned: boolean;
   /** Programs that could not run. */
   readonly skipped: readonly Skipped[];
 }

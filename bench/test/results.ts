@@ -46,6 +46,7 @@ export const resultsOf = (cases: readonly CaseResult[], { emulated = false } = {
   quick: false,
   rounds: 31,
   passes: 5,
+  isPinned: false,
   unit: 'ns',
   cases: [...cases],
   delays: [],
