@@ -37,5 +37,16 @@ export function quantile(sorted: readonly number[], fraction: number): number {
   return below + (above - below) * (position - Math.floor(position));
 }
 
-/** The median of one as a multiple of another's. */
-export const ratioOf = (one: Samples, other: Samples): number => one.median / other.median;
+/**
+ * How many times as long one takes as another: the median of the ratios of their rounds, as the two
+ * of one round came right after each other, in the same pass. What slows a machine down for seconds
+ * is in both of them. Where one took part in fewer rounds: the ratio of the medians.
+ */
+export function ratioOf(one: Samples, other: Samples): number {
+  if (one.samples.length !== other.samples.length) return one.median / other.median;
+  const ratios = one.samples.map((ns, at) => ns / (other.samples[at] as number));
+  return quantile(
+    ratios.sort((a, b) => a - b),
+    0.5,
+  );
+}
