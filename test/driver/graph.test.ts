@@ -259,11 +259,6 @@ test('memory of a graph is refused where it cannot be, and a capture that fails 
   assert.deepEqual(stateBesideCode(), before);
 });
 
-test('is made by a capture alone', () => {
-  const made = Graph as unknown as new () => Graph;
-  assert.throws(() => new made(), /a Graph is not made by new, but by Graph\.capture/);
-});
-
 test('what would break a capture is refused with a sentence, and the capture goes on', async () => {
   using stream = Stream.create({ nonBlocking: true });
   using event = CudaEvent.create();

@@ -2,7 +2,6 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { test } from 'node:test';
 import {
-  CompiledCode,
   Context,
   CudaError,
   Device,
@@ -10,7 +9,6 @@ import {
   driverVersion,
   float32,
   float64,
-  Kernel,
   Module,
   Stream,
   toDevice,
@@ -479,17 +477,6 @@ test('clusters are counted as they would run on the device', {
     }
   })();
   assert.equal(most, 0);
-});
-
-test('modules and kernels are made by those that have them alone', () => {
-  for (const [type, how] of [
-    [Module, 'Module.load'],
-    [Kernel, 'module.kernel'],
-    [CompiledCode, 'compile'],
-  ] as const) {
-    const made = type as unknown as new () => object;
-    assert.throws(() => new made(), { name: 'TypeError', message: new RegExp(`by ${how}$`) });
-  }
 });
 
 test('what is not registered answers NOT_SUPPORTED, and names what to do', {

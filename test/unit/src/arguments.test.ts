@@ -7,6 +7,8 @@ import {
   checkInteger,
   checkOptions,
 } from '../../../src/arguments.ts';
+import * as cuda from '../../../src/index.ts';
+import * as ipc from '../../../src/ipc/index.ts';
 
 interface Known {
   readonly stream?: number;
@@ -132,4 +134,21 @@ test('memory that may move, is gone, or is none is refused', () => {
   structuredClone(detached, { transfer: [detached] });
   for (const value of [detached, ...views])
     assert.throws(() => checkHostMemory(value, 'into'), TypeError);
+});
+
+test('what a call makes is refused to new, with the call that makes it', () => {
+  // Errors, and what a memory manager of one's own makes.
+  const madeByNew =
+    /Error$|^(AutoFree|Mapped|Memory|Pinned)Pointer$|^IpcHandle$|^(Base|Driver|HostOnly)MemoryManager$/;
+  const refusals = Object.entries({ ...cuda, ...ipc }).flatMap(([name, type]) => {
+    const isClass = typeof type === 'function' && /^class\b/.test(String(type));
+    if (!isClass || madeByNew.test(name)) return [];
+    const made = type as unknown as new () => object;
+    assert.throws(() => new made(), {
+      name: 'TypeError',
+      message: new RegExp(`^an? ${name} is not made by new, but by \\w`),
+    });
+    return [name];
+  });
+  assert.ok(refusals.includes('DeviceArray') && refusals.includes('Context'));
 });
