@@ -59,7 +59,7 @@ export class VirtualMemory extends Resource {
     granularity: number,
     shareable: boolean,
   ) {
-    requireMade(context, Context, 'VirtualMemory', 'VirtualMemory.create');
+    requireMade(context, Context, 'VirtualMemory', 'VirtualMemory.reserve');
     const parts: Part[] = [];
     const { releases, resets } = context;
     super('VirtualMemory', {
