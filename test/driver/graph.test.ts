@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { inspect } from 'node:util';
 import {
   Context,
   CudaEvent,
@@ -9,6 +10,7 @@ import {
   MemoryPool,
   Stream,
   toDevice,
+  toDeviceSync,
 } from '../../src/index.ts';
 import { loadKernels } from '../support/kernels.ts';
 import { Latch } from '../support/latch.ts';
@@ -267,6 +269,7 @@ test('what would break a capture is refused with a sentence, and the capture goe
   using other = Stream.create({ nonBlocking: true });
   const pooled = pool.allocate(16, { stream });
   const closed = DeviceBuffer.allocate(16);
+  using few = toDeviceSync(new Float32Array(4));
   using earlier = Graph.capture(stream, () => buffer.fill(7, { stream }));
   const context = Context.primary();
   const refused = { name: 'CuffiError', message: /while a graph is captured/ };
@@ -284,6 +287,9 @@ test('what would break a capture is refused with a sentence, and the capture goe
       () => buffer.fill(1),
       () => buffer.fill(1, { stream: Stream.legacyDefault() }),
       () => buffer.copyToHostSync(),
+      () => few.copyToHostSync(),
+      () => few.getSync(0),
+      () => few.setSync([0], 1),
       () => buffer.copyFromSync(bytes, { stream }),
       () => DeviceBuffer.allocate(16),
       () => pool.allocate(16),
@@ -294,6 +300,7 @@ test('what would break a capture is refused with a sentence, and the capture goe
     ])
       assert.throws(act, refused, String(act));
     waits.push(stream.synchronize(), context.synchronize(), buffer.copyToHost());
+    assert.match(inspect(few), /not read: a graph is captured/);
     // What is closed is given back after the capture.
     closed.close();
     pooled.close();
