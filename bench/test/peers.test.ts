@@ -25,8 +25,9 @@ int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, 0xab, 16); return 
 ${HANDLES.map((name) => `int cu${name}(void **made) { *made = made; return 0; }`).join('\n')}
 ${OTHERS.map((name) => `int cu${name}(void) { return 0; }`).join('\n')}`;
 
-/** Why it cannot be built and run, or false. */
-const lacking = (['cc', 'python3'] as const).find(
+const [COMPILER, PYTHON] = ['cc', 'python3'] as const;
+/** What it cannot be built or run without, if that is not here. */
+const lacking = [COMPILER, PYTHON].find(
   (command) => spawnSync(command, ['--version']).status !== 0,
 );
 
@@ -37,14 +38,14 @@ test('the program of ctypes makes the calls that it is asked for', {
   const { LD_LIBRARY_PATH: before } = process.env;
   try {
     const library = join(folder, 'libcuda.so.1');
-    const built = spawnSync('cc', ['-shared', '-fPIC', '-xc', '-', '-o', library], {
+    const built = spawnSync(COMPILER, ['-shared', '-fPIC', '-xc', '-', '-o', library], {
       input: DRIVER,
       encoding: 'utf8',
     });
     assert.equal(built.status, 0, built.stderr);
     process.env['LD_LIBRARY_PATH'] = folder;
     const path = fileURLToPath(new URL('../peers/python/ctypes_calls.py', import.meta.url));
-    const program = { name: 'ctypes', command: 'python3', args: ['-B', path] };
+    const program = { name: 'ctypes', command: PYTHON, args: ['-B', path] };
     const uuid = `GPU-${'ab'.repeat(16)}`;
     const peer = await Peer.start(program, uuid, new AbortController().signal);
     assert.ok(peer instanceof Peer, JSON.stringify(peer));

@@ -3,6 +3,7 @@ import { test } from 'node:test';
 import { inspect } from 'node:util';
 import {
   Context,
+  CudaError,
   CudaEvent,
   DeviceBuffer,
   driverVersion,
@@ -329,6 +330,17 @@ test('a capture that fails leaves nothing behind, and the stream as it was', asy
       /takes a synchronous function/,
     );
     assert.throws(() => Graph.capture(Stream.legacyDefault(), () => {}), /default stream/);
+    using outside = CudaEvent.create();
+    using other = Stream.create({ nonBlocking: true });
+    outside.record(other);
+    // What the driver alone can tell is its error, and told even where that is caught.
+    const waiting = (): void => stream.wait(outside);
+    assert.throws(() => Graph.capture(stream, waiting), {
+      code: 'CUDA_ERROR_STREAM_CAPTURE_ISOLATION',
+    });
+    assert.throws(() => Graph.capture(stream, () => assert.throws(waiting, CudaError)), {
+      code: 'CUDA_ERROR_STREAM_CAPTURE_INVALIDATED',
+    });
     await stream.synchronize();
     assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([1]));
     const graph = Graph.capture(stream, () => buffer.fill(2, { stream }));
