@@ -86,9 +86,9 @@ function spin(): number {
 /** `0-2,5` as 0, 1, 2, 5. */
 export const numbersOf = (list: string): number[] =>
   list.split(',').flatMap((range) => {
-    const [first, last = first] = range.split('-').map(Number);
-    if (first === undefined || !Number.isInteger(first)) return [];
-    return Array.from({ length: (last as number) - first + 1 }, (_, at) => first + at);
+    const [first, last = first] = (range.match(/\d+/g) ?? []).map(Number);
+    if (first === undefined || last === undefined) return [];
+    return Array.from({ length: last - first + 1 }, (_, at) => first + at);
   });
 
 /** The CPU itself, and the other halves of its core. */

@@ -75,7 +75,9 @@ export function checkInstance<T>(value: unknown, type: ClassOf<T>, name: string)
  * @throws TypeError unless `part`, which those pass, is of its type
  */
 export function requireMade<T>(part: unknown, type: ClassOf<T>, kind: string, how: string): void {
-  if (!(part instanceof type)) throw new TypeError(`a ${kind} is not made by new, but by ${how}`);
+  if (part instanceof type) return;
+  const article = /^[AEIOU]/.test(kind) ? 'an' : 'a';
+  throw new TypeError(`${article} ${kind} is not made by new, but by ${how}`);
 }
 
 /** Host memory that a copy reads or writes. */

@@ -4,7 +4,7 @@ import { CU_STREAM_LEGACY } from '../ffi/constants.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
 import type { CUcontext, CUstream } from '../ffi/types.ts';
 import { Activity } from './activity.ts';
-import { checkInstance, checkInteger } from './arguments.ts';
+import { checkInstance, checkInteger, requireMade } from './arguments.ts';
 import { refuseInCapture } from './capture.ts';
 import { check, isReady } from './check.ts';
 import * as driver from './context-driver.ts';
@@ -60,6 +60,7 @@ export class Context extends ContextState {
   #handle: CUcontext | undefined;
 
   private constructor(device: Device, handle: CUcontext | undefined) {
+    requireMade(device, Device, 'Context', 'Context.primary');
     super();
     this.device = device;
     this.#handle = handle;

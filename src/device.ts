@@ -3,7 +3,7 @@ import { BLOCK, OUT0, readBytes, readInt32, readSize, readString } from '../ffi/
 import { type DeviceAttribute, deviceAttributes } from '../ffi/attributes.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
 import type { CUdevice } from '../ffi/types.ts';
-import { checkInstance, checkInteger } from './arguments.ts';
+import { checkInstance, checkInteger, requireMade } from './arguments.ts';
 import { check } from './check.ts';
 import { initialize } from './driver.ts';
 
@@ -40,9 +40,10 @@ export class Device {
   #name: string | undefined;
   #uuid: string | undefined;
 
-  private constructor(ordinal: number, handle: CUdevice) {
-    this.ordinal = ordinal;
-    this.handle = handle;
+  private constructor(init: { readonly ordinal: number; readonly handle: CUdevice }) {
+    requireMade(init, Object, 'Device', 'Device.get');
+    this.ordinal = init.ordinal;
+    this.handle = init.handle;
   }
 
   /** How many devices this process sees. */
@@ -67,7 +68,7 @@ export class Device {
         `there is no device ${ordinal}: this process sees ${count} (0 to ${count - 1}; CUDA_VISIBLE_DEVICES may hide others)`,
       );
     check(cu.cuDeviceGet(OUT0, ordinal), 'cuDeviceGet');
-    const device = new Device(ordinal, readInt32(OUT0) as CUdevice);
+    const device = new Device({ ordinal, handle: readInt32(OUT0) as CUdevice });
     all.devices[ordinal] = device;
     return device;
   }

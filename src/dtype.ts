@@ -1,5 +1,5 @@
 import { inspect } from 'node:util';
-import { checkInteger } from './arguments.ts';
+import { checkInteger, requireMade } from './arguments.ts';
 import { type TypedArray, type TypedArrayConstructor, typedArrayKind } from './typed-array.ts';
 
 /** A type as DLPack writes it: DLDataType. */
@@ -55,6 +55,7 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray>
     array: TypedArrayConstructor<A>,
     elementsPerItem: number,
   ) {
+    requireMade(array, Function, 'Dtype', 'dtype');
     this.name = name;
     this.itemsize = array.BYTES_PER_ELEMENT * elementsPerItem;
     this.typestr = typestr;

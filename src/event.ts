@@ -8,7 +8,7 @@ import {
 import { cu } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUevent, CUstream } from '../ffi/types.ts';
-import { checkBoolean, checkInstance, checkOptions } from './arguments.ts';
+import { checkBoolean, checkInstance, checkOptions, requireMade } from './arguments.ts';
 import { refuseInCapture } from './capture.ts';
 import { check, cudaError, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
@@ -65,6 +65,7 @@ export class CudaEvent extends Resource {
       readonly destroyed?: (() => void) | undefined;
     },
   ) {
+    requireMade(context, Context, 'CudaEvent', 'CudaEvent.create');
     const { destroyed } = traits;
     super('CudaEvent', {
       owner: context.resources,

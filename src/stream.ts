@@ -6,7 +6,7 @@ import {
 } from '../ffi/constants.ts';
 import { cu } from '../ffi/driver.ts';
 import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions } from './arguments.ts';
+import { checkBoolean, checkInteger, checkOptions, requireMade } from './arguments.ts';
 import { refuseInCapture } from './capture.ts';
 import { check, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
@@ -40,6 +40,7 @@ export class Stream extends Resource {
   readonly #isOwn: boolean;
 
   private constructor(context: Context, handle: CUstream, isOwn: boolean) {
+    requireMade(context, Context, 'Stream', 'Stream.create');
     const isDefault = handle <= CU_STREAM_PER_THREAD;
     const { releases, resets } = context;
     const { streams } = context.activity;

@@ -17,7 +17,7 @@ export const callCases: readonly Case[] = [
     name: 'stream.done',
     what: 'asks an idle stream whether its work is done: cuStreamQuery',
     calls: 5000,
-    peers: inPeers('stream.done', 'C', 'cuda.bindings'),
+    peers: inPeers('stream.done', 'C', 'cuda.bindings', 'ctypes', 'cupy'),
     open() {
       const stream = Stream.create({ nonBlocking: true });
       const { handle } = stream;
@@ -42,7 +42,7 @@ export const callCases: readonly Case[] = [
     name: 'event.record',
     what: 'records an event in a stream: cuEventRecord',
     calls: 5000,
-    peers: inPeers('event.record', 'C', 'cuda.bindings'),
+    peers: inPeers('event.record', 'C', 'cuda.bindings', 'ctypes', 'cupy'),
     open() {
       const stream = Stream.create({ nonBlocking: true });
       const event = CudaEvent.create({ timing: false });
@@ -81,7 +81,7 @@ export const callCases: readonly Case[] = [
     name: 'getIpcHandle',
     what: 'makes a descriptor; the others call cuIpcGetMemHandle alone',
     calls: 2000,
-    peers: inPeers('getIpcHandle', 'C', 'cuda.bindings'),
+    peers: inPeers('getIpcHandle', 'C', 'cuda.bindings', 'ctypes', 'cupy'),
     open() {
       const context = Context.primary();
       const buffer = DeviceBuffer.allocate(BUFFER_BYTE_LENGTH, { context });

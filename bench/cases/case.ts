@@ -10,7 +10,7 @@ export interface Aim {
 }
 
 /** The programs in other languages. */
-export type PeerName = 'C' | 'cuda.bindings' | 'cuda.core' | 'cupy' | 'numba' | 'torch';
+export type PeerName = 'C' | 'ctypes' | 'cuda.bindings' | 'cuda.core' | 'cupy' | 'numba' | 'torch';
 
 /** What a program in another language does of a case. */
 export interface PeerBatch {

@@ -198,6 +198,8 @@ const launchCase = (name: string, count: number): Case => ({
   peers: [
     ...inPeers(`launch.${name}`, 'C', 'cuda.core'),
     { peer: 'cupy', batch: `launch.${name}`, name: 'cupy RawKernel' },
+    // PyTorch launches its own kernels alone: one of as many arguments.
+    ...(name === 'four' ? [{ peer: 'torch', batch: 'add', name: 'torch.add_' } as const] : []),
   ],
   aims,
   open: () => openLaunch(name),

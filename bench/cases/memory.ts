@@ -2,7 +2,7 @@
  * Allocating and freeing, beside the driver's calls alone and the pools of Python. All pools keep
  * what is not used, so that after the first time none asks the device for memory.
  */
-import { Context, DeviceBuffer, MemoryPool, PinnedBuffer, Stream } from 'cuffi';
+import { Context, DeviceBuffer, MemoryPool, PinnedBuffer, pin, Stream } from 'cuffi';
 import { cu, OUT0, readHandle } from 'cuffi/ffi';
 import { inProcess } from '../measure.ts';
 import { type Case, inPeers, type OpenCase } from './case.ts';
@@ -49,15 +49,7 @@ export const memoryCases: readonly Case[] = [
       { peer: 'C', batch: 'host.register', name: 'C, register touched' },
       { peer: 'torch', batch: 'host.allocate', name: 'torch, pin_memory' },
     ],
-    open: () => ({
-      contestants: [
-        inProcess(PUBLIC, (calls) => {
-          for (let call = 0; call < calls; call += 1)
-            PinnedBuffer.allocate(PINNED_BYTE_LENGTH).close();
-        }),
-      ],
-      close() {},
-    }),
+    open: openPinned,
   },
 ];
 
@@ -93,6 +85,22 @@ function openPool(): OpenCase {
       pool.close();
       stream.close();
     },
+  };
+}
+
+function openPinned(): OpenCase {
+  const touched = new Uint8Array(PINNED_BYTE_LENGTH).fill(1);
+  return {
+    contestants: [
+      inProcess(PUBLIC, (calls) => {
+        for (let call = 0; call < calls; call += 1)
+          PinnedBuffer.allocate(PINNED_BYTE_LENGTH).close();
+      }),
+      inProcess(`${PUBLIC}, pin() touched`, (calls) => {
+        for (let call = 0; call < calls; call += 1) pin(touched).close();
+      }),
+    ],
+    close() {},
   };
 }
 

@@ -11,6 +11,7 @@ import { Peer, type PeerProgram, type Skipped } from './peer.ts';
 
 const COMPILERS = ['cc', 'gcc', 'clang'];
 const PYTHON_PROGRAMS = {
+  ctypes: 'ctypes_calls.py',
   'cuda.bindings': 'cuda_bindings.py',
   'cuda.core': 'cuda_core.py',
   cupy: 'cupy_memory.py',

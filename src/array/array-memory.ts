@@ -1,4 +1,5 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
+import { requireMade } from '../arguments.ts';
 import type { Context } from '../context.ts';
 import type { Dtype } from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
@@ -47,6 +48,7 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
 
   /** @internal */
   constructor(init: ArrayInit<D>) {
+    requireMade(init, Object, 'DeviceArray', 'deviceArray or toDevice');
     super('DeviceArray', {});
     const { shape, strides, byteOffset } = init.layout;
     this.layout = init.layout;

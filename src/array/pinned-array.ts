@@ -1,6 +1,5 @@
-import { checkOptions } from '../arguments.ts';
-import type { Dtype } from '../dtype.ts';
-import { float64 } from '../dtype.ts';
+import { checkOptions, requireMade } from '../arguments.ts';
+import { Dtype, float64 } from '../dtype.ts';
 import { PinnedBuffer, type PinnedOptions } from '../memory/pinned.ts';
 import { Resource } from '../resource.ts';
 import { checkDtype, shapeOf } from './allocate-items.ts';
@@ -39,6 +38,7 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
 
   /** @internal */
   constructor(shape: Shape, dtype: D, order: Order, options: PinnedOptions) {
+    requireMade(dtype, Dtype, 'PinnedArray', 'pinnedArray');
     const layout = makeLayout(shape, dtype.itemsize, { order });
     const byteLength = byteLengthOf(layout);
     const buffer = byteLength === 0 ? undefined : PinnedBuffer.allocate(byteLength, options);

@@ -1,5 +1,6 @@
 /** Arrays in words, for people: what they are, and their first values where nobody has to wait. */
 import { inspect } from 'node:util';
+import { isCapturing } from '../capture.ts';
 import type { Dtype } from '../dtype.ts';
 import { Stream } from '../stream.ts';
 import type { ArrayMemory } from './array-memory.ts';
@@ -24,6 +25,8 @@ export function describe(array: ArrayMemory<Dtype>): string {
  */
 export function firstValues(array: ArrayMemory<Dtype>): string {
   if (array.closed || array.size === 0) return '';
+  // Asking whether work is queued would end the capture.
+  if (isCapturing()) return '[not read: a graph is captured]';
   try {
     if (!array.context.activity.isUntouched()) return '[not read: work is queued]';
     const values = readFirst(array).map((value) => inspect(value));

@@ -1,3 +1,4 @@
+import { requireMade } from '../arguments.ts';
 import type { DeviceArray } from '../array/device-array.ts';
 import type { Dtype } from '../dtype.ts';
 import { openIpcArray } from './array.ts';
@@ -24,6 +25,7 @@ import { type HandleInit, type HandleOpenOptions, IpcMemoryHandle } from './memo
 export class IpcArrayHandle<D extends Dtype = Dtype> extends IpcMemoryHandle<DeviceArray<D>> {
   /** @internal */
   constructor(init: HandleInit) {
+    requireMade(init, Object, 'IpcArrayHandle', 'getIpcHandle');
     super('IpcArrayHandle', init);
   }
 

@@ -1,3 +1,4 @@
+import { requireMade } from '../arguments.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import { type IpcBufferDescriptor, parseDescriptor } from './descriptor.ts';
 import { openIpcBuffer } from './import.ts';
@@ -17,6 +18,7 @@ import { type HandleInit, type HandleOpenOptions, IpcMemoryHandle } from './memo
 export class IpcBufferHandle extends IpcMemoryHandle<DeviceBuffer> {
   /** @internal */
   constructor(init: HandleInit) {
+    requireMade(init, Object, 'IpcBufferHandle', 'getIpcHandle');
     super('IpcBufferHandle', init);
   }
 

@@ -2,9 +2,10 @@ import { OUT0, readSize, writeBytes } from '../../ffi/arena.ts';
 import { CU_POINTER_ATTRIBUTE_RANGE_SIZE } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUmemoryPool } from '../../ffi/types.ts';
+import { requireMade } from '../arguments.ts';
 import { tryAll } from '../attempt.ts';
 import { check } from '../check.ts';
-import type { Context } from '../context.ts';
+import { Context } from '../context.ts';
 import type { Device } from '../device.ts';
 import { IpcError } from '../errors.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
@@ -65,6 +66,7 @@ export class ImportedPool extends Resource implements MemoryResource {
 
   /** @internal */
   constructor(context: Context, handle: CUmemoryPool, fd: number, descriptor: IpcPoolDescriptor) {
+    requireMade(context, Context, 'ImportedPool', 'openIpcPool');
     const books = emptyBooks(context);
     const { resets } = context;
     const end = endOf(handle);

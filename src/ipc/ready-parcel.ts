@@ -1,4 +1,5 @@
-import type { CudaEvent } from '../event.ts';
+import { requireMade } from '../arguments.ts';
+import { CudaEvent } from '../event.ts';
 import { Resource } from '../resource.ts';
 import type { IpcMemoryDescriptor } from './descriptor.ts';
 import type { Parcel } from './parcel.ts';
@@ -14,6 +15,7 @@ export class ReadyParcel extends Resource implements Parcel {
 
   /** @internal */
   constructor(descriptor: IpcMemoryDescriptor, fds: readonly number[], event: CudaEvent) {
+    requireMade(event, CudaEvent, 'ReadyParcel', 'exportIpc');
     super('ReadyParcel', { owner: event.context.resources, release: () => event.close() });
     this.descriptor = withReadyEvent(descriptor, event);
     this.fds = fds;

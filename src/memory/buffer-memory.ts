@@ -1,5 +1,5 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { checkOptions, shown } from '../arguments.ts';
+import { checkOptions, requireMade, shown } from '../arguments.ts';
 import type { Context } from '../context.ts';
 import { CuffiError } from '../errors.ts';
 import { Resource } from '../resource.ts';
@@ -30,6 +30,7 @@ export abstract class BufferMemory extends Resource {
 
   /** @internal */
   constructor(init: BufferInit) {
+    requireMade(init, Object, 'DeviceBuffer', 'DeviceBuffer.allocate');
     super('DeviceBuffer', { owner: init.owner ?? init.context.resources, release: init.release });
     this.context = init.context;
     this.byteLength = init.byteLength;

@@ -1,7 +1,7 @@
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
+import { checkBoolean, checkInteger, checkOptions, requireMade } from '../arguments.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { DeviceBuffer } from './buffer.ts';
@@ -38,6 +38,7 @@ export class DeviceMemory implements MemoryResource {
   readonly hostAccessible = false;
 
   private constructor(context: Context, isPrivate: boolean) {
+    requireMade(context, Context, 'DeviceMemory', 'DeviceMemory.create');
     this.context = context;
     this.private = isPrivate;
   }

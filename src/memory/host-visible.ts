@@ -1,4 +1,5 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
+import { requireMade } from '../arguments.ts';
 import type { Context } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
 import { DeviceBuffer } from './buffer.ts';
@@ -24,6 +25,7 @@ export class HostVisibleBuffer extends DeviceBuffer {
     readonly release: () => void;
     readonly held: HeldViews | undefined;
   }) {
+    requireMade(init, Object, 'HostVisibleBuffer', 'MappedMemory or ManagedMemory');
     super({ ...init, origin: 'allocated' });
     this.#held = init.held;
   }

@@ -12,7 +12,7 @@ import {
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { Address, CUdevice, CUdeviceptr, CUstream } from '../../ffi/types.ts';
-import { checkInstance, checkInteger, checkOptions } from '../arguments.ts';
+import { checkInstance, checkInteger, checkOptions, requireMade } from '../arguments.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
@@ -75,6 +75,7 @@ export class ManagedMemory implements MemoryResource {
   readonly hostAccessible: boolean;
 
   private constructor(context: Context, attach: ManagedAttach) {
+    requireMade(context, Context, 'ManagedMemory', 'ManagedMemory.create');
     this.context = context;
     this.attach = attach;
     this.hostAccessible = isConcurrent(context.device);

@@ -1,5 +1,5 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
+import { checkBoolean, checkInteger, checkOptions, requireMade } from '../arguments.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { allocateHost } from './host-allocation.ts';
 import { HostVisibleBuffer } from './host-visible.ts';
@@ -35,6 +35,7 @@ export class MappedMemory implements MemoryResource {
   readonly hostAccessible = true;
 
   private constructor(context: Context, portable: boolean, writeCombined: boolean) {
+    requireMade(context, Context, 'MappedMemory', 'MappedMemory.create');
     this.context = context;
     this.portable = portable;
     this.writeCombined = writeCombined;

@@ -1,5 +1,11 @@
 import { withAddress } from '../../ffi/native.ts';
-import { checkBoolean, checkHostMemory, checkOptions, type HostMemory } from '../arguments.ts';
+import {
+  checkBoolean,
+  checkHostMemory,
+  checkOptions,
+  type HostMemory,
+  requireMade,
+} from '../arguments.ts';
 import { tryAll } from '../attempt.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Resource } from '../resource.ts';
@@ -20,6 +26,7 @@ export class PinnedArrays extends Resource {
 
   /** @internal */
   constructor(context: Context, arrays: readonly HostMemory[], release: () => void) {
+    requireMade(context, Context, 'PinnedArrays', 'pin');
     super('PinnedArrays', { owner: context.resources, release });
     this.context = context;
     this.arrays = arrays;

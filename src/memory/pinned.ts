@@ -1,5 +1,5 @@
 import type { Address, CUdeviceptr } from '../../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
+import { checkBoolean, checkInteger, checkOptions, requireMade } from '../arguments.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Resource } from '../resource.ts';
 import { allocateHost, type HostAllocation, type HostKind } from './host-allocation.ts';
@@ -45,6 +45,7 @@ export class PinnedBuffer extends Resource {
   readonly #memory: HostAllocation;
 
   private constructor(context: Context, byteLength: number, kind: HostKind) {
+    requireMade(context, Context, 'PinnedBuffer', 'PinnedBuffer.allocate');
     const memory =
       servedMemory(context)?.allocateHost(byteLength, kind) ??
       allocateHost(context, byteLength, kind);

@@ -2,7 +2,7 @@ import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr, CUmemoryPool } from '../../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
+import { checkBoolean, checkInteger, checkOptions, requireMade } from '../arguments.ts';
 import { isCapturing } from '../capture.ts';
 import { check } from '../check.ts';
 import { Context } from '../context.ts';
@@ -60,6 +60,7 @@ export class MemoryPool extends PoolState implements MemoryResource {
     handle: CUmemoryPool,
     traits: { readonly maxSize: number; readonly shareable: boolean; readonly borrowed: boolean },
   ) {
+    requireMade(context, Context, 'MemoryPool', 'MemoryPool.create');
     const books = emptyBooks(context, traits.borrowed);
     const { resets } = context;
     super(handle, {

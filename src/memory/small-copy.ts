@@ -5,6 +5,7 @@
 import { arena, BLOCK } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
+import { refuseInCapture } from '../capture.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 
@@ -19,6 +20,7 @@ export const SMALL_OFFSET: number = BLOCK - arena.address;
  * stream: there they are until the next call of the driver.
  */
 export function fetchSmall(context: Context, from: CUdeviceptr, byteLength: number): void {
+  refuseInCapture('copying to or from the host');
   context.run(() =>
     check(
       cu.cuMemcpyDtoH_v2(BLOCK, from, byteLength),

@@ -1,5 +1,5 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
+import { checkBoolean, checkInteger, checkOptions, requireMade } from '../arguments.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
@@ -59,6 +59,7 @@ export class VirtualMemory extends Resource {
     granularity: number,
     shareable: boolean,
   ) {
+    requireMade(context, Context, 'VirtualMemory', 'VirtualMemory.reserve');
     const parts: Part[] = [];
     const { releases, resets } = context;
     super('VirtualMemory', {

@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { inspect } from 'node:util';
 import {
   Context,
+  CudaError,
   CudaEvent,
   DeviceBuffer,
   driverVersion,
@@ -9,6 +11,7 @@ import {
   MemoryPool,
   Stream,
   toDevice,
+  toDeviceSync,
 } from '../../src/index.ts';
 import { loadKernels } from '../support/kernels.ts';
 import { Latch } from '../support/latch.ts';
@@ -259,11 +262,6 @@ test('memory of a graph is refused where it cannot be, and a capture that fails 
   assert.deepEqual(stateBesideCode(), before);
 });
 
-test('is made by a capture alone', () => {
-  const made = Graph as unknown as new () => Graph;
-  assert.throws(() => new made(), /a Graph is not made by new, but by Graph\.capture/);
-});
-
 test('what would break a capture is refused with a sentence, and the capture goes on', async () => {
   using stream = Stream.create({ nonBlocking: true });
   using event = CudaEvent.create();
@@ -272,6 +270,7 @@ test('what would break a capture is refused with a sentence, and the capture goe
   using other = Stream.create({ nonBlocking: true });
   const pooled = pool.allocate(16, { stream });
   const closed = DeviceBuffer.allocate(16);
+  using few = toDeviceSync(new Float32Array(4));
   using earlier = Graph.capture(stream, () => buffer.fill(7, { stream }));
   const context = Context.primary();
   const refused = { name: 'CuffiError', message: /while a graph is captured/ };
@@ -289,6 +288,9 @@ test('what would break a capture is refused with a sentence, and the capture goe
       () => buffer.fill(1),
       () => buffer.fill(1, { stream: Stream.legacyDefault() }),
       () => buffer.copyToHostSync(),
+      () => few.copyToHostSync(),
+      () => few.getSync(0),
+      () => few.setSync([0], 1),
       () => buffer.copyFromSync(bytes, { stream }),
       () => DeviceBuffer.allocate(16),
       () => pool.allocate(16),
@@ -299,6 +301,7 @@ test('what would break a capture is refused with a sentence, and the capture goe
     ])
       assert.throws(act, refused, String(act));
     waits.push(stream.synchronize(), context.synchronize(), buffer.copyToHost());
+    assert.match(inspect(few), /not read: a graph is captured/);
     // What is closed is given back after the capture.
     closed.close();
     pooled.close();
@@ -327,6 +330,17 @@ test('a capture that fails leaves nothing behind, and the stream as it was', asy
       /takes a synchronous function/,
     );
     assert.throws(() => Graph.capture(Stream.legacyDefault(), () => {}), /default stream/);
+    using outside = CudaEvent.create();
+    using other = Stream.create({ nonBlocking: true });
+    outside.record(other);
+    // What the driver alone can tell is its error, and told even where that is caught.
+    const waiting = (): void => stream.wait(outside);
+    assert.throws(() => Graph.capture(stream, waiting), {
+      code: 'CUDA_ERROR_STREAM_CAPTURE_ISOLATION',
+    });
+    assert.throws(() => Graph.capture(stream, () => assert.throws(waiting, CudaError)), {
+      code: 'CUDA_ERROR_STREAM_CAPTURE_INVALIDATED',
+    });
     await stream.synchronize();
     assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([1]));
     const graph = Graph.capture(stream, () => buffer.fill(2, { stream }));

@@ -1,5 +1,5 @@
 """Allocating from CuPy's two pools and giving back: its own cache, and the driver's pools; what its
-arrays cost; and launches."""
+arrays cost; launches; and single calls."""
 
 from itertools import repeat
 from pathlib import Path
@@ -9,6 +9,7 @@ from serve import serve
 
 PTX = str(Path(__file__).parent.parent / "kernels.ptx")
 GRAPH_KERNELS = 100
+BUFFER_BYTES = 4 << 20
 
 
 def launch_batches(cupy, stream):
@@ -50,6 +51,38 @@ def launch_batches(cupy, stream):
     return {**batches, "graph.launch": launching_graph}
 
 
+def call_batches(cupy, stream):
+    event = cupy.cuda.Event(disable_timing=True)
+    # Of the driver's own, not of a pool.
+    memory = cupy.cuda.memory.Memory(BUFFER_BYTES)
+
+    def stream_done(calls):
+        done = True
+        for _ in repeat(None, calls):
+            done = stream.done
+        if not done:
+            raise RuntimeError("the stream has work")
+
+    def event_record(calls, record=event.record):
+        for _ in repeat(None, calls):
+            record(stream)
+
+    def get_ipc_handle(calls, get=cupy.cuda.runtime.ipcGetMemHandle, address=memory.ptr):
+        for _ in repeat(None, calls):
+            get(address)
+
+    loops = {
+        "stream.done": stream_done,
+        "event.record": event_record,
+        "getIpcHandle": get_ipc_handle,
+    }
+    # It holds the memory, whose address the loop is given.
+    return {
+        name: lambda _, loop=loop, memory=memory: (loop, stream.synchronize)
+        for name, loop in loops.items()
+    }
+
+
 def start():
     import cupy
 
@@ -76,6 +109,7 @@ def start():
     return {
         "pool.allocate": allocating(cupy.cuda.MemoryPool),
         "pool.async.allocate": allocating(cupy.cuda.MemoryAsyncPool),
+        **call_batches(cupy, stream),
         **launch_batches(cupy, stream),
         **array_batches(cupy.asarray, to_host, cupy.cuda.runtime.deviceSynchronize),
     }

@@ -1,4 +1,4 @@
-"""PyTorch's allocations, copies, and hand-over."""
+"""PyTorch's allocations, copies, launches, and hand-over."""
 
 from functools import lru_cache
 from itertools import repeat
@@ -70,7 +70,19 @@ def start():
 
         return loop, synchronize
 
+    def adding(_):
+        """y += 2.5 * x, of a few items: two tensors, a factor and a length, as saxpy has."""
+        x = torch.ones(16, device=device)
+        y = torch.zeros_like(x)
+
+        def loop(calls, add=y.add_):
+            for _ in repeat(None, calls):
+                add(x, alpha=2.5)
+
+        return loop, synchronize
+
     batches = {
+        "add": adding,
         "pool.allocate": open_pool,
         "pageable.toDevice": copying(pinned=False, to_device=True),
         "pageable.toHost": copying(pinned=False, to_device=False),

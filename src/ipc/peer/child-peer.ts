@@ -1,4 +1,5 @@
 import type { ChildProcess } from 'node:child_process';
+import { requireMade } from '../../arguments.ts';
 import { IpcError } from '../../errors.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import { Peer } from './peer.ts';
@@ -13,6 +14,7 @@ export class ChildPeer extends Peer {
 
   /** @internal */
   constructor(socket: number, child: ChildProcess) {
+    requireMade(child, Object, 'ChildPeer', 'spawnPeer');
     const pid = child.pid ?? 0;
     super(socket, { pid, uid: process.getuid?.() ?? 0 }, { process: PeerProcess.child(pid) });
     this.process = child;

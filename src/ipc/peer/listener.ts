@@ -1,7 +1,7 @@
 import { closeFd } from '../../../ffi/libc.ts';
 import { readable } from '../../../ffi/poll.ts';
 import { acceptSocket, peerCredentials } from '../../../ffi/socket.ts';
-import { checkOptions } from '../../arguments.ts';
+import { checkOptions, requireMade } from '../../arguments.ts';
 import { Resource } from '../../resource.ts';
 import {
   admitsOthers,
@@ -68,6 +68,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     trust: TrustOptions,
     orphanGraceMs: number | undefined,
   ) {
+    requireMade(socket, Object, 'Listener', 'listen');
     const closing = new AbortController();
     super('Listener', {
       release() {

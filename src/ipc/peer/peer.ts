@@ -1,4 +1,4 @@
-import { checkInteger, checkOptions } from '../../arguments.ts';
+import { checkInteger, checkOptions, requireMade } from '../../arguments.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
 import { streamOf } from '../../memory/buffer-copies.ts';
 import { Resource } from '../../resource.ts';
@@ -80,6 +80,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     credentials: Pick<PeerCredentials, 'pid' | 'uid'>,
     init: PeerInit = {},
   ) {
+    requireMade(credentials, Object, 'Peer', 'connect, listen, spawnPeer or parentPeer');
     const { process = PeerProcess.atOtherEnd(socket, credentials.pid), orphanGraceMs } = init;
     const connection = new Connection(
       socket,

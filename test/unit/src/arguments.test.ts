@@ -7,6 +7,8 @@ import {
   checkInteger,
   checkOptions,
 } from '../../../src/arguments.ts';
+import * as cuda from '../../../src/index.ts';
+import * as ipc from '../../../src/ipc/index.ts';
 
 interface Known {
   readonly stream?: number;
@@ -132,4 +134,36 @@ test('memory that may move, is gone, or is none is refused', () => {
   structuredClone(detached, { transfer: [detached] });
   for (const value of [detached, ...views])
     assert.throws(() => checkHostMemory(value, 'into'), TypeError);
+});
+
+test('what a call makes is refused to new, with the call that makes it', () => {
+  // Errors, and what a memory manager of one's own makes.
+  const madeByNew =
+    /Error$|^(AutoFree|Mapped|Memory|Pinned)Pointer$|^IpcHandle$|^(Base|Driver|HostOnly)MemoryManager$/;
+  const all: Readonly<Record<string, unknown>> = { ...cuda, ...ipc };
+  /** Whether there is such a call; `module.kernel` is one of an object. */
+  const isThere = (call: string): boolean => {
+    const [first = '', method] = call.split('.');
+    if (method === undefined) return all[first] !== undefined;
+    return first === 'module' || Object.hasOwn(all[first] as object, method);
+  };
+  let count = 0;
+  for (const [name, type] of Object.entries(all)) {
+    const isClass = typeof type === 'function' && /^class\b/.test(String(type));
+    if (!isClass || madeByNew.test(name)) continue;
+    const made = type as unknown as new () => object;
+    const says = new RegExp(`^an? ${name} is not made by new, but by (.+)$`);
+    assert.throws(
+      () => new made(),
+      (error) => {
+        assert.ok(error instanceof TypeError);
+        const [, calls = ''] = says.exec(error.message) ?? [];
+        assert.ok(calls.split(/, | or /).every(isThere), `${name}: ${error.message}`);
+        return true;
+      },
+      name,
+    );
+    count += 1;
+  }
+  assert.ok(count > 20);
 });
