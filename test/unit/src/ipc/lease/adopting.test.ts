@@ -44,7 +44,7 @@ for (const [what, answer] of Object.entries(answers))
   test(`${what}, and the end of the link, is an answer, and leaves no descriptor`, async () => {
     const adopting = new Adopting(() => {});
     const { answered, ours } = ask(adopting);
-    const [{ link }] = adopting.take() as [{ link: number }];
+    const { link } = adopting.take()[0] as { link: number };
     answer(link);
     closeFd(link);
     assert.equal(await isAnswered(answered), true);
@@ -54,7 +54,7 @@ for (const [what, answer] of Object.entries(answers))
 test('the answer does not go on to the third process', async () => {
   const adopting = new Adopting(() => {});
   const { answered, ours } = ask(adopting);
-  const [{ link }] = adopting.take() as [{ link: number }];
+  const { link } = adopting.take()[0] as { link: number };
   sendMessage(link, Uint8Array.of(1));
   assert.equal(await isAnswered(answered), true);
   assert.throws(() => readSync(ours, new Uint8Array(1)), { code: 'EAGAIN' });
@@ -64,7 +64,7 @@ test('the answer does not go on to the third process', async () => {
 test('one that never answers is waited for until its connection is over', async () => {
   const adopting = new Adopting(() => {});
   const told = ask(adopting);
-  const [{ link }] = adopting.take() as [{ link: number }];
+  const { link } = adopting.take()[0] as { link: number };
   const untold = ask(adopting);
   assert.deepEqual(
     [await isAnswered(told.answered), await isAnswered(untold.answered)],
