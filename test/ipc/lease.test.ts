@@ -140,7 +140,7 @@ test('memory that is closed here stays until its receiver has closed it', deadli
   }
 });
 
-test('a receiver that is killed at any step leaves nothing behind', deadline, async () => {
+test('a receiver that is killed at any step leaves nothing behind', deadline, async (t) => {
   const steps: readonly (readonly [string, readonly Step['do'][]])[] = [
     ['before it opens', []],
     ['mapped', ['keep']],
@@ -149,6 +149,7 @@ test('a receiver that is killed at any step leaves nothing behind', deadline, as
   ];
   const times = dose(1, 100);
   let next = 0;
+  let longest = 0;
   // The first child makes what stays: threads and descriptors of the runtime.
   await kill(start());
   const before = await steady();
@@ -165,8 +166,14 @@ test('a receiver that is killed at any step leaves nothing behind', deadline, as
       buffer.fill(2);
       close();
       await kill(child);
+      const ended = performance.now();
+      await settled();
+      longest = Math.max(longest, performance.now() - ended);
       await comesBackTo(before, `${what}, ${kind}`);
     }
+  t.diagnostic(
+    `memory was free ${longest.toFixed(0)} ms after the end of a receiver was told, at the latest`,
+  );
 });
 
 test('a connection that ends gives nothing back, and its process does', deadline, async () => {
