@@ -13,11 +13,11 @@ import { type IpcSupport, type Obstacle, sharingObstacle, wsl } from './support.
 export interface Explanation {
   readonly openable: boolean;
   /**
-   * Why not, in one word, as {@link IpcError.code} has it; `unverified` where it may be opened but
-   * its exporter cannot be seen; undefined where all is well.
+   * Why not, in one word, as {@link IpcError.code} has it; `unverified` where nothing is known
+   * against it, and only its exporter knows more; undefined where all is well.
    */
   readonly code: IpcCause | 'unverified' | undefined;
-  /** Why not, in words; empty where all is well. */
+  /** Why not, or what cannot be verified, in words; empty where all is well. */
   readonly reason: string;
   /** What may be done about it. */
   readonly remedy: string;
@@ -27,8 +27,8 @@ export interface Explanation {
  * Whether a descriptor can be opened in this process, and if not, why and what to do. Nothing is
  * opened, and no file descriptor is taken or closed. What opens one asks the same first.
  *
- * That the memory is still what it was when it was shared only its exporter knows: a yes here
- * means that nothing is known against it.
+ * That memory is still what it was when it was shared only its exporter knows, unless a file
+ * descriptor holds it: a yes is `unverified` then. `peer.open` asks the exporter.
  *
  * @param message what came from the other process
  * @param options as they would be given to `openIpc`
@@ -56,7 +56,8 @@ export function explain(message: unknown, options?: OpenOptions): Explanation {
   if (isMapped(descriptor, context, accessTo(descriptor, checked))) return fine;
   const blocked = openObstacle(descriptor, context, checked, self);
   if (blocked) return { openable: false, ...blocked };
-  return isInSight(descriptor, self) ? fine : unseen;
+  if (!isInSight(descriptor, self)) return unseen;
+  return isHeldByFds(descriptor) ? fine : unconfirmed(descriptor);
 }
 
 const fine: Explanation = { openable: true, code: undefined, reason: '', remedy: '' };
@@ -66,6 +67,18 @@ const unseen: Explanation = {
   reason: 'its exporter is in another pid namespace: whether it still lives cannot be verified',
   remedy: 'Give the containers one pid namespace, or send the object over a connection.',
 };
+
+/** A handle of memory that was freed may name what was allocated next. */
+const unconfirmed = ({ kind, pid }: IpcDescriptor): Explanation => ({
+  openable: true,
+  code: 'unverified',
+  reason: `only process ${pid} knows whether the ${kind === 'event' ? 'event' : 'memory'} is still there, and the same: that cannot be verified`,
+  remedy: 'Open it by peer.open, which asks that process, or send the object over a connection.',
+});
+
+/** Whether the file descriptors that come beside it keep what it names: a pool, virtual memory. */
+const isHeldByFds = (descriptor: IpcDescriptor): boolean =>
+  descriptor.kind === 'virtual' || (descriptor.kind === 'pool' && descriptor.handle === null);
 
 /** @throws IpcError for what is in the way, if anything */
 export function refuse(obstacle: Obstacle | undefined): void {

@@ -58,25 +58,34 @@ export class Adopting {
   }
 
   #answerBy(link: number, ours: number): Promise<void> {
-    let own: number;
+    let resolve: () => void = () => {};
+    const answer = new Promise<void>((resolved) => {
+      resolve = resolved;
+    });
+    let own: number | undefined;
     try {
       own = duplicateFd(ours);
+      this.#await(own, resolve);
+      return answer;
     } catch (error) {
       closeFd(link);
+      if (own !== undefined) closeFd(own);
       throw error;
     }
-    return new Promise((resolve) => {
-      const answered = (): void => {
-        this.#waiting.delete(answered);
-        watch.close();
-        takeAnswer(own);
-        closeFd(own);
-        resolve();
-      };
-      const watch = watchFd(own, { readable: true }, answered);
-      watch.unref();
-      this.#waiting.add(answered);
-    });
+  }
+
+  /** @param own closed when the answer came, or none comes any more; not where this throws */
+  #await(own: number, resolve: () => void): void {
+    const answered = (): void => {
+      this.#waiting.delete(answered);
+      watch.close();
+      takeAnswer(own);
+      closeFd(own);
+      resolve();
+    };
+    const watch = watchFd(own, { readable: true }, answered);
+    watch.unref();
+    this.#waiting.add(answered);
   }
 }
 

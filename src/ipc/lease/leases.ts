@@ -1,5 +1,6 @@
 import { waitUntil } from '../../wait.ts';
 import { isShareable, type Shareable } from '../export.ts';
+import { processName } from '../peer/credentials.ts';
 import { checkDeadline, type DeadlineOptions, timeoutError } from '../peer/deadline.ts';
 import { type LeasesStats, leaseBook } from './lease-book.ts';
 import { ownerOf } from './shared-object.ts';
@@ -51,6 +52,6 @@ export const leases = {
 /** Who has what is closed here, in words. */
 function describeLimbo(): string {
   const { limbo, leases: all } = leaseBook.stats();
-  const pids = [...new Set(all.filter((lease) => lease.limbo).map(({ pid }) => pid))];
-  return `draining ${limbo.byteLength} bytes that ${pids.map((pid) => `process ${pid}`).join(', ')} ${pids.length === 1 ? 'has' : 'have'}`;
+  const names = new Set(all.filter((lease) => lease.limbo).map(processName));
+  return `draining ${limbo.byteLength} bytes that ${[...names].join(', ')} ${names.size === 1 ? 'has' : 'have'}`;
 }

@@ -18,7 +18,13 @@ import type { IpcDescriptor } from '../../../../src/ipc/descriptor.ts';
 import { sealDescriptor } from '../../../../src/ipc/descriptor.ts';
 import { openObstacle } from '../../../../src/ipc/explain.ts';
 import { here } from '../../../../src/ipc/here.ts';
-import { explain, exportIpc, type OpenOptions, openIpc } from '../../../../src/ipc/index.ts';
+import {
+  type Explanation,
+  explain,
+  exportIpc,
+  type OpenOptions,
+  openIpc,
+} from '../../../../src/ipc/index.ts';
 import { emulate, runProgram } from '../emulate.ts';
 
 /** Another process that lives, of the same user. */
@@ -54,6 +60,25 @@ const FD_STANDING_FOR_ONE = createMemfd('cuffi.stand-in', 0);
 const fdsFor = ({ kind }: IpcDescriptor): number[] =>
   kind === 'pool' || kind === 'virtual' ? [FD_STANDING_FOR_ONE] : [];
 
+/** All that explain knows, and what of it was provoked. */
+const causes: Readonly<Record<NonNullable<Explanation['code']>, true>> = {
+  'no-descriptor': true,
+  altered: true,
+  'other-machine': true,
+  'same-process': true,
+  'same-pid': true,
+  wsl: true,
+  'device-not-visible': true,
+  mig: true,
+  'compute-mode': true,
+  'not-supported': true,
+  'exporter-gone': true,
+  'other-user': true,
+  'no-file-descriptor': true,
+  unverified: true,
+};
+const provoked = new Set<string | undefined>();
+
 /** That a descriptor is refused for a reason, by what opens it too, before anything is opened. */
 function refused(
   descriptor: unknown,
@@ -66,6 +91,7 @@ function refused(
   assert.deepEqual([found.openable, found.code], [false, code], found.reason);
   assert.match(found.reason, reason);
   assert.ok(found.remedy.length > 10);
+  provoked.add(found.code);
   const { fds: _, ...rest } = options;
   assert.throws(() => openIpc(descriptor, rest), { name: 'IpcError', code });
   recorder.stop();
@@ -73,15 +99,22 @@ function refused(
   assert.deepEqual(asked, []);
 }
 
-test('of a living process of this machine everything can be opened', () => {
+test('of a living process everything can be opened, and what no file descriptor holds cannot be verified', () => {
   emulate();
-  for (const descriptor of Object.values(descriptors()))
-    assert.deepEqual(explain(descriptor, { fds: fdsFor(descriptor) }), {
-      openable: true,
-      code: undefined,
-      reason: '',
-      remedy: '',
-    });
+  const fine = { openable: true, code: undefined, reason: '', remedy: '' };
+  const { virtual, ...byHandle } = descriptors();
+  assert.deepEqual(explain(virtual, { fds: fdsFor(virtual) }), fine);
+  const pool = sealDescriptor({
+    ...exportIpc(MemoryPool.create({ maxSize: 1 << 20, shareable: true })).descriptor,
+    ...identityOf(neighbour.pid as number),
+  } as never);
+  assert.deepEqual(explain(pool, { fds: fdsFor(pool) }), fine);
+  for (const descriptor of Object.values(byHandle)) {
+    const { openable, code, reason, remedy } = explain(descriptor, { fds: fdsFor(descriptor) });
+    assert.deepEqual([openable, code], [true, 'unverified']);
+    assert.match(reason, new RegExp(`process ${neighbour.pid} knows .* cannot be verified`));
+    assert.match(remedy, /peer\.open/);
+  }
 });
 
 test('what is no descriptor, or was altered, is said to be', () => {
@@ -128,6 +161,7 @@ test('under WSL nothing is shared: as /proc/version says, before the driver is a
     event: refused,
     support: 'WSL does not support CUDA IPC',
   });
+  provoked.add(refused.code);
 });
 
 test('a GPU that is not visible is named, unless a place is; a MIG slice is said to be one', () => {
@@ -165,6 +199,10 @@ test('a compute mode for one process, and a device that cannot, are in the way',
   refused(made.legacy, 'not-supported', /unified addressing/);
   attributes(`${deviceAttributes.mempoolSupportedHandleTypes}=8`);
   refused(made.pool, 'not-supported', /file descriptor/, { fds: fdsFor(made.pool) });
+  attributes(`${deviceAttributes.handleTypePosixFileDescriptorSupported}=0`);
+  refused(made.virtual, 'not-supported', /file descriptor/, { fds: fdsFor(made.virtual) });
+  attributes(`${deviceAttributes.ipcEventSupported}=0`);
+  refused(made.event, 'not-supported', /interprocess events/);
 });
 
 test('of a process that has ended nothing is opened but virtual memory, whose descriptors hold it', async () => {
@@ -221,6 +259,8 @@ test('file descriptors that did not come, or not all, are missed', () => {
   refused(pool, 'no-file-descriptor', /needs 1 .*, and 0 came/);
   refused(virtual, 'no-file-descriptor', /needs 1 .*, and 0 came/);
   assert.equal(explain(virtual, { fds: [0, 1] }).code, 'no-file-descriptor');
+  for (const descriptor of [pool, virtual])
+    refused(descriptor, 'no-file-descriptor', /no file descriptor of the driver's/, { fds: [0] });
 });
 
 test('an exporter that cannot be seen is told: it may be opened, and cannot be verified', () => {
@@ -229,5 +269,10 @@ test('an exporter that cannot be seen is told: it may be opened, and cannot be v
     const { openable, code, reason } = explain(descriptor, { fds: fdsFor(descriptor) });
     assert.deepEqual([openable, code], [true, 'unverified']);
     assert.match(reason, /another pid namespace/);
+    provoked.add(code);
   }
+});
+
+test('nothing that explain knows is left out here', () => {
+  assert.deepEqual([...provoked].sort(), Object.keys(causes).sort());
 });

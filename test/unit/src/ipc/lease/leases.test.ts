@@ -16,13 +16,20 @@ const uid = process.geteuid?.() ?? 0;
 test('where nobody sees a process, its leases end some time after its connection', async () => {
   emulate();
   const [near, far] = socketPair();
-  const init = { process: PeerProcess.child(0), orphanGraceMs: 30 };
+  const init = { process: PeerProcess.child(0), orphanGraceMs: 100 };
   const peer = new Peer(near, { pid: 0, uid }, init);
   const other = new Peer(far, { pid: process.pid, uid });
   using buffer = DeviceBuffer.allocate(64);
   await peer.send({ again: buffer, and: buffer.subarray(0, 8) });
   const { again } = (await other.receive()) as { again: DeviceBuffer };
-  assert.equal(leases.stats().leases.length, 2);
+  const all = leases.stats().leases;
+  assert.deepEqual(
+    all.map(({ since, ...rest }) => [since <= new Date(), rest]),
+    new Array(2).fill([
+      true,
+      { pid: 0, kind: 'memory', byteLength: 64, limbo: false, revoked: false },
+    ]),
+  );
   assert.deepEqual(leases.stats().limbo, { count: 0, byteLength: 0 });
   assert.equal(leases.stats().byteLength, 64);
   buffer.close();
@@ -31,6 +38,17 @@ test('where nobody sees a process, its leases end some time after its connection
   other.connection.fail(new Error('gone') as never);
   await peer.ended;
   assert.equal(leases.stats().limbo.count, 1);
+  const reason = new Error('enough');
+  await assert.rejects(leases.drain({ signal: AbortSignal.abort(reason) }), reason);
+  const abort = new AbortController();
+  const draining = leases.drain({ signal: abort.signal });
+  abort.abort(reason);
+  await assert.rejects(draining, reason);
+  await assert.rejects(leases.drain({ timeoutMs: 0 }), {
+    name: 'TimeoutError',
+    message:
+      /^draining 64 bytes that a process of another pid namespace has took longer than 0 ms$/,
+  });
   await leases.drain({ timeoutMs: 10_000 });
   again.close();
   peer.close();

@@ -16,7 +16,9 @@ import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
   MAX_TAIL_BYTE_LENGTH,
+  MAX_UNSENT_VALUES,
   MAX_VALUE_BYTE_LENGTH,
+  MAX_WAITING_VALUES,
 } from '../../../../../src/ipc/peer/limits.ts';
 import { Tag } from '../../../../../src/ipc/peer/tags.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
@@ -39,6 +41,13 @@ const half = Uint8Array.of(...new Array<number>(FRAGMENT_BYTE_LENGTH).fill(0));
 const size = FRAGMENT_BYTE_LENGTH + 10;
 const news = { kind: 2 } as const;
 const float64 = (value: number): Buffer => Buffer.from(new Float64Array([value]).buffer);
+/** An object that no process has. */
+const parcel = [Tag.parcel, 0, 1, Tag.null] as const;
+function sendWithLink(other: Stranger, body: readonly number[], header = {}): void {
+  const fd = createMemfd('link', 0);
+  other.send(Uint8Array.from(body), header, [fd]);
+  closeFd(fd);
+}
 function sendPage(other: Stranger, fd: number, sequence: number): void {
   other.send(Uint8Array.of(1), { ...news, sequence }, [fd]);
   closeFd(fd);
@@ -123,6 +132,36 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
       for (const sequence of [0, 1]) sendPage(o, createSealedMemfd('points', 4096), sequence);
     },
   ],
+  'a link for an object that is none': [
+    /a link came for an object/,
+    (o) => sendWithLink(o, [Tag.null, 7, 1, ...float64(0)]),
+  ],
+  'two links for one object': [
+    /a link came for an object/,
+    (o) => sendWithLink(o, [...parcel, 7, 2, ...float64(0), ...float64(0)]),
+  ],
+  'a link that did not come': [
+    /0 file descriptors came with a value that has 1/,
+    (o) => o.send(Uint8Array.of(...parcel, 7, 1, ...float64(0))),
+  ],
+  'a link by itself': [/came without a value/, (o) => sendWithLink(o, [7, 1, ...float64(0)], news)],
+  'something to keep with a value': [
+    /came with a value/,
+    (o) => sendWithLink(o, [Tag.null, 6, 1, ...float64(0), ...float64(1), ...float64(1)]),
+  ],
+  'something to keep with a page': [
+    /came with something to adopt/,
+    (o) => sendWithLink(o, [1, 6, 1, ...float64(0), ...float64(1), ...float64(1)], news),
+  ],
+  'an answer that nobody asked for': [
+    /nobody asked for/,
+    (o) => o.send(Uint8Array.of(Tag.array, 2, ...one, Tag.null), { kind: 4 }),
+  ],
+  'a question that is none': [/is none/, (o) => o.send(one, { kind: 3 })],
+  'a question with an object': [
+    /came with GPU objects/,
+    (o) => o.send(Uint8Array.of(Tag.array, 2, ...one, ...parcel), { kind: 3 }),
+  ],
   'descriptors in the middle of a value': [
     /in the middle of a value/,
     (o) => {
@@ -172,9 +211,10 @@ test('an end in the middle of a value is the end, and its descriptors are closed
 
 test('an object that cannot be opened fails its value alone, and the next is received', async () => {
   using other = new Stranger();
-  const parcel = Uint8Array.of(Tag.parcel, 2, 1, Tag.null);
   const fd = createMemfd('lost', 0);
-  other.send(parcel, {}, [fd, fd]);
+  // The third is its link.
+  const lost = Uint8Array.of(Tag.parcel, 2, 1, Tag.null, 7, 1, ...float64(0));
+  other.send(lost, {}, [fd, fd, fd]);
   other.send(one, { sequence: 1 });
   closeFd(fd);
   await assert.rejects(other.peer.receive(), { name: 'IpcError' });
@@ -184,7 +224,7 @@ test('an object that cannot be opened fails its value alone, and the next is rec
 test('one that never reads what it is given back is disconnected, with the reason', async () => {
   using other = new Stranger();
   // 4096 objects that cannot be opened: each is given back.
-  const parcels = new Array<number[]>(4096).fill([Tag.parcel, 0, 1, Tag.null]).flat();
+  const parcels = new Array<readonly number[]>(4096).fill(parcel).flat();
   const value = Uint8Array.of(Tag.array, 0x80, 0x20, ...parcels);
   let last: unknown;
   for (let sequence = 0; sequence < 100 && !/there reads/.test(String(last)); sequence++) {
@@ -193,6 +233,35 @@ test('one that never reads what it is given back is disconnected, with the reaso
   }
   assert.match(String(last), /^IpcError: .* nobody there reads them/);
   assert.equal(other.peer.closed, true);
+});
+
+test('one that asks without end and never reads the answers is disconnected, with the reason', async () => {
+  using other = new Stranger();
+  let end: unknown;
+  void other.peer.ended.then((reason) => {
+    end = reason;
+  });
+  const question = Uint8Array.of(Tag.array, 2, ...one, Tag.null);
+  for (let sequence = 0; end === undefined && sequence < 10 * MAX_UNSENT_VALUES; sequence++) {
+    other.send(question, { kind: 3, sequence });
+    await nextTurn();
+  }
+  assert.match(String(end), /^IpcError: .* wait to be sent already/);
+});
+
+test('one that floods is held up where nobody takes it, and the kernel keeps the rest', async () => {
+  using other = new Stranger();
+  let count = 0;
+  for (let idle = 0; idle < 20; idle++) {
+    while (other.send(one, { sequence: count })) {
+      count += 1;
+      idle = 0;
+    }
+    await nextTurn();
+  }
+  assert.ok(count > MAX_WAITING_VALUES, `${count}`);
+  assert.equal(other.peer.closed, false);
+  for (let n = 0; n < count; n++) assert.equal(await other.peer.receive(), 1);
 });
 
 test('whatever bytes come, the process lives and the error is an IpcError', async () => {

@@ -215,6 +215,10 @@ test('wrong arguments are refused', async () => {
   assert.throws(() => listen('@x', { allow: () => true, allowOtherUsers: true }), TypeError);
   assert.throws(() => listen('x', { allowOtherUsers: true }), /other users cannot reach "x"/);
   assert.throws(() => listen(1 as never), TypeError);
+  for (const orphanGraceMs of [-1, 0.5, 2 ** 31, Number.NaN]) {
+    assert.throws(() => listen('x', { orphanGraceMs }), /orphanGraceMs .* from 0 to 2147483647/);
+    await assert.rejects(connect('x', { orphanGraceMs }), RangeError);
+  }
   for (const name of ['', '.', '..', 'a\0b', 'x'.repeat(108), '@']) {
     assert.throws(() => listen(name), RangeError, name);
     await assert.rejects(connect(name), RangeError, name);

@@ -3,7 +3,7 @@ import { closeFd, isOpenFd } from '../../../../../ffi/libc.ts';
 import { receiveMessage, sendMessage, socketPair } from '../../../../../ffi/socket.ts';
 import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/peer/limits.ts';
 import { type PacketHeader, writeHeader } from '../../../../../src/ipc/peer/packet.ts';
-import { Peer } from '../../../../../src/ipc/peer/peer.ts';
+import { type GraceOptions, Peer } from '../../../../../src/ipc/peer/peer.ts';
 
 const own = { pid: process.pid, uid: process.geteuid?.() ?? 0 };
 
@@ -27,19 +27,19 @@ export class Stranger implements Disposable {
   readonly peer: Peer;
   readonly socket: number;
 
-  constructor() {
+  constructor(grace?: GraceOptions) {
     const [first, second] = socketPair();
-    this.peer = new Peer(first, own);
+    this.peer = new Peer(first, own, grace);
     this.socket = second;
   }
 
-  /** Sends a packet of the first value, but for what is said. */
-  send(body: Uint8Array, header: Partial<PacketHeader> = {}, fds: readonly number[] = []): void {
+  /** Sends a packet of the first value, but for what is said; answers whether there was room. */
+  send(body: Uint8Array, header: Partial<PacketHeader> = {}, fds: readonly number[] = []): boolean {
     const packet = Buffer.alloc(HEADER_BYTE_LENGTH + body.byteLength);
     packet.set(body, HEADER_BYTE_LENGTH);
     const { byteLength } = body;
     writeHeader(packet, 0, { kind: 1, sequence: 0, offset: 0, byteLength, ...header });
-    sendMessage(this.socket, packet, fds);
+    return sendMessage(this.socket, packet, fds);
   }
 
   receive(): ReturnType<typeof receiveMessage> {

@@ -1,0 +1,167 @@
+/** What is asked to be kept for others by one who does as it likes, and the links that it sends. */
+import assert from 'node:assert/strict';
+import { openSync } from 'node:fs';
+import { afterEach, beforeEach, test } from 'node:test';
+import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
+import { processStartTime } from '../../../../../ffi/process.ts';
+import { receiveMessage, sendMessage, socketPair } from '../../../../../ffi/socket.ts';
+import { DeviceBuffer } from '../../../../../src/index.ts';
+import { leases } from '../../../../../src/ipc/index.ts';
+import type { GraceOptions } from '../../../../../src/ipc/peer/peer.ts';
+import { nextTurn } from '../../../../../src/wait.ts';
+import { openDescriptors } from '../../../../support/descriptors.ts';
+import { emulate } from '../../emulate.ts';
+import { Stranger } from '../peer/support.ts';
+
+let buffer: DeviceBuffer;
+let before = 0;
+beforeEach(() => {
+  emulate();
+  buffer = DeviceBuffer.allocate(64);
+  before = openDescriptors();
+});
+afterEach(async () => {
+  await turns();
+  // A connection that has lent something goes on to watch the process: this one, which lives.
+  assert.ok(openDescriptors() - before <= 1, `${openDescriptors()} after ${before}`);
+  buffer.close();
+});
+
+const turns = async (): Promise<void> => {
+  for (let turn = 0; turn < 20; turn++) await nextTurn();
+};
+const own = { pid: process.pid, startTime: processStartTime('self') ?? 0 };
+const float64 = (...values: number[]): Buffer => Buffer.from(new Float64Array(values).buffer);
+
+/** News that ask to keep a lease so many times for a process. */
+const asking = (lease: number, { pid, startTime } = own, count = 1): Buffer =>
+  Buffer.concat([
+    Buffer.of(6, ...(count < 128 ? [count] : [(count & 127) | 128, count >> 7])),
+    ...new Array<Buffer>(count).fill(float64(lease, pid, startTime)),
+  ]);
+
+/** Sends such news with links, which are closed here. */
+function ask(other: Stranger, body: Uint8Array, links: readonly number[], sequence = 0): void {
+  other.send(body, { kind: 2, sequence }, links);
+}
+
+/** How many are out beside those of the one between. */
+const adopted = (): number => leases.stats().leases.length - between;
+let between = 0;
+
+/** One that has a buffer of this process, by lease 0. */
+async function holder(grace?: GraceOptions): Promise<Stranger> {
+  const other = new Stranger(grace);
+  await other.peer.send(buffer);
+  between = leases.stats().leases.length;
+  return other;
+}
+
+const noSockets: Readonly<Record<string, () => number>> = {
+  'a memfd': () => createMemfd('no socket', 0),
+  'a folder': () => openSync('/', 'r'),
+  '/dev/null': () => openSync('/dev/null', 'r+'),
+};
+
+for (const [what, open] of Object.entries(noSockets))
+  test(`a link that is ${what} ends the connection, and what came with it is closed`, async () => {
+    using other = await holder();
+    const fd = open();
+    const [link, far] = socketPair();
+    ask(other, asking(0, own, 3), [link, fd, link]);
+    [fd, link].forEach(closeFd);
+    await assert.rejects(other.peer.receive(), { name: 'IpcError', message: /ENOTSOCK/ });
+    // What was sound before it is kept until its link ends.
+    assert.equal(adopted(), 1);
+    closeFd(far);
+    await turns();
+    assert.equal(adopted(), 0);
+  });
+
+const broken: Readonly<Record<string, readonly [RegExp, (link: number) => [Buffer, number[]]]>> = {
+  'without a link': [/0 file descriptors came with news/, () => [asking(0), []]],
+  'with a link too many': [/2 file descriptors came with news/, (l) => [asking(0), [l, l]]],
+  'of what was never lent': [/lease 7 was given back/, (l) => [asking(7), [l]]],
+  'of no lease': [/-1 is no count/, (l) => [asking(-1), [l]]],
+  'for no process': [/NaN is no count/, (l) => [asking(0, { ...own, pid: Number.NaN }), [l]]],
+  'without an end': [/are left/, (l) => [asking(0).subarray(0, 20), [l]]],
+};
+
+for (const [what, [message, make]] of Object.entries(broken))
+  test(`to keep something ${what} ends the connection`, async () => {
+    using other = await holder();
+    const [link, far] = socketPair();
+    ask(other, ...make(link));
+    [link, far].forEach(closeFd);
+    await assert.rejects(other.peer.receive(), { name: 'IpcError', message });
+    assert.equal(adopted(), 0);
+  });
+
+test('no more is kept for others than has a bound, and all of it goes with the links', async () => {
+  using other = await holder();
+  const [link, far] = socketPair();
+  let end: unknown;
+  void other.peer.ended.then((reason) => {
+    end = reason;
+  });
+  for (let sequence = 0; sequence < 6 && !end; sequence++) {
+    ask(other, asking(0, own, 200), new Array<number>(200).fill(link), sequence);
+    await turns();
+  }
+  assert.match(String(end), /IpcError: .*more than 1024 things of this process were passed on/);
+  assert.equal(adopted(), 1024);
+  [link, far].forEach(closeFd);
+  await turns();
+  assert.equal(adopted(), 0);
+});
+
+test('one who asks is answered by a byte, once, and by that alone', async () => {
+  using other = await holder();
+  const [link, far] = socketPair();
+  ask(other, asking(0), [link]);
+  closeFd(link);
+  await turns();
+  assert.deepEqual(receiveMessage(far), { data: Uint8Array.of(1), fds: [] });
+  assert.equal(receiveMessage(far), undefined);
+  assert.equal(adopted(), 1);
+  closeFd(far);
+  await turns();
+  assert.equal(adopted(), 0);
+});
+
+const ends: Readonly<Record<string, (far: number) => void>> = {
+  'closed before it came': () => {},
+  'full, and never read': (far) => sendMessage(far, Uint8Array.of(1)),
+  'written to without end': (far) => {
+    while (sendMessage(far, Buffer.alloc(10_000)));
+  },
+};
+
+for (const [what, use] of Object.entries(ends))
+  test(`a link that is ${what} is the end of what it was for, and costs nothing`, async () => {
+    using other = await holder();
+    const [link, far] = socketPair();
+    if (what.startsWith('full')) while (sendMessage(link, Buffer.alloc(10_000)));
+    use(far);
+    ask(other, asking(0), [link]);
+    [link, far].forEach(closeFd);
+    await turns();
+    assert.equal(adopted(), 0);
+    // The connection is sound, and the lease of the one between is what it was.
+    assert.equal(other.peer.closed, false);
+    assert.equal(leases.stats().leases.length, between);
+  });
+
+test('for a process that nobody sees, it is kept some time after the end of its link', async () => {
+  using other = await holder({ orphanGraceMs: 100 });
+  const [link, far] = socketPair();
+  // One that had the number before.
+  ask(other, asking(0, { pid: own.pid, startTime: 1 }), [link]);
+  closeFd(link);
+  await turns();
+  assert.equal(adopted(), 1);
+  closeFd(far);
+  await nextTurn();
+  assert.equal(adopted(), 1);
+  while (adopted() > 0) await nextTurn();
+});
