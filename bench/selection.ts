@@ -45,7 +45,9 @@ export function selectRun(args: readonly string[]): Selection {
   );
   for (const suite of positionals)
     if (!suiteNames.includes(suite))
-      throw new UsageError(`there is no command or suite '${suite}': ${suiteNames.join(', ')}`);
+      throw new UsageError(
+        `there is no command or suite '${suite}'; the suites are ${suiteNames.join(', ')}`,
+      );
   for (const name of values.case ?? [])
     if (!all.some(({ measured }) => measured.name === name))
       throw new UsageError(`there is no case '${name}'`);

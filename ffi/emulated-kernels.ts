@@ -72,11 +72,25 @@ export const emulatedKernels: Map<string, RegisteredKernel> = new Map();
  *     for (let i = 0; i < n; i += 1) items[i] *= factor;
  *   },
  * });
+ * @throws TypeError for what is no kernel
  */
 export function registerKernel<const P extends readonly EmulatedParameter[]>(
   name: string,
   kernel: EmulatedKernel<P>,
 ): void {
+  const isKnown = (param: unknown): boolean =>
+    param === 'pointer' ||
+    (typeof param === 'string' && Object.hasOwn(scalarByteLengths, param)) ||
+    typeof (param as StructParameter | null)?.bytes === 'number';
+  if (typeof name !== 'string') throw new TypeError('registerKernel: the name must be a string');
+  if (!Array.isArray(kernel?.params) || typeof kernel.run !== 'function')
+    throw new TypeError(`registerKernel: kernel ${name} must be { params, run }`);
+  const wrong = kernel.params.findIndex((param) => !isKnown(param));
+  if (wrong >= 0)
+    throw new TypeError(
+      `registerKernel: parameter ${wrong} of kernel ${name} must be 'pointer', { bytes } or one of ` +
+        Object.keys(scalarByteLengths).join(', '),
+    );
   emulatedKernels.set(name, kernel as unknown as RegisteredKernel);
 }
 

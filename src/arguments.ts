@@ -4,6 +4,9 @@
 export const className = (type: object | undefined): string =>
   (type as { readonly name?: string } | undefined)?.name?.replace(/^_/, '') ?? 'object';
 
+/** A class's name with its article, for messages. */
+export const withArticle = (name: string): string => `${/^[AEIO]/.test(name) ? 'an' : 'a'} ${name}`;
+
 /** A class by what its instances are. Not a constructor type: most here have private constructors. */
 // biome-ignore lint/complexity/noBannedTypes: what instanceof takes
 export type ClassOf<T> = Function & { readonly prototype: T };
@@ -11,7 +14,7 @@ export type ClassOf<T> = Function & { readonly prototype: T };
 /** A value in words short enough for a message. */
 export const shown = (value: unknown): string => {
   if (typeof value === 'string') return JSON.stringify(value.slice(0, 60));
-  if (typeof value === 'object' && value !== null) return `a ${className(value.constructor)}`;
+  if (typeof value === 'object' && value !== null) return withArticle(className(value.constructor));
   return typeof value === 'bigint' ? `${value}n` : String(value);
 };
 
@@ -62,10 +65,25 @@ export function checkBoolean(value: unknown, name: string, fallback: boolean): b
   return value;
 }
 
+/** @throws TypeError unless a string, and for one with a zero character, at which C ends it */
+export function checkString(value: unknown, name: string): string {
+  if (typeof value !== 'string')
+    throw new TypeError(`${name} must be a string, not ${shown(value)}`);
+  if (value.includes('\0')) throw new TypeError(`${name} has a zero character in it`);
+  return value;
+}
+
+/** @throws TypeError unless an array of strings, as {@link checkString} */
+export function checkStrings(values: unknown, name: string): readonly string[] {
+  if (!Array.isArray(values))
+    throw new TypeError(`${name} must be an array of strings, not ${shown(values)}`);
+  return values.map((value, n) => checkString(value, `${name}[${n}]`));
+}
+
 /** @throws TypeError unless `value` is an instance of `type` */
 export function checkInstance<T>(value: unknown, type: ClassOf<T>, name: string): T {
   if (!(value instanceof type))
-    throw new TypeError(`${name} must be a ${className(type)}, not ${shown(value)}`);
+    throw new TypeError(`${name} must be ${withArticle(className(type))}, not ${shown(value)}`);
   return value as T;
 }
 
@@ -75,9 +93,8 @@ export function checkInstance<T>(value: unknown, type: ClassOf<T>, name: string)
  * @throws TypeError unless `part`, which those pass, is of its type
  */
 export function requireMade<T>(part: unknown, type: ClassOf<T>, kind: string, how: string): void {
-  if (part instanceof type) return;
-  const article = /^[AEIOU]/.test(kind) ? 'an' : 'a';
-  throw new TypeError(`${article} ${kind} is not made by new, but by ${how}`);
+  if (!(part instanceof type))
+    throw new TypeError(`${withArticle(kind)} is not made by new, but by ${how}`);
 }
 
 /** Host memory that a copy reads or writes. */

@@ -4,7 +4,7 @@ import { CU_STREAM_LEGACY } from '../ffi/constants.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
 import type { CUcontext, CUstream } from '../ffi/types.ts';
 import { Activity } from './activity.ts';
-import { checkInstance, checkInteger, requireMade } from './arguments.ts';
+import { checkInstance, checkInteger, requireMade, shown } from './arguments.ts';
 import { refuseInCapture } from './capture.ts';
 import { check, isReady } from './check.ts';
 import * as driver from './context-driver.ts';
@@ -128,7 +128,7 @@ export class Context extends ContextState {
    * context.run(() => otherLibrary.usesTheCurrentContext());
    */
   override run<T>(use: () => T): T {
-    if (typeof use !== 'function') throw new TypeError('run takes a function');
+    if (typeof use !== 'function') throw new TypeError(`run takes a function, not ${shown(use)}`);
     check(cu.cuCtxPushCurrent_v2(this.handle), 'cuCtxPushCurrent_v2');
     let result: T;
     try {

@@ -3,7 +3,7 @@ import { BLOCK, OUT0, readBytes, readInt32, readSize, readString } from '../ffi/
 import { type DeviceAttribute, deviceAttributes } from '../ffi/attributes.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
 import type { CUdevice } from '../ffi/types.ts';
-import { checkInstance, checkInteger, requireMade } from './arguments.ts';
+import { checkInteger, requireMade, shown } from './arguments.ts';
 import { check } from './check.ts';
 import { initialize } from './driver.ts';
 
@@ -75,9 +75,9 @@ export class Device {
 
   /** @internal The device that an option names, as such or by its ordinal. */
   static of(device: Device | number): Device {
-    return typeof device === 'number'
-      ? Device.get(device)
-      : checkInstance(device, Device, 'device');
+    if (typeof device === 'number') return Device.get(device);
+    if (device instanceof Device) return device;
+    throw new TypeError(`device must be a Device or its ordinal, not ${shown(device)}`);
   }
 
   /** The visible device of a UUID, e.g. `GPU-1a2b…`. @throws RangeError where none has it */

@@ -2,6 +2,9 @@
 import type { CUresult } from '../ffi/results.ts';
 import { isSticky } from './errors.ts';
 
+const NEEDS_GPU =
+  'This device or driver cannot do it. The emulated driver never does: it needs a GPU.';
+
 const BY_CALL: Readonly<Record<string, string>> = {
   'cuIpcOpenMemHandle_v2:1':
     'Likely causes: the exporter freed the memory before it was opened here, or the handle was ' +
@@ -29,12 +32,18 @@ const BY_CALL: Readonly<Record<string, string>> = {
     'C++ mangles names in namespaces, and a static variable that nothing uses is left out.',
   'cuModuleLoadDataEx:200':
     'As the driver sees it this is neither PTX, a cubin nor a fatbin: PTX begins with .version; ' +
-    'machine code may be damaged.',
+    'machine code may be damaged. CUDA C++ goes through compile() first, a file through ' +
+    'Module.fromFile().',
   'cuModuleLoadDataEx:801':
     'The emulated driver loads PTX text, and cubins of registered kernels: see registerKernel.',
   'cuLaunchKernelEx:801':
     'This device or driver cannot do it. The emulated driver runs what registerKernel was given ' +
     'for the name of the kernel; cooperative grids and clusters need a GPU.',
+  'cuLinkCreate_v2:801': NEEDS_GPU,
+  'cuOccupancyMaxActiveBlocksPerMultiprocessor:801': NEEDS_GPU,
+  'cuOccupancyMaxActiveClusters:801': NEEDS_GPU,
+  'cuOccupancyMaxPotentialBlockSize:801': NEEDS_GPU,
+  'cuOccupancyMaxPotentialClusterSize:801': NEEDS_GPU,
   'cuIpcGetMemHandle:1':
     'Only memory of cuMemAlloc has a legacy IPC handle: not pool, managed, pinned or virtual memory, nor freed memory.',
 };

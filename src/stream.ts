@@ -6,7 +6,7 @@ import {
 } from '../ffi/constants.ts';
 import { cu } from '../ffi/driver.ts';
 import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions, requireMade } from './arguments.ts';
+import { checkBoolean, checkInteger, checkOptions, requireMade, shown } from './arguments.ts';
 import { refuseInCapture } from './capture.ts';
 import { check, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
@@ -143,7 +143,8 @@ export class Stream extends Resource {
   /** Makes later work wait for the work that `event` was recorded behind; blocks nobody. */
   wait(event: CudaEvent): void {
     const handle = this.handle;
-    if (!Resource.is(event, 'CudaEvent')) throw new TypeError('event must be a CudaEvent');
+    if (!Resource.is(event, 'CudaEvent'))
+      throw new TypeError(`event must be a CudaEvent, not ${shown(event)}`);
     const awaited = event.handle;
     this.#ask(() => check(cu.cuStreamWaitEvent(handle, awaited, 0), 'cuStreamWaitEvent'));
   }

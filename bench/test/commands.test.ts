@@ -45,7 +45,10 @@ test('a run has the suites, cases and rounds that were asked for', () => {
 });
 
 test('what is unknown is refused in a sentence, before anything is measured', () => {
-  assert.throws(() => selectRun(['call']), /there is no command or suite 'call': calls, /);
+  assert.throws(
+    () => selectRun(['call']),
+    /there is no command or suite 'call'; the suites are calls, /,
+  );
   assert.throws(() => selectRun(['--case', 'x']), /there is no case 'x'/);
   assert.throws(() => selectRun(['memory', '--case', 'copyTo']), /no case of that name/);
   assert.throws(() => selectRun(['--rounds', '1.5']), /a number from 1, not '1\.5'/);

@@ -1,5 +1,5 @@
 /** What on the host may be copied to an array, as items in memory. */
-import { checkHostMemory } from '../arguments.ts';
+import { checkHostMemory, withArticle } from '../arguments.ts';
 import type { Dtype } from '../dtype.ts';
 import { dtypeOf } from '../dtype-lookup.ts';
 import { typedArrayKind } from '../typed-array.ts';
@@ -62,7 +62,7 @@ function itemsOf(
   const type = wanted.dtype ?? dtype;
   if (!type.accepts(values) || (isShaped && type.name !== dtype.name))
     throw new TypeError(
-      `source is ${isShaped ? `of ${dtype}` : `a ${typedArrayKind(values)}`}, not a ${type.TypedArray.name} of ${type}`,
+      `source is ${isShaped ? `of ${dtype}` : withArticle(typedArrayKind(values) ?? 'object')}, not ${withArticle(type.TypedArray.name)} of ${type}`,
     );
   const sizes = wanted.shape ?? shape;
   const length = sizeOf(sizes) * type.elementsPerItem;

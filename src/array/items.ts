@@ -71,7 +71,11 @@ function numberOf(value: unknown, nameOf: NameOf, dtype: Dtype): number {
 }
 
 const kindOf = (value: unknown): string =>
-  value === null ? 'null' : typeof value === 'object' ? 'an object' : `a ${typeof value}`;
+  value === null || value === undefined
+    ? String(value)
+    : typeof value === 'object'
+      ? 'an object'
+      : `a ${typeof value}`;
 
 const writeBool: ItemWriter = (into, at, value, nameOf) => {
   if (value !== true && value !== false && value !== 1 && value !== 0)

@@ -1,5 +1,5 @@
 /** Nested arrays of JavaScript: items by their indices, on the way to the device and back. */
-import { checkInstance, checkOptions } from '../arguments.ts';
+import { checkInstance, checkOptions, withArticle } from '../arguments.ts';
 import { bool, complex128, Dtype, defaultDtype, int64 } from '../dtype.ts';
 import { dtypeOf } from '../dtype-lookup.ts';
 import type { TypedArray } from '../typed-array.ts';
@@ -124,7 +124,7 @@ export function toNested(values: TypedArray, shape: Shape, options?: NestedOptio
   const length = sizeOf(sizes) * dtype.elementsPerItem;
   if (!dtype.accepts(values))
     throw new TypeError(
-      `values must be a ${dtype.TypedArray.name} for ${dtype}, not a ${values[Symbol.toStringTag]}`,
+      `values must be ${withArticle(dtype.TypedArray.name)} for ${dtype}, not ${withArticle(values[Symbol.toStringTag])}`,
     );
   if (values.length !== length)
     throw new RangeError(

@@ -1,6 +1,5 @@
 /** What may be typed behind `cuffi`, and what it asks for. */
 import { parseArgs } from 'node:util';
-import { checkInteger } from '../arguments.ts';
 import { type KindName, kindNames } from './kinds.ts';
 
 export const USAGE = `usage: cuffi roundtrip [options]
@@ -32,12 +31,10 @@ export interface CommandLine {
 export function readCommandLine(argv: readonly string[]): CommandLine | undefined {
   const { values, positionals } = parse(argv);
   if (values.help) return undefined;
-  if (positionals.length !== 1 || positionals[0] !== 'roundtrip')
-    throw new UsageError(
-      positionals.length === 0
-        ? 'no command given'
-        : `there is no command '${positionals.join(' ')}'`,
-    );
+  const [command, ...others] = positionals;
+  if (command === undefined) throw new UsageError('no command given');
+  if (command !== 'roundtrip') throw new UsageError(`there is no command '${command}'`);
+  if (others.length > 0) throw new UsageError(`roundtrip takes no '${others.join(' ')}'`);
   return {
     elements: integer(values.elements, '--elements', 1, 2 ** 32),
     device: integer(values.device, '--device', 0, 1023),
@@ -67,16 +64,17 @@ function parse(argv: readonly string[]) {
 }
 
 function integer(text: string, name: string, min: number, max: number): number {
-  try {
-    return checkInteger(text.trim() === '' ? Number.NaN : Number(text), name, min, max);
-  } catch (error) {
-    throw new UsageError((error as Error).message);
-  }
+  const value = text.trim() === '' ? Number.NaN : Number(text);
+  if (!Number.isSafeInteger(value) || value < min || value > max)
+    throw new UsageError(
+      `${name} must be an integer from ${min} to ${max}, not ${JSON.stringify(text)}`,
+    );
+  return value;
 }
 
 function kindOf(text: string | undefined): KindName | undefined {
   const found = kindNames.find((name) => name === text);
   if (text !== undefined && !found)
-    throw new UsageError(`--kind must be ${kindNames.join(', ')}, not ${JSON.stringify(text)}`);
+    throw new UsageError(`--kind must be ${kindNames.join(' or ')}, not ${JSON.stringify(text)}`);
   return found;
 }

@@ -139,7 +139,8 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
   const said = (message as { readonly kind?: unknown } | null | undefined)?.kind;
   const kind = kinds.length === 1 ? kinds[0] : kinds.find((name) => name === said);
   const result = (kind ? schemas[kind] : anyOf(kinds)).safeParse(message);
-  if (!result.success) throw notOne(kinds, prettify(result.error).slice(0, 1000));
+  if (!result.success)
+    throw notOne(kinds, hintFor(message) ?? prettify(result.error).slice(0, 1000));
   const descriptor = result.data as IpcDescriptors[K];
   if (checksumOf(descriptor) !== descriptor.checksum) throw altered(descriptor);
   if (descriptor.kind !== 'event') checkMemory(descriptor as IpcMemoryDescriptor);
@@ -187,6 +188,14 @@ function contradictionIn(descriptor: IpcMemoryDescriptor): string | undefined {
   if (descriptor.kind !== 'virtual') return undefined;
   const sum = descriptor.pieces.reduce((total, piece) => total + piece, 0);
   return sum === descriptor.baseByteLength ? undefined : 'the pieces must add up to baseByteLength';
+}
+
+/** What is likely meant by something that is no descriptor. */
+function hintFor(message: unknown): string | undefined {
+  if (typeof message === 'string') return 'it is text: JSON.parse it first';
+  if (message instanceof Promise) return 'it is a Promise: await it first';
+  const isParcel = typeof message === 'object' && message !== null && 'descriptor' in message;
+  return isParcel ? 'it has one: give its descriptor, and its fds as { fds }' : undefined;
 }
 
 const notOne = (kinds: readonly IpcKind[], why: string): IpcError =>

@@ -1,4 +1,4 @@
-import { checkOptions } from '../arguments.ts';
+import { checkOptions, shown } from '../arguments.ts';
 import { DeviceArray } from '../array/device-array.ts';
 import { refuseInCapture } from '../capture.ts';
 import type { Dtype } from '../dtype.ts';
@@ -81,7 +81,9 @@ export function getIpcHandle(
   if (source instanceof CudaEvent && !stream) return exportEvent(source);
   if (!(source instanceof DeviceBuffer))
     throw new TypeError(
-      `getIpcHandle${stream ? ' with a stream' : ''} takes a DeviceArray, a DeviceBuffer${stream ? '' : ' or a CudaEvent'}`,
+      stream
+        ? `getIpcHandle with a stream takes a DeviceArray or a DeviceBuffer, not ${shown(source)}`
+        : `getIpcHandle takes a DeviceArray, a DeviceBuffer or a CudaEvent, not ${shown(source)}`,
     );
   const descriptor = shareLegacy(source);
   return stream ? new IpcBufferHandle(holdMemory(source, descriptor, stream)) : descriptor;
@@ -129,7 +131,9 @@ export function exportIpc(object: Shareable, options?: ShareOptions): Parcel {
   const { stream } = checkShareOptions(options, 'exportIpc');
   if (!stream) return parcelOf(object);
   if (!isMemory(object))
-    throw new TypeError('exportIpc with a stream takes an array, a buffer or virtual memory');
+    throw new TypeError(
+      `exportIpc with a stream takes an array, a buffer or virtual memory, not ${shown(object)}`,
+    );
   const { descriptor, fds } = parcelOf(object);
   return new ReadyParcel(descriptor as IpcMemoryDescriptor, fds, recordReady(stream));
 }
@@ -154,7 +158,7 @@ function parcelOf(object: Shareable): Parcel {
   }
   if (object instanceof VirtualMemory) return exportBuffer(object.buffer);
   throw new TypeError(
-    'exportIpc takes an array, a buffer, an event, a memory pool or virtual memory',
+    `exportIpc takes an array, a buffer, an event, a memory pool or virtual memory, not ${shown(object)}`,
   );
 }
 

@@ -1,5 +1,5 @@
 /** What `compile` is asked for: its arguments, checked. */
-import { checkOptions, shown } from '../arguments.ts';
+import { checkOptions, checkString, checkStrings, shown } from '../arguments.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { architectureFor, type CodeKind, checkArchitecture, requireKnown } from './architecture.ts';
 import { type Compiler, compilerInUse } from './nvrtc.ts';
@@ -60,10 +60,10 @@ export function checkRequest<K extends CodeKind>(
     throw new TypeError(`cache must be true, false or a folder, not ${shown(cache)}`);
   const { options: flags, ...place } = given;
   const checked = {
-    source: text(source, 'source'),
+    source: checkString(source, 'source'),
     headers: checkHeaders(headers ?? {}),
-    names: texts(names ?? [], 'names'),
-    flags: checkFlags(texts(flags ?? [], 'options')),
+    names: checkStrings(names ?? [], 'names'),
+    flags: checkFlags(checkStrings(flags ?? [], 'options')),
     arch: arch === undefined ? undefined : checkArchitecture(arch, kind),
   };
   if (arch !== undefined && (place.context !== undefined || place.device !== undefined))
@@ -89,26 +89,13 @@ export function checkRequest<K extends CodeKind>(
   };
 }
 
-function text(value: unknown, name: string): string {
-  if (typeof value !== 'string')
-    throw new TypeError(`${name} must be a string, not ${shown(value)}`);
-  if (value.includes('\0')) throw new TypeError(`${name} has a zero character in it`);
-  return value;
-}
-
-function texts(values: unknown, name: string): readonly string[] {
-  if (!Array.isArray(values))
-    throw new TypeError(`${name} must be an array of strings, not ${shown(values)}`);
-  return values.map((value, n) => text(value, `${name}[${n}]`));
-}
-
 function checkHeaders(headers: unknown): Readonly<Record<string, string>> {
   if (typeof headers !== 'object' || headers === null || Array.isArray(headers))
     throw new TypeError(`headers must be an object of sources by name, not ${shown(headers)}`);
   return Object.fromEntries(
     Object.entries(headers).map(([name, source]) => [
-      text(name, 'a header’s name'),
-      text(source, `headers[${shown(name)}]`),
+      checkString(name, 'a header’s name'),
+      checkString(source, `headers[${shown(name)}]`),
     ]),
   );
 }

@@ -137,7 +137,12 @@ export class Graph extends Resource {
       throw new RangeError(
         `the graph has ${length} launches of kernel ${kernel.name}: say which, from 0 to ${length - 1}`,
       );
-    const place = checkInteger(at ?? 0, 'at', 0, length - 1);
+    const place = checkInteger(
+      at ?? 0,
+      `at, of the ${length === 1 ? 'launch' : `${length} launches`} of kernel ${kernel.name},`,
+      0,
+      length - 1,
+    );
     return nodes[place] as unknown as KernelNode<P>;
   }
 

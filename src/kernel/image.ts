@@ -24,6 +24,8 @@ const FATBIN_HEADER = 16;
  */
 export function checkImage(source: ModuleImage): Image {
   if (typeof source === 'string') return checkText(Buffer.from(`${source}\0`));
+  if (source === undefined || source === null || typeof source !== 'object')
+    throw new TypeError(`source must be PTX as a string, or bytes of code, not ${shown(source)}`);
   const bytes = checkHostMemory(source, 'source');
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const magic = bytes.length >= 4 ? view.getUint32(0, true) : 0;
@@ -36,7 +38,8 @@ export function checkImage(source: ModuleImage): Image {
 function checkText(text: Uint8Array): Image {
   const end = text.indexOf(0);
   const length = end < 0 ? text.length : end;
-  if (!text.subarray(0, length).some(isInk)) throw new TypeError(`source is empty: ${shown('')}`);
+  if (!text.subarray(0, length).some(isInk))
+    throw new TypeError('source is neither text, a cubin nor a fatbin: nothing in it can be read');
   if (end >= 0) return { kind: 'PTX', bytes: text.subarray(0, length + 1) };
   const bytes = new Uint8Array(length + 1);
   bytes.set(text);

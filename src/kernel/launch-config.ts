@@ -50,7 +50,6 @@ const HIGH = 2 ** 32;
  * costs, which a launch would feel.
  */
 function hasOther(config: LaunchConfig): boolean {
-  if (typeof config !== 'object' || config === null) return true;
   let count = 0;
   for (const _ in config) count += 1;
   if (config.grid !== undefined) count -= 1;
@@ -84,14 +83,18 @@ export class ConfigBlock {
 
   /** Writes all but the stream, which is answered. @throws TypeError, RangeError */
   write(config: LaunchConfig): Stream | undefined {
+    if (typeof config !== 'object' || config === null)
+      throw new TypeError(`launch: the first argument is { grid, block }, not ${shown(config)}`);
     if (hasOther(config)) checkOptions(config, KNOWN, 'launch');
     const { grid, block, sharedBytes, stream, cluster, cooperative } = config;
+    // First: what is asked about clusters alone has its grid of them.
+    if (cluster === undefined && cooperative === undefined) this.#words[COUNT] = 0;
+    else this.#writeAttributes(cluster, cooperative);
     this.#writeExtents(GRID, grid, 'grid', this.#limits.grid);
     this.#threads = this.#writeExtents(BLOCK, block, 'block', this.#limits.block);
     this.#words[SHARED] =
       sharedBytes === undefined ? 0 : checkInteger(sharedBytes, 'sharedBytes', 0, HIGH - 1);
-    if (cluster === undefined && cooperative === undefined) this.#words[COUNT] = 0;
-    else this.#writeAttributes(cluster, cooperative);
+    if (cluster !== undefined) this.#requireMultiple();
     return streamOf(stream);
   }
 
@@ -173,6 +176,15 @@ export class ConfigBlock {
     return checkInteger(value, `${name} along ${axis}, for kernel ${this.#kernel},`, 1, most);
   }
 
+  /** @throws RangeError where the grid is not made of whole clusters */
+  #requireMultiple(): void {
+    const sizes = this.#extents((CONFIG + VALUE) / 4);
+    if (this.grid.some((blocks, axis) => blocks % (sizes[axis] as number) !== 0))
+      throw new RangeError(
+        `a grid of ${this.grid.join(' x ')} blocks is no multiple of clusters of ${sizes.join(' x ')}`,
+      );
+  }
+
   /** The cluster first: see {@link clusterBlocks}. */
   #writeAttributes(cluster: Extents3 | undefined, cooperative: boolean | undefined): void {
     let count = 0;
@@ -180,13 +192,6 @@ export class ConfigBlock {
       const at = CONFIG / 4;
       this.#words[at] = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
       this.#writeExtents(at + VALUE / 4, cluster, 'cluster', this.#limits.grid);
-      const sizes = this.#extents(at + VALUE / 4);
-      this.grid.forEach((blocks, axis) => {
-        if (blocks % (sizes[axis] as number) !== 0)
-          throw new RangeError(
-            `a grid of ${this.grid.join(' x ')} blocks is no multiple of clusters of ${sizes.join(' x ')}`,
-          );
-      });
       count += 1;
     }
     if (checkBoolean(cooperative, 'cooperative', false)) {

@@ -51,8 +51,9 @@ interface Failure {
  */
 export function link(sources: readonly ModuleImage[], options?: LinkOptions): Uint8Array {
   const { jit, ...place } = checkOptions(options, ['jit', 'context', 'device'], 'link');
-  if (!Array.isArray(sources) || sources.length === 0)
+  if (!Array.isArray(sources))
     throw new TypeError(`sources must be an array of code, not ${shown(sources)}`);
+  if (sources.length === 0) throw new TypeError('sources is empty: there is nothing to link');
   const images = sources.map((source) => checkImage(source as ModuleImage));
   const pairs = checkJit(jit);
   return Context.of(place).run(() => linkImages(images, pairs));

@@ -1,5 +1,11 @@
 /** Memory seen as rows and slices: what of it a copy or a fill touches, checked and cut. */
-import { checkHostMemory, checkInteger, checkOptions, type HostMemory } from '../arguments.ts';
+import {
+  checkHostMemory,
+  checkInteger,
+  checkOptions,
+  type HostMemory,
+  shown,
+} from '../arguments.ts';
 import { DeviceBuffer } from './buffer.ts';
 import { cutsWithin, pieces } from './pieces.ts';
 
@@ -71,6 +77,10 @@ export function checkExtent(extent: Extent, call: string): Box {
 
 /** @throws TypeError, ClosedError, RangeError where a byte of the box lies beyond the memory */
 export function checkRegion(pitched: PitchedMemory, name: string, box: Box, call: string): Region {
+  if (pitched instanceof DeviceBuffer || ArrayBuffer.isView(pitched))
+    throw new TypeError(
+      `${call}: ${name} must be { memory } with it as memory, not ${shown(pitched)} itself`,
+    );
   const given = checkOptions(
     pitched,
     ['memory', 'byteOffset', 'rowPitch', 'slicePitch'],

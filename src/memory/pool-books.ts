@@ -71,8 +71,10 @@ export function checkClose(
   const { buffers: closes } = checkOptions(options, ['buffers'], 'close');
   if (!checkBoolean(closes, 'buffers', false) && buffers.size > 0 && !isClosed)
     throw new CuffiError(
-      `${buffers.size} ${buffers.size === 1 ? 'buffer' : 'buffers'} of this pool (${byteLength} bytes) ` +
-        'are open: close them first, or close({ buffers: true })',
+      (buffers.size === 1
+        ? `1 buffer of this pool (${byteLength} bytes) is`
+        : `${buffers.size} buffers of this pool (${byteLength} bytes) are`) +
+        ' open: close what is open first, or close({ buffers: true })',
     );
 }
 

@@ -193,16 +193,24 @@ test('strangers meet: three processes, by a path and by an abstract name', deadl
 });
 
 test('an open peer keeps the child alive, unless it is unreferenced', deadline, async () => {
-  const child = start('unreferenced');
+  const name = join(tmpdir(), `cuffi-left-${process.pid}`);
+  const child = start('unreferenced', name);
   for await (const value of child) assert.fail(String(value));
   assert.equal(await ended(child), 0);
+  assert.equal(existsSync(name), false, 'the socket of a listener that was open at the end');
   using lost = spawnPeer('/nonexistent/script.js', { stdio: 'ignore' });
   for await (const value of lost) assert.fail(String(value));
   assert.equal(await ended(lost), 1);
   using nowhere = spawnPeer(program, { cwd: '/nonexistent' });
   await assert.rejects(nowhere.receive(), { name: 'IpcError', message: /could not be started/ });
   assert.throws(() => spawnPeer(program, { arguments: [] } as object), TypeError);
-  assert.throws(() => spawnPeer(1 as never), TypeError);
+  const wrong = { args: 'one', execArgv: [1], env: 'A=1' };
+  for (const [name, value] of Object.entries(wrong))
+    assert.throws(() => spawnPeer(program, { [name]: value } as object), {
+      name: 'TypeError',
+      message: new RegExp(`^${name}`),
+    });
+  assert.throws(() => spawnPeer(1 as never), /a path or a file URL, not 1/);
 });
 
 test('memory of pools and virtual memory goes through too: a pool once, its buffers as they come', {

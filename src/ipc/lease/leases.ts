@@ -1,3 +1,4 @@
+import { shown } from '../../arguments.ts';
 import { waitUntil } from '../../wait.ts';
 import { isShareable, type Shareable } from '../export.ts';
 import { processName } from '../peer/credentials.ts';
@@ -44,7 +45,8 @@ export const leases = {
    * @throws TypeError for what cannot be sent
    */
   revoke(object: Shareable): void {
-    if (!isShareable(object)) throw new TypeError('revoke takes what a connection can send');
+    if (!isShareable(object))
+      throw new TypeError(`revoke takes what a connection can send, not ${shown(object)}`);
     for (const lease of leaseBook.of(ownerOf(object))) lease.revoke();
   },
 } as const;
@@ -52,6 +54,8 @@ export const leases = {
 /** Who has what is closed here, in words. */
 function describeLimbo(): string {
   const { limbo, leases: all } = leaseBook.stats();
-  const names = new Set(all.filter((lease) => lease.limbo).map(processName));
-  return `draining ${limbo.byteLength} bytes that ${[...names].join(', ')} ${names.size === 1 ? 'has' : 'have'}`;
+  const kept = all.filter((lease) => lease.limbo);
+  const kinds = [...new Set(kept.map(({ kind }) => kind))].join(', ');
+  const names = [...new Set(kept.map(processName))];
+  return `draining ${limbo.byteLength} bytes (${kinds}) that ${names.join(', ')} ${names.length === 1 ? 'has' : 'have'}`;
 }

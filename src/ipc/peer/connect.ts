@@ -1,7 +1,7 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { closeFd, SystemError } from '../../../ffi/libc.ts';
 import { connectSocket } from '../../../ffi/socket.ts';
-import { checkOptions } from '../../arguments.ts';
+import { checkOptions, shown } from '../../arguments.ts';
 import { IpcError } from '../../errors.ts';
 import { checkTrust, type TrustOptions, trustedOther, trustOptionNames } from './credentials.ts';
 import { checkDeadline, type DeadlineOptions, timeoutError } from './deadline.ts';
@@ -30,7 +30,7 @@ const RETRY_MS = 10;
  * @throws IpcError where nobody listens, or a process that is not trusted
  * @throws DOMException `TimeoutError` where nobody did within `timeoutMs`
  * @example
- * using peer = await cuda.connect('render', { timeoutMs: 5000 });
+ * using peer = await connect('render', { timeoutMs: 5000 });
  * await peer.send({ frame: buffer });
  */
 export async function connect(name: string, options?: ConnectOptions): Promise<Peer> {
@@ -42,7 +42,8 @@ export async function connect(name: string, options?: ConnectOptions): Promise<P
   const trust = checkTrust(rest);
   checkDeadline({ signal, timeoutMs }, 'connect');
   checkGrace(orphanGraceMs);
-  if (typeof name !== 'string') throw new TypeError('the name to connect to must be a string');
+  if (typeof name !== 'string')
+    throw new TypeError(`the name to connect to must be a string, not ${shown(name)}`);
   const path = socketName(name);
   const until = performance.now() + (timeoutMs ?? 0);
   for (;;) {
@@ -72,7 +73,8 @@ function open(path: string, trust: TrustOptions, orphanGraceMs: number | undefin
   return new Peer(socket, credentials, { orphanGraceMs });
 }
 
-const meaning = (error: SystemError): string =>
-  error.code === 'ENOENT' || error.code === 'ECONNREFUSED'
-    ? `nobody listens there (${error.code}); { timeoutMs } waits for one`
-    : error.message;
+function meaning({ code, message }: SystemError): string {
+  if (code === 'ENOENT' || code === 'ECONNREFUSED')
+    return `nobody listens there (${code}); { timeoutMs } waits for one`;
+  return code === 'EPROTOTYPE' ? 'the socket there is not one of listen()' : message;
+}

@@ -1,6 +1,6 @@
 /** Who is at the other end, and who may be. */
 import { type PeerCredentials, peerCredentials } from '../../../ffi/socket.ts';
-import { checkBoolean } from '../../arguments.ts';
+import { checkBoolean, shown } from '../../arguments.ts';
 import { IpcError } from '../../errors.ts';
 
 export type { PeerCredentials } from '../../../ffi/socket.ts';
@@ -9,7 +9,7 @@ export type { PeerCredentials } from '../../../ffi/socket.ts';
 export interface TrustOptions {
   /** Accepts processes of other users. Default false. */
   readonly allowOtherUsers?: boolean;
-  /** Decides by what the kernel says of the process, for the own user's as for others'. */
+  /** Decides at once, by what the kernel says of the process, for the own user's as for others'. */
   readonly allow?: (credentials: PeerCredentials) => boolean;
 }
 
@@ -21,7 +21,7 @@ export function checkTrust(options: TrustOptions): TrustOptions {
   const { allowOtherUsers, allow } = options;
   checkBoolean(allowOtherUsers, 'allowOtherUsers', false);
   if (allow !== undefined && typeof allow !== 'function')
-    throw new TypeError('allow must be a function');
+    throw new TypeError(`allow must be a function, not ${shown(allow)}`);
   if (allow && allowOtherUsers !== undefined)
     throw new TypeError('give either allow or allowOtherUsers: allow decides about every process');
   return options;
@@ -31,13 +31,13 @@ export function checkTrust(options: TrustOptions): TrustOptions {
 export const admitsOthers = ({ allowOtherUsers, allow }: TrustOptions): boolean =>
   allowOtherUsers === true || allow !== undefined;
 
-/** Whether to talk with a process. */
+/** Whether to talk with a process. @throws TypeError where `allow` answers neither true nor false */
 export function isTrusted(
   credentials: PeerCredentials,
   { allowOtherUsers, allow }: TrustOptions,
   ownUid: number = process.geteuid?.() ?? 0,
 ): boolean {
-  if (allow) return allow(credentials) === true;
+  if (allow) return checkBoolean(allow(credentials), 'what allow answers', false);
   return credentials.uid === ownUid || allowOtherUsers === true;
 }
 

@@ -1,4 +1,4 @@
-import { checkHostMemory, className } from '../../arguments.ts';
+import { checkHostMemory, className, withArticle } from '../../arguments.ts';
 import { CuffiError } from '../../errors.ts';
 import type { IpcDescriptor } from '../descriptor.ts';
 import { writeDescriptor } from '../descriptor-binary.ts';
@@ -7,6 +7,9 @@ import { type ParcelSession, pack } from '../parcel.ts';
 import type { ByteWriter } from './byte-writer.ts';
 import { MAX_VALUE_DEPTH, MAX_VALUE_FDS, MAX_VALUE_OBJECTS, MAX_VALUE_PARTS } from './limits.ts';
 import { binaryTypes, Tag } from './tags.ts';
+
+const SENT =
+  'only plain objects, arrays, binary data, device arrays, buffers, pools and events are';
 
 /** What goes with a value that was written. */
 export interface Encoded {
@@ -173,8 +176,8 @@ class Encoder {
     const parcel = this.#packed(object);
     if (!parcel)
       throw new TypeError(
-        `${this.#where} is a ${className(object.constructor)}, which cannot be sent: ` +
-          'only plain objects, arrays, binary data, device arrays, buffers, pools and events are',
+        `${this.#where} is ${withArticle(className(object.constructor))}, which cannot be sent: ` +
+          (object instanceof Promise ? 'await it first' : SENT),
       );
     this.#lent.push(object as Shareable);
     this.#fds.push(...parcel.fds);

@@ -1,7 +1,7 @@
 import { closeFd } from '../../../ffi/libc.ts';
 import { readable } from '../../../ffi/poll.ts';
 import { acceptSocket, peerCredentials } from '../../../ffi/socket.ts';
-import { checkOptions, requireMade } from '../../arguments.ts';
+import { checkOptions, requireMade, shown } from '../../arguments.ts';
 import { Resource } from '../../resource.ts';
 import {
   admitsOthers,
@@ -28,7 +28,7 @@ export interface ListenOptions extends TrustOptions, GraceOptions {}
  * @throws IpcError where another process listens there already, or the name cannot be had
  * @throws RangeError for a name above 107 bytes
  * @example
- * using listener = cuda.listen('render');
+ * using listener = listen('render');
  * for await (const peer of listener) void serve(peer);
  */
 export function listen(name: string, options?: ListenOptions): Listener {
@@ -39,7 +39,8 @@ export function listen(name: string, options?: ListenOptions): Listener {
   );
   const trust = checkTrust(rest);
   checkGrace(orphanGraceMs);
-  if (typeof name !== 'string') throw new TypeError('the name to listen at must be a string');
+  if (typeof name !== 'string')
+    throw new TypeError(`the name to listen at must be a string, not ${shown(name)}`);
   if (isPrivateName(name) && trust.allowOtherUsers)
     throw new TypeError(
       `other users cannot reach ${JSON.stringify(name)}, which is in a directory of this user ` +

@@ -49,8 +49,8 @@ export function checkGrace(orphanGraceMs: number | undefined): void {
  * anywhere inside.
  *
  * A value is null, a boolean, number, bigint, string or undefined, binary data (typed arrays,
- * DataView, ArrayBuffer; a Buffer arrives as Uint8Array), a `DeviceBuffer`, a `CudaEvent`, or a
- * plain object or array of such. GPU memory is not copied: both processes then have it. It lives
+ * DataView, ArrayBuffer; a Buffer arrives as Uint8Array), a `DeviceArray`, a `DeviceBuffer`, a
+ * `MemoryPool`, a `CudaEvent`, or a plain object or array of such. GPU memory is not copied: both processes then have it. It lives
  * until both have closed it, and work on it comes in order, without a wait of either host: see
  * docs/ipc.md. What arrives belongs to the receiver, who closes it.
  *

@@ -13,6 +13,7 @@ import { dirname, join } from 'node:path';
 import { SystemError } from '../../../ffi/libc.ts';
 import { isSocketInUse, listenSocket } from '../../../ffi/socket.ts';
 import { IpcError } from '../../errors.ts';
+import { releaseQuietly } from '../../resource.ts';
 import { withFileLock } from '../file-lock.ts';
 
 /**
@@ -68,14 +69,27 @@ function listenAtPath(path: string, mode: number): NamedSocket {
   // Wider than the process's umask would have it, where others were asked for.
   if (mode !== 0o600) chmodSync(path, mode);
   const { dev, ino } = lstatSync(path);
+  const unlink = (): void => {
+    unlinks.delete(unlink);
+    const found = lstatSync(path, { throwIfNoEntry: false });
+    if (found && found.dev === dev && found.ino === ino) unlinkSync(path);
+  };
+  if (unlinks.size === 0) process.on('exit', unlinkAll);
+  unlinks.add(unlink);
   return {
     fd,
     unlink() {
-      const found = lstatSync(path, { throwIfNoEntry: false });
-      if (found && found.dev === dev && found.ino === ino) unlinkSync(path);
+      unlink();
+      if (unlinks.size === 0) process.off('exit', unlinkAll);
     },
   };
 }
+
+/** Of the files of this process: one that ends while it listens leaves none. */
+const unlinks = new Set<() => void>();
+const unlinkAll = (): void => {
+  for (const unlink of unlinks) releaseQuietly(unlink);
+};
 
 function removeStale(path: string): void {
   const found = lstatSync(path, { throwIfNoEntry: false });

@@ -3,7 +3,7 @@ import { fstatSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { closeFd } from '../../../ffi/libc.ts';
 import { socketPair } from '../../../ffi/socket.ts';
-import { checkOptions } from '../../arguments.ts';
+import { checkOptions, checkStrings, shown } from '../../arguments.ts';
 import { ChildPeer } from './child-peer.ts';
 import { PARENT_VARIABLE } from './parent.ts';
 
@@ -29,7 +29,7 @@ export interface SpawnPeerOptions {
  * @param script a file, as of `child_process.fork`
  * @throws TypeError for wrong arguments; a script that cannot run ends the peer
  * @example
- * using child = cuda.spawnPeer(new URL('./worker.js', import.meta.url));
+ * using child = spawnPeer(new URL('./worker.js', import.meta.url));
  * await child.send({ task: 1, input: buffer });
  * const answer = await child.receive();
  */
@@ -41,9 +41,13 @@ export function spawnPeer(script: string | URL, options?: SpawnPeerOptions): Chi
     stdio = 'inherit',
     cwd,
   } = checkOptions(options, ['args', 'env', 'execArgv', 'stdio', 'cwd'], 'spawnPeer');
+  checkStrings(args, 'args');
+  checkStrings(execArgv, 'execArgv');
+  if (typeof env !== 'object' || env === null)
+    throw new TypeError(`env must be an object, not ${shown(env)}`);
   const path = script instanceof URL ? fileURLToPath(script) : script;
   if (typeof path !== 'string' || path === '')
-    throw new TypeError('the script must be a path or a file URL');
+    throw new TypeError(`the script must be a path or a file URL, not ${shown(script)}`);
   const streams = Array.isArray(stdio) ? [...stdio] : [stdio, stdio, stdio];
   while (streams.length < 3) streams.push('inherit');
 

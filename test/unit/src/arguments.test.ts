@@ -93,7 +93,7 @@ test('an instance is of the class itself or of one derived from it', () => {
   assert.equal(checkInstance(error, Error, 'e'), error);
   assert.throws(() => checkInstance({ message: '' }, Error, 'e'), {
     name: 'TypeError',
-    message: 'e must be a Error, not a Object',
+    message: 'e must be an Error, not an Object',
   });
 });
 

@@ -20,6 +20,12 @@ test('statuses of the installation say what to look at, whatever the call', () =
   assert.match(String(remedyFor('cuInit', 999)), /dmesg/);
 });
 
+test('what the emulated driver never does is said to need a GPU', () => {
+  for (const call of ['cuLinkCreate_v2', 'cuOccupancyMaxActiveClusters'])
+    assert.match(String(remedyFor(call, 801)), /emulated driver .* needs a GPU/);
+  assert.doesNotMatch(String(remedyFor('cuMemPoolCreate', 801)), /emulated/);
+});
+
 test('a lost context asks for a new process', () => {
   for (const status of [214, 700, 719])
     assert.match(String(remedyFor('cuStreamQuery', status)), /End this process/);

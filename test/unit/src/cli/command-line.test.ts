@@ -15,7 +15,7 @@ function misused(args: string, what: RegExp): void {
 test('a command that is missing or unknown is refused', () => {
   misused('', /^no command given$/);
   misused('roundtrop', /^there is no command 'roundtrop'$/);
-  misused('roundtrip twice', /^there is no command 'roundtrip twice'$/);
+  misused('roundtrip twice', /^roundtrip takes no 'twice'$/);
 });
 
 test('an unknown option is refused', () => {
@@ -27,14 +27,14 @@ test('an unknown option is refused', () => {
 test('elements and device are whole numbers in range', () => {
   for (const value of ['0', '1.5', 'abc', '', '1e99', 'NaN'])
     misused(`roundtrip --elements=${value}`, /^--elements must be an integer from 1 to /);
-  misused('roundtrip --elements=-1', /^--elements must be an integer from 1 to .*, not -1/);
+  misused('roundtrip --elements=-1', /^--elements must be an integer from 1 to .*, not "-1"$/);
   misused('roundtrip --elements -1', /--elements/);
   misused('roundtrip --device=-1', /^--device must be an integer from 0 to 1023/);
-  misused('roundtrip --device=x', /--device/);
+  misused('roundtrip --device=x', /^--device must be an integer .*, not "x"$/);
 });
 
 test('a kind is one that there is', () => {
-  misused('roundtrip --kind event', /^--kind must be pool, legacy, virtual, not "event"/);
+  misused('roundtrip --kind event', /^--kind must be pool or legacy or virtual, not "event"/);
   misused('roundtrip --kind', /--kind/);
 });
 

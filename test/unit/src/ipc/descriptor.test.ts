@@ -80,6 +80,12 @@ test('a sound descriptor is itself, also after JSON and structured cloning', () 
   assert.deepEqual(parseDescriptor(mig, ['legacy']), mig);
 });
 
+test('what is likely meant by something else is said', () => {
+  refused('legacy', JSON.stringify(buffer), 'JSON\\.parse it first$');
+  refused('pool', { descriptor: inPool, fds: [] }, 'give its descriptor, and its fds');
+  refused('event', Promise.resolve(event), 'await it first$');
+});
+
 test('every field must be there, and is named where it is not', () => {
   for (const [kind, descriptor] of sound) {
     for (const field of Object.keys(descriptor)) {

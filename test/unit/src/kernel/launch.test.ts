@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { arena } from '../../../../ffi/arena.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
-import { emulatedKernels } from '../../../../ffi/emulated-kernels.ts';
+import { emulatedKernels, registerKernel } from '../../../../ffi/emulated-kernels.ts';
 import { createEmulatedDriver } from '../../../../ffi/emulator/index.ts';
 import type { Driver, FunctionName } from '../../../../ffi/functions.ts';
 import { viewMemory } from '../../../../ffi/native.ts';
@@ -116,6 +116,26 @@ test('what the compiler wrote is told of its own code alone, at any length', () 
     using module = loadKernels();
     assert.equal(module.log, log);
   }
+});
+
+test('what is meant instead is said of wrong code, shapes and kernels', () => {
+  selectDriver(emulated());
+  using module = loadKernels();
+  const narrow = module.kernel('narrow', ['pointer']);
+  const launch = narrow.launch.bind(narrow) as (...args: unknown[]) => void;
+  const load = Module.load.bind(Module) as (source: unknown) => Module;
+  const register = registerKernel as (...args: unknown[]) => void;
+  const cases: readonly (readonly [() => unknown, RegExp])[] = [
+    [() => launch(), /^TypeError: launch: the first argument is \{ grid, block \}, not undefined/],
+    [() => launch(8, null), /not 8$/],
+    [() => narrow.maxActiveClusters(0, 32), /^RangeError: cluster along x, .* not 0$/],
+    [() => load(undefined), /^TypeError: source must be PTX as a string, or bytes of code/],
+    [() => load(new Uint8Array([1, 2, 3])), /^TypeError: source is neither text, a cubin/],
+    [() => load('__global__ void f() {}'), /CUDA C\+\+ goes through compile\(\)/],
+    [() => register('f'), /^TypeError: registerKernel: kernel f must be \{ params, run \}/],
+    [() => register('f', { params: ['u8'], run() {} }), /parameter 0 of kernel f must be/],
+  ];
+  for (const [use, message] of cases) assert.throws(use, (error) => message.test(String(error)));
 });
 
 test('a launch that is refused leaves the context as it was, and says what was launched', () => {

@@ -128,7 +128,7 @@ test('a signal is checked, and heard when it was aborted, for an empty copy too'
   for (const memory of [new Uint8Array(0), new Uint8Array(16)]) {
     for (const signal of [0, null, '', {}]) {
       const options = { signal } as never;
-      const wrong = { name: 'TypeError', message: /^signal must be a AbortSignal, not / };
+      const wrong = { name: 'TypeError', message: /^signal must be an AbortSignal, not / };
       await assert.rejects(buffer.copyFrom(memory, options), wrong);
       await assert.rejects(buffer.copyToHost(memory, options), wrong);
       const extent = { width: memory.byteLength, height: 1 };

@@ -47,7 +47,7 @@ test('where nobody sees a process, its leases end some time after its connection
   await assert.rejects(leases.drain({ timeoutMs: 0 }), {
     name: 'TimeoutError',
     message:
-      /^draining 64 bytes that a process of another pid namespace has took longer than 0 ms$/,
+      /^draining 64 bytes \(memory\) that a process of another pid namespace has took longer than 0 ms$/,
   });
   await leases.drain({ timeoutMs: 10_000 });
   again.close();

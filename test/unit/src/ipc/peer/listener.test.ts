@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
 import {
   existsSync,
   mkdirSync,
@@ -8,6 +9,7 @@ import {
   symlinkSync,
   writeFileSync,
 } from 'node:fs';
+import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, afterEach, beforeEach, test } from 'node:test';
@@ -87,6 +89,7 @@ test('a dead socket is replaced, anything else is left alone', async () => {
   using client = await connect(path);
   assert.equal(client.closed, false);
   rmSync(path);
+  await assert.rejects(connectElsewhere(path), { name: 'IpcError', message: /not one of listen/ });
   writeFileSync(path, 'a file');
   listener.close();
   assert.throws(() => listen(path), { name: 'IpcError', message: /no socket: it is left alone/ });
@@ -96,6 +99,18 @@ test('a dead socket is replaced, anything else is left alone', async () => {
     message: /ENOENT/,
   });
 });
+
+/** Connects where a socket of another kind listens. */
+async function connectElsewhere(path: string): Promise<void> {
+  const server = createServer().listen(path);
+  await once(server, 'listening');
+  try {
+    await connect(path);
+  } finally {
+    server.close();
+    await once(server, 'close');
+  }
+}
 
 test('looking whether a name is in use is not a connection', async () => {
   using listener = listen('probed');
@@ -146,7 +161,11 @@ test('processes of other users are refused, unless the options say otherwise', (
   assert.equal(isTrusted(other, { allowOtherUsers: true }, 1000), true);
   assert.equal(isTrusted(other, { allow: ({ uid }) => uid === 4711 }, 1000), true);
   assert.equal(isTrusted(own, { allow: ({ uid }) => uid === 4711 }, 1000), false);
-  assert.equal(isTrusted(other, { allow: () => 'yes' as never }, 1000), false);
+  for (const answer of ['yes', 1, Promise.resolve(true)])
+    assert.throws(() => isTrusted(own, { allow: () => answer as never }, 1000), {
+      name: 'TypeError',
+      message: /^what allow answers must be true or false/,
+    });
 });
 
 /** Runs `use` as another user, as far as the kernel is concerned. */

@@ -85,6 +85,8 @@ test('what cannot be sent is refused with its path', () => {
     [{ model: { layers: [0, 1, 2, new Model()] } }, /^value\.model\.layers\[3\] is a Model/],
     [{ 'not a name': { ü: new Map() } }, /^value\["not a name"\]\.ü is a Map/],
     [[new Date()], /^value\[0\] is a Date/],
+    [{ error: new Error('x') }, /^value\.error is an Error/],
+    [{ late: Promise.resolve() }, /^value\.late is a Promise, .*: await it first$/],
     [{ shared: new SharedArrayBuffer(4) }, /^value\.shared is a SharedArrayBuffer/],
     [JSON.parse('{"a":{"__proto__":1}}'), /^value\.a\.__proto__ has a name/],
   ];

@@ -274,7 +274,7 @@ test('nonsense in the place of memory information, scopes and handles is refused
   answer = 'handle for alloc 1';
   assert.throws(() => getIpcHandle(buffer), {
     name: 'TypeError',
-    message: 'what Replaced.getIpcHandle returns must be a IpcHandle, not "handle for alloc 1"',
+    message: 'what Replaced.getIpcHandle returns must be an IpcHandle, not "handle for alloc 1"',
   });
   for (const [change, message] of [
     [{ byteLength: 99 }, 'byteLength 100, not 99'],
