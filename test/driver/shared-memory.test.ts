@@ -24,7 +24,7 @@ async function transposed(
   using target = deviceArray([columns, rows], float32);
   const grid = [Math.ceil(columns / 32), Math.ceil(rows / 32)] as const;
   transpose.launch({ grid, block: [32, 32] }, target, source, rows, columns);
-  return target.copyToHost();
+  return await target.copyToHost();
 }
 
 async function sumsOfBlocks(
@@ -37,7 +37,7 @@ async function sumsOfBlocks(
   const grid = Math.ceil(values.length / block);
   using sums = deviceArray(grid, float32);
   kernel.launch({ grid, block, sharedBytes }, sums, source, values.length);
-  return sums.copyToHost();
+  return await sums.copyToHost();
 }
 
 async function product(
@@ -52,7 +52,7 @@ async function product(
   using result = deviceArray([n, n], float32);
   const side = Math.ceil(n / 16);
   multiply.launch({ grid: [side, side], block: [16, 16] }, result, left, right, n);
-  return result.copyToHost();
+  return await result.copyToHost();
 }
 
 async function medians(module: Module, values: Float32Array, width: number): Promise<Float32Array> {
@@ -61,7 +61,7 @@ async function medians(module: Module, values: Float32Array, width: number): Pro
   using source = await toDevice(values);
   using target = deviceArray(values.length - width + 1, float32);
   median.launch({ grid: 8, block: 128 }, target, source, values.length, width);
-  return target.copyToHost();
+  return await target.copyToHost();
 }
 
 test('a tiled transpose: the block shares a tile, and waits before it is read', {
