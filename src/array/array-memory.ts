@@ -4,7 +4,7 @@ import type { Context } from '../context.ts';
 import type { Dtype } from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
-import type { StreamOption } from '../memory/buffer-options.ts';
+import type { BufferCloseOptions } from '../memory/buffer-options.ts';
 import { HostVisibleBuffer } from '../memory/host-visible.ts';
 import { Resource } from '../resource.ts';
 import type { Stream } from '../stream.ts';
@@ -125,6 +125,11 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
     return new dtype.TypedArray(buffer.buffer, this.byteOffset, length) as HostArray<D>;
   }
 
+  /** Whether it is memory of a process that has ended: see {@link DeviceBuffer.ownerGone}. */
+  get ownerGone(): boolean {
+    return this.buffer.ownerGone;
+  }
+
   override get closed(): boolean {
     return super.closed || this.buffer.closed;
   }
@@ -132,9 +137,11 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
   /**
    * Gives the memory back that the array was made with; the second time does nothing. A view is only
    * forgotten. Memory of a pool is given back in the order of `stream`, by default that of its
-   * allocation.
+   * allocation. What other processes have is given back as {@link DeviceBuffer.close} says.
+   *
+   * @throws CuffiError with `{ leases: 'refuse' }` where others have it: then it stays open
    */
-  override close(options?: StreamOption): void {
+  override close(options?: BufferCloseOptions): void {
     if (this.#isOwner) this.buffer.close(options);
     super.close();
   }

@@ -80,9 +80,11 @@ export abstract class BufferMemory extends Resource {
     const { stream, leases } = checkOptions(options, ['stream', 'leases'], 'close');
     if (leases !== undefined && leases !== 'refuse')
       throw new TypeError(`leases must be 'refuse', not ${shown(leases)}`);
-    if (leases === 'refuse' && !this.closed && this.holders.length > 0)
+    // Of virtual memory others have that, and not this view of it.
+    const { holders } = this.#keeps instanceof Resource ? this.#keeps : this;
+    if (leases === 'refuse' && !this.closed && holders.length > 0)
       throw new CuffiError(
-        `this ${this.byteLength}-byte buffer is in use by ${this.holders.join(', ')}: it stays open`,
+        `this ${this.byteLength}-byte buffer is in use by ${holders.join(', ')}: it stays open`,
       );
     const last = streamOf(stream);
     if (!last || this.closed) return;

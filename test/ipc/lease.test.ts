@@ -13,6 +13,7 @@ import {
   MemoryPool,
   type PeerGoneError,
   Stream,
+  toDeviceSync,
   uint8,
   VirtualMemory,
 } from '../../src/index.ts';
@@ -345,6 +346,32 @@ test('what is revoked throws where it is used, and comes back', deadline, async 
   assert.deepEqual(await settled(), before);
   buffer.close({ leases: 'refuse' });
 });
+
+test(
+  'close refuses for arrays and for virtual memory, too, what others have',
+  deadline,
+  async () => {
+    const child = start();
+    using array = toDeviceSync(new Float32Array(16));
+    const memory = VirtualMemory.supported()
+      ? VirtualMemory.reserve(4096, { shareable: true })
+      : null;
+    const all = memory ? [array, memory.grow(4096)] : [array];
+    for (const one of all) {
+      await ask(child, { do: 'keep', buffer: one instanceof DeviceBuffer ? one : one.buffer });
+      assert.throws(
+        () => one.close({ leases: 'refuse' }),
+        /is in use by process \d+: it stays open/,
+      );
+      assert.equal(one.closed, false);
+      assert.equal(one.ownerGone, false);
+      await ask(child, { do: 'release' });
+      while (leases.stats().leases.length > 0) await nextTurn();
+      one.close({ leases: 'refuse' });
+    }
+    memory?.close();
+  },
+);
 
 test(
   'a descriptor is confirmed by its maker, and one of memory that was freed is refused',
