@@ -202,25 +202,21 @@ export class ImportedPool extends Resource implements MemoryResource {
     const { context } = this;
     const pool = this.handle;
     const exporter = `process ${pid}`;
-    return context.run(() => ({
-      context,
-      resets: context.resets,
-      name,
-      ...mapPayload({
-        exporter,
-        call: 'cuMemPoolImportPointer',
-        map: () => cu.cuMemPoolImportPointer(OUT0, pool, writeBytes(Buffer.from(handle, 'base64'))),
-        measure(base) {
-          check(
-            cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_RANGE_SIZE, base),
-            'cuPointerGetAttribute',
-            () => `measuring memory of ${exporter}`,
-          );
-          return readSize(OUT0);
-        },
-        unmap: cu.cuMemFree_v2,
-      }),
-    }));
+    const mapping = mapPayload(context, {
+      exporter,
+      call: 'cuMemPoolImportPointer',
+      map: () => cu.cuMemPoolImportPointer(OUT0, pool, writeBytes(Buffer.from(handle, 'base64'))),
+      measure(base) {
+        check(
+          cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_RANGE_SIZE, base),
+          'cuPointerGetAttribute',
+          () => `measuring memory of ${exporter}`,
+        );
+        return readSize(OUT0);
+      },
+      unmap: cu.cuMemFree_v2,
+    });
+    return { ...mapping, name };
   }
 
   /** The pool's own device may use it from the beginning, others when they are told to. */

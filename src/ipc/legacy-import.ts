@@ -34,24 +34,20 @@ export const mapRaw = (context: Context, handle: string): MappingUse<Mapping> =>
 
 function map(context: Context, handle: string, exporter: string): Mapping {
   const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
-  return context.run(() => ({
-    context,
-    resets: context.resets,
-    ...mapPayload({
-      exporter,
-      call: 'cuIpcOpenMemHandle_v2',
-      map: () => cu.cuIpcOpenMemHandle_v2(OUT0, bytes, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
-      measure(base) {
-        check(
-          cu.cuMemGetAddressRange_v2(OUT0, OUT1, base),
-          'cuMemGetAddressRange_v2',
-          () => `measuring memory of ${exporter}`,
-        );
-        return readSize(OUT1);
-      },
-      unmap: cu.cuIpcCloseMemHandle,
-    }),
-  }));
+  return mapPayload(context, {
+    exporter,
+    call: 'cuIpcOpenMemHandle_v2',
+    map: () => cu.cuIpcOpenMemHandle_v2(OUT0, bytes, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+    measure(base) {
+      check(
+        cu.cuMemGetAddressRange_v2(OUT0, OUT1, base),
+        'cuMemGetAddressRange_v2',
+        () => `measuring memory of ${exporter}`,
+      );
+      return readSize(OUT1);
+    },
+    unmap: cu.cuIpcCloseMemHandle,
+  });
 }
 
 const unmap = ({ context, base }: Mapping): void =>

@@ -3,7 +3,9 @@ import { OUT0, readHandle } from '../../ffi/arena.ts';
 import type { FunctionName } from '../../ffi/functions.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { cudaError } from '../check.ts';
+import type { Context } from '../context.ts';
 import { IpcError } from '../errors.ts';
+import type { Mapping } from './mapping.ts';
 
 interface MapPayload {
   /** Whose memory it is, in words. */
@@ -17,11 +19,20 @@ interface MapPayload {
   unmap(base: CUdeviceptr): unknown;
 }
 
-/** Where memory is mapped, and how much. @throws IpcError, with nothing left mapped */
-export function mapPayload({ exporter, call, map, measure, unmap }: MapPayload): {
-  readonly base: CUdeviceptr;
-  readonly byteLength: number;
-} {
+/** Maps memory in a context. @throws IpcError, with nothing left mapped */
+export const mapPayload = (context: Context, payload: MapPayload): Mapping => ({
+  context,
+  resets: context.resets,
+  ...context.run(() => mapped(payload)),
+});
+
+function mapped({
+  exporter,
+  call,
+  map,
+  measure,
+  unmap,
+}: MapPayload): Pick<Mapping, 'base' | 'byteLength'> {
   const refused = (cause: unknown): IpcError =>
     new IpcError(`memory of ${exporter} could not be opened`, cause as Error);
   const status = map();
