@@ -7,11 +7,14 @@ export const sizeName = (byteLength: number): string => {
   return `${byteLength / 1024 ** power} ${unit[power]}`;
 };
 
-const BLOCK_BYTE_LENGTH = 1 << 20;
+export const BLOCK_BYTE_LENGTH = 1 << 20;
 const block = new Uint8Array(BLOCK_BYTE_LENGTH).map((_, at) => (at * 31 + (at >> 8)) & 255);
 
-/** The bytes of the pattern from `offset` on; each block begins with its own number. */
-function blockAt(offset: number, byteLength: number): Uint8Array {
+/**
+ * The bytes of the pattern from the beginning of a block on, until the next call; each block begins
+ * with its own number.
+ */
+export function blockAt(offset: number, byteLength: number): Uint8Array {
   new DataView(block.buffer).setUint32(0, offset / BLOCK_BYTE_LENGTH, true);
   return block.subarray(0, Math.min(BLOCK_BYTE_LENGTH, byteLength - offset));
 }

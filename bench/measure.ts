@@ -16,12 +16,17 @@ export interface Contestant {
   /** The most rounds that it takes part in, where it takes long. Default: all. */
   readonly rounds?: number;
   /**
-   * For how long it runs untimed first, in milliseconds, where V8 compiles what it does: a process
-   * has too few rounds to get there by them. Default 0.
+   * For how long it runs untimed first at least, in milliseconds, where V8 compiles what it does: a
+   * process has too few rounds to get there by them. Default 0.
    */
   readonly warmUpMs?: number;
-  /** Does it `calls` times; answers how many nanoseconds that took. */
-  run(calls: number): number | Promise<number>;
+  /** And at most, while it still gets quicker. Default: `warmUpMs`. */
+  readonly warmUpMostMs?: number;
+  /**
+   * Does it `calls` times, after `untimed` times of which nothing is said; answers how many
+   * nanoseconds that took.
+   */
+  run(calls: number, untimed: number): number | Promise<number>;
 }
 
 /** How much time a case has. */
@@ -30,6 +35,11 @@ export interface Allowance {
   readonly rounds: number;
   /** Calls in a turn. */
   readonly calls: number;
+  /**
+   * How many come before them: after other contestants' turns the first ones are slower. Default: a
+   * tenth of them.
+   */
+  readonly untimed?: number;
   /** After so long no further round begins, unless there are too few. */
   readonly budgetMs: number;
   /** How many rounds there are at least, whatever they take. */
@@ -46,14 +56,19 @@ const WARM_UP_ROUNDS = 3;
 const WARM_UP_PART = 0.2;
 /** What V8 needs at least for a loop of calls. */
 const IN_PROCESS_WARM_UP_MS = 100;
+/** What must be gained by more of a warm-up, as a part of a batch. */
+const WORTH_WARMING = 0.03;
+/** How many batches a warm-up is judged by at least. */
+const MIN_WARM_UP_BATCHES = 12;
 
 /** Measures the contestants in turns; each round begins with another one. */
 export async function measure(
   contestants: readonly Contestant[],
-  { rounds, calls, budgetMs, minRounds, signal, warm }: Allowance,
+  allowance: Allowance,
 ): Promise<Samples[]> {
+  const { rounds, budgetMs, minRounds, signal, warm } = allowance;
   const times = contestants.map((): number[] => []);
-  for (const contestant of contestants) await warmUp(contestant, calls, signal);
+  for (const contestant of contestants) await warmUp(contestant, allowance);
   // Of those alone that take part in all rounds: they are not to pay for the others.
   let spentMs = 0;
   for (let round = -WARM_UP_ROUNDS; round < rounds; round += 1) {
@@ -68,28 +83,45 @@ export async function measure(
       signal?.throwIfAborted();
       const at = (round + WARM_UP_ROUNDS + turn) % contestants.length;
       const contestant = contestants[at] as Contestant;
-      const { calls: own = calls, rounds: most = rounds } = contestant;
+      const { rounds: most = rounds } = contestant;
       if (most === 0 || (round < 0 ? most < rounds && !isFirst : round >= most)) continue;
       const begun = performance.now();
-      const ns = await contestant.run(own);
+      const ns = await runBatch(contestant, allowance);
       if (most >= rounds) spentMs += performance.now() - begun;
-      if (round >= 0) times[at]?.push(ns / own);
+      if (round >= 0) times[at]?.push(ns);
     }
   }
   return contestants.map(({ name }, at) => summarize(name, times[at] ?? []));
 }
 
-async function warmUp(
-  contestant: Contestant,
-  calls: number,
-  signal: AbortSignal | undefined,
-): Promise<void> {
-  const { calls: own = calls, rounds = 1, warmUpMs = 0 } = contestant;
+/** One turn: how many nanoseconds a call took. */
+async function runBatch(contestant: Contestant, allowance: Allowance): Promise<number> {
+  const { calls = allowance.calls } = contestant;
+  const tenth = Math.floor(calls / 10);
+  // One that takes long has its own few, and no more before them.
+  const untimed = contestant.calls === undefined ? (allowance.untimed ?? tenth) : tenth;
+  return (await contestant.run(calls, untimed)) / calls;
+}
+
+async function warmUp(contestant: Contestant, allowance: Allowance): Promise<void> {
+  const { rounds = 1, warmUpMs = 0, warmUpMostMs = warmUpMs } = contestant;
   if (rounds === 0) return;
-  for (const end = performance.now() + warmUpMs; performance.now() < end; ) {
-    signal?.throwIfAborted();
-    await contestant.run(own);
+  const begun = performance.now();
+  const batches: number[] = [];
+  for (let spentMs = 0; spentMs < warmUpMostMs; spentMs = performance.now() - begun) {
+    if (spentMs >= warmUpMs && isWarm(batches)) return;
+    allowance.signal?.throwIfAborted();
+    batches.push(await runBatch(contestant, allowance));
   }
+}
+
+/** Whether the last third of the batches was hardly quicker than the third before. */
+export function isWarm(batches: readonly number[]): boolean {
+  if (batches.length < MIN_WARM_UP_BATCHES) return false;
+  const third = Math.floor(batches.length / 3);
+  const before = summarize('', batches.slice(-2 * third, -third));
+  const now = summarize('', batches.slice(-third));
+  return now.median > (1 - WORTH_WARMING) * before.median;
 }
 
 /**
@@ -104,9 +136,8 @@ export const inProcess = (
 ): Contestant => ({
   name,
   warmUpMs,
-  run(calls) {
-    // Untimed, as after another contestant's turn the first calls are slower.
-    loop(Math.floor(calls / 10));
+  run(calls, untimed) {
+    loop(untimed);
     settle();
     const start = process.hrtime.bigint();
     loop(calls);

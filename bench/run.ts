@@ -36,7 +36,7 @@ export async function runCase(
   pass: Pass,
   { driver, peers, cpus, children, rounds, quick, signal }: RunOptions,
 ): Promise<CaseResult | undefined> {
-  const { name, variant, what, calls, byteLength, budgetMs = BUDGET_MS } = measured;
+  const { name, variant, what, calls, untimed, byteLength, budgetMs = BUDGET_MS } = measured;
   const open = await measured.open(driver, children);
   try {
     const { contestants: others, skipped } = await findPeers(measured, peers);
@@ -50,6 +50,7 @@ export async function runCase(
       all.map((one) => (one.rounds === undefined ? one : { ...one, rounds: share(one.rounds) })),
       {
         calls,
+        ...(untimed !== undefined && { untimed }),
         rounds: share(Math.min(rounds, measured.rounds ?? rounds)),
         budgetMs: (quick ? QUICK_PART * budgetMs : budgetMs) / pass.of,
         minRounds: share(quick ? QUICK_MIN_ROUNDS : MIN_ROUNDS),
@@ -86,7 +87,11 @@ async function findPeers(
     if (!peer) continue;
     const reason = await peer.lacks(batch, byteLength);
     if (reason !== undefined) skipped.push({ name, reason });
-    else contestants.push({ name, run: (calls) => peer.run(batch, calls, byteLength) });
+    else
+      contestants.push({
+        name,
+        run: (calls, untimed) => peer.run({ batch, calls, untimed, byteLength }),
+      });
   }
   return { contestants, skipped };
 }

@@ -30,6 +30,8 @@ export interface Case {
   readonly what: string;
   /** How many calls a batch has. */
   readonly calls: number;
+  /** How many come before them, untimed. Default: a tenth. */
+  readonly untimed?: number;
   /** The most rounds that it takes, where one takes long. Default: as many as all. */
   readonly rounds?: number;
   /** In how many passes it is at most, where opening it takes long. Default: in all. */

@@ -2,8 +2,9 @@
 import { type DeviceBuffer, MemoryPool } from 'cuffi';
 import type { DriverChoice } from '../driver.ts';
 import { Consumer, type Parcel } from '../programs/consumer.ts';
+import { handOver } from '../ways/hand-over.ts';
+import { warmUp } from '../ways/open.ts';
 import type { Case, OpenCase } from './case.ts';
-import { handOver, warmUp } from './turns.ts';
 
 const BYTE_LENGTH = 4096;
 /** How many buffers go in a message while they are set up. */
@@ -80,19 +81,20 @@ async function open(
   }
   return {
     contestants: [
-      handOver({
+      {
         name: 'new buffer of the pool',
-        buffer: () => pool.allocate(BYTE_LENGTH),
-        give: giveOne,
-        warmUpMs: warmUp(driver, false),
-        after: (buffer) => buffer.close(),
-      }),
-      handOver({
+        ...warmUp(driver),
+        ...handOver({
+          buffer: () => pool.allocate(BYTE_LENGTH),
+          give: giveOne,
+          after: (buffer) => buffer.close(),
+        }),
+      },
+      {
         name: 'mapped already',
-        buffer: nextOfThem,
-        give: giveOne,
-        warmUpMs: warmUp(driver, false),
-      }),
+        ...warmUp(driver),
+        ...handOver({ buffer: nextOfThem, give: giveOne }),
+      },
     ],
     close,
   };

@@ -1,7 +1,8 @@
 /**
  * A program of another language that takes its turns in a run. It says `ready UUID` or
- * `skip REASON`, and answers each line `BATCH CALLS BYTES` with `ns NANOSECONDS`; 0 calls ask whether
- * the batch can be made, which is answered with `ns ANYTHING` or `skip REASON`.
+ * `skip REASON`, and answers each line `BATCH CALLS BYTES UNTIMED` with `ns NANOSECONDS`, after as many
+ * calls that are not timed; 0 calls ask whether the batch can be made, which is answered with
+ * `ns ANYTHING` or `skip REASON`.
  */
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -19,6 +20,15 @@ export interface PeerProgram {
   readonly name: string;
   readonly command: string;
   readonly args: readonly string[];
+}
+
+/** What it is to do. */
+export interface Batch {
+  readonly batch: string;
+  readonly calls: number;
+  /** How many come before them. */
+  readonly untimed: number;
+  readonly byteLength: number;
 }
 
 /** Long enough to load PyTorch from a cold disk. */
@@ -85,15 +95,15 @@ export class Peer {
 
   /** Why it cannot make a batch; undefined where it can. */
   async lacks(batch: string, byteLength: number): Promise<string | undefined> {
-    const [word, text] = await this.#ask(`${batch} 0 ${byteLength}`);
+    const [word, text] = await this.#ask(`${batch} 0 ${byteLength} 0`);
     if (word === 'skip') return text;
     if (word !== 'ns') throw new Error(`${this.name}: ${word} ${text}`);
     return undefined;
   }
 
   /** How many nanoseconds `calls` calls of a batch took there. */
-  async run(batch: string, calls: number, byteLength: number): Promise<number> {
-    const [word, text] = await this.#ask(`${batch} ${calls} ${byteLength}`);
+  async run({ batch, calls, untimed, byteLength }: Batch): Promise<number> {
+    const [word, text] = await this.#ask(`${batch} ${calls} ${byteLength} ${untimed}`);
     if (word !== 'ns') throw new Error(`${this.name}: ${word} ${text}`);
     return Number(text);
   }

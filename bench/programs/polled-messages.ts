@@ -6,6 +6,12 @@ export const PAGE_FD = 4;
 export const READY = 0;
 export const DONE = 1;
 
+/** Rounds that the producer is to time, after as many others. */
+export interface Batch {
+  readonly calls: number;
+  readonly untimed: number;
+}
+
 /** Rounds that the consumer is to queue, from the first that it has not queued yet. */
 export interface Rounds {
   readonly first: number;

@@ -13,7 +13,7 @@ import { closeFd } from '../../ffi/libc.ts';
 import { PointPage } from '../../src/ipc/points/page.ts';
 import { writeWord } from '../../src/ipc/points/words.ts';
 import { Stream } from '../../src/stream.ts';
-import { DONE, PAGE_FD, READY, type Rounds } from './polled-messages.ts';
+import { type Batch, DONE, PAGE_FD, READY, type Rounds } from './polled-messages.ts';
 
 const CONSUMER = fileURLToPath(new URL('./polled-consumer-child.ts', import.meta.url));
 /** A consumer that has died is noticed after so many looks, not for ever. */
@@ -34,8 +34,7 @@ closeFd(fd);
 consumer.once('exit', () => process.exit(1));
 await once(consumer, 'message');
 
-process.on('message', async (calls: number) => {
-  const untimed = Math.floor(calls / 10);
+process.on('message', async ({ calls, untimed }: Batch) => {
   const told = once(consumer, 'message');
   consumer.send({ first: last + 1, count: untimed + calls } satisfies Rounds);
   await told;

@@ -3,6 +3,7 @@ import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
 import type { DriverChoice } from '../driver.ts';
+import type { Batch } from './polled-messages.ts';
 
 const PRODUCER = fileURLToPath(new URL('./polled-producer-child.ts', import.meta.url));
 
@@ -23,9 +24,9 @@ export class PolledHandOver {
   }
 
   /** How many nanoseconds so many rounds took. */
-  run(calls: number): Promise<number> {
+  run(batch: Batch): Promise<number> {
     const answer = this.#answer();
-    this.#producer.send(calls);
+    this.#producer.send(batch);
     return answer as Promise<number>;
   }
 

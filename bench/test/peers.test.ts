@@ -56,7 +56,7 @@ test('the program of ctypes makes the calls that it is asked for', {
       assert.equal(batches.length, 3);
       for (const batch of batches) {
         assert.equal(await peer.lacks(batch, 0), undefined);
-        assert.ok((await peer.run(batch, 100, 0)) > 0, batch);
+        assert.ok((await peer.run({ batch, calls: 100, untimed: 10, byteLength: 0 })) > 0, batch);
       }
       assert.equal(await peer.lacks('another', 0), 'it has no such batch');
     } finally {

@@ -3,9 +3,9 @@
  *
  *     PROGRAM PATH [SOCKET]    the libcuda to open; the socket, of the other process of a hand-over
  *
- * Says "ready UUID" (or "skip REASON"), then answers each line "BATCH CALLS BYTES" of its standard
- * input with "ns NANOSECONDS" (or "error WHAT"); 0 calls ask whether there is such a batch, which
- * is answered with "ns ANYTHING" or "skip REASON".
+ * Says "ready UUID" (or "skip REASON"), then answers each line "BATCH CALLS BYTES UNTIMED" of its
+ * standard input with "ns NANOSECONDS" (or "error WHAT"), after as many calls that are not timed; 0
+ * calls ask whether there is such a batch, which is answered with "ns ANYTHING" or "skip REASON".
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -68,14 +68,14 @@ long long now(void) {
   return time.tv_sec * 1000000000LL + time.tv_nsec;
 }
 
-static long long measure(const struct batch *batch, long calls, size_t bytes) {
+static long long measure(const struct batch *batch, long calls, size_t bytes, long untimed) {
   if (batch->open) batch->open(bytes);
-  /* Untimed, as after another contestant's turn the first calls are slower. */
+  /* After another contestant's turn the first calls are slower. */
   if (batch->timed) {
-    batch->timed(calls / 10, bytes);
+    batch->timed(untimed, bytes);
     return batch->timed(calls, bytes);
   }
-  check(batch->loop(calls / 10, bytes), batch->name);
+  check(batch->loop(untimed, bytes), batch->name);
   CHECK(cuStreamSynchronize, stream);
   long long start = now();
   CUresult status = batch->loop(calls, bytes);
@@ -87,10 +87,10 @@ static long long measure(const struct batch *batch, long calls, size_t bytes) {
 
 static void answer(const char *line) {
   char name[64];
-  long calls;
+  long calls, untimed;
   size_t bytes;
-  if (sscanf(line, "%63s %ld %zu", name, &calls, &bytes) != 3 || calls < 0) {
-    say("error", "a line is BATCH CALLS BYTES");
+  if (sscanf(line, "%63s %ld %zu %ld", name, &calls, &bytes, &untimed) != 4 || calls < 0 || untimed < 0) {
+    say("error", "a line is BATCH CALLS BYTES UNTIMED");
     return;
   }
   const struct batch *batch = find(name);
@@ -98,7 +98,7 @@ static void answer(const char *line) {
     say("skip", "it has no such batch");
     return;
   }
-  printf("ns %lld\n", measure(batch, calls, bytes));
+  printf("ns %lld\n", measure(batch, calls, bytes, untimed));
   fflush(stdout);
 }
 

@@ -1,8 +1,8 @@
 """What the programs in Python have in common: how they are asked, and how they measure.
 
-A program says "ready UUID" (or "skip REASON"), then answers each line "BATCH CALLS BYTES" of its
-standard input with "ns NANOSECONDS" (or "error WHAT"); 0 calls ask whether the batch can be made
-here, which is answered with "ns ANYTHING" or "skip REASON".
+A program says "ready UUID" (or "skip REASON"), then answers each line "BATCH CALLS BYTES UNTIMED" of
+its standard input with "ns NANOSECONDS" (or "error WHAT"), after as many calls that are not timed; 0
+calls ask whether the batch can be made here, which is answered with "ns ANYTHING" or "skip REASON".
 """
 
 import ctypes
@@ -31,9 +31,9 @@ def device_uuid():
     return uuid.raw.hex()
 
 
-def measure(loop, settle, calls):
-    # Untimed, as after another contestant's turn the first calls are slower.
-    loop(calls // 10)
+def measure(loop, settle, calls, untimed):
+    # After another contestant's turn the first calls are slower.
+    loop(untimed)
     settle()
     start = perf_counter_ns()
     taken = loop(calls)
@@ -65,12 +65,12 @@ def try_batch(batches, opened, name, byte_length):
 
 
 def answer(batches, opened, line):
-    name, calls, byte_length = line.split()
+    name, calls, byte_length, untimed = line.split()
     if int(calls) == 0:
         try_batch(batches, opened, name, int(byte_length))
         return
     loop, settle = open_batch(batches, opened, name, int(byte_length))
-    say("ns", measure(loop, settle, int(calls)))
+    say("ns", measure(loop, settle, int(calls), int(untimed)))
 
 
 def serve(package, start):

@@ -1,0 +1,24 @@
+import { Context, MemoryPool } from 'cuffi';
+import { PUBLIC } from '../cases/names.ts';
+import { compareAndHandOver } from './hand-over.ts';
+import type { Way } from './way.ts';
+
+/** A buffer of a new pool: the receiver imports both, and closes both. */
+export const firstPool: Way = {
+  name: PUBLIC,
+  async open({ byteLength, child }) {
+    const context = Context.primary();
+    const receiver = await child();
+    await receiver.closePools(true);
+    return compareAndHandOver(receiver, {
+      buffer: () =>
+        MemoryPool.create({ context, shareable: true, releaseThreshold: 0 }).allocate(byteLength),
+      give: (buffer) => receiver.give(buffer),
+      after(buffer) {
+        (buffer.resource as MemoryPool).close({ buffers: true });
+        context.synchronizeSync();
+      },
+      close: () => receiver.closePools(false),
+    });
+  },
+};

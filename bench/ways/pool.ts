@@ -1,0 +1,19 @@
+import { MemoryPool } from 'cuffi';
+import { PUBLIC } from '../cases/names.ts';
+import { compareAndHandOver } from './hand-over.ts';
+import type { Way } from './way.ts';
+
+/** A new buffer of a pool that the receiver knows. */
+export const pool: Way = {
+  name: PUBLIC,
+  async open({ byteLength, child }) {
+    const known = MemoryPool.create({ shareable: true });
+    const receiver = await child();
+    return compareAndHandOver(receiver, {
+      buffer: () => known.allocate(byteLength),
+      give: (buffer) => receiver.give(buffer),
+      after: (buffer) => buffer.close(),
+      close: () => known.close({ buffers: true }),
+    });
+  },
+};
