@@ -15,6 +15,8 @@ export interface Contestant {
   readonly calls?: number;
   /** The most rounds that it takes part in, where it takes long. Default: all. */
   readonly rounds?: number;
+  /** Whether it has run before: with rounds of its own it then takes no part in untimed ones. */
+  readonly hasRun?: boolean;
   /**
    * For how long it runs untimed first at least, in milliseconds, where V8 compiles what it does: a
    * process has too few rounds to get there by them. Default 0.
@@ -83,8 +85,9 @@ export async function measure(
       signal?.throwIfAborted();
       const at = (round + WARM_UP_ROUNDS + turn) % contestants.length;
       const contestant = contestants[at] as Contestant;
-      const { rounds: most = rounds } = contestant;
-      if (most === 0 || (round < 0 ? most < rounds && !isFirst : round >= most)) continue;
+      const { rounds: most = rounds, hasRun = false } = contestant;
+      if (most === 0) continue;
+      if (round < 0 ? most < rounds && (hasRun || !isFirst) : round >= most) continue;
       const begun = performance.now();
       const ns = await runBatch(contestant, allowance);
       if (most >= rounds) spentMs += performance.now() - begun;

@@ -14,6 +14,10 @@ const ROUNDS = 15;
 const PASSES = 3;
 const FEW_PASSES = 2;
 const MANY_BUFFERS = 10_000;
+/** Each has processes of its own, which hand over less than others. */
+const WARM_UP_MOST_MS = 600;
+/** Before those that are timed: a process that slept is slow to wake. */
+const UNTIMED = 10;
 
 const CONSUMERS = [1, 4, 16, 64];
 const MOST_CONSUMERS = 16;
@@ -28,6 +32,7 @@ export const scaleCases: readonly Case[] = [
       variant: `${consumers}`,
       what: 'a buffer goes to so many processes at once, until each has read and acknowledged it',
       calls: 10,
+      untimed: UNTIMED,
       rounds: ROUNDS,
       count: { of: 'consumers', value: consumers },
       passes: consumers < MOST_CONSUMERS ? PASSES : FEW_PASSES,
@@ -42,6 +47,7 @@ export const scaleCases: readonly Case[] = [
       variant: buffers.toLocaleString('en'),
       what: 'one more buffer is sent, opened, read and acknowledged, where so many of its pool are open',
       calls: 20,
+      untimed: UNTIMED,
       rounds: ROUNDS,
       count: { of: 'open buffers', value: buffers },
       passes: buffers < MANY_BUFFERS ? PASSES : FEW_PASSES,
@@ -83,7 +89,7 @@ async function open(
     contestants: [
       {
         name: 'new buffer of the pool',
-        ...warmUp(driver),
+        ...warmUp(driver, WARM_UP_MOST_MS),
         ...handOver({
           buffer: () => pool.allocate(BYTE_LENGTH),
           give: giveOne,
@@ -92,7 +98,7 @@ async function open(
       },
       {
         name: 'mapped already',
-        ...warmUp(driver),
+        ...warmUp(driver, WARM_UP_MOST_MS),
         ...handOver({ buffer: nextOfThem, give: giveOne }),
       },
     ],

@@ -2,30 +2,28 @@ import type { DriverChoice } from '../driver.ts';
 import { CopyingChild } from './copying.ts';
 import { HandOverChild } from './hand-over.ts';
 
-/** The other processes of hand-overs: one receiver at a time, and one receiver of copies. */
+/**
+ * The other processes of hand-overs: one receiver for all rows, which is warm after the first of
+ * them (on an H200 it was as quick in each as one that knew no other, or quicker), and one receiver
+ * of copies at a time.
+ */
 export class HandOverChildren {
   readonly #driver: DriverChoice;
-  #last: { readonly row: string; readonly child: HandOverChild } | undefined;
+  #receiver: HandOverChild | undefined;
   #copying: CopyingChild | undefined;
 
   constructor(driver: DriverChoice) {
     this.#driver = driver;
   }
 
-  /**
-   * The receiver of a row. Its sizes have the same one, which is then warm, and no two rows do, as
-   * what V8 learned of one would slow down the other.
-   */
-  async of(row: string): Promise<HandOverChild> {
-    if (this.#last?.row === row) return this.#last.child;
-    await this.end();
-    const child = await HandOverChild.start(this.#driver);
-    this.#last = { row, child };
-    return child;
+  /** The receiver, started when it is first asked for. */
+  async receiver(): Promise<HandOverChild> {
+    this.#receiver ??= await HandOverChild.start(this.#driver);
+    return this.#receiver;
   }
 
   /** The receiver of copies, until somebody ends it: what it copies is in memory of its size. */
-  async copying(byteLength: number): Promise<CopyingChild> {
+  async copyingReceiver(byteLength: number): Promise<CopyingChild> {
     const { isEnded = true } = this.#copying ?? {};
     if (!isEnded && this.#copying?.byteLength === byteLength) return this.#copying;
     await this.#copying?.end();
@@ -35,8 +33,8 @@ export class HandOverChildren {
 
   /** Ends those that are there; the next ones asked for are new. */
   async end(): Promise<void> {
-    const { child } = this.#last ?? {};
-    this.#last = undefined;
-    await Promise.all([child?.end(), this.#copying?.end()]);
+    const receiver = this.#receiver;
+    this.#receiver = undefined;
+    await Promise.all([receiver?.end(), this.#copying?.end()]);
   }
 }

@@ -17,11 +17,14 @@ export const copying = (
   ) => (buffer: DeviceBuffer) => Promise<unknown>,
 ): Way => ({
   name,
-  async open({ byteLength, copyingChild }: Opening): Promise<OpenWay> {
+  async open({ byteLength, children }: Opening): Promise<OpenWay> {
     const buffer = DeviceBuffer.allocate(byteLength);
-    const receiver = await copyingChild();
+    const receiver = await children.copyingReceiver(byteLength);
     return compareAndHandOver(receiver, {
       calls: 1,
+      // A copy is the kernel's work and the driver's: V8 has little to compile.
+      warmUpMs: 0,
+      warmUpMostMs: 0,
       // A second of copying is worth few samples: one a pass.
       rounds: byteLength >= LARGE ? 5 : byteLength > MIB ? 7 : 31,
       buffer: () => buffer,

@@ -5,8 +5,8 @@ import type { Way } from './way.ts';
 /** The connection alone: the floor of every hand-over that goes through it. */
 export const emptyMessage: Way = {
   name: PUBLIC,
-  async open({ child }) {
-    const receiver = await child();
+  async open({ children }) {
+    const receiver = await children.receiver();
     return roundTrips(() => receiver.greet());
   },
 };

@@ -6,9 +6,9 @@ import type { Way } from './way.ts';
 /** A buffer of a new pool: the receiver imports both, and closes both. */
 export const firstPool: Way = {
   name: PUBLIC,
-  async open({ byteLength, child }) {
+  async open({ byteLength, children }) {
     const context = Context.primary();
-    const receiver = await child();
+    const receiver = await children.receiver();
     await receiver.closePools(true);
     return compareAndHandOver(receiver, {
       buffer: () =>

@@ -74,5 +74,5 @@ export async function compareAndHandOver(
   if (answer !== COMPARED)
     throw new Error(`the other process answered ${answer} to a whole buffer`);
   rounds.after?.(buffer);
-  return { ...handOver(rounds), close };
+  return { ...handOver(rounds), hasRun: true, close };
 }

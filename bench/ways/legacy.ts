@@ -6,9 +6,9 @@ import type { Way } from './way.ts';
 /** Plain memory by its legacy handle, over a connection. */
 export const legacy: Way = {
   name: PUBLIC,
-  async open({ byteLength, child }) {
+  async open({ byteLength, children }) {
     const buffer = DeviceBuffer.allocate(byteLength);
-    const receiver = await child();
+    const receiver = await children.receiver();
     return compareAndHandOver(receiver, {
       buffer: () => buffer,
       give: () => receiver.give(buffer),

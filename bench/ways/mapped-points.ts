@@ -8,10 +8,10 @@ export const POINTS = 'ready and done points';
 /** A buffer that the receiver has mapped, while its change is only queued: a stream there waits for it. */
 export const mappedPoints: Way = {
   name: `${PUBLIC}, ${POINTS}`,
-  async open({ byteLength, child }) {
+  async open({ byteLength, children }) {
     const buffer = DeviceBuffer.allocate(byteLength);
     const stream = Stream.create({ nonBlocking: true });
-    const receiver = await child();
+    const receiver = await children.receiver();
     await receiver.keep(buffer);
     return compareAndHandOver(receiver, {
       buffer: () => buffer,

@@ -6,9 +6,9 @@ import type { Way } from './way.ts';
 /** A buffer that the receiver has mapped from before. */
 export const mapped: Way = {
   name: PUBLIC,
-  async open({ byteLength, child }) {
+  async open({ byteLength, children }) {
     const buffer = DeviceBuffer.allocate(byteLength);
-    const receiver = await child();
+    const receiver = await children.receiver();
     await receiver.keep(buffer);
     return compareAndHandOver(receiver, {
       buffer: () => buffer,

@@ -6,9 +6,9 @@ import type { Way } from './way.ts';
 /** A new buffer of a pool that the receiver knows. */
 export const pool: Way = {
   name: PUBLIC,
-  async open({ byteLength, child }) {
+  async open({ byteLength, children }) {
     const known = MemoryPool.create({ shareable: true });
-    const receiver = await child();
+    const receiver = await children.receiver();
     return compareAndHandOver(receiver, {
       buffer: () => known.allocate(byteLength),
       give: (buffer) => receiver.give(buffer),

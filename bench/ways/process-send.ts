@@ -7,9 +7,9 @@ import type { Way } from './way.ts';
 /** Plain memory by its legacy handle, as a descriptor through `process.send`. */
 export const processSend: Way = {
   name: `${PUBLIC}, process.send`,
-  async open({ byteLength, child }) {
+  async open({ byteLength, children }) {
     const buffer = DeviceBuffer.allocate(byteLength);
-    const receiver = await child();
+    const receiver = await children.receiver();
     return compareAndHandOver(receiver, {
       buffer: () => buffer,
       give: () => receiver.tell(getIpcHandle(buffer)),

@@ -6,8 +6,8 @@ import type { Way } from './way.ts';
 /** New virtual memory by its file descriptor: the receiver maps it, and unmaps it. */
 export const virtual: Way = {
   name: PUBLIC,
-  async open({ byteLength, child }) {
-    const receiver = await child();
+  async open({ byteLength, children }) {
+    const receiver = await children.receiver();
     let memory: VirtualMemory;
     return compareAndHandOver(receiver, {
       buffer() {

@@ -1,8 +1,7 @@
 /** What a way to move bytes to another process is: each is one file of this folder. */
 import type { DriverChoice } from '../driver.ts';
 import type { Contestant } from '../measure.ts';
-import type { CopyingChild } from '../programs/copying.ts';
-import type { HandOverChild } from '../programs/hand-over.ts';
+import type { HandOverChildren } from '../programs/hand-over-children.ts';
 
 /** One way. */
 export interface Way {
@@ -17,10 +16,7 @@ export interface Opening {
   readonly driver: DriverChoice;
   /** How long the buffer is. */
   readonly byteLength: number;
-  /** The process that is handed buffers: the same one for all ways and sizes of a row. */
-  child(): Promise<HandOverChild>;
-  /** The process that is sent copies of so many bytes: the same one for all ways of a case. */
-  copyingChild(): Promise<CopyingChild>;
+  readonly children: HandOverChildren;
 }
 
 /** A way that is ready: its part in the turns of a case. */

@@ -76,20 +76,25 @@ static long long timed(struct request *request, int fd) {
   return end - start;
 }
 
-static void open_legacy(size_t bytes) {
-  start_other();
+static void make_buffer(size_t bytes) {
   if (buffer && opened_bytes == bytes) return;
-  if (mapped_bytes) hand_over(&(struct request){ .kind = DROP }, -1);
-  mapped_bytes = 0;
   if (buffer) CHECK(cuMemFree_v2, buffer);
   CHECK(cuMemAlloc_v2, &buffer, bytes);
   CHECK(cuIpcGetMemHandle, &handle, buffer);
   opened_bytes = bytes;
 }
 
+/* The other process keeps nothing of it: small memory of other sizes may be in the same block. */
+static void open_legacy(size_t bytes) {
+  start_other();
+  if (mapped_bytes) hand_over(&(struct request){ .kind = DROP }, -1);
+  mapped_bytes = 0;
+  make_buffer(bytes);
+}
+
 void open_mapped(size_t bytes) {
-  open_legacy(bytes);
   if (mapped_bytes == bytes) return;
+  open_legacy(bytes);
   hand_over(&(struct request){ .kind = KEEP, .handle = handle }, -1);
   mapped_bytes = bytes;
 }

@@ -27,10 +27,16 @@ def answer(requests, answers):
     from cuda.bindings import driver
     from cuda.core import Device
 
-    Device(0).set_current()
+    device = Device(0)
+    device.set_current()
     host = numpy.zeros(1, dtype=numpy.uint32)
     kept = None
     pools = []
+
+    def give_back(buffer):
+        # Its memory goes in the order of a stream: as the others do, it answers when that is done.
+        buffer.close()
+        device.sync()
 
     def read(buffer):
         copied = driver.cuMemcpyDtoH(host.ctypes.data, int(buffer.handle), WORD_BYTES)
@@ -50,11 +56,11 @@ def answer(requests, answers):
         elif kind == "pool":
             buffer = pickle.loads(thing)
             word = read(buffer)
-            buffer.close()
+            give_back(buffer)
         elif kind == "firstPool":
             word = read(thing)
             pool = thing.memory_resource
-            thing.close()
+            give_back(thing)
             pool.close()
             del pool
         del thing
