@@ -111,6 +111,9 @@ const polling: Row = {
   peers: inPeers('handOver.polled', 'C'),
 };
 
+/** The ways of each row. */
+export const handOverWays = [connection, ...rows, polling].map(({ ways }) => ways);
+
 export const handOverCases: readonly Case[] = [
   caseOf(connection),
   ...rows.flatMap((row) =>

@@ -1,5 +1,5 @@
 import type { DeviceBuffer } from 'cuffi';
-import { COMPARED, requirePatternIn } from './pattern.ts';
+import { comparePatternIn } from './pattern.ts';
 
 /** What a receiver reads of a buffer: its first word, or once, when it was told to, all of it. */
 export class WordReader {
@@ -10,12 +10,11 @@ export class WordReader {
     this.#comparesNext = true;
   }
 
-  /** What is to be answered. @throws Error where the buffer does not hold the pattern that it should */
+  /** What is to be answered. */
   read(buffer: DeviceBuffer): number | string {
     if (this.#comparesNext) {
       this.#comparesNext = false;
-      requirePatternIn(buffer);
-      return COMPARED;
+      return comparePatternIn(buffer);
     }
     buffer.copyToHostSync(this.#word);
     return this.#word[0] as number;

@@ -71,8 +71,7 @@ export async function compareAndHandOver(
   writePatternTo(buffer);
   await receiver.compareNext();
   const answer = await rounds.give(buffer);
-  if (answer !== COMPARED)
-    throw new Error(`the other process answered ${answer} to a whole buffer`);
+  if (answer !== COMPARED) throw new Error(`the other process got ${answer}`);
   rounds.after?.(buffer);
   return { ...handOver(rounds), hasRun: true, close };
 }

@@ -1,0 +1,44 @@
+/** The ways of moving bytes to another process, and how long they warm up. */
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { DeviceBuffer } from 'cuffi';
+import { handOverWays } from '../cases/hand-over.ts';
+import { chooseDriver } from '../driver.ts';
+import { isWarm } from '../measure.ts';
+import { HandOverChildren } from '../programs/hand-over-children.ts';
+import { openWays } from '../ways/open.ts';
+
+// More than a block of the pattern, and no whole number of them.
+const BYTE_LENGTH = (1 << 20) + 4096;
+// The processes of the bench are of the source, whatever this one is.
+if (!process.execArgv.includes('tsx')) process.execArgv.push('--import', 'tsx');
+
+test('each way hands over a whole buffer, then words; a receiver of other bytes says so', async () => {
+  const driver = chooseDriver();
+  const children = new HandOverChildren(driver);
+  try {
+    for (const ways of handOverWays) {
+      const { contestants, close } = await openWays(ways, {
+        driver,
+        children,
+        byteLength: BYTE_LENGTH,
+      });
+      for (const { name, run } of contestants) assert.ok((await run(2, 1)) > 0, name);
+      await close();
+    }
+    const receiver = await children.receiver();
+    using buffer = DeviceBuffer.allocate(BYTE_LENGTH);
+    await receiver.compareNext();
+    assert.equal(await receiver.give(buffer), 'other bytes than were sent, after byte 0');
+  } finally {
+    await children.end();
+  }
+});
+
+test('a warm-up ends when its last third is no quicker than the one before', () => {
+  const batches = (...thirds: readonly number[]): number[] =>
+    thirds.flatMap((ns) => Array.from({ length: 4 }, () => ns));
+  assert.ok(isWarm(batches(300, 100, 98)));
+  assert.ok(!isWarm(batches(300, 100, 96)));
+  assert.ok(!isWarm(batches(100, 100, 100).slice(1)));
+});
