@@ -13,6 +13,8 @@ export interface Contestant {
   readonly name: string;
   /** How many calls its batches have, where one takes long. Default: as many as the others'. */
   readonly calls?: number;
+  /** How many come before them, untimed. Default: as the others', of `calls` of its own a tenth. */
+  readonly untimed?: number;
   /** The most rounds that it takes part in, where it takes long. Default: all. */
   readonly rounds?: number;
   /** Whether it has run before: with rounds of its own it then takes no part in untimed ones. */
@@ -100,9 +102,8 @@ export async function measure(
 /** One turn: how many nanoseconds a call took. */
 async function runBatch(contestant: Contestant, allowance: Allowance): Promise<number> {
   const { calls = allowance.calls } = contestant;
-  const tenth = Math.floor(calls / 10);
-  // One that takes long has its own few, and no more before them.
-  const untimed = contestant.calls === undefined ? (allowance.untimed ?? tenth) : tenth;
+  const others = contestant.calls === undefined ? allowance.untimed : undefined;
+  const { untimed = others ?? Math.floor(calls / 10) } = contestant;
   return (await contestant.run(calls, untimed)) / calls;
 }
 

@@ -1,12 +1,25 @@
 /** Copying the bytes, in place of sharing the memory. */
 import { DeviceBuffer } from 'cuffi';
+import type { DriverChoice } from '../driver.ts';
+import type { Contestant } from '../measure.ts';
 import type { CopyingChild } from '../programs/copying.ts';
 import { compareAndHandOver } from './hand-over.ts';
+import { warmUp } from './open.ts';
 import type { Opening, OpenWay, Way } from './way.ts';
 
 const MIB = 1 << 20;
-/** From here on a copy takes up to a second, and one a pass must do. */
 const LARGE = 1024 * MIB;
+const WARM_UP_MOST_MS = 600;
+
+/** How often: a copy takes from microseconds to a second, of which one a pass must do. */
+function limitsOf(byteLength: number, driver: DriverChoice): Partial<Contestant> {
+  // The processes of copies are new with each size.
+  if (byteLength < MIB) return warmUp(driver, WARM_UP_MOST_MS);
+  if (byteLength === MIB) return { calls: 10, untimed: 10, ...warmUp(driver, WARM_UP_MOST_MS) };
+  // The kernel's work and the driver's: V8 has little to compile, and waking up is little of it.
+  const few = { calls: 1, warmUpMs: 0, warmUpMostMs: 0 };
+  return byteLength < LARGE ? { ...few, untimed: 1, rounds: 7 } : { ...few, rounds: 5 };
+}
 
 /** A way that brings the bytes of a buffer to the host, and to the receiver of copies. */
 export const copying = (
@@ -17,16 +30,11 @@ export const copying = (
   ) => (buffer: DeviceBuffer) => Promise<unknown>,
 ): Way => ({
   name,
-  async open({ byteLength, children }: Opening): Promise<OpenWay> {
+  async open({ driver, byteLength, children }: Opening): Promise<OpenWay> {
     const buffer = DeviceBuffer.allocate(byteLength);
     const receiver = await children.copyingReceiver(byteLength);
     return compareAndHandOver(receiver, {
-      calls: 1,
-      // A copy is the kernel's work and the driver's: V8 has little to compile.
-      warmUpMs: 0,
-      warmUpMostMs: 0,
-      // A second of copying is worth few samples: one a pass.
-      rounds: byteLength >= LARGE ? 5 : byteLength > MIB ? 7 : 31,
+      ...limitsOf(byteLength, driver),
       buffer: () => buffer,
       give: prepare(receiver, byteLength),
       async close() {

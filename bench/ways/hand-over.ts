@@ -67,11 +67,16 @@ export async function compareAndHandOver(
   receiver: { compareNext(): Promise<void> },
   { close, ...rounds }: Rounds & Pick<OpenWay, 'close'>,
 ): Promise<OpenWay> {
-  const buffer = rounds.buffer();
-  writePatternTo(buffer);
-  await receiver.compareNext();
-  const answer = await rounds.give(buffer);
-  if (answer !== COMPARED) throw new Error(`the other process got ${answer}`);
-  rounds.after?.(buffer);
+  try {
+    const buffer = rounds.buffer();
+    writePatternTo(buffer);
+    await receiver.compareNext();
+    const answer = await rounds.give(buffer);
+    if (answer !== COMPARED) throw new Error(`the other process got ${answer}`);
+    rounds.after?.(buffer);
+  } catch (error) {
+    await close();
+    throw error;
+  }
   return { ...handOver(rounds), hasRun: true, close };
 }
