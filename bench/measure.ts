@@ -57,13 +57,15 @@ export interface Allowance {
 /** Rounds whose times are thrown away: caches fill, clocks rise. */
 const WARM_UP_ROUNDS = 3;
 /** The part of the time after which the first of them is enough. */
-const WARM_UP_PART = 0.2;
+const WARM_UP_PART = 0.1;
 /** What V8 needs at least for a loop of calls. */
 const IN_PROCESS_WARM_UP_MS = 100;
 /** What must be gained by more of a warm-up, as a part of a batch. */
 const WORTH_WARMING = 0.03;
 /** How many batches a warm-up is judged by at least. */
-const MIN_WARM_UP_BATCHES = 12;
+const MIN_WARM_UP_BATCHES = 6;
+/** For how long nothing must have been gained: between two steps of V8 it is as quick for a while. */
+const SETTLED_MS = 150;
 
 /** Measures the contestants in turns; each round begins with another one. */
 export async function measure(
@@ -112,8 +114,10 @@ async function warmUp(contestant: Contestant, allowance: Allowance): Promise<voi
   if (rounds === 0) return;
   const begun = performance.now();
   const batches: number[] = [];
+  let gainedMs = 0;
   for (let spentMs = 0; spentMs < warmUpMostMs; spentMs = performance.now() - begun) {
-    if (spentMs >= warmUpMs && isWarm(batches)) return;
+    if (!isWarm(batches)) gainedMs = spentMs;
+    else if (spentMs >= warmUpMs && spentMs - gainedMs >= SETTLED_MS) return;
     allowance.signal?.throwIfAborted();
     batches.push(await runBatch(contestant, allowance));
   }

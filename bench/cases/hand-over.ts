@@ -54,7 +54,7 @@ const rows: readonly Row[] = [
     what: 'a buffer that the receiver has mapped, and its acknowledgement',
     calls: 200,
     untimed: UNTIMED,
-    budgetMs: 3000,
+    budgetMs: 2500,
     ways: [mapped, mappedPoints, copiedBySocket, copiedInSharedMemory, copiedInPageLockedMemory],
     peers: [
       { peer: 'C', batch: 'handOver.mapped' },
@@ -86,7 +86,7 @@ const rows: readonly Row[] = [
     what: 'a buffer of a new pool: the receiver imports both, and closes them',
     calls: 20,
     untimed: UNTIMED,
-    budgetMs: 3000,
+    budgetMs: 2500,
     ways: [firstPool],
     peers: inPeers('handOver.firstPool', 'C', 'cuda.core'),
     aims: [{ versus: 'C', max: 1.5 }],

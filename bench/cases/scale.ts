@@ -14,8 +14,6 @@ const ROUNDS = 15;
 const PASSES = 3;
 const FEW_PASSES = 2;
 const MANY_BUFFERS = 10_000;
-/** Each has processes of its own, which hand over less than others. */
-const WARM_UP_MOST_MS = 600;
 /** Before those that are timed: a process that slept is slow to wake. */
 const UNTIMED = 10;
 
@@ -89,7 +87,7 @@ async function open(
     contestants: [
       {
         name: 'new buffer of the pool',
-        ...warmUp(driver, WARM_UP_MOST_MS),
+        ...warmUp(driver, false),
         ...handOver({
           buffer: () => pool.allocate(BYTE_LENGTH),
           give: giveOne,
@@ -98,7 +96,7 @@ async function open(
       },
       {
         name: 'mapped already',
-        ...warmUp(driver, WARM_UP_MOST_MS),
+        ...warmUp(driver, false),
         ...handOver({ buffer: nextOfThem, give: giveOne }),
       },
     ],

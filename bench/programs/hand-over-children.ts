@@ -11,6 +11,7 @@ export class HandOverChildren {
   readonly #driver: DriverChoice;
   #receiver: HandOverChild | undefined;
   #copying: CopyingChild | undefined;
+  readonly #known = new Set<object>();
 
   constructor(driver: DriverChoice) {
     this.#driver = driver;
@@ -20,6 +21,13 @@ export class HandOverChildren {
   async receiver(): Promise<HandOverChild> {
     this.#receiver ??= await HandOverChild.start(this.#driver);
     return this.#receiver;
+  }
+
+  /** Whether the receiver meets a way for the first time; from then on it does not. */
+  isNew(way: object): boolean {
+    const isNew = !this.#known.has(way);
+    this.#known.add(way);
+    return isNew;
   }
 
   /** The receiver of copies, until somebody ends it: what it copies is in memory of its size. */
@@ -35,6 +43,7 @@ export class HandOverChildren {
   async end(): Promise<void> {
     const receiver = this.#receiver;
     this.#receiver = undefined;
+    this.#known.clear();
     await Promise.all([receiver?.end(), this.#copying?.end()]);
   }
 }

@@ -9,13 +9,13 @@ import type { Opening, OpenWay, Way } from './way.ts';
 
 const MIB = 1 << 20;
 const LARGE = 1024 * MIB;
-const WARM_UP_MOST_MS = 600;
 
 /** How often: a copy takes from microseconds to a second, of which one a pass must do. */
 function limitsOf(byteLength: number, driver: DriverChoice): Partial<Contestant> {
-  // The processes of copies are new with each size.
-  if (byteLength < MIB) return warmUp(driver, WARM_UP_MOST_MS);
-  if (byteLength === MIB) return { calls: 10, untimed: 10, ...warmUp(driver, WARM_UP_MOST_MS) };
+  if (byteLength <= MIB) {
+    const few = byteLength < MIB ? {} : { calls: 10, untimed: 10 };
+    return { ...few, ...warmUp(driver, false) };
+  }
   // The kernel's work and the driver's: V8 has little to compile, and waking up is little of it.
   const few = { calls: 1, warmUpMs: 0, warmUpMostMs: 0 };
   return byteLength < LARGE ? { ...few, untimed: 1, rounds: 7 } : { ...few, rounds: 5 };
