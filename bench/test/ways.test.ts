@@ -1,10 +1,11 @@
 /** The ways of moving bytes to another process, and how long they warm up. */
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { DeviceBuffer } from 'cuffi';
 import { handOverWays } from '../cases/hand-over.ts';
 import { chooseDriver } from '../driver.ts';
-import { isWarm } from '../measure.ts';
+import { isWarm, measure } from '../measure.ts';
 import { HandOverChildren } from '../programs/hand-over-children.ts';
 import { openWays } from '../ways/open.ts';
 
@@ -40,4 +41,20 @@ test('a warm-up ends when its last third is no quicker than the one before', () 
   assert.ok(isWarm(batches(300, 100, 98)));
   assert.ok(!isWarm(batches(300, 100, 96)));
   assert.ok(!isWarm(batches(100, 100, 100).slice(1)));
+});
+
+test('a warm-up goes on while it gains, and ends before its most when it gains no more', async () => {
+  let runs = 0;
+  const slowThenQuick = {
+    name: 'a',
+    warmUpMs: 1,
+    warmUpMostMs: 60_000,
+    run: async () => {
+      await sleep(1);
+      runs += 1;
+      return Math.max(100 - runs, 10);
+    },
+  };
+  const [one] = await measure([slowThenQuick], { rounds: 1, calls: 1, budgetMs: 0, minRounds: 1 });
+  assert.deepEqual(one?.samples, [10]);
 });
