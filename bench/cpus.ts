@@ -12,40 +12,41 @@ import { readdirSync, readFileSync } from 'node:fs';
 const PINNED = new Set(['hand-over', 'calls', 'memory', 'arrays', 'kernels']);
 /** One for each side, and as many for the rest of the machine. */
 const MIN_CPUS = 4;
-const TRIES = 5;
-const STEPS = 2_000_000;
+/** How many times as long the same sum may take before another CPU is looked for. */
+const SLOW = 1.25;
+const TRIES = 7;
+const STEPS = 200_000;
+/** Looking for another takes a tenth of it. */
+const MIN_MS_BETWEEN_LOOKS = 1000;
 
-/** The two CPUs of a pass. */
+/** The two CPUs of a pass, which others take their place of when they become slow. */
 export class Cpus {
   readonly #all: string;
-  readonly #here: number;
-  readonly #there: number;
   /** Where each process was put last. */
   readonly #places = new Map<number, string>();
+  #here = 0;
+  #there = 0;
+  /** How long the sum takes on a quick one. */
+  #quickMs = Number.POSITIVE_INFINITY;
+  #lookedAt = 0;
+  /** What was arranged last, where it holds anything to a CPU. */
+  #pinned: { readonly suite: string; readonly others: readonly number[] } | undefined;
+  /** Whether those that take turns have processes of their own. */
+  #hasChildren = false;
 
-  private constructor(all: string, here: number, there: number) {
+  private constructor(all: string) {
     this.#all = all;
-    this.#here = here;
-    this.#there = there;
   }
 
   /** The two that are quickest now; undefined where there are few, or no `taskset`. */
   static choose(): Cpus | undefined {
     const status = readFileSync('/proc/self/status', 'utf8');
     const all = /^Cpus_allowed_list:\s*(\S+)$/m.exec(status)?.[1] ?? '';
-    const cpus = numbersOf(all);
-    if (cpus.length < MIN_CPUS || !put(process.pid, all)) return undefined;
+    if (numbersOf(all).length < MIN_CPUS || !put(process.pid, all)) return undefined;
+    const cpus = new Cpus(all);
+    // The first time it is not compiled yet.
     spin();
-    const timed = cpus.map((cpu) => {
-      put(process.pid, String(cpu));
-      return { cpu, ms: spin() };
-    });
-    put(process.pid, all);
-    timed.sort((a, b) => a.ms - b.ms);
-    const here = timed[0]?.cpu as number;
-    const halves = siblingsOf(here);
-    const there = timed.find(({ cpu }) => !halves.includes(cpu))?.cpu;
-    return there === undefined ? undefined : new Cpus(all, here, there);
+    return cpus.#chooseTwo() ? cpus : undefined;
   }
 
   /** Puts this process, those that take turns with it, and the children of each in their places. */
@@ -53,9 +54,53 @@ export class Cpus {
     const isPinned = PINNED.has(suite);
     const sides = [process.pid, ...others];
     for (const pid of sides) this.#put(pid, isPinned ? String(this.#here) : this.#all);
-    for (const { pid, parent } of processes())
-      if (sides.includes(parent) && !sides.includes(pid))
-        this.#put(pid, isPinned ? String(this.#there) : this.#all);
+    this.#hasChildren = false;
+    for (const { pid, parent } of processes()) {
+      if (!sides.includes(parent) || sides.includes(pid)) continue;
+      this.#hasChildren = true;
+      this.#put(pid, isPinned ? String(this.#there) : this.#all);
+    }
+    this.#pinned = isPinned ? { suite, others } : undefined;
+  }
+
+  /**
+   * Where one of the two has become slow, as somebody else on the machine uses it, all that is there
+   * goes to a quick one. For between two rounds: all who take turns in one have the same.
+   */
+  keepQuick(): void {
+    if (!this.#pinned) return;
+    const isQuick = this.#isQuick(this.#here) && (!this.#hasChildren || this.#isQuick(this.#there));
+    if (!isQuick && performance.now() - this.#lookedAt > MIN_MS_BETWEEN_LOOKS) this.#chooseTwo();
+    this.arrange(this.#pinned.suite, this.#pinned.others);
+  }
+
+  /** Answers whether there are two; this process is then anywhere. */
+  #chooseTwo(): boolean {
+    const timed = numbersOf(this.#all).map((cpu) => ({ cpu, ms: this.#time(cpu) }));
+    timed.sort((a, b) => a.ms - b.ms);
+    const [first] = timed;
+    if (!first) return false;
+    const halves = siblingsOf(first.cpu);
+    const second = timed.find(({ cpu }) => !halves.includes(cpu));
+    if (!second) return false;
+    this.#here = first.cpu;
+    this.#there = second.cpu;
+    // Where none is as quick as one was before, there is nothing to look for.
+    this.#quickMs = second.ms;
+    this.#lookedAt = performance.now();
+    return true;
+  }
+
+  #isQuick(cpu: number): boolean {
+    const ms = this.#time(cpu);
+    this.#quickMs = Math.min(this.#quickMs, ms);
+    return ms < SLOW * this.#quickMs;
+  }
+
+  /** How long the sum takes on a CPU, where this process is left. */
+  #time(cpu: number): number {
+    this.#put(process.pid, String(cpu));
+    return spin();
   }
 
   #put(pid: number, place: string): void {

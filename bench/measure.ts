@@ -50,8 +50,8 @@ export interface Allowance {
   readonly minRounds: number;
   /** Ends it between two turns. */
   readonly signal?: AbortSignal;
-  /** Called once, when all have run and the first round that counts begins. */
-  readonly warm?: () => void;
+  /** Called before each round that counts: from 0, when all have run. */
+  readonly beforeRound?: (round: number) => void;
 }
 
 /** Rounds whose times are thrown away: caches fill, clocks rise. */
@@ -72,7 +72,7 @@ export async function measure(
   contestants: readonly Contestant[],
   allowance: Allowance,
 ): Promise<Samples[]> {
-  const { rounds, budgetMs, minRounds, signal, warm } = allowance;
+  const { rounds, budgetMs, minRounds, signal, beforeRound } = allowance;
   const times = contestants.map((): number[] => []);
   for (const contestant of contestants) await warmUp(contestant, allowance);
   // Of those alone that take part in all rounds: they are not to pay for the others.
@@ -80,11 +80,9 @@ export async function measure(
   for (let round = -WARM_UP_ROUNDS; round < rounds; round += 1) {
     const isFirst = round === -WARM_UP_ROUNDS;
     if (round < 0 && !isFirst && spentMs > WARM_UP_PART * budgetMs) continue;
-    if (round === 0) {
-      spentMs = 0;
-      warm?.();
-    }
+    if (round === 0) spentMs = 0;
     if (round >= minRounds && spentMs > budgetMs) break;
+    if (round >= 0) beforeRound?.(round);
     for (let turn = 0; turn < contestants.length; turn += 1) {
       signal?.throwIfAborted();
       const at = (round + WARM_UP_ROUNDS + turn) % contestants.length;

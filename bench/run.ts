@@ -55,7 +55,7 @@ export async function runCase(
         budgetMs: (quick ? QUICK_PART * budgetMs : budgetMs) / pass.of,
         minRounds: share(quick ? QUICK_MIN_ROUNDS : MIN_ROUNDS),
         signal,
-        warm: arrange,
+        beforeRound: (round) => (round === 0 ? arrange() : cpus?.keepQuick()),
       },
     );
     return {
