@@ -49,5 +49,6 @@ export { spawnPeer, type SpawnPeerOptions } from './peer/spawn.ts';
 export { parentPeer } from './peer/parent.ts';
 export { listen, Listener, type ListenOptions } from './peer/listener.ts';
 export { connect, type ConnectOptions } from './peer/connect.ts';
+export type { BusyPollOptions } from './peer/peer-options.ts';
 export type { PeerCredentials, TrustOptions } from './peer/credentials.ts';
 export type { DeadlineOptions } from './peer/deadline.ts';

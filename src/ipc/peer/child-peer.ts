@@ -3,6 +3,7 @@ import { requireMade } from '../../arguments.ts';
 import { IpcError } from '../../errors.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import { Peer } from './peer.ts';
+import type { BusyPollOptions } from './peer-options.ts';
 
 /**
  * A child process that this one started with {@link spawnPeer}. Its exit is the end of the peer,
@@ -13,10 +14,11 @@ export class ChildPeer extends Peer {
   readonly process: ChildProcess;
 
   /** @internal */
-  constructor(socket: number, child: ChildProcess) {
+  constructor(socket: number, child: ChildProcess, { busyPollUs }: BusyPollOptions) {
     requireMade(child, Object, 'ChildPeer', 'spawnPeer');
     const pid = child.pid ?? 0;
-    super(socket, { pid, uid: process.getuid?.() ?? 0 }, { process: PeerProcess.child(pid) });
+    const init = { process: PeerProcess.child(pid), busyPollUs };
+    super(socket, { pid, uid: process.getuid?.() ?? 0 }, init);
     this.process = child;
     const { connection } = this;
     child.once('exit', () => connection.otherHasExited());

@@ -5,14 +5,12 @@ import { checkOptions, shown } from '../../arguments.ts';
 import { IpcError } from '../../errors.ts';
 import { checkTrust, type TrustOptions, trustedOther, trustOptionNames } from './credentials.ts';
 import { checkDeadline, type DeadlineOptions, timeoutError } from './deadline.ts';
-import { checkGrace, type GraceOptions, Peer } from './peer.ts';
+import { Peer } from './peer.ts';
+import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
 import { socketName } from './socket-file.ts';
 
 /** How to {@link connect}. */
-export interface ConnectOptions
-  extends TrustOptions,
-    GraceOptions,
-    Pick<DeadlineOptions, 'signal'> {
+export interface ConnectOptions extends TrustOptions, PeerOptions, Pick<DeadlineOptions, 'signal'> {
   /** Tries again for so many milliseconds while nobody listens. Default: one try. */
   readonly timeoutMs?: number;
 }
@@ -34,14 +32,14 @@ const RETRY_MS = 10;
  * await peer.send({ frame: buffer });
  */
 export async function connect(name: string, options?: ConnectOptions): Promise<Peer> {
-  const { signal, timeoutMs, orphanGraceMs, ...rest } = checkOptions(
+  const { signal, timeoutMs, busyPollUs, orphanGraceMs, ...rest } = checkOptions(
     options,
-    ['signal', 'timeoutMs', 'orphanGraceMs', ...trustOptionNames],
+    ['signal', 'timeoutMs', ...peerOptionNames, ...trustOptionNames],
     'connect',
   );
   const trust = checkTrust(rest);
   checkDeadline({ signal, timeoutMs }, 'connect');
-  checkGrace(orphanGraceMs);
+  const init = checkPeerOptions({ busyPollUs, orphanGraceMs });
   if (typeof name !== 'string')
     throw new TypeError(`the name to connect to must be a string, not ${shown(name)}`);
   const path = socketName(name);
@@ -49,7 +47,7 @@ export async function connect(name: string, options?: ConnectOptions): Promise<P
   for (;;) {
     signal?.throwIfAborted();
     try {
-      return open(path, trust, orphanGraceMs);
+      return open(path, trust, init);
     } catch (error) {
       if (!(error instanceof SystemError)) throw error;
       if (timeoutMs === undefined || !RETRIED.has(error.code))
@@ -61,7 +59,7 @@ export async function connect(name: string, options?: ConnectOptions): Promise<P
   }
 }
 
-function open(path: string, trust: TrustOptions, orphanGraceMs: number | undefined): Peer {
+function open(path: string, trust: TrustOptions, init: PeerOptions): Peer {
   const socket = connectSocket(path);
   let credentials: ReturnType<typeof trustedOther>;
   try {
@@ -70,7 +68,7 @@ function open(path: string, trust: TrustOptions, orphanGraceMs: number | undefin
     closeFd(socket);
     throw error;
   }
-  return new Peer(socket, credentials, { orphanGraceMs });
+  return new Peer(socket, credentials, init);
 }
 
 function meaning({ code, message }: SystemError): string {

@@ -12,6 +12,8 @@ import { Inbox } from './inbox.ts';
 import { News } from './news.ts';
 import { openArrival } from './open.ts';
 import { PacketKind } from './packet.ts';
+import { Polling } from './polling.ts';
+import type { Asker } from './questions.ts';
 import { Sending } from './sending.ts';
 import { Session } from './session.ts';
 import { Wire, type WireUser } from './wire.ts';
@@ -21,12 +23,13 @@ export class Connection implements WireUser {
   /** Who is at the other end, in words. */
   readonly other: string;
   readonly sending: Sending;
-  readonly enquiry: Enquiry;
+  readonly polling: Polling;
   readonly #session: Session;
   readonly #inbox = new Inbox();
   readonly #wire: Wire;
   readonly #hearing: Hearing;
   readonly #delivery: Delivery;
+  readonly #enquiry: Enquiry;
   readonly #news: News;
   #isPaused = false;
   /** When what there is to be told is told. */
@@ -54,7 +57,11 @@ export class Connection implements WireUser {
       this.#inbox.serve();
       if (this.#inbox.isOver) this.#tellOver();
     });
-    this.enquiry = new Enquiry(other, this.#session, this.sending, this.#delivery);
+    this.#enquiry = new Enquiry(other, this.#session, this.sending, this.#delivery);
+    this.polling = new Polling(this.#wire, {
+      isAwaited: () => this.#inbox.isAwaited || this.#enquiry.isAwaited,
+      tellNews: () => this.#telling && this.#tellNews(),
+    });
     this.#session.onNews = () => {
       this.#telling ??= setImmediate(() => this.#tellNews());
     };
@@ -88,7 +95,14 @@ export class Connection implements WireUser {
       this.#wire.resume();
     }
     if (this.#inbox.isOver) this.#tellOver();
+    this.polling.begin();
     return cancel;
+  }
+
+  /** As {@link Enquiry.ask}. */
+  ask(asker: Asker): void {
+    this.#enquiry.ask(asker);
+    this.polling.begin();
   }
 
   /** The other process has ended, where nobody but its parent can see that. */
@@ -139,9 +153,9 @@ export class Connection implements WireUser {
       const { byteLength } = arrived.bytes;
       return this.#inbox.put(openArrival(decoded, fds, this.#session), byteLength);
     }
-    if (kind === PacketKind.question) this.enquiry.answer(decoded, fds);
-    else this.enquiry.answered(decoded, fds);
-    return false;
+    if (kind === PacketKind.question) this.#enquiry.answer(decoded, fds);
+    else this.#enquiry.answered(decoded, fds);
+    return kind === PacketKind.answer;
   }
 
   /** As {@link WireUser}. */
@@ -175,7 +189,7 @@ export class Connection implements WireUser {
     }
     if (!isFirst) return;
     this.onEnd?.(reason);
-    this.enquiry.end(reason);
+    this.#enquiry.end(reason);
     this.#inbox.end(reason);
     if (this.#inbox.isOver) this.#tellOver();
   }

@@ -26,6 +26,11 @@ export class Enquiry {
     this.#delivery = delivery;
   }
 
+  /** Whether someone waits for an answer. */
+  get isAwaited(): boolean {
+    return !this.#questions.isEmpty;
+  }
+
   /**
    * Asks the other end for what a descriptor of it names.
    *

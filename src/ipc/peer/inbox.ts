@@ -40,6 +40,11 @@ export class Inbox {
     return this.#kept.length === 0 && this.#takers.length === 0 && this.#end === undefined;
   }
 
+  /** Whether someone waits for what has not come. */
+  get isAwaited(): boolean {
+    return this.#takers.length > 0 && this.#kept.length === 0;
+  }
+
   /** Whether nothing is there, and nothing will come. */
   get isOver(): boolean {
     return this.#end !== undefined && this.#kept.length === 0;

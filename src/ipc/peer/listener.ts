@@ -11,11 +11,12 @@ import {
   trustOptionNames,
 } from './credentials.ts';
 import { checkDeadline, type DeadlineOptions, withDeadline } from './deadline.ts';
-import { checkGrace, type GraceOptions, Peer } from './peer.ts';
+import { Peer } from './peer.ts';
+import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
 import { isPrivateName, listenAt, type NamedSocket, socketName } from './socket-file.ts';
 
 /** How to {@link listen}. */
-export interface ListenOptions extends TrustOptions, GraceOptions {}
+export interface ListenOptions extends TrustOptions, PeerOptions {}
 
 /**
  * Listens for processes that are no children, under a name by which they `connect`.
@@ -32,13 +33,13 @@ export interface ListenOptions extends TrustOptions, GraceOptions {}
  * for await (const peer of listener) void serve(peer);
  */
 export function listen(name: string, options?: ListenOptions): Listener {
-  const { orphanGraceMs, ...rest } = checkOptions(
+  const { busyPollUs, orphanGraceMs, ...rest } = checkOptions(
     options,
-    [...trustOptionNames, 'orphanGraceMs'],
+    [...trustOptionNames, ...peerOptionNames],
     'listen',
   );
   const trust = checkTrust(rest);
-  checkGrace(orphanGraceMs);
+  const init = checkPeerOptions({ busyPollUs, orphanGraceMs });
   if (typeof name !== 'string')
     throw new TypeError(`the name to listen at must be a string, not ${shown(name)}`);
   if (isPrivateName(name) && trust.allowOtherUsers)
@@ -48,7 +49,7 @@ export function listen(name: string, options?: ListenOptions): Listener {
     );
   const path = socketName(name);
   const mode = admitsOthers(trust) && !isPrivateName(name) ? 0o666 : 0o600;
-  return new Listener(path, listenAt(path, mode), trust, orphanGraceMs);
+  return new Listener(path, listenAt(path, mode), trust, init);
 }
 
 /** A name at which processes connect: each is a {@link Peer}. */
@@ -57,18 +58,13 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
   readonly name: string;
   readonly #fd: number;
   readonly #trust: TrustOptions;
-  readonly #orphanGraceMs: number | undefined;
+  readonly #init: PeerOptions;
   readonly #closing: AbortController;
   /** One call of `accept` at a time watches the socket. */
   #last: Promise<unknown> = Promise.resolve();
 
   /** @internal */
-  constructor(
-    name: string,
-    socket: NamedSocket,
-    trust: TrustOptions,
-    orphanGraceMs: number | undefined,
-  ) {
+  constructor(name: string, socket: NamedSocket, trust: TrustOptions, init: PeerOptions) {
     requireMade(socket, Object, 'Listener', 'listen');
     const closing = new AbortController();
     super('Listener', {
@@ -81,7 +77,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     this.name = name;
     this.#fd = socket.fd;
     this.#trust = trust;
-    this.#orphanGraceMs = orphanGraceMs;
+    this.#init = init;
     this.#closing = closing;
   }
 
@@ -137,8 +133,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     try {
       const credentials = peerCredentials(socket);
       isAdmitted = isTrusted(credentials, this.#trust);
-      const init = { orphanGraceMs: this.#orphanGraceMs };
-      return isAdmitted ? new Peer(socket, credentials, init) : undefined;
+      return isAdmitted ? new Peer(socket, credentials, this.#init) : undefined;
     } finally {
       if (!isAdmitted) closeFd(socket);
     }

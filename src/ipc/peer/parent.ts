@@ -2,8 +2,10 @@ import { fstatSync } from 'node:fs';
 import { isMainThread } from 'node:worker_threads';
 import { setCloseOnExec } from '../../../ffi/libc.ts';
 import { peerCredentials } from '../../../ffi/socket.ts';
+import { checkOptions } from '../../arguments.ts';
 import { IpcError } from '../../errors.ts';
 import { Peer } from './peer.ts';
+import { type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
 
 /** Tells a child its end of the connection: the descriptor and the socket's inode. */
 export const PARENT_VARIABLE = 'CUFFI_PARENT';
@@ -11,15 +13,17 @@ export const PARENT_VARIABLE = 'CUFFI_PARENT';
 let parent: Peer | undefined;
 
 /**
- * The process that started this one with `spawnPeer`: always the same object. It ends when the
- * parent closes it or has ended.
+ * The process that started this one with `spawnPeer`: always the same object, for which the options
+ * hold that were given last. It ends when the parent closes it or has ended.
  *
  * @throws IpcError in a process that has no such parent, and in a worker thread
  * @example
  * for await (const task of parentPeer()) await parentPeer().send(work(task));
  */
-export function parentPeer(): Peer {
+export function parentPeer(options?: BusyPollOptions): Peer {
+  const { busyPollUs } = checkPeerOptions(checkOptions(options, ['busyPollUs'], 'parentPeer'));
   parent ??= openParent();
+  if (busyPollUs !== undefined) parent.connection.polling.forUs = busyPollUs;
   return parent;
 }
 

@@ -1,4 +1,4 @@
-import { checkInteger, checkOptions, requireMade } from '../../arguments.ts';
+import { checkOptions, requireMade } from '../../arguments.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
 import { streamOf } from '../../memory/buffer-copies.ts';
 import { Resource } from '../../resource.ts';
@@ -10,6 +10,7 @@ import { discard } from '../parcel.ts';
 import { Connection } from './connection.ts';
 import { type PeerCredentials, processName } from './credentials.ts';
 import { checkDeadline, type DeadlineOptions, withDeadline } from './deadline.ts';
+import type { PeerOptions } from './peer-options.ts';
 
 /** Options of `send` and `receive`. */
 export interface TransferOptions extends DeadlineOptions {
@@ -22,27 +23,12 @@ export interface TransferOptions extends DeadlineOptions {
   readonly stream?: Stream;
 }
 
-/** How long what a process has is kept for it where nobody sees its end. */
-export interface GraceOptions {
-  /**
-   * Where the end of the other process cannot be seen: for how many milliseconds after the end of
-   * the connection it is taken to live. Default 2000.
-   */
-  readonly orphanGraceMs?: number | undefined;
-}
-
 /** What a peer is made of. */
-interface PeerInit extends GraceOptions {
+interface PeerInit extends PeerOptions {
   readonly process?: PeerProcess;
 }
 
 const DEFAULT_GRACE_MS = 2000;
-const MAX_GRACE_MS = 2 ** 31 - 1;
-
-/** @throws TypeError, RangeError for what is no time */
-export function checkGrace(orphanGraceMs: number | undefined): void {
-  if (orphanGraceMs !== undefined) checkInteger(orphanGraceMs, 'orphanGraceMs', 0, MAX_GRACE_MS);
-}
 
 /**
  * A process at the other end of a connection: values go to it and come from it, with GPU objects
@@ -81,13 +67,13 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     init: PeerInit = {},
   ) {
     requireMade(credentials, Object, 'Peer', 'connect, listen, spawnPeer or parentPeer');
-    const { process = PeerProcess.atOtherEnd(socket, credentials.pid), orphanGraceMs } = init;
-    const connection = new Connection(
-      socket,
-      processName(credentials),
-      process,
-      orphanGraceMs ?? DEFAULT_GRACE_MS,
-    );
+    const {
+      process = PeerProcess.atOtherEnd(socket, credentials.pid),
+      orphanGraceMs = DEFAULT_GRACE_MS,
+      busyPollUs = 0,
+    } = init;
+    const connection = new Connection(socket, processName(credentials), process, orphanGraceMs);
+    connection.polling.forUs = busyPollUs;
     super('Peer', { release: () => connection.close() });
     this.pid = credentials.pid;
     this.uid = credentials.uid;
@@ -161,7 +147,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
       throw new IpcError(`the descriptor is of process ${sound.pid}, which ${other} is not`);
     let isGivenUp = false;
     return withDeadline<Opened>(deadline, `asking ${other}`, (resolve, reject) => {
-      this.#connection.enquiry.ask({
+      this.#connection.ask({
         descriptor: sound,
         stream,
         resolve: (opened) => (isGivenUp ? discard(opened as object) : resolve(opened as Opened)),

@@ -18,6 +18,11 @@ export class Questions {
   readonly #open = new Map<number, Asker>();
   #next = 0;
 
+  /** Whether there are any. */
+  get isEmpty(): boolean {
+    return this.#open.size === 0;
+  }
+
   /** Notes a question; answers with its number. @throws IpcError for too many */
   ask(asker: Asker): number {
     if (this.#open.size >= MAX_QUESTIONS)

@@ -6,9 +6,10 @@ import { socketPair } from '../../../ffi/socket.ts';
 import { checkOptions, checkStrings, shown } from '../../arguments.ts';
 import { ChildPeer } from './child-peer.ts';
 import { PARENT_VARIABLE } from './parent.ts';
+import { type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
 
 /** How the child of {@link spawnPeer} is started. */
-export interface SpawnPeerOptions {
+export interface SpawnPeerOptions extends BusyPollOptions {
   /** What the script finds in `process.argv` from the third place on. */
   readonly args?: readonly string[];
   /** Default: that of this process. */
@@ -40,7 +41,9 @@ export function spawnPeer(script: string | URL, options?: SpawnPeerOptions): Chi
     execArgv = ownExecArgv(),
     stdio = 'inherit',
     cwd,
-  } = checkOptions(options, ['args', 'env', 'execArgv', 'stdio', 'cwd'], 'spawnPeer');
+    busyPollUs,
+  } = checkOptions(options, ['args', 'env', 'execArgv', 'stdio', 'cwd', 'busyPollUs'], 'spawnPeer');
+  const init = checkPeerOptions({ busyPollUs });
   checkStrings(args, 'args');
   checkStrings(execArgv, 'execArgv');
   if (typeof env !== 'object' || env === null)
@@ -60,7 +63,7 @@ export function spawnPeer(script: string | URL, options?: SpawnPeerOptions): Chi
       ...(cwd === undefined ? {} : { cwd }),
     });
     isOwned = true;
-    return new ChildPeer(own, child);
+    return new ChildPeer(own, child, init);
   } finally {
     if (!isOwned) closeFd(own);
     closeFd(other);

@@ -10,6 +10,9 @@ const MAX_PACKETS_PER_TURN = 32;
 /** For descriptors that are too many on their way: nothing tells when they are fewer. */
 const RETRY_MS = 5;
 
+/** What was read: 'awaited' where someone waited for what it completed. */
+type Read = 'nothing' | 'packet' | 'awaited' | 'end';
+
 /** Who a wire is for. */
 export interface WireUser {
   /** Whether more is wanted now. */
@@ -74,7 +77,17 @@ export class Wire {
   /** Takes what the kernel has already, which needs no turn of the loop. */
   takeAtOnce(): void {
     if (this.#readAtOnce >= MAX_PACKETS_PER_TURN) return;
-    if (this.#readOne({ tellsEnd: false }) !== 'nothing') this.#readAtOnce += 1;
+    const read = this.#readOne('leave the end');
+    if (read === 'packet' || read === 'awaited') this.#readAtOnce += 1;
+  }
+
+  /** Looks once at what the kernel has; 'over' where only the event loop can tell what is next. */
+  look(): Exclude<Read, 'end'> | 'over' {
+    // The loop has turned since.
+    this.#readAtOnce = 0;
+    if (this.#fd === undefined || this.#isOtherGone || !this.#user.wantsMore()) return 'over';
+    const read = this.#readOne('leave the end');
+    return read === 'end' ? 'over' : read;
   }
 
   /** More is wanted again. */
@@ -134,8 +147,8 @@ export class Wire {
   #read(): void {
     for (let n = 0; n < MAX_PACKETS_PER_TURN; n++) {
       if (this.#fd === undefined || !this.#user.wantsMore()) return;
-      const read = this.#readOne();
-      if (read === 'nothing') return;
+      const read = this.#readOne('tell the end');
+      if (read === 'nothing' || read === 'end') return;
       // Who waited for it goes on at once; the socket tells again of what it still has.
       if (read === 'awaited' && !this.#isOtherGone) return;
     }
@@ -146,16 +159,16 @@ export class Wire {
   /**
    * Takes one packet from the kernel, if there is one.
    *
-   * @param tellsEnd false leaves the end to the next turn of the loop, which may know why
+   * @param atEnd leaves the end to the next turn of the loop, which may know why
    */
-  #readOne({ tellsEnd } = { tellsEnd: true }): 'nothing' | 'packet' | 'awaited' {
+  #readOne(atEnd: 'tell the end' | 'leave the end'): Read {
     if (this.#fd === undefined) return 'nothing';
     try {
       const message = receive(this.#fd);
       if (message === undefined && !this.#isOtherGone) return 'nothing';
       if (message === undefined || message === 'end') {
-        if (tellsEnd) this.#user.ended();
-        return 'nothing';
+        if (atEnd === 'tell the end') this.#user.ended();
+        return 'end';
       }
       const arrived = this.#assembly.add(message);
       return arrived && this.#user.arrived(arrived) ? 'awaited' : 'packet';

@@ -7,7 +7,7 @@ import { processStartTime } from '../../../../../ffi/process.ts';
 import { receiveMessage, sendMessage, socketPair } from '../../../../../ffi/socket.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
-import type { GraceOptions } from '../../../../../src/ipc/peer/peer.ts';
+import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { openDescriptors } from '../../../../support/descriptors.ts';
 import { emulate } from '../../emulate.ts';
@@ -50,7 +50,7 @@ const adopted = (): number => leases.stats().leases.length - between;
 let between = 0;
 
 /** One that has a buffer of this process, by lease 0. */
-async function holder(grace?: GraceOptions): Promise<Stranger> {
+async function holder(grace?: PeerOptions): Promise<Stranger> {
   const other = new Stranger(grace);
   await other.peer.send(buffer);
   between = leases.stats().leases.length;

@@ -3,7 +3,8 @@ import { closeFd, isOpenFd } from '../../../../../ffi/libc.ts';
 import { receiveMessage, sendMessage, socketPair } from '../../../../../ffi/socket.ts';
 import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/peer/limits.ts';
 import { type PacketHeader, writeHeader } from '../../../../../src/ipc/peer/packet.ts';
-import { type GraceOptions, Peer } from '../../../../../src/ipc/peer/peer.ts';
+import { Peer } from '../../../../../src/ipc/peer/peer.ts';
+import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
 
 const own = { pid: process.pid, uid: process.geteuid?.() ?? 0 };
 
@@ -27,7 +28,7 @@ export class Stranger implements Disposable {
   readonly peer: Peer;
   readonly socket: number;
 
-  constructor(grace?: GraceOptions) {
+  constructor(grace?: PeerOptions) {
     const [first, second] = socketPair();
     this.peer = new Peer(first, own, grace);
     this.socket = second;

@@ -1,0 +1,67 @@
+/**
+ * Looking instead of sleeping: the one place where the thread does it, for all connections, so that
+ * none that spins is deaf to what comes through another.
+ */
+
+/** What a look has found. */
+export type Look =
+  /** Those who wait still wait. */
+  | 'nothing'
+  /** One who waited goes on; another waits still. */
+  | 'served'
+  /** Nobody waits any more, or what they wait for is not to be had by looking. */
+  | 'over';
+
+/** Where someone waits. */
+export interface Polled {
+  /** Looks once. It must not throw. */
+  look(): Look;
+}
+
+interface Poll {
+  readonly polled: Polled;
+  readonly forMs: number;
+  /** From its first look on; 0 before. */
+  until: number;
+}
+
+const polls: Poll[] = [];
+let isScheduled = false;
+
+/**
+ * Looks for so long, from the next turn of the event loop on: whatever is ready to run, and may send
+ * what is answered, runs before. Asked anew, the time begins anew.
+ */
+export function busyPoll(polled: Polled, forUs: number): void {
+  const poll = polls.find((each) => each.polled === polled);
+  if (poll) poll.until = 0;
+  else polls.push({ polled, forMs: forUs / 1000, until: 0 });
+  schedule();
+}
+
+function schedule(): void {
+  if (isScheduled || polls.length === 0) return;
+  isScheduled = true;
+  setImmediate(spin);
+}
+
+function spin(): void {
+  isScheduled = false;
+  let now = performance.now();
+  for (const poll of polls) poll.until ||= now + poll.forMs;
+  // Nothing is allocated from here on: it may go round a million times.
+  while (polls.length > 0) {
+    for (let at = polls.length - 1; at >= 0; at -= 1) {
+      const poll = polls[at] as Poll;
+      const found = poll.polled.look();
+      if (found === 'nothing' && now < poll.until) continue;
+      if (found === 'served') poll.until = 0;
+      else polls.splice(at, 1);
+      if (found === 'nothing') continue;
+      // What was waited for goes on first, and the loop has its turn.
+      schedule();
+      return;
+    }
+    now = performance.now();
+  }
+}
