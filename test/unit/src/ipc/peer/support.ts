@@ -9,10 +9,13 @@ import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
 const own = { pid: process.pid, uid: process.geteuid?.() ?? 0 };
 
 /** Two peers that talk with each other; dispose closes both. */
-export function peerPair(): Disposable & { readonly a: Peer; readonly b: Peer } {
+export function peerPair(
+  options?: PeerOptions,
+  otherOptions = options,
+): Disposable & { readonly a: Peer; readonly b: Peer } {
   const [first, second] = socketPair();
-  const a = new Peer(first, own);
-  const b = new Peer(second, own);
+  const a = new Peer(first, own, options);
+  const b = new Peer(second, own, otherOptions);
   return {
     a,
     b,
@@ -28,9 +31,9 @@ export class Stranger implements Disposable {
   readonly peer: Peer;
   readonly socket: number;
 
-  constructor(grace?: PeerOptions) {
+  constructor(options?: PeerOptions) {
     const [first, second] = socketPair();
-    this.peer = new Peer(first, own, grace);
+    this.peer = new Peer(first, own, options);
     this.socket = second;
   }
 
