@@ -8,7 +8,7 @@ interface Task {
 }
 
 async function work(): Promise<void> {
-  const parent = parentPeer();
+  const parent = parentPeer({ busyPollUs: 50 }); // looks for so long before it sleeps
   for await (const value of parent) {
     const { id, numbers } = value as Task;
     const squared = (await numbers.copyToHost(new Float32Array(4))).map((number) => number ** 2);

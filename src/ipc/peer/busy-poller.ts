@@ -14,13 +14,14 @@ export type Look =
 
 /** Where someone waits. */
 export interface Polled {
+  /** How long it is looked at, in microseconds. */
+  readonly forUs: number;
   /** Looks once. It must not throw. */
   look(): Look;
 }
 
 interface Poll {
   readonly polled: Polled;
-  readonly forMs: number;
   /** From its first look on; 0 before. */
   until: number;
 }
@@ -29,13 +30,13 @@ const polls: Poll[] = [];
 let isScheduled = false;
 
 /**
- * Looks for so long, from the next turn of the event loop on: whatever is ready to run, and may send
- * what is answered, runs before. Asked anew, the time begins anew.
+ * Looks from the next turn of the event loop on: whatever is ready to run, and may send what is
+ * answered, runs before. Asked anew, the time begins anew.
  */
-export function busyPoll(polled: Polled, forUs: number): void {
+export function busyPoll(polled: Polled): void {
   const poll = polls.find((each) => each.polled === polled);
   if (poll) poll.until = 0;
-  else polls.push({ polled, forMs: forUs / 1000, until: 0 });
+  else polls.push({ polled, until: 0 });
   schedule();
 }
 
@@ -48,7 +49,7 @@ function schedule(): void {
 function spin(): void {
   isScheduled = false;
   let now = performance.now();
-  for (const poll of polls) poll.until ||= now + poll.forMs;
+  for (const poll of polls) poll.until ||= now + poll.polled.forUs / 1000;
   // Nothing is allocated from here on: it may go round a million times.
   while (polls.length > 0) {
     for (let at = polls.length - 1; at >= 0; at -= 1) {

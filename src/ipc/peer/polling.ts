@@ -13,7 +13,7 @@ interface Waiting {
 export class Polling implements Polled {
   readonly #wire: Wire;
   readonly #waiting: Waiting;
-  /** How long, from when someone waits; 0 for not at all. */
+  /** As {@link Polled}; 0 for not at all. */
   forUs = 0;
 
   constructor(wire: Wire, waiting: Waiting) {
@@ -23,7 +23,7 @@ export class Polling implements Polled {
 
   /** Someone has begun to wait, perhaps. */
   begin(): void {
-    if (this.forUs > 0 && this.#waiting.isAwaited()) busyPoll(this, this.forUs);
+    if (this.forUs > 0 && this.#waiting.isAwaited()) busyPoll(this);
   }
 
   /** As {@link Polled}. */

@@ -34,7 +34,7 @@ test('looks until what is waited for comes, before the loop goes on', async () =
       resolve();
       return 'over';
     };
-    busyPoll({ look }, SECOND_US);
+    busyPoll({ forUs: SECOND_US, look });
   });
   const turn = watchTurn();
   await null;
@@ -48,6 +48,7 @@ test('looks until what is waited for comes, before the loop goes on', async () =
 test('looks no more when its time is over, until it is asked anew', async () => {
   let looks = 0;
   const polled = {
+    forUs: 1,
     look(): Look {
       looks += 1;
       return 'nothing';
@@ -55,8 +56,8 @@ test('looks no more when its time is over, until it is asked anew', async () => 
   };
   for (let asked = 0; asked < 2; asked += 1) {
     looks = 0;
-    busyPoll(polled, 1);
-    busyPoll(polled, 1);
+    busyPoll(polled);
+    busyPoll(polled);
     await nextTurn();
     const seen = looks;
     assert.ok(seen > 0);
@@ -75,26 +76,22 @@ test('all that wait are looked at, and the loop turns where one of them has been
     return look;
   };
   await new Promise<void>((resolve) => {
-    busyPoll(
-      {
-        look() {
-          if (looks === 100) return serve('first', 'served');
-          return looks === 200 ? serve('first, again', 'over') : 'nothing';
-        },
+    busyPoll({
+      forUs: SECOND_US,
+      look() {
+        if (looks === 100) return serve('first', 'served');
+        return looks === 200 ? serve('first, again', 'over') : 'nothing';
       },
-      SECOND_US,
-    );
-    busyPoll(
-      {
-        look() {
-          looks += 1;
-          if (looks < 300) return 'nothing';
-          resolve();
-          return serve('second', 'over');
-        },
+    });
+    busyPoll({
+      forUs: SECOND_US,
+      look() {
+        looks += 1;
+        if (looks < 300) return 'nothing';
+        resolve();
+        return serve('second', 'over');
       },
-      SECOND_US,
-    );
+    });
   });
   assert.deepEqual(
     found,
@@ -117,6 +114,23 @@ test('what is sent after receive() goes out before the thread looks for the answ
     assert.equal(await first, 'first');
     assert.equal(turn.hasRun, expected, 'whether the loop went on before');
     assert.equal(await pair.a.receive(), 'second');
+  }
+});
+
+test('who is listened for, and who connects, look too', async () => {
+  const name = `@cuffi-polling-${process.pid}`;
+  using listener = listen(name, polling);
+  using guest = await connect(name, polling);
+  using host = await listener.accept();
+  for (const [from, to] of [
+    [guest, host],
+    [host, guest],
+  ] as const) {
+    const coming = to.receive();
+    const turn = watchTurn();
+    await from.send('hello');
+    assert.equal(await coming, 'hello');
+    assert.equal(turn.hasRun, false);
   }
 });
 
