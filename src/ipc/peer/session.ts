@@ -103,18 +103,18 @@ export class Session implements ParcelSession {
   readyPoints(objects: readonly Shareable[], stream: Stream | undefined): Point[] {
     if (objects.length === 0) return [];
     if (stream) return this.ordering.behindStream(stream);
-    const streams = new Set<Stream>();
-    const contexts = new Set<Context>();
+    const points: Point[] = [];
+    const asked = new Set<Stream | Context>();
     for (const object of objects) {
       const own = streamOfObject(object);
       const context = contextOf(object);
-      if (own) streams.add(own);
-      else if (context) contexts.add(context);
+      const place = own ?? context;
+      if (!place || asked.has(place)) continue;
+      asked.add(place);
+      if (own) points.push(...this.ordering.behindStream(own));
+      else if (context) points.push(...this.ordering.behindContext(context));
     }
-    return furthest([
-      ...[...streams].flatMap((each) => this.ordering.behindStream(each)),
-      ...[...contexts].flatMap((each) => this.ordering.behindContext(each)),
-    ]);
+    return furthest(points);
   }
 
   /** As {@link ParcelSession}. */

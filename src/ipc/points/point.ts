@@ -13,6 +13,7 @@ export const SLOT_COUNT = 512;
 
 /** Of each slot the furthest point: who is there has been at the others. */
 export function furthest(points: readonly Point[]): Point[] {
+  if (points.length < 2) return [...points];
   const bySlot = new Map<number, Point>();
   for (const point of points) {
     const known = bySlot.get(point.slot);
