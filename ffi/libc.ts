@@ -42,6 +42,7 @@ const table = {
   sem_init: [[pointer, int, uint], 'int32'],
   sem_post: [[pointer], 'int32'],
   sem_trywait: [[pointer], 'int32'],
+  sched_yield: [[], 'int32'],
 } as const satisfies Record<
   string,
   readonly [readonly CType[], 'int32' | 'uint32' | 'int64' | 'uint64']
@@ -193,6 +194,11 @@ export function mapShared(fd: number, byteLength: number, fileOffset = 0): Mappi
     },
   };
 }
+
+/** Lets whoever else is ready to run have this core first. */
+export const yieldCore = (): void => {
+  libc.sched_yield();
+};
 
 /** A descriptor of a process, readable when the process has ended. @throws SystemError */
 export const openPidfd = (pid: number): number =>

@@ -3,6 +3,8 @@
  * none that spins is deaf to what comes through another.
  */
 
+import { yieldCore } from '../../../ffi/libc.ts';
+
 /** What a look has found. */
 export type Look =
   /** Those who wait still wait. */
@@ -25,6 +27,9 @@ interface Poll {
   /** From its first look on; 0 before. */
   until: number;
 }
+
+/** Looking at the clock, and yielding, each cost about as much as a look. */
+const LOOKS_BETWEEN = 4;
 
 const polls: Poll[] = [];
 let isScheduled = false;
@@ -51,7 +56,7 @@ function spin(): void {
   let now = performance.now();
   for (const poll of polls) poll.until ||= now + poll.polled.forUs / 1000;
   // Nothing is allocated from here on: it may go round a million times.
-  while (polls.length > 0) {
+  for (let looks = 1; polls.length > 0; looks += 1) {
     for (let at = polls.length - 1; at >= 0; at -= 1) {
       const poll = polls[at] as Poll;
       const found = poll.polled.look();
@@ -63,6 +68,9 @@ function spin(): void {
       schedule();
       return;
     }
+    if (looks % LOOKS_BETWEEN > 0) continue;
+    // Where there are fewer cores than processes that look, whoever is to answer may need this one.
+    yieldCore();
     now = performance.now();
   }
 }
