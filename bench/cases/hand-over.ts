@@ -10,10 +10,10 @@ import type { HandOverChildren } from '../programs/hand-over-children.ts';
 import { copiedBySocket } from '../ways/copied-by-socket.ts';
 import { copiedInPageLockedMemory } from '../ways/copied-in-page-locked-memory.ts';
 import { copiedInSharedMemory } from '../ways/copied-in-shared-memory.ts';
-import { emptyMessage } from '../ways/empty-message.ts';
+import { emptyMessage, emptyMessageBusyPolling } from '../ways/empty-message.ts';
 import { firstPool } from '../ways/first-pool.ts';
 import { legacy } from '../ways/legacy.ts';
-import { mapped } from '../ways/mapped.ts';
+import { mapped, mappedBusyPolling } from '../ways/mapped.ts';
 import { mappedPoints, POINTS } from '../ways/mapped-points.ts';
 import { nodeNet } from '../ways/node-net.ts';
 import { openWays } from '../ways/open.ts';
@@ -42,7 +42,7 @@ const connection: Row = {
   name: 'connection',
   what: 'an empty message to another process and back; node:net: a byte through a Unix socket',
   calls: 500,
-  ways: [emptyMessage, nodeNet],
+  ways: [emptyMessage, emptyMessageBusyPolling, nodeNet],
   peers: [],
   aims: [{ versus: 'node:net', max: 1.5 }],
 };
@@ -55,7 +55,14 @@ const rows: readonly Row[] = [
     calls: 200,
     untimed: UNTIMED,
     budgetMs: 2500,
-    ways: [mapped, mappedPoints, copiedBySocket, copiedInSharedMemory, copiedInPageLockedMemory],
+    ways: [
+      mapped,
+      mappedBusyPolling,
+      mappedPoints,
+      copiedBySocket,
+      copiedInSharedMemory,
+      copiedInPageLockedMemory,
+    ],
     peers: [
       { peer: 'C', batch: 'handOver.mapped' },
       { peer: 'C', batch: 'handOver.mappedPoints', name: `C, ${POINTS}` },

@@ -10,6 +10,8 @@ interface ChildOptions {
   readonly args?: readonly string[];
   /** Descriptors that it has as well, by their numbers there. */
   readonly fds?: Readonly<Record<number, number>>;
+  /** For how long this end looks at the connection before it sleeps. */
+  readonly busyPollUs?: number;
 }
 
 const START_TIMEOUT_MS = 60_000;
@@ -31,13 +33,13 @@ export class Child {
   static async start(
     program: URL,
     driver: DriverChoice,
-    { args = [], fds = {} }: ChildOptions = {},
+    { args = [], fds = {}, busyPollUs = 0 }: ChildOptions = {},
   ): Promise<Child> {
     const stdio: (number | 'inherit' | 'ipc' | 'pipe')[] = ['inherit', 'inherit', 'inherit', 'ipc'];
     stdio[SOCKET_FD] = 'pipe';
     for (const [there, here] of Object.entries(fds)) stdio[Number(there)] = here;
     const env = { ...process.env, CUFFI_DRIVER: driver.name };
-    const child = new Child(spawnPeer(program, { env, args: [...args], stdio }));
+    const child = new Child(spawnPeer(program, { env, args: [...args], stdio, busyPollUs }));
     try {
       await child.peer.receive({ timeoutMs: START_TIMEOUT_MS });
     } catch (error) {

@@ -1,5 +1,5 @@
 /**
- * The receiver of hand-overs: it answers what it is handed with the first word of it, read from the
+ * The receiver of hand-overs, `hand-over-child.ts BUSY_POLL_US`: it answers what it is handed with the first word of it, read from the
  * device, and closes it before; nothing with nothing. What comes through the socket goes back.
  */
 import { Socket } from 'node:net';
@@ -8,7 +8,7 @@ import { ImportedPool, openIpcBuffer, parentPeer } from 'cuffi/ipc';
 import { type Order, SOCKET_FD } from './child-messages.ts';
 import { WordReader } from './word-reader.ts';
 
-const parent = parentPeer();
+const parent = parentPeer({ busyPollUs: Number(process.argv[2]) });
 const reader = new WordReader();
 const kept: DeviceBuffer[] = [];
 let closesPools = false;

@@ -2,6 +2,9 @@ import type { DriverChoice } from '../driver.ts';
 import { CopyingChild } from './copying.ts';
 import { HandOverChild } from './hand-over.ts';
 
+/** Longer than an answer takes: nobody sleeps in between. */
+const BUSY_POLL_US = 200;
+
 /**
  * The other processes of hand-overs: one receiver for all rows, which is warm after the first of
  * them (on an H200 it was as quick in each as one that knew no other, or quicker), and one receiver
@@ -10,6 +13,7 @@ import { HandOverChild } from './hand-over.ts';
 export class HandOverChildren {
   readonly #driver: DriverChoice;
   #receiver: HandOverChild | undefined;
+  #polling: HandOverChild | undefined;
   #copying: CopyingChild | undefined;
   readonly #known = new Set<object>();
 
@@ -30,6 +34,12 @@ export class HandOverChildren {
     return isNew;
   }
 
+  /** One that looks at the connection before it sleeps, as this end of it does. */
+  async pollingReceiver(): Promise<HandOverChild> {
+    this.#polling ??= await HandOverChild.start(this.#driver, BUSY_POLL_US);
+    return this.#polling;
+  }
+
   /** The receiver of copies, until somebody ends it: what it copies is in memory of its size. */
   async copyingReceiver(byteLength: number): Promise<CopyingChild> {
     const { isEnded = true } = this.#copying ?? {};
@@ -42,8 +52,10 @@ export class HandOverChildren {
   /** Ends those that are there; the next ones asked for are new. */
   async end(): Promise<void> {
     const receiver = this.#receiver;
+    const polling = this.#polling;
     this.#receiver = undefined;
+    this.#polling = undefined;
     this.#known.clear();
-    await Promise.all([receiver?.end(), this.#copying?.end()]);
+    await Promise.all([receiver?.end(), polling?.end(), this.#copying?.end()]);
   }
 }

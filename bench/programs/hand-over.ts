@@ -23,9 +23,14 @@ export class HandOverChild {
     );
   }
 
-  /** Resolves when the child has opened the driver. */
-  static async start(driver: DriverChoice): Promise<HandOverChild> {
-    return new HandOverChild(await Child.start(PROGRAM, driver));
+  /**
+   * Resolves when the child has opened the driver.
+   *
+   * @param busyPollUs for how long both ends look at the connection before they sleep
+   */
+  static async start(driver: DriverChoice, busyPollUs = 0): Promise<HandOverChild> {
+    const args = [String(busyPollUs)];
+    return new HandOverChild(await Child.start(PROGRAM, driver, { args, busyPollUs }));
   }
 
   /** Sends a buffer through the connection, behind the work of a stream; answers with the word that the child read. */
