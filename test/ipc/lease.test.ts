@@ -218,6 +218,34 @@ test(
   },
 );
 
+for (const [what, step] of [
+  ['closes what it had', 'abandon'],
+  ['resets it', 'resetLost'],
+] as const)
+  test(`a receiver that has lost its context and ${what} gives that back`, deadline, async (t) => {
+    const child = start();
+    await warmUp(child);
+    const lent = kinds.map((kind) => allocate(kind));
+    for (const { buffer } of lent) await ask(child, { do: 'keep', buffer });
+    using stream = Stream.create({ nonBlocking: true });
+    using used = DeviceBuffer.allocate(4096);
+    if (step === 'resetLost') {
+      // Work that is never done: the next here comes behind it.
+      await ask(child, { do: 'hold' });
+      assert.equal(await ask(child, { do: 'copy', buffer: used }), false);
+      used.fill(2, { stream });
+    }
+    for (const { close } of lent) close();
+    assert.equal(leases.stats().limbo.count, lent.length);
+    assert.equal(await ask(child, { do: 'lose' }), 'lost');
+    const answer = await ask(child, { do: step });
+    if (String(answer).includes('Error')) t.skip(`the driver does not reset it: ${answer}`);
+    else await leases.drain({ timeoutMs: 20_000 });
+    if (step === 'resetLost') assert.equal(child.process.exitCode, null);
+    if (answer === 'reset') await stream.synchronize();
+    await kill(child);
+  });
+
 test(
   'what is given back after the end of a connection is given back all the same',
   deadline,

@@ -203,6 +203,7 @@ export class Session implements ParcelSession {
     this.#isEnded = true;
     this.onNews = undefined;
     this.adopting.end();
+    this.borrowed.end();
     if (!this.process.isSeen && !this.#isGone)
       setTimeout(() => this.#otherIsGone(), this.#graceMs).unref();
     this.ordering.close(() => this.#forget());
