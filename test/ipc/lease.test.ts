@@ -18,6 +18,7 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import { type ChildPeer, exportIpc, getIpcHandle, leases, spawnPeer } from '../../src/ipc/index.ts';
+import { MAX_ASKED } from '../../src/ipc/lease/adopting.ts';
 import { nextTurn } from '../../src/wait.ts';
 import { dose } from '../support/dose.ts';
 import { Latch } from '../support/latch.ts';
@@ -483,6 +484,22 @@ test('all that comes is passed on, however much is waiting', deadline, async () 
   for (let n = 0; n < count; n++) await between.send(buffer.subarray(n % 100, 4096));
   assert.equal(await between.receive({ timeoutMs: 30_000 + dose(0, 300_000) }), 'all');
   while (leases.stats().leases.length > 0) await nextTurn();
+});
+
+test('more than is kept for others at a time waits, and breaks nothing', deadline, async () => {
+  const [between, last] = [start(), start()];
+  const name = `@cuffi-hoard-${process.pid}`;
+  const count = MAX_ASKED + 76;
+  using buffer = DeviceBuffer.allocate(4096);
+  await ask(last, { do: 'hoard', value: name, count });
+  await between.send({ do: 'relay', value: name, count } satisfies Step);
+  for (let n = 0; n < count; n++) await between.send(buffer.subarray(n % 100, 4096));
+  assert.equal(await between.receive({ timeoutMs: 30_000 }), 'all');
+  assert.equal(between.closed, false);
+  // What the last has is its own: the one between may end.
+  await kill(between);
+  assert.deepEqual(await ask(last, { do: 'release' }), 'released');
+  await leases.drain({ timeoutMs: 20_000 });
 });
 
 test('sends leave nothing on either side', deadline, async () => {

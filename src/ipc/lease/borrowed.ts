@@ -9,7 +9,7 @@ import type { Returned } from '../peer/tail.ts';
 import type { Ordering } from '../points/ordering.ts';
 import type { Point } from '../points/point.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import type { Adopting } from './adopting.ts';
+import type { Adopting, Asked } from './adopting.ts';
 import { leaseBook } from './lease-book.ts';
 import { rememberLender } from './passing.ts';
 import { bufferOf, isImported } from './shared-object.ts';
@@ -24,7 +24,7 @@ type OpenHere = Resource & { readonly context: Context };
 /** The other end, as the lender of what it has lent by number. */
 interface LeaseLender {
   readonly pid: number;
-  adopt(...asked: Parameters<Adopting['ask']>): Promise<void>;
+  adopt(...asked: Parameters<Adopting['ask']>): Asked;
 }
 
 /** What the other end of one connection has lent to this process, by number. */
