@@ -74,7 +74,8 @@ export class PeerProcess {
     const started = pid > 0 ? processStartTime(pid) : undefined;
     const key = started === undefined ? undefined : `${pid} ${started}`;
     const known = key === undefined ? undefined : watched.get(key);
-    if (!known) return new PeerProcess(pid, key, sight);
+    // Who sees it must not be given one that does not.
+    if (!known) return new PeerProcess(pid, sight === 'unseen' ? undefined : key, sight);
     if (typeof sight === 'number') closeFd(sight);
     return known;
   }

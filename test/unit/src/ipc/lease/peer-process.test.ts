@@ -19,6 +19,14 @@ afterEach(() => assert.equal(openDescriptors(), before, 'descriptors'));
 
 const own = { pid: process.pid, uid: process.geteuid?.() ?? 0 };
 
+function withoutRoom<T>(make: () => T): T {
+  let made: T | undefined;
+  withRoomFor(1, () => {
+    made = make();
+  });
+  return made as T;
+}
+
 test('a living process is not gone where no descriptor is left to see it by', async () => {
   const child = spawn('sleep', ['60'], { stdio: 'ignore' });
   const pid = child.pid as number;
@@ -32,6 +40,12 @@ test('a living process is not gone where no descriptor is left to see it by', as
       const named = PeerProcess.known(pid, startTime);
       assert.deepEqual([named.isSeen, named.isGone], [false, false]);
     });
+  const blind = withoutRoom(() => PeerProcess.known(pid, startTime));
+  const forget = blind.onGone(() => assert.fail('nobody can tell'));
+  const seen = PeerProcess.known(pid, startTime);
+  assert.deepEqual([blind.isSeen, seen.isSeen], [false, true]);
+  seen.onGone(() => {})();
+  forget();
   // Of a child its parent is told.
   ours?.onGone(() => {
     isTold = true;
