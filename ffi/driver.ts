@@ -7,7 +7,12 @@ import { extname } from 'node:path';
 import { arena } from './arena.ts';
 import { emulatedKernels } from './emulated-kernels.ts';
 import { type Driver, type FunctionName, functionNames, rows } from './functions.ts';
-import { LibraryNotFoundError, type NativeFunction, openLibrary } from './library.ts';
+import {
+  LibraryNotFoundError,
+  type LibraryPurpose,
+  type NativeFunction,
+  openLibrary,
+} from './library.ts';
 import { CUresult } from './results.ts';
 import { type CallRecord, type CallSink, printCall, traced } from './trace.ts';
 
@@ -38,6 +43,20 @@ const sinks = new Set<CallSink>();
 let choice: string | Driver | undefined;
 let source: Source | undefined;
 let selections = 0;
+
+const ANY_DRIVER: LibraryPurpose = {
+  title: 'no CUDA driver (libcuda.so.1) was found. Tried:',
+  remedy: [
+    'Install the NVIDIA driver. A container needs GPUs (--gpus all) and the driver in it',
+    '(NVIDIA_DRIVER_CAPABILITIES with compute); WSL has the driver of Windows in /usr/lib/wsl/lib.',
+    'CUFFI_DRIVER may be the path of a libcuda; without a GPU, CUFFI_DRIVER=emulated runs on the',
+    'emulated driver.',
+  ].join('\n'),
+};
+const NAMED_DRIVER: LibraryPurpose = {
+  title: 'what was chosen is no CUDA driver:',
+  remedy: 'CUFFI_DRIVER may be cuda, emulated, or the path of a libcuda.',
+};
 
 /**
  * The driver. A function is looked for and declared at its first call, and answers
@@ -72,9 +91,11 @@ function open(chosen: string | Driver): Source {
   if (typeof chosen !== 'string')
     return { name: 'test', resolve: (name) => chosen[name] as NativeFunction };
   if (chosen === 'emulated') return openEmulated();
-  const library = openLibrary(chosen === '' || chosen === 'cuda' ? LIBCUDA_PLACES : [chosen]);
+  const isNamed = chosen !== '' && chosen !== 'cuda';
+  const purpose = isNamed ? NAMED_DRIVER : ANY_DRIVER;
+  const library = openLibrary(isNamed ? [chosen] : LIBCUDA_PLACES, purpose);
   if (library.symbol('cuInit') === undefined)
-    throw new LibraryNotFoundError([{ path: library.path, reason: 'it has no cuInit' }]);
+    throw new LibraryNotFoundError([{ path: library.path, reason: 'it has no cuInit' }], purpose);
   return {
     name: library.path,
     resolve: (name) =>

@@ -17,7 +17,6 @@ const table = {
   fallocate: [[int, int, long, long], 'int32'],
   close: [[int], 'int32'],
   fcntl: [[int, int, long], 'int32'],
-  pipe2: [[pointer, int], 'int32'],
   poll: [[pointer, size_t, int], 'int32'],
   flock: [[int, int], 'int32'],
   pread: [[int, pointer, size_t, long], 'int64'],
@@ -115,8 +114,6 @@ const F_GETFD = 1;
 const F_SETFD = 2;
 const F_DUPFD_CLOEXEC = 1030;
 const FD_CLOEXEC = 1;
-const O_NONBLOCK = 0x800;
-const O_CLOEXEC = 0x8_0000;
 const SYS_PIDFD_OPEN = 434;
 const SYS_PIDFD_GETFD = 438;
 
@@ -149,13 +146,6 @@ export const setCloseOnExec = (fd: number): void => {
 /** Another descriptor of the same thing, close-on-exec. @throws SystemError */
 export const duplicateFd = (fd: number): number =>
   succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_DUPFD_CLOEXEC, 0), 'fcntl');
-
-/** The two ends of a pipe, close-on-exec and non-blocking: the one to read, the one to write. */
-export function openPipe(): [number, number] {
-  const fds = new Int32Array(2);
-  withAddress(fds, (address) => succeeded(libc.pipe2(address, O_CLOEXEC | O_NONBLOCK), 'pipe2'));
-  return [fds[0] as number, fds[1] as number];
-}
 
 /** An anonymous file in memory, close-on-exec, of the given size. @throws SystemError */
 export function createMemfd(name: string, byteLength: number): number {

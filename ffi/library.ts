@@ -15,12 +15,21 @@ export interface Library {
   symbol(name: string): number | undefined;
 }
 
-/** No candidate could be opened. `attempts` says for each what the loader answered. */
+/** What was looked for, and what to do where it is not there. */
+export interface LibraryPurpose {
+  /** What the list of attempts comes after. */
+  readonly title: string;
+  readonly remedy: string;
+}
+
+/** No candidate could be opened. The message and `attempts` say for each what the loader answered. */
 export class LibraryNotFoundError extends Error {
   readonly attempts: readonly { readonly path: string; readonly reason: string }[];
 
-  constructor(attempts: LibraryNotFoundError['attempts']) {
-    super(`none of ${attempts.map((attempt) => attempt.path).join(', ')} could be opened`);
+  constructor(attempts: LibraryNotFoundError['attempts'], purpose?: LibraryPurpose) {
+    const tried = attempts.map(({ path, reason }) => `  ${path}: ${reason}`);
+    const { title = 'no library could be opened. Tried:', remedy } = purpose ?? {};
+    super([title, ...tried, ...(remedy ? [remedy] : [])].join('\n'));
     this.name = 'LibraryNotFoundError';
     this.attempts = attempts;
   }
@@ -60,9 +69,10 @@ function configure(): void {
 /**
  * Opens the first of `candidates` that the loader takes.
  *
+ * @param purpose what the error says beside the attempts
  * @throws LibraryNotFoundError
  */
-export function openLibrary(candidates: readonly string[]): Library {
+export function openLibrary(candidates: readonly string[], purpose?: LibraryPurpose): Library {
   configure();
   const attempts: { path: string; reason: string }[] = [];
   for (const path of candidates) {
@@ -73,7 +83,7 @@ export function openLibrary(candidates: readonly string[]): Library {
       attempts.push({ path, reason: reason.replace(/^Failed to load shared library: /, '') });
     }
   }
-  throw new LibraryNotFoundError(attempts);
+  throw new LibraryNotFoundError(attempts, purpose);
 }
 
 function describe(path: string, library: LibraryHandle): Library {

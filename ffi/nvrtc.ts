@@ -1,6 +1,12 @@
 /** libnvrtc, NVIDIA's compiler of CUDA C++ at run time, as C has it: calls answer with a status. */
 import { dirname, join } from 'node:path';
-import { type Library, LibraryNotFoundError, type NativeFunction, openLibrary } from './library.ts';
+import {
+  type Library,
+  LibraryNotFoundError,
+  type LibraryPurpose,
+  type NativeFunction,
+  openLibrary,
+} from './library.ts';
 import {
   type Address,
   type Arguments,
@@ -58,13 +64,22 @@ export interface NvrtcLibrary {
 /** nvrtcResult of a call that this version of libnvrtc does not have. */
 const NVRTC_ERROR_INTERNAL_ERROR = 11;
 
+const PURPOSE: LibraryPurpose = {
+  title: 'no CUDA compiler (libnvrtc) was found. Tried:',
+  remedy: [
+    'Install it (pip install nvidia-cuda-nvrtc, or the CUDA toolkit), or set CUFFI_NVRTC to the',
+    'path of a libnvrtc.so. PTX and cubins that were compiled elsewhere need no compiler.',
+  ].join('\n'),
+};
+
 /** Opens the first of `candidates` that is a libnvrtc. @throws LibraryNotFoundError */
 export function openNvrtc(candidates: readonly string[]): NvrtcLibrary {
-  const library = openLibrary(candidates);
+  const library = openLibrary(candidates, PURPOSE);
   if (library.symbol('nvrtcCompileProgram') === undefined)
-    throw new LibraryNotFoundError([
-      { path: library.path, reason: 'it has no nvrtcCompileProgram' },
-    ]);
+    throw new LibraryNotFoundError(
+      [{ path: library.path, reason: 'it has no nvrtcCompileProgram' }],
+      PURPOSE,
+    );
   const nvrtc = {} as Nvrtc;
   for (const name of Object.keys(nvrtcRows) as NvrtcFunction[]) {
     Object.defineProperty(nvrtc, name, {

@@ -2,15 +2,15 @@
 import { isMainThread } from 'node:worker_threads';
 import { closeFd, errno, libc, openPidfd, SystemError } from './libc.ts';
 import { allocatePermanent, viewMemory, withAddress } from './native.ts';
-import { isProcessAlive, processStartTime } from './process.ts';
+import { isProcessAlive, processStartTime, requireStartTime } from './process.ts';
 import { peerCredentials } from './socket.ts';
 import type { Address } from './types.ts';
 
 /**
  * A descriptor of the process at the other end of a socket, readable when that has ended;
- * undefined where it has, or cannot be seen from here.
+ * undefined where it has, or is none of this pid namespace.
  *
- * @throws SystemError
+ * @throws SystemError as {@link pidfdOf}
  */
 export function peerPidfd(socket: number): number | undefined {
   const values = new Int32Array([-1, 4]);
@@ -26,10 +26,15 @@ export function peerPidfd(socket: number): number | undefined {
   throw new SystemError('getsockopt', number);
 }
 
-/** A descriptor of a process by its pid; undefined where it has ended, or cannot be seen. */
+/**
+ * A descriptor of a process by its pid; undefined where it has ended.
+ *
+ * @throws SystemError where that cannot be known: EMFILE, ENFILE, ENOMEM; ENOENT for a process that
+ * /proc hides
+ */
 export function pidfdOf(pid: number): number | undefined {
   if (pid <= 0) return undefined;
-  const started = processStartTime(pid);
+  const started = requireStartTime(pid);
   let pidfd: number;
   try {
     pidfd = openPidfd(pid);
@@ -37,10 +42,17 @@ export function pidfdOf(pid: number): number | undefined {
     if (error instanceof SystemError && error.code === 'ESRCH') return undefined;
     throw error;
   }
-  // Another process may have got the number in between.
-  if (started !== undefined && processStartTime(pid) === started) return pidfd;
-  closeFd(pidfd);
-  return undefined;
+  let isSame = false;
+  try {
+    // Another process may have got the number in between.
+    isSame = started !== undefined && requireStartTime(pid) === started;
+    if (isSame) return pidfd;
+    if (started === undefined && !hasEnded(pidfd))
+      throw new SystemError('open', ENOENT, `/proc/${pid}/stat`);
+    return undefined;
+  } finally {
+    if (!isSame) closeFd(pidfd);
+  }
 }
 
 /** The process that was asked for last; it has a descriptor here from the second time on. */
@@ -97,6 +109,7 @@ function hasEnded(pidfd: number): boolean {
 const POLLIN = 1;
 const SOL_SOCKET = 1;
 const SO_PEERPIDFD = 77;
+const ENOENT = 2;
 const ESRCH = 3;
 const EINVAL = 22;
 const ENODATA = 61;

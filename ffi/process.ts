@@ -1,5 +1,6 @@
 /** Which process this is, and whether another one lives: pids come again, start times do not. */
 import { readFileSync, readlinkSync } from 'node:fs';
+import { SystemError } from './libc.ts';
 
 /**
  * When a living process started, in clock ticks since boot; undefined for one that has ended, and
@@ -15,6 +16,21 @@ export function processStartTime(pid: number | 'self'): number | undefined {
   return startTimeIn(stat);
 }
 
+/**
+ * As {@link processStartTime}, but throws where that could not be asked for.
+ *
+ * @throws SystemError EMFILE, ENFILE, ENOMEM
+ */
+export function requireStartTime(pid: number): number | undefined {
+  try {
+    return startTimeIn(readFileSync(`/proc/${pid}/stat`, 'latin1'));
+  } catch (error) {
+    const { code, errno = 0 } = error as NodeJS.ErrnoException;
+    if (code === 'ENOENT' || code === 'ESRCH') return undefined;
+    throw new SystemError('open', -errno, `/proc/${pid}/stat`);
+  }
+}
+
 /** What an entry in /proc says of when its process started; undefined where that has ended. */
 function startTimeIn(stat: string): number | undefined {
   // The name, in parentheses, may hold spaces and parentheses of its own.
@@ -26,14 +42,14 @@ function startTimeIn(stat: string): number | undefined {
 
 /**
  * Whether a process has ended or is about to: its descriptors may be closed while its pid is still
- * there. True where it cannot be seen.
+ * there. Undefined where that cannot be known: no descriptor is left to ask with, or it is hidden.
  */
-export function isProcessEnding(pid: number): boolean {
+export function isProcessEnding(pid: number): boolean | undefined {
   let stat: string;
   try {
     stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
   } catch {
-    return true;
+    return signalError(pid) === 'ESRCH' ? true : undefined;
   }
   const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
   return fields[0] === 'Z' || fields[0] === 'X' || (Number(fields[6]) & PF_EXITING) !== 0;

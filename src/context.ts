@@ -47,6 +47,8 @@ export class Context extends ContextState {
   readonly resources = new ResourceSet();
   /** @internal How to give back what is kept only to be quicker; nothing of it may throw. */
   readonly spares = new Set<() => void>();
+  /** @internal Called when a reset has ended all that was queued in it; nothing of it may throw. */
+  readonly afterReset = new Set<() => void>();
   /** @internal What is known to run in it. */
   readonly activity = new Activity(() => this.#handle);
   /** @internal Releases that wait for the GPU. */
@@ -252,6 +254,7 @@ export class Context extends ContextState {
     const isRetained = this.#handle !== undefined;
     this.#handle = undefined;
     driver.resetPrimary(this.device, isRetained);
+    for (const tell of [...this.afterReset]) tell();
   }
 
   override toString(): string {

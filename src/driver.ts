@@ -20,22 +20,7 @@ function open(): CUresult {
     return cu.cuInit(0);
   } catch (error) {
     if (!(error instanceof LibraryNotFoundError)) throw error;
-    const attempts = error.attempts.map(({ path, reason }) => `  ${path}: ${reason}`);
-    const isNamed = attempts.length === 1;
-    throw new DriverNotFoundError(
-      isNamed
-        ? [
-            'what was chosen is no CUDA driver:',
-            ...attempts,
-            'CUFFI_DRIVER may be cuda, emulated, or the path of a libcuda.',
-          ].join('\n')
-        : [
-            'no CUDA driver (libcuda.so.1) was found. Tried:',
-            ...attempts,
-            'Install the NVIDIA driver (in a container: start it with GPUs), or set CUFFI_DRIVER to',
-            'the path of a libcuda. Without a GPU, CUFFI_DRIVER=emulated runs on the emulated driver.',
-          ].join('\n'),
-    );
+    throw new DriverNotFoundError(error.message);
   }
 }
 

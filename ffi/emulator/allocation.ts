@@ -71,7 +71,7 @@ const owned = (range: Range & { readonly bufferId: number }, context: Context) =
 });
 
 function pointerAt(memory: Memory, contexts: Contexts, address: number): Pointer | undefined {
-  const own = memory.allocationAt(address);
+  const own = memory.blocks.allocationAt(address);
   if (own) return { ...PLAIN, ...owned(own, own.block.context), isExportable: true };
   const opened = memory.imports.at(address);
   if (opened) return { ...PLAIN, ...owned(opened, opened.context) };
@@ -168,7 +168,7 @@ export const allocationFunctions = (
   },
   cuMemAlloc_v2(out, byteLength) {
     if (!(byteLength > 0)) return CUDA_ERROR_INVALID_VALUE;
-    const allocation = memory.allocate(contexts.current, byteLength);
+    const allocation = memory.blocks.allocate(contexts.current, byteLength);
     if (!allocation) return CUDA_ERROR_OUT_OF_MEMORY;
     host.setUint64(out, allocation.address);
     return CUDA_SUCCESS;
@@ -177,7 +177,7 @@ export const allocationFunctions = (
     if (!(width > 0) || !(height > 0) || !ELEMENTS.includes(elementByteLength))
       return CUDA_ERROR_INVALID_VALUE;
     const pitch = roundUp(width, PITCH);
-    const allocation = memory.allocate(contexts.current, pitch * height);
+    const allocation = memory.blocks.allocate(contexts.current, pitch * height);
     if (!allocation) return CUDA_ERROR_OUT_OF_MEMORY;
     host.setUint64(out, allocation.address);
     host.setUint64(pitchOut, pitch);
@@ -187,10 +187,10 @@ export const allocationFunctions = (
     if (address === 0) return CUDA_SUCCESS;
     const ofKind = freeOfKind(address);
     if (ofKind !== undefined) return ofKind;
-    const allocation = memory.allocationAt(address);
+    const allocation = memory.blocks.allocationAt(address);
     if (allocation?.address !== address) return CUDA_ERROR_INVALID_VALUE;
     queues.drain(allocation.block.context);
-    memory.free(allocation);
+    memory.blocks.free(allocation);
     return CUDA_SUCCESS;
   },
   cuMemGetAddressRange_v2(base, byteLength, address) {

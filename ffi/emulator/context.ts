@@ -152,6 +152,8 @@ export const primaryContextFunctions = (
   cuDevicePrimaryCtxRetain(out, device) {
     if (!contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
     const context = contexts.primary(device);
+    // A reset does not mend what failed: the process has no primary context any more.
+    if (!context.alive && context.failure !== CUDA_SUCCESS) return context.failure;
     contexts.revive(context);
     context.references += 1;
     host.setUint64(out, context.handle);

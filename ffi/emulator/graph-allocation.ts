@@ -22,6 +22,20 @@ const regionsOf = (capture: Capture): Map<number, PoolRegion> => {
   return regions;
 };
 
+/** Takes down a node that does its work at once, where its stream is. */
+function atLaunch(
+  queues: PoolRooms['queues'],
+  stream: Stream,
+  node: 'allocate' | 'free',
+  work: () => void,
+): void {
+  const run = (): true => {
+    work();
+    return true;
+  };
+  queues.enqueue(stream, run, node);
+}
+
 /** Takes down an allocation; its address is the same at each launch. */
 export function allocateCaptured(
   { pools, memory, queues, host }: Pick<PoolRooms, 'pools' | 'memory' | 'queues' | 'host'>,
@@ -36,14 +50,7 @@ export function allocateCaptured(
     ?.allocate(byteLength, stream, (device) => pool.access(device));
   if (!region) return CUDA_ERROR_OUT_OF_MEMORY;
   regionsOf(capture).set(region.address, region);
-  queues.enqueue(
-    stream,
-    () => {
-      memory.regions.add(region);
-      return true;
-    },
-    'allocate',
-  );
+  atLaunch(queues, stream, 'allocate', () => memory.regions.add(region));
   host.setUint64(out, region.address);
   return CUDA_SUCCESS;
 }
@@ -58,14 +65,7 @@ export function freeCaptured(
   const region = regionsOf(capture).get(address);
   if (!region || region.isFreed) return CUDA_ERROR_INVALID_VALUE;
   region.isFreed = true;
-  queues.enqueue(
-    stream,
-    () => {
-      memory.regions.remove(region);
-      return true;
-    },
-    'free',
-  );
+  atLaunch(queues, stream, 'free', () => memory.regions.remove(region));
   return CUDA_SUCCESS;
 }
 

@@ -184,7 +184,7 @@ export const ipcMemoryFunctions = (
   sameHandles: boolean,
 ): IpcMemoryFunctions => ({
   cuIpcGetMemHandle(out, address) {
-    const allocation = memory.allocationAt(address);
+    const allocation = memory.blocks.allocationAt(address);
     if (!allocation) return CUDA_ERROR_INVALID_VALUE;
     const { block, byteLength, bufferId } = allocation;
     const bytes = encodeHandle({

@@ -1,21 +1,13 @@
-/** Device memory: what is allocated, what is mapped, and what an address means. */
+/** Device memory: what is mapped, how much is free, and what an address means. */
 import { libc } from '../libc.ts';
-import {
-  type Allocation,
-  type Block,
-  createBlock,
-  destroyBlock,
-  type MappedBlock,
-} from './block.ts';
+import type { MappedBlock } from './block.ts';
+import { Blocks } from './blocks.ts';
 import type { Context, Contexts } from './context.ts';
 import type { HostMemory } from './host.ts';
 import { type Range, RangeMap } from './ranges.ts';
 import { READ, Regions, WRITE } from './region.ts';
 import type { Settings } from './settings.ts';
-import { AddressSpace, GRANULARITY, roundUp } from './space.ts';
-import { UNIT } from './trailer.ts';
-
-const LARGEST_SMALL = 2 ** 20;
+import { AddressSpace } from './space.ts';
 
 /** Memory of another process, opened here. */
 export interface Import extends Range {
@@ -34,6 +26,7 @@ export interface Registration extends Range {
 /** All memory that the device can reach. */
 export class Memory {
   readonly space: AddressSpace = new AddressSpace();
+  readonly blocks: Blocks = new Blocks(this);
   readonly imports: RangeMap<Import> = new RangeMap<Import>();
   readonly registrations: RangeMap<Registration> = new RangeMap<Registration>();
   readonly regions: Regions = new Regions();
@@ -41,9 +34,6 @@ export class Memory {
   readonly pools: RangeMap<Range> = new RangeMap<Range>();
   readonly #host: HostMemory;
   readonly #total: number;
-  readonly #blocks = new RangeMap<Block>();
-  /** Freed here, and still mapped by other processes. */
-  readonly #lingering = new Set<Block>();
   /** What takes device memory besides blocks, and who gives some back when there is too little. */
   readonly #users: ((device: number) => number)[] = [];
   readonly #reliefs: ((device: number) => void)[] = [];
@@ -77,29 +67,9 @@ export class Memory {
     return byteLength <= this.freeBytes(device);
   }
 
-  /** Undefined where there is not enough memory. */
-  allocate(context: Context, byteLength: number): Allocation | undefined {
-    return byteLength <= LARGEST_SMALL
-      ? this.#allocateSmall(context, byteLength)
-      : this.#allocateLarge(context, byteLength);
-  }
-
-  free(allocation: Allocation): void {
-    const { block } = allocation;
-    block.allocations.remove(allocation);
-    block.mapped.trailer.setIdAt(allocation.address - block.address, 0);
-    // An emptied block of small allocations stays, for the next ones.
-    if (block.holes) block.holes.add(allocation.address, roundUp(allocation.byteLength, UNIT));
-    else this.#retire(block);
-  }
-
-  /** The living allocation of this process that an address lies in. */
-  allocationAt(address: number): Allocation | undefined {
-    return this.#blocks.at(address)?.allocations.at(address);
-  }
-
   freeBytes(device: number): number {
-    return this.#total - this.#usedBytes(device);
+    const used = this.#users.reduce((sum, usage) => sum + usage(device), 0);
+    return this.#total - used - this.blocks.usedBytes(device);
   }
 
   get totalBytes(): number {
@@ -196,7 +166,7 @@ export class Memory {
 
   /** Whether it is mapped as what was freed there, and nothing else is there now. */
   #isKept(address: number, byteLength: number): boolean {
-    const isInBlock = this.#blocks.holding(address, byteLength) !== undefined;
+    const isInBlock = this.blocks.holds(address, byteLength);
     const isInPool = this.pools.holding(address, byteLength) !== undefined;
     return (isInBlock || isInPool) && this.regions.at(address) === undefined;
   }
@@ -210,81 +180,18 @@ export class Memory {
   }
 
   #mappedAt(address: number): MappedBlock | undefined {
-    return this.#blocks.at(address)?.mapped ?? this.imports.at(address)?.mapped;
+    return this.blocks.mappedAt(address) ?? this.imports.at(address)?.mapped;
   }
 
   #isPlain(address: number, byteLength: number): boolean {
     return (
       this.imports.holding(address, byteLength) !== undefined ||
-      this.#blocks.at(address)?.allocations.holding(address, byteLength) !== undefined
+      this.blocks.isAllocated(address, byteLength)
     );
   }
 
-  #allocateSmall(context: Context, byteLength: number): Allocation | undefined {
-    const rounded = roundUp(byteLength, UNIT);
-    for (const block of this.#blocks) {
-      if (block.context !== context || !block.holes) continue;
-      if (block.allocations.size === 0 && !this.#hasRoom(context.device, block)) continue;
-      const address = block.holes.take(rounded);
-      if (address !== undefined) return this.#place(block, address, byteLength);
-    }
-    const block = this.#createBlock(context, GRANULARITY, true);
-    const address = block?.holes?.take(rounded);
-    return block && address !== undefined ? this.#place(block, address, byteLength) : undefined;
-  }
-
-  #allocateLarge(context: Context, byteLength: number): Allocation | undefined {
-    const block = this.#createBlock(context, roundUp(byteLength, GRANULARITY), false);
-    return block && this.#place(block, block.address, byteLength);
-  }
-
-  #createBlock(context: Context, byteLength: number, isForSmall: boolean): Block | undefined {
-    if (!this.hasFree(context.device, byteLength)) return undefined;
-    const block = createBlock(this.space, context, byteLength, isForSmall);
-    if (block) this.#blocks.add(block);
-    return block;
-  }
-
-  /** Whether an emptied block, which counts as free, can be used again. */
-  #hasRoom(device: number, block: Block): boolean {
-    return block.mapped.trailer.hasImporters() || this.hasFree(device, block.byteLength);
-  }
-
-  #place(block: Block, address: number, byteLength: number): Allocation {
-    const allocation = { address, byteLength, block, bufferId: this.nextBufferId() };
-    block.allocations.add(allocation);
-    block.mapped.trailer.setIdAt(address - block.address, allocation.bufferId);
-    return allocation;
-  }
-
-  #usedBytes(device: number): number {
-    for (const block of this.#lingering) {
-      if (block.mapped.trailer.hasImporters()) continue;
-      this.#lingering.delete(block);
-      destroyBlock(block);
-    }
-    let used = this.#users.reduce((sum, usage) => sum + usage(device), 0);
-    for (const block of [...this.#blocks, ...this.#lingering]) {
-      const isUsed = block.allocations.size > 0 || block.mapped.trailer.hasImporters();
-      if (block.context.device === device && isUsed) used += block.byteLength;
-    }
-    return used;
-  }
-
-  /** The memory itself goes when the last importer has gone. */
-  #retire(block: Block): void {
-    this.#blocks.remove(block);
-    if (block.mapped.trailer.hasImporters()) this.#lingering.add(block);
-    else destroyBlock(block);
-  }
-
   #release(context: Context): void {
-    for (const block of [...this.#blocks]) {
-      if (block.context !== context) continue;
-      for (const { address } of block.allocations)
-        block.mapped.trailer.setIdAt(address - block.address, 0);
-      this.#retire(block);
-    }
+    this.blocks.release(context);
     for (const registration of [...this.registrations])
       if (registration.context === context) this.registrations.remove(registration);
   }

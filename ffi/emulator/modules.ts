@@ -74,9 +74,9 @@ export class Modules {
   load(context: Context, { entries, globals, target }: Image): Module | undefined {
     const placed = new Map<string, Allocation>();
     for (const { name, byteLength, initial } of globals) {
-      const allocation = this.#memory.allocate(context, byteLength);
+      const allocation = this.#memory.blocks.allocate(context, byteLength);
       if (!allocation) {
-        for (const each of placed.values()) this.#memory.free(each);
+        for (const each of placed.values()) this.#memory.blocks.free(each);
         return undefined;
       }
       placed.set(name, allocation);
@@ -103,7 +103,7 @@ export class Modules {
 
   unload(module: Module): void {
     this.#forget(module);
-    for (const allocation of module.globals.values()) this.#memory.free(allocation);
+    for (const allocation of module.globals.values()) this.#memory.blocks.free(allocation);
   }
 
   #forget(module: Module): void {

@@ -93,7 +93,8 @@ export function poolAllocationFunctions(rooms: PoolRooms): PoolAllocationFunctio
   let freed: Allocation[] = [];
   queues.onSynchronize(() => {
     for (const allocation of freed)
-      if (memory.allocationAt(allocation.address) === allocation) memory.free(allocation);
+      if (memory.blocks.allocationAt(allocation.address) === allocation)
+        memory.blocks.free(allocation);
     freed = [];
   });
   return {
@@ -125,7 +126,7 @@ export function poolAllocationFunctions(rooms: PoolRooms): PoolAllocationFunctio
 
   /** Plain memory may be freed in a stream's order too. */
   function freePlainLater(address: number, stream: Stream): Status {
-    const allocation = memory.allocationAt(address);
+    const allocation = memory.blocks.allocationAt(address);
     if (allocation?.address !== address) return CUDA_ERROR_INVALID_VALUE;
     queues.enqueue(stream, () => {
       freed.push(allocation);

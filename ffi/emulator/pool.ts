@@ -3,22 +3,18 @@ import { closeFd, libc, SystemError } from '../libc.ts';
 import { createSealedMemfd } from './block.ts';
 import type { Memory } from './memory.ts';
 import { type Export, POOL_PAGE_BYTE_LENGTH, PoolPage } from './pool-page.ts';
+import { PoolSpace } from './pool-space.ts';
 import type { Stream } from './queues.ts';
-import { FirstFit, type Range } from './ranges.ts';
+import type { Range } from './ranges.ts';
 import type { Region } from './region.ts';
-import { GRANULARITY, roundUp } from './space.ts';
+import { roundUp } from './space.ts';
 
 /** The name of a pool's memfd. */
 export const POOL_NAME = 'cuffi.pool';
 
 /** What allocations are measured in. */
 const UNIT = 512;
-/** What a pool reserves multiples of, where there is so much. */
-export const CHUNK: number = 32 << 20;
-
 const F_DUPFD = 0;
-const FALLOC_FL_KEEP_SIZE = 1;
-const FALLOC_FL_PUNCH_HOLE = 2;
 
 /** Memory of a pool that this process made, or of one that it imported. */
 export interface PoolRegion extends Region {
@@ -56,8 +52,7 @@ export class Pool {
   releaseThreshold = 0n;
   /** Whether memory may be used again early: by events' order, by luck, by new dependencies. */
   readonly reuse: number[] = [1, 1, 1];
-  reservedBytes = 0;
-  reservedHigh = 0;
+  readonly space: PoolSpace;
   usedBytes = 0;
   usedHigh = 0;
   /** Freed by cuMemFree, and counted as used until a context was waited for. */
@@ -68,9 +63,6 @@ export class Pool {
   readonly #address: number;
   readonly #capacity: number;
   readonly #mapped: Range;
-  readonly #unreserved = new FirstFit();
-  readonly #free = new FirstFit();
-  readonly #extents: { start: number; byteLength: number }[] = [];
   readonly #live = new Set<PoolRegion>();
   readonly #pending = new Set<PendingFree>();
   /** Freed here, and still mapped by other processes. */
@@ -89,7 +81,9 @@ export class Pool {
     memory.pools.add(this.#mapped);
     this.page = new PoolPage(address + options.capacity);
     this.page.initialise(options.device);
-    this.#unreserved.add(0, options.capacity);
+    this.space = new PoolSpace(fd, options.capacity, (byteLength) =>
+      memory.hasFree(options.device, byteLength),
+    );
   }
 
   /** Undefined where the system refuses. */
@@ -166,7 +160,7 @@ export class Pool {
     const { shared } = region;
     if (shared) this.page.unshare(shared.slot);
     if (shared && this.page.hasImporters(shared.slot)) this.#lingering.add(region);
-    else this.#free.add(region.address - this.#address, region.byteLength);
+    else this.space.giveBack(region.address - this.#address, region.byteLength);
     this.#endIfEmpty();
   }
 
@@ -194,15 +188,7 @@ export class Pool {
   /** Gives reserved memory back that is not in use, until only `keep` bytes are reserved. */
   trim(keep: number): void {
     this.#settle();
-    for (const extent of [...this.#extents].reverse()) {
-      if (this.reservedBytes <= keep) return;
-      if (!this.#free.takeAt(extent.start, extent.byteLength)) continue;
-      this.#extents.splice(this.#extents.indexOf(extent), 1);
-      this.#unreserved.add(extent.start, extent.byteLength);
-      this.reservedBytes -= extent.byteLength;
-      const mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
-      libc.fallocate(this.#fd, mode, extent.start, extent.byteLength);
-    }
+    this.space.trim(keep);
   }
 
   /** What is in use stays; the pool goes when it is freed. */
@@ -224,37 +210,8 @@ export class Pool {
   }
 
   #take(byteLength: number): number | undefined {
-    if (byteLength > this.#capacity) {
-      // Hardware reserves all it may before it gives up, and gives it back.
-      if (this.#memory.hasFree(this.device, this.#capacity - this.reservedBytes))
-        this.reservedHigh = this.#capacity;
-      return undefined;
-    }
-    let offset = this.#free.take(byteLength);
-    if (offset === undefined) {
-      this.#settle();
-      offset = this.#free.take(byteLength) ?? this.#grow(byteLength);
-    }
-    if (offset === undefined) {
-      this.trim(0);
-      offset = this.#grow(byteLength);
-    }
+    const offset = this.space.take(byteLength, () => this.#settle());
     return offset === undefined ? undefined : this.#address + offset;
-  }
-
-  #grow(byteLength: number): number | undefined {
-    for (const unit of [CHUNK, GRANULARITY]) {
-      const wanted = roundUp(byteLength, unit);
-      if (!this.#memory.hasFree(this.device, wanted)) continue;
-      const start = this.#unreserved.take(wanted);
-      if (start === undefined) continue;
-      this.#extents.push({ start, byteLength: wanted });
-      this.#free.add(start, wanted);
-      this.reservedBytes += wanted;
-      this.reservedHigh = Math.max(this.reservedHigh, this.reservedBytes);
-      return this.#free.take(byteLength);
-    }
-    return undefined;
   }
 
   /** Takes back what importers have let go of. */
@@ -262,7 +219,7 @@ export class Pool {
     for (const region of this.#lingering) {
       if (region.shared && this.page.hasImporters(region.shared.slot)) continue;
       this.#lingering.delete(region);
-      this.#free.add(region.address - this.#address, region.byteLength);
+      this.space.giveBack(region.address - this.#address, region.byteLength);
     }
   }
 
@@ -275,7 +232,7 @@ export class Pool {
     if (!this.isDestroyed || this.#live.size > 0) return;
     // Importers have mappings of their own.
     this.#lingering.clear();
-    this.reservedBytes = 0;
+    this.space.end();
     this.#memory.pools.remove(this.#mapped);
     this.#memory.space.unmap(this.#address, this.#capacity + POOL_PAGE_BYTE_LENGTH);
     closeFd(this.#fd);

@@ -14,7 +14,8 @@ import type { Contexts } from './context.ts';
 import type { Handles } from './handles.ts';
 import { handleTypesStatus, locationStatus } from './location.ts';
 import type { Memory } from './memory.ts';
-import { CHUNK, Pool, type PoolRegion } from './pool.ts';
+import { Pool, type PoolRegion } from './pool.ts';
+import { CHUNK } from './pool-space.ts';
 import type { Queues, Stream } from './queues.ts';
 import { GRANULARITY, roundUp } from './space.ts';
 
@@ -42,7 +43,7 @@ export class Pools {
     this.#contexts = contexts;
     this.#handles = handles;
     memory.onUsage((device) =>
-      this.#of(device).reduce((sum, { reservedBytes }) => sum + reservedBytes, 0),
+      this.#of(device).reduce((sum, { space }) => sum + space.reservedBytes, 0),
     );
     memory.onPressure((device) => {
       for (const pool of this.#of(device)) pool.trim(0);
@@ -50,7 +51,7 @@ export class Pools {
     queues.onSynchronize((isContext) => {
       if (isContext) for (const pool of this.#all) pool.settleUsed();
       for (const pool of this.#all)
-        if (BigInt(pool.reservedBytes) > pool.releaseThreshold)
+        if (BigInt(pool.space.reservedBytes) > pool.releaseThreshold)
           pool.trim(Number(pool.releaseThreshold));
     });
     contexts.onEnd((context) => {
@@ -137,7 +138,7 @@ export class Pools {
 
   #forgetEmpty(): void {
     for (const pool of this.#all)
-      if (pool.isDestroyed && pool.reservedBytes === 0) this.#all.delete(pool);
+      if (pool.isDestroyed && pool.space.reservedBytes === 0) this.#all.delete(pool);
   }
 
   #make(
@@ -167,9 +168,9 @@ export function poolAttribute(pool: Pool, attribute: number): bigint {
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
       return pool.releaseThreshold;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
-      return BigInt(pool.reservedBytes);
+      return BigInt(pool.space.reservedBytes);
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-      return BigInt(pool.reservedHigh);
+      return BigInt(pool.space.reservedHigh);
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
       return BigInt(pool.usedBytes);
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
@@ -187,7 +188,7 @@ export function setPoolAttribute(pool: Pool, attribute: number, value: bigint): 
     // A high-water mark can only be set back, to what is there now.
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
       if (value !== 0n) return CUDA_ERROR_INVALID_VALUE;
-      pool.reservedHigh = pool.reservedBytes;
+      pool.space.reservedHigh = pool.space.reservedBytes;
       return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
       if (value !== 0n) return CUDA_ERROR_INVALID_VALUE;

@@ -1,7 +1,7 @@
 /** Processes as handles name them: by pid and start time, since pids come again. */
 import { closeSync, fstatSync, openSync, readlinkSync } from 'node:fs';
 import { libc } from '../libc.ts';
-import { processStartTime } from '../process.ts';
+import { isProcessAlive, processStartTime } from '../process.ts';
 
 const F_GET_SEALS = 1034;
 const F_SEAL_SHRINK = 2;
@@ -13,8 +13,8 @@ export interface DescriptorName {
   readonly fd: number;
 }
 
-export const isAlive = (process: Omit<DescriptorName, 'fd'>): boolean =>
-  processStartTime(process.pid) === process.startTime;
+export const isAlive = ({ pid, startTime }: Omit<DescriptorName, 'fd'>): boolean =>
+  isProcessAlive(pid, startTime);
 
 /**
  * Opens a memfd of another process, if it is one by the name `name`, sealed, and of at least

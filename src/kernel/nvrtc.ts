@@ -62,17 +62,7 @@ function open(): Compiler {
       describe,
     };
   } catch (error) {
-    if (error instanceof LibraryNotFoundError) throw notFound(error);
+    if (error instanceof LibraryNotFoundError) throw new CompilerNotFoundError(error.message);
     throw error;
   }
 }
-
-const notFound = ({ attempts }: LibraryNotFoundError): CompilerNotFoundError =>
-  new CompilerNotFoundError(
-    [
-      'no CUDA compiler (libnvrtc) was found. Tried:',
-      ...attempts.map(({ path, reason }) => `  ${path}: ${reason}`),
-      'Install it (pip install nvidia-cuda-nvrtc, or the CUDA toolkit), or set CUFFI_NVRTC to the',
-      'path of a libnvrtc.so. PTX and cubins that were compiled elsewhere need no compiler.',
-    ].join('\n'),
-  );

@@ -385,8 +385,8 @@ for (const [name, status] of [
       killSignal: 'SIGKILL',
     });
     assert.equal(signal, null, stderr);
-    const { current, ...attempts } = JSON.parse(stdout) as Record<string, unknown>;
-    assert.equal(current, true);
+    const { current, reset, ...attempts } = JSON.parse(stdout) as Record<string, unknown>;
+    assert.deepEqual({ current, reset }, { current: true, reset: { threw: false } });
     // The driver's own trap is told as 719 or as 715, an illegal instruction.
     const told = (attempts['wait'] as { readonly status: number }).status;
     assert.ok(told === status || (name === 'trap' && told === 715), `${told}`);

@@ -18,6 +18,7 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import { type ChildPeer, exportIpc, getIpcHandle, leases, spawnPeer } from '../../src/ipc/index.ts';
+import { MAX_ASKED } from '../../src/ipc/lease/adopting.ts';
 import { nextTurn } from '../../src/wait.ts';
 import { dose } from '../support/dose.ts';
 import { Latch } from '../support/latch.ts';
@@ -217,6 +218,45 @@ test(
     }
   },
 );
+
+for (const [what, step] of [
+  ['closes what it had', 'abandon'],
+  ['resets it', 'resetLost'],
+] as const)
+  test(`a receiver that has lost its context and ${what} gives that back`, deadline, async (t) => {
+    const child = start();
+    await warmUp(child);
+    const lent = kinds.map((kind) => allocate(kind));
+    for (const { buffer } of lent) await ask(child, { do: 'keep', buffer });
+    for (const { close } of lent) close();
+    assert.equal(leases.stats().limbo.count, lent.length);
+    await ask(child, { do: 'arm' });
+    assert.equal(await ask(child, { do: 'lose' }), 'lost');
+    const answer = await ask(child, { do: step });
+    if (String(answer).includes('Error')) t.skip(`the driver does not reset it: ${answer}`);
+    else await leases.drain({ timeoutMs: 20_000 });
+    assert.equal(child.process.exitCode, null);
+    await kill(child);
+  });
+
+test('what waits for work of a context that was lost and reset goes on', deadline, async (t) => {
+  const child = start();
+  await warmUp(child);
+  using stream = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(4096);
+  await ask(child, { do: 'arm' });
+  await ask(child, { do: 'hold' });
+  await child.send({ do: 'copy', buffer } satisfies Step, { stream });
+  assert.equal(await child.receive({ timeoutMs: 30_000 }), false);
+  buffer.fill(2, { stream });
+  assert.equal(stream.done, false);
+  assert.equal(await ask(child, { do: 'lose' }), 'lost');
+  const answer = await ask(child, { do: 'resetLost' });
+  if (String(answer).includes('Error')) t.skip(`the driver does not reset it: ${answer}`);
+  else await stream.synchronize();
+  assert.equal(child.process.exitCode, null);
+  await kill(child);
+});
 
 test(
   'what is given back after the end of a connection is given back all the same',
@@ -455,6 +495,22 @@ test('all that comes is passed on, however much is waiting', deadline, async () 
   for (let n = 0; n < count; n++) await between.send(buffer.subarray(n % 100, 4096));
   assert.equal(await between.receive({ timeoutMs: 30_000 + dose(0, 300_000) }), 'all');
   while (leases.stats().leases.length > 0) await nextTurn();
+});
+
+test('more than is kept for others at a time waits, and breaks nothing', deadline, async () => {
+  const [between, last] = [start(), start()];
+  const name = `@cuffi-hoard-${process.pid}`;
+  const count = MAX_ASKED + 76;
+  using buffer = DeviceBuffer.allocate(4096);
+  await ask(last, { do: 'hoard', value: name, count });
+  await between.send({ do: 'relay', value: name, count } satisfies Step);
+  for (let n = 0; n < count; n++) await between.send(buffer.subarray(n % 100, 4096));
+  assert.equal(await between.receive({ timeoutMs: 30_000 }), 'all');
+  assert.equal(between.closed, false);
+  // What the last has is its own: the one between may end.
+  await kill(between);
+  assert.deepEqual(await ask(last, { do: 'release' }), 'released');
+  await leases.drain({ timeoutMs: 20_000 });
 });
 
 test('sends leave nothing on either side', deadline, async () => {

@@ -13,12 +13,25 @@ interface Unsaid extends Adopted {
   readonly link: number;
 }
 
-/** What the other end is asked to keep for others too. */
+/** What comes of what was asked. */
+export interface Asked {
+  /** Resolves when the other end keeps it, or is not there to. */
+  readonly answered: Promise<void>;
+  /** To be called, once, when the third process has given it back, or did not get it. */
+  over(): void;
+}
+
+/** How much the other end is asked to keep at a time. */
+export const MAX_ASKED = 1024;
+
+/** What the other end is asked to keep for others too: what would be too much waits for less. */
 export class Adopting {
   readonly #changed: () => void;
   /** Each ends the wait for an answer. */
   readonly #waiting = new Set<() => void>();
   #unsaid: Unsaid[] = [];
+  /** How much the other end has been asked to keep that is not over. */
+  #said = 0;
   #isOver = false;
 
   /** @param changed called when there is something to be told */
@@ -27,27 +40,30 @@ export class Adopting {
   }
 
   /**
-   * Resolves when the other end keeps it, or is not there to. It answers by the link, so that this
-   * does not wait for the values that come before: they may be more than are taken meanwhile.
+   * Asks for one thing. The other end answers by the link, so that this does not wait for the values
+   * that come before: they may be more than are taken meanwhile.
    *
    * @param link the other end's end of it, closed when it went out
    * @param ours the end that the third process gets, which stays its caller's
    * @throws SystemError; the link is closed then, too
    */
-  ask(lease: number, pid: number, startTime: number, link: number, ours: number): Promise<void> {
+  ask(lease: number, pid: number, startTime: number, link: number, ours: number): Asked {
     if (this.#isOver) {
       closeFd(link);
-      return Promise.resolve();
+      return { answered: Promise.resolve(), over() {} };
     }
     const answered = this.#answerBy(link, ours);
-    this.#unsaid.push({ lease, pid, startTime, link });
+    const asked = { lease, pid, startTime, link };
+    this.#unsaid.push(asked);
     this.#changed();
-    return answered;
+    return { answered, over: () => this.#over(asked) };
   }
 
-  /** What is to be told: no more than go in one message. */
+  /** What is to be told now: no more than go in one message. */
   take(): Unsaid[] {
-    return this.#unsaid.splice(0, MAX_ADOPTED);
+    const taken = this.#unsaid.splice(0, Math.min(MAX_ADOPTED, MAX_ASKED - this.#said));
+    this.#said += taken.length;
+    return taken;
   }
 
   /** The other end answers no more. */
@@ -55,6 +71,17 @@ export class Adopting {
     this.#isOver = true;
     for (const { link } of this.#unsaid.splice(0)) closeFd(link);
     for (const answered of this.#waiting) answered();
+  }
+
+  #over(asked: Unsaid): void {
+    const at = this.#unsaid.indexOf(asked);
+    if (at >= 0) {
+      this.#unsaid.splice(at, 1);
+      closeFd(asked.link);
+      return;
+    }
+    this.#said -= 1;
+    if (this.#unsaid.length > 0) this.#changed();
   }
 
   #answerBy(link: number, ours: number): Promise<void> {

@@ -60,8 +60,9 @@ export class Adoption {
   /** All ends of the others are closed: by their owner, or because that ends. */
   #closed(): void {
     this.#watch.close();
-    if (!this.#process.isSeen) setTimeout(() => this.#end(), this.#graceMs).unref();
-    else if (!this.#process.isEnding) this.#end();
+    const isEnding = this.#process.isSeen ? this.#process.isEnding : undefined;
+    if (isEnding === undefined) setTimeout(() => this.#end(), this.#graceMs).unref();
+    else if (!isEnding) this.#end();
   }
 
   #end(): void {

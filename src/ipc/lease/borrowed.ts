@@ -8,7 +8,8 @@ import type { Loan } from '../loan.ts';
 import type { Returned } from '../peer/tail.ts';
 import type { Ordering } from '../points/ordering.ts';
 import type { Point } from '../points/point.ts';
-import type { Adopting } from './adopting.ts';
+import { ResetWatch } from '../reset-watch.ts';
+import type { Adopting, Asked } from './adopting.ts';
 import { leaseBook } from './lease-book.ts';
 import { rememberLender } from './passing.ts';
 import { bufferOf, isImported } from './shared-object.ts';
@@ -17,10 +18,13 @@ import { bufferOf, isImported } from './shared-object.ts';
 const MAX_ENTRIES = 1024;
 const MAX_POINTS = 1024;
 
+/** What is open here. */
+type OpenHere = Resource & { readonly context: Context };
+
 /** The other end, as the lender of what it has lent by number. */
 interface LeaseLender {
   readonly pid: number;
-  adopt(...asked: Parameters<Adopting['ask']>): Promise<void>;
+  adopt(...asked: Parameters<Adopting['ask']>): Asked;
 }
 
 /** What the other end of one connection has lent to this process, by number. */
@@ -30,7 +34,10 @@ export class Borrowed {
   readonly #changed: () => void;
   readonly #links = new Map<number, number>();
   /** What is open here: nothing keeps it alive but its users. */
-  readonly #open = new Map<number, WeakRef<Resource> | undefined>();
+  readonly #open = new Map<number, WeakRef<OpenHere> | undefined>();
+  /** A reset takes what is open, without a `close()` that would give it back. */
+  readonly #resets = new ResetWatch((context) => this.#wasReset(context));
+  #isOver = false;
   #next = 0;
   #returned: Returned[] = [];
 
@@ -77,7 +84,9 @@ export class Borrowed {
   opened(id: number, object: object): void {
     if (!this.#open.has(id)) return;
     const buffer = bufferOf(object);
-    this.#open.set(id, new WeakRef((buffer ?? object) as Resource));
+    const open = (buffer ?? object) as OpenHere;
+    this.#open.set(id, new WeakRef(open));
+    this.#resets.add(open.context);
     // What this process made, and got back, is its own.
     if (!isImported(object)) return;
     rememberLender(buffer?.whole ?? object, {
@@ -101,7 +110,14 @@ export class Borrowed {
     const last = this.#returned.at(-1);
     if (last?.lease === id) this.#returned.pop();
     this.#returned.push({ lease: id, isOver: true, points: last?.lease === id ? last.points : [] });
+    this.#forget();
     this.#changed();
+  }
+
+  /** Nothing more comes. */
+  end(): void {
+    this.#isOver = true;
+    this.#forget();
   }
 
   /** Closes what the other end wants back. @throws IpcError for what it never lent */
@@ -126,6 +142,22 @@ export class Borrowed {
     if (end < all.length) return all.splice(0, end);
     if (end > 0) this.#returned = [];
     return all;
+  }
+
+  /**
+   * Of what was collected nobody knows where it was, unless all is in one context: in another one
+   * work may use it still.
+   */
+  #wasReset(context: Context): void {
+    const isOnly = this.#resets.size === 1;
+    for (const [id, open] of [...this.#open]) {
+      const object = open?.deref();
+      if (object ? object.context === context : open && isOnly) this.giveBack(id);
+    }
+  }
+
+  #forget(): void {
+    if (this.#isOver && this.#open.size === 0) this.#resets.end();
   }
 
   #closed(id: number, context: Context, stream: Stream | undefined): void {

@@ -55,6 +55,8 @@ export class Lease {
   readonly #subject: Subject;
   #isOver = false;
   #isRevoked = false;
+  /** Called when it ends. */
+  onEnd: (() => void) | undefined;
 
   private constructor(id: number, holder: Holder, subject: Subject) {
     this.id = id;
@@ -122,5 +124,6 @@ export class Lease {
     this.#isOver = true;
     leaseBook.delete(this);
     this.#subject.hold.end();
+    this.onEnd?.();
   }
 }

@@ -2,6 +2,7 @@ import { closeFd } from '../../../ffi/libc.ts';
 import { processStartTime } from '../../../ffi/process.ts';
 import { socketPair } from '../../../ffi/socket.ts';
 import type { Shareable } from '../export.ts';
+import type { Asked } from './adopting.ts';
 import type { PeerProcess } from './peer-process.ts';
 import { ownerOf } from './shared-object.ts';
 
@@ -10,12 +11,12 @@ export interface Lender {
   /** The process; 0 where it is of another pid namespace. */
   readonly pid: number;
   /**
-   * Has it keep the object for another process too; resolves when it does, or is gone.
+   * Has it keep the object for another process too.
    *
    * @param link the lender's end, which is the callee's from now on
    * @param ours the other process's, which stays the caller's
    */
-  adopt(pid: number, startTime: number, link: number, ours: number): Promise<void>;
+  adopt(pid: number, startTime: number, link: number, ours: number): Asked;
 }
 
 const lenders = new WeakMap<object, Lender>();
@@ -33,9 +34,11 @@ export interface Passing {
   readonly links: readonly number[];
   /** When all lenders keep it; undefined where there are none. */
   readonly agreed: Promise<unknown> | undefined;
+  /** Of each: to be called, once, when the third process has given it back, or did not get it. */
+  readonly over: readonly (() => void)[];
 }
 
-const nothing: Passing = { kept: [], links: [], agreed: undefined };
+const nothing: Passing = { kept: [], links: [], agreed: undefined, over: [] };
 
 /** Asks the lenders of what goes to a process. @throws SystemError */
 export function passOn(objects: readonly Shareable[], to: PeerProcess): Passing {
@@ -46,16 +49,18 @@ export function passOn(objects: readonly Shareable[], to: PeerProcess): Passing 
   if (kept.length === 0) return nothing;
   const startTime = processStartTime(to.pid) ?? 0;
   const links: number[] = [];
-  const answers: Promise<void>[] = [];
+  const asked: Asked[] = [];
   try {
     for (const at of kept) {
       const [theirs, ours] = socketPair();
       links.push(ours);
-      answers.push((lent[at] as Lender).adopt(to.pid, startTime, theirs, ours));
+      asked.push((lent[at] as Lender).adopt(to.pid, startTime, theirs, ours));
     }
   } catch (error) {
     links.forEach(closeFd);
+    for (const { over } of asked) over();
     throw error;
   }
-  return { kept, links, agreed: Promise.all(answers) };
+  const agreed = Promise.all(asked.map(({ answered }) => answered));
+  return { kept, links, agreed, over: asked.map(({ over }) => over) };
 }

@@ -3,6 +3,12 @@ import { peerPidfd, pidfdOf } from '../../../ffi/pidfd.ts';
 import { type FdWatch, watchFd } from '../../../ffi/poll.ts';
 import { isProcessEnding, processStartTime } from '../../../ffi/process.ts';
 
+/**
+ * How the end of a process is seen: by a descriptor, not at all, by its parent alone, or it is over
+ * already.
+ */
+type Sight = number | 'unseen' | 'told' | 'gone';
+
 /** Those that somebody watches: a process has one descriptor here, however many connections. */
 const watched = new Map<string, PeerProcess>();
 
@@ -21,40 +27,56 @@ export class PeerProcess {
   #watch: FdWatch | undefined;
   #isGone = false;
 
-  private constructor(pid: number, key: string | undefined, pidfd: number | undefined | 'unseen') {
+  private constructor(pid: number, key: string | undefined, sight: Sight) {
     this.pid = pid;
     this.#key = key;
-    this.isSeen = pidfd !== 'unseen' && (pidfd !== undefined || pid > 0);
-    // A process that has a pid and no descriptor has ended.
-    this.#isGone = this.isSeen && pidfd === undefined;
-    this.#pidfd = typeof pidfd === 'number' ? pidfd : undefined;
+    this.isSeen = sight !== 'unseen';
+    this.#isGone = sight === 'gone';
+    this.#pidfd = typeof sight === 'number' ? sight : undefined;
   }
 
-  /** The one that connected or listened, or made the pair of sockets. @throws SystemError EMFILE */
+  /**
+   * The one that connected or listened, or made the pair of sockets.
+   *
+   * @throws SystemError where there is no descriptor left for it
+   */
   static atOtherEnd(socket: number, pid: number): PeerProcess {
-    return PeerProcess.#open(pid, () => peerPidfd(socket));
+    return PeerProcess.#open(pid, () => peerPidfd(socket), unseen);
   }
 
   /** A child of this process, which nobody has waited for yet; 0 for one that never began. */
   static child(pid: number): PeerProcess {
-    return PeerProcess.#open(pid, () => pidfdOf(pid));
+    return PeerProcess.#open(
+      pid,
+      () => pidfdOf(pid),
+      () => 'told',
+    );
   }
 
   /** One that another process has named; its end cannot be seen where it is none of here. */
   static known(pid: number, startTime: number): PeerProcess {
     const isHere = pid > 0 && processStartTime(pid) === startTime;
-    return isHere
-      ? PeerProcess.#open(pid, () => pidfdOf(pid))
-      : new PeerProcess(0, undefined, 'unseen');
+    if (!isHere) return new PeerProcess(0, undefined, 'unseen');
+    return PeerProcess.#open(
+      pid,
+      () => pidfdOf(pid),
+      () => 'unseen',
+    );
   }
 
-  static #open(pid: number, open: () => number | undefined): PeerProcess {
-    const pidfd = orUnseen(open);
+  /** @param unknown what is seen of it where that cannot be asked for */
+  static #open(
+    pid: number,
+    open: () => number | undefined,
+    unknown: (error: SystemError) => Sight,
+  ): PeerProcess {
+    const sight = sightOf(pid, open, unknown);
     const started = pid > 0 ? processStartTime(pid) : undefined;
     const key = started === undefined ? undefined : `${pid} ${started}`;
     const known = key === undefined ? undefined : watched.get(key);
-    if (!known) return new PeerProcess(pid, key, pidfd);
-    if (typeof pidfd === 'number') closeFd(pidfd);
+    // Who sees it must not be given one that does not.
+    if (!known) return new PeerProcess(pid, sight === 'unseen' ? undefined : key, sight);
+    if (typeof sight === 'number') closeFd(sight);
     return known;
   }
 
@@ -63,22 +85,35 @@ export class PeerProcess {
     return this.#isGone;
   }
 
-  /** Whether it has ended or is about to: its connection may have ended by that. */
-  get isEnding(): boolean {
+  /**
+   * Whether it has ended or is about to: its connection may have ended by that. Undefined where
+   * that cannot be known.
+   */
+  get isEnding(): boolean | undefined {
     return this.#isGone || (this.pid > 0 && isProcessEnding(this.pid));
   }
 
-  /** Calls `gone` once it has ended; answers with the way to ask no more: the last lets it go. */
+  /**
+   * Calls `gone` once it has ended; answers with the way to ask no more: the last lets it go.
+   *
+   * @throws SystemError where it cannot be watched; then it is let go
+   */
   onGone(gone: () => void): () => void {
     if (this.#isGone) {
       gone();
       return () => {};
     }
     this.#listeners.add(gone);
-    this.#listen();
-    return () => {
+    const forget = (): void => {
       if (this.#listeners.delete(gone) && this.#listeners.size === 0) this.#letGo();
     };
+    try {
+      this.#listen();
+    } catch (error) {
+      forget();
+      throw error;
+    }
+    return forget;
   }
 
   /** Its parent was told of its end. */
@@ -107,12 +142,26 @@ export class PeerProcess {
   }
 }
 
-/** Where the kernel has no such descriptors, or none for this process, its end cannot be seen. */
-function orUnseen(open: () => number | undefined): number | undefined | 'unseen' {
+function sightOf(
+  pid: number,
+  open: () => number | undefined,
+  unknown: (error: SystemError) => Sight,
+): Sight {
   try {
-    return open();
+    // A process that has a pid and no descriptor has ended.
+    return open() ?? (pid > 0 ? 'gone' : 'unseen');
   } catch (error) {
-    if (error instanceof SystemError && error.code !== 'EMFILE') return 'unseen';
+    if (error instanceof SystemError) return unknown(error);
     throw error;
   }
 }
+
+/** Where the kernel has no such descriptors, or none for this process, its end cannot be seen. */
+function unseen(error: SystemError): 'unseen' {
+  // Soon there may be one: to take the end of the connection for its end would be too early.
+  if (SHORTAGES.has(error.code)) throw error;
+  return 'unseen';
+}
+
+/** No descriptor is left for this process, or for any. */
+const SHORTAGES = new Set(['EMFILE', 'ENFILE', 'ENOMEM']);

@@ -40,11 +40,21 @@ export class Connection implements WireUser {
   /** Called once nothing can be sent, and nothing is left to be received. */
   onOver: (() => void) | undefined;
 
-  /** @param fd the socket, which is this connection's from now on */
+  /** @param fd the socket, which is this connection's from now on, also where this throws */
   constructor(fd: number, other: string, process: PeerProcess, graceMs: number) {
     this.other = other;
-    this.#wire = new Wire(fd, this);
-    this.#session = new Session(process, other, graceMs);
+    try {
+      this.#session = new Session(process, other, graceMs);
+    } catch (error) {
+      closeFd(fd);
+      throw error;
+    }
+    try {
+      this.#wire = new Wire(fd, this);
+    } catch (error) {
+      this.#session.end();
+      throw error;
+    }
     this.#news = new News(this.#session, this.#wire);
     this.sending = new Sending(this.#session, this.#wire, this.#news, {
       requireOpen: () => {

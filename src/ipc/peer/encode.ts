@@ -1,15 +1,31 @@
 import { checkHostMemory, className, withArticle } from '../../arguments.ts';
 import { CuffiError } from '../../errors.ts';
+import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
+import { IpcArrayHandle } from '../array-handle.ts';
 import type { IpcDescriptor } from '../descriptor.ts';
 import { writeDescriptor } from '../descriptor-binary.ts';
 import type { Shareable } from '../export.ts';
+import { IpcMemoryHandle } from '../memory-handle.ts';
 import { type ParcelSession, pack } from '../parcel.ts';
+import { ReadyParcel } from '../ready-parcel.ts';
 import type { ByteWriter } from './byte-writer.ts';
 import { MAX_VALUE_DEPTH, MAX_VALUE_FDS, MAX_VALUE_OBJECTS, MAX_VALUE_PARTS } from './limits.ts';
 import { binaryTypes, Tag } from './tags.ts';
 
 const SENT =
   'only plain objects, arrays, binary data, device arrays, buffers, pools and events are';
+
+/** What to send, where something else was given. */
+function instead(object: object): string {
+  if (object instanceof Promise) return 'await it first';
+  if (object instanceof IpcMemoryHandle)
+    return (
+      `send the ${object instanceof IpcArrayHandle ? 'array' : 'buffer'} itself, or toJSON() of ` +
+      'this as data, which peer.open() opens there'
+    );
+  if (object instanceof ReadyParcel) return 'send the memory itself, with { stream }';
+  return object instanceof IpcHandle ? 'send the buffer itself' : SENT;
+}
 
 /** What goes with a value that was written. */
 export interface Encoded {
@@ -177,7 +193,7 @@ class Encoder {
     if (!parcel)
       throw new TypeError(
         `${this.#where} is ${withArticle(className(object.constructor))}, which cannot be sent: ` +
-          (object instanceof Promise ? 'await it first' : SENT),
+          instead(object),
       );
     this.#lent.push(object as Shareable);
     this.#fds.push(...parcel.fds);

@@ -1,3 +1,4 @@
+import { closeFd } from '../../../ffi/libc.ts';
 import { checkOptions, requireMade } from '../../arguments.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
 import { streamOf } from '../../memory/buffer-copies.ts';
@@ -60,7 +61,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   readonly ended: Promise<ClosedError | IpcError>;
   readonly #connection: Connection;
 
-  /** @internal @param socket is the peer's from now on */
+  /** @internal @param socket is the peer's from now on, also where this throws */
   constructor(
     socket: number,
     credentials: Pick<PeerCredentials, 'pid' | 'uid'>,
@@ -68,7 +69,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   ) {
     requireMade(credentials, Object, 'Peer', 'connect, listen, spawnPeer or parentPeer');
     const {
-      process = PeerProcess.atOtherEnd(socket, credentials.pid),
+      process = processAt(socket, credentials.pid),
       orphanGraceMs = DEFAULT_GRACE_MS,
       busyPollUs = 0,
     } = init;
@@ -203,6 +204,16 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
       if (error === end && end instanceof ClosedError) return { done: true, value: undefined };
       throw error;
     }
+  }
+}
+
+/** @throws SystemError; then the socket is closed */
+function processAt(socket: number, pid: number): PeerProcess {
+  try {
+    return PeerProcess.atOtherEnd(socket, pid);
+  } catch (error) {
+    closeFd(socket);
+    throw error;
   }
 }
 

@@ -1,5 +1,6 @@
 import { closeFd, SystemError } from '../../../ffi/libc.ts';
 import type { Stream } from '../../stream.ts';
+import type { Lease } from '../lease/lease.ts';
 import { passOn } from '../lease/passing.ts';
 import { ByteWriter } from './byte-writer.ts';
 import { type Encoded, encodeValue } from './encode.ts';
@@ -61,12 +62,15 @@ export class Sending {
     this.#sender.requireOpen();
     const session = this.#session;
     const points = session.readyPoints(objects, stream);
-    const { kept, links, agreed } = passOn(objects, session.process);
+    const { kept, links, agreed, over } = passOn(objects, session.process);
+    let isLent = false;
     try {
       const all = links.length > 0 ? [...fds, ...links] : fds;
       checkFdCount(all.length);
       // The last that can fail while the other end lives: leases are numbered as they go out.
       const leases = session.lent.lend(objects, stream);
+      isLent = true;
+      for (const [at, which] of kept.entries()) (leases[which] as Lease).onEnd = over[at];
       const drop = leases.length > 0 ? () => session.lent.end(leases) : undefined;
       try {
         this.#news.tellPage();
@@ -79,6 +83,7 @@ export class Sending {
       }
     } finally {
       links.forEach(closeFd);
+      if (!isLent) for (const end of over) end();
     }
   }
 }

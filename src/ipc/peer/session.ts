@@ -4,7 +4,7 @@ import { IpcError, PeerGoneError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
 import { waitUntil } from '../../wait.ts';
 import type { Shareable } from '../export.ts';
-import { type Adopted, Adopting } from '../lease/adopting.ts';
+import { type Adopted, Adopting, MAX_ASKED } from '../lease/adopting.ts';
 import { Adoption } from '../lease/adoption.ts';
 import { Borrowed } from '../lease/borrowed.ts';
 import { Lent } from '../lease/lent.ts';
@@ -23,8 +23,8 @@ const none: readonly never[] = [];
 const takeFrom = <T>(list: T[]): readonly T[] =>
   list.length === 0 ? none : list.splice(0, MAX_NUMBERS);
 
-/** Each has a link here. */
-const MAX_ADOPTIONS = 1024;
+/** Each has a link here; the end of some may be seen later here than by the one who asks. */
+const MAX_ADOPTIONS = 2 * MAX_ASKED;
 
 /**
  * What the two ends of a connection owe each other: what each has lent, and how far its streams
@@ -203,6 +203,7 @@ export class Session implements ParcelSession {
     this.#isEnded = true;
     this.onNews = undefined;
     this.adopting.end();
+    this.borrowed.end();
     if (!this.process.isSeen && !this.#isGone)
       setTimeout(() => this.#otherIsGone(), this.#graceMs).unref();
     this.ordering.close(() => this.#forget());

@@ -121,11 +121,15 @@ export class PointPage {
     }
     const { context, resets } = this.#registration as Registration;
     for (const other of this.#addresses.keys()) context.activity.visitedBy(other.activity);
-    context.releases.submit(() => {
+    const release = (): void => {
+      // A reset that comes first takes the releases that wait with it.
+      if (!context.afterReset.delete(release)) return;
       const status = context.resets === resets ? cu.cuMemHostUnregister(this.#mapping.address) : 0;
       unmap();
       check(status, 'cuMemHostUnregister');
-    });
+    };
+    context.afterReset.add(release);
+    context.releases.submit(release);
   }
 
   /** A reset of the context in which it was registered ends that. */

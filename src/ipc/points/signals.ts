@@ -52,7 +52,7 @@ export class Signals {
 
   /** No more points; those that are there are still reached. */
   close(): void {
-    this.#told.whenDone(() => this.page.close());
+    this.#told.whenDone(() => this.page.close(() => this.#slots.end()));
   }
 
   #tryDevice(context: Context, queue: () => Point[]): Point[] {

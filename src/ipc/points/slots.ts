@@ -1,12 +1,15 @@
 import type { CUstream } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import type { Stream } from '../../stream.ts';
+import { ResetWatch } from '../reset-watch.ts';
 import type { PointPage } from './page.ts';
 import { type Point, SLOT_COUNT } from './point.ts';
 
 /** Whose work a slot counts: only that of one stream comes in order. */
 export interface Slot {
   readonly slot: number;
+  /** Of a stream: a reset ends its work. */
+  readonly context: Context | undefined;
   /** How often it was counted on. */
   count: number;
   /** Whether its stream is there no more: then the slot goes to another when it is reached. */
@@ -21,9 +24,15 @@ export class Slots {
   /** Of borrowed ones, which may be destroyed, and their handles used again, with work in them. */
   readonly #byStream = new WeakMap<Stream, Slot>();
   readonly #all: Slot[] = [];
+  readonly #resets = new ResetWatch((context) => this.#wasReset(context));
 
   constructor(page: PointPage) {
     this.#page = page;
+  }
+
+  /** The page is there no more. */
+  end(): void {
+    this.#resets.end();
   }
 
   /** The slot of a stream of cuffi's own, or of a default stream; undefined where all are taken. */
@@ -37,7 +46,7 @@ export class Slots {
       if (streams.has(handle)) return false;
       ofContext.delete(handle);
       return true;
-    });
+    }, context);
     if (slot) ofContext.set(handle, slot);
     return slot;
   }
@@ -47,15 +56,16 @@ export class Slots {
     const known = this.#byStream.get(stream);
     if (known) return known;
     const weak = new WeakRef(stream);
-    const slot = this.take(() => weak.deref() === undefined);
+    const slot = this.take(() => weak.deref() === undefined, stream.context);
     if (slot) this.#byStream.set(stream, slot);
     return slot;
   }
 
   /** A slot for one who counts in order; undefined where all are taken. */
-  take(isOver: () => boolean): Slot | undefined {
+  take(isOver: () => boolean, context?: Context): Slot | undefined {
+    if (context) this.#resets.add(context);
     if (this.#all.length < SLOT_COUNT) {
-      const slot = { slot: this.#all.length, count: 0, isOver };
+      const slot = { slot: this.#all.length, context, count: 0, isOver };
       this.#all.push(slot);
       return slot;
     }
@@ -63,9 +73,14 @@ export class Slots {
     const old = this.#all[at];
     if (!old) return undefined;
     // It goes on counting where it stands: who waits for less has it reached.
-    const slot = { slot: old.slot, count: old.count, isOver };
+    const slot = { slot: old.slot, context, count: old.count, isOver };
     this.#all[at] = slot;
     return slot;
+  }
+
+  /** What was to write the counters runs no more: the other end must not wait for it for ever. */
+  #wasReset(context: Context): void {
+    for (const slot of this.#all) if (slot.context === context) this.#page.raise(slot);
   }
 
   /** The next place in the work of a slot's stream. */

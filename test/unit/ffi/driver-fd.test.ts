@@ -4,8 +4,9 @@ import { test } from 'node:test';
 import { selectDriver } from '../../../ffi/driver.ts';
 import { mayBeMemory } from '../../../ffi/driver-fd.ts';
 import type { Driver } from '../../../ffi/functions.ts';
-import { closeFd, createMemfd, openPipe } from '../../../ffi/libc.ts';
+import { closeFd, createMemfd } from '../../../ffi/libc.ts';
 import { socketPair } from '../../../ffi/socket.ts';
+import { openPipe } from './fixtures/descriptors.ts';
 
 test('nothing that is ordinarily open is taken for memory, before whichever driver', () => {
   const fds = [

@@ -27,7 +27,9 @@ test('where none opens, tells of every attempt and what the loader answered', ()
         assert.ok(reason.length > 0);
         assert.doesNotMatch(reason, /^Failed to load/);
       }
-      assert.match(error.message, /libcuffi-missing\.so, \/nonexistent\/lib\.so/);
+      assert.match(error.message, /^no library could be opened. Tried:$/m);
+      assert.match(error.message, /^ {2}libcuffi-missing\.so: .*No such file/m);
+      assert.ok(error.message.includes(`\n  ${text}: ${error.attempts[2]?.reason}`));
       return true;
     },
   );

@@ -7,6 +7,7 @@ import { isStillAlive, peerPidfd, pidfdOf } from '../../../ffi/pidfd.ts';
 import { readable } from '../../../ffi/poll.ts';
 import { isProcessEnding, processStartTime } from '../../../ffi/process.ts';
 import { socketPair } from '../../../ffi/socket.ts';
+import { withRoomFor } from './fixtures/descriptors.ts';
 
 test('a process has a descriptor while it lives, which tells of its end', async () => {
   const child = spawn('sleep', ['60'], { stdio: 'ignore' });
@@ -21,6 +22,22 @@ test('a process has a descriptor while it lives, which tells of its end', async 
   if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
   assert.equal(pidfdOf(pid), undefined);
   assert.equal(pidfdOf(0), undefined);
+});
+
+test('a process that cannot be asked for is not taken for ended', () => {
+  const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+  const pid = child.pid as number;
+  try {
+    for (const room of [0, 1])
+      withRoomFor(room, () => {
+        // Without room for the entry in /proc, and with room for the descriptor alone.
+        assert.throws(() => pidfdOf(pid), { name: 'SystemError', code: 'EMFILE' });
+        assert.equal(isProcessEnding(pid), room === 0 ? undefined : false);
+      });
+    withRoomFor(2, () => closeFd(pidfdOf(pid) as number));
+  } finally {
+    child.kill('SIGKILL');
+  }
 });
 
 test('a process that is asked for again and again is alive until it has ended', async () => {

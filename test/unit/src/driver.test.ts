@@ -42,7 +42,8 @@ test('without a choice every usual place is tried and named', (t) => {
   assert.deepEqual(available, { value: false });
   for (const place of ['  libcuda.so.1: ', '/usr/lib/wsl/lib/', '/usr/local/cuda/compat/'])
     assert.ok(devices.message?.includes(place), place);
-  assert.match(String(devices.message), /CUFFI_DRIVER=emulated/);
+  for (const remedy of [/--gpus all/, /NVIDIA_DRIVER_CAPABILITIES/, /CUFFI_DRIVER=emulated/])
+    assert.match(String(devices.message), remedy);
 });
 
 test('a library that is no driver is told as such', () => {

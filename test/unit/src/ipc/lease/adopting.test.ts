@@ -4,7 +4,7 @@ import { readSync } from 'node:fs';
 import { afterEach, beforeEach, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/libc.ts';
 import { sendMessage, socketPair } from '../../../../../ffi/socket.ts';
-import { Adopting } from '../../../../../src/ipc/lease/adopting.ts';
+import { Adopting, type Asked, MAX_ASKED } from '../../../../../src/ipc/lease/adopting.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { openDescriptors } from '../../../../support/descriptors.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
@@ -15,9 +15,9 @@ beforeEach(() => {
 });
 afterEach(() => assert.equal(openDescriptors(), before, 'descriptors'));
 
-const ask = (adopting: Adopting): { answered: Promise<void>; theirs: number; ours: number } => {
+const ask = (adopting: Adopting): Asked & { theirs: number; ours: number } => {
   const [theirs, ours] = socketPair();
-  return { answered: adopting.ask(0, process.pid, 1, theirs, ours), theirs, ours };
+  return { ...adopting.ask(0, process.pid, 1, theirs, ours), theirs, ours };
 };
 
 /** Whether promises are resolved after some turns of the loop, which none of them keeps going. */
@@ -77,6 +77,35 @@ test('one that never answers is waited for until its connection is over', async 
   assert.equal(await isAnswered(late.answered), true);
   assert.deepEqual(adopting.take(), []);
   [link, told.ours, untold.ours, late.ours].forEach(closeFd);
+});
+
+test('what would be too much at a time waits until something is over', async () => {
+  let news = 0;
+  const adopting = new Adopting(() => {
+    news += 1;
+  });
+  const asked = Array.from({ length: MAX_ASKED + 3 }, () => ask(adopting));
+  const [first, ...others] = asked;
+  const told: { readonly link: number }[] = [];
+  const tell = (): number => {
+    for (let taken = adopting.take(); taken.length > 0; taken = adopting.take())
+      told.push(...taken);
+    return told.length;
+  };
+  assert.equal(tell(), MAX_ASKED);
+  // What was not asked for yet never is, and makes no room.
+  others.at(-1)?.over();
+  assert.equal(tell(), MAX_ASKED);
+  news = 0;
+  first?.over();
+  assert.equal(news, 1);
+  assert.equal(tell(), MAX_ASKED + 1);
+  for (const { over } of others.slice(0, 5)) over();
+  assert.equal(tell(), MAX_ASKED + 2);
+  adopting.end();
+  assert.equal(await isAnswered(...asked.map(({ answered }) => answered)), true);
+  for (const { link } of told) closeFd(link);
+  for (const { ours } of asked) closeFd(ours);
 });
 
 test('an answer that cannot be waited for is not asked for', () => {

@@ -104,12 +104,12 @@ test('no more is kept for others than has a bound, and all of it goes with the l
   void other.peer.ended.then((reason) => {
     end = reason;
   });
-  for (let sequence = 0; sequence < 6 && !end; sequence++) {
+  for (let sequence = 0; sequence < 12 && !end; sequence++) {
     ask(other, asking(0, own, 200), new Array<number>(200).fill(link), sequence);
     await turns();
   }
-  assert.match(String(end), /IpcError: .*more than 1024 things of this process were passed on/);
-  assert.equal(adopted(), 1024);
+  assert.match(String(end), /IpcError: .*more than 2048 things of this process were passed on/);
+  assert.equal(adopted(), 2048);
   [link, far].forEach(closeFd);
   await turns();
   assert.equal(adopted(), 0);

@@ -2,6 +2,14 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
 import { IpcError } from '../../../../../src/errors.ts';
+import {
+  DeviceBuffer,
+  IpcHandle,
+  MemoryPointer,
+  Stream,
+  toDeviceSync,
+} from '../../../../../src/index.ts';
+import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
 import { emptySession } from '../../../../../src/ipc/parcel.ts';
 import { ByteWriter } from '../../../../../src/ipc/peer/byte-writer.ts';
 import { decodeValue } from '../../../../../src/ipc/peer/decode.ts';
@@ -14,6 +22,7 @@ import {
 } from '../../../../../src/ipc/peer/limits.ts';
 import { Tag } from '../../../../../src/ipc/peer/tags.ts';
 import { dose } from '../../../../support/dose.ts';
+import { emulate } from '../../emulate.ts';
 
 const noSession = emptySession();
 
@@ -92,6 +101,27 @@ test('what cannot be sent is refused with its path', () => {
   ];
   for (const [value, message] of cases)
     assert.throws(() => encode(value), { name: 'TypeError', message });
+});
+
+test('what names memory is refused with what to send in its place', () => {
+  emulate();
+  using array = toDeviceSync(new Float32Array(4));
+  using buffer = DeviceBuffer.allocate(64);
+  using stream = Stream.create();
+  using ofArray = getIpcHandle(array);
+  using ofBuffer = getIpcHandle(buffer, { stream });
+  using parcel = exportIpc(buffer, { stream });
+  const { context } = buffer;
+  using base = new MemoryPointer({ context, pointer: buffer.address, byteLength: 64 });
+  const ofManager = new IpcHandle({ base, handle: new Uint8Array(64) });
+  for (const [value, message] of [
+    [ofArray, /is an IpcArrayHandle, .*: send the array itself, or toJSON\(\) of this as data/],
+    [{ ofBuffer }, /^value\.ofBuffer is an IpcBufferHandle, .*: send the buffer itself, or toJSON/],
+    [[parcel], /^value\[0\] is a ReadyParcel, .*: send the memory itself, with \{ stream \}$/],
+    [ofManager, /^value is an IpcHandle, .*: send the buffer itself$/],
+  ] as const)
+    assert.throws(() => encode(value), { name: 'TypeError', message });
+  assert.deepEqual(roundTrip(ofArray.toJSON()), ofArray.toJSON());
 });
 
 test('what is too deep, too large or in itself is refused', () => {

@@ -1,0 +1,137 @@
+import {
+  type Allocation,
+  type Block,
+  createBlock,
+  destroyBlock,
+  type MappedBlock,
+} from './block.ts';
+import type { Context } from './context.ts';
+import { RangeMap } from './ranges.ts';
+import { type AddressSpace, GRANULARITY, roundUp } from './space.ts';
+import { UNIT } from './trailer.ts';
+
+const LARGEST_SMALL = 2 ** 20;
+
+/** What blocks are made of. */
+interface Ground {
+  readonly space: AddressSpace;
+  /** Whether a device has so much memory. */
+  hasFree(device: number, byteLength: number): boolean;
+  nextBufferId(): number;
+}
+
+/** The blocks of device memory, and what is allocated in them: large ones have one of their own. */
+export class Blocks {
+  readonly #ground: Ground;
+  readonly #blocks = new RangeMap<Block>();
+  /** Freed here, and still mapped by other processes. */
+  readonly #lingering = new Set<Block>();
+
+  constructor(ground: Ground) {
+    this.#ground = ground;
+  }
+
+  /** Undefined where there is not enough memory. */
+  allocate(context: Context, byteLength: number): Allocation | undefined {
+    return byteLength <= LARGEST_SMALL
+      ? this.#allocateSmall(context, byteLength)
+      : this.#allocateLarge(context, byteLength);
+  }
+
+  free(allocation: Allocation): void {
+    const { block } = allocation;
+    block.allocations.remove(allocation);
+    block.mapped.trailer.setIdAt(allocation.address - block.address, 0);
+    // An emptied block of small allocations stays, for the next ones.
+    if (block.holes) block.holes.add(allocation.address, roundUp(allocation.byteLength, UNIT));
+    else this.#retire(block);
+  }
+
+  /** Frees all that is allocated in a context. */
+  release(context: Context): void {
+    for (const block of [...this.#blocks]) {
+      if (block.context !== context) continue;
+      for (const { address } of block.allocations)
+        block.mapped.trailer.setIdAt(address - block.address, 0);
+      this.#retire(block);
+    }
+  }
+
+  /** The living allocation of this process that an address lies in. */
+  allocationAt(address: number): Allocation | undefined {
+    return this.#blocks.at(address)?.allocations.at(address);
+  }
+
+  /** Whether all these bytes are of one living allocation. */
+  isAllocated(address: number, byteLength: number): boolean {
+    return this.#blocks.at(address)?.allocations.holding(address, byteLength) !== undefined;
+  }
+
+  /** Whether all these bytes are of one block, allocated or not. */
+  holds(address: number, byteLength: number): boolean {
+    return this.#blocks.holding(address, byteLength) !== undefined;
+  }
+
+  mappedAt(address: number): MappedBlock | undefined {
+    return this.#blocks.at(address)?.mapped;
+  }
+
+  /** How much of a device they take: an emptied one takes nothing. */
+  usedBytes(device: number): number {
+    for (const block of this.#lingering) {
+      if (block.mapped.trailer.hasImporters()) continue;
+      this.#lingering.delete(block);
+      destroyBlock(block);
+    }
+    let used = 0;
+    for (const block of [...this.#blocks, ...this.#lingering]) {
+      const isUsed = block.allocations.size > 0 || block.mapped.trailer.hasImporters();
+      if (block.context.device === device && isUsed) used += block.byteLength;
+    }
+    return used;
+  }
+
+  #allocateSmall(context: Context, byteLength: number): Allocation | undefined {
+    const rounded = roundUp(byteLength, UNIT);
+    for (const block of this.#blocks) {
+      if (block.context !== context || !block.holes) continue;
+      if (block.allocations.size === 0 && !this.#hasRoom(context.device, block)) continue;
+      const address = block.holes.take(rounded);
+      if (address !== undefined) return this.#place(block, address, byteLength);
+    }
+    const block = this.#createBlock(context, GRANULARITY, true);
+    const address = block?.holes?.take(rounded);
+    return block && address !== undefined ? this.#place(block, address, byteLength) : undefined;
+  }
+
+  #allocateLarge(context: Context, byteLength: number): Allocation | undefined {
+    const block = this.#createBlock(context, roundUp(byteLength, GRANULARITY), false);
+    return block && this.#place(block, block.address, byteLength);
+  }
+
+  #createBlock(context: Context, byteLength: number, isForSmall: boolean): Block | undefined {
+    if (!this.#ground.hasFree(context.device, byteLength)) return undefined;
+    const block = createBlock(this.#ground.space, context, byteLength, isForSmall);
+    if (block) this.#blocks.add(block);
+    return block;
+  }
+
+  /** Whether an emptied block, which counts as free, can be used again. */
+  #hasRoom(device: number, block: Block): boolean {
+    return block.mapped.trailer.hasImporters() || this.#ground.hasFree(device, block.byteLength);
+  }
+
+  #place(block: Block, address: number, byteLength: number): Allocation {
+    const allocation = { address, byteLength, block, bufferId: this.#ground.nextBufferId() };
+    block.allocations.add(allocation);
+    block.mapped.trailer.setIdAt(address - block.address, allocation.bufferId);
+    return allocation;
+  }
+
+  /** The memory itself goes when the last importer has gone. */
+  #retire(block: Block): void {
+    this.#blocks.remove(block);
+    if (block.mapped.trailer.hasImporters()) this.#lingering.add(block);
+    else destroyBlock(block);
+  }
+}

@@ -1,0 +1,76 @@
+/** What is open here of another process's, and a context that is lost, so that nothing can be closed. */
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { selectDriver } from '../../../../../ffi/driver.ts';
+import { CUresult } from '../../../../../ffi/results.ts';
+import { Context, DeviceBuffer } from '../../../../../src/index.ts';
+import { Borrowed } from '../../../../../src/ipc/lease/borrowed.ts';
+import { Ordering } from '../../../../../src/ipc/points/ordering.ts';
+import { broken } from '../../../../support/faults.ts';
+import { collectUntil } from '../../../../support/gc.ts';
+import { emulate } from '../../emulate.ts';
+
+/** Two devices, of which no context can be waited for any more. */
+const loseBoth = (): void =>
+  selectDriver(
+    broken(
+      emulate({ CUFFI_EMULATED_DEVICES: '2' }),
+      'cuCtxSynchronize',
+      CUresult.CUDA_ERROR_LAUNCH_FAILED,
+    ),
+  );
+
+function borrowed(): { readonly here: Borrowed; returned(): number[] } {
+  const lender = {
+    pid: process.pid,
+    adopt: () => ({ answered: Promise.resolve(), over() {} }),
+  };
+  const here = new Borrowed(new Ordering(), lender, () => {});
+  return { here, returned: () => here.takeReturned().map(({ lease }) => lease) };
+}
+
+test('a reset gives back what was open in that context, closed or not, and no other', () => {
+  loseBoth();
+  const { here, returned } = borrowed();
+  const buffers = [0, 1, 0].map((device) => DeviceBuffer.allocate(64, { device }));
+  here.number(buffers.length);
+  for (const [id, buffer] of buffers.entries()) here.opened(id, buffer);
+  // Somebody needs it still: closing it gives nothing back.
+  buffers[2]?.retain();
+  buffers[2]?.close();
+  assert.deepEqual(returned(), []);
+  Context.primary(0).resetSync();
+  assert.deepEqual(returned(), [0, 2]);
+  assert.equal(Context.primary(0).afterReset.size, 1);
+  here.end();
+  Context.primary(1).resetSync();
+  assert.deepEqual(returned(), [1]);
+  assert.deepEqual(
+    [0, 1].map((device) => Context.primary(device).afterReset.size),
+    [0, 0],
+  );
+});
+
+test('what was collected is given back where all is in one context', async () => {
+  loseBoth();
+  const { here, returned } = borrowed();
+  here.number(1);
+  const context = Context.primary(0);
+  let isCollected = false;
+  const registry = new FinalizationRegistry(() => {
+    isCollected = true;
+  });
+  (() => {
+    const buffer = DeviceBuffer.allocate(64);
+    registry.register(buffer, 0);
+    here.opened(0, buffer);
+    // Its own finalizer has nothing to close.
+    buffer.retain();
+    buffer.close();
+  })();
+  assert.equal(await collectUntil(() => isCollected), true);
+  assert.deepEqual(returned(), []);
+  context.resetSync();
+  assert.deepEqual(returned(), [0]);
+  here.end();
+});

@@ -1,0 +1,78 @@
+/** The end of another process, told where it can be and never made up where it cannot. */
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { afterEach, beforeEach, test } from 'node:test';
+import { closeFd } from '../../../../../ffi/libc.ts';
+import { processStartTime } from '../../../../../ffi/process.ts';
+import { socketPair } from '../../../../../ffi/socket.ts';
+import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
+import { Peer } from '../../../../../src/ipc/peer/peer.ts';
+import { openDescriptors } from '../../../../support/descriptors.ts';
+import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
+
+let before = 0;
+beforeEach(() => {
+  before = openDescriptors();
+});
+afterEach(() => assert.equal(openDescriptors(), before, 'descriptors'));
+
+const own = { pid: process.pid, uid: process.geteuid?.() ?? 0 };
+
+function withoutRoom<T>(make: () => T): T {
+  let made: T | undefined;
+  withRoomFor(1, () => {
+    made = make();
+  });
+  return made as T;
+}
+
+test('a living process is not gone where no descriptor is left to see it by', async () => {
+  const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+  const pid = child.pid as number;
+  const startTime = processStartTime(pid) as number;
+  let isTold = false;
+  let ours: PeerProcess | undefined;
+  for (const room of [0, 1])
+    withRoomFor(room, () => {
+      ours = PeerProcess.child(pid);
+      assert.deepEqual([ours.isSeen, ours.isGone, ours.pid], [true, false, pid]);
+      const named = PeerProcess.known(pid, startTime);
+      assert.deepEqual([named.isSeen, named.isGone], [false, false]);
+    });
+  const blind = withoutRoom(() => PeerProcess.known(pid, startTime));
+  const forget = blind.onGone(() => assert.fail('nobody can tell'));
+  const seen = PeerProcess.known(pid, startTime);
+  assert.deepEqual([blind.isSeen, seen.isSeen], [false, true]);
+  seen.onGone(() => {})();
+  forget();
+  // Of a child its parent is told.
+  ours?.onGone(() => {
+    isTold = true;
+  });
+  child.kill('SIGKILL');
+  await once(child, 'exit');
+  assert.equal(isTold, false);
+  ours?.hasEnded();
+  assert.equal(isTold, true);
+  assert.equal(PeerProcess.child(pid).isGone, true);
+});
+
+test('a connection for which there are too few descriptors is none, and leaves none behind', () => {
+  let made = 0;
+  for (let room = 0; made === 0; room++) {
+    const [first, second] = socketPair();
+    let peer: Peer | undefined;
+    withRoomFor(room, () => {
+      try {
+        peer = new Peer(first, own);
+      } catch (error) {
+        assert.equal((error as { code?: string }).code, 'EMFILE', String(error));
+      }
+    });
+    if (peer) made += 1;
+    peer?.close();
+    closeFd(second);
+    assert.equal(openDescriptors(), before, `with room for ${room}`);
+  }
+});
