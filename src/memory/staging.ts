@@ -1,3 +1,4 @@
+import { availableParallelism } from 'node:os';
 import { selectionCount } from '../../ffi/driver.ts';
 import type { Address } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
@@ -15,10 +16,17 @@ export interface Slot {
   readonly release: () => void;
 }
 
-/** Half a millisecond of a thread that copies 8 GB/s. */
-export const SLOT_BYTE_LENGTH = 4 << 20;
-/** Two are filled or emptied by threads while two are on their way. */
-export const SLOT_COUNT = 4;
+/** How copies are cut, and how many slices are filled or emptied, and on their way, at once. */
+export const STAGING = {
+  slotByteLength: 2 << 20,
+  slotCount: 8,
+  /** A shorter slice takes a thread less time than calling it. */
+  smallestSlice: 512 << 10,
+  /** A short copy is cut into so many, so that their ways overlap too. */
+  slices: 16,
+  /** Of libuv's pool. */
+  threads: Math.max(1, Math.min(4, availableParallelism())),
+};
 
 /** Page-locking costs more than a copy: between two of them the slots stay for a while. */
 const IDLE_MS = 1000;
@@ -36,7 +44,7 @@ export class StagingRing {
   readonly #selection = selectionCount();
   #free = new Lender<Slot>();
   #slots: Slot[] = [];
-  #most = SLOT_COUNT;
+  #most = STAGING.slotCount;
   #copies = 0;
   #idle: NodeJS.Timeout | undefined;
 
@@ -61,7 +69,7 @@ export class StagingRing {
   enter(): boolean {
     clearTimeout(this.#idle);
     if (this.#slots.length === 0) {
-      this.#most = SLOT_COUNT;
+      this.#most = STAGING.slotCount;
       this.#grow();
       if (this.#slots.length === 0) return false;
       this.#context.spares.add(this.#giveBackUnused);
@@ -77,9 +85,14 @@ export class StagingRing {
     else this.#idle = setTimeout(this.#giveBackUnused, IDLE_MS).unref();
   }
 
+  /** Whether the next slot must be made, which blocks. */
+  get mustGrow(): boolean {
+    return this.#free.isEmpty && !this.#isStale && this.#slots.length < this.#most;
+  }
+
   /** A slot that no transfer uses; after a reset none is made for the copies that still end. */
   take(): Promise<Slot> {
-    if (this.#free.isEmpty && !this.#isStale) this.#grow();
+    if (this.mustGrow) this.#grow();
     return this.#free.take();
   }
 
@@ -92,7 +105,6 @@ export class StagingRing {
   }
 
   #grow(): void {
-    if (this.#slots.length >= this.#most) return;
     try {
       const slot = makeSlot(this.#context);
       this.#slots.push(slot);
@@ -121,7 +133,7 @@ function makeSlot(context: Context): Slot {
   const mark = new Mark(context);
   try {
     const kind = { portable: false, mapped: false, writeCombined: false };
-    const memory = allocateHost(context, SLOT_BYTE_LENGTH, kind);
+    const memory = allocateHost(context, STAGING.slotByteLength, kind);
     const release = (): void => {
       mark[Symbol.dispose]();
       memory.release();
