@@ -84,23 +84,25 @@ export interface ResourceInit {
 
 /** Something that is opened once and closed once. */
 export abstract class Resource implements Disposable {
-  readonly #entry: Entry;
+  // Not #private: what has so many subclasses has too many shapes for V8 to remember where a #private
+  // field lies; a named one it finds by the shape of whoever asks.
+  private readonly entry: Entry;
+  private guard: Guard | undefined;
   readonly #kind: string;
-  #guard: Guard | undefined;
 
   protected constructor(kind: string, { owner, release }: ResourceInit) {
     this.#kind = kind;
     const opened = tracing ? new Error('opened').stack?.split('\n').slice(3).join('\n') : undefined;
-    this.#entry = newEntry(kind, owner, release, opened);
+    this.entry = newEntry(kind, owner, release, opened);
     // What owns nothing needs no list: it is gone with its object.
     if (!release) return;
-    owner?.add(this.#entry);
-    this.#guard = guard(this.#entry);
+    owner?.add(this.entry);
+    this.guard = guard(this.entry);
   }
 
   /** Whether it was closed, by itself or through its owner. */
   get closed(): boolean {
-    return isClosed(this.#entry);
+    return isClosed(this.entry);
   }
 
   /** Whether `value` is a resource of that kind: cheaper than instanceof, and needs no import. */
@@ -117,7 +119,7 @@ export abstract class Resource implements Disposable {
    */
   retain(name = 'a handle that is open'): () => void {
     this.requireOpen();
-    const entry = this.#entry;
+    const entry = this.entry;
     const holder = { name };
     entry.holders ??= new Set();
     entry.holders.add(holder);
@@ -126,7 +128,7 @@ export abstract class Resource implements Disposable {
 
   /** @internal Who needs what it gives back, in words: each once. */
   get holders(): string[] {
-    return [...new Set([...(this.#entry.holders ?? [])].map(({ name }) => name))];
+    return [...new Set([...(this.entry.holders ?? [])].map(({ name }) => name))];
   }
 
   /**
@@ -138,7 +140,7 @@ export abstract class Resource implements Disposable {
    */
   protected handOver(reason: string): ResourceInit {
     this.requireOpen();
-    const entry = this.#entry;
+    const entry = this.entry;
     if (isHeld(entry))
       throw new CuffiError(
         `this ${this.#kind} is held by ${this.holders.join(', ')}: that must give it back first`,
@@ -162,7 +164,7 @@ export abstract class Resource implements Disposable {
   }
 
   #close(reason?: string): void {
-    const entry = this.#entry;
+    const entry = this.entry;
     if (isClosed(entry)) return;
     this.#dropGuard();
     closeOpen(entry, reason);
@@ -181,8 +183,8 @@ export abstract class Resource implements Disposable {
   }
 
   #dropGuard(): void {
-    const guard = this.#guard;
-    this.#guard = undefined;
+    const guard = this.guard;
+    this.guard = undefined;
     if (guard) giveBack(guard);
   }
 
@@ -192,8 +194,8 @@ export abstract class Resource implements Disposable {
   }
 
   protected closedError(): ClosedError {
-    const { owner, opened } = this.#entry;
-    const reason = isAbandoned(this.#entry) ? owner?.reason : this.#entry.reason;
+    const { owner, opened } = this.entry;
+    const reason = isAbandoned(this.entry) ? owner?.reason : this.entry.reason;
     return new ClosedError(
       `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${opened ? `\nopened at\n${opened}` : ''}`,
     );

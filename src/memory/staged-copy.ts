@@ -14,7 +14,7 @@ import { roundUp } from './round-up.ts';
 import { type Slot, STAGING, StagingRing } from './staging.ts';
 import { type HostCopy, moveInStream, queueSlice, requireAttached } from './transfer.ts';
 
-/** Those of libuv's threads that are lent to copies, whatever is copied. */
+/** How many of libuv's threads copy at once, whatever is copied: files and names take their turns. */
 const threads = new Lender(Array.from({ length: STAGING.threads }, (_, thread) => thread));
 
 /** A slice on its way through a slot. */
@@ -60,9 +60,9 @@ export async function copyStaged({ copy, transfers, signal }: BegunCopy): Promis
 }
 
 function sliceByteLength(byteLength: number): number {
-  const { slices, smallestSlice, slotByteLength } = STAGING;
+  const { slices, leastByteLength, slotByteLength } = STAGING;
   const share = roundUp(byteLength / slices, libc.getpagesize());
-  return Math.min(slotByteLength, Math.max(smallestSlice, share));
+  return Math.min(slotByteLength, Math.max(leastByteLength, share));
 }
 
 async function moveToDevice(slice: Slice): Promise<void> {

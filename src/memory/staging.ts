@@ -16,17 +16,19 @@ export interface Slot {
   readonly release: () => void;
 }
 
-/** How copies are cut, and how many slices are filled or emptied, and on their way, at once. */
+/** How a copy is cut, and how much of it goes on at once. */
 export const STAGING = {
+  /** The longest slice: a third of a millisecond of a thread, for which a file may have to wait. */
   slotByteLength: 2 << 20,
+  /** Beside those that threads fill or empty, as many are on their way. */
   slotCount: 8,
-  /** A shorter slice takes a thread less time than calling it. */
-  smallestSlice: 512 << 10,
-  /** A short copy is cut into so many, so that their ways overlap too. */
-  slices: 16,
-  /** Of libuv's pool. */
-  threads: Math.max(1, Math.min(4, availableParallelism())),
-};
+  /** A shorter slice is copied in less time than it takes to wake a thread. */
+  leastByteLength: 512 << 10,
+  /** Into how many a copy is cut, if they are not too long or too short: all threads end together. */
+  slices: 32,
+  /** As many of libuv's four as leave the event loop a core. */
+  threads: Math.min(4, Math.max(2, availableParallelism() - 1)),
+} as const;
 
 /** Page-locking costs more than a copy: between two of them the slots stay for a while. */
 const IDLE_MS = 1000;
@@ -44,7 +46,7 @@ export class StagingRing {
   readonly #selection = selectionCount();
   #free = new Lender<Slot>();
   #slots: Slot[] = [];
-  #most = STAGING.slotCount;
+  #most: number = STAGING.slotCount;
   #copies = 0;
   #idle: NodeJS.Timeout | undefined;
 
