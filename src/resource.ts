@@ -10,6 +10,7 @@ import {
   isHeld,
   letGo,
   newEntry,
+  type Release,
   type ResourceSet,
 } from './resource-set.ts';
 
@@ -79,7 +80,7 @@ export interface ResourceInit {
    * Gives the resource back to the driver; must not refer to the resource's object. Absent for
    * borrowed ones, which are forgotten instead.
    */
-  readonly release?: (() => void) | undefined;
+  readonly release?: Release | undefined;
 }
 
 /** Something that is opened once and closed once. */

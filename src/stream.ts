@@ -191,10 +191,10 @@ export class Stream extends Resource {
 
   /**
    * @internal The handle where a call that names it needs neither a context nor a mark; undefined
-   * for default and borrowed streams, which {@link enqueue} is for.
+   * for default and borrowed streams, which {@link enqueue} is for, and for closed ones.
    */
   get plainHandle(): CUstream | undefined {
-    return this.#isOwn ? this.handle : undefined;
+    return this.#isOwn && !this.closed ? this.#handle : undefined;
   }
 
   /** @internal Runs a call that names this stream, under its context where it needs one. */

@@ -7,7 +7,7 @@ import { refuseInCapture } from '../capture.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { CuffiError, NotSupportedError } from '../errors.ts';
-import { noteVisits, streamOf } from '../memory/buffer-copies.ts';
+import { noteVisits, streamOption } from '../memory/buffer-copies.ts';
 import type { StreamOption } from '../memory/buffer-options.ts';
 import { Resource, releaseQuietly } from '../resource.ts';
 import { Stream } from '../stream.ts';
@@ -188,7 +188,7 @@ export class Graph extends Resource {
   /** Queues all of it; nothing waits. Launches of one graph run one after the other. */
   launch(options?: StreamOption): void {
     const { handle, context } = this;
-    const stream = streamOf(checkOptions(options, OPTIONS, 'launch').stream);
+    const stream = streamOption(options, 'launch');
     noteVisits(stream?.context ?? context, this.#contexts);
     const queue = stream?.plainHandle;
     if (queue === undefined) {
@@ -208,7 +208,7 @@ export class Graph extends Resource {
    */
   upload(options?: StreamOption): void {
     const { handle } = this;
-    const stream = streamOf(checkOptions(options, OPTIONS, 'upload').stream);
+    const stream = streamOption(options, 'upload');
     refuseInCapture('uploading a graph');
     const call = (queue: CUstream): void =>
       this.context.run(() => check(cu.cuGraphUpload(handle, queue), 'cuGraphUpload'));
@@ -252,7 +252,6 @@ export class Graph extends Resource {
   }
 }
 
-const OPTIONS = ['stream'] as const;
 const launching = (): string => 'launching a graph';
 
 const tooOld = (): NotSupportedError =>
