@@ -87,7 +87,7 @@ export interface ResourceInit {
 export abstract class Resource implements Disposable {
   // Not #private: what has so many subclasses has too many shapes for V8 to remember where a #private
   // field lies; a named one it finds by the shape of whoever asks.
-  private readonly entry: Entry;
+  protected readonly entry: Entry;
   private guard: Guard | undefined;
   readonly #kind: string;
 

@@ -1,4 +1,4 @@
-import { BLOCK, OUT0, OUT3, readHandle, writeStruct } from '../../ffi/arena.ts';
+import { BLOCK, OUT0, readHandle, writeStruct } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { CUgraphExec, CUstream } from '../../ffi/types.ts';
@@ -195,12 +195,10 @@ export class Graph extends Resource {
       this.#launchMarked(stream, handle);
       return;
     }
-    const pushed = cu.cuCtxPushCurrent_v2(context.handle);
-    if (pushed !== 0) check(pushed, 'cuCtxPushCurrent_v2');
-    const status = cu.cuGraphLaunch(handle, queue);
-    const popped = cu.cuCtxPopCurrent_v2(OUT3);
+    const status = this.#hasMemory
+      ? this.#launchInContext(handle, queue)
+      : cu.cuGraphLaunch(handle, queue);
     if (status !== 0) check(status, 'cuGraphLaunch', launching);
-    if (popped !== 0) check(popped, 'cuCtxPopCurrent_v2');
   }
 
   /**
@@ -242,6 +240,11 @@ export class Graph extends Resource {
     } finally {
       releaseQuietly(() => destroyGraph(context, graph));
     }
+  }
+
+  /** Memory of its own is memory of the context: that a launch finds it without was never tried. */
+  #launchInContext(handle: CUgraphExec, queue: CUstream): CUresult {
+    return this.context.run(() => cu.cuGraphLaunch(handle, queue));
   }
 
   #launchMarked(stream: Stream | undefined, handle: CUgraphExec): void {

@@ -3,6 +3,7 @@ import { checkOptions, requireMade, shown } from '../arguments.ts';
 import type { Context } from '../context.ts';
 import { CuffiError } from '../errors.ts';
 import { Resource } from '../resource.ts';
+import { isClosed } from '../resource-set.ts';
 import type { DeviceBuffer } from './buffer.ts';
 import { streamOf } from './buffer-copies.ts';
 import type { Access, BufferCloseOptions, BufferInit, BufferOrigin } from './buffer-options.ts';
@@ -50,8 +51,10 @@ export abstract class BufferMemory extends Resource {
   }
 
   override get closed(): boolean {
+    // Not super.closed, which a launch would feel for each of its buffers.
+    if (isClosed(this.entry)) return true;
     const outer = this.#viewOf ?? this.#keeps;
-    return super.closed || (outer instanceof Resource && outer.closed);
+    return outer !== undefined && outer instanceof Resource && outer.closed;
   }
 
   /**
