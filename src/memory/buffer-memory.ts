@@ -3,7 +3,6 @@ import { checkOptions, requireMade, shown } from '../arguments.ts';
 import type { Context } from '../context.ts';
 import { CuffiError } from '../errors.ts';
 import { Resource } from '../resource.ts';
-import { isClosed } from '../resource-set.ts';
 import type { DeviceBuffer } from './buffer.ts';
 import { streamOf } from './buffer-copies.ts';
 import type { Access, BufferCloseOptions, BufferInit, BufferOrigin } from './buffer-options.ts';
@@ -52,7 +51,7 @@ export abstract class BufferMemory extends Resource {
 
   override get closed(): boolean {
     // Not super.closed, which a launch would feel for each of its buffers.
-    if (isClosed(this.entry)) return true;
+    if (this.life.isOver) return true;
     const outer = this.#viewOf ?? this.#keeps;
     return outer !== undefined && outer instanceof Resource && outer.closed;
   }
