@@ -7,10 +7,21 @@ export interface Holder {
   readonly name: string;
 }
 
+/**
+ * Gives back what a resource had, and never refers to its object. Where there are many it is an object
+ * that knows what it needs: a function would need a scope beside it.
+ */
+export type Release = (() => void) | { release(): void };
+
+const run = (release: Release): void => {
+  if (typeof release === 'function') release();
+  else release.release();
+};
+
 /** What outlives a resource's object: it knows how to release, and never refers to the object. */
 export interface Entry {
   readonly kind: string;
-  readonly release: (() => void) | undefined;
+  readonly release: Release | undefined;
   readonly owner: ResourceSet | undefined;
   /** The owner's generation when it was opened. */
   readonly generation: number;
@@ -30,7 +41,7 @@ export interface Entry {
 export const newEntry = (
   kind: string,
   owner: ResourceSet | undefined,
-  release: (() => void) | undefined,
+  release: Release | undefined,
   opened: string | undefined,
 ): Entry => ({
   kind,
@@ -63,7 +74,7 @@ export function closeOpen(entry: Entry, reason?: string): void {
   entry.reason = reason;
   if (entry.release === undefined) return;
   entry.owner?.delete(entry);
-  if (!isHeld(entry)) entry.release();
+  if (!isHeld(entry)) run(entry.release);
 }
 
 /** Whether somebody still needs what it releases. */
@@ -72,7 +83,7 @@ export const isHeld = ({ holders }: Entry): boolean => holders !== undefined && 
 /** One less that needs what a closed resource releases. */
 export function letGo(entry: Entry, holder: Holder): void {
   if (!entry.holders?.delete(holder) || isHeld(entry)) return;
-  if (entry.closed && !isAbandoned(entry)) entry.release?.();
+  if (entry.closed && entry.release && !isAbandoned(entry)) run(entry.release);
 }
 
 /** The open resources of one owner, in the order in which they were opened. */

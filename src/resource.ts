@@ -1,6 +1,7 @@
 /** What is opened is closed: the one `close()`, `closed`, `using`, and finalizers. */
 import { inspect } from 'node:util';
 import { ClosedError, CuffiError } from './errors.ts';
+import { type Guard, Life, type Will } from './life.ts';
 import {
   closeEntry,
   closeOpen,
@@ -10,21 +11,9 @@ import {
   isHeld,
   letGo,
   newEntry,
+  type Release,
   type ResourceSet,
 } from './resource-set.ts';
-
-/** What a finalizer is told: the entry of the object that was collected, unless it was closed. */
-interface Will {
-  entry: Entry | undefined;
-}
-
-/**
- * What an open object alone refers to: collected with it. Guards of closed objects are used again,
- * as registering and unregistering each object would cost more than all else that `close()` does.
- */
-interface Guard {
-  readonly will: Will;
-}
 
 const tracing = process.env['CUFFI_TRACE'] === '1';
 let warned = false;
@@ -79,28 +68,27 @@ export interface ResourceInit {
    * Gives the resource back to the driver; must not refer to the resource's object. Absent for
    * borrowed ones, which are forgotten instead.
    */
-  readonly release?: (() => void) | undefined;
+  readonly release?: Release | undefined;
 }
 
 /** Something that is opened once and closed once. */
 export abstract class Resource implements Disposable {
-  readonly #entry: Entry;
+  /** @internal */
+  protected readonly life: Life;
   readonly #kind: string;
-  #guard: Guard | undefined;
 
   protected constructor(kind: string, { owner, release }: ResourceInit) {
     this.#kind = kind;
     const opened = tracing ? new Error('opened').stack?.split('\n').slice(3).join('\n') : undefined;
-    this.#entry = newEntry(kind, owner, release, opened);
+    const entry = newEntry(kind, owner, release, opened);
     // What owns nothing needs no list: it is gone with its object.
-    if (!release) return;
-    owner?.add(this.#entry);
-    this.#guard = guard(this.#entry);
+    if (release) owner?.add(entry);
+    this.life = new Life(entry, release && guard(entry));
   }
 
   /** Whether it was closed, by itself or through its owner. */
   get closed(): boolean {
-    return isClosed(this.#entry);
+    return this.life.isOver;
   }
 
   /** Whether `value` is a resource of that kind: cheaper than instanceof, and needs no import. */
@@ -117,7 +105,7 @@ export abstract class Resource implements Disposable {
    */
   retain(name = 'a handle that is open'): () => void {
     this.requireOpen();
-    const entry = this.#entry;
+    const entry = this.life.entry;
     const holder = { name };
     entry.holders ??= new Set();
     entry.holders.add(holder);
@@ -126,7 +114,7 @@ export abstract class Resource implements Disposable {
 
   /** @internal Who needs what it gives back, in words: each once. */
   get holders(): string[] {
-    return [...new Set([...(this.#entry.holders ?? [])].map(({ name }) => name))];
+    return [...new Set([...(this.life.entry.holders ?? [])].map(({ name }) => name))];
   }
 
   /**
@@ -138,7 +126,7 @@ export abstract class Resource implements Disposable {
    */
   protected handOver(reason: string): ResourceInit {
     this.requireOpen();
-    const entry = this.#entry;
+    const entry = this.life.entry;
     if (isHeld(entry))
       throw new CuffiError(
         `this ${this.#kind} is held by ${this.holders.join(', ')}: that must give it back first`,
@@ -162,7 +150,7 @@ export abstract class Resource implements Disposable {
   }
 
   #close(reason?: string): void {
-    const entry = this.#entry;
+    const entry = this.life.entry;
     if (isClosed(entry)) return;
     this.#dropGuard();
     closeOpen(entry, reason);
@@ -181,8 +169,7 @@ export abstract class Resource implements Disposable {
   }
 
   #dropGuard(): void {
-    const guard = this.#guard;
-    this.#guard = undefined;
+    const guard = this.life.takeGuard();
     if (guard) giveBack(guard);
   }
 
@@ -192,8 +179,8 @@ export abstract class Resource implements Disposable {
   }
 
   protected closedError(): ClosedError {
-    const { owner, opened } = this.#entry;
-    const reason = isAbandoned(this.#entry) ? owner?.reason : this.#entry.reason;
+    const { owner, opened } = this.life.entry;
+    const reason = isAbandoned(this.life.entry) ? owner?.reason : this.life.entry.reason;
     return new ClosedError(
       `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${opened ? `\nopened at\n${opened}` : ''}`,
     );

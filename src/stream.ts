@@ -5,6 +5,7 @@ import {
   CU_STREAM_PER_THREAD,
 } from '../ffi/constants.ts';
 import { cu } from '../ffi/driver.ts';
+import type { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
 import { checkBoolean, checkInteger, checkOptions, requireMade, shown } from './arguments.ts';
 import { refuseInCapture } from './capture.ts';
@@ -120,10 +121,13 @@ export class Stream extends Resource {
   get done(): boolean {
     const handle = this.handle;
     refuseInCapture('asking a stream');
-    return isReady(
-      this.#isDefault ? this.context.run(() => cu.cuStreamQuery(handle)) : cu.cuStreamQuery(handle),
-      'cuStreamQuery',
-    );
+    const status = this.#isDefault ? this.#queryDefault() : cu.cuStreamQuery(handle);
+    return isReady(status, 'cuStreamQuery');
+  }
+
+  // Apart, as a closure in `done` would cost it an allocation at every call.
+  #queryDefault(): CUresult {
+    return this.context.run(() => cu.cuStreamQuery(this.#handle));
   }
 
   /** The priority that the driver gave it. */
@@ -187,10 +191,10 @@ export class Stream extends Resource {
 
   /**
    * @internal The handle where a call that names it needs neither a context nor a mark; undefined
-   * for default and borrowed streams, which {@link enqueue} is for.
+   * for default and borrowed streams, which {@link enqueue} is for, and for closed ones.
    */
   get plainHandle(): CUstream | undefined {
-    return this.#isOwn ? this.handle : undefined;
+    return this.#isOwn && !this.closed ? this.#handle : undefined;
   }
 
   /** @internal Runs a call that names this stream, under its context where it needs one. */

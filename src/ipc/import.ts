@@ -198,7 +198,7 @@ function openLegacy(
     address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
     byteLength: descriptor.byteLength,
     origin: 'imported',
-    ...givingBack(context, use.release, loan),
+    release: givingBack(context, use.release, loan),
     isOrphan: () => exporterIsGone(descriptor),
     access,
   });

@@ -187,12 +187,14 @@ export class ImportedPool extends Resource implements MemoryResource {
       origin: 'imported',
       resource: this,
       owner: books.buffers,
-      freeIn: back.freeIn,
       isOrphan: () => exporterIsGone(descriptor),
-      release: () => {
-        books.byteLength -= byteLength;
-        // What fails to be unmapped is told before the driver refuses to destroy its pool.
-        tryAll([() => back.release?.(), () => this.closeUnused()]);
+      release: {
+        freeIn: back.freeIn,
+        release: () => {
+          books.byteLength -= byteLength;
+          // What fails to be unmapped is told before the driver refuses to destroy its pool.
+          tryAll([() => back.release(), () => this.closeUnused()]);
+        },
       },
       access,
     });

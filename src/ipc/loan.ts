@@ -1,4 +1,5 @@
 import type { Context } from '../context.ts';
+import type { OrderedRelease } from '../memory/buffer-options.ts';
 import type { Stream } from '../stream.ts';
 
 /** What another process lent for one object that is open here: it is told how that ends. */
@@ -17,7 +18,7 @@ export function givingBack(
   context: Context,
   release: (returned?: () => void) => void,
   loan: Loan | undefined,
-): { freeIn(stream: Stream): void; release(): void } {
+): OrderedRelease {
   let last: Stream | undefined;
   return {
     freeIn(stream) {

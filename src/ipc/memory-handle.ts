@@ -83,6 +83,7 @@ export abstract class IpcMemoryHandle<T extends Resource>
 
   protected constructor(kind: string, { descriptor, held }: HandleInit) {
     super(kind, held ? { owner: held.context.resources, release: () => held.release() } : {});
+    Object.defineProperty(this, 'life', { enumerable: false });
     this.#descriptor = descriptor;
     Object.assign(this, descriptor);
   }

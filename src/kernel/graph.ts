@@ -1,4 +1,4 @@
-import { BLOCK, OUT0, OUT3, readHandle, writeStruct } from '../../ffi/arena.ts';
+import { BLOCK, OUT0, readHandle, writeStruct } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { CUgraphExec, CUstream } from '../../ffi/types.ts';
@@ -7,7 +7,7 @@ import { refuseInCapture } from '../capture.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { CuffiError, NotSupportedError } from '../errors.ts';
-import { noteVisits, streamOf } from '../memory/buffer-copies.ts';
+import { noteVisits, streamOption } from '../memory/buffer-copies.ts';
 import type { StreamOption } from '../memory/buffer-options.ts';
 import { Resource, releaseQuietly } from '../resource.ts';
 import { Stream } from '../stream.ts';
@@ -188,19 +188,17 @@ export class Graph extends Resource {
   /** Queues all of it; nothing waits. Launches of one graph run one after the other. */
   launch(options?: StreamOption): void {
     const { handle, context } = this;
-    const stream = streamOf(checkOptions(options, OPTIONS, 'launch').stream);
+    const stream = streamOption(options, 'launch');
     noteVisits(stream?.context ?? context, this.#contexts);
     const queue = stream?.plainHandle;
     if (queue === undefined) {
       this.#launchMarked(stream, handle);
       return;
     }
-    const pushed = cu.cuCtxPushCurrent_v2(context.handle);
-    if (pushed !== 0) check(pushed, 'cuCtxPushCurrent_v2');
-    const status = cu.cuGraphLaunch(handle, queue);
-    const popped = cu.cuCtxPopCurrent_v2(OUT3);
+    const status = this.#hasMemory
+      ? this.#launchInContext(handle, queue)
+      : cu.cuGraphLaunch(handle, queue);
     if (status !== 0) check(status, 'cuGraphLaunch', launching);
-    if (popped !== 0) check(popped, 'cuCtxPopCurrent_v2');
   }
 
   /**
@@ -208,7 +206,7 @@ export class Graph extends Resource {
    */
   upload(options?: StreamOption): void {
     const { handle } = this;
-    const stream = streamOf(checkOptions(options, OPTIONS, 'upload').stream);
+    const stream = streamOption(options, 'upload');
     refuseInCapture('uploading a graph');
     const call = (queue: CUstream): void =>
       this.context.run(() => check(cu.cuGraphUpload(handle, queue), 'cuGraphUpload'));
@@ -244,6 +242,11 @@ export class Graph extends Resource {
     }
   }
 
+  /** Memory of its own is memory of the context: that a launch finds it without was never tried. */
+  #launchInContext(handle: CUgraphExec, queue: CUstream): CUresult {
+    return this.context.run(() => cu.cuGraphLaunch(handle, queue));
+  }
+
   #launchMarked(stream: Stream | undefined, handle: CUgraphExec): void {
     const call = (queue: CUstream): void =>
       check(cu.cuGraphLaunch(handle, queue), 'cuGraphLaunch', launching);
@@ -252,7 +255,6 @@ export class Graph extends Resource {
   }
 }
 
-const OPTIONS = ['stream'] as const;
 const launching = (): string => 'launching a graph';
 
 const tooOld = (): NotSupportedError =>

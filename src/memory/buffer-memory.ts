@@ -3,7 +3,6 @@ import { checkOptions, requireMade, shown } from '../arguments.ts';
 import type { Context } from '../context.ts';
 import { CuffiError } from '../errors.ts';
 import { Resource } from '../resource.ts';
-import type { Stream } from '../stream.ts';
 import type { DeviceBuffer } from './buffer.ts';
 import { streamOf } from './buffer-copies.ts';
 import type { Access, BufferCloseOptions, BufferInit, BufferOrigin } from './buffer-options.ts';
@@ -21,7 +20,7 @@ export abstract class BufferMemory extends Resource {
   /** Whether it may be written to: copies and fills of cuffi hold to it. */
   readonly access: Access;
   readonly #address: CUdeviceptr;
-  readonly #freeIn: ((stream: Stream) => void) | undefined;
+  readonly #release: BufferInit['release'];
   /** The buffer that this one is a view of. */
   readonly #viewOf: DeviceBuffer | undefined;
   readonly #keeps: unknown;
@@ -38,7 +37,7 @@ export abstract class BufferMemory extends Resource {
     this.resource = init.resource;
     this.access = init.access ?? 'read-write';
     this.#address = init.address;
-    this.#freeIn = init.freeIn;
+    this.#release = init.release;
     this.#viewOf = init.viewOf;
     this.#keeps = init.keeps;
     this.#borders = init.borders;
@@ -51,8 +50,10 @@ export abstract class BufferMemory extends Resource {
   }
 
   override get closed(): boolean {
+    // Not super.closed, which a launch would feel for each of its buffers.
+    if (this.life.isOver) return true;
     const outer = this.#viewOf ?? this.#keeps;
-    return super.closed || (outer instanceof Resource && outer.closed);
+    return outer !== undefined && outer instanceof Resource && outer.closed;
   }
 
   /**
@@ -89,7 +90,7 @@ export abstract class BufferMemory extends Resource {
     const last = streamOf(stream);
     if (!last || this.closed) return;
     last.handle; // a closed stream is refused
-    this.#freeIn?.(last);
+    if (typeof this.#release === 'object') this.#release.freeIn(last);
   }
 
   /** The device address of the first byte. @throws ClosedError */
@@ -144,16 +145,15 @@ export abstract class BufferMemory extends Resource {
 
   /** @internal What a buffer is made of that owns what this one did, closed by it. @throws CuffiError */
   protected takenOver(): BufferInit {
-    const { owner, release } = this.handOver('its memory was moved to another buffer');
+    const { owner } = this.handOver('its memory was moved to another buffer');
     return {
       context: this.context,
       address: this.#address,
       byteLength: this.byteLength,
       origin: this.origin,
       resource: this.resource,
-      release,
+      release: this.#release,
       owner,
-      freeIn: this.#freeIn,
       keeps: this.#keeps,
       borders: this.#borders,
       isOrphan: this.#isOrphan,

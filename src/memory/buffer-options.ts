@@ -46,6 +46,13 @@ export type BufferOrigin = 'allocated' | 'borrowed' | 'imported';
 /** What may be done with memory. */
 export type Access = 'read-write' | 'read';
 
+/** @internal Frees memory in the order of a stream. */
+export interface OrderedRelease {
+  /** Takes another stream than that of the allocation. */
+  freeIn(stream: Stream): void;
+  release(): void;
+}
+
 /** @internal What a {@link DeviceBuffer} is made of. */
 export interface BufferInit {
   readonly context: Context;
@@ -53,11 +60,9 @@ export interface BufferInit {
   readonly byteLength: number;
   readonly origin: BufferOrigin;
   readonly resource?: MemoryResource | undefined;
-  readonly release?: (() => void) | undefined;
+  readonly release?: (() => void) | OrderedRelease | undefined;
   /** What it is closed with. Default: its context. */
   readonly owner?: ResourceSet | undefined;
-  /** Where the memory is freed in a stream: takes another one than that of the allocation. */
-  readonly freeIn?: ((stream: Stream) => void) | undefined;
   /** The buffer that it is a part of, which is no view itself. */
   readonly viewOf?: DeviceBuffer | undefined;
   /** What its memory lies in: it counts as closed when that is. Others' only stay alive by it. */

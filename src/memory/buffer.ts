@@ -98,7 +98,7 @@ export class DeviceBuffer extends BufferMemory {
     begin: number,
     end: number,
     access: Access,
-    ending?: Pick<BufferInit, 'release' | 'freeIn'>,
+    ending?: Pick<BufferInit, 'release'>,
   ): DeviceBuffer {
     return new DeviceBuffer({ ...this.partOf(this.whole, begin, end, access), ...ending });
   }

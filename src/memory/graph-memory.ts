@@ -8,6 +8,7 @@ import { check } from '../check.ts';
 import { CuffiError, NotSupportedError } from '../errors.ts';
 import type { Stream } from '../stream.ts';
 import { DeviceBuffer } from './buffer.ts';
+import type { OrderedRelease } from './buffer-options.ts';
 import type { MemoryPool } from './pool.ts';
 
 /**
@@ -40,8 +41,7 @@ export function allocateInCapture(
     byteLength,
     origin: 'allocated',
     resource: pool,
-    freeIn: (other) => memory.follow(other),
-    release: () => memory.free(),
+    release: memory,
   });
   noteGraphMemory((origin) => {
     memory.end(origin);
@@ -51,7 +51,7 @@ export function allocateInCapture(
 }
 
 /** One allocation of a graph, until it is freed in the same capture. */
-class GraphMemory {
+class GraphMemory implements OrderedRelease {
   readonly #address: CUdeviceptr;
   #stream: CUstream;
   #isFreed = false;
@@ -62,12 +62,12 @@ class GraphMemory {
   }
 
   /** Frees in another stream than that of the allocation. */
-  follow(stream: Stream): void {
+  freeIn(stream: Stream): void {
     this.#stream = captured(stream, 'freeing memory of a graph');
   }
 
   /** Captures the free; the second time does nothing. */
-  free(): void {
+  release(): void {
     if (this.#isFreed) return;
     check(cu.cuMemFreeAsync(this.#address, this.#stream), 'cuMemFreeAsync');
     this.#isFreed = true;
@@ -80,7 +80,7 @@ class GraphMemory {
       return;
     }
     this.#stream = origin;
-    this.free();
+    this.release();
   }
 }
 

@@ -18,7 +18,7 @@ import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
 import { DeviceBuffer } from './buffer.ts';
-import { noteVisits, streamOf } from './buffer-copies.ts';
+import { noteVisits, streamOption } from './buffer-copies.ts';
 import type { StreamOption } from './buffer-options.ts';
 import { viewDriverMemory } from './host-views.ts';
 import { HostVisibleBuffer } from './host-visible.ts';
@@ -139,7 +139,7 @@ export class ManagedMemory implements MemoryResource {
    * @throws NotSupportedError on devices without `concurrentManagedAccess`
    */
   prefetch(buffer: DeviceBuffer, to: ManagedPlace, options?: StreamOption): void {
-    const stream = streamOf(checkOptions(options, ['stream'], 'prefetch').stream);
+    const stream = streamOption(options, 'prefetch');
     const { address, byteLength, context } = checkManaged(buffer);
     const device = this.#placeNumber(to, 'to');
     requireConcurrent(this.context.device, 'prefetching');

@@ -1,7 +1,7 @@
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
-import type { CUdeviceptr, CUmemoryPool } from '../../ffi/types.ts';
+import type { CUdeviceptr, CUmemoryPool, CUstream } from '../../ffi/types.ts';
 import { checkBoolean, checkInteger, checkOptions, requireMade } from '../arguments.ts';
 import { isCapturing } from '../capture.ts';
 import { check } from '../check.ts';
@@ -9,11 +9,12 @@ import { Context } from '../context.ts';
 import { Device } from '../device.ts';
 import { IpcError, NotSupportedError } from '../errors.ts';
 import { releaseQuietly } from '../resource.ts';
+import type { Stream } from '../stream.ts';
 import { DeviceBuffer } from './buffer.ts';
-import { streamOf } from './buffer-copies.ts';
-import { FreeOrder } from './free-order.ts';
+import { streamOption } from './buffer-copies.ts';
 import { allocateInCapture } from './graph-memory.ts';
 import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
+import { PoolAllocation } from './pool-allocation.ts';
 import {
   checkClose,
   destroyPool,
@@ -159,34 +160,29 @@ export class MemoryPool extends PoolState implements MemoryResource {
    */
   allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer {
     checkInteger(byteLength, 'byteLength', 1);
-    const stream = streamOf(checkOptions(options, ['stream'], 'allocate').stream);
+    const stream = streamOption(options, 'allocate');
     const pool = this.handle;
     const { context, maxSize } = this;
     const books = this.#books;
     if (byteLength > maxSize)
       throw new RangeError(`${byteLength} bytes are more than the pool's maxSize of ${maxSize}`);
     if (isCapturing()) return allocateInCapture(this, pool, byteLength, stream);
-    const order = new FreeOrder(context, stream);
-    const quick = order.plainHandle;
+    const quick = stream?.plainHandle;
     const status =
       quick === undefined ? undefined : cu.cuMemAllocFromPoolAsync(OUT0, byteLength, pool, quick);
-    if (status !== CUresult.CUDA_SUCCESS) this.#allocateInQueue(byteLength, order, status);
-    const address = readHandle<CUdeviceptr>(OUT0, (exact) => order.free(exact));
-    const buffer = new DeviceBuffer({
+    if (status !== CUresult.CUDA_SUCCESS) this.#allocateInQueue(byteLength, stream, status);
+    const address = readHandle<CUdeviceptr>(OUT0, (exact) =>
+      new PoolAllocation(context, books, exact, byteLength, stream).release(),
+    );
+    return new DeviceBuffer({
       context,
       address,
       byteLength,
       origin: 'allocated',
       resource: this,
       owner: books.buffers,
-      freeIn: (other) => order.follow(other),
-      release: () => {
-        books.byteLength -= byteLength;
-        order.free(address);
-      },
+      release: new PoolAllocation(context, books, address, byteLength, stream),
     });
-    books.byteLength += byteLength;
-    return buffer;
   }
 
   /**
@@ -194,21 +190,26 @@ export class MemoryPool extends PoolState implements MemoryResource {
    *
    * @param first how the driver answered already, if it was asked
    */
-  #allocateInQueue(byteLength: number, order: FreeOrder, first: CUresult | undefined): void {
+  #allocateInQueue(
+    byteLength: number,
+    stream: Stream | undefined,
+    first: CUresult | undefined,
+  ): void {
     const { context, maxSize, handle: pool } = this;
-    order.queue((stream) =>
+    const call = (queue: CUstream): void =>
       withRoom(
         context,
         'cuMemAllocFromPoolAsync',
         byteLength,
-        () => cu.cuMemAllocFromPoolAsync(OUT0, byteLength, pool, stream),
+        () => cu.cuMemAllocFromPoolAsync(OUT0, byteLength, pool, queue),
         {
           first,
           limits: () =>
             `; the pool has ${this.used} in use${maxSize === Number.POSITIVE_INFINITY ? '' : ` of at most ${maxSize}`}`,
         },
-      ),
-    );
+      );
+    if (stream) stream.enqueue(call);
+    else context.run(() => call(0 as CUstream));
   }
 
   /**

@@ -11,13 +11,11 @@ import type { BegunCopy } from './awaited.ts';
 import { Lender } from './lender.ts';
 import { pieces } from './pieces.ts';
 import { roundUp } from './round-up.ts';
-import { SLOT_BYTE_LENGTH, SLOT_COUNT, type Slot, StagingRing } from './staging.ts';
+import { type Slot, STAGING, StagingRing } from './staging.ts';
 import { type HostCopy, moveInStream, queueSlice, requireAttached } from './transfer.ts';
 
-/** Two of libuv's four threads at most, whatever is copied: files and names need the others. */
-const threads = new Lender([1, 2]);
-
-const SMALLEST_SLICE = 1 << 20;
+/** How many of libuv's threads copy at once, whatever is copied: files and names take their turns. */
+const threads = new Lender(Array.from({ length: STAGING.threads }, (_, thread) => thread));
 
 /** A slice on its way through a slot. */
 interface Slice {
@@ -42,7 +40,7 @@ export async function copyStaged({ copy, transfers, signal }: BegunCopy): Promis
   const move = copy.direction === 'to device' ? moveToDevice : moveToHost;
   const lane = async (_: unknown, turns: number): Promise<void> => {
     // Each may have to make a slot, which blocks: one in a turn.
-    for (let turn = 0; turn < turns; turn += 1) await nextTurn();
+    for (let turn = 0; turn < turns && ring.mustGrow; turn += 1) await nextTurn();
     // The lanes share one generator: a loop that an error leaves ends it for all of them.
     for (const [offset, length] of slices) {
       const slot = await ring.take();
@@ -54,17 +52,17 @@ export async function copyStaged({ copy, transfers, signal }: BegunCopy): Promis
       }
     }
   };
-  const lanes = await Promise.allSettled(Array.from({ length: SLOT_COUNT }, lane));
+  const lanes = await Promise.allSettled(Array.from({ length: STAGING.slotCount }, lane));
   ring.leave();
   const failed = lanes.find((outcome) => outcome.status === 'rejected');
   if (failed) throw failed.reason;
   return true;
 }
 
-/** As many slices as slots where the copy is short, so that their ways overlap too. */
 function sliceByteLength(byteLength: number): number {
-  const share = roundUp(byteLength / SLOT_COUNT, libc.getpagesize());
-  return Math.min(SLOT_BYTE_LENGTH, Math.max(SMALLEST_SLICE, share));
+  const { slices, leastByteLength, slotByteLength } = STAGING;
+  const share = roundUp(byteLength / slices, libc.getpagesize());
+  return Math.min(slotByteLength, Math.max(leastByteLength, share));
 }
 
 async function moveToDevice(slice: Slice): Promise<void> {

@@ -1,3 +1,4 @@
+import { availableParallelism } from 'node:os';
 import { selectionCount } from '../../ffi/driver.ts';
 import type { Address } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
@@ -15,10 +16,19 @@ export interface Slot {
   readonly release: () => void;
 }
 
-/** Half a millisecond of a thread that copies 8 GB/s. */
-export const SLOT_BYTE_LENGTH = 4 << 20;
-/** Two are filled or emptied by threads while two are on their way. */
-export const SLOT_COUNT = 4;
+/** How a copy is cut, and how much of it goes on at once. */
+export const STAGING = {
+  /** The longest slice: a third of a millisecond of a thread, for which a file may have to wait. */
+  slotByteLength: 2 << 20,
+  /** Beside those that threads fill or empty, as many are on their way. */
+  slotCount: 8,
+  /** A shorter slice is copied in less time than it takes to wake a thread. */
+  leastByteLength: 512 << 10,
+  /** Into how many a copy is cut, if they are not too long or too short: all threads end together. */
+  slices: 32,
+  /** As many of libuv's four as leave the event loop a core. */
+  threads: Math.min(4, Math.max(2, availableParallelism() - 1)),
+} as const;
 
 /** Page-locking costs more than a copy: between two of them the slots stay for a while. */
 const IDLE_MS = 1000;
@@ -36,7 +46,7 @@ export class StagingRing {
   readonly #selection = selectionCount();
   #free = new Lender<Slot>();
   #slots: Slot[] = [];
-  #most = SLOT_COUNT;
+  #most: number = STAGING.slotCount;
   #copies = 0;
   #idle: NodeJS.Timeout | undefined;
 
@@ -61,7 +71,7 @@ export class StagingRing {
   enter(): boolean {
     clearTimeout(this.#idle);
     if (this.#slots.length === 0) {
-      this.#most = SLOT_COUNT;
+      this.#most = STAGING.slotCount;
       this.#grow();
       if (this.#slots.length === 0) return false;
       this.#context.spares.add(this.#giveBackUnused);
@@ -77,9 +87,14 @@ export class StagingRing {
     else this.#idle = setTimeout(this.#giveBackUnused, IDLE_MS).unref();
   }
 
+  /** Whether the next slot must be made, which blocks. */
+  get mustGrow(): boolean {
+    return this.#free.isEmpty && !this.#isStale && this.#slots.length < this.#most;
+  }
+
   /** A slot that no transfer uses; after a reset none is made for the copies that still end. */
   take(): Promise<Slot> {
-    if (this.#free.isEmpty && !this.#isStale) this.#grow();
+    if (this.mustGrow) this.#grow();
     return this.#free.take();
   }
 
@@ -92,7 +107,6 @@ export class StagingRing {
   }
 
   #grow(): void {
-    if (this.#slots.length >= this.#most) return;
     try {
       const slot = makeSlot(this.#context);
       this.#slots.push(slot);
@@ -121,7 +135,7 @@ function makeSlot(context: Context): Slot {
   const mark = new Mark(context);
   try {
     const kind = { portable: false, mapped: false, writeCombined: false };
-    const memory = allocateHost(context, SLOT_BYTE_LENGTH, kind);
+    const memory = allocateHost(context, STAGING.slotByteLength, kind);
     const release = (): void => {
       mark[Symbol.dispose]();
       memory.release();

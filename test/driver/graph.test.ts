@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { inspect } from 'node:util';
+import { recordCalls } from '../../ffi/driver.ts';
 import {
   Context,
   CudaError,
@@ -46,6 +47,22 @@ test('captured kernels, fills and copies run at each launch, and not before', as
   graph.launch({ stream: Stream.fromHandle(other.handle) });
   await other.synchronize();
   assert.deepEqual(await y.copyToHost(), new Float32Array([26, 28]));
+});
+
+test('a launch is one call of the driver, with or without a current context', async () => {
+  using module = loadKernels();
+  const nothing = module.kernel('nothing', []);
+  using stream = Stream.create({ nonBlocking: true });
+  using graph = Graph.capture(stream, () => nothing.launch({ ...shape, stream }));
+  const recorder = recordCalls();
+  graph.launch({ stream });
+  recorder.stop();
+  assert.deepEqual(
+    recorder.calls.map(({ name }) => name),
+    ['cuGraphLaunch'],
+  );
+  Context.primary().run(() => graph.launch({ stream }));
+  await stream.synchronize();
 });
 
 test('a stream that waits for the captured one is captured with it, until it is joined', async () => {

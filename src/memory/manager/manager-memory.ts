@@ -73,10 +73,12 @@ export class ManagerMemory implements ServedMemory {
       resource: this,
       // A manager may free it under the buffer, which is closed then.
       keeps: held,
-      freeIn: (other) => {
-        last = other;
+      release: {
+        freeIn: (other) => {
+          last = other;
+        },
+        release: () => held.close(last ? { stream: last } : {}),
       },
-      release: () => held.close(last ? { stream: last } : {}),
     });
     pointers.set(buffer, pointer);
     return buffer;

@@ -1,8 +1,8 @@
 import type { CUdeviceptr } from '../../../ffi/types.ts';
-import { checkInteger, checkOptions } from '../../arguments.ts';
+import { checkInteger } from '../../arguments.ts';
 import type { Context } from '../../context.ts';
 import { Resource } from '../../resource.ts';
-import { streamOf } from '../buffer-copies.ts';
+import { streamOption } from '../buffer-copies.ts';
 import type { StreamOption } from '../buffer-options.ts';
 import { checkPlace, type Finalizer, References } from './references.ts';
 
@@ -122,7 +122,7 @@ export class MemoryPointer extends Resource {
 
   /** Gives up this reference; the last one frees, in the order of `stream` where the finalizer cares. */
   override close(options?: StreamOption): void {
-    const stream = streamOf(checkOptions(options, ['stream'], 'close').stream);
+    const stream = streamOption(options, 'close');
     if (stream && !this.closed) this.#hold.references.follow({ stream });
     super.close();
   }

@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { Resource } from '../../../src/resource.ts';
-import { ResourceSet } from '../../../src/resource-set.ts';
+import { type Release, ResourceSet } from '../../../src/resource-set.ts';
 import { runProgram } from './emulate.ts';
 
 class Thing extends Resource {
-  constructor(release?: () => void, owner?: ResourceSet) {
+  constructor(release?: Release, owner?: ResourceSet) {
     super('Thing', { release, owner });
   }
   use(): void {
@@ -30,6 +30,30 @@ test('is released once, however often it is closed', () => {
   assert.equal(thing.closed, true);
   assert.equal(released, 1);
   assert.throws(() => thing.use(), { name: 'ClosedError', message: 'this Thing is closed' });
+});
+
+test('copies and logs of it leave out how it ends, and who its neighbours are', () => {
+  const owner = new ResourceSet();
+  const [, thing] = [new Thing(() => {}, owner), new Thing(() => {}, owner)];
+  assert.equal(JSON.stringify(thing), '{"life":{}}');
+  assert.deepEqual(structuredClone(thing), { life: {} });
+});
+
+test('an object that knows how is asked to release, by the last that needs it, too', () => {
+  const order = {
+    released: 0,
+    release() {
+      this.released += 1;
+    },
+  };
+  new Thing(order).close();
+  assert.equal(order.released, 1);
+  const thing = new Thing(order);
+  const letGo = thing.retain();
+  thing.close();
+  assert.equal(order.released, 1);
+  letGo();
+  assert.equal(order.released, 2);
 });
 
 test('what is retained is released by the last that needs it, unless its owner is gone', () => {

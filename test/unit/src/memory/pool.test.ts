@@ -44,6 +44,38 @@ test('wrong arguments of an allocation are refused before the driver is asked', 
   assert.deepEqual(recorder.calls, []);
 });
 
+test('options that name a stream alone are taken as all others, whatever they are made of', () => {
+  emulate();
+  using pool = MemoryPool.create();
+  using stream = Stream.create({ nonBlocking: true });
+  const closed = Stream.create();
+  closed.close();
+  const recorder = recordCalls();
+  const wrong: readonly [options: unknown, error: RegExp][] = [
+    [null, /options must be a plain object, not null/],
+    [stream, /options must be a plain object, not a Stream/],
+    [[stream], /options must be a plain object, not an Array/],
+    [
+      new (class Options {
+        stream = stream;
+      })(),
+      /options must be a plain object, not an Options/,
+    ],
+    [{ streem: stream }, /unknown option 'streem'; known: stream/],
+    [{ stream, also: 1 }, /unknown option 'also'/],
+    [{ stream: {} }, /stream must be a Stream, not an Object/],
+    [{ stream: closed }, /this Stream is closed/],
+  ];
+  for (const [options, error] of wrong)
+    assert.throws(() => pool.allocate(1, options as never), error);
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+  const bare = Object.assign(Object.create(null), { stream });
+  for (const options of [undefined, {}, { stream: undefined }, bare])
+    pool.allocate(1, options).close();
+  assert.equal(pool.used, 0);
+});
+
 test('allocating and freeing in a stream are one driver call each', () => {
   emulate();
   using pool = MemoryPool.create({ maxSize: 64 * MIB });
