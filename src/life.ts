@@ -13,10 +13,13 @@ export interface Guard {
   readonly will: Will;
 }
 
+/** The name of it in its object, which copies and JSON leave out. */
+export const life = Symbol('life');
+
 /**
- * What a resource's object has to do with its entry: nobody's data, so that copies and logs of the
- * object leave it out. It has one shape, whatever the resource is, in which V8 finds a #private field at
- * once; in an object with so many subclasses it looks for it anew at each access.
+ * What a resource's object has to do with its entry. It has one shape, whatever the resource is, in
+ * which V8 finds a #private field at once; in an object with so many subclasses it looks for it anew
+ * at each access.
  */
 export class Life {
   readonly #entry: Entry;

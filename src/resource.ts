@@ -1,7 +1,7 @@
 /** What is opened is closed: the one `close()`, `closed`, `using`, and finalizers. */
 import { inspect } from 'node:util';
 import { ClosedError, CuffiError } from './errors.ts';
-import { type Guard, Life, type Will } from './life.ts';
+import { type Guard, Life, life, type Will } from './life.ts';
 import {
   closeEntry,
   closeOpen,
@@ -74,7 +74,7 @@ export interface ResourceInit {
 /** Something that is opened once and closed once. */
 export abstract class Resource implements Disposable {
   /** @internal */
-  protected readonly life: Life;
+  protected readonly [life]: Life;
   readonly #kind: string;
 
   protected constructor(kind: string, { owner, release }: ResourceInit) {
@@ -83,12 +83,12 @@ export abstract class Resource implements Disposable {
     const entry = newEntry(kind, owner, release, opened);
     // What owns nothing needs no list: it is gone with its object.
     if (release) owner?.add(entry);
-    this.life = new Life(entry, release && guard(entry));
+    this[life] = new Life(entry, release && guard(entry));
   }
 
   /** Whether it was closed, by itself or through its owner. */
   get closed(): boolean {
-    return this.life.isOver;
+    return this[life].isOver;
   }
 
   /** Whether `value` is a resource of that kind: cheaper than instanceof, and needs no import. */
@@ -105,7 +105,7 @@ export abstract class Resource implements Disposable {
    */
   retain(name = 'a handle that is open'): () => void {
     this.requireOpen();
-    const entry = this.life.entry;
+    const entry = this[life].entry;
     const holder = { name };
     entry.holders ??= new Set();
     entry.holders.add(holder);
@@ -114,7 +114,7 @@ export abstract class Resource implements Disposable {
 
   /** @internal Who needs what it gives back, in words: each once. */
   get holders(): string[] {
-    return [...new Set([...(this.life.entry.holders ?? [])].map(({ name }) => name))];
+    return [...new Set([...(this[life].entry.holders ?? [])].map(({ name }) => name))];
   }
 
   /**
@@ -126,7 +126,7 @@ export abstract class Resource implements Disposable {
    */
   protected handOver(reason: string): ResourceInit {
     this.requireOpen();
-    const entry = this.life.entry;
+    const entry = this[life].entry;
     if (isHeld(entry))
       throw new CuffiError(
         `this ${this.#kind} is held by ${this.holders.join(', ')}: that must give it back first`,
@@ -150,7 +150,7 @@ export abstract class Resource implements Disposable {
   }
 
   #close(reason?: string): void {
-    const entry = this.life.entry;
+    const entry = this[life].entry;
     if (isClosed(entry)) return;
     this.#dropGuard();
     closeOpen(entry, reason);
@@ -169,7 +169,7 @@ export abstract class Resource implements Disposable {
   }
 
   #dropGuard(): void {
-    const guard = this.life.takeGuard();
+    const guard = this[life].takeGuard();
     if (guard) giveBack(guard);
   }
 
@@ -179,8 +179,8 @@ export abstract class Resource implements Disposable {
   }
 
   protected closedError(): ClosedError {
-    const { owner, opened } = this.life.entry;
-    const reason = isAbandoned(this.life.entry) ? owner?.reason : this.life.entry.reason;
+    const { owner, opened } = this[life].entry;
+    const reason = isAbandoned(this[life].entry) ? owner?.reason : this[life].entry.reason;
     return new ClosedError(
       `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${opened ? `\nopened at\n${opened}` : ''}`,
     );

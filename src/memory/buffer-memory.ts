@@ -2,6 +2,7 @@ import type { CUdeviceptr } from '../../ffi/types.ts';
 import { checkOptions, requireMade, shown } from '../arguments.ts';
 import type { Context } from '../context.ts';
 import { CuffiError } from '../errors.ts';
+import { life } from '../life.ts';
 import { Resource } from '../resource.ts';
 import type { DeviceBuffer } from './buffer.ts';
 import { streamOf } from './buffer-copies.ts';
@@ -51,7 +52,7 @@ export abstract class BufferMemory extends Resource {
 
   override get closed(): boolean {
     // Not super.closed, which a launch would feel for each of its buffers.
-    if (this.life.isOver) return true;
+    if (this[life].isOver) return true;
     const outer = this.#viewOf ?? this.#keeps;
     return outer !== undefined && outer instanceof Resource && outer.closed;
   }
