@@ -20,7 +20,7 @@ export function writeDescriptor(descriptor: IpcDescriptor): Buffer {
   writer.uint8(DESCRIPTOR_VERSION);
   writer.uint8(descriptorKinds.indexOf(descriptor.kind));
   writeSealed(writer, descriptor);
-  return writer.written;
+  return writer.writtenFrom(0);
 }
 
 /**

@@ -7,6 +7,7 @@ import type {
   IpcDescriptor,
   IpcDescriptors,
   IpcEventDescriptor,
+  IpcExporter,
   IpcKind,
   IpcLayout,
 } from './descriptor.ts';
@@ -17,6 +18,7 @@ import {
   DTYPE_NAME,
   descriptorFields,
   descriptorKinds,
+  exporterFields,
   type FieldType,
   MAX_PIECES,
   NUMBERS,
@@ -35,11 +37,36 @@ const seeds = Object.fromEntries(
  * maps something, and the first use of that ends the context (CUDA_ERROR_LAUNCH_FAILED, seen on an
  * H200).
  */
-export function checksumOf(descriptor: Omit<IpcDescriptor, 'checksum' | 'version'>): number {
-  const writer = new DescriptorWriter();
-  writeFields(writer, descriptor);
-  return crc32(writer.written, seeds[descriptor.kind]);
+export function checksumOf(descriptor: Unsealed): number {
+  return crc32(writeBody(descriptor).writtenFrom(HEAD_BYTE_LENGTH), seeds[descriptor.kind]);
 }
+
+/** A descriptor, complete with its version and checksum. */
+export function seal(fields: Unsealed): IpcDescriptor {
+  const writer = writeBody(fields);
+  const checksum = crc32(writer.writtenFrom(HEAD_BYTE_LENGTH), seeds[fields.kind]);
+  // A literal that begins with a spread costs five times as much.
+  const sealed = { version: DESCRIPTOR_VERSION, checksum, ...fields };
+  // They may be those of another one, with its checksum.
+  sealed.checksum = checksum;
+  const descriptor = sealed as unknown as IpcDescriptor;
+  fresh = { descriptor, end: writer.at };
+  return descriptor;
+}
+
+type Unsealed = Omit<IpcDescriptor, 'checksum' | 'version'>;
+
+/** Before the fields: four bytes of their own, version, kind and checksum. */
+const HEAD_BYTE_LENGTH = 10;
+
+function writeBody(descriptor: Unsealed): DescriptorWriter {
+  const writer = new DescriptorWriter(HEAD_BYTE_LENGTH);
+  writeFields(writer, descriptor);
+  return writer;
+}
+
+/** What was sealed last, while its fields are there still: mostly it goes out next. */
+let fresh: { readonly descriptor: IpcDescriptor; readonly end: number } | undefined;
 
 export const altered = ({ kind, pid }: Pick<IpcDescriptor, 'kind' | 'pid'>): IpcError =>
   new IpcError(
@@ -51,13 +78,13 @@ export const altered = ({ kind, pid }: Pick<IpcDescriptor, 'kind' | 'pid'>): Ipc
 /** Writes the checksum, then the fields. */
 export function writeSealed(writer: DescriptorWriter, descriptor: IpcDescriptor): void {
   writer.uint32(descriptor.checksum);
-  writeFields(writer, descriptor);
+  if (fresh?.descriptor === descriptor && writer.at === HEAD_BYTE_LENGTH) writer.goTo(fresh.end);
+  else writeFields(writer, descriptor);
 }
 
-function writeFields(
-  writer: DescriptorWriter,
-  descriptor: Omit<IpcDescriptor, 'checksum' | 'version'>,
-): void {
+function writeFields(writer: DescriptorWriter, descriptor: Unsealed): void {
+  fresh = undefined;
+  writeExporter(writer, descriptor);
   const values = descriptor as unknown as Readonly<Record<string, unknown>>;
   for (const [name, type] of descriptorFields[descriptor.kind])
     codecs[type].write(writer, values[name] as never);
@@ -84,13 +111,61 @@ function readFields<K extends IpcKind>(
   kind: K,
   checksum: number,
 ): IpcDescriptors[K] {
-  const fields: Record<string, unknown> = { kind, version: DESCRIPTOR_VERSION, checksum };
+  const { device, machine, pid, startTime, pidNamespace } = readExporter(reader);
+  const fields: Record<string, unknown> = {
+    kind,
+    version: DESCRIPTOR_VERSION,
+    checksum,
+    device,
+    machine,
+    pid,
+    startTime,
+    pidNamespace,
+  };
   for (const [name, type] of descriptorFields[kind]) {
     const value = codecs[type].read(reader, name);
     if (value !== undefined) fields[name] = value;
   }
   return Object.freeze(fields) as unknown as IpcDescriptors[K];
 }
+
+/** Those that come one after the other are mostly of one process. */
+let written: IpcExporter & { readonly bytes: Buffer };
+let read: IpcExporter & { readonly text: string };
+
+function writeExporter(writer: DescriptorWriter, exporter: IpcExporter): void {
+  const { device, machine, pid, startTime, pidNamespace } = exporter;
+  if (
+    written?.device === device &&
+    written.machine === machine &&
+    written.pid === pid &&
+    written.startTime === startTime &&
+    written.pidNamespace === pidNamespace
+  ) {
+    writer.bytes(written.bytes);
+    return;
+  }
+  const begin = writer.at;
+  const values = exporter as unknown as Readonly<Record<string, unknown>>;
+  for (const [name, type] of exporterFields) codecs[type].write(writer, values[name] as never);
+  const bytes = Buffer.from(writer.writtenFrom(begin));
+  written = { device, machine, pid, startTime, pidNamespace, bytes };
+}
+
+function readExporter(reader: DescriptorReader): IpcExporter {
+  const text = reader.ahead(EXPORTER_BYTE_LENGTH);
+  if (read?.text === text) {
+    reader.skip(EXPORTER_BYTE_LENGTH);
+    return read;
+  }
+  const fields: Record<string, unknown> = { text };
+  for (const [name, type] of exporterFields) fields[name] = codecs[type].read(reader, name);
+  read = fields as unknown as typeof read;
+  return read;
+}
+
+/** A prefix and a UUID, a UUID, a number of four bytes and two of eight. */
+const EXPORTER_BYTE_LENGTH = 1 + 16 + 16 + 4 + 8 + 8;
 
 interface Codec<T> {
   write(writer: DescriptorWriter, value: T): void;

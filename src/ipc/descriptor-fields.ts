@@ -43,7 +43,7 @@ export type FieldType =
 export type Field = readonly [name: string, type: FieldType];
 
 /** Who exported it. */
-const exporter = [
+export const exporterFields = [
   ['device', 'device'],
   ['machine', 'uuid'],
   ['pid', 'positive32'],
@@ -64,19 +64,18 @@ const rangeOf = <T extends FieldType>(size: T) =>
     ['readyEvent', 'event?'],
   ] as const;
 
-/** All but kind, version and checksum. */
+/** All but kind, version, checksum and {@link exporterFields}, which come before. */
 export const descriptorFields = {
-  legacy: [...exporter, ['handle', 'handle'], ...rangeOf('positive')],
+  legacy: [['handle', 'handle'], ...rangeOf('positive')],
   // The pool itself has no size.
-  pool: [...exporter, ['pool', 'id'], ['handle', 'handle?'], ...rangeOf('size')],
+  pool: [['pool', 'id'], ['handle', 'handle?'], ...rangeOf('size')],
   virtual: [
-    ...exporter,
     ['memory', 'id'],
     ['firstPiece', 'uint32'],
     ['pieces', 'pieces'],
     ...rangeOf('positive'),
   ],
-  event: [...exporter, ['handle', 'handle']],
+  event: [['handle', 'handle']],
 } as const satisfies Record<string, readonly Field[]>;
 
 /** The kinds of descriptor; a kind's place here is its number in binary. */

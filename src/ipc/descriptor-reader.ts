@@ -27,6 +27,16 @@ export class DescriptorReader {
     return this.#bytes.subarray(begin, this.#at);
   }
 
+  /** The next bytes, a character each, which are not read by that; fewer at the end. */
+  ahead(byteLength: number): string {
+    return this.#bytes.toString('latin1', this.#at, this.#at + byteLength);
+  }
+
+  /** What was looked at is read. */
+  skip(byteLength: number): void {
+    this.#take(byteLength);
+  }
+
   /** A number below `count`. */
   uint8(count: number, name: string): number {
     const value = this.#bytes[this.#take(1)] as number;

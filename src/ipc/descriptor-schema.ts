@@ -7,6 +7,8 @@ import {
   DTYPE_NAME,
   descriptorFields,
   type descriptorKinds,
+  exporterFields,
+  type Field,
   type FieldType,
   MAX_PIECES,
   NUMBERS,
@@ -54,7 +56,8 @@ const load = () => {
     uuid: z.string().regex(new RegExp(`^${uuid}$`), 'must be a boot id'),
   };
   const kindOf = (kind: (typeof descriptorKinds)[number], event?: Schema): Schema => {
-    const fields = descriptorFields[kind].map(([name, type]): readonly [string, Schema] => [
+    const all: readonly Field[] = [...exporterFields, ...descriptorFields[kind]];
+    const fields = all.map(([name, type]): readonly [string, Schema] => [
       name,
       type === 'event?' ? (event as Schema).optional() : types[type],
     ]);

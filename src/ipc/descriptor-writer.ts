@@ -5,11 +5,26 @@ const scratch = Buffer.alloc(MAX_DESCRIPTOR_BYTE_LENGTH);
 
 /** The parts of a descriptor as bytes, one behind the other; little-endian. */
 export class DescriptorWriter {
-  #at = 0;
+  #at: number;
 
-  /** What was written, until another one writes. */
-  get written(): Buffer {
-    return scratch.subarray(0, this.#at);
+  /** @param begin how many bytes are left free before what it writes */
+  constructor(begin = 0) {
+    this.#at = begin;
+  }
+
+  /** Where the next part begins. */
+  get at(): number {
+    return this.#at;
+  }
+
+  /** What was written from a place on, until another one writes. */
+  writtenFrom(begin: number): Buffer {
+    return scratch.subarray(begin, this.#at);
+  }
+
+  /** Takes what another one has written up to a place as its own. */
+  goTo(end: number): void {
+    this.#at = end;
   }
 
   uint8(value: number): void {

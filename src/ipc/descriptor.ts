@@ -1,8 +1,8 @@
 /** What travels between processes: plain objects, JSON-safe, and untrusted until parsed. */
 import { IpcError } from '../errors.ts';
 import type { Access } from '../memory/buffer-options.ts';
-import { altered, checksumOf } from './descriptor-bytes.ts';
-import { DESCRIPTOR_VERSION, descriptorKinds } from './descriptor-fields.ts';
+import { altered, checksumOf, seal } from './descriptor-bytes.ts';
+import { type DESCRIPTOR_VERSION, descriptorKinds } from './descriptor-fields.ts';
 import { layoutOf } from './descriptor-layout.ts';
 import { descriptorSchemas } from './descriptor-schema.ts';
 
@@ -112,14 +112,7 @@ type Unsealed<D> = Omit<D, 'checksum' | 'version'>;
 /** A descriptor, complete with its version and checksum. */
 export const sealDescriptor = <K extends IpcKind>(
   fields: Unsealed<IpcDescriptors[K]> & { readonly kind: K },
-): IpcDescriptors[K] => {
-  const checksum = checksumOf(fields as unknown as Unsealed<IpcDescriptor>);
-  // A literal that begins with a spread costs five times as much.
-  const sealed = { version: DESCRIPTOR_VERSION, checksum, ...fields };
-  // They may be those of another one, with its checksum.
-  sealed.checksum = checksum;
-  return sealed as unknown as IpcDescriptors[K];
-};
+): IpcDescriptors[K] => seal(fields as unknown as Unsealed<IpcDescriptor>) as IpcDescriptors[K];
 
 /** Constant ones that were found sound: what comes again through a connection is not read anew. */
 const found = new WeakSet<object>();

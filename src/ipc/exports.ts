@@ -1,20 +1,25 @@
 /** What this process has shared, by which its own descriptors are found again. */
 
-const numbers = new WeakMap<object, number>();
+// On the object itself: a WeakMap with an entry for each allocation would keep the collector busy.
+const GENERATION = Symbol('generation');
+
+interface Shared {
+  [GENERATION]?: number;
+}
+
 let last = 0;
 
 const byName = new Map<string, WeakRef<object>>();
-const forgotten = new FinalizationRegistry<string>((name) => {
-  // The driver may have given a name of it to something else since.
-  if (byName.get(name)?.deref() === undefined) byName.delete(name);
-});
+const LEAST_LIMIT = 1024;
+/** Beyond it, the names of what was collected are forgotten: a finalizer for each would cost more. */
+let limit = LEAST_LIMIT;
 
 /** The number of an allocation that is shared: another one for each, for the life of the process. */
 export function generationOf(allocation: object): number {
-  const known = numbers.get(allocation);
+  const known = (allocation as Shared)[GENERATION];
   if (known !== undefined) return known;
   last += 1;
-  numbers.set(allocation, last);
+  (allocation as Shared)[GENERATION] = last;
   rememberExport(`memory ${last}`, allocation);
   return last;
 }
@@ -23,7 +28,12 @@ export function generationOf(allocation: object): number {
 export function rememberExport(name: string, object: object): void {
   if (byName.get(name)?.deref() === object) return;
   byName.set(name, new WeakRef(object));
-  forgotten.register(object, name);
+  if (byName.size > limit) forgetCollected();
+}
+
+function forgetCollected(): void {
+  for (const [name, object] of byName) if (object.deref() === undefined) byName.delete(name);
+  limit = Math.max(LEAST_LIMIT, 2 * byName.size);
 }
 
 /** What was shared by a name, where it still is. */

@@ -6,6 +6,7 @@ import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { type IpcDescriptor, parseDescriptor } from './descriptor.ts';
+import { writeDescriptor } from './descriptor-binary.ts';
 import { exportIpc, isShareable, type Shareable } from './export.ts';
 import { isOwn } from './here.ts';
 import { openObject } from './import.ts';
@@ -20,6 +21,12 @@ export interface Parcel {
   readonly descriptor: IpcDescriptor;
   /** Borrowed: the sender keeps them open and does not close them. */
   readonly fds: readonly number[];
+}
+
+/** A parcel as it goes through a connection. */
+export interface Packed extends Parcel {
+  /** The descriptor's. */
+  readonly bytes: Buffer;
 }
 
 /** What two ends of one connection remember for each other, e.g. which pools the other end has. */
@@ -42,16 +49,16 @@ export const emptySession = (): ParcelSession => ({
 const MAX_RECEIVED_POOLS = 1024;
 
 /** An object for another process; undefined for one that is not ours to share. @throws IpcError */
-export function pack(object: object, session: ParcelSession): Parcel | undefined {
+export function pack(object: object, session: ParcelSession): Packed | undefined {
   if (!isShareable(object)) return undefined;
   // Also what was shared before: work that is queued is to come before it.
   refuseInCapture('sharing');
-  const parcel = parcelOf(object);
-  const { descriptor } = parcel;
-  if (descriptor.kind !== 'pool') return parcel;
-  if (session.sent.has(descriptor.pool)) return { descriptor, fds: [] };
+  const packed = packedOf(object);
+  const { descriptor, bytes } = packed;
+  if (descriptor.kind !== 'pool') return packed;
+  if (session.sent.has(descriptor.pool)) return { descriptor, bytes, fds: [] };
   session.sent.set(descriptor.pool, hearEnd(object, session));
-  return parcel;
+  return packed;
 }
 
 /** Has the session told when the pool that an object is, or is memory of, is there no more. */
@@ -67,17 +74,28 @@ function hearEnd(object: Shareable, session: ParcelSession): () => void {
   return () => onEnd.delete(tell);
 }
 
-// Of memory that cuffi allocated or opened: what others own may be freed and be something else since.
-const parcels = new WeakMap<DeviceArray | DeviceBuffer, Parcel>();
+// On the object itself: a WeakMap with an entry for each would keep the collector busy.
+const PACKED = Symbol('packed');
 
-function parcelOf(object: Shareable): Parcel {
+interface Range {
+  [PACKED]?: Packed;
+}
+
+function packedOf(object: Shareable): Packed {
   const isRange = object instanceof DeviceBuffer || object instanceof DeviceArray;
-  if (!isRange || bufferOf(object)?.origin === 'borrowed') return exportIpc(object);
-  const known = object.closed ? undefined : parcels.get(object);
+  // What others own may be freed and be something else since.
+  if (!isRange || bufferOf(object)?.origin === 'borrowed') return packAnew(object);
+  const range = object as Range;
+  const known = object.closed ? undefined : range[PACKED];
   if (known) return known;
-  const parcel = exportIpc(object);
-  parcels.set(object, parcel);
-  return parcel;
+  const packed = packAnew(object);
+  range[PACKED] = packed;
+  return packed;
+}
+
+function packAnew(object: Shareable): Packed {
+  const { descriptor, fds } = exportIpc(object);
+  return { descriptor, bytes: Buffer.from(writeDescriptor(descriptor)), fds };
 }
 
 /**

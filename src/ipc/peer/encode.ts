@@ -2,7 +2,6 @@ import { checkHostMemory, className, withArticle } from '../../arguments.ts';
 import { CuffiError } from '../../errors.ts';
 import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import { IpcArrayHandle } from '../array-handle.ts';
-import type { IpcDescriptor } from '../descriptor.ts';
 import { writeDescriptor } from '../descriptor-binary.ts';
 import type { Shareable } from '../export.ts';
 import { IpcMemoryHandle } from '../memory-handle.ts';
@@ -63,17 +62,6 @@ export function encodeValue<T>(
 
 const typeCodes = new Map(binaryTypes.map(([name], code) => [name, code]));
 const INT64_LIMIT = 1n << 63n;
-
-/** Of the descriptors that are sent again and again. */
-const knownBytes = new WeakMap<object, Buffer>();
-
-function descriptorBytes(descriptor: IpcDescriptor): Buffer {
-  const known = knownBytes.get(descriptor);
-  if (known) return known;
-  const bytes = Buffer.from(writeDescriptor(descriptor));
-  knownBytes.set(descriptor, bytes);
-  return bytes;
-}
 
 class Encoder {
   readonly #to: ByteWriter;
@@ -189,24 +177,23 @@ class Encoder {
   }
 
   #parcel(object: object): void {
-    const parcel = this.#packed(object);
-    if (!parcel)
+    const packed = this.#packed(object);
+    if (!packed)
       throw new TypeError(
         `${this.#where} is ${withArticle(className(object.constructor))}, which cannot be sent: ` +
           instead(object),
       );
     this.#lent.push(object as Shareable);
-    this.#fds.push(...parcel.fds);
+    for (const fd of packed.fds) this.#fds.push(fd);
     if (this.#lent.length > MAX_VALUE_OBJECTS || this.#fds.length > MAX_VALUE_FDS)
       throw new RangeError(
         `${this.#where} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects, and ` +
           `${MAX_VALUE_FDS} file descriptors for them`,
       );
-    const described = descriptorBytes(parcel.descriptor);
     this.#to.uint8(Tag.parcel);
-    this.#to.length(parcel.fds.length);
-    this.#to.length(described.byteLength);
-    this.#to.bytes(described);
+    this.#to.length(packed.fds.length);
+    this.#to.length(packed.bytes.byteLength);
+    this.#to.bytes(packed.bytes);
   }
 
   #packed(object: object): ReturnType<typeof pack> {
