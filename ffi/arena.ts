@@ -15,6 +15,7 @@ const u32 = new Uint32Array(buffer);
 const i32 = new Int32Array(buffer);
 const f32 = new Float32Array(buffer);
 const view = new DataView(buffer);
+const text = Buffer.from(buffer);
 
 /** Four slots of eight bytes for out-values, and a block of 4 KiB for structs and strings. */
 export const OUT0: Address = base;
@@ -69,6 +70,10 @@ export const readHandle = <H extends number>(
 /** A copy of `byteLength` bytes of the arena. */
 export const readBytes = (address: Address, byteLength: number): Uint8Array =>
   bytes.slice(address - base, address - base + byteLength);
+
+/** The bytes in base64. */
+export const readBase64 = (address: Address, byteLength: number): string =>
+  text.toString('base64', address - base, address - base + byteLength);
 
 /** The zero-terminated string of at most `maxByteLength` bytes. */
 export const readString = (address: Address, maxByteLength: number): string => {

@@ -1,6 +1,6 @@
 import { mayBeMemory } from '../../ffi/driver-fd.ts';
 import { Context } from '../context.ts';
-import { type Device, devices } from '../device.ts';
+import { Device, devices } from '../device.ts';
 import { type IpcCause, IpcError } from '../errors.ts';
 import { type IpcDescriptor, type IpcKind, parseDescriptor } from './descriptor.ts';
 import { type Here, here, isOwn } from './here.ts';
@@ -129,9 +129,8 @@ export function placeObstacle(
   { device: uuid }: IpcDescriptor,
   { context, device }: OpenOptions,
 ): Obstacle | undefined {
-  if (context || device !== undefined) return undefined;
+  if (context || device !== undefined || deviceOf(uuid)) return undefined;
   const visible = devices().map((candidate) => candidate.uuid);
-  if (visible.includes(uuid)) return undefined;
   const reason = `the descriptor is of GPU ${uuid}, which this process does not see; it sees ${visible.join(', ')}`;
   if (uuid.startsWith('MIG-') || visible.every((seen) => seen.startsWith('MIG-')))
     return {
@@ -151,9 +150,17 @@ export function placeObstacle(
 export const contextFor = ({ device: uuid }: IpcDescriptor, place: OpenOptions): Context => {
   const { context, device } = place;
   if (context) return Context.of({ context, ...(device === undefined ? {} : { device }) });
-  const named = device ?? devices().find((candidate) => candidate.uuid === uuid);
-  return Context.primary(named);
+  return Context.primary(device ?? deviceOf(uuid));
 };
+
+function deviceOf(uuid: string): Device | undefined {
+  const { count } = Device;
+  for (let ordinal = 0; ordinal < count; ordinal += 1) {
+    const device = Device.get(ordinal);
+    if (device.uuid === uuid) return device;
+  }
+  return undefined;
+}
 
 const WAYS: Readonly<Record<IpcKind, keyof IpcSupport>> = {
   legacy: 'memory',

@@ -1,4 +1,4 @@
-import { BLOCK, readBytes } from '../../ffi/arena.ts';
+import { BLOCK, readBase64 } from '../../ffi/arena.ts';
 import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import { check } from '../check.ts';
@@ -40,8 +40,7 @@ export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Parcel
       'cuMemPoolExportPointer',
       () => `sharing ${whole.byteLength} bytes of a memory pool`,
     );
-    const bytes = readBytes(BLOCK, CU_IPC_HANDLE_SIZE);
-    return { handle: Buffer.from(bytes).toString('base64'), bufferId: bufferIdOf(base) };
+    return { handle: readBase64(BLOCK, CU_IPC_HANDLE_SIZE), bufferId: bufferIdOf(base) };
   });
   const descriptor = sealDescriptor<'pool'>({
     kind: 'pool',

@@ -1,4 +1,4 @@
-import { errno, libc, succeeded } from '../../ffi/libc.ts';
+import { errno, libc, SystemError, succeeded } from '../../ffi/libc.ts';
 
 const LOCK_EX_NB = 2 | 4;
 const LOCK_UN = 8;
@@ -13,13 +13,26 @@ const sleeper = new Int32Array(new SharedArrayBuffer(4));
  * @throws SystemError where it cannot be had within about a second
  */
 export function withFileLock<T>(fd: number, use: () => T): T {
-  for (let tries = 0; libc.flock(fd, LOCK_EX_NB) < 0; tries++) {
-    if (errno() !== EWOULDBLOCK || tries === LOCK_TRIES) succeeded(-1, 'flock');
-    Atomics.wait(sleeper, 0, 0, 1);
-  }
+  waitForLock(() => {
+    if (libc.flock(fd, LOCK_EX_NB) === 0) return true;
+    if (errno() !== EWOULDBLOCK) succeeded(-1, 'flock');
+    return false;
+  });
   try {
     return use();
   } finally {
     libc.flock(fd, LOCK_UN);
+  }
+}
+
+/**
+ * Waits, blocking this thread, for what others give up in a moment.
+ *
+ * @throws SystemError where they do not within about a second
+ */
+export function waitForLock(isHad: () => boolean): void {
+  for (let tries = 0; !isHad(); tries++) {
+    if (tries === LOCK_TRIES) throw new SystemError('flock', EWOULDBLOCK);
+    Atomics.wait(sleeper, 0, 0, 1);
   }
 }

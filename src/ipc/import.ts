@@ -171,8 +171,10 @@ export function openParsed(
   refuse(placeObstacle(descriptor, options));
   const context = contextFor(descriptor, options);
   const access = accessTo(descriptor, options);
-  if (!isMapped(descriptor, context, access))
-    refuse(openObstacle(descriptor, context, { fds: fds.numbers, ...options }));
+  if (!isMapped(descriptor, context, access)) {
+    const { allowOtherUsers = false } = options;
+    refuse(openObstacle(descriptor, context, { fds: fds.numbers, allowOtherUsers }));
+  }
   switch (descriptor.kind) {
     case 'legacy':
       return openLegacy(context, descriptor, access, loan);

@@ -28,6 +28,7 @@ import { exporterIsGone } from './here.ts';
 import { givingBack, type Loan } from './loan.ts';
 import { mapPayload } from './map-payload.ts';
 import { type Mapping, MappingTable, type MappingUse } from './mapping.ts';
+import { ofPool } from './pool-descriptor.ts';
 import { beginSharedUse, endSharedUse } from './shared-counts.ts';
 
 /**
@@ -50,8 +51,9 @@ export class ImportedPool extends Resource implements MemoryResource {
   readonly hostAccessible = false;
   /** Whether another process made it. */
   readonly isMapped = true;
-  /** @internal What it was opened with. */
-  readonly descriptor: IpcPoolDescriptor;
+  /** Of the pool, or of memory of it: what it was opened with. */
+  readonly #origin: IpcPoolDescriptor;
+  #descriptor: IpcPoolDescriptor | undefined;
   /** @internal The pool's identity, and a descriptor of it: this object's own. */
   readonly shared: SharedPool;
   readonly #handle: CUmemoryPool;
@@ -65,7 +67,7 @@ export class ImportedPool extends Resource implements MemoryResource {
   readonly #loans: Loan[];
 
   /** @internal */
-  constructor(context: Context, handle: CUmemoryPool, fd: number, descriptor: IpcPoolDescriptor) {
+  constructor(context: Context, handle: CUmemoryPool, fd: number, origin: IpcPoolDescriptor) {
     requireMade(context, Context, 'ImportedPool', 'openIpcPool');
     const books = emptyBooks(context);
     const { resets } = context;
@@ -78,19 +80,25 @@ export class ImportedPool extends Resource implements MemoryResource {
           () =>
             destroyPool(context, resets, books, {
               withdraw: (device) =>
-                endSharedUse(nameOfAccess(descriptor, device), () => end.withdraw(device)),
-              destroy: () => endSharedUse(nameOfPool(descriptor), end.destroy),
+                endSharedUse(nameOfAccess(origin, device), () => end.withdraw(device)),
+              destroy: () => endSharedUse(nameOfPool(origin), end.destroy),
             }),
           ...loans.map((loan) => () => loan.returned()),
         ]),
     });
     this.#loans = loans;
     this.context = context;
-    this.descriptor = descriptor;
-    this.shared = { id: descriptor.pool, fd, onEnd: new Set() };
+    this.#origin = origin;
+    this.shared = { id: origin.pool, fd, onEnd: new Set() };
     books.shared = this.shared;
     this.#handle = handle;
     this.#books = books;
+  }
+
+  /** @internal What it is passed on by; made when that is asked for. */
+  get descriptor(): IpcPoolDescriptor {
+    this.#descriptor ??= ofPool(this.#origin);
+    return this.#descriptor;
   }
 
   /** The driver's handle. @throws ClosedError */
@@ -102,7 +110,7 @@ export class ImportedPool extends Resource implements MemoryResource {
   /** @throws IpcError always: only the process that made the pool allocates from it */
   allocate(): never {
     throw new IpcError(
-      `this pool was made by process ${this.descriptor.pid}, which alone can allocate from it: ` +
+      `this pool was made by process ${this.#origin.pid}, which alone can allocate from it: ` +
         'make a pool here, or have a buffer sent',
     );
   }
@@ -118,7 +126,7 @@ export class ImportedPool extends Resource implements MemoryResource {
   }
 
   override toString(): string {
-    return `ImportedPool(of process ${this.descriptor.pid}${this.closed ? ', closed' : ''})`;
+    return `ImportedPool(of process ${this.#origin.pid}${this.closed ? ', closed' : ''})`;
   }
 
   /** @internal Keeps it open without buffers, until it is closed. */
@@ -229,9 +237,9 @@ export class ImportedPool extends Resource implements MemoryResource {
     const allow = (): void => {
       if (driver.readAccess(pool, device) !== 'read-write') driver.writeAccess(pool, device, true);
     };
-    if (device.uuid === this.descriptor.device) allow();
+    if (device.uuid === this.#origin.device) allow();
     else {
-      beginSharedUse(nameOfAccess(this.descriptor, device), 0, allow);
+      beginSharedUse(nameOfAccess(this.#origin, device), 0, allow);
       this.#books.granted.add(device);
     }
     this.#isAllowed = true;

@@ -8,7 +8,7 @@ import { cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 import { IpcError } from '../errors.ts';
 import { closeKeptFd, keepFd } from '../memory/kept-fds.ts';
-import { type IpcPoolDescriptor, sealDescriptor } from './descriptor.ts';
+import type { IpcPoolDescriptor } from './descriptor.ts';
 import { ImportedPool, nameOfPool } from './imported-pool.ts';
 import { useSharedHandle } from './shared-counts.ts';
 
@@ -48,19 +48,12 @@ export function importPool(
     closeKeptFd(context, own);
     throw error;
   }
-  const pool = new ImportedPool(context, handle, own, ofPool(descriptor));
+  const pool = new ImportedPool(context, handle, own, descriptor);
   const byId = pools.get(context) ?? new Map<string, ImportedPool>();
   for (const [id, { closed }] of byId) if (closed) byId.delete(id);
   pools.set(context, byId.set(descriptor.pool, pool));
   return pool;
 }
-
-/** The pool itself, of the descriptor of its memory. */
-const ofPool = (descriptor: IpcPoolDescriptor): IpcPoolDescriptor => {
-  const { layout: _, readyEvent: __, ...fields } = descriptor;
-  const nothing = { baseByteLength: 0, byteOffset: 0, byteLength: 0, bufferId: 0, generation: 0 };
-  return sealDescriptor<'pool'>({ ...fields, ...nothing, access: 'read-write', handle: null });
-};
 
 function importHandle(fd: number, { pid }: IpcPoolDescriptor): CUmemoryPool {
   const status = cu.cuMemPoolImportFromShareableHandle(

@@ -6,11 +6,12 @@
  */
 import { hash } from 'node:crypto';
 import { closeSync, openSync, readdirSync, readlinkSync, readSync } from 'node:fs';
+import { isMainThread } from 'node:worker_threads';
 import { createMemfd, libcSymbol, mapShared } from '../../ffi/libc.ts';
 import { viewMemory } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
 import { IpcError } from '../errors.ts';
-import { withFileLock } from './file-lock.ts';
+import { waitForLock, withFileLock } from './file-lock.ts';
 
 /**
  * Runs `begin` as one more use of what is called that, while no other worker begins or ends one.
@@ -82,10 +83,7 @@ const BYTE_LENGTH = MAX_ENTRIES * FIELDS * Float64Array.BYTES_PER_ELEMENT;
 
 /** Where the entry of that name is: an unused one is made its own. @throws IpcError */
 function placeOf(table: Float64Array, name: string): number {
-  // Other processes choose the names: no two of theirs may meet.
-  const digest = hash('sha256', name);
-  const high = Number.parseInt(digest.slice(0, 12), 16);
-  const low = Number.parseInt(digest.slice(12, 24), 16);
+  const { high, low } = keyOf(name);
   const end = (table[END] as number) || FIELDS;
   let free = end;
   for (let at = FIELDS; at < end; at += FIELDS) {
@@ -102,21 +100,62 @@ function placeOf(table: Float64Array, name: string): number {
   return free;
 }
 
+interface Key {
+  readonly high: number;
+  readonly low: number;
+}
+
+const MAX_KEYS = 256;
+/** Of the names that were asked for last: what begins mostly ends soon. */
+const keys = new Map<string, Key>();
+
+function keyOf(name: string): Key {
+  const known = keys.get(name);
+  if (known) return known;
+  // Other processes choose the names: no two of theirs may meet.
+  const digest = hash('sha256', name);
+  const high = Number.parseInt(digest.slice(0, 12), 16);
+  const low = Number.parseInt(digest.slice(12, 24), 16);
+  if (keys.size === MAX_KEYS) keys.clear();
+  keys.set(name, { high, low });
+  return { high, low };
+}
+
 /** The first entry is no one's: where the entries end that were ever used, and the address of all. */
 const END = 0;
 const ADDRESS = 1;
+/** Then two words: whether the main thread is at the counts, and how many workers ever were. */
+const BUSY = 4;
+const WORKERS = 5;
 
 interface Counts {
   readonly fd: number;
   readonly table: Float64Array;
+  readonly words: Int32Array;
 }
 
 let counts: Counts | undefined;
 
 function withCounts<T>(use: (table: Float64Array) => T): T {
   counts ??= openCounts();
-  const { fd, table } = counts;
+  const { fd, table, words } = counts;
+  if (isMainThread) {
+    // Before the first worker comes a word is enough, that it waits for: nobody terminates the main
+    // thread alone.
+    Atomics.store(words, BUSY, 1);
+    try {
+      if (Atomics.load(words, WORKERS) === 0) return use(table);
+    } finally {
+      Atomics.store(words, BUSY, 0);
+    }
+  }
   return withFileLock(fd, () => use(table));
+}
+
+/** From now on the main thread takes the lock, too. @throws SystemError as {@link withFileLock} */
+function comeIn(words: Int32Array): void {
+  Atomics.add(words, WORKERS, 1);
+  waitForLock(() => Atomics.load(words, BUSY) === 0);
 }
 
 const FDS = '/proc/self/fd';
@@ -131,7 +170,10 @@ function openCounts(): Counts {
     // One worker at a time: two would make one each.
     return withFileLock(folder, () => {
       const fd = findOrMake();
-      return { fd, table: tableOf(fd) };
+      const table = tableOf(fd);
+      const words = new Int32Array(table.buffer);
+      if (!isMainThread) comeIn(words);
+      return { fd, table, words };
     });
   } finally {
     closeSync(folder);

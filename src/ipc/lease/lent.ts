@@ -50,10 +50,12 @@ export class Lent {
 
   /** Ends leases: they were given back, or never went out. */
   end(leases: Iterable<Lease>): void {
-    for (const lease of leases) {
-      this.#leases.delete(lease.id);
-      lease.end();
-    }
+    for (const lease of leases) this.endOne(lease);
+  }
+
+  endOne(lease: Lease): void {
+    this.#leases.delete(lease.id);
+    lease.end();
   }
 
   /** Ends all, as their holder is gone. */

@@ -19,12 +19,19 @@ export interface Lender {
   adopt(pid: number, startTime: number, link: number, ours: number): Asked;
 }
 
-const lenders = new WeakMap<object, Lender>();
+// On the object itself: a WeakMap with an entry for each would keep the collector busy.
+const LENDER = Symbol('lender');
+
+interface Borrowed {
+  [LENDER]?: Lender;
+}
 
 /** Remembers who has lent what is open here. */
 export function rememberLender(object: object, lender: Lender): void {
-  lenders.set(object, lender);
+  (object as Borrowed)[LENDER] = lender;
 }
+
+const lenderOf = (object: Shareable): Lender | undefined => (ownerOf(object) as Borrowed)[LENDER];
 
 /** Objects of others that go to a third process. */
 export interface Passing {
@@ -42,8 +49,8 @@ const nothing: Passing = { kept: [], links: [], agreed: undefined, over: [] };
 
 /** Asks the lenders of what goes to a process. @throws SystemError */
 export function passOn(objects: readonly Shareable[], to: PeerProcess): Passing {
-  if (!objects.some((object) => lenders.has(ownerOf(object)))) return nothing;
-  const lent = objects.map((object) => lenders.get(ownerOf(object)));
+  if (!objects.some(lenderOf)) return nothing;
+  const lent = objects.map(lenderOf);
   // What goes back to its maker is its own.
   const kept = lent.flatMap((lender, at) => (lender && lender.pid !== to.pid ? [at] : []));
   if (kept.length === 0) return nothing;

@@ -101,6 +101,13 @@ export class ByteWriter {
     this.#at += this.#bytes.write(text, this.#at, text.length * 2, 'utf16le');
   }
 
+  /** The bytes that digits stand for. */
+  hex(digits: string): void {
+    const byteLength = digits.length / 2;
+    this.#reserve(byteLength);
+    this.#at += this.#bytes.write(digits, this.#at, byteLength, 'hex');
+  }
+
   bytes(bytes: Uint8Array): void {
     this.#reserve(bytes.byteLength);
     this.#bytes.set(bytes, this.#at);

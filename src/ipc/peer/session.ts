@@ -155,10 +155,10 @@ export class Session implements ParcelSession {
     const left: Point[] = [];
     for (const { lease: id, isOver, points } of returned) {
       const lease = this.lent.find(id);
-      const { place } = lease;
+      const place = points.length > 0 ? lease.place : undefined;
       if (place && !this.ordering.isReached(points))
         if (!this.ordering.wait(points, place.context, place.stream)) left.push(...points);
-      if (isOver) this.lent.end([lease]);
+      if (isOver) this.lent.endOne(lease);
     }
     for (const id of revoked) this.borrowed.revoke(id, this.#name);
     for (const pool of forgotten) forgetPool(pool, this);

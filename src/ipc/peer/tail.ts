@@ -118,7 +118,7 @@ export function writeTail(to: ByteWriter, tail: Tail): void {
   if (tail.forgotten.length > 0) {
     to.uint8(Mark.forgotten);
     to.length(tail.forgotten.length);
-    for (const pool of tail.forgotten) to.bytes(Buffer.from(pool, 'hex'));
+    for (const pool of tail.forgotten) to.hex(pool);
   }
 }
 
