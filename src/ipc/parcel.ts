@@ -5,6 +5,7 @@ import { CudaError, IpcError } from '../errors.ts';
 import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { MemoryPool } from '../memory/pool.ts';
+import { releaseQuietly } from '../resource.ts';
 import { type IpcDescriptor, parseDescriptor } from './descriptor.ts';
 import { writeDescriptor } from './descriptor-binary.ts';
 import { exportIpc, isShareable, type Shareable } from './export.ts';
@@ -160,6 +161,29 @@ export function forgetPool(id: string, { received }: Pick<ParcelSession, 'receiv
   const pool = received.get(id);
   received.delete(id);
   if (pool instanceof ReceivedPool) pool[Symbol.dispose]();
+}
+
+/** They have their descriptors still, and a hostile peer must not make many of them. */
+const MAX_ENDING = 16;
+let ending = 0;
+
+/**
+ * As {@link forgetPool}, after this turn: its end takes longer than to give out the value that the
+ * news of it came with. Another pool never comes by its identity.
+ */
+export function forgetPoolSoon(id: string, { received }: Pick<ParcelSession, 'received'>): void {
+  const pool = received.get(id);
+  received.delete(id);
+  if (!(pool instanceof ReceivedPool)) return;
+  if (ending === MAX_ENDING) {
+    pool[Symbol.dispose]();
+    return;
+  }
+  ending += 1;
+  setImmediate(() => {
+    ending -= 1;
+    releaseQuietly(() => pool[Symbol.dispose]());
+  });
 }
 
 /** The pool by that identity; one that comes with its descriptor is remembered. */

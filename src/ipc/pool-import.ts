@@ -2,12 +2,11 @@
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import { duplicateFd } from '../../ffi/libc.ts';
 import type { Address, CUmemoryPool } from '../../ffi/types.ts';
 import { cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 import { IpcError } from '../errors.ts';
-import { closeKeptFd, keepFd } from '../memory/kept-fds.ts';
+import { closeKeptFd, keepDuplicate } from '../memory/kept-fds.ts';
 import type { IpcPoolDescriptor } from './descriptor.ts';
 import { ImportedPool, nameOfPool } from './imported-pool.ts';
 import { useSharedHandle } from './shared-counts.ts';
@@ -39,7 +38,7 @@ export function importPool(
       undefined,
       'no-file-descriptor',
     );
-  const own = keepFd(context, duplicateFd(fd));
+  const own = keepDuplicate(context, fd);
   let handle: CUmemoryPool;
   try {
     // The driver has it once a process: destroyed by one worker, it would be gone for all.

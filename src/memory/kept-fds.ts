@@ -1,5 +1,5 @@
 /** File descriptors that name what a context holds: closed with it, also when a reset takes it. */
-import { closeFd, setCloseOnExec } from '../../ffi/libc.ts';
+import { closeFd, duplicateFd, setCloseOnExec } from '../../ffi/libc.ts';
 import type { Context } from '../context.ts';
 
 interface Kept {
@@ -17,15 +17,26 @@ export function keepFd(context: Context, fd: number): number {
     closeFd(fd);
     throw error;
   }
+  keep(context, fd);
+  return fd;
+}
+
+/** As {@link keepFd}, another descriptor of the same. @throws SystemError */
+export function keepDuplicate(context: Context, fd: number): number {
+  const own = duplicateFd(fd);
+  keep(context, own);
+  return own;
+}
+
+function keep(context: Context, fd: number): void {
   const known = kept.get(context);
   if (known?.resets === context.resets) {
     known.fds.add(fd);
-    return fd;
+    return;
   }
   // Of before a reset, which told nobody that what they name is gone.
   for (const stale of known?.fds ?? []) closeFd(stale);
   kept.set(context, { resets: context.resets, fds: new Set([fd]) });
-  return fd;
 }
 
 /** Closes a kept descriptor; nothing for one that is closed already. */

@@ -10,7 +10,7 @@ import { Borrowed } from '../lease/borrowed.ts';
 import { Lent } from '../lease/lent.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { contextOf, streamOfObject } from '../lease/shared-object.ts';
-import { endSession, forgetPool, type ParcelSession } from '../parcel.ts';
+import { endSession, forgetPoolSoon, type ParcelSession } from '../parcel.ts';
 import { Ordering } from '../points/ordering.ts';
 import { furthest, type Point } from '../points/point.ts';
 import type { Tail } from './tail.ts';
@@ -161,7 +161,7 @@ export class Session implements ParcelSession {
       if (isOver) this.lent.endOne(lease);
     }
     for (const id of revoked) this.borrowed.revoke(id, this.#name);
-    for (const pool of forgotten) forgetPool(pool, this);
+    for (const pool of forgotten) forgetPoolSoon(pool, this);
     return left;
   }
 

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { closeSync, openSync, readFileSync } from 'node:fs';
 import { test } from 'node:test';
+import { setImmediate } from 'node:timers/promises';
 import fc from 'fast-check';
 import { recordCalls } from '../../../../ffi/driver.ts';
 import { closeFd, createMemfd, duplicateFd, isOpenFd } from '../../../../ffi/libc.ts';
@@ -16,7 +17,11 @@ import {
   MemoryPool,
   VirtualMemory,
 } from '../../../../src/index.ts';
-import { type IpcDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
+import {
+  type IpcDescriptor,
+  type IpcPoolDescriptor,
+  sealDescriptor,
+} from '../../../../src/ipc/descriptor.ts';
 import {
   exportIpc,
   getIpcHandle,
@@ -32,6 +37,7 @@ import {
   discard,
   emptySession,
   endSession,
+  forgetPoolSoon,
   type ParcelSession,
   pack,
   unpack,
@@ -197,6 +203,26 @@ test('a pool goes with its last buffer, or stays until its session ends', async 
   assert.deepEqual([unwanted.closed, (unwanted.resource as ImportedPool).closed], [true, false]);
   endSession(ours);
   assert.equal((unwanted.resource as ImportedPool).closed, true);
+});
+
+test('a pool that its maker has closed goes after the turn that told it, but for those that are many', async () => {
+  emulate();
+  const ours = session();
+  const shared = Array.from({ length: 18 }, sharedPool);
+  const ids = shared.map(({ buffer }) => {
+    const { descriptor, fds } = exportIpc(buffer);
+    const received = unpack(ofAnother(descriptor), fds.map(duplicateFd), ours) as DeviceBuffer;
+    received.close();
+    return [(descriptor as IpcPoolDescriptor).pool, received.resource as ImportedPool] as const;
+  });
+  for (const [id] of ids) forgetPoolSoon(id, ours);
+  assert.equal(ours.received.size, 0);
+  assert.deepEqual(
+    ids.map(([, { closed }]) => closed),
+    ids.map((_, at) => at >= 16),
+  );
+  await setImmediate();
+  assert.ok(ids.every(([, { closed }]) => closed));
 });
 
 test('a pool that comes back to its maker leaves no descriptor behind', () => {
