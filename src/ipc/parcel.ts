@@ -26,8 +26,8 @@ export interface Parcel {
 
 /** A parcel as it goes through a connection. */
 export interface Packed extends Parcel {
-  /** The descriptor's. */
-  readonly bytes: Buffer;
+  /** The descriptor's, of what goes out again and again. */
+  bytes: Buffer | undefined;
 }
 
 /** What two ends of one connection remember for each other, e.g. which pools the other end has. */
@@ -88,7 +88,10 @@ function packedOf(object: Shareable): Packed {
   if (!isRange || bufferOf(object)?.origin === 'borrowed') return packAnew(object);
   const range = object as Range;
   const known = object.closed ? undefined : range[PACKED];
-  if (known) return known;
+  if (known) {
+    known.bytes ??= Buffer.from(writeDescriptor(known.descriptor));
+    return known;
+  }
   const packed = packAnew(object);
   range[PACKED] = packed;
   return packed;
@@ -96,7 +99,7 @@ function packedOf(object: Shareable): Packed {
 
 function packAnew(object: Shareable): Packed {
   const { descriptor, fds } = exportIpc(object);
-  return { descriptor, bytes: Buffer.from(writeDescriptor(descriptor)), fds };
+  return { descriptor, bytes: undefined, fds };
 }
 
 /**

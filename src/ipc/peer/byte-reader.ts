@@ -3,6 +3,11 @@ import { IpcError } from '../../errors.ts';
 /** A call into C costs as much as about so many characters. */
 const SHORT = 12;
 
+/** One number, seen as what it may be: short messages need no Buffer for it. */
+const word = new Uint8Array(8);
+const words = new Int32Array(word.buffer);
+const doubles = new Float64Array(word.buffer);
+
 /** Bytes of another process, read one part after the other: never beyond their end. */
 export class ByteReader {
   readonly #bytes: Uint8Array;
@@ -22,11 +27,15 @@ export class ByteReader {
   }
 
   int32(): number {
-    return this.#buffer.readInt32LE(this.#take(4));
+    const from = this.#take(4);
+    for (let i = 0; i < 4; i++) word[i] = this.#bytes[from + i] as number;
+    return words[0] as number;
   }
 
   float64(): number {
-    return this.#buffer.readDoubleLE(this.#take(8));
+    const from = this.#take(8);
+    for (let i = 0; i < 8; i++) word[i] = this.#bytes[from + i] as number;
+    return doubles[0] as number;
   }
 
   bigint64(): bigint {

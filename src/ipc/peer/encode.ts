@@ -190,10 +190,11 @@ class Encoder {
         `${this.#where} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects, and ` +
           `${MAX_VALUE_FDS} file descriptors for them`,
       );
+    const bytes = packed.bytes ?? writeDescriptor(packed.descriptor);
     this.#to.uint8(Tag.parcel);
     this.#to.length(packed.fds.length);
-    this.#to.length(packed.bytes.byteLength);
-    this.#to.bytes(packed.bytes);
+    this.#to.length(bytes.byteLength);
+    this.#to.bytes(bytes);
   }
 
   #packed(object: object): ReturnType<typeof pack> {
