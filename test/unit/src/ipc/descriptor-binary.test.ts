@@ -120,6 +120,20 @@ test('a descriptor comes back from its compact form as it went in, and is shorte
   );
 });
 
+test('what was sealed last has the same bytes as when others were sealed, or written, since', () => {
+  fc.assert(
+    fc.property(descriptors, descriptors, (one, other) => {
+      const sealedLast = sealDescriptor({ ...one } as never) as IpcDescriptor;
+      const bytes = Buffer.from(writeDescriptor(sealedLast));
+      assert.deepEqual(Buffer.from(writeDescriptor(sealedLast)), bytes);
+      const between = sealDescriptor({ ...other } as never) as IpcDescriptor;
+      assert.deepEqual(Buffer.from(writeDescriptor(sealedLast)), bytes);
+      assert.deepEqual(decodeDescriptor(writeDescriptor(between)), other);
+    }),
+    { numRuns: dose(100, 3000), seed: 20_250_105 },
+  );
+});
+
 test('altered, cut off, longer or invented bytes are an IpcError', () => {
   const refused = (bytes: Uint8Array): void => {
     assert.throws(() => decodeDescriptor(bytes), IpcError);

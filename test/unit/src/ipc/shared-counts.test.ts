@@ -43,6 +43,23 @@ const files = (): Set<number> =>
     }),
   );
 
+// The first test: no worker was at the counts yet, and the main thread takes no lock.
+test('a worker that comes while the main thread is at the counts waits for it', async () => {
+  const name = randomUUID();
+  const worker = start();
+  assert.equal(await ask(worker, { do: 'greet' }), 0);
+  const answered = once(worker, 'message');
+  const begun = beginSharedUse(name, 1, () => {
+    worker.postMessage({ do: 'begin', name } satisfies Task);
+    Atomics.wait(mapped, 1, 0, 100);
+    return Atomics.load(mapped, 0);
+  });
+  assert.equal(begun, 0);
+  assert.deepEqual(await answered, [1]);
+  endSharedUse(name, assert.fail);
+  assert.equal(await ask(worker, { do: 'end', name }), 0);
+});
+
 test('nothing is unmapped that another worker uses, and all is in the end', async () => {
   const names = Array.from({ length: 3 }, () => randomUUID());
   const racing = [start(), start(), start()];
