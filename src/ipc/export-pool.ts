@@ -42,9 +42,15 @@ export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Parcel
     );
     return { handle: readBase64(BLOCK, CU_IPC_HANDLE_SIZE), bufferId: bufferIdOf(base) };
   });
+  const { device, machine, pid, startTime, pidNamespace } = exporter(context.device.uuid);
+  // Each field by its name: a spread costs more than all of them.
   const descriptor = sealDescriptor<'pool'>({
     kind: 'pool',
-    ...exporter(context.device.uuid),
+    device,
+    machine,
+    pid,
+    startTime,
+    pidNamespace,
     pool: id,
     handle,
     baseByteLength: whole.byteLength,

@@ -21,9 +21,15 @@ export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Parc
     MAX_MESSAGE_FDS,
   );
   const sizes = pieces.map((piece) => piece.byteLength);
+  const { device, machine, pid, startTime, pidNamespace } = exporter(context.device.uuid);
+  // Each field by its name: a spread costs more than all of them.
   const descriptor = sealDescriptor<'virtual'>({
     kind: 'virtual',
-    ...exporter(context.device.uuid),
+    device,
+    machine,
+    pid,
+    startTime,
+    pidNamespace,
     memory: id,
     firstPiece: first,
     pieces: sizes,

@@ -44,16 +44,16 @@ function openValue(
   const { borrowed } = session;
   const first = borrowed.number(slots.length);
   // Before anything can fail: what is not opened is given back by them.
-  const links = fds.slice(fds.length - tail.kept.length);
+  const ownCount = fds.length - tail.kept.length;
   for (const [at, slot] of tail.kept.entries())
-    borrowed.keepLink(first + slot, links[at] as number);
-  const own = fds.slice(0, fds.length - links.length);
+    borrowed.keepLink(first + slot, fds[ownCount + at] as number);
+  const own = ownCount === fds.length ? fds : fds.slice(0, ownCount);
   const objects: object[] = [];
   let used = 0;
   try {
     for (const { holder, key, descriptor, fdCount } of slots) {
       if (descriptor instanceof IpcError) throw descriptor;
-      const its = own.slice(used, used + fdCount);
+      const its = fdCount === own.length ? own : own.slice(used, used + fdCount);
       used += fdCount;
       const id = first + objects.length;
       const object = unpack(descriptor, its, session, borrowed.loan(id));
