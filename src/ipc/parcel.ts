@@ -160,7 +160,7 @@ export function endSession(session: ParcelSession): void {
 }
 
 /** Lets go of a pool that the other end has no more. */
-export function forgetPool(id: string, { received }: Pick<ParcelSession, 'received'>): void {
+function forgetPool(id: string, { received }: Pick<ParcelSession, 'received'>): void {
   const pool = received.get(id);
   received.delete(id);
   if (pool instanceof ReceivedPool) pool[Symbol.dispose]();
