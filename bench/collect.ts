@@ -14,19 +14,25 @@ import {
 } from './run-text.ts';
 import type { Selection } from './selection.ts';
 
-/** What the passes of a run tell, put together; says on stdout what it comes to as soon as it is known. */
+/** What the passes of a run tell, put together; says what it comes to as soon as it is known. */
 export class Collection {
   readonly #selection: Selection;
   readonly #budget: readonly BudgetedAim[];
+  readonly #say: (text: string) => void;
   readonly #results = new Map<number, CaseResult[]>();
   readonly #failed = new Set<number>();
   #begun: PassBegun | undefined;
   #skipped: Results['skipped'] = [];
   #delays: readonly DelayResult[] = [];
 
-  constructor(selection: Selection, budget: readonly BudgetedAim[]) {
+  constructor(
+    selection: Selection,
+    budget: readonly BudgetedAim[],
+    say: (text: string) => void,
+  ) {
     this.#selection = selection;
     this.#budget = budget;
+    this.#say = say;
   }
 
   /** Where the run takes place; undefined before the first pass has said so. */
@@ -63,28 +69,28 @@ export class Collection {
     this.#begun = message;
     const { driver, machine, skipped } = message;
     const { cases, rounds, passes } = this.#selection;
-    console.log(describeDriver(driver));
-    console.log(describeRun(machine, rounds, passes).join('\n'));
+    this.#say(describeDriver(driver));
+    this.#say(describeRun(machine, rounds, passes).join('\n'));
     const left = cases.filter(({ measured }) => measured.needsGpu && driver.emulated).length;
-    if (left > 0) console.log(describeLeftOut(left));
-    for (const peer of skipped) console.log(describeSkipped(peer));
+    if (left > 0) this.#say(describeLeftOut(left));
+    for (const peer of skipped) this.#say(describeSkipped(peer));
   }
 
   #tell(at: number): void {
     const { suite, measured } = this.#selection.cases[at] as Selection['cases'][number];
     if (this.#results.has(at)) {
       const aims = [...aimsOf(this.#budget, { ...measured, suite }), ...(measured.aims ?? [])];
-      console.log(`\n${describeCase(this.#merged(at), aims, this.#driver).join('\n')}`);
+      this.#say(`\n${describeCase(this.#merged(at), aims, this.#driver).join('\n')}`);
       return;
     }
     const title = titleOf({ name: measured.name, variant: measured.variant ?? null });
-    if (!this.#failed.has(at)) console.log(`\nleft out: ${title}: nothing here can do it`);
+    if (!this.#failed.has(at)) this.#say(`\nleft out: ${title}: nothing here can do it`);
   }
 
   #hearDelays(delays: readonly DelayResult[]): void {
     this.#delays = delays;
     const aim = (name: string): number | undefined => delayAimOf(this.#budget, name);
-    console.log(`\n${describeDelays(delays, aim, this.#driver).join('\n')}`);
+    this.#say(`\n${describeDelays(delays, aim, this.#driver).join('\n')}`);
   }
 
   #merged(at: number): CaseResult {

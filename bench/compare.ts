@@ -1,6 +1,6 @@
 /** Whether two runs agree. */
 import type { CaseResult, Results } from './result-schema.ts';
-import type { Samples } from './statistics.ts';
+import { ratiosOf, type Samples, summarize } from './statistics.ts';
 
 /** A median of one run that lies outside p10 to p90 of the other. */
 export interface Outlier {
@@ -13,13 +13,21 @@ export interface Outlier {
   readonly p90: number;
 }
 
-/** What comparing came to. */
-export interface Comparison {
-  /** How many medians were held against the other run: two of each contestant in both. */
+/** How far two runs agree in one kind of figure. */
+export interface Agreement {
+  /** How many medians were held against the other run: two of each figure that is in both. */
   readonly compared: number;
   readonly outliers: readonly Outlier[];
   /** The part that lies within; 0 where nothing is in both. */
   readonly share: number;
+}
+
+/** What comparing came to. */
+export interface Comparison {
+  /** Of the times of each contestant. */
+  readonly times: Agreement;
+  /** Of the ratios of the first contestant of a case to each other one, round by round. */
+  readonly ratios: Agreement;
   /** Contestants that only one of them has. */
   readonly alone: number;
 }
@@ -30,10 +38,25 @@ export const titleOf = ({ name, variant }: Pick<CaseResult, 'name' | 'variant'>)
 
 /** Holds each median of one run against p10 to p90 of the other, and the other way round. */
 export function compareResults(a: Results, b: Results): Comparison {
-  const ofB = contestantsOf(b);
+  const [ofA, ofB] = [figuresOf(a, timesOf), figuresOf(b, timesOf)];
+  const times = agreementOf(ofA, ofB);
+  const ratios = agreementOf(figuresOf(a, ratiosToOthers), figuresOf(b, ratiosToOthers));
+  return { times, ratios, alone: ofA.size + ofB.size - times.compared };
+}
+
+/** What was measured of one contestant, round by round. */
+interface Figure {
+  readonly case: string;
+  readonly samples: Samples;
+}
+
+function agreementOf(
+  ofA: ReadonlyMap<string, Figure>,
+  ofB: ReadonlyMap<string, Figure>,
+): Agreement {
   const outliers: Outlier[] = [];
   let both = 0;
-  for (const [key, first] of contestantsOf(a)) {
+  for (const [key, first] of ofA) {
     const second = ofB.get(key);
     if (!second) continue;
     both += 1;
@@ -46,13 +69,25 @@ export function compareResults(a: Results, b: Results): Comparison {
   }
   const compared = 2 * both;
   const share = compared === 0 ? 0 : (compared - outliers.length) / compared;
-  return { compared, outliers, share, alone: contestantsOf(a).size + ofB.size - compared };
+  return { compared, outliers, share };
 }
 
-const contestantsOf = (results: Results): Map<string, { case: string; samples: Samples }> =>
+const timesOf = ({ contestants }: CaseResult): readonly Samples[] => contestants;
+
+/** Of those alone that have a ratio in each round. */
+const ratiosToOthers = ({ contestants: [first, ...others] }: CaseResult): Samples[] =>
+  others.flatMap((other) => {
+    const ratios = first && ratiosOf(first, other);
+    return ratios ? [summarize(other.name, ratios)] : [];
+  });
+
+const figuresOf = (
+  results: Results,
+  read: (result: CaseResult) => readonly Samples[],
+): Map<string, Figure> =>
   new Map(
     results.cases.flatMap((result) =>
-      result.contestants.map((samples) => {
+      read(result).map((samples) => {
         const title = titleOf(result);
         return [JSON.stringify([result.suite, title, samples.name]), { case: title, samples }];
       }),

@@ -6,13 +6,15 @@ import { cpus } from 'node:os';
 import { dirname, join } from 'node:path';
 import { Device } from 'cuffi';
 import type { DriverChoice } from './driver.ts';
+import { LINK_ASKED, memoryBandwidth, readLink } from './link.ts';
 import type { Machine } from './result-schema.ts';
 
 /** Reads it off, for device 0. */
 export function describeMachine(driver: DriverChoice): Machine {
-  const { name, uuid } = Device.get(0);
+  const device = Device.get(0);
+  const { name, uuid } = device;
   const processors = cpus();
-  const smi = driver.emulated ? undefined : askSmi(uuid);
+  const smi = driver.emulated ? undefined : askSmi(ASKED, uuid);
   return {
     date: new Date().toISOString(),
     gpu: name,
@@ -24,6 +26,8 @@ export function describeMachine(driver: DriverChoice): Machine {
     node: process.version,
     koffi: versionIn(join(dirname(locate('koffi')), 'package.json')),
     cuffi: versionIn(locate('cuffi/package.json')),
+    link: driver.emulated ? null : readLink(device, askSmi(LINK_ASKED, uuid) ?? []),
+    memoryBandwidth: driver.emulated ? null : memoryBandwidth(device),
     commit: process.env['CUFFI_COMMIT'] ?? gitCommit(),
   };
 }
@@ -36,8 +40,8 @@ const versionIn = (file: string): string =>
 const ASKED = 'driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem';
 
 /** Its answers, in the order in which it was asked; undefined where it is not there. */
-function askSmi(uuid: string): string[] | undefined {
-  const args = [`--query-gpu=${ASKED}`, '--format=csv,noheader,nounits', '-i', uuid];
+function askSmi(asked: string, uuid: string): string[] | undefined {
+  const args = [`--query-gpu=${asked}`, '--format=csv,noheader,nounits', '-i', uuid];
   const { status, stdout } = spawnSync('nvidia-smi', args, { encoding: 'utf8', timeout: 30_000 });
   return status === 0 ? stdout.trim().split(', ') : undefined;
 }

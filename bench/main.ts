@@ -7,6 +7,7 @@ type Command = (args: readonly string[]) => number | Promise<number>;
 // Each loads what it needs: nothing that draws is there while something is measured.
 const commands: Readonly<Record<string, () => Promise<Command>>> = {
   run: async () => (await import('./commands/run.ts')).run,
+  repeat: async () => (await import('./commands/repeat.ts')).repeat,
   list: async () => (await import('./commands/list.ts')).list,
   report: async () => (await import('./commands/report.ts')).report,
   compare: async () => (await import('./commands/compare.ts')).compare,

@@ -25,10 +25,40 @@ const suites: readonly (readonly [RegExp, string])[] = [
 /** A file of version 2 has everything but passes: it was measured in one. */
 const secondVersion = z.looseObject({ version: z.literal(2) });
 
+/**
+ * A file of version 3 was measured by the host's clock alone, not in turns with another run, and
+ * says nothing of the limits of its machine.
+ */
+const thirdVersion = z.looseObject({
+  version: z.literal(3),
+  machine: z.looseObject({}),
+  cases: z.array(z.looseObject({ name: z.string() })),
+});
+
 /** Brings an older file into the form of today; anything else is given back as it is. */
-export function migrate(file: unknown): unknown {
-  const second = secondVersion.safeParse(fromFirst(file));
-  return second.success ? { ...second.data, version: 3, passes: 1 } : file;
+export const migrate = (file: unknown): unknown => fromThird(fromSecond(fromFirst(file)));
+
+function fromThird(file: unknown): unknown {
+  const { success, data } = thirdVersion.safeParse(file);
+  if (!success) return file;
+  return {
+    ...data,
+    version: 4,
+    inTurns: false,
+    machine: { ...data.machine, link: null, memoryBandwidth: null },
+    cases: data.cases.map((one) => ({ ...one, clock: 'host', limit: limitOf(one.name) })),
+  };
+}
+
+/** The bytes of copies have the limits that they have today. */
+function limitOf(name: string): { by: 'link' | 'memory'; times: number } | null {
+  if (name === 'copyTo') return { by: 'memory', times: 2 };
+  return /^copy(From|ToHost)/.test(name) ? { by: 'link', times: 1 } : null;
+}
+
+function fromSecond(file: unknown): unknown {
+  const { success, data } = secondVersion.safeParse(file);
+  return success ? { ...data, version: 3, passes: 1 } : file;
 }
 
 function fromFirst(file: unknown): unknown {

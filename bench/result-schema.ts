@@ -6,6 +6,8 @@ const text = z.string().min(1);
 const nanoseconds = z.number().nonnegative();
 const count = z.int().nonnegative();
 
+const lanes = z.object({ speed: z.number().positive(), width: z.int().positive() });
+
 const machine = z.object({
   /** In ISO 8601, when the run began. */
   date: text,
@@ -20,6 +22,14 @@ const machine = z.object({
   node: text,
   koffi: text,
   cuffi: text,
+  /**
+   * The GPU's PCI Express link, as it was before the run and as both of its ends can at most: in
+   * 1e9 transfers a second of each lane, and lanes. Null where the machine hides it, and for the
+   * emulated driver.
+   */
+  link: z.object({ current: lanes, max: lanes }).nullable(),
+  /** Bytes a second that the device's memory reads and writes at most, by its clock and bus. */
+  memoryBandwidth: z.number().positive().nullable(),
   /** What was measured, with `+` where the tree had changes; null outside a clone. */
   commit: text.nullable(),
 });
@@ -51,6 +61,13 @@ const caseResult = z.object({
   byteLength: count.nullable(),
   /** Whether the bytes are moved, so that there are so many a second. */
   isCopy: z.boolean(),
+  /** Whose clock its times are by: the monotonic one of the host, or the GPU's, between two events. */
+  clock: z.enum(['host', 'gpu']),
+  /**
+   * What of the machine limits how many bytes a second there are, and how often each of them goes
+   * through it; null where that is not what it measures.
+   */
+  limit: z.object({ by: z.enum(['link', 'memory']), times: z.number().positive() }).nullable(),
   /** How many of what, where its cases differ by a number. */
   count: z.object({ of: text, value: count }).nullable(),
   contestants: z.array(contestant).min(1),
@@ -71,7 +88,7 @@ const delay = z.object({
 
 /** All of a result file. */
 export const resultSchema = z.object({
-  version: z.literal(3),
+  version: z.literal(4),
   machine,
   driver,
   /** Whether each case had only a part of its time. */
@@ -84,6 +101,8 @@ export const resultSchema = z.object({
   passes: z.int().positive(),
   /** Whether in cases of short calls each side had one CPU for all contestants. */
   isPinned: z.boolean().default(false),
+  /** Whether its passes took turns with those of a second run of the same. */
+  inTurns: z.boolean(),
   unit: z.literal('ns'),
   cases: z.array(caseResult),
   delays: z.array(delay),

@@ -58,6 +58,8 @@ export async function runCase(
         beforeRound: (round) => (round === 0 ? arrange() : cpus?.keepQuick()),
       },
     );
+    await open.verify?.();
+    for (const { verify } of others) await verify();
     return {
       suite,
       name,
@@ -66,6 +68,8 @@ export async function runCase(
       callsPerBatch: calls,
       byteLength: byteLength ?? null,
       isCopy: measured.isCopy ?? false,
+      clock: measured.clock ?? 'host',
+      limit: measured.limit ?? null,
       count: measured.count ?? null,
       contestants,
       skipped,
@@ -75,12 +79,17 @@ export async function runCase(
   }
 }
 
+/** A contestant that also looks, after the last round, whether what it did is right. */
+interface PeerContestant extends Contestant {
+  verify(): Promise<void>;
+}
+
 /** The programs' part in a case; who does not run at all was told of before. */
 async function findPeers(
   { peers: batches, byteLength = 0 }: Case,
   peers: Peers | undefined,
-): Promise<{ contestants: Contestant[]; skipped: Skipped[] }> {
-  const contestants: Contestant[] = [];
+): Promise<{ contestants: PeerContestant[]; skipped: Skipped[] }> {
+  const contestants: PeerContestant[] = [];
   const skipped: Skipped[] = [];
   for (const { peer: peerName, batch, name = peerName } of batches) {
     const peer = peers?.running.find((running) => running.name === peerName);
@@ -90,7 +99,8 @@ async function findPeers(
     else
       contestants.push({
         name,
-        run: (calls, untimed) => peer.run({ batch, calls, untimed, byteLength }),
+          run: (calls, untimed) => peer.run({ batch, calls, untimed, byteLength }),
+          verify: () => peer.verify(batch, byteLength),
       });
   }
   return { contestants, skipped };

@@ -68,7 +68,7 @@ export function selectRun(args: readonly string[]): Selection {
     quick,
     cases,
     delays,
-    json: resultPath(values.json),
+    json: values.json === undefined ? undefined : resultPath(values.json),
   };
 }
 
@@ -79,11 +79,10 @@ function numberOf(option: string, text: string): number {
   return number;
 }
 
-/** Now, not after the measuring. */
-function resultPath(path: string | undefined): string | undefined {
-  if (path === undefined) return undefined;
+/** Where a result file goes; a wrong place is told of now, not after the measuring. @throws UsageError */
+export function resultPath(path: string): string {
   const json = resolve(path);
   if (!statSync(dirname(json), { throwIfNoEntry: false })?.isDirectory())
-    throw new UsageError(`--json: there is no folder ${dirname(json)}`);
+    throw new UsageError(`${path}: there is no folder ${dirname(json)}`);
   return json;
 }

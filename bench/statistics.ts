@@ -38,13 +38,22 @@ export function quantile(sorted: readonly number[], fraction: number): number {
 }
 
 /**
- * How many times as long one takes as another: the median of the ratios of their rounds, as the two
- * of one round came right after each other, in the same pass. What slows a machine down for seconds
- * is in both of them. Where one took part in fewer rounds: the ratio of the medians.
+ * How many times as long one takes as another, round by round, as the two of one round came right
+ * after each other, in the same pass: what slows a machine down for seconds is in both of them.
+ * Undefined where one took part in fewer rounds.
+ */
+export const ratiosOf = (one: Samples, other: Samples): number[] | undefined =>
+  one.samples.length === other.samples.length
+    ? one.samples.map((ns, at) => ns / (other.samples[at] as number))
+    : undefined;
+
+/**
+ * How many times as long one takes as another: the median of the ratios of their rounds. Where one
+ * took part in fewer rounds: the ratio of the medians.
  */
 export function ratioOf(one: Samples, other: Samples): number {
-  if (one.samples.length !== other.samples.length) return one.median / other.median;
-  const ratios = one.samples.map((ns, at) => ns / (other.samples[at] as number));
+  const ratios = ratiosOf(one, other);
+  if (!ratios) return one.median / other.median;
   return quantile(
     ratios.sort((a, b) => a - b),
     0.5,

@@ -12,10 +12,13 @@ export const USAGE = `usage: npm run bench -- [command] [options]
                       spread (default 5; 1 with --quick)
     --case NAME       only this case; may be given several times
     --large           also what takes much of a machine: 64 consumers
+  repeat A B [suite ...]
+                      two runs whose passes take turns, A B, B A, ..., each with a result file of its
+                      own; then compares them. The options are those of run, without --json
   list                the suites and their cases
   report FILE ...     tables and pictures of result files: Markdown, SVG, one HTML page
     --out FOLDER      where (default: a folder of the first file's name, beside it)
-  compare A B         which medians of one lie outside p10 to p90 of the other
+  compare A B         which medians of one lie outside p10 to p90 of the other, and which ratios
     --threshold PART  how many must lie within (default 0.95)
   check FILE          holds a result file against bench/budget.json
     --partial         leave out what the file does not measure

@@ -1,11 +1,14 @@
+import { arrayCopyCases } from './array-copies.ts';
 import { arrayCases } from './arrays.ts';
 import { callCases } from './calls.ts';
 import type { Case } from './case.ts';
 import { compileCases } from './compile.ts';
 import { copyCases } from './copies.ts';
+import { gpuCopyCases } from './gpu-copies.ts';
 import { handOverCases } from './hand-over.ts';
 import { kernelCases } from './kernels.ts';
 import { memoryCases } from './memory.ts';
+import { saxpyCases } from './saxpy.ts';
 import { scaleCases } from './scale.ts';
 import { startupCases } from './startup.ts';
 
@@ -14,9 +17,9 @@ export const suites: Readonly<Record<string, readonly Case[]>> = {
   calls: callCases,
   'hand-over': handOverCases,
   memory: memoryCases,
-  copies: copyCases,
-  arrays: arrayCases,
-  kernels: [...kernelCases, ...compileCases],
+  copies: [...copyCases, ...gpuCopyCases],
+  arrays: [...arrayCases, ...arrayCopyCases],
+  kernels: [...kernelCases, ...saxpyCases, ...compileCases],
   startup: startupCases,
   scale: scaleCases,
 };

@@ -9,6 +9,19 @@ export interface Aim {
   readonly max: number;
 }
 
+/**
+ * Whose clock times are by: the host's monotonic one, or the GPU's, between two events of a stream
+ * in which all that is between them waits until the last of it is queued.
+ */
+export type Clock = 'host' | 'gpu';
+
+/** What of the machine limits how many bytes a second there are. */
+export interface Limit {
+  readonly by: 'link' | 'memory';
+  /** How often each byte goes through it: of a copy on the device each is read and written. */
+  readonly times: number;
+}
+
 /** The programs in other languages. */
 export type PeerName = 'C' | 'ctypes' | 'cuda.bindings' | 'cuda.core' | 'cupy' | 'numba' | 'torch';
 
@@ -42,6 +55,10 @@ export interface Case {
   readonly byteLength?: number;
   /** Whether the bytes are moved, so that there are so many a second. Default false. */
   readonly isCopy?: boolean;
+  /** Default: the host's. */
+  readonly clock?: Clock;
+  /** Where the bytes a second are what it measures. */
+  readonly limit?: Limit;
   /** Whether it is left out without a GPU, where it would take long and say nothing. Default false. */
   readonly needsGpu?: boolean;
   /** How many of what, where the cases of its name differ by a number. */
@@ -58,6 +75,13 @@ export interface Case {
 export interface OpenCase {
   /** The first one is compared with each of the others. */
   readonly contestants: readonly Contestant[];
+  /**
+   * Looks, after the last round, whether what the contestants did is right: that the bytes which they
+   * were to move are where they belong.
+   *
+   * @throws Error where anything else is there
+   */
+  verify?(): void | Promise<void>;
   close(): void | Promise<void>;
 }
 

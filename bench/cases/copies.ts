@@ -5,7 +5,7 @@
 import { DeviceBuffer, PinnedBuffer, pin, Stream } from 'cuffi';
 import { requirePattern, sizeName, writePattern } from '../bytes.ts';
 import { inProcess } from '../measure.ts';
-import { type Case, inPeers, type OpenCase } from './case.ts';
+import { type Case, inPeers, type Limit, type OpenCase } from './case.ts';
 import { type Direction, HostCopies, type Way } from './host-copies.ts';
 import { PUBLIC } from './names.ts';
 
@@ -26,7 +26,11 @@ const rounds = (byteLength: number): number =>
 const passes = (byteLength: number): { passes?: number } =>
   byteLength > 64 * MIB ? { passes: 2 } : {};
 
-const moving = (byteLength: number) => ({
+const LINK: Limit = { by: 'link', times: 1 };
+const MEMORY: Limit = { by: 'memory', times: 2 };
+
+const moving = (byteLength: number, limit: Limit) => ({
+  limit,
   variant: sizeName(byteLength),
   calls: Math.floor(calls(byteLength)),
   rounds: rounds(byteLength),
@@ -46,14 +50,14 @@ function toAndFro(direction: Direction, byteLength: number): Case[] {
     {
       name,
       what: `copies an ordinary typed array ${to}; the others: pageable memory`,
-      ...moving(byteLength),
+      ...moving(byteLength, LINK),
       peers: inPeers(`pageable.${direction}`, 'C', 'torch'),
       open: () => openPageable(direction, byteLength),
     },
     {
       name: `${name}.pinned`,
       what: `copies page-locked memory ${to}, awaited; the others: pinned memory`,
-      ...moving(byteLength),
+      ...moving(byteLength, LINK),
       peers: inPeers(`pinned.${direction}`, 'C', 'torch'),
       open: () => openPinned(direction, byteLength),
     },
@@ -67,7 +71,7 @@ export const copyCases: readonly Case[] = SIZES.flatMap((byteLength) => [
   {
     name: 'copyTo',
     what: 'copies on the device, queued and waited for at the end of a batch',
-    ...moving(byteLength),
+    ...moving(byteLength, MEMORY),
     peers: inPeers('onDevice', 'C', 'torch'),
     open: () => openOnDevice(byteLength),
   },
@@ -94,6 +98,7 @@ async function openPageable(direction: Direction, byteLength: number): Promise<O
       copies.contestant(AWAITED, awaited(direction)),
       copies.contestant(SYNC, blocking(direction)),
     ],
+    verify: () => copies.verify(),
     close: () => buffer.close(),
   };
 }
@@ -112,6 +117,9 @@ async function openPinned(direction: Direction, byteLength: number): Promise<Ope
       ofBuffer.contestant(`${PUBLIC}, PinnedBuffer`, awaited(direction)),
       ofArray.contestant(`${PUBLIC}, pin()`, awaited(direction)),
     ],
+    async verify() {
+      for (const copies of [ofBuffer, ofArray]) await copies.verify();
+    },
     close() {
       for (const resource of [locked, pinned, buffer]) resource.close();
     },
@@ -125,9 +133,9 @@ function openOnDevice(byteLength: number): OpenCase {
   const host = new Uint8Array(byteLength);
   writePattern(host);
   source.copyFromSync(host);
-  source.copyTo(target);
-  target.copyToHostSync(host.fill(0));
-  requirePattern(host, 'copyTo');
+  // Its pages are there, and hold something else.
+  target.fill(0);
+  target.context.synchronizeSync();
   return {
     contestants: [
       inProcess(PUBLIC, (batch) => {
@@ -135,6 +143,7 @@ function openOnDevice(byteLength: number): OpenCase {
         stream.synchronizeSync();
       }),
     ],
+    verify: () => requirePattern(target.copyToHostSync(host.fill(0)), 'copyTo'),
     close() {
       for (const resource of [source, target, stream]) resource.close();
     },

@@ -4,6 +4,33 @@ import type { Contestant } from '../measure.ts';
 
 export type Direction = 'toDevice' | 'toHost';
 
+/**
+ * Clears one side, has the other copied there once more, and compares all of it.
+ *
+ * @param copy copies the whole of it
+ * @throws Error where other bytes arrive
+ */
+export async function requireCopied(
+  direction: Direction,
+  buffer: DeviceBuffer,
+  host: Uint8Array,
+  what: string,
+  copy: () => unknown,
+): Promise<void> {
+  writePattern(host);
+  if (direction === 'toDevice') {
+    buffer.fill(0);
+    buffer.context.synchronizeSync();
+    await copy();
+    buffer.copyToHostSync(host.fill(0));
+  } else {
+    buffer.copyFromSync(host);
+    host.fill(0);
+    await copy();
+  }
+  requirePattern(host, what);
+}
+
 /** How a copy is made. */
 export type Way = (buffer: DeviceBuffer, host: Uint8Array) => unknown;
 
@@ -13,13 +40,14 @@ const WARM_UP_MS = 100;
 const LARGEST_TO_WARM_UP = 1 << 20;
 
 /**
- * Copies between one array and one buffer. What arrives is compared: all of it once, and after each
- * turn the beginning, the middle and the end, which every turn writes anew.
+ * Copies between one array and one buffer. What arrives is compared: all of it before and after the
+ * rounds, and after each turn the beginning, the middle and the end, which every turn writes anew.
  */
 export class HostCopies {
   readonly #direction: Direction;
   readonly #buffer: DeviceBuffer;
   readonly #host: Uint8Array;
+  readonly #ways = new Map<string, Way>();
   #turns = 0;
 
   private constructor(direction: Direction, buffer: DeviceBuffer, host: Uint8Array) {
@@ -43,8 +71,17 @@ export class HostCopies {
     return copies;
   }
 
+  /** Compares a whole copy by each of the ways that took part. @throws Error where it is not right */
+  async verify(): Promise<void> {
+    for (const [name, way] of this.#ways)
+      await requireCopied(this.#direction, this.#buffer, this.#host, name, () =>
+        way(this.#buffer, this.#host),
+      );
+  }
+
   /** A contestant that waits for each copy before the next one. */
   contestant(name: string, way: Way): Contestant {
+    this.#ways.set(name, way);
     return {
       name,
       warmUpMs: this.#host.byteLength > LARGEST_TO_WARM_UP ? 0 : WARM_UP_MS,

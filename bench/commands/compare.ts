@@ -1,5 +1,6 @@
-import { compareResults } from '../compare.ts';
-import { duration, percent } from '../format.ts';
+import { compareResults, type Outlier } from '../compare.ts';
+import { describeKind, describeRatios, describeTimes } from '../compare-text.ts';
+import { duration, multiple, percent } from '../format.ts';
 import { readResults } from '../result-file.ts';
 import { parse, UsageError } from '../usage.ts';
 
@@ -24,22 +25,32 @@ export function compare(args: readonly string[]): number {
   console.log(`B: ${pathB}, ${b.machine.gpu}, ${b.machine.date}`);
   if (a.machine.gpu !== b.machine.gpu) console.log('They are of different GPUs.');
   if (a.passes !== b.passes) console.log(`A has ${a.passes} passes, B ${b.passes}.`);
-  const { compared, outliers, share, alone } = compareResults(a, b);
-  for (const { case: title, contestant, of, median, p10, p90 } of outliers)
+  console.log(`${describeKind(a, b)}.`);
+  const { times, ratios, alone } = compareResults(a, b);
+  for (const outlier of times.outliers)
+    console.log(`outside: ${describeOutlier(outlier, outlier.contestant, duration)}`);
+  for (const outlier of ratios.outliers)
     console.log(
-      `outside: ${title}, ${contestant}: ${of}'s median ${duration(median)}, ` +
-        `the other's p10 to p90 ${duration(p10)} to ${duration(p90)}`,
+      `ratio outside: ${describeOutlier(outlier, `to ${outlier.contestant}`, multiple)}`,
     );
   if (alone > 0) console.log(`contestants in only one of them: ${alone}`);
-  if (compared === 0) {
+  if (times.compared === 0) {
     console.log('nothing is in both: they do not agree');
     return 1;
   }
-  const agree = share >= threshold;
+  if (ratios.compared > 0) console.log(describeRatios(ratios));
+  const agree = times.share >= threshold;
   console.log(
-    `${compared - outliers.length} of ${compared} medians lie within the other's p10 to p90: ` +
-      `${percent(share)}, at least ${percent(threshold)} asked: ` +
+    `${describeTimes(times)}, at least ${percent(threshold)} asked: ` +
       (agree ? 'they agree' : 'they do not agree'),
   );
   return agree ? 0 : 1;
 }
+
+const describeOutlier = (
+  { case: title, of, median, p10, p90 }: Outlier,
+  whose: string,
+  inWords: (figure: number) => string,
+): string =>
+  `${title}, ${whose}: ${of}'s median ${inWords(median)}, ` +
+  `the other's p10 to p90 ${inWords(p10)} to ${inWords(p90)}`;

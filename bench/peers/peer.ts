@@ -2,7 +2,8 @@
  * A program of another language that takes its turns in a run. It says `ready UUID` or
  * `skip REASON`, and answers each line `BATCH CALLS BYTES UNTIMED` with `ns NANOSECONDS`, after as many
  * calls that are not timed; 0 calls ask whether the batch can be made, which is answered with
- * `ns ANYTHING` or `skip REASON`.
+ * `ns ANYTHING` or `skip REASON`. `verify` in place of `CALLS` has it look whether what the calls did is
+ * right, which is answered with `ns ANYTHING`.
  */
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -106,6 +107,12 @@ export class Peer {
     const [word, text] = await this.#ask(`${batch} ${calls} ${byteLength} ${untimed}`);
     if (word !== 'ns') throw new Error(`${this.name}: ${word} ${text}`);
     return Number(text);
+  }
+
+  /** Has it look whether what the calls of a batch did is right. @throws Error where it is not */
+  async verify(batch: string, byteLength: number): Promise<void> {
+    const [word, text] = await this.#ask(`${batch} verify ${byteLength} 0`);
+    if (word !== 'ns') throw new Error(`${this.name}: ${batch}: ${word} ${text}`);
   }
 
   /** Lets it free what it has and end; kills it if it does not. */

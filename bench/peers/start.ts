@@ -73,8 +73,10 @@ function cProgram(driver: DriverChoice, built: string): PeerProgram | Skipped {
   const sources = readdirSync(folder('c'))
     .filter((file) => file.endsWith('.c'))
     .map((file) => join(folder('c'), file));
-  const kernels = `-DKERNELS_PTX=${JSON.stringify(folder('kernels.ptx'))}`;
-  const args = ['-O2', kernels, '-o', command, ...sources, '-ldl'];
+  const ptx = ['kernels', 'saxpy'].map(
+    (file) => `-D${file.toUpperCase()}_PTX=${JSON.stringify(folder(`${file}.ptx`))}`,
+  );
+  const args = ['-O2', ...ptx, '-o', command, ...sources, '-ldl'];
   const { status, stderr } = spawnSync(compiler, args, { encoding: 'utf8' });
   if (status !== 0) return { name, reason: `${compiler} could not build it: ${stderr.trim()}` };
   return { name, command, args: [driver.library] };

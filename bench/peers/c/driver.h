@@ -46,6 +46,22 @@ typedef struct {
   unsigned int numAttrs;
 } CUlaunchConfig;
 
+typedef struct {
+  size_t srcXInBytes, srcY;
+  int srcMemoryType;
+  const void *srcHost;
+  CUdeviceptr srcDevice;
+  void *srcArray;
+  size_t srcPitch, dstXInBytes, dstY;
+  int dstMemoryType;
+  void *dstHost;
+  CUdeviceptr dstDevice;
+  void *dstArray;
+  size_t dstPitch, WidthInBytes, Height;
+} CUDA_MEMCPY2D;
+
+#define CU_MEMORYTYPE_DEVICE 2
+#define CU_EVENT_DEFAULT 0
 #define CU_STREAM_NON_BLOCKING 1
 #define CU_EVENT_DISABLE_TIMING 2
 #define CU_MEM_ALLOCATION_TYPE_PINNED 1
@@ -55,6 +71,7 @@ typedef struct {
 #define CU_MEM_ACCESS_FLAGS_PROT_READWRITE 3
 #define CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS 1
 #define CU_MEMHOSTALLOC_PORTABLE 1
+#define CU_MEMHOSTALLOC_DEVICEMAP 2
 #define CU_MEMHOSTREGISTER_PORTABLE 1
 #define CU_MEMHOSTREGISTER_DEVICEMAP 2
 #define CU_STREAM_WAIT_VALUE_GEQ 0
@@ -73,6 +90,7 @@ typedef struct {
   row(cuEventCreate, (CUevent *, unsigned int)) \
   row(cuEventDestroy_v2, (CUevent)) \
   row(cuEventRecord, (CUevent, CUstream)) \
+  row(cuEventElapsedTime, (float *, CUevent, CUevent)) \
   row(cuMemAlloc_v2, (CUdeviceptr *, size_t)) \
   row(cuMemFree_v2, (CUdeviceptr)) \
   row(cuIpcGetMemHandle, (CUipcMemHandle *, CUdeviceptr)) \
@@ -112,6 +130,8 @@ typedef struct {
   row(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream)) \
   row(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream)) \
   row(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream)) \
+  row(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *, CUstream)) \
+  row(cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream)) \
   row(cuModuleLoadDataEx, (CUmodule *, const void *, unsigned int, int *, void **)) \
   row(cuModuleUnload, (CUmodule)) \
   row(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
@@ -142,20 +162,31 @@ struct batch {
   CUresult (*loop)(long calls, size_t bytes);
   /* Instead, where not all of a call is timed: makes the calls and answers with the nanoseconds. */
   long long (*timed)(long calls, size_t bytes);
+  /* Looks, after the last turn, whether what the calls did is right, and fails where not. */
+  void (*verify)(size_t bytes);
 };
 
 /* Each ends with a batch without a name. */
 extern const struct batch call_batches[], memory_batches[], copy_batches[],
-  hand_over_batches[], point_batches[], kernel_batches[];
+  gpu_copy_batches[], hand_over_batches[], point_batches[], kernel_batches[], saxpy_batches[];
 /* Free what the batches made. */
 void close_calls(void);
 void close_memory(void);
 void close_copies(void);
+void close_rows(void);
 void close_kernels(void);
+void close_saxpy(void);
+void close_gpu_time(void);
 void close_hand_over(void);
 void close_points(void);
 /* What the other process of a hand-over does, until its socket is closed. */
 void serve_hand_over(int socket);
+
+/*
+ * The GPU's time of `calls` calls, in nanoseconds, between two events: none of it begins before the last
+ * of it is queued, so that it is the GPU's work alone. Some calls go before, untimed.
+ */
+long long gpu_time(CUresult (*queue)(long calls, size_t bytes), long calls, size_t bytes);
 
 void say(const char *word, const char *text);
 /* Says the error and ends the program. */

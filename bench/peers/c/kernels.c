@@ -2,10 +2,9 @@
  * Launches of kernels that do nothing, a graph of them, and the loading of their PTX: the file
  * KERNELS_PTX, as the compiler is told.
  */
-#include <stdio.h>
-#include <stdlib.h>
+#include <stddef.h>
 
-#include "driver.h"
+#include "ptx.h"
 
 #define GRAPH_KERNELS 100
 #define CU_STREAM_CAPTURE_MODE_RELAXED 2
@@ -22,20 +21,9 @@ static unsigned int numbers[16];
 static void *four[4] = { &factor, &memory, &memory, &numbers[3] };
 static void *sixteen[16];
 
-static void read_ptx(void) {
-  FILE *file = fopen(KERNELS_PTX, "rb");
-  size_t bytes;
-  if (!file) fail("the PTX of the bench cannot be opened");
-  ptx = calloc(1, 65536);
-  if (!ptx) fail("calloc found no room");
-  bytes = fread(ptx, 1, 65535, file);
-  fclose(file);
-  if (!bytes) fail("the PTX of the bench is empty");
-}
-
 static void open_ptx(size_t bytes) {
   (void)bytes;
-  if (!ptx) read_ptx();
+  if (!ptx) ptx = read_ptx(KERNELS_PTX);
 }
 
 static void open_kernels(size_t bytes) {

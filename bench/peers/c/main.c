@@ -6,6 +6,8 @@
  * Says "ready UUID" (or "skip REASON"), then answers each line "BATCH CALLS BYTES UNTIMED" of its
  * standard input with "ns NANOSECONDS" (or "error WHAT"), after as many calls that are not timed; 0
  * calls ask whether there is such a batch, which is answered with "ns ANYTHING" or "skip REASON".
+ * "verify" in place of CALLS has it look whether what the calls did is right, which is answered with
+ * "ns ANYTHING" (or "error WHAT").
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -54,7 +56,8 @@ static void bind_all(void *library) {
 
 static const struct batch *find(const char *name) {
   const struct batch *rooms[] = {
-    call_batches, memory_batches, copy_batches, hand_over_batches, point_batches, kernel_batches
+    call_batches, memory_batches, copy_batches, gpu_copy_batches,
+    hand_over_batches, point_batches, kernel_batches, saxpy_batches
   };
   for (size_t room = 0; room < sizeof rooms / sizeof *rooms; room++)
     for (const struct batch *batch = rooms[room]; batch->name; batch++)
@@ -85,12 +88,24 @@ static long long measure(const struct batch *batch, long calls, size_t bytes, lo
   return end - start;
 }
 
+static long long verify(const struct batch *batch, size_t bytes) {
+  if (batch->open) batch->open(bytes);
+  if (batch->verify) batch->verify(bytes);
+  return 0;
+}
+
 static void answer(const char *line) {
-  char name[64];
-  long calls, untimed;
+  char name[64], what[32], *end;
+  long untimed;
   size_t bytes;
-  if (sscanf(line, "%63s %ld %zu %ld", name, &calls, &bytes, &untimed) != 4 || calls < 0 || untimed < 0) {
+  if (sscanf(line, "%63s %31s %zu %ld", name, what, &bytes, &untimed) != 4 || untimed < 0) {
     say("error", "a line is BATCH CALLS BYTES UNTIMED");
+    return;
+  }
+  int verifies = strcmp(what, "verify") == 0;
+  long calls = strtol(what, &end, 10);
+  if (!verifies && (*end || calls < 0)) {
+    say("error", "the calls are a number, or verify");
     return;
   }
   const struct batch *batch = find(name);
@@ -98,7 +113,7 @@ static void answer(const char *line) {
     say("skip", "it has no such batch");
     return;
   }
-  printf("ns %lld\n", measure(batch, calls, bytes, untimed));
+  printf("ns %lld\n", verifies ? verify(batch, bytes) : measure(batch, calls, bytes, untimed));
   fflush(stdout);
 }
 
@@ -129,9 +144,12 @@ int main(int argc, char **argv) {
   close_calls();
   close_memory();
   close_copies();
+  close_rows();
   close_points();
   close_hand_over();
   close_kernels();
+  close_saxpy();
+  close_gpu_time();
   CHECK(cuStreamDestroy_v2, stream);
   CHECK(cuDevicePrimaryCtxRelease_v2, device);
   return 0;

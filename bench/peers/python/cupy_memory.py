@@ -1,10 +1,11 @@
 """Allocating from CuPy's two pools and giving back: its own cache, and the driver's pools; what its
-arrays cost; launches; and single calls."""
+arrays cost; launches; single calls; and what the GPU takes for some of it."""
 
 from itertools import repeat
 from pathlib import Path
 
 from arrays import array_batches
+from cupy_gpu import gpu_batches
 from serve import serve
 
 PTX = str(Path(__file__).parent.parent / "kernels.ptx")
@@ -99,7 +100,15 @@ def start():
                         memory = allocate(byte_length)
                         del memory
 
-            return loop, stream.synchronize
+            def verify():
+                memory = pool.malloc(byte_length)
+                bytes_ = cupy.ndarray((byte_length,), dtype=cupy.uint8, memptr=memory)
+                bytes_[...] = cupy.arange(byte_length) % 251
+                expected = cupy.arange(byte_length).get() % 251
+                if not (bytes_.get() == expected).all():
+                    raise RuntimeError("what was written is not there")
+
+            return loop, stream.synchronize, verify
 
         return open_pool
 
@@ -111,6 +120,7 @@ def start():
         "pool.async.allocate": allocating(cupy.cuda.MemoryAsyncPool),
         **call_batches(cupy, stream),
         **launch_batches(cupy, stream),
+        **gpu_batches(cupy, stream),
         **array_batches(cupy.asarray, to_host, cupy.cuda.runtime.deviceSynchronize),
     }
 

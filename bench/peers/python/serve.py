@@ -3,6 +3,8 @@
 A program says "ready UUID" (or "skip REASON"), then answers each line "BATCH CALLS BYTES UNTIMED" of
 its standard input with "ns NANOSECONDS" (or "error WHAT"), after as many calls that are not timed; 0
 calls ask whether the batch can be made here, which is answered with "ns ANYTHING" or "skip REASON".
+"verify" in place of CALLS has it look whether what the calls did is right, which is answered with "ns
+ANYTHING" (or "error WHAT").
 """
 
 import ctypes
@@ -56,7 +58,7 @@ def try_batch(batches, opened, name, byte_length):
         say("skip", "it has no such batch")
         return
     try:
-        loop, settle = open_batch(batches, opened, name, byte_length)
+        loop, settle, *_ = open_batch(batches, opened, name, byte_length)
         loop(1)
         settle()
         say("ns", 0)
@@ -66,16 +68,22 @@ def try_batch(batches, opened, name, byte_length):
 
 def answer(batches, opened, line):
     name, calls, byte_length, untimed = line.split()
-    if int(calls) == 0:
+    if calls == "0":
         try_batch(batches, opened, name, int(byte_length))
         return
-    loop, settle = open_batch(batches, opened, name, int(byte_length))
+    loop, settle, *verify = open_batch(batches, opened, name, int(byte_length))
+    if calls == "verify":
+        for look in verify:
+            look()
+        say("ns", 0)
+        return
     say("ns", measure(loop, settle, int(calls), int(untimed)))
 
 
 def serve(package, start):
     """Runs a program; `start` answers with its batches: each takes a number of bytes, and answers
-    with a loop of calls and with what waits for them."""
+    with a loop of calls, with what waits for them, and maybe with what raises where they did something
+    wrong."""
     try:
         batches = start()
     except Exception as error:

@@ -1,9 +1,10 @@
-"""PyTorch's allocations, copies, launches, and hand-over."""
+"""PyTorch's allocations, copies, launches, hand-over, and what the GPU takes for some of it."""
 
 from functools import lru_cache
 from itertools import repeat
 
 from serve import serve
+from torch_gpu import gpu_batches
 from torch_hand_over import hand_over_batches
 
 
@@ -20,14 +21,17 @@ def start():
         part = torch.arange(65_521, dtype=torch.int64).mul_(31).to(torch.uint8)
         return part.repeat(byte_length // part.numel() + 1)[:byte_length]
 
+    def require_equal(seen, expected):
+        if not torch.equal(seen.cpu(), expected):
+            raise RuntimeError("a copy brought other bytes")
+
     def require_round_trip(host, on_device):
         expected = pattern(host.numel())
         host.copy_(expected)
         on_device.copy_(host)
         host.zero_()
         host.copy_(on_device)
-        if not torch.equal(host, expected):
-            raise RuntimeError("a copy brought other bytes back")
+        require_equal(host, expected)
 
     @lru_cache(maxsize=2)
     def memory(byte_length, pinned):
@@ -47,20 +51,29 @@ def start():
                     copy(source, non_blocking=pinned)
                     synchronize()
 
-            return loop, synchronize
+            return loop, synchronize, lambda: verify_copy(target, source, loop)
 
         return open_copy
 
+    def verify_copy(target, source, loop):
+        """One more, to memory that was cleared."""
+        expected = pattern(source.numel())
+        source.copy_(expected)
+        target.zero_()
+        synchronize()
+        loop(1)
+        require_equal(target, expected)
+
     def copying_on_device(byte_length):
         source = torch.zeros(byte_length, dtype=torch.uint8, device=device)
-        target = torch.empty_like(source)
+        target = torch.zeros_like(source)
 
         def loop(calls, copy=target.copy_):
             for _ in repeat(None, calls):
                 copy(source)
             synchronize()
 
-        return loop, synchronize
+        return loop, synchronize, lambda: verify_copy(target, source, loop)
 
     def open_pool(byte_length):
         def loop(calls, empty=torch.empty, uint8=torch.uint8):
@@ -68,7 +81,16 @@ def start():
                 tensor = empty(byte_length, dtype=uint8, device=device)
                 del tensor
 
-        return loop, synchronize
+        def verify():
+            require_written(empty(byte_length, dtype=uint8, device=device))
+
+        return loop, synchronize, verify
+
+    def require_written(tensor):
+        """What is allocated is memory that holds what is written there."""
+        expected = pattern(tensor.numel())
+        tensor.copy_(expected)
+        require_equal(tensor, expected)
 
     def adding(_):
         """y += 2.5 * x, of a few items: two tensors, a factor and a length, as saxpy has."""
@@ -79,7 +101,12 @@ def start():
             for _ in repeat(None, calls):
                 add(x, alpha=2.5)
 
-        return loop, synchronize
+        def verify():
+            y.zero_()
+            loop(3)
+            require_equal(y, torch.full((16,), 7.5))
+
+        return loop, synchronize, verify
 
     batches = {
         "add": adding,
@@ -89,6 +116,7 @@ def start():
         "pinned.toDevice": copying(pinned=True, to_device=True),
         "pinned.toHost": copying(pinned=True, to_device=False),
         "onDevice": copying_on_device,
+        **gpu_batches(torch, device, memory, pattern),
         **hand_over_batches(torch, device, synchronize),
     }
 
@@ -103,7 +131,10 @@ def start():
                     del tensor
                     empty_cache()
 
-            return loop, synchronize
+            def verify():
+                require_written(torch.empty(byte_length, dtype=torch.uint8, pin_memory=True))
+
+            return loop, synchronize, verify
 
         batches["host.allocate"] = open_pinned
     return batches

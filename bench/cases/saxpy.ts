@@ -1,0 +1,87 @@
+/** A kernel that does something, y = a x + y, by the GPU's clock: the same PTX for all who load PTX. */
+import { readFileSync } from 'node:fs';
+import { DeviceBuffer, Module } from 'cuffi';
+import { registerKernel } from 'cuffi/ffi';
+import { sizeName } from '../bytes.ts';
+import { GpuTimer } from '../gpu-time.ts';
+import { type Case, inPeers, type OpenCase } from './case.ts';
+import { PUBLIC, requireSuccess } from './names.ts';
+
+const ptx = readFileSync(new URL('../peers/saxpy.ptx', import.meta.url), 'utf8');
+const PARAMETERS = ['float32', 'pointer', 'pointer', 'uint32'] as const;
+
+const MIB = 1 << 20;
+/** Of a vector: x is read, y is read and written. */
+const SIZES = [MIB, 16 * MIB, 256 * MIB];
+const VECTORS_MOVED = 3;
+/** Above, the emulated driver is left in peace. */
+const MOST_WITHOUT_GPU = MIB;
+
+const BLOCK = 256;
+const FACTOR = 2.5;
+/** What x holds, again and again: integers, of which all that is computed is exact. */
+const PERIOD = 1024;
+
+// For the emulated driver, whose times say nothing.
+registerKernel('saxpy', {
+  params: PARAMETERS,
+  run({ view }, [a, xAt, yAt, n]) {
+    const [x, y] = [view(xAt, Float32Array, n), view(yAt, Float32Array, n)];
+    for (let at = 0; at < n; at += 1) y[at] = a * (x[at] as number) + (y[at] as number);
+  },
+});
+
+export const saxpyCases: readonly Case[] = SIZES.map((vector) => ({
+  name: 'kernel.saxpy',
+  variant: sizeName(VECTORS_MOVED * vector),
+  what: 'y = a x + y of float32, by the GPU’s clock; bytes are those that it reads and writes',
+  calls: Math.max(2, Math.min(50, (64 * MIB) / vector)),
+  rounds: 15,
+  passes: 2,
+  budgetMs: 500,
+  byteLength: VECTORS_MOVED * vector,
+  isCopy: true,
+  clock: 'gpu',
+  limit: { by: 'memory', times: 1 },
+  needsGpu: vector > MOST_WITHOUT_GPU,
+  peers: [
+    ...inPeers('gpu.saxpy', 'C'),
+    { peer: 'cupy', batch: 'gpu.saxpy', name: 'cupy RawKernel' },
+    { peer: 'torch', batch: 'gpu.saxpy', name: 'torch.add_' },
+  ],
+  open: () => openSaxpy(vector),
+}));
+
+function openSaxpy(byteLength: number): OpenCase {
+  const timer = GpuTimer.create();
+  const { stream } = timer;
+  const count = byteLength / Float32Array.BYTES_PER_ELEMENT;
+  const host = Float32Array.from({ length: count }, (_, at) => at % PERIOD);
+  const module = Module.load(ptx);
+  const kernel = module.kernel('saxpy', PARAMETERS);
+  const [x, y] = [DeviceBuffer.allocate(byteLength), DeviceBuffer.allocate(byteLength)];
+  x.copyFromSync(host);
+  y.fill(0);
+  y.context.synchronizeSync();
+  const config = { grid: Math.ceil(count / BLOCK), block: BLOCK, stream };
+  const launch = (calls: number): void => {
+    for (let call = 0; call < calls; call += 1) kernel.launch(config, FACTOR, x, y, count);
+  };
+  return {
+    contestants: [timer.contestant(PUBLIC, launch)],
+    verify() {
+      y.fill(0);
+      y.context.synchronizeSync();
+      launch(1);
+      stream.synchronizeSync();
+      const sums = y.copyToHostSync(new Float32Array(count));
+      requireSuccess(
+        sums.every((sum, at) => sum === FACTOR * (at % PERIOD)),
+        'saxpy',
+      );
+    },
+    close() {
+      for (const resource of [x, y, module, timer]) resource.close();
+    },
+  };
+}

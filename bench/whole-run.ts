@@ -1,0 +1,64 @@
+/** A run: its passes, one process each, and the result file that they come to. */
+import { readBudget } from './budget.ts';
+import { Collection } from './collect.ts';
+import { runPass } from './programs/pass.ts';
+import { writeResults } from './result-file.ts';
+import type { Selection } from './selection.ts';
+
+/** A run that goes on pass by pass, as its owner says. */
+export class WholeRun {
+  readonly #selection: Selection;
+  readonly #args: readonly string[];
+  readonly #collection: Collection;
+  #died = 0;
+
+  /**
+   * @param args what the selection was read from
+   * @param say hears what the run comes to, in words and tables
+   */
+  constructor(selection: Selection, args: readonly string[], say: (text: string) => void) {
+    this.#selection = selection;
+    this.#args = args;
+    this.#collection = new Collection(selection, readBudget(), say);
+  }
+
+  /** Runs one of its passes. Answers whether the run has begun: if not, nor would the next one. */
+  async pass(index: number, signal: AbortSignal): Promise<boolean> {
+    const { passes } = this.#selection;
+    const isLast = index === passes - 1;
+    const how = await runPass(
+      { index, of: passes },
+      this.#args,
+      (message) => this.#collection.hear(message, isLast),
+      signal,
+    );
+    const hasBegun = this.#collection.begun !== undefined;
+    if (how !== undefined && hasBegun) {
+      console.error(`pass ${index + 1} of ${passes} ended by ${how}`);
+      this.#died += 1;
+    }
+    return hasBegun;
+  }
+
+  /** Whether each case and each pass went through; says how many cases did not. */
+  get succeeded(): boolean {
+    const { failed } = this.#collection;
+    if (failed > 0) console.error(`${failed} of ${this.#selection.cases.length} cases failed`);
+    return failed + this.#died === 0;
+  }
+
+  /**
+   * Writes the result file of what was measured.
+   *
+   * @param inTurns whether its passes took turns with those of another run
+   */
+  write(path: string, inTurns: boolean): void {
+    const { begun, figures } = this.#collection;
+    if (!begun) return;
+    const { driver, machine, isPinned } = begun;
+    const { quick, rounds, passes } = this.#selection;
+    const found = { driver, machine, isPinned, quick, rounds, passes, inTurns, ...figures };
+    writeResults(path, { version: 4, unit: 'ns', ...found });
+    console.log(`\nwritten: ${path}`);
+  }
+}
