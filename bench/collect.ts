@@ -79,8 +79,9 @@ export class Collection {
   #tell(at: number): void {
     const { suite, measured } = this.#selection.cases[at] as Selection['cases'][number];
     if (this.#results.has(at)) {
+      const { driver, machine } = this.#begun as PassBegun;
       const aims = [...aimsOf(this.#budget, { ...measured, suite }), ...(measured.aims ?? [])];
-      this.#say(`\n${describeCase(this.#merged(at), aims, this.#driver).join('\n')}`);
+      this.#say(`\n${describeCase(this.#merged(at), aims, driver, machine).join('\n')}`);
       return;
     }
     const title = titleOf({ name: measured.name, variant: measured.variant ?? null });

@@ -27,3 +27,7 @@ export const EMULATED = 'emulated driver: says nothing of a GPU';
 
 /** Over how many processes the rounds were spread, where they were. */
 export const inPasses = (passes: number): string => (passes > 1 ? ` in ${passes} passes` : '');
+
+/** Whose clock times are by, where that is not the host's; as a tail of what they are. */
+export const byClock = (clock: 'host' | 'gpu'): string =>
+  clock === 'gpu' ? ', by the GPU’s clock' : '';

@@ -6,7 +6,7 @@ import { cpus } from 'node:os';
 import { dirname, join } from 'node:path';
 import { Device } from 'cuffi';
 import type { DriverChoice } from './driver.ts';
-import { LINK_ASKED, memoryBandwidth, readLink } from './link.ts';
+import { LINK_ASKED, memoryBandwidth, readLink } from './limits.ts';
 import type { Machine } from './result-schema.ts';
 
 /** Reads it off, for device 0. */

@@ -2,7 +2,8 @@
 import { sizeName } from './bytes.ts';
 import type { Aim } from './cases/case.ts';
 import type { DriverChoice } from './driver.ts';
-import { duration, EMULATED, inPasses, multiple, speed } from './format.ts';
+import { byClock, duration, EMULATED, inPasses, multiple, percent, speed } from './format.ts';
+import { limitOf } from './limits.ts';
 import type { Skipped } from './peers/peer.ts';
 import type { CaseResult, DelayResult, Machine } from './result-schema.ts';
 import { ratioOf } from './statistics.ts';
@@ -32,8 +33,10 @@ export function describeCase(
   result: CaseResult,
   aims: readonly Aim[],
   { emulated }: DriverChoice,
+  machine: Machine,
 ): string[] {
-  const { name, variant, what, contestants, byteLength, isCopy, skipped } = result;
+  const { name, variant, what, clock, contestants, byteLength, isCopy, skipped } = result;
+  const limit = limitOf(result, machine);
   const [first] = contestants;
   const rows = contestants.map((contestant, at) => {
     const ratio = first && at > 0 ? ratioOf(first, contestant) : undefined;
@@ -43,15 +46,16 @@ export function describeCase(
       duration(contestant.median),
       `${duration(contestant.p10)} .. ${duration(contestant.p90)}`,
       ...(isCopy && byteLength ? [speed(byteLength, contestant.median)] : []),
+      ...(limit && byteLength ? [percent((byteLength / contestant.median) * (1e9 / limit))] : []),
       ratio === undefined ? '' : multiple(ratio),
       ratio === undefined || max === undefined
         ? ''
         : `<= ${max.toFixed(2)}: ${judgement(emulated ? undefined : ratio <= max)}`,
     ];
   });
-  const head = ['', 'median', 'p10 .. p90', ...(isCopy ? ['GB/s'] : []), 'ratio', 'aim'];
+  const head = ['', 'median', 'p10 .. p90', ...(isCopy ? ['GB/s'] : []), ...(limit ? ['of limit'] : []), 'ratio', 'aim'];
   return [
-    `${name}${variant ? `, ${variant}` : ''}: ${what}${emulated ? ` (${EMULATED})` : ''}`,
+    `${name}${variant ? `, ${variant}` : ''}: ${what}${byClock(clock)}${emulated ? ` (${EMULATED})` : ''}`,
     ...table(head, rows).map((line) => `  ${line}`),
     ...skipped.map((peer) => `  ${describeSkipped(peer)}`),
   ];

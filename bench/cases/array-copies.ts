@@ -17,7 +17,7 @@ const STRIDE = 512;
 export const arrayCopyCases: readonly Case[] = SIZES.map((byteLength) => ({
   name: 'array.copyTo.rows',
   variant: sizeName(byteLength),
-  what: `copies rows of ${WIDTH} bytes, ${STRIDE} apart, on the device, by the GPU’s clock`,
+  what: `copies rows of ${WIDTH} bytes, ${STRIDE} apart, on the device`,
   calls: Math.max(2, Math.min(50, (64 * MIB) / byteLength)),
   rounds: 15,
   passes: 2,

@@ -31,9 +31,7 @@ const moving = (byteLength: number) => ({
 
 const transfer = (direction: Direction, byteLength: number): Case => ({
   name: `transfer.${direction}`,
-  what:
-    `moves page-locked memory ${direction === 'toDevice' ? 'to the device' : 'to the host'}: ` +
-    'the transfer alone, by the GPU’s clock',
+  what: `moves page-locked memory ${direction === 'toDevice' ? 'to the device' : 'to the host'}: the transfer alone`,
   ...moving(byteLength),
   limit: { by: 'link', times: 1 },
   peers: inPeers(`gpu.${direction}`, 'C', 'torch'),
@@ -46,7 +44,7 @@ export const gpuCopyCases: readonly Case[] = SIZES.flatMap((byteLength) => [
   transfer('toHost', byteLength),
   {
     name: 'copyTo.gpu',
-    what: 'copies on the device, by the GPU’s clock',
+    what: 'copies on the device',
     ...moving(byteLength),
     limit: { by: 'memory', times: 2 },
     peers: inPeers('gpu.onDevice', 'C', 'torch'),

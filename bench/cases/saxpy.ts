@@ -34,7 +34,7 @@ registerKernel('saxpy', {
 export const saxpyCases: readonly Case[] = SIZES.map((vector) => ({
   name: 'kernel.saxpy',
   variant: sizeName(VECTORS_MOVED * vector),
-  what: 'y = a x + y of float32, by the GPU’s clock; bytes are those that it reads and writes',
+  what: 'y = a x + y of float32; bytes are those that it reads and writes',
   calls: Math.max(2, Math.min(50, (64 * MIB) / vector)),
   rounds: 15,
   passes: 2,

@@ -1,4 +1,5 @@
 import { titleOf } from '../compare.ts';
+import { byClock } from '../format.ts';
 import { groupBy } from '../group.ts';
 import type { CaseResult, Results } from '../result-schema.ts';
 import { ratioOf, type Samples } from '../statistics.ts';
@@ -58,7 +59,7 @@ const bar = (
   value: number,
   baseline: string | undefined,
 ): Bar => ({
-  case: `${titleOf(result)}${baseline && baseline !== 'C' ? ` (C: ${baseline.slice(3)})` : ''}`,
+  case: `${titleOf(result)}${byClock(result.clock)}${baseline && baseline !== 'C' ? ` (C: ${baseline.slice(3)})` : ''}`,
   contestant: name,
   value,
 });

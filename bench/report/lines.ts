@@ -1,7 +1,10 @@
+import { byClock } from '../format.ts';
+import { limitOf } from '../limits.ts';
 import type { CaseResult, Results } from '../result-schema.ts';
 import type { Samples } from '../statistics.ts';
 import { framed, type Spec } from './frame.ts';
 import { type Axis, contestantsIn, type Group } from './groups.ts';
+import { nameLimit } from './limit-text.ts';
 import { bytesLabel, logTicks, timeLabel } from './ticks.ts';
 
 /** Told apart by people who see few colours, too (Okabe and Ito). */
@@ -31,8 +34,13 @@ const SHAPES = [
 ];
 const SIZE = { width: 560, height: 340 };
 
+/** Of the limit and what is said of it. */
+const LIMIT = '#555555';
+
 /** Above and below the lines. */
 const ROOM = 1.15;
+/** Above a line that has a text on it. */
+const TEXT_ROOM = 1.35;
 /** Left and right of them, as a part of the width between. */
 const SIDE_ROOM = 0.04;
 
@@ -43,7 +51,9 @@ export function linePlot(results: Results, { name, what, cases }: Group, axis: A
     result.contestants.map((samples) => point(result, samples, axis)),
   );
   const x = values.map((value) => value.x);
-  const y = values.flatMap(({ low, high }) => [low, high]);
+  const limit = limitLine(results, cases);
+  const y = [...values.flatMap(({ low, high }) => [low, high]), ...limit.map((line) => line.at)];
+  const clock = byClock(cases[0]?.clock ?? 'host').replace(',', ';');
   const unit = isCopy ? 'GB/s (10⁹ bytes a second)' : 'time of each';
   const scale = { type: 'log', nice: false } as const;
   const inOrder = { type: 'nominal', sort: contestantsIn(cases) } as const;
@@ -67,7 +77,7 @@ export function linePlot(results: Results, { name, what, cases }: Group, axis: A
       labelExpr: axis.of === 'bytes' ? bytesLabel : "format(datum.value, ',')",
     },
   } as const;
-  const [least, most] = [Math.min(...y) / ROOM, Math.max(...y) * ROOM];
+  const [least, most] = [Math.min(...y) / ROOM, Math.max(...y) * (limit.length > 0 ? TEXT_ROOM : ROOM)];
   const ticks = logTicks(least, most);
   const yAxis = {
     type: 'quantitative',
@@ -80,7 +90,7 @@ export function linePlot(results: Results, { name, what, cases }: Group, axis: A
     },
   } as const;
   return {
-    ...framed(results, name, what, 'lines: medians; bands: p10 to p90'),
+    ...framed(results, name, what, `lines: medians; bands: p10 to p90${clock}`),
     ...SIZE,
     data: { values },
     layer: [
@@ -106,9 +116,37 @@ export function linePlot(results: Results, { name, what, cases }: Group, axis: A
           },
         },
       },
+      ...limit.flatMap((line) => limitLayers(line, yAxis)),
     ],
   };
 }
+
+/** Where a picture of bytes a second has its limit, in 1e9 of them. */
+interface LimitLine {
+  readonly at: number;
+  readonly text: string;
+}
+
+/** Of the largest size, as of each other one; none where it is not known. */
+function limitLine({ machine }: Results, cases: readonly CaseResult[]): LimitLine[] {
+  const last = cases.at(-1);
+  const at = last && limitOf(last, machine);
+  return last && at ? [{ at: at / 1e9, text: `limit, ${nameLimit(last, machine)}` }] : [];
+}
+
+/** A dashed line from one side to the other; what it is stands on it at the left, where lines are low. */
+const limitLayers = ({ at, text }: LimitLine, yAxis: Spec): Spec[] => [
+  {
+    data: { values: [{ at }] },
+    mark: { type: 'rule', strokeDash: [6, 4], color: LIMIT },
+    encoding: { y: { ...yAxis, field: 'at' } },
+  },
+  {
+    data: { values: [{ at, text }] },
+    mark: { type: 'text', align: 'left', baseline: 'bottom', dy: -3, fontSize: 12, color: LIMIT },
+    encoding: { x: { value: 6 }, y: { ...yAxis, field: 'at' }, text: { field: 'text', type: 'nominal' } },
+  },
+];
 
 const span = (from: number, to: number): [number, number] => [from, to];
 

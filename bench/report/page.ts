@@ -2,7 +2,7 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { compareResults } from '../compare.ts';
-import { percent } from '../format.ts';
+import { describeKind, describeRatios, describeTimes } from '../compare-text.ts';
 import { readResults } from '../result-file.ts';
 import type { Results } from '../result-schema.ts';
 import { describeAims } from './aims.ts';
@@ -15,28 +15,43 @@ import { delayTable, describeRun, groupTable, ratioTable } from './tables.ts';
 
 const path = (name: string): string => fileURLToPath(new URL(`../${name}`, import.meta.url));
 
-/** The run whose figures the page has, where its pictures go, and a second run of the same. */
+/** The run whose figures the page has, and where its pictures go. */
 export const RUN: string = path('results/nvidia-h200.json');
 export const PICTURES: string = path('results/nvidia-h200');
 export const PAGE: string = path('../docs/benchmark.md');
-const SECOND_RUN = path('results/nvidia-h200-second.json');
+/** Runs that are held against each other: such as `repeat` wrote, and a second one of another time. */
+const PAIRS = [
+  ['results/nvidia-h200-a.json', 'results/nvidia-h200-b.json'],
+  ['results/nvidia-h200.json', 'results/nvidia-h200-second.json'],
+] as const;
 const TEMPLATE = path('benchmark.template.md');
 
 const NOT_MEASURED = paragraph('Not measured yet.');
 
+/** A run, and the file in bench/ that it is in. */
+export interface NamedRun {
+  readonly file: string;
+  readonly run: Results;
+}
+
 /** The page as it follows from the template and the committed results. */
 export function makePage(): string {
   const results = readResults(RUN);
-  const second = existsSync(SECOND_RUN) ? readResults(SECOND_RUN) : undefined;
-  const text = fill(readFileSync(TEMPLATE, 'utf8'), results, second);
+  const pairs = PAIRS.filter((files) => files.every((file) => existsSync(path(file))));
+  const compared = pairs.map((files) => files.map((file) => ({ file, run: readResults(path(file)) })));
+  const text = fill(readFileSync(TEMPLATE, 'utf8'), results, compared);
   return `<!-- Made by \`npm run bench -- page\`: change bench/benchmark.template.md. -->\n\n${text}`;
 }
 
 /** A template with each `{{word arguments}}` replaced. @throws Error for a word that there is not */
-export function fill(template: string, results: Results, second: Results | undefined): string {
+export function fill(
+  template: string,
+  results: Results,
+  pairs: readonly (readonly NamedRun[])[],
+): string {
   return template
     .replaceAll(/^\{\{(\S+) ?(.*)\}\}$/gm, (_, word: string, about: string) => {
-      const blocks = blocksOf(word, about, results, second);
+      const blocks = blocksOf(word, about, results, pairs);
       return markdown(blocks.length > 0 ? blocks : [NOT_MEASURED], '../bench/results/nvidia-h200');
     })
     .replaceAll(/\n{3,}/g, '\n\n');
@@ -46,7 +61,7 @@ function blocksOf(
   word: string,
   about: string,
   results: Results,
-  second: Results | undefined,
+  pairs: readonly (readonly NamedRun[])[],
 ): readonly Block[] {
   const groups = groupsOf(results);
   const found = groups.find(({ suite, name }) => `${suite}/${name}` === about);
@@ -59,13 +74,13 @@ function blocksOf(
     return ofSuite.length > 0
       ? ratioTable(
           results,
-          ofSuite.flatMap((group) => group.cases),
+          ofSuite.filter(({ axis }) => !axis).flatMap((group) => group.cases),
         )
       : [];
   if (word === 'crossover') return describeCrossovers(results);
   if (word === 'delays') return results.delays.length > 0 ? delayTable(results) : [];
   if (word === 'aims') return describeAims(results);
-  if (word === 'agreement') return second ? [describeAgreement(results, second)] : [];
+  if (word === 'agreement') return pairs.map(describeAgreement);
   throw new Error(`the template asks for '${word}'`);
 }
 
@@ -76,10 +91,12 @@ const NOTHING = [paragraph('')];
 const linePicture = (group: Group): Block =>
   picture(lineFile(group), `${group.name}: ${group.what}`);
 
-function describeAgreement(first: Results, second: Results): Block {
-  const { compared, outliers, share } = compareResults(first, second);
+function describeAgreement(pair: readonly NamedRun[]): Block {
+  const [first, second] = pair as readonly [NamedRun, NamedRun];
+  const { times, ratios } = compareResults(first.run, second.run);
+  const [a, b] = [first, second].map(({ file }, at) => `[${at === 0 ? 'One run' : 'another'}](../bench/${file})`);
   return paragraph(
-    `[A second run](../bench/results/nvidia-h200-second.json) of ${second.machine.date.slice(0, 10)}: ` +
-      `${compared - outliers.length} of ${compared} medians, ${percent(share)}, lie within.`,
+    `${a} and ${b} of ${second.run.machine.date.slice(0, 10)}. ${describeKind(first.run, second.run)}. ` +
+      `${describeTimes(times)}. ${describeRatios(ratios)}.`,
   );
 }

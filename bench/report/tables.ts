@@ -1,10 +1,12 @@
 /** The figures of a run as tables. */
 import { titleOf } from '../compare.ts';
-import { duration, EMULATED, inPasses, multiple, speed } from '../format.ts';
+import { byClock, duration, EMULATED, inPasses, multiple, percent, speed } from '../format.ts';
+import { limitOf } from '../limits.ts';
 import type { CaseResult, DelayResult, Machine, Results } from '../result-schema.ts';
 import { ratioOf, type Samples } from '../statistics.ts';
 import { type Block, paragraph, table } from './blocks.ts';
 import { contestantsIn, type Group } from './groups.ts';
+import { describeLimit } from './limit-text.ts';
 
 /** What is said of everything that an emulated run measured. */
 export const marked = ({ driver }: Results, blocks: readonly Block[]): Block[] => [
@@ -14,31 +16,53 @@ export const marked = ({ driver }: Results, blocks: readonly Block[]): Block[] =
 
 /** The table that a group asks for: a row a size or number, or a row a contestant. */
 export const groupTable = (results: Results, group: Group): Block[] =>
-  marked(results, group.axis ? [seriesTable(group.cases)] : group.cases.map(rankingTable));
+  marked(
+    results,
+    group.axis
+      ? [seriesTable(results, group.cases), ...describeBounds(results, group.cases)]
+      : group.cases.map(rankingTable),
+  );
 
 /** Medians, or 1e9 bytes a second, by what the cases differ by. */
-function seriesTable(cases: readonly CaseResult[]): Block {
+function seriesTable({ machine }: Results, cases: readonly CaseResult[]): Block {
   const names = contestantsIn(cases);
   const isCopy = cases.some((result) => result.isCopy);
   const first = isCopy ? 'GB/s' : (cases[0]?.count?.of ?? 'size');
   return table(
     [first, ...names],
-    cases.map(({ variant, byteLength, contestants }) => [
-      variant ?? '',
-      ...names.map((name) => {
-        const found = contestants.find((contestant) => contestant.name === name);
-        if (!found) return '';
-        return isCopy ? speed(byteLength ?? 0, found.median) : duration(found.median);
-      }),
-    ]),
+    cases.map((result) => {
+      const { variant, byteLength, contestants } = result;
+      return [
+        variant ?? '',
+        ...names.map((name) => {
+          const found = contestants.find((contestant) => contestant.name === name);
+          if (!found) return '';
+          if (!isCopy) return duration(found.median);
+          const limit = limitOf(result, machine);
+          const part = limit && ((byteLength ?? 0) / found.median) * (1e9 / limit);
+          return `${speed(byteLength ?? 0, found.median)}${part ? ` (${percent(part)})` : ''}`;
+        }),
+      ];
+    }),
   );
+}
+
+/** By which clock times are, and what the parts in brackets are of. */
+function describeBounds({ machine }: Results, cases: readonly CaseResult[]): Block[] {
+  const [first] = cases;
+  const limit = first && describeLimit(first, machine);
+  const isGpu = first?.clock === 'gpu';
+  return [
+    ...(isGpu ? ['Times are by the GPU’s clock.'] : []),
+    ...(limit ? [`In brackets the part of the limit: ${limit}.`] : []),
+  ].map(paragraph);
 }
 
 /** The contestants of a case, and how many times as long the first of them takes. */
 function rankingTable(result: CaseResult): Block {
   const first = result.contestants[0] as Samples;
   return table(
-    [titleOf(result), 'median', 'p10 to p90', `${first.name} takes so many times as long`],
+    [`${titleOf(result)}${byClock(result.clock)}`, 'median', 'p10 to p90', `${first.name} takes so many times as long`],
     result.contestants.map((contestant) => [
       contestant.name,
       duration(contestant.median),
@@ -60,7 +84,7 @@ export function ratioTable(results: Results, cases: readonly CaseResult[]): Bloc
   const rows = alike.map((result) => {
     const [own, ...rest] = result.contestants;
     return [
-      titleOf(result),
+      `${titleOf(result)}${byClock(result.clock)}`,
       own ? duration(own.median) : '',
       ...others.map((name) => {
         const other = rest.find((contestant) => contestant.name === name);
@@ -92,6 +116,7 @@ export function describeRun({ machine, driver, rounds, passes, quick }: Results)
     ...(machine.driverVersion ? [`driver ${machine.driverVersion}`] : []),
     `CUDA ${machine.cuda}`,
     ...clocks(machine),
+    ...links(machine),
     `${machine.cpuCount} CPU cores (${machine.cpu})`,
     `Node ${machine.node.replace(/^v/, '')}`,
     `koffi ${machine.koffi}`,
@@ -105,3 +130,6 @@ const clocks = ({ clocks: read }: Machine): string[] =>
   read
     ? [`clocks ${read.sm} of ${read.smMax} MHz, memory ${read.memory} of ${read.memoryMax} MHz`]
     : [];
+
+const links = ({ link }: Machine): string[] =>
+  link ? [`PCI Express: ${link.current.width} lanes, at most ${link.max.speed} GT/s`] : [];

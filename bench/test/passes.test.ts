@@ -97,6 +97,6 @@ test('runs whose processes differ agree by passes where they do not in one', () 
   const passOf = (speed: number) =>
     caseOf('calls', 'a', { cuffi: [-1, 0, 1].map((jitter) => speed + jitter) });
   const run = (...of: number[]) => resultsOf([mergeCase(of.map(passOf))]);
-  assert.equal(compareResults(run(100), run(115)).share, 0);
-  assert.equal(compareResults(run(...speeds), run(118, 93, 112, 88, 105)).share, 1);
+  assert.equal(compareResults(run(100), run(115)).times.share, 0);
+  assert.equal(compareResults(run(...speeds), run(118, 93, 112, 88, 105)).times.share, 1);
 });

@@ -69,9 +69,9 @@ test('of the emulated driver each table and picture says so, and none is mixed w
   const emulated = resultsOf([...sizes, single], { emulated: true });
   for (const [file, svg] of await drawAll(emulated))
     assert.match(svg, /emulated driver: says nothing of a GPU/, file);
-  const text = fill('{{table hand-over/hand-over}}\n\n{{ratios calls}}', emulated, undefined);
+  const text = fill('{{table hand-over/hand-over}}\n\n{{ratios calls}}', emulated, []);
   assert.equal(text.match(/\(emulated driver: says nothing of a GPU\)/g)?.length, 2);
-  assert.match(fill('{{aims}}', emulated, undefined), /^Nothing is judged/);
+  assert.match(fill('{{aims}}', emulated, []), /^Nothing is judged/);
 
   const [a, b] = ['a.json', 'b.json'].map((name) => join(folder.path, name)) as [string, string];
   writeResults(a, emulated);
@@ -100,10 +100,12 @@ test('only of what falls short it is said why, as far as it is known', () => {
 
 test('a template says of what was not measured that it was not', () => {
   const results = resultsOf([single]);
-  const text = fill('a\n\n{{table x/y}}\n\n{{picture x/y}}\n\n{{crossover}}\n', results, undefined);
+  const text = fill('a\n\n{{table x/y}}\n\n{{picture x/y}}\n\n{{crossover}}\n', results, []);
   assert.equal(text, 'a\n\nNot measured yet.\n\nNot measured yet.\n');
-  assert.match(fill('{{agreement}}', results, results), /6 of 6 medians, 100\.0 %/);
-  assert.throws(() => fill('{{tables}}', results, undefined), /asks for 'tables'/);
+  const pair = ['a.json', 'b.json'].map((file) => ({ file, run: { ...results, inTurns: true } }));
+  const agreement = fill('{{agreement}}', results, [pair]);
+  assert.match(agreement, /took turns.* 6 of 6 medians lie within .* 4 of 4 ratios /);
+  assert.throws(() => fill('{{tables}}', results, []), /asks for 'tables'/);
 });
 
 test('the crossover lies where the lines of a log-log plot cross', () => {

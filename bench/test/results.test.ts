@@ -56,7 +56,7 @@ test('a file that is no result file is refused by the place of what is wrong', (
   const file = join(folder.path, 'a.json');
   const results = resultsOf([caseOf('calls', 'a', { cuffi: [1] })]);
   for (const [wrong, where] of [
-    [{ ...results, version: 4 }, /version/],
+    [{ ...results, version: 5 }, /version/],
     [{ ...results, cases: [{ ...results.cases[0], contestants: [] }] }, /cases\[0\]\.contestants/],
     [{ ...results, machine: { ...results.machine, gpu: '' } }, /machine\.gpu/],
     [null, /a\.json cannot be read/],
@@ -64,6 +64,21 @@ test('a file that is no result file is refused by the place of what is wrong', (
     writeFileSync(file, JSON.stringify(wrong));
     assert.throws(() => readResults(file), where);
   }
+});
+
+test('a file of version 3 is read as measured by the host, by itself, on a machine of no known limits', () => {
+  using folder = temporaryFolder();
+  const file = join(folder.path, 'a.json');
+  const results = resultsOf([caseOf('calls', 'a', { cuffi: [1] })]);
+  const { clock: _, limit: __, ...old } = results.cases[0] as (typeof results.cases)[number];
+  const { link: ___, memoryBandwidth: ____, ...machine } = results.machine;
+  const copy = { ...old, suite: 'copies', name: 'copyTo' };
+  const third = { ...results, version: 3, inTurns: undefined, machine, cases: [old, copy] };
+  writeFileSync(file, JSON.stringify(third));
+  const { cases, ...read } = readResults(file);
+  assert.deepEqual([read.version, read.inTurns, read.machine], [4, false, results.machine]);
+  assert.deepEqual(cases[0], results.cases[0]);
+  assert.deepEqual(cases[1]?.limit, { by: 'memory', times: 2 });
 });
 
 test('a file of version 2 is read as one of a single pass', () => {
@@ -116,11 +131,32 @@ test('comparing names the medians outside p10 to p90 of the other run, both ways
     caseOf('calls', 'same', { cuffi: [2, 2, 3] }),
     caseOf('calls', 'slower', { cuffi: [5, 20, 30] }),
   ]);
-  const { compared, outliers, share, alone } = compareResults(a, b);
-  assert.deepEqual([compared, share, alone], [4, 3 / 4, 1]);
+  const { times, alone } = compareResults(a, b);
+  assert.deepEqual([times.compared, times.share, alone], [4, 3 / 4, 1]);
   assert.deepEqual(
-    outliers.map(({ case: name, of, median }) => [name, of, median]),
+    times.outliers.map(({ case: name, of, median }) => [name, of, median]),
     [['slower', 'B', 20]],
+  );
+});
+
+test('ratios are compared round by round, of whoever took part in all of them', () => {
+  // A host that is slower by a half: the times differ, and what they are held against does, too.
+  const quick = { cuffi: [10, 11, 12], C: [5, 5.5, 6], rare: [1] };
+  const slow = { cuffi: [15, 16.5, 18], C: [7.5, 8.25, 9], rare: [1] };
+  const comparing = (other: Record<string, number[]>) =>
+    compareResults(
+      resultsOf([caseOf('calls', 'a', quick)]),
+      resultsOf([caseOf('calls', 'a', other)]),
+    );
+  const { times, ratios } = comparing(slow);
+  assert.deepEqual([times.share, ratios.compared, ratios.share], [2 / 6, 2, 1]);
+  const dearer = comparing({ ...slow, cuffi: [30, 33, 36] }).ratios;
+  assert.deepEqual(
+    dearer.outliers.map(({ contestant, of, median }) => [contestant, of, median]),
+    [
+      ['C', 'A', 2],
+      ['C', 'B', 4],
+    ],
   );
 });
 

@@ -18,6 +18,8 @@ export const caseOf = (
   callsPerBatch: 10,
   byteLength: null,
   isCopy: false,
+  clock: 'host',
+  limit: null,
   count: null,
   contestants: Object.entries(contestants).map(([contestant, samples]) =>
     summarize(contestant, samples),
@@ -28,7 +30,7 @@ export const caseOf = (
 
 /** A run with these cases. */
 export const resultsOf = (cases: readonly CaseResult[], { emulated = false } = {}): Results => ({
-  version: 3,
+  version: 4,
   machine: {
     date: '2026-01-02T03:04:05.678Z',
     gpu: 'NVIDIA H200',
@@ -40,6 +42,8 @@ export const resultsOf = (cases: readonly CaseResult[], { emulated = false } = {
     node: 'v20.20.2',
     koffi: '3.3.4',
     cuffi: '0.1.0',
+    link: null,
+    memoryBandwidth: null,
     commit: '0123456789abcdef+',
   },
   driver: { name: 'cuda', library: 'libcuda.so.1', reason: 'asked', emulated, version: '13.0' },
@@ -47,6 +51,7 @@ export const resultsOf = (cases: readonly CaseResult[], { emulated = false } = {
   rounds: 31,
   passes: 5,
   isPinned: false,
+  inTurns: false,
   unit: 'ns',
   cases: [...cases],
   delays: [],
