@@ -25,11 +25,7 @@ export class Collection {
   #skipped: Results['skipped'] = [];
   #delays: readonly DelayResult[] = [];
 
-  constructor(
-    selection: Selection,
-    budget: readonly BudgetedAim[],
-    say: (text: string) => void,
-  ) {
+  constructor(selection: Selection, budget: readonly BudgetedAim[], say: (text: string) => void) {
     this.#selection = selection;
     this.#budget = budget;
     this.#say = say;

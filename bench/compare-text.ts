@@ -15,5 +15,5 @@ export const describeTimes = ({ compared, outliers, share }: Agreement): string 
 
 /** How many ratios do. */
 export const describeRatios = ({ compared, outliers, share }: Agreement): string =>
-  `${compared - outliers.length} of ${compared} ratios of the first contestant to another, each the ` +
-  `median of its rounds', lie within the other's p10 to p90: ${percent(share)}`;
+  `${compared - outliers.length} of ${compared} ratios of the first contestant to another, medians of ` +
+  `their rounds', lie within the other's p10 to p90: ${percent(share)}`;

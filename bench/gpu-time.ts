@@ -62,7 +62,12 @@ export class GpuTimer {
     this.#opened += 1;
     const { address } = this.#gate;
     const { handle } = this.stream;
-    const status = cu.cuStreamWaitValue32_v2(handle, address, this.#opened, CU_STREAM_WAIT_VALUE_GEQ);
+    const status = cu.cuStreamWaitValue32_v2(
+      handle,
+      address,
+      this.#opened,
+      CU_STREAM_WAIT_VALUE_GEQ,
+    );
     requireSuccess(status === 0, 'cuStreamWaitValue32_v2');
   }
 }

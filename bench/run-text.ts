@@ -53,7 +53,15 @@ export function describeCase(
         : `<= ${max.toFixed(2)}: ${judgement(emulated ? undefined : ratio <= max)}`,
     ];
   });
-  const head = ['', 'median', 'p10 .. p90', ...(isCopy ? ['GB/s'] : []), ...(limit ? ['of limit'] : []), 'ratio', 'aim'];
+  const head = [
+    '',
+    'median',
+    'p10 .. p90',
+    ...(isCopy ? ['GB/s'] : []),
+    ...(limit ? ['of limit'] : []),
+    'ratio',
+    'aim',
+  ];
   return [
     `${name}${variant ? `, ${variant}` : ''}: ${what}${byClock(clock)}${emulated ? ` (${EMULATED})` : ''}`,
     ...table(head, rows).map((line) => `  ${line}`),

@@ -58,8 +58,11 @@ export async function runCase(
         beforeRound: (round) => (round === 0 ? arrange() : cpus?.keepQuick()),
       },
     );
-    await open.verify?.();
-    for (const { verify } of others) await verify();
+    // Once: comparing all that the large ones moved takes longer than moving it.
+    if (pass.index === pass.of - 1) {
+      await open.verify?.();
+      for (const { verify } of others) await verify();
+    }
     return {
       suite,
       name,

@@ -2,7 +2,15 @@
  * What arrays cost: making a view of one, bringing one of a few bytes to the host, and copying items
  * that do not follow each other, by cuffi's kernel and by the driver.
  */
-import { deviceArray, float32, queuePitchedCopy, Stream, toDeviceSync, uint8 } from 'cuffi';
+import {
+  type DeviceArray,
+  deviceArray,
+  type float32,
+  queuePitchedCopy,
+  Stream,
+  toDeviceSync,
+  uint8,
+} from 'cuffi';
 import { inProcess } from '../measure.ts';
 import { type Case, inPeers, type OpenCase } from './case.ts';
 import { PUBLIC, requireSuccess } from './names.ts';
@@ -53,8 +61,17 @@ export const arrayCases: readonly Case[] = [
   ...ROWS.flatMap((row) => ROW_COUNTS.map((rows) => stridedCase(row, rows))),
 ];
 
+/** An array whose items are all different. */
+function countedArray(): DeviceArray<typeof float32> {
+  const [rows, columns] = SHAPE;
+  return toDeviceSync(
+    Float32Array.from({ length: rows * columns }, (_, at) => at),
+    { shape: SHAPE },
+  );
+}
+
 function openSlice(): OpenCase {
-  const array = deviceArray(SHAPE, float32);
+  const array = countedArray();
   return {
     contestants: [
       inProcess(PUBLIC, (calls) => {
@@ -64,12 +81,20 @@ function openSlice(): OpenCase {
         requireSuccess(size === 8 * calls, 'slice');
       }),
     ],
+    verify() {
+      const seen = array.slice({ start: 2, stop: 10 }, 3).copyToHostSync();
+      const columns = SHAPE[1];
+      requireSuccess(
+        seen.every((item, at) => item === (2 + at) * columns + 3),
+        'slice',
+      );
+    },
     close: () => array.close(),
   };
 }
 
 function openReshape(): OpenCase {
-  const array = deviceArray(SHAPE, float32);
+  const array = countedArray();
   return {
     contestants: [
       inProcess(PUBLIC, (calls) => {
@@ -78,6 +103,13 @@ function openReshape(): OpenCase {
         requireSuccess(ndim === 2 * calls, 'reshape');
       }),
     ],
+    verify() {
+      const seen = array.reshape([16, 256]).slice(3).copyToHostSync();
+      requireSuccess(
+        seen.every((item, at) => item === 3 * 256 + at),
+        'reshape',
+      );
+    },
     close: () => array.close(),
   };
 }
@@ -120,9 +152,8 @@ function openStrided(rows: number, width: number, stride: number): OpenCase {
   const source = base.slice({ stop: outer }, { stop: outer }, { stop: inner }, { stop: width });
   const target = deviceArray([outer, outer, inner, width], uint8);
   base.copyFromSync(new Uint8Array(Buffer.alloc(base.size, 'a pattern of 23 letters')));
-  source.copyTo(target);
-  const [wanted, copied] = [source.copyToHostSync(), target.copyToHostSync()];
-  requireSuccess(Buffer.compare(wanted, copied) === 0, 'array.copyTo');
+  target.fill(0);
+  const wanted = source.copyToHostSync();
   const batch = (copy: () => void) => (calls: number) => {
     for (let call = 0; call < calls; call += 1) copy();
     stream.synchronizeSync();
@@ -150,6 +181,19 @@ function openStrided(rows: number, width: number, stride: number): OpenCase {
         ),
       ),
     ],
+    verify() {
+      const ways = [
+        () => source.copyTo(target, { stream }),
+        ...COPIES.map((count) => () => driver(count)),
+      ];
+      for (const copy of ways) {
+        target.fill(0);
+        target.buffer.context.synchronizeSync();
+        batch(copy)(1);
+        const copied = target.copyToHostSync();
+        requireSuccess(Buffer.compare(wanted, copied) === 0, 'array.copyTo.strided');
+      }
+    },
     close() {
       for (const resource of [target, base, stream]) resource.close();
     },

@@ -2,26 +2,27 @@
  * Launches of kernels that do nothing, beside the driver's call alone with everything written
  * before. Never more than 500 between two waits: a full queue would be measured instead.
  */
-import { readFileSync } from 'node:fs';
-import { Context, DeviceBuffer, Graph, type Kernel, Module, Stream } from 'cuffi';
-import { type Address, addressOf, cu, registerKernel, structs } from 'cuffi/ffi';
+import { Context, DeviceBuffer, Graph, Module, Stream } from 'cuffi';
+import { type Address, cu } from 'cuffi/ffi';
 import { inProcess } from '../measure.ts';
 import { type Aim, type Case, inPeers, type OpenCase } from './case.ts';
+import {
+  ASKED,
+  FOUR,
+  type IdleLaunch,
+  idleLaunches,
+  ptx,
+  requireWritten,
+  writtenByFour,
+} from './idle-kernels.ts';
 import { PUBLIC, RAW, requireSuccess } from './names.ts';
+import { RawLaunch } from './raw-launch.ts';
 
-const ptx = readFileSync(new URL('../peers/kernels.ptx', import.meta.url), 'utf8');
 const CALLS = 500;
 const GRAPH_KERNELS = 100;
 const LOADS = 20;
 /** Batches are so short that V8 would interpret them for long; no program launches so few. */
 const WARM_UP_MS = 800;
-const ints = Array.from({ length: 15 }, () => 'uint32' as const);
-const FOUR = ['float32', 'pointer', 'pointer', 'uint32'] as const;
-
-// For the emulated driver, whose times say nothing.
-registerKernel('none', { params: [], run() {} });
-registerKernel('four', { params: FOUR, run() {} });
-registerKernel('sixteen', { params: ['pointer', ...ints], run() {} });
 
 const aims: readonly Aim[] = [
   { versus: RAW, max: 1.05 },
@@ -30,110 +31,33 @@ const aims: readonly Aim[] = [
   { versus: 'cuda.core', max: 1 },
 ];
 
-/** What a launch of each needs. */
-interface Objects {
-  readonly module: Module;
-  readonly stream: Stream;
-  readonly buffer: DeviceBuffer;
-}
-
 type Loop = (calls: number) => void;
-
-const loops: Readonly<Record<string, (objects: Objects) => readonly [Kernel, Loop]>> = {
-  none({ module, stream }) {
-    const kernel = module.kernel('none', []);
-    return [
-      kernel,
-      (calls) => {
-        for (let call = 0; call < calls; call += 1) kernel.launch({ grid: 1, block: 32, stream });
-      },
-    ];
-  },
-  four({ module, stream, buffer }) {
-    const kernel = module.kernel('four', FOUR);
-    return [
-      kernel,
-      (calls) => {
-        for (let call = 0; call < calls; call += 1)
-          kernel.launch({ grid: 1, block: 32, stream }, 2.5, buffer, buffer, call);
-      },
-    ];
-  },
-  sixteen({ module, stream, buffer }) {
-    const kernel = module.kernel('sixteen', [
-      'pointer',
-      'uint32',
-      'uint32',
-      'uint32',
-      'uint32',
-      'uint32',
-      'uint32',
-      'uint32',
-      'uint32',
-      'uint32',
-      'uint32',
-      'uint32',
-      'uint32',
-      'uint32',
-      'uint32',
-      'uint32',
-    ]);
-    const config = { grid: 1, block: 32, stream };
-    return [
-      kernel,
-      (calls) => {
-        for (let call = 0; call < calls; call += 1)
-          kernel.launch(config, buffer, call, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-      },
-    ];
-  },
-};
-
-/** The driver's call with all that it reads written before: configuration and arguments. */
-class RawLaunch {
-  readonly #config = new Uint8Array(new ArrayBuffer(structs.CUlaunchConfig.byteLength));
-  readonly #arguments = new BigUint64Array(new ArrayBuffer(16 * 8 * 2));
-  readonly config: Address;
-  readonly arguments: Address;
-
-  constructor(stream: Stream) {
-    const { fields } = structs.CUlaunchConfig;
-    const view = new DataView(this.#config.buffer);
-    for (const size of ['gridDimX', 'gridDimY', 'gridDimZ', 'blockDimY', 'blockDimZ'] as const)
-      view.setUint32(fields[size][0], 1, true);
-    view.setUint32(fields.blockDimX[0], 32, true);
-    view.setBigUint64(fields.hStream[0], BigInt(stream.handle), true);
-    this.config = addressOf(this.#config);
-    this.arguments = addressOf(this.#arguments);
-    for (let at = 0; at < 16; at += 1) this.#arguments[at] = BigInt(this.arguments + 8 * (16 + at));
-  }
-}
 
 function openLaunch(name: string): OpenCase {
   const module = Module.load(ptx);
   const stream = Stream.create({ nonBlocking: true });
   const buffer = DeviceBuffer.allocate(64);
-  const [kernel, loop] = (loops[name] as (typeof loops)[string])({ module, stream, buffer });
+  const open = idleLaunches[name] as (typeof idleLaunches)[string];
+  const { kernel, loop, ask, asked, written }: IdleLaunch = open({ module, stream, buffer });
   const raw = new RawLaunch(stream);
   const { handle } = kernel;
   const nothing = 0 as Address;
   const settle = (): void => stream.synchronizeSync();
+  const loopRaw: Loop = (calls) =>
+    kernel.context.run(() => {
+      const { config, arguments: args } = raw;
+      let status = 0;
+      for (let call = 0; call < calls; call += 1)
+        status |= cu.cuLaunchKernelEx(config, handle, args, nothing);
+      requireSuccess(status === 0, 'cuLaunchKernelEx');
+    });
   return {
-    contestants: [
-      inProcess(PUBLIC, loop, settle, WARM_UP_MS),
-      inProcess(
-        RAW,
-        (calls) =>
-          kernel.context.run(() => {
-            const { config, arguments: args } = raw;
-            let status = 0;
-            for (let call = 0; call < calls; call += 1)
-              status |= cu.cuLaunchKernelEx(config, handle, args, nothing);
-            requireSuccess(status === 0, 'cuLaunchKernelEx');
-          }),
-        settle,
-      ),
-    ],
+    contestants: [inProcess(PUBLIC, loop, settle, WARM_UP_MS), inProcess(RAW, loopRaw, settle)],
+    verify() {
+      requireWritten({ stream, buffer }, ask, written, PUBLIC);
+      raw.pass(asked);
+      requireWritten({ stream, buffer }, () => loopRaw(1), written, RAW);
+    },
     close() {
       buffer.close();
       stream.close();
@@ -147,9 +71,11 @@ function openGraph(): OpenCase {
   const stream = Stream.create({ nonBlocking: true });
   const buffer = DeviceBuffer.allocate(64);
   const kernel = module.kernel('four', FOUR);
+  // The last one writes its arguments down.
+  const numberOf = (at: number): number => (at === GRAPH_KERNELS - 1 ? ASKED + at : at);
   const launchAll = (): void => {
     for (let at = 0; at < GRAPH_KERNELS; at += 1)
-      kernel.launch({ grid: 1, block: 32, stream }, 2.5, buffer, buffer, at);
+      kernel.launch({ grid: 1, block: 32, stream }, 2.5, buffer, buffer, numberOf(at));
   };
   const graph = Graph.capture(stream, launchAll);
   // Each call is one kernel: a launch of the graph is a hundred.
@@ -169,6 +95,10 @@ function openGraph(): OpenCase {
         settle,
       ),
     ],
+    verify() {
+      const written = writtenByFour(buffer, numberOf(GRAPH_KERNELS - 1));
+      requireWritten({ stream, buffer }, () => loop(1), written, PUBLIC);
+    },
     close() {
       graph.close();
       buffer.close();

@@ -3,9 +3,10 @@
  * what is not used, so that after the first time none asks the device for memory.
  */
 import { Context, DeviceBuffer, MemoryPool, PinnedBuffer, pin, Stream } from 'cuffi';
-import { cu, OUT0, readHandle } from 'cuffi/ffi';
+import { type CUdeviceptr, cu, OUT0, readHandle } from 'cuffi/ffi';
 import { inProcess } from '../measure.ts';
 import { type Case, inPeers, type OpenCase } from './case.ts';
+import { requireCopied } from './host-copies.ts';
 import { PUBLIC, RAW, requireSuccess } from './names.ts';
 
 const MIB = 1 << 20;
@@ -84,6 +85,17 @@ function openPool(): OpenCase {
         settle,
       ),
     ],
+    async verify() {
+      const buffer = pool.allocate(MIB, { stream });
+      await requireMemory(buffer, PUBLIC);
+      buffer.close();
+      cu.cuMemAllocFromPoolAsync(OUT0, MIB, handle, streamHandle);
+      const address = readHandle<CUdeviceptr>(OUT0);
+      settle();
+      await requireMemory(DeviceBuffer.fromPointer(address, MIB), RAW);
+      cu.cuMemFreeAsync(address, streamHandle);
+      settle();
+    },
     close() {
       pool.close();
       stream.close();
@@ -103,6 +115,13 @@ function openPinned(): OpenCase {
         for (let call = 0; call < calls; call += 1) pin(touched).close();
       }),
     ],
+    async verify() {
+      using buffer = DeviceBuffer.allocate(PINNED_BYTE_LENGTH);
+      using pinned = PinnedBuffer.allocate(PINNED_BYTE_LENGTH);
+      using _ = pin(touched);
+      for (const host of [new Uint8Array(pinned.buffer), touched])
+        await requireCopied('toDevice', buffer, host, 'pinned memory', () => buffer.copyFrom(host));
+    },
     close() {},
   };
 }
@@ -125,6 +144,16 @@ function openDevice(): OpenCase {
         }),
       ),
     ],
+    async verify() {
+      using buffer = DeviceBuffer.allocate(MIB, { context });
+      await requireMemory(buffer, PUBLIC);
+    },
     close() {},
   };
+}
+
+/** What is written to memory is what is read of it. */
+async function requireMemory(buffer: DeviceBuffer, what: string): Promise<void> {
+  const host = new Uint8Array(buffer.byteLength);
+  await requireCopied('toDevice', buffer, host, what, () => buffer.copyFrom(host));
 }

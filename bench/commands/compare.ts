@@ -30,9 +30,7 @@ export function compare(args: readonly string[]): number {
   for (const outlier of times.outliers)
     console.log(`outside: ${describeOutlier(outlier, outlier.contestant, duration)}`);
   for (const outlier of ratios.outliers)
-    console.log(
-      `ratio outside: ${describeOutlier(outlier, `to ${outlier.contestant}`, multiple)}`,
-    );
+    console.log(`ratio outside: ${describeOutlier(outlier, `to ${outlier.contestant}`, multiple)}`);
   if (alone > 0) console.log(`contestants in only one of them: ${alone}`);
   if (times.compared === 0) {
     console.log('nothing is in both: they do not agree');

@@ -77,7 +77,10 @@ export function linePlot(results: Results, { name, what, cases }: Group, axis: A
       labelExpr: axis.of === 'bytes' ? bytesLabel : "format(datum.value, ',')",
     },
   } as const;
-  const [least, most] = [Math.min(...y) / ROOM, Math.max(...y) * (limit.length > 0 ? TEXT_ROOM : ROOM)];
+  const [least, most] = [
+    Math.min(...y) / ROOM,
+    Math.max(...y) * (limit.length > 0 ? TEXT_ROOM : ROOM),
+  ];
   const ticks = logTicks(least, most);
   const yAxis = {
     type: 'quantitative',
@@ -144,7 +147,11 @@ const limitLayers = ({ at, text }: LimitLine, yAxis: Spec): Spec[] => [
   {
     data: { values: [{ at, text }] },
     mark: { type: 'text', align: 'left', baseline: 'bottom', dy: -3, fontSize: 12, color: LIMIT },
-    encoding: { x: { value: 6 }, y: { ...yAxis, field: 'at' }, text: { field: 'text', type: 'nominal' } },
+    encoding: {
+      x: { value: 6 },
+      y: { ...yAxis, field: 'at' },
+      text: { field: 'text', type: 'nominal' },
+    },
   },
 ];
 

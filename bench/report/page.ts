@@ -38,7 +38,9 @@ export interface NamedRun {
 export function makePage(): string {
   const results = readResults(RUN);
   const pairs = PAIRS.filter((files) => files.every((file) => existsSync(path(file))));
-  const compared = pairs.map((files) => files.map((file) => ({ file, run: readResults(path(file)) })));
+  const compared = pairs.map((files) =>
+    files.map((file) => ({ file, run: readResults(path(file)) })),
+  );
   const text = fill(readFileSync(TEMPLATE, 'utf8'), results, compared);
   return `<!-- Made by \`npm run bench -- page\`: change bench/benchmark.template.md. -->\n\n${text}`;
 }
@@ -94,7 +96,9 @@ const linePicture = (group: Group): Block =>
 function describeAgreement(pair: readonly NamedRun[]): Block {
   const [first, second] = pair as readonly [NamedRun, NamedRun];
   const { times, ratios } = compareResults(first.run, second.run);
-  const [a, b] = [first, second].map(({ file }, at) => `[${at === 0 ? 'One run' : 'another'}](../bench/${file})`);
+  const [a, b] = [first, second].map(
+    ({ file }, at) => `[${at === 0 ? 'One run' : 'another'}](../bench/${file})`,
+  );
   return paragraph(
     `${a} and ${b} of ${second.run.machine.date.slice(0, 10)}. ${describeKind(first.run, second.run)}. ` +
       `${describeTimes(times)}. ${describeRatios(ratios)}.`,

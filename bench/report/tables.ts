@@ -62,7 +62,12 @@ function describeBounds({ machine }: Results, cases: readonly CaseResult[]): Blo
 function rankingTable(result: CaseResult): Block {
   const first = result.contestants[0] as Samples;
   return table(
-    [`${titleOf(result)}${byClock(result.clock)}`, 'median', 'p10 to p90', `${first.name} takes so many times as long`],
+    [
+      `${titleOf(result)}${byClock(result.clock)}`,
+      'median',
+      'p10 to p90',
+      `${first.name} takes so many times as long`,
+    ],
     result.contestants.map((contestant) => [
       contestant.name,
       duration(contestant.median),

@@ -2,12 +2,15 @@
  * Launches of kernels that do nothing, a graph of them, and the loading of their PTX: the file
  * KERNELS_PTX, as the compiler is told.
  */
-#include <stddef.h>
+#include <string.h>
 
 #include "ptx.h"
 
 #define GRAPH_KERNELS 100
 #define CU_STREAM_CAPTURE_MODE_RELAXED 2
+#define MEMORY_BYTES 64
+/* In the last argument: the kernel writes its arguments down. */
+#define ASKED 0x80000000u
 
 static char *ptx;
 static CUmodule module;
@@ -32,7 +35,7 @@ static void open_kernels(size_t bytes) {
   open_ptx(bytes);
   CHECK(cuModuleLoadDataEx, &module, ptx, 0, NULL, NULL);
   for (int at = 0; at < 3; at++) CHECK(cuModuleGetFunction, &kernels[at], module, names[at]);
-  CHECK(cuMemAlloc_v2, &memory, 64);
+  CHECK(cuMemAlloc_v2, &memory, MEMORY_BYTES);
   sixteen[0] = &memory;
   for (int at = 1; at < 16; at++) sixteen[at] = &numbers[at];
 }
@@ -62,12 +65,59 @@ static CUresult launch_sixteen(long calls, size_t bytes) {
   return launch(kernels[2], calls, sixteen);
 }
 
+/* Clears the memory, launches once, and compares what the kernel has written there. */
+static void require_written(CUresult (*call)(void), const void *written, size_t bytes) {
+  unsigned char seen[MEMORY_BYTES];
+  CHECK(cuMemsetD8Async, memory, 0, MEMORY_BYTES, stream);
+  check(call(), "a launch");
+  CHECK(cuStreamSynchronize, stream);
+  CHECK(cuMemcpyDtoH_v2, seen, memory, MEMORY_BYTES);
+  if (memcmp(seen, written, bytes) != 0) fail("the arguments of a launch did not arrive");
+}
+
+static void require_four(CUresult (*call)(void), unsigned int last) {
+  struct { float factor; unsigned int last; CUdeviceptr y; } written = { factor, last, memory };
+  require_written(call, &written, sizeof written);
+}
+
+static CUresult ask(CUfunction kernel, void **arguments) {
+  CUlaunchConfig config = { 1, 1, 1, 32, 1, 1, 0, stream, NULL, 0 };
+  return cuLaunchKernelEx(&config, kernel, arguments, NULL);
+}
+
+static CUresult ask_four(void) {
+  numbers[3] = ASKED + 7;
+  return ask(kernels[1], four);
+}
+
+static CUresult ask_sixteen(void) {
+  numbers[15] = ASKED + 15;
+  return ask(kernels[2], sixteen);
+}
+
+static void verify_four(size_t bytes) {
+  (void)bytes;
+  require_four(ask_four, ASKED + 7);
+}
+
+static void verify_sixteen(size_t bytes) {
+  (void)bytes;
+  for (unsigned int at = 1; at < 15; at++) numbers[at] = at;
+  numbers[15] = ASKED + 15;
+  unsigned int written[15];
+  memcpy(written, numbers + 1, sizeof written);
+  require_written(ask_sixteen, written, sizeof written);
+  numbers[15] = 0;
+}
+
 static void open_graph(size_t bytes) {
   CUgraph captured;
   if (graph) return;
   open_kernels(bytes);
   CHECK(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
-  check(launch(kernels[1], GRAPH_KERNELS, four), "cuLaunchKernelEx");
+  check(launch(kernels[1], GRAPH_KERNELS - 1, four), "cuLaunchKernelEx");
+  /* The last one writes its arguments down. */
+  check(ask_four(), "cuLaunchKernelEx");
   CHECK(cuStreamEndCapture, stream, &captured);
   CHECK(cuGraphInstantiateWithFlags, &graph, captured, 0);
   CHECK(cuGraphDestroy, captured);
@@ -80,6 +130,13 @@ static CUresult graph_launch(long calls, size_t bytes) {
   (void)bytes;
   for (long call = 0; call < launches; call++) status |= cuGraphLaunch(graph, stream);
   return status;
+}
+
+static CUresult launch_graph(void) { return cuGraphLaunch(graph, stream); }
+
+static void verify_graph(size_t bytes) {
+  (void)bytes;
+  require_four(launch_graph, ASKED + 7);
 }
 
 static CUresult module_load(long calls, size_t bytes) {
@@ -95,9 +152,9 @@ static CUresult module_load(long calls, size_t bytes) {
 
 const struct batch kernel_batches[] = {
   { "launch.none", open_kernels, launch_none },
-  { "launch.four", open_kernels, launch_four },
-  { "launch.sixteen", open_kernels, launch_sixteen },
-  { "graph.launch", open_graph, graph_launch },
+  { "launch.four", open_kernels, launch_four, .verify = verify_four },
+  { "launch.sixteen", open_kernels, launch_sixteen, .verify = verify_sixteen },
+  { "graph.launch", open_graph, graph_launch, .verify = verify_graph },
   { "module.load", open_ptx, module_load },
   { NULL, NULL, NULL },
 };

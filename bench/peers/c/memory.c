@@ -1,9 +1,10 @@
 /* Allocating and freeing: device memory, memory of a pool, page-locked host memory. */
 #define _GNU_SOURCE
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "driver.h"
+#include "copies.h"
 
 static CUmemoryPool pool;
 static void *touched;
@@ -94,12 +95,72 @@ static CUresult register_fresh(long calls, size_t bytes) {
   return status;
 }
 
+/* What is written to memory is what is read of it: between memory of the host and of the device. */
+static void require_memory(CUdeviceptr address, unsigned char *host, size_t bytes) {
+  fill(host, bytes, PAGEABLE);
+  write_device(address, host, bytes);
+  memset(host, 0, bytes);
+  CHECK(cuMemcpyDtoH_v2, host, address, bytes);
+  require_filled(host, bytes, PAGEABLE);
+}
+
+static void require_device_memory(CUdeviceptr address, size_t bytes) {
+  unsigned char *host = malloc(bytes);
+  if (!host) fail("malloc found no room");
+  require_memory(address, host, bytes);
+  free(host);
+}
+
+static void require_host_memory(void *host, size_t bytes) {
+  CUdeviceptr address;
+  CHECK(cuMemAlloc_v2, &address, bytes);
+  require_memory(address, host, bytes);
+  CHECK(cuMemFree_v2, address);
+}
+
+static void verify_pool(size_t bytes) {
+  CUdeviceptr address;
+  CHECK(cuMemAllocFromPoolAsync, &address, bytes, pool, stream);
+  CHECK(cuStreamSynchronize, stream);
+  require_device_memory(address, bytes);
+  CHECK(cuMemFreeAsync, address, stream);
+  CHECK(cuStreamSynchronize, stream);
+}
+
+static void verify_device(size_t bytes) {
+  CUdeviceptr address;
+  CHECK(cuMemAlloc_v2, &address, bytes);
+  require_device_memory(address, bytes);
+  CHECK(cuMemFree_v2, address);
+}
+
+static void verify_host(size_t bytes) {
+  void *address;
+  CHECK(cuMemHostAlloc, &address, bytes, CU_MEMHOSTALLOC_PORTABLE);
+  require_host_memory(address, bytes);
+  CHECK(cuMemFreeHost, address);
+}
+
+static void require_registered(void *address, size_t bytes) {
+  CHECK(cuMemHostRegister_v2, address, bytes, CU_MEMHOSTREGISTER_PORTABLE);
+  require_host_memory(address, bytes);
+  CHECK(cuMemHostUnregister, address);
+}
+
+static void verify_touched(size_t bytes) { require_registered(touched, bytes); }
+
+static void verify_fresh(size_t bytes) {
+  void *fresh = map(bytes);
+  require_registered(fresh, bytes);
+  munmap(fresh, bytes);
+}
+
 const struct batch memory_batches[] = {
-  { "pool.allocate", open_pool, pool_allocate },
-  { "device.allocate", NULL, device_allocate },
-  { "host.allocate", NULL, host_allocate },
-  { "host.register", open_touched, register_touched },
-  { "host.map", NULL, register_fresh },
+  { "pool.allocate", open_pool, pool_allocate, .verify = verify_pool },
+  { "device.allocate", NULL, device_allocate, .verify = verify_device },
+  { "host.allocate", NULL, host_allocate, .verify = verify_host },
+  { "host.register", open_touched, register_touched, .verify = verify_touched },
+  { "host.map", NULL, register_fresh, .verify = verify_fresh },
   { NULL, NULL, NULL },
 };
 

@@ -4,6 +4,7 @@ On the kinds of objects that the others use: a non-blocking stream, an event wit
 of cuMemAlloc memory, a pool that keeps what is not used.
 """
 
+from ctypes import addressof, c_uint8
 from itertools import repeat
 
 from serve import serve
@@ -67,8 +68,25 @@ def start():
             answer = get(buffer)
         check(answer, "cuIpcGetMemHandle")
 
+    def require_memory(address, byte_length):
+        """What is written to memory is what is read of it."""
+        sent = (c_uint8 * byte_length)(*(at % 251 for at in range(byte_length)))
+        seen = (c_uint8 * byte_length)()
+        check(driver.cuMemcpyHtoD(address, addressof(sent), byte_length), "cuMemcpyHtoD")
+        check(driver.cuMemcpyDtoH(addressof(seen), address, byte_length), "cuMemcpyDtoH")
+        if bytes(seen) != bytes(sent):
+            raise RuntimeError("what was written is not there")
+
     def open_pool(byte_length):
         pool = make_pool(driver, device)
+
+        def verify():
+            allocated = driver.cuMemAllocFromPoolAsync(byte_length, pool, stream)
+            address = check(allocated, "cuMemAllocFromPoolAsync")
+            settle()
+            require_memory(address, byte_length)
+            check(driver.cuMemFreeAsync(address, stream), "cuMemFreeAsync")
+            settle()
 
         def loop(calls, allocate=driver.cuMemAllocFromPoolAsync, free=driver.cuMemFreeAsync):
             answer = (0,)
@@ -77,7 +95,7 @@ def start():
                 answer = free(address, stream)
             check(answer, "cuMemFreeAsync")
 
-        return loop, settle
+        return loop, settle, verify
 
     def open_device(byte_length):
         def loop(calls, allocate=driver.cuMemAlloc, free=driver.cuMemFree):
@@ -87,7 +105,12 @@ def start():
                 answer = free(address)
             check(answer, "cuMemFree")
 
-        return loop, settle
+        def verify():
+            address = check(driver.cuMemAlloc(byte_length), "cuMemAlloc")
+            require_memory(address, byte_length)
+            check(driver.cuMemFree(address), "cuMemFree")
+
+        return loop, settle, verify
 
     return {
         "stream.done": lambda _: (stream_done, settle),

@@ -89,6 +89,12 @@ def start():
         check(copied, "cuMemcpyHtoD")
         device.sync()
 
+    def read(buffer, byte_length):
+        seen = numpy.zeros(byte_length, dtype=numpy.uint8)
+        copied = driver.cuMemcpyDtoH(seen.ctypes.data, int(buffer.handle), byte_length)
+        check(copied, "cuMemcpyDtoH")
+        return seen.tobytes()
+
     def allocate(pool, byte_length, word):
         buffer = pool.allocate(byte_length, stream=device.default_stream)
         device.sync()
@@ -138,7 +144,7 @@ def start():
         "handOver.mapped": mapped,
         "handOver.pool": of_known_pool,
         "handOver.firstPool": of_new_pool,
-        **launch_batches(device),
+        **launch_batches(device, read),
     }
 
 

@@ -1,26 +1,22 @@
 """Launches of kernels that do nothing, through cuda.core."""
 
 from itertools import repeat
-from pathlib import Path
 
-PTX = Path(__file__).parent.parent / "kernels.ptx"
+from idle_kernels import ASKED, MEMORY_BYTES, PTX, kernel_arguments, require_written
 
 
-def launch_batches(device):
-    """Made when they are asked for: a program that lacks them still does the others."""
+def launch_batches(device, read):
+    """Made when they are asked for: a program that lacks them still does the others. `read` gives so many
+    bytes of a buffer."""
     import numpy
     from cuda import core
 
     def launching(name):
         stream = device.create_stream()
-        buffer = device.allocate(64, stream=stream)
+        buffer = device.allocate(MEMORY_BYTES, stream=stream)
         address = int(buffer.handle)
-        arguments = {
-            "none": (),
-            "four": (numpy.float32(2.5), address, address, numpy.uint32(7)),
-            "sixteen": (address, *[numpy.uint32(at) for at in range(1, 16)]),
-        }
-        values = arguments[name]
+        values = kernel_arguments(numpy, address)[name]
+        asked = kernel_arguments(numpy, address, ASKED)[name]
         kernel = core.ObjectCode.from_ptx(PTX.read_bytes()).get_kernel(name)
         config = core.LaunchConfig(grid=1, block=32)
 
@@ -29,7 +25,12 @@ def launch_batches(device):
             for _ in repeat(None, calls):
                 launch(stream, config, kernel, *values)
 
-        return loop, stream.sync
+        def verify():
+            core.launch(stream, config, kernel, *asked)
+            stream.sync()
+            require_written(name, address, read(buffer, MEMORY_BYTES))
+
+        return loop, stream.sync, verify
 
     names = ("none", "four", "sixteen")
     return {f"launch.{name}": lambda _, name=name: launching(name) for name in names}

@@ -2,26 +2,28 @@
 arrays cost; launches; single calls; and what the GPU takes for some of it."""
 
 from itertools import repeat
-from pathlib import Path
 
 from arrays import array_batches
 from cupy_gpu import gpu_batches
+from idle_kernels import ASKED, PTX, kernel_arguments, require_written
 from serve import serve
 
-PTX = str(Path(__file__).parent.parent / "kernels.ptx")
 GRAPH_KERNELS = 100
 BUFFER_BYTES = 4 << 20
 
 
 def launch_batches(cupy, stream):
-    module = cupy.RawModule(path=PTX)
+    module = cupy.RawModule(path=str(PTX))
     array = cupy.zeros(16, dtype=cupy.float32)
-    factor, number = cupy.float32(2.5), cupy.uint32(7)
-    arguments = {
-        "none": (),
-        "four": (factor, array, array, number),
-        "sixteen": (array, *[cupy.uint32(at) for at in range(1, 16)]),
-    }
+    arguments = kernel_arguments(cupy, array)
+    asked = kernel_arguments(cupy, array, ASKED)
+
+    def verify(name, launch):
+        array.fill(0)
+        cupy.cuda.runtime.deviceSynchronize()
+        launch()
+        stream.synchronize()
+        require_written(name, array.data.ptr, array.get().tobytes())
 
     def launching(name):
         kernel, values = module.get_function(name), arguments[name]
@@ -31,14 +33,20 @@ def launch_batches(cupy, stream):
                 for _ in repeat(None, calls):
                     kernel((1,), (32,), values)
 
-        return loop, stream.synchronize
+        def ask():
+            with stream:
+                kernel((1,), (32,), asked[name])
+
+        return loop, stream.synchronize, lambda: verify(name, ask)
 
     def launching_graph(_):
         kernel, values = module.get_function("four"), arguments["four"]
         with stream:
             stream.begin_capture()
-            for _ in repeat(None, GRAPH_KERNELS):
+            for _ in repeat(None, GRAPH_KERNELS - 1):
                 kernel((1,), (32,), values)
+            # The last one writes its arguments down.
+            kernel((1,), (32,), asked["four"])
             graph = stream.end_capture()
 
         # Each call is one kernel.
@@ -46,7 +54,7 @@ def launch_batches(cupy, stream):
             for _ in repeat(None, max(1, calls // GRAPH_KERNELS)):
                 graph.launch(stream)
 
-        return loop, stream.synchronize
+        return loop, stream.synchronize, lambda: verify("four", lambda: graph.launch(stream))
 
     batches = {f"launch.{name}": lambda _, name=name: launching(name) for name in arguments}
     return {**batches, "graph.launch": launching_graph}
