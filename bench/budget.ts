@@ -19,6 +19,8 @@ const budgetedAim = z
     /** Default: the first of the case. */
     contestant: name.optional(),
     statistic: z.enum(['median', 'p99']).default('median'),
+    /** Whose median is taken off it before it is held against a time. */
+    over: name.optional(),
     /** Whose median it is held against; without one it is held against a time. */
     versus: name.optional(),
     /** The most that it may be: a multiple of the other's. */
@@ -27,11 +29,11 @@ const budgetedAim = z
     maxUs: z.number().positive().optional(),
   })
   .refine(
-    ({ versus, max, maxUs }) =>
+    ({ over, versus, max, maxUs }) =>
       versus === undefined
         ? max === undefined && maxUs !== undefined
-        : max !== undefined && maxUs === undefined,
-    'an aim has either versus and max, or maxUs',
+        : max !== undefined && maxUs === undefined && over === undefined,
+    'an aim has either versus and max, or maxUs, which may be over another',
   );
 
 const budgetSchema = z.strictObject({ version: z.literal(1), aims: z.array(budgetedAim) });

@@ -3,7 +3,7 @@ import { type BudgetedAim, concerns, DELAYS } from './budget.ts';
 import { titleOf } from './compare.ts';
 import { duration, multiple } from './format.ts';
 import type { CaseResult, Results } from './result-schema.ts';
-import { ratioOf } from './statistics.ts';
+import { differenceOf, ratioOf } from './statistics.ts';
 
 /** An aim and what was measured of it. */
 export interface Judgement {
@@ -29,13 +29,19 @@ export function judge(results: Results, budget: readonly BudgetedAim[]): Judgeme
 }
 
 function judgeCase(result: CaseResult, aim: BudgetedAim): Judgement {
-  const { versus, max, maxUs } = aim;
+  const { over, versus, max, maxUs } = aim;
   const find = (name: string | undefined) =>
     result.contestants.find((contestant) => contestant.name === name);
   const own = aim.contestant === undefined ? result.contestants[0] : find(aim.contestant);
   const title = titleOf(result);
   if (!own) return notMeasured(aim, title);
   const figure = `${own.name} ${duration(own.median)}`;
+  if (over !== undefined) {
+    const bare = find(over);
+    if (!bare) return notMeasured(aim, title);
+    const pair = `${figure}, ${over} ${duration(bare.median)}`;
+    return judgeTime(aim, title, { figure: pair, ns: differenceOf(own, bare), maxUs });
+  }
   if (versus === undefined) return judgeTime(aim, title, { figure, ns: own.median, maxUs });
   const other = find(versus);
   if (!other || max === undefined) return notMeasured(aim, title);
@@ -79,12 +85,12 @@ const aimedCase = (aim: BudgetedAim): string =>
   aim.variant === undefined ? aim.case : `${aim.case}, ${aim.variant}`;
 
 function describe(
-  { suite, versus, max, maxUs = 0, statistic, contestant }: BudgetedAim,
+  { suite, over, versus, max, maxUs = 0, statistic, contestant }: BudgetedAim,
   title: string,
 ): string {
   const most =
     versus === undefined
-      ? duration(maxUs * 1000)
+      ? `${duration(maxUs * 1000)}${over === undefined ? '' : ` over ${over}`}`
       : `${multiple(max ?? Number.NaN)} times ${versus}`;
   const whose = suite === DELAYS || contestant === undefined ? '' : `, ${contestant}`;
   return `${suite}: ${title}${whose}: ${statistic} at most ${most}`;

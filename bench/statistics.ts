@@ -59,3 +59,13 @@ export function ratioOf(one: Samples, other: Samples): number {
     0.5,
   );
 }
+
+/** How much longer one takes than another: as {@link ratioOf}, the difference. */
+export function differenceOf(one: Samples, other: Samples): number {
+  if (one.samples.length !== other.samples.length) return one.median - other.median;
+  const differences = one.samples.map((ns, at) => ns - (other.samples[at] as number));
+  return quantile(
+    differences.sort((a, b) => a - b),
+    0.5,
+  );
+}

@@ -7,6 +7,7 @@ import { copyCases } from './copies.ts';
 import { gpuCopyCases } from './gpu-copies.ts';
 import { handOverCases } from './hand-over.ts';
 import { kernelCases } from './kernels.ts';
+import { killedCases } from './killed.ts';
 import { memoryCases } from './memory.ts';
 import { saxpyCases } from './saxpy.ts';
 import { scaleCases } from './scale.ts';
@@ -21,5 +22,5 @@ export const suites: Readonly<Record<string, readonly Case[]>> = {
   arrays: [...arrayCases, ...arrayCopyCases],
   kernels: [...kernelCases, ...saxpyCases, ...compileCases],
   startup: startupCases,
-  scale: scaleCases,
+  scale: [...scaleCases, ...killedCases],
 };

@@ -8,6 +8,12 @@ import { PUBLIC } from './names.ts';
 const NODE: Startup = { what: 'cuffi', execArgv: [] };
 const TSX: Startup = { what: 'cuffi', execArgv: ['--import', 'tsx'] };
 
+/** What does nothing, of each. */
+const BARE: readonly (readonly [name: string, startup: Startup])[] = [
+  ['bare node', { ...NODE, what: 'nothing' }],
+  ['bare tsx', { ...TSX, what: 'nothing' }],
+];
+
 // A context of the GPU is made in each: seconds of a case go by. Each is a new process anyway.
 const bounds = { calls: 1, rounds: 9, passes: 3, budgetMs: 30_000, peers: [] } as const;
 
@@ -20,8 +26,18 @@ export const startupCases: readonly Case[] = [
       open(driver, ({ process }) => process, [
         [`${PUBLIC}, node`, NODE],
         [`${PUBLIC}, tsx`, TSX],
-        ['bare node', { ...NODE, what: 'nothing' }],
-        ['bare tsx', { ...TSX, what: 'nothing' }],
+        ...BARE,
+      ]),
+  },
+  {
+    name: 'startup.imported',
+    what: 'from the start of a process until it has imported cuffi, beside one that does nothing',
+    ...bounds,
+    open: (driver) =>
+      open(driver, ({ process }) => process, [
+        [`${PUBLIC}, node`, { ...NODE, what: 'import' }],
+        [`${PUBLIC}, tsx`, { ...TSX, what: 'import' }],
+        ...BARE,
       ]),
   },
   {

@@ -8,7 +8,7 @@ const PROGRAM = fileURLToPath(new URL('./startup-child.mjs', import.meta.url));
 
 /** What is started. */
 export interface Startup {
-  readonly what: 'cuffi' | 'nothing';
+  readonly what: 'cuffi' | 'import' | 'nothing';
   /** Node's own arguments. */
   readonly execArgv: readonly string[];
 }

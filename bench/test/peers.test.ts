@@ -57,6 +57,7 @@ test('the program of ctypes makes the calls that it is asked for', {
       for (const batch of batches) {
         assert.equal(await peer.lacks(batch, 0), undefined);
         assert.ok((await peer.run({ batch, calls: 100, untimed: 10, byteLength: 0 })) > 0, batch);
+        await peer.verify(batch, 0);
       }
       assert.equal(await peer.lacks('another', 0), 'it has no such batch');
     } finally {

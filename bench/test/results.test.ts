@@ -205,6 +205,12 @@ test('an aim is held against its case, its sizes and its contestant', () => {
     [0.975, true],
     [2, false],
   ]);
+  const over = { ...mapped, over: 'other' } as const;
+  assert.deepEqual(verdicts({ ...over, contestant: 'cuffi' }, { ...over, over: 'numba' }), [
+    [-1.025, true],
+    [undefined, undefined],
+  ]);
+  assert.match(judge(results, [over])[0]?.aim ?? '', /at most 40\.0 us over other$/);
   assert.deepEqual(verdicts({ ...aim, case: 'down' }, { ...aim, versus: 'numba' })[0], [
     undefined,
     undefined,
