@@ -39,8 +39,8 @@ const LIMIT = '#555555';
 
 /** Above and below the lines. */
 const ROOM = 1.15;
-/** Above a line that has a text on it. */
-const TEXT_ROOM = 1.35;
+/** Above a line that has a text on it, as a part of the height. */
+const TEXT_ROOM = 0.08;
 /** Left and right of them, as a part of the width between. */
 const SIDE_ROOM = 0.04;
 
@@ -77,10 +77,9 @@ export function linePlot(results: Results, { name, what, cases }: Group, axis: A
       labelExpr: axis.of === 'bytes' ? bytesLabel : "format(datum.value, ',')",
     },
   } as const;
-  const [least, most] = [
-    Math.min(...y) / ROOM,
-    Math.max(...y) * (limit.length > 0 ? TEXT_ROOM : ROOM),
-  ];
+  const least = Math.min(...y) / ROOM;
+  const highest = Math.max(...y) * ROOM;
+  const most = highest * (limit.length > 0 ? (highest / least) ** TEXT_ROOM : 1);
   const ticks = logTicks(least, most);
   const yAxis = {
     type: 'quantitative',

@@ -82,6 +82,35 @@ test('a run of two passes writes one file, its tables once on stdout and how far
   );
 });
 
+test('two runs whose passes take turns are two files, and compared', () => {
+  using folder = temporaryFolder();
+  const files = ['a.json', 'b.json'].map((name) => join(folder.path, name));
+  const bench = (...args: string[]) =>
+    spawnSync(process.execPath, node('repeat', ...args), {
+      env,
+      encoding: 'utf8',
+      timeout: DEADLINE_MS,
+    });
+  const what = ['calls', '--case', 'stream.done', '--quick', '--rounds', '4', '--passes', '2'];
+  const { stdout, stderr } = bench(...files, ...what);
+  assert.deepEqual(stderr.match(/^run ., pass ./gm), [
+    'run A, pass 1',
+    'run B, pass 1',
+    'run B, pass 2',
+    'run A, pass 2',
+  ]);
+  for (const file of files) {
+    const { inTurns, passes, cases } = readResults(file);
+    assert.deepEqual([inTurns, passes, cases[0]?.contestants[0]?.samples.length], [true, 2, 4]);
+  }
+  assert.match(stdout, /^\d of 2 ratios of the first contestant/m);
+  assert.match(stdout, /^\d of 4 medians lie within/m);
+  assert.equal(stdout.match(/^stream\.done: /gm)?.length, 1);
+
+  assert.match(bench('calls', 'hand-over').stderr, /repeat takes two result files/);
+  assert.match(bench(...files, '--json', 'c.json').stderr, /no --json/);
+});
+
 test('nothing that draws is loaded while something is measured', async () => {
   const { metafile } = await build({
     entryPoints: [fileURLToPath(new URL('../programs/pass-child.ts', import.meta.url))],

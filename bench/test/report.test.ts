@@ -15,6 +15,7 @@ import { temporaryFolder } from './files.ts';
 import { caseOf, resultsOf } from './results.ts';
 
 const KIB = 1024;
+const MIB = 1024 * KIB;
 const sizes = [4 * KIB, 64 * KIB].map((byteLength) =>
   caseOf(
     'hand-over',
@@ -77,6 +78,36 @@ test('of the emulated driver each table and picture says so, and none is mixed w
   writeResults(a, emulated);
   writeResults(b, resultsOf([single]));
   await assert.rejects(report([a, b]), /make no common report/);
+});
+
+test('the limit of bytes a second is a line, and each figure a part of it, where the machine tells it', async () => {
+  const copies = [MIB, 64 * MIB].map((byteLength) =>
+    caseOf(
+      'copies',
+      'copyTo',
+      { cuffi: [byteLength / 2000] },
+      {
+        byteLength,
+        variant: `${byteLength / MIB} MiB`,
+        isCopy: true,
+        clock: 'gpu',
+        limit: { by: 'memory', times: 2 },
+      },
+    ),
+  );
+  const hidden = resultsOf(copies);
+  const told = { ...hidden, machine: { ...hidden.machine, memoryBandwidth: 5e12 } };
+  const page = '{{table copies/copyTo}}';
+  assert.match(fill(page, told, []), /^\| 1 MiB \| 2000 \(80\.0 %\) \|$/m);
+  assert.match(fill(page, told, []), /by the GPU’s clock.*by two.* 2500 GB\/s\.$/s);
+  assert.match(fill(page, hidden, []), /^\| 1 MiB \| 2000 \|$/m);
+  const [[, drawn = ''] = [], [, without = ''] = []] = [
+    [...(await drawAll(told))][0],
+    [...(await drawAll(hidden))][0],
+  ];
+  assert.match(drawn, /limit, memory \/ 2: 2500 GB\/s/);
+  assert.match(drawn, /by the GPU’s clock/);
+  assert.doesNotMatch(without, /limit, memory/);
 });
 
 test('only of what falls short it is said why, as far as it is known', () => {
