@@ -5,6 +5,7 @@ import type { Case } from './case.ts';
 import { compileCases } from './compile.ts';
 import { copyCases } from './copies.ts';
 import { gpuCopyCases } from './gpu-copies.ts';
+import { graphCases } from './graphs.ts';
 import { handOverCases } from './hand-over.ts';
 import { kernelCases } from './kernels.ts';
 import { killedCases } from './killed.ts';
@@ -20,7 +21,7 @@ export const suites: Readonly<Record<string, readonly Case[]>> = {
   memory: memoryCases,
   copies: [...copyCases, ...gpuCopyCases],
   arrays: [...arrayCases, ...arrayCopyCases],
-  kernels: [...kernelCases, ...saxpyCases, ...compileCases],
+  kernels: [...kernelCases, ...graphCases, ...saxpyCases, ...compileCases],
   startup: startupCases,
   scale: [...scaleCases, ...killedCases],
 };

@@ -2,27 +2,18 @@
  * Launches of kernels that do nothing, beside the driver's call alone with everything written
  * before. Never more than 500 between two waits: a full queue would be measured instead.
  */
-import { Context, DeviceBuffer, Graph, Module, Stream } from 'cuffi';
+import { Context, DeviceBuffer, Module, Stream } from 'cuffi';
 import { type Address, cu } from 'cuffi/ffi';
 import { inProcess } from '../measure.ts';
 import { type Aim, type Case, inPeers, type OpenCase } from './case.ts';
-import {
-  ASKED,
-  FOUR,
-  type IdleLaunch,
-  idleLaunches,
-  ptx,
-  requireWritten,
-  writtenByFour,
-} from './idle-kernels.ts';
+import { type IdleLaunch, idleLaunches, ptx, requireWritten } from './idle-kernels.ts';
 import { PUBLIC, RAW, requireSuccess } from './names.ts';
 import { RawLaunch } from './raw-launch.ts';
 
-const CALLS = 500;
-const GRAPH_KERNELS = 100;
+export const LAUNCH_CALLS = 500;
 const LOADS = 20;
 /** Batches are so short that V8 would interpret them for long; no program launches so few. */
-const WARM_UP_MS = 800;
+export const LAUNCH_WARM_UP_MS = 800;
 
 const aims: readonly Aim[] = [
   { versus: RAW, max: 1.05 },
@@ -52,55 +43,16 @@ function openLaunch(name: string): OpenCase {
       requireSuccess(status === 0, 'cuLaunchKernelEx');
     });
   return {
-    contestants: [inProcess(PUBLIC, loop, settle, WARM_UP_MS), inProcess(RAW, loopRaw, settle)],
+    contestants: [
+      inProcess(PUBLIC, loop, settle, LAUNCH_WARM_UP_MS),
+      inProcess(RAW, loopRaw, settle),
+    ],
     verify() {
       requireWritten({ stream, buffer }, ask, written, PUBLIC);
       raw.pass(asked);
       requireWritten({ stream, buffer }, () => loopRaw(1), written, RAW);
     },
     close() {
-      buffer.close();
-      stream.close();
-      module.close();
-    },
-  };
-}
-
-function openGraph(): OpenCase {
-  const module = Module.load(ptx);
-  const stream = Stream.create({ nonBlocking: true });
-  const buffer = DeviceBuffer.allocate(64);
-  const kernel = module.kernel('four', FOUR);
-  // The last one writes its arguments down.
-  const numberOf = (at: number): number => (at === GRAPH_KERNELS - 1 ? ASKED + at : at);
-  const launchAll = (): void => {
-    for (let at = 0; at < GRAPH_KERNELS; at += 1)
-      kernel.launch({ grid: 1, block: 32, stream }, 2.5, buffer, buffer, numberOf(at));
-  };
-  const graph = Graph.capture(stream, launchAll);
-  // Each call is one kernel: a launch of the graph is a hundred.
-  const launches = (calls: number): number => Math.max(1, Math.floor(calls / GRAPH_KERNELS));
-  const settle = (): void => stream.synchronizeSync();
-  const loop: Loop = (calls) => {
-    for (let call = 0; call < launches(calls); call += 1) graph.launch({ stream });
-  };
-  return {
-    contestants: [
-      inProcess(PUBLIC, loop, settle, WARM_UP_MS),
-      inProcess(
-        `${PUBLIC}, without a graph`,
-        (calls) => {
-          for (let call = 0; call < launches(calls); call += 1) launchAll();
-        },
-        settle,
-      ),
-    ],
-    verify() {
-      const written = writtenByFour(buffer, numberOf(GRAPH_KERNELS - 1));
-      requireWritten({ stream, buffer }, () => loop(1), written, PUBLIC);
-    },
-    close() {
-      graph.close();
       buffer.close();
       stream.close();
       module.close();
@@ -115,7 +67,7 @@ function openLoad(): OpenCase {
     for (let call = 0; call < calls; call += 1) Module.load(ptx).close();
   };
   return {
-    contestants: [inProcess(PUBLIC, loop, settle, WARM_UP_MS)],
+    contestants: [inProcess(PUBLIC, loop, settle, LAUNCH_WARM_UP_MS)],
     close() {},
   };
 }
@@ -124,7 +76,7 @@ const launchCase = (name: string, count: number): Case => ({
   name: 'kernel.launch',
   variant: `${count} arguments`,
   what: `launches a kernel of ${count} arguments that does nothing: cuLaunchKernelEx`,
-  calls: CALLS,
+  calls: LAUNCH_CALLS,
   peers: [
     ...inPeers(`launch.${name}`, 'C', 'cuda.core'),
     { peer: 'cupy', batch: `launch.${name}`, name: 'cupy RawKernel' },
@@ -139,16 +91,6 @@ export const kernelCases: readonly Case[] = [
   launchCase('none', 0),
   launchCase('four', 4),
   launchCase('sixteen', 16),
-  {
-    name: 'graph.launch',
-    variant: `${GRAPH_KERNELS} kernels`,
-    what: `launches a graph of ${GRAPH_KERNELS} kernels of 4 arguments; the time of one kernel`,
-    calls: CALLS,
-    needsGpu: true,
-    peers: inPeers('graph.launch', 'C', 'cupy'),
-    aims: [{ versus: 'C', max: 1.15 }],
-    open: openGraph,
-  },
   {
     name: 'Module.load',
     what: 'loads three kernels of PTX that the driver has compiled before, and unloads them',

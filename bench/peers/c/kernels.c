@@ -132,6 +132,8 @@ static CUresult graph_launch(long calls, size_t bytes) {
   return status;
 }
 
+static long long time_graph(long calls, size_t bytes) { return gpu_time(graph_launch, calls, bytes); }
+
 static CUresult launch_graph(void) { return cuGraphLaunch(graph, stream); }
 
 static void verify_graph(size_t bytes) {
@@ -155,6 +157,7 @@ const struct batch kernel_batches[] = {
   { "launch.four", open_kernels, launch_four, .verify = verify_four },
   { "launch.sixteen", open_kernels, launch_sixteen, .verify = verify_sixteen },
   { "graph.launch", open_graph, graph_launch, .verify = verify_graph },
+  { "gpu.graph", open_graph, .timed = time_graph, .verify = verify_graph },
   { "module.load", open_ptx, module_load },
   { NULL, NULL, NULL },
 };

@@ -5,6 +5,7 @@ from itertools import repeat
 
 from arrays import array_batches
 from cupy_gpu import gpu_batches
+from gpu_time import GpuTimer
 from idle_kernels import ASKED, PTX, kernel_arguments, require_written
 from serve import serve
 
@@ -56,8 +57,12 @@ def launch_batches(cupy, stream):
 
         return loop, stream.synchronize, lambda: verify("four", lambda: graph.launch(stream))
 
+    def running_graph(byte_length):
+        loop, *rest = launching_graph(byte_length)
+        return GpuTimer(stream.ptr).loop(loop), *rest
+
     batches = {f"launch.{name}": lambda _, name=name: launching(name) for name in arguments}
-    return {**batches, "graph.launch": launching_graph}
+    return {**batches, "graph.launch": launching_graph, "gpu.graph": running_graph}
 
 
 def call_batches(cupy, stream):
