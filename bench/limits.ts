@@ -18,9 +18,9 @@ const LAST_OF_TEN = 5;
 export const LINK_ASKED =
   'pcie.link.gen.max,pcie.link.width.max,pcie.link.gen.gpucurrent,pcie.link.width.current';
 
-/** @param answers nvidia-smi's, to {@link LINK_ASKED} */
-export const readLink = (device: Device, answers: readonly string[]): Link | null =>
-  linkInSystem(join(DEVICES, pciAddress(device))) ?? linkOfSmi(answers);
+/** @param ask asks nvidia-smi for {@link LINK_ASKED}, which takes its time */
+export const readLink = (device: Device, ask: () => readonly string[] | undefined): Link | null =>
+  linkInSystem(join(DEVICES, pciAddress(device))) ?? linkOfSmi(ask() ?? []);
 
 /** Bytes a second by the memory's clock, which moves data twice in each period, and its bus. */
 export function memoryBandwidth(device: Device): number | null {
@@ -57,12 +57,11 @@ function linkInSystem(folder: string): Link | undefined {
   const current = lanesIn(folder, 'current');
   const own = lanesIn(folder, 'max');
   if (!current || !own) return undefined;
-  const port = lanesIn(dirname(resolved(folder)), 'max') ?? own;
-  const max = {
-    speed: Math.min(own.speed, port.speed),
-    width: Math.min(own.width, port.width),
-  };
-  return { current, max };
+  const port = lanesIn(dirname(resolved(folder)), 'max');
+  // A virtual machine may invent a port, which can do less than is done.
+  const isReal = port && port.speed >= current.speed && port.width >= current.width;
+  const { speed, width } = isReal ? port : own;
+  return { current, max: { speed: Math.min(own.speed, speed), width: Math.min(own.width, width) } };
 }
 
 function lanesIn(folder: string, which: 'current' | 'max'): Lanes | undefined {

@@ -26,7 +26,7 @@ export function describeMachine(driver: DriverChoice): Machine {
     node: process.version,
     koffi: versionIn(join(dirname(locate('koffi')), 'package.json')),
     cuffi: versionIn(locate('cuffi/package.json')),
-    link: driver.emulated ? null : readLink(device, askSmi(LINK_ASKED, uuid) ?? []),
+    link: driver.emulated ? null : readLink(device, () => askSmi(LINK_ASKED, uuid)),
     memoryBandwidth: driver.emulated ? null : memoryBandwidth(device),
     commit: process.env['CUFFI_COMMIT'] ?? gitCommit(),
   };
