@@ -96,6 +96,8 @@ export class Peer {
 
   /** Why it cannot make a batch; undefined where it can. */
   async lacks(batch: string, byteLength: number): Promise<string | undefined> {
+    const { exitCode, signalCode } = this.#process;
+    if (exitCode !== null || signalCode !== null) return 'its program has ended';
     const [word, text] = await this.#ask(`${batch} 0 ${byteLength} 0`);
     if (word === 'skip') return text;
     if (word !== 'ns') throw new Error(`${this.name}: ${word} ${text}`);

@@ -82,7 +82,7 @@ def start():
                 del tensor
 
         def verify():
-            require_written(empty(byte_length, dtype=uint8, device=device))
+            require_written(torch.empty(byte_length, dtype=torch.uint8, device=device))
 
         return loop, synchronize, verify
 
