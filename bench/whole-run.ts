@@ -40,8 +40,8 @@ export class WholeRun {
     return hasBegun;
   }
 
-  /** Whether each case and each pass went through; says how many cases did not. */
-  get succeeded(): boolean {
+  /** Says how many cases failed, if any. Answers whether each case and each pass went through. */
+  conclude(): boolean {
     const { failed } = this.#collection;
     if (failed > 0) console.error(`${failed} of ${this.#selection.cases.length} cases failed`);
     return failed + this.#died === 0;

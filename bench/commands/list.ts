@@ -1,5 +1,6 @@
 import { DELAYS } from '../budget.ts';
 import { suites } from '../cases/all.ts';
+import { byClock } from '../format.ts';
 import { groupBy } from '../group.ts';
 import { parse, UsageError } from '../usage.ts';
 
@@ -14,8 +15,8 @@ export function list(args: readonly string[]): number {
       const told = ofName.flatMap(({ variant, isLarge }) =>
         variant === undefined ? [] : [isLarge ? `${variant} (--large)` : variant],
       );
-      const last = ofName.at(-1)?.what ?? '';
-      console.log(`  ${name}${told.length > 0 ? ` (${told.join(', ')})` : ''}: ${last}`);
+      const { what, clock = 'host' } = ofName.at(-1) as (typeof ofName)[number];
+      console.log(`  ${name}${told.length > 0 ? ` (${told.join(', ')})` : ''}: ${what}${byClock(clock)}`);
     }
   }
   console.log(`${DELAYS}\n  how late the event loop is while 1 GiB is copied, awaited`);

@@ -32,7 +32,7 @@ export async function repeat(args: readonly string[]): Promise<number> {
     }
   console.error(`measured in ${duration((performance.now() - begin) * 1e6)}`);
   for (const { path, run } of [a, b]) run.write(path, true);
-  const succeeded = [a, b].map(({ run }) => run.succeeded).every(Boolean);
+  const succeeded = [a, b].map(({ run }) => run.conclude()).every(Boolean);
   console.log('');
   const agreed = compare([pathA, pathB]);
   return succeeded ? agreed : 1;

@@ -13,5 +13,5 @@ export async function run(args: readonly string[]): Promise<number> {
     if (!(await measured.pass(index, interrupted.signal))) return 1;
   console.error(`measured in ${duration((performance.now() - begin) * 1e6)}`);
   if (selection.json !== undefined) measured.write(selection.json, false);
-  return measured.succeeded ? 0 : 1;
+  return measured.conclude() ? 0 : 1;
 }
