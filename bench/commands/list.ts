@@ -16,7 +16,9 @@ export function list(args: readonly string[]): number {
         variant === undefined ? [] : [isLarge ? `${variant} (--large)` : variant],
       );
       const { what, clock = 'host' } = ofName.at(-1) as (typeof ofName)[number];
-      console.log(`  ${name}${told.length > 0 ? ` (${told.join(', ')})` : ''}: ${what}${byClock(clock)}`);
+      console.log(
+        `  ${name}${told.length > 0 ? ` (${told.join(', ')})` : ''}: ${what}${byClock(clock)}`,
+      );
     }
   }
   console.log(`${DELAYS}\n  how late the event loop is while 1 GiB is copied, awaited`);
