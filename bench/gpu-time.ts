@@ -4,7 +4,6 @@ import { CU_STREAM_WAIT_VALUE_GEQ, cu } from 'cuffi/ffi';
 import { requireSuccess } from './cases/names.ts';
 import type { Contestant } from './measure.ts';
 
-const UNTIMED_PART = 10;
 /** What V8 needs for a loop of calls: slow ones would not fill the queue sooner, but keep others waiting. */
 const WARM_UP_MS = 50;
 
@@ -34,17 +33,21 @@ export class GpuTimer {
 
   /** A contestant whose calls `queue` puts in the stream, and waits for none of them. */
   contestant(name: string, queue: (calls: number) => void): Contestant {
-    return { name, warmUpMs: WARM_UP_MS, run: (calls) => this.#time(queue, calls) };
+    return {
+      name,
+      warmUpMs: WARM_UP_MS,
+      run: (calls, untimed) => this.#time(queue, calls, untimed),
+    };
   }
 
   close(): void {
     for (const resource of [this.#gate, this.#end, this.#begin, this.stream]) resource.close();
   }
 
-  #time(queue: (calls: number) => void, calls: number): number {
+  #time(queue: (calls: number) => void, calls: number, untimed: number): number {
     const { stream } = this;
     // At least one: what is loaded at its first use would wait for the gate.
-    queue(Math.floor(calls / UNTIMED_PART) + 1);
+    queue(Math.max(1, untimed));
     stream.synchronizeSync();
     this.#shut();
     try {

@@ -102,8 +102,8 @@ async function findPeers(
     else
       contestants.push({
         name,
-          run: (calls, untimed) => peer.run({ batch, calls, untimed, byteLength }),
-          verify: () => peer.verify(batch, byteLength),
+        run: (calls, untimed) => peer.run({ batch, calls, untimed, byteLength }),
+        verify: () => peer.verify(batch, byteLength),
       });
   }
   return { contestants, skipped };

@@ -184,7 +184,7 @@ void serve_hand_over(int socket);
 
 /*
  * The GPU's time of `calls` calls, in nanoseconds, between two events: none of it begins before the last
- * of it is queued, so that it is the GPU's work alone. Some calls go before, untimed.
+ * of it is queued, so that it is the GPU's work alone. One call goes before, untimed.
  */
 long long gpu_time(CUresult (*queue)(long calls, size_t bytes), long calls, size_t bytes);
 
