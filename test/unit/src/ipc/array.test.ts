@@ -259,8 +259,9 @@ test('a handle keeps the memory until it is closed, and opens once at a time', a
   const array = toDeviceSync(numbers(1 << 20), { dtype: int16 });
   const before = context.memoryInfo().free;
   const handle = getIpcHandle(array.slice({ step: 2 }));
-  for (const copy of [structuredClone(handle), JSON.parse(JSON.stringify(handle)), handle.toJSON()])
-    assert.deepEqual({ ...handle }, { ...copy });
+  for (const sent of [handle, { ...handle }])
+    for (const copy of [structuredClone(sent), JSON.parse(JSON.stringify(sent))])
+      assert.deepEqual(copy, { ...handle.toJSON() });
   assert.throws(() => handle.open(), { name: 'IpcError', code: 'same-process' });
   const opened = handle.open(alias);
   assert.throws(() => handle.open(alias), { name: 'IpcError', message: /already opened/ });
