@@ -46,7 +46,7 @@ export type BufferOrigin = 'allocated' | 'borrowed' | 'imported';
 /** What may be done with memory. */
 export type Access = 'read-write' | 'read';
 
-/** @internal Frees memory in the order of a stream. */
+/** Frees memory in the order of a stream. */
 export interface OrderedRelease {
   /** Takes another stream than that of the allocation. */
   freeIn(stream: Stream): void;

@@ -14,10 +14,10 @@ export class ChildPeer extends Peer {
   readonly process: ChildProcess;
 
   /** @internal */
-  constructor(socket: number, child: ChildProcess, { busyPollUs }: BusyPollOptions) {
+  constructor(socket: number, child: ChildProcess, options: BusyPollOptions) {
     requireMade(child, Object, 'ChildPeer', 'spawnPeer');
     const pid = child.pid ?? 0;
-    const init = { process: PeerProcess.child(pid), busyPollUs };
+    const init = { process: PeerProcess.child(pid), busyPollUs: options.busyPollUs };
     super(socket, { pid, uid: process.getuid?.() ?? 0 }, init);
     this.process = child;
     const { connection } = this;
