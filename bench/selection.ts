@@ -72,6 +72,10 @@ export function selectRun(args: readonly string[]): Selection {
   };
 }
 
+/** The same arguments, without the suites that they name: all of them. */
+export const allSuites = (args: readonly string[]): string[] =>
+  args.filter((arg, at) => !suiteNames.includes(arg) || args[at - 1] === '--case');
+
 function numberOf(option: string, text: string): number {
   const number = Number(text);
   if (!/^\d+$/.test(text) || !Number.isSafeInteger(number) || number < 1)

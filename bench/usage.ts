@@ -15,6 +15,7 @@ export const USAGE = `usage: npm run bench -- [command] [options]
   repeat A B [suite ...]
                       two runs whose passes take turns, A B, B A, ..., each with a result file of its
                       own; then compares them. The options are those of run, without --json
+    --whole           A has all suites, B those that are named
   list                the suites and their cases
   report FILE ...     tables and pictures of result files: Markdown, SVG, one HTML page
     --out FOLDER      where (default: a folder of the first file's name, beside it)

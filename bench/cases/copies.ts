@@ -12,7 +12,7 @@ import { PUBLIC } from './names.ts';
 const KIB = 1 << 10;
 const MIB = 1 << 20;
 
-const SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB];
+const SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 1024 * MIB];
 /** Above, the emulated driver is left in peace. */
 const MOST_WITHOUT_GPU = MIB;
 /** From here on the moving counts, not the calling. */
@@ -21,7 +21,7 @@ const LARGE = 16 * MIB;
 /** How often a size is copied in a turn, and how many turns it takes: the large ones fewer. */
 const calls = (byteLength: number): number => Math.max(1, Math.min(50, (64 * MIB) / byteLength));
 const rounds = (byteLength: number): number =>
-  byteLength > 256 * MIB ? 6 : byteLength > 64 * MIB ? 8 : byteLength > LARGE ? 15 : 31;
+  byteLength > 64 * MIB ? 6 : byteLength > LARGE ? 15 : 31;
 /** Making and comparing so many bytes takes longer than copying them. */
 const passes = (byteLength: number): { passes?: number } =>
   byteLength > 64 * MIB ? { passes: 2 } : {};

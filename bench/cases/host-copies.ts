@@ -40,8 +40,8 @@ const WARM_UP_MS = 100;
 const LARGEST_TO_WARM_UP = 1 << 20;
 
 /**
- * Copies between one array and one buffer. What arrives is compared: all of it before and after the
- * rounds, and after each turn the beginning, the middle and the end, which every turn writes anew.
+ * Copies between one array and one buffer. What arrives is compared: after each turn the beginning, the
+ * middle and the end, which every turn writes anew, and all of it after the rounds.
  */
 export class HostCopies {
   readonly #direction: Direction;
@@ -56,7 +56,7 @@ export class HostCopies {
     this.#host = host;
   }
 
-  /** @throws Error where a whole copy there and back brings other bytes */
+  /** Touches all pages of both. */
   static async open(
     direction: Direction,
     buffer: DeviceBuffer,
@@ -65,9 +65,6 @@ export class HostCopies {
     const copies = new HostCopies(direction, buffer, host);
     writePattern(host);
     await buffer.copyFrom(host);
-    host.fill(0);
-    await buffer.copyToHost(host);
-    requirePattern(host, 'copyFrom and copyToHost');
     return copies;
   }
 

@@ -15,7 +15,7 @@ const BARE: readonly (readonly [name: string, startup: Startup])[] = [
 ];
 
 // A context of the GPU is made in each: seconds of a case go by. Each is a new process anyway.
-const bounds = { calls: 1, rounds: 9, passes: 3, budgetMs: 30_000, peers: [] } as const;
+const bounds = { calls: 1, rounds: 7, passes: 2, budgetMs: 15_000, peers: [] } as const;
 
 export const startupCases: readonly Case[] = [
   {

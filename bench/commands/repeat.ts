@@ -1,6 +1,6 @@
 import { duration } from '../format.ts';
 import { interruption } from '../interrupt.ts';
-import { resultPath, selectRun } from '../selection.ts';
+import { allSuites, resultPath, selectRun } from '../selection.ts';
 import { UsageError } from '../usage.ts';
 import { WholeRun } from '../whole-run.ts';
 import { compare } from './compare.ts';
@@ -16,22 +16,28 @@ export async function repeat(args: readonly string[]): Promise<number> {
     throw new UsageError('repeat takes two result files (.json), then what run takes');
   const [pathA, pathB] = paths.map((path) => resultPath(path)) as [string, string];
   if (pathA === pathB) throw new UsageError('the two result files are one');
-  const selection = selectRun(rest);
-  if (selection.json !== undefined) throw new UsageError('repeat names its files first: no --json');
+  const argsB = rest.filter((arg) => arg !== '--whole');
+  const argsA = argsB.length < rest.length ? allSuites(argsB) : argsB;
+  const [ofA, ofB] = [selectRun(argsA), selectRun(argsB)];
+  if (ofB.json !== undefined) throw new UsageError('repeat names its files first: no --json');
 
   // What one comes to is in words as it goes on; of the other the comparison tells.
-  const a = { name: 'A', path: pathA, run: new WholeRun(selection, rest, console.log) };
-  const b = { name: 'B', path: pathB, run: new WholeRun(selection, rest, () => {}) };
+  const a = { name: 'A', path: pathA, of: ofA, run: new WholeRun(ofA, argsA, console.log) };
+  const b = { name: 'B', path: pathB, of: ofB, run: new WholeRun(ofB, argsB, () => {}) };
   using interrupted = interruption();
   const begin = performance.now();
-  for (let index = 0; index < selection.passes; index += 1)
-    // Each is first as often as the other, or nearly: a steady drift is as much in one as in the other.
-    for (const { name, run } of index % 2 === 0 ? [a, b] : [b, a]) {
-      console.error(`run ${name}, pass ${index + 1} of ${selection.passes}`);
-      if (!(await run.pass(index, interrupted.signal))) return 1;
-    }
-  console.error(`measured in ${duration((performance.now() - begin) * 1e6)}`);
-  for (const { path, run } of [a, b]) run.write(path, true);
+  try {
+    for (let index = 0; index < Math.max(ofA.passes, ofB.passes); index += 1)
+      // Each is first as often as the other, or nearly: a steady drift is as much in one as in the other.
+      for (const { name, of, run } of index % 2 === 0 ? [a, b] : [b, a]) {
+        if (index >= of.passes) continue;
+        console.error(`run ${name}, pass ${index + 1} of ${of.passes}`);
+        if (!(await run.pass(index, interrupted.signal))) return 1;
+      }
+  } finally {
+    console.error(`measured in ${duration((performance.now() - begin) * 1e6)}`);
+    for (const { path, run } of [a, b]) run.write(path, true);
+  }
   const succeeded = [a, b].map(({ run }) => run.conclude()).every(Boolean);
   console.log('');
   const agreed = compare([pathA, pathB]);

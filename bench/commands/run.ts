@@ -9,9 +9,13 @@ export async function run(args: readonly string[]): Promise<number> {
   const measured = new WholeRun(selection, args, console.log);
   using interrupted = interruption();
   const begin = performance.now();
-  for (let index = 0; index < selection.passes; index += 1)
-    if (!(await measured.pass(index, interrupted.signal))) return 1;
-  console.error(`measured in ${duration((performance.now() - begin) * 1e6)}`);
-  if (selection.json !== undefined) measured.write(selection.json, false);
+  try {
+    for (let index = 0; index < selection.passes; index += 1)
+      if (!(await measured.pass(index, interrupted.signal))) return 1;
+  } finally {
+    console.error(`measured in ${duration((performance.now() - begin) * 1e6)}`);
+    // Of one that is interrupted, what there is: a long run is worth having in part.
+    if (selection.json !== undefined) measured.write(selection.json, false);
+  }
   return measured.conclude() ? 0 : 1;
 }

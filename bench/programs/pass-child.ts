@@ -72,7 +72,8 @@ async function runAll(chosen: ReturnType<typeof casesOf>, options: RunOptions): 
   for (const [count, { suite, measured, at, part }] of chosen.entries()) {
     signal.throwIfAborted();
     const title = titleOf({ name: measured.name, variant: measured.variant ?? null });
-    console.error(`${told}[${count + 1}/${chosen.length}] ${suite}: ${title}`);
+    const seconds = process.uptime().toFixed(0);
+    console.error(`${told}[${count + 1}/${chosen.length}, ${seconds} s] ${suite}: ${title}`);
     try {
       const result = await runCase(suite, measured, part, options);
       await tell({ type: 'case', at, ...(result && { result }) });

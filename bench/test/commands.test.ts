@@ -40,7 +40,7 @@ test('a run has the suites, cases and rounds that were asked for', () => {
   const passesOf = (...args: string[]): number => selectRun(args).passes;
   assert.deepEqual([passesOf(), passesOf('--quick'), passesOf('--rounds', '3')], [5, 1, 3]);
   assert.equal(passesOf('--quick', '--passes', '2'), 2);
-  assert.deepEqual([passesOf('startup'), passesOf('event-loop')], [3, 1]);
+  assert.deepEqual([passesOf('startup'), passesOf('event-loop')], [2, 1]);
   assert.deepEqual(selectRun(['event-loop']).cases, []);
 });
 
@@ -73,13 +73,26 @@ test('a run of two passes writes one file, its tables once on stdout and how far
   assert.match(stdout, /^driver: emulated/);
   assert.match(stdout, /^stream\.done: /m);
   assert.equal(stdout.match(/^stream\.done: /gm)?.length, 1);
-  assert.match(stderr, /^pass 2 of 2 \[1\/3\] calls: stream\.done$/m);
+  assert.match(stderr, /^pass 2 of 2 \[1\/3, \d+ s\] calls: stream\.done$/m);
   const { driver, quick, passes, cases } = readResults(json);
   assert.deepEqual([driver.emulated, quick, passes, cases.length], [true, true, 2, 3]);
   assert.deepEqual(
     cases.map(({ suite, contestants }) => [suite, contestants[0]?.samples.length]),
     [0, 1, 2].map(() => ['calls', 3]),
   );
+});
+
+test('of a run that is interrupted what was measured is written', async () => {
+  using folder = temporaryFolder();
+  const json = join(folder.path, 'part.json');
+  const child = spawn(process.execPath, node('run', 'calls', 'arrays', '--quick', '--json', json), {
+    env,
+    stdio: ['ignore', 'ignore', 'pipe'],
+  });
+  for await (const chunk of child.stderr) if (`${chunk}`.includes('[3/')) child.kill('SIGINT');
+  if (child.exitCode === null) await once(child, 'exit');
+  assert.equal(child.exitCode, 130);
+  assert.ok(readResults(json).cases.length >= 2);
 });
 
 test('two runs whose passes take turns are two files, and compared', () => {
@@ -106,6 +119,11 @@ test('two runs whose passes take turns are two files, and compared', () => {
   assert.match(stdout, /^\d of 2 ratios of the first contestant/m);
   assert.match(stdout, /^\d of 4 medians lie within/m);
   assert.equal(stdout.match(/^stream\.done: /gm)?.length, 1);
+
+  const whole = ['--whole', '--case', 'array.slice', ...what.slice(0, -1), '1'];
+  assert.match(bench(...files, ...whole).stderr, /^run A, pass 1 of 1\n.*arrays: array\.slice$/ms);
+  const suites = files.map((file) => readResults(file).cases.map(({ suite }) => suite));
+  assert.deepEqual(suites, [['calls', 'arrays'], ['calls']]);
 
   assert.match(bench('calls', 'hand-over').stderr, /repeat takes two result files/);
   assert.match(bench(...files, '--json', 'c.json').stderr, /no --json/);
