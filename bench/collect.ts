@@ -47,12 +47,11 @@ export class Collection {
     return { cases, delays: [...this.#delays], skipped: this.#skipped };
   }
 
-  /** @param isLast whether the pass is the last one, which has all cases */
-  hear(message: PassMessage, isLast: boolean): void {
+  hear(message: PassMessage): void {
     if (message.type === 'begun') this.#begin(message);
     else if (message.type === 'delays') this.#hearDelays(message.delays);
     else {
-      const { at, result, error } = message;
+      const { at, isLast, result, error } = message;
       if (error !== undefined) this.#failed.add(at);
       if (result) this.#results.set(at, [...(this.#results.get(at) ?? []), result]);
       if (isLast) this.#tell(at);

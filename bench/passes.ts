@@ -5,6 +5,10 @@
  * What differs between two runs is less the jitter of a second than the process (what V8 compiled
  * when, where its memory lies, which CPU it is on) and the slow drift of a machine. One pass sees
  * one of each; the samples of several, together, cover what a repeated run would see.
+ *
+ * The suites of short ways and calls come in laps, too: several times in a pass, from the first case
+ * to the last, each time with a part of the rounds. What drifts for half a minute is then in all of
+ * them, without a process that must get warm again.
  */
 import type { Case } from './cases/case.ts';
 import type { CaseResult, Results } from './result-schema.ts';
@@ -15,6 +19,15 @@ export interface Pass {
   readonly index: number;
   readonly of: number;
 }
+
+export const LAPPED: ReadonlySet<string> = new Set(['calls', 'hand-over']);
+export const LAPS = 3;
+
+/** A part of a part: which it is of all. */
+export const within = (pass: Pass, part: Pass): Pass => ({
+  index: pass.index * part.of + part.index,
+  of: pass.of * part.of,
+});
 
 /** A pass's part of what is counted over all of them: as even as it can be, the last never less. */
 export const shareOf = (total: number, { index, of }: Pass): number =>

@@ -21,7 +21,7 @@ export interface Selection {
 }
 
 const DEFAULT_ROUNDS = 31;
-const DEFAULT_PASSES = 5;
+const DEFAULT_PASSES = 2;
 const QUICK_PASSES = 1;
 const suiteNames = [...Object.keys(suites), DELAYS];
 const all = Object.entries(suites).flatMap(([suite, cases]) =>

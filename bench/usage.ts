@@ -9,7 +9,7 @@ export const USAGE = `usage: npm run bench -- [command] [options]
     --json FILE       write the result file as well
     --rounds N        how often each contestant has its turn at most (default 31)
     --passes N        over how many processes, one after the other, the rounds of each case are
-                      spread (default 5; 1 with --quick)
+                      spread (default 2; 1 with --quick)
     --case NAME       only this case; may be given several times
     --large           also what takes much of a machine: 64 consumers
   repeat A B [suite ...]

@@ -4,33 +4,43 @@ import { Collection } from './collect.ts';
 import { runPass } from './programs/pass.ts';
 import { writeResults } from './result-file.ts';
 import type { Selection } from './selection.ts';
+import type { Turn } from './turns.ts';
 
 /** A run that goes on pass by pass, as its owner says. */
 export class WholeRun {
+  readonly #name: string;
   readonly #selection: Selection;
   readonly #args: readonly string[];
   readonly #collection: Collection;
   #died = 0;
 
   /**
+   * @param name what it is called, where there are several; else ''
    * @param args what the selection was read from
    * @param say hears what the run comes to, in words and tables
    */
-  constructor(selection: Selection, args: readonly string[], say: (text: string) => void) {
+  constructor(
+    name: string,
+    selection: Selection,
+    args: readonly string[],
+    say: (text: string) => void,
+  ) {
+    this.#name = name;
     this.#selection = selection;
     this.#args = args;
     this.#collection = new Collection(selection, readBudget(), say);
   }
 
-  /** Runs one of its passes. Answers whether the run has begun: if not, nor would the next one. */
-  async pass(index: number, signal: AbortSignal): Promise<boolean> {
+  /**
+   * Runs one of its passes, in turns where there is one. Answers whether the run has begun: if not, nor
+   * would the next one.
+   */
+  async pass(index: number, signal: AbortSignal, turn?: Turn): Promise<boolean> {
     const { passes } = this.#selection;
-    const isLast = index === passes - 1;
     const how = await runPass(
       { index, of: passes },
-      this.#args,
-      (message) => this.#collection.hear(message, isLast),
-      signal,
+      { name: this.#name, args: this.#args, signal, turn },
+      (message) => this.#collection.hear(message),
     );
     const hasBegun = this.#collection.begun !== undefined;
     if (how !== undefined && hasBegun) {

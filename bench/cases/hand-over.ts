@@ -52,9 +52,9 @@ const rows: readonly Row[] = [
   {
     name: 'hand-over.mapped',
     what: 'a buffer that the receiver has mapped, and its acknowledgement',
-    calls: 200,
+    calls: 100,
     untimed: UNTIMED,
-    budgetMs: 2500,
+    budgetMs: 2000,
     ways: [
       mapped,
       mappedBusyPolling,
@@ -81,7 +81,7 @@ const rows: readonly Row[] = [
   {
     name: 'hand-over.first.legacy',
     what: 'a buffer that the receiver opens by its legacy handle, and closes',
-    calls: 50,
+    calls: 30,
     untimed: UNTIMED,
     budgetMs: 2000,
     ways: [legacy, processSend],
@@ -93,7 +93,7 @@ const rows: readonly Row[] = [
     what: 'a buffer of a new pool: the receiver imports both, and closes them',
     calls: 20,
     untimed: UNTIMED,
-    budgetMs: 2500,
+    budgetMs: 2000,
     ways: [firstPool],
     peers: inPeers('handOver.firstPool', 'C', 'cuda.core'),
     aims: [{ versus: 'C', max: 1.5 }],

@@ -1,12 +1,13 @@
 import { duration } from '../format.ts';
 import { interruption } from '../interrupt.ts';
 import { allSuites, resultPath, selectRun } from '../selection.ts';
+import { Turn, Turns } from '../turns.ts';
 import { UsageError } from '../usage.ts';
 import { WholeRun } from '../whole-run.ts';
 import { compare } from './compare.ts';
 
 /**
- * Measures twice, the passes of the two runs in turns: what drifts on the machine for minutes is in
+ * Measures twice, the two runs in turns, lap by lap: what drifts on the machine for minutes is in
  * both, so that what they do not agree in is the harness's. 1 where a case failed, or where they do
  * not agree.
  */
@@ -22,18 +23,20 @@ export async function repeat(args: readonly string[]): Promise<number> {
   if (ofB.json !== undefined) throw new UsageError('repeat names its files first: no --json');
 
   // What one comes to is in words as it goes on; of the other the comparison tells.
-  const a = { name: 'A', path: pathA, of: ofA, run: new WholeRun(ofA, argsA, console.log) };
-  const b = { name: 'B', path: pathB, of: ofB, run: new WholeRun(ofB, argsB, () => {}) };
+  const a = { path: pathA, of: ofA, run: new WholeRun('A', ofA, argsA, console.log) };
+  const b = { path: pathB, of: ofB, run: new WholeRun('B', ofB, argsB, () => {}) };
+  const turns = new Turns();
   using interrupted = interruption();
   const begin = performance.now();
   try {
-    for (let index = 0; index < Math.max(ofA.passes, ofB.passes); index += 1)
+    for (let index = 0; index < Math.max(ofA.passes, ofB.passes); index += 1) {
       // Each is first as often as the other, or nearly: a steady drift is as much in one as in the other.
-      for (const { name, of, run } of index % 2 === 0 ? [a, b] : [b, a]) {
-        if (index >= of.passes) continue;
-        console.error(`run ${name}, pass ${index + 1} of ${of.passes}`);
-        if (!(await run.pass(index, interrupted.signal))) return 1;
-      }
+      const both = (index % 2 === 0 ? [a, b] : [b, a]).filter(({ of }) => index < of.passes);
+      const ran = await Promise.all(
+        both.map(({ run }) => run.pass(index, interrupted.signal, new Turn(turns))),
+      );
+      if (!ran.every(Boolean)) return 1;
+    }
   } finally {
     console.error(`measured in ${duration((performance.now() - begin) * 1e6)}`);
     for (const { path, run } of [a, b]) run.write(path, true);

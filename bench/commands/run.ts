@@ -6,7 +6,7 @@ import { WholeRun } from '../whole-run.ts';
 /** Measures: tables on stdout, how far it is on stderr; 1 where a case failed. */
 export async function run(args: readonly string[]): Promise<number> {
   const selection = selectRun(args);
-  const measured = new WholeRun(selection, args, console.log);
+  const measured = new WholeRun('', selection, args, console.log);
   using interrupted = interruption();
   const begin = performance.now();
   try {

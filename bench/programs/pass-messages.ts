@@ -19,6 +19,8 @@ export interface PassCase {
   readonly type: 'case';
   /** Which of the run's. */
   readonly at: number;
+  /** Whether this was the last of its parts. */
+  readonly isLast: boolean;
   /** Undefined where nobody here can do it. */
   readonly result?: CaseResult;
   /** Why there is none, where it failed. */
@@ -29,6 +31,11 @@ export interface PassCase {
 export interface PassDelays {
   readonly type: 'delays';
   readonly delays: readonly DelayResult[];
+}
+
+/** It would go on: with its programs started, or with the next lap. It waits until it may. */
+export interface PassReady {
+  readonly type: 'ready';
 }
 
 export type PassMessage = PassBegun | PassCase | PassDelays;

@@ -38,7 +38,7 @@ test('a run has the suites, cases and rounds that were asked for', () => {
   );
   assert.deepEqual([delays, rounds, quick], [false, 3, true]);
   const passesOf = (...args: string[]): number => selectRun(args).passes;
-  assert.deepEqual([passesOf(), passesOf('--quick'), passesOf('--rounds', '3')], [5, 1, 3]);
+  assert.deepEqual([passesOf(), passesOf('--quick'), passesOf('--rounds', '3')], [2, 1, 2]);
   assert.equal(passesOf('--quick', '--passes', '2'), 2);
   assert.deepEqual([passesOf('startup'), passesOf('event-loop')], [2, 1]);
   assert.deepEqual(selectRun(['event-loop']).cases, []);
@@ -106,12 +106,8 @@ test('two runs whose passes take turns are two files, and compared', () => {
     });
   const what = ['calls', '--case', 'stream.done', '--quick', '--rounds', '4', '--passes', '2'];
   const { stdout, stderr } = bench(...files, ...what);
-  assert.deepEqual(stderr.match(/^run ., pass ./gm), [
-    'run A, pass 1',
-    'run B, pass 1',
-    'run B, pass 2',
-    'run A, pass 2',
-  ]);
+  const passes = stderr.match(/^run ., pass .(?= of 2 \[1)/gm);
+  assert.deepEqual(passes, ['run A, pass 1', 'run B, pass 1', 'run B, pass 2', 'run A, pass 2']);
   for (const file of files) {
     const { inTurns, passes, cases } = readResults(file);
     assert.deepEqual([inTurns, passes, cases[0]?.contestants[0]?.samples.length], [true, 2, 4]);
@@ -121,7 +117,7 @@ test('two runs whose passes take turns are two files, and compared', () => {
   assert.equal(stdout.match(/^stream\.done: /gm)?.length, 1);
 
   const whole = ['--whole', '--case', 'array.slice', ...what.slice(0, -1), '1'];
-  assert.match(bench(...files, ...whole).stderr, /^run A, pass 1 of 1\n.*arrays: array\.slice$/ms);
+  assert.match(bench(...files, ...whole).stderr, /^run A, \[2\/2, \d+ s\] arrays: array\.slice$/m);
   const suites = files.map((file) => readResults(file).cases.map(({ suite }) => suite));
   assert.deepEqual(suites, [['calls', 'arrays'], ['calls']]);
 

@@ -9,7 +9,7 @@ import type { Opening, OpenWay, Way } from './way.ts';
  * second and a half, and half of that after two); and those that do mostly what one before them did.
  */
 const FIRST = { warmUpMs: 1500, warmUpMostMs: 2500 };
-const LATER = { warmUpMs: 150, warmUpMostMs: 300 };
+const LATER = { warmUpMs: 100, warmUpMostMs: 200 };
 
 /**
  * Until V8 has compiled, at both ends, what a server runs all day. The emulated driver's times say
