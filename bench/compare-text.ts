@@ -6,7 +6,7 @@ import type { Results } from './result-schema.ts';
 /** How the two were made: what drifts for minutes is in both of them, or between them. */
 export const describeKind = (a: Results, b: Results): string =>
   a.inTurns && b.inTurns
-    ? 'The passes of the two took turns, so that what drifts on the machine is in both'
+    ? 'The two took turns, so that what drifts on the machine is in both'
     : 'One was made after the other, so that what drifts on the machine is between them';
 
 /** How many times lie within. */

@@ -19,6 +19,8 @@ const COLOURS = [
   '#7A7A7A',
   '#8C510A',
   '#7B3FA0',
+  '#B2182B',
+  '#5AAE61',
 ];
 const SHAPES = [
   'circle',
@@ -31,6 +33,8 @@ const SHAPES = [
   'square',
   'triangle-left',
   'triangle-right',
+  'diamond',
+  'cross',
 ];
 const SIZE = { width: 560, height: 340 };
 
@@ -58,6 +62,7 @@ export function linePlot(results: Results, { name, what, cases }: Group, axis: A
   const scale = { type: 'log', nice: false } as const;
   const inOrder = { type: 'nominal', sort: contestantsIn(cases) } as const;
   const names = contestantsIn(cases);
+  if (names.length > COLOURS.length) throw new Error(`${name}: two of its lines would look alike`);
   const colour = {
     field: 'contestant',
     ...inOrder,
