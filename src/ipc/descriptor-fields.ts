@@ -2,7 +2,7 @@
  * What descriptors hold: the fields of each kind in their order, and what each may be. The schema
  * of messages, the reader of bytes and the checksum all go by this.
  */
-import { MAX_MESSAGE_FDS } from '../../ffi/socket.ts';
+import { MAX_MESSAGE_FDS } from '../../ffi/message.ts';
 
 /** The version of all descriptors of this cuffi. */
 export const DESCRIPTOR_VERSION = 2;

@@ -1,4 +1,4 @@
-import { MAX_MESSAGE_FDS } from '../../ffi/socket.ts';
+import { MAX_MESSAGE_FDS } from '../../ffi/message.ts';
 import { IpcError } from '../errors.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import type { VirtualMemory } from '../memory/virtual.ts';

@@ -2,13 +2,8 @@
 import { registerKernel } from '../../ffi/emulated-kernels.ts';
 import type { FunctionName } from '../../ffi/functions.ts';
 import { closeFd } from '../../ffi/libc.ts';
-import {
-  acceptSocket,
-  connectSocket,
-  listenSocket,
-  receiveMessage,
-  sendMessage,
-} from '../../ffi/socket.ts';
+import { receiveMessage, sendMessage } from '../../ffi/message.ts';
+import { acceptSocket, connectSocket, listenSocket } from '../../ffi/socket.ts';
 import { type Argument, callHere } from './calls.ts';
 import { LatchWord } from './latch.ts';
 

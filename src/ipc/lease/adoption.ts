@@ -1,6 +1,6 @@
 import { closeFd, SystemError } from '../../../ffi/libc.ts';
+import { isGone, sendMessage } from '../../../ffi/message.ts';
 import { type FdWatch, watchFd } from '../../../ffi/poll.ts';
-import { isGone, sendMessage } from '../../../ffi/socket.ts';
 import type { Lease } from './lease.ts';
 import { PeerProcess } from './peer-process.ts';
 

@@ -1,5 +1,5 @@
 import { closeFd } from '../../../ffi/libc.ts';
-import type { SocketMessage } from '../../../ffi/socket.ts';
+import type { SocketMessage } from '../../../ffi/message.ts';
 import { IpcError } from '../../errors.ts';
 import {
   FRAGMENT_BYTE_LENGTH,

@@ -1,5 +1,5 @@
 import { closeFd, type SystemError } from '../../../ffi/libc.ts';
-import { isGone } from '../../../ffi/socket.ts';
+import { isGone } from '../../../ffi/message.ts';
 import { refuseInCapture } from '../../capture.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';

@@ -1,5 +1,5 @@
 /** How much may come from another process at a time. Both ends hold to the same numbers. */
-import { MAX_MESSAGE_BYTE_LENGTH, MAX_MESSAGE_FDS } from '../../../ffi/socket.ts';
+import { MAX_MESSAGE_BYTE_LENGTH, MAX_MESSAGE_FDS } from '../../../ffi/message.ts';
 
 /** The largest value, encoded. */
 export const MAX_VALUE_BYTE_LENGTH: number = 16 << 20;

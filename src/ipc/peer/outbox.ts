@@ -1,5 +1,5 @@
 import { closeFd, duplicateFd, SystemError } from '../../../ffi/libc.ts';
-import { sendMessage } from '../../../ffi/socket.ts';
+import { sendMessage } from '../../../ffi/message.ts';
 import { IpcError } from '../../errors.ts';
 import {
   FRAGMENT_BYTE_LENGTH,

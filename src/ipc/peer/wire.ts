@@ -1,6 +1,6 @@
 import { closeFd, SystemError } from '../../../ffi/libc.ts';
+import { isGone, takeMessage } from '../../../ffi/message.ts';
 import { type FdWatch, type Readiness, watchFd } from '../../../ffi/poll.ts';
-import { isGone, takeMessage } from '../../../ffi/socket.ts';
 import { type Arrived, Assembly } from './assembly.ts';
 import { Outbox } from './outbox.ts';
 import type { PacketKind } from './packet.ts';

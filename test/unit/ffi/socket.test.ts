@@ -15,20 +15,22 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test } from 'node:test';
 import { closeFd, createMemfd, isOpenFd, libc } from '../../../ffi/libc.ts';
+import {
+  MAX_MESSAGE_BYTE_LENGTH,
+  MAX_MESSAGE_FDS,
+  receiveMessage,
+  type SocketMessage,
+  sendMessage,
+  takeMessage,
+} from '../../../ffi/message.ts';
 import { readable } from '../../../ffi/poll.ts';
 import {
   acceptSocket,
   connectSocket,
   isSocketInUse,
   listenSocket,
-  MAX_MESSAGE_BYTE_LENGTH,
-  MAX_MESSAGE_FDS,
   peerCredentials,
-  receiveMessage,
-  type SocketMessage,
-  sendMessage,
   socketPair,
-  takeMessage,
 } from '../../../ffi/socket.ts';
 import { openDescriptors } from '../../support/descriptors.ts';
 import { programFile } from '../../support/program-file.ts';

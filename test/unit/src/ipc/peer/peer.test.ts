@@ -2,7 +2,8 @@ import assert from 'node:assert/strict';
 import { fstatSync } from 'node:fs';
 import { afterEach, beforeEach, test } from 'node:test';
 import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
-import { receiveMessage, socketPair } from '../../../../../ffi/socket.ts';
+import { receiveMessage } from '../../../../../ffi/message.ts';
+import { socketPair } from '../../../../../ffi/socket.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,

@@ -1,6 +1,7 @@
 /** Two ends of one connection in this process, and the other end as a bare socket. */
 import { closeFd, isOpenFd } from '../../../../../ffi/libc.ts';
-import { receiveMessage, sendMessage, socketPair } from '../../../../../ffi/socket.ts';
+import { receiveMessage, sendMessage } from '../../../../../ffi/message.ts';
+import { socketPair } from '../../../../../ffi/socket.ts';
 import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/peer/limits.ts';
 import { type PacketHeader, writeHeader } from '../../../../../src/ipc/peer/packet.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
