@@ -22,6 +22,7 @@ export {
 export { type Driver, type FunctionName, functions, type Needs, type Row } from './functions.ts';
 export { copyHostMemory } from './host-copy.ts';
 export { type Library, LibraryNotFoundError, type LibraryPurpose, openLibrary } from './library.ts';
+export * from './message.ts';
 export * from './libc.ts';
 export { addressOf, MAX_VIEW_BYTE_LENGTH, stringAt, viewMemory, withAddress } from './native.ts';
 export { type FdWatch, type Readiness, readable, type WatchedEvents, watchFd } from './poll.ts';
