@@ -8,6 +8,7 @@ import { test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
+import { repeat } from '../commands/repeat.ts';
 import { readResults } from '../result-file.ts';
 import { selectRun } from '../selection.ts';
 import { temporaryFolder } from './files.ts';
@@ -95,34 +96,32 @@ test('of a run that is interrupted what was measured is written', async () => {
   assert.ok(readResults(json).cases.length >= 2);
 });
 
-test('two runs whose passes take turns are two files, and compared', () => {
+test('two runs that take turns are two files, and compared; one of them may be whole', async () => {
   using folder = temporaryFolder();
   const files = ['a.json', 'b.json'].map((name) => join(folder.path, name));
-  const bench = (...args: string[]) =>
-    spawnSync(process.execPath, node('repeat', ...args), {
-      env,
-      encoding: 'utf8',
-      timeout: DEADLINE_MS,
-    });
-  const what = ['calls', '--case', 'stream.done', '--quick', '--rounds', '4', '--passes', '2'];
-  const { stdout, stderr } = bench(...files, ...what);
-  const passes = stderr.match(/^run ., pass .(?= of 2 \[1)/gm);
-  assert.deepEqual(passes, ['run A, pass 1', 'run B, pass 1', 'run B, pass 2', 'run A, pass 2']);
-  for (const file of files) {
-    const { inTurns, passes, cases } = readResults(file);
+  const what = ['calls', '--whole', '--case', 'stream.done', '--case', 'array.slice'];
+  const { stdout, stderr } = spawnSync(
+    process.execPath,
+    node('repeat', ...files, ...what, '--quick', '--rounds', '4', '--passes', '2'),
+    { env, encoding: 'utf8', timeout: DEADLINE_MS },
+  );
+  assert.deepEqual(stderr.match(/^run ., pass .(?= of 2 \[1\/)/gm), [
+    'run A, pass 1',
+    'run B, pass 1',
+    'run B, pass 2',
+    'run A, pass 2',
+  ]);
+  const results = files.map((file) => readResults(file));
+  for (const { inTurns, passes, cases } of results)
     assert.deepEqual([inTurns, passes, cases[0]?.contestants[0]?.samples.length], [true, 2, 4]);
-  }
+  const suites = results.map(({ cases }) => cases.map(({ suite }) => suite));
+  assert.deepEqual(suites, [['calls', 'arrays'], ['calls']]);
   assert.match(stdout, /^\d of 2 ratios of the first contestant/m);
   assert.match(stdout, /^\d of 4 medians lie within/m);
   assert.equal(stdout.match(/^stream\.done: /gm)?.length, 1);
 
-  const whole = ['--whole', '--case', 'array.slice', ...what.slice(0, -1), '1'];
-  assert.match(bench(...files, ...whole).stderr, /^run A, \[2\/2, \d+ s\] arrays: array\.slice$/m);
-  const suites = files.map((file) => readResults(file).cases.map(({ suite }) => suite));
-  assert.deepEqual(suites, [['calls', 'arrays'], ['calls']]);
-
-  assert.match(bench('calls', 'hand-over').stderr, /repeat takes two result files/);
-  assert.match(bench(...files, '--json', 'c.json').stderr, /no --json/);
+  await assert.rejects(repeat(['calls', 'hand-over']), /repeat takes two result files/);
+  await assert.rejects(repeat([...files, '--json', 'c.json']), /no --json/);
 });
 
 test('nothing that draws is loaded while something is measured', async () => {
