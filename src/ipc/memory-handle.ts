@@ -3,6 +3,7 @@ import { tryAll } from '../attempt.ts';
 import type { Context } from '../context.ts';
 import { IpcError } from '../errors.ts';
 import type { CudaEvent } from '../event.ts';
+import { life } from '../life.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import type { Access } from '../memory/buffer-options.ts';
 import { retainMemory } from '../memory/retain.ts';
@@ -83,7 +84,8 @@ export abstract class IpcMemoryHandle<T extends Resource>
 
   protected constructor(kind: string, { descriptor, held }: HandleInit) {
     super(kind, held ? { owner: held.context.resources, release: () => held.release() } : {});
-    Object.defineProperty(this, 'life', { enumerable: false });
+    // A copy would keep an object that was dropped from being closed by its finalizer.
+    Object.defineProperty(this, life, { enumerable: false });
     this.#descriptor = descriptor;
     Object.assign(this, descriptor);
   }

@@ -259,6 +259,8 @@ test('a handle keeps the memory until it is closed, and opens once at a time', a
   const array = toDeviceSync(numbers(1 << 20), { dtype: int16 });
   const before = context.memoryInfo().free;
   const handle = getIpcHandle(array.slice({ step: 2 }));
+  assert.deepEqual({ ...handle }, { ...handle.toJSON() });
+  assert.equal('life' in handle, false);
   for (const sent of [handle, { ...handle }])
     for (const copy of [structuredClone(sent), JSON.parse(JSON.stringify(sent))])
       assert.deepEqual(copy, { ...handle.toJSON() });
