@@ -513,6 +513,26 @@ test('more than is kept for others at a time waits, and breaks nothing', deadlin
   await leases.drain({ timeoutMs: 20_000 });
 });
 
+test(
+  'what is passed on while its context is reset is kept for the third process',
+  deadline,
+  async () => {
+    const [between, last] = [start(), start()];
+    const name = `@cuffi-reset-${process.pid}`;
+    // More than is asked for in one message.
+    const count = 70;
+    const buffer = DeviceBuffer.allocate(4096);
+    await ask(last, { do: 'hoard', value: name, count });
+    await ask(between, { do: 'keep', buffer });
+    buffer.close();
+    assert.equal(await ask(between, { do: 'forwardAndReset', value: name, count }), 'all');
+    assert.equal(between.closed, false);
+    assert.equal(leases.stats().leases.length, count);
+    assert.equal(await ask(last, { do: 'release' }), 'released');
+    await leases.drain({ timeoutMs: 20_000 });
+  },
+);
+
 test('sends leave nothing on either side', deadline, async () => {
   const child = start();
   using buffer = DeviceBuffer.allocate(4096);

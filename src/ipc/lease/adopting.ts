@@ -66,6 +66,11 @@ export class Adopting {
     return taken;
   }
 
+  /** Whether something of a lease is still to be asked for: it must not be given back before. */
+  isNeeded(lease: number): boolean {
+    return this.#unsaid.some((unsaid) => unsaid.lease === lease);
+  }
+
   /** The other end answers no more. */
   end(): void {
     this.#isOver = true;

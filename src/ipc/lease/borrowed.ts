@@ -25,6 +25,8 @@ type OpenHere = Resource & { readonly context: Context };
 interface LeaseLender {
   readonly pid: number;
   adopt(...asked: Parameters<Adopting['ask']>): Asked;
+  /** As {@link Adopting.isNeeded}. */
+  isNeeded(lease: number): boolean;
 }
 
 /** What the other end of one connection has lent to this process, by number. */
@@ -130,13 +132,16 @@ export class Borrowed {
     releaseQuietly(() => object.closeBecause(`${by} has revoked it`));
   }
 
-  /** What the other end is to be told: as much as goes in one message. */
+  /** What the other end is to be told now: as much as goes in one message. */
   takeReturned(): readonly Returned[] {
     const all = this.#returned;
     let [end, points] = [0, 0];
-    // The first always goes.
+    // The first is never too much.
     while (end < all.length && (end === 0 || (end < MAX_ENTRIES && points < MAX_POINTS))) {
-      points += (all[end] as Returned).points.length;
+      const { lease, points: behind } = all[end] as Returned;
+      // A reset gives back also what is being passed on: who has lent it must hear of that before.
+      if (this.#lender.isNeeded(lease)) break;
+      points += behind.length;
       end += 1;
     }
     if (end < all.length) return all.splice(0, end);

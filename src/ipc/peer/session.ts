@@ -60,7 +60,11 @@ export class Session implements ParcelSession {
     this.adopting = new Adopting(news);
     this.borrowed = new Borrowed(
       this.ordering,
-      { pid: process.pid, adopt: (...asked) => this.adopting.ask(...asked) },
+      {
+        pid: process.pid,
+        adopt: (...asked) => this.adopting.ask(...asked),
+        isNeeded: (lease) => this.adopting.isNeeded(lease),
+      },
       news,
     );
     this.lent = new Lent({

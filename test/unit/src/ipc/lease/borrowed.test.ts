@@ -20,10 +20,11 @@ const loseBoth = (): void =>
     ),
   );
 
-function borrowed(): { readonly here: Borrowed; returned(): number[] } {
+function borrowed(needed = new Set<number>()): { readonly here: Borrowed; returned(): number[] } {
   const lender = {
     pid: process.pid,
     adopt: () => ({ answered: Promise.resolve(), over() {} }),
+    isNeeded: (lease: number) => needed.has(lease),
   };
   const here = new Borrowed(new Ordering(), lender, () => {});
   return { here, returned: () => here.takeReturned().map(({ lease }) => lease) };
@@ -49,6 +50,17 @@ test('a reset gives back what was open in that context, closed or not, and no ot
     [0, 1].map((device) => Context.primary(device).afterReset.size),
     [0, 0],
   );
+});
+
+test('what is still to be passed on is not given back before, nor what was given back after it', () => {
+  const needed = new Set([1]);
+  const { here, returned } = borrowed(needed);
+  here.number(3);
+  for (const id of [0, 1, 2]) here.giveBack(id);
+  assert.deepEqual(returned(), [0]);
+  assert.deepEqual(returned(), []);
+  needed.clear();
+  assert.deepEqual(returned(), [1, 2]);
 });
 
 test('what was collected is given back where all is in one context', async () => {
