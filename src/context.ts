@@ -253,8 +253,12 @@ export class Context extends ContextState {
     this.activity.clear();
     const isRetained = this.#handle !== undefined;
     this.#handle = undefined;
-    driver.resetPrimary(this.device, isRetained);
-    for (const tell of [...this.afterReset]) tell();
+    try {
+      driver.resetPrimary(this.device, isRetained);
+    } finally {
+      // Also where the driver has failed: all is abandoned here, and nobody else would tell.
+      for (const tell of [...this.afterReset]) tell();
+    }
   }
 
   override toString(): string {

@@ -52,6 +52,21 @@ test('a reset gives back what was open in that context, closed or not, and no ot
   );
 });
 
+test('a reset that the driver answers with an error gives back all the same', () => {
+  const lost = CUresult.CUDA_ERROR_LAUNCH_FAILED;
+  for (const name of ['cuDevicePrimaryCtxRelease_v2', 'cuDevicePrimaryCtxReset_v2'] as const) {
+    selectDriver(broken(broken(emulate(), 'cuCtxSynchronize', lost), name, lost));
+    const { here, returned } = borrowed();
+    here.number(1);
+    const buffer = DeviceBuffer.allocate(64);
+    here.opened(0, buffer);
+    assert.throws(() => buffer.context.resetSync(), { name: 'CudaError', call: name });
+    assert.equal(buffer.closed, true);
+    assert.deepEqual(returned(), [0]);
+    here.end();
+  }
+});
+
 test('what is still to be passed on is not given back before, nor what was given back after it', () => {
   const needed = new Set([1]);
   const { here, returned } = borrowed(needed);
