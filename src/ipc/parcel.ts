@@ -163,8 +163,11 @@ export function endSession(session: ParcelSession): void {
 function forgetPool(id: string, { received }: Pick<ParcelSession, 'received'>): void {
   const pool = received.get(id);
   received.delete(id);
-  if (pool instanceof ReceivedPool) pool[Symbol.dispose]();
+  if (pool instanceof ReceivedPool) endPool(pool);
 }
+
+/** What the driver refuses concerns neither what comes nor the other pools. */
+const endPool = (pool: ReceivedPool): void => releaseQuietly(() => pool[Symbol.dispose]());
 
 /** They have their descriptors still, and a hostile peer must not make many of them. */
 const MAX_ENDING = 16;
@@ -179,13 +182,13 @@ export function forgetPoolSoon(id: string, { received }: Pick<ParcelSession, 're
   received.delete(id);
   if (!(pool instanceof ReceivedPool)) return;
   if (ending === MAX_ENDING) {
-    pool[Symbol.dispose]();
+    endPool(pool);
     return;
   }
   ending += 1;
   setImmediate(() => {
     ending -= 1;
-    releaseQuietly(() => pool[Symbol.dispose]());
+    endPool(pool);
   });
 }
 

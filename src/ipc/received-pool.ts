@@ -34,8 +34,9 @@ export class ReceivedPool implements ReceivedFds, Disposable {
 
   [Symbol.dispose](): void {
     const [fd] = this.numbers;
-    this.#pool?.drop();
-    this.#pool = undefined;
     closeFd(fd as number);
+    const pool = this.#pool;
+    this.#pool = undefined;
+    pool?.drop();
   }
 }

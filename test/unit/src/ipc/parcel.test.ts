@@ -3,8 +3,9 @@ import { closeSync, openSync, readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import { setImmediate } from 'node:timers/promises';
 import fc from 'fast-check';
-import { recordCalls } from '../../../../ffi/driver.ts';
+import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import { closeFd, createMemfd, duplicateFd, isOpenFd } from '../../../../ffi/libc.ts';
+import { CUresult } from '../../../../ffi/results.ts';
 import { createSealedMemfd } from '../../../../ffi/sealed.ts';
 import { socketPair } from '../../../../ffi/socket.ts';
 import {
@@ -45,6 +46,7 @@ import {
 import { anchorExports } from '../../../../src/memory/export-anchor.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
 import { dose } from '../../../support/dose.ts';
+import { withFaults } from '../../../support/faults.ts';
 import { emulate } from '../emulate.ts';
 
 const MIB = 1 << 20;
@@ -223,6 +225,29 @@ test('a pool that its maker has closed goes after the turn that told it, but for
   );
   await setImmediate();
   assert.ok(ids.every(([, { closed }]) => closed));
+});
+
+test('a pool that the driver does not destroy keeps no descriptor, nor its session from ending', async () => {
+  const { driver, fail } = withFaults(emulate(), ['cuMemPoolDestroy']);
+  selectDriver(driver);
+  const ours = session();
+  const warned: string[] = [];
+  const warn = ({ message }: Error): unknown => warned.push(message);
+  process.on('warning', warn);
+  const fds = [sharedPool(), sharedPool()].map(({ buffer }) => {
+    const { descriptor, fds } = exportIpc(buffer);
+    const fd = duplicateFd(fds[0] as number);
+    (unpack(ofAnother(descriptor), [fd], ours) as DeviceBuffer).close();
+    return fd;
+  });
+  await Context.primary().flush();
+  fail('cuMemPoolDestroy', 1, CUresult.CUDA_ERROR_LAUNCH_FAILED);
+  endSession(ours);
+  assert.equal(ours.received.size, 0);
+  assert.deepEqual(fds.map(isOpenFd), [false, false]);
+  await setImmediate();
+  process.off('warning', warn);
+  assert.equal(warned.filter((message) => /cuMemPoolDestroy/.test(message)).length, 1);
 });
 
 test('a pool that comes back to its maker leaves no descriptor behind', () => {
