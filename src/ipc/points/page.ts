@@ -10,6 +10,7 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
+import { releaseQuietly } from '../../resource.ts';
 import { hasReached, type Point } from './point.ts';
 
 const BYTE_LENGTH = 4096;
@@ -129,7 +130,8 @@ export class PointPage {
       check(status, 'cuMemHostUnregister');
     };
     context.afterReset.add(release);
-    context.releases.submit(release);
+    // In a context that is lost it fails, which is nothing to the connection that ends by this.
+    context.releases.submit(() => releaseQuietly(release));
   }
 
   /** A reset of the context in which it was registered ends that. */

@@ -1,5 +1,6 @@
 /** Two ends of a page of counters in one process: the other one's mapping is another mapping. */
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
 import { openSync } from 'node:fs';
 import { test } from 'node:test';
 import { selectDriver } from '../../../../../ffi/driver.ts';
@@ -165,6 +166,21 @@ test('a page is taken only where nobody can take it away again', () => {
     ...socketPair(),
   ])
     assert.throws(() => PointPage.accept(fd), { name: 'IpcError' });
+});
+
+test('a page that the driver does not let go of is closed all the same, and its connection ends', async () => {
+  const lost = CUresult.CUDA_ERROR_LAUNCH_FAILED;
+  selectDriver(broken(emulate(), 'cuMemHostUnregister', lost));
+  const page = PointPage.create();
+  page.addressIn(Context.primary(), 0);
+  const warned = once(process, 'warning');
+  let isUnmapped = false;
+  page.close(() => {
+    isUnmapped = true;
+  });
+  assert.equal(isUnmapped, true);
+  const [{ message }] = await warned;
+  assert.match(message, /cuMemHostUnregister/);
 });
 
 test('counters wrap around, and slots go to others when their streams are over', () => {
