@@ -247,7 +247,9 @@ test('a pool that the driver does not destroy keeps no descriptor, nor its sessi
   assert.deepEqual(fds.map(isOpenFd), [false, false]);
   await setImmediate();
   process.off('warning', warn);
-  assert.equal(warned.filter((message) => /cuMemPoolDestroy/.test(message)).length, 1);
+  // Objects of the tests before may be collected meanwhile.
+  const mine = warned.filter((message) => /cuMemPoolDestroy.*LAUNCH_FAILED/.test(message));
+  assert.equal(mine.length, 1);
 });
 
 test('a pool that comes back to its maker leaves no descriptor behind', () => {
