@@ -20,7 +20,9 @@ export interface Pass {
   readonly of: number;
 }
 
+/** The suites that come in laps. */
 export const LAPPED: ReadonlySet<string> = new Set(['calls', 'hand-over']);
+/** How many a pass has, where it is not quick. */
 export const LAPS = 3;
 
 /** A part of a part: which it is of all. */

@@ -13,8 +13,8 @@ export const USAGE = `usage: npm run bench -- [command] [options]
     --case NAME       only this case; may be given several times
     --large           also what takes much of a machine: 64 consumers
   repeat A B [suite ...]
-                      two runs whose passes take turns, A B, B A, ..., each with a result file of its
-                      own; then compares them. The options are those of run, without --json
+                      two runs that take turns, lap by lap, each with a result file of its own; then
+                      compares them. The options are those of run, without --json
     --whole           A has all suites, B those that are named
   list                the suites and their cases
   report FILE ...     tables and pictures of result files: Markdown, SVG, one HTML page

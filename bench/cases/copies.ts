@@ -3,9 +3,10 @@
  * which the driver calls pageable, and of page-locked ones.
  */
 import { DeviceBuffer, PinnedBuffer, pin, Stream } from 'cuffi';
-import { requirePattern, sizeName, writePattern } from '../bytes.ts';
+import { sizeName } from '../bytes.ts';
 import { inProcess } from '../measure.ts';
 import { type Case, inPeers, type Limit, type OpenCase } from './case.ts';
+import { DevicePair } from './device-pair.ts';
 import { type Direction, HostCopies, type Way } from './host-copies.ts';
 import { PUBLIC } from './names.ts';
 
@@ -128,14 +129,8 @@ async function openPinned(direction: Direction, byteLength: number): Promise<Ope
 
 function openOnDevice(byteLength: number): OpenCase {
   const stream = Stream.create({ nonBlocking: true });
-  const source = DeviceBuffer.allocate(byteLength);
-  const target = DeviceBuffer.allocate(byteLength);
-  const host = new Uint8Array(byteLength);
-  writePattern(host);
-  source.copyFromSync(host);
-  // Its pages are there, and hold something else.
-  target.fill(0);
-  target.context.synchronizeSync();
+  const pair = new DevicePair(byteLength);
+  const { source, target } = pair;
   return {
     contestants: [
       inProcess(PUBLIC, (batch) => {
@@ -143,9 +138,9 @@ function openOnDevice(byteLength: number): OpenCase {
         stream.synchronizeSync();
       }),
     ],
-    verify: () => requirePattern(target.copyToHostSync(host.fill(0)), 'copyTo'),
+    verify: () => pair.verify('copyTo'),
     close() {
-      for (const resource of [source, target, stream]) resource.close();
+      for (const resource of [pair, stream]) resource.close();
     },
   };
 }

@@ -4,9 +4,10 @@
  */
 import { DeviceBuffer, PinnedBuffer, pin } from 'cuffi';
 import { type Address, addressOf, type CUdeviceptr, type CUstream, cu } from 'cuffi/ffi';
-import { requirePattern, sizeName, writePattern } from '../bytes.ts';
+import { sizeName, writePattern } from '../bytes.ts';
 import { GpuTimer } from '../gpu-time.ts';
 import { type Case, inPeers, type OpenCase } from './case.ts';
+import { DevicePair } from './device-pair.ts';
 import { type Direction, requireCopied } from './host-copies.ts';
 import { PUBLIC, RAW, requireSuccess } from './names.ts';
 
@@ -111,22 +112,17 @@ function queueTransfers(
 function openOnDevice(byteLength: number): OpenCase {
   const timer = GpuTimer.create();
   const { stream } = timer;
-  const source = DeviceBuffer.allocate(byteLength);
-  const target = DeviceBuffer.allocate(byteLength);
-  const host = new Uint8Array(byteLength);
-  writePattern(host);
-  source.copyFromSync(host);
-  target.fill(0);
-  target.context.synchronizeSync();
+  const pair = new DevicePair(byteLength);
+  const { source, target } = pair;
   return {
     contestants: [
       timer.contestant(PUBLIC, (calls) => {
         for (let call = 0; call < calls; call += 1) source.copyTo(target, { stream });
       }),
     ],
-    verify: () => requirePattern(target.copyToHostSync(host.fill(0)), PUBLIC),
+    verify: () => pair.verify(PUBLIC),
     close() {
-      for (const resource of [source, target, timer]) resource.close();
+      for (const resource of [pair, timer]) resource.close();
     },
   };
 }

@@ -87,15 +87,17 @@ function lapsOf({ cases, rounds, quick }: Selection, { emulated }: DriverChoice)
 
 /** Runs the cases in turn, with a wait between two laps. */
 async function runAll(laps: ReturnType<typeof lapsOf>, options: RunOptions): Promise<void> {
-  const all = laps.flat();
-  for (const [count, next] of all.entries()) {
-    if (count > 0 && laps.some(([first]) => first === next)) await mayGoOn(options.signal);
-    const { suite, measured } = next;
-    const seconds = process.uptime().toFixed(0);
-    console.error(
-      `${told}[${count + 1}/${all.length}, ${seconds} s] ${suite}: ${nameOf(measured)}`,
-    );
-    await runOne(next, options);
+  const total = laps.flat().length;
+  let count = 0;
+  for (const lap of laps) {
+    if (count > 0) await mayGoOn(options.signal);
+    for (const next of lap) {
+      count += 1;
+      const seconds = process.uptime().toFixed(0);
+      const title = `${next.suite}: ${nameOf(next.measured)}`;
+      console.error(`${told}[${count}/${total}, ${seconds} s] ${title}`);
+      await runOne(next, options);
+    }
   }
 }
 
