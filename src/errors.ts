@@ -104,24 +104,39 @@ export class ClosedError extends CuffiError {
   override name = 'ClosedError';
 }
 
+/** What a {@link PeerGoneError} is made of. */
+export interface PeerGoneDetails {
+  readonly pid: number;
+  readonly unreached: number;
+  readonly exitCode?: number | undefined;
+  readonly signal?: NodeJS.Signals | undefined;
+}
+
 /**
- * The process at the other end of a connection has ended. What it had sent and is open here stays
- * usable; work of its that was waited for, and can never be done, is not waited for any more.
+ * The process at the other end of a connection was killed or has failed: it ended without closing
+ * the connection. Objects received from it stay usable. Waits for its unfinished work are
+ * cancelled. An orderly end, by `close()` or by an exit with code 0, is a {@link ClosedError}.
  */
-export class PeerGoneError extends ClosedError {
+export class PeerGoneError extends CuffiError {
   override name = 'PeerGoneError';
-  /** The process; 0 where it was of another pid namespace. */
+  /** The process; 0 if it was of another pid namespace. */
   readonly pid: number;
   /**
-   * How many streams of that process were waited for whose work was never done: what was to come
-   * after it here went on, over memory as that left it.
+   * How many of its streams were waited for here whose work was never done: the work here that
+   * was to follow ran over memory as they had left it.
    */
   readonly unreached: number;
+  /** The exit code of a child of this process; undefined if a signal ended it, and for others. */
+  readonly exitCode: number | undefined;
+  /** The signal that ended a child of this process; undefined if it exited, and for others. */
+  readonly signal: NodeJS.Signals | undefined;
 
-  constructor(message: string, pid: number, unreached: number) {
-    super(message);
-    this.pid = pid;
-    this.unreached = unreached;
+  constructor(message: string, details: PeerGoneDetails, options?: ErrorOptions) {
+    super(message, options);
+    this.pid = details.pid;
+    this.unreached = details.unreached;
+    this.exitCode = details.exitCode;
+    this.signal = details.signal;
   }
 }
 
@@ -160,5 +175,12 @@ export class IpcError extends CuffiError {
   constructor(message: string, cause?: Error, code?: IpcCause) {
     super(cause ? `${message}: ${cause.message}` : message, cause ? { cause } : {});
     this.code = code;
+  }
+
+  /** @internal The same error for one more call: this one is its `cause`. */
+  again(): IpcError {
+    const error = new IpcError(this.message, undefined, this.code);
+    error.cause = this;
+    return error;
   }
 }

@@ -5,11 +5,10 @@
  *
  * Both programs are of the source, as the points of a connection have no public name of their own.
  */
-import { fork } from 'node:child_process';
+import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
 import { driverName } from '../../ffi/driver.ts';
-import { closeFd } from '../../ffi/libc.ts';
 import { PointPage } from '../../src/ipc/points/page.ts';
 import { writeWord } from '../../src/ipc/points/words.ts';
 import { Stream } from '../../src/stream.ts';
@@ -26,11 +25,13 @@ const ready = page.addressIn(context, READY);
 const isEmulated = driverName() === 'emulated';
 let last = 0;
 
-const fd = page.takeFd() as number;
 const stdio: ('ignore' | 'inherit' | 'ipc' | number)[] = ['ignore', 'inherit', 'inherit', 'ipc'];
-stdio[PAGE_FD] = fd;
-const consumer = fork(CONSUMER, { stdio });
-closeFd(fd);
+let started: ChildProcess | undefined;
+page.shareFd((fd) => {
+  stdio[PAGE_FD] = fd;
+  started = fork(CONSUMER, { stdio });
+});
+const consumer = started as unknown as ChildProcess;
 consumer.once('exit', () => process.exit(1));
 await once(consumer, 'message');
 

@@ -1,3 +1,4 @@
+import assert from 'node:assert/strict';
 import { readdirSync, readlinkSync } from 'node:fs';
 
 /** Whether a descriptor is of a file with a name, as `/dev/nvidiactl` and memfds are not. */
@@ -16,3 +17,14 @@ function isFileOnDisk(fd: string): boolean {
  */
 export const openDescriptors = (): number =>
   readdirSync('/proc/self/fd').filter((fd) => !isFileOnDisk(fd)).length;
+
+/**
+ * Waits until as many descriptors are open as before. A connection that is closed keeps its socket
+ * until what was begun to be sent has gone out, which takes turns of the event loop.
+ */
+export async function descriptorsReturnTo(before: number): Promise<void> {
+  const until = performance.now() + 10_000;
+  while (openDescriptors() !== before && performance.now() < until)
+    await new Promise((resolve) => setTimeout(resolve, 1));
+  assert.equal(openDescriptors(), before, 'descriptors');
+}

@@ -66,6 +66,12 @@ export class Adopting {
     return taken;
   }
 
+  /** Takes back what was to be told in a message that could not be sent. */
+  restore(taken: readonly Unsaid[]): void {
+    this.#said -= taken.length;
+    this.#unsaid.unshift(...taken);
+  }
+
   /** Whether something of a lease is still to be asked for: it must not be given back before. */
   isNeeded(lease: number): boolean {
     return this.#unsaid.some((unsaid) => unsaid.lease === lease);

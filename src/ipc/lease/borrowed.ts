@@ -5,7 +5,7 @@ import { IpcError } from '../../errors.ts';
 import { type Resource, releaseQuietly } from '../../resource.ts';
 import type { Stream } from '../../stream.ts';
 import type { Loan } from '../loan.ts';
-import type { Returned } from '../peer/tail.ts';
+import type { LeaseRange, Returned } from '../peer/tail.ts';
 import type { Ordering } from '../points/ordering.ts';
 import type { Point } from '../points/point.ts';
 import { ResetWatch } from '../reset-watch.ts';
@@ -17,6 +17,7 @@ import { bufferOf, isImported } from './shared-object.ts';
 /** Of one message: each entry has 10 bytes and more, each point 10. */
 const MAX_ENTRIES = 1024;
 const MAX_POINTS = 1024;
+const none: readonly Returned[] = [];
 
 /** What is open here. */
 type OpenHere = Resource & { readonly context: Context };
@@ -60,17 +61,21 @@ export class Borrowed {
     return this.#returned.length;
   }
 
-  /** The first number of so many objects that have come. */
-  number(count: number): number {
-    const first = this.#next;
-    this.#next += count;
+  /**
+   * Notes the leases of objects that have arrived. Values that the other end dropped leave gaps, but
+   * no number comes twice or late.
+   *
+   * @throws IpcError for a number that was used before
+   */
+  receive({ first, count }: LeaseRange): void {
+    if (first < this.#next)
+      throw new IpcError(`lease ${first} was sent after lease ${this.#next - 1}, or a second time`);
+    this.#next = first + count;
     for (let id = first; id < this.#next; id++) this.#open.set(id, undefined);
-    return first;
   }
 
-  /** Objects that have come are not opened. */
-  refuse(count: number): void {
-    const first = this.number(count);
+  /** Releases the leases of objects that arrived and are not opened. */
+  refuse({ first, count }: LeaseRange): void {
     for (let id = first; id < first + count; id++) this.giveBack(id);
   }
 
@@ -132,6 +137,11 @@ export class Borrowed {
     releaseQuietly(() => object.closeBecause(`${by} has revoked it`));
   }
 
+  /** Takes back what was to be told in a message that was dropped: it goes first next time. */
+  restoreReturned(returned: readonly Returned[]): void {
+    this.#returned = [...returned, ...this.#returned];
+  }
+
   /** What the other end is to be told now: as much as goes in one message. */
   takeReturned(): readonly Returned[] {
     const all = this.#returned;
@@ -144,8 +154,10 @@ export class Borrowed {
       points += behind.length;
       end += 1;
     }
+    // A message that is dropped gives this back: it must not change meanwhile.
+    if (end === 0) return none;
     if (end < all.length) return all.splice(0, end);
-    if (end > 0) this.#returned = [];
+    this.#returned = [];
     return all;
   }
 

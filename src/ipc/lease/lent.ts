@@ -4,7 +4,10 @@ import type { Shareable } from '../export.ts';
 import { type Holder, Lease } from './lease.ts';
 import { streamOfObject } from './shared-object.ts';
 
-/** What was lent over one connection: a lease for each object, numbered in the order of sending. */
+/**
+ * What was lent over one connection: a lease for each object. Their numbers go with the value that
+ * carries the objects, and are never used again.
+ */
 export class Lent {
   readonly #holder: Holder;
   readonly #leases = new Map<number, Lease>();
@@ -41,10 +44,15 @@ export class Lent {
     return made;
   }
 
+  /** Whether a lease is in use: it was neither released, nor dropped before it went out. */
+  has(id: number): boolean {
+    return this.#leases.has(id);
+  }
+
   /** The lease that the other end speaks of. @throws IpcError where it has none by that number */
   find(id: number): Lease {
     const lease = this.#leases.get(id);
-    if (!lease) throw new IpcError(`lease ${id} was given back, and is none`);
+    if (!lease) throw new IpcError(`lease ${id} was already released, or was never sent`);
     return lease;
   }
 

@@ -9,6 +9,12 @@ import { isProcessEnding, processStartTime } from '../../../ffi/process.ts';
  */
 type Sight = number | 'unseen' | 'told' | 'gone';
 
+/** How a process has ended: by itself, or by a signal. */
+interface ProcessExit {
+  readonly exitCode: number | undefined;
+  readonly signal: NodeJS.Signals | undefined;
+}
+
 /** Those that somebody watches: a process has one descriptor here, however many connections. */
 const watched = new Map<string, PeerProcess>();
 
@@ -26,6 +32,8 @@ export class PeerProcess {
   #pidfd: number | undefined;
   #watch: FdWatch | undefined;
   #isGone = false;
+  /** How a child of this process has ended; undefined for others, and before that is known. */
+  exit: ProcessExit | undefined;
 
   private constructor(pid: number, key: string | undefined, sight: Sight) {
     this.pid = pid;

@@ -17,11 +17,17 @@ export class ChildPeer extends Peer {
   constructor(socket: number, child: ChildProcess, options: BusyPollOptions) {
     requireMade(child, Object, 'ChildPeer', 'spawnPeer');
     const pid = child.pid ?? 0;
-    const init = { process: PeerProcess.child(pid), busyPollUs: options.busyPollUs };
+    const ended = PeerProcess.child(pid);
+    const init = { process: ended, busyPollUs: options.busyPollUs };
     super(socket, { pid, uid: process.getuid?.() ?? 0 }, init);
     this.process = child;
     const { connection } = this;
-    child.once('exit', () => connection.otherHasExited());
+    connection.awaitExit();
+    child.once('exit', (exitCode, signal) => {
+      ended.exit = { exitCode: exitCode ?? undefined, signal: signal ?? undefined };
+      ended.hasEnded();
+      connection.exitIsKnown();
+    });
     child.on('error', (error) => {
       // Also told of a kill that failed.
       if (child.pid === undefined)

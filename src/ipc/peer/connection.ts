@@ -1,7 +1,6 @@
 import { closeFd, type SystemError } from '../../../ffi/libc.ts';
-import { isGone } from '../../../ffi/message.ts';
 import { refuseInCapture } from '../../capture.ts';
-import { ClosedError, IpcError } from '../../errors.ts';
+import { ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import type { Arrived } from './assembly.ts';
@@ -18,6 +17,25 @@ import { Sending } from './sending.ts';
 import { Session } from './session.ts';
 import { Wire, type WireUser } from './wire.ts';
 
+/** Why a connection has ended. */
+export type ConnectionEnd = ClosedError | PeerGoneError | IpcError;
+
+/**
+ * How long an end that is closed, and shares nothing with the other one, waits for that to read what
+ * was begun to be sent; the process stays alive for it as long.
+ */
+const CLOSING_MS = 2000;
+/** For what could not be told for lack of descriptors. */
+const RETRY_MS = 5;
+
+/** The connections of this thread that neither end has closed. */
+const open = new Set<Connection>();
+
+// An exit without error is an orderly end, which nothing but a note tells from a crash.
+process.on('exit', (code) => {
+  if (code === 0) for (const connection of open) connection.closeAtExit();
+});
+
 /** One end of a connection: the values that came, and those that are to go. */
 export class Connection implements WireUser {
   /** Who is at the other end, in words. */
@@ -32,11 +50,14 @@ export class Connection implements WireUser {
   readonly #enquiry: Enquiry;
   readonly #news: News;
   #isPaused = false;
+  #isExitAwaited = false;
+  #isDoneSent = false;
   /** When what there is to be told is told. */
   #telling: NodeJS.Immediate | undefined;
-  #end: ClosedError | IpcError | undefined;
+  #closing: NodeJS.Timeout | undefined;
+  #end: ConnectionEnd | undefined;
   /** Called once nothing can be sent, and nothing more comes. */
-  onEnd: ((reason: ClosedError | IpcError) => void) | undefined;
+  onEnd: ((reason: ConnectionEnd) => void) | undefined;
   /** Called once nothing can be sent, and nothing is left to be received. */
   onOver: (() => void) | undefined;
 
@@ -75,16 +96,13 @@ export class Connection implements WireUser {
     this.#session.onNews = () => {
       this.#telling ??= setImmediate(() => this.#tellNews());
     };
-    const gone = (): void => {
-      this.#hearing.isStalled = false;
-      this.#wire.otherIsGone();
-    };
-    this.#session.onGone = gone;
-    if (this.#session.isGone) setImmediate(gone);
+    this.#session.onGone = () => this.#otherIsGone();
+    if (this.#session.isGone) setImmediate(() => this.#otherIsGone());
+    open.add(this);
   }
 
-  /** Why it ended: a ClosedError where that is nobody's fault. */
-  get end(): ClosedError | IpcError | undefined {
+  /** Why it ended: a ClosedError if that is nobody's fault. */
+  get end(): ConnectionEnd | undefined {
     return this.#end;
   }
 
@@ -115,17 +133,34 @@ export class Connection implements WireUser {
     this.polling.begin();
   }
 
-  /** The other process has ended, where nobody but its parent can see that. */
-  otherHasExited(): void {
-    this.#session.process.hasEnded();
+  /** The other process is a child of this one: how it ends will be known. */
+  awaitExit(): void {
+    this.#isExitAwaited = true;
   }
 
-  /** Ends it here, with all that was neither sent nor taken. The second time does nothing. */
+  /** How the child has ended is known. */
+  exitIsKnown(): void {
+    this.#isExitAwaited = false;
+    this.#otherIsGone();
+  }
+
+  /**
+   * Ends it here: what was begun to be sent goes out, the rest is dropped, and what arrived or still
+   * arrives is given back. The second time does nothing.
+   */
   close(): void {
-    this.#finish(new ClosedError('this Peer is closed'), 'bye');
+    this.#finish(new ClosedError('this Peer is closed'), 'close');
     this.#inbox.clear();
     this.#tellOver();
-    this.#leaveUnused();
+    this.#closeUnused();
+    // Where the other end is gone nothing has to be waited for.
+    if (this.#wire.isEnding) this.#wire.readToEnd();
+  }
+
+  /** Tells the other end that this process ends without error; work that is not done would be lost. */
+  closeAtExit(): void {
+    if (this.#end || !this.#wire.isOpen || this.#session.ordering.isAwaited) return;
+    this.#finish(new ClosedError('this Peer is closed'), 'close');
   }
 
   /** Ends it because of what the other end did: that is told after what came before. */
@@ -134,12 +169,13 @@ export class Connection implements WireUser {
   }
 
   setReferenced(isReferenced: boolean): void {
-    this.#wire.setReferenced(isReferenced);
+    if (!this.#end) this.#wire.setReferenced(isReferenced);
   }
 
   /** As {@link WireUser}. */
   wantsMore(): boolean {
     if (this.#hearing.isStalled) return false;
+    if (this.#wire.isEnding) return true;
     if (this.#end === undefined && this.#inbox.isFull) this.#isPaused = true;
     return !this.#isPaused;
   }
@@ -148,15 +184,17 @@ export class Connection implements WireUser {
   arrived(arrived: Arrived): boolean {
     const { kind, fds } = arrived;
     if (kind === PacketKind.news) {
-      if (this.#hearing.news(arrived).isBye) this.#finish(this.#ended(), 'bye');
-      this.#leaveUnused();
+      const { isClosing, isDone } = this.#hearing.news(arrived);
+      if (isClosing || isDone) this.#otherHasClosed();
+      if (isDone) this.#session.otherIsDone();
+      this.#closeUnused();
       return false;
     }
     const decoded = this.#hearing.value(arrived);
     if (this.#end) {
       // Sent before the other end knew: it gets back what it lent.
       fds.forEach(closeFd);
-      this.#session.borrowed.refuse(decoded.slots.length);
+      if (decoded.tail.leases) this.#session.borrowed.refuse(decoded.tail.leases);
       return false;
     }
     if (kind === PacketKind.value) {
@@ -171,8 +209,9 @@ export class Connection implements WireUser {
   /** As {@link WireUser}. */
   ended(): void {
     const { process } = this.#session;
-    // Its end says more than that of its socket, and comes soon.
-    if (process.isSeen && !process.isGone && process.isEnding) this.#hearing.isStalled = true;
+    // The end of the process says more than that of its socket, and comes soon.
+    const isSoonKnown = process.isGone ? this.#isExitAwaited : process.isSeen && process.isEnding;
+    if (!this.#end && isSoonKnown) this.#hearing.isStalled = true;
     else this.#finish(this.#ended(), 'break');
   }
 
@@ -180,23 +219,23 @@ export class Connection implements WireUser {
   failed(error: unknown): void {
     // Whatever it is: the process must not end because of another one's message.
     const reason = error instanceof Error ? error.message : String(error);
-    this.fail(new IpcError(`the connection to ${this.other} was closed: ${reason}`));
+    this.fail(withoutStack(new IpcError(`the connection to ${this.other} was closed: ${reason}`)));
   }
 
   /** As {@link WireUser}. */
   drained(): void {
+    if (this.#end) this.#keepAliveWhileSending();
     this.#tellNews();
   }
 
-  /** @param how 'bye' tells the other end, which may still give back, and be given back, what was lent */
-  #finish(reason: ClosedError | IpcError, how: 'bye' | 'break'): void {
+  /** @param how 'close' tells the other end, and leases go on; 'break' closes the socket at once */
+  #finish(reason: ConnectionEnd, how: 'close' | 'break'): void {
     const isFirst = this.#end === undefined;
     this.#end ??= reason;
+    open.delete(this);
     this.#isPaused = false;
-    if (this.#wire.isOpen && (how === 'break' || !this.#sayBye(isFirst))) {
-      this.#wire.close(reason);
-      this.#endSession();
-    }
+    if (how === 'break') this.#closeSocket();
+    else if (isFirst) this.#beginClosing(this.#end);
     if (!isFirst) return;
     this.onEnd?.(reason);
     this.#enquiry.end(reason);
@@ -204,26 +243,70 @@ export class Connection implements WireUser {
     if (this.#inbox.isOver) this.#tellOver();
   }
 
-  /** Nothing is told or heard any more, and no value is left that work comes behind. */
-  #endSession(): void {
-    if (!this.#wire.isOpen && this.#inbox.isOver) this.#session.end();
+  #otherIsGone(): void {
+    this.#hearing.isStalled = false;
+    this.#wire.otherIsGone();
   }
 
-  /** Answers whether the socket is left open. */
-  #sayBye(isFirst: boolean): boolean {
-    if (!isFirst) return true;
+  #otherHasClosed(): void {
+    this.#session.hasClosed = true;
+    this.#finish(closedByOther(this.other), 'close');
+  }
+
+  /** What was begun is finished, and what is lent either way is given back: then the socket goes. */
+  #beginClosing(reason: ConnectionEnd): void {
+    if (!this.#wire.isOpen) return;
     const { outbox } = this.#wire;
-    if (!outbox.rejectValues(this.#end)) return false;
-    this.#wire.setReferenced(false);
-    return this.#news.post(true) && this.#session.isInUse;
+    outbox.rejectUnbegun(reason);
+    try {
+      if (!this.#news.postClosing()) this.#tellLater();
+    } catch (error) {
+      this.failed(error);
+      return;
+    }
+    this.#closing = setTimeout(() => this.#closeUnread(), CLOSING_MS).unref();
+    this.#keepAliveWhileSending();
+    // It may have been paused: what still comes is given back.
+    this.#wire.resume();
+  }
+
+  #keepAliveWhileSending(): void {
+    this.#wire.setReferenced(this.#closing !== undefined && !this.#wire.outbox.isEmpty);
+  }
+
+  /** The other end does not read: it is not waited for, unless one has something of the other. */
+  #closeUnread(): void {
+    this.#closing = undefined;
+    this.#keepAliveWhileSending();
+    if (!this.#session.isInUse && !this.#wire.outbox.isEmpty) this.#closeSocket();
   }
 
   /** Closes the socket of a connection that has ended, when nothing is left to be given back. */
-  #leaveUnused(): void {
+  #closeUnused(): void {
     if (!this.#end || !this.#wire.isOpen || this.#session.isInUse) return;
     if (!this.#wire.outbox.isEmpty) return;
-    this.#wire.close(this.#end);
+    try {
+      if (!this.#isDoneSent) this.#news.postDone();
+    } catch (error) {
+      this.failed(error);
+      return;
+    }
+    this.#isDoneSent = true;
+    // What could not go out yet is followed by the end.
+    if (this.#wire.outbox.isEmpty) this.#closeSocket();
+  }
+
+  #closeSocket(): void {
+    clearTimeout(this.#closing);
+    this.#closing = undefined;
+    if (!this.#wire.isOpen) return;
+    this.#wire.close(this.#end as ConnectionEnd);
     this.#endSession();
+  }
+
+  /** Nothing is told or heard any more, and no value is left that work comes behind. */
+  #endSession(): void {
+    if (!this.#wire.isOpen && this.#inbox.isOver) this.#session.end();
   }
 
   #tellNews(): void {
@@ -231,8 +314,17 @@ export class Connection implements WireUser {
     this.#telling = undefined;
     // What waits to go out takes it along, or is followed by it.
     if (!this.#wire.isOpen || !this.#wire.outbox.isEmpty) return;
-    this.#news.post(false);
-    this.#leaveUnused();
+    try {
+      if (!this.#news.post()) this.#tellLater();
+    } catch (error) {
+      this.failed(error);
+      return;
+    }
+    this.#closeUnused();
+  }
+
+  #tellLater(): void {
+    setTimeout(() => this.#tellNews(), RETRY_MS).unref();
   }
 
   #tellOver(): void {
@@ -243,18 +335,27 @@ export class Connection implements WireUser {
     this.onOver = undefined;
   }
 
-  #ended(): ClosedError {
-    const { isGone: isOver, process } = this.#session;
-    return isOver || process.isEnding
-      ? this.#session.goneError()
-      : new ClosedError(`this Peer is closed: ${this.other} has closed the connection`);
+  /** Why nothing comes where no note has told it. */
+  #ended(): ConnectionEnd {
+    const { isGone, process } = this.#session;
+    return isGone || process.isEnding || !process.isSeen
+      ? withoutStack(this.#session.goneError())
+      : closedByOther(this.other);
   }
 
-  /** What a failed send means: the other end may be gone, and what it sent be there still. */
+  /** What a failed send means: the socket is of no use. */
   #sendFailed(error: SystemError): unknown {
-    if (isGone(error)) return this.#ended();
     const failure = new IpcError(`nothing can be sent to ${this.other}: ${error.message}`);
     this.fail(failure);
     return failure;
   }
+}
+
+const closedByOther = (other: string): ClosedError =>
+  withoutStack(new ClosedError(`this Peer is closed: ${other} has closed the connection`));
+
+/** What the event loop finds out has no caller: the frames would be those of the loop. */
+function withoutStack<T extends Error>(error: T): T {
+  error.stack = String(error);
+  return error;
 }

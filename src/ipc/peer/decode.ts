@@ -13,7 +13,7 @@ import { binaryTypes, Tag } from './tags.ts';
 import { readTail, type Tail } from './tail.ts';
 
 /** A GPU object that is still to be opened, and the place in the value where it goes. */
-interface Slot {
+export interface Slot {
   readonly holder: Record<PropertyKey, unknown>;
   readonly key: string | number;
   /** Or why it is none. */
@@ -46,11 +46,15 @@ export function decodeValue(
   const decoder = new Decoder(bytes, known);
   const decoded = decoder.decode();
   const expected = decoded.slots.reduce((sum, slot) => sum + slot.fdCount, 0);
-  const { hasPage, isBye, adopt, kept } = decoded.tail;
-  if (hasPage || isBye || adopt.length > 0)
+  const { hasPage, isClosing, isDone, adopt, kept, leases } = decoded.tail;
+  if (hasPage || isClosing || isDone || adopt.length > 0)
     throw new IpcError('news that comes by itself came with a value');
   if (kept.some((slot, at) => slot >= decoded.slots.length || slot <= (kept[at - 1] ?? -1)))
     throw new IpcError('a link came for an object that the value does not have');
+  if ((leases?.count ?? 0) !== decoded.slots.length)
+    throw new IpcError(
+      `${leases?.count ?? 0} leases came with a value that has ${decoded.slots.length} GPU objects`,
+    );
   if (expected + kept.length !== fdCount)
     throw new IpcError(
       `${fdCount} file descriptors came with a value that has ${expected + kept.length}`,

@@ -40,6 +40,8 @@ export class Hearing {
       this.#hear(decoded.tail, []);
       // Points without a page are refused.
       this.#session.ordering.isReached(decoded.tail.points);
+      // From here on what is not opened has to be released.
+      if (decoded.tail.leases) this.#session.borrowed.receive(decoded.tail.leases);
       return decoded;
     } catch (error) {
       fds.forEach(closeFd);

@@ -1,8 +1,9 @@
 import { closeFd } from '../../../ffi/libc.ts';
+import { IpcError } from '../../errors.ts';
 import { ByteWriter } from './byte-writer.ts';
 import { PacketKind } from './packet.ts';
 import type { Session } from './session.ts';
-import { isNothing, type Tail, writeTail } from './tail.ts';
+import { emptyTail, isNothing, type Tail, writeTail } from './tail.ts';
 import type { Wire } from './wire.ts';
 
 /** What is told to the other end by itself. */
@@ -15,31 +16,52 @@ export class News {
     this.#wire = wire;
   }
 
-  /** Answers whether the other end can still be told anything. */
-  post(isBye: boolean): boolean {
+  /**
+   * Sends all that there is to tell.
+   *
+   * @returns false if no file descriptor is left to send it with now: try again
+   * @throws SystemError if the socket has failed
+   */
+  post(): boolean {
     try {
       this.tellPage();
       for (;;) {
         this.#tellAdoptions();
-        const tail = this.#session.takeNews([], isBye);
+        const tail = this.#session.takeNews();
         if (isNothing(tail)) return true;
-        this.#postTail(tail, []);
-        if (isBye) return true;
+        this.#postNews(tail);
       }
-    } catch {
-      // The other end is gone, which reading tells.
-      return false;
+    } catch (error) {
+      if (error instanceof IpcError) return false;
+      throw error;
     }
   }
 
-  /** This process's page of counters, before the first points of it. @throws SystemError */
+  /** Tells that this end is closed, after all else that there is to tell. As {@link post}. */
+  postClosing(): boolean {
+    const isAll = this.post();
+    this.#postTail({ ...emptyTail, isClosing: true }, []);
+    return isAll;
+  }
+
+  /** Tells that this end has nothing of the other one's, and takes nothing. @throws SystemError */
+  postDone(): void {
+    this.#postTail({ ...emptyTail, isDone: true }, []);
+  }
+
+  /** Sends this process's page of counters, before the first points of it. @throws as {@link post} */
   tellPage(): void {
-    const page = this.#session.ordering.takePage();
-    if (page === undefined) return;
+    this.#session.ordering.sharePage((page) => {
+      this.#postTail({ ...emptyTail, hasPage: true }, [page]);
+    });
+  }
+
+  #postNews(tail: Tail): void {
     try {
-      this.#postTail({ ...this.#session.takeNews([]), hasPage: true }, [page]);
-    } finally {
-      closeFd(page);
+      this.#postTail(tail, []);
+    } catch (error) {
+      this.#session.restoreNews(tail);
+      throw error;
     }
   }
 
@@ -50,10 +72,12 @@ export class News {
       if (adopt.length === 0) return;
       const links = adopt.map(({ link }) => link);
       try {
-        this.#postTail({ ...this.#session.takeNews([]), adopt }, links);
-      } finally {
-        links.forEach(closeFd);
+        this.#postTail({ ...emptyTail, adopt }, links);
+      } catch (error) {
+        this.#session.adopting.restore(adopt);
+        throw error;
       }
+      links.forEach(closeFd);
     }
   }
 

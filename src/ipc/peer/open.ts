@@ -1,9 +1,9 @@
 import { closeFd } from '../../../ffi/libc.ts';
-import { IpcError } from '../../errors.ts';
+import { ClosedError, CuffiError, IpcError } from '../../errors.ts';
 import { releaseQuietly } from '../../resource.ts';
 import { discard, unpack } from '../parcel.ts';
 import type { Point } from '../points/point.ts';
-import type { DecodedValue } from './decode.ts';
+import type { DecodedValue, Slot } from './decode.ts';
 import type { Session } from './session.ts';
 
 /** A value with its GPU objects, which belong to whoever takes it. */
@@ -42,7 +42,8 @@ function openValue(
   session: Session,
 ): ReceivedValue {
   const { borrowed } = session;
-  const first = borrowed.number(slots.length);
+  // Received when the value arrived.
+  const first = tail.leases?.first ?? 0;
   // Before anything can fail: what is not opened is given back by them.
   const ownCount = fds.length - tail.kept.length;
   for (const [at, slot] of tail.kept.entries())
@@ -65,9 +66,38 @@ function openValue(
     own.slice(used).forEach(closeFd);
     closeObjects(objects);
     for (let at = objects.length; at < slots.length; at++) borrowed.giveBack(first + at);
-    throw error;
+    throw placed(error, root, slots[objects.length]);
   }
   return { value: root.value, objects, points: tail.points };
+}
+
+/** Says which object of the value it was that could not be opened. */
+function placed(error: unknown, root: object, slot: Slot | undefined): unknown {
+  const place = slot && placeOf(root, slot, '');
+  if (place === undefined) return error;
+  if (error instanceof ClosedError)
+    return new IpcError(
+      `${place} is an object of this process, which came back after it was closed here`,
+      error,
+    );
+  if (error instanceof CuffiError) error.message = `${place}: ${error.message}`;
+  return error;
+}
+
+/** Where in a value an object goes, e.g. `value.model.layers[3]`. */
+function placeOf(part: object, slot: Slot, path: string): string | undefined {
+  if (ArrayBuffer.isView(part)) return undefined;
+  const step = (name: string | number): string => {
+    if (Array.isArray(part)) return `${path}[${name}]`;
+    return path === '' ? String(name) : `${path}.${name}`;
+  };
+  if (part === slot.holder) return step(slot.key);
+  for (const [name, inner] of Object.entries(part)) {
+    const isPart = typeof inner === 'object' && inner !== null;
+    const found = isPart && placeOf(inner, slot, step(name));
+    if (found) return found;
+  }
+  return undefined;
 }
 
 /** Closes what was opened for nobody. */

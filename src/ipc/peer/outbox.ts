@@ -1,5 +1,5 @@
 import { closeFd, duplicateFd, SystemError } from '../../../ffi/libc.ts';
-import { sendMessage } from '../../../ffi/message.ts';
+import { isGone, sendMessage } from '../../../ffi/message.ts';
 import { IpcError } from '../../errors.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
@@ -15,7 +15,7 @@ interface Unsent {
   /** With room for a header before; behind what is sent, the headers overwrite it. */
   readonly bytes: Buffer;
   readonly fds: readonly number[];
-  /** Called where it never goes out. */
+  /** Called if it never goes out. */
   readonly dropped: (() => void) | undefined;
   /** Whether others are to agree before it goes out. */
   isHeld: boolean;
@@ -35,6 +35,7 @@ export class Outbox {
   #sequence = 0;
 
   #isShortOfFds = false;
+  #isBroken = false;
 
   get isEmpty(): boolean {
     return this.#waiting.length === 0;
@@ -48,6 +49,14 @@ export class Outbox {
   /** Whether too many descriptors of this user are on their way: the socket itself has room. */
   get isShortOfFds(): boolean {
     return this.#isShortOfFds;
+  }
+
+  /**
+   * Whether the other end has closed its socket. What waits stays, until what the other end had sent
+   * before tells why it closed.
+   */
+  get isBroken(): boolean {
+    return this.#isBroken;
   }
 
   /** @throws IpcError where too much waits already */
@@ -67,7 +76,8 @@ export class Outbox {
    * @param fds still the caller's
    * @param dropped called where it does not go out, unless this throws
    * @param agreed what it waits for before it, and what comes after it, goes out
-   * @throws SystemError as sendMessage
+   * @throws SystemError as sendMessage, but for the end of the other end; IpcError if no descriptor
+   * is left to keep a copy of `fds`
    */
   post(
     socket: number,
@@ -79,7 +89,7 @@ export class Outbox {
   ): Promise<void> | undefined {
     const value: Unsent = { kind, bytes, fds, dropped, isHeld: agreed !== undefined, offset: 0 };
     if (agreed) return this.#keep(value, agreed);
-    const isSent = this.isEmpty && this.#send(socket, value);
+    const isSent = this.isEmpty && !this.#isBroken && this.#send(socket, value);
     return isSent ? undefined : this.#keep(value);
   }
 
@@ -87,22 +97,24 @@ export class Outbox {
   flush(socket: number): void {
     for (;;) {
       const first = this.#waiting[0];
-      if (!first || first.isHeld || !this.#send(socket, first)) return;
+      if (!first || first.isHeld || this.#isBroken || !this.#send(socket, first)) return;
       this.#remove(first).resolve();
     }
   }
 
-  /** Gives up all that waits. */
+  /** Drops all that waits. */
   rejectAll(error: unknown): void {
-    for (const each of [...this.#waiting]) this.#drop(each, error);
+    this.#drop([...this.#waiting], error);
     this.#isShortOfFds = false;
   }
 
-  /** Gives up all values; answers whether none was begun, so that news can still go out. */
-  rejectValues(error: unknown): boolean {
-    const values = this.#waiting.filter(({ kind }) => kind === PacketKind.value);
-    for (const value of values) this.#drop(value, error);
-    return values.every(({ offset }) => offset === 0);
+  /** Drops values, questions and answers of which nothing went out; control messages stay. */
+  rejectUnbegun(error: unknown): void {
+    const unbegun = this.#waiting.filter(
+      ({ kind, offset }) => kind !== PacketKind.news && offset === 0,
+    );
+    this.#drop(unbegun, error);
+    if (!unbegun.every(({ fds }) => fds.length === 0)) this.#isShortOfFds = false;
   }
 
   #send(socket: number, value: Unsent): boolean {
@@ -112,8 +124,10 @@ export class Outbox {
       this.#sequence = (this.#sequence + 1) >>> 0;
       return true;
     } catch (error) {
-      if (!(error instanceof SystemError) || error.code !== 'ETOOMANYREFS') throw error;
-      this.#isShortOfFds = true;
+      if (!(error instanceof SystemError)) throw error;
+      if (error.code === 'ETOOMANYREFS') this.#isShortOfFds = true;
+      else if (isGone(error)) this.#isBroken = true;
+      else throw error;
       return false;
     }
   }
@@ -131,9 +145,10 @@ export class Outbox {
     });
   }
 
-  #drop(each: Waiting, error: unknown): void {
-    this.#remove(each).reject(error);
-    each.dropped?.();
+  /** The newest first: each takes back what was to be told with it, before what came after. */
+  #drop(some: readonly Waiting[], error: unknown): void {
+    for (const each of some) this.#remove(each).reject(error);
+    for (const each of some.toReversed()) each.dropped?.();
   }
 
   #remove(value: Waiting): Waiting {
@@ -167,6 +182,10 @@ function duplicateAll(fds: readonly number[]): number[] {
     return copies;
   } catch (error) {
     copies.forEach(closeFd);
-    throw error;
+    if (!(error instanceof SystemError)) throw error;
+    throw new IpcError(
+      'the value has to wait for room, and its file descriptors cannot be kept for that',
+      error,
+    );
   }
 }

@@ -19,7 +19,7 @@ export interface PacketHeader {
 
 // "cu", the version of the protocol, the kind, then three numbers of 32 bits.
 const MAGIC = 0x7563;
-const VERSION = 1;
+const VERSION = 2;
 
 /** Writes a header over the 16 bytes at `at`. */
 export function writeHeader(bytes: Buffer, at: number, header: PacketHeader): void {

@@ -1,6 +1,6 @@
 import { closeFd } from '../../../ffi/libc.ts';
 import { checkOptions, requireMade } from '../../arguments.ts';
-import { ClosedError, IpcError } from '../../errors.ts';
+import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import { streamOf } from '../../memory/buffer-copies.ts';
 import { Resource } from '../../resource.ts';
 import type { Stream } from '../../stream.ts';
@@ -8,7 +8,7 @@ import { parseDescriptor } from '../descriptor.ts';
 import type { Opened } from '../import.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import { discard } from '../parcel.ts';
-import { Connection } from './connection.ts';
+import { Connection, type ConnectionEnd } from './connection.ts';
 import { type PeerCredentials, processName } from './credentials.ts';
 import { checkDeadline, type DeadlineOptions, withDeadline } from './deadline.ts';
 import type { PeerOptions } from './peer-options.ts';
@@ -54,11 +54,11 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   /** The user of the other process. */
   readonly uid: number;
   /**
-   * Resolves with why no more values come: a {@link PeerGoneError} where the other process has
-   * ended, another ClosedError where either end was closed, an IpcError where the protocol was
-   * broken. What came before can still be received.
+   * Resolves with why no more values come: a {@link ClosedError} if either end was closed, or the
+   * other process exited without error; a {@link PeerGoneError} if it was killed or has failed; an
+   * {@link IpcError} if the protocol was broken. What came before can still be received.
    */
-  readonly ended: Promise<ClosedError | IpcError>;
+  readonly ended: Promise<ConnectionEnd>;
   readonly #connection: Connection;
 
   /** @internal @param socket is the peer's from now on, also where this throws */
@@ -95,7 +95,8 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    * @throws TypeError for what cannot be sent, with its path: `value.model.layers[3] is a Map …`
    * @throws RangeError above 16 MiB of plain data, 64 levels, 4096 GPU objects
    * @throws IpcError for GPU objects that cannot be shared, and for more than 1024 unsent values
-   * @throws ClosedError where either end is closed
+   * @throws ClosedError if either end is closed, PeerGoneError if the other process was killed or
+   * has failed
    */
   async send(value: unknown, options?: TransferOptions): Promise<void> {
     const { deadline, stream } = checkTransfer(options, 'peer.send');
@@ -103,14 +104,18 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     deadline.signal?.throwIfAborted();
     const sending = this.#connection.sending.post(value, stream);
     if (!sending) return;
-    await withDeadline<void>(
-      deadline,
-      `sending to ${this.#connection.other}`,
-      (resolve, reject) => {
-        sending.then(resolve, reject);
-        return () => {};
-      },
-    );
+    try {
+      await withDeadline<void>(
+        deadline,
+        `sending to ${this.#connection.other}`,
+        (resolve, reject) => {
+          sending.then(resolve, reject);
+          return () => {};
+        },
+      );
+    } catch (error) {
+      throw forCall(error);
+    }
   }
 
   /**
@@ -118,12 +123,17 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    *
    * @throws IpcError for a value whose GPU objects cannot be opened here: the next can be received
    * all the same. And, once and for all, where the other end broke the protocol
-   * @throws ClosedError after the end, whichever side it was
+   * @throws ClosedError after the end, whichever side closed; PeerGoneError if the other process was
+   * killed or has failed. Each call throws an error of its own; `cause` is the common one
    */
   async receive(options?: TransferOptions): Promise<unknown> {
     const { deadline, stream } = checkTransfer(options, 'peer.receive');
     this.requireOpen();
-    return this.#take(deadline, stream);
+    try {
+      return await this.#take(deadline, stream);
+    } catch (error) {
+      throw forCall(error);
+    }
   }
 
   /**
@@ -135,7 +145,8 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    * A descriptor alone cannot tell: the driver may give the handle of memory that was freed to what
    * is allocated next.
    *
-   * @throws IpcError, whose `code` is `exporter-gone` where it is not there any more; ClosedError
+   * @throws IpcError, whose `code` is `exporter-gone` if it is no longer there; ClosedError and
+   * PeerGoneError as {@link receive}
    * @example
    * const buffer = await peer.open(descriptor);
    */
@@ -147,20 +158,27 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     if (this.pid > 0 && sound.pid !== this.pid)
       throw new IpcError(`the descriptor is of process ${sound.pid}, which ${other} is not`);
     let isGivenUp = false;
-    return withDeadline<Opened>(deadline, `asking ${other}`, (resolve, reject) => {
-      this.#connection.ask({
-        descriptor: sound,
-        stream,
-        resolve: (opened) => (isGivenUp ? discard(opened as object) : resolve(opened as Opened)),
-        reject,
+    try {
+      return await withDeadline<Opened>(deadline, `asking ${other}`, (resolve, reject) => {
+        this.#connection.ask({
+          descriptor: sound,
+          stream,
+          resolve: (opened) => (isGivenUp ? discard(opened as object) : resolve(opened as Opened)),
+          reject,
+        });
+        return () => {
+          isGivenUp = true;
+        };
       });
-      return () => {
-        isGivenUp = true;
-      };
-    });
+    } catch (error) {
+      throw forCall(error);
+    }
   }
 
-  /** The values until the end, which only ends the loop. Leaving the loop leaves the peer open. */
+  /**
+   * The values until the end. An orderly end ends the loop; the loop throws a PeerGoneError if the
+   * other process was killed or has failed. Leaving the loop leaves the peer open.
+   */
   [Symbol.asyncIterator](): AsyncIterableIterator<unknown> {
     const iterator: AsyncIterableIterator<unknown> = {
       next: () => this.#next(),
@@ -186,7 +204,9 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
 
   /** @throws ClosedError that says which end it was; IpcError where the protocol was broken */
   protected override requireOpen(): void {
-    if (this.closed) throw this.#connection.end ?? this.closedError();
+    if (!this.closed) return;
+    const { end } = this.#connection;
+    throw end ? forCall(end) : this.closedError();
   }
 
   #take(deadline: DeadlineOptions, stream?: Stream): Promise<unknown> {
@@ -202,9 +222,26 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     } catch (error) {
       const { end } = this.#connection;
       if (error === end && end instanceof ClosedError) return { done: true, value: undefined };
-      throw error;
+      throw forCall(error);
     }
   }
+}
+
+/**
+ * The error of one call: of the class of the common reason, which is its `cause`, and with the stack
+ * of the caller who awaits. Errors of the caller's own making are passed through.
+ */
+function forCall(reason: unknown): unknown {
+  const error = copyOf(reason);
+  if (error) Error.captureStackTrace(error, forCall);
+  return error ?? reason;
+}
+
+function copyOf(reason: unknown): Error | undefined {
+  if (reason instanceof PeerGoneError)
+    return new PeerGoneError(reason.message, reason, { cause: reason });
+  if (reason instanceof ClosedError) return new ClosedError(reason.message, { cause: reason });
+  return reason instanceof IpcError ? reason.again() : undefined;
 }
 
 /** @throws SystemError; then the socket is closed */

@@ -8,7 +8,7 @@ import { MAX_VALUE_FDS } from './limits.ts';
 import type { News } from './news.ts';
 import { PacketKind } from './packet.ts';
 import type { Session } from './session.ts';
-import { writeTail } from './tail.ts';
+import { type LeaseRange, type Tail, writeTail } from './tail.ts';
 import type { Wire } from './wire.ts';
 
 /** What a connection that sends is asked. */
@@ -67,18 +67,22 @@ export class Sending {
     try {
       const all = links.length > 0 ? [...fds, ...links] : fds;
       checkFdCount(all.length);
-      // The last that can fail while the other end lives: leases are numbered as they go out.
       const leases = session.lent.lend(objects, stream);
       isLent = true;
       for (const [at, which] of kept.entries()) (leases[which] as Lease).onEnd = over[at];
-      const drop = leases.length > 0 ? () => session.lent.end(leases) : undefined;
+      let news: Tail | undefined;
+      const drop = (): void => {
+        session.lent.end(leases);
+        if (news) session.restoreNews(news);
+      };
       try {
         this.#news.tellPage();
         writer.endValue();
-        writeTail(writer, { ...session.takeNews(points), kept });
+        news = session.takeNews(points);
+        writeTail(writer, { ...news, kept, leases: rangeOf(leases) });
         return this.#wire.post(kind, writer.written, all, drop, agreed);
       } catch (error) {
-        drop?.();
+        drop();
         throw error instanceof SystemError ? this.#sender.failed(error) : error;
       }
     } finally {
@@ -87,6 +91,9 @@ export class Sending {
     }
   }
 }
+
+const rangeOf = (leases: readonly Lease[]): LeaseRange | undefined =>
+  leases[0] && { first: leases[0].id, count: leases.length };
 
 function checkFdCount(count: number): void {
   if (count > MAX_VALUE_FDS)

@@ -1,6 +1,6 @@
 import { closeFd } from '../../../ffi/libc.ts';
 import type { Context } from '../../context.ts';
-import { IpcError, PeerGoneError } from '../../errors.ts';
+import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
 import { waitUntil } from '../../wait.ts';
 import type { Shareable } from '../export.ts';
@@ -13,7 +13,7 @@ import { contextOf, streamOfObject } from '../lease/shared-object.ts';
 import { endSession, forgetPoolSoon, type ParcelSession } from '../parcel.ts';
 import { Ordering } from '../points/ordering.ts';
 import { furthest, type Point } from '../points/point.ts';
-import type { Tail } from './tail.ts';
+import { emptyTail, type Tail } from './tail.ts';
 
 /** Of one message. */
 const MAX_NUMBERS = 1024;
@@ -47,6 +47,8 @@ export class Session implements ParcelSession {
   #unreached = 0;
   #isGone = false;
   #isEnded = false;
+  /** Whether the other end has closed the connection in an orderly way. */
+  hasClosed = false;
   /** Called when there is something to be told to the other end. */
   onNews: (() => void) | undefined;
   /** Called when the other process is gone. */
@@ -93,14 +95,25 @@ export class Session implements ParcelSession {
     return this.#isGone;
   }
 
-  /** Why nothing comes any more. */
-  goneError(): PeerGoneError {
-    const { pid } = this.process;
+  /**
+   * Why nothing comes from a process that has ended without closing the connection. A child that
+   * exits with code 0 has done its work; nothing else tells whether one has.
+   */
+  goneError(): ClosedError | PeerGoneError {
+    const { pid, exit } = this.process;
+    const unreached = this.#unreached;
+    if (exit?.exitCode === 0 && unreached === 0)
+      return new ClosedError(`this Peer is closed: ${this.#name} has exited with code 0`);
+    const how = exit?.signal
+      ? `was ended by ${exit.signal}`
+      : exit?.exitCode === undefined
+        ? 'has ended'
+        : `has exited with code ${exit.exitCode}`;
     const lost =
-      this.#unreached > 0
-        ? `, with work unfinished that ${this.#unreached} waits here were for: what it was to write is not there`
-        : '';
-    return new PeerGoneError(`${this.#name} has ended${lost}`, pid, this.#unreached);
+      unreached > 0
+        ? `; ${unreached} waits for its work were abandoned, so memory that it should have written is incomplete`
+        : ' without closing the connection';
+    return new PeerGoneError(`${this.#name} ${how}${lost}`, { pid, unreached, ...exit });
   }
 
   /** Points behind the work that objects come after. @throws CudaError, ClosedError */
@@ -128,17 +141,23 @@ export class Session implements ParcelSession {
   }
 
   /** What there is to be told, beside a value or by itself. */
-  takeNews(points: readonly Point[], isBye = false): Tail {
-    return {
-      hasPage: false,
-      points,
-      returned: this.borrowed.takeReturned(),
-      revoked: takeFrom(this.#revoked),
-      adopt: none,
-      kept: none,
-      isBye,
-      forgotten: takeFrom(this.#forgotten),
-    };
+  takeNews(points: readonly Point[] = none): Tail {
+    // What was released or dropped meanwhile has nobody to revoke it from.
+    const revoked = takeFrom(this.#revoked).filter((lease) => this.lent.has(lease));
+    const returned = this.borrowed.takeReturned();
+    return { ...emptyTail, points, returned, revoked, forgotten: takeFrom(this.#forgotten) };
+  }
+
+  /** Takes back what was to be told in a message that was dropped: it goes first next time. */
+  restoreNews({ returned, revoked, forgotten }: Tail): void {
+    this.borrowed.restoreReturned(returned);
+    this.#revoked.unshift(...revoked);
+    this.#forgotten.unshift(...forgotten);
+  }
+
+  /** The other end has nothing of this process's, and opens nothing that is still on its way. */
+  otherIsDone(): void {
+    this.lent.endAll();
   }
 
   /**
@@ -217,11 +236,21 @@ export class Session implements ParcelSession {
     if (this.#isGone) return;
     this.#isGone = true;
     this.#unreached = this.ordering.otherIsGone();
+    if (this.#unreached > 0 && this.hasClosed) this.#warn();
     this.adopting.end();
     this.lent.endAll();
     this.#forget();
     this.onGone?.();
     this.onGone = undefined;
+  }
+
+  /** An orderly end was reported before: the error that tells of unfinished work has nowhere to go. */
+  #warn(): void {
+    globalThis.process.emitWarning(
+      `${this.#name} has closed its connection and ended before its work on the GPU was done: ` +
+        `${this.#unreached} waits for it were abandoned, so memory that it should have written is incomplete`,
+      { code: 'CUFFI_UNREACHED' },
+    );
   }
 
   /** Nobody needs to know any more when the other process ends. */

@@ -16,6 +16,12 @@ export interface Returned {
   readonly points: readonly Point[];
 }
 
+/** Leases of one value: as many numbers as it has objects. */
+export interface LeaseRange {
+  readonly first: number;
+  readonly count: number;
+}
+
 /** What is said. */
 export interface Tail {
   /** Whether the sender's page of counters comes along, by the last of the file descriptors. */
@@ -29,28 +35,38 @@ export interface Tail {
   readonly adopt: readonly Adopted[];
   /** Which objects of the value have a link: behind the file descriptors of all. */
   readonly kept: readonly number[];
-  /** Whether the sender has no more values, and wants none. */
-  readonly isBye: boolean;
+  /** The sender's leases for the objects of the value, numbered on from the first. */
+  readonly leases: LeaseRange | undefined;
+  /** Whether the sender has closed the connection: it sends no more values, and takes none. */
+  readonly isClosing: boolean;
+  /**
+   * Whether the sender has nothing of the receiver's, and takes nothing that is still on its way:
+   * every lease of this connection ends.
+   */
+  readonly isDone: boolean;
   /** The sender's pools that are there no more: what is kept for the next memory of them can go. */
   readonly forgotten: readonly string[];
 }
 
-const emptyTail: Tail = {
+/** Nothing to say. */
+export const emptyTail: Tail = {
   hasPage: false,
   points: [],
   returned: [],
   revoked: [],
   adopt: [],
   kept: [],
-  isBye: false,
+  leases: undefined,
+  isClosing: false,
+  isDone: false,
   forgotten: [],
 };
 
 /** Whether there is nothing to take in, or to tell. */
 export const isNothing = (tail: Tail): boolean => {
-  const { hasPage, returned, revoked, adopt, isBye, forgotten } = tail;
+  const { hasPage, returned, revoked, adopt, isClosing, isDone, forgotten } = tail;
   const entries = returned.length + revoked.length + adopt.length;
-  return !hasPage && !isBye && entries + forgotten.length === 0;
+  return !hasPage && !isClosing && !isDone && entries + forgotten.length === 0;
 };
 
 const Mark = {
@@ -58,10 +74,12 @@ const Mark = {
   points: 2,
   returned: 3,
   revoked: 4,
-  bye: 5,
+  closing: 5,
   adopt: 6,
   kept: 7,
   forgotten: 8,
+  leases: 9,
+  done: 10,
 } as const;
 /** The most points of one list: a word each. */
 const MAX_POINTS = SLOT_COUNT;
@@ -73,8 +91,8 @@ const MAX_TAIL_ENTRIES: number = MAX_VALUE_OBJECTS;
 /** Reads news, which came by itself. @throws IpcError */
 export function readNews(bytes: Uint8Array, fdCount: number): Tail {
   const tail = readTail(new ByteReader(bytes));
-  if (tail.points.length > 0 || tail.kept.length > 0)
-    throw new IpcError('points came without a value');
+  if (tail.points.length > 0 || tail.kept.length > 0 || tail.leases)
+    throw new IpcError('points or leases came without a value');
   if (tail.hasPage && tail.adopt.length > 0)
     throw new IpcError('a page of counters came with something to adopt');
   if (fdCount !== (tail.hasPage ? 1 : 0) + tail.adopt.length)
@@ -103,7 +121,7 @@ export function writeTail(to: ByteWriter, tail: Tail): void {
     to.length(tail.revoked.length);
     for (const lease of tail.revoked) to.float64(lease);
   }
-  if (tail.isBye) to.uint8(Mark.bye);
+  if (tail.isClosing) to.uint8(Mark.closing);
   if (tail.adopt.length > 0) {
     to.uint8(Mark.adopt);
     to.length(tail.adopt.length);
@@ -120,6 +138,12 @@ export function writeTail(to: ByteWriter, tail: Tail): void {
     to.length(tail.forgotten.length);
     for (const pool of tail.forgotten) to.hex(pool);
   }
+  if (tail.leases) {
+    to.uint8(Mark.leases);
+    to.float64(tail.leases.first);
+    to.length(tail.leases.count);
+  }
+  if (tail.isDone) to.uint8(Mark.done);
 }
 
 /** Reads all that is left. @throws IpcError for anything but a tail, each part once and in order */
@@ -127,7 +151,9 @@ export function readTail(from: ByteReader): Tail {
   if (from.left === 0) return emptyTail;
   let last = 0;
   let hasPage = false;
-  let isBye = false;
+  let isClosing = false;
+  let isDone = false;
+  let leases: LeaseRange | undefined;
   let points: readonly Point[] = [];
   let returned: readonly Returned[] = [];
   let revoked: readonly number[] = [];
@@ -142,14 +168,16 @@ export function readTail(from: ByteReader): Tail {
     else if (mark === Mark.points) points = readPoints(from);
     else if (mark === Mark.returned) returned = readList(from, 10, () => readReturned(from));
     else if (mark === Mark.revoked) revoked = readList(from, 8, () => readLease(from));
-    else if (mark === Mark.bye) isBye = true;
+    else if (mark === Mark.closing) isClosing = true;
     else if (mark === Mark.adopt) adopt = readList(from, 24, () => readAdopted(from));
     else if (mark === Mark.kept) kept = readList(from, 8, () => readCount(from, 0));
     else if (mark === Mark.forgotten)
       forgotten = readList(from, POOL_ID_BYTES, () => from.view(POOL_ID_BYTES).toString('hex'));
+    else if (mark === Mark.leases) leases = readLeases(from);
+    else if (mark === Mark.done) isDone = true;
     else throw new IpcError(`the byte ${mark} says nothing behind a value`);
   }
-  return { hasPage, points, returned, revoked, isBye, adopt, kept, forgotten };
+  return { hasPage, points, returned, revoked, isClosing, isDone, adopt, kept, forgotten, leases };
 }
 
 function writePoints(to: ByteWriter, points: readonly Point[]): void {
@@ -170,6 +198,14 @@ function readPoints(from: ByteReader): Point[] {
     points.push({ slot, count: readCount(from, 1) });
   }
   return points;
+}
+
+function readLeases(from: ByteReader): LeaseRange {
+  const first = readLease(from);
+  const count = from.length(0);
+  if (count === 0 || count > MAX_VALUE_OBJECTS || !Number.isSafeInteger(first + count))
+    throw new IpcError(`${count} leases from ${first} on are too few or too many for one value`);
+  return { first, count };
 }
 
 function readAdopted(from: ByteReader): Adopted {

@@ -1,5 +1,5 @@
 import { closeFd, SystemError } from '../../../ffi/libc.ts';
-import { isGone, takeMessage } from '../../../ffi/message.ts';
+import { isGone, type SocketMessage, takeMessage } from '../../../ffi/message.ts';
 import { type FdWatch, type Readiness, watchFd } from '../../../ffi/poll.ts';
 import { type Arrived, Assembly } from './assembly.ts';
 import { Outbox } from './outbox.ts';
@@ -9,6 +9,14 @@ import type { PacketKind } from './packet.ts';
 const MAX_PACKETS_PER_TURN = 32;
 /** For descriptors that are too many on their way: nothing tells when they are fewer. */
 const RETRY_MS = 5;
+/** The longest period of a timer. */
+const MAX_PERIOD_MS = 2 ** 31 - 1;
+/**
+ * What one that has ended may have left in the socket is taken whole, although nobody takes it yet.
+ * It is more than the kernel keeps for one sender: other holders of its socket must not go on.
+ */
+const MAX_LEFT_PACKETS = 4096;
+const MAX_LEFT_BYTE_LENGTH = 4 << 20;
 
 /** What was read: 'awaited' where someone waited for what it completed. */
 type Read = 'nothing' | 'packet' | 'awaited' | 'end';
@@ -37,7 +45,11 @@ export class Wire {
   #watches = { readable: false, writable: false };
   #retry: NodeJS.Timeout | undefined;
   #isReferenced = true;
+  /** Keeps the process alive while the socket is not watched: an open connection does. */
+  #keepAlive: NodeJS.Timeout | undefined;
   #isOtherGone = false;
+  /** What was read since the end of the other end was known. */
+  #left = { packets: 0, byteLength: 0 };
   /** How many messages were read since the last turn of the loop by those who asked for them. */
   #readAtOnce = 0;
 
@@ -57,6 +69,11 @@ export class Wire {
     return this.#fd !== undefined;
   }
 
+  /** Whether the other end is gone: what it has left in the socket is finite, and tells why. */
+  get isEnding(): boolean {
+    return this.#isOtherGone || this.outbox.isBroken;
+  }
+
   /** As the outbox's `post`. @throws SystemError */
   post(
     kind: PacketKind,
@@ -67,6 +84,7 @@ export class Wire {
   ): Promise<void> | undefined {
     const sending = this.outbox.post(this.#fd as number, kind, bytes, fds, dropped, agreed);
     if (sending) this.#rewatch();
+    if (this.outbox.isBroken) setImmediate(() => this.#read());
     void agreed?.then(() => {
       this.#flush();
       this.#rewatch();
@@ -92,7 +110,7 @@ export class Wire {
 
   /** More is wanted again. */
   resume(): void {
-    if (this.#isOtherGone) setImmediate(() => this.#read());
+    if (this.isEnding) setImmediate(() => this.#read());
     else this.#rewatch();
   }
 
@@ -102,10 +120,16 @@ export class Wire {
     this.#read();
   }
 
+  /** Takes what one that is gone has left. */
+  readToEnd(): void {
+    this.#read();
+  }
+
   setReferenced(isReferenced: boolean): void {
     this.#isReferenced = isReferenced;
     if (isReferenced) this.#watch?.ref();
     else this.#watch?.unref();
+    this.#updateKeepAlive();
   }
 
   /** Closes the socket, with all that was not sent. The second time does nothing. */
@@ -116,6 +140,7 @@ export class Wire {
     this.#watch = undefined;
     closeFd(this.#fd);
     this.#fd = undefined;
+    this.#updateKeepAlive();
     this.#assembly.clear();
     this.outbox.rejectAll(reason);
   }
@@ -132,16 +157,11 @@ export class Wire {
     try {
       this.outbox.flush(this.#fd);
     } catch (error) {
-      this.#sendFailed(error);
+      this.#user.failed(error);
       return;
     }
     if (this.outbox.isEmpty) this.#user.drained();
-  }
-
-  /** The other end may be gone, and what it sent be there still: then reading tells the end. */
-  #sendFailed(error: unknown): void {
-    if (error instanceof SystemError && isGone(error)) this.outbox.rejectAll(error);
-    else this.#user.failed(error);
+    else if (this.outbox.isBroken) this.#read();
   }
 
   #read(): void {
@@ -152,8 +172,8 @@ export class Wire {
       // Who waited for it goes on at once; the socket tells again of what it still has.
       if (read === 'awaited' && !this.#isOtherGone) return;
     }
-    // Whoever else has the other socket must not keep this process from its other work.
-    if (this.#isOtherGone) this.resume();
+    // Other holders of the other socket must not keep this process from its other work.
+    if (this.isEnding) setImmediate(() => this.#read());
   }
 
   /**
@@ -166,7 +186,7 @@ export class Wire {
     try {
       const message = receive(this.#fd);
       if (message === undefined && !this.#isOtherGone) return 'nothing';
-      if (message === undefined || message === 'end') {
+      if (message === undefined || message === 'end' || this.#isTooMuchLeft(message)) {
         if (atEnd === 'tell the end') this.#user.ended();
         return 'end';
       }
@@ -175,6 +195,25 @@ export class Wire {
     } catch (error) {
       this.#user.failed(error);
       return 'nothing';
+    }
+  }
+
+  #isTooMuchLeft({ data, fds }: SocketMessage): boolean {
+    if (!this.isEnding) return false;
+    this.#left.packets += 1;
+    this.#left.byteLength += data.byteLength;
+    const { packets, byteLength } = this.#left;
+    if (packets <= MAX_LEFT_PACKETS && byteLength <= MAX_LEFT_BYTE_LENGTH) return false;
+    fds.forEach(closeFd);
+    return true;
+  }
+
+  #updateKeepAlive(): void {
+    const isNeeded = this.#fd !== undefined && this.#isReferenced && !this.#watch;
+    if (isNeeded) this.#keepAlive ??= setInterval(() => {}, MAX_PERIOD_MS);
+    else {
+      clearInterval(this.#keepAlive);
+      this.#keepAlive = undefined;
     }
   }
 
@@ -189,16 +228,18 @@ export class Wire {
   /** Watches the socket for what is wanted of it now: a descriptor has one watch at a time. */
   #rewatch(readable = this.#user.wantsMore()): void {
     if (this.#fd === undefined) return;
-    const { isEmpty, isShortOfFds, isHeld } = this.outbox;
-    const writable = !isEmpty && !isShortOfFds && !isHeld;
+    const { isEmpty, isShortOfFds, isHeld, isBroken } = this.outbox;
+    const writable = !isEmpty && !isShortOfFds && !isHeld && !isBroken;
     if (isShortOfFds) this.#retryLater();
     if (readable === this.#watches.readable && writable === this.#watches.writable) return;
     this.#watches = { readable, writable };
     this.#watch?.close();
     this.#watch = undefined;
-    if (!readable && !writable) return;
-    this.#watch = watchFd(this.#fd, this.#watches, this.#onReady);
-    if (!this.#isReferenced) this.#watch.unref();
+    if (readable || writable) {
+      this.#watch = watchFd(this.#fd, this.#watches, this.#onReady);
+      if (!this.#isReferenced) this.#watch.unref();
+    }
+    this.#updateKeepAlive();
   }
 }
 

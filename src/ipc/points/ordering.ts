@@ -13,6 +13,11 @@ export class Ordering {
   #theirs: { readonly page: PointPage; readonly waits: Waits } | undefined;
   #isClosed = false;
 
+  /** Whether the other process may wait for work here that is not done. */
+  get isAwaited(): boolean {
+    return this.#signals?.isPending === true;
+  }
+
   /** Points behind the work of one stream here. @throws CudaError, ClosedError */
   behindStream(stream: Stream): Point[] {
     return this.#isClosed ? [] : this.#own.behindStream(stream);
@@ -23,9 +28,9 @@ export class Ordering {
     return this.#isClosed ? [] : this.#own.behindContext(context);
   }
 
-  /** This process's page, once, where the other one needs it now: a descriptor for the caller. */
-  takePage(): number | undefined {
-    return this.#signals?.page.takeFd();
+  /** Passes this process's page to `send` if the other one needs it now, until that does not throw. */
+  sharePage(send: (fd: number) => void): void {
+    this.#signals?.page.shareFd(send);
   }
 
   /** Takes the other process's page; the descriptor is closed. @throws IpcError */

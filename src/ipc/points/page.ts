@@ -71,11 +71,12 @@ export class PointPage {
     }
   }
 
-  /** Its descriptor, once, for the other process: whoever calls closes it. */
-  takeFd(): number | undefined {
-    const fd = this.#fd;
+  /** Passes its descriptor to `send`, for the other process, until that does not throw. */
+  shareFd(send: (fd: number) => void): void {
+    if (this.#fd === undefined) return;
+    send(this.#fd);
+    closeFd(this.#fd);
     this.#fd = undefined;
-    return fd;
   }
 
   isReached({ slot, count }: Point): boolean {

@@ -50,6 +50,11 @@ export class Signals {
     });
   }
 
+  /** Whether a point is not reached yet. */
+  get isPending(): boolean {
+    return this.#slots.isPending;
+  }
+
   /** No more points; those that are there are still reached. */
   close(): void {
     this.#told.whenDone(() => this.page.close(() => this.#slots.end()));

@@ -35,6 +35,11 @@ export class Slots {
     this.#resets.end();
   }
 
+  /** Whether a stream has not come to its last point yet. */
+  get isPending(): boolean {
+    return this.#all.some((slot) => !this.#page.isReached(slot));
+  }
+
   /** The slot of a stream of cuffi's own, or of a default stream; undefined where all are taken. */
   ofHandle(context: Context, handle: CUstream): Slot | undefined {
     const ofContext = this.#byHandle.get(context) ?? new Map<CUstream, Slot>();

@@ -7,14 +7,14 @@ import { sendMessage } from '../../../../../ffi/message.ts';
 import { socketPair } from '../../../../../ffi/socket.ts';
 import { Adopting, type Asked, MAX_ASKED } from '../../../../../src/ipc/lease/adopting.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
-import { openDescriptors } from '../../../../support/descriptors.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
 
 let before = 0;
 beforeEach(() => {
   before = openDescriptors();
 });
-afterEach(() => assert.equal(openDescriptors(), before, 'descriptors'));
+afterEach(() => descriptorsReturnTo(before));
 
 const ask = (adopting: Adopting): Asked & { theirs: number; ours: number } => {
   const [theirs, ours] = socketPair();

@@ -82,7 +82,7 @@ for (const [what, open] of Object.entries(noSockets))
 const broken: Readonly<Record<string, readonly [RegExp, (link: number) => [Buffer, number[]]]>> = {
   'without a link': [/0 file descriptors came with news/, () => [asking(0), []]],
   'with a link too many': [/2 file descriptors came with news/, (l) => [asking(0), [l, l]]],
-  'of what was never lent': [/lease 7 was given back/, (l) => [asking(7), [l]]],
+  'of what was never lent': [/lease 7 was already released/, (l) => [asking(7), [l]]],
   'of no lease': [/-1 is no count/, (l) => [asking(-1), [l]]],
   'for no process': [/NaN is no count/, (l) => [asking(0, { ...own, pid: Number.NaN }), [l]]],
   'without an end': [/are left/, (l) => [asking(0).subarray(0, 20), [l]]],

@@ -34,7 +34,7 @@ test('a reset gives back what was open in that context, closed or not, and no ot
   loseBoth();
   const { here, returned } = borrowed();
   const buffers = [0, 1, 0].map((device) => DeviceBuffer.allocate(64, { device }));
-  here.number(buffers.length);
+  here.receive({ first: 0, count: buffers.length });
   for (const [id, buffer] of buffers.entries()) here.opened(id, buffer);
   // Somebody needs it still: closing it gives nothing back.
   buffers[2]?.retain();
@@ -57,7 +57,7 @@ test('a reset that the driver answers with an error gives back all the same', ()
   for (const name of ['cuDevicePrimaryCtxRelease_v2', 'cuDevicePrimaryCtxReset_v2'] as const) {
     selectDriver(broken(broken(emulate(), 'cuCtxSynchronize', lost), name, lost));
     const { here, returned } = borrowed();
-    here.number(1);
+    here.receive({ first: 0, count: 1 });
     const buffer = DeviceBuffer.allocate(64);
     here.opened(0, buffer);
     assert.throws(() => buffer.context.resetSync(), { name: 'CudaError', call: name });
@@ -70,7 +70,7 @@ test('a reset that the driver answers with an error gives back all the same', ()
 test('what is still to be passed on is not given back before, nor what was given back after it', () => {
   const needed = new Set([1]);
   const { here, returned } = borrowed(needed);
-  here.number(3);
+  here.receive({ first: 0, count: 3 });
   for (const id of [0, 1, 2]) here.giveBack(id);
   assert.deepEqual(returned(), [0]);
   assert.deepEqual(returned(), []);
@@ -81,7 +81,7 @@ test('what is still to be passed on is not given back before, nor what was given
 test('what was collected is given back where all is in one context', async () => {
   loseBoth();
   const { here, returned } = borrowed();
-  here.number(1);
+  here.receive({ first: 0, count: 1 });
   const context = Context.primary(0);
   let isCollected = false;
   const registry = new FinalizationRegistry(() => {

@@ -8,14 +8,14 @@ import { processStartTime } from '../../../../../ffi/process.ts';
 import { socketPair } from '../../../../../ffi/socket.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
-import { openDescriptors } from '../../../../support/descriptors.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
 
 let before = 0;
 beforeEach(() => {
   before = openDescriptors();
 });
-afterEach(() => assert.equal(openDescriptors(), before, 'descriptors'));
+afterEach(() => descriptorsReturnTo(before));
 
 const own = { pid: process.pid, uid: process.geteuid?.() ?? 0 };
 

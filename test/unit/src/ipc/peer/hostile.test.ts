@@ -22,7 +22,7 @@ import {
 } from '../../../../../src/ipc/peer/limits.ts';
 import { Tag } from '../../../../../src/ipc/peer/tags.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
-import { openDescriptors } from '../../../../support/descriptors.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { dose } from '../../../../support/dose.ts';
 import { rawSend } from '../../../ffi/fixtures/descriptors.ts';
 import { Stranger } from './support.ts';
@@ -31,7 +31,7 @@ let before = 0;
 beforeEach(() => {
   before = openDescriptors();
 });
-afterEach(() => assert.equal(openDescriptors(), before, 'descriptors'));
+afterEach(() => descriptorsReturnTo(before));
 
 const one = Uint8Array.of(Tag.int32, 1, 0, 0, 0);
 const ipcError = (message: RegExp) => ({ name: 'IpcError', message });
@@ -43,6 +43,12 @@ const news = { kind: 2 } as const;
 const float64 = (value: number): Buffer => Buffer.from(new Float64Array([value]).buffer);
 /** An object that no process has. */
 const parcel = [Tag.parcel, 0, 1, Tag.null] as const;
+/** The leases of the objects of a value, behind it. */
+const leases = (first: number, count: number): number[] => [
+  9,
+  ...float64(first),
+  ...(count < 128 ? [count] : [(count & 127) | 128, count >> 7]),
+];
 function sendWithLink(other: Stranger, body: readonly number[], header = {}): void {
   const fd = createMemfd('link', 0);
   other.send(Uint8Array.from(body), header, [fd]);
@@ -90,7 +96,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
       closeFd(fd);
     },
   ],
-  'news of nothing known': [/says nothing/, (o) => o.send(Uint8Array.of(10), news)],
+  'news of nothing known': [/says nothing/, (o) => o.send(Uint8Array.of(11), news)],
   'news that is cut off': [
     /are left/,
     (o) => o.send(Uint8Array.of(3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1), news),
@@ -98,7 +104,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   'news in parts': [/came in a packet of/, (o) => o.send(half, { ...news, byteLength: size })],
   'news with a value': [/came with a value/, (o) => o.send(Uint8Array.of(Tag.null, 5))],
   'the return of what was never lent': [
-    /lease 7 was given back/,
+    /lease 7 was already released, or was never sent/,
     (o) => o.send(Uint8Array.of(3, 1, ...float64(7), 1, 0), news),
   ],
   'the revocation of what was never given': [
@@ -138,11 +144,11 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   ],
   'two links for one object': [
     /a link came for an object/,
-    (o) => sendWithLink(o, [...parcel, 7, 2, ...float64(0), ...float64(0)]),
+    (o) => sendWithLink(o, [...parcel, 7, 2, ...float64(0), ...float64(0), ...leases(0, 1)]),
   ],
   'a link that did not come': [
     /0 file descriptors came with a value that has 1/,
-    (o) => o.send(Uint8Array.of(...parcel, 7, 1, ...float64(0))),
+    (o) => o.send(Uint8Array.of(...parcel, 7, 1, ...float64(0), ...leases(0, 1))),
   ],
   'a link by itself': [/came without a value/, (o) => sendWithLink(o, [7, 1, ...float64(0)], news)],
   'something to keep with a value': [
@@ -160,7 +166,15 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   'a question that is none': [/is none/, (o) => o.send(one, { kind: 3 })],
   'a question with an object': [
     /came with GPU objects/,
-    (o) => o.send(Uint8Array.of(Tag.array, 2, ...one, ...parcel), { kind: 3 }),
+    (o) => o.send(Uint8Array.of(Tag.array, 2, ...one, ...parcel, ...leases(0, 1)), { kind: 3 }),
+  ],
+  'objects without leases': [
+    /0 leases came with a value that has 1/,
+    (o) => o.send(Uint8Array.of(...parcel)),
+  ],
+  'leases by themselves': [
+    /came without a value/,
+    (o) => o.send(Uint8Array.of(...leases(0, 1)), news),
   ],
   'descriptors in the middle of a value': [
     /in the middle of a value/,
@@ -198,6 +212,20 @@ test('values before a broken one are received before the error', async () => {
   await assert.rejects(other.peer.receive(), ipcError(/begins no part/));
 });
 
+test('a lease that comes a second time, or late, ends the connection', async () => {
+  for (const late of [4, 3]) {
+    using other = new Stranger();
+    // Values that were dropped there leave a gap.
+    other.send(Uint8Array.of(...parcel, ...leases(4, 1)));
+    other.send(Uint8Array.of(...parcel, ...leases(late, 1)), { sequence: 1 });
+    await assert.rejects(other.peer.receive(), ipcError(/no descriptor/));
+    await assert.rejects(
+      other.peer.receive(),
+      ipcError(new RegExp(`lease ${late} was sent after lease 4, or a second time`)),
+    );
+  }
+});
+
 test('an end in the middle of a value is the end, and its descriptors are closed', async () => {
   using other = new Stranger();
   const fd = createMemfd('half', 0);
@@ -213,7 +241,7 @@ test('an object that cannot be opened fails its value alone, and the next is rec
   using other = new Stranger();
   const fd = createMemfd('lost', 0);
   // The third is its link.
-  const lost = Uint8Array.of(Tag.parcel, 2, 1, Tag.null, 7, 1, ...float64(0));
+  const lost = Uint8Array.of(Tag.parcel, 2, 1, Tag.null, 7, 1, ...float64(0), ...leases(0, 1));
   other.send(lost, {}, [fd, fd, fd]);
   other.send(one, { sequence: 1 });
   closeFd(fd);
@@ -225,9 +253,15 @@ test('one that never reads what it is given back is disconnected, with the reaso
   using other = new Stranger();
   // 4096 objects that cannot be opened: each is given back.
   const parcels = new Array<readonly number[]>(4096).fill(parcel).flat();
-  const value = Uint8Array.of(Tag.array, 0x80, 0x20, ...parcels);
   let last: unknown;
   for (let sequence = 0; sequence < 100 && !/there reads/.test(String(last)); sequence++) {
+    const value = Uint8Array.of(
+      Tag.array,
+      0x80,
+      0x20,
+      ...parcels,
+      ...leases(4096 * sequence, 4096),
+    );
     if (!other.peer.closed) other.send(value, { sequence });
     last = await other.peer.receive().catch((error: unknown) => error);
   }

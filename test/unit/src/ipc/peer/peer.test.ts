@@ -13,14 +13,14 @@ import {
 import { Outbox } from '../../../../../src/ipc/peer/outbox.ts';
 import { PacketKind } from '../../../../../src/ipc/peer/packet.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
-import { openDescriptors } from '../../../../support/descriptors.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { peerPair } from './support.ts';
 
 let before = 0;
 beforeEach(() => {
   before = openDescriptors();
 });
-afterEach(() => assert.equal(openDescriptors(), before, 'descriptors'));
+afterEach(() => descriptorsReturnTo(before));
 
 const closedError = (message: RegExp) => ({ name: 'ClosedError', message });
 
@@ -224,7 +224,8 @@ test('whatever never goes out gives up what it was to lend: values, questions an
   for (const kind of ['value', 'question', 'answer'] as const)
     outbox.post(near, PacketKind[kind], packet, [], () => dropped.push(kind))?.catch(() => {});
   outbox.rejectAll(new Error('over'));
-  assert.deepEqual(dropped, ['value', 'question', 'answer']);
+  // The newest first: each puts back what it was to tell before what is told after it.
+  assert.deepEqual(dropped, ['answer', 'question', 'value']);
   [near, far].forEach(closeFd);
 });
 

@@ -3,7 +3,7 @@ import { afterEach, beforeEach, test } from 'node:test';
 import { connect, listen, parentPeer, spawnPeer } from '../../../../../src/ipc/index.ts';
 import { busyPoll, type Look } from '../../../../../src/ipc/peer/busy-poller.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
-import { openDescriptors } from '../../../../support/descriptors.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { peerPair, Stranger } from './support.ts';
 
 const SECOND_US = 1_000_000;
@@ -14,7 +14,7 @@ let before = 0;
 beforeEach(() => {
   before = openDescriptors();
 });
-afterEach(() => assert.equal(openDescriptors(), before, 'descriptors'));
+afterEach(() => descriptorsReturnTo(before));
 
 /** Whether a turn of the event loop has begun to run what was queued after this call. */
 function watchTurn(): { readonly hasRun: boolean } {

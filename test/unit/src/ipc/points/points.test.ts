@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { openSync } from 'node:fs';
 import { test } from 'node:test';
 import { selectDriver } from '../../../../../ffi/driver.ts';
-import { createMemfd } from '../../../../../ffi/libc.ts';
+import { createMemfd, duplicateFd } from '../../../../../ffi/libc.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
 import { socketPair } from '../../../../../ffi/socket.ts';
@@ -22,7 +22,11 @@ import { emulate } from '../../emulate.ts';
 
 function ends() {
   const signals = new Signals(PointPage.create());
-  const page = PointPage.accept(signals.page.takeFd() as number);
+  let fd = -1;
+  signals.page.shareFd((its) => {
+    fd = duplicateFd(its);
+  });
+  const page = PointPage.accept(fd);
   return { signals, page, waits: new Waits(page) };
 }
 
