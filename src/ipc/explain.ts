@@ -2,10 +2,11 @@ import { mayBeMemory } from '../../ffi/driver-fd.ts';
 import { Context } from '../context.ts';
 import { Device, devices } from '../device.ts';
 import { type IpcCause, IpcError } from '../errors.ts';
+import { accessObstacle, accessTo } from './access.ts';
 import { type IpcDescriptor, type IpcKind, parseDescriptor } from './descriptor.ts';
 import { type Here, here, isOwn } from './here.ts';
 import { isMapped } from './mapped.ts';
-import { accessTo, checkOpenOptions, type OpenOptions } from './open-options.ts';
+import { checkOpenOptions, type OpenOptions } from './open-options.ts';
 import { findPool } from './pool-import.ts';
 import { type IpcSupport, type Obstacle, sharingObstacle, wsl } from './support.ts';
 
@@ -53,7 +54,8 @@ export function explain(message: unknown, options?: OpenOptions): Explanation {
   const byPlace = placeObstacle(descriptor, checked);
   if (byPlace) return { openable: false, ...byPlace };
   const context = contextFor(descriptor, checked);
-  if (isMapped(descriptor, context, accessTo(descriptor, checked))) return fine;
+  const access = accessTo(descriptor, checked.access, checked.fds ?? []);
+  if (isMapped(descriptor, context, access)) return fine;
   const blocked = openObstacle(descriptor, context, checked, self);
   if (blocked) return { openable: false, ...blocked };
   if (!isInSight(descriptor, self)) return unseen;
@@ -121,7 +123,7 @@ export function identityObstacle(
         'The driver takes it for this process: give the containers one pid namespace, or ' +
         'different pid numbers, or share memory of a pool over a connection.',
     };
-  return undefined;
+  return accessObstacle(descriptor);
 }
 
 /** Whether there is a device to open it on. */

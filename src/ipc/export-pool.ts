@@ -5,6 +5,7 @@ import { check } from '../check.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import { bufferIdOf } from '../memory/legacy-handle.ts';
 import type { MemoryPool } from '../memory/pool.ts';
+import { checkShared } from './access.ts';
 import { sealDescriptor } from './descriptor.ts';
 import { generationOf, rememberExport } from './exports.ts';
 import { exporter } from './here.ts';
@@ -32,6 +33,7 @@ export function exportPool(pool: MemoryPool): Parcel {
 /** Memory of a pool. The driver names allocations by their first address alone. */
 export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Parcel {
   const { address, byteLength, access, whole, context } = buffer;
+  checkShared('pool', access);
   const { id, fd } = pool.share();
   const base = whole.address;
   const { handle, bufferId } = context.run(() => {

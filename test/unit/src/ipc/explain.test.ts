@@ -205,6 +205,19 @@ test('a compute mode for one process, and a device that cannot, are in the way',
   refused(made.event, 'not-supported', /interprocess events/);
 });
 
+test('what was shared for reading is in the way where the driver maps it for writing as well', () => {
+  emulate();
+  const { legacy, pool, virtual } = descriptors({ access: 'read' });
+  for (const [descriptor, what] of [
+    [legacy, 'plain device memory'],
+    [pool, 'memory of a pool'],
+  ] as const) {
+    const options = { fds: fdsFor(descriptor) };
+    refused(descriptor, 'not-supported', new RegExp(`shared ${what} for reading`), options);
+  }
+  assert.equal(explain(virtual, { fds: fdsFor(virtual) }).openable, true);
+});
+
 test('of a process that has ended nothing is opened but virtual memory, whose descriptors hold it', async () => {
   emulate();
   const child = spawn('sleep', ['60'], { stdio: 'ignore' });

@@ -4,7 +4,10 @@ import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import {
   CudaEvent,
   Device,
+  DeviceArray,
   DeviceBuffer,
+  float32,
+  fromPointer,
   ManagedMemory,
   MappedMemory,
   MemoryPool,
@@ -12,7 +15,7 @@ import {
   VirtualMemory,
 } from '../../../../src/index.ts';
 import { parseDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
-import { getIpcHandle } from '../../../../src/ipc/index.ts';
+import { exportIpc, getIpcHandle, openIpcArray } from '../../../../src/ipc/index.ts';
 import { failing } from '../../../support/faults.ts';
 import { currentContext, emulate } from '../emulate.ts';
 
@@ -49,6 +52,39 @@ test('two allocations never have the same number, even at one address', () => {
   first.close();
   using second = DeviceBuffer.allocate(4096);
   assert.notEqual(getIpcHandle(second).bufferId, bufferId);
+});
+
+test('nothing is shared for reading that the driver maps for writing as well', () => {
+  emulate();
+  using plain = DeviceBuffer.allocate(64);
+  using pool = MemoryPool.create({ maxSize: 1 << 20, shareable: true });
+  using ofPool = pool.allocate(64);
+  using borrowed = fromPointer(plain.address, {
+    shape: 16,
+    dtype: float32,
+    readOnly: true,
+  });
+  const recorder = recordCalls();
+  for (const [shared, what] of [
+    [() => getIpcHandle(plain.readOnly()), 'plain device memory'],
+    [() => exportIpc(plain.readOnly().subarray(1, 2)), 'plain device memory'],
+    [() => getIpcHandle(borrowed), 'plain device memory'],
+    [() => exportIpc(ofPool.readOnly()), 'memory of a pool'],
+    [
+      () => exportIpc(DeviceArray.fromBuffer(ofPool, 16, float32, { readOnly: true })),
+      'memory of a pool',
+    ],
+  ] as const)
+    assert.throws(shared, {
+      name: 'IpcError',
+      code: 'not-supported',
+      message: new RegExp(`^${what} cannot be shared for reading: .*VirtualMemory.reserve`),
+    });
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+  const row = DeviceArray.fromBuffer(plain, 16, float32).broadcastTo([3, 16]);
+  using opened = openIpcArray(getIpcHandle(row).toJSON(), { sameProcess: 'alias' });
+  assert.equal(opened.readOnly, true);
 });
 
 test('what cannot be shared is refused in words', () => {
