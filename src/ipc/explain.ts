@@ -7,6 +7,7 @@ import { type IpcDescriptor, type IpcKind, parseDescriptor } from './descriptor.
 import { type Here, here, isOwn } from './here.ts';
 import { isMapped } from './mapped.ts';
 import { checkOpenOptions, type OpenOptions } from './open-options.ts';
+import { poolObstacle } from './pool-descriptor.ts';
 import { findPool } from './pool-import.ts';
 import { type IpcSupport, type Obstacle, sharingObstacle, wsl } from './support.ts';
 
@@ -81,12 +82,6 @@ const unconfirmed = ({ kind, pid }: IpcDescriptor): Explanation => ({
 /** Whether the file descriptors that come beside it keep what it names: a pool, virtual memory. */
 const isHeldByFds = (descriptor: IpcDescriptor): boolean =>
   descriptor.kind === 'virtual' || (descriptor.kind === 'pool' && descriptor.handle === null);
-
-/** @throws IpcError for what is in the way, if anything */
-export function refuse(obstacle: Obstacle | undefined): void {
-  if (obstacle)
-    throw new IpcError(`${obstacle.reason}. ${obstacle.remedy}`, undefined, obstacle.code);
-}
 
 /** What speaks against it whatever the GPU: answered without a call of the driver. */
 export function identityObstacle(
@@ -190,7 +185,9 @@ export function openObstacle(
     working.set(device, known.add(way));
   }
   return (
-    exporterObstacle(descriptor, allowOtherUsers, self) ?? fdObstacle(descriptor, context, fds)
+    exporterObstacle(descriptor, allowOtherUsers, self) ??
+    poolObstacle(descriptor) ??
+    fdObstacle(descriptor, context, fds)
   );
 }
 

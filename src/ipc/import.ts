@@ -24,7 +24,7 @@ import {
   type IpcVirtualDescriptor,
   parseDescriptor,
 } from './descriptor.ts';
-import { contextFor, identityObstacle, openObstacle, placeObstacle, refuse } from './explain.ts';
+import { contextFor, identityObstacle, openObstacle, placeObstacle } from './explain.ts';
 import { exporterIsGone, isOwn } from './here.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { mapLegacy } from './legacy-import.ts';
@@ -36,6 +36,7 @@ import { asArray } from './opened-array.ts';
 import { rememberOrigin } from './origin.ts';
 import { OwnedFds, type ReceivedFds } from './owned-fds.ts';
 import { importPool } from './pool-import.ts';
+import { refuse } from './support.ts';
 import { mapVirtual } from './virtual-import.ts';
 
 /** The kinds that are memory. */

@@ -87,6 +87,41 @@ test('nothing is shared for reading that the driver maps for writing as well', (
   assert.equal(opened.readOnly, true);
 });
 
+const GIB = 2 ** 30;
+const LIMIT = 'CUFFI_POOL_SHARE_LIMIT';
+
+test('one allocation of a pool that the driver of its receiver would crash on is refused, with the way out', (t) => {
+  t.after(() => delete process.env[LIMIT]);
+  emulate({ CUFFI_EMULATED_MEMORY: '32G' });
+  using pool = MemoryPool.create({ maxSize: 24 * GIB, shareable: true });
+  using most = pool.allocate(5 * GIB);
+  using another = pool.allocate(5 * GIB);
+  using large = pool.allocate(5 * GIB + 1);
+  for (const fine of [pool, most, another]) exportIpc(fine);
+  const recorder = recordCalls();
+  for (const refused of [large, large.subarray(0, 16)])
+    assert.throws(() => exportIpc(refused), {
+      name: 'IpcError',
+      code: 'not-supported',
+      message: new RegExp(
+        `^5368709121 bytes .*above 5368709120.*VirtualMemory.reserve.* several .*${LIMIT}`,
+      ),
+    });
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+  process.env[LIMIT] = String(6 * GIB);
+  exportIpc(large);
+  // Below what works everywhere it limits nothing.
+  process.env[LIMIT] = '0';
+  exportIpc(most);
+  assert.throws(() => exportIpc(large), { code: 'not-supported' });
+  process.env[LIMIT] = '6G';
+  assert.throws(() => exportIpc(large), {
+    name: 'RangeError',
+    message: `${LIMIT} must be a number of at least 0, not "6G"`,
+  });
+});
+
 test('what cannot be shared is refused in words', () => {
   emulate();
   using buffer = DeviceBuffer.allocate(16);
