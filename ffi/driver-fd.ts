@@ -1,6 +1,7 @@
 /** File descriptors that the driver in use may have made: another process may send any. */
-import { fstatSync, readlinkSync, type Stats } from 'node:fs';
+import { constants, fstatSync, readlinkSync, type Stats } from 'node:fs';
 import { driverName } from './driver.ts';
+import { checkFd, libc, succeeded } from './libc.ts';
 
 /** The kernel's own devices: /dev/null and its kind, and terminals. */
 const ORDINARY_MAJORS: ReadonlySet<number> = new Set([1, 4, 5]);
@@ -35,3 +36,28 @@ export function mayBeMemory(fd: number): boolean {
     return false;
   }
 }
+
+const F_GETFL = 3;
+const F_SETFL = 4;
+
+/**
+ * The driver has no file descriptor of memory that is only read, and whoever imports one says itself
+ * what it will do. So what is shared for reading has this flag, which means nothing to a device: it
+ * belongs to the open file, and goes with it to every process that it is sent to.
+ */
+const FOR_READING = constants.O_APPEND;
+
+/**
+ * Marks the open file behind a descriptor as memory that is shared for reading, here and wherever
+ * the descriptor is sent.
+ *
+ * @throws SystemError
+ */
+export function markForReading(fd: number): void {
+  const flags = succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_GETFL, 0), 'fcntl');
+  succeeded(libc.fcntl(fd, F_SETFL, flags | FOR_READING), 'fcntl');
+}
+
+/** Whether {@link markForReading} was called for it, in whichever process. @throws SystemError */
+export const isForReading = (fd: number): boolean =>
+  (succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_GETFL, 0), 'fcntl') & FOR_READING) !== 0;

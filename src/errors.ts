@@ -155,7 +155,7 @@ export type IpcCause =
   /** It is of a MIG slice, which shares with no other. */
   | 'mig'
   | 'compute-mode'
-  /** The device cannot share memory of this kind. */
+  /** Memory of this kind cannot be shared by the device, or not for reading, or not so large. */
   | 'not-supported'
   | 'exporter-gone'
   /** It is of another user's process. */

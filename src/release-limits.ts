@@ -26,7 +26,12 @@ export function releaseLimits(totalMemory: () => number): ReleaseLimits {
   };
 }
 
-function fromEnvironment(name: string, fallback: number): number {
+/**
+ * A number of the environment.
+ *
+ * @throws RangeError for what is not a number of at least 0
+ */
+export function fromEnvironment(name: string, fallback: number): number {
   const text = process.env[name];
   if (text === undefined || text === '') return fallback;
   const value = Number(text);

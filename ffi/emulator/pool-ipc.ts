@@ -1,5 +1,6 @@
 /** Pools shared by descriptor, and their allocations by 64 bytes. */
 import { createHash } from 'node:crypto';
+import { writeSync } from 'node:fs';
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
@@ -14,6 +15,21 @@ const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY } = CUr
 const MAGIC = 'cuffiPTR';
 const SUM = 40;
 const END = 48;
+
+/** Above it hardware ends the process that imports one allocation: see the facts of test/driver. */
+const MOST_IMPORTED = 5 * 2 ** 30;
+
+/** As hardware does, but saying why: SIGSEGV inside the driver. */
+function crash(byteLength: number): never {
+  writeSync(
+    2,
+    `cuffi's emulated driver: cuMemPoolImportPointer of one allocation of ${byteLength} bytes: above ` +
+      `${MOST_IMPORTED} bytes the driver ends the process that imports it (SIGSEGV), and so does this\n`,
+  );
+  process.kill(process.pid, 'SIGSEGV');
+  // It may be another thread's to take.
+  for (;;) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1000);
+}
 
 /** Tells bytes that were altered. */
 const sumOf = (bytes: Uint8Array): Buffer =>
@@ -101,6 +117,7 @@ export function poolIpcFunctions(
       const bytes = host.read(data, structs.CUmemPoolPtrExportData.byteLength);
       const payload = bytes && decode(bytes);
       if (!pool || payload?.generation !== pool.generation) return CUDA_ERROR_INVALID_VALUE;
+      if (payload.byteLength > MOST_IMPORTED) crash(payload.byteLength);
       const region = pool.import(payload, self);
       if (!region) return CUDA_ERROR_INVALID_VALUE;
       host.setUint64(out, region.address);

@@ -1,4 +1,5 @@
 /** Virtual memory: reserved addresses, physical memory, and the mappings between them. */
+import { openSync } from 'node:fs';
 import { CU_MEM_ALLOCATION_TYPE_PINNED } from '../constants.ts';
 import { closeFd, libc, SystemError } from '../libc.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
@@ -19,7 +20,7 @@ const {
   CUDA_ERROR_NOT_SUPPORTED,
 } = CUresult;
 
-const F_DUPFD = 0;
+const F_SETFD = 2;
 const F_DUPFD_CLOEXEC = 1030;
 /** The name of such memory's memfd, behind which its device's ordinal stands. */
 const NAME = 'cuffi.virtual.';
@@ -187,10 +188,18 @@ export class VirtualMemory {
     return region?.kind === 'virtual' ? (region as VirtualMapping) : undefined;
   }
 
-  /** A descriptor that others import; programs that this process starts inherit it. */
+  /**
+   * A descriptor that others import, of an open file of its own, as the hardware's: a flag of one is
+   * not the other's. Programs that this process starts inherit it.
+   */
   export(physical: Physical): number | undefined {
-    const fd = libc.fcntl(physical.fd, F_DUPFD, 0);
-    return fd < 0 ? undefined : fd;
+    try {
+      const fd = openSync(`/proc/self/fd/${physical.fd}`, 'r+');
+      libc.fcntl(fd, F_SETFD, 0);
+      return fd;
+    } catch {
+      return undefined;
+    }
   }
 
   /** The handle of memory that came as a descriptor, which stays its caller's. */

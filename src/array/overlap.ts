@@ -4,6 +4,10 @@ import { sizeOf } from './shape.ts';
 /** How many partial sums are tried before the answer is the careful one. */
 const MAX_TRIES = 10_000;
 
+/** Whether items are there more than once, as what `broadcastTo` gives. */
+export const repeatsItems = ({ shape, strides }: Pick<Layout, 'shape' | 'strides'>): boolean =>
+  shape.some((length, axis) => length > 1 && strides[axis] === 0);
+
 interface Axis {
   readonly length: number;
   readonly stride: number;

@@ -76,8 +76,12 @@ function viewOf(named: unknown, descriptor: IpcMemoryDescriptor): DeviceBuffer |
     return named.subarray(begin, begin + byteLength);
   }
   if (!(named instanceof VirtualMemory) || descriptor.kind !== 'virtual') return undefined;
+  // What the descriptor says of access is whatever its sender likes: its name is not to be guessed.
+  const access = named.accessOf(descriptor.memory);
+  if (!access) return undefined;
   const first = named.offsetOf(descriptor.firstPiece);
   checkRange(descriptor, named.buffer.byteLength - first);
   const begin = first + byteOffset;
-  return named.buffer.subarray(begin, begin + byteLength);
+  const view = named.buffer.subarray(begin, begin + byteLength);
+  return access === 'read' ? view.readOnly() : view;
 }

@@ -42,7 +42,10 @@ export interface IpcRange {
   /** Where the range begins in its allocation, in bytes. */
   readonly byteOffset: number;
   readonly byteLength: number;
-  /** What whoever opens it may do with it. */
+  /**
+   * What the process that opens it may do with it, as its sender says. Read-only memory is always
+   * `virtual`: file descriptors of its own say so too.
+   */
   readonly access: Access;
   /** The driver's number of the allocation, which tells it from an earlier one at its address. */
   readonly bufferId: number;

@@ -2,10 +2,12 @@ import { mayBeMemory } from '../../ffi/driver-fd.ts';
 import { Context } from '../context.ts';
 import { Device, devices } from '../device.ts';
 import { type IpcCause, IpcError } from '../errors.ts';
+import { accessObstacle, accessTo } from './access.ts';
 import { type IpcDescriptor, type IpcKind, parseDescriptor } from './descriptor.ts';
 import { type Here, here, isOwn } from './here.ts';
 import { isMapped } from './mapped.ts';
-import { accessTo, checkOpenOptions, type OpenOptions } from './open-options.ts';
+import { checkOpenOptions, type OpenOptions } from './open-options.ts';
+import { poolObstacle } from './pool-descriptor.ts';
 import { findPool } from './pool-import.ts';
 import { type IpcSupport, type Obstacle, sharingObstacle, wsl } from './support.ts';
 
@@ -53,7 +55,8 @@ export function explain(message: unknown, options?: OpenOptions): Explanation {
   const byPlace = placeObstacle(descriptor, checked);
   if (byPlace) return { openable: false, ...byPlace };
   const context = contextFor(descriptor, checked);
-  if (isMapped(descriptor, context, accessTo(descriptor, checked))) return fine;
+  const access = accessTo(descriptor, checked.access, checked.fds ?? []);
+  if (isMapped(descriptor, context, access)) return fine;
   const blocked = openObstacle(descriptor, context, checked, self);
   if (blocked) return { openable: false, ...blocked };
   if (!isInSight(descriptor, self)) return unseen;
@@ -79,12 +82,6 @@ const unconfirmed = ({ kind, pid }: IpcDescriptor): Explanation => ({
 /** Whether the file descriptors that come beside it keep what it names: a pool, virtual memory. */
 const isHeldByFds = (descriptor: IpcDescriptor): boolean =>
   descriptor.kind === 'virtual' || (descriptor.kind === 'pool' && descriptor.handle === null);
-
-/** @throws IpcError for what is in the way, if anything */
-export function refuse(obstacle: Obstacle | undefined): void {
-  if (obstacle)
-    throw new IpcError(`${obstacle.reason}. ${obstacle.remedy}`, undefined, obstacle.code);
-}
 
 /** What speaks against it whatever the GPU: answered without a call of the driver. */
 export function identityObstacle(
@@ -121,7 +118,7 @@ export function identityObstacle(
         'The driver takes it for this process: give the containers one pid namespace, or ' +
         'different pid numbers, or share memory of a pool over a connection.',
     };
-  return undefined;
+  return accessObstacle(descriptor);
 }
 
 /** Whether there is a device to open it on. */
@@ -188,7 +185,9 @@ export function openObstacle(
     working.set(device, known.add(way));
   }
   return (
-    exporterObstacle(descriptor, allowOtherUsers, self) ?? fdObstacle(descriptor, context, fds)
+    exporterObstacle(descriptor, allowOtherUsers, self) ??
+    poolObstacle(descriptor) ??
+    fdObstacle(descriptor, context, fds)
   );
 }
 

@@ -19,6 +19,7 @@ import {
 } from '../memory/legacy-handle.ts';
 import { ManagerMemory } from '../memory/manager/manager-memory.ts';
 import { VirtualMemory } from '../memory/virtual.ts';
+import { checkShared } from './access.ts';
 import { type IpcBufferDescriptor, sealDescriptor } from './descriptor.ts';
 import { generationOf } from './exports.ts';
 import { exporter } from './here.ts';
@@ -56,6 +57,7 @@ export function exportLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
   if (byteLength === 0) throw new RangeError('an empty buffer cannot be shared');
   if (whole.keeper instanceof VirtualMemory)
     throw new IpcError('virtual memory has no legacy IPC handle: share it with exportIpc');
+  checkShared('legacy', access);
   if (origin === 'borrowed') context.run(() => checkCapable(address));
   const { handle, base } =
     resource instanceof ManagerMemory

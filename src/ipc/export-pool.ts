@@ -5,10 +5,13 @@ import { check } from '../check.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import { bufferIdOf } from '../memory/legacy-handle.ts';
 import type { MemoryPool } from '../memory/pool.ts';
+import { checkShared } from './access.ts';
 import { sealDescriptor } from './descriptor.ts';
 import { generationOf, rememberExport } from './exports.ts';
 import { exporter } from './here.ts';
 import type { Parcel } from './parcel.ts';
+import { sizeObstacle } from './pool-descriptor.ts';
+import { refuse } from './support.ts';
 
 /** A pool itself. @throws IpcError for one that was not made for other processes */
 export function exportPool(pool: MemoryPool): Parcel {
@@ -29,9 +32,15 @@ export function exportPool(pool: MemoryPool): Parcel {
   return { descriptor, fds: [fd] };
 }
 
-/** Memory of a pool. The driver names allocations by their first address alone. */
+/**
+ * Memory of a pool. The driver names allocations by their first address alone.
+ *
+ * @throws IpcError for read-only memory, and for an allocation that its receiver's driver crashes on
+ */
 export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Parcel {
   const { address, byteLength, access, whole, context } = buffer;
+  checkShared('pool', access);
+  refuse(sizeObstacle(whole.byteLength));
   const { id, fd } = pool.share();
   const base = whole.address;
   const { handle, bufferId } = context.run(() => {

@@ -19,6 +19,7 @@ export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Parc
     begin,
     begin + byteLength,
     MAX_MESSAGE_FDS,
+    access,
   );
   const sizes = pieces.map((piece) => piece.byteLength);
   const { device, machine, pid, startTime, pidNamespace } = exporter(context.device.uuid);

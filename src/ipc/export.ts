@@ -111,12 +111,17 @@ function shareLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
  * Memory of a pool made with `{ shareable: true }` shows nothing but what was allocated, and so does
  * virtual memory made with it, whose pieces alone go along that the buffer lies in. All else is
  * shared as with {@link getIpcHandle}, without file descriptors. What came from another process is
- * passed on as it came. A buffer of `buffer.readOnly()` cannot be written to where it arrives.
+ * passed on as it came.
+ *
+ * A buffer of `buffer.readOnly()`, and a read-only array, is shared where it is virtual memory: cuffi
+ * maps it without write access where it arrives, and the driver refuses to write there. A process
+ * that imports the file descriptors without cuffi gives itself the access that it wants.
  *
  * The allocation must have happened: synchronise the pool's stream before this is sent, or share it
  * with `{ stream }`, and close what this gives when the other process is done waiting.
  *
- * @throws IpcError for what was not made for other processes; RangeError for memory without bytes
+ * @throws IpcError for what was not made for other processes, and for read-only memory of another
+ * kind than virtual memory; RangeError for memory without bytes
  * @example
  * const { descriptor, fds } = exportIpc(pool.allocate(4096));
  * sendMessage(socket, encodeDescriptor(descriptor), fds);

@@ -10,6 +10,7 @@ import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import type { Access } from '../memory/buffer-options.ts';
 import type { MemoryPool } from '../memory/pool.ts';
+import { accessTo } from './access.ts';
 import { openAlias } from './alias.ts';
 import {
   checkRange,
@@ -23,18 +24,19 @@ import {
   type IpcVirtualDescriptor,
   parseDescriptor,
 } from './descriptor.ts';
-import { contextFor, identityObstacle, openObstacle, placeObstacle, refuse } from './explain.ts';
+import { contextFor, identityObstacle, openObstacle, placeObstacle } from './explain.ts';
 import { exporterIsGone, isOwn } from './here.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { mapLegacy } from './legacy-import.ts';
 import { givingBack, type Loan } from './loan.ts';
 import { isMapped } from './mapped.ts';
 import type { Mapping, MappingUse } from './mapping.ts';
-import { accessTo, checkOpenOptions, type OpenOptions } from './open-options.ts';
+import { checkOpenOptions, type OpenOptions } from './open-options.ts';
 import { asArray } from './opened-array.ts';
 import { rememberOrigin } from './origin.ts';
 import { OwnedFds, type ReceivedFds } from './owned-fds.ts';
 import { importPool } from './pool-import.ts';
+import { refuse } from './support.ts';
 import { mapVirtual } from './virtual-import.ts';
 
 /** The kinds that are memory. */
@@ -170,7 +172,7 @@ export function openParsed(
   if (isOwn(descriptor)) return openAlias(descriptor, options.access, loan);
   refuse(placeObstacle(descriptor, options));
   const context = contextFor(descriptor, options);
-  const access = accessTo(descriptor, options);
+  const access = accessTo(descriptor, options.access, fds.numbers);
   if (!isMapped(descriptor, context, access)) {
     const { allowOtherUsers = false } = options;
     refuse(openObstacle(descriptor, context, { fds: fds.numbers, allowOtherUsers }));

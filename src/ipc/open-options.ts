@@ -2,7 +2,6 @@ import { isOpenFd } from '../../ffi/libc.ts';
 import { checkBoolean, checkOptions } from '../arguments.ts';
 import type { PlaceOptions } from '../context.ts';
 import type { Access } from '../memory/buffer-options.ts';
-import type { IpcDescriptor } from './descriptor.ts';
 
 /**
  * Options of what opens a descriptor. Without a place it is opened in the primary context of its
@@ -14,7 +13,11 @@ export interface OpenOptions extends PlaceOptions {
    * longer needed, or if it cannot be opened.
    */
   readonly fds?: readonly number[];
-  /** What is to be done with the memory: less than the exporter allows, never more. */
+  /**
+   * What is to be done with the memory: less than the exporter allows, never more. `'read'` maps
+   * virtual memory without write access; of other kinds it keeps only cuffi's own copies and fills
+   * from writing.
+   */
   readonly access?: Access;
   /**
    * What happens to a descriptor of this very process. Default `'refuse'`; `'alias'`: it opens as
@@ -46,12 +49,6 @@ export function checkOpenOptions(options: OpenOptions | undefined, call: string)
     throw new TypeError('fds must be a list of open file descriptors, each once');
   return checked;
 }
-
-/** What may be done with what is opened: as much as both its exporter and the options allow. */
-export const accessTo = (descriptor: IpcDescriptor, { access }: OpenOptions): Access =>
-  access === 'read' || (descriptor.kind !== 'event' && descriptor.access === 'read')
-    ? 'read'
-    : 'read-write';
 
 function checkWord(value: unknown, name: string, words: readonly string[]): void {
   if (value !== undefined && !words.includes(value as string))

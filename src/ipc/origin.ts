@@ -1,5 +1,6 @@
 /** Where imported objects came from, so that they can be passed on as what they came as. */
 import type { DeviceBuffer } from '../memory/buffer.ts';
+import { checkShared } from './access.ts';
 import { type IpcDescriptor, type IpcMemoryDescriptor, sealDescriptor } from './descriptor.ts';
 import type { Parcel } from './parcel.ts';
 
@@ -29,6 +30,7 @@ export function forwardBuffer(
   { descriptor, fds }: Origin<IpcMemoryDescriptor>,
 ): Parcel {
   const { address, byteLength, access, whole } = buffer;
+  checkShared(descriptor.kind, access);
   // Bytes have no layout, whatever they were a part of; and order is for whom it was made.
   const { layout: _, readyEvent: __, ...fields } = descriptor;
   const narrowed = {

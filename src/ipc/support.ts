@@ -1,7 +1,7 @@
 import type { DeviceAttribute } from '../../ffi/attributes.ts';
 import { checkInstance } from '../arguments.ts';
 import { Device } from '../device.ts';
-import type { IpcCause } from '../errors.ts';
+import { type IpcCause, IpcError } from '../errors.ts';
 import { here } from './here.ts';
 
 /** Whether a way of sharing works on a device, and if not, why. */
@@ -28,6 +28,12 @@ export interface Obstacle {
   readonly code: IpcCause;
   readonly reason: string;
   readonly remedy: string;
+}
+
+/** @throws IpcError for what is in the way, if anything */
+export function refuse(obstacle: Obstacle | undefined): void {
+  if (obstacle)
+    throw new IpcError(`${obstacle.reason}. ${obstacle.remedy}`, undefined, obstacle.code);
 }
 
 /** What is in the way under WSL, whatever the device. */

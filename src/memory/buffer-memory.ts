@@ -18,7 +18,10 @@ export abstract class BufferMemory extends Resource {
   readonly origin: BufferOrigin;
   /** What gave the memory out; undefined where cuffi did not. */
   readonly resource: MemoryResource | undefined;
-  /** Whether it may be written to: copies and fills of cuffi hold to it. */
+  /**
+   * Whether it may be written to: copies and fills of cuffi hold to it, and where it is virtual memory
+   * of another process, the driver.
+   */
   readonly access: Access;
   readonly #address: CUdeviceptr;
   readonly #release: BufferInit['release'];

@@ -75,7 +75,11 @@ export class DeviceBuffer extends BufferMemory {
     return this.viewOf ?? this;
   }
 
-  /** A view of the same memory that cannot be written to here, nor where it is sent. */
+  /**
+   * A view of the same memory that cuffi's copies and fills do not write to; kernels that are given
+   * it can. Only a view of virtual memory can be sent to another process, whose cuffi then maps it
+   * without write access.
+   */
   readOnly(): DeviceBuffer {
     return this.view(0, this.byteLength, 'read');
   }

@@ -7,6 +7,7 @@ import {
   CU_MEM_LOCATION_TYPE_DEVICE,
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
+import { markForReading } from '../../ffi/driver-fd.ts';
 import type { CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
 import { tryAll } from '../attempt.ts';
 import { check } from '../check.ts';
@@ -28,6 +29,8 @@ export interface Part {
   readonly handle: CUmemGenericAllocationHandle | undefined;
   /** By which other processes open it, once it was shared or where it came from one. */
   fd: number | undefined;
+  /** The same for reading, once it was shared so: a descriptor of its own, with a mark. */
+  readFd?: number | undefined;
 }
 
 /** The memory behind pieces, in bytes. */
@@ -104,7 +107,7 @@ export function allowDevice(
 
 /** Pieces of virtual memory as other processes may open them. */
 export interface SharedPieces {
-  /** 16 random bytes in hex: the memory's for life. */
+  /** 16 random bytes in hex: the memory's for life, and another one where it is shared for reading. */
   readonly id: string;
   /** Which of its pieces is the first of these. */
   readonly first: number;
@@ -125,6 +128,7 @@ export function sharePieces(
   from: CUdeviceptr,
   byteLength: number,
   most: number,
+  access: Access,
 ): Omit<SharedPieces, 'id'> {
   const first = parts.findIndex((part) => part.address + part.byteLength > from);
   const touched = parts.slice(first).filter(({ address }) => address < from + byteLength);
@@ -134,14 +138,19 @@ export function sharePieces(
     );
   const pieces = touched.map((part) => ({
     byteLength: part.byteLength,
-    fd: exportPart(context, part),
+    fd: exportPart(context, part, access),
   }));
   return { first, byteOffset: from - (touched[0]?.address ?? from), pieces };
 }
 
-/** The descriptor by which other processes open a piece: made once, closed with the piece. */
-function exportPart(context: Context, part: Part): number {
-  if (part.fd !== undefined) return part.fd;
+/**
+ * The descriptor by which other processes open a piece: made once for each access, closed with the
+ * piece.
+ */
+function exportPart(context: Context, part: Part, access: Access): number {
+  const name = access === 'read' ? 'readFd' : 'fd';
+  const known = part[name];
+  if (known !== undefined) return known;
   const { handle, byteLength } = part;
   if (handle === undefined) throw new TypeError('a piece of another process is not exported again');
   check(
@@ -149,15 +158,23 @@ function exportPart(context: Context, part: Part): number {
     'cuMemExportToShareableHandle',
     () => `sharing ${byteLength} bytes of virtual memory`,
   );
-  part.fd = keepFd(context, readInt32(OUT0));
+  const fd = keepFd(context, readInt32(OUT0));
+  try {
+    if (access === 'read') markForReading(fd);
+  } catch (error) {
+    closeKeptFd(context, fd);
+    throw error;
+  }
+  part[name] = fd;
   anchorExports(context.device);
-  return part.fd;
+  return fd;
 }
 
 /** Takes a piece away; its memory goes with its last mapping and handle, whichever step fails. */
-function unmapPart(context: Context, { address, byteLength, handle, fd }: Part): void {
+function unmapPart(context: Context, { address, byteLength, handle, fd, readFd }: Part): void {
   tryAll([
     () => fd !== undefined && closeKeptFd(context, fd),
+    () => readFd !== undefined && closeKeptFd(context, readFd),
     () => check(cu.cuMemUnmap(address, byteLength), 'cuMemUnmap'),
     () => handle !== undefined && check(cu.cuMemRelease(handle), 'cuMemRelease'),
   ]);

@@ -5,6 +5,7 @@ import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
 import { Resource } from '../resource.ts';
 import { DeviceBuffer } from './buffer.ts';
+import type { Access } from './buffer-options.ts';
 import { roundUp } from './round-up.ts';
 import { shareId } from './share-id.ts';
 import {
@@ -49,7 +50,8 @@ export class VirtualMemory extends Resource {
   /** Its finalizer's too. */
   readonly #parts: Part[];
   #byteLength = 0;
-  #id: string | undefined;
+  /** What other processes name it by, for each access: who knows the one does not know the other. */
+  readonly #ids: { [A in Access]?: string } = {};
   #buffer: DeviceBuffer | undefined;
 
   private constructor(
@@ -171,13 +173,19 @@ export class VirtualMemory extends Resource {
   }
 
   /** @internal As other processes may open the bytes from `begin` to `end`. @throws IpcError */
-  share(begin: number, end: number, most: number): SharedPieces {
+  share(begin: number, end: number, most: number, access: Access): SharedPieces {
     const from = (this.address + begin) as CUdeviceptr;
-    this.#id ??= shareId();
+    this.#ids[access] ??= shareId();
     return {
-      id: this.#id,
-      ...sharePieces(this.context, this.#parts, from, end - begin, most),
+      id: this.#ids[access],
+      ...sharePieces(this.context, this.#parts, from, end - begin, most, access),
     };
+  }
+
+  /** @internal What it was shared for by that name; undefined where it has no such name. */
+  accessOf(id: string): Access | undefined {
+    if (id === this.#ids['read-write']) return 'read-write';
+    return id === this.#ids.read ? 'read' : undefined;
   }
 
   /** @internal Where one of its pieces begins, in bytes. */

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
-import { Context, DeviceBuffer, MemoryPool, Stream } from '../../src/index.ts';
+import { Context, Device, DeviceBuffer, MemoryPool, Stream } from '../../src/index.ts';
 import { getIpcHandle, ImportedPool } from '../../src/ipc/index.ts';
 import { dose } from '../support/dose.ts';
 import { Latch } from '../support/latch.ts';
@@ -11,6 +11,9 @@ import { type Read, User } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
 
 const MIB = 1 << 20;
+const GIB = 1024 * MIB;
+// Memory that nothing is written to costs the emulated driver nothing.
+process.env['CUFFI_EMULATED_MEMORY'] ||= '16G';
 const options = {
   timeout: 60_000,
   skip: MemoryPool.supported(0, { shareable: true })
@@ -26,7 +29,6 @@ interface Received {
   readonly pool: string;
 }
 
-/** The next object that was sent here, which is a buffer. */
 test(
   'memory of a pool is read and written by both, and its pool is imported once',
   options,
@@ -234,3 +236,34 @@ test(
     assert.deepEqual(await states(), before);
   },
 );
+
+test('an allocation that would crash its receiver is refused at both ends, and ends neither', {
+  ...options,
+  skip: options.skip || (Device.get().totalMemory < 12 * GIB && 'it takes 12 GiB'),
+}, async (t) => {
+  const limit = 'CUFFI_POOL_SHARE_LIMIT';
+  t.after(() => delete process.env[limit]);
+  using mailbox = new Mailbox();
+  await using user = await User.ready();
+  using pool = MemoryPool.create({ maxSize: 11 * GIB, shareable: true });
+  const large = pool.allocate(5.25 * GIB);
+  using most = pool.allocate(5 * GIB);
+  const end = most.subarray(most.byteLength - 16);
+  end.fill(7);
+  await Context.primary().synchronize();
+  const refused = { name: 'IpcError', message: /5637144576 bytes .* above 5368709120/ };
+  assert.throws(() => mailbox.send(large, user.pid), refused);
+  // A sender that does not mind.
+  process.env[limit] = String(large.byteLength);
+  mailbox.send(large.subarray(0, 16), user.pid);
+  await assert.rejects(user.do('receive', { key: 'large' }), {
+    name: 'IpcError',
+    message: refused.message,
+  });
+  assert.equal(await user.do('count', { name: 'cuMemPoolImportPointer' }), 0);
+  large.close();
+  mailbox.send(end, user.pid);
+  await user.do('receive', { key: 'end' });
+  assert.deepEqual(await user.do<Read>('read', { key: 'end' }), { values: [7], byteLength: 16 });
+  await user.do('close', { key: 'end' });
+});

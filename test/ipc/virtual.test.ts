@@ -3,9 +3,11 @@ import { test } from 'node:test';
 import { cu, recordCalls } from '../../ffi/driver.ts';
 import type { CUstream } from '../../ffi/types.ts';
 import { Context, Device, DeviceBuffer, VirtualMemory } from '../../src/index.ts';
-import { exportIpc, openIpc } from '../../src/ipc/index.ts';
+import { type IpcDescriptor, sealDescriptor } from '../../src/ipc/descriptor.ts';
+import { exportIpc, openIpc, spawnPeer } from '../../src/ipc/index.ts';
 import { dose } from '../support/dose.ts';
 import { processState } from '../support/process-state.ts';
+import { programFile } from '../support/program-file.ts';
 import { valuesOf } from '../support/values.ts';
 import { type Read, User } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
@@ -86,6 +88,80 @@ test('what is shared for reading is only read, by cuffi and by the driver', opti
   await context.flush();
   assert.throws(() => openIpc(descriptor), { name: 'IpcError', code: 'no-file-descriptor' });
 });
+
+/** As whoever stands between would change a descriptor: its checksum is right again. */
+const altered = (descriptor: object): never =>
+  sealDescriptor({ ...descriptor, access: 'read-write' } as never) as never;
+
+test(
+  'what was shared for reading is mapped for reading, whatever was made of its descriptor since',
+  options,
+  async () => {
+    using mailbox = new Mailbox();
+    await using user = await User.ready();
+    await using third = await User.ready();
+    using memory = VirtualMemory.reserve(5 * MIB, { shareable: true });
+    memory.grow(2 * MIB);
+    const buffer = memory.grow(4 * MIB);
+    buffer.fill(1);
+    await Context.primary().synchronize();
+    const write = (who: User, key: string): Promise<unknown> =>
+      who.do('writePast', { key, value: 2 });
+    // The same pieces go both ways, and neither is taken for the other.
+    for (const [key, isForReading] of [
+      ['first', true],
+      ['second', false],
+      ['third', true],
+    ] as const) {
+      const { descriptor, fds } = exportIpc(isForReading ? buffer.readOnly() : buffer);
+      mailbox.post({ descriptor: altered(descriptor), fds }, user.pid);
+      const { access } = await user.do<{ access: string }>('receive', { key });
+      assert.equal(access, isForReading ? 'read' : 'read-write');
+      if (!isForReading) continue;
+      await assert.rejects(user.do('fill', { key, value: 2 }), /this buffer is read-only/);
+      assert.equal(await write(user, key), 1, 'the driver refuses as well');
+    }
+    assert.deepEqual(await valuesOf(buffer), [1]);
+    assert.equal(await write(user, 'second'), 0);
+    assert.deepEqual(await valuesOf(buffer.subarray(0, 16)), [2]);
+    // What is passed on keeps it, by way of a third process too.
+    await user.do('passOnAltered', { key: 'first', pid: third.pid });
+    await third.do('receive', { key: 'x' });
+    assert.equal(await write(third, 'x'), 1);
+    assert.deepEqual((await third.do<Read>('read', { key: 'x' })).byteLength, 4 * MIB);
+  },
+);
+
+test(
+  'who confirms a descriptor gives no more access than it was shared with',
+  options,
+  async () => {
+    using child = spawnPeer(programFile(new URL('./fixtures/connected.ts', import.meta.url)).path);
+    const ask = async (request: object): Promise<unknown> => {
+      await child.send(request);
+      return child.receive({ timeoutMs: 30_000 });
+    };
+    const describe = (access: string) =>
+      ask({ do: 'describe', value: access }) as Promise<IpcDescriptor>;
+    try {
+      await ask({ do: 'make', kind: 'virtual', byteLength: 100, value: 5 });
+      // Also where it was shared for writing with another process.
+      const forWriting = await describe('read-write');
+      const forReading = await describe('read');
+      using one = (await child.open(altered(forReading))) as DeviceBuffer;
+      assert.equal(one.access, 'read');
+      assert.deepEqual(await valuesOf(one), [5]);
+      using other = (await child.open(forWriting)) as DeviceBuffer;
+      assert.equal(other.access, 'read-write');
+      await assert.rejects(child.open(altered({ ...forWriting, memory: '00'.repeat(16) })), {
+        name: 'IpcError',
+        code: 'exporter-gone',
+      });
+    } finally {
+      child.process.kill('SIGKILL');
+    }
+  },
+);
 
 test(
   'it stays when its maker has ended, is passed on, and leaves nothing behind',

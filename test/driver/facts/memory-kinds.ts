@@ -5,6 +5,7 @@ import { hostFacts } from './host.ts';
 import { managedFacts } from './managed.ts';
 import { peerFacts } from './peer.ts';
 import { poolFacts } from './pool.ts';
+import { poolBoundFacts } from './pool-bound.ts';
 import { poolIpcFacts } from './pool-ipc.ts';
 import { resetFacts } from './reset.ts';
 import { virtualFacts } from './virtual.ts';
@@ -13,6 +14,7 @@ export const memoryKindFacts: readonly FactGroup[] = [
   contextlessFacts,
   poolFacts,
   poolIpcFacts,
+  poolBoundFacts,
   virtualFacts,
   hostFacts,
   managedFacts,

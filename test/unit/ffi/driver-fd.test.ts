@@ -2,9 +2,9 @@ import assert from 'node:assert/strict';
 import { openSync } from 'node:fs';
 import { test } from 'node:test';
 import { selectDriver } from '../../../ffi/driver.ts';
-import { mayBeMemory } from '../../../ffi/driver-fd.ts';
+import { isForReading, markForReading, mayBeMemory } from '../../../ffi/driver-fd.ts';
 import type { Driver } from '../../../ffi/functions.ts';
-import { closeFd, createMemfd } from '../../../ffi/libc.ts';
+import { closeFd, createMemfd, duplicateFd } from '../../../ffi/libc.ts';
 import { socketPair } from '../../../ffi/socket.ts';
 import { openPipe } from './fixtures/descriptors.ts';
 
@@ -26,4 +26,16 @@ test('nothing that is ordinarily open is taken for memory, before whichever driv
   }
   [...fds, memory].forEach(closeFd);
   assert.equal(mayBeMemory(memory), false);
+});
+
+test('a mark for reading belongs to the open file: copies of the descriptor have it, another opening has not', () => {
+  const fd = createMemfd('cuffi.memory', 4096);
+  const again = openSync(`/proc/self/fd/${fd}`, 'r+');
+  const copy = duplicateFd(fd);
+  assert.deepEqual([fd, copy, again].map(isForReading), [false, false, false]);
+  markForReading(copy);
+  assert.deepEqual([fd, copy, again].map(isForReading), [true, true, false]);
+  for (const each of [fd, copy, again]) closeFd(each);
+  for (const call of [isForReading, markForReading])
+    assert.throws(() => call(fd), { name: 'SystemError', code: 'EBADF' });
 });

@@ -205,6 +205,32 @@ test('a compute mode for one process, and a device that cannot, are in the way',
   refused(made.event, 'not-supported', /interprocess events/);
 });
 
+test('what was shared for reading is in the way where the driver maps it for writing as well', () => {
+  emulate();
+  const { legacy, pool, virtual } = descriptors({ access: 'read' });
+  for (const [descriptor, what] of [
+    [legacy, 'plain device memory'],
+    [pool, 'memory of a pool'],
+  ] as const) {
+    const options = { fds: fdsFor(descriptor) };
+    refused(descriptor, 'not-supported', new RegExp(`shared ${what} for reading`), options);
+  }
+  assert.equal(explain(virtual, { fds: fdsFor(virtual) }).openable, true);
+});
+
+test('one allocation of a pool that would end this process is in the way, whatever its sender allows', (t) => {
+  t.after(() => delete process.env['CUFFI_POOL_SHARE_LIMIT']);
+  emulate();
+  const baseByteLength = 5 * 2 ** 30 + 1;
+  const { pool } = descriptors({ baseByteLength });
+  const options = { fds: fdsFor(pool) };
+  refused(pool, 'not-supported', /5368709121 bytes .* above 5368709120/, options);
+  process.env['CUFFI_POOL_SHARE_LIMIT'] = String(baseByteLength);
+  assert.equal(explain(pool, options).code, 'unverified');
+  const { legacy } = descriptors({ baseByteLength: 2 ** 40 });
+  assert.equal(explain(legacy).code, 'unverified');
+});
+
 test('of a process that has ended nothing is opened but virtual memory, whose descriptors hold it', async () => {
   emulate();
   const child = spawn('sleep', ['60'], { stdio: 'ignore' });

@@ -4,7 +4,10 @@ import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import {
   CudaEvent,
   Device,
+  DeviceArray,
   DeviceBuffer,
+  float32,
+  fromPointer,
   ManagedMemory,
   MappedMemory,
   MemoryPool,
@@ -12,7 +15,7 @@ import {
   VirtualMemory,
 } from '../../../../src/index.ts';
 import { parseDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
-import { getIpcHandle } from '../../../../src/ipc/index.ts';
+import { exportIpc, getIpcHandle, openIpcArray } from '../../../../src/ipc/index.ts';
 import { failing } from '../../../support/faults.ts';
 import { currentContext, emulate } from '../emulate.ts';
 
@@ -49,6 +52,74 @@ test('two allocations never have the same number, even at one address', () => {
   first.close();
   using second = DeviceBuffer.allocate(4096);
   assert.notEqual(getIpcHandle(second).bufferId, bufferId);
+});
+
+test('nothing is shared for reading that the driver maps for writing as well', () => {
+  emulate();
+  using plain = DeviceBuffer.allocate(64);
+  using pool = MemoryPool.create({ maxSize: 1 << 20, shareable: true });
+  using ofPool = pool.allocate(64);
+  using borrowed = fromPointer(plain.address, {
+    shape: 16,
+    dtype: float32,
+    readOnly: true,
+  });
+  const recorder = recordCalls();
+  for (const [shared, what] of [
+    [() => getIpcHandle(plain.readOnly()), 'plain device memory'],
+    [() => exportIpc(plain.readOnly().subarray(1, 2)), 'plain device memory'],
+    [() => getIpcHandle(borrowed), 'plain device memory'],
+    [() => exportIpc(ofPool.readOnly()), 'memory of a pool'],
+    [
+      () => exportIpc(DeviceArray.fromBuffer(ofPool, 16, float32, { readOnly: true })),
+      'memory of a pool',
+    ],
+  ] as const)
+    assert.throws(shared, {
+      name: 'IpcError',
+      code: 'not-supported',
+      message: new RegExp(`^${what} cannot be shared for reading: .*VirtualMemory.reserve`),
+    });
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+  const row = DeviceArray.fromBuffer(plain, 16, float32).broadcastTo([3, 16]);
+  using opened = openIpcArray(getIpcHandle(row).toJSON(), { sameProcess: 'alias' });
+  assert.equal(opened.readOnly, true);
+});
+
+const GIB = 2 ** 30;
+const LIMIT = 'CUFFI_POOL_SHARE_LIMIT';
+
+test('one allocation of a pool that the driver of its receiver would crash on is refused, with the way out', (t) => {
+  t.after(() => delete process.env[LIMIT]);
+  emulate({ CUFFI_EMULATED_MEMORY: '32G' });
+  using pool = MemoryPool.create({ maxSize: 24 * GIB, shareable: true });
+  using most = pool.allocate(5 * GIB);
+  using another = pool.allocate(5 * GIB);
+  using large = pool.allocate(5 * GIB + 1);
+  for (const fine of [pool, most, another]) exportIpc(fine);
+  const recorder = recordCalls();
+  for (const refused of [large, large.subarray(0, 16)])
+    assert.throws(() => exportIpc(refused), {
+      name: 'IpcError',
+      code: 'not-supported',
+      message: new RegExp(
+        `^5368709121 bytes .*above 5368709120.*VirtualMemory.reserve.* several .*${LIMIT}`,
+      ),
+    });
+  recorder.stop();
+  assert.deepEqual(recorder.calls, []);
+  process.env[LIMIT] = String(6 * GIB);
+  exportIpc(large);
+  // Below what works everywhere it limits nothing.
+  process.env[LIMIT] = '0';
+  exportIpc(most);
+  assert.throws(() => exportIpc(large), { code: 'not-supported' });
+  process.env[LIMIT] = '6G';
+  assert.throws(() => exportIpc(large), {
+    name: 'RangeError',
+    message: `${LIMIT} must be a number of at least 0, not "6G"`,
+  });
 });
 
 test('what cannot be shared is refused in words', () => {
