@@ -33,8 +33,10 @@ export interface ListenOptions extends TrustOptions, PeerOptions {}
  *
  * `'name'` is a socket in a directory of this user alone (`$XDG_RUNTIME_DIR/cuffi`, or `cuffi-UID`
  * in the temporary directory), `'/a/path'` one there, `'@name'` one without a file, which anyone
- * in the network namespace may try. Processes of other users are refused unless the options say
- * otherwise; a socket's file is the user's alone (mode 0600) unless they do.
+ * in the network namespace may try. A relative path is resolved now. Processes of other users are
+ * refused unless the options say otherwise; a socket's file is the user's alone (mode 0600) unless
+ * they do (mode 0666). The sockets that killed processes left at this path, and at any plain name
+ * where this is one, are removed.
  *
  * @throws IpcError where another process listens there already, or the name cannot be had
  * @throws RangeError for a name above 107 bytes
