@@ -143,8 +143,9 @@ function placeForAll(path: string): PlacedSocket {
       try {
         return closedOnFailure(fd, () => {
           chmodSync(inside, 0o666);
+          const file = lstatSync(inside);
           linkSync(inside, path);
-          return { fd, file: lstatSync(inside) };
+          return { fd, file };
         });
       } finally {
         attempt(() => unlinkSync(inside));
