@@ -51,11 +51,22 @@ export class Collection {
     if (message.type === 'begun') this.#begin(message);
     else if (message.type === 'delays') this.#hearDelays(message.delays);
     else {
-      const { at, isLast, result, error } = message;
+      const { isLast, result, error } = message;
+      // By its name: another checkout may count its cases otherwise, and have others.
+      const at = result ? this.#placeOf(result) : message.at;
+      if (at === undefined) return;
       if (error !== undefined) this.#failed.add(at);
       if (result) this.#results.set(at, [...(this.#results.get(at) ?? []), result]);
       if (isLast) this.#tell(at);
     }
+  }
+
+  #placeOf({ suite, name, variant }: CaseResult): number | undefined {
+    const at = this.#selection.cases.findIndex(
+      ({ suite: ofSuite, measured }) =>
+        ofSuite === suite && measured.name === name && (measured.variant ?? null) === variant,
+    );
+    return at < 0 ? undefined : at;
   }
 
   #begin(message: PassBegun): void {

@@ -9,8 +9,8 @@ export interface Outlier {
   /** The run whose median it is. */
   readonly of: 'A' | 'B';
   readonly median: number;
-  readonly p10: number;
-  readonly p90: number;
+  /** Of the other run. */
+  readonly other: Pick<Samples, 'median' | 'p10' | 'p90'>;
 }
 
 /** How far two runs agree in one kind of figure. */
@@ -44,6 +44,41 @@ export function compareResults(a: Results, b: Results): Comparison {
   return { times, ratios, alone: ofA.size + ofB.size - times.compared };
 }
 
+/** What became of the rows of a suite since an earlier run, which took turns with this one. */
+export interface Changes {
+  readonly suite: string;
+  /** How many rows are in both: a contestant of a case each. */
+  readonly rows: number;
+  /** The medians of the later run below p10 of the earlier one, and above its p90. */
+  readonly quicker: readonly Outlier[];
+  readonly slower: readonly Outlier[];
+  /** The part of the rows whose median lies within; 0 where nothing is in both. */
+  readonly share: number;
+  /** Rows that only one of them has. */
+  readonly alone: number;
+}
+
+/** The part of the medians that must lie within, where nothing else is asked. */
+export const ASKED_SHARE = 0.95;
+
+/** Holds each median of a suite in `now` against p10 to p90 in `before`. */
+export function changesSince(before: Results, now: Results, suite: string): Changes {
+  const [a, b] = [before, now].map(({ cases, ...run }) => ({
+    ...run,
+    cases: cases.filter((result) => result.suite === suite),
+  })) as [Results, Results];
+  const {
+    times: { compared, outliers },
+    alone,
+  } = compareResults(a, b);
+  const ofNow = outliers.filter(({ of }) => of === 'B');
+  const quicker = ofNow.filter(({ median, other }) => median < other.p10);
+  const slower = ofNow.filter(({ median, other }) => median > other.p90);
+  const rows = compared / 2;
+  const share = rows === 0 ? 0 : (rows - ofNow.length) / rows;
+  return { suite, rows, quicker, slower, share, alone };
+}
+
 /** What was measured of one contestant, round by round. */
 interface Figure {
   readonly case: string;
@@ -61,8 +96,8 @@ function agreementOf(
     if (!second) continue;
     both += 1;
     const where = { case: first.case, contestant: first.samples.name };
-    const hold = (of: 'A' | 'B', { median }: Samples, { p10, p90 }: Samples): void => {
-      if (median < p10 || median > p90) outliers.push({ ...where, of, median, p10, p90 });
+    const hold = (of: 'A' | 'B', { median }: Samples, other: Samples): void => {
+      if (median < other.p10 || median > other.p90) outliers.push({ ...where, of, median, other });
     };
     hold('A', first.samples, second.samples);
     hold('B', second.samples, first.samples);

@@ -16,6 +16,9 @@ export const USAGE = `usage: npm run bench -- [command] [options]
                       two runs that take turns, lap by lap, each with a result file of its own; then
                       compares them. The options are those of run, without --json
     --whole           A has all suites, B those that are named
+    --before FOLDER   A measures another built checkout, by the bench there; then one line says for
+                      how many hand-overs B's median lies within A's p10 to p90 (95 % asked), and
+                      one each which are slower
   list                the suites and their cases
   report FILE ...     tables and pictures of result files: Markdown, SVG, one HTML page
     --out FOLDER      where (default: a folder of the first file's name, beside it)

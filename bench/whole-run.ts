@@ -11,6 +11,7 @@ export class WholeRun {
   readonly #name: string;
   readonly #selection: Selection;
   readonly #args: readonly string[];
+  readonly #checkout: string | undefined;
   readonly #collection: Collection;
   #died = 0;
 
@@ -18,16 +19,19 @@ export class WholeRun {
    * @param name what it is called, where there are several; else ''
    * @param args what the selection was read from
    * @param say hears what the run comes to, in words and tables
+   * @param checkout another checkout that it measures; else this one
    */
   constructor(
     name: string,
     selection: Selection,
     args: readonly string[],
     say: (text: string) => void,
+    checkout?: string,
   ) {
     this.#name = name;
     this.#selection = selection;
     this.#args = args;
+    this.#checkout = checkout;
     this.#collection = new Collection(selection, readBudget(), say);
   }
 
@@ -39,7 +43,7 @@ export class WholeRun {
     const { passes } = this.#selection;
     const how = await runPass(
       { index, of: passes },
-      { name: this.#name, args: this.#args, signal, turn },
+      { name: this.#name, args: this.#args, signal, turn, checkout: this.#checkout },
       (message) => this.#collection.hear(message),
     );
     const hasBegun = this.#collection.begun !== undefined;

@@ -109,7 +109,8 @@ const ECONNREFUSED = 111;
 const INTS = 0;
 const NAME = 16;
 const NAME_ROOM = 112;
-const MAX_NAME_BYTE_LENGTH = 107;
+/** What fits into the address of a socket. */
+export const MAX_SOCKET_NAME_BYTE_LENGTH = 107;
 
 interface Scratch {
   readonly address: Address;
@@ -135,9 +136,9 @@ const at = (offset: number): number => scratch().address + offset;
 function writeName(name: string): number {
   const isAbstract = name.startsWith('@');
   const encoded = Buffer.from(isAbstract ? name.slice(1) : name);
-  if (encoded.length < 1 || encoded.length > MAX_NAME_BYTE_LENGTH || encoded.includes(0))
+  if (encoded.length < 1 || encoded.length > MAX_SOCKET_NAME_BYTE_LENGTH || encoded.includes(0))
     throw new RangeError(
-      `a socket's name has 1 to ${MAX_NAME_BYTE_LENGTH} bytes and no NUL: ${JSON.stringify(name)}`,
+      `a socket's name has 1 to ${MAX_SOCKET_NAME_BYTE_LENGTH} bytes and no NUL: ${JSON.stringify(name)}`,
     );
   const { bytes, view } = scratch();
   bytes.fill(0, NAME, NAME + NAME_ROOM);

@@ -1,15 +1,13 @@
-import { compareResults, type Outlier } from '../compare.ts';
+import { ASKED_SHARE, compareResults, type Outlier } from '../compare.ts';
 import { describeKind, describeRatios, describeTimes } from '../compare-text.ts';
 import { duration, multiple, percent } from '../format.ts';
 import { readResults } from '../result-file.ts';
 import { parse, UsageError } from '../usage.ts';
 
-const DEFAULT_THRESHOLD = '0.95';
-
 /** Prints where two runs disagree; 1 where too few medians agree. */
 export function compare(args: readonly string[]): number {
   const { values, positionals } = parse(args, {
-    threshold: { type: 'string', default: DEFAULT_THRESHOLD },
+    threshold: { type: 'string', default: `${ASKED_SHARE}` },
   });
   const threshold = Number(values.threshold);
   if (values.threshold.trim() === '' || !(threshold >= 0 && threshold <= 1))
@@ -46,9 +44,9 @@ export function compare(args: readonly string[]): number {
 }
 
 const describeOutlier = (
-  { case: title, of, median, p10, p90 }: Outlier,
+  { case: title, of, median, other }: Outlier,
   whose: string,
   inWords: (figure: number) => string,
 ): string =>
   `${title}, ${whose}: ${of}'s median ${inWords(median)}, ` +
-  `the other's p10 to p90 ${inWords(p10)} to ${inWords(p90)}`;
+  `the other's p10 to p90 ${inWords(other.p10)} to ${inWords(other.p90)}`;

@@ -2,7 +2,15 @@
 import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, readFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  readFileSync,
+  realpathSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import { test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -10,8 +18,10 @@ import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 import { repeat } from '../commands/repeat.ts';
 import { readResults } from '../result-file.ts';
+import type { Results } from '../result-schema.ts';
 import { selectRun } from '../selection.ts';
 import { temporaryFolder } from './files.ts';
+import { caseOf, resultsOf } from './results.ts';
 
 const MAIN = fileURLToPath(new URL('../main.ts', import.meta.url));
 const DEADLINE_MS = 60_000;
@@ -122,6 +132,77 @@ test('two runs that take turns are two files, and compared; one of them may be w
 
   await assert.rejects(repeat(['calls', 'hand-over']), /repeat takes two result files/);
   await assert.rejects(repeat([...files, '--json', 'c.json']), /no --json/);
+});
+
+/**
+ * A checkout whose passes say that the hand-over `connection` took so many nanoseconds, and have a
+ * case that nobody else has.
+ */
+function stubCheckout(folder: string, contestants: Readonly<Record<string, number[]>>): void {
+  const { machine, driver } = resultsOf([], { emulated: true });
+  const cases = [
+    caseOf('hand-over', 'of another time', contestants),
+    caseOf('hand-over', 'connection', contestants),
+  ];
+  for (const part of ['bench/programs', 'dist/src'])
+    mkdirSync(join(folder, part), { recursive: true });
+  symlinkSync(
+    fileURLToPath(new URL('../../node_modules', import.meta.url)),
+    `${folder}/node_modules`,
+  );
+  writeFileSync(join(folder, 'package.json'), '{"type":"module"}');
+  writeFileSync(join(folder, 'dist/src/index.js'), '');
+  writeFileSync(
+    join(folder, 'bench/programs/pass-child.ts'),
+    `process.send!({ type: 'ready' });
+    process.once('message', () => {
+      const machine = { ...${JSON.stringify(machine)}, cpu: process.cwd() };
+      machine.commit = process.env['CUFFI_COMMIT'] ?? null;
+      process.send!({ type: 'begun', driver: ${JSON.stringify(driver)}, machine, isPinned: false, skipped: [] });
+      ${JSON.stringify(cases)}.forEach((result, at) =>
+        process.send!({ type: 'case', at, isLast: true, result }));
+      process.disconnect!();
+    });`,
+  );
+}
+
+test('of two runs the first may be of another checkout: what is slower since then is listed', async () => {
+  using folder = temporaryFolder();
+  const [a, b] = ['a.json', 'b.json'].map((name) => join(folder.path, name)) as [string, string];
+  const before = join(folder.path, 'before');
+  stubCheckout(before, {
+    cuffi: [1, 1, 1],
+    'cuffi, busy polling': [1e12, 1e12, 1e12],
+    'node:net': [1, 1, 1e12, 1e12],
+  });
+  const what = ['hand-over', '--case', 'connection', '--quick', '--rounds', '3'];
+  const { status, stdout, stderr } = spawnSync(
+    process.execPath,
+    node('repeat', a, b, '--before', before, ...what),
+    { env: { ...env, CUFFI_COMMIT: 'this one' }, encoding: 'utf8', timeout: DEADLINE_MS },
+  );
+  assert.equal(status, 1, stderr);
+  assert.match(
+    stdout,
+    /^hand-over: 1 of 3 medians of B lie within A's p10 to p90: 33\.3 %, .* quicker: 1, slower: 1$/m,
+  );
+  assert.deepEqual(stdout.match(/^slower: connection, [^:]+/gm), ['slower: connection, cuffi']);
+  // The tables are of this checkout.
+  assert.equal(stdout.match(/^connection: /gm)?.length, 1);
+  assert.doesNotMatch(stdout, /does a thing/);
+
+  const [ofA, ofB] = [a, b].map((file) => readResults(file)) as [Results, Results];
+  assert.deepEqual([ofA.inTurns, ofB.inTurns], [true, true]);
+  assert.deepEqual([ofA.machine.commit, ofB.machine.commit], ['unknown', 'this one']);
+  assert.equal(ofA.machine.cpu, realpathSync(before));
+  const names = [ofA, ofB].map(({ cases }) => cases.map(({ name }) => name));
+  assert.deepEqual(names, [['connection'], ['connection']]);
+
+  const refused = (...args: string[]): Promise<number> => repeat([a, b, ...what, ...args]);
+  await assert.rejects(refused('--before'), /another built checkout/);
+  await assert.rejects(refused('--before', before, '--whole'), /leave it out with --before/);
+  rmSync(join(before, 'dist'), { recursive: true });
+  await assert.rejects(refused('--before', before), /it has no dist.*Run npm ci there/);
 });
 
 test('nothing that draws is loaded while something is measured', async () => {

@@ -7,7 +7,8 @@ import { aimsOf, delayAimOf, readBudget } from '../budget.ts';
 import { suites } from '../cases/all.ts';
 import { check } from '../commands/check.ts';
 import { compare } from '../commands/compare.ts';
-import { compareResults } from '../compare.ts';
+import { changesSince, compareResults } from '../compare.ts';
+import { describeChanges } from '../compare-text.ts';
 import { percent } from '../format.ts';
 import { judge } from '../judge.ts';
 import { RUN } from '../report/page.ts';
@@ -137,6 +138,34 @@ test('comparing names the medians outside p10 to p90 of the other run, both ways
     times.outliers.map(({ case: name, of, median }) => [name, of, median]),
     [['slower', 'B', 20]],
   );
+});
+
+test('what has changed is counted by the medians of the later run, in one suite', () => {
+  const before = resultsOf([
+    caseOf('calls', 'slower', { cuffi: [1, 1, 1] }),
+    caseOf('hand-over', 'slower', { cuffi: [10, 11, 12], gone: [1], same: [1, 5, 9] }),
+    caseOf('hand-over', 'quicker', { cuffi: [10, 11, 12] }),
+    // Narrow then, wide now: only the later median counts.
+    caseOf('hand-over', 'wide', { cuffi: [10, 20, 30] }),
+  ]);
+  const now = resultsOf([
+    caseOf('calls', 'slower', { cuffi: [2, 2, 2] }),
+    caseOf('hand-over', 'slower', { cuffi: [11, 22, 33], same: [2, 5, 6] }),
+    caseOf('hand-over', 'quicker', { cuffi: [1, 2, 3] }),
+    caseOf('hand-over', 'wide', { cuffi: [28, 28, 28] }),
+  ]);
+  const changes = changesSince(before, now, 'hand-over');
+  assert.deepEqual([changes.rows, changes.share, changes.alone], [4, 2 / 4, 1]);
+  assert.deepEqual(
+    [changes.quicker, changes.slower].map((rows) => rows.map((row) => row.case)),
+    [['quicker'], ['slower']],
+  );
+  assert.deepEqual(describeChanges(changes, 0.95), [
+    "hand-over: 2 of 4 medians of B lie within A's p10 to p90: 50.0 %, at least 95.0 % asked; " +
+      'quicker: 1, slower: 1, in only one of them: 1',
+    "slower: slower, cuffi: 22.0 ns, 2.00 times A's 11.0 ns (p10 to p90 10.2 ns to 11.8 ns)",
+  ]);
+  assert.equal(changesSince(before, resultsOf([]), 'hand-over').share, 0);
 });
 
 test('ratios are compared round by round, of whoever took part in all of them', () => {

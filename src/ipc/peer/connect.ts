@@ -7,7 +7,7 @@ import { checkTrust, type TrustOptions, trustedOther, trustOptionNames } from '.
 import { checkDeadline, type DeadlineOptions, timeoutError } from './deadline.ts';
 import { Peer } from './peer.ts';
 import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
-import { socketName } from './socket-file.ts';
+import { addressOfSocket, socketName } from './socket-file.ts';
 
 /** How to {@link connect}. */
 export interface ConnectOptions extends TrustOptions, PeerOptions, Pick<DeadlineOptions, 'signal'> {
@@ -60,7 +60,7 @@ export async function connect(name: string, options?: ConnectOptions): Promise<P
 }
 
 function open(path: string, trust: TrustOptions, init: PeerOptions): Peer {
-  const socket = connectSocket(path);
+  const socket = connectSocket(addressOfSocket(path));
   let credentials: ReturnType<typeof trustedOther>;
   try {
     credentials = trustedOther(socket, trust);

@@ -1,3 +1,6 @@
+import { closeSync, openSync } from 'node:fs';
+import { dirname } from 'node:path';
+import { setTimeout as sleep, setImmediate as turnOfLoop } from 'node:timers/promises';
 import { closeFd } from '../../../ffi/libc.ts';
 import { readable } from '../../../ffi/poll.ts';
 import { acceptSocket, peerCredentials } from '../../../ffi/socket.ts';
@@ -7,13 +10,20 @@ import {
   admitsOthers,
   checkTrust,
   isTrusted,
+  type PeerCredentials,
   type TrustOptions,
   trustOptionNames,
 } from './credentials.ts';
 import { checkDeadline, type DeadlineOptions, withDeadline } from './deadline.ts';
 import { Peer } from './peer.ts';
 import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
-import { isPrivateName, listenAt, type NamedSocket, socketName } from './socket-file.ts';
+import {
+  isPrivateName,
+  listenAt,
+  type NamedSocket,
+  socketName,
+  sweepDeadSockets,
+} from './socket-file.ts';
 
 /** How to {@link listen}. */
 export interface ListenOptions extends TrustOptions, PeerOptions {}
@@ -23,8 +33,10 @@ export interface ListenOptions extends TrustOptions, PeerOptions {}
  *
  * `'name'` is a socket in a directory of this user alone (`$XDG_RUNTIME_DIR/cuffi`, or `cuffi-UID`
  * in the temporary directory), `'/a/path'` one there, `'@name'` one without a file, which anyone
- * in the network namespace may try. Processes of other users are refused unless the options say
- * otherwise; a socket's file is the user's alone (mode 0600) unless they do.
+ * in the network namespace may try. A relative path is resolved now. Processes of other users are
+ * refused unless the options say otherwise; a socket's file is the user's alone (mode 0600) unless
+ * they do (mode 0666). The sockets that killed processes left at this path, and at any plain name
+ * where this is one, are removed.
  *
  * @throws IpcError where another process listens there already, or the name cannot be had
  * @throws RangeError for a name above 107 bytes
@@ -48,28 +60,42 @@ export function listen(name: string, options?: ListenOptions): Listener {
         "alone: give a path, or an abstract name ('@…')",
     );
   const path = socketName(name);
+  if (isPrivateName(name)) sweepDeadSockets(dirname(path));
   const mode = admitsOthers(trust) && !isPrivateName(name) ? 0o666 : 0o600;
   return new Listener(path, listenAt(path, mode), trust, init);
 }
 
+/** Other work of the loop comes in between after so many connections, refused ones included. */
+const MAX_ACCEPTED_PER_TURN = 32;
+/** While there are too few descriptors: nothing tells when there are more. */
+const RETRY_MS = 20;
+/** So long there is no second warning of it. */
+const WARNING_MS = 10_000;
+
 /** A name at which processes connect: each is a {@link Peer}. */
 export class Listener extends Resource implements AsyncIterable<Peer> {
-  /** The path or abstract name of the socket. */
+  /** The absolute path or the abstract name of the socket. */
   readonly name: string;
   readonly #fd: number;
   readonly #trust: TrustOptions;
   readonly #init: PeerOptions;
   readonly #closing: AbortController;
+  readonly #spare: SpareDescriptor;
+  readonly #shortage: ShortageWarning;
   /** One call of `accept` at a time watches the socket. */
   #last: Promise<unknown> = Promise.resolve();
+  /** How many connections were taken since the loop last turned. */
+  #acceptedInTurn = 0;
 
   /** @internal */
   constructor(name: string, socket: NamedSocket, trust: TrustOptions, init: PeerOptions) {
     requireMade(socket, Object, 'Listener', 'listen');
     const closing = new AbortController();
+    const spare = new SpareDescriptor();
     super('Listener', {
       release() {
         closing.abort();
+        spare.close();
         closeFd(socket.fd);
         socket.unlink();
       },
@@ -79,11 +105,14 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     this.#trust = trust;
     this.#init = init;
     this.#closing = closing;
+    this.#spare = spare;
+    this.#shortage = new ShortageWarning(name);
   }
 
   /**
    * The next process that connects; those that may not are refused meanwhile. Waiting keeps the
-   * process alive.
+   * process alive. While the process has no descriptor left, processes that connect are refused as
+   * well, and a warning with the code `CUFFI_REFUSED` says so.
    *
    * @throws ClosedError where the listener is closed
    * @throws what `allow` throws; that process is refused
@@ -119,34 +148,82 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     for (;;) {
       given.throwIfAborted();
       this.requireOpen();
-      const socket = acceptSocket(this.#fd);
-      if (socket === undefined) await this.#waitForOne(given);
-      else {
-        const peer = this.#admit(socket);
-        if (peer) return peer;
+      if (this.#acceptedInTurn === MAX_ACCEPTED_PER_TURN) {
+        await turnOfLoop();
+        this.#acceptedInTurn = 0;
+        continue;
       }
+      const taken = this.#take();
+      if (taken instanceof Peer) return taken;
+      if (taken === 'nobody') await this.#wait(given, (signal) => this.#readable(signal));
+      if (taken === 'too few') await this.#wait(given, pause);
     }
   }
 
-  #admit(socket: number): Peer | undefined {
+  /**
+   * Takes one of those that wait to be connected: 'refused' where it may not, or there is nothing
+   * left to connect it with; 'too few' where it waits on, as it cannot even be refused.
+   */
+  #take(): Peer | 'refused' | 'nobody' | 'too few' {
+    const socket = this.#acceptOrRefuse();
+    if (typeof socket !== 'number') return socket;
+    this.#acceptedInTurn += 1;
+    const credentials = this.#admit(socket);
+    if (!credentials) return 'refused';
+    try {
+      return new Peer(socket, credentials, this.#init);
+    } catch (error) {
+      if (!isShortage(error)) throw error;
+      this.#shortage.tell(error);
+      return 'refused';
+    }
+  }
+
+  #acceptOrRefuse(): number | 'refused' | 'nobody' | 'too few' {
+    try {
+      return acceptSocket(this.#fd) ?? 'nobody';
+    } catch (error) {
+      if (!isShortage(error)) throw error;
+      // It is the same error where nobody waits to be connected.
+      const instead = this.#spare.lend(() => refuseOne(this.#fd));
+      if (instead === 'refused') this.#acceptedInTurn += 1;
+      if (instead !== 'nobody') this.#shortage.tell(error);
+      return instead;
+    }
+  }
+
+  /** Who is there, where it may be; else its socket is closed, also where `allow` throws. */
+  #admit(socket: number): PeerCredentials | undefined {
     let isAdmitted = false;
     try {
       const credentials = peerCredentials(socket);
       isAdmitted = isTrusted(credentials, this.#trust);
-      return isAdmitted ? new Peer(socket, credentials, this.#init) : undefined;
+      return isAdmitted ? credentials : undefined;
     } finally {
       if (!isAdmitted) closeFd(socket);
     }
   }
 
-  async #waitForOne(given: AbortSignal): Promise<void> {
+  /** Resolves when someone waits to be connected, or may. */
+  async #readable(signal: AbortSignal): Promise<void> {
+    try {
+      await readable(this.#fd, { signal });
+    } catch (error) {
+      if (!isShortage(error)) throw error;
+      await pause(signal);
+    }
+  }
+
+  /** Waits for what `begin` waits for, at most until the call is given up or the listener closed. */
+  async #wait(given: AbortSignal, begin: (signal: AbortSignal) => Promise<void>): Promise<void> {
     const either = new AbortController();
     const abort = (): void => either.abort();
     const stop = { signal: either.signal };
     given.addEventListener('abort', abort, stop);
     this.#closing.signal.addEventListener('abort', abort, stop);
     try {
-      await readable(this.#fd, { signal: either.signal });
+      await begin(either.signal);
+      this.#acceptedInTurn = 0;
     } catch (error) {
       // Looked at again by the caller, who knows which of the two it was.
       if (!either.signal.aborted) throw error;
@@ -155,3 +232,77 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     }
   }
 }
+
+/** A descriptor that is kept for the moment in which none is left. */
+class SpareDescriptor {
+  #fd: number | undefined;
+
+  constructor() {
+    this.#open();
+  }
+
+  /** Runs `use` while one descriptor more can be opened; it closes what it opens. */
+  lend<T>(use: () => T): T {
+    this.close();
+    try {
+      return use();
+    } finally {
+      this.#open();
+    }
+  }
+
+  close(): void {
+    if (this.#fd !== undefined) closeSync(this.#fd);
+    this.#fd = undefined;
+  }
+
+  #open(): void {
+    try {
+      this.#fd = openSync('/dev/null', 'r');
+    } catch {
+      // Another thread was quicker: the next time that it is needed it is tried again.
+    }
+  }
+}
+
+/** Tells of processes that cannot be connected, however many come, now and then. */
+class ShortageWarning {
+  readonly #name: string;
+  #last = Number.NEGATIVE_INFINITY;
+
+  constructor(name: string) {
+    this.#name = name;
+  }
+
+  tell(error: Error): void {
+    const now = performance.now();
+    if (now - this.#last < WARNING_MS) return;
+    this.#last = now;
+    process.emitWarning(
+      `processes that connect to ${this.#name} are refused while this process cannot open ` +
+        `descriptors (${error.message}): close what is not needed, or raise its limit (ulimit -n)`,
+      { code: 'CUFFI_REFUSED' },
+    );
+  }
+}
+
+/** Refuses the next one that waits to be connected, for which a descriptor is needed as well. */
+function refuseOne(listener: number): 'refused' | 'nobody' | 'too few' {
+  try {
+    const socket = acceptSocket(listener);
+    if (socket === undefined) return 'nobody';
+    closeFd(socket);
+    return 'refused';
+  } catch (error) {
+    if (!isShortage(error)) throw error;
+    return 'too few';
+  }
+}
+
+const pause = (signal: AbortSignal): Promise<void> => sleep(RETRY_MS, undefined, { signal });
+
+/** Whether there is no descriptor left, for this process or any, or no memory for one. */
+const isShortage = (error: unknown): error is Error =>
+  error instanceof Error && 'code' in error && SHORTAGES.has(error.code);
+
+const SHORTAGES: ReadonlySet<unknown> = new Set(['EMFILE', 'ENFILE', 'ENOMEM', 'ENOBUFS']);

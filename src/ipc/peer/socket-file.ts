@@ -2,22 +2,31 @@
 import {
   chmodSync,
   closeSync,
+  constants,
   existsSync,
+  fstatSync,
+  linkSync,
   lstatSync,
   mkdirSync,
+  mkdtempSync,
   openSync,
+  readdirSync,
+  rmdirSync,
+  rmSync,
+  type Stats,
   unlinkSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { dirname, join } from 'node:path';
-import { SystemError } from '../../../ffi/libc.ts';
-import { isSocketInUse, listenSocket } from '../../../ffi/socket.ts';
+import { basename, dirname, join, relative, resolve } from 'node:path';
+import { closeFd, SystemError } from '../../../ffi/libc.ts';
+import { isSocketInUse, listenSocket, MAX_SOCKET_NAME_BYTE_LENGTH } from '../../../ffi/socket.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseQuietly } from '../../resource.ts';
 import { withFileLock } from '../file-lock.ts';
 
 /**
- * The socket's name for what a user calls it: `@…` and paths are themselves.
+ * The socket's name for what a user calls it: `@…` is itself, and a path is absolute, so that it
+ * stays the same one when the process changes its working directory.
  *
  * @throws RangeError for what names nothing
  * @throws IpcError where the directory of plain names cannot be trusted
@@ -25,11 +34,32 @@ import { withFileLock } from '../file-lock.ts';
 export function socketName(name: string): string {
   const isWrong = name === '' || name === '.' || name === '..' || name.includes('\0');
   if (isWrong) throw new RangeError(`${JSON.stringify(name)} is no name for a socket`);
-  return isPrivateName(name) ? join(privateDirectory(), name) : name;
+  if (isPrivateName(name)) return join(privateDirectory(), name);
+  return name.startsWith('@') ? name : resolve(name);
 }
 
 /** Whether a name is in the directory of the user alone. */
 export const isPrivateName = (name: string): boolean => !/^@|\//.test(name);
+
+/**
+ * A {@link socketName} as the kernel is given it: a path that is too long may be short enough from
+ * the working directory.
+ *
+ * @throws RangeError for a path that is too long from there as well
+ */
+export function addressOfSocket(name: string): string {
+  if (name.startsWith('@') || Buffer.byteLength(name) <= MAX_SOCKET_NAME_BYTE_LENGTH) return name;
+  // With a dot before it: a file may be called `@…`.
+  const fromHere = `./${relative('', name)}`;
+  if (Buffer.byteLength(fromHere) <= MAX_SOCKET_NAME_BYTE_LENGTH) return fromHere;
+  throw new RangeError(
+    `${name} has ${Buffer.byteLength(name)} bytes, and the path of a socket has at most ` +
+      `${MAX_SOCKET_NAME_BYTE_LENGTH}: choose a shorter one`,
+  );
+}
+
+/** Who may open the file of a socket: its user, or every user. */
+export type SocketMode = 0o600 | 0o666;
 
 /** A listening socket, and the way to take its name back. */
 export interface NamedSocket {
@@ -39,50 +69,107 @@ export interface NamedSocket {
 }
 
 /**
- * Listens at a name. A file that a dead process left is replaced.
+ * Listens at a {@link socketName}. A file that a dead process left is replaced.
  *
  * @throws IpcError where another process listens, or the name cannot be had
  * @throws RangeError as listenSocket
  */
-export function listenAt(name: string, mode: number): NamedSocket {
+export function listenAt(name: string, mode: SocketMode): NamedSocket {
   try {
     if (name.startsWith('@')) return { fd: listenSocket(name), unlink() {} };
-    const directory = openSync(dirname(name), 'r');
+    const place = mode === 0o600 ? placeForUser : placeForAll;
     try {
-      // Two that replace the same dead socket would unlink each other's.
-      return withFileLock(directory, () => listenAtPath(name, mode));
-    } finally {
-      closeSync(directory);
+      return unlinkedAtExit(name, place(name));
+    } catch (error) {
+      if (!isTaken(error)) throw error;
     }
+    removeDead(name);
+    return unlinkedAtExit(name, place(name));
   } catch (error) {
-    if (codeOf(error) === 'EADDRINUSE')
-      throw new IpcError(`another process listens at ${name} already`);
+    if (isTaken(error)) throw inUse(name);
     if (error instanceof SystemError || codeOf(error) !== undefined)
       throw new IpcError(`cannot listen at ${name}: ${(error as Error).message}`);
     throw error;
   }
 }
 
-function listenAtPath(path: string, mode: number): NamedSocket {
-  removeStale(path);
-  const fd = listenSocket(path);
-  // Wider than the process's umask would have it, where others were asked for.
-  if (mode !== 0o600) chmodSync(path, mode);
-  const { dev, ino } = lstatSync(path);
+/**
+ * Removes the sockets that killed processes left in the directory of plain names: at a name that
+ * nobody listens at again one would stay for ever.
+ */
+export function sweepDeadSockets(directory: string): void {
+  for (const entry of readdirSync(directory, { withFileTypes: true })) {
+    const path = join(directory, entry.name);
+    try {
+      if (entry.isSocket() && !isSocketInUse(addressOfSocket(path))) removeDead(path);
+    } catch {
+      // Replaced or removed by another process meanwhile: it is nothing that this one needs.
+    }
+  }
+}
+
+type FileIdentity = Pick<Stats, 'dev' | 'ino'>;
+
+/** A socket that listens at its path, and the file that it has there. */
+interface PlacedSocket {
+  readonly fd: number;
+  readonly file: FileIdentity;
+}
+
+function placeForUser(path: string): PlacedSocket {
+  const fd = listenSocket(addressOfSocket(path));
+  return closedOnFailure(fd, () => ({ fd, file: lstatSync(path) }));
+}
+
+/**
+ * A socket gets the mode that its descriptor had, less what the umask takes: for other users it must
+ * be changed by a path. Where others may write to the directory, they may put another file at that
+ * path first. So the socket is made in a directory of this user alone and linked to its path when it
+ * is complete; that directory is named by its descriptor, as it may be renamed as well.
+ */
+function placeForAll(path: string): PlacedSocket {
+  addressOfSocket(path); // where it is too long nobody could connect
+  const temporary = mkdtempSync(join(dirname(path), '.cuffi-'));
+  try {
+    const directory = openSync(temporary, DIRECTORY);
+    try {
+      if (!isOwnAlone(fstatSync(directory)))
+        throw new IpcError(
+          `cannot listen at ${path}: ${temporary}, made for it, is not a directory of this user ` +
+            'alone. Listen at a path where other users cannot replace files',
+        );
+      const inside = `/proc/self/fd/${directory}/socket`;
+      const fd = listenSocket(inside);
+      try {
+        return closedOnFailure(fd, () => {
+          chmodSync(inside, 0o666);
+          const file = lstatSync(inside);
+          linkSync(inside, path);
+          return { fd, file };
+        });
+      } finally {
+        attempt(() => unlinkSync(inside));
+      }
+    } finally {
+      closeSync(directory);
+    }
+  } finally {
+    // It is not there any more where another user has renamed it.
+    attempt(() => rmdirSync(temporary));
+  }
+}
+
+function unlinkedAtExit(path: string, { fd, file }: PlacedSocket): NamedSocket {
   const unlink = (): void => {
     unlinks.delete(unlink);
+    if (unlinks.size === 0) process.off('exit', unlinkAll);
     const found = lstatSync(path, { throwIfNoEntry: false });
-    if (found && found.dev === dev && found.ino === ino) unlinkSync(path);
+    // Another process that may write to the directory may have been quicker.
+    if (found && isSameFile(found, file)) rmSync(path, { force: true });
   };
   if (unlinks.size === 0) process.on('exit', unlinkAll);
   unlinks.add(unlink);
-  return {
-    fd,
-    unlink() {
-      unlink();
-      if (unlinks.size === 0) process.off('exit', unlinkAll);
-    },
-  };
+  return { fd, unlink };
 }
 
 /** Of the files of this process: one that ends while it listens leaves none. */
@@ -91,22 +178,65 @@ const unlinkAll = (): void => {
   for (const unlink of unlinks) releaseQuietly(unlink);
 };
 
-function removeStale(path: string): void {
-  const found = lstatSync(path, { throwIfNoEntry: false });
-  if (!found) return;
-  if (!found.isSocket()) throw new IpcError(`${path} is there, and no socket: it is left alone`);
-  if (isSocketInUse(path)) throw new IpcError(`another process listens at ${path} already`);
-  unlinkSync(path);
+/** Removes the socket of a dead process. @throws IpcError for one in use, and for anything else */
+function removeDead(path: string): void {
+  // Two that replace the same dead socket would unlink each other's.
+  withLockOf(path, () => {
+    const found = lstatSync(path, { throwIfNoEntry: false });
+    if (!found) return;
+    if (!found.isSocket()) throw new IpcError(`${path} is there, and no socket: it is left alone`);
+    if (isSocketInUse(addressOfSocket(path))) throw inUse(path);
+    unlinkSync(path);
+  });
+}
+
+/**
+ * Runs `use` while no other process of this user does so for the same path. The lock is a file
+ * beside it that this user alone can open: a lock of the directory could be held by every user who
+ * may read it.
+ */
+function withLockOf(path: string, use: () => void): void {
+  const lock = join(dirname(path), `.${basename(path)}.cuffi-lock`);
+  let isDone = false;
+  while (!isDone) {
+    const fd = openSync(lock, LOCK_FILE, 0o600);
+    try {
+      const opened = fstatSync(fd);
+      if (!opened.isFile() || !isOwnAlone(opened))
+        throw new IpcError(
+          `the dead socket ${path} cannot be replaced: ${lock} is not a file of this user alone. ` +
+            'Remove it, or listen at a path in a directory of your own',
+        );
+      withFileLock(fd, () => {
+        const found = lstatSync(lock, { throwIfNoEntry: false });
+        // The process that had the lock before has removed the file: the next one makes another.
+        if (!found || !isSameFile(found, opened)) return;
+        isDone = true;
+        try {
+          use();
+        } finally {
+          unlinkSync(lock);
+        }
+      });
+    } catch (error) {
+      if (!(error instanceof SystemError) || error.syscall !== 'flock') throw error;
+      throw new IpcError(
+        `the dead socket ${path} cannot be replaced: another process of this user holds the lock ` +
+          `of ${lock} (${error.code}). End it, or try again`,
+      );
+    } finally {
+      closeSync(fd);
+    }
+  }
 }
 
 /** Made if need be; what is there must be this user's alone. @throws IpcError */
 function privateDirectory(): string {
-  const uid = process.geteuid?.() ?? 0;
   const { XDG_RUNTIME_DIR: runtime } = process.env;
   const directory =
     runtime?.startsWith('/') && existsSync(runtime)
       ? join(runtime, 'cuffi')
-      : join(tmpdir(), `cuffi-${uid}`);
+      : join(tmpdir(), `cuffi-${effectiveUid()}`);
   try {
     mkdirSync(directory, { mode: 0o700 });
   } catch (error) {
@@ -114,13 +244,50 @@ function privateDirectory(): string {
       throw new IpcError(`cannot make ${directory}: ${(error as Error).message}`);
   }
   const found = lstatSync(directory);
-  if (!found.isDirectory() || found.uid !== uid || (found.mode & 0o077) !== 0)
+  if (!found.isDirectory() || !isOwnAlone(found))
     throw new IpcError(
-      `${directory} is not a directory of user ${uid} alone (mode 0700): no socket is put or ` +
-        'looked for there',
+      `${directory} is not a directory of user ${effectiveUid()} alone (mode 0700): no socket is ` +
+        'put or looked for there',
     );
   return directory;
 }
 
+const DIRECTORY = constants.O_RDONLY | constants.O_DIRECTORY | constants.O_NOFOLLOW;
+// Opened to write: a pipe that another user has put there does not keep this thread waiting.
+const LOCK_FILE = constants.O_RDWR | constants.O_CREAT | constants.O_NOFOLLOW;
+
+const effectiveUid = (): number => process.geteuid?.() ?? 0;
+
+/** Whether nobody but this user may open what has this status. */
+const isOwnAlone = ({ uid, mode }: Stats): boolean =>
+  uid === effectiveUid() && (mode & 0o077) === 0;
+
+const isSameFile = (a: FileIdentity, b: FileIdentity): boolean =>
+  a.dev === b.dev && a.ino === b.ino;
+
+const inUse = (name: string): IpcError =>
+  new IpcError(`another process listens at ${name} already`);
+
+/** Whether something has the path, in the words of `bind` and of `link`. */
+const isTaken = (error: unknown): boolean =>
+  codeOf(error) === 'EADDRINUSE' || codeOf(error) === 'EEXIST';
+
 const codeOf = (error: unknown): unknown =>
   error instanceof Error && 'code' in error ? error.code : undefined;
+
+function closedOnFailure<T>(fd: number, use: () => T): T {
+  try {
+    return use();
+  } catch (error) {
+    closeFd(fd);
+    throw error;
+  }
+}
+
+function attempt(work: () => void): void {
+  try {
+    work();
+  } catch {
+    // Nothing depends on it.
+  }
+}

@@ -1,27 +1,50 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import {
+import fs, {
+  chmodSync,
+  chownSync,
+  closeSync,
   existsSync,
   mkdirSync,
   mkdtempSync,
+  openSync,
+  readdirSync,
+  renameSync,
   rmSync,
   statSync,
   symlinkSync,
   writeFileSync,
 } from 'node:fs';
+import { syncBuiltinESMExports } from 'node:module';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { after, afterEach, beforeEach, test } from 'node:test';
-import { closeFd } from '../../../../../ffi/libc.ts';
+import { after, afterEach, beforeEach, mock, test } from 'node:test';
+import { setImmediate } from 'node:timers/promises';
+import { closeFd, libc } from '../../../../../ffi/libc.ts';
+import { receiveMessage } from '../../../../../ffi/message.ts';
 import { connectSocket, listenSocket } from '../../../../../ffi/socket.ts';
-import { connect, type Listener, listen, parentPeer } from '../../../../../src/ipc/index.ts';
+import {
+  connect,
+  type Listener,
+  listen,
+  type Peer,
+  parentPeer,
+} from '../../../../../src/ipc/index.ts';
 import { isTrusted } from '../../../../../src/ipc/peer/credentials.ts';
 import { openDescriptors } from '../../../../support/descriptors.ts';
+import { Program } from '../../../../support/program.ts';
+import { takeDescriptors } from '../../../ffi/fixtures/descriptors.ts';
+
+const LISTENER = new URL('../fixtures/listener.ts', import.meta.url);
+const LOCK_EX = 2;
 
 const folder = mkdtempSync(join(tmpdir(), 'cuffi-listener-'));
 process.env['XDG_RUNTIME_DIR'] = folder;
 after(() => rmSync(folder, { recursive: true }));
+const entriesOf = (directory: string, part: string): string[] =>
+  readdirSync(directory).filter((entry) => entry.includes(part));
+const isAtEnd = (socket: number): boolean => receiveMessage(socket) === 'end';
 const modeOf = (path: string): number => statSync(path).mode & 0o777;
 
 let before = 0;
@@ -130,7 +153,7 @@ test('the loop of a listener ends with close(), and waiting accepts are told', a
   const another = listener.accept();
   for (let i = 0; i < 5; i++) (await connect('loop')).close();
   (await another).close();
-  while (count < 4) await new Promise(setImmediate);
+  while (count < 4) await setImmediate();
   listener.close();
   await loop;
   await assert.rejects(listener.accept(), { name: 'ClosedError' });
@@ -226,6 +249,376 @@ test('what allow throws refuses that process and reaches the one who accepts', a
   using server = await listener.accept();
   await server.send(1);
   assert.equal(await second.receive(), 1);
+});
+
+/** Lets the loop turn until something holds; fails after so long. */
+async function turnUntil(isSo: () => boolean): Promise<void> {
+  const end = performance.now() + 10_000;
+  while (!isSo()) {
+    assert.ok(performance.now() < end, 'it did not come about');
+    await setImmediate();
+  }
+}
+
+test('the loop turns while a process that is refused connects again at once', async () => {
+  let connections = 0;
+  let hasTurned = false;
+  // As another process does all the time: there is always one that waits.
+  const again = (): boolean => {
+    if (!hasTurned && connections < 5000) {
+      connections += 1;
+      closeFd(connectSocket(listener.name));
+    }
+    return false;
+  };
+  using listener = listen('refusing', { allow: again });
+  closeFd(connectSocket(listener.name));
+  const accepting = listener.accept({ timeoutMs: 60_000 }).catch(() => {});
+  // Before the first is taken, and the next turn of the loop after it.
+  await setImmediate();
+  await setImmediate();
+  hasTurned = true;
+  assert.ok(connections < 5000, `${connections} were refused in one turn of the loop`);
+  listener.close();
+  await accepting;
+});
+
+test('the loop turns while a process that is admitted connects again at once', async () => {
+  let connections = 0;
+  let hasTurned = false;
+  using listener = listen('admitting');
+  const loop = (async () => {
+    for await (const peer of listener) {
+      peer.close();
+      if (hasTurned || connections === 500) return;
+      connections += 1;
+      closeFd(connectSocket(listener.name));
+    }
+  })();
+  closeFd(connectSocket(listener.name));
+  await setImmediate();
+  await setImmediate();
+  hasTurned = true;
+  await loop;
+  assert.ok(connections < 500, `${connections} were accepted in one turn of the loop`);
+});
+
+test('a process is refused where no descriptor is left for it, and the next is accepted', async () => {
+  const warnings: NodeJS.ErrnoException[] = [];
+  const warned = (warning: Error): void => void warnings.push(warning);
+  process.on('warning', warned);
+  using listener = listen('short');
+  const accepted: Peer[] = [];
+  const loop = (async () => {
+    for await (const peer of listener) accepted.push(peer);
+  })();
+  try {
+    await setImmediate();
+    const refused = connectSocket(listener.name);
+    const another = connectSocket(listener.name);
+    {
+      using _all = takeDescriptors();
+      // Refused: its end is there to be read.
+      await turnUntil(() => isAtEnd(refused) && isAtEnd(another));
+      assert.equal(accepted.length, 0);
+    }
+    [refused, another].forEach(closeFd);
+    assert.deepEqual(
+      warnings.map(({ code, message }) => [code, message.includes(listener.name)]),
+      [['CUFFI_REFUSED', true]],
+    );
+    using client = await connect('short');
+    await turnUntil(() => accepted.length === 1);
+    await accepted[0]?.send('here');
+    assert.equal(await client.receive(), 'here');
+  } finally {
+    process.off('warning', warned);
+    for (const peer of accepted) peer.close();
+    listener.close();
+    await loop;
+  }
+});
+
+test('a process for whose socket alone a descriptor is left is refused as well', async () => {
+  using listener = listen('for-one');
+  for (let room = 0, isAccepted = false; !isAccepted; room++) {
+    assert.ok(room < 16);
+    const client = connectSocket(listener.name);
+    const accepting = listener.accept().then((peer) => {
+      isAccepted = true;
+      return peer;
+    });
+    {
+      using _all = takeDescriptors(room);
+      await turnUntil(() => isAccepted || isAtEnd(client));
+    }
+    const next = isAccepted ? undefined : connectSocket(listener.name);
+    (await accepting).close();
+    closeFd(client);
+    if (next !== undefined) {
+      closeFd(next);
+      isAccepted = false;
+    }
+  }
+});
+
+test('a wait for a process is given up also while no descriptor is left', async () => {
+  using listener = listen('given-up');
+  const stop = new AbortController();
+  {
+    using _all = takeDescriptors();
+    const opened = mock.method(fs, 'openSync');
+    syncBuiltinESMExports();
+    const accepting = listener.accept({ signal: stop.signal });
+    for (let turn = 0; turn < 100; turn++) await setImmediate();
+    // It sleeps meanwhile: each look costs the spare descriptor.
+    assert.ok(opened.mock.callCount() < 50, `${opened.mock.callCount()} looks`);
+    mock.restoreAll();
+    syncBuiltinESMExports();
+    stop.abort(new Error('enough'));
+    await assert.rejects(accepting, /enough/);
+    const closed = assert.rejects(listener.accept(), { name: 'ClosedError' });
+    listener.close();
+    await closed;
+  }
+});
+
+/** Runs `use` while, before each call of a function of node:fs, `first` is called with its path. */
+function withIntruder<T>(
+  name: 'chmodSync' | 'openSync' | 'unlinkSync',
+  first: (path: unknown) => void,
+  use: () => T,
+): T {
+  const original = fs[name] as (...args: unknown[]) => unknown;
+  mock.method(fs, name, (...args: unknown[]) => {
+    first(args[0]);
+    return original(...args);
+  });
+  syncBuiltinESMExports();
+  try {
+    return use();
+  } finally {
+    mock.restoreAll();
+    syncBuiltinESMExports();
+  }
+}
+
+test('the lock of a directory that anybody may take keeps nobody from listening there', async () => {
+  const path = join(folder, 'locked.sock');
+  closeFd(listenSocket(path));
+  // As a process of another user that may read the directory.
+  const foreign = openSync(folder, 'r');
+  assert.equal(libc.flock(foreign, LOCK_EX), 0);
+  try {
+    using listener = listen(path);
+    using client = await connect(path);
+    assert.equal(client.closed, false);
+    assert.deepEqual(entriesOf(folder, 'locked'), ['locked.sock']);
+    listener.close();
+  } finally {
+    closeSync(foreign);
+  }
+});
+
+test('a lock that a killed process left is taken over, and one of another user is told', () => {
+  const path = join(folder, 'dead.sock');
+  const lock = join(folder, '.dead.sock.cuffi-lock');
+  const make = (): void => {
+    closeFd(listenSocket(path));
+    writeFileSync(lock, '', { mode: 0o600 });
+  };
+  make();
+  listen(path).close();
+  assert.deepEqual(entriesOf(folder, 'dead'), []);
+
+  const refused = { name: 'IpcError', message: /cuffi-lock is not a file of this user alone/ };
+  make();
+  chmodSync(lock, 0o666);
+  assert.throws(() => listen(path), refused);
+  rmSync(lock);
+  if (notRoot) {
+    rmSync(path);
+    return;
+  }
+  writeFileSync(lock, '', { mode: 0o600 });
+  chownSync(lock, 65_534, 65_534);
+  assert.throws(() => listen(path), refused);
+  rmSync(lock);
+  symlinkSync(join(folder, 'elsewhere'), lock);
+  assert.throws(() => listen(path), { name: 'IpcError', message: /ELOOP/ });
+  assert.equal(existsSync(join(folder, 'elsewhere')), false);
+  rmSync(lock);
+  rmSync(path);
+});
+
+test('of two processes that replace a dead socket at once one listens', async () => {
+  const path = join(folder, 'contended.sock');
+  closeFd(listenSocket(path));
+  await using program = new Program(LISTENER);
+  await program.next();
+  let answer: Promise<string> | undefined;
+  const listener = withIntruder(
+    'unlinkSync',
+    (removed) => {
+      if (removed !== path || answer) return;
+      // This one has found it dead. The other one comes now, and has time to find the same.
+      answer = program.ask<string>({ listen: path });
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 300);
+    },
+    () => listen(path),
+  );
+  try {
+    assert.match((await answer) as string, /another process listens at/);
+    using client = await connect(path);
+    assert.equal(client.pid, process.pid);
+  } finally {
+    listener.close();
+  }
+  assert.deepEqual(entriesOf(folder, 'contended'), []);
+});
+
+test('a socket of a killed process is removed when the next one listens at another name', async () => {
+  {
+    await using program = new Program(LISTENER);
+    await program.next();
+    assert.equal(await program.ask({ listen: 'to-be-killed' }), 'listening');
+    using _another = listen('beside-it');
+    assert.deepEqual(entriesOf(join(folder, 'cuffi'), 'killed'), ['to-be-killed']);
+    await program.kill();
+  }
+  writeFileSync(join(folder, 'cuffi', 'no-socket-of-a-killed'), '');
+  using live = listen('lives-on');
+  using next = listen('next');
+  assert.deepEqual(entriesOf(join(folder, 'cuffi'), 'killed'), ['no-socket-of-a-killed']);
+  assert.ok(existsSync(live.name) && existsSync(next.name));
+});
+
+test('a relative path is that of the moment of the call', async () => {
+  const [here, there] = [mkdtempSync(join(folder, 'here-')), mkdtempSync(join(folder, 'there-'))];
+  const before = process.cwd();
+  try {
+    process.chdir(here);
+    const late = connect('./late.sock', { timeoutMs: 60_000 });
+    const listener = listen('./early.sock');
+    assert.equal(listener.name, join(here, 'early.sock'));
+    process.chdir(there);
+    using client = await connect(listener.name);
+    client.close();
+    listener.close();
+    assert.equal(existsSync(join(here, 'early.sock')), false);
+    using later = listen(join(here, 'late.sock'));
+    using found = await late;
+    assert.equal(found.closed, false);
+    later.close();
+  } finally {
+    process.chdir(before);
+  }
+});
+
+test('a path that is too long may be reached from a working directory near it', async () => {
+  const deep = join(folder, 'd'.repeat(60), 'e'.repeat(60));
+  mkdirSync(deep, { recursive: true });
+  const path = join(deep, '@socket');
+  for (const options of [{}, { allowOtherUsers: true }])
+    assert.throws(() => listen(path, options), {
+      name: 'RangeError',
+      message: /has \d+ bytes, and the path of a socket has at most 107: choose a shorter one/,
+    });
+  await assert.rejects(connect(path), RangeError);
+  const before = process.cwd();
+  try {
+    process.chdir(deep);
+    for (const options of [{}, { allowOtherUsers: true }]) {
+      closeFd(listenSocket('./@socket'));
+      using listener = listen('./@socket', options);
+      using client = await connect(path);
+      client.close();
+      listener.close();
+      assert.equal(existsSync(path), false);
+    }
+  } finally {
+    process.chdir(before);
+  }
+});
+
+test('a socket for all users changes no mode but its own, whatever is put in its place', () => {
+  const shared = mkdtempSync(join(folder, 'shared-'));
+  const secret = join(mkdtempSync(join(folder, 'private-')), 'key');
+  writeFileSync(secret, 'private', { mode: 0o600 });
+  const path = join(shared, 'x.sock');
+  const usual = process.umask(0o077);
+  try {
+    let replaced = 0;
+    withIntruder(
+      'chmodSync',
+      () => {
+        for (const entry of readdirSync(shared)) {
+          const at = join(shared, entry);
+          const isDirectory = statSync(at).isDirectory();
+          renameSync(at, join(folder, `taken-${replaced}`));
+          replaced += 1;
+          if (isDirectory) mkdirSync(at);
+          symlinkSync(secret, isDirectory ? join(at, 'socket') : at);
+        }
+      },
+      () => {
+        using listener = listen(path, { allowOtherUsers: true });
+        assert.equal(modeOf(listener.name), 0o666);
+      },
+    );
+    assert.equal(modeOf(secret), 0o600);
+    assert.equal(replaced, 1);
+    // What the other user has put there is left alone.
+    assert.equal(readdirSync(shared).length, 1);
+    assert.equal(existsSync(path), false);
+  } finally {
+    process.umask(usual);
+  }
+});
+
+test('a directory that is put in the place of the own one is not used', () => {
+  const shared = mkdtempSync(join(folder, 'shared-'));
+  for (const put of [
+    (at: string) => mkdirSync(at, { mode: 0o777 }),
+    (at: string) => symlinkSync(folder, at),
+    (at: string) => {
+      mkdirSync(at, { mode: 0o700 });
+      if (!notRoot) chownSync(at, 65_534, 65_534);
+      else chmodSync(at, 0o755);
+    },
+  ]) {
+    const usual = process.umask(0);
+    try {
+      const use = (): void => {
+        listen(join(shared, 'x.sock'), { allowOtherUsers: true });
+      };
+      const first = (): void => {
+        for (const entry of readdirSync(shared)) {
+          rmSync(join(shared, entry), { recursive: true });
+          put(join(shared, entry));
+        }
+      };
+      withIntruder('openSync', first, () => assert.throws(use, { name: 'IpcError' }));
+    } finally {
+      process.umask(usual);
+    }
+    for (const entry of readdirSync(shared)) rmSync(join(shared, entry), { recursive: true });
+  }
+});
+
+test('a socket for all users is complete when it is there, and leaves nothing beside it', async () => {
+  const shared = mkdtempSync(join(folder, 'shared-'));
+  const path = join(shared, 'x.sock');
+  closeFd(listenSocket(path));
+  using listener = listen(path, { allowOtherUsers: true });
+  assert.deepEqual(readdirSync(shared), ['x.sock']);
+  assert.equal(modeOf(path), 0o666);
+  assert.throws(() => listen(path, { allowOtherUsers: true }), /another process listens at/);
+  assert.deepEqual(readdirSync(shared), ['x.sock']);
+  using client = await connect(path);
+  client.close();
+  listener.close();
+  assert.deepEqual(readdirSync(shared), []);
 });
 
 test('wrong arguments are refused', async () => {
