@@ -128,14 +128,19 @@ test('a child killed in the middle is the end: after what it had sent', deadline
   let next = 0;
   // Memory of a process that has ended cannot be opened; what is mapped stays usable.
   let kept: DeviceBuffer | undefined;
-  for await (const value of child) {
-    const { i, buffer } = value as { i: number; buffer: DeviceBuffer };
-    assert.equal(i, next);
-    next += 1;
-    if (kept) buffer.close();
-    else kept = buffer;
-    if (next === 200) child.process.kill('SIGKILL');
-  }
+  await assert.rejects(
+    async () => {
+      for await (const value of child) {
+        const { i, buffer } = value as { i: number; buffer: DeviceBuffer };
+        assert.equal(i, next);
+        next += 1;
+        if (kept) buffer.close();
+        else kept = buffer;
+        if (next === 200) child.process.kill('SIGKILL');
+      }
+    },
+    { name: 'PeerGoneError', signal: 'SIGKILL' },
+  );
   assert.ok(next >= 200);
   kept?.close();
   assert.equal(child.closed, true);
@@ -199,7 +204,12 @@ test('an open peer keeps the child alive, unless it is unreferenced', deadline, 
   assert.equal(await ended(child), 0);
   assert.equal(existsSync(name), false, 'the socket of a listener that was open at the end');
   using lost = spawnPeer('/nonexistent/script.js', { stdio: 'ignore' });
-  for await (const value of lost) assert.fail(String(value));
+  await assert.rejects(
+    async () => {
+      for await (const value of lost) assert.fail(String(value));
+    },
+    { name: 'PeerGoneError', exitCode: 1 },
+  );
   assert.equal(await ended(lost), 1);
   using nowhere = spawnPeer(program, { cwd: '/nonexistent' });
   await assert.rejects(nowhere.receive(), { name: 'IpcError', message: /could not be started/ });

@@ -1,0 +1,104 @@
+/** A process that waits for another one hears how that ends, however it ends, and in whatever it waits. */
+import assert from 'node:assert/strict';
+import { type ChildProcess, spawn } from 'node:child_process';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { afterEach, describe, test } from 'node:test';
+import { dose } from '../support/dose.ts';
+import { programFile } from '../support/program-file.ts';
+import { type Heard, type Relation, relations, type Way, ways } from './fixtures/waiter.ts';
+
+const deadline = { timeout: 60_000 + dose(0, 600_000) };
+const { path, execArgv } = programFile(new URL('./fixtures/waiter.ts', import.meta.url));
+const started = new Set<ChildProcess>();
+let names = 0;
+
+function start(args: readonly string[], ends: string): ChildProcess {
+  const child = spawn(process.execPath, [...execArgv, path, ...args], {
+    stdio: ['ignore', 'pipe', ends === 'throws' ? 'ignore' : 'inherit'],
+    env: { ...process.env, ENDS: ends },
+  });
+  started.add(child);
+  child.once('exit', () => started.delete(child));
+  return child;
+}
+afterEach(() => {
+  for (const child of started) child.kill('SIGKILL');
+});
+
+interface Round {
+  readonly relation: Relation;
+  readonly way: Way;
+  readonly isBusy?: boolean;
+  readonly ends?: 'hangs' | 'closes' | 'exits' | 'fails' | 'throws';
+}
+
+/** What the one that waits says of the end of the other, which is killed if it does not end itself. */
+async function heard({ relation, way, isBusy, ends = 'hangs' }: Round): Promise<Heard> {
+  names += 1;
+  const name = join(tmpdir(), `cuffi-waiter-${process.pid}-${names}`);
+  const args = [relation, name, way, ...(isBusy ? ['busy'] : [])];
+  // Where they are parent and child one of the two starts the other.
+  const source = start([relation === 'is spawned' ? 'ends' : 'waits', ...args], ends);
+  if (relation === 'accepts' || relation === 'connects') start(['ends', ...args], ends);
+  const lines = createInterface({ input: source.stdout as NodeJS.ReadableStream });
+  let waited: Heard | undefined;
+  for await (const line of lines) {
+    const [, pid] = /^waiting (\d+)$/.exec(line) ?? [];
+    if (pid === undefined) waited = JSON.parse(line) as Heard;
+    else if (ends === 'hangs') process.kill(Number(pid), 'SIGKILL');
+    if (waited) break;
+  }
+  assert.ok(waited, `${relation}, ${way}: the process ended without a word`);
+  return waited;
+}
+
+const before = [0, 1, 2];
+
+describe('a peer that is killed', () => {
+  for (const relation of relations)
+    test(`is heard of by a process that ${relation}, in whatever it waits`, deadline, async () => {
+      for (let n = 0; n < dose(3, 100); n++) {
+        const way = ways[(n + relations.indexOf(relation)) % ways.length] as Way;
+        const isBusy = Math.floor(n / ways.length) % 2 === 1;
+        const { name, signal, values } = await heard({ relation, way, isBusy });
+        assert.equal(name, 'PeerGoneError', `${way}: ${name}`);
+        if (relation === 'spawns') assert.equal(signal, 'SIGKILL');
+        if (way === 'loop' || way === 'receive') assert.deepEqual(values, before);
+      }
+    });
+});
+
+describe('a peer that closes, and ends at once', () => {
+  for (const relation of relations)
+    test(`is an orderly end for a process that ${relation}`, deadline, async () => {
+      for (let n = 0; n < dose(2, 50); n++)
+        for (const ends of ['closes', 'exits'] as const) {
+          const loop = await heard({ relation, way: 'loop', ends });
+          assert.deepEqual([loop.name, loop.values], [undefined, before]);
+        }
+      const { name } = await heard({ relation, way: 'ended', ends: 'closes' });
+      assert.equal(name, 'ClosedError');
+    });
+});
+
+describe('a peer that fails', () => {
+  for (const relation of relations)
+    test(
+      `is a PeerGoneError for a process that ${relation}, with the exit code of a child`,
+      deadline,
+      async () => {
+        for (const [ends, code] of [
+          ['fails', 3],
+          ['throws', 1],
+        ] as const) {
+          const { name, message, exitCode, values } = await heard({ relation, way: 'loop', ends });
+          assert.deepEqual([name, values], ['PeerGoneError', before]);
+          if (relation !== 'spawns') continue;
+          assert.equal(exitCode, code);
+          assert.match(message ?? '', new RegExp(`has exited with code ${code}`));
+        }
+      },
+    );
+});
