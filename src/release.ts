@@ -67,7 +67,8 @@ export class ReleaseQueue {
   /** What was submitted since the queue was last looked through for want of room. */
   #newCount = 0;
   #newByteLength = 0;
-  #polling = false;
+  /** Says to the poll in the background, if there is one, that more was submitted. */
+  #hurry: (() => void) | undefined;
   #collecting = false;
   #deferrals = 0;
 
@@ -102,11 +103,14 @@ export class ReleaseQueue {
       this.#newByteLength = 0;
       this.collect();
     }
-    if (this.#polling || this.#size === 0) return;
-    this.#polling = true;
-    pollInBackground(() => {
+    if (this.#size === 0) return;
+    if (this.#hurry) {
+      this.#hurry();
+      return;
+    }
+    this.#hurry = pollInBackground(() => {
       const isEmpty = this.collect();
-      if (isEmpty) this.#polling = false;
+      if (isEmpty) this.#hurry = undefined;
       return isEmpty;
     });
   }
