@@ -6,6 +6,7 @@ import { stringAt } from '../ffi/native.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { Address } from '../ffi/types.ts';
 import { CudaError } from './errors.ts';
+import { noteError } from './lost.ts';
 import { remedyFor } from './remedies.ts';
 
 /**
@@ -19,13 +20,13 @@ export function check(status: CUresult, call: FunctionName, doing?: () => string
 }
 
 /** The CudaError for a status, with the driver's own description and our remedy. */
-export const cudaError = (
+export function cudaError(
   status: CUresult,
   call: FunctionName,
   doing?: string,
   log?: string,
-): CudaError =>
-  new CudaError({
+): CudaError {
+  const error = new CudaError({
     status,
     call,
     description: describe(status),
@@ -33,6 +34,9 @@ export const cudaError = (
     remedy: remedyFor(call, status),
     log,
   });
+  noteError(error);
+  return error;
+}
 
 const describe = (status: CUresult): string =>
   cu.cuGetErrorString(status, OUT3) === CUresult.CUDA_SUCCESS

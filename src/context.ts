@@ -5,14 +5,15 @@ import { cu, selectionCount } from '../ffi/driver.ts';
 import type { CUcontext, CUstream } from '../ffi/types.ts';
 import { Activity } from './activity.ts';
 import { checkInstance, checkInteger, requireMade, shown } from './arguments.ts';
-import { refuseInCapture } from './capture.ts';
+import { isCapturing, outsideCapture, refuseInCapture } from './capture.ts';
 import { check, isReady } from './check.ts';
 import * as driver from './context-driver.ts';
 import { type ContextMemory, serveContext } from './context-memory.ts';
 import { closeForReset } from './context-reset.ts';
 import { ContextState } from './context-state.ts';
 import { Device } from './device.ts';
-import { NotSupportedError } from './errors.ts';
+import { isSticky, NotSupportedError } from './errors.ts';
+import { findLostWith } from './lost.ts';
 import { PeerAccess } from './peer-access.ts';
 import { ReleaseQueue } from './release.ts';
 import { releaseLimits } from './release-limits.ts';
@@ -44,7 +45,7 @@ export class Context extends ContextState {
   /** Whether another library owns it: it is never released or reset from here. */
   readonly borrowed: boolean;
   /** @internal What was made in it and is open. */
-  readonly resources = new ResourceSet();
+  readonly resources = new ResourceSet(undefined, false, () => this.#isLost);
   /** @internal How to give back what is kept only to be quicker; nothing of it may throw. */
   readonly spares = new Set<() => void>();
   /** @internal Called when a reset has ended all that was queued in it; nothing of it may throw. */
@@ -55,11 +56,13 @@ export class Context extends ContextState {
   readonly releases = new ReleaseQueue(
     this.activity,
     releaseLimits(() => this.device.totalMemory),
+    () => this.#isLost,
   );
   /** @internal The contexts whose memory it was allowed to reach. */
   readonly peers = new PeerAccess(this);
   readonly #memory: ContextMemory | undefined;
   #handle: CUcontext | undefined;
+  #isLost = false;
 
   private constructor(device: Device, handle: CUcontext | undefined) {
     requireMade(device, Device, 'Context', 'Context.primary');
@@ -115,6 +118,18 @@ export class Context extends ContextState {
   /** @internal The memory manager that serves it, where one was set. */
   override get memory(): ContextMemory | undefined {
     return this.#memory?.answers ? this.#memory : undefined;
+  }
+
+  /** @internal Whether an error has said that the context is lost. */
+  get isLost(): boolean {
+    return this.#isLost;
+  }
+
+  /** @internal Asks whether it is lost; whether it is, and was not known to be. */
+  noteLoss(): boolean {
+    if (this.#isLost || this.#handle === undefined) return false;
+    this.#isLost = isSticky(this.activity.poll());
+    return this.#isLost;
   }
 
   /** @internal Counts the resets: what was made under another count is gone. */
@@ -253,6 +268,7 @@ export class Context extends ContextState {
     this.activity.clear();
     const isRetained = this.#handle !== undefined;
     this.#handle = undefined;
+    this.#isLost = false;
     try {
       driver.resetPrimary(this.device, isRetained);
     } finally {
@@ -276,3 +292,33 @@ export class Context extends ContextState {
       );
   }
 }
+
+/** The driver, by the number of its selection, of which a borrowed context was lost. */
+let lostBorrowed = -1;
+
+/**
+ * A borrowed context is not asked whether it is lost: its owner may have destroyed it, and the driver
+ * crashes when such a one is pushed. It must be one where no other is.
+ */
+function findLost(): boolean {
+  const selection = selectionCount();
+  const contexts = primaries.selection === selection ? [...primaries.byOrdinal.values()] : [];
+  if (contexts.filter((context) => context.noteLoss()).length > 0) return true;
+  if (lostBorrowed === selection || contexts.some((context) => context.isLost)) return false;
+  lostBorrowed = selection;
+  return true;
+}
+
+/** Whether a loss was said in a capture, which a question would end: asked afterwards. */
+let isAskedLater = false;
+
+findLostWith(() => {
+  if (!isCapturing()) return findLost();
+  if (isAskedLater) return false;
+  isAskedLater = true;
+  outsideCapture(() => {
+    isAskedLater = false;
+    findLost();
+  });
+  return true;
+});

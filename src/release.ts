@@ -2,6 +2,7 @@
 import { isCapturing } from './capture.ts';
 import { CuffiError } from './errors.ts';
 import type { Fence } from './fence.ts';
+import { beginRelease, endRelease } from './lost.ts';
 import { releaseQuietly } from './resource.ts';
 import { pollInBackground, type WaitOptions, waitUntil } from './wait.ts';
 
@@ -59,6 +60,7 @@ const MAX_BATCHES = 64;
 export class ReleaseQueue {
   readonly #work: Work;
   readonly #limits: ReleaseLimits;
+  readonly #isOfLost: () => boolean;
   #batches: Batch[] = [];
   /** What was submitted since the last batch was closed. */
   #open: Pending[] = [];
@@ -67,13 +69,16 @@ export class ReleaseQueue {
   /** What was submitted since the queue was last looked through for want of room. */
   #newCount = 0;
   #newByteLength = 0;
-  #polling = false;
+  /** Says to the poll in the background, if there is one, that more was submitted. */
+  #hurry: (() => void) | undefined;
   #collecting = false;
   #deferrals = 0;
 
-  constructor(work: Work, limits: ReleaseLimits) {
+  /** @param isOfLost whether the context is known to be lost */
+  constructor(work: Work, limits: ReleaseLimits, isOfLost: () => boolean = () => false) {
     this.#work = work;
     this.#limits = limits;
+    this.#isOfLost = isOfLost;
   }
 
   /** How many releases wait. */
@@ -102,11 +107,14 @@ export class ReleaseQueue {
       this.#newByteLength = 0;
       this.collect();
     }
-    if (this.#polling || this.#size === 0) return;
-    this.#polling = true;
-    pollInBackground(() => {
+    if (this.#size === 0) return;
+    if (this.#hurry) {
+      this.#hurry();
+      return;
+    }
+    this.#hurry = pollInBackground(() => {
       const isEmpty = this.collect();
-      if (isEmpty) this.#polling = false;
+      if (isEmpty) this.#hurry = undefined;
       return isEmpty;
     });
   }
@@ -121,13 +129,19 @@ export class ReleaseQueue {
     // A release may submit others.
     if (this.#isHeld || this.#collecting) return false;
     this.#collecting = true;
-    if (this.#work.isUntouched()) this.runAll();
-    else {
-      this.#closeBatch();
-      for (const batch of this.#batches) this.#runDone(batch, needsRoom);
-      this.#batches = this.#batches.filter(({ pending }) => pending.length > 0);
+    // What fails on the way, and is tried otherwise, is said by what fails in the end.
+    beginRelease();
+    try {
+      if (this.#work.isUntouched()) this.runAll();
+      else {
+        this.#closeBatch();
+        for (const batch of this.#batches) this.#runDone(batch, needsRoom);
+        this.#batches = this.#batches.filter(({ pending }) => pending.length > 0);
+      }
+    } finally {
+      endRelease();
+      this.#collecting = false;
     }
-    this.#collecting = false;
     return this.#size === 0;
   }
 
@@ -231,7 +245,7 @@ export class ReleaseQueue {
 
   #run(each: Pending): void {
     this.#count(each);
-    releaseQuietly(each.release);
+    releaseQuietly(each.release, this.#isOfLost());
   }
 
   #count({ byteLength }: Pending): void {

@@ -1,5 +1,6 @@
 /** What is open, in the order in which it was opened: closed with its owner, newest first. */
 import { tryAll } from './attempt.ts';
+import { beginRelease, endRelease, isNews } from './lost.ts';
 
 /** One who needs what a resource releases. */
 export interface Holder {
@@ -13,10 +14,18 @@ export interface Holder {
  */
 export type Release = (() => void) | { release(): void };
 
-const run = (release: Release): void => {
-  if (typeof release === 'function') release();
-  else release.release();
-};
+/** Runs a release. In a context that is known to be lost it fails quietly. */
+function run(release: Release, owner: ResourceSet | undefined): void {
+  beginRelease();
+  try {
+    if (typeof release === 'function') release();
+    else release.release();
+  } catch (error) {
+    if (isNews(error, owner?.isOfLost ?? false)) throw error;
+  } finally {
+    endRelease();
+  }
+}
 
 /** What outlives a resource's object: it knows how to release, and never refers to the object. */
 export interface Entry {
@@ -74,7 +83,7 @@ export function closeOpen(entry: Entry, reason?: string): void {
   entry.reason = reason;
   if (entry.release === undefined) return;
   entry.owner?.delete(entry);
-  if (!isHeld(entry)) run(entry.release);
+  if (!isHeld(entry)) run(entry.release, entry.owner);
 }
 
 /** Whether somebody still needs what it releases. */
@@ -83,13 +92,14 @@ export const isHeld = ({ holders }: Entry): boolean => holders !== undefined && 
 /** One less that needs what a closed resource releases. */
 export function letGo(entry: Entry, holder: Holder): void {
   if (!entry.holders?.delete(holder) || isHeld(entry)) return;
-  if (entry.closed && entry.release && !isAbandoned(entry)) run(entry.release);
+  if (entry.closed && entry.release && !isAbandoned(entry)) run(entry.release, entry.owner);
 }
 
 /** The open resources of one owner, in the order in which they were opened. */
 export class ResourceSet {
   readonly #within: ResourceSet | undefined;
   readonly #isListed: boolean;
+  readonly #isOfLost: () => boolean;
   /** In the owner's own set, while this one is listed there. */
   #standIn: Entry | undefined;
   #newest: Entry | undefined;
@@ -100,10 +110,21 @@ export class ResourceSet {
   /**
    * @param within the set that the owner itself is in: what is abandoned there is so here too
    * @param isListed whether all here is closed with what is there, as the owner itself is not
+   * @param isOfLost whether the context that all here is of is known to be lost; `within` knows it else
    */
-  constructor(within?: ResourceSet, isListed = false) {
+  constructor(
+    within?: ResourceSet,
+    isListed = false,
+    isOfLost: () => boolean = () => within?.isOfLost ?? false,
+  ) {
     this.#within = within;
     this.#isListed = isListed;
+    this.#isOfLost = isOfLost;
+  }
+
+  /** Whether the context that all here is of is known to be lost. */
+  get isOfLost(): boolean {
+    return this.#isOfLost();
   }
 
   /** How many are open that own something; what is only borrowed is not listed. */

@@ -2,6 +2,7 @@
 import { inspect } from 'node:util';
 import { ClosedError, CuffiError } from './errors.ts';
 import { type Guard, Life, life, type Will } from './life.ts';
+import { beginRelease, endRelease, isNews } from './lost.ts';
 import {
   closeEntry,
   closeOpen,
@@ -51,12 +52,21 @@ function giveBack(used: Guard): void {
   if (spareGuards.length < MAX_SPARE_GUARDS) spareGuards.push(used);
 }
 
-/** Runs a release whose failure nobody is there to catch: it becomes a warning. */
-export function releaseQuietly(release: () => void): void {
+/**
+ * Runs a release whose failure nobody is there to catch: it becomes a warning, unless it only says
+ * again that a context is lost.
+ *
+ * @param isOfLost whether what is released is of a context that is known to be lost
+ */
+export function releaseQuietly(release: () => void, isOfLost = false): void {
+  beginRelease();
   try {
     release();
   } catch (error) {
-    process.emitWarning(`a release failed: ${error}`, { code: 'CUFFI_RELEASE' });
+    if (isNews(error, isOfLost))
+      process.emitWarning(`a release failed: ${error}`, { code: 'CUFFI_RELEASE' });
+  } finally {
+    endRelease();
   }
 }
 

@@ -1,7 +1,7 @@
 /**
  * Waiting without blocking: the one poller behind every awaited wait. It asks at each turn of the
  * event loop for a short while, and around the expected end; else once a millisecond, however many
- * waits there are.
+ * waits there are. What is only polled in the background is asked less often the longer it takes.
  */
 
 import { checkInstance, checkOptions } from './arguments.ts';
@@ -17,6 +17,8 @@ interface Wait {
   /** From when until when it is asked at each turn, however often that was. */
   readonly eagerFrom: number;
   readonly eagerUntil: number;
+  /** In the background: since when it has been waiting for the same thing. */
+  since: number;
 }
 
 /** When a wait is expected to end, from its beginning. */
@@ -39,29 +41,58 @@ export function checkSignal(signal: unknown): WaitOptions {
 /** About 0.2 ms of turns: most waits end within, and a timer's millisecond would hide it. */
 const EAGER_TURNS = 100;
 const PERIOD_MS = 1;
+/**
+ * A poll in the background is late by at most a sixteenth of its wait, and by this: a process that
+ * has nothing else to do must not wake up a thousand times a second for it.
+ */
+const LONGEST_PERIOD_MS = 40;
+const LATENESS = 1 / 16;
 
 const waits = new Set<Wait>();
-/** The next turn, and how to take it back. */
-let scheduled: { readonly handle: NodeJS.Immediate | NodeJS.Timeout; cancel(): void } | undefined;
+/** The next turn: at the end of this turn of the loop, after a period, or whichever comes first. */
+let immediate: NodeJS.Immediate | undefined;
+let timer: NodeJS.Timeout | undefined;
+/** After how long the timer fires. */
+let period = PERIOD_MS;
 let kept = 0;
 let sweptAt = 0;
 
 const isEager = (wait: Wait, now: number): boolean =>
   wait.turns < EAGER_TURNS || (wait.eagerFrom <= now && now < wait.eagerUntil);
 
+/**
+ * Only in the background is there a timer beside the immediate: one that does not keep the process
+ * alive does not wake a loop that sleeps, either; a timer does.
+ */
 function schedule(soon: boolean): void {
+  const isBackground = kept === 0;
   if (soon) {
-    const handle = setImmediate(turn);
-    scheduled = { handle, cancel: () => clearImmediate(handle) };
-  } else {
-    const handle = setTimeout(turn, PERIOD_MS);
-    scheduled = { handle, cancel: () => clearTimeout(handle) };
+    immediate = setImmediate(turn);
+    if (isBackground) immediate.unref();
   }
-  if (kept === 0) scheduled.handle.unref();
+  if (soon && !isBackground) return;
+  period = isBackground ? backgroundPeriod() : PERIOD_MS;
+  timer = setTimeout(turn, period);
+  if (isBackground) timer.unref();
+}
+
+function unschedule(): void {
+  clearImmediate(immediate);
+  clearTimeout(timer);
+  immediate = undefined;
+  timer = undefined;
+}
+
+/** By the wait that is the newest. */
+function backgroundPeriod(): number {
+  let newest = 0;
+  for (const { since } of waits) newest = Math.max(newest, since);
+  const waited = performance.now() - newest;
+  return Math.min(Math.max(waited * LATENESS, PERIOD_MS), LONGEST_PERIOD_MS);
 }
 
 function turn(): void {
-  scheduled = undefined;
+  unschedule();
   const now = performance.now();
   // New waits are asked at each turn; the old ones beside them once a period all the same.
   const isSweep = now - sweptAt >= PERIOD_MS;
@@ -71,7 +102,7 @@ function turn(): void {
     if (isSweep || isEager(wait, now)) ask(wait);
     soon ||= isEager(wait, now);
   }
-  if (waits.size > 0 && !scheduled) schedule(soon);
+  if (waits.size > 0 && !immediate && !timer) schedule(soon);
 }
 
 function ask(wait: Wait): void {
@@ -90,14 +121,17 @@ function add(wait: Wait): void {
   waits.add(wait);
   if (wait.keepAlive) kept += 1;
   // A timer that is set already would let the new wait begin late.
-  scheduled?.cancel();
+  unschedule();
   schedule(true);
 }
 
 function remove(wait: Wait): void {
   if (!waits.delete(wait) || !wait.keepAlive) return;
   kept -= 1;
-  if (kept === 0) scheduled?.handle.unref();
+  if (kept > 0 || !(immediate || timer)) return;
+  // Who is left must neither keep the process alive nor sleep with the loop.
+  unschedule();
+  if (waits.size > 0) schedule(true);
 }
 
 /**
@@ -139,16 +173,32 @@ export function waitUntil(
       // The last timer before may be set a moment too early for this, and end late itself.
       eagerFrom: expected ? now + expected.earliestMs - 2 * PERIOD_MS : 0,
       eagerUntil: expected ? now + expected.latestMs : 0,
+      since: 0,
     };
     signal?.addEventListener('abort', abort, { once: true });
     add(wait);
   });
 }
 
-/** Asks `poll` until it answers true, without keeping the process alive. It must not throw. */
-export function pollInBackground(poll: () => boolean): void {
+/**
+ * Asks `poll` until it answers true, without keeping the process alive; a loop that sleeps is woken
+ * for it. It must not throw.
+ *
+ * @returns to be called when there is something new to wait for: it is asked as often again as in
+ * the beginning, which is less and less often otherwise
+ */
+export function pollInBackground(poll: () => boolean): () => void {
   const nobody = { resolve() {}, reject() {} };
-  add({ poll, ...nobody, keepAlive: false, turns: 0, eagerFrom: 0, eagerUntil: 0 });
+  const since = performance.now();
+  const wait = { poll, ...nobody, keepAlive: false, turns: 0, eagerFrom: 0, eagerUntil: 0, since };
+  add(wait);
+  return () => {
+    if (!waits.has(wait)) return;
+    wait.since = performance.now();
+    if (!timer || period === PERIOD_MS) return;
+    unschedule();
+    schedule(false);
+  };
 }
 
 /** One turn of the event loop. */

@@ -1,7 +1,7 @@
 /** A child process that answers requests one by one, under one deadline. */
 import { once } from 'node:events';
 import type { Writable } from 'node:stream';
-import { ClosedError, CuffiError } from '../errors.ts';
+import { ClosedError, CuffiError, PeerGoneError } from '../errors.ts';
 import type { ChildPeer } from '../ipc/peer/child-peer.ts';
 import { spawnPeer } from '../ipc/peer/spawn.ts';
 import { Reply, type Request } from './messages.ts';
@@ -71,7 +71,7 @@ export class Child {
       if (request) await this.#peer.send(request);
       return await this.#peer.receive();
     } catch (error) {
-      if (error instanceof ClosedError) throw await this.#exited;
+      if (error instanceof ClosedError || error instanceof PeerGoneError) throw await this.#exited;
       throw error;
     }
   }

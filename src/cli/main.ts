@@ -48,6 +48,18 @@ async function main(argv: string[]): Promise<boolean> {
   return result.ok;
 }
 
+/** 128 and the number of SIGPIPE, which Node ignores: how a shell tells that a reader has gone. */
+const READER_GONE = 141;
+
+process.stdout.on('error', (error: NodeJS.ErrnoException) => {
+  // As head does, which has read enough: the user has what they want.
+  if (error.code === 'EPIPE') process.exit(READER_GONE);
+  console.error(`cuffi: the output cannot be written: ${error.message}`);
+  process.exit(1);
+});
+// Nobody is left to be told; the exit code says it.
+process.stderr.on('error', () => {});
+
 // Success is said at the end: a loop that runs empty before has failed.
 process.exitCode = 1;
 main(process.argv.slice(2)).then(

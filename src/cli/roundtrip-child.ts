@@ -3,6 +3,7 @@ import { Socket } from 'node:net';
 import { recordCalls } from '../../ffi/driver.ts';
 import { bytesCopied } from '../../ffi/trace.ts';
 import { Context } from '../context.ts';
+import { ClosedError, PeerGoneError } from '../errors.ts';
 import { explain } from '../ipc/explain.ts';
 import { parentPeer } from '../ipc/peer/parent.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
@@ -72,11 +73,16 @@ explain(undefined);
 // Memory is opened as it arrives.
 const recorder = recordCalls();
 let reply: Reply = { type: 'ready' };
-while (!parent.closed) {
-  await parent.send(reply);
-  try {
-    reply = await serve(await parent.receive());
-  } catch (error) {
-    reply = { type: 'failed', message: String(error instanceof Error ? error.message : error) };
+try {
+  while (!parent.closed) {
+    await parent.send(reply);
+    try {
+      reply = await serve(await parent.receive());
+    } catch (error) {
+      reply = { type: 'failed', message: String(error instanceof Error ? error.message : error) };
+    }
   }
+} catch (error) {
+  // The parent has ended meanwhile, and with it those who would read why.
+  if (!(error instanceof ClosedError || error instanceof PeerGoneError)) throw error;
 }

@@ -3,6 +3,7 @@ import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { CUgraphExec, CUstream } from '../../ffi/types.ts';
 import { checkInstance, checkInteger, checkOptions, requireMade, shown } from '../arguments.ts';
+import { tryAll } from '../attempt.ts';
 import { refuseInCapture } from '../capture.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
@@ -52,9 +53,11 @@ export class Graph extends Resource {
         releases.submit(
           () => {
             if (context.resets !== resets) return;
-            // Its nodes are named by those of what was captured, which lives as long.
-            releaseQuietly(() => destroyGraph(context, graph));
-            context.run(() => check(cu.cuGraphExecDestroy(handle), 'cuGraphExecDestroy'));
+            tryAll([
+              // Its nodes are named by those of what was captured, which lives as long.
+              () => destroyGraph(context, graph),
+              () => context.run(() => check(cu.cuGraphExecDestroy(handle), 'cuGraphExecDestroy')),
+            ]);
           },
           { waits: false },
         ),

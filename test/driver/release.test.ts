@@ -1,5 +1,9 @@
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { createInterface } from 'node:readline';
 import { after, test } from 'node:test';
+import { setTimeout as delay } from 'node:timers/promises';
 import {
   Context,
   type CudaError,
@@ -9,7 +13,8 @@ import {
   Stream,
   VirtualMemory,
 } from '../../src/index.ts';
-import { Latch } from '../support/latch.ts';
+import { Latch, LatchWord } from '../support/latch.ts';
+import { programFile } from '../support/program-file.ts';
 
 const context = Context.primary();
 const free = (): number => context.memoryInfo().free;
@@ -141,4 +146,25 @@ test('what waits counts the bytes of virtual and managed memory too', { skip }, 
   }
   await context.flush();
   assert.deepEqual(context.pendingReleases, { count: 0, byteLength: 0 });
+});
+
+test('what was closed while the GPU was busy is given back though the event loop sleeps', {
+  timeout: 60_000,
+}, async () => {
+  const { path, execArgv } = programFile(new URL('./fixtures/asleep.ts', import.meta.url));
+  // Else V8 wakes the loop by itself, after some seconds, to collect garbage.
+  const child = spawn(process.execPath, [...execArgv, '--no-memory-reducer', path], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  try {
+    const lines = createInterface(child.stdout)[Symbol.asyncIterator]();
+    const fd = Number((await lines.next()).value);
+    await delay(100);
+    using word = LatchWord.of(child.pid as number, fd);
+    word.open();
+    assert.equal((await lines.next()).value, 'given back');
+    if (child.exitCode === null) await once(child, 'exit');
+  } finally {
+    child.kill('SIGKILL');
+  }
 });

@@ -11,7 +11,8 @@ export class Told {
   /** Taken at once, so that there is one. */
   readonly #slot: Slot;
   #waiting: { readonly fence: Fence; readonly point: Point }[] = [];
-  #isPolling = false;
+  /** Says to the poll in the background, if there is one, that there is more to be told. */
+  #hurry: (() => void) | undefined;
   #done: (() => void) | undefined;
 
   constructor(page: PointPage, slots: Slots) {
@@ -23,16 +24,14 @@ export class Told {
   behind(context: Context): Point {
     const point = Slots.next(this.#slot);
     this.#waiting.push({ fence: context.activity.fence(), point });
-    if (!this.#isPolling) {
-      this.#isPolling = true;
-      pollInBackground(() => this.#poll());
-    }
+    if (this.#hurry) this.#hurry();
+    else this.#hurry = pollInBackground(() => this.#poll());
     return point;
   }
 
   /** Calls `done` when nothing is left to be told: the other process may wait for it. */
   whenDone(done: () => void): void {
-    if (this.#isPolling) this.#done = done;
+    if (this.#hurry) this.#done = done;
     else done();
   }
 
@@ -40,9 +39,12 @@ export class Told {
     for (let first = this.#waiting[0]; first?.fence.isDone(); first = this.#waiting[0]) {
       this.#page.raise(first.point);
       this.#waiting.shift();
+      // The other process waits for each: the next is not asked for less often for this one.
+      this.#hurry?.();
     }
-    this.#isPolling = this.#waiting.length > 0;
-    if (!this.#isPolling) this.#done?.();
-    return !this.#isPolling;
+    if (this.#waiting.length > 0) return false;
+    this.#hurry = undefined;
+    this.#done?.();
+    return true;
   }
 }

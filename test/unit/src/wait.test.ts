@@ -127,6 +127,46 @@ test('a closed buffer that waits for the GPU does not keep the process alive', (
   assert.deepEqual({ code, stdout, stderr }, { code: 0, stdout: 'closed\n', stderr: '' });
 });
 
+const asleep = new URL('./fixtures/asleep.ts', import.meta.url);
+
+for (const mode of ['poll', 'poll beside a wait', 'poll beside an aborted wait', 'release', 'told'])
+  test(`what is to happen in the background wakes a loop that sleeps: ${mode}`, () => {
+    // Else V8 wakes the loop by itself, after some seconds, to collect garbage.
+    const { code, stdout, stderr } = runProgram(asleep, [mode], {}, ['--no-memory-reducer']);
+    assert.deepEqual({ code, stdout, stderr }, { code: 0, stdout: 'done\n', stderr: '' });
+  });
+
+test('what takes long in the background is asked less and less often, until there is more', async (t) => {
+  let now = performance.now();
+  t.mock.method(performance, 'now', () => now);
+  const periods = t.mock.method(globalThis, 'setTimeout', setTimeout);
+  const last = (): unknown => periods.mock.calls.at(-1)?.arguments[1];
+  let asked = 0;
+  let isDone = false;
+  const hurry = pollInBackground(() => {
+    asked += 1;
+    return isDone;
+  });
+  const askAgain = async (): Promise<void> => {
+    const before = asked;
+    await until(() => asked > before);
+  };
+  assert.equal(last(), 1);
+  const seen: unknown[] = [];
+  for (const waitedMs of [16, 320, 60_000]) {
+    now += waitedMs;
+    // Asked too early by the mocked clock, the first time decides when the next is.
+    await askAgain();
+    await askAgain();
+    seen.push(last());
+  }
+  assert.deepEqual(seen, [1, 21, 40]);
+  hurry();
+  assert.equal(last(), 1);
+  isDone = true;
+  await askAgain();
+});
+
 test('what is expected to take long is asked at each turn so long', async () => {
   let turns = 0;
   let turning = true;

@@ -1,13 +1,25 @@
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
 import { test } from 'node:test';
+import { programFile } from '../../../support/program-file.ts';
 import { type Outcome, runProgram } from '../emulate.ts';
 
+const main = new URL('../../../../src/cli/main.ts', import.meta.url);
 const cuffi = (args: string, env: NodeJS.ProcessEnv = {}): Outcome =>
-  runProgram(
-    new URL('../../../../src/cli/main.ts', import.meta.url),
-    args.split(' ').filter(Boolean),
-    env,
+  runProgram(main, args.split(' ').filter(Boolean), env);
+
+/** Runs the command in a shell, its output going where `to` says; its exit code comes on stdout. */
+function cuffiInShell(args: string, to: string): { readonly code: number; readonly said: string } {
+  const { path, execArgv } = programFile(main);
+  const command = [process.execPath, ...execArgv, path, ...args.split(' ')];
+  const { stdout, stderr, error } = spawnSync(
+    'sh',
+    ['-c', `exec 3>&1; { "$@"; echo $? >&3; } ${to}`, 'sh', ...command],
+    { encoding: 'utf8', timeout: 60_000, killSignal: 'SIGKILL' },
   );
+  if (error) throw error;
+  return { code: Number(stdout), said: stderr };
+}
 
 test('what is typed wrong is told with the usage on stderr, and nothing is done', () => {
   const { code, stdout, stderr } = cuffi('roundtrip --elements=0');
@@ -86,4 +98,19 @@ test('a wish for a driver wins over the environment', () => {
   });
   assert.equal(code, 0);
   assert.match(stdout, /^driver +emulated, as --driver says: /);
+});
+
+for (const args of ['roundtrip --elements 1000', 'roundtrip --elements 1000 --json', '--help'])
+  test(`a reader that has had enough ends it as SIGPIPE would, without a word: ${args}`, () => {
+    assert.deepEqual(cuffiInShell(args, '| true'), { code: 141, said: '' });
+  });
+
+test('what is wrong keeps its exit code where nobody reads what is said of it', () => {
+  assert.deepEqual(cuffiInShell('--elements', '2>&1 | true'), { code: 2, said: '' });
+});
+
+test('output that cannot be written ends it with the reason', () => {
+  const { code, said } = cuffiInShell('roundtrip --elements 1000', '>/dev/full');
+  assert.equal(code, 1);
+  assert.match(said, /^cuffi: the output cannot be written: ENOSPC: .+\n$/);
 });
