@@ -1,0 +1,139 @@
+/** Two honest processes do random things: every call settles, and nothing is left in either. */
+import assert from 'node:assert/strict';
+import { type ChildProcess, fork } from 'node:child_process';
+import { randomInt } from 'node:crypto';
+import { once } from 'node:events';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { after, test } from 'node:test';
+import { setTimeout as delay } from 'node:timers/promises';
+import { listen } from '../../src/ipc/index.ts';
+import { descriptorsReturnTo } from '../support/descriptors.ts';
+import { dose } from '../support/dose.ts';
+import { programFile } from '../support/program-file.ts';
+import { act, type Errand, type Left, left, Random } from './fixtures/chaos.ts';
+
+const CONNECTIONS = 40;
+/** So many connections are open at a time. */
+const AT_ONCE = 4;
+const { path, execArgv } = programFile(new URL('./fixtures/chaos.ts', import.meta.url));
+
+/** The second process, which may be killed and started again. */
+class Second {
+  #child: ChildProcess | undefined;
+  #before: Left | undefined;
+
+  async start(): Promise<void> {
+    this.#child = fork(path, ['chaos'], { execArgv });
+    await once(this.#child, 'message');
+    // What is made at the first use stays.
+    await this.#use(`first-${this.#child.pid}`);
+    this.#before = await this.state();
+  }
+
+  async state(): Promise<Left> {
+    const answer = once(this.#running, 'message');
+    this.#send({ do: 'state' });
+    return (await answer)[0] as Left;
+  }
+
+  /** Nothing is left there of what was begun since it was started. */
+  async check(): Promise<void> {
+    let now = await this.state();
+    for (let tries = 0; tries < 500 && now.descriptors !== this.#before?.descriptors; tries++) {
+      await delay(10);
+      now = await this.state();
+    }
+    assert.deepEqual(now, this.#before, 'the second process');
+  }
+
+  connect(name: string, seed: number, steps: number): void {
+    this.#send({ do: 'act', name, seed, steps });
+  }
+
+  async kill(): Promise<void> {
+    const child = this.#running;
+    child.kill('SIGKILL');
+    if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
+  }
+
+  get #running(): ChildProcess {
+    return this.#child as ChildProcess;
+  }
+
+  #send(errand: Errand): void {
+    if (this.#running.connected) this.#running.send(errand);
+  }
+
+  async #use(name: string): Promise<void> {
+    const settled = once(this.#running, 'message');
+    await meet(this, name, 1, 60);
+    await settled;
+  }
+}
+
+const second = new Second();
+after(() => second.kill());
+
+/** One connection: both ends use it at random until it is closed. */
+async function meet(
+  other: Second,
+  name: string,
+  seed: number,
+  steps: number,
+  signal?: AbortSignal,
+): Promise<void> {
+  const socket = join(tmpdir(), `cuffi-chaos-${process.pid}-${name}`);
+  using listener = listen(socket);
+  other.connect(socket, seed + 0x10000, steps);
+  const peer = await listener.accept({ timeoutMs: 20_000, ...(signal && { signal }) });
+  await act(peer, seed, steps);
+}
+
+async function run(seed: number): Promise<void> {
+  const random = new Random(seed);
+  let isFresh = false;
+  for (let at = 0; at < CONNECTIONS; at += AT_ONCE) {
+    if (!isFresh) await second.start();
+    isFresh = true;
+    const before = await left();
+    const kills = random.chance(4);
+    const killed = new AbortController();
+    const meetings = Array.from({ length: AT_ONCE }, (_, n) =>
+      meet(
+        second,
+        `${seed}-${at + n}`,
+        random.below(2 ** 31),
+        20 + random.below(60),
+        killed.signal,
+      ),
+    );
+    if (kills) {
+      await delay(random.below(30));
+      await second.kill();
+      killed.abort();
+      isFresh = false;
+    }
+    const results = await Promise.allSettled(meetings);
+    for (const result of results) {
+      // Killed before it came, it is waited for in vain.
+      if (result.status === 'rejected' && result.reason !== killed.signal.reason)
+        throw result.reason;
+    }
+    const now = await left();
+    assert.equal(now.leases, 0, 'leases here');
+    await descriptorsReturnTo(before.descriptors);
+    if (isFresh) await second.check();
+  }
+  await second.kill();
+}
+
+const seeds = [20_261_122, ...Array.from({ length: dose(1, 199) }, () => randomInt(2 ** 31))];
+for (const seed of seeds)
+  test(
+    `40 connections of two processes leave nothing, whatever they do: seed ${seed}`,
+    {
+      timeout: 120_000,
+    },
+    () => run(seed),
+  );
