@@ -17,14 +17,19 @@ export interface ReceivedValue {
 /** What arrived: a value, or why there is none in its place. */
 export type Arrival = ReceivedValue | { readonly error: unknown };
 
-/** As {@link openValue}: what cannot be opened here concerns those who take it, not the rest. */
+/**
+ * As {@link openValue}: what cannot be opened here concerns those who take it, not the rest.
+ *
+ * @param refusal why nothing is opened; what came is then returned
+ */
 export function openArrival(
   decoded: DecodedValue,
   fds: readonly number[],
   session: Session,
+  refusal?: IpcError,
 ): Arrival {
   try {
-    return openValue(decoded, fds, session);
+    return openValue(decoded, fds, session, refusal);
   } catch (error) {
     return { error };
   }
@@ -40,6 +45,7 @@ function openValue(
   { root, slots, tail }: DecodedValue,
   fds: readonly number[],
   session: Session,
+  refusal: IpcError | undefined,
 ): ReceivedValue {
   const { borrowed } = session;
   const first = borrowed.number(slots.length);
@@ -51,6 +57,7 @@ function openValue(
   const objects: object[] = [];
   let used = 0;
   try {
+    if (refusal) throw refusal;
     for (const { holder, key, descriptor, fdCount } of slots) {
       if (descriptor instanceof IpcError) throw descriptor;
       const its = fdCount === own.length ? own : own.slice(used, used + fdCount);

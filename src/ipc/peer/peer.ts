@@ -135,7 +135,8 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    * A descriptor alone cannot tell: the driver may give the handle of memory that was freed to what
    * is allocated next.
    *
-   * @throws IpcError, whose `code` is `exporter-gone` where it is not there any more; ClosedError
+   * @throws IpcError, whose `code` is `exporter-gone` where it is not there any more; IpcError where
+   * the other end answers with another object, which is not opened; ClosedError
    * @example
    * const buffer = await peer.open(descriptor);
    */
