@@ -5,10 +5,12 @@ import { ClosedError, IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import type { Arrived } from './assembly.ts';
+import type { ScannedValue, ValueScan } from './decode.ts';
 import { Delivery } from './delivery.ts';
 import { Enquiry } from './enquiry.ts';
 import { Hearing } from './hearing.ts';
 import { Inbox } from './inbox.ts';
+import { WAITING_OBJECT_BYTE_LENGTH } from './limits.ts';
 import { News } from './news.ts';
 import { openArrival } from './open.ts';
 import { PacketKind } from './packet.ts';
@@ -32,6 +34,8 @@ export class Connection implements WireUser {
   readonly #enquiry: Enquiry;
   readonly #news: News;
   #isPaused = false;
+  /** Whether a long value is being checked. */
+  #isChecking = false;
   /** When what there is to be told is told. */
   #telling: NodeJS.Immediate | undefined;
   #end: ClosedError | IpcError | undefined;
@@ -95,7 +99,8 @@ export class Connection implements WireUser {
     stream?: Stream,
   ): () => void {
     refuseInCapture('receiving');
-    if (this.#inbox.isIdle && !this.#hearing.isStalled) this.#wire.takeAtOnce();
+    if (this.#inbox.isIdle && !this.#hearing.isStalled && !this.#isChecking)
+      this.#wire.takeAtOnce();
     const cancel = this.#inbox.take(
       (received) => this.#delivery.give(received, { resolve, reject, stream }),
       reject,
@@ -124,6 +129,7 @@ export class Connection implements WireUser {
   close(): void {
     this.#finish(new ClosedError('this Peer is closed'), 'bye');
     this.#inbox.clear();
+    this.#delivery.stop();
     this.#tellOver();
     this.#leaveUnused();
   }
@@ -139,32 +145,63 @@ export class Connection implements WireUser {
 
   /** As {@link WireUser}. */
   wantsMore(): boolean {
-    if (this.#hearing.isStalled) return false;
+    if (this.#hearing.isStalled || this.#isChecking) return false;
     if (this.#end === undefined && this.#inbox.isFull) this.#isPaused = true;
     return !this.#isPaused;
   }
 
   /** As {@link WireUser}. */
   arrived(arrived: Arrived): boolean {
-    const { kind, fds } = arrived;
-    if (kind === PacketKind.news) {
+    if (arrived.kind === PacketKind.news) {
       if (this.#hearing.news(arrived).isBye) this.#finish(this.#ended(), 'bye');
       this.#leaveUnused();
       return false;
     }
-    const decoded = this.#hearing.value(arrived);
+    return this.#check(arrived, this.#hearing.scan(arrived));
+  }
+
+  /** Checks a value, and takes it; a long one between turns of the loop: what follows it waits. */
+  #check(arrived: Arrived, scan: ValueScan): boolean {
+    const scanned = this.#hearing.value(arrived, scan);
+    this.#isChecking = scanned === undefined;
+    if (scanned) return this.#taken(arrived, scanned);
+    setImmediate(() => {
+      if (!this.#wire.isOpen) {
+        arrived.fds.forEach(closeFd);
+        return;
+      }
+      try {
+        this.#check(arrived, scan);
+      } catch (error) {
+        this.#isChecking = false;
+        this.failed(error);
+      }
+      if (!this.#isChecking) this.#wire.resume();
+    });
+    return false;
+  }
+
+  /** Takes a value that is sound; answers whether someone waited for it. */
+  #taken({ kind, fds, bytes, isOfMessage }: Arrived, scanned: ScannedValue): boolean {
     if (this.#end) {
       // Sent before the other end knew: it gets back what it lent.
       fds.forEach(closeFd);
-      this.#session.borrowed.refuse(decoded.slots.length);
+      this.#session.borrowed.refuse(scanned.slots.length);
       return false;
     }
     if (kind === PacketKind.value) {
-      const { byteLength } = arrived.bytes;
-      return this.#inbox.put(openArrival(decoded, fds, this.#session), byteLength);
+      const { contents, slots } = scanned;
+      const arrival = openArrival(scanned, fds, this.#session);
+      const isServed = this.#inbox.put(
+        arrival,
+        bytes.byteLength + slots.length * WAITING_OBJECT_BYTE_LENGTH,
+      );
+      // Until someone takes it.
+      if (isOfMessage && !('error' in arrival)) contents.keep();
+      return isServed;
     }
-    if (kind === PacketKind.question) this.#enquiry.answer(decoded, fds);
-    else this.#enquiry.answered(decoded, fds);
+    if (kind === PacketKind.question) this.#enquiry.answer(scanned, fds);
+    else this.#enquiry.answered(scanned, fds);
     return kind === PacketKind.answer;
   }
 

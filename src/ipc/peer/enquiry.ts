@@ -2,7 +2,7 @@ import { closeFd } from '../../../ffi/libc.ts';
 import { type ClosedError, IpcError } from '../../errors.ts';
 import type { IpcDescriptor } from '../descriptor.ts';
 import { asArray } from '../opened-array.ts';
-import type { DecodedValue } from './decode.ts';
+import type { ScannedValue } from './decode.ts';
 import type { Delivery } from './delivery.ts';
 import { closeObjects, openArrival, type ReceivedValue } from './open.ts';
 import { PacketKind } from './packet.ts';
@@ -56,9 +56,9 @@ export class Enquiry {
   }
 
   /** Answers a question: by what the descriptor names, or by why it is not to be had. */
-  answer(decoded: DecodedValue, fds: readonly number[]): void {
+  answer(scanned: ScannedValue, fds: readonly number[]): void {
     fds.forEach(closeFd);
-    const [number, message] = readQuestion(decoded);
+    const [number, message] = readQuestion(scanned);
     const named = confirmed(message);
     // Where too much waits, as the other end does not read, it ends by this.
     this.#sending.post([number, named], undefined, PacketKind.answer)?.catch(() => {});
@@ -69,18 +69,18 @@ export class Enquiry {
    *
    * @throws IpcError for anything but an answer to a question; then who asked waits for the end
    */
-  answered(decoded: DecodedValue, fds: readonly number[]): void {
+  answered(scanned: ScannedValue, fds: readonly number[]): void {
     let asker: Asker;
     let named: ReturnType<typeof readAnswer>[1];
     try {
-      const [number, about] = readAnswer(decoded);
+      const [number, about] = readAnswer(scanned);
       named = about;
       asker = this.#questions.take(number);
     } catch (error) {
       fds.forEach(closeFd);
       throw error;
     }
-    const arrival = openArrival(decoded, fds, this.#session, this.#refusal(asker, named));
+    const arrival = openArrival(scanned, fds, this.#session, this.#refusal(asker, named));
     if ('error' in arrival) asker.reject(arrival.error);
     else this.#give(arrival, asker);
   }
@@ -107,7 +107,8 @@ export class Enquiry {
   #give(arrival: ReceivedValue, asker: Asker): void {
     let received: ReceivedValue;
     try {
-      received = { ...arrival, value: asArray(arrival.objects[0], asker.descriptor) };
+      const value = asArray(arrival.objects[0], asker.descriptor);
+      received = { ...arrival, contents: { value, build: () => true } };
     } catch (error) {
       closeObjects(arrival.objects);
       asker.reject(error);

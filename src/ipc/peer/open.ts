@@ -3,12 +3,13 @@ import { IpcError } from '../../errors.ts';
 import { releaseQuietly } from '../../resource.ts';
 import { discard, unpack } from '../parcel.ts';
 import type { Point } from '../points/point.ts';
-import type { DecodedValue } from './decode.ts';
+import type { Contents, ScannedValue } from './decode.ts';
 import type { Session } from './session.ts';
 
 /** A value with its GPU objects, which belong to whoever takes it. */
 export interface ReceivedValue {
-  readonly value: unknown;
+  /** The value, of which the plain data is built when it is taken. */
+  readonly contents: Pick<Contents, 'build' | 'value'>;
   readonly objects: readonly object[];
   /** Points of the other end that the objects are used after. */
   readonly points: readonly Point[];
@@ -23,13 +24,13 @@ export type Arrival = ReceivedValue | { readonly error: unknown };
  * @param refusal why nothing is opened; what came is then returned
  */
 export function openArrival(
-  decoded: DecodedValue,
+  scanned: ScannedValue,
   fds: readonly number[],
   session: Session,
   refusal?: IpcError,
 ): Arrival {
   try {
-    return openValue(decoded, fds, session, refusal);
+    return openValue(scanned, fds, session, refusal);
   } catch (error) {
     return { error };
   }
@@ -42,7 +43,7 @@ export function openArrival(
  * @throws IpcError for the first that cannot be opened; then none is
  */
 function openValue(
-  { root, slots, tail }: DecodedValue,
+  { contents, slots, tail }: ScannedValue,
   fds: readonly number[],
   session: Session,
   refusal: IpcError | undefined,
@@ -58,7 +59,7 @@ function openValue(
   let used = 0;
   try {
     if (refusal) throw refusal;
-    for (const { holder, key, descriptor, fdCount } of slots) {
+    for (const { descriptor, fdCount } of slots) {
       if (descriptor instanceof IpcError) throw descriptor;
       const its = fdCount === own.length ? own : own.slice(used, used + fdCount);
       used += fdCount;
@@ -66,7 +67,6 @@ function openValue(
       const object = unpack(descriptor, its, session, borrowed.loan(id));
       borrowed.opened(id, object);
       objects.push(object);
-      holder[key] = object;
     }
   } catch (error) {
     own.slice(used).forEach(closeFd);
@@ -74,7 +74,7 @@ function openValue(
     for (let at = objects.length; at < slots.length; at++) borrowed.giveBack(first + at);
     throw error;
   }
-  return { value: root.value, objects, points: tail.points };
+  return { contents, objects, points: tail.points };
 }
 
 /** Closes what was opened for nobody. */

@@ -93,7 +93,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    * returns. Given up, it only waits no more: the value goes out all the same.
    *
    * @throws TypeError for what cannot be sent, with its path: `value.model.layers[3] is a Map …`
-   * @throws RangeError above 16 MiB of plain data, 64 levels, 4096 GPU objects
+   * @throws RangeError above 16 MiB of plain data, 131,072 typed arrays, 64 levels, 4096 GPU objects
    * @throws IpcError for GPU objects that cannot be shared, and for more than 1024 unsent values
    * @throws ClosedError where either end is closed
    */

@@ -3,8 +3,9 @@ import { openAlias } from '../alias.ts';
 import { type IpcDescriptor, parseDescriptor } from '../descriptor.ts';
 import { exportIpc, type Shareable } from '../export.ts';
 import { isOwn } from '../here.ts';
-import type { DecodedValue } from './decode.ts';
+import type { ScannedValue } from './decode.ts';
 import type { Recipient } from './delivery.ts';
+import { MAX_QUESTION_BYTE_LENGTH } from './limits.ts';
 
 /** One who asked the other end for what a descriptor names. */
 export interface Asker extends Recipient {
@@ -50,13 +51,10 @@ export class Questions {
 }
 
 /** A question: its number, and the descriptor that it is about. @throws IpcError for anything else */
-export function readQuestion({
-  root,
-  slots,
-}: DecodedValue): readonly [number: number, about: unknown] {
-  if (slots.length > 0) throw new IpcError('a question came with GPU objects');
-  const [number, about] = pairOf(root.value);
-  if (!Number.isInteger(number)) throw malformed('question');
+export function readQuestion(question: ScannedValue): readonly [number: number, about: unknown] {
+  if (question.slots.length > 0) throw new IpcError('a question came with GPU objects');
+  const [number, about] = pairOf(question, 'a question');
+  if (!Number.isInteger(number)) throw malformed('a question');
   return [number as number, about];
 }
 
@@ -66,27 +64,33 @@ export function readQuestion({
  *
  * @throws IpcError for anything else
  */
-export function readAnswer({
-  root,
-  slots,
-}: DecodedValue): readonly [number: number, named: IpcDescriptor | IpcError | string] {
-  const [number, text] = pairOf(root.value);
-  if (!Number.isInteger(number)) throw malformed('answer');
+export function readAnswer(
+  answer: ScannedValue,
+): readonly [number: number, named: IpcDescriptor | IpcError | string] {
+  const { slots } = answer;
+  const [number, about] = pairOf(answer, 'an answer');
+  if (!Number.isInteger(number)) throw malformed('an answer');
   const [slot] = slots;
-  if (!slot && typeof text === 'string') return [number as number, text];
-  const isObject = slots.length === 1 && slot?.holder === root.value && slot?.key === 1;
-  if (!slot || !isObject) throw malformed('answer');
+  if (!slot && typeof about === 'string') return [number as number, about];
+  // In its place stands the slot itself.
+  if (!slot || slots.length > 1 || about !== slot) throw malformed('an answer');
   return [number as number, slot.descriptor];
 }
 
-function pairOf(value: unknown): readonly unknown[] {
+type Asked = 'a question' | 'an answer';
+
+function pairOf({ contents, slots }: ScannedValue, what: Asked): readonly unknown[] {
+  const { byteLength } = contents;
+  if (byteLength > MAX_QUESTION_BYTE_LENGTH)
+    throw new IpcError(
+      `the other end sent ${what} of ${byteLength} bytes: it may have ${MAX_QUESTION_BYTE_LENGTH}`,
+    );
+  const value = contents.buildAll(slots);
   return Array.isArray(value) && value.length === 2 ? value : [];
 }
 
-const malformed = (what: 'question' | 'answer'): IpcError =>
-  new IpcError(
-    `the other end sent ${what === 'answer' ? 'an answer' : 'a question'} that is not one`,
-  );
+const malformed = (what: Asked): IpcError =>
+  new IpcError(`the other end sent ${what} that is not one`);
 
 /** Fields that say how an object is used, or follow from others: not which object it is. */
 const NOT_IDENTITY: ReadonlySet<string> = new Set(['checksum', 'access', 'layout', 'readyEvent']);
