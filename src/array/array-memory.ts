@@ -9,7 +9,14 @@ import { HostVisibleBuffer } from '../memory/host-visible.ts';
 import { Resource } from '../resource.ts';
 import type { Stream } from '../stream.ts';
 import type { HostArray } from './items.ts';
-import { byteLengthOf, type Extents, extents, isContiguous, type Layout } from './layout.ts';
+import {
+  byteLengthOf,
+  checkWithin,
+  type Extents,
+  extents,
+  isContiguous,
+  type Layout,
+} from './layout.ts';
 import { mayOverlapItself } from './overlap.ts';
 import { type Shape, shown, sizeOf } from './shape.ts';
 
@@ -17,7 +24,7 @@ import { type Shape, shown, sizeOf } from './shape.ts';
 export interface ArrayInit<D extends Dtype> {
   readonly buffer: DeviceBuffer;
   readonly dtype: D;
-  /** Within the buffer; its arrays become the array's own. */
+  /** Its items lie within the buffer, which is checked; its lists become the array's own. */
   readonly layout: Layout;
   readonly stream?: Stream | undefined;
   /** Whether closing the array closes the buffer. */
@@ -49,14 +56,18 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
   /** @internal */
   constructor(init: ArrayInit<D>) {
     requireMade(init, Object, 'DeviceArray', 'deviceArray or toDevice');
-    super('DeviceArray', {});
     const { shape, strides, byteOffset } = init.layout;
+    const size = sizeOf(shape);
+    // Kernels and other libraries are handed its address, and nothing checks what they reach. An
+    // empty slice may begin anywhere.
+    if (size > 0) checkWithin(init.layout, init.buffer.byteLength);
+    super('DeviceArray', {});
     this.layout = init.layout;
     this.buffer = init.buffer;
     this.dtype = init.dtype;
     this.shape = Object.freeze(shape);
     this.strides = Object.freeze(strides);
-    this.size = sizeOf(shape);
+    this.size = size;
     this.byteOffset = byteOffset;
     this.stream = init.stream;
     this.readOnly = init.readOnly;

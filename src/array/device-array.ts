@@ -25,7 +25,7 @@ import { ArrayViews, type ViewTraits } from './array-views.ts';
 import type { HostSource } from './host-source.ts';
 import { index, type Selector } from './indexing.ts';
 import { type HostArray, type HostValues, type ItemOf, type ItemValue, readItem } from './items.ts';
-import { extents, type Layout, makeLayout } from './layout.ts';
+import { checkWithin, type Layout, makeLayout } from './layout.ts';
 import { type Shape, shown } from './shape.ts';
 import { describe, firstValues } from './show.ts';
 
@@ -68,11 +68,8 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ArrayViews<D> {
     checkInstance(buffer, DeviceBuffer, 'buffer').address; // a closed one is refused
     checkDtype(dtype);
     const layout = makeLayout(shapeOf(shape), dtype.itemsize, { order, strides, byteOffset });
-    const { low, high } = extents(layout);
-    if (low < 0 || high > buffer.byteLength)
-      throw new RangeError(
-        `items of shape ${shown(layout.shape)} with strides ${shown(layout.strides)} reach from byte ${low} to ${high}: the buffer has ${buffer.byteLength}`,
-      );
+    // Here without items as well: an offset beyond the buffer is a mistake.
+    checkWithin(layout, buffer.byteLength);
     return new DeviceArray({
       buffer,
       dtype,

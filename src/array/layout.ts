@@ -99,6 +99,15 @@ export function extents({ shape, strides, itemsize, byteOffset }: Layout): Exten
   return { low, high };
 }
 
+/** @throws RangeError where an item lies outside of a memory of `byteLength` bytes */
+export function checkWithin(layout: Layout, byteLength: number): void {
+  const { low, high } = extents(layout);
+  if (low < 0 || high > byteLength)
+    throw new RangeError(
+      `items of shape ${shown(layout.shape)} with strides ${shown(layout.strides)} reach from byte ${low} to ${high}: the buffer has ${byteLength}`,
+    );
+}
+
 /** The bytes of all items, without those between them. */
 export const byteLengthOf = ({ shape, itemsize }: Layout): number => sizeOf(shape) * itemsize;
 

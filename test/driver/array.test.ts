@@ -1,6 +1,7 @@
 /** Arrays as numba's tests have them: attributes, views, indexing and assignment. */
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import type { Layout } from '../../src/array/layout.ts';
 import {
   bfloat16,
   bool,
@@ -299,6 +300,27 @@ test('a buffer is seen as an array only within its bytes', () => {
   );
   const locked = DeviceArray.fromBuffer(buffer, 4, float32, { readOnly: true });
   assert.throws(() => locked.slice({ step: 2 }).fill(1), /read only/);
+});
+
+test('an array whose items reach beyond its memory is not made, however it came about', () => {
+  using buffer = DeviceBuffer.allocate(64);
+  const make = (init: Partial<Layout>): DeviceArray => {
+    const layout = { shape: [4], strides: [16], itemsize: 4, byteOffset: 0, ...init };
+    return new DeviceArray({ buffer, dtype: float32, layout, isOwner: false, readOnly: false });
+  };
+  assert.equal(make({ byteOffset: 12 }).extents.high, buffer.address + 64);
+  for (const beyond of [
+    { byteOffset: 13 },
+    { byteOffset: -4 },
+    { shape: [5] },
+    { strides: [-16] },
+    { strides: [17], byteOffset: 12 },
+    { shape: [1024], strides: [4] },
+  ])
+    assert.throws(() => make(beyond), { name: 'RangeError', message: /: the buffer has 64$/ });
+  // An empty slice begins where the last item ends, or beyond.
+  const empty = make({}).slice({ start: 4 });
+  assert.deepEqual([empty.shape, empty.copyToHostSync().length], [[0], 0]);
 });
 
 test('shapes, dtypes and options that are none are refused before anything is allocated', async () => {

@@ -12,8 +12,9 @@ import { type PacketHeader, PacketKind, readHeader } from './packet.ts';
 /** A value, or news, as it arrived: not decoded yet, and its file descriptors. */
 export interface Arrived {
   readonly kind: PacketKind;
-  /** Of the message that completed it, if one was enough: there until the next is taken. */
   readonly bytes: Uint8Array;
+  /** Whether the bytes are those of the one message that it came in: there until the next. */
+  readonly isOfMessage: boolean;
   readonly fds: readonly number[];
 }
 
@@ -42,12 +43,12 @@ export class Assembly {
     }
     const part = data.subarray(HEADER_BYTE_LENGTH);
     if (header.offset === 0) this.#fds = fds;
-    if (part.byteLength === header.byteLength) return this.#complete(header.kind, part);
+    if (part.byteLength === header.byteLength) return this.#complete(header.kind, part, true);
     this.#byteLength = header.byteLength;
     this.#parts.push(part.slice());
     this.#received += part.byteLength;
     return this.#received === header.byteLength
-      ? this.#complete(header.kind, Buffer.concat(this.#parts))
+      ? this.#complete(header.kind, Buffer.concat(this.#parts), false)
       : undefined;
   }
 
@@ -79,11 +80,11 @@ export class Assembly {
       throw new IpcError('file descriptors came in the middle of a value');
   }
 
-  #complete(kind: PacketKind, bytes: Uint8Array): Arrived {
+  #complete(kind: PacketKind, bytes: Uint8Array, isOfMessage: boolean): Arrived {
     const fds = this.#fds;
     this.#reset();
     this.#sequence = (this.#sequence + 1) >>> 0;
-    return { kind, bytes, fds };
+    return { kind, bytes, isOfMessage, fds };
   }
 
   #reset(): void {

@@ -18,6 +18,23 @@ export class ByteReader {
     this.#bytes = bytes;
   }
 
+  /** How many bytes were read. */
+  get at(): number {
+    return this.#at;
+  }
+
+  /** Begins again. */
+  rewind(): void {
+    this.#at = 0;
+  }
+
+  /** A reader at the same place of a copy of the first bytes. */
+  copied(byteLength: number): ByteReader {
+    const copy = new ByteReader(new Uint8Array(this.#bytes.subarray(0, byteLength)));
+    copy.#at = this.#at;
+    return copy;
+  }
+
   get left(): number {
     return this.#bytes.byteLength - this.#at;
   }
@@ -44,14 +61,19 @@ export class ByteReader {
 
   /** How many things follow, each of `byteLength` bytes at least. */
   length(byteLength = 1): number {
-    let value = 0;
-    for (let shift = 0; shift < 28; shift += 7) {
+    const first = this.uint8();
+    const value = first > 0x7f ? this.#longLength(first & 0x7f) : first;
+    if (value * byteLength > this.left)
+      throw new IpcError(`${value} are announced where ${this.left} bytes are left`);
+    return value;
+  }
+
+  #longLength(first: number): number {
+    let value = first;
+    for (let shift = 7; shift < 28; shift += 7) {
       const byte = this.uint8();
       value |= (byte & 0x7f) << shift;
-      if (byte > 0x7f) continue;
-      if (value * byteLength > this.left)
-        throw new IpcError(`${value} are announced where ${this.left} bytes are left`);
-      return value;
+      if (byte <= 0x7f) return value;
     }
     throw new IpcError('a length is too large');
   }
@@ -72,6 +94,22 @@ export class ByteReader {
       throw new IpcError(`a string of ${length} bytes ends in half a character`);
     const from = this.#take(length);
     return this.#buffer.toString('utf16le', from, from + length);
+  }
+
+  /** Goes past so many bytes. */
+  skip(byteLength: number): void {
+    this.#take(byteLength);
+  }
+
+  /** Goes past so many hexadecimal digits; returns whether that is what they are. */
+  skipDigits(count: number): boolean {
+    const from = this.#take(count);
+    for (let i = from; i < from + count; i++) {
+      const byte = this.#bytes[i] as number;
+      const isDigit = (byte >= 0x30 && byte <= 0x39) || (byte >= 0x61 && byte <= 0x66);
+      if (!isDigit) return false;
+    }
+    return count > 0;
   }
 
   /** So many bytes as they are: a view. */

@@ -4,12 +4,14 @@ import { ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import type { Arrived } from './assembly.ts';
+import type { ScannedValue, ValueScan } from './decode.ts';
 import { Delivery } from './delivery.ts';
 import { Enquiry } from './enquiry.ts';
 import { Hearing } from './hearing.ts';
 import { Inbox } from './inbox.ts';
+import { WAITING_OBJECT_BYTE_LENGTH } from './limits.ts';
 import { News } from './news.ts';
-import { openArrival } from './open.ts';
+import { openValueArrival } from './open.ts';
 import { PacketKind } from './packet.ts';
 import { Polling } from './polling.ts';
 import type { Asker } from './questions.ts';
@@ -52,6 +54,8 @@ export class Connection implements WireUser {
   #isPaused = false;
   #isExitAwaited = false;
   #isDoneSent = false;
+  /** Whether a long value is being checked. */
+  #isChecking = false;
   /** When what there is to be told is told. */
   #telling: NodeJS.Immediate | undefined;
   #closing: NodeJS.Timeout | undefined;
@@ -113,7 +117,8 @@ export class Connection implements WireUser {
     stream?: Stream,
   ): () => void {
     refuseInCapture('receiving');
-    if (this.#inbox.isIdle && !this.#hearing.isStalled) this.#wire.takeAtOnce();
+    if (this.#inbox.isIdle && !this.#hearing.isStalled && !this.#isChecking)
+      this.#wire.takeAtOnce();
     const cancel = this.#inbox.take(
       (received) => this.#delivery.give(received, { resolve, reject, stream }),
       reject,
@@ -151,6 +156,7 @@ export class Connection implements WireUser {
   close(): void {
     this.#finish(new ClosedError('this Peer is closed'), 'close');
     this.#inbox.clear();
+    this.#delivery.stop();
     this.#tellOver();
     this.#closeUnused();
     // Where the other end is gone nothing has to be waited for.
@@ -174,7 +180,7 @@ export class Connection implements WireUser {
 
   /** As {@link WireUser}. */
   wantsMore(): boolean {
-    if (this.#hearing.isStalled) return false;
+    if (this.#hearing.isStalled || this.#isChecking) return false;
     if (this.#wire.isEnding) return true;
     if (this.#end === undefined && this.#inbox.isFull) this.#isPaused = true;
     return !this.#isPaused;
@@ -182,27 +188,58 @@ export class Connection implements WireUser {
 
   /** As {@link WireUser}. */
   arrived(arrived: Arrived): boolean {
-    const { kind, fds } = arrived;
-    if (kind === PacketKind.news) {
+    if (arrived.kind === PacketKind.news) {
       const { isClosing, isDone } = this.#hearing.news(arrived);
       if (isClosing || isDone) this.#otherHasClosed();
       if (isDone) this.#session.otherIsDone();
       this.#closeUnused();
       return false;
     }
-    const decoded = this.#hearing.value(arrived);
+    return this.#check(arrived, this.#hearing.scan(arrived));
+  }
+
+  /** Checks a value, and takes it; a long one between turns of the loop: what follows it waits. */
+  #check(arrived: Arrived, scan: ValueScan): boolean {
+    const scanned = this.#hearing.value(arrived, scan);
+    this.#isChecking = scanned === undefined;
+    if (scanned) return this.#taken(arrived, scanned);
+    setImmediate(() => {
+      if (!this.#wire.isOpen) {
+        arrived.fds.forEach(closeFd);
+        return;
+      }
+      try {
+        this.#check(arrived, scan);
+      } catch (error) {
+        this.#isChecking = false;
+        this.failed(error);
+      }
+      if (!this.#isChecking) this.#wire.resume();
+    });
+    return false;
+  }
+
+  /** Takes a value that is sound; answers whether someone waited for it. */
+  #taken({ kind, fds, bytes, isOfMessage }: Arrived, scanned: ScannedValue): boolean {
     if (this.#end) {
       // Sent before the other end knew: it gets back what it lent.
       fds.forEach(closeFd);
-      if (decoded.tail.leases) this.#session.borrowed.refuse(decoded.tail.leases);
+      if (scanned.tail.leases) this.#session.borrowed.refuse(scanned.tail.leases);
       return false;
     }
     if (kind === PacketKind.value) {
-      const { byteLength } = arrived.bytes;
-      return this.#inbox.put(openArrival(decoded, fds, this.#session), byteLength);
+      const { contents, slots } = scanned;
+      const arrival = openValueArrival(scanned, fds, this.#session);
+      const isServed = this.#inbox.put(
+        arrival,
+        bytes.byteLength + slots.length * WAITING_OBJECT_BYTE_LENGTH,
+      );
+      // Until someone takes it.
+      if (isOfMessage && !('error' in arrival)) contents.keep();
+      return isServed;
     }
-    if (kind === PacketKind.question) this.#enquiry.answer(decoded, fds);
-    else this.#enquiry.answered(decoded, fds);
+    if (kind === PacketKind.question) this.#enquiry.answer(scanned, fds);
+    else this.#enquiry.answered(scanned, fds);
     return kind === PacketKind.answer;
   }
 

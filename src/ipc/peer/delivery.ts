@@ -18,22 +18,30 @@ export class Delivery {
   readonly #session: Session;
   readonly #reached: () => void;
   #isHeldUp = false;
+  /** What is built between turns of the loop: the first value of those that wait. */
+  #building: ReceivedValue['contents'] | undefined;
 
-  /** @param reached called when what the host had to wait for is done */
+  /** @param reached called when what the host had to wait for is done, or a value is built */
   constructor(session: Session, reached: () => void) {
     this.#session = session;
     this.#reached = reached;
   }
 
   /**
-   * Answers false where the host must wait: then it is not given out yet.
+   * Answers false where the host must wait, or the value takes longer to build: then it is not given
+   * out yet.
    *
    * @param again called then when it can be
    */
-  give({ value, objects, points }: ReceivedValue, to: Recipient, again?: () => void): boolean {
+  give({ contents, objects, points }: ReceivedValue, to: Recipient, again?: () => void): boolean {
+    if (this.#building === contents) return false;
     try {
+      if (!contents.build(objects)) {
+        this.#buildOn(contents, objects);
+        return false;
+      }
       if (points.length === 0 || this.#comesBehind(points, objects, to.stream)) {
-        to.resolve(value);
+        to.resolve(contents.value);
         return true;
       }
       if (!this.#session.isGone) {
@@ -46,6 +54,24 @@ export class Delivery {
     }
     closeObjects(objects);
     return true;
+  }
+
+  /** Nobody takes what is being built. */
+  stop(): void {
+    this.#building = undefined;
+  }
+
+  #buildOn(contents: ReceivedValue['contents'], objects: readonly object[]): void {
+    this.#building = contents;
+    setImmediate(() => {
+      if (this.#building !== contents) return;
+      if (!isBuilt(contents, objects)) {
+        this.#buildOn(contents, objects);
+        return;
+      }
+      this.#building = undefined;
+      this.#reached();
+    });
   }
 
   #comesBehind(
@@ -76,5 +102,14 @@ export class Delivery {
         this.#reached();
       });
     }
+  }
+}
+
+/** Whether nothing is left to build; who takes it is told of what cannot be built. */
+function isBuilt(contents: ReceivedValue['contents'], objects: readonly object[]): boolean {
+  try {
+    return contents.build(objects);
+  } catch {
+    return true;
   }
 }

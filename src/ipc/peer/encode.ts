@@ -8,7 +8,14 @@ import { IpcMemoryHandle } from '../memory-handle.ts';
 import { type ParcelSession, pack } from '../parcel.ts';
 import { ReadyParcel } from '../ready-parcel.ts';
 import type { ByteWriter } from './byte-writer.ts';
-import { MAX_VALUE_DEPTH, MAX_VALUE_FDS, MAX_VALUE_OBJECTS, MAX_VALUE_PARTS } from './limits.ts';
+import {
+  MAX_BIGINT_DIGITS,
+  MAX_VALUE_BINARIES,
+  MAX_VALUE_DEPTH,
+  MAX_VALUE_FDS,
+  MAX_VALUE_OBJECTS,
+  MAX_VALUE_PARTS,
+} from './limits.ts';
 import { binaryTypes, Tag } from './tags.ts';
 
 const SENT =
@@ -69,6 +76,7 @@ class Encoder {
   readonly #path: (string | number)[] = [];
   readonly #fds: number[] = [];
   #parts = 0;
+  #binaries = 0;
   readonly #lent: Shareable[] = [];
 
   constructor(to: ByteWriter, session: ParcelSession) {
@@ -120,6 +128,10 @@ class Encoder {
       return;
     }
     const digits = Buffer.from((value < 0n ? -value : value).toString(16), 'latin1');
+    if (digits.byteLength > MAX_BIGINT_DIGITS)
+      throw new RangeError(
+        `${this.#where} is a bigint of ${digits.byteLength} hexadecimal digits: at most ${MAX_BIGINT_DIGITS} can be sent`,
+      );
     this.#to.uint8(Tag.bigint);
     this.#to.uint8(value < 0n ? 1 : 0);
     this.#to.length(digits.byteLength);
@@ -169,6 +181,11 @@ class Encoder {
     const code = typeCodes.get(name);
     if (code === undefined)
       throw new TypeError(`${this.#where} is a ${name}, which cannot be sent`);
+    this.#binaries += 1;
+    if (this.#binaries > MAX_VALUE_BINARIES)
+      throw new RangeError(
+        `a value may have ${MAX_VALUE_BINARIES} typed arrays, and this one has more: send fewer, larger ones`,
+      );
     const bytes = checkHostMemory(data, this.#where);
     this.#to.uint8(Tag.binary);
     this.#to.uint8(code);

@@ -1,11 +1,19 @@
 import { closeFd } from '../../../ffi/libc.ts';
 import { type ClosedError, IpcError } from '../../errors.ts';
+import type { IpcDescriptor } from '../descriptor.ts';
 import { asArray } from '../opened-array.ts';
-import type { DecodedValue } from './decode.ts';
+import type { ScannedValue } from './decode.ts';
 import type { Delivery } from './delivery.ts';
-import { closeObjects, openArrival } from './open.ts';
+import { closeObjects, openArrival, type ReceivedValue } from './open.ts';
 import { PacketKind } from './packet.ts';
-import { type Asker, confirmed, numbered, Questions } from './questions.ts';
+import {
+  type Asker,
+  confirmed,
+  Questions,
+  readAnswer,
+  readQuestion,
+  wrongAnswer,
+} from './questions.ts';
 import type { Sending } from './sending.ts';
 import type { Session } from './session.ts';
 
@@ -48,51 +56,72 @@ export class Enquiry {
   }
 
   /** Answers a question: by what the descriptor names, or by why it is not to be had. */
-  answer({ root, slots }: DecodedValue, fds: readonly number[]): void {
+  answer(scanned: ScannedValue, fds: readonly number[]): void {
     fds.forEach(closeFd);
-    if (slots.length > 0) throw new IpcError('a question came with GPU objects');
-    const [number, message] = numbered(root.value);
+    const [number, message] = readQuestion(scanned);
     const named = confirmed(message);
     // Where too much waits, as the other end does not read, it ends by this.
     this.#sending.post([number, named], undefined, PacketKind.answer)?.catch(() => {});
   }
 
-  /** Gives an answer to the one who asked. @throws IpcError for one that nobody asked for */
-  answered(decoded: DecodedValue, fds: readonly number[]): void {
+  /**
+   * Gives an answer to the one who asked.
+   *
+   * @throws IpcError for anything but an answer to a question; then who asked waits for the end
+   */
+  answered(scanned: ScannedValue, fds: readonly number[]): void {
     let asker: Asker;
+    let named: ReturnType<typeof readAnswer>[1];
     try {
-      asker = this.#questions.take(numbered(decoded.root.value)[0]);
+      const [number, about] = readAnswer(scanned);
+      named = about;
+      asker = this.#questions.take(number);
     } catch (error) {
       fds.forEach(closeFd);
       throw error;
     }
-    const arrival = openArrival(decoded, fds, this.#session);
-    if ('error' in arrival) {
-      asker.reject(arrival.error);
-      return;
-    }
-    const [, named] = numbered(arrival.value);
-    const [object, ...others] = arrival.objects;
-    if (object !== undefined && object === named && others.length === 0) {
-      const received = { ...arrival, value: asArray(object, asker.descriptor) };
-      this.#delivery.give(received, asker, () => {
-        if (!this.#end) {
-          this.#delivery.give(received, asker);
-          return;
-        }
-        closeObjects(received.objects);
-        asker.reject(this.#end);
-      });
-      return;
-    }
-    closeObjects(arrival.objects);
-    asker.reject(
-      new IpcError(
-        `${this.#other} does not confirm this descriptor: ${String(named)}`,
+    const arrival = openArrival(scanned, fds, this.#session, this.#refusal(asker, named));
+    if ('error' in arrival) asker.reject(arrival.error);
+    else this.#give(arrival, asker);
+  }
+
+  /** Why an answer is not opened; what the other end says is not believed. */
+  #refusal({ descriptor }: Asker, named: IpcDescriptor | IpcError | string): IpcError | undefined {
+    if (named instanceof IpcError) return undefined;
+    if (typeof named === 'string')
+      return new IpcError(
+        `${this.#other} does not confirm this descriptor: ${readable(named)}`,
         undefined,
         'exporter-gone',
-      ),
-    );
+      );
+    const difference = wrongAnswer(descriptor, named);
+    return difference
+      ? new IpcError(
+          `${this.#other} answered with another object than the one that the descriptor names: ` +
+            `${difference}. It was not opened: do not trust this process, or have it send the ` +
+            'object itself',
+        )
+      : undefined;
+  }
+
+  #give(arrival: ReceivedValue, asker: Asker): void {
+    let received: ReceivedValue;
+    try {
+      const value = asArray(arrival.objects[0], asker.descriptor);
+      received = { ...arrival, contents: { value, build: () => true } };
+    } catch (error) {
+      closeObjects(arrival.objects);
+      asker.reject(error);
+      return;
+    }
+    this.#delivery.give(received, asker, () => {
+      if (!this.#end) {
+        this.#delivery.give(received, asker);
+        return;
+      }
+      closeObjects(received.objects);
+      asker.reject(this.#end);
+    });
   }
 
   /** Nobody answers any more. */
@@ -101,3 +130,6 @@ export class Enquiry {
     this.#questions.rejectAll(reason);
   }
 }
+
+/** Text of another process that goes into an error: short, and without control characters. */
+const readable = (text: string): string => text.slice(0, 500).replace(/\p{Cc}+/gu, ' ');

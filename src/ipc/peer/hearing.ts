@@ -1,7 +1,7 @@
 import { closeFd } from '../../../ffi/libc.ts';
 import { IpcError } from '../../errors.ts';
 import type { Arrived } from './assembly.ts';
-import { type DecodedValue, decodeValue, type KnownDescriptors } from './decode.ts';
+import { type KnownDescriptors, type ScannedValue, ValueScan } from './decode.ts';
 import { MAX_UNTOLD } from './limits.ts';
 import type { Session } from './session.ts';
 import { isNothing, readNews, type Tail } from './tail.ts';
@@ -33,16 +33,26 @@ export class Hearing {
     return tail;
   }
 
-  /** Takes in a value, and what is said with it; closes the descriptors where it throws. @throws IpcError */
-  value({ bytes, fds }: Arrived): DecodedValue {
+  /** Begins to check a value. */
+  scan({ bytes }: Arrived): ValueScan {
+    return new ValueScan(bytes, this.#known);
+  }
+
+  /**
+   * Takes in a value, and what is said with it; undefined where the check takes longer: then call it
+   * again in a later turn. Closes the descriptors where it throws. @throws IpcError
+   */
+  value({ fds, isOfMessage }: Arrived, scan: ValueScan): ScannedValue | undefined {
     try {
-      const decoded = decodeValue(bytes, fds.length, this.#known);
-      this.#hear(decoded.tail, []);
+      // What is of one message is short, and its bytes do not last.
+      while (!scan.step()) if (!isOfMessage) return undefined;
+      const scanned = scan.end(fds.length);
+      this.#hear(scanned.tail, []);
       // Points without a page are refused.
-      this.#session.ordering.isReached(decoded.tail.points);
+      this.#session.ordering.isReached(scanned.tail.points);
       // From here on what is not opened has to be released.
-      if (decoded.tail.leases) this.#session.borrowed.receive(decoded.tail.leases);
-      return decoded;
+      if (scanned.tail.leases) this.#session.borrowed.receive(scanned.tail.leases);
+      return scanned;
     } catch (error) {
       fds.forEach(closeFd);
       throw error;

@@ -13,8 +13,17 @@ export const MAX_VALUE_OBJECTS = 4096;
 export const MAX_KNOWN_DESCRIPTORS = 1024;
 /** The most parts of one value, each null and number counted: a byte on the wire can be many here. */
 export const MAX_VALUE_PARTS: number = 1 << 20;
+/** The most typed arrays, DataViews and ArrayBuffers of one value: each takes half a KiB here. */
+export const MAX_VALUE_BINARIES: number = 1 << 17;
+/** The most hexadecimal digits of a bigint: what is made of them comes at once. */
+export const MAX_BIGINT_DIGITS: number = 1 << 20;
 /** How deep arrays and objects may nest. */
 export const MAX_VALUE_DEPTH = 64;
+
+/** The most bytes of a question, or of its answer: a number, and a descriptor or a reason. */
+export const MAX_QUESTION_BYTE_LENGTH: number = 1 << 15;
+/** The most points of what one message says is returned. */
+export const MAX_RETURNED_POINTS = 2048;
 
 /** What begins each packet. */
 export const HEADER_BYTE_LENGTH = 16;
@@ -24,6 +33,8 @@ export const FRAGMENT_BYTE_LENGTH: number = MAX_MESSAGE_BYTE_LENGTH - HEADER_BYT
 /** How much may lie here that nobody took; what comes after stays with the kernel, and the sender. */
 export const MAX_WAITING_VALUES = 64;
 export const MAX_WAITING_BYTE_LENGTH: number = MAX_VALUE_BYTE_LENGTH;
+/** What an open GPU object counts there. */
+export const WAITING_OBJECT_BYTE_LENGTH: number = MAX_WAITING_BYTE_LENGTH / MAX_VALUE_OBJECTS;
 
 /** How much may wait here until the other end makes room. */
 export const MAX_UNSENT_VALUES = 1024;

@@ -3,12 +3,13 @@ import { ClosedError, CuffiError, IpcError } from '../../errors.ts';
 import { releaseQuietly } from '../../resource.ts';
 import { discard, unpack } from '../parcel.ts';
 import type { Point } from '../points/point.ts';
-import type { DecodedValue, Slot } from './decode.ts';
+import type { Contents, ScannedValue } from './decode.ts';
 import type { Session } from './session.ts';
 
 /** A value with its GPU objects, which belong to whoever takes it. */
 export interface ReceivedValue {
-  readonly value: unknown;
+  /** The value, of which the plain data is built when it is taken. */
+  readonly contents: Pick<Contents, 'build' | 'value'>;
   readonly objects: readonly object[];
   /** Points of the other end that the objects are used after. */
   readonly points: readonly Point[];
@@ -17,16 +18,37 @@ export interface ReceivedValue {
 /** What arrived: a value, or why there is none in its place. */
 export type Arrival = ReceivedValue | { readonly error: unknown };
 
-/** As {@link openValue}: what cannot be opened here concerns those who take it, not the rest. */
+/**
+ * As {@link openValue}: what cannot be opened here concerns those who take it, not the rest.
+ *
+ * @param refusal why nothing is opened; what came is then returned
+ */
 export function openArrival(
-  decoded: DecodedValue,
+  scanned: ScannedValue,
+  fds: readonly number[],
+  session: Session,
+  refusal?: IpcError,
+): Arrival {
+  try {
+    return openValue(scanned, fds, session, refusal);
+  } catch (error) {
+    return { error };
+  }
+}
+
+/** As {@link openArrival}; the error says which object of the value could not be opened. */
+export function openValueArrival(
+  scanned: ScannedValue,
   fds: readonly number[],
   session: Session,
 ): Arrival {
+  let failed = 0;
   try {
-    return openValue(decoded, fds, session);
+    return openValue(scanned, fds, session, undefined, (at) => {
+      failed = at;
+    });
   } catch (error) {
-    return { error };
+    return { error: placed(error, scanned, failed) };
   }
 }
 
@@ -34,12 +56,15 @@ export function openArrival(
  * Opens the GPU objects of a value. The file descriptors are taken over in every case, and what is
  * not opened is given back.
  *
+ * @param failed called before that with the place of the object in `slots`
  * @throws IpcError for the first that cannot be opened; then none is
  */
 function openValue(
-  { root, slots, tail }: DecodedValue,
+  { contents, slots, tail }: ScannedValue,
   fds: readonly number[],
   session: Session,
+  refusal: IpcError | undefined,
+  failed?: (at: number) => void,
 ): ReceivedValue {
   const { borrowed } = session;
   // Received when the value arrived.
@@ -52,7 +77,8 @@ function openValue(
   const objects: object[] = [];
   let used = 0;
   try {
-    for (const { holder, key, descriptor, fdCount } of slots) {
+    if (refusal) throw refusal;
+    for (const { descriptor, fdCount } of slots) {
       if (descriptor instanceof IpcError) throw descriptor;
       const its = fdCount === own.length ? own : own.slice(used, used + fdCount);
       used += fdCount;
@@ -60,42 +86,56 @@ function openValue(
       const object = unpack(descriptor, its, session, borrowed.loan(id));
       borrowed.opened(id, object);
       objects.push(object);
-      holder[key] = object;
     }
   } catch (error) {
     own.slice(used).forEach(closeFd);
     closeObjects(objects);
     for (let at = objects.length; at < slots.length; at++) borrowed.giveBack(first + at);
-    throw placed(error, root, slots[objects.length]);
+    failed?.(objects.length);
+    throw error;
   }
-  return { value: root.value, objects, points: tail.points };
+  return { contents, objects, points: tail.points };
 }
 
 /** Says which object of the value it was that could not be opened. */
-function placed(error: unknown, root: object, slot: Slot | undefined): unknown {
-  const place = slot && placeOf(root, slot, '');
-  if (place === undefined) return error;
+function placed(error: unknown, { contents, slots }: ScannedValue, at: number): unknown {
+  if (!(error instanceof CuffiError)) return error;
+  const place = placeOf(contents, at, slots.length);
   if (error instanceof ClosedError)
     return new IpcError(
       `${place} is an object of this process, which came back after it was closed here`,
       error,
     );
-  if (error instanceof CuffiError) error.message = `${place}: ${error.message}`;
+  error.message = `${place}: ${error.message}`;
   return error;
 }
 
+/** Only for an error a value is built that nobody gets: a long one would cost too much. */
+const MAX_SEARCHED_BYTE_LENGTH = 1 << 16;
+
 /** Where in a value an object goes, e.g. `value.model.layers[3]`. */
-function placeOf(part: object, slot: Slot, path: string): string | undefined {
-  if (ArrayBuffer.isView(part)) return undefined;
-  const step = (name: string | number): string => {
-    if (Array.isArray(part)) return `${path}[${name}]`;
-    return path === '' ? String(name) : `${path}.${name}`;
-  };
-  if (part === slot.holder) return step(slot.key);
+function placeOf(contents: Contents, at: number, count: number): string {
+  const unknown = `object ${at} of the value`;
+  if (contents.byteLength > MAX_SEARCHED_BYTE_LENGTH) return unknown;
+  const places = Array.from({ length: count }, () => ({}));
+  try {
+    return pathTo(places[at] as object, contents.buildAll(places), 'value') ?? unknown;
+  } catch {
+    // A name comes twice, which is told to nobody: the value is refused already.
+    return unknown;
+  }
+}
+
+function pathTo(wanted: object, part: unknown, path: string): string | undefined {
+  if (part === wanted) return path;
+  if (typeof part !== 'object' || part === null || ArrayBuffer.isView(part)) return undefined;
   for (const [name, inner] of Object.entries(part)) {
-    const isPart = typeof inner === 'object' && inner !== null;
-    const found = isPart && placeOf(inner, slot, step(name));
-    if (found) return found;
+    const found = pathTo(
+      wanted,
+      inner,
+      Array.isArray(part) ? `${path}[${name}]` : `${path}.${name}`,
+    );
+    if (found !== undefined) return found;
   }
   return undefined;
 }

@@ -93,7 +93,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    * returns. Given up, it only waits no more: the value goes out all the same.
    *
    * @throws TypeError for what cannot be sent, with its path: `value.model.layers[3] is a Map …`
-   * @throws RangeError above 16 MiB of plain data, 64 levels, 4096 GPU objects
+   * @throws RangeError above 16 MiB of plain data, 131,072 typed arrays, 64 levels, 4096 GPU objects
    * @throws IpcError for GPU objects that cannot be shared, and for more than 1024 unsent values
    * @throws ClosedError if either end is closed, PeerGoneError if the other process was killed or
    * has failed
@@ -145,8 +145,9 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    * A descriptor alone cannot tell: the driver may give the handle of memory that was freed to what
    * is allocated next.
    *
-   * @throws IpcError, whose `code` is `exporter-gone` if it is no longer there; ClosedError and
-   * PeerGoneError as {@link receive}
+   * @throws IpcError, whose `code` is `exporter-gone` if it is no longer there, and if the other end
+   * answers with another object, which is not opened; ClosedError and PeerGoneError as
+   * {@link receive}
    * @example
    * const buffer = await peer.open(descriptor);
    */

@@ -1,10 +1,10 @@
 /** What the two ends say to each other beside values: it goes behind a value, or by itself. */
 import { IpcError } from '../../errors.ts';
 import type { Adopted } from '../lease/adopting.ts';
-import { type Point, SLOT_COUNT } from '../points/point.ts';
+import { furthest, type Point, SLOT_COUNT } from '../points/point.ts';
 import { ByteReader } from './byte-reader.ts';
 import type { ByteWriter } from './byte-writer.ts';
-import { MAX_VALUE_OBJECTS } from './limits.ts';
+import { MAX_RETURNED_POINTS, MAX_VALUE_OBJECTS } from './limits.ts';
 
 /** What was lent is closed, or not reached any more, there where it was lent to. */
 export interface Returned {
@@ -81,7 +81,7 @@ const Mark = {
   leases: 9,
   done: 10,
 } as const;
-/** The most points of one list: a word each. */
+/** The most points of one list: each word of the page has one that is the furthest. */
 const MAX_POINTS = SLOT_COUNT;
 /** What names a pool. */
 const POOL_ID_BYTES = 16;
@@ -166,7 +166,7 @@ export function readTail(from: ByteReader): Tail {
     last = mark;
     if (mark === Mark.page) hasPage = true;
     else if (mark === Mark.points) points = readPoints(from);
-    else if (mark === Mark.returned) returned = readList(from, 10, () => readReturned(from));
+    else if (mark === Mark.returned) returned = readReturnedList(from);
     else if (mark === Mark.revoked) revoked = readList(from, 8, () => readLease(from));
     else if (mark === Mark.closing) isClosing = true;
     else if (mark === Mark.adopt) adopt = readList(from, 24, () => readAdopted(from));
@@ -197,7 +197,7 @@ function readPoints(from: ByteReader): Point[] {
     if (slot >= SLOT_COUNT) throw new IpcError(`a page of counters has no word ${slot}`);
     points.push({ slot, count: readCount(from, 1) });
   }
-  return points;
+  return furthest(points);
 }
 
 function readLeases(from: ByteReader): LeaseRange {
@@ -210,6 +210,18 @@ function readLeases(from: ByteReader): LeaseRange {
 
 function readAdopted(from: ByteReader): Adopted {
   return { lease: readLease(from), pid: readCount(from, 0), startTime: readCount(from, 0) };
+}
+
+function readReturnedList(from: ByteReader): Returned[] {
+  let count = 0;
+  return readList(from, 10, () => {
+    const entry = readReturned(from);
+    count += entry.points.length;
+    // Each can be a wait of a stream.
+    if (count > MAX_RETURNED_POINTS)
+      throw new IpcError(`one message has more than ${MAX_RETURNED_POINTS} points`);
+    return entry;
+  });
 }
 
 function readReturned(from: ByteReader): Returned {

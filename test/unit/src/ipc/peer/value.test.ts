@@ -12,7 +12,7 @@ import {
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
 import { emptySession } from '../../../../../src/ipc/parcel.ts';
 import { ByteWriter } from '../../../../../src/ipc/peer/byte-writer.ts';
-import { decodeValue } from '../../../../../src/ipc/peer/decode.ts';
+import { ValueScan } from '../../../../../src/ipc/peer/decode.ts';
 import { encodeValue } from '../../../../../src/ipc/peer/encode.ts';
 import {
   HEADER_BYTE_LENGTH,
@@ -31,8 +31,11 @@ const encode = (value: unknown): Buffer =>
     encodeValue(writer, value, noSession, ({ fds }) => assert.deepEqual(fds, []));
     return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
   });
-const decode = (bytes: Uint8Array, fdCount = 0): unknown =>
-  decodeValue(bytes, fdCount, new Map()).root.value;
+function decode(bytes: Uint8Array, fdCount = 0): unknown {
+  const scan = new ValueScan(bytes, new Map());
+  while (!scan.step());
+  return scan.end(fdCount).contents.buildAll([]);
+}
 const roundTrip = (value: unknown): unknown => decode(encode(value));
 
 const { value: anyValue } = fc.letrec((tie) => ({

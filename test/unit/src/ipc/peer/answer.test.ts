@@ -1,0 +1,218 @@
+/** What the answer to `peer.open` may be, from an end that answers as it likes. */
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { closeFd } from '../../../../../ffi/libc.ts';
+import {
+  CudaEvent,
+  type DeviceArray,
+  DeviceBuffer,
+  float32,
+  MemoryPool,
+  toDeviceSync,
+} from '../../../../../src/index.ts';
+import { type IpcDescriptor, sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { writeDescriptor } from '../../../../../src/ipc/descriptor-binary.ts';
+import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
+import { ValueScan } from '../../../../../src/ipc/peer/decode.ts';
+import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/peer/limits.ts';
+import { PacketKind } from '../../../../../src/ipc/peer/packet.ts';
+import { Tag } from '../../../../../src/ipc/peer/tags.ts';
+import { readNews, type Tail } from '../../../../../src/ipc/peer/tail.ts';
+import { nextTurn } from '../../../../../src/wait.ts';
+import { openDescriptors } from '../../../../support/descriptors.ts';
+import { emulate } from '../../emulate.ts';
+import { Stranger } from './support.ts';
+
+/** Runs `use`, and waits until this process has no more descriptors open than before. */
+async function leavingNone(use: () => Promise<void>): Promise<void> {
+  const before = openDescriptors();
+  await use();
+  // The ends of sockets are seen in the next turns.
+  for (let turn = 0; turn < 50 && openDescriptors() > before; turn++) await nextTurn();
+  assert.ok(openDescriptors() <= before, `${openDescriptors()} descriptors after ${before}`);
+}
+
+const length = (value: number): readonly number[] =>
+  value < 128 ? [value] : [(value & 127) | 128, ...length(value >> 7)];
+const int32 = (value: number): Buffer =>
+  Buffer.from([Tag.int32, ...new Uint8Array(Int32Array.of(value).buffer)]);
+const text = (value: string): Buffer =>
+  Buffer.concat([Buffer.from([Tag.latin1, ...length(value.length)]), Buffer.from(value, 'latin1')]);
+const parcel = (descriptor: IpcDescriptor, fdCount = 0): Buffer => {
+  const bytes = writeDescriptor(descriptor);
+  return Buffer.concat([Buffer.from([Tag.parcel, fdCount, ...length(bytes.byteLength)]), bytes]);
+};
+const list = (...parts: readonly Uint8Array[]): Buffer =>
+  Buffer.concat([Buffer.of(Tag.array, parts.length), ...parts]);
+
+function tailOf(question: Uint8Array, fdCount: number): Tail {
+  const scan = new ValueScan(question, new Map());
+  assert.ok(scan.step());
+  return scan.end(fdCount).tail;
+}
+
+/** One whose answers are made here. */
+class Answerer extends Stranger {
+  #sequence = 0;
+  #number = 0;
+  readonly #returned: number[] = [];
+
+  /** Sends the answer to the next question. */
+  answer(about: Uint8Array, fds: readonly number[] = []): void {
+    this.answerWith(list(int32(this.#number), about), fds);
+    this.#number += 1;
+  }
+
+  answerWith(value: Uint8Array, fds: readonly number[] = []): void {
+    this.send(value, { kind: PacketKind.answer, sequence: this.#sequence }, fds);
+    this.#sequence += 1;
+  }
+
+  /** The leases that were returned so far. */
+  async returned(): Promise<readonly number[]> {
+    await nextTurn();
+    for (let message = this.receive(); typeof message === 'object'; message = this.receive()) {
+      message.fds.forEach(closeFd);
+      const bytes = message.data.subarray(HEADER_BYTE_LENGTH);
+      const isNews = message.data[3] === PacketKind.news;
+      // Questions say as well what was returned before.
+      const { returned } = isNews
+        ? readNews(bytes, message.fds.length)
+        : tailOf(bytes, message.fds.length);
+      this.#returned.push(...returned.filter(({ isOver }) => isOver).map(({ lease }) => lease));
+    }
+    return this.#returned;
+  }
+}
+
+test('an answer with another object rejects that open alone: nothing is opened, and its lease is returned', async () => {
+  emulate();
+  const pool = MemoryPool.create({ maxSize: 4 << 20, shareable: true });
+  const ofPool = exportIpc(pool);
+  const pooled = exportIpc(pool.allocate(4096));
+  using buffer = DeviceBuffer.allocate(4096);
+  using other = DeviceBuffer.allocate(4096);
+  using event = CudaEvent.create({ interprocess: true });
+  using array = toDeviceSync(new Float32Array(1024));
+  const asked = getIpcHandle(buffer);
+  using handle = getIpcHandle(array);
+  const ofArray = { ...handle.toJSON() };
+  const seal = (fields: object): IpcDescriptor => sealDescriptor(fields as never);
+  const { layout: _, ...bytesOfArray } = ofArray;
+  const cases: readonly (readonly [
+    what: string,
+    asked: IpcDescriptor,
+    answer: IpcDescriptor,
+    message: RegExp,
+    fds?: readonly number[],
+  ])[] = [
+    ['fewer bytes', asked, getIpcHandle(buffer.subarray(0, 64)), /byteLength is 64, not 4096/],
+    ['other bytes', asked, getIpcHandle(other), /its handle differs/],
+    [
+      'a part of an array',
+      ofArray,
+      seal({ ...bytesOfArray, byteLength: 64 }),
+      /byteLength is 64, not 4096/,
+    ],
+    ['an array', asked, seal({ ...asked, layout: ofArray.layout }), /an array, not bytes/],
+    ['an event', asked, getIpcHandle(event), /kind is event, not legacy/],
+    ['memory for an event', getIpcHandle(event), asked, /kind is legacy, not event/],
+    ['memory of a pool', asked, pooled.descriptor, /kind is pool, not legacy/, pooled.fds],
+    [
+      'a pool for memory of it',
+      pooled.descriptor,
+      ofPool.descriptor,
+      /its handle differs/,
+      ofPool.fds,
+    ],
+    ['what another process made', asked, seal({ ...asked, startTime: 7 }), /startTime is 7/],
+    ['a later allocation', asked, seal({ ...asked, bufferId: 2 ** 40 }), /bufferId is/],
+    [
+      'memory that may be written to',
+      getIpcHandle(buffer.readOnly()),
+      asked,
+      /access is read-write, not read/,
+    ],
+  ];
+  await leavingNone(async () => {
+    using answerer = new Answerer();
+    for (const [what, question, answer, message, fds = []] of cases) {
+      const opening = answerer.peer.open(question);
+      answerer.answer(parcel(answer, fds.length), fds);
+      await assert.rejects(
+        opening,
+        (error: Error) =>
+          error.name === 'IpcError' &&
+          /answered with another object than the one/.test(error.message) &&
+          message.test(error.message),
+        what,
+      );
+    }
+    assert.deepEqual(await answerer.returned(), [...cases.keys()]);
+    // The connection goes on, and so does what is as it was asked about.
+    const opening = answerer.peer.open(ofArray);
+    answerer.answer(parcel(seal(bytesOfArray)));
+    const opened = (await opening) as DeviceArray;
+    assert.deepEqual(
+      [opened.dtype, opened.shape, opened.extents],
+      [float32, [1024], array.extents],
+    );
+    opened.close();
+    const reading = answerer.peer.open(asked);
+    answerer.answer(parcel(getIpcHandle(buffer.readOnly())));
+    assert.equal(((await reading) as DeviceBuffer).access, 'read');
+  });
+  pool.close({ buffers: true });
+});
+
+test('an answer that is neither an object nor a reason ends the connection, and who asked gets that IpcError', async () => {
+  using buffer = DeviceBuffer.allocate(64);
+  const asked = getIpcHandle(buffer);
+  const object = parcel(asked);
+  const record = (...keys: readonly string[]): Buffer =>
+    Buffer.concat([
+      Buffer.of(Tag.object, keys.length),
+      ...keys.flatMap((key) => [text(key), Buffer.of(Tag.null)]),
+    ]);
+  const answers: Readonly<Record<string, Buffer>> = {
+    'what cannot be text': list(int32(0), record('toString', 'valueOf')),
+    nothing: list(int32(0), Buffer.of(Tag.undefined)),
+    'a number': list(int32(0), int32(1)),
+    'a list': list(int32(0), list(text('gone'))),
+    'an object in a list': list(int32(0), list(object)),
+    'an object in place of the number': list(object, text('gone')),
+    'two objects': list(object, object),
+    'an object and a reason': list(int32(0), text('gone'), object),
+    'an object alone': object,
+    'text alone': text('gone'),
+    'a number that is text': list(text('0'), text('gone')),
+    'a number with a fraction': list(
+      Buffer.concat([Buffer.of(Tag.float64), Buffer.from(Float64Array.of(0.5).buffer)]),
+      text('gone'),
+    ),
+    'a number that nobody has': list(int32(7), text('gone')),
+  };
+  for (const [what, answer] of Object.entries(answers))
+    await leavingNone(async () => {
+      using answerer = new Answerer();
+      const opening = answerer.peer.open(asked, { timeoutMs: 10_000 });
+      answerer.answerWith(answer);
+      await assert.rejects(opening, { name: 'IpcError', message: /answer/ }, what);
+      const reason = await answerer.peer.ended;
+      assert.deepEqual([reason.name, answerer.peer.closed], ['IpcError', true], what);
+    });
+});
+
+test('the reason of a refusal is shown as text of a bounded length', async () => {
+  using buffer = DeviceBuffer.allocate(64);
+  using answerer = new Answerer();
+  const opening = answerer.peer.open(getIpcHandle(buffer));
+  answerer.answer(text(`gone\u001b[2J${'x'.repeat(20_000)}`));
+  await assert.rejects(opening, (error: Error & { code?: string }) => {
+    assert.deepEqual([error.name, error.code], ['IpcError', 'exporter-gone']);
+    assert.match(error.message, /^process \d+ does not confirm this descriptor: gone/);
+    assert.ok(error.message.length < 1000, `${error.message.length}`);
+    assert.ok(!error.message.includes('\u001b'));
+    return true;
+  });
+});
