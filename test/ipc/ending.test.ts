@@ -65,7 +65,8 @@ describe('a peer that is killed', () => {
         const { name, signal, values } = await heard({ relation, way, isBusy });
         assert.equal(name, 'PeerGoneError', `${way}: ${name}`);
         if (relation === 'spawns') assert.equal(signal, 'SIGKILL');
-        if (way === 'loop' || way === 'receive') assert.deepEqual(values, before);
+        // It may be killed before it has sent them all.
+        assert.deepEqual(values, before.slice(0, values.length));
       }
     });
 });

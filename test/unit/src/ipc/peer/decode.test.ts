@@ -19,7 +19,7 @@ import { readNews } from '../../../../../src/ipc/peer/tail.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { collectGarbage } from '../../../../support/gc.ts';
 import { emulate } from '../../emulate.ts';
-import { peerPair, Stranger } from './support.ts';
+import { leasesFrom, peerPair, Stranger } from './support.ts';
 
 const length = (value: number): number[] =>
   value > 127 ? [(value & 127) | 128, ...length(value >>> 7)] : [value];
@@ -132,7 +132,7 @@ test('nothing overtakes a long value', async () => {
   ]);
   using other = new Stranger();
   const values = [
-    listOf(MANY, emptyObject, object),
+    Buffer.concat([listOf(MANY, emptyObject, object), Buffer.from(leasesFrom(0, 1))]),
     Buffer.of(Tag.true),
     listOf(MANY, [Tag.null]),
     Buffer.of(Tag.false),
@@ -153,7 +153,8 @@ test('nothing overtakes a long value', async () => {
 test('what is taken meanwhile is given up, and the value stays for the next who asks', async () => {
   using other = new Stranger();
   const body = listOf(MANY, emptyObject);
-  await sendAll(other, body, 0);
+  const sending = sendAll(other, body, 0);
+  await sending;
   other.send(Buffer.of(Tag.true), { sequence: 1 });
   const abort = new AbortController();
   const given = other.peer.receive({ signal: abort.signal });

@@ -25,7 +25,7 @@ import { nextTurn } from '../../../../../src/wait.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { dose } from '../../../../support/dose.ts';
 import { rawSend } from '../../../ffi/fixtures/descriptors.ts';
-import { Stranger } from './support.ts';
+import { leasesFrom, Stranger } from './support.ts';
 
 let before = 0;
 beforeEach(() => {
@@ -43,12 +43,6 @@ const news = { kind: 2 } as const;
 const float64 = (value: number): Buffer => Buffer.from(new Float64Array([value]).buffer);
 /** An object that no process has. */
 const parcel = [Tag.parcel, 0, 1, Tag.null] as const;
-/** The leases of the objects of a value, behind it. */
-const leases = (first: number, count: number): number[] => [
-  9,
-  ...float64(first),
-  ...(count < 128 ? [count] : [(count & 127) | 128, count >> 7]),
-];
 function sendWithLink(other: Stranger, body: readonly number[], header = {}): void {
   const fd = createMemfd('link', 0);
   other.send(Uint8Array.from(body), header, [fd]);
@@ -144,11 +138,11 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   ],
   'two links for one object': [
     /a link came for an object/,
-    (o) => sendWithLink(o, [...parcel, 7, 2, ...float64(0), ...float64(0), ...leases(0, 1)]),
+    (o) => sendWithLink(o, [...parcel, 7, 2, ...float64(0), ...float64(0), ...leasesFrom(0, 1)]),
   ],
   'a link that did not come': [
     /0 file descriptors came with a value that has 1/,
-    (o) => o.send(Uint8Array.of(...parcel, 7, 1, ...float64(0), ...leases(0, 1))),
+    (o) => o.send(Uint8Array.of(...parcel, 7, 1, ...float64(0), ...leasesFrom(0, 1))),
   ],
   'a link by itself': [/came without a value/, (o) => sendWithLink(o, [7, 1, ...float64(0)], news)],
   'something to keep with a value': [
@@ -166,7 +160,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   'a question that is none': [/a question that is not one/, (o) => o.send(one, { kind: 3 })],
   'a question with an object': [
     /came with GPU objects/,
-    (o) => o.send(Uint8Array.of(Tag.array, 2, ...one, ...parcel, ...leases(0, 1)), { kind: 3 }),
+    (o) => o.send(Uint8Array.of(Tag.array, 2, ...one, ...parcel, ...leasesFrom(0, 1)), { kind: 3 }),
   ],
   'objects without leases': [
     /0 leases came with a value that has 1/,
@@ -174,7 +168,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   ],
   'leases by themselves': [
     /came without a value/,
-    (o) => o.send(Uint8Array.of(...leases(0, 1)), news),
+    (o) => o.send(Uint8Array.of(...leasesFrom(0, 1)), news),
   ],
   'descriptors in the middle of a value': [
     /in the middle of a value/,
@@ -216,8 +210,8 @@ test('a lease that comes a second time, or late, ends the connection', async () 
   for (const late of [4, 3]) {
     using other = new Stranger();
     // Values that were dropped there leave a gap.
-    other.send(Uint8Array.of(...parcel, ...leases(4, 1)));
-    other.send(Uint8Array.of(...parcel, ...leases(late, 1)), { sequence: 1 });
+    other.send(Uint8Array.of(...parcel, ...leasesFrom(4, 1)));
+    other.send(Uint8Array.of(...parcel, ...leasesFrom(late, 1)), { sequence: 1 });
     await assert.rejects(other.peer.receive(), ipcError(/no descriptor/));
     await assert.rejects(
       other.peer.receive(),
@@ -241,7 +235,7 @@ test('an object that cannot be opened fails its value alone, and the next is rec
   using other = new Stranger();
   const fd = createMemfd('lost', 0);
   // The third is its link.
-  const lost = Uint8Array.of(Tag.parcel, 2, 1, Tag.null, 7, 1, ...float64(0), ...leases(0, 1));
+  const lost = Uint8Array.of(Tag.parcel, 2, 1, Tag.null, 7, 1, ...float64(0), ...leasesFrom(0, 1));
   other.send(lost, {}, [fd, fd, fd]);
   other.send(one, { sequence: 1 });
   closeFd(fd);
@@ -260,7 +254,7 @@ test('one that never reads what it is given back is disconnected, with the reaso
       0x80,
       0x20,
       ...parcels,
-      ...leases(4096 * sequence, 4096),
+      ...leasesFrom(4096 * sequence, 4096),
     );
     if (!other.peer.closed) other.send(value, { sequence });
     last = await other.peer.receive().catch((error: unknown) => error);

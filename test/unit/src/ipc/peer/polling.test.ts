@@ -34,7 +34,8 @@ test('looks until what is waited for comes, before the loop goes on', async () =
       resolve();
       return 'over';
     };
-    busyPoll({ forUs: SECOND_US, look });
+    // Far more than it takes, on whatever machine.
+    busyPoll({ forUs: 60 * SECOND_US, look });
   });
   const turn = watchTurn();
   await null;

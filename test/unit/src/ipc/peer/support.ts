@@ -56,3 +56,10 @@ export class Stranger implements Disposable {
     if (isOpenFd(this.socket)) closeFd(this.socket);
   }
 }
+
+/** What a value with so many GPU objects has behind it: their leases, from the first number on. */
+export const leasesFrom = (first: number, count: number): number[] => [
+  9,
+  ...Buffer.from(new Float64Array([first]).buffer),
+  ...(count < 128 ? [count] : [(count & 127) | 128, count >> 7]),
+];

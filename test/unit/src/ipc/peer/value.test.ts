@@ -23,6 +23,7 @@ import {
 import { Tag } from '../../../../../src/ipc/peer/tags.ts';
 import { dose } from '../../../../support/dose.ts';
 import { emulate } from '../../emulate.ts';
+import { leasesFrom } from './support.ts';
 
 const noSession = emptySession();
 
@@ -204,11 +205,6 @@ test('every change on the way is an IpcError, or another plain value', () => {
 test('refuses what no encoder writes', () => {
   const length = (value: number): number[] =>
     value > 127 ? [(value & 127) | 128, ...length(value >>> 7)] : [value];
-  const leases = (first: number, count: number): number[] => [
-    9,
-    ...Buffer.from(new Float64Array([first]).buffer),
-    count,
-  ];
   const key = (name: string): number[] => [Tag.latin1, name.length, ...Buffer.from(name)];
   const cases: readonly (readonly [readonly number[], RegExp])[] = [
     [[], /in the middle/],
@@ -226,14 +222,14 @@ test('refuses what no encoder writes', () => {
     [[Tag.binary, 9, 3, 0, 0, 0], /Float32Array cannot have 3 bytes/],
     [new Array<number>(MAX_VALUE_DEPTH + 1).fill(Tag.array).flatMap((tag) => [tag, 1]), /deeper/],
     [[Tag.parcel, 1, 1, Tag.null], /0 leases came with a value that has 1 GPU/],
-    [[Tag.null, ...leases(0, 1)], /1 leases came with a value that has 0 GPU/],
+    [[Tag.null, ...leasesFrom(0, 1)], /1 leases came with a value that has 0 GPU/],
     [
-      [Tag.parcel, 1, 1, Tag.null, ...leases(0, 1)],
+      [Tag.parcel, 1, 1, Tag.null, ...leasesFrom(0, 1)],
       /0 file descriptors came with a value that has 1/,
     ],
-    [[Tag.parcel, 0, 1, Tag.null, ...leases(-1, 1)], /-1 is no count/],
-    [[Tag.parcel, 0, 1, Tag.null, ...leases(2 ** 53 - 1, 1)], /too few or too many/],
-    [[Tag.null, ...leases(0, 0)], /0 leases from 0 on are too few/],
+    [[Tag.parcel, 0, 1, Tag.null, ...leasesFrom(-1, 1)], /-1 is no count/],
+    [[Tag.parcel, 0, 1, Tag.null, ...leasesFrom(2 ** 53 - 1, 1)], /too few or too many/],
+    [[Tag.null, ...leasesFrom(0, 0)], /0 leases from 0 on are too few/],
     [[Tag.parcel, 0, ...length(5000), ...new Array<number>(5000).fill(0)], /too long/],
   ];
   for (const [bytes, message] of cases)
