@@ -103,6 +103,8 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     deadline.signal?.throwIfAborted();
     const sending = this.#connection.sending.post(value, stream);
     if (!sending) return;
+    // A getter in the value may have aborted the signal: then nobody waits for the end of it.
+    sending.catch(() => {});
     await withDeadline<void>(
       deadline,
       `sending to ${this.#connection.other}`,
