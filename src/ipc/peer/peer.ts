@@ -61,13 +61,16 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   readonly ended: Promise<ClosedError | IpcError>;
   readonly #connection: Connection;
 
-  /** @internal @param socket is the peer's from now on, also where this throws */
+  /** @internal @param socket is the peer's from now on, also where making the connection fails */
   constructor(
     socket: number,
     credentials: Pick<PeerCredentials, 'pid' | 'uid'>,
     init: PeerInit = {},
   ) {
-    requireMade(credentials, Object, 'Peer', 'connect, listen, spawnPeer or parentPeer');
+    const { pid, uid } = (credentials ?? {}) as Partial<PeerCredentials>;
+    // Checked before the peer owns the socket: a caller that is refused keeps its descriptor.
+    const made = Number.isInteger(pid) && Number.isInteger(uid) ? credentials : undefined;
+    requireMade(made, Object, 'Peer', 'connect, listen, spawnPeer or parentPeer');
     const {
       process = processAt(socket, credentials.pid),
       orphanGraceMs = DEFAULT_GRACE_MS,
