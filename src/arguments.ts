@@ -1,11 +1,25 @@
 /** The caller's arguments, checked before the driver is asked: TypeError and RangeError. */
+import { types } from 'node:util';
+import { bufferOfView, bytesOfView } from './typed-array.ts';
 
 /** The name of a class. The build calls one that refers to itself `_Name` inside. */
-export const className = (type: object | undefined): string =>
-  (type as { readonly name?: string } | undefined)?.name?.replace(/^_/, '') ?? 'object';
+export function className(type: unknown): string {
+  const name: unknown = typeof type === 'function' ? type.name : undefined;
+  return typeof name === 'string' && name !== '' ? name.replace(/^_/, '').slice(0, 60) : 'object';
+}
+
+/** The name of an object's class, for messages: whatever its properties are, this does not throw. */
+export function classNameOf(object: object): string {
+  try {
+    return className(object.constructor);
+  } catch {
+    return 'object';
+  }
+}
 
 /** A class's name with its article, for messages. */
-export const withArticle = (name: string): string => `${/^[AEIO]/.test(name) ? 'an' : 'a'} ${name}`;
+export const withArticle = (name: string): string =>
+  `${/^[AEIOo]/.test(name) ? 'an' : 'a'} ${name}`;
 
 /** A class by what its instances are. Not a constructor type: most here have private constructors. */
 // biome-ignore lint/complexity/noBannedTypes: what instanceof takes
@@ -14,13 +28,16 @@ export type ClassOf<T> = Function & { readonly prototype: T };
 /** A value in words short enough for a message. */
 export const shown = (value: unknown): string => {
   if (typeof value === 'string') return JSON.stringify(value.slice(0, 60));
-  if (typeof value === 'object' && value !== null) return withArticle(className(value.constructor));
+  if (typeof value === 'object' && value !== null) return withArticle(classNameOf(value));
+  if (typeof value === 'function') return 'a function';
   return typeof value === 'bigint' ? `${value}n` : String(value);
 };
 
 /**
- * The options of a call, or `{}`. @throws TypeError for anything but a plain options object, and
- * for a name that `known` lacks
+ * The options of a call, or `{}`: a copy, for which each was read once. What a getter does the
+ * second time, or what the caller changes while the call waits, is not seen.
+ *
+ * @throws TypeError for anything but a plain options object, and for a name that `known` lacks
  */
 export function checkOptions<T extends object>(
   options: T | undefined,
@@ -28,17 +45,27 @@ export function checkOptions<T extends object>(
   call: string,
 ): Partial<T> {
   if (options === undefined) return {};
+  checkOptionNames(options, known, call);
+  const own: Partial<T> = {};
+  for (const name of known) {
+    const value = options[name];
+    if (value !== undefined) own[name] = value;
+  }
+  return own;
+}
+
+/** As {@link checkOptions}, of the names alone: nothing is read. */
+export function checkOptionNames(options: object, known: readonly string[], call: string): void {
   const prototype: unknown =
     typeof options === 'object' && options !== null ? Object.getPrototypeOf(options) : undefined;
   if (prototype !== Object.prototype && prototype !== null)
     throw new TypeError(`${call}: options must be a plain object, not ${shown(options)}`);
   for (const name in options) {
-    if (!(known as readonly string[]).includes(name))
+    if (!known.includes(name))
       throw new TypeError(
         `${call}: unknown option '${name}'; known: ${known.length > 0 ? known.join(', ') : 'none'}`,
       );
   }
-  return options;
 }
 
 /** @throws TypeError unless a number, RangeError unless an integer in `min`..`max` */
@@ -77,7 +104,7 @@ export function checkString(value: unknown, name: string): string {
 export function checkStrings(values: unknown, name: string): readonly string[] {
   if (!Array.isArray(values))
     throw new TypeError(`${name} must be an array of strings, not ${shown(values)}`);
-  return values.map((value, n) => checkString(value, `${name}[${n}]`));
+  return Array.from(values, (value, n) => checkString(value, `${name}[${n}]`));
 }
 
 /** @throws TypeError unless `value` is an instance of `type` */
@@ -108,20 +135,23 @@ export type HostMemory = ArrayBufferView | ArrayBufferLike;
  */
 export function checkHostMemory(value: unknown, name: string): Uint8Array {
   const isView = ArrayBuffer.isView(value);
-  if (!isView && !(value instanceof ArrayBuffer) && !(value instanceof SharedArrayBuffer))
+  if (!isView && !types.isAnyArrayBuffer(value))
     throw new TypeError(
       `${name} must be a typed array, DataView, ArrayBuffer or Buffer, not ${shown(value)}`,
     );
-  const buffer = (isView ? value.buffer : value) as ArrayBuffer & { resizable?: boolean };
-  if (buffer.resizable)
+  const buffer = isView ? bufferOfView(value) : value;
+  if (isResizable(buffer))
     throw new TypeError(`${name} is resizable: its memory may move while it is copied`);
   try {
-    return isView
-      ? new Uint8Array(buffer, value.byteOffset, value.byteLength)
-      : new Uint8Array(buffer);
+    return isView ? bytesOfView(value) : new Uint8Array(buffer);
   } catch (error) {
     throw new TypeError(`${name} is detached: its memory was transferred elsewhere`, {
       cause: error,
     });
   }
 }
+
+const resizableOf = Object.getOwnPropertyDescriptor(ArrayBuffer.prototype, 'resizable')?.get;
+
+const isResizable = (buffer: ArrayBufferLike): boolean =>
+  !(buffer instanceof SharedArrayBuffer) && resizableOf?.call(buffer) === true;

@@ -77,8 +77,15 @@ export function closeEntry(entry: Entry, reason: string): void {
   if (!isClosed(entry)) closeOpen(entry, reason);
 }
 
+/**
+ * How often something was closed. What calls the caller's code between its looking at objects and its
+ * use of them (a getter may close one) looks at them again where this has changed.
+ */
+export let closings = 0;
+
 /** Closes what is open; what somebody still needs is released by the last of them. */
 export function closeOpen(entry: Entry, reason?: string): void {
+  closings += 1;
   entry.closed = true;
   entry.reason = reason;
   if (entry.release === undefined) return;
@@ -184,6 +191,7 @@ export class ResourceSet {
 
   /** Makes all closed without releasing anything, as the driver has already. */
   abandonAll(reason: string): void {
+    closings += 1;
     // One that somebody keeps must not keep its neighbours.
     for (let entry = this.#newest; entry; ) {
       const { older } = entry;

@@ -30,8 +30,51 @@ export interface TypedArrayConstructor<A extends TypedArray> {
   readonly BYTES_PER_ELEMENT: number;
 }
 
-/** The kind of a typed array, e.g. `Uint8Array` for a Buffer; undefined for anything else. */
+/** The engine's own getter of a property, whatever an object has in its place. */
+const getterOf = (prototype: object, name: PropertyKey): (() => unknown) =>
+  Object.getOwnPropertyDescriptor(prototype, name)?.get as () => unknown;
+
+const typed = Object.getPrototypeOf(Uint8Array.prototype) as object;
+const kindOf = getterOf(typed, Symbol.toStringTag);
+const bufferOf = getterOf(typed, 'buffer');
+const byteOffsetOf = getterOf(typed, 'byteOffset');
+const byteLengthOf = getterOf(typed, 'byteLength');
+const lengthOf = getterOf(typed, 'length');
+const bufferOfDataView = getterOf(DataView.prototype, 'buffer');
+const byteOffsetOfDataView = getterOf(DataView.prototype, 'byteOffset');
+const byteLengthOfDataView = getterOf(DataView.prototype, 'byteLength');
+
+/**
+ * The kind of a typed array, e.g. `Uint8Array` for a Buffer; undefined for anything else. As the
+ * engine knows it: a subclass may call itself what it likes.
+ */
 export const typedArrayKind = (value: unknown): string | undefined =>
-  ArrayBuffer.isView(value) && !(value instanceof DataView)
-    ? (value as TypedArray | NativeFloat16Array)[Symbol.toStringTag]
-    : undefined;
+  kindOf.call(value) as string | undefined;
+
+/** How many elements a typed array really has. */
+export const typedArrayLength = (value: ArrayBufferView): number => lengthOf.call(value) as number;
+
+/** The memory of a view, as the engine knows it. */
+export const bufferOfView = (view: ArrayBufferView): ArrayBufferLike =>
+  (typedArrayKind(view) === undefined
+    ? bufferOfDataView.call(view)
+    : bufferOf.call(view)) as ArrayBufferLike;
+
+/**
+ * The bytes of a view, without copying, as the engine knows them: where a property said otherwise a
+ * copy would go beyond the end of the memory.
+ *
+ * @throws TypeError where the memory is detached
+ */
+export const bytesOfView = (view: ArrayBufferView): Uint8Array =>
+  typedArrayKind(view) === undefined
+    ? new Uint8Array(
+        bufferOfDataView.call(view) as ArrayBufferLike,
+        byteOffsetOfDataView.call(view) as number,
+        byteLengthOfDataView.call(view) as number,
+      )
+    : new Uint8Array(
+        bufferOf.call(view) as ArrayBufferLike,
+        byteOffsetOf.call(view) as number,
+        byteLengthOf.call(view) as number,
+      );

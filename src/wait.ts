@@ -153,6 +153,8 @@ export function waitUntil(
       resolve();
       return;
     }
+    // The poll itself may have aborted it: a listener that is added now would never hear of it.
+    signal?.throwIfAborted();
     const now = expected ? performance.now() : 0;
     const abort = (): void => {
       remove(wait);

@@ -6,7 +6,7 @@ import { streamOf } from '../memory/buffer-copies.ts';
 import type { CopyOptions, StreamOption } from '../memory/buffer-options.ts';
 import { fetchSmall, SMALL_BYTE_LENGTH, SMALL_OFFSET } from '../memory/small-copy.ts';
 import type { Stream } from '../stream.ts';
-import { typedArrayKind } from '../typed-array.ts';
+import { typedArrayKind, typedArrayLength } from '../typed-array.ts';
 import { checkSignal, type WaitOptions } from '../wait.ts';
 import { ArrayMemory } from './array-memory.ts';
 import type { OrderOption } from './array-options.ts';
@@ -52,9 +52,10 @@ function copyToHost<D extends Dtype>(
     throw new TypeError(
       `into must be a ${dtype.TypedArray.name} for ${dtype}, not ${typedArrayKind(into) ?? `a value of type ${typeof into}`}`,
     );
-  if (values.length !== length)
+  const given = typedArrayLength(values);
+  if (given !== length)
     throw new RangeError(
-      `into has ${values.length} elements, the array of shape ${shown(shape)} has ${length}`,
+      `into has ${given} elements, the array of shape ${shown(shape)} has ${length}`,
     );
   const layout = makeLayout(shape, dtype.itemsize, { order });
   const host = { memory: checkHostMemory(values, 'into'), layout };
@@ -205,7 +206,7 @@ function hostSource(
   fit: Fit,
 ): HostItems {
   const isFlat = typedArrayKind(source) !== undefined;
-  const length = isFlat ? (source as { readonly length: number }).length : 0;
+  const length = isFlat ? typedArrayLength(source as ArrayBufferView) : 0;
   // A typed array has the shape of the target where it has as many items, and else one axis.
   const isWhole = isFlat && (fit === 'same' || length === size * dtype.elementsPerItem);
   return hostItems(source, { dtype, order, shape: isWhole ? shape : undefined });

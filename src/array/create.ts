@@ -8,7 +8,7 @@ import { checkDtype, newLayout } from './allocate-items.ts';
 import type { DeviceArrayLikeOptions, DeviceArrayOptions, OrderOption } from './array-options.ts';
 import { DeviceArray } from './device-array.ts';
 import { contiguousStrides } from './layout.ts';
-import type { Shape } from './shape.ts';
+import { checkShape, type Shape } from './shape.ts';
 
 /** Options of {@link mappedArray}. */
 export interface MappedArrayOptions extends MappedMemoryOptions, OrderOption {}
@@ -81,18 +81,25 @@ export function deviceArrayLike(array: ArrayShape, options?: DeviceArrayLikeOpti
     ['order', 'dtype', 'stream', 'memory', 'context', 'device'],
     'deviceArrayLike',
   );
-  if (typeof array !== 'object' || array === null || !Array.isArray(array.shape))
-    throw new TypeError('array must have a shape and a dtype');
-  const type = dtype ?? array.dtype;
-  const { itemsize } = checkDtype(type);
-  const lie = order ? { order } : { strides: stridesLike(array, itemsize) };
-  return deviceArray(array.shape, type, { ...choice, ...lie });
+  const { shape, dtype: own, strides } = (array ?? {}) as Partial<ArrayShape>;
+  if (!Array.isArray(shape)) throw new TypeError('array must have a shape and a dtype');
+  const type = checkDtype((dtype ?? own) as Dtype);
+  const sizes = checkShape(shape);
+  const lie = order ? { order } : { strides: stridesLike(sizes, strides, type.itemsize) };
+  return deviceArray(sizes, type, { ...choice, ...lie });
 }
 
 /** Strides without gaps whose axes come in the order of the other array's. */
-function stridesLike({ shape, strides }: ArrayShape, itemsize: number): readonly number[] {
+function stridesLike(
+  shape: Shape,
+  like: readonly number[] | undefined,
+  itemsize: number,
+): readonly number[] {
   const axes = [...shape.keys()];
-  if (strides) axes.sort((a, b) => Math.abs(strides[b] ?? 0) - Math.abs(strides[a] ?? 0));
+  if (like) {
+    const strides = axes.map((axis) => Math.abs(like[axis] ?? 0));
+    axes.sort((a, b) => (strides[b] as number) - (strides[a] as number));
+  }
   const sorted = contiguousStrides(
     axes.map((axis) => shape[axis] as number),
     itemsize,

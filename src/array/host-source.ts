@@ -2,7 +2,7 @@
 import { checkHostMemory, withArticle } from '../arguments.ts';
 import type { Dtype } from '../dtype.ts';
 import { dtypeOf } from '../dtype-lookup.ts';
-import { typedArrayKind } from '../typed-array.ts';
+import { typedArrayKind, typedArrayLength } from '../typed-array.ts';
 import type { HostValues, ItemValue } from './items.ts';
 import { type Layout, makeLayout, type Order } from './layout.ts';
 import { flatten, type Nested } from './nested.ts';
@@ -41,7 +41,7 @@ export function hostItems(source: unknown, traits: SourceTraits): HostItems {
   if (typedArrayKind(source) !== undefined && !isRawItem(source, traits)) {
     const array = source as HostValues<Dtype>;
     const dtype = traits.dtype ?? dtypeOf(array);
-    const whole = [Math.floor(array.length / dtype.elementsPerItem)];
+    const whole = [Math.floor(typedArrayLength(array) / dtype.elementsPerItem)];
     return itemsOf(array, dtype, whole, traits, false);
   }
   const { values, shape, dtype } = flatten(source, 'source', traits.dtype);
@@ -66,9 +66,10 @@ function itemsOf(
     );
   const sizes = wanted.shape ?? shape;
   const length = sizeOf(sizes) * type.elementsPerItem;
-  if (values.length !== length)
+  const given = typedArrayLength(values);
+  if (given !== length)
     throw new RangeError(
-      `source has ${values.length} elements, shape ${shown(sizes)} of ${type} takes ${length}`,
+      `source has ${given} elements, shape ${shown(sizes)} of ${type} takes ${length}`,
     );
   const { order = 'C' } = wanted;
   return {

@@ -85,11 +85,9 @@ export function index(layout: Layout, selectors: readonly Selector[]): Layout {
 }
 
 /** One selector for each axis. */
-function wholeSelectors(
-  selectors: readonly Selector[],
-  shape: readonly number[],
-): (number | Slice)[] {
-  if (!Array.isArray(selectors)) throw new TypeError('an index must be an array of selectors');
+function wholeSelectors(given: readonly Selector[], shape: readonly number[]): (number | Slice)[] {
+  if (!Array.isArray(given)) throw new TypeError('an index must be an array of selectors');
+  const selectors: readonly Selector[] = [...given];
   const isRest = (selector: Selector): selector is '...' => selector === '...';
   const rests = selectors.filter(isRest).length;
   if (rests > 1) throw new RangeError("an index may have only one '...'");
@@ -100,7 +98,7 @@ function wholeSelectors(
     );
   const whole: Slice[] = Array.from({ length: missing }, () => ({}));
   return rests === 0
-    ? [...selectors, ...whole]
+    ? [...(selectors as (number | Slice)[]), ...whole]
     : selectors.flatMap((selector: Selector) => (isRest(selector) ? whole : [selector]));
 }
 
@@ -132,7 +130,7 @@ export function split(layout: Layout, sections: Sections, axis = 0): readonly La
 
 function cutsOf(sections: Sections, length: number, shape: Shape): readonly number[] {
   if (typeof sections === 'number') return equalCuts(sections, length, shape);
-  if (Array.isArray(sections)) return sections;
+  if (Array.isArray(sections)) return [...sections];
   if (typeof sections !== 'object' || sections === null)
     throw new TypeError('sections must be an integer, an array of them, or { size }');
   const { size } = checkOptions(sections as { size: number }, ['size'], 'sections');

@@ -62,7 +62,13 @@ type NameOf = () => string;
 export type ItemWriter = (into: TypedArray, at: number, value: unknown, nameOf: NameOf) => void;
 
 const shown = (value: unknown): string =>
-  typeof value === 'bigint' ? `${value}n` : typeof value === 'string' ? `'${value}'` : `${value}`;
+  typeof value === 'bigint'
+    ? `${value}n`
+    : typeof value === 'string'
+      ? `'${value}'`
+      : typeof value === 'number' || value === null || value === undefined
+        ? String(value)
+        : kindOf(value);
 
 function numberOf(value: unknown, nameOf: NameOf, dtype: Dtype): number {
   if (typeof value === 'number') return value;

@@ -81,9 +81,10 @@ export function makeLayout(
 
 function checkStrides(strides: readonly number[], shape: Shape): number[] {
   if (!Array.isArray(strides)) throw new TypeError('strides must be an array of integers');
-  if (strides.length !== shape.length)
-    throw new RangeError(`${strides.length} strides do not fit the shape ${shown(shape)}`);
-  return checkIntegers(strides, 'strides', Number.MIN_SAFE_INTEGER);
+  const { length } = strides;
+  if (length !== shape.length)
+    throw new RangeError(`${length} strides do not fit the shape ${shown(shape)}`);
+  return checkIntegers(strides, 'strides', Number.MIN_SAFE_INTEGER, length);
 }
 
 /** The bytes that the items touch. @throws RangeError beyond the safe integers */

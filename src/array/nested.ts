@@ -2,7 +2,7 @@
 import { checkInstance, checkOptions, withArticle } from '../arguments.ts';
 import { bool, complex128, Dtype, defaultDtype, int64 } from '../dtype.ts';
 import { dtypeOf } from '../dtype-lookup.ts';
-import type { TypedArray } from '../typed-array.ts';
+import { type TypedArray, typedArrayKind, typedArrayLength } from '../typed-array.ts';
 import { type Item, type ItemOf, itemWriter, readItem } from './items.ts';
 import { checkOrder, contiguousStrides, type Order } from './layout.ts';
 import { checkShape, type Shape, shown, sizeOf } from './shape.ts';
@@ -26,9 +26,10 @@ const MAX_DEPTH = 64;
  * @throws TypeError, RangeError that says where a wrong item is, or an array of another length
  */
 export function flatten(source: unknown, name: string, dtype?: Dtype): FlatItems {
-  const shape = shapeOf(source, name);
+  const shape: number[] = [];
   const leaves: unknown[] = [];
-  collect(source, shape, 0, name, leaves);
+  collect(source, shape, name, leaves);
+  checkShape(shape, name);
   const type = dtype ?? commonDtype(leaves, name);
   const values = new type.TypedArray(leaves.length * type.elementsPerItem);
   const write = itemWriter(type);
@@ -44,39 +45,44 @@ const pathTo = (at: number, shape: Shape): string =>
     .map((stride, axis) => `[${Math.floor(at / stride) % (shape[axis] as number)}]`)
     .join('');
 
-/** The lengths of the first array at each depth. */
-function shapeOf(source: unknown, name: string): number[] {
-  const shape: number[] = [];
-  for (let inner = source; Array.isArray(inner); inner = inner[0]) {
-    if (shape.length === MAX_DEPTH)
-      throw new RangeError(`${name} has more than ${MAX_DEPTH} arrays in each other`);
-    shape.push(inner.length);
-    if (inner.length === 0) break;
-  }
-  return checkShape(shape, name);
-}
-
+/**
+ * Appends the items in `source` to `leaves`. Each array is read once: the first one at each depth
+ * gives the length of the others, which is noted in `shape`.
+ *
+ * @param isFirst whether `source` is the first one at its depth
+ */
 function collect(
   source: unknown,
-  shape: Shape,
-  depth: number,
+  shape: number[],
   path: string,
   leaves: unknown[],
+  depth = 0,
+  isFirst = true,
 ): void {
+  const isList = Array.isArray(source);
+  const own = isList ? source.length : undefined;
+  if (isFirst && own !== undefined) {
+    if (depth === MAX_DEPTH)
+      throw new RangeError(
+        `${path.replace(/\[.*/, '')} has more than ${MAX_DEPTH} arrays in each other`,
+      );
+    shape.push(own);
+  }
   const length = shape[depth];
   if (length === undefined) {
-    if (Array.isArray(source))
+    if (isList)
       throw new RangeError(`${path} is an array where others are items: shape ${shown(shape)}`);
     if (ArrayBuffer.isView(source) && !(source instanceof Uint8Array))
       throw new TypeError(`${path} is a typed array: give one for all items, and the shape`);
     leaves.push(source);
     return;
   }
-  if (!Array.isArray(source) || source.length !== length)
+  if (!isList || own !== length)
     throw new RangeError(
-      `${path} is ${Array.isArray(source) ? `${source.length} long` : 'no array'} where others are ${length} long`,
+      `${path} is ${isList ? `${own} long` : 'no array'} where others are ${length} long`,
     );
-  for (let i = 0; i < length; i += 1) collect(source[i], shape, depth + 1, `${path}[${i}]`, leaves);
+  for (let i = 0; i < length; i += 1)
+    collect(source[i], shape, `${path}[${i}]`, leaves, depth + 1, isFirst && i === 0);
 }
 
 /** The dtype of items that nothing else is known of. */
@@ -124,11 +130,12 @@ export function toNested(values: TypedArray, shape: Shape, options?: NestedOptio
   const length = sizeOf(sizes) * dtype.elementsPerItem;
   if (!dtype.accepts(values))
     throw new TypeError(
-      `values must be ${withArticle(dtype.TypedArray.name)} for ${dtype}, not ${withArticle(values[Symbol.toStringTag])}`,
+      `values must be ${withArticle(dtype.TypedArray.name)} for ${dtype}, not ${withArticle(typedArrayKind(values) ?? 'object')}`,
     );
-  if (values.length !== length)
+  const given = typedArrayLength(values);
+  if (given !== length)
     throw new RangeError(
-      `values has ${values.length} elements, shape ${shown(sizes)} of ${dtype} takes ${length}`,
+      `values has ${given} elements, shape ${shown(sizes)} of ${dtype} takes ${length}`,
     );
   const strides = contiguousStrides(sizes, 1, checkOrder(order));
   const read = (axis: number, at: number): Nested<Item> => {

@@ -30,18 +30,23 @@ export const shown = (shape: Shape): string => `[${shape.join(', ')}]`;
  */
 export function checkShape(shape: unknown, name = 'shape', least = 0): number[] {
   if (!Array.isArray(shape)) throw new TypeError(`${name} must be an array of integers`);
-  if (shape.length > MAX_NDIM)
-    throw new RangeError(`${name} has ${shape.length} axes: at most ${MAX_NDIM}`);
-  const sizes = checkIntegers(shape, name, least);
+  const { length: ndim } = shape;
+  if (ndim > MAX_NDIM) throw new RangeError(`${name} has ${ndim} axes: at most ${MAX_NDIM}`);
+  const sizes = checkIntegers(shape, name, least, ndim);
   // Without its empty axes, so that the strides of an array without items are safe too.
   sizes.reduce((size, length) => (length < 1 ? size : safe(size * length, `${name}'s size`)), 1);
   return sizes;
 }
 
 /** Integers as an array of their own. @throws TypeError or RangeError that names the wrong one */
-export function checkIntegers(values: readonly unknown[], name: string, least: number): number[] {
-  const checked = new Array<number>(values.length);
-  for (let i = 0; i < values.length; i += 1) {
+export function checkIntegers(
+  values: readonly unknown[],
+  name: string,
+  least: number,
+  length: number = values.length,
+): number[] {
+  const checked = new Array<number>(length);
+  for (let i = 0; i < length; i += 1) {
     const value = values[i];
     // Its name costs more than the check, and only an error needs it.
     const isRight = Number.isSafeInteger(value) && (value as number) >= least;
@@ -61,7 +66,7 @@ export function checkAxis(axis: number, ndim: number): number {
 /** Axes from 0 on, each once. @throws RangeError for one that comes twice */
 export function checkAxes(axes: readonly number[], ndim: number): number[] {
   if (!Array.isArray(axes)) throw new TypeError('axes must be an array of integers');
-  const checked = axes.map((axis: number) => checkAxis(axis, ndim));
+  const checked = Array.from(axes, (axis: number) => checkAxis(axis, ndim));
   const repeated = checked.find((axis, at) => checked.indexOf(axis) !== at);
   if (repeated !== undefined) throw new RangeError(`axis ${repeated} is given twice`);
   return checked;

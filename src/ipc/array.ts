@@ -12,6 +12,7 @@ import { IpcError } from '../errors.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { streamOf } from '../memory/buffer-copies.ts';
 import type { StreamOption } from '../memory/buffer-options.ts';
+import { bytesOfView, typedArrayKind } from '../typed-array.ts';
 import type { IpcMemoryDescriptor } from './descriptor.ts';
 import { checkIsArray } from './descriptor-layout.ts';
 import { MEMORY, openAs, openParsed } from './import.ts';
@@ -105,12 +106,15 @@ function openRawArray(source: RawIpcArray, options?: OpenRawArrayOptions): Devic
 }
 
 function checkHandle(handle: unknown): string {
-  const bytes = typeof handle === 'string' ? Buffer.from(handle, 'base64') : handle;
-  if (!(bytes instanceof Uint8Array))
+  if (typeof handle !== 'string' && typedArrayKind(handle) !== 'Uint8Array')
     throw new TypeError('handle must be a Uint8Array, or its bytes in base64');
+  const bytes =
+    typeof handle === 'string'
+      ? Buffer.from(handle, 'base64')
+      : Buffer.from(bytesOfView(handle as Uint8Array));
   if (bytes.byteLength !== CU_IPC_HANDLE_SIZE)
     throw new RangeError(`handle has ${bytes.byteLength} bytes, not ${CU_IPC_HANDLE_SIZE}`);
-  return Buffer.from(bytes).toString('base64');
+  return bytes.toString('base64');
 }
 
 function openHandle(context: Context, handle: string, layout: Layout): DeviceBuffer {

@@ -158,11 +158,23 @@ export function sound(descriptor: IpcDescriptor): IpcDescriptor {
 const isFound = (message: unknown): message is IpcDescriptor =>
   typeof message === 'object' && message !== null && found.has(message);
 
-/** Whether it stays as it is; what can still be changed is checked each time. */
-const isConstant = (value: unknown): boolean =>
-  typeof value !== 'object' ||
-  value === null ||
-  (Object.isFrozen(value) && Object.values(value).every(isConstant));
+/**
+ * Whether it stays as it is; what can still be changed is checked each time. A getter may answer
+ * differently whenever it is asked, a prototype of the caller's own may be changed.
+ */
+function isConstant(value: unknown): boolean {
+  if (typeof value !== 'object' || value === null) return true;
+  const prototype: unknown = Object.getPrototypeOf(value);
+  const isPlain =
+    prototype === Object.prototype || prototype === Array.prototype || prototype === null;
+  return (
+    isPlain &&
+    Object.isFrozen(value) &&
+    Object.values(Object.getOwnPropertyDescriptors(value)).every(
+      (property) => property.get === undefined && isConstant(property.value),
+    )
+  );
+}
 
 function checkMemory(descriptor: IpcMemoryDescriptor): void {
   const { readyEvent } = descriptor;

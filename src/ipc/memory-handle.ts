@@ -98,10 +98,11 @@ export abstract class IpcMemoryHandle<T extends Resource>
    * shared it only with `{ sameProcess: 'alias' }`; ClosedError
    */
   open(options?: HandleOpenOptions): T {
+    const checked = checkOptions(options, openOptionNames, 'open');
     this.requireOpen();
     if (this.#opened && !this.#opened.closed)
       throw new IpcError('this handle is already opened: use what it gave, or close that first');
-    this.#opened = this.openNamed(this.#descriptor, checkOptions(options, openOptionNames, 'open'));
+    this.#opened = this.openNamed(this.#descriptor, checked);
     return this.#opened;
   }
 

@@ -44,10 +44,12 @@ export function checkOpenOptions(options: OpenOptions | undefined, call: string)
   checkBoolean(allowOtherUsers, 'allowOtherUsers', false);
   checkWord(access, 'access', ['read-write', 'read']);
   checkWord(sameProcess, 'sameProcess', ['refuse', 'alias']);
-  const isList = Array.isArray(fds) && new Set(fds).size === fds.length;
-  if (fds !== undefined && !(isList && fds.every(isOpenFd)))
+  if (fds === undefined) return checked;
+  // A list of its own: what is checked here is what is closed in the end.
+  const own = Array.isArray(fds) ? [...fds] : undefined;
+  if (!own || new Set(own).size !== own.length || !own.every(isOpenFd))
     throw new TypeError('fds must be a list of open file descriptors, each once');
-  return checked;
+  return { ...checked, fds: own };
 }
 
 function checkWord(value: unknown, name: string, words: readonly string[]): void {

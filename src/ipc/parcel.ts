@@ -51,10 +51,21 @@ const MAX_RECEIVED_POOLS = 1024;
 
 /** An object for another process; undefined for one that is not ours to share. @throws IpcError */
 export function pack(object: object, session: ParcelSession): Packed | undefined {
-  if (!isShareable(object)) return undefined;
+  return isShareable(object) ? packFor(session, object, packAlone(object)) : undefined;
+}
+
+/** An object for any process: a memory manager may be called for it. @throws IpcError, ClosedError */
+export function packAlone(object: Shareable): Packed {
   // Also what was shared before: work that is queued is to come before it.
   refuseInCapture('sharing');
-  const packed = packedOf(object);
+  return packedOf(object);
+}
+
+/**
+ * What goes to the other end of a connection for an object, which remembers that it has the pool
+ * from then on: it must go out before anything else does.
+ */
+export function packFor(session: ParcelSession, object: Shareable, packed: Packed): Packed {
   const { descriptor, bytes } = packed;
   if (descriptor.kind !== 'pool') return packed;
   if (session.sent.has(descriptor.pool)) return { descriptor, bytes, fds: [] };

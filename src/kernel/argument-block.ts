@@ -7,6 +7,8 @@ import type { Address } from '../../ffi/types.ts';
 import { checkHostMemory, shown } from '../arguments.ts';
 import type { Context } from '../context.ts';
 import { toBfloat16, toFloat16 } from '../float16.ts';
+import { Resource } from '../resource.ts';
+import { closings } from '../resource-set.ts';
 import { rangeOf, wantedFor } from './argument-words.ts';
 import {
   type Addressed,
@@ -50,6 +52,11 @@ const codeOf = (param: Parameter): number => {
 
 /** What only an object in device memory may have. */
 type Placed = Addressed & { readonly context?: unknown };
+
+/** @throws ClosedError where something of cuffi's is closed */
+function requireOpen(args: readonly unknown[]): void {
+  for (const each of args) if (each instanceof Resource) (each as unknown as Placed).address;
+}
 
 /** The arguments of one kernel. */
 export class ArgumentBlock {
@@ -100,6 +107,13 @@ export class ArgumentBlock {
 
   /** Writes the arguments of a launch. @throws TypeError, RangeError, ClosedError */
   write(args: readonly unknown[]): void {
+    const before = closings;
+    this.#write(args);
+    // A getter of one may have closed another, whose address was written already.
+    if (closings !== before) requireOpen(args);
+  }
+
+  #write(args: readonly unknown[]): void {
     const kinds = this.#codes;
     const count = kinds.length;
     if (args.length !== count) throw this.#miscounted(args.length);
@@ -186,7 +200,7 @@ export class ArgumentBlock {
     if (typeof address !== 'number') throw this.#mistyped(at, value);
     if (address < 0 || !Number.isSafeInteger(address)) throw this.#outOfRange(at, address);
     if (context !== undefined && context !== this.#context)
-      requireReachable(this.#context, value, `${this.#name(at)}`);
+      requireReachable(this.#context, value, context, `${this.#name(at)}`);
     if (code === ITEMS) {
       const told = value.dtype?.name;
       if (told !== undefined && told !== this.#dtypes[at])

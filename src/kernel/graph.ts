@@ -1,3 +1,4 @@
+import { types } from 'node:util';
 import { BLOCK, OUT0, readHandle, writeStruct } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
@@ -160,38 +161,50 @@ export class Graph extends Resource {
     node: KernelNode<P>,
     ...args: Arguments<P>
   ): void {
-    const { handle } = this;
-    const own = this.#nodes.find((each) => Object.is(each, node));
-    if (!own)
-      throw new TypeError(
-        node instanceof KernelNode
-          ? `${node} is no launch of this graph, or was before an update: ask graph.kernelNode again`
-          : `node must be a KernelNode, not ${shown(node)}`,
-      );
-    const { kernel, grid, block, sharedBytes } = own;
-    const params = writeStruct('CUDA_KERNEL_NODE_PARAMS_v2', {
-      func: kernel.handle,
-      gridDimX: grid[0],
-      gridDimY: grid[1],
-      gridDimZ: grid[2],
-      blockDimX: block[0],
-      blockDimY: block[1],
-      blockDimZ: block[2],
-      sharedMemBytes: sharedBytes,
-      kernelParams: kernel.writeArguments(args),
+    this.requireOpen();
+    const { kernel } = this.#own(node);
+    const read = args.map(readOnce);
+    const contexts = contextsOf(read);
+    kernel.withArguments(read, (kernelParams) => {
+      // Only now: a getter of an argument may have closed or updated the graph, or closed the module.
+      const { handle } = this;
+      const own = this.#own(node);
+      const { grid, block, sharedBytes } = own;
+      const params = writeStruct('CUDA_KERNEL_NODE_PARAMS_v2', {
+        func: kernel.handle,
+        gridDimX: grid[0],
+        gridDimY: grid[1],
+        gridDimZ: grid[2],
+        blockDimX: block[0],
+        blockDimY: block[1],
+        blockDimZ: block[2],
+        sharedMemBytes: sharedBytes,
+        kernelParams,
+      });
+      const call = 'cuGraphExecKernelNodeSetParams_v2';
+      const status = kernel.context.run(() => cu[call](handle, own.handle, params));
+      if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) throw tooOld();
+      check(status, call, () => `setting the arguments of kernel ${kernel.name} in a graph`);
+      own.given = [...own.given.slice(-1), args];
+      this.#contexts = [...new Set([...this.#contexts, ...contexts])];
     });
-    const call = 'cuGraphExecKernelNodeSetParams_v2';
-    const status = kernel.context.run(() => cu[call](handle, own.handle, params));
-    if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) throw tooOld();
-    check(status, call, () => `setting the arguments of kernel ${kernel.name} in a graph`);
-    own.given = [...own.given.slice(-1), args];
-    this.#contexts = [...new Set([...this.#contexts, ...contextsOf(args)])];
+  }
+
+  /** A launch of this graph. @throws TypeError for anything else */
+  #own(node: unknown): KernelNode {
+    const own = this.#nodes.find((each) => Object.is(each, node));
+    if (own) return own;
+    throw new TypeError(
+      node instanceof KernelNode
+        ? `${node} is no launch of this graph, or was before an update: ask graph.kernelNode again`
+        : `node must be a KernelNode, not ${shown(node)}`,
+    );
   }
 
   /** Queues all of it; nothing waits. Launches of one graph run one after the other. */
   launch(options?: StreamOption): void {
-    const { handle, context } = this;
     const stream = streamOption(options, 'launch');
+    const { handle, context } = this;
     noteVisits(stream?.context ?? context, this.#contexts);
     const queue = stream?.plainHandle;
     if (queue === undefined) {
@@ -208,8 +221,8 @@ export class Graph extends Resource {
    * Brings the graph to the device ahead of its first launch, in a stream; only queues.
    */
   upload(options?: StreamOption): void {
-    const { handle } = this;
     const stream = streamOption(options, 'upload');
+    const { handle } = this;
     refuseInCapture('uploading a graph');
     const call = (queue: CUstream): void =>
       this.context.run(() => check(cu.cuGraphUpload(handle, queue), 'cuGraphUpload'));
@@ -225,12 +238,14 @@ export class Graph extends Resource {
    * was; CuffiError for work with memory of its own; NotSupportedError before CUDA 12.0
    */
   update(stream: Stream, work: () => void): void {
-    const { handle, context } = this;
+    const { context } = this;
+    this.requireOpen();
     checkInstance(stream, Stream, 'stream');
     if (this.#hasMemory) throw hasMemory();
     const captured = captureGraph(stream, work);
     const { graph, contexts, nodes } = captured;
     try {
+      const { handle } = this; // the work may have closed it
       if (captured.hasMemory) throw hasMemory();
       const status = context.run(() => cu.cuGraphExecUpdate_v2(handle, graph, BLOCK));
       if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) throw tooOld();
@@ -267,6 +282,14 @@ const hasMemory = (): CuffiError =>
   new CuffiError(
     'a graph with memory of its own cannot be updated: set the arguments of its launches, or capture another',
   );
+
+/** An argument, of which nothing is read a second time where it is not of cuffi. */
+function readOnce(arg: unknown): unknown {
+  const isOther = typeof arg === 'object' && arg !== null && !(arg instanceof Resource);
+  if (!isOther || ArrayBuffer.isView(arg) || types.isAnyArrayBuffer(arg)) return arg;
+  const { address, context, buffer, dtype } = arg as Readonly<Record<string, unknown>>;
+  return { address, context, buffer, dtype };
+}
 
 /** Whose memory arguments are. */
 const contextsOf = (args: readonly unknown[]): Context[] =>

@@ -28,6 +28,15 @@ import {
 import type { Arguments, Parameter } from './parameters.ts';
 
 /**
+ * What a launch is written to. A launch takes them while it writes: a getter of its arguments may
+ * launch the same kernel, which then makes blocks of its own.
+ */
+interface Blocks {
+  readonly config: ConfigBlock;
+  readonly args: ArgumentBlock;
+}
+
+/**
  * A kernel of a module, ready to be launched. It keeps its module alive, and is closed with it.
  *
  * @example
@@ -42,9 +51,9 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   /** The types of its parameters. */
   readonly params: P;
   readonly #function: CUfunction;
-  readonly #config: ConfigBlock;
-  readonly #arguments: ArgumentBlock;
   readonly #room: LaunchRoom;
+  /** Absent while a launch has them. */
+  #blocks: Blocks | undefined;
 
   /** @internal */
   constructor(module: Module, name: string, handle: CUfunction, params: P) {
@@ -55,8 +64,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     this.name = name;
     this.params = params;
     this.#function = handle;
-    this.#config = new ConfigBlock(name, launchLimits(context.device));
-    this.#arguments = new ArgumentBlock(name, context, params);
+    this.#blocks = this.#newBlocks();
     this.#room = new LaunchRoom(name, handle, context.device);
   }
 
@@ -87,31 +95,43 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
    * told by what waits for it
    */
   launch(config: LaunchConfig, ...args: Arguments<P>): void {
-    const call = this.handle;
-    const block = this.#config;
+    this.handle; // a closed module is refused
+    const blocks = this.#blocks ?? this.#newBlocks();
+    this.#blocks = undefined;
+    try {
+      this.#launch(blocks, config, args);
+    } finally {
+      this.#blocks = blocks;
+    }
+  }
+
+  #launch(blocks: Blocks, config: LaunchConfig, args: readonly unknown[]): void {
+    const block = blocks.config;
     const stream = block.write(config);
     const room = this.#room;
     if (block.threads > room.maxThreads || block.sharedBytes > room.sharedBytes)
       room.require(block);
     if (block.hasAttributes) room.allowCluster(block.clusterBlocks);
     if (stream !== undefined && stream.context !== this.context) this.#requireOwn(stream);
-    this.#arguments.write(args);
+    blocks.args.write(args);
+    const call = this.handle; // a getter of an argument may have closed the module
     const handle = stream?.plainHandle;
     if (handle === undefined) {
-      this.#launchMarked(stream, args);
+      this.#launchMarked(blocks, stream, args);
       return;
     }
     block.stream = handle;
-    const status = cu.cuLaunchKernelEx(block.address, call, this.#arguments.address, NOTHING);
-    if (status !== 0) this.#launchElse(status, handle);
+    const status = cu.cuLaunchKernelEx(block.address, call, blocks.args.address, NOTHING);
+    if (status !== 0) this.#launchElse(blocks, status, handle);
     if (isCapturing()) noteLaunch(this as unknown as Kernel<never>, block, handle, args);
   }
 
-  /** @internal Writes arguments as a launch does, and answers where the table of them lies. */
-  writeArguments(args: readonly unknown[]): Address {
-    this.handle; // a closed module is refused
-    this.#arguments.write(args);
-    return this.#arguments.address;
+  /** @internal Writes arguments as a launch does, and calls `use` with where the table of them lies. */
+  withArguments<T>(args: readonly unknown[], use: (address: Address) => T): T {
+    return this.#withBlocks((blocks) => {
+      blocks.args.write(args);
+      return use(blocks.args.address);
+    });
   }
 
   /**
@@ -121,14 +141,16 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__OCCUPANCY.html
    */
   maxActiveBlocks(block: Extents3, options?: OccupancyOptions): number {
-    const config = this.#shape('maxActiveBlocks', { block }, options);
-    return this.context.run(() => activeBlocks(this.#function, config));
+    return this.#askOf('maxActiveBlocks', { block }, options, (config) =>
+      activeBlocks(this.#function, config),
+    );
   }
 
   /** How many blocks of a size run on the device at once: the most that a cooperative grid has. */
   maxCooperativeBlocks(block: Extents3, options?: OccupancyOptions): number {
-    const config = this.#shape('maxCooperativeBlocks', { block }, options);
-    const blocks = this.context.run(() => activeBlocks(this.#function, config));
+    const blocks = this.#askOf('maxCooperativeBlocks', { block }, options, (config) =>
+      activeBlocks(this.#function, config),
+    );
     return blocks * this.context.device.attribute('multiprocessorCount');
   }
 
@@ -140,10 +162,11 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
    * no clusters; CudaError
    */
   maxActiveClusters(cluster: Extents3, block: Extents3, options?: OccupancyOptions): number {
-    const config = this.#shape('maxActiveClusters', { block, cluster }, options);
-    this.#room.requireClusters();
-    this.#room.allowCluster(config.clusterBlocks);
-    return this.context.run(() => activeClusters(this.#function, config));
+    return this.#askOf('maxActiveClusters', { block, cluster }, options, (config) => {
+      this.#room.requireClusters();
+      this.#room.allowCluster(config.clusterBlocks);
+      return activeClusters(this.#function, config);
+    });
   }
 
   /**
@@ -153,9 +176,10 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
    * @throws as {@link maxActiveClusters}
    */
   maxClusterBlocks(block: Extents3, options?: OccupancyOptions): number {
-    const config = this.#shape('maxClusterBlocks', { block }, options);
-    this.#room.requireClusters();
-    return this.context.run(() => clusterBlocks(this.#function, config));
+    return this.#askOf('maxClusterBlocks', { block }, options, (config) => {
+      this.#room.requireClusters();
+      return clusterBlocks(this.#function, config);
+    });
   }
 
   /**
@@ -185,34 +209,55 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     return this.toString();
   }
 
-  /** A shape that occupancy is asked about, checked as that of a launch. */
-  #shape(
+  /** Asks about the occupancy of a shape, which is checked as that of a launch. */
+  #askOf(
     call: string,
     { block, cluster }: Pick<LaunchConfig, 'block' | 'cluster'>,
     options: OccupancyOptions | undefined,
-  ): ConfigBlock {
+    ask: (config: ConfigBlock) => number,
+  ): number {
     const { sharedBytes } = checkOptions(options, ['sharedBytes'], call);
-    this.handle; // a closed module is refused
-    const config = this.#config;
-    config.write({
-      grid: cluster ?? 1,
-      block,
-      ...(sharedBytes !== undefined && { sharedBytes }),
-      ...(cluster !== undefined && { cluster }),
+    return this.#withBlocks(({ config }) => {
+      config.write({
+        grid: cluster ?? 1,
+        block,
+        ...(sharedBytes !== undefined && { sharedBytes }),
+        ...(cluster !== undefined && { cluster }),
+      });
+      config.stream = 0;
+      this.handle; // a closed module is refused
+      this.#room.require(config);
+      return this.context.run(() => ask(config));
     });
-    config.stream = 0;
-    this.#room.require(config);
-    return config;
+  }
+
+  /** Calls `use` with blocks to be written. */
+  #withBlocks<T>(use: (blocks: Blocks) => T): T {
+    this.handle; // a closed module is refused
+    const blocks = this.#blocks ?? this.#newBlocks();
+    this.#blocks = undefined;
+    try {
+      return use(blocks);
+    } finally {
+      this.#blocks = blocks;
+    }
+  }
+
+  #newBlocks(): Blocks {
+    const { name, context } = this;
+    return {
+      config: new ConfigBlock(name, launchLimits(context.device)),
+      args: new ArgumentBlock(name, context, this.params),
+    };
   }
 
   /** In a default stream, or a borrowed one: what is queued there is marked. */
-  #launchMarked(stream: Stream | undefined, given: readonly unknown[]): void {
+  #launchMarked(blocks: Blocks, stream: Stream | undefined, given: readonly unknown[]): void {
     const call = (handle: CUstream): void => {
-      const config = this.#config;
+      const { config, args } = blocks;
       config.stream = handle;
-      const args = this.#arguments.address;
-      const status = cu.cuLaunchKernelEx(config.address, this.#function, args, NOTHING);
-      if (status !== 0) this.#launchElse(status, handle);
+      const status = cu.cuLaunchKernelEx(config.address, this.#function, args.address, NOTHING);
+      if (status !== 0) this.#launchElse(blocks, status, handle);
       if (isCapturing()) noteLaunch(this as unknown as Kernel<never>, config, handle, given);
     };
     if (stream) stream.enqueue(call);
@@ -220,19 +265,26 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   }
 
   /** Where cuLaunchKernelEx did not do it: drivers before 11.8 lack it, others say why. */
-  #launchElse(status: CUresult, stream: CUstream): void {
+  #launchElse({ config, args }: Blocks, status: CUresult, stream: CUstream): void {
     if (status !== CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER)
-      throw launchError(this, this.#config, status, 'cuLaunchKernelEx');
-    if (this.#config.hasAttributes)
+      throw launchError(this, config, status, 'cuLaunchKernelEx');
+    if (config.hasAttributes)
       throw new NotSupportedError(
         'cooperative grids and clusters need a driver of CUDA 11.8 or later',
       );
-    const { grid, block, sharedBytes } = this.#config;
-    const args = this.#arguments.address;
+    const { grid, block, sharedBytes } = config;
     const older = this.context.run(() =>
-      cu.cuLaunchKernel(this.#function, ...grid, ...block, sharedBytes, stream, args, NOTHING),
+      cu.cuLaunchKernel(
+        this.#function,
+        ...grid,
+        ...block,
+        sharedBytes,
+        stream,
+        args.address,
+        NOTHING,
+      ),
     );
-    if (older !== 0) throw launchError(this, this.#config, older, 'cuLaunchKernel');
+    if (older !== 0) throw launchError(this, config, older, 'cuLaunchKernel');
   }
 
   /** A borrowed context may have several objects. */

@@ -6,7 +6,7 @@ import {
 import { addressOf } from '../../ffi/native.ts';
 import { structs } from '../../ffi/structs.ts';
 import type { Address } from '../../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions, shown } from '../arguments.ts';
+import { checkBoolean, checkInteger, checkOptionNames, shown } from '../arguments.ts';
 import { streamOf } from '../memory/buffer-copies.ts';
 import type { Stream } from '../stream.ts';
 import type { LaunchLimits } from './launch-limits.ts';
@@ -45,20 +45,11 @@ const ATTRIBUTES = fields.attrs[0];
 const COUNT = fields.numAttrs[0] / 4;
 const HIGH = 2 ** 32;
 
-/**
- * Whether there may be other properties than those of a configuration: a quarter of what checkOptions
- * costs, which a launch would feel.
- */
-function hasOther(config: LaunchConfig): boolean {
+/** How many properties there are, as `for in` finds them. */
+function countOf(config: LaunchConfig): number {
   let count = 0;
   for (const _ in config) count += 1;
-  if (config.grid !== undefined) count -= 1;
-  if (config.block !== undefined) count -= 1;
-  if (config.stream !== undefined) count -= 1;
-  if (config.sharedBytes !== undefined) count -= 1;
-  if (config.cluster !== undefined) count -= 1;
-  if (config.cooperative !== undefined) count -= 1;
-  return count !== 0;
+  return count;
 }
 
 /** The configuration of a kernel's launches: one struct, written anew for each. */
@@ -85,8 +76,18 @@ export class ConfigBlock {
   write(config: LaunchConfig): Stream | undefined {
     if (typeof config !== 'object' || config === null)
       throw new TypeError(`launch: the first argument is { grid, block }, not ${shown(config)}`);
-    if (hasOther(config)) checkOptions(config, KNOWN, 'launch');
+    // Each is read once, before anything is written.
     const { grid, block, sharedBytes, stream, cluster, cooperative } = config;
+    let given = 0;
+    if (grid !== undefined) given += 1;
+    if (block !== undefined) given += 1;
+    if (stream !== undefined) given += 1;
+    if (sharedBytes !== undefined) given += 1;
+    if (cluster !== undefined) given += 1;
+    if (cooperative !== undefined) given += 1;
+    // Others are looked for where there may be any: all names cost four times as much, which a launch
+    // would feel.
+    if (countOf(config) !== given) checkOptionNames(config, KNOWN, 'launch');
     // First: what is asked about clusters alone has its grid of them.
     if (cluster === undefined && cooperative === undefined) this.#words[COUNT] = 0;
     else this.#writeAttributes(cluster, cooperative);
@@ -157,13 +158,14 @@ export class ConfigBlock {
       words[at + 2] = 1;
       return extents;
     }
-    if (!Array.isArray(extents) || extents.length < 1 || extents.length > 3)
+    const count = Array.isArray(extents) ? extents.length : 0;
+    if (!Array.isArray(extents) || count < 1 || count > 3)
       throw new TypeError(
         `${name} must be a number or one to three of them, not ${shown(extents)}`,
       );
     const x = this.#extent(extents[0], name, 'x', most[0]);
-    const y = extents.length > 1 ? this.#extent(extents[1], name, 'y', most[1]) : 1;
-    const z = extents.length > 2 ? this.#extent(extents[2], name, 'z', most[2]) : 1;
+    const y = count > 1 ? this.#extent(extents[1], name, 'y', most[1]) : 1;
+    const z = count > 2 ? this.#extent(extents[2], name, 'z', most[2]) : 1;
     words[at] = x;
     words[at + 1] = y;
     words[at + 2] = z;

@@ -121,9 +121,9 @@ export class Module extends Resource {
    * @throws CudaError CUDA_ERROR_NOT_FOUND; TypeError for other parameters than the kernel has
    */
   kernel<const P extends readonly Parameter[]>(name: string, params: P): Kernel<P> {
-    const { handle } = this;
     const zeroEnded = nameBytes(name, 'name');
     const types = checkParameters(params);
+    const { handle } = this;
     const call = 'cuModuleGetFunction';
     const status = withAddress(zeroEnded, (at) => cu[call](OUT0, handle, at));
     if (status === CUresult.CUDA_ERROR_NOT_FOUND)

@@ -66,10 +66,12 @@ export const parameterName = (param: Parameter): string =>
 export function checkParameters<P extends readonly Parameter[]>(params: P): P {
   if (!Array.isArray(params))
     throw new TypeError(`params must be an array of types, not ${shown(params)}`);
-  for (const [at, param] of params.entries()) checkParameter(param, at);
-  const own = params.map((param: Parameter) =>
-    typeof param === 'object' ? Object.freeze({ ...param }) : param,
+  const own = Array.from(params, (param: unknown) =>
+    typeof param === 'object' && param !== null
+      ? Object.freeze({ bytes: (param as Partial<StructParameter>).bytes })
+      : param,
   );
+  for (const [at, param] of own.entries()) checkParameter(param, at);
   return Object.freeze(own) as unknown as P;
 }
 

@@ -137,10 +137,9 @@ export function streamOption(options: StreamOption | undefined, call: string): S
   if (options === undefined) return undefined;
   let count = 0;
   for (const _ in options) count += 1;
-  const stream = options?.stream;
-  const isPlain = stream !== undefined && Object.getPrototypeOf(options) === Object.prototype;
-  if (count !== 1 || !isPlain) return streamOf(checkOptions(options, ['stream'], call).stream);
-  return streamOf(stream);
+  const isPlain =
+    count === 1 && Object.getPrototypeOf(options) === Object.prototype && 'stream' in options;
+  return streamOf(isPlain ? options.stream : checkOptions(options, ['stream'], call).stream);
 }
 
 /** The bytes of an element that a fill sets to `value`. @throws RangeError */

@@ -49,7 +49,15 @@ export class DeviceBuffer extends BufferMemory {
       throw new TypeError('give either a memory resource or a place, not both');
     const ordered = streamOf(stream);
     const resource = named ?? defaultMemory(Context.of(place));
-    return resource.allocate(byteLength, ordered ? { stream: ordered } : {});
+    const buffer = resource.allocate(byteLength, ordered ? { stream: ordered } : {});
+    // A resource of the caller's own may answer with anything.
+    if (named && checkInstance(buffer, DeviceBuffer, 'what memory.allocate returns').closed)
+      throw new TypeError('memory.allocate must return an open buffer, not a closed one');
+    if (buffer.byteLength < byteLength)
+      throw new RangeError(
+        `memory.allocate must return at least ${byteLength} bytes, not ${buffer.byteLength}`,
+      );
+    return buffer;
   }
 
   /** Memory that someone else owns, as a buffer: closing it forgets it and frees nothing. */

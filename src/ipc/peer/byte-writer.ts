@@ -33,6 +33,16 @@ export class ByteWriter {
     this.#limit += MAX_TAIL_BYTE_LENGTH;
   }
 
+  /** Where the next byte goes. */
+  get at(): number {
+    return this.#at;
+  }
+
+  /** Writes a byte over one that was written. */
+  rewrite(at: number, value: number): void {
+    this.#bytes[at] = value;
+  }
+
   /** What was written, behind the room for the header. */
   get written(): Buffer {
     return this.#bytes.subarray(0, this.#at);

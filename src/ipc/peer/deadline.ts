@@ -33,7 +33,7 @@ export const timeoutError = (waitedFor: string, timeoutMs: number): DOMException
 
 /**
  * What `begin` settles, unless it is given up first: then the function that it answered with is
- * called.
+ * called. What `begin` throws rejects.
  */
 export function withDeadline<T>(
   { signal, timeoutMs }: DeadlineOptions,
@@ -46,23 +46,30 @@ export function withDeadline<T>(
       begin(resolve, reject);
       return;
     }
-    const settled = new AbortController();
+    let timer: NodeJS.Timeout | undefined;
+    let isSettled = false;
     const settle =
       <V>(then: (value: V) => void) =>
       (value: V): void => {
+        isSettled = true;
         clearTimeout(timer);
-        settled.abort();
+        signal?.removeEventListener('abort', abort);
         then(value);
       };
     const giveUp = settle((reason: unknown) => {
       cancel();
       reject(reason);
     });
-    const timer =
-      timeoutMs === undefined
-        ? undefined
-        : setTimeout(() => giveUp(timeoutError(waitedFor, timeoutMs)), timeoutMs);
-    signal?.addEventListener('abort', () => giveUp(signal.reason), { signal: settled.signal });
+    const abort = (): void => giveUp(signal?.reason);
     const cancel = begin(settle(resolve), settle(reject));
+    // Only now: nothing may be left behind of what has thrown, or is over already.
+    if (isSettled) return;
+    if (signal?.aborted) {
+      abort();
+      return;
+    }
+    signal?.addEventListener('abort', abort);
+    if (timeoutMs !== undefined)
+      timer = setTimeout(() => giveUp(timeoutError(waitedFor, timeoutMs)), timeoutMs);
   });
 }

@@ -1,11 +1,12 @@
-import { checkHostMemory, className, withArticle } from '../../arguments.ts';
+import { checkHostMemory, classNameOf, withArticle } from '../../arguments.ts';
 import { CuffiError } from '../../errors.ts';
 import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
+import { typedArrayKind } from '../../typed-array.ts';
 import { IpcArrayHandle } from '../array-handle.ts';
 import { writeDescriptor } from '../descriptor-binary.ts';
-import type { Shareable } from '../export.ts';
+import { isShareable, type Shareable } from '../export.ts';
 import { IpcMemoryHandle } from '../memory-handle.ts';
-import { type ParcelSession, pack } from '../parcel.ts';
+import { type Packed, type ParcelSession, packAlone, packFor } from '../parcel.ts';
 import { ReadyParcel } from '../ready-parcel.ts';
 import type { ByteWriter } from './byte-writer.ts';
 import {
@@ -54,9 +55,13 @@ export function encodeValue<T>(
   session: ParcelSession,
   then: (encoded: Encoded) => T,
 ): T {
+  const encoder = new Encoder(writer);
+  // Getters of the value, and memory managers, run in here: they may send on this connection too, and
+  // what they send goes out first.
+  encoder.write(value);
   const known = session.sent.size;
   try {
-    return then(new Encoder(writer, session).encode(value));
+    return then(encoder.encoded(session));
   } catch (error) {
     // What was packed before the failure never goes out.
     for (const [pool, listenNoMore] of [...session.sent].slice(known)) {
@@ -72,24 +77,42 @@ const INT64_LIMIT = 1n << 63n;
 
 class Encoder {
   readonly #to: ByteWriter;
-  readonly #session: ParcelSession;
   readonly #path: (string | number)[] = [];
-  readonly #fds: number[] = [];
   #parts = 0;
   #binaries = 0;
   readonly #lent: Shareable[] = [];
+  /** What the objects are, as if nothing of them had been sent before. */
+  readonly #packed: Packed[] = [];
+  /** Where the value says how many file descriptors each has. */
+  readonly #counts: number[] = [];
 
-  constructor(to: ByteWriter, session: ParcelSession) {
+  constructor(to: ByteWriter) {
     this.#to = to;
-    this.#session = session;
   }
 
-  encode(value: unknown): Encoded {
-    this.#write(value);
-    return { fds: this.#fds, objects: this.#lent };
+  /**
+   * What goes with the value to the other end of a connection, which may have the pools of some
+   * objects already. Nothing may go out there between this and the value.
+   */
+  encoded(session: ParcelSession): Encoded {
+    const objects = this.#lent;
+    const all: number[] = [];
+    for (let at = 0; at < objects.length; at += 1) {
+      const packed = this.#packed[at] as Packed;
+      const { fds } = packFor(session, objects[at] as Shareable, packed);
+      // Both have one byte: of a pool there is one descriptor, or none.
+      if (fds.length !== packed.fds.length)
+        this.#to.rewrite(this.#counts[at] as number, fds.length);
+      for (const fd of fds) all.push(fd);
+    }
+    if (all.length > MAX_VALUE_FDS)
+      throw new RangeError(
+        `the value has ${all.length} file descriptors for its GPU objects: it may have ${MAX_VALUE_FDS}`,
+      );
+    return { fds: all, objects };
   }
 
-  #write(value: unknown): void {
+  write(value: unknown): void {
     this.#parts += 1;
     if (this.#parts > MAX_VALUE_PARTS)
       throw new RangeError(
@@ -157,7 +180,7 @@ class Encoder {
     this.#to.length(length);
     for (let i = 0; i < length; i++) {
       this.#path.push(i);
-      this.#write(items[i]);
+      this.write(items[i]);
       this.#path.pop();
     }
   }
@@ -170,14 +193,14 @@ class Encoder {
       this.#path.push(key);
       if (key === '__proto__') throw new TypeError(`${this.#where} has a name that cannot be sent`);
       this.#string(key);
-      this.#write(record[key]);
+      this.write(record[key]);
       this.#path.pop();
     }
   }
 
   #binary(data: ArrayBufferView | ArrayBuffer): void {
-    // The tag's getter sees through subclasses: a Buffer is a Uint8Array.
-    const name = (data as { readonly [Symbol.toStringTag]: string })[Symbol.toStringTag];
+    // The engine's own name sees through subclasses: a Buffer is a Uint8Array.
+    const name = typedArrayKind(data) ?? (ArrayBuffer.isView(data) ? 'DataView' : 'ArrayBuffer');
     const code = typeCodes.get(name);
     if (code === undefined)
       throw new TypeError(`${this.#where} is a ${name}, which cannot be sent`);
@@ -194,29 +217,29 @@ class Encoder {
   }
 
   #parcel(object: object): void {
-    const packed = this.#packed(object);
-    if (!packed)
+    if (!isShareable(object))
       throw new TypeError(
-        `${this.#where} is ${withArticle(className(object.constructor))}, which cannot be sent: ` +
+        `${this.#where} is ${withArticle(classNameOf(object))}, which cannot be sent: ` +
           instead(object),
       );
-    this.#lent.push(object as Shareable);
-    for (const fd of packed.fds) this.#fds.push(fd);
-    if (this.#lent.length > MAX_VALUE_OBJECTS || this.#fds.length > MAX_VALUE_FDS)
+    if (this.#lent.length === MAX_VALUE_OBJECTS)
       throw new RangeError(
-        `${this.#where} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects, and ` +
-          `${MAX_VALUE_FDS} file descriptors for them`,
+        `${this.#where} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects`,
       );
+    const packed = this.#pack(object);
     const bytes = packed.bytes ?? writeDescriptor(packed.descriptor);
+    this.#lent.push(object);
+    this.#packed.push(packed);
     this.#to.uint8(Tag.parcel);
+    this.#counts.push(this.#to.at);
     this.#to.length(packed.fds.length);
     this.#to.length(bytes.byteLength);
     this.#to.bytes(bytes);
   }
 
-  #packed(object: object): ReturnType<typeof pack> {
+  #pack(object: Shareable): Packed {
     try {
-      return pack(object, this.#session);
+      return packAlone(object);
     } catch (error) {
       if (error instanceof CuffiError) error.message = `${this.#where}: ${error.message}`;
       throw error;

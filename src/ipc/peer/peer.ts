@@ -61,13 +61,16 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   readonly ended: Promise<ConnectionEnd>;
   readonly #connection: Connection;
 
-  /** @internal @param socket is the peer's from now on, also where this throws */
+  /** @internal @param socket is the peer's from now on, also where making the connection fails */
   constructor(
     socket: number,
     credentials: Pick<PeerCredentials, 'pid' | 'uid'>,
     init: PeerInit = {},
   ) {
-    requireMade(credentials, Object, 'Peer', 'connect, listen, spawnPeer or parentPeer');
+    const { pid, uid } = (credentials ?? {}) as Partial<PeerCredentials>;
+    // Checked before the peer owns the socket: a caller that is refused keeps its descriptor.
+    const made = Number.isInteger(pid) && Number.isInteger(uid) ? credentials : undefined;
+    requireMade(made, Object, 'Peer', 'connect, listen, spawnPeer or parentPeer');
     const {
       process = processAt(socket, credentials.pid),
       orphanGraceMs = DEFAULT_GRACE_MS,
@@ -104,6 +107,8 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     deadline.signal?.throwIfAborted();
     const sending = this.#connection.sending.post(value, stream);
     if (!sending) return;
+    // A getter in the value may have aborted the signal: then nobody waits for the end of it.
+    sending.catch(() => {});
     try {
       await withDeadline<void>(
         deadline,

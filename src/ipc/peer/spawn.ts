@@ -44,8 +44,8 @@ export function spawnPeer(script: string | URL, options?: SpawnPeerOptions): Chi
     busyPollUs,
   } = checkOptions(options, ['args', 'env', 'execArgv', 'stdio', 'cwd', 'busyPollUs'], 'spawnPeer');
   const init = checkPeerOptions({ busyPollUs });
-  checkStrings(args, 'args');
-  checkStrings(execArgv, 'execArgv');
+  const given = checkStrings(args, 'args');
+  const ownArgs = checkStrings(execArgv, 'execArgv');
   if (typeof env !== 'object' || env === null)
     throw new TypeError(`env must be an object, not ${shown(env)}`);
   const path = script instanceof URL ? fileURLToPath(script) : script;
@@ -57,7 +57,7 @@ export function spawnPeer(script: string | URL, options?: SpawnPeerOptions): Chi
   const [own, other] = socketPair();
   let isOwned = false;
   try {
-    const child = spawn(process.execPath, [...execArgv, path, ...args], {
+    const child = spawn(process.execPath, [...ownArgs, path, ...given], {
       env: { ...env, [PARENT_VARIABLE]: `${streams.length}:${fstatSync(other).ino}` },
       stdio: [...streams, other],
       ...(cwd === undefined ? {} : { cwd }),

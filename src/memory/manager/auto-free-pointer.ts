@@ -1,10 +1,11 @@
 import { type Hold, MemoryPointer, type PointerInit } from './memory-pointer.ts';
-import { References } from './references.ts';
+import { ownInit, References } from './references.ts';
 
 /** @internal A pointer that is no reference by itself: closing it frees what nobody uses. */
 export function unownedHold(kind: string, init: PointerInit): Hold {
-  const references = new References(kind, init);
-  return { kind, references, release: () => references.freeUnused() };
+  const own = ownInit(kind, init);
+  const references = new References(own);
+  return { kind, init: own, references, release: () => references.freeUnused() };
 }
 
 /**

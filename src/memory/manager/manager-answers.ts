@@ -1,5 +1,5 @@
 /** What a memory manager answers, checked: nothing that a plugin says is believed. */
-import { type ClassOf, checkInstance, className } from '../../arguments.ts';
+import { type ClassOf, checkInstance, classNameOf } from '../../arguments.ts';
 import type { Context } from '../../context.ts';
 import type { MemoryInfo } from '../../context-state.ts';
 import { NotSupportedError } from '../../errors.ts';
@@ -33,7 +33,7 @@ export function checkVersion(name: string, version: unknown): void {
 
 /** @throws TypeError for a method that is missing, NotSupportedError for another version */
 export function checkManager(manager: BaseMemoryManager): BaseMemoryManager {
-  const name = className(manager.constructor);
+  const name = classNameOf(manager);
   const missing = METHODS.filter((method) => typeof manager[method] !== 'function');
   if (missing.length > 0) throw new TypeError(`${name} lacks ${missing.join(', ')}`);
   checkVersion(name, manager.interfaceVersion);

@@ -20,8 +20,10 @@ export class MappedPointer extends AutoFreePointer {
   /** @param init with the host's address as `pointer` */
   constructor(init: PointerInit) {
     const hold = unownedHold('MappedPointer', init);
-    super({ ...init, pointer: reached(init, hold.release) }, hold);
-    this.hostPointer = init.pointer as Address;
+    const { pointer: hostPointer } = hold.init;
+    const pointer = reached(hold.init, hold.release);
+    super(init, { ...hold, init: { ...hold.init, pointer } });
+    this.hostPointer = hostPointer as Address;
   }
 }
 

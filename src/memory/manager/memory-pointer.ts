@@ -4,7 +4,7 @@ import type { Context } from '../../context.ts';
 import { Resource } from '../../resource.ts';
 import { streamOption } from '../buffer-copies.ts';
 import type { StreamOption } from '../buffer-options.ts';
-import { checkPlace, type Finalizer, References } from './references.ts';
+import { checkPlace, type Finalizer, ownInit, References } from './references.ts';
 
 /** What a pointer of a memory manager is made of. */
 export interface PointerInit {
@@ -21,6 +21,8 @@ export interface PointerInit {
 /** @internal How a pointer refers to its memory. */
 export interface Hold {
   readonly kind: string;
+  /** What the pointer is made of, as it was read. */
+  readonly init: PointerInit;
   readonly references: References;
   /** Gives the pointer's own reference up. */
   readonly release: () => void;
@@ -30,8 +32,9 @@ export interface Hold {
 
 /** @internal The first pointer to some memory: a reference by itself. */
 function firstHold(init: PointerInit): Hold {
-  const references = new References('MemoryPointer', init);
-  return { kind: 'MemoryPointer', references, release: references.take() };
+  const own = ownInit('MemoryPointer', init);
+  const references = new References(own);
+  return { kind: 'MemoryPointer', init: own, references, release: references.take() };
 }
 
 /**
@@ -58,8 +61,8 @@ export class MemoryPointer extends Resource {
   /** @internal */
   constructor(init: PointerInit, hold: Hold);
   constructor(init: PointerInit, hold: Hold = firstHold(init)) {
-    const { context, pointer, byteLength, owner } = init;
-    checkPlace(init);
+    const { context, pointer, byteLength, owner } = hold.init;
+    checkPlace(hold.init);
     super(hold.kind, { owner: hold.references.pointers, release: hold.release });
     this.context = context;
     this.byteLength = byteLength;
@@ -99,15 +102,16 @@ export class MemoryPointer extends Resource {
     checkInteger(start, 'start', 0, this.byteLength);
     checkInteger(stop, 'stop', start, this.byteLength);
     const { references } = this.#hold;
-    return new MemoryPointer(
-      {
-        context: this.context,
-        pointer: pointer + start,
-        byteLength: stop - start,
-        owner: this.owner,
-      },
-      { kind: 'MemoryPointer', references, release: references.take(), base: this },
-    );
+    const { context, owner } = this;
+    const init = { context, pointer: pointer + start, byteLength: stop - start, owner };
+    const release = references.take();
+    return new MemoryPointer(init, {
+      kind: 'MemoryPointer',
+      init,
+      references,
+      release,
+      base: this,
+    });
   }
 
   /**

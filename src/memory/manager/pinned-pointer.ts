@@ -2,7 +2,7 @@ import type { Address } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { Resource } from '../../resource.ts';
 import type { PointerInit } from './memory-pointer.ts';
-import { checkPlace, References } from './references.ts';
+import { checkPlace, ownInit, References } from './references.ts';
 
 /**
  * Page-locked host memory, as numba's `PinnedMemory`: `memhostalloc` and `mempin` answer with one.
@@ -17,13 +17,14 @@ export class PinnedPointer extends Resource {
 
   /** @param init with the host's address as `pointer` */
   constructor(init: PointerInit) {
-    const references = new References('PinnedPointer', init);
-    checkPlace(init);
+    const own = ownInit('PinnedPointer', init);
+    const references = new References(own);
+    checkPlace(own);
     super('PinnedPointer', { owner: references.pointers, release: references.take() });
-    this.context = init.context;
-    this.byteLength = init.byteLength;
-    this.owner = init.owner;
-    this.#pointer = init.pointer as Address;
+    this.context = own.context;
+    this.byteLength = own.byteLength;
+    this.owner = own.owner;
+    this.#pointer = own.pointer as Address;
   }
 
   /** The host address of the first byte. @throws ClosedError */

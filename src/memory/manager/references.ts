@@ -23,16 +23,9 @@ export class References {
   #isFreed = false;
   #last: StreamOption = {};
 
-  /** @param kind the class of the first pointer, for messages */
-  constructor(kind: string, init: PointerInit) {
-    const { context, finalizer } = checkOptions(
-      init,
-      ['context', 'pointer', 'byteLength', 'owner', 'finalizer'],
-      kind,
-    );
-    if (finalizer !== undefined && typeof finalizer !== 'function')
-      throw new TypeError('finalizer must be a function');
-    this.pointers = new ResourceSet(checkInstance(context, Context, 'context').resources);
+  /** @param init as {@link ownInit} returns it */
+  constructor({ context, finalizer }: PointerInit) {
+    this.pointers = new ResourceSet(context.resources);
     this.#finalizer = finalizer;
   }
 
@@ -67,6 +60,23 @@ export class References {
     this.pointers.abandonAll('its memory was freed already');
     this.#finalizer?.(this.#last);
   }
+}
+
+/**
+ * What a pointer is made of, each read once; where the memory is stays unchecked, so that the
+ * finalizer can be called for what is wrong.
+ *
+ * @param kind the class of the pointer, for messages
+ * @throws TypeError
+ */
+export function ownInit(kind: string, init: PointerInit): PointerInit {
+  const known = ['context', 'pointer', 'byteLength', 'owner', 'finalizer'] as const;
+  // A missing init is refused as one without a context.
+  const own = checkOptions(init, known, kind) as PointerInit;
+  checkInstance(own.context, Context, 'context');
+  if (own.finalizer !== undefined && typeof own.finalizer !== 'function')
+    throw new TypeError('finalizer must be a function');
+  return own;
 }
 
 /** Where the memory of a pointer is. @throws TypeError, RangeError */

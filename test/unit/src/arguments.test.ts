@@ -1,11 +1,14 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { closeFd, createMemfd, isOpenFd } from '../../../ffi/libc.ts';
 import {
   checkBoolean,
   checkHostMemory,
   checkInstance,
   checkInteger,
   checkOptions,
+  checkString,
+  checkStrings,
 } from '../../../src/arguments.ts';
 import * as cuda from '../../../src/index.ts';
 import * as ipc from '../../../src/ipc/index.ts';
@@ -20,8 +23,23 @@ const options = (given: unknown, known: readonly (keyof Known)[] = ['stream', 'd
 test('options may be left out, be empty, or hold what is known', () => {
   assert.deepEqual(options(undefined), {});
   assert.deepEqual(options({}), {});
-  const given = { stream: 1 };
-  assert.equal(options(given), given);
+  assert.deepEqual(options({ stream: 1, device: undefined }), { stream: 1 });
+  const bare: object = Object.assign(Object.create(null), { device: 2 });
+  assert.deepEqual(options(bare), { device: 2 });
+});
+
+test('options are a copy, for which each was read once', () => {
+  let reads = 0;
+  const given = {
+    device: 5,
+    get stream() {
+      reads += 1;
+      return reads;
+    },
+  };
+  const checked = options(given);
+  given.device = 6;
+  assert.deepEqual([checked.stream, checked.stream, checked.device, reads], [1, 1, 5, 1]);
 });
 
 test('an unknown option is refused, and the known ones are named', () => {
@@ -74,8 +92,39 @@ test('a message stays short, whatever was given', () => {
     (error: Error) => error.message.length < 100,
   );
   assert.throws(() => checkInteger(Object.create(null), 'n'), {
-    message: 'n must be a number, not a object',
+    message: 'n must be a number, not an object',
   });
+});
+
+test('a message says what was given, whatever its constructor and its text are', () => {
+  const thrower = (): never => {
+    throw new Error('asked');
+  };
+  const throwing = { toString: thrower, valueOf: thrower, [Symbol.toPrimitive]: thrower };
+  for (const [given, told] of [
+    [{ constructor: { name: 5 } }, 'an object'],
+    [{ constructor: 'Thing' }, 'an object'],
+    [{ constructor: null }, 'an object'],
+    [Object.defineProperty({}, 'constructor', { get: thrower }), 'an object'],
+    [new (class {})(), 'an object'],
+    [new (class Thing {})(), 'a Thing'],
+    [throwing, 'an Object'],
+    [Object.assign(() => {}, throwing), 'a function'],
+    [Symbol('s'), 'Symbol(s)'],
+  ] as const)
+    for (const check of [
+      () => checkInteger(given, 'n'),
+      () => checkBoolean(given, 'n', true),
+      () => checkString(given, 'n'),
+      () => checkStrings(given, 'n'),
+      () => checkInstance(given, Error, 'n'),
+      () => checkHostMemory(given, 'n'),
+    ])
+      assert.throws(check, (error: Error) => {
+        assert.ok(error instanceof TypeError, String(error));
+        assert.ok(error.message.endsWith(`, not ${told}`), error.message);
+        return true;
+      });
 });
 
 test('a boolean is exactly that, or its default', () => {
@@ -114,6 +163,33 @@ test('host memory is seen as bytes without a copy, whatever holds it', () => {
     assert.equal(seen.buffer, ArrayBuffer.isView(value) ? value.buffer : value);
     assert.deepEqual([seen.byteOffset, seen.byteLength], [byteOffset, byteLength]);
   }
+});
+
+test('host memory is what the engine says, whatever the properties of a view say', () => {
+  const real = new ArrayBuffer(16);
+  const other = new ArrayBuffer(64);
+  for (const view of [new Float32Array(real, 4, 2), new DataView(real, 4, 8)]) {
+    Object.defineProperties(view, {
+      buffer: { value: other },
+      byteOffset: { value: 0 },
+      byteLength: { value: 64 },
+      length: { value: 16 },
+      [Symbol.toStringTag]: { value: 'Uint8Array' },
+    });
+    const seen = checkHostMemory(view, 'source');
+    assert.equal(seen.buffer, real);
+    assert.deepEqual([seen.byteOffset, seen.byteLength], [4, 8]);
+  }
+  const growing = new (
+    ArrayBuffer as unknown as new (
+      length: number,
+      options: object,
+    ) => ArrayBuffer
+  )(8, { maxByteLength: 16 });
+  Object.defineProperty(growing, 'resizable', { value: false });
+  assert.throws(() => checkHostMemory(growing, 'into'), /is resizable/);
+  const fake: unknown = Object.create(ArrayBuffer.prototype, { resizable: { value: false } });
+  assert.throws(() => checkHostMemory(fake, 'into'), /must be a typed array/);
 });
 
 test('memory that may move, is gone, or is none is refused', () => {
@@ -166,4 +242,17 @@ test('what a call makes is refused to new, with the call that makes it', () => {
     count += 1;
   }
   assert.ok(count > 20);
+});
+
+test('what is refused to new keeps nothing of what it was given', () => {
+  const fd = createMemfd('given', 1);
+  const makePeer = ipc.Peer as unknown as new (...args: unknown[]) => object;
+  for (const credentials of [{}, { pid: 1 }, { pid: '1', uid: 0 }, null, [], () => {}]) {
+    assert.throws(() => new makePeer(fd, credentials), {
+      name: 'TypeError',
+      message: /^a Peer is not made by new/,
+    });
+    assert.ok(isOpenFd(fd));
+  }
+  closeFd(fd);
 });

@@ -102,6 +102,26 @@ test('a signal that was aborted before rejects without a question', async () => 
   assert.equal(getEventListeners(signal, 'abort').length, 0);
 });
 
+test('a question that aborts its own signal ends the wait', async () => {
+  for (const nth of [1, 3]) {
+    const controller = new AbortController();
+    const { signal } = controller;
+    const reason = new Error('enough');
+    let asked = 0;
+    const waiting = waitUntil(
+      () => {
+        asked += 1;
+        if (asked === nth) controller.abort(reason);
+        return false;
+      },
+      { signal },
+    );
+    await assert.rejects(waiting, (got) => got === reason);
+    assert.equal(asked, nth);
+    assert.equal(getEventListeners(signal, 'abort').length, 0);
+  }
+});
+
 test('a question in the background is asked until yes', async () => {
   let asked = 0;
   pollInBackground(() => ++asked === 120);

@@ -11,6 +11,18 @@ import {
 } from '../../../../src/ipc/descriptor.ts';
 import { dose } from '../../../support/dose.ts';
 
+/** A frozen copy with a getter, or a prototype, that may answer differently each time. */
+const changing = (fields: object, name: string, answer: () => unknown): object[] => {
+  const own = { ...fields };
+  Object.defineProperty(own, name, { enumerable: true, get: answer });
+  const { [name as keyof typeof fields]: _, ...rest } = fields;
+  const prototype = Object.defineProperty({}, name, { enumerable: true, get: answer });
+  return [
+    Object.freeze(own),
+    Object.freeze(Object.assign(Object.create(prototype), rest)) as object,
+  ];
+};
+
 const bytes = (length: number): string => Buffer.alloc(length, 0xa5).toString('base64');
 
 const exporter = {
@@ -245,4 +257,17 @@ test('whatever is changed, the answer is a sound value or an IpcError', () => {
     ),
     { numRuns: dose(300, 10_000), seed: 20_250_101 },
   );
+});
+
+test('what looks constant, and answers differently the second time, is checked again', () => {
+  for (const at of [0, 1]) {
+    let answer: unknown = buffer.byteLength;
+    const message = changing(buffer, 'byteLength', () => answer)[at];
+    assert.equal(parseDescriptor(message, ['legacy']).byteLength, buffer.byteLength);
+    answer = 1 << 30;
+    assert.throws(() => parseDescriptor(message), { name: 'IpcError' });
+  }
+  const found = Object.freeze({ ...buffer });
+  assert.deepEqual(parseDescriptor(found), buffer);
+  assert.equal(parseDescriptor(found), found, 'a constant one is read once');
 });

@@ -12,6 +12,7 @@ import type { Address } from '../../../../ffi/types.ts';
 import {
   Context,
   DeviceBuffer,
+  Graph,
   ManagedMemory,
   Module,
   Stream,
@@ -61,6 +62,174 @@ test('an older driver launches kernels too, and says what it lacks', async () =>
   assert.throws(() => loadKernels({ loading: 'eager' }), newer);
   assert.throws(() => module.kernel('absent', []), /looking for kernel absent: named symbol/);
   assert.equal(Context.current(), undefined);
+});
+
+/** What a kernel was launched with, in the order in which the launches ran. */
+function seenLaunches(name: string): unknown[] {
+  const seen: unknown[] = [];
+  registerKernel(name, {
+    params: ['uint32', 'pointer'],
+    run({ grid, block }, [number, address]) {
+      seen.push([grid[0], block[0], number, address]);
+    },
+  });
+  return seen;
+}
+
+const twoParameters = (name: string): string =>
+  `.version 7.0\n.target sm_70\n.address_size 64\n.visible .entry ${name}(.param .u32 a, .param .u64 b) { ret; }`;
+
+test('a launch whose argument launches the same kernel keeps its own shape and arguments', async () => {
+  const seen = seenLaunches('nested');
+  selectDriver(emulated());
+  using module = Module.load(twoParameters('nested'));
+  using stream = Stream.create({ nonBlocking: true });
+  using memory = DeviceBuffer.allocate(64);
+  const { address } = memory;
+  const nested = module.kernel('nested', ['uint32', 'pointer']);
+  const other = {
+    get address() {
+      nested.launch({ grid: 7, block: 6, stream }, 2, memory);
+      assert.throws(() => nested.launch({ grid: 7, block: 6 }, -1, memory), RangeError);
+      return address + 8;
+    },
+  };
+  nested.launch({ grid: 3, block: 5, stream }, 1, other);
+  // A shape that is read item by item, too.
+  const grid: [number] = [4];
+  Object.defineProperty(grid, 0, {
+    get() {
+      nested.launch({ grid: 9, block: [2, 2], stream }, 4, memory);
+      return 8;
+    },
+  });
+  nested.launch({ block: 1, grid, stream }, 3, memory);
+  const graph = Graph.capture(stream, () =>
+    nested.launch({ grid: 1, block: 1, stream }, 0, memory),
+  );
+  graph.setArguments(graph.kernelNode(nested), 5, other);
+  graph.launch({ stream });
+  await stream.synchronize();
+  assert.deepEqual(seen, [
+    [7, 6, 2, address],
+    [3, 5, 1, address + 8],
+    [9, 2, 4, address],
+    [8, 1, 3, address],
+    [7, 6, 2, address],
+    [1, 1, 5, address + 8],
+  ]);
+  graph.close();
+  await Context.primary().flush();
+});
+
+test('what an argument closes while a launch is written is not used', async () => {
+  const seen = seenLaunches('closing');
+  selectDriver(emulated());
+  using stream = Stream.create({ nonBlocking: true });
+  using memory = DeviceBuffer.allocate(64);
+  const { address } = memory;
+  const closing = (close: () => void): { readonly address: number } => ({
+    get address() {
+      close();
+      return address;
+    },
+  });
+  const shape = { grid: 1, block: 1, stream };
+  const load = () => {
+    const module = Module.load(twoParameters('closing'));
+    return { module, kernel: module.kernel('closing', ['uint32', 'pointer']) };
+  };
+  const { module, kernel } = load();
+  const again = load();
+  using _ = again.module;
+  const closed = { name: 'ClosedError' };
+  // The module, the stream, and memory that was read before.
+  const launch = kernel.launch.bind(kernel) as (...args: unknown[]) => void;
+  const own = Stream.create({ nonBlocking: true });
+  assert.throws(
+    () =>
+      launch(
+        { ...shape, stream: own },
+        1,
+        closing(() => own.close()),
+      ),
+    closed,
+  );
+  using kernels = loadKernels();
+  const pointers = kernels.kernel('saxpy', ['float32', 'pointer', 'pointer', 'uint32']);
+  const view = DeviceBuffer.allocate(64);
+  for (const first of [view, view.subarray(8)])
+    assert.throws(
+      () =>
+        pointers.launch(
+          shape,
+          1,
+          first,
+          closing(() => view.close()),
+          0,
+        ),
+      closed,
+    );
+  const graph = Graph.capture(stream, () => kernel.launch(shape, 1, memory));
+  const node = graph.kernelNode(kernel);
+  assert.throws(
+    () =>
+      graph.setArguments(
+        node,
+        2,
+        closing(() => graph.update(stream, () => kernel.launch(shape, 3, memory))),
+      ),
+    { name: 'TypeError', message: /before an update/ },
+  );
+  assert.throws(
+    () =>
+      graph.setArguments(
+        graph.kernelNode(kernel),
+        2,
+        closing(() => graph.close()),
+      ),
+    closed,
+  );
+  assert.throws(
+    () =>
+      launch(
+        shape,
+        1,
+        closing(() => module.close()),
+      ),
+    closed,
+  );
+  for (const call of ['launch', 'upload'] as const) {
+    const other = Graph.capture(stream, () => again.kernel.launch(shape, 0, address));
+    const options = {
+      get stream() {
+        other.close();
+        return stream;
+      },
+    };
+    assert.throws(() => other[call](options), closed);
+  }
+  const updated = Graph.capture(stream, () => again.kernel.launch(shape, 0, address));
+  const work = (): void => {
+    again.kernel.launch(shape, 0, address);
+    updated.close();
+  };
+  assert.throws(() => updated.update(stream, work), closed);
+  assert.throws(
+    () => again.module.kernel('closing', [closingParameter(() => again.module.close())] as never),
+    closed,
+  );
+  await stream.synchronize();
+  assert.deepEqual(seen, []);
+  await Context.primary().flush();
+});
+
+/** A parameter that does something when it is read. */
+const closingParameter = (close: () => void): object => ({
+  get bytes() {
+    close();
+    return 4;
+  },
 });
 
 test('asking about a kernel and launching it in a stream that was made touches no context', () => {

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { test } from 'node:test';
 import { socketPair } from '../../../../../ffi/socket.ts';
-import { DeviceBuffer } from '../../../../../src/index.ts';
+import { DeviceBuffer, MemoryPool, VirtualMemory } from '../../../../../src/index.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
@@ -82,4 +82,53 @@ test('wrong arguments of leases are refused', async () => {
   using buffer = DeviceBuffer.allocate(8);
   assert.throws(() => buffer.close({ leases: 'keep' as 'refuse' }), TypeError);
   leases.revoke(buffer);
+});
+
+test('a value whose getter closes what it has, or the peer, is not sent and lends nothing', async () => {
+  emulate();
+  const own = { pid: process.pid, uid };
+  const [near, far] = socketPair();
+  const [peer, other] = [new Peer(near, own), new Peer(far, own)];
+  const virtual = (): VirtualMemory => {
+    const memory = VirtualMemory.reserve(1 << 21, { shareable: true });
+    memory.grow(1 << 21);
+    return memory;
+  };
+  const pool = MemoryPool.create({ shareable: true });
+  const makers = [
+    () => virtual(),
+    () => DeviceBuffer.allocate(64),
+    () => pool.allocate(64),
+    () => MemoryPool.create({ shareable: true }),
+  ];
+  const sendAll = async (): Promise<void> => {
+    for (const make of makers) {
+      const object = make();
+      const value = {
+        object: object instanceof VirtualMemory ? object.buffer : object,
+        get closing() {
+          object.close();
+          return true;
+        },
+      };
+      await assert.rejects(peer.send(value), { name: 'ClosedError' });
+    }
+  };
+  // What is shared for the first time keeps a descriptor for the life of the process.
+  await sendAll();
+  const before = openDescriptors();
+  await sendAll();
+  assert.equal(openDescriptors(), before);
+  assert.deepEqual(leases.stats().leases, []);
+  await peer.send('after');
+  assert.equal(await other.receive(), 'after');
+  const last = {
+    get closing() {
+      peer.close();
+      return true;
+    },
+  };
+  await assert.rejects(peer.send(last), { name: 'ClosedError' });
+  await assert.rejects(other.receive(), { name: 'ClosedError' });
+  pool.close();
 });

@@ -6,6 +6,7 @@ import {
   DeviceBuffer,
   IpcHandle,
   MemoryPointer,
+  MemoryPool,
   Stream,
   toDeviceSync,
 } from '../../../../../src/index.ts';
@@ -161,6 +162,72 @@ test('a value may send another one while it is read', () => {
     c: 3,
   };
   assert.deepEqual(roundTrip(value), { a: 1, b: 'x', c: 3 });
+});
+
+test('a value that is sent while another is read goes out first, with what that has in common', () => {
+  emulate();
+  const session = emptySession();
+  using pool = MemoryPool.create({ shareable: true });
+  using x = pool.allocate(64);
+  using y = pool.allocate(64);
+  const sent: { readonly fdCount: number; readonly value: unknown }[] = [];
+  const send = (value: unknown): void =>
+    ByteWriter.use((writer) =>
+      encodeValue(writer, value, session, ({ fds }) => {
+        const bytes = Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
+        sent.push({ fdCount: fds.length, value: decode(bytes, fds.length) });
+      }),
+    );
+  send({
+    x,
+    get between() {
+      send({ name: 'inner', y });
+      return 'between';
+    },
+    again: x,
+  });
+  // The descriptor of the pool goes with the first that arrives.
+  assert.deepEqual(sent, [
+    { fdCount: 1, value: { name: 'inner', y: undefined } },
+    { fdCount: 0, value: { x: undefined, between: 'between', again: undefined } },
+  ]);
+  // What fails takes back what it alone was to bring, and nothing of what has gone out.
+  const other = MemoryPool.create({ shareable: true });
+  const z = other.allocate(64);
+  const failing = {
+    z,
+    get sends() {
+      send(z);
+      throw new Error('no value');
+    },
+  };
+  assert.throws(() => send(failing), /no value/);
+  send(z);
+  assert.deepEqual(
+    sent.slice(2).map(({ fdCount }) => fdCount),
+    [1, 0],
+  );
+  z.close();
+  other.close();
+});
+
+test('binary data is sent as what the engine knows it to be', () => {
+  class Odd extends Uint8Array {
+    override get byteLength(): number {
+      return 3;
+    }
+    override get [Symbol.toStringTag](): 'Uint8Array' {
+      return 'Float32Array' as 'Uint8Array';
+    }
+  }
+  const odd = Odd.of(1, 2, 3, 4, 5);
+  assert.deepStrictEqual(roundTrip({ odd }), { odd: Uint8Array.of(1, 2, 3, 4, 5) });
+  assert.throws(() => encode({ constructor: { name: 5 }, map: new Map() }), /value\.map is a Map/);
+  const nameless = Object.create({ constructor: { name: 5 } }) as object;
+  assert.throws(() => encode({ nameless }), {
+    name: 'TypeError',
+    message: /^value\.nameless is an object, which cannot be sent/,
+  });
 });
 
 test('every change on the way is an IpcError, or another plain value', () => {
