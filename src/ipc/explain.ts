@@ -6,6 +6,7 @@ import { type IpcDescriptor, type IpcKind, parseDescriptor } from './descriptor.
 import { type Here, here, isOwn } from './here.ts';
 import { isMapped } from './mapped.ts';
 import { accessTo, checkOpenOptions, type OpenOptions } from './open-options.ts';
+import type { ReceivedFds } from './owned-fds.ts';
 import { findPool } from './pool-import.ts';
 import { type IpcSupport, type Obstacle, sharingObstacle, wsl } from './support.ts';
 
@@ -53,8 +54,10 @@ export function explain(message: unknown, options?: OpenOptions): Explanation {
   const byPlace = placeObstacle(descriptor, checked);
   if (byPlace) return { openable: false, ...byPlace };
   const context = contextFor(descriptor, checked);
-  if (isMapped(descriptor, context, accessTo(descriptor, checked))) return fine;
-  const blocked = openObstacle(descriptor, context, checked, self);
+  const given = { numbers: checked.fds ?? [], isByName: true };
+  if (isMapped(descriptor, context, given, accessTo(descriptor, checked))) return fine;
+  const { allowOtherUsers = false } = checked;
+  const blocked = openObstacle(descriptor, context, given, allowOtherUsers, self);
   if (blocked) return { openable: false, ...blocked };
   if (!isInSight(descriptor, self)) return unseen;
   return isHeldByFds(descriptor) ? fine : unconfirmed(descriptor);
@@ -176,7 +179,8 @@ const working = new WeakMap<Device, Set<keyof IpcSupport>>();
 export function openObstacle(
   descriptor: IpcDescriptor,
   context: Context,
-  { fds = [], allowOtherUsers = false }: Pick<OpenOptions, 'fds' | 'allowOtherUsers'>,
+  fds: Pick<ReceivedFds, 'numbers' | 'isByName'>,
+  allowOtherUsers: boolean,
   self: Here = here(),
 ): Obstacle | undefined {
   const way = WAYS[descriptor.kind];
@@ -229,19 +233,20 @@ function exporterObstacle(
 function fdObstacle(
   descriptor: IpcDescriptor,
   context: Context,
-  fds: readonly number[],
+  fds: Pick<ReceivedFds, 'numbers' | 'isByName'>,
 ): Obstacle | undefined {
-  if (descriptor.kind === 'pool' && findPool(context, descriptor)) return undefined;
+  if (descriptor.kind === 'pool' && findPool(context, descriptor, fds)) return undefined;
+  const { numbers } = fds;
   const wanted =
     descriptor.kind === 'pool' ? 1 : descriptor.kind === 'virtual' ? descriptor.pieces.length : 0;
-  const isComplete = fds.length === wanted;
-  if (wanted === 0 || (isComplete && fds.every(mayBeMemory))) return undefined;
+  const isComplete = numbers.length === wanted;
+  if (wanted === 0 || (isComplete && numbers.every(mayBeMemory))) return undefined;
   const what = descriptor.kind === 'pool' ? 'a pool' : 'virtual memory';
   return {
     code: 'no-file-descriptor',
     reason: isComplete
       ? `what came beside a descriptor of ${what} is no file descriptor of the driver's`
-      : `a descriptor of ${what} needs ${wanted} file descriptors beside it, and ${fds.length} came`,
+      : `a descriptor of ${what} needs ${wanted} file descriptors beside it, and ${numbers.length} came`,
     remedy: 'Send it over a connection, or through a Unix socket together with them.',
   };
 }

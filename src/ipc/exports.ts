@@ -1,4 +1,5 @@
 /** What this process has shared, by which its own descriptors are found again. */
+import { shareNumber } from '../memory/share-id.ts';
 
 // On the object itself: a WeakMap with an entry for each allocation would keep the collector busy.
 const GENERATION = Symbol('generation');
@@ -7,21 +8,23 @@ interface Shared {
   [GENERATION]?: number;
 }
 
-let last = 0;
-
 const byName = new Map<string, WeakRef<object>>();
 const LEAST_LIMIT = 1024;
 /** Beyond it, the names of what was collected are forgotten: a finalizer for each would cost more. */
 let limit = LEAST_LIMIT;
 
-/** The number of an allocation that is shared: another one for each, for the life of the process. */
+/**
+ * The number of an allocation that is shared: another one for each, for the life of the process. It
+ * is random: who was not given it cannot name what another process has.
+ */
 export function generationOf(allocation: object): number {
   const known = (allocation as Shared)[GENERATION];
   if (known !== undefined) return known;
-  last += 1;
-  (allocation as Shared)[GENERATION] = last;
-  rememberExport(`memory ${last}`, allocation);
-  return last;
+  let made = shareNumber();
+  while (byName.has(`memory ${made}`)) made = shareNumber();
+  (allocation as Shared)[GENERATION] = made;
+  rememberExport(`memory ${made}`, allocation);
+  return made;
 }
 
 /** Remembers, until it is collected, what was shared by a name. */

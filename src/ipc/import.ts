@@ -27,7 +27,7 @@ import { contextFor, identityObstacle, openObstacle, placeObstacle, refuse } fro
 import { exporterIsGone, isOwn } from './here.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { mapLegacy } from './legacy-import.ts';
-import { givingBack, type Loan } from './loan.ts';
+import { givingBack, type Loan, type Sender } from './loan.ts';
 import { isMapped } from './mapped.ts';
 import type { Mapping, MappingUse } from './mapping.ts';
 import { accessTo, checkOpenOptions, type OpenOptions } from './open-options.ts';
@@ -137,7 +137,7 @@ export function openAs<K extends IpcKind, O>(
   open: (descriptor: IpcDescriptors[K], fds: ReceivedFds, options: Omit<OpenOptions, 'fds'>) => O,
 ): O {
   const { fds: given = [], ...checked } = checkOpenOptions(options, call);
-  const fds = new OwnedFds(given);
+  const fds = new OwnedFds(given, true);
   try {
     return open(parseDescriptor(message, kinds), fds, checked);
   } finally {
@@ -150,31 +150,30 @@ export const openObject = (
   descriptor: IpcDescriptor,
   fds: ReceivedFds,
   options: Omit<OpenOptions, 'fds'>,
-  loan?: Loan,
-): Opened => asArray(openParsed(descriptor, fds, options, loan), descriptor);
+  sender?: Sender,
+): Opened => asArray(openParsed(descriptor, fds, options, sender), descriptor);
 
 /**
  * Opens a sound descriptor; `fds` stay their owner's but for those that are taken.
  *
- * @param loan is told how the object ends, where one is opened
+ * @param sender the other end of the connection that it came over
  * @throws IpcError
  */
 export function openParsed(
   descriptor: IpcDescriptor,
   fds: ReceivedFds,
   options: Omit<OpenOptions, 'fds'>,
-  loan?: Loan,
+  sender?: Sender,
 ): OpenedBytes {
   refuseInCapture('opening what another process shared');
   refuse(identityObstacle(descriptor, options));
-  if (isOwn(descriptor)) return openAlias(descriptor, options.access, loan);
+  if (isOwn(descriptor)) return openAlias(descriptor, options.access, sender);
   refuse(placeObstacle(descriptor, options));
   const context = contextFor(descriptor, options);
   const access = accessTo(descriptor, options);
-  if (!isMapped(descriptor, context, access)) {
-    const { allowOtherUsers = false } = options;
-    refuse(openObstacle(descriptor, context, { fds: fds.numbers, allowOtherUsers }));
-  }
+  const loan = sender?.loan;
+  if (!isMapped(descriptor, context, fds, access))
+    refuse(openObstacle(descriptor, context, fds, options.allowOtherUsers ?? false));
   switch (descriptor.kind) {
     case 'legacy':
       return openLegacy(context, descriptor, access, loan);
@@ -228,7 +227,7 @@ function openPool(
   access: Access,
   loan: Loan | undefined,
 ): DeviceBuffer | ImportedPool {
-  const pool = importPool(context, descriptor, fds.numbers[0]);
+  const pool = importPool(context, descriptor, fds);
   if (descriptor.handle === null) {
     pool.keepOpen();
     if (loan) pool.borrow(loan);

@@ -13,7 +13,7 @@ import { isOwn } from './here.ts';
 import { openObject } from './import.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { bufferOf } from './lease/shared-object.ts';
-import type { Loan } from './loan.ts';
+import type { Loan, Sender } from './loan.ts';
 import { OwnedFds } from './owned-fds.ts';
 import { ReceivedPool } from './received-pool.ts';
 
@@ -37,6 +37,8 @@ export interface ParcelSession {
   readonly received: Map<string, unknown>;
   /** Tells the other end that a pool is there no more. */
   poolEnded(pool: string): void;
+  /** As {@link Sender.has}. */
+  has: Sender['has'];
 }
 
 /** Where nothing was sent or received yet, and nobody is told anything. */
@@ -44,6 +46,7 @@ export const emptySession = (): ParcelSession => ({
   sent: new Map(),
   received: new Map(),
   poolEnded() {},
+  has: () => false,
 });
 
 /** More pools than a program has; a hostile peer must not fill this process's table of files. */
@@ -58,15 +61,15 @@ export function pack(object: object, session: ParcelSession): Packed | undefined
   const { descriptor, bytes } = packed;
   if (descriptor.kind !== 'pool') return packed;
   if (session.sent.has(descriptor.pool)) return { descriptor, bytes, fds: [] };
-  session.sent.set(descriptor.pool, hearEnd(object, session));
+  session.sent.set(descriptor.pool, hearEnd(object, descriptor.pool, session));
   return packed;
 }
 
 /** Has the session told when the pool that an object is, or is memory of, is there no more. */
-function hearEnd(object: Shareable, session: ParcelSession): () => void {
+function hearEnd(object: Shareable, id: string, session: ParcelSession): () => void {
   const pool = bufferOf(object)?.whole.resource ?? object;
   if (!(pool instanceof MemoryPool || pool instanceof ImportedPool)) return () => {};
-  const { id, onEnd } = pool instanceof MemoryPool ? pool.share() : pool.shared;
+  const { onEnd } = pool instanceof MemoryPool ? pool.share() : pool.shared;
   const tell = (): void => {
     session.sent.delete(id);
     session.poolEnded(id);
@@ -106,7 +109,8 @@ function packAnew(object: Shareable): Packed {
  * The object that another process packed. Takes ownership of `fds` in every case: closes what it
  * does not keep.
  *
- * What comes back to the process that made it is an alias of the original.
+ * What comes back to the process that made it is an alias of the original, where the other end has
+ * it by a lease.
  *
  * @throws IpcError
  */
@@ -116,16 +120,17 @@ export function unpack(
   session: ParcelSession,
   loan?: Loan,
 ): object {
-  const owned = new OwnedFds(fds);
+  const owned = new OwnedFds(fds, false);
   try {
     const sound = parseDescriptor(descriptor);
     // The connection has seen to who is at its other end.
     const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
+    const sender: Sender = { loan, has: (object) => session.has(object) };
     // What is this process's own needs no descriptor of the pool, now or later.
-    if (sound.kind !== 'pool' || isOwn(sound)) return openObject(sound, owned, options, loan);
+    if (sound.kind !== 'pool' || isOwn(sound)) return openObject(sound, owned, options, sender);
     const pool = receivePool(sound.pool, owned, session);
     try {
-      const opened = openObject(sound, pool ?? owned, options, loan);
+      const opened = openObject(sound, pool ?? owned, options, sender);
       pool?.keep(opened);
       return opened;
     } catch (error) {

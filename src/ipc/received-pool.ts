@@ -10,6 +10,7 @@ import type { ReceivedFds } from './owned-fds.ts';
  */
 export class ReceivedPool implements ReceivedFds, Disposable {
   readonly numbers: readonly number[];
+  readonly isByName = false;
   #pool: ImportedPool | undefined;
 
   /** @param fd the pool's, which becomes this object's */

@@ -23,11 +23,7 @@ export const beginSharedUse = <T>(name: string, version: number, begin: () => T)
   withCounts((table) => {
     const at = placeOf(table, name);
     const users = table[at + USERS] as number;
-    if (users > 0 && table[at + VERSION] !== version)
-      throw new IpcError(
-        'an earlier allocation with the same handle is open in another worker thread of this ' +
-          'process: close its buffers first',
-      );
+    if (users > 0 && table[at + VERSION] !== version) throw anotherVersion();
     table[at + VERSION] = version;
     // Counted before, and not after: a worker may be terminated in between.
     table[at + USERS] = users + 1;
@@ -40,29 +36,74 @@ export const beginSharedUse = <T>(name: string, version: number, begin: () => T)
   });
 
 /**
- * The handle of what is called that, as one more use: `make` makes it, unless it is used already.
- * Which handle that is, all workers find beside the count.
+ * One more use of what the driver maps once a process, which is known by its address alone: `map`
+ * asks the driver for it, while no other worker does or unmaps.
  *
- * @param make answers with a number other than 0; what it throws is no use
+ * @param map is given the way to ask whether something is used at an address: then what fails after
+ * the driver's answer must not unmap it
+ * @throws IpcError where another version is used there, and what `map` throws: that is then no use
  */
-export const useSharedHandle = <H extends number>(name: string, make: () => H): H =>
+export const beginSharedMapping = <M extends { readonly base: number }>(
+  version: number,
+  map: (isUsed: (base: number) => boolean) => M,
+): M =>
   withCounts((table) => {
-    const at = placeOf(table, name);
+    const usersAt = (base: number): number =>
+      table[placeOf(table, nameOfMapping(base)) + USERS] as number;
+    const mapping = map((base) => usersAt(base) > 0);
+    const at = placeOf(table, nameOfMapping(mapping.base));
     const users = table[at + USERS] as number;
-    if (users === 0) table[at + VERSION] = 0;
+    if (users > 0 && table[at + VERSION] !== version) throw anotherVersion();
+    table[at + VERSION] = version;
     table[at + USERS] = users + 1;
-    const handle = table[at + VERSION] as number;
-    // 0: a worker was terminated while it made one.
-    if (handle !== 0) return handle as H;
-    try {
-      const made = make();
-      table[at + VERSION] = made;
-      return made;
-    } catch (error) {
-      table[at + USERS] = users;
-      throw error;
-    }
+    return mapping;
   });
+
+/** What a mapping of {@link beginSharedMapping} is counted by. */
+export const nameOfMapping = (base: number): string => `memory ${base}`;
+
+/**
+ * One more use of a handle of which the driver has one a process: `open` asks the driver for it,
+ * while no other worker opens or closes one.
+ */
+export const openSharedHandle = <H extends number>(open: () => H): H =>
+  withCounts((table) => {
+    const handle = open();
+    const at = placeOf(table, nameOfHandle(handle));
+    const users = table[at + USERS] as number;
+    // How often the driver was asked, of which some uses may have ended.
+    table[at + VERSION] = (users > 0 ? (table[at + VERSION] as number) : 0) + 1;
+    table[at + USERS] = users + 1;
+    return handle;
+  });
+
+/** One more use of a handle that is open in this worker. */
+export const shareHandle = (handle: number): void =>
+  withCounts((table) => {
+    const at = placeOf(table, nameOfHandle(handle)) + USERS;
+    table[at] = (table[at] as number) + 1;
+  });
+
+/**
+ * Ends a use of {@link openSharedHandle} or {@link shareHandle}. The last one of the process closes the handle as often as
+ * it was opened, and not before: closed once, it may be gone for all.
+ */
+export const closeSharedHandle = (handle: number, close: () => void): void =>
+  withCounts((table) => {
+    const at = placeOf(table, nameOfHandle(handle));
+    const users = Math.max((table[at + USERS] as number) - 1, 0);
+    table[at + USERS] = users;
+    if (users > 0) return;
+    for (let left = Math.max(table[at + VERSION] as number, 1); left > 0; left -= 1) close();
+  });
+
+const nameOfHandle = (handle: number): string => `handle ${handle}`;
+
+const anotherVersion = (): IpcError =>
+  new IpcError(
+    'an earlier allocation with the same handle is open in another worker thread of this ' +
+      'process: close its buffers first',
+  );
 
 /** Ends a use; where it was the last one of the process, by `end`. */
 export const endSharedUse = (name: string, end?: () => void): void =>

@@ -122,6 +122,11 @@ export class Session implements ParcelSession {
   }
 
   /** As {@link ParcelSession}. */
+  has(object: Shareable): boolean {
+    return this.lent.has(object);
+  }
+
+  /** As {@link ParcelSession}. */
   poolEnded(pool: string): void {
     this.#forgotten.push(pool);
     this.onNews?.();
