@@ -4,8 +4,8 @@ import { closeFd } from '../../ffi/libc.ts';
 export interface ReceivedFds {
   readonly numbers: readonly number[];
   /**
-   * Whether the descriptor of a pool that is open may be missing, as the pool was named before by the
-   * same program: false for what comes over a connection, whose other end may state any name.
+   * Whether the name of a pool is to be believed: where the program itself opens it, and where the
+   * kernel says that the pool's maker has sent it. Any other process may state any name.
    */
   readonly isByName: boolean;
   /** All of them: whoever calls closes them. */

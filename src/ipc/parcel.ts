@@ -6,10 +6,10 @@ import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { releaseQuietly } from '../resource.ts';
-import { type IpcDescriptor, parseDescriptor } from './descriptor.ts';
+import { type IpcDescriptor, type IpcPoolDescriptor, parseDescriptor } from './descriptor.ts';
 import { writeDescriptor } from './descriptor-binary.ts';
 import { exportIpc, isShareable, type Shareable } from './export.ts';
-import { isOwn } from './here.ts';
+import { here, isOwn } from './here.ts';
 import { openObject } from './import.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { bufferOf } from './lease/shared-object.ts';
@@ -35,6 +35,8 @@ export interface ParcelSession {
   /** The pools that the other end has from here, and how to listen no more for their ends. */
   readonly sent: Map<string, () => void>;
   readonly received: Map<string, unknown>;
+  /** The process at the other end, as the kernel says it; its pid is 0 where that is not seen. */
+  readonly process?: { readonly pid: number };
   /** Tells the other end that a pool is there no more. */
   poolEnded(pool: string): void;
   /** As {@link Sender.has}. */
@@ -128,7 +130,7 @@ export function unpack(
     const sender: Sender = { loan, has: (object) => session.has(object) };
     // What is this process's own needs no descriptor of the pool, now or later.
     if (sound.kind !== 'pool' || isOwn(sound)) return openObject(sound, owned, options, sender);
-    const pool = receivePool(sound.pool, owned, session);
+    const pool = receivePool(sound, owned, session);
     try {
       const opened = openObject(sound, pool ?? owned, options, sender);
       pool?.keep(opened);
@@ -199,9 +201,9 @@ export function forgetPoolSoon(id: string, { received }: Pick<ParcelSession, 're
 
 /** The pool by that identity; one that comes with its descriptor is remembered. */
 function receivePool(
-  id: string,
+  { pool: id, pid, pidNamespace }: IpcPoolDescriptor,
   owned: OwnedFds,
-  { received }: ParcelSession,
+  { received, process }: ParcelSession,
 ): ReceivedPool | undefined {
   const known = received.get(id);
   if (known instanceof ReceivedPool) return known;
@@ -209,7 +211,8 @@ function receivePool(
   if (received.size >= MAX_RECEIVED_POOLS)
     throw new IpcError(`more than ${MAX_RECEIVED_POOLS} memory pools came over one connection`);
   const [fd] = owned.take();
-  const pool = new ReceivedPool(fd as number);
+  const isOfMaker = pid === process?.pid && pidNamespace === here().pidNamespace;
+  const pool = new ReceivedPool(fd as number, isOfMaker);
   received.set(id, pool);
   return pool;
 }

@@ -17,19 +17,22 @@ import { closeSharedHandle, openSharedHandle, shareHandle } from './shared-count
 /** A pool that is open here, by an identity that was stated of it. */
 interface Known {
   readonly pool: ImportedPool;
-  /** Whether this program opened it by that identity itself, and no other process's message alone. */
+  /** As {@link ReceivedFds}. */
   isByName: boolean;
 }
 
 /** By stated identity. Different pools may have one: any process can state what it has seen. */
 const known = new Map<string, Known[]>();
 
+const nameOf = ({ pid, startTime, pidNamespace, pool }: IpcPoolDescriptor): string =>
+  `${pid} ${startTime} ${pidNamespace} ${pool}`;
+
 /** What came with a descriptor of a pool. */
 type PoolFds = Pick<ReceivedFds, 'numbers' | 'isByName'>;
 
 /**
  * The pool that came with a descriptor, where it is open in the context: that of the same open file.
- * Without a file descriptor the one that the program has opened by that identity.
+ * Without a file descriptor the one whose identity is known to be that.
  */
 export const findPool = (
   context: Context,
@@ -39,11 +42,11 @@ export const findPool = (
 
 function findKnown(
   context: Context,
-  { pool: id }: IpcPoolDescriptor,
+  descriptor: IpcPoolDescriptor,
   { numbers, isByName }: PoolFds,
 ): Known | undefined {
   const [fd] = numbers;
-  const named = (known.get(id) ?? []).filter(
+  const named = (known.get(nameOf(descriptor)) ?? []).filter(
     ({ pool }) => !pool.closed && pool.context === context,
   );
   if (fd !== undefined) return named.find(({ pool }) => isSameFile(pool.shared.fd, fd));
@@ -77,17 +80,17 @@ export function importPool(
       'no-file-descriptor',
     );
   const pool = importAnew(context, descriptor, fd);
-  remember(descriptor.pool, { pool, isByName: fds.isByName });
+  remember(nameOf(descriptor), { pool, isByName: fds.isByName });
   return pool;
 }
 
-function remember(id: string, opened: Known): void {
+function remember(name: string, opened: Known): void {
   for (const [stated, pools] of known) {
     const left = pools.filter(({ pool }) => !pool.closed);
     if (left.length > 0) known.set(stated, left);
     else known.delete(stated);
   }
-  known.set(id, [...(known.get(id) ?? []), opened]);
+  known.set(name, [...(known.get(name) ?? []), opened]);
 }
 
 function importAnew(context: Context, descriptor: IpcPoolDescriptor, fd: number): ImportedPool {

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls } from '../../../../ffi/driver.ts';
 import { duplicateFd } from '../../../../ffi/libc.ts';
+import { processStartTime } from '../../../../ffi/process.ts';
 import {
   Context,
   CudaEvent,
@@ -11,6 +12,7 @@ import {
   VirtualMemory,
 } from '../../../../src/index.ts';
 import { type IpcDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
+import { here } from '../../../../src/ipc/here.ts';
 import {
   exportIpc,
   getIpcHandle,
@@ -166,6 +168,26 @@ test('over a connection a pool is not found by a name that other processes have 
   assert.throws(() => unpack(ofAnother(descriptor), [], emptySession()), {
     code: 'no-file-descriptor',
   });
+});
+
+test('a pool that its maker has sent is found by its name, and one of another sender is not', () => {
+  emulate();
+  const { pid } = here();
+  const { descriptor, fds } = shared('pool', 3);
+  // Another process of this namespace, which lives.
+  const fields = { ...ofAnother(descriptor), pid: process.ppid, pidNamespace: here().pidNamespace };
+  const startTime = processStartTime(process.ppid);
+  const named = sealDescriptor({ ...fields, startTime } as never);
+  for (const sender of [pid, 0, process.ppid]) {
+    const session = { ...emptySession(), process: { pid: sender } };
+    using received = unpack(named, fds.map(duplicateFd), session) as DeviceBuffer;
+    const open = (): DeviceBuffer => openIpcBuffer(named);
+    if (sender === process.ppid) {
+      using opened = open();
+      assert.equal(opened.resource, received.resource);
+    } else assert.throws(open, { code: 'no-file-descriptor' });
+    endSession(session);
+  }
 });
 
 test('of two pools that were opened by one name neither is found by it alone', async () => {
