@@ -5,6 +5,11 @@ import { tryAll } from './attempt.ts';
 export interface Holder {
   /** Who it is, in words. */
   readonly name: string;
+  /**
+   * Called when the resource is closed, of one who needs nothing while it is open. It may end its need
+   * at once.
+   */
+  readonly closed?: (() => void) | undefined;
 }
 
 /**
@@ -74,7 +79,8 @@ export function closeOpen(entry: Entry, reason?: string): void {
   entry.reason = reason;
   if (entry.release === undefined) return;
   entry.owner?.delete(entry);
-  if (!isHeld(entry)) run(entry.release);
+  if (isHeld(entry)) for (const { closed } of [...(entry.holders ?? [])]) closed?.();
+  else run(entry.release);
 }
 
 /** Whether somebody still needs what it releases. */

@@ -7,8 +7,9 @@ import { ManagerMemory } from '../memory/manager/manager-memory.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { VirtualMemory } from '../memory/virtual.ts';
 import { checkRange, type IpcDescriptor, type IpcMemoryDescriptor } from './descriptor.ts';
-import { findExport } from './exports.ts';
+import { findExport, nameOfExport } from './exports.ts';
 import { givingBack, type Loan, type Sender } from './loan.ts';
+import { gone } from './thread-exports.ts';
 
 /**
  * What a descriptor of this very process names, as an object with a `close()` of its own; a pool is
@@ -22,7 +23,7 @@ export function openAlias(
   access: Access = 'read-write',
   sender?: Sender,
 ): DeviceBuffer | CudaEvent | MemoryPool {
-  const named = findExport(nameOf(descriptor));
+  const named = findExport(nameOfExport(descriptor));
   const loan = sender?.loan;
   if (descriptor.kind === 'event' && named instanceof CudaEvent) {
     checkLent(named, sender);
@@ -42,16 +43,11 @@ export function openAlias(
       return loan ? lentView(view, loan) : view;
     }
   }
-  if (sender) throw notLent();
-  throw new IpcError(
-    'this descriptor was made by this very process, and what it names is not there any more',
-    undefined,
-    'same-process',
-  );
+  throw sender && !sender.isOwnProcess ? notLent() : gone();
 }
 
 /** The same for what is not there: no sender learns what is. */
-const notLent = (): IpcError =>
+export const notLent = (): IpcError =>
   new IpcError(
     'a descriptor came of memory, a pool or an event of this very process that the process which ' +
       'sent it does not have from here: lend it over a connection first',
@@ -65,12 +61,6 @@ function checkLent(
   sender: Sender | undefined,
 ): void {
   if (sender && !sender.has(object)) throw notLent();
-}
-
-function nameOf(descriptor: IpcDescriptor): string {
-  if (descriptor.kind === 'event') return `event ${descriptor.handle}`;
-  if (descriptor.kind === 'pool' && descriptor.handle === null) return `pool ${descriptor.pool}`;
-  return `memory ${descriptor.generation}`;
 }
 
 /** A view whose `close()` is told to the process that sent this memory back. */

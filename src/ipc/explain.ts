@@ -3,12 +3,14 @@ import { Context } from '../context.ts';
 import { Device, devices } from '../device.ts';
 import { type IpcCause, IpcError } from '../errors.ts';
 import { type IpcDescriptor, type IpcKind, parseDescriptor } from './descriptor.ts';
+import { findExport, nameOfExport } from './exports.ts';
 import { type Here, here, isOwn } from './here.ts';
 import { isMapped } from './mapped.ts';
 import { accessTo, checkOpenOptions, type OpenOptions } from './open-options.ts';
 import type { ReceivedFds } from './owned-fds.ts';
 import { findPool } from './pool-import.ts';
 import { type IpcSupport, type Obstacle, sharingObstacle, wsl } from './support.ts';
+import { goneObstacle, isOfOtherThread } from './thread-exports.ts';
 
 /** What {@link explain} knows of a descriptor. */
 export interface Explanation {
@@ -104,7 +106,9 @@ export function identityObstacle(
         `(boot id ${machine}, here ${self.machine})`,
       remedy: 'Device memory is shared within one machine: copy the data.',
     };
-  if (isOwn(descriptor, self))
+  if (isOwn(descriptor, self)) {
+    const isHere = findExport(nameOfExport(descriptor)) !== undefined;
+    if (!isHere) return isOfOtherThread(descriptor) ? undefined : goneObstacle;
     return sameProcess === 'alias'
       ? undefined
       : {
@@ -114,6 +118,7 @@ export function identityObstacle(
             "Use the object that it names, or open an alias of it with { sameProcess: 'alias' }: " +
             'CUDA does not open its own handles.',
         };
+  }
   if (self.isWsl) return wsl;
   const isByPid = kind === 'legacy' || kind === 'event';
   if (isByPid && pid === self.pid && pidNamespace !== self.pidNamespace)

@@ -1,5 +1,6 @@
 /** What this process has shared, by which its own descriptors are found again. */
 import { shareNumber } from '../memory/share-id.ts';
+import type { IpcDescriptor } from './descriptor.ts';
 
 // On the object itself: a WeakMap with an entry for each allocation would keep the collector busy.
 const GENERATION = Symbol('generation');
@@ -37,6 +38,13 @@ export function rememberExport(name: string, object: object): void {
 function forgetCollected(): void {
   for (const [name, object] of byName) if (object.deref() === undefined) byName.delete(name);
   limit = Math.max(LEAST_LIMIT, 2 * byName.size);
+}
+
+/** The name of what a descriptor of this process is of. */
+export function nameOfExport(descriptor: IpcDescriptor): string {
+  if (descriptor.kind === 'event') return `event ${descriptor.handle}`;
+  if (descriptor.kind === 'pool' && descriptor.handle === null) return `pool ${descriptor.pool}`;
+  return `memory ${descriptor.generation}`;
 }
 
 /** What was shared by a name, where it still is. */

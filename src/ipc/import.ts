@@ -2,6 +2,7 @@ import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUevent } from '../../ffi/types.ts';
 import type { DeviceArray } from '../array/device-array.ts';
+import { tryAll } from '../attempt.ts';
 import { refuseInCapture } from '../capture.ts';
 import { cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
@@ -9,8 +10,9 @@ import { IpcError } from '../errors.ts';
 import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import type { Access } from '../memory/buffer-options.ts';
+import { closeKeptFd, keepFd } from '../memory/kept-fds.ts';
 import type { MemoryPool } from '../memory/pool.ts';
-import { openAlias } from './alias.ts';
+import { notLent, openAlias } from './alias.ts';
 import {
   checkRange,
   type IpcBufferDescriptor,
@@ -35,6 +37,7 @@ import { asArray } from './opened-array.ts';
 import { rememberOrigin } from './origin.ts';
 import { OwnedFds, type ReceivedFds } from './owned-fds.ts';
 import { importPool } from './pool-import.ts';
+import { isOfOtherThread, openOfOtherThread } from './thread-exports.ts';
 import { mapVirtual } from './virtual-import.ts';
 
 /** The kinds that are memory. */
@@ -166,8 +169,15 @@ export function openParsed(
   sender?: Sender,
 ): OpenedBytes {
   refuseInCapture('opening what another process shared');
-  refuse(identityObstacle(descriptor, options));
-  if (isOwn(descriptor)) return openAlias(descriptor, options.access, sender);
+  const isOfThisProcess = isOwn(descriptor);
+  // Of a sender's own names no more is told than that they are refused.
+  if (!isOfThisProcess || !sender) refuse(identityObstacle(descriptor, options));
+  if (isOfThisProcess) {
+    if (descriptor.kind === 'event' || !isOfOtherThread(descriptor))
+      return openAlias(descriptor, options.access, sender);
+    if (sender && !sender.isOwnProcess) throw notLent();
+    return openThreadMemory(descriptor, fds, options, sender?.loan);
+  }
   refuse(placeObstacle(descriptor, options));
   const context = contextFor(descriptor, options);
   const access = accessTo(descriptor, options);
@@ -184,6 +194,43 @@ export function openParsed(
     case 'event':
       return openEvent(context, descriptor, loan);
   }
+}
+
+/** Memory of another thread of this process: at the same addresses, by whatever kind it goes. */
+function openThreadMemory(
+  descriptor: IpcMemoryDescriptor,
+  fds: ReceivedFds,
+  options: Omit<OpenOptions, 'fds'>,
+  loan: Loan | undefined,
+): DeviceBuffer {
+  refuse(placeObstacle(descriptor, options));
+  const context = contextFor(descriptor, options);
+  const use = openOfOtherThread(context, descriptor);
+  checkMapped(descriptor, use);
+  const kept = fds.take().map((fd) => keepFd(context, fd));
+  const { freeIn, release } = givingBack(context, use.release, loan);
+  const buffer = new DeviceBuffer({
+    context,
+    address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
+    byteLength: descriptor.byteLength,
+    origin: 'imported',
+    release: {
+      freeIn,
+      release: () => tryAll([release, ...kept.map((fd) => () => closeKeptFd(context, fd))]),
+    },
+    access: accessTo(descriptor, options),
+  });
+  rememberOrigin(buffer, {
+    descriptor,
+    fds() {
+      if (descriptor.kind === 'legacy' || kept.length > 0) return kept;
+      throw new IpcError(
+        'memory of another thread goes to other processes with the file descriptors that it was ' +
+          'opened with, and it was opened without: share it in the thread that made it',
+      );
+    },
+  });
+  return buffer;
 }
 
 function openLegacy(

@@ -19,6 +19,8 @@ export interface Loan {
 /** The other end of the connection that a descriptor came over. */
 export interface Sender {
   readonly loan: Loan | undefined;
+  /** Whether it is a thread of this process. */
+  readonly isOwnProcess: boolean;
   /** Whether this process has lent it an object, or all of a range with such access. */
   has(object: DeviceBuffer | CudaEvent | MemoryPool): boolean;
 }

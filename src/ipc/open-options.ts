@@ -17,7 +17,7 @@ export interface OpenOptions extends PlaceOptions {
   /** What is to be done with the memory: less than the exporter allows, never more. */
   readonly access?: Access;
   /**
-   * What happens to a descriptor of this very process. Default `'refuse'`; `'alias'`: it opens as
+   * What happens to a descriptor of this very thread of this process. Default `'refuse'`; `'alias'`: it opens as
    * a view of the object that it names, with a `close()` of its own, and is closed with it.
    */
   readonly sameProcess?: 'refuse' | 'alias';

@@ -8,14 +8,15 @@ import { MemoryPool } from '../memory/pool.ts';
 import { releaseQuietly } from '../resource.ts';
 import { type IpcDescriptor, type IpcPoolDescriptor, parseDescriptor } from './descriptor.ts';
 import { writeDescriptor } from './descriptor-binary.ts';
-import { exportIpc, isShareable, type Shareable } from './export.ts';
+import { isShareable, parcelOf, type Shareable } from './export.ts';
 import { here, isOwn } from './here.ts';
 import { openObject } from './import.ts';
 import { ImportedPool } from './imported-pool.ts';
-import { bufferOf } from './lease/shared-object.ts';
+import { bufferOf, rangeOf } from './lease/shared-object.ts';
 import type { Loan, Sender } from './loan.ts';
 import { OwnedFds } from './owned-fds.ts';
 import { ReceivedPool } from './received-pool.ts';
+import { publish } from './thread-exports.ts';
 
 /** What goes to another process for one object: plain data, and file descriptors beside it. */
 export interface Parcel {
@@ -61,10 +62,20 @@ export function pack(object: object, session: ParcelSession): Packed | undefined
   refuseInCapture('sharing');
   const packed = packedOf(object);
   const { descriptor, bytes } = packed;
+  if (isOwnProcess(session)) publishObject(object, descriptor);
   if (descriptor.kind !== 'pool') return packed;
   if (session.sent.has(descriptor.pool)) return { descriptor, bytes, fds: [] };
   session.sent.set(descriptor.pool, hearEnd(object, descriptor.pool, session));
   return packed;
+}
+
+/** Whether the other end is a thread of this process. */
+const isOwnProcess = (session: ParcelSession): boolean => session.process?.pid === process.pid;
+
+function publishObject(object: Shareable, descriptor: IpcDescriptor): void {
+  const buffer = bufferOf(object);
+  const range = rangeOf(object);
+  if (buffer && range && descriptor.kind !== 'event') publish(buffer, range.begin, descriptor);
 }
 
 /** Has the session told when the pool that an object is, or is memory of, is there no more. */
@@ -103,7 +114,7 @@ function packedOf(object: Shareable): Packed {
 }
 
 function packAnew(object: Shareable): Packed {
-  const { descriptor, fds } = exportIpc(object);
+  const { descriptor, fds } = parcelOf(object);
   return { descriptor, bytes: undefined, fds };
 }
 
@@ -127,7 +138,11 @@ export function unpack(
     const sound = parseDescriptor(descriptor);
     // The connection has seen to who is at its other end.
     const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
-    const sender: Sender = { loan, has: (object) => session.has(object) };
+    const sender: Sender = {
+      loan,
+      isOwnProcess: isOwnProcess(session),
+      has: (object) => session.has(object),
+    };
     // What is this process's own needs no descriptor of the pool, now or later.
     if (sound.kind !== 'pool' || isOwn(sound)) return openObject(sound, owned, options, sender);
     const pool = receivePool(sound, owned, session);
@@ -203,7 +218,7 @@ export function forgetPoolSoon(id: string, { received }: Pick<ParcelSession, 're
 function receivePool(
   { pool: id, pid, pidNamespace }: IpcPoolDescriptor,
   owned: OwnedFds,
-  { received, process }: ParcelSession,
+  { received, process: sender }: ParcelSession,
 ): ReceivedPool | undefined {
   const known = received.get(id);
   if (known instanceof ReceivedPool) return known;
@@ -211,7 +226,7 @@ function receivePool(
   if (received.size >= MAX_RECEIVED_POOLS)
     throw new IpcError(`more than ${MAX_RECEIVED_POOLS} memory pools came over one connection`);
   const [fd] = owned.take();
-  const isOfMaker = pid === process?.pid && pidNamespace === here().pidNamespace;
+  const isOfMaker = pid === sender?.pid && pidNamespace === here().pidNamespace;
   const pool = new ReceivedPool(fd as number, isOfMaker);
   received.set(id, pool);
   return pool;

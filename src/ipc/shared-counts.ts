@@ -120,7 +120,9 @@ const VERSION = 2;
 const USERS = 3;
 /** Pages that nobody used take no memory. */
 const MAX_ENTRIES = 1 << 20;
-const BYTE_LENGTH = MAX_ENTRIES * FIELDS * Float64Array.BYTES_PER_ELEMENT;
+const COUNTS_BYTE_LENGTH = MAX_ENTRIES * FIELDS * Float64Array.BYTES_PER_ELEMENT;
+/** Behind the counts: what {@link withSharedTable} gives. */
+const BYTE_LENGTH = 2 * COUNTS_BYTE_LENGTH;
 
 /** Where the entry of that name is: an unused one is made its own. @throws IpcError */
 function placeOf(table: Float64Array, name: string): number {
@@ -168,29 +170,38 @@ const ADDRESS = 1;
 /** Then two words: whether the main thread is at the counts, and how many workers ever were. */
 const BUSY = 4;
 const WORKERS = 5;
+const WORDS = 8;
 
 interface Counts {
   readonly fd: number;
   readonly table: Float64Array;
+  readonly other: Float64Array;
   readonly words: Int32Array;
 }
 
 let counts: Counts | undefined;
 
-function withCounts<T>(use: (table: Float64Array) => T): T {
+const withCounts = <T>(use: (table: Float64Array) => T): T => withLock(({ table }) => use(table));
+
+/** Runs `use` with other numbers that all workers see, all 0 at first, while no other worker does. */
+export const withSharedTable = <T>(use: (table: Float64Array) => T): T =>
+  withLock(({ other }) => use(other));
+
+function withLock<T>(use: (counts: Counts) => T): T {
   counts ??= openCounts();
-  const { fd, table, words } = counts;
+  const { fd, words } = counts;
   if (isMainThread) {
     // Before the first worker comes a word is enough, that it waits for: nobody terminates the main
     // thread alone.
     Atomics.store(words, BUSY, 1);
     try {
-      if (Atomics.load(words, WORKERS) === 0) return use(table);
+      if (Atomics.load(words, WORKERS) === 0) return use(counts);
     } finally {
       Atomics.store(words, BUSY, 0);
     }
   }
-  return withFileLock(fd, () => use(table));
+  const found = counts;
+  return withFileLock(fd, () => use(found));
 }
 
 /** From now on the main thread takes the lock, too. @throws SystemError as {@link withFileLock} */
@@ -211,10 +222,11 @@ function openCounts(): Counts {
     // One worker at a time: two would make one each.
     return withFileLock(folder, () => {
       const fd = findOrMake();
-      const table = tableOf(fd);
-      const words = new Int32Array(table.buffer);
+      const memory = memoryOf(fd);
+      const words = new Int32Array(memory, 0, WORDS);
       if (!isMainThread) comeIn(words);
-      return { fd, table, words };
+      const table = new Float64Array(memory, 0, MAX_ENTRIES * FIELDS);
+      return { fd, table, other: new Float64Array(memory, COUNTS_BYTE_LENGTH), words };
     });
   } finally {
     closeSync(folder);
@@ -236,14 +248,14 @@ function findOrMake(): number {
 }
 
 /** Mapped once a process, for as long as that lives: nobody would unmap it for a terminated worker. */
-function tableOf(fd: number): Float64Array {
+function memoryOf(fd: number): ArrayBuffer {
   const first = new Float64Array(FIELDS);
   readSync(fd, first, 0, first.byteLength, 0);
   const known = first[ADDRESS] as number;
   const address = known === 0 ? mapShared(fd, BYTE_LENGTH).address : (known as Address);
-  const table = new Float64Array(viewMemory(address, BYTE_LENGTH));
-  table[ADDRESS] = address;
-  return table;
+  const memory = viewMemory(address, BYTE_LENGTH);
+  new Float64Array(memory, 0, FIELDS)[ADDRESS] = address;
+  return memory;
 }
 
 /**

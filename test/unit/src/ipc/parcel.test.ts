@@ -73,6 +73,7 @@ test('descriptors are made once, are close-on-exec, and go with what they are of
   emulate();
   // What the first that is shared leaves for all later ones.
   anchorExports(Device.get());
+  exportIpc(DeviceBuffer.allocate(1));
   const before = openDescriptors();
   const { pool, buffer } = sharedPool();
   const memory = sharedMemory();
@@ -93,6 +94,7 @@ test('a reset closes those of what it takes', () => {
   emulate();
   // What the first that is shared leaves for all later ones.
   anchorExports(Device.get());
+  exportIpc(DeviceBuffer.allocate(1));
   const before = openDescriptors();
   const { buffer } = sharedPool();
   exportIpc(buffer);
