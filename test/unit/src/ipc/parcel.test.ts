@@ -43,6 +43,7 @@ import {
   pack,
   unpack,
 } from '../../../../src/ipc/parcel.ts';
+import { withSharedTable } from '../../../../src/ipc/shared-counts.ts';
 import { anchorExports } from '../../../../src/memory/export-anchor.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
 import { dose } from '../../../support/dose.ts';
@@ -73,7 +74,7 @@ test('descriptors are made once, are close-on-exec, and go with what they are of
   emulate();
   // What the first that is shared leaves for all later ones.
   anchorExports(Device.get());
-  exportIpc(DeviceBuffer.allocate(1));
+  withSharedTable(() => {});
   const before = openDescriptors();
   const { pool, buffer } = sharedPool();
   const memory = sharedMemory();
@@ -94,7 +95,7 @@ test('a reset closes those of what it takes', () => {
   emulate();
   // What the first that is shared leaves for all later ones.
   anchorExports(Device.get());
-  exportIpc(DeviceBuffer.allocate(1));
+  withSharedTable(() => {});
   const before = openDescriptors();
   const { buffer } = sharedPool();
   exportIpc(buffer);
