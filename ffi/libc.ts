@@ -114,6 +114,9 @@ const F_GETFD = 1;
 const F_SETFD = 2;
 const F_DUPFD_CLOEXEC = 1030;
 const FD_CLOEXEC = 1;
+const F_DUPFD_QUERY = 1027;
+const SYS_KCMP = process.arch === 'arm64' ? 272 : 312;
+const KCMP_FILE = 0;
 const SYS_PIDFD_OPEN = 434;
 const SYS_PIDFD_GETFD = 438;
 
@@ -146,6 +149,19 @@ export const setCloseOnExec = (fd: number): void => {
 /** Another descriptor of the same thing, close-on-exec. @throws SystemError */
 export const duplicateFd = (fd: number): number =>
   succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_DUPFD_CLOEXEC, 0), 'fcntl');
+
+/**
+ * Whether two descriptors are of one open file: copies of each other, whoever sent them. Undefined
+ * where the kernel tells it neither by `fcntl` (before Linux 6.10) nor by `kcmp` (in some containers).
+ */
+export function isSameFile(a: number, b: number): boolean | undefined {
+  if (!isOpenFd(a) || !isOpenFd(b)) return false;
+  const queried = libc.fcntl(a, F_DUPFD_QUERY, b);
+  if (queried >= 0) return queried === 1;
+  const { pid } = process;
+  const compared = libc.syscall(SYS_KCMP, pid, pid, KCMP_FILE, a, b, 0);
+  return compared >= 0 ? compared === 0 : undefined;
+}
 
 /** An anonymous file in memory, close-on-exec, of the given size. @throws SystemError */
 export function createMemfd(name: string, byteLength: number): number {

@@ -6,6 +6,11 @@ import { beginRelease, endRelease, isNews } from './lost.ts';
 export interface Holder {
   /** Who it is, in words. */
   readonly name: string;
+  /**
+   * Called when the resource is closed, of one who needs nothing while it is open. It may end its need
+   * at once.
+   */
+  readonly closed?: (() => void) | undefined;
 }
 
 /**
@@ -90,7 +95,8 @@ export function closeOpen(entry: Entry, reason?: string): void {
   entry.reason = reason;
   if (entry.release === undefined) return;
   entry.owner?.delete(entry);
-  if (!isHeld(entry)) run(entry.release, entry.owner);
+  if (isHeld(entry)) for (const { closed } of [...(entry.holders ?? [])]) closed?.();
+  else run(entry.release, entry.owner);
 }
 
 /** Whether somebody still needs what it releases. */

@@ -111,12 +111,13 @@ export abstract class Resource implements Disposable {
    * closed one counts as closed all the same.
    *
    * @param name who needs it, in words
+   * @param closed called when it is closed, for one who may need nothing then
    * @throws ClosedError
    */
-  retain(name = 'a handle that is open'): () => void {
+  retain(name = 'a handle that is open', closed?: () => void): () => void {
     this.requireOpen();
     const entry = this[life].entry;
-    const holder = { name };
+    const holder = { name, closed };
     entry.holders ??= new Set();
     entry.holders.add(holder);
     return () => letGo(entry, holder);
@@ -124,7 +125,8 @@ export abstract class Resource implements Disposable {
 
   /** @internal Who needs what it gives back, in words: each once. */
   get holders(): string[] {
-    return [...new Set([...(this[life].entry.holders ?? [])].map(({ name }) => name))];
+    const needing = [...(this[life].entry.holders ?? [])].filter(({ closed }) => !closed);
+    return [...new Set(needing.map(({ name }) => name))];
   }
 
   /**

@@ -8,6 +8,7 @@ import { type Range, RangeMap } from './ranges.ts';
 import { READ, Regions, WRITE } from './region.ts';
 import type { Settings } from './settings.ts';
 import { AddressSpace } from './space.ts';
+import { isOfOtherThread } from './threads.ts';
 
 /** Memory of another process, opened here. */
 export interface Import extends Range {
@@ -160,7 +161,8 @@ export class Memory {
     return (
       this.#isPlain(address, byteLength) ||
       this.registrations.holding(address, byteLength) !== undefined ||
-      this.regions.allow(address, byteLength, device, wanted)
+      this.regions.allow(address, byteLength, device, wanted) ||
+      isOfOtherThread(address, byteLength)
     );
   }
 

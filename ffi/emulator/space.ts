@@ -18,6 +18,13 @@ const RESERVATION = 64 * 2 ** 30;
 
 export const roundUp = (value: number, unit: number): number => Math.ceil(value / unit) * unit;
 
+/** All reservations of this thread. */
+const reservations: { readonly begin: number; readonly end: number }[] = [];
+
+/** Whether an address is of a driver of this thread. */
+export const isReserved = (address: number): boolean =>
+  reservations.some(({ begin, end }) => begin <= address && address < end);
+
 /**
  * Reserved, inaccessible addresses, where descriptors are mapped at multiples of
  * {@link GRANULARITY}. What is unmapped stays reserved, so that nothing else of the process moves
@@ -51,6 +58,7 @@ export class AddressSpace {
       const start = libc.mmap(0, byteLength + GRANULARITY, PROT_NONE, INACCESSIBLE, -1, 0);
       // MAP_FAILED arrives as a bigint.
       if (typeof start !== 'number') continue;
+      reservations.push({ begin: start, end: start + byteLength + GRANULARITY });
       this.#free.add(roundUp(start, GRANULARITY), byteLength);
       return this.#free.take(extent, alignment);
     }

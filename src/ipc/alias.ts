@@ -7,49 +7,66 @@ import { ManagerMemory } from '../memory/manager/manager-memory.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { VirtualMemory } from '../memory/virtual.ts';
 import { checkRange, type IpcDescriptor, type IpcMemoryDescriptor } from './descriptor.ts';
-import { findExport } from './exports.ts';
-import { givingBack, type Loan } from './loan.ts';
+import { findExport, nameOfExport } from './exports.ts';
+import { givingBack, type Loan, type Sender } from './loan.ts';
+import { gone } from './thread-exports.ts';
 
 /**
  * What a descriptor of this very process names, as an object with a `close()` of its own; a pool is
  * itself.
  *
+ * @param sender who sent it, where it came over a connection: what is not lent to that is refused
  * @throws IpcError where it is not there any more, ClosedError where it is closed
  */
 export function openAlias(
   descriptor: IpcDescriptor,
   access: Access = 'read-write',
-  loan?: Loan,
+  sender?: Sender,
 ): DeviceBuffer | CudaEvent | MemoryPool {
-  const named = findExport(nameOf(descriptor));
-  if (descriptor.kind === 'event' && named instanceof CudaEvent) return aliasOfEvent(named, loan);
+  const named = findExport(nameOfExport(descriptor));
+  const loan = sender?.loan;
+  if (descriptor.kind === 'event' && named instanceof CudaEvent) {
+    checkLent(named, sender);
+    return aliasOfEvent(named, loan);
+  }
   if (named instanceof MemoryPool) {
+    checkLent(named, sender);
     named.handle; // a closed pool is refused
     loan?.returned();
     return named;
   }
   if (descriptor.kind !== 'event') {
-    const view = viewOf(named, descriptor);
     const isReadOnly = access === 'read' || descriptor.access === 'read';
-    if (view) return loan ? lentView(view, isReadOnly, loan) : isReadOnly ? view.readOnly() : view;
+    const view = viewOf(named, descriptor, isReadOnly);
+    if (view) {
+      checkLent(view, sender);
+      return loan ? lentView(view, loan) : view;
+    }
   }
-  throw new IpcError(
-    'this descriptor was made by this very process, and what it names is not there any more',
+  throw sender && !sender.isOwnProcess ? notLent() : gone();
+}
+
+/** The same for what is not there: no sender learns what is. */
+export const notLent = (): IpcError =>
+  new IpcError(
+    'a descriptor came of memory, a pool or an event of this very process that the process which ' +
+      'sent it does not have from here: lend it over a connection first',
     undefined,
     'same-process',
   );
-}
 
-function nameOf(descriptor: IpcDescriptor): string {
-  if (descriptor.kind === 'event') return `event ${descriptor.handle}`;
-  if (descriptor.kind === 'pool' && descriptor.handle === null) return `pool ${descriptor.pool}`;
-  return `memory ${descriptor.generation}`;
+/** @throws IpcError for what this process has not lent to the one that sends it */
+function checkLent(
+  object: DeviceBuffer | CudaEvent | MemoryPool,
+  sender: Sender | undefined,
+): void {
+  if (sender && !sender.has(object)) throw notLent();
 }
 
 /** A view whose `close()` is told to the process that sent this memory back. */
-function lentView(view: DeviceBuffer, isReadOnly: boolean, loan: Loan): DeviceBuffer {
+function lentView(view: DeviceBuffer, loan: Loan): DeviceBuffer {
   const back = givingBack(view.context, (returned) => returned?.(), loan);
-  return view.view(0, view.byteLength, isReadOnly ? 'read' : view.access, back);
+  return view.view(0, view.byteLength, view.access, back);
 }
 
 const aliasOfEvent = (event: CudaEvent, loan: Loan | undefined): CudaEvent =>
@@ -66,7 +83,16 @@ const aliasOfEvent = (event: CudaEvent, loan: Loan | undefined): CudaEvent =>
 const bytesBefore = ({ resource, address, context }: DeviceBuffer): number =>
   resource instanceof ManagerMemory ? address - context.run(() => allocationBase(address)) : 0;
 
-function viewOf(named: unknown, descriptor: IpcMemoryDescriptor): DeviceBuffer | undefined {
+function viewOf(
+  named: unknown,
+  descriptor: IpcMemoryDescriptor,
+  isReadOnly: boolean,
+): DeviceBuffer | undefined {
+  const view = wholeView(named, descriptor);
+  return view && isReadOnly ? view.readOnly() : view;
+}
+
+function wholeView(named: unknown, descriptor: IpcMemoryDescriptor): DeviceBuffer | undefined {
   const { byteOffset, byteLength } = descriptor;
   if (named instanceof DeviceBuffer) {
     const before = bytesBefore(named);

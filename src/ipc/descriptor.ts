@@ -47,9 +47,9 @@ export interface IpcRange {
    * `virtual`: file descriptors of its own say so too.
    */
   readonly access: Access;
-  /** The driver's number of the allocation, which tells it from an earlier one at its address. */
+  /** Which allocation it is, of those that were at its address one after the other. */
   readonly bufferId: number;
-  /** The exporter's own number of the allocation; 0 for memory that cuffi did not allocate. */
+  /** The exporter's own random number of the allocation; 0 for memory that cuffi did not allocate. */
   readonly generation: number;
   /** How an array lies in it; absent for plain bytes. */
   readonly layout?: IpcLayout | undefined;

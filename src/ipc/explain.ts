@@ -4,12 +4,15 @@ import { Device, devices } from '../device.ts';
 import { type IpcCause, IpcError } from '../errors.ts';
 import { accessObstacle, accessTo } from './access.ts';
 import { type IpcDescriptor, type IpcKind, parseDescriptor } from './descriptor.ts';
+import { findExport, nameOfExport } from './exports.ts';
 import { type Here, here, isOwn } from './here.ts';
 import { isMapped } from './mapped.ts';
 import { checkOpenOptions, type OpenOptions } from './open-options.ts';
+import type { ReceivedFds } from './owned-fds.ts';
 import { poolObstacle } from './pool-descriptor.ts';
 import { findPool } from './pool-import.ts';
 import { type IpcSupport, type Obstacle, sharingObstacle, wsl } from './support.ts';
+import { goneObstacle, isOfOtherThread } from './thread-exports.ts';
 
 /** What {@link explain} knows of a descriptor. */
 export interface Explanation {
@@ -55,9 +58,11 @@ export function explain(message: unknown, options?: OpenOptions): Explanation {
   const byPlace = placeObstacle(descriptor, checked);
   if (byPlace) return { openable: false, ...byPlace };
   const context = contextFor(descriptor, checked);
-  const access = accessTo(descriptor, checked.access, checked.fds ?? []);
-  if (isMapped(descriptor, context, access)) return fine;
-  const blocked = openObstacle(descriptor, context, checked, self);
+  const given = { numbers: checked.fds ?? [], isByName: true };
+  const access = accessTo(descriptor, checked.access, given.numbers);
+  if (isMapped(descriptor, context, given, access)) return fine;
+  const { allowOtherUsers = false } = checked;
+  const blocked = openObstacle(descriptor, context, given, allowOtherUsers, self);
   if (blocked) return { openable: false, ...blocked };
   if (!isInSight(descriptor, self)) return unseen;
   return isHeldByFds(descriptor) ? fine : unconfirmed(descriptor);
@@ -98,7 +103,9 @@ export function identityObstacle(
         `(boot id ${machine}, here ${self.machine})`,
       remedy: 'Device memory is shared within one machine: copy the data.',
     };
-  if (isOwn(descriptor, self))
+  if (isOwn(descriptor, self)) {
+    const isHere = findExport(nameOfExport(descriptor)) !== undefined;
+    if (!isHere) return isOfOtherThread(descriptor) ? undefined : goneObstacle;
     return sameProcess === 'alias'
       ? undefined
       : {
@@ -108,6 +115,7 @@ export function identityObstacle(
             "Use the object that it names, or open an alias of it with { sameProcess: 'alias' }: " +
             'CUDA does not open its own handles.',
         };
+  }
   if (self.isWsl) return wsl;
   const isByPid = kind === 'legacy' || kind === 'event';
   if (isByPid && pid === self.pid && pidNamespace !== self.pidNamespace)
@@ -173,7 +181,8 @@ const working = new WeakMap<Device, Set<keyof IpcSupport>>();
 export function openObstacle(
   descriptor: IpcDescriptor,
   context: Context,
-  { fds = [], allowOtherUsers = false }: Pick<OpenOptions, 'fds' | 'allowOtherUsers'>,
+  fds: Pick<ReceivedFds, 'numbers' | 'isByName'>,
+  allowOtherUsers: boolean,
   self: Here = here(),
 ): Obstacle | undefined {
   const way = WAYS[descriptor.kind];
@@ -228,19 +237,20 @@ function exporterObstacle(
 function fdObstacle(
   descriptor: IpcDescriptor,
   context: Context,
-  fds: readonly number[],
+  fds: Pick<ReceivedFds, 'numbers' | 'isByName'>,
 ): Obstacle | undefined {
-  if (descriptor.kind === 'pool' && findPool(context, descriptor)) return undefined;
+  if (descriptor.kind === 'pool' && findPool(context, descriptor, fds)) return undefined;
+  const { numbers } = fds;
   const wanted =
     descriptor.kind === 'pool' ? 1 : descriptor.kind === 'virtual' ? descriptor.pieces.length : 0;
-  const isComplete = fds.length === wanted;
-  if (wanted === 0 || (isComplete && fds.every(mayBeMemory))) return undefined;
+  const isComplete = numbers.length === wanted;
+  if (wanted === 0 || (isComplete && numbers.every(mayBeMemory))) return undefined;
   const what = descriptor.kind === 'pool' ? 'a pool' : 'virtual memory';
   return {
     code: 'no-file-descriptor',
     reason: isComplete
       ? `what came beside a descriptor of ${what} is no file descriptor of the driver's`
-      : `a descriptor of ${what} needs ${wanted} file descriptors beside it, and ${fds.length} came`,
+      : `a descriptor of ${what} needs ${wanted} file descriptors beside it, and ${numbers.length} came`,
     remedy: 'Send it over a connection, or through a Unix socket together with them.',
   };
 }

@@ -18,6 +18,7 @@ import {
   legacyHandle,
 } from '../memory/legacy-handle.ts';
 import { ManagerMemory } from '../memory/manager/manager-memory.ts';
+import { concealed } from '../memory/share-id.ts';
 import { VirtualMemory } from '../memory/virtual.ts';
 import { checkShared } from './access.ts';
 import { type IpcBufferDescriptor, sealDescriptor } from './descriptor.ts';
@@ -68,7 +69,7 @@ export function exportLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
         }));
   const { baseByteLength, bufferId } = context.run(() => ({
     baseByteLength: allocationByteLength(base),
-    bufferId: bufferIdOf(base),
+    bufferId: concealed(bufferIdOf(base)),
   }));
   return sealDescriptor<'legacy'>({
     kind: 'legacy',

@@ -23,6 +23,7 @@ import { forwardBuffer, type Origin, originOf } from './origin.ts';
 import type { Parcel } from './parcel.ts';
 import { recordReady } from './ready-event.ts';
 import { ReadyParcel } from './ready-parcel.ts';
+import { publish } from './thread-exports.ts';
 
 /** Memory that can be shared with another process. Virtual memory arrives as the buffer that it is. */
 export type ShareableMemory = DeviceArray | DeviceBuffer | VirtualMemory;
@@ -96,7 +97,11 @@ function shareLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
         'be shared as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
     );
   const origin = originOfBuffer(buffer);
-  if (!origin) return exportLegacy(buffer);
+  if (!origin) {
+    const descriptor = exportLegacy(buffer);
+    publish(buffer, buffer.address, descriptor);
+    return descriptor;
+  }
   if (origin.descriptor.kind !== 'legacy')
     throw new IpcError('imported virtual memory has no legacy IPC handle: share it with exportIpc');
   checkNotEmpty(buffer);
@@ -134,22 +139,26 @@ export function exportIpc(
 export function exportIpc(object: Shareable): Parcel;
 export function exportIpc(object: Shareable, options?: ShareOptions): Parcel {
   const { stream } = checkShareOptions(options, 'exportIpc');
-  if (!stream) return parcelOf(object);
+  if (!stream) return parcelOf(object, publish);
   if (!isMemory(object))
     throw new TypeError(
       `exportIpc with a stream takes an array, a buffer or virtual memory, not ${shown(object)}`,
     );
-  const { descriptor, fds } = parcelOf(object);
+  const { descriptor, fds } = parcelOf(object, publish);
   return new ReadyParcel(descriptor as IpcMemoryDescriptor, fds, recordReady(stream));
 }
 
-function parcelOf(object: Shareable): Parcel {
+/** Told of memory that is shared: the buffer, the address of its first byte, and its descriptor. */
+type Announce = typeof publish;
+
+/** As {@link exportIpc}, for other processes alone unless `announce` is {@link publish}. */
+export function parcelOf(object: Shareable, announce?: Announce): Parcel {
   refuseInCapture('sharing');
-  if (object instanceof DeviceBuffer) return exportBuffer(object);
+  if (object instanceof DeviceBuffer) return exportBuffer(object, announce);
   if (object instanceof DeviceArray) {
     let fds: readonly number[] = [];
     const descriptor = exportArray(object, (part) => {
-      const parcel = exportBuffer(part);
+      const parcel = exportBuffer(part, announce);
       ({ fds } = parcel);
       return parcel.descriptor as IpcMemoryDescriptor;
     });
@@ -161,7 +170,7 @@ function parcelOf(object: Shareable): Parcel {
     object.handle; // a closed pool is refused
     return { descriptor: object.descriptor, fds: [object.shared.fd] };
   }
-  if (object instanceof VirtualMemory) return exportBuffer(object.buffer);
+  if (object instanceof VirtualMemory) return exportBuffer(object.buffer, announce);
   throw new TypeError(
     `exportIpc takes an array, a buffer, an event, a memory pool or virtual memory, not ${shown(object)}`,
   );
@@ -179,7 +188,13 @@ export const isShareable = (object: object): object is Shareable =>
   object instanceof MemoryPool ||
   object instanceof ImportedPool;
 
-function exportBuffer(buffer: DeviceBuffer): Parcel {
+function exportBuffer(buffer: DeviceBuffer, announce: Announce | undefined): Parcel {
+  const parcel = describeBuffer(buffer);
+  announce?.(buffer, buffer.address, parcel.descriptor as IpcMemoryDescriptor);
+  return parcel;
+}
+
+function describeBuffer(buffer: DeviceBuffer): Parcel {
   checkNotEmpty(buffer);
   const source = originOfBuffer(buffer);
   if (source) return forwardBuffer(buffer, source);

@@ -2,6 +2,7 @@ import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUevent } from '../../ffi/types.ts';
 import type { DeviceArray } from '../array/device-array.ts';
+import { tryAll } from '../attempt.ts';
 import { refuseInCapture } from '../capture.ts';
 import { cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
@@ -9,9 +10,10 @@ import { IpcError } from '../errors.ts';
 import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import type { Access } from '../memory/buffer-options.ts';
+import { closeKeptFd, keepFd } from '../memory/kept-fds.ts';
 import type { MemoryPool } from '../memory/pool.ts';
 import { accessTo } from './access.ts';
-import { openAlias } from './alias.ts';
+import { notLent, openAlias } from './alias.ts';
 import {
   checkRange,
   type IpcBufferDescriptor,
@@ -28,7 +30,7 @@ import { contextFor, identityObstacle, openObstacle, placeObstacle } from './exp
 import { exporterIsGone, isOwn } from './here.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { mapLegacy } from './legacy-import.ts';
-import { givingBack, type Loan } from './loan.ts';
+import { givingBack, type Loan, type Sender } from './loan.ts';
 import { isMapped } from './mapped.ts';
 import type { Mapping, MappingUse } from './mapping.ts';
 import { checkOpenOptions, type OpenOptions } from './open-options.ts';
@@ -37,6 +39,7 @@ import { rememberOrigin } from './origin.ts';
 import { OwnedFds, type ReceivedFds } from './owned-fds.ts';
 import { importPool } from './pool-import.ts';
 import { refuse } from './support.ts';
+import { isOfOtherThread, openOfOtherThread } from './thread-exports.ts';
 import { mapVirtual } from './virtual-import.ts';
 
 /** The kinds that are memory. */
@@ -139,7 +142,7 @@ export function openAs<K extends IpcKind, O>(
   open: (descriptor: IpcDescriptors[K], fds: ReceivedFds, options: Omit<OpenOptions, 'fds'>) => O,
 ): O {
   const { fds: given = [], ...checked } = checkOpenOptions(options, call);
-  const fds = new OwnedFds(given);
+  const fds = new OwnedFds(given, true);
   try {
     return open(parseDescriptor(message, kinds), fds, checked);
   } finally {
@@ -152,31 +155,37 @@ export const openObject = (
   descriptor: IpcDescriptor,
   fds: ReceivedFds,
   options: Omit<OpenOptions, 'fds'>,
-  loan?: Loan,
-): Opened => asArray(openParsed(descriptor, fds, options, loan), descriptor);
+  sender?: Sender,
+): Opened => asArray(openParsed(descriptor, fds, options, sender), descriptor);
 
 /**
  * Opens a sound descriptor; `fds` stay their owner's but for those that are taken.
  *
- * @param loan is told how the object ends, where one is opened
+ * @param sender the other end of the connection that it came over
  * @throws IpcError
  */
 export function openParsed(
   descriptor: IpcDescriptor,
   fds: ReceivedFds,
   options: Omit<OpenOptions, 'fds'>,
-  loan?: Loan,
+  sender?: Sender,
 ): OpenedBytes {
   refuseInCapture('opening what another process shared');
-  refuse(identityObstacle(descriptor, options));
-  if (isOwn(descriptor)) return openAlias(descriptor, options.access, loan);
+  const isOfThisProcess = isOwn(descriptor);
+  // Of a sender's own names no more is told than that they are refused.
+  if (!isOfThisProcess || !sender) refuse(identityObstacle(descriptor, options));
+  if (isOfThisProcess) {
+    if (descriptor.kind === 'event' || !isOfOtherThread(descriptor))
+      return openAlias(descriptor, options.access, sender);
+    if (sender && !sender.isOwnProcess) throw notLent();
+    return openThreadMemory(descriptor, fds, options, sender?.loan);
+  }
   refuse(placeObstacle(descriptor, options));
   const context = contextFor(descriptor, options);
   const access = accessTo(descriptor, options.access, fds.numbers);
-  if (!isMapped(descriptor, context, access)) {
-    const { allowOtherUsers = false } = options;
-    refuse(openObstacle(descriptor, context, { fds: fds.numbers, allowOtherUsers }));
-  }
+  const loan = sender?.loan;
+  if (!isMapped(descriptor, context, fds, access))
+    refuse(openObstacle(descriptor, context, fds, options.allowOtherUsers ?? false));
   switch (descriptor.kind) {
     case 'legacy':
       return openLegacy(context, descriptor, access, loan);
@@ -187,6 +196,44 @@ export function openParsed(
     case 'event':
       return openEvent(context, descriptor, loan);
   }
+}
+
+/** Memory of another thread of this process: at the same addresses, by whatever kind it goes. */
+function openThreadMemory(
+  descriptor: IpcMemoryDescriptor,
+  fds: ReceivedFds,
+  options: Omit<OpenOptions, 'fds'>,
+  loan: Loan | undefined,
+): DeviceBuffer {
+  refuse(placeObstacle(descriptor, options));
+  const context = contextFor(descriptor, options);
+  const access = accessTo(descriptor, options.access, fds.numbers);
+  const use = openOfOtherThread(context, descriptor);
+  checkMapped(descriptor, use);
+  const kept = fds.take().map((fd) => keepFd(context, fd));
+  const { freeIn, release } = givingBack(context, use.release, loan);
+  const buffer = new DeviceBuffer({
+    context,
+    address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
+    byteLength: descriptor.byteLength,
+    origin: 'imported',
+    release: {
+      freeIn,
+      release: () => tryAll([release, ...kept.map((fd) => () => closeKeptFd(context, fd))]),
+    },
+    access,
+  });
+  rememberOrigin(buffer, {
+    descriptor,
+    fds() {
+      if (descriptor.kind === 'legacy' || kept.length > 0) return kept;
+      throw new IpcError(
+        'memory of another thread goes to other processes with the file descriptors that it was ' +
+          'opened with, and it was opened without: share it in the thread that made it',
+      );
+    },
+  });
+  return buffer;
 }
 
 function openLegacy(
@@ -230,7 +277,7 @@ function openPool(
   access: Access,
   loan: Loan | undefined,
 ): DeviceBuffer | ImportedPool {
-  const pool = importPool(context, descriptor, fds.numbers[0]);
+  const pool = importPool(context, descriptor, fds);
   if (descriptor.handle === null) {
     pool.keepOpen();
     if (loan) pool.borrow(loan);

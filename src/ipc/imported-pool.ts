@@ -29,12 +29,18 @@ import { givingBack, type Loan } from './loan.ts';
 import { mapPayload } from './map-payload.ts';
 import { type Mapping, MappingTable, type MappingUse } from './mapping.ts';
 import { ofPool } from './pool-descriptor.ts';
-import { beginSharedUse, endSharedUse } from './shared-counts.ts';
+import {
+  beginSharedMapping,
+  beginSharedUse,
+  closeSharedHandle,
+  endSharedUse,
+  nameOfMapping,
+} from './shared-counts.ts';
 
 /**
  * A memory pool of another process: what buffers of it that arrive here have as their `resource`.
  *
- * It is imported once a context, found again by its identity, and cannot allocate. Its buffers are
+ * It is imported once a context, found again by its file descriptor, and cannot allocate. Its buffers are
  * unmapped when the work that was queued here before their `close()` is done. It goes with its last
  * buffer, unless it was opened with `openIpcPool`: then it stays until `close()`, which refuses
  * while buffers of it are open. The exporter should close its own after that.
@@ -80,8 +86,8 @@ export class ImportedPool extends Resource implements MemoryResource {
           () =>
             destroyPool(context, resets, books, {
               withdraw: (device) =>
-                endSharedUse(nameOfAccess(origin, device), () => end.withdraw(device)),
-              destroy: () => endSharedUse(nameOfPool(origin), end.destroy),
+                endSharedUse(nameOfAccess(handle, device), () => end.withdraw(device)),
+              destroy: () => closeSharedHandle(handle, end.destroy),
             }),
           ...loans.map((loan) => () => loan.returned()),
         ]),
@@ -171,13 +177,12 @@ export class ImportedPool extends Resource implements MemoryResource {
   ): DeviceBuffer {
     const { context } = this;
     const books = this.#books;
-    const { byteOffset, byteLength, bufferId } = descriptor;
-    const name = `${descriptor.pool} ${handle}`;
-    let use: MappingUse<PoolMapping> | undefined;
+    const { byteOffset, byteLength, generation } = descriptor;
+    let use: MappingUse<Mapping> | undefined;
     try {
       this.#allowDevice();
-      use = mapped.use(name, bufferId, context, () =>
-        beginSharedUse(name, bufferId, () => this.#map(name, handle, descriptor)),
+      use = mapped.use(nameIn(this, handle), generation, context, () =>
+        beginSharedMapping(generation, (isUsed) => this.#map(handle, descriptor, isUsed)),
       );
       checkRange(descriptor, use.mapping.byteLength);
     } catch (error) {
@@ -208,11 +213,15 @@ export class ImportedPool extends Resource implements MemoryResource {
     });
   }
 
-  #map(name: string, handle: string, { pid }: IpcPoolDescriptor): PoolMapping {
+  #map(
+    handle: string,
+    { pid }: IpcPoolDescriptor,
+    isUsed: (base: CUdeviceptr) => boolean,
+  ): Mapping {
     const { context } = this;
     const pool = this.handle;
     const exporter = `process ${pid}`;
-    const mapping = mapPayload(context, {
+    return mapPayload(context, {
       exporter,
       call: 'cuMemPoolImportPointer',
       map: () => cu.cuMemPoolImportPointer(OUT0, pool, writeBytes(Buffer.from(handle, 'base64'))),
@@ -224,9 +233,9 @@ export class ImportedPool extends Resource implements MemoryResource {
         );
         return readSize(OUT0);
       },
-      unmap: cu.cuMemFree_v2,
+      // The driver would unmap it for the others, too.
+      unmap: (base) => isUsed(base) || cu.cuMemFree_v2(base),
     });
-    return { ...mapping, name };
   }
 
   /** The pool's own device may use it from the beginning, others when they are told to. */
@@ -239,35 +248,31 @@ export class ImportedPool extends Resource implements MemoryResource {
     };
     if (device.uuid === this.#origin.device) allow();
     else {
-      beginSharedUse(nameOfAccess(this.#origin, device), 0, allow);
+      beginSharedUse(nameOfAccess(pool, device), 0, allow);
       this.#books.granted.add(device);
     }
     this.#isAllowed = true;
   }
 }
 
-/** @internal What this process's use of the pool is counted by. */
-export const nameOfPool = ({ pool }: IpcPoolDescriptor): string => `pool ${pool}`;
-
 /** What all workers of this process call a device's access to a pool, which is the driver's pool's. */
-const nameOfAccess = ({ pool }: IpcPoolDescriptor, { uuid }: Device): string =>
-  `access ${pool} ${uuid}`;
+const nameOfAccess = (pool: CUmemoryPool, { uuid }: Device): string => `access ${pool} ${uuid}`;
 
-interface PoolMapping extends Mapping {
-  /** What all workers of this process call it. */
-  readonly name: string;
-}
+/** The driver finds memory by both: what its sender calls the pool tells nothing. */
+const nameIn = (pool: ImportedPool, handle: string): string => `${pool.handle} ${handle}`;
 
 /**
- * The memory of other processes' pools, by pool and handle. Of all contexts and, by the shared
+ * The memory of other processes' pools, by the driver's pool and handle. Of all contexts and, by the shared
  * uses, of all worker threads: the driver maps it once a process, and the first free unmaps it for
  * all (seen on an H200).
  */
-const mapped = new MappingTable<PoolMapping>(
-  ({ context, name, base }) => endSharedUse(name, () => freeWithoutWaiting(context, base)),
-  { waits: false, forget: ({ name }) => endSharedUse(name) },
+const mapped = new MappingTable<Mapping>(
+  ({ context, base }) => endSharedUse(nameOfMapping(base), () => freeWithoutWaiting(context, base)),
+  { waits: false, forget: ({ base }) => endSharedUse(nameOfMapping(base)) },
 );
 
-/** Whether the memory that a descriptor names is mapped here. */
-export const isPoolMemoryMapped = ({ pool, handle, bufferId }: IpcPoolDescriptor): boolean =>
-  handle !== null && mapped.has(`${pool} ${handle}`, bufferId);
+/** Whether the memory of a pool that a descriptor names is mapped here. */
+export const isPoolMemoryMapped = (
+  pool: ImportedPool,
+  { handle, generation }: IpcPoolDescriptor,
+): boolean => handle !== null && mapped.has(nameIn(pool, handle), generation);

@@ -1,5 +1,8 @@
 import type { Context } from '../context.ts';
+import type { CudaEvent } from '../event.ts';
+import type { DeviceBuffer } from '../memory/buffer.ts';
 import type { OrderedRelease } from '../memory/buffer-options.ts';
+import type { MemoryPool } from '../memory/pool.ts';
 import type { Stream } from '../stream.ts';
 
 /** What another process lent for one object that is open here: it is told how that ends. */
@@ -11,6 +14,15 @@ export interface Loan {
   closed(context: Context, stream: Stream | undefined): void;
   /** Nothing here reaches it for that object any more. */
   returned(): void;
+}
+
+/** The other end of the connection that a descriptor came over. */
+export interface Sender {
+  readonly loan: Loan | undefined;
+  /** Whether it is a thread of this process. */
+  readonly isOwnProcess: boolean;
+  /** Whether this process has lent it an object, or all of a range with such access. */
+  has(object: DeviceBuffer | CudaEvent | MemoryPool): boolean;
 }
 
 /** How memory of another process is closed: its lender is told, and the mapping given up. */

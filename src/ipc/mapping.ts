@@ -55,6 +55,21 @@ export class MappingTable<M extends Mapping> {
     this.#options = options;
   }
 
+  /**
+   * The name of a mapping among those that others say the same name of: what a sender states tells
+   * nothing of what it has sent.
+   *
+   * @param isThis whether a mapping is of what came
+   * @returns a name that nothing is mapped by where none is
+   */
+  nameAmong(stated: string, isThis: (mapping: M) => boolean): string {
+    for (let at = 0; ; at += 1) {
+      const name = `${stated} ${at}`;
+      const entry = this.#find(name);
+      if (!entry || isThis(entry.mapping)) return name;
+    }
+  }
+
   has(name: string, version: number): boolean {
     return this.#find(name)?.version === version;
   }

@@ -20,7 +20,7 @@ export interface OpenOptions extends PlaceOptions {
    */
   readonly access?: Access;
   /**
-   * What happens to a descriptor of this very process. Default `'refuse'`; `'alias'`: it opens as
+   * What happens to a descriptor of this very thread of this process. Default `'refuse'`; `'alias'`: it opens as
    * a view of the object that it names, with a `close()` of its own, and is closed with it.
    */
   readonly sameProcess?: 'refuse' | 'alias';

@@ -6,16 +6,17 @@ import { CudaEvent } from '../event.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { releaseQuietly } from '../resource.ts';
-import { type IpcDescriptor, parseDescriptor } from './descriptor.ts';
+import { type IpcDescriptor, type IpcPoolDescriptor, parseDescriptor } from './descriptor.ts';
 import { writeDescriptor } from './descriptor-binary.ts';
-import { exportIpc, isShareable, type Shareable } from './export.ts';
-import { isOwn } from './here.ts';
+import { isShareable, parcelOf, type Shareable } from './export.ts';
+import { here, isOwn } from './here.ts';
 import { openObject } from './import.ts';
 import { ImportedPool } from './imported-pool.ts';
-import { bufferOf } from './lease/shared-object.ts';
-import type { Loan } from './loan.ts';
+import { bufferOf, rangeOf } from './lease/shared-object.ts';
+import type { Loan, Sender } from './loan.ts';
 import { OwnedFds } from './owned-fds.ts';
 import { ReceivedPool } from './received-pool.ts';
+import { publish } from './thread-exports.ts';
 
 /** What goes to another process for one object: plain data, and file descriptors beside it. */
 export interface Parcel {
@@ -35,8 +36,12 @@ export interface ParcelSession {
   /** The pools that the other end has from here, and how to listen no more for their ends. */
   readonly sent: Map<string, () => void>;
   readonly received: Map<string, unknown>;
+  /** The process at the other end, as the kernel says it; its pid is 0 where that is not seen. */
+  readonly process?: { readonly pid: number };
   /** Tells the other end that a pool is there no more. */
   poolEnded(pool: string): void;
+  /** As {@link Sender.has}. */
+  has: Sender['has'];
 }
 
 /** Where nothing was sent or received yet, and nobody is told anything. */
@@ -44,6 +49,7 @@ export const emptySession = (): ParcelSession => ({
   sent: new Map(),
   received: new Map(),
   poolEnded() {},
+  has: () => false,
 });
 
 /** More pools than a program has; a hostile peer must not fill this process's table of files. */
@@ -67,17 +73,27 @@ export function packAlone(object: Shareable): Packed {
  */
 export function packFor(session: ParcelSession, object: Shareable, packed: Packed): Packed {
   const { descriptor, bytes } = packed;
+  if (isOwnProcess(session)) publishObject(object, descriptor);
   if (descriptor.kind !== 'pool') return packed;
   if (session.sent.has(descriptor.pool)) return { descriptor, bytes, fds: [] };
-  session.sent.set(descriptor.pool, hearEnd(object, session));
+  session.sent.set(descriptor.pool, hearEnd(object, descriptor.pool, session));
   return packed;
 }
 
+/** Whether the other end is a thread of this process. */
+const isOwnProcess = (session: ParcelSession): boolean => session.process?.pid === process.pid;
+
+function publishObject(object: Shareable, descriptor: IpcDescriptor): void {
+  const buffer = bufferOf(object);
+  const range = rangeOf(object);
+  if (buffer && range && descriptor.kind !== 'event') publish(buffer, range.begin, descriptor);
+}
+
 /** Has the session told when the pool that an object is, or is memory of, is there no more. */
-function hearEnd(object: Shareable, session: ParcelSession): () => void {
+function hearEnd(object: Shareable, id: string, session: ParcelSession): () => void {
   const pool = bufferOf(object)?.whole.resource ?? object;
   if (!(pool instanceof MemoryPool || pool instanceof ImportedPool)) return () => {};
-  const { id, onEnd } = pool instanceof MemoryPool ? pool.share() : pool.shared;
+  const { onEnd } = pool instanceof MemoryPool ? pool.share() : pool.shared;
   const tell = (): void => {
     session.sent.delete(id);
     session.poolEnded(id);
@@ -109,7 +125,7 @@ function packedOf(object: Shareable): Packed {
 }
 
 function packAnew(object: Shareable): Packed {
-  const { descriptor, fds } = exportIpc(object);
+  const { descriptor, fds } = parcelOf(object);
   return { descriptor, bytes: undefined, fds };
 }
 
@@ -117,7 +133,8 @@ function packAnew(object: Shareable): Packed {
  * The object that another process packed. Takes ownership of `fds` in every case: closes what it
  * does not keep.
  *
- * What comes back to the process that made it is an alias of the original.
+ * What comes back to the process that made it is an alias of the original, where the other end has
+ * it by a lease.
  *
  * @throws IpcError
  */
@@ -127,16 +144,21 @@ export function unpack(
   session: ParcelSession,
   loan?: Loan,
 ): object {
-  const owned = new OwnedFds(fds);
+  const owned = new OwnedFds(fds, false);
   try {
     const sound = parseDescriptor(descriptor);
     // The connection has seen to who is at its other end.
     const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
+    const sender: Sender = {
+      loan,
+      isOwnProcess: isOwnProcess(session),
+      has: (object) => session.has(object),
+    };
     // What is this process's own needs no descriptor of the pool, now or later.
-    if (sound.kind !== 'pool' || isOwn(sound)) return openObject(sound, owned, options, loan);
-    const pool = receivePool(sound.pool, owned, session);
+    if (sound.kind !== 'pool' || isOwn(sound)) return openObject(sound, owned, options, sender);
+    const pool = receivePool(sound, owned, session);
     try {
-      const opened = openObject(sound, pool ?? owned, options, loan);
+      const opened = openObject(sound, pool ?? owned, options, sender);
       pool?.keep(opened);
       return opened;
     } catch (error) {
@@ -205,9 +227,9 @@ export function forgetPoolSoon(id: string, { received }: Pick<ParcelSession, 're
 
 /** The pool by that identity; one that comes with its descriptor is remembered. */
 function receivePool(
-  id: string,
+  { pool: id, pid, pidNamespace }: IpcPoolDescriptor,
   owned: OwnedFds,
-  { received }: ParcelSession,
+  { received, process: sender }: ParcelSession,
 ): ReceivedPool | undefined {
   const known = received.get(id);
   if (known instanceof ReceivedPool) return known;
@@ -215,7 +237,8 @@ function receivePool(
   if (received.size >= MAX_RECEIVED_POOLS)
     throw new IpcError(`more than ${MAX_RECEIVED_POOLS} memory pools came over one connection`);
   const [fd] = owned.take();
-  const pool = new ReceivedPool(fd as number);
+  const isOfMaker = pid === sender?.pid && pidNamespace === here().pidNamespace;
+  const pool = new ReceivedPool(fd as number, isOfMaker);
   received.set(id, pool);
   return pool;
 }

@@ -10,11 +10,16 @@ import type { ReceivedFds } from './owned-fds.ts';
  */
 export class ReceivedPool implements ReceivedFds, Disposable {
   readonly numbers: readonly number[];
+  readonly isByName: boolean;
   #pool: ImportedPool | undefined;
 
-  /** @param fd the pool's, which becomes this object's */
-  constructor(fd: number) {
+  /**
+   * @param fd the pool's, which becomes this object's
+   * @param isByName whether its maker has sent it
+   */
+  constructor(fd: number, isByName: boolean) {
     this.numbers = [fd];
+    this.isByName = isByName;
   }
 
   /** Nobody takes it: it is there for the next one too. */

@@ -23,11 +23,7 @@ export const beginSharedUse = <T>(name: string, version: number, begin: () => T)
   withCounts((table) => {
     const at = placeOf(table, name);
     const users = table[at + USERS] as number;
-    if (users > 0 && table[at + VERSION] !== version)
-      throw new IpcError(
-        'an earlier allocation with the same handle is open in another worker thread of this ' +
-          'process: close its buffers first',
-      );
+    if (users > 0 && table[at + VERSION] !== version) throw anotherVersion();
     table[at + VERSION] = version;
     // Counted before, and not after: a worker may be terminated in between.
     table[at + USERS] = users + 1;
@@ -40,29 +36,74 @@ export const beginSharedUse = <T>(name: string, version: number, begin: () => T)
   });
 
 /**
- * The handle of what is called that, as one more use: `make` makes it, unless it is used already.
- * Which handle that is, all workers find beside the count.
+ * One more use of what the driver maps once a process, which is known by its address alone: `map`
+ * asks the driver for it, while no other worker does or unmaps.
  *
- * @param make answers with a number other than 0; what it throws is no use
+ * @param map is given the way to ask whether something is used at an address: then what fails after
+ * the driver's answer must not unmap it
+ * @throws IpcError where another version is used there, and what `map` throws: that is then no use
  */
-export const useSharedHandle = <H extends number>(name: string, make: () => H): H =>
+export const beginSharedMapping = <M extends { readonly base: number }>(
+  version: number,
+  map: (isUsed: (base: number) => boolean) => M,
+): M =>
   withCounts((table) => {
-    const at = placeOf(table, name);
+    const usersAt = (base: number): number =>
+      table[placeOf(table, nameOfMapping(base)) + USERS] as number;
+    const mapping = map((base) => usersAt(base) > 0);
+    const at = placeOf(table, nameOfMapping(mapping.base));
     const users = table[at + USERS] as number;
-    if (users === 0) table[at + VERSION] = 0;
+    if (users > 0 && table[at + VERSION] !== version) throw anotherVersion();
+    table[at + VERSION] = version;
     table[at + USERS] = users + 1;
-    const handle = table[at + VERSION] as number;
-    // 0: a worker was terminated while it made one.
-    if (handle !== 0) return handle as H;
-    try {
-      const made = make();
-      table[at + VERSION] = made;
-      return made;
-    } catch (error) {
-      table[at + USERS] = users;
-      throw error;
-    }
+    return mapping;
   });
+
+/** What a mapping of {@link beginSharedMapping} is counted by. */
+export const nameOfMapping = (base: number): string => `memory ${base}`;
+
+/**
+ * One more use of a handle of which the driver has one a process: `open` asks the driver for it,
+ * while no other worker opens or closes one.
+ */
+export const openSharedHandle = <H extends number>(open: () => H): H =>
+  withCounts((table) => {
+    const handle = open();
+    const at = placeOf(table, nameOfHandle(handle));
+    const users = table[at + USERS] as number;
+    // How often the driver was asked, of which some uses may have ended.
+    table[at + VERSION] = (users > 0 ? (table[at + VERSION] as number) : 0) + 1;
+    table[at + USERS] = users + 1;
+    return handle;
+  });
+
+/** One more use of a handle that is open in this worker. */
+export const shareHandle = (handle: number): void =>
+  withCounts((table) => {
+    const at = placeOf(table, nameOfHandle(handle)) + USERS;
+    table[at] = (table[at] as number) + 1;
+  });
+
+/**
+ * Ends a use of {@link openSharedHandle} or {@link shareHandle}. The last one of the process closes the handle as often as
+ * it was opened, and not before: closed once, it may be gone for all.
+ */
+export const closeSharedHandle = (handle: number, close: () => void): void =>
+  withCounts((table) => {
+    const at = placeOf(table, nameOfHandle(handle));
+    const users = Math.max((table[at + USERS] as number) - 1, 0);
+    table[at + USERS] = users;
+    if (users > 0) return;
+    for (let left = Math.max(table[at + VERSION] as number, 1); left > 0; left -= 1) close();
+  });
+
+const nameOfHandle = (handle: number): string => `handle ${handle}`;
+
+const anotherVersion = (): IpcError =>
+  new IpcError(
+    'an earlier allocation with the same handle is open in another worker thread of this ' +
+      'process: close its buffers first',
+  );
 
 /** Ends a use; where it was the last one of the process, by `end`. */
 export const endSharedUse = (name: string, end?: () => void): void =>
@@ -79,7 +120,9 @@ const VERSION = 2;
 const USERS = 3;
 /** Pages that nobody used take no memory. */
 const MAX_ENTRIES = 1 << 20;
-const BYTE_LENGTH = MAX_ENTRIES * FIELDS * Float64Array.BYTES_PER_ELEMENT;
+const COUNTS_BYTE_LENGTH = MAX_ENTRIES * FIELDS * Float64Array.BYTES_PER_ELEMENT;
+/** Behind the counts: what {@link withSharedTable} gives. */
+const BYTE_LENGTH = 2 * COUNTS_BYTE_LENGTH;
 
 /** Where the entry of that name is: an unused one is made its own. @throws IpcError */
 function placeOf(table: Float64Array, name: string): number {
@@ -127,29 +170,38 @@ const ADDRESS = 1;
 /** Then two words: whether the main thread is at the counts, and how many workers ever were. */
 const BUSY = 4;
 const WORKERS = 5;
+const WORDS = 8;
 
 interface Counts {
   readonly fd: number;
   readonly table: Float64Array;
+  readonly other: Float64Array;
   readonly words: Int32Array;
 }
 
 let counts: Counts | undefined;
 
-function withCounts<T>(use: (table: Float64Array) => T): T {
+const withCounts = <T>(use: (table: Float64Array) => T): T => withLock(({ table }) => use(table));
+
+/** Runs `use` with other numbers that all workers see, all 0 at first, while no other worker does. */
+export const withSharedTable = <T>(use: (table: Float64Array) => T): T =>
+  withLock(({ other }) => use(other));
+
+function withLock<T>(use: (counts: Counts) => T): T {
   counts ??= openCounts();
-  const { fd, table, words } = counts;
+  const { fd, words } = counts;
   if (isMainThread) {
     // Before the first worker comes a word is enough, that it waits for: nobody terminates the main
     // thread alone.
     Atomics.store(words, BUSY, 1);
     try {
-      if (Atomics.load(words, WORKERS) === 0) return use(table);
+      if (Atomics.load(words, WORKERS) === 0) return use(counts);
     } finally {
       Atomics.store(words, BUSY, 0);
     }
   }
-  return withFileLock(fd, () => use(table));
+  const found = counts;
+  return withFileLock(fd, () => use(found));
 }
 
 /** From now on the main thread takes the lock, too. @throws SystemError as {@link withFileLock} */
@@ -170,10 +222,11 @@ function openCounts(): Counts {
     // One worker at a time: two would make one each.
     return withFileLock(folder, () => {
       const fd = findOrMake();
-      const table = tableOf(fd);
-      const words = new Int32Array(table.buffer);
+      const memory = memoryOf(fd);
+      const words = new Int32Array(memory, 0, WORDS);
       if (!isMainThread) comeIn(words);
-      return { fd, table, words };
+      const table = new Float64Array(memory, 0, MAX_ENTRIES * FIELDS);
+      return { fd, table, other: new Float64Array(memory, COUNTS_BYTE_LENGTH), words };
     });
   } finally {
     closeSync(folder);
@@ -195,14 +248,14 @@ function findOrMake(): number {
 }
 
 /** Mapped once a process, for as long as that lives: nobody would unmap it for a terminated worker. */
-function tableOf(fd: number): Float64Array {
+function memoryOf(fd: number): ArrayBuffer {
   const first = new Float64Array(FIELDS);
   readSync(fd, first, 0, first.byteLength, 0);
   const known = first[ADDRESS] as number;
   const address = known === 0 ? mapShared(fd, BYTE_LENGTH).address : (known as Address);
-  const table = new Float64Array(viewMemory(address, BYTE_LENGTH));
-  table[ADDRESS] = address;
-  return table;
+  const memory = viewMemory(address, BYTE_LENGTH);
+  new Float64Array(memory, 0, FIELDS)[ADDRESS] = address;
+  return memory;
 }
 
 /**

@@ -1,6 +1,7 @@
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
+import { isSameFile } from '../../ffi/libc.ts';
 import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
 import { check, cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
@@ -34,17 +35,30 @@ const mapped = tableByContext(
     ),
 );
 
-const nameOf = ({ memory, firstPiece, pieces }: IpcVirtualDescriptor, access: Access): string =>
-  `${memory} ${firstPiece} ${pieces.length} ${access}`;
+/** The mapping of the pieces that came: the same files as before, whatever their sender calls them. */
+const nameOf = (
+  context: Context,
+  { memory, firstPiece, pieces }: IpcVirtualDescriptor,
+  fds: readonly number[],
+  access: Access,
+): string =>
+  mapped(context).nameAmong(
+    `${memory} ${firstPiece} ${pieces.length} ${access}`,
+    ({ parts }) =>
+      parts.length === fds.length &&
+      parts.every(({ fd }, at) => fd !== undefined && isSameFile(fd, fds[at] as number)),
+  );
 
+/** @param fds the descriptors of the pieces */
 export const isVirtualMapped = (
   context: Context,
   descriptor: IpcVirtualDescriptor,
+  fds: readonly number[],
   access: Access,
-): boolean => mapped(context).has(nameOf(descriptor, access), descriptor.generation);
+): boolean => mapped(context).has(nameOf(context, descriptor, fds, access), 0);
 
 /**
- * Maps the pieces that a descriptor names, or counts one more user of them.
+ * Maps the pieces that came with a descriptor, or counts one more user of them.
  *
  * @param fds the descriptors of the pieces: taken where they are needed
  * @throws IpcError where the driver refuses them
@@ -55,7 +69,7 @@ export const mapVirtual = (
   fds: ReceivedFds,
   access: Access,
 ): MappingUse<VirtualMapping> =>
-  mapped(context).use(nameOf(descriptor, access), descriptor.generation, context, () =>
+  mapped(context).use(nameOf(context, descriptor, fds.numbers, access), 0, context, () =>
     map(context, descriptor, fds, access),
   );
 

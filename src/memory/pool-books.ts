@@ -1,6 +1,7 @@
 import { OUT0, readInt32 } from '../../ffi/arena.ts';
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
+import { isSameFile } from '../../ffi/libc.ts';
 import type { CUmemoryPool } from '../../ffi/types.ts';
 import { checkBoolean, checkOptions } from '../arguments.ts';
 import { tryAll } from '../attempt.ts';
@@ -44,6 +45,15 @@ export const emptyBooks = (context: Context, isBorrowed = false): PoolBooks => (
   shared: undefined,
 });
 
+/** The descriptors of this process's pools, which others may send back. */
+const sharedPools = new Map<CUmemoryPool, number>();
+
+/** Whether this process made a pool, and has shared it by the descriptor `fd`, or may have. */
+export function isSharedPool(handle: CUmemoryPool, fd: number): boolean {
+  const own = sharedPools.get(handle);
+  return own !== undefined && isSameFile(own, fd) !== false;
+}
+
 /** The pool's descriptor, made once. */
 export function sharePool(context: Context, handle: CUmemoryPool, books: PoolBooks): SharedPool {
   if (books.shared) return books.shared;
@@ -53,6 +63,7 @@ export function sharePool(context: Context, handle: CUmemoryPool, books: PoolBoo
     () => 'sharing a memory pool',
   );
   const fd = keepFd(context, readInt32(OUT0));
+  sharedPools.set(handle, fd);
   anchorExports(context.device);
   books.shared = { id: shareId(), fd, onEnd: new Set() };
   return books.shared;
@@ -88,7 +99,10 @@ export interface PoolEnd {
 /** The end of a pool that this process made. */
 export const endOf = (handle: CUmemoryPool): PoolEnd => ({
   withdraw: (device) => driver.writeAccess(handle, device, false),
-  destroy: () => check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy'),
+  destroy() {
+    check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy');
+    sharedPools.delete(handle);
+  },
 });
 
 /** Destroys a pool when the GPU is done with it; nothing after a reset, before which all were. */

@@ -2,13 +2,21 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { afterEach, test } from 'node:test';
+import { setTimeout } from 'node:timers/promises';
 import type { Worker } from 'node:worker_threads';
 import { cu } from '../../ffi/driver.ts';
 import { duplicateFd } from '../../ffi/libc.ts';
 import { withAddress } from '../../ffi/native.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { Context, DeviceBuffer, MemoryPool } from '../../src/index.ts';
-import { exportIpc, getIpcHandle, openIpcBuffer } from '../../src/ipc/index.ts';
+import { Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../src/index.ts';
+import {
+  explain,
+  exportIpc,
+  getIpcHandle,
+  leases,
+  listen,
+  openIpcBuffer,
+} from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
 import { valuesOf } from '../support/values.ts';
 import { startWorker } from '../support/worker.ts';
@@ -64,11 +72,6 @@ test('a descriptor goes to a worker thread by MessagePort, and back', deadline, 
   await ask(worker, { do: 'close' });
   assert.deepEqual(await valuesOf(back), [6]);
   back.close();
-  using own = DeviceBuffer.allocate(16);
-  await assert.rejects(ask(worker, { do: 'open', descriptor: getIpcHandle(own), fds: [] }), {
-    name: 'IpcError',
-    code: 'same-process',
-  });
 });
 
 test('memory of a pool that one worker thread closes stays with the others, and goes with the last', {
@@ -104,3 +107,145 @@ test('memory of a pool that one worker thread closes stays with the others, and 
   await ask(other, { do: 'close' });
   assert.equal(statusOfReading(address), 1);
 });
+
+/** Whether the driver still lets this thread read there. */
+const isThere = (address: CUdeviceptr): boolean => statusOfReading(address) === 0;
+
+test(
+  'memory of this thread opens in another one at its address, unmapped by nobody',
+  deadline,
+  async () => {
+    const worker = start();
+    const memory = VirtualMemory.reserve(4 << 20, { shareable: true });
+    memory.grow(2 << 20);
+    using pool = MemoryPool.create({ maxSize: 32 << 20, shareable: true });
+    using plain = DeviceBuffer.allocate(1000);
+    using pooled = pool.allocate(1000);
+    const last = memory.grow(4 << 20).subarray(3 << 20, (3 << 20) + 1000);
+    for (const buffer of [plain, pooled, last]) {
+      buffer.fill(3);
+      await Context.primary().synchronize();
+      const part = buffer.subarray(16, 48);
+      const { descriptor, fds } = exportIpc(part);
+      const open = (given: readonly number[]): Promise<Found> =>
+        ask<Found>(worker, { do: 'open', descriptor, fds: given.map(duplicateFd) });
+      const there = await open(fds);
+      assert.deepEqual([there.address, there.values], [part.address, [3]]);
+      assert.deepEqual(there.descriptor, descriptor);
+      await ask(worker, { do: 'close' });
+      // Without file descriptors it opens, too, and does not go on to other processes.
+      if (fds.length > 0)
+        await assert.rejects(open([]), { message: /share it in the thread that made it/ });
+      else await open([]);
+      await ask(worker, { do: 'fill', value: 9 });
+      assert.deepEqual(await valuesOf(part), [9]);
+      await ask(worker, { do: 'close' });
+      assert.deepEqual(await valuesOf(part), [9]);
+    }
+    memory.close();
+  },
+);
+
+test('memory that another thread has open stays until that has closed it', deadline, async () => {
+  const worker = start();
+  const buffer = DeviceBuffer.allocate(4 << 20);
+  buffer.fill(5);
+  await Context.primary().synchronize();
+  const { address } = buffer;
+  const descriptor = getIpcHandle(buffer);
+  const there = await ask<Found>(worker, { do: 'open', descriptor, fds: [] });
+  assert.deepEqual([there.address, there.values, there.descriptor], [address, [5], descriptor]);
+  buffer.close();
+  await Context.primary().flush();
+  assert.equal(isThere(address), true);
+  await ask(worker, { do: 'fill', value: 6 });
+  assert.equal(isThere(address), true);
+  // What is closed here opens nowhere any more.
+  await assert.rejects(ask(start(), { do: 'open', descriptor, fds: [] }), {
+    name: 'IpcError',
+    code: 'exporter-gone',
+    message: /not there any more/,
+  });
+  await ask(worker, { do: 'close' });
+  while (isThere(address)) {
+    await setTimeout(5);
+    await Context.primary().flush();
+  }
+});
+
+test(
+  'a handle of this thread stays refused here, and closing it frees at once',
+  deadline,
+  async () => {
+    const buffer = DeviceBuffer.allocate(4 << 20);
+    const { address } = buffer;
+    const descriptor = getIpcHandle(buffer);
+    assert.throws(() => openIpcBuffer(descriptor), { code: 'same-process' });
+    assert.deepEqual(explain(descriptor).code, 'same-process');
+    buffer.close();
+    await Context.primary().flush();
+    assert.equal(isThere(address), false);
+    for (const sameProcess of ['refuse', 'alias'] as const)
+      assert.throws(() => openIpcBuffer(descriptor, { sameProcess }), {
+        name: /IpcError|ClosedError/,
+      });
+  },
+);
+
+test(
+  'memory of another thread opens here, and stays until it is closed here',
+  deadline,
+  async () => {
+    const worker = start();
+    const shared = await ask<{ descriptor: unknown; address: CUdeviceptr }>(worker, {
+      do: 'share',
+      byteLength: 4 << 20,
+      value: 8,
+    });
+    assert.equal(explain(shared.descriptor).openable, true);
+    const buffer = openIpcBuffer(shared.descriptor);
+    assert.deepEqual([buffer.address, await valuesOf(buffer)], [shared.address, [8]]);
+    await ask(worker, { do: 'close' });
+    assert.deepEqual(await valuesOf(buffer), [8]);
+    buffer.close();
+    await Context.primary().flush();
+    assert.throws(() => openIpcBuffer(shared.descriptor), { code: 'exporter-gone' });
+  },
+);
+
+test(
+  'a connection between threads carries memory there and back, and keeps it as between processes',
+  deadline,
+  async () => {
+    const worker = start();
+    const name = `@cuffi-threads-${process.pid}`;
+    using listener = listen(name);
+    const connected = ask(worker, { do: 'connect', name });
+    using peer = await listener.accept();
+    await connected;
+    const buffer = DeviceBuffer.allocate(4 << 20);
+    buffer.fill(4);
+    const { address } = buffer;
+    await peer.send(buffer.subarray(0, 1 << 20));
+    const there = await ask<Found>(worker, { do: 'receive' });
+    assert.deepEqual([there.address, there.values], [address, [4]]);
+    await ask(worker, { do: 'fill', value: 7 });
+    await ask(worker, { do: 'send' });
+    {
+      using back = (await peer.receive()) as DeviceBuffer;
+      assert.deepEqual([back.address, back.byteLength, back.isMapped], [address, 1 << 20, false]);
+      assert.deepEqual(await valuesOf(back), [7]);
+    }
+    buffer.close();
+    await Context.primary().flush();
+    assert.equal(isThere(address), true);
+    assert.equal(leases.stats().limbo.count, 1);
+    await ask(worker, { do: 'close' });
+    await leases.drain({ timeoutMs: 30_000 });
+    while (isThere(address)) {
+      await setTimeout(5);
+      await Context.primary().flush();
+    }
+    await ask(worker, { do: 'disconnect' });
+  },
+);

@@ -24,20 +24,32 @@ export interface LeasesStats {
   readonly leases: readonly LeaseStats[];
 }
 
+// On the object itself: a WeakMap with an entry for each would keep the collector busy.
+const LEASES = Symbol('leases');
+
+interface Owner {
+  [LEASES]?: Set<Lease>;
+}
+
 /** The leases that are out. */
 class LeaseBook {
   readonly #leases = new Set<Lease>();
 
   add(lease: Lease): void {
     this.#leases.add(lease);
+    const owner = lease.owner.deref() as Owner | undefined;
+    if (!owner) return;
+    owner[LEASES] ??= new Set();
+    owner[LEASES].add(lease);
   }
 
   delete(lease: Lease): void {
     this.#leases.delete(lease);
+    (lease.owner.deref() as Owner | undefined)?.[LEASES]?.delete(lease);
   }
 
   of(owner: object): Lease[] {
-    return [...this.#leases].filter((lease) => lease.owner.deref() === owner);
+    return [...((owner as Owner)[LEASES] ?? [])];
   }
 
   /** Who keeps alive what is closed here. */

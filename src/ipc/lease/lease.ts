@@ -3,7 +3,15 @@ import { type Resource, releaseQuietly } from '../../resource.ts';
 import type { Stream } from '../../stream.ts';
 import type { Shareable } from '../export.ts';
 import { leaseBook } from './lease-book.ts';
-import { byteLengthOf, contextOf, kindOf, ownerOf, retain } from './shared-object.ts';
+import {
+  byteLengthOf,
+  contextOf,
+  kindOf,
+  ownerOf,
+  type Range,
+  rangeOf,
+  retain,
+} from './shared-object.ts';
 
 /** Who has an object by a lease. */
 export interface Holder {
@@ -44,6 +52,8 @@ interface Subject {
   /** The stream that it was sent with: later work there comes behind that of its holder. */
   readonly stream: Stream | undefined;
   readonly hold: Hold;
+  /** What was lent of it; undefined for a pool and an event. */
+  readonly range: Range | undefined;
 }
 
 /** One object, kept for one process that it was sent to. */
@@ -75,6 +85,7 @@ export class Lease {
       context: contextOf(object),
       stream,
       hold: new Hold(retain(object, holder.name)),
+      range: rangeOf(object),
     });
   }
 
@@ -105,6 +116,18 @@ export class Lease {
   /** Whether nothing here but this keeps it: it was closed, or collected. */
   get isLimbo(): boolean {
     return this.owner.deref()?.closed ?? true;
+  }
+
+  /** Whether what was lent is all of an object of the same owner, with no less access. */
+  covers(object: Shareable): boolean {
+    const asked = rangeOf(object);
+    const { range } = this.#subject;
+    if (!asked || !range) return asked === range;
+    return (
+      asked.begin >= range.begin &&
+      asked.end <= range.end &&
+      (asked.access === 'read' || range.access === 'read-write')
+    );
   }
 
   get isRevoked(): boolean {

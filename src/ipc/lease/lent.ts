@@ -2,7 +2,8 @@ import { IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
 import type { Shareable } from '../export.ts';
 import { type Holder, Lease } from './lease.ts';
-import { streamOfObject } from './shared-object.ts';
+import { leaseBook } from './lease-book.ts';
+import { ownerOf, streamOfObject } from './shared-object.ts';
 
 /**
  * What was lent over one connection: a lease for each object. Their numbers go with the value that
@@ -20,6 +21,22 @@ export class Lent {
   /** How many leases are out. */
   get size(): number {
     return this.#leases.size;
+  }
+
+  /**
+   * Whether the other process has an object from here, or all of a range: by whichever connection, or
+   * by way of another process that has passed it on. This process has all that is its own.
+   */
+  has(object: Shareable): boolean {
+    const { pid } = this.#holder;
+    if (pid === process.pid) return true;
+    return leaseBook
+      .of(ownerOf(object))
+      .some(
+        (lease) =>
+          (lease.holder === this.#holder || (pid > 0 && lease.holder.pid === pid)) &&
+          lease.covers(object),
+      );
   }
 
   /** A lease for each object. @throws ClosedError; then there is none */
@@ -45,7 +62,7 @@ export class Lent {
   }
 
   /** Whether a lease is in use: it was neither released, nor dropped before it went out. */
-  has(id: number): boolean {
+  isInUse(id: number): boolean {
     return this.#leases.has(id);
   }
 

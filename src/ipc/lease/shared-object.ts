@@ -1,7 +1,9 @@
 import { DeviceArray } from '../../array/device-array.ts';
+import { extents } from '../../array/layout.ts';
 import type { Context } from '../../context.ts';
 import { CudaEvent } from '../../event.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
+import type { Access } from '../../memory/buffer-options.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { retainMemory } from '../../memory/retain.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
@@ -22,6 +24,28 @@ export function bufferOf(object: object): DeviceBuffer | undefined {
   if (object instanceof DeviceBuffer) return object;
   if (object instanceof DeviceArray) return object.buffer;
   return object instanceof VirtualMemory ? object.buffer : undefined;
+}
+
+/** A range of addresses, and what may be done with it. */
+export interface Range {
+  readonly begin: number;
+  readonly end: number;
+  readonly access: Access;
+}
+
+/** Where the memory of an object lies: of an array that of its items. */
+export function rangeOf(object: Shareable): Range | undefined {
+  const buffer = bufferOf(object);
+  if (!buffer) return undefined;
+  const { address, byteLength, access } = buffer;
+  if (!(object instanceof DeviceArray))
+    return { begin: address, end: address + byteLength, access };
+  const { low, high } = extents(object.layout);
+  return {
+    begin: address + low,
+    end: address + high,
+    access: object.readOnly ? 'read' : access,
+  };
 }
 
 /** Whether another process made it. */

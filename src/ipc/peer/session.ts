@@ -135,6 +135,11 @@ export class Session implements ParcelSession {
   }
 
   /** As {@link ParcelSession}. */
+  has(object: Shareable): boolean {
+    return this.lent.has(object);
+  }
+
+  /** As {@link ParcelSession}. */
   poolEnded(pool: string): void {
     this.#forgotten.push(pool);
     this.onNews?.();
@@ -143,7 +148,7 @@ export class Session implements ParcelSession {
   /** What there is to be told, beside a value or by itself. */
   takeNews(points: readonly Point[] = none): Tail {
     // What was released or dropped meanwhile has nobody to revoke it from.
-    const revoked = takeFrom(this.#revoked).filter((lease) => this.lent.has(lease));
+    const revoked = takeFrom(this.#revoked).filter((lease) => this.lent.isInUse(lease));
     const returned = this.borrowed.takeReturned();
     return { ...emptyTail, points, returned, revoked, forgotten: takeFrom(this.#forgotten) };
   }

@@ -10,6 +10,7 @@ import {
   errno,
   getFdOfProcess,
   isOpenFd,
+  isSameFile,
   libc,
   libcSymbol,
   mapShared,
@@ -197,4 +198,29 @@ test('a duplicate is the same open file, close-on-exec, and lives by itself', ()
   closeFd(copy);
   for (const wrong of [fd, -1, Number.NaN]) assert.throws(() => duplicateFd(wrong), code('EBADF'));
   assert.equal(openDescriptors(), before);
+});
+
+test('tells copies of a descriptor from other descriptors of equal files, where the kernel does', () => {
+  const fd = createMemfd('same', 16);
+  const fds = [fd, duplicateFd(fd), openSync(`/proc/self/fd/${fd}`, 'r+'), createMemfd('same', 16)];
+  const { fcntl, syscall } = libc;
+  const replace = (name: 'fcntl' | 'syscall', value: (...args: number[]) => number): void => {
+    Object.defineProperty(libc, name, { configurable: true, enumerable: true, value });
+  };
+  const refuse = (): void =>
+    replace('fcntl', (...args) => (args[1] === 1027 ? -1 : fcntl(...args)));
+  try {
+    const compare = (): unknown[] => fds.map((other) => isSameFile(fd, other));
+    for (const withhold of [() => {}, refuse]) {
+      withhold();
+      assert.deepEqual(compare(), [true, true, false, false]);
+      assert.equal(isSameFile(fd, 1 << 20), false);
+    }
+    replace('syscall', () => -1);
+    assert.deepEqual(compare(), new Array(4).fill(undefined));
+  } finally {
+    replace('fcntl', fcntl);
+    replace('syscall', syscall);
+    for (const each of fds) closeFd(each);
+  }
 });

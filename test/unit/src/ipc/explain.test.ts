@@ -268,13 +268,13 @@ test("another user's process that the system hides is refused too, and one that 
   const { legacy } = descriptors();
   const context = Context.primary();
   const hidden = { ...here(), userOf: () => undefined };
-  const found = openObstacle(legacy, context, {}, { ...hidden, isForeign: () => true });
+  const none = { numbers: [], isByName: true };
+  const found = openObstacle(legacy, context, none, false, { ...hidden, isForeign: () => true });
   assert.equal(found?.code, 'other-user');
   assert.match(found.reason, /another user, who is hidden/);
-  assert.equal(openObstacle(legacy, context, {}, hidden), undefined);
-  const allowed = { allowOtherUsers: true };
+  assert.equal(openObstacle(legacy, context, none, false, hidden), undefined);
   assert.equal(
-    openObstacle(legacy, context, allowed, { ...hidden, isForeign: () => true }),
+    openObstacle(legacy, context, none, true, { ...hidden, isForeign: () => true }),
     undefined,
   );
 });

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { findExport, rememberExport } from '../../../../src/ipc/exports.ts';
+import { findExport, generationOf, rememberExport } from '../../../../src/ipc/exports.ts';
 import { collectGarbage } from '../../../support/gc.ts';
 
 test('a name that went to something else names that, also when the first is collected', async () => {
@@ -12,4 +12,14 @@ test('a name that went to something else names that, also when the first is coll
   rememberExport('event y', {});
   await collectGarbage();
   assert.equal(findExport('event y'), undefined);
+});
+
+test('the number of an allocation stays, and tells nothing of those of others', () => {
+  const allocations = Array.from({ length: 100 }, () => ({}));
+  const numbers = allocations.map(generationOf);
+  assert.deepEqual(allocations.map(generationOf), numbers);
+  assert.equal(new Set(numbers).size, 100);
+  const high = numbers.map((number) => Math.floor(number / 2 ** 32));
+  assert.ok(new Set(high).size > 90, String(high));
+  assert.equal(findExport(`memory ${numbers[7]}`), allocations[7]);
 });

@@ -1,9 +1,27 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls } from '../../../../ffi/driver.ts';
-import { CudaEvent, Device, DeviceBuffer } from '../../../../src/index.ts';
-import { sealDescriptor } from '../../../../src/ipc/descriptor.ts';
-import { getIpcHandle, openIpcBuffer, openIpcEvent } from '../../../../src/ipc/index.ts';
+import { duplicateFd } from '../../../../ffi/libc.ts';
+import { processStartTime } from '../../../../ffi/process.ts';
+import {
+  Context,
+  CudaEvent,
+  Device,
+  DeviceBuffer,
+  MemoryPool,
+  VirtualMemory,
+} from '../../../../src/index.ts';
+import { type IpcDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
+import { here } from '../../../../src/ipc/here.ts';
+import {
+  exportIpc,
+  getIpcHandle,
+  ImportedPool,
+  openIpcBuffer,
+  openIpcEvent,
+  openIpcPool,
+} from '../../../../src/ipc/index.ts';
+import { emptySession, endSession, unpack } from '../../../../src/ipc/parcel.ts';
 import { currentContext, emulate } from '../emulate.ts';
 
 const OTHER_PID = 2 ** 30;
@@ -83,4 +101,129 @@ test('what the driver refuses says whose it was, and leaves nothing open', () =>
   });
   assert.equal(resources.size, before);
   assert.equal(currentContext(), 0);
+});
+
+/** As another process, of which nothing is to be seen, would have made it. */
+const ofAnother = (descriptor: IpcDescriptor, fields: object = {}): IpcDescriptor =>
+  sealDescriptor({ ...descriptor, pid: OTHER_PID, pidNamespace: 1, ...fields } as never);
+
+const SIZE = 2 << 20;
+
+/** Memory of one value, and all that a process says of it. */
+function shared(kind: 'virtual' | 'pool', value: number): ReturnType<typeof exportIpc> {
+  const buffer =
+    kind === 'virtual'
+      ? VirtualMemory.reserve(SIZE, { shareable: true }).grow(SIZE)
+      : MemoryPool.create({ maxSize: 32 << 20, shareable: true }).allocate(SIZE);
+  buffer.fill(value);
+  return exportIpc(buffer);
+}
+
+const valuesIn = (buffer: DeviceBuffer): number[] => [...new Set(buffer.copyToHostSync())];
+
+for (const kind of ['virtual', 'pool'] as const)
+  test(`memory of kind ${kind} is what came: not what another sender has given the same name`, async () => {
+    emulate();
+    const [honest, hostile] = [shared(kind, 1), shared(kind, 2)];
+    // All as the honest one says it, but for how the driver finds it in the pool.
+    const { handle } = hostile.descriptor as { readonly handle?: string };
+    const forged = ofAnother(honest.descriptor, kind === 'pool' ? { handle } : {});
+    const come = ({ fds }: typeof honest, descriptor: IpcDescriptor, session = emptySession()) =>
+      unpack(descriptor, fds.map(duplicateFd), session) as DeviceBuffer;
+    const sessions = [emptySession(), emptySession()] as const;
+    const first = come(hostile, forged, sessions[0]);
+    const second = come(honest, ofAnother(honest.descriptor), sessions[1]);
+    assert.deepEqual([valuesIn(first), valuesIn(second)], [[2], [1]]);
+    assert.notEqual(first.resource ?? first, second.resource ?? second);
+    // Each is mapped once, however often it comes, and by whichever connection.
+    const recorder = recordCalls();
+    const again = come(honest, ofAnother(honest.descriptor));
+    const forgedAgain = come(hostile, forged);
+    recorder.stop();
+    assert.deepEqual([again.address, forgedAgain.address], [second.address, first.address]);
+    assert.ok(!recorder.calls.some(({ name }) => /Import|cuMemMap/.test(name)));
+    for (const buffer of [first, forgedAgain]) buffer.close();
+    await Context.primary().flush();
+    assert.deepEqual(valuesIn(second), [1]);
+    for (const buffer of [second, again]) buffer.close();
+    for (const session of sessions) endSession(session);
+  });
+
+test('over a connection a pool is not found by a name that other processes have seen', () => {
+  emulate();
+  const { descriptor, fds } = shared('pool', 3);
+  using _pool = openIpcPool(
+    sealDescriptor({
+      ...ofAnother(descriptor),
+      handle: null,
+      baseByteLength: 0,
+      byteLength: 0,
+      generation: 0,
+      bufferId: 0,
+    } as never),
+    { fds: fds.map(duplicateFd) },
+  );
+  using opened = openIpcBuffer(ofAnother(descriptor));
+  assert.deepEqual(valuesIn(opened), [3]);
+  assert.throws(() => unpack(ofAnother(descriptor), [], emptySession()), {
+    code: 'no-file-descriptor',
+  });
+});
+
+test('a pool that its maker has sent is found by its name, and one of another sender is not', () => {
+  emulate();
+  const { pid } = here();
+  const { descriptor, fds } = shared('pool', 3);
+  // Another process of this namespace, which lives.
+  const fields = { ...ofAnother(descriptor), pid: process.ppid, pidNamespace: here().pidNamespace };
+  const startTime = processStartTime(process.ppid);
+  const named = sealDescriptor({ ...fields, startTime } as never);
+  for (const sender of [pid, 0, process.ppid]) {
+    const session = { ...emptySession(), process: { pid: sender } };
+    using received = unpack(named, fds.map(duplicateFd), session) as DeviceBuffer;
+    const open = (): DeviceBuffer => openIpcBuffer(named);
+    if (sender === process.ppid) {
+      using opened = open();
+      assert.equal(opened.resource, received.resource);
+    } else assert.throws(open, { code: 'no-file-descriptor' });
+    endSession(session);
+  }
+});
+
+test('of two pools that were opened by one name neither is found by it alone', async () => {
+  emulate();
+  const [one, other] = [shared('pool', 1), shared('pool', 2)];
+  const { pool } = one.descriptor as { readonly pool: string };
+  const open = ({ descriptor, fds }: typeof one): DeviceBuffer =>
+    openIpcBuffer(ofAnother(descriptor, { pool }), { fds: fds.map(duplicateFd) });
+  using first = open(one);
+  const second = open(other);
+  assert.deepEqual([valuesIn(first), valuesIn(second)], [[1], [2]]);
+  assert.throws(() => openIpcBuffer(ofAnother(one.descriptor)), { code: 'no-file-descriptor' });
+  second.close();
+  await Context.primary().flush();
+  using found = openIpcBuffer(ofAnother(one.descriptor));
+  assert.equal(found.resource, first.resource);
+});
+
+test('one pool that came by two names is one, and its memory is unmapped after the last use', async () => {
+  emulate();
+  const { descriptor, fds } = shared('pool', 4);
+  const id = 'ab'.repeat(16);
+  const recorder = recordCalls();
+  const [first, second] = [{}, { pool: id }].map((fields) =>
+    openIpcBuffer(ofAnother(descriptor, fields), { fds: fds.map(duplicateFd) }),
+  ) as [DeviceBuffer, DeviceBuffer];
+  assert.ok(first.resource instanceof ImportedPool);
+  assert.equal(first.resource, second.resource);
+  assert.equal(first.address, second.address);
+  first.close();
+  await Context.primary().flush();
+  assert.deepEqual(valuesIn(second), [4]);
+  second.close();
+  await Context.primary().flush();
+  recorder.stop();
+  const count = (name: string): number =>
+    recorder.calls.filter((call) => call.name === name).length;
+  assert.deepEqual([count('cuMemFreeAsync'), count('cuMemPoolDestroy')], [1, 1]);
 });

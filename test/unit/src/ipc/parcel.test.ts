@@ -43,6 +43,7 @@ import {
   pack,
   unpack,
 } from '../../../../src/ipc/parcel.ts';
+import { withSharedTable } from '../../../../src/ipc/shared-counts.ts';
 import { anchorExports } from '../../../../src/memory/export-anchor.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
 import { dose } from '../../../support/dose.ts';
@@ -73,6 +74,7 @@ test('descriptors are made once, are close-on-exec, and go with what they are of
   emulate();
   // What the first that is shared leaves for all later ones.
   anchorExports(Device.get());
+  withSharedTable(() => {});
   const before = openDescriptors();
   const { pool, buffer } = sharedPool();
   const memory = sharedMemory();
@@ -93,6 +95,7 @@ test('a reset closes those of what it takes', () => {
   emulate();
   // What the first that is shared leaves for all later ones.
   anchorExports(Device.get());
+  withSharedTable(() => {});
   const before = openDescriptors();
   const { buffer } = sharedPool();
   exportIpc(buffer);
@@ -264,7 +267,7 @@ test('a pool that comes back to its maker leaves no descriptor behind', () => {
   const { pool, buffer } = sharedPool();
   const { descriptor, fds } = exportIpc(buffer);
   const before = openDescriptors();
-  const ours = session();
+  const ours = { ...session(), has: () => true };
   const back = unpack(descriptor, fds.map(duplicateFd), ours) as DeviceBuffer;
   assert.equal(back.address, buffer.address);
   assert.equal(unpack(exportIpc(pool).descriptor, fds.map(duplicateFd), ours), pool);
@@ -290,7 +293,7 @@ test('a pool and its memory are not taken for each other, and nothing stays open
   const ours = session();
   const [descriptor, { fds = [] }] = open(pool);
   const received = unpack(descriptor, fds, ours) as ImportedPool;
-  assert.equal(openIpcPool(descriptor), received);
+  assert.equal(openIpcPool(descriptor, { fds: exportIpc(pool).fds.map(duplicateFd) }), received);
   discard(received);
   endSession(ours);
   assert.equal(received.closed, false);

@@ -6,7 +6,15 @@ import { once } from 'node:events';
 import { readdirSync, readlinkSync, statSync } from 'node:fs';
 import { afterEach, test } from 'node:test';
 import type { Worker } from 'node:worker_threads';
-import { beginSharedUse, endSharedUse } from '../../../../src/ipc/shared-counts.ts';
+import {
+  beginSharedMapping,
+  beginSharedUse,
+  closeSharedHandle,
+  endSharedUse,
+  nameOfMapping,
+  openSharedHandle,
+  shareHandle,
+} from '../../../../src/ipc/shared-counts.ts';
 import { startWorker } from '../../../support/worker.ts';
 import type { Task } from './fixtures/counting-worker.ts';
 
@@ -110,4 +118,43 @@ test('another allocation by the same name is refused while one is used; what fai
   beginSharedUse(name, 3, () => {});
   endSharedUse(name, () => ended.push('third'));
   assert.deepEqual(ended, ['first', 'third']);
+});
+
+test('a handle is closed by its last use, as often as the driver was asked for it', () => {
+  const handle = 2 ** 50 + 3;
+  let closed = 0;
+  const close = (): void => closeSharedHandle(handle, () => (closed += 1));
+  openSharedHandle(() => handle);
+  openSharedHandle(() => handle);
+  shareHandle(handle);
+  close();
+  close();
+  assert.equal(closed, 0);
+  close();
+  assert.equal(closed, 2);
+  openSharedHandle(() => handle);
+  close();
+  assert.equal(closed, 3);
+});
+
+test('mappings are counted by their address; what fails on the way does not unmap what is used', () => {
+  const base = 2 ** 51;
+  const mapping = { base };
+  const seen: boolean[] = [];
+  const map = (isUsed: (address: number) => boolean) => {
+    seen.push(isUsed(base));
+    return mapping;
+  };
+  assert.equal(beginSharedMapping(1, map), mapping);
+  beginSharedMapping(1, map);
+  assert.throws(() => beginSharedMapping(2, map), { name: 'IpcError' });
+  assert.deepEqual(seen, [false, true, true]);
+  endSharedUse(nameOfMapping(base), assert.fail);
+  let isEnded = false;
+  endSharedUse(nameOfMapping(base), () => {
+    isEnded = true;
+  });
+  assert.equal(isEnded, true);
+  beginSharedMapping(2, map);
+  endSharedUse(nameOfMapping(base));
 });

@@ -6,6 +6,10 @@ import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/peer/limits.ts';
 import { type PacketHeader, writeHeader } from '../../../../../src/ipc/peer/packet.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
+import { withSharedTable } from '../../../../../src/ipc/shared-counts.ts';
+
+// What the first object that goes to a thread of this process leaves for all later ones.
+withSharedTable(() => {});
 
 const own = { pid: process.pid, uid: process.geteuid?.() ?? 0 };
 
