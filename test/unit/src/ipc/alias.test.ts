@@ -20,7 +20,7 @@ import { PeerProcess } from '../../../../src/ipc/lease/peer-process.ts';
 import { emptySession, unpack } from '../../../../src/ipc/parcel.ts';
 import { Tag } from '../../../../src/ipc/peer/tags.ts';
 import { emulate } from '../emulate.ts';
-import { Stranger } from './peer/support.ts';
+import { leasesFrom, Stranger } from './peer/support.ts';
 
 const refused = {
   name: 'IpcError',
@@ -114,12 +114,12 @@ test('over a connection a stranger opens nothing of this process until that send
   const { byteLength } = bytes;
   const parcel = [Tag.parcel, 0, (byteLength & 0x7f) | 0x80, byteLength >>> 7, ...bytes];
   using stranger = new Stranger({ process: PeerProcess.child(0) } as never);
-  stranger.send(Uint8Array.from(parcel));
+  stranger.send(Uint8Array.of(...parcel, ...leasesFrom(0, 1)));
   await assert.rejects(stranger.peer.receive(), refused);
   await stranger.peer.send(buffer);
   const sent = stranger.receive();
   if (typeof sent === 'object') sent.fds.forEach(closeFd);
-  stranger.send(Uint8Array.from(parcel), { sequence: 1 });
+  stranger.send(Uint8Array.of(...parcel, ...leasesFrom(1, 1)), { sequence: 1 });
   using back = (await stranger.peer.receive()) as DeviceBuffer;
   assert.deepEqual(new Set(back.copyToHostSync()), new Set([7]));
 });

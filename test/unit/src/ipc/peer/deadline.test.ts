@@ -240,7 +240,7 @@ const cases: Readonly<Record<string, Case>> = {
       await use({
         begin: (options) => pair.a.send(large, options),
         end: () => pair.b.receive(),
-        fail: () => pair.a.close(),
+        fail: () => pair.b.close(),
       });
     },
   },

@@ -173,8 +173,9 @@ test('a value that is sent while another is read goes out first, with what that 
   const sent: { readonly fdCount: number; readonly value: unknown }[] = [];
   const send = (value: unknown): void =>
     ByteWriter.use((writer) =>
-      encodeValue(writer, value, session, ({ fds }) => {
-        const bytes = Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
+      encodeValue(writer, value, session, ({ fds, objects }) => {
+        const leases = objects.length > 0 ? leasesFrom(0, objects.length) : [];
+        const bytes = Buffer.from([...writer.written.subarray(HEADER_BYTE_LENGTH), ...leases]);
         sent.push({ fdCount: fds.length, value: decode(bytes, fds.length) });
       }),
     );
