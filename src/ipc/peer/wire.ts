@@ -36,7 +36,6 @@ export class Wire {
   #watch: FdWatch | undefined;
   #watches = { readable: false, writable: false };
   #retry: NodeJS.Timeout | undefined;
-  #isReferenced = true;
   #isOtherGone = false;
   /** How many messages were read since the last turn of the loop by those who asked for them. */
   #readAtOnce = 0;
@@ -103,7 +102,6 @@ export class Wire {
   }
 
   setReferenced(isReferenced: boolean): void {
-    this.#isReferenced = isReferenced;
     if (isReferenced) this.#watch?.ref();
     else this.#watch?.unref();
   }
@@ -186,7 +184,7 @@ export class Wire {
     }, RETRY_MS);
   }
 
-  /** Watches the socket for what is wanted of it now: a descriptor has one watch at a time. */
+  /** Watches the socket for what is wanted of it now: its one watch is changed, never made anew. */
   #rewatch(readable = this.#user.wantsMore()): void {
     if (this.#fd === undefined) return;
     const { isEmpty, isShortOfFds, isHeld } = this.outbox;
@@ -194,11 +192,8 @@ export class Wire {
     if (isShortOfFds) this.#retryLater();
     if (readable === this.#watches.readable && writable === this.#watches.writable) return;
     this.#watches = { readable, writable };
-    this.#watch?.close();
-    this.#watch = undefined;
-    if (!readable && !writable) return;
-    this.#watch = watchFd(this.#fd, this.#watches, this.#onReady);
-    if (!this.#isReferenced) this.#watch.unref();
+    if (this.#watch) this.#watch.change(this.#watches);
+    else this.#watch = watchFd(this.#fd, this.#watches, this.#onReady);
   }
 }
 
