@@ -52,8 +52,9 @@ export interface FdWatch extends Disposable {
  * `onReady` is not called after that.
  *
  * @throws SystemError EBADF if `fd` is not open, EPERM if it is of a kind without readiness
- * (a regular file, a directory, /dev/null), EEXIST while another watch of it is open, EMFILE if
- * this is the first watch of the thread and no descriptor is left for its epoll
+ * (a regular file, a directory, /dev/null), EEXIST while another watch of it is open, EINVAL if over
+ * 500 copies of it are watched, EMFILE if this is the first watch of the thread and no descriptor is
+ * left for its epoll
  * @throws TypeError if `events` names nothing
  */
 export function watchFd(
@@ -98,6 +99,7 @@ export function readable(fd: number, options: { signal?: AbortSignal } = {}): Pr
 const EPERM = 1;
 const EBADF = 9;
 const EEXIST = 17;
+const EINVAL = 22;
 
 /** All open watches of this thread, by their descriptors. */
 const watches = new Map<number, EpollWatch>();
@@ -207,7 +209,7 @@ const maskOf = ({ readable, writable, disconnect }: WatchedEvents): number =>
 
 // struct epoll_event: 12 bytes on x64, where it is packed, 16 elsewhere. The data are the descriptor.
 const [EVENT_WORDS, FD_WORD] = process.arch === 'x64' ? ([3, 1] as const) : ([4, 2] as const);
-const MAX_EVENTS = 64;
+const MAX_EVENTS = 1024;
 const eventWords = new Int32Array(MAX_EVENTS * EVENT_WORDS);
 const eventAddress = addressOf(eventWords);
 const oneEvent = new Int32Array(EVENT_WORDS);
@@ -254,6 +256,8 @@ function addToEpoll(fd: number, mask: number): void {
       throw new SystemError('poll', EBADF, `descriptor ${fd} is not open`);
     if (error.errno === EPERM)
       throw new SystemError('poll', EPERM, `descriptor ${fd} is of a kind without readiness`);
+    if (error.errno === EINVAL)
+      throw new SystemError('poll', EINVAL, `over ${MAX_WATCHES_OF_ONE} copies of it are watched`);
     throw error;
   }
   libc.fcntl(fd, F_SETFL, libc.fcntl(fd, F_GETFL, 0) | O_NONBLOCK);
@@ -262,6 +266,9 @@ function addToEpoll(fd: number, mask: number): void {
 const F_GETFL = 3;
 const F_SETFL = 4;
 const O_NONBLOCK = 0x800;
+
+/** The kernel's limit for one open file, whose copies have descriptors of their own. */
+const MAX_WATCHES_OF_ONE = 500;
 
 const createEpoll = (): number => succeeded(libc.epoll_create1(EPOLL_CLOEXEC), 'epoll_create1');
 
@@ -294,7 +301,7 @@ function onWorkerLoop(): LoopHandle {
   try {
     return inDatagramSocket(epoll);
   } catch (error) {
-    if (!(error instanceof SystemError) || SHORTAGES.has(error.code)) {
+    if (error instanceof SystemError && SHORTAGES.has(error.code)) {
       libc.close(epoll);
       throw error;
     }
@@ -320,12 +327,14 @@ const O_CLOEXEC = 0x8_0000;
  * @throws SystemError if the process may have no such socket
  */
 function inDatagramSocket(epoll: number): LoopHandle {
-  const fd = succeeded(libc.socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), 'socket');
   const socket = dgram.createSocket('udp4');
+  let fd = -1;
   try {
+    fd = succeeded(libc.socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), 'socket');
     socket.bind({ fd, exclusive: true });
   } catch (error) {
-    closeFd(fd);
+    socket.close();
+    libc.close(fd);
     throw error;
   }
   socket.on('error', takeReady).unref();
