@@ -4,6 +4,7 @@
  */
 import { createRequire } from 'node:module';
 import { extname } from 'node:path';
+import { isMainThread } from 'node:worker_threads';
 import { arena } from './arena.ts';
 import { emulatedKernels } from './emulated-kernels.ts';
 import { type Driver, type FunctionName, functionNames, rows } from './functions.ts';
@@ -96,12 +97,12 @@ function open(chosen: string | Driver): Source {
   const library = openLibrary(isNamed ? [chosen] : LIBCUDA_PLACES, purpose);
   if (library.symbol('cuInit') === undefined)
     throw new LibraryNotFoundError([{ path: library.path, reason: 'it has no cuInit' }], purpose);
-  return {
-    name: library.path,
-    resolve: (name) =>
-      library.bind(name, rows[name].params) ??
-      (() => CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER),
-  };
+  const bind = (name: FunctionName): NativeFunction =>
+    library.bind(name, rows[name].params) ?? (() => CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER);
+  if (isMainThread) return { name: library.path, resolve: bind };
+  // As in libc.ts: a worker thread may be terminated at any time but while koffi declares.
+  const bound = new Map(functionNames.map((name) => [name, bind(name)]));
+  return { name: library.path, resolve: (name) => bound.get(name) as NativeFunction };
 }
 
 function openEmulated(): Source {

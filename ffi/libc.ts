@@ -1,4 +1,5 @@
 /** What Node itself lacks of libc: mappings, memfds, processes by descriptor, semaphores. */
+import { isMainThread } from 'node:worker_threads';
 import koffi from 'koffi';
 import { type Library, type NativeFunction, openLibrary } from './library.ts';
 import { addressOf, MAX_VIEW_BYTE_LENGTH, viewMemory, withAddress } from './native.ts';
@@ -17,7 +18,11 @@ const table = {
   fallocate: [[int, int, long, long], 'int32'],
   close: [[int], 'int32'],
   fcntl: [[int, int, long], 'int32'],
+  dup3: [[int, int, int], 'int32'],
   poll: [[pointer, size_t, int], 'int32'],
+  epoll_create1: [[int], 'int32'],
+  epoll_ctl: [[int, int, int, pointer], 'int32'],
+  epoll_wait: [[int, pointer, int, int], 'int32'],
   flock: [[int, int], 'int32'],
   pread: [[int, pointer, size_t, long], 'int64'],
   pwrite: [[int, pointer, size_t, long], 'int64'],
@@ -51,22 +56,32 @@ type LibcName = keyof typeof table;
 type Libc = { readonly [K in LibcName]: (...args: number[]) => number };
 
 let library: Library | undefined;
-const open = (): Library => {
-  library ??= openLibrary(['libc.so.6', 'libc.so', 'libc.musl-x86_64.so.1']);
+function open(): Library {
+  if (library) return library;
+  library = openLibrary(['libc.so.6', 'libc.so', 'libc.musl-x86_64.so.1']);
+  // koffi aborts the process if a worker thread is terminated while it declares a function there.
+  // So all are declared at the start of its work, and none in the middle.
+  if (!isMainThread) for (const name of names) bind(name);
   return library;
-};
+}
+
+function bind(name: LibcName): NativeFunction | undefined {
+  const [params, result] = table[name];
+  const value = open().bind(name, params, result);
+  if (value) Object.defineProperty(libc, name, { configurable: true, enumerable: true, value });
+  return value;
+}
 
 /** libc's functions, declared at their first call. They answer as C does: -1 and {@link errno}. */
 export const libc = {} as Libc;
-for (const name of Object.keys(table) as LibcName[]) {
+const names = Object.keys(table) as LibcName[];
+for (const name of names) {
   Object.defineProperty(libc, name, {
     configurable: true,
     enumerable: true,
     get() {
-      const [params, result] = table[name];
-      const value: NativeFunction | undefined = open().bind(name, params, result);
+      const value = bind(name);
       if (!value) throw new SystemError(name, 38, 'libc has no such function');
-      Object.defineProperty(libc, name, { configurable: true, enumerable: true, value });
       return value;
     },
   });
@@ -82,7 +97,7 @@ export function libcSymbol(name: string): Address {
 /** The error number that this thread's last libc call left. */
 export const errno = (): number => koffi.errno();
 
-const names = new Map(Object.entries(koffi.os.errno).map(([name, value]) => [value, name]));
+const errorNames = new Map(Object.entries(koffi.os.errno).map(([name, value]) => [value, name]));
 
 /** A libc call that failed; `code` is the error's name, as in Node's own system errors. */
 export class SystemError extends Error {
@@ -91,7 +106,7 @@ export class SystemError extends Error {
   readonly syscall: string;
 
   constructor(syscall: string, number: number, detail?: string) {
-    const code = names.get(number) ?? `ERRNO_${number}`;
+    const code = errorNames.get(number) ?? `ERRNO_${number}`;
     super(`${syscall}: ${code}${detail ? ` (${detail})` : ''}`);
     this.name = 'SystemError';
     this.errno = number;

@@ -69,8 +69,8 @@ export const isGone = ({ code }: SystemError): boolean => code === 'EPIPE' || co
  * What arrives is the sender's word only: check the data before use, and close descriptors that
  * were not asked for.
  *
- * @throws SystemError EMSGSIZE where a message or its descriptors were cut off (above the limits,
- * or this process may open no more descriptors): what did arrive of it is closed
+ * @throws SystemError EMFILE or ENFILE if no descriptor is left for those of the message, EMSGSIZE
+ * if it was cut off for another reason. The message is lost: what did arrive of it is closed
  */
 export function receiveMessage(socket: number): SocketMessage | 'end' | undefined {
   const message = takeMessage(socket);
@@ -96,11 +96,7 @@ export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
   if (failure !== 0) throw new SystemError('recvmsg', failure);
   const fds = receivedFds(view);
   const flags = view.getInt32(HEADER + 48, true);
-  if ((flags & (MSG_TRUNC | MSG_CTRUNC)) !== 0) {
-    fds.forEach(closeFd);
-    const what = flags & MSG_TRUNC ? 'data' : 'descriptors';
-    throw new SystemError('recvmsg', EMSGSIZE, `the message's ${what} were cut off`);
-  }
+  if ((flags & (MSG_TRUNC | MSG_CTRUNC)) !== 0) throw cutOff(socket, flags, fds);
   if (length === 0) {
     fds.forEach(closeFd);
     return 'end';
@@ -108,6 +104,7 @@ export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
   return { data: bytes.subarray(PAYLOAD, PAYLOAD + length), fds };
 }
 
+const F_DUPFD_CLOEXEC = 1030;
 const SOL_SOCKET = 1;
 const SCM_RIGHTS = 1;
 const MSG_CTRUNC = 0x8;
@@ -165,6 +162,22 @@ function writeMessageHeader(byteLength: number, control: number): void {
 function receive(socket: number): number {
   writeMessageHeader(MAX_MESSAGE_BYTE_LENGTH, CONTROL_BYTE_LENGTH);
   return libc.recvmsg(socket, at(HEADER), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+}
+
+/** Closes what arrived. The kernel does not say why the rest did not: opening one more does. */
+function cutOff(socket: number, flags: number, fds: readonly number[]): SystemError {
+  const probe = libc.fcntl(socket, F_DUPFD_CLOEXEC, 0);
+  const failure = probe < 0 ? errno() : 0;
+  if (probe >= 0) libc.close(probe);
+  for (const fd of fds) libc.close(fd);
+  if ((flags & MSG_CTRUNC) !== 0 && failure !== 0)
+    return new SystemError(
+      'recvmsg',
+      failure,
+      "no descriptor is left for those of a message, which is lost: raise the limit ('ulimit -n')",
+    );
+  const what = flags & MSG_TRUNC ? 'data' : 'descriptors';
+  return new SystemError('recvmsg', EMSGSIZE, `the message's ${what} were cut off`);
 }
 
 function receivedFds(view: DataView): number[] {

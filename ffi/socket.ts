@@ -93,6 +93,27 @@ export function peerCredentials(socket: number): PeerCredentials {
   return { pid: ints[0] as number, uid: (ints[1] as number) >>> 0, gid: (ints[2] as number) >>> 0 };
 }
 
+/**
+ * Whether a socket is of the kind that this file makes, and does not listen: what a byte is sent
+ * through must be one of them.
+ *
+ * @throws SystemError ENOTSOCK, EBADF
+ */
+export const isMessageSocket = (fd: number): boolean =>
+  intOption(fd, SO_DOMAIN) === AF_UNIX &&
+  intOption(fd, SO_TYPE) === SOCK_SEQPACKET &&
+  intOption(fd, SO_ACCEPTCONN) === 0;
+
+function intOption(socket: number, option: number): number {
+  const { ints } = scratch();
+  ints[3] = 4;
+  succeeded(
+    libc.getsockopt(checkFd(socket, 'socket'), SOL_SOCKET, option, at(INTS), at(INTS + 12)),
+    'getsockopt',
+  );
+  return ints[0] as number;
+}
+
 const AF_UNIX = 1;
 const SOCK_DGRAM = 2;
 const SOCK_SEQPACKET = 5;
@@ -100,7 +121,10 @@ const SOCK_NONBLOCK = 0x800;
 const SOCK_CLOEXEC = 0x8_0000;
 const SOCKET_TYPE = SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC;
 const SOL_SOCKET = 1;
+const SO_TYPE = 3;
 const SO_PEERCRED = 17;
+const SO_ACCEPTCONN = 30;
+const SO_DOMAIN = 39;
 const EAGAIN = 11;
 const EPROTOTYPE = 91;
 const ECONNREFUSED = 111;

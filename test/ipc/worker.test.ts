@@ -1,5 +1,6 @@
 /** Worker threads of one process, each with cuffi loaded: one driver, and JavaScript's state each. */
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { afterEach, test } from 'node:test';
 import { setTimeout } from 'node:timers/promises';
@@ -17,7 +18,10 @@ import {
   listen,
   openIpcBuffer,
 } from '../../src/ipc/index.ts';
+import { nextTurn } from '../../src/wait.ts';
+import { dose } from '../support/dose.ts';
 import { emulated } from '../support/driver.ts';
+import { programFile } from '../support/program-file.ts';
 import { valuesOf } from '../support/values.ts';
 import { startWorker } from '../support/worker.ts';
 import { User } from './fixtures/index.ts';
@@ -25,6 +29,7 @@ import { Mailbox } from './fixtures/mailbox.ts';
 import type { Request } from './fixtures/worker.ts';
 
 const deadline = { timeout: 60_000 };
+const iterations = dose(3, 50);
 const workers: Worker[] = [];
 afterEach(async () => {
   for (const worker of workers.splice(0)) await worker.terminate();
@@ -73,6 +78,58 @@ test('a descriptor goes to a worker thread by MessagePort, and back', deadline, 
   assert.deepEqual(await valuesOf(back), [6]);
   back.close();
 });
+
+test('a worker thread may be terminated while values come to it', deadline, async () => {
+  const name = `@cuffi-test-${process.pid}-worker`;
+  using listener = listen(name);
+  for (let n = 0; n < iterations; n++) {
+    const worker = start();
+    const connected = ask(worker, { do: 'take', name });
+    using peer = await listener.accept();
+    await connected;
+    // Ready in every turn of its loop, from before its end until after it.
+    let isOver = false;
+    const sending = (async () => {
+      while (!isOver) {
+        peer.send('busy').catch(() => {});
+        await nextTurn();
+      }
+    })();
+    await once(worker, 'message');
+    assert.equal(await worker.terminate(), 1);
+    isOver = true;
+    peer.close();
+    await sending;
+  }
+});
+
+for (const [how, code] of [
+  ['process.exit(7)', 7],
+  ["throw new Error('of the main thread')", 1],
+] as const)
+  test(`a process may end by ${how} while values come to its worker thread`, deadline, async () => {
+    const name = `@cuffi-test-${process.pid}-main`;
+    using listener = listen(name);
+    const { path, execArgv } = programFile(new URL('./fixtures/ending.ts', import.meta.url));
+    for (let n = 0; n < iterations; n++) {
+      const child = spawn(process.execPath, [...execArgv, path, name, how], {
+        stdio: ['ignore', 'ignore', 'ignore'],
+      });
+      const exit = once(child, 'exit');
+      const kill = globalThis.setTimeout(() => child.kill('SIGKILL'), 30_000);
+      using peer = await listener.accept();
+      let isOver = false;
+      void peer.ended.then(() => {
+        isOver = true;
+      });
+      while (!isOver) {
+        peer.send('busy').catch(() => {});
+        await nextTurn();
+      }
+      assert.deepEqual(await exit, [code, null]);
+      clearTimeout(kill);
+    }
+  });
 
 test('memory of a pool that one worker thread closes stays with the others, and goes with the last', {
   ...deadline,

@@ -1,10 +1,13 @@
 import assert from 'node:assert/strict';
 import { readdirSync, readlinkSync } from 'node:fs';
 
-/** Whether a descriptor is of a file with a name, as `/dev/nvidiactl` and memfds are not. */
-function isFileOnDisk(fd: string): boolean {
+/**
+ * Whether a descriptor is of a file with a name, as `/dev/nvidiactl` and memfds are not, or the one
+ * by which a thread watches all others, which is opened at its first use and stays.
+ */
+function isUncounted(fd: string): boolean {
   try {
-    return /^\/(?!memfd:|dev\/)/.test(readlinkSync(`/proc/self/fd/${fd}`));
+    return /^\/(?!memfd:|dev\/)|eventpoll/.test(readlinkSync(`/proc/self/fd/${fd}`));
   } catch {
     // Closed since, as is the one that the folder was read through.
     return true;
@@ -12,11 +15,11 @@ function isFileOnDisk(fd: string): boolean {
 }
 
 /**
- * How many descriptors this process has open, other than of files on disk: the thread that loads
- * TypeScript opens and closes those of its cache when it likes.
+ * How many descriptors this process has open, other than epolls and files on disk: the thread that
+ * loads TypeScript opens and closes those of its cache when it likes.
  */
 export const openDescriptors = (): number =>
-  readdirSync('/proc/self/fd').filter((fd) => !isFileOnDisk(fd)).length;
+  readdirSync('/proc/self/fd').filter((fd) => !isUncounted(fd)).length;
 
 /**
  * Waits until as many descriptors are open as before. A connection that is closed keeps its socket

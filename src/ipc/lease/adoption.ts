@@ -1,17 +1,35 @@
 import { closeFd, SystemError } from '../../../ffi/libc.ts';
 import { isGone, sendMessage } from '../../../ffi/message.ts';
 import { type FdWatch, watchFd } from '../../../ffi/poll.ts';
+import { isMessageSocket, peerCredentials } from '../../../ffi/socket.ts';
+import { IpcError } from '../../errors.ts';
 import type { Lease } from './lease.ts';
 import { PeerProcess } from './peer-process.ts';
 
 const KEPT = Uint8Array.of(1);
 
-/** Tells the one who asked, by the link, that something is kept. @throws SystemError for no socket */
+/**
+ * Refuses a descriptor that is not a link which the asking process has made: a byte is written to
+ * it, which must not reach a file, a terminal or a connection to another service.
+ *
+ * @throws SystemError ENOTSOCK
+ * @throws IpcError for any other socket
+ */
+function checkLink(link: number, asker: number): void {
+  const refused = 'a descriptor came as a link to a process that memory was passed on to';
+  if (!isMessageSocket(link))
+    throw new IpcError(`${refused}, and is not a connected Unix socket of type SOCK_SEQPACKET`);
+  const { pid } = peerCredentials(link);
+  if (pid !== asker)
+    throw new IpcError(`${refused}: it leads to process ${pid}, and process ${asker} has sent it`);
+}
+
+/** Tells the process that asked, by the link, that something is kept. @throws SystemError */
 function tellKept(link: number): void {
   try {
     sendMessage(link, KEPT);
   } catch (error) {
-    // Who asked is gone, and so is the link: that is seen below.
+    // The process that asked is gone, and so is the link: the watch finds that.
     if (!(error instanceof SystemError) || !isGone(error)) throw error;
   }
 }
@@ -24,18 +42,18 @@ function tellKept(link: number): void {
 export class Adoption {
   readonly #lease: Lease;
   readonly #link: number;
-  readonly #process: PeerProcess;
+  #process: PeerProcess | undefined;
   readonly #watch: FdWatch;
   readonly #graceMs: number;
-  readonly #watchNoMore: () => void;
+  #watchNoMore: (() => void) | undefined;
   readonly #over: () => void;
   #isOver = false;
 
   /**
-   * @param lease of the one between
+   * @param lease of the one between, which has asked
    * @param link this process's end, which is this object's from now on, unless this throws
    * @param over called when it is given back
-   * @throws SystemError for a link that is no socket
+   * @throws IpcError, SystemError for a link that is not of the process between
    */
   constructor(
     lease: Lease,
@@ -44,23 +62,32 @@ export class Adoption {
     graceMs: number,
     over: () => void,
   ) {
-    tellKept(link);
+    checkLink(link, lease.holder.pid);
     this.#link = link;
     this.#graceMs = graceMs;
     this.#over = over;
-    this.#process = PeerProcess.known(pid, startTime);
     this.#watch = watchFd(link, { readable: true }, () => this.#closed());
     this.#watch.unref();
     // It is asked by way of the one between.
     this.#lease = lease.passedOn({ pid, name: `process ${pid}`, revoke: () => {} });
-    this.#watchNoMore = this.#process.onGone(() => this.#end());
-    if (this.#isOver) this.#watchNoMore();
+    try {
+      this.#process = PeerProcess.known(pid, startTime);
+      this.#watchNoMore = this.#process.onGone(() => this.#end());
+      // Last, when nothing is left that may fail: the link is closed where the process is gone.
+      if (this.#isOver) this.#watchNoMore();
+      else tellKept(link);
+    } catch (error) {
+      this.#watch.close();
+      this.#watchNoMore?.();
+      this.#lease.end();
+      throw error;
+    }
   }
 
   /** All ends of the others are closed: by their owner, or because that ends. */
   #closed(): void {
     this.#watch.close();
-    const isEnding = this.#process.isSeen ? this.#process.isEnding : undefined;
+    const isEnding = this.#process?.isSeen ? this.#process.isEnding : undefined;
     if (isEnding === undefined) setTimeout(() => this.#end(), this.#graceMs).unref();
     else if (!isEnding) this.#end();
   }

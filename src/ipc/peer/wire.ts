@@ -209,7 +209,9 @@ export class Wire {
   }
 
   #updateKeepAlive(): void {
-    const isNeeded = this.#fd !== undefined && this.#isReferenced && !this.#watch;
+    const { readable, writable } = this.#watches;
+    const isPaused = !readable && !writable;
+    const isNeeded = this.#fd !== undefined && this.#isReferenced && isPaused;
     if (isNeeded) this.#keepAlive ??= setInterval(() => {}, MAX_PERIOD_MS);
     else {
       clearInterval(this.#keepAlive);
@@ -222,10 +224,10 @@ export class Wire {
       this.#retry = undefined;
       this.#flush();
       this.#rewatch();
-    }, RETRY_MS);
+    }, RETRY_MS).unref();
   }
 
-  /** Watches the socket for what is wanted of it now: a descriptor has one watch at a time. */
+  /** Watches the socket for what is wanted of it now: its one watch is changed, never made anew. */
   #rewatch(readable = this.#user.wantsMore()): void {
     if (this.#fd === undefined) return;
     const { isEmpty, isShortOfFds, isHeld, isBroken } = this.outbox;
@@ -233,12 +235,9 @@ export class Wire {
     if (isShortOfFds) this.#retryLater();
     if (readable === this.#watches.readable && writable === this.#watches.writable) return;
     this.#watches = { readable, writable };
-    this.#watch?.close();
-    this.#watch = undefined;
-    if (readable || writable) {
-      this.#watch = watchFd(this.#fd, this.#watches, this.#onReady);
-      if (!this.#isReferenced) this.#watch.unref();
-    }
+    if (this.#watch) this.#watch.change(this.#watches);
+    else this.#watch = watchFd(this.#fd, this.#watches, this.#onReady);
+    if (!this.#isReferenced) this.#watch.unref();
     this.#updateKeepAlive();
   }
 }

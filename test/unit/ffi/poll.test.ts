@@ -3,16 +3,17 @@ import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { readSync } from 'node:fs';
 import { test } from 'node:test';
-import { setImmediate as turn } from 'node:timers/promises';
+import { setTimeout as sleep, setImmediate as turn } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import koffi from 'koffi';
-import { closeFd, openPidfd } from '../../../ffi/libc.ts';
+import { closeFd, duplicateFd, openPidfd } from '../../../ffi/libc.ts';
 import { receiveMessage, sendMessage } from '../../../ffi/message.ts';
 import { type Readiness, readable, watchFd } from '../../../ffi/poll.ts';
 import { socketPair } from '../../../ffi/socket.ts';
 import { openDescriptors } from '../../support/descriptors.ts';
 import { programFile } from '../../support/program-file.ts';
-import { eventFd } from './fixtures/descriptors.ts';
+import { startWorker } from '../../support/worker.ts';
+import { eventFd, withRoomFor } from './fixtures/descriptors.ts';
 
 const fixture = async (name: string, ...flags: string[]): Promise<string> => {
   const { path, execArgv } = programFile(new URL(`./fixtures/${name}.ts`, import.meta.url));
@@ -112,6 +113,115 @@ test('is not called after close(), not even for what had already been found', as
   assert.ok(watches.every((watch) => watch.closed));
   fds.forEach(closeFd);
 });
+
+test('change() watches for something else, or for nothing, with no descriptor left', async () => {
+  const [a, b] = socketPair();
+  let seen: Readiness[] = [];
+  const watch = watchFd(a, { readable: true }, (ready) => seen.push(ready));
+  const seenAfter = async (change: () => void): Promise<Readiness[]> => {
+    withRoomFor(0, change);
+    seen = [];
+    await sleep(20);
+    return seen;
+  };
+  const only = (event: 'readable' | 'writable'): Readiness => ({
+    ...{ readable: false, writable: false, disconnect: false, error: false },
+    [event]: true,
+  });
+  assert.deepEqual(await seenAfter(() => {}), []);
+  const writable = await seenAfter(() => watch.change({ writable: true }));
+  assert.deepEqual(writable[0], only('writable'));
+  assert.deepEqual(await seenAfter(() => watch.change({ readable: true })), []);
+  assert.ok(sendMessage(b, hello));
+  assert.deepEqual((await seenAfter(() => {}))[0], only('readable'));
+  assert.deepEqual(await seenAfter(() => watch.change({})), []);
+  // Nor for an error or the end, of which the kernel tells unasked.
+  closeFd(b);
+  assert.deepEqual(await seenAfter(() => {}), []);
+  const again = await seenAfter(() => watch.change({ readable: true }));
+  assert.deepEqual(again[0], only('readable'));
+  watch.close();
+  watch.change({ readable: true });
+  assert.deepEqual(await seenAfter(() => {}), []);
+  // The first watch of this process was long ago: another one needs none either.
+  withRoomFor(0, () => watchFd(a, { readable: true }, () => {}).close());
+  closeFd(a);
+});
+
+test('what was found is not delivered once the watch is for something else', async () => {
+  const fds = [eventFd(1, 0), eventFd(1, 0)] as const;
+  let calls = 0;
+  const watches = fds.map((fd) =>
+    watchFd(fd, { readable: true }, () => {
+      calls++;
+      for (const watch of watches) watch.change({});
+    }),
+  );
+  await sleep(20);
+  assert.equal(calls, 1);
+  for (const watch of watches) watch.close();
+  fds.forEach(closeFd);
+});
+
+test('watches more descriptors than are found at once', async () => {
+  const fds = Array.from({ length: 1100 }, () => eventFd(1, 0));
+  const seen = new Set<number>();
+  await new Promise<void>((resolve) => {
+    for (const fd of fds) {
+      const watch = watchFd(fd, { readable: true }, () => {
+        readSync(fd, Buffer.alloc(8));
+        watch.close();
+        if (seen.add(fd).size === fds.length) resolve();
+      });
+    }
+  });
+  fds.forEach(closeFd);
+});
+
+test('a file of which too many copies are watched is refused', () => {
+  const original = eventFd(0, 0);
+  const fds = Array.from({ length: 501 }, () => duplicateFd(original));
+  const watches = fds.slice(0, 500).map((fd) => watchFd(fd, { readable: true }, () => {}));
+  assert.throws(() => watchFd(fds[500] as number, { readable: true }, () => {}), {
+    code: 'EINVAL',
+    message: /over 500 copies of it are watched/,
+  });
+  for (const watch of watches) watch.close();
+  [original, ...fds].forEach(closeFd);
+});
+
+for (const how of ['as Node has it', 'without datagram sockets'])
+  test(`a worker thread watches, keeps itself alive by it, and may be terminated: ${how}`, async () => {
+    for (let n = 0; n < 3; n++) {
+      const [a, b] = socketPair();
+      const worker = startWorker(new URL('./fixtures/watching-worker.ts', import.meta.url), {
+        fd: a,
+        how,
+      });
+      const next = async (): Promise<unknown> => (await once(worker, 'message'))[0];
+      assert.equal(await next(), 'watching');
+      // It has nothing else to live for.
+      await sleep(20);
+      sendMessage(b, hello);
+      assert.equal(await next(), 'hello');
+      // From now on it is ready in every turn, and found to be so while the thread ends.
+      sendMessage(b, Buffer.from('busy'));
+      assert.equal(await next(), 'busy');
+      await worker.terminate();
+      [a, b].forEach(closeFd);
+    }
+    const [a, b] = socketPair();
+    const worker = startWorker(new URL('./fixtures/watching-worker.ts', import.meta.url), {
+      fd: a,
+      how,
+    });
+    const exit = once(worker, 'exit');
+    await once(worker, 'message');
+    sendMessage(b, Buffer.from('close'));
+    // With the watch closed there is nothing that keeps it.
+    assert.deepEqual(await exit, [0]);
+    [a, b].forEach(closeFd);
+  });
 
 test('refuses every descriptor and use that would abort the process', async () => {
   assert.deepEqual(JSON.parse(await fixture('poll-misuse')), {

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { readSync } from 'node:fs';
 import { afterEach, beforeEach, test } from 'node:test';
-import { closeFd } from '../../../../../ffi/libc.ts';
+import { closeFd, duplicateFd } from '../../../../../ffi/libc.ts';
 import { sendMessage } from '../../../../../ffi/message.ts';
 import { socketPair } from '../../../../../ffi/socket.ts';
 import { Adopting, type Asked, MAX_ASKED } from '../../../../../src/ipc/lease/adopting.ts';
@@ -112,9 +112,11 @@ test('what would be too much at a time waits until something is over', async () 
 test('an answer that cannot be waited for is not asked for', () => {
   const adopting = new Adopting(() => {});
   const [theirs, ours] = socketPair();
-  // For the copy, and none to watch it by.
+  // None is left for the copy.
   withRoomFor(1, () => {
+    const last = duplicateFd(ours);
     assert.throws(() => adopting.ask(0, process.pid, 1, theirs, ours), { code: 'EMFILE' });
+    closeFd(last);
   });
   closeFd(ours);
   assert.deepEqual(adopting.take(), []);

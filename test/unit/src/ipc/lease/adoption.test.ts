@@ -1,13 +1,19 @@
 /** What is asked to be kept for others by one who does as it likes, and the links that it sends. */
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { openSync } from 'node:fs';
+import { connect, createServer } from 'node:net';
 import { afterEach, beforeEach, test } from 'node:test';
 import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../../ffi/message.ts';
 import { processStartTime } from '../../../../../ffi/process.ts';
-import { socketPair } from '../../../../../ffi/socket.ts';
+import { listenSocket, socketPair } from '../../../../../ffi/socket.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
+import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/peer/limits.ts';
+import { writeHeader } from '../../../../../src/ipc/peer/packet.ts';
+import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { openDescriptors } from '../../../../support/descriptors.ts';
@@ -79,6 +85,58 @@ for (const [what, open] of Object.entries(noSockets))
     assert.equal(adopted(), 0);
   });
 
+const otherSockets: Readonly<Record<string, () => Promise<readonly [number, () => void]>>> = {
+  'a stream socket': async () => {
+    const path = `\0cuffi-test-${process.pid}-stream`;
+    const server = createServer().listen(path);
+    const client = connect(path);
+    await once(client, 'connect');
+    const { fd } = (client as unknown as { _handle: { fd: number } })._handle;
+    client.on('data', () => assert.fail('something was written'));
+    return [fd, () => [client.destroy(), server.close()]];
+  },
+  'a listening socket': async () => {
+    const fd = listenSocket(`@cuffi-test-${process.pid}-link`);
+    return [fd, () => closeFd(fd)];
+  },
+};
+
+for (const [what, open] of Object.entries(otherSockets))
+  test(`a link that is ${what} ends the connection`, async () => {
+    const [fd, close] = await open();
+    using other = await holder();
+    ask(other, asking(0), [fd]);
+    await assert.rejects(other.peer.receive(), {
+      name: 'IpcError',
+      message: /is not a connected Unix socket of type SOCK_SEQPACKET/,
+    });
+    assert.equal(adopted(), 0);
+    close();
+  });
+
+test('a link that another process has made ends the connection, with nothing written to it', async () => {
+  // The connection is one of that process; the link is of this one, as of a service.
+  const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+  const [first, second] = socketPair();
+  const peer = new Peer(first, { pid: child.pid as number, uid: process.getuid?.() ?? 0 });
+  await peer.send(buffer);
+  between = leases.stats().leases.length;
+  const [link, far] = socketPair();
+  const packet = Buffer.alloc(HEADER_BYTE_LENGTH);
+  const body = asking(0);
+  writeHeader(packet, 0, { kind: 2, sequence: 0, offset: 0, byteLength: body.byteLength });
+  sendMessage(second, Buffer.concat([packet, body]), [link]);
+  await assert.rejects(peer.receive(), {
+    name: 'IpcError',
+    message: new RegExp(`leads to process ${process.pid}, and process ${child.pid} has sent it`),
+  });
+  assert.equal(adopted(), 0);
+  assert.equal(receiveMessage(far), undefined);
+  [link, far, second].forEach(closeFd);
+  child.kill('SIGKILL');
+  await once(child, 'exit');
+});
+
 const broken: Readonly<Record<string, readonly [RegExp, (link: number) => [Buffer, number[]]]>> = {
   'without a link': [/0 file descriptors came with news/, () => [asking(0), []]],
   'with a link too many': [/2 file descriptors came with news/, (l) => [asking(0), [l, l]]],
@@ -100,18 +158,21 @@ for (const [what, [message, make]] of Object.entries(broken))
 
 test('no more is kept for others than has a bound, and all of it goes with the links', async () => {
   using other = await holder();
-  const [link, far] = socketPair();
+  const fars: number[] = [];
   let end: unknown;
   void other.peer.ended.then((reason) => {
     end = reason;
   });
   for (let sequence = 0; sequence < 12 && !end; sequence++) {
+    const [link, far] = socketPair();
+    fars.push(far);
     ask(other, asking(0, own, 200), new Array<number>(200).fill(link), sequence);
+    closeFd(link);
     await turns();
   }
   assert.match(String(end), /IpcError: .*more than 2048 things of this process were passed on/);
   assert.equal(adopted(), 2048);
-  [link, far].forEach(closeFd);
+  fars.forEach(closeFd);
   await turns();
   assert.equal(adopted(), 0);
 });

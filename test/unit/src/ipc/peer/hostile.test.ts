@@ -24,7 +24,7 @@ import { Tag } from '../../../../../src/ipc/peer/tags.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { dose } from '../../../../support/dose.ts';
-import { rawSend } from '../../../ffi/fixtures/descriptors.ts';
+import { limitRoom, rawSend } from '../../../ffi/fixtures/descriptors.ts';
 import { leasesFrom, Stranger } from './support.ts';
 
 let before = 0;
@@ -384,4 +384,57 @@ test('whatever news come, the process lives, and what is lent stays until it is 
   // What nobody gave back is kept for as long as the process lives, which is this one.
   assert.ok(openDescriptors() - before <= 1, `${openDescriptors()} after ${before}`);
   before = openDescriptors();
+});
+
+test('a connection that was full hears again, though no descriptor was left when it had room', async () => {
+  using other = new Stranger();
+  const count = MAX_WAITING_VALUES + 6;
+  for (let sequence = 0; sequence < count; sequence++) other.send(one, { sequence });
+  for (let turn = 0; turn < 20; turn++) await nextTurn();
+  {
+    using _ = limitRoom(0);
+    for (let n = 0; n < MAX_WAITING_VALUES; n++) assert.equal(await other.peer.receive(), 1);
+  }
+  for (let n = MAX_WAITING_VALUES; n < count; n++) assert.equal(await other.peer.receive(), 1);
+  const receiving = other.peer.receive();
+  other.send(one, { sequence: count });
+  assert.equal(await receiving, 1);
+});
+
+test('what waits goes out when the other end reads, though no descriptor is left', async () => {
+  using other = new Stranger();
+  const sends = Array.from({ length: 60 }, () => other.peer.send('x'.repeat(FRAGMENT_BYTE_LENGTH)));
+  let isSent = false;
+  const all = Promise.all(sends).then(() => {
+    isSent = true;
+  });
+  await nextTurn();
+  assert.equal(isSent, false);
+  {
+    using _ = limitRoom(0);
+    while (!isSent) {
+      while (other.receive() !== undefined);
+      await nextTurn();
+    }
+  }
+  await all;
+  other.send(one);
+  assert.equal(await other.peer.receive(), 1);
+});
+
+test('descriptors for which there is no room end the connection, which says so, and no other', async () => {
+  using other = new Stranger();
+  using innocent = new Stranger();
+  const link = createMemfd('link', 0);
+  {
+    using _ = limitRoom(1);
+    other.send(Uint8Array.from(parcel), {}, [link, link]);
+    await assert.rejects(
+      other.peer.receive(),
+      ipcError(/EMFILE.*no descriptor is left for those of a message/),
+    );
+    innocent.send(one);
+    assert.equal(await innocent.peer.receive(), 1);
+  }
+  closeFd(link);
 });
