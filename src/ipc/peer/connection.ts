@@ -230,12 +230,13 @@ export class Connection implements WireUser {
     if (kind === PacketKind.value) {
       const { contents, slots } = scanned;
       const arrival = openValueArrival(scanned, fds, this.#session);
-      const isServed = this.#inbox.put(
-        arrival,
-        bytes.byteLength + slots.length * WAITING_OBJECT_BYTE_LENGTH,
-      );
+      const isOpen = !('error' in arrival);
+      const isServed = this.#inbox.put(arrival, {
+        byteLength: bytes.byteLength + slots.length * WAITING_OBJECT_BYTE_LENGTH,
+        fdCount: isOpen ? fds.length : 0,
+      });
       // Until someone takes it.
-      if (isOfMessage && !('error' in arrival)) contents.keep();
+      if (isOfMessage && isOpen) contents.keep();
       return isServed;
     }
     if (kind === PacketKind.question) this.#enquiry.answer(scanned, fds);

@@ -1,9 +1,15 @@
-import { MAX_WAITING_BYTE_LENGTH, MAX_WAITING_VALUES } from './limits.ts';
+import { MAX_WAITING_BYTE_LENGTH, MAX_WAITING_FDS, MAX_WAITING_VALUES } from './limits.ts';
 import { type Arrival, closeObjects, type ReceivedValue } from './open.ts';
 
-interface Kept {
+interface Kept extends Size {
   readonly arrival: Arrival;
+}
+
+/** What a value that nobody took costs here. */
+interface Size {
   readonly byteLength: number;
+  /** How many file descriptors came with it. */
+  readonly fdCount: number;
 }
 
 /** One who waits for the next value. */
@@ -21,17 +27,24 @@ export class Inbox {
   readonly #kept: Kept[] = [];
   readonly #takers: Taker[] = [];
   #byteLength = 0;
+  #fdCount = 0;
   #end: Error | undefined;
 
   /** Whether the other end should wait before it sends more. */
   get isFull(): boolean {
-    return this.#kept.length >= MAX_WAITING_VALUES || this.#byteLength >= MAX_WAITING_BYTE_LENGTH;
+    return (
+      this.#kept.length >= MAX_WAITING_VALUES ||
+      this.#byteLength >= MAX_WAITING_BYTE_LENGTH ||
+      this.#fdCount >= MAX_WAITING_FDS
+    );
   }
 
   /** Whether so little is left that more may come. */
   get hasRoom(): boolean {
     return (
-      this.#kept.length <= MAX_WAITING_VALUES / 2 && this.#byteLength <= MAX_WAITING_BYTE_LENGTH / 2
+      this.#kept.length <= MAX_WAITING_VALUES / 2 &&
+      this.#byteLength <= MAX_WAITING_BYTE_LENGTH / 2 &&
+      this.#fdCount <= MAX_WAITING_FDS / 2
     );
   }
 
@@ -51,9 +64,10 @@ export class Inbox {
   }
 
   /** Answers whether someone waited for it. */
-  put(arrival: Arrival, byteLength: number): boolean {
-    this.#kept.push({ arrival, byteLength });
+  put(arrival: Arrival, { byteLength, fdCount }: Size): boolean {
+    this.#kept.push({ arrival, byteLength, fdCount });
     this.#byteLength += byteLength;
+    this.#fdCount += fdCount;
     return this.serve();
   }
 
@@ -75,13 +89,14 @@ export class Inbox {
   serve(): boolean {
     let hasServed = false;
     while (this.#kept.length > 0 && this.#takers.length > 0) {
-      const { arrival, byteLength } = this.#kept[0] as Kept;
+      const { arrival, byteLength, fdCount } = this.#kept[0] as Kept;
       const taker = this.#takers[0] as Taker;
       if ('error' in arrival) taker.reject(arrival.error);
       else if (!taker.resolve(arrival)) return hasServed;
       this.#kept.shift();
       this.#takers.shift();
       this.#byteLength -= byteLength;
+      this.#fdCount -= fdCount;
       hasServed = true;
     }
     if (this.#end && this.#kept.length === 0)
@@ -100,6 +115,7 @@ export class Inbox {
     for (const { arrival } of this.#kept.splice(0))
       if ('objects' in arrival) closeObjects(arrival.objects);
     this.#byteLength = 0;
+    this.#fdCount = 0;
     if (this.#end) this.serve();
   }
 }

@@ -33,6 +33,8 @@ export const FRAGMENT_BYTE_LENGTH: number = MAX_MESSAGE_BYTE_LENGTH - HEADER_BYT
 /** How much may lie here that nobody took; what comes after stays with the kernel, and the sender. */
 export const MAX_WAITING_VALUES = 64;
 export const MAX_WAITING_BYTE_LENGTH: number = MAX_VALUE_BYTE_LENGTH;
+/** A process has few descriptors, and each connection may have so many of them in what nobody took. */
+export const MAX_WAITING_FDS = 64;
 /** What an open GPU object counts there. */
 export const WAITING_OBJECT_BYTE_LENGTH: number = MAX_WAITING_BYTE_LENGTH / MAX_VALUE_OBJECTS;
 
