@@ -29,7 +29,10 @@ describe('Inbox', () => {
       assert.equal(inbox.isFull, true);
       for (let n = 0; n < count / 2; n++) {
         assert.equal(inbox.hasRoom, false);
-        inbox.take(() => true, assert.fail);
+        inbox.take(
+          () => true,
+          () => assert.fail(),
+        );
       }
       assert.deepEqual([inbox.isFull, inbox.hasRoom], [false, true]);
       inbox.end(new Error('over'));
