@@ -1,4 +1,5 @@
-import { closeFd, SystemError } from '../../../ffi/libc.ts';
+import { discardFd } from '../../../ffi/discard.ts';
+import { SystemError } from '../../../ffi/libc.ts';
 import { isGone, sendMessage } from '../../../ffi/message.ts';
 import { type FdWatch, watchFd } from '../../../ffi/poll.ts';
 import type { Lease } from './lease.ts';
@@ -69,7 +70,7 @@ export class Adoption {
     if (this.#isOver) return;
     this.#isOver = true;
     this.#watch.close();
-    closeFd(this.#link);
+    discardFd(this.#link);
     // Not there yet where the process was gone from the beginning.
     this.#watchNoMore?.();
     this.#lease.end();

@@ -1,5 +1,7 @@
-import { closeFd, type SystemError } from '../../../ffi/libc.ts';
+import { discardFds } from '../../../ffi/discard.ts';
+import type { SystemError } from '../../../ffi/libc.ts';
 import { isGone } from '../../../ffi/message.ts';
+import { closeSocket } from '../../../ffi/socket.ts';
 import { refuseInCapture } from '../../capture.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
@@ -46,7 +48,7 @@ export class Connection implements WireUser {
     try {
       this.#session = new Session(process, other, graceMs);
     } catch (error) {
-      closeFd(fd);
+      closeSocket(fd);
       throw error;
     }
     try {
@@ -155,7 +157,7 @@ export class Connection implements WireUser {
     const decoded = this.#hearing.value(arrived);
     if (this.#end) {
       // Sent before the other end knew: it gets back what it lent.
-      fds.forEach(closeFd);
+      discardFds(fds);
       this.#session.borrowed.refuse(decoded.slots.length);
       return false;
     }

@@ -1,4 +1,4 @@
-import { closeFd } from '../../../ffi/libc.ts';
+import { discardFds } from '../../../ffi/discard.ts';
 import { type ClosedError, IpcError } from '../../errors.ts';
 import { asArray } from '../opened-array.ts';
 import type { DecodedValue } from './decode.ts';
@@ -49,7 +49,7 @@ export class Enquiry {
 
   /** Answers a question: by what the descriptor names, or by why it is not to be had. */
   answer({ root, slots }: DecodedValue, fds: readonly number[]): void {
-    fds.forEach(closeFd);
+    discardFds(fds);
     if (slots.length > 0) throw new IpcError('a question came with GPU objects');
     const [number, message] = numbered(root.value);
     const named = confirmed(message);
@@ -63,7 +63,7 @@ export class Enquiry {
     try {
       asker = this.#questions.take(numbered(decoded.root.value)[0]);
     } catch (error) {
-      fds.forEach(closeFd);
+      discardFds(fds);
       throw error;
     }
     const arrival = openArrival(decoded, fds, this.#session);

@@ -1,4 +1,4 @@
-import { closeFd } from '../../../ffi/libc.ts';
+import { discardFds } from '../../../ffi/discard.ts';
 import { IpcError } from '../../errors.ts';
 import type { Arrived } from './assembly.ts';
 import { type DecodedValue, decodeValue, type KnownDescriptors } from './decode.ts';
@@ -26,7 +26,7 @@ export class Hearing {
     try {
       tail = readNews(bytes, fds.length);
     } catch (error) {
-      fds.forEach(closeFd);
+      discardFds(fds);
       throw error;
     }
     this.#hear(tail, fds);
@@ -42,7 +42,7 @@ export class Hearing {
       this.#session.ordering.isReached(decoded.tail.points);
       return decoded;
     } catch (error) {
-      fds.forEach(closeFd);
+      discardFds(fds);
       throw error;
     }
   }

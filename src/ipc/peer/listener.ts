@@ -1,6 +1,5 @@
-import { closeFd } from '../../../ffi/libc.ts';
 import { readable } from '../../../ffi/poll.ts';
-import { acceptSocket, peerCredentials } from '../../../ffi/socket.ts';
+import { acceptSocket, closeListener, closeSocket, peerCredentials } from '../../../ffi/socket.ts';
 import { checkOptions, requireMade, shown } from '../../arguments.ts';
 import { Resource } from '../../resource.ts';
 import {
@@ -70,7 +69,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     super('Listener', {
       release() {
         closing.abort();
-        closeFd(socket.fd);
+        closeListener(socket.fd);
         socket.unlink();
       },
     });
@@ -135,7 +134,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
       isAdmitted = isTrusted(credentials, this.#trust);
       return isAdmitted ? new Peer(socket, credentials, this.#init) : undefined;
     } finally {
-      if (!isAdmitted) closeFd(socket);
+      if (!isAdmitted) closeSocket(socket);
     }
   }
 

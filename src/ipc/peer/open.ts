@@ -1,4 +1,4 @@
-import { closeFd } from '../../../ffi/libc.ts';
+import { discardFds } from '../../../ffi/discard.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseQuietly } from '../../resource.ts';
 import { discard, unpack } from '../parcel.ts';
@@ -62,7 +62,7 @@ function openValue(
       holder[key] = object;
     }
   } catch (error) {
-    own.slice(used).forEach(closeFd);
+    discardFds(own.slice(used));
     closeObjects(objects);
     for (let at = objects.length; at < slots.length; at++) borrowed.giveBack(first + at);
     throw error;

@@ -1,4 +1,4 @@
-import { closeFd } from '../../../ffi/libc.ts';
+import { discardFds } from '../../../ffi/discard.ts';
 import type { Context } from '../../context.ts';
 import { IpcError, PeerGoneError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
@@ -152,7 +152,7 @@ export class Session implements ParcelSession {
     fds: readonly number[],
   ): readonly Point[] {
     if (hasPage) this.ordering.acceptPage(fds[0] as number);
-    else if (this.#isGone) fds.forEach(closeFd);
+    else if (this.#isGone) discardFds(fds);
     else this.#adopt(adopt, fds);
     // Of one that is gone all is given back already.
     if (this.#isGone) return [];
@@ -175,7 +175,7 @@ export class Session implements ParcelSession {
       try {
         this.#adoptOne(adopted, links[at] as number);
       } catch (error) {
-        links.slice(at).forEach(closeFd);
+        discardFds(links.slice(at));
         throw error;
       }
     }

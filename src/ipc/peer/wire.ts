@@ -1,6 +1,7 @@
-import { closeFd, SystemError } from '../../../ffi/libc.ts';
+import { SystemError } from '../../../ffi/libc.ts';
 import { isGone, takeMessage } from '../../../ffi/message.ts';
 import { type FdWatch, type Readiness, watchFd } from '../../../ffi/poll.ts';
+import { closeSocket } from '../../../ffi/socket.ts';
 import { type Arrived, Assembly } from './assembly.ts';
 import { Outbox } from './outbox.ts';
 import type { PacketKind } from './packet.ts';
@@ -48,7 +49,7 @@ export class Wire {
     try {
       this.#rewatch(true);
     } catch (error) {
-      closeFd(fd);
+      closeSocket(fd);
       throw error;
     }
   }
@@ -114,7 +115,7 @@ export class Wire {
     clearTimeout(this.#retry);
     this.#watch?.close();
     this.#watch = undefined;
-    closeFd(this.#fd);
+    closeSocket(this.#fd);
     this.#fd = undefined;
     this.#assembly.clear();
     this.outbox.rejectAll(reason);

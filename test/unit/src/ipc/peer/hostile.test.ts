@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
 import fc from 'fast-check';
+import { countDiscarded } from '../../../../../ffi/discard.ts';
 import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
 import { sendMessage } from '../../../../../ffi/message.ts';
 import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
@@ -25,6 +26,7 @@ import { nextTurn } from '../../../../../src/wait.ts';
 import { openDescriptors } from '../../../../support/descriptors.ts';
 import { dose } from '../../../../support/dose.ts';
 import { rawSend } from '../../../ffi/fixtures/descriptors.ts';
+import { openLingering } from '../../../ffi/fixtures/lingering.ts';
 import { Stranger } from './support.ts';
 
 let before = 0;
@@ -326,6 +328,17 @@ test('a changed message is refused or is a plain value, and its descriptors are 
     { numRuns: dose(100, 10_000) },
   );
   closeFd(fd);
+});
+
+test('what comes unasked is closed without waiting, however long its close takes', async () => {
+  using other = new Stranger();
+  const { fd, release } = await openLingering(20);
+  other.send(Uint8Array.of(Tag.null), {}, [fd]);
+  closeFd(fd);
+  await assert.rejects(other.peer.receive(), ipcError(/1 file descriptors came with a value/));
+  for (let turn = 0; turn < 100 && countDiscarded() === 0; turn++) await nextTurn();
+  assert.equal(countDiscarded(), 1);
+  await release();
 });
 
 test('whatever news come, the process lives, and what is lent stays until it is given back', async () => {
