@@ -34,7 +34,7 @@ export class Waits {
    * the other process must live. Answers false where the device cannot: then the host has to.
    */
   queue(points: readonly Point[], context: Context, stream?: Stream): boolean {
-    if (this.#isRefused) return false;
+    if (this.#isRefused || !this.#page.isFixed) return false;
     try {
       for (const point of points)
         if (!this.#page.isReached(point)) this.#wait(point, context, stream);

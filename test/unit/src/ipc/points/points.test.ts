@@ -4,7 +4,8 @@ import { once } from 'node:events';
 import { openSync } from 'node:fs';
 import { test } from 'node:test';
 import { selectDriver } from '../../../../../ffi/driver.ts';
-import { createMemfd } from '../../../../../ffi/libc.ts';
+import { closeFd, createMemfd, duplicateFd, libc, mapShared } from '../../../../../ffi/libc.ts';
+import { withAddress } from '../../../../../ffi/native.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
 import { socketPair } from '../../../../../ffi/socket.ts';
@@ -158,14 +159,76 @@ test('more streams than a page has words are told of all the same, behind their 
   page.close();
 });
 
+const F_ADD_SEALS = 1033;
+
+/** A memfd that may be sealed, and is not. */
+function createSealable(byteLength: number): number {
+  const fd = withAddress(Buffer.from('points\0'), (address) => libc.memfd_create(address, 3));
+  assert.equal(libc.ftruncate(fd, byteLength), 0);
+  return fd;
+}
+
+/** A page with one seal more. */
+function sealed(seal: number): number {
+  const fd = createSealedMemfd('points', 4096);
+  assert.equal(libc.fcntl(fd, F_ADD_SEALS, seal), 0);
+  return fd;
+}
+
 test('a page is taken only where nobody can take it away again', () => {
+  const shrinkOnly = createSealable(4096);
+  assert.equal(libc.fcntl(shrinkOnly, F_ADD_SEALS, 2), 0);
   for (const fd of [
     createMemfd('points', 4096),
     createSealedMemfd('points', 8192),
+    shrinkOnly,
+    // No seal can be added; it cannot be written; no mapping that can be written may be made.
+    sealed(1),
+    sealed(8),
+    sealed(16),
     openSync('/dev/null', 'r+'),
     ...socketPair(),
   ])
     assert.throws(() => PointPage.accept(fd), { name: 'IpcError' });
+});
+
+test('a page that came cannot be changed by its sender any more, and works on', async () => {
+  emulate();
+  const mappings = () => processState().mappings;
+  const before = mappings();
+  const fd = createSealedMemfd('points', 4096);
+  const theirs = mapShared(fd, 4096);
+  const page = PointPage.accept(duplicateFd(fd));
+  const waits = new Waits(page);
+  using stream = Stream.create({ nonBlocking: true });
+  assert.equal(waits.queue([{ slot: 0, count: 1 }], stream.context, stream), true);
+  assert.ok(libc.fallocate(fd, 3, 0, 4096) < 0);
+  assert.ok(libc.madvise(theirs.address, 4096, 9) < 0);
+  assert.ok(libc.ftruncate(fd, 0) < 0);
+  assert.throws(() => mapShared(fd, 4096), { code: 'EPERM' });
+  assert.equal(stream.done, false);
+  new BigUint64Array(theirs.view())[0] = 1n;
+  await stream.synchronize();
+  theirs.unmap();
+  closeFd(fd);
+  page.close();
+  await stream.context.flush();
+  assert.equal(mappings(), before);
+});
+
+test('where the kernel cannot keep a page as it is, no stream waits there, and the host does', () => {
+  emulate();
+  const { fcntl } = libc;
+  const restore = (value: typeof fcntl): void => {
+    Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value });
+  };
+  restore((fd, command, seals) => fcntl(fd, command, seals === 16 ? 1 << 20 : seals));
+  const { page, waits } = ends();
+  restore(fcntl);
+  using stream = Stream.create({ nonBlocking: true });
+  assert.equal(waits.queue([{ slot: 0, count: 1 }], stream.context, stream), false);
+  assert.equal(stream.done, true);
+  page.close();
 });
 
 test('a page that the driver does not let go of is closed all the same, and its connection ends', async () => {
