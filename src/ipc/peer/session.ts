@@ -2,11 +2,12 @@ import { discardFds } from '../../../ffi/discard.ts';
 import type { Context } from '../../context.ts';
 import { IpcError, PeerGoneError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
-import { waitUntil } from '../../wait.ts';
+import { pollInBackground, waitUntil } from '../../wait.ts';
 import type { Shareable } from '../export.ts';
 import { type Adopted, Adopting, MAX_ASKED } from '../lease/adopting.ts';
 import { Adoption } from '../lease/adoption.ts';
 import { Borrowed } from '../lease/borrowed.ts';
+import type { Lease } from '../lease/lease.ts';
 import { Lent } from '../lease/lent.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { contextOf, streamOfObject } from '../lease/shared-object.ts';
@@ -46,6 +47,7 @@ export class Session implements ParcelSession {
   #watchNoMore: (() => void) | undefined;
   #unreached = 0;
   #isGone = false;
+  #areValuesOver = false;
   #isEnded = false;
   /** Called when there is something to be told to the other end. */
   onNews: (() => void) | undefined;
@@ -156,14 +158,19 @@ export class Session implements ParcelSession {
     else this.#adopt(adopt, fds);
     // Of one that is gone all is given back already.
     if (this.#isGone) return [];
-    const left: Point[] = [];
+    let left: Point[] = [];
+    const kept: Lease[] = [];
     for (const { lease: id, isOver, points } of returned) {
       const lease = this.lent.find(id);
       const place = points.length > 0 ? lease.place : undefined;
       if (place && !this.ordering.isReached(points))
-        if (!this.ordering.wait(points, place.context, place.stream)) left.push(...points);
-      if (isOver) this.lent.endOne(lease);
+        if (!this.ordering.wait(points, place.context, place.stream))
+          left = furthest([...left, ...points]);
+      // Its holder's work may use it until the host has seen the end of that.
+      if (isOver && left.length > 0) kept.push(lease);
+      else if (isOver) this.lent.endOne(lease);
     }
+    if (kept.length > 0) void this.reached(left).then(() => this.lent.end(kept));
     for (const id of revoked) this.borrowed.revoke(id, this.#name);
     for (const pool of forgotten) forgetPoolSoon(pool, this);
     return left;
@@ -193,11 +200,21 @@ export class Session implements ParcelSession {
 
   /** Resolves when points of the other process are reached, or it is gone. */
   async reached(points: readonly Point[]): Promise<void> {
-    await waitUntil(() => this.#isGone || this.ordering.isReached(points));
+    const isDone = (): boolean => this.#isGone || this.ordering.isReached(points);
+    await waitUntil(() => isDone() || this.#areValuesOver);
+    if (isDone()) return;
+    // Nobody here waits for a value any more: the process may end.
+    await new Promise<void>((resolve) => {
+      pollInBackground(() => {
+        if (isDone()) resolve();
+        return isDone();
+      });
+    });
   }
 
   /** The pools that were kept for values to come are let go. */
   endValues(): void {
+    this.#areValuesOver = true;
     endSession(this);
   }
 

@@ -118,6 +118,19 @@ export class PointPage {
   }
 
   /**
+   * Ends the waits of streams for a counter, from 1 up to a count, whatever its writer has left there.
+   *
+   * @param bits how much of the word is compared, which is cyclic: with 32 `count` has 31 at most
+   */
+  release({ slot, count }: Point, bits: 32 | 64): void {
+    if (this.#isUnmapped) return;
+    const furthest = BigInt(count);
+    const ahead = BigInt.asIntN(64, Atomics.load(this.#words, slot) - furthest);
+    const isPast = ahead >= 0n && ahead + furthest < 1n << BigInt(bits - 1);
+    if (!isPast) Atomics.store(this.#words, slot, furthest);
+  }
+
+  /**
    * Where a context's streams find the word of a slot.
    *
    * @throws CudaError where the driver does not let devices reach the page
