@@ -236,14 +236,33 @@ for (const [connections, most] of [
 test('a survivor releases its streams, whatever is left in the counters', {
   timeout: 30_000,
 }, async () => {
-  const left: readonly (readonly [readonly number[], bigint])[] = [
-    // Far apart, so that the one looks as if it came before the other.
-    [[2 ** 31 + 10, 5], 0n],
-    [[5, 2 ** 31 + 10], 0n],
+  // The counts that are asked for, each while the word is something else, and what is left there.
+  const left: readonly (readonly [readonly (readonly [bigint, number])[], bigint])[] = [
+    // So far apart that the one looks as if it came before the other.
+    [
+      [
+        [2n ** 31n, 2 ** 31 + 10],
+        [0n, 5],
+      ],
+      0n,
+    ],
+    [
+      [
+        [0n, 5],
+        [2n ** 31n, 2 ** 31 + 10],
+      ],
+      0n,
+    ],
     // Reached by the low half of the word alone.
-    [[2 ** 32 + 1], 1n],
-    [[5], 0xffff_ffff_0000_0005n],
-    [[1, 2 ** 52], 2n ** 63n - 1n],
+    [[[0n, 2 ** 32 + 1]], 1n],
+    [[[0n, 5]], 0xffff_ffff_0000_0005n],
+    [
+      [
+        [0n, 1],
+        [0xffff_ffffn, 2 ** 52],
+      ],
+      2n ** 63n - 1n,
+    ],
   ];
   for (const bits of [32, 64]) {
     const emulated = emulate();
@@ -256,14 +275,22 @@ test('a survivor releases its streams, whatever is left in the counters', {
         device,
       );
     if (bits === 32) selectDriver({ ...emulated, cuDeviceGetAttribute: narrow });
-    for (const [counts, word] of left) {
+    for (const [asked, word] of left) {
       const fd = createSealedMemfd('points', 4096);
       const theirs = mapShared(fd, 4096);
       const page = PointPage.accept(fd);
       const waits = new Waits(page);
       using stream = Stream.create({ nonBlocking: true });
-      for (const count of counts) waits.queue([{ slot: 2, count }], stream.context, stream);
-      new BigUint64Array(theirs.view())[2] = word;
+      using recorder = recordCalls();
+      const words = new BigUint64Array(theirs.view());
+      for (const [before, count] of asked) {
+        words[2] = before;
+        const isDevices = bits === 64 || count < 2 ** 31;
+        assert.equal(waits.queue([{ slot: 2, count }], stream.context, stream), isDevices);
+      }
+      const calls = recorder.calls.filter(({ name }) => name.startsWith('cuStreamWaitValue'));
+      assert.ok(calls.every(({ name }) => name === `cuStreamWaitValue${bits}_v2`));
+      words[2] = word;
       waits.giveUp();
       await stream.synchronize();
       theirs.unmap();
