@@ -1,30 +1,29 @@
 /** File descriptors that the driver in use may have made: another process may send any. */
-import { constants, fstatSync, readlinkSync, type Stats } from 'node:fs';
+import { constants, readlinkSync } from 'node:fs';
 import { driverName } from './driver.ts';
-import { checkFd, libc, succeeded } from './libc.ts';
+import { checkFd, isInMemory, libc, statusOfFd, succeeded } from './libc.ts';
 
-/** The kernel's own devices: /dev/null and its kind, and terminals. */
-const ORDINARY_MAJORS: ReadonlySet<number> = new Set([1, 4, 5]);
+/** The kernel's own devices: /dev/null and its kind, and terminals (those of windows from 136 on). */
+const ORDINARY_MAJORS: ReadonlySet<number> = new Set([
+  1, 2, 3, 4, 5, 136, 137, 138, 139, 140, 141, 142, 143,
+]);
+const S_IFCHR = 0o020000;
 
-const majorOf = ({ rdev }: Stats): number => (rdev >> 8) & 0xfff;
-
+/** A file of that name in a file system of the sender's own is none: the name is the sender's. */
 const isEmulated = (fd: number): boolean =>
-  readlinkSync(`/proc/self/fd/${fd}`).startsWith('/memfd:cuffi.');
+  readlinkSync(`/proc/self/fd/${fd}`).startsWith('/memfd:cuffi.') && isInMemory(fd);
 
 /** A device, or of the kinds without a file type, which are drivers' own, as a dma-buf. */
 function isOfDevice(fd: number): boolean {
-  const found = fstatSync(fd);
-  if (found.isCharacterDevice()) return !ORDINARY_MAJORS.has(majorOf(found));
-  return !(
-    found.isFile() ||
-    found.isDirectory() ||
-    found.isSocket() ||
-    found.isFIFO() ||
-    found.isBlockDevice()
-  );
+  const { type, major } = statusOfFd(fd) ?? {};
+  if (type === S_IFCHR) return !ORDINARY_MAJORS.has(major as number);
+  return type === 0;
 }
 
-/** Whether memory may be behind it: of a socket, a pipe, a file or /dev/null the driver is not asked. */
+/**
+ * Whether memory may be behind it: of a socket, a pipe, a file or /dev/null the driver is not asked.
+ * Nor is a file system, which may be the sender's own.
+ */
 export function mayBeMemory(fd: number): boolean {
   const name = driverName();
   try {

@@ -2,7 +2,13 @@
 import { isMainThread } from 'node:worker_threads';
 import koffi from 'koffi';
 import { type Library, type NativeFunction, openLibrary } from './library.ts';
-import { addressOf, MAX_VIEW_BYTE_LENGTH, viewMemory, withAddress } from './native.ts';
+import {
+  addressOf,
+  allocatePermanent,
+  MAX_VIEW_BYTE_LENGTH,
+  viewMemory,
+  withAddress,
+} from './native.ts';
 import { type Address, type CType, int, pointer, size_t, uint } from './types.ts';
 
 const long: CType<number> = { c: 'long', ffi: 'int64', byteLength: 8 };
@@ -38,6 +44,7 @@ const table = {
   accept4: [[int, pointer, pointer, int], 'int32'],
   connect: [[int, pointer, uint], 'int32'],
   getsockopt: [[int, int, int, pointer, pointer], 'int32'],
+  setsockopt: [[int, int, int, pointer, uint], 'int32'],
   shutdown: [[int, int], 'int32'],
   sendmsg: [[int, pointer, int], 'int64'],
   recvmsg: [[int, pointer, int], 'int64'],
@@ -128,6 +135,7 @@ const MFD_CLOEXEC = 1;
 const F_GETFD = 1;
 const F_SETFD = 2;
 const F_DUPFD_CLOEXEC = 1030;
+const F_GET_SEALS = 1034;
 const FD_CLOEXEC = 1;
 const F_DUPFD_QUERY = 1027;
 const SYS_KCMP = process.arch === 'arm64' ? 272 : 312;
@@ -177,6 +185,53 @@ export function isSameFile(a: number, b: number): boolean | undefined {
   const compared = libc.syscall(SYS_KCMP, pid, pid, KCMP_FILE, a, b, 0);
   return compared >= 0 ? compared === 0 : undefined;
 }
+
+/** What a descriptor is of, as far as its inode says. */
+export interface FdStatus {
+  /** The file type's bits of the mode (`S_IFMT`): 0 for a kind of the kernel's own. */
+  readonly type: number;
+  /** Of a device. */
+  readonly major: number;
+  /** The memory, or disk space, that its contents take now. */
+  readonly storedByteLength: number;
+}
+
+/**
+ * What a descriptor is of, or undefined where that is not to be had (see {@link errno}). `fstat`
+ * asks the file system, which may be another process's own and not reply; this does not ask.
+ */
+export function statusOfFd(fd: number): FdStatus | undefined {
+  if (!isFdNumber(fd)) return undefined;
+  statusScratch ??= (() => {
+    const address = allocatePermanent(STATX_BYTE_LENGTH + 1);
+    return { address, view: new DataView(viewMemory(address, STATX_BYTE_LENGTH + 1)) };
+  })();
+  const { address, view } = statusScratch;
+  // The path is empty: the descriptor itself.
+  view.setUint8(STATX_BYTE_LENGTH, 0);
+  const flags = AT_EMPTY_PATH | AT_STATX_DONT_SYNC;
+  const path = address + STATX_BYTE_LENGTH;
+  if (libc.syscall(SYS_STATX, fd, path, flags, STATX_BASIC_STATS, address, 0) < 0) return undefined;
+  return {
+    type: view.getUint16(28, true) & S_IFMT,
+    storedByteLength: Number(view.getBigUint64(48, true)) * 512,
+    major: view.getUint32(128, true),
+  };
+}
+
+let statusScratch: { readonly address: Address; readonly view: DataView } | undefined;
+
+const SYS_STATX = process.arch === 'arm64' ? 291 : 332;
+const STATX_BYTE_LENGTH = 256;
+const STATX_BASIC_STATS = 0x7ff;
+const AT_EMPTY_PATH = 0x1000;
+const AT_STATX_DONT_SYNC = 0x4000;
+const S_IFMT = 0o170000;
+
+/** Whether a descriptor is of memory without a disk: a memfd, or a file in tmpfs. */
+export const isInMemory = (fd: number): boolean =>
+  // Only those have seals, whether they may be sealed or not.
+  isFdNumber(fd) && libc.fcntl(fd, F_GET_SEALS, 0) >= 0;
 
 /** An anonymous file in memory, close-on-exec, of the given size. @throws SystemError */
 export function createMemfd(name: string, byteLength: number): number {

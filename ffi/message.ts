@@ -2,7 +2,8 @@
  * Messages of Unix sockets that keep them whole and carry descriptors (SOCK_SEQPACKET, SCM_RIGHTS).
  * Nothing here blocks; `readable` of poll.ts says when to try again.
  */
-import { checkFd, closeFd, errno, libc, SystemError, succeeded } from './libc.ts';
+import { discardFds } from './discard.ts';
+import { checkFd, errno, libc, SystemError, succeeded } from './libc.ts';
 import { allocatePermanent, viewMemory } from './native.ts';
 import type { Address } from './types.ts';
 
@@ -98,15 +99,37 @@ export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
   const flags = view.getInt32(HEADER + 48, true);
   if ((flags & (MSG_TRUNC | MSG_CTRUNC)) !== 0) throw cutOff(socket, flags, fds);
   if (length === 0) {
-    fds.forEach(closeFd);
+    discardFds(fds);
     return 'end';
   }
   return { data: bytes.subarray(PAYLOAD, PAYLOAD + length), fds };
 }
 
+/**
+ * Takes all that is left in a socket that is shut down, and closes the descriptors among it; false
+ * where that is no such socket. It must give credentials (SO_PASSCRED): only by them an empty message
+ * is told from the end.
+ */
+export function discardUnread(socket: number): boolean {
+  const peek = (): number => libc.recvmsg(socket, at(HEADER), MSG_PEEK | MSG_DONTWAIT);
+  for (;;) {
+    writeMessageHeader(0, 0);
+    // An error that is pending is told once, before what was sent.
+    if (peek() < 0 && peek() < 0) return false;
+    if ((scratch().view.getInt32(HEADER + 48, true) & MSG_CTRUNC) === 0) return true;
+    try {
+      const message = takeMessage(socket);
+      if (typeof message === 'object') discardFds(message.fds);
+    } catch {
+      // It was cut off, and is taken all the same.
+    }
+  }
+}
+
 const F_DUPFD_CLOEXEC = 1030;
 const SOL_SOCKET = 1;
 const SCM_RIGHTS = 1;
+const MSG_PEEK = 0x2;
 const MSG_CTRUNC = 0x8;
 const MSG_TRUNC = 0x20;
 const MSG_DONTWAIT = 0x40;
@@ -122,7 +145,8 @@ const HEADER = 0;
 const IOVEC = 64;
 const CONTROL = 512;
 const CMSG_HEADER = 16;
-const CONTROL_BYTE_LENGTH = CMSG_HEADER + 4 * (MAX_MESSAGE_FDS + 1);
+const CREDENTIALS = CMSG_HEADER + 16;
+const CONTROL_BYTE_LENGTH = CREDENTIALS + CMSG_HEADER + 4 * (MAX_MESSAGE_FDS + 1);
 const PAYLOAD = 4096;
 
 interface Scratch {

@@ -3,7 +3,9 @@
  * sockets lack. Nothing here blocks; what goes through them is message.ts.
  */
 import { fchmodSync } from 'node:fs';
-import { checkFd, closeFd, errno, libc, SystemError, succeeded } from './libc.ts';
+import { closeOffThread } from './discard.ts';
+import { checkFd, closeFd, errno, isOpenFd, libc, SystemError, succeeded } from './libc.ts';
+import { discardUnread } from './message.ts';
 import { allocatePermanent, viewMemory } from './native.ts';
 import type { Address } from './types.ts';
 
@@ -114,6 +116,33 @@ function intOption(socket: number, option: number): number {
   return ints[0] as number;
 }
 
+/**
+ * Ends a connection of this process, and closes its socket, which no other process has. What was left
+ * unread may hold descriptors, which the kernel would close here and now, however long that takes:
+ * they are taken out before, and discarded.
+ *
+ * @throws SystemError EBADF where it is not open
+ */
+export function closeSocket(fd: number): void {
+  const { ints } = scratch();
+  ints[0] = 1;
+  libc.setsockopt(checkFd(fd, 'close'), SOL_SOCKET, SO_PASSCRED, at(INTS), 4);
+  // Nothing comes in between any more.
+  libc.shutdown(fd, SHUT_RDWR);
+  if (discardUnread(fd) || !isOpenFd(fd)) closeFd(fd);
+  else closeOffThread(fd);
+}
+
+/** As {@link closeSocket}, of a listener: those who wait to be accepted are refused. */
+export function closeListener(fd: number): void {
+  libc.shutdown(checkFd(fd, 'close'), SHUT_RDWR);
+  const accept = (): number => libc.accept4(fd, 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  for (let socket = accept(); socket >= 0; socket = accept()) closeSocket(socket);
+  // Where no descriptor is left, connections are.
+  if (SHORTAGES.has(errno())) closeOffThread(fd);
+  else closeFd(fd);
+}
+
 const AF_UNIX = 1;
 const SOCK_DGRAM = 2;
 const SOCK_SEQPACKET = 5;
@@ -125,9 +154,13 @@ const SO_TYPE = 3;
 const SO_PEERCRED = 17;
 const SO_ACCEPTCONN = 30;
 const SO_DOMAIN = 39;
+const SO_PASSCRED = 16;
+const SHUT_RDWR = 2;
 const EAGAIN = 11;
 const EPROTOTYPE = 91;
 const ECONNREFUSED = 111;
+/** ENOMEM, ENFILE, EMFILE, ENOBUFS */
+const SHORTAGES: ReadonlySet<number> = new Set([12, 23, 24, 105]);
 
 // The native scratch, made at first use: offsets of four ints and struct sockaddr_un.
 const INTS = 0;

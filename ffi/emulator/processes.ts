@@ -6,6 +6,12 @@ import { isProcessAlive, processStartTime } from '../process.ts';
 const F_GET_SEALS = 1034;
 const F_SEAL_SHRINK = 2;
 
+/** Whether the size of what a descriptor is of can never shrink: of files on a disk it can. */
+const isFixed = (fd: number): boolean => {
+  const seals = libc.fcntl(fd, F_GET_SEALS, 0);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) !== 0;
+};
+
 /** A descriptor of another process. */
 export interface DescriptorName {
   readonly pid: number;
@@ -32,8 +38,7 @@ export function openForeignMemfd(
     if (readlinkSync(path) !== `/memfd:${name} (deleted)`) return undefined;
     opened = openSync(path, 'r+');
     // One that can shrink could take the ground from under a mapping of it.
-    const isSealed = (libc.fcntl(opened, F_GET_SEALS, 0) & F_SEAL_SHRINK) !== 0;
-    if (isSealed && fstatSync(opened).size >= byteLength) return opened;
+    if (isFixed(opened) && fstatSync(opened).size >= byteLength) return opened;
   } catch {
     // gone, or not ours to open
   }
@@ -49,8 +54,7 @@ export function inspectMemfd(fd: number): { name: string; byteLength: number } |
   if (!Number.isInteger(fd) || fd < 0) return undefined;
   try {
     const [, name] = /^\/memfd:(.+) \(deleted\)$/.exec(readlinkSync(`/proc/self/fd/${fd}`)) ?? [];
-    const isSealed = (libc.fcntl(fd, F_GET_SEALS, 0) & F_SEAL_SHRINK) !== 0;
-    return name !== undefined && isSealed ? { name, byteLength: fstatSync(fd).size } : undefined;
+    return name !== undefined && isFixed(fd) ? { name, byteLength: fstatSync(fd).size } : undefined;
   } catch {
     return undefined;
   }

@@ -1,4 +1,4 @@
-import { closeFd } from '../../ffi/libc.ts';
+import { discardFds } from '../../ffi/discard.ts';
 
 /** File descriptors that came with a descriptor. */
 export interface ReceivedFds {
@@ -31,6 +31,6 @@ export class OwnedFds implements ReceivedFds, Disposable {
   [Symbol.dispose](): void {
     if (!this.#isOwner) return;
     this.#isOwner = false;
-    for (const fd of this.numbers) closeFd(fd);
+    discardFds(this.numbers);
   }
 }

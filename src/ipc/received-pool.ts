@@ -1,4 +1,4 @@
-import { closeFd } from '../../ffi/libc.ts';
+import { discardFd } from '../../ffi/discard.ts';
 import { DeviceArray } from '../array/device-array.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { ImportedPool } from './imported-pool.ts';
@@ -39,7 +39,7 @@ export class ReceivedPool implements ReceivedFds, Disposable {
 
   [Symbol.dispose](): void {
     const [fd] = this.numbers;
-    closeFd(fd as number);
+    discardFd(fd as number);
     const pool = this.#pool;
     this.#pool = undefined;
     pool?.drop();

@@ -1,5 +1,6 @@
 /** File descriptors that name what a context holds: closed with it, also when a reset takes it. */
-import { closeFd, duplicateFd, setCloseOnExec } from '../../ffi/libc.ts';
+import { discardFd } from '../../ffi/discard.ts';
+import { duplicateFd, setCloseOnExec } from '../../ffi/libc.ts';
 import type { Context } from '../context.ts';
 
 interface Kept {
@@ -14,7 +15,7 @@ export function keepFd(context: Context, fd: number): number {
   try {
     setCloseOnExec(fd);
   } catch (error) {
-    closeFd(fd);
+    discardFd(fd);
     throw error;
   }
   keep(context, fd);
@@ -35,11 +36,11 @@ function keep(context: Context, fd: number): void {
     return;
   }
   // Of before a reset, which told nobody that what they name is gone.
-  for (const stale of known?.fds ?? []) closeFd(stale);
+  for (const stale of known?.fds ?? []) discardFd(stale);
   kept.set(context, { resets: context.resets, fds: new Set([fd]) });
 }
 
 /** Closes a kept descriptor; nothing for one that is closed already. */
 export function closeKeptFd(context: Context, fd: number): void {
-  if (kept.get(context)?.fds.delete(fd)) closeFd(fd);
+  if (kept.get(context)?.fds.delete(fd)) discardFd(fd);
 }

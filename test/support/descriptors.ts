@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { readdirSync, readlinkSync } from 'node:fs';
+import { countDiscarded } from '../../ffi/discard.ts';
 
 /**
  * Whether a descriptor is of a file with a name, as `/dev/nvidiactl` and memfds are not, or the one
@@ -14,12 +15,23 @@ function isUncounted(fd: string): boolean {
   }
 }
 
+const MAX_TRIES = 2000;
+
+/** Blocks until what is discarded is closed, unless that takes for ever. */
+export function discardsDone(): void {
+  const word = new Int32Array(new SharedArrayBuffer(4));
+  for (let tries = 0; countDiscarded() > 0 && tries < MAX_TRIES; tries++)
+    Atomics.wait(word, 0, 0, 1);
+}
+
 /**
  * How many descriptors this process has open, other than epolls and files on disk: the thread that
  * loads TypeScript opens and closes those of its cache when it likes.
  */
-export const openDescriptors = (): number =>
-  readdirSync('/proc/self/fd').filter((fd) => !isUncounted(fd)).length;
+export function openDescriptors(): number {
+  discardsDone();
+  return readdirSync('/proc/self/fd').filter((fd) => !isUncounted(fd)).length;
+}
 
 /**
  * Waits until as many descriptors are open as before. A connection that is closed keeps its socket

@@ -1,5 +1,6 @@
-import { readSync } from 'node:fs';
+import { discardFds } from '../../../ffi/discard.ts';
 import { closeFd, duplicateFd } from '../../../ffi/libc.ts';
+import { takeMessage } from '../../../ffi/message.ts';
 import { watchFd } from '../../../ffi/poll.ts';
 
 /** One who has something of the other end by way of this process. */
@@ -130,7 +131,9 @@ export class Adopting {
 /** So that it does not go on to the third process. */
 function takeAnswer(fd: number): void {
   try {
-    readSync(fd, new Uint8Array(1));
+    const answer = takeMessage(fd);
+    // Descriptors would be closed by a read that does not ask for them.
+    if (typeof answer === 'object') discardFds(answer.fds);
   } catch {
     // It did not come, as the other end is gone, or ends without.
   }

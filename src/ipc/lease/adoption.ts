@@ -1,4 +1,5 @@
-import { closeFd, SystemError } from '../../../ffi/libc.ts';
+import { discardFd } from '../../../ffi/discard.ts';
+import { SystemError } from '../../../ffi/libc.ts';
 import { isGone, sendMessage } from '../../../ffi/message.ts';
 import { type FdWatch, watchFd } from '../../../ffi/poll.ts';
 import { isMessageSocket, peerCredentials } from '../../../ffi/socket.ts';
@@ -96,7 +97,7 @@ export class Adoption {
     if (this.#isOver) return;
     this.#isOver = true;
     this.#watch.close();
-    closeFd(this.#link);
+    discardFd(this.#link);
     // Not there yet where the process was gone from the beginning.
     this.#watchNoMore?.();
     this.#lease.end();

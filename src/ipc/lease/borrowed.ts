@@ -1,4 +1,4 @@
-import { closeFd } from '../../../ffi/libc.ts';
+import { discardFd } from '../../../ffi/discard.ts';
 import { outsideCapture } from '../../capture.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
@@ -105,7 +105,7 @@ export class Borrowed {
   /** The maker of an object sees by its link that it is given back. */
   keepLink(id: number, link: number): void {
     if (this.#open.has(id)) this.#links.set(id, link);
-    else closeFd(link);
+    else discardFd(link);
   }
 
   /** Nothing here reaches it. The second time does nothing. */
@@ -113,7 +113,7 @@ export class Borrowed {
     if (!this.#open.delete(id)) return;
     const link = this.#links.get(id);
     this.#links.delete(id);
-    if (link !== undefined) closeFd(link);
+    if (link !== undefined) discardFd(link);
     const last = this.#returned.at(-1);
     if (last?.lease === id) this.#returned.pop();
     this.#returned.push({ lease: id, isOver: true, points: last?.lease === id ? last.points : [] });

@@ -1,4 +1,4 @@
-import { closeFd } from '../../../ffi/libc.ts';
+import { discardFds } from '../../../ffi/discard.ts';
 import type { SocketMessage } from '../../../ffi/message.ts';
 import { IpcError } from '../../errors.ts';
 import {
@@ -38,7 +38,7 @@ export class Assembly {
       header = readHeader(data);
       this.#check(header, data.byteLength - HEADER_BYTE_LENGTH, fds.length);
     } catch (error) {
-      fds.forEach(closeFd);
+      discardFds(fds);
       throw error;
     }
     const part = data.subarray(HEADER_BYTE_LENGTH);
@@ -54,7 +54,7 @@ export class Assembly {
 
   /** Drops a value that is not complete. */
   clear(): void {
-    this.#fds.forEach(closeFd);
+    discardFds(this.#fds);
     this.#reset();
   }
 

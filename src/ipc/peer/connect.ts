@@ -1,6 +1,6 @@
 import { setTimeout as delay } from 'node:timers/promises';
-import { closeFd, SystemError } from '../../../ffi/libc.ts';
-import { connectSocket } from '../../../ffi/socket.ts';
+import { SystemError } from '../../../ffi/libc.ts';
+import { closeSocket, connectSocket } from '../../../ffi/socket.ts';
 import { checkOptions, shown } from '../../arguments.ts';
 import { IpcError } from '../../errors.ts';
 import { checkTrust, type TrustOptions, trustedOther, trustOptionNames } from './credentials.ts';
@@ -65,7 +65,7 @@ function open(path: string, trust: TrustOptions, init: PeerOptions): Peer {
   try {
     credentials = trustedOther(socket, trust);
   } catch (error) {
-    closeFd(socket);
+    closeSocket(socket);
     throw error;
   }
   return new Peer(socket, credentials, init);

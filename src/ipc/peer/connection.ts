@@ -1,4 +1,6 @@
-import { closeFd, type SystemError } from '../../../ffi/libc.ts';
+import { discardFds } from '../../../ffi/discard.ts';
+import type { SystemError } from '../../../ffi/libc.ts';
+import { closeSocket } from '../../../ffi/socket.ts';
 import { refuseInCapture } from '../../capture.ts';
 import { ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
@@ -71,7 +73,7 @@ export class Connection implements WireUser {
     try {
       this.#session = new Session(process, other, graceMs);
     } catch (error) {
-      closeFd(fd);
+      closeSocket(fd);
       throw error;
     }
     try {
@@ -205,7 +207,7 @@ export class Connection implements WireUser {
     if (scanned) return this.#taken(arrived, scanned);
     setImmediate(() => {
       if (!this.#wire.isOpen) {
-        arrived.fds.forEach(closeFd);
+        discardFds(arrived.fds);
         return;
       }
       try {
@@ -223,7 +225,7 @@ export class Connection implements WireUser {
   #taken({ kind, fds, bytes, isOfMessage }: Arrived, scanned: ScannedValue): boolean {
     if (this.#end) {
       // Sent before the other end knew: it gets back what it lent.
-      fds.forEach(closeFd);
+      discardFds(fds);
       if (scanned.tail.leases) this.#session.borrowed.refuse(scanned.tail.leases);
       return false;
     }

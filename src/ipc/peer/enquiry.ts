@@ -1,4 +1,4 @@
-import { closeFd } from '../../../ffi/libc.ts';
+import { discardFds } from '../../../ffi/discard.ts';
 import { type ClosedError, IpcError } from '../../errors.ts';
 import type { IpcDescriptor } from '../descriptor.ts';
 import { asArray } from '../opened-array.ts';
@@ -57,7 +57,7 @@ export class Enquiry {
 
   /** Answers a question: by what the descriptor names, or by why it is not to be had. */
   answer(scanned: ScannedValue, fds: readonly number[]): void {
-    fds.forEach(closeFd);
+    discardFds(fds);
     const [number, message] = readQuestion(scanned);
     const named = confirmed(message);
     // Where too much waits, as the other end does not read, it ends by this.
@@ -77,7 +77,7 @@ export class Enquiry {
       named = about;
       asker = this.#questions.take(number);
     } catch (error) {
-      fds.forEach(closeFd);
+      discardFds(fds);
       throw error;
     }
     const arrival = openArrival(scanned, fds, this.#session, this.#refusal(asker, named));

@@ -1,4 +1,4 @@
-import { closeFd } from '../../../ffi/libc.ts';
+import { discardFds } from '../../../ffi/discard.ts';
 import { IpcError } from '../../errors.ts';
 import type { Arrived } from './assembly.ts';
 import { type KnownDescriptors, type ScannedValue, ValueScan } from './decode.ts';
@@ -26,7 +26,7 @@ export class Hearing {
     try {
       tail = readNews(bytes, fds.length);
     } catch (error) {
-      fds.forEach(closeFd);
+      discardFds(fds);
       throw error;
     }
     this.#hear(tail, fds);
@@ -54,7 +54,7 @@ export class Hearing {
       if (scanned.tail.leases) this.#session.borrowed.receive(scanned.tail.leases);
       return scanned;
     } catch (error) {
-      fds.forEach(closeFd);
+      discardFds(fds);
       throw error;
     }
   }

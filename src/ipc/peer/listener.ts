@@ -1,9 +1,8 @@
 import { closeSync, openSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { setTimeout as sleep, setImmediate as turnOfLoop } from 'node:timers/promises';
-import { closeFd } from '../../../ffi/libc.ts';
 import { readable } from '../../../ffi/poll.ts';
-import { acceptSocket, peerCredentials } from '../../../ffi/socket.ts';
+import { acceptSocket, closeListener, closeSocket, peerCredentials } from '../../../ffi/socket.ts';
 import { checkOptions, requireMade, shown } from '../../arguments.ts';
 import { Resource } from '../../resource.ts';
 import {
@@ -96,7 +95,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
       release() {
         closing.abort();
         spare.close();
-        closeFd(socket.fd);
+        closeListener(socket.fd);
         socket.unlink();
       },
     });
@@ -200,7 +199,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
       isAdmitted = isTrusted(credentials, this.#trust);
       return isAdmitted ? credentials : undefined;
     } finally {
-      if (!isAdmitted) closeFd(socket);
+      if (!isAdmitted) closeSocket(socket);
     }
   }
 
@@ -291,7 +290,7 @@ function refuseOne(listener: number): 'refused' | 'nobody' | 'too few' {
   try {
     const socket = acceptSocket(listener);
     if (socket === undefined) return 'nobody';
-    closeFd(socket);
+    closeSocket(socket);
     return 'refused';
   } catch (error) {
     if (!isShortage(error)) throw error;

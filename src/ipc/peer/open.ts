@@ -1,4 +1,4 @@
-import { closeFd } from '../../../ffi/libc.ts';
+import { discardFds } from '../../../ffi/discard.ts';
 import { ClosedError, CuffiError, IpcError } from '../../errors.ts';
 import { releaseQuietly } from '../../resource.ts';
 import { discard, unpack } from '../parcel.ts';
@@ -88,7 +88,7 @@ function openValue(
       objects.push(object);
     }
   } catch (error) {
-    own.slice(used).forEach(closeFd);
+    discardFds(own.slice(used));
     closeObjects(objects);
     for (let at = objects.length; at < slots.length; at++) borrowed.giveBack(first + at);
     failed?.(objects.length);

@@ -1,4 +1,4 @@
-import { closeFd } from '../../../ffi/libc.ts';
+import { closeSocket } from '../../../ffi/socket.ts';
 import { checkOptions, requireMade } from '../../arguments.ts';
 import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import { streamOf } from '../../memory/buffer-copies.ts';
@@ -255,7 +255,7 @@ function processAt(socket: number, pid: number): PeerProcess {
   try {
     return PeerProcess.atOtherEnd(socket, pid);
   } catch (error) {
-    closeFd(socket);
+    closeSocket(socket);
     throw error;
   }
 }

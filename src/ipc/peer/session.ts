@@ -1,12 +1,13 @@
-import { closeFd } from '../../../ffi/libc.ts';
+import { discardFds } from '../../../ffi/discard.ts';
 import type { Context } from '../../context.ts';
 import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
-import { waitUntil } from '../../wait.ts';
+import { pollInBackground, waitUntil } from '../../wait.ts';
 import type { Shareable } from '../export.ts';
 import { type Adopted, Adopting, MAX_ASKED } from '../lease/adopting.ts';
 import { Adoption } from '../lease/adoption.ts';
 import { Borrowed } from '../lease/borrowed.ts';
+import type { Lease } from '../lease/lease.ts';
 import { Lent } from '../lease/lent.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { contextOf, streamOfObject } from '../lease/shared-object.ts';
@@ -46,6 +47,7 @@ export class Session implements ParcelSession {
   #watchNoMore: (() => void) | undefined;
   #unreached = 0;
   #isGone = false;
+  #areValuesOver = false;
   #isEnded = false;
   /** Whether the other end has closed the connection in an orderly way. */
   hasClosed = false;
@@ -176,18 +178,28 @@ export class Session implements ParcelSession {
     fds: readonly number[],
   ): readonly Point[] {
     if (hasPage) this.ordering.acceptPage(fds[0] as number);
-    else if (this.#isGone) fds.forEach(closeFd);
+    else if (this.#isGone) discardFds(fds);
     else this.#adopt(adopt, fds);
     // Of one that is gone all is given back already.
     if (this.#isGone) return [];
-    const left: Point[] = [];
+    let left: Point[] = [];
+    const kept: Lease[] = [];
     for (const { lease: id, isOver, points } of returned) {
       const lease = this.lent.find(id);
       const place = points.length > 0 ? lease.place : undefined;
       if (place && !this.ordering.isReached(points))
-        if (!this.ordering.wait(points, place.context, place.stream)) left.push(...points);
-      if (isOver) this.lent.endOne(lease);
+        if (!this.ordering.wait(points, place.context, place.stream))
+          left = furthest([...left, ...points]);
+      // Its holder's work may use it until the host has seen the end of that.
+      if (isOver && left.length > 0) kept.push(lease);
+      else if (isOver) this.lent.endOne(lease);
     }
+    if (kept.length > 0)
+      void this.reached(left).then(() => {
+        this.lent.end(kept);
+        // They may have been the last for which a closed connection stays.
+        this.onNews?.();
+      });
     for (const id of revoked) this.borrowed.revoke(id, this.#name);
     for (const pool of forgotten) forgetPoolSoon(pool, this);
     return left;
@@ -199,7 +211,7 @@ export class Session implements ParcelSession {
       try {
         this.#adoptOne(adopted, links[at] as number);
       } catch (error) {
-        links.slice(at).forEach(closeFd);
+        discardFds(links.slice(at));
         throw error;
       }
     }
@@ -217,11 +229,21 @@ export class Session implements ParcelSession {
 
   /** Resolves when points of the other process are reached, or it is gone. */
   async reached(points: readonly Point[]): Promise<void> {
-    await waitUntil(() => this.#isGone || this.ordering.isReached(points));
+    const isDone = (): boolean => this.#isGone || this.ordering.isReached(points);
+    await waitUntil(() => isDone() || this.#areValuesOver);
+    if (isDone()) return;
+    // Nobody here waits for a value any more: the process may end.
+    await new Promise<void>((resolve) => {
+      pollInBackground(() => {
+        if (isDone()) resolve();
+        return isDone();
+      });
+    });
   }
 
   /** The pools that were kept for values to come are let go. */
   endValues(): void {
+    this.#areValuesOver = true;
     endSession(this);
   }
 

@@ -1,6 +1,8 @@
-import { closeFd, SystemError } from '../../../ffi/libc.ts';
+import { discardFds } from '../../../ffi/discard.ts';
+import { SystemError } from '../../../ffi/libc.ts';
 import { isGone, type SocketMessage, takeMessage } from '../../../ffi/message.ts';
 import { type FdWatch, type Readiness, watchFd } from '../../../ffi/poll.ts';
+import { closeSocket } from '../../../ffi/socket.ts';
 import { type Arrived, Assembly } from './assembly.ts';
 import { Outbox } from './outbox.ts';
 import type { PacketKind } from './packet.ts';
@@ -60,7 +62,7 @@ export class Wire {
     try {
       this.#rewatch(true);
     } catch (error) {
-      closeFd(fd);
+      closeSocket(fd);
       throw error;
     }
   }
@@ -138,7 +140,7 @@ export class Wire {
     clearTimeout(this.#retry);
     this.#watch?.close();
     this.#watch = undefined;
-    closeFd(this.#fd);
+    closeSocket(this.#fd);
     this.#fd = undefined;
     this.#updateKeepAlive();
     this.#assembly.clear();
@@ -204,7 +206,7 @@ export class Wire {
     this.#left.byteLength += data.byteLength;
     const { packets, byteLength } = this.#left;
     if (packets <= MAX_LEFT_PACKETS && byteLength <= MAX_LEFT_BYTE_LENGTH) return false;
-    fds.forEach(closeFd);
+    discardFds(fds);
     return true;
   }
 

@@ -1,4 +1,4 @@
-import { closeFd } from '../../../ffi/libc.ts';
+import { discardFd } from '../../../ffi/discard.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
@@ -36,7 +36,7 @@ export class Ordering {
   /** Takes the other process's page; the descriptor is closed. @throws IpcError */
   acceptPage(fd: number): void {
     if (this.#theirs || this.#isClosed) {
-      closeFd(fd);
+      discardFd(fd);
       throw new IpcError('a second page of counters came');
     }
     const page = PointPage.accept(fd);

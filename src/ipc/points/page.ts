@@ -3,9 +3,10 @@ import {
   CU_MEMHOSTREGISTER_DEVICEMAP,
   CU_MEMHOSTREGISTER_PORTABLE,
 } from '../../../ffi/constants.ts';
+import { discardFd } from '../../../ffi/discard.ts';
 import { cu } from '../../../ffi/driver.ts';
-import { closeFd, type Mapping, mapShared } from '../../../ffi/libc.ts';
-import { createSealedMemfd, isSealedMemfd } from '../../../ffi/sealed.ts';
+import { closeFd, type Mapping, mapShared, SystemError } from '../../../ffi/libc.ts';
+import { createSealedMemfd, isSealedMemfd, sealAgainstHoles } from '../../../ffi/sealed.ts';
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
@@ -35,6 +36,7 @@ export class PointPage {
   readonly #words: BigUint64Array;
   #registration: Registration | undefined;
   #addresses = new Map<Context, { readonly resets: number; readonly address: CUdeviceptr }>();
+  #isFixed = true;
   #isClosed = false;
   #isUnmapped = false;
 
@@ -59,16 +61,43 @@ export class PointPage {
   /**
    * The page of another process. Closes the descriptor in every case.
    *
-   * @throws IpcError for anything but such a page: touching other memory could end this process
+   * @throws IpcError for anything but such a page: touching other memory could end this process, and
+   * a stream that waits in memory which its sender can take away could wait for ever
    */
   static accept(fd: number): PointPage {
     try {
       if (!isSealedMemfd(fd, BYTE_LENGTH))
         throw new IpcError('a page of counters came that is none: not sealed memory of its size');
-      return new PointPage(fd, false);
+      return PointPage.#fixed(fd);
+    } catch (error) {
+      if (!(error instanceof SystemError)) throw error;
+      throw new IpcError(
+        'a page of counters came that cannot be mapped and sealed, so that its memory stays the same',
+        error,
+      );
     } finally {
-      closeFd(fd);
+      discardFd(fd);
     }
+  }
+
+  /** Once sealed a page cannot be mapped, so the mapping comes first. @throws SystemError */
+  static #fixed(fd: number): PointPage {
+    const page = new PointPage(fd, false);
+    try {
+      page.#isFixed = sealAgainstHoles(fd);
+      return page;
+    } catch (error) {
+      page.close();
+      throw error;
+    }
+  }
+
+  /**
+   * Whether its memory stays the same, so that a device may wait there for what the other process
+   * writes; else only the hosts may.
+   */
+  get isFixed(): boolean {
+    return this.#isFixed;
   }
 
   /** Passes its descriptor to `send`, for the other process, until that does not throw. */
@@ -87,6 +116,19 @@ export class PointPage {
   /** Stores a counter by the CPU, unless it is further already. */
   raise(point: Point): void {
     if (!this.isReached(point)) Atomics.store(this.#words, point.slot, BigInt(point.count));
+  }
+
+  /**
+   * Ends the waits of streams for a counter, from 1 up to a count, whatever its writer has left there.
+   *
+   * @param bits how much of the word is compared, which is cyclic: with 32 `count` has 31 at most
+   */
+  release({ slot, count }: Point, bits: 32 | 64): void {
+    if (this.#isUnmapped) return;
+    const furthest = BigInt(count);
+    const ahead = BigInt.asIntN(64, Atomics.load(this.#words, slot) - furthest);
+    const isPast = ahead >= 0n && ahead + furthest < 1n << BigInt(bits - 1);
+    if (!isPast) Atomics.store(this.#words, slot, furthest);
   }
 
   /**

@@ -45,6 +45,17 @@ export function waitForWord(
     );
 }
 
+/** How many bits of a word the streams of a context compare. */
+export const comparedBits = (context: Context): 32 | 64 => (isWide(context) ? 64 : 32);
+
 /** Words of 32 bits are everywhere, those of 64 nearly so. Both compare cyclically. */
-const isWide = (context: Context): boolean =>
-  context.device.attribute('canUse64BitStreamMemOps') !== 0;
+function isWide(context: Context): boolean {
+  let known = wide.get(context);
+  if (known === undefined) {
+    known = context.device.attribute('canUse64BitStreamMemOps') !== 0;
+    wide.set(context, known);
+  }
+  return known;
+}
+
+const wide = new WeakMap<Context, boolean>();

@@ -2,14 +2,18 @@
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
 import fc from 'fast-check';
-import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
+import { countDiscarded } from '../../../../../ffi/discard.ts';
+import { recordCalls } from '../../../../../ffi/driver.ts';
+import { closeFd, createMemfd, mapShared } from '../../../../../ffi/libc.ts';
 import { sendMessage } from '../../../../../ffi/message.ts';
 import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
 import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { leases } from '../../../../../src/ipc/index.ts';
 import { emptySession } from '../../../../../src/ipc/parcel.ts';
+import { ByteReader } from '../../../../../src/ipc/peer/byte-reader.ts';
 import { ByteWriter } from '../../../../../src/ipc/peer/byte-writer.ts';
 import { encodeValue } from '../../../../../src/ipc/peer/encode.ts';
 import {
@@ -21,10 +25,12 @@ import {
   MAX_WAITING_VALUES,
 } from '../../../../../src/ipc/peer/limits.ts';
 import { Tag } from '../../../../../src/ipc/peer/tags.ts';
+import { readTail, writeTail } from '../../../../../src/ipc/peer/tail.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { dose } from '../../../../support/dose.ts';
 import { limitRoom, rawSend } from '../../../ffi/fixtures/descriptors.ts';
+import { openLingering } from '../../../ffi/fixtures/lingering.ts';
 import { leasesFrom, Stranger } from './support.ts';
 
 let before = 0;
@@ -40,6 +46,7 @@ const closedError = (message: RegExp) => ({ name: 'ClosedError', message });
 const half = Uint8Array.of(...new Array<number>(FRAGMENT_BYTE_LENGTH).fill(0));
 const size = FRAGMENT_BYTE_LENGTH + 10;
 const news = { kind: 2 } as const;
+const nothing = readTail(new ByteReader(new Uint8Array(0)));
 const float64 = (value: number): Buffer => Buffer.from(new Float64Array([value]).buffer);
 /** An object that no process has. */
 const parcel = [Tag.parcel, 0, 1, Tag.null] as const;
@@ -354,6 +361,50 @@ test('a changed message is refused or is a plain value, and its descriptors are 
     { numRuns: dose(100, 10_000) },
   );
   closeFd(fd);
+});
+
+test('what comes unasked is closed without waiting, however long its close takes', async () => {
+  using other = new Stranger();
+  const { fd, release } = await openLingering(20);
+  other.send(Uint8Array.of(Tag.null), {}, [fd]);
+  closeFd(fd);
+  await assert.rejects(other.peer.receive(), ipcError(/1 file descriptors came with a value/));
+  for (let turn = 0; turn < 100 && countDiscarded() === 0; turn++) await nextTurn();
+  assert.equal(countDiscarded(), 1);
+  await release();
+});
+
+test('what is given back behind too many waits is kept until the host has seen the last', async () => {
+  using buffer = DeviceBuffer.allocate(64);
+  before = openDescriptors();
+  const others = leases.stats().leases.length;
+  {
+    using other = new Stranger();
+    await other.peer.send(buffer);
+    const fd = createSealedMemfd('points', 4096);
+    const page = mapShared(fd, 4096);
+    sendPage(other, fd, 0);
+    using recorder = recordCalls();
+    const isLent = (): boolean => leases.stats().leases.length > others;
+    // Of 512 counters eight times each, and with the last it is given back.
+    for (let count = 1; count <= 8; count++) {
+      const points = Array.from({ length: 512 }, (_, slot) => ({ slot, count }));
+      const returned = [{ lease: 0, isOver: count === 8, points }];
+      ByteWriter.use((writer) => {
+        writeTail(writer, { ...nothing, returned });
+        const body = writer.written.subarray(HEADER_BYTE_LENGTH);
+        other.send(body, { ...news, sequence: count });
+      });
+    }
+    await assert.rejects(other.peer.receive({ timeoutMs: 50 }), { name: 'TimeoutError' });
+    const waits = recorder.calls.filter(({ name }) => name.startsWith('cuStreamWaitValue'));
+    assert.ok(waits.length <= 64, `${waits.length} waits`);
+    assert.equal(isLent(), true);
+    new BigUint64Array(page.view()).fill(8n);
+    for (let turn = 0; turn < 1000 && isLent(); turn++) await nextTurn();
+    assert.equal(isLent(), false);
+    page.unmap();
+  }
 });
 
 test('whatever news come, the process lives, and what is lent stays until it is given back', async () => {

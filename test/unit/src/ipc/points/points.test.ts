@@ -3,8 +3,10 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { openSync } from 'node:fs';
 import { test } from 'node:test';
-import { selectDriver } from '../../../../../ffi/driver.ts';
-import { createMemfd, duplicateFd } from '../../../../../ffi/libc.ts';
+import { deviceAttributes } from '../../../../../ffi/attributes.ts';
+import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
+import { closeFd, createMemfd, duplicateFd, libc, mapShared } from '../../../../../ffi/libc.ts';
+import { withAddress } from '../../../../../ffi/native.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
 import { socketPair } from '../../../../../ffi/socket.ts';
@@ -134,6 +136,173 @@ test('a survivor releases its streams, and knows what never came', async () => {
   page.close();
 });
 
+const waitCalls = (calls: readonly { readonly name: string }[]): number =>
+  calls.filter(({ name }) => name.startsWith('cuStreamWaitValue')).length;
+
+test('a stream waits once for a counter, as far as it has to', async () => {
+  emulate();
+  const { page, waits } = ends();
+  using stream = Stream.create({ nonBlocking: true });
+  using other = Stream.create({ nonBlocking: true });
+  const { context } = stream;
+  using recorder = recordCalls();
+  const wait = (counts: readonly number[], within: Stream | undefined): number => {
+    const before = waitCalls(recorder.calls);
+    const points = counts.map((count) => ({ slot: 9, count }));
+    assert.equal(waits.queue(points, context, within), true);
+    return waitCalls(recorder.calls) - before;
+  };
+  assert.deepEqual([wait([1, 4, 5, 2], stream), wait([5], stream), wait([3], stream)], [1, 0, 0]);
+  assert.deepEqual([wait([6], stream), wait([6], other)], [1, 1]);
+  // Of the legacy default stream, however it is named.
+  assert.deepEqual([wait([6], undefined), wait([6], Stream.legacyDefault())], [1, 0]);
+  page.raise({ slot: 9, count: 6 });
+  await context.synchronize();
+  page.close();
+});
+
+test('a stream has a bounded number of waits, until they have run', async () => {
+  emulate();
+  const { page, waits } = ends();
+  using stream = Stream.create({ nonBlocking: true });
+  const { context } = stream;
+  using recorder = recordCalls();
+  // More at once than it may have: none of them.
+  const many = Array.from({ length: 500 }, (_, slot) => ({ slot, count: 1 }));
+  assert.equal(waits.queue(many, context, stream), false);
+  assert.equal(waitCalls(recorder.calls), 0);
+  for (let round = 0; round < 3; round++) {
+    using latch = new Latch();
+    latch.hold(stream);
+    const before = waitCalls(recorder.calls);
+    let queued = 0;
+    for (let n = 0; n < 200; n++) {
+      const point = { slot: round, count: n + 1 };
+      if (waits.queue([point], context, stream)) queued += 1;
+      // What it waits for is done, but the stream stands before that still.
+      page.raise(point);
+    }
+    assert.ok(queued >= 32 && queued <= 64, `${queued} were queued`);
+    assert.equal(waitCalls(recorder.calls) - before, queued);
+    latch.open();
+    await stream.synchronize();
+  }
+  page.close();
+});
+
+test('the waits of a stream that goes on are never left to the host', async () => {
+  emulate();
+  const { page, waits } = ends();
+  using stream = Stream.create({ nonBlocking: true });
+  for (let count = 1; count <= 1000; count++) {
+    assert.equal(waits.queue([{ slot: 0, count }], stream.context, stream), true);
+    page.raise({ slot: 0, count });
+    if (count % 16 === 0) await stream.synchronize();
+  }
+  page.close();
+});
+
+for (const [connections, most] of [
+  [undefined, 7],
+  ['4', 3],
+  ['1', 1],
+  ['none', 7],
+] as const)
+  test(`where ${connections ?? 'as many queues as usual'} are to be had, ${most} streams wait at a time`, async () => {
+    emulate();
+    const name = 'CUDA_DEVICE_MAX_CONNECTIONS';
+    if (connections) process.env[name] = connections;
+    try {
+      const { page, waits } = ends();
+      const streams = Array.from({ length: 10 }, () => Stream.create({ nonBlocking: true }));
+      const wait = (stream: Stream, at: number): boolean =>
+        waits.queue([{ slot: at, count: 1 }], stream.context, stream);
+      assert.equal(streams.filter(wait).length, most);
+      // One that waits already may wait for more.
+      const [first, ...others] = streams as [Stream, ...Stream[]];
+      assert.equal(wait(first, 11), true);
+      for (const slot of [0, 11]) page.raise({ slot, count: 1 });
+      assert.equal(
+        others.filter((stream, at) => !stream.done || wait(stream, at + 1)).length,
+        most,
+      );
+      waits.giveUp();
+      for (const stream of streams) {
+        await stream.synchronize();
+        stream.close();
+      }
+      page.close();
+    } finally {
+      delete process.env[name];
+    }
+  });
+
+test('a survivor releases its streams, whatever is left in the counters', {
+  timeout: 30_000,
+}, async () => {
+  // The counts that are asked for, each while the word is something else, and what is left there.
+  const left: readonly (readonly [readonly (readonly [bigint, number])[], bigint])[] = [
+    // So far apart that the one looks as if it came before the other.
+    [
+      [
+        [2n ** 31n, 2 ** 31 + 10],
+        [0n, 5],
+      ],
+      0n,
+    ],
+    [
+      [
+        [0n, 5],
+        [2n ** 31n, 2 ** 31 + 10],
+      ],
+      0n,
+    ],
+    // Reached by the low half of the word alone.
+    [[[0n, 2 ** 32 + 1]], 1n],
+    [[[0n, 5]], 0xffff_ffff_0000_0005n],
+    [
+      [
+        [0n, 1],
+        [0xffff_ffffn, 2 ** 52],
+      ],
+      2n ** 63n - 1n,
+    ],
+  ];
+  for (const bits of [32, 64]) {
+    const emulated = emulate();
+    const { cuDeviceGetAttribute } = emulated;
+    const { canUse64BitStreamMemOps, canUse64BitStreamMemOpsV1 } = deviceAttributes;
+    const narrow: typeof cuDeviceGetAttribute = (value, attribute, device) =>
+      cuDeviceGetAttribute(
+        value,
+        attribute === canUse64BitStreamMemOps ? canUse64BitStreamMemOpsV1 : attribute,
+        device,
+      );
+    if (bits === 32) selectDriver({ ...emulated, cuDeviceGetAttribute: narrow });
+    for (const [asked, word] of left) {
+      const fd = createSealedMemfd('points', 4096);
+      const theirs = mapShared(fd, 4096);
+      const page = PointPage.accept(fd);
+      const waits = new Waits(page);
+      using stream = Stream.create({ nonBlocking: true });
+      using recorder = recordCalls();
+      const words = new BigUint64Array(theirs.view());
+      for (const [before, count] of asked) {
+        words[2] = before;
+        const isDevices = bits === 64 || count < 2 ** 31;
+        assert.equal(waits.queue([{ slot: 2, count }], stream.context, stream), isDevices);
+      }
+      const calls = recorder.calls.filter(({ name }) => name.startsWith('cuStreamWaitValue'));
+      assert.ok(calls.every(({ name }) => name === `cuStreamWaitValue${bits}_v2`));
+      words[2] = word;
+      waits.giveUp();
+      await stream.synchronize();
+      theirs.unmap();
+      page.close();
+    }
+  }
+});
+
 test('more streams than a page has words are told of all the same, behind their work', async () => {
   emulate();
   const { signals, page, waits } = ends();
@@ -162,14 +331,76 @@ test('more streams than a page has words are told of all the same, behind their 
   page.close();
 });
 
+const F_ADD_SEALS = 1033;
+
+/** A memfd that may be sealed, and is not. */
+function createSealable(byteLength: number): number {
+  const fd = withAddress(Buffer.from('points\0'), (address) => libc.memfd_create(address, 3));
+  assert.equal(libc.ftruncate(fd, byteLength), 0);
+  return fd;
+}
+
+/** A page with one seal more. */
+function sealed(seal: number): number {
+  const fd = createSealedMemfd('points', 4096);
+  assert.equal(libc.fcntl(fd, F_ADD_SEALS, seal), 0);
+  return fd;
+}
+
 test('a page is taken only where nobody can take it away again', () => {
+  const shrinkOnly = createSealable(4096);
+  assert.equal(libc.fcntl(shrinkOnly, F_ADD_SEALS, 2), 0);
   for (const fd of [
     createMemfd('points', 4096),
     createSealedMemfd('points', 8192),
+    shrinkOnly,
+    // No seal can be added; it cannot be written; no mapping that can be written may be made.
+    sealed(1),
+    sealed(8),
+    sealed(16),
     openSync('/dev/null', 'r+'),
     ...socketPair(),
   ])
     assert.throws(() => PointPage.accept(fd), { name: 'IpcError' });
+});
+
+test('a page that came cannot be changed by its sender any more, and works on', async () => {
+  emulate();
+  const mappings = () => processState().mappings;
+  const before = mappings();
+  const fd = createSealedMemfd('points', 4096);
+  const theirs = mapShared(fd, 4096);
+  const page = PointPage.accept(duplicateFd(fd));
+  const waits = new Waits(page);
+  using stream = Stream.create({ nonBlocking: true });
+  assert.equal(waits.queue([{ slot: 0, count: 1 }], stream.context, stream), true);
+  assert.ok(libc.fallocate(fd, 3, 0, 4096) < 0);
+  assert.ok(libc.madvise(theirs.address, 4096, 9) < 0);
+  assert.ok(libc.ftruncate(fd, 0) < 0);
+  assert.throws(() => mapShared(fd, 4096), { code: 'EPERM' });
+  assert.equal(stream.done, false);
+  new BigUint64Array(theirs.view())[0] = 1n;
+  await stream.synchronize();
+  theirs.unmap();
+  closeFd(fd);
+  page.close();
+  await stream.context.flush();
+  assert.equal(mappings(), before);
+});
+
+test('where the kernel cannot keep a page as it is, no stream waits there, and the host does', () => {
+  emulate();
+  const { fcntl } = libc;
+  const restore = (value: typeof fcntl): void => {
+    Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value });
+  };
+  restore((fd, command, seals) => fcntl(fd, command, seals === 16 ? 1 << 20 : seals));
+  const { page, waits } = ends();
+  restore(fcntl);
+  using stream = Stream.create({ nonBlocking: true });
+  assert.equal(waits.queue([{ slot: 0, count: 1 }], stream.context, stream), false);
+  assert.equal(stream.done, true);
+  page.close();
 });
 
 test('a page that the driver does not let go of is closed all the same, and its connection ends', async () => {
