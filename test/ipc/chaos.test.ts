@@ -11,7 +11,7 @@ import { listen } from '../../src/ipc/index.ts';
 import { openDescriptors } from '../support/descriptors.ts';
 import { dose } from '../support/dose.ts';
 import { programFile } from '../support/program-file.ts';
-import { act, type Errand, type Left, left, Random, type Told } from './fixtures/chaos.ts';
+import { act, type Errand, type Left, left, prepare, Random, type Told } from './fixtures/chaos.ts';
 
 const CONNECTIONS = 40;
 /** So many connections are open at a time. */
@@ -88,6 +88,7 @@ class Second {
   }
 }
 
+prepare();
 const second = new Second();
 after(() => second.kill());
 
