@@ -100,7 +100,9 @@ export class Waits {
  * stream takes 1,020 pieces of work; the next blocks its caller inside the driver, who then cannot
  * even see that the other process has ended. Most of them are left to the work between the waits.
  */
-const MAX_QUEUED = 64;
+const MAX_QUEUED = 320;
+/** How many the streams of a context may have in all: some of them may share a queue of the device. */
+const MAX_QUEUED_IN_ALL = 512;
 /** How many may be queued before it is looked at how many of them have run. */
 const MARKED = MAX_QUEUED / 2;
 
@@ -164,9 +166,16 @@ class WaitLine {
       return false;
     }
     const waiting = WaitLine.#waiting.get(this.context);
-    if (!waiting || waiting.has(this) || waiting.size < maxWaiting()) return true;
+    if (!waiting || this.#fitsBeside(waiting, count)) return true;
     for (const line of waiting) if (!line.#isWaiting) waiting.delete(line);
-    return waiting.size < maxWaiting();
+    return this.#fitsBeside(waiting, count);
+  }
+
+  #fitsBeside(waiting: ReadonlySet<WaitLine>, count: number): boolean {
+    if (!waiting.has(this) && waiting.size >= maxWaiting()) return false;
+    let queued = count;
+    for (const line of waiting) queued += line.#queued;
+    return queued <= MAX_QUEUED_IN_ALL;
   }
 
   /** A wait is queued. */
@@ -212,6 +221,7 @@ class WaitLine {
 
   get #isWaiting(): boolean {
     this.#forgetReset();
+    this.#lookAtMark();
     this.#forgetReached();
     return this.#awaited.size > 0;
   }

@@ -176,17 +176,39 @@ test('a stream has a bounded number of waits, until they have run', async () => 
     latch.hold(stream);
     const before = waitCalls(recorder.calls);
     let queued = 0;
-    for (let n = 0; n < 200; n++) {
+    for (let n = 0; n < 500; n++) {
       const point = { slot: round, count: n + 1 };
       if (waits.queue([point], context, stream)) queued += 1;
       // What it waits for is done, but the stream stands before that still.
       page.raise(point);
     }
-    assert.ok(queued >= 32 && queued <= 64, `${queued} were queued`);
+    assert.ok(queued >= 160 && queued <= 320, `${queued} were queued`);
     assert.equal(waitCalls(recorder.calls) - before, queued);
     latch.open();
     await stream.synchronize();
   }
+  page.close();
+});
+
+test('the streams of a context have a bounded number of waits in all', async () => {
+  emulate();
+  const { page, waits } = ends();
+  using first = Stream.create({ nonBlocking: true });
+  using second = Stream.create({ nonBlocking: true });
+  using recorder = recordCalls();
+  const fill = (stream: Stream): void => {
+    for (let slot = 0; slot < 500; slot++)
+      waits.queue([{ slot, count: 1 }], stream.context, stream);
+  };
+  fill(first);
+  fill(second);
+  assert.equal(waitCalls(recorder.calls), 512);
+  for (let slot = 0; slot < 500; slot++) page.raise({ slot, count: 1 });
+  await first.synchronize();
+  await second.synchronize();
+  assert.equal(waits.queue([{ slot: 0, count: 2 }], second.context, second), true);
+  page.raise({ slot: 0, count: 2 });
+  await second.synchronize();
   page.close();
 });
 
@@ -197,7 +219,7 @@ test('the waits of a stream that goes on are never left to the host', async () =
   for (let count = 1; count <= 1000; count++) {
     assert.equal(waits.queue([{ slot: 0, count }], stream.context, stream), true);
     page.raise({ slot: 0, count });
-    if (count % 16 === 0) await stream.synchronize();
+    if (count % 100 === 0) await stream.synchronize();
   }
   page.close();
 });
