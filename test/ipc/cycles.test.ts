@@ -134,10 +134,10 @@ test('memory is opened while the same and other memory is closed, and waits to b
     await child.send({ do: 'flood', kind, count: rounds } satisfies Request);
     for (let i = 0; i < rounds; i += 1) {
       const { buffer } = (await child.receive({ stream: apart })) as { buffer: DeviceBuffer };
-      if (i % 5 === 0) buffer.subarray(16, 32).fill(9, { stream });
+      if (i % 20 === 0) buffer.subarray(16, 32).fill(9, { stream });
       if (i % 50 === 0) assert.deepEqual(await valuesOf(buffer.subarray(0, 16)), [9]);
-      // Not later: a stream waits for 64 points at most, and these are three processes' in one stream.
-      if (i === 15) latch.open();
+      // Not later: a held stream takes some hundred calls, and blocks the next.
+      if (i === 100) latch.open();
       buffer.close();
     }
     assert.equal(await child.receive(), 'flooded');
