@@ -9,7 +9,7 @@ import { cu } from '../../ffi/driver.ts';
 import { duplicateFd } from '../../ffi/libc.ts';
 import { withAddress } from '../../ffi/native.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../src/index.ts';
+import { ClosedError, Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../src/index.ts';
 import {
   explain,
   exportIpc,
@@ -100,6 +100,21 @@ test('a worker thread may be terminated while values come to it', deadline, asyn
     isOver = true;
     peer.close();
     await sending;
+  }
+});
+
+test('a worker thread that ends by itself closes its connections', deadline, async () => {
+  const name = `@cuffi-test-${process.pid}-ends`;
+  using listener = listen(name);
+  for (const code of [0, 1]) {
+    const worker = start();
+    const connected = ask(worker, { do: 'connect', name });
+    using peer = await listener.accept();
+    await connected;
+    const exit = once(worker, 'exit');
+    worker.postMessage({ do: 'exit', code } satisfies Request);
+    await exit;
+    assert.ok((await peer.ended) instanceof ClosedError, `${code}`);
   }
 });
 

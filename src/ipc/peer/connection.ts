@@ -1,3 +1,4 @@
+import { isMainThread } from 'node:worker_threads';
 import { discardFds } from '../../../ffi/discard.ts';
 import type { SystemError } from '../../../ffi/libc.ts';
 import { closeSocket } from '../../../ffi/socket.ts';
@@ -32,12 +33,11 @@ const CLOSING_MS = 2000;
 /** For what could not be told for lack of descriptors. */
 const RETRY_MS = 5;
 
-/** The connections of this thread that neither end has closed. */
-const open = new Set<Connection>();
+/** The connections of this thread whose socket is open. */
+const connections = new Set<Connection>();
 
-// An exit without error is an orderly end, which nothing but a note tells from a crash.
 process.on('exit', (code) => {
-  if (code === 0) for (const connection of open) connection.closeAtExit();
+  for (const connection of connections) connection.threadEnds(code === 0);
 });
 
 /** One end of a connection: the values that came, and those that are to go. */
@@ -104,7 +104,7 @@ export class Connection implements WireUser {
     };
     this.#session.onGone = () => this.#otherIsGone();
     if (this.#session.isGone) setImmediate(() => this.#otherIsGone());
-    open.add(this);
+    connections.add(this);
   }
 
   /** Why it ended: a ClosedError if that is nobody's fault. */
@@ -165,10 +165,15 @@ export class Connection implements WireUser {
     if (this.#wire.isEnding) this.#wire.readToEnd();
   }
 
-  /** Tells the other end that this process ends without error; work that is not done would be lost. */
-  closeAtExit(): void {
-    if (this.#end || !this.#wire.isOpen || this.#session.ordering.isAwaited) return;
-    this.#finish(new ClosedError('this Peer is closed'), 'close');
+  /**
+   * This thread runs nothing after this. An exit without error is an orderly end, which nothing but a
+   * note tells from a crash, unless work that the other end waits for would be lost.
+   */
+  threadEnds(isOrderly: boolean): void {
+    const isLost = this.#session.ordering.isAwaited;
+    if (isOrderly && !isLost) this.#finish(new ClosedError('this Peer is closed'), 'close');
+    // The kernel closes it with the process; with a worker thread nobody does.
+    if (!isMainThread) this.#finish(new ClosedError('this Peer is closed'), 'break');
   }
 
   /** Ends it because of what the other end did: that is told after what came before. */
@@ -272,7 +277,6 @@ export class Connection implements WireUser {
   #finish(reason: ConnectionEnd, how: 'close' | 'break'): void {
     const isFirst = this.#end === undefined;
     this.#end ??= reason;
-    open.delete(this);
     this.#isPaused = false;
     if (how === 'break') this.#closeSocket();
     else if (isFirst) this.#beginClosing(this.#end);
@@ -340,6 +344,7 @@ export class Connection implements WireUser {
     clearTimeout(this.#closing);
     this.#closing = undefined;
     if (!this.#wire.isOpen) return;
+    connections.delete(this);
     this.#wire.close(this.#end as ConnectionEnd);
     this.#endSession();
   }
