@@ -171,8 +171,9 @@ export class Wire {
       if (this.#fd === undefined || !this.#user.wantsMore()) return;
       const read = this.#readOne('tell the end');
       if (read === 'nothing' || read === 'end') return;
-      // Who waited for it goes on at once; the socket tells again of what it still has.
-      if (read === 'awaited' && !this.#isOtherGone) return;
+      // Who waited for it goes on at once; the socket tells again of what it still has, where it is
+      // watched: of an end that is gone it may not be.
+      if (read === 'awaited' && !this.isEnding) return;
     }
     // Other holders of the other socket must not keep this process from its other work.
     if (this.isEnding) setImmediate(() => this.#read());

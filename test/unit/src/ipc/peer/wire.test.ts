@@ -1,0 +1,57 @@
+/** A socket on the event loop, by itself. */
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { closeFd } from '../../../../../ffi/libc.ts';
+import { sendMessage } from '../../../../../ffi/message.ts';
+import { socketPair } from '../../../../../ffi/socket.ts';
+import { FRAGMENT_BYTE_LENGTH, HEADER_BYTE_LENGTH } from '../../../../../src/ipc/peer/limits.ts';
+import { PacketKind, writeHeader } from '../../../../../src/ipc/peer/packet.ts';
+import { Wire } from '../../../../../src/ipc/peer/wire.ts';
+import { nextTurn } from '../../../../../src/wait.ts';
+
+/** Sends a value of zeros, in as many packets as it needs. */
+function sendValue(socket: number, sequence: number, byteLength: number): void {
+  for (let offset = 0; offset < byteLength; offset += FRAGMENT_BYTE_LENGTH) {
+    const part = Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset);
+    const packet = Buffer.alloc(HEADER_BYTE_LENGTH + part);
+    writeHeader(packet, 0, { kind: PacketKind.value, sequence, byteLength, offset });
+    assert.ok(sendMessage(socket, packet));
+  }
+}
+
+test('what a closed end has left is taken to its end, whoever waited for it, and when', async (t) => {
+  const [socket, other] = socketPair();
+  let wantsMore = true;
+  const found: (number | string)[] = [];
+  const wire = new Wire(socket, {
+    wantsMore: () => wantsMore,
+    arrived({ bytes }) {
+      found.push(bytes.byteLength);
+      // As where a value is checked that is long.
+      if (found.length === 1) wantsMore = false;
+      return true;
+    },
+    ended() {
+      found.push('end');
+      wire.close(new Error('ended'));
+    },
+    failed(error) {
+      found.push(String(error));
+    },
+    drained() {},
+  });
+  t.after(() => wire.close(new Error('over')));
+  sendValue(other, 0, 10);
+  sendValue(other, 1, 20);
+  sendValue(other, 2, 2 * FRAGMENT_BYTE_LENGTH);
+  closeFd(other);
+  for (let turn = 0; turn < 5; turn++) await nextTurn();
+  assert.deepEqual(found, [10], 'the rest waits');
+  wire.post(PacketKind.value, Buffer.alloc(HEADER_BYTE_LENGTH + 1), [])?.catch(() => {});
+  assert.equal(wire.isEnding, true);
+  await nextTurn();
+  wantsMore = true;
+  wire.resume();
+  for (let turn = 0; turn < 50 && wire.isOpen; turn++) await nextTurn();
+  assert.deepEqual(found, [10, 20, 2 * FRAGMENT_BYTE_LENGTH, 'end']);
+});
