@@ -6,6 +6,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
+import { isProcessEnding } from '../../ffi/process.ts';
+import type { KindName } from '../../src/cli/kinds.ts';
 import {
   ClosedError,
   Context,
@@ -187,6 +189,24 @@ test('a process that has closed ends when what was begun is sent', deadline, asy
   assert.deepEqual(await valuesOf(buffer), [6]);
   buffer.close();
 });
+
+test(
+  'memory that arrives after the end of its maker opens where descriptors hold it',
+  deadline,
+  async () => {
+    const receiveLate = async (kind: KindName): Promise<unknown> => {
+      const child = start('leaves', kind);
+      // The loop does not turn before: what was sent lies in the socket.
+      while (!isProcessEnding(child.pid))
+        Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 5);
+      return await child.receive({ timeoutMs: 30_000 });
+    };
+    await assert.rejects(receiveLate('legacy'), { name: 'IpcError', code: 'exporter-gone' });
+    if (!VirtualMemory.supported()) return;
+    using buffer = (await receiveLate('virtual')) as DeviceBuffer;
+    assert.deepEqual(await valuesOf(buffer), [6]);
+  },
+);
 
 test('strangers meet: three processes, by a path and by an abstract name', deadline, async () => {
   const folder = mkdtempSync(join(tmpdir(), 'cuffi-strangers-'));
