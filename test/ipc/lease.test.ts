@@ -367,6 +367,31 @@ test('a value whose work can never be done any more is refused', deadline, async
   await assert.rejects(child.receive({ timeoutMs: 30_000 }), { name: 'PeerGoneError' });
 });
 
+test('an end that leaves work undone is told, also where it was orderly', deadline, async () => {
+  for (const how of ['exit', 'leave'] as const) {
+    const child = start();
+    using stream = Stream.create({ nonBlocking: true });
+    await ask(child, { do: 'hold' });
+    using buffer = await made(child, 'legacy', stream);
+    buffer.fill(3, { stream });
+    assert.equal(stream.done, false);
+    const warned = how === 'leave' ? once(process, 'warning') : undefined;
+    await child.send({ do: how } satisfies Step);
+    const reason = (await child.ended) as PeerGoneError;
+    if (warned) {
+      assert.equal(reason.name, 'ClosedError');
+      const [{ code, message }] = (await warned) as [NodeJS.ErrnoException];
+      assert.equal(code, 'CUFFI_UNREACHED');
+      assert.match(message, new RegExp(`process ${child.pid} .* 1 waits for it were abandoned`));
+    } else {
+      const { name, unreached, exitCode } = reason;
+      assert.deepEqual([name, unreached, exitCode], ['PeerGoneError', 1, 0]);
+    }
+    await stream.synchronize();
+    assert.deepEqual(await valuesOf(buffer), [3]);
+  }
+});
+
 test('what is revoked throws where it is used, and comes back', deadline, async () => {
   const child = start();
   await warmUp(child);

@@ -6,7 +6,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
+import { isProcessEnding } from '../../ffi/process.ts';
+import type { KindName } from '../../src/cli/kinds.ts';
 import {
+  ClosedError,
   Context,
   CudaEvent,
   DeviceBuffer,
@@ -173,6 +176,38 @@ test('a child that ends is the end, whoever else holds its socket', deadline, as
   }
 });
 
+test('a process that has closed ends when what was begun is sent', deadline, async () => {
+  const child = start('closes');
+  const values: unknown[] = [];
+  for await (const value of child) values.push(value);
+  const [buffer, bytes] = values as [DeviceBuffer, Uint8Array];
+  assert.deepEqual([values.length, bytes.byteLength], [2, 8 << 20]);
+  assert.ok(bytes.every((byte) => byte === 7));
+  // What is lent does not keep it alive.
+  assert.equal(await ended(child), 0);
+  assert.ok((await child.ended) instanceof ClosedError);
+  assert.deepEqual(await valuesOf(buffer), [6]);
+  buffer.close();
+});
+
+test(
+  'memory that arrives after the end of its maker opens where descriptors hold it',
+  deadline,
+  async () => {
+    const receiveLate = async (kind: KindName): Promise<unknown> => {
+      const child = start('leaves', kind);
+      // The loop does not turn before: what was sent lies in the socket.
+      while (!isProcessEnding(child.pid))
+        Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 5);
+      return await child.receive({ timeoutMs: 30_000 });
+    };
+    await assert.rejects(receiveLate('legacy'), { name: 'IpcError', code: 'exporter-gone' });
+    if (!VirtualMemory.supported()) return;
+    using buffer = (await receiveLate('virtual')) as DeviceBuffer;
+    assert.deepEqual(await valuesOf(buffer), [6]);
+  },
+);
+
 test('strangers meet: three processes, by a path and by an abstract name', deadline, async () => {
   const folder = mkdtempSync(join(tmpdir(), 'cuffi-strangers-'));
   const [host, guest] = [start(), start()];
@@ -275,6 +310,28 @@ test(
       [pool, { name: 'IpcError', message: /^value\.list\[1\]: this memory pool is not for/ }],
     ] as const)
       await assert.rejects(child.send({ list: [sound, wrong] }), expected);
+    assert.equal(await ask(child, { do: 'echo', value: 'still there' }), 'still there');
+  },
+);
+
+test(
+  'a buffer that comes back after its maker has closed it is refused with its place',
+  deadline,
+  async () => {
+    const child = start();
+    using kept = DeviceBuffer.allocate(16);
+    kept.fill(1);
+    const buffer = DeviceBuffer.allocate(16);
+    const value = { layers: [kept, buffer] };
+    await child.send({ do: 'echo', value } satisfies Request);
+    buffer.close();
+    await assert.rejects(child.receive({ timeoutMs: 30_000 }), {
+      name: 'IpcError',
+      message:
+        /^value\.layers\[1\] is an object of this process, which came back after it was closed/,
+    });
+    // The rest of the value is not lost by that, nor is the connection.
+    assert.deepEqual(await valuesOf(kept), [1]);
     assert.equal(await ask(child, { do: 'echo', value: 'still there' }), 'still there');
   },
 );

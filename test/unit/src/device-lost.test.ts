@@ -265,6 +265,16 @@ test('a scope in which the loss is found throws that error itself', async () => 
   }, lost);
 });
 
+test('the end of autoSynchronize is a wait: it rejects each time in a lost context', async () => {
+  const { driver, lose } = losing(emulate(), CUresult.CUDA_ERROR_LAUNCH_FAILED);
+  selectDriver(driver);
+  using stream = Stream.create({ nonBlocking: true });
+  const scopes = [stream.autoSynchronize(), stream.autoSynchronize()];
+  lose();
+  for (const scope of scopes)
+    await assert.rejects(scope[Symbol.asyncDispose]() as Promise<void>, lost);
+});
+
 test('another failure of a release is thrown in a context that lives, and is quiet in a lost one', async () => {
   const status = CUresult.CUDA_ERROR_INVALID_VALUE;
   selectDriver(broken(emulate(), 'cuEventDestroy_v2', status));

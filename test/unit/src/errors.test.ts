@@ -2,11 +2,14 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import {
   ClosedError,
+  CompileError,
+  CompilerNotFoundError,
   CudaError,
   CuffiError,
   DriverNotFoundError,
   IpcError,
   NotSupportedError,
+  PeerGoneError,
 } from '../../../src/errors.ts';
 
 const outOfMemory = new CudaError({
@@ -24,7 +27,10 @@ test('every error is of one family and says its own name', () => {
     DriverNotFoundError: new DriverNotFoundError('x'),
     NotSupportedError: new NotSupportedError('x'),
     ClosedError: new ClosedError('x'),
+    PeerGoneError: new PeerGoneError('x', { pid: 1, unreached: 0 }),
     IpcError: new IpcError('x'),
+    CompileError: new CompileError('x', 'log'),
+    CompilerNotFoundError: new CompilerNotFoundError('x'),
   };
   for (const [name, error] of Object.entries(errors)) {
     assert.ok(error instanceof CuffiError, name);

@@ -437,6 +437,22 @@ test('whatever news come, the process lives, and what is lent stays until it is 
   before = openDescriptors();
 });
 
+test('one that breaks the protocol keeps what it was lent for as long as it lives', async () => {
+  using other = new Stranger();
+  using buffer = DeviceBuffer.allocate(64);
+  const lent = leases.stats().leases.length;
+  await other.peer.send(buffer);
+  other.send(one);
+  other.send(Uint8Array.of(0xff), { sequence: 1 });
+  assert.equal(await other.peer.receive(), 1);
+  await assert.rejects(other.peer.receive(), { name: 'IpcError' });
+  assert.ok((await other.peer.ended) instanceof IpcError);
+  for (let turn = 0; turn < 20; turn++) await nextTurn();
+  assert.equal(leases.stats().leases.length, lent + 1);
+  // The process that lives is this one, of which a descriptor is kept for that.
+  assert.ok(openDescriptors() - before <= 3, `${openDescriptors()} after ${before}`);
+});
+
 test('a connection that was full hears again, though no descriptor was left when it had room', async () => {
   using other = new Stranger();
   const count = MAX_WAITING_VALUES + 6;
