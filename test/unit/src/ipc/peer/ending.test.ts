@@ -3,8 +3,9 @@ import assert from 'node:assert/strict';
 import { after, afterEach, beforeEach, describe, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
-import { ClosedError, DeviceBuffer, IpcError, PeerGoneError } from '../../../../../src/index.ts';
+import { ClosedError, DeviceBuffer, IpcError, PeerGoneError, Stream } from '../../../../../src/index.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
+import { Delivery } from '../../../../../src/ipc/peer/delivery.ts';
 import { HEADER_BYTE_LENGTH, MAX_WAITING_VALUES } from '../../../../../src/ipc/peer/limits.ts';
 import { News } from '../../../../../src/ipc/peer/news.ts';
 import { PacketKind, readHeader } from '../../../../../src/ipc/peer/packet.ts';
@@ -12,6 +13,7 @@ import type { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import { PointPage } from '../../../../../src/ipc/points/page.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
+import { Latch } from '../../../../support/latch.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair, Stranger } from './support.ts';
 
@@ -179,6 +181,24 @@ describe('Peer.close', () => {
     while (openDescriptors() === held) await new Promise((resolve) => setTimeout(resolve, 5));
     closeFd(other.socket);
   });
+});
+
+test('a close gives up an answer that the host waits with', deadline, async (t) => {
+  // No stream can wait for the other end's work: the host has to.
+  t.mock.getter(PointPage.prototype, 'isFixed', () => false);
+  using stream = Stream.create();
+  using latch = new Latch();
+  using pair = peerPair();
+  latch.hold(stream);
+  const asked = t.mock.method(Delivery.prototype, 'give');
+  const opening = pair.a.open(getIpcHandle(block));
+  opening.catch(ignore);
+  while (asked.mock.callCount() === 0) await nextTurn();
+  pair.a.close();
+  // The work still runs.
+  await assert.rejects(opening, { name: 'ClosedError' });
+  latch.open();
+  await stream.synchronize();
 });
 
 describe('what is closed and cannot be told', () => {
