@@ -60,6 +60,7 @@ export class Connection implements WireUser {
   #isChecking = false;
   /** When what there is to be told is told. */
   #telling: NodeJS.Immediate | undefined;
+  #tellingLater: NodeJS.Timeout | undefined;
   #closing: NodeJS.Timeout | undefined;
   #end: ConnectionEnd | undefined;
   /** Called once nothing can be sent, and nothing more comes. */
@@ -322,13 +323,17 @@ export class Connection implements WireUser {
   #closeUnread(): void {
     this.#closing = undefined;
     this.#keepAliveWhileSending();
-    if (!this.#session.isInUse && !this.#wire.outbox.isEmpty) this.#closeSocket();
+    this.#closeUnused();
   }
 
   /** Closes the socket of a connection that has ended, when nothing is left to be given back. */
   #closeUnused(): void {
     if (!this.#end || !this.#wire.isOpen || this.#session.isInUse) return;
-    if (!this.#wire.outbox.isEmpty) return;
+    if (!this.#wire.outbox.isEmpty) {
+      // The time for the other end to read is over.
+      if (!this.#closing) this.#closeSocket();
+      return;
+    }
     try {
       if (!this.#isDoneSent) this.#news.postDone();
     } catch (error) {
@@ -369,7 +374,10 @@ export class Connection implements WireUser {
   }
 
   #tellLater(): void {
-    setTimeout(() => this.#tellNews(), RETRY_MS).unref();
+    this.#tellingLater ??= setTimeout(() => {
+      this.#tellingLater = undefined;
+      this.#tellNews();
+    }, RETRY_MS).unref();
   }
 
   #tellOver(): void {

@@ -24,6 +24,8 @@ export class Enquiry {
   readonly #sending: Sending;
   readonly #delivery: Delivery;
   readonly #questions = new Questions();
+  /** Of each answer that came, and that the host must wait with: gives it back, as of the end. */
+  readonly #heldUp = new Set<() => void>();
   #end: ClosedError | IpcError | undefined;
 
   /** @param other who is at the other end, in words */
@@ -114,20 +116,23 @@ export class Enquiry {
       asker.reject(error);
       return;
     }
-    this.#delivery.give(received, asker, () => {
-      if (!this.#end) {
-        this.#delivery.give(received, asker);
-        return;
-      }
+    const giveUp = (): void => {
       closeObjects(received.objects);
       asker.reject(this.#end);
+    };
+    const isGiven = this.#delivery.give(received, asker, () => {
+      if (this.#heldUp.delete(giveUp)) this.#delivery.give(received, asker);
     });
+    if (!isGiven) this.#heldUp.add(giveUp);
   }
 
   /** Nobody answers any more. */
   end(reason: ClosedError | IpcError): void {
     this.#end ??= reason;
     this.#questions.rejectAll(reason);
+    const heldUp = [...this.#heldUp];
+    this.#heldUp.clear();
+    for (const giveUp of heldUp) giveUp();
   }
 }
 

@@ -196,6 +196,9 @@ export class Session implements ParcelSession {
     }
     if (kept.length > 0)
       void this.reached(left).then(() => {
+        // The page may have gone with a connection that broke, and nothing tells any more how far the
+        // work is: its holder has them while it lives.
+        if (this.#isEnded) return;
         this.lent.end(kept);
         // They may have been the last for which a closed connection stays.
         this.onNews?.();

@@ -2,13 +2,18 @@
 import assert from 'node:assert/strict';
 import { after, afterEach, beforeEach, describe, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/libc.ts';
-import { ClosedError, DeviceBuffer, PeerGoneError } from '../../../../../src/index.ts';
+import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
+import { ClosedError, DeviceBuffer, IpcError, PeerGoneError, Stream } from '../../../../../src/index.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
+import { Delivery } from '../../../../../src/ipc/peer/delivery.ts';
 import { HEADER_BYTE_LENGTH, MAX_WAITING_VALUES } from '../../../../../src/ipc/peer/limits.ts';
+import { News } from '../../../../../src/ipc/peer/news.ts';
 import { PacketKind, readHeader } from '../../../../../src/ipc/peer/packet.ts';
 import type { Peer } from '../../../../../src/ipc/peer/peer.ts';
+import { PointPage } from '../../../../../src/ipc/points/page.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
+import { Latch } from '../../../../support/latch.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair, Stranger } from './support.ts';
 
@@ -22,6 +27,11 @@ beforeEach(() => {
   before = openDescriptors();
 });
 afterEach(() => descriptorsReturnTo(before));
+
+/** Of a timer of Node's: whether it has fired, or was cleared. */
+interface Pending {
+  readonly _destroyed: boolean;
+}
 
 /** Control messages: that an end is closed, and that it has nothing of the other end's. */
 const CLOSING = 5;
@@ -173,6 +183,77 @@ describe('Peer.close', () => {
   });
 });
 
+test('a close gives up an answer that the host waits with', deadline, async (t) => {
+  // No stream can wait for the other end's work: the host has to.
+  t.mock.getter(PointPage.prototype, 'isFixed', () => false);
+  using stream = Stream.create();
+  using latch = new Latch();
+  using pair = peerPair();
+  latch.hold(stream);
+  const asked = t.mock.method(Delivery.prototype, 'give');
+  const opening = pair.a.open(getIpcHandle(block));
+  opening.catch(ignore);
+  while (asked.mock.callCount() === 0) await nextTurn();
+  pair.a.close();
+  // The work still runs.
+  await assert.rejects(opening, { name: 'ClosedError' });
+  latch.open();
+  await stream.synchronize();
+});
+
+describe('what is closed and cannot be told', () => {
+  test(
+    'closes with the last that is lent, once the time to read it is over',
+    deadline,
+    async (t) => {
+      const other = new Stranger();
+      using buffer = DeviceBuffer.allocate(64);
+      await other.peer.send(buffer);
+      void (await fill(other.peer));
+      // Begun, and more than the kernel takes.
+      other.peer.send(new Uint8Array(4 << 20)).catch(ignore);
+      t.mock.timers.enable({ apis: ['setTimeout'] });
+      other.peer.close();
+      t.mock.timers.tick(60_000);
+      t.mock.timers.reset();
+      other.send(Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 0), news);
+      while (leases.stats().leases.length > 0) await nextTurn();
+      // All but the other end's socket.
+      await descriptorsReturnTo(before + 1);
+      closeFd(other.socket);
+    },
+  );
+
+  test('is tried again by one timer, however much there is', deadline, async (t) => {
+    using pair = peerPair();
+    const lent = buffers(20);
+    const received: DeviceBuffer[] = [];
+    for (const buffer of lent) {
+      await pair.a.send(buffer);
+      received.push((await pair.b.receive()) as DeviceBuffer);
+    }
+    let isOut = true;
+    const post = News.prototype.post;
+    // As where no descriptor is left.
+    t.mock.method(News.prototype, 'post', function (this: News) {
+      return isOut ? false : post.call(this);
+    });
+    const timers = t.mock.method(globalThis, 'setTimeout');
+    for (const buffer of received) {
+      buffer.close();
+      await nextTurn();
+      await nextTurn();
+    }
+    const retries = timers.mock.calls.filter(({ arguments: [, ms] }) => ms === 5);
+    const ran = new Set(retries.map(({ result }) => result as NodeJS.Timeout & Pending));
+    assert.ok(ran.size > 0);
+    assert.equal([...ran].filter(({ _destroyed }) => !_destroyed).length, 1);
+    isOut = false;
+    for (const buffer of lent) buffer.close();
+    await drained();
+  });
+});
+
 describe('the other end', () => {
   test('releases every lease when it says that it has nothing', deadline, async () => {
     using other = new Stranger();
@@ -201,6 +282,30 @@ describe('the other end', () => {
       before = openDescriptors();
     },
   );
+
+  test('keeps what its work may still use when the connection breaks', deadline, async (t) => {
+    const others = leases.stats().leases.length;
+    const other = new Stranger();
+    using buffer = DeviceBuffer.allocate(64);
+    await other.peer.send(buffer);
+    // No stream can wait for its work: the host has to.
+    t.mock.getter(PointPage.prototype, 'isFixed', () => false);
+    const page = createSealedMemfd('points', 4096);
+    other.send(Uint8Array.of(1), { ...news, sequence: 0 }, [page]);
+    closeFd(page);
+    const five = new Uint8Array(new Float64Array([5]).buffer);
+    // Lease 0 is released behind point 5 of word 0, which is not reached.
+    const released = Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 1, 0, ...five);
+    other.send(released, { ...news, sequence: 1 });
+    for (let turn = 0; turn < 10; turn++) await nextTurn();
+    other.peer.connection.fail(new IpcError('nothing can be sent'));
+    other.peer.close();
+    // Longer than any poll sleeps.
+    await new Promise((resolve) => setTimeout(resolve, 200));
+    assert.equal(leases.stats().leases.length, others + 1);
+    closeFd(other.socket);
+    before = openDescriptors();
+  });
 
   test('may close while it is asked: that is a close, not a breach', deadline, async () => {
     for (let n = 0; n < 20; n++) {
