@@ -1,22 +1,21 @@
 /** How large one allocation of a pool may be that another process imports: beyond, that one ends. */
 import { enterContext, Peer } from '../../support/calls.ts';
 import type { FactGroup } from './facts.ts';
-import { FD, MIB, outOf, poolProperties, statusIn, UNIT } from './kinds.ts';
+import { FD, MIB, outOf, poolProperties, statusIn } from './kinds.ts';
 
 const GIB = 1024 * MIB;
 /** Allocations that nothing is written to: the emulated driver takes no memory for them. */
 const env = { CUFFI_EMULATED_MEMORY: '32G' };
-/** The last that worked where it was tried first, the first that did not, and what is tried at most. */
+/** The largest that always works, and one that never does. */
 const KNOWN_GOOD = 5 * GIB;
 const KNOWN_BAD = 5 * GIB + 256 * MIB;
-const MOST = 9 * GIB;
 
 export const poolBoundFacts: FactGroup = async (note) => {
   await using owner = new Peer(env);
   await enterContext(owner);
   const inOwner = statusIn(owner);
   const stream = await outOf(owner)('cuStreamCreateWithPriority', 'OUT0', 1, 0);
-  const properties = poolProperties({ handleTypes: FD, maxSize: 2 * MOST });
+  const properties = poolProperties({ handleTypes: FD, maxSize: 2 * KNOWN_BAD });
   const pool = await outOf(owner)('cuMemPoolCreate', 'OUT0', properties);
   const exported = await owner.call('cuMemPoolExportToShareableHandle', 'OUT0', pool, FD, 0);
 
@@ -53,16 +52,6 @@ export const poolBoundFacts: FactGroup = async (note) => {
   const before = await outOf(owner)('cuMemAllocFromPoolAsync', 'OUT0', MIB, pool, stream);
   note('pool pointer: of 5 GiB behind 1 MiB, imported', await importing(KNOWN_GOOD));
   await inOwner('cuMemFreeAsync', before, stream);
-  const beyond = await importing(KNOWN_BAD);
-  note('pool pointer: of 5.25 GiB, imported', beyond);
-  let good = KNOWN_GOOD;
-  let bad = beyond === 0 ? MOST : KNOWN_BAD;
-  while (bad - good > UNIT) {
-    // A bound is likely a round number: the next size first, then the middle.
-    const isFirst = good === KNOWN_GOOD && bad === KNOWN_BAD;
-    const middle = good + (isFirst ? 1 : Math.floor((bad - good) / 2 / UNIT)) * UNIT;
-    if ((await importing(middle)) === 0) good = middle;
-    else bad = middle;
-  }
-  note('pool pointer: the largest that is imported, in MiB', good / MIB);
+  // Where exactly it begins differs from run to run: 5,248 MiB and 5,312 MiB were imported.
+  note('pool pointer: of 5.25 GiB, imported', await importing(KNOWN_BAD));
 };

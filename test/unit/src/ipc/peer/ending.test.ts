@@ -3,7 +3,13 @@ import assert from 'node:assert/strict';
 import { after, afterEach, beforeEach, describe, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
-import { ClosedError, DeviceBuffer, IpcError, PeerGoneError, Stream } from '../../../../../src/index.ts';
+import {
+  ClosedError,
+  DeviceBuffer,
+  IpcError,
+  PeerGoneError,
+  Stream,
+} from '../../../../../src/index.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { Delivery } from '../../../../../src/ipc/peer/delivery.ts';
 import { HEADER_BYTE_LENGTH, MAX_WAITING_VALUES } from '../../../../../src/ipc/peer/limits.ts';
