@@ -122,6 +122,12 @@ export class SystemError extends Error {
   }
 }
 
+const SHORTAGES: ReadonlySet<unknown> = new Set(['EMFILE', 'ENFILE', 'ENOMEM', 'ENOBUFS']);
+
+/** Whether an error, of libc or of Node, says that no descriptor or no memory of the kernel is left. */
+export const isShortage = (error: unknown): error is Error =>
+  error instanceof Error && 'code' in error && SHORTAGES.has(error.code);
+
 /** `result`, or a SystemError where it says that the call failed. */
 export function succeeded(result: number, syscall: string): number {
   if (result < 0) throw new SystemError(syscall, errno());

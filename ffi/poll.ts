@@ -6,7 +6,7 @@
 import dgram from 'node:dgram';
 import { isMainThread } from 'node:worker_threads';
 import koffi from 'koffi';
-import { checkFd, closeFd, libc, SystemError, succeeded } from './libc.ts';
+import { checkFd, closeFd, isShortage, libc, SystemError, succeeded } from './libc.ts';
 import { addressOf } from './native.ts';
 
 /** What to watch a descriptor for. */
@@ -301,7 +301,7 @@ function onWorkerLoop(): LoopHandle {
   try {
     return inDatagramSocket(epoll);
   } catch (error) {
-    if (error instanceof SystemError && SHORTAGES.has(error.code)) {
+    if (isShortage(error)) {
       libc.close(epoll);
       throw error;
     }
@@ -311,8 +311,6 @@ function onWorkerLoop(): LoopHandle {
   }
 }
 
-/** No descriptor is left for this process or for any, or no memory of the kernel. */
-const SHORTAGES = new Set(['EMFILE', 'ENFILE', 'ENOMEM', 'ENOBUFS']);
 const AF_INET = 2;
 const SOCK_DGRAM = 2;
 const SOCK_CLOEXEC = 0x8_0000;

@@ -4,7 +4,16 @@
  */
 import { fchmodSync } from 'node:fs';
 import { closeOffThread } from './discard.ts';
-import { checkFd, closeFd, errno, isOpenFd, libc, SystemError, succeeded } from './libc.ts';
+import {
+  checkFd,
+  closeFd,
+  errno,
+  isOpenFd,
+  isShortage,
+  libc,
+  SystemError,
+  succeeded,
+} from './libc.ts';
 import { discardUnread } from './message.ts';
 import { allocatePermanent, viewMemory } from './native.ts';
 import type { Address } from './types.ts';
@@ -139,7 +148,7 @@ export function closeListener(fd: number): void {
   const accept = (): number => libc.accept4(fd, 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK);
   for (let socket = accept(); socket >= 0; socket = accept()) closeSocket(socket);
   // Where no descriptor is left, connections are.
-  if (SHORTAGES.has(errno())) closeOffThread(fd);
+  if (isShortage(new SystemError('accept4', errno()))) closeOffThread(fd);
   else closeFd(fd);
 }
 
@@ -159,8 +168,6 @@ const SHUT_RDWR = 2;
 const EAGAIN = 11;
 const EPROTOTYPE = 91;
 const ECONNREFUSED = 111;
-/** ENOMEM, ENFILE, EMFILE, ENOBUFS */
-const SHORTAGES: ReadonlySet<number> = new Set([12, 23, 24, 105]);
 
 // The native scratch, made at first use: offsets of four ints and struct sockaddr_un.
 const INTS = 0;

@@ -1,4 +1,4 @@
-import { closeFd, SystemError } from '../../../ffi/libc.ts';
+import { closeFd, isShortage, SystemError } from '../../../ffi/libc.ts';
 import { peerPidfd, pidfdOf } from '../../../ffi/pidfd.ts';
 import { type FdWatch, watchFd } from '../../../ffi/poll.ts';
 import { isProcessEnding, processStartTime } from '../../../ffi/process.ts';
@@ -167,9 +167,6 @@ function sightOf(
 /** Where the kernel has no such descriptors, or none for this process, its end cannot be seen. */
 function unseen(error: SystemError): 'unseen' {
   // Soon there may be one: to take the end of the connection for its end would be too early.
-  if (SHORTAGES.has(error.code)) throw error;
+  if (isShortage(error)) throw error;
   return 'unseen';
 }
-
-/** No descriptor is left for this process, or for any. */
-const SHORTAGES = new Set(['EMFILE', 'ENFILE', 'ENOMEM']);

@@ -1,6 +1,7 @@
 import { closeSync, openSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { setTimeout as sleep, setImmediate as turnOfLoop } from 'node:timers/promises';
+import { isShortage } from '../../../ffi/libc.ts';
 import { readable } from '../../../ffi/poll.ts';
 import { acceptSocket, closeListener, closeSocket, peerCredentials } from '../../../ffi/socket.ts';
 import { checkOptions, requireMade, shown } from '../../arguments.ts';
@@ -299,9 +300,3 @@ function refuseOne(listener: number): 'refused' | 'nobody' | 'too few' {
 }
 
 const pause = (signal: AbortSignal): Promise<void> => sleep(RETRY_MS, undefined, { signal });
-
-/** Whether there is no descriptor left, for this process or any, or no memory for one. */
-const isShortage = (error: unknown): error is Error =>
-  error instanceof Error && 'code' in error && SHORTAGES.has(error.code);
-
-const SHORTAGES: ReadonlySet<unknown> = new Set(['EMFILE', 'ENFILE', 'ENOMEM', 'ENOBUFS']);
