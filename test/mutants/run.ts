@@ -15,7 +15,15 @@
  * it. A fault that nobody notices is no failure of the run.
  */
 import { createHash } from 'node:crypto';
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { availableParallelism, tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -82,7 +90,7 @@ const results = new Map<string, Result>();
 const treeDigest = digestOfTree();
 const allCopies: TreeCopy[] = [];
 const tasks = mutants.flatMap((mutant): Task[] => {
-  const source = read(mutant.file);
+  const source = existsSync(join(root, mutant.file)) ? read(mutant.file) : '';
   const tests = testsOf(mutant, testFiles);
   const all = [...tests.near, ...tests.far];
   const key = keyOf(mutant, source, all.map(read));
@@ -102,6 +110,8 @@ const tasks = mutants.flatMap((mutant): Task[] => {
   }
   return [{ mutant, key, text, tests }];
 });
+for (const word of new Set(mutants.flatMap(({ near, far }) => [...near, ...far])))
+  if (!testFiles.some((file) => file.includes(word))) console.log(`no test file matches ${word}`);
 console.log(`${mutants.length} faults, ${results.size} of them done before`);
 
 const copies = mkdtempSync(join(tmpdir(), 'cuffi-mutants-'));
