@@ -8,14 +8,15 @@ import {
   readFileSync,
   renameSync,
   rmSync,
+  statSync,
   symlinkSync,
   writeFileSync,
 } from 'node:fs';
 import { join, relative } from 'node:path';
 import { createInterface } from 'node:readline';
 
-/** What a copy does not need, or makes for itself. */
-const LEFT_OUT = new Set(['.git', '.gpu', '.out', 'dist', 'node_modules', 'bench/results']);
+/** The folders of a copy. It makes others for itself. */
+const FOLDERS: readonly string[] = ['bench', 'docs', 'ffi', 'src', 'test'];
 
 /** By this variable the processes of a run are found, wherever they were moved to. */
 const MARK = 'CUFFI_MUTANT_RUN';
@@ -38,7 +39,14 @@ export class TreeCopy {
     this.folder = folder;
     cpSync(root, folder, {
       recursive: true,
-      filter: (file) => !LEFT_OUT.has(relative(root, file)),
+      filter: (file) => {
+        const place = relative(root, file);
+        const [top = '', ...rest] = place.split('/');
+        if (place === 'bench/results') return false;
+        return (
+          place === '' || FOLDERS.includes(top) || (rest.length === 0 && statSync(file).isFile())
+        );
+      },
     });
     symlinkSync(join(root, 'node_modules'), join(folder, 'node_modules'));
   }
@@ -77,11 +85,12 @@ export class TreeCopy {
     },
   ): Promise<Outcome> {
     signal?.throwIfAborted();
-    // What earlier runs have left, of which some were killed.
+    // What earlier runs have left, of which some were killed; but for what tsx has compiled.
     const temporary = join(this.folder, 'tmp');
-    for (const folder of [temporary, join(this.folder, '.out')])
-      rmSync(folder, { recursive: true, force: true });
-    mkdirSync(temporary);
+    mkdirSync(temporary, { recursive: true });
+    const left = readdirSync(temporary).filter((name) => !name.startsWith('tsx-'));
+    for (const name of ['.out', ...left.map((each) => join('tmp', each))])
+      rmSync(join(this.folder, name), { recursive: true, force: true, maxRetries: 5 });
 
     const mark = randomUUID();
     const [file = '', ...args] = command;

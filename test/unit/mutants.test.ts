@@ -129,9 +129,10 @@ describe('TreeCopy', () => {
     assert.equal(readFileSync(path, 'utf8'), 'old');
   });
 
-  test('leaves out what a copy makes for itself', () => {
-    const copy = smallCopy({ 'a.ts': '', 'dist/a.js': '', '.git/a': '' });
-    assert.deepEqual(readdirSync(copy.folder).sort(), ['a.ts', 'node_modules']);
+  test('has the files and the folders of the sources, and the packages by a link', () => {
+    const copy = smallCopy({ 'a.json': '', 'src/b/c.ts': '', 'dist/a.js': '', '.git/a': '' });
+    assert.deepEqual(readdirSync(copy.folder).sort(), ['a.json', 'node_modules', 'src']);
+    assert.deepEqual(readdirSync(join(copy.folder, 'src/b')), ['c.ts']);
   });
 
   test('tells the exit code and the last lines of a command', async () => {
