@@ -69,6 +69,8 @@ const out = resolve(given.out);
 mkdirSync(out, { recursive: true });
 const resultsFile = join(out, 'results.jsonl');
 if (given.again) rmSync(resultsFile, { force: true });
+for (const file of given['skip-done'])
+  if (!existsSync(file)) throw new Error(`there is no ${file}`);
 const known = new Map(
   [...given['skip-done'], resultsFile].flatMap((file) => [...readResults(file)]),
 );
