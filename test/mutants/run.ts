@@ -3,13 +3,13 @@
  * notice it:
  *
  *     npm run test:mutants -- [word ...] [--jobs N] [--limit SECONDS] [--minutes N] [--shard I/N]
- *       [--out FOLDER] [--skip-done FILE] [--again]
+ *       [--out FOLDER] [--skip-done FILE] [--again] [--check]
  *
  * Words keep only the faults whose id is one of them, or whose file or room contains one. What is
  * done is kept in results.jsonl of `--out` (default .out/mutants) and not done again, unless the
  * fault, the file that it changes or its tests have changed; `--skip-done` reads the results of
  * another run besides, `--again` forgets them. After `--minutes` no more are begun. The table goes
- * to stdout and to table.md of `--out`.
+ * to stdout and to table.md of `--out`. `--check` only looks whether all entries apply.
  *
  * It ends with 1 where an entry does not apply or does not build, and where its tests fail without
  * it. A fault that nobody notices is no failure of the run.
@@ -61,6 +61,7 @@ const { values: given, positionals: words } = parseArgs({
     out: { type: 'string', default: join(root, '.out/mutants') },
     'skip-done': { type: 'string', multiple: true, default: [] },
     again: { type: 'boolean', default: false },
+    check: { type: 'boolean', default: false },
   },
 });
 
@@ -108,6 +109,7 @@ const tasks = mutants.flatMap((mutant): Task[] => {
       : all.length === 0 && 'it has no tests';
   if (text === undefined || wrong) {
     note({ key, id: mutant.id, status: 'does not apply', by: String(wrong), seconds: 0 });
+    console.log(`${mutant.id} does not apply to ${mutant.file}: ${wrong}`);
     return [];
   }
   return [{ mutant, key, text, tests }];
@@ -115,6 +117,8 @@ const tasks = mutants.flatMap((mutant): Task[] => {
 for (const word of new Set(mutants.flatMap(({ near, far }) => [...near, ...far])))
   if (!testFiles.some((file) => file.includes(word))) console.log(`no test file matches ${word}`);
 console.log(`${mutants.length} faults, ${results.size} of them done before`);
+
+if (given.check) process.exit([...results.values()].some(isInvalid) ? 1 : 0);
 
 const copies = mkdtempSync(join(tmpdir(), 'cuffi-mutants-'));
 try {
