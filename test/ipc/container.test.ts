@@ -5,6 +5,7 @@ import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { createInterface } from 'node:readline';
 import { after, test } from 'node:test';
 import { kinds } from '../../src/cli/kinds.ts';
 import { Context, Device } from '../../src/index.ts';
@@ -13,9 +14,7 @@ import { programFile } from '../support/program-file.ts';
 import type { Question } from './fixtures/container.ts';
 
 const APART = ['--pid', '--net', '--mount', '--mount-proc', '--fork', '--kill-child'];
-const { path: program, execArgv } = programFile(
-  new URL('./fixtures/container.ts', import.meta.url),
-);
+const { path: file, execArgv } = programFile(new URL('./fixtures/container.ts', import.meta.url));
 const directory = mkdtempSync(join(tmpdir(), 'cuffi-container-'));
 after(() => rmSync(directory, { recursive: true }));
 
@@ -27,21 +26,32 @@ const options = {
     'this process may not make namespaces (unshare)',
 };
 
-/** A process apart that has connected through the socket; dispose kills it. */
+/** A process apart; dispose kills it. */
+function program(...args: string[]) {
+  const child = spawn('unshare', [...APART, process.execPath, ...execArgv, file, ...args], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  const exited = once(child, 'exit');
+  return {
+    child,
+    async [Symbol.asyncDispose]() {
+      child.kill('SIGKILL');
+      await exited;
+    },
+  };
+}
+
+/** One that has connected through the socket. */
 async function start(): Promise<{ readonly peer: Peer } & AsyncDisposable> {
   const path = join(directory, 'socket');
   using listener = listen(path);
-  const child = spawn('unshare', [...APART, process.execPath, ...execArgv, program, path], {
-    stdio: ['ignore', 'inherit', 'inherit'],
-  });
-  const exited = once(child, 'exit');
+  const connecting = program(path);
   const peer = await listener.accept({ timeoutMs: 30_000 });
   return {
     peer,
-    async [Symbol.asyncDispose]() {
+    [Symbol.asyncDispose]() {
       peer.close();
-      child.kill('SIGKILL');
-      await exited;
+      return connecting[Symbol.asyncDispose]();
     },
   };
 }
@@ -75,4 +85,24 @@ test('plain memory of a container with the same pid number is refused, and canno
   assert.equal(await ask(other.peer, { descriptor }), 'same-pid');
   assert.equal(await ask(one.peer, { descriptor }), 'same-process');
   assert.equal(explain(descriptor).code, 'unverified');
+});
+
+/** How the other process, whose pid it does not know, was seen to end. */
+async function seenEnd(task: 'hold' | 'sever'): Promise<string | undefined> {
+  const path = join(directory, task);
+  await using other = program(path, task);
+  await using watcher = program(path, 'watch');
+  const lines = createInterface(watcher.child.stdout)[Symbol.asyncIterator]();
+  assert.equal((await lines.next()).value, '0');
+  if (task === 'hold') other.child.kill('SIGKILL');
+  return (await lines.next()).value;
+}
+
+test('a kill of a process whose pid is not known here is told as one', options, async () => {
+  for (let time = 0; time < 3; time++)
+    assert.equal(await seenEnd('hold'), 'PeerGoneError PeerGoneError');
+});
+
+test('one that closes its socket without a word, and lives on, has closed', options, async () => {
+  assert.equal(await seenEnd('sever'), 'ClosedError ClosedError');
 });

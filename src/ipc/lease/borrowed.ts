@@ -1,7 +1,8 @@
 import { discardFd } from '../../../ffi/discard.ts';
+import { isShortage } from '../../../ffi/libc.ts';
 import { outsideCapture } from '../../capture.ts';
 import type { Context } from '../../context.ts';
-import { IpcError } from '../../errors.ts';
+import { CuffiError, IpcError } from '../../errors.ts';
 import { type Resource, releaseQuietly } from '../../resource.ts';
 import type { Stream } from '../../stream.ts';
 import type { Loan } from '../loan.ts';
@@ -12,6 +13,7 @@ import { ResetWatch } from '../reset-watch.ts';
 import type { Adopting, Asked } from './adopting.ts';
 import { leaseBook } from './lease-book.ts';
 import { rememberLender } from './passing.ts';
+import type { PeerProcess } from './peer-process.ts';
 import { bufferOf, isImported } from './shared-object.ts';
 
 /** Of one message: each entry has 10 bytes and more, each point 10. */
@@ -24,7 +26,7 @@ type OpenHere = Resource & { readonly context: Context };
 
 /** The other end, as the lender of what it has lent by number. */
 interface LeaseLender {
-  readonly pid: number;
+  readonly process: PeerProcess;
   adopt(...asked: Parameters<Adopting['ask']>): Asked;
   /** As {@link Adopting.isNeeded}. */
   isNeeded(lease: number): boolean;
@@ -97,7 +99,7 @@ export class Borrowed {
     // What this process made, and got back, is its own.
     if (!isImported(object)) return;
     rememberLender(buffer?.whole ?? object, {
-      pid: this.#lender.pid,
+      process: this.#lender.process,
       adopt: (...asked) => this.#lender.adopt(id, ...asked),
     });
   }
@@ -185,12 +187,16 @@ export class Borrowed {
     this.#changed();
   }
 
-  /** In a context that is lost nothing runs any more: there is nothing to come behind. */
+  /**
+   * None in a context that is lost, where nothing runs, and where no descriptor is left for the page
+   * of counters: then it is given back when the host has seen the end of the work.
+   */
   #behind(context: Context, stream: Stream | undefined): Point[] {
     try {
       return stream ? this.#ordering.behindStream(stream) : this.#ordering.behindContext(context);
-    } catch {
-      return [];
+    } catch (error) {
+      if (error instanceof CuffiError || isShortage(error)) return [];
+      throw error;
     }
   }
 }

@@ -8,8 +8,7 @@ import { ownerOf } from './shared-object.ts';
 
 /** Who has lent an object to this process: it is asked before that is passed on. */
 export interface Lender {
-  /** The process; 0 where it is of another pid namespace. */
-  readonly pid: number;
+  readonly process: PeerProcess;
   /**
    * Has it keep the object for another process too.
    *
@@ -52,7 +51,7 @@ export function passOn(objects: readonly Shareable[], to: PeerProcess): Passing 
   if (!objects.some(lenderOf)) return nothing;
   const lent = objects.map(lenderOf);
   // What goes back to its maker is its own.
-  const kept = lent.flatMap((lender, at) => (lender && lender.pid !== to.pid ? [at] : []));
+  const kept = lent.flatMap((lender, at) => (lender && !isSame(lender.process, to) ? [at] : []));
   if (kept.length === 0) return nothing;
   const startTime = processStartTime(to.pid) ?? 0;
   const links: number[] = [];
@@ -71,3 +70,7 @@ export function passOn(objects: readonly Shareable[], to: PeerProcess): Passing 
   const agreed = Promise.all(asked.map(({ answered }) => answered));
   return { kept, links, agreed, over: asked.map(({ over }) => over) };
 }
+
+/** All processes of other pid namespaces have the pid 0 here: only one connection tells them apart. */
+const isSame = (a: PeerProcess, b: PeerProcess): boolean =>
+  a === b || (a.pid > 0 && a.pid === b.pid);

@@ -95,10 +95,10 @@ export class PeerProcess {
 
   /**
    * Whether it has ended or is about to: its connection may have ended by that. Undefined where
-   * that cannot be known.
+   * that cannot be known, as of a process of another pid namespace.
    */
   get isEnding(): boolean | undefined {
-    return this.#isGone || (this.pid > 0 && isProcessEnding(this.pid));
+    return this.#isGone || (this.pid > 0 ? isProcessEnding(this.pid) : undefined);
   }
 
   /**

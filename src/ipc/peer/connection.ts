@@ -32,6 +32,11 @@ export type ConnectionEnd = ClosedError | PeerGoneError | IpcError;
 const CLOSING_MS = 2000;
 /** For what could not be told for lack of descriptors. */
 const RETRY_MS = 5;
+/**
+ * How long the end of a process is waited for, whose socket has ended without a note, where nothing
+ * but that end tells a crash from a mere close.
+ */
+const MAX_EXIT_MS = 2000;
 
 /** The connections of this thread whose socket is open. */
 const connections = new Set<Connection>();
@@ -55,6 +60,8 @@ export class Connection implements WireUser {
   readonly #news: News;
   #isPaused = false;
   #isExitAwaited = false;
+  /** The end of the other process was waited for in vain. */
+  #isLate = false;
   #isDoneSent = false;
   /** Whether a long value is being checked. */
   #isChecking = false;
@@ -255,10 +262,22 @@ export class Connection implements WireUser {
   /** As {@link WireUser}. */
   ended(): void {
     const { process } = this.#session;
+    const { isEnding } = process;
     // The end of the process says more than that of its socket, and comes soon.
-    const isSoonKnown = process.isGone ? this.#isExitAwaited : process.isSeen && process.isEnding;
-    if (!this.#end && isSoonKnown) this.#hearing.isStalled = true;
-    else this.#finish(this.#ended(), 'break');
+    const isSoonKnown = process.isGone
+      ? this.#isExitAwaited
+      : process.isSeen && isEnding !== false && !this.#isLate;
+    if (this.#end || !isSoonKnown) {
+      this.#finish(this.#ended(), 'break');
+      return;
+    }
+    this.#hearing.isStalled = true;
+    if (isEnding !== undefined) return;
+    setTimeout(() => {
+      if (this.#end) return;
+      this.#isLate = true;
+      this.ended();
+    }, MAX_EXIT_MS).unref();
   }
 
   /** As {@link WireUser}. */

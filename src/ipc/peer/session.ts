@@ -65,7 +65,7 @@ export class Session implements ParcelSession {
     this.borrowed = new Borrowed(
       this.ordering,
       {
-        pid: process.pid,
+        process,
         adopt: (...asked) => this.adopting.ask(...asked),
         isNeeded: (lease) => this.adopting.isNeeded(lease),
       },

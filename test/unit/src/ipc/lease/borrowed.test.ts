@@ -2,9 +2,11 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { selectDriver } from '../../../../../ffi/driver.ts';
+import { SystemError } from '../../../../../ffi/libc.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
-import { Context, DeviceBuffer } from '../../../../../src/index.ts';
+import { ClosedError, Context, CudaError, DeviceBuffer } from '../../../../../src/index.ts';
 import { Borrowed } from '../../../../../src/ipc/lease/borrowed.ts';
+import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Ordering } from '../../../../../src/ipc/points/ordering.ts';
 import { broken } from '../../../../support/faults.ts';
 import { collectUntil } from '../../../../support/gc.ts';
@@ -20,13 +22,16 @@ const loseBoth = (): void =>
     ),
   );
 
-function borrowed(needed = new Set<number>()): { readonly here: Borrowed; returned(): number[] } {
+function borrowed(
+  needed = new Set<number>(),
+  ordering = new Ordering(),
+): { readonly here: Borrowed; returned(): number[] } {
   const lender = {
-    pid: process.pid,
+    process: PeerProcess.known(0, 0),
     adopt: () => ({ answered: Promise.resolve(), over() {} }),
     isNeeded: (lease: number) => needed.has(lease),
   };
-  const here = new Borrowed(new Ordering(), lender, () => {});
+  const here = new Borrowed(ordering, lender, () => {});
   return { here, returned: () => here.takeReturned().map(({ lease }) => lease) };
 }
 
@@ -100,4 +105,33 @@ test('what was collected is given back where all is in one context', async () =>
   context.resetSync();
   assert.deepEqual(returned(), [0]);
   here.end();
+});
+
+test('what cannot be told to come behind work is given back later; a fault of the program shows', () => {
+  selectDriver(emulate());
+  const status = CUresult.CUDA_ERROR_LAUNCH_FAILED;
+  const lost = new CudaError({ status, call: 'cuEventRecord', description: '' });
+  const failures = [
+    [lost, undefined],
+    [new ClosedError('this Stream is closed'), undefined],
+    [new SystemError('memfd_create', 24), undefined],
+    [new TypeError('a fault'), { name: 'TypeError', message: 'a fault' }],
+  ] as const;
+  for (const [error, thrown] of failures) {
+    const ordering = new Ordering();
+    ordering.behindContext = () => {
+      throw error;
+    };
+    const { here, returned } = borrowed(new Set(), ordering);
+    here.receive({ first: 0, count: 1 });
+    using buffer = DeviceBuffer.allocate(64);
+    here.opened(0, buffer);
+    const close = (): void => here.loan(0).closed(buffer.context, undefined);
+    if (thrown) assert.throws(close, thrown);
+    else close();
+    assert.deepEqual(returned(), []);
+    here.giveBack(0);
+    assert.deepEqual(returned(), [0]);
+    here.end();
+  }
 });
