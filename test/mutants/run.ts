@@ -8,7 +8,8 @@
  * Words keep only the faults whose id is one of them, or whose file or room contains one. What is
  * done is kept in results.jsonl of `--out` (default .out/mutants) and not done again, unless the
  * fault, the file that it changes or its tests have changed; `--skip-done` reads the results of
- * another run besides, `--again` forgets them. After `--minutes` no more are begun. The table goes
+ * another run besides, `--again` forgets them. After `--minutes` no more are begun, and a minute
+ * later those under way are given up. The table goes
  * to stdout and to table.md of `--out`. `--check` only looks whether all entries apply.
  *
  * It ends with 1 where an entry does not apply or does not build, and where its tests fail without
@@ -35,9 +36,9 @@ import { type Outcome, TreeCopy } from './tree-copy.ts';
 /** The folders of test/ whose tests run from the sources or from what the bundle holds. */
 const FOLDERS = ['unit', 'abi', 'driver', 'ipc', 'examples'];
 
-/** What runs a file's tests takes at least; a heavily loaded machine takes several times as long. */
+/** Tests that run together take about half as long as one after the other, unless under load. */
 const LEAST_LIMIT_MS = 30_000;
-const LIMIT_FACTOR = 8;
+const LIMIT_FACTOR = 2;
 const BASELINE_LIMIT_MS = 180_000;
 
 interface Task {
@@ -79,6 +80,12 @@ const known = new Map(
 const stop = new AbortController();
 for (const signal of ['SIGINT', 'SIGTERM'] as const)
   process.on(signal, () => stop.abort(new Error(`ended by ${signal}`)));
+
+/** What is under way a minute after no more is begun is given up, to be tried by the next call. */
+const deadline = new AbortController();
+const minutes = Number(given.minutes);
+if (minutes < Infinity) setTimeout(() => deadline.abort(), (minutes + 1) * 60_000).unref();
+const signal = AbortSignal.any([stop.signal, deadline.signal]);
 
 const [shard = 1, shards = 1] = given.shard.split('/').map(Number);
 const mutants = readMutants(lists)
@@ -184,7 +191,7 @@ async function tryMutant(
     if (built.code !== 0)
       return ['does not build', built.tail.find((line) => line.includes('rror')) ?? ''];
     const seconds = tests.reduce((sum, test) => sum + (baseline.get(test)?.seconds ?? 0), 0);
-    const limitMs = Math.max(LEAST_LIMIT_MS, seconds * 1000 * LIMIT_FACTOR);
+    const limitMs = LEAST_LIMIT_MS + seconds * 1000 * LIMIT_FACTOR;
     const outcome = await runTests(copy, tests, given.limit ? Number(given.limit) * 1000 : limitMs);
     if (outcome.timedOut) return ['timed out', outcome.tail.at(-1) ?? ''];
     return outcome.code === 0 ? ['survived', ''] : ['noticed', why(outcome)];
@@ -233,7 +240,7 @@ function digestOfTree(): string {
 
 /** Whether more may be begun. */
 function hasTime(): boolean {
-  return performance.now() - began < Number(given.minutes) * 60_000;
+  return performance.now() - began < minutes * 60_000;
 }
 
 /** Gives each task to one of the copies, of which there are as many as jobs. */
@@ -249,8 +256,13 @@ async function inCopies<T>(
   async function work(n: number): Promise<void> {
     const copy = allCopies[n] ?? new TreeCopy(root, join(copies, String(n)));
     allCopies[n] = copy;
-    for (let item = queue.shift(); item !== undefined; item = queue.shift())
-      if (hasTime()) await task(copy, item);
+    for (let item = queue.shift(); item !== undefined && hasTime(); item = queue.shift()) {
+      try {
+        await task(copy, item);
+      } catch (error) {
+        if (!deadline.signal.aborted || stop.signal.aborted) throw error;
+      }
+    }
   }
 }
 
@@ -261,7 +273,7 @@ function bundle(copy: TreeCopy): Promise<Outcome> {
   return copy.run(['sh', '-c', scripts.bundle], {
     limitMs: BASELINE_LIMIT_MS,
     env: { PATH },
-    signal: stop.signal,
+    signal,
   });
 }
 
@@ -281,7 +293,7 @@ async function runTests(
     copy.run([process.execPath, ...command.split(' '), ...files], {
       limitMs,
       stopAt: isFailure,
-      signal: stop.signal,
+      signal,
     });
   const outcome = await run();
   const isSure = outcome.code === 0 || outcome.timedOut || !why(outcome).endsWith('.test.mjs');
