@@ -41,6 +41,9 @@ const LEAST_LIMIT_MS = 30_000;
 const LIMIT_FACTOR = 2;
 const BASELINE_LIMIT_MS = 180_000;
 
+/** What is noted of a test file that skips all, as for lack of a compiler. */
+const ALL_SKIPPED = 'all skipped';
+
 interface Task {
   readonly mutant: Mutant;
   readonly key: string;
@@ -185,6 +188,8 @@ async function tryMutant(
 ): Promise<[Status, string]> {
   const red = tests.filter((test) => baseline.get(test)?.status !== 'survived');
   if (red.length > 0) return ['tests fail without it', red.join(', ')];
+  const usable = tests.filter((test) => baseline.get(test)?.by !== ALL_SKIPPED);
+  if (usable.length === 0) return ['survived', ''];
   copy.plant(mutant.file, text);
   try {
     const built = await bundle(copy);
@@ -192,7 +197,11 @@ async function tryMutant(
       return ['does not build', built.tail.find((line) => line.includes('rror')) ?? ''];
     const seconds = tests.reduce((sum, test) => sum + (baseline.get(test)?.seconds ?? 0), 0);
     const limitMs = LEAST_LIMIT_MS + seconds * 1000 * LIMIT_FACTOR;
-    const outcome = await runTests(copy, tests, given.limit ? Number(given.limit) * 1000 : limitMs);
+    const outcome = await runTests(
+      copy,
+      usable,
+      given.limit ? Number(given.limit) * 1000 : limitMs,
+    );
     if (outcome.timedOut) return ['timed out', outcome.tail.at(-1) ?? ''];
     return outcome.code === 0 ? ['survived', ''] : ['noticed', why(outcome)];
   } finally {
@@ -219,8 +228,10 @@ async function runBaseline(needed: readonly string[]): Promise<Map<string, Resul
     if (outcome.code !== 0) outcome = await runTests(copy, [file], BASELINE_LIMIT_MS);
     const seconds = Math.round((performance.now() - start) / 100) / 10;
     const key = `${treeDigest} ${file}`;
-    const isGreen = outcome.code === 0;
-    const by = isGreen ? '' : why(outcome);
+    const isSkipped = outcome.tail.some((line) => line.endsWith(': no test ran'));
+    const isGreen = outcome.code === 0 || isSkipped;
+    const by = isSkipped ? ALL_SKIPPED : isGreen ? '' : why(outcome);
+    if (isSkipped) console.log(`${file} is left out: it skips all of its tests here`);
     const result: Result = { key, id: file, status: isGreen ? 'survived' : 'noticed', by, seconds };
     found.set(file, result);
     known.set(key, result);
