@@ -1,7 +1,8 @@
 /**
- * Readiness of descriptors on Node's own event loop, without a thread. Each thread has one epoll
- * descriptor, which holds all that are watched; the event loop watches that one. So watching
- * anything, and changing what it is watched for, needs no new descriptor after the first time.
+ * Readiness of descriptors on Node's own event loop, without a thread. On the main thread the loop
+ * watches each descriptor itself. A worker thread has one epoll descriptor, which holds all that are
+ * watched, and the loop watches that one. So watching anything, and changing what it is watched for,
+ * needs no new descriptor after the first time.
  */
 import dgram from 'node:dgram';
 import { isMainThread } from 'node:worker_threads';
@@ -52,9 +53,9 @@ export interface FdWatch extends Disposable {
  * `onReady` is not called after that.
  *
  * @throws SystemError EBADF if `fd` is not open, EPERM if it is of a kind without readiness
- * (a regular file, a directory, /dev/null), EEXIST while another watch of it is open, EINVAL if over
- * 500 copies of it are watched, EMFILE if this is the first watch of the thread and no descriptor is
- * left for its epoll
+ * (a regular file, a directory, /dev/null), EEXIST while another watch of it is open, EINVAL if a
+ * worker thread watches over 500 copies of it, EMFILE if this is the first watch of the thread and no
+ * descriptor is left for its epoll
  * @throws TypeError if `events` names nothing
  */
 export function watchFd(
@@ -66,7 +67,7 @@ export function watchFd(
     throw new TypeError('a watch needs readable, writable or disconnect');
   if (typeof onReady !== 'function') throw new TypeError('a watch needs a function to call');
   if (watches.has(fd)) throw new SystemError('poll', EEXIST, `descriptor ${fd} is watched already`);
-  return new EpollWatch(fd, events, onReady);
+  return new Watch(fd, events, onReady);
 }
 
 /**
@@ -101,41 +102,56 @@ const EBADF = 9;
 const EEXIST = 17;
 const EINVAL = 22;
 
-/** All open watches of this thread, by their descriptors. */
-const watches = new Map<number, EpollWatch>();
+/** All open watches of this thread, by their descriptors: koffi's handles must not be collected. */
+const watches = new Map<number, Watch>();
 
-class EpollWatch implements FdWatch {
+/** What finds that a descriptor is ready. */
+interface Source {
+  /** @param mask PAUSED for nothing */
+  change(mask: number): void;
+  /** Finds again what is ready, after an error was found. @throws SystemError for a closed one */
+  goOn(mask: number): void;
+  ref(): void;
+  unref(): void;
+  close(): void;
+}
+
+class Watch implements FdWatch {
   readonly fd: number;
   readonly #onReady: (readiness: Readiness) => void;
+  readonly #source: Source;
   #events: WatchedEvents;
   /** What was found in this turn of the loop, to be delivered in its check phase. */
   #found = 0;
   #delivery: NodeJS.Immediate | undefined;
-  #isReferenced = true;
-  #keepsAlive = false;
   #closed = false;
 
   constructor(fd: number, events: WatchedEvents, onReady: (readiness: Readiness) => void) {
     this.fd = fd;
     this.#events = { ...events };
     this.#onReady = onReady;
-    addToEpoll(fd, maskOf(events));
+    const open = isMainThread ? onMainLoop : inEpoll;
+    this.#source = open(fd, maskOf(events), this.found);
+    libc.fcntl(fd, F_SETFL, libc.fcntl(fd, F_GETFL, 0) | O_NONBLOCK);
     watches.set(fd, this);
-    this.#updateReference();
   }
 
-  /** Takes what epoll has found. Neither throws nor runs anybody's code. */
-  found(bits: number): void {
+  /** Takes what was found. Neither throws nor runs anybody's code. */
+  readonly found = (bits: number): void => {
     this.#found = bits;
     // Each watch has its own immediate, so that the promises of one go on before the next is called.
     this.#delivery ??= setImmediate(this.#deliver);
-  }
+  };
 
   readonly #deliver = (): void => {
     this.#delivery = undefined;
     const { readable, writable, disconnect } = this.#events;
     const bits = this.#found;
     const error = (bits & EPOLLERR) !== 0;
+    // What it is watched for may have changed since, to nothing as well.
+    const mask = maskOf(this.#events);
+    if (mask === PAUSED) return;
+    if (error) this.#source.goOn(mask);
     // After an error or a bare hang-up neither a read nor a write would block.
     const everything = error || (bits & (EPOLLIN | EPOLLOUT | EPOLLRDHUP)) === 0;
     const ready = {
@@ -144,16 +160,13 @@ class EpollWatch implements FdWatch {
       disconnect: disconnect === true && !error && (everything || (bits & EPOLLRDHUP) !== 0),
       error,
     };
-    // What it is watched for may have changed since, to nothing as well.
-    if (maskOf(this.#events) === PAUSED) return;
     if (ready.readable || ready.writable || ready.disconnect || error) this.#onReady(ready);
   };
 
   change(events: WatchedEvents): void {
     if (this.#closed) return;
     this.#events = { ...events };
-    epollControl(EPOLL_CTL_MOD, this.fd, maskOf(events));
-    this.#updateReference();
+    this.#source.change(maskOf(events));
   }
 
   get closed(): boolean {
@@ -165,27 +178,15 @@ class EpollWatch implements FdWatch {
     this.#closed = true;
     clearImmediate(this.#delivery);
     watches.delete(this.fd);
-    // It fails where the descriptor was closed before: then the kernel has forgotten it already.
-    epollCtl(EPOLL_CTL_DEL, this.fd, 0);
-    this.#updateReference();
+    this.#source.close();
   }
 
   ref(): void {
-    this.#isReferenced = true;
-    this.#updateReference();
+    if (!this.#closed) this.#source.ref();
   }
 
   unref(): void {
-    this.#isReferenced = false;
-    this.#updateReference();
-  }
-
-  #updateReference(): void {
-    const keepsAlive = this.#isReferenced && !this.#closed && maskOf(this.#events) !== PAUSED;
-    if (keepsAlive === this.#keepsAlive) return;
-    this.#keepsAlive = keepsAlive;
-    if (keepsAlive && keepingAlive++ === 0) loopHandle?.ref();
-    if (!keepsAlive && --keepingAlive === 0) loopHandle?.unref();
+    if (!this.#closed) this.#source.unref();
   }
 
   [Symbol.dispose](): void {
@@ -215,7 +216,106 @@ const eventAddress = addressOf(eventWords);
 const oneEvent = new Int32Array(EVENT_WORDS);
 const oneEventAddress = addressOf(oneEvent);
 
-/** The thread's epoll descriptor on its event loop. */
+const createEpoll = (): number => succeeded(libc.epoll_create1(EPOLL_CLOEXEC), 'epoll_create1');
+
+function epollCtl(epoll: number, operation: number, fd: number, mask: number): number {
+  oneEvent[0] = mask;
+  oneEvent[FD_WORD] = fd;
+  return libc.epoll_ctl(epoll, operation, fd, oneEventAddress);
+}
+
+/** @throws SystemError as {@link watchFd} */
+function addToEpoll(epoll: number, fd: number, mask: number): void {
+  checkFd(fd, 'poll');
+  // A closed descriptor's number may have gone to the epoll descriptor itself.
+  if (fd === epoll) throw new SystemError('poll', EBADF, `descriptor ${fd} is not open`);
+  try {
+    succeeded(epollCtl(epoll, EPOLL_CTL_ADD, fd, mask), 'epoll_ctl');
+  } catch (error) {
+    if (!(error instanceof SystemError)) throw error;
+    if (error.errno === EBADF) throw new SystemError('poll', EBADF, `descriptor ${fd} is not open`);
+    if (error.errno === EPERM)
+      throw new SystemError('poll', EPERM, `descriptor ${fd} is of a kind without readiness`);
+    if (error.errno === EINVAL)
+      throw new SystemError('poll', EINVAL, `over ${MAX_WATCHES_OF_ONE} copies of it are watched`);
+    throw error;
+  }
+}
+
+const F_GETFL = 3;
+const F_SETFL = 4;
+const O_NONBLOCK = 0x800;
+
+/** The kernel's limit for one open file, whose copies have descriptors of their own. */
+const MAX_WATCHES_OF_ONE = 500;
+
+/** Finds nothing: the kernel is asked with it whether a descriptor can be watched. */
+let asking: number | undefined;
+
+/** libuv aborts the process for a descriptor that it cannot watch. @throws SystemError */
+function checkPollable(fd: number): void {
+  asking ??= createEpoll();
+  addToEpoll(asking, fd, PAUSED);
+  epollCtl(asking, EPOLL_CTL_DEL, fd, 0);
+}
+
+/** How koffi really calls back; its declarations leave out the status. */
+type PollCallback = (status: number, ready: Omit<Readiness, 'error'>) => void;
+type DeclaredPollCallback = Parameters<typeof koffi.node.poll>[1];
+
+/**
+ * The quickest way, which is for the main thread alone: koffi aborts the process when its callback
+ * cannot run JavaScript, as it cannot from the moment on in which another thread terminates this
+ * one. The main thread is told of its end first.
+ */
+function onMainLoop(fd: number, mask: number, found: (bits: number) => void): Source {
+  checkPollable(fd);
+  // What is thrown in there would be lost, and nothing runs the microtasks after it.
+  const fired: PollCallback = (status, ready) =>
+    found(
+      status < 0
+        ? EPOLLERR
+        : (ready.readable ? EPOLLIN : 0) |
+            (ready.writable ? EPOLLOUT : 0) |
+            (ready.disconnect ? EPOLLRDHUP : 0),
+    );
+  const callback = fired as unknown as DeclaredPollCallback;
+  const handle = koffi.node.poll(fd, eventsOf(mask), callback);
+  if (watches.size === 0) process.on('exit', closeAll);
+  const change = (to: number): void => {
+    if (to === PAUSED) handle.stop();
+    else handle.start(eventsOf(to), callback);
+  };
+  return {
+    change,
+    // libuv stops watching where it finds an error.
+    goOn(to) {
+      checkPollable(fd);
+      change(to);
+    },
+    ref: () => handle.ref(),
+    unref: () => handle.unref(),
+    // koffi crashes when a handle is used after this.
+    close() {
+      handle.close();
+      if (watches.size === 0) process.off('exit', closeAll);
+    },
+  };
+}
+
+const eventsOf = (mask: number): WatchedEvents => ({
+  readable: (mask & EPOLLIN) !== 0,
+  writable: (mask & EPOLLOUT) !== 0,
+  disconnect: (mask & EPOLLRDHUP) !== 0,
+});
+
+// While Node frees its environment the loop turns once more: koffi would call back into an engine
+// that runs no JavaScript.
+const closeAll = (): void => {
+  for (const watch of [...watches.values()]) watch.close();
+};
+
+/** A worker thread's epoll descriptor on its event loop. */
 interface LoopHandle {
   readonly epoll: number;
   ref(): void;
@@ -223,7 +323,7 @@ interface LoopHandle {
 }
 
 let loopHandle: LoopHandle | undefined;
-/** How many watches keep the process alive. */
+/** How many watches keep the thread alive. */
 let keepingAlive = 0;
 
 /** Hands out what is ready; what is too much for once is still ready in the next turn. */
@@ -234,64 +334,41 @@ function takeReady(): void {
     watches.get(eventWords[at + FD_WORD] as number)?.found(eventWords[at] as number);
 }
 
-function epollCtl(operation: number, fd: number, mask: number): number {
-  loopHandle ??= isMainThread ? onMainLoop() : onWorkerLoop();
-  oneEvent[0] = mask;
-  oneEvent[FD_WORD] = fd;
-  return libc.epoll_ctl(loopHandle.epoll, operation, fd, oneEventAddress);
-}
-
-const epollControl = (operation: number, fd: number, mask: number): void => {
-  succeeded(epollCtl(operation, fd, mask), 'epoll_ctl');
-};
-
-function addToEpoll(fd: number, mask: number): void {
-  checkFd(fd, 'poll');
-  try {
-    epollControl(EPOLL_CTL_ADD, fd, mask);
-  } catch (error) {
-    if (!(error instanceof SystemError) || error.syscall !== 'epoll_ctl') throw error;
-    // A closed descriptor's number may have gone to the epoll descriptor itself.
-    if (error.errno === EBADF || fd === loopHandle?.epoll)
-      throw new SystemError('poll', EBADF, `descriptor ${fd} is not open`);
-    if (error.errno === EPERM)
-      throw new SystemError('poll', EPERM, `descriptor ${fd} is of a kind without readiness`);
-    if (error.errno === EINVAL)
-      throw new SystemError('poll', EINVAL, `over ${MAX_WATCHES_OF_ONE} copies of it are watched`);
-    throw error;
-  }
-  libc.fcntl(fd, F_SETFL, libc.fcntl(fd, F_GETFL, 0) | O_NONBLOCK);
-}
-
-const F_GETFL = 3;
-const F_SETFL = 4;
-const O_NONBLOCK = 0x800;
-
-/** The kernel's limit for one open file, whose copies have descriptors of their own. */
-const MAX_WATCHES_OF_ONE = 500;
-
-const createEpoll = (): number => succeeded(libc.epoll_create1(EPOLL_CLOEXEC), 'epoll_create1');
-
-/**
- * The quickest way, which is for the main thread alone: koffi aborts the process when its callback
- * cannot run JavaScript, as it cannot from the moment on in which another thread terminates this
- * one. The main thread is told of its end first.
- */
-function onMainLoop(): LoopHandle {
-  const epoll = createEpoll();
-  // What is thrown in there would be lost, and nothing runs the microtasks after it.
-  const handle = koffi.node.poll(epoll, { readable: true }, takeReady);
-  handle.unref();
-  let isOpen = true;
-  process.on('exit', () => {
-    // koffi crashes when a handle is used after its close.
-    isOpen = false;
-    handle.close();
-  });
+function inEpoll(fd: number, mask: number): Source {
+  loopHandle ??= onWorkerLoop();
+  const { epoll } = loopHandle;
+  addToEpoll(epoll, fd, mask);
+  let isReferenced = true;
+  let isActive = true;
+  let keepsAlive = false;
+  const update = (): void => {
+    if (keepsAlive === (isReferenced && isActive)) return;
+    keepsAlive = !keepsAlive;
+    if (keepsAlive && keepingAlive++ === 0) loopHandle?.ref();
+    if (!keepsAlive && --keepingAlive === 0) loopHandle?.unref();
+  };
+  const change = (to: number): void => {
+    succeeded(epollCtl(epoll, EPOLL_CTL_MOD, fd, to), 'epoll_ctl');
+    isActive = to !== PAUSED;
+    update();
+  };
+  const reference = (to: boolean): void => {
+    isReferenced = to;
+    update();
+  };
+  update();
   return {
-    epoll,
-    ref: () => isOpen && handle.ref(),
-    unref: () => isOpen && handle.unref(),
+    change,
+    // An error does not end the watch.
+    goOn() {},
+    ref: () => reference(true),
+    unref: () => reference(false),
+    close() {
+      // It fails where the descriptor was closed before: then the kernel has forgotten it already.
+      epollCtl(epoll, EPOLL_CTL_DEL, fd, 0);
+      isActive = false;
+      update();
+    },
   };
 }
 

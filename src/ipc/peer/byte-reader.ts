@@ -101,15 +101,14 @@ export class ByteReader {
     this.#take(byteLength);
   }
 
-  /** Goes past so many hexadecimal digits; returns whether that is what they are. */
-  skipDigits(count: number): boolean {
-    const from = this.#take(count);
-    for (let i = from; i < from + count; i++) {
-      const byte = this.#bytes[i] as number;
+  /** So many hexadecimal digits: a view; undefined where they are anything else, or none. */
+  digits(count: number): Buffer | undefined {
+    const digits = this.view(count);
+    for (const byte of digits) {
       const isDigit = (byte >= 0x30 && byte <= 0x39) || (byte >= 0x61 && byte <= 0x66);
-      if (!isDigit) return false;
+      if (!isDigit) return undefined;
     }
-    return count > 0;
+    return count > 0 ? digits : undefined;
   }
 
   /** So many bytes as they are: a view. */
@@ -118,12 +117,11 @@ export class ByteReader {
     return this.#buffer.subarray(from, from + byteLength);
   }
 
-  /** A copy, aligned for every kind of array. */
-  bytes(): ArrayBuffer {
-    const length = this.length();
-    const from = this.#take(length);
-    const copy = new ArrayBuffer(length);
-    new Uint8Array(copy).set(this.#bytes.subarray(from, from + length));
+  /** A copy of so many bytes, aligned for every kind of array. */
+  bytes(byteLength: number): ArrayBuffer {
+    const from = this.#take(byteLength);
+    const copy = new ArrayBuffer(byteLength);
+    new Uint8Array(copy).set(this.#bytes.subarray(from, from + byteLength));
     return copy;
   }
 

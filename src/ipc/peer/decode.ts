@@ -40,28 +40,27 @@ const SLICE_MS = 4;
 /** How many parts, or bytes, take less time than it is worth to look at the clock. */
 const BETWEEN = { scannedParts: 2048, builtParts: 128, bytes: 1 << 16 } as const;
 
-// What is open, while a value is checked and while it is built: twice how many parts are left, and one
-// more for an object.
 const IS_OBJECT = 1;
 const ONE = 2;
 
 /**
+ * A value up to this length is built as it is checked: what that costs in memory is bounded by how
+ * many values may wait. A longer one costs nothing but its bytes until someone takes it.
+ */
+const MAX_SHORT_BYTE_LENGTH = 1024;
+
+/**
  * The check of a value of another process, which finds its GPU objects and what is said with it.
- * It costs no memory but for those: a byte on its way can be half a KiB once it is built.
+ * A byte on its way can be half a KiB once it is built.
  */
 export class ValueScan {
   readonly #from: ByteReader;
-  readonly #known: KnownDescriptors;
-  readonly #slots: Slot[] = [];
-  readonly #open: number[] = [];
-  #unsound: IpcError | undefined;
-  #parts = 0;
-  #binaries = 0;
+  readonly #reader: ValueReader;
 
   /** @param known the descriptors that came before on the same connection */
   constructor(bytes: Uint8Array, known: KnownDescriptors) {
     this.#from = new ByteReader(bytes);
-    this.#known = known;
+    this.#reader = new ValueReader(this.#from, bytes.byteLength <= MAX_SHORT_BYTE_LENGTH, known);
   }
 
   /**
@@ -71,27 +70,7 @@ export class ValueScan {
    * @throws IpcError for anything but one whole value
    */
   step(): boolean {
-    const open = this.#open;
-    const from = this.#from;
-    let [end, at] = [0, from.at];
-    if (this.#parts === 0) this.#part();
-    while (open.length > 0) {
-      const top = open.length - 1;
-      const left = open[top] as number;
-      if (left < ONE) {
-        open.pop();
-        continue;
-      }
-      open[top] = left - ONE;
-      if (left & IS_OBJECT) this.#key();
-      this.#part();
-      if (this.#parts % BETWEEN.scannedParts > 0 && from.at - at < BETWEEN.bytes) continue;
-      at = from.at;
-      const now = performance.now();
-      end ||= now + SLICE_MS;
-      if (now >= end) return false;
-    }
-    return true;
+    return this.#reader.step();
   }
 
   /**
@@ -101,7 +80,7 @@ export class ValueScan {
    * @throws IpcError as {@link step}
    */
   end(fdCount: number): ScannedValue {
-    const slots = this.#slots;
+    const { slots } = this.#reader;
     const from = this.#from;
     const byteLength = from.at;
     if (byteLength > MAX_VALUE_BYTE_LENGTH || from.left > MAX_TAIL_BYTE_LENGTH)
@@ -110,7 +89,8 @@ export class ValueScan {
           `${MAX_VALUE_BYTE_LENGTH} and ${MAX_TAIL_BYTE_LENGTH}`,
       );
     const tail = readTail(from);
-    const expected = slots.reduce((sum, slot) => sum + slot.fdCount, 0);
+    let expected = 0;
+    for (const slot of slots) expected += slot.fdCount;
     const { hasPage, isClosing, isDone, adopt, kept, leases } = tail;
     if (hasPage || isClosing || isDone || adopt.length > 0)
       throw new IpcError('news that comes by itself came with a value');
@@ -124,126 +104,33 @@ export class ValueScan {
       throw new IpcError(
         `${fdCount} file descriptors came with a value that has ${expected + kept.length}`,
       );
-    return { contents: new Contents(from, byteLength), slots, tail };
-  }
-
-  #part(): void {
-    this.#parts += 1;
-    if (this.#parts > MAX_VALUE_PARTS)
-      throw new IpcError(`the value has more than ${MAX_VALUE_PARTS} parts`);
-    const from = this.#from;
-    const tag = from.uint8();
-    if (tag <= Tag.true) return;
-    if (tag === Tag.int32) from.skip(4);
-    else if (tag === Tag.float64 || tag === Tag.bigint64) from.skip(8);
-    else if (tag === Tag.latin1) from.skip(from.length());
-    else if (tag === Tag.utf16) from.skip(evenLength(from));
-    else if (tag === Tag.bigint) this.#bigint();
-    else if (tag === Tag.array || tag === Tag.object) this.#begin(tag === Tag.object);
-    else if (tag === Tag.binary) this.#binary();
-    else if (tag === Tag.parcel) this.#slot();
-    else throw new IpcError(`the byte ${tag} begins no part of a value`);
-  }
-
-  #begin(isObject: boolean): void {
-    if (this.#open.length >= MAX_VALUE_DEPTH)
-      throw new IpcError(`the value is nested deeper than ${MAX_VALUE_DEPTH} levels`);
-    // A name and its value have a byte at least each, and a name its length.
-    const count = this.#from.length(isObject ? 3 : 1);
-    if (count > 0) this.#open.push(count * ONE + (isObject ? IS_OBJECT : 0));
-  }
-
-  #key(): void {
-    const from = this.#from;
-    const tag = from.uint8();
-    if (tag !== Tag.latin1 && tag !== Tag.utf16)
-      throw new IpcError('an object has a name that is no string');
-    const byteLength = tag === Tag.latin1 ? from.length() : evenLength(from);
-    const isAsLong = byteLength === (tag === Tag.latin1 ? 1 : 2) * PROTO.length;
-    if (!isAsLong) from.skip(byteLength);
-    else if (from.view(byteLength).toString(tag === Tag.latin1 ? 'latin1' : 'utf16le') === PROTO)
-      throw forbidden(PROTO);
-  }
-
-  #bigint(): void {
-    this.#from.skip(1);
-    const count = this.#from.length();
-    if (count > MAX_BIGINT_DIGITS)
-      throw new IpcError(`a bigint of ${count} hexadecimal digits is too long`);
-    if (!this.#from.skipDigits(count)) throw new IpcError('a bigint has other than digits');
-  }
-
-  #binary(): void {
-    this.#binaries += 1;
-    if (this.#binaries > MAX_VALUE_BINARIES)
-      throw new IpcError(`the value has more than ${MAX_VALUE_BINARIES} parts of binary data`);
-    const found = binaryTypes[this.#from.uint8()];
-    if (!found) throw new IpcError('binary data is of an unknown type');
-    const [name, type] = found;
-    const { BYTES_PER_ELEMENT: size = 1 } = (type ?? {}) as { BYTES_PER_ELEMENT?: number };
-    const byteLength = this.#from.length();
-    if (byteLength % size !== 0) throw new IpcError(`a ${name} cannot have ${byteLength} bytes`);
-    this.#from.skip(byteLength);
-  }
-
-  #slot(): void {
-    if (this.#slots.length >= MAX_VALUE_OBJECTS)
-      throw new IpcError(`the value has more than ${MAX_VALUE_OBJECTS} GPU objects`);
-    const fdCount = this.#from.length(0);
-    const byteLength = this.#from.length();
-    if (byteLength > MAX_DESCRIPTOR_BYTE_LENGTH)
-      throw new IpcError(`a descriptor of ${byteLength} bytes is too long`);
-    this.#slots.push({ descriptor: this.#descriptor(this.#from.view(byteLength)), fdCount });
-  }
-
-  /** A descriptor that is not sound fails its value alone, when that is opened. */
-  #descriptor(bytes: Buffer): IpcDescriptor | IpcError {
-    // Nothing of the value is opened: an error for each would cost more than the descriptors.
-    if (this.#unsound) return this.#unsound;
-    const known = this.#known;
-    const text = bytes.toString('latin1');
-    const existing = known.get(text);
-    if (existing !== undefined) return existing;
-    try {
-      const descriptor = decodeDescriptor(bytes);
-      if (known.size >= MAX_KNOWN_DESCRIPTORS) known.clear();
-      known.set(text, descriptor);
-      return descriptor;
-    } catch (error) {
-      if (!(error instanceof IpcError)) throw error;
-      this.#unsound = error;
-      return error;
-    }
+    return { contents: new Contents(this.#reader, from, byteLength), slots, tail };
   }
 }
 
-/** The plain data of a value that was scanned: bytes until it is built, when someone takes it. */
+/** The plain data of a value that was checked: of a long one bytes, until someone takes it. */
 export class Contents {
-  readonly #byteLength: number;
-  #builder: Builder | undefined;
-  #value: unknown;
-  #failure: unknown;
+  /** Of the value on its way. */
+  readonly byteLength: number;
+  #reader: ValueReader;
+  /** Where it is to be built from. */
+  #from: ByteReader | undefined;
 
   /** @param from what begins with the value: there until the next message but for {@link keep} */
-  constructor(from: ByteReader, byteLength: number) {
-    this.#byteLength = byteLength;
-    from.rewind();
-    this.#builder = new Builder(from);
-  }
-
-  /** Of the value on its way. */
-  get byteLength(): number {
-    return this.#byteLength;
+  constructor(reader: ValueReader, from: ByteReader, byteLength: number) {
+    this.byteLength = byteLength;
+    this.#reader = reader;
+    if (!reader.builds) this.#from = from;
   }
 
   /** The value, once it is whole. */
   get value(): unknown {
-    return this.#value;
+    return this.#reader.root;
   }
 
   /** Copies the bytes of what was not built yet. */
   keep(): void {
-    this.#builder?.keep(this.#byteLength);
+    this.#from &&= this.#from.copied(this.byteLength);
   }
 
   /**
@@ -254,24 +141,22 @@ export class Contents {
    * @throws IpcError for a name that an object has twice
    */
   build(objects: readonly unknown[]): boolean {
-    if (this.#failure) throw this.#failure;
-    if (!this.#builder) return true;
-    try {
-      if (!this.#builder.build(objects)) return false;
-      this.#value = this.#builder.root;
-    } catch (error) {
-      this.#failure = error;
-      this.#builder = undefined;
-      throw error;
+    if (this.#from) {
+      if (!this.#reader.builds) {
+        this.#from.rewind();
+        this.#reader = new ValueReader(this.#from, true);
+      }
+      if (!this.#reader.step()) return false;
+      this.#from = undefined;
     }
-    this.#builder = undefined;
+    this.#reader.fill(objects);
     return true;
   }
 
   /** As {@link build}, at once: for what is short. */
   buildAll(objects: readonly unknown[]): unknown {
     while (!this.build(objects));
-    return this.#value;
+    return this.value;
   }
 }
 
@@ -288,47 +173,60 @@ function evenLength(from: ByteReader): number {
   return byteLength;
 }
 
-/** Builds a value that was scanned, part after part. */
-class Builder {
+type Holder = unknown[] | Record<string, unknown>;
+
+/** A GPU object, until it is there. */
+const OBJECT = Symbol('object');
+
+/** Reads a value part after part: checks all of it, and builds it where that is asked for. */
+class ValueReader {
+  readonly builds: boolean;
+  /** The GPU objects, in their order. */
+  readonly slots: Slot[] = [];
+  /** What was built. */
   root: unknown;
-  #from: ByteReader;
-  readonly #holders: (unknown[] | Record<string, unknown>)[] = [];
-  readonly #left: number[] = [];
-  #objects = 0;
+  readonly #from: ByteReader;
+  /** Undefined where the descriptors were read before. */
+  readonly #known: KnownDescriptors | undefined;
+  /** What is open: twice how many parts are left, and one more for an object. */
+  readonly #open: number[] = [];
+  /** Of what is open, what is built of it. */
+  readonly #holders: Holder[] = [];
+  /** Where each GPU object goes. */
+  readonly #places: { readonly holder: object; readonly key: string | number }[] = [];
+  #unsound: IpcError | undefined;
+  #twice: string | undefined;
+  #parts = 0;
+  #binaries = 0;
 
-  constructor(from: ByteReader) {
+  constructor(from: ByteReader, builds: boolean, known?: KnownDescriptors) {
     this.#from = from;
+    this.builds = builds;
+    this.#known = known;
   }
 
-  /** As {@link Contents.keep}. */
-  keep(byteLength: number): void {
-    this.#from = this.#from.copied(byteLength);
-  }
-
-  /** As {@link Contents.build}. */
-  build(objects: readonly unknown[]): boolean {
-    if (this.#from.at === 0) this.root = this.#part(objects);
-    const holders = this.#holders;
-    const lefts = this.#left;
+  /** As {@link ValueScan.step}. */
+  step(): boolean {
+    const open = this.#open;
     const from = this.#from;
+    const between = this.builds ? BETWEEN.builtParts : BETWEEN.scannedParts;
     let [end, at] = [0, from.at];
-    for (let parts = 1; holders.length > 0; parts++) {
-      const top = holders.length - 1;
-      const left = lefts[top] as number;
+    if (this.#parts === 0) this.#begun();
+    while (open.length > 0) {
+      const top = open.length - 1;
+      const left = open[top] as number;
       if (left < ONE) {
-        holders.pop();
-        lefts.pop();
+        open.pop();
+        this.#holders.pop();
         continue;
       }
-      lefts[top] = left - ONE;
-      const holder = holders[top] as unknown[] | Record<string, unknown>;
-      if (left & IS_OBJECT) {
-        const record = holder as Record<string, unknown>;
-        const key = this.#key();
-        if (Object.hasOwn(record, key)) throw forbidden(key);
-        record[key] = this.#part(objects);
-      } else (holder as unknown[]).push(this.#part(objects));
-      if (parts % BETWEEN.builtParts > 0 && from.at - at < BETWEEN.bytes) continue;
+      open[top] = left - ONE;
+      if (this.builds) this.#inner(this.#holders[top] as Holder, (left & IS_OBJECT) !== 0);
+      else {
+        if (left & IS_OBJECT) this.#key();
+        this.#part();
+      }
+      if (this.#parts % between > 0 && from.at - at < BETWEEN.bytes) continue;
       at = from.at;
       const now = performance.now();
       end ||= now + SLICE_MS;
@@ -337,10 +235,41 @@ class Builder {
     return true;
   }
 
-  #part(objects: readonly unknown[]): unknown {
+  /**
+   * Puts the GPU objects into their places.
+   *
+   * @throws IpcError for a name that an object has twice
+   */
+  fill(objects: readonly unknown[]): void {
+    if (this.#twice !== undefined) throw forbidden(this.#twice);
+    for (const [at, { holder, key }] of this.#places.entries())
+      (holder as Record<string | number, unknown>)[key] = objects[at];
+  }
+
+  #begun(): void {
+    this.root = this.#part();
+    if (this.root === OBJECT) this.#places.push({ holder: this, key: 'root' });
+  }
+
+  /** Builds one part of an array or object. */
+  #inner(holder: Holder, isObject: boolean): void {
+    const key = isObject ? this.#key() : (holder as unknown[]).length;
+    if (isObject && Object.hasOwn(holder, key)) this.#twice ??= key as string;
+    const part = this.#part();
+    if (part === OBJECT) this.#places.push({ holder, key });
+    (holder as Record<string | number, unknown>)[key] = part;
+  }
+
+  #part(): unknown {
+    this.#parts += 1;
+    if (this.#parts > MAX_VALUE_PARTS)
+      throw new IpcError(`the value has more than ${MAX_VALUE_PARTS} parts`);
     const from = this.#from;
+    const { builds } = this;
     const tag = from.uint8();
     switch (tag) {
+      case Tag.undefined:
+        return undefined;
       case Tag.null:
         return null;
       case Tag.false:
@@ -348,58 +277,125 @@ class Builder {
       case Tag.true:
         return true;
       case Tag.int32:
-        return from.int32();
+        return builds ? from.int32() : from.skip(4);
       case Tag.float64:
-        return from.float64();
+        return builds ? from.float64() : from.skip(8);
       case Tag.latin1:
-        return from.latin1();
+        return builds ? from.latin1() : from.skip(from.length());
       case Tag.utf16:
-        return from.utf16();
+        return builds ? from.utf16() : from.skip(evenLength(from));
       case Tag.bigint64:
-        return from.bigint64();
+        return builds ? from.bigint64() : from.skip(8);
       case Tag.bigint:
         return this.#bigint();
       case Tag.array:
-        return this.#begin([], from.length() * ONE);
+        return this.#begin([], 0);
       case Tag.object:
-        return this.#begin({}, from.length() * ONE + IS_OBJECT);
+        return this.#begin({}, IS_OBJECT);
       case Tag.binary:
         return this.#binary();
       case Tag.parcel:
-        return this.#object(objects);
+        return this.#object();
       default:
-        return undefined;
+        throw new IpcError(`the byte ${tag} begins no part of a value`);
     }
   }
 
-  #begin<H extends unknown[] | Record<string, unknown>>(holder: H, left: number): H {
-    if (left >= ONE) {
-      this.#holders.push(holder);
-      this.#left.push(left);
-    }
+  #begin(holder: Holder, isObject: number): Holder {
+    if (this.#open.length >= MAX_VALUE_DEPTH)
+      throw new IpcError(`the value is nested deeper than ${MAX_VALUE_DEPTH} levels`);
+    // A name and its value have a byte at least each, and a name its length.
+    const count = this.#from.length(isObject ? 3 : 1);
+    if (count === 0) return holder;
+    this.#open.push(count * ONE + isObject);
+    if (this.builds) this.#holders.push(holder);
     return holder;
   }
 
+  /** The name of a part, where it is built. */
   #key(): string {
-    return this.#from.uint8() === Tag.latin1 ? this.#from.latin1() : this.#from.utf16();
+    const from = this.#from;
+    const tag = from.uint8();
+    if (tag !== Tag.latin1 && tag !== Tag.utf16)
+      throw new IpcError('an object has a name that is no string');
+    if (this.builds) {
+      const key = tag === Tag.latin1 ? from.latin1() : from.utf16();
+      if (key === PROTO) throw forbidden(PROTO);
+      return key;
+    }
+    const byteLength = tag === Tag.latin1 ? from.length() : evenLength(from);
+    const isAsLong = byteLength === (tag === Tag.latin1 ? 1 : 2) * PROTO.length;
+    if (!isAsLong) from.skip(byteLength);
+    else if (from.view(byteLength).toString(tag === Tag.latin1 ? 'latin1' : 'utf16le') === PROTO)
+      throw forbidden(PROTO);
+    return '';
   }
 
-  #bigint(): bigint {
-    const isNegative = this.#from.uint8() === 1;
-    const magnitude = BigInt(`0x${this.#from.latin1()}`);
+  #bigint(): bigint | undefined {
+    const from = this.#from;
+    const isNegative = from.uint8() === 1;
+    const count = from.length();
+    if (count > MAX_BIGINT_DIGITS)
+      throw new IpcError(`a bigint of ${count} hexadecimal digits is too long`);
+    const digits = from.digits(count);
+    if (!digits) throw new IpcError('a bigint has other than digits');
+    if (!this.builds) return undefined;
+    const magnitude = BigInt(`0x${digits.toString('latin1')}`);
     return isNegative ? -magnitude : magnitude;
   }
 
-  #binary(): ArrayBufferView | ArrayBuffer {
-    const type = binaryTypes[this.#from.uint8()]?.[1];
-    const buffer = this.#from.bytes();
+  #binary(): ArrayBufferView | ArrayBuffer | undefined {
+    this.#binaries += 1;
+    if (this.#binaries > MAX_VALUE_BINARIES)
+      throw new IpcError(`the value has more than ${MAX_VALUE_BINARIES} parts of binary data`);
+    const from = this.#from;
+    const found = binaryTypes[from.uint8()];
+    if (!found) throw new IpcError('binary data is of an unknown type');
+    const [name, type] = found;
+    const { BYTES_PER_ELEMENT: size = 1 } = (type ?? {}) as { BYTES_PER_ELEMENT?: number };
+    const byteLength = from.length();
+    if (byteLength % size !== 0) throw new IpcError(`a ${name} cannot have ${byteLength} bytes`);
+    if (!this.builds) {
+      from.skip(byteLength);
+      return undefined;
+    }
+    const buffer = from.bytes(byteLength);
     return type ? new type(buffer) : buffer;
   }
 
-  #object(objects: readonly unknown[]): unknown {
-    this.#from.length(0);
-    this.#from.skip(this.#from.length());
-    this.#objects += 1;
-    return objects[this.#objects - 1];
+  #object(): typeof OBJECT {
+    const from = this.#from;
+    const fdCount = from.length(0);
+    const byteLength = from.length();
+    if (!this.#known) {
+      from.skip(byteLength);
+      return OBJECT;
+    }
+    if (this.slots.length >= MAX_VALUE_OBJECTS)
+      throw new IpcError(`the value has more than ${MAX_VALUE_OBJECTS} GPU objects`);
+    if (byteLength > MAX_DESCRIPTOR_BYTE_LENGTH)
+      throw new IpcError(`a descriptor of ${byteLength} bytes is too long`);
+    const descriptor = this.#descriptor(from.view(byteLength), this.#known);
+    this.slots.push({ descriptor, fdCount });
+    return OBJECT;
+  }
+
+  /** A descriptor that is not sound fails its value alone, when that is opened. */
+  #descriptor(bytes: Buffer, known: KnownDescriptors): IpcDescriptor | IpcError {
+    // Nothing of the value is opened: an error for each would cost more than the descriptors.
+    if (this.#unsound) return this.#unsound;
+    const text = bytes.toString('latin1');
+    const existing = known.get(text);
+    if (existing !== undefined) return existing;
+    try {
+      const descriptor = decodeDescriptor(bytes);
+      if (known.size >= MAX_KNOWN_DESCRIPTORS) known.clear();
+      known.set(text, descriptor);
+      return descriptor;
+    } catch (error) {
+      if (!(error instanceof IpcError)) throw error;
+      this.#unsound = error;
+      return error;
+    }
   }
 }

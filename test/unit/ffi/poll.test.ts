@@ -178,16 +178,24 @@ test('watches more descriptors than are found at once', async () => {
   fds.forEach(closeFd);
 });
 
-test('a file of which too many copies are watched is refused', () => {
-  const original = eventFd(0, 0);
-  const fds = Array.from({ length: 501 }, () => duplicateFd(original));
-  const watches = fds.slice(0, 500).map((fd) => watchFd(fd, { readable: true }, () => {}));
-  assert.throws(() => watchFd(fds[500] as number, { readable: true }, () => {}), {
-    code: 'EINVAL',
-    message: /over 500 copies of it are watched/,
+test('a worker thread refuses a file of which it watches too many copies', async () => {
+  const [a, b] = socketPair();
+  const watches = Array.from({ length: 501 }, () =>
+    watchFd(duplicateFd(b), { readable: true }, () => {}),
+  );
+  for (const watch of watches) {
+    watch.close();
+    closeFd(watch.fd);
+  }
+  const worker = startWorker(new URL('./fixtures/watching-worker.ts', import.meta.url), {
+    fd: a,
+    how: 'copies',
   });
-  for (const watch of watches) watch.close();
-  [original, ...fds].forEach(closeFd);
+  assert.deepEqual(await once(worker, 'message'), ['watching']);
+  const [error] = await once(worker, 'message');
+  assert.match(error, /EINVAL.*over 500 copies of it are watched/);
+  await worker.terminate();
+  [a, b].forEach(closeFd);
 });
 
 for (const how of ['as Node has it', 'without datagram sockets'])
