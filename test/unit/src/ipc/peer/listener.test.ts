@@ -303,7 +303,7 @@ test('the loop turns while a process that is admitted connects again at once', a
   assert.ok(connections < 500, `${connections} were accepted in one turn of the loop`);
 });
 
-test('a process is refused where no descriptor is left for it, and the next is accepted', async () => {
+test('a process is refused where no descriptor is left for it, and the next is accepted', async (t) => {
   const warnings: NodeJS.ErrnoException[] = [];
   const warned = (warning: Error): void => void warnings.push(warning);
   process.on('warning', warned);
@@ -314,19 +314,28 @@ test('a process is refused where no descriptor is left for it, and the next is a
   })();
   try {
     await setImmediate();
-    const refused = connectSocket(listener.name);
-    const another = connectSocket(listener.name);
-    {
-      using _all = takeDescriptors();
-      // Refused: its end is there to be read.
-      await turnUntil(() => isAtEnd(refused) && isAtEnd(another));
-      assert.equal(accepted.length, 0);
+    const begun = performance.now();
+    // A warning for the first, none for another before ten seconds are over.
+    for (const [after, told] of [
+      [0, 1],
+      [9_999, 1],
+      [10_000, 2],
+    ] as const) {
+      const clock = t.mock.method(performance, 'now', () => begun + after);
+      const refused = [1, 2].map(() => connectSocket(listener.name));
+      {
+        using _all = takeDescriptors();
+        // Refused: its end is there to be read.
+        await turnUntil(() => refused.every(isAtEnd));
+        assert.equal(accepted.length, 0);
+      }
+      refused.forEach(closeFd);
+      clock.mock.restore();
+      assert.deepEqual(
+        warnings.map(({ code, message }) => [code, message.includes(listener.name)]),
+        Array.from({ length: told }, () => ['CUFFI_REFUSED', true]),
+      );
     }
-    [refused, another].forEach(closeFd);
-    assert.deepEqual(
-      warnings.map(({ code, message }) => [code, message.includes(listener.name)]),
-      [['CUFFI_REFUSED', true]],
-    );
     using client = await connect('short');
     await turnUntil(() => accepted.length === 1);
     await accepted[0]?.send('here');
