@@ -1,5 +1,13 @@
 /** What the driver was told: the arguments of its calls, and the structs that they point to. */
-import { OUT0, readBytes, readHandle, readUint64, writeUint64 } from '../../ffi/arena.ts';
+import {
+  OUT0,
+  readBytes,
+  readHandle,
+  readInt32,
+  readUint64,
+  writeUint64,
+} from '../../ffi/arena.ts';
+import { CU_MEMPOOL_ATTR_RELEASE_THRESHOLD } from '../../ffi/constants.ts';
 import { selectDriver } from '../../ffi/driver.ts';
 import type { Driver, FunctionName } from '../../ffi/functions.ts';
 import { decodeStruct, type StructName, structs } from '../../ffi/structs.ts';
@@ -17,7 +25,11 @@ const pointed: Partial<Record<FunctionName, readonly [at: number, struct: Struct
   cuMemcpy3DPeerAsync: [0, 'CUDA_MEMCPY3D_PEER'],
 };
 
-/** A call as it was made: each struct by its fields. */
+/** The value that an attribute of a pool is set to: flags are of 32 bits, sizes of 64. */
+const attributeValue = (attribute: number, at: Address): number =>
+  attribute < CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? readInt32(at) : Number(readUint64(at));
+
+/** A call as it was made: each struct by its fields, and the value that an attribute is set to. */
 export interface ToldCall {
   readonly name: FunctionName;
   readonly args: readonly unknown[];
@@ -50,6 +62,8 @@ export function recordArguments(driver: Driver): {
             ? decodeStruct(struct, readBytes(value as Address, structs[struct].byteLength))
             : value,
         );
+        if (name === 'cuMemPoolSetAttribute')
+          values[2] = attributeValue(args[1] as number, args[2] as Address);
         calls.push({ name, args: values, context: current() });
         return (call as (...values: unknown[]) => unknown)(...args);
       };
