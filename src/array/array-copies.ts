@@ -1,6 +1,7 @@
 /** What arrays copy and set: their arguments, checked, and what then is done. */
 import { arena } from '../../ffi/arena.ts';
 import { checkHostMemory, checkOptions } from '../arguments.ts';
+import { refuseInCapture } from '../capture.ts';
 import type { Dtype } from '../dtype.ts';
 import { streamOf } from '../memory/buffer-copies.ts';
 import type { CopyOptions, StreamOption } from '../memory/buffer-options.ts';
@@ -123,11 +124,13 @@ export function beginWrite(
   wait.signal?.throwIfAborted();
   if (source instanceof ArrayMemory) {
     const stream = given ?? target.stream ?? source.stream;
+    if (target.size > 0) refuseInCapture('waiting for a copy');
     queueArray(target, source, stream, fit);
     return { on: source, stream, wait, transfer: undefined };
   }
   const stream = given ?? target.stream;
   if (fit === 'broadcast' && isItem(source, dtype)) {
+    if (target.size > 0) refuseInCapture('waiting for a fill');
     queueFill(itemsOf(target), itemBytes(source, dtype), stream);
     return { on: target, stream, wait, transfer: undefined };
   }

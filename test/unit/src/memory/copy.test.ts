@@ -1,12 +1,30 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { test } from 'node:test';
+import { CU_STREAM_LEGACY, CU_STREAM_WAIT_VALUE_GEQ } from '../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import type { FunctionName } from '../../../../ffi/functions.ts';
+import { CUresult } from '../../../../ffi/results.ts';
 import { bytesCopied } from '../../../../ffi/trace.ts';
-import { Context, copyPitched, DeviceBuffer, Stream } from '../../../../src/index.ts';
-import { broken, failing } from '../../../support/faults.ts';
+import type { CUstream } from '../../../../ffi/types.ts';
+import {
+  Context,
+  copyPitched,
+  copyPitchedSync,
+  DeviceBuffer,
+  deviceArray,
+  dlpack,
+  fillPitched,
+  Graph,
+  PinnedBuffer,
+  queuePitchedCopy,
+  Stream,
+  type StreamOption,
+} from '../../../../src/index.ts';
+import { recordArguments, type ToldCall } from '../../../support/arguments.ts';
+import { broken, failing, withFaults } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
-import { emulate } from '../emulate.ts';
+import { emulate, until } from '../emulate.ts';
 
 const counting = (byteLength: number): Uint8Array =>
   new Uint8Array(byteLength).map((_, index) => (index * 31 + (index >> 8)) & 255);
@@ -14,6 +32,7 @@ const same = (actual: Uint8Array, expected: Uint8Array): void =>
   assert.equal(Buffer.compare(actual, expected), 0);
 
 const SLICE = 4 << 20;
+const MIB = 1 << 20;
 
 test('every size around a slice arrives whole, awaited and blocking', async () => {
   emulate();
@@ -82,6 +101,183 @@ test('a part of an array is copied, and what is around it stays', async () => {
   expected.fill(0, 2, 10);
   expected.set(bytes.subarray(10, 14), 4);
   same(whole, expected);
+});
+
+test('each call works in the stream that is named, else in the default one of the memory', async () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  using stream = Stream.create({ context: second, nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(4096, { context: second });
+  using other = DeviceBuffer.allocate(4096, { context: second });
+  using far = DeviceBuffer.allocate(4096, { context: first });
+  const host = new Uint8Array(4096);
+  const box = { width: 8, height: 2 };
+  const at = (memory: DeviceBuffer | Uint8Array) => ({ memory, rowPitch: 16 });
+  const fill = (elementByteLength: 1 | 2 | 4) => (options: StreamOption) =>
+    buffer.fill(1, { ...options, elementByteLength });
+  const fillRows = (elementByteLength: 1 | 2 | 4) => (options: StreamOption) =>
+    fillPitched(at(buffer), 1, box, { ...options, elementByteLength });
+  type Use = (options: StreamOption) => unknown;
+  /** What begins in the stream; for awaited copies with the host, the mark that they begin behind. */
+  const queuing: readonly [name: FunctionName, use: Use, context?: Context][] = [
+    ['cuMemsetD8Async', fill(1)],
+    ['cuMemsetD16Async', fill(2)],
+    ['cuMemsetD32Async', fill(4)],
+    ['cuMemsetD2D8Async', fillRows(1)],
+    ['cuMemsetD2D16Async', fillRows(2)],
+    ['cuMemsetD2D32Async', fillRows(4)],
+    ['cuMemcpyDtoDAsync_v2', (options) => buffer.copyTo(other, options)],
+    ['cuMemcpyPeerAsync', (options) => buffer.copyTo(far, options)],
+    ['cuMemcpyPeerAsync', (options) => far.copyTo(buffer, options), first],
+    ['cuMemcpy3DAsync_v2', (options) => queuePitchedCopy(at(other), at(buffer), box, options)],
+    ['cuMemcpy3DPeerAsync', (options) => queuePitchedCopy(at(far), at(buffer), box, options)],
+    ['cuMemcpy3DAsync_v2', (options) => copyPitched(at(other), at(buffer), box, options)],
+    ['cuMemcpy3DAsync_v2', (options) => copyPitchedSync(at(buffer), at(host), box, options)],
+    ['cuMemcpy3DAsync_v2', (options) => copyPitchedSync(at(host), at(buffer), box, options)],
+    ['cuEventRecord', (options) => copyPitched(at(buffer), at(host), box, options)],
+    ['cuEventRecord', (options) => copyPitched(at(host), at(buffer), box, options)],
+    ['cuEventRecord', (options) => buffer.copyFrom(host, options)],
+    ['cuEventRecord', (options) => buffer.copyToHost(host, options)],
+  ];
+  const isWork = ({ name }: ToldCall): boolean => /Async|EventRecord|^cuMemcpy/.test(name);
+  for (const [name, use, context = second] of queuing) {
+    recorder.calls.length = 0;
+    await use({ stream });
+    const [named] = recorder.calls.filter(isWork);
+    assert.deepEqual([named?.name, named?.args.at(-1)], [name, stream.handle], `${use}`);
+    recorder.calls.length = 0;
+    await use({});
+    const [byDefault] = recorder.calls.filter(isWork);
+    assert.deepEqual([byDefault?.name, byDefault?.context], [name, context.handle], `${use}`);
+    assert.ok([0, CU_STREAM_LEGACY].includes(byDefault?.args.at(-1) as number), `${use}`);
+  }
+  const blocking: readonly [named: FunctionName, byDefault: FunctionName, use: Use][] = [
+    ['cuMemcpyHtoDAsync_v2', 'cuMemcpyHtoD_v2', (options) => buffer.copyFromSync(host, options)],
+    ['cuMemcpyDtoHAsync_v2', 'cuMemcpyDtoH_v2', (options) => buffer.copyToHostSync(host, options)],
+  ];
+  for (const [named, byDefault, use] of blocking) {
+    recorder.calls.length = 0;
+    use({ stream });
+    const [copy, wait] = recorder.calls.slice(-2);
+    assert.deepEqual([copy?.name, copy?.args.at(-1)], [named, stream.handle]);
+    assert.deepEqual([wait?.name, wait?.args[0]], ['cuStreamSynchronize', stream.handle]);
+    recorder.calls.length = 0;
+    use({});
+    const [only] = recorder.of(byDefault);
+    assert.equal(only?.context, second.handle);
+  }
+});
+
+test('a blocking copy to the device waits for the default stream, where the driver need not', () => {
+  const recorder = recordArguments(emulate());
+  using buffer = DeviceBuffer.allocate(64);
+  recorder.calls.length = 0;
+  buffer.copyFromSync(new Uint8Array(64));
+  const told = recorder.calls.map(({ name, args, context }) => [name, args[0], context]);
+  const copy = told.findIndex(([name]) => name === 'cuMemcpyHtoD_v2');
+  assert.deepEqual(told.slice(copy, copy + 2), [
+    ['cuMemcpyHtoD_v2', buffer.address, buffer.context.handle],
+    ['cuStreamSynchronize', 0, buffer.context.handle],
+  ]);
+});
+
+test('in a capture, what would wait is refused, and becomes no part of the graph', async () => {
+  const recorder = recordArguments(emulate());
+  using stream = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(4096);
+  using array = deviceArray([8, 8]);
+  const box = { width: 8, height: 2 };
+  const at = (memory: DeviceBuffer | Uint8Array) => ({ memory, rowPitch: 16 });
+  const host = new Uint8Array(64);
+  const [row, other] = [array.slice(0), array.slice(1)];
+  const refused: Record<string, (() => unknown)[]> = {
+    'copying to or from the host': [
+      () => buffer.copyFrom(host, { stream }),
+      () => buffer.copyToHost(undefined, { stream }),
+      () => buffer.copyFromSync(host, { stream }),
+      () => buffer.copyToHostSync(undefined, { stream }),
+      () => buffer.subarray(0, 8).copyToHostSync(),
+      () => row.copyFrom(new Float64Array(8), { stream }),
+      () => row.copyToHostSync(undefined, { stream }),
+    ],
+    'waiting for a copy': [
+      () => copyPitched(at(buffer), at(host), { width: 8 }, { stream }),
+      () => copyPitched(at(buffer), at(host), box, { stream }),
+      () => copyPitched(at(buffer.subarray(0, 64)), at(buffer.subarray(64)), box, { stream }),
+      () => copyPitchedSync(at(buffer), at(host), box, { stream }),
+      () => copyPitchedSync(at(buffer.subarray(0, 64)), at(buffer.subarray(64)), box, { stream }),
+      () => row.copyFrom(other, { stream }),
+      () => row.copyFromSync(other, { stream }),
+      () => row.set([], other, { stream }),
+    ],
+    'waiting for a fill': [
+      () => array.set([0], 1, { stream }),
+      () => array.setSync([0], 1, { stream }),
+    ],
+    'marking work, to wait for it,': [() => dlpack(array, { stream })],
+  };
+  const outcomes: [doing: string, use: string, outcome: Promise<unknown>][] = [];
+  Graph.capture(stream, () => {
+    recorder.calls.length = 0;
+    for (const [doing, uses] of Object.entries(refused))
+      for (const use of uses) {
+        const outcome = (async () => use())();
+        // Looked at below, when the capture is over.
+        outcome.catch(() => {});
+        outcomes.push([doing, `${use}`, outcome]);
+      }
+    assert.deepEqual(
+      recorder.calls.filter(({ name }) => /Memcpy|Memset|Launch|Event/.test(name)),
+      [],
+    );
+  }).close();
+  for (const [doing, use, outcome] of outcomes)
+    await assert.rejects(
+      outcome,
+      { name: 'CuffiError', message: new RegExp(`^${doing} while a graph is captured: `) },
+      use,
+    );
+});
+
+test('pages stay locked while another context copies from them or to them', async () => {
+  const driver = emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  let held: Latch | undefined;
+  const hold = (stream: CUstream): void => {
+    if (held)
+      driver.cuStreamWaitValue32_v2(stream, held.devicePointer, 1, CU_STREAM_WAIT_VALUE_GEQ);
+  };
+  const recorder = recordArguments({
+    ...driver,
+    cuMemcpyHtoDAsync_v2: (...args) => {
+      hold(args[3]);
+      return driver.cuMemcpyHtoDAsync_v2(...args);
+    },
+    cuMemcpyDtoHAsync_v2: (...args) => {
+      hold(args[3]);
+      return driver.cuMemcpyDtoHAsync_v2(...args);
+    },
+  });
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  using buffer = DeviceBuffer.allocate(MIB, { context: second });
+  for (const way of ['copyFrom', 'copyToHost'] as const) {
+    const pinned = PinnedBuffer.allocate(MIB, { context: first });
+    const { address } = pinned;
+    const isUnlocked = (): boolean =>
+      recorder.of('cuMemHostUnregister').some(({ args }) => args[0] === address);
+    using latch = new Latch(second);
+    held = latch;
+    recorder.calls.length = 0;
+    const copying = buffer[way](new Uint8Array(pinned.buffer));
+    await until(() => recorder.calls.some(({ name }) => /^cuMemcpy(HtoD|DtoH)Async/.test(name)));
+    pinned.close();
+    assert.equal(isUnlocked(), false, way);
+    assert.equal(first.pendingReleases.count, 1);
+    latch.open();
+    await copying;
+    await first.flush();
+    assert.equal(isUnlocked(), true, way);
+    held = undefined;
+  }
 });
 
 test('nothing is copied of nothing', async () => {
@@ -274,6 +470,43 @@ test('copies that fail say how much went where, and the buffer stays usable', as
   }
   selectDriver(failing(driver, 'cuMemsetD8Async', 1, 700));
   assert.throws(() => buffer.fill(1), { call: 'cuMemsetD8Async', doing: 'filling 64 bytes' });
+});
+
+test('a copy whose end cannot be marked settles only when nothing uses its memory any more', async () => {
+  const driver = emulate();
+  for (const way of ['copyFrom', 'copyToHost'] as const) {
+    let asked = 0;
+    const faults = withFaults(
+      {
+        ...driver,
+        cuStreamQuery: (stream) => {
+          asked += 1;
+          return asked < 4 ? CUresult.CUDA_ERROR_NOT_READY : driver.cuStreamQuery(stream);
+        },
+      },
+      ['cuEventRecord'],
+    );
+    selectDriver(faults.driver);
+    using buffer = DeviceBuffer.allocate(4096);
+    // The first mark is of the work before, the second one of the copy.
+    faults.fail('cuEventRecord', 2, CUresult.CUDA_ERROR_UNKNOWN);
+    await assert.rejects(buffer[way](new Uint8Array(4096)), {
+      name: 'CudaError',
+      call: 'cuEventRecord',
+      code: 'CUDA_ERROR_UNKNOWN',
+    });
+    assert.equal(asked, 4);
+  }
+});
+
+test('a copy that can neither be marked nor asked about rejects with the first error', async () => {
+  const driver = emulate();
+  const faults = withFaults(driver, ['cuEventRecord', 'cuStreamQuery']);
+  selectDriver(faults.driver);
+  const buffer = DeviceBuffer.allocate(4096);
+  faults.fail('cuEventRecord', 2, CUresult.CUDA_ERROR_LAUNCH_FAILED);
+  faults.fail('cuStreamQuery', 1, CUresult.CUDA_ERROR_LAUNCH_FAILED);
+  await assert.rejects(buffer.copyFrom(new Uint8Array(4096)), { call: 'cuEventRecord' });
 });
 
 test('an awaited copy leaves no event behind, and one stream a context', async () => {

@@ -143,6 +143,79 @@ test('a reset while the first slot is filled makes no others, and opens the cont
   assert.ok(!later.includes('cuDevicePrimaryCtxRetain'), later.join());
 });
 
+test('what a closed buffer held is not handed out, where its copy is under way', async () => {
+  const driver = emulate();
+  let close: (() => void) | undefined;
+  selectDriver({
+    ...driver,
+    cuMemcpyDtoHAsync_v2: (...args) => {
+      if (close) queueMicrotask(close);
+      return driver.cuMemcpyDtoHAsync_v2(...args);
+    },
+  });
+  const buffer = DeviceBuffer.allocate(8 * MIB);
+  buffer.fill(7);
+  close = () => buffer.close();
+  const host = new Uint8Array(8 * MIB);
+  await assert.rejects(buffer.copyToHost(host), { name: 'ClosedError' });
+  assert.ok(host.every((byte) => byte === 0));
+});
+
+test('host memory that is given away during a copy rejects it, and is not touched', async () => {
+  const driver = emulate();
+  for (const way of ['copyFrom', 'copyToHost'] as const) {
+    const host = new Uint8Array(8 * MIB);
+    let moved: Uint8Array | undefined;
+    const move = (): void => {
+      moved ??= new Uint8Array(structuredClone(host.buffer, { transfer: [host.buffer] }));
+    };
+    selectDriver({
+      ...driver,
+      cuMemcpyHtoDAsync_v2: (...args) => {
+        queueMicrotask(move);
+        return driver.cuMemcpyHtoDAsync_v2(...args);
+      },
+      cuMemcpyDtoHAsync_v2: (...args) => {
+        queueMicrotask(move);
+        return driver.cuMemcpyDtoHAsync_v2(...args);
+      },
+    });
+    using buffer = DeviceBuffer.allocate(8 * MIB);
+    buffer.fill(7);
+    await assert.rejects(buffer[way](host), {
+      name: 'TypeError',
+      message: 'the host memory was detached while it was copied',
+    });
+    assert.ok(moved?.every((byte) => byte === 0));
+  }
+});
+
+test('host memory that is given away while its last bytes are copied rejects the copy too', async (t) => {
+  emulate();
+  const memmove = libc.memmove as unknown as { async: AsyncCall };
+  const { async: original } = memmove;
+  for (const way of ['copyFrom', 'copyToHost'] as const) {
+    const host = new Uint8Array(MIB + 1);
+    const slices = Math.ceil(host.length / STAGING.leastByteLength);
+    let copied = 0;
+    const { mock } = t.mock.method(memmove, 'async', (...args: unknown[]) => {
+      const done = args.pop() as (...results: unknown[]) => void;
+      original(...args, (...results: unknown[]) => {
+        copied += 1;
+        if (copied === slices) structuredClone(host.buffer, { transfer: [host.buffer] });
+        done(...results);
+      });
+    });
+    using buffer = DeviceBuffer.allocate(MIB + 1);
+    await assert.rejects(buffer[way](host), {
+      name: 'TypeError',
+      message: 'the host memory was detached while it was copied',
+    });
+    mock.restore();
+    assert.equal(copied, slices);
+  }
+});
+
 test('a copy that fails in the middle says so, touches nothing after, and the next is right', async () => {
   const driver = emulate();
   for (const call of ['cuMemcpyHtoDAsync_v2', 'cuMemcpyDtoHAsync_v2', 'cuEventQuery'] as const) {
