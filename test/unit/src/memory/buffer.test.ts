@@ -2,7 +2,18 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { inspect } from 'node:util';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
-import { Context, DeviceBuffer, PinnedBuffer, Stream } from '../../../../src/index.ts';
+import type { FunctionName } from '../../../../ffi/functions.ts';
+import {
+  type BufferOptions,
+  Context,
+  DeviceBuffer,
+  DeviceMemory,
+  MemoryPool,
+  PinnedBuffer,
+  type PointerOptions,
+  Stream,
+} from '../../../../src/index.ts';
+import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
@@ -31,6 +42,47 @@ test('a size is a whole number of at least one byte, checked before the driver i
     });
   recorder.stop();
   assert.deepEqual(recorder.calls, []);
+});
+
+test('is allocated where, by what and in the stream that is named', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  const plain: readonly [options: BufferOptions, context: Context, byteLength: number][] = [
+    [{}, first, 1000],
+    [{ device: 1 }, second, 1000],
+    [{ context: second }, second, 1000],
+    [{ memory: DeviceMemory.create({ context: second }) }, second, 1000],
+    [{ memory: DeviceMemory.create({ device: 1, private: true }) }, second, 2 << 20],
+    [{ memory: DeviceMemory.create({ private: false }) }, first, 1000],
+  ];
+  for (const [options, context, byteLength] of plain) {
+    recorder.calls.length = 0;
+    const buffer = DeviceBuffer.allocate(1000, options);
+    assert.deepEqual([buffer.context, buffer.byteLength], [context, 1000]);
+    const { address } = buffer;
+    buffer.close();
+    const told = (name: FunctionName): unknown[] =>
+      recorder.of(name).map(({ args, context: current }) => [args.at(-1), current]);
+    assert.deepEqual(told('cuMemAlloc_v2'), [[byteLength, context.handle]]);
+    assert.equal((told('cuMemFree_v2')[0] as unknown[])[0], address);
+  }
+  using pool = MemoryPool.create({ device: 1 });
+  using stream = Stream.create({ device: 1 });
+  using buffer = DeviceBuffer.allocate(64, { memory: pool, stream });
+  const [allocation] = recorder.of('cuMemAllocFromPoolAsync');
+  assert.deepEqual(allocation?.args.slice(1), [64, pool.handle, stream.handle]);
+  assert.deepEqual([buffer.resource, buffer.context], [pool, second]);
+});
+
+test('what is borrowed is of the context that is named', () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const second = Context.primary(1);
+  using buffer = DeviceBuffer.allocate(64, { context: second });
+  const contextOf = (options?: PointerOptions): Context =>
+    DeviceBuffer.fromPointer(buffer.address, 64, options).context;
+  assert.equal(contextOf({ context: second }), second);
+  assert.equal(contextOf({ device: 1 }), second);
+  assert.equal(contextOf(), Context.primary(0));
 });
 
 test('may be closed twice, and every use after is a ClosedError', async () => {

@@ -79,6 +79,31 @@ test('tells when the last view was collected, not before, and once', async () =>
   mapping.unmap();
 });
 
+test('a window that was collected is forgotten when there is a new one', async () => {
+  const mapping = mapAnonymous(4096);
+  const views = new HostViews(mapping.address, 4096, () => {});
+  const COUNT = 50;
+  for (let n = 0; n < COUNT; n += 1) views.window(n, 1);
+  await collectGarbage();
+  views.window(COUNT, 1);
+  const { prototype } = WeakRef;
+  const { deref } = prototype;
+  let remembered = 0;
+  prototype.deref = function (): WeakKey | undefined {
+    remembered += 1;
+    return deref.call(this);
+  };
+  try {
+    // Each that is remembered is looked at.
+    assert.equal(views.moved, false);
+  } finally {
+    prototype.deref = deref;
+  }
+  assert.equal(remembered, 1);
+  views.dismiss();
+  mapping.unmap();
+});
+
 test('a view refuses to be transferred, and one that was all the same is noticed', () => {
   // Node 20 has it behind a flag, which counts for realms that are made later.
   setFlagsFromString('--harmony-rab-gsab-transfer');
