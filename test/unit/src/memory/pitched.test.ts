@@ -393,8 +393,14 @@ test('every byte is within its memory before the driver is asked', async () => {
   });
   assert.throws(() => fillPitched(onHost, 1, box), /target.memory must be a DeviceBuffer/);
   const device = { memory: buffer };
-  await assert.rejects(copyPitched(device, onHost, box, { signal: 1 as never }), TypeError);
-  assert.throws(() => fillPitched(device, 256, box), RangeError);
+  await assert.rejects(
+    copyPitched(device, onHost, box, { signal: 1 as never }),
+    /^TypeError: signal must be an AbortSignal, not 1$/,
+  );
+  assert.throws(
+    () => fillPitched(device, 256, box),
+    /^RangeError: value must be an integer from 0 to 255, not 256$/,
+  );
   for (const place of [{ byteOffset: 1 }, { rowPitch: 11 }, {}])
     assert.throws(
       () =>
