@@ -295,6 +295,21 @@ test('closing while a stream is held up returns at once; flush gives the memory 
   latch[Symbol.dispose]();
 });
 
+test('what waits counts the bytes that the device gets back: of private memory whole blocks', async () => {
+  emulate();
+  const context = Context.primary();
+  using stream = Stream.create({ nonBlocking: true });
+  using latch = new Latch();
+  latch.hold(stream);
+  DeviceMemory.create().allocate(1000).close();
+  assert.deepEqual(context.pendingReleases, { count: 1, byteLength: 1000 });
+  DeviceMemory.create({ private: true }).allocate(1000).close();
+  assert.deepEqual(context.pendingReleases, { count: 2, byteLength: 1000 + (2 << 20) });
+  latch.open();
+  await context.flush();
+  assert.deepEqual(context.pendingReleases, { count: 0, byteLength: 0 });
+});
+
 test('out of memory says what was asked, what is free, and what waits', () => {
   emulate({ CUFFI_EMULATED_MEMORY: '16M' });
   const context = Context.primary();

@@ -239,6 +239,42 @@ test('in a capture, what would wait is refused, and becomes no part of the graph
     );
 });
 
+test('memory is kept while a stream of another context works on it', async () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  first.enablePeerAccess(second);
+  second.enablePeerAccess(first);
+  using stream = Stream.create({ context: second, nonBlocking: true });
+  using other = DeviceBuffer.allocate(4096, { context: second });
+  const box = { width: 8, height: 2 };
+  const at = (memory: DeviceBuffer) => ({ memory, rowPitch: 16 });
+  const uses: ((buffer: DeviceBuffer) => unknown)[] = [
+    (buffer) => buffer.fill(1, { stream }),
+    (buffer) => buffer.copyTo(buffer, { stream }),
+    (buffer) => buffer.copyTo(other, { stream }),
+    (buffer) => other.copyTo(buffer, { stream }),
+    (buffer) => fillPitched(at(buffer), 1, box, { stream }),
+    (buffer) => queuePitchedCopy(at(buffer), at(buffer), box, { stream }),
+    (buffer) => queuePitchedCopy(at(buffer), at(other), box, { stream }),
+    (buffer) => queuePitchedCopy(at(other), at(buffer), box, { stream }),
+  ];
+  for (const use of uses) {
+    const buffer = DeviceBuffer.allocate(4096, { context: first });
+    const { address } = buffer;
+    const isFreed = (): boolean =>
+      recorder.calls.some(({ name, args }) => name.startsWith('cuMemFree') && args[0] === address);
+    using latch = new Latch(second);
+    latch.hold(stream);
+    use(buffer);
+    recorder.calls.length = 0;
+    buffer.close();
+    assert.deepEqual([first.pendingReleases.count, isFreed()], [1, false], `${use}`);
+    latch.open();
+    await first.flush();
+    assert.deepEqual([first.pendingReleases.count, isFreed()], [0, true], `${use}`);
+  }
+});
+
 test('pages stay locked while another context copies from them or to them', async () => {
   const driver = emulate({ CUFFI_EMULATED_DEVICES: '2' });
   let held: Latch | undefined;

@@ -11,16 +11,20 @@ import {
 } from '../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import type { FunctionName } from '../../../../ffi/functions.ts';
+import { libc } from '../../../../ffi/libc.ts';
 import {
   Context,
   Device,
+  DeviceBuffer,
   MemoryPool,
+  Stream,
   VirtualMemory,
   type VirtualMemoryOptions,
 } from '../../../../src/index.ts';
 import { recordArguments } from '../../../support/arguments.ts';
-import { discardsDone } from '../../../support/descriptors.ts';
+import { discardsDone, openDescriptors } from '../../../support/descriptors.ts';
 import { failing, keepingBooks, withFaults } from '../../../support/faults.ts';
+import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
 
 const LOST = 700;
@@ -131,6 +135,38 @@ test('a range is shared by the pieces that it lies in, and by no neighbour of th
   assert.deepEqual(handles(STEP, 2 * STEP), [all[1]]);
 });
 
+test('descriptors are closed with the memory, and at once where one could not be kept or marked', () => {
+  emulate();
+  const memory = VirtualMemory.reserve(2 * MIB, { shareable: true });
+  memory.grow(1);
+  const share = (access: 'read' | 'read-write'): number =>
+    memory.share(0, 1, 1, access).pieces[0]?.fd as number;
+  const fds = [share('read-write')];
+  const { fcntl } = libc;
+  const replace = (value: typeof fcntl): void => {
+    Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value });
+  };
+  // Kept close-on-exec, then marked: its flags are read, and set.
+  const [F_SETFD, F_GETFL, F_SETFL] = [2, 3, 4];
+  for (const failing of [F_SETFD, F_GETFL, F_SETFL]) {
+    const before = openDescriptors();
+    replace((...args) => (args[1] === failing ? -1 : fcntl(...args)));
+    try {
+      assert.throws(() => share('read'), { name: 'SystemError' }, `${failing}`);
+    } finally {
+      replace(fcntl);
+    }
+    assert.equal(openDescriptors(), before, `${failing}`);
+  }
+  fds.push(share('read'));
+  assert.deepEqual([share('read-write'), share('read')], fds);
+  const files = fds.map(fileOf);
+  assert.ok(!files.includes(undefined));
+  memory.close();
+  discardsDone();
+  for (const [at, fd] of fds.entries()) assert.notEqual(fileOf(fd), files[at]);
+});
+
 test('descriptors of memory that went with a lost context are closed when there are new ones', () => {
   const { driver, fail } = withFaults(emulate(), ['cuCtxSynchronize']);
   selectDriver(driver);
@@ -187,6 +223,32 @@ test('is taken down newest part first, and the addresses as they were reserved',
     recorder.calls.map(({ name }) => name).filter((name) => name.startsWith('cuMem')),
     ['cuMemUnmap', 'cuMemRelease', 'cuMemUnmap', 'cuMemRelease', 'cuMemAddressFree'],
   );
+});
+
+test('is taken down when the work before is done, whatever was begun since', async () => {
+  emulate();
+  const context = Context.primary();
+  using before = Stream.create({ nonBlocking: true });
+  using since = Stream.create({ nonBlocking: true });
+  const memory = VirtualMemory.reserve(4 * MIB);
+  const plain = DeviceBuffer.allocate(4 * MIB);
+  using first = new Latch();
+  first.hold(before);
+  memory.grow(MIB).fill(1, { stream: before });
+  memory.close();
+  plain.close();
+  assert.equal(context.pendingReleases.count, 2);
+  // What waits is looked through now and then: from the first time on, later work is none of it.
+  context.releases.collect();
+  using second = new Latch();
+  second.hold(since);
+  first.open();
+  before.synchronizeSync();
+  context.releases.collect();
+  // Plain memory is freed when nothing runs, as its free would wait.
+  assert.deepEqual(context.pendingReleases, { count: 1, byteLength: 4 * MIB });
+  second.open();
+  await context.flush();
 });
 
 test('a step of taking it down that fails holds up no other, and is thrown', () => {
