@@ -561,10 +561,21 @@ test('a copy that can neither be marked nor asked about rejects with the first e
 });
 
 test('an awaited copy leaves no event behind, and one stream a context', async () => {
-  emulate();
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
   using buffer = DeviceBuffer.allocate(64);
+  using stream = Stream.create({ device: 1 });
+  {
+    // One of the stream's context, behind the work before, and one of the copy's own.
+    using both = recordCalls();
+    await buffer.copyToHost(undefined, { stream });
+    const made = both.calls.filter(({ name }) => name === 'cuEventCreate');
+    const gone = both.calls.filter(({ name }) => name === 'cuEventDestroy_v2');
+    assert.deepEqual([made.length, gone.length], [2, 2]);
+  }
+  Context.primary().resetSync();
+  using again = DeviceBuffer.allocate(64);
   const recorder = recordCalls();
-  for (let n = 0; n < 5; n += 1) await buffer.copyToHost();
+  for (let n = 0; n < 5; n += 1) await again.copyToHost();
   recorder.stop();
   const count = (name: string): number =>
     recorder.calls.filter((call) => call.name === name).length;

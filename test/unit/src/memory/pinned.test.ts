@@ -11,6 +11,7 @@ import {
   CU_MEMHOSTREGISTER_PORTABLE,
 } from '../../../../ffi/constants.ts';
 import { cu, recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import { libc } from '../../../../ffi/libc.ts';
 import type { Address } from '../../../../ffi/types.ts';
 import { Context, PinnedBuffer, pin, Stream } from '../../../../src/index.ts';
 import { recordArguments } from '../../../support/arguments.ts';
@@ -25,6 +26,16 @@ const UNKNOWN = 999;
 
 const isLocked = (address: Address): boolean =>
   Context.primary().run(() => cu.cuMemHostGetFlags(OUT0, address)) === 0;
+
+/** The memory behind an ArrayBuffer, as another one: the BYOB reader of a stream moves it. */
+async function moveAway(buffer: ArrayBuffer): Promise<ArrayBuffer> {
+  const source = new ReadableStream({
+    type: 'bytes',
+    pull: ({ byobRequest }) => byobRequest?.respond(buffer.byteLength || 1),
+  });
+  const { value } = await source.getReader({ mode: 'byob' }).read(new Uint8Array(buffer));
+  return (value as Uint8Array<ArrayBuffer>).buffer;
+}
 
 test('arguments are checked before the driver is asked', () => {
   emulate();
@@ -223,6 +234,42 @@ test('a release that a reset drops leaves the addresses to the collection', asyn
   };
   const address = close();
   assert.ok(await collectUntil(() => !isMapped(address)));
+});
+
+test('its addresses are given back once, and never where a view of it was moved', async () => {
+  emulate();
+  const { munmap } = libc;
+  const unmapped: number[] = [];
+  const replace = (value: typeof munmap): void => {
+    Object.defineProperty(libc, 'munmap', { configurable: true, enumerable: true, value });
+  };
+  replace((address, byteLength) => {
+    unmapped.push(Number(address));
+    return munmap(address, byteLength);
+  });
+  const times = (address: Address): number => unmapped.filter((each) => each === address).length;
+  const closeAll = async (): Promise<{ addresses: Address[]; moved: ArrayBuffer }> => {
+    using unseen = PinnedBuffer.allocate(4096);
+    using seen = PinnedBuffer.allocate(4096);
+    using taken = PinnedBuffer.allocate(4096);
+    new Uint8Array(seen.buffer).fill(1);
+    const { buffer } = taken;
+    const moved = await moveAway(buffer);
+    assert.equal(buffer.byteLength, 0);
+    return { addresses: [unseen, seen, taken].map(({ address }) => address), moved };
+  };
+  try {
+    const { addresses, moved } = await closeAll();
+    assert.deepEqual(addresses.map(times), [1, 0, 0]);
+    const [, seen, taken] = addresses as [Address, Address, Address];
+    assert.ok(await collectUntil(() => times(seen) > 0));
+    await collectGarbage();
+    assert.deepEqual(addresses.map(times), [1, 1, 0]);
+    assert.ok(isMapped(taken));
+    assert.equal(moved.byteLength, 4096);
+  } finally {
+    replace(munmap);
+  }
 });
 
 test('one that was dropped open is unlocked, given back, and warned about', async () => {

@@ -17,7 +17,7 @@ import {
   CU_MEMPOOL_ATTR_USED_MEM_HIGH,
 } from '../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
-import type { Driver } from '../../../../ffi/functions.ts';
+import type { Driver, FunctionName } from '../../../../ffi/functions.ts';
 import { CUresult } from '../../../../ffi/results.ts';
 import {
   Context,
@@ -449,9 +449,12 @@ test('memory that is closed during an awaited copy is freed behind what the copy
   const queued = (): boolean => recorder.calls.some(({ name }) => name.startsWith('cuMemcpyDtoH'));
   while (!queued()) await Promise.resolve();
   isBusy = true;
+  const before = recorder.calls.length;
   buffer.close();
   isBusy = false;
-  const names = recorder.calls.map(({ name }) => name);
+  const names = recorder.calls.slice(before).map(({ name }) => name);
+  const count = (name: FunctionName): number => names.filter((each) => each === name).length;
+  assert.deepEqual([count('cuEventCreate'), count('cuEventDestroy_v2')], [1, 1]);
   assert.ok(names.indexOf('cuStreamWaitEvent') > 0);
   assert.ok(names.indexOf('cuMemFreeAsync') > names.indexOf('cuStreamWaitEvent'));
   await assert.rejects(copying, { name: 'ClosedError' });
