@@ -92,6 +92,40 @@ test('an array that is closed before a copy of it or to it is done rejects that'
   }
 });
 
+test('an array that is only read is never written to, whatever its memory', async () => {
+  const recorder = recordArguments(emulate());
+  using buffer = DeviceBuffer.allocate(64);
+  using other = deviceArray(8);
+  const host = new Float64Array(8);
+  const arrays = [
+    DeviceArray.fromBuffer(buffer, 8, float64, { readOnly: true }),
+    DeviceArray.fromBuffer(buffer.readOnly(), 8, float64),
+    DeviceArray.fromBuffer(buffer, 8, float64).broadcastTo([2, 8]).at(0),
+  ];
+  for (const array of arrays) {
+    assert.equal(array.readOnly, true);
+    recorder.calls.length = 0;
+    for (const write of [
+      () => array.fill(1),
+      () => array.copyFrom(host),
+      () => array.copyFrom(other),
+      () => array.copyFromSync(host),
+      () => array.copyFromSync(other),
+      () => array.set([0], 1),
+      () => array.setSync([], other),
+      () => other.copyTo(array),
+      () => toDevice(host, { to: array }),
+      () => toDeviceSync(other, { to: array }),
+    ])
+      await assert.rejects(
+        async () => write(),
+        { name: 'TypeError', message: /^the (array|target) is read only$/ },
+        `${write}`,
+      );
+    assert.deepEqual(recorder.calls, []);
+  }
+});
+
 test('items are copied right within memory that is known by two devices', async () => {
   emulate({ CUFFI_EMULATED_DEVICES: '2' });
   const [first, second] = [Context.primary(0), Context.primary(1)];

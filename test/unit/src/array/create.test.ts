@@ -13,12 +13,16 @@ import {
 import type { FunctionName } from '../../../../ffi/functions.ts';
 import {
   Context,
+  cudaArrayInterface,
   DeviceArray,
   DeviceBuffer,
   deviceArray,
   deviceArrayLike,
+  dlpack,
   float32,
   float64,
+  fromCudaArrayInterface,
+  fromDLPack,
   fromPointer,
   int16,
   ManagedMemory,
@@ -31,7 +35,7 @@ import {
   toDeviceSync,
 } from '../../../../src/index.ts';
 import { recordArguments } from '../../../support/arguments.ts';
-import { emulate } from '../emulate.ts';
+import { emulate, ForeignContext } from '../emulate.ts';
 
 interface Closable {
   close(): void;
@@ -185,6 +189,22 @@ test('memory of others is taken as it is described', () => {
     [part.address, part.strides, part.stream, part.readOnly, part.context],
     [address + 100, [2, 4], stream, true, second],
   );
+});
+
+test('what describes an array is taken as memory of its context, a borrowed one too', () => {
+  emulate();
+  using foreign = new ForeignContext();
+  const context = Context.fromHandle(foreign.handle);
+  using buffer = DeviceBuffer.allocate(64, { context });
+  const array = DeviceArray.fromBuffer(buffer, 8, float64);
+  for (const again of [
+    fromDLPack(dlpack(array)),
+    fromCudaArrayInterface(cudaArrayInterface(array)),
+  ])
+    assert.deepEqual([again.context, again.address], [context, array.address]);
+  const other = Context.primary();
+  assert.equal(fromDLPack(dlpack(array), { context: other }).context, other);
+  assert.equal(fromDLPack({ ...dlpack(array) }).context, other);
 });
 
 test('a pinned array says what it is, and that it is closed', () => {

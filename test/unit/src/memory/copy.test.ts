@@ -483,6 +483,24 @@ test('a buffer that is closed before its copy begins rejects it, and nothing is 
   await Context.primary().flush();
 });
 
+test('a copy of rows on devices rejects where either buffer is closed before it is done', async () => {
+  emulate();
+  using stream = Stream.create({ nonBlocking: true });
+  const box = { width: 8, height: 2 };
+  for (const closes of [0, 1] as const) {
+    const buffers = [DeviceBuffer.allocate(64), DeviceBuffer.allocate(64)] as const;
+    const latch = new Latch();
+    latch.hold(stream);
+    const [target, source] = buffers.map((memory) => ({ memory, rowPitch: 16 }));
+    assert.ok(target && source);
+    const copying = copyPitched(target, source, box, { stream });
+    buffers[closes].close();
+    latch[Symbol.dispose]();
+    await assert.rejects(copying, /^ClosedError: this DeviceBuffer is closed$/);
+    for (const buffer of buffers) buffer.close();
+  }
+});
+
 test('memory that is given away during a copy rejects it', async () => {
   emulate();
   using stream = Stream.create({ nonBlocking: true });

@@ -31,7 +31,7 @@ const isLocked = (address: Address): boolean =>
 async function moveAway(buffer: ArrayBuffer): Promise<ArrayBuffer> {
   const source = new ReadableStream({
     type: 'bytes',
-    pull: ({ byobRequest }) => byobRequest?.respond(buffer.byteLength || 1),
+    pull: ({ byobRequest }) => byobRequest?.respond(1),
   });
   const { value } = await source.getReader({ mode: 'byob' }).read(new Uint8Array(buffer));
   return (value as Uint8Array<ArrayBuffer>).buffer;

@@ -417,6 +417,9 @@ test('a plain buffer may be closed in a stream too: it is freed when all are don
   const buffer = DeviceBuffer.allocate(16);
   assert.throws(() => buffer.close({ streem: stream } as never), /unknown option 'streem'/);
   assert.throws(() => buffer.close({ stream: 1 } as never), /stream must be a Stream/);
+  const closed = Stream.create();
+  closed.close();
+  assert.throws(() => buffer.close({ stream: closed }), /^ClosedError: this Stream is closed$/);
   assert.equal(buffer.closed, false);
   buffer.close({ stream });
   buffer.close({ stream });
