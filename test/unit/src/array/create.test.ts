@@ -144,6 +144,39 @@ test('the stream of a new array is the one that is named, and orders its memory'
   }
 });
 
+test('an array is closed in the stream that is named', () => {
+  const recorder = recordArguments(emulate());
+  using memory = MemoryPool.create();
+  using stream = Stream.create({ nonBlocking: true });
+  deviceArray(6, float32, { memory }).close({ stream });
+  assert.deepEqual(
+    recorder.of('cuMemFreeAsync').map(({ args }) => args[1]),
+    [stream.handle],
+  );
+});
+
+test('nothing is copied where that is not wanted, nor to an array of another dtype', async () => {
+  const recorder = recordArguments(emulate());
+  using to = deviceArray(6, float32);
+  const items = new Float32Array(6);
+  recorder.calls.length = 0;
+  for (const make of [
+    () => toDevice(items, { copy: false }),
+    () => toDeviceSync(items, { copy: false }),
+    () => toDeviceSync([1, 2], { copy: false }),
+  ])
+    (await make()).close();
+  assert.equal(await toDevice(items, { to, copy: false }), to);
+  assert.equal(toDeviceSync(to, { copy: false }), to);
+  const wrong = { to, dtype: float64 } as never;
+  await assert.rejects(toDevice(items, wrong), /^TypeError: to is of float32, not of float64$/);
+  assert.throws(() => toDeviceSync(items, wrong), /^TypeError: to is of float32, not of float64$/);
+  assert.deepEqual(
+    recorder.calls.filter(({ name }) => /Memcpy|Launch|Memset/.test(name)),
+    [],
+  );
+});
+
 test('memory of others is taken as it is described', () => {
   emulate({ CUFFI_EMULATED_DEVICES: '2' });
   const [first, second] = [Context.primary(0), Context.primary(1)];

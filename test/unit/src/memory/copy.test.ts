@@ -1,7 +1,12 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { test } from 'node:test';
-import { CU_STREAM_LEGACY, CU_STREAM_WAIT_VALUE_GEQ } from '../../../../ffi/constants.ts';
+import {
+  CU_EVENT_DISABLE_TIMING,
+  CU_STREAM_LEGACY,
+  CU_STREAM_NON_BLOCKING,
+  CU_STREAM_WAIT_VALUE_GEQ,
+} from '../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import type { FunctionName } from '../../../../ffi/functions.ts';
 import { CUresult } from '../../../../ffi/results.ts';
@@ -600,6 +605,20 @@ test('an awaited copy leaves no event behind, and one stream a context', async (
   assert.equal(count('cuEventCreate'), 5);
   assert.equal(count('cuEventDestroy_v2'), 5);
   assert.equal(count('cuStreamCreateWithPriority'), 1);
+});
+
+test('an awaited copy goes over a stream that waits for no other, and its events keep no time', async () => {
+  const recorder = recordArguments(emulate());
+  using buffer = DeviceBuffer.allocate(64);
+  await buffer.copyToHost();
+  assert.deepEqual(
+    recorder.of('cuStreamCreateWithPriority').map(({ args }) => args.slice(1)),
+    [[CU_STREAM_NON_BLOCKING, 0]],
+  );
+  assert.deepEqual(
+    recorder.of('cuEventCreate').map(({ args }) => args[1]),
+    [CU_EVENT_DISABLE_TIMING],
+  );
 });
 
 test('an awaited copy after a reset uses a stream of the new context', async () => {

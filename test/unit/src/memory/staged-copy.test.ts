@@ -60,6 +60,24 @@ test('where nothing can be page-locked copies go without, and where little can w
   assert.equal(mappings.open.size, 0);
 });
 
+test('a copy without page-locked memory is given up between two of its parts', async () => {
+  const driver = emulate();
+  const controller = new AbortController();
+  let parts = 0;
+  selectDriver({
+    ...broken(driver, 'cuMemHostRegister_v2', 2),
+    cuMemcpyHtoDAsync_v2: (...args) => {
+      parts += 1;
+      controller.abort(new Error('enough'));
+      return driver.cuMemcpyHtoDAsync_v2(...args);
+    },
+  });
+  using buffer = DeviceBuffer.allocate(9 * MIB);
+  const { signal } = controller;
+  await assert.rejects(buffer.copyFrom(new Uint8Array(9 * MIB), { signal }), /enough/);
+  assert.equal(parts, 1);
+});
+
 test('so many threads at most copy at once, whatever is asked for', async (t) => {
   emulate({ CUFFI_EMULATED_DEVICES: '2' });
   const { async: original } = libc.memmove as unknown as { async: AsyncCall };

@@ -107,6 +107,31 @@ test('each option reaches the driver, for the device that is named', () => {
   }
 });
 
+test('no copy or fill goes across two pieces, however small it is', async () => {
+  const recorder = recordArguments(emulate());
+  using memory = VirtualMemory.reserve(4 * MIB);
+  const { granularity } = memory;
+  memory.grow(granularity);
+  using other = DeviceBuffer.allocate(8);
+  const buffer = memory.grow(2 * granularity).subarray(granularity - 5, granularity + 3);
+  const host = new Uint8Array(8);
+  for (const use of [
+    () => buffer.copyToHostSync(),
+    () => buffer.copyFromSync(host),
+    () => buffer.copyToHost(),
+    () => buffer.copyFrom(host),
+    () => buffer.copyTo(other),
+    () => other.copyTo(buffer),
+    () => buffer.fill(1),
+  ]) {
+    recorder.calls.length = 0;
+    await use();
+    const work = recorder.calls.filter(({ name }) => /Memcpy|Memset/.test(name));
+    const sizes = work.map(({ args }) => args[2]);
+    assert.deepEqual(sizes, [5, 3], `${use}`);
+  }
+});
+
 test('a range is shared by the pieces that it lies in, and by no neighbour of theirs', () => {
   emulate();
   using memory = VirtualMemory.reserve(8 * MIB, { shareable: true });

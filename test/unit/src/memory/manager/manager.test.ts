@@ -1,5 +1,11 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import {
+  CU_MEMHOSTALLOC_PORTABLE,
+  CU_MEMHOSTALLOC_WRITECOMBINED,
+  CU_MEMHOSTREGISTER_DEVICEMAP,
+  CU_MEMHOSTREGISTER_PORTABLE,
+} from '../../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
 import {
   AutoFreePointer,
@@ -24,6 +30,7 @@ import {
   setMemoryManager,
 } from '../../../../../src/index.ts';
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
+import { recordArguments } from '../../../../support/arguments.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';
 import { collectGarbage, collectUntil } from '../../../../support/gc.ts';
 import { watchMappings } from '../../../../support/mappings.ts';
@@ -322,6 +329,41 @@ test('an error that says what is free asks the driver, not the manager', () => {
     name: 'CudaError',
     message: /allocating 100 bytes with \d+ free/,
   });
+});
+
+test('the options of host memory reach the driver', () => {
+  const recorder = recordArguments(emulate());
+  const manager = memoryManager();
+  const flagsOf = (use: () => { close(): void }): unknown => {
+    recorder.calls.length = 0;
+    use().close();
+    const [lock] = recorder.calls.filter(({ name }) => /HostAlloc|HostRegister/.test(name));
+    return [lock?.name, lock?.args[2]];
+  };
+  const REGISTER = 'cuMemHostRegister_v2';
+  for (const portable of [true, false]) {
+    const register = portable ? CU_MEMHOSTREGISTER_PORTABLE : 0;
+    const mapped = register | CU_MEMHOSTREGISTER_DEVICEMAP;
+    assert.deepEqual(
+      [
+        flagsOf(() => manager.memhostalloc(1, { portable })),
+        flagsOf(() => manager.memhostalloc(1, { portable, mapped: true })),
+        flagsOf(() => manager.mempin(page(), { portable })),
+        flagsOf(() => manager.mempin(page(), { portable, mapped: true })),
+        flagsOf(() => manager.memhostalloc(1, { portable, writeCombined: true })),
+      ],
+      [
+        [REGISTER, register],
+        [REGISTER, mapped],
+        [REGISTER, register],
+        [REGISTER, mapped],
+        [
+          'cuMemHostAlloc',
+          CU_MEMHOSTALLOC_WRITECOMBINED | (portable ? CU_MEMHOSTALLOC_PORTABLE : 0),
+        ],
+      ],
+    );
+  }
 });
 
 test('without the device half the host half works', () => {
