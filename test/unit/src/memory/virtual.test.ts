@@ -318,7 +318,10 @@ test('a reset gives back what was made while the context was not open', () => {
     context.resetSync();
     discardsDone();
     assert.deepEqual([memory.closed, pool.closed, fileOf(piece.fd)], [true, true, undefined]);
-    assert.deepEqual([...open], [], `${times}`);
+    const left = [...open].filter((handle) =>
+      /^cuMem(Create|AddressReserve|PoolCreate)/.test(handle),
+    );
+    assert.deepEqual(left, [], `${times}`);
   }
 });
 
