@@ -5,11 +5,12 @@ import type { Context } from './context.ts';
 
 /**
  * Closes all that was made in a context, before a reset: the driver keeps virtual memory and pools
- * over one, and only closing gives them back.
+ * over one, and only closing gives them back. Both are made without opening the context, so there may
+ * be some where it is not open.
  */
-export function closeForReset(context: Context, reason: string): void {
+export function closeForReset(context: Context, reason: string, isOpen: boolean): void {
   // A context that failed refuses all that follows: the reset is what is left.
-  if (context.run(() => cu.cuCtxSynchronize()) !== CUresult.CUDA_SUCCESS) return;
+  if (isOpen && context.run(() => cu.cuCtxSynchronize()) !== CUresult.CUDA_SUCCESS) return;
   const { activity, releases, resources } = context;
   activity.waitedForAll();
   tryAll([
@@ -18,6 +19,6 @@ export function closeForReset(context: Context, reason: string): void {
     // What was closed in a deferral.
     () => releases.runAll(),
     // Pools that keep nothing let go of what was freed when it is waited for.
-    () => context.synchronizeSync(),
+    () => isOpen && context.synchronizeSync(),
   ]);
 }

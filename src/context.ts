@@ -262,7 +262,8 @@ export class Context extends ContextState {
 
   #reset(): void {
     const reason = 'its context was reset';
-    if (this.#handle !== undefined) releaseQuietly(() => closeForReset(this, reason));
+    const isOpen = this.#handle !== undefined;
+    releaseQuietly(() => closeForReset(this, reason, isOpen));
     this.resources.abandonAll(reason);
     this.releases.clear();
     this.activity.clear();

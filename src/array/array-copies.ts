@@ -1,6 +1,7 @@
 /** What arrays copy and set: their arguments, checked, and what then is done. */
 import { arena } from '../../ffi/arena.ts';
 import { checkHostMemory, checkOptions } from '../arguments.ts';
+import { refuseInCapture } from '../capture.ts';
 import type { Dtype } from '../dtype.ts';
 import { streamOf } from '../memory/buffer-copies.ts';
 import type { CopyOptions, StreamOption } from '../memory/buffer-options.ts';
@@ -31,6 +32,7 @@ export type Fit = 'same' | 'broadcast';
 
 /** A write that has been queued, or (`transfer`) has yet to begin. */
 export interface Write {
+  readonly target: ArrayMemory<Dtype>;
   /** Whose device it goes on where no stream is named. */
   readonly on: ArrayMemory<Dtype>;
   readonly stream: Stream | undefined;
@@ -123,13 +125,15 @@ export function beginWrite(
   wait.signal?.throwIfAborted();
   if (source instanceof ArrayMemory) {
     const stream = given ?? target.stream ?? source.stream;
+    if (target.size > 0) refuseInCapture('waiting for a copy');
     queueArray(target, source, stream, fit);
-    return { on: source, stream, wait, transfer: undefined };
+    return { target, on: source, stream, wait, transfer: undefined };
   }
   const stream = given ?? target.stream;
   if (fit === 'broadcast' && isItem(source, dtype)) {
+    if (target.size > 0) refuseInCapture('waiting for a fill');
     queueFill(itemsOf(target), itemBytes(source, dtype), stream);
-    return { on: target, stream, wait, transfer: undefined };
+    return { target, on: target, stream, wait, transfer: undefined };
   }
   const { memory, layout } = hostSource(source, target, order, fit);
   const fitted = fit === 'same' ? layout : broadcastTo(layout, shape);
@@ -150,13 +154,15 @@ export function writeOf(
     device: itemsOf(target),
     stream,
   };
-  return { on: target, stream, wait, transfer };
+  return { target, on: target, stream, wait, transfer };
 }
 
 /** Resolves when a write is done. */
-export async function endWrite({ on, stream, wait, transfer: copy }: Write): Promise<void> {
+export async function endWrite(write: Write): Promise<void> {
+  const { target, on, stream, wait, transfer: copy } = write;
   if (copy) await transfer(copy, wait);
   else if (on.size > 0) await workDone(on.buffer, stream, wait);
+  target.address; // throws if it was closed before it was done
 }
 
 /** Blocks until a write is done. */

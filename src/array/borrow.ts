@@ -70,19 +70,22 @@ function rangeOf(address: number, layout: Layout): Extents {
  * The context that memory of others is used in: the one that is named, that of the array that
  * `given` was made of, or the primary one of the memory's device.
  *
+ * @param device which that is, where `given` says so
  * @throws CudaError where the driver knows no memory at the first byte of the items, or at the last
  */
 export function contextOf(
   { address, layout }: Borrowed<Dtype>,
   place: PlaceOptions,
   given: object,
+  device?: number,
 ): Context {
   const { low, high } = rangeOf(address, layout);
-  if (high === 0) return Context.of(place);
+  const isNamed = place.context !== undefined || place.device !== undefined;
+  const own = isNamed ? Context.of(place) : memories.get(given)?.context;
+  if (high === 0) return own ?? Context.primary(device);
   const ordinal = deviceOfPointer(low);
   deviceOfPointer(high - 1);
-  const isNamed = place.context !== undefined || place.device !== undefined;
-  return isNamed ? Context.of(place) : (memories.get(given)?.context ?? Context.primary(ordinal));
+  return own ?? Context.primary(device ?? ordinal);
 }
 
 /** An array over memory of others: closing it forgets it. @param keeps a resource closes it */

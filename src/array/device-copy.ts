@@ -103,9 +103,11 @@ const isSame = (a: DeviceItems, b: DeviceItems): boolean =>
     (length, axis) => length === 1 || a.layout.strides[axis] === b.layout.strides[axis],
   );
 
-/** Whether the bytes from the first item to the last are in part the same. */
+/**
+ * Whether the bytes from the first item to the last are in part the same. An address is of one memory
+ * only, whichever device's the buffer is said to be.
+ */
 function isEntangled(a: DeviceItems, b: DeviceItems): boolean {
-  if (a.memory.context.device !== b.memory.context.device) return false;
   const rangeOf = ({ memory, layout }: DeviceItems): [number, number] => {
     const { low, high } = extents(layout);
     return [memory.address + low, memory.address + high];

@@ -1,6 +1,6 @@
 /** DLPack: how tensor libraries show each other tensors, here as the fields of a DLTensor. */
 import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../arguments.ts';
-import type { Context, PlaceOptions } from '../context.ts';
+import type { Context } from '../context.ts';
 import type { DlpackType, Dtype } from '../dtype.ts';
 import { dtypeFromDlpack } from '../dtype-lookup.ts';
 import { NotSupportedError } from '../errors.ts';
@@ -135,7 +135,7 @@ export function fromDLPack(tensor: unknown, options?: BorrowOptions): DeviceArra
   const fields = checkFields(tensor, 'the tensor');
   checkVersion(fields['version']);
   const items = checkTensor(fields);
-  const context = contextOf(items, placeOf(fields['device'], place), fields);
+  const context = contextOf(items, place, fields, deviceIn(fields['device']));
   return borrow(items, context, consumer, ownerOf(fields, owner));
 }
 
@@ -184,8 +184,12 @@ function stridesInBytes(strides: unknown, { itemsize }: Dtype): number[] | undef
   return checkIntegers(strides, 'strides', least).map((stride) => stride * itemsize + 0);
 }
 
-/** The place that is named, else the tensor's device. @throws NotSupportedError for another kind */
-function placeOf(device: unknown, place: PlaceOptions): PlaceOptions {
+/**
+ * The ordinal of the tensor's device, where its kind of memory is of one.
+ *
+ * @throws NotSupportedError for another kind
+ */
+function deviceIn(device: unknown): number | undefined {
   const { type, id } = checkFields(device, 'device');
   checkInteger(type, 'device.type');
   const ordinal = checkInteger(id, 'device.id');
@@ -193,6 +197,5 @@ function placeOf(device: unknown, place: PlaceOptions): PlaceOptions {
     throw new NotSupportedError(
       `the tensor is on a device of DLPack's type ${type}; known: ${CUDA} (CUDA), ${CUDA_HOST} (page-locked), ${CUDA_MANAGED} (managed)`,
     );
-  const isNamed = place.context !== undefined || place.device !== undefined;
-  return type === CUDA && !isNamed ? { device: ordinal } : place;
+  return type === CUDA ? ordinal : undefined;
 }

@@ -2,6 +2,7 @@
 import { withAddress } from '../../ffi/native.ts';
 import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { checkInstance, checkOptions } from '../arguments.ts';
+import { refuseInCapture } from '../capture.ts';
 import type { Context } from '../context.ts';
 import { Stream } from '../stream.ts';
 import { checkSignal, type WaitOptions, waitUntil } from '../wait.ts';
@@ -65,6 +66,7 @@ export async function copyPitched(
   const copy = checkCopy(target, source, extent, stream, 'copyPitched');
   wait.signal?.throwIfAborted();
   if (isEmpty(copy.box)) return;
+  refuseInCapture('waiting for a copy');
   const host = hostCopy(copy);
   if (!host) await onDevices(copy, wait);
   else if (isFlat(copy.box)) await copyAwaited(host, wait);
@@ -83,7 +85,9 @@ export function copyPitchedSync(
 ): void {
   const { stream } = checkOptions(options, ['stream'], 'copyPitchedSync');
   const copy = checkCopy(target, source, extent, stream, 'copyPitchedSync');
-  if (!isEmpty(copy.box)) queue(copy).synchronizeSync();
+  if (isEmpty(copy.box)) return;
+  refuseInCapture('waiting for a copy');
+  queue(copy).synchronizeSync();
 }
 
 /**

@@ -168,7 +168,7 @@ test('arrays without items are legal everywhere, and ask nothing of the driver',
   assert.equal(pinnedArray([0]).host.length, 0);
   assert.equal(mappedArray([2, 0]).host.length, 0);
   empty.close();
-  await assert.rejects(empty.copyToHost(), ClosedError);
+  await assert.rejects(empty.copyToHost(), /^ClosedError: this DeviceArray is closed$/);
   assert.deepEqual(
     recorder.calls.map(({ name }) => name),
     [],
@@ -181,15 +181,15 @@ test('closing the array closes its views; closing a view forgets it', async () =
   const part = view.slice({ stop: 5 });
   view.close();
   assert.deepEqual([view.closed, part.closed, array.closed], [true, false, false]);
-  assert.throws(() => view.copyToHostSync(), ClosedError);
+  assert.throws(() => view.copyToHostSync(), /^ClosedError: this DeviceArray is closed$/);
   assert.deepEqual(await part.copyToHost(), Float32Array.of(400, 401, 402, 403, 404));
   array.close();
   array.close();
   assert.deepEqual([part.closed, array.buffer.closed], [true, true]);
   for (const use of [() => part.address, () => array.T, () => part.fill(1), () => array.host])
-    assert.throws(use, ClosedError);
-  await assert.rejects(part.set([0], 1), ClosedError);
-  await assert.rejects(toDevice(part), ClosedError);
+    assert.throws(use, /^ClosedError: this DeviceArray is closed$/);
+  await assert.rejects(part.set([0], 1), /^ClosedError: this DeviceArray is closed$/);
+  await assert.rejects(toDevice(part), /^ClosedError: this DeviceArray is closed$/);
   assert.match(inspect(part), /^DeviceArray\(float32 \[5\] on cuda:0, C, closed\)$/);
 });
 
@@ -231,7 +231,10 @@ test('what does not fit is refused, and nothing is copied', async () => {
     () => array.copyTo(array.T),
     /cannot copy shape \[300, 400\] to shape \[400, 300\]/,
   );
-  assert.throws(() => array.copyTo(array.buffer as never), TypeError);
+  assert.throws(
+    () => array.copyTo(array.buffer as never),
+    /^TypeError: target must be a DeviceArray, not a DeviceBuffer$/,
+  );
   const wide2 = array.slice(0).broadcastTo(WIDE);
   for (const use of [() => wide2.fill(1), () => array.copyTo(wide2)])
     assert.throws(use, /is read only/);
@@ -260,11 +263,17 @@ test('what does not fit is refused, and nothing is copied', async () => {
     () => deviceArray(0, float32, { memory: {} as never }),
     /must be a memory resource/,
   );
-  await assert.rejects(array.copyToHost(undefined, { order: 'A' as never }), TypeError);
+  await assert.rejects(
+    array.copyToHost(undefined, { order: 'A' as never }),
+    /^TypeError: order must be 'C' or 'F', not A$/,
+  );
   await assert.rejects(array.copyToHost(undefined, { signal: AbortSignal.abort() }), /abort/i);
   await assert.rejects(array.set([0], 1, { signal: AbortSignal.abort() }), /abort/i);
   await assert.rejects(toDevice([1], { signal: AbortSignal.abort() }), /abort/i);
-  await assert.rejects(toDevice([1], { signal: {} as never }), TypeError);
+  await assert.rejects(
+    toDevice([1], { signal: {} as never }),
+    /^TypeError: signal must be an AbortSignal, not an Object$/,
+  );
   (await toDevice([1], { signal: new AbortController().signal })).close();
   await assert.rejects(toDevice(array, { shape: [3] } as never), /has its own shape/);
   await assert.rejects(toDevice([1], { to: array, device: 0 }), /has its own device/);
@@ -298,7 +307,7 @@ test('pinned, mapped and managed arrays are typed arrays of the host too', async
   await array.copyToHost(pinned.host);
   assert.deepEqual(pinned.host, Int32Array.of(1, 3, 5, 2, 4, 6));
   pinned.close();
-  assert.throws(() => pinned.host, ClosedError);
+  assert.throws(() => pinned.host, /^ClosedError: this PinnedArray is closed$/);
   using mapped = mappedArray([2, 3], int32);
   mapped.host.set([1, 2, 3, 4, 5, 6]);
   assert.deepEqual(await mapped.T.copyToHost(), Int32Array.of(1, 4, 2, 5, 3, 6));
@@ -326,12 +335,15 @@ test('a few items come as they lie, in memory of their own, and behind the work 
   const expectedF = Array.from({ length: 24 }, (_, at) => (at % 4) * 6 + Math.floor(at / 4));
   assert.deepEqual(array.copyToHostSync(undefined, { order: 'F' }), Float32Array.from(expectedF));
   assert.deepEqual(array.T.copyToHostSync(undefined, { order: 'F' }), arange(24));
-  assert.throws(() => array.copyToHostSync(undefined, { order: 'A' as 'C' }), TypeError);
+  assert.throws(
+    () => array.copyToHostSync(undefined, { order: 'A' as 'C' }),
+    /^TypeError: order must be 'C' or 'F', not A$/,
+  );
   const bytes = new Uint8Array(6);
   array.buffer.subarray(4, 8).copyToHostSync(bytes.subarray(1, 5));
   assert.deepEqual(bytes, Uint8Array.of(0, 0, 0, 0x80, 0x3f, 0));
   array.close();
-  assert.throws(() => array.copyToHostSync(), ClosedError);
+  assert.throws(() => array.copyToHostSync(), /^ClosedError: this DeviceArray is closed$/);
 });
 
 test('an array of strides of its own has the memory that they reach', () => {
@@ -341,7 +353,10 @@ test('an array of strides of its own has the memory that they reach', () => {
   using buffer = DeviceBuffer.allocate(8);
   array.copyFromSync(arange(12));
   assert.deepEqual(array.copyToHostSync(), arange(12));
-  assert.throws(() => DeviceArray.fromBuffer(buffer, 3, float32), RangeError);
+  assert.throws(
+    () => DeviceArray.fromBuffer(buffer, 3, float32),
+    /^RangeError: items of shape \[3\] with strides \[4\] reach from byte 0 to 12: the buffer/,
+  );
 });
 
 test('2,000 layouts reach as far, are as contiguous and have the same items as in NumPy', () => {

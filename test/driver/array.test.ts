@@ -97,7 +97,10 @@ test('ravel and reshape are views of contiguous items, and say to copy others', 
   const gaps = array.slice({ step: 2 }, { step: 2 }, { step: 2 }, { step: 2 });
   assert.equal(gaps.address, array.address);
   assert.throws(() => gaps.ravel(), /must be copied to be \[6\] in order C: .+ array\.copy/);
-  assert.throws(() => array.T.reshape([60]), RangeError);
+  assert.throws(
+    () => array.T.reshape([60]),
+    /^RangeError: items of shape \[3, 2, 5, 2\] with strides \[4, 12, 24, 120\] must be copied/,
+  );
   using copy = gaps.copy();
   assert.deepEqual(items(copy.ravel()), [0, 2, 12, 14, 24, 26]);
   assert.throws(() => array.reshape([7]), /cannot reshape 60 elements into \[7\]/);
@@ -147,7 +150,10 @@ test('an array is split into parts that are views, as numba does and as NumPy do
   assert.deepEqual(sizes(array.split({ size: 30 })), [30, 30, 30, 10]);
   assert.deepEqual(sizes(array.split(4)), [25, 25, 25, 25]);
   assert.deepEqual(sizes(array.split([10, 90])), [10, 80, 10]);
-  assert.throws(() => array.split(3), RangeError);
+  assert.throws(
+    () => array.split(3),
+    /^RangeError: cannot split 100 of shape \[100\] into 3 parts of the same size$/,
+  );
 });
 
 test('every item is found by its indices, also from the end, and none beyond', async () => {
@@ -172,7 +178,10 @@ test('every item is found by its indices, also from the end, and none beyond', a
       /index -?\d is out of bounds for axis \d with size \d/,
     );
   await assert.rejects(array.get(1, 2), /has 3 indices, not 2/);
-  await assert.rejects(array.get(0.5, 0, 0), RangeError);
+  await assert.rejects(
+    array.get(0.5, 0, 0),
+    /^RangeError: index must be an integer of at least -9007199254740991, not 0\.5$/,
+  );
 });
 
 test('slices are Python’s: prefixes, steps, from the end, and empty ones', () => {
@@ -279,9 +288,16 @@ test('items of every dtype are what they are in JavaScript', async () => {
     assert.deepEqual(array.getSync(0, 3), read, dtype.name);
   }
   using small = deviceArray(2, uint8);
-  for (const wrong of [256, -1, 1.5, 2n ** 70n]) assert.throws(() => small.fill(wrong), RangeError);
+  for (const wrong of [256, -1, 1.5, 2n ** 70n])
+    assert.throws(
+      () => small.fill(wrong),
+      /^RangeError: value must be an integer from 0 to 255 for uint8, not /,
+    );
   for (const wrong of ['1', undefined, null, {}])
-    assert.throws(() => small.fill(wrong as never), TypeError);
+    assert.throws(
+      () => small.fill(wrong as never),
+      /^TypeError: value must be a number for uint8, not /,
+    );
 });
 
 test('a buffer is seen as an array only within its bytes', () => {
@@ -324,12 +340,27 @@ test('an array whose items reach beyond its memory is not made, however it came 
 });
 
 test('shapes, dtypes and options that are none are refused before anything is allocated', async () => {
-  assert.throws(() => deviceArray(1.23), RangeError);
-  assert.throws(() => deviceArray([1.1, 2]), RangeError);
-  assert.throws(() => deviceArray(['1'] as never), TypeError);
+  assert.throws(
+    () => deviceArray(1.23),
+    /^RangeError: shape must be an integer of at least 0, not 1\.23$/,
+  );
+  assert.throws(
+    () => deviceArray([1.1, 2]),
+    /^RangeError: shape\[0\] must be an integer of at least 0, not 1\.1$/,
+  );
+  assert.throws(
+    () => deviceArray(['1'] as never),
+    /^TypeError: shape\[0\] must be a number, not "1"$/,
+  );
   assert.throws(() => deviceArray([2], 'float32' as never), /dtype must be a Dtype/);
-  assert.throws(() => deviceArray([2], float32, { order: 'K' as never }), TypeError);
-  assert.throws(() => deviceArray([2], float32, { order: 'C', strides: [8] }), TypeError);
+  assert.throws(
+    () => deviceArray([2], float32, { order: 'K' as never }),
+    /^TypeError: order must be 'C' or 'F', not K$/,
+  );
+  assert.throws(
+    () => deviceArray([2], float32, { order: 'C', strides: [8] }),
+    /^TypeError: give either an order or strides, not both$/,
+  );
   assert.throws(() => deviceArray([2], float32, { orders: 'C' } as never), /unknown option/);
   const ragged = [[1, 2], [3]] as const;
   await assert.rejects(toDevice(ragged), /source\[1\] is 1 long where others are 2 long/);
@@ -340,10 +371,16 @@ test('shapes, dtypes and options that are none are refused before anything is al
     toDevice([[1, 2.5]], { dtype: int32 }),
     /source\[0\]\[1\] must be an integer/,
   );
-  await assert.rejects(toDevice(new Float64Array(2), { dtype: float32 } as never), TypeError);
+  await assert.rejects(
+    toDevice(new Float64Array(2), { dtype: float32 } as never),
+    /^TypeError: source is a Float64Array, not a Float32Array of float32$/,
+  );
   await assert.rejects(
     toDevice(new Float32Array(5), { shape: [2, 3] }),
     /5 elements, shape \[2, 3\]/,
   );
-  await assert.rejects(toDevice('text' as never), TypeError);
+  await assert.rejects(
+    toDevice('text' as never),
+    /^TypeError: source must be a number for float64, not a string$/,
+  );
 });

@@ -102,7 +102,10 @@ test('read only memory stays so, and records are raw bytes', () => {
   const described = { ...cudaArrayInterface(array), data: [array.address, true] };
   const frozen = fromCudaArrayInterface(described);
   assert.throws(() => frozen.fill(0), { name: 'TypeError', message: /read.only/ });
-  assert.throws(() => frozen.buffer.fill(0), TypeError);
+  assert.throws(
+    () => frozen.buffer.fill(0),
+    /^TypeError: this buffer is read-only: it was shared, or opened, for reading$/,
+  );
   const records = fromCudaArrayInterface({
     ...described,
     typestr: '|V12',
@@ -227,7 +230,8 @@ test('any layout comes back as it was, in bytes and in items', () => {
         (stride, axis) => stride % itemsize === 0 || array.size === 0 || shape[axis] === 1,
       );
       if (isWhole) takes(fromDLPack(dlpack(array)));
-      else assert.throws(() => dlpack(array), RangeError);
+      else
+        assert.throws(() => dlpack(array), /^RangeError: DLPack counts strides in items, and \[/);
     }),
     runs,
   );

@@ -31,8 +31,12 @@ import {
 } from '../../src/index.ts';
 import { getIpcHandle } from '../../src/ipc/index.ts';
 import { dose } from '../support/dose.ts';
+import { emulated } from '../support/driver.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
+
+// Read when the emulated driver is opened, at its first call.
+if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
 
 /** Serves as the driver would, and writes down what it was asked. */
 class Recording extends DriverMemoryManager {

@@ -85,8 +85,14 @@ test('a window is the same memory, and a part of it', () => {
     [0, 0, 3, 3],
     'the window shows through the whole',
   );
-  assert.throws(() => pinned.window(8000, 193), RangeError);
-  assert.throws(() => pinned.window(8192, 1), RangeError);
+  assert.throws(
+    () => pinned.window(8000, 193),
+    /^RangeError: byteLength must be an integer from 1 to 192, not 193$/,
+  );
+  assert.throws(
+    () => pinned.window(8192, 1),
+    /^RangeError: byteOffset must be an integer from 0 to 8191, not 8192$/,
+  );
 });
 
 test('may be closed twice, refuses to be used after, and a kept view reads zeros', () => {

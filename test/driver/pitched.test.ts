@@ -206,9 +206,18 @@ test('memory for rows has a pitch that holds them, and is freed as other memory'
   buffer.close();
   await context.flush();
   assert.equal(context.memoryInfo().free, free);
-  assert.throws(() => allocatePitched(0, 1), RangeError);
-  assert.throws(() => allocatePitched(2 ** 30, 2 ** 30), RangeError);
-  assert.throws(() => allocatePitched(8, 8, { elementByteLength: 3 as never }), RangeError);
+  assert.throws(
+    () => allocatePitched(0, 1),
+    /^RangeError: width must be an integer of at least 1, not 0$/,
+  );
+  assert.throws(
+    () => allocatePitched(2 ** 30, 2 ** 30),
+    /^RangeError: height must be an integer from 1 to 8388607, not 1073741824$/,
+  );
+  assert.throws(
+    () => allocatePitched(8, 8, { elementByteLength: 3 as never }),
+    /^RangeError: elementByteLength must be 4, 8 or 16, not 3$/,
+  );
   assert.throws(() => allocatePitched(2 ** 23, 2 ** 23), { code: 'CUDA_ERROR_OUT_OF_MEMORY' });
 });
 

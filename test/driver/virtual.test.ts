@@ -47,9 +47,17 @@ test('does not shrink, nor grow beyond what was reserved, and takes no nonsense'
     message: `${beyond} bytes are more than the ${beyond - 1} that were reserved`,
   });
   for (const size of [0, -1, 1.5, Number.NaN, 2 ** 53])
-    assert.throws(() => memory.grow(size), RangeError, String(size));
+    assert.throws(
+      () => memory.grow(size),
+      /^RangeError: byteLength must be an integer of at least 1, not /,
+      String(size),
+    );
   for (const size of ['16', null, 16n])
-    assert.throws(() => VirtualMemory.reserve(size as never), TypeError, String(size));
+    assert.throws(
+      () => VirtualMemory.reserve(size as never),
+      /^TypeError: byteLength must be a number, not /,
+      String(size),
+    );
   assert.equal(memory.byteLength, 100);
 });
 

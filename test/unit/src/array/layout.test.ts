@@ -90,7 +90,11 @@ test('where an overlap takes too long to find, the answer is yes', () => {
 test('what is too large to be counted exactly is refused', () => {
   const most = 2 ** 53 - 1;
   const wide = (shape: number[], options?: LayoutOptions, itemsize = 1) => {
-    assert.throws(() => makeLayout(shape, itemsize, options), RangeError, String(shape));
+    assert.throws(
+      () => makeLayout(shape, itemsize, options),
+      /^RangeError: (.* is too large: -?\d+ is no safe integer|shape has 65 axes: at most 64)$/,
+      String(shape),
+    );
   };
   assert.equal(byteLengthOf(makeLayout([most], 1)), most);
   wide([most], {}, 2);

@@ -73,5 +73,8 @@ test('what is wrong within nested arrays is named by its place', () => {
   circle.push(circle);
   throws(circle, /more than 64 arrays in each other/);
   assert.throws(() => toNested(new Float32Array(3), [2, 2]), /3 elements, shape \[2, 2\]/);
-  assert.throws(() => toNested(new Float32Array(4), [4], { dtype: uint8 }), TypeError);
+  assert.throws(
+    () => toNested(new Float32Array(4), [4], { dtype: uint8 }),
+    /^TypeError: values must be a Uint8Array for uint8, not a Float32Array$/,
+  );
 });

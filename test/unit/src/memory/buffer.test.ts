@@ -2,7 +2,18 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { inspect } from 'node:util';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
-import { Context, DeviceBuffer, PinnedBuffer, Stream } from '../../../../src/index.ts';
+import type { FunctionName } from '../../../../ffi/functions.ts';
+import {
+  type BufferOptions,
+  Context,
+  DeviceBuffer,
+  DeviceMemory,
+  MemoryPool,
+  PinnedBuffer,
+  type PointerOptions,
+  Stream,
+} from '../../../../src/index.ts';
+import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
@@ -12,9 +23,17 @@ test('a size is a whole number of at least one byte, checked before the driver i
   using pinned = PinnedBuffer.allocate(16);
   const recorder = recordCalls();
   for (const size of [0, -1, 1.5, Number.NaN, Number.POSITIVE_INFINITY, 2 ** 53])
-    assert.throws(() => DeviceBuffer.allocate(size), RangeError, String(size));
+    assert.throws(
+      () => DeviceBuffer.allocate(size),
+      /^RangeError: byteLength must be an integer of at least 1, not /,
+      String(size),
+    );
   for (const size of ['16', null, undefined, 16n, [16]])
-    assert.throws(() => DeviceBuffer.allocate(size as never), TypeError, String(size));
+    assert.throws(
+      () => DeviceBuffer.allocate(size as never),
+      /^TypeError: byteLength must be a number, not /,
+      String(size),
+    );
   assert.throws(() => DeviceBuffer.allocate(1, { strem: 1 } as never), {
     name: 'TypeError',
     message:
@@ -31,6 +50,47 @@ test('a size is a whole number of at least one byte, checked before the driver i
     });
   recorder.stop();
   assert.deepEqual(recorder.calls, []);
+});
+
+test('is allocated where, by what and in the stream that is named', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  const plain: readonly [options: BufferOptions, context: Context, byteLength: number][] = [
+    [{}, first, 1000],
+    [{ device: 1 }, second, 1000],
+    [{ context: second }, second, 1000],
+    [{ memory: DeviceMemory.create({ context: second }) }, second, 1000],
+    [{ memory: DeviceMemory.create({ device: 1, private: true }) }, second, 2 << 20],
+    [{ memory: DeviceMemory.create({ private: false }) }, first, 1000],
+  ];
+  for (const [options, context, byteLength] of plain) {
+    recorder.calls.length = 0;
+    const buffer = DeviceBuffer.allocate(1000, options);
+    assert.deepEqual([buffer.context, buffer.byteLength], [context, 1000]);
+    const { address } = buffer;
+    buffer.close();
+    const told = (name: FunctionName): unknown[] =>
+      recorder.of(name).map(({ args, context: current }) => [args.at(-1), current]);
+    assert.deepEqual(told('cuMemAlloc_v2'), [[byteLength, context.handle]]);
+    assert.equal((told('cuMemFree_v2')[0] as unknown[])[0], address);
+  }
+  using pool = MemoryPool.create({ device: 1 });
+  using stream = Stream.create({ device: 1 });
+  using buffer = DeviceBuffer.allocate(64, { memory: pool, stream });
+  const [allocation] = recorder.of('cuMemAllocFromPoolAsync');
+  assert.deepEqual(allocation?.args.slice(1), [64, pool.handle, stream.handle]);
+  assert.deepEqual([buffer.resource, buffer.context], [pool, second]);
+});
+
+test('what is borrowed is of the context that is named', () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const second = Context.primary(1);
+  using buffer = DeviceBuffer.allocate(64, { context: second });
+  const contextOf = (options?: PointerOptions): Context =>
+    DeviceBuffer.fromPointer(buffer.address, 64, options).context;
+  assert.equal(contextOf({ context: second }), second);
+  assert.equal(contextOf({ device: 1 }), second);
+  assert.equal(contextOf(), Context.primary(0));
 });
 
 test('may be closed twice, and every use after is a ClosedError', async () => {
@@ -89,8 +149,15 @@ test('a range beyond the buffer is refused', () => {
     [0.5, 4],
     [Number.NaN, 4],
   ] as const)
-    assert.throws(() => buffer.subarray(begin, end), RangeError, `${begin} ${end}`);
-  assert.throws(() => buffer.subarray('1' as never), TypeError);
+    assert.throws(
+      () => buffer.subarray(begin, end),
+      /^RangeError: (begin|end) must be an integer from \d+ to 16, not /,
+      `${begin} ${end}`,
+    );
+  assert.throws(
+    () => buffer.subarray('1' as never),
+    /^TypeError: begin must be a number, not "1"$/,
+  );
 });
 
 test('fills every element of 1, 2 or 4 bytes, and nothing outside', () => {
@@ -124,10 +191,10 @@ test('a fill that cannot be is refused, and fills nothing', () => {
   ] as const)
     assert.throws(
       () => buffer.fill(value, { elementByteLength: elementByteLength as never }),
-      RangeError,
+      /^RangeError: (value|elementByteLength) must be /,
       `${value} ${elementByteLength}`,
     );
-  assert.throws(() => buffer.fill('1' as never), TypeError);
+  assert.throws(() => buffer.fill('1' as never), /^TypeError: value must be a number, not "1"$/);
   assert.throws(() => buffer.subarray(0, 6).fill(0, { elementByteLength: 4 }), /no whole, aligned/);
   assert.throws(() => buffer.subarray(1, 5).fill(0, { elementByteLength: 4 }), /no whole, aligned/);
   assert.throws(() => buffer.fill(0, { stream: {} as never }), /stream must be a Stream/);
@@ -175,8 +242,14 @@ test('a borrowed pointer is used, never freed, and checked', () => {
     [8, -1],
     [Number.MAX_SAFE_INTEGER, 1],
   ] as const)
-    assert.throws(() => DeviceBuffer.fromPointer(address, byteLength), RangeError);
-  assert.throws(() => DeviceBuffer.fromPointer('8' as never, 1), TypeError);
+    assert.throws(
+      () => DeviceBuffer.fromPointer(address, byteLength),
+      /^RangeError: (address|byteLength) must be an integer /,
+    );
+  assert.throws(
+    () => DeviceBuffer.fromPointer('8' as never, 1),
+    /^TypeError: address must be a number, not "8"$/,
+  );
   assert.throws(
     () => DeviceBuffer.fromPointer(8, 1, { keep: 1 } as never),
     /unknown option 'keep'/,
@@ -220,6 +293,21 @@ test('closing while a stream is held up returns at once; flush gives the memory 
   await flushing;
   assert.equal(context.memoryInfo().free, free);
   latch[Symbol.dispose]();
+});
+
+test('what waits counts the bytes that the device gets back: of private memory whole blocks', async () => {
+  emulate();
+  const context = Context.primary();
+  using stream = Stream.create({ nonBlocking: true });
+  using latch = new Latch();
+  latch.hold(stream);
+  DeviceMemory.create().allocate(1000).close();
+  assert.deepEqual(context.pendingReleases, { count: 1, byteLength: 1000 });
+  DeviceMemory.create({ private: true }).allocate(1000).close();
+  assert.deepEqual(context.pendingReleases, { count: 2, byteLength: 1000 + (2 << 20) });
+  latch.open();
+  await context.flush();
+  assert.deepEqual(context.pendingReleases, { count: 0, byteLength: 0 });
 });
 
 test('out of memory says what was asked, what is free, and what waits', () => {

@@ -1,12 +1,35 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { test } from 'node:test';
+import {
+  CU_EVENT_DISABLE_TIMING,
+  CU_STREAM_LEGACY,
+  CU_STREAM_NON_BLOCKING,
+  CU_STREAM_WAIT_VALUE_GEQ,
+} from '../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import type { FunctionName } from '../../../../ffi/functions.ts';
+import { CUresult } from '../../../../ffi/results.ts';
 import { bytesCopied } from '../../../../ffi/trace.ts';
-import { Context, copyPitched, DeviceBuffer, Stream } from '../../../../src/index.ts';
-import { broken, failing } from '../../../support/faults.ts';
+import type { CUstream } from '../../../../ffi/types.ts';
+import {
+  Context,
+  copyPitched,
+  copyPitchedSync,
+  DeviceBuffer,
+  deviceArray,
+  dlpack,
+  fillPitched,
+  Graph,
+  PinnedBuffer,
+  queuePitchedCopy,
+  Stream,
+  type StreamOption,
+} from '../../../../src/index.ts';
+import { recordArguments, type ToldCall } from '../../../support/arguments.ts';
+import { broken, failing, withFaults } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
-import { emulate } from '../emulate.ts';
+import { emulate, until } from '../emulate.ts';
 
 const counting = (byteLength: number): Uint8Array =>
   new Uint8Array(byteLength).map((_, index) => (index * 31 + (index >> 8)) & 255);
@@ -14,6 +37,7 @@ const same = (actual: Uint8Array, expected: Uint8Array): void =>
   assert.equal(Buffer.compare(actual, expected), 0);
 
 const SLICE = 4 << 20;
+const MIB = 1 << 20;
 
 test('every size around a slice arrives whole, awaited and blocking', async () => {
   emulate();
@@ -84,6 +108,219 @@ test('a part of an array is copied, and what is around it stays', async () => {
   same(whole, expected);
 });
 
+test('each call works in the stream that is named, else in the default one of the memory', async () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  using stream = Stream.create({ context: second, nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(4096, { context: second });
+  using other = DeviceBuffer.allocate(4096, { context: second });
+  using far = DeviceBuffer.allocate(4096, { context: first });
+  const host = new Uint8Array(4096);
+  const box = { width: 8, height: 2 };
+  const at = (memory: DeviceBuffer | Uint8Array) => ({ memory, rowPitch: 16 });
+  const fill = (elementByteLength: 1 | 2 | 4) => (options: StreamOption) =>
+    buffer.fill(1, { ...options, elementByteLength });
+  const fillRows = (elementByteLength: 1 | 2 | 4) => (options: StreamOption) =>
+    fillPitched(at(buffer), 1, box, { ...options, elementByteLength });
+  type Use = (options: StreamOption) => unknown;
+  /** What begins in the stream; for awaited copies with the host, the mark that they begin behind. */
+  const queuing: readonly [name: FunctionName, use: Use, context?: Context][] = [
+    ['cuMemsetD8Async', fill(1)],
+    ['cuMemsetD16Async', fill(2)],
+    ['cuMemsetD32Async', fill(4)],
+    ['cuMemsetD2D8Async', fillRows(1)],
+    ['cuMemsetD2D16Async', fillRows(2)],
+    ['cuMemsetD2D32Async', fillRows(4)],
+    ['cuMemcpyDtoDAsync_v2', (options) => buffer.copyTo(other, options)],
+    ['cuMemcpyPeerAsync', (options) => buffer.copyTo(far, options)],
+    ['cuMemcpyPeerAsync', (options) => far.copyTo(buffer, options), first],
+    ['cuMemcpy3DAsync_v2', (options) => queuePitchedCopy(at(other), at(buffer), box, options)],
+    ['cuMemcpy3DPeerAsync', (options) => queuePitchedCopy(at(far), at(buffer), box, options)],
+    ['cuMemcpy3DAsync_v2', (options) => copyPitched(at(other), at(buffer), box, options)],
+    ['cuMemcpy3DAsync_v2', (options) => copyPitchedSync(at(buffer), at(host), box, options)],
+    ['cuMemcpy3DAsync_v2', (options) => copyPitchedSync(at(host), at(buffer), box, options)],
+    ['cuEventRecord', (options) => copyPitched(at(buffer), at(host), box, options)],
+    ['cuEventRecord', (options) => copyPitched(at(host), at(buffer), box, options)],
+    ['cuEventRecord', (options) => buffer.copyFrom(host, options)],
+    ['cuEventRecord', (options) => buffer.copyToHost(host, options)],
+  ];
+  const isWork = ({ name }: ToldCall): boolean => /Async|EventRecord|^cuMemcpy/.test(name);
+  for (const [name, use, context = second] of queuing) {
+    recorder.calls.length = 0;
+    await use({ stream });
+    const [named] = recorder.calls.filter(isWork);
+    assert.deepEqual([named?.name, named?.args.at(-1)], [name, stream.handle], `${use}`);
+    recorder.calls.length = 0;
+    await use({});
+    const [byDefault] = recorder.calls.filter(isWork);
+    assert.deepEqual([byDefault?.name, byDefault?.context], [name, context.handle], `${use}`);
+    assert.ok([0, CU_STREAM_LEGACY].includes(byDefault?.args.at(-1) as number), `${use}`);
+  }
+  const blocking: readonly [named: FunctionName, byDefault: FunctionName, use: Use][] = [
+    ['cuMemcpyHtoDAsync_v2', 'cuMemcpyHtoD_v2', (options) => buffer.copyFromSync(host, options)],
+    ['cuMemcpyDtoHAsync_v2', 'cuMemcpyDtoH_v2', (options) => buffer.copyToHostSync(host, options)],
+  ];
+  for (const [named, byDefault, use] of blocking) {
+    recorder.calls.length = 0;
+    use({ stream });
+    const [copy, wait] = recorder.calls.slice(-2);
+    assert.deepEqual([copy?.name, copy?.args.at(-1)], [named, stream.handle]);
+    assert.deepEqual([wait?.name, wait?.args[0]], ['cuStreamSynchronize', stream.handle]);
+    recorder.calls.length = 0;
+    use({});
+    const [only] = recorder.of(byDefault);
+    assert.equal(only?.context, second.handle);
+  }
+});
+
+test('a blocking copy to the device waits for the default stream, where the driver need not', () => {
+  const recorder = recordArguments(emulate());
+  using buffer = DeviceBuffer.allocate(64);
+  recorder.calls.length = 0;
+  buffer.copyFromSync(new Uint8Array(64));
+  const told = recorder.calls.map(({ name, args, context }) => [name, args[0], context]);
+  const copy = told.findIndex(([name]) => name === 'cuMemcpyHtoD_v2');
+  assert.deepEqual(told.slice(copy, copy + 2), [
+    ['cuMemcpyHtoD_v2', buffer.address, buffer.context.handle],
+    ['cuStreamSynchronize', 0, buffer.context.handle],
+  ]);
+});
+
+test('in a capture, what would wait is refused, and becomes no part of the graph', async () => {
+  const recorder = recordArguments(emulate());
+  using stream = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(4096);
+  using array = deviceArray([8, 8]);
+  const box = { width: 8, height: 2 };
+  const at = (memory: DeviceBuffer | Uint8Array) => ({ memory, rowPitch: 16 });
+  const host = new Uint8Array(64);
+  const [row, other] = [array.slice(0), array.slice(1)];
+  const refused: Record<string, (() => unknown)[]> = {
+    'copying to or from the host': [
+      () => buffer.copyFrom(host, { stream }),
+      () => buffer.copyToHost(undefined, { stream }),
+      () => buffer.copyFromSync(host, { stream }),
+      () => buffer.copyToHostSync(undefined, { stream }),
+      () => buffer.subarray(0, 8).copyToHostSync(),
+      () => row.copyFrom(new Float64Array(8), { stream }),
+      () => row.copyToHostSync(undefined, { stream }),
+    ],
+    'waiting for a copy': [
+      () => copyPitched(at(buffer), at(host), { width: 8 }, { stream }),
+      () => copyPitched(at(buffer), at(host), box, { stream }),
+      () => copyPitched(at(buffer.subarray(0, 64)), at(buffer.subarray(64)), box, { stream }),
+      () => copyPitchedSync(at(buffer), at(host), box, { stream }),
+      () => copyPitchedSync(at(buffer.subarray(0, 64)), at(buffer.subarray(64)), box, { stream }),
+      () => row.copyFrom(other, { stream }),
+      () => row.copyFromSync(other, { stream }),
+      () => row.set([], other, { stream }),
+    ],
+    'waiting for a fill': [
+      () => array.set([0], 1, { stream }),
+      () => array.setSync([0], 1, { stream }),
+    ],
+    'marking work, to wait for it,': [() => dlpack(array, { stream })],
+  };
+  const outcomes: [doing: string, use: string, outcome: Promise<unknown>][] = [];
+  Graph.capture(stream, () => {
+    recorder.calls.length = 0;
+    for (const [doing, uses] of Object.entries(refused))
+      for (const use of uses) {
+        const outcome = (async () => use())();
+        // Looked at below, when the capture is over.
+        outcome.catch(() => {});
+        outcomes.push([doing, `${use}`, outcome]);
+      }
+    assert.deepEqual(
+      recorder.calls.filter(({ name }) => /Memcpy|Memset|Launch|Event/.test(name)),
+      [],
+    );
+  }).close();
+  for (const [doing, use, outcome] of outcomes)
+    await assert.rejects(
+      outcome,
+      { name: 'CuffiError', message: new RegExp(`^${doing} while a graph is captured: `) },
+      use,
+    );
+});
+
+test('memory is kept while a stream of another context works on it', async () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  first.enablePeerAccess(second);
+  second.enablePeerAccess(first);
+  using stream = Stream.create({ context: second, nonBlocking: true });
+  using other = DeviceBuffer.allocate(4096, { context: second });
+  const box = { width: 8, height: 2 };
+  const at = (memory: DeviceBuffer) => ({ memory, rowPitch: 16 });
+  const uses: ((buffer: DeviceBuffer) => unknown)[] = [
+    (buffer) => buffer.fill(1, { stream }),
+    (buffer) => buffer.copyTo(buffer, { stream }),
+    (buffer) => buffer.copyTo(other, { stream }),
+    (buffer) => other.copyTo(buffer, { stream }),
+    (buffer) => fillPitched(at(buffer), 1, box, { stream }),
+    (buffer) => queuePitchedCopy(at(buffer), at(buffer), box, { stream }),
+    (buffer) => queuePitchedCopy(at(buffer), at(other), box, { stream }),
+    (buffer) => queuePitchedCopy(at(other), at(buffer), box, { stream }),
+  ];
+  for (const use of uses) {
+    const buffer = DeviceBuffer.allocate(4096, { context: first });
+    const { address } = buffer;
+    const isFreed = (): boolean =>
+      recorder.calls.some(({ name, args }) => name.startsWith('cuMemFree') && args[0] === address);
+    using latch = new Latch(second);
+    latch.hold(stream);
+    use(buffer);
+    recorder.calls.length = 0;
+    buffer.close();
+    assert.deepEqual([first.pendingReleases.count, isFreed()], [1, false], `${use}`);
+    latch.open();
+    await first.flush();
+    assert.deepEqual([first.pendingReleases.count, isFreed()], [0, true], `${use}`);
+  }
+});
+
+test('pages stay locked while another context copies from them or to them', async () => {
+  const driver = emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  let held: Latch | undefined;
+  const hold = (stream: CUstream): void => {
+    if (held)
+      driver.cuStreamWaitValue32_v2(stream, held.devicePointer, 1, CU_STREAM_WAIT_VALUE_GEQ);
+  };
+  const recorder = recordArguments({
+    ...driver,
+    cuMemcpyHtoDAsync_v2: (...args) => {
+      hold(args[3]);
+      return driver.cuMemcpyHtoDAsync_v2(...args);
+    },
+    cuMemcpyDtoHAsync_v2: (...args) => {
+      hold(args[3]);
+      return driver.cuMemcpyDtoHAsync_v2(...args);
+    },
+  });
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  using buffer = DeviceBuffer.allocate(MIB, { context: second });
+  for (const way of ['copyFrom', 'copyToHost'] as const) {
+    const pinned = PinnedBuffer.allocate(MIB, { context: first });
+    const { address } = pinned;
+    const isUnlocked = (): boolean =>
+      recorder.of('cuMemHostUnregister').some(({ args }) => args[0] === address);
+    using latch = new Latch(second);
+    held = latch;
+    recorder.calls.length = 0;
+    const copying = buffer[way](new Uint8Array(pinned.buffer));
+    await until(() => recorder.calls.some(({ name }) => /^cuMemcpy(HtoD|DtoH)Async/.test(name)));
+    pinned.close();
+    assert.equal(isUnlocked(), false, way);
+    assert.equal(first.pendingReleases.count, 1);
+    latch.open();
+    await copying;
+    await first.flush();
+    assert.equal(isUnlocked(), true, way);
+    held = undefined;
+  }
+});
+
 test('nothing is copied of nothing', async () => {
   emulate();
   using buffer = DeviceBuffer.allocate(16);
@@ -108,16 +345,31 @@ test('what does not fit, or is no memory, is refused and copies nothing', async 
   await assert.rejects(buffer.copyToHost(new Uint8Array(17)), long);
   assert.throws(() => buffer.copyToHostSync(new Uint8Array(17)), long);
   for (const wrong of [[1, 2], 'text', 5, {}, null, detached]) {
-    await assert.rejects(buffer.copyFrom(wrong as never), TypeError);
-    await assert.rejects(buffer.copyToHost(wrong as never), TypeError);
-    assert.throws(() => buffer.copyFromSync(wrong as never), TypeError);
-    assert.throws(() => buffer.copyToHostSync(wrong as never), TypeError);
+    await assert.rejects(
+      buffer.copyFrom(wrong as never),
+      /^TypeError: source (must be a typed array|is detached)/,
+    );
+    await assert.rejects(
+      buffer.copyToHost(wrong as never),
+      /^TypeError: into (must be a typed array|is detached)/,
+    );
+    assert.throws(
+      () => buffer.copyFromSync(wrong as never),
+      /^TypeError: source (must be a typed array|is detached)/,
+    );
+    assert.throws(
+      () => buffer.copyToHostSync(wrong as never),
+      /^TypeError: into (must be a typed array|is detached)/,
+    );
   }
   await assert.rejects(
     buffer.copyToHost(undefined, { streem: 1 } as never),
     /known: stream, signal$/,
   );
-  await assert.rejects(buffer.copyFrom(detached, { stream: 1 } as never), TypeError);
+  await assert.rejects(
+    buffer.copyFrom(detached, { stream: 1 } as never),
+    /^TypeError: source is detached: its memory was transferred elsewhere$/,
+  );
   recorder.stop();
   assert.deepEqual(recorder.calls, []);
 });
@@ -236,6 +488,24 @@ test('a buffer that is closed before its copy begins rejects it, and nothing is 
   await Context.primary().flush();
 });
 
+test('a copy of rows on devices rejects where either buffer is closed before it is done', async () => {
+  emulate();
+  using stream = Stream.create({ nonBlocking: true });
+  const box = { width: 8, height: 2 };
+  for (const closes of [0, 1] as const) {
+    const buffers = [DeviceBuffer.allocate(64), DeviceBuffer.allocate(64)] as const;
+    const latch = new Latch();
+    latch.hold(stream);
+    const [target, source] = buffers.map((memory) => ({ memory, rowPitch: 16 }));
+    assert.ok(target && source);
+    const copying = copyPitched(target, source, box, { stream });
+    buffers[closes].close();
+    latch[Symbol.dispose]();
+    await assert.rejects(copying, /^ClosedError: this DeviceBuffer is closed$/);
+    for (const buffer of buffers) buffer.close();
+  }
+});
+
 test('memory that is given away during a copy rejects it', async () => {
   emulate();
   using stream = Stream.create({ nonBlocking: true });
@@ -276,17 +546,79 @@ test('copies that fail say how much went where, and the buffer stays usable', as
   assert.throws(() => buffer.fill(1), { call: 'cuMemsetD8Async', doing: 'filling 64 bytes' });
 });
 
+test('a copy whose end cannot be marked settles only when nothing uses its memory any more', async () => {
+  const driver = emulate();
+  for (const way of ['copyFrom', 'copyToHost'] as const) {
+    let asked = 0;
+    const faults = withFaults(
+      {
+        ...driver,
+        cuStreamQuery: (stream) => {
+          asked += 1;
+          return asked < 4 ? CUresult.CUDA_ERROR_NOT_READY : driver.cuStreamQuery(stream);
+        },
+      },
+      ['cuEventRecord'],
+    );
+    selectDriver(faults.driver);
+    using buffer = DeviceBuffer.allocate(4096);
+    // The first mark is of the work before, the second one of the copy.
+    faults.fail('cuEventRecord', 2, CUresult.CUDA_ERROR_UNKNOWN);
+    await assert.rejects(buffer[way](new Uint8Array(4096)), {
+      name: 'CudaError',
+      call: 'cuEventRecord',
+      code: 'CUDA_ERROR_UNKNOWN',
+    });
+    assert.equal(asked, 4);
+  }
+});
+
+test('a copy that can neither be marked nor asked about rejects with the first error', async () => {
+  const driver = emulate();
+  const faults = withFaults(driver, ['cuEventRecord', 'cuStreamQuery']);
+  selectDriver(faults.driver);
+  const buffer = DeviceBuffer.allocate(4096);
+  faults.fail('cuEventRecord', 2, CUresult.CUDA_ERROR_LAUNCH_FAILED);
+  faults.fail('cuStreamQuery', 1, CUresult.CUDA_ERROR_LAUNCH_FAILED);
+  await assert.rejects(buffer.copyFrom(new Uint8Array(4096)), { call: 'cuEventRecord' });
+});
+
 test('an awaited copy leaves no event behind, and one stream a context', async () => {
-  emulate();
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
   using buffer = DeviceBuffer.allocate(64);
+  using stream = Stream.create({ device: 1 });
+  {
+    // One of the stream's context, behind the work before, and one of the copy's own.
+    using both = recordCalls();
+    await buffer.copyToHost(undefined, { stream });
+    const made = both.calls.filter(({ name }) => name === 'cuEventCreate');
+    const gone = both.calls.filter(({ name }) => name === 'cuEventDestroy_v2');
+    assert.deepEqual([made.length, gone.length], [2, 2]);
+  }
+  Context.primary().resetSync();
+  using again = DeviceBuffer.allocate(64);
   const recorder = recordCalls();
-  for (let n = 0; n < 5; n += 1) await buffer.copyToHost();
+  for (let n = 0; n < 5; n += 1) await again.copyToHost();
   recorder.stop();
   const count = (name: string): number =>
     recorder.calls.filter((call) => call.name === name).length;
   assert.equal(count('cuEventCreate'), 5);
   assert.equal(count('cuEventDestroy_v2'), 5);
   assert.equal(count('cuStreamCreateWithPriority'), 1);
+});
+
+test('an awaited copy goes over a stream that waits for no other, and its events keep no time', async () => {
+  const recorder = recordArguments(emulate());
+  using buffer = DeviceBuffer.allocate(64);
+  await buffer.copyToHost();
+  assert.deepEqual(
+    recorder.of('cuStreamCreateWithPriority').map(({ args }) => args.slice(1)),
+    [[CU_STREAM_NON_BLOCKING, 0]],
+  );
+  assert.deepEqual(
+    recorder.of('cuEventCreate').map(({ args }) => args[1]),
+    [CU_EVENT_DISABLE_TIMING],
+  );
 });
 
 test('an awaited copy after a reset uses a stream of the new context', async () => {

@@ -2,9 +2,9 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import { CUresult } from '../../../../ffi/results.ts';
-import { MemoryPool, VirtualMemory } from '../../../../src/index.ts';
+import { Context, MemoryPool, VirtualMemory } from '../../../../src/index.ts';
 import { exportIpc } from '../../../../src/ipc/index.ts';
-import { failing } from '../../../support/faults.ts';
+import { failing, keepingBooks } from '../../../support/faults.ts';
 import { emulate } from '../emulate.ts';
 
 /** How many pieces of memory the device was asked for. */
@@ -28,6 +28,17 @@ test('beside what is shared first a piece of the device stays shared, and no oth
   assert.equal(
     piecesMade(() => exportIpc(pool)),
     0,
+  );
+});
+
+test('its handle is released: the descriptor holds the memory', () => {
+  const { driver, open } = keepingBooks(emulate());
+  selectDriver(driver);
+  shareVirtual();
+  Context.primary().releases.collect();
+  assert.deepEqual(
+    [...open].filter((handle) => handle.startsWith('cuMemCreate')),
+    [],
   );
 });
 

@@ -34,7 +34,10 @@ test('what is longer than an ArrayBuffer is seen in windows', () => {
   });
   assert.equal(views.viewed, false);
   assert.equal(views.window(4096, 4096).byteLength, 4096);
-  assert.throws(() => views.window(0, 5 * GIB), RangeError);
+  assert.throws(
+    () => views.window(0, 5 * GIB),
+    /^RangeError: byteLength must be an integer from 1 to 4294967296, not 5368709120$/,
+  );
   views.dismiss();
   mapping.unmap();
 });
@@ -51,8 +54,14 @@ test('a window beyond the memory is refused', () => {
     [0.5, 1],
     [0, Number.NaN],
   ] as const)
-    assert.throws(() => views.window(byteOffset, byteLength), RangeError);
-  assert.throws(() => views.window('0' as never, 1), TypeError);
+    assert.throws(
+      () => views.window(byteOffset, byteLength),
+      /^RangeError: byte(Offset|Length) must be an integer from \d+ to \d+, not /,
+    );
+  assert.throws(
+    () => views.window('0' as never, 1),
+    /^TypeError: byteOffset must be a number, not "0"$/,
+  );
   views.dismiss();
   mapping.unmap();
 });
@@ -76,6 +85,31 @@ test('tells when the last view was collected, not before, and once', async () =>
   assert.ok(await collectUntil(() => calls === 1));
   await collectGarbage();
   assert.equal(calls, 1);
+  mapping.unmap();
+});
+
+test('a window that was collected is forgotten when there is a new one', async () => {
+  const mapping = mapAnonymous(4096);
+  const views = new HostViews(mapping.address, 4096, () => {});
+  const COUNT = 50;
+  for (let n = 0; n < COUNT; n += 1) views.window(n, 1);
+  await collectGarbage();
+  views.window(COUNT, 1);
+  const { prototype } = WeakRef;
+  const { deref } = prototype;
+  let remembered = 0;
+  prototype.deref = function (): WeakKey | undefined {
+    remembered += 1;
+    return deref.call(this);
+  };
+  try {
+    // Each that is remembered is looked at.
+    assert.equal(views.moved, false);
+  } finally {
+    prototype.deref = deref;
+  }
+  assert.ok(remembered < 5, `${remembered} of ${COUNT} are remembered`);
+  views.dismiss();
   mapping.unmap();
 });
 

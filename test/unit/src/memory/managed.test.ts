@@ -1,7 +1,27 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import {
+  CU_DEVICE_CPU,
+  CU_MEM_ADVISE_SET_ACCESSED_BY,
+  CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+  CU_MEM_ADVISE_SET_READ_MOSTLY,
+  CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+  CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
+  CU_MEM_ADVISE_UNSET_READ_MOSTLY,
+  CU_MEM_ATTACH_GLOBAL,
+  CU_MEM_ATTACH_HOST,
+} from '../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
-import { Context, Device, DeviceBuffer, ManagedMemory, Stream } from '../../../../src/index.ts';
+import {
+  Context,
+  Device,
+  DeviceBuffer,
+  type ManagedAdvice,
+  ManagedMemory,
+  type ManagedPlace,
+  Stream,
+} from '../../../../src/index.ts';
+import { recordArguments } from '../../../support/arguments.ts';
 import { Latch } from '../../../support/latch.ts';
 import { currentContext, emulate } from '../emulate.ts';
 
@@ -22,12 +42,19 @@ test('is not shown to the CPU, prefetched or placed where the device cannot shar
   assert.equal(memory.hostAccessible, false);
   using buffer = memory.allocate(4096);
   const { device } = memory.context;
-  const refused = { name: 'NotSupportedError' };
-  assert.throws(() => buffer.buffer, { ...refused, message: /copy it, with copyFrom/ });
-  assert.throws(() => buffer.window(0, 1), refused);
-  assert.throws(() => memory.prefetch(buffer, device), refused);
-  assert.throws(() => memory.prefetch(buffer, 'host'), refused);
-  assert.throws(() => memory.advise(buffer, 'preferredLocation', device), refused);
+  const refused = (doing: string) => ({
+    name: 'NotSupportedError',
+    message: `${device} has no concurrentManagedAccess, which ${doing} needs`,
+  });
+  const untouchable = { name: 'NotSupportedError', message: /copy it, with copyFrom/ };
+  assert.throws(() => buffer.buffer, untouchable);
+  assert.throws(() => buffer.window(0, 1), untouchable);
+  assert.throws(() => memory.prefetch(buffer, device), refused('naming it as to'));
+  assert.throws(() => memory.prefetch(buffer, 'host'), refused('prefetching'));
+  assert.throws(
+    () => memory.advise(buffer, 'preferredLocation', device),
+    refused('naming it as place'),
+  );
   memory.advise(buffer, 'preferredLocation', 'host');
   memory.advise(buffer, 'readMostly');
   buffer.fill(4);
@@ -41,8 +68,8 @@ test('arguments are checked before the driver is asked', () => {
   using other = DeviceBuffer.allocate(4096);
   const device = Device.get();
   const recorder = recordCalls();
-  assert.throws(() => memory.allocate(0), RangeError);
-  assert.throws(() => memory.allocate(1, { streams: 1 } as never), TypeError);
+  assert.throws(() => memory.allocate(0), /byteLength must be an integer of at least 1/);
+  assert.throws(() => memory.allocate(1, { streams: 1 } as never), /unknown option 'streams'/);
   assert.throws(() => ManagedMemory.create({ attach: 'single' as never }), {
     message: "attach must be 'global' or 'host', not single",
   });
@@ -50,7 +77,10 @@ test('arguments are checked before the driver is asked', () => {
   assert.throws(() => memory.prefetch(other, device), /must be of managed memory/);
   assert.throws(() => memory.prefetch(buffer, 0 as never), /to must be a Device/);
   assert.throws(() => memory.prefetch(buffer, 'cpu' as never), /to must be a Device/);
-  assert.throws(() => memory.prefetch(buffer, 'host', { stream: 1 as never }), TypeError);
+  assert.throws(
+    () => memory.prefetch(buffer, 'host', { stream: 1 as never }),
+    /stream must be a Stream, not 1/,
+  );
   assert.throws(() => memory.advise(buffer, 'often' as never), /known: readMostly/);
   assert.throws(() => memory.advise(buffer, 'accessedBy'), /needs a place/);
   assert.throws(() => memory.advise(buffer, 'readMostly', device), /is of no place/);
@@ -79,16 +109,76 @@ test('more than is free is refused by cuffi, after what waits was released', () 
   latch[Symbol.dispose]();
 });
 
-test('names the devices and streams that it is told', () => {
-  emulate({ CUFFI_EMULATED_DEVICES: '2' });
-  const memory = ManagedMemory.create();
-  using stream = Stream.create();
+test('moves what it is told, to the place and in the stream that it is told', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  const memory = ManagedMemory.create({ context: first });
+  using stream = Stream.create({ context: first });
+  using far = Stream.create({ context: second });
   using buffer = memory.allocate(4096);
-  memory.prefetch(buffer, Device.get(1), { stream });
-  memory.advise(buffer, 'accessedBy', Device.get(1));
+  const moved = (use: () => void): unknown[] => {
+    const before = recorder.calls.length;
+    use();
+    const told = recorder.calls.slice(before).filter(({ name }) => name === 'cuMemPrefetchAsync');
+    return told.map(({ args, context }) => [...args, context]);
+  };
+  const { address } = buffer;
+  assert.deepEqual(
+    moved(() => memory.prefetch(buffer, second.device, { stream })),
+    [[address, 4096, second.device.handle, stream.handle, 0]],
+  );
+  assert.deepEqual(
+    moved(() => memory.prefetch(buffer.subarray(1024, 3072), first.device, { stream: far })),
+    [[address + 1024, 2048, first.device.handle, far.handle, 0]],
+  );
+  assert.deepEqual(
+    moved(() => memory.prefetch(buffer, 'host')),
+    [[address, 4096, CU_DEVICE_CPU, 0, first.handle]],
+  );
   // An empty part is nobody's business.
-  memory.prefetch(buffer.subarray(4096), 'host');
+  assert.deepEqual(
+    moved(() => memory.prefetch(buffer.subarray(4096), 'host')),
+    [],
+  );
+});
+
+test('tells each advice as what it is, of the place that is named', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const memory = ManagedMemory.create({ device: 0 });
+  using buffer = memory.allocate(4096);
+  const { address } = buffer;
+  const second = Device.get(1);
+  const advices: readonly [ManagedAdvice, ManagedPlace | undefined, number, number][] = [
+    ['readMostly', undefined, CU_MEM_ADVISE_SET_READ_MOSTLY, 0],
+    ['unsetReadMostly', undefined, CU_MEM_ADVISE_UNSET_READ_MOSTLY, 0],
+    ['preferredLocation', second, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, second.handle],
+    ['preferredLocation', 'host', CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_DEVICE_CPU],
+    ['unsetPreferredLocation', undefined, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, 0],
+    ['accessedBy', second, CU_MEM_ADVISE_SET_ACCESSED_BY, second.handle],
+    ['unsetAccessedBy', second, CU_MEM_ADVISE_UNSET_ACCESSED_BY, second.handle],
+  ];
+  for (const [advice, place] of advices) memory.advise(buffer.subarray(1024), advice, place);
   memory.advise(buffer.subarray(4096), 'readMostly');
+  assert.deepEqual(
+    recorder.of('cuMemAdvise').map(({ args }) => args),
+    advices.map(([, , number, device]) => [address + 1024, 3072, number, device]),
+  );
+});
+
+test('is allocated on the device, and for whom, that it is told', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  ManagedMemory.create().allocate(10).close();
+  ManagedMemory.create({ device: 1, attach: 'host' }).allocate(20).close();
+  ManagedMemory.create({ context: second, attach: 'global' }).allocate(30).close();
+  assert.deepEqual(
+    recorder.of('cuMemAllocManaged').map(({ args, context }) => [...args.slice(1), context]),
+    [
+      [10, CU_MEM_ATTACH_GLOBAL, first.handle],
+      [20, CU_MEM_ATTACH_HOST, second.handle],
+      [30, CU_MEM_ATTACH_GLOBAL, second.handle],
+    ],
+  );
 });
 
 test('is kept while a stream of another device prefetches it; the default stream is its own', async () => {

@@ -1,7 +1,16 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import {
+  CU_MEMHOSTALLOC_DEVICEMAP,
+  CU_MEMHOSTALLOC_PORTABLE,
+  CU_MEMHOSTALLOC_WRITECOMBINED,
+  CU_MEMHOSTREGISTER_DEVICEMAP,
+  CU_MEMHOSTREGISTER_PORTABLE,
+} from '../../../../ffi/constants.ts';
 import { recordCalls } from '../../../../ffi/driver.ts';
-import { Context, MappedMemory, Stream } from '../../../../src/index.ts';
+import type { FunctionName } from '../../../../ffi/functions.ts';
+import { Context, MappedMemory, type MappedMemoryOptions, Stream } from '../../../../src/index.ts';
+import { recordArguments } from '../../../support/arguments.ts';
 import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
 
@@ -10,17 +19,64 @@ test('arguments are checked before the driver is asked', () => {
   const memory = MappedMemory.create();
   const recorder = recordCalls();
   for (const size of [0, -1, 1.5, Number.NaN])
-    assert.throws(() => memory.allocate(size), RangeError, String(size));
+    assert.throws(() => memory.allocate(size), /^RangeError: byteLength must be an integer of at/);
   assert.throws(() => memory.allocate(1, { streams: 1 } as never), /unknown option 'streams'/);
   assert.throws(() => MappedMemory.create({ wc: 1 } as never), /unknown option 'wc'/);
-  assert.throws(() => MappedMemory.create({ portable: 1 as never }), TypeError);
+  assert.throws(
+    () => MappedMemory.create({ portable: 1 as never }),
+    /^TypeError: portable must be true or false, not 1/,
+  );
   recorder.stop();
   assert.deepEqual(recorder.calls, []);
 });
 
+test('each option reaches the driver, in the context that is named', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  const cases: readonly [
+    options: MappedMemoryOptions,
+    name: FunctionName,
+    flags: number,
+    Context,
+  ][] = [
+    [{}, 'cuMemHostRegister_v2', CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE, first],
+    [
+      { context: second, portable: false },
+      'cuMemHostRegister_v2',
+      CU_MEMHOSTREGISTER_DEVICEMAP,
+      second,
+    ],
+    [
+      { device: 1, writeCombined: true },
+      'cuMemHostAlloc',
+      CU_MEMHOSTALLOC_WRITECOMBINED | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE,
+      second,
+    ],
+    [
+      { writeCombined: true, portable: false },
+      'cuMemHostAlloc',
+      CU_MEMHOSTALLOC_WRITECOMBINED | CU_MEMHOSTALLOC_DEVICEMAP,
+      first,
+    ],
+  ];
+  for (const [options, name, flags, context] of cases) {
+    recorder.calls.length = 0;
+    using buffer = MappedMemory.create(options).allocate(5000);
+    const locks = recorder.calls.filter((call) => /HostAlloc|HostRegister/.test(call.name));
+    assert.deepEqual(
+      locks.map((call) => [call.name, call.args[2], call.context]),
+      [[name, flags, context.handle]],
+    );
+    assert.deepEqual([buffer.context, buffer.byteLength], [context, 5000]);
+  }
+});
+
 test('is refused where the device cannot reach host memory', () => {
   emulate({ CUFFI_EMULATED_ATTRIBUTES: '19=0' });
-  assert.throws(() => MappedMemory.create().allocate(1), { name: 'NotSupportedError' });
+  assert.throws(() => MappedMemory.create().allocate(1), {
+    name: 'NotSupportedError',
+    message: /cannot reach host memory/,
+  });
 });
 
 test('stays locked and readable until work that uses it is done', async () => {
@@ -45,5 +101,8 @@ test('a window is a part of it, and a range beyond it is refused', () => {
   using buffer = MappedMemory.create().allocate(8192);
   new Uint8Array(buffer.window(4096, 4096)).fill(5);
   assert.equal(new Uint8Array(buffer.buffer)[4096], 5);
-  assert.throws(() => buffer.window(0, 8193), RangeError);
+  assert.throws(
+    () => buffer.window(0, 8193),
+    /^RangeError: byteLength must be an integer from 1 to 8192, not 8193/,
+  );
 });

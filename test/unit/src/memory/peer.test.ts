@@ -1,7 +1,14 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
-import { Context, DeviceBuffer } from '../../../../src/index.ts';
+import {
+  Context,
+  copyPitched,
+  copyPitchedSync,
+  DeviceBuffer,
+  queuePitchedCopy,
+} from '../../../../src/index.ts';
+import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing } from '../../../support/faults.ts';
 import { currentContext, emulate } from '../emulate.ts';
 
@@ -42,6 +49,33 @@ test('a context that has no room for another peer copies without access', () => 
   assert.throws(() => source.context.enablePeerAccess(target.context), { status: TOO_MANY_PEERS });
   selectDriver(broken(driver, 'cuCtxEnablePeerAccess', 217));
   assert.throws(() => source.copyTo(target), { call: 'cuCtxEnablePeerAccess', status: 217 });
+});
+
+test('copies between devices enable the access of the first to the second, once', async () => {
+  const host = new Uint8Array(16).fill(3);
+  const uses: readonly ((target: DeviceBuffer, source: DeviceBuffer) => unknown)[] = [
+    (target, source) => source.copyTo(target),
+    (target, source) => queuePitchedCopy({ memory: target }, { memory: source }, { width: 16 }),
+    (target, source) => copyPitchedSync({ memory: target }, { memory: source }, { width: 16 }),
+    (target, source) => copyPitched({ memory: target }, { memory: source }, { width: 16 }),
+  ];
+  for (const use of uses) {
+    const recorder = recordArguments(emulate(TWO));
+    const [first, second] = [Context.primary(0), Context.primary(1)];
+    using source = DeviceBuffer.allocate(16, { context: first });
+    using target = DeviceBuffer.allocate(16, { context: second });
+    source.copyFromSync(host);
+    await use(target, source);
+    await use(target, source);
+    assert.deepEqual(
+      recorder.of('cuCtxEnablePeerAccess').map(({ args, context }) => [args[0], context]),
+      [[second.handle, first.handle]],
+      `${use}`,
+    );
+    assert.equal(first.peers.has(second), true);
+    first.synchronizeSync();
+    assert.deepEqual(target.copyToHostSync(), host);
+  }
 });
 
 test('what another library enabled or disabled before is no error', () => {

@@ -1,7 +1,10 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { CU_MEMHOSTREGISTER_PORTABLE } from '../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import { addressOf } from '../../../../ffi/native.ts';
 import { Context, pin } from '../../../../src/index.ts';
+import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
 import { collectGarbage, collectUntil } from '../../../support/gc.ts';
 import { emulate } from '../emulate.ts';
@@ -55,6 +58,32 @@ test('takes typed arrays, buffers and shared ones, and options last', () => {
   assert.deepEqual(first.arrays, [plain]);
   using second = pin(new Uint8Array(shared, 8192, 100));
   assert.equal(second.context, context);
+});
+
+test('locks each array where it lies, for whom and in the context that is named', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  const arrays = apart(2) as [Uint8Array, Uint8Array];
+  for (const [options, flags, context] of [
+    [{}, CU_MEMHOSTREGISTER_PORTABLE, first],
+    [{ portable: false }, 0, first],
+    [{ device: 1, portable: true }, CU_MEMHOSTREGISTER_PORTABLE, second],
+    [{ context: second, portable: false }, 0, second],
+  ] as const) {
+    recorder.calls.length = 0;
+    pin(...arrays, options).close();
+    const told = (name: 'cuMemHostRegister_v2' | 'cuMemHostUnregister'): unknown[] =>
+      recorder.of(name).map((call) => [...call.args, call.context]);
+    const [a, b] = arrays.map(addressOf);
+    assert.deepEqual(told('cuMemHostRegister_v2'), [
+      [a, 4096, flags, context.handle],
+      [b, 4096, flags, context.handle],
+    ]);
+    assert.deepEqual(
+      told('cuMemHostUnregister').map((call) => (call as unknown[])[0]),
+      [b, a],
+    );
+  }
 });
 
 test('is all or nothing, and what was locked is unlocked', () => {

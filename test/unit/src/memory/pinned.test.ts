@@ -3,9 +3,18 @@ import { once } from 'node:events';
 import { test } from 'node:test';
 import { inspect } from 'node:util';
 import { OUT0 } from '../../../../ffi/arena.ts';
+import {
+  CU_MEMHOSTALLOC_DEVICEMAP,
+  CU_MEMHOSTALLOC_PORTABLE,
+  CU_MEMHOSTALLOC_WRITECOMBINED,
+  CU_MEMHOSTREGISTER_DEVICEMAP,
+  CU_MEMHOSTREGISTER_PORTABLE,
+} from '../../../../ffi/constants.ts';
 import { cu, recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import { libc } from '../../../../ffi/libc.ts';
 import type { Address } from '../../../../ffi/types.ts';
 import { Context, PinnedBuffer, pin, Stream } from '../../../../src/index.ts';
+import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
 import { collectGarbage, collectUntil, isMapped } from '../../../support/gc.ts';
 import { Latch } from '../../../support/latch.ts';
@@ -18,12 +27,25 @@ const UNKNOWN = 999;
 const isLocked = (address: Address): boolean =>
   Context.primary().run(() => cu.cuMemHostGetFlags(OUT0, address)) === 0;
 
+/** The memory behind an ArrayBuffer, as another one: the BYOB reader of a stream moves it. */
+async function moveAway(buffer: ArrayBuffer): Promise<ArrayBuffer> {
+  const source = new ReadableStream({
+    type: 'bytes',
+    pull: ({ byobRequest }) => byobRequest?.respond(1),
+  });
+  const { value } = await source.getReader({ mode: 'byob' }).read(new Uint8Array(buffer));
+  return (value as Uint8Array<ArrayBuffer>).buffer;
+}
+
 test('arguments are checked before the driver is asked', () => {
   emulate();
   const recorder = recordCalls();
   for (const size of [0, -1, 1.5, Number.NaN, 2 ** 53])
-    assert.throws(() => PinnedBuffer.allocate(size), RangeError, String(size));
-  assert.throws(() => PinnedBuffer.allocate('1' as never), TypeError);
+    assert.throws(() => PinnedBuffer.allocate(size), {
+      name: 'RangeError',
+      message: `byteLength must be an integer of at least 1, not ${size}`,
+    });
+  assert.throws(() => PinnedBuffer.allocate('1' as never), /byteLength must be a number, not "1"/);
   assert.throws(() => PinnedBuffer.allocate(1, { mapped: 1 as never }), {
     name: 'TypeError',
     message: 'mapped must be true or false, not 1',
@@ -34,6 +56,58 @@ test('arguments are checked before the driver is asked', () => {
   });
   recorder.stop();
   assert.deepEqual(recorder.calls, []);
+});
+
+test('each option reaches the driver, in the context that is named', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const second = Context.primary(1);
+  for (const bits of Array.from({ length: 8 }).keys()) {
+    const portable = (bits & 1) !== 0;
+    const mapped = (bits & 2) !== 0;
+    const writeCombined = (bits & 4) !== 0;
+    recorder.calls.length = 0;
+    const options = { context: second, portable, mapped, writeCombined };
+    using pinned = PinnedBuffer.allocate(5000, options);
+    assert.deepEqual(
+      [pinned.portable, pinned.mapped, pinned.writeCombined],
+      [portable, mapped, writeCombined],
+    );
+    const [registered] = recorder.of('cuMemHostRegister_v2');
+    const [allocated] = recorder.of('cuMemHostAlloc');
+    if (writeCombined) {
+      assert.equal(registered, undefined);
+      assert.deepEqual(allocated?.args.slice(1), [
+        5000,
+        CU_MEMHOSTALLOC_WRITECOMBINED |
+          (portable ? CU_MEMHOSTALLOC_PORTABLE : 0) |
+          (mapped ? CU_MEMHOSTALLOC_DEVICEMAP : 0),
+      ]);
+    } else {
+      assert.equal(allocated, undefined);
+      assert.deepEqual(
+        [registered?.args[0], registered?.args[2]],
+        [
+          pinned.address,
+          (portable ? CU_MEMHOSTREGISTER_PORTABLE : 0) |
+            (mapped ? CU_MEMHOSTREGISTER_DEVICEMAP : 0),
+        ],
+      );
+      assert.ok((registered?.args[1] as number) >= 5000);
+    }
+    assert.equal((allocated ?? registered)?.context, second.handle);
+    assert.deepEqual(
+      recorder.of('cuMemHostGetDevicePointer_v2').map(({ args, context }) => [args[1], context]),
+      mapped ? [[pinned.address, second.handle]] : [],
+    );
+    assert.equal(pinned.devicePointer !== undefined, mapped);
+  }
+  recorder.calls.length = 0;
+  PinnedBuffer.allocate(1, { device: 1 }).close();
+  PinnedBuffer.allocate(1).close();
+  assert.deepEqual(
+    recorder.of('cuMemHostRegister_v2').map(({ args, context }) => [args[2], context]),
+    [second, Context.primary(0)].map(({ handle }) => [CU_MEMHOSTREGISTER_PORTABLE, handle]),
+  );
 });
 
 test('what the device cannot do is refused', () => {
@@ -160,6 +234,42 @@ test('a release that a reset drops leaves the addresses to the collection', asyn
   };
   const address = close();
   assert.ok(await collectUntil(() => !isMapped(address)));
+});
+
+test('its addresses are given back once, and never where a view of it was moved', async () => {
+  emulate();
+  const { munmap } = libc;
+  const unmapped: number[] = [];
+  const replace = (value: typeof munmap): void => {
+    Object.defineProperty(libc, 'munmap', { configurable: true, enumerable: true, value });
+  };
+  replace((address, byteLength) => {
+    unmapped.push(Number(address));
+    return munmap(address, byteLength);
+  });
+  const times = (address: Address): number => unmapped.filter((each) => each === address).length;
+  const closeAll = async (): Promise<{ addresses: Address[]; moved: ArrayBuffer }> => {
+    using unseen = PinnedBuffer.allocate(4096);
+    using seen = PinnedBuffer.allocate(4096);
+    using taken = PinnedBuffer.allocate(4096);
+    new Uint8Array(seen.buffer).fill(1);
+    const { buffer } = taken;
+    const moved = await moveAway(buffer);
+    assert.equal(buffer.byteLength, 0);
+    return { addresses: [unseen, seen, taken].map(({ address }) => address), moved };
+  };
+  try {
+    const { addresses, moved } = await closeAll();
+    assert.deepEqual(addresses.map(times), [1, 0, 0]);
+    const [, seen, taken] = addresses as [Address, Address, Address];
+    assert.ok(await collectUntil(() => times(seen) > 0));
+    await collectGarbage();
+    assert.deepEqual(addresses.map(times), [1, 1, 0]);
+    assert.ok(isMapped(taken));
+    assert.equal(moved.byteLength, 4096);
+  } finally {
+    replace(munmap);
+  }
 });
 
 test('one that was dropped open is unlocked, given back, and warned about', async () => {

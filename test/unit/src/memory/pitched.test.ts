@@ -1,8 +1,12 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
+import { CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST } from '../../../../ffi/constants.ts';
 import { recordCalls } from '../../../../ffi/driver.ts';
+import type { FunctionName } from '../../../../ffi/functions.ts';
+import { addressOf } from '../../../../ffi/native.ts';
 import {
+  allocatePitched,
   Context,
   copyPitched,
   copyPitchedSync,
@@ -19,6 +23,7 @@ import {
   parts,
   type Region,
 } from '../../../../src/memory/pitched.ts';
+import { recordArguments } from '../../../support/arguments.ts';
 import { dose } from '../../../support/dose.ts';
 import { emulate } from '../emulate.ts';
 
@@ -180,6 +185,132 @@ test('parts cover each byte once, go over no cut, and stay below the most', () =
   );
 });
 
+test('what one call can do is not cut: the largest pitch and row, and rows that end at a cut', () => {
+  const region = (rowPitch: number, slicePitch: number, cuts: readonly number[] = []): Region => ({
+    memory: new Uint8Array(0),
+    byteOffset: 0,
+    byteLength: 2 ** 40,
+    rowPitch,
+    slicePitch,
+    cuts,
+  });
+  const MAX_PITCH = 2 ** 31 - 1;
+  const box = { width: 100, height: 3, depth: 2 };
+  const whole = [...parts(box, [region(MAX_PITCH, MAX_PITCH * 3), region(100, 300)])];
+  assert.deepEqual(whole, [{ box, offsets: [0, 0] }]);
+  const longest = { width: 2 ** 30, height: 2, depth: 2 };
+  const [row, ...others] = parts(longest, [region(2 ** 30, 2 ** 32)]);
+  assert.deepEqual([row, others], [{ box: longest, offsets: [0] }, []]);
+  // Three rows, a cut right behind the second of them.
+  const flat = { width: 100, height: 3, depth: 1 };
+  const atCut = [...parts(flat, [region(128, 384, [228]), region(100, 300)])];
+  assert.deepEqual(
+    atCut.map((part) => [part.box.width, part.box.height, ...part.offsets]),
+    [
+      [100, 2, 0, 0],
+      [100, 1, 256, 200],
+    ],
+  );
+  const withGaps = [...parts(flat, [region(MAX_PITCH, MAX_PITCH * 3, [5 * MAX_PITCH])])];
+  assert.deepEqual(
+    withGaps.map((part) => part.box.height),
+    [3],
+  );
+});
+
+test('a copy of rows tells the driver of both sides what they are, and whose', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  using near = DeviceBuffer.allocate(4096, { context: first });
+  using far = DeviceBuffer.allocate(4096, { context: second });
+  const host = new Uint8Array(4096);
+  const extent = { width: 10, height: 3, depth: 2 };
+  const [to, from] = [
+    { byteOffset: 5, rowPitch: 12, slicePitch: 48 },
+    { byteOffset: 7, rowPitch: 16, slicePitch: 80 },
+  ];
+  const box = { WidthInBytes: 10, Height: 3, Depth: 2 };
+  const pitches = { dstPitch: 12, dstHeight: 4, srcPitch: 16, srcHeight: 5 };
+  const told = (name: FunctionName): Record<string, number> => {
+    const [call] = recorder.of(name).slice(-1);
+    return call?.args[0] as Record<string, number>;
+  };
+  const holds = (actual: object, expected: object): void =>
+    assert.deepEqual({ ...actual, ...expected }, actual);
+  queuePitchedCopy({ memory: far, ...to }, { memory: near, ...from }, extent);
+  holds(told('cuMemcpy3DPeerAsync'), {
+    ...box,
+    ...pitches,
+    dstMemoryType: CU_MEMORYTYPE_DEVICE,
+    dstDevice: far.address + 5,
+    dstContext: second.handle,
+    srcMemoryType: CU_MEMORYTYPE_DEVICE,
+    srcDevice: near.address + 7,
+    srcContext: first.handle,
+  });
+  copyPitchedSync({ memory: host, ...to }, { memory: near, ...from }, extent);
+  holds(told('cuMemcpy3DAsync_v2'), {
+    ...box,
+    ...pitches,
+    dstMemoryType: CU_MEMORYTYPE_HOST,
+    dstHost: addressOf(host) + 5,
+    srcMemoryType: CU_MEMORYTYPE_DEVICE,
+    srcDevice: near.address + 7,
+  });
+  copyPitchedSync({ memory: near, ...to }, { memory: host, ...from }, extent);
+  holds(told('cuMemcpy3DAsync_v2'), {
+    ...box,
+    ...pitches,
+    dstMemoryType: CU_MEMORYTYPE_DEVICE,
+    dstDevice: near.address + 5,
+    srcMemoryType: CU_MEMORYTYPE_HOST,
+    srcHost: addressOf(host) + 7,
+  });
+});
+
+test('rows are allocated, and filled, for elements of the size that is named', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  for (const [options, element, context] of [
+    [{}, 4, first],
+    [{ elementByteLength: 8 }, 8, first],
+    [{ elementByteLength: 16, device: 1 }, 16, second],
+    [{ elementByteLength: 4, context: second }, 4, second],
+  ] as const) {
+    recorder.calls.length = 0;
+    const { buffer, rowPitch } = allocatePitched(100, 10, options);
+    assert.deepEqual(
+      recorder.of('cuMemAllocPitch_v2').map((call) => [...call.args.slice(2), call.context]),
+      [[100, 10, element, context.handle]],
+    );
+    assert.deepEqual([buffer.context, buffer.byteLength], [context, 10 * rowPitch]);
+    buffer.close();
+  }
+  for (const elementByteLength of [0, 1, 2, 5, 32, '4', null])
+    assert.throws(
+      () => allocatePitched(100, 10, { elementByteLength: elementByteLength as never }),
+      {
+        name: 'RangeError',
+        message: `elementByteLength must be 4, 8 or 16, not ${elementByteLength}`,
+      },
+    );
+  const { buffer, rowPitch } = allocatePitched(8, 3);
+  const { address } = buffer;
+  recorder.calls.length = 0;
+  for (const elementByteLength of [1, 2, 4] as const)
+    fillPitched({ memory: buffer, rowPitch }, 9, { width: 8, height: 3 }, { elementByteLength });
+  const fills = recorder.calls.filter(({ name }) => name.startsWith('cuMemsetD2D'));
+  assert.deepEqual(
+    fills.map(({ name, args }) => [name, ...args.slice(0, 5)]),
+    [
+      ['cuMemsetD2D8Async', address, rowPitch, 9, 8, 3],
+      ['cuMemsetD2D16Async', address, rowPitch, 9, 4, 3],
+      ['cuMemsetD2D32Async', address, rowPitch, 9, 2, 3],
+    ],
+  );
+  buffer.close();
+});
+
 test('what no call can do at once is cut: pitches and rows beyond the driver’s', () => {
   const region = (rowPitch: number): Region => ({
     memory: new Uint8Array(0),
@@ -262,8 +393,14 @@ test('every byte is within its memory before the driver is asked', async () => {
   });
   assert.throws(() => fillPitched(onHost, 1, box), /target.memory must be a DeviceBuffer/);
   const device = { memory: buffer };
-  await assert.rejects(copyPitched(device, onHost, box, { signal: 1 as never }), TypeError);
-  assert.throws(() => fillPitched(device, 256, box), RangeError);
+  await assert.rejects(
+    copyPitched(device, onHost, box, { signal: 1 as never }),
+    /^TypeError: signal must be an AbortSignal, not 1$/,
+  );
+  assert.throws(
+    () => fillPitched(device, 256, box),
+    /^RangeError: value must be an integer from 0 to 255, not 256$/,
+  );
   for (const place of [{ byteOffset: 1 }, { rowPitch: 11 }, {}])
     assert.throws(
       () =>

@@ -1,11 +1,36 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { inspect } from 'node:util';
+import { OUT0 } from '../../../../ffi/arena.ts';
+import {
+  CU_MEM_ACCESS_FLAGS_PROT_NONE,
+  CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+  CU_MEM_ALLOCATION_TYPE_PINNED,
+  CU_MEM_HANDLE_TYPE_NONE,
+  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+  CU_MEM_LOCATION_TYPE_DEVICE,
+  CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+  CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+  CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+  CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+  CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
+  CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+} from '../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
-import type { Driver } from '../../../../ffi/functions.ts';
+import type { Driver, FunctionName } from '../../../../ffi/functions.ts';
 import { CUresult } from '../../../../ffi/results.ts';
-import { Context, DeviceBuffer, MemoryPool, PinnedBuffer, Stream } from '../../../../src/index.ts';
+import {
+  Context,
+  Device,
+  DeviceBuffer,
+  MemoryPool,
+  PinnedBuffer,
+  type PoolOptions,
+  Stream,
+} from '../../../../src/index.ts';
+import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
+import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
 
 const MIB = 1 << 20;
@@ -28,17 +53,182 @@ test('wrong options are refused before the driver is asked', () => {
   assert.deepEqual(recorder.calls, []);
 });
 
+test('each option of a new pool reaches the driver, and no other one does', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const made = (options: PoolOptions): readonly [props: unknown, attributes: unknown] => {
+    recorder.calls.length = 0;
+    using pool = MemoryPool.create(options);
+    const { handle } = pool;
+    const props = recorder.of('cuMemPoolCreate').at(-1)?.args[1] as Record<string, number>;
+    const attributes = recorder.of('cuMemPoolSetAttribute').map(({ args: [of, ...told] }) => {
+      assert.equal(of, handle);
+      return told;
+    });
+    const { allocType, handleTypes, maxSize } = props;
+    assert.equal(allocType, CU_MEM_ALLOCATION_TYPE_PINNED);
+    assert.equal(props['location.type'], CU_MEM_LOCATION_TYPE_DEVICE);
+    return [{ device: props['location.id'], handleTypes, maxSize }, attributes];
+  };
+  const never = Number(2n ** 64n - 1n);
+  assert.deepEqual(made({}), [
+    { device: 0, handleTypes: CU_MEM_HANDLE_TYPE_NONE, maxSize: 0 },
+    [[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, never]],
+  ]);
+  const handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  const reuse = {
+    followEventDependencies: false,
+    allowOpportunistic: true,
+    allowInternalDependencies: false,
+  };
+  const all = { maxSize: 64 * MIB, releaseThreshold: 5 * MIB, shareable: true, reuse };
+  for (const place of [{ device: 1 }, { context: Context.primary(1) }])
+    assert.deepEqual(made({ ...place, ...all }), [
+      { device: 1, handleTypes, maxSize: 64 * MIB },
+      [
+        [CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 5 * MIB],
+        [CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, 0],
+        [CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 1],
+        [CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0],
+      ],
+    ]);
+});
+
+test('a device is asked for its own pool, and whether it makes shareable ones', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const { device } = MemoryPool.default(1).context;
+  assert.equal(device, Device.get(1));
+  assert.deepEqual(
+    recorder.of('cuDeviceGetDefaultMemPool').map(({ args }) => args[1]),
+    [device.handle],
+  );
+  assert.equal(MemoryPool.supported(1, { shareable: true }), true);
+  const [tried] = recorder.of('cuMemPoolCreate').map(({ args }) => args[1]);
+  assert.equal((tried as Record<string, number>)['location.id'], device.handle);
+  assert.equal(recorder.of('cuMemPoolDestroy').length, 1);
+});
+
+test('what is set of a pool, and asked of it, names that pool, the device and the value', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  using pool = MemoryPool.create({ device: 1 });
+  const { handle } = pool;
+  recorder.calls.length = 0;
+  pool.setAccess(0, 'read-write');
+  assert.equal(pool.access(0), 'read-write');
+  pool.setAccess(Device.get(0), 'none');
+  assert.equal(pool.access(Device.get(1)), 'read-write');
+  pool.trim();
+  pool.trim(4096);
+  pool.releaseThreshold = 77;
+  pool.reuse = { allowOpportunistic: false };
+  pool.resetHighWater();
+  const of = (id: number, flags: number): object => ({
+    'location.type': CU_MEM_LOCATION_TYPE_DEVICE,
+    'location.id': id,
+    flags,
+  });
+  const told = recorder.calls.map(({ name, args }) => [name, ...args]);
+  assert.deepEqual(
+    told.filter(([name]) => `${name}`.startsWith('cuMemPool')),
+    [
+      ['cuMemPoolSetAccess', handle, of(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), 1],
+      ['cuMemPoolGetAccess', OUT0, handle, { type: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 }],
+      ['cuMemPoolSetAccess', handle, of(0, CU_MEM_ACCESS_FLAGS_PROT_NONE), 1],
+      ['cuMemPoolGetAccess', OUT0, handle, { type: CU_MEM_LOCATION_TYPE_DEVICE, id: 1 }],
+      ['cuMemPoolTrimTo', handle, 0],
+      ['cuMemPoolTrimTo', handle, 4096],
+      ['cuMemPoolSetAttribute', handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 77],
+      ['cuMemPoolSetAttribute', handle, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 0],
+      ['cuMemPoolSetAttribute', handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0],
+      ['cuMemPoolSetAttribute', handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0],
+    ],
+  );
+});
+
+test('memory is freed in the stream of its allocation, or in the one that its end names', () => {
+  const recorder = recordArguments(emulate());
+  const context = Context.primary();
+  using pool = MemoryPool.create();
+  using first = Stream.create();
+  using second = Stream.create({ nonBlocking: true });
+  const streams = (allocation?: Stream, end?: Stream): unknown[] => {
+    recorder.calls.length = 0;
+    const buffer = pool.allocate(100, allocation && { stream: allocation });
+    const { address } = buffer;
+    buffer.close(end && { stream: end });
+    const [made] = recorder.of('cuMemAllocFromPoolAsync');
+    const [freed] = recorder.of('cuMemFreeAsync');
+    assert.deepEqual(made?.args.slice(1, 3), [100, pool.handle]);
+    assert.equal(freed?.args[0], address);
+    // Default streams are those of the context that is current.
+    for (const call of [made, freed])
+      assert.ok(call?.args.at(-1) || call?.context === context.handle);
+    return [made?.args[3], freed?.args[1]];
+  };
+  assert.deepEqual(streams(), [0, 0]);
+  assert.deepEqual(streams(first), [first.handle, first.handle]);
+  assert.deepEqual(streams(first, second), [first.handle, second.handle]);
+  assert.deepEqual(streams(undefined, second), [0, second.handle]);
+  const legacy = Stream.legacyDefault();
+  assert.deepEqual(streams(second, legacy), [second.handle, legacy.handle]);
+});
+
+test('the stream of an allocation that is closed busy frees it; closed idle, the default one', async () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  using pool = MemoryPool.create({ device: 0 });
+  pool.setAccess(1, 'read-write');
+  for (const device of [0, 1]) {
+    const context = Context.primary(device);
+    const [busy, idle] = [1, 2].map(() => Stream.create({ context, nonBlocking: true }));
+    assert.ok(busy && idle);
+    const [held, free] = [busy, idle].map((stream) => pool.allocate(64, { stream }));
+    assert.ok(held && free);
+    const [handle, addresses] = [busy.handle, [held.address, free.address]];
+    // Destroyed at once, as nothing runs.
+    idle.close();
+    {
+      using latch = new Latch(context);
+      latch.hold(busy);
+      busy.close();
+      recorder.calls.length = 0;
+      held.close();
+      free.close();
+      assert.deepEqual(
+        recorder.of('cuMemFreeAsync').map((call) => [...call.args, call.context]),
+        [
+          [addresses[0], handle, context.handle],
+          [addresses[1], 0, pool.context.handle],
+        ],
+      );
+    }
+    await context.flush();
+  }
+  assert.equal(pool.used, 0);
+});
+
 test('wrong arguments of an allocation are refused before the driver is asked', () => {
   emulate();
   using pool = MemoryPool.create({ maxSize: 64 * MIB });
   const recorder = recordCalls();
   for (const size of [0, -1, 1.5, Number.NaN, 2 ** 53, 64 * MIB + 1])
-    assert.throws(() => pool.allocate(size), RangeError, String(size));
+    assert.throws(
+      () => pool.allocate(size),
+      size > 64 * MIB && size < 2 ** 53
+        ? /^RangeError: 67108865 bytes are more than the pool's maxSize of 67108864$/
+        : /^RangeError: byteLength must be an integer of at least 1, not /,
+      String(size),
+    );
   for (const size of ['16', null, undefined, 16n])
-    assert.throws(() => pool.allocate(size as never), TypeError, String(size));
+    assert.throws(
+      () => pool.allocate(size as never),
+      /^TypeError: byteLength must be a number, not /,
+      String(size),
+    );
   assert.throws(() => pool.allocate(1, { stream: {} as never }), /stream must be a Stream/);
   assert.throws(() => pool.allocate(1, { device: 0 } as never), /unknown option 'device'/);
-  assert.throws(() => pool.trim(-1), RangeError);
+  assert.throws(
+    () => pool.trim(-1),
+    /^RangeError: minBytesToKeep must be an integer of at least 0, not -1$/,
+  );
   assert.throws(() => pool.close({ buffer: true } as never), /unknown option 'buffer'/);
   recorder.stop();
   assert.deepEqual(recorder.calls, []);
@@ -186,7 +376,10 @@ test('a device that does not reach the pool is refused in words', () => {
     name: 'NotSupportedError',
     message: /^Device 1 .* does not reach the memory of Device 0/,
   });
-  assert.throws(() => pool.setAccess(2, 'none'), RangeError);
+  assert.throws(
+    () => pool.setAccess(2, 'none'),
+    /^RangeError: there is no device 2: this process sees 2 \(0 to 1; CUDA_VISIBLE_DEVICES/,
+  );
 });
 
 test('a reset of the context closes the pool and its buffers, and frees nothing twice', async () => {
@@ -224,6 +417,9 @@ test('a plain buffer may be closed in a stream too: it is freed when all are don
   const buffer = DeviceBuffer.allocate(16);
   assert.throws(() => buffer.close({ streem: stream } as never), /unknown option 'streem'/);
   assert.throws(() => buffer.close({ stream: 1 } as never), /stream must be a Stream/);
+  const closed = Stream.create();
+  closed.close();
+  assert.throws(() => buffer.close({ stream: closed }), /^ClosedError: this Stream is closed$/);
   assert.equal(buffer.closed, false);
   buffer.close({ stream });
   buffer.close({ stream });
@@ -256,9 +452,12 @@ test('memory that is closed during an awaited copy is freed behind what the copy
   const queued = (): boolean => recorder.calls.some(({ name }) => name.startsWith('cuMemcpyDtoH'));
   while (!queued()) await Promise.resolve();
   isBusy = true;
+  const before = recorder.calls.length;
   buffer.close();
   isBusy = false;
-  const names = recorder.calls.map(({ name }) => name);
+  const names = recorder.calls.slice(before).map(({ name }) => name);
+  const count = (name: FunctionName): number => names.filter((each) => each === name).length;
+  assert.deepEqual([count('cuEventCreate'), count('cuEventDestroy_v2')], [1, 1]);
   assert.ok(names.indexOf('cuStreamWaitEvent') > 0);
   assert.ok(names.indexOf('cuMemFreeAsync') > names.indexOf('cuStreamWaitEvent'));
   await assert.rejects(copying, { name: 'ClosedError' });

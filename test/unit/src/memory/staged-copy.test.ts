@@ -60,6 +60,24 @@ test('where nothing can be page-locked copies go without, and where little can w
   assert.equal(mappings.open.size, 0);
 });
 
+test('a copy without page-locked memory is given up between two of its parts', async () => {
+  const driver = emulate();
+  const controller = new AbortController();
+  let parts = 0;
+  selectDriver({
+    ...broken(driver, 'cuMemHostRegister_v2', 2),
+    cuMemcpyHtoDAsync_v2: (...args) => {
+      parts += 1;
+      controller.abort(new Error('enough'));
+      return driver.cuMemcpyHtoDAsync_v2(...args);
+    },
+  });
+  using buffer = DeviceBuffer.allocate(9 * MIB);
+  const { signal } = controller;
+  await assert.rejects(buffer.copyFrom(new Uint8Array(9 * MIB), { signal }), /enough/);
+  assert.equal(parts, 1);
+});
+
 test('so many threads at most copy at once, whatever is asked for', async (t) => {
   emulate({ CUFFI_EMULATED_DEVICES: '2' });
   const { async: original } = libc.memmove as unknown as { async: AsyncCall };
@@ -141,6 +159,79 @@ test('a reset while the first slot is filled makes no others, and opens the cont
   assert.deepEqual([...open], before);
   const later = recorder.calls.slice(calls).map(({ name }) => name);
   assert.ok(!later.includes('cuDevicePrimaryCtxRetain'), later.join());
+});
+
+test('what a closed buffer held is not handed out, where its copy is under way', async () => {
+  const driver = emulate();
+  let close: (() => void) | undefined;
+  selectDriver({
+    ...driver,
+    cuMemcpyDtoHAsync_v2: (...args) => {
+      if (close) queueMicrotask(close);
+      return driver.cuMemcpyDtoHAsync_v2(...args);
+    },
+  });
+  const buffer = DeviceBuffer.allocate(8 * MIB);
+  buffer.fill(7);
+  close = () => buffer.close();
+  const host = new Uint8Array(8 * MIB);
+  await assert.rejects(buffer.copyToHost(host), { name: 'ClosedError' });
+  assert.ok(host.every((byte) => byte === 0));
+});
+
+test('host memory that is given away during a copy rejects it, and is not touched', async () => {
+  const driver = emulate();
+  for (const way of ['copyFrom', 'copyToHost'] as const) {
+    const host = new Uint8Array(8 * MIB);
+    let moved: Uint8Array | undefined;
+    const move = (): void => {
+      moved ??= new Uint8Array(structuredClone(host.buffer, { transfer: [host.buffer] }));
+    };
+    selectDriver({
+      ...driver,
+      cuMemcpyHtoDAsync_v2: (...args) => {
+        queueMicrotask(move);
+        return driver.cuMemcpyHtoDAsync_v2(...args);
+      },
+      cuMemcpyDtoHAsync_v2: (...args) => {
+        queueMicrotask(move);
+        return driver.cuMemcpyDtoHAsync_v2(...args);
+      },
+    });
+    using buffer = DeviceBuffer.allocate(8 * MIB);
+    buffer.fill(7);
+    await assert.rejects(buffer[way](host), {
+      name: 'TypeError',
+      message: 'the host memory was detached while it was copied',
+    });
+    assert.ok(moved?.every((byte) => byte === 0));
+  }
+});
+
+test('host memory that is given away while its last bytes are copied rejects the copy too', async (t) => {
+  emulate();
+  const memmove = libc.memmove as unknown as { async: AsyncCall };
+  const { async: original } = memmove;
+  for (const way of ['copyFrom', 'copyToHost'] as const) {
+    const host = new Uint8Array(MIB + 1);
+    const slices = Math.ceil(host.length / STAGING.leastByteLength);
+    let copied = 0;
+    const { mock } = t.mock.method(memmove, 'async', (...args: unknown[]) => {
+      const done = args.pop() as (...results: unknown[]) => void;
+      original(...args, (...results: unknown[]) => {
+        copied += 1;
+        if (copied === slices) structuredClone(host.buffer, { transfer: [host.buffer] });
+        done(...results);
+      });
+    });
+    using buffer = DeviceBuffer.allocate(MIB + 1);
+    await assert.rejects(buffer[way](host), {
+      name: 'TypeError',
+      message: 'the host memory was detached while it was copied',
+    });
+    mock.restore();
+    assert.equal(copied, slices);
+  }
 });
 
 test('a copy that fails in the middle says so, touches nothing after, and the next is right', async () => {

@@ -1,5 +1,11 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import {
+  CU_MEMHOSTALLOC_PORTABLE,
+  CU_MEMHOSTALLOC_WRITECOMBINED,
+  CU_MEMHOSTREGISTER_DEVICEMAP,
+  CU_MEMHOSTREGISTER_PORTABLE,
+} from '../../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
 import {
   AutoFreePointer,
@@ -24,6 +30,7 @@ import {
   setMemoryManager,
 } from '../../../../../src/index.ts';
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
+import { recordArguments } from '../../../../support/arguments.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';
 import { collectGarbage, collectUntil } from '../../../../support/gc.ts';
 import { watchMappings } from '../../../../support/mappings.ts';
@@ -129,7 +136,10 @@ test('each context has an instance of its own, ready at the first use and after 
   DeviceBuffer.allocate(1).close();
   assert.deepEqual(events, ['initialize 1', 'initialize 0', 'reset 0', 'initialize 0']);
   memoryManager(second).initialize();
-  assert.throws(() => memoryManager({} as Context), TypeError);
+  assert.throws(
+    () => memoryManager({} as Context),
+    /^TypeError: context must be a Context, not an Object$/,
+  );
 });
 
 test('an initialize that failed is tried again', () => {
@@ -321,6 +331,41 @@ test('an error that says what is free asks the driver, not the manager', () => {
   });
 });
 
+test('the options of host memory reach the driver', () => {
+  const recorder = recordArguments(emulate());
+  const manager = memoryManager();
+  const flagsOf = (use: () => { close(): void }): unknown => {
+    recorder.calls.length = 0;
+    use().close();
+    const [lock] = recorder.calls.filter(({ name }) => /HostAlloc|HostRegister/.test(name));
+    return [lock?.name, lock?.args[2]];
+  };
+  const REGISTER = 'cuMemHostRegister_v2';
+  for (const portable of [true, false]) {
+    const register = portable ? CU_MEMHOSTREGISTER_PORTABLE : 0;
+    const mapped = register | CU_MEMHOSTREGISTER_DEVICEMAP;
+    assert.deepEqual(
+      [
+        flagsOf(() => manager.memhostalloc(1, { portable })),
+        flagsOf(() => manager.memhostalloc(1, { portable, mapped: true })),
+        flagsOf(() => manager.mempin(page(), { portable })),
+        flagsOf(() => manager.mempin(page(), { portable, mapped: true })),
+        flagsOf(() => manager.memhostalloc(1, { portable, writeCombined: true })),
+      ],
+      [
+        [REGISTER, register],
+        [REGISTER, mapped],
+        [REGISTER, register],
+        [REGISTER, mapped],
+        [
+          'cuMemHostAlloc',
+          CU_MEMHOSTALLOC_WRITECOMBINED | (portable ? CU_MEMHOSTALLOC_PORTABLE : 0),
+        ],
+      ],
+    );
+  }
+});
+
 test('without the device half the host half works', () => {
   emulate();
   class HostOnly extends HostOnlyMemoryManager {
@@ -369,9 +414,15 @@ test('host memory of a manager is given back: closed, left to the collector, or 
   manager.reset();
   assert.ok(await collectUntil(() => books.open.size === 0), [...books.open].join());
   assert.equal(mappings.open.size, 0);
-  assert.throws(() => manager.mempin(new Uint8Array(0)), RangeError);
-  assert.throws(() => manager.memhostalloc(0), RangeError);
-  assert.throws(() => manager.memhostalloc(1, { mapped: 1 as never }), TypeError);
+  assert.throws(() => manager.mempin(new Uint8Array(0)), /^RangeError: owner is empty$/);
+  assert.throws(
+    () => manager.memhostalloc(0),
+    /^RangeError: byteLength must be an integer of at least 1, not 0$/,
+  );
+  assert.throws(
+    () => manager.memhostalloc(1, { mapped: 1 as never }),
+    /^TypeError: mapped must be true or false, not 1$/,
+  );
   const kept = manager.memhostalloc(5000);
   context.resetSync();
   assert.equal(kept.closed, true);
@@ -396,7 +447,10 @@ test('host memory that is longer than asked is viewed as far as it was asked', (
   for (const mapped of [true, false]) {
     using pinned = PinnedBuffer.allocate(100, { mapped });
     assert.deepEqual([pinned.buffer.byteLength, pinned.byteLength], [100, 100]);
-    assert.throws(() => pinned.window(90, 11), RangeError);
+    assert.throws(
+      () => pinned.window(90, 11),
+      /^RangeError: byteLength must be an integer from 1 to 10, not 11$/,
+    );
   }
 });
 

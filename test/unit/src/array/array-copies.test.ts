@@ -1,0 +1,218 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { CU_STREAM_LEGACY } from '../../../../ffi/constants.ts';
+import { selectDriver } from '../../../../ffi/driver.ts';
+import { CUresult } from '../../../../ffi/results.ts';
+import {
+  Context,
+  DeviceArray,
+  DeviceBuffer,
+  deviceArray,
+  float64,
+  Stream,
+  type StreamOption,
+  toDevice,
+  toDeviceSync,
+  uint8,
+} from '../../../../src/index.ts';
+import { recordArguments, type ToldCall } from '../../../support/arguments.ts';
+import { keepingBooks, withFaults } from '../../../support/faults.ts';
+import { Latch } from '../../../support/latch.ts';
+import { emulate } from '../emulate.ts';
+
+test('a copy goes in the stream that is named, else in the written array’s, else in the read one’s', async () => {
+  const recorder = recordArguments(emulate());
+  using given = Stream.create({ nonBlocking: true });
+  using own = Stream.create({ nonBlocking: true });
+  using others = Stream.create({ nonBlocking: true });
+  using plain = deviceArray(8);
+  using source = deviceArray(8);
+  const host = new Float64Array(8);
+  const [mine, theirs] = [plain.withStream(own), source.withStream(others)];
+  const LEGACY = 'the default stream';
+  /** In which streams work, or the mark that a copy begins behind, is queued first. */
+  const first = async (use: (options: StreamOption) => unknown, options: StreamOption) => {
+    recorder.calls.length = 0;
+    await use(options);
+    const isWork = ({ name }: ToldCall): boolean => /Async|Record|Launch|^cuMemcpyHtoD/.test(name);
+    const work = recorder.calls.find(isWork);
+    const stream = work?.name.startsWith('cuMemcpyHtoD_') ? 0 : work?.args.at(-1);
+    return stream === 0 || stream === CU_STREAM_LEGACY ? LEGACY : stream;
+  };
+  const uses: readonly [use: (options: StreamOption) => unknown, byDefault: Stream | undefined][] =
+    [
+      [(options) => mine.copyFrom(theirs, options), own],
+      [(options) => plain.copyFrom(theirs, options), others],
+      [(options) => plain.copyFrom(source, options), undefined],
+      [(options) => mine.copyFromSync(theirs, options), own],
+      [(options) => mine.copyFrom(host, options), own],
+      [(options) => mine.copyFromSync(host, options), own],
+      [(options) => plain.copyFromSync(host, options), undefined],
+      [(options) => mine.set([0], 1, options), own],
+      [(options) => mine.setSync([], theirs, options), own],
+      [(options) => mine.set([], theirs, options), own],
+      [(options) => mine.fill(1, options), own],
+      [(options) => plain.fill(1, options), undefined],
+      [(options) => theirs.copyTo(mine, options), others],
+      [(options) => source.copyTo(mine, options), own],
+      [(options) => mine.copyToHost(host, options), own],
+      [(options) => mine.copyToHostSync(host, options), own],
+      [(options) => mine.copy(options).close(), own],
+      [(options) => toDevice(host, { to: mine, ...options }), own],
+      [(options) => toDeviceSync(theirs, { to: mine, ...options }), own],
+    ];
+  for (const [use, byDefault] of uses) {
+    assert.equal(await first(use, { stream: given }), given.handle, `${use}`);
+    assert.equal(await first(use, {}), byDefault?.handle ?? LEGACY, `${use}`);
+  }
+});
+
+test('an array that is closed before a copy of it or to it is done rejects that', async () => {
+  emulate();
+  using stream = Stream.create({ nonBlocking: true });
+  for (const closes of ['source', 'target'] as const) {
+    const arrays = { source: deviceArray(64), target: deviceArray(64) };
+    const { source, target } = arrays;
+    const latch = new Latch();
+    latch.hold(stream);
+    const waits = [
+      target.copyFrom(source, { stream }),
+      target.set([], source, { stream }),
+      toDevice(source, { to: target, stream }),
+      ...(closes === 'target' ? [target.set([], 1, { stream })] : []),
+    ];
+    arrays[closes].close();
+    latch[Symbol.dispose]();
+    for (const wait of waits)
+      await assert.rejects(wait, {
+        name: 'ClosedError',
+        message: /^this Device(Array|Buffer) is closed$/,
+      });
+    for (const array of [source, target]) array.close();
+  }
+});
+
+test('an array that is only read is never written to, whatever its memory', async () => {
+  const recorder = recordArguments(emulate());
+  using buffer = DeviceBuffer.allocate(64);
+  using other = deviceArray(8);
+  const host = new Float64Array(8);
+  const arrays = [
+    DeviceArray.fromBuffer(buffer, 8, float64, { readOnly: true }),
+    DeviceArray.fromBuffer(buffer.readOnly(), 8, float64),
+    DeviceArray.fromBuffer(buffer, 8, float64).broadcastTo([2, 8]).at(0),
+  ];
+  for (const array of arrays) {
+    assert.equal(array.readOnly, true);
+    recorder.calls.length = 0;
+    for (const write of [
+      () => array.fill(1),
+      () => array.copyFrom(host),
+      () => array.copyFrom(other),
+      () => array.copyFromSync(host),
+      () => array.copyFromSync(other),
+      () => array.set([0], 1),
+      () => array.setSync([], other),
+      () => other.copyTo(array),
+      () => toDevice(host, { to: array }),
+      () => toDeviceSync(other, { to: array }),
+    ])
+      await assert.rejects(
+        async () => write(),
+        { name: 'TypeError', message: /^the (array|target) is read only$/ },
+        `${write}`,
+      );
+    assert.deepEqual(recorder.calls, []);
+  }
+});
+
+test('items are copied right within memory that is known by two devices', async () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  first.enablePeerAccess(second);
+  second.enablePeerAccess(first);
+  using buffer = DeviceBuffer.allocate(64, { context: first });
+  using again = DeviceBuffer.fromPointer(buffer.address, 64, { context: second });
+  const counting = Uint8Array.from({ length: 64 }, (_, n) => n);
+  for (const [to, from] of [
+    [buffer, again],
+    [again, buffer],
+  ] as const) {
+    buffer.copyFromSync(counting);
+    const target = DeviceArray.fromBuffer(to, 64, uint8);
+    await target.copyFrom(DeviceArray.fromBuffer(from, 64, uint8).slice({ step: -1 }));
+    assert.deepEqual(await buffer.copyToHost(), counting.toReversed());
+  }
+});
+
+test('host memory that is given away during a copy rejects it, at whatever step', async () => {
+  emulate();
+  const detached = {
+    name: 'TypeError',
+    message: 'the host memory was detached while it was copied',
+  };
+  const giveAway = ({ buffer }: Float64Array<ArrayBuffer>): void =>
+    void structuredClone(buffer, { transfer: [buffer] });
+  // So large that the CPU takes it apart in several turns of the event loop.
+  using large = deviceArray([512, 1024]);
+  large.fill(1);
+  {
+    const values = new Float64Array(large.size);
+    const copying = large.T.copyFrom(values);
+    setImmediate(giveAway, values);
+    await assert.rejects(copying, detached);
+  }
+  {
+    const values = new Float64Array(large.size);
+    const copying = large.T.copyToHost(values);
+    const giveAwayLater = (): void => {
+      if (values[0] === 0) setImmediate(giveAwayLater);
+      else giveAway(values);
+    };
+    giveAwayLater();
+    await assert.rejects(copying, detached);
+  }
+  assert.deepEqual(new Set(large.copyToHostSync()), new Set([1]));
+  // So small that there is one step: what the copy waits for is the work before it.
+  using small = deviceArray([8, 8]);
+  using stream = Stream.create({ nonBlocking: true });
+  const latch = new Latch();
+  latch.hold(stream);
+  const values = new Float64Array(64);
+  const copying = small.copyToHost(values, { stream, order: 'F' });
+  giveAway(values);
+  latch[Symbol.dispose]();
+  await assert.rejects(copying, detached);
+});
+
+test('an array that could not be filled is closed again, and one that was there stays open', async () => {
+  const { driver: booked, open } = keepingBooks(emulate());
+  const { driver, fail } = withFaults(booked, [
+    'cuMemcpyHtoD_v2',
+    'cuMemcpyHtoDAsync_v2',
+    'cuMemcpy3DAsync_v2',
+  ]);
+  selectDriver(driver);
+  using source = deviceArray(1000);
+  using target = deviceArray(1000);
+  const host = new Float64Array(1000);
+  const memory = (): string[] => [...open].filter((handle) => handle.startsWith('cuMem'));
+  const before = memory();
+  const uses: readonly [name: Parameters<typeof fail>[0], use: () => unknown][] = [
+    ['cuMemcpyHtoD_v2', () => toDeviceSync(host)],
+    ['cuMemcpyHtoDAsync_v2', () => toDevice(host)],
+    ['cuMemcpy3DAsync_v2', () => toDeviceSync(source)],
+    ['cuMemcpy3DAsync_v2', () => toDevice(source)],
+    ['cuMemcpy3DAsync_v2', () => source.copy()],
+    ['cuMemcpyHtoD_v2', () => toDeviceSync(host, { to: target })],
+    ['cuMemcpyHtoDAsync_v2', () => toDevice(host, { to: target })],
+  ];
+  for (const [name, use] of uses) {
+    fail(name, 1, CUresult.CUDA_ERROR_INVALID_VALUE);
+    await assert.rejects(async () => use(), { call: name, code: 'CUDA_ERROR_INVALID_VALUE' });
+    await Context.primary().flush();
+    assert.deepEqual(memory(), before, `${use}`);
+  }
+  assert.deepEqual([source.closed, target.closed], [false, false]);
+  assert.equal(target.dtype, float64);
+});
