@@ -3,7 +3,8 @@ import { spawnSync } from 'node:child_process';
 import { arena, OUT0, readHandle } from '../../../ffi/arena.ts';
 import { cu, selectDriver } from '../../../ffi/driver.ts';
 import { createEmulatedDriver } from '../../../ffi/emulator/index.ts';
-import type { Driver } from '../../../ffi/functions.ts';
+import type { Driver, FunctionName } from '../../../ffi/functions.ts';
+import type { CUresult } from '../../../ffi/results.ts';
 import type { CUcontext } from '../../../ffi/types.ts';
 import { check } from '../../../src/check.ts';
 import { Device } from '../../../src/device.ts';
@@ -14,6 +15,24 @@ export function emulate(env: NodeJS.ProcessEnv = {}): Driver {
   const driver = createEmulatedDriver({ arena, env });
   selectDriver(driver);
   return driver;
+}
+
+/** What a function was told: its name, then its arguments. */
+export type ToldCall = readonly [name: FunctionName, ...args: unknown[]];
+
+/** Selects a driver like another, which writes down what some functions are told from now on. */
+export function recordArguments(driver: Driver, ...names: readonly FunctionName[]): ToldCall[] {
+  const told: ToldCall[] = [];
+  const recorded = names.map((name) => {
+    const call = driver[name] as (...args: unknown[]) => CUresult;
+    const record = (...args: unknown[]): CUresult => {
+      told.push([name, ...args]);
+      return call(...args);
+    };
+    return [name, record];
+  });
+  selectDriver({ ...driver, ...Object.fromEntries(recorded) });
+  return told;
 }
 
 /** A context that another library made and left current; dispose destroys it. */

@@ -140,6 +140,26 @@ test('what was cleared counts no more, and is not looked through', () => {
   assert.deepEqual(state.released, []);
 });
 
+test('where a release has what waits forgotten, nothing of it is released any more', () => {
+  for (const isIdle of [true, false]) {
+    const { state, queue, submit } = held();
+    queue.submit(() => queue.clear(), { waits: false });
+    submit('of its batch', { waits: false, byteLength: 5 });
+    queue.collect();
+    submit('of the next', { waits: false });
+    queue.collect();
+    submit('of none yet');
+    state.idle = isIdle;
+    for (const fence of state.fences) fence.done = true;
+    assert.equal(queue.collect(), true);
+    assert.deepEqual(state.released, []);
+    assert.deepEqual([queue.size, queue.byteLength], [0, 0]);
+    state.idle = true;
+    submit('later');
+    assert.deepEqual(state.released, ['later']);
+  }
+});
+
 test('a release that has the queue looked through loses nothing, and nothing overtakes', () => {
   const { state, queue, submit } = held();
   let inner: boolean | undefined;
