@@ -241,7 +241,9 @@ test('memory that an argument of a single launch lies in is kept until the launc
   const far = DeviceBuffer.allocate(4, { device: 1 });
   using graph = Graph.capture(stream, () => narrow.launch({ grid: 1, block: 7, stream }, near));
   graph.setArguments(graph.kernelNode(narrow), far);
-  await Promise.all([Context.primary(0).synchronize(), Context.primary(1).flush()]);
+  await Promise.all([Context.primary(0).synchronize(), Context.primary(1).synchronize()]);
+  // Forgets what was noted when the arguments were written: the launch alone must say it.
+  assert.equal(Context.primary(1).activity.isUntouched(), true);
   using latch = new Latch();
   latch.hold(stream);
   graph.launch({ stream });
@@ -249,4 +251,39 @@ test('memory that an argument of a single launch lies in is kept until the launc
   assert.equal(Context.primary(1).pendingReleases.count, 1);
   latch.open();
   await Context.primary(1).flush();
+});
+
+test('a launch in a borrowed stream that is captured has a node, whose arguments can be set', async () => {
+  watch();
+  using module = loadKernels();
+  const narrow = module.kernel('narrow', ['pointer']);
+  using owner = Stream.create({ nonBlocking: true });
+  using first = DeviceBuffer.allocate(4);
+  using second = DeviceBuffer.allocate(4);
+  const stream = Stream.fromHandle(owner.handle);
+  for (const captured of [owner, stream]) {
+    for (const buffer of [first, second]) buffer.fill(0);
+    await Context.primary().synchronize();
+    using graph = Graph.capture(captured, () => {
+      narrow.launch({ grid: 1, block: 7, stream }, first);
+      narrow.launch({ grid: 2, block: [5, 2], stream }, null);
+    });
+    assert.deepEqual(
+      graph.kernelNodes.map(({ grid, block }) => [grid, block]),
+      [
+        [
+          [1, 1, 1],
+          [7, 1, 1],
+        ],
+        [
+          [2, 1, 1],
+          [5, 2, 1],
+        ],
+      ],
+    );
+    graph.setArguments(graph.kernelNode(narrow, 1), second);
+    graph.launch({ stream });
+    await owner.synchronize();
+    assert.deepEqual([first.copyToHostSync()[0], second.copyToHostSync()[0]], [7, 5]);
+  }
 });
