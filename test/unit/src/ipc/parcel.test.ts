@@ -46,7 +46,7 @@ import {
 import { withSharedTable } from '../../../../src/ipc/shared-counts.ts';
 import { anchorExports } from '../../../../src/memory/export-anchor.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
-import { dose } from '../../../support/dose.ts';
+import { trials } from '../../../support/dose.ts';
 import { withFaults } from '../../../support/faults.ts';
 import { emulate } from '../emulate.ts';
 
@@ -476,7 +476,7 @@ test('a sound but hostile descriptor opens within what it names, or is an error;
         }
       },
     ),
-    { numRuns: dose(300, 10_000), seed: 20_250_104 },
+    trials(300, 10_000),
   );
   await context.flush();
   assert.deepEqual([openDescriptors(), context.resources.size, context.memoryInfo().free], before);
