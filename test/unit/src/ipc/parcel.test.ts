@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { closeSync, openSync, readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import { setImmediate } from 'node:timers/promises';
+import { inspect } from 'node:util';
 import fc from 'fast-check';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import { closeFd, createMemfd, duplicateFd, isOpenFd } from '../../../../ffi/libc.ts';
@@ -185,6 +186,7 @@ test('a pool goes with its last buffer, or stays until its session ends', async 
   const alone = openIpcBuffer(descriptor, { fds: fds() });
   const from = alone.resource;
   assert.ok(from instanceof ImportedPool);
+  assert.equal(inspect(from), `ImportedPool(of process ${descriptor.pid})`);
   openIpcBuffer(descriptor).close();
   alone.close();
   assert.equal(from.closed, true);
@@ -204,6 +206,7 @@ test('a pool goes with its last buffer, or stays until its session ends', async 
   assert.equal(later.closed, false);
   later.close();
   assert.equal((kept as ImportedPool).closed, true);
+  assert.equal(inspect(kept), `ImportedPool(of process ${descriptor.pid}, closed)`);
   assert.throws(() => unpack(descriptor, [], ours), { code: 'no-file-descriptor' });
   await context.flush();
   assert.equal(openDescriptors(), before);
