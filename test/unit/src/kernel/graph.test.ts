@@ -20,6 +20,7 @@ import {
   Stream,
 } from '../../../../src/index.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
+import { collectGarbage } from '../../../support/gc.ts';
 import { loadKernels } from '../../../support/kernels.ts';
 import { Latch } from '../../../support/latch.ts';
 
@@ -286,4 +287,77 @@ test('a launch in a borrowed stream that is captured has a node, whose arguments
     await owner.synchronize();
     assert.deepEqual([first.copyToHostSync()[0], second.copyToHostSync()[0]], [7, 5]);
   }
+});
+
+test('memory that an update brings is kept until the launches are done', async () => {
+  watch({ CUFFI_EMULATED_DEVICES: '2' });
+  using stream = Stream.create({ nonBlocking: true });
+  using near = DeviceBuffer.allocate(64);
+  using other = DeviceBuffer.allocate(64);
+  const far = DeviceBuffer.allocate(64, { device: 1 });
+  using graph = Graph.capture(stream, () => far.copyTo(near, { stream }));
+  graph.update(stream, () => far.copyTo(other, { stream }));
+  await Promise.all([Context.primary(0).synchronize(), Context.primary(1).synchronize()]);
+  using here = Graph.capture(stream, () => near.copyTo(other, { stream }));
+  assert.equal(Context.primary(1).activity.isUntouched(), true);
+  using latch = new Latch();
+  latch.hold(stream);
+  // One that never was of the other device says nothing of it.
+  here.launch({ stream });
+  assert.equal(Context.primary(1).activity.isUntouched(), true);
+  graph.launch({ stream });
+  far.close();
+  assert.equal(Context.primary(1).pendingReleases.count, 1);
+  latch.open();
+  await Context.primary(1).flush();
+});
+
+test('a graph that is closed is destroyed when the work before is done, whatever is queued after', () => {
+  const { calls } = watch();
+  const context = Context.primary();
+  using stream = Stream.create({ nonBlocking: true });
+  using other = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(64);
+  const graph = Graph.capture(stream, () => buffer.fill(1, { stream }));
+  using latch = new Latch();
+  using later = new Latch();
+  latch.hold(stream);
+  graph.launch({ stream });
+  graph.close();
+  assert.equal(context.releases.collect(), false);
+  later.hold(other);
+  assert.ok(!calls.includes('cuGraphExecDestroy'));
+  latch.open();
+  assert.equal(context.releases.collect(), true);
+  assert.ok(calls.includes('cuGraphExecDestroy') && calls.includes('cuGraphDestroy'));
+  assert.equal(other.done, false);
+});
+
+test('what a graph was captured of and given is not collected while it may be launched', async () => {
+  watch();
+  using stream = Stream.create({ nonBlocking: true });
+  using module = loadKernels();
+  const narrow = module.kernel('narrow', ['pointer']);
+  const kept: [what: string, buffer: WeakRef<DeviceBuffer>][] = [];
+  const make = (what: string): DeviceBuffer => {
+    const buffer = DeviceBuffer.allocate(4);
+    kept.push([what, new WeakRef(buffer)]);
+    return buffer;
+  };
+  const launching = (buffer: DeviceBuffer) => () =>
+    narrow.launch({ grid: 1, block: 7, stream }, buffer);
+  const begin = (): Graph => {
+    const graph = Graph.capture(stream, launching(make('captured')));
+    graph.update(stream, launching(make('updated')));
+    graph.setArguments(graph.kernelNode(narrow), make('set'));
+    return graph;
+  };
+  using graph = begin();
+  await collectGarbage();
+  for (const [what, buffer] of kept) assert.equal(buffer.deref()?.closed, false, what);
+  graph.launch({ stream });
+  await stream.synchronize();
+  const [, , set] = kept;
+  assert.equal(set?.[1].deref()?.copyToHostSync()[0], 7);
+  for (const [, buffer] of kept) buffer.deref()?.close();
 });
