@@ -8,7 +8,7 @@ import type { CUstream } from '../../../ffi/types.ts';
 import { Context, DeviceBuffer, Stream, VirtualMemory } from '../../../src/index.ts';
 import { broken, failing } from '../../support/faults.ts';
 import { Latch } from '../../support/latch.ts';
-import { emulate } from './emulate.ts';
+import { emulate, ForeignContext, recordArguments } from './emulate.ts';
 
 const MIB = 1 << 20;
 
@@ -195,4 +195,66 @@ test('work that is never marked counts as running until the context was waited f
   assert.equal(context.releases.collect(true), false);
   context.synchronizeSync();
   assert.equal(context.releases.collect(true), true);
+});
+
+test('a borrowed context whose work is done is asked no more: it may be destroyed any time after', async () => {
+  const told = recordArguments(emulate(), 'cuCtxPushCurrent_v2');
+  const context = Context.primary();
+  using buffer = DeviceBuffer.allocate(64);
+  using foreign = new ForeignContext();
+  const theirs = Context.fromHandle(foreign.handle);
+  using latch = new Latch(theirs);
+  {
+    using stream = Stream.create({ context: theirs, nonBlocking: true });
+    latch.hold(stream);
+    buffer.fill(1, { stream });
+    assert.equal(context.activity.isUntouched(), false);
+    latch.open();
+    await stream.synchronize();
+  }
+  assert.equal(context.activity.isUntouched(), true);
+  told.length = 0;
+  assert.equal(context.activity.isUntouched(), true);
+  assert.deepEqual(
+    told.map(([, handle]) => handle),
+    [context.handle],
+  );
+});
+
+test('after a reset no work of before counts, of other contexts either', () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const [here, there] = [Context.primary(0), Context.primary(1)];
+  const stream = Stream.create({ context: there, nonBlocking: true });
+  const latch = new Latch(there);
+  const buffer = DeviceBuffer.allocate(64);
+  latch.hold(stream);
+  buffer.fill(1, { stream: Stream.legacyDefault() });
+  here.synchronizeSync();
+  here.activity.visitedBy(there.activity);
+  assert.equal(here.activity.isUntouched(), false);
+  here.resetSync();
+  assert.equal(here.activity.isUntouched(), true);
+  latch[Symbol.dispose]();
+  stream.close();
+});
+
+test('after a reset that could not wait, work that was never marked counts no more', () => {
+  const emulated = emulate();
+  let isBroken = true;
+  const { CUDA_ERROR_OUT_OF_MEMORY: NO_EVENT, CUDA_ERROR_LAUNCH_FAILED: FAILED } = CUresult;
+  selectDriver({
+    ...emulated,
+    cuEventRecord: (event, stream) => (isBroken ? NO_EVENT : emulated.cuEventRecord(event, stream)),
+    cuCtxSynchronize: () => (isBroken ? FAILED : emulated.cuCtxSynchronize()),
+  });
+  const context = Context.primary();
+  using buffer = DeviceBuffer.allocate(64);
+  buffer.fill(1);
+  assert.equal(context.activity.isIdle(), false);
+  context.resetSync();
+  isBroken = false;
+  // It is open again.
+  using again = DeviceBuffer.allocate(64);
+  assert.equal(again.closed, false);
+  assert.equal(context.activity.isIdle(), true);
 });
