@@ -194,26 +194,30 @@ test(
   },
 );
 
-test('one immediate or one timer wakes the loop for all waits, however many begin', async () => {
-  const active = (kind: string): number =>
-    process.getActiveResourcesInfo().filter((each) => each === kind).length;
-  const before = [active('Immediate'), active('Timeout')];
-  const beside = (): number[] => [
-    active('Immediate') - (before[0] as number),
-    active('Timeout') - (before[1] as number),
-  ];
-  let isDone = false;
-  const begin = (): Promise<void>[] => Array.from({ length: 50 }, () => waitUntil(() => isDone));
-  const waiting = begin();
-  assert.deepEqual(beside(), [1, 0]);
-  // They grow old: a timer is set, which the next ones take back.
-  while (beside()[1] === 0) await nextTurn();
-  waiting.push(...begin());
-  assert.deepEqual(beside(), [1, 0]);
-  isDone = true;
-  await Promise.all(waiting);
-  assert.deepEqual(beside(), [0, 0]);
-});
+test(
+  'one immediate or one timer wakes the loop for all waits, however many begin',
+  DEADLINE,
+  async () => {
+    const active = (kind: string): number =>
+      process.getActiveResourcesInfo().filter((each) => each === kind).length;
+    const before = [active('Immediate'), active('Timeout')];
+    const beside = (): number[] => [
+      active('Immediate') - (before[0] as number),
+      active('Timeout') - (before[1] as number),
+    ];
+    let isDone = false;
+    const begin = (): Promise<void>[] => Array.from({ length: 50 }, () => waitUntil(() => isDone));
+    const waiting = begin();
+    assert.deepEqual(beside(), [1, 0]);
+    // They grow old: a timer is set, which the next ones take back.
+    while (beside()[1] === 0) await nextTurn();
+    waiting.push(...begin());
+    assert.deepEqual(beside(), [1, 0]);
+    isDone = true;
+    await Promise.all(waiting);
+    assert.deepEqual(beside(), [0, 0]);
+  },
+);
 
 /**
  * A clock that a test sets on. It begins where that of an earlier test ended, as no clock goes back:
@@ -259,7 +263,7 @@ test('what takes long in the background is asked less and less often, until ther
   await askAgain();
 });
 
-test('what ends later is asked at each turn again when its end is near', async (t) => {
+test('what ends later is asked at each turn again when its end is near', DEADLINE, async (t) => {
   const clock = mockClock(t);
   let asked = 0;
   let isDone = false;
