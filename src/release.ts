@@ -73,6 +73,8 @@ export class ReleaseQueue {
   #hurry: (() => void) | undefined;
   #collecting = false;
   #deferrals = 0;
+  /** Counts the resets: one may come while releases run, from one of them. */
+  #resets = 0;
 
   /** @param isOfLost whether the context is known to be lost */
   constructor(work: Work, limits: ReleaseLimits, isOfLost: () => boolean = () => false) {
@@ -178,6 +180,8 @@ export class ReleaseQueue {
 
   /** Forgets what waits, as the context was reset. */
   clear(): void {
+    this.#resets += 1;
+    for (const batch of this.#batches) batch.pending = [];
     this.#batches = [];
     this.#open = [];
     this.#size = 0;
@@ -213,11 +217,10 @@ export class ReleaseQueue {
     const open = this.#open;
     this.#batches = [];
     this.#open = [];
-    for (const { fence, pending } of batches) {
-      fence?.drop();
-      for (const each of pending) this.#run(each);
-    }
-    for (const each of open) this.#run(each);
+    for (const { fence } of batches) fence?.drop();
+    const resets = this.#resets;
+    for (const each of [...batches.flatMap(({ pending }) => pending), ...open])
+      if (this.#resets === resets) this.#run(each);
   }
 
   #runDone(batch: Batch, needsRoom: boolean): void {
@@ -225,7 +228,9 @@ export class ReleaseQueue {
     batch.fence = undefined;
     const { pending } = batch;
     batch.pending = [];
+    const resets = this.#resets;
     for (const each of pending) {
+      if (this.#resets !== resets) return;
       if (!each.waits) this.#run(each);
       else if (!needsRoom || !each.early || !this.#runEarly(each, each.early))
         batch.pending.push(each);

@@ -1,7 +1,14 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
-import { ClosedError, countEqualBytes, Device, DeviceBuffer, Stream } from '../../src/index.ts';
+import {
+  ClosedError,
+  Context,
+  countEqualBytes,
+  Device,
+  DeviceBuffer,
+  Stream,
+} from '../../src/index.ts';
 import { emulated } from '../support/driver.ts';
 import { Latch } from '../support/latch.ts';
 
@@ -35,6 +42,30 @@ test('equal bytes are counted on the device, wherever the buffers begin and end'
     assert.ok(recorder.calls.some(({ name }) => name === 'cuLaunchKernelEx'));
   }
   assert.equal(await countEqualBytes(a.subarray(0, 0), b.subarray(1, 1)), 0);
+});
+
+test('nothing that comparing needed is left, however it ends', async () => {
+  using a = DeviceBuffer.allocate(1000);
+  using b = DeviceBuffer.allocate(1000);
+  for (const buffer of [a, b]) buffer.fill(1);
+  await countEqualBytes(a, b);
+  const context = Context.primary();
+  await context.flush();
+  const before = context.resources.size;
+  assert.equal(await countEqualBytes(a, b), 1000);
+  assert.equal(context.resources.size, before);
+  const reason = new Error('given up');
+  const given = new AbortController();
+  using stream = Stream.create({ nonBlocking: true });
+  using latch = new Latch();
+  latch.hold(stream);
+  const open = context.resources.size;
+  const counting = countEqualBytes(a, b, { stream, signal: given.signal });
+  given.abort(reason);
+  await assert.rejects(counting, (error) => error === reason);
+  assert.equal(context.resources.size, open);
+  latch.open();
+  await stream.synchronize();
 });
 
 test('they are counted behind the work of the stream', async () => {

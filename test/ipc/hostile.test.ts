@@ -11,7 +11,7 @@ import {
 } from '../../src/index.ts';
 import { type IpcDescriptor, sealDescriptor } from '../../src/ipc/descriptor.ts';
 import { type ChildPeer, exportIpc, leases, spawnPeer } from '../../src/ipc/index.ts';
-import { dose } from '../support/dose.ts';
+import { dose, seed } from '../support/dose.ts';
 import { comesBackTo, processState } from '../support/process-state.ts';
 import { programFile } from '../support/program-file.ts';
 import type { Opening, Outcome } from './fixtures/opener.ts';
@@ -22,7 +22,7 @@ const BYTE_LENGTH = 4 << 20;
 /** A crash is to be seen by how the child ends, and not by what it prints. */
 const quiet = { stdio: 'ignore' } as const;
 
-/** The same numbers in each run: mulberry32. */
+/** The same numbers for the same seed: mulberry32. */
 function random(seed: number): (below: number) => number {
   let state = seed;
   return (below) => {
@@ -106,7 +106,7 @@ async function openMutated(
   // As it is, it opens: what is refused is refused for its change.
   const expected = kind === 'event' ? 'opened, and is done' : 'opened, what was exported';
   assert.equal(await openers.open({ descriptor, value: VALUE }), expected);
-  const next = random(kind.length);
+  const next = random(seed() + kind.length);
   for (let n = 0; n < count; n++) {
     const what = await openers.open({ descriptor: mutated(descriptor, next), value: VALUE });
     outcomes.set(what, (outcomes.get(what) ?? 0) + 1);

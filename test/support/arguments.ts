@@ -10,6 +10,7 @@ import {
 import { CU_MEMPOOL_ATTR_RELEASE_THRESHOLD } from '../../ffi/constants.ts';
 import { selectDriver } from '../../ffi/driver.ts';
 import type { Driver, FunctionName } from '../../ffi/functions.ts';
+import type { CUresult } from '../../ffi/results.ts';
 import { decodeStruct, type StructName, structs } from '../../ffi/structs.ts';
 import type { Address } from '../../ffi/types.ts';
 
@@ -72,4 +73,22 @@ export function recordArguments(driver: Driver): {
   ) as unknown as Driver;
   selectDriver(told);
   return { driver: told, calls, of: (name) => calls.filter((call) => call.name === name) };
+}
+
+/** A call as it was made: the name of the function, then its arguments as they are. */
+export type PlainCall = readonly [name: FunctionName, ...args: unknown[]];
+
+/** Selects a driver like another, which writes down what some functions are told from now on. */
+export function recordCallsOf(driver: Driver, ...names: readonly FunctionName[]): PlainCall[] {
+  const told: PlainCall[] = [];
+  const recorded = names.map((name) => {
+    const call = driver[name] as (...args: unknown[]) => CUresult;
+    const record = (...args: unknown[]): CUresult => {
+      told.push([name, ...args]);
+      return call(...args);
+    };
+    return [name, record];
+  });
+  selectDriver({ ...driver, ...Object.fromEntries(recorded) });
+  return told;
 }

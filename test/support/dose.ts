@@ -1,3 +1,29 @@
 /** How much of a thing a test does: little in `npm test`, all of it in `npm run test:soak`. */
-export const dose = (small: number, full: number): number =>
-  process.env['CUFFI_DOSE'] === 'soak' ? full : small;
+import { randomInt } from 'node:crypto';
+import { basename } from 'node:path';
+
+const isSoak = process.env['CUFFI_DOSE'] === 'soak';
+
+export const dose = (small: number, full: number): number => (isSoak ? full : small);
+
+/**
+ * Where the numbers of a test begin that are there by chance: in `npm test` always the same place; in
+ * the soak a new one at each call, which is printed. `CUFFI_SEED` makes a run of the soak again.
+ */
+export function seed(): number {
+  const given = process.env['CUFFI_SEED'];
+  if (given !== undefined) return Number(given);
+  if (!isSoak) return 20_250_101;
+  const made = randomInt(2 ** 31);
+  console.log(`${basename(process.argv[1] ?? '')}: CUFFI_SEED=${made}`);
+  return made;
+}
+
+/** How often a property is tried, and from which seed. */
+export const trials = (
+  small: number,
+  full: number,
+): { readonly numRuns: number; readonly seed: number } => ({
+  numRuns: dose(small, full),
+  seed: seed(),
+});

@@ -1,12 +1,15 @@
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
+import fs from 'node:fs';
+import { syncBuiltinESMExports } from 'node:module';
 import { test } from 'node:test';
 import { closeFd } from '../../../ffi/libc.ts';
 import { isStillAlive, peerPidfd, pidfdOf } from '../../../ffi/pidfd.ts';
 import { readable } from '../../../ffi/poll.ts';
 import { isProcessEnding, processStartTime } from '../../../ffi/process.ts';
 import { socketPair } from '../../../ffi/socket.ts';
+import { openDescriptors } from '../../support/descriptors.ts';
 import { withRoomFor } from './fixtures/descriptors.ts';
 
 test('a process has a descriptor while it lives, which tells of its end', async () => {
@@ -38,6 +41,42 @@ test('a process that cannot be asked for is not taken for ended', () => {
   } finally {
     child.kill('SIGKILL');
   }
+});
+
+/** Calls `use` while the entries of a process say in turn that it started then; the last one stays. */
+function withStartTimes(pid: number, times: readonly number[], use: () => void): void {
+  const read = fs.readFileSync;
+  let turn = 0;
+  fs.readFileSync = ((path: string, ...options: [never]) => {
+    if (path !== `/proc/${pid}/stat`) return read(path, ...options);
+    const time = times[Math.min(turn, times.length - 1)];
+    turn += 1;
+    return `${pid} (sleep) S ${'0 '.repeat(18)}${time} 0`;
+  }) as typeof read;
+  syncBuiltinESMExports();
+  try {
+    use();
+    assert.ok(turn >= times.length, `asked ${turn} times`);
+  } finally {
+    fs.readFileSync = read;
+    syncBuiltinESMExports();
+  }
+}
+
+test('a process that got the number of another while that was asked for is not taken for it', () => {
+  // This one stands in for whichever has the number: its descriptor can be had at any time.
+  const { pid } = process;
+  const before = openDescriptors();
+  withStartTimes(pid, [100, 100], () => closeFd(pidfdOf(pid) as number));
+  withStartTimes(pid, [100, 101], () => assert.equal(pidfdOf(pid), undefined));
+  assert.equal(openDescriptors(), before);
+  // One that is asked for often is kept by its descriptor: only by its own.
+  withStartTimes(pid, [100, 100, 100, 100, 101], () => {
+    assert.equal(isStillAlive(pid, 100), true);
+    assert.equal(isStillAlive(pid, 100), true);
+  });
+  assert.equal(openDescriptors(), before);
+  withStartTimes(pid, [101], () => assert.equal(isStillAlive(pid, 100), false));
 });
 
 test('a process that is asked for again and again is alive until it has ended', async () => {

@@ -27,6 +27,7 @@ import { readable } from '../../../ffi/poll.ts';
 import {
   acceptSocket,
   connectSocket,
+  isMessageSocket,
   isSocketInUse,
   listenSocket,
   peerCredentials,
@@ -340,3 +341,23 @@ test("a killed process's end is told", async () => {
   await exit;
   closeFd(mine);
 });
+
+test('a byte is sent through connected sockets of messages alone', () =>
+  withPair((a, b) => {
+    assert.deepEqual([isMessageSocket(a), isMessageSocket(b)], [true, true]);
+    const listener = listenSocket(`@cuffi-kind-${process.pid}`);
+    const [AF_UNIX, AF_INET, SOCK_STREAM, SOCK_DGRAM] = [1, 2, 1, 2];
+    const others = [
+      libc.socket(AF_UNIX, SOCK_STREAM, 0),
+      libc.socket(AF_UNIX, SOCK_DGRAM, 0),
+      libc.socket(AF_INET, SOCK_DGRAM, 0),
+    ].filter((fd) => fd >= 0);
+    for (const fd of [listener, ...others]) {
+      assert.equal(isMessageSocket(fd), false);
+      closeFd(fd);
+    }
+    const file = createMemfd('file', 0);
+    assert.throws(() => isMessageSocket(file), code('ENOTSOCK'));
+    closeFd(file);
+    assert.throws(() => isMessageSocket(file), code('EBADF'));
+  }));

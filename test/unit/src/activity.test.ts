@@ -1,11 +1,15 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
+import { OUT0, readHandle } from '../../../ffi/arena.ts';
+import { CU_STREAM_NON_BLOCKING } from '../../../ffi/constants.ts';
+import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import { CUresult } from '../../../ffi/results.ts';
+import type { CUstream } from '../../../ffi/types.ts';
 import { Context, DeviceBuffer, Stream, VirtualMemory } from '../../../src/index.ts';
-import { broken, failing, keepingBooks } from '../../support/faults.ts';
+import { recordCallsOf } from '../../support/arguments.ts';
+import { broken, failing } from '../../support/faults.ts';
 import { Latch } from '../../support/latch.ts';
-import { emulate } from './emulate.ts';
+import { emulate, ForeignContext } from './emulate.ts';
 
 const MIB = 1 << 20;
 
@@ -29,9 +33,28 @@ test('memory that another device has worked on waits for that work, and for no l
   assert.equal(second.done, false);
 });
 
+/** Counts the events that the driver makes until it is disposed of. */
+function countEvents(): Disposable & { readonly made: number } {
+  const recorder = recordCalls();
+  return {
+    get made() {
+      return recorder.calls.filter(({ name }) => name === 'cuEventCreate').length;
+    },
+    [Symbol.dispose]: () => recorder.stop(),
+  };
+}
+
+/** A stream of another library, which cuffi only knows by what it queues there. */
+function theirStream(context = Context.primary()): Stream {
+  context.run(() =>
+    assert.equal(cu.cuStreamCreateWithPriority(OUT0, CU_STREAM_NON_BLOCKING, 0), 0),
+  );
+  return Stream.fromHandle(readHandle<CUstream>(OUT0), { context });
+}
+
 test('work in borrowed streams leaves no event behind', async () => {
-  const { driver, open } = keepingBooks(emulate());
-  selectDriver(driver);
+  emulate();
+  using events = countEvents();
   using buffer = DeviceBuffer.allocate(1024);
   for (let n = 0; n < 20; n += 1) {
     const owner = Stream.create();
@@ -39,7 +62,100 @@ test('work in borrowed streams leaves no event behind', async () => {
     await owner.synchronize();
     owner.close();
   }
-  assert.equal([...open].filter((what) => what.startsWith('cuEventCreate')).length, 1);
+  assert.equal(events.made, 1);
+});
+
+test('however often what waits is looked through, few events are made for it', async () => {
+  emulate();
+  const context = Context.primary();
+  using stream = Stream.create({ nonBlocking: true });
+  using latch = new Latch(context);
+  {
+    // The work of each release ends before that of the next is queued.
+    using events = countEvents();
+    for (let n = 0; n < 20; n += 1) {
+      latch.word.shut();
+      latch.hold(stream);
+      context.releases.submit(() => {});
+      assert.equal(context.releases.collect(), false);
+      latch.open();
+      await context.flush();
+    }
+    assert.equal(events.made, 1);
+  }
+  latch.word.shut();
+  latch.hold(stream);
+  using events = countEvents();
+  for (let n = 0; n < 300; n += 1) {
+    context.releases.submit(() => {});
+    context.releases.collect();
+  }
+  // One for each of the batches, of which there are at most 64.
+  assert.ok(events.made <= 64, `${events.made}`);
+  latch.open();
+  await context.flush();
+});
+
+test('a fence waits for the work before it alone, though the stream goes on', () => {
+  emulate();
+  const { activity } = Context.primary();
+  const stream = theirStream();
+  using before = new Latch();
+  using after = new Latch();
+  before.hold(stream);
+  const fences = [activity.fence(), activity.fence()];
+  after.hold(stream);
+  assert.ok(fences.every((fence) => !fence.isDone()));
+  before.open();
+  assert.ok(fences.every((fence) => fence.isDone()));
+  assert.equal(activity.isIdle(), false);
+});
+
+test('a fence that nobody has asked since its work was done does not wait for work elsewhere', () => {
+  emulate();
+  const { activity } = Context.primary();
+  using before = new Latch();
+  using after = new Latch();
+  before.hold(theirStream());
+  const fence = activity.fence();
+  before.open();
+  assert.equal(activity.isIdle(), true);
+  after.hold(theirStream());
+  assert.equal(fence.isDone(), true);
+  assert.equal(activity.isIdle(), false);
+});
+
+test('work whose fence was dropped, or is done, still counts as running', () => {
+  emulate();
+  const { activity } = Context.primary();
+  using buffer = DeviceBuffer.allocate(16);
+  const [held, other] = [theirStream(), theirStream()];
+  using latch = new Latch();
+  latch.hold(held);
+  const fences = [activity.fence(), activity.fence()];
+  for (const fence of fences) {
+    fence.drop();
+    // Marked by an event of its own.
+    buffer.fill(1, { stream: other });
+    assert.equal(activity.isIdle(), false);
+  }
+  latch.open();
+  assert.equal(activity.isIdle(), true);
+});
+
+test('where the work of a stream cannot be marked for a fence, no event is lost, and it is waited for', () => {
+  const emulated = emulate();
+  selectDriver(broken(emulated, 'cuEventRecord', CUresult.CUDA_ERROR_OUT_OF_MEMORY));
+  const { activity } = Context.primary();
+  using stream = Stream.create({ nonBlocking: true });
+  using latch = new Latch();
+  latch.hold(stream);
+  using events = countEvents();
+  const fences = Array.from({ length: 20 }, () => activity.fence());
+  assert.equal(events.made, 1);
+  assert.ok(fences.every((fence) => !fence.isDone()));
+  latch.open();
+  assert.ok(fences.every((fence) => fence.isDone()));
 });
 
 test('work that cannot be marked is not queued', () => {
@@ -80,4 +196,66 @@ test('work that is never marked counts as running until the context was waited f
   assert.equal(context.releases.collect(true), false);
   context.synchronizeSync();
   assert.equal(context.releases.collect(true), true);
+});
+
+test('a borrowed context whose work is done is asked no more: it may be destroyed any time after', async () => {
+  const told = recordCallsOf(emulate(), 'cuCtxPushCurrent_v2');
+  const context = Context.primary();
+  using buffer = DeviceBuffer.allocate(64);
+  using foreign = new ForeignContext();
+  const theirs = Context.fromHandle(foreign.handle);
+  using latch = new Latch(theirs);
+  {
+    using stream = Stream.create({ context: theirs, nonBlocking: true });
+    latch.hold(stream);
+    buffer.fill(1, { stream });
+    assert.equal(context.activity.isUntouched(), false);
+    latch.open();
+    await stream.synchronize();
+  }
+  assert.equal(context.activity.isUntouched(), true);
+  told.length = 0;
+  assert.equal(context.activity.isUntouched(), true);
+  assert.deepEqual(
+    told.map(([, handle]) => handle),
+    [context.handle],
+  );
+});
+
+test('after a reset no work of before counts, of other contexts either', () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const [here, there] = [Context.primary(0), Context.primary(1)];
+  const stream = Stream.create({ context: there, nonBlocking: true });
+  const latch = new Latch(there);
+  const buffer = DeviceBuffer.allocate(64);
+  latch.hold(stream);
+  buffer.fill(1, { stream: Stream.legacyDefault() });
+  here.synchronizeSync();
+  here.activity.visitedBy(there.activity);
+  assert.equal(here.activity.isUntouched(), false);
+  here.resetSync();
+  assert.equal(here.activity.isUntouched(), true);
+  latch[Symbol.dispose]();
+  stream.close();
+});
+
+test('after a reset that could not wait, work that was never marked counts no more', () => {
+  const emulated = emulate();
+  let isBroken = true;
+  const { CUDA_ERROR_OUT_OF_MEMORY: NO_EVENT, CUDA_ERROR_LAUNCH_FAILED: FAILED } = CUresult;
+  selectDriver({
+    ...emulated,
+    cuEventRecord: (event, stream) => (isBroken ? NO_EVENT : emulated.cuEventRecord(event, stream)),
+    cuCtxSynchronize: () => (isBroken ? FAILED : emulated.cuCtxSynchronize()),
+  });
+  const context = Context.primary();
+  using buffer = DeviceBuffer.allocate(64);
+  buffer.fill(1);
+  assert.equal(context.activity.isIdle(), false);
+  context.resetSync();
+  isBroken = false;
+  // It is open again.
+  using again = DeviceBuffer.allocate(64);
+  assert.equal(again.closed, false);
+  assert.equal(context.activity.isIdle(), true);
 });

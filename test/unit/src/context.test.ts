@@ -11,7 +11,9 @@ import {
   NotSupportedError,
   Stream,
 } from '../../../src/index.ts';
+import { recordCallsOf } from '../../support/arguments.ts';
 import { failing } from '../../support/faults.ts';
+import { loadKernels } from '../../support/kernels.ts';
 import { Latch } from '../../support/latch.ts';
 import { currentContext, emulate, ForeignContext } from './emulate.ts';
 
@@ -267,4 +269,24 @@ test('flush ends at once where nothing waits, and where the context was never us
   recorder.stop();
   assert.ok(!recorder.calls.some((call) => call.name.includes('Ctx')));
   assert.equal(typeof cu.cuInit, 'function');
+});
+
+test('where a release resets the context, the rest of what waits is forgotten with it', async () => {
+  const told = recordCallsOf(emulate(), 'cuStreamDestroy_v2', 'cuModuleUnload', 'cuMemFree_v2');
+  const context = Context.primary();
+  const stream = Stream.create({ nonBlocking: true });
+  const latch = new Latch();
+  latch.hold(stream);
+  const [other, module, buffer] = [Stream.create(), loadKernels(), DeviceBuffer.allocate(1024)];
+  const gone: readonly unknown[] = [other.handle, module.handle, buffer.address];
+  context.releases.submit(() => context.resetSync());
+  for (const object of [other, module, buffer]) object.close();
+  context.releases.collect();
+  latch.open();
+  await stream.synchronize();
+  assert.equal(context.releases.collect(), true);
+  // Afterwards the same numbers may name what others made.
+  assert.ok(!told.some(([, handle]) => gone.includes(handle)));
+  assert.deepEqual(context.pendingReleases, { count: 0, byteLength: 0 });
+  await context.flush();
 });

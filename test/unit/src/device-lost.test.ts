@@ -339,3 +339,17 @@ test('a loss that is found in a capture is said once', async () => {
   );
   for (const each of Object.values(open)) each.close();
 });
+
+test('a context that was reset after a loss is not taken for lost any more', () => {
+  const emulated = emulate();
+  const { driver, lose } = losing(emulated, CUresult.CUDA_ERROR_LAUNCH_FAILED);
+  selectDriver(driver);
+  const context = Context.primary();
+  const buffer = DeviceBuffer.allocate(64);
+  lose();
+  assert.throws(() => buffer.fill(1), lost);
+  assert.equal(context.isLost, true);
+  context.resetSync();
+  assert.equal(context.isLost, false);
+  assert.equal(buffer.closed, true);
+});

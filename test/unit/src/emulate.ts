@@ -2,6 +2,7 @@
 import { spawnSync } from 'node:child_process';
 import { arena, OUT0, readHandle } from '../../../ffi/arena.ts';
 import { cu, selectDriver } from '../../../ffi/driver.ts';
+import { emulatedKernels } from '../../../ffi/emulated-kernels.ts';
 import { createEmulatedDriver } from '../../../ffi/emulator/index.ts';
 import type { Driver } from '../../../ffi/functions.ts';
 import type { CUcontext } from '../../../ffi/types.ts';
@@ -11,7 +12,7 @@ import { programFile } from '../../support/program-file.ts';
 
 /** Makes an emulated driver with these `CUFFI_EMULATED_*` settings, and selects it. */
 export function emulate(env: NodeJS.ProcessEnv = {}): Driver {
-  const driver = createEmulatedDriver({ arena, env });
+  const driver = createEmulatedDriver({ arena, env, kernels: emulatedKernels });
   selectDriver(driver);
   return driver;
 }

@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import * as constants from '../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
-import { Context, CudaEvent, DeviceBuffer, Stream } from '../../../src/index.ts';
+import { Context, CudaEvent, DeviceBuffer, type EventOptions, Stream } from '../../../src/index.ts';
+import { recordCallsOf } from '../../support/arguments.ts';
 import { broken, failing, keepingBooks } from '../../support/faults.ts';
 import { Latch } from '../../support/latch.ts';
 import { emulate } from './emulate.ts';
@@ -36,6 +38,35 @@ test('keeps the time by default, but not for other processes', () => {
   assert.deepEqual(traits(plain), [true, false, false]);
   assert.deepEqual(traits(shared), [false, true, false]);
   assert.deepEqual(traits(untimed), [false, false, false]);
+});
+
+test('each option of an event reaches the driver, in the context that is named', () => {
+  const told = recordCallsOf(
+    emulate({ CUFFI_EMULATED_DEVICES: '2' }),
+    'cuCtxPushCurrent_v2',
+    'cuEventCreate',
+  );
+  const flagsOf = (options?: EventOptions): unknown => {
+    told.length = 0;
+    using _ = CudaEvent.create(options);
+    const [, , flags] = told.find(([name]) => name === 'cuEventCreate') ?? [];
+    return flags;
+  };
+  const { CU_EVENT_BLOCKING_SYNC: blocking, CU_EVENT_DISABLE_TIMING: untimed } = constants;
+  const shared = constants.CU_EVENT_INTERPROCESS | untimed;
+  assert.equal(flagsOf(), 0);
+  for (const blockingSync of [false, true]) {
+    const more = blockingSync ? blocking : 0;
+    assert.equal(flagsOf({ blockingSync }), more);
+    assert.equal(flagsOf({ blockingSync, timing: true }), more);
+    assert.equal(flagsOf({ blockingSync, timing: false }), more | untimed);
+    assert.equal(flagsOf({ blockingSync, interprocess: true }), more | shared);
+  }
+  const context = Context.primary(1);
+  for (const options of [{ device: 1 }, { context }]) {
+    assert.equal(flagsOf(options), 0);
+    assert.deepEqual(told[0], ['cuCtxPushCurrent_v2', context.handle]);
+  }
 });
 
 test('may be closed twice, and every use after is a ClosedError', async () => {

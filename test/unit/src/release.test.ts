@@ -11,6 +11,8 @@ function held(limits: Partial<{ count: number; byteLength: number }> = {}) {
     idle: false,
     fences: [] as { done: boolean }[],
     asked: 0,
+    /** How often the queue asked whether nothing runs. */
+    looked: 0,
     released: [] as string[],
   };
   const fence = (): Fence => {
@@ -23,7 +25,13 @@ function held(limits: Partial<{ count: number; byteLength: number }> = {}) {
     return new Fence([{ events: [], isDone: isIdle, isGone: () => false, takeBack() {} }]);
   };
   const queue = new ReleaseQueue(
-    { isUntouched: () => state.idle, fence },
+    {
+      isUntouched() {
+        state.looked += 1;
+        return state.idle;
+      },
+      fence,
+    },
     { count: limits.count ?? 10, byteLength: () => limits.byteLength ?? 1000 },
   );
   const submit = (name: string, options?: ReleaseOptions): void =>
@@ -114,6 +122,90 @@ test('what was cleared is never released, and the queue works on', async () => {
   state.idle = true;
   await until(() => queue.size === 0);
   assert.deepEqual(state.released, ['b']);
+});
+
+test('what was cleared counts no more, and is not looked through', () => {
+  const { state, queue, early } = held({ byteLength: 1000 });
+  early('a', 999);
+  queue.collect();
+  early('b', 1);
+  queue.clear();
+  assert.deepEqual([queue.size, queue.byteLength], [0, 0]);
+  assert.equal(queue.collect(true), true);
+  for (const fence of state.fences) fence.done = true;
+  early('c', 2);
+  assert.equal(queue.byteLength, 2);
+  queue.collect();
+  // There is room: what was cleared is not counted against it.
+  assert.deepEqual(state.released, []);
+});
+
+test('where a release has what waits forgotten, nothing of it is released any more', () => {
+  for (const isIdle of [true, false]) {
+    const { state, queue, submit } = held();
+    queue.submit(() => queue.clear(), { waits: false });
+    submit('of its batch', { waits: false, byteLength: 5 });
+    queue.collect();
+    submit('of the next', { waits: false });
+    queue.collect();
+    submit('of none yet');
+    state.idle = isIdle;
+    for (const fence of state.fences) fence.done = true;
+    assert.equal(queue.collect(), true);
+    assert.deepEqual(state.released, []);
+    assert.deepEqual([queue.size, queue.byteLength], [0, 0]);
+    state.idle = true;
+    submit('later');
+    assert.deepEqual(state.released, ['later']);
+  }
+});
+
+test('a release that has the queue looked through loses nothing, and nothing overtakes', () => {
+  const { state, queue, submit } = held();
+  let inner: boolean | undefined;
+  queue.submit(
+    () => {
+      state.released.push('first');
+      inner = queue.collect(true);
+    },
+    { waits: false },
+  );
+  submit('second', { waits: false });
+  submit('when idle');
+  queue.collect();
+  submit('third', { waits: false });
+  queue.collect();
+  for (const fence of state.fences) fence.done = true;
+  assert.equal(queue.collect(), false);
+  assert.equal(inner, false);
+  assert.deepEqual(state.released, ['first', 'second', 'third']);
+  state.idle = true;
+  assert.equal(queue.collect(), true);
+  assert.deepEqual(state.released, ['first', 'second', 'third', 'when idle']);
+  // Also while all is released.
+  state.idle = false;
+  queue.submit(() => (inner = queue.collect()));
+  submit('last');
+  state.idle = true;
+  assert.equal(queue.collect(), true);
+  assert.equal(inner, false);
+  assert.equal(state.released.at(-1), 'last');
+  assert.deepEqual([queue.size, queue.byteLength], [0, 0]);
+});
+
+test('the queue is looked through once for as much as the limits allow, not at each close', () => {
+  for (const [limits, byteLength] of [
+    [{ count: 10 }, 0],
+    [{ count: 1000, byteLength: 1000 }, 100],
+  ] as const) {
+    const { state, queue, submit } = held(limits);
+    // The first asks whether it may run at once.
+    submit('0', { byteLength });
+    state.looked = 0;
+    for (let n = 1; n <= 110; n += 1) submit(String(n), { byteLength });
+    assert.equal(state.looked, 10, JSON.stringify(limits));
+    assert.equal(queue.size, 111);
+  }
 });
 
 test('what is submitted by a release is not lost', async () => {

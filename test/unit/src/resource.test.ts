@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { Resource } from '../../../src/resource.ts';
 import { type Release, ResourceSet } from '../../../src/resource-set.ts';
+import { collectGarbage } from '../../support/gc.ts';
 import { runProgram } from './emulate.ts';
 
 class Thing extends Resource {
@@ -143,6 +144,117 @@ test('one release that fails does not keep the others from theirs', () => {
   assert.deepEqual(released, ['a']);
   assert.ok(things.every((thing) => thing.closed));
   assert.equal(owner.size, 0);
+});
+
+/** What a thing releases, by a reference that does not keep it. */
+function watched(owner?: ResourceSet): { thing: Thing; release: WeakRef<object> } {
+  const release = { release() {} };
+  return { thing: new Thing(release, owner), release: new WeakRef(release) };
+}
+
+/** Asserts that nothing keeps what was made, and is not given back. */
+async function assertCollected(references: readonly WeakRef<object>[]): Promise<void> {
+  await collectGarbage();
+  assert.equal(references.filter((each) => each.deref() !== undefined).length, 0);
+}
+
+/** All orders of some numbers. */
+const orders = (numbers: readonly number[]): number[][] =>
+  numbers.length === 0
+    ? [[]]
+    : numbers.flatMap((first) =>
+        orders(numbers.filter((each) => each !== first)).map((rest) => [first, ...rest]),
+      );
+
+test('what was closed is not kept, whatever was opened before and after it, and stays open', async () => {
+  /** Makes four, and closes some of them in an order. */
+  const closeSome = (order: readonly number[]) => {
+    const owner = new ResourceSet();
+    const made = [0, 1, 2, 3].map(() => watched(owner));
+    for (const at of order) made[at]?.thing.close();
+    return {
+      owner,
+      open: made.filter(({ thing }) => !thing.closed).map(({ thing }) => thing),
+      closed: order.map((at) => (made[at] as (typeof made)[0]).release),
+    };
+  };
+  const cases = orders([0, 1, 2, 3]).flatMap((order) =>
+    [1, 2, 3].map((count) => closeSome(order.slice(0, count))),
+  );
+  /** Without an owner only the guard, which is used again, could keep it. */
+  const closeAlone = (): WeakRef<object> => {
+    const { thing, release } = watched();
+    thing.close();
+    return release;
+  };
+  await assertCollected([closeAlone(), ...cases.flatMap(({ closed }) => closed)]);
+  for (const { owner, open } of cases) {
+    assert.equal(owner.size, open.length);
+    owner.closeAll('the owner was closed');
+    assert.ok(open.every((thing) => thing.closed));
+    assert.equal(owner.size, 0);
+  }
+});
+
+test('what is open is closed newest first, whatever was closed between', () => {
+  for (const order of orders([0, 1, 2, 3]))
+    for (let count = 0; count < 4; count += 1) {
+      const owner = new ResourceSet();
+      const released: number[] = [];
+      const things = [0, 1, 2, 3].map((n) => new Thing(() => released.push(n), owner));
+      for (const at of order.slice(0, count)) things[at]?.close();
+      released.length = 0;
+      new Thing(() => released.push(4), owner);
+      owner.closeAll('over');
+      assert.deepEqual(released, [4, ...order.slice(count).sort().reverse()], `${order} ${count}`);
+    }
+});
+
+test('one of many that were closed, or are gone with their owner, does not keep its neighbours', async () => {
+  const owner = new ResourceSet();
+  const makeClosed = () => {
+    const made = Array.from({ length: 3 }, () => watched(owner));
+    for (const at of [1, 0, 2]) made[at]?.thing.close();
+    const [middle] = made.splice(1, 1);
+    return { closed: middle?.thing as Thing, besides: made.map(({ release }) => release) };
+  };
+  const make = () => {
+    const made = Array.from({ length: 5 }, () => watched(owner));
+    const [middle] = made.splice(2, 1);
+    return { kept: middle?.thing as Thing, others: made.map(({ release }) => release) };
+  };
+  const { closed, besides } = makeClosed();
+  const { kept, others } = make();
+  owner.abandonAll('its context was reset');
+  await assertCollected([...besides, ...others]);
+  assert.ok(closed.closed && kept.closed);
+});
+
+test('a set within another is listed there while something in it is open, once', () => {
+  const outer = new ResourceSet();
+  const inner = new ResourceSet(outer, true);
+  const released: string[] = [];
+  assert.equal(outer.size, 0);
+  for (let round = 0; round < 3; round += 1) {
+    const [a, b] = [new Thing(() => {}, inner), new Thing(() => {}, inner)];
+    assert.equal(outer.size, 1);
+    b.close();
+    assert.equal(outer.size, 1);
+    a.close();
+    assert.equal(outer.size, 0);
+  }
+  const first = new Thing(() => released.push('first'), outer);
+  const within = new Thing(() => released.push('within'), inner);
+  const last = new Thing(() => released.push('last'), outer);
+  outer.closeAll('the owner was closed');
+  assert.deepEqual(released, ['last', 'within', 'first']);
+  assert.ok([first, within, last].every((thing) => thing.closed));
+  assert.throws(() => within.use(), { message: 'this Thing is closed: the owner was closed' });
+  assert.deepEqual([outer.size, inner.size], [0, 0]);
+  // Not listed: its own owner closes what is in it.
+  const apart = new ResourceSet(outer);
+  new Thing(() => released.push('apart'), apart);
+  assert.equal(outer.size, 0);
 });
 
 test('what is gone with its owner is marked, not released', () => {

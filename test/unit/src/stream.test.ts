@@ -1,8 +1,16 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { CU_STREAM_NON_BLOCKING } from '../../../ffi/constants.ts';
 import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import type { CUstream } from '../../../ffi/types.ts';
-import { Context, CudaEvent, DeviceBuffer, Stream } from '../../../src/index.ts';
+import {
+  Context,
+  CudaEvent,
+  DeviceBuffer,
+  Stream,
+  type StreamOptions,
+} from '../../../src/index.ts';
+import { recordCallsOf } from '../../support/arguments.ts';
 import { broken, failing } from '../../support/faults.ts';
 import { Latch } from '../../support/latch.ts';
 import { emulate, ForeignContext } from './emulate.ts';
@@ -48,6 +56,51 @@ test('priority and kind are what the driver says', () => {
   using plain = Stream.create();
   assert.deepEqual([urgent.priority, urgent.nonBlocking], [greatest, true]);
   assert.deepEqual([plain.priority, plain.nonBlocking], [least, false]);
+});
+
+test('each option of a stream reaches the driver, in the context that is named', () => {
+  const told = recordCallsOf(
+    emulate({ CUFFI_EMULATED_DEVICES: '2' }),
+    'cuCtxPushCurrent_v2',
+    'cuStreamCreateWithPriority',
+  );
+  const toldFor = (options?: StreamOptions): unknown[] => {
+    told.length = 0;
+    using _ = Stream.create(options);
+    const [, , ...args] = told.find(([name]) => name === 'cuStreamCreateWithPriority') ?? [];
+    return args;
+  };
+  assert.deepEqual(toldFor(), [0, 0]);
+  for (const nonBlocking of [false, true])
+    for (const priority of [-5, -1, 0, 7])
+      assert.deepEqual(toldFor({ nonBlocking, priority }), [
+        nonBlocking ? CU_STREAM_NON_BLOCKING : 0,
+        priority,
+      ]);
+  const context = Context.primary(1);
+  for (const options of [{ device: 1 }, { context }]) {
+    toldFor(options);
+    assert.deepEqual(told[0], ['cuCtxPushCurrent_v2', context.handle]);
+  }
+});
+
+test('a stream that is closed is destroyed when the work before is done, whatever is queued after', () => {
+  const told = recordCallsOf(emulate(), 'cuStreamDestroy_v2');
+  const context = Context.primary();
+  using others = Stream.create({ nonBlocking: true });
+  using latch = new Latch();
+  using otherLatch = new Latch();
+  const stream = Stream.create({ nonBlocking: true });
+  const { handle } = stream;
+  latch.hold(stream);
+  stream.close();
+  assert.equal(context.releases.collect(), false);
+  otherLatch.hold(others);
+  assert.deepEqual(told, []);
+  latch.open();
+  assert.equal(context.releases.collect(), true);
+  assert.deepEqual(told, [['cuStreamDestroy_v2', handle]]);
+  assert.equal(others.done, false);
 });
 
 test('may be closed twice, and every use after is a ClosedError', async () => {

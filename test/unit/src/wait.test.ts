@@ -1,8 +1,11 @@
 import assert from 'node:assert/strict';
 import { getEventListeners } from 'node:events';
-import { test } from 'node:test';
+import { type TestContext, test } from 'node:test';
 import { nextTurn, pollInBackground, waitUntil } from '../../../src/wait.ts';
 import { runProgram, until } from './emulate.ts';
+
+/** Of what would wait for ever where it fails. */
+const DEADLINE = { timeout: 20_000 };
 
 test('what is done already is asked once', async () => {
   let asked = 0;
@@ -156,9 +159,82 @@ for (const mode of ['poll', 'poll beside a wait', 'poll beside an aborted wait',
     assert.deepEqual({ code, stdout, stderr }, { code: 0, stdout: 'done\n', stderr: '' });
   });
 
+test('what is expected to take long is asked at each turn so long', async () => {
+  let turns = 0;
+  let turning = true;
+  const turn = (): void => {
+    turns += 1;
+    if (turning) setImmediate(turn);
+  };
+  turn();
+  let asked = 0;
+  await waitUntil(() => ++asked === 500, {}, { earliestMs: 0, latestMs: 60_000 });
+  turning = false;
+  assert.ok(turns < 600, `${turns} turns`);
+});
+
+test(
+  'old waits are asked all the same while a new one is asked at each turn',
+  DEADLINE,
+  async () => {
+    let isOldDone = false;
+    let isNewDone = false;
+    let asked = 0;
+    const old = waitUntil(() => {
+      asked += 1;
+      return isOldDone;
+    });
+    await until(() => asked > 150);
+    const expected = { earliestMs: 0, latestMs: Number.POSITIVE_INFINITY };
+    const eager = waitUntil(() => isNewDone, {}, expected);
+    isOldDone = true;
+    await old;
+    isNewDone = true;
+    await eager;
+  },
+);
+
+test(
+  'one immediate or one timer wakes the loop for all waits, however many begin',
+  DEADLINE,
+  async () => {
+    const active = (kind: string): number =>
+      process.getActiveResourcesInfo().filter((each) => each === kind).length;
+    const before = [active('Immediate'), active('Timeout')];
+    const beside = (): number[] => [
+      active('Immediate') - (before[0] as number),
+      active('Timeout') - (before[1] as number),
+    ];
+    let isDone = false;
+    const begin = (): Promise<void>[] => Array.from({ length: 50 }, () => waitUntil(() => isDone));
+    const waiting = begin();
+    assert.deepEqual(beside(), [1, 0]);
+    // They grow old: a timer is set, which the next ones take back.
+    while (beside()[1] === 0) await nextTurn();
+    waiting.push(...begin());
+    assert.deepEqual(beside(), [1, 0]);
+    isDone = true;
+    await Promise.all(waiting);
+    assert.deepEqual(beside(), [0, 0]);
+  },
+);
+
+/**
+ * A clock that a test sets on. It begins where that of an earlier test ended, as no clock goes back:
+ * tests by the true one come before.
+ */
+let furthest = 0;
+function mockClock(t: TestContext): { now: number } {
+  const clock = { now: Math.ceil(Math.max(furthest, performance.now())) };
+  t.mock.method(performance, 'now', () => {
+    furthest = clock.now;
+    return clock.now;
+  });
+  return clock;
+}
+
 test('what takes long in the background is asked less and less often, until there is more', async (t) => {
-  let now = performance.now();
-  t.mock.method(performance, 'now', () => now);
+  const clock = mockClock(t);
   const periods = t.mock.method(globalThis, 'setTimeout', setTimeout);
   const last = (): unknown => periods.mock.calls.at(-1)?.arguments[1];
   let asked = 0;
@@ -174,7 +250,7 @@ test('what takes long in the background is asked less and less often, until ther
   assert.equal(last(), 1);
   const seen: unknown[] = [];
   for (const waitedMs of [16, 320, 60_000]) {
-    now += waitedMs;
+    clock.now += waitedMs;
     // Asked too early by the mocked clock, the first time decides when the next is.
     await askAgain();
     await askAgain();
@@ -187,23 +263,8 @@ test('what takes long in the background is asked less and less often, until ther
   await askAgain();
 });
 
-test('what is expected to take long is asked at each turn so long', async () => {
-  let turns = 0;
-  let turning = true;
-  const turn = (): void => {
-    turns += 1;
-    if (turning) setImmediate(turn);
-  };
-  turn();
-  let asked = 0;
-  await waitUntil(() => ++asked === 500, {}, { earliestMs: 0, latestMs: 60_000 });
-  turning = false;
-  assert.ok(turns < 600, `${turns} turns`);
-});
-
-test('what ends later is asked at each turn again when its end is near', async (t) => {
-  let now = performance.now();
-  t.mock.method(performance, 'now', () => now);
+test('what ends later is asked at each turn again when its end is near', DEADLINE, async (t) => {
+  const clock = mockClock(t);
   let asked = 0;
   let isDone = false;
   const ask = (): boolean => {
@@ -216,8 +277,25 @@ test('what ends later is asked at each turn again when its end is near', async (
   // No time has passed: more are only asked by a wait that is near its end.
   for (let turns = 0; turns < 200; turns += 1) await nextTurn();
   assert.equal(asked, before);
-  now += 30;
-  await until(() => asked > before + 200);
+  const askedIn = async (turns: number): Promise<number> => {
+    const start = asked;
+    for (let n = 0; n < turns; n += 1) await nextTurn();
+    return asked - start;
+  };
+  // Its end is known to a period of the timer, which may itself be late by one: two before, no sooner.
+  for (const [passedMs, isEager] of [
+    [27.5, false],
+    [1, true],
+    [11, true],
+    [1, false],
+  ] as const) {
+    clock.now += passedMs;
+    const start = asked;
+    // The timer that is set.
+    await until(() => asked > start);
+    assert.equal((await askedIn(200)) > 100, isEager, `${passedMs} ms`);
+  }
   isDone = true;
+  clock.now += 1;
   await waiting;
 });

@@ -19,12 +19,12 @@ import {
   toNested,
   uint8,
 } from '../../../../src/index.ts';
-import { dose } from '../../../support/dose.ts';
+import { trials } from '../../../support/dose.ts';
 import { broken } from '../../../support/faults.ts';
 import { addresses, anyShape, bytesOf, orderlyLayout } from '../../../support/layouts.ts';
 import { emulate } from '../emulate.ts';
 
-const runs = { numRuns: dose(100, 20_000), seed: 20_250_102 };
+const runs = trials(100, 20_000);
 const BYTE_LENGTH = 40_000;
 
 const driver = emulate();

@@ -36,7 +36,7 @@ import {
 } from '../../../../src/ipc/index.ts';
 import { discard, emptySession, pack, unpack } from '../../../../src/ipc/parcel.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
-import { dose } from '../../../support/dose.ts';
+import { trials } from '../../../support/dose.ts';
 import { failing } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { anyLayout } from '../../../support/layouts.ts';
@@ -105,7 +105,7 @@ test('a view is shared as exactly the bytes that it takes, whatever its strides'
       assert.deepEqual([opened.address, opened.extents], [array.address, array.extents]);
       assert.deepEqual([opened.shape, opened.strides], [array.shape, array.strides]);
     }),
-    { numRuns: dose(300, 10_000), seed: 20_250_106 },
+    trials(300, 10_000),
   );
 });
 
@@ -204,7 +204,7 @@ test('a hostile layout is an IpcError before the driver is asked, or lies wholly
         }
       },
     ),
-    { numRuns: dose(300, 10_000), seed: 20_250_107 },
+    trials(300, 10_000),
   );
   assert.deepEqual([...opened].sort(), ['legacy', 'pool', 'virtual']);
   Context.primary().releases.collect();

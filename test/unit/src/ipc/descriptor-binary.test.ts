@@ -13,7 +13,7 @@ import {
   writeDescriptor,
 } from '../../../../src/ipc/descriptor-binary.ts';
 import { MAX_DESCRIPTOR_BYTE_LENGTH } from '../../../../src/ipc/descriptor-writer.ts';
-import { dose } from '../../../support/dose.ts';
+import { trials } from '../../../support/dose.ts';
 
 const hex = (byteLength: number) =>
   fc
@@ -116,7 +116,7 @@ test('a descriptor comes back from its compact form as it went in, and is shorte
         assert.ok(bytes.byteLength < JSON.stringify(descriptor).length / 2);
       assert.deepEqual(decodeDescriptor(bytes), descriptor);
     }),
-    { numRuns: dose(300, 10_000), seed: 20_250_102 },
+    trials(300, 10_000),
   );
 });
 
@@ -130,7 +130,7 @@ test('what was sealed last has the same bytes as when others were sealed, or wri
       assert.deepEqual(Buffer.from(writeDescriptor(sealedLast)), bytes);
       assert.deepEqual(decodeDescriptor(writeDescriptor(between)), other);
     }),
-    { numRuns: dose(100, 3000), seed: 20_250_105 },
+    trials(100, 3000),
   );
 });
 
@@ -157,9 +157,9 @@ test('altered, cut off, longer or invented bytes are an IpcError', () => {
         }
       },
     ),
-    { numRuns: dose(300, 10_000), seed: 20_250_103 },
+    trials(300, 10_000),
   );
-  fc.assert(fc.property(fc.uint8Array({ maxLength: 300 }), refused));
+  fc.assert(fc.property(fc.uint8Array({ maxLength: 300 }), refused), trials(100, 10_000));
   refused(new Uint8Array(MAX_DESCRIPTOR_BYTE_LENGTH + 1));
   for (const wrong of [undefined, 'cufd', [1], new ArrayBuffer(8)])
     assert.throws(() => decodeDescriptor(wrong as never), TypeError);
@@ -252,7 +252,7 @@ test('bytes and messages get the same answer, whatever they say', () => {
         count(typeof expected === 'string' ? expected : 'sound');
       },
     ),
-    { numRuns: dose(1000, 20_000), seed: 20_250_104 },
+    trials(1000, 20_000),
   );
   for (const kind of ['sound', 'altered', 'no-descriptor'])
     assert.ok((answers.get(kind) ?? 0) > 20, `${kind}: ${answers.get(kind)}`);

@@ -9,7 +9,7 @@ import {
   parseDescriptor,
   sealDescriptor,
 } from '../../../../src/ipc/descriptor.ts';
-import { dose } from '../../../support/dose.ts';
+import { trials } from '../../../support/dose.ts';
 
 /** A frozen copy with a getter, or a prototype, that may answer differently each time. */
 const changing = (fields: object, name: string, answer: () => unknown): object[] => {
@@ -255,7 +255,7 @@ test('whatever is changed, the answer is a sound value or an IpcError', () => {
         }
       },
     ),
-    { numRuns: dose(300, 10_000), seed: 20_250_101 },
+    trials(300, 10_000),
   );
 });
 

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { closeSync, openSync, readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import { setImmediate } from 'node:timers/promises';
+import { inspect } from 'node:util';
 import fc from 'fast-check';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import { closeFd, createMemfd, duplicateFd, isOpenFd } from '../../../../ffi/libc.ts';
@@ -46,7 +47,7 @@ import {
 import { withSharedTable } from '../../../../src/ipc/shared-counts.ts';
 import { anchorExports } from '../../../../src/memory/export-anchor.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
-import { dose } from '../../../support/dose.ts';
+import { trials } from '../../../support/dose.ts';
 import { withFaults } from '../../../support/faults.ts';
 import { emulate } from '../emulate.ts';
 
@@ -185,6 +186,7 @@ test('a pool goes with its last buffer, or stays until its session ends', async 
   const alone = openIpcBuffer(descriptor, { fds: fds() });
   const from = alone.resource;
   assert.ok(from instanceof ImportedPool);
+  assert.equal(inspect(from), `ImportedPool(of process ${descriptor.pid})`);
   openIpcBuffer(descriptor).close();
   alone.close();
   assert.equal(from.closed, true);
@@ -204,6 +206,7 @@ test('a pool goes with its last buffer, or stays until its session ends', async 
   assert.equal(later.closed, false);
   later.close();
   assert.equal((kept as ImportedPool).closed, true);
+  assert.equal(inspect(kept), `ImportedPool(of process ${descriptor.pid}, closed)`);
   assert.throws(() => unpack(descriptor, [], ours), { code: 'no-file-descriptor' });
   await context.flush();
   assert.equal(openDescriptors(), before);
@@ -476,7 +479,7 @@ test('a sound but hostile descriptor opens within what it names, or is an error;
         }
       },
     ),
-    { numRuns: dose(300, 10_000), seed: 20_250_104 },
+    trials(300, 10_000),
   );
   await context.flush();
   assert.deepEqual([openDescriptors(), context.resources.size, context.memoryInfo().free], before);

@@ -20,6 +20,7 @@ import {
   Stream,
 } from '../../../../src/index.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
+import { collectGarbage } from '../../../support/gc.ts';
 import { loadKernels } from '../../../support/kernels.ts';
 import { Latch } from '../../../support/latch.ts';
 
@@ -241,7 +242,9 @@ test('memory that an argument of a single launch lies in is kept until the launc
   const far = DeviceBuffer.allocate(4, { device: 1 });
   using graph = Graph.capture(stream, () => narrow.launch({ grid: 1, block: 7, stream }, near));
   graph.setArguments(graph.kernelNode(narrow), far);
-  await Promise.all([Context.primary(0).synchronize(), Context.primary(1).flush()]);
+  await Promise.all([Context.primary(0).synchronize(), Context.primary(1).synchronize()]);
+  // Forgets what was noted when the arguments were written: the launch alone must say it.
+  assert.equal(Context.primary(1).activity.isUntouched(), true);
   using latch = new Latch();
   latch.hold(stream);
   graph.launch({ stream });
@@ -249,4 +252,132 @@ test('memory that an argument of a single launch lies in is kept until the launc
   assert.equal(Context.primary(1).pendingReleases.count, 1);
   latch.open();
   await Context.primary(1).flush();
+});
+
+test('a launch in a borrowed stream that is captured has a node, whose arguments can be set', async () => {
+  watch();
+  using module = loadKernels();
+  const narrow = module.kernel('narrow', ['pointer']);
+  using owner = Stream.create({ nonBlocking: true });
+  using first = DeviceBuffer.allocate(4);
+  using second = DeviceBuffer.allocate(4);
+  const stream = Stream.fromHandle(owner.handle);
+  for (const captured of [owner, stream]) {
+    for (const buffer of [first, second]) buffer.fill(0);
+    await Context.primary().synchronize();
+    using graph = Graph.capture(captured, () => {
+      narrow.launch({ grid: 1, block: 7, stream }, first);
+      narrow.launch({ grid: 2, block: [5, 2], stream }, null);
+    });
+    assert.deepEqual(
+      graph.kernelNodes.map(({ grid, block }) => [grid, block]),
+      [
+        [
+          [1, 1, 1],
+          [7, 1, 1],
+        ],
+        [
+          [2, 1, 1],
+          [5, 2, 1],
+        ],
+      ],
+    );
+    graph.setArguments(graph.kernelNode(narrow, 1), second);
+    graph.launch({ stream });
+    await owner.synchronize();
+    assert.deepEqual([first.copyToHostSync()[0], second.copyToHostSync()[0]], [7, 5]);
+  }
+});
+
+test('memory that an update brings is kept until the launches are done', async () => {
+  watch({ CUFFI_EMULATED_DEVICES: '2' });
+  using module = loadKernels();
+  const narrow = module.kernel('narrow', ['pointer']);
+  using stream = Stream.create({ nonBlocking: true });
+  using near = DeviceBuffer.allocate(4);
+  Context.primary(0).enablePeerAccess(Context.primary(1));
+  const far = DeviceBuffer.allocate(4, { device: 1 });
+  const launching = (buffer: DeviceBuffer) => () =>
+    narrow.launch({ grid: 1, block: 7, stream }, buffer);
+  using graph = Graph.capture(stream, launching(near));
+  graph.update(stream, launching(far));
+  await Promise.all([Context.primary(0).synchronize(), Context.primary(1).synchronize()]);
+  assert.equal(Context.primary(1).activity.isUntouched(), true);
+  using latch = new Latch();
+  latch.hold(stream);
+  graph.launch({ stream });
+  far.close();
+  assert.equal(Context.primary(1).pendingReleases.count, 1);
+  latch.open();
+  await Context.primary(1).flush();
+});
+
+test('a graph that is closed is destroyed when the work before is done, whatever is queued after', () => {
+  const { calls } = watch();
+  const context = Context.primary();
+  using stream = Stream.create({ nonBlocking: true });
+  using other = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(64);
+  const graph = Graph.capture(stream, () => buffer.fill(1, { stream }));
+  using latch = new Latch();
+  using later = new Latch();
+  latch.hold(stream);
+  graph.launch({ stream });
+  graph.close();
+  assert.equal(context.releases.collect(), false);
+  later.hold(other);
+  assert.ok(!calls.includes('cuGraphExecDestroy'));
+  latch.open();
+  assert.equal(context.releases.collect(), true);
+  assert.ok(calls.includes('cuGraphExecDestroy') && calls.includes('cuGraphDestroy'));
+  assert.equal(other.done, false);
+});
+
+test('what a graph was captured of and given is not collected while it may be launched', async () => {
+  watch();
+  using stream = Stream.create({ nonBlocking: true });
+  using module = loadKernels();
+  const narrow = module.kernel('narrow', ['pointer']);
+  const kept: [what: string, buffer: WeakRef<DeviceBuffer>][] = [];
+  const make = (what: string): DeviceBuffer => {
+    const buffer = DeviceBuffer.allocate(4);
+    kept.push([what, new WeakRef(buffer)]);
+    return buffer;
+  };
+  /** Of a fill the function alone knows the memory; what a kernel is given, it knows once. */
+  const working = (what: string) => {
+    const filled = make(`${what}, filled`);
+    const given = [make(`${what}, given`)];
+    return (): void => {
+      filled.fill(3, { stream });
+      narrow.launch({ grid: 1, block: 7, stream }, given.pop() as DeviceBuffer);
+    };
+  };
+  const begin = (): Graph => {
+    const graph = Graph.capture(stream, working('captured'));
+    graph.setArguments(graph.kernelNode(narrow), make('set'));
+    return graph;
+  };
+  // What is queued may still use what was there before.
+  const beginUpdated = (): Graph => {
+    const graph = Graph.capture(stream, working('captured before'));
+    graph.update(stream, working('updated'));
+    return graph;
+  };
+  using graph = begin();
+  using updated = beginUpdated();
+  await collectGarbage();
+  for (const [what, buffer] of kept) assert.equal(buffer.deref()?.closed, false, what);
+  for (const each of [graph, updated]) each.launch({ stream });
+  await stream.synchronize();
+  const firstOf = (name: string): number | undefined =>
+    kept
+      .find(([what]) => what === name)?.[1]
+      .deref()
+      ?.copyToHostSync()[0];
+  assert.deepEqual(
+    [firstOf('set'), firstOf('updated, given'), firstOf('updated, filled')],
+    [7, 7, 3],
+  );
+  for (const [, buffer] of kept) buffer.deref()?.close();
 });

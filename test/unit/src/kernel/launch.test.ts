@@ -14,6 +14,7 @@ import {
   DeviceBuffer,
   Graph,
   ManagedMemory,
+  MemoryPool,
   Module,
   Stream,
   VirtualMemory,
@@ -21,6 +22,7 @@ import {
 import { allowDevice } from '../../../../src/memory/virtual-parts.ts';
 import { broken, keepingBooks } from '../../../support/faults.ts';
 import { loadKernels, ptx } from '../../../support/kernels.ts';
+import { Latch } from '../../../support/latch.ts';
 
 const { CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER: TOO_OLD, CUDA_ERROR_OUT_OF_MEMORY } = CUresult;
 const shape = { grid: 1, block: 8 };
@@ -376,6 +378,45 @@ test('memory and streams of another device are refused, unless the device reache
     assert.equal(distant.copyToHostSync()[0], 8);
   }
   distant.close();
+});
+
+test('memory of another device that a kernel was given is kept until the kernel has run', async () => {
+  selectDriver(emulated({ CUFFI_EMULATED_DEVICES: '2' }));
+  const [near, far] = [Context.primary(0), Context.primary(1)];
+  near.enablePeerAccess(far);
+  using module = loadKernels({ device: 0 });
+  const narrow = module.kernel('narrow', ['pointer']);
+  using stream = Stream.create({ nonBlocking: true });
+  const distant = DeviceBuffer.allocate(4, { device: 1 });
+  using latch = new Latch();
+  latch.hold(stream);
+  narrow.launch({ ...shape, stream }, distant);
+  distant.close();
+  assert.equal(far.pendingReleases.count, 1);
+  latch.open();
+  await far.flush();
+});
+
+test('memory of a pool of another device is reached where its pool says so, and only then', async () => {
+  selectDriver(emulated({ CUFFI_EMULATED_DEVICES: '2' }));
+  using module = loadKernels({ device: 0 });
+  const narrow = module.kernel('narrow', ['pointer']);
+  using pool = MemoryPool.create({ device: 1, maxSize: 1 << 20 });
+  const distant = pool.allocate(4);
+  await Context.primary(1).synchronize();
+  const refused = {
+    name: 'TypeError',
+    message: /is in memory of Device 1 .*setAccess of its pool/,
+  };
+  assert.throws(() => narrow.launch(shape, distant), refused);
+  pool.setAccess(0, 'read-write');
+  narrow.launch(shape, distant);
+  await Context.primary(0).synchronize();
+  assert.equal((await distant.copyToHost())[0], 8);
+  pool.setAccess(0, 'none');
+  assert.throws(() => narrow.launch(shape, distant), refused);
+  distant.close();
+  await Context.primary(1).flush();
 });
 
 test('a cubin runs where all that it needs is registered, and else is not supported', () => {

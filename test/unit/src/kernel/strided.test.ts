@@ -2,7 +2,9 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import { stringAt } from '../../../../ffi/native.ts';
 import { CUresult } from '../../../../ffi/results.ts';
+import type { Address } from '../../../../ffi/types.ts';
 import {
   Context,
   type DeviceArray,
@@ -10,6 +12,7 @@ import {
   Stream,
   toDeviceSync,
 } from '../../../../src/index.ts';
+import { queueStridedCopy, type StridedCopy } from '../../../../src/kernel/strided.ts';
 import { broken, failing } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
@@ -85,4 +88,56 @@ test('where there was no memory for the kernels, they are loaded another time', 
   const [first, second] = [transpose(array, into), transpose(array, into)];
   assert.deepEqual([first.includes(COPY), second.includes(LAUNCH)], [true, true]);
   assert.deepEqual(await into.T.copyToHost(), values);
+});
+
+test('the kernel is that of the longest word that fits, and of wide indices only where they are needed', () => {
+  const emulated = emulate();
+  let name = '';
+  selectDriver({
+    ...emulated,
+    cuModuleGetFunction(out, module, at) {
+      name = stringAt(at as unknown as Address);
+      return emulated.cuModuleGetFunction(out, module, at);
+    },
+    cuLaunchKernelEx: () => 0,
+  });
+  const [at, far] = [2 ** 40, 2 ** 31];
+  const chosen = (place: Partial<StridedCopy>): string => {
+    name = '';
+    // A context of its own each time: a kernel is asked for once in each.
+    Context.primary().resetSync();
+    const axes = [{ length: 3, source: 32, target: 64 }];
+    const copy = { context: Context.primary(), target: at, source: at, width: 16, axes, ...place };
+    assert.equal(queueStridedCopy(copy, undefined), true);
+    return name;
+  };
+  const axis = (length: number, source: number, target: number) => ({
+    axes: [{ length, source, target }],
+  });
+  assert.equal(chosen({}), 'cuffi_copy_16_32');
+  // Whatever is least aligned says how long a word is: a start, the width, a stride.
+  for (const word of [8, 4, 2, 1]) {
+    const kernel = `cuffi_copy_${word}_32`;
+    for (const place of [
+      { target: at + word },
+      { source: at + word },
+      { width: word },
+      axis(3, 32 + word, 64),
+      axis(3, 32, 64 + word),
+    ])
+      assert.equal(chosen(place), kernel);
+  }
+  for (const [place, bits] of [
+    [axis(3, far - 16, 64), 32],
+    [axis(3, 64, 16 - far), 32],
+    [axis(3, far, 64), 64],
+    [axis(3, 64, far), 64],
+    [axis(3, 64, -far), 64],
+    [axis(far - 1, 16, 16), 32],
+    [axis(far, 16, 16), 64],
+  ] as const)
+    assert.equal(chosen(place), `cuffi_copy_16_${bits}`, JSON.stringify(place));
+  // More words than that along several axes, each of which is short.
+  const axes = [0, 1, 2, 3].map(() => ({ length: 256, source: 16, target: 16 }));
+  assert.equal(chosen({ axes }), 'cuffi_copy_16_64');
 });

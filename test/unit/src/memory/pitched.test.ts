@@ -24,7 +24,7 @@ import {
   type Region,
 } from '../../../../src/memory/pitched.ts';
 import { recordArguments } from '../../../support/arguments.ts';
-import { dose } from '../../../support/dose.ts';
+import { trials } from '../../../support/dose.ts';
 import { emulate } from '../emulate.ts';
 
 interface Layout {
@@ -106,7 +106,7 @@ test('copies of any pitches, between any memories, move each byte to its place a
       await copyPitched(at(back, to), at(up, from), box);
       assert.deepEqual(back, expected);
     }),
-    { numRuns: dose(60, 1000) },
+    trials(60, 1000),
   );
 });
 
@@ -134,7 +134,7 @@ test('fills of any pitches set each element and no other byte', async () => {
       });
       assert.deepEqual(buffer.copyToHostSync(), expected);
     }),
-    { numRuns: dose(60, 1000) },
+    trials(60, 1000),
   );
 });
 
@@ -181,7 +181,7 @@ test('parts cover each byte once, go over no cut, and stay below the most', () =
       const wanted = [...bytesOf(box, zero(to), zero(from))] as [number, number][];
       assert.deepEqual(moved, new Map(wanted.sort(([a], [b]) => a - b)));
     }),
-    { numRuns: dose(300, 5000) },
+    trials(300, 5000),
   );
 });
 

@@ -28,7 +28,7 @@ import { Tag } from '../../../../../src/ipc/peer/tags.ts';
 import { readTail, writeTail } from '../../../../../src/ipc/peer/tail.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
-import { dose } from '../../../../support/dose.ts';
+import { trials } from '../../../../support/dose.ts';
 import { limitRoom, rawSend } from '../../../ffi/fixtures/descriptors.ts';
 import { openLingering } from '../../../ffi/fixtures/lingering.ts';
 import { leasesFrom, Stranger } from './support.ts';
@@ -309,7 +309,7 @@ test('whatever bytes come, the process lives and the error is an IpcError', asyn
         await assert.rejects(other.peer.receive(), ipcError(/./));
       },
     ),
-    { numRuns: dose(50, 10_000) },
+    trials(50, 10_000),
   );
 });
 
@@ -358,7 +358,7 @@ test('a changed message is refused or is a plain value, and its descriptors are 
         });
       },
     ),
-    { numRuns: dose(100, 10_000) },
+    trials(100, 10_000),
   );
   closeFd(fd);
 });
@@ -428,7 +428,7 @@ test('whatever news come, the process lives, and what is lent stays until it is 
         );
       },
     ),
-    { numRuns: dose(50, 10_000) },
+    trials(50, 10_000),
   );
   // The ends of the last sockets are told in the next turns.
   for (let turn = 0; turn < 20; turn++) await nextTurn();

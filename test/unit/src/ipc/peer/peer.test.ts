@@ -14,6 +14,7 @@ import { Outbox } from '../../../../../src/ipc/peer/outbox.ts';
 import { PacketKind } from '../../../../../src/ipc/peer/packet.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
+import { runProgram } from '../../emulate.ts';
 import { peerPair } from './support.ts';
 
 let before = 0;
@@ -242,3 +243,16 @@ test('wrong arguments are refused', async () => {
   await pair.a.send('still open');
   assert.equal(await pair.b.receive(), 'still open');
 });
+
+const referenced = new URL('../fixtures/referenced.ts', import.meta.url);
+
+for (const [mode, seen] of [
+  ['unreferenced', ''],
+  ['unreferenced and closed', ''],
+  ['referenced again', 'a value\n'],
+  ['referenced again and closed', 'the child has ended with 7\n'],
+] as const)
+  test(`a child and its connection keep this process alive unless they are unreferenced: ${mode}`, () => {
+    const { code, stdout, stderr } = runProgram(referenced, [mode]);
+    assert.deepEqual({ code, stdout, stderr }, { code: 0, stdout: seen, stderr: '' });
+  });

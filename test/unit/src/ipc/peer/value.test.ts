@@ -22,7 +22,7 @@ import {
   MAX_VALUE_PARTS,
 } from '../../../../../src/ipc/peer/limits.ts';
 import { Tag } from '../../../../../src/ipc/peer/tags.ts';
-import { dose } from '../../../../support/dose.ts';
+import { trials } from '../../../../support/dose.ts';
 import { emulate } from '../../emulate.ts';
 import { leasesFrom } from './support.ts';
 
@@ -72,7 +72,7 @@ test('what is encoded is decoded: the same values of the same types', () => {
     fc.property(anyValue, (value) => {
       assert.deepStrictEqual(roundTrip(value), value);
     }),
-    { numRuns: dose(300, 10_000) },
+    trials(300, 10_000),
   );
 });
 
@@ -255,7 +255,7 @@ test('every change on the way is an IpcError, or another plain value', () => {
         }
       },
     ),
-    { numRuns: dose(300, 10_000) },
+    trials(300, 10_000),
   );
   fc.assert(
     fc.property(fc.uint8Array(), (bytes) => {
@@ -265,7 +265,7 @@ test('every change on the way is an IpcError, or another plain value', () => {
         assert.ok(error instanceof IpcError, String(error));
       }
     }),
-    { numRuns: dose(300, 10_000) },
+    trials(300, 10_000),
   );
   assert.equal(({} as { admin?: boolean }).admin, undefined);
 });

@@ -4,7 +4,9 @@ import { once } from 'node:events';
 import { openSync } from 'node:fs';
 import { test } from 'node:test';
 import { deviceAttributes } from '../../../../../ffi/attributes.ts';
+import { CU_STREAM_WAIT_VALUE_GEQ } from '../../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
+import type { Driver } from '../../../../../ffi/functions.ts';
 import { closeFd, createMemfd, duplicateFd, libc, mapShared } from '../../../../../ffi/libc.ts';
 import { withAddress } from '../../../../../ffi/native.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
@@ -16,7 +18,9 @@ import { hasReached, SLOT_COUNT } from '../../../../../src/ipc/points/point.ts';
 import { Signals } from '../../../../../src/ipc/points/signals.ts';
 import { Slots } from '../../../../../src/ipc/points/slots.ts';
 import { Waits } from '../../../../../src/ipc/points/waits.ts';
+import { comparedBits, waitForWord, writeWord } from '../../../../../src/ipc/points/words.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
+import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { processState } from '../../../../support/process-state.ts';
@@ -259,6 +263,99 @@ for (const [connections, most] of [
     }
   });
 
+/** A driver whose streams write and compare words of 32 bits alone. */
+function narrow(emulated: Driver): Driver {
+  const { canUse64BitStreamMemOps, canUse64BitStreamMemOpsV1 } = deviceAttributes;
+  return {
+    ...emulated,
+    cuDeviceGetAttribute: (value, attribute, device) =>
+      emulated.cuDeviceGetAttribute(
+        value,
+        attribute === canUse64BitStreamMemOps ? canUse64BitStreamMemOpsV1 : attribute,
+        device,
+      ),
+  };
+}
+
+test('a stream tells how far it is by the widest word that its device has', async () => {
+  for (const bits of [32, 64] as const) {
+    const emulated = emulate();
+    const told = recordCallsOf(
+      bits === 32 ? narrow(emulated) : emulated,
+      'cuStreamWriteValue32_v2',
+      'cuStreamWriteValue64_v2',
+      'cuStreamWaitValue32_v2',
+      'cuStreamWaitValue64_v2',
+    );
+    const { signals, page, waits } = ends();
+    const [producer, consumer] = [0, 0].map(() => Stream.create({ nonBlocking: true })) as [
+      Stream,
+      Stream,
+    ];
+    {
+      using latch = new Latch();
+      for (let round = 1; round <= 3; round += 1) {
+        latch.word.shut();
+        latch.hold(producer);
+        told.length = 0;
+        const points = signals.behindStream(producer);
+        assert.deepEqual(
+          points.map(({ count }) => count),
+          [round],
+        );
+        assert.equal(waits.queue(points, consumer.context, consumer), true);
+        assert.deepEqual(
+          told.map(([name, stream, , count, flags]) => [name, stream, count, flags]),
+          [
+            [`cuStreamWriteValue${bits}_v2`, producer.handle, round, 0],
+            [`cuStreamWaitValue${bits}_v2`, consumer.handle, round, CU_STREAM_WAIT_VALUE_GEQ],
+          ],
+        );
+        assert.equal(consumer.done, false);
+        latch.open();
+        await consumer.synchronize();
+        assert.equal(waits.isReached(points), true);
+      }
+    }
+    producer.close();
+    consumer.close();
+    signals.close();
+    page.close();
+    await Context.primary().flush();
+  }
+});
+
+test('beyond 32 bits a narrow word holds the low half of a count, and a wide one all of it', () => {
+  for (const bits of [32, 64] as const) {
+    const emulated = emulate();
+    const told = recordCallsOf(
+      bits === 32 ? narrow(emulated) : emulated,
+      'cuStreamWriteValue32_v2',
+      'cuStreamWriteValue64_v2',
+      'cuStreamWaitValue32_v2',
+      'cuStreamWaitValue64_v2',
+    );
+    using stream = Stream.create();
+    using memory = DeviceBuffer.allocate(8);
+    const { context, handle } = stream;
+    const count = 2 ** 40 + 5;
+    memory.fill(0);
+    writeWord(context, handle, memory.address, count);
+    waitForWord(context, handle, memory.address, count);
+    assert.equal(comparedBits(context), bits);
+    const word = bits === 32 ? 5 : count;
+    assert.deepEqual(told, [
+      [`cuStreamWriteValue${bits}_v2`, handle, memory.address, word, 0],
+      [`cuStreamWaitValue${bits}_v2`, handle, memory.address, word, CU_STREAM_WAIT_VALUE_GEQ],
+    ]);
+    stream.synchronizeSync();
+    assert.deepEqual(
+      new BigUint64Array(memory.copyToHostSync().buffer),
+      BigUint64Array.of(BigInt(word)),
+    );
+  }
+});
+
 test('a survivor releases its streams, whatever is left in the counters', {
   timeout: 30_000,
 }, async () => {
@@ -292,15 +389,7 @@ test('a survivor releases its streams, whatever is left in the counters', {
   ];
   for (const bits of [32, 64]) {
     const emulated = emulate();
-    const { cuDeviceGetAttribute } = emulated;
-    const { canUse64BitStreamMemOps, canUse64BitStreamMemOpsV1 } = deviceAttributes;
-    const narrow: typeof cuDeviceGetAttribute = (value, attribute, device) =>
-      cuDeviceGetAttribute(
-        value,
-        attribute === canUse64BitStreamMemOps ? canUse64BitStreamMemOpsV1 : attribute,
-        device,
-      );
-    if (bits === 32) selectDriver({ ...emulated, cuDeviceGetAttribute: narrow });
+    if (bits === 32) selectDriver(narrow(emulated));
     for (const [asked, word] of left) {
       const fd = createSealedMemfd('points', 4096);
       const theirs = mapShared(fd, 4096);
