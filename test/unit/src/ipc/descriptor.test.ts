@@ -287,7 +287,7 @@ test('what can still be changed is checked again, however deep it lies', () => {
       'a list in a layout',
       () =>
         Object.freeze({ ...array, layout: Object.freeze({ ...layout, shape: [...layout.shape] }) }),
-      (m: typeof array) => (m.layout?.shape as number[]).reverse(),
+      (m: { layout: { shape: number[] } }) => m.layout.shape.reverse(),
     ],
     [
       'the event within',
