@@ -1,0 +1,86 @@
+/** Objects of others that go on to a third process: who is asked to keep them, and with what. */
+import assert from 'node:assert/strict';
+import { afterEach, beforeEach, test } from 'node:test';
+import { closeFd } from '../../../../../ffi/libc.ts';
+import { processStartTime } from '../../../../../ffi/process.ts';
+import { DeviceBuffer } from '../../../../../src/index.ts';
+import { type Lender, passOn, rememberLender } from '../../../../../src/ipc/lease/passing.ts';
+import type { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
+import { emulate } from '../../emulate.ts';
+
+let before = 0;
+const buffers: DeviceBuffer[] = [];
+const allocate = (): DeviceBuffer => {
+  const buffer = DeviceBuffer.allocate(64);
+  buffers.push(buffer);
+  return buffer;
+};
+beforeEach(() => {
+  emulate();
+  // Small memory comes from a block, which has a descriptor.
+  allocate();
+  before = openDescriptors();
+});
+afterEach(async () => {
+  await descriptorsReturnTo(before);
+  for (const buffer of buffers.splice(0)) buffer.close();
+});
+
+const to = (pid: number): PeerProcess => ({ pid }) as PeerProcess;
+
+/** One that has lent a buffer, and what it was asked; it refuses from the n-th time on. */
+function lend(pid: number, buffer: DeviceBuffer, most = 9) {
+  const asked: (readonly [pid: number, startTime: number])[] = [];
+  let over = 0;
+  const adopt: Lender['adopt'] = (process, startTime, link) => {
+    closeFd(link);
+    if (asked.length === most) throw new Error('no more');
+    asked.push([process, startTime]);
+    return {
+      answered: Promise.resolve(),
+      over() {
+        over += 1;
+      },
+    };
+  };
+  rememberLender(buffer, { pid, adopt });
+  return { asked, over: () => over };
+}
+
+test('what goes back to its maker is its own, and nobody is asked', () => {
+  const [buffer, own] = [allocate(), allocate()];
+  const lender = lend(7, buffer);
+  for (const objects of [[buffer], [own, buffer.subarray(0, 8)], [own], []]) {
+    const { kept, links, agreed, over } = passOn(objects, to(7));
+    assert.deepEqual([kept, links, agreed, over], [[], [], undefined, []]);
+  }
+  assert.deepEqual(lender.asked, []);
+});
+
+test('each object of another is asked for, in its place, and each has a link', async () => {
+  const [own, first, second] = [allocate(), allocate(), allocate()];
+  const lenders = [lend(7, first), lend(process.pid, second)] as const;
+  const { kept, links, agreed, over } = passOn([own, first, second, first], to(process.pid));
+  assert.deepEqual([kept, links.length, over.length], [[1, 3], 2, 2]);
+  const startTime = processStartTime('self');
+  assert.deepEqual(lenders[0].asked, new Array(2).fill([process.pid, startTime]));
+  assert.deepEqual(lenders[1].asked, []);
+  await agreed;
+  for (const end of over) end();
+  assert.equal(lenders[0].over(), 2);
+  links.forEach(closeFd);
+});
+
+test('where one cannot be asked for, all is over, and no link is left', () => {
+  const [first, second] = [allocate(), allocate()];
+  const lenders = [lend(7, first), lend(8, second, 1)] as const;
+  assert.throws(() => passOn([first, second, first, second], to(process.pid)), /no more/);
+  assert.deepEqual(
+    lenders.map(({ asked, over }) => [asked.length, over()]),
+    [
+      [2, 2],
+      [1, 1],
+    ],
+  );
+});
