@@ -102,6 +102,14 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
     /are left/,
     (o) => o.send(Uint8Array.of(3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1), news),
   ],
+  'news that say something twice': [
+    /1 bytes follow the value/,
+    (o) => o.send(Uint8Array.of(5, 5, 0), news),
+  ],
+  'news out of their order': [
+    /0 bytes follow the value/,
+    (o) => o.send(Uint8Array.of(10, 5), news),
+  ],
   'news in parts': [/came in a packet of/, (o) => o.send(half, { ...news, byteLength: size })],
   'news with a value': [/came with a value/, (o) => o.send(Uint8Array.of(Tag.null, 5))],
   'the return of what was never lent': [
@@ -203,6 +211,34 @@ for (const [what, [message, send]] of Object.entries(broken)) {
     assert.equal(other.receive(), 'end');
   });
 }
+
+test('each thing is said once, and in its order, beside a value or by itself', () => {
+  const point = { slot: 0, count: 1 };
+  const all = {
+    hasPage: true,
+    points: [point],
+    returned: [{ lease: 0, isOver: true, points: [point] }],
+    revoked: [1],
+    isClosing: true,
+    adopt: [{ lease: 2, pid: 3, startTime: 4 }],
+    kept: [0],
+    forgotten: ['ab'.repeat(16)],
+    leases: { first: 5, count: 6 },
+    isDone: true,
+  };
+  const bytesOf = (fields: object): Buffer =>
+    ByteWriter.use((writer) => {
+      writeTail(writer, { ...nothing, ...fields });
+      return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
+    });
+  const read = (...parts: Buffer[]) => readTail(new ByteReader(Buffer.concat(parts)));
+  const parts = Object.entries(all).map(([name, value]) => bytesOf({ [name]: value }));
+  assert.deepEqual(read(...parts), { ...nothing, ...all });
+  assert.deepEqual(read(bytesOf(all)), { ...nothing, ...all });
+  for (const [at, part] of parts.entries())
+    for (const earlier of parts.slice(0, at + 1))
+      assert.throws(() => read(part, earlier), ipcError(/^\d+ bytes follow the value$/));
+});
 
 test('values before a broken one are received before the error', async () => {
   using other = new Stranger();
