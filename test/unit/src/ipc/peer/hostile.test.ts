@@ -11,7 +11,8 @@ import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { leases } from '../../../../../src/ipc/index.ts';
+import { writeDescriptor } from '../../../../../src/ipc/descriptor-binary.ts';
+import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { emptySession } from '../../../../../src/ipc/parcel.ts';
 import { ByteReader } from '../../../../../src/ipc/peer/byte-reader.ts';
 import { ByteWriter } from '../../../../../src/ipc/peer/byte-writer.ts';
@@ -284,6 +285,45 @@ test('an object that cannot be opened fails its value alone, and the next is rec
   closeFd(fd);
   await assert.rejects(other.peer.receive(), { name: 'IpcError' });
   assert.equal(await other.peer.receive(), 1);
+});
+
+test('what was opened of a value that nobody gets is closed, and its lease given back', async () => {
+  using buffer = DeviceBuffer.allocate(64);
+  const bytes = Buffer.from(writeDescriptor(getIpcHandle(buffer)));
+  before = openDescriptors();
+  const open = [
+    Tag.parcel,
+    0,
+    (bytes.byteLength & 127) | 128,
+    bytes.byteLength >> 7,
+    ...bytes,
+  ] as const;
+  const name = [Tag.latin1, 1, 'x'.charCodeAt(0)] as const;
+  const values: readonly (readonly [number[], number, RegExp])[] = [
+    // The second object cannot be opened.
+    [[Tag.array, 2, ...open, ...parcel], 2, /no descriptor/],
+    // The value cannot be built.
+    [[Tag.object, 2, ...name, ...open, ...name, Tag.null], 1, /name/],
+  ];
+  for (const [value, count, message] of values) {
+    using other = new Stranger();
+    other.send(Uint8Array.from([...value, ...leasesFrom(0, count)]));
+    await assert.rejects(other.peer.receive(), ipcError(message));
+    const told: number[] = [];
+    for (let turn = 0; turn < 20; turn++) {
+      await nextTurn();
+      const message = other.receive();
+      if (typeof message !== 'object') continue;
+      message.fds.forEach(closeFd);
+      const tail = readTail(new ByteReader(message.data.subarray(HEADER_BYTE_LENGTH)));
+      told.push(...tail.returned.flatMap(({ lease, isOver }) => (isOver ? [lease] : [])));
+    }
+    assert.deepEqual(
+      told.sort(),
+      Array.from({ length: count }, (_, at) => at),
+    );
+    assert.equal(buffer.closed, false);
+  }
 });
 
 test('one that never reads what it is given back is disconnected, with the reason', async () => {
