@@ -6,8 +6,10 @@ import { processStartTime } from '../../../../../ffi/process.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { type Lender, passOn, rememberLender } from '../../../../../src/ipc/lease/passing.ts';
 import type { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
+import { nextTurn } from '../../../../../src/wait.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { emulate } from '../../emulate.ts';
+import { Stranger } from '../peer/support.ts';
 
 let before = 0;
 const buffers: DeviceBuffer[] = [];
@@ -83,4 +85,30 @@ test('where one cannot be asked for, all is over, and no link is left', () => {
       [1, 1],
     ],
   );
+});
+
+test('a send closes its ends of the links, and what is not lent after all is over', async () => {
+  const [buffer, other] = [allocate(), allocate()];
+  const lenders = [lend(7, buffer), lend(7, other, 999)] as const;
+  using to = new Stranger();
+  await to.peer.send(buffer);
+  // A page of counters may come before it.
+  const came: number[] = [];
+  for (let next = to.receive(); typeof next === 'object'; next = to.receive()) {
+    came.push(next.fds.length);
+    next.fds.forEach(closeFd);
+  }
+  assert.equal(came.at(-1), 1);
+  assert.deepEqual([lenders[0].asked.length, lenders[0].over()], [1, 0]);
+  // More links than a value may have descriptors.
+  await assert.rejects(to.peer.send(new Array<DeviceBuffer>(254).fill(other)), {
+    name: 'RangeError',
+    message: /254 file descriptors, those included by which it is passed on: it may have 253/,
+  });
+  assert.deepEqual([lenders[1].asked.length, lenders[1].over()], [254, 254]);
+  assert.equal(to.receive(), undefined);
+  // Lease 0 is given back: then it is over for its maker.
+  to.send(Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 0), { kind: 2 });
+  for (let turn = 0; turn < 100 && lenders[0].over() === 0; turn++) await nextTurn();
+  assert.equal(lenders[0].over(), 1);
 });

@@ -240,7 +240,7 @@ test('an open of a descriptor of another process than the one asked is refused a
   using buffer = DeviceBuffer.allocate(64);
   using answerer = new Answerer();
   const other = sealDescriptor({ ...getIpcHandle(buffer), pid: process.pid + 1 });
-  await assert.rejects(answerer.peer.open(other), {
+  await assert.rejects(answerer.peer.open(other, { timeoutMs: 10_000 }), {
     name: 'IpcError',
     message: `the descriptor is of process ${process.pid + 1}, which process ${process.pid} is not`,
   });

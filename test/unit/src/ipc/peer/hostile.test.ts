@@ -121,6 +121,25 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
     /lease 7 is revoked/,
     (o) => o.send(Uint8Array.of(4, 1, ...float64(7)), news),
   ],
+  'a return that is neither over nor not': [
+    /2 says neither/,
+    (o) => o.send(Uint8Array.of(3, 1, ...float64(0), 2, 0), news),
+  ],
+  'more points than one message has': [
+    /one message has more than 2048 points/,
+    (o) => {
+      const points = Array.from({ length: 512 }, (_, slot) => ({ slot, count: 1 }));
+      const returned = [0, 1, 2, 3, 4].map((lease) => ({ lease, isOver: false, points }));
+      ByteWriter.use((writer) => {
+        writeTail(writer, { ...nothing, returned });
+        o.send(writer.written.subarray(HEADER_BYTE_LENGTH), news);
+      });
+    },
+  ],
+  'leases of nothing': [
+    /0 leases from 0 on are too few/,
+    (o) => o.send(Uint8Array.of(Tag.null, ...leasesFrom(0, 0))),
+  ],
   'more returns than one message has': [
     /too few or too many/,
     (o) => o.send(Uint8Array.of(3, 0x81, 0x20, ...new Array<number>(60_000).fill(0)), news),
