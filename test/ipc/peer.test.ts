@@ -258,6 +258,22 @@ test('an open peer keeps the child alive, unless it is unreferenced', deadline, 
   assert.throws(() => spawnPeer(1 as never), /a path or a file URL, not 1/);
 });
 
+/** What keeps a process alive, what it says then, and how it ends. */
+const kept: readonly (readonly [args: string[], said: unknown[], exitCode: number])[] = [
+  [['kept by the parent'], ['kept by the parent'], 3],
+  [['has a child', 'unreferenced'], [], 0],
+  [['has a child', 'kept by the child'], [0], 0],
+  [['has a child', 'kept by the connection'], ['kept by the connection'], 3],
+];
+
+for (const [args, said, exitCode] of kept)
+  test(`ref and unref of a peer: a process that ${args.join(', ')}`, deadline, async () => {
+    const child = start(...args);
+    const values: unknown[] = [];
+    for await (const value of child) values.push(value);
+    assert.deepEqual([values, await ended(child)], [said, exitCode]);
+  });
+
 test('memory of pools and virtual memory goes through too: a pool once, its buffers as they come', {
   ...deadline,
   skip: !MemoryPool.supported(0, { shareable: true }) && 'no shareable pools',

@@ -10,6 +10,7 @@ import { duplicateFd } from '../../ffi/libc.ts';
 import { withAddress } from '../../ffi/native.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { ClosedError, Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../src/index.ts';
+import { sealDescriptor } from '../../src/ipc/descriptor.ts';
 import {
   explain,
   exportIpc,
@@ -244,6 +245,26 @@ test('memory that another thread has open stays until that has closed it', deadl
     await Context.primary().flush();
   }
 });
+
+test(
+  'a descriptor that says more than another thread has shared opens nothing, and keeps nothing',
+  deadline,
+  async () => {
+    const worker = start();
+    const buffer = DeviceBuffer.allocate(4 << 20);
+    const { address, byteLength } = buffer;
+    const larger = { baseByteLength: 2 * byteLength, byteLength: byteLength + 1 };
+    const descriptor = sealDescriptor<'legacy'>({ ...getIpcHandle(buffer), ...larger });
+    await assert.rejects(ask(worker, { do: 'open', descriptor, fds: [] }), {
+      name: 'IpcError',
+      code: 'no-descriptor',
+      message: /bytes 0 to 4194305 of an allocation of process \d+ that has 4194304/,
+    });
+    buffer.close();
+    await Context.primary().flush();
+    assert.equal(isThere(address), false);
+  },
+);
 
 test(
   'a handle of this thread stays refused here, and closing it frees at once',

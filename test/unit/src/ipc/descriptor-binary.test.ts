@@ -134,6 +134,42 @@ test('what was sealed last has the same bytes as when others were sealed, or wri
   );
 });
 
+test('descriptors of exporters that differ in one field alone keep their own, one after the other', () => {
+  const one = {
+    device: 'GPU-01234567-89ab-cdef-0123-456789abcdef',
+    machine: '76543210-89ab-cdef-0123-456789abcdef',
+    pid: 4242,
+    startTime: 123_456,
+    pidNamespace: 7,
+  };
+  const others = [
+    { device: one.device.replace('GPU', 'MIG') },
+    { device: one.device.replace('0', '1') },
+    { machine: one.machine.replace('0', '1') },
+    { pid: 4243 },
+    { startTime: 123_457 },
+    { pidNamespace: 8 },
+  ];
+  const of = (fields: object): IpcDescriptor =>
+    sealDescriptor<'event'>({
+      kind: 'event',
+      handle: Buffer.alloc(64, 1).toString('base64'),
+      ...one,
+      ...fields,
+    });
+  for (const fields of others)
+    for (const descriptor of [of({}), of(fields), of({})]) {
+      assert.deepEqual(decodeDescriptor(encodeDescriptor(descriptor)), descriptor);
+      const bytes = [of({}), of(fields), of({})].map((each) => Buffer.from(writeDescriptor(each)));
+      assert.notDeepEqual(bytes[0], bytes[1]);
+      // A later process with the same pid is another one where it is read as well.
+      assert.deepEqual(
+        bytes.map((each) => decodeDescriptor(each)),
+        [of({}), of(fields), of({})],
+      );
+    }
+});
+
 test('altered, cut off, longer or invented bytes are an IpcError', () => {
   const refused = (bytes: Uint8Array): void => {
     assert.throws(() => decodeDescriptor(bytes), IpcError);

@@ -9,6 +9,7 @@ import {
   parseDescriptor,
   sealDescriptor,
 } from '../../../../src/ipc/descriptor.ts';
+import { decodeDescriptor, writeDescriptor } from '../../../../src/ipc/descriptor-binary.ts';
 import { trials } from '../../../support/dose.ts';
 
 /** A frozen copy with a getter, or a prototype, that may answer differently each time. */
@@ -270,4 +271,100 @@ test('what looks constant, and answers differently the second time, is checked a
   const found = Object.freeze({ ...buffer });
   assert.deepEqual(parseDescriptor(found), buffer);
   assert.equal(parseDescriptor(found), found, 'a constant one is read once');
+});
+
+test('what can still be changed is checked again, however deep it lies', () => {
+  const layout = { dtype: 'uint8', shape: [16, 64], strides: [64, 1] };
+  const array = sealDescriptor({ ...buffer, layout, readyEvent: event });
+  const changes: readonly (readonly [string, () => object, (message: never) => void])[] = [
+    ['a field', () => ({ ...buffer }), (m: { pid: number }) => (m.pid += 1)],
+    [
+      'a list',
+      () => Object.freeze({ ...virtual, pieces: [...virtual.pieces] }),
+      (m: { pieces: number[] }) => m.pieces.reverse(),
+    ],
+    [
+      'a list in a layout',
+      () =>
+        Object.freeze({ ...array, layout: Object.freeze({ ...layout, shape: [...layout.shape] }) }),
+      (m: { layout: { shape: number[] } }) => m.layout.shape.reverse(),
+    ],
+    [
+      'the event within',
+      () => Object.freeze({ ...array, layout: undefined, readyEvent: { ...event } }),
+      (m: { readyEvent: { handle: string } }) => {
+        m.readyEvent.handle = bytes(64).replace('pa', 'pb');
+      },
+    ],
+  ];
+  for (const [what, make, change] of changes) {
+    const message = sealed(make() as Record<string, unknown>) as object;
+    const made = what === 'a field' ? message : Object.freeze(message);
+    assert.deepEqual(parseDescriptor(made), made, what);
+    change(made as never);
+    assert.throws(() => parseDescriptor(made), { name: 'IpcError', code: 'altered' }, what);
+  }
+});
+
+/** What a message and its bytes are refused for alike. */
+function refusedBothWays(what: string, message: object, expected: object): void {
+  const bytesOf = Buffer.from(writeDescriptor(message as never));
+  assert.throws(() => parseDescriptor(message), { name: 'IpcError', ...expected }, what);
+  assert.throws(() => decodeDescriptor(bytesOf), { name: 'IpcError', ...expected }, what);
+}
+
+test('fields that do not go together are refused, as a message and as bytes', () => {
+  const layout = { dtype: 'uint8', shape: [1024], strides: [1] };
+  const sizes = /sizes are for memory of the pool, and 0 for the pool itself/;
+  const pieces = /the pieces must add up to baseByteLength/;
+  const cases: readonly (readonly [string, object, RegExp])[] = [
+    ['pieces of less', { ...virtual, pieces: [1024, 3071] }, pieces],
+    ['pieces of more', { ...virtual, pieces: [1024, 3072, 1] }, pieces],
+    ['one byte behind', { ...buffer, byteOffset: 4096 - 1023 }, /bytes 3073 to 4097 of an alloc/],
+    ['a pool with a size', { ...pool, baseByteLength: 1 }, sizes],
+    ['a pool that is an array', { ...pool, layout }, sizes],
+    ['a pool with an event', { ...pool, readyEvent: event }, sizes],
+    ['memory of a pool without bytes', { ...inPool, byteLength: 0 }, sizes],
+    [
+      'items behind the range',
+      { ...buffer, layout: { ...layout, shape: [1025] } },
+      /its items take 1025 bytes of a range that has 1024/,
+    ],
+    ['no items', { ...buffer, layout: { ...layout, shape: [0] } }, /it has no items/],
+    ['a dtype by another name', { ...buffer, layout: { ...layout, dtype: 'f4' } }, /is called/],
+  ];
+  for (const [what, fields, message] of cases)
+    refusedBothWays(what, sealDescriptor(fields as never), { code: 'no-descriptor', message });
+  // To the last byte.
+  for (const fields of [
+    { ...buffer, byteOffset: 4096 - 1024 },
+    { ...buffer, layout },
+  ]) {
+    const descriptor = sealDescriptor(fields as never) as IpcBufferDescriptor;
+    assert.deepEqual(parseDescriptor(descriptor), descriptor);
+    assert.deepEqual(decodeDescriptor(writeDescriptor(descriptor)), descriptor);
+  }
+});
+
+test('an event that was altered within a descriptor is refused, though all around it is right', () => {
+  const readyEvent = { ...event, handle: bytes(64).replace('pa', 'pb') };
+  for (const memory of [buffer, inPool, virtual])
+    refusedBothWays(memory.kind, sealDescriptor({ ...memory, readyEvent } as never), {
+      code: 'altered',
+      message: /^this event descriptor of process 4242 was altered on its way/,
+    });
+});
+
+test('the name of a dtype that there cannot be is not repeated', () => {
+  const layout = { dtype: 'f\u001b[2J', shape: [1], strides: [1] };
+  const wrong = sealDescriptor({ ...buffer, layout });
+  assert.throws(() => decodeDescriptor(writeDescriptor(wrong)), {
+    name: 'IpcError',
+    code: 'no-descriptor',
+    message: 'these bytes are no descriptor of cuffi: layout: that is not the name of a dtype',
+  });
+  assert.throws(
+    () => parseDescriptor(wrong),
+    (error: IpcError) => error.code === 'no-descriptor' && !error.message.includes('\u001b'),
+  );
 });

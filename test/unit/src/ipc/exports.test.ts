@@ -23,3 +23,28 @@ test('the number of an allocation stays, and tells nothing of those of others', 
   assert.ok(new Set(high).size > 90, String(high));
   assert.equal(findExport(`memory ${numbers[7]}`), allocations[7]);
 });
+
+test('the names of what was collected are forgotten when there are many, and no other', async (t) => {
+  const kept = {};
+  rememberExport('event kept', kept);
+  const name = (n: number): string => `event collected ${n}`;
+  const count = 3000;
+  const remember = (from: number): void => {
+    for (let n = from; n < from + count; n++) rememberExport(name(n), {});
+  };
+  remember(0);
+  await collectGarbage();
+  const forgotten = new Set<unknown>();
+  const { delete: forget } = Map.prototype;
+  t.mock.method(Map.prototype, 'delete', function (this: Map<unknown, unknown>, key: unknown) {
+    forgotten.add(key);
+    return forget.call(this, key);
+  });
+  // There are limits in between: more than twice as many as were left the last time.
+  remember(count);
+  remember(2 * count);
+  t.mock.restoreAll();
+  for (let n = 0; n < count; n++) assert.ok(forgotten.has(name(n)), name(n));
+  assert.equal(forgotten.has('event kept'), false);
+  assert.equal(findExport('event kept'), kept);
+});

@@ -1,14 +1,18 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls } from '../../../../ffi/driver.ts';
-import { duplicateFd } from '../../../../ffi/libc.ts';
+import { duplicateFd, isOpenFd } from '../../../../ffi/libc.ts';
 import { processStartTime } from '../../../../ffi/process.ts';
 import {
   Context,
   CudaEvent,
   Device,
   DeviceBuffer,
+  deviceArray,
+  float32,
+  Graph,
   MemoryPool,
+  Stream,
   VirtualMemory,
 } from '../../../../src/index.ts';
 import { type IpcDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
@@ -17,6 +21,8 @@ import {
   exportIpc,
   getIpcHandle,
   ImportedPool,
+  IpcArrayHandle,
+  openIpc,
   openIpcBuffer,
   openIpcEvent,
   openIpcPool,
@@ -226,4 +232,60 @@ test('one pool that came by two names is one, and its memory is unmapped after t
   const count = (name: string): number =>
     recorder.calls.filter((call) => call.name === name).length;
   assert.deepEqual([count('cuMemFreeAsync'), count('cuMemPoolDestroy')], [1, 1]);
+});
+
+test('nothing is shared or opened while a graph is captured: the driver is not asked', () => {
+  emulate();
+  using stream = Stream.create({ nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(64);
+  using array = deviceArray([4], float32);
+  using event = CudaEvent.create({ interprocess: true });
+  const pool = MemoryPool.create({ maxSize: 32 << 20, shareable: true });
+  const pooled = pool.allocate(64);
+  const memory = VirtualMemory.reserve(SIZE, { shareable: true });
+  memory.grow(SIZE);
+  const shareable = [buffer, array, event, pool, pooled, memory];
+  // Also what was shared before, which has its descriptor.
+  const parcels = shareable.map((each) => exportIpc(each as DeviceBuffer));
+  const ofPool = exportIpc(pool).descriptor;
+  using handle = getIpcHandle(array);
+  const message = ofAnother(handle.toJSON());
+  const opened: readonly ((descriptor: IpcDescriptor, fds: number[]) => unknown)[] = [
+    (descriptor, fds) => openIpc(descriptor, { fds }),
+    ({ kind, ...descriptor }, fds) =>
+      (kind === 'event' ? openIpcEvent : openIpcBuffer)({ kind, ...descriptor }, { fds }),
+  ];
+  const given: number[] = [];
+  const refusal = (doing: string) => ({
+    name: 'CuffiError',
+    message: new RegExp(`^${doing} while a graph is captured`),
+  });
+  const sharing = refusal('sharing');
+  const opening = refusal('opening what another process shared');
+  using graph = Graph.capture(stream, () => {
+    buffer.fill(1, { stream });
+    using recorder = recordCalls();
+    for (const object of [buffer, array, event] as const)
+      assert.throws(() => getIpcHandle(object as DeviceBuffer), sharing);
+    assert.throws(() => getIpcHandle(buffer, { stream }), sharing);
+    assert.throws(() => exportIpc(buffer, { stream }), sharing);
+    for (const object of shareable) assert.throws(() => exportIpc(object as DeviceBuffer), sharing);
+    for (const { descriptor, fds } of parcels)
+      for (const open of opened) {
+        if ('handle' in descriptor && descriptor.handle === null && open === opened[1]) continue;
+        const own = fds.map(duplicateFd);
+        given.push(...own);
+        assert.throws(() => open(ofAnother(descriptor), own), opening);
+      }
+    assert.throws(() => IpcArrayHandle.from(message).open(), opening);
+    assert.throws(() => openIpcPool(ofAnother(ofPool)), opening);
+    assert.deepEqual(recorder.calls, []);
+  });
+  assert.deepEqual(given.filter(isOpenFd), []);
+  // The capture went on.
+  graph.launch({ stream });
+  stream.synchronizeSync();
+  assert.deepEqual(valuesIn(buffer), [1]);
+  pool.close({ buffers: true });
+  memory.close();
 });

@@ -17,8 +17,11 @@ import { currentContext, emulate } from '../emulate.ts';
 const BYTE_LENGTH = 4096;
 
 /** A driver in which every handle opens, as if another process had shared 4 KiB. */
-function importing(): { readonly driver: Driver; readonly open: ReadonlySet<string> } {
-  const emulated = emulate();
+function importing(env?: NodeJS.ProcessEnv): {
+  readonly driver: Driver;
+  readonly open: ReadonlySet<string>;
+} {
+  const emulated = emulate(env);
   const { driver, open } = keepingBooks({
     ...emulated,
     cuIpcOpenMemHandle_v2: (out) => emulated.cuMemAlloc_v2(out, BYTE_LENGTH),
@@ -82,6 +85,25 @@ test('a range beyond the allocation is refused, and the mapping is given back', 
   whole.copyToHostSync(new Uint8Array(1));
   whole.close();
   assert.equal(open.size, 0);
+});
+
+test('memory that is smaller than was said is refused, and its mapping given back', async () => {
+  const { open } = importing();
+  const larger = { baseByteLength: 2 * BYTE_LENGTH, byteLength: BYTE_LENGTH + 1 };
+  const refused = {
+    name: 'IpcError',
+    code: 'no-descriptor',
+    message: /names bytes 0 to 4097 of an allocation of process 1073741824 that has 4096$/,
+  };
+  assert.throws(() => openIpcBuffer(descriptor(larger)), refused);
+  assert.deepEqual([...open], []);
+  // It is one use less again for those who have it, too.
+  const whole = openIpcBuffer(descriptor({ baseByteLength: 2 * BYTE_LENGTH }));
+  assert.throws(() => openIpcBuffer(descriptor(larger)), refused);
+  whole.copyToHostSync(new Uint8Array(1));
+  whole.close();
+  await Context.primary().flush();
+  assert.deepEqual([...open], []);
 });
 
 test('an earlier allocation of the same handle must be closed first', () => {
@@ -200,6 +222,88 @@ test('a lender is told of one of two users when the work of that is done', async
   assert.deepEqual(told, ['first']);
   second?.release(() => told.push('second'));
   assert.deepEqual(told, ['first', 'second']);
+});
+
+/** Two contexts, and streams of both that are held up. */
+function twoContexts() {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const own = Context.primary(0);
+  const other = Context.primary(1);
+  const stream = Stream.create({ device: 1, nonBlocking: true });
+  const latch = new Latch(other);
+  latch.hold(stream);
+  return { own, other, stream, latch };
+}
+
+test('what another context maps is unmapped behind the work of each context that used it', async () => {
+  const { own, other, stream, latch } = twoContexts();
+  let unmapped = 0;
+  const table = new MappingTable<Mapping>(() => (unmapped += 1), { waits: false });
+  const base = 4096 as CUdeviceptr;
+  const map = () => ({ context: own, resets: own.resets, base, byteLength: BYTE_LENGTH });
+  // Whoever gives it up last.
+  for (const first of [own, other]) {
+    const uses = [own, other].map((user) => [user, table.use('memory', 1, user, map)] as const);
+    const told: string[] = [];
+    for (const [user, { release }] of uses.sort(([user]) => (user === first ? -1 : 1)))
+      release(() => told.push(user === own ? 'own' : 'other'));
+    own.releases.collect();
+    assert.deepEqual([unmapped, told.includes('other')], [0, false]);
+    latch.open();
+    await stream.synchronize();
+    await own.flush();
+    assert.deepEqual([unmapped, told.sort()], [1, ['other', 'own']]);
+    unmapped = 0;
+    latch.word.shut();
+    latch.hold(stream);
+  }
+  latch[Symbol.dispose]();
+  stream.close();
+});
+
+test('memory that is closed in a stream of another context is unmapped behind the work there', async () => {
+  const { open } = importing({ CUFFI_EMULATED_DEVICES: '2' });
+  const stream = Stream.create({ device: 1, nonBlocking: true });
+  using latch = new Latch(stream.context);
+  latch.hold(stream);
+  const isMapped = (): boolean => [...open].some((entry) => entry.startsWith('cuIpcOpen'));
+  const buffer = openIpcBuffer(descriptor());
+  assert.notEqual(buffer.context, stream.context);
+  buffer.close({ stream });
+  await nextTurn();
+  buffer.context.releases.collect();
+  assert.equal(isMapped(), true);
+  latch.open();
+  await stream.synchronize();
+  await buffer.context.flush();
+  assert.equal(isMapped(), false);
+  stream.close();
+});
+
+test('what a reset took is told once, to whoever counts it, and is mapped anew', () => {
+  emulate();
+  const context = Context.primary();
+  const base = 4096 as CUdeviceptr;
+  const map = () => ({ context, resets: context.resets, base, byteLength: BYTE_LENGTH });
+  const forgotten: Mapping[] = [];
+  let unmapped = 0;
+  const table = new MappingTable<Mapping>(() => (unmapped += 1), {
+    waits: false,
+    forget: (mapping) => forgotten.push(mapping),
+  });
+  const before = table.use('memory', 1, context, map);
+  assert.equal(table.has('memory', 1), true);
+  context.resetSync();
+  assert.equal(table.has('memory', 1), false);
+  assert.equal(table.has('memory', 1), false);
+  assert.deepEqual(forgotten, [before.mapping]);
+  // Another allocation may have the name now.
+  const after = table.use('memory', 2, context, map);
+  assert.notEqual(after.mapping, before.mapping);
+  before.release();
+  assert.equal(unmapped, 0);
+  after.release();
+  assert.deepEqual([unmapped, forgotten.length], [1, 1]);
 });
 
 test('a reset unmaps everything, and the handle opens anew', () => {

@@ -17,6 +17,7 @@ import {
   DeviceBuffer,
   MappedMemory,
   MemoryPool,
+  Stream,
   VirtualMemory,
 } from '../../../../src/index.ts';
 import {
@@ -35,6 +36,7 @@ import {
   openIpcEvent,
   openIpcPool,
 } from '../../../../src/ipc/index.ts';
+import type { Loan } from '../../../../src/ipc/loan.ts';
 import {
   discard,
   emptySession,
@@ -49,6 +51,7 @@ import { anchorExports } from '../../../../src/memory/export-anchor.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
 import { trials } from '../../../support/dose.ts';
 import { withFaults } from '../../../support/faults.ts';
+import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
 
 const MIB = 1 << 20;
@@ -220,6 +223,95 @@ test('a pool goes with its last buffer, or stays until its session ends', async 
   assert.equal((unwanted.resource as ImportedPool).closed, true);
 });
 
+/** What is told of a loan: how often the object was closed, and how often given back. */
+function loan(): Loan & { readonly told: string[] } {
+  const told: string[] = [];
+  return { told, closed: () => told.push('closed'), returned: () => told.push('returned') };
+}
+
+test('the lender of each kind of object is told when that is closed, and its work is done', async () => {
+  const emulated = emulate();
+  // As if another process had made them: the driver opens none of one's own.
+  selectDriver({
+    ...emulated,
+    cuIpcOpenMemHandle_v2: (out) => emulated.cuMemAlloc_v2(out, MIB),
+    cuIpcCloseMemHandle: (address) => emulated.cuMemFree_v2(address),
+    cuIpcOpenEventHandle: (out) => emulated.cuEventCreate(out, 2),
+  });
+  const context = Context.primary();
+  const { pool, buffer } = sharedPool();
+  const plain = DeviceBuffer.allocate(4096);
+  const event = CudaEvent.create({ interprocess: true });
+  using stream = Stream.create({ nonBlocking: true });
+  for (const object of [plain, buffer, sharedMemory().buffer, pool, event]) {
+    const { descriptor, fds } = exportIpc(object);
+    const ours = session();
+    const mine = loan();
+    const opened = unpack(ofAnother(descriptor), fds.map(duplicateFd), ours, mine) as DeviceBuffer;
+    endSession(ours);
+    assert.deepEqual(mine.told, []);
+    const isMemory = opened instanceof DeviceBuffer;
+    {
+      using latch = new Latch();
+      latch.hold(stream);
+      if (isMemory) opened.fill(1, { stream });
+      opened.close();
+      opened.close();
+      // Memory goes behind the work on it; a pool and an event have none of their own here.
+      if (isMemory) assert.deepEqual(mine.told, ['closed']);
+    }
+    await context.flush();
+    const all = isMemory ? ['closed', 'returned'] : ['returned'];
+    assert.deepEqual(mine.told, all, descriptor.kind);
+  }
+});
+
+test('a pool says how much memory of it is open here, of what is left', () => {
+  emulate();
+  const { pool } = sharedPool();
+  const open = (byteLength: number): DeviceBuffer => {
+    const { descriptor, fds } = exportIpc(pool.allocate(byteLength));
+    return openIpcBuffer(ofAnother(descriptor), { fds: fds.map(duplicateFd) });
+  };
+  const [first, second] = [open(4096), open(64)];
+  const from = first.resource as ImportedPool;
+  assert.throws(() => from.close(), /^CuffiError: 2 buffers of this pool \(4160 bytes\) are open/);
+  first.close();
+  assert.throws(() => from.close(), /^CuffiError: 1 buffer of this pool \(64 bytes\) is open/);
+  assert.equal(from.closed, false);
+  second.close();
+  assert.equal(from.closed, true);
+});
+
+test('a session tells of the end of a pool until it ends itself, and then listens no more', () => {
+  emulate();
+  const told: string[] = [];
+  const listening = (): ParcelSession => ({ ...session(), poolEnded: (id) => told.push(id) });
+  const own = sharedPool();
+  const { descriptor, fds } = exportIpc(own.buffer);
+  const passedOn = openIpcBuffer(ofAnother(descriptor), { fds: fds.map(duplicateFd) });
+  const ends: readonly (readonly [DeviceBuffer, Set<() => void>, () => void])[] = [
+    [
+      passedOn,
+      (passedOn.resource as ImportedPool).shared.onEnd,
+      () => (passedOn.resource as ImportedPool).close({ buffers: true }),
+    ],
+    [own.buffer, own.pool.share().onEnd, () => own.pool.close({ buffers: true })],
+  ];
+  for (const [buffer, onEnd, close] of ends) {
+    const [ended, going] = [listening(), listening()];
+    for (const each of [ended, going]) pack(buffer, each);
+    assert.deepEqual([onEnd.size, ended.sent.size], [2, 1]);
+    endSession(ended);
+    assert.deepEqual([onEnd.size, ended.sent.size], [1, 0]);
+    close();
+    const { pool } = descriptor as IpcPoolDescriptor;
+    assert.deepEqual(told.splice(0), [pool]);
+    // Told once; another one would have to be sent anew.
+    assert.equal(going.sent.size, 0);
+  }
+});
+
 test('a pool that its maker has closed goes after the turn that told it, but for those that are many', async () => {
   emulate();
   const ours = session();
@@ -364,30 +456,43 @@ test('descriptors are taken in every case, but where the arguments are wrong', (
   const { buffer } = sharedPool();
   const memory = sharedMemory();
   const plain = DeviceBuffer.allocate(16);
-  const taken = (open: (fds: number[]) => unknown, count: number): void => {
+  const taken = (open: (fds: number[]) => unknown, count: number, message: RegExp): void => {
     const fds = Array.from({ length: count }, () => openSync('/dev/null', 'r'));
-    assert.throws(() => open(fds), { name: 'IpcError' });
+    assert.throws(() => open(fds), { name: 'IpcError', message });
     for (const fd of fds) assert.equal(isOpenFd(fd), false);
   };
-  const cases: readonly [unknown, number][] = [
-    [{}, 2],
-    [exportIpc(plain).descriptor, 1],
-    [ofAnother(exportIpc(plain).descriptor, { handle: Buffer.alloc(64).toString('base64') }), 1],
-    [ofAnother(exportIpc(buffer).descriptor), 1],
-    [ofAnother(exportIpc(buffer).descriptor), 2],
-    [ofAnother(exportIpc(memory).descriptor), 2],
-    [ofAnother(exportIpc(memory).descriptor), 1],
+  const cases: readonly [unknown, number, RegExp][] = [
+    [{}, 2, /^this is no legacy or pool or virtual or event descriptor/],
+    [exportIpc(plain).descriptor, 1, /made by this very process/],
+    [
+      ofAnother(exportIpc(plain).descriptor, { handle: Buffer.alloc(64).toString('base64') }),
+      1,
+      /could not be opened: cuIpcOpenMemHandle_v2 failed/,
+    ],
+    [ofAnother(exportIpc(buffer).descriptor), 1, /no file descriptor of the driver/],
+    [
+      ofAnother(exportIpc(buffer).descriptor),
+      2,
+      /a pool needs 1 file descriptors beside it, and 2 came/,
+    ],
+    [ofAnother(exportIpc(memory).descriptor), 2, /no file descriptor of the driver/],
+    [ofAnother(exportIpc(memory).descriptor), 1, /needs 2 file descriptors beside it, and 1 came/],
   ];
-  for (const [descriptor, count] of cases) {
-    taken((fds) => openIpc(descriptor, { fds }), count);
+  for (const [descriptor, count, message] of cases) {
+    taken((fds) => openIpc(descriptor, { fds }), count, message);
     // What is one's own comes back over a connection.
-    if (descriptor !== cases[1]?.[0]) taken((fds) => unpack(descriptor, fds, session()), count);
+    if (descriptor !== cases[1]?.[0])
+      taken((fds) => unpack(descriptor, fds, session()), count, message);
   }
-  const full: ParcelSession = {
+  const pools = (count: number): ParcelSession => ({
     ...session(),
-    received: new Map(Array.from({ length: 1024 }, (_, n) => [String(n), n])),
-  };
-  taken((fds) => unpack(ofAnother(exportIpc(buffer).descriptor), fds, full), 1);
+    received: new Map(Array.from({ length: count }, (_, n) => [String(n), n])),
+  });
+  const unpackOnto = (count: number) => (fds: number[]) =>
+    unpack(ofAnother(exportIpc(buffer).descriptor), fds, pools(count));
+  taken(unpackOnto(1024), 1, /^more than 1024 memory pools came over one connection$/);
+  // The last one is looked at.
+  taken(unpackOnto(1023), 1, /no file descriptor of the driver/);
   const fd = openSync('/dev/null', 'r');
   for (const options of [
     { fds: [fd, fd] },

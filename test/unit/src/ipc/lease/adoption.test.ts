@@ -11,6 +11,7 @@ import { processStartTime } from '../../../../../ffi/process.ts';
 import { listenSocket, socketPair } from '../../../../../ffi/socket.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
+import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/peer/limits.ts';
 import { writeHeader } from '../../../../../src/ipc/peer/packet.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
@@ -213,6 +214,28 @@ for (const [what, use] of Object.entries(ends))
     assert.equal(other.peer.closed, false);
     assert.equal(leases.stats().leases.length, between);
   });
+
+test('a process that is ending has it until it has ended, and not until its link is closed', {
+  timeout: 30_000,
+}, async (t) => {
+  const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+  t.after(() => child.kill('SIGKILL'));
+  const pid = child.pid as number;
+  using other = await holder();
+  const [link, far] = socketPair();
+  ask(other, asking(0, { pid, startTime: processStartTime(pid) as number }), [link]);
+  closeFd(link);
+  await turns();
+  assert.equal(adopted(), 1);
+  // Its descriptors are closed first, while its work on the GPU may still run.
+  t.mock.getter(PeerProcess.prototype, 'isEnding', () => true);
+  closeFd(far);
+  await turns();
+  assert.equal(adopted(), 1);
+  child.kill('SIGKILL');
+  await once(child, 'exit');
+  while (adopted() > 0) await nextTurn();
+});
 
 test('for a process that nobody sees, it is kept some time after the end of its link', async () => {
   using other = await holder({ orphanGraceMs: 100 });

@@ -4,12 +4,13 @@ import { test } from 'node:test';
 import { selectDriver } from '../../../../../ffi/driver.ts';
 import { SystemError } from '../../../../../ffi/libc.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
-import { ClosedError, Context, CudaError, DeviceBuffer } from '../../../../../src/index.ts';
+import { ClosedError, Context, CudaError, DeviceBuffer, Stream } from '../../../../../src/index.ts';
 import { Borrowed } from '../../../../../src/ipc/lease/borrowed.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Ordering } from '../../../../../src/ipc/points/ordering.ts';
 import { broken } from '../../../../support/faults.ts';
 import { collectUntil } from '../../../../support/gc.ts';
+import { Latch } from '../../../../support/latch.ts';
 import { emulate } from '../../emulate.ts';
 
 /** Two devices, of which no context can be waited for any more. */
@@ -81,6 +82,59 @@ test('what is still to be passed on is not given back before, nor what was given
   assert.deepEqual(returned(), []);
   needed.clear();
   assert.deepEqual(returned(), [1, 2]);
+});
+
+test('an object that is closed and given back at once is told as one, behind its work', () => {
+  emulate();
+  const context = Context.primary();
+  const { here } = borrowed();
+  here.receive({ first: 0, count: 4 });
+  using stream = Stream.create({ nonBlocking: true });
+  using latch = new Latch();
+  latch.hold(stream);
+  const close = (id: number): void => here.loan(id).closed(context, stream);
+  const told = (): unknown[] =>
+    here
+      .takeReturned()
+      .map(({ lease, isOver, points }) => [lease, isOver, points.map(({ count }) => count)]);
+  close(0);
+  here.loan(0).returned();
+  assert.deepEqual(told(), [[0, true, [1]]]);
+  // What was told, or is not the last, stays as it is; the end of it needs no points again.
+  close(1);
+  assert.deepEqual(told(), [[1, false, [2]]]);
+  here.giveBack(1);
+  assert.deepEqual(told(), [[1, true, []]]);
+  close(2);
+  close(3);
+  here.giveBack(2);
+  assert.deepEqual(told(), [
+    [2, false, [3]],
+    [3, false, [4]],
+    [2, true, []],
+  ]);
+  here.giveBack(3);
+  // The second time does nothing, and neither does a close after it.
+  here.giveBack(3);
+  close(3);
+  assert.deepEqual(told(), [[3, true, []]]);
+  assert.equal(here.size, 0);
+});
+
+test('what was revoked and never lent is refused, and what is not open here any more is not', () => {
+  emulate();
+  const { here, returned } = borrowed();
+  here.receive({ first: 0, count: 2 });
+  using buffer = DeviceBuffer.allocate(64);
+  here.opened(0, buffer);
+  here.refuse({ first: 1, count: 1 });
+  for (const id of [0, 0, 1]) here.revoke(id, 'process 7');
+  assert.throws(() => buffer.address, { name: 'ClosedError', message: /process 7 has revoked it/ });
+  assert.throws(() => here.revoke(2, 'process 7'), {
+    name: 'IpcError',
+    message: 'lease 2 is revoked, and was never given',
+  });
+  assert.deepEqual(returned(), [1]);
 });
 
 test('what was collected is given back where all is in one context', async () => {

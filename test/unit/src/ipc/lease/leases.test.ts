@@ -3,8 +3,9 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { test } from 'node:test';
 import { socketPair } from '../../../../../ffi/socket.ts';
-import { DeviceBuffer, MemoryPool, VirtualMemory } from '../../../../../src/index.ts';
+import { Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../../../../src/index.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
+import { Lent } from '../../../../../src/ipc/lease/lent.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
@@ -73,6 +74,67 @@ test('a process is watched by one descriptor, which goes with the last who asks'
   first.onGone(() => told.push('at once'));
   assert.deepEqual(told, ['second', 'at once']);
   assert.equal(openDescriptors(), before);
+});
+
+/** What one process has, which is asked for it back as often as `revoked` says. */
+function lentTo(): { readonly lent: Lent; readonly revoked: number[] } {
+  const revoked: number[] = [];
+  const holder = { pid: 7, name: 'process 7', revoke: (id: number) => void revoked.push(id) };
+  return { lent: new Lent(holder), revoked };
+}
+
+test('of objects of which one is closed none is lent, and none is kept', async () => {
+  emulate();
+  const { lent } = lentTo();
+  const free = Context.primary().memoryInfo().free;
+  const kept = DeviceBuffer.allocate(4 << 20);
+  const virtual = VirtualMemory.reserve(2 << 20, { shareable: true });
+  virtual.grow(2 << 20);
+  const closed = DeviceBuffer.allocate(64);
+  closed.close();
+  assert.throws(() => lent.lend([kept, virtual, kept.subarray(0, 8), closed], undefined), {
+    name: 'ClosedError',
+  });
+  assert.deepEqual([lent.size, leases.stats().leases], [0, []]);
+  // Nothing is in use by that process, and the memory goes at once.
+  kept.close({ leases: 'refuse' });
+  virtual.close();
+  await Context.primary().flush();
+  assert.equal(Context.primary().memoryInfo().free, free);
+  // No number was used.
+  using next = DeviceBuffer.allocate(64);
+  assert.deepEqual(
+    lent.lend([next, next], undefined).map(({ id }) => id),
+    [0, 1],
+  );
+  lent.endAll();
+  assert.deepEqual(leases.stats().leases, []);
+});
+
+test('a lease is revoked once, however often that is asked for, and is kept until it is given back', () => {
+  emulate();
+  const { lent, revoked } = lentTo();
+  using buffer = DeviceBuffer.allocate(64);
+  using other = DeviceBuffer.allocate(64);
+  const [first] = lent.lend([buffer.subarray(8, 16), other], undefined);
+  for (let n = 0; n < 3; n++) leases.revoke(buffer);
+  assert.deepEqual(revoked, [0]);
+  // What is sent after it is another lease.
+  lent.lend([buffer], undefined);
+  leases.revoke(buffer);
+  assert.deepEqual(revoked, [0, 2]);
+  assert.deepEqual(
+    leases.stats().leases.map((lease) => lease.revoked),
+    [true, false, true],
+  );
+  assert.throws(() => buffer.close({ leases: 'refuse' }), { message: /is in use by process 7/ });
+  if (first) lent.endOne(first);
+  assert.throws(() => lent.find(0), {
+    name: 'IpcError',
+    message: 'lease 0 was already released, or was never sent',
+  });
+  lent.endAll();
+  assert.deepEqual(leases.stats().leases, []);
 });
 
 test('wrong arguments of leases are refused', async () => {

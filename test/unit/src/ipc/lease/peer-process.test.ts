@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { afterEach, beforeEach, test } from 'node:test';
-import { closeFd } from '../../../../../ffi/libc.ts';
+import { closeFd, libc } from '../../../../../ffi/libc.ts';
 import { processStartTime } from '../../../../../ffi/process.ts';
 import { socketPair } from '../../../../../ffi/socket.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
@@ -56,6 +56,32 @@ test('a living process is not gone where no descriptor is left to see it by', as
   ours?.hasEnded();
   assert.equal(isTold, true);
   assert.equal(PeerProcess.child(pid).isGone, true);
+});
+
+test('a shortage of descriptors is told, and anything else leaves the end of a process unseen', () => {
+  const [socket, other] = socketPair();
+  withRoomFor(0, () =>
+    assert.throws(() => PeerProcess.atOtherEnd(socket, process.pid), {
+      name: 'SystemError',
+      code: 'EMFILE',
+    }),
+  );
+  const { getsockopt } = libc;
+  const replace = (value: typeof getsockopt): void => {
+    Object.defineProperty(libc, 'getsockopt', { configurable: true, enumerable: true, value });
+  };
+  // The kernel refuses what it is asked for a socket that is none.
+  replace((_, ...rest) => getsockopt(-1, ...rest));
+  try {
+    const unseen = PeerProcess.atOtherEnd(socket, process.pid);
+    assert.deepEqual([unseen.isSeen, unseen.isGone, unseen.pid], [false, false, process.pid]);
+  } finally {
+    replace(getsockopt);
+  }
+  const seen = PeerProcess.atOtherEnd(socket, process.pid);
+  assert.deepEqual([seen.isSeen, seen.isGone], [true, false]);
+  seen.onGone(() => {})();
+  [socket, other].forEach(closeFd);
 });
 
 test('a connection for which there are too few descriptors is none, and leaves none behind', () => {

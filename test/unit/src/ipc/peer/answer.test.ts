@@ -212,6 +212,42 @@ test('an answer that is neither an object nor a reason ends the connection, and 
     });
 });
 
+test('what comes for an open that was given up is closed, and its lease returned', async () => {
+  using buffer = DeviceBuffer.allocate(64);
+  const asked = getIpcHandle(buffer);
+  using answerer = new Answerer();
+  const stop = new AbortController();
+  const opening = answerer.peer.open(asked, { signal: stop.signal });
+  stop.abort(new Error('enough'));
+  await assert.rejects(opening, /enough/);
+  answerer.answer(parcel(asked));
+  const returned = async (count: number): Promise<readonly number[]> => {
+    for (let turn = 0; turn < 100 && (await answerer.returned()).length < count; turn++);
+    return answerer.returned();
+  };
+  assert.deepEqual(await returned(1), [0]);
+  assert.equal(buffer.closed, false);
+  // The next one is answered.
+  const next = answerer.peer.open(asked);
+  answerer.answer(parcel(asked));
+  const opened = (await next) as DeviceBuffer;
+  assert.equal(opened.address, buffer.address);
+  opened.close();
+  assert.deepEqual(await returned(2), [0, 1]);
+});
+
+test('an open of a descriptor of another process than the one asked is refused at once', async () => {
+  using buffer = DeviceBuffer.allocate(64);
+  using answerer = new Answerer();
+  const other = sealDescriptor({ ...getIpcHandle(buffer), pid: process.pid + 1 });
+  await assert.rejects(answerer.peer.open(other, { timeoutMs: 10_000 }), {
+    name: 'IpcError',
+    message: `the descriptor is of process ${process.pid + 1}, which process ${process.pid} is not`,
+  });
+  // Nothing was asked.
+  assert.equal(answerer.receive(), undefined);
+});
+
 test('the reason of a refusal is shown as text of a bounded length', async () => {
   using buffer = DeviceBuffer.allocate(64);
   using answerer = new Answerer();

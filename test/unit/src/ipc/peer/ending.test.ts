@@ -1,7 +1,7 @@
 /** How a connection ends: what goes out, what comes back, and what each call says of it. */
 import assert from 'node:assert/strict';
 import { after, afterEach, beforeEach, describe, test } from 'node:test';
-import { closeFd } from '../../../../../ffi/libc.ts';
+import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
 import {
   ClosedError,
@@ -16,12 +16,13 @@ import { HEADER_BYTE_LENGTH, MAX_WAITING_VALUES } from '../../../../../src/ipc/p
 import { News } from '../../../../../src/ipc/peer/news.ts';
 import { PacketKind, readHeader } from '../../../../../src/ipc/peer/packet.ts';
 import type { Peer } from '../../../../../src/ipc/peer/peer.ts';
+import { Tag } from '../../../../../src/ipc/peer/tags.ts';
 import { PointPage } from '../../../../../src/ipc/points/page.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { emulate } from '../../emulate.ts';
-import { peerPair, Stranger } from './support.ts';
+import { leasesFrom, peerPair, Stranger } from './support.ts';
 
 const deadline = { timeout: 30_000 };
 let before = 0;
@@ -177,6 +178,33 @@ describe('Peer.close', () => {
       assert.equal(other.receive(), 'end');
     },
   );
+
+  test('gives back what comes after it, with its descriptors', deadline, async () => {
+    using other = new Stranger();
+    using buffer = DeviceBuffer.allocate(64);
+    await other.peer.send(buffer);
+    other.peer.close();
+    packets(other);
+    const held = openDescriptors();
+    const late = createMemfd('late', 0);
+    const place = new Uint8Array(8);
+    // An object with a descriptor of its own, and a link to its maker.
+    const value = [Tag.parcel, 1, 1, Tag.null, 7, 1, ...place, ...leasesFrom(3, 1)];
+    other.send(Uint8Array.from(value), {}, [late, late]);
+    closeFd(late);
+    other.send(Uint8Array.of(Tag.null), { sequence: 1 });
+    let told: ReturnType<typeof packets> = [];
+    while (told.length === 0) {
+      await nextTurn();
+      told = packets(other);
+    }
+    const three = new Uint8Array(new Float64Array([3]).buffer);
+    assert.deepEqual(told, [{ ...news, body: [3, 1, ...three, 1, 0] }]);
+    await descriptorsReturnTo(held);
+    other.send(Uint8Array.of(3, 1, ...place, 1, 0), { ...news, sequence: 2 });
+    while (leases.stats().leases.length > 0) await nextTurn();
+    assert.deepEqual(packets(other), [{ ...news, body: [DONE] }]);
+  });
 
   test('does not wait for one that never reads and shares nothing', deadline, async () => {
     const other = new Stranger();

@@ -11,7 +11,8 @@ import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { leases } from '../../../../../src/ipc/index.ts';
+import { writeDescriptor } from '../../../../../src/ipc/descriptor-binary.ts';
+import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { emptySession } from '../../../../../src/ipc/parcel.ts';
 import { ByteReader } from '../../../../../src/ipc/peer/byte-reader.ts';
 import { ByteWriter } from '../../../../../src/ipc/peer/byte-writer.ts';
@@ -102,6 +103,14 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
     /are left/,
     (o) => o.send(Uint8Array.of(3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1), news),
   ],
+  'news that say something twice': [
+    /1 bytes follow the value/,
+    (o) => o.send(Uint8Array.of(5, 5, 0), news),
+  ],
+  'news out of their order': [
+    /0 bytes follow the value/,
+    (o) => o.send(Uint8Array.of(10, 5), news),
+  ],
   'news in parts': [/came in a packet of/, (o) => o.send(half, { ...news, byteLength: size })],
   'news with a value': [/came with a value/, (o) => o.send(Uint8Array.of(Tag.null, 5))],
   'the return of what was never lent': [
@@ -111,6 +120,25 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   'the revocation of what was never given': [
     /lease 7 is revoked/,
     (o) => o.send(Uint8Array.of(4, 1, ...float64(7)), news),
+  ],
+  'a return that is neither over nor not': [
+    /2 says neither/,
+    (o) => o.send(Uint8Array.of(3, 1, ...float64(0), 2, 0), news),
+  ],
+  'more points than one message has': [
+    /one message has more than 2048 points/,
+    (o) => {
+      const points = Array.from({ length: 512 }, (_, slot) => ({ slot, count: 1 }));
+      const returned = [0, 1, 2, 3, 4].map((lease) => ({ lease, isOver: false, points }));
+      ByteWriter.use((writer) => {
+        writeTail(writer, { ...nothing, returned });
+        o.send(writer.written.subarray(HEADER_BYTE_LENGTH), news);
+      });
+    },
+  ],
+  'leases of nothing': [
+    /0 leases from 0 on are too few/,
+    (o) => o.send(Uint8Array.of(Tag.null, ...leasesFrom(0, 0))),
   ],
   'more returns than one message has': [
     /too few or too many/,
@@ -204,6 +232,34 @@ for (const [what, [message, send]] of Object.entries(broken)) {
   });
 }
 
+test('each thing is said once, and in its order, beside a value or by itself', () => {
+  const point = { slot: 0, count: 1 };
+  const all = {
+    hasPage: true,
+    points: [point],
+    returned: [{ lease: 0, isOver: true, points: [point] }],
+    revoked: [1],
+    isClosing: true,
+    adopt: [{ lease: 2, pid: 3, startTime: 4 }],
+    kept: [0],
+    forgotten: ['ab'.repeat(16)],
+    leases: { first: 5, count: 6 },
+    isDone: true,
+  };
+  const bytesOf = (fields: object): Buffer =>
+    ByteWriter.use((writer) => {
+      writeTail(writer, { ...nothing, ...fields });
+      return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
+    });
+  const read = (...parts: Buffer[]) => readTail(new ByteReader(Buffer.concat(parts)));
+  const parts = Object.entries(all).map(([name, value]) => bytesOf({ [name]: value }));
+  assert.deepEqual(read(...parts), { ...nothing, ...all });
+  assert.deepEqual(read(bytesOf(all)), { ...nothing, ...all });
+  for (const [at, part] of parts.entries())
+    for (const earlier of parts.slice(0, at + 1))
+      assert.throws(() => read(part, earlier), ipcError(/^\d+ bytes follow the value$/));
+});
+
 test('values before a broken one are received before the error', async () => {
   using other = new Stranger();
   other.send(one);
@@ -248,6 +304,45 @@ test('an object that cannot be opened fails its value alone, and the next is rec
   closeFd(fd);
   await assert.rejects(other.peer.receive(), { name: 'IpcError' });
   assert.equal(await other.peer.receive(), 1);
+});
+
+test('what was opened of a value that nobody gets is closed, and its lease given back', async () => {
+  using buffer = DeviceBuffer.allocate(64);
+  const bytes = Buffer.from(writeDescriptor(getIpcHandle(buffer)));
+  before = openDescriptors();
+  const open = [
+    Tag.parcel,
+    0,
+    (bytes.byteLength & 127) | 128,
+    bytes.byteLength >> 7,
+    ...bytes,
+  ] as const;
+  const name = [Tag.latin1, 1, 'x'.charCodeAt(0)] as const;
+  const values: readonly (readonly [number[], number, RegExp])[] = [
+    // The second object cannot be opened.
+    [[Tag.array, 2, ...open, ...parcel], 2, /no descriptor/],
+    // The value cannot be built.
+    [[Tag.object, 2, ...name, ...open, ...name, Tag.null], 1, /name/],
+  ];
+  for (const [value, count, message] of values) {
+    using other = new Stranger();
+    other.send(Uint8Array.from([...value, ...leasesFrom(0, count)]));
+    await assert.rejects(other.peer.receive(), ipcError(message));
+    const told: number[] = [];
+    for (let turn = 0; turn < 20; turn++) {
+      await nextTurn();
+      const message = other.receive();
+      if (typeof message !== 'object') continue;
+      message.fds.forEach(closeFd);
+      const tail = readTail(new ByteReader(message.data.subarray(HEADER_BYTE_LENGTH)));
+      told.push(...tail.returned.flatMap(({ lease, isOver }) => (isOver ? [lease] : [])));
+    }
+    assert.deepEqual(
+      told.sort(),
+      Array.from({ length: count }, (_, at) => at),
+    );
+    assert.equal(buffer.closed, false);
+  }
 });
 
 test('one that never reads what it is given back is disconnected, with the reason', async () => {

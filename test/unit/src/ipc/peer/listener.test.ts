@@ -47,6 +47,8 @@ const entriesOf = (directory: string, part: string): string[] =>
 const isAtEnd = (socket: number): boolean => receiveMessage(socket) === 'end';
 const modeOf = (path: string): number => statSync(path).mode & 0o777;
 
+const notRoot = process.geteuid?.() !== 0 && 'only root can be another user';
+
 let before = 0;
 beforeEach(() => {
   before = openDescriptors();
@@ -87,10 +89,22 @@ test('a plain name is a socket in a directory of this user alone', () => {
   assert.equal(modeOf(join(folder, 'cuffi')), 0o700);
 });
 
-test('a directory that others may write to, or a link, is not trusted', async () => {
+test('a directory that others may use, that is of another user, or a link, is not trusted', async () => {
   const own = process.env['XDG_RUNTIME_DIR'];
   for (const make of [
-    (path: string) => mkdirSync(path, { mode: 0o755 }),
+    // Each right of the group, and of all others.
+    ...[0o720, 0o702, 0o740, 0o704, 0o710, 0o701].map((mode) => (path: string) => {
+      mkdirSync(path);
+      chmodSync(path, mode);
+    }),
+    ...(notRoot
+      ? []
+      : [
+          (path: string) => {
+            mkdirSync(path, { mode: 0o700 });
+            chownSync(path, 65_534, 65_534);
+          },
+        ]),
     (path: string) => symlinkSync(folder, path),
     (path: string) => writeFileSync(path, ''),
   ]) {
@@ -201,8 +215,6 @@ function asNobody<T>(use: () => T): T {
   }
 }
 
-const notRoot = process.geteuid?.() !== 0 && 'only root can be another user';
-
 test('the kernel says which user is there, at both ends', { skip: notRoot }, async () => {
   const name = `@cuffi-users-${process.pid}`;
   const refusal = { name: 'IpcError', message: /is of user 65534, not of this process's/ };
@@ -249,6 +261,23 @@ test('what allow throws refuses that process and reaches the one who accepts', a
   using server = await listener.accept();
   await server.send(1);
   assert.equal(await second.receive(), 1);
+});
+
+test('a process that comes in the moment in which the wait is given up is closed', async () => {
+  const stop = new AbortController();
+  const allow = (): boolean => {
+    stop.abort(new Error('enough'));
+    return true;
+  };
+  using listener = listen('moment', { allow });
+  using client = await connect('moment');
+  await assert.rejects(listener.accept({ signal: stop.signal }), /enough/);
+  await assert.rejects(client.receive({ timeoutMs: 10_000 }), { name: 'ClosedError' });
+  // The next wait takes the next process.
+  using next = await connect('moment');
+  using server = await listener.accept();
+  await server.send('here');
+  assert.equal(await next.receive(), 'here');
 });
 
 /** Lets the loop turn until something holds; fails after so long. */

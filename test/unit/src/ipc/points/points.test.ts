@@ -7,7 +7,14 @@ import { deviceAttributes } from '../../../../../ffi/attributes.ts';
 import { CU_STREAM_WAIT_VALUE_GEQ } from '../../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
 import type { Driver } from '../../../../../ffi/functions.ts';
-import { closeFd, createMemfd, duplicateFd, libc, mapShared } from '../../../../../ffi/libc.ts';
+import {
+  closeFd,
+  createMemfd,
+  duplicateFd,
+  libc,
+  type Mapping,
+  mapShared,
+} from '../../../../../ffi/libc.ts';
 import { withAddress } from '../../../../../ffi/native.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
@@ -24,7 +31,7 @@ import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { processState } from '../../../../support/process-state.ts';
-import { emulate } from '../../emulate.ts';
+import { emulate, runProgram } from '../../emulate.ts';
 
 function ends() {
   const signals = new Signals(PointPage.create());
@@ -99,6 +106,26 @@ test('all known work is waited for: of own, default, borrowed and late streams',
   page.close();
 });
 
+test('work of another context on the memory of one is waited for with it', async () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const [context, other] = [Context.primary(0), Context.primary(1)];
+  const { signals, page, waits } = ends();
+  using latch = new Latch(other);
+  using visiting = Stream.create({ device: 1, nonBlocking: true });
+  latch.hold(visiting);
+  assert.deepEqual(signals.behindContext(context), []);
+  context.activity.visitedBy(other.activity);
+  const points = signals.behindContext(context);
+  assert.equal(points.length, 1);
+  for (let turn = 0; turn < 5; turn++) await nextTurn();
+  assert.equal(waits.isReached(points), false);
+  latch.open();
+  await other.synchronize();
+  while (!waits.isReached(points)) await nextTurn();
+  signals.close();
+  page.close();
+});
+
 test('where a device refuses, the hosts keep the counters: slower, never wrong', async () => {
   for (const name of ['cuMemHostRegister_v2', 'cuStreamWriteValue64_v2'] as const) {
     const emulated = emulate();
@@ -138,6 +165,36 @@ test('a survivor releases its streams, and knows what never came', async () => {
   await stream.synchronize();
   assert.equal(waits.giveUp(), 0);
   page.close();
+});
+
+test('a survivor releases the stream that waits for the furthest point, whoever asked last', async () => {
+  emulate();
+  for (const order of [
+    [5, 2],
+    [2, 5],
+  ]) {
+    const { page, waits } = ends();
+    const streams = order.map((count) => {
+      const stream = Stream.create({ nonBlocking: true });
+      assert.equal(waits.queue([{ slot: 3, count }], stream.context, stream), true);
+      return stream;
+    });
+    assert.ok(streams.every(({ done }) => !done));
+    // Of one counter: whoever is at 5 was at 2.
+    assert.equal(waits.giveUp(), 1);
+    assert.deepEqual(
+      streams.map(({ done }) => done),
+      [true, true],
+    );
+    for (const stream of streams) stream.close();
+    page.close();
+  }
+});
+
+test('a process that ends gives up the waits of its streams, which would hold its end up', () => {
+  const ends = new URL('../fixtures/waiting-at-exit.ts', import.meta.url);
+  const { code, stdout, stderr } = runProgram(ends);
+  assert.deepEqual([code, stdout, stderr], [0, 'waits: true\nat exit: false\n', '']);
 });
 
 const waitCalls = (calls: readonly { readonly name: string }[]): number =>
@@ -527,6 +584,53 @@ test('a page that the driver does not let go of is closed all the same, and its 
   assert.equal(isUnmapped, true);
   const [{ message }] = await warned;
   assert.match(message, /cuMemHostUnregister/);
+});
+
+test('a page is unregistered behind the work of each context that waits there', async () => {
+  const { driver, open } = keepingBooks(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  selectDriver(driver);
+  const [context, other] = [Context.primary(0), Context.primary(1)];
+  using stream = Stream.create({ device: 1, nonBlocking: true });
+  using latch = new Latch(other);
+  const isRegistered = (): boolean =>
+    [...open].some((what) => what.startsWith('cuMemHostRegister') && !before.has(what));
+  const before = new Set(open);
+  const page = PointPage.create();
+  for (const each of [context, other]) page.addressIn(each, 0);
+  latch.hold(stream);
+  let isUnmapped = false;
+  page.close(() => {
+    isUnmapped = true;
+  });
+  await nextTurn();
+  context.releases.collect();
+  assert.deepEqual([isUnmapped, isRegistered()], [false, true]);
+  latch.open();
+  await stream.synchronize();
+  await context.flush();
+  assert.deepEqual([isUnmapped, isRegistered()], [true, false]);
+});
+
+test('a counter is never set back by the host, only forward', () => {
+  const page = PointPage.create();
+  const mappings: Mapping[] = [];
+  page.shareFd((fd) => mappings.push(mapShared(fd, 4096)));
+  const [mapping] = mappings as [Mapping];
+  const theirs = new BigUint64Array(mapping.view());
+  for (const [stands, count, then] of [
+    [7n, 5, 7n],
+    [7n, 7, 7n],
+    [7n, 8, 8n],
+    [0n, 1, 1n],
+    // The high half is the writer's own.
+    [2n ** 32n + 7n, 5, 2n ** 32n + 7n],
+  ] as const) {
+    theirs[3] = stands;
+    page.raise({ slot: 3, count });
+    assert.equal(theirs[3], then, `${stands} to ${count}`);
+  }
+  mapping.unmap();
+  page.close();
 });
 
 test('counters wrap around, and slots go to others when their streams are over', () => {
