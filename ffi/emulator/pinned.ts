@@ -6,7 +6,7 @@ import type { HostMemory } from './host.ts';
 import type { Memory } from './memory.ts';
 import type { Queues } from './queues.ts';
 import { type Region, WRITE } from './region.ts';
-import { mapAnonymous, roundUp, unmapAnonymous } from './space.ts';
+import { fillFresh, mapAnonymous, roundUp, unmapAnonymous } from './space.ts';
 
 const {
   CUDA_SUCCESS,
@@ -72,6 +72,7 @@ export const pinnedFunctions = (
       const byteLength = roundUp(asked, PAGE);
       const address = mapAnonymous(byteLength);
       if (address === undefined) return CUDA_ERROR_OUT_OF_MEMORY;
+      fillFresh(address, byteLength);
       const context = contexts.current;
       const allocation: HostAllocation = {
         kind: 'host',
