@@ -106,11 +106,14 @@ export class Contexts {
     return this.#make(device, false, flags);
   }
 
-  /** Ends a context with all that belongs to it; its handle is remembered as a destroyed one's. */
+  /** Ends a context with all that belongs to it. A primary context keeps its handle. */
   end(context: Context): void {
     if (!context.alive) return;
     for (const release of this.#endings) release(context);
     context.alive = false;
+    if (context.primary) return;
+    this.#all.delete(context.handle);
+    this.#handles.release('CUcontext', context.handle);
   }
 
   push(context: Context): void {
@@ -123,7 +126,7 @@ export class Contexts {
 
   #make(device: number, primary: boolean, flags: number): Context {
     const context: Context = {
-      handle: this.#handles.make(),
+      handle: this.#handles.make('CUcontext'),
       device,
       primary,
       flags,
@@ -209,7 +212,6 @@ export const contextFunctions = (contexts: Contexts, host: HostMemory): ContextF
   cuCtxDestroy_v2(handle) {
     const context = contexts.get(handle);
     if (!context || context.primary) return CUDA_ERROR_INVALID_CONTEXT;
-    if (!context.alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     contexts.end(context);
     if (contexts.top === context) contexts.pop();
     return CUDA_SUCCESS;
@@ -223,7 +225,6 @@ export const contextFunctions = (contexts: Contexts, host: HostMemory): ContextF
     const context = contexts.get(handle);
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     // A primary context may be pushed while it is not alive: calls that need it then fail.
-    if (!context.alive && !context.primary) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     contexts.push(context);
     return CUDA_SUCCESS;
   },

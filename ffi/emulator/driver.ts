@@ -133,6 +133,7 @@ export function createEmulatedDriver({
 
   const state = {
     contexts,
+    handles,
     host,
     faults: settings.faults,
     isInitialised: () => isInitialised,

@@ -53,7 +53,7 @@ export class Events {
 
   add(context: Context, flags: number, state: EventState): Event {
     const event: Event = {
-      handle: this.#handles.make(),
+      handle: this.#handles.make('CUevent'),
       context,
       flags,
       state,
@@ -69,6 +69,7 @@ export class Events {
 
   destroy(event: Event): void {
     this.#all.delete(event.handle);
+    this.#handles.release('CUevent', event.handle);
     event.state.close();
   }
 }

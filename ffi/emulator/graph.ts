@@ -67,15 +67,20 @@ export function graphFunctions(
   const executables = new Map<number, Executable>();
   let tellTails: Address | undefined;
 
+  const forget = (type: 'CUgraph' | 'CUgraphExec', handle: number): void => {
+    (type === 'CUgraph' ? graphs : executables).delete(handle);
+    handles.release(type, handle);
+  };
+
   contexts.onEnd((ended) => {
     for (const [handle, { capture, memory }] of graphs)
       if (capture.origin.context === ended) {
-        graphs.delete(handle);
+        forget('CUgraph', handle);
         memory.end();
       }
     for (const [handle, { context, memory }] of executables)
       if (context === ended) {
-        executables.delete(handle);
+        forget('CUgraphExec', handle);
         memory.end();
       }
   });
@@ -93,7 +98,7 @@ export function graphFunctions(
       if (!stream) return CUDA_ERROR_INVALID_HANDLE;
       if (stream.handle === CU_STREAM_LEGACY) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
       if (stream.capture) return CUDA_ERROR_ILLEGAL_STATE;
-      new Capture(handles.make(), stream);
+      new Capture(handles.make('CUgraph'), stream);
       return CUDA_SUCCESS;
     },
     cuStreamEndCapture(handle, out) {
@@ -106,7 +111,10 @@ export function graphFunctions(
       const memory = memoryOf(rooms, capture);
       memory.take();
       host.setUint64(out, 0);
-      if (!isJoined || capture.isInvalid) memory.release();
+      if (!isJoined || capture.isInvalid) {
+        memory.release();
+        handles.release('CUgraph', capture.id);
+      }
       if (capture.isInvalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
       if (!isJoined) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
       graphs.set(capture.id, { capture, memory });
@@ -137,7 +145,7 @@ export function graphFunctions(
     cuGraphDestroy(handle) {
       const graph = graphs.get(handle);
       if (!graph) return CUDA_ERROR_INVALID_VALUE;
-      graphs.delete(handle);
+      forget('CUgraph', handle);
       graph.memory.release();
       return CUDA_SUCCESS;
     },
@@ -146,7 +154,7 @@ export function graphFunctions(
       if (!graph) return CUDA_ERROR_INVALID_VALUE;
       // Memory that outlives a launch is the hardware's.
       if (flags !== 0 || !isBalanced(graph.capture)) return CUDA_ERROR_NOT_SUPPORTED;
-      const executable = handles.make();
+      const executable = handles.make('CUgraphExec');
       executables.set(executable, new Executable(graph.capture, graph.memory));
       host.setUint64(out, executable);
       return CUDA_SUCCESS;
@@ -154,7 +162,7 @@ export function graphFunctions(
     cuGraphExecDestroy(handle) {
       const executable = executables.get(handle);
       if (!executable) return CUDA_ERROR_INVALID_VALUE;
-      executables.delete(handle);
+      forget('CUgraphExec', handle);
       executable.destroy();
       return CUDA_SUCCESS;
     },

@@ -5,6 +5,7 @@ import { structs } from '../structs.ts';
 import type { CType } from '../types.ts';
 import type { Context, Contexts } from './context.ts';
 import type { Faults } from './faults.ts';
+import type { Handles } from './handles.ts';
 import type { HostMemory } from './host.ts';
 
 /** What may be called before cuInit. */
@@ -36,6 +37,7 @@ const STREAM_OF_LAUNCH = structs.CUlaunchConfig.fields.hStream[0];
 
 interface State {
   readonly contexts: Contexts;
+  readonly handles: Handles;
   readonly host: HostMemory;
   readonly faults: Faults;
   readonly isInitialised: () => boolean;
@@ -66,6 +68,8 @@ function namedBy({ params }: Row, types: readonly string[], host: HostMemory): N
   return { type: 'CUstream', of };
 }
 
+const isHandle = (c: string): boolean => c.startsWith('CU') && !c.endsWith('*');
+
 const is64BitValue = (c: string): boolean => c === 'cuuint64_t';
 
 /** `implementation`, reached only by calls that may be made. */
@@ -73,13 +77,14 @@ export function guarded(
   name: FunctionName,
   row: Row,
   implementation: Implementation,
-  { contexts, host, faults, isInitialised, contextOf }: State,
+  { contexts, handles, host, faults, isInitialised, contextOf }: State,
 ): Implementation {
   const outs = row.params.flatMap((param, at) => (isOutValue(param.c) ? [at] : []));
   const wide = new Set(row.params.flatMap((param, at) => (is64BitValue(param.c) ? [at] : [])));
   const isOptional = OPTIONAL_OUT.has(name);
   const stream = namedBy(row, ['CUstream'], host);
   const owned = namedBy(row, ['CUstream', 'CUevent'], host);
+  const named = row.params.flatMap(({ c }, at) => (isHandle(c) ? [[c, at] as const] : []));
   const needsInit = !BEFORE_INIT.has(name);
 
   const contextStatus = (args: readonly number[]): Status => {
@@ -109,6 +114,8 @@ export function guarded(
     const fault = faults(name);
     if (fault !== undefined) return fault;
     if (needsInit && !isInitialised()) return CUresult.CUDA_ERROR_NOT_INITIALIZED;
+    for (const [type, at] of named) handles.refuseDestroyed(name, type, args[at] as number);
+    if (stream) handles.refuseDestroyed(name, 'CUstream', stream.of(args));
     const status = contextStatus(args);
     if (status !== CUresult.CUDA_SUCCESS) return status;
     if (!outs.every((at) => isWritable(args[at] as number)))

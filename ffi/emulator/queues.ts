@@ -66,7 +66,7 @@ export class Queues {
   }
 
   create(context: Context, flags: number, priority: number): Stream {
-    const stream = this.#make(this.#handles.make(), context, flags, priority);
+    const stream = this.#make(this.#handles.make('CUstream'), context, flags, priority);
     this.#streams.set(stream.handle, stream);
     return stream;
   }
@@ -85,7 +85,9 @@ export class Queues {
 
   /** Forgets a stream; its work goes on. False for a handle that is none. */
   destroy(handle: number): boolean {
-    return this.#streams.delete(handle);
+    const isKnown = this.#streams.delete(handle);
+    if (isKnown) this.#handles.release('CUstream', handle);
+    return isKnown;
   }
 
   /**
@@ -100,7 +102,8 @@ export class Queues {
   /** As {@link enqueue}, for work that is made anew for each launch. */
   add(stream: Stream, make: () => Work, kind: NodeKind): void {
     const { capture } = stream;
-    if (capture) capture.add(stream, { handle: this.#handles.make(), kind, work: make });
+    if (capture)
+      capture.add(stream, { handle: this.#handles.make('CUgraphNode'), kind, work: make });
     else this.#push(stream, make());
   }
 
@@ -231,7 +234,7 @@ export class Queues {
     this.progress();
     for (const stream of this.#busy) if (stream.context === context) this.#busy.delete(stream);
     for (const [handle, stream] of this.#streams)
-      if (stream.context === context) this.#streams.delete(handle);
+      if (stream.context === context) this.destroy(handle);
     this.#defaults.delete(context);
   }
 

@@ -222,7 +222,7 @@ export class VirtualMemory {
     handleTypes: number,
     isOwn: boolean,
   ): { handle: number } {
-    const handle = this.#handles.make();
+    const handle = this.#handles.make('CUmemGenericAllocationHandle');
     const state = { isReleased: false, mappings: 0 };
     this.#physical.set(handle, { fd, byteLength, device, handleTypes, isOwn, ...state });
     return { handle };

@@ -38,7 +38,6 @@ test('what is captured is done at each launch, one launch after the other', () =
   for (const each of [stream, other]) emulated.ok(cu.cuGraphLaunch(executable, each));
   emulated.ok(cu.cuGraphExecDestroy(executable));
   emulated.ok(cu.cuGraphDestroy(graph));
-  assert.deepEqual([cu.cuGraphExecDestroy(executable), cu.cuGraphDestroy(graph)], [1, 1]);
   const writer = emulated.stream(NON_BLOCKING);
   for (const [done, left] of [
     [stream, 600],
@@ -135,5 +134,5 @@ test('memory of a graph is there in its launches alone, and given back when it i
   emulated.ok(cu.cuDevicePrimaryCtxReset_v2(device(0)));
   emulated.push(emulated.retain());
   emulated.ok(cu.cuDeviceGraphMemTrim(device(0)));
-  assert.equal(cu.cuGraphDestroy(unfreed), 1);
+  assert.throws(() => cu.cuGraphDestroy(unfreed), /was destroyed/);
 });
