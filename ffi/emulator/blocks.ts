@@ -72,6 +72,11 @@ export class Blocks {
     return this.#blocks.holding(address, byteLength) !== undefined;
   }
 
+  /** The context whose block an address lies in. */
+  ownerAt(address: number): Context | undefined {
+    return this.#blocks.at(address)?.context;
+  }
+
   mappedAt(address: number): MappedBlock | undefined {
     return this.#blocks.at(address)?.mapped;
   }

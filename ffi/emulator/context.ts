@@ -49,6 +49,8 @@ export class Contexts {
   readonly #primary = new Map<number, Context>();
   readonly #stack: Context[] = [];
   readonly #endings: ((context: Context) => void)[] = [];
+  /** Of each context, those of other devices whose memory it was given access to. */
+  readonly #peers = new WeakMap<Context, Set<Context>>();
 
   constructor(settings: Settings, handles: Handles) {
     this.#handles = handles;
@@ -111,9 +113,23 @@ export class Contexts {
     if (!context.alive) return;
     for (const release of this.#endings) release(context);
     context.alive = false;
+    this.#peers.delete(context);
+    for (const other of this.#all.values()) this.peersOf(other).delete(context);
     if (context.primary) return;
     this.#all.delete(context.handle);
     this.#handles.release('CUcontext', context.handle);
+  }
+
+  /** The contexts whose memory a context was given access to. */
+  peersOf(context: Context): Set<Context> {
+    const peers = this.#peers.get(context) ?? new Set();
+    this.#peers.set(context, peers);
+    return peers;
+  }
+
+  /** Whether work of a context may use memory of another one. */
+  reaches(context: Context, owner: Context): boolean {
+    return context.device === owner.device || this.peersOf(context).has(owner);
   }
 
   push(context: Context): void {

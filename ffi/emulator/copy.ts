@@ -105,7 +105,11 @@ export function copyFunctions(
     const isAligned = address % size === 0 && (height === 1 || pitch % size === 0);
     if (!isAligned || (height > 1 && pitch < row)) return CUDA_ERROR_INVALID_VALUE;
     const byteLength = height === 1 ? row : pitch * (height - 1) + row;
-    if (!memory.canWrite(address, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
+    if (
+      !memory.canWrite(address, byteLength, device) ||
+      memory.isOutOfReach(address, queue.context)
+    )
+      return CUDA_ERROR_INVALID_VALUE;
     const work = (): boolean => {
       if (memory.canStillWrite(address, byteLength, device))
         for (let y = 0; y < height; y += 1)
