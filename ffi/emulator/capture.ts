@@ -24,16 +24,24 @@ const START: Place = { before: new Set(), tails: new Set() };
 export class Capture {
   readonly id: number;
   readonly origin: Stream;
+  /** Whether calls that are not of its streams can end it, too. */
+  readonly isRelaxed: boolean;
   /** In the order in which they were captured, which is one that they can be done in. */
   readonly nodes: GraphNode[] = [];
   /** Whether something was asked that no capture survives. */
   isInvalid = false;
   readonly #places = new Map<Stream, Place>();
 
-  constructor(id: number, origin: Stream) {
+  constructor(id: number, origin: Stream, isRelaxed: boolean) {
     this.id = id;
     this.origin = origin;
+    this.isRelaxed = isRelaxed;
     this.join(origin, START);
+  }
+
+  /** Whether a stream of a kind is captured. */
+  has(isOfKind: (stream: Stream) => boolean): boolean {
+    return [...this.#places.keys()].some(isOfKind);
   }
 
   add(stream: Stream, node: GraphNode): void {

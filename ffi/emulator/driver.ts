@@ -136,6 +136,7 @@ export function createEmulatedDriver({
     handles,
     host,
     faults: settings.faults,
+    queues,
     isInitialised: () => isInitialised,
     contextOf: (type: string, handle: number) =>
       (type === 'CUevent' ? events : queues).get(handle)?.context,

@@ -1,5 +1,6 @@
 /** Graphs: streams that are captured, and what is made of that, done one piece after the other. */
 import {
+  CU_STREAM_CAPTURE_MODE_RELAXED,
   CU_STREAM_CAPTURE_STATUS_ACTIVE,
   CU_STREAM_CAPTURE_STATUS_INVALIDATED,
   CU_STREAM_CAPTURE_STATUS_NONE,
@@ -93,12 +94,14 @@ export function graphFunctions(
   };
 
   return {
-    cuStreamBeginCapture_v2(handle) {
+    cuStreamBeginCapture_v2(handle, mode) {
       const stream = queues.get(handle);
       if (!stream) return CUDA_ERROR_INVALID_HANDLE;
       if (stream.handle === CU_STREAM_LEGACY) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+      if (mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
       if (stream.capture) return CUDA_ERROR_ILLEGAL_STATE;
-      new Capture(handles.make('CUgraph'), stream);
+      const isRelaxed = mode === CU_STREAM_CAPTURE_MODE_RELAXED;
+      queues.captures.add(new Capture(handles.make('CUgraph'), stream, isRelaxed));
       return CUDA_SUCCESS;
     },
     cuStreamEndCapture(handle, out) {
@@ -108,6 +111,7 @@ export function graphFunctions(
       if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
       if (capture.origin !== stream) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
       const isJoined = capture.end();
+      queues.captures.delete(capture);
       const memory = memoryOf(rooms, capture);
       memory.take();
       host.setUint64(out, 0);

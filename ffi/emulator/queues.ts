@@ -38,7 +38,8 @@ interface DefaultStreams {
 }
 
 const isReached = (point: Point): boolean => point.stream.done >= point.count;
-const isBlocking = (stream: Stream): boolean => (stream.flags & CU_STREAM_NON_BLOCKING) === 0;
+export const isBlocking = (stream: Stream): boolean =>
+  (stream.flags & CU_STREAM_NON_BLOCKING) === 0;
 
 const SPINS = 20;
 const SLEEP_MS = 1;
@@ -54,6 +55,8 @@ export class Queues {
   readonly #defaults = new Map<Context, DefaultStreams>();
   /** Streams with work that is not done, destroyed ones too. */
   readonly #busy = new Set<Stream>();
+  /** Those that are open. */
+  readonly captures = new Set<Capture>();
   readonly #sleeper = new Int32Array(new SharedArrayBuffer(4));
   readonly #settlers: ((isContext: boolean) => void)[] = [];
   #immediate: NodeJS.Immediate | undefined;
@@ -111,6 +114,17 @@ export class Queues {
   breaks({ capture }: Stream): boolean {
     if (capture) capture.isInvalid = true;
     return capture !== undefined;
+  }
+
+  /** Ends the captures that have a stream of a kind; answers whether there are any. */
+  breaksAll(isOfKind: (stream: Stream, capture: Capture) => boolean): boolean {
+    let isBroken = false;
+    for (const capture of this.captures)
+      if (capture.has((stream) => isOfKind(stream, capture))) {
+        capture.isInvalid = true;
+        isBroken = true;
+      }
+    return isBroken;
   }
 
   #push(stream: Stream, work: Work): void {
@@ -236,6 +250,8 @@ export class Queues {
     for (const [handle, stream] of this.#streams)
       if (stream.context === context) this.destroy(handle);
     this.#defaults.delete(context);
+    for (const capture of this.captures)
+      if (capture.origin.context === context) this.captures.delete(capture);
   }
 
   #defaultsOf(context: Context): DefaultStreams {
