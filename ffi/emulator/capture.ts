@@ -2,7 +2,16 @@
 import type { Stream, Work } from './queues.ts';
 
 /** What kinds of work there are: an update must find the same ones. */
-export type NodeKind = 'kernel' | 'copy' | 'fill' | 'host' | 'allocate' | 'free' | 'graph';
+export type NodeKind =
+  | 'kernel'
+  | 'copy'
+  | 'fill'
+  | 'value'
+  | 'host'
+  | 'allocate'
+  | 'free'
+  | 'graph'
+  | 'other';
 
 /** One piece of work of a graph. */
 export interface GraphNode {

@@ -173,7 +173,7 @@ export const eventFunctions = (
     const event = events.get(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     if (breaksCapture(event)) return CUDA_ERROR_CAPTURED_EVENT;
-    queues.waitUntil(event.state.wait());
+    queues.waitUntil(event.state.wait(), () => `the event 0x${handle.toString(16)}`);
     queues.synchronized();
     return CUDA_SUCCESS;
   },

@@ -178,6 +178,7 @@ export function guarded(
     if (captured !== CUresult.CUDA_SUCCESS) return captured;
     if (!outs.every((at) => isWritable(args[at] as number)))
       return CUresult.CUDA_ERROR_INVALID_VALUE;
+    queues.call = name;
     const answer = implementation(...(args as never[]));
     // What was waited for in the call may have ended the context.
     const isWell = answer === CUresult.CUDA_SUCCESS || answer === CUresult.CUDA_ERROR_NOT_READY;

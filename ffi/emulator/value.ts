@@ -67,7 +67,7 @@ export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
     const { device } = stream.context;
     const isFlagged = (flags & ~(COMPARISON | CU_STREAM_WAIT_VALUE_FLUSH)) !== 0;
     if (isFlagged || !isWord(address, byteLength, stream.context)) return CUDA_ERROR_INVALID_VALUE;
-    queues.enqueue(stream, () => {
+    const work = (): boolean => {
       const word = memory.canStillRead(address, byteLength, device)
         ? load(address, byteLength)
         : undefined;
@@ -75,7 +75,8 @@ export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
         return satisfies(word, BigInt(value), byteLength * 8, flags & COMPARISON);
       queues.fault(stream);
       return true;
-    });
+    };
+    queues.enqueue(stream, work, 'value');
     return CUDA_SUCCESS;
   };
 
@@ -91,12 +92,13 @@ export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
     const { device } = stream.context;
     const isFlagged = (flags & ~CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER) !== 0;
     if (isFlagged || !isWord(address, byteLength, stream.context)) return CUDA_ERROR_INVALID_VALUE;
-    queues.enqueue(stream, () => {
+    const work = (): boolean => {
       if (!memory.canStillWrite(address, byteLength, device)) queues.fault(stream);
       else if (byteLength === 8) memory.store64(address, BigInt(value));
       else memory.store(address, Number(value));
       return true;
-    });
+    };
+    queues.enqueue(stream, work, 'value');
     return CUDA_SUCCESS;
   };
 
