@@ -107,7 +107,10 @@ export const pinnedFunctions = (
     cuMemHostRegister_v2(address, byteLength, flags) {
       if (address === 0 || !(byteLength > 0) || (flags & ~REGISTER_FLAGS) !== 0)
         return CUDA_ERROR_INVALID_VALUE;
-      if (memory.registrations.overlaps(address, byteLength))
+      // Pages are locked, as a whole and once.
+      const firstPage = address - (address % PAGE);
+      const end = roundUp(address + byteLength, PAGE);
+      if (memory.registrations.overlaps(firstPage, end - firstPage))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
       if (memory.isKnown(address) || !isMapped(address, byteLength))
         return CUDA_ERROR_INVALID_VALUE;

@@ -158,6 +158,25 @@ test('host memory is registered once, found by any address, and forgotten', () =
   assert.equal(cu.cuMemHostUnregister(address), 713);
 });
 
+test('two registrations share no page', () => {
+  const { cu } = Emulated.inContext();
+  const page = 4096;
+  const pages = hostWords(page).address;
+  const first = (pages - (pages % page) + page) as Address;
+  assert.equal(cu.cuMemHostRegister_v2((first + 8) as Address, 8, 0), 0);
+  for (const [offset, byteLength] of [
+    [0, 8],
+    [16, 8],
+    [page - 8, 16],
+    [16 - page, page],
+  ] as const)
+    assert.equal(cu.cuMemHostRegister_v2((first + offset) as Address, byteLength, 0), 712);
+  assert.equal(cu.cuMemHostRegister_v2((first + page) as Address, 8, 0), 0);
+  for (const offset of [8, page])
+    assert.equal(cu.cuMemHostUnregister((first + offset) as Address), 0);
+  assert.equal(cu.cuMemHostRegister_v2((first + 16) as Address, 8, 0), 0);
+});
+
 test('unmapped host memory cannot be registered', () => {
   const { cu } = Emulated.inContext();
   assert.equal(cu.cuMemHostRegister_v2(unmappedAddress(), 64, 0), 1);
