@@ -162,6 +162,7 @@ export function moduleFunctions(
         writeLog(count, options, values, read.log);
         return read.status;
       }
+      queues.drain(contexts.current);
       const module = modules.load(contexts.current, read);
       if (!module) return CUDA_ERROR_OUT_OF_MEMORY;
       host.setUint64(out, module.handle);

@@ -2,8 +2,16 @@ import assert from 'node:assert/strict';
 import { fork } from 'node:child_process';
 import { once } from 'node:events';
 import { type TestContext, test } from 'node:test';
-import { BLOCK, OUT0, OUT1, readInt32, readSize, writeStruct } from '../../../../ffi/arena.ts';
-import type { CUdeviceptr, CUstream } from '../../../../ffi/types.ts';
+import {
+  BLOCK,
+  OUT0,
+  OUT1,
+  readInt32,
+  readSize,
+  writeBytes,
+  writeStruct,
+} from '../../../../ffi/arena.ts';
+import type { Address, CUdeviceptr, CUstream } from '../../../../ffi/types.ts';
 import { programFile } from '../../../support/program-file.ts';
 import { at, Emulated, hostWords, LEGACY, NON_BLOCKING, unmappedAddress } from './support.ts';
 
@@ -13,6 +21,7 @@ const AND = 2;
 const NOR = 3;
 const NOT_READY = 600;
 const LAUNCH_FAILED = 719;
+const PTX = Buffer.from('.version 8.0\n.target sm_90\n.visible .entry nothing()\n{\nret;\n}\n\0');
 
 /** A stream that waits until `release` is called. */
 function held(emulated: Emulated, flags = 0): { stream: CUstream; release: () => void } {
@@ -221,6 +230,8 @@ test('where hardware blocks its caller for good, an error names the call and the
     cuStreamSynchronize: ({ cu }, stream) => cu.cuStreamSynchronize(stream),
     cuCtxSynchronize: ({ cu }) => cu.cuCtxSynchronize(),
     cuMemFree_v2: ({ cu }, _, memory) => cu.cuMemFree_v2(memory),
+    cuModuleLoadDataEx: ({ cu }) =>
+      cu.cuModuleLoadDataEx(OUT0, writeBytes(PTX), 0, 0 as Address, 0 as Address),
     cuMemcpyDtoH_v2: ({ cu }, _, memory) => cu.cuMemcpyDtoH_v2(BLOCK, memory, 4),
     cuMemcpyDtoHAsync_v2: ({ cu }, stream, memory) =>
       cu.cuMemcpyDtoHAsync_v2(BLOCK, memory, 4, stream),
