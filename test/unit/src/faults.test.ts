@@ -4,6 +4,7 @@
  */
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { isDeepStrictEqual } from 'node:util';
 import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import type { FunctionName } from '../../../ffi/functions.ts';
 import { duplicateFd } from '../../../ffi/libc.ts';
@@ -78,7 +79,8 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
     whileHeld(latch, stream, () => {
       using buffer = DeviceBuffer.allocate(64, { context });
       buffer.fill(1, { stream });
-      DeviceBuffer.allocate(64, { context }).close();
+      // So many that they wait behind a fence of their own.
+      for (let n = 0; n < 12; n += 1) DeviceBuffer.allocate(64, { context }).close();
     }),
   'giving memory of a pool back behind held work': ({ context, stream, latch }) =>
     whileHeld(latch, stream, () => {
@@ -337,6 +339,9 @@ const OUT_OF_MEMORY = 2;
 const plausible = (name: FunctionName): readonly CUresult[] =>
   opening.has(name) ? [INVALID_VALUE, OUT_OF_MEMORY] : [INVALID_VALUE];
 
+const withoutEvents = (open: ReadonlySet<string>): string[] =>
+  [...open].filter((entry) => !entry.startsWith('cuEventCreate')).sort();
+
 const MOST_TURNS = 2000;
 
 const countTimers = (): number =>
@@ -363,16 +368,20 @@ async function failAt(
   const resources = room.context.resources.size;
 
   const nth = calls.slice(0, at + 1).filter((call) => call === name).length;
-  selectDriver(failing(driver, name, nth, status));
-  let error: unknown;
-  try {
-    await operation(room);
-  } catch (thrown) {
-    error = thrown;
-  }
-  selectDriver(driver);
-  // What was freed in a stream's order is free when the stream got there.
-  await room.context.synchronize();
+  const attempt = async (): Promise<unknown> => {
+    selectDriver(failing(driver, name, nth, status));
+    try {
+      await operation(room);
+      return undefined;
+    } catch (error) {
+      return error;
+    } finally {
+      selectDriver(driver);
+      // What was freed in a stream's order is free when the stream got there.
+      await room.context.synchronize();
+    }
+  };
+  const error = await attempt();
   if (error !== undefined) {
     assert.ok(error instanceof CuffiError, `${step}: ${error}`);
     const cause = error instanceof IpcError ? error.cause : error;
@@ -386,7 +395,7 @@ async function failAt(
     irreparable.has(name) ||
     (name === 'cuCtxPushCurrent_v2' && next !== undefined && irreparable.has(next));
   if (!isGivingBack) {
-    assert.deepEqual(new Set(open), before, `${step}: left open`);
+    assert.deepEqual(withoutEvents(open), withoutEvents(before), `${step}: left open`);
     assert.deepEqual(openedSince(descriptors), [], `${step}: descriptors left open`);
     assert.equal(mappings.open.size, mapped, `${step}: left mapped`);
     // What is under way may take some turns of the loop.
@@ -399,8 +408,15 @@ async function failAt(
   await operation(room);
   await room.context.synchronize();
   assert.ok(foreign.isCurrent, `${step}: another context is current after the second try`);
-  // What was kept for the next time is used then, and nothing is made in its place.
-  if (!isGivingBack) assert.deepEqual(new Set(open), before, `${step}: left by the second try`);
+  if (!isGivingBack && !isDeepStrictEqual(new Set(open), before)) {
+    // An event more may be kept for the next time. It is used then, and none is made in its place.
+    const kept = new Set(open);
+    assert.deepEqual(withoutEvents(kept), withoutEvents(before), `${step}: left by the second try`);
+    await attempt();
+    await operation(room);
+    await room.context.synchronize();
+    assert.equal(open.size, kept.size, `${step}: ${[...open]} left by the fourth try`);
+  }
   leave(room);
   // So many drivers are made here that what is left of them would use up the descriptors.
   await room.context.reset().catch(() => {});
