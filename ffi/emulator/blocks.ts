@@ -7,7 +7,7 @@ import {
 } from './block.ts';
 import type { Context } from './context.ts';
 import { RangeMap } from './ranges.ts';
-import { type AddressSpace, GRANULARITY, roundUp } from './space.ts';
+import { type AddressSpace, fillFresh, GRANULARITY, roundUp } from './space.ts';
 import { UNIT } from './trailer.ts';
 
 const LARGEST_SMALL = 2 ** 20;
@@ -72,6 +72,11 @@ export class Blocks {
     return this.#blocks.holding(address, byteLength) !== undefined;
   }
 
+  /** The context whose block an address lies in. */
+  ownerAt(address: number): Context | undefined {
+    return this.#blocks.at(address)?.context;
+  }
+
   mappedAt(address: number): MappedBlock | undefined {
     return this.#blocks.at(address)?.mapped;
   }
@@ -123,6 +128,7 @@ export class Blocks {
 
   #place(block: Block, address: number, byteLength: number): Allocation {
     const allocation = { address, byteLength, block, bufferId: this.#ground.nextBufferId() };
+    fillFresh(address, byteLength);
     block.allocations.add(allocation);
     block.mapped.trailer.setIdAt(address - block.address, allocation.bufferId);
     return allocation;

@@ -10,6 +10,8 @@ import { addressOf } from '../native.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import type { StructName } from '../structs.ts';
 import type { Contexts } from './context.ts';
+import { LARGEST_STAGED } from './copy.ts';
+import { MAX_PITCH } from './device.ts';
 import type { HostMemory } from './host.ts';
 import type { Memory } from './memory.ts';
 import type { Queues, Stream } from './queues.ts';
@@ -54,7 +56,8 @@ function sideOf(fields: Fields, prefix: 'src' | 'dst', box: Box, device: number)
   const isFlat = box.height === 1 && box.depth === 1 && y === 0 && z === 0;
   // Rows without a pitch lie close together.
   const pitch = field('Pitch') || x + box.width;
-  if (!isFlat && pitch < x + box.width) return CUDA_ERROR_INVALID_VALUE;
+  if (field('Pitch') > MAX_PITCH || (!isFlat && pitch < x + box.width))
+    return CUDA_ERROR_INVALID_VALUE;
   const rows = field('Height');
   if ((box.depth > 1 || z > 0) && rows < y + box.height) return CUDA_ERROR_INVALID_VALUE;
   const start = field(type === CU_MEMORYTYPE_HOST ? 'Host' : 'Device');
@@ -129,7 +132,7 @@ export function boxFunctions(
       kept = bytes;
     }
     let outcome: boolean | undefined;
-    queues.enqueue(queue, () => {
+    const work = (): boolean => {
       const isThere =
         (!isToDevice || canStillUse(to, spanOf(to, box), true)) &&
         (!isFromDevice || canStillUse(from, spanOf(from, box), false));
@@ -137,9 +140,14 @@ export function boxFunctions(
       outcome = isThere && copyRows(to, source, box);
       kept = undefined;
       return true;
-    });
-    if (!isNow && isToDevice) return CUDA_SUCCESS;
-    queues.waitUntil(() => outcome !== undefined || queue.context.failure !== CUDA_SUCCESS);
+    };
+    queues.enqueue(queue, work, 'copy');
+    const isStaged = isFromDevice || box.width * box.height * box.depth <= LARGEST_STAGED;
+    if (!isNow && isToDevice && (isStaged || queue.capture)) return CUDA_SUCCESS;
+    queues.waitUntil(
+      () => outcome !== undefined || queue.context.failure !== CUDA_SUCCESS,
+      () => [queue],
+    );
     return outcome && kept === undefined ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   };
 

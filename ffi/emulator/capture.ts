@@ -2,7 +2,16 @@
 import type { Stream, Work } from './queues.ts';
 
 /** What kinds of work there are: an update must find the same ones. */
-export type NodeKind = 'kernel' | 'copy' | 'fill' | 'host' | 'allocate' | 'free' | 'graph';
+export type NodeKind =
+  | 'kernel'
+  | 'copy'
+  | 'fill'
+  | 'value'
+  | 'host'
+  | 'allocate'
+  | 'free'
+  | 'graph'
+  | 'other';
 
 /** One piece of work of a graph. */
 export interface GraphNode {
@@ -24,16 +33,24 @@ const START: Place = { before: new Set(), tails: new Set() };
 export class Capture {
   readonly id: number;
   readonly origin: Stream;
+  /** Whether calls that are not of its streams can end it, too. */
+  readonly isRelaxed: boolean;
   /** In the order in which they were captured, which is one that they can be done in. */
   readonly nodes: GraphNode[] = [];
   /** Whether something was asked that no capture survives. */
   isInvalid = false;
   readonly #places = new Map<Stream, Place>();
 
-  constructor(id: number, origin: Stream) {
+  constructor(id: number, origin: Stream, isRelaxed: boolean) {
     this.id = id;
     this.origin = origin;
+    this.isRelaxed = isRelaxed;
     this.join(origin, START);
+  }
+
+  /** Whether a stream of a kind is captured. */
+  has(isOfKind: (stream: Stream) => boolean): boolean {
+    return [...this.#places.keys()].some(isOfKind);
   }
 
   add(stream: Stream, node: GraphNode): void {

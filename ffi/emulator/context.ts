@@ -49,6 +49,8 @@ export class Contexts {
   readonly #primary = new Map<number, Context>();
   readonly #stack: Context[] = [];
   readonly #endings: ((context: Context) => void)[] = [];
+  /** Of each context, those of other devices whose memory it was given access to. */
+  readonly #peers = new WeakMap<Context, Set<Context>>();
 
   constructor(settings: Settings, handles: Handles) {
     this.#handles = handles;
@@ -106,11 +108,28 @@ export class Contexts {
     return this.#make(device, false, flags);
   }
 
-  /** Ends a context with all that belongs to it; its handle is remembered as a destroyed one's. */
+  /** Ends a context with all that belongs to it. A primary context keeps its handle. */
   end(context: Context): void {
     if (!context.alive) return;
     for (const release of this.#endings) release(context);
     context.alive = false;
+    this.#peers.delete(context);
+    for (const other of this.#all.values()) this.peersOf(other).delete(context);
+    if (context.primary) return;
+    this.#all.delete(context.handle);
+    this.#handles.release('CUcontext', context.handle);
+  }
+
+  /** The contexts whose memory a context was given access to. */
+  peersOf(context: Context): Set<Context> {
+    const peers = this.#peers.get(context) ?? new Set();
+    this.#peers.set(context, peers);
+    return peers;
+  }
+
+  /** Whether work of a context may use memory of another one. */
+  reaches(context: Context, owner: Context): boolean {
+    return context.device === owner.device || this.peersOf(context).has(owner);
   }
 
   push(context: Context): void {
@@ -123,7 +142,7 @@ export class Contexts {
 
   #make(device: number, primary: boolean, flags: number): Context {
     const context: Context = {
-      handle: this.#handles.make(),
+      handle: this.#handles.make('CUcontext'),
       device,
       primary,
       flags,
@@ -209,7 +228,6 @@ export const contextFunctions = (contexts: Contexts, host: HostMemory): ContextF
   cuCtxDestroy_v2(handle) {
     const context = contexts.get(handle);
     if (!context || context.primary) return CUDA_ERROR_INVALID_CONTEXT;
-    if (!context.alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     contexts.end(context);
     if (contexts.top === context) contexts.pop();
     return CUDA_SUCCESS;
@@ -223,7 +241,6 @@ export const contextFunctions = (contexts: Contexts, host: HostMemory): ContextF
     const context = contexts.get(handle);
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     // A primary context may be pushed while it is not alive: calls that need it then fail.
-    if (!context.alive && !context.primary) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     contexts.push(context);
     return CUDA_SUCCESS;
   },

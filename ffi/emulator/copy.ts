@@ -23,6 +23,9 @@ const LARGEST_PATTERN = 2 ** 20;
  */
 const LARGEST_ACROSS = 64;
 
+/** What of ordinary host memory is copied at once; more waits for its turn in the stream. */
+export const LARGEST_STAGED: number = 2 ** 16;
+
 /** Fills `byteLength` bytes with a repeated element, a piece at a time. */
 function fill(memory: Memory, address: number, element: Uint8Array, byteLength: number): void {
   const pattern = Buffer.allocUnsafeSlow(Math.min(byteLength, LARGEST_PATTERN)).fill(element);
@@ -65,18 +68,22 @@ export function copyFunctions(
   const copyNow = (queue: Stream, to: number, from: number, byteLength: number): Status => {
     if (queues.breaks(queue)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     let outcome: boolean | undefined;
-    queues.enqueue(queue, () => {
+    const work = (): boolean => {
       outcome = memory.copy(to, from, byteLength);
       return true;
-    });
+    };
+    queues.enqueue(queue, work, 'copy');
     // Where its context is lost before its turn, it never runs.
-    queues.waitUntil(() => outcome !== undefined || queue.context.failure !== CUDA_SUCCESS);
+    queues.waitUntil(
+      () => outcome !== undefined || queue.context.failure !== CUDA_SUCCESS,
+      () => [queue],
+    );
     return outcome ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   };
 
   const copyLater = (queue: Stream, to: number, from: number, byteLength: number): Status => {
     const { device } = queue.context;
-    queues.enqueue(queue, () => {
+    const work = (): boolean => {
       if (
         memory.canStillWrite(to, byteLength, device) &&
         memory.canStillRead(from, byteLength, device)
@@ -84,7 +91,8 @@ export function copyFunctions(
         memory.copy(to, from, byteLength);
       else queues.fault(queue);
       return true;
-    });
+    };
+    queues.enqueue(queue, work, 'copy');
     return CUDA_SUCCESS;
   };
 
@@ -105,7 +113,11 @@ export function copyFunctions(
     const isAligned = address % size === 0 && (height === 1 || pitch % size === 0);
     if (!isAligned || (height > 1 && pitch < row)) return CUDA_ERROR_INVALID_VALUE;
     const byteLength = height === 1 ? row : pitch * (height - 1) + row;
-    if (!memory.canWrite(address, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
+    if (
+      !memory.canWrite(address, byteLength, device) ||
+      memory.isOutOfReach(address, queue.context)
+    )
+      return CUDA_ERROR_INVALID_VALUE;
     const work = (): boolean => {
       if (memory.canStillWrite(address, byteLength, device))
         for (let y = 0; y < height; y += 1)
@@ -138,7 +150,8 @@ export function copyFunctions(
       if (isRefused || !isReadable) return CUDA_ERROR_INVALID_VALUE;
       return copyNow(queue, to, from, byteLength);
     },
-    // Ordinary host memory is read now, because its owner may change it as soon as this returns.
+    // Ordinary host memory is read now, because its owner may change it as soon as this returns; a
+    // large copy returns when its stream has come to it.
     cuMemcpyHtoDAsync_v2(to, from, byteLength, stream) {
       const queue = queues.get(stream);
       if (!queue) return CUDA_ERROR_INVALID_HANDLE;
@@ -148,12 +161,20 @@ export function copyFunctions(
       if (memory.canRead(from, byteLength, device)) return copyLater(queue, to, from, byteLength);
       const bytes = memory.isDeviceRegion(from) ? undefined : host.read(from, byteLength);
       if (!bytes) return CUDA_ERROR_INVALID_VALUE;
-      queues.enqueue(queue, () => {
+      let isDone = false;
+      const work = (): boolean => {
         if (memory.canStillWrite(to, byteLength, device))
           withAddress(bytes, (address) => memory.copy(to, address, byteLength));
         else queues.fault(queue);
+        isDone = true;
         return true;
-      });
+      };
+      queues.enqueue(queue, work, 'copy');
+      if (byteLength > LARGEST_STAGED && !queue.capture)
+        queues.waitUntil(
+          () => isDone || queue.context.failure !== CUDA_SUCCESS,
+          () => [queue],
+        );
       return CUDA_SUCCESS;
     },
     // Into ordinary host memory: done before this returns, as the driver's staged copies are.
@@ -189,14 +210,15 @@ export function copyFunctions(
         memory.canWrite(to, byteLength, target.device) &&
         memory.canRead(from, byteLength, source.device);
       if (!isTaken) return CUDA_ERROR_INVALID_VALUE;
-      queues.enqueue(queue, () => {
+      const work = (): boolean => {
         const areThere =
           memory.canStillWrite(to, byteLength, target.device) &&
           memory.canStillRead(from, byteLength, source.device);
         if (areThere) memory.copy(to, from, byteLength);
         else queues.fault(queue);
         return true;
-      });
+      };
+      queues.enqueue(queue, work, 'copy');
       return CUDA_SUCCESS;
     },
     cuMemsetD8Async: (at, value, count, stream) => set(at, 0, value, 1, [count, 1], stream),

@@ -12,6 +12,9 @@ const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_DEVICE } = CU
 const DRIVER_VERSION = 13_000;
 const NAME = 'cuffi emulated device';
 
+/** The most bytes between two rows of a copy. */
+export const MAX_PITCH: number = 2 ** 31 - 1;
+
 const defaults: Partial<Record<DeviceAttribute, number>> = {
   maxThreadsPerBlock: 1024,
   maxBlockDimX: 1024,
@@ -23,7 +26,7 @@ const defaults: Partial<Record<DeviceAttribute, number>> = {
   maxSharedMemoryPerBlock: 49_152,
   totalConstantMemory: 65_536,
   warpSize: 32,
-  maxPitch: 2 ** 31 - 1,
+  maxPitch: MAX_PITCH,
   maxRegistersPerBlock: 65_536,
   clockRate: 1_980_000,
   textureAlignment: 512,

@@ -133,8 +133,10 @@ export function createEmulatedDriver({
 
   const state = {
     contexts,
+    handles,
     host,
     faults: settings.faults,
+    queues,
     isInitialised: () => isInitialised,
     contextOf: (type: string, handle: number) =>
       (type === 'CUevent' ? events : queues).get(handle)?.context,

@@ -53,7 +53,7 @@ export class Events {
 
   add(context: Context, flags: number, state: EventState): Event {
     const event: Event = {
-      handle: this.#handles.make(),
+      handle: this.#handles.make('CUevent'),
       context,
       flags,
       state,
@@ -69,6 +69,7 @@ export class Events {
 
   destroy(event: Event): void {
     this.#all.delete(event.handle);
+    this.#handles.release('CUevent', event.handle);
     event.state.close();
   }
 }
@@ -172,7 +173,7 @@ export const eventFunctions = (
     const event = events.get(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     if (breaksCapture(event)) return CUDA_ERROR_CAPTURED_EVENT;
-    queues.waitUntil(event.state.wait());
+    queues.waitUntil(event.state.wait(), () => `the event 0x${handle.toString(16)}`);
     queues.synchronized();
     return CUDA_SUCCESS;
   },

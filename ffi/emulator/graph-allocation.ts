@@ -5,6 +5,7 @@ import { GraphMemory } from './executable.ts';
 import type { Pool, PoolRegion } from './pool.ts';
 import type { PoolRooms } from './pool-functions.ts';
 import type { Stream } from './queues.ts';
+import { fillFresh } from './space.ts';
 
 const {
   CUDA_SUCCESS,
@@ -50,7 +51,11 @@ export function allocateCaptured(
     ?.allocate(byteLength, stream, (device) => pool.access(device));
   if (!region) return CUDA_ERROR_OUT_OF_MEMORY;
   regionsOf(capture).set(region.address, region);
-  atLaunch(queues, stream, 'allocate', () => memory.regions.add(region));
+  atLaunch(queues, stream, 'allocate', () => {
+    // What an earlier launch left there is nobody's to count on.
+    fillFresh(region.address, region.byteLength);
+    memory.regions.add(region);
+  });
   host.setUint64(out, region.address);
   return CUDA_SUCCESS;
 }

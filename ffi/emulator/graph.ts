@@ -1,5 +1,6 @@
 /** Graphs: streams that are captured, and what is made of that, done one piece after the other. */
 import {
+  CU_STREAM_CAPTURE_MODE_RELAXED,
   CU_STREAM_CAPTURE_STATUS_ACTIVE,
   CU_STREAM_CAPTURE_STATUS_INVALIDATED,
   CU_STREAM_CAPTURE_STATUS_NONE,
@@ -67,15 +68,20 @@ export function graphFunctions(
   const executables = new Map<number, Executable>();
   let tellTails: Address | undefined;
 
+  const forget = (type: 'CUgraph' | 'CUgraphExec', handle: number): void => {
+    (type === 'CUgraph' ? graphs : executables).delete(handle);
+    handles.release(type, handle);
+  };
+
   contexts.onEnd((ended) => {
     for (const [handle, { capture, memory }] of graphs)
       if (capture.origin.context === ended) {
-        graphs.delete(handle);
+        forget('CUgraph', handle);
         memory.end();
       }
     for (const [handle, { context, memory }] of executables)
       if (context === ended) {
-        executables.delete(handle);
+        forget('CUgraphExec', handle);
         memory.end();
       }
   });
@@ -88,12 +94,14 @@ export function graphFunctions(
   };
 
   return {
-    cuStreamBeginCapture_v2(handle) {
+    cuStreamBeginCapture_v2(handle, mode) {
       const stream = queues.get(handle);
       if (!stream) return CUDA_ERROR_INVALID_HANDLE;
       if (stream.handle === CU_STREAM_LEGACY) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+      if (mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
       if (stream.capture) return CUDA_ERROR_ILLEGAL_STATE;
-      new Capture(handles.make(), stream);
+      const isRelaxed = mode === CU_STREAM_CAPTURE_MODE_RELAXED;
+      queues.captures.add(new Capture(handles.make('CUgraph'), stream, isRelaxed));
       return CUDA_SUCCESS;
     },
     cuStreamEndCapture(handle, out) {
@@ -103,10 +111,14 @@ export function graphFunctions(
       if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
       if (capture.origin !== stream) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
       const isJoined = capture.end();
+      queues.captures.delete(capture);
       const memory = memoryOf(rooms, capture);
       memory.take();
       host.setUint64(out, 0);
-      if (!isJoined || capture.isInvalid) memory.release();
+      if (!isJoined || capture.isInvalid) {
+        memory.release();
+        handles.release('CUgraph', capture.id);
+      }
       if (capture.isInvalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
       if (!isJoined) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
       graphs.set(capture.id, { capture, memory });
@@ -137,7 +149,7 @@ export function graphFunctions(
     cuGraphDestroy(handle) {
       const graph = graphs.get(handle);
       if (!graph) return CUDA_ERROR_INVALID_VALUE;
-      graphs.delete(handle);
+      forget('CUgraph', handle);
       graph.memory.release();
       return CUDA_SUCCESS;
     },
@@ -146,7 +158,7 @@ export function graphFunctions(
       if (!graph) return CUDA_ERROR_INVALID_VALUE;
       // Memory that outlives a launch is the hardware's.
       if (flags !== 0 || !isBalanced(graph.capture)) return CUDA_ERROR_NOT_SUPPORTED;
-      const executable = handles.make();
+      const executable = handles.make('CUgraphExec');
       executables.set(executable, new Executable(graph.capture, graph.memory));
       host.setUint64(out, executable);
       return CUDA_SUCCESS;
@@ -154,7 +166,7 @@ export function graphFunctions(
     cuGraphExecDestroy(handle) {
       const executable = executables.get(handle);
       if (!executable) return CUDA_ERROR_INVALID_VALUE;
-      executables.delete(handle);
+      forget('CUgraphExec', handle);
       executable.destroy();
       return CUDA_SUCCESS;
     },

@@ -1,11 +1,15 @@
 /** What is checked before a call gets to its room: initialisation, context, out-values. */
+
+import { CU_STREAM_LEGACY } from '../constants.ts';
 import type { FunctionName, Row } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import { structs } from '../structs.ts';
 import type { CType } from '../types.ts';
 import type { Context, Contexts } from './context.ts';
 import type { Faults } from './faults.ts';
+import type { Handles } from './handles.ts';
 import type { HostMemory } from './host.ts';
+import { isBlocking, type Queues, type Stream } from './queues.ts';
 
 /** What may be called before cuInit. */
 const BEFORE_INIT: ReadonlySet<FunctionName> = new Set<FunctionName>([
@@ -31,13 +35,47 @@ const ON_FAILED: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuCtxGetDevice',
 ]);
 
+/** What works in the legacy stream though it names none. */
+const IN_LEGACY: ReadonlySet<FunctionName> = new Set<FunctionName>([
+  'cuMemcpyHtoD_v2',
+  'cuMemcpyDtoH_v2',
+  'cuMemcpy2DUnaligned_v2',
+  'cuMemcpy3D_v2',
+]);
+
+/** What tells of a stream, and neither queues in it nor asks how far it is. */
+const ABOUT_STREAM: ReadonlySet<FunctionName> = new Set<FunctionName>([
+  'cuStreamBeginCapture_v2',
+  'cuStreamEndCapture',
+  'cuStreamGetFlags',
+  'cuStreamGetPriority',
+  'cuStreamGetCtx',
+]);
+
+/** What tells of a capture, and does not end it. */
+const ABOUT_CAPTURE: ReadonlySet<FunctionName> = new Set<FunctionName>([
+  'cuStreamIsCapturing',
+  'cuStreamGetCaptureInfo_v2',
+]);
+
+/** What ends a capture that is not relaxed, as it may have work done at once. */
+const UNSAFE_IN_CAPTURE: ReadonlySet<FunctionName> = new Set<FunctionName>([
+  'cuMemAlloc_v2',
+  'cuMemAllocPitch_v2',
+  'cuMemFree_v2',
+  'cuMemHostAlloc',
+  'cuMemFreeHost',
+]);
+
 const LAST_DEFAULT_STREAM = 2;
 const STREAM_OF_LAUNCH = structs.CUlaunchConfig.fields.hStream[0];
 
 interface State {
   readonly contexts: Contexts;
+  readonly handles: Handles;
   readonly host: HostMemory;
   readonly faults: Faults;
+  readonly queues: Queues;
   readonly isInitialised: () => boolean;
   /** The context of a stream or an event, by the name of its type. */
   readonly contextOf: (type: string, handle: number) => Context | undefined;
@@ -66,6 +104,8 @@ function namedBy({ params }: Row, types: readonly string[], host: HostMemory): N
   return { type: 'CUstream', of };
 }
 
+const isHandle = (c: string): boolean => c.startsWith('CU') && !c.endsWith('*');
+
 const is64BitValue = (c: string): boolean => c === 'cuuint64_t';
 
 /** `implementation`, reached only by calls that may be made. */
@@ -73,13 +113,14 @@ export function guarded(
   name: FunctionName,
   row: Row,
   implementation: Implementation,
-  { contexts, host, faults, isInitialised, contextOf }: State,
+  { contexts, handles, host, faults, queues, isInitialised, contextOf }: State,
 ): Implementation {
   const outs = row.params.flatMap((param, at) => (isOutValue(param.c) ? [at] : []));
   const wide = new Set(row.params.flatMap((param, at) => (is64BitValue(param.c) ? [at] : [])));
   const isOptional = OPTIONAL_OUT.has(name);
   const stream = namedBy(row, ['CUstream'], host);
   const owned = namedBy(row, ['CUstream', 'CUevent'], host);
+  const named = row.params.flatMap(({ c }, at) => (isHandle(c) ? [[c, at] as const] : []));
   const needsInit = !BEFORE_INIT.has(name);
 
   const contextStatus = (args: readonly number[]): Status => {
@@ -99,6 +140,26 @@ export function guarded(
     const isOfCurrent = owned !== undefined || row.needs === 'context';
     return (isOfCurrent && contexts.top?.failure) || CUresult.CUDA_SUCCESS;
   };
+  /** What a call does to captures that it is not a part of. */
+  const captureStatus = (args: readonly number[]): Status => {
+    if (queues.captures.size === 0) return CUresult.CUDA_SUCCESS;
+    const { top } = contexts;
+    const handle = stream?.of(args);
+    const isInLegacy =
+      IN_LEGACY.has(name) ||
+      (handle !== undefined && handle <= CU_STREAM_LEGACY && !ABOUT_STREAM.has(name));
+    if (isInLegacy) {
+      const isBehind = (other: Stream): boolean => other.context === top && isBlocking(other);
+      const isCaptured = ABOUT_CAPTURE.has(name)
+        ? [...queues.captures].some((capture) => capture.has(isBehind))
+        : queues.breaksAll(isBehind);
+      if (isCaptured) return CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
+    const isBroken =
+      (name === 'cuCtxSynchronize' && queues.breaksAll(({ context }) => context === top)) ||
+      (UNSAFE_IN_CAPTURE.has(name) && queues.breaksAll((_, { isRelaxed }) => !isRelaxed));
+    return isBroken ? CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUresult.CUDA_SUCCESS;
+  };
   const isWritable = (address: number): boolean =>
     address === 0 ? isOptional : host.isWritable(address);
 
@@ -109,10 +170,15 @@ export function guarded(
     const fault = faults(name);
     if (fault !== undefined) return fault;
     if (needsInit && !isInitialised()) return CUresult.CUDA_ERROR_NOT_INITIALIZED;
+    for (const [type, at] of named) handles.refuseDestroyed(name, type, args[at] as number);
+    if (stream) handles.refuseDestroyed(name, 'CUstream', stream.of(args));
     const status = contextStatus(args);
     if (status !== CUresult.CUDA_SUCCESS) return status;
+    const captured = captureStatus(args);
+    if (captured !== CUresult.CUDA_SUCCESS) return captured;
     if (!outs.every((at) => isWritable(args[at] as number)))
       return CUresult.CUDA_ERROR_INVALID_VALUE;
+    queues.call = name;
     const answer = implementation(...(args as never[]));
     // What was waited for in the call may have ended the context.
     const isWell = answer === CUresult.CUDA_SUCCESS || answer === CUresult.CUDA_ERROR_NOT_READY;

@@ -108,7 +108,8 @@ export function runKernel(
         throw new Trap(CUresult.CUDA_ERROR_MISALIGNED_ADDRESS, `${address} is misaligned`);
       if (byteLength === 0) return new type(new ArrayBuffer(0), 0, 0);
       const canWrite = memory.canStillWrite(address, byteLength, context.device);
-      if (!canWrite && !memory.canStillRead(address, byteLength, context.device))
+      const canRead = canWrite || memory.canStillRead(address, byteLength, context.device);
+      if (!canRead || memory.isOutOfReach(address, context))
         throw new Trap(
           CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
           `${byteLength} bytes at ${address} are not all the device's`,

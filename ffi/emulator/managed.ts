@@ -17,7 +17,7 @@ import type { Memory } from './memory.ts';
 import type { Queues } from './queues.ts';
 import { type Region, WRITE } from './region.ts';
 import type { Settings } from './settings.ts';
-import { GRANULARITY, mapAnonymous, roundUp, unmapAnonymous } from './space.ts';
+import { fillFresh, GRANULARITY, mapAnonymous, roundUp, unmapAnonymous } from './space.ts';
 
 const {
   CUDA_SUCCESS,
@@ -76,6 +76,7 @@ export class ManagedMemory {
         const byteLength = roundUp(asked, GRANULARITY);
         const address = mapAnonymous(byteLength);
         if (address === undefined) return CUDA_ERROR_OUT_OF_MEMORY;
+        fillFresh(address, asked);
         const context = this.#contexts.current;
         const allocation: ManagedAllocation = {
           kind: 'managed',

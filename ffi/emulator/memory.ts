@@ -34,6 +34,7 @@ export class Memory {
   /** What the pools of this process have mapped, given out or not. */
   readonly pools: RangeMap<Range> = new RangeMap<Range>();
   readonly #host: HostMemory;
+  readonly #contexts: Contexts;
   readonly #total: number;
   /** What takes device memory besides blocks, and who gives some back when there is too little. */
   readonly #users: ((device: number) => number)[] = [];
@@ -42,6 +43,7 @@ export class Memory {
 
   constructor(settings: Settings, contexts: Contexts, host: HostMemory) {
     this.#host = host;
+    this.#contexts = contexts;
     this.#total = settings.memoryByteLength;
     contexts.onEnd((context) => this.#release(context));
   }
@@ -88,6 +90,15 @@ export class Memory {
     return (
       this.#accepts(address, byteLength) && this.#isReachable(address, byteLength, device, WRITE)
     );
+  }
+
+  /**
+   * Whether an address is in another device's memory that work of a context was given no access to.
+   * Copies do without: only the processors of a device ask.
+   */
+  isOutOfReach(address: number, context: Context): boolean {
+    const owner = this.blocks.ownerAt(address) ?? this.imports.at(address)?.context;
+    return owner !== undefined && !this.#contexts.reaches(context, owner);
   }
 
   /** As {@link canRead}, where bytes that follow each other may be of several mappings. */

@@ -85,12 +85,12 @@ export class Modules {
       withAddress(bytes, (from) => this.#memory.copy(allocation.address, from, byteLength));
     }
     const module = {
-      handle: this.#handles.make(),
+      handle: this.#handles.make('CUmodule'),
       context,
       globals: placed,
       kernels: entries.map((entry) => ({
         ...entry,
-        handle: this.#handles.make(),
+        handle: this.#handles.make('CUfunction'),
         context,
         target,
         attributes: new Map<number, number>(),
@@ -108,7 +108,11 @@ export class Modules {
 
   #forget(module: Module): void {
     this.#modules.delete(module.handle);
-    for (const { handle } of module.kernels) this.#kernels.delete(handle);
+    this.#handles.release('CUmodule', module.handle);
+    for (const { handle } of module.kernels) {
+      this.#kernels.delete(handle);
+      this.#handles.release('CUfunction', handle);
+    }
   }
 }
 
@@ -158,6 +162,7 @@ export function moduleFunctions(
         writeLog(count, options, values, read.log);
         return read.status;
       }
+      queues.drain(contexts.current);
       const module = modules.load(contexts.current, read);
       if (!module) return CUDA_ERROR_OUT_OF_MEMORY;
       host.setUint64(out, module.handle);

@@ -2,7 +2,7 @@
 import { CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
-import type { Context, Contexts } from './context.ts';
+import type { Contexts } from './context.ts';
 import type { HostMemory } from './host.ts';
 
 const {
@@ -27,12 +27,6 @@ type PeerFunctions = Pick<
 >;
 
 export function peerFunctions(contexts: Contexts, host: HostMemory): PeerFunctions {
-  // Copies do without it. Kernels will ask.
-  const enabled = new Map<Context, Set<Context>>();
-  contexts.onEnd((context) => {
-    enabled.delete(context);
-    for (const peers of enabled.values()) peers.delete(context);
-  });
   const areDevices = (...devices: number[]): boolean =>
     devices.every((device) => contexts.hasDevice(device));
   return {
@@ -56,15 +50,15 @@ export function peerFunctions(contexts: Contexts, host: HostMemory): PeerFunctio
       if (flags !== 0) return CUDA_ERROR_INVALID_VALUE;
       if (!peer?.alive) return CUDA_ERROR_INVALID_CONTEXT;
       if (peer.device === current.device) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-      const peers = enabled.get(current) ?? new Set();
+      const peers = contexts.peersOf(current);
       if (peers.has(peer)) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
-      enabled.set(current, peers.add(peer));
+      peers.add(peer);
       return CUDA_SUCCESS;
     },
     cuCtxDisablePeerAccess(handle) {
       const peer = contexts.get(handle);
       if (!peer?.alive) return CUDA_ERROR_INVALID_CONTEXT;
-      const isDisabled = enabled.get(contexts.current)?.delete(peer);
+      const isDisabled = contexts.peersOf(contexts.current).delete(peer);
       return isDisabled ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
     },
   };

@@ -6,7 +6,7 @@ import type { HostMemory } from './host.ts';
 import type { Memory } from './memory.ts';
 import type { Queues } from './queues.ts';
 import { type Region, WRITE } from './region.ts';
-import { mapAnonymous, roundUp, unmapAnonymous } from './space.ts';
+import { fillFresh, mapAnonymous, roundUp, unmapAnonymous } from './space.ts';
 
 const {
   CUDA_SUCCESS,
@@ -72,6 +72,7 @@ export const pinnedFunctions = (
       const byteLength = roundUp(asked, PAGE);
       const address = mapAnonymous(byteLength);
       if (address === undefined) return CUDA_ERROR_OUT_OF_MEMORY;
+      fillFresh(address, byteLength);
       const context = contexts.current;
       const allocation: HostAllocation = {
         kind: 'host',
@@ -106,7 +107,10 @@ export const pinnedFunctions = (
     cuMemHostRegister_v2(address, byteLength, flags) {
       if (address === 0 || !(byteLength > 0) || (flags & ~REGISTER_FLAGS) !== 0)
         return CUDA_ERROR_INVALID_VALUE;
-      if (memory.registrations.overlaps(address, byteLength))
+      // Pages are locked, as a whole and once.
+      const firstPage = address - (address % PAGE);
+      const end = roundUp(address + byteLength, PAGE);
+      if (memory.registrations.overlaps(firstPage, end - firstPage))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
       if (memory.isKnown(address) || !isMapped(address, byteLength))
         return CUDA_ERROR_INVALID_VALUE;

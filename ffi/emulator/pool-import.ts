@@ -115,7 +115,12 @@ export class ImportedPools {
       return undefined;
     const address = this.#memory.space.map(fd, file.byteLength);
     if (address === undefined) return undefined;
-    const pool = new ImportedPool(this.#memory, this.#handles.make(), address, capacity);
+    const pool = new ImportedPool(
+      this.#memory,
+      this.#handles.make('CUmemoryPool'),
+      address,
+      capacity,
+    );
     const known = [...this.#all.values()].find(({ generation }) => generation === pool.generation);
     if (known || !pool.page.isValid || !this.#contexts.hasDevice(pool.device)) {
       pool.unmap();

@@ -113,6 +113,10 @@ export function poolIpcFunctions(
     },
     cuMemPoolImportPointer(out, handle, data) {
       if (contexts.status !== CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
+      if (imported.wasDestroyed(handle))
+        throw new Error(
+          'cuMemPoolImportPointer: the imported pool was destroyed: hardware crashes',
+        );
       const pool = imported.get(handle);
       const bytes = host.read(data, structs.CUmemPoolPtrExportData.byteLength);
       const payload = bytes && decode(bytes);

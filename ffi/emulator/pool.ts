@@ -7,7 +7,7 @@ import { PoolSpace } from './pool-space.ts';
 import type { Stream } from './queues.ts';
 import type { Range } from './ranges.ts';
 import type { Region } from './region.ts';
-import { roundUp } from './space.ts';
+import { fillFresh, roundUp } from './space.ts';
 
 /** The name of a pool's memfd. */
 export const POOL_NAME = 'cuffi.pool';
@@ -211,7 +211,9 @@ export class Pool {
 
   #take(byteLength: number): number | undefined {
     const offset = this.space.take(byteLength, () => this.#settle());
-    return offset === undefined ? undefined : this.#address + offset;
+    if (offset === undefined) return undefined;
+    fillFresh(this.#address + offset, byteLength);
+    return this.#address + offset;
   }
 
   /** Takes back what importers have let go of. */

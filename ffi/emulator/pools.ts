@@ -123,6 +123,7 @@ export class Pools {
   destroy(pool: Pool): Status {
     if (pool.isDefault) return CUDA_ERROR_INVALID_VALUE;
     this.#byHandle.delete(pool.handle);
+    this.#handles.release('CUmemoryPool', pool.handle);
     pool.destroy();
     this.#forgetEmpty();
     return CUDA_SUCCESS;
@@ -147,7 +148,7 @@ export class Pools {
     byteLength: number,
     isDefault: boolean,
   ): Pool | undefined {
-    const handle = this.#handles.make();
+    const handle = this.#handles.make('CUmemoryPool');
     const capacity = roundUp(byteLength, GRANULARITY);
     const pool = Pool.create(this.#memory, { handle, device, handleTypes, capacity, isDefault });
     if (!pool) return undefined;

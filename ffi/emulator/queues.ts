@@ -17,6 +17,8 @@ interface Point {
 interface Item {
   readonly after: readonly Point[];
   readonly work: Work;
+  /** Whether it takes a place of those that a stream has. */
+  readonly takesPlace: boolean;
 }
 
 export interface Stream {
@@ -30,6 +32,8 @@ export interface Stream {
   /** How many pieces of work were ever queued, and how many of them are done. */
   queued: number;
   done: number;
+  /** How many that are not done take a place each. */
+  places: number;
 }
 
 interface DefaultStreams {
@@ -38,10 +42,30 @@ interface DefaultStreams {
 }
 
 const isReached = (point: Point): boolean => point.stream.done >= point.count;
-const isBlocking = (stream: Stream): boolean => (stream.flags & CU_STREAM_NON_BLOCKING) === 0;
+export const isBlocking = (stream: Stream): boolean =>
+  (stream.flags & CU_STREAM_NON_BLOCKING) === 0;
 
 const SPINS = 20;
 const SLEEP_MS = 1;
+/** So long a caller is blocked that hardware would block for good. */
+const PATIENCE_MS = 2000;
+/** So many pieces of work may be queued behind one that is held up; the next blocks its caller. */
+const PLACES = 1020;
+/** What takes such a place. Whether other work does was not measured: host functions do not. */
+const TAKING_PLACE: ReadonlySet<NodeKind> = new Set<NodeKind>(['kernel', 'copy', 'fill', 'value']);
+
+/** What errors call a stream. */
+const nameOf = ({ handle }: Stream): string => {
+  if (handle === CU_STREAM_LEGACY) return 'the legacy stream';
+  if (handle === CU_STREAM_PER_THREAD) return 'the per-thread stream';
+  return handle === 0 ? 'a stream of its own' : `the stream 0x${handle.toString(16)}`;
+};
+
+/** The streams that hold up a stream: itself, or others that it comes after. */
+function heldBy(stream: Stream): readonly Stream[] {
+  const others = (stream.items[0]?.after ?? []).filter((point) => !isReached(point));
+  return others.length === 0 ? [stream] : others.flatMap((point) => heldBy(point.stream));
+}
 
 /**
  * The streams of this process. Nothing runs when it is queued: work goes on at each `progress()`
@@ -54,8 +78,12 @@ export class Queues {
   readonly #defaults = new Map<Context, DefaultStreams>();
   /** Streams with work that is not done, destroyed ones too. */
   readonly #busy = new Set<Stream>();
+  /** Those that are open. */
+  readonly captures = new Set<Capture>();
   readonly #sleeper = new Int32Array(new SharedArrayBuffer(4));
   readonly #settlers: ((isContext: boolean) => void)[] = [];
+  /** Which call is under way. */
+  call = '';
   #immediate: NodeJS.Immediate | undefined;
   #timer: NodeJS.Timeout | undefined;
 
@@ -66,7 +94,7 @@ export class Queues {
   }
 
   create(context: Context, flags: number, priority: number): Stream {
-    const stream = this.#make(this.#handles.make(), context, flags, priority);
+    const stream = this.#make(this.#handles.make('CUstream'), context, flags, priority);
     this.#streams.set(stream.handle, stream);
     return stream;
   }
@@ -85,7 +113,9 @@ export class Queues {
 
   /** Forgets a stream; its work goes on. False for a handle that is none. */
   destroy(handle: number): boolean {
-    return this.#streams.delete(handle);
+    const isKnown = this.#streams.delete(handle);
+    if (isKnown) this.#handles.release('CUstream', handle);
+    return isKnown;
   }
 
   /**
@@ -93,15 +123,16 @@ export class Queues {
    *
    * @param kind what it is in a graph
    */
-  enqueue(stream: Stream, work: Work, kind: NodeKind = 'copy'): void {
+  enqueue(stream: Stream, work: Work, kind: NodeKind = 'other'): void {
     this.add(stream, () => work, kind);
   }
 
   /** As {@link enqueue}, for work that is made anew for each launch. */
   add(stream: Stream, make: () => Work, kind: NodeKind): void {
     const { capture } = stream;
-    if (capture) capture.add(stream, { handle: this.#handles.make(), kind, work: make });
-    else this.#push(stream, make());
+    if (capture)
+      capture.add(stream, { handle: this.#handles.make('CUgraphNode'), kind, work: make });
+    else this.#push(stream, make(), TAKING_PLACE.has(kind));
   }
 
   /** Ends the capture that a stream is in, if it is in one: what is asked of it cannot be captured. */
@@ -110,9 +141,24 @@ export class Queues {
     return capture !== undefined;
   }
 
-  #push(stream: Stream, work: Work): void {
-    stream.items.push({ after: this.#dependencies(stream), work });
+  /** Ends the captures that have a stream of a kind; answers whether there are any. */
+  breaksAll(isOfKind: (stream: Stream, capture: Capture) => boolean): boolean {
+    let isBroken = false;
+    for (const capture of this.captures)
+      if (capture.has((stream) => isOfKind(stream, capture))) {
+        capture.isInvalid = true;
+        isBroken = true;
+      }
+    return isBroken;
+  }
+
+  #push(stream: Stream, work: Work, takesPlace: boolean): void {
+    // Full: the one that is held up, and those behind it.
+    const hasPlace = (): boolean => stream.places <= PLACES;
+    if (takesPlace && !hasPlace()) this.waitUntil(hasPlace, () => [stream]);
+    stream.items.push({ after: this.#dependencies(stream), work, takesPlace });
     stream.queued += 1;
+    if (takesPlace) stream.places += 1;
     this.#busy.add(stream);
     this.#schedule();
   }
@@ -140,12 +186,16 @@ export class Queues {
   /** Blocks until the work queued so far is done. */
   synchronize(stream: Stream): void {
     const points = [{ stream, count: stream.queued }, ...this.#dependencies(stream, true)];
-    this.waitUntil(() => points.every(isReached));
+    this.waitUntil(
+      () => points.every(isReached),
+      () => points.filter((point) => !isReached(point)).map((point) => point.stream),
+    );
   }
 
   /** Blocks until a context has no work left. */
   drain(context: Context): void {
-    this.waitUntil(() => [...this.#busy].every((stream) => stream.context !== context));
+    const busy = (): Stream[] => [...this.#busy].filter((stream) => stream.context === context);
+    this.waitUntil(() => busy().length === 0, busy);
   }
 
   /** A stream that nobody else has, whose work comes after all that a context has queued so far. */
@@ -154,17 +204,34 @@ export class Queues {
     const after = [...this.#busy]
       .filter((other) => other.context === context)
       .map((other) => ({ stream: other, count: other.queued }));
-    stream.items.push({ after, work: () => true });
+    stream.items.push({ after, work: () => true, takesPlace: false });
     stream.queued += 1;
     this.#busy.add(stream);
     return stream;
   }
 
-  /** Blocks, for ever if need be: what is waited for may come from another process. */
-  waitUntil(isDone: () => boolean): void {
+  /**
+   * Blocks, without a turn of the loop: what is waited for may come from another process or thread.
+   *
+   * @param waitedFor what is not done yet: streams, or words for it
+   * @throws Error, which is no status, where hardware would block its caller for longer
+   */
+  waitUntil(isDone: () => boolean, waitedFor: () => readonly Stream[] | string): void {
+    const begin = performance.now();
     for (let turns = 0; ; turns += 1) {
       this.progress();
       if (isDone()) return;
+      if (performance.now() - begin > PATIENCE_MS) {
+        const what = waitedFor();
+        const names =
+          typeof what === 'string'
+            ? what
+            : [...new Set(what.flatMap(heldBy))].map(nameOf).join(' and ');
+        throw new Error(
+          `${this.call} has waited ${PATIENCE_MS} ms for ${names}, which is held up: hardware blocks ` +
+            'its caller until that goes on, and nothing in this thread can see to it meanwhile',
+        );
+      }
       if (turns >= SPINS) Atomics.wait(this.#sleeper, 0, 0, SLEEP_MS);
     }
   }
@@ -202,6 +269,7 @@ export class Queues {
       if (stream.context.failure === 0 && !item.work()) break;
       stream.items.shift();
       stream.done += 1;
+      if (item.takesPlace) stream.places -= 1;
       moved = true;
     }
     if (stream.items.length === 0) this.#busy.delete(stream);
@@ -231,8 +299,10 @@ export class Queues {
     this.progress();
     for (const stream of this.#busy) if (stream.context === context) this.#busy.delete(stream);
     for (const [handle, stream] of this.#streams)
-      if (stream.context === context) this.#streams.delete(handle);
+      if (stream.context === context) this.destroy(handle);
     this.#defaults.delete(context);
+    for (const capture of this.captures)
+      if (capture.origin.context === context) this.captures.delete(capture);
   }
 
   #defaultsOf(context: Context): DefaultStreams {
@@ -247,6 +317,7 @@ export class Queues {
   }
 
   #make(handle: number, context: Context, flags: number, priority: number): Stream {
-    return { handle, context, flags, priority, items: [], capture: undefined, queued: 0, done: 0 };
+    const counts = { queued: 0, done: 0, places: 0 };
+    return { handle, context, flags, priority, items: [], capture: undefined, ...counts };
   }
 }

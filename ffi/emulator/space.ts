@@ -1,4 +1,5 @@
 /** The address space that device memory is mapped into. */
+import { writeSync } from 'node:fs';
 import { libc } from '../libc.ts';
 import { FirstFit } from './ranges.ts';
 
@@ -82,7 +83,39 @@ export class AddressSpace {
   }
 }
 
-/** Zeroed memory outside of any device's addresses; undefined where there is none. */
+/** What fresh memory holds in each byte: nobody may count on zeros. */
+const FRESH = 0xa5;
+/** At both ends of a large allocation so much is filled: to touch all of its pages takes long. */
+const LARGEST_FILLED = 4 * 2 ** 20;
+
+/** The parts of memory that are filled when it is given out. */
+const freshParts = (
+  byteLength: number,
+): readonly (readonly [start: number, byteLength: number])[] =>
+  byteLength <= 2 * LARGEST_FILLED
+    ? [[0, byteLength]]
+    : [
+        [0, LARGEST_FILLED],
+        [byteLength - LARGEST_FILLED, LARGEST_FILLED],
+      ];
+
+/** Fills memory that is given out, which is mapped here. */
+export function fillFresh(address: number, byteLength: number): void {
+  for (const [start, length] of freshParts(byteLength)) libc.memset(address + start, FRESH, length);
+}
+
+/** As {@link fillFresh}, of memory that is mapped nowhere yet; false where the system has none left. */
+export function fillFreshFile(fd: number, byteLength: number): boolean {
+  try {
+    for (const [start, length] of freshParts(byteLength))
+      writeSync(fd, Buffer.alloc(length, FRESH), 0, length, start);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** Memory outside of any device's addresses; undefined where there is none. */
 export function mapAnonymous(byteLength: number): number | undefined {
   const flags = MAP_SHARED | MAP_ANONYMOUS;
   const address = libc.mmap(0, byteLength, PROT_READ_WRITE, flags, -1, 0);

@@ -6,6 +6,7 @@ import {
 } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
+import type { Context } from './context.ts';
 import type { Memory } from './memory.ts';
 import type { Queues } from './queues.ts';
 
@@ -40,10 +41,12 @@ type ValueFunctions = Pick<
 
 export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
   // Memory of pools and managed memory take no part in this: the hardware refuses them.
-  const isWord = (address: number, byteLength: number, device: number): boolean => {
+  const isWord = (address: number, byteLength: number, context: Context): boolean => {
     const kind = memory.regions.at(address)?.kind;
-    const isRefused = kind === 'pool' || kind === 'managed';
-    return !isRefused && address % byteLength === 0 && memory.canWrite(address, byteLength, device);
+    const isRefused =
+      kind === 'pool' || kind === 'managed' || memory.isOutOfReach(address, context);
+    const isAligned = address % byteLength === 0;
+    return !isRefused && isAligned && memory.canWrite(address, byteLength, context.device);
   };
 
   const load = (address: number, byteLength: number): bigint | undefined => {
@@ -63,8 +66,8 @@ export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     const { device } = stream.context;
     const isFlagged = (flags & ~(COMPARISON | CU_STREAM_WAIT_VALUE_FLUSH)) !== 0;
-    if (isFlagged || !isWord(address, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
-    queues.enqueue(stream, () => {
+    if (isFlagged || !isWord(address, byteLength, stream.context)) return CUDA_ERROR_INVALID_VALUE;
+    const work = (): boolean => {
       const word = memory.canStillRead(address, byteLength, device)
         ? load(address, byteLength)
         : undefined;
@@ -72,7 +75,8 @@ export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
         return satisfies(word, BigInt(value), byteLength * 8, flags & COMPARISON);
       queues.fault(stream);
       return true;
-    });
+    };
+    queues.enqueue(stream, work, 'value');
     return CUDA_SUCCESS;
   };
 
@@ -87,13 +91,14 @@ export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     const { device } = stream.context;
     const isFlagged = (flags & ~CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER) !== 0;
-    if (isFlagged || !isWord(address, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
-    queues.enqueue(stream, () => {
+    if (isFlagged || !isWord(address, byteLength, stream.context)) return CUDA_ERROR_INVALID_VALUE;
+    const work = (): boolean => {
       if (!memory.canStillWrite(address, byteLength, device)) queues.fault(stream);
       else if (byteLength === 8) memory.store64(address, BigInt(value));
       else memory.store(address, Number(value));
       return true;
-    });
+    };
+    queues.enqueue(stream, work, 'value');
     return CUDA_SUCCESS;
   };
 

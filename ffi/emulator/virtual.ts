@@ -11,7 +11,7 @@ import type { Memory } from './memory.ts';
 import { inspectMemfd } from './processes.ts';
 import { type Range, RangeMap } from './ranges.ts';
 import type { Region } from './region.ts';
-import { GRANULARITY } from './space.ts';
+import { fillFreshFile, GRANULARITY } from './space.ts';
 
 const {
   CUDA_SUCCESS,
@@ -112,6 +112,10 @@ export class VirtualMemory {
     if (!this.#memory.hasFree(device, byteLength)) return CUDA_ERROR_OUT_OF_MEMORY;
     try {
       const fd = createSealedMemfd(`${NAME}${device}`, byteLength);
+      if (!fillFreshFile(fd, byteLength)) {
+        closeFd(fd);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+      }
       return this.#add(fd, byteLength, device, properties.requestedHandleTypes, true);
     } catch (error) {
       if (error instanceof SystemError) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -218,7 +222,7 @@ export class VirtualMemory {
     handleTypes: number,
     isOwn: boolean,
   ): { handle: number } {
-    const handle = this.#handles.make();
+    const handle = this.#handles.make('CUmemGenericAllocationHandle');
     const state = { isReleased: false, mappings: 0 };
     this.#physical.set(handle, { fd, byteLength, device, handleTypes, isOwn, ...state });
     return { handle };

@@ -24,6 +24,18 @@ export function discardsDone(): void {
     Atomics.wait(word, 0, 0, 1);
 }
 
+/** All descriptors that this process has open. */
+export function descriptorNumbers(): ReadonlySet<string> {
+  discardsDone();
+  return new Set(readdirSync('/proc/self/fd'));
+}
+
+/** What was opened since, and is: where each leads to. See {@link openDescriptors}. */
+export const openedSince = (before: ReadonlySet<string>): string[] =>
+  [...descriptorNumbers()]
+    .filter((fd) => !before.has(fd) && !isUncounted(fd))
+    .map((fd) => readlinkSync(`/proc/self/fd/${fd}`));
+
 /**
  * How many descriptors this process has open, other than epolls and files on disk: the thread that
  * loads TypeScript opens and closes those of its cache when it likes.

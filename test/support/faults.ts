@@ -1,7 +1,8 @@
 /** Drivers for tests of what happens when a call fails, and of what is left behind. */
-import { OUT0, readHandle } from '../../ffi/arena.ts';
-import { type Driver, type FunctionName, functionNames } from '../../ffi/functions.ts';
+import { readUint64 } from '../../ffi/arena.ts';
+import { type Driver, type FunctionName, functionNames, rows } from '../../ffi/functions.ts';
 import type { CUresult } from '../../ffi/results.ts';
+import type { Address } from '../../ffi/types.ts';
 
 type AnyCall = (...args: unknown[]) => CUresult;
 
@@ -52,6 +53,17 @@ export function withFaults(
 export const broken = (driver: Driver, name: FunctionName, status: CUresult): Driver =>
   withCalls(driver, { [name]: () => status });
 
+/**
+ * What needs no context that works: asking about the driver and its devices, and getting in and out
+ * of a context. All else fails in one that was lost, waiting for it included.
+ */
+const worksWhenLost = (name: FunctionName): boolean =>
+  name.startsWith('cuGet') ||
+  name.startsWith('cuDevice') ||
+  (name.startsWith('cuCtx') && rows[name].needs === 'nothing') ||
+  name === 'cuCtxPopCurrent_v2' ||
+  name === 'cuCtxGetDevice';
+
 /** A driver like another that loses its device when told to: then every call that works on it fails. */
 export function losing(
   driver: Driver,
@@ -60,8 +72,7 @@ export function losing(
   let lost = false;
   const calls: Partial<Record<FunctionName, AnyCall>> = {};
   for (const name of functionNames) {
-    if (name.startsWith('cuGet') || name.startsWith('cuDevice') || name.startsWith('cuCtx'))
-      continue;
+    if (worksWhenLost(name)) continue;
     const call = driver[name] as AnyCall;
     calls[name] = (...args) => (lost ? status : call(...args));
   }
@@ -73,17 +84,23 @@ export function losing(
   };
 }
 
-/** Which functions give a handle through their first argument, and which take it back. */
+/** Which functions open something, and which close it. */
 const pairs: readonly (readonly [opens: FunctionName, closes: FunctionName])[] = [
+  ['cuCtxCreate_v2', 'cuCtxDestroy_v2'],
   ['cuMemAlloc_v2', 'cuMemFree_v2'],
   ['cuMemAlloc_v2', 'cuMemFreeAsync'],
   ['cuMemAllocPitch_v2', 'cuMemFree_v2'],
   ['cuMemPoolCreate', 'cuMemPoolDestroy'],
+  ['cuMemAllocAsync', 'cuMemFreeAsync'],
+  ['cuMemAllocAsync', 'cuMemFree_v2'],
   ['cuMemAllocFromPoolAsync', 'cuMemFreeAsync'],
+  ['cuMemAllocFromPoolAsync', 'cuMemFree_v2'],
   ['cuMemAddressReserve', 'cuMemAddressFree'],
   ['cuMemCreate', 'cuMemRelease'],
+  ['cuMemMap', 'cuMemUnmap'],
   ['cuStreamCreateWithPriority', 'cuStreamDestroy_v2'],
   ['cuEventCreate', 'cuEventDestroy_v2'],
+  ['cuIpcOpenEventHandle', 'cuEventDestroy_v2'],
   ['cuIpcOpenMemHandle_v2', 'cuIpcCloseMemHandle'],
   ['cuMemPoolImportFromShareableHandle', 'cuMemPoolDestroy'],
   ['cuMemPoolImportPointer', 'cuMemFreeAsync'],
@@ -93,33 +110,63 @@ const pairs: readonly (readonly [opens: FunctionName, closes: FunctionName])[] =
   ['cuMemHostRegister_v2', 'cuMemHostUnregister'],
   ['cuMemAllocManaged', 'cuMemFree_v2'],
   ['cuModuleLoadDataEx', 'cuModuleUnload'],
+  ['cuLinkCreate_v2', 'cuLinkDestroy'],
   ['cuStreamEndCapture', 'cuGraphDestroy'],
   ['cuGraphInstantiateWithFlags', 'cuGraphExecDestroy'],
 ];
 
+/** What gives something out that is to be given back. */
+export const opening: ReadonlySet<FunctionName> = new Set(pairs.map(([opens]) => opens));
+const closing = new Set(pairs.map(([, closes]) => closes));
+
+/** What opens at an address that it is told, the first argument. */
+const TOLD: ReadonlySet<FunctionName> = new Set<FunctionName>(['cuMemHostRegister_v2', 'cuMemMap']);
+
+/** Where a function writes what it gives out; undefined for one that is told an address. */
+function outOf(name: FunctionName): number | undefined {
+  if (TOLD.has(name)) return undefined;
+  const given = /^(CU(?!device \*)\w+|void \*) \*$/;
+  const at = rows[name].params.findIndex(({ c }) => given.test(c));
+  if (at < 0) throw new Error(`${name} gives nothing out`);
+  return at;
+}
+
 /** A driver like another that writes down what is open. */
 export function keepingBooks(driver: Driver): {
   readonly driver: Driver;
-  /** What was opened and not closed, as `cuMemAlloc_v2 139637976727552`. */
+  /**
+   * What was opened and not closed, as `cuMemAlloc_v2 139637976727552`; what was opened once more
+   * at the same address as `cuMemPoolImportPointer 139637976727552 again`.
+   */
   readonly open: ReadonlySet<string>;
 } {
   const open = new Set<string>();
   const calls: Partial<Record<FunctionName, AnyCall>> = {};
-  for (const [opens, closes] of pairs) {
+  for (const opens of opening) {
+    const at = outOf(opens);
     calls[opens] = (...args) => {
       const status = (driver[opens] as AnyCall)(...args);
-      // Every caller in src/ passes OUT0; what is registered was there before.
-      const handle = opens === 'cuMemHostRegister_v2' ? args[0] : readHandle(OUT0);
-      if (status === 0) open.add(`${opens} ${String(handle)}`);
-      return status;
-    };
-    calls[closes] = (...args) => {
-      const status = (driver[closes] as AnyCall)(...args);
       if (status !== 0) return status;
-      for (const [opened, closed] of pairs)
-        if (closed === closes) open.delete(`${opened} ${String(args[0])}`);
+      const handle = at === undefined ? Number(args[0]) : Number(readUint64(args[at] as Address));
+      let entry = `${opens} ${handle}`;
+      while (open.has(entry)) entry += ' again';
+      // Nothing, or no memory at all, is nothing to be given back.
+      if (handle !== 0) open.add(entry);
       return status;
     };
   }
+  for (const closes of closing)
+    calls[closes] = (...args) => {
+      const status = (driver[closes] as AnyCall)(...args);
+      if (status !== 0) return status;
+      const entries = pairs
+        .filter(([, closed]) => closed === closes)
+        .map(([opens]) => `${opens} ${String(args[0])}`);
+      const last = [...open].findLast((each) =>
+        entries.some((entry) => each === entry || each.startsWith(`${entry} again`)),
+      );
+      if (last !== undefined) open.delete(last);
+      return status;
+    };
   return { driver: withCalls(driver, calls), open };
 }

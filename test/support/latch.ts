@@ -60,10 +60,10 @@ export class LatchWord implements Disposable {
 export class Latch implements Disposable {
   readonly word = LatchWord.create();
   readonly devicePointer: CUdeviceptr;
-  readonly #context: Context;
+  readonly context: Context;
 
   constructor(context: Context = Context.primary()) {
-    this.#context = context;
+    this.context = context;
     const { address } = this.word.mapping;
     this.devicePointer = context.run(() => {
       check(
@@ -95,8 +95,8 @@ export class Latch implements Disposable {
 
   [Symbol.dispose](): void {
     this.open();
-    this.#context.synchronizeSync();
-    this.#context.run(() =>
+    this.context.synchronizeSync();
+    this.context.run(() =>
       check(cu.cuMemHostUnregister(this.word.mapping.address), 'cuMemHostUnregister'),
     );
     this.word[Symbol.dispose]();

@@ -43,6 +43,9 @@ export const contextlessFacts: FactGroup = async (note) => {
   const freed = await made('cuMemAllocFromPoolAsync', 'OUT0', MIB, pool, stream);
   const plain = await made('cuMemAlloc_v2', 'OUT0', MIB);
   const pinned = await made('cuMemHostAlloc', 'OUT0', 4096, 3);
+  // It is used as a semaphore, too: fresh memory is none.
+  await peer.call('cuMemsetD8Async', pinned, 0, 4096, stream);
+  await peer.call('cuStreamSynchronize', stream);
   const { status: isManaged, out0: managed } = await peer.call(
     'cuMemAllocManaged',
     'OUT0',

@@ -62,6 +62,7 @@ export const hostFacts: FactGroup = async (note) => {
   note('flags of memory that is not pinned', await status('cuMemHostGetFlags', 'OUT0', INVENTED));
 
   const semaphore = await out('cuMemHostAlloc', 'OUT0', 64, 0);
+  await status('cuMemsetD8Async', semaphore, 0, 64, stream);
   note(
     'host function: sem_post',
     await status('cuLaunchHostFunc', stream, { symbol: 'sem_post' }, semaphore),
@@ -129,6 +130,7 @@ export const hostFacts: FactGroup = async (note) => {
 
   await withHeldStream(note, async ({ peer: held, stream: own, made, waits }) => {
     const first = await made('cuMemHostAlloc', 'OUT0', MIB, 3);
+    await held.call('cuMemsetD8Async', first, 0, 64, own);
     const second = await made('cuMemAlloc_v2', 'OUT0', 4 * MIB);
     await waits('cuMemHostAlloc', 'OUT0', MIB, 3);
     await waits('cuMemAllocPitch_v2', 'OUT0', 'OUT1', 4096, 1024, 4);

@@ -2,7 +2,13 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { BLOCK, OUT0, OUT1, OUT2, readInt32, readSize } from '../../../../ffi/arena.ts';
-import type { Address, CUgraph, CUgraphExec, CUstream } from '../../../../ffi/types.ts';
+import type {
+  Address,
+  CUdeviceptr,
+  CUgraph,
+  CUgraphExec,
+  CUstream,
+} from '../../../../ffi/types.ts';
 import { at, device, Emulated, hostWords, LEGACY, NON_BLOCKING } from './support.ts';
 
 const RELAXED = 2;
@@ -38,7 +44,6 @@ test('what is captured is done at each launch, one launch after the other', () =
   for (const each of [stream, other]) emulated.ok(cu.cuGraphLaunch(executable, each));
   emulated.ok(cu.cuGraphExecDestroy(executable));
   emulated.ok(cu.cuGraphDestroy(graph));
-  assert.deepEqual([cu.cuGraphExecDestroy(executable), cu.cuGraphDestroy(graph)], [1, 1]);
   const writer = emulated.stream(NON_BLOCKING);
   for (const [done, left] of [
     [stream, 600],
@@ -135,5 +140,83 @@ test('memory of a graph is there in its launches alone, and given back when it i
   emulated.ok(cu.cuDevicePrimaryCtxReset_v2(device(0)));
   emulated.push(emulated.retain());
   emulated.ok(cu.cuDeviceGraphMemTrim(device(0)));
-  assert.equal(cu.cuGraphDestroy(unfreed), 1);
+  assert.throws(() => cu.cuGraphDestroy(unfreed), /was destroyed/);
+});
+
+/** A capture that is open, of a blocking stream or of one that blocks nobody. */
+function capturing(flags: number, mode = RELAXED): { emulated: Emulated; stream: CUstream } {
+  const emulated = Emulated.inContext();
+  const stream = emulated.stream(flags);
+  emulated.ok(emulated.cu.cuStreamBeginCapture_v2(stream, mode));
+  return { emulated, stream };
+}
+
+const legacyCalls: readonly ((emulated: Emulated, memory: CUdeviceptr) => number)[] = [
+  ({ cu }, memory) => cu.cuMemsetD8Async(memory, 1, 4, LEGACY),
+  ({ cu }, memory) => cu.cuMemcpyDtoDAsync_v2(memory, at(memory, 64), 4, 1 as CUstream),
+  ({ cu }, memory) => cu.cuMemcpyHtoD_v2(memory, BLOCK, 4),
+  ({ cu }, memory) => cu.cuMemcpyDtoH_v2(BLOCK, memory, 4),
+  (emulated) => emulated.cu.cuEventRecord(emulated.event(), LEGACY),
+  ({ cu }) => cu.cuStreamQuery(LEGACY),
+  ({ cu }) => cu.cuStreamSynchronize(LEGACY),
+];
+
+test('work and questions of the legacy stream end the capture of a blocking stream', () => {
+  for (const [flags, answer, end] of [
+    [0, 906, 901],
+    [NON_BLOCKING, 0, 0],
+  ] as const)
+    for (const call of legacyCalls) {
+      const { emulated, stream } = capturing(flags);
+      const memory = emulated.allocate(128);
+      assert.equal(call(emulated, memory), answer, `${call}`);
+      assert.equal(emulated.cu.cuStreamEndCapture(stream, OUT0), end, `${call}`);
+    }
+  // Of another context it is another stream.
+  const { emulated, stream } = capturing(0);
+  emulated.ok(emulated.cu.cuCtxCreate_v2(OUT0, 0, device(0)));
+  emulated.ok(emulated.cu.cuStreamSynchronize(LEGACY));
+  emulated.ok(emulated.cu.cuCtxSynchronize());
+  emulated.ok(emulated.cu.cuStreamEndCapture(stream, OUT0));
+});
+
+test('whether the legacy stream is captured cannot be told, and asking ends no capture', () => {
+  const { emulated, stream } = capturing(0);
+  const { cu } = emulated;
+  assert.equal(cu.cuStreamIsCapturing(LEGACY, OUT0), 906);
+  assert.equal(
+    cu.cuStreamGetCaptureInfo_v2(LEGACY, OUT0, OUT1, OUT2, 0 as Address, 0 as Address),
+    906,
+  );
+  emulated.ok(cu.cuStreamIsCapturing(stream, OUT0));
+  emulated.ok(cu.cuStreamEndCapture(stream, OUT0));
+});
+
+test('synchronising a context ends the captures in it', () => {
+  for (const flags of [0, NON_BLOCKING]) {
+    const { emulated, stream } = capturing(flags);
+    assert.equal(emulated.cu.cuCtxSynchronize(), 900);
+    assert.equal(emulated.cu.cuStreamEndCapture(stream, OUT0), 901);
+    emulated.ok(emulated.cu.cuCtxSynchronize());
+  }
+});
+
+test('allocating and freeing end a capture unless it is relaxed, and other modes are none', () => {
+  const [GLOBAL, THREAD_LOCAL] = [0, 1];
+  for (const [mode, answer, end] of [
+    [GLOBAL, 900, 901],
+    [THREAD_LOCAL, 900, 901],
+    [RELAXED, 0, 0],
+  ] as const)
+    for (const call of [
+      ({ cu }: Emulated) => cu.cuMemAlloc_v2(OUT0, 4),
+      ({ cu }: Emulated) => cu.cuMemFree_v2(at(0)),
+      ({ cu }: Emulated) => cu.cuMemHostAlloc(OUT0, 4, 0),
+    ]) {
+      const { emulated, stream } = capturing(NON_BLOCKING, mode);
+      assert.equal(call(emulated), answer, `${call}, mode ${mode}`);
+      assert.equal(emulated.cu.cuStreamEndCapture(stream, OUT0), end);
+    }
+  const emulated = Emulated.inContext();
+  assert.equal(emulated.cu.cuStreamBeginCapture_v2(emulated.stream(), 3), 1);
 });

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { BLOCK, OUT0, OUT1, readSize } from '../../../../ffi/arena.ts';
-import type { Address } from '../../../../ffi/types.ts';
-import { at, Emulated, hostWords, unmappedAddress } from './support.ts';
+import type { Address, CUdeviceptr } from '../../../../ffi/types.ts';
+import { at, Emulated, hostWords, NON_BLOCKING, unmappedAddress } from './support.ts';
 
 const BLOCK_BYTE_LENGTH = 2 ** 21;
 
@@ -28,6 +28,45 @@ test('freed memory is given out again at its address, under another buffer id', 
     assert.ok(emulated.attribute(7, again, true) > id);
     emulated.free(again);
   }
+});
+
+test('fresh memory of each kind holds no zeros, first or given out again', () => {
+  const emulated = Emulated.inContext();
+  const { cu } = emulated;
+  const unit = BLOCK_BYTE_LENGTH;
+  const stream = emulated.stream(NON_BLOCKING);
+  const pool = emulated.pool();
+  const out = (status: number): CUdeviceptr => {
+    emulated.ok(status);
+    return readSize(OUT0) as CUdeviceptr;
+  };
+  const mapped = (byteLength: number): CUdeviceptr => {
+    const address = emulated.reserve(byteLength);
+    emulated.ok(cu.cuMemMap(address, byteLength, 0, emulated.createPhysical(byteLength), 0));
+    emulated.ok(emulated.setAccess(address, byteLength, 3));
+    return address;
+  };
+  const kinds: Record<string, (byteLength: number) => CUdeviceptr> = {
+    small: (byteLength) => emulated.allocate(byteLength / 1024),
+    large: (byteLength) => emulated.allocate(byteLength),
+    rows: (byteLength) => out(cu.cuMemAllocPitch_v2(OUT0, OUT1, byteLength / 64, 64, 4)),
+    pool: (byteLength) => emulated.allocateFrom(pool, byteLength, stream),
+    virtual: mapped,
+    managed: (byteLength) => out(cu.cuMemAllocManaged(OUT0, byteLength, 1)),
+    pinned: (byteLength) => out(cu.cuMemHostAlloc(OUT0, byteLength, 0)),
+  };
+  for (const [kind, make] of Object.entries(kinds))
+    for (const byteLength of [2 * unit, 16 * unit]) {
+      const address = make(byteLength);
+      const last = emulated.range(address).byteLength - 4;
+      for (const offset of [0, last])
+        assert.equal(emulated.read(at(address, offset)) >>> 0, 0xa5a5_a5a5, `${kind} at ${offset}`);
+    }
+  const first = emulated.allocate(64);
+  emulated.write(first, 7);
+  emulated.free(first);
+  const again = emulated.allocate(64);
+  assert.deepEqual([again, emulated.read(again) >>> 0], [first, 0xa5a5_a5a5]);
 });
 
 test('large memory is aligned to 2 MiB and costs only what is touched', () => {
@@ -117,6 +156,25 @@ test('host memory is registered once, found by any address, and forgotten', () =
   assert.equal(cu.cuMemHostUnregister((address + 4) as Address), 713);
   emulated.ok(cu.cuMemHostUnregister(address));
   assert.equal(cu.cuMemHostUnregister(address), 713);
+});
+
+test('two registrations share no page', () => {
+  const { cu } = Emulated.inContext();
+  const page = 4096;
+  const pages = hostWords(page).address;
+  const first = (pages - (pages % page) + page) as Address;
+  assert.equal(cu.cuMemHostRegister_v2((first + 8) as Address, 8, 0), 0);
+  for (const [offset, byteLength] of [
+    [0, 8],
+    [16, 8],
+    [page - 8, 16],
+    [16 - page, page],
+  ] as const)
+    assert.equal(cu.cuMemHostRegister_v2((first + offset) as Address, byteLength, 0), 712);
+  assert.equal(cu.cuMemHostRegister_v2((first + page) as Address, 8, 0), 0);
+  for (const offset of [8, page])
+    assert.equal(cu.cuMemHostUnregister((first + offset) as Address), 0);
+  assert.equal(cu.cuMemHostRegister_v2((first + 16) as Address, 8, 0), 0);
 });
 
 test('unmapped host memory cannot be registered', () => {

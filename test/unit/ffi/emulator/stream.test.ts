@@ -1,9 +1,17 @@
 import assert from 'node:assert/strict';
 import { fork } from 'node:child_process';
 import { once } from 'node:events';
-import { test } from 'node:test';
-import { BLOCK, OUT0, OUT1, readInt32, readSize } from '../../../../ffi/arena.ts';
-import type { CUdeviceptr, CUstream } from '../../../../ffi/types.ts';
+import { type TestContext, test } from 'node:test';
+import {
+  BLOCK,
+  OUT0,
+  OUT1,
+  readInt32,
+  readSize,
+  writeBytes,
+  writeStruct,
+} from '../../../../ffi/arena.ts';
+import type { Address, CUdeviceptr, CUstream } from '../../../../ffi/types.ts';
 import { programFile } from '../../../support/program-file.ts';
 import { at, Emulated, hostWords, LEGACY, NON_BLOCKING, unmappedAddress } from './support.ts';
 
@@ -13,6 +21,7 @@ const AND = 2;
 const NOR = 3;
 const NOT_READY = 600;
 const LAUNCH_FAILED = 719;
+const PTX = Buffer.from('.version 8.0\n.target sm_90\n.visible .entry nothing()\n{\nret;\n}\n\0');
 
 /** A stream that waits until `release` is called. */
 function held(emulated: Emulated, flags = 0): { stream: CUstream; release: () => void } {
@@ -46,15 +55,13 @@ test('a stream tells its flags, its priority and its context', () => {
   assert.equal(cu.cuStreamCreateWithPriority(OUT0, 2, 0), 1);
 });
 
-test('a destroyed stream is unknown, and its work goes on', () => {
+test('the work of a destroyed stream goes on', () => {
   const emulated = Emulated.inContext();
   const { stream, release } = held(emulated, NON_BLOCKING);
   const memory = emulated.allocate(4);
   emulated.write(memory, 0);
   emulated.ok(emulated.cu.cuMemsetD32Async(memory, 3, 1, stream));
   emulated.ok(emulated.cu.cuStreamDestroy_v2(stream));
-  assert.equal(emulated.cu.cuStreamDestroy_v2(stream), 400);
-  assert.equal(emulated.cu.cuStreamQuery(stream), 400);
   assert.equal(emulated.read(memory), 0);
   release();
   assert.equal(emulated.read(memory), 3);
@@ -200,5 +207,113 @@ test('work that never ends does not keep a process alive', { timeout: 20_000 }, 
     assert.equal(code, 0);
   } finally {
     child.kill('SIGKILL');
+  }
+});
+
+const hex = (handle: number): string => handle.toString(16);
+
+/** A clock by which the emulated driver's patience is over in a moment. */
+function hurry(t: TestContext): void {
+  let now = 0;
+  t.mock.method(performance, 'now', () => {
+    now += 100;
+    return now;
+  });
+}
+
+test('where hardware blocks its caller for good, an error names the call and the stream', (t) => {
+  hurry(t);
+  const large = hostWords(2 ** 15);
+  const calls: Readonly<
+    Record<string, (emulated: Emulated, stream: CUstream, memory: CUdeviceptr) => number>
+  > = {
+    cuStreamSynchronize: ({ cu }, stream) => cu.cuStreamSynchronize(stream),
+    cuCtxSynchronize: ({ cu }) => cu.cuCtxSynchronize(),
+    cuMemFree_v2: ({ cu }, _, memory) => cu.cuMemFree_v2(memory),
+    cuModuleLoadDataEx: ({ cu }) =>
+      cu.cuModuleLoadDataEx(OUT0, writeBytes(PTX), 0, 0 as Address, 0 as Address),
+    cuMemcpyDtoH_v2: ({ cu }, _, memory) => cu.cuMemcpyDtoH_v2(BLOCK, memory, 4),
+    cuMemcpyDtoHAsync_v2: ({ cu }, stream, memory) =>
+      cu.cuMemcpyDtoHAsync_v2(BLOCK, memory, 4, stream),
+    cuMemcpyHtoDAsync_v2: ({ cu }, stream, memory) =>
+      cu.cuMemcpyHtoDAsync_v2(memory, large.address, 2 ** 16 + 1, stream),
+    cuMemcpy2DAsync_v2: ({ cu }, stream, memory) =>
+      cu.cuMemcpy2DAsync_v2(
+        writeStruct('CUDA_MEMCPY2D', {
+          srcMemoryType: 1,
+          srcHost: large.address,
+          srcPitch: 1024,
+          dstMemoryType: 2,
+          dstDevice: memory,
+          dstPitch: 1024,
+          WidthInBytes: 1024,
+          Height: 65,
+        }),
+        stream,
+      ),
+  };
+  for (const [name, call] of Object.entries(calls)) {
+    const emulated = Emulated.inContext();
+    const memory = emulated.allocate(2 ** 17);
+    const { stream, release } = held(emulated);
+    const expected = new RegExp(
+      `^Error: ${name} has waited 2000 ms for the stream 0x${hex(stream)},`,
+    );
+    assert.throws(() => call(emulated, stream, memory), expected);
+    release();
+    emulated.ok(call(emulated, stream, memory));
+  }
+});
+
+test('an event behind held work is named where it is waited for', (t) => {
+  hurry(t);
+  const emulated = Emulated.inContext();
+  const event = emulated.event();
+  const { stream, release } = held(emulated, NON_BLOCKING);
+  emulated.ok(emulated.cu.cuEventRecord(event, stream));
+  const expected = new RegExp(`^Error: cuEventSynchronize has .* for the event 0x${hex(event)},`);
+  assert.throws(() => emulated.cu.cuEventSynchronize(event), expected);
+  release();
+  emulated.ok(emulated.cu.cuEventSynchronize(event));
+});
+
+test('up to 64 KiB of ordinary memory are copied at once into a held stream', () => {
+  const emulated = Emulated.inContext();
+  const { cu } = emulated;
+  const large = hostWords(2 ** 14);
+  large.words.fill(5);
+  const memory = emulated.allocate(2 ** 16);
+  const { stream, release } = held(emulated, NON_BLOCKING);
+  emulated.ok(cu.cuMemcpyHtoDAsync_v2(memory, large.address, 2 ** 16, stream));
+  large.words.fill(6);
+  release();
+  emulated.ok(cu.cuStreamSynchronize(stream));
+  assert.equal(emulated.read(memory), 5);
+});
+
+test('behind a held piece of work there is room for 1,020 more', (t) => {
+  hurry(t);
+  const kinds: readonly ((emulated: Emulated, stream: CUstream, memory: CUdeviceptr) => number)[] =
+    [
+      ({ cu }, stream, memory) => cu.cuStreamWriteValue32_v2(stream, memory, 1, 0),
+      ({ cu }, stream, memory) => cu.cuStreamWaitValue32_v2(stream, memory, 0, GEQ),
+      ({ cu }, stream, memory) => cu.cuMemcpyDtoDAsync_v2(memory, at(memory, 64), 4, stream),
+    ];
+  for (const queue of kinds) {
+    const emulated = Emulated.inContext();
+    const memory = emulated.allocate(128);
+    emulated.write(memory, 0);
+    const { stream, release } = held(emulated, NON_BLOCKING);
+    for (let n = 0; n < 1020; n += 1) emulated.ok(queue(emulated, stream, memory));
+    const expected = new RegExp(
+      `^Error: cu\\w+ has waited 2000 ms for the stream 0x${hex(stream)},`,
+    );
+    assert.throws(() => queue(emulated, stream, memory), expected);
+    // Other streams have room of their own, and other work takes none.
+    emulated.ok(queue(emulated, emulated.stream(NON_BLOCKING), memory));
+    emulated.ok(emulated.cu.cuEventRecord(emulated.event(), stream));
+    release();
+    emulated.ok(queue(emulated, stream, memory));
+    emulated.ok(emulated.cu.cuStreamSynchronize(stream));
   }
 });

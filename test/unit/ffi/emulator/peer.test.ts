@@ -1,0 +1,103 @@
+/** Two devices: what reaches the other's memory with access to it, and without. */
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { BLOCK, OUT0, readBytes, readSize, writeBytes } from '../../../../ffi/arena.ts';
+import type { Address, CUcontext, CUdeviceptr, CUmodule, CUstream } from '../../../../ffi/types.ts';
+import { at, Emulated, hostWords, NON_BLOCKING } from './support.ts';
+
+const ILLEGAL_ADDRESS = 700;
+const PTX = Buffer.from(
+  '.version 8.0\n.target sm_90\n.visible .entry cuffi_count_equal' +
+    '(.param .u64 a, .param .u64 b, .param .u64 n, .param .u64 equal)\n{\nret;\n}\n\0',
+);
+
+interface Room {
+  readonly emulated: Emulated;
+  readonly contexts: readonly [CUcontext, CUcontext];
+  readonly theirs: CUdeviceptr;
+  readonly own: CUdeviceptr;
+  readonly stream: CUstream;
+}
+
+/** Memory of device 0; memory and a stream of device 1, whose context is current. */
+function furnish(): Room {
+  const emulated = new Emulated({ CUFFI_EMULATED_DEVICES: '2' });
+  const contexts = [emulated.retain(0), emulated.retain(1)] as const;
+  emulated.push(contexts[0]);
+  const theirs = emulated.allocate(4096);
+  emulated.write(theirs, 0, 0);
+  emulated.push(contexts[1]);
+  const own = emulated.allocate(4096);
+  return { emulated, contexts, theirs, own, stream: emulated.stream(NON_BLOCKING) };
+}
+
+/** Has a kernel read from `memory`. */
+function launch({ emulated, own, stream }: Room, memory: CUdeviceptr): number {
+  const { cu, ok } = emulated;
+  ok(cu.cuModuleLoadDataEx(OUT0, writeBytes(PTX), 0, 0 as Address, 0 as Address));
+  ok(cu.cuModuleEnumerateFunctions(OUT0, 1, readSize(OUT0) as CUmodule));
+  const kernel = readSize(OUT0) as never;
+  const host = hostWords(16);
+  const values = new BigUint64Array(host.words.buffer, host.words.byteOffset, 8);
+  values.set([memory, memory, 16, own + 64].map(BigInt));
+  values.set(
+    [0, 8, 16, 24].map((offset) => BigInt(host.address + offset)),
+    4,
+  );
+  ok(cu.cuMemsetD8Async(at(own, 64), 0, 8, stream));
+  const table = (host.address + 32) as Address;
+  return cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, table, 0 as Address);
+}
+
+test('fills and words of a stream reach another device’s memory with access alone', () => {
+  const { emulated, contexts, theirs, stream } = furnish();
+  const { cu } = emulated;
+  const calls = [
+    () => cu.cuMemsetD8Async(theirs, 1, 4, stream),
+    () => cu.cuMemsetD2D32Async(theirs, 64, 1, 4, 4, stream),
+    () => cu.cuStreamWriteValue32_v2(stream, theirs, 1, 0),
+    () => cu.cuStreamWaitValue64_v2(stream, theirs, 0, 0),
+  ];
+  for (const call of calls) assert.equal(call(), 1, `${call}`);
+  emulated.ok(cu.cuCtxEnablePeerAccess(contexts[0], 0));
+  for (const call of calls) emulated.ok(call());
+  emulated.ok(cu.cuStreamSynchronize(stream));
+  emulated.ok(cu.cuCtxDisablePeerAccess(contexts[0]));
+  for (const call of calls) assert.equal(call(), 1, `${call}`);
+});
+
+test('copies reach another device’s memory without access', () => {
+  const { emulated, contexts, theirs, own, stream } = furnish();
+  const { cu } = emulated;
+  emulated.ok(cu.cuMemsetD32Async(own, 5, 4, stream));
+  emulated.ok(cu.cuMemcpyDtoDAsync_v2(theirs, own, 16, stream));
+  emulated.ok(cu.cuMemcpyPeerAsync(at(theirs, 16), contexts[0], own, contexts[1], 16, stream));
+  emulated.ok(cu.cuStreamSynchronize(stream));
+  emulated.ok(cu.cuMemcpyDtoH_v2(BLOCK, theirs, 32));
+  assert.deepEqual(new Set(new Int32Array(readBytes(BLOCK, 32).buffer)), new Set([5]));
+});
+
+test('a kernel that reads another device’s memory needs access, or its context is lost', () => {
+  const room = furnish();
+  const { emulated, contexts, theirs, own, stream } = room;
+  const { cu } = emulated;
+  emulated.ok(cu.cuCtxEnablePeerAccess(contexts[0], 0));
+  emulated.ok(launch(room, theirs));
+  emulated.ok(cu.cuStreamSynchronize(stream));
+  assert.equal(emulated.read(at(own, 64)), 16);
+  emulated.ok(cu.cuCtxDisablePeerAccess(contexts[0]));
+  emulated.ok(launch(room, theirs));
+  assert.equal(cu.cuStreamSynchronize(stream), ILLEGAL_ADDRESS);
+});
+
+test('access goes with either context', () => {
+  const { emulated, contexts, theirs, stream } = furnish();
+  const { cu } = emulated;
+  emulated.ok(cu.cuCtxEnablePeerAccess(contexts[0], 0));
+  emulated.ok(cu.cuMemsetD8Async(theirs, 1, 4, stream));
+  emulated.ok(cu.cuDevicePrimaryCtxReset_v2(0 as never));
+  emulated.retain(0);
+  emulated.push(contexts[0]);
+  const again = emulated.allocate(64);
+  assert.equal(cu.cuMemsetD8Async(again, 1, 4, stream), 1);
+});
