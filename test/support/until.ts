@@ -1,5 +1,3 @@
-import { setTimeout as delay } from 'node:timers/promises';
-
 const DEADLINE_MS = 60_000;
 
 /** Resolves when `condition` holds; the event loop turns meanwhile. Fails when that takes for ever. */
@@ -7,6 +5,6 @@ export async function until(condition: () => boolean): Promise<void> {
   const end = performance.now() + DEADLINE_MS;
   while (!condition()) {
     if (performance.now() > end) throw new Error(`after ${DEADLINE_MS} ms still not: ${condition}`);
-    await delay(1);
+    await new Promise((resolve) => setTimeout(resolve, 1));
   }
 }

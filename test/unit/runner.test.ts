@@ -99,7 +99,7 @@ test('hangs', () => {
 const BLOCKS = 'Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0);';
 const WAITS = 'return new Promise(() => setInterval(() => {}, 1000));';
 
-describe('the runner', () => {
+describe('the runner', { concurrency: 2 }, () => {
   test('ends a file that takes too long, and one that is killed, with all that they started', async () => {
     const names = ['blocks.test.ts', 'waits.test.ts', 'killed.test.ts'];
     using planted = new Planted();

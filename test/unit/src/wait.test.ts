@@ -2,7 +2,8 @@ import assert from 'node:assert/strict';
 import { getEventListeners } from 'node:events';
 import { test } from 'node:test';
 import { nextTurn, pollInBackground, waitUntil } from '../../../src/wait.ts';
-import { runProgram, until } from './emulate.ts';
+import { until } from '../../support/until.ts';
+import { runProgram } from './emulate.ts';
 
 test('what is done already is asked once', async () => {
   let asked = 0;

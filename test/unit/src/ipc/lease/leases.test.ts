@@ -7,8 +7,8 @@ import { DeviceBuffer, MemoryPool, VirtualMemory } from '../../../../../src/inde
 import { leases } from '../../../../../src/ipc/index.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
-import { nextTurn } from '../../../../../src/wait.ts';
 import { openDescriptors } from '../../../../support/descriptors.ts';
+import { until } from '../../../../support/until.ts';
 import { emulate } from '../../emulate.ts';
 
 const uid = process.geteuid?.() ?? 0;
@@ -67,7 +67,7 @@ test('a process is watched by one descriptor, which goes with the last who asks'
   noMore();
   assert.equal(openDescriptors(), before + 1);
   child.kill('SIGKILL');
-  while (told.length === 0) await nextTurn();
+  await until(() => told.length > 0);
   assert.deepEqual(told, ['second']);
   assert.equal(first.isGone, true);
   first.onGone(() => told.push('at once'));

@@ -20,6 +20,7 @@ import { nextTurn } from '../../../../../src/wait.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { processState } from '../../../../support/process-state.ts';
+import { until } from '../../../../support/until.ts';
 import { emulate } from '../../emulate.ts';
 
 function ends() {
@@ -111,7 +112,7 @@ test('where a device refuses, the hosts keep the counters: slower, never wrong',
     assert.equal(waits.isReached(points), false);
     signals.close();
     latch.open();
-    while (!waits.isReached(points)) await nextTurn();
+    await until(() => waits.isReached(points));
     page.close();
   }
 });
@@ -347,7 +348,7 @@ test('more streams than a page has words are told of all the same, behind their 
   );
   latch.open();
   await context.synchronize();
-  while (!waits.isReached(points)) await nextTurn();
+  await until(() => waits.isReached(points));
   for (const stream of streams) stream.close();
   signals.close();
   page.close();
