@@ -56,8 +56,9 @@ console.log(`driver: ${driver === 'emulated' ? 'emulated, no GPU is used' : driv
 if (!isAvailable()) fail(`CUFFI_DRIVER=${driver} finds no GPU here`);
 
 const concurrency = given['test-concurrency'];
-/** Far more than any file takes on a busy machine. */
-const timeout = Number(given['test-timeout'] ?? dose(5, 120) * 60_000);
+/** Far more than any file takes on a busy machine, or on a GPU, where the facts take longest. */
+const minutes = dose(driver === 'emulated' ? 5 : 15, 120);
+const timeout = Number(given['test-timeout'] ?? minutes * 60_000);
 const namePatterns = given['test-name-pattern'];
 const stop = new AbortController();
 // One listener a file is meant.
