@@ -58,7 +58,7 @@ if (!isAvailable()) fail(`CUFFI_DRIVER=${driver} finds no GPU here`);
 const concurrency = given['test-concurrency'];
 /** Far more than any file takes on a busy machine, or on a GPU, where the facts take longest. */
 const minutes = dose(driver === 'emulated' ? 5 : 15, 120);
-const timeout = Number(given['test-timeout'] ?? minutes * 60_000);
+const seconds = Number(given['test-timeout'] ?? minutes * 60_000) / 1000;
 const namePatterns = given['test-name-pattern'];
 const stop = new AbortController();
 // One listener a file is meant.
@@ -68,7 +68,9 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => 
 const { folder, compiled } = await compile(files);
 process.env[COMPILED] = resolve(folder);
 process.env['CUFFI_TEST_NODE'] = process.execPath;
-// What node's runner starts each file with: it has no option for that.
+process.env['CUFFI_TEST_SECONDS'] = String(seconds);
+// What node's runner starts each file with: it has no option for that, and its own time limit is
+// one of files in some versions, and of tests in others.
 process.execPath = fileURLToPath(new URL('in-group.sh', import.meta.url));
 // Every file runs in a process of its own, started as this one was.
 const events = run({
@@ -76,7 +78,6 @@ const events = run({
   signal: stop.signal,
   // Many tests wait for other processes: one file more than there are cores keeps them busy.
   concurrency: concurrency === undefined ? availableParallelism() + 1 : Number(concurrency),
-  timeout,
   ...(namePatterns === undefined ? {} : { testNamePatterns: namePatterns }),
 });
 
