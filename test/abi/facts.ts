@@ -184,7 +184,7 @@ for (const name of functionNames)
 const RECORD = new URL('./cuda-13.0.json', import.meta.url);
 
 /** Asks the compiler of this machine about its cuda.h. */
-export function askHeader(build: BuildFolder): HeaderFacts {
+function askHeader(build: BuildFolder): HeaderFacts {
   const names = Object.keys(constants).filter((name) => name.startsWith('CU_'));
   const tags = ['cudaError_enum', 'CUdevice_attribute_enum', 'CUlimit_enum'];
   return {
