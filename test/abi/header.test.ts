@@ -1,5 +1,5 @@
 // The table of driver functions, the types and the constants, against cuda.h as a C compiler
-// reads it.
+// reads it; without either, against what is on record of cuda.h 13.0.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { deviceAttributes } from '../../ffi/attributes.ts';
@@ -14,65 +14,53 @@ import {
   structs,
 } from '../../ffi/structs.ts';
 import type { CType } from '../../ffi/types.ts';
-import {
-  bare,
-  enumerators,
-  fieldNames,
-  rowFacts,
-  structFacts,
-  typeFacts,
-  values,
-} from './facts.ts';
+import { bare, headerFacts, parameters, record, recorded } from './facts.ts';
 import { compiler, header, noCompiler, noHeader, openBuildFolder } from './toolchain.ts';
 
-const skip = noHeader || noCompiler;
+const noAnswer = noHeader || noCompiler;
 const build = openBuildFolder();
+const facts = headerFacts(build);
 
 // Of newer headers these tests ask less: what they add is no error of the table's.
-const [known, found] = [
-  13_000,
-  skip ? 0 : (values(build, ['CUDA_VERSION']).get('CUDA_VERSION') as number),
-];
-const isNewer = found >= known + 10;
-const isOlder = found < known;
+const KNOWN = 13_000;
+const isNewer = facts.version >= KNOWN + 10;
+const isOlder = facts.version < KNOWN;
 
-test('where cuda.h exists, it is asked: a compiler is there', {
-  skip: noHeader,
-}, (t) => {
+test('where cuda.h exists, it is asked: a compiler is there', { skip: noHeader }, (t) => {
   assert.ok(compiler, `${header} exists, but ${noCompiler}`);
-  t.diagnostic(`${header}: CUDA ${found}, by ${compiler}`);
+  t.diagnostic(`${header}: CUDA ${facts.version}, by ${compiler}`);
 });
 
-test('every row has exactly the type that cuda.h declares for its symbol', { skip }, (t) => {
-  const facts = rowFacts(build);
-  const checked = new Set(facts.map(({ name }) => name));
+test('the record says what cuda.h 13.0 says', {
+  skip: noAnswer || (isNewer || isOlder ? `cuda.h is of CUDA ${facts.version}` : false),
+}, () => {
+  if (process.env['CUFFI_ABI'] === 'write') record(facts);
+  assert.deepEqual(recorded(), facts);
+});
+
+test('every row has exactly the type that cuda.h declares for its symbol', (t) => {
   assert.deepEqual(
-    functionNames.filter((name) => !checked.has(name)),
+    functionNames.filter((name) => facts.rows[name] === undefined),
     [],
     'rows that cuda.h does not declare',
   );
   assert.deepEqual(
-    facts.filter(({ compatible }) => !compatible).map(({ name }) => name),
+    functionNames.filter((name) => facts.rows[name]?.parameters !== parameters(rows[name].params)),
     [],
     'rows whose parameters differ from cuda.h',
   );
-  const old = facts.filter(({ declaredIn }) => declaredIn === 'all versions');
+  const old = functionNames.filter((name) => facts.rows[name]?.declaredIn === 'all versions');
   t.diagnostic(
-    `${facts.length} rows checked, ${old.length} among the older versions: ${old.map(({ name }) => name).join(', ')}`,
+    `${functionNames.length} rows checked, ${old.length} among the older versions: ${old.join(', ')}`,
   );
-  assert.equal(facts.length, functionNames.length);
 });
 
-test('every C type has the width, sign and class that its row passes', { skip }, (t) => {
+test('every C type has the width, sign and class that its row passes', (t) => {
   const byValue = new Map<string, CType>();
   for (const name of functionNames)
     for (const param of rows[name].params) byValue.set(param.c, param);
-  const facts = typeFacts(
-    build,
-    [...byValue.values()].map(({ c, ffi }) => ({ c, scalar: ffi !== 'handle64' })),
-  );
   for (const [c, param] of byValue) {
-    const fact = facts.get(c);
+    const fact = facts.types[c];
     assert.ok(fact, c);
     assert.equal(fact.byteLength, param.byteLength, `sizeof ${c}`);
     assert.equal(fact.floating, false, `${c} would be passed in a floating-point register`);
@@ -88,36 +76,49 @@ test('every C type has the width, sign and class that its row passes', { skip },
   t.diagnostic(`${byValue.size} types checked`);
 });
 
-test('what a row points to has the width that its type says', { skip }, async () => {
+test('what a row points to has the width that its type says', async () => {
   const types = await import('../../ffi/types.ts');
   const all = Object.values(types).filter((value) => typeof value === 'object') as CType[];
-  const facts = typeFacts(
-    build,
-    all.map(({ c }) => ({ c, scalar: false })),
-  );
-  for (const { c, byteLength } of all) assert.equal(facts.get(c)?.byteLength, byteLength, c);
+  for (const { c, byteLength } of all) assert.equal(facts.types[c]?.byteLength, byteLength, c);
 });
 
-test('every struct has the size and the fields of cuda.h, each where the compiler puts it', {
-  skip,
-}, (t) => {
+test('every struct has the size and the fields of cuda.h, each where the compiler puts it', (t) => {
   const ours = Object.entries<Layout>(structs);
-  const facts = structFacts(
-    build,
-    Object.fromEntries(ours.map(([name, { fields }]) => [name, Object.keys(fields)])),
-  );
   for (const [name, { byteLength, fields }] of ours) {
-    assert.equal(facts.get(name)?.byteLength, byteLength, `sizeof ${name}`);
+    const theirs = facts.structs[name];
+    assert.equal(theirs?.byteLength, byteLength, `sizeof ${name}`);
     for (const [field, place] of Object.entries(fields))
-      assert.deepEqual(facts.get(name)?.fields.get(field), [...place], `${name}.${field}`);
+      assert.deepEqual(theirs?.fields[field], [...place], `${name}.${field}`);
     const known = new Set(Object.keys(fields).map((field) => field.split('.')[0]));
-    const missing = fieldNames(build, `${name}_st`).filter((field) => !known.has(field));
+    const missing = theirs?.own.filter((field) => !known.has(field));
     if (!isNewer) assert.deepEqual(missing, [], `fields of ${name} that the layout lacks`);
   }
   t.diagnostic(`${ours.length} structs checked`);
 });
 
-test('what is written into the arena is what C reads, field by field', { skip }, () => {
+/** The fields of a struct in memory as C reads them; where C cannot be asked, by where they lie. */
+function readFields(name: string, bytes: Uint8Array, fields: readonly string[]): number[] {
+  const view = Buffer.from(bytes);
+  if (noAnswer)
+    return fields.map((field) => {
+      const [at = 0, width] = facts.structs[name]?.fields[field] ?? [];
+      return width === 8 ? Number(view.readBigUInt64LE(at)) : view.readUIntLE(at, width ?? 0);
+    });
+  const asks = fields.map((field) => `  printf("%llu\\n", (unsigned long long)s->${field});`);
+  const source = `#include <cuda.h>
+#include <stdio.h>
+static _Alignas(8) unsigned char bytes[] = {${bytes.join(',')}};
+int main(void) {
+  ${name} *s = (${name} *)bytes;
+  (void)s;
+${asks.join('\n')}
+  return 0;
+}
+`;
+  return build.run('written', source).split('\n').filter(Boolean).map(Number);
+}
+
+test('what is written into the arena is what C reads, field by field', () => {
   for (const [name, { byteLength, fields }] of Object.entries<Layout>(structs)) {
     const writable = Object.entries(fields).filter(([field]) => !/(reserved|pad)$/.test(field));
     const given = Object.fromEntries(
@@ -127,19 +128,8 @@ test('what is written into the arena is what C reads, field by field', { skip },
     new Uint8Array(view.buffer).fill(0xee);
     encodeStruct(name as StructName, given, view, 8);
     const bytes = new Uint8Array(view.buffer);
-    const text = [...bytes.subarray(8, 8 + byteLength)].join(',');
-    const asks = writable.map(([field]) => `  printf("%llu\\n", (unsigned long long)s->${field});`);
-    const source = `#include <cuda.h>
-#include <stdio.h>
-static _Alignas(8) unsigned char bytes[] = {${text}};
-int main(void) {
-  ${name} *s = (${name} *)bytes;
-  (void)s;
-${asks.join('\n')}
-  return 0;
-}
-`;
-    const read = build.run('written', source).split('\n').filter(Boolean).map(Number);
+    const named = Object.keys(given);
+    const read = readFields(name, bytes.slice(8, 8 + byteLength), named);
     assert.deepEqual(read, Object.values(given), name);
     assert.ok(
       [...bytes.subarray(0, 8), ...bytes.subarray(8 + byteLength)].every((byte) => byte === 0xee),
@@ -151,13 +141,9 @@ ${asks.join('\n')}
   }
 });
 
-test('every flag and enumerator has the value of cuda.h', { skip }, (t) => {
+test('every flag and enumerator has the value of cuda.h', (t) => {
   const ours = Object.entries(constants).filter(([name]) => name.startsWith('CU_'));
-  const theirs = values(
-    build,
-    ours.map(([name]) => name),
-  );
-  for (const [name, value] of ours) assert.equal(theirs.get(name), value, name);
+  for (const [name, value] of ours) assert.equal(facts.constants[name], value, name);
   t.diagnostic(`${ours.length} constants checked`);
 });
 
@@ -168,11 +154,10 @@ function compareEnum(
   ours: Readonly<Record<string, number>>,
   ignored: readonly string[] = [],
 ): number {
-  const names = enumerators(build, tag).filter((name) => !ignored.includes(name));
-  const theirs = values(build, names);
-  const theirsBare = new Map(
-    names.map((name) => [bare(name.slice(prefix.length)), theirs.get(name) as number]),
-  );
+  const theirs = facts.enums[tag] ?? {};
+  const names = Object.keys(theirs).filter((name) => !ignored.includes(name));
+  assert.ok(names.length > 0, `enum ${tag}`);
+  const theirsBare = new Map(names.map((name) => [bare(name.slice(prefix.length)), theirs[name]]));
   const unknown: string[] = [];
   for (const [name, value] of Object.entries(ours)) {
     const expected = theirsBare.get(bare(name));
@@ -181,26 +166,28 @@ function compareEnum(
   }
   if (!isOlder) assert.deepEqual(unknown, [], `names that enum ${tag} lacks`);
   const have = new Set(Object.values(ours));
-  const missing = names.filter((name) => !have.has(theirs.get(name) as number));
+  const missing = names.filter((name) => !have.has(theirs[name] as number));
   if (!isNewer) assert.deepEqual(missing, [], `enumerators of ${tag} that the table lacks`);
   return Object.keys(ours).length;
 }
 
-test('every status code has the value of cuda.h, and none is missing', { skip }, (t) => {
+test('every status code has the value of cuda.h, and none is missing', (t) => {
   t.diagnostic(`${compareEnum('cudaError_enum', '', CUresult)} status codes checked`);
 });
 
-test('every device attribute has the value of cuda.h, and none is missing', { skip }, (t) => {
+test('every device attribute has the value of cuda.h, and none is missing', (t) => {
   const count = compareEnum('CUdevice_attribute_enum', 'CU_DEVICE_ATTRIBUTE_', deviceAttributes, [
     'CU_DEVICE_ATTRIBUTE_MAX',
   ]);
   t.diagnostic(`${count} device attributes checked`);
 });
 
-test('every limit has the value of cuda.h', { skip }, () => {
-  const names = enumerators(build, 'CUlimit_enum').filter((name) => name !== 'CU_LIMIT_MAX');
+test('every limit has the value of cuda.h', () => {
   const theirs = new Map(
-    [...values(build, names)].map(([name, value]) => [bare(name.slice('CU_LIMIT_'.length)), value]),
+    Object.entries(facts.enums['CUlimit_enum'] ?? {}).map(([name, value]) => [
+      bare(name.slice('CU_LIMIT_'.length)),
+      value,
+    ]),
   );
   for (const [name, value] of Object.entries(constants.limits))
     assert.equal(value, theirs.get(bare(name)), name);

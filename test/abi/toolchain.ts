@@ -5,6 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
 const findHeader = (): string | undefined => {
+  if (process.env['CUFFI_ABI'] === 'record') return undefined;
   const toolkits = existsSync('/usr/local')
     ? readdirSync('/usr/local')
         .filter((name) => name.startsWith('cuda'))

@@ -1,13 +1,13 @@
 /** Tensors that a native library takes over, as C sees them and gives them back. */
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { setTimeout as sleep } from 'node:timers/promises';
 import { recordCalls } from '../../ffi/driver.ts';
 import { openLibrary } from '../../ffi/library.ts';
 import { int, pointer } from '../../ffi/types.ts';
 import { bfloat16, deviceArray, float32, managedTensor } from '../../src/index.ts';
 import { noCompiler, openBuildFolder } from '../abi/toolchain.ts';
 import { collectGarbage } from '../support/gc.ts';
+import { until } from '../support/until.ts';
 
 // The structs as dlpack.h of version 1.1 has them.
 const SOURCE = `
@@ -90,7 +90,7 @@ test('deleters run on other threads, too, while the loop turns', { skip: noCompi
   const tensors = Array.from({ length: 50 }, () => managedTensor(array));
   for (const { address } of tensors) assert.equal(consumeInThread(address), 0);
   assert.equal(threadsRunning(), 50, 'each waits for the main thread');
-  while (threadsRunning() > 0) await sleep(1);
+  await until(() => threadsRunning() === 0);
   assert.ok(tensors.every(({ deleted }) => deleted));
 });
 

@@ -15,6 +15,7 @@ import {
 } from '../../src/index.ts';
 import { Latch, LatchWord } from '../support/latch.ts';
 import { programFile } from '../support/program-file.ts';
+import { until } from '../support/until.ts';
 
 const context = Context.primary();
 const free = (): number => context.memoryInfo().free;
@@ -68,7 +69,7 @@ test('a GPU that is never idle gives back what it is done with, above the count 
   await new Promise((resolve) => setTimeout(resolve, 10));
   assert.equal(context.pendingReleases.count, 12);
   await held.handOver();
-  while (context.pendingReleases.count > 0) await new Promise((resolve) => setTimeout(resolve, 1));
+  await until(() => context.pendingReleases.count === 0);
   assert.equal(held.second.done, false);
   assert.equal(free(), before + 48 * MIB);
 });

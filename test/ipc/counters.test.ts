@@ -8,6 +8,7 @@ import { DeviceBuffer, Stream } from '../../src/index.ts';
 import { listen, type Peer } from '../../src/ipc/index.ts';
 import { nextTurn } from '../../src/wait.ts';
 import { Program } from '../support/program.ts';
+import { until } from '../support/until.ts';
 import type { Step } from './fixtures/counters.ts';
 
 const timeout = 60_000;
@@ -47,7 +48,7 @@ test('the memory of a page cannot be taken away, and its end releases the stream
   const { peer, other, tell } = await lendTo(t, stream);
   using recorder = recordCalls();
   await tell({ do: 'ask', points: 1, slots: 1 });
-  while (!recorder.calls.some(({ name }) => name.startsWith('cuStreamWaitValue'))) await nextTurn();
+  await until(() => recorder.calls.some(({ name }) => name.startsWith('cuStreamWaitValue')));
   assert.equal(stream.done, false);
   assert.deepEqual(await tell({ do: 'take away' }), []);
   await other.kill();

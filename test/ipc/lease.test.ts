@@ -30,6 +30,7 @@ import {
   withoutChunk,
 } from '../support/process-state.ts';
 import { programFile } from '../support/program-file.ts';
+import { until } from '../support/until.ts';
 import { valuesOf } from '../support/values.ts';
 import type { Kind, Step } from './fixtures/consumer.ts';
 
@@ -72,11 +73,12 @@ const settled = async () => {
 /** A driver may need a moment for what a process had that was killed. */
 async function steady(): Promise<ProcessState> {
   let [last, now] = [await settled(), await settled()];
-  do {
+  for (let tries = 0; tries < 200; tries++) {
     await delay(50);
     [last, now] = [now, await settled()];
-  } while (!isDeepStrictEqual(last, now));
-  return now;
+    if (isDeepStrictEqual(last, now)) return now;
+  }
+  throw new Error(`it never settles: ${JSON.stringify([last, now])}`);
 }
 
 const comesBackTo = (before: ProcessState, what?: string) => isBack(before, what, settled);
@@ -370,7 +372,7 @@ test('a value whose work can never be done any more is refused', deadline, async
   await ask(child, { do: 'hold' });
   await child.send({ do: 'make', value: 9 } satisfies Step);
   // Here, but not taken.
-  while (leases.stats().leases.length > 0) await nextTurn();
+  await until(() => leases.stats().leases.length === 0);
   for (let turn = 0; turn < 50; turn++) await nextTurn();
   child.process.kill('SIGKILL');
   await child.ended;
@@ -415,7 +417,7 @@ test('what is revoked throws where it is used, and comes back', deadline, async 
   });
   assert.equal(buffer.closed, false);
   leases.revoke(buffer);
-  while (leases.stats().leases.length > 0) await nextTurn();
+  await until(() => leases.stats().leases.length === 0);
   assert.match(
     await ask<string>(child, { do: 'attempt' }),
     new RegExp(`ClosedError: .*process ${process.pid} has revoked it`),
@@ -443,7 +445,7 @@ test(
       assert.equal(one.closed, false);
       assert.equal(one.ownerGone, false);
       await ask(child, { do: 'release' });
-      while (leases.stats().leases.length > 0) await nextTurn();
+      await until(() => leases.stats().leases.length === 0);
       one.close({ leases: 'refuse' });
     }
     memory?.close();
@@ -557,7 +559,7 @@ test('all that comes is passed on, however much is waiting', deadline, async () 
   await between.send({ do: 'relay', value: name, count } satisfies Step);
   for (let n = 0; n < count; n++) await between.send(buffer.subarray(n % 100, 4096));
   assert.equal(await between.receive({ timeoutMs: 30_000 + dose(0, 300_000) }), 'all');
-  while (leases.stats().leases.length > 0) await nextTurn();
+  await until(() => leases.stats().leases.length === 0);
 });
 
 test('more than is kept for others at a time waits, and breaks nothing', deadline, async () => {

@@ -19,10 +19,10 @@ import {
 } from '../../src/index.ts';
 import { type ChildPeer, spawnPeer } from '../../src/ipc/index.ts';
 import { MAX_WAITING_VALUES } from '../../src/ipc/peer/limits.ts';
-import { nextTurn } from '../../src/wait.ts';
 import { dose } from '../support/dose.ts';
 import { processState } from '../support/process-state.ts';
 import { programFile } from '../support/program-file.ts';
+import { until } from '../support/until.ts';
 import { valuesOf } from '../support/values.ts';
 import type { Request } from './fixtures/connected.ts';
 
@@ -118,7 +118,7 @@ test('objects that nobody took are closed with the peer', deadline, async () => 
   assert.deepEqual(await valuesOf(buffer), [9]);
   buffer.close();
   // More have come since, or will in the next turns.
-  while (count('cuIpcOpenMemHandle_v2') === count('cuIpcCloseMemHandle')) await nextTurn();
+  await until(() => count('cuIpcOpenMemHandle_v2') !== count('cuIpcCloseMemHandle'));
   child.close();
   await Context.primary().flush();
   assert.equal(count('cuIpcOpenMemHandle_v2'), count('cuIpcCloseMemHandle'));

@@ -4,9 +4,9 @@ import { once } from 'node:events';
 import { afterEach, test } from 'node:test';
 import { Context, DeviceBuffer } from '../../src/index.ts';
 import { type ChildPeer, leases, spawnPeer } from '../../src/ipc/index.ts';
-import { nextTurn } from '../../src/wait.ts';
 import { type ProcessState, processState } from '../support/process-state.ts';
 import { programFile } from '../support/program-file.ts';
+import { until } from '../support/until.ts';
 import type { PollerRequest } from './fixtures/poller.ts';
 
 const deadline = { timeout: 60_000 };
@@ -37,7 +37,7 @@ async function ask(child: ChildPeer, request: PollerRequest): Promise<unknown> {
 
 /** What this process holds when all but what the child keeps is given back. */
 async function held(): Promise<Pick<ProcessState, 'descriptors' | 'mappings'>> {
-  while (leases.stats().leases.length > 1) await nextTurn();
+  await until(() => leases.stats().leases.length <= 1);
   await Context.primary().flush();
   const { descriptors, mappings } = processState();
   return { descriptors, mappings };

@@ -3,7 +3,6 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { afterEach, test } from 'node:test';
-import { setTimeout } from 'node:timers/promises';
 import type { Worker } from 'node:worker_threads';
 import { cu } from '../../ffi/driver.ts';
 import { duplicateFd } from '../../ffi/libc.ts';
@@ -23,6 +22,7 @@ import { nextTurn } from '../../src/wait.ts';
 import { dose } from '../support/dose.ts';
 import { emulated } from '../support/driver.ts';
 import { programFile } from '../support/program-file.ts';
+import { until } from '../support/until.ts';
 import { valuesOf } from '../support/values.ts';
 import { startWorker } from '../support/worker.ts';
 import { User } from './fixtures/index.ts';
@@ -240,10 +240,10 @@ test('memory that another thread has open stays until that has closed it', deadl
     message: /not there any more/,
   });
   await ask(worker, { do: 'close' });
-  while (isThere(address)) {
-    await setTimeout(5);
-    await Context.primary().flush();
-  }
+  await until(() => {
+    void Context.primary().flush();
+    return !isThere(address);
+  });
 });
 
 test(
@@ -335,10 +335,10 @@ test(
     assert.equal(leases.stats().limbo.count, 1);
     await ask(worker, { do: 'close' });
     await leases.drain({ timeoutMs: 30_000 });
-    while (isThere(address)) {
-      await setTimeout(5);
-      await Context.primary().flush();
-    }
+    await until(() => {
+      void Context.primary().flush();
+      return !isThere(address);
+    });
     await ask(worker, { do: 'disconnect' });
   },
 );

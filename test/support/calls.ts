@@ -35,7 +35,17 @@ export interface LibcSymbol {
   readonly symbol: string;
 }
 
-export type Argument = number | OutSlot | Handle64 | Bytes | LibcSymbol;
+/** A 64-bit value that no number holds. */
+export interface Wide {
+  readonly wide: string;
+}
+
+/** What a kernel is launched with, 8 bytes each: the address of their addresses is passed. */
+export interface KernelParameters {
+  readonly parameters: readonly number[];
+}
+
+export type Argument = number | OutSlot | Handle64 | Bytes | LibcSymbol | Wide | KernelParameters;
 
 /** A struct as an argument. */
 export function struct<S extends StructName>(name: S, values: StructValues<S>): Bytes {
@@ -76,9 +86,17 @@ export function callHere(name: FunctionName, args: readonly Argument[]): Answer 
     if (typeof arg === 'string') return slots[arg];
     if (typeof arg === 'number') return arg;
     if ('symbol' in arg) return libcSymbol(arg.symbol);
+    if ('wide' in arg) return BigInt(arg.wide);
     if ('bytes' in arg) {
       const address = (INPUTS + at * INPUT_BYTE_LENGTH) as Address;
       return writeBytes(Buffer.from(arg.bytes, 'base64'), address);
+    }
+    if ('parameters' in arg) {
+      const address = (INPUTS + at * INPUT_BYTE_LENGTH) as Address;
+      const { length } = arg.parameters;
+      const places = arg.parameters.map((_, place) => address + 8 * (length + place));
+      const words = BigUint64Array.from([...places, ...arg.parameters], BigInt);
+      return writeBytes(new Uint8Array(words.buffer), address);
     }
     return { reserved: new Uint8Array(Buffer.from(arg.base64, 'base64')) };
   });

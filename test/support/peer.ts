@@ -1,11 +1,16 @@
 /** The program of a Peer: makes each driver call that it is sent, and answers with the outcome. */
+import { once } from 'node:events';
+import { closeSync, openSync, writeFileSync } from 'node:fs';
+import type { Worker } from 'node:worker_threads';
 import { registerKernel } from '../../ffi/emulated-kernels.ts';
 import type { FunctionName } from '../../ffi/functions.ts';
-import { closeFd } from '../../ffi/libc.ts';
+import { closeFd, libc } from '../../ffi/libc.ts';
 import { receiveMessage, sendMessage } from '../../ffi/message.ts';
 import { acceptSocket, connectSocket, listenSocket } from '../../ffi/socket.ts';
+import type { LaterCalls } from '../driver/fixtures/caller.ts';
 import { type Argument, callHere } from './calls.ts';
 import { LatchWord } from './latch.ts';
+import { startWorker } from './worker.ts';
 
 interface Message {
   readonly name?: FunctionName;
@@ -16,11 +21,32 @@ interface Message {
   readonly to?: string;
   readonly receiveFd?: boolean;
   readonly closeFd?: number;
+  readonly map?: {
+    readonly byteLength: number;
+    readonly isReadOnly?: boolean;
+    readonly file?: string;
+  };
+  readonly later?: LaterCalls;
+  readonly exit?: boolean;
+  readonly mayThrow?: boolean;
 }
 
 // The kernels of facts/kernel.ts.
 registerKernel('k', { params: [], run() {} });
 registerKernel('p', { params: ['uint32', 'pointer'], run() {} });
+// Those of facts/asked.ts.
+registerKernel('write', {
+  params: ['pointer'],
+  run({ view }, [to]) {
+    view(to, Uint32Array, 1)[0] = 7;
+  },
+});
+registerKernel('trap', {
+  params: [],
+  run() {
+    throw new Error('trap');
+  },
+});
 
 let word: LatchWord | undefined;
 let listener: number | undefined;
@@ -48,8 +74,40 @@ function receiveFd(): number {
   return (message as { fds: readonly number[] }).fds[0] as number;
 }
 
-function answer(message: Message): object {
+const PROT_READ = 1;
+const PROT_READ_WRITE = 3;
+const MAP_SHARED = 1;
+const MAP_PRIVATE_ANONYMOUS = 0x22;
+
+/** Host memory in whole pages: of no file, or of a file, which is made so long. */
+function mapMemory({ byteLength, isReadOnly, file }: NonNullable<Message['map']>): object {
+  const protection = isReadOnly ? PROT_READ : PROT_READ_WRITE;
+  if (file === undefined)
+    return { address: Number(libc.mmap(0, byteLength, protection, MAP_PRIVATE_ANONYMOUS, -1, 0)) };
+  writeFileSync(file, Buffer.alloc(byteLength));
+  const fd = openSync(file, isReadOnly ? 'r' : 'r+');
+  const address = libc.mmap(0, byteLength, protection, MAP_SHARED, fd, 0);
+  closeSync(fd);
+  return { address: Number(address) };
+}
+
+/** The thread that makes calls while this one waits in the driver. */
+let caller: Worker | undefined;
+
+async function callLater(calls: LaterCalls): Promise<object> {
+  if (caller === undefined) {
+    caller = startWorker(new URL('../driver/fixtures/caller.ts', import.meta.url), undefined);
+    await once(caller, 'message');
+  }
+  caller.postMessage(calls);
+  return {};
+}
+
+function answer(message: Message): object | Promise<object> {
   if (message.latch) return makeLatch();
+  if (message.map) return mapMemory(message.map);
+  if (message.later) return callLater(message.later);
+  if (message.exit) process.exit(0);
   if (message.listen !== undefined) listener = listenSocket(message.listen);
   if (message.sendFd !== undefined) sendFd(message.sendFd, message.to as string);
   if (message.receiveFd) return { fd: receiveFd() };
@@ -58,6 +116,12 @@ function answer(message: Message): object {
   return { ...callHere(message.name, message.args ?? []), latchOpen: word?.isOpen };
 }
 
-process.on('message', (message: Message) => {
-  process.send?.(answer(message));
+process.on('message', async (message: Message) => {
+  try {
+    process.send?.(await answer(message));
+  } catch (error) {
+    // The emulated driver throws where hardware would crash or block.
+    if (!message.mayThrow) throw error;
+    process.send?.({ threw: (error as Error).message });
+  }
 });

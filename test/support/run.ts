@@ -2,23 +2,32 @@
  * Runs the tests of some folders of test/, every `*.test.ts` at any depth, as `node --test` would:
  *
  *     node --import ./test/support/tsx-if-needed.mjs test/support/run.ts --in=unit,abi [word ...]
- *       [--test-concurrency=N] [--test-name-pattern=REGEX] [--test-timeout=MS]
+ *       [--test-concurrency=N] [--test-name-pattern=REGEX] [--test-timeout=MS] [--compare | --record]
  *
  * Words keep only the files whose path contains one of them. The driver is the emulated one unless
- * `CUFFI_DRIVER` says otherwise. It fails where node passes in silence: when no file was found,
- * when a file holds no test, when no test ran.
+ * `CUFFI_DRIVER` says otherwise. It fails where node passes in silence: when a folder is missing or
+ * has no test file, when a file holds no test, when no test ran, when a `todo` fails.
+ *
+ * A file that takes longer than `--test-timeout` is killed, and every process that it has started
+ * with it, as is what a file leaves behind (in-group.sh). `--compare` fails where tests
+ * have vanished, or other tests were skipped than test/expected.json says; `--record` writes it.
  */
 import { setMaxListeners } from 'node:events';
-import { readdirSync, rmSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
-import { join, resolve } from 'node:path';
+import { join, relative, resolve } from 'node:path';
 import { run } from 'node:test';
 import { spec } from 'node:test/reporters';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { isAvailable } from '../../src/driver.ts';
 import { compile } from './compile.ts';
+import { dose } from './dose.ts';
+import { differences, type Expected, expectedFrom, type Report } from './expected.ts';
 import { COMPILED } from './program-file.ts';
+
+/** What a whole run must look like. */
+const EXPECTED = 'test/expected.json';
 
 process.chdir(fileURLToPath(new URL('../..', import.meta.url)));
 
@@ -26,6 +35,8 @@ const { values: given, positionals: words } = parseArgs({
   allowPositionals: true,
   options: {
     in: { type: 'string', default: '' },
+    compare: { type: 'boolean' },
+    record: { type: 'boolean' },
     'test-concurrency': { type: 'string' },
     'test-name-pattern': { type: 'string', multiple: true },
     'test-timeout': { type: 'string' },
@@ -45,7 +56,9 @@ console.log(`driver: ${driver === 'emulated' ? 'emulated, no GPU is used' : driv
 if (!isAvailable()) fail(`CUFFI_DRIVER=${driver} finds no GPU here`);
 
 const concurrency = given['test-concurrency'];
-const timeout = given['test-timeout'];
+/** Far more than any file takes on a busy machine, or on a GPU, where the facts take longest. */
+const minutes = dose(driver === 'emulated' ? 5 : 15, 120);
+const seconds = Number(given['test-timeout'] ?? minutes * 60_000) / 1000;
 const namePatterns = given['test-name-pattern'];
 const stop = new AbortController();
 // One listener a file is meant.
@@ -54,27 +67,57 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => 
 
 const { folder, compiled } = await compile(files);
 process.env[COMPILED] = resolve(folder);
+process.env['CUFFI_TEST_NODE'] = process.execPath;
+process.env['CUFFI_TEST_SECONDS'] = String(seconds);
+// What node's runner starts each file with: it has no option for that, and its own time limit is
+// one of files in some versions, and of tests in others.
+process.execPath = fileURLToPath(new URL('in-group.sh', import.meta.url));
 // Every file runs in a process of its own, started as this one was.
 const events = run({
   files: [...compiled],
   signal: stop.signal,
   // Many tests wait for other processes: one file more than there are cores keeps them busy.
   concurrency: concurrency === undefined ? availableParallelism() + 1 : Number(concurrency),
-  ...(timeout === undefined ? {} : { timeout: Number(timeout) }),
   ...(namePatterns === undefined ? {} : { testNamePatterns: namePatterns }),
 });
 
 let ran = 0;
 const empty: string[] = [];
-events.on('test:pass', ({ name, details, skip }) => {
+const report: Report = { ran: {}, skipped: [] };
+/** The tests that run now, as `file: name`. */
+const running = new Set<string>();
+const label = ({ name, file = '' }: { name: string; file?: string | undefined }): string =>
+  `${relative('.', file)}: ${name}`;
+const isFile = ({ name }: { name: string }): boolean => compiled.includes(name);
+
+events.on('test:dequeue', (event) => {
+  if (!isFile(event)) running.add(label(event));
+});
+events.on('test:complete', (event) => running.delete(label(event)));
+events.on('test:pass', (event) => {
+  const { name, details, skip } = event;
   // node reports a file that holds no test as one test that passed.
-  if (compiled.includes(name)) empty.push(name);
-  else if (details.type !== 'suite' && skip === undefined) ran++;
+  if (isFile(event)) empty.push(name);
+  else if (skip !== undefined) {
+    const reason = typeof skip === 'string' ? skip : '';
+    report.skipped.push({ file: relative('.', event.file ?? ''), test: name, reason });
+  } else if (details.type !== 'suite') count(event.file);
 });
-events.on('test:fail', ({ todo }) => {
+events.on('test:fail', (event) => {
+  count(event.file);
+  // A `todo` that fails is no success either, as node has it.
+  process.exitCode = 1;
+  if (!isFile(event)) return;
+  const source = relative(folder, event.name).replace(/\.mjs$/, '.ts: ');
+  for (const test of running)
+    if (test.startsWith(source)) console.error(`test/support/run.ts: not ended: ${test}`);
+});
+
+function count(file = ''): void {
   ran++;
-  if (todo === undefined) process.exitCode = 1;
-});
+  const source = relative('.', file);
+  report.ran[source] = (report.ran[source] ?? 0) + 1;
+}
 
 // All is reported and written once nothing is left to do.
 process.on('exit', () => {
@@ -82,21 +125,27 @@ process.on('exit', () => {
   if (process.exitCode) return;
   if (empty.length > 0 && namePatterns === undefined) fail(`no test in ${empty.join(', ')}`);
   if (ran === 0) fail('no test ran');
+  if (!given.compare && !given.record) return;
+  const expected = JSON.parse(readFileSync(EXPECTED, 'utf8')) as Expected;
+  if (given.record)
+    writeFileSync(EXPECTED, `${JSON.stringify(expectedFrom(report, expected), null, 2)}\n`);
+  else {
+    const said = differences(report, expected);
+    if (said.length > 0) fail([`not as ${EXPECTED} says (--record):`, ...said].join('\n  '));
+  }
 });
 
 events.compose(new spec()).pipe(process.stdout);
 
 function testFiles(folder: string): string[] {
   const path = join('test', folder);
-  try {
-    return readdirSync(path, { recursive: true, encoding: 'utf8' })
-      .filter((file) => file.endsWith('.test.ts'))
-      .sort()
-      .map((file) => join(path, file));
-  } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return [];
-    throw error;
-  }
+  if (!existsSync(path)) fail(`there is no folder ${path}`);
+  const found = readdirSync(path, { recursive: true, encoding: 'utf8' })
+    .filter((file) => file.endsWith('.test.ts'))
+    .sort()
+    .map((file) => join(path, file));
+  if (found.length === 0) fail(`no test file in ${path}`);
+  return found;
 }
 
 function fail(reason: string): never {

@@ -275,9 +275,9 @@ test('where a release resets the context, the rest of what waits is forgotten wi
   const told = recordCallsOf(emulate(), 'cuStreamDestroy_v2', 'cuModuleUnload', 'cuMemFree_v2');
   const context = Context.primary();
   const stream = Stream.create({ nonBlocking: true });
+  const [other, module, buffer] = [Stream.create(), loadKernels(), DeviceBuffer.allocate(1024)];
   const latch = new Latch();
   latch.hold(stream);
-  const [other, module, buffer] = [Stream.create(), loadKernels(), DeviceBuffer.allocate(1024)];
   const gone: readonly unknown[] = [other.handle, module.handle, buffer.address];
   context.releases.submit(() => context.resetSync());
   for (const object of [other, module, buffer]) object.close();

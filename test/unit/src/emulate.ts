@@ -71,8 +71,3 @@ export function runProgram(
   if (error) throw error;
   return { code: status, stdout, stderr };
 }
-
-/** Resolves when `condition` holds; the event loop turns meanwhile. */
-export async function until(condition: () => boolean): Promise<void> {
-  while (!condition()) await new Promise((resolve) => setTimeout(resolve, 1));
-}

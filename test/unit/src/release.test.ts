@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { test } from 'node:test';
 import { Fence } from '../../../src/fence.ts';
 import { type ReleaseOptions, ReleaseQueue } from '../../../src/release.ts';
-import { until } from './emulate.ts';
+import { until } from '../../support/until.ts';
 
 /** A queue whose work the test decides, and what was released so far. */
 function held(limits: Partial<{ count: number; byteLength: number }> = {}) {

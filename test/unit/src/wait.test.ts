@@ -2,7 +2,8 @@ import assert from 'node:assert/strict';
 import { getEventListeners } from 'node:events';
 import { type TestContext, test } from 'node:test';
 import { nextTurn, pollInBackground, waitUntil } from '../../../src/wait.ts';
-import { runProgram, until } from './emulate.ts';
+import { until } from '../../support/until.ts';
+import { runProgram } from './emulate.ts';
 
 /** Of what would wait for ever where it fails. */
 const DEADLINE = { timeout: 20_000 };

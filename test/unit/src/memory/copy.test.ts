@@ -29,7 +29,8 @@ import {
 import { recordArguments, type ToldCall } from '../../../support/arguments.ts';
 import { broken, failing, withFaults } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
-import { emulate, until } from '../emulate.ts';
+import { until } from '../../../support/until.ts';
+import { emulate } from '../emulate.ts';
 
 const counting = (byteLength: number): Uint8Array =>
   new Uint8Array(byteLength).map((_, index) => (index * 31 + (index >> 8)) & 255);

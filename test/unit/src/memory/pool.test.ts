@@ -450,7 +450,8 @@ test('memory that is closed during an awaited copy is freed behind what the copy
   const copying = buffer.copyToHost(new Uint8Array(pinned.buffer), { stream });
   using recorder = recordCalls();
   const queued = (): boolean => recorder.calls.some(({ name }) => name.startsWith('cuMemcpyDtoH'));
-  while (!queued()) await Promise.resolve();
+  for (let turn = 0; turn < 10_000 && !queued(); turn++) await Promise.resolve();
+  assert.ok(queued());
   isBusy = true;
   const before = recorder.calls.length;
   buffer.close();

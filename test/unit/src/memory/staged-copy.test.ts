@@ -8,7 +8,8 @@ import { Context, DeviceBuffer } from '../../../../src/index.ts';
 import { STAGING } from '../../../../src/memory/staging.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
 import { watchMappings } from '../../../support/mappings.ts';
-import { emulate, until } from '../emulate.ts';
+import { until } from '../../../support/until.ts';
+import { emulate } from '../emulate.ts';
 
 const MIB = 2 ** 20;
 

@@ -18,6 +18,7 @@ import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { openDescriptors } from '../../../../support/descriptors.ts';
+import { until } from '../../../../support/until.ts';
 import { emulate } from '../../emulate.ts';
 import { Stranger } from '../peer/support.ts';
 
@@ -248,5 +249,5 @@ test('for a process that nobody sees, it is kept some time after the end of its 
   closeFd(far);
   await nextTurn();
   assert.equal(adopted(), 1);
-  while (adopted() > 0) await nextTurn();
+  await until(() => adopted() === 0);
 });

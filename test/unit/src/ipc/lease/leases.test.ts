@@ -8,8 +8,8 @@ import { leases } from '../../../../../src/ipc/index.ts';
 import { Lent } from '../../../../../src/ipc/lease/lent.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
-import { nextTurn } from '../../../../../src/wait.ts';
 import { openDescriptors } from '../../../../support/descriptors.ts';
+import { until } from '../../../../support/until.ts';
 import { emulate } from '../../emulate.ts';
 
 const uid = process.geteuid?.() ?? 0;
@@ -68,7 +68,7 @@ test('a process is watched by one descriptor, which goes with the last who asks'
   noMore();
   assert.equal(openDescriptors(), before + 1);
   child.kill('SIGKILL');
-  while (told.length === 0) await nextTurn();
+  await until(() => told.length > 0);
   assert.deepEqual(told, ['second']);
   assert.equal(first.isGone, true);
   first.onGone(() => told.push('at once'));

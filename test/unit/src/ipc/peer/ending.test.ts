@@ -21,6 +21,7 @@ import { PointPage } from '../../../../../src/ipc/points/page.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { Latch } from '../../../../support/latch.ts';
+import { until } from '../../../../support/until.ts';
 import { emulate } from '../../emulate.ts';
 import { leasesFrom, peerPair, Stranger } from './support.ts';
 
@@ -173,7 +174,7 @@ describe('Peer.close', () => {
       assert.equal(other.receive(), undefined);
       // Lease 0 is released, with no points.
       other.send(Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 0), news);
-      while (leases.stats().leases.length > 0) await nextTurn();
+      await until(() => leases.stats().leases.length === 0);
       assert.deepEqual(packets(other), [{ ...news, body: [DONE] }]);
       assert.equal(other.receive(), 'end');
     },
@@ -212,7 +213,7 @@ describe('Peer.close', () => {
     other.peer.close();
     const held = openDescriptors();
     // The socket goes after a while, although the other end never read.
-    while (openDescriptors() === held) await new Promise((resolve) => setTimeout(resolve, 5));
+    await until(() => openDescriptors() !== held);
     closeFd(other.socket);
   });
 });
@@ -227,7 +228,7 @@ test('a close gives up an answer that the host waits with', deadline, async (t) 
   const asked = t.mock.method(Delivery.prototype, 'give');
   const opening = pair.a.open(getIpcHandle(block));
   opening.catch(ignore);
-  while (asked.mock.callCount() === 0) await nextTurn();
+  await until(() => asked.mock.callCount() > 0);
   pair.a.close();
   // The work still runs.
   await assert.rejects(opening, { name: 'ClosedError' });
@@ -251,7 +252,7 @@ describe('what is closed and cannot be told', () => {
       t.mock.timers.tick(60_000);
       t.mock.timers.reset();
       other.send(Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 0), news);
-      while (leases.stats().leases.length > 0) await nextTurn();
+      await until(() => leases.stats().leases.length === 0);
       // All but the other end's socket.
       await descriptorsReturnTo(before + 1);
       closeFd(other.socket);

@@ -167,7 +167,7 @@ test('the loop of a listener ends with close(), and waiting accepts are told', a
   const another = listener.accept();
   for (let i = 0; i < 5; i++) (await connect('loop')).close();
   (await another).close();
-  while (count < 4) await setImmediate();
+  await turnUntil(() => count >= 4);
   listener.close();
   await loop;
   await assert.rejects(listener.accept(), { name: 'ClosedError' });

@@ -178,7 +178,7 @@ test('waits are given up by signal and by time, and what comes later is for the 
     'later',
   );
 
-  const large = new Uint8Array(1 << 20);
+  const large = new Uint8Array(15 << 20);
   await assert.rejects(pair.a.send(large, { timeoutMs: 1 }), { name: 'TimeoutError' });
   assert.deepEqual(await pair.b.receive(), large);
 });

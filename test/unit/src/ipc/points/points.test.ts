@@ -31,6 +31,7 @@ import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { processState } from '../../../../support/process-state.ts';
+import { until } from '../../../../support/until.ts';
 import { emulate, runProgram } from '../../emulate.ts';
 
 function ends() {
@@ -142,7 +143,7 @@ test('where a device refuses, the hosts keep the counters: slower, never wrong',
     assert.equal(waits.isReached(points), false);
     signals.close();
     latch.open();
-    while (!waits.isReached(points)) await nextTurn();
+    await until(() => waits.isReached(points));
     page.close();
   }
 });
@@ -493,7 +494,7 @@ test('more streams than a page has words are told of all the same, behind their 
   );
   latch.open();
   await context.synchronize();
-  while (!waits.isReached(points)) await nextTurn();
+  await until(() => waits.isReached(points));
   for (const stream of streams) stream.close();
   signals.close();
   page.close();

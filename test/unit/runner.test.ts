@@ -1,0 +1,255 @@
+// The runner of these tests, run on folders that are planted for it.
+import assert from 'node:assert/strict';
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { join, relative } from 'node:path';
+import { describe, test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { differences, expectedFrom, type Report, type Skip } from '../support/expected.ts';
+import { COMPILED } from '../support/program-file.ts';
+import { until } from '../support/until.ts';
+
+/** Whether a process runs; one that has ended may still be waited for by its parent. */
+function isRunning(pid: number): boolean {
+  try {
+    return !/^State:\s+[ZX]/m.test(readFileSync(`/proc/${pid}/status`, 'utf8'));
+  } catch {
+    return false;
+  }
+}
+
+const root = fileURLToPath(new URL('../..', import.meta.url));
+const DEADLINE_MS = 60_000;
+const runner = ['--enable-source-maps', '--import', './test/support/tsx-if-needed.mjs'];
+
+/** A folder of test files, within the project as all are. */
+class Planted implements Disposable {
+  readonly folder: string;
+
+  constructor() {
+    mkdirSync(join(root, '.out'), { recursive: true });
+    this.folder = mkdtempSync(join(root, '.out/planted-'));
+  }
+
+  /** As `--in` has it. */
+  get name(): string {
+    return relative(join(root, 'test'), this.folder);
+  }
+
+  path(name: string): string {
+    return join(this.folder, name);
+  }
+
+  write(name: string, text: string): void {
+    writeFileSync(this.path(name), `import { test } from 'node:test';\n${text}`);
+  }
+
+  /** The pids that a test file has written, once it has. */
+  async pids(name: string): Promise<number[]> {
+    await until(() => existsSync(this.path(name)));
+    return JSON.parse(readFileSync(this.path(name), 'utf8')) as number[];
+  }
+
+  [Symbol.dispose](): void {
+    rmSync(this.folder, { recursive: true, force: true });
+  }
+}
+
+/** Starts the runner. */
+function start(folder: string, ...args: string[]): ChildProcess {
+  const { NODE_TEST_CONTEXT: _, [COMPILED]: __, ...env } = process.env;
+  return spawn(process.execPath, [...runner, 'test/support/run.ts', `--in=${folder}`, ...args], {
+    cwd: root,
+    env: { ...env, CUFFI_DRIVER: 'emulated' },
+    stdio: ['ignore', 'pipe', 'pipe'],
+    timeout: DEADLINE_MS,
+    killSignal: 'SIGKILL',
+  });
+}
+
+/** Runs the runner to its end. */
+async function run(
+  folder: string,
+  ...args: string[]
+): Promise<{ code: number | null; output: string }> {
+  const child = start(folder, ...args);
+  let output = '';
+  for (const stream of [child.stdout, child.stderr])
+    stream?.setEncoding('utf8').on('data', (text: string) => {
+      output += text;
+    });
+  const [code] = (await once(child, 'close')) as [number | null];
+  return { code, output };
+}
+
+/** A test that starts a process, writes the pids of both, refuses to end, and blocks or waits. */
+const hanging = (pids: string, end: string): string => `
+import { spawn } from 'node:child_process';
+import { renameSync, writeFileSync } from 'node:fs';
+test('ends', () => {});
+test('hangs', () => {
+  const { pid } = spawn('sleep', ['1000'], { stdio: 'inherit' });
+  process.on('SIGTERM', () => {});
+  writeFileSync('${pids}.new', JSON.stringify([process.pid, pid]));
+  renameSync('${pids}.new', '${pids}');
+  ${end}
+});
+`;
+const BLOCKS = 'Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0);';
+const WAITS = 'return new Promise(() => setInterval(() => {}, 1000));';
+
+describe('the runner', { concurrency: 2 }, () => {
+  test('ends a file that takes too long, and one that is killed, with all that they started', async () => {
+    const names = ['blocks.test.ts', 'waits.test.ts', 'killed.test.ts'];
+    using planted = new Planted();
+    for (const name of names)
+      planted.write(
+        name,
+        hanging(planted.path(`${name}.pids`), name.startsWith('b') ? BLOCKS : WAITS),
+      );
+    const running = run(planted.name, '--test-timeout=10000', '--test-concurrency=3');
+    const all = await Promise.all(names.map((name) => planted.pids(`${name}.pids`)));
+    process.kill(all[2]?.[0] as number, 'SIGKILL');
+    const { code, output } = await running;
+    assert.equal(code, 1, output);
+    for (const name of names.slice(0, 2))
+      assert.match(output, new RegExp(`longer than 10 s: .*${name.replace('.ts', '.mjs')}`));
+    assert.match(output, /not ended: .*waits\.test\.ts: hangs/);
+    assert.deepEqual(all.flat().filter(isRunning), []);
+  });
+
+  test('killed itself, leaves nothing that runs', async () => {
+    using planted = new Planted();
+    planted.write('waits.test.ts', hanging(planted.path('pids'), WAITS));
+    const child = start(planted.name);
+    const pids = await planted.pids('pids');
+    child.kill('SIGKILL');
+    await until(() => !pids.some(isRunning));
+  });
+
+  test('kills what a file leaves behind', async () => {
+    using planted = new Planted();
+    planted.write(
+      'leaves.test.ts',
+      hanging(planted.path('pids'), 'setTimeout(() => process.exit(0), 10);'),
+    );
+    const { code, output } = await run(planted.name);
+    assert.equal(code, 0, output);
+    assert.deepEqual((await planted.pids('pids')).filter(isRunning), []);
+  });
+
+  test('fails where a folder is missing or empty, and where a `todo` fails', async () => {
+    using planted = new Planted();
+    assert.deepEqual(await run('unit,unti'), {
+      code: 1,
+      output: 'test/support/run.ts: there is no folder test/unti\n',
+    });
+    assert.deepEqual(await run(`unit,${planted.name}`), {
+      code: 1,
+      output: `test/support/run.ts: no test file in ${relative(root, planted.folder)}\n`,
+    });
+    planted.write(
+      'todo.test.ts',
+      "test('later', { todo: true }, () => { throw new Error('no'); });",
+    );
+    const { code, output } = await run(planted.name);
+    assert.equal(code, 1, output);
+    assert.match(output, /todo 1/);
+  });
+});
+
+describe('what is expected of a whole run', () => {
+  const report: Report = {
+    ran: { 'test/a/one.test.ts': 15, 'test/a/two.test.ts': 4, 'test/b/three.test.ts': 2 },
+    skipped: [
+      { file: 'test/a/one.test.ts', test: 'runs PTX', reason: 'needs a GPU' },
+      { file: 'test/b/three.test.ts', test: 'NumPy reads it', reason: 'NumPy is not installed' },
+    ],
+  };
+  const tools = { python3: '^python3 cannot|^NumPy is not' };
+  const expected = expectedFrom(report, { tests: {}, tools, skips: [] });
+
+  /** The report with something changed, and what is said of it. */
+  const changed = (change: (report: { ran: Report['ran']; skipped: Skip[] }) => void): string[] => {
+    const copy = structuredClone(report);
+    change(copy);
+    return differences(copy, expected);
+  };
+
+  test('is what it was recorded from', () => {
+    assert.deepEqual(differences(report, expected), []);
+    assert.deepEqual(expected.tests, { 'test/a': 18, 'test/b': 3 });
+    assert.deepEqual(expected.skips[1]?.tool, 'python3');
+    assert.deepEqual(expectedFrom(report, expected), expected);
+  });
+
+  test('notices that tests have vanished', () => {
+    assert.deepEqual(
+      changed(({ ran }) => delete ran['test/a/two.test.ts']),
+      ['test/a has 16 tests, and must have 18'],
+    );
+    assert.deepEqual(
+      changed(({ ran }) => {
+        ran['test/b/three.test.ts'] = 1;
+      }),
+      ['test/b has 2 tests, and must have 3'],
+    );
+    assert.deepEqual(
+      changed(({ ran }) => delete ran['test/b/three.test.ts']),
+      ['test/b has 1 tests, and must have 3'],
+    );
+  });
+
+  test('notices a folder for whose tests no number, or too small a one, is committed', () => {
+    assert.deepEqual(
+      changed(({ ran }) => {
+        ran['test/c/new.test.ts'] = 1;
+        ran['test/a/new.test.ts'] = 20;
+      }),
+      [
+        'test/a has 40 tests, and only 18 must be there',
+        'test/c has 1 tests, and only 0 must be there',
+      ],
+    );
+  });
+
+  test('notices a skip more, one fewer, and one for another reason', () => {
+    assert.deepEqual(
+      changed(({ skipped }) => {
+        skipped.push({ file: 'test/a/two.test.ts', test: 'new', reason: 'too hard' });
+      }),
+      ['test/a/two.test.ts: new was skipped: too hard'],
+    );
+    assert.deepEqual(
+      changed(({ skipped }) => skipped.shift()),
+      ['test/a/one.test.ts: runs PTX was not skipped: needs a GPU'],
+    );
+    assert.deepEqual(
+      changed(({ skipped }) => {
+        skipped[0] = { ...(skipped[0] as Skip), reason: 'too hard' };
+      }),
+      ['test/a/one.test.ts: runs PTX was skipped for another reason: too hard'],
+    );
+  });
+
+  test('lets a test run whose tool is here, and no other reason stand for a tool', () => {
+    const runs = structuredClone(report);
+    runs.skipped.pop();
+    runs.ran['test/b/three.test.ts'] = 3;
+    assert.deepEqual(differences(runs, expected), []);
+    assert.deepEqual(expectedFrom(runs, expected), expected);
+    assert.deepEqual(
+      changed(({ skipped }) => {
+        skipped[1] = { ...(skipped[1] as Skip), reason: 'python3 cannot be started: ENOENT' };
+      }),
+      [],
+    );
+    assert.deepEqual(
+      changed(({ skipped }) => {
+        skipped[1] = { ...(skipped[1] as Skip), reason: 'too hard' };
+      }),
+      ['test/b/three.test.ts: NumPy reads it was skipped for another reason: too hard'],
+    );
+  });
+});
