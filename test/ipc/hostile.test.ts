@@ -62,11 +62,12 @@ class Openers implements AsyncDisposable {
     let outcome: Outcome;
     try {
       await child.send(opening);
-      outcome = (await child.receive({ timeoutMs: 30_000 })) as Outcome;
+      outcome = (await child.receive({ timeoutMs: 15_000 })) as Outcome;
     } catch (error) {
-      // One that hangs is a TimeoutError.
-      if ((error as Error).name !== 'PeerGoneError') throw error;
+      const { name } = error as Error;
+      if (name !== 'PeerGoneError' && name !== 'TimeoutError') throw error;
       const { exitCode, signalCode } = await this.#end();
+      if (name === 'TimeoutError') return 'hung';
       return `crashed: ${signalCode ?? `exit code ${exitCode}`}`;
     }
     if (outcome.isLost) await this.#end();
@@ -94,10 +95,13 @@ class Openers implements AsyncDisposable {
   }
 }
 
-/** A driver of hardware may crash in its own code; the emulated one, and an error of cuffi, may not. */
+/**
+ * A driver of hardware may crash in its own code, or never return; the emulated one, and an error of
+ * cuffi, may not.
+ */
 const isWrong = onHardware
   ? /^(outside|untyped|opened as|crashed: exit code)/
-  : /^(outside|untyped|opened as|crashed)/;
+  : /^(outside|untyped|opened as|crashed|hung)/;
 
 async function openMutated(
   test: TestContext,
