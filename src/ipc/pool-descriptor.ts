@@ -13,7 +13,8 @@ export function ofPool(descriptor: IpcPoolDescriptor): IpcPoolDescriptor {
 /**
  * How many bytes one allocation of a pool may have that goes to another process. Of a larger one the
  * driver ends the process that opens it: SIGSEGV inside cuMemPoolImportPointer. Seen with driver 580,
- * with 5.25 GiB and above; 5 GiB works. Neither the size of the pool matters nor what else is in it.
+ * with 5.25 GiB and above, not in each run; 5 GiB always works. Neither the size of the pool matters nor
+ * what else is in it.
  * A driver that was not tried is taken to do the same.
  */
 const KNOWN_TO_WORK = 5 * 2 ** 30;

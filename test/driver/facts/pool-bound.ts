@@ -6,16 +6,15 @@ import { FD, MIB, outOf, poolProperties, statusIn } from './kinds.ts';
 const GIB = 1024 * MIB;
 /** Allocations that nothing is written to: the emulated driver takes no memory for them. */
 const env = { CUFFI_EMULATED_MEMORY: '32G' };
-/** The largest that always works, and one that never does. */
+/** The largest that always works. */
 const KNOWN_GOOD = 5 * GIB;
-const KNOWN_BAD = 5 * GIB + 256 * MIB;
 
 export const poolBoundFacts: FactGroup = async (note) => {
   await using owner = new Peer(env);
   await enterContext(owner);
   const inOwner = statusIn(owner);
   const stream = await outOf(owner)('cuStreamCreateWithPriority', 'OUT0', 1, 0);
-  const properties = poolProperties({ handleTypes: FD, maxSize: 2 * KNOWN_BAD });
+  const properties = poolProperties({ handleTypes: FD, maxSize: 2 * KNOWN_GOOD });
   const pool = await outOf(owner)('cuMemPoolCreate', 'OUT0', properties);
   const exported = await owner.call('cuMemPoolExportToShareableHandle', 'OUT0', pool, FD, 0);
 
@@ -52,6 +51,5 @@ export const poolBoundFacts: FactGroup = async (note) => {
   const before = await outOf(owner)('cuMemAllocFromPoolAsync', 'OUT0', MIB, pool, stream);
   note('pool pointer: of 5 GiB behind 1 MiB, imported', await importing(KNOWN_GOOD));
   await inOwner('cuMemFreeAsync', before, stream);
-  // Where exactly it begins differs from run to run: 5,248 MiB and 5,312 MiB were imported.
-  note('pool pointer: of 5.25 GiB, imported', await importing(KNOWN_BAD));
+  // What ends the process differs from run to run: once 5,312 MiB did, once 5,376 MiB was imported.
 };
