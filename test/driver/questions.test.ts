@@ -3,8 +3,9 @@
  * compared with what the hardware answered; see facts/asked.ts and facts/record.ts.
  */
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { after, describe, test } from 'node:test';
 import { onHardware } from '../support/driver.ts';
+import { endIdle, MANY } from './facts/asked.ts';
 import { besideCaptureFacts, withinCaptureFacts } from './facts/captures.ts';
 import { collectFacts, type FactGroup } from './facts/facts.ts';
 import {
@@ -60,13 +61,17 @@ const asked = Object.entries(groups).filter(
   ([name]) => onHardware || isRecording || record?.questions[name] !== undefined,
 );
 
-for (const [name, group] of asked)
-  test(`the driver answers as the hardware did: ${name}`, { timeout: 240_000 }, async () => {
-    const facts = await collectFacts([group]);
-    if (!isRecording) return compare(facts, record?.questions[name]);
-    const found = Object.fromEntries(facts);
-    write((old) => ({ ...old, questions: { ...old.questions, [name]: found } }));
-  });
+// On hardware an answer may depend on how long a call takes.
+describe('the questions', { concurrency: onHardware ? 1 : MANY }, () => {
+  after(endIdle);
+  for (const [name, group] of asked)
+    test(`the driver answers as the hardware did: ${name}`, { timeout: 240_000 }, async () => {
+      const facts = await collectFacts([group]);
+      if (!isRecording) return compare(facts, record?.questions[name]);
+      const found = Object.fromEntries(facts);
+      write((old) => ({ ...old, questions: { ...old.questions, [name]: found } }));
+    });
+});
 
 test('every answer on record is asked for', () => {
   const gone = Object.keys(record?.questions ?? {}).filter((name) => groups[name] === undefined);

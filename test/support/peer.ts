@@ -2,6 +2,7 @@
 import { once } from 'node:events';
 import { closeSync, openSync, writeFileSync } from 'node:fs';
 import type { Worker } from 'node:worker_threads';
+import { selectDriver } from '../../ffi/driver.ts';
 import { registerKernel } from '../../ffi/emulated-kernels.ts';
 import type { FunctionName } from '../../ffi/functions.ts';
 import { closeFd, libc } from '../../ffi/libc.ts';
@@ -28,6 +29,7 @@ interface Message {
   };
   readonly later?: LaterCalls;
   readonly exit?: boolean;
+  readonly renew?: boolean;
   readonly mayThrow?: boolean;
 }
 
@@ -103,7 +105,16 @@ async function callLater(calls: LaterCalls): Promise<object> {
   return {};
 }
 
+/** Starts anew with another emulated driver: the one that was has nothing that can be reached. */
+function renew(): object {
+  callHere('cuDevicePrimaryCtxReset_v2', [0]);
+  selectDriver('emulated');
+  word = undefined;
+  return {};
+}
+
 function answer(message: Message): object | Promise<object> {
+  if (message.renew) return renew();
   if (message.latch) return makeLatch();
   if (message.map) return mapMemory(message.map);
   if (message.later) return callLater(message.later);

@@ -15,9 +15,10 @@ import {
   Peer,
   type Side,
 } from '../../support/calls.ts';
-import { onHardware } from '../../support/driver.ts';
+import { emulated, onHardware } from '../../support/driver.ts';
 import { LatchWord } from '../../support/latch.ts';
 import type { FactValue, Note } from './facts.ts';
+import { isAsked } from './record.ts';
 
 /** How long a call may take by itself before what holds it up is let go. */
 export const PATIENCE_MS = 1000;
@@ -54,21 +55,55 @@ class Ended extends Error {
 /** What a question needs was refused. */
 class Refused extends Error {}
 
+/** A device of which rows with wide pitches find room. */
+const ENV = { CUFFI_EMULATED_MEMORY: '8G' };
+
+/** A process that can be asked. */
+interface Process {
+  readonly peer: Peer;
+  readonly startedAt: number;
+}
+
+/** So long a process is given to others: it must be gone before its deadline. */
+const REUSED_MS = 5000;
+/** Processes with an emulated driver that nothing has happened to: they can have a new one. */
+const idle: Process[] = [];
+
+async function startProcess(): Promise<Process> {
+  const process = idle.pop();
+  if (process === undefined) return { peer: new Peer(ENV), startedAt: Date.now() };
+  await process.peer.ask({ renew: true });
+  return process;
+}
+
+async function endProcess(process: Process): Promise<void> {
+  if (emulated && Date.now() - process.startedAt < REUSED_MS) idle.push(process);
+  else await process.peer.kill();
+}
+
+/** Ends the processes that are left. */
+export async function endIdle(): Promise<void> {
+  for (const { peer } of idle.splice(0)) await peer.kill();
+}
+
 /** A process that is asked, with a current context of device 0. */
 export class Asked implements Side, AsyncDisposable {
-  readonly #peer = new Peer();
+  readonly #process: Process;
+  readonly #peer: Peer;
   readonly #note: Note;
   #latch: { readonly word: LatchWord; readonly devicePointer: number } | undefined;
   #isEnded = false;
   context = 0;
 
-  private constructor(note: Note) {
+  private constructor(note: Note, process: Process) {
     this.#note = note;
+    this.#process = process;
+    this.#peer = process.peer;
   }
 
   /** Starts the process. Device -1 leaves it without a context. */
   static async start(note: Note, device = 0): Promise<Asked> {
-    const asked = new Asked(note);
+    const asked = new Asked(note, await startProcess());
     if (device === 0) asked.context = await enterContext(asked);
     else await asked.made('cuInit', 0);
     if (device > 0) asked.context = await asked.enter(device);
@@ -252,6 +287,7 @@ export class Asked implements Side, AsyncDisposable {
 
   /** Has the process end by itself; answers whether it does. */
   async exit(): Promise<string> {
+    this.#isEnded = true;
     const [code] = await Promise.race([
       new Promise<[string]>((resolve) => {
         this.#peer.process.once('exit', (status, signal) => resolve([`${signal ?? status}`]));
@@ -270,7 +306,8 @@ export class Asked implements Side, AsyncDisposable {
   async [Symbol.asyncDispose](): Promise<void> {
     // A driver ends sooner where nothing is held up.
     this.release();
-    await this.kill();
+    if (this.#isEnded) await this.kill();
+    else await endProcess(this.#process);
     this.#latch?.word[Symbol.dispose]();
   }
 }
@@ -282,6 +319,7 @@ export async function question(
   ask: (note: Note) => Promise<void>,
   what = '',
 ): Promise<void> {
+  if (!isAsked(`${name}: `)) return;
   const named: Note = (what, value) => note(`${name}: ${what}`, value);
   try {
     await ask(named);
@@ -303,7 +341,7 @@ export async function questions<T extends string>(
   atOnce = 1,
 ): Promise<void> {
   const answers = whats.map((): Parameters<Note>[] => []);
-  const left = [...whats.entries()];
+  const left = [...whats.entries()].filter(([, what]) => isAsked(`${name}: ${what}`));
   const askNext = async (): Promise<void> => {
     for (let next = left.shift(); next !== undefined; next = left.shift()) {
       const [n, what] = next;
