@@ -1,14 +1,19 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { setImmediate as turn } from 'node:timers/promises';
 import { CU_STREAM_LEGACY } from '../../../../ffi/constants.ts';
 import { selectDriver } from '../../../../ffi/driver.ts';
+import type { Driver } from '../../../../ffi/functions.ts';
 import { CUresult } from '../../../../ffi/results.ts';
 import {
   Context,
   DeviceArray,
   DeviceBuffer,
   deviceArray,
+  float32,
   float64,
+  int32,
+  ManagedMemory,
   Stream,
   type StreamOption,
   toDevice,
@@ -18,6 +23,7 @@ import {
 import { recordArguments, type ToldCall } from '../../../support/arguments.ts';
 import { keepingBooks, withFaults } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
+import { until } from '../../../support/until.ts';
 import { emulate } from '../emulate.ts';
 
 test('a copy goes in the stream that is named, else in the written array’s, else in the read one’s', async () => {
@@ -57,6 +63,8 @@ test('a copy goes in the stream that is named, else in the written array’s, el
       [(options) => source.copyTo(mine, options), own],
       [(options) => mine.copyToHost(host, options), own],
       [(options) => mine.copyToHostSync(host, options), own],
+      // So few bytes that there is a quicker way, where no stream is to be waited for.
+      [(options) => mine.copyToHostSync(undefined, options), own],
       [(options) => mine.copy(options).close(), own],
       [(options) => toDevice(host, { to: mine, ...options }), own],
       [(options) => toDeviceSync(theirs, { to: mine, ...options }), own],
@@ -65,6 +73,123 @@ test('a copy goes in the stream that is named, else in the written array’s, el
     assert.equal(await first(use, { stream: given }), given.handle, `${use}`);
     assert.equal(await first(use, {}), byDefault?.handle ?? LEGACY, `${use}`);
   }
+});
+
+test('an awaited write ends when the last work in its stream is done, and not before', async () => {
+  const emulated = emulate();
+  using stream = Stream.create({ nonBlocking: true });
+  using large = deviceArray(8);
+  using other = deviceArray(4);
+  other.fill(3);
+  const host = new Float64Array(4).fill(3);
+  // What lies the other way goes over memory on the device, which copies the items itself.
+  const array = large.slice({ step: -2 });
+  for (const write of [
+    () => array.copyFrom(host, { stream }),
+    () => array.copyFrom(other, { stream }),
+    () => array.set([], 3, { stream }),
+    () => toDevice(host, { to: array, stream }),
+    () => toDevice(other, { to: array, stream }),
+  ]) {
+    large.fill(0);
+    Context.primary().synchronizeSync();
+    const latch = new Latch();
+    let isHeld = false;
+    // The work that the write queues on the device, and nothing before it.
+    const isWork = (name: string): boolean => /^cu(Memcpy3D|Memset|LaunchKernel)/.test(name);
+    const held = Object.entries(emulated).map(([name, call]) => [
+      name,
+      (...args: never[]): unknown => {
+        if (isWork(name) && !isHeld) {
+          isHeld = true;
+          latch.hold(stream);
+        }
+        return (call as (...values: never[]) => unknown)(...args);
+      },
+    ]);
+    selectDriver(Object.fromEntries(held) as Driver);
+    let isDone = false;
+    const writing = write().then(() => {
+      isDone = true;
+    });
+    await until(() => isHeld);
+    for (let turns = 0; turns < 20; turns += 1) await turn();
+    assert.equal(isDone, false, `${write}`);
+    latch.open();
+    await writing;
+    selectDriver(emulated);
+    latch[Symbol.dispose]();
+    assert.deepEqual(large.copyToHostSync(), Float64Array.of(0, 3, 0, 3, 0, 3, 0, 3), `${write}`);
+  }
+});
+
+test('a blocking write is done when it returns', () => {
+  emulate();
+  using buffer = ManagedMemory.create().allocate(64);
+  const seen = new Float64Array(buffer.buffer);
+  using stream = Stream.create({ nonBlocking: true });
+  using source = deviceArray(4);
+  source.fill(3);
+  Context.primary().synchronizeSync();
+  const host = new Float64Array(4).fill(3);
+  const whole = DeviceArray.fromBuffer(buffer, 8, float64);
+  for (const array of [
+    whole.slice({ stop: 4 }),
+    whole.slice({ step: 2 }),
+    whole.slice({ step: -2 }),
+  ])
+    for (const write of [
+      (options: StreamOption) => array.copyFromSync(source, options),
+      (options: StreamOption) => array.copyFromSync(host, options),
+      (options: StreamOption) => array.setSync([], source, options),
+      (options: StreamOption) => array.setSync([], 3, options),
+      (options: StreamOption) => void toDeviceSync(source, { to: array, ...options }),
+    ])
+      for (const options of [{}, { stream }]) {
+        seen.fill(0);
+        write(options);
+        assert.equal(seen.filter((value) => value === 3).length, 4, `${write}`);
+      }
+});
+
+test('a signal ends the wait of a copy between host and device, whichever way it goes', async () => {
+  emulate();
+  using stream = Stream.create({ nonBlocking: true });
+  using plane = deviceArray([4, 64]);
+  using long = deviceArray(40_000);
+  using latch = new Latch();
+  latch.hold(stream);
+  // As one run, as a box of rows, as all bytes between, and over memory of the device.
+  const arrays = [plane, plane.slice('...', { stop: 8 }), plane.T, long.slice({ step: -2000 })];
+  for (const array of arrays)
+    for (const way of ['copyFrom', 'copyToHost'] as const) {
+      const controller = new AbortController();
+      const host = new Float64Array(array.size);
+      let reason: unknown;
+      array[way](host, { stream, signal: controller.signal }).catch((error: unknown) => {
+        reason = error;
+      });
+      controller.abort('enough');
+      for (let turns = 0; turns < 1000 && reason === undefined; turns += 1) await turn();
+      assert.equal(reason, 'enough', `${way} of ${array}`);
+    }
+  assert.equal(stream.done, false);
+});
+
+test('arrays of different types are not copied into each other, be their items as long', async () => {
+  const recorder = recordArguments(emulate());
+  using floats: DeviceArray = deviceArray(4, float32);
+  using whole: DeviceArray = deviceArray(4, int32);
+  recorder.calls.length = 0;
+  const refused = { name: 'TypeError', message: 'cannot copy float32 to int32' };
+  for (const copy of [
+    () => floats.copyTo(whole),
+    () => whole.copyFrom(floats),
+    () => whole.copyFromSync(floats),
+    () => whole.setSync([], floats),
+  ])
+    await assert.rejects(async () => copy(), refused, `${copy}`);
+  assert.deepEqual(recorder.calls, []);
 });
 
 test('an array that is closed before a copy of it or to it is done rejects that', async () => {

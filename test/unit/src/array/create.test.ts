@@ -35,6 +35,7 @@ import {
   toDeviceSync,
 } from '../../../../src/index.ts';
 import { recordArguments } from '../../../support/arguments.ts';
+import { collectGarbage, collectUntil } from '../../../support/gc.ts';
 import { emulate, ForeignContext } from '../emulate.ts';
 
 interface Closable {
@@ -222,6 +223,32 @@ test('memory of others is taken as it is described', () => {
     [part.address, part.strides, part.stream, part.readOnly, part.context],
     [address + 100, [2, 4], stream, true, second],
   );
+});
+
+test('the owner that is named lives as long as the array that is made of its memory', async () => {
+  emulate();
+  using memory = deviceArray(4);
+  let collected = 0;
+  const owners = new FinalizationRegistry(() => {
+    collected += 1;
+  });
+  const make = (from: (owner: object) => DeviceArray): { array: DeviceArray | undefined } => {
+    const owner = {};
+    owners.register(owner, undefined);
+    return { array: from(owner) };
+  };
+  for (const from of [
+    (owner: object) => fromPointer(memory.address, { shape: 4, owner }),
+    (owner: object) => fromCudaArrayInterface(cudaArrayInterface(memory), { owner }),
+    (owner: object) => fromDLPack(dlpack(memory), { owner }),
+  ]) {
+    const made = make(from);
+    collected = 0;
+    await collectGarbage();
+    assert.equal(collected, 0, `${from}`);
+    made.array = undefined;
+    assert.ok(await collectUntil(() => collected > 0), `${from}`);
+  }
 });
 
 test('what describes an array is taken as memory of its context, a borrowed one too', () => {

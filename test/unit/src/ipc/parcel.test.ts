@@ -625,7 +625,15 @@ test('what is moved owns its mapping alone: the buffer before it and its views a
     each.fill(6);
     const { descriptor, fds } = exportIpc(each);
     const before = [openDescriptors(), context.resources.size];
-    const opened = openIpcBuffer(ofAnother(descriptor), { fds: fds.map(duplicateFd) });
+    const given = ofAnother(descriptor);
+    {
+      const read = openIpcBuffer(given, { fds: fds.map(duplicateFd), access: 'read' });
+      using moved = moveIpcBuffer(read);
+      assert.equal(moved.access, 'read');
+      assert.throws(() => moved.fill(1), /this buffer is read-only/);
+    }
+    await context.flush();
+    const opened = openIpcBuffer(given, { fds: fds.map(duplicateFd) });
     const view = opened.subarray(16, 32);
     const moved = moveIpcBuffer(opened);
     opened.close();

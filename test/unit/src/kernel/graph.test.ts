@@ -19,6 +19,7 @@ import {
   MemoryPool,
   Stream,
 } from '../../../../src/index.ts';
+import { recordCallsOf } from '../../../support/arguments.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
 import { collectGarbage } from '../../../support/gc.ts';
 import { loadKernels } from '../../../support/kernels.ts';
@@ -205,6 +206,24 @@ test('memory of a graph that fails on the way leaves nothing behind', () => {
     if (name !== 'cuStreamEndCapture') assert.deepEqual(left, open, `${name} ${nth}`);
     assert.equal(Context.current(), undefined);
   }
+});
+
+test('memory of a graph whose close has failed is freed at the end of the capture', () => {
+  const driver = emulate();
+  const faulty = failing(driver, 'cuMemFreeAsync', 1, CUresult.CUDA_ERROR_OUT_OF_MEMORY);
+  const told = recordCallsOf(faulty, 'cuMemFreeAsync');
+  using stream = Stream.create({ nonBlocking: true });
+  using pool = MemoryPool.create({ maxSize: 1 << 20 });
+  let address: number | undefined;
+  using graph = Graph.capture(stream, () => {
+    const buffer = pool.allocate(4096, { stream });
+    address = buffer.address;
+    assert.throws(() => buffer.close(), { code: 'CUDA_ERROR_OUT_OF_MEMORY' });
+  });
+  const free = ['cuMemFreeAsync', address, stream.handle];
+  assert.deepEqual(told, [free, free]);
+  for (let turn = 0; turn < 3; turn += 1) graph.launch({ stream });
+  stream.synchronizeSync();
 });
 
 test('an older driver says what it cannot do with a graph, and the graph is as it was', async () => {

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { test } from 'node:test';
+import { setImmediate as turn } from 'node:timers/promises';
 import {
   CU_EVENT_DISABLE_TIMING,
   CU_STREAM_LEGACY,
@@ -21,6 +22,7 @@ import {
   dlpack,
   fillPitched,
   Graph,
+  ManagedMemory,
   PinnedBuffer,
   queuePitchedCopy,
   Stream,
@@ -172,6 +174,22 @@ test('each call works in the stream that is named, else in the default one of th
     const [only] = recorder.of(byDefault);
     assert.equal(only?.context, second.handle);
   }
+});
+
+test('a blocking copy of rows between devices is done when it returns', () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  using target = ManagedMemory.create().allocate(64);
+  const seen = new Uint8Array(target.buffer);
+  using stream = Stream.create({ nonBlocking: true });
+  for (const device of [0, 1])
+    for (const options of [{}, { stream }]) {
+      using source = DeviceBuffer.allocate(64, { device });
+      source.copyFromSync(new Uint8Array(64).fill(3));
+      seen.fill(0);
+      const box = { width: 8, height: 2 };
+      copyPitchedSync({ memory: target, rowPitch: 16 }, { memory: source }, box, options);
+      assert.equal(seen.filter((value) => value === 3).length, 16);
+    }
 });
 
 test('a blocking copy to the device waits for the default stream, where the driver need not', () => {
@@ -489,6 +507,23 @@ test('a buffer that is closed before its copy begins rejects it, and nothing is 
   await Context.primary().flush();
 });
 
+test('a buffer that is closed while its copy waits rejects it, however long the work before takes', async () => {
+  emulate();
+  using stream = Stream.create({ nonBlocking: true });
+  using latch = new Latch();
+  const buffer = DeviceBuffer.allocate(64);
+  latch.hold(stream);
+  let reason: unknown;
+  buffer.copyToHost(undefined, { stream }).catch((error: unknown) => {
+    reason = error;
+  });
+  buffer.close();
+  // Nothing but the close can end it: the stream is held up throughout.
+  for (let turns = 0; turns < 1000 && reason === undefined; turns += 1) await turn();
+  assert.equal((reason as Error | undefined)?.name, 'ClosedError');
+  assert.equal(stream.done, false);
+});
+
 test('a copy of rows on devices rejects where either buffer is closed before it is done', async () => {
   emulate();
   using stream = Stream.create({ nonBlocking: true });
@@ -620,6 +655,26 @@ test('an awaited copy goes over a stream that waits for no other, and its events
     recorder.of('cuEventCreate').map(({ args }) => args[1]),
     [CU_EVENT_DISABLE_TIMING],
   );
+});
+
+test('a copy between devices waits no more, and asks about nothing that is gone, after a reset', async () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  using target = DeviceBuffer.allocate(64, { device: 0 });
+  using source = DeviceBuffer.allocate(64, { device: 0 });
+  const other = Context.primary(1);
+  for (const reset of [other, target.context]) {
+    const stream = Stream.create({ context: other, nonBlocking: true });
+    const latch = new Latch(other);
+    latch.hold(stream);
+    const copying = copyPitched({ memory: target }, { memory: source }, { width: 64 }, { stream });
+    // The work is done when the driver waits for it; nobody has asked since.
+    latch.open();
+    reset.resetSync();
+    if (reset === other) await copying;
+    else await assert.rejects(copying, /ClosedError: .* its context was reset/);
+    latch.word[Symbol.dispose]();
+    stream.close();
+  }
 });
 
 test('an awaited copy after a reset uses a stream of the new context', async () => {

@@ -21,7 +21,8 @@ import {
   type ManagedPlace,
   Stream,
 } from '../../../../src/index.ts';
-import { recordArguments } from '../../../support/arguments.ts';
+import { recordArguments, recordCallsOf } from '../../../support/arguments.ts';
+import { collectGarbage } from '../../../support/gc.ts';
 import { Latch } from '../../../support/latch.ts';
 import { currentContext, emulate } from '../emulate.ts';
 
@@ -206,4 +207,19 @@ test('is kept while a stream of another device prefetches it; the default stream
   });
   memory.prefetch(other, 'host');
   assert.equal(current, second.handle);
+});
+
+test('what was looked at is not freed again after a reset, which has freed it', async () => {
+  const told = recordCallsOf(emulate(), 'cuMemFree_v2');
+  const context = Context.primary();
+  const memory = ManagedMemory.create({ context });
+  const look = (close: boolean): void => {
+    const buffer = memory.allocate(4096);
+    new Uint8Array(buffer.buffer)[0] = 1;
+    if (close) buffer.close();
+  };
+  for (const close of [false, true]) look(close);
+  context.resetSync();
+  await collectGarbage();
+  assert.deepEqual(told, []);
 });

@@ -103,3 +103,15 @@ test('a reset of either context ends the access', async () => {
   first.enablePeerAccess(second);
   assert.equal(first.peers.has(second), true);
 });
+
+test('a copy between devices names the context of each address', () => {
+  const recorder = recordArguments(emulate(TWO));
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  using source = DeviceBuffer.allocate(16, { context: first });
+  using target = DeviceBuffer.allocate(32, { context: second });
+  source.copyTo(target);
+  assert.deepEqual(
+    recorder.of('cuMemcpyPeerAsync').map(({ args }) => args.slice(0, 5)),
+    [[target.address, second.handle, source.address, first.handle, 16]],
+  );
+});

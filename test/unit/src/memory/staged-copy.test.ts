@@ -79,6 +79,29 @@ test('a copy without page-locked memory is given up between two of its parts', a
   assert.equal(parts, 1);
 });
 
+test('a copy that is given up gives its slots back: the next ones have all of them', async () => {
+  const driver = emulate();
+  let controller = new AbortController();
+  selectDriver({
+    ...driver,
+    cuMemcpyHtoDAsync_v2: (...args) => {
+      controller.abort(new Error('enough'));
+      return driver.cuMemcpyHtoDAsync_v2(...args);
+    },
+  });
+  using buffer = DeviceBuffer.allocate(8 * MIB);
+  using recorder = recordCalls();
+  // Each would keep one at least.
+  for (let turn = 0; turn < STAGING.slotCount; turn += 1) {
+    controller = new AbortController();
+    const { signal } = controller;
+    await assert.rejects(buffer.copyFrom(new Uint8Array(8 * MIB), { signal }), /enough/);
+  }
+  await copyBoth(8 * MIB);
+  const made = recorder.calls.filter(({ name }) => name === 'cuMemHostRegister_v2');
+  assert.ok(made.length <= STAGING.slotCount);
+});
+
 test('so many threads at most copy at once, whatever is asked for', async (t) => {
   emulate({ CUFFI_EMULATED_DEVICES: '2' });
   const { async: original } = libc.memmove as unknown as { async: AsyncCall };
@@ -106,12 +129,16 @@ test('what nobody used for a while is unlocked and unmapped, and made again when
   using mappings = watchMappings();
   const timeout = setTimeout;
   let idle: (() => void) | undefined;
+  let timer: NodeJS.Timeout | undefined;
   const fake = t.mock.method(globalThis, 'setTimeout', (use: () => void, ms: number) => {
-    if (ms >= 1000) idle = use;
-    return timeout(use, ms);
+    const made = timeout(use, ms);
+    if (ms >= 1000) [idle, timer] = [use, made];
+    return made;
   });
   await copyBoth(2 * MIB);
   fake.mock.restore();
+  // The process may end before.
+  assert.equal(timer?.hasRef(), false);
   const made = mappings.open.size;
   assert.ok(made > 0);
   assert.equal([...open].filter((handle) => handle.startsWith('cuMemHostRegister')).length, made);
