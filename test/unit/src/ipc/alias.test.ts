@@ -10,9 +10,9 @@ import {
   MemoryPool,
   VirtualMemory,
 } from '../../../../src/index.ts';
-import type { IpcDescriptor } from '../../../../src/ipc/descriptor.ts';
+import { type IpcDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
 import { writeDescriptor } from '../../../../src/ipc/descriptor-binary.ts';
-import { exportIpc, type Shareable } from '../../../../src/ipc/index.ts';
+import { exportIpc, openIpcBuffer, type Shareable } from '../../../../src/ipc/index.ts';
 import type { Holder } from '../../../../src/ipc/lease/lease.ts';
 import { leaseBook } from '../../../../src/ipc/lease/lease-book.ts';
 import { Lent } from '../../../../src/ipc/lease/lent.ts';
@@ -84,6 +84,40 @@ test('what was lent is a range with its access: neither more of it nor more acce
     [true, false],
   );
   lent.endAll();
+  // Its items repeat, so that it is not to be written to.
+  const repeated = deviceArray(4, float32).at(0).broadcastTo([3]);
+  lent.lend([repeated], undefined);
+  const item = repeated.buffer.subarray(0, 4);
+  assert.deepEqual([lent.has(item.readOnly()), lent.has(item)], [true, false]);
+  lent.endAll();
+});
+
+test('an alias is no more than was shared of what is there, whatever its descriptor says', () => {
+  emulate();
+  const pool = MemoryPool.create({ maxSize: 32 << 20, shareable: true });
+  const alias = { sameProcess: 'alias' } as const;
+  for (const buffer of [DeviceBuffer.allocate(64), pool.allocate(64)]) {
+    const { descriptor } = exportIpc(buffer) as { descriptor: IpcDescriptor & { kind: 'pool' } };
+    const changed = (fields: object): IpcDescriptor =>
+      sealDescriptor({ ...descriptor, ...fields } as never);
+    const { byteOffset } = descriptor;
+    // Of an allocation that is said to be larger.
+    const baseByteLength = 1 << 30;
+    for (const fields of [
+      { byteLength: 65 },
+      { byteOffset: byteOffset + 1 },
+      { byteOffset: byteOffset + 64, byteLength: 1 },
+    ])
+      assert.throws(() => openIpcBuffer(changed({ ...fields, baseByteLength }), alias), {
+        name: 'IpcError',
+        code: 'no-descriptor',
+      });
+    using forReading = openIpcBuffer(changed({ access: 'read' }), alias);
+    assert.equal(forReading.access, 'read');
+    assert.throws(() => forReading.fill(1), { name: 'TypeError' });
+    using forWriting = openIpcBuffer(descriptor, { ...alias, access: 'read-write' });
+    assert.equal(forWriting.access, 'read-write');
+  }
 });
 
 test('a process has what it was lent by each of its connections, and what was passed on to it', () => {

@@ -1,9 +1,13 @@
 /** Arrays in descriptors: what is exported, what is opened, and what hostile ones are answered. */
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
 import { test } from 'node:test';
 import fc from 'fast-check';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import type { Driver } from '../../../../ffi/functions.ts';
 import { duplicateFd } from '../../../../ffi/libc.ts';
+import { processStartTime } from '../../../../ffi/process.ts';
+import { CUresult } from '../../../../ffi/results.ts';
 import {
   bfloat16,
   Context,
@@ -21,6 +25,7 @@ import {
   VirtualMemory,
 } from '../../../../src/index.ts';
 import { type IpcMemoryDescriptor, sealDescriptor } from '../../../../src/ipc/descriptor.ts';
+import { here } from '../../../../src/ipc/here.ts';
 import {
   decodeDescriptor,
   encodeDescriptor,
@@ -34,10 +39,11 @@ import {
   type Parcel,
   ready,
 } from '../../../../src/ipc/index.ts';
+import { asArray } from '../../../../src/ipc/opened-array.ts';
 import { discard, emptySession, pack, unpack } from '../../../../src/ipc/parcel.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
 import { trials } from '../../../support/dose.ts';
-import { failing } from '../../../support/faults.ts';
+import { failing, keepingBooks } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { anyLayout } from '../../../support/layouts.ts';
 import { emulate } from '../emulate.ts';
@@ -211,6 +217,24 @@ test('a hostile layout is an IpcError before the driver is asked, or lies wholly
   assert.equal(openDescriptors(), before);
 });
 
+test('memory in which the items of its descriptor do not fit is closed, and no array is made of it', () => {
+  emulate();
+  const { descriptor } = exportIpc(deviceArray(8, float32));
+  for (const byteLength of [28, 31, 32]) {
+    const opened = DeviceBuffer.allocate(byteLength);
+    if (byteLength === 32) {
+      (asArray(opened, descriptor) as DeviceArray).close();
+    } else {
+      assert.throws(() => asArray(opened, descriptor), {
+        name: 'IpcError',
+        code: 'no-descriptor',
+        message: new RegExp(`take 32 bytes, and the memory that it shared has ${byteLength}$`),
+      });
+    }
+    assert.equal(opened.closed, true);
+  }
+});
+
 test('two views of one buffer share a mapping, which goes with the last of them', async () => {
   emulate();
   const [, pooled, virtual] = allocations();
@@ -361,12 +385,14 @@ test('what a stream makes is ready when that is done, and the wait for it can be
   assert.ok(context.resources.size <= made + 1, 'but for the handle that was only asked');
 });
 
-test('a share that fails leaves nothing', () => {
+test('a share that fails leaves nothing, and holds no memory', async () => {
   for (const name of ['cuEventCreate', 'cuIpcGetEventHandle', 'cuEventRecord'] as const) {
     const driver = emulate();
-    const array = deviceArray(4, float32);
+    const context = Context.primary();
+    const { free } = context.memoryInfo();
+    const array = deviceArray(MIB, float32);
     using stream = Stream.create();
-    const { resources } = Context.primary();
+    const { resources } = context;
     const before = resources.size;
     selectDriver(failing(driver, name, 1, 2));
     assert.throws(() => getIpcHandle(array, { stream }), { name: 'CudaError' });
@@ -374,7 +400,62 @@ test('a share that fails leaves nothing', () => {
     assert.throws(() => exportIpc(array, { stream }), { name: 'CudaError' });
     assert.equal(resources.size, before);
     array.close();
+    await context.flush();
+    assert.equal(context.memoryInfo().free, free, name);
   }
+});
+
+/** A driver in which every handle of an event opens, as if another process had shared one. */
+function openingEvents(changes: Partial<Driver> = {}): ReadonlySet<string> {
+  const emulated = emulate();
+  const { driver, open } = keepingBooks({
+    ...emulated,
+    cuIpcOpenEventHandle: (out) => emulated.cuEventCreate(out, 2),
+    ...changes,
+  });
+  selectDriver(driver);
+  return open;
+}
+
+/** What an array was shared with in a stream, as another process would have made it. */
+function sharedBy(fields: object): IpcMemoryDescriptor {
+  const stream = Stream.create();
+  const { readyEvent, ...handle } = getIpcHandle(deviceArray(4, float32, { stream }), {
+    stream,
+  }).toJSON();
+  return ofAnother(handle, { ...fields, readyEvent: ofAnother(readyEvent as object, fields) });
+}
+
+test('the event of another process is closed again when the wait for it is over', async () => {
+  let status: CUresult = CUresult.CUDA_SUCCESS;
+  const open = openingEvents({ cuEventQuery: () => status });
+  const opened = (): string[] => [...open].filter((what) => what.startsWith('cuIpcOpenEvent'));
+  const message = sharedBy({});
+  await ready(message);
+  assert.deepEqual(opened(), []);
+  status = CUresult.CUDA_ERROR_NOT_READY;
+  const abort = new AbortController();
+  const waits = ready(message, { signal: abort.signal });
+  assert.equal(opened().length, 1);
+  abort.abort(new Error('given up'));
+  await assert.rejects(waits, { message: 'given up' });
+  status = CUresult.CUDA_ERROR_LAUNCH_FAILED;
+  await assert.rejects(ready(message), { name: 'CudaError' });
+  assert.deepEqual(opened(), []);
+});
+
+test('a process that ends before its work is done is waited for no more', {
+  timeout: 20_000,
+}, async (t) => {
+  const open = openingEvents({ cuEventQuery: () => CUresult.CUDA_ERROR_NOT_READY });
+  const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+  t.after(() => child.kill('SIGKILL'));
+  const pid = child.pid as number;
+  const { pidNamespace } = here();
+  const waits = ready(sharedBy({ pid, startTime: processStartTime(pid), pidNamespace }));
+  child.kill('SIGKILL');
+  await assert.rejects(waits, { name: 'IpcError', code: 'exporter-gone', message: /ended before/ });
+  assert.ok(![...open].some((what) => what.startsWith('cuIpcOpenEvent')));
 });
 
 test('an owner of borrowed memory is kept, and not asked', () => {

@@ -170,6 +170,9 @@ test('descriptors of exporters that differ in one field alone keep their own, on
     }
 });
 
+/** Behind the four bytes that each begins with. */
+const VERSION_AT = 4;
+
 test('altered, cut off, longer or invented bytes are an IpcError', () => {
   const refused = (bytes: Uint8Array): void => {
     assert.throws(() => decodeDescriptor(bytes), IpcError);
@@ -197,6 +200,17 @@ test('altered, cut off, longer or invented bytes are an IpcError', () => {
   );
   fc.assert(fc.property(fc.uint8Array({ maxLength: 300 }), refused), trials(100, 10_000));
   refused(new Uint8Array(MAX_DESCRIPTOR_BYTE_LENGTH + 1));
+  const [own] = fc.sample(descriptors, 1);
+  const bytes = encodeDescriptor(own as IpcDescriptor);
+  const version = bytes[VERSION_AT];
+  for (const other of [0, 1, 3, 255]) {
+    assert.notEqual(other, version);
+    bytes[VERSION_AT] = other;
+    assert.throws(() => decodeDescriptor(bytes), {
+      name: 'IpcError',
+      message: new RegExp(`they are of version ${other}, not ${version}`),
+    });
+  }
   for (const wrong of [undefined, 'cufd', [1], new ArrayBuffer(8)])
     assert.throws(() => decodeDescriptor(wrong as never), TypeError);
 });

@@ -52,8 +52,18 @@ test('its own handles are refused before the driver is asked', () => {
     () => openIpcBuffer(changed(ofBuffer, { ...elsewhere, pid: process.pid })),
     expected,
   );
+  // One that was started earlier, and had the number before.
+  for (const open of [
+    () => openIpcBuffer(changed(ofBuffer, { startTime: 1 })),
+    () => openIpcBuffer(changed(ofBuffer, { startTime: 1 }), { sameProcess: 'alias' }),
+    () => openIpcEvent(changed(ofEvent, { startTime: 1 })),
+  ])
+    assert.throws(open, { name: 'IpcError', code: 'exporter-gone' });
   recorder.stop();
-  assert.deepEqual(recorder.calls, []);
+  assert.deepEqual(
+    recorder.calls.filter(({ name }) => /Ipc|Import/.test(name)),
+    [],
+  );
 });
 
 test('a GPU that this process does not see is named beside those that it sees', () => {

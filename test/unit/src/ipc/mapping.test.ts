@@ -4,10 +4,10 @@ import { arena, OUT0 } from '../../../../ffi/arena.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import type { Driver } from '../../../../ffi/functions.ts';
 import type { CUdeviceptr } from '../../../../ffi/types.ts';
-import { Context, Device, type DeviceBuffer, Stream } from '../../../../src/index.ts';
+import { Context, Device, type DeviceBuffer, float32, Stream } from '../../../../src/index.ts';
 import { sealDescriptor } from '../../../../src/ipc/descriptor.ts';
 import { exporter } from '../../../../src/ipc/here.ts';
-import { getIpcHandle, openIpcBuffer } from '../../../../src/ipc/index.ts';
+import { getIpcHandle, openIpcArray, openIpcBuffer } from '../../../../src/ipc/index.ts';
 import { type Mapping, MappingTable } from '../../../../src/ipc/mapping.ts';
 import { nextTurn } from '../../../../src/wait.ts';
 import { failing, keepingBooks } from '../../../support/faults.ts';
@@ -135,6 +135,35 @@ test('what is closed behind held work is unmapped after it, once', async () => {
   assert.ok(![...open].some((entry) => entry.startsWith('cuIpcOpen')));
   const closes = recorder.calls.filter((call) => call.name === 'cuIpcCloseMemHandle');
   assert.equal(closes.length, 1);
+});
+
+test('memory by handle is not unmapped while later work of its context runs, which the driver waits for', async () => {
+  const { open } = importing();
+  const context = Context.primary();
+  const isMapped = (): boolean => [...open].some((entry) => entry.startsWith('cuIpcOpen'));
+  const streams = [0, 1].map(() => Stream.create({ nonBlocking: true })) as [Stream, Stream];
+  using before = new Latch();
+  using after = new Latch();
+  for (const openBuffer of [
+    () => openIpcBuffer(descriptor()),
+    () => openIpcArray({ handle: Buffer.alloc(64, 2), shape: [4], dtype: float32 }),
+  ]) {
+    before.hold(streams[0]);
+    openBuffer().close();
+    // What is queued from now on came after the close.
+    assert.equal(context.releases.collect(), false);
+    after.hold(streams[1]);
+    before.open();
+    await streams[0].synchronize();
+    context.releases.collect();
+    assert.equal(isMapped(), true);
+    after.open();
+    await streams[1].synchronize();
+    await context.flush();
+    assert.equal(isMapped(), false);
+    for (const { word } of [before, after]) word.shut();
+  }
+  for (const stream of streams) stream.close();
 });
 
 test('opened again while it waits, it stays mapped', async () => {

@@ -4,6 +4,7 @@ import { test } from 'node:test';
 import { setImmediate } from 'node:timers/promises';
 import { inspect } from 'node:util';
 import fc from 'fast-check';
+import { writeUint64 } from '../../../../ffi/arena.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import { closeFd, createMemfd, duplicateFd, isOpenFd } from '../../../../ffi/libc.ts';
 import { CUresult } from '../../../../ffi/results.ts';
@@ -46,8 +47,14 @@ import {
   pack,
   unpack,
 } from '../../../../src/ipc/parcel.ts';
-import { withSharedTable } from '../../../../src/ipc/shared-counts.ts';
+import {
+  beginSharedUse,
+  endSharedUse,
+  nameOfMapping,
+  withSharedTable,
+} from '../../../../src/ipc/shared-counts.ts';
 import { anchorExports } from '../../../../src/memory/export-anchor.ts';
+import { recordCallsOf } from '../../../support/arguments.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
 import { trials } from '../../../support/dose.ts';
 import { withFaults } from '../../../support/faults.ts';
@@ -129,9 +136,15 @@ test('what was not made for other processes is refused in words, before the driv
   recorder.stop();
   assert.deepEqual(recorder.calls, []);
   const closed = sharedPool();
+  const shared = [closed.pool, closed.buffer, DeviceBuffer.allocate(64)];
+  // What was shared before, too.
+  for (const each of shared) pack(each, session());
   closed.pool.close({ buffers: true });
-  for (const gone of [closed.pool, closed.buffer])
+  shared[2]?.close();
+  for (const gone of shared) {
     assert.throws(() => exportIpc(gone), { name: 'ClosedError' });
+    assert.throws(() => pack(gone, session()), { name: 'ClosedError' });
+  }
 });
 
 test('an alias in the same process is a view with a close of its own', () => {
@@ -365,8 +378,69 @@ test('a pool that comes back to its maker leaves no descriptor behind', () => {
   const ours = { ...session(), has: () => true };
   const back = unpack(descriptor, fds.map(duplicateFd), ours) as DeviceBuffer;
   assert.equal(back.address, buffer.address);
-  assert.equal(unpack(exportIpc(pool).descriptor, fds.map(duplicateFd), ours), pool);
+  const mine = loan();
+  assert.equal(unpack(exportIpc(pool).descriptor, fds.map(duplicateFd), ours, mine), pool);
+  // It is the pool itself that came, which nobody closes for the one who sent it.
+  assert.deepEqual(mine.told, ['returned']);
   assert.deepEqual([openDescriptors(), ours.received.size], [before, 0]);
+});
+
+test('a pool that the driver knows as one of this process is refused, and not destroyed', () => {
+  const emulated = emulate();
+  const { pool, buffer } = sharedPool();
+  // The hardware gives a pool's own handle for a descriptor of it.
+  const told = recordCallsOf(
+    {
+      ...emulated,
+      cuMemPoolImportFromShareableHandle: (out) => {
+        writeUint64(pool.handle, out);
+        return CUresult.CUDA_SUCCESS;
+      },
+    },
+    'cuMemPoolDestroy',
+  );
+  const { descriptor, fds } = exportIpc(buffer);
+  const before = openDescriptors();
+  assert.throws(() => openIpcBuffer(ofAnother(descriptor), { fds: fds.map(duplicateFd) }), {
+    name: 'IpcError',
+    code: 'same-process',
+    message: /is a pool of this very process: use it itself/,
+  });
+  assert.deepEqual([told, openDescriptors()], [[], before]);
+  pool.allocate(64).close();
+});
+
+test('memory of a pool that another thread has mapped is not unmapped for it', async () => {
+  const emulated = emulate();
+  const { buffer } = sharedPool();
+  const { descriptor, fds } = exportIpc(buffer);
+  const base = 2 ** 46;
+  const told = recordCallsOf(
+    {
+      ...emulated,
+      // The driver maps it once a process, at one address.
+      cuMemPoolImportPointer: (out) => {
+        writeUint64(base, out);
+        return CUresult.CUDA_SUCCESS;
+      },
+      cuPointerGetAttribute: () => CUresult.CUDA_ERROR_INVALID_VALUE,
+      cuMemFree_v2: (address) =>
+        Number(address) === base ? CUresult.CUDA_SUCCESS : emulated.cuMemFree_v2(address),
+    },
+    'cuMemFree_v2',
+  );
+  const open = (): void =>
+    assert.throws(() => openIpcBuffer(ofAnother(descriptor), { fds: fds.map(duplicateFd) }), {
+      name: 'IpcError',
+      message: /while measuring memory/,
+    });
+  beginSharedUse(nameOfMapping(base), 1, () => {});
+  open();
+  assert.deepEqual(told, []);
+  endSharedUse(nameOfMapping(base), () => {});
+  open();
+  assert.deepEqual(told, [['cuMemFree_v2', base]]);
+  await Context.primary().flush();
 });
 
 test('a pool and its memory are not taken for each other, and nothing stays open of them', async () => {

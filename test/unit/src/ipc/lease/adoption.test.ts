@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { openSync } from 'node:fs';
 import { connect, createServer } from 'node:net';
 import { afterEach, beforeEach, test } from 'node:test';
-import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
+import { closeFd, createMemfd, SystemError } from '../../../../../ffi/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../../ffi/message.ts';
 import { processStartTime } from '../../../../../ffi/process.ts';
 import { listenSocket, socketPair } from '../../../../../ffi/socket.ts';
@@ -215,6 +215,23 @@ for (const [what, use] of Object.entries(ends))
     assert.equal(other.peer.closed, false);
     assert.equal(leases.stats().leases.length, between);
   });
+
+test('where a process cannot be watched, nothing is kept for it, and the connection ends', async (t) => {
+  using other = await holder();
+  const pid = process.ppid;
+  const watched = openDescriptors();
+  t.mock.method(PeerProcess.prototype, 'onGone', () => {
+    throw new SystemError('epoll_ctl', 24);
+  });
+  const [link, far] = socketPair();
+  ask(other, asking(0, { pid, startTime: processStartTime(pid) as number }), [link]);
+  closeFd(link);
+  await assert.rejects(other.peer.receive(), { name: 'IpcError', message: /EMFILE/ });
+  assert.equal(adopted(), 0);
+  closeFd(far);
+  await turns();
+  assert.ok(openDescriptors() <= watched);
+});
 
 test('a process that is ending has it until it has ended, and not until its link is closed', {
   timeout: 30_000,

@@ -5,6 +5,7 @@ import { test } from 'node:test';
 import { socketPair } from '../../../../../ffi/socket.ts';
 import { Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../../../../src/index.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
+import { Lease } from '../../../../../src/ipc/lease/lease.ts';
 import { Lent } from '../../../../../src/ipc/lease/lent.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
@@ -135,6 +136,39 @@ test('a lease is revoked once, however often that is asked for, and is kept unti
   });
   lent.endAll();
   assert.deepEqual(leases.stats().leases, []);
+});
+
+test('a lease that ends twice releases nothing that another has of it', () => {
+  emulate();
+  const holder = (pid: number) => ({ pid, name: `process ${pid}`, revoke() {} });
+  using buffer = DeviceBuffer.allocate(64);
+  const lease = Lease.of(0, buffer, holder(7), undefined);
+  const passed = lease.passedOn(holder(8));
+  let ended = 0;
+  lease.onEnd = () => {
+    ended += 1;
+  };
+  lease.end();
+  lease.end();
+  assert.equal(ended, 1);
+  assert.throws(() => buffer.close({ leases: 'refuse' }), { message: /is in use by process/ });
+  passed.end();
+  passed.end();
+  buffer.close({ leases: 'refuse' });
+  assert.deepEqual(leases.stats().leases, []);
+});
+
+test('what is open here is not waited for, whoever has it', async () => {
+  emulate();
+  const { lent } = lentTo();
+  using buffer = DeviceBuffer.allocate(64);
+  lent.lend([buffer], undefined);
+  assert.equal(leases.stats().leases.length, 1);
+  await leases.drain({ timeoutMs: 0 });
+  buffer.close();
+  await assert.rejects(leases.drain({ timeoutMs: 0 }), { name: 'TimeoutError' });
+  lent.endAll();
+  await leases.drain({ timeoutMs: 0 });
 });
 
 test('wrong arguments of leases are refused', async () => {

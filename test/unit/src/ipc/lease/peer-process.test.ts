@@ -10,6 +10,7 @@ import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
+import { runProgram } from '../../emulate.ts';
 
 let before = 0;
 beforeEach(() => {
@@ -56,6 +57,29 @@ test('a living process is not gone where no descriptor is left to see it by', as
   ours?.hasEnded();
   assert.equal(isTold, true);
   assert.equal(PeerProcess.child(pid).isGone, true);
+});
+
+test('a process that has the number of an ended one is not taken for it', () => {
+  const startTime = processStartTime('self') as number;
+  for (const [pid, started, isSeen] of [
+    [own.pid, startTime, true],
+    [own.pid, startTime - 1, false],
+    [own.pid, startTime + 1, false],
+    [0, startTime, false],
+  ] as const) {
+    const named = PeerProcess.known(pid, started);
+    assert.deepEqual([named.isSeen, named.isGone], [isSeen, false]);
+    assert.equal(named.pid, isSeen ? pid : 0);
+    named.onGone(() => {})();
+  }
+});
+
+test('watching a process keeps this one alive no longer than it has work', () => {
+  const { code, stdout, stderr } = runProgram(new URL('../fixtures/watching.ts', import.meta.url), [
+    String(process.pid),
+    String(processStartTime('self')),
+  ]);
+  assert.deepEqual([code, stdout, stderr], [0, 'seen: true\n', '']);
 });
 
 test('a shortage of descriptors is told, and anything else leaves the end of a process unseen', () => {
