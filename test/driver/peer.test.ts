@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { recordCalls } from '../../ffi/driver.ts';
+import { cu, recordCalls } from '../../ffi/driver.ts';
+import { CUresult } from '../../ffi/results.ts';
 import { Context, Device, DeviceBuffer, MemoryPool, Stream } from '../../src/index.ts';
 import { emulated } from '../support/driver.ts';
 
@@ -20,6 +21,14 @@ test('access is given and taken back, each as often as one likes', { skip: skipU
     first.disablePeerAccess(second);
     first.disablePeerAccess(second);
   }
+  // Another library of the process has given it: that is as good.
+  const peer = second.handle;
+  assert.equal(
+    first.run(() => cu.cuCtxEnablePeerAccess(peer, 0)),
+    CUresult.CUDA_SUCCESS,
+  );
+  first.enablePeerAccess(second);
+  first.disablePeerAccess(second);
   assert.throws(() => first.enablePeerAccess(Context.primary(0)), /peers are of two devices/);
   assert.throws(
     () => first.enablePeerAccess(1 as never),

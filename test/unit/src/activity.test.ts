@@ -143,6 +143,41 @@ test('work whose fence was dropped, or is done, still counts as running', () => 
   assert.equal(activity.isIdle(), true);
 });
 
+test('an event that two fences hold is not recorded again when one of them gives it back', () => {
+  emulate();
+  const { activity } = Context.primary();
+  const stream = theirStream();
+  using before = new Latch();
+  using after = new Latch();
+  before.hold(stream);
+  const [dropped, kept] = [activity.fence(), activity.fence()];
+  dropped.drop();
+  after.hold(stream);
+  before.open();
+  assert.equal(kept.isDone(), true);
+  after.open();
+});
+
+test('a fence that fails on the way gives back the events that it had', () => {
+  const emulated = emulate();
+  // The first is behind the work of the borrowed stream, the second would be the fence's own.
+  selectDriver(failing(emulated, 'cuEventCreate', 2, CUresult.CUDA_ERROR_OUT_OF_MEMORY));
+  const { activity } = Context.primary();
+  const stream = theirStream();
+  using own = Stream.create({ nonBlocking: true });
+  using latch = new Latch();
+  using later = new Latch();
+  latch.hold(stream);
+  latch.hold(own);
+  assert.equal(activity.fence().isDone(), false);
+  using events = countEvents();
+  // Its last event is free to be recorded again.
+  later.hold(stream);
+  assert.equal(events.made, 0);
+  latch.open();
+  later.open();
+});
+
 test('where the work of a stream cannot be marked for a fence, no event is lost, and it is waited for', () => {
   const emulated = emulate();
   selectDriver(broken(emulated, 'cuEventRecord', CUresult.CUDA_ERROR_OUT_OF_MEMORY));

@@ -252,6 +252,40 @@ test('memory is not freed while a borrowed stream works on it', async () => {
   latch[Symbol.dispose]();
 });
 
+test('a context that is asked whether it is the primary one leaves no reference to that', () => {
+  emulate();
+  assert.ok(Context.primary().handle);
+  using foreign = new ForeignContext();
+  using recorder = recordCalls();
+  assert.equal(Context.fromHandle(foreign.handle).borrowed, true);
+  assert.deepEqual(
+    recorder.calls.map(({ name }) => name).filter((name) => name.startsWith('cuDevicePrimaryCtxR')),
+    ['cuDevicePrimaryCtxRetain', 'cuDevicePrimaryCtxRelease_v2'],
+  );
+});
+
+test('access to another device is asked for again after a reset of either side', () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const [first, second] = [Context.primary(0), Context.primary(1)];
+  for (const reset of [undefined, first, second]) {
+    reset?.resetSync();
+    using recorder = recordCalls();
+    for (let n = 0; n < 2; n += 1) first.enablePeerAccess(second);
+    const asked = recorder.calls.filter(({ name }) => name === 'cuCtxEnablePeerAccess');
+    assert.equal(asked.length, 1);
+  }
+});
+
+test('who asked to be told of a reset is told, once the context is empty', () => {
+  emulate();
+  const context = Context.primary();
+  using stream = Stream.create();
+  const told: boolean[] = [];
+  context.afterReset.add(() => told.push(stream.closed));
+  context.resetSync();
+  assert.deepEqual(told, [true]);
+});
+
 test('the primary context is recognised, whoever retained it first', () => {
   emulate();
   assert.equal(cu.cuInit(0), 0);

@@ -81,3 +81,9 @@ test('an attribute that the driver does not know is an error that names it', () 
     message: /while reading mpsEnabled/,
   });
 });
+
+test('the UUID of a slice of a GPU begins as nvidia-smi and CUDA_VISIBLE_DEVICES name it', (t) => {
+  emulate();
+  t.mock.getter(Device.prototype, 'name', () => 'NVIDIA H100 80GB HBM3 MIG 1g.10gb');
+  assert.match(Device.get().uuid, /^MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/);
+});

@@ -309,6 +309,15 @@ test('a stream that stays held up does not make looking through dearer with ever
   assert.equal(state.released.length, 1000);
 });
 
+test('a scope of a deferral that ends twice ends no other', () => {
+  const { queue } = held();
+  using _outer = queue.defer();
+  const inner = queue.defer();
+  inner[Symbol.dispose]();
+  inner[Symbol.dispose]();
+  assert.equal(queue.isDeferred, true);
+});
+
 test('nothing is released in a deferral, nor in the outer one after the inner', async () => {
   const { state, queue, submit } = held();
   state.idle = true;

@@ -21,7 +21,7 @@ import { readNews, type Tail } from '../../../../../src/ipc/peer/tail.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { openDescriptors } from '../../../../support/descriptors.ts';
 import { emulate } from '../../emulate.ts';
-import { leasesFrom, Stranger } from './support.ts';
+import { leasesFrom, peerPair, Stranger } from './support.ts';
 
 /** Runs `use`, and waits until this process has no more descriptors open than before. */
 async function leavingNone(use: () => Promise<void>): Promise<void> {
@@ -260,4 +260,46 @@ test('the reason of a refusal is shown as text of a bounded length', async () =>
     assert.ok(!error.message.includes('\u001b'));
     return true;
   });
+});
+
+test('an answer is taken once: a second one to the same question ends the connection', async () => {
+  using buffer = DeviceBuffer.allocate(64);
+  using answerer = new Answerer();
+  const opening = answerer.peer.open(getIpcHandle(buffer), { timeoutMs: 10_000 });
+  const answer = list(int32(0), text('gone'));
+  answerer.answerWith(answer);
+  await assert.rejects(opening, { name: 'IpcError', message: /does not confirm .*: gone$/ });
+  answerer.answerWith(answer);
+  const reason = await Promise.race([answerer.peer.ended, answerer.peer.receive()]).catch(String);
+  assert.match(String(reason), /^IpcError: .*an answer came that nobody asked for$/);
+});
+
+test('what has the same handle as what is asked about, and is another one, is not given out', async () => {
+  using pair = peerPair();
+  using buffer = DeviceBuffer.allocate(4096);
+  const asked = getIpcHandle(buffer);
+  const { bufferId } = asked as { readonly bufferId?: number };
+  assert.ok(bufferId !== undefined);
+  // As of memory that was freed, whose handle the driver gave to this.
+  const earlier = sealDescriptor({ ...asked, bufferId: bufferId + 2 ** 20 } as never);
+  await assert.rejects(pair.a.open(earlier, { timeoutMs: 10_000 }), {
+    name: 'IpcError',
+    code: 'exporter-gone',
+    message: /does not confirm this descriptor: what it names is another one now$/,
+  });
+  (await pair.a.open(asked)).close();
+});
+
+test('a question that could not be sent is forgotten, however many there are', async () => {
+  using buffer = DeviceBuffer.allocate(64);
+  const asked = getIpcHandle(buffer);
+  using other = new Stranger();
+  const sends = Array.from({ length: 3000 }, () => other.peer.send('x'.repeat(2000)));
+  for (const send of sends) send.catch(() => {});
+  // More than may be open at a time.
+  for (let n = 0; n < 1025; n++)
+    await assert.rejects(other.peer.open(asked), {
+      name: 'IpcError',
+      message: /wait to be sent already: await send\(\) before the next one$/,
+    });
 });

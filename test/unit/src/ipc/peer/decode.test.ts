@@ -3,9 +3,12 @@ import assert from 'node:assert/strict';
 import { type TestContext, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
-import { DeviceBuffer } from '../../../../../src/index.ts';
+import { DeviceBuffer, IpcError } from '../../../../../src/index.ts';
+import { sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
 import { writeDescriptor } from '../../../../../src/ipc/descriptor-binary.ts';
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
+import { type KnownDescriptors, ValueScan } from '../../../../../src/ipc/peer/decode.ts';
+import { Hearing } from '../../../../../src/ipc/peer/hearing.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   MAX_BIGINT_DIGITS,
@@ -17,6 +20,7 @@ import { PacketKind } from '../../../../../src/ipc/peer/packet.ts';
 import { Tag } from '../../../../../src/ipc/peer/tags.ts';
 import { readNews } from '../../../../../src/ipc/peer/tail.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { collectGarbage } from '../../../../support/gc.ts';
 import { emulate } from '../../emulate.ts';
 import { leasesFrom, peerPair, Stranger } from './support.ts';
@@ -273,4 +277,37 @@ test('what is said behind a value has at most as many points, and bytes, as it c
     message: /a value of 1 bytes came with 1048577 more/,
   });
   await sending;
+});
+
+test('descriptors that came before are remembered up to a number', () => {
+  emulate();
+  using buffer = DeviceBuffer.allocate(64);
+  const descriptor = getIpcHandle(buffer);
+  const known: KnownDescriptors = new Map();
+  for (let bufferId = 1; bufferId <= 1025; bufferId++) {
+    const bytes = writeDescriptor(sealDescriptor({ ...descriptor, bufferId } as never));
+    const value = Buffer.concat([Buffer.of(Tag.parcel, 0, ...length(bytes.byteLength)), bytes]);
+    assert.ok(new ValueScan(value, known).step());
+    assert.ok(known.size >= 1 && known.size <= 1024, `${known.size}`);
+  }
+});
+
+test('the descriptors of a long value are closed where the connection ends as it is checked', async (t) => {
+  const before = openDescriptors();
+  hurry(t);
+  using other = new Stranger();
+  const looked = t.mock.method(Hearing.prototype, 'value');
+  const body = listOf(MANY, emptyObject);
+  const link = createSealedMemfd('link', 4096);
+  const header = { byteLength: body.byteLength, offset: 0 };
+  other.send(body.subarray(0, FRAGMENT_BYTE_LENGTH), header, [link, link]);
+  closeFd(link);
+  for (let offset = FRAGMENT_BYTE_LENGTH; offset < body.byteLength; offset += FRAGMENT_BYTE_LENGTH)
+    while (!other.send(body.subarray(offset, offset + FRAGMENT_BYTE_LENGTH), { ...header, offset }))
+      await nextTurn();
+  while (looked.mock.callCount() < 2) await nextTurn();
+  other.peer.connection.fail(new IpcError('it broke'));
+  await assert.rejects(other.peer.receive(), /it broke/);
+  closeFd(other.socket);
+  await descriptorsReturnTo(before);
 });

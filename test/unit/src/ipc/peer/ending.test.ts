@@ -1,8 +1,9 @@
 /** How a connection ends: what goes out, what comes back, and what each call says of it. */
 import assert from 'node:assert/strict';
 import { after, afterEach, beforeEach, describe, test } from 'node:test';
-import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
+import { closeFd, createMemfd, isOpenFd, mapShared } from '../../../../../ffi/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
+import { socketPair } from '../../../../../ffi/socket.ts';
 import {
   ClosedError,
   DeviceBuffer,
@@ -10,13 +11,19 @@ import {
   PeerGoneError,
   Stream,
 } from '../../../../../src/index.ts';
+import { writeDescriptor } from '../../../../../src/ipc/descriptor-binary.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
+import { Adopting } from '../../../../../src/ipc/lease/adopting.ts';
+import type { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Delivery } from '../../../../../src/ipc/peer/delivery.ts';
 import { HEADER_BYTE_LENGTH, MAX_WAITING_VALUES } from '../../../../../src/ipc/peer/limits.ts';
 import { News } from '../../../../../src/ipc/peer/news.ts';
 import { PacketKind, readHeader } from '../../../../../src/ipc/peer/packet.ts';
 import type { Peer } from '../../../../../src/ipc/peer/peer.ts';
+import { Session } from '../../../../../src/ipc/peer/session.ts';
 import { Tag } from '../../../../../src/ipc/peer/tags.ts';
+import { emptyTail } from '../../../../../src/ipc/peer/tail.ts';
+import type { Wire } from '../../../../../src/ipc/peer/wire.ts';
 import { PointPage } from '../../../../../src/ipc/points/page.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
@@ -125,6 +132,38 @@ describe('Peer.close', () => {
     assert.equal(leases.stats().leases.length, 0);
   });
 
+  test('tells what dropped values were to tell, before that it is closed', deadline, async () => {
+    using other = new Stranger();
+    using buffer = DeviceBuffer.allocate(64);
+    await other.peer.send(buffer);
+    const bytes = writeDescriptor(getIpcHandle(buffer));
+    assert.ok(bytes.byteLength >= 128);
+    const length = [(bytes.byteLength & 127) | 128, bytes.byteLength >> 7];
+    other.send(Uint8Array.of(Tag.parcel, 0, ...length, ...bytes, ...leasesFrom(3, 1)));
+    const received = (await other.peer.receive()) as DeviceBuffer;
+    void (await fill(other.peer));
+    received.close();
+    leases.revoke(buffer);
+    // Takes both along, and is dropped.
+    const last = other.peer.send('one more');
+    last.catch(ignore);
+    other.peer.close();
+    await assert.rejects(last, { name: 'ClosedError' });
+    const told: number[][] = [];
+    for (let idle = 0; idle < 20; idle++) {
+      for (const { kind, body } of packets(other)) {
+        idle = 0;
+        // The page of counters may go before the first points.
+        if (kind === PacketKind.news && body[0] !== 1) told.push(body);
+      }
+      await nextTurn();
+    }
+    const three = new Uint8Array(new Float64Array([3]).buffer);
+    assert.deepEqual(told, [[3, 1, ...three, 1, 0, 4, 1, ...new Uint8Array(8)], [CLOSING]]);
+    other.send(Uint8Array.of(CLOSING, DONE), { ...news, sequence: 1 });
+    await until(() => leases.stats().leases.length === 0);
+  });
+
   test('sends no revocation of what never went out', deadline, async () => {
     using pair = peerPair();
     using late = DeviceBuffer.allocate(64);
@@ -172,8 +211,12 @@ describe('Peer.close', () => {
       other.peer.close();
       assert.deepEqual(packets(other).at(-1), { ...news, body: [CLOSING] });
       assert.equal(other.receive(), undefined);
-      // Lease 0 is released, with no points.
-      other.send(Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 0), news);
+      // Lease 0 is closed, and its work may go on: that is not the end of it.
+      other.send(Uint8Array.of(3, 1, ...new Uint8Array(8), 0, 0), news);
+      for (let turn = 0; turn < 10; turn++) await nextTurn();
+      assert.equal(leases.stats().leases.length, 1);
+      // Now it is released, with no points.
+      other.send(Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 0), { ...news, sequence: 1 });
       await until(() => leases.stats().leases.length === 0);
       assert.deepEqual(packets(other), [{ ...news, body: [DONE] }]);
       assert.equal(other.receive(), 'end');
@@ -259,6 +302,35 @@ describe('what is closed and cannot be told', () => {
     },
   );
 
+  test('is asked to be kept again, and no link stays here once it went out', deadline, () => {
+    const [link, ours] = socketPair();
+    const adopting = new Adopting(ignore);
+    adopting.ask(7, 1, 2, link, ours).answered.catch(ignore);
+    let isOut = true;
+    const posted: (readonly number[])[] = [];
+    const session = {
+      adopting,
+      ordering: { sharePage: ignore },
+      takeNews: () => emptyTail,
+    } as unknown as Session;
+    const wire = {
+      // As where no descriptor is left to keep those that wait.
+      post(_kind: number, _bytes: Buffer, fds: readonly number[]) {
+        if (isOut) throw new IpcError('no descriptor is left');
+        posted.push([...fds]);
+      },
+    } as unknown as Wire;
+    const tell = new News(session, wire);
+    assert.equal(tell.post(), false);
+    assert.equal(adopting.isNeeded(7), true);
+    isOut = false;
+    assert.equal(tell.post(), true);
+    assert.deepEqual(posted, [[link]]);
+    assert.equal(isOpenFd(link), false);
+    closeFd(ours);
+    adopting.end();
+  });
+
   test('is tried again by one timer, however much there is', deadline, async (t) => {
     using pair = peerPair();
     const lent = buffers(20);
@@ -340,6 +412,52 @@ describe('the other end', () => {
     assert.equal(leases.stats().leases.length, others + 1);
     closeFd(other.socket);
     before = openDescriptors();
+  });
+
+  test('is believed nothing more until the host has seen its work', deadline, async (t) => {
+    const others = leases.stats().leases.length;
+    using other = new Stranger();
+    using buffer = DeviceBuffer.allocate(64);
+    await other.peer.send(buffer);
+    // No stream can wait for its work: the host has to.
+    t.mock.getter(PointPage.prototype, 'isFixed', () => false);
+    const fd = createSealedMemfd('points', 4096);
+    const page = mapShared(fd, 4096);
+    other.send(Uint8Array.of(1), { ...news, sequence: 0 }, [fd]);
+    closeFd(fd);
+    const five = new Uint8Array(new Float64Array([5]).buffer);
+    const released = Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 1, 0, ...five);
+    other.send(released, { ...news, sequence: 1 });
+    other.send(Uint8Array.of(Tag.true), { sequence: 2 });
+    let received: unknown;
+    const receiving = other.peer.receive().then((value) => {
+      received = value;
+    });
+    for (let turn = 0; turn < 20; turn++) await nextTurn();
+    assert.equal(received, undefined);
+    new BigUint64Array(page.view()).fill(5n);
+    await receiving;
+    assert.equal(received, true);
+    page.unmap();
+    await until(() => leases.stats().leases.length === others);
+  });
+
+  test('that is gone leaves no link of what it asked to be kept', deadline, () => {
+    let end = ignore;
+    const process = {
+      pid: 1,
+      isSeen: true,
+      onGone(gone: () => void) {
+        end = gone;
+        return ignore;
+      },
+    } as unknown as PeerProcess;
+    const session = new Session(process, 'the other end', 0);
+    end();
+    const link = createMemfd('link', 0);
+    const adopt = [{ lease: 0, pid: 1, startTime: 1 }];
+    assert.deepEqual(session.hear({ ...emptyTail, adopt }, [link]), []);
+    session.end();
   });
 
   test('may close while it is asked: that is a close, not a breach', deadline, async () => {

@@ -70,6 +70,10 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
     /version 7 of the protocol/,
     (o) => sendMessage(o.socket, Uint8Array.of(0x63, 0x75, 7, 1, ...new Array<number>(20).fill(0))),
   ],
+  'an earlier version': [
+    /version 1 of the protocol/,
+    (o) => sendMessage(o.socket, Uint8Array.of(0x63, 0x75, 1, 1, ...new Array<number>(20).fill(0))),
+  ],
   'an unknown kind': [/kind 9 are unknown/, (o) => o.send(one, { kind: 9 as 1 })],
   'a value out of turn': [/of value 5 came where/, (o) => o.send(one, { sequence: 5 })],
   'a value without its beginning': [
@@ -148,6 +152,10 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
     /before the page/,
     (o) => o.send(Uint8Array.of(Tag.null, 2, 1, 0, ...float64(1))),
   ],
+  'a point that counts nothing': [
+    /0 is no count from 1 on/,
+    (o) => o.send(Uint8Array.of(Tag.null, 2, 1, 0, ...float64(0))),
+  ],
   'points beyond a page': [
     /no word 512/,
     (o) => o.send(Uint8Array.of(Tag.null, 2, 1, 0x80, 4, ...float64(1))),
@@ -160,6 +168,10 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   'a page without its descriptor': [
     /0 file descriptors came with news/,
     (o) => o.send(Uint8Array.of(1), news),
+  ],
+  'a descriptor that no news has': [
+    /1 file descriptors came with news/,
+    (o) => sendWithLink(o, [5], news),
   ],
   'a second page': [
     /a second page/,
@@ -196,6 +208,13 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   'a question with an object': [
     /came with GPU objects/,
     (o) => o.send(Uint8Array.of(Tag.array, 2, ...one, ...parcel, ...leasesFrom(0, 1)), { kind: 3 }),
+  ],
+  'a question with an object and its descriptor': [
+    /came with GPU objects/,
+    (o) =>
+      sendWithLink(o, [Tag.array, 2, ...one, Tag.parcel, 1, 1, Tag.null, ...leasesFrom(0, 1)], {
+        kind: 3,
+      }),
   ],
   'objects without leases': [
     /0 leases came with a value that has 1/,

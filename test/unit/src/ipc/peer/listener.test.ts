@@ -5,6 +5,7 @@ import fs, {
   chownSync,
   closeSync,
   existsSync,
+  fstatSync,
   mkdirSync,
   mkdtempSync,
   openSync,
@@ -21,9 +22,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, afterEach, beforeEach, mock, test } from 'node:test';
 import { setImmediate } from 'node:timers/promises';
-import { closeFd, libc } from '../../../../../ffi/libc.ts';
+import { closeFd, createMemfd, libc } from '../../../../../ffi/libc.ts';
 import { receiveMessage } from '../../../../../ffi/message.ts';
-import { connectSocket, listenSocket } from '../../../../../ffi/socket.ts';
+import { connectSocket, listenSocket, socketPair } from '../../../../../ffi/socket.ts';
 import {
   connect,
   type Listener,
@@ -87,6 +88,9 @@ test('a plain name is a socket in a directory of this user alone', () => {
   using listener = listen('x');
   assert.equal(listener.name, join(folder, 'cuffi', 'x'));
   assert.equal(modeOf(join(folder, 'cuffi')), 0o700);
+  // Also where its options admit others.
+  using admitting = listen('admitting', { allow: () => true });
+  assert.deepEqual([modeOf(listener.name), modeOf(admitting.name)], [0o600, 0o600]);
 });
 
 test('a directory that others may use, that is of another user, or a link, is not trusted', async () => {
@@ -683,4 +687,12 @@ test('a process that spawnPeer did not start has no parent', () => {
     assert.throws(parentPeer, { name: 'IpcError', message: /not started by spawnPeer/ });
     assert.equal(process.env['CUFFI_PARENT'], undefined);
   }
+  // A descriptor of that number that is another socket, and one of that inode that is none.
+  const [near, far] = socketPair();
+  const file = createMemfd('file', 0);
+  for (const told of [`${near}:1`, `${file}:${fstatSync(file).ino}`]) {
+    process.env['CUFFI_PARENT'] = told;
+    assert.throws(parentPeer, { name: 'IpcError', message: /not started by spawnPeer/ });
+  }
+  [near, far, file].forEach(closeFd);
 });

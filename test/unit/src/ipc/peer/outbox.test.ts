@@ -222,3 +222,19 @@ test('what waits as too many descriptors are on their way is tried again, though
   );
   [...arrived.fds, first, other].forEach(closeFd);
 });
+
+test('the descriptors of a value of many packets go with the first of them alone', async () => {
+  const outbox = new Outbox();
+  const fd = createMemfd('sent', 0);
+  assert.equal(
+    outbox.post(near, PacketKind.value, packet(3 * FRAGMENT_BYTE_LENGTH), [fd]),
+    undefined,
+  );
+  closeFd(fd);
+  const counts: number[] = [];
+  for (let next = receiveMessage(far); typeof next === 'object'; next = receiveMessage(far)) {
+    counts.push(next.fds.length);
+    next.fds.forEach(closeFd);
+  }
+  assert.deepEqual(counts, [1, 0, 0]);
+});

@@ -1,9 +1,16 @@
 import assert from 'node:assert/strict';
-import { fstatSync } from 'node:fs';
+import { fstatSync, mkdtempSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { Readable } from 'node:stream';
 import { afterEach, beforeEach, test } from 'node:test';
 import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
 import { receiveMessage } from '../../../../../ffi/message.ts';
+import { processStartTime } from '../../../../../ffi/process.ts';
+import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
 import { socketPair } from '../../../../../ffi/socket.ts';
+import { spawnPeer } from '../../../../../src/ipc/index.ts';
+import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
@@ -12,6 +19,7 @@ import {
 } from '../../../../../src/ipc/peer/limits.ts';
 import { Outbox } from '../../../../../src/ipc/peer/outbox.ts';
 import { PacketKind } from '../../../../../src/ipc/peer/packet.ts';
+import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import { nextTurn } from '../../../../../src/wait.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { runProgram } from '../../emulate.ts';
@@ -242,6 +250,61 @@ test('wrong arguments are refused', async () => {
   );
   await pair.a.send('still open');
   assert.equal(await pair.b.receive(), 'still open');
+});
+
+test('a peer that cannot be made leaves nothing open', (t) => {
+  const own = { pid: process.pid, uid: 0 };
+  const startTime = processStartTime('self') as number;
+  {
+    // Its process cannot be watched.
+    const watched = PeerProcess.known(process.pid, startTime);
+    const { onGone } = watched;
+    t.mock.method(watched, 'onGone', (gone: () => void) => {
+      onGone.call(watched, gone)();
+      throw new Error('it cannot be watched');
+    });
+    const [near, far] = socketPair();
+    assert.throws(() => new Peer(near, own, { process: watched }), /cannot be watched/);
+    assert.equal(receiveMessage(far), 'end');
+    closeFd(far);
+    assert.equal(openDescriptors(), before);
+  }
+  // Its socket cannot be: it is a file.
+  const watched = PeerProcess.known(process.pid, startTime);
+  const file = createSealedMemfd('no socket', 4096);
+  assert.throws(() => new Peer(file, own, { process: watched }), /./);
+  assert.equal(openDescriptors(), before);
+});
+
+test('a child is started as the options say, and a child that is not leaves nothing open', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'cuffi-child-'));
+  try {
+    const script = join(folder, 'told.mjs');
+    writeFileSync(
+      script,
+      'console.log(JSON.stringify([process.cwd(), process.execArgv, process.argv.slice(2), process.env.TOLD]))',
+    );
+    const child = spawnPeer(script, {
+      cwd: folder,
+      execArgv: ['--no-deprecation'],
+      args: ['one', 'two'],
+      env: { TOLD: 'three' },
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
+    let told = '';
+    for await (const chunk of child.process.stdout as Readable) told += chunk;
+    assert.deepEqual(JSON.parse(told), [
+      realpathSync(folder),
+      ['--no-deprecation'],
+      ['one', 'two'],
+      'three',
+    ]);
+    assert.equal((await child.ended).name, 'ClosedError');
+    child.close();
+    assert.throws(() => spawnPeer(script, { cwd: 'a\0b' }), { code: 'ERR_INVALID_ARG_VALUE' });
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
 });
 
 const referenced = new URL('../fixtures/referenced.ts', import.meta.url);

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
+import { closeFd } from '../../../../../ffi/libc.ts';
 import { IpcError } from '../../../../../src/errors.ts';
 import {
   DeviceBuffer,
@@ -21,10 +22,13 @@ import {
   MAX_VALUE_DEPTH,
   MAX_VALUE_PARTS,
 } from '../../../../../src/ipc/peer/limits.ts';
+import { PacketKind } from '../../../../../src/ipc/peer/packet.ts';
 import { Tag } from '../../../../../src/ipc/peer/tags.ts';
+import { Wire } from '../../../../../src/ipc/peer/wire.ts';
+import { nextTurn } from '../../../../../src/wait.ts';
 import { trials } from '../../../../support/dose.ts';
 import { emulate } from '../../emulate.ts';
-import { leasesFrom } from './support.ts';
+import { leasesFrom, Stranger } from './support.ts';
 
 const noSession = emptySession();
 
@@ -141,8 +145,9 @@ test('what is too deep, too large or in itself is refused', () => {
     for (let n = 0; n < depth; n++) value = [value];
     return value;
   };
-  assert.deepEqual(roundTrip(nested(MAX_VALUE_DEPTH)), nested(MAX_VALUE_DEPTH));
-  assert.throws(() => encode(nested(MAX_VALUE_DEPTH + 1)), RangeError);
+  // As `send` says.
+  assert.deepEqual(roundTrip(nested(64)), nested(64));
+  assert.throws(() => encode(nested(65)), { name: 'RangeError', message: /deeper than 64 levels/ });
   assert.throws(() => encode(new Uint8Array(MAX_VALUE_BYTE_LENGTH)), RangeError);
   assert.throws(() => encode('x'.repeat(MAX_VALUE_BYTE_LENGTH)), RangeError);
   assert.throws(() => encode(new Array(MAX_VALUE_PARTS)), {
@@ -309,4 +314,23 @@ test('refuses what no encoder writes', () => {
   const many = Buffer.alloc(MAX_VALUE_PARTS + 10, Tag.null);
   many.set([Tag.array, ...length(MAX_VALUE_PARTS + 6)]);
   assert.throws(() => decode(many), { name: 'IpcError', message: /more than 1048576 parts/ });
+});
+
+test('a pool goes out again where the value with it did not', async (t) => {
+  emulate();
+  const pool = MemoryPool.create({ maxSize: 4 << 20, shareable: true });
+  using other = new Stranger();
+  const post = t.mock.method(Wire.prototype, 'post', () => {
+    throw new IpcError('no descriptor is left');
+  });
+  await assert.rejects(other.peer.send(pool), /no descriptor is left/);
+  post.mock.restore();
+  await other.peer.send(pool);
+  const message = other.receive() as { readonly fds: readonly number[] };
+  assert.equal(message.fds.length, 1);
+  message.fds.forEach(closeFd);
+  other.send(Uint8Array.of(10), { kind: PacketKind.news });
+  await nextTurn();
+  other.peer.close();
+  pool.close();
 });

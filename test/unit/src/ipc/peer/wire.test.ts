@@ -55,3 +55,38 @@ test('what a closed end has left is taken to its end, whoever waited for it, and
   for (let turn = 0; turn < 50 && wire.isOpen; turn++) await nextTurn();
   assert.deepEqual(found, [10, 20, 2 * FRAGMENT_BYTE_LENGTH, 'end']);
 });
+
+test('what an end that is gone goes on to send by another holder is not taken without end', async (t) => {
+  const [socket, other] = socketPair();
+  let [sequence, taken, ends] = [0, 0, 0];
+  const packet = Buffer.alloc(HEADER_BYTE_LENGTH + 1);
+  const sendOne = (): boolean => {
+    writeHeader(packet, 0, { kind: PacketKind.value, sequence, byteLength: 1, offset: 0 });
+    if (!sendMessage(other, packet)) return false;
+    sequence += 1;
+    return true;
+  };
+  const wire = new Wire(socket, {
+    wantsMore: () => true,
+    arrived() {
+      taken += 1;
+      // There is always more, but not for ever.
+      if (taken < 5000) sendOne();
+      return false;
+    },
+    ended() {
+      ends += 1;
+      wire.close(new Error('ended'));
+    },
+    failed: (error) => assert.fail(String(error)),
+    drained() {},
+  });
+  t.after(() => {
+    wire.close(new Error('over'));
+    closeFd(other);
+  });
+  while (sendOne());
+  wire.otherIsGone();
+  while (wire.isOpen) await nextTurn();
+  assert.deepEqual([taken, ends], [4096, 1]);
+});
