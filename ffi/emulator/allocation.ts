@@ -189,7 +189,9 @@ export const allocationFunctions = (
     if (ofKind !== undefined) return ofKind;
     const allocation = memory.blocks.allocationAt(address);
     if (allocation?.address !== address) return CUDA_ERROR_INVALID_VALUE;
-    queues.drain(allocation.block.context);
+    const { context } = allocation.block;
+    queues.drain(context);
+    if (context.failure !== CUDA_SUCCESS) return context.failure;
     memory.blocks.free(allocation);
     return CUDA_SUCCESS;
   },

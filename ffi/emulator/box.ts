@@ -11,7 +11,6 @@ import { CUresult, type CUresult as Status } from '../results.ts';
 import type { StructName } from '../structs.ts';
 import type { Contexts } from './context.ts';
 import { LARGEST_STAGED } from './copy.ts';
-import { MAX_PITCH } from './device.ts';
 import type { HostMemory } from './host.ts';
 import type { Memory } from './memory.ts';
 import type { Queues, Stream } from './queues.ts';
@@ -56,8 +55,8 @@ function sideOf(fields: Fields, prefix: 'src' | 'dst', box: Box, device: number)
   const isFlat = box.height === 1 && box.depth === 1 && y === 0 && z === 0;
   // Rows without a pitch lie close together.
   const pitch = field('Pitch') || x + box.width;
-  if (field('Pitch') > MAX_PITCH || (!isFlat && pitch < x + box.width))
-    return CUDA_ERROR_INVALID_VALUE;
+  // No pitch is too wide, whatever the attribute of the device says.
+  if (!isFlat && pitch < x + box.width) return CUDA_ERROR_INVALID_VALUE;
   const rows = field('Height');
   if ((box.depth > 1 || z > 0) && rows < y + box.height) return CUDA_ERROR_INVALID_VALUE;
   const start = field(type === CU_MEMORYTYPE_HOST ? 'Host' : 'Device');

@@ -35,7 +35,10 @@ export interface Context {
   readonly flags: number;
   readonly limits: Map<number, number>;
   alive: boolean;
-  /** What ended it, where its work has: every call in it fails with that from then on. */
+  /**
+   * What ended it, where its work has, or that of another context: a process loses all of its
+   * contexts at once, and every call in one fails with that from then on.
+   */
   failure: CUresult;
   /** How often a primary context was retained. */
   references: number;
@@ -49,6 +52,7 @@ export class Contexts {
   readonly #primary = new Map<number, Context>();
   readonly #stack: Context[] = [];
   readonly #endings: ((context: Context) => void)[] = [];
+  readonly #loss = { status: CUDA_SUCCESS as CUresult };
   /** Of each context, those of other devices whose memory it was given access to. */
   readonly #peers = new WeakMap<Context, Set<Context>>();
 
@@ -60,6 +64,11 @@ export class Contexts {
   /** Has `release` called with each context that ends, to release what belongs to it. */
   onEnd(release: (context: Context) => void): void {
     this.#endings.push(release);
+  }
+
+  /** What ended the contexts of the process, if anything did. */
+  get loss(): CUresult {
+    return this.#loss.status;
   }
 
   get top(): Context | undefined {
@@ -141,6 +150,7 @@ export class Contexts {
   }
 
   #make(device: number, primary: boolean, flags: number): Context {
+    const loss = this.#loss;
     const context: Context = {
       handle: this.#handles.make('CUcontext'),
       device,
@@ -148,7 +158,12 @@ export class Contexts {
       flags,
       limits: new Map(defaultLimits),
       alive: true,
-      failure: CUDA_SUCCESS,
+      get failure() {
+        return loss.status;
+      },
+      set failure(status) {
+        loss.status ||= status;
+      },
       references: 0,
     };
     this.#all.set(context.handle, context);
@@ -220,6 +235,7 @@ export const contextFunctions = (contexts: Contexts, host: HostMemory): ContextF
   cuCtxCreate_v2(out, flags, device) {
     if (!contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
     if (flags > MAX_FLAGS) return CUDA_ERROR_INVALID_VALUE;
+    if (contexts.loss !== CUDA_SUCCESS) return contexts.loss;
     const context = contexts.create(device, flags);
     contexts.push(context);
     host.setUint64(out, context.handle);

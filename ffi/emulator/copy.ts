@@ -23,8 +23,11 @@ const LARGEST_PATTERN = 2 ** 20;
  */
 const LARGEST_ACROSS = 64;
 
-/** What of ordinary host memory is copied at once; more waits for its turn in the stream. */
-export const LARGEST_STAGED: number = 2 ** 16;
+/**
+ * What of ordinary host memory is taken at once, on its way to the device; more waits for its turn in
+ * the stream. It was measured to be from 1 MiB to less than 4 MiB.
+ */
+export const LARGEST_STAGED: number = 2 ** 20;
 
 /** Fills `byteLength` bytes with a repeated element, a piece at a time. */
 function fill(memory: Memory, address: number, element: Uint8Array, byteLength: number): void {

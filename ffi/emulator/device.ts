@@ -13,7 +13,7 @@ const DRIVER_VERSION = 13_000;
 const NAME = 'cuffi emulated device';
 
 /** The most bytes between two rows of a copy. */
-export const MAX_PITCH: number = 2 ** 31 - 1;
+const MAX_PITCH = 2 ** 31 - 1;
 
 const defaults: Partial<Record<DeviceAttribute, number>> = {
   maxThreadsPerBlock: 1024,

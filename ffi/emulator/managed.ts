@@ -62,7 +62,9 @@ export class ManagedMemory {
     const allocation = this.#at(address);
     if (!allocation) return undefined;
     if (allocation.address !== address) return CUDA_ERROR_INVALID_VALUE;
-    if (allocation.context) this.#queues.drain(allocation.context);
+    const { context } = allocation;
+    if (context) this.#queues.drain(context);
+    if (context?.failure) return context.failure;
     this.#free(allocation);
     return CUDA_SUCCESS;
   }

@@ -172,6 +172,7 @@ export function moduleFunctions(
       const module = modules.get(handle);
       if (!module) return CUDA_ERROR_INVALID_HANDLE;
       queues.drain(module.context);
+      if (module.context.failure !== CUDA_SUCCESS) return module.context.failure;
       modules.unload(module);
       return CUDA_SUCCESS;
     },

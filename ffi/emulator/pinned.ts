@@ -94,7 +94,9 @@ export const pinnedFunctions = (
     cuMemFreeHost(address) {
       const allocation = allocationAt(address);
       if (allocation?.address !== address) return CUDA_ERROR_INVALID_VALUE;
-      if (allocation.context) queues.drain(allocation.context);
+      const { context } = allocation;
+      if (context) queues.drain(context);
+      if (context?.failure) return context.failure;
       free(allocation);
       return CUDA_SUCCESS;
     },
@@ -123,7 +125,9 @@ export const pinnedFunctions = (
       if (allocationAt(address)) return CUDA_ERROR_INVALID_VALUE;
       const registration = memory.registrations.at(address);
       if (registration?.address !== address) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-      queues.drain(registration.context);
+      const { context } = registration;
+      queues.drain(context);
+      if (context.failure !== CUDA_SUCCESS) return context.failure;
       memory.registrations.remove(registration);
       return CUDA_SUCCESS;
     },

@@ -91,18 +91,6 @@ export const notEmulated: Readonly<Record<string, string>> = {
     ],
   ),
   ...because('it does not imitate these yet', [
-    ...['trap', 'stray write'].flatMap((end) =>
-      [
-        'memory is freed',
-        'managed memory is freed',
-        'pinned memory is freed',
-        'host memory is unregistered',
-        'the module is unloaded',
-        'another context is created',
-      ].map((what) => `after a ${end}: ${what}`),
-    ),
-    'a pageable copy in a held stream: 65537 bytes, host to device',
-    'a pageable copy in a held stream: 1048576 bytes, host to device',
     ...['global', 'of this thread'].flatMap((mode) =>
       [
         'a query of an event',
@@ -134,9 +122,6 @@ export const notEmulated: Readonly<Record<string, string>> = {
     'a copy over the border to another mapping',
     'a graph with memory, while it waits in a held stream: instantiated again',
     'a graph with memory, while it waits in a held stream: updated',
-    'rows: copy from a pitch of ',
-    'rows: copy to a pitch of ',
-    'rows: memset of a pitch of ',
   ]),
 };
 

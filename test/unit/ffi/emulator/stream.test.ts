@@ -11,9 +11,17 @@ import {
   writeBytes,
   writeStruct,
 } from '../../../../ffi/arena.ts';
-import type { Address, CUdeviceptr, CUstream } from '../../../../ffi/types.ts';
+import type { Address, CUdeviceptr, CUmodule, CUstream } from '../../../../ffi/types.ts';
 import { programFile } from '../../../support/program-file.ts';
-import { at, Emulated, hostWords, LEGACY, NON_BLOCKING, unmappedAddress } from './support.ts';
+import {
+  at,
+  device,
+  Emulated,
+  hostWords,
+  LEGACY,
+  NON_BLOCKING,
+  unmappedAddress,
+} from './support.ts';
 
 const GEQ = 0;
 const EQ = 1;
@@ -107,6 +115,76 @@ test('work on what is unmapped before its turn ends the context, whichever work 
     assert.equal(cu.cuMemAlloc_v2(OUT0, 64), LAUNCH_FAILED);
     assert.equal(cu.cuMemcpyDtoH_v2(BLOCK, plain, 4), LAUNCH_FAILED);
   }
+});
+
+/** Has work touch what is not mapped any more. */
+function lose(emulated: Emulated): void {
+  const unit = 2 ** 21;
+  const { cu } = emulated;
+  const { stream, release } = held(emulated, NON_BLOCKING);
+  const memory = emulated.reserve(unit);
+  emulated.ok(cu.cuMemMap(memory, unit, 0, emulated.createPhysical(unit), 0));
+  emulated.ok(emulated.setAccess(memory, unit, 3));
+  emulated.ok(cu.cuMemsetD8Async(memory, 1, 64, stream));
+  emulated.ok(cu.cuMemUnmap(memory, unit));
+  assert.throws(release);
+}
+
+test('a process that has lost a context can give back only what belongs to none', () => {
+  const unit = 2 ** 21;
+  const emulated = new Emulated({ CUFFI_EMULATED_DEVICES: '2' });
+  const { cu } = emulated;
+  const contexts = [emulated.retain(0), emulated.retain(1)] as const;
+  emulated.push(contexts[1]);
+  const elsewhere = emulated.allocate(64);
+  const streamElsewhere = emulated.stream();
+  emulated.ok(cu.cuCtxPopCurrent_v2(OUT0));
+  emulated.push(contexts[0]);
+  const plain = emulated.allocate(64);
+  emulated.ok(cu.cuMemAllocManaged(OUT0, 64, 1));
+  const managed = readSize(OUT0) as CUdeviceptr;
+  emulated.ok(cu.cuMemHostAlloc(OUT0, 64, 0));
+  const pinned = readSize(OUT0) as Address;
+  const { address: registered } = hostWords(16);
+  emulated.ok(cu.cuMemHostRegister_v2(registered, 64, 0));
+  emulated.ok(cu.cuModuleLoadDataEx(OUT0, writeBytes(PTX), 0, 0 as Address, 0 as Address));
+  const module = readSize(OUT0) as CUmodule;
+  const pool = emulated.pool();
+  const handle = emulated.createPhysical(unit);
+  const reserved = emulated.reserve(unit);
+  emulated.ok(cu.cuMemMap(reserved, unit, 0, handle, 0));
+  lose(emulated);
+
+  const kept: readonly (() => number)[] = [
+    () => cu.cuMemFree_v2(plain),
+    () => cu.cuMemFree_v2(managed),
+    () => cu.cuMemFreeHost(pinned),
+    () => cu.cuMemHostUnregister(registered),
+    () => cu.cuModuleUnload(module),
+    () => cu.cuCtxCreate_v2(OUT0, 0, device(0)),
+  ];
+  const all = (): number[] => kept.map((call) => call());
+  const refused = kept.map(() => LAUNCH_FAILED);
+  assert.deepEqual(all(), refused);
+  // They are still there, and refused whichever context is current.
+  emulated.ok(cu.cuCtxPopCurrent_v2(OUT0));
+  assert.deepEqual(all(), refused);
+  emulated.push(contexts[1]);
+  assert.deepEqual(all(), refused);
+  assert.equal(cu.cuStreamQuery(streamElsewhere), LAUNCH_FAILED);
+  assert.equal(cu.cuMemFree_v2(elsewhere), LAUNCH_FAILED);
+  emulated.ok(cu.cuMemPoolDestroy(pool));
+  emulated.ok(cu.cuMemUnmap(reserved, unit));
+  emulated.ok(cu.cuMemRelease(handle));
+  emulated.ok(cu.cuMemAddressFree(reserved, unit));
+  emulated.ok(cu.cuCtxPopCurrent_v2(OUT0));
+  for (const ordinal of [0, 1].map(device)) {
+    emulated.ok(cu.cuDevicePrimaryCtxRelease_v2(ordinal));
+    emulated.ok(cu.cuDevicePrimaryCtxReset_v2(ordinal));
+    assert.equal(cu.cuDevicePrimaryCtxRetain(OUT0, ordinal), LAUNCH_FAILED);
+  }
+  emulated.push(contexts[0]);
+  assert.equal(cu.cuMemAlloc_v2(OUT0, 64), 709);
 });
 
 test('each comparison of a value wait says what it should', () => {
@@ -223,7 +301,7 @@ function hurry(t: TestContext): void {
 
 test('where hardware blocks its caller for good, an error names the call and the stream', (t) => {
   hurry(t);
-  const large = hostWords(2 ** 15);
+  const large = hostWords(2 ** 19);
   const calls: Readonly<
     Record<string, (emulated: Emulated, stream: CUstream, memory: CUdeviceptr) => number>
   > = {
@@ -236,7 +314,7 @@ test('where hardware blocks its caller for good, an error names the call and the
     cuMemcpyDtoHAsync_v2: ({ cu }, stream, memory) =>
       cu.cuMemcpyDtoHAsync_v2(BLOCK, memory, 4, stream),
     cuMemcpyHtoDAsync_v2: ({ cu }, stream, memory) =>
-      cu.cuMemcpyHtoDAsync_v2(memory, large.address, 2 ** 16 + 1, stream),
+      cu.cuMemcpyHtoDAsync_v2(memory, large.address, 2 ** 20 + 1, stream),
     cuMemcpy2DAsync_v2: ({ cu }, stream, memory) =>
       cu.cuMemcpy2DAsync_v2(
         writeStruct('CUDA_MEMCPY2D', {
@@ -247,14 +325,14 @@ test('where hardware blocks its caller for good, an error names the call and the
           dstDevice: memory,
           dstPitch: 1024,
           WidthInBytes: 1024,
-          Height: 65,
+          Height: 1025,
         }),
         stream,
       ),
   };
   for (const [name, call] of Object.entries(calls)) {
     const emulated = Emulated.inContext();
-    const memory = emulated.allocate(2 ** 17);
+    const memory = emulated.allocate(2 ** 21);
     const { stream, release } = held(emulated);
     const expected = new RegExp(
       `^Error: ${name} has waited 2000 ms for the stream 0x${hex(stream)},`,
@@ -277,14 +355,14 @@ test('an event behind held work is named where it is waited for', (t) => {
   emulated.ok(emulated.cu.cuEventSynchronize(event));
 });
 
-test('up to 64 KiB of ordinary memory are copied at once into a held stream', () => {
+test('up to 1 MiB of ordinary memory is copied at once into a held stream', () => {
   const emulated = Emulated.inContext();
   const { cu } = emulated;
-  const large = hostWords(2 ** 14);
+  const large = hostWords(2 ** 18);
   large.words.fill(5);
-  const memory = emulated.allocate(2 ** 16);
+  const memory = emulated.allocate(2 ** 20);
   const { stream, release } = held(emulated, NON_BLOCKING);
-  emulated.ok(cu.cuMemcpyHtoDAsync_v2(memory, large.address, 2 ** 16, stream));
+  emulated.ok(cu.cuMemcpyHtoDAsync_v2(memory, large.address, 2 ** 20, stream));
   large.words.fill(6);
   release();
   emulated.ok(cu.cuStreamSynchronize(stream));
