@@ -202,9 +202,8 @@ test('altered, cut off, longer or invented bytes are an IpcError', () => {
   refused(new Uint8Array(MAX_DESCRIPTOR_BYTE_LENGTH + 1));
   const [own] = fc.sample(descriptors, 1);
   const bytes = encodeDescriptor(own as IpcDescriptor);
-  const version = bytes[VERSION_AT];
-  for (const other of [0, 1, 3, 255]) {
-    assert.notEqual(other, version);
+  const version = bytes[VERSION_AT] as number;
+  for (const other of [0, version - 1, version + 1, 255]) {
     bytes[VERSION_AT] = other;
     assert.throws(() => decodeDescriptor(bytes), {
       name: 'IpcError',
