@@ -97,6 +97,14 @@ export const notEmulated: Readonly<Record<string, string>> = {
   ...because('it refuses what goes over a border, as cuffi never asks for that', [
     'a copy over the border to another mapping',
   ]),
+  ...because('fresh memory is a number below zero there, which no wait for 0 takes', [
+    'plain memory of another device, with access of its context: waited for: the stream',
+  ]),
+  ...because('it does not imitate these yet', [
+    'a pool of another device: lets device 0 only read',
+    'a handle opened on both devices: the first closed from the second context',
+    'a handle opened on both devices: the first read',
+  ]),
   ...because('it has no rules of its own for graphs with memory', [
     'a graph with memory, while it waits in a held stream: instantiated again',
     'a graph with memory, while it waits in a held stream: updated',
