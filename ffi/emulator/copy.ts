@@ -84,11 +84,17 @@ export function copyFunctions(
     return outcome ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   };
 
-  const copyLater = (queue: Stream, to: number, from: number, byteLength: number): Status => {
+  const copyLater = (
+    queue: Stream,
+    to: number,
+    from: number,
+    byteLength: number,
+    isToHost = false,
+  ): Status => {
     const { device } = queue.context;
     const work = (): boolean => {
       if (
-        memory.canStillWrite(to, byteLength, device) &&
+        (isToHost || memory.canStillWrite(to, byteLength, device)) &&
         memory.canStillRead(from, byteLength, device)
       )
         memory.copy(to, from, byteLength);
@@ -180,7 +186,8 @@ export function copyFunctions(
         );
       return CUDA_SUCCESS;
     },
-    // Into ordinary host memory: done before this returns, as the driver's staged copies are.
+    // Into ordinary host memory: done before this returns, as the driver's staged copies are, but in
+    // a graph at each launch.
     cuMemcpyDtoHAsync_v2(to, from, byteLength, stream) {
       const queue = queues.get(stream);
       if (!queue) return CUDA_ERROR_INVALID_HANDLE;
@@ -189,6 +196,7 @@ export function copyFunctions(
       if (!memory.canRead(from, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
       const isLater = memory.canWrite(to, byteLength, device);
       if (!isLater && memory.isDeviceRegion(to)) return CUDA_ERROR_INVALID_VALUE;
+      if (!isLater && queue.capture) return copyLater(queue, to, from, byteLength, true);
       return (isLater ? copyLater : copyNow)(queue, to, from, byteLength);
     },
     cuMemcpyDtoDAsync_v2(to, from, byteLength, stream) {

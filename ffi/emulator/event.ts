@@ -3,6 +3,7 @@ import {
   CU_EVENT_BLOCKING_SYNC,
   CU_EVENT_DISABLE_TIMING,
   CU_EVENT_INTERPROCESS,
+  CU_STREAM_LEGACY,
 } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
@@ -21,6 +22,7 @@ const {
   CUDA_ERROR_INVALID_HANDLE,
   CUDA_ERROR_NOT_READY,
   CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+  CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
   CUDA_ERROR_STREAM_CAPTURE_MERGE,
   CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
   CUDA_ERROR_CAPTURED_EVENT,
@@ -94,6 +96,10 @@ function waitInCapture(stream: Stream, { captured, state }: Event): Status {
     return CUDA_SUCCESS;
   }
   const { capture, place } = captured;
+  if (stream.handle === CU_STREAM_LEGACY) {
+    capture.isInvalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  }
   if (capture.origin.capture !== capture) return CUDA_ERROR_INVALID_VALUE;
   if (own && own !== capture) {
     own.isInvalid = true;
@@ -166,6 +172,7 @@ export const eventFunctions = (
     const event = events.get(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     if (breaksCapture(event)) return CUDA_ERROR_CAPTURED_EVENT;
+    if (queues.breaksStrict()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     queues.progress();
     return event.state.isDone() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   },
@@ -173,6 +180,7 @@ export const eventFunctions = (
     const event = events.get(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     if (breaksCapture(event)) return CUDA_ERROR_CAPTURED_EVENT;
+    if (queues.breaksStrict()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     queues.waitUntil(event.state.wait(), () => `the event 0x${handle.toString(16)}`);
     queues.synchronized();
     return CUDA_SUCCESS;
@@ -182,6 +190,7 @@ export const eventFunctions = (
     const end = events.get(endHandle);
     if (!start || !end || (start.flags | end.flags) & CU_EVENT_DISABLE_TIMING)
       return CUDA_ERROR_INVALID_HANDLE;
+    if (start.context !== end.context) return CUDA_ERROR_INVALID_HANDLE;
     const from = start.state as LocalEventState;
     const to = end.state as LocalEventState;
     if (!from.isRecorded || !to.isRecorded) return CUDA_ERROR_INVALID_HANDLE;

@@ -157,7 +157,7 @@ export function guarded(
     }
     const isBroken =
       (name === 'cuCtxSynchronize' && queues.breaksAll(({ context }) => context === top)) ||
-      (UNSAFE_IN_CAPTURE.has(name) && queues.breaksAll((_, { isRelaxed }) => !isRelaxed));
+      (UNSAFE_IN_CAPTURE.has(name) && queues.breaksStrict());
     return isBroken ? CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUresult.CUDA_SUCCESS;
   };
   const isWritable = (address: number): boolean =>

@@ -19,6 +19,8 @@ export interface Import extends Range {
 
 /** Host memory that was made known to the driver. */
 export interface Registration extends Range {
+  /** Whether devices may only read it. */
+  readonly isReadOnly: boolean;
   readonly flags: number;
   readonly context: Context;
   readonly bufferId: number;
@@ -124,7 +126,8 @@ export class Memory {
   /** Whether an address is in memory that is never taken for the host's. */
   isDeviceRegion(address: number): boolean {
     const kind = this.regions.at(address)?.kind;
-    return kind === 'pool' || kind === 'virtual';
+    const isReadOnly = this.registrations.at(address)?.isReadOnly ?? false;
+    return isReadOnly || kind === 'pool' || kind === 'virtual';
   }
 
   /** Whether an address is known to the driver at all. */
@@ -171,10 +174,15 @@ export class Memory {
   #isReachable(address: number, byteLength: number, device: number, wanted: number): boolean {
     return (
       this.#isPlain(address, byteLength) ||
-      this.registrations.holding(address, byteLength) !== undefined ||
+      this.#isRegistered(address, byteLength, wanted) ||
       this.regions.allow(address, byteLength, device, wanted) ||
       isOfOtherThread(address, byteLength)
     );
+  }
+
+  #isRegistered(address: number, byteLength: number, wanted: number): boolean {
+    const registration = this.registrations.holding(address, byteLength);
+    return registration !== undefined && (wanted === READ || !registration.isReadOnly);
   }
 
   /** Whether it is mapped as what was freed there, and nothing else is there now. */

@@ -1,4 +1,5 @@
 /** Host memory that devices reach: registered where it is, or allocated for it. */
+import { readFileSync } from 'node:fs';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
 import type { Contexts } from './context.ts';
@@ -20,9 +21,28 @@ const {
 const REGISTER_FLAGS = 0xf;
 // PORTABLE, DEVICEMAP, WRITECOMBINED
 const ALLOC_FLAGS = 0x7;
+const READ_ONLY = 0x8;
 // Every pinned memory has it, asked for or not.
 const DEVICEMAP = 0x2;
 const PAGE = 4096;
+
+const MAPPING = /^([\da-f]+)-([\da-f]+) .(.).(.) \S+ \S+ \S+ *(.*)$/gm;
+/** Files that are memory: the system keeps their pages where they are. */
+const MEMORY_FILE = /^(?:$|\[|\/memfd:|\/dev\/)/;
+
+/** Whether devices may be let write: not to what may only be read, and not to a file on a disk. */
+function canBeWritten(address: number, byteLength: number): boolean {
+  for (const [, begin = '', end = '', write, shared, path = ''] of readFileSync(
+    '/proc/self/maps',
+    'latin1',
+  ).matchAll(MAPPING)) {
+    const isWithin =
+      Number.parseInt(begin, 16) < address + byteLength && address < Number.parseInt(end, 16);
+    const isMemory = shared === 'p' || MEMORY_FILE.test(path);
+    if (isWithin && !(write === 'w' && isMemory)) return false;
+  }
+  return true;
+}
 
 export interface HostAllocation extends Region {
   readonly kind: 'host';
@@ -109,22 +129,30 @@ export const pinnedFunctions = (
     cuMemHostRegister_v2(address, byteLength, flags) {
       if (address === 0 || !(byteLength > 0) || (flags & ~REGISTER_FLAGS) !== 0)
         return CUDA_ERROR_INVALID_VALUE;
-      // Pages are locked, as a whole and once.
-      const firstPage = address - (address % PAGE);
-      const end = roundUp(address + byteLength, PAGE);
-      if (memory.registrations.overlaps(firstPage, end - firstPage))
+      // Ranges may share a page, but no byte.
+      if (memory.registrations.overlaps(address, byteLength))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
       if (memory.isKnown(address) || !isMapped(address, byteLength))
         return CUDA_ERROR_INVALID_VALUE;
+      const isReadOnly = (flags & READ_ONLY) !== 0;
+      if (!isReadOnly && !canBeWritten(address, byteLength)) return CUDA_ERROR_INVALID_VALUE;
       const bufferId = memory.nextBufferId();
       const context = contexts.current;
-      memory.registrations.add({ address, byteLength, flags, context, bufferId });
+      memory.registrations.add({
+        address,
+        byteLength,
+        flags,
+        isReadOnly,
+        context,
+        bufferId,
+      });
       return CUDA_SUCCESS;
     },
     cuMemHostUnregister(address) {
       if (allocationAt(address)) return CUDA_ERROR_INVALID_VALUE;
       const registration = memory.registrations.at(address);
-      if (registration?.address !== address) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+      if (!registration) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+      if (registration.address !== address) return CUDA_ERROR_INVALID_VALUE;
       const { context } = registration;
       queues.drain(context);
       if (context.failure !== CUDA_SUCCESS) return context.failure;

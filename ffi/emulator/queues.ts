@@ -152,6 +152,11 @@ export class Queues {
     return isBroken;
   }
 
+  /** As {@link breaksAll}: all that are not relaxed, which a call ends that may not be made now. */
+  breaksStrict(): boolean {
+    return this.breaksAll((_, { isRelaxed }) => !isRelaxed);
+  }
+
   #push(stream: Stream, work: Work, takesPlace: boolean): void {
     // Full: the one that is held up, and those behind it.
     const hasPlace = (): boolean => stream.places <= PLACES;

@@ -79,13 +79,15 @@ export const streamFunctions = (
   cuStreamQuery(handle) {
     const stream = queues.get(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (queues.breaks(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (queues.breaks(stream) || queues.breaksStrict())
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return queues.isIdle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   },
   cuStreamSynchronize(handle) {
     const stream = queues.get(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (queues.breaks(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (queues.breaks(stream) || queues.breaksStrict())
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     queues.synchronize(stream);
     queues.synchronized();
     return CUDA_SUCCESS;

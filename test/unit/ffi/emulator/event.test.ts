@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { BLOCK, OUT0, readBytes } from '../../../../ffi/arena.ts';
 import type { CUevent, CUstream } from '../../../../ffi/types.ts';
-import { Emulated, INTERPROCESS, NON_BLOCKING } from './support.ts';
+import { device, Emulated, INTERPROCESS, LEGACY, NON_BLOCKING } from './support.ts';
 
 const DISABLE_TIMING = 2;
 const NOT_READY = 600;
@@ -60,6 +60,13 @@ test('elapsed time needs two recorded, reached events with timing', () => {
     emulated.ok(cu.cuEventRecord(untimed, stream));
     assert.equal(cu.cuEventElapsedTime(OUT0, start, untimed), 400);
   }
+  emulated.ok(cu.cuCtxCreate_v2(OUT0, 0, device(0)));
+  const elsewhere = emulated.event();
+  emulated.ok(cu.cuEventRecord(elsewhere, LEGACY));
+  emulated.ok(cu.cuEventSynchronize(elsewhere));
+  assert.equal(cu.cuEventElapsedTime(OUT0, start, elsewhere), 400);
+  assert.equal(cu.cuEventElapsedTime(OUT0, elsewhere, start), 400);
+  assert.equal(emulated.elapsed(elsewhere, elsewhere), 0);
 });
 
 test('flags that do not fit are refused, as are unknown events', () => {

@@ -57,12 +57,28 @@ test('what is captured is done at each launch, one launch after the other', () =
   assert.equal(emulated.read(word), 7);
 });
 
+test('a copy to ordinary host memory is done at each launch', () => {
+  const emulated = Emulated.inContext();
+  const { cu } = emulated;
+  const stream = emulated.stream(NON_BLOCKING);
+  const memory = emulated.allocate(64);
+  const { address, words } = hostWords(16);
+  const [, executable] = captured(emulated, stream, () =>
+    emulated.ok(cu.cuMemcpyDtoHAsync_v2(address, memory, 4, stream)),
+  );
+  for (const value of [5, 6]) {
+    emulated.write(memory, value);
+    emulated.ok(cu.cuGraphLaunch(executable, stream));
+    emulated.ok(cu.cuStreamSynchronize(stream));
+    assert.equal(words[0], value);
+  }
+});
+
 test('what cannot be captured ends the capture, and nothing of it is left', () => {
   const emulated = Emulated.inContext();
   const { cu } = emulated;
   const [stream, side] = [emulated.stream(NON_BLOCKING), emulated.stream(NON_BLOCKING)];
   const memory = emulated.allocate(64);
-  const { address } = hostWords(16);
   const event = emulated.event(2);
   const elsewhere = emulated.event(2);
   emulated.ok(cu.cuEventRecord(elsewhere, side));
@@ -71,10 +87,10 @@ test('what cannot be captured ends the capture, and nothing of it is left', () =
   const breaking: readonly (readonly [act: () => number, status: number])[] = [
     [() => cu.cuStreamQuery(stream), 900],
     [() => cu.cuStreamSynchronize(stream), 900],
-    [() => cu.cuMemcpyDtoHAsync_v2(address, memory, 64, stream), 900],
     [() => cu.cuStreamWaitEvent(stream, elsewhere, 0), 905],
     [() => cu.cuEventRecord(event, stream) || cu.cuEventQuery(event), 907],
     [() => cu.cuEventRecord(event, stream) || cu.cuEventSynchronize(event), 907],
+    [() => cu.cuEventRecord(event, stream) || cu.cuStreamWaitEvent(LEGACY, event, 0), 906],
   ];
   for (const [act, status] of breaking) {
     emulated.ok(begin(emulated, stream));
@@ -201,7 +217,7 @@ test('synchronising a context ends the captures in it', () => {
   }
 });
 
-test('allocating and freeing end a capture unless it is relaxed, and other modes are none', () => {
+test('allocating, freeing, asking and waiting end a capture unless it is relaxed, and other modes are none', () => {
   const [GLOBAL, THREAD_LOCAL] = [0, 1];
   for (const [mode, answer, end] of [
     [GLOBAL, 900, 901],
@@ -212,6 +228,12 @@ test('allocating and freeing end a capture unless it is relaxed, and other modes
       ({ cu }: Emulated) => cu.cuMemAlloc_v2(OUT0, 4),
       ({ cu }: Emulated) => cu.cuMemFree_v2(at(0)),
       ({ cu }: Emulated) => cu.cuMemHostAlloc(OUT0, 4, 0),
+      ({ cu }: Emulated) => cu.cuStreamQuery(LEGACY),
+      ({ cu }: Emulated) => cu.cuStreamSynchronize(LEGACY),
+      (emulated: Emulated) => emulated.cu.cuStreamQuery(emulated.stream(NON_BLOCKING)),
+      (emulated: Emulated) => emulated.cu.cuStreamSynchronize(emulated.stream()),
+      (emulated: Emulated) => emulated.cu.cuEventQuery(emulated.event()),
+      (emulated: Emulated) => emulated.cu.cuEventSynchronize(emulated.event()),
     ]) {
       const { emulated, stream } = capturing(NON_BLOCKING, mode);
       assert.equal(call(emulated), answer, `${call}, mode ${mode}`);

@@ -1,6 +1,10 @@
 import assert from 'node:assert/strict';
+import { closeSync, mkdtempSync, openSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { test } from 'node:test';
 import { BLOCK, OUT0, OUT1, readSize } from '../../../../ffi/arena.ts';
+import { createMemfd, libc } from '../../../../ffi/libc.ts';
 import type { Address, CUdeviceptr } from '../../../../ffi/types.ts';
 import { at, Emulated, hostWords, NON_BLOCKING, unmappedAddress } from './support.ts';
 
@@ -153,28 +157,65 @@ test('host memory is registered once, found by any address, and forgotten', () =
   assert.equal(emulated.attribute(2, pointer), 1);
   assert.equal(emulated.attribute(10, pointer), 0);
   assert.deepEqual(emulated.range(pointer), { base: address, byteLength: 4096 });
-  assert.equal(cu.cuMemHostUnregister((address + 4) as Address), 713);
+  assert.equal(cu.cuMemHostUnregister((address + 4) as Address), 1);
   emulated.ok(cu.cuMemHostUnregister(address));
   assert.equal(cu.cuMemHostUnregister(address), 713);
 });
 
-test('two registrations share no page', () => {
+test('two registrations share no byte, but pages', () => {
   const { cu } = Emulated.inContext();
   const page = 4096;
   const pages = hostWords(page).address;
   const first = (pages - (pages % page) + page) as Address;
   assert.equal(cu.cuMemHostRegister_v2((first + 8) as Address, 8, 0), 0);
   for (const [offset, byteLength] of [
-    [0, 8],
-    [16, 8],
-    [page - 8, 16],
+    [0, 9],
+    [8, 8],
+    [15, 8],
+    [12, 2],
     [16 - page, page],
   ] as const)
     assert.equal(cu.cuMemHostRegister_v2((first + offset) as Address, byteLength, 0), 712);
-  assert.equal(cu.cuMemHostRegister_v2((first + page) as Address, 8, 0), 0);
-  for (const offset of [8, page])
+  for (const offset of [0, 16, page])
+    assert.equal(cu.cuMemHostRegister_v2((first + offset) as Address, 8, 0), 0);
+  for (const offset of [8, 0, 16, page])
     assert.equal(cu.cuMemHostUnregister((first + offset) as Address), 0);
-  assert.equal(cu.cuMemHostRegister_v2((first + 16) as Address, 8, 0), 0);
+});
+
+test('memory that may not be written, or is a file, is registered to be read, and only read', () => {
+  const [PROT_READ, PROT_READ_WRITE, SHARED, PRIVATE, ANONYMOUS] = [1, 3, 1, 2, 0x20];
+  const READ_ONLY = 8;
+  const { cu } = Emulated.inContext();
+  assert.equal(cu.cuMemAlloc_v2(OUT0, 4096), 0);
+  const memory = readSize(OUT0) as CUdeviceptr;
+  const folder = mkdtempSync(join(tmpdir(), 'cuffi-registered-'));
+  try {
+    const path = join(folder, 'file');
+    writeFileSync(path, Buffer.alloc(4096, 3));
+    const fd = openSync(path, 'r+');
+    const map = (protection: number, flags: number, of: number): Address =>
+      libc.mmap(0, 4096, protection, flags, of, 0) as Address;
+    for (const [address, isWritable] of [
+      [map(PROT_READ_WRITE, PRIVATE | ANONYMOUS, -1), true],
+      [map(PROT_READ_WRITE, SHARED | ANONYMOUS, -1), true],
+      [map(PROT_READ_WRITE, SHARED, createMemfd('registered', 4096)), true],
+      [map(PROT_READ_WRITE, PRIVATE, fd), true],
+      [map(PROT_READ, PRIVATE | ANONYMOUS, -1), false],
+      [map(PROT_READ_WRITE, SHARED, fd), false],
+      [map(PROT_READ, SHARED, fd), false],
+    ] as const) {
+      assert.equal(cu.cuMemHostRegister_v2(address, 4096, 0), isWritable ? 0 : 1);
+      if (isWritable) assert.equal(cu.cuMemcpyDtoH_v2(address, memory, 4096), 0);
+      if (isWritable) assert.equal(cu.cuMemHostUnregister(address), 0);
+      assert.equal(cu.cuMemHostRegister_v2(address, 4096, READ_ONLY), 0);
+      assert.equal(cu.cuMemcpyHtoD_v2(memory, address, 4096), 0);
+      assert.equal(cu.cuMemcpyDtoH_v2(address, memory, 4096), 1);
+      assert.equal(cu.cuMemHostUnregister(address), 0);
+    }
+    closeSync(fd);
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
 });
 
 test('unmapped host memory cannot be registered', () => {
