@@ -212,6 +212,11 @@ for (const how of ['as Node has it', 'without datagram sockets'])
       await sleep(20);
       sendMessage(b, hello);
       assert.equal(await next(), 'hello');
+      // The kernel watches a descriptor once: that of a watch that is closed is free for another.
+      for (const text of ['again', 'hello']) {
+        sendMessage(b, Buffer.from(text));
+        assert.equal(await next(), text);
+      }
       // From now on it is ready in every turn, and found to be so while the thread ends.
       sendMessage(b, Buffer.from('busy'));
       assert.equal(await next(), 'busy');
