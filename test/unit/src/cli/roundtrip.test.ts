@@ -27,9 +27,15 @@ const run = (program: string, { elements = 1024, deadlineMs = 30_000 } = {}) =>
 
 /** The processes that this one has started, and that have not ended. */
 const children = (): string[] =>
-  readdirSync('/proc/self/task').flatMap((thread) =>
-    readFileSync(`/proc/self/task/${thread}/children`, 'latin1').split(' ').filter(Boolean),
-  );
+  readdirSync('/proc').filter((pid) => {
+    try {
+      const stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
+      return stat.slice(stat.lastIndexOf(')') + 2).split(' ')[1] === String(process.pid);
+    } catch {
+      // No process, or one that has ended meanwhile.
+      return false;
+    }
+  });
 
 /** The error of a round trip that must fail; it leaves no memory and no process behind. */
 async function failureOf(trip: () => Promise<unknown>): Promise<Error> {
