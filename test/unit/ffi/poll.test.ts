@@ -12,6 +12,7 @@ import { type Readiness, readable, watchFd } from '../../../ffi/poll.ts';
 import { socketPair } from '../../../ffi/socket.ts';
 import { openDescriptors } from '../../support/descriptors.ts';
 import { programFile } from '../../support/program-file.ts';
+import { until } from '../../support/until.ts';
 import { startWorker } from '../../support/worker.ts';
 import { eventFd, withRoomFor } from './fixtures/descriptors.ts';
 
@@ -108,7 +109,8 @@ test('is not called after close(), not even for what had already been found', as
       for (const watch of watches) watch.close();
     }),
   );
-  await new Promise((resolve) => setTimeout(resolve, 20));
+  await until(() => calls > 0);
+  await sleep(20);
   assert.equal(calls, 1);
   assert.ok(watches.every((watch) => watch.closed));
   fds.forEach(closeFd);
