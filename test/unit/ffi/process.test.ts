@@ -1,15 +1,19 @@
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import {
   bootId,
   isProcessAlive,
+  isProcessEnding,
   isProcessForeign,
   pidNamespace,
   processStartTime,
   processUser,
+  requireStartTime,
 } from '../../../ffi/process.ts';
+import { until } from '../../support/until.ts';
 
 test('a process is known by its pid and its start, and not any more when it has ended', async () => {
   const child = spawn('sleep', ['60'], { stdio: 'ignore' });
@@ -27,6 +31,24 @@ test('a process is known by its pid and its start, and not any more when it has 
   assert.equal(isProcessAlive(pid, started), false);
   assert.equal(processUser(pid), undefined);
   assert.equal(isProcessForeign(pid), false);
+});
+
+test('a process that has ended counts as such, also where nobody has waited for it', async () => {
+  // What it starts in the background ends at once, and the program that it becomes waits for none.
+  const parent = spawn('sh', ['-c', 'sleep 0 & echo $!; exec sleep 60'], {
+    stdio: ['ignore', 'pipe', 'ignore'],
+  });
+  try {
+    const [line] = await once(parent.stdout, 'data');
+    const pid = Number(line);
+    await until(() => readFileSync(`/proc/${pid}/stat`, 'latin1').includes(') Z '));
+    assert.equal(processStartTime(pid), undefined);
+    assert.equal(requireStartTime(pid), undefined);
+    assert.equal(isProcessAlive(pid, processStartTime('self') as number), false);
+    assert.equal(isProcessEnding(pid), true);
+  } finally {
+    parent.kill('SIGKILL');
+  }
 });
 
 test('this process, its user, its machine and its namespace have names', () => {

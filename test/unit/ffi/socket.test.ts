@@ -23,6 +23,7 @@ import {
   sendMessage,
   takeMessage,
 } from '../../../ffi/message.ts';
+import { addressOf } from '../../../ffi/native.ts';
 import { readable } from '../../../ffi/poll.ts';
 import {
   acceptSocket,
@@ -33,6 +34,7 @@ import {
   peerCredentials,
   socketPair,
 } from '../../../ffi/socket.ts';
+import type { Address } from '../../../ffi/types.ts';
 import { openDescriptors } from '../../support/descriptors.ts';
 import { programFile } from '../../support/program-file.ts';
 import { rawSend, withRoomFor } from './fixtures/descriptors.ts';
@@ -263,6 +265,26 @@ for (const kind of ['a path', 'an abstract name'] as const) {
     assert.equal(openDescriptors(), before);
   });
 }
+
+test('the other end is of the user and the group that the kernel says', () =>
+  withPair((a) => {
+    const { getsockopt } = libc;
+    const replace = (value: typeof getsockopt): void => {
+      Object.defineProperty(libc, 'getsockopt', { configurable: true, enumerable: true, value });
+    };
+    // What a sandbox maps others to, too: ids have no sign.
+    const ids = Uint32Array.of(7, 0xffff_fffe, 0x8000_0000);
+    replace((_socket, _level, _name, at) => {
+      libc.memmove(at as Address, addressOf(ids), ids.byteLength);
+      return 0;
+    });
+    try {
+      const [pid, uid, gid] = ids;
+      assert.deepEqual(peerCredentials(a), { pid, uid, gid });
+    } finally {
+      replace(getsockopt);
+    }
+  }));
 
 test('refuses names that no socket can have, and leaves no descriptor of a failure', () => {
   const before = openDescriptors();

@@ -35,6 +35,7 @@ test('the primary context is one, and comes to life again after a reset', () => 
   const memory = emulated.allocate(2 ** 22);
   const stream = emulated.stream();
   const event = emulated.event();
+  emulated.ok(cu.cuCtxSetLimit(0, 4096));
   emulated.ok(cu.cuDevicePrimaryCtxReset_v2(device(0)));
   assert.equal(active(), 0);
   assert.equal(cu.cuMemAlloc_v2(OUT0, 1), 709);
@@ -46,6 +47,9 @@ test('the primary context is one, and comes to life again after a reset', () => 
   assert.equal(emulated.retain(), context);
   emulated.push(context);
   assert.equal(emulated.freeBytes(), before);
+  // With the limits of a new one.
+  emulated.ok(cu.cuCtxGetLimit(OUT0, 0));
+  assert.equal(readSize(OUT0), 1024);
 });
 
 test('the last release ends the primary context, and one more is refused', () => {

@@ -271,6 +271,31 @@ test(
     }),
 );
 
+test(
+  'who waits for an event that its owner destroys, with no record of its own under way, goes on',
+  deadline,
+  () =>
+    withPeer(async (peer) => {
+      const emulated = Emulated.inContext();
+      const { cu } = emulated;
+      const theirs = await peer.ask('event', 6);
+      const event = emulated.openEvent(await peer.ask('eventHandle', theirs));
+      const word = emulated.allocate(4);
+      emulated.write(word, 0);
+      const [recording, waiting] = [emulated.stream(1), emulated.stream(1)];
+      emulated.ok(cu.cuStreamWaitValue32_v2(recording, word, 1, 0));
+      emulated.ok(cu.cuEventRecord(event, recording));
+      emulated.ok(cu.cuStreamWaitEvent(waiting, event, 0));
+      assert.equal(cu.cuStreamQuery(waiting), 600);
+      assert.equal(await peer.ask('cuEventDestroy_v2', theirs), 0);
+      assert.equal(cu.cuStreamQuery(waiting), 0);
+      assert.equal(cu.cuStreamQuery(recording), 600);
+      emulated.write(word, 1);
+      emulated.ok(cu.cuStreamSynchronize(recording));
+      emulated.ok(cu.cuEventDestroy_v2(event));
+    }),
+);
+
 test('a recorder killed before its record leaves the others waiting, and usable', deadline, () =>
   withPeer(async (peer) => {
     const emulated = Emulated.inContext();

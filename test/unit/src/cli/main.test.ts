@@ -92,6 +92,29 @@ test('the first line says which driver, the last how it went, down to one elemen
   }
 });
 
+test('wrong data ends it with 1, and is told', () => {
+  // The first copy to the device says that it is done, and was not: neither side writes its values.
+  const env = { CUFFI_EMULATED_FAULTS: 'cuMemcpyHtoDAsync_v2:1=0' };
+  const spoken = cuffi('roundtrip --elements 8', env);
+  assert.deepEqual({ code: spoken.code, stderr: spoken.stderr }, { code: 1, stderr: '' });
+  assert.doesNotMatch(spoken.stdout, /OK/);
+  const { code, stdout } = cuffi('roundtrip --elements 8 --json', env);
+  assert.equal(code, 1);
+  const { ok, mismatches } = JSON.parse(stdout).result;
+  assert.deepEqual({ ok, mismatches }, { ok: false, mismatches: { child: 8, parent: 8 } });
+});
+
+test('both processes work on the device that is named', () => {
+  // Each says at its end what it was started with: the child gets the device.
+  const telling = "process.on('exit',()=>console.error(process.argv.slice(2).join()))";
+  const { code, stderr } = cuffi('roundtrip --elements 4 --device 1', {
+    CUFFI_EMULATED_DEVICES: '2',
+    NODE_OPTIONS: `--import=data:text/javascript,${encodeURIComponent(telling)}`,
+  });
+  assert.equal(code, 0);
+  assert.deepEqual(stderr.trim().split('\n').sort(), ['1', 'roundtrip,--elements,4,--device,1']);
+});
+
 test('a wish for a driver wins over the environment', () => {
   const { code, stdout } = cuffi('roundtrip --driver emulated --elements 4', {
     CUFFI_DRIVER: '/nowhere/libcuda.so.1',

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { existsSync } from 'node:fs';
+import { readdirSync, readFileSync } from 'node:fs';
 import { afterEach, test } from 'node:test';
 import { cu, selectDriver } from '../../../../ffi/driver.ts';
 import { defaultKind } from '../../../../src/cli/kinds.ts';
@@ -10,7 +10,7 @@ import { broken } from '../../../support/faults.ts';
 import { programFile } from '../../../support/program-file.ts';
 import { emulate } from '../emulate.ts';
 
-const variables = ['CUFFI_TEST_DIES_AT', 'CUFFI_TEST_SAYS'];
+const variables = ['CUFFI_TEST_DIES_AT', 'CUFFI_TEST_SAYS', 'CUFFI_TEST_FINDS'];
 afterEach(() => {
   for (const name of variables) delete process.env[name];
 });
@@ -25,18 +25,30 @@ const run = (program: string, { elements = 1024, deadlineMs = 30_000 } = {}) =>
     program: programFile(new URL(`./fixtures/${program}.ts`, import.meta.url)).path,
   });
 
+/** The processes that this one has started, and that have not ended. */
+const children = (): string[] =>
+  readdirSync('/proc').filter((pid) => {
+    try {
+      const stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
+      return stat.slice(stat.lastIndexOf(')') + 2).split(' ')[1] === String(process.pid);
+    } catch {
+      // No process, or one that has ended meanwhile.
+      return false;
+    }
+  });
+
 /** The error of a round trip that must fail; it leaves no memory and no process behind. */
 async function failureOf(trip: () => Promise<unknown>): Promise<Error> {
   const context = Context.primary();
   const { free } = context.memoryInfo();
+  const before = children();
   const error = await trip().then(
     () => assert.fail('the round trip came to an end'),
     (reason: Error) => reason,
   );
   await context.flush();
   assert.equal(context.memoryInfo().free, free);
-  const pid = /pid (\d+)/.exec(error.message)?.[1];
-  if (pid) assert.equal(existsSync(`/proc/${pid}`), false);
+  assert.deepEqual(children(), before);
   return error;
 }
 
@@ -102,6 +114,18 @@ test('failed round trips leave no descriptor open', async () => {
   const before = openDescriptors();
   await failureOf(() => run('dying-child'));
   assert.equal(openDescriptors(), before);
+});
+
+test('what either process found wrong, or copied, is told of the whole', async () => {
+  emulate();
+  const found = async (mismatches: number, bytesCopied: number) => {
+    process.env['CUFFI_TEST_FINDS'] = JSON.stringify({ mismatches, bytesCopied });
+    const result = await run('finding-child');
+    return [result.ok, result.mismatches, result.noCopy, result.bytesCopied];
+  };
+  assert.deepEqual(await found(0, 0), [true, { child: 0, parent: 0 }, true, 0]);
+  assert.deepEqual(await found(3, 0), [false, { child: 3, parent: 0 }, true, 0]);
+  assert.deepEqual(await found(0, 64), [true, { child: 0, parent: 0 }, false, 64]);
 });
 
 test('a place is a device and what it can share', () => {

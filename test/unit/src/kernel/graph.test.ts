@@ -5,6 +5,7 @@ import { arena, OUT3, writeUint64 } from '../../../../ffi/arena.ts';
 import {
   CU_STREAM_CAPTURE_MODE_RELAXED,
   CU_STREAM_CAPTURE_STATUS_ACTIVE,
+  CU_STREAM_PER_THREAD,
 } from '../../../../ffi/constants.ts';
 import { selectDriver } from '../../../../ffi/driver.ts';
 import { emulatedKernels } from '../../../../ffi/emulated-kernels.ts';
@@ -18,8 +19,9 @@ import {
   Graph,
   MemoryPool,
   Stream,
+  type StreamOption,
 } from '../../../../src/index.ts';
-import { recordCallsOf } from '../../../support/arguments.ts';
+import { recordArguments, recordCallsOf } from '../../../support/arguments.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
 import { collectGarbage } from '../../../support/gc.ts';
 import { loadKernels } from '../../../support/kernels.ts';
@@ -206,6 +208,43 @@ test('memory of a graph that fails on the way leaves nothing behind', () => {
     if (name !== 'cuStreamEndCapture') assert.deepEqual(left, open, `${name} ${nth}`);
     assert.equal(Context.current(), undefined);
   }
+});
+
+test('a graph goes in the stream that is named, be it borrowed, else in the default one; a trim to its device', () => {
+  const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
+  const context = Context.primary(1);
+  using stream = Stream.create({ context, nonBlocking: true });
+  using buffer = DeviceBuffer.allocate(64, { context });
+  using graph = Graph.capture(stream, () => buffer.fill(1, { stream }));
+  const streams = (name: FunctionName, use: (options: StreamOption) => void): unknown[] => {
+    recorder.calls.length = 0;
+    for (const options of [
+      { stream },
+      { stream: Stream.fromHandle(stream.handle, { context }) },
+      { stream: Stream.perThreadDefault({ context }) },
+      {},
+    ])
+      use(options);
+    return recorder.of(name).map(({ args }) => args.at(-1));
+  };
+  const expected = [stream.handle, stream.handle, CU_STREAM_PER_THREAD, 0];
+  assert.deepEqual(
+    streams('cuGraphLaunch', (options) => graph.launch(options)),
+    expected,
+  );
+  assert.deepEqual(
+    streams('cuGraphUpload', (options) => graph.upload(options)),
+    expected,
+  );
+  for (const place of [{}, { device: 1 }, { context }]) Graph.trimMemory(place);
+  const [first, second] = [Context.primary(0), context].map((each) => [
+    each.device.handle,
+    each.handle,
+  ]);
+  assert.deepEqual(
+    recorder.of('cuDeviceGraphMemTrim').map(({ args, context }) => [...args, context]),
+    [first, second, second],
+  );
 });
 
 test('memory of a graph whose close has failed is freed at the end of the capture', () => {
