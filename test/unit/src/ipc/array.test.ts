@@ -41,12 +41,15 @@ import {
 } from '../../../../src/ipc/index.ts';
 import { asArray } from '../../../../src/ipc/opened-array.ts';
 import { discard, emptySession, pack, unpack } from '../../../../src/ipc/parcel.ts';
+import { Ordering } from '../../../../src/ipc/points/ordering.ts';
+import type { Point } from '../../../../src/ipc/points/point.ts';
 import { openDescriptors } from '../../../support/descriptors.ts';
 import { trials } from '../../../support/dose.ts';
 import { failing, keepingBooks } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { anyLayout } from '../../../support/layouts.ts';
 import { emulate } from '../emulate.ts';
+import { peerPair } from './peer/support.ts';
 
 const MIB = 1 << 20;
 const alias = { sameProcess: 'alias' } as const;
@@ -335,6 +338,24 @@ test('a handle keeps the memory until it is closed, and opens once at a time', a
   for (const open of [IpcArrayHandle.from, openIpcArray])
     assert.throws(() => open(bytes), { name: 'IpcError', message: /of bytes, not of an array/ });
   assert.throws(() => IpcArrayHandle.from({}), { name: 'IpcError', code: 'no-descriptor' });
+});
+
+test('what is sent comes behind the stream of an array alone, and behind all work for bytes', async (t) => {
+  emulate();
+  using stream = Stream.create({ nonBlocking: true });
+  using array = deviceArray([2, 2], float32, { stream });
+  const asked: unknown[] = [];
+  for (const name of ['behindStream', 'behindContext'] as const) {
+    const behind = Ordering.prototype[name] as (place: never) => Point[];
+    t.mock.method(Ordering.prototype, name, function (this: Ordering, place: never) {
+      asked.push(place);
+      return behind.call(this, place);
+    });
+  }
+  using pair = peerPair();
+  await pair.a.send([array, array]);
+  await pair.a.send(array.buffer);
+  assert.deepEqual(asked, [stream, array.context]);
 });
 
 test('what a stream makes is ready when that is done, and the wait for it can be given up', async () => {

@@ -439,3 +439,21 @@ test('what a graph was captured of and given is not collected while it may be la
   );
   for (const [, buffer] of kept) buffer.deref()?.close();
 });
+
+test('memory is not made in a stream that another library captures meanwhile', () => {
+  const driver = emulate();
+  selectDriver(driver);
+  using pool = MemoryPool.create({ maxSize: 1 << 20 });
+  using stream = Stream.create({ nonBlocking: true });
+  using other = Stream.create({ nonBlocking: true });
+  using _graph = Graph.capture(stream, () => {
+    pool.allocate(4096, { stream }).close({ stream });
+    const begun = driver.cuStreamBeginCapture_v2(other.handle, CU_STREAM_CAPTURE_MODE_RELAXED);
+    assert.equal(begun, CUresult.CUDA_SUCCESS);
+    assert.throws(() => pool.allocate(4096, { stream: other }), {
+      name: 'CuffiError',
+      message: /while a graph is captured, in a stream that is not/,
+    });
+    assert.equal(driver.cuStreamEndCapture(other.handle, OUT3), CUresult.CUDA_SUCCESS);
+  });
+});

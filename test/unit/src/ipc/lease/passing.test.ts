@@ -124,3 +124,34 @@ test('a send closes its ends of the links, and what is not lent after all is ove
   for (let turn = 0; turn < 100 && lenders[0].over() === 0; turn++) await nextTurn();
   assert.equal(lenders[0].over(), 1);
 });
+
+test('what is passed on goes out once its maker has agreed to keep it', async () => {
+  const buffer = allocate();
+  let agree = (): void => {};
+  const answered = new Promise<void>((resolve) => {
+    agree = resolve;
+  });
+  const adopt: Lender['adopt'] = (_process, _startTime, link) => {
+    closeFd(link);
+    return { answered, over() {} };
+  };
+  rememberLender(buffer, { process: to(7), adopt });
+  using other = new Stranger();
+  /** How many values have come; a page of counters may come before. */
+  const values = (): number => {
+    let count = 0;
+    for (let next = other.receive(); typeof next === 'object'; next = other.receive()) {
+      next.fds.forEach(closeFd);
+      if (next.data[3] === 1) count += 1;
+    }
+    return count;
+  };
+  const sending = other.peer.send(buffer);
+  for (let turn = 0; turn < 10; turn++) await nextTurn();
+  assert.equal(values(), 0);
+  agree();
+  await sending;
+  assert.equal(values(), 1);
+  other.send(Uint8Array.of(10), { kind: 2 });
+  await nextTurn();
+});

@@ -270,7 +270,7 @@ test('an answer is taken once: a second one to the same question ends the connec
   answerer.answerWith(answer);
   await assert.rejects(opening, { name: 'IpcError', message: /does not confirm .*: gone$/ });
   answerer.answerWith(answer);
-  const reason = await Promise.race([answerer.peer.ended, answerer.peer.receive()]).catch(String);
+  const reason = await answerer.peer.receive({ timeoutMs: 10_000 }).catch(String);
   assert.match(String(reason), /^IpcError: .*an answer came that nobody asked for$/);
 });
 

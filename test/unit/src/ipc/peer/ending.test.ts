@@ -14,12 +14,12 @@ import {
 import { writeDescriptor } from '../../../../../src/ipc/descriptor-binary.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { Adopting } from '../../../../../src/ipc/lease/adopting.ts';
-import type { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
+import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Delivery } from '../../../../../src/ipc/peer/delivery.ts';
 import { HEADER_BYTE_LENGTH, MAX_WAITING_VALUES } from '../../../../../src/ipc/peer/limits.ts';
 import { News } from '../../../../../src/ipc/peer/news.ts';
 import { PacketKind, readHeader } from '../../../../../src/ipc/peer/packet.ts';
-import type { Peer } from '../../../../../src/ipc/peer/peer.ts';
+import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import { Session } from '../../../../../src/ipc/peer/session.ts';
 import { Tag } from '../../../../../src/ipc/peer/tags.ts';
 import { emptyTail } from '../../../../../src/ipc/peer/tail.ts';
@@ -389,6 +389,27 @@ describe('the other end', () => {
       before = openDescriptors();
     },
   );
+
+  test('that nobody sees keeps what it has for as long as the options say', deadline, async (t) => {
+    const [near, far] = socketPair();
+    const peer = new Peer(
+      near,
+      { pid: 0, uid: 0 },
+      { process: PeerProcess.child(0), orphanGraceMs: 12_345 },
+    );
+    using buffer = DeviceBuffer.allocate(64);
+    await peer.send(buffer);
+    const lent = leases.stats().leases.length;
+    t.mock.timers.enable({ apis: ['setTimeout'] });
+    peer.connection.fail(new IpcError('it broke'));
+    peer.close();
+    t.mock.timers.tick(12_344);
+    assert.equal(leases.stats().leases.length, lent);
+    t.mock.timers.tick(1);
+    assert.equal(leases.stats().leases.length, lent - 1);
+    t.mock.timers.reset();
+    closeFd(far);
+  });
 
   test('keeps what its work may still use when the connection breaks', deadline, async (t) => {
     const others = leases.stats().leases.length;

@@ -10,6 +10,7 @@ import fs, {
   mkdtempSync,
   openSync,
   readdirSync,
+  readFileSync,
   renameSync,
   rmSync,
   statSync,
@@ -39,6 +40,8 @@ import { takeDescriptors } from '../../../ffi/fixtures/descriptors.ts';
 
 const LISTENER = new URL('../fixtures/listener.ts', import.meta.url);
 const LOCK_EX = 2;
+const F_SETFD = 2;
+const O_CLOEXEC = 0o2000000;
 
 const folder = mkdtempSync(join(tmpdir(), 'cuffi-listener-'));
 process.env['XDG_RUNTIME_DIR'] = folder;
@@ -535,6 +538,20 @@ test('a socket of a killed process is removed when the next one listens at anoth
   assert.ok(existsSync(live.name) && existsSync(next.name));
 });
 
+test('a process that ends while it listens leaves no socket', async () => {
+  for (const name of ['ends-here', join(folder, 'ends-here.sock')]) {
+    await using program = new Program(LISTENER);
+    await program.next();
+    assert.equal(await program.ask({ listen: name }), 'listening');
+    const path = name.startsWith('/') ? name : join(folder, 'cuffi', name);
+    assert.ok(existsSync(path));
+    const exit = once(program.process, 'exit');
+    program.process.send({ end: true });
+    assert.deepEqual(await exit, [0, null]);
+    assert.equal(existsSync(path), false);
+  }
+});
+
 test('a relative path is that of the moment of the call', async () => {
   const [here, there] = [mkdtempSync(join(folder, 'here-')), mkdtempSync(join(folder, 'there-'))];
   const before = process.cwd();
@@ -695,4 +712,22 @@ test('a process that spawnPeer did not start has no parent', () => {
     assert.throws(parentPeer, { name: 'IpcError', message: /not started by spawnPeer/ });
   }
   [near, far, file].forEach(closeFd);
+});
+
+test('the connection with a parent does not go on to programs that its child starts', () => {
+  const [near, far] = socketPair();
+  const isInherited = (): boolean => {
+    const flags = /^flags:\s*(\d+)$/m.exec(readFileSync(`/proc/self/fdinfo/${near}`, 'utf8'));
+    return (Number.parseInt(flags?.[1] ?? '', 8) & O_CLOEXEC) === 0;
+  };
+  // As it comes through the start of a program.
+  assert.equal(libc.fcntl(near, F_SETFD, 0), 0);
+  assert.equal(isInherited(), true);
+  process.env['CUFFI_PARENT'] = `${near}:${fstatSync(near).ino}`;
+  const parent = parentPeer();
+  assert.equal(isInherited(), false);
+  assert.equal(process.env['CUFFI_PARENT'], undefined);
+  assert.equal(parentPeer(), parent);
+  parent.close();
+  closeFd(far);
 });

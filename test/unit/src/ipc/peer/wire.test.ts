@@ -90,3 +90,46 @@ test('what an end that is gone goes on to send by another holder is not taken wi
   while (wire.isOpen) await nextTurn();
   assert.deepEqual([taken, ends], [4096, 1]);
 });
+
+test('a socket that is open keeps the process alive, also where nothing is wanted of it', (t) => {
+  const timers = (): number =>
+    process.getActiveResourcesInfo().filter((name) => name === 'Timeout').length;
+  const [socket, other] = socketPair();
+  let wantsMore = true;
+  const wire = new Wire(socket, {
+    wantsMore: () => wantsMore,
+    arrived: () => false,
+    ended() {},
+    failed: (error) => assert.fail(String(error)),
+    drained() {},
+  });
+  t.after(() => {
+    wire.close(new Error('over'));
+    closeFd(other);
+  });
+  const before = timers();
+  const after = (act: () => void): number => {
+    act();
+    return timers() - before;
+  };
+  const want = (isWanted: boolean) => () => {
+    wantsMore = isWanted;
+    wire.resume();
+  };
+  // A watch for nothing does not.
+  assert.equal(after(want(false)), 1);
+  assert.equal(
+    after(() => wire.setReferenced(false)),
+    0,
+  );
+  assert.equal(
+    after(() => wire.setReferenced(true)),
+    1,
+  );
+  assert.equal(after(want(true)), 0);
+  assert.equal(after(want(false)), 1);
+  assert.equal(
+    after(() => wire.close(new Error('over'))),
+    0,
+  );
+});
