@@ -141,7 +141,7 @@ export class Queues {
     return capture !== undefined;
   }
 
-  /** Ends the captures that have a stream of a kind; answers whether there are any. */
+  /** Ends the captures that have a stream of a kind; returns whether there were any. */
   breaksAll(isOfKind: (stream: Stream, capture: Capture) => boolean): boolean {
     let isBroken = false;
     for (const capture of this.captures)

@@ -115,7 +115,7 @@ export function fillFreshFile(fd: number, byteLength: number): boolean {
   }
 }
 
-/** Memory outside of any device's addresses; undefined where there is none. */
+/** Memory outside of any device's addresses; undefined if none is left. */
 export function mapAnonymous(byteLength: number): number | undefined {
   const flags = MAP_SHARED | MAP_ANONYMOUS;
   const address = libc.mmap(0, byteLength, PROT_READ_WRITE, flags, -1, 0);

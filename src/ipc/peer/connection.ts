@@ -60,8 +60,6 @@ export class Connection implements WireUser {
   readonly #news: News;
   #isPaused = false;
   #isExitAwaited = false;
-  /** The end of the other process was waited for in vain. */
-  #isLate = false;
   #isDoneSent = false;
   /** Whether a long value is being checked. */
   #isChecking = false;
@@ -264,9 +262,7 @@ export class Connection implements WireUser {
     const { process } = this.#session;
     const { isEnding } = process;
     // The end of the process says more than that of its socket, and comes soon.
-    const isSoonKnown = process.isGone
-      ? this.#isExitAwaited
-      : process.isSeen && isEnding !== false && !this.#isLate;
+    const isSoonKnown = process.isGone ? this.#isExitAwaited : process.isSeen && isEnding !== false;
     if (this.#end || !isSoonKnown) {
       this.#finish(this.#ended(), 'break');
       return;
@@ -274,9 +270,8 @@ export class Connection implements WireUser {
     this.#hearing.isStalled = true;
     if (isEnding !== undefined) return;
     setTimeout(() => {
-      if (this.#end) return;
-      this.#isLate = true;
-      this.ended();
+      // Of one that is gone more is known, or will be.
+      if (!this.#end && !process.isGone) this.#finish(this.#ended(), 'break');
     }, MAX_EXIT_MS).unref();
   }
 

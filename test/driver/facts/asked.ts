@@ -222,7 +222,7 @@ export class Asked implements Side, AsyncDisposable {
     await this.made('cuStreamWaitValue32_v2', stream, this.#latch.devicePointer, 1, 0);
   }
 
-  /** Lets go what is held up. */
+  /** Releases the work that is held up. */
   release(): void {
     this.#latch?.word.open();
   }
@@ -285,7 +285,7 @@ export class Asked implements Side, AsyncDisposable {
     return this.#peer.sendFd(fd, to.#peer);
   }
 
-  /** Has the process end by itself; answers whether it does. */
+  /** Asks the process to exit; returns whether it does. */
   async exit(): Promise<string> {
     this.#isEnded = true;
     const [code] = await Promise.race([

@@ -43,7 +43,7 @@ export const contextlessFacts: FactGroup = async (note) => {
   const freed = await made('cuMemAllocFromPoolAsync', 'OUT0', MIB, pool, stream);
   const plain = await made('cuMemAlloc_v2', 'OUT0', MIB);
   const pinned = await made('cuMemHostAlloc', 'OUT0', 4096, 3);
-  // It is used as a semaphore, too: fresh memory is none.
+  // It is used as a semaphore, which fresh memory is not until it is cleared.
   await peer.call('cuMemsetD8Async', pinned, 0, 4096, stream);
   await peer.call('cuStreamSynchronize', stream);
   const { status: isManaged, out0: managed } = await peer.call(
