@@ -119,6 +119,9 @@ export const varying: Readonly<Record<string, string>> = {
   ),
   ...because('the memory of what was destroyed may be in use again, or not be there any more', [
     'a destroyed context: destroyed again',
+    'a destroyed stream of a destroyed context: ',
+    'in a capture (global): the stream is destroyed, and it ends',
+    'in a capture (relaxed): the stream is destroyed, and it ends',
     'in a capture (global): the primary context is released, and it ends',
     'in a capture (relaxed): the primary context is released, and it ends',
   ]),

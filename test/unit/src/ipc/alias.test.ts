@@ -44,6 +44,25 @@ function shareables(): Record<string, Shareable> {
 
 const holder = (pid: number): Holder => ({ pid, name: `process ${pid}`, revoke() {} });
 
+test('an event that came back is closed with the one that was sent, and does not close that', () => {
+  emulate();
+  const event = CudaEvent.create({ interprocess: true });
+  const lent = new Lent(holder(2 ** 30));
+  lent.lend([event], undefined);
+  const session = { ...emptySession(), has: (asked: Shareable) => lent.has(asked) };
+  const receive = () => unpack(exportIpc(event).descriptor, [], session) as CudaEvent;
+  const first = receive();
+  const second = receive();
+  assert.notEqual(first, event);
+  assert.equal(first.handle, event.handle);
+  first.close();
+  assert.deepEqual([first.closed, second.closed, event.closed], [true, false, false]);
+  event.close();
+  assert.equal(second.closed, true);
+  assert.throws(() => second.handle, { name: 'ClosedError' });
+  lent.endAll();
+});
+
 test('a descriptor of this process from one that it has lent nothing to is refused, of all kinds', () => {
   emulate();
   for (const [name, object] of Object.entries(shareables())) {
