@@ -1,6 +1,7 @@
 /** Copies of host memory on a thread of libuv's pool: the event loop turns meanwhile. */
-import { libc } from './libc.ts';
+
 import { callOffThread } from './library.ts';
+import { libc } from './linux/libc.ts';
 import type { Address } from './types.ts';
 
 /** What the copies under way read and write: koffi itself holds nothing that it was given. */

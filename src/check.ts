@@ -6,8 +6,8 @@ import { stringAt } from '../ffi/native.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { Address } from '../ffi/types.ts';
 import { CudaError } from './errors.ts';
-import { noteError } from './lost.ts';
-import { remedyFor } from './remedies.ts';
+import { remedyFor } from './hints.ts';
+import { noteError } from './lost-context.ts';
 
 /**
  * Throws a CudaError unless `status` is success.

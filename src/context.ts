@@ -1,25 +1,81 @@
 import { inspect } from 'node:util';
-import { OUT3 } from '../ffi/arena.ts';
-import { CU_STREAM_LEGACY } from '../ffi/constants.ts';
+import { OUT0, OUT1, OUT3, readHandle, readInt32, readSize } from '../ffi/arena.ts';
+import { CU_STREAM_LEGACY, type LimitName, limits } from '../ffi/constants.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
+import { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUstream } from '../ffi/types.ts';
-import { Activity } from './activity.ts';
-import { checkInstance, checkInteger, requireMade, shown } from './arguments.ts';
-import { isCapturing, outsideCapture, refuseInCapture } from './capture.ts';
 import { check, isReady } from './check.ts';
-import * as driver from './context-driver.ts';
-import { type ContextMemory, serveContext } from './context-memory.ts';
-import { closeForReset } from './context-reset.ts';
-import { ContextState } from './context-state.ts';
 import { Device } from './device.ts';
-import { isSticky, NotSupportedError } from './errors.ts';
-import { findLostWith } from './lost.ts';
-import { PeerAccess } from './peer-access.ts';
-import { ReleaseQueue } from './release.ts';
-import { releaseLimits } from './release-limits.ts';
-import { releaseQuietly } from './resource.ts';
-import { ResourceSet } from './resource-set.ts';
-import { type WaitOptions, waitUntil } from './wait.ts';
+import { initialize } from './driver.ts';
+import { CuffiError, isSticky, NotSupportedError } from './errors.ts';
+import { isCapturing, outsideCapture, refuseInCapture } from './graph-capture.ts';
+import { ResourceSet, releaseQuietly, tryAll } from './lifetime.ts';
+import { findLostWith } from './lost-context.ts';
+import { type WaitOptions, waitUntil } from './poller.ts';
+import { ReleaseQueue, releaseLimits } from './release-queue.ts';
+import { checkInstance, checkInteger, requireMade, shown } from './validate.ts';
+import { Activity } from './work-tracker.ts';
+
+/** Free and total memory of a device, in bytes. */
+export interface MemoryInfo {
+  readonly free: number;
+  readonly total: number;
+}
+
+/** A context as the driver keeps its accounts: its memory, its limits, its priorities. */
+abstract class ContextState {
+  /** @internal The memory manager that serves it, where one was set. */
+  abstract get memory(): ContextMemory | undefined;
+
+  abstract run<T>(use: () => T): T;
+
+  /**
+   * Free and total memory of the device, in bytes; other processes' use counts. A memory manager
+   * that was set answers instead.
+   */
+  memoryInfo(): MemoryInfo {
+    return this.memory?.getMemoryInfo() ?? this.deviceMemoryInfo();
+  }
+
+  /** @internal What the driver says of the device's memory. */
+  deviceMemoryInfo(): MemoryInfo {
+    this.run(() => check(cu.cuMemGetInfo_v2(OUT0, OUT1), 'cuMemGetInfo_v2'));
+    return { free: readSize(OUT0), total: readSize(OUT1) };
+  }
+
+  /** A limit of the context, e.g. `stackSize`, in bytes (depths and counts as such). */
+  limit(name: LimitName): number {
+    const number = limitNumber(name);
+    this.run(() => check(cu.cuCtxGetLimit(OUT0, number), 'cuCtxGetLimit', () => `reading ${name}`));
+    return readSize(OUT0);
+  }
+
+  /** Asks for another limit; the driver may round it. Answers what it is now. */
+  setLimit(name: LimitName, value: number): number {
+    const number = limitNumber(name);
+    checkInteger(value, name);
+    this.run(() =>
+      check(cu.cuCtxSetLimit(number, value), 'cuCtxSetLimit', () => `setting ${name} to ${value}`),
+    );
+    return this.limit(name);
+  }
+
+  /** The priorities that streams can have; a lower number is a higher priority. */
+  streamPriorityRange(): { readonly least: number; readonly greatest: number } {
+    this.run(() =>
+      check(cu.cuCtxGetStreamPriorityRange(OUT0, OUT1), 'cuCtxGetStreamPriorityRange'),
+    );
+    return { least: readInt32(OUT0), greatest: readInt32(OUT1) };
+  }
+}
+
+function limitNumber(name: LimitName): number {
+  if (!Object.hasOwn(limits, name))
+    throw new TypeError(
+      `there is no limit '${String(name)}'; known: ${Object.keys(limits).join(', ')}`,
+    );
+  return limits[name];
+}
 
 /** Where an object is made: in a context, or in the primary context of a device. */
 export interface PlaceOptions {
@@ -88,7 +144,7 @@ export class Context extends ContextState {
 
   /** The context that is current on this thread, made by whomever; undefined where none is. */
   static current(): Context | undefined {
-    const handle = driver.currentHandle();
+    const handle = currentHandle();
     return handle === undefined ? undefined : Context.fromHandle(handle);
   }
 
@@ -98,8 +154,8 @@ export class Context extends ContextState {
    */
   static fromHandle(handle: number): Context {
     const theirs = checkInteger(handle, 'handle', 1) as CUcontext;
-    const device = driver.deviceOf(theirs);
-    return driver.isPrimary(device, theirs) ? Context.primary(device) : new Context(device, theirs);
+    const device = deviceOf(theirs);
+    return isPrimary(device, theirs) ? Context.primary(device) : new Context(device, theirs);
   }
 
   /** @internal The context that options name; by default the primary one of device 0. */
@@ -111,7 +167,7 @@ export class Context extends ContextState {
 
   /** The driver's handle; a primary context is retained by asking for it. */
   get handle(): CUcontext {
-    if (this.#handle === undefined) this.#handle = driver.retainPrimary(this.device);
+    if (this.#handle === undefined) this.#handle = retainPrimary(this.device);
     return this.#handle;
   }
 
@@ -271,7 +327,7 @@ export class Context extends ContextState {
     this.#handle = undefined;
     this.#isLost = false;
     try {
-      driver.resetPrimary(this.device, isRetained);
+      resetPrimary(this.device, isRetained);
     } finally {
       // Also where the driver has failed: all is abandoned here, and nobody else would tell.
       for (const tell of [...this.afterReset]) tell();
@@ -323,3 +379,172 @@ findLostWith(() => {
   });
   return true;
 });
+
+/** Where a memory manager is put, so that contexts know of it without knowing its room. */
+
+/** What a context asks of the memory manager that serves it. */
+export interface ContextMemory {
+  /** False while the manager itself works: what it asks of its context, the driver answers. */
+  readonly answers: boolean;
+  getMemoryInfo(): MemoryInfo;
+  deferCleanup(): Disposable;
+  reset(): void;
+}
+
+/** Makes what serves a context. */
+type Serve = (context: Context) => ContextMemory;
+
+let chosen: { readonly selection: number; readonly serve: Serve } | undefined;
+/** The driver selection in which the newest context was made. */
+let lastMade = -1;
+
+/**
+ * Chooses who serves the memory of all contexts of the driver in use.
+ *
+ * @throws CuffiError once there is a context, whose memory came from elsewhere
+ */
+export function chooseContextMemory(serve: Serve): void {
+  if (lastMade === selectionCount())
+    throw new CuffiError(
+      'a memory manager is set before the first context is made: at the beginning of the program, ' +
+        'before it makes buffers, streams or events',
+    );
+  chosen = { selection: selectionCount(), serve };
+}
+
+/** What serves a new context; undefined where that is the driver. */
+function serveContext(context: Context): ContextMemory | undefined {
+  lastMade = selectionCount();
+  return chosen?.selection === lastMade ? chosen.serve(context) : undefined;
+}
+
+/** What contexts ask of the driver: which is current, on which device, and whether the primary one. */
+
+/** The context that is current on this thread, whoever made it. */
+function currentHandle(): CUcontext | undefined {
+  initialize();
+  check(cu.cuCtxGetCurrent(OUT0), 'cuCtxGetCurrent');
+  const handle = readHandle<CUcontext>(OUT0);
+  return handle === 0 ? undefined : handle;
+}
+
+/** The device of a context that another library made. @throws CudaError where it is none */
+function deviceOf(handle: CUcontext): Device {
+  initialize();
+  check(cu.cuCtxPushCurrent_v2(handle), 'cuCtxPushCurrent_v2', () => `borrowing context ${handle}`);
+  const status = cu.cuCtxGetDevice(OUT0);
+  const ordinal = readInt32(OUT0);
+  check(cu.cuCtxPopCurrent_v2(OUT3), 'cuCtxPopCurrent_v2');
+  check(status, 'cuCtxGetDevice');
+  return Device.get(ordinal);
+}
+
+/** Retains the primary context of a device, until {@link resetPrimary}. */
+function retainPrimary(device: Device): CUcontext {
+  const { handle } = device;
+  check(
+    cu.cuDevicePrimaryCtxRetain(OUT0, handle),
+    'cuDevicePrimaryCtxRetain',
+    () => `opening the primary context of ${device}`,
+  );
+  return readHandle<CUcontext>(OUT0, () => cu.cuDevicePrimaryCtxRelease_v2(handle));
+}
+
+/** Destroys what is in the primary context of a device, whoever made it. */
+function resetPrimary(device: Device, isRetained: boolean): void {
+  const { handle } = device;
+  const released = isRetained ? cu.cuDevicePrimaryCtxRelease_v2(handle) : 0;
+  check(cu.cuDevicePrimaryCtxReset_v2(handle), 'cuDevicePrimaryCtxReset_v2');
+  check(released, 'cuDevicePrimaryCtxRelease_v2');
+}
+
+/** Whether a context is the primary one of its device, whoever retained it. */
+function isPrimary(device: Device, handle: CUcontext): boolean {
+  check(cu.cuDevicePrimaryCtxGetState(device.handle, OUT0, OUT1), 'cuDevicePrimaryCtxGetState');
+  if (readInt32(OUT1) === 0) return false;
+  check(cu.cuDevicePrimaryCtxRetain(OUT0, device.handle), 'cuDevicePrimaryCtxRetain');
+  const primary = readHandle<CUcontext>(OUT0);
+  check(cu.cuDevicePrimaryCtxRelease_v2(device.handle), 'cuDevicePrimaryCtxRelease_v2');
+  return primary === handle;
+}
+
+/**
+ * Closes all that was made in a context, before a reset: the driver keeps virtual memory and pools
+ * over one, and only closing gives them back. Both are made without opening the context, so there may
+ * be some where it is not open.
+ */
+function closeForReset(context: Context, reason: string, isOpen: boolean): void {
+  // A context that failed refuses all that follows: the reset is what is left.
+  if (isOpen && context.run(() => cu.cuCtxSynchronize()) !== CUresult.CUDA_SUCCESS) return;
+  const { activity, releases, resources } = context;
+  activity.waitedForAll();
+  tryAll([
+    () => releases.runAll(),
+    () => resources.closeAll(reason),
+    // What was closed in a deferral.
+    () => releases.runAll(),
+    // Pools that keep nothing let go of what was freed when it is waited for.
+    () => isOpen && context.synchronizeSync(),
+  ]);
+}
+
+/** Which contexts of other devices a context may reach the memory of. */
+
+/** The peers of one context. */
+class PeerAccess {
+  readonly #context: Context;
+  /** The resets of both sides when access was given: it is gone with either. */
+  readonly #enabled = new WeakMap<Context, readonly [own: number, other: number]>();
+
+  constructor(context: Context) {
+    this.#context = context;
+  }
+
+  /** Whether access was given through here and still holds. */
+  has(other: Context): boolean {
+    const resets = this.#enabled.get(other);
+    return resets?.[0] === this.#context.resets && resets[1] === other.resets;
+  }
+
+  /** Gives access; nothing where it was given. @throws NotSupportedError, TypeError */
+  enable(other: Context): void {
+    if (this.has(other)) return;
+    const own = this.#context;
+    requireOtherDevice(own, other);
+    if (!own.device.canAccessPeer(other.device))
+      throw new NotSupportedError(
+        `${own.device} does not reach the memory of ${other.device}: copies between them go ` +
+          'through the host, and need no access',
+      );
+    const peer = other.handle;
+    const status = own.run(() => cu.cuCtxEnablePeerAccess(peer, 0));
+    // Another library of the process may have been first.
+    if (status !== CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
+      check(
+        status,
+        'cuCtxEnablePeerAccess',
+        () => `letting ${own.device} reach the memory of ${other.device}`,
+      );
+    this.#enabled.set(other, [own.resets, other.resets]);
+  }
+
+  /** Takes it back, of other libraries too; nothing where it was not given. */
+  disable(other: Context): void {
+    const own = this.#context;
+    requireOtherDevice(own, other);
+    this.#enabled.delete(other);
+    const peer = other.handle;
+    const status = own.run(() => cu.cuCtxDisablePeerAccess(peer));
+    if (status !== CUresult.CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)
+      check(
+        status,
+        'cuCtxDisablePeerAccess',
+        () => `no longer letting ${own.device} reach the memory of ${other.device}`,
+      );
+  }
+}
+
+function requireOtherDevice(own: Context, other: Context): void {
+  if (own.device === other.device)
+    throw new TypeError(`both contexts are of ${own.device}: peers are of two devices`);
+}

@@ -3,9 +3,9 @@ import { BLOCK, OUT0, readBytes, readInt32, readSize, readString } from '../ffi/
 import { type DeviceAttribute, deviceAttributes } from '../ffi/attributes.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
 import type { CUdevice } from '../ffi/types.ts';
-import { checkInteger, requireMade, shown } from './arguments.ts';
 import { check } from './check.ts';
 import { initialize } from './driver.ts';
+import { checkInteger, requireMade, shown } from './validate.ts';
 
 /** The devices by ordinal, of the driver that was in use when they were made. */
 let known: Known = { selection: -1, count: undefined, devices: [] };

@@ -8,13 +8,13 @@ import {
 import { cu } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUevent, CUstream } from '../ffi/types.ts';
-import { checkBoolean, checkInstance, checkOptions, requireMade } from './arguments.ts';
-import { refuseInCapture } from './capture.ts';
 import { check, cudaError, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
-import { Resource } from './resource.ts';
+import { refuseInCapture } from './graph-capture.ts';
+import { Resource } from './lifetime.ts';
+import { type WaitOptions, waitUntil } from './poller.ts';
 import { Stream } from './stream.ts';
-import { type WaitOptions, waitUntil } from './wait.ts';
+import { checkBoolean, checkInstance, checkOptions, requireMade } from './validate.ts';
 
 /** Options of {@link CudaEvent.create}. */
 export interface EventOptions extends PlaceOptions {

@@ -1,7 +1,7 @@
 export { isAvailable, driverVersion } from './driver.ts';
 export { Device, devices } from './device.ts';
 export { Context, type PlaceOptions } from './context.ts';
-export type { MemoryInfo } from './context-state.ts';
+export type { MemoryInfo } from './context.ts';
 export { Stream, type StreamOptions } from './stream.ts';
 export { CudaEvent, type EventOptions } from './event.ts';
 export {
@@ -30,7 +30,7 @@ export {
   dtypeOf,
   type DtypeName,
   type DtypeOf,
-} from './dtype-lookup.ts';
+} from './dtype.ts';
 export { fromBfloat16, fromFloat16, toBfloat16, toFloat16 } from './float16.ts';
 export type { NativeFloat16Array, TypedArray, TypedArrayConstructor } from './typed-array.ts';
 export { DeviceBuffer } from './memory/buffer.ts';
@@ -43,19 +43,19 @@ export type {
   FillOptions,
   PointerOptions,
   StreamOption,
-} from './memory/buffer-options.ts';
-export { copyPitched, copyPitchedSync, queuePitchedCopy } from './memory/copy-pitched.ts';
-export { fillPitched } from './memory/fill-pitched.ts';
+} from './memory/buffer.ts';
+export { copyPitched, copyPitchedSync, queuePitchedCopy } from './memory/pitched-copy.ts';
+export { fillPitched } from './memory/pitched-memory.ts';
 export {
   allocatePitched,
   type PitchedAllocation,
   type PitchedOptions,
-} from './memory/allocate-pitched.ts';
+} from './memory/pitched-memory.ts';
 export type { Extent, PitchedMemory } from './memory/pitched.ts';
 export { DeviceMemory, type DeviceMemoryOptions } from './memory/device-memory.ts';
 export { MemoryPool } from './memory/pool.ts';
-export type { PoolAccess, PoolReuse } from './memory/pool-driver.ts';
-export type { PoolCloseOptions, PoolOptions } from './memory/pool-options.ts';
+export type { PoolAccess, PoolReuse } from './memory/pool-attributes.ts';
+export type { PoolCloseOptions, PoolOptions } from './memory/pool-attributes.ts';
 export { VirtualMemory, type VirtualMemoryOptions } from './memory/virtual.ts';
 export { PinnedBuffer, type PinnedOptions } from './memory/pinned.ts';
 export { pin, PinnedArrays, type PinOptions } from './memory/pin.ts';
@@ -68,21 +68,21 @@ export {
   type ManagedPlace,
 } from './memory/managed.ts';
 export { HostVisibleBuffer } from './memory/host-visible.ts';
-export type { AllocateOptions, MemoryResource } from './memory/memory-resource.ts';
+export type { AllocateOptions, MemoryResource } from './memory/buffer.ts';
 export { memoryManager, setMemoryManager } from './memory/manager/memory-manager.ts';
 export type { MemoryManagerClass } from './memory/manager/manager-memory.ts';
 export {
   BaseMemoryManager,
   type MemhostallocOptions,
   type MempinOptions,
-} from './memory/manager/base-manager.ts';
+} from './memory/manager/host-only-manager.ts';
 export { HostOnlyMemoryManager } from './memory/manager/host-only-manager.ts';
-export { DriverMemoryManager } from './memory/manager/driver-manager.ts';
+export { DriverMemoryManager } from './memory/manager/memory-manager.ts';
 export { MemoryPointer, type PointerInit } from './memory/manager/memory-pointer.ts';
-export { AutoFreePointer } from './memory/manager/auto-free-pointer.ts';
-export { MappedPointer } from './memory/manager/mapped-pointer.ts';
-export { PinnedPointer } from './memory/manager/pinned-pointer.ts';
-export type { Finalizer } from './memory/manager/references.ts';
+export { AutoFreePointer } from './memory/manager/memory-pointer.ts';
+export { MappedPointer } from './memory/manager/memory-pointer.ts';
+export { PinnedPointer } from './memory/manager/memory-pointer.ts';
+export type { Finalizer } from './memory/manager/memory-pointer.ts';
 export { IpcHandle, type IpcHandleInit } from './memory/manager/ipc-handle.ts';
 export { Module, type ModuleOptions } from './kernel/module.ts';
 export type { ModuleImage } from './kernel/image.ts';
@@ -98,7 +98,7 @@ export { countEqualBytes } from './kernel/compare.ts';
 export { link, type LinkOptions } from './kernel/link.ts';
 export { compile, compileSync } from './kernel/compile.ts';
 export type { CodeKind } from './kernel/architecture.ts';
-export { CompiledCode } from './kernel/compiled-code.ts';
+export { CompiledCode } from './kernel/compile.ts';
 export type { CompileOptions } from './kernel/compile-options.ts';
 export { type ArraySource, DeviceArray } from './array/device-array.ts';
 export {
@@ -152,8 +152,8 @@ export type {
 export type { Sections, Selector, Slice } from './array/indexing.ts';
 export type { Extents, Order } from './array/layout.ts';
 export type { Shape } from './array/shape.ts';
-export type { HostMemory } from './arguments.ts';
-export type { WaitOptions } from './wait.ts';
+export type { HostMemory } from './validate.ts';
+export type { WaitOptions } from './poller.ts';
 export {
   ClosedError,
   CompileError,

@@ -7,14 +7,14 @@ import {
 import { cu } from '../ffi/driver.ts';
 import type { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions, requireMade, shown } from './arguments.ts';
-import { refuseInCapture } from './capture.ts';
 import { check, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
 import { initialize } from './driver.ts';
 import type { CudaEvent } from './event.ts';
-import { Resource } from './resource.ts';
-import { type WaitOptions, waitUntil } from './wait.ts';
+import { refuseInCapture } from './graph-capture.ts';
+import { Resource } from './lifetime.ts';
+import { type WaitOptions, waitUntil } from './poller.ts';
+import { checkBoolean, checkInteger, checkOptions, requireMade, shown } from './validate.ts';
 
 /** Options of {@link Stream.create}. */
 export interface StreamOptions extends PlaceOptions {

@@ -2,8 +2,8 @@
  * The consumer of a polled hand-over: its stream waits for the producer's, and says that it got
  * there. It queues the rounds that it is told of, and answers when it has.
  */
-import { PointPage } from '../../src/ipc/points/page.ts';
-import { waitForWord, writeWord } from '../../src/ipc/points/words.ts';
+import { PointPage } from '../../src/ipc/timeline/page.ts';
+import { waitForWord, writeWord } from '../../src/ipc/timeline/stream-memory-operations.ts';
 import { Stream } from '../../src/stream.ts';
 import { DONE, PAGE_FD, READY, type Rounds } from './polled-messages.ts';
 

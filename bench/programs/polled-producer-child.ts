@@ -9,8 +9,8 @@ import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
 import { driverName } from '../../ffi/driver.ts';
-import { PointPage } from '../../src/ipc/points/page.ts';
-import { writeWord } from '../../src/ipc/points/words.ts';
+import { PointPage } from '../../src/ipc/timeline/page.ts';
+import { writeWord } from '../../src/ipc/timeline/stream-memory-operations.ts';
 import { Stream } from '../../src/stream.ts';
 import { type Batch, DONE, PAGE_FD, READY, type Rounds } from './polled-messages.ts';
 

@@ -1,5 +1,5 @@
 /** Blocks of device memory: memfds, mapped here by their owner or by an importer. */
-import { closeFd, libc, SystemError, succeeded } from '../libc.ts';
+import { closeFd, libc, SystemError, succeeded } from '../linux/libc.ts';
 import { viewMemory, withAddress } from '../native.ts';
 import type { Address } from '../types.ts';
 import type { Context } from './context.ts';

@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { type DeviceAttribute, deviceAttributes } from '../attributes.ts';
 import type { Driver } from '../functions.ts';
-import { bootId } from '../process.ts';
+import { bootId } from '../linux/process.ts';
 import { CUresult } from '../results.ts';
 import type { HostMemory } from './host.ts';
 import type { Settings } from './settings.ts';

@@ -1,6 +1,6 @@
 /** The page of counters where a process's interprocess events live. */
 import { randomBytes } from 'node:crypto';
-import { type Mapping, mapShared } from '../libc.ts';
+import { type Mapping, mapShared } from '../linux/libc.ts';
 import { createSealedMemfd } from './block.ts';
 
 /** The name of such a page's memfd. */

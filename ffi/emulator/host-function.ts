@@ -1,6 +1,6 @@
 /** Host functions in a stream's order. */
 import type { Driver } from '../functions.ts';
-import { libc, libcSymbol } from '../libc.ts';
+import { libc, libcSymbol } from '../linux/libc.ts';
 import { CUresult } from '../results.ts';
 import type { HostMemory } from './host.ts';
 import type { Queues } from './queues.ts';

@@ -1,5 +1,5 @@
 /** Host memory by address: a bad one is an answer, never a crash. */
-import { readProcessMemory, writeProcessMemory } from '../libc.ts';
+import { readProcessMemory, writeProcessMemory } from '../linux/libc.ts';
 import { addressOf, withAddress } from '../native.ts';
 import { decodeStruct, type StructName, structs } from '../structs.ts';
 import type { Address } from '../types.ts';

@@ -2,7 +2,7 @@
 import { closeSync } from 'node:fs';
 import { CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS } from '../constants.ts';
 import type { Driver } from '../functions.ts';
-import { SystemError } from '../libc.ts';
+import { SystemError } from '../linux/libc.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import type { Contexts } from './context.ts';
 import type { Events } from './event.ts';

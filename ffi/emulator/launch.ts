@@ -1,6 +1,10 @@
 /** One launch: its arguments read, and its kernel run when the stream gets to it. */
-import type { EmulatedLaunch, EmulatedParameter, RegisteredKernel } from '../emulated-kernels.ts';
-import { emulatedByteLength } from '../emulated-kernels.ts';
+import {
+  type EmulatedLaunch,
+  type EmulatedParameter,
+  emulatedByteLength,
+  type RegisteredKernel,
+} from '../emulated-kernels.ts';
 import { viewMemory } from '../native.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import type { Address } from '../types.ts';

@@ -1,5 +1,5 @@
 /** Device memory: what is mapped, how much is free, and what an address means. */
-import { libc } from '../libc.ts';
+import { libc } from '../linux/libc.ts';
 import type { MappedBlock } from './block.ts';
 import { Blocks } from './blocks.ts';
 import type { Context, Contexts } from './context.ts';

@@ -1,4 +1,4 @@
-import { libc } from '../libc.ts';
+import { libc } from '../linux/libc.ts';
 import { FirstFit } from './ranges.ts';
 import { GRANULARITY, roundUp } from './space.ts';
 

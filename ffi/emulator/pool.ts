@@ -1,5 +1,5 @@
 /** A pool: one memfd, of which parts are reserved, and of those parts given out. */
-import { closeFd, libc, SystemError } from '../libc.ts';
+import { closeFd, libc, SystemError } from '../linux/libc.ts';
 import { createSealedMemfd } from './block.ts';
 import type { Memory } from './memory.ts';
 import { type Export, POOL_PAGE_BYTE_LENGTH, PoolPage } from './pool-page.ts';

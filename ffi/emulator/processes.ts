@@ -1,7 +1,7 @@
 /** Processes as handles name them: by pid and start time, since pids come again. */
 import { closeSync, fstatSync, openSync, readlinkSync } from 'node:fs';
-import { libc } from '../libc.ts';
-import { isProcessAlive, processStartTime } from '../process.ts';
+import { libc } from '../linux/libc.ts';
+import { isProcessAlive, processStartTime } from '../linux/process.ts';
 
 const F_GET_SEALS = 1034;
 const F_SEAL_SHRINK = 2;

@@ -1,6 +1,6 @@
 /** The address space that device memory is mapped into. */
 import { writeSync } from 'node:fs';
-import { libc } from '../libc.ts';
+import { libc } from '../linux/libc.ts';
 import { FirstFit } from './ranges.ts';
 
 /** What device memory is aligned to and measured in. */

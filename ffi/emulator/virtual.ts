@@ -1,7 +1,7 @@
 /** Virtual memory: reserved addresses, physical memory, and the mappings between them. */
 import { openSync } from 'node:fs';
 import { CU_MEM_ALLOCATION_TYPE_PINNED } from '../constants.ts';
-import { closeFd, libc, SystemError } from '../libc.ts';
+import { closeFd, libc, SystemError } from '../linux/libc.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import { createSealedMemfd } from './block.ts';
 import type { Contexts } from './context.ts';

@@ -1,12 +1,11 @@
 /** Memory for the items of new arrays. */
 
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { checkInstance, checkInteger } from '../arguments.ts';
 import { Context } from '../context.ts';
 import { Dtype } from '../dtype.ts';
-import { DeviceBuffer } from '../memory/buffer.ts';
-import { streamOf } from '../memory/buffer-copies.ts';
-import { type AllocateOptions, checkMemory } from '../memory/memory-resource.ts';
+import { type AllocateOptions, checkMemory, DeviceBuffer } from '../memory/buffer.ts';
+import { streamOf } from '../memory/buffer-copy.ts';
+import { checkInstance, checkInteger } from '../validate.ts';
 import type { MemoryChoice } from './array-options.ts';
 import type { DeviceItems } from './device-copy.ts';
 import { extents, type Layout, type LayoutOptions, makeLayout } from './layout.ts';

@@ -1,8 +1,7 @@
 /** The options of arrays. */
 import type { PlaceOptions } from '../context.ts';
 import type { Dtype } from '../dtype.ts';
-import type { StreamOption } from '../memory/buffer-options.ts';
-import type { MemoryResource } from '../memory/memory-resource.ts';
+import type { MemoryResource, StreamOption } from '../memory/buffer.ts';
 import type { Order } from './layout.ts';
 
 /** Options of calls that take or give items one after the other. */

@@ -1,14 +1,13 @@
 /** Arrays over memory that others own, by its address. */
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { checkInteger, checkOptions } from '../arguments.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import type { Dtype } from '../dtype.ts';
-import { DeviceBuffer } from '../memory/buffer.ts';
-import { streamOf } from '../memory/buffer-copies.ts';
-import type { StreamOption } from '../memory/buffer-options.ts';
-import { held } from '../memory/held.ts';
-import { deviceOfPointer } from '../memory/pointer-device.ts';
-import type { Stream } from '../stream.ts';
+import { DeviceBuffer, held, type StreamOption } from '../memory/buffer.ts';
+import { streamOf } from '../memory/buffer-copy.ts';
+import { Mark } from '../memory/internal-event.ts';
+import { deviceOfPointer } from '../memory/pointer.ts';
+import { Stream } from '../stream.ts';
+import { checkInteger, checkOptions } from '../validate.ts';
 import { DeviceArray } from './device-array.ts';
 import { type Extents, extents, type Layout } from './layout.ts';
 import { shown } from './shape.ts';
@@ -116,3 +115,25 @@ export function keepMemory<T extends object>(given: T, { buffer }: DeviceArray):
 /** What a borrowed array keeps: the owner that is named, else the memory behind `given`, or itself. */
 export const ownerOf = (given: object, owner: unknown): unknown =>
   held(owner ?? undefined) ?? memories.get(given) ?? given;
+
+/** What interchange promises of order: the consumer's stream waits for the producer's. */
+
+/** The stream that is meant: the legacy default one of the context where none is named. */
+export const streamIn = (context: Context, stream: Stream | undefined): Stream =>
+  stream ?? Stream.legacyDefault({ context });
+
+/**
+ * Makes what is queued in a stream from now on wait for what another one has been given so far.
+ * Blocks nobody.
+ */
+export function holdUpFor(producer: Stream, consumer: Stream): void {
+  // The default streams' handles say nothing without their context.
+  if (producer.handle === consumer.handle && producer.context === consumer.context) return;
+  const mark = new Mark(producer.context);
+  try {
+    mark.record(producer);
+    consumer.enqueue((handle) => mark.holdUp(handle));
+  } finally {
+    mark[Symbol.dispose]();
+  }
+}

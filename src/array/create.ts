@@ -1,9 +1,10 @@
 /** New arrays, whose items are yet to be written. */
-import { checkOptions } from '../arguments.ts';
+
 import { type Dtype, defaultDtype } from '../dtype.ts';
-import { streamOf } from '../memory/buffer-copies.ts';
+import { streamOf } from '../memory/buffer-copy.ts';
 import { ManagedMemory, type ManagedMemoryOptions } from '../memory/managed.ts';
 import { MappedMemory, type MappedMemoryOptions } from '../memory/mapped.ts';
+import { checkOptions } from '../validate.ts';
 import { checkDtype, newLayout } from './allocate-items.ts';
 import type { DeviceArrayLikeOptions, DeviceArrayOptions, OrderOption } from './array-options.ts';
 import { DeviceArray } from './device-array.ts';

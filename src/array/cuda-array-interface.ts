@@ -1,12 +1,11 @@
 /** The CUDA array interface, version 3: how libraries of Python show each other arrays. */
 import { CU_STREAM_LEGACY, CU_STREAM_PER_THREAD } from '../../ffi/constants.ts';
-import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../arguments.ts';
 import type { Context } from '../context.ts';
-import type { Dtype } from '../dtype.ts';
-import { dtype as dtypeNamed } from '../dtype-lookup.ts';
+import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
-import { streamOf } from '../memory/buffer-copies.ts';
+import { streamOf } from '../memory/buffer-copy.ts';
 import { Stream } from '../stream.ts';
+import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { newLayout } from './allocate-items.ts';
 import {
   type Borrowed,
@@ -14,12 +13,13 @@ import {
   borrow,
   checkBorrow,
   contextOf,
+  holdUpFor,
   keepMemory,
   ownerOf,
+  streamIn,
 } from './borrow.ts';
 import { DeviceArray } from './device-array.ts';
 import { checkShape } from './shape.ts';
-import { holdUpFor, streamIn } from './stream-order.ts';
 
 /** An array as the CUDA array interface describes it. */
 export interface CudaArrayInterface {

@@ -1,10 +1,26 @@
 import { inspect } from 'node:util';
-import { checkBoolean, checkInstance, checkOptions } from '../arguments.ts';
+import type { CUdeviceptr } from '../../ffi/types.ts';
+import type { Context } from '../context.ts';
 import type { Dtype } from '../dtype.ts';
-import { DeviceBuffer } from '../memory/buffer.ts';
-import { streamOf } from '../memory/buffer-copies.ts';
-import type { CopyOptions, StreamOption } from '../memory/buffer-options.ts';
-import type { AllocateOptions } from '../memory/memory-resource.ts';
+import { NotSupportedError } from '../errors.ts';
+import { Resource } from '../lifetime.ts';
+import {
+  type AllocateOptions,
+  type BufferCloseOptions,
+  type CopyOptions,
+  DeviceBuffer,
+  type StreamOption,
+} from '../memory/buffer.ts';
+import { streamOf } from '../memory/buffer-copy.ts';
+import { HostVisibleBuffer } from '../memory/host-visible.ts';
+import type { Stream } from '../stream.ts';
+import {
+  checkBoolean,
+  checkInstance,
+  checkInteger,
+  checkOptions,
+  requireMade,
+} from '../validate.ts';
 import { allocateItems, checkDtype, newLayout, shapeOf } from './allocate-items.ts';
 import {
   beginWrite,
@@ -14,20 +30,294 @@ import {
   queueArray,
   readArray,
   readArraySync,
-} from './array-copies.ts';
+} from './array-copy.ts';
 import type {
   ArrayCopyOptions,
   FromBufferOptions,
   MemoryChoice,
   OrderOption,
 } from './array-options.ts';
-import { ArrayViews, type ViewTraits } from './array-views.ts';
 import type { HostSource } from './host-source.ts';
-import { index, type Selector } from './indexing.ts';
+import { index, type Sections, type Selector, split } from './indexing.ts';
+import { describe, firstValues } from './inspect.ts';
 import { type HostArray, type HostValues, type ItemOf, type ItemValue, readItem } from './items.ts';
-import { checkWithin, type Layout, makeLayout } from './layout.ts';
-import { type Shape, shown } from './shape.ts';
-import { describe, firstValues } from './show.ts';
+import {
+  byteLengthOf,
+  checkWithin,
+  type Extents,
+  extents,
+  isContiguous,
+  type Layout,
+  makeLayout,
+} from './layout.ts';
+import { mayOverlapItself } from './overlap.ts';
+import { type Shape, shown, sizeOf } from './shape.ts';
+import {
+  broadcastTo,
+  expandDims,
+  type Reshaped,
+  ravel,
+  reshape,
+  squeeze,
+  transpose,
+  viewAs,
+} from './views.ts';
+
+/** What an array is made of. */
+export interface ArrayInit<D extends Dtype> {
+  readonly buffer: DeviceBuffer;
+  readonly dtype: D;
+  /** Its items lie within the buffer, which is checked; its lists become the array's own. */
+  readonly layout: Layout;
+  readonly stream?: Stream | undefined;
+  /** Whether closing the array closes the buffer. */
+  readonly isOwner: boolean;
+  readonly readOnly: boolean;
+}
+
+/** Items of one dtype in device memory, and how they lie there. */
+export abstract class ArrayMemory<out D extends Dtype> extends Resource {
+  /** The memory that the items are in; views of an array have the same one. */
+  readonly buffer: DeviceBuffer;
+  readonly dtype: D;
+  /** The sizes along the axes; none for a single item. */
+  readonly shape: Shape;
+  /** The bytes from an item to the next along each axis; 0 and negative ones are legal. */
+  readonly strides: readonly number[];
+  /** How many items there are. */
+  readonly size: number;
+  /** The byte of the buffer at which the item of index [0, 0, …] begins. */
+  readonly byteOffset: number;
+  /** Where work on the array goes unless a call names a stream; undefined: the default stream. */
+  readonly stream: Stream | undefined;
+  /** Whether cuffi refuses to write to it, as to what `broadcastTo` gives. */
+  readonly readOnly: boolean;
+  /** @internal */
+  readonly layout: Layout;
+  readonly #isOwner: boolean;
+
+  /** @internal */
+  constructor(init: ArrayInit<D>) {
+    requireMade(init, Object, 'DeviceArray', 'deviceArray or toDevice');
+    const { shape, strides, byteOffset } = init.layout;
+    const size = sizeOf(shape);
+    // Kernels and other libraries are handed its address, and nothing checks what they reach. An
+    // empty slice may begin anywhere.
+    if (size > 0) checkWithin(init.layout, init.buffer.byteLength);
+    super('DeviceArray', {});
+    this.layout = init.layout;
+    this.buffer = init.buffer;
+    this.dtype = init.dtype;
+    this.shape = Object.freeze(shape);
+    this.strides = Object.freeze(strides);
+    this.size = size;
+    this.byteOffset = byteOffset;
+    this.stream = init.stream;
+    this.readOnly = init.readOnly;
+    this.#isOwner = init.isOwner;
+  }
+
+  /** How many axes there are. */
+  get ndim(): number {
+    return this.shape.length;
+  }
+
+  /** The bytes of all items, without those between them. */
+  get byteLength(): number {
+    return byteLengthOf(this.layout);
+  }
+
+  get context(): Context {
+    return this.buffer.context;
+  }
+
+  /**
+   * The device address of the item of index [0, 0, …]; 0 where there never were items.
+   *
+   * @throws ClosedError
+   */
+  get address(): CUdeviceptr {
+    this.requireOpen();
+    return (this.buffer.address + this.byteOffset) as CUdeviceptr;
+  }
+
+  /** The addresses of the first byte of the items, and of the one behind the last. */
+  get extents(): Extents {
+    const start = this.address - this.byteOffset;
+    const { low, high } = extents(this.layout);
+    return { low: start + low, high: start + high };
+  }
+
+  /** Whether the items follow each other, the last axis fastest. Empty arrays are contiguous. */
+  get isCContiguous(): boolean {
+    return isContiguous(this.layout, 'C');
+  }
+
+  /** Whether the items follow each other, the first axis fastest. */
+  get isFContiguous(): boolean {
+    return isContiguous(this.layout, 'F');
+  }
+
+  /**
+   * The items as the CPU sees them in mapped and managed memory, in the order in which they lie. What
+   * one side writes the other sees when the work is done.
+   *
+   * @throws NotSupportedError for other memory, and where the items do not follow each other;
+   * ClosedError
+   */
+  get host(): HostArray<D> {
+    const { buffer, dtype, size } = this;
+    this.address; // a closed array is refused
+    if (!this.isCContiguous && !this.isFContiguous)
+      throw new NotSupportedError(
+        `the items of shape ${shown(this.shape)} with strides ${shown(this.strides)} do not follow each other: copy them, with copyToHost`,
+      );
+    if (size === 0) return new dtype.TypedArray(0) as HostArray<D>;
+    if (!(buffer instanceof HostVisibleBuffer))
+      throw new NotSupportedError('the CPU does not reach this memory: copy it, with copyToHost');
+    const length = size * dtype.elementsPerItem;
+    return new dtype.TypedArray(buffer.buffer, this.byteOffset, length) as HostArray<D>;
+  }
+
+  /** Whether it is memory of a process that has ended: see {@link DeviceBuffer.ownerGone}. */
+  get ownerGone(): boolean {
+    return this.buffer.ownerGone;
+  }
+
+  override get closed(): boolean {
+    return super.closed || this.buffer.closed;
+  }
+
+  /**
+   * Gives the memory back that the array was made with; the second time does nothing. A view is only
+   * forgotten. Memory of a pool is given back in the order of `stream`, by default that of its
+   * allocation. What other processes have is given back as {@link DeviceBuffer.close} says.
+   *
+   * @throws CuffiError with `{ leases: 'refuse' }` where others have it: then it stays open
+   */
+  override close(options?: BufferCloseOptions): void {
+    if (this.#isOwner) this.buffer.close(options);
+    super.close();
+  }
+
+  /** @internal @throws TypeError where a write would go wrong, ClosedError */
+  requireWritable(name: string): void {
+    this.address; // a closed array is refused
+    if (this.readOnly) throw new TypeError(`${name} is read only`);
+    const { layout } = this;
+    const isPlain = isContiguous(layout, 'C') || isContiguous(layout, 'F');
+    if (!isPlain && mayOverlapItself(layout))
+      throw new TypeError(
+        `${name} overlaps itself: items of shape ${shown(this.shape)} with strides ${shown(this.strides)} share bytes`,
+      );
+  }
+}
+
+/** In what a view differs from its array, besides the layout. */
+export interface ViewTraits<D extends Dtype> {
+  readonly dtype?: D;
+  readonly stream?: Stream | undefined;
+  readonly readOnly?: boolean;
+}
+
+/** The views of an array: the same memory, seen in another way; nothing is copied. */
+abstract class ArrayViews<out D extends Dtype> extends ArrayMemory<D> {
+  /** @internal */
+  protected abstract derive<E extends Dtype = D>(
+    layout: Layout,
+    traits?: ViewTraits<E>,
+  ): DeviceArray<E>;
+
+  /**
+   * What selectors take, as Python's `array[…]`: an index, a slice `{ start, stop, step }`, or
+   * `'...'`, one for each axis from the first on.
+   *
+   * @throws RangeError for an index beyond its axis
+   * @example
+   * array.slice(0, { stop: 10, step: 2 }); // array[0, :10:2]
+   * array.slice('...', -1); // array[..., -1]
+   * @see https://numpy.org/doc/stable/user/basics.indexing.html
+   */
+  slice(...selectors: readonly Selector[]): DeviceArray<D> {
+    return this.derive(index(this.layout, selectors));
+  }
+
+  /** The item of an index, or a part where it names fewer axes. @throws RangeError */
+  at(...indices: readonly number[]): DeviceArray<D> {
+    for (const place of indices) checkInteger(place, 'index', Number.MIN_SAFE_INTEGER);
+    return this.slice(...indices);
+  }
+
+  /**
+   * The same items in another shape, of which one size may be -1: what is left.
+   *
+   * @throws RangeError for another number of items, or where they must be copied for it
+   */
+  reshape(shape: number | Shape, options?: OrderOption): DeviceArray<D> {
+    const { order = 'C' } = checkOptions(options, ['order'], 'reshape');
+    const wanted = typeof shape === 'number' ? [shape] : shape;
+    return this.#viewOf(reshape(this.layout, wanted, order), order);
+  }
+
+  /** The items in one dimension. @throws RangeError where they must be copied for it */
+  ravel(options?: OrderOption): DeviceArray<D> {
+    const { order = 'C' } = checkOptions(options, ['order'], 'ravel');
+    return this.#viewOf(ravel(this.layout, order), order);
+  }
+
+  /** The axes in another order. @param axes default: reversed. @throws RangeError */
+  transpose(axes?: readonly number[]): DeviceArray<D> {
+    return this.derive(transpose(this.layout, axes));
+  }
+
+  /** The axes reversed. */
+  get T(): DeviceArray<D> {
+    return this.transpose();
+  }
+
+  /** Without axes of size 1. @param axis those to go; default: all. @throws RangeError */
+  squeeze(axis?: number | readonly number[]): DeviceArray<D> {
+    return this.derive(squeeze(this.layout, axis));
+  }
+
+  /** With an axis of size 1 more, at the place `axis` of the result. @throws RangeError */
+  expandDims(axis: number): DeviceArray<D> {
+    return this.derive(expandDims(this.layout, axis));
+  }
+
+  /** The items repeated until they have a shape; read only. @throws RangeError */
+  broadcastTo(shape: number | Shape): DeviceArray<D> {
+    return this.derive(broadcastTo(this.layout, shapeOf(shape)), { readOnly: true });
+  }
+
+  /** The same bytes as items of another dtype. @throws RangeError where they make no whole items */
+  view<E extends Dtype>(dtype: E): DeviceArray<E> {
+    return this.derive(viewAs(this.layout, checkDtype(dtype).itemsize), { dtype });
+  }
+
+  /**
+   * The array in parts, along an axis.
+   *
+   * @param sections how many parts of the same size, as in NumPy; the places at which to cut; or
+   * `{ size }`: parts of so many items, the last one with the rest, as numba's `split`
+   * @throws RangeError
+   */
+  split(sections: Sections, axis = 0): DeviceArray<D>[] {
+    return split(this.layout, sections, axis).map((layout) => this.derive(layout));
+  }
+
+  /** The same array, whose work goes to a stream unless a call names another: numba's `bind`. */
+  withStream(stream: Stream | undefined): DeviceArray<D> {
+    return this.derive(this.layout, { stream: streamOf(stream) });
+  }
+
+  #viewOf({ shape, view }: Reshaped, order: string): DeviceArray<D> {
+    if (view) return this.derive(view);
+    throw new RangeError(
+      `items of shape ${shown(this.shape)} with strides ${shown(this.strides)} must be copied to be ${shown(shape)} in order ${order}: reshape a copy, array.copy({ order: '${order}' })`,
+    );
+  }
+}
 
 /** What may be copied to an array: items of the host, or another array. */
 export type ArraySource<D extends Dtype> = HostSource<D> | DeviceArray<D>;

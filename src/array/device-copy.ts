@@ -1,10 +1,10 @@
 /** Copies of items on a device, or from one to another: they only queue. */
 import { queueStridedCopy } from '../kernel/strided.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
-import { queuePitchedCopy } from '../memory/copy-pitched.ts';
-import { Mark } from '../memory/mark.ts';
+import { Mark } from '../memory/internal-event.ts';
+import { queuePitchedCopy } from '../memory/pitched-copy.ts';
+import { type WaitOptions, waitUntil } from '../poller.ts';
 import { Stream } from '../stream.ts';
-import { type WaitOptions, waitUntil } from '../wait.ts';
 import { type CopyPlan, copiesOf, copyPlan } from './copy-plan.ts';
 import { byteLengthOf, extents, type Layout, makeLayout } from './layout.ts';
 

@@ -1,13 +1,13 @@
 /** DLPack: how tensor libraries show each other tensors, here as the fields of a DLTensor. */
-import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../arguments.ts';
+
 import type { Context } from '../context.ts';
-import type { DlpackType, Dtype } from '../dtype.ts';
-import { dtypeFromDlpack } from '../dtype-lookup.ts';
+import { type DlpackType, type Dtype, dtypeFromDlpack } from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
-import { streamOf } from '../memory/buffer-copies.ts';
+import { streamOf } from '../memory/buffer-copy.ts';
 import { ManagedMemory } from '../memory/managed.ts';
 import { MappedMemory } from '../memory/mapped.ts';
 import type { Stream } from '../stream.ts';
+import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { newLayout } from './allocate-items.ts';
 import {
   type Borrowed,
@@ -15,12 +15,13 @@ import {
   borrow,
   checkBorrow,
   contextOf,
+  holdUpFor,
   keepMemory,
   ownerOf,
+  streamIn,
 } from './borrow.ts';
 import { DeviceArray } from './device-array.ts';
 import { checkIntegers, checkShape, shown } from './shape.ts';
-import { holdUpFor, streamIn } from './stream-order.ts';
 
 /** DLDeviceType: device memory, page-locked host memory, managed memory. */
 const CUDA = 2;

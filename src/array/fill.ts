@@ -1,6 +1,6 @@
 /** Items on a device set to one value: it only queues. */
 import { queueStridedFill } from '../kernel/strided.ts';
-import { fillPitched } from '../memory/fill-pitched.ts';
+import { fillPitched } from '../memory/pitched-memory.ts';
 import type { Stream } from '../stream.ts';
 import { copiesOf, copyPlan } from './copy-plan.ts';
 import { type DeviceItems, queuePlan } from './device-copy.ts';

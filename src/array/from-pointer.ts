@@ -1,9 +1,8 @@
-import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { type Dtype, defaultDtype } from '../dtype.ts';
-import { streamOf } from '../memory/buffer-copies.ts';
-import type { StreamOption } from '../memory/buffer-options.ts';
-import { held } from '../memory/held.ts';
+import { held, type StreamOption } from '../memory/buffer.ts';
+import { streamOf } from '../memory/buffer-copy.ts';
+import { checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 import { checkDtype, newLayout } from './allocate-items.ts';
 import type { LayoutChoice } from './array-options.ts';
 import { borrow } from './borrow.ts';

@@ -1,8 +1,8 @@
 /** What on the host may be copied to an array, as items in memory. */
-import { checkHostMemory, withArticle } from '../arguments.ts';
-import type { Dtype } from '../dtype.ts';
-import { dtypeOf } from '../dtype-lookup.ts';
+
+import { type Dtype, dtypeOf } from '../dtype.ts';
 import { typedArrayKind, typedArrayLength } from '../typed-array.ts';
+import { checkHostMemory, withArticle } from '../validate.ts';
 import type { HostValues, ItemValue } from './items.ts';
 import { type Layout, makeLayout, type Order } from './layout.ts';
 import { flatten, type Nested } from './nested.ts';

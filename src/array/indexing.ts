@@ -1,5 +1,5 @@
 /** Basic indexing as Python has it: integers, slices and `...`; the result is always a view. */
-import { checkInteger, checkOptions } from '../arguments.ts';
+import { checkInteger, checkOptions } from '../validate.ts';
 import type { Layout } from './layout.ts';
 import { checkAxis, type Shape, safe, shown } from './shape.ts';
 

@@ -1,5 +1,5 @@
 /** Where the items of an array lie in memory: shape, strides, item size, and where they begin. */
-import { checkInteger } from '../arguments.ts';
+import { checkInteger } from '../validate.ts';
 import { checkIntegers, checkShape, type Shape, safe, shown, sizeOf } from './shape.ts';
 
 /** Which axis varies slowest: the first (C) or the last (F, as Fortran has it). */

@@ -2,8 +2,8 @@
 import { permanentCallback } from '../../ffi/callback.ts';
 import { allocateNative, freeNative, viewMemory } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
-import { retainMemory } from '../memory/retain.ts';
-import { releaseQuietly } from '../resource.ts';
+import { releaseQuietly } from '../lifetime.ts';
+import { retainMemory } from '../memory/keep-alive.ts';
 import type { DeviceArray } from './device-array.ts';
 import { type DlpackOptions, type DlpackTensor, dlpack } from './dlpack.ts';
 

@@ -1,8 +1,8 @@
 /** Nested arrays of JavaScript: items by their indices, on the way to the device and back. */
-import { checkInstance, checkOptions, withArticle } from '../arguments.ts';
-import { bool, complex128, Dtype, defaultDtype, int64 } from '../dtype.ts';
-import { dtypeOf } from '../dtype-lookup.ts';
+
+import { bool, complex128, Dtype, defaultDtype, dtypeOf, int64 } from '../dtype.ts';
 import { type TypedArray, typedArrayKind, typedArrayLength } from '../typed-array.ts';
+import { checkInstance, checkOptions, withArticle } from '../validate.ts';
 import { type Item, type ItemOf, itemWriter, readItem } from './items.ts';
 import { checkOrder, contiguousStrides, type Order } from './layout.ts';
 import { checkShape, type Shape, shown, sizeOf } from './shape.ts';

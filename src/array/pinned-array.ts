@@ -1,7 +1,7 @@
-import { checkOptions, requireMade } from '../arguments.ts';
 import { Dtype, float64 } from '../dtype.ts';
+import { Resource } from '../lifetime.ts';
 import { PinnedBuffer, type PinnedOptions } from '../memory/pinned.ts';
-import { Resource } from '../resource.ts';
+import { checkOptions, requireMade } from '../validate.ts';
 import { checkDtype, shapeOf } from './allocate-items.ts';
 import type { HostArray } from './items.ts';
 import { byteLengthOf, checkOrder, makeLayout, type Order } from './layout.ts';

@@ -1,5 +1,5 @@
 /** Shapes and axes: the sizes of an array along its dimensions, checked. */
-import { checkInteger } from '../arguments.ts';
+import { checkInteger } from '../validate.ts';
 
 /** The sizes of an array along its axes; none for a single item. */
 export type Shape = readonly number[];

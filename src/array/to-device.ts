@@ -1,13 +1,13 @@
 /** Arrays on a device made of items from elsewhere. */
-import { checkBoolean, checkInstance, checkOptions } from '../arguments.ts';
-import type { bool, Dtype, float64, int64 } from '../dtype.ts';
-import type { DtypeOf } from '../dtype-lookup.ts';
-import { streamOf } from '../memory/buffer-copies.ts';
-import type { StreamOption } from '../memory/buffer-options.ts';
+
+import type { bool, Dtype, DtypeOf, float64, int64 } from '../dtype.ts';
+import type { StreamOption } from '../memory/buffer.ts';
+import { streamOf } from '../memory/buffer-copy.ts';
+import { checkSignal, type WaitOptions } from '../poller.ts';
 import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
-import { checkSignal, type WaitOptions } from '../wait.ts';
+import { checkBoolean, checkInstance, checkOptions } from '../validate.ts';
 import { checkDtype, newLayout, shapeOf } from './allocate-items.ts';
-import { beginWrite, endWrite, endWriteSync, type Write, writeOf } from './array-copies.ts';
+import { beginWrite, endWrite, endWriteSync, type Write, writeOf } from './array-copy.ts';
 import type { MemoryChoice, OrderOption } from './array-options.ts';
 import { type ArraySource, DeviceArray } from './device-array.ts';
 import { hostItems } from './host-source.ts';

@@ -1,5 +1,7 @@
 /** Views whose items stay what they are: other axes, or the same items more than once. */
-import type { Layout } from './layout.ts';
+
+import { checkInteger } from '../validate.ts';
+import { checkOrder, contiguousStrides, isContiguous, type Layout, type Order } from './layout.ts';
 import { checkAxes, checkAxis, checkShape, type Shape, safe, shown, sizeOf } from './shape.ts';
 
 /** A layout with the axes that `axes` names, in that order. */
@@ -85,4 +87,146 @@ export function broadcastTo(layout: Layout, shape: Shape): Layout {
     (layout.shape[axis - added] ?? 1) === 1 ? 0 : (layout.strides[axis - added] as number),
   );
   return { ...layout, shape: sizes, strides };
+}
+
+/** The same items in another shape, where they lie as it wants them, and as items of another size. */
+
+/** The result of a reshape. */
+export interface Reshaped {
+  /** The new shape, with the size that was left open. */
+  readonly shape: Shape;
+  /** The layout over the same memory; undefined where the items must be copied to get the shape. */
+  readonly view: Layout | undefined;
+}
+
+/**
+ * The same items in another shape, read and laid out in an order. It is a view exactly where NumPy
+ * makes one; a copy is made by laying the items out in that order first.
+ *
+ * @param shape one size may be -1: what is left
+ * @throws RangeError where the shape has another number of items
+ * @example
+ * reshape(makeLayout([2, 6], 4), [3, -1]).shape; // [3, 4]
+ * @see https://numpy.org/doc/stable/reference/generated/numpy.reshape.html
+ */
+export function reshape(layout: Layout, shape: Shape, order: Order = 'C'): Reshaped {
+  checkOrder(order);
+  const sizes = resolve(layout, shape);
+  const strides = stridesOf(layout, sizes, order);
+  return { shape: sizes, view: strides && { ...layout, shape: sizes, strides } };
+}
+
+/**
+ * The items in one dimension, in an order. As in NumPy it is a view of contiguous items only, so
+ * that the result always is contiguous.
+ */
+export function ravel(layout: Layout, order: Order = 'C'): Reshaped {
+  const shape = [sizeOf(layout.shape)];
+  if (!isContiguous(layout, checkOrder(order))) return { shape, view: undefined };
+  return { shape, view: { ...layout, shape, strides: [layout.itemsize] } };
+}
+
+/**
+ * The same bytes as items of another size, which changes the size of the last axis.
+ *
+ * @throws RangeError where the last axis is not contiguous, or its bytes do not make whole items
+ * @example
+ * viewAs(makeLayout([2, 3], 8), 4).shape; // [2, 6]
+ * @see https://numpy.org/doc/stable/reference/generated/numpy.ndarray.view.html
+ */
+export function viewAs(layout: Layout, itemsize: number): Layout {
+  checkInteger(itemsize, 'itemsize', 1);
+  if (itemsize === layout.itemsize) return layout;
+  const { shape, strides } = layout;
+  const length = shape.at(-1);
+  const sizes = `of ${layout.itemsize} bytes as items of ${itemsize}`;
+  if (length === undefined) throw new RangeError(`cannot view a single item ${sizes}`);
+  if (length !== 1 && !shape.includes(0) && strides.at(-1) !== layout.itemsize)
+    throw new RangeError(
+      `cannot view items ${sizes}: the last axis is not contiguous, its stride is ${strides.at(-1)}`,
+    );
+  const isWhole =
+    itemsize < layout.itemsize
+      ? layout.itemsize % itemsize === 0
+      : (length * layout.itemsize) % itemsize === 0;
+  if (!isWhole) throw new RangeError(`cannot view the last axis, ${length} items ${sizes}`);
+  return {
+    ...layout,
+    shape: checkShape([...shape.slice(0, -1), (length * layout.itemsize) / itemsize]),
+    strides: [...strides.slice(0, -1), itemsize],
+    itemsize,
+  };
+}
+
+/** A shape whose size left open is filled in. */
+function resolve(layout: Layout, shape: Shape): number[] {
+  const sizes = checkShape(shape, 'shape', -1);
+  const size = sizeOf(layout.shape);
+  const open = sizes.indexOf(-1);
+  if (open !== sizes.lastIndexOf(-1))
+    throw new RangeError(`only one size of ${shown(sizes)} may be left open`);
+  const known = sizeOf(sizes.filter((_, axis) => axis !== open));
+  const isFitting = open < 0 ? known === size : known > 0 && size % known === 0;
+  if (!isFitting) throw new RangeError(`cannot reshape ${size} elements into ${shown(shape)}`);
+  if (open >= 0) sizes[open] = size / known;
+  return sizes;
+}
+
+/** The strides of a shape over the items of a layout; undefined where there are none. */
+function stridesOf(layout: Layout, shape: Shape, order: Order): readonly number[] | undefined {
+  const isSame =
+    shape.length === layout.shape.length &&
+    shape.every((size, axis) => size === layout.shape[axis]);
+  if (isSame) return layout.strides;
+  if (isContiguous(layout, order)) return contiguousStrides(shape, layout.itemsize, order);
+  if (order === 'C') return stridesWithin(layout, shape);
+  // Axes in order F are the reversed axes in order C.
+  const reversed = {
+    ...layout,
+    shape: layout.shape.toReversed(),
+    strides: layout.strides.toReversed(),
+  };
+  return stridesWithin(reversed, shape.toReversed())?.reverse();
+}
+
+/** An axis of items that are there. */
+interface Axis {
+  readonly length: number;
+  readonly stride: number;
+}
+
+/**
+ * The strides of {@link stridesOf} in order C. Axes of old and new are taken in groups of as many
+ * items: those of an old group must lie as one, and the new ones divide it.
+ */
+function stridesWithin(layout: Layout, shape: Shape): number[] | undefined {
+  const old: Axis[] = layout.shape
+    .map((length, axis) => ({ length, stride: layout.strides[axis] as number }))
+    .filter(({ length }) => length !== 1);
+  const strides: number[] = [];
+  let from = 0;
+  while (strides.length < shape.length && from < old.length) {
+    const begin = strides.length;
+    let end = begin + 1;
+    let to = from + 1;
+    let items = shape[begin] as number;
+    let oldItems = (old[from] as Axis).length;
+    while (items !== oldItems) {
+      if (items < oldItems) items *= shape[end++] as number;
+      else oldItems *= (old[to++] as Axis).length;
+    }
+    for (let axis = from; axis < to - 1; axis += 1) {
+      const { length, stride } = old[axis + 1] as Axis;
+      if ((old[axis] as Axis).stride !== length * stride) return undefined;
+    }
+    let stride = (old[to - 1] as Axis).stride;
+    for (let axis = end - 1; axis >= begin; axis -= 1) {
+      strides[axis] = safe(stride, 'a stride');
+      stride *= shape[axis] as number;
+    }
+    from = to;
+  }
+  // What is left has size 1: its stride is never used.
+  while (strides.length < shape.length) strides.push(strides.at(-1) ?? layout.itemsize);
+  return strides;
 }

@@ -2,8 +2,7 @@
 import { once } from 'node:events';
 import type { Writable } from 'node:stream';
 import { ClosedError, CuffiError, PeerGoneError } from '../errors.ts';
-import type { ChildPeer } from '../ipc/peer/child-peer.ts';
-import { spawnPeer } from '../ipc/peer/spawn.ts';
+import { type ChildPeer, spawnPeer } from '../ipc/peer/spawn.ts';
 import { Reply, type Request } from './messages.ts';
 
 /** How the child is started. */

@@ -1,7 +1,7 @@
 /** The kinds of memory that a round trip can be made with. */
 import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
-import type { IpcSupport } from '../ipc/support.ts';
+import type { IpcSupport } from '../ipc/sharing/support.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { VirtualMemory } from '../memory/virtual.ts';

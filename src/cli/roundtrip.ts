@@ -5,7 +5,7 @@ import { recordCalls } from '../../ffi/driver.ts';
 import { bytesCopied } from '../../ffi/trace.ts';
 import { Context } from '../context.ts';
 import { Device } from '../device.ts';
-import { type IpcSupport, ipcSupport } from '../ipc/support.ts';
+import { type IpcSupport, ipcSupport } from '../ipc/sharing/support.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import { Child } from './child.ts';
 import type { DriverChoice } from './driver-choice.ts';

@@ -1,10 +1,15 @@
 /** What travels between processes: plain objects, JSON-safe, and untrusted until parsed. */
+
+import { createRequire } from 'node:module';
+import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
+import { MAX_MESSAGE_FDS } from '../../ffi/linux/message.ts';
+import { newLayout } from '../array/allocate-items.ts';
+import { extents, type Layout } from '../array/layout.ts';
+import { MAX_NDIM } from '../array/shape.ts';
+import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { IpcError } from '../errors.ts';
-import type { Access } from '../memory/buffer-options.ts';
-import { altered, checksumOf, seal } from './descriptor-bytes.ts';
-import { type DESCRIPTOR_VERSION, descriptorKinds } from './descriptor-fields.ts';
-import { layoutOf } from './descriptor-layout.ts';
-import { descriptorSchemas } from './descriptor-schema.ts';
+import type { Access } from '../memory/buffer.ts';
+import { altered, checksumOf, seal } from './descriptor-codec.ts';
 
 /** What every descriptor says: which GPU, and which process of which machine made it. */
 export interface IpcExporter {
@@ -226,3 +231,227 @@ export function checkRange(
       'no-descriptor',
     );
 }
+
+/**
+ * What descriptors hold: the fields of each kind in their order, and what each may be. The schema
+ * of messages, the reader of bytes and the checksum all go by this.
+ */
+
+/** The version of all descriptors of this cuffi. */
+export const DESCRIPTOR_VERSION = 2;
+
+/** Whole numbers, from the least to the most. */
+export const NUMBERS = {
+  uint32: [0, 0xffff_ffff],
+  positive32: [1, 0xffff_ffff],
+  size: [0, Number.MAX_SAFE_INTEGER],
+  positive: [1, Number.MAX_SAFE_INTEGER],
+  stride: [Number.MIN_SAFE_INTEGER, Number.MAX_SAFE_INTEGER],
+} as const satisfies Record<string, readonly [least: number, most: number]>;
+
+export type NumberType = keyof typeof NUMBERS;
+
+/** What whoever opens memory may do with it; a word's place here is its number in binary. */
+export const ACCESS = ['read-write', 'read'] as const;
+/** What the UUID of a GPU, and that of a part of one, begins with. */
+export const DEVICE_PREFIXES = ['GPU-', 'MIG-'] as const;
+/** The name of a dtype. */
+export const DTYPE_NAME: RegExp = /^(V[0-9]{1,10}|[a-z0-9]{1,16})$/;
+/** Each piece of virtual memory has a file descriptor. */
+export const MAX_PIECES: number = MAX_MESSAGE_FDS;
+
+/** What a field is; a name that ends in `?` is of one that may be absent, or null for a handle. */
+export type FieldType =
+  | Exclude<NumberType, 'stride'>
+  | 'access'
+  | 'device'
+  | 'event?'
+  | 'handle'
+  | 'handle?'
+  | 'id'
+  | 'layout?'
+  | 'pieces'
+  | 'uuid';
+
+export type Field = readonly [name: string, type: FieldType];
+
+/** Who exported it. */
+export const exporterFields = [
+  ['device', 'device'],
+  ['machine', 'uuid'],
+  ['pid', 'positive32'],
+  ['startTime', 'size'],
+  ['pidNamespace', 'size'],
+] as const;
+
+/** Which part of what. */
+const rangeOf = <T extends FieldType>(size: T) =>
+  [
+    ['baseByteLength', size],
+    ['byteOffset', 'size'],
+    ['byteLength', size],
+    ['access', 'access'],
+    ['bufferId', 'size'],
+    ['generation', 'size'],
+    ['layout', 'layout?'],
+    ['readyEvent', 'event?'],
+  ] as const;
+
+/** All but kind, version, checksum and {@link exporterFields}, which come before. */
+export const descriptorFields = {
+  legacy: [['handle', 'handle'], ...rangeOf('positive')],
+  // The pool itself has no size.
+  pool: [['pool', 'id'], ['handle', 'handle?'], ...rangeOf('size')],
+  virtual: [
+    ['memory', 'id'],
+    ['firstPiece', 'uint32'],
+    ['pieces', 'pieces'],
+    ...rangeOf('positive'),
+  ],
+  event: [['handle', 'handle']],
+} as const satisfies Record<string, readonly Field[]>;
+
+/** The kinds of descriptor; a kind's place here is its number in binary. */
+export const descriptorKinds = Object.keys(
+  descriptorFields,
+) as readonly (keyof typeof descriptorFields)[];
+
+/** Of the handle's bytes in base64. */
+const HANDLE_TEXT_LENGTH = 4 * Math.ceil(CU_IPC_HANDLE_SIZE / 3);
+
+const load = () => {
+  const { z } = loadZod();
+  type Schema = import('zod').ZodType;
+  const number = (type: NumberType): Schema => z.int().min(NUMBERS[type][0]).max(NUMBERS[type][1]);
+  const uuid = '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}';
+  const handle = z
+    .string()
+    .length(HANDLE_TEXT_LENGTH)
+    .base64()
+    .refine(
+      (text) => Buffer.from(text, 'base64').byteLength === CU_IPC_HANDLE_SIZE,
+      `must be ${CU_IPC_HANDLE_SIZE} bytes in base64`,
+    );
+  const layout = z
+    .strictObject({
+      dtype: z.string().regex(DTYPE_NAME, 'must be the name of a dtype'),
+      shape: z.array(number('size')).max(MAX_NDIM),
+      strides: z.array(number('stride')).max(MAX_NDIM),
+    })
+    .refine(({ shape, strides }) => shape.length === strides.length, 'a stride for each axis');
+  const types: Record<Exclude<FieldType, 'event?'>, Schema> = {
+    uint32: number('uint32'),
+    positive32: number('positive32'),
+    size: number('size'),
+    positive: number('positive'),
+    access: z.enum(ACCESS),
+    device: z
+      .string()
+      .regex(new RegExp(`^(${DEVICE_PREFIXES.join('|')})${uuid}$`), 'must be the UUID of a GPU'),
+    handle,
+    'handle?': handle.nullable(),
+    id: z.string().regex(/^[0-9a-f]{32}$/, 'must be 16 bytes in hex'),
+    'layout?': layout.optional(),
+    pieces: z.array(number('positive')).min(1).max(MAX_PIECES),
+    uuid: z.string().regex(new RegExp(`^${uuid}$`), 'must be a boot id'),
+  };
+  const kindOf = (kind: (typeof descriptorKinds)[number], event?: Schema): Schema => {
+    const all: readonly Field[] = [...exporterFields, ...descriptorFields[kind]];
+    const fields = all.map(([name, type]): readonly [string, Schema] => [
+      name,
+      type === 'event?' ? (event as Schema).optional() : types[type],
+    ]);
+    return z.strictObject({
+      kind: z.literal(kind),
+      version: z.literal(DESCRIPTOR_VERSION),
+      checksum: number('uint32'),
+      ...Object.fromEntries(fields),
+    });
+  };
+  const event = kindOf('event');
+  return {
+    schemas: {
+      legacy: kindOf('legacy', event),
+      pool: kindOf('pool', event),
+      virtual: kindOf('virtual', event),
+      event,
+    },
+    /** For a message that says none of these kinds. */
+    anyOf: (kinds: readonly (typeof descriptorKinds)[number][]): Schema =>
+      z.object({ kind: z.enum(kinds) }),
+    prettify: z.prettifyError,
+  };
+};
+let loaded: ReturnType<typeof load> | undefined;
+
+/** What the fields of a message must be; zod is loaded by the first call. */
+const descriptorSchemas = (): ReturnType<typeof load> => {
+  loaded ??= load();
+  return loaded;
+};
+
+/** How an array lies in memory that another process named. */
+export interface NamedLayout {
+  readonly dtype: Dtype;
+  /** From the beginning of the range on. */
+  readonly layout: Layout;
+}
+
+/**
+ * How an array lies in the range that a descriptor names; undefined where it names plain bytes.
+ *
+ * @throws IpcError for a dtype that there is not, and for items beyond the range
+ */
+export function layoutOf({
+  layout,
+  byteLength,
+  pid,
+}: IpcMemoryDescriptor): NamedLayout | undefined {
+  if (!layout) return undefined;
+  const named = readLayout(layout, pid);
+  const { high } = extents(named.layout);
+  if (layout.shape.includes(0)) throw unsound(pid, 'it has no items');
+  if (high > byteLength)
+    throw unsound(pid, `its items take ${high} bytes of a range that has ${byteLength}`);
+  return named;
+}
+
+function readLayout({ dtype: name, shape, strides }: IpcLayout, pid: number): NamedLayout {
+  try {
+    const dtype = dtypeNamed(name);
+    if (dtype.name !== name) throw new TypeError(`the dtype is called ${dtype.name}, not ${name}`);
+    return { dtype, layout: newLayout(shape, dtype.itemsize, { strides }) };
+  } catch (error) {
+    throw unsound(pid, (error as Error).message);
+  }
+}
+
+const unsound = (pid: number, why: string): IpcError =>
+  new IpcError(
+    `this descriptor of an array of process ${pid} is not sound: ${why}`,
+    undefined,
+    'no-descriptor',
+  );
+
+/** What a descriptor says of an array whose items begin with the first byte of its range. */
+export const describeLayout = (dtype: Dtype, { shape, strides }: Layout): IpcLayout => ({
+  dtype: dtype.name,
+  shape: [...shape],
+  strides: [...strides],
+});
+
+/** @throws IpcError for a descriptor of plain bytes */
+export function checkIsArray({ layout }: IpcMemoryDescriptor): void {
+  if (!layout)
+    throw new IpcError(
+      'the descriptor is of bytes, not of an array: open it with openIpcBuffer, and see them as one ' +
+        'with DeviceArray.fromBuffer',
+    );
+}
+
+/**
+ * zod takes longer to load than all of cuffi: it is loaded when the first message is checked, and
+ * through this one function, so that it is loaded once.
+ */
+export const loadZod = (): typeof import('zod') =>
+  createRequire(import.meta.url)('zod') as typeof import('zod');

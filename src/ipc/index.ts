@@ -4,29 +4,29 @@ export {
   type Shareable,
   type ShareableMemory,
   type ShareOptions,
-} from './export.ts';
-export { IpcArrayHandle } from './array-handle.ts';
-export { IpcBufferHandle } from './buffer-handle.ts';
-export type { HandleOpenOptions, IpcMemoryHandle } from './memory-handle.ts';
+} from './sharing/export.ts';
+export { IpcArrayHandle } from './sharing/handle.ts';
+export { IpcBufferHandle } from './sharing/handle.ts';
+export type { HandleOpenOptions, IpcMemoryHandle } from './sharing/handle.ts';
 export {
   openIpc,
   openIpcBuffer,
   openIpcEvent,
   openIpcPool,
   type Opened,
-} from './import.ts';
+} from './sharing/import.ts';
 export {
   type OpenArrayOptions,
   type OpenRawArrayOptions,
   openIpcArray,
   type RawIpcArray,
-} from './array.ts';
-export { moveIpcBuffer } from './move.ts';
-export { type ReadyOptions, ready } from './ready.ts';
-export type { OpenOptions } from './open-options.ts';
-export { ImportedPool } from './imported-pool.ts';
-export { type Explanation, explain } from './explain.ts';
-export { type IpcSupport, ipcSupport, type Support } from './support.ts';
+} from './sharing/import.ts';
+export { moveIpcBuffer } from './sharing/import-source.ts';
+export { type ReadyOptions, ready } from './sharing/ready.ts';
+export type { OpenOptions } from './sharing/open-options.ts';
+export { ImportedPool } from './sharing/pool.ts';
+export { type Explanation, explain } from './sharing/explain.ts';
+export { type IpcSupport, ipcSupport, type Support } from './sharing/support.ts';
 export type {
   IpcBufferDescriptor,
   IpcDescriptor,
@@ -38,17 +38,17 @@ export type {
   IpcRange,
   IpcVirtualDescriptor,
 } from './descriptor.ts';
-export { decodeDescriptor, encodeDescriptor } from './descriptor-binary.ts';
-export type { Parcel } from './parcel.ts';
-export { ReadyParcel } from './ready-parcel.ts';
+export { decodeDescriptor, encodeDescriptor } from './descriptor-codec.ts';
+export type { Parcel } from './sharing/marshal.ts';
+export { ReadyParcel } from './sharing/ready.ts';
 export { leases } from './lease/leases.ts';
-export type { LeaseStats, LeasesStats } from './lease/lease-book.ts';
+export type { LeaseStats, LeasesStats } from './lease/lease.ts';
 export { Peer, type TransferOptions } from './peer/peer.ts';
-export { ChildPeer } from './peer/child-peer.ts';
+export { ChildPeer } from './peer/spawn.ts';
 export { spawnPeer, type SpawnPeerOptions } from './peer/spawn.ts';
-export { parentPeer } from './peer/parent.ts';
+export { parentPeer } from './peer/spawn.ts';
 export { listen, Listener, type ListenOptions } from './peer/listener.ts';
 export { connect, type ConnectOptions } from './peer/connect.ts';
 export type { BusyPollOptions } from './peer/peer-options.ts';
 export type { PeerCredentials, TrustOptions } from './peer/credentials.ts';
-export type { DeadlineOptions } from './peer/deadline.ts';
+export type { DeadlineOptions } from '../deadline.ts';

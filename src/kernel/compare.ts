@@ -1,11 +1,11 @@
 /** Memory compared where it is. */
-import { checkInstance, checkOptions } from '../arguments.ts';
-import { DeviceBuffer } from '../memory/buffer.ts';
-import { streamOf } from '../memory/buffer-copies.ts';
-import type { CopyOptions } from '../memory/buffer-options.ts';
+
+import { type CopyOptions, DeviceBuffer } from '../memory/buffer.ts';
+import { streamOf } from '../memory/buffer-copy.ts';
+import { checkSignal, nextTurn, type WaitOptions } from '../poller.ts';
 import { Stream } from '../stream.ts';
-import { checkSignal, nextTurn, type WaitOptions } from '../wait.ts';
-import { ownKernel } from './own-kernels.ts';
+import { checkInstance, checkOptions } from '../validate.ts';
+import { ownKernel } from './strided.ts';
 
 const THREADS = 256;
 const MOST_BLOCKS = 1024;

@@ -1,6 +1,7 @@
 /** What `compile` is asked for: its arguments, checked. */
-import { checkOptions, checkString, checkStrings, shown } from '../arguments.ts';
+
 import { Context, type PlaceOptions } from '../context.ts';
+import { checkOptions, checkString, checkStrings, shown } from '../validate.ts';
 import { architectureFor, type CodeKind, checkArchitecture, requireKnown } from './architecture.ts';
 import { type Compiler, compilerInUse } from './nvrtc.ts';
 

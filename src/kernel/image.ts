@@ -1,5 +1,5 @@
 /** Code to load: PTX text, a cubin or a fatbin, made safe to hand to the driver. */
-import { checkHostMemory, type HostMemory, shown } from '../arguments.ts';
+import { checkHostMemory, type HostMemory, shown } from '../validate.ts';
 
 /** What a module is loaded from: PTX as text, or PTX, a cubin or a fatbin as bytes. */
 export type ModuleImage = string | HostMemory;

@@ -15,8 +15,8 @@ import { cu } from '../../ffi/driver.ts';
 import { addressOf, withAddress } from '../../ffi/native.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUmodule } from '../../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions, shown } from '../arguments.ts';
 import { cudaError } from '../check.ts';
+import { checkBoolean, checkInteger, checkOptions, shown } from '../validate.ts';
 import type { Image } from './image.ts';
 
 /** How the driver compiles PTX; machine code is loaded as it is. */

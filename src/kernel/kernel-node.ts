@@ -1,6 +1,6 @@
 /** Launches in a graph: named, so that their arguments can be set. */
 import type { CUgraphNode, CUstream } from '../../ffi/types.ts';
-import { lastNodeIn } from '../capture.ts';
+import { lastNodeIn } from '../graph-capture.ts';
 import type { Kernel } from './kernel.ts';
 import type { ConfigBlock } from './launch-config.ts';
 import type { Parameter } from './parameters.ts';

@@ -1,21 +1,26 @@
 import { inspect } from 'node:util';
 import { cu } from '../../ffi/driver.ts';
+import type { FunctionName } from '../../ffi/functions.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUfunction, CUstream } from '../../ffi/types.ts';
-import { checkInteger, checkOptions, requireMade } from '../arguments.ts';
-import { isCapturing } from '../capture.ts';
+import { cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
-import { NotSupportedError } from '../errors.ts';
-import { noteVisits } from '../memory/buffer-copies.ts';
-import { Resource } from '../resource.ts';
+import { type CudaError, isSticky, NotSupportedError } from '../errors.ts';
+import { isCapturing } from '../graph-capture.ts';
+import { Resource } from '../lifetime.ts';
+import { noteVisits } from '../memory/buffer-copy.ts';
 import type { Stream } from '../stream.ts';
-import { ArgumentBlock } from './argument-block.ts';
+import { checkInteger, checkOptions, requireMade } from '../validate.ts';
 import { type KernelAttributes, readAttributes } from './function-attributes.ts';
+import { ArgumentBlock } from './kernel-arguments.ts';
 import { noteLaunch } from './kernel-node.ts';
-import { ConfigBlock, type Extents3, type LaunchConfig } from './launch-config.ts';
-import { launchError } from './launch-error.ts';
-import { launchLimits } from './launch-limits.ts';
-import { LaunchRoom } from './launch-room.ts';
+import {
+  ConfigBlock,
+  type Extents3,
+  type LaunchConfig,
+  LaunchRoom,
+  launchLimits,
+} from './launch-config.ts';
 import type { Module } from './module.ts';
 import {
   activeBlocks,
@@ -298,3 +303,38 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
 }
 
 const NOTHING = 0 as Address;
+
+/** Why a launch failed, with the numbers of both sides. */
+
+/** The error of a launch that the driver refused. */
+function launchError(
+  kernel: Kernel,
+  config: ConfigBlock,
+  status: CUresult,
+  call: FunctionName,
+): CudaError {
+  const { grid, block, sharedBytes } = config;
+  const shape = `grid ${grid.join(' x ')}, block ${block.join(' x ')}, ${sharedBytes} bytes of shared memory`;
+  return cudaError(
+    status,
+    call,
+    `launching kernel ${kernel.name} (${shape}${isSticky(status) ? '' : numbersOf(kernel, config, status)})`,
+  );
+}
+
+function numbersOf(kernel: Kernel, config: ConfigBlock, status: CUresult): string {
+  try {
+    if (status === CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES) {
+      const { registers } = kernel.attributes;
+      const most = kernel.context.device.attribute('maxRegistersPerBlock');
+      return `; ${registers} registers for each of ${config.threads} threads, and a block has ${most}`;
+    }
+    if (status === CUresult.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE) {
+      const { block, sharedBytes } = config;
+      return `; at most ${kernel.maxCooperativeBlocks(block, { sharedBytes })} blocks run at once`;
+    }
+  } catch {
+    // The launch's own error says more.
+  }
+  return '';
+}

@@ -10,9 +10,9 @@ import type { FunctionName } from '../../ffi/functions.ts';
 import { viewMemory, withAddress } from '../../ffi/native.ts';
 import type { CUresult } from '../../ffi/results.ts';
 import type { Address, CUlinkState } from '../../ffi/types.ts';
-import { checkOptions, shown } from '../arguments.ts';
 import { cudaError } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
+import { checkOptions, shown } from '../validate.ts';
 import { checkImage, type Image, type ModuleImage } from './image.ts';
 import { checkJit, type JitOptions, type JitPairs, withJitOptions } from './jit.ts';
 

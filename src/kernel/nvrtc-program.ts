@@ -6,9 +6,8 @@ import type { NvrtcProgram } from '../../ffi/nvrtc.ts';
 import type { Address } from '../../ffi/types.ts';
 import { CompileError } from '../errors.ts';
 import type { CodeKind } from './architecture.ts';
-import { compileFailure } from './compile-log.ts';
+import type { CompiledInit } from './compile.ts';
 import { type CompileRequest, SOURCE_NAME } from './compile-options.ts';
-import type { CompiledInit } from './compiled-code.ts';
 
 /** One source in libnvrtc's hands. */
 export class Program<K extends CodeKind> implements Disposable {
@@ -152,3 +151,28 @@ const withoutZero = (bytes: Uint8Array): Uint8Array =>
   bytes.at(-1) === 0 ? bytes.subarray(0, -1) : bytes;
 
 const textOf = (bytes: Uint8Array): string => Buffer.from(withoutZero(bytes)).toString();
+
+/** What a compiler's log says of the first line at fault. */
+
+/** The compiler's `kernel.cu(3): error: identifier "x" is undefined`. */
+const AT_FAULT = /^(.+?)\((\d+)\): (?:catastrophic )?error:? (.*)$/m;
+
+/** The error for a source that did not compile: the line at fault, as it is in the source. */
+function compileFailure(
+  { source, headers, names }: CompileRequest,
+  status: string,
+  log: string,
+): CompileError {
+  const [line, file = '', number = ''] = AT_FAULT.exec(log) ?? [];
+  if (line === undefined) {
+    const named = names.length > 0 ? ` (names: ${names.join(', ')})` : '';
+    return new CompileError(`compiling ${SOURCE_NAME}${named} failed: ${status}`, log);
+  }
+  const text = file === SOURCE_NAME ? source : headers[file];
+  const shown = text?.split('\n')[Number(number) - 1]?.trimEnd();
+  const message = `compiling failed: ${line}`;
+  return new CompileError(
+    shown === undefined ? message : `${message}\n  ${number} | ${shown}`,
+    log,
+  );
+}

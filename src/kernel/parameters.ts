@@ -4,9 +4,8 @@ import {
   type StructParameter,
   scalarByteLengths,
 } from '../../ffi/kernel-params.ts';
-import { checkInteger, type HostMemory, shown } from '../arguments.ts';
-import type { DtypeName } from '../dtype-lookup.ts';
-import { dtype } from '../dtype-lookup.ts';
+import { type DtypeName, dtype } from '../dtype.ts';
+import { checkInteger, type HostMemory, shown } from '../validate.ts';
 
 /**
  * The type of a kernel's parameter: a value, e.g. `float32`; a `pointer`; a pointer to items of a

@@ -1,21 +1,303 @@
+/** The options of buffers, and where their memory may come from. */
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { checkInstance, checkInteger, checkOptions, type HostMemory } from '../arguments.ts';
-import { Context } from '../context.ts';
-import { copyBuffer, copyHost, copyHostSync, fillBuffer, streamOf } from './buffer-copies.ts';
-import { BufferMemory } from './buffer-memory.ts';
-import type {
-  Access,
-  BufferInit,
-  BufferOptions,
-  CopyOptions,
-  FillOptions,
-  PointerOptions,
-  StreamOption,
-} from './buffer-options.ts';
+import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
+import { CuffiError } from '../errors.ts';
+import { life, Resource, type ResourceSet } from '../lifetime.ts';
+import type { WaitOptions } from '../poller.ts';
+import type { Stream } from '../stream.ts';
+import {
+  checkInstance,
+  checkInteger,
+  checkOptions,
+  type HostMemory,
+  requireMade,
+  shown,
+} from '../validate.ts';
+import { copyBuffer, copyHost, copyHostSync, fillBuffer, streamOf } from './buffer-copy.ts';
+import { cutsWithin } from './chunks.ts';
 import { DeviceMemory } from './device-memory.ts';
-import { held } from './held.ts';
-import { checkMemory, type MemoryResource } from './memory-resource.ts';
-import { servedMemory } from './served-memory.ts';
+import type { HostAllocation, HostKind } from './host-allocation.ts';
+import type { LockFlags } from './page-lock.ts';
+
+/** Options of calls that work in a stream. */
+export interface StreamOption {
+  /** The stream to work in. Default: the legacy default stream. */
+  readonly stream?: Stream;
+}
+
+/** Options of awaited copies. */
+export interface CopyOptions extends StreamOption, WaitOptions {}
+
+/** Options of {@link DeviceBuffer.close}. */
+export interface BufferCloseOptions extends StreamOption {
+  /** `'refuse'`: throws, and leaves it open, where other processes have it by a connection. */
+  readonly leases?: 'refuse';
+}
+
+/** Options of {@link DeviceBuffer.fill}. */
+export interface FillOptions extends StreamOption {
+  /** The width of `value` in bytes: 1, 2 or 4. Default 1. */
+  readonly elementByteLength?: 1 | 2 | 4;
+}
+
+/** Options of {@link DeviceBuffer.allocate}. */
+export interface BufferOptions extends PlaceOptions, AllocateOptions {
+  /** Where the memory comes from. Default: plain device memory. */
+  readonly memory?: MemoryResource;
+}
+
+/** Options of {@link DeviceBuffer.fromPointer}. */
+export interface PointerOptions extends PlaceOptions {
+  /** What must stay alive while the buffer is used; held, never touched, nor asked if it is closed. */
+  readonly owner?: unknown;
+}
+
+/** Where a buffer's memory comes from. */
+export type BufferOrigin = 'allocated' | 'borrowed' | 'imported';
+
+/** What may be done with memory. */
+export type Access = 'read-write' | 'read';
+
+/** Frees memory in the order of a stream. */
+export interface OrderedRelease {
+  /** Takes another stream than that of the allocation. */
+  freeIn(stream: Stream): void;
+  release(): void;
+}
+
+/** @internal What a {@link DeviceBuffer} is made of. */
+export interface BufferInit {
+  readonly context: Context;
+  readonly address: CUdeviceptr;
+  readonly byteLength: number;
+  readonly origin: BufferOrigin;
+  readonly resource?: MemoryResource | undefined;
+  readonly release?: (() => void) | OrderedRelease | undefined;
+  /** What it is closed with. Default: its context. */
+  readonly owner?: ResourceSet | undefined;
+  /** The buffer that it is a part of, which is no view itself. */
+  readonly viewOf?: DeviceBuffer | undefined;
+  /** What its memory lies in: it counts as closed when that is. Others' only stay alive by it. */
+  readonly keeps?: unknown;
+  /** Addresses that one call of the driver may not go across. */
+  readonly borders?: (() => readonly number[]) | undefined;
+  /** Whether the process that it is of has ended. */
+  readonly isOrphan?: (() => boolean) | undefined;
+  /** Default: it may be written to. */
+  readonly access?: Access | undefined;
+}
+
+/** Options of an allocation. */
+export interface AllocateOptions {
+  /**
+   * The stream that the allocation is ordered in, where the resource is stream-ordered: the memory
+   * may be used by work queued there afterwards. Default: the legacy default stream.
+   */
+  readonly stream?: Stream;
+}
+
+/**
+ * Something that gives out memory and takes it back: plain device memory, a pool, mapped or
+ * managed memory. A buffer knows the resource that it came from, and `close()` gives it back.
+ */
+export interface MemoryResource {
+  readonly context: Context;
+  /** Whether kernels and copies on the device reach it. */
+  readonly deviceAccessible: boolean;
+  /** Whether the CPU reaches it, as an ArrayBuffer. */
+  readonly hostAccessible: boolean;
+  /** @param byteLength at least 1 */
+  allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer;
+}
+
+/** @throws TypeError unless `value` is a memory resource */
+export function checkMemory(value: unknown): MemoryResource {
+  const { context, allocate } = (value ?? {}) as Partial<Record<keyof MemoryResource, unknown>>;
+  if (!(context instanceof Context) || typeof allocate !== 'function')
+    throw new TypeError(
+      'memory must be a memory resource, such as DeviceMemory, MemoryPool, ManagedMemory or ' +
+        `MappedMemory, not ${shown(value)}`,
+    );
+  return value as MemoryResource;
+}
+
+/** @internal What serves the memory of a context if the caller names no resource; manager/ implements it. */
+export interface ServedMemory extends ContextMemory, MemoryResource {
+  allocateHost(byteLength: number, kind: HostKind): HostAllocation;
+  /** Page-locks `memory`; answers how to unlock it. */
+  lockHost(memory: HostMemory, flags: LockFlags): () => void;
+}
+
+/** The memory manager of a context, where one was set. */
+export const servedMemory = (context: Context): ServedMemory | undefined =>
+  // Nothing but the room manager/ puts one there.
+  context.memory as ServedMemory | undefined;
+
+/**
+ * What a borrowed buffer keeps for an owner that its caller named: the owner stays alive with it,
+ * and is nothing else to it. The buffer does not count as closed when a resource among them is.
+ */
+export const held = (owner: unknown): unknown => (owner === undefined ? undefined : { owner });
+
+/** The memory of a buffer: whose it is, where it lies, what may be done with it, how it ends. */
+abstract class BufferMemory extends Resource {
+  readonly context: Context;
+  readonly byteLength: number;
+  /** Whether cuffi allocated it, another library did, or another process did. */
+  readonly origin: BufferOrigin;
+  /** What gave the memory out; undefined where cuffi did not. */
+  readonly resource: MemoryResource | undefined;
+  /**
+   * Whether it may be written to: copies and fills of cuffi hold to it, and where it is virtual memory
+   * of another process, the driver.
+   */
+  readonly access: Access;
+  readonly #address: CUdeviceptr;
+  readonly #release: BufferInit['release'];
+  /** The buffer that this one is a view of. */
+  readonly #viewOf: DeviceBuffer | undefined;
+  readonly #keeps: unknown;
+  readonly #borders: (() => readonly number[]) | undefined;
+  readonly #isOrphan: (() => boolean) | undefined;
+
+  /** @internal */
+  constructor(init: BufferInit) {
+    requireMade(init, Object, 'DeviceBuffer', 'DeviceBuffer.allocate');
+    super('DeviceBuffer', { owner: init.owner ?? init.context.resources, release: init.release });
+    this.context = init.context;
+    this.byteLength = init.byteLength;
+    this.origin = init.origin;
+    this.resource = init.resource;
+    this.access = init.access ?? 'read-write';
+    this.#address = init.address;
+    this.#release = init.release;
+    this.#viewOf = init.viewOf;
+    this.#keeps = init.keeps;
+    this.#borders = init.borders;
+    this.#isOrphan = init.isOrphan;
+  }
+
+  /** @internal The buffer that this one is a view of. */
+  protected get viewOf(): DeviceBuffer | undefined {
+    return this.#viewOf;
+  }
+
+  override get closed(): boolean {
+    // Not super.closed, which a launch would feel for each of its buffers.
+    if (this[life].isOver) return true;
+    const outer = this.#viewOf ?? this.#keeps;
+    return outer !== undefined && outer instanceof Resource && outer.closed;
+  }
+
+  /**
+   * Gives the memory back when the GPU is done with it, and never waits; the second time does
+   * nothing.
+   *
+   * Memory of a pool is given back in the order of a stream, that of its allocation unless
+   * `options` name another: work that was queued there may still use it, and work of other streams
+   * must be done or waited for. Other memory is freed when nothing runs in the context; plain device
+   * memory, where there is want of room and in `context.flush()`, when the work is done that was
+   * queued before. Work that cuffi does not know of must be done before this: it knows what was
+   * queued through it, and what lies before that in the same stream, be it a borrowed one.
+   *
+   * What other processes have by a connection is closed here at once, and given back when they have
+   * closed it, or have ended: see `leases` of cuffi/ipc.
+   *
+   * @throws CuffiError with `{ leases: 'refuse' }` where others have it: then it stays open
+   */
+  override close(options?: BufferCloseOptions): void {
+    if (options !== undefined) this.#closeIn(options);
+    super.close();
+  }
+
+  #closeIn(options: BufferCloseOptions): void {
+    const { stream, leases } = checkOptions(options, ['stream', 'leases'], 'close');
+    if (leases !== undefined && leases !== 'refuse')
+      throw new TypeError(`leases must be 'refuse', not ${shown(leases)}`);
+    // Of virtual memory others have that, and not this view of it.
+    const { holders } = this.#keeps instanceof Resource ? this.#keeps : this;
+    if (leases === 'refuse' && !this.closed && holders.length > 0)
+      throw new CuffiError(
+        `this ${this.byteLength}-byte buffer is in use by ${holders.join(', ')}: it stays open`,
+      );
+    const last = streamOf(stream);
+    if (!last || this.closed) return;
+    last.handle; // a closed stream is refused
+    if (typeof this.#release === 'object') this.#release.freeIn(last);
+  }
+
+  /** The device address of the first byte. @throws ClosedError */
+  get address(): CUdeviceptr {
+    if (this.closed) throw this.closedError();
+    return this.#address;
+  }
+
+  /** @internal As {@link address}, for writing. @throws TypeError for a read-only buffer */
+  get writableAddress(): CUdeviceptr {
+    if (this.access !== 'read-write')
+      throw new TypeError('this buffer is read-only: it was shared, or opened, for reading');
+    return this.address;
+  }
+
+  /**
+   * Whether it is memory of a process that has ended. It stays usable here, but cannot be opened
+   * anew elsewhere, unless it came by a file descriptor.
+   */
+  get ownerGone(): boolean {
+    return (this.#viewOf ?? this).#isOrphan?.() ?? false;
+  }
+
+  /** Whether it is memory of another process, mapped here. */
+  get isMapped(): boolean {
+    return this.origin === 'imported';
+  }
+
+  /** @internal What its memory lies in, where that is no buffer: virtual memory. */
+  get keeper(): unknown {
+    return (this.#viewOf ?? this).#keeps;
+  }
+
+  /** @internal Where one call of the driver must not go on, as offsets in order. */
+  get cuts(): readonly number[] {
+    return this.#borders ? cutsWithin(this.#borders(), this.#address, this.byteLength) : [];
+  }
+
+  /** @internal What a view of it is made of, as a part of `whole`. */
+  protected partOf(whole: DeviceBuffer, begin: number, end: number, access: Access): BufferInit {
+    return {
+      context: this.context,
+      address: (this.address + begin) as CUdeviceptr,
+      byteLength: end - begin,
+      origin: this.origin,
+      resource: this.resource,
+      viewOf: whole,
+      borders: this.#borders,
+      access,
+    };
+  }
+
+  /** @internal What a buffer is made of that owns what this one did, closed by it. @throws CuffiError */
+  protected takenOver(): BufferInit {
+    const { owner } = this.handOver('its memory was moved to another buffer');
+    return {
+      context: this.context,
+      address: this.#address,
+      byteLength: this.byteLength,
+      origin: this.origin,
+      resource: this.resource,
+      release: this.#release,
+      owner,
+      keeps: this.#keeps,
+      borders: this.#borders,
+      isOrphan: this.#isOrphan,
+      access: this.access,
+    };
+  }
+
+  override toString(): string {
+    return `DeviceBuffer(${this.byteLength} bytes, ${this.origin}${this.closed ? ', closed' : ''})`;
+  }
+}
 
 /**
  * A range of device memory.

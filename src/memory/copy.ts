@@ -1,16 +1,22 @@
 /** Copies between host and device: blocking, and awaited without blocking the event loop. */
-import { arena } from '../../ffi/arena.ts';
+import { arena, BLOCK } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { withAddress } from '../../ffi/native.ts';
 import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
-import { refuseInCapture } from '../capture.ts';
 import { check } from '../check.ts';
-import type { WaitOptions } from '../wait.ts';
-import { afterWorkSoFar, copyInTurns, type QueuePart } from './awaited.ts';
-import { pieces } from './pieces.ts';
-import { fetchSmall, SMALL_BYTE_LENGTH, SMALL_OFFSET } from './small-copy.ts';
-import { copyStaged } from './staged-copy.ts';
-import { doing, type HostCopy, queueSlice } from './transfer.ts';
+import type { Context } from '../context.ts';
+import { refuseInCapture } from '../graph-capture.ts';
+import type { WaitOptions } from '../poller.ts';
+import { pieces } from './chunks.ts';
+import {
+  afterWorkSoFar,
+  copyInTurns,
+  doing,
+  type HostCopy,
+  type QueuePart,
+  queueSlice,
+} from './host-copy.ts';
+import { copyStaged } from './staging.ts';
 
 /** Up to here the driver copies ordinary memory sooner than other threads would have begun. */
 const DIRECT_BYTE_LENGTH = 1 << 20;
@@ -79,4 +85,30 @@ export async function copyAwaited(copy: HostCopy, options: WaitOptions = {}): Pr
 function* slices(copy: HostCopy, most: number): Generator<QueuePart> {
   for (const [offset, length] of pieces(copy.host.byteLength, copy.cuts, most))
     yield (host, stream) => queueSlice(copy, offset, (host + offset) as Address, length, stream);
+}
+
+/**
+ * Copies to the host of so few bytes that they cost less through the arena: a small typed array
+ * has no address until it is asked for one, and is then moved out of V8's heap.
+ */
+
+/** The most bytes that go this way. */
+export const SMALL_BYTE_LENGTH = 256;
+
+/** Where in {@link arena} the bytes are that {@link fetchSmall} copied. */
+export const SMALL_OFFSET: number = BLOCK - arena.address;
+
+/**
+ * Blocks until so many bytes are in the arena, after the work that was queued in the legacy default
+ * stream: there they are until the next call of the driver.
+ */
+export function fetchSmall(context: Context, from: CUdeviceptr, byteLength: number): void {
+  refuseInCapture('copying to or from the host');
+  context.run(() =>
+    check(
+      cu.cuMemcpyDtoH_v2(BLOCK, from, byteLength),
+      'cuMemcpyDtoH_v2',
+      () => `copying ${byteLength} bytes to host`,
+    ),
+  );
 }

@@ -1,5 +1,5 @@
 /** Page-locked host memory that cuffi allocates: the ground of PinnedBuffer and MappedMemory. */
-import { type AnonymousMapping, mapAnonymous } from '../../ffi/anonymous.ts';
+
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import {
   CU_MEMHOSTALLOC_DEVICEMAP,
@@ -7,12 +7,13 @@ import {
   CU_MEMHOSTALLOC_WRITECOMBINED,
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import { SystemError } from '../../ffi/libc.ts';
+import { SystemError } from '../../ffi/linux/libc.ts';
+import { type AnonymousMapping, mapAnonymous } from '../../ffi/linux/mmap.ts';
 import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
-import { releaseQuietly } from '../resource.ts';
+import { releaseQuietly } from '../lifetime.ts';
 import {
   type HeldViews,
   HostViews,

@@ -1,11 +1,11 @@
 /** Host memory as ArrayBuffers, and the moment when nobody can touch it any more. */
 import { MAX_VIEW_BYTE_LENGTH, viewMemory } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
-import { checkInteger } from '../arguments.ts';
 import type { Context } from '../context.ts';
 import { ClosedError } from '../errors.ts';
-import type { ReleaseOptions } from '../release.ts';
-import { releaseQuietly } from '../resource.ts';
+import { releaseQuietly } from '../lifetime.ts';
+import type { ReleaseOptions } from '../release-queue.ts';
+import { checkInteger } from '../validate.ts';
 
 /** Keeps each view's {@link HostViews} as long as the view: the last one takes it along. */
 const viewsOf = new WeakMap<ArrayBuffer, HostViews>();

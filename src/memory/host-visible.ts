@@ -1,10 +1,9 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { requireMade } from '../arguments.ts';
 import type { Context } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
-import { DeviceBuffer } from './buffer.ts';
+import { requireMade } from '../validate.ts';
+import { DeviceBuffer, type MemoryResource } from './buffer.ts';
 import type { HeldViews, HostViews } from './host-views.ts';
-import type { MemoryResource } from './memory-resource.ts';
 
 /**
  * Memory that the device and the CPU both reach: a DeviceBuffer that is an ArrayBuffer too. What

@@ -12,18 +12,21 @@ import {
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { Address, CUdevice, CUdeviceptr, CUstream } from '../../ffi/types.ts';
-import { checkInstance, checkInteger, checkOptions, requireMade } from '../arguments.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
-import { DeviceBuffer } from './buffer.ts';
-import { noteVisits, streamOption } from './buffer-copies.ts';
-import type { StreamOption } from './buffer-options.ts';
+import { checkInstance, checkInteger, checkOptions, requireMade } from '../validate.ts';
+import { withRoom } from './allocate-with-retry.ts';
+import {
+  type AllocateOptions,
+  DeviceBuffer,
+  type MemoryResource,
+  type StreamOption,
+} from './buffer.ts';
+import { noteVisits, streamOption } from './buffer-copy.ts';
 import { viewDriverMemory } from './host-views.ts';
 import { HostVisibleBuffer } from './host-visible.ts';
-import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
-import { withRoom } from './room.ts';
 
 /** Who may use managed memory at first: every device, or the CPU alone. */
 export type ManagedAttach = 'global' | 'host';

@@ -1,10 +1,9 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions, requireMade } from '../arguments.ts';
 import { Context, type PlaceOptions } from '../context.ts';
+import { checkBoolean, checkInteger, checkOptions, requireMade } from '../validate.ts';
+import { type AllocateOptions, type MemoryResource, servedMemory } from './buffer.ts';
 import { allocateHost } from './host-allocation.ts';
 import { HostVisibleBuffer } from './host-visible.ts';
-import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
-import { servedMemory } from './served-memory.ts';
 
 /** Options of {@link MappedMemory.create}. */
 export interface MappedMemoryOptions extends PlaceOptions {

@@ -3,13 +3,13 @@ import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { FunctionName } from '../../ffi/functions.ts';
-import { libc } from '../../ffi/libc.ts';
+import { libc } from '../../ffi/linux/libc.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
-import { describePending } from './room.ts';
-import { roundUp } from './round-up.ts';
+import { describePending } from './allocate-with-retry.ts';
+import { roundUp } from './chunks.ts';
 
 /** Who reaches page-locked memory. */
 export interface LockFlags {

@@ -1,17 +1,16 @@
 import { withAddress } from '../../ffi/native.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import { Resource, tryAll } from '../lifetime.ts';
 import {
   checkBoolean,
   checkHostMemory,
   checkOptions,
   type HostMemory,
   requireMade,
-} from '../arguments.ts';
-import { tryAll } from '../attempt.ts';
-import { Context, type PlaceOptions } from '../context.ts';
-import { Resource } from '../resource.ts';
+} from '../validate.ts';
+import { servedMemory } from './buffer.ts';
 import { giveBackQuietly, requireSupport } from './host-allocation.ts';
 import { endLock, type LockFlags, lockPages } from './page-lock.ts';
-import { servedMemory } from './served-memory.ts';
 
 /** Options of {@link pin}. */
 export interface PinOptions extends PlaceOptions {

@@ -1,10 +1,10 @@
 import type { Address, CUdeviceptr } from '../../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions, requireMade } from '../arguments.ts';
 import { Context, type PlaceOptions } from '../context.ts';
-import { Resource } from '../resource.ts';
+import { Resource } from '../lifetime.ts';
+import { checkBoolean, checkInteger, checkOptions, requireMade } from '../validate.ts';
+import { servedMemory } from './buffer.ts';
 import { allocateHost, type HostAllocation, type HostKind } from './host-allocation.ts';
 import type { HostViews } from './host-views.ts';
-import { servedMemory } from './served-memory.ts';
 
 /** Options of {@link PinnedBuffer.allocate}. */
 export interface PinnedOptions extends PlaceOptions {

@@ -5,9 +5,9 @@ import {
   checkOptions,
   type HostMemory,
   shown,
-} from '../arguments.ts';
+} from '../validate.ts';
 import { DeviceBuffer } from './buffer.ts';
-import { cutsWithin, pieces } from './pieces.ts';
+import { cutsWithin, pieces } from './chunks.ts';
 
 /** Rows of bytes in memory, and slices of rows; the first begins at `byteOffset`. */
 export interface PitchedMemory {

@@ -1,104 +1,210 @@
-import {
-  CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
-  CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
-  CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
-  CU_MEMPOOL_ATTR_USED_MEM_HIGH,
-} from '../../ffi/constants.ts';
+import { OUT0, readInt32 } from '../../ffi/arena.ts';
+import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import type { CUmemoryPool } from '../../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions } from '../arguments.ts';
+import { isSameFile } from '../../ffi/linux/libc.ts';
+import type { CUdeviceptr, CUmemoryPool, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
-import { Resource, type ResourceInit } from '../resource.ts';
-import * as driver from './pool-driver.ts';
+import type { Context } from '../context.ts';
+import type { Device } from '../device.ts';
+import { CuffiError } from '../errors.ts';
+import { isCapturing } from '../graph-capture.ts';
+import { ResourceSet, tryAll } from '../lifetime.ts';
+import type { Stream } from '../stream.ts';
+import { checkBoolean, checkOptions } from '../validate.ts';
+import type { OrderedRelease } from './buffer.ts';
+import { closeKeptFd, keepFd } from './context-fds.ts';
+import { holdUpForTransfers } from './host-copy.ts';
+import { anchorExports } from './physical-memory.ts';
+import type { PoolCloseOptions } from './pool-attributes.ts';
+import * as driver from './pool-attributes.ts';
+import { shareId } from './share-id.ts';
 
-/** A pool as the driver keeps its accounts: what it uses, holds and gives out again. */
-export abstract class PoolState extends Resource {
-  readonly #handle: CUmemoryPool;
+/** What the pool's finalizer and its buffers' know of it: never the pool itself. */
+export interface PoolBooks {
+  readonly buffers: ResourceSet;
+  /** The bytes of the open buffers. */
+  byteLength: number;
+  /** The other devices that were given access. */
+  readonly granted: Set<Device>;
+  /** How other processes open it, once it was shared or where it came from one. */
+  shared: SharedPool | undefined;
+}
 
-  protected constructor(handle: CUmemoryPool, init: ResourceInit) {
-    super('MemoryPool', init);
-    this.#handle = handle;
-  }
+/** A pool as other processes may open it. */
+export interface SharedPool {
+  /** 16 random bytes in hex: the pool's for life. */
+  readonly id: string;
+  /** Of the pool: sent beside the descriptor, and closed with the pool. */
+  readonly fd: number;
+  /** Called when the pool ends here, and nobody has memory of it any more. None may throw. */
+  readonly onEnd: Set<() => void>;
+}
 
-  /** The driver's handle. @throws ClosedError */
-  get handle(): CUmemoryPool {
-    this.requireOpen();
-    return this.#handle;
-  }
+/** @param isBorrowed whether the pool is none of the context's resources, though its buffers are */
+export const emptyBooks = (context: Context, isBorrowed = false): PoolBooks => ({
+  buffers: new ResourceSet(context.resources, isBorrowed),
+  byteLength: 0,
+  granted: new Set(),
+  shared: undefined,
+});
 
-  /** The bytes that allocations use now, of other libraries too where the pool is borrowed. */
-  get used(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-  }
+/** The descriptors of this process's pools, which others may send back. */
+const sharedPools = new Map<CUmemoryPool, number>();
 
-  /** The most that {@link used} was since the pool was made, or since {@link resetHighWater}. */
-  get usedHigh(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
-  }
+/** Whether this process made a pool, and has shared it by the descriptor `fd`, or may have. */
+export function isSharedPool(handle: CUmemoryPool, fd: number): boolean {
+  const own = sharedPools.get(handle);
+  return own !== undefined && isSameFile(own, fd) !== false;
+}
 
-  /** The bytes that the pool has taken from the device, in use or kept. */
-  get reserved(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-  }
+/** The pool's descriptor, made once. */
+export function sharePool(context: Context, handle: CUmemoryPool, books: PoolBooks): SharedPool {
+  if (books.shared) return books.shared;
+  check(
+    cu.cuMemPoolExportToShareableHandle(OUT0, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+    'cuMemPoolExportToShareableHandle',
+    () => 'sharing a memory pool',
+  );
+  const fd = keepFd(context, readInt32(OUT0));
+  sharedPools.set(handle, fd);
+  anchorExports(context.device);
+  books.shared = { id: shareId(), fd, onEnd: new Set() };
+  return books.shared;
+}
 
-  /** The most that {@link reserved} was, as {@link usedHigh}. */
-  get reservedHigh(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
-  }
-
-  /** Lets {@link usedHigh} and {@link reservedHigh} begin again with what is used and reserved now. */
-  resetHighWater(): void {
-    driver.clearByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
-    driver.clearByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
-  }
-
-  /** How many unused bytes are kept; Infinity: all. See {@link PoolOptions.releaseThreshold}. */
-  get releaseThreshold(): number {
-    return driver.readThreshold(this.handle);
-  }
-
-  set releaseThreshold(byteLength: number) {
-    checkThreshold(byteLength);
-    driver.writeThreshold(this.handle, byteLength);
-  }
-
-  /** When freed memory is given out again; what is set need not name all. */
-  get reuse(): driver.PoolReuse {
-    const pool = this.handle;
-    return {
-      followEventDependencies: driver.readReuse(pool, 'followEventDependencies'),
-      allowOpportunistic: driver.readReuse(pool, 'allowOpportunistic'),
-      allowInternalDependencies: driver.readReuse(pool, 'allowInternalDependencies'),
-    };
-  }
-
-  set reuse(wanted: Partial<driver.PoolReuse>) {
-    const checked = checkReuse(wanted);
-    for (const name of driver.reuseNames) {
-      const value = checked[name];
-      if (value !== undefined) driver.writeReuse(this.handle, name, value);
-    }
-  }
-
-  /** Gives unused memory back to the device until no more than `minBytesToKeep` are reserved. */
-  trim(minBytesToKeep = 0): void {
-    checkInteger(minBytesToKeep, 'minBytesToKeep');
-    check(
-      cu.cuMemPoolTrimTo(this.handle, minBytesToKeep),
-      'cuMemPoolTrimTo',
-      () => `trimming a memory pool to ${minBytesToKeep} bytes`,
+/**
+ * Checks the options of a pool's `close()`.
+ *
+ * @throws CuffiError while buffers of it are open, unless they are to be closed with it
+ */
+export function checkClose(
+  { buffers, byteLength }: PoolBooks,
+  options: PoolCloseOptions | undefined,
+  isClosed: boolean,
+): void {
+  const { buffers: closes } = checkOptions(options, ['buffers'], 'close');
+  if (!checkBoolean(closes, 'buffers', false) && buffers.size > 0 && !isClosed)
+    throw new CuffiError(
+      (buffers.size === 1
+        ? `1 buffer of this pool (${byteLength} bytes) is`
+        : `${buffers.size} buffers of this pool (${byteLength} bytes) are`) +
+        ' open: close what is open first, or close({ buffers: true })',
     );
+}
+
+/** What ends with a pool, each by a call of the driver. */
+export interface PoolEnd {
+  /** Takes a device's access back. */
+  withdraw(device: Device): void;
+  destroy(): void;
+}
+
+/** The end of a pool that this process made. */
+export const endOf = (handle: CUmemoryPool): PoolEnd => ({
+  withdraw: (device) => driver.writeAccess(handle, device, false),
+  destroy() {
+    check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy');
+    sharedPools.delete(handle);
+  },
+});
+
+/** Destroys a pool when the GPU is done with it; nothing after a reset, before which all were. */
+export function destroyPool(
+  context: Context,
+  resets: number,
+  books: PoolBooks,
+  end: PoolEnd,
+): void {
+  const { releases } = context;
+  const { shared, buffers } = books;
+  const destroy = (): void => {
+    if (context.resets !== resets) return;
+    tryAll([
+      // A later pool may get the same handle, and with it the access that others had to this one.
+      ...[...books.granted].map((device) => () => end.withdraw(device)),
+      () => end.destroy(),
+    ]);
+  };
+  tryAll([
+    () => {
+      for (const tell of shared?.onEnd ?? []) tell();
+    },
+    () => shared && closeKeptFd(context, shared.fd),
+    // None is open but after a leak: pool and buffers were collected together.
+    () => buffers.closeAll('its pool was closed'),
+    () => releases.submit(destroy, { waits: false }),
+  ]);
+}
+
+/** Memory that a pool gave out: whose books it is in, and in which stream it will be freed. */
+export class PoolAllocation implements OrderedRelease {
+  readonly #context: Context;
+  readonly #resets: number;
+  readonly #books: PoolBooks;
+  readonly #address: CUdeviceptr;
+  readonly #byteLength: number;
+  #stream: Stream | undefined;
+  #handle: CUstream;
+
+  /** @param stream that of the allocation; undefined for the default one */
+  constructor(
+    context: Context,
+    books: PoolBooks,
+    address: CUdeviceptr,
+    byteLength: number,
+    stream: Stream | undefined,
+  ) {
+    this.#context = context;
+    this.#resets = context.resets;
+    this.#books = books;
+    this.#address = address;
+    this.#byteLength = byteLength;
+    this.#stream = stream;
+    this.#handle = stream?.handle ?? (0 as CUstream);
+    books.byteLength += byteLength;
   }
-}
 
-export function checkThreshold(byteLength: unknown): void {
-  if (byteLength !== Number.POSITIVE_INFINITY) checkInteger(byteLength, 'releaseThreshold');
-}
+  freeIn(stream: Stream): void {
+    this.#stream = stream;
+    this.#handle = stream.handle;
+  }
 
-export function checkReuse(
-  reuse: Partial<driver.PoolReuse> | undefined,
-): Partial<driver.PoolReuse> {
-  const checked = checkOptions(reuse, driver.reuseNames, 'reuse');
-  for (const name of driver.reuseNames) checkBoolean(checked[name], name, true);
-  return checked;
+  /** Queues the free; nothing after a reset, before which all was freed. */
+  release(): void {
+    this.#books.byteLength -= this.#byteLength;
+    this.#free();
+  }
+
+  #free(): void {
+    if (this.#context.resets !== this.#resets) return;
+    if (isCapturing()) {
+      this.#freeAfterCapture();
+      return;
+    }
+    const handle = this.#stream?.plainHandle;
+    if (handle === undefined) this.#freeInQueue();
+    else this.#call(handle);
+  }
+
+  // Apart, as closures would cost the rest an allocation at every call.
+  #freeAfterCapture(): void {
+    // Queued now, it would become a part of the graph.
+    this.#context.releases.submit(() => this.#free(), { waits: false });
+  }
+
+  #freeInQueue(): void {
+    const call = (handle: CUstream): void => this.#call(handle);
+    const stream = this.#stream;
+    if (stream && !stream.closed) stream.enqueue(call);
+    else if (stream?.context.activity.streams.has(this.#handle))
+      // Closed with work in it, and not destroyed before that is done.
+      stream.context.run(() => call(this.#handle));
+    // Closed and idle, or the default one from the beginning.
+    else this.#context.run(() => call(0 as CUstream));
+  }
+
+  #call(stream: CUstream): void {
+    holdUpForTransfers(this.#context, stream);
+    check(cu.cuMemFreeAsync(this.#address, stream), 'cuMemFreeAsync');
+  }
 }

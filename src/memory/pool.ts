@@ -1,33 +1,132 @@
 import { OUT0, readHandle } from '../../ffi/arena.ts';
+import {
+  CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+  CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+  CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+  CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+  CU_STREAM_PER_THREAD,
+} from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr, CUmemoryPool, CUstream } from '../../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions, requireMade } from '../arguments.ts';
-import { isCapturing } from '../capture.ts';
 import { check } from '../check.ts';
 import { Context } from '../context.ts';
 import { Device } from '../device.ts';
-import { IpcError, NotSupportedError } from '../errors.ts';
-import { releaseQuietly } from '../resource.ts';
+import { CuffiError, IpcError, NotSupportedError } from '../errors.ts';
+import { isCapturing, isInCapture, noteGraphMemory } from '../graph-capture.ts';
+import { Resource, type ResourceInit, releaseQuietly } from '../lifetime.ts';
 import type { Stream } from '../stream.ts';
-import { DeviceBuffer } from './buffer.ts';
-import { streamOption } from './buffer-copies.ts';
-import { allocateInCapture } from './graph-memory.ts';
-import type { AllocateOptions, MemoryResource } from './memory-resource.ts';
-import { PoolAllocation } from './pool-allocation.ts';
+import { checkBoolean, checkInteger, checkOptions, requireMade } from '../validate.ts';
+import { withRoom } from './allocate-with-retry.ts';
+import {
+  type AllocateOptions,
+  DeviceBuffer,
+  type MemoryResource,
+  type OrderedRelease,
+} from './buffer.ts';
+import { streamOption } from './buffer-copy.ts';
+import type { PoolCloseOptions, PoolOptions } from './pool-attributes.ts';
+import * as driver from './pool-attributes.ts';
 import {
   checkClose,
   destroyPool,
   emptyBooks,
   endOf,
+  PoolAllocation,
   type PoolBooks,
   type SharedPool,
   sharePool,
-} from './pool-books.ts';
-import * as driver from './pool-driver.ts';
-import type { PoolCloseOptions, PoolOptions } from './pool-options.ts';
-import { checkReuse, checkThreshold, PoolState } from './pool-state.ts';
-import { withRoom } from './room.ts';
+} from './pool-state.ts';
+
+/** A pool as the driver keeps its accounts: what it uses, holds and gives out again. */
+abstract class PoolState extends Resource {
+  readonly #handle: CUmemoryPool;
+
+  protected constructor(handle: CUmemoryPool, init: ResourceInit) {
+    super('MemoryPool', init);
+    this.#handle = handle;
+  }
+
+  /** The driver's handle. @throws ClosedError */
+  get handle(): CUmemoryPool {
+    this.requireOpen();
+    return this.#handle;
+  }
+
+  /** The bytes that allocations use now, of other libraries too where the pool is borrowed. */
+  get used(): number {
+    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+  }
+
+  /** The most that {@link used} was since the pool was made, or since {@link resetHighWater}. */
+  get usedHigh(): number {
+    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
+  }
+
+  /** The bytes that the pool has taken from the device, in use or kept. */
+  get reserved(): number {
+    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+  }
+
+  /** The most that {@link reserved} was, as {@link usedHigh}. */
+  get reservedHigh(): number {
+    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
+  }
+
+  /** Lets {@link usedHigh} and {@link reservedHigh} begin again with what is used and reserved now. */
+  resetHighWater(): void {
+    driver.clearByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
+    driver.clearByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
+  }
+
+  /** How many unused bytes are kept; Infinity: all. See {@link PoolOptions.releaseThreshold}. */
+  get releaseThreshold(): number {
+    return driver.readThreshold(this.handle);
+  }
+
+  set releaseThreshold(byteLength: number) {
+    checkThreshold(byteLength);
+    driver.writeThreshold(this.handle, byteLength);
+  }
+
+  /** When freed memory is given out again; what is set need not name all. */
+  get reuse(): driver.PoolReuse {
+    const pool = this.handle;
+    return {
+      followEventDependencies: driver.readReuse(pool, 'followEventDependencies'),
+      allowOpportunistic: driver.readReuse(pool, 'allowOpportunistic'),
+      allowInternalDependencies: driver.readReuse(pool, 'allowInternalDependencies'),
+    };
+  }
+
+  set reuse(wanted: Partial<driver.PoolReuse>) {
+    const checked = checkReuse(wanted);
+    for (const name of driver.reuseNames) {
+      const value = checked[name];
+      if (value !== undefined) driver.writeReuse(this.handle, name, value);
+    }
+  }
+
+  /** Gives unused memory back to the device until no more than `minBytesToKeep` are reserved. */
+  trim(minBytesToKeep = 0): void {
+    checkInteger(minBytesToKeep, 'minBytesToKeep');
+    check(
+      cu.cuMemPoolTrimTo(this.handle, minBytesToKeep),
+      'cuMemPoolTrimTo',
+      () => `trimming a memory pool to ${minBytesToKeep} bytes`,
+    );
+  }
+}
+
+function checkThreshold(byteLength: unknown): void {
+  if (byteLength !== Number.POSITIVE_INFINITY) checkInteger(byteLength, 'releaseThreshold');
+}
+
+function checkReuse(reuse: Partial<driver.PoolReuse> | undefined): Partial<driver.PoolReuse> {
+  const checked = checkOptions(reuse, driver.reuseNames, 'reuse');
+  for (const name of driver.reuseNames) checkBoolean(checked[name], name, true);
+  return checked;
+}
 
 /**
  * A pool of device memory whose allocations and frees are ordered in streams: both only queue.
@@ -265,4 +364,90 @@ export class MemoryPool extends PoolState implements MemoryResource {
   override toString(): string {
     return `MemoryPool(of ${this.context.device}${this.borrowed ? ', borrowed' : ''}${this.closed ? ', closed' : ''})`;
   }
+}
+
+/** Memory of a graph: each launch allocates it where that was captured, and frees it again. */
+
+/**
+ * Allocates memory of the graph that is captured. It is free from where the buffer is closed, at the
+ * latest from the end of the capture: nothing of it outlives a launch.
+ *
+ * @throws CuffiError for a stream that is not captured; NotSupportedError, CudaError
+ */
+function allocateInCapture(
+  pool: MemoryPool,
+  handle: CUmemoryPool,
+  byteLength: number,
+  stream: Stream | undefined,
+): DeviceBuffer {
+  if (pool.shareable)
+    throw new NotSupportedError(
+      'memory of a graph is of this process alone: allocate it from a pool that is not shareable',
+    );
+  const queue = captured(stream, 'allocating memory');
+  check(
+    cu.cuMemAllocFromPoolAsync(OUT0, byteLength, handle, queue),
+    'cuMemAllocFromPoolAsync',
+    () => `allocating ${byteLength} bytes of a graph`,
+  );
+  const address = readHandle<CUdeviceptr>(OUT0, (exact) => cu.cuMemFreeAsync(exact, queue));
+  const memory = new GraphMemory(address, queue);
+  const buffer = new DeviceBuffer({
+    context: pool.context,
+    address,
+    byteLength,
+    origin: 'allocated',
+    resource: pool,
+    release: memory,
+  });
+  noteGraphMemory((origin) => {
+    memory.end(origin);
+    buffer.closeBecause('it was memory of a graph, whose capture has ended');
+  });
+  return buffer;
+}
+
+/** One allocation of a graph, until it is freed in the same capture. */
+class GraphMemory implements OrderedRelease {
+  readonly #address: CUdeviceptr;
+  #stream: CUstream;
+  #isFreed = false;
+
+  constructor(address: CUdeviceptr, stream: CUstream) {
+    this.#address = address;
+    this.#stream = stream;
+  }
+
+  /** Frees in another stream than that of the allocation. */
+  freeIn(stream: Stream): void {
+    this.#stream = captured(stream, 'freeing memory of a graph');
+  }
+
+  /** Captures the free; the second time does nothing. */
+  release(): void {
+    if (this.#isFreed) return;
+    check(cu.cuMemFreeAsync(this.#address, this.#stream), 'cuMemFreeAsync');
+    this.#isFreed = true;
+  }
+
+  /** Frees behind all that was captured; where that failed the memory is gone with it. */
+  end(origin: CUstream | undefined): void {
+    if (origin === undefined) {
+      this.#isFreed = true;
+      return;
+    }
+    this.#stream = origin;
+    this.release();
+  }
+}
+
+/** The handle of a stream that is captured. @throws CuffiError for another */
+function captured(stream: Stream | undefined, doing: string): CUstream {
+  // A default stream never is, and asking for it wants a context.
+  const handle = stream?.handle ?? CU_STREAM_PER_THREAD;
+  if (handle > CU_STREAM_PER_THREAD && isInCapture(handle as CUstream)) return handle as CUstream;
+  throw new CuffiError(
+    `${doing} while a graph is captured, in a stream that is not: name one that is, or do it before ` +
+      'or after.',
+  );
 }

@@ -1,13 +1,11 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
-import { checkBoolean, checkInteger, checkOptions, requireMade } from '../arguments.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
-import { Resource } from '../resource.ts';
-import { DeviceBuffer } from './buffer.ts';
-import type { Access } from './buffer-options.ts';
-import { roundUp } from './round-up.ts';
-import { shareId } from './share-id.ts';
+import { Resource } from '../lifetime.ts';
+import { checkBoolean, checkInteger, checkOptions, requireMade } from '../validate.ts';
+import { type Access, DeviceBuffer } from './buffer.ts';
+import { roundUp } from './chunks.ts';
 import {
   createPart,
   mappedBy,
@@ -16,8 +14,9 @@ import {
   type SharedPieces,
   sharePieces,
   unreserve,
-} from './virtual-parts.ts';
-import { granularityOf } from './virtual-properties.ts';
+} from './physical-chunk.ts';
+import { granularityOf } from './physical-memory.ts';
+import { shareId } from './share-id.ts';
 
 /** Options of {@link VirtualMemory.reserve}. */
 export interface VirtualMemoryOptions extends PlaceOptions {

@@ -3,6 +3,7 @@
  * record of what it made of that of CUDA 13.0: `CUFFI_ABI=record` makes the tests use it although
  * there is a cuda.h, `CUFFI_ABI=write` has it written.
  */
+
 import { readFileSync, writeFileSync } from 'node:fs';
 import * as constants from '../../ffi/constants.ts';
 import { type FunctionName, functionNames, rows } from '../../ffi/functions.ts';

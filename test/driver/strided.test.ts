@@ -13,13 +13,13 @@ import {
   toDeviceSync,
   uint8,
 } from '../../src/index.ts';
-import { ownKernel } from '../../src/kernel/own-kernels.ts';
 import {
   copyKernel,
   fillKernel,
   type IndexBits,
   WORD_LENGTHS,
 } from '../../src/kernel/ptx/strided.ts';
+import { ownKernel } from '../../src/kernel/strided.ts';
 import { addresses } from '../support/layouts.ts';
 
 const BYTE_LENGTH = 60_000;

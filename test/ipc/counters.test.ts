@@ -6,7 +6,7 @@ import { type TestContext, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { DeviceBuffer, Stream } from '../../src/index.ts';
 import { listen, type Peer } from '../../src/ipc/index.ts';
-import { nextTurn } from '../../src/wait.ts';
+import { nextTurn } from '../../src/poller.ts';
 import { Program } from '../support/program.ts';
 import { until } from '../support/until.ts';
 import type { Step } from './fixtures/counters.ts';

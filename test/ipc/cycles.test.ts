@@ -13,7 +13,7 @@ import {
   Stream,
 } from '../../src/index.ts';
 import { type ChildPeer, ipcSupport, leases, spawnPeer } from '../../src/ipc/index.ts';
-import { nextTurn } from '../../src/wait.ts';
+import { nextTurn } from '../../src/poller.ts';
 import { dose } from '../support/dose.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';

@@ -5,7 +5,7 @@ import { afterEach, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { isDeepStrictEqual } from 'node:util';
 import { recordCalls } from '../../ffi/driver.ts';
-import { isStillAlive } from '../../ffi/pidfd.ts';
+import { isStillAlive } from '../../ffi/linux/pidfd.ts';
 import {
   Context,
   DeviceArray,
@@ -18,8 +18,8 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import { type ChildPeer, exportIpc, getIpcHandle, leases, spawnPeer } from '../../src/ipc/index.ts';
-import { MAX_ASKED } from '../../src/ipc/lease/adopting.ts';
-import { nextTurn } from '../../src/wait.ts';
+import { MAX_ASKED } from '../../src/ipc/lease/forward.ts';
+import { nextTurn } from '../../src/poller.ts';
 import { dose } from '../support/dose.ts';
 import { onHardware } from '../support/driver.ts';
 import { Latch } from '../support/latch.ts';

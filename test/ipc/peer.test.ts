@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
-import { isProcessEnding } from '../../ffi/process.ts';
+import { isProcessEnding } from '../../ffi/linux/process.ts';
 import type { KindName } from '../../src/cli/kinds.ts';
 import {
   ClosedError,
@@ -18,7 +18,7 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import { type ChildPeer, spawnPeer } from '../../src/ipc/index.ts';
-import { MAX_WAITING_VALUES } from '../../src/ipc/peer/limits.ts';
+import { MAX_WAITING_VALUES } from '../../src/ipc/wire/limits.ts';
 import { dose } from '../support/dose.ts';
 import { processState } from '../support/process-state.ts';
 import { programFile } from '../support/program-file.ts';

@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { afterEach, test } from 'node:test';
 import type { Worker } from 'node:worker_threads';
 import { cu } from '../../ffi/driver.ts';
-import { duplicateFd } from '../../ffi/libc.ts';
+import { duplicateFd } from '../../ffi/linux/libc.ts';
 import { withAddress } from '../../ffi/native.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { ClosedError, Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../src/index.ts';
@@ -18,7 +18,7 @@ import {
   listen,
   openIpcBuffer,
 } from '../../src/ipc/index.ts';
-import { nextTurn } from '../../src/wait.ts';
+import { nextTurn } from '../../src/poller.ts';
 import { dose } from '../support/dose.ts';
 import { emulated } from '../support/driver.ts';
 import { programFile } from '../support/program-file.ts';

@@ -11,7 +11,7 @@ import {
 } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { FunctionName } from '../../ffi/functions.ts';
-import { libcSymbol } from '../../ffi/libc.ts';
+import { libcSymbol } from '../../ffi/linux/libc.ts';
 import { encodeStruct, type StructName, type StructValues, structs } from '../../ffi/structs.ts';
 import type { Address } from '../../ffi/types.ts';
 import { Program } from './program.ts';

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { readdirSync, readlinkSync } from 'node:fs';
-import { countDiscarded } from '../../ffi/discard.ts';
+import { countDiscarded } from '../../ffi/linux/close-fd.ts';
 
 /**
  * Whether a descriptor is of a file with a name, as `/dev/nvidiactl` and memfds are not, or the one

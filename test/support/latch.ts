@@ -7,7 +7,7 @@ import {
   CU_STREAM_WAIT_VALUE_GEQ,
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import { closeFd, createMemfd, type Mapping, mapShared } from '../../ffi/libc.ts';
+import { closeFd, createMemfd, type Mapping, mapShared } from '../../ffi/linux/libc.ts';
 import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../../src/check.ts';
 import { Context } from '../../src/context.ts';

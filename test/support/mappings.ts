@@ -1,5 +1,5 @@
 /** Which anonymous mappings of ours are open: counted where they are made and unmade. */
-import { libc } from '../../ffi/libc.ts';
+import { libc } from '../../ffi/linux/libc.ts';
 
 const MAP_PRIVATE_ANONYMOUS = 0x22;
 type Call = (...args: number[]) => number;

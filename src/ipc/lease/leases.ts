@@ -1,10 +1,10 @@
-import { shown } from '../../arguments.ts';
-import { waitUntil } from '../../wait.ts';
-import { isShareable, type Shareable } from '../export.ts';
+import { checkDeadline, type DeadlineOptions, timeoutError } from '../../deadline.ts';
+import { waitUntil } from '../../poller.ts';
+import { shown } from '../../validate.ts';
 import { processName } from '../peer/credentials.ts';
-import { checkDeadline, type DeadlineOptions, timeoutError } from '../peer/deadline.ts';
-import { type LeasesStats, leaseBook } from './lease-book.ts';
-import { ownerOf } from './shared-object.ts';
+import { ownerOf } from '../shareable.ts';
+import { isShareable, type Shareable } from '../sharing/export.ts';
+import { type LeasesStats, leaseBook } from './lease.ts';
 
 /**
  * What this process has sent through connections, and keeps for those who have it.

@@ -1,7 +1,7 @@
-import { closeFd, isShortage, SystemError } from '../../../ffi/libc.ts';
-import { peerPidfd, pidfdOf } from '../../../ffi/pidfd.ts';
-import { type FdWatch, watchFd } from '../../../ffi/poll.ts';
-import { isProcessEnding, processStartTime } from '../../../ffi/process.ts';
+import { closeFd, isShortage, SystemError } from '../../../ffi/linux/libc.ts';
+import { peerPidfd, pidfdOf } from '../../../ffi/linux/pidfd.ts';
+import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
+import { isProcessEnding, processStartTime } from '../../../ffi/linux/process.ts';
 
 /**
  * How the end of a process is seen: by a descriptor, not at all, by its parent alone, or it is over

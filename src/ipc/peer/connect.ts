@@ -1,10 +1,10 @@
 import { setTimeout as delay } from 'node:timers/promises';
-import { SystemError } from '../../../ffi/libc.ts';
-import { closeSocket, connectSocket } from '../../../ffi/socket.ts';
-import { checkOptions, shown } from '../../arguments.ts';
+import { SystemError } from '../../../ffi/linux/libc.ts';
+import { closeSocket, connectSocket } from '../../../ffi/linux/socket.ts';
+import { checkDeadline, type DeadlineOptions, timeoutError } from '../../deadline.ts';
 import { IpcError } from '../../errors.ts';
+import { checkOptions, shown } from '../../validate.ts';
 import { checkTrust, type TrustOptions, trustedOther, trustOptionNames } from './credentials.ts';
-import { checkDeadline, type DeadlineOptions, timeoutError } from './deadline.ts';
 import { Peer } from './peer.ts';
 import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
 import { addressOfSocket, socketName } from './socket-file.ts';

@@ -1,9 +1,9 @@
 /** Who is at the other end, and who may be. */
-import { type PeerCredentials, peerCredentials } from '../../../ffi/socket.ts';
-import { checkBoolean, shown } from '../../arguments.ts';
+import { type PeerCredentials, peerCredentials } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
+import { checkBoolean, shown } from '../../validate.ts';
 
-export type { PeerCredentials } from '../../../ffi/socket.ts';
+export type { PeerCredentials } from '../../../ffi/linux/socket.ts';
 
 /** Which processes may be at the other end: those of the own user, unless these say otherwise. */
 export interface TrustOptions {

@@ -1,11 +1,17 @@
 import { closeSync, openSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { setTimeout as sleep, setImmediate as turnOfLoop } from 'node:timers/promises';
-import { isShortage } from '../../../ffi/libc.ts';
-import { readable } from '../../../ffi/poll.ts';
-import { acceptSocket, closeListener, closeSocket, peerCredentials } from '../../../ffi/socket.ts';
-import { checkOptions, requireMade, shown } from '../../arguments.ts';
-import { Resource } from '../../resource.ts';
+import { isShortage } from '../../../ffi/linux/libc.ts';
+import { readable } from '../../../ffi/linux/poll.ts';
+import {
+  acceptSocket,
+  closeListener,
+  closeSocket,
+  peerCredentials,
+} from '../../../ffi/linux/socket.ts';
+import { checkDeadline, type DeadlineOptions, withDeadline } from '../../deadline.ts';
+import { Resource } from '../../lifetime.ts';
+import { checkOptions, requireMade, shown } from '../../validate.ts';
 import {
   admitsOthers,
   checkTrust,
@@ -14,7 +20,6 @@ import {
   type TrustOptions,
   trustOptionNames,
 } from './credentials.ts';
-import { checkDeadline, type DeadlineOptions, withDeadline } from './deadline.ts';
 import { Peer } from './peer.ts';
 import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
 import {

@@ -1,5 +1,5 @@
 /** What the ways to get a peer are told about it. */
-import { checkInteger } from '../../arguments.ts';
+import { checkInteger } from '../../validate.ts';
 
 /** How a peer waits for what comes. */
 export interface BusyPollOptions {

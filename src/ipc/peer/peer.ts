@@ -1,16 +1,16 @@
-import { closeSocket } from '../../../ffi/socket.ts';
-import { checkOptions, requireMade } from '../../arguments.ts';
+import { closeSocket } from '../../../ffi/linux/socket.ts';
+import { checkDeadline, type DeadlineOptions, withDeadline } from '../../deadline.ts';
 import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
-import { streamOf } from '../../memory/buffer-copies.ts';
-import { Resource } from '../../resource.ts';
+import { Resource } from '../../lifetime.ts';
+import { streamOf } from '../../memory/buffer-copy.ts';
 import type { Stream } from '../../stream.ts';
+import { checkOptions, requireMade } from '../../validate.ts';
 import { parseDescriptor } from '../descriptor.ts';
-import type { Opened } from '../import.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
-import { discard } from '../parcel.ts';
+import type { Opened } from '../sharing/import.ts';
+import { discard } from '../sharing/marshal.ts';
 import { Connection, type ConnectionEnd } from './connection.ts';
 import { type PeerCredentials, processName } from './credentials.ts';
-import { checkDeadline, type DeadlineOptions, withDeadline } from './deadline.ts';
 import type { PeerOptions } from './peer-options.ts';
 
 /** Options of `send` and `receive`. */

@@ -18,11 +18,15 @@ import {
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { basename, dirname, join, relative, resolve } from 'node:path';
-import { closeFd, SystemError } from '../../../ffi/libc.ts';
-import { isSocketInUse, listenSocket, MAX_SOCKET_NAME_BYTE_LENGTH } from '../../../ffi/socket.ts';
+import { withFileLock } from '../../../ffi/linux/file-lock.ts';
+import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
+import {
+  isSocketInUse,
+  listenSocket,
+  MAX_SOCKET_NAME_BYTE_LENGTH,
+} from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseQuietly } from '../../resource.ts';
-import { withFileLock } from '../file-lock.ts';
+import { releaseQuietly } from '../../lifetime.ts';
 
 /**
  * The socket's name for what a user calls it: `@…` is itself, and a path is absolute, so that it

@@ -1,11 +1,13 @@
-import { type SpawnOptions, spawn } from 'node:child_process';
+import { type ChildProcess, type SpawnOptions, spawn } from 'node:child_process';
 import { fstatSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
-import { closeFd } from '../../../ffi/libc.ts';
-import { socketPair } from '../../../ffi/socket.ts';
-import { checkOptions, checkStrings, shown } from '../../arguments.ts';
-import { ChildPeer } from './child-peer.ts';
-import { PARENT_VARIABLE } from './parent.ts';
+import { isMainThread } from 'node:worker_threads';
+import { closeFd, setCloseOnExec } from '../../../ffi/linux/libc.ts';
+import { peerCredentials, socketPair } from '../../../ffi/linux/socket.ts';
+import { IpcError } from '../../errors.ts';
+import { checkOptions, checkStrings, requireMade, shown } from '../../validate.ts';
+import { PeerProcess } from '../lease/peer-process.ts';
+import { Peer } from './peer.ts';
 import { type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
 
 /** How the child of {@link spawnPeer} is started. */
@@ -75,4 +77,88 @@ function ownExecArgv(): string[] {
   const at = process.execArgv.findIndex((arg) => /^(-e|-p|-pe|--eval|--print)$/.test(arg));
   const args = at < 0 ? process.execArgv : process.execArgv.toSpliced(at, 2);
   return args.filter((arg) => !arg.startsWith('--input-type'));
+}
+
+/**
+ * A child process that this one started with {@link spawnPeer}. Its exit is the end of the peer,
+ * after the last values that it sent, also where a process of its own still holds the connection.
+ */
+export class ChildPeer extends Peer {
+  /** The child itself: its exit code, its standard streams, `kill()`. */
+  readonly process: ChildProcess;
+
+  /** @internal */
+  constructor(socket: number, child: ChildProcess, options: BusyPollOptions) {
+    requireMade(child, Object, 'ChildPeer', 'spawnPeer');
+    const pid = child.pid ?? 0;
+    const ended = PeerProcess.child(pid);
+    const init = { process: ended, busyPollUs: options.busyPollUs };
+    super(socket, { pid, uid: process.getuid?.() ?? 0 }, init);
+    this.process = child;
+    const { connection } = this;
+    connection.awaitExit();
+    child.once('exit', (exitCode, signal) => {
+      ended.exit = { exitCode: exitCode ?? undefined, signal: signal ?? undefined };
+      ended.hasEnded();
+      connection.exitIsKnown();
+    });
+    child.on('error', (error) => {
+      // Also told of a kill that failed.
+      if (child.pid === undefined)
+        connection.fail(new IpcError(`the child could not be started: ${error.message}`));
+    });
+  }
+
+  override ref(): void {
+    super.ref();
+    this.process.ref();
+  }
+
+  /** Lets this process end although the child and the peer are open. */
+  override unref(): void {
+    super.unref();
+    this.process.unref();
+  }
+}
+
+/** Tells a child its end of the connection: the descriptor and the socket's inode. */
+const PARENT_VARIABLE = 'CUFFI_PARENT';
+
+let parent: Peer | undefined;
+
+/**
+ * The process that started this one with `spawnPeer`: always the same object, for which the options
+ * hold that were given last. It ends when the parent closes it or has ended.
+ *
+ * @throws IpcError in a process that has no such parent, and in a worker thread
+ * @example
+ * for await (const task of parentPeer()) await parentPeer().send(work(task));
+ */
+export function parentPeer(options?: BusyPollOptions): Peer {
+  const { busyPollUs } = checkPeerOptions(checkOptions(options, ['busyPollUs'], 'parentPeer'));
+  parent ??= openParent();
+  if (busyPollUs !== undefined) parent.connection.polling.forUs = busyPollUs;
+  return parent;
+}
+
+function openParent(): Peer {
+  if (!isMainThread)
+    throw new IpcError("parentPeer() is the main thread's: a worker thread has no connection");
+  const { [PARENT_VARIABLE]: told } = process.env;
+  // Not for this process's own children, which inherit the variable but not the descriptor.
+  delete process.env[PARENT_VARIABLE];
+  const [, fd, inode] = /^(\d{1,9}):(\d+)$/.exec(told ?? '') ?? [];
+  if (fd === undefined || !isSocket(Number(fd), Number(inode)))
+    throw new IpcError('this process was not started by spawnPeer(): it has no parentPeer()');
+  setCloseOnExec(Number(fd));
+  return new Peer(Number(fd), peerCredentials(Number(fd)));
+}
+
+function isSocket(fd: number, inode: number): boolean {
+  try {
+    const found = fstatSync(fd);
+    return found.isSocket() && found.ino === inode;
+  } catch {
+    return false;
+  }
 }

@@ -1,5 +1,5 @@
 import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
-import { checkInstance, checkInteger, checkOptions } from '../../arguments.ts';
+import { checkInstance, checkInteger, checkOptions } from '../../validate.ts';
 import { MemoryPointer } from './memory-pointer.ts';
 
 /** What an {@link IpcHandle} is made of. */

@@ -1,28 +1,21 @@
 import type { CUdeviceptr } from '../../../ffi/types.ts';
+import type { Context, MemoryInfo } from '../../context.ts';
+import type { Stream } from '../../stream.ts';
 import {
   type ClassOf,
   checkInteger,
   checkOptions,
   className,
   type HostMemory,
-} from '../../arguments.ts';
-import type { Context } from '../../context.ts';
-import type { MemoryInfo } from '../../context-state.ts';
-import type { Stream } from '../../stream.ts';
-import { DeviceBuffer } from '../buffer.ts';
+} from '../../validate.ts';
+import { type AllocateOptions, DeviceBuffer, type ServedMemory } from '../buffer.ts';
 import type { HostAllocation, HostKind } from '../host-allocation.ts';
 import { viewDriverMemory } from '../host-views.ts';
-import { allocationBase } from '../legacy-handle.ts';
-import type { AllocateOptions } from '../memory-resource.ts';
 import type { LockFlags } from '../page-lock.ts';
-import type { ServedMemory } from '../served-memory.ts';
-import { AutoFreePointer } from './auto-free-pointer.ts';
-import type { BaseMemoryManager } from './base-manager.ts';
-import { viewsOf } from './host-only-manager.ts';
-import * as answers from './manager-answers.ts';
-import { MappedPointer } from './mapped-pointer.ts';
-import { MemoryPointer } from './memory-pointer.ts';
-import { PinnedPointer } from './pinned-pointer.ts';
+import { allocationBase } from '../pointer.ts';
+import { type BaseMemoryManager, viewsOf } from './host-only-manager.ts';
+import { AutoFreePointer, MappedPointer, MemoryPointer, PinnedPointer } from './memory-pointer.ts';
+import * as answers from './validate-manager.ts';
 
 /** A memory manager's class: made with the context whose memory it is to own. */
 export type MemoryManagerClass = new (context: Context) => BaseMemoryManager;

@@ -1,11 +1,15 @@
 /** Which memory manager owns the memory of this process's contexts. */
-import { className } from '../../arguments.ts';
-import { Context } from '../../context.ts';
-import { chooseContextMemory } from '../../context-memory.ts';
-import { BaseMemoryManager } from './base-manager.ts';
-import { DriverMemoryManager } from './driver-manager.ts';
-import { checkVersion } from './manager-answers.ts';
+
+import { Context, chooseContextMemory, type MemoryInfo } from '../../context.ts';
+import { checkInstance, className } from '../../validate.ts';
+import type { AllocateOptions, MemoryResource } from '../buffer.ts';
+import { DeviceMemory } from '../device-memory.ts';
+import { allocationBase, legacyHandle } from '../pointer.ts';
+import { BaseMemoryManager, HostOnlyMemoryManager } from './host-only-manager.ts';
+import { IpcHandle } from './ipc-handle.ts';
 import { ManagerMemory, type MemoryManagerClass } from './manager-memory.ts';
+import { AutoFreePointer, MemoryPointer } from './memory-pointer.ts';
+import { checkVersion } from './validate-manager.ts';
 
 /**
  * Puts a memory manager in the place of cuffi's own allocations, as numba's `set_memory_manager`:
@@ -43,4 +47,46 @@ export function memoryManager(context: Context = Context.primary()): BaseMemoryM
   const manager = ordinary.get(context) ?? new DriverMemoryManager(context);
   ordinary.set(context, manager);
   return manager;
+}
+
+/**
+ * The manager that gives out plain device memory, as numba's `NumbaCUDAMemoryManager`: what
+ * `memoryManager()` answers where none was set, and a beginning for plugins that change little.
+ */
+export class DriverMemoryManager extends HostOnlyMemoryManager {
+  readonly #memory: MemoryResource;
+
+  constructor(context: Context) {
+    super(context);
+    this.#memory = DeviceMemory.create({ context });
+  }
+
+  get interfaceVersion(): number {
+    return 1;
+  }
+
+  /** @throws CudaError CUDA_ERROR_OUT_OF_MEMORY */
+  memalloc(byteLength: number, options?: AllocateOptions): MemoryPointer {
+    const buffer = this.#memory.allocate(byteLength, options);
+    return new AutoFreePointer({
+      context: this.context,
+      pointer: buffer.address,
+      byteLength,
+      finalizer: (last) => buffer.close(last),
+    });
+  }
+
+  /** Right for any memory that the driver can share, also for part of an allocation. @throws IpcError */
+  getIpcHandle(memory: MemoryPointer): IpcHandle {
+    const { pointer, byteLength } = checkInstance(memory, MemoryPointer, 'memory');
+    return this.context.run(() => {
+      const handle = legacyHandle(pointer, byteLength);
+      const offset = pointer - allocationBase(pointer);
+      return new IpcHandle({ base: memory, handle, offset });
+    });
+  }
+
+  getMemoryInfo(): MemoryInfo {
+    return this.context.memoryInfo();
+  }
 }

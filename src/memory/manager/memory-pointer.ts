@@ -1,10 +1,91 @@
-import type { CUdeviceptr } from '../../../ffi/types.ts';
-import { checkInteger } from '../../arguments.ts';
-import type { Context } from '../../context.ts';
-import { Resource } from '../../resource.ts';
-import { streamOption } from '../buffer-copies.ts';
-import type { StreamOption } from '../buffer-options.ts';
-import { checkPlace, type Finalizer, ownInit, References } from './references.ts';
+import type { Address, CUdeviceptr } from '../../../ffi/types.ts';
+import { Context } from '../../context.ts';
+import { Resource, ResourceSet, releaseQuietly } from '../../lifetime.ts';
+import { checkInstance, checkInteger, checkOptions } from '../../validate.ts';
+import type { StreamOption } from '../buffer.ts';
+import { streamOption } from '../buffer-copy.ts';
+import { devicePointerOf } from '../page-lock.ts';
+
+/**
+ * Gives memory back: called once, when nobody refers to it any more, with the stream that the last
+ * `close({ stream })` named. It is not called after a reset of the context: the manager's own
+ * `reset()` is.
+ */
+export type Finalizer = (options: StreamOption) => void;
+
+/**
+ * What all pointers to one piece of memory share. numba counts Python's references; here a pointer
+ * is a reference until it is closed, as a garbage collector tells too late.
+ */
+export class References {
+  /** The open pointers: all are closed at once when the memory goes. */
+  readonly pointers: ResourceSet;
+  readonly #finalizer: Finalizer | undefined;
+  #count = 0;
+  #isFreed = false;
+  #last: StreamOption = {};
+
+  /** @param init as {@link ownInit} returns it */
+  constructor({ context, finalizer }: PointerInit) {
+    this.pointers = new ResourceSet(context.resources);
+    this.#finalizer = finalizer;
+  }
+
+  get count(): number {
+    return this.#count;
+  }
+
+  /** One reference more; answers how to give it up, once. */
+  take(): () => void {
+    this.#count += 1;
+    return () => {
+      this.#count -= 1;
+      this.freeUnused();
+    };
+  }
+
+  /** Remembers the stream of the last close. */
+  follow(options: StreamOption): void {
+    this.#last = options;
+  }
+
+  /** Frees the memory if nobody refers to it. */
+  freeUnused(): void {
+    if (this.#count === 0) this.free();
+  }
+
+  /** Frees the memory, whoever refers to it; the second time does nothing. */
+  free(): void {
+    if (this.#isFreed) return;
+    this.#isFreed = true;
+    this.#count = 0;
+    this.pointers.abandonAll('its memory was freed already');
+    this.#finalizer?.(this.#last);
+  }
+}
+
+/**
+ * What a pointer is made of, each read once; where the memory is stays unchecked, so that the
+ * finalizer can be called for what is wrong.
+ *
+ * @param kind the class of the pointer, for messages
+ * @throws TypeError
+ */
+function ownInit(kind: string, init: PointerInit): PointerInit {
+  const known = ['context', 'pointer', 'byteLength', 'owner', 'finalizer'] as const;
+  // A missing init is refused as one without a context.
+  const own = checkOptions(init, known, kind) as PointerInit;
+  checkInstance(own.context, Context, 'context');
+  if (own.finalizer !== undefined && typeof own.finalizer !== 'function')
+    throw new TypeError('finalizer must be a function');
+  return own;
+}
+
+/** Where the memory of a pointer is. @throws TypeError, RangeError */
+function checkPlace({ pointer, byteLength }: PointerInit): void {
+  checkInteger(pointer, 'pointer', 1);
+  checkInteger(byteLength, 'byteLength', 0, Number.MAX_SAFE_INTEGER - pointer);
+}
 
 /** What a pointer of a memory manager is made of. */
 export interface PointerInit {
@@ -129,5 +210,90 @@ export class MemoryPointer extends Resource {
     const stream = streamOption(options, 'close');
     if (stream && !this.closed) this.#hold.references.follow({ stream });
     super.close();
+  }
+}
+
+/** @internal A pointer that is no reference by itself: closing it frees what nobody uses. */
+function unownedHold(kind: string, init: PointerInit): Hold {
+  const own = ownInit(kind, init);
+  const references = new References(own);
+  return { kind, init: own, references, release: () => references.freeUnused() };
+}
+
+/**
+ * Device memory that lives as long as what `own()` and `view()` gave of it, as numba's class of
+ * that name: the usual answer of `memalloc`.
+ *
+ * @example
+ * return new cuda.AutoFreePointer({ context, pointer, byteLength, finalizer });
+ */
+export class AutoFreePointer extends MemoryPointer {
+  constructor(init: PointerInit);
+  /** @internal */
+  constructor(init: PointerInit, hold: Hold);
+  constructor(init: PointerInit, hold: Hold = unownedHold('AutoFreePointer', init)) {
+    super(init, hold);
+  }
+}
+
+/**
+ * Page-locked host memory that the device reaches too, as numba's `MappedMemory`: `memhostalloc`
+ * and `mempin` answer with one for `{ mapped: true }`. It is made of the host's address, and asks
+ * the driver for the device's.
+ *
+ * @throws CudaError where the driver does not know the memory, TypeError or RangeError for what is
+ * no range: the finalizer has been called then
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export class MappedPointer extends AutoFreePointer {
+  readonly hostPointer: Address;
+
+  /** @param init with the host's address as `pointer` */
+  constructor(init: PointerInit) {
+    const hold = unownedHold('MappedPointer', init);
+    const { pointer: hostPointer } = hold.init;
+    const pointer = reached(hold.init, hold.release);
+    super(init, { ...hold, init: { ...hold.init, pointer } });
+    this.hostPointer = hostPointer as Address;
+  }
+}
+
+function reached(init: PointerInit, free: () => void): number {
+  try {
+    checkPlace(init);
+    return devicePointerOf(init.context, init.pointer as Address);
+  } catch (error) {
+    releaseQuietly(free);
+    throw error;
+  }
+}
+
+/**
+ * Page-locked host memory, as numba's `PinnedMemory`: `memhostalloc` and `mempin` answer with one.
+ * It has one user, who closes it; the finalizer is called then.
+ */
+export class PinnedPointer extends Resource {
+  readonly context: Context;
+  readonly byteLength: number;
+  /** What it keeps alive, e.g. the array that is pinned. */
+  readonly owner: unknown;
+  readonly #pointer: Address;
+
+  /** @param init with the host's address as `pointer` */
+  constructor(init: PointerInit) {
+    const own = ownInit('PinnedPointer', init);
+    const references = new References(own);
+    checkPlace(own);
+    super('PinnedPointer', { owner: references.pointers, release: references.take() });
+    this.context = own.context;
+    this.byteLength = own.byteLength;
+    this.owner = own.owner;
+    this.#pointer = own.pointer as Address;
+  }
+
+  /** The host address of the first byte. @throws ClosedError */
+  get pointer(): Address {
+    this.requireOpen();
+    return this.#pointer;
   }
 }

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { mapAnonymous } from '../../../ffi/anonymous.ts';
 import { copyHostMemory } from '../../../ffi/host-copy.ts';
+import { mapAnonymous } from '../../../ffi/linux/mmap.ts';
 import { addressOf, viewMemory } from '../../../ffi/native.ts';
 import type { Address } from '../../../ffi/types.ts';
 import { collectGarbage } from '../../support/gc.ts';

@@ -31,8 +31,8 @@ import {
   VirtualMemory,
 } from '../../../src/index.ts';
 import { exportIpc, getIpcHandle } from '../../../src/ipc/index.ts';
-import { Resource } from '../../../src/resource.ts';
-import { nextTurn } from '../../../src/wait.ts';
+import { Resource } from '../../../src/lifetime.ts';
+import { nextTurn } from '../../../src/poller.ts';
 import { broken, losing } from '../../support/faults.ts';
 import { loadKernels } from '../../support/kernels.ts';
 import { Latch } from '../../support/latch.ts';

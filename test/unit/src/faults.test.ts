@@ -7,7 +7,7 @@ import { test } from 'node:test';
 import { isDeepStrictEqual } from 'node:util';
 import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import type { FunctionName } from '../../../ffi/functions.ts';
-import { duplicateFd } from '../../../ffi/libc.ts';
+import { duplicateFd } from '../../../ffi/linux/libc.ts';
 import type { CUresult } from '../../../ffi/results.ts';
 import { CudaError, CuffiError, IpcError } from '../../../src/errors.ts';
 import {

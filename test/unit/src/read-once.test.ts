@@ -5,7 +5,7 @@ import { arena } from '../../../ffi/arena.ts';
 import { selectDriver } from '../../../ffi/driver.ts';
 import { emulatedKernels } from '../../../ffi/emulated-kernels.ts';
 import { createEmulatedDriver } from '../../../ffi/emulator/index.ts';
-import { closeFd, createMemfd, isOpenFd } from '../../../ffi/libc.ts';
+import { closeFd, createMemfd, isOpenFd } from '../../../ffi/linux/libc.ts';
 import * as cuda from '../../../src/index.ts';
 import * as ipc from '../../../src/ipc/index.ts';
 import { loadKernels } from '../../support/kernels.ts';

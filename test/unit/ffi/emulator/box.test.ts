@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { OUT0, OUT1, readInt32, readSize, writeStruct } from '../../../../ffi/arena.ts';
-import { libc, libcSymbol } from '../../../../ffi/libc.ts';
+import { libc, libcSymbol } from '../../../../ffi/linux/libc.ts';
 import { allocatePermanent, viewMemory } from '../../../../ffi/native.ts';
 import type { Address, CUcontext, CUdeviceptr } from '../../../../ffi/types.ts';
 import { at, device, Emulated, hostWords, LEGACY, unmappedAddress } from './support.ts';

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test } from 'node:test';
 import { BLOCK, OUT0, OUT1, readSize } from '../../../../ffi/arena.ts';
-import { createMemfd, libc } from '../../../../ffi/libc.ts';
+import { createMemfd, libc } from '../../../../ffi/linux/libc.ts';
 import type { Address, CUdeviceptr } from '../../../../ffi/types.ts';
 import { at, Emulated, hostWords, NON_BLOCKING, unmappedAddress } from './support.ts';
 

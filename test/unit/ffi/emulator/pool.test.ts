@@ -12,7 +12,7 @@ import {
   writeStruct,
   writeUint64,
 } from '../../../../ffi/arena.ts';
-import { libc } from '../../../../ffi/libc.ts';
+import { libc } from '../../../../ffi/linux/libc.ts';
 import type { Address, CUdeviceptr, CUmemoryPool } from '../../../../ffi/types.ts';
 import { withPeer } from './peer.ts';
 import { at, device, Emulated, LEGACY } from './support.ts';

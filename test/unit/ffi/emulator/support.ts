@@ -15,7 +15,7 @@ import {
 } from '../../../../ffi/arena.ts';
 import { createEmulatedDriver } from '../../../../ffi/emulator/index.ts';
 import type { Driver } from '../../../../ffi/functions.ts';
-import { libc } from '../../../../ffi/libc.ts';
+import { libc } from '../../../../ffi/linux/libc.ts';
 import { allocatePermanent, viewMemory } from '../../../../ffi/native.ts';
 import type {
   Address,

@@ -9,7 +9,7 @@ import {
   parseDescriptor,
   sealDescriptor,
 } from '../../../../src/ipc/descriptor.ts';
-import { decodeDescriptor, writeDescriptor } from '../../../../src/ipc/descriptor-binary.ts';
+import { decodeDescriptor, writeDescriptor } from '../../../../src/ipc/descriptor-codec.ts';
 import { trials } from '../../../support/dose.ts';
 
 /** A frozen copy with a getter, or a prototype, that may answer differently each time. */

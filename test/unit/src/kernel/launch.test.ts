@@ -19,7 +19,7 @@ import {
   Stream,
   VirtualMemory,
 } from '../../../../src/index.ts';
-import { allowDevice } from '../../../../src/memory/virtual-parts.ts';
+import { allowDevice } from '../../../../src/memory/physical-chunk.ts';
 import { broken, keepingBooks } from '../../../support/faults.ts';
 import { loadKernels, ptx } from '../../../support/kernels.ts';
 import { Latch } from '../../../support/latch.ts';

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
-import { mapAnonymous } from '../../../../ffi/anonymous.ts';
+import { mapAnonymous } from '../../../../ffi/linux/mmap.ts';
 import { HostViews } from '../../../../src/memory/host-views.ts';
 import { collectGarbage, collectUntil } from '../../../support/gc.ts';
 

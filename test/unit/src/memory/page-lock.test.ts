@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { recordCalls } from '../../../../ffi/driver.ts';
-import { libc } from '../../../../ffi/libc.ts';
+import { libc } from '../../../../ffi/linux/libc.ts';
 import { addressOf } from '../../../../ffi/native.ts';
 import type { Address } from '../../../../ffi/types.ts';
 import { Context } from '../../../../src/index.ts';

@@ -11,7 +11,7 @@ import {
   CU_MEMHOSTREGISTER_PORTABLE,
 } from '../../../../ffi/constants.ts';
 import { cu, recordCalls, selectDriver } from '../../../../ffi/driver.ts';
-import { libc } from '../../../../ffi/libc.ts';
+import { libc } from '../../../../ffi/linux/libc.ts';
 import type { Address } from '../../../../ffi/types.ts';
 import { Context, PinnedBuffer, pin, Stream } from '../../../../src/index.ts';
 import { recordArguments } from '../../../support/arguments.ts';

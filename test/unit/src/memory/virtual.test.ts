@@ -11,7 +11,7 @@ import {
 } from '../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import type { FunctionName } from '../../../../ffi/functions.ts';
-import { libc } from '../../../../ffi/libc.ts';
+import { libc } from '../../../../ffi/linux/libc.ts';
 import {
   Context,
   Device,

@@ -2,11 +2,11 @@
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { test } from 'node:test';
-import { socketPair } from '../../../../../ffi/socket.ts';
+import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../../../../src/index.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
+import { Lent } from '../../../../../src/ipc/lease/export-table.ts';
 import { Lease } from '../../../../../src/ipc/lease/lease.ts';
-import { Lent } from '../../../../../src/ipc/lease/lent.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import { openDescriptors } from '../../../../support/descriptors.ts';

@@ -1,7 +1,7 @@
 /** What the answer to `peer.open` may be, from an end that answers as it likes. */
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { closeFd } from '../../../../../ffi/libc.ts';
+import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import {
   CudaEvent,
   type DeviceArray,
@@ -11,14 +11,14 @@ import {
   toDeviceSync,
 } from '../../../../../src/index.ts';
 import { type IpcDescriptor, sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-binary.ts';
+import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
-import { ValueScan } from '../../../../../src/ipc/peer/decode.ts';
-import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/peer/limits.ts';
-import { PacketKind } from '../../../../../src/ipc/peer/packet.ts';
-import { Tag } from '../../../../../src/ipc/peer/tags.ts';
-import { readNews, type Tail } from '../../../../../src/ipc/peer/tail.ts';
-import { nextTurn } from '../../../../../src/wait.ts';
+import { readNews, type Tail } from '../../../../../src/ipc/wire/control-block.ts';
+import { PacketKind } from '../../../../../src/ipc/wire/frames.ts';
+import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
+import { ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
+import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
+import { nextTurn } from '../../../../../src/poller.ts';
 import { openDescriptors } from '../../../../support/descriptors.ts';
 import { emulate } from '../../emulate.ts';
 import { leasesFrom, peerPair, Stranger } from './support.ts';

@@ -1,9 +1,9 @@
 /** How a connection ends: what goes out, what comes back, and what each call says of it. */
 import assert from 'node:assert/strict';
 import { after, afterEach, beforeEach, describe, test } from 'node:test';
-import { closeFd, createMemfd, isOpenFd, mapShared } from '../../../../../ffi/libc.ts';
-import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
-import { socketPair } from '../../../../../ffi/socket.ts';
+import { closeFd, createMemfd, isOpenFd, mapShared } from '../../../../../ffi/linux/libc.ts';
+import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
+import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import {
   ClosedError,
   DeviceBuffer,
@@ -11,21 +11,21 @@ import {
   PeerGoneError,
   Stream,
 } from '../../../../../src/index.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-binary.ts';
+import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
-import { Adopting } from '../../../../../src/ipc/lease/adopting.ts';
+import { Adopting } from '../../../../../src/ipc/lease/forward.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
-import { Delivery } from '../../../../../src/ipc/peer/delivery.ts';
-import { HEADER_BYTE_LENGTH, MAX_WAITING_VALUES } from '../../../../../src/ipc/peer/limits.ts';
-import { News } from '../../../../../src/ipc/peer/news.ts';
-import { PacketKind, readHeader } from '../../../../../src/ipc/peer/packet.ts';
+import { News } from '../../../../../src/ipc/peer/control.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
-import { Session } from '../../../../../src/ipc/peer/session.ts';
-import { Tag } from '../../../../../src/ipc/peer/tags.ts';
-import { emptyTail } from '../../../../../src/ipc/peer/tail.ts';
-import type { Wire } from '../../../../../src/ipc/peer/wire.ts';
-import { PointPage } from '../../../../../src/ipc/points/page.ts';
-import { nextTurn } from '../../../../../src/wait.ts';
+import { Session } from '../../../../../src/ipc/peer/peer-state.ts';
+import { Delivery } from '../../../../../src/ipc/peer/receive.ts';
+import { PointPage } from '../../../../../src/ipc/timeline/page.ts';
+import { emptyTail } from '../../../../../src/ipc/wire/control-block.ts';
+import type { Wire } from '../../../../../src/ipc/wire/framed-socket.ts';
+import { PacketKind, readHeader } from '../../../../../src/ipc/wire/frames.ts';
+import { HEADER_BYTE_LENGTH, MAX_WAITING_VALUES } from '../../../../../src/ipc/wire/limits.ts';
+import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
+import { nextTurn } from '../../../../../src/poller.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { until } from '../../../../support/until.ts';

@@ -2,21 +2,21 @@
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
 import fc from 'fast-check';
-import { countDiscarded } from '../../../../../ffi/discard.ts';
 import { recordCalls } from '../../../../../ffi/driver.ts';
-import { closeFd, createMemfd, mapShared } from '../../../../../ffi/libc.ts';
-import { sendMessage } from '../../../../../ffi/message.ts';
-import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
+import { countDiscarded } from '../../../../../ffi/linux/close-fd.ts';
+import { closeFd, createMemfd, mapShared } from '../../../../../ffi/linux/libc.ts';
+import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
+import { sendMessage } from '../../../../../ffi/linux/message.ts';
 import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-binary.ts';
+import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
-import { emptySession } from '../../../../../src/ipc/parcel.ts';
-import { ByteReader } from '../../../../../src/ipc/peer/byte-reader.ts';
-import { ByteWriter } from '../../../../../src/ipc/peer/byte-writer.ts';
-import { encodeValue } from '../../../../../src/ipc/peer/encode.ts';
+import { encodeValue } from '../../../../../src/ipc/peer/value-encoder.ts';
+import { emptySession } from '../../../../../src/ipc/sharing/marshal.ts';
+import { ByteReader, ByteWriter } from '../../../../../src/ipc/wire/bytes.ts';
+import { readTail, writeTail } from '../../../../../src/ipc/wire/control-block.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
@@ -24,10 +24,9 @@ import {
   MAX_UNSENT_VALUES,
   MAX_VALUE_BYTE_LENGTH,
   MAX_WAITING_VALUES,
-} from '../../../../../src/ipc/peer/limits.ts';
-import { Tag } from '../../../../../src/ipc/peer/tags.ts';
-import { readTail, writeTail } from '../../../../../src/ipc/peer/tail.ts';
-import { nextTurn } from '../../../../../src/wait.ts';
+} from '../../../../../src/ipc/wire/limits.ts';
+import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
+import { nextTurn } from '../../../../../src/poller.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { trials } from '../../../../support/dose.ts';
 import { limitRoom, rawSend } from '../../../ffi/fixtures/descriptors.ts';

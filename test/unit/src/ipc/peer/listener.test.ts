@@ -23,9 +23,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, afterEach, beforeEach, mock, test } from 'node:test';
 import { setImmediate } from 'node:timers/promises';
-import { closeFd, createMemfd, libc } from '../../../../../ffi/libc.ts';
-import { receiveMessage } from '../../../../../ffi/message.ts';
-import { connectSocket, listenSocket, socketPair } from '../../../../../ffi/socket.ts';
+import { closeFd, createMemfd, libc } from '../../../../../ffi/linux/libc.ts';
+import { receiveMessage } from '../../../../../ffi/linux/message.ts';
+import { connectSocket, listenSocket, socketPair } from '../../../../../ffi/linux/socket.ts';
 import {
   connect,
   type Listener,

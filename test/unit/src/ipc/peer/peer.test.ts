@@ -4,23 +4,23 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { Readable } from 'node:stream';
 import { afterEach, beforeEach, test } from 'node:test';
-import { closeFd, createMemfd } from '../../../../../ffi/libc.ts';
-import { receiveMessage } from '../../../../../ffi/message.ts';
-import { processStartTime } from '../../../../../ffi/process.ts';
-import { createSealedMemfd } from '../../../../../ffi/sealed.ts';
-import { socketPair } from '../../../../../ffi/socket.ts';
+import { closeFd, createMemfd } from '../../../../../ffi/linux/libc.ts';
+import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
+import { receiveMessage } from '../../../../../ffi/linux/message.ts';
+import { processStartTime } from '../../../../../ffi/linux/process.ts';
+import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { spawnPeer } from '../../../../../src/ipc/index.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
+import { Peer } from '../../../../../src/ipc/peer/peer.ts';
+import { PacketKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
   MAX_UNSENT_VALUES,
   MAX_WAITING_VALUES,
-} from '../../../../../src/ipc/peer/limits.ts';
-import { Outbox } from '../../../../../src/ipc/peer/outbox.ts';
-import { PacketKind } from '../../../../../src/ipc/peer/packet.ts';
-import { Peer } from '../../../../../src/ipc/peer/peer.ts';
-import { nextTurn } from '../../../../../src/wait.ts';
+} from '../../../../../src/ipc/wire/limits.ts';
+import { Outbox } from '../../../../../src/ipc/wire/send-queue.ts';
+import { nextTurn } from '../../../../../src/poller.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
 import { runProgram } from '../../emulate.ts';
 import { peerPair } from './support.ts';

@@ -1,12 +1,12 @@
 /** Two ends of one connection in this process, and the other end as a bare socket. */
-import { closeFd, isOpenFd } from '../../../../../ffi/libc.ts';
-import { receiveMessage, sendMessage } from '../../../../../ffi/message.ts';
-import { socketPair } from '../../../../../ffi/socket.ts';
-import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/peer/limits.ts';
-import { type PacketHeader, writeHeader } from '../../../../../src/ipc/peer/packet.ts';
+import { closeFd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
+import { receiveMessage, sendMessage } from '../../../../../ffi/linux/message.ts';
+import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
-import { withSharedTable } from '../../../../../src/ipc/shared-counts.ts';
+import { withSharedTable } from '../../../../../src/ipc/sharing/worker-counts.ts';
+import { type PacketHeader, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
+import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
 
 // What the first object that goes to a thread of this process leaves for all later ones.
 withSharedTable(() => {});

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
-import { closeFd } from '../../../../../ffi/libc.ts';
+import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import { IpcError } from '../../../../../src/errors.ts';
 import {
   DeviceBuffer,
@@ -12,20 +12,20 @@ import {
   toDeviceSync,
 } from '../../../../../src/index.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
-import { emptySession } from '../../../../../src/ipc/parcel.ts';
-import { ByteWriter } from '../../../../../src/ipc/peer/byte-writer.ts';
-import { ValueScan } from '../../../../../src/ipc/peer/decode.ts';
-import { encodeValue } from '../../../../../src/ipc/peer/encode.ts';
+import { encodeValue } from '../../../../../src/ipc/peer/value-encoder.ts';
+import { emptySession } from '../../../../../src/ipc/sharing/marshal.ts';
+import { ByteWriter } from '../../../../../src/ipc/wire/bytes.ts';
+import { Wire } from '../../../../../src/ipc/wire/framed-socket.ts';
+import { PacketKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
   HEADER_BYTE_LENGTH,
   MAX_VALUE_BYTE_LENGTH,
   MAX_VALUE_DEPTH,
   MAX_VALUE_PARTS,
-} from '../../../../../src/ipc/peer/limits.ts';
-import { PacketKind } from '../../../../../src/ipc/peer/packet.ts';
-import { Tag } from '../../../../../src/ipc/peer/tags.ts';
-import { Wire } from '../../../../../src/ipc/peer/wire.ts';
-import { nextTurn } from '../../../../../src/wait.ts';
+} from '../../../../../src/ipc/wire/limits.ts';
+import { ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
+import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
+import { nextTurn } from '../../../../../src/poller.ts';
 import { trials } from '../../../../support/dose.ts';
 import { emulate } from '../../emulate.ts';
 import { leasesFrom, Stranger } from './support.ts';

@@ -2,7 +2,6 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { test } from 'node:test';
 import { selectDriver } from '../../../../../ffi/driver.ts';
-import { className } from '../../../../../src/arguments.ts';
 import {
   AutoFreePointer,
   Context,
@@ -14,6 +13,7 @@ import {
   type PointerInit,
   Stream,
 } from '../../../../../src/index.ts';
+import { className } from '../../../../../src/validate.ts';
 import { failing } from '../../../../support/faults.ts';
 import { collectUntil } from '../../../../support/gc.ts';
 import { emulate } from '../../emulate.ts';

@@ -1,0 +1,339 @@
+/** What Node itself lacks of libc: mappings, memfds, processes by descriptor, semaphores. */
+import { isMainThread } from 'node:worker_threads';
+import koffi from 'koffi';
+import { type Library, type NativeFunction, openLibrary } from '../library.ts';
+import {
+  addressOf,
+  allocatePermanent,
+  MAX_VIEW_BYTE_LENGTH,
+  viewMemory,
+  withAddress,
+} from '../native.ts';
+import { type Address, type CType, int, pointer, size_t, uint } from '../types.ts';
+
+const long: CType<number> = { c: 'long', ffi: 'int64', byteLength: 8 };
+
+/** Every libc function in use: its parameters, and what it answers with. */
+const table = {
+  mmap: [[pointer, size_t, int, int, int, long], 'uint64'],
+  munmap: [[pointer, size_t], 'int32'],
+  madvise: [[pointer, size_t, int], 'int32'],
+  getpagesize: [[], 'int32'],
+  memfd_create: [[pointer, uint], 'int32'],
+  ftruncate: [[int, long], 'int32'],
+  fallocate: [[int, int, long, long], 'int32'],
+  close: [[int], 'int32'],
+  fcntl: [[int, int, long], 'int32'],
+  dup3: [[int, int, int], 'int32'],
+  poll: [[pointer, size_t, int], 'int32'],
+  epoll_create1: [[int], 'int32'],
+  epoll_ctl: [[int, int, int, pointer], 'int32'],
+  epoll_wait: [[int, pointer, int, int], 'int32'],
+  flock: [[int, int], 'int32'],
+  pread: [[int, pointer, size_t, long], 'int64'],
+  pwrite: [[int, pointer, size_t, long], 'int64'],
+  memmove: [[pointer, pointer, size_t], 'uint64'],
+  memset: [[pointer, int, size_t], 'uint64'],
+  process_vm_readv: [[int, pointer, size_t, pointer, size_t, size_t], 'int64'],
+  process_vm_writev: [[int, pointer, size_t, pointer, size_t, size_t], 'int64'],
+  getuid: [[], 'uint32'],
+  socket: [[int, int, int], 'int32'],
+  socketpair: [[int, int, int, pointer], 'int32'],
+  bind: [[int, pointer, uint], 'int32'],
+  listen: [[int, int], 'int32'],
+  accept4: [[int, pointer, pointer, int], 'int32'],
+  connect: [[int, pointer, uint], 'int32'],
+  getsockopt: [[int, int, int, pointer, pointer], 'int32'],
+  setsockopt: [[int, int, int, pointer, uint], 'int32'],
+  shutdown: [[int, int], 'int32'],
+  sendmsg: [[int, pointer, int], 'int64'],
+  recvmsg: [[int, pointer, int], 'int64'],
+  // Fixed arity: a variadic declaration costs twice, and all calls here fit six integers.
+  syscall: [[long, size_t, size_t, size_t, size_t, size_t, size_t], 'int64'],
+  sem_init: [[pointer, int, uint], 'int32'],
+  sem_post: [[pointer], 'int32'],
+  sem_trywait: [[pointer], 'int32'],
+  sched_yield: [[], 'int32'],
+} as const satisfies Record<
+  string,
+  readonly [readonly CType[], 'int32' | 'uint32' | 'int64' | 'uint64']
+>;
+
+type LibcName = keyof typeof table;
+type Libc = { readonly [K in LibcName]: (...args: number[]) => number };
+
+let library: Library | undefined;
+function open(): Library {
+  if (library) return library;
+  library = openLibrary(['libc.so.6', 'libc.so', 'libc.musl-x86_64.so.1']);
+  // koffi aborts the process if a worker thread is terminated while it declares a function there.
+  // So all are declared at the start of its work, and none in the middle.
+  if (!isMainThread) for (const name of names) bind(name);
+  return library;
+}
+
+function bind(name: LibcName): NativeFunction | undefined {
+  const [params, result] = table[name];
+  const value = open().bind(name, params, result);
+  if (value) Object.defineProperty(libc, name, { configurable: true, enumerable: true, value });
+  return value;
+}
+
+/** libc's functions, declared at their first call. They answer as C does: -1 and {@link errno}. */
+export const libc = {} as Libc;
+const names = Object.keys(table) as LibcName[];
+for (const name of names) {
+  Object.defineProperty(libc, name, {
+    configurable: true,
+    enumerable: true,
+    get() {
+      const value = bind(name);
+      if (!value) throw new SystemError(name, 38, 'libc has no such function');
+      return value;
+    },
+  });
+}
+
+/** The address of a libc function, to hand to C as a callback that needs no JavaScript. */
+export function libcSymbol(name: string): Address {
+  const address = open().symbol(name);
+  if (address === undefined) throw new SystemError(name, 38, 'libc has no such function');
+  return address as Address;
+}
+
+/** The error number that this thread's last libc call left. */
+export const errno = (): number => koffi.errno();
+
+const errorNames = new Map(Object.entries(koffi.os.errno).map(([name, value]) => [value, name]));
+
+/** A libc call that failed; `code` is the error's name, as in Node's own system errors. */
+export class SystemError extends Error {
+  readonly errno: number;
+  readonly code: string;
+  readonly syscall: string;
+
+  constructor(syscall: string, number: number, detail?: string) {
+    const code = errorNames.get(number) ?? `ERRNO_${number}`;
+    super(`${syscall}: ${code}${detail ? ` (${detail})` : ''}`);
+    this.name = 'SystemError';
+    this.errno = number;
+    this.code = code;
+    this.syscall = syscall;
+  }
+}
+
+const SHORTAGES: ReadonlySet<unknown> = new Set(['EMFILE', 'ENFILE', 'ENOMEM', 'ENOBUFS']);
+
+/** Whether an error, of libc or of Node, says that no descriptor or no memory of the kernel is left. */
+export const isShortage = (error: unknown): error is Error =>
+  error instanceof Error && 'code' in error && SHORTAGES.has(error.code);
+
+/** `result`, or a SystemError where it says that the call failed. */
+export function succeeded(result: number, syscall: string): number {
+  if (result < 0) throw new SystemError(syscall, errno());
+  return result;
+}
+
+const PROT_READ = 1;
+const PROT_WRITE = 2;
+const MAP_SHARED = 1;
+const MFD_CLOEXEC = 1;
+const F_GETFD = 1;
+const F_SETFD = 2;
+const F_DUPFD_CLOEXEC = 1030;
+const F_GET_SEALS = 1034;
+const FD_CLOEXEC = 1;
+const F_DUPFD_QUERY = 1027;
+const SYS_KCMP = process.arch === 'arm64' ? 272 : 312;
+const KCMP_FILE = 0;
+const SYS_PIDFD_OPEN = 434;
+const SYS_PIDFD_GETFD = 438;
+
+const EBADF = 9;
+
+const isFdNumber = (fd: number): boolean => Number.isInteger(fd) && fd >= 0 && fd <= 0x7fff_ffff;
+
+/**
+ * `fd`, where it can be a descriptor at all: koffi would pass NaN as 0, which is stdin, and cut off
+ * what is above 32 bits. @throws SystemError EBADF
+ */
+export function checkFd(fd: number, syscall: string): number {
+  if (!isFdNumber(fd)) throw new SystemError(syscall, EBADF, `${fd} is no descriptor`);
+  return fd;
+}
+
+/** Closes a descriptor. @throws SystemError */
+export const closeFd = (fd: number): void => {
+  succeeded(libc.close(checkFd(fd, 'close')), 'close');
+};
+
+/** Whether `fd` is an open descriptor of this process. */
+export const isOpenFd = (fd: number): boolean => isFdNumber(fd) && libc.fcntl(fd, F_GETFD, 0) >= 0;
+
+/** Keeps a descriptor from being inherited by programs that this process starts. */
+export const setCloseOnExec = (fd: number): void => {
+  succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_SETFD, FD_CLOEXEC), 'fcntl');
+};
+
+/** Another descriptor of the same thing, close-on-exec. @throws SystemError */
+export const duplicateFd = (fd: number): number =>
+  succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_DUPFD_CLOEXEC, 0), 'fcntl');
+
+/**
+ * Whether two descriptors are of one open file: copies of each other, whoever sent them. Undefined
+ * where the kernel tells it neither by `fcntl` (before Linux 6.10) nor by `kcmp` (in some containers).
+ */
+export function isSameFile(a: number, b: number): boolean | undefined {
+  if (!isOpenFd(a) || !isOpenFd(b)) return false;
+  const queried = libc.fcntl(a, F_DUPFD_QUERY, b);
+  if (queried >= 0) return queried === 1;
+  const { pid } = process;
+  const compared = libc.syscall(SYS_KCMP, pid, pid, KCMP_FILE, a, b, 0);
+  return compared >= 0 ? compared === 0 : undefined;
+}
+
+/** What a descriptor is of, as far as its inode says. */
+export interface FdStatus {
+  /** The file type's bits of the mode (`S_IFMT`): 0 for a kind of the kernel's own. */
+  readonly type: number;
+  /** Of a device. */
+  readonly major: number;
+  /** The memory, or disk space, that its contents take now. */
+  readonly storedByteLength: number;
+}
+
+/**
+ * What a descriptor is of, or undefined where that is not to be had (see {@link errno}). `fstat`
+ * asks the file system, which may be another process's own and not reply; this does not ask.
+ */
+export function statusOfFd(fd: number): FdStatus | undefined {
+  if (!isFdNumber(fd)) return undefined;
+  statusScratch ??= (() => {
+    const address = allocatePermanent(STATX_BYTE_LENGTH + 1);
+    return { address, view: new DataView(viewMemory(address, STATX_BYTE_LENGTH + 1)) };
+  })();
+  const { address, view } = statusScratch;
+  // The path is empty: the descriptor itself.
+  view.setUint8(STATX_BYTE_LENGTH, 0);
+  const flags = AT_EMPTY_PATH | AT_STATX_DONT_SYNC;
+  const path = address + STATX_BYTE_LENGTH;
+  if (libc.syscall(SYS_STATX, fd, path, flags, STATX_BASIC_STATS, address, 0) < 0) return undefined;
+  return {
+    type: view.getUint16(28, true) & S_IFMT,
+    storedByteLength: Number(view.getBigUint64(48, true)) * 512,
+    major: view.getUint32(128, true),
+  };
+}
+
+let statusScratch: { readonly address: Address; readonly view: DataView } | undefined;
+
+const SYS_STATX = process.arch === 'arm64' ? 291 : 332;
+const STATX_BYTE_LENGTH = 256;
+const STATX_BASIC_STATS = 0x7ff;
+const AT_EMPTY_PATH = 0x1000;
+const AT_STATX_DONT_SYNC = 0x4000;
+const S_IFMT = 0o170000;
+
+/** Whether a descriptor is of memory without a disk: a memfd, or a file in tmpfs. */
+export const isInMemory = (fd: number): boolean =>
+  // Only those have seals, whether they may be sealed or not.
+  isFdNumber(fd) && libc.fcntl(fd, F_GET_SEALS, 0) >= 0;
+
+/** An anonymous file in memory, close-on-exec, of the given size. @throws SystemError */
+export function createMemfd(name: string, byteLength: number): number {
+  const fd = withAddress(Buffer.from(`${name}\0`), (address) =>
+    succeeded(libc.memfd_create(address, MFD_CLOEXEC), 'memfd_create'),
+  );
+  if (libc.ftruncate(fd, byteLength) < 0) {
+    const number = errno();
+    libc.close(fd);
+    throw new SystemError('ftruncate', number);
+  }
+  return fd;
+}
+
+/** Shared memory of a descriptor, mapped: its address, and the way to give it back. */
+export interface Mapping {
+  readonly address: Address;
+  readonly byteLength: number;
+  /** The first 4 GiB at most. Touching a view of it after `unmap()` kills the process. */
+  view(): ArrayBuffer;
+  unmap(): void;
+}
+
+/** Maps a descriptor, shared and writable. @throws SystemError */
+export function mapShared(fd: number, byteLength: number, fileOffset = 0): Mapping {
+  checkFd(fd, 'mmap');
+  const address = libc.mmap(0, byteLength, PROT_READ | PROT_WRITE, MAP_SHARED, fd, fileOffset);
+  // MAP_FAILED is (void *)-1, which arrives as a bigint above 2^53.
+  if (typeof address !== 'number') throw new SystemError('mmap', errno());
+  return {
+    address: address as Address,
+    byteLength,
+    view: () => viewMemory(address as Address, Math.min(byteLength, MAX_VIEW_BYTE_LENGTH)),
+    unmap: () => {
+      succeeded(libc.munmap(address, byteLength), 'munmap');
+    },
+  };
+}
+
+/** Lets whoever else is ready to run have this core first. */
+export const yieldCore = (): void => {
+  libc.sched_yield();
+};
+
+/** A descriptor of a process, readable when the process has ended. @throws SystemError */
+export const openPidfd = (pid: number): number =>
+  succeeded(libc.syscall(SYS_PIDFD_OPEN, pid, 0, 0, 0, 0, 0), 'pidfd_open');
+
+/** A copy of another process's descriptor; needs ptrace rights over it. @throws SystemError */
+export const getFdOfProcess = (pidfd: number, fd: number): number =>
+  succeeded(
+    libc.syscall(
+      SYS_PIDFD_GETFD,
+      checkFd(pidfd, 'pidfd_getfd'),
+      checkFd(fd, 'pidfd_getfd'),
+      0,
+      0,
+      0,
+      0,
+    ),
+    'pidfd_getfd',
+  );
+
+// struct iovec local, struct iovec remote
+const vectors = new BigUint64Array(4);
+const vectorsAddress = addressOf(vectors);
+
+function transfer(
+  call: 'process_vm_readv' | 'process_vm_writev',
+  pid: number,
+  local: Address,
+  remote: Address,
+  byteLength: number,
+): number {
+  vectors[0] = BigInt(local);
+  vectors[1] = BigInt(byteLength);
+  vectors[2] = BigInt(remote);
+  vectors[3] = BigInt(byteLength);
+  return libc[call](pid, vectorsAddress, 1, vectorsAddress + 16, 1, 0);
+}
+
+/**
+ * Copies memory of a process (its own included) without the risk of a crash: a bad remote address
+ * is an answer, not a signal. Answers the bytes copied, or -1 with {@link errno} (EFAULT).
+ */
+export const readProcessMemory = (
+  pid: number,
+  from: Address,
+  into: Address,
+  byteLength: number,
+): number => transfer('process_vm_readv', pid, into, from, byteLength);
+
+/** As {@link readProcessMemory}, in the other direction. */
+export const writeProcessMemory = (
+  pid: number,
+  into: Address,
+  from: Address,
+  byteLength: number,
+): number => transfer('process_vm_writev', pid, from, into, byteLength);

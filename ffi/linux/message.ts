@@ -1,0 +1,222 @@
+/**
+ * Messages of Unix sockets that keep them whole and carry descriptors (SOCK_SEQPACKET, SCM_RIGHTS).
+ * Nothing here blocks; `readable` of poll.ts says when to try again.
+ */
+
+import { allocatePermanent, viewMemory } from '../native.ts';
+import type { Address } from '../types.ts';
+import { discardFds } from './close-fd.ts';
+import { checkFd, errno, libc, SystemError, succeeded } from './libc.ts';
+
+/** The largest message, in bytes. */
+export const MAX_MESSAGE_BYTE_LENGTH = 65_536;
+/** The most descriptors of one message: the kernel's own limit. */
+export const MAX_MESSAGE_FDS = 253;
+
+/** A message as it was sent: a copy of its bytes, and descriptors that are now this process's. */
+export interface SocketMessage {
+  readonly data: Uint8Array;
+  /** Close-on-exec. The receiver closes them. */
+  readonly fds: readonly number[];
+}
+
+/**
+ * Sends one message, whole. The descriptors stay open here too: the receiver gets copies.
+ *
+ * Answers false, having sent nothing, where the receiver's queue is full.
+ *
+ * @throws SystemError EPIPE or ECONNRESET where the other end is gone, EBADF for a descriptor
+ * that is not open, ETOOMANYREFS where too many descriptors are on their way
+ * @throws RangeError for an empty message (it would look like the end), or one above the limits
+ */
+export function sendMessage(
+  socket: number,
+  data: Uint8Array,
+  fds: readonly number[] = [],
+): boolean {
+  checkFd(socket, 'socket');
+  if (data.byteLength < 1 || data.byteLength > MAX_MESSAGE_BYTE_LENGTH)
+    throw new RangeError(
+      `cannot send ${data.byteLength} bytes: a message has 1 to ${MAX_MESSAGE_BYTE_LENGTH}`,
+    );
+  if (fds.length > MAX_MESSAGE_FDS)
+    throw new RangeError(`cannot send ${fds.length} descriptors: at most ${MAX_MESSAGE_FDS}`);
+  for (const fd of fds) checkFd(fd, 'socket');
+  const { bytes, view } = scratch();
+  bytes.set(data, PAYLOAD);
+  // CMSG_SPACE: what the kernel reads includes the padding.
+  const control = fds.length > 0 ? CMSG_HEADER + ((4 * fds.length + 7) & ~7) : 0;
+  writeMessageHeader(data.byteLength, control);
+  if (control > 0) {
+    view.setBigUint64(CONTROL, BigInt(CMSG_HEADER + 4 * fds.length), true);
+    view.setInt32(CONTROL + 8, SOL_SOCKET, true);
+    view.setInt32(CONTROL + 12, SCM_RIGHTS, true);
+    fds.forEach((fd, i) => {
+      view.setInt32(CONTROL + CMSG_HEADER + 4 * i, fd, true);
+    });
+  }
+  const sent = libc.sendmsg(socket, at(HEADER), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0 && errno() === EAGAIN) return false;
+  succeeded(sent, 'sendmsg');
+  return true;
+}
+
+/** Whether a socket says that its other end is there no more. */
+export const isGone = ({ code }: SystemError): boolean => code === 'EPIPE' || code === 'ECONNRESET';
+
+/**
+ * The next message; undefined where none is there yet; `'end'` where the other end has closed and
+ * all that it sent has been received.
+ *
+ * What arrives is the sender's word only: check the data before use, and close descriptors that
+ * were not asked for.
+ *
+ * @throws SystemError EMFILE or ENFILE if no descriptor is left for those of the message, EMSGSIZE
+ * if it was cut off for another reason. The message is lost: what did arrive of it is closed
+ */
+export function receiveMessage(socket: number): SocketMessage | 'end' | undefined {
+  const message = takeMessage(socket);
+  if (message === undefined || message === 'end') return message;
+  return { data: message.data.slice(), fds: message.fds };
+}
+
+/**
+ * As {@link receiveMessage}, without the copy: the data are there until the next call of any
+ * function of this file.
+ */
+export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
+  checkFd(socket, 'socket');
+  const { bytes, view } = scratch();
+  let length = receive(socket);
+  let failure = length < 0 ? errno() : 0;
+  // The peer went away with messages of ours unread. That is told once, before what it had sent.
+  if (failure === ECONNRESET) {
+    length = receive(socket);
+    failure = length < 0 ? errno() : 0;
+  }
+  if (failure === EAGAIN) return undefined;
+  if (failure !== 0) throw new SystemError('recvmsg', failure);
+  const fds = receivedFds(view);
+  const flags = view.getInt32(HEADER + 48, true);
+  if ((flags & (MSG_TRUNC | MSG_CTRUNC)) !== 0) throw cutOff(socket, flags, fds);
+  if (length === 0) {
+    discardFds(fds);
+    return 'end';
+  }
+  return { data: bytes.subarray(PAYLOAD, PAYLOAD + length), fds };
+}
+
+/**
+ * Takes all that is left in a socket that is shut down, and closes the descriptors among it; false
+ * where that is no such socket. It must give credentials (SO_PASSCRED): only by them an empty message
+ * is told from the end.
+ */
+export function discardUnread(socket: number): boolean {
+  const peek = (): number => libc.recvmsg(socket, at(HEADER), MSG_PEEK | MSG_DONTWAIT);
+  for (;;) {
+    writeMessageHeader(0, 0);
+    // An error that is pending is told once, before what was sent.
+    if (peek() < 0 && peek() < 0) return false;
+    if ((scratch().view.getInt32(HEADER + 48, true) & MSG_CTRUNC) === 0) return true;
+    try {
+      const message = takeMessage(socket);
+      if (typeof message === 'object') discardFds(message.fds);
+    } catch {
+      // It was cut off, and is taken all the same.
+    }
+  }
+}
+
+const F_DUPFD_CLOEXEC = 1030;
+const SOL_SOCKET = 1;
+const SCM_RIGHTS = 1;
+const MSG_PEEK = 0x2;
+const MSG_CTRUNC = 0x8;
+const MSG_TRUNC = 0x20;
+const MSG_DONTWAIT = 0x40;
+const MSG_NOSIGNAL = 0x4000;
+const MSG_CMSG_CLOEXEC = 0x4000_0000;
+const EAGAIN = 11;
+const EMSGSIZE = 90;
+const ECONNRESET = 104;
+
+// The native scratch, made at first use: offsets of struct msghdr, its one iovec, the control
+// messages, the message itself.
+const HEADER = 0;
+const IOVEC = 64;
+const CONTROL = 512;
+const CMSG_HEADER = 16;
+const CREDENTIALS = CMSG_HEADER + 16;
+const CONTROL_BYTE_LENGTH = CREDENTIALS + CMSG_HEADER + 4 * (MAX_MESSAGE_FDS + 1);
+const PAYLOAD = 4096;
+
+interface Scratch {
+  readonly address: Address;
+  readonly bytes: Uint8Array;
+  readonly view: DataView;
+}
+
+let made: Scratch | undefined;
+function scratch(): Scratch {
+  if (made) return made;
+  const byteLength = PAYLOAD + MAX_MESSAGE_BYTE_LENGTH;
+  const address = allocatePermanent(byteLength);
+  const buffer = viewMemory(address, byteLength);
+  const bytes = new Uint8Array(buffer);
+  const view = new DataView(buffer);
+  bytes.fill(0, HEADER, CONTROL);
+  view.setBigUint64(IOVEC, BigInt(address + PAYLOAD), true);
+  view.setBigUint64(HEADER + 16, BigInt(address + IOVEC), true);
+  view.setBigUint64(HEADER + 24, 1n, true);
+  view.setBigUint64(HEADER + 32, BigInt(address + CONTROL), true);
+  made = { address, bytes, view };
+  return made;
+}
+
+const at = (offset: number): number => scratch().address + offset;
+
+/** Only what a call changes, or the kernel did at the last one: this is on the way of every message. */
+function writeMessageHeader(byteLength: number, control: number): void {
+  const { view } = scratch();
+  view.setUint32(IOVEC + 8, byteLength, true);
+  view.setUint32(HEADER + 8, 0, true);
+  view.setUint32(HEADER + 40, control, true);
+  view.setUint32(HEADER + 48, 0, true);
+}
+
+function receive(socket: number): number {
+  writeMessageHeader(MAX_MESSAGE_BYTE_LENGTH, CONTROL_BYTE_LENGTH);
+  return libc.recvmsg(socket, at(HEADER), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+}
+
+/** Closes what arrived. The kernel does not say why the rest did not: opening one more does. */
+function cutOff(socket: number, flags: number, fds: readonly number[]): SystemError {
+  const probe = libc.fcntl(socket, F_DUPFD_CLOEXEC, 0);
+  const failure = probe < 0 ? errno() : 0;
+  if (probe >= 0) libc.close(probe);
+  for (const fd of fds) libc.close(fd);
+  if ((flags & MSG_CTRUNC) !== 0 && failure !== 0)
+    return new SystemError(
+      'recvmsg',
+      failure,
+      "no descriptor is left for those of a message, which is lost: raise the limit ('ulimit -n')",
+    );
+  const what = flags & MSG_TRUNC ? 'data' : 'descriptors';
+  return new SystemError('recvmsg', EMSGSIZE, `the message's ${what} were cut off`);
+}
+
+function receivedFds(view: DataView): number[] {
+  const fds: number[] = [];
+  const end = CONTROL + view.getUint32(HEADER + 40, true);
+  for (let offset = CONTROL; offset + CMSG_HEADER <= end; ) {
+    const length = view.getUint32(offset, true);
+    if (length < CMSG_HEADER) break;
+    const rights =
+      view.getInt32(offset + 8, true) === SOL_SOCKET &&
+      view.getInt32(offset + 12, true) === SCM_RIGHTS;
+    for (let i = CMSG_HEADER; rights && i + 4 <= length; i += 4)
+      fds.push(view.getInt32(offset + i, true));
+    offset += (length + 7) & ~7;
+  }
+  return fds;
+}

@@ -1,0 +1,116 @@
+/** Processes by descriptor: one that stays the process's own when its pid is given to another. */
+import { isMainThread } from 'node:worker_threads';
+import { allocatePermanent, viewMemory, withAddress } from '../native.ts';
+import type { Address } from '../types.ts';
+import { closeFd, errno, libc, openPidfd, SystemError } from './libc.ts';
+import { isProcessAlive, processStartTime, requireStartTime } from './process.ts';
+import { peerCredentials } from './socket.ts';
+
+/**
+ * A descriptor of the process at the other end of a socket, readable when that has ended;
+ * undefined where it has, or is none of this pid namespace.
+ *
+ * @throws SystemError as {@link pidfdOf}
+ */
+export function peerPidfd(socket: number): number | undefined {
+  const values = new Int32Array([-1, 4]);
+  const status = withAddress(values, (address) =>
+    libc.getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, address, address + 4),
+  );
+  if (status === 0) return values[0];
+  const number = errno();
+  // Kernels before 6.5 do not know the option, and some not for every socket.
+  if (number === ENOPROTOOPT || number === EINVAL || number === ENODATA)
+    return pidfdOf(peerCredentials(socket).pid);
+  if (number === ESRCH) return undefined;
+  throw new SystemError('getsockopt', number);
+}
+
+/**
+ * A descriptor of a process by its pid; undefined where it has ended.
+ *
+ * @throws SystemError where that cannot be known: EMFILE, ENFILE, ENOMEM; ENOENT for a process that
+ * /proc hides
+ */
+export function pidfdOf(pid: number): number | undefined {
+  if (pid <= 0) return undefined;
+  const started = requireStartTime(pid);
+  let pidfd: number;
+  try {
+    pidfd = openPidfd(pid);
+  } catch (error) {
+    if (error instanceof SystemError && error.code === 'ESRCH') return undefined;
+    throw error;
+  }
+  let isSame = false;
+  try {
+    // Another process may have got the number in between.
+    isSame = started !== undefined && requireStartTime(pid) === started;
+    if (isSame) return pidfd;
+    if (started === undefined && !hasEnded(pidfd))
+      throw new SystemError('open', ENOENT, `/proc/${pid}/stat`);
+    return undefined;
+  } finally {
+    if (!isSame) closeFd(pidfd);
+  }
+}
+
+/** The process that was asked for last; it has a descriptor here from the second time on. */
+let asked: { readonly pid: number; readonly startTime: number; pidfd?: number | undefined } = {
+  pid: 0,
+  startTime: 0,
+};
+
+/**
+ * As {@link isProcessAlive}, for what is asked of the same process again and again: to read its
+ * entry in /proc for each message would cost more than to open memory.
+ */
+export function isStillAlive(pid: number, startTime: number): boolean {
+  const isKnown = asked.pid === pid && asked.startTime === startTime;
+  if (isKnown && asked.pidfd !== undefined && !hasEnded(asked.pidfd)) return true;
+  const isAlive = isProcessAlive(pid, startTime);
+  if (isKnown && isAlive) asked.pidfd ??= watchable(pid, startTime);
+  else {
+    if (asked.pidfd !== undefined) closeFd(asked.pidfd);
+    asked = { pid, startTime };
+  }
+  return isAlive;
+}
+
+/** A descriptor of that very process, where there can be one. */
+function watchable(pid: number, startTime: number): number | undefined {
+  // Nobody would close that of a worker which is terminated.
+  if (!isMainThread) return undefined;
+  let pidfd: number | undefined;
+  try {
+    pidfd = pidfdOf(pid);
+  } catch {
+    return undefined;
+  }
+  if (pidfd === undefined || processStartTime(pid) === startTime) return pidfd;
+  closeFd(pidfd);
+  return undefined;
+}
+
+let pollfd: { readonly address: Address; readonly view: Int32Array } | undefined;
+
+/** Whether the process of a descriptor has ended, asked at once. */
+function hasEnded(pidfd: number): boolean {
+  if (!pollfd) {
+    const address = allocatePermanent(8);
+    pollfd = { address, view: new Int32Array(viewMemory(address, 8)) };
+  }
+  const { address, view } = pollfd;
+  view[0] = pidfd;
+  view[1] = POLLIN;
+  return libc.poll(address, 1, 0) !== 0;
+}
+
+const POLLIN = 1;
+const SOL_SOCKET = 1;
+const SO_PEERPIDFD = 77;
+const ENOENT = 2;
+const ESRCH = 3;
+const EINVAL = 22;
+const ENODATA = 61;
+const ENOPROTOOPT = 92;

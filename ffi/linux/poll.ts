@@ -1,0 +1,419 @@
+/**
+ * Readiness of descriptors on Node's own event loop, without a thread. On the main thread the loop
+ * watches each descriptor itself. A worker thread has one epoll descriptor, which holds all that are
+ * watched, and the loop watches that one. So watching anything, and changing what it is watched for,
+ * needs no new descriptor after the first time.
+ */
+import dgram from 'node:dgram';
+import { isMainThread } from 'node:worker_threads';
+import koffi from 'koffi';
+import { addressOf } from '../native.ts';
+import { checkFd, closeFd, isShortage, libc, SystemError, succeeded } from './libc.ts';
+
+/** What to watch a descriptor for. */
+export interface WatchedEvents {
+  readonly readable?: boolean;
+  readonly writable?: boolean;
+  /** The other side has closed or shut down its sending side. */
+  readonly disconnect?: boolean;
+}
+
+/** What a descriptor is ready for. */
+export interface Readiness {
+  readonly readable: boolean;
+  readonly writable: boolean;
+  readonly disconnect: boolean;
+  /** An error is pending: the next read or write reports it. */
+  readonly error: boolean;
+}
+
+/** A descriptor being watched. Close it before the descriptor itself. */
+export interface FdWatch extends Disposable {
+  readonly fd: number;
+  readonly closed: boolean;
+  /** Ends the watch; `onReady` is not called again. May be called twice. */
+  close(): void;
+  /**
+   * Watches for other events from now on, which needs no descriptor. A watch for no events calls
+   * nothing and does not keep the process alive.
+   */
+  change(events: WatchedEvents): void;
+  /** Makes the watch keep the process alive, as it does from the start. */
+  ref(): void;
+  /** Lets the process end although the watch is open. */
+  unref(): void;
+}
+
+/**
+ * Calls `onReady` once per turn of the event loop while `fd` is ready for what `events` names.
+ * It is level-triggered: it goes on until the descriptor has been read or written, or the watch is
+ * closed. What `onReady` throws becomes an uncaught exception, as in a timer.
+ *
+ * The descriptor becomes non-blocking. A worker thread may be terminated while watches are open:
+ * `onReady` is not called after that.
+ *
+ * @throws SystemError EBADF if `fd` is not open, EPERM if it is of a kind without readiness
+ * (a regular file, a directory, /dev/null), EEXIST while another watch of it is open, EINVAL if a
+ * worker thread watches over 500 copies of it, EMFILE if this is the first watch of the thread and no
+ * descriptor is left for its epoll
+ * @throws TypeError if `events` names nothing
+ */
+export function watchFd(
+  fd: number,
+  events: WatchedEvents,
+  onReady: (readiness: Readiness) => void,
+): FdWatch {
+  if (!(events.readable || events.writable || events.disconnect))
+    throw new TypeError('a watch needs readable, writable or disconnect');
+  if (typeof onReady !== 'function') throw new TypeError('a watch needs a function to call');
+  if (watches.has(fd)) throw new SystemError('poll', EEXIST, `descriptor ${fd} is watched already`);
+  return new Watch(fd, events, onReady);
+}
+
+/**
+ * Resolves when a read of `fd` would not block: something is there, or the end, or an error that
+ * the read reports. The pending promise keeps the process alive and counts as a watch of `fd`.
+ *
+ * @throws SystemError as {@link watchFd}
+ * @throws the signal's reason when it aborts first
+ */
+export function readable(fd: number, options: { signal?: AbortSignal } = {}): Promise<void> {
+  const { signal } = options;
+  return new Promise((resolve, reject) => {
+    signal?.throwIfAborted();
+    const settle = (): void => {
+      watch.close();
+      signal?.removeEventListener('abort', abort);
+    };
+    const abort = (): void => {
+      settle();
+      reject(signal?.reason);
+    };
+    const watch = watchFd(fd, { readable: true }, () => {
+      settle();
+      resolve();
+    });
+    signal?.addEventListener('abort', abort, { once: true });
+  });
+}
+
+const EPERM = 1;
+const EBADF = 9;
+const EEXIST = 17;
+const EINVAL = 22;
+
+/** All open watches of this thread, by their descriptors: koffi's handles must not be collected. */
+const watches = new Map<number, Watch>();
+
+/** What finds that a descriptor is ready. */
+interface Source {
+  /** @param mask PAUSED for nothing */
+  change(mask: number): void;
+  /** Finds again what is ready, after an error was found. @throws SystemError for a closed one */
+  goOn(mask: number): void;
+  ref(): void;
+  unref(): void;
+  close(): void;
+}
+
+class Watch implements FdWatch {
+  readonly fd: number;
+  readonly #onReady: (readiness: Readiness) => void;
+  readonly #source: Source;
+  #events: WatchedEvents;
+  /** What was found in this turn of the loop, to be delivered in its check phase. */
+  #found = 0;
+  #delivery: NodeJS.Immediate | undefined;
+  #closed = false;
+
+  constructor(fd: number, events: WatchedEvents, onReady: (readiness: Readiness) => void) {
+    this.fd = fd;
+    this.#events = { ...events };
+    this.#onReady = onReady;
+    const open = isMainThread ? onMainLoop : inEpoll;
+    this.#source = open(fd, maskOf(events), this.found);
+    libc.fcntl(fd, F_SETFL, libc.fcntl(fd, F_GETFL, 0) | O_NONBLOCK);
+    watches.set(fd, this);
+  }
+
+  /** Takes what was found. Neither throws nor runs anybody's code. */
+  readonly found = (bits: number): void => {
+    this.#found = bits;
+    // Each watch has its own immediate, so that the promises of one go on before the next is called.
+    this.#delivery ??= setImmediate(this.#deliver);
+  };
+
+  readonly #deliver = (): void => {
+    this.#delivery = undefined;
+    const { readable, writable, disconnect } = this.#events;
+    const bits = this.#found;
+    const error = (bits & EPOLLERR) !== 0;
+    // What it is watched for may have changed since, to nothing as well.
+    const mask = maskOf(this.#events);
+    if (mask === PAUSED) return;
+    if (error) this.#source.goOn(mask);
+    // After an error or a bare hang-up neither a read nor a write would block.
+    const everything = error || (bits & (EPOLLIN | EPOLLOUT | EPOLLRDHUP)) === 0;
+    const ready = {
+      readable: readable === true && (everything || (bits & EPOLLIN) !== 0),
+      writable: writable === true && (everything || (bits & EPOLLOUT) !== 0),
+      disconnect: disconnect === true && !error && (everything || (bits & EPOLLRDHUP) !== 0),
+      error,
+    };
+    if (ready.readable || ready.writable || ready.disconnect || error) this.#onReady(ready);
+  };
+
+  change(events: WatchedEvents): void {
+    if (this.#closed) return;
+    this.#events = { ...events };
+    this.#source.change(maskOf(events));
+  }
+
+  get closed(): boolean {
+    return this.#closed;
+  }
+
+  close(): void {
+    if (this.#closed) return;
+    this.#closed = true;
+    clearImmediate(this.#delivery);
+    watches.delete(this.fd);
+    this.#source.close();
+  }
+
+  ref(): void {
+    if (!this.#closed) this.#source.ref();
+  }
+
+  unref(): void {
+    if (!this.#closed) this.#source.unref();
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+}
+
+const EPOLL_CLOEXEC = 0x80000;
+const EPOLL_CTL_ADD = 1;
+const EPOLL_CTL_DEL = 2;
+const EPOLL_CTL_MOD = 3;
+const EPOLLIN = 0x1;
+const EPOLLOUT = 0x4;
+const EPOLLERR = 0x8;
+const EPOLLRDHUP = 0x2000;
+/** Hang-ups and errors are always reported: with this, once at most. */
+const PAUSED = 1 << 30; // EPOLLONESHOT
+
+const maskOf = ({ readable, writable, disconnect }: WatchedEvents): number =>
+  (readable ? EPOLLIN : 0) | (writable ? EPOLLOUT : 0) | (disconnect ? EPOLLRDHUP : 0) || PAUSED;
+
+// struct epoll_event: 12 bytes on x64, where it is packed, 16 elsewhere. The data are the descriptor.
+const [EVENT_WORDS, FD_WORD] = process.arch === 'x64' ? ([3, 1] as const) : ([4, 2] as const);
+const MAX_EVENTS = 1024;
+const eventWords = new Int32Array(MAX_EVENTS * EVENT_WORDS);
+const eventAddress = addressOf(eventWords);
+const oneEvent = new Int32Array(EVENT_WORDS);
+const oneEventAddress = addressOf(oneEvent);
+
+const createEpoll = (): number => succeeded(libc.epoll_create1(EPOLL_CLOEXEC), 'epoll_create1');
+
+function epollCtl(epoll: number, operation: number, fd: number, mask: number): number {
+  oneEvent[0] = mask;
+  oneEvent[FD_WORD] = fd;
+  return libc.epoll_ctl(epoll, operation, fd, oneEventAddress);
+}
+
+/** @throws SystemError as {@link watchFd} */
+function addToEpoll(epoll: number, fd: number, mask: number): void {
+  checkFd(fd, 'poll');
+  // A closed descriptor's number may have gone to the epoll descriptor itself.
+  if (fd === epoll) throw new SystemError('poll', EBADF, `descriptor ${fd} is not open`);
+  try {
+    succeeded(epollCtl(epoll, EPOLL_CTL_ADD, fd, mask), 'epoll_ctl');
+  } catch (error) {
+    if (!(error instanceof SystemError)) throw error;
+    if (error.errno === EBADF) throw new SystemError('poll', EBADF, `descriptor ${fd} is not open`);
+    if (error.errno === EPERM)
+      throw new SystemError('poll', EPERM, `descriptor ${fd} is of a kind without readiness`);
+    if (error.errno === EINVAL)
+      throw new SystemError('poll', EINVAL, `over ${MAX_WATCHES_OF_ONE} copies of it are watched`);
+    throw error;
+  }
+}
+
+const F_GETFL = 3;
+const F_SETFL = 4;
+const O_NONBLOCK = 0x800;
+
+/** The kernel's limit for one open file, whose copies have descriptors of their own. */
+const MAX_WATCHES_OF_ONE = 500;
+
+/** Finds nothing: the kernel is asked with it whether a descriptor can be watched. */
+let asking: number | undefined;
+
+/** libuv aborts the process for a descriptor that it cannot watch. @throws SystemError */
+function checkPollable(fd: number): void {
+  asking ??= createEpoll();
+  addToEpoll(asking, fd, PAUSED);
+  epollCtl(asking, EPOLL_CTL_DEL, fd, 0);
+}
+
+/** How koffi really calls back; its declarations leave out the status. */
+type PollCallback = (status: number, ready: Omit<Readiness, 'error'>) => void;
+type DeclaredPollCallback = Parameters<typeof koffi.node.poll>[1];
+
+/**
+ * The quickest way, which is for the main thread alone: koffi aborts the process when its callback
+ * cannot run JavaScript, as it cannot from the moment on in which another thread terminates this
+ * one. The main thread is told of its end first.
+ */
+function onMainLoop(fd: number, mask: number, found: (bits: number) => void): Source {
+  checkPollable(fd);
+  // What is thrown in there would be lost, and nothing runs the microtasks after it.
+  const fired: PollCallback = (status, ready) =>
+    found(
+      status < 0
+        ? EPOLLERR
+        : (ready.readable ? EPOLLIN : 0) |
+            (ready.writable ? EPOLLOUT : 0) |
+            (ready.disconnect ? EPOLLRDHUP : 0),
+    );
+  const callback = fired as unknown as DeclaredPollCallback;
+  const handle = koffi.node.poll(fd, eventsOf(mask), callback);
+  if (watches.size === 0) process.on('exit', closeAll);
+  const change = (to: number): void => {
+    if (to === PAUSED) handle.stop();
+    else handle.start(eventsOf(to), callback);
+  };
+  return {
+    change,
+    // libuv stops watching where it finds an error.
+    goOn(to) {
+      checkPollable(fd);
+      change(to);
+    },
+    ref: () => handle.ref(),
+    unref: () => handle.unref(),
+    // koffi crashes when a handle is used after this.
+    close() {
+      handle.close();
+      if (watches.size === 0) process.off('exit', closeAll);
+    },
+  };
+}
+
+const eventsOf = (mask: number): WatchedEvents => ({
+  readable: (mask & EPOLLIN) !== 0,
+  writable: (mask & EPOLLOUT) !== 0,
+  disconnect: (mask & EPOLLRDHUP) !== 0,
+});
+
+// While Node frees its environment the loop turns once more: koffi would call back into an engine
+// that runs no JavaScript.
+const closeAll = (): void => {
+  for (const watch of [...watches.values()]) watch.close();
+};
+
+/** A worker thread's epoll descriptor on its event loop. */
+interface LoopHandle {
+  readonly epoll: number;
+  ref(): void;
+  unref(): void;
+}
+
+let loopHandle: LoopHandle | undefined;
+/** How many watches keep the thread alive. */
+let keepingAlive = 0;
+
+/** Hands out what is ready; what is too much for once is still ready in the next turn. */
+function takeReady(): void {
+  if (!loopHandle) return;
+  const count = libc.epoll_wait(loopHandle.epoll, eventAddress, MAX_EVENTS, 0);
+  for (let at = 0; at < count * EVENT_WORDS; at += EVENT_WORDS)
+    watches.get(eventWords[at + FD_WORD] as number)?.found(eventWords[at] as number);
+}
+
+function inEpoll(fd: number, mask: number): Source {
+  loopHandle ??= onWorkerLoop();
+  const { epoll } = loopHandle;
+  addToEpoll(epoll, fd, mask);
+  let isReferenced = true;
+  let isActive = true;
+  let keepsAlive = false;
+  const update = (): void => {
+    if (keepsAlive === (isReferenced && isActive)) return;
+    keepsAlive = !keepsAlive;
+    if (keepsAlive && keepingAlive++ === 0) loopHandle?.ref();
+    if (!keepsAlive && --keepingAlive === 0) loopHandle?.unref();
+  };
+  const change = (to: number): void => {
+    succeeded(epollCtl(epoll, EPOLL_CTL_MOD, fd, to), 'epoll_ctl');
+    isActive = to !== PAUSED;
+    update();
+  };
+  const reference = (to: boolean): void => {
+    isReferenced = to;
+    update();
+  };
+  update();
+  return {
+    change,
+    // An error does not end the watch.
+    goOn() {},
+    ref: () => reference(true),
+    unref: () => reference(false),
+    close() {
+      // It fails where the descriptor was closed before: then the kernel has forgotten it already.
+      epollCtl(epoll, EPOLL_CTL_DEL, fd, 0);
+      isActive = false;
+      update();
+    },
+  };
+}
+
+/** In a worker thread: the end of the thread may come without a word to its JavaScript. */
+function onWorkerLoop(): LoopHandle {
+  const epoll = createEpoll();
+  try {
+    return inDatagramSocket(epoll);
+  } catch (error) {
+    if (isShortage(error)) {
+      libc.close(epoll);
+      throw error;
+    }
+    // Sandboxes allow some families of sockets only.
+    const timer = setInterval(takeReady, 1).unref();
+    return { epoll, ref: () => timer.ref(), unref: () => timer.unref() };
+  }
+}
+
+const AF_INET = 2;
+const SOCK_DGRAM = 2;
+const SOCK_CLOEXEC = 0x8_0000;
+const O_CLOEXEC = 0x8_0000;
+
+/**
+ * One of Node's own handles gets the epoll descriptor: Node ends its callbacks, and closes it, when
+ * the thread is terminated. Node has no handle for descriptors of every kind. So an unbound datagram
+ * socket is opened, and its number is then given to the epoll. Whenever the epoll is readable, Node
+ * cannot receive a datagram from it (ENOTSOCK). It reports that as an event and goes on.
+ *
+ * @throws SystemError if the process may have no such socket
+ */
+function inDatagramSocket(epoll: number): LoopHandle {
+  const socket = dgram.createSocket('udp4');
+  let fd = -1;
+  try {
+    fd = succeeded(libc.socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), 'socket');
+    socket.bind({ fd, exclusive: true });
+  } catch (error) {
+    socket.close();
+    libc.close(fd);
+    throw error;
+  }
+  socket.on('error', takeReady).unref();
+  succeeded(libc.dup3(epoll, fd, O_CLOEXEC), 'dup3');
+  closeFd(epoll);
+  return { epoll: fd, ref: () => socket.ref(), unref: () => socket.unref() };
+}

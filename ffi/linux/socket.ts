@@ -1,0 +1,229 @@
+/**
+ * Unix sockets that keep messages whole and carry descriptors (SOCK_SEQPACKET): what Node's own
+ * sockets lack. Nothing here blocks; what goes through them is message.ts.
+ */
+import { fchmodSync } from 'node:fs';
+import { allocatePermanent, viewMemory } from '../native.ts';
+import type { Address } from '../types.ts';
+import { closeOffThread } from './close-fd.ts';
+import {
+  checkFd,
+  closeFd,
+  errno,
+  isOpenFd,
+  isShortage,
+  libc,
+  SystemError,
+  succeeded,
+} from './libc.ts';
+import { discardUnread } from './message.ts';
+
+/** Who is at the other end, as the kernel knows it. */
+export interface PeerCredentials {
+  /** 0 for a process that this one's pid namespace does not show. */
+  readonly pid: number;
+  readonly uid: number;
+  readonly gid: number;
+}
+
+/** Two connected sockets, non-blocking and close-on-exec. @throws SystemError */
+export function socketPair(): [number, number] {
+  const { ints } = scratch();
+  succeeded(libc.socketpair(AF_UNIX, SOCKET_TYPE, 0, at(INTS)), 'socketpair');
+  return [ints[0] as number, ints[1] as number];
+}
+
+/**
+ * A listening socket at a path, or at `'@name'` in the abstract namespace, which leaves no file.
+ * Anyone who may reach an abstract name may connect: see {@link peerCredentials}. A path is neither
+ * cleared before nor unlinked after, and its file is the owner's alone (mode 0600); an abstract
+ * name goes with its last descriptor.
+ *
+ * @throws SystemError EADDRINUSE where the name is taken
+ * @throws RangeError for a name that is empty, longer than 107 bytes, or contains NUL
+ */
+export const listenSocket = (name: string, backlog = 128): number =>
+  openSocket(name, SOCKET_TYPE, (fd, byteLength) => {
+    // What bind gives to the file: it never exists with another mode.
+    fchmodSync(fd, 0o600);
+    succeeded(libc.bind(fd, at(NAME), byteLength), 'bind');
+    succeeded(libc.listen(fd, backlog), 'listen');
+  });
+
+/**
+ * A socket connected to a listener.
+ *
+ * @throws SystemError ECONNREFUSED or ENOENT where nobody listens, EAGAIN where the listener's
+ * queue is full
+ * @throws RangeError as {@link listenSocket}
+ */
+export const connectSocket = (name: string): number =>
+  openSocket(name, SOCKET_TYPE, (fd, byteLength) => {
+    succeeded(libc.connect(fd, at(NAME), byteLength), 'connect');
+  });
+
+/**
+ * Whether an open socket, in whatever process, has this path. Its owner does not notice.
+ *
+ * @throws SystemError ENOENT where there is no such file, EACCES where it may not be known
+ * @throws RangeError as {@link listenSocket}
+ */
+export function isSocketInUse(path: string): boolean {
+  let status = 0;
+  // The kernel refuses a datagram socket in different words, and before the owner is told.
+  const fd = openSocket(path, SOCK_DGRAM | SOCK_CLOEXEC, (probe, byteLength) => {
+    status = libc.connect(probe, at(NAME), byteLength) < 0 ? errno() : 0;
+  });
+  closeFd(fd);
+  if (status !== 0 && status !== EPROTOTYPE && status !== ECONNREFUSED)
+    throw new SystemError('connect', status);
+  return status !== ECONNREFUSED;
+}
+
+/** The next connection of a listener, or undefined where none waits. @throws SystemError */
+export function acceptSocket(listener: number): number | undefined {
+  const fd = libc.accept4(checkFd(listener, 'socket'), 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0 && errno() === EAGAIN) return undefined;
+  return succeeded(fd, 'accept4');
+}
+
+/**
+ * The process at the other end: the one that connected or listened. For a socket pair it is the
+ * one that made the pair, wherever the ends are now.
+ *
+ * @throws SystemError
+ */
+export function peerCredentials(socket: number): PeerCredentials {
+  const { ints } = scratch();
+  ints[3] = 12;
+  succeeded(
+    libc.getsockopt(checkFd(socket, 'socket'), SOL_SOCKET, SO_PEERCRED, at(INTS), at(INTS + 12)),
+    'getsockopt',
+  );
+  // struct ucred: the ids are unsigned
+  return { pid: ints[0] as number, uid: (ints[1] as number) >>> 0, gid: (ints[2] as number) >>> 0 };
+}
+
+/**
+ * Whether a socket is of the kind that this file makes, and does not listen: what a byte is sent
+ * through must be one of them.
+ *
+ * @throws SystemError ENOTSOCK, EBADF
+ */
+export const isMessageSocket = (fd: number): boolean =>
+  intOption(fd, SO_DOMAIN) === AF_UNIX &&
+  intOption(fd, SO_TYPE) === SOCK_SEQPACKET &&
+  intOption(fd, SO_ACCEPTCONN) === 0;
+
+function intOption(socket: number, option: number): number {
+  const { ints } = scratch();
+  ints[3] = 4;
+  succeeded(
+    libc.getsockopt(checkFd(socket, 'socket'), SOL_SOCKET, option, at(INTS), at(INTS + 12)),
+    'getsockopt',
+  );
+  return ints[0] as number;
+}
+
+/**
+ * Ends a connection of this process, and closes its socket, which no other process has. What was left
+ * unread may hold descriptors, which the kernel would close here and now, however long that takes:
+ * they are taken out before, and discarded.
+ *
+ * @throws SystemError EBADF where it is not open
+ */
+export function closeSocket(fd: number): void {
+  const { ints } = scratch();
+  ints[0] = 1;
+  libc.setsockopt(checkFd(fd, 'close'), SOL_SOCKET, SO_PASSCRED, at(INTS), 4);
+  // Nothing comes in between any more.
+  libc.shutdown(fd, SHUT_RDWR);
+  if (discardUnread(fd) || !isOpenFd(fd)) closeFd(fd);
+  else closeOffThread(fd);
+}
+
+/** As {@link closeSocket}, of a listener: those who wait to be accepted are refused. */
+export function closeListener(fd: number): void {
+  libc.shutdown(checkFd(fd, 'close'), SHUT_RDWR);
+  const accept = (): number => libc.accept4(fd, 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  for (let socket = accept(); socket >= 0; socket = accept()) closeSocket(socket);
+  // Where no descriptor is left, connections are.
+  if (isShortage(new SystemError('accept4', errno()))) closeOffThread(fd);
+  else closeFd(fd);
+}
+
+const AF_UNIX = 1;
+const SOCK_DGRAM = 2;
+const SOCK_SEQPACKET = 5;
+const SOCK_NONBLOCK = 0x800;
+const SOCK_CLOEXEC = 0x8_0000;
+const SOCKET_TYPE = SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC;
+const SOL_SOCKET = 1;
+const SO_TYPE = 3;
+const SO_PEERCRED = 17;
+const SO_ACCEPTCONN = 30;
+const SO_DOMAIN = 39;
+const SO_PASSCRED = 16;
+const SHUT_RDWR = 2;
+const EAGAIN = 11;
+const EPROTOTYPE = 91;
+const ECONNREFUSED = 111;
+
+// The native scratch, made at first use: offsets of four ints and struct sockaddr_un.
+const INTS = 0;
+const NAME = 16;
+const NAME_ROOM = 112;
+/** What fits into the address of a socket. */
+export const MAX_SOCKET_NAME_BYTE_LENGTH = 107;
+
+interface Scratch {
+  readonly address: Address;
+  readonly bytes: Uint8Array;
+  readonly view: DataView;
+  readonly ints: Int32Array;
+}
+
+let made: Scratch | undefined;
+function scratch(): Scratch {
+  if (made) return made;
+  const byteLength = NAME + NAME_ROOM;
+  const address = allocatePermanent(byteLength);
+  const buffer = viewMemory(address, byteLength);
+  const [bytes, view] = [new Uint8Array(buffer), new DataView(buffer)];
+  made = { address, bytes, view, ints: new Int32Array(buffer, INTS, 4) };
+  return made;
+}
+
+const at = (offset: number): number => scratch().address + offset;
+
+/** Writes the sockaddr_un and gives its length. */
+function writeName(name: string): number {
+  const isAbstract = name.startsWith('@');
+  const encoded = Buffer.from(isAbstract ? name.slice(1) : name);
+  if (encoded.length < 1 || encoded.length > MAX_SOCKET_NAME_BYTE_LENGTH || encoded.includes(0))
+    throw new RangeError(
+      `a socket's name has 1 to ${MAX_SOCKET_NAME_BYTE_LENGTH} bytes and no NUL: ${JSON.stringify(name)}`,
+    );
+  const { bytes, view } = scratch();
+  bytes.fill(0, NAME, NAME + NAME_ROOM);
+  view.setUint16(NAME, AF_UNIX, true);
+  bytes.set(encoded, NAME + 2 + (isAbstract ? 1 : 0));
+  // One byte more either way: the leading NUL of an abstract name, the trailing one of a path.
+  return 2 + encoded.length + 1;
+}
+
+function openSocket(
+  name: string,
+  type: number,
+  use: (fd: number, nameByteLength: number) => void,
+): number {
+  const nameByteLength = writeName(name);
+  const fd = succeeded(libc.socket(AF_UNIX, type, 0), 'socket');
+  try {
+    use(fd, nameByteLength);
+    return fd;
+  } catch (error) {
+    closeFd(fd);
+    throw error;
+  }
+}

@@ -1,0 +1,219 @@
+/** What arrays copy and set: their arguments, checked, and what then is done. */
+import { arena } from '../../ffi/arena.ts';
+import type { Dtype } from '../dtype.ts';
+import { refuseInCapture } from '../graph-capture.ts';
+import type { CopyOptions, StreamOption } from '../memory/buffer.ts';
+import { streamOf } from '../memory/buffer-copy.ts';
+import { fetchSmall, SMALL_BYTE_LENGTH, SMALL_OFFSET } from '../memory/copy.ts';
+import { checkSignal, type WaitOptions } from '../poller.ts';
+import type { Stream } from '../stream.ts';
+import { typedArrayKind, typedArrayLength } from '../typed-array.ts';
+import { checkHostMemory, checkOptions } from '../validate.ts';
+import type { OrderOption } from './array-options.ts';
+import { ArrayMemory } from './device-array.ts';
+import { type DeviceItems, queueItems, workDone, workDoneSync } from './device-copy.ts';
+import { queueFill } from './fill.ts';
+import { type HostItems, hostItems } from './host-source.ts';
+import { type HostTransfer, transfer, transferSync } from './host-transfer.ts';
+import { type HostArray, type HostValues, itemBytes } from './items.ts';
+import { checkOrder, isContiguous, makeLayout, type Order } from './layout.ts';
+import { PinnedArray } from './pinned-array.ts';
+import { shown } from './shape.ts';
+import { broadcastTo } from './views.ts';
+
+/** Where the items of an array are. */
+const itemsOf = ({ buffer: memory, layout }: ArrayMemory<Dtype>): DeviceItems => ({
+  memory,
+  layout,
+});
+
+/** How the shapes of source and target must fit. */
+export type Fit = 'same' | 'broadcast';
+
+/** A write that has been queued, or (`transfer`) has yet to begin. */
+export interface Write {
+  readonly target: ArrayMemory<Dtype>;
+  /** Whose device it goes on where no stream is named. */
+  readonly on: ArrayMemory<Dtype>;
+  readonly stream: Stream | undefined;
+  readonly wait: WaitOptions;
+  readonly transfer: HostTransfer | undefined;
+}
+
+function copyToHost<D extends Dtype>(
+  array: ArrayMemory<D>,
+  into: unknown,
+  order: Order | undefined,
+  stream: Stream | undefined,
+): { readonly values: HostArray<D>; readonly transfer: HostTransfer } {
+  const { dtype, shape, size } = array;
+  array.address; // a closed array is refused
+  const length = size * dtype.elementsPerItem;
+  const values = (into === undefined ? new dtype.TypedArray(length) : into) as HostArray<D>;
+  if (!dtype.accepts(values))
+    throw new TypeError(
+      `into must be a ${dtype.TypedArray.name} for ${dtype}, not ${typedArrayKind(into) ?? `a value of type ${typeof into}`}`,
+    );
+  const given = typedArrayLength(values);
+  if (given !== length)
+    throw new RangeError(
+      `into has ${given} elements, the array of shape ${shown(shape)} has ${length}`,
+    );
+  const layout = makeLayout(shape, dtype.itemsize, { order });
+  const host = { memory: checkHostMemory(values, 'into'), layout };
+  const ordered = streamOf(stream) ?? array.stream;
+  return {
+    values,
+    transfer: { direction: 'to host', host, device: itemsOf(array), stream: ordered },
+  };
+}
+
+/** Behind `array.copyToHost`. */
+export async function readArray<D extends Dtype>(
+  array: ArrayMemory<D>,
+  into: HostValues<D> | undefined,
+  options: (CopyOptions & OrderOption) | undefined,
+): Promise<HostArray<D>> {
+  const known = ['stream', 'signal', 'order'] as const;
+  const { stream, signal, order } = checkOptions(options, known, 'copyToHost');
+  const { values, transfer: copy } = copyToHost(array, into, order, stream);
+  await transfer(copy, checkSignal(signal));
+  return values;
+}
+
+/** Behind `array.copyToHostSync`. */
+export function readArraySync<D extends Dtype>(
+  array: ArrayMemory<D>,
+  into: HostValues<D> | undefined,
+  options: (StreamOption & OrderOption) | undefined,
+): HostArray<D> {
+  const { stream, order } = checkOptions(options, ['stream', 'order'], 'copyToHostSync');
+  if (into === undefined && stream === undefined && isSmallRun(array, checkOrder(order ?? 'C')))
+    return readSmall(array);
+  const { values, transfer: copy } = copyToHost(array, into, order, stream);
+  transferSync(copy);
+  return values;
+}
+
+/** Whether its items lie as they are asked for, and are few. */
+const isSmallRun = (array: ArrayMemory<Dtype>, order: Order): boolean =>
+  array.stream === undefined &&
+  array.size > 0 &&
+  array.byteLength <= SMALL_BYTE_LENGTH &&
+  isContiguous(array.layout, order) &&
+  array.buffer.cuts.length === 0;
+
+function readSmall<D extends Dtype>(array: ArrayMemory<D>): HostArray<D> {
+  const { dtype, size, context, address, byteLength } = array;
+  fetchSmall(context, address, byteLength);
+  const length = size * dtype.elementsPerItem;
+  return new dtype.TypedArray(arena.buffer, SMALL_OFFSET, length).slice() as HostArray<D>;
+}
+
+/** Behind `copyFrom` and `set`: checks everything, and queues what needs no host memory. */
+export function beginWrite(
+  target: ArrayMemory<Dtype>,
+  source: unknown,
+  options: CopyOptions & OrderOption,
+  fit: Fit,
+): Write {
+  const { dtype, shape } = target;
+  target.requireWritable('the array');
+  const wait = checkSignal(options.signal);
+  const order = checkOrder(options.order ?? 'C');
+  const given = streamOf(options.stream);
+  wait.signal?.throwIfAborted();
+  if (source instanceof ArrayMemory) {
+    const stream = given ?? target.stream ?? source.stream;
+    if (target.size > 0) refuseInCapture('waiting for a copy');
+    queueArray(target, source, stream, fit);
+    return { target, on: source, stream, wait, transfer: undefined };
+  }
+  const stream = given ?? target.stream;
+  if (fit === 'broadcast' && isItem(source, dtype)) {
+    if (target.size > 0) refuseInCapture('waiting for a fill');
+    queueFill(itemsOf(target), itemBytes(source, dtype), stream);
+    return { target, on: target, stream, wait, transfer: undefined };
+  }
+  const { memory, layout } = hostSource(source, target, order, fit);
+  const fitted = fit === 'same' ? layout : broadcastTo(layout, shape);
+  return writeOf(target, { memory, layout: fitted }, stream, wait);
+}
+
+/** A write of items on the host. */
+export function writeOf(
+  target: ArrayMemory<Dtype>,
+  { memory, layout }: HostTransfer['host'],
+  stream: Stream | undefined,
+  wait: WaitOptions,
+): Write {
+  const host = { memory, layout };
+  const transfer: HostTransfer = {
+    direction: 'to device',
+    host,
+    device: itemsOf(target),
+    stream,
+  };
+  return { target, on: target, stream, wait, transfer };
+}
+
+/** Resolves when a write is done. */
+export async function endWrite(write: Write): Promise<void> {
+  const { target, on, stream, wait, transfer: copy } = write;
+  if (copy) await transfer(copy, wait);
+  else if (on.size > 0) await workDone(on.buffer, stream, wait);
+  target.address; // throws if it was closed before it was done
+}
+
+/** Blocks until a write is done. */
+export function endWriteSync({ on, stream, transfer: copy }: Write): void {
+  if (copy) transferSync(copy);
+  else if (on.size > 0) workDoneSync(on.buffer, stream);
+}
+
+/** Queues a copy of an array to another one. @throws TypeError, RangeError, ClosedError */
+export function queueArray(
+  target: ArrayMemory<Dtype>,
+  source: ArrayMemory<Dtype>,
+  stream: Stream | undefined,
+  fit: Fit = 'same',
+): void {
+  target.requireWritable('the target');
+  source.address; // a closed array is refused
+  if (source.dtype.name !== target.dtype.name)
+    throw new TypeError(`cannot copy ${source.dtype} to ${target.dtype}`);
+  const { memory, layout } = itemsOf(source);
+  const items = fit === 'same' ? layout : broadcastTo(layout, target.shape);
+  queueItems(itemsOf(target), { memory, layout: items }, stream);
+}
+
+/** Queues the setting of all items. @throws TypeError, RangeError, ClosedError */
+export function fillArray(
+  target: ArrayMemory<Dtype>,
+  value: unknown,
+  options: StreamOption | undefined,
+): void {
+  const { stream } = checkOptions(options, ['stream'], 'fill');
+  const ordered = streamOf(stream) ?? target.stream;
+  target.requireWritable('the array');
+  queueFill(itemsOf(target), itemBytes(value, target.dtype), ordered);
+}
+
+/** Whether a value is one item rather than an array of them. */
+const isItem = (value: unknown, dtype: Dtype): boolean =>
+  dtype.isRaw
+    ? value instanceof Uint8Array && value.length === dtype.itemsize
+    : !ArrayBuffer.isView(value) && !Array.isArray(value) && !(value instanceof PinnedArray);
+
+function hostSource(
+  source: unknown,
+  { dtype, shape, size }: ArrayMemory<Dtype>,
+  order: Order,
+  fit: Fit,
+): HostItems {
+  const isFlat = typedArrayKind(source) !== undefined;
+  const length = isFlat ? typedArrayLength(source as ArrayBufferView) : 0;
+  // A typed array has the shape of the target where it has as many items, and else one axis.
+  const isWhole = isFlat && (fit === 'same' || length === size * dtype.elementsPerItem);
+  return hostItems(source, { dtype, order, shape: isWhole ? shape : undefined });
+}

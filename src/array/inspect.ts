@@ -1,0 +1,59 @@
+/** Arrays in words, for people: what they are, and their first values where nobody has to wait. */
+import { inspect } from 'node:util';
+import type { Dtype } from '../dtype.ts';
+import { isCapturing } from '../graph-capture.ts';
+import { Stream } from '../stream.ts';
+import type { ArrayMemory } from './device-array.ts';
+import { readItem } from './items.ts';
+import { contiguousStrides } from './layout.ts';
+import { shown } from './shape.ts';
+
+/** How many values are shown. */
+const FIRST = 6;
+
+/** E.g. `DeviceArray(float32 [2, 3] on cuda:0, C)`. */
+export function describe(array: ArrayMemory<Dtype>): string {
+  const { dtype, shape, strides, context } = array;
+  const lie = array.isCContiguous ? 'C' : array.isFContiguous ? 'F' : `strides ${shown(strides)}`;
+  const more = [lie, ...(array.readOnly ? ['read only'] : []), ...(array.closed ? ['closed'] : [])];
+  return `DeviceArray(${dtype} ${shown(shape)} on cuda:${context.device.ordinal}, ${more.join(', ')})`;
+}
+
+/**
+ * The first values in order C, e.g. `[1, 2, … 4 more]`; empty where there are none to be had.
+ * Whoever prints must not wait, nor fail: while work is queued that may write them, they stay unread.
+ */
+export function firstValues(array: ArrayMemory<Dtype>): string {
+  if (array.closed || array.size === 0) return '';
+  // Asking whether work is queued would end the capture.
+  if (isCapturing()) return '[not read: a graph is captured]';
+  try {
+    if (!array.context.activity.isUntouched()) return '[not read: work is queued]';
+    const values = readFirst(array).map((value) => inspect(value));
+    const left = array.size - values.length;
+    return `[${values.join(', ')}${left > 0 ? `, … ${left} more` : ''}]`;
+  } catch {
+    return '[cannot be read]';
+  }
+}
+
+function readFirst({ buffer, layout, size, dtype }: ArrayMemory<Dtype>): unknown[] {
+  // Waits for no other stream, whoever works there.
+  const stream = Stream.create({ context: buffer.context, nonBlocking: true });
+  try {
+    const { shape, strides, itemsize, byteOffset } = layout;
+    const steps = contiguousStrides(shape, 1);
+    return Array.from({ length: Math.min(size, FIRST) }, (_, at) => {
+      const begin = steps.reduce(
+        (byte, step, axis) =>
+          byte + (Math.floor(at / step) % (shape[axis] as number)) * (strides[axis] as number),
+        byteOffset,
+      );
+      const values = new dtype.TypedArray(dtype.elementsPerItem);
+      buffer.subarray(begin, begin + itemsize).copyToHostSync(values, { stream });
+      return readItem(values, 0, dtype);
+    });
+  } finally {
+    stream.close();
+  }
+}

@@ -1,0 +1,258 @@
+import { discardFds } from '../../../ffi/linux/close-fd.ts';
+import type { Context } from '../../context.ts';
+import { ClosedError, CuffiError, IpcError } from '../../errors.ts';
+import { releaseQuietly } from '../../lifetime.ts';
+import type { Stream } from '../../stream.ts';
+import { contextOf } from '../shareable.ts';
+import { discard, unpack } from '../sharing/marshal.ts';
+import type { Point } from '../timeline/point.ts';
+import type { Contents, ScannedValue } from '../wire/value-decoder.ts';
+import type { Session } from './peer-state.ts';
+
+/** One who is to get a value. */
+export interface Recipient {
+  /** Where the objects of the value will be used. Default: the legacy default stream. */
+  readonly stream: Stream | undefined;
+  resolve(value: unknown): void;
+  reject(error: unknown): void;
+}
+
+/** Gives values out behind the work of the other end that they come after. */
+export class Delivery {
+  readonly #session: Session;
+  readonly #reached: () => void;
+  #isHeldUp = false;
+  /** What is built between turns of the loop: the first value of those that wait. */
+  #building: ReceivedValue['contents'] | undefined;
+
+  /** @param reached called when what the host had to wait for is done, or a value is built */
+  constructor(session: Session, reached: () => void) {
+    this.#session = session;
+    this.#reached = reached;
+  }
+
+  /**
+   * Answers false where the host must wait, or the value takes longer to build: then it is not given
+   * out yet.
+   *
+   * @param again called then when it can be
+   */
+  give({ contents, objects, points }: ReceivedValue, to: Recipient, again?: () => void): boolean {
+    if (this.#building === contents) return false;
+    try {
+      if (!contents.build(objects)) {
+        this.#buildOn(contents, objects);
+        return false;
+      }
+      if (points.length === 0 || this.#comesBehind(points, objects, to.stream)) {
+        to.resolve(contents.value);
+        return true;
+      }
+      if (!this.#session.isGone) {
+        this.#wait(points, again);
+        return false;
+      }
+      to.reject(this.#session.goneError());
+    } catch (error) {
+      to.reject(error);
+    }
+    closeObjects(objects);
+    return true;
+  }
+
+  /** Nobody takes what is being built. */
+  stop(): void {
+    this.#building = undefined;
+  }
+
+  #buildOn(contents: ReceivedValue['contents'], objects: readonly object[]): void {
+    this.#building = contents;
+    setImmediate(() => {
+      if (this.#building !== contents) return;
+      if (!isBuilt(contents, objects)) {
+        this.#buildOn(contents, objects);
+        return;
+      }
+      this.#building = undefined;
+      this.#reached();
+    });
+  }
+
+  #comesBehind(
+    points: readonly Point[],
+    objects: readonly object[],
+    stream: Stream | undefined,
+  ): boolean {
+    const { ordering, isGone } = this.#session;
+    if (ordering.isReached(points)) return true;
+    if (isGone) return false;
+    if (stream) return ordering.wait(points, stream.context, stream);
+    const contexts = new Set<Context>();
+    for (const object of objects) {
+      const context = contextOf(object);
+      if (context) contexts.add(context);
+    }
+    return [...contexts].every((context) => ordering.wait(points, context, undefined));
+  }
+
+  #wait(points: readonly Point[], again: (() => void) | undefined): void {
+    const reached = this.#session.reached(points);
+    if (again) void reached.then(again);
+    // The first value of those that wait: those behind it wait with it.
+    else if (!this.#isHeldUp) {
+      this.#isHeldUp = true;
+      void reached.then(() => {
+        this.#isHeldUp = false;
+        this.#reached();
+      });
+    }
+  }
+}
+
+/** Whether nothing is left to build; who takes it is told of what cannot be built. */
+function isBuilt(contents: ReceivedValue['contents'], objects: readonly object[]): boolean {
+  try {
+    return contents.build(objects);
+  } catch {
+    return true;
+  }
+}
+
+/** A value with its GPU objects, which belong to whoever takes it. */
+export interface ReceivedValue {
+  /** The value, of which the plain data is built when it is taken. */
+  readonly contents: Pick<Contents, 'build' | 'value'>;
+  readonly objects: readonly object[];
+  /** Points of the other end that the objects are used after. */
+  readonly points: readonly Point[];
+}
+
+/** What arrived: a value, or why there is none in its place. */
+export type Arrival = ReceivedValue | { readonly error: unknown };
+
+/**
+ * As {@link openValue}: what cannot be opened here concerns those who take it, not the rest.
+ *
+ * @param refusal why nothing is opened; what came is then returned
+ */
+export function openArrival(
+  scanned: ScannedValue,
+  fds: readonly number[],
+  session: Session,
+  refusal?: IpcError,
+): Arrival {
+  try {
+    return openValue(scanned, fds, session, refusal);
+  } catch (error) {
+    return { error };
+  }
+}
+
+/** As {@link openArrival}; the error says which object of the value could not be opened. */
+export function openValueArrival(
+  scanned: ScannedValue,
+  fds: readonly number[],
+  session: Session,
+): Arrival {
+  let failed = 0;
+  try {
+    return openValue(scanned, fds, session, undefined, (at) => {
+      failed = at;
+    });
+  } catch (error) {
+    return { error: placed(error, scanned, failed) };
+  }
+}
+
+/**
+ * Opens the GPU objects of a value. The file descriptors are taken over in every case, and what is
+ * not opened is given back.
+ *
+ * @param failed called before that with the place of the object in `slots`
+ * @throws IpcError for the first that cannot be opened; then none is
+ */
+function openValue(
+  { contents, slots, tail }: ScannedValue,
+  fds: readonly number[],
+  session: Session,
+  refusal: IpcError | undefined,
+  failed?: (at: number) => void,
+): ReceivedValue {
+  const { borrowed } = session;
+  // Received when the value arrived.
+  const first = tail.leases?.first ?? 0;
+  // Before anything can fail: what is not opened is given back by them.
+  const ownCount = fds.length - tail.kept.length;
+  for (const [at, slot] of tail.kept.entries())
+    borrowed.keepLink(first + slot, fds[ownCount + at] as number);
+  const own = ownCount === fds.length ? fds : fds.slice(0, ownCount);
+  const objects: object[] = [];
+  let used = 0;
+  try {
+    if (refusal) throw refusal;
+    for (const { descriptor, fdCount } of slots) {
+      if (descriptor instanceof IpcError) throw descriptor;
+      const its = fdCount === own.length ? own : own.slice(used, used + fdCount);
+      used += fdCount;
+      const id = first + objects.length;
+      const object = unpack(descriptor, its, session, borrowed.loan(id));
+      borrowed.opened(id, object);
+      objects.push(object);
+    }
+  } catch (error) {
+    discardFds(own.slice(used));
+    closeObjects(objects);
+    for (let at = objects.length; at < slots.length; at++) borrowed.giveBack(first + at);
+    failed?.(objects.length);
+    throw error;
+  }
+  return { contents, objects, points: tail.points };
+}
+
+/** Says which object of the value it was that could not be opened. */
+function placed(error: unknown, { contents, slots }: ScannedValue, at: number): unknown {
+  if (!(error instanceof CuffiError)) return error;
+  const place = placeOf(contents, at, slots.length);
+  if (error instanceof ClosedError)
+    return new IpcError(
+      `${place} is an object of this process, which came back after it was closed here`,
+      error,
+    );
+  error.message = `${place}: ${error.message}`;
+  return error;
+}
+
+/** Only for an error a value is built that nobody gets: a long one would cost too much. */
+const MAX_SEARCHED_BYTE_LENGTH = 1 << 16;
+
+/** Where in a value an object goes, e.g. `value.model.layers[3]`. */
+function placeOf(contents: Contents, at: number, count: number): string {
+  const unknown = `object ${at} of the value`;
+  if (contents.byteLength > MAX_SEARCHED_BYTE_LENGTH) return unknown;
+  const places = Array.from({ length: count }, () => ({}));
+  try {
+    return pathTo(places[at] as object, contents.buildAll(places), 'value') ?? unknown;
+  } catch {
+    // A name comes twice, which is told to nobody: the value is refused already.
+    return unknown;
+  }
+}
+
+function pathTo(wanted: object, part: unknown, path: string): string | undefined {
+  if (part === wanted) return path;
+  if (typeof part !== 'object' || part === null || ArrayBuffer.isView(part)) return undefined;
+  for (const [name, inner] of Object.entries(part)) {
+    const found = pathTo(
+      wanted,
+      inner,
+      Array.isArray(part) ? `${path}[${name}]` : `${path}.${name}`,
+    );
+    if (found !== undefined) return found;
+  }
+  return undefined;
+}
+
+/** Closes what was opened for nobody. */
+export function closeObjects(objects: readonly object[]): void {
+  for (const object of objects) releaseQuietly(() => discard(object));
+}

@@ -1,0 +1,257 @@
+import { CuffiError } from '../../errors.ts';
+import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
+import { typedArrayKind } from '../../typed-array.ts';
+import { checkHostMemory, classNameOf, withArticle } from '../../validate.ts';
+import { writeDescriptor } from '../descriptor-codec.ts';
+import { isShareable, type Shareable } from '../sharing/export.ts';
+import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
+import { type Packed, type ParcelSession, packAlone, packFor } from '../sharing/marshal.ts';
+import { ReadyParcel } from '../sharing/ready.ts';
+import type { ByteWriter } from '../wire/bytes.ts';
+import {
+  MAX_BIGINT_DIGITS,
+  MAX_VALUE_BINARIES,
+  MAX_VALUE_DEPTH,
+  MAX_VALUE_FDS,
+  MAX_VALUE_OBJECTS,
+  MAX_VALUE_PARTS,
+} from '../wire/limits.ts';
+import { binaryTypes, Tag } from '../wire/value-tags.ts';
+
+const SENT =
+  'only plain objects, arrays, binary data, device arrays, buffers, pools and events are';
+
+/** What to send, where something else was given. */
+function instead(object: object): string {
+  if (object instanceof Promise) return 'await it first';
+  if (object instanceof IpcMemoryHandle)
+    return (
+      `send the ${object instanceof IpcArrayHandle ? 'array' : 'buffer'} itself, or toJSON() of ` +
+      'this as data, which peer.open() opens there'
+    );
+  if (object instanceof ReadyParcel) return 'send the memory itself, with { stream }';
+  return object instanceof IpcHandle ? 'send the buffer itself' : SENT;
+}
+
+/** What goes with a value that was written. */
+export interface Encoded {
+  /** Still the objects' own. */
+  readonly fds: readonly number[];
+  /** The GPU objects in it, in their order. */
+  readonly objects: readonly Shareable[];
+}
+
+/**
+ * Writes a value, and calls `then` with what goes with it.
+ *
+ * @throws TypeError for what cannot be sent, with its path in the value
+ * @throws RangeError for what is too large or too deep
+ * @throws IpcError for GPU objects that cannot be shared
+ */
+export function encodeValue<T>(
+  writer: ByteWriter,
+  value: unknown,
+  session: ParcelSession,
+  then: (encoded: Encoded) => T,
+): T {
+  const encoder = new Encoder(writer);
+  // Getters of the value, and memory managers, run in here: they may send on this connection too, and
+  // what they send goes out first.
+  encoder.write(value);
+  const known = session.sent.size;
+  try {
+    return then(encoder.encoded(session));
+  } catch (error) {
+    // What was packed before the failure never goes out.
+    for (const [pool, listenNoMore] of [...session.sent].slice(known)) {
+      listenNoMore();
+      session.sent.delete(pool);
+    }
+    throw error;
+  }
+}
+
+const typeCodes = new Map(binaryTypes.map(([name], code) => [name, code]));
+const INT64_LIMIT = 1n << 63n;
+
+class Encoder {
+  readonly #to: ByteWriter;
+  readonly #path: (string | number)[] = [];
+  #parts = 0;
+  #binaries = 0;
+  readonly #lent: Shareable[] = [];
+  /** What the objects are, as if nothing of them had been sent before. */
+  readonly #packed: Packed[] = [];
+  /** Where the value says how many file descriptors each has. */
+  readonly #counts: number[] = [];
+
+  constructor(to: ByteWriter) {
+    this.#to = to;
+  }
+
+  /**
+   * What goes with the value to the other end of a connection, which may have the pools of some
+   * objects already. Nothing may go out there between this and the value.
+   */
+  encoded(session: ParcelSession): Encoded {
+    const objects = this.#lent;
+    const all: number[] = [];
+    for (let at = 0; at < objects.length; at += 1) {
+      const packed = this.#packed[at] as Packed;
+      const { fds } = packFor(session, objects[at] as Shareable, packed);
+      // Both have one byte: of a pool there is one descriptor, or none.
+      if (fds.length !== packed.fds.length)
+        this.#to.rewrite(this.#counts[at] as number, fds.length);
+      for (const fd of fds) all.push(fd);
+    }
+    if (all.length > MAX_VALUE_FDS)
+      throw new RangeError(
+        `the value has ${all.length} file descriptors for its GPU objects: it may have ${MAX_VALUE_FDS}`,
+      );
+    return { fds: all, objects };
+  }
+
+  write(value: unknown): void {
+    this.#parts += 1;
+    if (this.#parts > MAX_VALUE_PARTS)
+      throw new RangeError(
+        `a value may have ${MAX_VALUE_PARTS} parts, and this one has more: send numbers as typed arrays`,
+      );
+    if (typeof value === 'string') this.#string(value);
+    else if (typeof value === 'number') this.#number(value);
+    else if (value === null) this.#to.uint8(Tag.null);
+    else if (typeof value === 'object') this.#object(value);
+    else if (typeof value === 'boolean') this.#to.uint8(value ? Tag.true : Tag.false);
+    else if (value === undefined) this.#to.uint8(Tag.undefined);
+    else if (typeof value === 'bigint') this.#bigint(value);
+    else throw new TypeError(`${this.#where} is a ${typeof value}, which cannot be sent`);
+  }
+
+  #string(text: string): void {
+    if (this.#to.ascii(Tag.latin1, text)) return;
+    this.#to.uint8(Tag.utf16);
+    this.#to.utf16(text);
+  }
+
+  #number(value: number): void {
+    if ((value | 0) === value && !Object.is(value, -0)) {
+      this.#to.uint8(Tag.int32);
+      this.#to.int32(value);
+    } else {
+      this.#to.uint8(Tag.float64);
+      this.#to.float64(value);
+    }
+  }
+
+  #bigint(value: bigint): void {
+    if (value >= -INT64_LIMIT && value < INT64_LIMIT) {
+      this.#to.uint8(Tag.bigint64);
+      this.#to.bigint64(value);
+      return;
+    }
+    const digits = Buffer.from((value < 0n ? -value : value).toString(16), 'latin1');
+    if (digits.byteLength > MAX_BIGINT_DIGITS)
+      throw new RangeError(
+        `${this.#where} is a bigint of ${digits.byteLength} hexadecimal digits: at most ${MAX_BIGINT_DIGITS} can be sent`,
+      );
+    this.#to.uint8(Tag.bigint);
+    this.#to.uint8(value < 0n ? 1 : 0);
+    this.#to.length(digits.byteLength);
+    this.#to.bytes(digits);
+  }
+
+  #object(object: object): void {
+    if (this.#path.length >= MAX_VALUE_DEPTH)
+      throw new RangeError(
+        `${this.#where.slice(0, 100)} is nested deeper than ${MAX_VALUE_DEPTH} levels, or in itself`,
+      );
+    const prototype: unknown = Object.getPrototypeOf(object);
+    if (Array.isArray(object)) this.#array(object);
+    else if (prototype === Object.prototype || prototype === null)
+      this.#record(object as Readonly<Record<string, unknown>>);
+    else if (ArrayBuffer.isView(object) || object instanceof ArrayBuffer) this.#binary(object);
+    else this.#parcel(object);
+  }
+
+  #array(items: readonly unknown[]): void {
+    const { length } = items;
+    this.#to.uint8(Tag.array);
+    this.#to.length(length);
+    for (let i = 0; i < length; i++) {
+      this.#path.push(i);
+      this.write(items[i]);
+      this.#path.pop();
+    }
+  }
+
+  #record(record: Readonly<Record<string, unknown>>): void {
+    const keys = Object.keys(record);
+    this.#to.uint8(Tag.object);
+    this.#to.length(keys.length);
+    for (const key of keys) {
+      this.#path.push(key);
+      if (key === '__proto__') throw new TypeError(`${this.#where} has a name that cannot be sent`);
+      this.#string(key);
+      this.write(record[key]);
+      this.#path.pop();
+    }
+  }
+
+  #binary(data: ArrayBufferView | ArrayBuffer): void {
+    // The engine's own name sees through subclasses: a Buffer is a Uint8Array.
+    const name = typedArrayKind(data) ?? (ArrayBuffer.isView(data) ? 'DataView' : 'ArrayBuffer');
+    const code = typeCodes.get(name);
+    if (code === undefined)
+      throw new TypeError(`${this.#where} is a ${name}, which cannot be sent`);
+    this.#binaries += 1;
+    if (this.#binaries > MAX_VALUE_BINARIES)
+      throw new RangeError(
+        `a value may have ${MAX_VALUE_BINARIES} typed arrays, and this one has more: send fewer, larger ones`,
+      );
+    const bytes = checkHostMemory(data, this.#where);
+    this.#to.uint8(Tag.binary);
+    this.#to.uint8(code);
+    this.#to.length(bytes.byteLength);
+    this.#to.bytes(bytes);
+  }
+
+  #parcel(object: object): void {
+    if (!isShareable(object))
+      throw new TypeError(
+        `${this.#where} is ${withArticle(classNameOf(object))}, which cannot be sent: ` +
+          instead(object),
+      );
+    if (this.#lent.length === MAX_VALUE_OBJECTS)
+      throw new RangeError(
+        `${this.#where} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects`,
+      );
+    const packed = this.#pack(object);
+    const bytes = packed.bytes ?? writeDescriptor(packed.descriptor);
+    this.#lent.push(object);
+    this.#packed.push(packed);
+    this.#to.uint8(Tag.parcel);
+    this.#counts.push(this.#to.at);
+    this.#to.length(packed.fds.length);
+    this.#to.length(bytes.byteLength);
+    this.#to.bytes(bytes);
+  }
+
+  #pack(object: Shareable): Packed {
+    try {
+      return packAlone(object);
+    } catch (error) {
+      if (error instanceof CuffiError) error.message = `${this.#where}: ${error.message}`;
+      throw error;
+    }
+  }
+
+  /** Where in the value this is, e.g. `value.model.layers[3]`. */
+  get #where(): string {
+    return this.#path.reduce<string>((path, key) => {
+      if (typeof key === 'number') return `${path}[${key}]`;
+      return /^[\p{L}_$][\p{L}\p{N}_$]*$/u.test(key)
+        ? `${path}.${key}`
+        : `${path}[${JSON.stringify(key)}]`;
+    }, 'value');
+  }
+}

@@ -1,0 +1,87 @@
+import { DeviceArray } from '../array/device-array.ts';
+import { extents } from '../array/layout.ts';
+import type { Context } from '../context.ts';
+import { CudaEvent } from '../event.ts';
+import type { Resource } from '../lifetime.ts';
+import { type Access, DeviceBuffer } from '../memory/buffer.ts';
+import { retainMemory } from '../memory/keep-alive.ts';
+import { MemoryPool } from '../memory/pool.ts';
+import { VirtualMemory } from '../memory/virtual.ts';
+import type { Stream } from '../stream.ts';
+import type { Shareable } from './sharing/export.ts';
+import { ImportedPool } from './sharing/pool.ts';
+
+/** What owns the memory of an object: it is this that must not be given back. */
+export function ownerOf(object: Shareable): Resource {
+  const buffer = bufferOf(object);
+  if (!buffer) return object;
+  return buffer.keeper instanceof VirtualMemory ? buffer.keeper : buffer.whole;
+}
+
+/** The buffer that an object is, or lies in. */
+export function bufferOf(object: object): DeviceBuffer | undefined {
+  if (object instanceof DeviceBuffer) return object;
+  if (object instanceof DeviceArray) return object.buffer;
+  return object instanceof VirtualMemory ? object.buffer : undefined;
+}
+
+/** A range of addresses, and what may be done with it. */
+export interface Range {
+  readonly begin: number;
+  readonly end: number;
+  readonly access: Access;
+}
+
+/** Where the memory of an object lies: of an array that of its items. */
+export function rangeOf(object: Shareable): Range | undefined {
+  const buffer = bufferOf(object);
+  if (!buffer) return undefined;
+  const { address, byteLength, access } = buffer;
+  if (!(object instanceof DeviceArray))
+    return { begin: address, end: address + byteLength, access };
+  const { low, high } = extents(object.layout);
+  return {
+    begin: address + low,
+    end: address + high,
+    access: object.readOnly ? 'read' : access,
+  };
+}
+
+/** Whether another process made it. */
+export const isImported = (object: object): boolean =>
+  bufferOf(object)?.origin === 'imported' ||
+  object instanceof ImportedPool ||
+  (object instanceof CudaEvent && object.imported);
+
+/** The context in whose streams an object is used; undefined for what no stream works on. */
+export const contextOf = (object: object): Context | undefined => bufferOf(object)?.context;
+
+/** The stream that an object is used in unless another one is named. */
+export const streamOfObject = (object: object): Stream | undefined =>
+  object instanceof DeviceArray && object.stream?.closed === false ? object.stream : undefined;
+
+/** How much memory an object keeps. */
+export function byteLengthOf(object: Shareable): number {
+  const buffer = bufferOf(object);
+  if (object instanceof VirtualMemory) return object.mappedByteLength;
+  return buffer?.keeper instanceof VirtualMemory
+    ? buffer.keeper.mappedByteLength
+    : (buffer?.whole.byteLength ?? 0);
+}
+
+/** What an object is, in one word. */
+export function kindOf(object: Shareable): 'memory' | 'pool' | 'event' {
+  if (object instanceof CudaEvent) return 'event';
+  return object instanceof MemoryPool || object instanceof ImportedPool ? 'pool' : 'memory';
+}
+
+/**
+ * Keeps what an object owns from being given back, and the pool that it is of; answers with the
+ * way to end that.
+ *
+ * @throws ClosedError
+ */
+export function retain(object: Shareable, name: string): () => void {
+  const buffer = bufferOf(object);
+  return buffer ? retainMemory(buffer, name) : ownerOf(object).retain(name);
+}

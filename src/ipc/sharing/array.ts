@@ -1,0 +1,68 @@
+import { DeviceArray } from '../../array/device-array.ts';
+import { extents } from '../../array/layout.ts';
+import { repeatsItems } from '../../array/overlap.ts';
+import { IpcError } from '../../errors.ts';
+import { releaseQuietly } from '../../lifetime.ts';
+import { DeviceBuffer } from '../../memory/buffer.ts';
+import { VirtualMemory } from '../../memory/virtual.ts';
+import type { Stream } from '../../stream.ts';
+import {
+  describeLayout,
+  type IpcDescriptor,
+  type IpcMemoryDescriptor,
+  layoutOf,
+  sealDescriptor,
+} from '../descriptor.ts';
+import { originOf } from './import-source.ts';
+
+/**
+ * A descriptor of exactly the bytes that the items of an array take, from the first to the last.
+ *
+ * @param describe what describes these bytes
+ * @throws RangeError for an array without items, ClosedError, IpcError for a read-only array where
+ * the driver cannot protect the memory
+ */
+export function exportArray<M extends IpcMemoryDescriptor>(
+  array: DeviceArray,
+  describe: (part: DeviceBuffer) => M,
+): M {
+  array.address; // a closed array is refused
+  const { buffer, dtype, layout, readOnly } = array;
+  const { low, high } = extents(layout);
+  if (low === high) throw new RangeError('an array without items has no memory that can be shared');
+  const part = buffer.subarray(low, high);
+  // Who opens repeated items sees by the layout that they are not written to.
+  const isProtected = readOnly && (isVirtual(part) || !repeatsItems(layout));
+  const described = { ...describe(isProtected ? part.readOnly() : part) };
+  return sealDescriptor({ ...described, layout: describeLayout(dtype, layout) } as never) as M;
+}
+
+/** Whether the driver can map it without write access. */
+const isVirtual = ({ keeper, whole }: DeviceBuffer): boolean =>
+  keeper instanceof VirtualMemory || originOf(whole)?.descriptor.kind === 'virtual';
+
+/**
+ * What was opened, as the array that its descriptor makes of it: closing that closes the mapping.
+ *
+ * @throws IpcError where the items reach beyond what was opened, which is closed then
+ */
+export function asArray<O>(opened: O, descriptor: IpcDescriptor, stream?: Stream): O | DeviceArray {
+  if (!(opened instanceof DeviceBuffer) || descriptor.kind === 'event') return opened;
+  try {
+    const named = layoutOf(descriptor);
+    if (!named) return opened;
+    const { high } = extents(named.layout);
+    if (high > opened.byteLength)
+      throw new IpcError(
+        `the items of an array of process ${descriptor.pid} take ${high} bytes, and the memory ` +
+          `that it shared has ${opened.byteLength}`,
+        undefined,
+        'no-descriptor',
+      );
+    const readOnly = opened.access === 'read' || repeatsItems(named.layout);
+    return new DeviceArray({ buffer: opened, ...named, stream, isOwner: true, readOnly });
+  } catch (error) {
+    releaseQuietly(() => opened.close());
+    throw error;
+  }
+}

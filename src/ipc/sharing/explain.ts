@@ -1,0 +1,281 @@
+import { mayBeMemory } from '../../../ffi/fd-kind.ts';
+import { Context } from '../../context.ts';
+import { Device, devices } from '../../device.ts';
+import { type IpcCause, IpcError } from '../../errors.ts';
+import type { Access } from '../../memory/buffer.ts';
+import { type IpcDescriptor, type IpcKind, parseDescriptor } from '../descriptor.ts';
+import { type Here, here, isOwn } from '../identity.ts';
+import { accessObstacle, accessTo } from './access.ts';
+import { findExport, nameOfExport } from './export-id.ts';
+import { isLegacyMapped } from './legacy.ts';
+import { checkOpenOptions, type OpenOptions } from './open-options.ts';
+import { findPool, isPoolMemoryMapped, poolObstacle } from './pool.ts';
+import type { ReceivedFds } from './received-fds.ts';
+import { type IpcSupport, type Obstacle, sharingObstacle, wsl } from './support.ts';
+import { isVirtualMapped } from './virtual.ts';
+import { goneObstacle, isOfOtherThread } from './worker-exports.ts';
+
+/** What {@link explain} knows of a descriptor. */
+export interface Explanation {
+  readonly openable: boolean;
+  /**
+   * Why not, in one word, as {@link IpcError.code} has it; `unverified` where nothing is known
+   * against it, and only its exporter knows more; undefined where all is well.
+   */
+  readonly code: IpcCause | 'unverified' | undefined;
+  /** Why not, or what cannot be verified, in words; empty where all is well. */
+  readonly reason: string;
+  /** What may be done about it. */
+  readonly remedy: string;
+}
+
+/**
+ * Whether a descriptor can be opened in this process, and if not, why and what to do. Nothing is
+ * opened, and no file descriptor is taken or closed. What opens one asks the same first.
+ *
+ * That memory is still what it was when it was shared only its exporter knows, unless a file
+ * descriptor holds it: a yes is `unverified` then. `peer.open` asks the exporter.
+ *
+ * @param message what came from the other process
+ * @param options as they would be given to `openIpc`
+ * @example
+ * const { openable, reason, remedy } = explain(message);
+ * if (!openable) console.error(`${reason}. ${remedy}`);
+ */
+export function explain(message: unknown, options?: OpenOptions): Explanation {
+  const checked = checkOpenOptions(options, 'explain');
+  let descriptor: IpcDescriptor;
+  try {
+    descriptor = parseDescriptor(message);
+  } catch (error) {
+    if (!(error instanceof IpcError)) throw error;
+    const remedy = 'Pass on what getIpcHandle or exportIpc gave, whole, between equal versions.';
+    return { openable: false, code: error.code, reason: error.message, remedy };
+  }
+  const self = here();
+  const byIdentity = identityObstacle(descriptor, checked, self);
+  if (byIdentity) return { openable: false, ...byIdentity };
+  if (isOwn(descriptor, self)) return fine;
+  const byPlace = placeObstacle(descriptor, checked);
+  if (byPlace) return { openable: false, ...byPlace };
+  const context = contextFor(descriptor, checked);
+  const given = { numbers: checked.fds ?? [], isByName: true };
+  const access = accessTo(descriptor, checked.access, given.numbers);
+  if (isMapped(descriptor, context, given, access)) return fine;
+  const { allowOtherUsers = false } = checked;
+  const blocked = openObstacle(descriptor, context, given, allowOtherUsers, self);
+  if (blocked) return { openable: false, ...blocked };
+  if (!isInSight(descriptor, self)) return unseen;
+  return isHeldByFds(descriptor) ? fine : unconfirmed(descriptor);
+}
+
+const fine: Explanation = { openable: true, code: undefined, reason: '', remedy: '' };
+const unseen: Explanation = {
+  openable: true,
+  code: 'unverified',
+  reason: 'its exporter is in another pid namespace: whether it still lives cannot be verified',
+  remedy: 'Give the containers one pid namespace, or send the object over a connection.',
+};
+
+/** A handle of memory that was freed may name what was allocated next. */
+const unconfirmed = ({ kind, pid }: IpcDescriptor): Explanation => ({
+  openable: true,
+  code: 'unverified',
+  reason: `only process ${pid} knows whether the ${kind === 'event' ? 'event' : 'memory'} is still there, and the same: that cannot be verified`,
+  remedy: 'Open it by peer.open, which asks that process, or send the object over a connection.',
+});
+
+/** Whether the file descriptors that come beside it keep what it names: a pool, virtual memory. */
+const isHeldByFds = (descriptor: IpcDescriptor): boolean =>
+  descriptor.kind === 'virtual' || (descriptor.kind === 'pool' && descriptor.handle === null);
+
+/** What speaks against it whatever the GPU: answered without a call of the driver. */
+export function identityObstacle(
+  descriptor: IpcDescriptor,
+  { sameProcess }: Pick<OpenOptions, 'sameProcess'>,
+  self: Here = here(),
+): Obstacle | undefined {
+  const { kind, machine, pid, pidNamespace } = descriptor;
+  if (machine !== self.machine)
+    return {
+      code: 'other-machine',
+      reason:
+        'the descriptor was made on another machine, or before this one was last started ' +
+        `(boot id ${machine}, here ${self.machine})`,
+      remedy: 'Device memory is shared within one machine: copy the data.',
+    };
+  if (isOwn(descriptor, self)) {
+    const isHere = findExport(nameOfExport(descriptor)) !== undefined;
+    if (!isHere) return isOfOtherThread(descriptor) ? undefined : goneObstacle;
+    return sameProcess === 'alias'
+      ? undefined
+      : {
+          code: 'same-process',
+          reason: `this descriptor was made by this very process (pid ${pid})`,
+          remedy:
+            "Use the object that it names, or open an alias of it with { sameProcess: 'alias' }: " +
+            'CUDA does not open its own handles.',
+        };
+  }
+  if (self.isWsl) return wsl;
+  const isByPid = kind === 'legacy' || kind === 'event';
+  if (isByPid && pid === self.pid && pidNamespace !== self.pidNamespace)
+    return {
+      code: 'same-pid',
+      reason: `its exporter has this process's pid number, ${pid}, in another pid namespace`,
+      remedy:
+        'The driver takes it for this process: give the containers one pid namespace, or ' +
+        'different pid numbers, or share memory of a pool over a connection.',
+    };
+  return accessObstacle(descriptor);
+}
+
+/** Whether there is a device to open it on. */
+export function placeObstacle(
+  { device: uuid }: IpcDescriptor,
+  { context, device }: OpenOptions,
+): Obstacle | undefined {
+  if (context || device !== undefined || deviceOf(uuid)) return undefined;
+  const visible = devices().map((candidate) => candidate.uuid);
+  const reason = `the descriptor is of GPU ${uuid}, which this process does not see; it sees ${visible.join(', ')}`;
+  if (uuid.startsWith('MIG-') || visible.every((seen) => seen.startsWith('MIG-')))
+    return {
+      code: 'mig',
+      reason,
+      remedy: 'A MIG slice shares memory with no other: run both processes on the same one.',
+    };
+  return {
+    code: 'device-not-visible',
+    reason,
+    remedy:
+      'Make it visible (CUDA_VISIBLE_DEVICES), or name a device with peer access to it in the options.',
+  };
+}
+
+/** Where to open it: see {@link placeObstacle}. */
+export const contextFor = ({ device: uuid }: IpcDescriptor, place: OpenOptions): Context => {
+  const { context, device } = place;
+  if (context) return Context.of({ context, ...(device === undefined ? {} : { device }) });
+  return Context.primary(device ?? deviceOf(uuid));
+};
+
+function deviceOf(uuid: string): Device | undefined {
+  const { count } = Device;
+  for (let ordinal = 0; ordinal < count; ordinal += 1) {
+    const device = Device.get(ordinal);
+    if (device.uuid === uuid) return device;
+  }
+  return undefined;
+}
+
+const WAYS: Readonly<Record<IpcKind, keyof IpcSupport>> = {
+  legacy: 'memory',
+  pool: 'pools',
+  virtual: 'virtualMemory',
+  event: 'events',
+};
+
+/** What is known to work: a device does not lose it. */
+const working = new WeakMap<Device, Set<keyof IpcSupport>>();
+
+/** What speaks against opening what is not mapped here yet. */
+export function openObstacle(
+  descriptor: IpcDescriptor,
+  context: Context,
+  fds: Pick<ReceivedFds, 'numbers' | 'isByName'>,
+  allowOtherUsers: boolean,
+  self: Here = here(),
+): Obstacle | undefined {
+  const way = WAYS[descriptor.kind];
+  const { device } = context;
+  const known = working.get(device) ?? new Set();
+  if (!known.has(way)) {
+    const obstacle = sharingObstacle(device, way, self.isWsl);
+    if (obstacle) return obstacle;
+    working.set(device, known.add(way));
+  }
+  return (
+    exporterObstacle(descriptor, allowOtherUsers, self) ??
+    poolObstacle(descriptor) ??
+    fdObstacle(descriptor, context, fds)
+  );
+}
+
+/** Whether its exporter's pid means here what it means there. */
+export const isInSight = ({ pidNamespace }: IpcDescriptor, self: Here): boolean =>
+  pidNamespace !== 0 && pidNamespace === self.pidNamespace;
+
+function exporterObstacle(
+  descriptor: IpcDescriptor,
+  allowOtherUsers: boolean,
+  self: Here,
+): Obstacle | undefined {
+  if (!isInSight(descriptor, self)) return undefined;
+  const { kind, pid, startTime } = descriptor;
+  // The file descriptors of virtual memory hold the memory themselves.
+  if (!self.isAlive(pid, startTime))
+    return kind === 'virtual'
+      ? undefined
+      : {
+          code: 'exporter-gone',
+          reason: `process ${pid}, which shared it, has ended`,
+          remedy: 'It must live until what it shares was opened: have it shared anew.',
+        };
+  // Asking /proc costs more than to open the memory.
+  if (allowOtherUsers) return undefined;
+  const user = self.userOf(pid);
+  // Some systems hide the processes of others.
+  const isHidden = user === undefined && self.isForeign(pid);
+  if (user === self.user || (user === undefined && !isHidden)) return undefined;
+  return {
+    code: 'other-user',
+    reason: `process ${pid}, which shared it, runs as ${isHidden ? 'another user, who is hidden' : `user ${user}`}, and this one as ${self.user}`,
+    remedy:
+      'Run both as one user; or, if that user is trusted, open it with { allowOtherUsers: true }.',
+  };
+}
+
+function fdObstacle(
+  descriptor: IpcDescriptor,
+  context: Context,
+  fds: Pick<ReceivedFds, 'numbers' | 'isByName'>,
+): Obstacle | undefined {
+  if (descriptor.kind === 'pool' && findPool(context, descriptor, fds)) return undefined;
+  const { numbers } = fds;
+  const wanted =
+    descriptor.kind === 'pool' ? 1 : descriptor.kind === 'virtual' ? descriptor.pieces.length : 0;
+  const isComplete = numbers.length === wanted;
+  if (wanted === 0 || (isComplete && numbers.every(mayBeMemory))) return undefined;
+  const what = descriptor.kind === 'pool' ? 'a pool' : 'virtual memory';
+  return {
+    code: 'no-file-descriptor',
+    reason: isComplete
+      ? `what came beside a descriptor of ${what} is no file descriptor of the driver's`
+      : `a descriptor of ${what} needs ${wanted} file descriptors beside it, and ${numbers.length} came`,
+    remedy: 'Send it over a connection, or through a Unix socket together with them.',
+  };
+}
+
+/**
+ * Whether the memory of a descriptor, and of what came with it, is mapped in the context already:
+ * then the driver is not asked for it, and nothing can be in the way.
+ */
+export function isMapped(
+  descriptor: IpcDescriptor,
+  context: Context,
+  fds: Pick<ReceivedFds, 'numbers' | 'isByName'>,
+  access: Access,
+): boolean {
+  switch (descriptor.kind) {
+    case 'legacy':
+      return isLegacyMapped(context, descriptor);
+    case 'pool': {
+      const pool = findPool(context, descriptor, fds);
+      return pool !== undefined && isPoolMemoryMapped(pool, descriptor);
+    }
+    case 'virtual':
+      return isVirtualMapped(context, descriptor, fds.numbers, access);
+    case 'event':
+      return false;
+  }
+}

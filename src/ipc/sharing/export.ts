@@ -1,0 +1,220 @@
+import { DeviceArray } from '../../array/device-array.ts';
+import type { Dtype } from '../../dtype.ts';
+import { IpcError } from '../../errors.ts';
+import { CudaEvent } from '../../event.ts';
+import { refuseInCapture } from '../../graph-capture.ts';
+import { DeviceBuffer } from '../../memory/buffer.ts';
+import { streamOf } from '../../memory/buffer-copy.ts';
+import { MemoryPool } from '../../memory/pool.ts';
+import { VirtualMemory } from '../../memory/virtual.ts';
+import type { Stream } from '../../stream.ts';
+import { checkOptions, shown } from '../../validate.ts';
+import type {
+  IpcBufferDescriptor,
+  IpcEventDescriptor,
+  IpcMemoryDescriptor,
+} from '../descriptor.ts';
+import { exportArray } from './array.ts';
+import { exportEvent, recordReady } from './event.ts';
+import { holdMemory, IpcArrayHandle, IpcBufferHandle } from './handle.ts';
+import { forwardBuffer, type Origin, originOf } from './import-source.ts';
+import { exportLegacy } from './legacy.ts';
+import type { Parcel } from './marshal.ts';
+import { exportPool, exportPoolMemory, ImportedPool } from './pool.ts';
+import { ReadyParcel } from './ready.ts';
+import { exportVirtual } from './virtual.ts';
+import { publish } from './worker-exports.ts';
+
+/** Memory that can be shared with another process. Virtual memory arrives as the buffer that it is. */
+export type ShareableMemory = DeviceArray | DeviceBuffer | VirtualMemory;
+
+/** What can be shared with another process. */
+export type Shareable = ShareableMemory | CudaEvent | MemoryPool | ImportedPool;
+
+/** Options of {@link getIpcHandle} and {@link exportIpc}. */
+export interface ShareOptions {
+  /**
+   * The stream whose work the other process must wait for, with `ready`: an event is recorded in it
+   * now. Default: none, as the memory is ready.
+   */
+  readonly stream?: Stream;
+}
+
+/**
+ * A descriptor by which another process of this machine can open plain memory or an event: nothing
+ * but data, for `process.send`, JSON or Python. What came from another process is named as it came.
+ *
+ * That of an array, and any with `{ stream }`, is a handle too: it keeps the memory until it is
+ * closed, whatever else is closed before. With other descriptors nothing but the buffer does: keep it
+ * open until the other process is done with it.
+ *
+ * The whole allocation becomes visible to whoever gets it, and small allocations share blocks of
+ * 2 MiB. A descriptor carries no order but that of `{ stream }`: synchronise before it is sent, or
+ * send an event with it.
+ *
+ * @throws IpcError for memory without a legacy handle, such as that of pools (see
+ * {@link exportIpc}), and for events made without `{ interprocess: true }`
+ * @example
+ * child.send(getIpcHandle(buffer));
+ * @example
+ * using handle = getIpcHandle(array, { stream }); // there: IpcArrayHandle.from(message)
+ * child.send(handle);
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export function getIpcHandle<D extends Dtype>(
+  array: DeviceArray<D>,
+  options?: ShareOptions,
+): IpcArrayHandle<D>;
+export function getIpcHandle(
+  buffer: DeviceBuffer,
+  options: ShareOptions & { readonly stream: Stream },
+): IpcBufferHandle;
+export function getIpcHandle(buffer: DeviceBuffer): IpcBufferDescriptor;
+export function getIpcHandle(event: CudaEvent): IpcEventDescriptor;
+export function getIpcHandle(
+  source: DeviceArray | DeviceBuffer | CudaEvent,
+  options?: ShareOptions,
+): IpcArrayHandle | IpcBufferHandle | IpcBufferDescriptor | IpcEventDescriptor {
+  const { stream } = checkShareOptions(options, 'getIpcHandle');
+  refuseInCapture('sharing');
+  if (source instanceof DeviceArray)
+    return new IpcArrayHandle(holdMemory(source.buffer, exportArray(source, shareLegacy), stream));
+  if (source instanceof CudaEvent && !stream) return exportEvent(source);
+  if (!(source instanceof DeviceBuffer))
+    throw new TypeError(
+      stream
+        ? `getIpcHandle with a stream takes a DeviceArray or a DeviceBuffer, not ${shown(source)}`
+        : `getIpcHandle takes a DeviceArray, a DeviceBuffer or a CudaEvent, not ${shown(source)}`,
+    );
+  const descriptor = shareLegacy(source);
+  return stream ? new IpcBufferHandle(holdMemory(source, descriptor, stream)) : descriptor;
+}
+
+function shareLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
+  if (buffer.resource instanceof MemoryPool || buffer.resource instanceof ImportedPool)
+    throw new IpcError(
+      'memory of a pool has no legacy IPC handle: share it with exportIpc, or allocate what is to ' +
+        'be shared as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
+    );
+  const origin = originOfBuffer(buffer);
+  if (!origin) {
+    const descriptor = exportLegacy(buffer);
+    publish(buffer, buffer.address, descriptor);
+    return descriptor;
+  }
+  if (origin.descriptor.kind !== 'legacy')
+    throw new IpcError('imported virtual memory has no legacy IPC handle: share it with exportIpc');
+  checkNotEmpty(buffer);
+  return forwardBuffer(buffer, origin).descriptor as IpcBufferDescriptor;
+}
+
+/**
+ * What another process of this machine opens with `openIpc`: a descriptor, and the file
+ * descriptors to send beside it, through a Unix socket. They stay this process's: keep what is
+ * shared open until they are sent, and do not close them.
+ *
+ * Memory of a pool made with `{ shareable: true }` shows nothing but what was allocated, and so does
+ * virtual memory made with it, whose pieces alone go along that the buffer lies in. All else is
+ * shared as with {@link getIpcHandle}, without file descriptors. What came from another process is
+ * passed on as it came.
+ *
+ * A buffer of `buffer.readOnly()`, and a read-only array, is shared where it is virtual memory: cuffi
+ * maps it without write access where it arrives, and the driver refuses to write there. A process
+ * that imports the file descriptors without cuffi gives itself the access that it wants.
+ *
+ * The allocation must have happened: synchronise the pool's stream before this is sent, or share it
+ * with `{ stream }`, and close what this gives when the other process is done waiting.
+ *
+ * @throws IpcError for what was not made for other processes, and for read-only memory of another
+ * kind than virtual memory; RangeError for memory without bytes
+ * @example
+ * const { descriptor, fds } = exportIpc(pool.allocate(4096));
+ * sendMessage(socket, encodeDescriptor(descriptor), fds);
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
+ */
+export function exportIpc(
+  memory: ShareableMemory,
+  options: ShareOptions & { readonly stream: Stream },
+): ReadyParcel;
+export function exportIpc(object: Shareable): Parcel;
+export function exportIpc(object: Shareable, options?: ShareOptions): Parcel {
+  const { stream } = checkShareOptions(options, 'exportIpc');
+  if (!stream) return parcelOf(object, publish);
+  if (!isMemory(object))
+    throw new TypeError(
+      `exportIpc with a stream takes an array, a buffer or virtual memory, not ${shown(object)}`,
+    );
+  const { descriptor, fds } = parcelOf(object, publish);
+  return new ReadyParcel(descriptor as IpcMemoryDescriptor, fds, recordReady(stream));
+}
+
+/** Told of memory that is shared: the buffer, the address of its first byte, and its descriptor. */
+type Announce = typeof publish;
+
+/** As {@link exportIpc}, for other processes alone unless `announce` is {@link publish}. */
+export function parcelOf(object: Shareable, announce?: Announce): Parcel {
+  refuseInCapture('sharing');
+  if (object instanceof DeviceBuffer) return exportBuffer(object, announce);
+  if (object instanceof DeviceArray) {
+    let fds: readonly number[] = [];
+    const descriptor = exportArray(object, (part) => {
+      const parcel = exportBuffer(part, announce);
+      ({ fds } = parcel);
+      return parcel.descriptor as IpcMemoryDescriptor;
+    });
+    return { descriptor, fds };
+  }
+  if (object instanceof CudaEvent) return { descriptor: exportEvent(object), fds: [] };
+  if (object instanceof MemoryPool) return exportPool(object);
+  if (object instanceof ImportedPool) {
+    object.handle; // a closed pool is refused
+    return { descriptor: object.descriptor, fds: [object.shared.fd] };
+  }
+  if (object instanceof VirtualMemory) return exportBuffer(object.buffer, announce);
+  throw new TypeError(
+    `exportIpc takes an array, a buffer, an event, a memory pool or virtual memory, not ${shown(object)}`,
+  );
+}
+
+const isMemory = (object: object): object is ShareableMemory =>
+  object instanceof DeviceBuffer ||
+  object instanceof DeviceArray ||
+  object instanceof VirtualMemory;
+
+/** Whether it is anything that can be shared, well or badly made. */
+export const isShareable = (object: object): object is Shareable =>
+  isMemory(object) ||
+  object instanceof CudaEvent ||
+  object instanceof MemoryPool ||
+  object instanceof ImportedPool;
+
+function exportBuffer(buffer: DeviceBuffer, announce: Announce | undefined): Parcel {
+  const parcel = describeBuffer(buffer);
+  announce?.(buffer, buffer.address, parcel.descriptor as IpcMemoryDescriptor);
+  return parcel;
+}
+
+function describeBuffer(buffer: DeviceBuffer): Parcel {
+  checkNotEmpty(buffer);
+  const source = originOfBuffer(buffer);
+  if (source) return forwardBuffer(buffer, source);
+  const { resource, keeper, origin } = buffer;
+  if (resource instanceof MemoryPool) return exportPoolMemory(buffer, resource);
+  if (origin === 'allocated' && keeper instanceof VirtualMemory)
+    return exportVirtual(buffer, keeper);
+  return { descriptor: exportLegacy(buffer), fds: [] };
+}
+
+/** What a buffer of another process was opened with. */
+const originOfBuffer = ({ origin, whole }: DeviceBuffer) =>
+  origin === 'imported' ? (originOf(whole) as Origin<IpcMemoryDescriptor> | undefined) : undefined;
+
+function checkNotEmpty({ address, byteLength }: DeviceBuffer): void {
+  if (byteLength === 0) throw new RangeError(`an empty buffer (at ${address}) cannot be shared`);
+}
+
+function checkShareOptions(options: ShareOptions | undefined, call: string): ShareOptions {
+  const { stream } = checkOptions(options, ['stream'], call);
+  const ordered = streamOf(stream);
+  return ordered ? { stream: ordered } : {};
+}

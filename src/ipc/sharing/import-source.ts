@@ -1,0 +1,70 @@
+/** Where imported objects came from, so that they can be passed on as what they came as. */
+import { DeviceBuffer } from '../../memory/buffer.ts';
+import { checkInstance } from '../../validate.ts';
+import { type IpcDescriptor, type IpcMemoryDescriptor, sealDescriptor } from '../descriptor.ts';
+import { checkShared } from './access.ts';
+import type { Parcel } from './marshal.ts';
+
+/** What an object was opened with: the descriptors are kept by the object. */
+export interface Origin<D extends IpcDescriptor> {
+  readonly descriptor: D;
+  fds(): readonly number[];
+}
+
+// On the object itself: a WeakMap with an entry for each message would keep the collector busy.
+const ORIGIN = Symbol('origin');
+
+interface Imported {
+  [ORIGIN]?: Origin<IpcDescriptor>;
+}
+
+export function rememberOrigin<D extends IpcDescriptor>(object: object, origin: Origin<D>): void {
+  (object as Imported)[ORIGIN] = origin;
+}
+
+export const originOf = (object: object): Origin<IpcDescriptor> | undefined =>
+  (object as Imported)[ORIGIN];
+
+/** The descriptor that a buffer was opened with, cut down to what it is a view of. */
+export function forwardBuffer(
+  buffer: DeviceBuffer,
+  { descriptor, fds }: Origin<IpcMemoryDescriptor>,
+): Parcel {
+  const { address, byteLength, access, whole } = buffer;
+  checkShared(descriptor.kind, access);
+  // Bytes have no layout, whatever they were a part of; and order is for whom it was made.
+  const { layout: _, readyEvent: __, ...fields } = descriptor;
+  const narrowed = {
+    ...fields,
+    byteOffset: descriptor.byteOffset + (address - whole.address),
+    byteLength,
+    access,
+  };
+  return { descriptor: sealDescriptor(narrowed as never), fds: fds() };
+}
+
+/**
+ * Takes what a buffer of another process's memory owns out of it: the buffer that this gives closes
+ * the mapping, also where `buffer` goes out of its scope. `buffer` and its views count as closed.
+ *
+ * @throws TypeError for a view, and for a buffer of this process's own memory; CuffiError while a
+ * handle made of it is open; ClosedError
+ * @example
+ * function open(message: unknown): DeviceBuffer {
+ *   using buffer = openIpcBuffer(message);
+ *   check(buffer); // what throws closes it
+ *   return moveIpcBuffer(buffer);
+ * }
+ */
+export function moveIpcBuffer(buffer: DeviceBuffer): DeviceBuffer {
+  checkInstance(buffer, DeviceBuffer, 'buffer').address; // a closed one is refused
+  const origin = originOf(buffer);
+  if (!buffer.isMapped || buffer.whole !== buffer || !origin)
+    throw new TypeError(
+      'only what openIpcBuffer gave of another process has something to move: a view owns nothing, and ' +
+        'memory of this process is its own',
+    );
+  const moved = buffer.handedOver();
+  rememberOrigin(moved, origin);
+  return moved;
+}

@@ -1,0 +1,141 @@
+import { OUT0, OUT1, readHandle, readSize, writeUint64 } from '../../../ffi/arena.ts';
+import {
+  CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
+  CU_MEMORYTYPE_HOST,
+  CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+  CU_POINTER_ATTRIBUTE_IS_MANAGED,
+  CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+  CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+} from '../../../ffi/constants.ts';
+import { cu } from '../../../ffi/driver.ts';
+import type { CUdeviceptr } from '../../../ffi/types.ts';
+import { check } from '../../check.ts';
+import type { Context } from '../../context.ts';
+import { IpcError } from '../../errors.ts';
+import type { DeviceBuffer } from '../../memory/buffer.ts';
+import { HostVisibleBuffer } from '../../memory/host-visible.ts';
+import { ManagerMemory } from '../../memory/manager/manager-memory.ts';
+import {
+  allocationBase,
+  allocationByteLength,
+  bufferIdOf,
+  legacyHandle,
+} from '../../memory/pointer.ts';
+import { concealed } from '../../memory/share-id.ts';
+import { VirtualMemory } from '../../memory/virtual.ts';
+import { type IpcBufferDescriptor, sealDescriptor } from '../descriptor.ts';
+import { exporter } from '../identity.ts';
+import { checkShared } from './access.ts';
+import { generationOf } from './export-id.ts';
+import {
+  type Mapping,
+  MappingTable,
+  type MappingUse,
+  mapPayload,
+  tableByContext,
+} from './mapping.ts';
+
+/** What the driver says of memory that others allocated; undefined where it does not know it. */
+function ask(attribute: number, address: CUdeviceptr): number | undefined {
+  // Some answers are a byte, some four, some eight.
+  writeUint64(0, OUT0);
+  const status = cu.cuPointerGetAttribute(OUT0, attribute, address);
+  return status === 0 ? readHandle(OUT0) : undefined;
+}
+
+/** @throws IpcError for memory of others that has no legacy handle, with what it is */
+function checkCapable(address: CUdeviceptr): void {
+  if (ask(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) !== 0) return;
+  const isHost =
+    ask(CU_POINTER_ATTRIBUTE_IS_MANAGED, address) === 1 ||
+    ask(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) === CU_MEMORYTYPE_HOST;
+  const isOfPool = (ask(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) ?? 0) !== 0;
+  const what = isHost
+    ? 'memory that the CPU reaches'
+    : isOfPool
+      ? 'memory of a pool that another library made'
+      : 'memory that is virtual, or of another process,';
+  throw new IpcError(`${what} has no legacy IPC handle: copy it to device memory, and share that`);
+}
+
+/** Memory by the driver's 64 bytes, which name all of its allocation. @throws IpcError */
+export function exportLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
+  const { address, byteLength, context, origin, access, whole, resource } = buffer;
+  if (whole instanceof HostVisibleBuffer)
+    throw new IpcError(
+      'memory that the CPU reaches has no IPC handle: copy it to device memory, and share that',
+    );
+  if (byteLength === 0) throw new RangeError('an empty buffer cannot be shared');
+  if (whole.keeper instanceof VirtualMemory)
+    throw new IpcError('virtual memory has no legacy IPC handle: share it with exportIpc');
+  checkShared('legacy', access);
+  if (origin === 'borrowed') context.run(() => checkCapable(address));
+  const { handle, base } =
+    resource instanceof ManagerMemory
+      ? resource.nameAllocation(buffer)
+      : context.run(() => ({
+          handle: legacyHandle(address, byteLength),
+          base: allocationBase(address),
+        }));
+  const { baseByteLength, bufferId } = context.run(() => ({
+    baseByteLength: allocationByteLength(base),
+    bufferId: concealed(bufferIdOf(base)),
+  }));
+  return sealDescriptor<'legacy'>({
+    kind: 'legacy',
+    ...exporter(context.device.uuid),
+    handle: Buffer.from(handle).toString('base64'),
+    baseByteLength,
+    byteOffset: address - base,
+    byteLength,
+    access,
+    bufferId,
+    generation: origin === 'allocated' ? generationOf(whole) : 0,
+  });
+}
+
+/** The plain memory of other processes, by handle: each context has it at another address. */
+const mapped = tableByContext(() => new MappingTable<Mapping>(unmap, { waits: true }));
+
+export const isLegacyMapped = (
+  context: Context,
+  { handle, bufferId }: IpcBufferDescriptor,
+): boolean => mapped(context).has(handle, bufferId);
+
+/**
+ * Maps the allocation that a descriptor names, or counts one more user of it.
+ *
+ * @throws IpcError where the driver refuses it, or where it is mapped as what it was before
+ */
+export const mapLegacy = (context: Context, descriptor: IpcBufferDescriptor): MappingUse<Mapping> =>
+  mapped(context).use(descriptor.handle, descriptor.bufferId, context, () =>
+    map(context, descriptor.handle, `process ${descriptor.pid}`),
+  );
+
+/** Handles that came without a descriptor. The driver counts how often an allocation is open. */
+const mappedRaw = tableByContext(() => new MappingTable<Mapping>(unmap, { waits: true }));
+
+/** As {@link mapLegacy}, by the driver's 64 bytes alone, in base64. */
+export const mapRaw = (context: Context, handle: string): MappingUse<Mapping> =>
+  mappedRaw(context).use(handle, 0, context, () => map(context, handle, 'another process'));
+
+function map(context: Context, handle: string, exporter: string): Mapping {
+  const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
+  return mapPayload(context, {
+    exporter,
+    call: 'cuIpcOpenMemHandle_v2',
+    map: () => cu.cuIpcOpenMemHandle_v2(OUT0, bytes, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+    measure(base) {
+      check(
+        cu.cuMemGetAddressRange_v2(OUT0, OUT1, base),
+        'cuMemGetAddressRange_v2',
+        () => `measuring memory of ${exporter}`,
+      );
+      return readSize(OUT1);
+    },
+    unmap: cu.cuIpcCloseMemHandle,
+  });
+}
+
+const unmap = ({ context, base }: Mapping): void =>
+  context.run(() => check(cu.cuIpcCloseMemHandle(base), 'cuIpcCloseMemHandle'));

@@ -1,0 +1,60 @@
+import { isOpenFd } from '../../../ffi/linux/libc.ts';
+import type { PlaceOptions } from '../../context.ts';
+import type { Access } from '../../memory/buffer.ts';
+import { checkBoolean, checkOptions } from '../../validate.ts';
+
+/**
+ * Options of what opens a descriptor. Without a place it is opened in the primary context of its
+ * GPU.
+ */
+export interface OpenOptions extends PlaceOptions {
+  /**
+   * The file descriptors that came with it. They become cuffi's, and are closed when they are no
+   * longer needed, or if it cannot be opened.
+   */
+  readonly fds?: readonly number[];
+  /**
+   * What is to be done with the memory: less than the exporter allows, never more. `'read'` maps
+   * virtual memory without write access; of other kinds it keeps only cuffi's own copies and fills
+   * from writing.
+   */
+  readonly access?: Access;
+  /**
+   * What happens to a descriptor of this very thread of this process. Default `'refuse'`; `'alias'`: it opens as
+   * a view of the object that it names, with a `close()` of its own, and is closed with it.
+   */
+  readonly sameProcess?: 'refuse' | 'alias';
+  /** Whether memory of other users' processes may be opened. Default false. */
+  readonly allowOtherUsers?: boolean;
+}
+
+const names = [
+  'context',
+  'device',
+  'fds',
+  'access',
+  'sameProcess',
+  'allowOtherUsers',
+] as const satisfies readonly (keyof OpenOptions)[];
+
+/** @throws TypeError for anything but {@link OpenOptions} */
+export function checkOpenOptions(options: OpenOptions | undefined, call: string): OpenOptions {
+  const checked = checkOptions(options, names, call);
+  const { fds, access, sameProcess, allowOtherUsers } = checked;
+  checkBoolean(allowOtherUsers, 'allowOtherUsers', false);
+  checkWord(access, 'access', ['read-write', 'read']);
+  checkWord(sameProcess, 'sameProcess', ['refuse', 'alias']);
+  if (fds === undefined) return checked;
+  // A list of its own: what is checked here is what is closed in the end.
+  const own = Array.isArray(fds) ? [...fds] : undefined;
+  if (!own || new Set(own).size !== own.length || !own.every(isOpenFd))
+    throw new TypeError('fds must be a list of open file descriptors, each once');
+  return { ...checked, fds: own };
+}
+
+function checkWord(value: unknown, name: string, words: readonly string[]): void {
+  if (value !== undefined && !words.includes(value as string))
+    throw new TypeError(
+      `${name} must be ${words.map((word) => `'${word}'`).join(' or ')}, not ${String(value)}`,
+    );
+}

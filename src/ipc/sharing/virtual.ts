@@ -1,0 +1,166 @@
+import { OUT0, readHandle } from '../../../ffi/arena.ts';
+import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../../ffi/constants.ts';
+import { cu } from '../../../ffi/driver.ts';
+import { isSameFile } from '../../../ffi/linux/libc.ts';
+import { MAX_MESSAGE_FDS } from '../../../ffi/linux/message.ts';
+import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../../ffi/types.ts';
+import { check, cudaError } from '../../check.ts';
+import type { Context } from '../../context.ts';
+import { IpcError } from '../../errors.ts';
+import { releaseQuietly } from '../../lifetime.ts';
+import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
+import { keepFd } from '../../memory/context-fds.ts';
+import {
+  allowDevice,
+  mapPart,
+  type Part,
+  reserveAddresses,
+  unreserve,
+} from '../../memory/physical-chunk.ts';
+import type { VirtualMemory } from '../../memory/virtual.ts';
+import { type IpcVirtualDescriptor, sealDescriptor } from '../descriptor.ts';
+import { exporter } from '../identity.ts';
+import { generationOf } from './export-id.ts';
+import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
+import type { Parcel } from './marshal.ts';
+import type { ReceivedFds } from './received-fds.ts';
+
+/** The pieces of virtual memory that a buffer lies in, each by a file descriptor. @throws IpcError */
+export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Parcel {
+  if (!memory.shareable)
+    throw new IpcError(
+      'this virtual memory is not for other processes: reserve it with { shareable: true }',
+    );
+  const { byteLength, access, context } = buffer;
+  const begin = buffer.address - memory.address;
+  const { id, first, byteOffset, pieces } = memory.share(
+    begin,
+    begin + byteLength,
+    MAX_MESSAGE_FDS,
+    access,
+  );
+  const sizes = pieces.map((piece) => piece.byteLength);
+  const { device, machine, pid, startTime, pidNamespace } = exporter(context.device.uuid);
+  // Each field by its name: a spread costs more than all of them.
+  const descriptor = sealDescriptor<'virtual'>({
+    kind: 'virtual',
+    device,
+    machine,
+    pid,
+    startTime,
+    pidNamespace,
+    memory: id,
+    firstPiece: first,
+    pieces: sizes,
+    baseByteLength: sizes.reduce((sum, size) => sum + size, 0),
+    byteOffset,
+    byteLength,
+    access,
+    bufferId: 0,
+    generation: generationOf(memory),
+  });
+  return { descriptor, fds: pieces.map(({ fd }) => fd) };
+}
+
+/** Pieces of another process's virtual memory, mapped one behind the other. */
+export interface VirtualMapping extends Mapping {
+  /** With the descriptors that they came by, for whom they are passed on to. */
+  readonly parts: Part[];
+}
+
+const mapped = tableByContext(
+  () =>
+    new MappingTable<VirtualMapping>(
+      // cuMemUnmap does not wait for what uses the memory.
+      ({ context, base, byteLength, parts }) => unreserve(context, base, byteLength, parts),
+      { waits: false },
+    ),
+);
+
+/** The mapping of the pieces that came: the same files as before, whatever their sender calls them. */
+const nameOf = (
+  context: Context,
+  { memory, firstPiece, pieces }: IpcVirtualDescriptor,
+  fds: readonly number[],
+  access: Access,
+): string =>
+  mapped(context).nameAmong(
+    `${memory} ${firstPiece} ${pieces.length} ${access}`,
+    ({ parts }) =>
+      parts.length === fds.length &&
+      parts.every(({ fd }, at) => fd !== undefined && isSameFile(fd, fds[at] as number)),
+  );
+
+/** @param fds the descriptors of the pieces */
+export const isVirtualMapped = (
+  context: Context,
+  descriptor: IpcVirtualDescriptor,
+  fds: readonly number[],
+  access: Access,
+): boolean => mapped(context).has(nameOf(context, descriptor, fds, access), 0);
+
+/**
+ * Maps the pieces that came with a descriptor, or counts one more user of them.
+ *
+ * @param fds the descriptors of the pieces: taken where they are needed
+ * @throws IpcError where the driver refuses them
+ */
+export const mapVirtual = (
+  context: Context,
+  descriptor: IpcVirtualDescriptor,
+  fds: ReceivedFds,
+  access: Access,
+): MappingUse<VirtualMapping> =>
+  mapped(context).use(nameOf(context, descriptor, fds.numbers, access), 0, context, () =>
+    map(context, descriptor, fds, access),
+  );
+
+function map(
+  context: Context,
+  { pieces, baseByteLength, pid }: IpcVirtualDescriptor,
+  fds: ReceivedFds,
+  access: Access,
+): VirtualMapping {
+  const base = reserveAddresses(baseByteLength);
+  const parts: Part[] = [];
+  try {
+    let end = base as number;
+    for (const [at, byteLength] of pieces.entries()) {
+      const part = { address: end as CUdeviceptr, byteLength };
+      importPiece(part, fds.numbers[at] as number, pid);
+      parts.push({ ...part, handle: undefined, fd: undefined });
+      end += byteLength;
+    }
+    for (const part of parts) allowDevice(part, context.device, access);
+    for (const [at, fd] of fds.take().entries()) (parts[at] as Part).fd = keepFd(context, fd);
+  } catch (error) {
+    // Nobody was given the address yet: nothing uses it.
+    releaseQuietly(() => unreserve(context, base, baseByteLength, parts));
+    throw error;
+  }
+  return { context, resets: context.resets, base, byteLength: baseByteLength, parts };
+}
+
+/** Maps a piece; its mapping alone holds it afterwards. */
+function importPiece(
+  { address, byteLength }: Pick<Part, 'address' | 'byteLength'>,
+  fd: number,
+  pid: number,
+): void {
+  const status = cu.cuMemImportFromShareableHandle(
+    OUT0,
+    fd as Address,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+  );
+  if (status !== 0)
+    throw new IpcError(
+      `virtual memory of process ${pid} could not be opened`,
+      cudaError(status, 'cuMemImportFromShareableHandle'),
+    );
+  const handle = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
+  try {
+    mapPart(address, byteLength, handle);
+  } finally {
+    check(cu.cuMemRelease(handle), 'cuMemRelease');
+  }
+}

@@ -1,0 +1,156 @@
+/** Packets: what one message of the socket holds. A value has as many as it needs, news one. */
+
+import { discardFds } from '../../../ffi/linux/close-fd.ts';
+import type { SocketMessage } from '../../../ffi/linux/message.ts';
+import { IpcError } from '../../errors.ts';
+import {
+  FRAGMENT_BYTE_LENGTH,
+  HEADER_BYTE_LENGTH,
+  MAX_TAIL_BYTE_LENGTH,
+  MAX_VALUE_BYTE_LENGTH,
+} from './limits.ts';
+
+/** What a packet is about. */
+export const PacketKind = { value: 1, news: 2, question: 3, answer: 4 } as const;
+export type PacketKind = (typeof PacketKind)[keyof typeof PacketKind];
+
+/** What stands before each packet, little-endian. */
+export interface PacketHeader {
+  readonly kind: PacketKind;
+  /** The number of the value, or the news, on this connection, from 0, modulo 2^32. */
+  readonly sequence: number;
+  /** Of the whole of it. */
+  readonly byteLength: number;
+  /** Where in it this packet's part begins. */
+  readonly offset: number;
+}
+
+// "cu", the version of the protocol, the kind, then three numbers of 32 bits.
+const MAGIC = 0x7563;
+const VERSION = 2;
+
+/** Writes a header over the 16 bytes at `at`. */
+export function writeHeader(bytes: Buffer, at: number, header: PacketHeader): void {
+  bytes.writeUInt16LE(MAGIC, at);
+  bytes[at + 2] = VERSION;
+  bytes[at + 3] = header.kind;
+  bytes.writeUInt32LE(header.sequence, at + 4);
+  bytes.writeUInt32LE(header.byteLength, at + 8);
+  bytes.writeUInt32LE(header.offset, at + 12);
+}
+
+const isKind = (kind: number): kind is PacketKind =>
+  kind >= PacketKind.value && kind <= PacketKind.answer;
+
+// By the byte: a DataView for each packet would cost more than all that is read of it.
+const byte = (bytes: Uint8Array, at: number): number => bytes[at] as number;
+const uint16 = (bytes: Uint8Array, at: number): number =>
+  byte(bytes, at) | (byte(bytes, at + 1) << 8);
+const uint32 = (bytes: Uint8Array, at: number): number =>
+  (uint16(bytes, at) | (uint16(bytes, at + 2) << 16)) >>> 0;
+
+/** @throws IpcError for anything but a packet of this version */
+export function readHeader(packet: Uint8Array): PacketHeader {
+  if (packet.byteLength <= HEADER_BYTE_LENGTH)
+    throw new IpcError(`a packet of ${packet.byteLength} bytes has no content`);
+  if (uint16(packet, 0) !== MAGIC) throw new IpcError('a packet is none of cuffi');
+  const version = byte(packet, 2);
+  if (version !== VERSION)
+    throw new IpcError(
+      `the other end speaks version ${version} of the protocol, this one version ${VERSION}: ` +
+        'use the same cuffi on both sides',
+    );
+  const kind = byte(packet, 3);
+  if (!isKind(kind)) throw new IpcError(`packets of kind ${kind} are unknown here`);
+  return {
+    kind,
+    sequence: uint32(packet, 4),
+    byteLength: uint32(packet, 8),
+    offset: uint32(packet, 12),
+  };
+}
+
+/** A value, or news, as it arrived: not decoded yet, and its file descriptors. */
+export interface Arrived {
+  readonly kind: PacketKind;
+  readonly bytes: Uint8Array;
+  /** Whether the bytes are those of the one message that it came in: there until the next. */
+  readonly isOfMessage: boolean;
+  readonly fds: readonly number[];
+}
+
+/** The packets of one direction, put together. Holds what has arrived, never what is announced. */
+export class Assembly {
+  #sequence = 0;
+  #parts: Uint8Array[] = [];
+  #received = 0;
+  #byteLength = 0;
+  #fds: readonly number[] = [];
+
+  /**
+   * Takes a packet, of which only a value in parts is copied; answers with the value that it
+   * completes.
+   *
+   * @throws IpcError for one that does not follow from those before; its descriptors are closed
+   */
+  add({ data, fds }: SocketMessage): Arrived | undefined {
+    let header: PacketHeader;
+    try {
+      header = readHeader(data);
+      this.#check(header, data.byteLength - HEADER_BYTE_LENGTH, fds.length);
+    } catch (error) {
+      discardFds(fds);
+      throw error;
+    }
+    const part = data.subarray(HEADER_BYTE_LENGTH);
+    if (header.offset === 0) this.#fds = fds;
+    if (part.byteLength === header.byteLength) return this.#complete(header.kind, part, true);
+    this.#byteLength = header.byteLength;
+    this.#parts.push(part.slice());
+    this.#received += part.byteLength;
+    return this.#received === header.byteLength
+      ? this.#complete(header.kind, Buffer.concat(this.#parts), false)
+      : undefined;
+  }
+
+  /** Drops a value that is not complete. */
+  clear(): void {
+    discardFds(this.#fds);
+    this.#reset();
+  }
+
+  #check(
+    { kind, sequence, byteLength, offset }: PacketHeader,
+    part: number,
+    fdCount: number,
+  ): void {
+    if (sequence !== this.#sequence || offset !== this.#received)
+      throw new IpcError(
+        `byte ${offset} of value ${sequence} came where byte ${this.#received} of value ${this.#sequence} was due`,
+      );
+    if (kind === PacketKind.news && part !== byteLength)
+      throw new IpcError(`news of ${byteLength} bytes came in a packet of ${part}`);
+    if (byteLength > MAX_VALUE_BYTE_LENGTH + MAX_TAIL_BYTE_LENGTH)
+      throw new IpcError(`a value of ${byteLength} bytes: it may have ${MAX_VALUE_BYTE_LENGTH}`);
+    if (offset > 0 && byteLength !== this.#byteLength)
+      throw new IpcError('a value changed its size on its way');
+    // Tiny parts of a large value would cost more to keep than they hold.
+    if (part !== Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset))
+      throw new IpcError(`a packet holds ${part} bytes of a value: that is too few or too many`);
+    if (offset > 0 && fdCount > 0)
+      throw new IpcError('file descriptors came in the middle of a value');
+  }
+
+  #complete(kind: PacketKind, bytes: Uint8Array, isOfMessage: boolean): Arrived {
+    const fds = this.#fds;
+    this.#reset();
+    this.#sequence = (this.#sequence + 1) >>> 0;
+    return { kind, bytes, isOfMessage, fds };
+  }
+
+  #reset(): void {
+    this.#parts = [];
+    this.#received = 0;
+    this.#fds = [];
+  }
+}

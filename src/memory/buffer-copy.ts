@@ -1,0 +1,227 @@
+/** The copies and fills of buffers: their arguments, checked, and where they go. */
+
+import { cu } from '../../ffi/driver.ts';
+import type { CUresult } from '../../ffi/results.ts';
+import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
+import { check } from '../check.ts';
+import type { Context } from '../context.ts';
+import { isCapturing, noteCaptured } from '../graph-capture.ts';
+import { Resource } from '../lifetime.ts';
+import { checkSignal } from '../poller.ts';
+import type { Stream } from '../stream.ts';
+import {
+  checkHostMemory,
+  checkInteger,
+  checkOptions,
+  type HostMemory,
+  shown,
+} from '../validate.ts';
+import type { CopyOptions, DeviceBuffer, FillOptions, StreamOption } from './buffer.ts';
+import { pieces } from './chunks.ts';
+import { copyAwaited, copySync } from './copy.ts';
+import type { HostCopy } from './host-copy.ts';
+import { copyBetweenDevices } from './peer-copy.ts';
+
+type Direction = HostCopy['direction'];
+
+/** Behind `buffer.fill`. */
+export function fillBuffer(buffer: DeviceBuffer, value: number, options?: FillOptions): void {
+  const { stream, elementByteLength } = checkOptions(
+    options,
+    ['stream', 'elementByteLength'],
+    'fill',
+  );
+  const width = checkElement(value, elementByteLength);
+  const { writableAddress: address, byteLength, context } = buffer;
+  if (byteLength % width !== 0 || address % width !== 0)
+    throw new RangeError(
+      `${byteLength} bytes at ${address} are no whole, aligned elements of ${width} bytes`,
+    );
+  const ordered = streamOf(stream);
+  noteVisits(ordered?.context ?? context, [context]);
+  for (const [offset, length] of pieces(byteLength, buffer.cuts)) {
+    const target = (address + offset) as CUdeviceptr;
+    fillOnDevice(context, target, value, width, length / width, ordered);
+  }
+}
+
+/** Behind `source.copyTo`. */
+export function copyBuffer(
+  source: DeviceBuffer,
+  target: DeviceBuffer,
+  options?: StreamOption,
+): void {
+  const stream = streamOption(options, 'copyTo');
+  const [from, to] = [source.address, target.writableAddress];
+  const { byteLength, context } = source;
+  checkFits(byteLength, target.byteLength, 'the target');
+  noteVisits(stream?.context ?? context, [context, target.context]);
+  const isNear = target.context.device === context.device;
+  const cuts = [...new Set([...source.cuts, ...target.cuts])].sort((a, b) => a - b);
+  const within = cuts.filter((offset) => offset < byteLength);
+  for (const [offset, length] of pieces(byteLength, within)) {
+    const start = { context, address: (from + offset) as CUdeviceptr };
+    const end = { context: target.context, address: (to + offset) as CUdeviceptr };
+    if (isNear) copyOnDevice(context, end.address, start.address, length, stream);
+    else copyBetweenDevices(start, end, length, stream);
+  }
+}
+
+/** Behind `copyFrom` and `copyToHost`. */
+export async function copyHost(
+  buffer: DeviceBuffer,
+  direction: Direction,
+  memory: HostMemory,
+  options: CopyOptions | undefined,
+): Promise<void> {
+  const call = direction === 'to device' ? 'copyFrom' : 'copyToHost';
+  const { signal, stream } = checkOptions(options, ['stream', 'signal'], call);
+  const wait = checkSignal(signal);
+  await copyAwaited(hostCopy(buffer, direction, memory, stream), wait);
+}
+
+/** Behind `copyFromSync` and `copyToHostSync`. */
+export function copyHostSync(
+  buffer: DeviceBuffer,
+  direction: Direction,
+  memory: HostMemory,
+  options: StreamOption | undefined,
+): void {
+  const call = direction === 'to device' ? 'copyFromSync' : 'copyToHostSync';
+  const { stream } = checkOptions(options, ['stream'], call);
+  copySync(hostCopy(buffer, direction, memory, stream));
+}
+
+function hostCopy(
+  buffer: DeviceBuffer,
+  direction: Direction,
+  memory: HostMemory,
+  stream: Stream | undefined,
+): HostCopy {
+  const host = checkHostMemory(memory, direction === 'to device' ? 'source' : 'into');
+  checkFits(host.byteLength, buffer.byteLength, 'the buffer');
+  const ordered = streamOf(stream);
+  const device = (): CUdeviceptr =>
+    direction === 'to device' ? buffer.writableAddress : buffer.address;
+  device(); // a closed buffer, or a read-only one, is refused now, not when the copy begins
+  return {
+    direction,
+    context: buffer.context,
+    host,
+    device,
+    cuts: buffer.cuts,
+    stream: ordered,
+  };
+}
+
+/** Memory of these contexts must outlive the work that is queued in a stream of `where`. */
+export function noteVisits(where: Context, contexts: readonly Context[]): void {
+  // The commonest case, without its loops.
+  if (contexts.length === 1 && contexts[0] === where && !isCapturing()) return;
+  for (const { activity } of contexts) activity.visitedBy(where.activity);
+  noteCaptured(contexts);
+}
+
+/** The stream of a call's options, if it names one. @throws TypeError for anything else */
+export function streamOf(stream: unknown): Stream | undefined {
+  if (stream !== undefined && !Resource.is(stream, 'Stream'))
+    throw new TypeError(`stream must be a Stream, not ${shown(stream)}`);
+  return stream as Stream | undefined;
+}
+
+/**
+ * The stream of options that have nothing else. That there is one property is seen in a third of the
+ * time that its name takes, which the calls that only queue would feel.
+ *
+ * @throws TypeError as checkOptions
+ */
+export function streamOption(options: StreamOption | undefined, call: string): Stream | undefined {
+  if (options === undefined) return undefined;
+  let count = 0;
+  for (const _ in options) count += 1;
+  const isPlain =
+    count === 1 && Object.getPrototypeOf(options) === Object.prototype && 'stream' in options;
+  return streamOf(isPlain ? options.stream : checkOptions(options, ['stream'], call).stream);
+}
+
+/** The bytes of an element that a fill sets to `value`. @throws RangeError */
+export function checkElement(value: number, elementByteLength: number | undefined): 1 | 2 | 4 {
+  const width = elementByteLength ?? 1;
+  if (width !== 1 && width !== 2 && width !== 4)
+    throw new RangeError(`elementByteLength must be 1, 2 or 4, not ${String(width)}`);
+  checkInteger(value, 'value', 0, 2 ** (8 * width) - 1);
+  return width;
+}
+
+function checkFits(byteLength: number, available: number, where: string): void {
+  if (byteLength > available)
+    throw new RangeError(`${byteLength} bytes do not fit in ${where}, which has ${available}`);
+}
+
+/** Copies and fills within a device: they only queue. */
+
+/** Queues a copy within the device; nothing waits. */
+function copyOnDevice(
+  context: Context,
+  target: CUdeviceptr,
+  source: CUdeviceptr,
+  byteLength: number,
+  stream: Stream | undefined,
+): void {
+  if (byteLength === 0) return;
+  const call = (handle: CUstream): void =>
+    check(
+      cu.cuMemcpyDtoDAsync_v2(target, source, byteLength, handle),
+      'cuMemcpyDtoDAsync_v2',
+      () => `copying ${byteLength} bytes on the device`,
+    );
+  if (stream) stream.enqueue(call);
+  else context.enqueue(call);
+}
+
+/** Queues the setting of `count` elements of `width` bytes; nothing waits. */
+function fillOnDevice(
+  context: Context,
+  target: CUdeviceptr,
+  value: number,
+  width: 1 | 2 | 4,
+  count: number,
+  stream: Stream | undefined,
+): void {
+  if (count === 0) return;
+  const name = ({ 1: 'cuMemsetD8Async', 2: 'cuMemsetD16Async', 4: 'cuMemsetD32Async' } as const)[
+    width
+  ];
+  const call = (handle: CUstream): CUresult => cu[name](target, value, count, handle);
+  const checked = (handle: CUstream): void =>
+    check(call(handle), name, () => `filling ${count * width} bytes`);
+  if (stream) stream.enqueue(checked);
+  else context.enqueue(checked);
+}
+
+/** As {@link fillOnDevice}, of `height` rows that lie `pitch` bytes apart. */
+export function fillRowsOnDevice(
+  context: Context,
+  target: CUdeviceptr,
+  pitch: number,
+  value: number,
+  width: 1 | 2 | 4,
+  [count, height]: readonly [count: number, height: number],
+  stream: Stream | undefined,
+): void {
+  if (height === 1) {
+    fillOnDevice(context, target, value, width, count, stream);
+    return;
+  }
+  const name = (
+    { 1: 'cuMemsetD2D8Async', 2: 'cuMemsetD2D16Async', 4: 'cuMemsetD2D32Async' } as const
+  )[width];
+  const call = (handle: CUstream): void =>
+    check(
+      cu[name](target, pitch, value, count, height, handle),
+      name,
+      () => `filling ${height} rows of ${count * width} bytes`,
+    );
+  if (stream) stream.enqueue(call);
+  else context.enqueue(call);
+}

@@ -1,0 +1,122 @@
+/** What a memory manager answers, checked: nothing that a plugin says is believed. */
+
+import type { Context, MemoryInfo } from '../../context.ts';
+import { NotSupportedError } from '../../errors.ts';
+import { releaseQuietly } from '../../lifetime.ts';
+import { type ClassOf, checkInstance, classNameOf } from '../../validate.ts';
+import type { BaseMemoryManager } from './host-only-manager.ts';
+import { IpcHandle } from './ipc-handle.ts';
+import { MemoryPointer, PinnedPointer } from './memory-pointer.ts';
+
+/** The version of the interface that cuffi speaks. */
+const INTERFACE_VERSION = 1;
+
+const METHODS = [
+  'initialize',
+  'memalloc',
+  'memhostalloc',
+  'mempin',
+  'getIpcHandle',
+  'getMemoryInfo',
+  'reset',
+  'deferCleanup',
+] as const;
+
+/** @throws NotSupportedError for another version than ours */
+export function checkVersion(name: string, version: unknown): void {
+  if (version !== INTERFACE_VERSION)
+    throw new NotSupportedError(
+      `${name} implements version ${String(version)} of the memory manager interface: version ${INTERFACE_VERSION} is required`,
+    );
+}
+
+/** @throws TypeError for a method that is missing, NotSupportedError for another version */
+export function checkManager(manager: BaseMemoryManager): BaseMemoryManager {
+  const name = classNameOf(manager);
+  const missing = METHODS.filter((method) => typeof manager[method] !== 'function');
+  if (missing.length > 0) throw new TypeError(`${name} lacks ${missing.join(', ')}`);
+  checkVersion(name, manager.interfaceVersion);
+  return manager;
+}
+
+type Pointer = MemoryPointer | PinnedPointer;
+
+/** Every pointer that was answered with: a second time it would be freed under its first user. */
+const known = new WeakSet<Pointer>();
+
+/** What a pointer must be. */
+interface Asked<P extends Pointer> {
+  readonly type: ClassOf<P>;
+  readonly context: Context;
+  readonly byteLength: number;
+}
+
+/**
+ * A pointer that a manager answered with, fit for use; one that is not is given back.
+ *
+ * @param call the method, with the manager's name
+ * @throws TypeError that says what must be returned
+ */
+export function checkPointer<P extends Pointer>(call: string, answer: unknown, asked: Asked<P>): P {
+  const isPointer = answer instanceof MemoryPointer || answer instanceof PinnedPointer;
+  if (isPointer && known.has(answer))
+    throw new TypeError(`${call} must return a pointer of its own for each call, not one again`);
+  if (isPointer) known.add(answer);
+  try {
+    const pointer = checkInstance(answer, asked.type, `what ${call} returns`);
+    requireFit(call, pointer, asked);
+    return pointer;
+  } catch (error) {
+    if (isPointer) releaseQuietly(() => answer.close());
+    throw error;
+  }
+}
+
+function requireFit(call: string, pointer: Pointer, { context, byteLength }: Asked<Pointer>): void {
+  if (pointer.closed) throw new TypeError(`${call} must return an open pointer, not a closed one`);
+  if (pointer.context !== context)
+    throw new TypeError(`${call} must return memory of its own context, not of another`);
+  if (pointer.byteLength < byteLength)
+    throw new TypeError(
+      `${call} must return at least ${byteLength} bytes, not ${pointer.byteLength}`,
+    );
+}
+
+/** @throws TypeError unless both are sizes, of which not more is free than there is */
+export function checkMemoryInfo(call: string, answer: unknown): MemoryInfo {
+  const { free, total } = (answer ?? {}) as { readonly free?: unknown; readonly total?: unknown };
+  const isSize = (value: unknown): value is number =>
+    Number.isSafeInteger(value) && (value as number) >= 0;
+  if (!isSize(free) || !isSize(total) || free > total)
+    throw new TypeError(
+      `${call} must return { free, total }, both in bytes and free at most total, not { ${String(free)}, ${String(total)} }`,
+    );
+  return { free, total };
+}
+
+/** @throws TypeError for what cannot be disposed of */
+export function checkScope(call: string, answer: unknown): Disposable {
+  if (typeof (answer as Partial<Disposable> | undefined)?.[Symbol.dispose] !== 'function')
+    throw new TypeError(`${call} must return a Disposable`);
+  return answer as Disposable;
+}
+
+/** What a handle must say of the memory that it was asked for. */
+export interface Named {
+  readonly byteLength: number;
+  readonly device: string;
+  /** Where the memory begins in its allocation, as the driver says. */
+  readonly offset: number;
+}
+
+/** @throws TypeError for a handle of other memory */
+export function checkIpcHandle(call: string, answer: unknown, named: Named): IpcHandle {
+  const handle = checkInstance(answer, IpcHandle, `what ${call} returns`);
+  const wrong =
+    (handle.byteLength !== named.byteLength &&
+      `byteLength ${named.byteLength}, not ${handle.byteLength}`) ||
+    (handle.offset !== named.offset && `offset ${named.offset}, not ${handle.offset}`) ||
+    (handle.sourceInfo !== named.device && `sourceInfo ${named.device}, not ${handle.sourceInfo}`);
+  if (wrong) throw new TypeError(`${call} must return a handle with ${wrong}`);
+  return handle;
+}

@@ -1,0 +1,130 @@
+import { OUT0, OUT1, readHandle, readSize } from '../../ffi/arena.ts';
+import { cu } from '../../ffi/driver.ts';
+import type { CUdeviceptr } from '../../ffi/types.ts';
+import { Context, type PlaceOptions } from '../context.ts';
+import { checkInstance, checkInteger, checkOptions } from '../validate.ts';
+import { withRoom } from './allocate-with-retry.ts';
+import { DeviceBuffer, type FillOptions, servedMemory } from './buffer.ts';
+import { checkElement, fillRowsOnDevice, noteVisits, streamOf } from './buffer-copy.ts';
+import { roundUp } from './chunks.ts';
+import { DeviceMemory, ownedBuffer } from './device-memory.ts';
+import {
+  checkExtent,
+  checkRegion,
+  type Extent,
+  flattened,
+  isEmpty,
+  type PitchedMemory,
+  parts,
+} from './pitched.ts';
+
+/** Options of {@link allocatePitched}. */
+export interface PitchedOptions extends PlaceOptions {
+  /** The largest element that a kernel reads at once: 4, 8 or 16 bytes. Default 4. */
+  readonly elementByteLength?: 4 | 8 | 16;
+}
+
+/** Device memory in rows; the buffer owns it. */
+export interface PitchedAllocation {
+  readonly buffer: DeviceBuffer;
+  /** Bytes from row to row: the width, rounded up to what the device likes. */
+  readonly rowPitch: number;
+}
+
+/** What the driver rounds rows up to. */
+const PITCH_UNIT = 512;
+
+/**
+ * Allocates device memory for rows, uninitialised, each aligned so that the device reads it
+ * quickly (cuMemAllocPitch). It is plain device memory, which legacy IPC can share. A memory manager
+ * that was set gives it out instead: rows are 512 bytes apart then, or a multiple of that, from
+ * wherever its memory begins.
+ *
+ * @param width bytes in a row, at least 1
+ * @param height rows, at least 1
+ * @example
+ * const { buffer, rowPitch } = cuda.allocatePitched(1000, 500);
+ * await cuda.copyPitched({ memory: buffer, rowPitch }, { memory: image }, { width: 1000, height: 500 });
+ * @throws CudaError CUDA_ERROR_OUT_OF_MEMORY
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export function allocatePitched(
+  width: number,
+  height: number,
+  options?: PitchedOptions,
+): PitchedAllocation {
+  const { elementByteLength = 4, ...place } = checkOptions(
+    options,
+    ['context', 'device', 'elementByteLength'],
+    'allocatePitched',
+  );
+  checkInteger(width, 'width', 1);
+  checkInteger(height, 'height', 1, Math.floor(Number.MAX_SAFE_INTEGER / width));
+  if (![4, 8, 16].includes(elementByteLength))
+    throw new RangeError(`elementByteLength must be 4, 8 or 16, not ${String(elementByteLength)}`);
+  const context = Context.of(place);
+  const served = servedMemory(context);
+  if (served) {
+    const rowPitch = roundUp(
+      width,
+      Math.max(PITCH_UNIT, context.device.attribute('texturePitchAlignment')),
+    );
+    return { buffer: served.allocate(rowPitch * height), rowPitch };
+  }
+  const [address, rowPitch] = context.run(() => {
+    withRoom(context, 'cuMemAllocPitch_v2', width * height, () =>
+      cu.cuMemAllocPitch_v2(OUT0, OUT1, width, height, elementByteLength),
+    );
+    return [readHandle<CUdeviceptr>(OUT0, cu.cuMemFree_v2), readSize(OUT1)];
+  });
+  const resource = DeviceMemory.create({ context });
+  return { buffer: ownedBuffer(resource, address, rowPitch * height), rowPitch };
+}
+
+/**
+ * Sets every element of rows and slices of device memory to `value`; what lies between the rows
+ * stays. Only queues.
+ *
+ * @param extent its width is in bytes, whole elements
+ * @throws RangeError where rows are no whole, aligned elements, or lie beyond the memory;
+ * TypeError, ClosedError, CudaError
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export function fillPitched(
+  target: PitchedMemory,
+  value: number,
+  extent: Extent,
+  options?: FillOptions,
+): void {
+  const { stream, elementByteLength } = checkOptions(
+    options,
+    ['stream', 'elementByteLength'],
+    'fillPitched',
+  );
+  const element = checkElement(value, elementByteLength);
+  const given = checkExtent(extent, 'fillPitched');
+  const region = checkRegion(target, 'target', given, 'fillPitched');
+  const buffer = checkInstance(region.memory, DeviceBuffer, 'target.memory');
+  const ordered = streamOf(stream);
+  const { context } = buffer;
+  const start = buffer.address + region.byteOffset;
+  const { rowPitch, slicePitch } = region;
+  const { width: row, height: rows, depth: slices } = given;
+  const steps = [start, row, rows > 1 ? rowPitch : 0, slices > 1 ? slicePitch : 0];
+  if (steps.some((step) => step % element !== 0))
+    throw new RangeError(
+      `rows of ${row} bytes at ${start}, ${rowPitch} apart, are no whole, aligned elements of ${element} bytes`,
+    );
+  const box = flattened(given, [region]);
+  if (isEmpty(box)) return;
+  noteVisits(ordered?.context ?? context, [context]);
+  for (const part of parts(box, [region])) {
+    const { width, height, depth } = part.box;
+    const [offset = 0] = part.offsets;
+    for (let z = 0; z < depth; z += 1) {
+      const address = (start + offset + z * slicePitch) as CUdeviceptr;
+      const extents = [width / element, height] as const;
+      fillRowsOnDevice(context, address, rowPitch, value, element, extents, ordered);
+    }
+  }
+}

@@ -1,0 +1,59 @@
+/** What legacy IPC knows an allocation by. All of it with the allocation's context current. */
+import { BLOCK, OUT0, OUT1, readBytes, readHandle, readInt32, readSize } from '../../ffi/arena.ts';
+import {
+  CU_IPC_HANDLE_SIZE,
+  CU_POINTER_ATTRIBUTE_BUFFER_ID,
+  CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+} from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import type { CUdeviceptr } from '../../ffi/types.ts';
+import { check, cudaError } from '../check.ts';
+import { initialize } from '../driver.ts';
+import { IpcError } from '../errors.ts';
+
+/** The 64 bytes that name the allocation which `address` lies in, all of it. @throws IpcError */
+export function legacyHandle(address: CUdeviceptr, byteLength: number): Uint8Array {
+  const status = cu.cuIpcGetMemHandle(BLOCK, address);
+  if (status !== 0)
+    throw new IpcError(
+      'this memory has no legacy IPC handle',
+      cudaError(status, 'cuIpcGetMemHandle', `exporting ${byteLength} bytes`),
+    );
+  return readBytes(BLOCK, CU_IPC_HANDLE_SIZE);
+}
+
+/** Where the allocation begins which `address` lies in. */
+export function allocationBase(address: CUdeviceptr): CUdeviceptr {
+  check(cu.cuMemGetAddressRange_v2(OUT0, OUT1, address), 'cuMemGetAddressRange_v2');
+  return readHandle<CUdeviceptr>(OUT0);
+}
+
+/** The size of an allocation, in bytes. */
+export function allocationByteLength(base: CUdeviceptr): number {
+  check(cu.cuMemGetAddressRange_v2(OUT0, OUT1, base), 'cuMemGetAddressRange_v2');
+  return readSize(OUT1);
+}
+
+/** The driver's number of an allocation, which tells it from an earlier one at its address. */
+export function bufferIdOf(base: CUdeviceptr): number {
+  check(
+    cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_BUFFER_ID, base),
+    'cuPointerGetAttribute',
+  );
+  return readSize(OUT0);
+}
+
+/**
+ * The ordinal of the device that an address is of.
+ *
+ * @throws CudaError CUDA_ERROR_INVALID_VALUE for one that the driver does not know
+ */
+export function deviceOfPointer(address: number): number {
+  initialize();
+  check(
+    cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address as CUdeviceptr),
+    'cuPointerGetAttribute',
+    () => `looking for memory at address ${address}`,
+  );
+  return readInt32(OUT0);
+}

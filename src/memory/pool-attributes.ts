@@ -1,0 +1,224 @@
+import {
+  BLOCK,
+  OUT0,
+  readHandle,
+  readInt32,
+  readSize,
+  readUint64,
+  writeInt32,
+  writeStruct,
+  writeUint64,
+} from '../../ffi/arena.ts';
+import {
+  CU_MEM_ACCESS_FLAGS_PROT_NONE,
+  CU_MEM_ACCESS_FLAGS_PROT_READ,
+  CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+  CU_MEM_ALLOCATION_TYPE_PINNED,
+  CU_MEM_HANDLE_TYPE_NONE,
+  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+  CU_MEM_LOCATION_TYPE_DEVICE,
+  CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+  CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+  CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+  CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
+} from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import { CUresult } from '../../ffi/results.ts';
+import type { CUmemoryPool } from '../../ffi/types.ts';
+import { check, cudaError } from '../check.ts';
+import type { PlaceOptions } from '../context.ts';
+import type { Device } from '../device.ts';
+
+/** Options of {@link MemoryPool.create}. */
+export interface PoolOptions extends PlaceOptions {
+  /** How many bytes it takes from the device at most. Default: the driver's limit. */
+  readonly maxSize?: number;
+  /**
+   * How many bytes the pool keeps, when nothing uses them, for later allocations; above, it gives
+   * them back to the device as soon as a stream or the context is waited for. Default Infinity.
+   */
+  readonly releaseThreshold?: number;
+  /**
+   * Whether other processes can be given the pool, by file descriptor. Default false, as it costs
+   * the driver time.
+   */
+  readonly shareable?: boolean;
+  /** When freed memory is given out again. Default: whenever it can be. */
+  readonly reuse?: Partial<PoolReuse>;
+}
+
+/** Options of {@link MemoryPool.close}. */
+export interface PoolCloseOptions {
+  /** Whether the pool's open buffers are closed first, newest first. Default false. */
+  readonly buffers?: boolean;
+}
+
+/** What pools ask of the driver: made, probed for, their attributes, and who reaches them. */
+
+/** When a pool gives freed memory out again; all are true in a new pool. */
+export interface PoolReuse {
+  /** To a stream that waits, by events, for the stream that freed it. */
+  readonly followEventDependencies: boolean;
+  /** To any stream, once the free is seen to be done. */
+  readonly allowOpportunistic: boolean;
+  /** To any stream at once: the driver makes it wait for the one that freed. */
+  readonly allowInternalDependencies: boolean;
+}
+
+/** The driver's numbers of {@link PoolReuse}. */
+const reuseAttributes = {
+  followEventDependencies: CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
+  allowOpportunistic: CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+  allowInternalDependencies: CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+} as const satisfies Record<keyof PoolReuse, number>;
+
+export const reuseNames = Object.keys(reuseAttributes) as (keyof PoolReuse)[];
+
+/** What a device may do with the memory of a pool. */
+export type PoolAccess = 'none' | 'read' | 'read-write';
+
+/** Makes a pool on a device; `maxSize` 0 leaves the limit to the driver. */
+export function createPool(device: Device, shareable: boolean, maxSize: number): CUmemoryPool {
+  check(
+    requestPool(device, shareable, maxSize),
+    'cuMemPoolCreate',
+    () => `making a${shareable ? ' shareable' : ''} memory pool on ${device}`,
+  );
+  return readHandle<CUmemoryPool>(OUT0, cu.cuMemPoolDestroy);
+}
+
+const requestPool = (device: Device, shareable: boolean, maxSize: number): CUresult =>
+  cu.cuMemPoolCreate(
+    OUT0,
+    writeStruct('CUmemPoolProps', {
+      allocType: CU_MEM_ALLOCATION_TYPE_PINNED,
+      handleTypes: shareable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE,
+      'location.type': CU_MEM_LOCATION_TYPE_DEVICE,
+      'location.id': device.handle,
+      maxSize,
+    }),
+  );
+
+/** Answers of cuMemPoolCreate that mean: not this kind of pool, here. */
+const REFUSALS: ReadonlySet<CUresult> = new Set([
+  CUresult.CUDA_ERROR_INVALID_VALUE,
+  CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER,
+  CUresult.CUDA_ERROR_NOT_SUPPORTED,
+]);
+
+const PROBE_BYTE_LENGTH = 2 << 20;
+const probed = new WeakMap<Device, boolean>();
+
+/**
+ * Whether a device makes pools that other processes can open. A small one is made for it, once:
+ * WSL's driver says yes when it is asked, and then refuses.
+ */
+export function canShare(device: Device): boolean {
+  const known = probed.get(device);
+  if (known !== undefined) return known;
+  const answer =
+    device.attribute('memoryPoolsSupported') !== 0 &&
+    (device.attribute('mempoolSupportedHandleTypes') & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) !==
+      0 &&
+    probe(device);
+  probed.set(device, answer);
+  return answer;
+}
+
+function probe(device: Device): boolean {
+  const status = requestPool(device, true, PROBE_BYTE_LENGTH);
+  if (REFUSALS.has(status)) return false;
+  if (status !== 0)
+    throw cudaError(status, 'cuMemPoolCreate', `trying shareable memory pools on ${device}`);
+  check(
+    cu.cuMemPoolDestroy(readHandle<CUmemoryPool>(OUT0, cu.cuMemPoolDestroy)),
+    'cuMemPoolDestroy',
+  );
+  return true;
+}
+
+/** An attribute that counts bytes. */
+export function readByteCount(pool: CUmemoryPool, attribute: number): number {
+  readAttribute(pool, attribute);
+  return readSize(OUT0);
+}
+
+/** The release threshold: Infinity for the driver's "never". */
+export function readThreshold(pool: CUmemoryPool): number {
+  readAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
+  const threshold = readUint64(OUT0);
+  return threshold > Number.MAX_SAFE_INTEGER ? Number.POSITIVE_INFINITY : Number(threshold);
+}
+
+export function writeThreshold(pool: CUmemoryPool, threshold: number): void {
+  const value = threshold === Number.POSITIVE_INFINITY ? 2n ** 64n - 1n : threshold;
+  setAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, () => writeUint64(value));
+}
+
+/** Sets a high-water mark back; the driver takes no other value than 0. */
+export const clearByteCount = (pool: CUmemoryPool, attribute: number): void =>
+  setAttribute(pool, attribute, () => writeUint64(0));
+
+export function readReuse(pool: CUmemoryPool, name: keyof PoolReuse): boolean {
+  readAttribute(pool, reuseAttributes[name]);
+  return readInt32(OUT0) !== 0;
+}
+
+export const writeReuse = (pool: CUmemoryPool, name: keyof PoolReuse, value: boolean): void =>
+  setAttribute(pool, reuseAttributes[name], () => writeInt32(value ? 1 : 0));
+
+function readAttribute(pool: CUmemoryPool, attribute: number): void {
+  check(
+    cu.cuMemPoolGetAttribute(pool, attribute, OUT0),
+    'cuMemPoolGetAttribute',
+    () => `reading attribute ${attribute} of a memory pool`,
+  );
+}
+
+function setAttribute(
+  pool: CUmemoryPool,
+  attribute: number,
+  write: () => ReturnType<typeof writeInt32>,
+): void {
+  check(
+    cu.cuMemPoolSetAttribute(pool, attribute, write()),
+    'cuMemPoolSetAttribute',
+    () => `setting attribute ${attribute} of a memory pool`,
+  );
+}
+
+const locationOf = (device: Device) =>
+  ({ 'location.type': CU_MEM_LOCATION_TYPE_DEVICE, 'location.id': device.handle }) as const;
+
+/**
+ * Gives another device access to a pool's memory, or takes it back. One device a call: the driver
+ * refuses a list as a whole for one bad entry.
+ */
+export function writeAccess(pool: CUmemoryPool, device: Device, mayUse: boolean): void {
+  const flags = mayUse ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  check(
+    cu.cuMemPoolSetAccess(
+      pool,
+      writeStruct('CUmemAccessDesc', { ...locationOf(device), flags }),
+      1,
+    ),
+    'cuMemPoolSetAccess',
+    () => `setting the access of ${device} to a memory pool`,
+  );
+}
+
+export function readAccess(pool: CUmemoryPool, device: Device): PoolAccess {
+  const location = writeStruct(
+    'CUmemLocation',
+    { type: CU_MEM_LOCATION_TYPE_DEVICE, id: device.handle },
+    BLOCK,
+  );
+  check(
+    cu.cuMemPoolGetAccess(OUT0, pool, location),
+    'cuMemPoolGetAccess',
+    () => `reading the access of ${device} to a memory pool`,
+  );
+  const flags = readInt32(OUT0);
+  if (flags === CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return 'read-write';
+  return flags === CU_MEM_ACCESS_FLAGS_PROT_READ ? 'read' : 'none';
+}

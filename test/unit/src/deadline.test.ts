@@ -1,0 +1,471 @@
+/** What a wait leaves behind when it has settled: no timer, and no listener of its signal. */
+import assert from 'node:assert/strict';
+import { getEventListeners } from 'node:events';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { after, before, describe, test } from 'node:test';
+import { closeFd } from '../../../ffi/linux/libc.ts';
+import { withDeadline } from '../../../src/deadline.ts';
+import {
+  Context,
+  CudaEvent,
+  copyPitched,
+  countEqualBytes,
+  DeviceBuffer,
+  deviceArray,
+  float32,
+  Graph,
+  Stream,
+  toDevice,
+} from '../../../src/index.ts';
+import {
+  connect,
+  type DeadlineOptions,
+  getIpcHandle,
+  leases,
+  listen,
+  ready,
+} from '../../../src/ipc/index.ts';
+import { Tag } from '../../../src/ipc/wire/value-tags.ts';
+import { nextTurn } from '../../../src/poller.ts';
+import { Latch } from '../../support/latch.ts';
+import { emulate } from './emulate.ts';
+import { peerPair, Stranger } from './ipc/peer/support.ts';
+
+const folder = mkdtempSync(join(tmpdir(), 'cuffi-deadline-'));
+after(() => rmSync(folder, { recursive: true }));
+before(() => void emulate());
+
+const timers = (): number =>
+  process.getActiveResourcesInfo().filter((name) => name === 'Timeout').length;
+
+/** A wait, and what ends it. */
+interface Wait {
+  begin(options: DeadlineOptions): Promise<unknown>;
+  /** Has it end well. Absent where it does so by itself, or never does. */
+  end?(): unknown;
+  /** What it waits for fails; absent where that cannot be. */
+  fail?(): unknown;
+}
+
+interface Case {
+  /** Whether it takes `timeoutMs` too. */
+  readonly isTimed: boolean;
+  /** Where it has no `end`: whether it ends by itself. */
+  readonly isQuick?: boolean;
+  /** Gives the wait to `use`, and takes back what it was made with. */
+  make(use: (wait: Wait) => Promise<void>): Promise<void>;
+}
+
+/** What became of a wait that was begun with a signal, and a time where it takes one. */
+async function outcome(
+  { isTimed, isQuick, make }: Case,
+  how: 'end' | 'fail' | 'abort' | 'timeout' | 'aborted before',
+): Promise<void> {
+  await make(async (wait) => {
+    if (how === 'fail' && !wait.fail) return;
+    if ((how === 'abort' || how === 'timeout') && isQuick) return;
+    if (how === 'end' && !wait.end && !isQuick) return;
+    const controller = new AbortController();
+    const { signal } = controller;
+    const reason = new Error('given up');
+    if (how === 'aborted before') controller.abort(reason);
+    const before = timers();
+    const time = { timeoutMs: how === 'timeout' ? 1 : 60_000 };
+    const settled = wait.begin({ signal, ...(isTimed && time) }).then(
+      () => 'resolved',
+      (error: unknown) => error,
+    );
+    await nextTurn();
+    if (how === 'end') await wait.end?.();
+    if (how === 'fail') await wait.fail?.();
+    if (how === 'abort') controller.abort(reason);
+    const got = await settled;
+    if (how === 'end') assert.equal(got, 'resolved');
+    else if (how === 'fail') assert.ok(got instanceof Error && got !== reason, String(got));
+    else if (how === 'timeout') assert.equal((got as Error).name, 'TimeoutError');
+    else assert.equal(got, reason);
+    assert.deepEqual(getEventListeners(signal, 'abort'), [], `${how}: listeners`);
+    assert.equal(timers(), before, `${how}: timers`);
+    // What is left over would fail now, with nobody to catch it.
+    controller.abort();
+    await nextTurn();
+  });
+}
+
+/** Work that waits for a latch in a stream, with a buffer that it is on. */
+const onDevice =
+  (begin: (stream: Stream, buffer: DeviceBuffer, options: object) => Promise<unknown>) =>
+  async (use: (wait: Wait) => Promise<void>): Promise<void> => {
+    const stream = Stream.create({ nonBlocking: true });
+    const buffer = DeviceBuffer.allocate(64);
+    const latch = new Latch();
+    latch.hold(stream);
+    buffer.fill(1, { stream });
+    await use({
+      begin: (options) => begin(stream, buffer, options),
+      end: () => latch.open(),
+    });
+    latch[Symbol.dispose]();
+    buffer.close();
+    stream.close();
+  };
+
+const cases: Readonly<Record<string, Case>> = {
+  'stream.synchronize': {
+    isTimed: false,
+    make: onDevice((stream, _, options) => stream.synchronize(options)),
+  },
+  'event.synchronize': {
+    isTimed: false,
+    make: onDevice((stream, _, options) => {
+      const event = CudaEvent.create();
+      event.record(stream);
+      return event.synchronize(options).finally(() => event.close());
+    }),
+  },
+  'context.synchronize': {
+    isTimed: false,
+    make: onDevice((_, __, options) => Context.primary().synchronize(options)),
+  },
+  'context.flush': {
+    isTimed: false,
+    make: onDevice((_, buffer, options) => {
+      buffer.close();
+      return Context.primary().flush(options);
+    }),
+  },
+  'context.reset': {
+    isTimed: false,
+    make: async (use) => {
+      const stream = Stream.create({ nonBlocking: true });
+      const latch = new Latch();
+      latch.hold(stream);
+      await use({
+        begin: (options) => Context.primary().reset(options),
+        end: () => latch.open(),
+      });
+      latch.open();
+      stream.close();
+    },
+  },
+  'buffer.copyFrom': {
+    isTimed: false,
+    make: onDevice((stream, buffer, options) =>
+      buffer.copyFrom(new Uint8Array(64), { stream, ...options }),
+    ),
+  },
+  'buffer.copyToHost': {
+    isTimed: false,
+    make: onDevice((stream, buffer, options) =>
+      buffer.copyToHost(undefined, { stream, ...options }),
+    ),
+  },
+  'array.copyToHost': {
+    isTimed: false,
+    make: onDevice((stream, _, options) => {
+      const array = deviceArray([4], float32);
+      return array.copyToHost(undefined, { stream, ...options }).finally(() => array.close());
+    }),
+  },
+  'array.copyFrom': {
+    isTimed: false,
+    make: onDevice((stream, _, options) => {
+      const array = deviceArray([4], float32);
+      const source = new Float32Array(4);
+      return array.copyFrom(source, { stream, ...options }).finally(() => array.close());
+    }),
+  },
+  'array.set': {
+    isTimed: false,
+    make: onDevice((stream, _, options) => {
+      const array = deviceArray([4], float32);
+      return array.set([], 1, { stream, ...options }).finally(() => array.close());
+    }),
+  },
+  toDevice: {
+    isTimed: false,
+    make: onDevice(async (stream, _, options) => {
+      (await toDevice(new Float32Array(4), { stream, ...options })).close();
+    }),
+  },
+  copyPitched: {
+    isTimed: false,
+    make: onDevice((stream, buffer, options) =>
+      copyPitched(
+        { memory: new Uint8Array(64), rowPitch: 8 },
+        { memory: buffer, rowPitch: 8 },
+        { width: 4, height: 8 },
+        { stream, ...options },
+      ),
+    ),
+  },
+  countEqualBytes: {
+    isTimed: false,
+    make: onDevice((stream, buffer, options) =>
+      countEqualBytes(buffer, buffer, { stream, ...options }),
+    ),
+  },
+  ready: {
+    isTimed: true,
+    make: async (use) => {
+      using stream = Stream.create({ nonBlocking: true });
+      using buffer = DeviceBuffer.allocate(64);
+      using latch = new Latch();
+      latch.hold(stream);
+      buffer.fill(1, { stream });
+      using handle = getIpcHandle(buffer, { stream });
+      await use({ begin: (options) => ready(handle, options), end: () => latch.open() });
+    },
+  },
+  'leases.drain': {
+    isTimed: true,
+    make: async (use) => {
+      using pair = peerPair();
+      const buffer = DeviceBuffer.allocate(64);
+      await pair.a.send(buffer);
+      const received = (await pair.b.receive()) as DeviceBuffer;
+      buffer.close();
+      await use({ begin: (options) => leases.drain(options), end: () => received.close() });
+      received.close();
+      await leases.drain();
+    },
+  },
+  'peer.send': {
+    isTimed: true,
+    make: async (use) => {
+      using pair = peerPair();
+      const large = new Uint8Array(4 << 20);
+      await use({
+        begin: (options) => pair.a.send(large, options),
+        end: () => pair.b.receive(),
+        fail: () => pair.b.close(),
+      });
+    },
+  },
+  'peer.send with room': {
+    isTimed: true,
+    isQuick: true,
+    make: async (use) => {
+      using pair = peerPair();
+      await use({ begin: (options) => pair.a.send(1, options) });
+    },
+  },
+  'peer.receive': {
+    isTimed: true,
+    make: async (use) => {
+      using pair = peerPair();
+      await use({
+        begin: (options) => pair.a.receive(options),
+        end: () => pair.b.send(1),
+        fail: () => pair.b.close(),
+      });
+    },
+  },
+  'peer.receive of what is there': {
+    isTimed: true,
+    isQuick: true,
+    make: async (use) => {
+      using pair = peerPair();
+      await pair.b.send(1);
+      await use({ begin: (options) => pair.a.receive(options) });
+    },
+  },
+  'peer.open that nobody confirms': {
+    isTimed: true,
+    make: async (use) => {
+      using stranger = new Stranger();
+      using buffer = DeviceBuffer.allocate(64);
+      await use({
+        begin: (options) => stranger.peer.open(getIpcHandle(buffer), options),
+        fail: () => stranger.peer.close(),
+      });
+    },
+  },
+  'peer.open': {
+    isTimed: true,
+    isQuick: true,
+    make: async (use) => {
+      using pair = peerPair();
+      using buffer = DeviceBuffer.allocate(64);
+      const opened: { close(): void }[] = [];
+      await use({
+        begin: async (options) => {
+          opened.push((await pair.a.open(getIpcHandle(buffer), options)) as DeviceBuffer);
+        },
+      });
+      for (const each of opened) each.close();
+    },
+  },
+  'listener.accept': {
+    isTimed: true,
+    make: async (use) => {
+      const name = join(folder, 'accept.sock');
+      using listener = listen(name);
+      const peers: { close(): void }[] = [];
+      await use({
+        begin: async (options) => {
+          peers.push(await listener.accept(options));
+        },
+        end: async () => peers.push(await connect(name)),
+        fail: () => listener.close(),
+      });
+      for (const peer of peers) peer.close();
+    },
+  },
+  connect: {
+    isTimed: true,
+    make: async (use) => {
+      const name = join(folder, 'connect.sock');
+      const made: { close(): void }[] = [];
+      await use({
+        begin: async (options) => {
+          made.push(await connect(name, options));
+        },
+        end: () => made.push(listen(name)),
+      });
+      for (const each of made) each.close();
+    },
+  },
+};
+
+describe('a wait that has settled leaves no timer and no listener', () => {
+  for (const [call, each] of Object.entries(cases))
+    test(call, async () => {
+      for (const how of ['end', 'fail', 'abort', 'timeout', 'aborted before'] as const)
+        if (how !== 'timeout' || each.isTimed) await outcome(each, how);
+    });
+});
+
+describe('withDeadline', () => {
+  const limits = (): { controller: AbortController; options: DeadlineOptions } => {
+    const controller = new AbortController();
+    return { controller, options: { signal: controller.signal, timeoutMs: 1 } };
+  };
+  const later = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, 20));
+
+  test('rejects with what is thrown at once, and nothing of it is left', async () => {
+    const { controller, options } = limits();
+    const before = timers();
+    const error = new Error('at once');
+    const waiting = withDeadline(options, 'this', () => {
+      throw error;
+    });
+    assert.equal(timers(), before);
+    await assert.rejects(waiting, error);
+    assert.deepEqual(getEventListeners(controller.signal, 'abort'), []);
+    controller.abort();
+    await later();
+  });
+
+  test('settles at once where what it guards does, and nothing of it is left', async () => {
+    for (const how of ['resolve', 'reject'] as const) {
+      const { controller, options } = limits();
+      const before = timers();
+      let cancelled = 0;
+      const waiting = withDeadline<Error>(options, 'this', (resolve, reject) => {
+        (how === 'resolve' ? resolve : reject)(new Error(how));
+        return () => {
+          cancelled += 1;
+        };
+      });
+      assert.equal(timers(), before);
+      assert.deepEqual(getEventListeners(controller.signal, 'abort'), []);
+      assert.equal((await waiting.catch((error: Error) => error)).message, how);
+      controller.abort();
+      await later();
+      assert.equal(cancelled, 0);
+    }
+  });
+
+  test('hears of a signal that is aborted while the wait begins', async () => {
+    const { controller, options } = limits();
+    let cancelled = 0;
+    const waiting = withDeadline({ ...options, timeoutMs: 60_000 }, 'this', () => {
+      controller.abort(new Error('meanwhile'));
+      return () => {
+        cancelled += 1;
+      };
+    });
+    await assert.rejects(waiting, /meanwhile/);
+    assert.equal(cancelled, 1);
+    assert.deepEqual(getEventListeners(controller.signal, 'abort'), []);
+  });
+});
+
+describe('what fails at once does not fail again when its time is over, or it is aborted', () => {
+  /** Where the other end is gone, and a value is left to be received. */
+  async function endedPeer(): Promise<Stranger> {
+    const stranger = new Stranger();
+    stranger.send(Uint8Array.of(Tag.int32, 1, 0, 0, 0));
+    closeFd(stranger.socket);
+    await stranger.peer.ended;
+    assert.equal(stranger.peer.closed, false);
+    return stranger;
+  }
+
+  const settle = async (begin: (options: DeadlineOptions) => Promise<unknown>): Promise<Error> => {
+    const controller = new AbortController();
+    const before = timers();
+    const waiting = begin({ signal: controller.signal, timeoutMs: 1 });
+    const error = (await waiting.catch((reason: unknown) => reason)) as Error;
+    assert.equal(timers(), before);
+    assert.deepEqual(getEventListeners(controller.signal, 'abort'), []);
+    controller.abort();
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    return error;
+  };
+
+  test('peer.open of a peer that has ended', async () => {
+    using stranger = await endedPeer();
+    using buffer = DeviceBuffer.allocate(64);
+    const descriptor = getIpcHandle(buffer);
+    const error = await settle((options) => stranger.peer.open(descriptor, options));
+    assert.notEqual(error.name, 'TimeoutError');
+    assert.ok(error instanceof Error);
+  });
+
+  test('peer.open while too many descriptors wait to be confirmed', async () => {
+    using stranger = new Stranger();
+    using buffer = DeviceBuffer.allocate(64);
+    const descriptor = getIpcHandle(buffer);
+    const waiting: Promise<unknown>[] = [];
+    for (let n = 0; n < 1024; n += 1)
+      waiting.push(stranger.peer.open(descriptor, { timeoutMs: 60_000 }).catch(() => {}));
+    const error = await settle((options) => stranger.peer.open(descriptor, options));
+    assert.match(error.message, /1024/);
+    const before = timers();
+    stranger.peer.close();
+    await Promise.all(waiting);
+    assert.equal(timers(), before - 1024);
+  });
+
+  test('peer.receive while a graph is captured', async () => {
+    using pair = peerPair();
+    using stream = Stream.create({ nonBlocking: true });
+    let waiting: Promise<Error> | undefined;
+    using graph = Graph.capture(stream, () => {
+      waiting = settle((options) => pair.a.receive(options));
+    });
+    assert.match((await waiting)?.message ?? '', /captured/);
+    assert.equal(graph.closed, false);
+  });
+
+  test('a value whose getter aborts the signal goes out, and how that ends is nobody’s', async () => {
+    using pair = peerPair();
+    const controller = new AbortController();
+    const value = {
+      data: new Uint8Array(4 << 20),
+      get last() {
+        controller.abort(new Error('meanwhile'));
+        return 1;
+      },
+    };
+    await assert.rejects(pair.a.send(value, { signal: controller.signal }), /meanwhile/);
+    // Its sending fails, and nobody waits for it: that must not be an unhandled rejection.
+    pair.a.close();
+    await nextTurn();
+    await nextTurn();
+  });
+});

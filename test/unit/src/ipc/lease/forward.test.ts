@@ -1,0 +1,545 @@
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { openSync, readSync } from 'node:fs';
+import { connect, createServer } from 'node:net';
+import { afterEach, beforeEach, describe, test } from 'node:test';
+import { closeFd, createMemfd, duplicateFd, SystemError } from '../../../../../ffi/linux/libc.ts';
+import { receiveMessage, sendMessage } from '../../../../../ffi/linux/message.ts';
+import { processStartTime } from '../../../../../ffi/linux/process.ts';
+import { listenSocket, socketPair } from '../../../../../ffi/linux/socket.ts';
+import { DeviceBuffer } from '../../../../../src/index.ts';
+import { leases } from '../../../../../src/ipc/index.ts';
+import {
+  Adopting,
+  type Asked,
+  type Lender,
+  MAX_ASKED,
+  passOn,
+  rememberLender,
+} from '../../../../../src/ipc/lease/forward.ts';
+import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
+import { Peer } from '../../../../../src/ipc/peer/peer.ts';
+import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
+import { writeHeader } from '../../../../../src/ipc/wire/frames.ts';
+import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
+import { nextTurn } from '../../../../../src/poller.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
+import { until } from '../../../../support/until.ts';
+import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
+import { emulate } from '../../emulate.ts';
+import { Stranger } from '../peer/support.ts';
+
+/** What is asked of a maker that answers as it likes, by the link that is for its answer. */
+describe('Adopting', () => {
+  let before = 0;
+  beforeEach(() => {
+    before = openDescriptors();
+  });
+  afterEach(() => descriptorsReturnTo(before));
+
+  const ask = (adopting: Adopting): Asked & { theirs: number; ours: number } => {
+    const [theirs, ours] = socketPair();
+    return { ...adopting.ask(0, process.pid, 1, theirs, ours), theirs, ours };
+  };
+
+  /** Whether promises are resolved after some turns of the loop, which none of them keeps going. */
+  async function isAnswered(...promises: Promise<void>[]): Promise<boolean> {
+    let count = 0;
+    for (const promise of promises)
+      void promise.then(() => {
+        count += 1;
+      });
+    for (let turn = 0; turn < 20; turn++) await nextTurn();
+    return count === promises.length;
+  }
+
+  const answers: Readonly<Record<string, (link: number) => void>> = {
+    'the byte that is agreed on': (link) => sendMessage(link, Uint8Array.of(1)),
+    'many messages of many bytes': (link) => {
+      while (sendMessage(link, Buffer.alloc(10_000, 7)));
+    },
+    'file descriptors': (link) => sendMessage(link, Uint8Array.of(1), [link, link]),
+    nothing: () => {},
+  };
+
+  for (const [what, answer] of Object.entries(answers))
+    test(`${what}, and the end of the link, is an answer, and leaves no descriptor`, async () => {
+      const adopting = new Adopting(() => {});
+      const { answered, ours } = ask(adopting);
+      const { link } = adopting.take()[0] as { link: number };
+      answer(link);
+      closeFd(link);
+      assert.equal(await isAnswered(answered), true);
+      closeFd(ours);
+    });
+
+  test('the answer does not go on to the third process', async () => {
+    const adopting = new Adopting(() => {});
+    const { answered, ours } = ask(adopting);
+    const { link } = adopting.take()[0] as { link: number };
+    sendMessage(link, Uint8Array.of(1));
+    assert.equal(await isAnswered(answered), true);
+    assert.throws(() => readSync(ours, new Uint8Array(1)), { code: 'EAGAIN' });
+    [link, ours].forEach(closeFd);
+  });
+
+  test('one that never answers is waited for until its connection is over', async () => {
+    const adopting = new Adopting(() => {});
+    const told = ask(adopting);
+    const { link } = adopting.take()[0] as { link: number };
+    const untold = ask(adopting);
+    assert.deepEqual(
+      [await isAnswered(told.answered), await isAnswered(untold.answered)],
+      [false, false],
+    );
+    adopting.end();
+    assert.equal(await isAnswered(told.answered, untold.answered), true);
+    // After it nobody is asked any more.
+    const late = ask(adopting);
+    assert.equal(await isAnswered(late.answered), true);
+    assert.deepEqual(adopting.take(), []);
+    [link, told.ours, untold.ours, late.ours].forEach(closeFd);
+  });
+
+  test('what would be too much at a time waits until something is over', async () => {
+    let news = 0;
+    const adopting = new Adopting(() => {
+      news += 1;
+    });
+    const asked = Array.from({ length: MAX_ASKED + 3 }, () => ask(adopting));
+    const [first, ...others] = asked;
+    const told: { readonly link: number }[] = [];
+    const tell = (): number => {
+      for (let taken = adopting.take(); taken.length > 0; taken = adopting.take())
+        told.push(...taken);
+      return told.length;
+    };
+    assert.equal(tell(), MAX_ASKED);
+    // What was not asked for yet never is, and makes no room.
+    others.at(-1)?.over();
+    assert.equal(tell(), MAX_ASKED);
+    news = 0;
+    first?.over();
+    assert.equal(news, 1);
+    assert.equal(tell(), MAX_ASKED + 1);
+    for (const { over } of others.slice(0, 5)) over();
+    assert.equal(tell(), MAX_ASKED + 2);
+    adopting.end();
+    assert.equal(await isAnswered(...asked.map(({ answered }) => answered)), true);
+    for (const { link } of told) closeFd(link);
+    for (const { ours } of asked) closeFd(ours);
+  });
+
+  test('an answer that cannot be waited for is not asked for', () => {
+    const adopting = new Adopting(() => {});
+    const [theirs, ours] = socketPair();
+    // None is left for the copy.
+    withRoomFor(1, () => {
+      const last = duplicateFd(ours);
+      assert.throws(() => adopting.ask(0, process.pid, 1, theirs, ours), { code: 'EMFILE' });
+      closeFd(last);
+    });
+    closeFd(ours);
+    assert.deepEqual(adopting.take(), []);
+  });
+});
+
+/** What is asked to be kept for others by one who does as it likes, and the links that it sends. */
+describe('Adoption', () => {
+  let buffer: DeviceBuffer;
+  let before = 0;
+  beforeEach(() => {
+    emulate();
+    buffer = DeviceBuffer.allocate(64);
+    before = openDescriptors();
+  });
+  afterEach(async () => {
+    await turns();
+    // A connection that has lent something goes on to watch the process: this one, which lives.
+    assert.ok(openDescriptors() - before <= 1, `${openDescriptors()} after ${before}`);
+    buffer.close();
+  });
+
+  const turns = async (): Promise<void> => {
+    for (let turn = 0; turn < 20; turn++) await nextTurn();
+  };
+  const own = { pid: process.pid, startTime: processStartTime('self') ?? 0 };
+  const float64 = (...values: number[]): Buffer => Buffer.from(new Float64Array(values).buffer);
+
+  /** News that ask to keep a lease so many times for a process. */
+  const asking = (lease: number, { pid, startTime } = own, count = 1): Buffer =>
+    Buffer.concat([
+      Buffer.of(6, ...(count < 128 ? [count] : [(count & 127) | 128, count >> 7])),
+      ...new Array<Buffer>(count).fill(float64(lease, pid, startTime)),
+    ]);
+
+  /** Sends such news with links, which are closed here. */
+  function ask(other: Stranger, body: Uint8Array, links: readonly number[], sequence = 0): void {
+    other.send(body, { kind: 2, sequence }, links);
+  }
+
+  /** How many are out beside those of the one between. */
+  const adopted = (): number => leases.stats().leases.length - between;
+  let between = 0;
+
+  /** One that has a buffer of this process, by lease 0. */
+  async function holder(grace?: PeerOptions): Promise<Stranger> {
+    const other = new Stranger(grace);
+    await other.peer.send(buffer);
+    between = leases.stats().leases.length;
+    return other;
+  }
+
+  const noSockets: Readonly<Record<string, () => number>> = {
+    'a memfd': () => createMemfd('no socket', 0),
+    'a folder': () => openSync('/', 'r'),
+    '/dev/null': () => openSync('/dev/null', 'r+'),
+  };
+
+  for (const [what, open] of Object.entries(noSockets))
+    test(`a link that is ${what} ends the connection, and what came with it is closed`, async () => {
+      using other = await holder();
+      const fd = open();
+      const [link, far] = socketPair();
+      ask(other, asking(0, own, 3), [link, fd, link]);
+      [fd, link].forEach(closeFd);
+      await assert.rejects(other.peer.receive(), { name: 'IpcError', message: /ENOTSOCK/ });
+      // What was sound before it is kept until its link ends.
+      assert.equal(adopted(), 1);
+      closeFd(far);
+      await turns();
+      assert.equal(adopted(), 0);
+    });
+
+  const otherSockets: Readonly<Record<string, () => Promise<readonly [number, () => void]>>> = {
+    'a stream socket': async () => {
+      const path = `\0cuffi-test-${process.pid}-stream`;
+      const server = createServer().listen(path);
+      const client = connect(path);
+      await once(client, 'connect');
+      const { fd } = (client as unknown as { _handle: { fd: number } })._handle;
+      client.on('data', () => assert.fail('something was written'));
+      return [fd, () => [client.destroy(), server.close()]];
+    },
+    'a listening socket': async () => {
+      const fd = listenSocket(`@cuffi-test-${process.pid}-link`);
+      return [fd, () => closeFd(fd)];
+    },
+  };
+
+  for (const [what, open] of Object.entries(otherSockets))
+    test(`a link that is ${what} ends the connection`, async () => {
+      const [fd, close] = await open();
+      using other = await holder();
+      ask(other, asking(0), [fd]);
+      await assert.rejects(other.peer.receive(), {
+        name: 'IpcError',
+        message: /is not a connected Unix socket of type SOCK_SEQPACKET/,
+      });
+      assert.equal(adopted(), 0);
+      close();
+    });
+
+  test('a link that another process has made ends the connection, with nothing written to it', async () => {
+    // The connection is one of that process; the link is of this one, as of a service.
+    const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+    const [first, second] = socketPair();
+    const peer = new Peer(first, { pid: child.pid as number, uid: process.getuid?.() ?? 0 });
+    await peer.send(buffer);
+    between = leases.stats().leases.length;
+    const [link, far] = socketPair();
+    const packet = Buffer.alloc(HEADER_BYTE_LENGTH);
+    const body = asking(0);
+    writeHeader(packet, 0, { kind: 2, sequence: 0, offset: 0, byteLength: body.byteLength });
+    sendMessage(second, Buffer.concat([packet, body]), [link]);
+    await assert.rejects(peer.receive(), {
+      name: 'IpcError',
+      message: new RegExp(`leads to process ${process.pid}, and process ${child.pid} has sent it`),
+    });
+    assert.equal(adopted(), 0);
+    assert.equal(receiveMessage(far), undefined);
+    [link, far, second].forEach(closeFd);
+    child.kill('SIGKILL');
+    await once(child, 'exit');
+  });
+
+  const broken: Readonly<Record<string, readonly [RegExp, (link: number) => [Buffer, number[]]]>> =
+    {
+      'without a link': [/0 file descriptors came with news/, () => [asking(0), []]],
+      'with a link too many': [/2 file descriptors came with news/, (l) => [asking(0), [l, l]]],
+      'of what was never lent': [/lease 7 was already released/, (l) => [asking(7), [l]]],
+      'of no lease': [/-1 is no count/, (l) => [asking(-1), [l]]],
+      'for no process': [/NaN is no count/, (l) => [asking(0, { ...own, pid: Number.NaN }), [l]]],
+      'without an end': [/are left/, (l) => [asking(0).subarray(0, 20), [l]]],
+    };
+
+  for (const [what, [message, make]] of Object.entries(broken))
+    test(`to keep something ${what} ends the connection`, async () => {
+      using other = await holder();
+      const [link, far] = socketPair();
+      ask(other, ...make(link));
+      [link, far].forEach(closeFd);
+      await assert.rejects(other.peer.receive(), { name: 'IpcError', message });
+      assert.equal(adopted(), 0);
+    });
+
+  test('no more is kept for others than has a bound, and all of it goes with the links', async () => {
+    using other = await holder();
+    const fars: number[] = [];
+    let end: unknown;
+    void other.peer.ended.then((reason) => {
+      end = reason;
+    });
+    for (let sequence = 0; sequence < 12 && !end; sequence++) {
+      const [link, far] = socketPair();
+      fars.push(far);
+      ask(other, asking(0, own, 200), new Array<number>(200).fill(link), sequence);
+      closeFd(link);
+      await turns();
+    }
+    assert.match(String(end), /IpcError: .*more than 2048 things of this process were passed on/);
+    assert.equal(adopted(), 2048);
+    fars.forEach(closeFd);
+    await turns();
+    assert.equal(adopted(), 0);
+  });
+
+  test('one who asks is answered by a byte, once, and by that alone', async () => {
+    using other = await holder();
+    const [link, far] = socketPair();
+    ask(other, asking(0), [link]);
+    closeFd(link);
+    await turns();
+    assert.deepEqual(receiveMessage(far), { data: Uint8Array.of(1), fds: [] });
+    assert.equal(receiveMessage(far), undefined);
+    assert.equal(adopted(), 1);
+    closeFd(far);
+    await turns();
+    assert.equal(adopted(), 0);
+  });
+
+  const ends: Readonly<Record<string, (far: number) => void>> = {
+    'closed before it came': () => {},
+    'full, and never read': (far) => sendMessage(far, Uint8Array.of(1)),
+    'written to without end': (far) => {
+      while (sendMessage(far, Buffer.alloc(10_000)));
+    },
+  };
+
+  for (const [what, use] of Object.entries(ends))
+    test(`a link that is ${what} is the end of what it was for, and costs nothing`, async () => {
+      using other = await holder();
+      const [link, far] = socketPair();
+      if (what.startsWith('full')) while (sendMessage(link, Buffer.alloc(10_000)));
+      use(far);
+      ask(other, asking(0), [link]);
+      [link, far].forEach(closeFd);
+      await turns();
+      assert.equal(adopted(), 0);
+      // The connection is sound, and the lease of the one between is what it was.
+      assert.equal(other.peer.closed, false);
+      assert.equal(leases.stats().leases.length, between);
+    });
+
+  test('where a process cannot be watched, nothing is kept for it, and the connection ends', async (t) => {
+    using other = await holder();
+    const pid = process.ppid;
+    const watched = openDescriptors();
+    t.mock.method(PeerProcess.prototype, 'onGone', () => {
+      throw new SystemError('epoll_ctl', 24);
+    });
+    const [link, far] = socketPair();
+    ask(other, asking(0, { pid, startTime: processStartTime(pid) as number }), [link]);
+    closeFd(link);
+    await assert.rejects(other.peer.receive(), { name: 'IpcError', message: /EMFILE/ });
+    assert.equal(adopted(), 0);
+    closeFd(far);
+    await turns();
+    assert.ok(openDescriptors() <= watched);
+  });
+
+  test('a process that is ending has it until it has ended, and not until its link is closed', {
+    timeout: 30_000,
+  }, async (t) => {
+    const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+    t.after(() => child.kill('SIGKILL'));
+    const pid = child.pid as number;
+    using other = await holder();
+    const [link, far] = socketPair();
+    ask(other, asking(0, { pid, startTime: processStartTime(pid) as number }), [link]);
+    closeFd(link);
+    await turns();
+    assert.equal(adopted(), 1);
+    // Its descriptors are closed first, while its work on the GPU may still run.
+    t.mock.getter(PeerProcess.prototype, 'isEnding', () => true);
+    closeFd(far);
+    await turns();
+    assert.equal(adopted(), 1);
+    child.kill('SIGKILL');
+    await once(child, 'exit');
+    while (adopted() > 0) await nextTurn();
+  });
+
+  test('for a process that nobody sees, it is kept some time after the end of its link', async () => {
+    using other = await holder({ orphanGraceMs: 100 });
+    const [link, far] = socketPair();
+    // One that had the number before.
+    ask(other, asking(0, { pid: own.pid, startTime: 1 }), [link]);
+    closeFd(link);
+    await turns();
+    assert.equal(adopted(), 1);
+    closeFd(far);
+    await nextTurn();
+    assert.equal(adopted(), 1);
+    await until(() => adopted() === 0);
+  });
+});
+
+/** Objects of others that go on to a third process: who is asked to keep them, and with what. */
+describe('rememberLender', () => {
+  let before = 0;
+  const buffers: DeviceBuffer[] = [];
+  const allocate = (): DeviceBuffer => {
+    const buffer = DeviceBuffer.allocate(64);
+    buffers.push(buffer);
+    return buffer;
+  };
+  beforeEach(() => {
+    emulate();
+    // Small memory comes from a block, which has a descriptor.
+    allocate();
+    before = openDescriptors();
+  });
+  afterEach(async () => {
+    await descriptorsReturnTo(before);
+    for (const buffer of buffers.splice(0)) buffer.close();
+  });
+
+  const to = (pid: number): PeerProcess => ({ pid }) as PeerProcess;
+
+  /** One that has lent a buffer, and what it was asked; it refuses from the n-th time on. */
+  function lend(pid: number | PeerProcess, buffer: DeviceBuffer, most = 9) {
+    const asked: (readonly [pid: number, startTime: number])[] = [];
+    let over = 0;
+    const adopt: Lender['adopt'] = (process, startTime, link) => {
+      closeFd(link);
+      if (asked.length === most) throw new Error('no more');
+      asked.push([process, startTime]);
+      return {
+        answered: Promise.resolve(),
+        over() {
+          over += 1;
+        },
+      };
+    };
+    rememberLender(buffer, { process: typeof pid === 'number' ? to(pid) : pid, adopt });
+    return { asked, over: () => over };
+  }
+
+  test('what goes back to its maker is its own, and nobody is asked', () => {
+    const [buffer, own] = [allocate(), allocate()];
+    const lender = lend(7, buffer);
+    for (const objects of [[buffer], [own, buffer.subarray(0, 8)], [own], []]) {
+      const { kept, links, agreed, over } = passOn(objects, to(7));
+      assert.deepEqual([kept, links, agreed, over], [[], [], undefined, []]);
+    }
+    assert.deepEqual(lender.asked, []);
+  });
+
+  test('processes of other pid namespaces are told apart by their connections', () => {
+    const [hidden, other] = [PeerProcess.known(0, 0), PeerProcess.known(0, 0)];
+    const buffer = allocate();
+    const lender = lend(hidden, buffer);
+    assert.deepEqual(passOn([buffer], hidden).kept, []);
+    assert.deepEqual(lender.asked, []);
+    const { kept, links } = passOn([buffer], other);
+    assert.deepEqual(kept, [0]);
+    assert.deepEqual(lender.asked, [[0, 0]]);
+    links.forEach(closeFd);
+  });
+
+  test('each object of another is asked for, in its place, and each has a link', async () => {
+    const [own, first, second] = [allocate(), allocate(), allocate()];
+    const lenders = [lend(7, first), lend(process.pid, second)] as const;
+    const { kept, links, agreed, over } = passOn([own, first, second, first], to(process.pid));
+    assert.deepEqual([kept, links.length, over.length], [[1, 3], 2, 2]);
+    const startTime = processStartTime('self');
+    assert.deepEqual(lenders[0].asked, new Array(2).fill([process.pid, startTime]));
+    assert.deepEqual(lenders[1].asked, []);
+    await agreed;
+    for (const end of over) end();
+    assert.equal(lenders[0].over(), 2);
+    links.forEach(closeFd);
+  });
+
+  test('where one cannot be asked for, all is over, and no link is left', () => {
+    const [first, second] = [allocate(), allocate()];
+    const lenders = [lend(7, first), lend(8, second, 1)] as const;
+    assert.throws(() => passOn([first, second, first, second], to(process.pid)), /no more/);
+    assert.deepEqual(
+      lenders.map(({ asked, over }) => [asked.length, over()]),
+      [
+        [2, 2],
+        [1, 1],
+      ],
+    );
+  });
+
+  test('a send closes its ends of the links, and what is not lent after all is over', async () => {
+    const [buffer, other] = [allocate(), allocate()];
+    const lenders = [lend(7, buffer), lend(7, other, 999)] as const;
+    using to = new Stranger();
+    await to.peer.send(buffer);
+    // A page of counters may come before it.
+    const came: number[] = [];
+    for (let next = to.receive(); typeof next === 'object'; next = to.receive()) {
+      came.push(next.fds.length);
+      next.fds.forEach(closeFd);
+    }
+    assert.equal(came.at(-1), 1);
+    assert.deepEqual([lenders[0].asked.length, lenders[0].over()], [1, 0]);
+    // More links than a value may have descriptors.
+    await assert.rejects(to.peer.send(new Array<DeviceBuffer>(254).fill(other)), {
+      name: 'RangeError',
+      message: /254 file descriptors, those included by which it is passed on: it may have 253/,
+    });
+    assert.deepEqual([lenders[1].asked.length, lenders[1].over()], [254, 254]);
+    assert.equal(to.receive(), undefined);
+    // Lease 0 is given back: then it is over for its maker.
+    to.send(Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 0), { kind: 2 });
+    for (let turn = 0; turn < 100 && lenders[0].over() === 0; turn++) await nextTurn();
+    assert.equal(lenders[0].over(), 1);
+  });
+
+  test('what is passed on goes out once its maker has agreed to keep it', async () => {
+    const buffer = allocate();
+    let agree = (): void => {};
+    const answered = new Promise<void>((resolve) => {
+      agree = resolve;
+    });
+    const adopt: Lender['adopt'] = (_process, _startTime, link) => {
+      closeFd(link);
+      return { answered, over() {} };
+    };
+    rememberLender(buffer, { process: to(7), adopt });
+    using other = new Stranger();
+    /** How many values have come; a page of counters may come before. */
+    const values = (): number => {
+      let count = 0;
+      for (let next = other.receive(); typeof next === 'object'; next = other.receive()) {
+        next.fds.forEach(closeFd);
+        if (next.data[3] === 1) count += 1;
+      }
+      return count;
+    };
+    const sending = other.peer.send(buffer);
+    for (let turn = 0; turn < 10; turn++) await nextTurn();
+    assert.equal(values(), 0);
+    agree();
+    await sending;
+    assert.equal(values(), 1);
+    other.send(Uint8Array.of(10), { kind: 2 });
+    await nextTurn();
+  });
+});

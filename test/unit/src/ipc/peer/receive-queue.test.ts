@@ -1,0 +1,76 @@
+import assert from 'node:assert/strict';
+import { describe, test } from 'node:test';
+import { CudaEvent, VirtualMemory } from '../../../../../src/index.ts';
+import { leases } from '../../../../../src/ipc/index.ts';
+import { Inbox } from '../../../../../src/ipc/peer/receive-queue.ts';
+import {
+  MAX_WAITING_BYTE_LENGTH,
+  MAX_WAITING_FDS,
+  MAX_WAITING_VALUES,
+} from '../../../../../src/ipc/wire/limits.ts';
+import { nextTurn } from '../../../../../src/poller.ts';
+import { emulate } from '../../emulate.ts';
+import { peerPair } from './support.ts';
+
+const arrival = {
+  contents: { build: () => true, value: 1 },
+  objects: [],
+  points: [],
+};
+
+describe('Inbox', () => {
+  const limits = {
+    values: { count: MAX_WAITING_VALUES, size: { byteLength: 1, fdCount: 0 } },
+    bytes: { count: 4, size: { byteLength: MAX_WAITING_BYTE_LENGTH / 4, fdCount: 0 } },
+    'file descriptors': { count: 4, size: { byteLength: 1, fdCount: MAX_WAITING_FDS / 4 } },
+  };
+  for (const [what, { count, size }] of Object.entries(limits))
+    test(`is full of ${what} that nobody took, and has room again when half is taken`, () => {
+      const inbox = new Inbox();
+      for (let n = 0; n < count; n++) {
+        assert.equal(inbox.isFull, false);
+        inbox.put(arrival, size);
+      }
+      assert.equal(inbox.isFull, true);
+      for (let n = 0; n < count / 2; n++) {
+        assert.equal(inbox.hasRoom, false);
+        inbox.take(
+          () => true,
+          () => assert.fail(),
+        );
+      }
+      assert.deepEqual([inbox.isFull, inbox.hasRoom], [false, true]);
+      inbox.end(new Error('over'));
+      inbox.clear();
+      assert.equal(inbox.isOver, true);
+    });
+});
+
+test('objects and descriptors of values that nobody took count: the sender is held up', async (t) => {
+  emulate();
+  const put = t.mock.method(Inbox.prototype, 'put');
+  using event = CudaEvent.create({ interprocess: true });
+  using memory = VirtualMemory.reserve(2 << 20, { shareable: true });
+  memory.grow(2 << 20);
+  // As large as a value may be with its objects alone, and 64 descriptors.
+  for (const [object, perValue, count] of [
+    [event, 2048, 2],
+    [memory.buffer, 16, 4],
+  ] as const) {
+    put.mock.resetCalls();
+    using pair = peerPair();
+    const sends = Array.from({ length: count + 4 }, () =>
+      pair.a.send(new Array(perValue).fill(object)),
+    );
+    for (const send of sends) send.catch(() => {});
+    for (let idle = 0, last = -1; idle < 20; idle++) {
+      if (put.mock.callCount() !== last) idle = 0;
+      last = put.mock.callCount();
+      await nextTurn();
+    }
+    assert.equal(put.mock.callCount(), count);
+    pair.b.close();
+    await Promise.allSettled(sends);
+  }
+  await leases.drain({ timeoutMs: 10_000 });
+});

@@ -1,0 +1,177 @@
+/** What comes back to the process that made it: by a connection only what that has lent. */
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { closeFd } from '../../../../../ffi/linux/libc.ts';
+import {
+  CudaEvent,
+  DeviceBuffer,
+  deviceArray,
+  float32,
+  MemoryPool,
+  VirtualMemory,
+} from '../../../../../src/index.ts';
+import { type IpcDescriptor, sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
+import { exportIpc, openIpcBuffer, type Shareable } from '../../../../../src/ipc/index.ts';
+import { Lent } from '../../../../../src/ipc/lease/export-table.ts';
+import { type Holder, leaseBook } from '../../../../../src/ipc/lease/lease.ts';
+import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
+import { emptySession, unpack } from '../../../../../src/ipc/sharing/marshal.ts';
+import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
+import { emulate } from '../../emulate.ts';
+import { leasesFrom, Stranger } from '../peer/support.ts';
+
+const refused = {
+  name: 'IpcError',
+  code: 'same-process',
+  message: /which sent it does not have from here/,
+};
+
+function shareables(): Record<string, Shareable> {
+  const pool = MemoryPool.create({ maxSize: 32 << 20, shareable: true });
+  const memory = VirtualMemory.reserve(4 << 20, { shareable: true });
+  memory.grow(4 << 20);
+  return {
+    plain: DeviceBuffer.allocate(64),
+    pooled: pool.allocate(64),
+    memory,
+    array: deviceArray(8, float32),
+    pool,
+    event: CudaEvent.create({ interprocess: true }),
+  };
+}
+
+const holder = (pid: number): Holder => ({ pid, name: `process ${pid}`, revoke() {} });
+
+test('an event that came back is closed with the one that was sent, and does not close that', () => {
+  emulate();
+  const event = CudaEvent.create({ interprocess: true });
+  const lent = new Lent(holder(2 ** 30));
+  lent.lend([event], undefined);
+  const session = { ...emptySession(), has: (asked: Shareable) => lent.has(asked) };
+  const receive = () => unpack(exportIpc(event).descriptor, [], session) as CudaEvent;
+  const first = receive();
+  const second = receive();
+  assert.notEqual(first, event);
+  assert.equal(first.handle, event.handle);
+  first.close();
+  assert.deepEqual([first.closed, second.closed, event.closed], [true, false, false]);
+  event.close();
+  assert.equal(second.closed, true);
+  assert.throws(() => second.handle, { name: 'ClosedError' });
+  lent.endAll();
+});
+
+test('a descriptor of this process from one that it has lent nothing to is refused, of all kinds', () => {
+  emulate();
+  for (const [name, object] of Object.entries(shareables())) {
+    const { descriptor } = exportIpc(object);
+    assert.throws(() => unpack(descriptor, [], emptySession()), refused, name);
+    const lent = new Lent(holder(2 ** 30));
+    const session = { ...emptySession(), has: (asked: Shareable) => lent.has(asked) };
+    lent.lend([object], undefined);
+    const back = unpack(descriptor, [], session) as Shareable;
+    if (back !== object) back.close();
+    lent.endAll();
+    assert.throws(() => unpack(descriptor, [], session), refused, name);
+  }
+});
+
+test('what was lent is a range with its access: neither more of it nor more access comes back', () => {
+  emulate();
+  const buffer = DeviceBuffer.allocate(64);
+  const lent = new Lent(holder(2 ** 30));
+  lent.lend([buffer.subarray(16, 32), buffer.subarray(32, 48).readOnly()], undefined);
+  const has = (begin: number, end: number, access: 'read' | 'read-write'): boolean => {
+    const part = buffer.subarray(begin, end);
+    return lent.has(access === 'read' ? part.readOnly() : part);
+  };
+  assert.deepEqual(
+    [has(16, 32, 'read-write'), has(20, 24, 'read'), has(32, 48, 'read')],
+    [true, true, true],
+  );
+  assert.deepEqual(
+    [has(15, 32, 'read'), has(16, 33, 'read'), has(32, 48, 'read-write'), has(0, 64, 'read')],
+    [false, false, false, false],
+  );
+  lent.endAll();
+  const array = deviceArray(16, float32);
+  lent.lend([array.slice({ start: 4, stop: 8 })], undefined);
+  assert.deepEqual(
+    [lent.has(array.buffer.subarray(16, 32)), lent.has(array.buffer.subarray(16, 36))],
+    [true, false],
+  );
+  lent.endAll();
+  // Its items repeat, so that it is not to be written to.
+  const repeated = deviceArray(4, float32).at(0).broadcastTo([3]);
+  lent.lend([repeated], undefined);
+  const item = repeated.buffer.subarray(0, 4);
+  assert.deepEqual([lent.has(item.readOnly()), lent.has(item)], [true, false]);
+  lent.endAll();
+});
+
+test('an alias is no more than was shared of what is there, whatever its descriptor says', () => {
+  emulate();
+  const pool = MemoryPool.create({ maxSize: 32 << 20, shareable: true });
+  const alias = { sameProcess: 'alias' } as const;
+  for (const buffer of [DeviceBuffer.allocate(64), pool.allocate(64)]) {
+    const { descriptor } = exportIpc(buffer) as { descriptor: IpcDescriptor & { kind: 'pool' } };
+    const changed = (fields: object): IpcDescriptor =>
+      sealDescriptor({ ...descriptor, ...fields } as never);
+    const { byteOffset } = descriptor;
+    // Of an allocation that is said to be larger.
+    const baseByteLength = 1 << 30;
+    for (const fields of [
+      { byteLength: 65 },
+      { byteOffset: byteOffset + 1 },
+      { byteOffset: byteOffset + 64, byteLength: 1 },
+    ])
+      assert.throws(() => openIpcBuffer(changed({ ...fields, baseByteLength }), alias), {
+        name: 'IpcError',
+        code: 'no-descriptor',
+      });
+    using forReading = openIpcBuffer(changed({ access: 'read' }), alias);
+    assert.equal(forReading.access, 'read');
+    assert.throws(() => forReading.fill(1), { name: 'TypeError' });
+    using forWriting = openIpcBuffer(descriptor, { ...alias, access: 'read-write' });
+    assert.equal(forWriting.access, 'read-write');
+  }
+});
+
+test('a process has what it was lent by each of its connections, and what was passed on to it', () => {
+  emulate();
+  const buffer = DeviceBuffer.allocate(64);
+  const [one, again, other, unseen, hidden] = [2 ** 30, 2 ** 30, 2 ** 30 + 1, 0, 0].map(
+    (pid) => new Lent(holder(pid)),
+  ) as [Lent, Lent, Lent, Lent, Lent];
+  const all = (): boolean[] => [one, again, other, unseen, hidden].map((lent) => lent.has(buffer));
+  one.lend([buffer], undefined);
+  assert.deepEqual(all(), [true, true, false, false, false]);
+  const passed = leaseBook.of(buffer)[0]?.passedOn(holder(2 ** 30 + 1));
+  one.endAll();
+  assert.deepEqual(all(), [false, false, true, false, false]);
+  passed?.end();
+  // Of processes of other pid namespaces nobody knows which are the same.
+  unseen.lend([buffer], undefined);
+  assert.deepEqual(all(), [false, false, false, true, false]);
+  unseen.endAll();
+  assert.equal(leaseBook.of(buffer).length, 0);
+});
+
+test('over a connection a stranger opens nothing of this process until that sends it', async () => {
+  emulate();
+  using buffer = DeviceBuffer.allocate(16);
+  buffer.fill(7);
+  const bytes = writeDescriptor(exportIpc(buffer).descriptor as IpcDescriptor);
+  const { byteLength } = bytes;
+  const parcel = [Tag.parcel, 0, (byteLength & 0x7f) | 0x80, byteLength >>> 7, ...bytes];
+  using stranger = new Stranger({ process: PeerProcess.child(0) } as never);
+  stranger.send(Uint8Array.of(...parcel, ...leasesFrom(0, 1)));
+  await assert.rejects(stranger.peer.receive(), refused);
+  await stranger.peer.send(buffer);
+  const sent = stranger.receive();
+  if (typeof sent === 'object') sent.fds.forEach(closeFd);
+  stranger.send(Uint8Array.of(...parcel, ...leasesFrom(1, 1)), { sequence: 1 });
+  using back = (await stranger.peer.receive()) as DeviceBuffer;
+  assert.deepEqual(new Set(back.copyToHostSync()), new Set([7]));
+});

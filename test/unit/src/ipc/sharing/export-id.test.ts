@@ -1,0 +1,54 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import {
+  findExport,
+  generationOf,
+  rememberExport,
+} from '../../../../../src/ipc/sharing/export-id.ts';
+import { collectGarbage } from '../../../../support/gc.ts';
+
+test('a name that went to something else names that, also when the first is collected', async () => {
+  rememberExport('event x', {});
+  const later = {};
+  rememberExport('event x', later);
+  await collectGarbage();
+  assert.equal(findExport('event x'), later);
+  rememberExport('event y', {});
+  await collectGarbage();
+  assert.equal(findExport('event y'), undefined);
+});
+
+test('the number of an allocation stays, and tells nothing of those of others', () => {
+  const allocations = Array.from({ length: 100 }, () => ({}));
+  const numbers = allocations.map(generationOf);
+  assert.deepEqual(allocations.map(generationOf), numbers);
+  assert.equal(new Set(numbers).size, 100);
+  const high = numbers.map((number) => Math.floor(number / 2 ** 32));
+  assert.ok(new Set(high).size > 90, String(high));
+  assert.equal(findExport(`memory ${numbers[7]}`), allocations[7]);
+});
+
+test('the names of what was collected are forgotten when there are many, and no other', async (t) => {
+  const kept = {};
+  rememberExport('event kept', kept);
+  const name = (n: number): string => `event collected ${n}`;
+  const count = 3000;
+  const remember = (from: number): void => {
+    for (let n = from; n < from + count; n++) rememberExport(name(n), {});
+  };
+  remember(0);
+  await collectGarbage();
+  const forgotten = new Set<unknown>();
+  const { delete: forget } = Map.prototype;
+  t.mock.method(Map.prototype, 'delete', function (this: Map<unknown, unknown>, key: unknown) {
+    forgotten.add(key);
+    return forget.call(this, key);
+  });
+  // There are limits in between: more than twice as many as were left the last time.
+  remember(count);
+  remember(2 * count);
+  t.mock.restoreAll();
+  for (let n = 0; n < count; n++) assert.ok(forgotten.has(name(n)), name(n));
+  assert.equal(forgotten.has('event kept'), false);
+  assert.equal(findExport('event kept'), kept);
+});

@@ -1,0 +1,308 @@
+/** What pages of counters, their slots and the waits for them take, and give back: in the end, and in a reset. */
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import {
+  CU_MEMHOSTREGISTER_DEVICEMAP,
+  CU_MEMHOSTREGISTER_PORTABLE,
+  CU_STREAM_LEGACY,
+} from '../../../../../ffi/constants.ts';
+import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
+import { duplicateFd, isOpenFd, libc } from '../../../../../ffi/linux/libc.ts';
+import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
+import { CUresult } from '../../../../../ffi/results.ts';
+import type { CUstream } from '../../../../../ffi/types.ts';
+import { Context, Stream } from '../../../../../src/index.ts';
+import { Ordering } from '../../../../../src/ipc/timeline/ordering.ts';
+import { PointPage } from '../../../../../src/ipc/timeline/page.ts';
+import { SLOT_COUNT } from '../../../../../src/ipc/timeline/point.ts';
+import { Signals, Slots } from '../../../../../src/ipc/timeline/signaler.ts';
+import { Waits } from '../../../../../src/ipc/timeline/waiter.ts';
+import { recordCallsOf } from '../../../../support/arguments.ts';
+import { openDescriptors } from '../../../../support/descriptors.ts';
+import { broken, keepingBooks } from '../../../../support/faults.ts';
+import { collectGarbage } from '../../../../support/gc.ts';
+import { Latch } from '../../../../support/latch.ts';
+import { processState } from '../../../../support/process-state.ts';
+import { until } from '../../../../support/until.ts';
+import { emulate } from '../../emulate.ts';
+
+/** Memory of a page, as it comes from another process. */
+const pageFd = (): number => createSealedMemfd('points', 4096);
+
+const slotOf = (index: number, count = 1) => ({ slot: index, count });
+
+/** Whether a page is unmapped: then everything counts as reached. */
+const isUnmapped = (page: PointPage): boolean => page.isReached(slotOf(SLOT_COUNT - 1, 2 ** 20));
+
+/** A context that failed is reset without a wait for its work, which may stand still. */
+function resetLost(context: Context, emulated: ReturnType<typeof emulate>): void {
+  selectDriver(broken(emulated, 'cuCtxSynchronize', CUresult.CUDA_ERROR_LAUNCH_FAILED));
+  context.resetSync();
+  selectDriver(emulated);
+}
+
+test('a connection that ends gives back both pages, and all that it had of them', async () => {
+  const { driver, open } = keepingBooks(emulate());
+  selectDriver(driver);
+  const context = Context.primary();
+  processState();
+  for (const isSent of [true, false]) {
+    using producer = Stream.create({ nonBlocking: true });
+    using consumer = Stream.create({ nonBlocking: true });
+    const [ours, theirs] = [new Ordering(), new Ordering()];
+    using latch = new Latch();
+    const { descriptors, mappings } = processState();
+    const { size } = context.afterReset;
+    const held = [...open];
+    latch.hold(producer);
+    const points = ours.behindStream(producer);
+    assert.equal(points.length, 1);
+    if (isSent) {
+      ours.sharePage((fd) => theirs.acceptPage(duplicateFd(fd)));
+      // Sent once; the descriptor is nobody's then.
+      ours.sharePage(() => assert.fail('twice'));
+      assert.equal(theirs.wait(points, context, consumer), true);
+      assert.equal(openDescriptors(), descriptors);
+    }
+    latch.open();
+    await context.synchronize();
+    const closed: string[] = [];
+    ours.close(() => closed.push('ours'));
+    theirs.close(() => closed.push('theirs'));
+    await context.flush();
+    assert.deepEqual(closed, ['ours', 'theirs']);
+    const registered = [...open].filter((what) => what.startsWith('cuMemHostRegister'));
+    assert.deepEqual(
+      registered.filter((what) => !held.includes(what)),
+      [],
+    );
+    assert.equal(context.afterReset.size, size);
+    const { descriptors: left, mappings: mapped } = processState();
+    assert.deepEqual([left, mapped], [descriptors, mappings]);
+  }
+});
+
+test('one page comes over a connection, while that is open; others are refused and closed', () => {
+  emulate();
+  const before = openDescriptors();
+  const ordering = new Ordering();
+  ordering.acceptPage(pageFd());
+  const second = pageFd();
+  const refused = { name: 'IpcError', message: 'a second page of counters came' };
+  assert.throws(() => ordering.acceptPage(second), refused);
+  ordering.close(() => {});
+  const late = pageFd();
+  assert.throws(() => ordering.acceptPage(late), refused);
+  assert.equal(openDescriptors(), before);
+  assert.deepEqual([second, late].map(isOpenFd), [false, false]);
+});
+
+test('a page that cannot be mapped leaves no descriptor, made here or received', () => {
+  emulate();
+  const before = openDescriptors();
+  const { mmap } = libc;
+  const replace = (value: typeof mmap): void => {
+    Object.defineProperty(libc, 'mmap', { configurable: true, enumerable: true, value });
+  };
+  const received = pageFd();
+  replace((() => -1n) as never);
+  try {
+    assert.throws(() => PointPage.create(), { name: 'SystemError' });
+    assert.throws(() => PointPage.accept(received), {
+      name: 'IpcError',
+      message: /cannot be mapped/,
+    });
+  } finally {
+    replace(mmap);
+  }
+  assert.equal(openDescriptors(), before);
+});
+
+/** How many streams of a context may wait at a time, and one more: the lines of those are looked at last. */
+const KEPT = 8;
+
+test('the waits of connections that have ended are kept by nobody', async () => {
+  emulate();
+  const context = Context.primary();
+  const { accept } = PointPage;
+  // In a function of its own: its variables would be kept as long as the test runs.
+  const endOne = (): WeakRef<PointPage> => {
+    let page: WeakRef<PointPage> | undefined;
+    PointPage.accept = (fd) => {
+      const accepted = accept.call(PointPage, fd);
+      page = new WeakRef(accepted);
+      return accepted;
+    };
+    const ordering = new Ordering();
+    ordering.acceptPage(pageFd());
+    PointPage.accept = accept;
+    using stream = Stream.create({ nonBlocking: true });
+    assert.equal(ordering.wait([slotOf(0)], context, stream), true);
+    assert.equal(ordering.otherIsGone(), 1);
+    stream.synchronizeSync();
+    ordering.close(() => {});
+    return page as unknown as WeakRef<PointPage>;
+  };
+  const pages = Array.from({ length: 3 * KEPT }, endOne);
+  await context.flush();
+  await collectGarbage();
+  const kept = pages.filter((page) => page.deref() !== undefined).length;
+  assert.ok(kept <= KEPT, `${kept} are kept`);
+});
+
+test('a page is registered once for the devices of all contexts, and anew after a reset', () => {
+  const emulated = emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const told = recordCallsOf(emulated, 'cuMemHostRegister_v2', 'cuMemHostUnregister');
+  const [context, other] = [Context.primary(0), Context.primary(1)];
+  const page = PointPage.create();
+  for (const each of [context, other, context, other]) page.addressIn(each, 3);
+  const [[, host] = []] = told as readonly (readonly unknown[])[];
+  const registering = [
+    'cuMemHostRegister_v2',
+    host,
+    4096,
+    CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE,
+  ];
+  assert.deepEqual(told, [registering]);
+  context.resetSync();
+  for (const each of [context, other]) page.addressIn(each, 3);
+  assert.deepEqual(told, [registering, registering]);
+  // That of the other device has nothing of it.
+  other.resetSync();
+  for (const each of [other, context]) page.addressIn(each, 3);
+  assert.deepEqual(told, [registering, registering]);
+  page.close();
+  assert.deepEqual(told, [registering, registering, ['cuMemHostUnregister', host]]);
+});
+
+test('a page that waits to be closed is unmapped by a reset, which has unregistered it', () => {
+  const emulated = emulate();
+  const context = Context.primary();
+  const page = PointPage.create();
+  page.addressIn(context, 0);
+  const before = context.afterReset.size;
+  let unmapped = 0;
+  using recorder = recordCalls();
+  {
+    using _ = context.deferCleanup();
+    page.close(() => {
+      unmapped += 1;
+    });
+    assert.equal(unmapped, 0);
+    resetLost(context, emulated);
+  }
+  assert.deepEqual([unmapped, isUnmapped(page)], [1, true]);
+  context.releases.collect();
+  assert.deepEqual([unmapped, context.afterReset.size], [1, before]);
+  assert.deepEqual(
+    recorder.calls.filter(({ name }) => name === 'cuMemHostUnregister'),
+    [],
+  );
+});
+
+test('the counters that a context was to write are reached when a reset has ended its work', () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '2' });
+  const contexts = [Context.primary(0), Context.primary(1)] as const;
+  const page = PointPage.create();
+  const slots = new Slots(page);
+  const points = contexts.map((context) => {
+    const slot = slots.ofHandle(context, CU_STREAM_LEGACY as CUstream);
+    assert.ok(slot);
+    return Slots.next(slot);
+  });
+  // One handle, and two streams.
+  assert.notEqual(points[0]?.slot, points[1]?.slot);
+  const reached = (): boolean[] => points.map((point) => page.isReached(point));
+  assert.deepEqual([reached(), slots.isPending], [[false, false], true]);
+  contexts[1].resetSync();
+  assert.deepEqual([reached(), slots.isPending], [[false, true], true]);
+  contexts[0].resetSync();
+  assert.deepEqual([reached(), slots.isPending], [[true, true], false]);
+  slots.end();
+  page.close();
+});
+
+test('the words of streams that are closed go to others', async () => {
+  emulate();
+  const context = Context.primary();
+  const page = PointPage.create();
+  const slots = new Slots(page);
+  const create = (): Stream => Stream.create({ nonBlocking: true });
+  const take = ({ handle }: Stream): number | undefined => slots.ofHandle(context, handle)?.slot;
+  const streams = Array.from({ length: SLOT_COUNT }, create);
+  assert.equal(new Set(streams.map(take)).size, SLOT_COUNT);
+  using last = create();
+  assert.equal(take(last), undefined);
+  const [first, second] = streams as [Stream, Stream];
+  const taken = take(second);
+  second.close();
+  await context.flush();
+  assert.equal(take(last), taken);
+  assert.equal(take(first), 0);
+  for (const stream of streams) stream.close();
+  slots.end();
+  page.close();
+});
+
+test('a page of which something is still to be told is closed after that', async () => {
+  const emulated = emulate();
+  using latch = new Latch();
+  using stream = Stream.create({ nonBlocking: true });
+  latch.hold(stream);
+  selectDriver(broken(emulated, 'cuStreamWriteValue64_v2', CUresult.CUDA_ERROR_NOT_SUPPORTED));
+  const signals = new Signals(PointPage.create());
+  const [point] = signals.behindStream(stream);
+  assert.ok(point);
+  let theirs: PointPage | undefined;
+  signals.page.shareFd((fd) => {
+    theirs = PointPage.accept(duplicateFd(fd));
+  });
+  signals.close();
+  assert.deepEqual([isUnmapped(signals.page), theirs?.isReached(point)], [false, false]);
+  latch.open();
+  await stream.synchronize();
+  await until(() => isUnmapped(signals.page));
+  assert.equal(theirs?.isReached(point), true);
+  theirs?.close();
+});
+
+test('after a reset a stream waits again for what it waited for before', () => {
+  const emulated = emulate();
+  const context = Context.primary();
+  const page = PointPage.accept(pageFd());
+  const waits = new Waits(page);
+  using recorder = recordCalls();
+  const wait = (index: number, stream?: Stream): number => {
+    const before = recorder.calls.length;
+    waits.queue([slotOf(index)], context, stream);
+    return recorder.calls.slice(before).filter(({ name }) => name.startsWith('cuStreamWaitValue'))
+      .length;
+  };
+  assert.deepEqual([wait(0), wait(0)], [1, 0]);
+  resetLost(context, emulated);
+  assert.deepEqual([wait(0), wait(0)], [1, 0]);
+  waits.giveUp();
+  page.close();
+});
+
+test('a mark behind waits that the driver refuses leaves no event', () => {
+  const { driver, open } = keepingBooks(emulate());
+  selectDriver(broken(driver, 'cuEventRecord', CUresult.CUDA_ERROR_INVALID_VALUE));
+  const page = PointPage.accept(pageFd());
+  const waits = new Waits(page);
+  const stream = Stream.create({ nonBlocking: true });
+  const events = (): string[] => [...open].filter((what) => what.startsWith('cuEventCreate'));
+  const before = events();
+  // So many that it is looked at how many have run; the rest is left to the host then.
+  const many = Array.from({ length: 200 }, (_, index) => slotOf(index));
+  using recorder = recordCalls();
+  assert.equal(waits.queue(many, stream.context, stream), false);
+  assert.ok(recorder.calls.some(({ name }) => name === 'cuEventRecord'));
+  assert.deepEqual(events(), before);
+  assert.equal(waits.queue([slotOf(300)], stream.context, stream), false);
+  assert.equal(waits.giveUp(), 200);
+  stream.synchronizeSync();
+  selectDriver(driver);
+  stream.close();
+  page.close();
+});

@@ -1,0 +1,313 @@
+/** What values cost: before someone takes them, and while they are checked and built. */
+import assert from 'node:assert/strict';
+import { type TestContext, test } from 'node:test';
+import { closeFd } from '../../../../../ffi/linux/libc.ts';
+import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
+import { DeviceBuffer, IpcError } from '../../../../../src/index.ts';
+import { sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
+import { getIpcHandle } from '../../../../../src/ipc/index.ts';
+import { Hearing } from '../../../../../src/ipc/peer/control.ts';
+import { readNews } from '../../../../../src/ipc/wire/control-block.ts';
+import { PacketKind } from '../../../../../src/ipc/wire/frames.ts';
+import {
+  FRAGMENT_BYTE_LENGTH,
+  MAX_BIGINT_DIGITS,
+  MAX_RETURNED_POINTS,
+  MAX_TAIL_BYTE_LENGTH,
+  MAX_VALUE_BINARIES,
+} from '../../../../../src/ipc/wire/limits.ts';
+import { type KnownDescriptors, ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
+import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
+import { nextTurn } from '../../../../../src/poller.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
+import { collectGarbage } from '../../../../support/gc.ts';
+import { emulate } from '../../emulate.ts';
+import { leasesFrom, peerPair, Stranger } from '../peer/support.ts';
+
+const length = (value: number): number[] =>
+  value > 127 ? [(value & 127) | 128, ...length(value >>> 7)] : [value];
+const float64 = (value: number): Buffer => Buffer.from(new Float64Array([value]).buffer);
+/** A list of `count` parts that are all the same. */
+const listOf = (count: number, part: readonly number[], ...others: Uint8Array[]): Buffer =>
+  Buffer.concat([
+    Buffer.of(Tag.array, ...length(count + others.length)),
+    Buffer.from(
+      new Uint8Array(count * part.length).map((_, at) => part[at % part.length] as number),
+    ),
+    ...others,
+  ]);
+const emptyObject = [Tag.object, 0];
+const emptyFloats = [Tag.binary, 9, 0];
+const MANY = 1_000_000;
+
+/** Sends a value of any size, as there is room. */
+async function sendAll(other: Stranger, body: Uint8Array, sequence: number, kind = 1 as const) {
+  const { byteLength } = body;
+  for (let offset = 0; offset < byteLength; offset += FRAGMENT_BYTE_LENGTH) {
+    const part = body.subarray(offset, offset + FRAGMENT_BYTE_LENGTH);
+    while (!other.send(part, { kind, sequence, offset, byteLength })) await nextTurn();
+  }
+}
+
+/** Counts the turns of the event loop until a promise is settled. */
+async function turnsUntil(settled: Promise<unknown>): Promise<number> {
+  let turns = 0;
+  let isSettled = false;
+  const settle = (): void => {
+    isSettled = true;
+  };
+  settled.then(settle, settle);
+  while (!isSettled) {
+    await nextTurn();
+    turns += 1;
+  }
+  return turns;
+}
+
+async function memory(): Promise<number> {
+  await collectGarbage();
+  const { heapUsed, external } = process.memoryUsage();
+  return heapUsed + external;
+}
+
+test('values that nobody took cost as much memory as their bytes', async () => {
+  for (const [part, count] of [
+    [emptyFloats, MAX_VALUE_BINARIES],
+    [emptyObject, MANY],
+  ] as const) {
+    using other = new Stranger();
+    const body = listOf(count, part);
+    const before = await memory();
+    for (let sequence = 0; sequence < 4; sequence++) await sendAll(other, body, sequence);
+    for (let turns = 0; turns < 200; turns++) await nextTurn();
+    const cost = (await memory()) - before;
+    assert.ok(cost < 8 * body.byteLength, `${cost} bytes for 4 values of ${body.byteLength}`);
+    assert.equal(((await other.peer.receive()) as unknown[]).length, count);
+  }
+});
+
+/** Lets a slice end whenever it looks at the clock for the second time. */
+function hurry(context: TestContext): void {
+  let now = performance.now();
+  context.mock.method(performance, 'now', () => {
+    now += 10;
+    return now;
+  });
+}
+
+test('a long value is built between turns of the loop, however many ask for it', async (t) => {
+  hurry(t);
+  using other = new Stranger();
+  other.send(listOf(20_000, emptyObject));
+  for (let turns = 0; turns < 3; turns++) await nextTurn();
+  const takes = Array.from({ length: 100 }, () => other.peer.receive());
+  const turns = await turnsUntil(takes[0] as Promise<unknown>);
+  assert.ok(turns >= 50, `${turns} turns`);
+  assert.equal(((await takes[0]) as unknown[]).length, 20_000);
+  other.peer.close();
+  await Promise.allSettled(takes);
+});
+
+test('a long value is checked between turns of the loop', async (t) => {
+  hurry(t);
+  for (const value of [
+    listOf(80_000, emptyObject),
+    // Few parts, and each takes its time.
+    listOf(20, [Tag.bigint, 0, ...length(70_000), ...new Array<number>(70_000).fill(0x61)]),
+  ]) {
+    using one = new Stranger();
+    const sending = sendAll(one, Buffer.concat([value, Buffer.of(200)]), 0);
+    const taking = assert.rejects(one.peer.receive(), { message: /says nothing/ });
+    await sending;
+    const turns = await turnsUntil(taking);
+    assert.ok(turns >= 8, `${turns} turns`);
+    await taking;
+  }
+});
+
+test('nothing overtakes a long value', async () => {
+  emulate();
+  using buffer = DeviceBuffer.allocate(64);
+  const descriptor = writeDescriptor(getIpcHandle(buffer));
+  const object = Buffer.concat([
+    Buffer.of(Tag.parcel, 0, ...length(descriptor.byteLength)),
+    descriptor,
+  ]);
+  using other = new Stranger();
+  const values = [
+    Buffer.concat([listOf(MANY, emptyObject, object), Buffer.from(leasesFrom(0, 1))]),
+    Buffer.of(Tag.true),
+    listOf(MANY, [Tag.null]),
+    Buffer.of(Tag.false),
+  ];
+  const sending = (async () => {
+    for (const [sequence, value] of values.entries()) await sendAll(other, value, sequence);
+  })();
+  const received: unknown[] = [];
+  await Promise.all(values.map(() => other.peer.receive().then((value) => received.push(value))));
+  await sending;
+  const [first, second, third, last] = received as [unknown[], unknown, unknown[], unknown];
+  assert.deepEqual([first.length, second, third.length, last], [MANY + 1, true, MANY, false]);
+  assert.deepEqual([first[MANY - 1], third[MANY - 1]], [{}, null]);
+  using opened = first[MANY] as DeviceBuffer;
+  assert.equal(opened.address, buffer.address);
+});
+
+test('what is taken meanwhile is given up, and the value stays for the next who asks', async () => {
+  using other = new Stranger();
+  const body = listOf(MANY, emptyObject);
+  const sending = sendAll(other, body, 0);
+  await sending;
+  other.send(Buffer.of(Tag.true), { sequence: 1 });
+  const abort = new AbortController();
+  const given = other.peer.receive({ signal: abort.signal });
+  await nextTurn();
+  abort.abort(new Error('enough'));
+  await assert.rejects(given, /enough/);
+  assert.equal(((await other.peer.receive()) as unknown[]).length, MANY);
+  assert.equal(await other.peer.receive(), true);
+});
+
+test('close() ends what is being built, and the end of the other process what is being checked', async () => {
+  {
+    using other = new Stranger();
+    await sendAll(other, listOf(MANY, emptyObject), 0);
+    const taking = other.peer.receive();
+    await nextTurn();
+    other.peer.close();
+    await assert.rejects(taking, { name: 'ClosedError' });
+  }
+  using other = new Stranger();
+  await sendAll(other, listOf(MANY, emptyObject), 0);
+  other.send(Buffer.of(Tag.true), { sequence: 1 });
+  closeFd(other.socket);
+  assert.equal(((await other.peer.receive()) as unknown[]).length, MANY);
+  assert.equal(await other.peer.receive(), true);
+  await assert.rejects(other.peer.receive(), { name: 'ClosedError' });
+});
+
+test('what is wrong at the end of a long value ends the connection, after what came before', async () => {
+  using other = new Stranger();
+  other.send(Buffer.of(Tag.true));
+  const body = Buffer.concat([listOf(MANY, emptyObject), Buffer.of(200)]);
+  const sending = sendAll(other, body, 1).catch(() => {});
+  assert.equal(await other.peer.receive(), true);
+  await assert.rejects(other.peer.receive(), { name: 'IpcError', message: /says nothing/ });
+  await sending;
+  assert.equal(other.peer.closed, true);
+});
+
+test('a name that an object has twice fails its value alone, when it is taken', async () => {
+  using other = new Stranger();
+  const name = [Tag.latin1, 1, 65];
+  other.send(Buffer.of(Tag.object, 2, ...name, Tag.null, ...name, Tag.null));
+  other.send(Buffer.of(Tag.true), { sequence: 1 });
+  await assert.rejects(other.peer.receive(), { name: 'IpcError', message: /"A" is not allowed/ });
+  assert.equal(await other.peer.receive(), true);
+});
+
+test('a value has as many typed arrays, and a bigint as many digits, as both ends hold to', async () => {
+  using pair = peerPair();
+  const empty = new Uint8Array(0);
+  const most = new Array<Uint8Array>(MAX_VALUE_BINARIES).fill(empty);
+  const digits = 'f'.repeat(MAX_BIGINT_DIGITS);
+  const receiving = pair.b.receive();
+  await pair.a.send(most);
+  assert.equal(((await receiving) as unknown[]).length, most.length);
+  await assert.rejects(pair.a.send([...most, empty]), /^RangeError: a value may have 131072 typed/);
+  const largest = BigInt(`0x${digits}`);
+  const bigint = pair.b.receive();
+  await pair.a.send(largest);
+  assert.equal(await bigint, largest);
+  await assert.rejects(
+    pair.a.send(largest + 1n),
+    /^RangeError: value is a bigint of 1048577 hexadecimal digits/,
+  );
+  for (const [body, message] of [
+    [listOf(MAX_VALUE_BINARIES + 1, emptyFloats), /more than 131072 parts of binary data/],
+    [
+      Buffer.concat([
+        Buffer.of(Tag.bigint, 0, ...length(MAX_BIGINT_DIGITS + 1)),
+        Buffer.from(`f${digits}`),
+      ]),
+      /a bigint of 1048577 hexadecimal digits is too long/,
+    ],
+  ] as const) {
+    using other = new Stranger();
+    const sending = sendAll(other, body, 0).catch(() => {});
+    await assert.rejects(other.peer.receive(), { name: 'IpcError', message });
+    await sending;
+  }
+});
+
+test('what is said behind a value has at most as many points, and bytes, as it can need', async () => {
+  const points = (...slots: number[]): Buffer =>
+    Buffer.concat([
+      Buffer.from(length(slots.length)),
+      ...slots.map((slot, at) => Buffer.concat([Buffer.from(length(slot)), float64(at + 1)])),
+    ]);
+  const every = Array.from({ length: 512 }, (_, slot) => slot);
+  const returned = (count: number): Buffer =>
+    Buffer.concat([
+      Buffer.of(3, ...length(count)),
+      ...new Array<Buffer>(count).fill(Buffer.concat([float64(0), Buffer.of(0), points(...every)])),
+    ]);
+  const most = MAX_RETURNED_POINTS / every.length;
+  assert.equal(readNews(returned(most), 0).returned.length, most);
+  assert.throws(() => readNews(returned(most + 1), 0), {
+    name: 'IpcError',
+    message: /more than 2048 points/,
+  });
+  // Of each counter the furthest.
+  const twice = Buffer.concat([Buffer.of(3, 1), float64(0), Buffer.of(1), points(7, 8, 7)]);
+  assert.deepEqual(readNews(twice, 0).returned[0]?.points, [
+    { slot: 7, count: 3 },
+    { slot: 8, count: 2 },
+  ]);
+
+  using other = new Stranger();
+  const page = createSealedMemfd('points', 4096);
+  other.send(Uint8Array.of(1), { kind: PacketKind.news }, [page]);
+  closeFd(page);
+  const body = Buffer.concat([Buffer.of(Tag.null), Buffer.alloc(MAX_TAIL_BYTE_LENGTH + 1, 3)]);
+  const sending = sendAll(other, body, 1).catch(() => {});
+  await assert.rejects(other.peer.receive(), {
+    name: 'IpcError',
+    message: /a value of 1 bytes came with 1048577 more/,
+  });
+  await sending;
+});
+
+test('descriptors that came before are remembered up to a number', () => {
+  emulate();
+  using buffer = DeviceBuffer.allocate(64);
+  const descriptor = getIpcHandle(buffer);
+  const known: KnownDescriptors = new Map();
+  for (let bufferId = 1; bufferId <= 1025; bufferId++) {
+    const bytes = writeDescriptor(sealDescriptor({ ...descriptor, bufferId } as never));
+    const value = Buffer.concat([Buffer.of(Tag.parcel, 0, ...length(bytes.byteLength)), bytes]);
+    assert.ok(new ValueScan(value, known).step());
+    assert.ok(known.size >= 1 && known.size <= 1024, `${known.size}`);
+  }
+});
+
+test('the descriptors of a long value are closed where the connection ends as it is checked', async (t) => {
+  const before = openDescriptors();
+  hurry(t);
+  using other = new Stranger();
+  const looked = t.mock.method(Hearing.prototype, 'value');
+  const body = listOf(MANY, emptyObject);
+  const link = createSealedMemfd('link', 4096);
+  const header = { byteLength: body.byteLength, offset: 0 };
+  other.send(body.subarray(0, FRAGMENT_BYTE_LENGTH), header, [link, link]);
+  closeFd(link);
+  for (let offset = FRAGMENT_BYTE_LENGTH; offset < body.byteLength; offset += FRAGMENT_BYTE_LENGTH)
+    while (!other.send(body.subarray(offset, offset + FRAGMENT_BYTE_LENGTH), { ...header, offset }))
+      await nextTurn();
+  while (looked.mock.callCount() < 2) await nextTurn();
+  other.peer.connection.fail(new IpcError('it broke'));
+  await assert.rejects(other.peer.receive(), /it broke/);
+  closeFd(other.socket);
+  await descriptorsReturnTo(before);
+});

@@ -1,0 +1,389 @@
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { afterEach, describe, test } from 'node:test';
+import { Fence } from '../../../src/fence.ts';
+import { type ReleaseOptions, ReleaseQueue, releaseLimits } from '../../../src/release-queue.ts';
+import { until } from '../../support/until.ts';
+
+/** A queue whose work the test decides, and what was released so far. */
+describe('ReleaseQueue', () => {
+  function held(limits: Partial<{ count: number; byteLength: number }> = {}) {
+    const state = {
+      idle: false,
+      fences: [] as { done: boolean }[],
+      asked: 0,
+      /** How often the queue asked whether nothing runs. */
+      looked: 0,
+      released: [] as string[],
+    };
+    const fence = (): Fence => {
+      const made = { done: false };
+      state.fences.push(made);
+      const isIdle = (): boolean => {
+        state.asked += 1;
+        return made.done;
+      };
+      return new Fence([{ events: [], isDone: isIdle, isGone: () => false, takeBack() {} }]);
+    };
+    const queue = new ReleaseQueue(
+      {
+        isUntouched() {
+          state.looked += 1;
+          return state.idle;
+        },
+        fence,
+      },
+      { count: limits.count ?? 10, byteLength: () => limits.byteLength ?? 1000 },
+    );
+    const submit = (name: string, options?: ReleaseOptions): void =>
+      queue.submit(() => state.released.push(name), options);
+    const early = (name: string, byteLength = 0): void =>
+      submit(`${name} when idle`, {
+        byteLength,
+        early: () => state.released.push(`${name} early`),
+      });
+    return { state, queue, submit, early };
+  }
+
+  test('releases at once while nothing can make it wait', () => {
+    const { state, queue, submit } = held();
+    state.idle = true;
+    submit('a');
+    assert.deepEqual(state.released, ['a']);
+    assert.equal(queue.size, 0);
+  });
+
+  test('keeps what must wait, and releases it in order as soon as it may', async () => {
+    const { state, queue, submit } = held();
+    submit('a');
+    submit('b');
+    assert.equal(queue.size, 2);
+    assert.equal(queue.collect(), false);
+    assert.deepEqual(state.released, []);
+    state.idle = true;
+    await until(() => queue.size === 0);
+    assert.deepEqual(state.released, ['a', 'b']);
+  });
+
+  test('nothing overtakes what waits', () => {
+    const { state, queue, submit } = held();
+    submit('a');
+    state.idle = true;
+    submit('b');
+    assert.deepEqual(state.released, []);
+    assert.equal(queue.collect(), true);
+    assert.deepEqual(state.released, ['a', 'b']);
+  });
+
+  test('flush resolves when everything was released, at once where nothing waits', async () => {
+    const { state, queue, submit } = held();
+    await queue.flush();
+    submit('a');
+    let flushed = false;
+    const flushing = queue.flush().then(() => {
+      flushed = true;
+    });
+    await new Promise((resolve) => setTimeout(resolve, 5));
+    assert.equal(flushed, false);
+    state.idle = true;
+    await flushing;
+    assert.deepEqual(state.released, ['a']);
+  });
+
+  test('a release that fails later is a warning, and the others still happen', async () => {
+    const { state, queue, submit } = held();
+    submit('a');
+    queue.submit(() => {
+      throw new Error('no such memory');
+    });
+    submit('c');
+    const warned = once(process, 'warning') as Promise<[Error & { code?: string }]>;
+    state.idle = true;
+    await queue.flush();
+    assert.deepEqual(state.released, ['a', 'c']);
+    const [warning] = await warned;
+    assert.match(warning.message, /no such memory/);
+  });
+
+  test('the warning of a release that fails later has the code CUFFI_RELEASE', async () => {
+    const { state, queue } = held();
+    queue.submit(() => {
+      throw new Error('no such memory');
+    });
+    const warned = once(process, 'warning') as Promise<[Error & { code?: string }]>;
+    state.idle = true;
+    await queue.flush();
+    const [warning] = await warned;
+    assert.equal(warning.code, 'CUFFI_RELEASE');
+  });
+
+  test('what was cleared is never released, and the queue works on', async () => {
+    const { state, queue, submit } = held();
+    submit('a');
+    queue.clear();
+    assert.equal(queue.size, 0);
+    submit('b');
+    state.idle = true;
+    await until(() => queue.size === 0);
+    assert.deepEqual(state.released, ['b']);
+  });
+
+  test('what was cleared counts no more, and is not looked through', () => {
+    const { state, queue, early } = held({ byteLength: 1000 });
+    early('a', 999);
+    queue.collect();
+    early('b', 1);
+    queue.clear();
+    assert.deepEqual([queue.size, queue.byteLength], [0, 0]);
+    assert.equal(queue.collect(true), true);
+    for (const fence of state.fences) fence.done = true;
+    early('c', 2);
+    assert.equal(queue.byteLength, 2);
+    queue.collect();
+    // There is room: what was cleared is not counted against it.
+    assert.deepEqual(state.released, []);
+  });
+
+  test('where a release has what waits forgotten, nothing of it is released any more', () => {
+    for (const isIdle of [true, false]) {
+      const { state, queue, submit } = held();
+      queue.submit(() => queue.clear(), { waits: false });
+      submit('of its batch', { waits: false, byteLength: 5 });
+      queue.collect();
+      submit('of the next', { waits: false });
+      queue.collect();
+      submit('of none yet');
+      state.idle = isIdle;
+      for (const fence of state.fences) fence.done = true;
+      assert.equal(queue.collect(), true);
+      assert.deepEqual(state.released, []);
+      assert.deepEqual([queue.size, queue.byteLength], [0, 0]);
+      state.idle = true;
+      submit('later');
+      assert.deepEqual(state.released, ['later']);
+    }
+  });
+
+  test('a release that has the queue looked through loses nothing, and nothing overtakes', () => {
+    const { state, queue, submit } = held();
+    let inner: boolean | undefined;
+    queue.submit(
+      () => {
+        state.released.push('first');
+        inner = queue.collect(true);
+      },
+      { waits: false },
+    );
+    submit('second', { waits: false });
+    submit('when idle');
+    queue.collect();
+    submit('third', { waits: false });
+    queue.collect();
+    for (const fence of state.fences) fence.done = true;
+    assert.equal(queue.collect(), false);
+    assert.equal(inner, false);
+    assert.deepEqual(state.released, ['first', 'second', 'third']);
+    state.idle = true;
+    assert.equal(queue.collect(), true);
+    assert.deepEqual(state.released, ['first', 'second', 'third', 'when idle']);
+    // Also while all is released.
+    state.idle = false;
+    queue.submit(() => (inner = queue.collect()));
+    submit('last');
+    state.idle = true;
+    assert.equal(queue.collect(), true);
+    assert.equal(inner, false);
+    assert.equal(state.released.at(-1), 'last');
+    assert.deepEqual([queue.size, queue.byteLength], [0, 0]);
+  });
+
+  test('the queue is looked through once for as much as the limits allow, not at each close', () => {
+    for (const [limits, byteLength] of [
+      [{ count: 10 }, 0],
+      [{ count: 1000, byteLength: 1000 }, 100],
+    ] as const) {
+      const { state, queue, submit } = held(limits);
+      // The first asks whether it may run at once.
+      submit('0', { byteLength });
+      state.looked = 0;
+      for (let n = 1; n <= 110; n += 1) submit(String(n), { byteLength });
+      assert.equal(state.looked, 10, JSON.stringify(limits));
+      assert.equal(queue.size, 111);
+    }
+  });
+
+  test('what is submitted by a release is not lost', async () => {
+    const { state, queue, submit } = held();
+    queue.submit(() => {
+      state.idle = false;
+      submit('inner');
+    });
+    state.idle = true;
+    queue.collect();
+    assert.equal(queue.size, 1);
+    state.idle = true;
+    await until(() => queue.size === 0);
+    assert.deepEqual(state.released, ['inner']);
+  });
+
+  test('what never waits is released as soon as the work queued before it is done', () => {
+    const { state, queue, submit } = held();
+    submit('first', { waits: false });
+    submit('whole context');
+    assert.equal(queue.collect(), false);
+    submit('second', { waits: false });
+    queue.collect();
+    const [first, second] = state.fences as [{ done: boolean }, { done: boolean }];
+    second.done = true;
+    queue.collect();
+    assert.deepEqual(state.released, ['second']);
+    first.done = true;
+    queue.collect();
+    assert.deepEqual(state.released, ['second', 'first']);
+    assert.equal(queue.size, 1);
+  });
+
+  test('above the count, what the GPU is done with takes the early way, and nothing else does', () => {
+    const { state, queue, early } = held({ count: 2 });
+    early('a');
+    early('b');
+    queue.collect();
+    const [fence] = state.fences as [{ done: boolean }];
+    fence.done = true;
+    queue.collect();
+    assert.deepEqual(state.released, []);
+    early('c');
+    assert.deepEqual(state.released, ['a early', 'b early']);
+    assert.equal(queue.size, 1);
+  });
+
+  test('above the bytes, likewise, and it counts what waits', () => {
+    const { state, queue, early } = held({ byteLength: 1000 });
+    early('small', 999);
+    assert.equal(queue.byteLength, 999);
+    early('large', 2);
+    (state.fences[0] as { done: boolean }).done = true;
+    queue.collect();
+    assert.deepEqual(state.released, ['small early', 'large early']);
+    assert.equal(queue.byteLength, 0);
+  });
+
+  test('flush takes the early ways, be the queue short of room or not', async () => {
+    const { state, queue, early } = held();
+    early('a');
+    const flushing = queue.flush();
+    (state.fences[0] as { done: boolean }).done = true;
+    await flushing;
+    assert.deepEqual(state.released, ['a early']);
+  });
+
+  test('where the early way fails, the ordinary one is taken when nothing runs', () => {
+    const { state, queue, submit } = held({ count: 0 });
+    submit('a', {
+      early() {
+        throw new Error('no stream to be had');
+      },
+    });
+    (state.fences[0] as { done: boolean }).done = true;
+    queue.collect();
+    assert.deepEqual([queue.size, state.released], [1, []]);
+    state.idle = true;
+    queue.collect();
+    assert.deepEqual([queue.size, state.released], [0, ['a']]);
+  });
+
+  test('a flush in a deferral is refused, as it would wait for its end', async () => {
+    const { state, queue, submit } = held();
+    state.idle = true;
+    using _ = queue.defer();
+    await queue.flush();
+    submit('a');
+    await assert.rejects(queue.flush(), /held back by deferCleanup\(\)/);
+  });
+
+  test('a stream that stays held up does not make looking through dearer with every close', () => {
+    const { state, queue, submit } = held({ count: 0 });
+    for (let i = 0; i < 1000; i++) submit(String(i), { waits: false });
+    assert.equal(queue.size, 1000);
+    state.asked = 0;
+    queue.collect();
+    assert.ok(state.asked < 100, `${state.asked}`);
+    for (const fence of state.fences) fence.done = true;
+    queue.collect();
+    assert.equal(state.released.length, 1000);
+  });
+
+  test('a scope of a deferral that ends twice ends no other', () => {
+    const { queue } = held();
+    using _outer = queue.defer();
+    const inner = queue.defer();
+    inner[Symbol.dispose]();
+    inner[Symbol.dispose]();
+    assert.equal(queue.isDeferred, true);
+  });
+
+  test('nothing is released in a deferral, nor in the outer one after the inner', async () => {
+    const { state, queue, submit } = held();
+    state.idle = true;
+    const outer = queue.defer();
+    assert.throws(() => {
+      using _ = queue.defer();
+      submit('a');
+      throw new Error('within');
+    }, /within/);
+    submit('b');
+    assert.equal(queue.collect(true), false);
+    assert.deepEqual(state.released, []);
+    outer[Symbol.dispose]();
+    outer[Symbol.dispose]();
+    await until(() => queue.size === 0);
+    assert.deepEqual(state.released, ['a', 'b']);
+  });
+});
+
+describe('releaseLimits', () => {
+  const COUNT = 'CUFFI_DEALLOCS_COUNT';
+  const RATIO = 'CUFFI_DEALLOCS_RATIO';
+
+  afterEach(() => {
+    delete process.env[COUNT];
+    delete process.env[RATIO];
+  });
+
+  test('are ten releases and a fifth of the memory, as numba has them', () => {
+    const limits = releaseLimits(() => 1000);
+    assert.equal(limits.count, 10);
+    assert.equal(limits.byteLength(), 200);
+  });
+
+  test('are what the environment says, zero included', () => {
+    process.env[COUNT] = '0';
+    process.env[RATIO] = '0.5';
+    const limits = releaseLimits(() => 1000);
+    assert.equal(limits.count, 0);
+    assert.equal(limits.byteLength(), 500);
+  });
+
+  test('what is no count or no ratio is refused by name', () => {
+    for (const wrong of ['many', '-1', '2.5', 'NaN']) {
+      process.env[COUNT] = wrong;
+      assert.throws(() => releaseLimits(() => 1000), /CUFFI_DEALLOCS_COUNT must be/);
+    }
+    delete process.env[COUNT];
+    for (const wrong of ['half', '-0.1', '1.1']) {
+      process.env[RATIO] = wrong;
+      assert.throws(() => releaseLimits(() => 1000), /CUFFI_DEALLOCS_RATIO must be/);
+    }
+  });
+
+  test('memory that cannot be asked for limits nothing, until it can be', () => {
+    let isLost = true;
+    const limits = releaseLimits(() => {
+      if (isLost) throw new Error('the device is lost');
+      return 1000;
+    });
+    assert.equal(limits.byteLength(), Number.POSITIVE_INFINITY);
+    isLost = false;
+    assert.equal(limits.byteLength(), 200);
+  });
+});
