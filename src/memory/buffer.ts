@@ -128,7 +128,7 @@ export interface ServedMemory extends ContextMemory, MemoryResource {
   lockHost(memory: HostMemory, flags: LockFlags): () => void;
 }
 
-/** The memory manager of a context, where one was set. */
+/** @internal The memory manager of a context, where one was set. */
 export const servedMemory = (context: Context): ServedMemory | undefined =>
   // Nothing but the room manager/ puts one there.
   context.memory as ServedMemory | undefined;
