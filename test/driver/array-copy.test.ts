@@ -26,9 +26,9 @@ import {
   uint8,
 } from '../../src/index.ts';
 import { emulated } from '../support/driver.ts';
-import { collectGarbage } from '../support/gc.ts';
 import { Latch } from '../support/latch.ts';
-import { type NumpyLayout, NumpyMemory } from '../support/numpy-layouts.ts';
+import { type NumpyLayout, NumpyMemory } from '../support/layouts.ts';
+import { collectGarbage } from '../support/process-state.ts';
 
 // Read when the emulated driver is opened, at its first call.
 if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';

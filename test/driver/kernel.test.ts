@@ -20,7 +20,7 @@ import { emulated, onHardware } from '../support/driver.ts';
 import { COLLECTED, loadKernels, ptx } from '../support/kernels.ts';
 import { Latch } from '../support/latch.ts';
 import { stateBesideCode } from '../support/process-state.ts';
-import { programFile } from '../support/program-file.ts';
+import { programFile } from '../support/program.ts';
 
 const needsGpu = emulated && 'the emulated driver has no such launches: they need a GPU';
 const SAXPY = ['float32', 'float32*', 'float32*', 'uint32'] as const;

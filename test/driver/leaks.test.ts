@@ -24,12 +24,15 @@ import {
   uint8,
   VirtualMemory,
 } from '../../src/index.ts';
-import { dose } from '../support/dose.ts';
 import { emulated } from '../support/driver.ts';
 import { keepingBooks, withFaults } from '../support/faults.ts';
-import { collectUntil } from '../support/gc.ts';
-import { watchMappings } from '../support/mappings.ts';
-import { type ProcessState, processState } from '../support/process-state.ts';
+import { dose } from '../support/iterations.ts';
+import {
+  collectUntil,
+  type ProcessState,
+  processState,
+  watchMappings,
+} from '../support/process-state.ts';
 
 const MIB = 1 << 20;
 /** After so many cycles the GPU is waited for, so that what waits to be freed stays little. */

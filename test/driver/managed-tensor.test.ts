@@ -6,8 +6,8 @@ import { openLibrary } from '../../ffi/library.ts';
 import { int, pointer } from '../../ffi/types.ts';
 import { bfloat16, deviceArray, float32, managedTensor } from '../../src/index.ts';
 import { noCompiler, openBuildFolder } from '../abi/toolchain.ts';
-import { collectGarbage } from '../support/gc.ts';
-import { until } from '../support/until.ts';
+import { until } from '../support/iterations.ts';
+import { collectGarbage } from '../support/process-state.ts';
 
 // The structs as dlpack.h of version 1.1 has them.
 const SOURCE = `

@@ -5,7 +5,7 @@ import { CU_POINTER_ATTRIBUTE_IS_MANAGED } from '../../ffi/constants.ts';
 import { cu, recordCalls } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, Device, DeviceBuffer, ManagedMemory, Stream } from '../../src/index.ts';
-import { collectGarbage, collectUntil } from '../support/gc.ts';
+import { collectGarbage, collectUntil } from '../support/process-state.ts';
 
 const MIB = 2 ** 20;
 const isManaged = Device.get().attribute('managedMemory') !== 0;

@@ -30,8 +30,8 @@ import {
   setMemoryManager,
 } from '../../src/index.ts';
 import { getIpcHandle } from '../../src/ipc/index.ts';
-import { dose } from '../support/dose.ts';
 import { emulated } from '../support/driver.ts';
+import { dose } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
 

@@ -5,8 +5,8 @@ import { OUT0 } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { Address } from '../../ffi/types.ts';
 import { Context, DeviceBuffer, PinnedBuffer, Stream } from '../../src/index.ts';
-import { collectGarbage, collectUntil, isMapped } from '../support/gc.ts';
 import { Latch } from '../support/latch.ts';
+import { collectGarbage, collectUntil, isMapped } from '../support/process-state.ts';
 
 const counting = (byteLength: number): Uint8Array =>
   new Uint8Array(byteLength).map((_, index) => (index * 31 + (index >> 8)) & 255);

@@ -3,9 +3,9 @@ import { test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { Context, DeviceBuffer, MemoryPool, Stream } from '../../src/index.ts';
 import { getIpcHandle } from '../../src/ipc/index.ts';
-import { dose } from '../support/dose.ts';
-import { collectGarbage } from '../support/gc.ts';
+import { dose } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
+import { collectGarbage } from '../support/process-state.ts';
 
 const MIB = 1 << 20;
 const skip = MemoryPool.supported() ? false : 'the device has no memory pools';

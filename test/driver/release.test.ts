@@ -13,9 +13,9 @@ import {
   Stream,
   VirtualMemory,
 } from '../../src/index.ts';
+import { until } from '../support/iterations.ts';
 import { Latch, LatchWord } from '../support/latch.ts';
-import { programFile } from '../support/program-file.ts';
-import { until } from '../support/until.ts';
+import { programFile } from '../support/program.ts';
 
 const context = Context.primary();
 const free = (): number => context.memoryInfo().free;

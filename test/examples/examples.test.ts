@@ -6,7 +6,7 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test } from 'node:test';
-import { programFile } from '../support/program-file.ts';
+import { programFile } from '../support/program.ts';
 
 const folder = new URL('../../docs/examples/', import.meta.url);
 

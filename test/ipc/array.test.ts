@@ -23,9 +23,9 @@ import {
   ready,
   spawnPeer,
 } from '../../src/ipc/index.ts';
-import { dose } from '../support/dose.ts';
+import { dose } from '../support/iterations.ts';
 import { processState } from '../support/process-state.ts';
-import { programFile } from '../support/program-file.ts';
+import { programFile } from '../support/program.ts';
 import type { Request } from './fixtures/connected.ts';
 import { User } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';

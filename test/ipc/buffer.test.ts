@@ -6,10 +6,10 @@ import type { CUcontext } from '../../ffi/types.ts';
 import { Context, Device, DeviceBuffer, Stream } from '../../src/index.ts';
 import { sealDescriptor } from '../../src/ipc/descriptor.ts';
 import { getIpcHandle, type IpcBufferDescriptor, openIpcBuffer } from '../../src/ipc/index.ts';
-import { dose } from '../support/dose.ts';
+import { dose } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
+import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
-import { valuesOf } from '../support/values.ts';
 import { type Read, User } from './fixtures/index.ts';
 
 const deadline = { timeout: 60_000 };

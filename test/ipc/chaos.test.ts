@@ -8,9 +8,9 @@ import { join } from 'node:path';
 import { after, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { listen } from '../../src/ipc/index.ts';
-import { openDescriptors } from '../support/descriptors.ts';
-import { dose } from '../support/dose.ts';
-import { programFile } from '../support/program-file.ts';
+import { dose } from '../support/iterations.ts';
+import { openDescriptors } from '../support/process-state.ts';
+import { programFile } from '../support/program.ts';
 import { act, type Errand, type Left, left, prepare, Random, type Told } from './fixtures/chaos.ts';
 
 const CONNECTIONS = 40;

@@ -10,7 +10,7 @@ import { after, test } from 'node:test';
 import { kinds } from '../../src/cli/kinds.ts';
 import { Context, Device } from '../../src/index.ts';
 import { explain, ipcSupport, listen, type Peer } from '../../src/ipc/index.ts';
-import { programFile } from '../support/program-file.ts';
+import { programFile } from '../support/program.ts';
 import type { Question } from './fixtures/container.ts';
 
 const APART = ['--pid', '--net', '--mount', '--mount-proc', '--fork', '--kill-child'];

@@ -7,8 +7,8 @@ import { recordCalls } from '../../ffi/driver.ts';
 import { DeviceBuffer, Stream } from '../../src/index.ts';
 import { listen, type Peer } from '../../src/ipc/index.ts';
 import { nextTurn } from '../../src/poller.ts';
+import { until } from '../support/iterations.ts';
 import { Program } from '../support/program.ts';
-import { until } from '../support/until.ts';
 import type { Step } from './fixtures/counters.ts';
 
 const timeout = 60_000;

@@ -14,11 +14,11 @@ import {
 } from '../../src/index.ts';
 import { type ChildPeer, ipcSupport, leases, spawnPeer } from '../../src/ipc/index.ts';
 import { nextTurn } from '../../src/poller.ts';
-import { dose } from '../support/dose.ts';
+import { dose } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
+import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
-import { programFile } from '../support/program-file.ts';
-import { valuesOf } from '../support/values.ts';
+import { programFile } from '../support/program.ts';
 import type { Request } from './fixtures/connected.ts';
 
 const deadline = { timeout: 60_000 };

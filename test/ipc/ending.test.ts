@@ -5,8 +5,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { afterEach, describe, test } from 'node:test';
-import { dose } from '../support/dose.ts';
-import { programFile } from '../support/program-file.ts';
+import { dose } from '../support/iterations.ts';
+import { programFile } from '../support/program.ts';
 import { type Heard, type Relation, relations, type Way, ways } from './fixtures/waiter.ts';
 
 const deadline = { timeout: 60_000 + dose(0, 600_000) };

@@ -11,10 +11,10 @@ import {
 } from '../../src/index.ts';
 import { type IpcDescriptor, sealDescriptor } from '../../src/ipc/descriptor.ts';
 import { type ChildPeer, exportIpc, leases, spawnPeer } from '../../src/ipc/index.ts';
-import { dose, seed } from '../support/dose.ts';
 import { onHardware } from '../support/driver.ts';
+import { dose, seed } from '../support/iterations.ts';
 import { comesBackTo, processState } from '../support/process-state.ts';
-import { programFile } from '../support/program-file.ts';
+import { programFile } from '../support/program.ts';
 import type { Opening, Outcome } from './fixtures/opener.ts';
 
 const program = programFile(new URL('./fixtures/opener.ts', import.meta.url)).path;

@@ -20,18 +20,17 @@ import {
 import { type ChildPeer, exportIpc, getIpcHandle, leases, spawnPeer } from '../../src/ipc/index.ts';
 import { MAX_ASKED } from '../../src/ipc/lease/forward.ts';
 import { nextTurn } from '../../src/poller.ts';
-import { dose } from '../support/dose.ts';
 import { onHardware } from '../support/driver.ts';
+import { dose, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
+import { valuesOf } from '../support/layouts.ts';
 import {
   comesBackTo as isBack,
   type ProcessState,
   processState,
   withoutChunk,
 } from '../support/process-state.ts';
-import { programFile } from '../support/program-file.ts';
-import { until } from '../support/until.ts';
-import { valuesOf } from '../support/values.ts';
+import { programFile } from '../support/program.ts';
 import type { Kind, Step } from './fixtures/consumer.ts';
 
 const deadline = { timeout: 60_000 + dose(0, 1_800_000) };

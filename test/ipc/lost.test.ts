@@ -5,7 +5,7 @@ import { text } from 'node:stream/consumers';
 import { test } from 'node:test';
 import { Device } from '../../src/index.ts';
 import { ipcSupport } from '../../src/ipc/index.ts';
-import { programFile } from '../support/program-file.ts';
+import { programFile } from '../support/program.ts';
 
 const { memory, events, pools, virtualMemory } = ipcSupport(Device.get());
 const missing = [memory, events, pools, virtualMemory].find(({ supported }) => !supported);

@@ -13,10 +13,10 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import { type ChildPeer, leases, spawnPeer } from '../../src/ipc/index.ts';
-import { dose } from '../support/dose.ts';
+import { without } from '../support/driver.ts';
+import { dose } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
-import { programFile } from '../support/program-file.ts';
-import { without } from '../support/without.ts';
+import { programFile } from '../support/program.ts';
 import type { Step } from './fixtures/consumer.ts';
 
 const options = { timeout: 60_000 + dose(0, 600_000) };

@@ -19,11 +19,10 @@ import {
 } from '../../src/index.ts';
 import { type ChildPeer, spawnPeer } from '../../src/ipc/index.ts';
 import { MAX_WAITING_VALUES } from '../../src/ipc/wire/limits.ts';
-import { dose } from '../support/dose.ts';
+import { dose, until } from '../support/iterations.ts';
+import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
-import { programFile } from '../support/program-file.ts';
-import { until } from '../support/until.ts';
-import { valuesOf } from '../support/values.ts';
+import { programFile } from '../support/program.ts';
 import type { Request } from './fixtures/connected.ts';
 
 const deadline = { timeout: 60_000 };

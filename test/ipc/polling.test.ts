@@ -4,9 +4,9 @@ import { once } from 'node:events';
 import { afterEach, test } from 'node:test';
 import { Context, DeviceBuffer } from '../../src/index.ts';
 import { type ChildPeer, leases, spawnPeer } from '../../src/ipc/index.ts';
+import { until } from '../support/iterations.ts';
 import { type ProcessState, processState } from '../support/process-state.ts';
-import { programFile } from '../support/program-file.ts';
-import { until } from '../support/until.ts';
+import { programFile } from '../support/program.ts';
 import type { PollerRequest } from './fixtures/poller.ts';
 
 const deadline = { timeout: 60_000 };

@@ -3,10 +3,10 @@ import { test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { Context, Device, DeviceBuffer, MemoryPool, Stream } from '../../src/index.ts';
 import { getIpcHandle, ImportedPool } from '../../src/ipc/index.ts';
-import { dose } from '../support/dose.ts';
+import { dose } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
+import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
-import { valuesOf } from '../support/values.ts';
 import { type Read, User } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
 

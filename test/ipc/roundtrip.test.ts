@@ -3,7 +3,7 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { test } from 'node:test';
 import { emulated } from '../support/driver.ts';
-import { programFile } from '../support/program-file.ts';
+import { programFile } from '../support/program.ts';
 
 const main = programFile(new URL('../../src/cli/main.ts', import.meta.url));
 

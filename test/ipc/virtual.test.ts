@@ -5,10 +5,10 @@ import type { CUstream } from '../../ffi/types.ts';
 import { Context, Device, DeviceBuffer, VirtualMemory } from '../../src/index.ts';
 import { type IpcDescriptor, sealDescriptor } from '../../src/ipc/descriptor.ts';
 import { exportIpc, openIpc, spawnPeer } from '../../src/ipc/index.ts';
-import { dose } from '../support/dose.ts';
+import { dose } from '../support/iterations.ts';
+import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
-import { programFile } from '../support/program-file.ts';
-import { valuesOf } from '../support/values.ts';
+import { programFile } from '../support/program.ts';
 import { type Read, User } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
 

@@ -19,12 +19,10 @@ import {
   openIpcBuffer,
 } from '../../src/ipc/index.ts';
 import { nextTurn } from '../../src/poller.ts';
-import { dose } from '../support/dose.ts';
 import { emulated } from '../support/driver.ts';
-import { programFile } from '../support/program-file.ts';
-import { until } from '../support/until.ts';
-import { valuesOf } from '../support/values.ts';
-import { startWorker } from '../support/worker.ts';
+import { dose, until } from '../support/iterations.ts';
+import { valuesOf } from '../support/layouts.ts';
+import { programFile, startWorker } from '../support/program.ts';
 import { User } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
 import type { Request } from './fixtures/worker.ts';

@@ -1,10 +1,13 @@
 /** What this process holds: compared before and after, so that nothing is left behind. */
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
-import { setTimeout as delay } from 'node:timers/promises';
+import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
+import { setTimeout as delay, setImmediate as turn } from 'node:timers/promises';
 import { isDeepStrictEqual } from 'node:util';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+import { countDiscarded } from '../../ffi/linux/close-fd.ts';
+import { libc } from '../../ffi/linux/libc.ts';
 import { Context } from '../../src/context.ts';
-import { openDescriptors } from './descriptors.ts';
 import { onHardware } from './driver.ts';
 
 export interface ProcessState {
@@ -60,3 +63,123 @@ export async function comesBackTo(
   }
   assert.deepEqual(now, before, what);
 }
+
+/**
+ * Whether a descriptor is of a file with a name, as `/dev/nvidiactl` and memfds are not, or the one
+ * by which a thread watches all others, which is opened at its first use and stays.
+ */
+function isUncounted(fd: string): boolean {
+  try {
+    return /^\/(?!memfd:|dev\/)|eventpoll/.test(readlinkSync(`/proc/self/fd/${fd}`));
+  } catch {
+    // Closed since, as is the one that the folder was read through.
+    return true;
+  }
+}
+
+const MAX_TRIES = 2000;
+
+/** Blocks until what is discarded is closed, unless that takes for ever. */
+export function discardsDone(): void {
+  const word = new Int32Array(new SharedArrayBuffer(4));
+  for (let tries = 0; countDiscarded() > 0 && tries < MAX_TRIES; tries++)
+    Atomics.wait(word, 0, 0, 1);
+}
+
+/** All descriptors that this process has open. */
+export function descriptorNumbers(): ReadonlySet<string> {
+  discardsDone();
+  return new Set(readdirSync('/proc/self/fd'));
+}
+
+/** What was opened since, and is: where each leads to. See {@link openDescriptors}. */
+export const openedSince = (before: ReadonlySet<string>): string[] =>
+  [...descriptorNumbers()]
+    .filter((fd) => !before.has(fd) && !isUncounted(fd))
+    .map((fd) => readlinkSync(`/proc/self/fd/${fd}`));
+
+/**
+ * How many descriptors this process has open, other than epolls and files on disk: the thread that
+ * loads TypeScript opens and closes those of its cache when it likes.
+ */
+export function openDescriptors(): number {
+  discardsDone();
+  return readdirSync('/proc/self/fd').filter((fd) => !isUncounted(fd)).length;
+}
+
+/**
+ * Waits until as many descriptors are open as before. A connection that is closed keeps its socket
+ * until what was begun to be sent has gone out, which takes turns of the event loop.
+ */
+export async function descriptorsReturnTo(before: number): Promise<void> {
+  const until = performance.now() + 10_000;
+  while (openDescriptors() !== before && performance.now() < until)
+    await new Promise((resolve) => setTimeout(resolve, 1));
+  assert.equal(openDescriptors(), before, 'descriptors');
+}
+
+/** Which anonymous mappings of ours are open: counted where they are made and unmade. */
+
+const MAP_PRIVATE_ANONYMOUS = 0x22;
+type Call = (...args: number[]) => number;
+
+/** Writes down every private anonymous mapping from now on; dispose stops. */
+export function watchMappings(): Disposable & { readonly open: ReadonlyMap<number, number> } {
+  const open = new Map<number, number>();
+  const { mmap, munmap } = libc;
+  const replace = (name: 'mmap' | 'munmap', value: Call): void => {
+    Object.defineProperty(libc, name, { configurable: true, enumerable: true, value });
+  };
+  replace('mmap', (...args) => {
+    const address = mmap(...args);
+    const [at, byteLength = 0, , flags] = args;
+    if (at === 0 && flags === MAP_PRIVATE_ANONYMOUS && typeof address === 'number')
+      open.set(address, byteLength);
+    return address;
+  });
+  replace('munmap', (...args) => {
+    const [address = 0, byteLength] = args;
+    if (open.get(address) === byteLength) open.delete(address);
+    return munmap(...args);
+  });
+  return {
+    open,
+    [Symbol.dispose]: () => {
+      replace('mmap', mmap);
+      replace('munmap', munmap);
+    },
+  };
+}
+
+/** Garbage, collected when a test asks for it; and what is mapped where. */
+
+setFlagsFromString('--expose-gc');
+const gc = runInNewContext('gc') as () => void;
+
+/** Collects garbage until `condition` holds; answers whether it came to hold. */
+export async function collectUntil(condition: () => boolean): Promise<boolean> {
+  // A finalizer runs in a turn of its own after the collection, its release in another.
+  for (let turns = 0; turns < 100 && !condition(); turns += 1) {
+    gc();
+    await turn();
+  }
+  return condition();
+}
+
+/** Collects garbage, and runs what finalizers queue. */
+export async function collectGarbage(): Promise<void> {
+  let turns = 0;
+  await collectUntil(() => {
+    turns += 1;
+    return turns > 20;
+  });
+}
+
+/** Whether an address of this process is mapped. */
+export const isMapped = (address: number): boolean =>
+  readFileSync('/proc/self/maps', 'utf8')
+    .split('\n')
+    .some((line) => {
+      const [begin = '', end = ''] = line.split(' ', 1)[0]?.split('-') ?? [];
+      return address >= Number.parseInt(begin, 16) && address < Number.parseInt(end, 16);
+    });

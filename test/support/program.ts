@@ -1,7 +1,10 @@
 /** Programs of a test in processes of their own: started, asked, and surely ended. */
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
-import { programFile } from './program-file.ts';
+import { existsSync } from 'node:fs';
+import { join, relative } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { Worker } from 'node:worker_threads';
 
 const DEADLINE_MS = 30_000;
 
@@ -65,4 +68,42 @@ export class Program implements AsyncDisposable {
   async [Symbol.asyncDispose](): Promise<void> {
     await this.kill();
   }
+}
+
+const root = fileURLToPath(new URL('../..', import.meta.url));
+
+/** The environment variable that names the folder of what the suite has compiled. */
+export const COMPILED = 'CUFFI_TEST_COMPILED';
+
+/** How node starts a program of the project: as the suite or the build has compiled it, else by tsx. */
+export function programFile(url: URL): { readonly path: string; readonly execArgv: string[] } {
+  const path = fileURLToPath(url);
+  const compiled = compiledFile(relative(root, path).replace(/\.ts$/, ''));
+  return compiled === undefined
+    ? { path, execArgv: ['--import', 'tsx'] }
+    : { path: compiled, execArgv: [] };
+}
+
+/** The build is only relied on where the suite runs, which has made it anew. */
+function compiledFile(name: string): string | undefined {
+  const folder = process.env[COMPILED];
+  if (!folder) return undefined;
+  return [join(folder, `${name}.mjs`), join(root, 'dist', `${name}.js`)].find(existsSync);
+}
+
+// Node 20 does not give worker threads the loader of `--import tsx`.
+const LOADED_BY_TSX = `
+  const { workerData: { path, data } } = require('node:worker_threads');
+  require('node:worker_threads').workerData = data;
+  require('tsx/cjs');
+  import('tsx/esm/api').then(({ register }) => {
+    register();
+    return import(path);
+  });`;
+
+/** A worker thread of a program of the tests, as the suite has compiled it or through tsx. */
+export function startWorker(url: URL, data: unknown): Worker {
+  const { path } = programFile(url);
+  if (path.endsWith('.mjs')) return new Worker(path, { workerData: data });
+  return new Worker(LOADED_BY_TSX, { eval: true, workerData: { path, data } });
 }

@@ -21,10 +21,10 @@ import { spec } from 'node:test/reporters';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { isAvailable } from '../../src/driver.ts';
-import { compile } from './compile.ts';
-import { dose } from './dose.ts';
 import { differences, type Expected, expectedFrom, type Report } from './expected.ts';
-import { COMPILED } from './program-file.ts';
+import { dose } from './iterations.ts';
+import { compile } from './kernels.ts';
+import { COMPILED } from './program.ts';
 
 /** What a whole run must look like. */
 const EXPECTED = 'test/expected.json';

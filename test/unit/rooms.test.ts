@@ -92,7 +92,8 @@ function objection(file: string, specifier: string): string | undefined {
   }
   if (isIn(file, 'test')) return later(file, target);
   if (file === EMULATOR_LOADER && target === 'ffi/emulator/index.ts') return undefined;
-  if (target in ENTRIES) return 'an index.ts is for users: import the file that has the thing';
+  if (target.endsWith('/index.ts'))
+    return 'an index.ts is for users: import the file that has the thing';
   if (isIn(target, 'ffi/emulator') && !isIn(file, 'ffi/emulator'))
     return 'ffi/driver.ts loads the emulated driver when it is chosen';
   return later(file, target);

@@ -7,8 +7,8 @@ import { join, relative } from 'node:path';
 import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { differences, expectedFrom, type Report, type Skip } from '../support/expected.ts';
-import { COMPILED } from '../support/program-file.ts';
-import { until } from '../support/until.ts';
+import { until } from '../support/iterations.ts';
+import { COMPILED } from '../support/program.ts';
 
 /** Whether a process runs; one that has ended may still be waited for by its parent. */
 function isRunning(pid: number): boolean {

@@ -6,7 +6,7 @@ import { functionNames, rows } from '../../../ffi/functions.ts';
 import { LibraryNotFoundError } from '../../../ffi/library.ts';
 import { resultName } from '../../../ffi/results.ts';
 import type { CUstream } from '../../../ffi/types.ts';
-import { programFile } from '../../support/program-file.ts';
+import { programFile } from '../../support/program.ts';
 import { createTestDriver } from './fixtures/test-driver.ts';
 
 // A library that every machine has, and that has no function of the driver's.

@@ -4,7 +4,7 @@ import { copyHostMemory } from '../../../ffi/host-copy.ts';
 import { mapAnonymous } from '../../../ffi/linux/mmap.ts';
 import { addressOf, viewMemory } from '../../../ffi/native.ts';
 import type { Address } from '../../../ffi/types.ts';
-import { collectGarbage } from '../../support/gc.ts';
+import { collectGarbage } from '../../support/process-state.ts';
 
 const counting = (byteLength: number): Uint8Array =>
   new Uint8Array(byteLength).map((_, index) => (index * 31 + (index >> 8)) & 255);

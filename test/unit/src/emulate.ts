@@ -8,7 +8,7 @@ import type { Driver } from '../../../ffi/functions.ts';
 import type { CUcontext } from '../../../ffi/types.ts';
 import { check } from '../../../src/check.ts';
 import { Device } from '../../../src/device.ts';
-import { programFile } from '../../support/program-file.ts';
+import { programFile } from '../../support/program.ts';
 
 /** Makes an emulated driver with these `CUFFI_EMULATED_*` settings, and selects it. */
 export function emulate(env: NodeJS.ProcessEnv = {}): Driver {

@@ -42,10 +42,9 @@ import {
   openIpcBuffer,
   openIpcEvent,
 } from '../../../src/ipc/index.ts';
-import { descriptorNumbers, openedSince } from '../../support/descriptors.ts';
 import { failing, keepingBooks, opening } from '../../support/faults.ts';
 import { Latch } from '../../support/latch.ts';
-import { watchMappings } from '../../support/mappings.ts';
+import { descriptorNumbers, openedSince, watchMappings } from '../../support/process-state.ts';
 import { emulate, ForeignContext } from './emulate.ts';
 
 interface Room {

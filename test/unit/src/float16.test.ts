@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import fc from 'fast-check';
 import { fromBfloat16, fromFloat16, toBfloat16, toFloat16 } from '../../../src/float16.ts';
-import { trials } from '../../support/dose.ts';
+import { trials } from '../../support/iterations.ts';
 
 const formats = [
   { name: 'float16', to: toFloat16, from: fromFloat16, mantissaBits: 10, bias: 15 },

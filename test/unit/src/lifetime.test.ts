@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { type Release, Resource, ResourceSet } from '../../../src/lifetime.ts';
-import { collectGarbage } from '../../support/gc.ts';
+import { collectGarbage } from '../../support/process-state.ts';
 import { runProgram } from './emulate.ts';
 
 class Thing extends Resource {

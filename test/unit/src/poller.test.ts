@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { getEventListeners } from 'node:events';
 import { type TestContext, test } from 'node:test';
 import { nextTurn, pollInBackground, waitUntil } from '../../../src/poller.ts';
-import { until } from '../../support/until.ts';
+import { until } from '../../support/iterations.ts';
 import { runProgram } from './emulate.ts';
 
 /** Of what would wait for ever where it fails. */

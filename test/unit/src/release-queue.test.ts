@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { afterEach, describe, test } from 'node:test';
 import { Fence } from '../../../src/fence.ts';
 import { type ReleaseOptions, ReleaseQueue, releaseLimits } from '../../../src/release-queue.ts';
-import { until } from '../../support/until.ts';
+import { until } from '../../support/iterations.ts';
 
 /** A queue whose work the test decides, and what was released so far. */
 describe('ReleaseQueue', () => {

@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import { BLOCK, OUT0, readSize } from '../../../../ffi/arena.ts';
 import type { CUcontext, IpcHandleBytes } from '../../../../ffi/types.ts';
-import { openDescriptors } from '../../../support/descriptors.ts';
+import { openDescriptors } from '../../../support/process-state.ts';
 import { withPeer } from './peer.ts';
 import { at, device, Emulated, hostWords } from './support.ts';
 

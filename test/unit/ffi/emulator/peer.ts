@@ -2,7 +2,7 @@
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
 import type { Driver } from '../../../../ffi/functions.ts';
-import { programFile } from '../../../support/program-file.ts';
+import { programFile } from '../../../support/program.ts';
 import type { Emulated } from './support.ts';
 
 type Calls = Omit<Emulated, 'cu'> & Driver;

@@ -12,7 +12,7 @@ import {
   writeStruct,
 } from '../../../../ffi/arena.ts';
 import type { Address, CUdeviceptr, CUmodule, CUstream } from '../../../../ffi/types.ts';
-import { programFile } from '../../../support/program-file.ts';
+import { programFile } from '../../../support/program.ts';
 import {
   at,
   device,

@@ -15,8 +15,8 @@ import {
   listenSocket,
   socketPair,
 } from '../../../../ffi/linux/socket.ts';
-import { discardsDone, openDescriptors } from '../../../support/descriptors.ts';
-import { programFile } from '../../../support/program-file.ts';
+import { discardsDone, openDescriptors } from '../../../support/process-state.ts';
+import { programFile } from '../../../support/program.ts';
 import { openPipe, rawSend } from '../fixtures/descriptors.ts';
 import { openLingering } from '../fixtures/lingering.ts';
 

@@ -24,7 +24,7 @@ import {
 } from '../../../../ffi/linux/libc.ts';
 import { addressOf } from '../../../../ffi/native.ts';
 import type { Address } from '../../../../ffi/types.ts';
-import { openDescriptors } from '../../../support/descriptors.ts';
+import { openDescriptors } from '../../../support/process-state.ts';
 
 const EFAULT = 14;
 const code = (expected: string) => (error: unknown) =>

@@ -4,7 +4,7 @@ import { test } from 'node:test';
 import { libc, SystemError } from '../../../../ffi/linux/libc.ts';
 import { mapAnonymous } from '../../../../ffi/linux/mmap.ts';
 import { viewMemory } from '../../../../ffi/native.ts';
-import { isMapped } from '../../../support/gc.ts';
+import { isMapped } from '../../../support/process-state.ts';
 
 /** The kernel's flags of the mapping that begins at an address. */
 function flagsAt(address: number): string {

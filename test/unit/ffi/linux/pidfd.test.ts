@@ -9,7 +9,7 @@ import { isStillAlive, peerPidfd, pidfdOf } from '../../../../ffi/linux/pidfd.ts
 import { readable } from '../../../../ffi/linux/poll.ts';
 import { isProcessEnding, processStartTime } from '../../../../ffi/linux/process.ts';
 import { socketPair } from '../../../../ffi/linux/socket.ts';
-import { openDescriptors } from '../../../support/descriptors.ts';
+import { openDescriptors } from '../../../support/process-state.ts';
 import { withRoomFor } from '../fixtures/descriptors.ts';
 
 test('a process has a descriptor while it lives, which tells of its end', async () => {

@@ -10,10 +10,9 @@ import { closeFd, duplicateFd, openPidfd } from '../../../../ffi/linux/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../ffi/linux/message.ts';
 import { type Readiness, readable, watchFd } from '../../../../ffi/linux/poll.ts';
 import { socketPair } from '../../../../ffi/linux/socket.ts';
-import { openDescriptors } from '../../../support/descriptors.ts';
-import { programFile } from '../../../support/program-file.ts';
-import { until } from '../../../support/until.ts';
-import { startWorker } from '../../../support/worker.ts';
+import { until } from '../../../support/iterations.ts';
+import { openDescriptors } from '../../../support/process-state.ts';
+import { programFile, startWorker } from '../../../support/program.ts';
 import { eventFd, withRoomFor } from '../fixtures/descriptors.ts';
 
 const fixture = async (name: string, ...flags: string[]): Promise<string> => {

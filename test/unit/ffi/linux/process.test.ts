@@ -13,7 +13,7 @@ import {
   processUser,
   requireStartTime,
 } from '../../../../ffi/linux/process.ts';
-import { until } from '../../../support/until.ts';
+import { until } from '../../../support/iterations.ts';
 
 test('a process is known by its pid and its start, and not any more when it has ended', async () => {
   const child = spawn('sleep', ['60'], { stdio: 'ignore' });

@@ -35,8 +35,8 @@ import {
 } from '../../../../ffi/linux/socket.ts';
 import { addressOf } from '../../../../ffi/native.ts';
 import type { Address } from '../../../../ffi/types.ts';
-import { openDescriptors } from '../../../support/descriptors.ts';
-import { programFile } from '../../../support/program-file.ts';
+import { openDescriptors } from '../../../support/process-state.ts';
+import { programFile } from '../../../support/program.ts';
 import { rawSend, withRoomFor } from '../fixtures/descriptors.ts';
 
 const program = programFile(new URL('../fixtures/socket-peer.ts', import.meta.url));

@@ -22,8 +22,8 @@ import {
 } from '../../../../src/index.ts';
 import { recordArguments, type ToldCall } from '../../../support/arguments.ts';
 import { keepingBooks, withFaults } from '../../../support/faults.ts';
+import { until } from '../../../support/iterations.ts';
 import { Latch } from '../../../support/latch.ts';
-import { until } from '../../../support/until.ts';
 import { emulate } from '../emulate.ts';
 
 test('a copy goes in the stream that is named, else in the written array’s, else in the read one’s', async () => {

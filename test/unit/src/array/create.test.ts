@@ -35,7 +35,7 @@ import {
   toDeviceSync,
 } from '../../../../src/index.ts';
 import { recordArguments } from '../../../support/arguments.ts';
-import { collectGarbage, collectUntil } from '../../../support/gc.ts';
+import { collectGarbage, collectUntil } from '../../../support/process-state.ts';
 import { emulate, ForeignContext } from '../emulate.ts';
 
 interface Closable {

@@ -19,8 +19,8 @@ import {
   toNested,
   uint8,
 } from '../../../../src/index.ts';
-import { trials } from '../../../support/dose.ts';
 import { broken } from '../../../support/faults.ts';
+import { trials } from '../../../support/iterations.ts';
 import { addresses, anyShape, bytesOf, orderlyLayout } from '../../../support/layouts.ts';
 import { emulate } from '../emulate.ts';
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { test } from 'node:test';
-import { programFile } from '../../../support/program-file.ts';
+import { programFile } from '../../../support/program.ts';
 import { type Outcome, runProgram } from '../emulate.ts';
 
 const main = new URL('../../../../src/cli/main.ts', import.meta.url);

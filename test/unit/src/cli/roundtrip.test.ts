@@ -5,9 +5,9 @@ import { cu, selectDriver } from '../../../../ffi/driver.ts';
 import { defaultKind } from '../../../../src/cli/kinds.ts';
 import { placeOf, roundtrip } from '../../../../src/cli/roundtrip.ts';
 import { Context } from '../../../../src/index.ts';
-import { openDescriptors } from '../../../support/descriptors.ts';
 import { broken } from '../../../support/faults.ts';
-import { programFile } from '../../../support/program-file.ts';
+import { openDescriptors } from '../../../support/process-state.ts';
+import { programFile } from '../../../support/program.ts';
 import { emulate } from '../emulate.ts';
 
 const variables = ['CUFFI_TEST_DIES_AT', 'CUFFI_TEST_SAYS', 'CUFFI_TEST_FINDS'];

@@ -13,7 +13,7 @@ import {
   MAX_DESCRIPTOR_BYTE_LENGTH,
   writeDescriptor,
 } from '../../../../src/ipc/descriptor-codec.ts';
-import { trials } from '../../../support/dose.ts';
+import { trials } from '../../../support/iterations.ts';
 
 const hex = (byteLength: number) =>
   fc

@@ -10,7 +10,7 @@ import {
   sealDescriptor,
 } from '../../../../src/ipc/descriptor.ts';
 import { decodeDescriptor, writeDescriptor } from '../../../../src/ipc/descriptor-codec.ts';
-import { trials } from '../../../support/dose.ts';
+import { trials } from '../../../support/iterations.ts';
 
 /** A frozen copy with a getter, or a prototype, that may answer differently each time. */
 const changing = (fields: object, name: string, answer: () => unknown): object[] => {

@@ -23,9 +23,9 @@ import {
 } from '../../../../src/index.ts';
 import { recordArguments, recordCallsOf } from '../../../support/arguments.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
-import { collectGarbage } from '../../../support/gc.ts';
 import { loadKernels } from '../../../support/kernels.ts';
 import { Latch } from '../../../support/latch.ts';
+import { collectGarbage } from '../../../support/process-state.ts';
 
 const emulate = (env: NodeJS.ProcessEnv = {}): Driver =>
   createEmulatedDriver({ arena, env, kernels: emulatedKernels });

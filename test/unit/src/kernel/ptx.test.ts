@@ -15,7 +15,7 @@ import {
   MOST_AXES,
   WORD_LENGTHS,
 } from '../../../../src/kernel/ptx/strided.ts';
-import { PtxKernel } from '../../../support/ptx-machine.ts';
+import { PtxKernel } from './ptx-machine.ts';
 
 const root = fileURLToPath(new URL('../../../..', import.meta.url));
 

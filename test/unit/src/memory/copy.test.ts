@@ -30,8 +30,8 @@ import {
 } from '../../../../src/index.ts';
 import { recordArguments, type ToldCall } from '../../../support/arguments.ts';
 import { broken, failing, withFaults } from '../../../support/faults.ts';
+import { until } from '../../../support/iterations.ts';
 import { Latch } from '../../../support/latch.ts';
-import { until } from '../../../support/until.ts';
 import { emulate } from '../emulate.ts';
 
 const counting = (byteLength: number): Uint8Array =>

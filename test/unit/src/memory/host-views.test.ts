@@ -4,7 +4,7 @@ import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { mapAnonymous } from '../../../../ffi/linux/mmap.ts';
 import { HostViews } from '../../../../src/memory/host-views.ts';
-import { collectGarbage, collectUntil } from '../../../support/gc.ts';
+import { collectGarbage, collectUntil } from '../../../support/process-state.ts';
 
 const GIB = 2 ** 30;
 

@@ -22,8 +22,8 @@ import {
   Stream,
 } from '../../../../src/index.ts';
 import { recordArguments, recordCallsOf } from '../../../support/arguments.ts';
-import { collectGarbage } from '../../../support/gc.ts';
 import { Latch } from '../../../support/latch.ts';
+import { collectGarbage } from '../../../support/process-state.ts';
 import { currentContext, emulate } from '../emulate.ts';
 
 const MANAGED = 83;

@@ -6,7 +6,7 @@ import { addressOf } from '../../../../ffi/native.ts';
 import { Context, pin } from '../../../../src/index.ts';
 import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
-import { collectGarbage, collectUntil } from '../../../support/gc.ts';
+import { collectGarbage, collectUntil } from '../../../support/process-state.ts';
 import { emulate } from '../emulate.ts';
 
 /** Arrays of a page each that share none. */

@@ -16,9 +16,13 @@ import type { Address } from '../../../../ffi/types.ts';
 import { Context, PinnedBuffer, pin, Stream } from '../../../../src/index.ts';
 import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
-import { collectGarbage, collectUntil, isMapped } from '../../../support/gc.ts';
 import { Latch } from '../../../support/latch.ts';
-import { watchMappings } from '../../../support/mappings.ts';
+import {
+  collectGarbage,
+  collectUntil,
+  isMapped,
+  watchMappings,
+} from '../../../support/process-state.ts';
 import { emulate } from '../emulate.ts';
 
 const OUT_OF_MEMORY = 2;

@@ -24,7 +24,7 @@ import {
   type Region,
 } from '../../../../src/memory/pitched.ts';
 import { recordArguments } from '../../../support/arguments.ts';
-import { trials } from '../../../support/dose.ts';
+import { trials } from '../../../support/iterations.ts';
 import { emulate } from '../emulate.ts';
 
 interface Layout {

@@ -7,8 +7,8 @@ import { libc } from '../../../../ffi/linux/libc.ts';
 import { Context, DeviceBuffer } from '../../../../src/index.ts';
 import { Lender, STAGING } from '../../../../src/memory/staging.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
-import { watchMappings } from '../../../support/mappings.ts';
-import { until } from '../../../support/until.ts';
+import { until } from '../../../support/iterations.ts';
+import { watchMappings } from '../../../support/process-state.ts';
 import { emulate } from '../emulate.ts';
 
 describe('Lender', () => {

@@ -22,9 +22,9 @@ import {
   type VirtualMemoryOptions,
 } from '../../../../src/index.ts';
 import { recordArguments } from '../../../support/arguments.ts';
-import { discardsDone, openDescriptors } from '../../../support/descriptors.ts';
 import { failing, keepingBooks, withFaults } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
+import { discardsDone, openDescriptors } from '../../../support/process-state.ts';
 import { emulate } from '../emulate.ts';
 
 const LOST = 700;

@@ -9,8 +9,8 @@ import { Borrowed } from '../../../../../src/ipc/lease/import-table.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Ordering } from '../../../../../src/ipc/timeline/ordering.ts';
 import { broken } from '../../../../support/faults.ts';
-import { collectUntil } from '../../../../support/gc.ts';
 import { Latch } from '../../../../support/latch.ts';
+import { collectUntil } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 
 /** Two devices, of which no context can be waited for any more. */

@@ -9,8 +9,8 @@ import { Lent } from '../../../../../src/ipc/lease/export-table.ts';
 import { Lease } from '../../../../../src/ipc/lease/lease.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
-import { openDescriptors } from '../../../../support/descriptors.ts';
-import { until } from '../../../../support/until.ts';
+import { until } from '../../../../support/iterations.ts';
+import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 
 const uid = process.geteuid?.() ?? 0;

@@ -8,7 +8,7 @@ import { processStartTime } from '../../../../../ffi/linux/process.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
-import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
 import { runProgram } from '../../emulate.ts';
 

@@ -19,7 +19,7 @@ import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
 import { ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextTurn } from '../../../../../src/poller.ts';
-import { openDescriptors } from '../../../../support/descriptors.ts';
+import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { leasesFrom, peerPair, Stranger } from './support.ts';
 

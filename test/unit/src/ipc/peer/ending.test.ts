@@ -26,9 +26,9 @@ import { PacketKind, readHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { HEADER_BYTE_LENGTH, MAX_WAITING_VALUES } from '../../../../../src/ipc/wire/limits.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextTurn } from '../../../../../src/poller.ts';
-import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
+import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
-import { until } from '../../../../support/until.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { leasesFrom, peerPair, Stranger } from './support.ts';
 

@@ -27,8 +27,8 @@ import {
 } from '../../../../../src/ipc/wire/limits.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextTurn } from '../../../../../src/poller.ts';
-import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
-import { trials } from '../../../../support/dose.ts';
+import { trials } from '../../../../support/iterations.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { limitRoom, rawSend } from '../../../ffi/fixtures/descriptors.ts';
 import { openLingering } from '../../../ffi/fixtures/lingering.ts';
 import { leasesFrom, Stranger } from './support.ts';

@@ -34,7 +34,7 @@ import {
   parentPeer,
 } from '../../../../../src/ipc/index.ts';
 import { isTrusted } from '../../../../../src/ipc/peer/credentials.ts';
-import { openDescriptors } from '../../../../support/descriptors.ts';
+import { openDescriptors } from '../../../../support/process-state.ts';
 import { Program } from '../../../../support/program.ts';
 import { takeDescriptors } from '../../../ffi/fixtures/descriptors.ts';
 

@@ -21,7 +21,7 @@ import {
 } from '../../../../../src/ipc/wire/limits.ts';
 import { Outbox } from '../../../../../src/ipc/wire/send-queue.ts';
 import { nextTurn } from '../../../../../src/poller.ts';
-import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { runProgram } from '../../emulate.ts';
 import { peerPair } from './support.ts';
 

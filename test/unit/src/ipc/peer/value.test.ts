@@ -26,7 +26,7 @@ import {
 import { ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextTurn } from '../../../../../src/poller.ts';
-import { trials } from '../../../../support/dose.ts';
+import { trials } from '../../../../support/iterations.ts';
 import { emulate } from '../../emulate.ts';
 import { leasesFrom, Stranger } from './support.ts';
 

@@ -5,7 +5,7 @@ import {
   generationOf,
   rememberExport,
 } from '../../../../../src/ipc/sharing/export-id.ts';
-import { collectGarbage } from '../../../../support/gc.ts';
+import { collectGarbage } from '../../../../support/process-state.ts';
 
 test('a name that went to something else names that, also when the first is collected', async () => {
   rememberExport('event x', {});

@@ -58,11 +58,11 @@ import {
 } from '../../../../../src/ipc/sharing/marshal.ts';
 import { Ordering } from '../../../../../src/ipc/timeline/ordering.ts';
 import type { Point } from '../../../../../src/ipc/timeline/point.ts';
-import { openDescriptors } from '../../../../support/descriptors.ts';
-import { trials } from '../../../../support/dose.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';
+import { trials } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { anyLayout } from '../../../../support/layouts.ts';
+import { openDescriptors } from '../../../../support/process-state.ts';
 import { currentContext, emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 

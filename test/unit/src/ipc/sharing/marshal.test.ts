@@ -55,10 +55,10 @@ import {
 } from '../../../../../src/ipc/sharing/worker-counts.ts';
 import { anchorExports } from '../../../../../src/memory/physical-memory.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
-import { openDescriptors } from '../../../../support/descriptors.ts';
-import { trials } from '../../../../support/dose.ts';
 import { withFaults } from '../../../../support/faults.ts';
+import { trials } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
+import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 
 const MIB = 1 << 20;

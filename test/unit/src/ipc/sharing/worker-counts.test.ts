@@ -15,7 +15,7 @@ import {
   openSharedHandle,
   shareHandle,
 } from '../../../../../src/ipc/sharing/worker-counts.ts';
-import { startWorker } from '../../../../support/worker.ts';
+import { startWorker } from '../../../../support/program.ts';
 import type { Task } from '../fixtures/counting-worker.ts';
 
 const program = new URL('../fixtures/counting-worker.ts', import.meta.url);

@@ -18,12 +18,14 @@ import { SLOT_COUNT } from '../../../../../src/ipc/timeline/point.ts';
 import { Signals, Slots } from '../../../../../src/ipc/timeline/signaler.ts';
 import { Waits } from '../../../../../src/ipc/timeline/waiter.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
-import { openDescriptors } from '../../../../support/descriptors.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
-import { collectGarbage } from '../../../../support/gc.ts';
+import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
-import { processState } from '../../../../support/process-state.ts';
-import { until } from '../../../../support/until.ts';
+import {
+  collectGarbage,
+  openDescriptors,
+  processState,
+} from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 
 /** Memory of a page, as it comes from another process. */

@@ -32,9 +32,9 @@ import { Waits } from '../../../../../src/ipc/timeline/waiter.ts';
 import { nextTurn } from '../../../../../src/poller.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
+import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { processState } from '../../../../support/process-state.ts';
-import { until } from '../../../../support/until.ts';
 import { emulate, runProgram } from '../../emulate.ts';
 
 function ends() {

@@ -3,7 +3,7 @@ import { afterEach, beforeEach, test } from 'node:test';
 import { connect, listen, parentPeer, spawnPeer } from '../../../../../src/ipc/index.ts';
 import { busyPoll, type Look } from '../../../../../src/ipc/wire/busy-poll.ts';
 import { nextTurn } from '../../../../../src/poller.ts';
-import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { peerPair, Stranger } from '../peer/support.ts';
 
 const SECOND_US = 1_000_000;

@@ -15,7 +15,7 @@ import {
 } from '../../../../../src/ipc/wire/limits.ts';
 import { Outbox } from '../../../../../src/ipc/wire/send-queue.ts';
 import { nextTurn } from '../../../../../src/poller.ts';
-import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
 
 let before = 0;

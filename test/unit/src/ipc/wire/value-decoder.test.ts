@@ -20,8 +20,11 @@ import {
 import { type KnownDescriptors, ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextTurn } from '../../../../../src/poller.ts';
-import { descriptorsReturnTo, openDescriptors } from '../../../../support/descriptors.ts';
-import { collectGarbage } from '../../../../support/gc.ts';
+import {
+  collectGarbage,
+  descriptorsReturnTo,
+  openDescriptors,
+} from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { leasesFrom, peerPair, Stranger } from '../peer/support.ts';
 

@@ -32,8 +32,7 @@ import {
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
 import { recordArguments } from '../../../../support/arguments.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';
-import { collectGarbage, collectUntil } from '../../../../support/gc.ts';
-import { watchMappings } from '../../../../support/mappings.ts';
+import { collectGarbage, collectUntil, watchMappings } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 
 /** A manager of which a test replaces what it likes. */

@@ -15,7 +15,7 @@ import {
 } from '../../../../../src/index.ts';
 import { className } from '../../../../../src/validate.ts';
 import { failing } from '../../../../support/faults.ts';
-import { collectUntil } from '../../../../support/gc.ts';
+import { collectUntil } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 
 /** What a pointer of made-up memory is made of, and how often it was freed. */

@@ -11,7 +11,7 @@ import { acceptSocket, connectSocket, listenSocket } from '../../ffi/linux/socke
 import type { LaterCalls } from '../driver/fixtures/caller.ts';
 import { type Argument, callHere } from './calls.ts';
 import { LatchWord } from './latch.ts';
-import { startWorker } from './worker.ts';
+import { startWorker } from './program.ts';
 
 interface Message {
   readonly name?: FunctionName;
