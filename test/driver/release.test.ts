@@ -1,5 +1,4 @@
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 import { after, test } from 'node:test';
@@ -15,7 +14,7 @@ import {
 } from '../../src/index.ts';
 import { until } from '../support/iterations.ts';
 import { Latch, LatchWord } from '../support/latch.ts';
-import { programFile } from '../support/program.ts';
+import { startProgram } from '../support/program.ts';
 
 const context = Context.primary();
 const free = (): number => context.memoryInfo().free;
@@ -152,9 +151,9 @@ test('what waits counts the bytes of virtual and managed memory too', { skip }, 
 test('what was closed while the GPU was busy is given back though the event loop sleeps', {
   timeout: 60_000,
 }, async () => {
-  const { path, execArgv } = programFile(new URL('./fixtures/asleep.ts', import.meta.url));
-  // Else V8 wakes the loop by itself, after some seconds, to collect garbage.
-  const child = spawn(process.execPath, [...execArgv, '--no-memory-reducer', path], {
+  const child = startProgram(new URL('./fixtures/asleep.ts', import.meta.url), [], {
+    // Otherwise V8 wakes the loop by itself, after some seconds, to collect garbage.
+    execArgv: ['--no-memory-reducer'],
     stdio: ['ignore', 'pipe', 'inherit'],
   });
   try {

@@ -1,12 +1,11 @@
 /** Every example of the docs runs, and prints what it promises. */
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test } from 'node:test';
-import { programFile } from '../support/program.ts';
+import { startProgram } from '../support/program.ts';
 
 const folder = new URL('../../docs/examples/', import.meta.url);
 
@@ -128,12 +127,10 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
 const together = ['29-exporter.ts', '29-importer.ts'];
 
 async function run(name: string, args: readonly string[] = []): Promise<void> {
-  const { path, execArgv } = programFile(new URL(name, folder));
-  const child = spawn(process.execPath, [...execArgv, path, ...args], {
+  const child = startProgram(new URL(name, folder), args, {
     stdio: ['ignore', 'pipe', 'pipe'],
     env: { ...process.env, CUFFI_CACHE: 'off' },
     timeout: 30_000,
-    killSignal: 'SIGKILL',
   });
   let printed = '';
   for (const stream of [child.stdout, child.stderr])

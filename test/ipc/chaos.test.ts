@@ -1,6 +1,6 @@
 /** Two honest processes do random things: every call settles, and nothing is left in either. */
 import assert from 'node:assert/strict';
-import { type ChildProcess, fork } from 'node:child_process';
+import type { ChildProcess } from 'node:child_process';
 import { randomInt } from 'node:crypto';
 import { once } from 'node:events';
 import { tmpdir } from 'node:os';
@@ -10,13 +10,13 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { listen } from '../../src/ipc/index.ts';
 import { dose } from '../support/iterations.ts';
 import { openDescriptors } from '../support/process-state.ts';
-import { programFile } from '../support/program.ts';
+import { killed, startProgram } from '../support/program.ts';
 import { act, type Errand, type Left, left, prepare, Random, type Told } from './fixtures/chaos.ts';
 
 const CONNECTIONS = 40;
 /** So many connections are open at a time. */
 const AT_ONCE = 4;
-const { path, execArgv } = programFile(new URL('./fixtures/chaos.ts', import.meta.url));
+const chaos = new URL('./fixtures/chaos.ts', import.meta.url);
 
 /** The second process, which may be killed and started again. */
 class Second {
@@ -24,7 +24,10 @@ class Second {
   #before: Left | undefined;
 
   async start(): Promise<void> {
-    this.#child = fork(path, ['chaos'], { execArgv });
+    this.#child = startProgram(chaos, ['chaos'], {
+      stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
+      timeout: dose(60_000, 900_000),
+    });
     await once(this.#child, 'message');
     // What is made at the first use stays.
     await this.#use(`first-${this.#child.pid}`);
@@ -54,9 +57,7 @@ class Second {
   }
 
   async kill(): Promise<void> {
-    const child = this.#running;
-    child.kill('SIGKILL');
-    if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
+    await killed(this.#running);
   }
 
   get #running(): ChildProcess {

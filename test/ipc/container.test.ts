@@ -1,7 +1,6 @@
 /** Processes in pid and network namespaces of their own, as containers have them. */
 import assert from 'node:assert/strict';
-import { spawn, spawnSync } from 'node:child_process';
-import { once } from 'node:events';
+import { spawnSync } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -10,7 +9,7 @@ import { after, test } from 'node:test';
 import { kinds } from '../../src/cli/kinds.ts';
 import { Context, Device } from '../../src/index.ts';
 import { explain, ipcSupport, listen, type Peer } from '../../src/ipc/index.ts';
-import { programFile } from '../support/program.ts';
+import { killed, programFile, startProcess } from '../support/program.ts';
 import type { Question } from './fixtures/container.ts';
 
 const APART = ['--pid', '--net', '--mount', '--mount-proc', '--fork', '--kill-child'];
@@ -28,17 +27,10 @@ const options = {
 
 /** A process apart; dispose kills it. */
 function program(...args: string[]) {
-  const child = spawn('unshare', [...APART, process.execPath, ...execArgv, file, ...args], {
+  const child = startProcess('unshare', [...APART, process.execPath, ...execArgv, file, ...args], {
     stdio: ['ignore', 'pipe', 'inherit'],
   });
-  const exited = once(child, 'exit');
-  return {
-    child,
-    async [Symbol.asyncDispose]() {
-      child.kill('SIGKILL');
-      await exited;
-    },
-  };
+  return { child, [Symbol.asyncDispose]: () => killed(child) };
 }
 
 /** One that has connected through the socket. */

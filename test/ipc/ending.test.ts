@@ -1,30 +1,30 @@
 /** A process that waits for another one hears how that ends, however it ends, and in whatever it waits. */
 import assert from 'node:assert/strict';
-import { type ChildProcess, spawn } from 'node:child_process';
+import type { ChildProcess } from 'node:child_process';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { afterEach, describe, test } from 'node:test';
 import { dose } from '../support/iterations.ts';
-import { programFile } from '../support/program.ts';
+import { killed, startProgram } from '../support/program.ts';
 import { type Heard, type Relation, relations, type Way, ways } from './fixtures/waiter.ts';
 
 const deadline = { timeout: 60_000 + dose(0, 600_000) };
-const { path, execArgv } = programFile(new URL('./fixtures/waiter.ts', import.meta.url));
-const started = new Set<ChildProcess>();
+const waiter = new URL('./fixtures/waiter.ts', import.meta.url);
 let names = 0;
 
 function start(args: readonly string[], ends: string): ChildProcess {
-  const child = spawn(process.execPath, [...execArgv, path, ...args], {
+  const child = startProgram(waiter, args, {
     stdio: ['ignore', 'pipe', ends === 'throws' ? 'ignore' : 'inherit'],
     env: { ...process.env, ENDS: ends },
   });
-  started.add(child);
-  child.once('exit', () => started.delete(child));
+  started.push(child);
   return child;
 }
-afterEach(() => {
-  for (const child of started) child.kill('SIGKILL');
+
+const started: ChildProcess[] = [];
+afterEach(async () => {
+  await Promise.all(started.splice(0).map(killed));
 });
 
 interface Round {

@@ -1,11 +1,10 @@
 /** What is open when a kernel ends the context, of this process and of another one. */
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
 import { text } from 'node:stream/consumers';
 import { test } from 'node:test';
 import { Device } from '../../src/index.ts';
 import { ipcSupport } from '../../src/ipc/index.ts';
-import { programFile } from '../support/program.ts';
+import { startProgram } from '../support/program.ts';
 
 const { memory, events, pools, virtualMemory } = ipcSupport(Device.get());
 const missing = [memory, events, pools, virtualMemory].find(({ supported }) => !supported);
@@ -18,8 +17,7 @@ for (const [mode, claim] of [
     skip: missing?.reason ?? false,
     timeout: 60_000,
   }, async () => {
-    const { path, execArgv } = programFile(new URL('./fixtures/lost.ts', import.meta.url));
-    const child = spawn(process.execPath, [...execArgv, path, mode], {
+    const child = startProgram(new URL('./fixtures/lost.ts', import.meta.url), [mode], {
       stdio: ['ignore', 'pipe', 'inherit'],
     });
     try {

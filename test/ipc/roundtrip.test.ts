@@ -1,17 +1,14 @@
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { test } from 'node:test';
 import { emulated } from '../support/driver.ts';
-import { programFile } from '../support/program.ts';
+import { startProgram } from '../support/program.ts';
 
-const main = programFile(new URL('../../src/cli/main.ts', import.meta.url));
+const main = new URL('../../src/cli/main.ts', import.meta.url);
 
 /** Runs the command, as it would run from a shell. */
 async function cuffi(...args: string[]): Promise<{ code: number; out: string; err: string }> {
-  const child = spawn(process.execPath, [...main.execArgv, main.path, ...args], {
-    stdio: ['ignore', 'pipe', 'pipe'],
-  });
+  const child = startProgram(main, args, { stdio: ['ignore', 'pipe', 'pipe'] });
   let out = '';
   let err = '';
   child.stdout.on('data', (data) => {

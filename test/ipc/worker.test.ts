@@ -1,6 +1,5 @@
 /** Worker threads of one process, each with cuffi loaded: one driver, and JavaScript's state each. */
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { afterEach, test } from 'node:test';
 import type { Worker } from 'node:worker_threads';
@@ -22,7 +21,7 @@ import { nextTurn } from '../../src/poller.ts';
 import { emulated } from '../support/driver.ts';
 import { dose, until } from '../support/iterations.ts';
 import { valuesOf } from '../support/layouts.ts';
-import { programFile, startWorker } from '../support/program.ts';
+import { startProgram, startWorker } from '../support/program.ts';
 import { User } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
 import type { Request } from './fixtures/worker.ts';
@@ -124,13 +123,9 @@ for (const [how, code] of [
   test(`a process may end by ${how} while values come to its worker thread`, deadline, async () => {
     const name = `@cuffi-test-${process.pid}-main`;
     using listener = listen(name);
-    const { path, execArgv } = programFile(new URL('./fixtures/ending.ts', import.meta.url));
+    const program = new URL('./fixtures/ending.ts', import.meta.url);
     for (let n = 0; n < iterations; n++) {
-      const child = spawn(process.execPath, [...execArgv, path, name, how], {
-        stdio: ['ignore', 'ignore', 'ignore'],
-      });
-      const exit = once(child, 'exit');
-      const kill = globalThis.setTimeout(() => child.kill('SIGKILL'), 30_000);
+      const exit = once(startProgram(program, [name, how]), 'exit');
       using peer = await listener.accept();
       let isOver = false;
       void peer.ended.then(() => {
@@ -141,7 +136,6 @@ for (const [how, code] of [
         await nextTurn();
       }
       assert.deepEqual(await exit, [code, null]);
-      clearTimeout(kill);
     }
   });
 

@@ -1,36 +1,84 @@
 /** Programs of a test in processes of their own: started, asked, and surely ended. */
-import { type ChildProcess, fork } from 'node:child_process';
+import {
+  type ChildProcess,
+  type ChildProcessWithoutNullStreams,
+  type SpawnOptions,
+  spawn,
+} from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync } from 'node:fs';
 import { join, relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Worker } from 'node:worker_threads';
 
-const DEADLINE_MS = 30_000;
+const DEADLINE_MS = 60_000;
+
+const running = new Set<ChildProcess>();
+process.once('exit', () => {
+  for (const child of running) child.kill('SIGKILL');
+});
+
+/**
+ * Starts a process, which is killed after `timeout` (default 60 s) and when this process exits. What
+ * becomes of this process otherwise, the runner kills the whole group. Its type has the streams that
+ * `stdio` asks to be pipes.
+ */
+export function startProcess(
+  file: string,
+  args: readonly string[] = [],
+  { timeout = DEADLINE_MS, ...options }: SpawnOptions = {},
+): ChildProcessWithoutNullStreams {
+  const child = spawn(file, args, { stdio: 'ignore', ...options });
+  running.add(child);
+  const deadline = setTimeout(() => child.kill('SIGKILL'), timeout).unref();
+  const forget = (): void => {
+    clearTimeout(deadline);
+    running.delete(child);
+  };
+  child.once('exit', forget).once('error', forget);
+  return child as ChildProcessWithoutNullStreams;
+}
+
+/** Starts a program of the project with Node: see {@link startProcess}. */
+export function startProgram(
+  url: URL,
+  args: readonly string[] = [],
+  { execArgv = [], ...options }: SpawnOptions & { readonly execArgv?: readonly string[] } = {},
+): ChildProcessWithoutNullStreams {
+  const program = programFile(url);
+  return startProcess(
+    process.execPath,
+    [...program.execArgv, ...execArgv, program.path, ...args],
+    options,
+  );
+}
+
+/** Kills a process, unless it has exited, and waits until it has. */
+export async function killed(child: ChildProcess): Promise<void> {
+  if (child.exitCode !== null || child.signalCode !== null) return;
+  const exited = once(child, 'exit');
+  child.kill('SIGKILL');
+  await exited;
+}
 
 /** A program in its own process, which answers each message with one. */
 export class Program implements AsyncDisposable {
   readonly process: ChildProcess;
   readonly #answers: unknown[] = [];
   readonly #waiting: { resolve(value: unknown): void; reject(error: Error): void }[] = [];
-  readonly #deadline: NodeJS.Timeout;
   #ended: Error | undefined;
 
-  constructor(url: URL, args: readonly string[] = [], env: NodeJS.ProcessEnv = {}) {
-    const { path, execArgv } = programFile(url);
-    this.process = fork(path, [...args], {
-      execArgv,
-      env: { ...process.env, ...env },
+  constructor(url: URL, args: readonly string[] = [], options: SpawnOptions = {}) {
+    this.process = startProgram(url, args, {
       stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
+      ...options,
     });
-    this.#deadline = setTimeout(() => this.process.kill('SIGKILL'), DEADLINE_MS);
     this.process.on('message', (message) => {
       const next = this.#waiting.shift();
       if (next) next.resolve(message);
       else this.#answers.push(message);
     });
     this.process.once('exit', (code, signal) => {
-      clearTimeout(this.#deadline);
       this.#ended = new Error(`${url.pathname} ended with ${signal ?? code}`);
       for (const waiting of this.#waiting) waiting.reject(this.#ended);
     });
@@ -58,15 +106,12 @@ export class Program implements AsyncDisposable {
   }
 
   /** Ends the program from without, and waits until its process is gone. */
-  async kill(): Promise<void> {
-    if (this.process.exitCode !== null || this.process.signalCode !== null) return;
-    const exit = once(this.process, 'exit');
-    this.process.kill('SIGKILL');
-    await exit;
+  kill(): Promise<void> {
+    return killed(this.process);
   }
 
-  async [Symbol.asyncDispose](): Promise<void> {
-    await this.kill();
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.kill();
   }
 }
 
