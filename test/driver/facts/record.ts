@@ -117,13 +117,15 @@ export const varying: Readonly<Record<string, string>> = {
     'the first call that needs a lock of the one that waits does not return: not always the same',
     ['while a call waits for a full stream, another thread: '],
   ),
-  ...because('the memory of what was destroyed may be in use again, or not be there any more', [
-    'a destroyed context: destroyed again',
-    'a destroyed stream of a destroyed context: ',
-    'in a capture (global): the stream is destroyed, and it ends',
-    'in a capture (relaxed): the stream is destroyed, and it ends',
-    'in a capture (global): the primary context is released, and it ends',
-    'in a capture (relaxed): the primary context is released, and it ends',
+  ...because('it reads memory that was given back, which may be in use again, or unmapped', [
+    ...['stream', 'event', 'context: ', 'module', 'pool', 'graph', 'memory of'].map(
+      (kind) => `a destroyed ${kind}`,
+    ),
+    ...['global', 'relaxed'].flatMap((mode) => [
+      `in a capture (${mode}): the stream is destroyed, and it ends`,
+      `in a capture (${mode}): the primary context is reset, and it ends`,
+      `in a capture (${mode}): the primary context is released, and it ends`,
+    ]),
   ]),
 };
 
