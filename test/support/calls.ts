@@ -113,7 +113,7 @@ export function callHere(name: FunctionName, args: readonly Argument[]): Answer 
 /** Another process that makes the calls it is asked for; none is made by itself. */
 export class Peer extends Program implements Side {
   constructor(env: NodeJS.ProcessEnv = {}) {
-    super(new URL('./driver-process.ts', import.meta.url), [], env);
+    super(new URL('./driver-process.ts', import.meta.url), [], { env: { ...process.env, ...env } });
   }
 
   readonly call = async (name: FunctionName, ...args: Argument[]): Promise<Answer> => {
