@@ -6,7 +6,7 @@ import { stringAt } from '../ffi/native.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { Address } from '../ffi/types.ts';
 import { CudaError } from './errors.ts';
-import { remedyFor } from './hints.ts';
+import { hintFor } from './hints.ts';
 import { noteError } from './lost-context.ts';
 
 /**
@@ -19,7 +19,7 @@ export function check(status: CUresult, call: FunctionName, doing?: () => string
   if (status !== 0) throw cudaError(status, call, doing?.());
 }
 
-/** The CudaError for a status, with the driver's own description and our remedy. */
+/** The CudaError for a status, with the driver's own description and our hint. */
 export function cudaError(
   status: CUresult,
   call: FunctionName,
@@ -29,16 +29,16 @@ export function cudaError(
   const error = new CudaError({
     status,
     call,
-    description: describe(status),
+    description: describeStatus(status),
     doing,
-    remedy: remedyFor(call, status),
+    hint: hintFor(call, status),
     log,
   });
   noteError(error);
   return error;
 }
 
-const describe = (status: CUresult): string =>
+const describeStatus = (status: CUresult): string =>
   cu.cuGetErrorString(status, OUT3) === CUresult.CUDA_SUCCESS
     ? stringAt(readHandle<Address>(OUT3))
     : 'unknown error';

@@ -8,13 +8,13 @@ import { check, isReady } from './check.ts';
 import { Device } from './device.ts';
 import { initialize } from './driver.ts';
 import { CuffiError, isSticky, NotSupportedError } from './errors.ts';
-import { isCapturing, outsideCapture, refuseInCapture } from './graph-capture.ts';
-import { ResourceSet, releaseQuietly, tryAll } from './lifetime.ts';
-import { findLostWith } from './lost-context.ts';
-import { type WaitOptions, waitUntil } from './poller.ts';
+import { assertNotCapturing, isCapturing, runOutsideCapture } from './graph-capture.ts';
+import { releaseOrWarn, runAll, Scope } from './lifetime.ts';
+import { setLossDetector } from './lost-context.ts';
+import { pollUntil, type WaitOptions } from './poller.ts';
 import { ReleaseQueue, releaseLimits } from './release-queue.ts';
-import { checkInstance, checkInteger, requireMade, shown } from './validate.ts';
-import { Activity } from './work-tracker.ts';
+import { assertInternal, checkInstance, checkInteger, formatValue } from './validate.ts';
+import { WorkTracker } from './work-tracker.ts';
 
 /** Free and total memory of a device, in bytes. */
 export interface MemoryInfo {
@@ -85,7 +85,7 @@ export interface PlaceOptions {
 }
 
 /** The primary contexts by ordinal, of the driver that was in use when they were made. */
-let primaries: { readonly selection: number; readonly byOrdinal: Map<number, Context> } = {
+let primaryContexts: { readonly selection: number; readonly byOrdinal: Map<number, Context> } = {
   selection: -1,
   byOrdinal: new Map(),
 };
@@ -101,32 +101,32 @@ export class Context extends ContextState {
   /** Whether another library owns it: it is never released or reset from here. */
   readonly borrowed: boolean;
   /** @internal What was made in it and is open. */
-  readonly resources = new ResourceSet(undefined, false, () => this.#isLost);
+  readonly resources = new Scope(undefined, false, () => this.#isLost);
   /** @internal How to give back what is kept only to be quicker; nothing of it may throw. */
-  readonly spares = new Set<() => void>();
+  readonly cacheTrimmers = new Set<() => void>();
   /** @internal Called when a reset has ended all that was queued in it; nothing of it may throw. */
-  readonly afterReset = new Set<() => void>();
+  readonly onReset = new Set<() => void>();
   /** @internal What is known to run in it. */
-  readonly activity = new Activity(() => this.#handle);
+  readonly workTracker = new WorkTracker(() => this.#handle);
   /** @internal Releases that wait for the GPU. */
   readonly releases = new ReleaseQueue(
-    this.activity,
+    this.workTracker,
     releaseLimits(() => this.device.totalMemory),
     () => this.#isLost,
   );
   /** @internal The contexts whose memory it was allowed to reach. */
-  readonly peers = new PeerAccess(this);
+  readonly peerAccess = new PeerAccess(this);
   readonly #memory: ContextMemory | undefined;
   #handle: CUcontext | undefined;
   #isLost = false;
 
   private constructor(device: Device, handle: CUcontext | undefined) {
-    requireMade(device, Device, 'Context', 'Context.primary');
+    assertInternal(device, Device, 'Context', 'Context.primary');
     super();
     this.device = device;
     this.#handle = handle;
     this.borrowed = handle !== undefined;
-    this.#memory = serveContext(this);
+    this.#memory = createContextMemory(this);
   }
 
   /**
@@ -134,11 +134,12 @@ export class Context extends ContextState {
    * kept for the life of the process.
    */
   static primary(device: Device | number = 0): Context {
-    const of = Device.of(device);
-    if (primaries.selection !== selectionCount())
-      primaries = { selection: selectionCount(), byOrdinal: new Map() };
-    const context = primaries.byOrdinal.get(of.ordinal) ?? new Context(of, undefined);
-    primaries.byOrdinal.set(of.ordinal, context);
+    const resolved = Device.resolve(device);
+    if (primaryContexts.selection !== selectionCount())
+      primaryContexts = { selection: selectionCount(), byOrdinal: new Map() };
+    const context =
+      primaryContexts.byOrdinal.get(resolved.ordinal) ?? new Context(resolved, undefined);
+    primaryContexts.byOrdinal.set(resolved.ordinal, context);
     return context;
   }
 
@@ -153,13 +154,15 @@ export class Context extends ContextState {
    * context, which is {@link Context.primary}.
    */
   static fromHandle(handle: number): Context {
-    const theirs = checkInteger(handle, 'handle', 1) as CUcontext;
-    const device = deviceOf(theirs);
-    return isPrimary(device, theirs) ? Context.primary(device) : new Context(device, theirs);
+    const borrowedHandle = checkInteger(handle, 'handle', 1) as CUcontext;
+    const device = deviceOf(borrowedHandle);
+    return isPrimary(device, borrowedHandle)
+      ? Context.primary(device)
+      : new Context(device, borrowedHandle);
   }
 
   /** @internal The context that options name; by default the primary one of device 0. */
-  static of({ context, device }: PlaceOptions): Context {
+  static resolve({ context, device }: PlaceOptions): Context {
     if (context === undefined) return Context.primary(device === undefined ? 0 : device);
     if (device !== undefined) throw new TypeError('give either a context or a device, not both');
     return checkInstance(context, Context, 'context');
@@ -173,7 +176,7 @@ export class Context extends ContextState {
 
   /** @internal The memory manager that serves it, where one was set. */
   override get memory(): ContextMemory | undefined {
-    return this.#memory?.answers ? this.#memory : undefined;
+    return this.#memory?.isActive ? this.#memory : undefined;
   }
 
   /** @internal Whether an error has said that the context is lost. */
@@ -182,15 +185,15 @@ export class Context extends ContextState {
   }
 
   /** @internal Asks whether it is lost; whether it is, and was not known to be. */
-  noteLoss(): boolean {
+  checkLoss(): boolean {
     if (this.#isLost || this.#handle === undefined) return false;
-    this.#isLost = isSticky(this.activity.poll());
+    this.#isLost = isSticky(this.workTracker.poll());
     return this.#isLost;
   }
 
   /** @internal Counts the resets: what was made under another count is gone. */
-  get resets(): number {
-    return this.resources.generation;
+  get epoch(): number {
+    return this.resources.epoch;
   }
 
   /**
@@ -201,7 +204,8 @@ export class Context extends ContextState {
    * context.run(() => otherLibrary.usesTheCurrentContext());
    */
   override run<T>(use: () => T): T {
-    if (typeof use !== 'function') throw new TypeError(`run takes a function, not ${shown(use)}`);
+    if (typeof use !== 'function')
+      throw new TypeError(`run takes a function, not ${formatValue(use)}`);
     check(cu.cuCtxPushCurrent_v2(this.handle), 'cuCtxPushCurrent_v2');
     let result: T;
     try {
@@ -224,8 +228,8 @@ export class Context extends ContextState {
    * waiting: what it queues counts as work.
    */
   enqueue(call: (stream: CUstream) => void): void {
-    refuseInCapture('work in the default stream');
-    this.run(() => this.activity.marked(CU_STREAM_LEGACY as CUstream, () => call(0 as CUstream)));
+    assertNotCapturing('work in the default stream');
+    this.run(() => this.workTracker.track(CU_STREAM_LEGACY as CUstream, () => call(0 as CUstream)));
   }
 
   /**
@@ -235,15 +239,15 @@ export class Context extends ContextState {
    * @throws CudaError where the work failed
    */
   async synchronize(options: WaitOptions = {}): Promise<void> {
-    refuseInCapture('waiting for a context');
-    await waitUntil(() => isReady(this.activity.poll(), 'cuStreamQuery'), options);
+    assertNotCapturing('waiting for a context');
+    await pollUntil(() => isReady(this.workTracker.poll(), 'cuStreamQuery'), options);
   }
 
   /** Blocks the process until all work in the context is done. */
   synchronizeSync(): void {
-    refuseInCapture('waiting for a context');
+    assertNotCapturing('waiting for a context');
     this.run(() => check(cu.cuCtxSynchronize(), 'cuCtxSynchronize'));
-    this.activity.waitedForAll();
+    this.workTracker.noteSynchronized();
   }
 
   /**
@@ -255,12 +259,12 @@ export class Context extends ContextState {
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
    */
   enablePeerAccess(other: Context): void {
-    this.peers.enable(checkInstance(other, Context, 'other'));
+    this.peerAccess.enable(checkInstance(other, Context, 'other'));
   }
 
   /** Takes back what {@link enablePeerAccess} gave; nothing where it was not given. */
   disablePeerAccess(other: Context): void {
-    this.peers.disable(checkInstance(other, Context, 'other'));
+    this.peerAccess.disable(checkInstance(other, Context, 'other'));
   }
 
   /** What was closed and not given back yet, as the GPU may still use it. */
@@ -275,7 +279,7 @@ export class Context extends ContextState {
    * staging memory of copies goes too, unless one is under way.
    */
   async flush(options: WaitOptions = {}): Promise<void> {
-    for (const giveBack of this.spares) giveBack();
+    for (const giveBack of this.cacheTrimmers) giveBack();
     await this.releases.flush(options);
   }
 
@@ -299,16 +303,16 @@ export class Context extends ContextState {
    * All objects made in it are closed; the context itself can be used again.
    */
   async reset(options: WaitOptions = {}): Promise<void> {
-    refuseInCapture('resetting a context');
-    this.#requireOwn();
-    await waitUntil(() => this.activity.isIdle(), options);
+    assertNotCapturing('resetting a context');
+    this.#assertOwned();
+    await pollUntil(() => this.workTracker.areStreamsIdle(), options);
     this.resetSync();
   }
 
   /** As {@link reset}, at once: blocks until the GPU's work is done. */
   resetSync(): void {
-    refuseInCapture('resetting a context');
-    this.#requireOwn();
+    assertNotCapturing('resetting a context');
+    this.#assertOwned();
     try {
       this.memory?.reset();
     } finally {
@@ -319,10 +323,10 @@ export class Context extends ContextState {
   #reset(): void {
     const reason = 'its context was reset';
     const isOpen = this.#handle !== undefined;
-    releaseQuietly(() => closeForReset(this, reason, isOpen));
-    this.resources.abandonAll(reason);
+    releaseOrWarn(() => closeForReset(this, reason, isOpen));
+    this.resources.discardAll(reason);
     this.releases.clear();
-    this.activity.clear();
+    this.workTracker.clear();
     const isRetained = this.#handle !== undefined;
     this.#handle = undefined;
     this.#isLost = false;
@@ -330,7 +334,7 @@ export class Context extends ContextState {
       resetPrimary(this.device, isRetained);
     } finally {
       // Also where the driver has failed: all is abandoned here, and nobody else would tell.
-      for (const tell of [...this.afterReset]) tell();
+      for (const tell of [...this.onReset]) tell();
     }
   }
 
@@ -342,7 +346,7 @@ export class Context extends ContextState {
     return this.toString();
   }
 
-  #requireOwn(): void {
+  #assertOwned(): void {
     if (this.borrowed)
       throw new NotSupportedError(
         'a borrowed context belongs to another library: it is not reset from here',
@@ -351,31 +355,33 @@ export class Context extends ContextState {
 }
 
 /** The driver, by the number of its selection, of which a borrowed context was lost. */
-let lostBorrowed = -1;
+let borrowedLossSelection = -1;
 
 /**
  * A borrowed context is not asked whether it is lost: its owner may have destroyed it, and the driver
  * crashes when such a one is pushed. It must be one where no other is.
  */
-function findLost(): boolean {
+function detectNewLoss(): boolean {
   const selection = selectionCount();
-  const contexts = primaries.selection === selection ? [...primaries.byOrdinal.values()] : [];
-  if (contexts.filter((context) => context.noteLoss()).length > 0) return true;
-  if (lostBorrowed === selection || contexts.some((context) => context.isLost)) return false;
-  lostBorrowed = selection;
+  const contexts =
+    primaryContexts.selection === selection ? [...primaryContexts.byOrdinal.values()] : [];
+  if (contexts.filter((context) => context.checkLoss()).length > 0) return true;
+  if (borrowedLossSelection === selection || contexts.some((context) => context.isLost))
+    return false;
+  borrowedLossSelection = selection;
   return true;
 }
 
 /** Whether a loss was said in a capture, which a question would end: asked afterwards. */
-let isAskedLater = false;
+let isDetectionDeferred = false;
 
-findLostWith(() => {
-  if (!isCapturing()) return findLost();
-  if (isAskedLater) return false;
-  isAskedLater = true;
-  outsideCapture(() => {
-    isAskedLater = false;
-    findLost();
+setLossDetector(() => {
+  if (!isCapturing()) return detectNewLoss();
+  if (isDetectionDeferred) return false;
+  isDetectionDeferred = true;
+  runOutsideCapture(() => {
+    isDetectionDeferred = false;
+    detectNewLoss();
   });
   return true;
 });
@@ -385,37 +391,39 @@ findLostWith(() => {
 /** What a context asks of the memory manager that serves it. */
 export interface ContextMemory {
   /** False while the manager itself works: what it asks of its context, the driver answers. */
-  readonly answers: boolean;
+  readonly isActive: boolean;
   getMemoryInfo(): MemoryInfo;
   deferCleanup(): Disposable;
   reset(): void;
 }
 
 /** Makes what serves a context. */
-type Serve = (context: Context) => ContextMemory;
+type ContextMemoryFactory = (context: Context) => ContextMemory;
 
-let chosen: { readonly selection: number; readonly serve: Serve } | undefined;
+let chosenFactory: { readonly selection: number; readonly serve: ContextMemoryFactory } | undefined;
 /** The driver selection in which the newest context was made. */
-let lastMade = -1;
+let lastContextSelection = -1;
 
 /**
  * Chooses who serves the memory of all contexts of the driver in use.
  *
  * @throws CuffiError once there is a context, whose memory came from elsewhere
  */
-export function chooseContextMemory(serve: Serve): void {
-  if (lastMade === selectionCount())
+export function setContextMemoryFactory(serve: ContextMemoryFactory): void {
+  if (lastContextSelection === selectionCount())
     throw new CuffiError(
       'a memory manager is set before the first context is made: at the beginning of the program, ' +
         'before it makes buffers, streams or events',
     );
-  chosen = { selection: selectionCount(), serve };
+  chosenFactory = { selection: selectionCount(), serve };
 }
 
 /** What serves a new context; undefined where that is the driver. */
-function serveContext(context: Context): ContextMemory | undefined {
-  lastMade = selectionCount();
-  return chosen?.selection === lastMade ? chosen.serve(context) : undefined;
+function createContextMemory(context: Context): ContextMemory | undefined {
+  lastContextSelection = selectionCount();
+  return chosenFactory?.selection === lastContextSelection
+    ? chosenFactory.serve(context)
+    : undefined;
 }
 
 /** What contexts ask of the driver: which is current, on which device, and whether the primary one. */
@@ -476,13 +484,13 @@ function isPrimary(device: Device, handle: CUcontext): boolean {
 function closeForReset(context: Context, reason: string, isOpen: boolean): void {
   // A context that failed refuses all that follows: the reset is what is left.
   if (isOpen && context.run(() => cu.cuCtxSynchronize()) !== CUresult.CUDA_SUCCESS) return;
-  const { activity, releases, resources } = context;
-  activity.waitedForAll();
-  tryAll([
-    () => releases.runAll(),
+  const { workTracker, releases, resources } = context;
+  workTracker.noteSynchronized();
+  runAll([
+    () => releases.drainAll(),
     () => resources.closeAll(reason),
     // What was closed in a deferral.
-    () => releases.runAll(),
+    () => releases.drainAll(),
     // Pools that keep nothing let go of what was freed when it is waited for.
     () => isOpen && context.synchronizeSync(),
   ]);
@@ -502,15 +510,15 @@ class PeerAccess {
 
   /** Whether access was given through here and still holds. */
   has(other: Context): boolean {
-    const resets = this.#enabled.get(other);
-    return resets?.[0] === this.#context.resets && resets[1] === other.resets;
+    const epochs = this.#enabled.get(other);
+    return epochs?.[0] === this.#context.epoch && epochs[1] === other.epoch;
   }
 
   /** Gives access; nothing where it was given. @throws NotSupportedError, TypeError */
   enable(other: Context): void {
     if (this.has(other)) return;
     const own = this.#context;
-    requireOtherDevice(own, other);
+    assertOtherDevice(own, other);
     if (!own.device.canAccessPeer(other.device))
       throw new NotSupportedError(
         `${own.device} does not reach the memory of ${other.device}: copies between them go ` +
@@ -525,13 +533,13 @@ class PeerAccess {
         'cuCtxEnablePeerAccess',
         () => `letting ${own.device} reach the memory of ${other.device}`,
       );
-    this.#enabled.set(other, [own.resets, other.resets]);
+    this.#enabled.set(other, [own.epoch, other.epoch]);
   }
 
   /** Takes it back, of other libraries too; nothing where it was not given. */
   disable(other: Context): void {
     const own = this.#context;
-    requireOtherDevice(own, other);
+    assertOtherDevice(own, other);
     this.#enabled.delete(other);
     const peer = other.handle;
     const status = own.run(() => cu.cuCtxDisablePeerAccess(peer));
@@ -544,7 +552,7 @@ class PeerAccess {
   }
 }
 
-function requireOtherDevice(own: Context, other: Context): void {
+function assertOtherDevice(own: Context, other: Context): void {
   if (own.device === other.device)
     throw new TypeError(`both contexts are of ${own.device}: peers are of two devices`);
 }

@@ -10,14 +10,14 @@ export interface DeadlineOptions extends WaitOptions {
 }
 
 /** Options of which some may have been left undefined. */
-type Given<T> = { readonly [K in keyof T]: T[K] | undefined };
+type MaybeUndefined<T> = { readonly [K in keyof T]: T[K] | undefined };
 
 /** The longest that a timer can be set to. */
 const MAX_TIMEOUT_MS = 2 ** 31 - 1;
 
 /** @throws TypeError, RangeError for options that are none */
 export function checkDeadline(
-  options: Given<DeadlineOptions> | undefined,
+  options: MaybeUndefined<DeadlineOptions> | undefined,
   call: string,
 ): DeadlineOptions {
   // Most calls have none.
@@ -29,8 +29,8 @@ export function checkDeadline(
 }
 
 /** As AbortSignal.timeout's. */
-export const timeoutError = (waitedFor: string, timeoutMs: number): DOMException =>
-  new DOMException(`${waitedFor} took longer than ${timeoutMs} ms`, 'TimeoutError');
+export const timeoutError = (operation: string, timeoutMs: number): DOMException =>
+  new DOMException(`${operation} took longer than ${timeoutMs} ms`, 'TimeoutError');
 
 /**
  * What `begin` settles, unless it is given up first: then the function that it answered with is
@@ -38,13 +38,13 @@ export const timeoutError = (waitedFor: string, timeoutMs: number): DOMException
  */
 export function withDeadline<T>(
   { signal, timeoutMs }: DeadlineOptions,
-  waitedFor: string,
-  begin: (resolve: (value: T) => void, reject: (error: unknown) => void) => () => void,
+  operation: string,
+  start: (resolve: (value: T) => void, reject: (error: unknown) => void) => () => void,
 ): Promise<T> {
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();
     if (!signal && timeoutMs === undefined) {
-      begin(resolve, reject);
+      start(resolve, reject);
       return;
     }
     let timer: NodeJS.Timeout | undefined;
@@ -57,12 +57,12 @@ export function withDeadline<T>(
         signal?.removeEventListener('abort', abort);
         then(value);
       };
-    const giveUp = settle((reason: unknown) => {
+    const rejectEarly = settle((reason: unknown) => {
       cancel();
       reject(reason);
     });
-    const abort = (): void => giveUp(signal?.reason);
-    const cancel = begin(settle(resolve), settle(reject));
+    const abort = (): void => rejectEarly(signal?.reason);
+    const cancel = start(settle(resolve), settle(reject));
     // Only now: nothing may be left behind of what has thrown, or is over already.
     if (isSettled) return;
     if (signal?.aborted) {
@@ -71,6 +71,6 @@ export function withDeadline<T>(
     }
     signal?.addEventListener('abort', abort);
     if (timeoutMs !== undefined)
-      timer = setTimeout(() => giveUp(timeoutError(waitedFor, timeoutMs)), timeoutMs);
+      timer = setTimeout(() => rejectEarly(timeoutError(operation, timeoutMs)), timeoutMs);
   });
 }

@@ -5,23 +5,24 @@ import { cu, selectionCount } from '../ffi/driver.ts';
 import type { CUdevice } from '../ffi/types.ts';
 import { check } from './check.ts';
 import { initialize } from './driver.ts';
-import { checkInteger, requireMade, shown } from './validate.ts';
+import { assertInternal, checkInteger, formatValue } from './validate.ts';
 
 /** The devices by ordinal, of the driver that was in use when they were made. */
-let known: Known = { selection: -1, count: undefined, devices: [] };
+let deviceCache: DeviceCache = { selection: -1, count: undefined, devices: [] };
 
-interface Known {
+interface DeviceCache {
   readonly selection: number;
   /** The driver counts once, when it is initialised. */
   count: number | undefined;
   readonly devices: (Device | undefined)[];
 }
 
-function knownDevices(): Known {
+function currentDeviceCache(): DeviceCache {
   initialize();
   const selection = selectionCount();
-  if (known.selection !== selection) known = { selection, count: undefined, devices: [] };
-  return known;
+  if (deviceCache.selection !== selection)
+    deviceCache = { selection, count: undefined, devices: [] };
+  return deviceCache;
 }
 
 /**
@@ -41,14 +42,14 @@ export class Device {
   #uuid: string | undefined;
 
   private constructor(init: { readonly ordinal: number; readonly handle: CUdevice }) {
-    requireMade(init, Object, 'Device', 'Device.get');
+    assertInternal(init, Object, 'Device', 'Device.get');
     this.ordinal = init.ordinal;
     this.handle = init.handle;
   }
 
   /** How many devices this process sees. */
   static get count(): number {
-    const all = knownDevices();
+    const all = currentDeviceCache();
     if (all.count === undefined) {
       check(cu.cuDeviceGetCount(OUT0), 'cuDeviceGetCount');
       all.count = readInt32(OUT0);
@@ -59,7 +60,7 @@ export class Device {
   /** The device of an ordinal. @throws RangeError where there is none */
   static get(ordinal = 0): Device {
     checkInteger(ordinal, 'ordinal');
-    const all = knownDevices();
+    const all = currentDeviceCache();
     const existing = all.devices[ordinal];
     if (existing) return existing;
     const count = Device.count;
@@ -74,10 +75,10 @@ export class Device {
   }
 
   /** @internal The device that an option names, as such or by its ordinal. */
-  static of(device: Device | number): Device {
+  static resolve(device: Device | number): Device {
     if (typeof device === 'number') return Device.get(device);
     if (device instanceof Device) return device;
-    throw new TypeError(`device must be a Device or its ordinal, not ${shown(device)}`);
+    throw new TypeError(`device must be a Device or its ordinal, not ${formatValue(device)}`);
   }
 
   /** The visible device of a UUID, e.g. `GPU-1a2b…`. @throws RangeError where none has it */
@@ -152,7 +153,7 @@ export class Device {
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
    */
   canAccessPeer(other: Device | number): boolean {
-    const peer = Device.of(other);
+    const peer = Device.resolve(other);
     check(
       cu.cuDeviceCanAccessPeer(OUT0, this.handle, peer.handle),
       'cuDeviceCanAccessPeer',

@@ -6,16 +6,16 @@ import { CUresult } from '../ffi/results.ts';
 import { check } from './check.ts';
 import { DriverNotFoundError } from './errors.ts';
 
-let initializedFor = -1;
+let initializedSelection = -1;
 
 /** Finds and initialises the driver; nothing after the first time. @throws DriverNotFoundError, CudaError */
 export function initialize(): void {
-  if (initializedFor === selectionCount()) return;
-  check(open(), 'cuInit', () => `initialising ${driverName()}`);
-  initializedFor = selectionCount();
+  if (initializedSelection === selectionCount()) return;
+  check(callCuInit(), 'cuInit', () => `initialising ${driverName()}`);
+  initializedSelection = selectionCount();
 }
 
-function open(): CUresult {
+function callCuInit(): CUresult {
   try {
     return cu.cuInit(0);
   } catch (error) {
@@ -35,7 +35,7 @@ function open(): CUresult {
 export function isAvailable(): boolean {
   let status: CUresult;
   try {
-    status = open();
+    status = callCuInit();
   } catch (error) {
     if (error instanceof DriverNotFoundError) return false;
     throw error;

@@ -5,7 +5,7 @@ import {
   type TypedArrayConstructor,
   typedArrayKind,
 } from './typed-array.ts';
-import { checkInteger, requireMade } from './validate.ts';
+import { assertInternal, checkInteger } from './validate.ts';
 
 /** A type as DLPack writes it: DLDataType. */
 export interface DlpackType {
@@ -23,7 +23,7 @@ const MAX_ITEMSIZE = 2 ** 31 - 1;
 const MAX_LANES = 2 ** 16 - 1;
 
 /** The kinds of typed arrays that may hold a dtype's items besides its own. */
-const alsoHeldBy: Readonly<Record<string, string>> = {
+const alternativeArrays: Readonly<Record<string, string>> = {
   uint8: 'Uint8ClampedArray',
   float16: 'Float16Array',
 };
@@ -60,7 +60,7 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray>
     array: TypedArrayConstructor<A>,
     elementsPerItem: number,
   ) {
-    requireMade(array, Function, 'Dtype', 'dtype');
+    assertInternal(array, Function, 'Dtype', 'dtype');
     this.name = name;
     this.itemsize = array.BYTES_PER_ELEMENT * elementsPerItem;
     this.typestr = typestr;
@@ -118,7 +118,9 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray>
    */
   accepts(value: unknown): boolean {
     const kind = typedArrayKind(value);
-    return kind !== undefined && (kind === this.TypedArray.name || kind === alsoHeldBy[this.name]);
+    return (
+      kind !== undefined && (kind === this.TypedArray.name || kind === alternativeArrays[this.name])
+    );
   }
 
   toString(): string {
@@ -166,7 +168,7 @@ export const defaultDtype: typeof float64 = float64;
 
 /** Dtypes by their name, their typestr, a typed array, or their DLPack type. */
 
-const named = {
+const dtypesByName = {
   bool,
   int8,
   int16,
@@ -185,13 +187,13 @@ const named = {
 } as const;
 
 /** The name of a dtype other than raw bytes. */
-export type DtypeName = keyof typeof named;
+export type DtypeName = keyof typeof dtypesByName;
 
 /** Every dtype other than raw bytes. */
-export const dtypes: readonly Dtype[] = Object.values(named);
+export const dtypes: readonly Dtype[] = Object.values(dtypesByName);
 
 /** The dtype of each kind of typed array. */
-const ofKind = {
+const dtypesByArrayKind = {
   Int8Array: int8,
   Int16Array: int16,
   Int32Array: int32,
@@ -208,14 +210,14 @@ const ofKind = {
 
 /** The dtype that {@link dtypeOf} finds for a typed array. */
 export type DtypeOf<A extends TypedArray | NativeFloat16Array> =
-  (typeof ofKind)[A[typeof Symbol.toStringTag]];
+  (typeof dtypesByArrayKind)[A[typeof Symbol.toStringTag]];
 
 /** By typestr without its byte order, e.g. `f4`; bfloat16 is told from raw bytes by its `<`. */
-const byCode = new Map<string, Dtype>(
+const dtypesByCode = new Map<string, Dtype>(
   dtypes.filter((each) => each !== bfloat16).map((each) => [each.typestr.slice(1), each]),
 );
 
-const known = (): string => `${dtypes.map(({ name }) => name).join(', ')}, V<itemsize>`;
+const knownNames = (): string => `${dtypes.map(({ name }) => name).join(', ')}, V<itemsize>`;
 
 /**
  * A dtype by its name or its typestr, which may say `<`, `=` or `|` for the byte order, or nothing;
@@ -227,7 +229,7 @@ const known = (): string => `${dtypes.map(({ name }) => name).join(', ')}, V<ite
  * cuda.dtype('V12').itemsize; // 12 raw bytes
  * @see https://numpy.org/doc/stable/reference/arrays.interface.html
  */
-export function dtype<K extends DtypeName>(of: K): (typeof named)[K];
+export function dtype<K extends DtypeName>(of: K): (typeof dtypesByName)[K];
 export function dtype<D extends Dtype>(of: D): D;
 export function dtype(of: string | Dtype): Dtype;
 export function dtype(of: string | Dtype): Dtype {
@@ -237,11 +239,11 @@ export function dtype(of: string | Dtype): Dtype {
       "a dtype with fields is not supported: take its items as raw bytes, e.g. 'V12' for 12 each",
     );
   if (typeof of !== 'string') throw new TypeError(`a dtype must be a name or a Dtype, not ${of}`);
-  if (Object.hasOwn(named, of)) return named[of as DtypeName];
+  if (Object.hasOwn(dtypesByName, of)) return dtypesByName[of as DtypeName];
   const found = fromTypestr(of);
   if (!found)
     throw new TypeError(
-      `there is no dtype ${JSON.stringify(of.slice(0, 60))}; known: ${known()}, and their typestrs`,
+      `there is no dtype ${JSON.stringify(of.slice(0, 60))}; known: ${knownNames()}, and their typestrs`,
     );
   return found;
 }
@@ -250,7 +252,7 @@ function fromTypestr(typestr: string): Dtype | undefined {
   const [, order, code, kind, size] = /^([<>=|]?)(([a-zA-Z])(\d+))$/.exec(typestr) ?? [];
   if (code === undefined) return undefined;
   if (typestr === bfloat16.typestr) return bfloat16;
-  const found = byCode.get(code) ?? (kind === 'V' ? rawBytes(code, Number(size)) : undefined);
+  const found = dtypesByCode.get(code) ?? (kind === 'V' ? rawBytes(code, Number(size)) : undefined);
   // Single bytes and raw ones have no order.
   if (order === '>' && found && !found.isRaw && found.itemsize > 1)
     throw new TypeError(
@@ -274,11 +276,11 @@ function rawBytes(name: string, itemsize: number): Dtype | undefined {
  */
 export function dtypeOf<A extends TypedArray | NativeFloat16Array>(array: A): DtypeOf<A> {
   const kind = typedArrayKind(array);
-  if (kind === undefined || !Object.hasOwn(ofKind, kind))
+  if (kind === undefined || !Object.hasOwn(dtypesByArrayKind, kind))
     throw new TypeError(
       `only typed arrays have a dtype, not ${array === null ? 'null' : `a value of type ${typeof array}`}`,
     );
-  return ofKind[kind as keyof typeof ofKind] as DtypeOf<A>;
+  return dtypesByArrayKind[kind as keyof typeof dtypesByArrayKind] as DtypeOf<A>;
 }
 
 /**
@@ -297,7 +299,7 @@ export function dtypeFromDlpack({ code, bits, lanes }: DlpackType): Dtype {
   const found = dtypes.find(({ dlpack }) => dlpack.code === code && dlpack.bits === bits);
   if (!found)
     throw new TypeError(
-      `there is no dtype for DLPack's code ${code} with ${bits} bits; known: ${known()}`,
+      `there is no dtype for DLPack's code ${code} with ${bits} bits; known: ${knownNames()}`,
     );
   return lanes === 1 ? found : Dtype.bytes(found.itemsize * lanes);
 }

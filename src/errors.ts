@@ -16,7 +16,7 @@ export interface CudaErrorDetails {
   /** What cuffi was doing, e.g. `allocating 4096 bytes`. */
   readonly doing?: string | undefined;
   /** What the caller may do about it. */
-  readonly remedy?: string | undefined;
+  readonly hint?: string | undefined;
   /** What the driver's compiler or linker wrote. */
   readonly log?: string | undefined;
 }
@@ -36,24 +36,24 @@ export class CudaError extends CuffiError {
   readonly code: string;
   readonly call: string;
   readonly doing: string | undefined;
-  readonly remedy: string | undefined;
+  readonly hint: string | undefined;
   /** What the driver's compiler or linker wrote, where it was asked to work. */
   readonly log: string | undefined;
 
-  constructor({ status, call, description, doing, remedy, log }: CudaErrorDetails) {
+  constructor({ status, call, description, doing, hint, log }: CudaErrorDetails) {
     const code = resultName(status);
     super(
       [
         `${call} failed${doing ? ` while ${doing}` : ''}: ${description} (${code}, ${status})`,
         ...(log ? [log] : []),
-        ...(remedy ? [remedy] : []),
+        ...(hint ? [hint] : []),
       ].join('\n'),
     );
     this.status = status;
     this.code = code;
     this.call = call;
     this.doing = doing;
-    this.remedy = remedy;
+    this.hint = hint;
     this.log = log || undefined;
   }
 
@@ -107,7 +107,7 @@ export class ClosedError extends CuffiError {
 /** What a {@link PeerGoneError} is made of. */
 export interface PeerGoneDetails {
   readonly pid: number;
-  readonly unreached: number;
+  readonly abandonedWaits: number;
   readonly exitCode?: number | undefined;
   readonly signal?: NodeJS.Signals | undefined;
 }
@@ -125,7 +125,7 @@ export class PeerGoneError extends CuffiError {
    * How many of its streams were waited for here whose work was never done: the work here that
    * was to follow ran over memory as they had left it.
    */
-  readonly unreached: number;
+  readonly abandonedWaits: number;
   /** The exit code of a child of this process; undefined if a signal ended it, and for others. */
   readonly exitCode: number | undefined;
   /** The signal that ended a child of this process; undefined if it exited, and for others. */
@@ -134,7 +134,7 @@ export class PeerGoneError extends CuffiError {
   constructor(message: string, details: PeerGoneDetails, options?: ErrorOptions) {
     super(message, options);
     this.pid = details.pid;
-    this.unreached = details.unreached;
+    this.abandonedWaits = details.abandonedWaits;
     this.exitCode = details.exitCode;
     this.signal = details.signal;
   }
@@ -178,7 +178,7 @@ export class IpcError extends CuffiError {
   }
 
   /** @internal The same error for one more call: this one is its `cause`. */
-  again(): IpcError {
+  copyWithCause(): IpcError {
     const error = new IpcError(this.message, undefined, this.code);
     error.cause = this;
     return error;

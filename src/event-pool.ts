@@ -9,74 +9,74 @@ import { check } from './check.ts';
  * Events behind the work of streams, in one context: the last one of each stream, those that fences
  * hold, and spare ones. Making one needs the context to be current.
  */
-export class Marks {
-  readonly #last = new Map<CUstream, CUevent>();
+export class EventPool {
+  readonly #latest = new Map<CUstream, CUevent>();
   /** How many fences hold an event: it is not recorded again meanwhile. */
-  readonly #lent = new Map<CUevent, number>();
-  #spare: CUevent[] = [];
+  readonly #useCounts = new Map<CUevent, number>();
+  #free: CUevent[] = [];
 
   /** The event to record behind the next work of a stream. @throws CudaError where none is to be had */
-  next(stream: CUstream): CUevent {
-    const last = this.#last.get(stream);
-    const event = last === undefined || this.#lent.has(last) ? this.#take() : last;
-    this.#last.set(stream, event);
+  eventFor(stream: CUstream): CUevent {
+    const latest = this.#latest.get(stream);
+    const event = latest === undefined || this.#useCounts.has(latest) ? this.#acquire() : latest;
+    this.#latest.set(stream, event);
     return event;
   }
 
   /** The events that are not reached; gives back the others, after telling `note` of each. */
-  pending(note: (status: CUresult) => void = () => {}): CUevent[] {
+  pending(onStatus: (status: CUresult) => void = () => {}): CUevent[] {
     const pending: CUevent[] = [];
-    for (const [stream, event] of this.#last) {
+    for (const [stream, event] of this.#latest) {
       const status = cu.cuEventQuery(event);
-      note(status);
+      onStatus(status);
       if (status === CUresult.CUDA_ERROR_NOT_READY) pending.push(event);
       else {
-        this.#last.delete(stream);
-        if (!this.#lent.has(event)) this.#spare.push(event);
+        this.#latest.delete(stream);
+        if (!this.#useCounts.has(event)) this.#free.push(event);
       }
     }
     return pending;
   }
 
   /** Lends an event to a fence, which gives it back. */
-  lend(event: CUevent): CUevent {
-    this.#lent.set(event, (this.#lent.get(event) ?? 0) + 1);
+  retain(event: CUevent): CUevent {
+    this.#useCounts.set(event, (this.#useCounts.get(event) ?? 0) + 1);
     return event;
   }
 
   /** Lends an event, recorded behind the work of a stream. @throws CudaError; then none is lent */
-  lendBehind(stream: CUstream): CUevent {
-    const event = this.#take();
+  recordAndRetain(stream: CUstream): CUevent {
+    const event = this.#acquire();
     const status = cu.cuEventRecord(event, stream);
-    if (status !== CUresult.CUDA_SUCCESS) this.#spare.push(event);
+    if (status !== CUresult.CUDA_SUCCESS) this.#free.push(event);
     check(status, 'cuEventRecord');
-    return this.lend(event);
+    return this.retain(event);
   }
 
   /** Takes an event back that was lent. */
-  takeBack(event: CUevent): void {
-    const holders = this.#lent.get(event);
+  release(event: CUevent): void {
+    const useCount = this.#useCounts.get(event);
     // None after a reset, which has destroyed the event.
-    if (holders === undefined) return;
-    if (holders > 1) {
-      this.#lent.set(event, holders - 1);
+    if (useCount === undefined) return;
+    if (useCount > 1) {
+      this.#useCounts.set(event, useCount - 1);
       return;
     }
-    this.#lent.delete(event);
+    this.#useCounts.delete(event);
     // It may still be its stream's last one, and then stays it.
-    if (![...this.#last.values()].includes(event)) this.#spare.push(event);
+    if (![...this.#latest.values()].includes(event)) this.#free.push(event);
   }
 
   /** Forgets all, as the context was reset. */
   clear(): void {
-    this.#last.clear();
-    this.#lent.clear();
-    this.#spare = [];
+    this.#latest.clear();
+    this.#useCounts.clear();
+    this.#free = [];
   }
 
-  #take(): CUevent {
-    const spare = this.#spare.pop();
-    if (spare !== undefined) return spare;
+  #acquire(): CUevent {
+    const free = this.#free.pop();
+    if (free !== undefined) return free;
     // OUT3: what the call that is marked leaves in the other slots is yet to be read.
     check(cu.cuEventCreate(OUT3, CU_EVENT_DISABLE_TIMING), 'cuEventCreate');
     return readHandle<CUevent>(OUT3, cu.cuEventDestroy_v2);

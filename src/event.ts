@@ -10,11 +10,11 @@ import { CUresult } from '../ffi/results.ts';
 import type { CUevent, CUstream } from '../ffi/types.ts';
 import { check, cudaError, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
-import { refuseInCapture } from './graph-capture.ts';
+import { assertNotCapturing } from './graph-capture.ts';
 import { Resource } from './lifetime.ts';
-import { type WaitOptions, waitUntil } from './poller.ts';
+import { pollUntil, type WaitOptions } from './poller.ts';
 import { Stream } from './stream.ts';
-import { checkBoolean, checkInstance, checkOptions, requireMade } from './validate.ts';
+import { assertInternal, checkBoolean, checkInstance, checkOptions } from './validate.ts';
 
 /** Options of {@link CudaEvent.create}. */
 export interface EventOptions extends PlaceOptions {
@@ -65,7 +65,7 @@ export class CudaEvent extends Resource {
       readonly destroyed?: (() => void) | undefined;
     },
   ) {
-    requireMade(context, Context, 'CudaEvent', 'CudaEvent.create');
+    assertInternal(context, Context, 'CudaEvent', 'CudaEvent.create');
     const { destroyed } = traits;
     super('CudaEvent', {
       owner: context.resources,
@@ -92,7 +92,7 @@ export class CudaEvent extends Resource {
     const blockingSync = checkBoolean(checked.blockingSync, 'blockingSync', false);
     if (interprocess && timing)
       throw new TypeError('an interprocess event cannot keep the time: leave timing out');
-    const context = Context.of(checked);
+    const context = Context.resolve(checked);
     const flags =
       (timing ? 0 : CU_EVENT_DISABLE_TIMING) |
       (interprocess ? CU_EVENT_INTERPROCESS : 0) |
@@ -116,7 +116,7 @@ export class CudaEvent extends Resource {
           `${name} keeps no time: ${event.interprocess ? 'interprocess events never do' : 'it was made with timing: false'}`,
         );
     }
-    refuseInCapture('taking a time');
+    assertNotCapturing('taking a time');
     const status = cu.cuEventElapsedTime(OUT0, start.handle, end.handle);
     if (status === CUresult.CUDA_ERROR_NOT_READY)
       throw cudaError(status, 'cuEventElapsedTime', 'taking a time before both events are done');
@@ -136,41 +136,41 @@ export class CudaEvent extends Resource {
 
   /** Whether the work that it was last recorded behind is done; true if never recorded. */
   get done(): boolean {
-    refuseInCapture('asking an event');
+    assertNotCapturing('asking an event');
     return isReady(cu.cuEventQuery(this.handle), 'cuEventQuery');
   }
 
   /** Marks the work queued in `stream` so far; without a stream, in the legacy default stream. */
   record(stream?: Stream): void {
-    if (stream === undefined) this.#recordByDefault();
+    if (stream === undefined) this.#recordInLegacyDefault();
     else if (Resource.is(stream, 'Stream')) stream.recordEvent(this.handle);
     else checkInstance(stream, Stream, 'stream');
   }
 
   // Apart, as a closure in `record` would cost it an allocation at every call.
-  #recordByDefault(): void {
+  #recordInLegacyDefault(): void {
     const event = this.handle;
-    refuseInCapture('work in the default stream');
+    assertNotCapturing('work in the default stream');
     this.context.run(() => check(cu.cuEventRecord(event, 0 as CUstream), 'cuEventRecord'));
   }
 
   /** Waits until it is {@link done}; the event loop turns meanwhile. */
   async synchronize(options: WaitOptions = {}): Promise<void> {
-    await waitUntil(() => this.done, options);
+    await pollUntil(() => this.done, options);
   }
 
   /** Blocks the process until it is done. */
   synchronizeSync(): void {
-    refuseInCapture('waiting for an event');
+    assertNotCapturing('waiting for an event');
     check(cu.cuEventSynchronize(this.handle), 'cuEventSynchronize');
   }
 }
 
-function destroyEvent(handle: CUevent, destroyed: (() => void) | undefined): void {
+function destroyEvent(handle: CUevent, onDestroyed: (() => void) | undefined): void {
   try {
     check(cu.cuEventDestroy_v2(handle), 'cuEventDestroy_v2');
   } finally {
-    destroyed?.();
+    onDestroyed?.();
   }
 }
 

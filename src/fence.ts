@@ -8,9 +8,9 @@ export interface FencePart {
   /** Asked in place of events where none was to be had. */
   readonly isDone?: (() => boolean) | undefined;
   /** Whether the context was reset since: its work is over, and its events are gone. */
-  isGone(): boolean;
+  isReset(): boolean;
   /** Takes an event back, each once. */
-  takeBack(event: CUevent): void;
+  releaseEvent(event: CUevent): void;
 }
 
 /** The work that was queued up to one moment. */
@@ -24,10 +24,10 @@ export class Fence {
   /** Whether that work is done; what is broken or gone has none. */
   isDone(): boolean {
     this.#parts = this.#parts.flatMap((part) => {
-      if (part.isGone()) return [];
+      if (part.isReset()) return [];
       const events = part.events.filter((event) => {
         if (cu.cuEventQuery(event) === CUresult.CUDA_ERROR_NOT_READY) return true;
-        part.takeBack(event);
+        part.releaseEvent(event);
         return false;
       });
       return events.length > 0 || part.isDone?.() === false ? [{ ...part, events }] : [];
@@ -36,10 +36,10 @@ export class Fence {
   }
 
   /** Gives its events back: nobody asks any more. */
-  drop(): void {
+  dispose(): void {
     for (const part of this.#parts) {
-      if (part.isGone()) continue;
-      for (const event of part.events) part.takeBack(event);
+      if (part.isReset()) continue;
+      for (const event of part.events) part.releaseEvent(event);
     }
     this.#parts = [];
   }

@@ -5,11 +5,11 @@ interface Format {
   readonly mantissaBits: number;
   readonly bias: number;
   /** What a float32 with the same exponent bits must be multiplied with: its bias is 127. */
-  readonly unit: number;
+  readonly decodeScale: number;
 }
 
-const half: Format = { mantissaBits: 10, bias: 15, unit: 2 ** 112 };
-const brain: Format = { mantissaBits: 7, bias: 127, unit: 1 };
+const float16Format: Format = { mantissaBits: 10, bias: 15, decodeScale: 2 ** 112 };
+const bfloat16Format: Format = { mantissaBits: 7, bias: 127, decodeScale: 1 };
 
 /** Adding and taking it away rounds a number below 2^51 to an integer, ties to the even one. */
 const ROUNDER = 2 ** 52;
@@ -44,14 +44,14 @@ function encode(value: number, { mantissaBits, bias }: Format): number {
   return sign | (((scale + bias - 1) << mantissaBits) + mantissa);
 }
 
-function decode(bits: number, { mantissaBits, bias, unit }: Format): number {
+function decode(bits: number, { mantissaBits, bias, decodeScale }: Format): number {
   const sign = (bits & 0x8000) === 0 ? 1 : -1;
   const magnitude = bits & 0x7fff;
   const infinity = (2 * bias + 1) << mantissaBits;
   if (magnitude >= infinity) return magnitude === infinity ? sign * Infinity : Number.NaN;
   // The bits where a float32 has them.
   singleBits[0] = magnitude << (23 - mantissaBits);
-  return sign * (single[0] as number) * unit;
+  return sign * (single[0] as number) * decodeScale;
 }
 
 function encodeAll(values: ArrayLike<number>, format: Format): Uint16Array<ArrayBuffer> {
@@ -86,7 +86,7 @@ function checkBits(bits: unknown): number | Uint16Array {
 export function toFloat16(value: number): number;
 export function toFloat16(values: ArrayLike<number>): Uint16Array<ArrayBuffer>;
 export function toFloat16(value: number | ArrayLike<number>): number | Uint16Array<ArrayBuffer> {
-  return typeof value === 'object' ? encodeAll(value, half) : encode(value, half);
+  return typeof value === 'object' ? encodeAll(value, float16Format) : encode(value, float16Format);
 }
 
 /**
@@ -101,7 +101,7 @@ export function fromFloat16(bits: number): number;
 export function fromFloat16(bits: Uint16Array): Float32Array<ArrayBuffer>;
 export function fromFloat16(bits: number | Uint16Array): number | Float32Array<ArrayBuffer> {
   const given = checkBits(bits);
-  return typeof given === 'number' ? decode(given, half) : decodeAll(given, half);
+  return typeof given === 'number' ? decode(given, float16Format) : decodeAll(given, float16Format);
 }
 
 /**
@@ -116,7 +116,9 @@ export function fromFloat16(bits: number | Uint16Array): number | Float32Array<A
 export function toBfloat16(value: number): number;
 export function toBfloat16(values: ArrayLike<number>): Uint16Array<ArrayBuffer>;
 export function toBfloat16(value: number | ArrayLike<number>): number | Uint16Array<ArrayBuffer> {
-  return typeof value === 'object' ? encodeAll(value, brain) : encode(value, brain);
+  return typeof value === 'object'
+    ? encodeAll(value, bfloat16Format)
+    : encode(value, bfloat16Format);
 }
 
 /**
@@ -130,5 +132,7 @@ export function fromBfloat16(bits: number): number;
 export function fromBfloat16(bits: Uint16Array): Float32Array<ArrayBuffer>;
 export function fromBfloat16(bits: number | Uint16Array): number | Float32Array<ArrayBuffer> {
   const given = checkBits(bits);
-  return typeof given === 'number' ? decode(given, brain) : decodeAll(given, brain);
+  return typeof given === 'number'
+    ? decode(given, bfloat16Format)
+    : decodeAll(given, bfloat16Format);
 }

@@ -23,23 +23,23 @@ import type { Context } from './context.ts';
 import { CuffiError, NotSupportedError } from './errors.ts';
 
 /** What ends with the capture, in the stream that is captured, or nowhere where that failed. */
-type Ending = (origin: CUstream | undefined) => void;
+type CaptureEndHandler = (origin: CUstream | undefined) => void;
 
-let isOpen = false;
+let capturing = false;
 /** Where the memory is that the captured work uses, as far as it is not of the stream's context. */
-let used = new Set<Context>();
-let endings: Ending[] = [];
+let capturedContexts = new Set<Context>();
+let endHandlers: CaptureEndHandler[] = [];
 /** What is done when the driver has ended it. */
-const deferred: (() => void)[] = [];
+const deferredActions: (() => void)[] = [];
 /** What the driver calls the capture; undefined where it cannot tell. */
-let id: bigint | undefined;
+let captureId: bigint | undefined;
 
-export const isCapturing = (): boolean => isOpen;
+export const isCapturing = (): boolean => capturing;
 
 /**
  * Calls `work` as what is captured of a stream; answers what it returned, and whose memory it uses.
  */
-export function whileCapturing<T>(
+export function runInCapture<T>(
   origin: CUstream,
   work: () => T,
 ): {
@@ -48,23 +48,23 @@ export function whileCapturing<T>(
   /** Whether the graph has memory of its own. */
   readonly hasMemory: boolean;
 } {
-  isOpen = true;
-  used = new Set();
-  endings = [];
-  id = undefined;
+  capturing = true;
+  capturedContexts = new Set();
+  endHandlers = [];
+  captureId = undefined;
   try {
-    id = captureOf(origin)?.id;
+    captureId = captureInfo(origin)?.id;
     const result = work();
-    const hasMemory = endings.length > 0;
-    for (let end = endings.at(-1); end; end = endings.at(-1)) {
+    const hasMemory = endHandlers.length > 0;
+    for (let end = endHandlers.at(-1); end; end = endHandlers.at(-1)) {
       end(origin);
-      endings.pop();
+      endHandlers.pop();
     }
-    return { result, contexts: used, hasMemory };
+    return { result, contexts: capturedContexts, hasMemory };
   } finally {
-    for (const end of endings) end(undefined);
-    endings = [];
-    isOpen = false;
+    for (const end of endHandlers) end(undefined);
+    endHandlers = [];
+    capturing = false;
   }
 }
 
@@ -72,29 +72,29 @@ export function whileCapturing<T>(
  * Remembers memory of the graph: `end` is called when the capture ends, for what came last first.
  * Told nowhere it must not throw.
  */
-export function noteGraphMemory(end: Ending): void {
-  endings.push(end);
+export function onCaptureEnd(end: CaptureEndHandler): void {
+  endHandlers.push(end);
 }
 
 /** Does what would become a part of the graph after the capture, or now. It must not throw. */
-export function outsideCapture(act: () => void): void {
-  if (isOpen) deferred.push(act);
+export function runOutsideCapture(act: () => void): void {
+  if (capturing) deferredActions.push(act);
   else act();
 }
 
 /** Does what was left until the driver had ended the capture. */
-export function catchUp(): void {
-  for (const act of deferred.splice(0)) act();
+export function runDeferredActions(): void {
+  for (const act of deferredActions.splice(0)) act();
 }
 
 /** Remembers whose memory the captured work uses, where there is any. */
-export function noteCaptured(contexts: readonly Context[]): void {
-  if (isOpen) for (const context of contexts) used.add(context);
+export function addCapturedContexts(contexts: readonly Context[]): void {
+  if (capturing) for (const context of contexts) capturedContexts.add(context);
 }
 
 /** @throws CuffiError while work is being captured */
-export function refuseInCapture(doing: string): void {
-  if (isOpen)
+export function assertNotCapturing(doing: string): void {
+  if (capturing)
     throw new CuffiError(
       `${doing} while a graph is captured: a capture only takes up what is queued in its stream. ` +
         'Do it before or after.',
@@ -106,21 +106,22 @@ export function refuseInCapture(doing: string): void {
  *
  * @throws NotSupportedError where the driver does not tell
  */
-export function isInCapture(stream: CUstream): boolean {
-  if (id === undefined)
+export function belongsToCapture(stream: CUstream): boolean {
+  if (captureId === undefined)
     throw new NotSupportedError('memory of graphs needs a driver of CUDA 11.4 or later');
-  return captureOf(stream)?.id === id;
+  return captureInfo(stream)?.id === captureId;
 }
 
 /** What was captured last in a stream of the capture; undefined where the driver does not tell. */
-export function lastNodeIn(stream: CUstream): CUgraphNode | undefined {
-  const capture = captureOf(stream);
-  if (id === undefined || capture?.id !== id || capture.nodeCount !== 1) return undefined;
+export function lastCapturedNode(stream: CUstream): CUgraphNode | undefined {
+  const capture = captureInfo(stream);
+  if (captureId === undefined || capture?.id !== captureId || capture.nodeCount !== 1)
+    return undefined;
   const [node] = new BigUint64Array(viewMemory(capture.nodes, 8));
   return Number(node) as CUgraphNode;
 }
 
-interface CaptureOfStream {
+interface CaptureInfo {
   readonly id: bigint;
   /** What later work of the stream comes right after. */
   readonly nodes: Address;
@@ -128,7 +129,7 @@ interface CaptureOfStream {
 }
 
 /** The capture that a stream is in; undefined where it is in none, or the driver does not tell. */
-function captureOf(stream: CUstream): CaptureOfStream | undefined {
+function captureInfo(stream: CUstream): CaptureInfo | undefined {
   const count = (BLOCK + 8) as Address;
   const call = 'cuStreamGetCaptureInfo_v2';
   const status = cu[call](stream, OUT0, OUT1, OUT2, BLOCK, count);

@@ -90,7 +90,7 @@ const BY_STATUS: ReadonlyMap<CUresult, string> = new Map([
 ]);
 
 /** The advice for `status` as the answer of `call`, if there is any. */
-export const remedyFor = (call: string, status: CUresult): string | undefined =>
+export const hintFor = (call: string, status: CUresult): string | undefined =>
   BY_CALL[`${call}:${status}`] ??
   (isSticky(status)
     ? 'The context is lost: every later call in it fails. End this process and start another.'

@@ -1,18 +1,18 @@
 import { inspect } from 'node:util';
 import { ClosedError, CuffiError } from './errors.ts';
-import { beginRelease, endRelease, isNews } from './lost-context.ts';
+import { beginRelease, endRelease, shouldReport } from './lost-context.ts';
 
 /** What a finalizer is told: the entry of the object that was collected, unless it was closed. */
-export interface Will {
-  entry: Entry | undefined;
+export interface FinalizerInput {
+  entry: ResourceState | undefined;
 }
 
 /**
  * What an open object alone refers to: collected with it. Guards of closed objects are used again,
  * as registering and unregistering each object would cost more than all else that `close()` does.
  */
-export interface Guard {
-  readonly will: Will;
+export interface FinalizerToken {
+  readonly will: FinalizerInput;
 }
 
 /** The name of it in its object, which copies and JSON leave out. */
@@ -24,28 +24,28 @@ export const life = Symbol('life');
  * at each access.
  */
 export class Life {
-  readonly #entry: Entry;
-  #guard: Guard | undefined;
+  readonly #entry: ResourceState;
+  #token: FinalizerToken | undefined;
 
-  constructor(entry: Entry, guard: Guard | undefined) {
+  constructor(entry: ResourceState, token: FinalizerToken | undefined) {
     this.#entry = entry;
-    this.#guard = guard;
+    this.#token = token;
   }
 
-  get entry(): Entry {
+  get entry(): ResourceState {
     return this.#entry;
   }
 
   /** Whether the resource was closed, or is gone with its owner. */
-  get isOver(): boolean {
+  get isClosed(): boolean {
     return isClosed(this.#entry);
   }
 
   /** Its guard, which it then has no more. */
-  takeGuard(): Guard | undefined {
-    const guard = this.#guard;
-    this.#guard = undefined;
-    return guard;
+  takeToken(): FinalizerToken | undefined {
+    const token = this.#token;
+    this.#token = undefined;
+    return token;
   }
 }
 
@@ -54,51 +54,51 @@ export class Life {
 const tracing = process.env['CUFFI_TRACE'] === '1';
 let warned = false;
 
-const spareGuards: Guard[] = [];
-const MAX_SPARE_GUARDS = 1024;
+const spareTokens: FinalizerToken[] = [];
+const MAX_SPARE_TOKENS = 1024;
 
 // A finalizer runs at a moment of V8's choosing: it only queues the release, which then runs
 // between the turns of the main thread and pushes the context that it needs.
-const finalizers = new FinalizationRegistry<Will>(({ entry }) => {
+const finalizers = new FinalizationRegistry<FinalizerInput>(({ entry }) => {
   if (entry === undefined || isClosed(entry)) return;
   if (tracing || !warned) {
     warned = true;
     process.emitWarning(`a ${entry.kind} was garbage collected without close()`, {
       code: 'CUFFI_LEAK',
-      detail: entry.opened ?? 'CUFFI_TRACE=1 shows where each was opened.',
+      detail: entry.openedAt ?? 'CUFFI_TRACE=1 shows where each was opened.',
     });
   }
-  setImmediate(() => releaseQuietly(() => closeEntry(entry, 'it was garbage collected')));
+  setImmediate(() => releaseOrWarn(() => closeIfOpen(entry, 'it was garbage collected')));
 });
 
-function guard(entry: Entry): Guard {
-  const spare = spareGuards.pop();
+function takeToken(entry: ResourceState): FinalizerToken {
+  const spare = spareTokens.pop();
   if (spare) {
     spare.will.entry = entry;
     return spare;
   }
-  const made: Guard = { will: { entry } };
+  const made: FinalizerToken = { will: { entry } };
   finalizers.register(made, made.will);
   return made;
 }
 
-function giveBack(used: Guard): void {
+function recycleToken(used: FinalizerToken): void {
   used.will.entry = undefined;
-  if (spareGuards.length < MAX_SPARE_GUARDS) spareGuards.push(used);
+  if (spareTokens.length < MAX_SPARE_TOKENS) spareTokens.push(used);
 }
 
 /**
  * Runs a release whose failure nobody is there to catch: it becomes a warning, unless it only says
  * again that a context is lost.
  *
- * @param isOfLost whether what is released is of a context that is known to be lost
+ * @param isContextLost whether what is released is of a context that is known to be lost
  */
-export function releaseQuietly(release: () => void, isOfLost = false): void {
+export function releaseOrWarn(release: () => void, isContextLost = false): void {
   beginRelease();
   try {
     release();
   } catch (error) {
-    if (isNews(error, isOfLost))
+    if (shouldReport(error, isContextLost))
       process.emitWarning(`a release failed: ${error}`, { code: 'CUFFI_RELEASE' });
   } finally {
     endRelease();
@@ -108,7 +108,7 @@ export function releaseQuietly(release: () => void, isOfLost = false): void {
 /** How a {@link Resource} is opened. */
 export interface ResourceInit {
   /** The owner's set: when the owner goes, this is closed. */
-  readonly owner?: ResourceSet | undefined;
+  readonly owner?: Scope | undefined;
   /**
    * Gives the resource back to the driver; must not refer to the resource's object. Absent for
    * borrowed ones, which are forgotten instead.
@@ -125,15 +125,15 @@ export abstract class Resource implements Disposable {
   protected constructor(kind: string, { owner, release }: ResourceInit) {
     this.#kind = kind;
     const opened = tracing ? new Error('opened').stack?.split('\n').slice(3).join('\n') : undefined;
-    const entry = newEntry(kind, owner, release, opened);
+    const entry = newResourceState(kind, owner, release, opened);
     // What owns nothing needs no list: it is gone with its object.
     if (release) owner?.add(entry);
-    this[life] = new Life(entry, release && guard(entry));
+    this[life] = new Life(entry, release && takeToken(entry));
   }
 
   /** Whether it was closed, by itself or through its owner. */
   get closed(): boolean {
-    return this[life].isOver;
+    return this[life].isClosed;
   }
 
   /** Whether `value` is a resource of that kind: cheaper than instanceof, and needs no import. */
@@ -146,21 +146,21 @@ export abstract class Resource implements Disposable {
    * closed one counts as closed all the same.
    *
    * @param name who needs it, in words
-   * @param closed called when it is closed, for one who may need nothing then
+   * @param onClosed called when it is closed, for one who may need nothing then
    * @throws ClosedError
    */
-  retain(name = 'a handle that is open', closed?: () => void): () => void {
-    this.requireOpen();
+  addKeepalive(name = 'a handle that is open', onClosed?: () => void): () => void {
+    this.assertOpen();
     const entry = this[life].entry;
-    const holder = { name, closed };
-    entry.holders ??= new Set();
-    entry.holders.add(holder);
-    return () => letGo(entry, holder);
+    const keepalive: Keepalive = { name, onClosed };
+    entry.keepalives ??= new Set();
+    entry.keepalives.add(keepalive);
+    return () => removeKeepalive(entry, keepalive);
   }
 
   /** @internal Who needs what it gives back, in words: each once. */
-  get holders(): string[] {
-    const needing = [...(this[life].entry.holders ?? [])].filter(({ closed }) => !closed);
+  get keepaliveNames(): string[] {
+    const needing = [...(this[life].entry.keepalives ?? [])].filter(({ onClosed }) => !onClosed);
     return [...new Set(needing.map(({ name }) => name))];
   }
 
@@ -171,15 +171,15 @@ export abstract class Resource implements Disposable {
    * @param reason what whoever uses it afterwards is told
    * @throws CuffiError while it is retained, ClosedError
    */
-  protected handOver(reason: string): ResourceInit {
-    this.requireOpen();
+  protected transferOwnership(reason: string): ResourceInit {
+    this.assertOpen();
     const entry = this[life].entry;
-    if (isHeld(entry))
+    if (hasKeepalives(entry))
       throw new CuffiError(
-        `this ${this.#kind} is held by ${this.holders.join(', ')}: that must give it back first`,
+        `this ${this.#kind} is held by ${this.keepaliveNames.join(', ')}: that must give it back first`,
       );
     const { owner, release } = entry;
-    this.#dropGuard();
+    this.#recycleToken();
     if (release) owner?.delete(entry);
     entry.closed = true;
     entry.reason = reason;
@@ -192,14 +192,14 @@ export abstract class Resource implements Disposable {
   }
 
   /** @internal As {@link close}, for a reason that later uses are told. */
-  closeBecause(reason: string): void {
+  invalidate(reason: string): void {
     this.#close(reason);
   }
 
   #close(reason?: string): void {
     const entry = this[life].entry;
     if (isClosed(entry)) return;
-    this.#dropGuard();
+    this.#recycleToken();
     closeOpen(entry, reason);
   }
 
@@ -215,21 +215,21 @@ export abstract class Resource implements Disposable {
     return this.toString();
   }
 
-  #dropGuard(): void {
-    const guard = this[life].takeGuard();
-    if (guard) giveBack(guard);
+  #recycleToken(): void {
+    const guard = this[life].takeToken();
+    if (guard) recycleToken(guard);
   }
 
   /** @throws ClosedError after close */
-  protected requireOpen(): void {
+  protected assertOpen(): void {
     if (this.closed) throw this.closedError();
   }
 
   protected closedError(): ClosedError {
-    const { owner, opened } = this[life].entry;
-    const reason = isAbandoned(this[life].entry) ? owner?.reason : this[life].entry.reason;
+    const { owner, openedAt } = this[life].entry;
+    const reason = isDiscarded(this[life].entry) ? owner?.reason : this[life].entry.reason;
     return new ClosedError(
-      `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${opened ? `\nopened at\n${opened}` : ''}`,
+      `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${openedAt ? `\nopened at\n${openedAt}` : ''}`,
     );
   }
 }
@@ -237,14 +237,14 @@ export abstract class Resource implements Disposable {
 /** What is open, in the order in which it was opened: closed with its owner, newest first. */
 
 /** One who needs what a resource releases. */
-export interface Holder {
+export interface Keepalive {
   /** Who it is, in words. */
   readonly name: string;
   /**
    * Called when the resource is closed, of one who needs nothing while it is open. It may end its need
    * at once.
    */
-  readonly closed?: (() => void) | undefined;
+  readonly onClosed?: (() => void) | undefined;
 }
 
 /**
@@ -254,65 +254,65 @@ export interface Holder {
 export type Release = (() => void) | { release(): void };
 
 /** Runs a release. In a context that is known to be lost it fails quietly. */
-function run(release: Release, owner: ResourceSet | undefined): void {
+function runRelease(release: Release, owner: Scope | undefined): void {
   beginRelease();
   try {
     if (typeof release === 'function') release();
     else release.release();
   } catch (error) {
-    if (isNews(error, owner?.isOfLost ?? false)) throw error;
+    if (shouldReport(error, owner?.isOfLost ?? false)) throw error;
   } finally {
     endRelease();
   }
 }
 
 /** What outlives a resource's object: it knows how to release, and never refers to the object. */
-export interface Entry {
+export interface ResourceState {
   readonly kind: string;
   readonly release: Release | undefined;
-  readonly owner: ResourceSet | undefined;
+  readonly owner: Scope | undefined;
   /** The owner's generation when it was opened. */
-  readonly generation: number;
+  readonly epoch: number;
   /** Where the resource was opened, with CUFFI_TRACE=1. */
-  readonly opened: string | undefined;
+  readonly openedAt: string | undefined;
   closed: boolean;
   /** Who still needs what it releases; made by the first. */
-  holders: Set<Holder> | undefined;
+  keepalives: Set<Keepalive> | undefined;
   /** Why, where it was not its own `close()`. */
   reason: string | undefined;
   /** Its neighbours in the owner's set: the one opened before, and the one after. */
-  older: Entry | undefined;
-  newer: Entry | undefined;
+  older: ResourceState | undefined;
+  newer: ResourceState | undefined;
 }
 
 /** An entry of what is being opened; it is in no set yet. */
-const newEntry = (
+const newResourceState = (
   kind: string,
-  owner: ResourceSet | undefined,
+  owner: Scope | undefined,
   release: Release | undefined,
-  opened: string | undefined,
-): Entry => ({
+  openedAt: string | undefined,
+): ResourceState => ({
   kind,
   release,
   owner,
-  generation: owner?.generation ?? 0,
-  opened,
+  epoch: owner?.epoch ?? 0,
+  openedAt,
   closed: false,
-  holders: undefined,
+  keepalives: undefined,
   reason: undefined,
   older: undefined,
   newer: undefined,
 });
 
 /** Whether it is gone with its owner: the driver has released it. */
-const isAbandoned = ({ owner, generation }: Entry): boolean =>
-  owner !== undefined && owner.generation !== generation;
+const isDiscarded = ({ owner, epoch }: ResourceState): boolean =>
+  owner !== undefined && owner.epoch !== epoch;
 
 /** Whether it was closed, or is gone with its owner. */
-const isClosed = (entry: Entry): boolean => entry.closed || isAbandoned(entry);
+const isClosed = (entry: ResourceState): boolean => entry.closed || isDiscarded(entry);
 
 /** Closes it, unless it is closed. */
-function closeEntry(entry: Entry, reason: string): void {
+function closeIfOpen(entry: ResourceState, reason: string): void {
   if (!isClosed(entry)) closeOpen(entry, reason);
 }
 
@@ -320,58 +320,59 @@ function closeEntry(entry: Entry, reason: string): void {
  * How often something was closed. What calls the caller's code between its looking at objects and its
  * use of them (a getter may close one) looks at them again where this has changed.
  */
-export let closings = 0;
+export let closeCount = 0;
 
 /** Closes what is open; what somebody still needs is released by the last of them. */
-function closeOpen(entry: Entry, reason?: string): void {
-  closings += 1;
+function closeOpen(entry: ResourceState, reason?: string): void {
+  closeCount += 1;
   entry.closed = true;
   entry.reason = reason;
   if (entry.release === undefined) return;
   entry.owner?.delete(entry);
-  if (isHeld(entry)) for (const { closed } of [...(entry.holders ?? [])]) closed?.();
-  else run(entry.release, entry.owner);
+  if (hasKeepalives(entry)) for (const { onClosed } of [...(entry.keepalives ?? [])]) onClosed?.();
+  else runRelease(entry.release, entry.owner);
 }
 
 /** Whether somebody still needs what it releases. */
-const isHeld = ({ holders }: Entry): boolean => holders !== undefined && holders.size > 0;
+const hasKeepalives = ({ keepalives }: ResourceState): boolean =>
+  keepalives !== undefined && keepalives.size > 0;
 
 /** One less that needs what a closed resource releases. */
-function letGo(entry: Entry, holder: Holder): void {
-  if (!entry.holders?.delete(holder) || isHeld(entry)) return;
-  if (entry.closed && entry.release && !isAbandoned(entry)) run(entry.release, entry.owner);
+function removeKeepalive(entry: ResourceState, keepalive: Keepalive): void {
+  if (!entry.keepalives?.delete(keepalive) || hasKeepalives(entry)) return;
+  if (entry.closed && entry.release && !isDiscarded(entry)) runRelease(entry.release, entry.owner);
 }
 
 /** The open resources of one owner, in the order in which they were opened. */
-export class ResourceSet {
-  readonly #within: ResourceSet | undefined;
-  readonly #isListed: boolean;
-  readonly #isOfLost: () => boolean;
+export class Scope {
+  readonly #parent: Scope | undefined;
+  readonly #closesWithParent: boolean;
+  readonly #isContextLost: () => boolean;
   /** In the owner's own set, while this one is listed there. */
-  #standIn: Entry | undefined;
-  #newest: Entry | undefined;
+  #stateInParent: ResourceState | undefined;
+  #newest: ResourceState | undefined;
   #size = 0;
-  #generation = 0;
+  #epoch = 0;
   #reason: string | undefined;
 
   /**
    * @param within the set that the owner itself is in: what is abandoned there is so here too
    * @param isListed whether all here is closed with what is there, as the owner itself is not
-   * @param isOfLost whether the context that all here is of is known to be lost; `within` knows it else
+   * @param isContextLost whether the context that all here is of is known to be lost; `within` knows it else
    */
   constructor(
-    within?: ResourceSet,
+    within?: Scope,
     isListed = false,
-    isOfLost: () => boolean = () => within?.isOfLost ?? false,
+    isContextLost: () => boolean = () => within?.isOfLost ?? false,
   ) {
-    this.#within = within;
-    this.#isListed = isListed;
-    this.#isOfLost = isOfLost;
+    this.#parent = within;
+    this.#closesWithParent = isListed;
+    this.#isContextLost = isContextLost;
   }
 
   /** Whether the context that all here is of is known to be lost. */
   get isOfLost(): boolean {
-    return this.#isOfLost();
+    return this.#isContextLost();
   }
 
   /** How many are open that own something; what is only borrowed is not listed. */
@@ -379,29 +380,29 @@ export class ResourceSet {
     return this.#size;
   }
 
-  /** Counts the calls of {@link abandonAll}: what was opened under another count is gone. */
-  get generation(): number {
-    const within = this.#within;
-    return within === undefined ? this.#generation : this.#generation + within.generation;
+  /** Counts the calls of {@link discardAll}: what was opened under another count is gone. */
+  get epoch(): number {
+    const within = this.#parent;
+    return within === undefined ? this.#epoch : this.#epoch + within.epoch;
   }
 
   /** Why what was opened before is gone. */
   get reason(): string | undefined {
-    return this.#reason ?? this.#within?.reason;
+    return this.#reason ?? this.#parent?.reason;
   }
 
   /** @internal */
-  add(entry: Entry): void {
+  add(entry: ResourceState): void {
     const newest = this.#newest;
     entry.older = newest;
     if (newest) newest.newer = entry;
     this.#newest = entry;
     this.#size += 1;
-    if (this.#isListed && this.#size === 1) this.#list();
+    if (this.#closesWithParent && this.#size === 1) this.#addToParent();
   }
 
   /** @internal The entry must be in this set, and of its generation. */
-  delete(entry: Entry): void {
+  delete(entry: ResourceState): void {
     const { older, newer } = entry;
     if (older) older.newer = newer;
     if (newer) newer.older = older;
@@ -409,29 +410,29 @@ export class ResourceSet {
     entry.older = undefined;
     entry.newer = undefined;
     this.#size -= 1;
-    const standIn = this.#standIn;
+    const standIn = this.#stateInParent;
     if (!standIn || this.#size > 0) return;
-    this.#standIn = undefined;
+    this.#stateInParent = undefined;
     if (!isClosed(standIn)) standIn.owner?.delete(standIn);
   }
 
   /** Closes all, newest first; throws the first error when all were tried. */
   closeAll(reason: string): void {
-    const entries: Entry[] = [];
+    const entries: ResourceState[] = [];
     for (let entry = this.#newest; entry; entry = entry.older) entries.push(entry);
-    tryAll(entries.map((entry) => () => closeEntry(entry, reason)));
+    runAll(entries.map((entry) => () => closeIfOpen(entry, reason)));
   }
 
-  #list(): void {
+  #addToParent(): void {
     const closeAll = (): void => this.closeAll(standIn.reason ?? 'its owner was closed');
-    const standIn = newEntry('ResourceSet', this.#within, closeAll, undefined);
-    this.#standIn = standIn;
-    this.#within?.add(standIn);
+    const standIn = newResourceState('ResourceSet', this.#parent, closeAll, undefined);
+    this.#stateInParent = standIn;
+    this.#parent?.add(standIn);
   }
 
   /** Makes all closed without releasing anything, as the driver has already. */
-  abandonAll(reason: string): void {
-    closings += 1;
+  discardAll(reason: string): void {
+    closeCount += 1;
     // One that somebody keeps must not keep its neighbours.
     for (let entry = this.#newest; entry; ) {
       const { older } = entry;
@@ -441,7 +442,7 @@ export class ResourceSet {
     }
     this.#newest = undefined;
     this.#size = 0;
-    this.#generation += 1;
+    this.#epoch += 1;
     this.#reason = reason;
   }
 }
@@ -449,7 +450,7 @@ export class ResourceSet {
 /** Steps that are all taken, whatever fails: giving back must not stop half-way. */
 
 /** Takes each step in order; throws the first error when all were tried. */
-export function tryAll(steps: Iterable<() => void>): void {
+export function runAll(steps: Iterable<() => void>): void {
   const errors: unknown[] = [];
   for (const step of steps) {
     try {

@@ -6,49 +6,49 @@
 import { CudaError } from './errors.ts';
 
 /** Looks for contexts that are lost; whether it found one that was not known to be. */
-type FindLost = () => boolean;
+type LossDetector = () => boolean;
 
-let findLost: FindLost = () => true;
+let detectLoss: LossDetector = () => true;
 /** Errors that are a user's first news of a loss, however often they are thrown on. */
-const firstErrors = new WeakSet<CudaError>();
+const firstReports = new WeakSet<CudaError>();
 /** How many releases are under way, each in the one before. */
-let depth = 0;
+let releaseDepth = 0;
 
 /** Sets how to look for lost contexts: those are known above this file. */
-export function findLostWith(find: FindLost): void {
-  findLost = find;
+export function setLossDetector(detector: LossDetector): void {
+  detectLoss = detector;
 }
 
 /**
- * Takes note of an error that is made to be thrown. Those of a release are left to {@link isNews}, as
+ * Takes note of an error that is made to be thrown. Those of a release are left to {@link shouldReport}, as
  * a release may catch what one of its steps throws.
  */
 export function noteError(error: CudaError): void {
-  if (depth === 0 && error.sticky) note(error);
+  if (releaseDepth === 0 && error.sticky) recordLoss(error);
 }
 
 /** Says that a release begins; {@link endRelease} must follow. */
 export const beginRelease = (): void => {
-  depth += 1;
+  releaseDepth += 1;
 };
 
 export const endRelease = (): void => {
-  depth -= 1;
+  releaseDepth -= 1;
 };
 
 /**
  * Whether what a release threw is to be said; then it counts as said.
  *
- * @param isOfLost whether what was released is of a context that is known to be lost: then nothing
+ * @param isContextLost whether what was released is of a context that is known to be lost: then nothing
  * that the driver says of it is news
  */
-export function isNews(error: unknown, isOfLost: boolean): boolean {
-  if (!(error instanceof CudaError) || firstErrors.has(error)) return true;
-  return error.sticky ? note(error) : !isOfLost;
+export function shouldReport(error: unknown, isContextLost: boolean): boolean {
+  if (!(error instanceof CudaError) || firstReports.has(error)) return true;
+  return error.sticky ? recordLoss(error) : !isContextLost;
 }
 
-function note(error: CudaError): boolean {
-  const isNew = findLost();
-  if (isNew) firstErrors.add(error);
+function recordLoss(error: CudaError): boolean {
+  const isNew = detectLoss();
+  if (isNew) firstReports.add(error);
   return isNew;
 }

@@ -6,14 +6,14 @@
 
 import { checkInstance, checkOptions } from './validate.ts';
 
-interface Wait {
+interface PendingPoll {
   poll(): boolean;
   resolve(): void;
   reject(error: unknown): void;
   /** Whether the process stays alive for it. */
   readonly keepAlive: boolean;
   /** How often it was asked. */
-  turns: number;
+  attempts: number;
   /** From when until when it is asked at each turn, however often that was. */
   readonly eagerFrom: number;
   readonly eagerUntil: number;
@@ -39,40 +39,40 @@ export function checkSignal(signal: unknown): WaitOptions {
 }
 
 /** About 0.2 ms of turns: most waits end within, and a timer's millisecond would hide it. */
-const EAGER_TURNS = 100;
+const EAGER_ATTEMPTS = 100;
 const PERIOD_MS = 1;
 /**
  * A poll in the background is late by at most a sixteenth of its wait, and by this: a process that
  * has nothing else to do must not wake up a thousand times a second for it.
  */
-const LONGEST_PERIOD_MS = 40;
-const LATENESS = 1 / 16;
+const MAX_PERIOD_MS = 40;
+const MAX_RELATIVE_LATENESS = 1 / 16;
 
-const waits = new Set<Wait>();
+const pendingPolls = new Set<PendingPoll>();
 /** The next turn: at the end of this turn of the loop, after a period, or whichever comes first. */
 let immediate: NodeJS.Immediate | undefined;
 let timer: NodeJS.Timeout | undefined;
 /** After how long the timer fires. */
 let period = PERIOD_MS;
-let kept = 0;
-let sweptAt = 0;
+let keepAliveCount = 0;
+let lastSweepAt = 0;
 
-const isEager = (wait: Wait, now: number): boolean =>
-  wait.turns < EAGER_TURNS || (wait.eagerFrom <= now && now < wait.eagerUntil);
+const isEager = (wait: PendingPoll, now: number): boolean =>
+  wait.attempts < EAGER_ATTEMPTS || (wait.eagerFrom <= now && now < wait.eagerUntil);
 
 /**
  * Only in the background is there a timer beside the immediate: one that does not keep the process
  * alive does not wake a loop that sleeps, either; a timer does.
  */
 function schedule(soon: boolean): void {
-  const isBackground = kept === 0;
+  const isBackground = keepAliveCount === 0;
   if (soon) {
-    immediate = setImmediate(turn);
+    immediate = setImmediate(tick);
     if (isBackground) immediate.unref();
   }
   if (soon && !isBackground) return;
   period = isBackground ? backgroundPeriod() : PERIOD_MS;
-  timer = setTimeout(turn, period);
+  timer = setTimeout(tick, period);
   if (isBackground) timer.unref();
 }
 
@@ -86,27 +86,27 @@ function unschedule(): void {
 /** By the wait that is the newest. */
 function backgroundPeriod(): number {
   let newest = 0;
-  for (const { since } of waits) newest = Math.max(newest, since);
+  for (const { since } of pendingPolls) newest = Math.max(newest, since);
   const waited = performance.now() - newest;
-  return Math.min(Math.max(waited * LATENESS, PERIOD_MS), LONGEST_PERIOD_MS);
+  return Math.min(Math.max(waited * MAX_RELATIVE_LATENESS, PERIOD_MS), MAX_PERIOD_MS);
 }
 
-function turn(): void {
+function tick(): void {
   unschedule();
   const now = performance.now();
   // New waits are asked at each turn; the old ones beside them once a period all the same.
-  const isSweep = now - sweptAt >= PERIOD_MS;
-  if (isSweep) sweptAt = now;
+  const isSweep = now - lastSweepAt >= PERIOD_MS;
+  if (isSweep) lastSweepAt = now;
   let soon = false;
-  for (const wait of waits) {
-    if (isSweep || isEager(wait, now)) ask(wait);
+  for (const wait of pendingPolls) {
+    if (isSweep || isEager(wait, now)) pollOnce(wait);
     soon ||= isEager(wait, now);
   }
-  if (waits.size > 0 && !immediate && !timer) schedule(soon);
+  if (pendingPolls.size > 0 && !immediate && !timer) schedule(soon);
 }
 
-function ask(wait: Wait): void {
-  wait.turns += 1;
+function pollOnce(wait: PendingPoll): void {
+  wait.attempts += 1;
   try {
     if (!wait.poll()) return;
     remove(wait);
@@ -117,21 +117,21 @@ function ask(wait: Wait): void {
   }
 }
 
-function add(wait: Wait): void {
-  waits.add(wait);
-  if (wait.keepAlive) kept += 1;
+function add(wait: PendingPoll): void {
+  pendingPolls.add(wait);
+  if (wait.keepAlive) keepAliveCount += 1;
   // A timer that is set already would let the new wait begin late.
   unschedule();
   schedule(true);
 }
 
-function remove(wait: Wait): void {
-  if (!waits.delete(wait) || !wait.keepAlive) return;
-  kept -= 1;
-  if (kept > 0 || !(immediate || timer)) return;
+function remove(wait: PendingPoll): void {
+  if (!pendingPolls.delete(wait) || !wait.keepAlive) return;
+  keepAliveCount -= 1;
+  if (keepAliveCount > 0 || !(immediate || timer)) return;
   // Who is left must neither keep the process alive nor sleep with the loop.
   unschedule();
-  if (waits.size > 0) schedule(true);
+  if (pendingPolls.size > 0) schedule(true);
 }
 
 /**
@@ -141,7 +141,7 @@ function remove(wait: Wait): void {
  * @param expected where the end is known about: from its earliest to its latest it is asked at each
  * turn
  */
-export function waitUntil(
+export function pollUntil(
   poll: () => boolean,
   options: WaitOptions = {},
   expected?: ExpectedEnd,
@@ -166,12 +166,12 @@ export function waitUntil(
         signal?.removeEventListener('abort', abort);
         then(value);
       };
-    const wait: Wait = {
+    const wait: PendingPoll = {
       poll,
       resolve: settle<void>(resolve),
       reject: settle<unknown>(reject),
       keepAlive: true,
-      turns: 0,
+      attempts: 0,
       // The last timer before may be set a moment too early for this, and end late itself.
       eagerFrom: expected ? now + expected.earliestMs - 2 * PERIOD_MS : 0,
       eagerUntil: expected ? now + expected.latestMs : 0,
@@ -190,12 +190,20 @@ export function waitUntil(
  * the beginning, which is less and less often otherwise
  */
 export function pollInBackground(poll: () => boolean): () => void {
-  const nobody = { resolve() {}, reject() {} };
+  const noCallbacks = { resolve() {}, reject() {} };
   const since = performance.now();
-  const wait = { poll, ...nobody, keepAlive: false, turns: 0, eagerFrom: 0, eagerUntil: 0, since };
+  const wait = {
+    poll,
+    ...noCallbacks,
+    keepAlive: false,
+    attempts: 0,
+    eagerFrom: 0,
+    eagerUntil: 0,
+    since,
+  };
   add(wait);
   return () => {
-    if (!waits.has(wait)) return;
+    if (!pendingPolls.has(wait)) return;
     wait.since = performance.now();
     if (!timer || period === PERIOD_MS) return;
     unschedule();
@@ -204,4 +212,5 @@ export function pollInBackground(poll: () => boolean): () => void {
 }
 
 /** One turn of the event loop. */
-export const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
+export const nextLoopIteration = (): Promise<void> =>
+  new Promise((resolve) => setImmediate(resolve));

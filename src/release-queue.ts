@@ -3,14 +3,14 @@
 import { CuffiError } from './errors.ts';
 import type { Fence } from './fence.ts';
 import { isCapturing } from './graph-capture.ts';
-import { releaseQuietly } from './lifetime.ts';
+import { releaseOrWarn } from './lifetime.ts';
 import { beginRelease, endRelease } from './lost-context.ts';
-import { pollInBackground, type WaitOptions, waitUntil } from './poller.ts';
+import { pollInBackground, pollUntil, type WaitOptions } from './poller.ts';
 
 /** What the queue asks about the work of its context. Neither may throw. */
-export interface Work {
+export interface ContextWork {
   /** Whether no work is known to run. */
-  isUntouched(): boolean;
+  isIdle(): boolean;
   /** The work that is queued now. */
   fence(): Fence;
 }
@@ -26,26 +26,26 @@ export interface ReleaseOptions {
   /** How much device memory it gives back. */
   readonly byteLength?: number;
   /** Whether the driver may wait for all work of the context in it. Default true. */
-  readonly waits?: boolean;
+  readonly mayBlock?: boolean;
   /**
    * A dearer way to give the same back that never waits, where there is one. It comes without the
    * driver's own care for work that cuffi does not know of, so it is only taken for want of room.
    * Where it throws, nothing was given back.
    */
-  readonly early?: () => void;
+  readonly nonBlockingRelease?: () => void;
 }
 
-interface Pending {
+interface PendingRelease {
   readonly release: () => void;
   readonly byteLength: number;
-  readonly waits: boolean;
-  readonly early: (() => void) | undefined;
+  readonly mayBlock: boolean;
+  readonly nonBlockingRelease: (() => void) | undefined;
 }
 
 /** Releases that were submitted in one turn, and the work that was queued before. */
 interface Batch {
   fence: Fence | undefined;
-  pending: Pending[];
+  pending: PendingRelease[];
 }
 
 /** With a stream held up there would be a new batch a turn: the last one takes all the later. */
@@ -59,29 +59,29 @@ const MAX_BATCHES = 64;
  * the early ways are taken too: a GPU that is never idle gives back all the same.
  */
 export class ReleaseQueue {
-  readonly #work: Work;
+  readonly #work: ContextWork;
   readonly #limits: ReleaseLimits;
-  readonly #isOfLost: () => boolean;
+  readonly #isContextLost: () => boolean;
   #batches: Batch[] = [];
   /** What was submitted since the last batch was closed. */
-  #open: Pending[] = [];
+  #unbatched: PendingRelease[] = [];
   #size = 0;
   #byteLength = 0;
   /** What was submitted since the queue was last looked through for want of room. */
   #newCount = 0;
   #newByteLength = 0;
   /** Says to the poll in the background, if there is one, that more was submitted. */
-  #hurry: (() => void) | undefined;
-  #collecting = false;
+  #resetPollInterval: (() => void) | undefined;
+  #isDraining = false;
   #deferrals = 0;
   /** Counts the resets: one may come while releases run, from one of them. */
-  #resets = 0;
+  #epoch = 0;
 
   /** @param isOfLost whether the context is known to be lost */
-  constructor(work: Work, limits: ReleaseLimits, isOfLost: () => boolean = () => false) {
+  constructor(work: ContextWork, limits: ReleaseLimits, isOfLost: () => boolean = () => false) {
     this.#work = work;
     this.#limits = limits;
-    this.#isOfLost = isOfLost;
+    this.#isContextLost = isOfLost;
   }
 
   /** How many releases wait. */
@@ -95,29 +95,32 @@ export class ReleaseQueue {
   }
 
   /** Runs `release` now if nothing can make it wait; else later. */
-  submit(release: () => void, { byteLength = 0, waits = true, early }: ReleaseOptions = {}): void {
-    if (this.#size === 0 && !this.#isHeld && this.#work.isUntouched()) {
+  enqueue(
+    release: () => void,
+    { byteLength = 0, mayBlock = true, nonBlockingRelease }: ReleaseOptions = {},
+  ): void {
+    if (this.#size === 0 && !this.#isPaused && this.#work.isIdle()) {
       release();
       return;
     }
-    this.#open.push({ release, byteLength, waits, early });
+    this.#unbatched.push({ release, byteLength, mayBlock, nonBlockingRelease });
     this.#size += 1;
     this.#byteLength += byteLength;
     this.#newCount += 1;
     this.#newByteLength += byteLength;
-    if (this.#isOver(this.#newCount, this.#newByteLength)) {
+    if (this.#exceedsLimits(this.#newCount, this.#newByteLength)) {
       this.#newCount = 0;
       this.#newByteLength = 0;
-      this.collect();
+      this.drainReady();
     }
     if (this.#size === 0) return;
-    if (this.#hurry) {
-      this.#hurry();
+    if (this.#resetPollInterval) {
+      this.#resetPollInterval();
       return;
     }
-    this.#hurry = pollInBackground(() => {
-      const isEmpty = this.collect();
-      if (isEmpty) this.#hurry = undefined;
+    this.#resetPollInterval = pollInBackground(() => {
+      const isEmpty = this.drainReady();
+      if (isEmpty) this.#resetPollInterval = undefined;
       return isEmpty;
     });
   }
@@ -125,25 +128,25 @@ export class ReleaseQueue {
   /**
    * Runs what can be run without waiting; answers whether nothing waits any more.
    *
-   * @param needsRoom whether the early ways are taken, be the queue short of room or not
+   * @param underPressure whether the early ways are taken, be the queue short of room or not
    */
-  collect(needsRoom: boolean = this.#isOver(this.#size, this.#byteLength)): boolean {
+  drainReady(underPressure: boolean = this.#exceedsLimits(this.#size, this.#byteLength)): boolean {
     if (this.#size === 0) return true;
     // A release may submit others.
-    if (this.#isHeld || this.#collecting) return false;
-    this.#collecting = true;
+    if (this.#isPaused || this.#isDraining) return false;
+    this.#isDraining = true;
     // What fails on the way, and is tried otherwise, is said by what fails in the end.
     beginRelease();
     try {
-      if (this.#work.isUntouched()) this.runAll();
+      if (this.#work.isIdle()) this.drainAll();
       else {
         this.#closeBatch();
-        for (const batch of this.#batches) this.#runDone(batch, needsRoom);
+        for (const batch of this.#batches) this.#drainBatch(batch, underPressure);
         this.#batches = this.#batches.filter(({ pending }) => pending.length > 0);
       }
     } finally {
       endRelease();
-      this.#collecting = false;
+      this.#isDraining = false;
     }
     return this.#size === 0;
   }
@@ -163,7 +166,7 @@ export class ReleaseQueue {
       throw new CuffiError(
         `${this.#size} releases are held back by deferCleanup(): flush when its scope has ended`,
       );
-    await waitUntil(() => this.collect(true), options);
+    await pollUntil(() => this.drainReady(true), options);
   }
 
   /** Releases nothing until the scope ends, and every other one that is open. */
@@ -181,80 +184,84 @@ export class ReleaseQueue {
 
   /** Forgets what waits, as the context was reset. */
   clear(): void {
-    this.#resets += 1;
+    this.#epoch += 1;
     for (const batch of this.#batches) batch.pending = [];
     this.#batches = [];
-    this.#open = [];
+    this.#unbatched = [];
     this.#size = 0;
     this.#byteLength = 0;
   }
 
   /** Whether nothing is released, nor the driver asked about it. */
-  get #isHeld(): boolean {
+  get #isPaused(): boolean {
     return this.#deferrals > 0 || isCapturing();
   }
 
-  #isOver(count: number, byteLength: number): boolean {
+  #exceedsLimits(count: number, byteLength: number): boolean {
     return count > this.#limits.count || byteLength > this.#limits.byteLength();
   }
 
   #closeBatch(): void {
-    if (this.#open.length === 0) return;
-    const pending = this.#open;
-    this.#open = [];
+    if (this.#unbatched.length === 0) return;
+    const pending = this.#unbatched;
+    this.#unbatched = [];
     const last = this.#batches.at(-1);
     if (last === undefined || this.#batches.length < MAX_BATCHES) {
       this.#batches.push({ fence: this.#work.fence(), pending });
       return;
     }
-    last.fence?.drop();
+    last.fence?.dispose();
     last.fence = this.#work.fence();
     last.pending.push(...pending);
   }
 
   /** Runs all, in a deferral, too: for when nothing runs, as before a reset. */
-  runAll(): void {
+  drainAll(): void {
     const batches = this.#batches;
-    const open = this.#open;
+    const unbatched = this.#unbatched;
     this.#batches = [];
-    this.#open = [];
-    for (const { fence } of batches) fence?.drop();
-    const resets = this.#resets;
-    for (const each of [...batches.flatMap(({ pending }) => pending), ...open])
-      if (this.#resets === resets) this.#run(each);
+    this.#unbatched = [];
+    for (const { fence } of batches) fence?.dispose();
+    const epoch = this.#epoch;
+    for (const each of [...batches.flatMap(({ pending }) => pending), ...unbatched])
+      if (this.#epoch === epoch) this.#run(each);
   }
 
-  #runDone(batch: Batch, needsRoom: boolean): void {
+  #drainBatch(batch: Batch, underPressure: boolean): void {
     if (batch.fence && !batch.fence.isDone()) return;
     batch.fence = undefined;
     const { pending } = batch;
     batch.pending = [];
-    const resets = this.#resets;
+    const epoch = this.#epoch;
     for (const each of pending) {
-      if (this.#resets !== resets) return;
-      if (!each.waits) this.#run(each);
-      else if (!needsRoom || !each.early || !this.#runEarly(each, each.early))
+      if (this.#epoch !== epoch) return;
+      if (!each.mayBlock) this.#run(each);
+      else if (
+        !underPressure ||
+        !each.nonBlockingRelease ||
+        !this.#tryNonBlocking(each, each.nonBlockingRelease)
+      )
         batch.pending.push(each);
     }
   }
 
   /** Where the early way fails, nothing was released: the ordinary one is taken later. */
-  #runEarly(each: Pending, early: () => void): boolean {
+  #tryNonBlocking(each: PendingRelease, nonBlockingRelease: () => void): boolean {
     try {
-      early();
+      nonBlockingRelease();
     } catch {
       return false;
     }
-    this.#count(each);
+    this.#subtract(each);
     return true;
   }
 
-  #run(each: Pending): void {
-    this.#count(each);
-    releaseQuietly(each.release, this.#isOfLost());
+  #run(each: PendingRelease): void {
+    this.#subtract(each);
+    releaseOrWarn(each.release, this.#isContextLost());
   }
 
-  #count({ byteLength }: Pending): void {
+  #subtract({ byteLength }: PendingRelease): void {
     this.#size -= 1;
     this.#byteLength -= byteLength;
   }
@@ -268,10 +275,11 @@ export class ReleaseQueue {
  * @throws RangeError for what is no count or no ratio
  */
 export function releaseLimits(totalMemory: () => number): ReleaseLimits {
-  const count = fromEnvironment('CUFFI_DEALLOCS_COUNT', 10);
-  const ratio = fromEnvironment('CUFFI_DEALLOCS_RATIO', 0.2);
-  if (!Number.isInteger(count)) throw wrong('CUFFI_DEALLOCS_COUNT', 'an integer of at least 0');
-  if (ratio > 1) throw wrong('CUFFI_DEALLOCS_RATIO', 'a number from 0 to 1');
+  const count = numberFromEnvironment('CUFFI_DEALLOCS_COUNT', 10);
+  const ratio = numberFromEnvironment('CUFFI_DEALLOCS_RATIO', 0.2);
+  if (!Number.isInteger(count))
+    throw invalidEnvironment('CUFFI_DEALLOCS_COUNT', 'an integer of at least 0');
+  if (ratio > 1) throw invalidEnvironment('CUFFI_DEALLOCS_RATIO', 'a number from 0 to 1');
   let byteLength: number | undefined;
   return {
     count,
@@ -291,13 +299,13 @@ export function releaseLimits(totalMemory: () => number): ReleaseLimits {
  *
  * @throws RangeError for what is not a number of at least 0
  */
-export function fromEnvironment(name: string, fallback: number): number {
+export function numberFromEnvironment(name: string, fallback: number): number {
   const text = process.env[name];
   if (text === undefined || text === '') return fallback;
   const value = Number(text);
-  if (!(value >= 0)) throw wrong(name, 'a number of at least 0');
+  if (!(value >= 0)) throw invalidEnvironment(name, 'a number of at least 0');
   return value;
 }
 
-const wrong = (name: string, wanted: string): RangeError =>
-  new RangeError(`${name} must be ${wanted}, not ${JSON.stringify(process.env[name])}`);
+const invalidEnvironment = (name: string, expected: string): RangeError =>
+  new RangeError(`${name} must be ${expected}, not ${JSON.stringify(process.env[name])}`);

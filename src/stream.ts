@@ -11,10 +11,16 @@ import { check, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
 import { initialize } from './driver.ts';
 import type { CudaEvent } from './event.ts';
-import { refuseInCapture } from './graph-capture.ts';
+import { assertNotCapturing } from './graph-capture.ts';
 import { Resource } from './lifetime.ts';
-import { type WaitOptions, waitUntil } from './poller.ts';
-import { checkBoolean, checkInteger, checkOptions, requireMade, shown } from './validate.ts';
+import { pollUntil, type WaitOptions } from './poller.ts';
+import {
+  assertInternal,
+  checkBoolean,
+  checkInteger,
+  checkOptions,
+  formatValue,
+} from './validate.ts';
 
 /** Options of {@link Stream.create}. */
 export interface StreamOptions extends PlaceOptions {
@@ -41,22 +47,22 @@ export class Stream extends Resource {
   readonly #isOwn: boolean;
 
   private constructor(context: Context, handle: CUstream, isOwn: boolean) {
-    requireMade(context, Context, 'Stream', 'Stream.create');
+    assertInternal(context, Context, 'Stream', 'Stream.create');
     const isDefault = handle <= CU_STREAM_PER_THREAD;
-    const { releases, resets } = context;
-    const { streams } = context.activity;
+    const { releases, epoch } = context;
+    const { streams } = context.workTracker;
     super('Stream', {
       owner: isDefault ? undefined : context.resources,
       release: isOwn
         ? () =>
             // Destroyed when its work is done, so that until then the context still knows of it.
-            releases.submit(
+            releases.enqueue(
               () => {
-                if (context.resets !== resets) return;
+                if (context.epoch !== epoch) return;
                 streams.delete(handle);
                 check(cu.cuStreamDestroy_v2(handle), 'cuStreamDestroy_v2');
               },
-              { waits: false },
+              { mayBlock: false },
             )
         : undefined,
     });
@@ -76,7 +82,7 @@ export class Stream extends Resource {
     );
     const priority = checkInteger(checked.priority ?? 0, 'priority', -1024, 1024);
     const nonBlocking = checkBoolean(checked.nonBlocking, 'nonBlocking', false);
-    const context = Context.of(checked);
+    const context = Context.resolve(checked);
     context.run(() =>
       check(
         cu.cuStreamCreateWithPriority(OUT0, nonBlocking ? CU_STREAM_NON_BLOCKING : 0, priority),
@@ -90,25 +96,29 @@ export class Stream extends Resource {
   /** The legacy default stream, which waits for all blocking streams and they for it. */
   static legacyDefault(options?: PlaceOptions): Stream {
     const place = checkOptions(options, ['context', 'device'], 'Stream.legacyDefault');
-    return new Stream(Context.of(place), CU_STREAM_LEGACY as CUstream, false);
+    return new Stream(Context.resolve(place), CU_STREAM_LEGACY as CUstream, false);
   }
 
   /** The default stream of the calling thread. */
   static perThreadDefault(options?: PlaceOptions): Stream {
     const place = checkOptions(options, ['context', 'device'], 'Stream.perThreadDefault');
-    return new Stream(Context.of(place), CU_STREAM_PER_THREAD as CUstream, false);
+    return new Stream(Context.resolve(place), CU_STREAM_PER_THREAD as CUstream, false);
   }
 
   /** A stream that another library made, borrowed: closing it forgets it. */
   static fromHandle(handle: number, options?: PlaceOptions): Stream {
     // 0 names the legacy default stream too.
-    const theirs = (checkInteger(handle, 'handle') || CU_STREAM_LEGACY) as CUstream;
+    const borrowedHandle = (checkInteger(handle, 'handle') || CU_STREAM_LEGACY) as CUstream;
     const place = checkOptions(options, ['context', 'device'], 'Stream.fromHandle');
-    if (theirs <= CU_STREAM_PER_THREAD || place.context || place.device !== undefined)
-      return new Stream(Context.of(place), theirs, false);
+    if (borrowedHandle <= CU_STREAM_PER_THREAD || place.context || place.device !== undefined)
+      return new Stream(Context.resolve(place), borrowedHandle, false);
     initialize();
-    check(cu.cuStreamGetCtx(theirs, OUT0), 'cuStreamGetCtx', () => `borrowing stream ${theirs}`);
-    return new Stream(Context.fromHandle(readHandle<CUcontext>(OUT0)), theirs, false);
+    check(
+      cu.cuStreamGetCtx(borrowedHandle, OUT0),
+      'cuStreamGetCtx',
+      () => `borrowing stream ${borrowedHandle}`,
+    );
+    return new Stream(Context.fromHandle(readHandle<CUcontext>(OUT0)), borrowedHandle, false);
   }
 
   /** The driver's handle. @throws ClosedError */
@@ -120,7 +130,7 @@ export class Stream extends Resource {
   /** Whether all work queued so far is done. */
   get done(): boolean {
     const handle = this.handle;
-    refuseInCapture('asking a stream');
+    assertNotCapturing('asking a stream');
     const status = this.#isDefault ? this.#queryDefault() : cu.cuStreamQuery(handle);
     return isReady(status, 'cuStreamQuery');
   }
@@ -133,14 +143,14 @@ export class Stream extends Resource {
   /** The priority that the driver gave it. */
   get priority(): number {
     const handle = this.handle;
-    this.#ask(() => check(cu.cuStreamGetPriority(handle, OUT0), 'cuStreamGetPriority'));
+    this.#query(() => check(cu.cuStreamGetPriority(handle, OUT0), 'cuStreamGetPriority'));
     return readInt32(OUT0);
   }
 
   /** Whether it ignores the legacy default stream. */
   get nonBlocking(): boolean {
     const handle = this.handle;
-    this.#ask(() => check(cu.cuStreamGetFlags(handle, OUT0), 'cuStreamGetFlags'));
+    this.#query(() => check(cu.cuStreamGetFlags(handle, OUT0), 'cuStreamGetFlags'));
     return (readUint32(OUT0) & CU_STREAM_NON_BLOCKING) !== 0;
   }
 
@@ -148,21 +158,21 @@ export class Stream extends Resource {
   wait(event: CudaEvent): void {
     const handle = this.handle;
     if (!Resource.is(event, 'CudaEvent'))
-      throw new TypeError(`event must be a CudaEvent, not ${shown(event)}`);
+      throw new TypeError(`event must be a CudaEvent, not ${formatValue(event)}`);
     const awaited = event.handle;
-    this.#ask(() => check(cu.cuStreamWaitEvent(handle, awaited, 0), 'cuStreamWaitEvent'));
+    this.#query(() => check(cu.cuStreamWaitEvent(handle, awaited, 0), 'cuStreamWaitEvent'));
   }
 
   /** Waits until all work queued so far (and until then) is done; the event loop turns meanwhile. */
   async synchronize(options: WaitOptions = {}): Promise<void> {
-    await waitUntil(() => this.done, options);
+    await pollUntil(() => this.done, options);
   }
 
   /** Blocks the process until all work queued so far is done. */
   synchronizeSync(): void {
     const handle = this.handle;
-    refuseInCapture('waiting for a stream');
-    this.#ask(() => check(cu.cuStreamSynchronize(handle), 'cuStreamSynchronize'));
+    assertNotCapturing('waiting for a stream');
+    this.#query(() => check(cu.cuStreamSynchronize(handle), 'cuStreamSynchronize'));
   }
 
   /**
@@ -175,17 +185,17 @@ export class Stream extends Resource {
    * } // done here
    */
   autoSynchronize(): AsyncDisposable & { readonly stream: Stream } {
-    this.requireOpen();
+    this.assertOpen();
     return { stream: this, [Symbol.asyncDispose]: () => this.synchronize() };
   }
 
   /** @internal `event.record(stream)`: the hot path, so without a closure. */
   recordEvent(event: CUevent): void {
     if (this.#isOwn) check(cu.cuEventRecord(event, this.handle), 'cuEventRecord');
-    else this.#recordInForeign(event);
+    else this.#recordInBorrowed(event);
   }
 
-  #recordInForeign(event: CUevent): void {
+  #recordInBorrowed(event: CUevent): void {
     this.enqueue((handle) => check(cu.cuEventRecord(event, handle), 'cuEventRecord'));
   }
 
@@ -193,7 +203,7 @@ export class Stream extends Resource {
    * @internal The handle where a call that names it needs neither a context nor a mark; undefined
    * for default and borrowed streams, which {@link enqueue} is for, and for closed ones.
    */
-  get plainHandle(): CUstream | undefined {
+  get untrackedHandle(): CUstream | undefined {
     return this.#isOwn && !this.closed ? this.#handle : undefined;
   }
 
@@ -204,19 +214,19 @@ export class Stream extends Resource {
   }
 
   /** Makes a call that names this stream and queues no work. */
-  #ask(call: () => void): void {
+  #query(call: () => void): void {
     if (this.#isDefault) this.context.run(call);
     else call();
   }
 
   #queue(call: () => void): void {
     const { context } = this;
-    const { activity } = context;
-    if (this.#isDefault) refuseInCapture('work in a default stream');
+    const { workTracker } = context;
+    if (this.#isDefault) assertNotCapturing('work in a default stream');
     if (this.#isOwn) call();
     else if (this.#handle === CU_STREAM_PER_THREAD) {
-      activity.streams.add(this.#handle);
+      workTracker.streams.add(this.#handle);
       context.run(call);
-    } else context.run(() => activity.marked(this.#handle, call));
+    } else context.run(() => workTracker.track(this.#handle, call));
   }
 }

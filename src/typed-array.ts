@@ -34,12 +34,12 @@ export interface TypedArrayConstructor<A extends TypedArray> {
 const getterOf = (prototype: object, name: PropertyKey): (() => unknown) =>
   Object.getOwnPropertyDescriptor(prototype, name)?.get as () => unknown;
 
-const typed = Object.getPrototypeOf(Uint8Array.prototype) as object;
-const kindOf = getterOf(typed, Symbol.toStringTag);
-const bufferOf = getterOf(typed, 'buffer');
-const byteOffsetOf = getterOf(typed, 'byteOffset');
-const byteLengthOf = getterOf(typed, 'byteLength');
-const lengthOf = getterOf(typed, 'length');
+const typedArrayPrototype = Object.getPrototypeOf(Uint8Array.prototype) as object;
+const kindOf = getterOf(typedArrayPrototype, Symbol.toStringTag);
+const bufferOf = getterOf(typedArrayPrototype, 'buffer');
+const byteOffsetOf = getterOf(typedArrayPrototype, 'byteOffset');
+const byteLengthOf = getterOf(typedArrayPrototype, 'byteLength');
+const lengthOf = getterOf(typedArrayPrototype, 'length');
 const bufferOfDataView = getterOf(DataView.prototype, 'buffer');
 const byteOffsetOfDataView = getterOf(DataView.prototype, 'byteOffset');
 const byteLengthOfDataView = getterOf(DataView.prototype, 'byteLength');

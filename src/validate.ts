@@ -26,7 +26,7 @@ export const withArticle = (name: string): string =>
 export type ClassOf<T> = Function & { readonly prototype: T };
 
 /** A value in words short enough for a message. */
-export const shown = (value: unknown): string => {
+export const formatValue = (value: unknown): string => {
   if (typeof value === 'string') return JSON.stringify(value.slice(0, 60));
   if (typeof value === 'object' && value !== null) return withArticle(classNameOf(value));
   if (typeof value === 'function') return 'a function';
@@ -46,12 +46,12 @@ export function checkOptions<T extends object>(
 ): Partial<T> {
   if (options === undefined) return {};
   checkOptionNames(options, known, call);
-  const own: Partial<T> = {};
+  const copy: Partial<T> = {};
   for (const name of known) {
     const value = options[name];
-    if (value !== undefined) own[name] = value;
+    if (value !== undefined) copy[name] = value;
   }
-  return own;
+  return copy;
 }
 
 /** As {@link checkOptions}, of the names alone: nothing is read. */
@@ -59,7 +59,7 @@ export function checkOptionNames(options: object, known: readonly string[], call
   const prototype: unknown =
     typeof options === 'object' && options !== null ? Object.getPrototypeOf(options) : undefined;
   if (prototype !== Object.prototype && prototype !== null)
-    throw new TypeError(`${call}: options must be a plain object, not ${shown(options)}`);
+    throw new TypeError(`${call}: options must be a plain object, not ${formatValue(options)}`);
   for (const name in options) {
     if (!known.includes(name))
       throw new TypeError(
@@ -76,7 +76,7 @@ export function checkInteger(
   max = Number.MAX_SAFE_INTEGER,
 ): number {
   if (typeof value !== 'number')
-    throw new TypeError(`${name} must be a number, not ${shown(value)}`);
+    throw new TypeError(`${name} must be a number, not ${formatValue(value)}`);
   if (!Number.isSafeInteger(value) || value < min || value > max)
     throw new RangeError(
       `${name} must be an integer ${max === Number.MAX_SAFE_INTEGER ? `of at least ${min}` : `from ${min} to ${max}`}, not ${value}`,
@@ -88,14 +88,14 @@ export function checkInteger(
 export function checkBoolean(value: unknown, name: string, fallback: boolean): boolean {
   if (value === undefined) return fallback;
   if (typeof value !== 'boolean')
-    throw new TypeError(`${name} must be true or false, not ${shown(value)}`);
+    throw new TypeError(`${name} must be true or false, not ${formatValue(value)}`);
   return value;
 }
 
 /** @throws TypeError unless a string, and for one with a zero character, at which C ends it */
 export function checkString(value: unknown, name: string): string {
   if (typeof value !== 'string')
-    throw new TypeError(`${name} must be a string, not ${shown(value)}`);
+    throw new TypeError(`${name} must be a string, not ${formatValue(value)}`);
   if (value.includes('\0')) throw new TypeError(`${name} has a zero character in it`);
   return value;
 }
@@ -103,14 +103,16 @@ export function checkString(value: unknown, name: string): string {
 /** @throws TypeError unless an array of strings, as {@link checkString} */
 export function checkStrings(values: unknown, name: string): readonly string[] {
   if (!Array.isArray(values))
-    throw new TypeError(`${name} must be an array of strings, not ${shown(values)}`);
+    throw new TypeError(`${name} must be an array of strings, not ${formatValue(values)}`);
   return Array.from(values, (value, n) => checkString(value, `${name}[${n}]`));
 }
 
 /** @throws TypeError unless `value` is an instance of `type` */
 export function checkInstance<T>(value: unknown, type: ClassOf<T>, name: string): T {
   if (!(value instanceof type))
-    throw new TypeError(`${name} must be ${withArticle(className(type))}, not ${shown(value)}`);
+    throw new TypeError(
+      `${name} must be ${withArticle(className(type))}, not ${formatValue(value)}`,
+    );
   return value as T;
 }
 
@@ -119,7 +121,12 @@ export function checkInstance<T>(value: unknown, type: ClassOf<T>, name: string)
  *
  * @throws TypeError unless `part`, which those pass, is of its type
  */
-export function requireMade<T>(part: unknown, type: ClassOf<T>, kind: string, how: string): void {
+export function assertInternal<T>(
+  part: unknown,
+  type: ClassOf<T>,
+  kind: string,
+  how: string,
+): void {
   if (!(part instanceof type))
     throw new TypeError(`${withArticle(kind)} is not made by new, but by ${how}`);
 }
@@ -137,7 +144,7 @@ export function checkHostMemory(value: unknown, name: string): Uint8Array {
   const isView = ArrayBuffer.isView(value);
   if (!isView && !types.isAnyArrayBuffer(value))
     throw new TypeError(
-      `${name} must be a typed array, DataView, ArrayBuffer or Buffer, not ${shown(value)}`,
+      `${name} must be a typed array, DataView, ArrayBuffer or Buffer, not ${formatValue(value)}`,
     );
   const buffer = isView ? bufferOfView(value) : value;
   if (isResizable(buffer))

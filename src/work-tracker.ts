@@ -4,32 +4,32 @@ import { CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY } from '../ffi/constant
 import { cu } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
-import { Marks } from './event-pool.ts';
+import { EventPool } from './event-pool.ts';
 import { Fence, type FencePart } from './fence.ts';
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;
 
 /** The work of one context that is known to run. */
-export interface Running {
+export interface RunningWork {
   /** Streams that may be named in later calls. */
   readonly streams: readonly CUstream[];
   /** Events behind the work of streams that may not. */
-  readonly marks: readonly CUevent[];
+  readonly events: readonly CUevent[];
   /** Whether that is all: there may be work that no event is behind, and that of other contexts. */
-  readonly isWhole: boolean;
+  readonly isComplete: boolean;
 }
 
 /** The streams of one context that may have work. */
-export class Activity {
+export class WorkTracker {
   /** Streams of cuffi's own, and default ones. */
   readonly streams = new Set<CUstream>([LEGACY]);
-  /** Behind the work in streams where no event may be recorded later: see {@link marked}. */
-  readonly #marks = new Marks();
+  /** Behind the work in streams where no event may be recorded later: see {@link track}. */
+  readonly #events = new EventPool();
   /** Other contexts whose streams may still work on memory of this one. */
-  readonly #visitors = new Set<Activity>();
+  readonly #otherContexts = new Set<WorkTracker>();
   /** Streams with work that could not be marked yet, and the events to mark it with. */
-  readonly #unmarked = new Map<CUstream, CUevent>();
-  #resets = 0;
+  readonly #unrecorded = new Map<CUstream, CUevent>();
+  #epoch = 0;
   /** The context, if it is open. */
   readonly #context: () => CUcontext | undefined;
 
@@ -46,120 +46,125 @@ export class Activity {
    *
    * @throws what `queue` throws; CudaError, before anything is queued
    */
-  marked(stream: CUstream, queue: () => void): void {
+  track(stream: CUstream, queue: () => void): void {
     if (stream !== LEGACY && isCaptured(stream)) {
       queue();
       return;
     }
-    const event = this.#marks.next(stream);
+    const event = this.#events.eventFor(stream);
     try {
       queue();
     } finally {
-      this.#unmarked.set(stream, event);
-      this.#markUnmarked();
+      this.#unrecorded.set(stream, event);
+      this.#recordUnrecorded();
     }
   }
 
   /** Streams that are not marked even then count as running until the context was waited for. */
-  #markUnmarked(): void {
-    for (const [stream, event] of this.#unmarked)
-      if (cu.cuEventRecord(event, stream) === CUresult.CUDA_SUCCESS) this.#unmarked.delete(stream);
+  #recordUnrecorded(): void {
+    for (const [stream, event] of this.#unrecorded)
+      if (cu.cuEventRecord(event, stream) === CUresult.CUDA_SUCCESS)
+        this.#unrecorded.delete(stream);
   }
 
   /** Remembers that work on memory of this context was queued in a stream of another. */
-  visitedBy(other: Activity): void {
-    if (other !== this) this.#visitors.add(other);
+  addOtherContext(other: WorkTracker): void {
+    if (other !== this) this.#otherContexts.add(other);
   }
 
   /** Remembers that all work of the context was waited for. */
-  waitedForAll(): void {
-    this.#unmarked.clear();
+  noteSynchronized(): void {
+    this.#unrecorded.clear();
   }
 
   /** Whether no work is known to run that may touch memory of this context. */
-  isUntouched(): boolean {
-    if (!this.isIdle()) return false;
-    for (const visitor of this.#visitors) {
-      if (!visitor.isIdle()) return false;
+  isIdle(): boolean {
+    if (!this.areStreamsIdle()) return false;
+    for (const visitor of this.#otherContexts) {
+      if (!visitor.areStreamsIdle()) return false;
       // Forgotten as soon as it is done: a borrowed context may be destroyed any time after, and
       // the driver crashes when a destroyed one is pushed.
-      this.#visitors.delete(visitor);
+      this.#otherContexts.delete(visitor);
     }
     return true;
   }
 
   /** Whether no work is known to run; what is broken or gone has none. */
-  isIdle(): boolean {
+  areStreamsIdle(): boolean {
     return this.poll() !== CUresult.CUDA_ERROR_NOT_READY;
   }
 
   /** Success, not ready, or the first error of the work. */
   poll(): CUresult {
     let worst: CUresult = CUresult.CUDA_SUCCESS;
-    const note = (status: CUresult): void => {
+    const record = (status: CUresult): void => {
       if (status === CUresult.CUDA_ERROR_NOT_READY || worst === CUresult.CUDA_SUCCESS)
         worst = status;
     };
     const pushed = this.#push();
     if (pushed === undefined) return worst;
     if (pushed !== CUresult.CUDA_SUCCESS) return pushed;
-    if (this.#unmarked.size > 0) this.#markUnmarked();
-    for (const stream of this.streams) note(cu.cuStreamQuery(stream));
-    this.#marks.pending(note);
+    if (this.#unrecorded.size > 0) this.#recordUnrecorded();
+    for (const stream of this.streams) record(cu.cuStreamQuery(stream));
+    this.#events.pending(record);
     // Where the context is lost, all work in it is over.
-    if (this.#unmarked.size > 0 && worst === CUresult.CUDA_SUCCESS)
-      note(CUresult.CUDA_ERROR_NOT_READY);
+    if (this.#unrecorded.size > 0 && worst === CUresult.CUDA_SUCCESS)
+      record(CUresult.CUDA_ERROR_NOT_READY);
     cu.cuCtxPopCurrent_v2(OUT3);
     return worst;
   }
 
   /** The work that is known to be queued now and may touch memory of this context. */
   fence(): Fence {
-    return new Fence([this.#fence(), ...[...this.#visitors].map((visitor) => visitor.#fence())]);
+    return new Fence([
+      this.#fence(),
+      ...[...this.#otherContexts].map((visitor) => visitor.#fence()),
+    ]);
   }
 
   /** With the context current: what runs now and may touch memory of this context. */
-  running(): Running {
-    if (this.#unmarked.size > 0) this.#markUnmarked();
+  runningWork(): RunningWork {
+    if (this.#unrecorded.size > 0) this.#recordUnrecorded();
     const streams: CUstream[] = [];
     for (const stream of this.streams)
       if (stream !== LEGACY && isBusy(stream)) streams.push(stream);
-    const isWhole =
-      this.#unmarked.size === 0 && [...this.#visitors].every((visitor) => visitor.isIdle());
-    return { streams, marks: this.#marks.pending(), isWhole };
+    const isComplete =
+      this.#unrecorded.size === 0 &&
+      [...this.#otherContexts].every((visitor) => visitor.areStreamsIdle());
+    return { streams, events: this.#events.pending(), isComplete };
   }
 
   /** Forgets everything, as the context was reset. */
   clear(): void {
     this.streams.clear();
     this.streams.add(LEGACY);
-    this.#marks.clear();
-    this.#visitors.clear();
-    this.#unmarked.clear();
-    this.#resets += 1;
+    this.#events.clear();
+    this.#otherContexts.clear();
+    this.#unrecorded.clear();
+    this.#epoch += 1;
   }
 
   #fence(): FencePart {
-    const resets = this.#resets;
-    const rest = {
-      isGone: () => this.#resets !== resets,
-      takeBack: (event: CUevent) => this.#marks.takeBack(event),
+    const epoch = this.#epoch;
+    const common = {
+      isReset: () => this.#epoch !== epoch,
+      releaseEvent: (event: CUevent) => this.#events.release(event),
     };
-    const coarse = { events: [], isDone: () => this.isIdle(), ...rest };
+    const fallback = { events: [], isDone: () => this.areStreamsIdle(), ...common };
     const pushed = this.#push();
-    if (pushed !== CUresult.CUDA_SUCCESS) return { events: [], ...rest };
+    if (pushed !== CUresult.CUDA_SUCCESS) return { events: [], ...common };
     const events: CUevent[] = [];
     try {
-      if (this.#unmarked.size > 0) return coarse;
-      for (const mark of this.#marks.pending()) events.push(this.#marks.lend(mark));
+      if (this.#unrecorded.size > 0) return fallback;
+      for (const mark of this.#events.pending()) events.push(this.#events.retain(mark));
       for (const stream of this.streams) {
         // An event there would order streams that are not.
-        if (stream !== LEGACY && isBusy(stream)) events.push(this.#marks.lendBehind(stream));
+        if (stream !== LEGACY && isBusy(stream)) events.push(this.#events.recordAndRetain(stream));
       }
-      return { events, ...rest };
+      return { events, ...common };
     } catch {
-      for (const event of events) this.#marks.takeBack(event);
-      return coarse;
+      for (const event of events) this.#events.release(event);
+      return fallback;
     } finally {
       cu.cuCtxPopCurrent_v2(OUT3);
     }

@@ -27,8 +27,8 @@ function openKilled(driver: DriverChoice): OpenCase {
   return {
     contestants: [{ name: PUBLIC, run: () => killReceiver(driver) }],
     verify() {
-      const { limbo } = leases.stats();
-      requireSuccess(limbo.count === 0, 'giving memory back');
+      const { orphaned } = leases.stats();
+      requireSuccess(orphaned.count === 0, 'giving memory back');
     },
     close() {},
   };

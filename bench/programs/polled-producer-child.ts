@@ -9,8 +9,8 @@ import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
 import { driverName } from '../../ffi/driver.ts';
-import { PointPage } from '../../src/ipc/timeline/page.ts';
-import { writeWord } from '../../src/ipc/timeline/stream-memory-operations.ts';
+import { TimelinePage } from '../../src/ipc/timeline/page.ts';
+import { writeCounter } from '../../src/ipc/timeline/stream-memory-operations.ts';
 import { Stream } from '../../src/stream.ts';
 import { type Batch, DONE, PAGE_FD, READY, type Rounds } from './polled-messages.ts';
 
@@ -20,7 +20,7 @@ const MOST_LOOKS = 1e9;
 
 const stream = Stream.create({ nonBlocking: true });
 const { context } = stream;
-const page = PointPage.create();
+const page = TimelinePage.create();
 const ready = page.addressIn(context, READY);
 const isEmulated = driverName() === 'emulated';
 let last = 0;
@@ -52,7 +52,7 @@ function handOver(): void {
   last += 1;
   const point = { slot: DONE, count: last };
   if (page.isReached(point)) throw new Error(`round ${last} was done before it began`);
-  stream.enqueue((queue) => writeWord(context, queue, ready, last));
+  stream.enqueue((queue) => writeCounter(context, queue, ready, last));
   for (let looks = 0; !page.isReached(point); looks += 1) {
     // Its streams go on only when they are asked.
     if (isEmulated) void stream.done;

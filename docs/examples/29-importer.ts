@@ -9,8 +9,8 @@ if (!path) throw new Error('which file?');
 while (!existsSync(path)) await setTimeout(10);
 const shared = JSON.parse(readFileSync(path, 'utf8')) as { buffer: unknown; event: unknown };
 
-const { openable, reason, remedy } = explain(shared.buffer);
-if (!openable) throw new Error(`${reason}. ${remedy}`);
+const { openable, reason, hint } = explain(shared.buffer);
+if (!openable) throw new Error(`${reason}. ${hint}`);
 
 using stream = Stream.create({ nonBlocking: true });
 using event = openIpcEvent(shared.event);

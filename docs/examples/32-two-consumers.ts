@@ -34,6 +34,6 @@ if (process.argv[2] === 'consumer') {
 
   buffer.close(); // closed here at once
   await leases.drain({ timeoutMs: 10_000 });
-  console.log('kept for others:', leases.stats().limbo.byteLength);
+  console.log('kept for others:', leases.stats().orphaned.byteLength);
   first.close();
 }

@@ -21,13 +21,13 @@ if (process.argv[2] === 'worker') {
   console.log('the worker says', await worker.receive());
 
   pool.close({ buffers: true }); // closed here; the memory stays
-  const { limbo } = leases.stats();
-  console.log(`${limbo.count} thing of ${limbo.byteLength} bytes is kept for the worker`);
+  const { orphaned } = leases.stats();
+  console.log(`${orphaned.count} thing of ${orphaned.byteLength} bytes is kept for the worker`);
   await leases.drain({ timeoutMs: 50 }).catch((error: Error) => console.log(error.name));
 
   leases.revoke(weights); // whoever has it is to use it no more
   await leases.drain({ timeoutMs: 10_000 });
-  console.log('kept for others:', leases.stats().limbo.byteLength);
+  console.log('kept for others:', leases.stats().orphaned.byteLength);
   await worker.send('go on');
   for await (const _ of worker); // until it has ended
 }

@@ -3,7 +3,7 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context } from '../context.ts';
 import { Dtype } from '../dtype.ts';
-import { type AllocateOptions, checkMemory, DeviceBuffer } from '../memory/buffer.ts';
+import { type AllocateOptions, checkMemoryResource, DeviceBuffer } from '../memory/buffer.ts';
 import { streamOf } from '../memory/buffer-copy.ts';
 import { checkInstance, checkInteger } from '../validate.ts';
 import type { MemoryChoice } from './array-options.ts';
@@ -43,7 +43,8 @@ export function allocateItems(layout: Layout, choice: MemoryChoice & AllocateOpt
   if (high > low) return { layout, memory: DeviceBuffer.allocate(high - low, choice) };
   const { memory, stream, ...place } = choice;
   streamOf(stream);
-  const context = memory === undefined ? Context.of(place) : checkMemory(memory).context;
+  const context =
+    memory === undefined ? Context.resolve(place) : checkMemoryResource(memory).context;
   const address = 0 as CUdeviceptr;
   return {
     layout,

@@ -1,10 +1,14 @@
 /** What arrays copy and set: their arguments, checked, and what then is done. */
 import { arena } from '../../ffi/arena.ts';
 import type { Dtype } from '../dtype.ts';
-import { refuseInCapture } from '../graph-capture.ts';
+import { assertNotCapturing } from '../graph-capture.ts';
 import type { CopyOptions, StreamOption } from '../memory/buffer.ts';
 import { streamOf } from '../memory/buffer-copy.ts';
-import { fetchSmall, SMALL_BYTE_LENGTH, SMALL_OFFSET } from '../memory/copy.ts';
+import {
+  copySmallToArena,
+  MAX_SMALL_COPY_BYTE_LENGTH,
+  SMALL_COPY_ARENA_OFFSET,
+} from '../memory/copy.ts';
 import { checkSignal, type WaitOptions } from '../poller.ts';
 import type { Stream } from '../stream.ts';
 import { typedArrayKind, typedArrayLength } from '../typed-array.ts';
@@ -99,15 +103,19 @@ export function readArraySync<D extends Dtype>(
 const isSmallRun = (array: ArrayMemory<Dtype>, order: Order): boolean =>
   array.stream === undefined &&
   array.size > 0 &&
-  array.byteLength <= SMALL_BYTE_LENGTH &&
+  array.byteLength <= MAX_SMALL_COPY_BYTE_LENGTH &&
   isContiguous(array.layout, order) &&
-  array.buffer.cuts.length === 0;
+  array.buffer.splitOffsets.length === 0;
 
 function readSmall<D extends Dtype>(array: ArrayMemory<D>): HostArray<D> {
   const { dtype, size, context, address, byteLength } = array;
-  fetchSmall(context, address, byteLength);
+  copySmallToArena(context, address, byteLength);
   const length = size * dtype.elementsPerItem;
-  return new dtype.TypedArray(arena.buffer, SMALL_OFFSET, length).slice() as HostArray<D>;
+  return new dtype.TypedArray(
+    arena.buffer,
+    SMALL_COPY_ARENA_OFFSET,
+    length,
+  ).slice() as HostArray<D>;
 }
 
 /** Behind `copyFrom` and `set`: checks everything, and queues what needs no host memory. */
@@ -125,13 +133,13 @@ export function beginWrite(
   wait.signal?.throwIfAborted();
   if (source instanceof ArrayMemory) {
     const stream = given ?? target.stream ?? source.stream;
-    if (target.size > 0) refuseInCapture('waiting for a copy');
+    if (target.size > 0) assertNotCapturing('waiting for a copy');
     queueArray(target, source, stream, fit);
     return { target, on: source, stream, wait, transfer: undefined };
   }
   const stream = given ?? target.stream;
   if (fit === 'broadcast' && isItem(source, dtype)) {
-    if (target.size > 0) refuseInCapture('waiting for a fill');
+    if (target.size > 0) assertNotCapturing('waiting for a fill');
     queueFill(itemsOf(target), itemBytes(source, dtype), stream);
     return { target, on: target, stream, wait, transfer: undefined };
   }

@@ -2,9 +2,9 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import type { Dtype } from '../dtype.ts';
-import { DeviceBuffer, held, type StreamOption } from '../memory/buffer.ts';
+import { DeviceBuffer, keepaliveFor, type StreamOption } from '../memory/buffer.ts';
 import { streamOf } from '../memory/buffer-copy.ts';
-import { Mark } from '../memory/internal-event.ts';
+import { InternalEvent } from '../memory/internal-event.ts';
 import { deviceOfPointer } from '../memory/pointer.ts';
 import { Stream } from '../stream.ts';
 import { checkInteger, checkOptions } from '../validate.ts';
@@ -80,7 +80,7 @@ export function contextOf(
 ): Context {
   const { low, high } = rangeOf(address, layout);
   const isNamed = place.context !== undefined || place.device !== undefined;
-  const own = isNamed ? Context.of(place) : memories.get(given)?.context;
+  const own = isNamed ? Context.resolve(place) : memories.get(given)?.context;
   if (high === 0) return own ?? Context.primary(device);
   const ordinal = deviceOfPointer(low);
   deviceOfPointer(high - 1);
@@ -100,7 +100,7 @@ export function borrow<D extends Dtype>(
     address: low as CUdeviceptr,
     byteLength: high - low,
     origin: 'borrowed',
-    keeps,
+    keepalive: keeps,
     access: readOnly ? 'read' : 'read-write',
   });
   return new DeviceArray({ buffer, dtype, layout, stream, isOwner: false, readOnly });
@@ -114,7 +114,7 @@ export function keepMemory<T extends object>(given: T, { buffer }: DeviceArray):
 
 /** What a borrowed array keeps: the owner that is named, else the memory behind `given`, or itself. */
 export const ownerOf = (given: object, owner: unknown): unknown =>
-  held(owner ?? undefined) ?? memories.get(given) ?? given;
+  keepaliveFor(owner ?? undefined) ?? memories.get(given) ?? given;
 
 /** What interchange promises of order: the consumer's stream waits for the producer's. */
 
@@ -129,10 +129,10 @@ export const streamIn = (context: Context, stream: Stream | undefined): Stream =
 export function holdUpFor(producer: Stream, consumer: Stream): void {
   // The default streams' handles say nothing without their context.
   if (producer.handle === consumer.handle && producer.context === consumer.context) return;
-  const mark = new Mark(producer.context);
+  const mark = new InternalEvent(producer.context);
   try {
     mark.record(producer);
-    consumer.enqueue((handle) => mark.holdUp(handle));
+    consumer.enqueue((handle) => mark.makeStreamWait(handle));
   } finally {
     mark[Symbol.dispose]();
   }

@@ -15,11 +15,11 @@ import { streamOf } from '../memory/buffer-copy.ts';
 import { HostVisibleBuffer } from '../memory/host-visible.ts';
 import type { Stream } from '../stream.ts';
 import {
+  assertInternal,
   checkBoolean,
   checkInstance,
   checkInteger,
   checkOptions,
-  requireMade,
 } from '../validate.ts';
 import { allocateItems, checkDtype, newLayout, shapeOf } from './allocate-items.ts';
 import {
@@ -98,7 +98,7 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
 
   /** @internal */
   constructor(init: ArrayInit<D>) {
-    requireMade(init, Object, 'DeviceArray', 'deviceArray or toDevice');
+    assertInternal(init, Object, 'DeviceArray', 'deviceArray or toDevice');
     const { shape, strides, byteOffset } = init.layout;
     const size = sizeOf(shape);
     // Kernels and other libraries are handed its address, and nothing checks what they reach. An
@@ -137,7 +137,7 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
    * @throws ClosedError
    */
   get address(): CUdeviceptr {
-    this.requireOpen();
+    this.assertOpen();
     return (this.buffer.address + this.byteOffset) as CUdeviceptr;
   }
 

@@ -1,9 +1,9 @@
 /** Copies of items on a device, or from one to another: they only queue. */
 import { queueStridedCopy } from '../kernel/strided.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
-import { Mark } from '../memory/internal-event.ts';
+import { InternalEvent } from '../memory/internal-event.ts';
 import { queuePitchedCopy } from '../memory/pitched-copy.ts';
-import { type WaitOptions, waitUntil } from '../poller.ts';
+import { pollUntil, type WaitOptions } from '../poller.ts';
 import { Stream } from '../stream.ts';
 import { type CopyPlan, copiesOf, copyPlan } from './copy-plan.ts';
 import { byteLengthOf, extents, type Layout, makeLayout } from './layout.ts';
@@ -123,10 +123,10 @@ export async function workDone(
   stream: Stream | undefined,
   wait: WaitOptions = {},
 ): Promise<void> {
-  const mark = new Mark(stream?.context ?? buffer.context);
+  const mark = new InternalEvent(stream?.context ?? buffer.context);
   try {
     mark.record(stream);
-    await waitUntil(() => mark.reached, wait);
+    await pollUntil(() => mark.isDone, wait);
   } finally {
     mark[Symbol.dispose]();
   }

@@ -1,6 +1,6 @@
 import { Context, type PlaceOptions } from '../context.ts';
 import { type Dtype, defaultDtype } from '../dtype.ts';
-import { held, type StreamOption } from '../memory/buffer.ts';
+import { keepaliveFor, type StreamOption } from '../memory/buffer.ts';
 import { streamOf } from '../memory/buffer-copy.ts';
 import { checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 import { checkDtype, newLayout } from './allocate-items.ts';
@@ -56,5 +56,5 @@ export function fromPointer(address: number, options: FromPointerOptions): Devic
     dtype: type,
     readOnly: checkBoolean(readOnly, 'readOnly', false),
   };
-  return borrow(items, Context.of(place), streamOf(stream), held(owner));
+  return borrow(items, Context.resolve(place), streamOf(stream), keepaliveFor(owner));
 }

@@ -1,9 +1,9 @@
 /** Items between the host and a device, whatever their layouts: as few copies as they allow. */
 import { DeviceBuffer } from '../memory/buffer.ts';
-import { requireAttached } from '../memory/host-copy.ts';
+import { assertAttached } from '../memory/host-copy.ts';
 import type { Extent, PitchedMemory } from '../memory/pitched.ts';
 import { copyPitched, copyPitchedSync } from '../memory/pitched-copy.ts';
-import { nextTurn, type WaitOptions } from '../poller.ts';
+import { nextLoopIteration, type WaitOptions } from '../poller.ts';
 import type { Stream } from '../stream.ts';
 import { type CopyPlan, copiesOf, copyPlan, type Pitches } from './copy-plan.ts';
 import { queuePlan, workDone, workDoneSync } from './device-copy.ts';
@@ -80,10 +80,10 @@ export async function transfer(given: HostTransfer, wait: WaitOptions): Promise<
     const { range, bytes, steps } = rangeOf(copy);
     const { byteLength } = host.memory;
     if (!isUp) await range.copyToHost(bytes, options);
-    requireAttached(host.memory, byteLength);
+    assertAttached(host.memory, byteLength);
     for (const _ of steps) {
-      await nextTurn();
-      requireAttached(host.memory, byteLength);
+      await nextLoopIteration();
+      assertAttached(host.memory, byteLength);
     }
     if (isUp) await range.copyFrom(bytes, options);
   } else {

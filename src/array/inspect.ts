@@ -28,7 +28,7 @@ export function firstValues(array: ArrayMemory<Dtype>): string {
   // Asking whether work is queued would end the capture.
   if (isCapturing()) return '[not read: a graph is captured]';
   try {
-    if (!array.context.activity.isUntouched()) return '[not read: work is queued]';
+    if (!array.context.workTracker.isIdle()) return '[not read: work is queued]';
     const values = readFirst(array).map((value) => inspect(value));
     const left = array.size - values.length;
     return `[${values.join(', ')}${left > 0 ? `, … ${left} more` : ''}]`;

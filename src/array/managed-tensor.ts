@@ -2,8 +2,8 @@
 import { permanentCallback } from '../../ffi/callback.ts';
 import { allocateNative, freeNative, viewMemory } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
-import { releaseQuietly } from '../lifetime.ts';
-import { retainMemory } from '../memory/keep-alive.ts';
+import { releaseOrWarn } from '../lifetime.ts';
+import { keepMemoryAlive } from '../memory/keep-alive.ts';
 import type { DeviceArray } from './device-array.ts';
 import { type DlpackOptions, type DlpackTensor, dlpack } from './dlpack.ts';
 
@@ -39,8 +39,8 @@ let deleter: Address | undefined;
  */
 export function managedTensor(array: DeviceArray, options?: DlpackOptions): ManagedTensor {
   const fields = dlpack(array, options);
-  deleter ??= permanentCallback((address) => releaseQuietly(() => tensors.get(address)?.delete()));
-  const letGo = retainMemory(array.buffer, 'a tensor of a native library');
+  deleter ??= permanentCallback((address) => releaseOrWarn(() => tensors.get(address)?.delete()));
+  const letGo = keepMemoryAlive(array.buffer, 'a tensor of a native library');
   const address = allocateNative(BYTE_LENGTH + 2 * WORD * fields.ndim);
   writeTensor(address, fields, deleter);
   const tensor = new Tensor(address, letGo);

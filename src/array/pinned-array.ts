@@ -1,7 +1,7 @@
 import { Dtype, float64 } from '../dtype.ts';
 import { Resource } from '../lifetime.ts';
 import { PinnedBuffer, type PinnedOptions } from '../memory/pinned.ts';
-import { checkOptions, requireMade } from '../validate.ts';
+import { assertInternal, checkOptions } from '../validate.ts';
 import { checkDtype, shapeOf } from './allocate-items.ts';
 import type { HostArray } from './items.ts';
 import { byteLengthOf, checkOrder, makeLayout, type Order } from './layout.ts';
@@ -38,7 +38,7 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
 
   /** @internal */
   constructor(shape: Shape, dtype: D, order: Order, options: PinnedOptions) {
-    requireMade(dtype, Dtype, 'PinnedArray', 'pinnedArray');
+    assertInternal(dtype, Dtype, 'PinnedArray', 'pinnedArray');
     const layout = makeLayout(shape, dtype.itemsize, { order });
     const byteLength = byteLengthOf(layout);
     const buffer = byteLength === 0 ? undefined : PinnedBuffer.allocate(byteLength, options);
@@ -54,7 +54,7 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
 
   /** The items, flat, in {@link order}. @throws ClosedError */
   get host(): HostArray<D> {
-    this.requireOpen();
+    this.assertOpen();
     const { buffer, dtype, size } = this;
     if (!buffer) return new dtype.TypedArray(0) as HostArray<D>;
     return new dtype.TypedArray(buffer.buffer, 0, size * dtype.elementsPerItem) as HostArray<D>;

@@ -6,6 +6,7 @@ import { MAX_NDIM } from '../array/shape.ts';
 import { IpcError } from '../errors.ts';
 import {
   ACCESS,
+  checkDecoded,
   DESCRIPTOR_VERSION,
   DEVICE_PREFIXES,
   DTYPE_NAME,
@@ -24,7 +25,6 @@ import {
   NUMBERS,
   type NumberType,
   parseDescriptor,
-  sound,
 } from './descriptor.ts';
 
 /**
@@ -41,8 +41,8 @@ export function writeDescriptor(descriptor: IpcDescriptor): Buffer {
   writer.bytes(MAGIC);
   writer.uint8(DESCRIPTOR_VERSION);
   writer.uint8(descriptorKinds.indexOf(descriptor.kind));
-  writeSealed(writer, descriptor);
-  return writer.writtenFrom(0);
+  writeWithChecksum(writer, descriptor);
+  return writer.bytesFrom(0);
 }
 
 /**
@@ -61,9 +61,9 @@ export function decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
   if (version !== DESCRIPTOR_VERSION)
     throw malformed(`they are of version ${version}, not ${DESCRIPTOR_VERSION}`);
   const kind = descriptorKinds[reader.uint8(descriptorKinds.length, 'kind')];
-  const descriptor = readSealed(reader, kind as NonNullable<typeof kind>);
-  if (reader.left > 0) throw malformed(`${reader.left} bytes follow its end`);
-  return sound(descriptor);
+  const descriptor = readWithChecksum(reader, kind as NonNullable<typeof kind>);
+  if (reader.remaining > 0) throw malformed(`${reader.remaining} bytes follow its end`);
+  return checkDecoded(descriptor);
 }
 
 const MAGIC = Buffer.from('cufd', 'latin1');
@@ -71,7 +71,7 @@ const MAGIC = Buffer.from('cufd', 'latin1');
 /** Descriptors as bytes: sealed by a checksum, and read by it. */
 
 /** Of kind and version. */
-const seeds = Object.fromEntries(
+const checksumSeeds = Object.fromEntries(
   descriptorKinds.map((kind, number) => [kind, crc32(Uint8Array.of(DESCRIPTOR_VERSION, number))]),
 ) as Readonly<Record<IpcKind, number>>;
 
@@ -80,37 +80,37 @@ const seeds = Object.fromEntries(
  * maps something, and the first use of that ends the context (CUDA_ERROR_LAUNCH_FAILED, seen on an
  * H200).
  */
-export function checksumOf(descriptor: Unsealed): number {
-  return crc32(writeBody(descriptor).writtenFrom(HEAD_BYTE_LENGTH), seeds[descriptor.kind]);
+export function checksumOf(descriptor: WithoutChecksum): number {
+  return crc32(writeBody(descriptor).bytesFrom(HEAD_BYTE_LENGTH), checksumSeeds[descriptor.kind]);
 }
 
 /** A descriptor, complete with its version and checksum. */
-export function seal(fields: Unsealed): IpcDescriptor {
+export function appendChecksum(fields: WithoutChecksum): IpcDescriptor {
   const writer = writeBody(fields);
-  const checksum = crc32(writer.writtenFrom(HEAD_BYTE_LENGTH), seeds[fields.kind]);
+  const checksum = crc32(writer.bytesFrom(HEAD_BYTE_LENGTH), checksumSeeds[fields.kind]);
   // A literal that begins with a spread costs five times as much.
-  const sealed = { version: DESCRIPTOR_VERSION, checksum, ...fields };
+  const complete = { version: DESCRIPTOR_VERSION, checksum, ...fields };
   // They may be those of another one, with its checksum.
-  sealed.checksum = checksum;
-  const descriptor = sealed as unknown as IpcDescriptor;
-  fresh = { descriptor, end: writer.at };
+  complete.checksum = checksum;
+  const descriptor = complete as unknown as IpcDescriptor;
+  lastWritten = { descriptor, end: writer.at };
   return descriptor;
 }
 
 /** Before the fields: four bytes of their own, version, kind and checksum. */
 const HEAD_BYTE_LENGTH = 10;
 
-function writeBody(descriptor: Unsealed): DescriptorWriter {
-  fresh = undefined;
+function writeBody(descriptor: WithoutChecksum): DescriptorWriter {
+  lastWritten = undefined;
   const writer = new DescriptorWriter(HEAD_BYTE_LENGTH);
   writeFields(writer, descriptor);
   return writer;
 }
 
 /** What was sealed last, while its fields are there still: mostly it goes out next. */
-let fresh: { readonly descriptor: IpcDescriptor; readonly end: number } | undefined;
+let lastWritten: { readonly descriptor: IpcDescriptor; readonly end: number } | undefined;
 
-export const altered = ({ kind, pid }: Pick<IpcDescriptor, 'kind' | 'pid'>): IpcError =>
+export const corrupted = ({ kind, pid }: Pick<IpcDescriptor, 'kind' | 'pid'>): IpcError =>
   new IpcError(
     `this ${kind} descriptor of process ${pid} was altered on its way: its checksum is wrong`,
     undefined,
@@ -118,38 +118,39 @@ export const altered = ({ kind, pid }: Pick<IpcDescriptor, 'kind' | 'pid'>): Ipc
   );
 
 /** Writes the checksum, then the fields. */
-function writeSealed(writer: DescriptorWriter, descriptor: IpcDescriptor): void {
+function writeWithChecksum(writer: DescriptorWriter, descriptor: IpcDescriptor): void {
   writer.uint32(descriptor.checksum);
-  if (fresh?.descriptor === descriptor && writer.at === HEAD_BYTE_LENGTH) {
-    writer.goTo(fresh.end);
+  if (lastWritten?.descriptor === descriptor && writer.at === HEAD_BYTE_LENGTH) {
+    writer.seek(lastWritten.end);
     return;
   }
-  fresh = undefined;
+  lastWritten = undefined;
   writeFields(writer, descriptor);
 }
 
 /**
- * Reads what {@link writeSealed} wrote.
+ * Reads what {@link writeWithChecksum} wrote.
  *
  * @throws IpcError for fields out of their bounds, and for a checksum of other ones
  */
-function readSealed<K extends IpcKind>(reader: DescriptorReader, kind: K): IpcDescriptors[K] {
+function readWithChecksum<K extends IpcKind>(reader: DescriptorReader, kind: K): IpcDescriptors[K] {
   const checksum = reader.uint32();
   const begin = reader.at;
   const descriptor = readFields(reader, kind, checksum);
-  if (crc32(reader.since(begin), seeds[kind]) !== checksum) throw altered(descriptor);
+  if (crc32(reader.bytesSince(begin), checksumSeeds[kind]) !== checksum)
+    throw corrupted(descriptor);
   return descriptor;
 }
 
 /** The fields of descriptors as bytes: written as they are, and read as what they may be. */
 
 /** What is written of a descriptor behind its head. */
-export type Unsealed = Omit<IpcDescriptor, 'checksum' | 'version'>;
+export type WithoutChecksum = Omit<IpcDescriptor, 'checksum' | 'version'>;
 
 /** Writes who exported it, then the other fields of its kind. */
-function writeFields(writer: DescriptorWriter, descriptor: Unsealed): void {
+function writeFields(writer: DescriptorWriter, descriptor: WithoutChecksum): void {
   writeExporter(writer, descriptor);
-  writeAll(writer, coded[descriptor.kind], descriptor);
+  writeAll(writer, codedFields[descriptor.kind], descriptor);
 }
 
 function writeAll(writer: DescriptorWriter, fields: readonly CodedField[], from: object): void {
@@ -185,42 +186,42 @@ function readFields<K extends IpcKind>(
     startTime,
     pidNamespace,
   };
-  readAll(reader, coded[kind], fields);
+  readAll(reader, codedFields[kind], fields);
   return Object.freeze(fields) as unknown as IpcDescriptors[K];
 }
 
 /** Those that come one after the other are mostly of one process. */
-let written: (IpcExporter & { readonly bytes: Buffer }) | undefined;
-let read: (IpcExporter & { readonly text: string }) | undefined;
+let lastExporterWritten: (IpcExporter & { readonly bytes: Buffer }) | undefined;
+let lastExporterRead: (IpcExporter & { readonly text: string }) | undefined;
 
 function writeExporter(writer: DescriptorWriter, exporter: IpcExporter): void {
   const { device, machine, pid, startTime, pidNamespace } = exporter;
   if (
-    written?.device === device &&
-    written.machine === machine &&
-    written.pid === pid &&
-    written.startTime === startTime &&
-    written.pidNamespace === pidNamespace
+    lastExporterWritten?.device === device &&
+    lastExporterWritten.machine === machine &&
+    lastExporterWritten.pid === pid &&
+    lastExporterWritten.startTime === startTime &&
+    lastExporterWritten.pidNamespace === pidNamespace
   ) {
-    writer.bytes(written.bytes);
+    writer.bytes(lastExporterWritten.bytes);
     return;
   }
   const begin = writer.at;
   writeAll(writer, codedExporter, exporter);
-  const bytes = Buffer.from(writer.writtenFrom(begin));
-  written = { device, machine, pid, startTime, pidNamespace, bytes };
+  const bytes = Buffer.from(writer.bytesFrom(begin));
+  lastExporterWritten = { device, machine, pid, startTime, pidNamespace, bytes };
 }
 
 function readExporter(reader: DescriptorReader): IpcExporter {
-  const text = reader.ahead(EXPORTER_BYTE_LENGTH);
-  if (read?.text === text) {
+  const text = reader.peek(EXPORTER_BYTE_LENGTH);
+  if (lastExporterRead?.text === text) {
     reader.skip(EXPORTER_BYTE_LENGTH);
-    return read;
+    return lastExporterRead;
   }
   const fields: Record<string, unknown> = { text };
   readAll(reader, codedExporter, fields);
-  const exporter = fields as unknown as NonNullable<typeof read>;
-  read = exporter;
+  const exporter = fields as unknown as NonNullable<typeof lastExporterRead>;
+  lastExporterRead = exporter;
   return exporter;
 }
 
@@ -244,19 +245,19 @@ const number = (type: NumberType): Codec<number> => ({
 function uuidCodec(): Codec<string> {
   let [hex, dashed] = ['', ''];
   const bytes = Buffer.alloc(16);
-  const know = (digits: string): void => {
+  const cache = (digits: string): void => {
     hex = digits;
     dashed = hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, '$1-$2-$3-$4-$5');
     bytes.write(hex, 'hex');
   };
   return {
     write: (writer, value) => {
-      if (value !== dashed) know(value.replaceAll('-', ''));
+      if (value !== dashed) cache(value.replaceAll('-', ''));
       writer.bytes(bytes);
     },
     read: (reader) => {
       const found = reader.text('hex', 16);
-      if (found !== hex) know(found);
+      if (found !== hex) cache(found);
       return dashed;
     },
   };
@@ -355,7 +356,7 @@ const withCodecs = (fields: readonly Field[]): readonly CodedField[] =>
   fields.map(([name, type]) => ({ name, codec: codecs[type] }));
 
 const codedExporter = withCodecs(exporterFields);
-const coded: Readonly<Record<IpcKind, readonly CodedField[]>> = {
+const codedFields: Readonly<Record<IpcKind, readonly CodedField[]>> = {
   legacy: withCodecs(descriptorFields.legacy),
   pool: withCodecs(descriptorFields.pool),
   virtual: withCodecs(descriptorFields.virtual),
@@ -379,17 +380,17 @@ class DescriptorReader {
     return this.#at;
   }
 
-  get left(): number {
+  get remaining(): number {
     return this.#bytes.byteLength - this.#at;
   }
 
   /** What was read since a place. */
-  since(begin: number): Buffer {
+  bytesSince(begin: number): Buffer {
     return this.#bytes.subarray(begin, this.#at);
   }
 
   /** The next bytes, a character each, which are not read by that; fewer at the end. */
-  ahead(byteLength: number): string {
+  peek(byteLength: number): string {
     return this.#bytes.toString('latin1', this.#at, this.#at + byteLength);
   }
 
@@ -440,7 +441,7 @@ class DescriptorReader {
 
   #take(byteLength: number): number {
     const at = this.#at;
-    if (byteLength > this.left) throw malformed('they end too soon');
+    if (byteLength > this.remaining) throw malformed('they end too soon');
     this.#at = at + byteLength;
     return at;
   }
@@ -470,12 +471,12 @@ class DescriptorWriter {
   }
 
   /** What was written from a place on, until another one writes. */
-  writtenFrom(begin: number): Buffer {
+  bytesFrom(begin: number): Buffer {
     return scratch.subarray(begin, this.#at);
   }
 
   /** Takes what another one has written up to a place as its own. */
-  goTo(end: number): void {
+  seek(end: number): void {
     this.#at = end;
   }
 

@@ -9,7 +9,7 @@ import { MAX_NDIM } from '../array/shape.ts';
 import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { IpcError } from '../errors.ts';
 import type { Access } from '../memory/buffer.ts';
-import { altered, checksumOf, seal } from './descriptor-codec.ts';
+import { appendChecksum, checksumOf, corrupted } from './descriptor-codec.ts';
 
 /** What every descriptor says: which GPU, and which process of which machine made it. */
 export interface IpcExporter {
@@ -25,7 +25,7 @@ export interface IpcExporter {
   readonly pidNamespace: number;
 }
 
-interface Sealed {
+interface Checksummed {
   readonly version: typeof DESCRIPTOR_VERSION;
   /** CRC-32 of the other fields: what was altered on its way is refused, not handed to the driver. */
   readonly checksum: number;
@@ -66,14 +66,14 @@ export interface IpcRange {
  * A range of plain device memory as another process may open it: what `getIpcHandle(buffer)` gives
  * and `openIpcBuffer` takes. Plain data: it survives JSON, `process.send` and structured cloning.
  */
-export interface IpcBufferDescriptor extends IpcExporter, IpcRange, Sealed {
+export interface IpcBufferDescriptor extends IpcExporter, IpcRange, Checksummed {
   readonly kind: 'legacy';
   /** The driver's 64 bytes in base64. They name the whole allocation. */
   readonly handle: string;
 }
 
 /** A range of a pool's memory, or a pool. Who opens it has the pool's file descriptor, or gets it. */
-export interface IpcPoolDescriptor extends IpcExporter, IpcRange, Sealed {
+export interface IpcPoolDescriptor extends IpcExporter, IpcRange, Checksummed {
   readonly kind: 'pool';
   /** Which pool: 16 random bytes in hex, the pool's for life. */
   readonly pool: string;
@@ -82,7 +82,7 @@ export interface IpcPoolDescriptor extends IpcExporter, IpcRange, Sealed {
 }
 
 /** A range of virtual memory. Beside it goes a file descriptor for each of its pieces. */
-export interface IpcVirtualDescriptor extends IpcExporter, IpcRange, Sealed {
+export interface IpcVirtualDescriptor extends IpcExporter, IpcRange, Checksummed {
   readonly kind: 'virtual';
   /** Which virtual memory: 16 random bytes in hex, the memory's for life. */
   readonly memory: string;
@@ -93,7 +93,7 @@ export interface IpcVirtualDescriptor extends IpcExporter, IpcRange, Sealed {
 }
 
 /** An interprocess event as another process may open it. */
-export interface IpcEventDescriptor extends IpcExporter, Sealed {
+export interface IpcEventDescriptor extends IpcExporter, Checksummed {
   readonly kind: 'event';
   /** The driver's 64 bytes in base64. */
   readonly handle: string;
@@ -115,15 +115,16 @@ export type IpcDescriptor = IpcDescriptors[IpcKind];
 /** A descriptor of memory. */
 export type IpcMemoryDescriptor = Exclude<IpcDescriptor, IpcEventDescriptor>;
 
-type Unsealed<D> = Omit<D, 'checksum' | 'version'>;
+type WithoutChecksum<D> = Omit<D, 'checksum' | 'version'>;
 
 /** A descriptor, complete with its version and checksum. */
-export const sealDescriptor = <K extends IpcKind>(
-  fields: Unsealed<IpcDescriptors[K]> & { readonly kind: K },
-): IpcDescriptors[K] => seal(fields as unknown as Unsealed<IpcDescriptor>) as IpcDescriptors[K];
+export const withChecksum = <K extends IpcKind>(
+  fields: WithoutChecksum<IpcDescriptors[K]> & { readonly kind: K },
+): IpcDescriptors[K] =>
+  appendChecksum(fields as unknown as WithoutChecksum<IpcDescriptor>) as IpcDescriptors[K];
 
 /** Constant ones that were found sound: what comes again through a connection is not read anew. */
-const found = new WeakSet<object>();
+const validated = new WeakSet<object>();
 
 /**
  * A message as the descriptor that it should be.
@@ -135,17 +136,18 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
   message: unknown,
   kinds: readonly K[] = descriptorKinds as readonly K[],
 ): IpcDescriptors[K] {
-  if (isFound(message) && kinds.includes(message.kind as K)) return message as IpcDescriptors[K];
+  if (isValidated(message) && kinds.includes(message.kind as K))
+    return message as IpcDescriptors[K];
   const { schemas, anyOf, prettify } = descriptorSchemas();
-  const said = (message as { readonly kind?: unknown } | null | undefined)?.kind;
-  const kind = kinds.length === 1 ? kinds[0] : kinds.find((name) => name === said);
+  const statedKind = (message as { readonly kind?: unknown } | null | undefined)?.kind;
+  const kind = kinds.length === 1 ? kinds[0] : kinds.find((name) => name === statedKind);
   const result = (kind ? schemas[kind] : anyOf(kinds)).safeParse(message);
   if (!result.success)
-    throw notOne(kinds, hintFor(message) ?? prettify(result.error).slice(0, 1000));
+    throw invalidDescriptor(kinds, hintFor(message) ?? prettify(result.error).slice(0, 1000));
   const descriptor = result.data as IpcDescriptors[K];
-  if (checksumOf(descriptor) !== descriptor.checksum) throw altered(descriptor);
+  if (checksumOf(descriptor) !== descriptor.checksum) throw corrupted(descriptor);
   if (descriptor.kind !== 'event') checkMemory(descriptor as IpcMemoryDescriptor);
-  if (isConstant(message)) found.add(message as object);
+  if (isDeeplyFrozen(message)) validated.add(message as object);
   return descriptor;
 }
 
@@ -154,20 +156,20 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
  *
  * @throws IpcError for fields that do not go together
  */
-export function sound(descriptor: IpcDescriptor): IpcDescriptor {
+export function checkDecoded(descriptor: IpcDescriptor): IpcDescriptor {
   if (descriptor.kind !== 'event') checkMemory(descriptor);
-  found.add(descriptor);
+  validated.add(descriptor);
   return descriptor;
 }
 
-const isFound = (message: unknown): message is IpcDescriptor =>
-  typeof message === 'object' && message !== null && found.has(message);
+const isValidated = (message: unknown): message is IpcDescriptor =>
+  typeof message === 'object' && message !== null && validated.has(message);
 
 /**
  * Whether it stays as it is; what can still be changed is checked each time. A getter may answer
  * differently whenever it is asked, a prototype of the caller's own may be changed.
  */
-function isConstant(value: unknown): boolean {
+function isDeeplyFrozen(value: unknown): boolean {
   if (typeof value !== 'object' || value === null) return true;
   const prototype: unknown = Object.getPrototypeOf(value);
   const isPlain =
@@ -176,27 +178,27 @@ function isConstant(value: unknown): boolean {
     isPlain &&
     Object.isFrozen(value) &&
     Object.values(Object.getOwnPropertyDescriptors(value)).every(
-      (property) => property.get === undefined && isConstant(property.value),
+      (property) => property.get === undefined && isDeeplyFrozen(property.value),
     )
   );
 }
 
 function checkMemory(descriptor: IpcMemoryDescriptor): void {
   const { readyEvent } = descriptor;
-  const contradiction = contradictionIn(descriptor);
-  if (contradiction) throw notOne([descriptor.kind], contradiction);
+  const inconsistency = inconsistencyIn(descriptor);
+  if (inconsistency) throw invalidDescriptor([descriptor.kind], inconsistency);
   checkRange(descriptor);
   layoutOf(descriptor);
-  if (readyEvent && checksumOf(readyEvent) !== readyEvent.checksum) throw altered(readyEvent);
+  if (readyEvent && checksumOf(readyEvent) !== readyEvent.checksum) throw corrupted(readyEvent);
 }
 
 /** What does not go together in a descriptor, each field of which is what it may be. */
-function contradictionIn(descriptor: IpcMemoryDescriptor): string | undefined {
+function inconsistencyIn(descriptor: IpcMemoryDescriptor): string | undefined {
   if (descriptor.kind === 'pool') {
     const { handle, byteLength, baseByteLength, layout, readyEvent } = descriptor;
-    const isSound =
+    const isConsistent =
       handle === null ? baseByteLength === 0 && !layout && !readyEvent : byteLength > 0;
-    return isSound ? undefined : 'sizes are for memory of the pool, and 0 for the pool itself';
+    return isConsistent ? undefined : 'sizes are for memory of the pool, and 0 for the pool itself';
   }
   if (descriptor.kind !== 'virtual') return undefined;
   const sum = descriptor.pieces.reduce((total, piece) => total + piece, 0);
@@ -207,11 +209,11 @@ function contradictionIn(descriptor: IpcMemoryDescriptor): string | undefined {
 function hintFor(message: unknown): string | undefined {
   if (typeof message === 'string') return 'it is text: JSON.parse it first';
   if (message instanceof Promise) return 'it is a Promise: await it first';
-  const isParcel = typeof message === 'object' && message !== null && 'descriptor' in message;
-  return isParcel ? 'it has one: give its descriptor, and its fds as { fds }' : undefined;
+  const isExported = typeof message === 'object' && message !== null && 'descriptor' in message;
+  return isExported ? 'it has one: give its descriptor, and its fds as { fds }' : undefined;
 }
 
-const notOne = (kinds: readonly IpcKind[], why: string): IpcError =>
+const invalidDescriptor = (kinds: readonly IpcKind[], why: string): IpcError =>
   new IpcError(
     `this is no ${kinds.join(' or ')} descriptor of cuffi:\n${why}`,
     undefined,
@@ -285,7 +287,7 @@ export const exporterFields = [
 ] as const;
 
 /** Which part of what. */
-const rangeOf = <T extends FieldType>(size: T) =>
+const memoryFields = <T extends FieldType>(size: T) =>
   [
     ['baseByteLength', size],
     ['byteOffset', 'size'],
@@ -299,14 +301,14 @@ const rangeOf = <T extends FieldType>(size: T) =>
 
 /** All but kind, version, checksum and {@link exporterFields}, which come before. */
 export const descriptorFields = {
-  legacy: [['handle', 'handle'], ...rangeOf('positive')],
+  legacy: [['handle', 'handle'], ...memoryFields('positive')],
   // The pool itself has no size.
-  pool: [['pool', 'id'], ['handle', 'handle?'], ...rangeOf('size')],
+  pool: [['pool', 'id'], ['handle', 'handle?'], ...memoryFields('size')],
   virtual: [
     ['memory', 'id'],
     ['firstPiece', 'uint32'],
     ['pieces', 'pieces'],
-    ...rangeOf('positive'),
+    ...memoryFields('positive'),
   ],
   event: [['handle', 'handle']],
 } as const satisfies Record<string, readonly Field[]>;
@@ -319,7 +321,7 @@ export const descriptorKinds = Object.keys(
 /** Of the handle's bytes in base64. */
 const HANDLE_TEXT_LENGTH = 4 * Math.ceil(CU_IPC_HANDLE_SIZE / 3);
 
-const load = () => {
+const createSchemas = () => {
   const { z } = loadZod();
   type Schema = import('zod').ZodType;
   const number = (type: NumberType): Schema => z.int().min(NUMBERS[type][0]).max(NUMBERS[type][1]);
@@ -382,16 +384,16 @@ const load = () => {
     prettify: z.prettifyError,
   };
 };
-let loaded: ReturnType<typeof load> | undefined;
+let cachedSchemas: ReturnType<typeof createSchemas> | undefined;
 
 /** What the fields of a message must be; zod is loaded by the first call. */
-const descriptorSchemas = (): ReturnType<typeof load> => {
-  loaded ??= load();
-  return loaded;
+const descriptorSchemas = (): ReturnType<typeof createSchemas> => {
+  cachedSchemas ??= createSchemas();
+  return cachedSchemas;
 };
 
 /** How an array lies in memory that another process named. */
-export interface NamedLayout {
+export interface ParsedLayout {
   readonly dtype: Dtype;
   /** From the beginning of the range on. */
   readonly layout: Layout;
@@ -406,27 +408,27 @@ export function layoutOf({
   layout,
   byteLength,
   pid,
-}: IpcMemoryDescriptor): NamedLayout | undefined {
+}: IpcMemoryDescriptor): ParsedLayout | undefined {
   if (!layout) return undefined;
-  const named = readLayout(layout, pid);
-  const { high } = extents(named.layout);
-  if (layout.shape.includes(0)) throw unsound(pid, 'it has no items');
+  const parsed = readLayout(layout, pid);
+  const { high } = extents(parsed.layout);
+  if (layout.shape.includes(0)) throw invalidLayout(pid, 'it has no items');
   if (high > byteLength)
-    throw unsound(pid, `its items take ${high} bytes of a range that has ${byteLength}`);
-  return named;
+    throw invalidLayout(pid, `its items take ${high} bytes of a range that has ${byteLength}`);
+  return parsed;
 }
 
-function readLayout({ dtype: name, shape, strides }: IpcLayout, pid: number): NamedLayout {
+function readLayout({ dtype: name, shape, strides }: IpcLayout, pid: number): ParsedLayout {
   try {
     const dtype = dtypeNamed(name);
     if (dtype.name !== name) throw new TypeError(`the dtype is called ${dtype.name}, not ${name}`);
     return { dtype, layout: newLayout(shape, dtype.itemsize, { strides }) };
   } catch (error) {
-    throw unsound(pid, (error as Error).message);
+    throw invalidLayout(pid, (error as Error).message);
   }
 }
 
-const unsound = (pid: number, why: string): IpcError =>
+const invalidLayout = (pid: number, why: string): IpcError =>
   new IpcError(
     `this descriptor of an array of process ${pid} is not sound: ${why}`,
     undefined,

@@ -11,7 +11,7 @@ import {
 import type { IpcExporter } from './descriptor.ts';
 
 /** What is asked about this process and machine before anything is opened. */
-export interface Here {
+export interface LocalProcess {
   readonly machine: string;
   readonly pid: number;
   readonly startTime: number;
@@ -24,11 +24,11 @@ export interface Here {
   isForeign(pid: number): boolean;
 }
 
-let known: Here | undefined;
+let cached: LocalProcess | undefined;
 
 /** Read once: none of it changes while a process lives. */
-export const here = (): Here => {
-  known ??= {
+export const localProcess = (): LocalProcess => {
+  cached ??= {
     machine: bootId(),
     pid: process.pid,
     startTime: processStartTime('self') ?? 0,
@@ -39,26 +39,29 @@ export const here = (): Here => {
     userOf: processUser,
     isForeign: isProcessForeign,
   };
-  return known;
+  return cached;
 };
 
 /** What a descriptor of an object on this GPU says of its exporter. */
-export const exporter = (device: string): IpcExporter => {
-  const { machine, pid, startTime, pidNamespace: namespace } = here();
+export const describeExporter = (device: string): IpcExporter => {
+  const { machine, pid, startTime, pidNamespace: namespace } = localProcess();
   return { device, machine, pid, startTime, pidNamespace: namespace };
 };
 
 /** Whether this very process made the descriptor. */
-export const isOwn = (made: IpcExporter, by: Here = here()): boolean =>
-  made.pid === by.pid &&
-  made.startTime === by.startTime &&
-  made.pidNamespace === by.pidNamespace &&
-  made.machine === by.machine;
+export const isFromThisProcess = (
+  exporter: IpcExporter,
+  self: LocalProcess = localProcess(),
+): boolean =>
+  exporter.pid === self.pid &&
+  exporter.startTime === self.startTime &&
+  exporter.pidNamespace === self.pidNamespace &&
+  exporter.machine === self.machine;
 
 /** Whether the process that made a descriptor has ended; false where that cannot be seen. */
-export function exporterIsGone({ pid, startTime, pidNamespace: namespace }: IpcExporter): boolean {
-  const by = here();
-  return namespace === by.pidNamespace && !by.isAlive(pid, startTime);
+export function isExporterGone({ pid, startTime, pidNamespace: namespace }: IpcExporter): boolean {
+  const self = localProcess();
+  return namespace === self.pidNamespace && !self.isAlive(pid, startTime);
 }
 
 function isWsl(): boolean {

@@ -39,8 +39,8 @@ export type {
   IpcVirtualDescriptor,
 } from './descriptor.ts';
 export { decodeDescriptor, encodeDescriptor } from './descriptor-codec.ts';
-export type { Parcel } from './sharing/marshal.ts';
-export { ReadyParcel } from './sharing/ready.ts';
+export type { Exported } from './sharing/marshal.ts';
+export { ReadyExport } from './sharing/ready.ts';
 export { leases } from './lease/leases.ts';
 export type { LeaseStats, LeasesStats } from './lease/lease.ts';
 export { Peer, type TransferOptions } from './peer/peer.ts';

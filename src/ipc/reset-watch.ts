@@ -2,28 +2,28 @@ import type { Context } from '../context.ts';
 
 /** Tells of the resets of those contexts in which something is, until it is ended. */
 export class ResetWatch {
-  readonly #told: (context: Context) => void;
-  readonly #tellers = new Map<Context, () => void>();
+  readonly #onReset: (context: Context) => void;
+  readonly #listeners = new Map<Context, () => void>();
 
-  /** @param told called when nothing that was queued in a context runs any more */
-  constructor(told: (context: Context) => void) {
-    this.#told = told;
+  /** @param onReset called when nothing that was queued in a context runs any more */
+  constructor(onReset: (context: Context) => void) {
+    this.#onReset = onReset;
   }
 
   /** The contexts that it tells of. */
   get size(): number {
-    return this.#tellers.size;
+    return this.#listeners.size;
   }
 
   add(context: Context): void {
-    if (this.#tellers.has(context)) return;
-    const tell = (): void => this.#told(context);
-    this.#tellers.set(context, tell);
-    context.afterReset.add(tell);
+    if (this.#listeners.has(context)) return;
+    const listener = (): void => this.#onReset(context);
+    this.#listeners.set(context, listener);
+    context.onReset.add(listener);
   }
 
-  end(): void {
-    for (const [context, tell] of this.#tellers) context.afterReset.delete(tell);
-    this.#tellers.clear();
+  stop(): void {
+    for (const [context, listener] of this.#listeners) context.onReset.delete(listener);
+    this.#listeners.clear();
   }
 }

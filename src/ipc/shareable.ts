@@ -4,7 +4,7 @@ import type { Context } from '../context.ts';
 import { CudaEvent } from '../event.ts';
 import type { Resource } from '../lifetime.ts';
 import { type Access, DeviceBuffer } from '../memory/buffer.ts';
-import { retainMemory } from '../memory/keep-alive.ts';
+import { keepMemoryAlive } from '../memory/keep-alive.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { VirtualMemory } from '../memory/virtual.ts';
 import type { Stream } from '../stream.ts';
@@ -15,7 +15,7 @@ import { ImportedPool } from './sharing/pool.ts';
 export function ownerOf(object: Shareable): Resource {
   const buffer = bufferOf(object);
   if (!buffer) return object;
-  return buffer.keeper instanceof VirtualMemory ? buffer.keeper : buffer.whole;
+  return buffer.keepalive instanceof VirtualMemory ? buffer.keepalive : buffer.root;
 }
 
 /** The buffer that an object is, or lies in. */
@@ -26,14 +26,14 @@ export function bufferOf(object: object): DeviceBuffer | undefined {
 }
 
 /** A range of addresses, and what may be done with it. */
-export interface Range {
+export interface AddressRange {
   readonly begin: number;
   readonly end: number;
   readonly access: Access;
 }
 
 /** Where the memory of an object lies: of an array that of its items. */
-export function rangeOf(object: Shareable): Range | undefined {
+export function rangeOf(object: Shareable): AddressRange | undefined {
   const buffer = bufferOf(object);
   if (!buffer) return undefined;
   const { address, byteLength, access } = buffer;
@@ -57,16 +57,16 @@ export const isImported = (object: object): boolean =>
 export const contextOf = (object: object): Context | undefined => bufferOf(object)?.context;
 
 /** The stream that an object is used in unless another one is named. */
-export const streamOfObject = (object: object): Stream | undefined =>
+export const defaultStreamOf = (object: object): Stream | undefined =>
   object instanceof DeviceArray && object.stream?.closed === false ? object.stream : undefined;
 
 /** How much memory an object keeps. */
 export function byteLengthOf(object: Shareable): number {
   const buffer = bufferOf(object);
   if (object instanceof VirtualMemory) return object.mappedByteLength;
-  return buffer?.keeper instanceof VirtualMemory
-    ? buffer.keeper.mappedByteLength
-    : (buffer?.whole.byteLength ?? 0);
+  return buffer?.keepalive instanceof VirtualMemory
+    ? buffer.keepalive.mappedByteLength
+    : (buffer?.root.byteLength ?? 0);
 }
 
 /** What an object is, in one word. */
@@ -81,7 +81,7 @@ export function kindOf(object: Shareable): 'memory' | 'pool' | 'event' {
  *
  * @throws ClosedError
  */
-export function retain(object: Shareable, name: string): () => void {
+export function keepAlive(object: Shareable, name: string): () => void {
   const buffer = bufferOf(object);
-  return buffer ? retainMemory(buffer, name) : ownerOf(object).retain(name);
+  return buffer ? keepMemoryAlive(buffer, name) : ownerOf(object).addKeepalive(name);
 }

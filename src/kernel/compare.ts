@@ -2,7 +2,7 @@
 
 import { type CopyOptions, DeviceBuffer } from '../memory/buffer.ts';
 import { streamOf } from '../memory/buffer-copy.ts';
-import { checkSignal, nextTurn, type WaitOptions } from '../poller.ts';
+import { checkSignal, nextLoopIteration, type WaitOptions } from '../poller.ts';
 import { Stream } from '../stream.ts';
 import { checkInstance, checkOptions } from '../validate.ts';
 import { ownKernel } from './strided.ts';
@@ -84,7 +84,7 @@ async function countOnHost(
       [left, right].map((buffer) => buffer.subarray(start, end).copyToHost(undefined, options)),
     );
     for (const [at, byte] of ours.entries()) if (byte === theirs[at]) count += 1;
-    await nextTurn();
+    await nextLoopIteration();
   }
   return count;
 }

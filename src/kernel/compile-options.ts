@@ -1,7 +1,7 @@
 /** What `compile` is asked for: its arguments, checked. */
 
 import { Context, type PlaceOptions } from '../context.ts';
-import { checkOptions, checkString, checkStrings, shown } from '../validate.ts';
+import { checkOptions, checkString, checkStrings, formatValue } from '../validate.ts';
 import { architectureFor, type CodeKind, checkArchitecture, requireKnown } from './architecture.ts';
 import { type Compiler, compilerInUse } from './nvrtc.ts';
 
@@ -56,9 +56,9 @@ export function checkRequest<K extends CodeKind>(
   const { to, arch, headers, names, cache, ...given } = checkOptions(options, KNOWN, call);
   const kind = to ?? 'ptx';
   if (kind !== 'ptx' && kind !== 'cubin')
-    throw new TypeError(`to must be 'ptx' or 'cubin', not ${shown(kind)}`);
+    throw new TypeError(`to must be 'ptx' or 'cubin', not ${formatValue(kind)}`);
   if (cache !== undefined && typeof cache !== 'boolean' && typeof cache !== 'string')
-    throw new TypeError(`cache must be true, false or a folder, not ${shown(cache)}`);
+    throw new TypeError(`cache must be true, false or a folder, not ${formatValue(cache)}`);
   const { options: flags, ...place } = given;
   const checked = {
     source: checkString(source, 'source'),
@@ -74,7 +74,7 @@ export function checkRequest<K extends CodeKind>(
   if (checked.arch !== undefined) requireKnown(checked.arch, architectures, version);
   const architecture =
     checked.arch ??
-    architectureFor(Context.of(place).device.computeCapability, kind, architectures, version);
+    architectureFor(Context.resolve(place).device.computeCapability, kind, architectures, version);
   return {
     compiler,
     source: checked.source,
@@ -92,11 +92,13 @@ export function checkRequest<K extends CodeKind>(
 
 function checkHeaders(headers: unknown): Readonly<Record<string, string>> {
   if (typeof headers !== 'object' || headers === null || Array.isArray(headers))
-    throw new TypeError(`headers must be an object of sources by name, not ${shown(headers)}`);
+    throw new TypeError(
+      `headers must be an object of sources by name, not ${formatValue(headers)}`,
+    );
   return Object.fromEntries(
     Object.entries(headers).map(([name, source]) => [
       checkString(name, 'a header’s name'),
-      checkString(source, `headers[${shown(name)}]`),
+      checkString(source, `headers[${formatValue(name)}]`),
     ]),
   );
 }

@@ -1,7 +1,7 @@
 /** CUDA C++ compiled at run time, by libnvrtc. */
 
 import { inspect } from 'node:util';
-import { requireMade } from '../validate.ts';
+import { assertInternal } from '../validate.ts';
 import type { CodeKind } from './architecture.ts';
 import { CompileCache } from './compile-cache.ts';
 import { type CompileOptions, type CompileRequest, checkRequest } from './compile-options.ts';
@@ -108,7 +108,7 @@ export class CompiledCode<out K extends CodeKind = CodeKind> {
 
   /** @internal */
   constructor(init: CompiledInit<K>) {
-    requireMade(init, Object, 'CompiledCode', 'compile');
+    assertInternal(init, Object, 'CompiledCode', 'compile');
     const { kind, code, log, names } = init;
     this.kind = kind;
     this.code = (

@@ -7,12 +7,18 @@ import type { CUgraph, CUgraphExec, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { CuffiError, NotSupportedError } from '../errors.ts';
-import { catchUp, refuseInCapture, whileCapturing } from '../graph-capture.ts';
-import { Resource, releaseQuietly, tryAll } from '../lifetime.ts';
+import { assertNotCapturing, runDeferredActions, runInCapture } from '../graph-capture.ts';
+import { Resource, releaseOrWarn, runAll } from '../lifetime.ts';
 import type { StreamOption } from '../memory/buffer.ts';
-import { noteVisits, streamOption } from '../memory/buffer-copy.ts';
+import { noteMemoryUse, streamOption } from '../memory/buffer-copy.ts';
 import { Stream } from '../stream.ts';
-import { checkInstance, checkInteger, checkOptions, requireMade, shown } from '../validate.ts';
+import {
+  assertInternal,
+  checkInstance,
+  checkInteger,
+  checkOptions,
+  formatValue,
+} from '../validate.ts';
 import { Kernel } from './kernel.ts';
 import { KernelNode, notingLaunches } from './kernel-node.ts';
 import type { Arguments, Parameter } from './parameters.ts';
@@ -44,22 +50,22 @@ export class Graph extends Resource {
   #nodes: readonly KernelNode[];
 
   private constructor(context: Context, handle: CUgraphExec, captured: Captured) {
-    requireMade(context, Context, 'Graph', 'Graph.capture');
-    const { releases, resets } = context;
+    assertInternal(context, Context, 'Graph', 'Graph.capture');
+    const { releases, epoch } = context;
     const { graph } = captured;
     super('Graph', {
       owner: context.resources,
       release: () =>
-        releases.submit(
+        releases.enqueue(
           () => {
-            if (context.resets !== resets) return;
-            tryAll([
+            if (context.epoch !== epoch) return;
+            runAll([
               // Its nodes are named by those of what was captured, which lives as long.
               () => destroyGraph(context, graph),
               () => context.run(() => check(cu.cuGraphExecDestroy(handle), 'cuGraphExecDestroy')),
             ]);
           },
-          { waits: false },
+          { mayBlock: false },
         ),
     });
     this.context = context;
@@ -93,7 +99,7 @@ export class Graph extends Resource {
         return new Graph(context, readHandle<CUgraphExec>(OUT0, cu.cuGraphExecDestroy), captured);
       });
     } catch (error) {
-      releaseQuietly(() => destroyGraph(context, captured.graph));
+      releaseOrWarn(() => destroyGraph(context, captured.graph));
       throw error;
     }
   }
@@ -105,7 +111,9 @@ export class Graph extends Resource {
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
    */
   static trimMemory(options?: PlaceOptions): void {
-    const context = Context.of(checkOptions(options, ['context', 'device'], 'Graph.trimMemory'));
+    const context = Context.resolve(
+      checkOptions(options, ['context', 'device'], 'Graph.trimMemory'),
+    );
     const device = context.device.handle;
     context.run(() => check(cu.cuDeviceGraphMemTrim(device), 'cuDeviceGraphMemTrim'));
   }
@@ -121,7 +129,7 @@ export class Graph extends Resource {
    * items with gaps are such, too: of kernels of cuffi's own.
    */
   get kernelNodes(): readonly KernelNode[] {
-    this.requireOpen();
+    this.assertOpen();
     return this.#nodes;
   }
 
@@ -160,7 +168,7 @@ export class Graph extends Resource {
     node: KernelNode<P>,
     ...args: Arguments<P>
   ): void {
-    this.requireOpen();
+    this.assertOpen();
     const { kernel } = this.#own(node);
     const read = args.map(readOnce);
     const contexts = contextsOf(read);
@@ -196,7 +204,7 @@ export class Graph extends Resource {
     throw new TypeError(
       node instanceof KernelNode
         ? `${node} is no launch of this graph, or was before an update: ask graph.kernelNode again`
-        : `node must be a KernelNode, not ${shown(node)}`,
+        : `node must be a KernelNode, not ${formatValue(node)}`,
     );
   }
 
@@ -204,8 +212,8 @@ export class Graph extends Resource {
   launch(options?: StreamOption): void {
     const stream = streamOption(options, 'launch');
     const { handle, context } = this;
-    noteVisits(stream?.context ?? context, this.#contexts);
-    const queue = stream?.plainHandle;
+    noteMemoryUse(stream?.context ?? context, this.#contexts);
+    const queue = stream?.untrackedHandle;
     if (queue === undefined) {
       this.#launchMarked(stream, handle);
       return;
@@ -222,7 +230,7 @@ export class Graph extends Resource {
   upload(options?: StreamOption): void {
     const stream = streamOption(options, 'upload');
     const { handle } = this;
-    refuseInCapture('uploading a graph');
+    assertNotCapturing('uploading a graph');
     const call = (queue: CUstream): void =>
       this.context.run(() => check(cu.cuGraphUpload(handle, queue), 'cuGraphUpload'));
     if (stream) stream.enqueue(call);
@@ -238,7 +246,7 @@ export class Graph extends Resource {
    */
   update(stream: Stream, work: () => void): void {
     const { context } = this;
-    this.requireOpen();
+    this.assertOpen();
     checkInstance(stream, Stream, 'stream');
     if (this.#hasMemory) throw hasMemory();
     const captured = captureGraph(stream, work);
@@ -255,7 +263,7 @@ export class Graph extends Resource {
       // The driver goes on to name nodes by what was captured first.
       this.#nodes = this.#nodes.flatMap((node, at) => nodes[at]?.inPlaceOf(node) ?? []);
     } finally {
-      releaseQuietly(() => destroyGraph(context, graph));
+      releaseOrWarn(() => destroyGraph(context, graph));
     }
   }
 
@@ -319,14 +327,14 @@ function captureGraph(stream: Stream, work: () => void): Captured {
   try {
     return capture(stream, work);
   } finally {
-    catchUp();
+    runDeferredActions();
   }
 }
 
 function capture(stream: Stream, work: () => void): Captured {
   if (typeof work !== 'function')
-    throw new TypeError(`work must be a function, not ${shown(work)}`);
-  refuseInCapture('capturing a graph');
+    throw new TypeError(`work must be a function, not ${formatValue(work)}`);
+  assertNotCapturing('capturing a graph');
   const { handle, context } = stream;
   if (handle <= CU_STREAM_PER_THREAD)
     throw new TypeError('a default stream cannot be captured: make one with nonBlocking: true');
@@ -336,13 +344,13 @@ function capture(stream: Stream, work: () => void): Captured {
     'cuStreamBeginCapture_v2',
     () => 'beginning to capture a stream',
   );
-  let captured: ReturnType<typeof whileCapturing<ReturnType<typeof notingLaunches>>>;
+  let captured: ReturnType<typeof runInCapture<ReturnType<typeof notingLaunches>>>;
   try {
-    captured = whileCapturing(handle, () => notingLaunches(work));
+    captured = runInCapture(handle, () => notingLaunches(work));
   } catch (error) {
     // Quietly, as the error that there is says more.
     if (cu.cuStreamEndCapture(handle, OUT0) === CUresult.CUDA_SUCCESS)
-      releaseQuietly(() => destroyGraph(context, readHandle<CUgraph>(OUT0)));
+      releaseOrWarn(() => destroyGraph(context, readHandle<CUgraph>(OUT0)));
     throw error;
   }
   check(cu.cuStreamEndCapture(handle, OUT0), 'cuStreamEndCapture', () => 'capturing a stream');

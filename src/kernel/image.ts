@@ -1,5 +1,5 @@
 /** Code to load: PTX text, a cubin or a fatbin, made safe to hand to the driver. */
-import { checkHostMemory, type HostMemory, shown } from '../validate.ts';
+import { checkHostMemory, formatValue, type HostMemory } from '../validate.ts';
 
 /** What a module is loaded from: PTX as text, or PTX, a cubin or a fatbin as bytes. */
 export type ModuleImage = string | HostMemory;
@@ -25,7 +25,9 @@ const FATBIN_HEADER = 16;
 export function checkImage(source: ModuleImage): Image {
   if (typeof source === 'string') return checkText(Buffer.from(`${source}\0`));
   if (source === undefined || source === null || typeof source !== 'object')
-    throw new TypeError(`source must be PTX as a string, or bytes of code, not ${shown(source)}`);
+    throw new TypeError(
+      `source must be PTX as a string, or bytes of code, not ${formatValue(source)}`,
+    );
   const bytes = checkHostMemory(source, 'source');
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const magic = bytes.length >= 4 ? view.getUint32(0, true) : 0;

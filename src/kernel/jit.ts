@@ -16,7 +16,7 @@ import { addressOf, withAddress } from '../../ffi/native.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUmodule } from '../../ffi/types.ts';
 import { cudaError } from '../check.ts';
-import { checkBoolean, checkInteger, checkOptions, shown } from '../validate.ts';
+import { checkBoolean, checkInteger, checkOptions, formatValue } from '../validate.ts';
 import type { Image } from './image.ts';
 
 /** How the driver compiles PTX; machine code is loaded as it is. */
@@ -149,7 +149,7 @@ function described({ kind, bytes }: Image, status: CUresult): string {
   if (kind !== 'PTX' || status !== CUresult.CUDA_ERROR_INVALID_IMAGE)
     return `${bytes.length} bytes of ${kind}`;
   const text = Buffer.from(bytes.subarray(0, -1)).toString('utf8');
-  return `${bytes.length} bytes that begin with ${shown(text)}`;
+  return `${bytes.length} bytes that begin with ${formatValue(text)}`;
 }
 
 /** The text that was written, if any; the memory is zero again. */

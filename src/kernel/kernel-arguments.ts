@@ -6,12 +6,12 @@ import { addressOf } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
 import { Context } from '../context.ts';
 import { toBfloat16, toFloat16 } from '../float16.ts';
-import { closings, Resource } from '../lifetime.ts';
+import { closeCount, Resource } from '../lifetime.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
-import { noteVisits } from '../memory/buffer-copy.ts';
+import { noteMemoryUse } from '../memory/buffer-copy.ts';
 import { HostVisibleBuffer } from '../memory/host-visible.ts';
 import { MemoryPool } from '../memory/pool.ts';
-import { checkHostMemory, checkInstance, shown } from '../validate.ts';
+import { checkHostMemory, checkInstance, formatValue } from '../validate.ts';
 import {
   type Addressed,
   byteLengthOf,
@@ -108,10 +108,10 @@ export class ArgumentBlock {
 
   /** Writes the arguments of a launch. @throws TypeError, RangeError, ClosedError */
   write(args: readonly unknown[]): void {
-    const before = closings;
+    const before = closeCount;
     this.#write(args);
     // A getter of one may have closed another, whose address was written already.
-    if (closings !== before) requireOpen(args);
+    if (closeCount !== before) requireOpen(args);
   }
 
   #write(args: readonly unknown[]): void {
@@ -240,7 +240,7 @@ export class ArgumentBlock {
   #mistyped(at: number, value: unknown): TypeError {
     const isHost = ArrayBuffer.isView(value) || value instanceof ArrayBuffer;
     return new TypeError(
-      `${this.#name(at)} must be ${wantedFor(this.#params[at] as Parameter)}, not ${shown(value)}` +
+      `${this.#name(at)} must be ${wantedFor(this.#params[at] as Parameter)}, not ${formatValue(value)}` +
         (isHost ? ', which is in host memory: copy it to the device' : ''),
     );
   }
@@ -289,11 +289,11 @@ function requireReachable(context: Context, memory: object, of: unknown, name: s
       `${name} is in memory of ${owner.device}, and the kernel runs on ${context.device}: copy it ` +
         'there, or give access to it: context.enablePeerAccess(other), or setAccess of its pool',
     );
-  noteVisits(context, [owner]);
+  noteMemoryUse(context, [owner]);
 }
 
 function isShared(context: Context, owner: Context, memory: object): boolean {
-  if (context.peers.has(owner)) return true;
+  if (context.peerAccess.has(owner)) return true;
   const { buffer: inner } = memory as { readonly buffer?: unknown };
   const buffer = inner instanceof DeviceBuffer ? inner : memory;
   if (buffer instanceof HostVisibleBuffer) return true;

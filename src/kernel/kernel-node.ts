@@ -1,6 +1,6 @@
 /** Launches in a graph: named, so that their arguments can be set. */
 import type { CUgraphNode, CUstream } from '../../ffi/types.ts';
-import { lastNodeIn } from '../graph-capture.ts';
+import { lastCapturedNode } from '../graph-capture.ts';
 import type { Kernel } from './kernel.ts';
 import type { ConfigBlock } from './launch-config.ts';
 import type { Parameter } from './parameters.ts';
@@ -72,7 +72,7 @@ export function noteLaunch(
   stream: CUstream,
   args: readonly unknown[],
 ): void {
-  const handle = lastNodeIn(stream);
+  const handle = lastCapturedNode(stream);
   if (handle !== undefined)
     noted.push(new KernelNode(kernel as unknown as Kernel, config, handle, [args]));
 }

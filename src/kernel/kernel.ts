@@ -8,9 +8,9 @@ import type { Context } from '../context.ts';
 import { type CudaError, isSticky, NotSupportedError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
 import { Resource } from '../lifetime.ts';
-import { noteVisits } from '../memory/buffer-copy.ts';
+import { noteMemoryUse } from '../memory/buffer-copy.ts';
 import type { Stream } from '../stream.ts';
-import { checkInteger, checkOptions, requireMade } from '../validate.ts';
+import { assertInternal, checkInteger, checkOptions } from '../validate.ts';
 import { type KernelAttributes, readAttributes } from './function-attributes.ts';
 import { ArgumentBlock } from './kernel-arguments.ts';
 import { noteLaunch } from './kernel-node.ts';
@@ -62,7 +62,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
 
   /** @internal */
   constructor(module: Module, name: string, handle: CUfunction, params: P) {
-    requireMade(module, Resource, 'Kernel', 'module.kernel');
+    assertInternal(module, Resource, 'Kernel', 'module.kernel');
     const { context } = module;
     this.module = module;
     this.context = context;
@@ -120,7 +120,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     if (stream !== undefined && stream.context !== this.context) this.#requireOwn(stream);
     blocks.args.write(args);
     const call = this.handle; // a getter of an argument may have closed the module
-    const handle = stream?.plainHandle;
+    const handle = stream?.untrackedHandle;
     if (handle === undefined) {
       this.#launchMarked(blocks, stream, args);
       return;
@@ -298,7 +298,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
       throw new TypeError(
         `the stream is of ${stream.context}, and kernel ${this.name} was loaded in ${this.context}`,
       );
-    noteVisits(stream.context, [this.context]);
+    noteMemoryUse(stream.context, [this.context]);
   }
 }
 

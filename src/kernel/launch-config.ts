@@ -16,7 +16,7 @@ import type { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
 import { streamOf } from '../memory/buffer-copy.ts';
 import type { Stream } from '../stream.ts';
-import { checkBoolean, checkInteger, checkOptionNames, shown } from '../validate.ts';
+import { checkBoolean, checkInteger, checkOptionNames, formatValue } from '../validate.ts';
 import { readAttribute } from './function-attributes.ts';
 
 /** One to three sizes; those left out are 1. */
@@ -83,7 +83,9 @@ export class ConfigBlock {
   /** Writes all but the stream, which is answered. @throws TypeError, RangeError */
   write(config: LaunchConfig): Stream | undefined {
     if (typeof config !== 'object' || config === null)
-      throw new TypeError(`launch: the first argument is { grid, block }, not ${shown(config)}`);
+      throw new TypeError(
+        `launch: the first argument is { grid, block }, not ${formatValue(config)}`,
+      );
     // Each is read once, before anything is written.
     const { grid, block, sharedBytes, stream, cluster, cooperative } = config;
     let given = 0;
@@ -169,7 +171,7 @@ export class ConfigBlock {
     const count = Array.isArray(extents) ? extents.length : 0;
     if (!Array.isArray(extents) || count < 1 || count > 3)
       throw new TypeError(
-        `${name} must be a number or one to three of them, not ${shown(extents)}`,
+        `${name} must be a number or one to three of them, not ${formatValue(extents)}`,
       );
     const x = this.#extent(extents[0], name, 'x', most[0]);
     const y = count > 1 ? this.#extent(extents[1], name, 'y', most[1]) : 1;

@@ -12,7 +12,7 @@ import type { CUresult } from '../../ffi/results.ts';
 import type { Address, CUlinkState } from '../../ffi/types.ts';
 import { cudaError } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
-import { checkOptions, shown } from '../validate.ts';
+import { checkOptions, formatValue } from '../validate.ts';
 import { checkImage, type Image, type ModuleImage } from './image.ts';
 import { checkJit, type JitOptions, type JitPairs, withJitOptions } from './jit.ts';
 
@@ -52,11 +52,11 @@ interface Failure {
 export function link(sources: readonly ModuleImage[], options?: LinkOptions): Uint8Array {
   const { jit, ...place } = checkOptions(options, ['jit', 'context', 'device'], 'link');
   if (!Array.isArray(sources))
-    throw new TypeError(`sources must be an array of code, not ${shown(sources)}`);
+    throw new TypeError(`sources must be an array of code, not ${formatValue(sources)}`);
   if (sources.length === 0) throw new TypeError('sources is empty: there is nothing to link');
   const images = sources.map((source) => checkImage(source as ModuleImage));
   const pairs = checkJit(jit);
-  return Context.of(place).run(() => linkImages(images, pairs));
+  return Context.resolve(place).run(() => linkImages(images, pairs));
 }
 
 function linkImages(images: readonly Image[], pairs: JitPairs): Uint8Array {

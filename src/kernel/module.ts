@@ -11,7 +11,7 @@ import { Context, type PlaceOptions } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
 import { Resource } from '../lifetime.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
-import { checkOptions, requireMade, shown } from '../validate.ts';
+import { assertInternal, checkOptions, formatValue } from '../validate.ts';
 import { checkImage, type ModuleImage } from './image.ts';
 import { checkJit, type JitOptions, loadImage } from './jit.ts';
 import { Kernel } from './kernel.ts';
@@ -47,14 +47,14 @@ export class Module extends Resource {
   readonly #handle: CUmodule;
 
   private constructor(context: Context, handle: CUmodule, log: string) {
-    requireMade(context, Context, 'Module', 'Module.load');
-    const { releases, resets } = context;
+    assertInternal(context, Context, 'Module', 'Module.load');
+    const { releases, epoch } = context;
     super('Module', {
       owner: context.resources,
       release: () =>
         // Unloading may wait for the context.
-        releases.submit(() => {
-          if (context.resets === resets) check(cu.cuModuleUnload(handle), 'cuModuleUnload');
+        releases.enqueue(() => {
+          if (context.epoch === epoch) check(cu.cuModuleUnload(handle), 'cuModuleUnload');
         }),
     });
     this.context = context;
@@ -78,8 +78,8 @@ export class Module extends Resource {
     const image = checkImage(source);
     const pairs = checkJit(jit);
     if (loading !== undefined && loading !== 'lazy' && loading !== 'eager')
-      throw new TypeError(`loading must be 'lazy' or 'eager', not ${shown(loading)}`);
-    const context = Context.of(place);
+      throw new TypeError(`loading must be 'lazy' or 'eager', not ${formatValue(loading)}`);
+    const context = Context.resolve(place);
     const { handle, log } = context.run(() => {
       const loaded = loadImage(image, pairs);
       if (loading === 'eager') loadFunctions(loaded.handle);
@@ -154,14 +154,14 @@ export class Module extends Resource {
       address: readHandle<CUdeviceptr>(OUT0),
       byteLength: readSize(OUT1),
       origin: 'borrowed',
-      keeps: this,
+      keepalive: this,
     });
   }
 }
 
 function nameBytes(name: string, what: string): Uint8Array {
   if (typeof name !== 'string' || name === '' || name.includes('\0'))
-    throw new TypeError(`${what} must be a name, not ${shown(name)}`);
+    throw new TypeError(`${what} must be a name, not ${formatValue(name)}`);
   return Buffer.from(`${name}\0`);
 }
 

@@ -5,7 +5,7 @@ import {
   scalarByteLengths,
 } from '../../ffi/kernel-params.ts';
 import { type DtypeName, dtype } from '../dtype.ts';
-import { checkInteger, type HostMemory, shown } from '../validate.ts';
+import { checkInteger, formatValue, type HostMemory } from '../validate.ts';
 
 /**
  * The type of a kernel's parameter: a value, e.g. `float32`; a `pointer`; a pointer to items of a
@@ -64,7 +64,7 @@ export const parameterName = (param: Parameter): string =>
 /** @throws TypeError, RangeError unless parameters of a kernel */
 export function checkParameters<P extends readonly Parameter[]>(params: P): P {
   if (!Array.isArray(params))
-    throw new TypeError(`params must be an array of types, not ${shown(params)}`);
+    throw new TypeError(`params must be an array of types, not ${formatValue(params)}`);
   const own = Array.from(params, (param: unknown) =>
     typeof param === 'object' && param !== null
       ? Object.freeze({ bytes: (param as Partial<StructParameter>).bytes })
@@ -84,7 +84,7 @@ function checkParameter(param: unknown, at: number): void {
   if (!pointed)
     throw new TypeError(
       `parameter ${at} must be one of ${Object.keys(scalarByteLengths).join(', ')}, pointer, a ` +
-        `dtype and '*', or { bytes }, not ${shown(param)}`,
+        `dtype and '*', or { bytes }, not ${formatValue(param)}`,
     );
   dtype(pointed); // throws for the name of none
 }

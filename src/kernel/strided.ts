@@ -180,7 +180,7 @@ function loadedIn(context: Context, purpose: Purpose): Loaded | undefined {
   loaded.set(context, all);
   const known = all.get(purpose);
   if (known && !known.module?.closed) return known;
-  if (isCapturing() || !context.activity.isIdle()) return undefined;
+  if (isCapturing() || !context.workTracker.areStreamsIdle()) return undefined;
   const own = load(context, purpose);
   if (own) all.set(purpose, own);
   return own;

@@ -3,14 +3,14 @@ import type { FunctionName } from '../../ffi/functions.ts';
 import { CUresult } from '../../ffi/results.ts';
 import { check, cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
-import { refuseInCapture } from '../graph-capture.ts';
+import { assertNotCapturing } from '../graph-capture.ts';
 
-/** What {@link withRoom} is told besides. */
-export interface RoomOptions {
+/** What {@link allocateWithRetry} is told besides. */
+export interface RetryOptions {
   /** How `allocate` has answered already, where it was called. */
-  readonly first?: CUresult | undefined;
+  readonly firstStatus?: CUresult | undefined;
   /** What else the error says, where more than the device's memory limits it. */
-  readonly limits?: () => string;
+  readonly describeLimits?: () => string;
 }
 
 /**
@@ -18,18 +18,18 @@ export interface RoomOptions {
  *
  * @throws CudaError that says how much was asked, what is free and what waits to be freed
  */
-export function withRoom(
+export function allocateWithRetry(
   context: Context,
   call: FunctionName,
   byteLength: number,
   allocate: () => CUresult,
-  { first, limits }: RoomOptions = {},
+  { firstStatus, describeLimits }: RetryOptions = {},
 ): void {
-  refuseInCapture('allocating memory');
+  assertNotCapturing('allocating memory');
   const { releases } = context;
-  let status = first ?? allocate();
+  let status = firstStatus ?? allocate();
   if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY && releases.size > 0) {
-    releases.collect(true);
+    releases.drainReady(true);
     status = allocate();
   }
   if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY) {
@@ -37,14 +37,14 @@ export function withRoom(
     throw cudaError(
       status,
       call,
-      `allocating ${byteLength} bytes with ${free} free${limits?.() ?? ''}${describePending(context)}`,
+      `allocating ${byteLength} bytes with ${free} free${describeLimits?.() ?? ''}${describePendingReleases(context)}`,
     );
   }
   check(status, call, () => `allocating ${byteLength} bytes`);
 }
 
 /** What waits to be released, for messages: nothing, or in brackets. */
-export function describePending({ releases }: Context): string {
+export function describePendingReleases({ releases }: Context): string {
   const { size, byteLength } = releases;
   if (size === 0) return '';
   const [what, waits] = size === 1 ? ['release', 'waits'] : ['releases', 'wait'];

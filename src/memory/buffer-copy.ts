@@ -5,7 +5,7 @@ import type { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
-import { isCapturing, noteCaptured } from '../graph-capture.ts';
+import { addCapturedContexts, isCapturing } from '../graph-capture.ts';
 import { Resource } from '../lifetime.ts';
 import { checkSignal } from '../poller.ts';
 import type { Stream } from '../stream.ts';
@@ -13,12 +13,12 @@ import {
   checkHostMemory,
   checkInteger,
   checkOptions,
+  formatValue,
   type HostMemory,
-  shown,
 } from '../validate.ts';
 import type { CopyOptions, DeviceBuffer, FillOptions, StreamOption } from './buffer.ts';
-import { pieces } from './chunks.ts';
-import { copyAwaited, copySync } from './copy.ts';
+import { chunks } from './chunks.ts';
+import { copyAsync, copySync } from './copy.ts';
 import type { HostCopy } from './host-copy.ts';
 import { copyBetweenDevices } from './peer-copy.ts';
 
@@ -31,17 +31,17 @@ export function fillBuffer(buffer: DeviceBuffer, value: number, options?: FillOp
     ['stream', 'elementByteLength'],
     'fill',
   );
-  const width = checkElement(value, elementByteLength);
+  const width = checkFillElement(value, elementByteLength);
   const { writableAddress: address, byteLength, context } = buffer;
   if (byteLength % width !== 0 || address % width !== 0)
     throw new RangeError(
       `${byteLength} bytes at ${address} are no whole, aligned elements of ${width} bytes`,
     );
-  const ordered = streamOf(stream);
-  noteVisits(ordered?.context ?? context, [context]);
-  for (const [offset, length] of pieces(byteLength, buffer.cuts)) {
+  const checkedStream = streamOf(stream);
+  noteMemoryUse(checkedStream?.context ?? context, [context]);
+  for (const [offset, length] of chunks(byteLength, buffer.splitOffsets)) {
     const target = (address + offset) as CUdeviceptr;
-    fillOnDevice(context, target, value, width, length / width, ordered);
+    fillOnDevice(context, target, value, width, length / width, checkedStream);
   }
 }
 
@@ -55,15 +55,18 @@ export function copyBuffer(
   const [from, to] = [source.address, target.writableAddress];
   const { byteLength, context } = source;
   checkFits(byteLength, target.byteLength, 'the target');
-  noteVisits(stream?.context ?? context, [context, target.context]);
-  const isNear = target.context.device === context.device;
-  const cuts = [...new Set([...source.cuts, ...target.cuts])].sort((a, b) => a - b);
-  const within = cuts.filter((offset) => offset < byteLength);
-  for (const [offset, length] of pieces(byteLength, within)) {
-    const start = { context, address: (from + offset) as CUdeviceptr };
-    const end = { context: target.context, address: (to + offset) as CUdeviceptr };
-    if (isNear) copyOnDevice(context, end.address, start.address, length, stream);
-    else copyBetweenDevices(start, end, length, stream);
+  noteMemoryUse(stream?.context ?? context, [context, target.context]);
+  const isSameDevice = target.context.device === context.device;
+  const splits = [...new Set([...source.splitOffsets, ...target.splitOffsets])].sort(
+    (a, b) => a - b,
+  );
+  const splitsInRange = splits.filter((offset) => offset < byteLength);
+  for (const [offset, length] of chunks(byteLength, splitsInRange)) {
+    const chunkSource = { context, address: (from + offset) as CUdeviceptr };
+    const chunkTarget = { context: target.context, address: (to + offset) as CUdeviceptr };
+    if (isSameDevice)
+      copyOnDevice(context, chunkTarget.address, chunkSource.address, length, stream);
+    else copyBetweenDevices(chunkSource, chunkTarget, length, stream);
   }
 }
 
@@ -77,7 +80,7 @@ export async function copyHost(
   const call = direction === 'to device' ? 'copyFrom' : 'copyToHost';
   const { signal, stream } = checkOptions(options, ['stream', 'signal'], call);
   const wait = checkSignal(signal);
-  await copyAwaited(hostCopy(buffer, direction, memory, stream), wait);
+  await copyAsync(toHostCopy(buffer, direction, memory, stream), wait);
 }
 
 /** Behind `copyFromSync` and `copyToHostSync`. */
@@ -89,10 +92,10 @@ export function copyHostSync(
 ): void {
   const call = direction === 'to device' ? 'copyFromSync' : 'copyToHostSync';
   const { stream } = checkOptions(options, ['stream'], call);
-  copySync(hostCopy(buffer, direction, memory, stream));
+  copySync(toHostCopy(buffer, direction, memory, stream));
 }
 
-function hostCopy(
+function toHostCopy(
   buffer: DeviceBuffer,
   direction: Direction,
   memory: HostMemory,
@@ -100,7 +103,7 @@ function hostCopy(
 ): HostCopy {
   const host = checkHostMemory(memory, direction === 'to device' ? 'source' : 'into');
   checkFits(host.byteLength, buffer.byteLength, 'the buffer');
-  const ordered = streamOf(stream);
+  const checkedStream = streamOf(stream);
   const device = (): CUdeviceptr =>
     direction === 'to device' ? buffer.writableAddress : buffer.address;
   device(); // a closed buffer, or a read-only one, is refused now, not when the copy begins
@@ -109,23 +112,24 @@ function hostCopy(
     context: buffer.context,
     host,
     device,
-    cuts: buffer.cuts,
-    stream: ordered,
+    splitOffsets: buffer.splitOffsets,
+    stream: checkedStream,
   };
 }
 
 /** Memory of these contexts must outlive the work that is queued in a stream of `where`. */
-export function noteVisits(where: Context, contexts: readonly Context[]): void {
+export function noteMemoryUse(workContext: Context, memoryContexts: readonly Context[]): void {
   // The commonest case, without its loops.
-  if (contexts.length === 1 && contexts[0] === where && !isCapturing()) return;
-  for (const { activity } of contexts) activity.visitedBy(where.activity);
-  noteCaptured(contexts);
+  if (memoryContexts.length === 1 && memoryContexts[0] === workContext && !isCapturing()) return;
+  for (const { workTracker } of memoryContexts)
+    workTracker.addOtherContext(workContext.workTracker);
+  addCapturedContexts(memoryContexts);
 }
 
 /** The stream of a call's options, if it names one. @throws TypeError for anything else */
 export function streamOf(stream: unknown): Stream | undefined {
   if (stream !== undefined && !Resource.is(stream, 'Stream'))
-    throw new TypeError(`stream must be a Stream, not ${shown(stream)}`);
+    throw new TypeError(`stream must be a Stream, not ${formatValue(stream)}`);
   return stream as Stream | undefined;
 }
 
@@ -145,7 +149,7 @@ export function streamOption(options: StreamOption | undefined, call: string): S
 }
 
 /** The bytes of an element that a fill sets to `value`. @throws RangeError */
-export function checkElement(value: number, elementByteLength: number | undefined): 1 | 2 | 4 {
+export function checkFillElement(value: number, elementByteLength: number | undefined): 1 | 2 | 4 {
   const width = elementByteLength ?? 1;
   if (width !== 1 && width !== 2 && width !== 4)
     throw new RangeError(`elementByteLength must be 1, 2 or 4, not ${String(width)}`);

@@ -2,21 +2,21 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
 import { CuffiError } from '../errors.ts';
-import { life, Resource, type ResourceSet } from '../lifetime.ts';
+import { life, Resource, type Scope } from '../lifetime.ts';
 import type { WaitOptions } from '../poller.ts';
 import type { Stream } from '../stream.ts';
 import {
+  assertInternal,
   checkInstance,
   checkInteger,
   checkOptions,
+  formatValue,
   type HostMemory,
-  requireMade,
-  shown,
 } from '../validate.ts';
 import { copyBuffer, copyHost, copyHostSync, fillBuffer, streamOf } from './buffer-copy.ts';
-import { cutsWithin } from './chunks.ts';
+import { splitOffsetsWithin } from './chunks.ts';
 import { DeviceMemory } from './device-memory.ts';
-import type { HostAllocation, HostKind } from './host-allocation.ts';
+import type { HostAllocation, HostMemoryKind } from './host-allocation.ts';
 import type { LockFlags } from './page-lock.ts';
 
 /** Options of calls that work in a stream. */
@@ -59,9 +59,9 @@ export type BufferOrigin = 'allocated' | 'borrowed' | 'imported';
 export type Access = 'read-write' | 'read';
 
 /** Frees memory in the order of a stream. */
-export interface OrderedRelease {
+export interface StreamOrderedRelease {
   /** Takes another stream than that of the allocation. */
-  freeIn(stream: Stream): void;
+  setStream(stream: Stream): void;
   release(): void;
 }
 
@@ -72,17 +72,17 @@ export interface BufferInit {
   readonly byteLength: number;
   readonly origin: BufferOrigin;
   readonly resource?: MemoryResource | undefined;
-  readonly release?: (() => void) | OrderedRelease | undefined;
+  readonly release?: (() => void) | StreamOrderedRelease | undefined;
   /** What it is closed with. Default: its context. */
-  readonly owner?: ResourceSet | undefined;
+  readonly owner?: Scope | undefined;
   /** The buffer that it is a part of, which is no view itself. */
-  readonly viewOf?: DeviceBuffer | undefined;
+  readonly root?: DeviceBuffer | undefined;
   /** What its memory lies in: it counts as closed when that is. Others' only stay alive by it. */
-  readonly keeps?: unknown;
+  readonly keepalive?: unknown;
   /** Addresses that one call of the driver may not go across. */
-  readonly borders?: (() => readonly number[]) | undefined;
+  readonly mappingBoundaries?: (() => readonly number[]) | undefined;
   /** Whether the process that it is of has ended. */
-  readonly isOrphan?: (() => boolean) | undefined;
+  readonly isOwnerGone?: (() => boolean) | undefined;
   /** Default: it may be written to. */
   readonly access?: Access | undefined;
 }
@@ -111,33 +111,34 @@ export interface MemoryResource {
 }
 
 /** @throws TypeError unless `value` is a memory resource */
-export function checkMemory(value: unknown): MemoryResource {
+export function checkMemoryResource(value: unknown): MemoryResource {
   const { context, allocate } = (value ?? {}) as Partial<Record<keyof MemoryResource, unknown>>;
   if (!(context instanceof Context) || typeof allocate !== 'function')
     throw new TypeError(
       'memory must be a memory resource, such as DeviceMemory, MemoryPool, ManagedMemory or ' +
-        `MappedMemory, not ${shown(value)}`,
+        `MappedMemory, not ${formatValue(value)}`,
     );
   return value as MemoryResource;
 }
 
 /** @internal What serves the memory of a context if the caller names no resource; manager/ implements it. */
-export interface ServedMemory extends ContextMemory, MemoryResource {
-  allocateHost(byteLength: number, kind: HostKind): HostAllocation;
+export interface ManagerResource extends ContextMemory, MemoryResource {
+  allocateHost(byteLength: number, kind: HostMemoryKind): HostAllocation;
   /** Page-locks `memory`; answers how to unlock it. */
   lockHost(memory: HostMemory, flags: LockFlags): () => void;
 }
 
 /** @internal The memory manager of a context, where one was set. */
-export const servedMemory = (context: Context): ServedMemory | undefined =>
+export const memoryManagerOf = (context: Context): ManagerResource | undefined =>
   // Nothing but the room manager/ puts one there.
-  context.memory as ServedMemory | undefined;
+  context.memory as ManagerResource | undefined;
 
 /**
  * What a borrowed buffer keeps for an owner that its caller named: the owner stays alive with it,
  * and is nothing else to it. The buffer does not count as closed when a resource among them is.
  */
-export const held = (owner: unknown): unknown => (owner === undefined ? undefined : { owner });
+export const keepaliveFor = (owner: unknown): unknown =>
+  owner === undefined ? undefined : { owner };
 
 /** The memory of a buffer: whose it is, where it lies, what may be done with it, how it ends. */
 abstract class BufferMemory extends Resource {
@@ -155,14 +156,14 @@ abstract class BufferMemory extends Resource {
   readonly #address: CUdeviceptr;
   readonly #release: BufferInit['release'];
   /** The buffer that this one is a view of. */
-  readonly #viewOf: DeviceBuffer | undefined;
-  readonly #keeps: unknown;
-  readonly #borders: (() => readonly number[]) | undefined;
-  readonly #isOrphan: (() => boolean) | undefined;
+  readonly #root: DeviceBuffer | undefined;
+  readonly #keepalive: unknown;
+  readonly #mappingBoundaries: (() => readonly number[]) | undefined;
+  readonly #isOwnerGone: (() => boolean) | undefined;
 
   /** @internal */
   constructor(init: BufferInit) {
-    requireMade(init, Object, 'DeviceBuffer', 'DeviceBuffer.allocate');
+    assertInternal(init, Object, 'DeviceBuffer', 'DeviceBuffer.allocate');
     super('DeviceBuffer', { owner: init.owner ?? init.context.resources, release: init.release });
     this.context = init.context;
     this.byteLength = init.byteLength;
@@ -171,22 +172,22 @@ abstract class BufferMemory extends Resource {
     this.access = init.access ?? 'read-write';
     this.#address = init.address;
     this.#release = init.release;
-    this.#viewOf = init.viewOf;
-    this.#keeps = init.keeps;
-    this.#borders = init.borders;
-    this.#isOrphan = init.isOrphan;
+    this.#root = init.root;
+    this.#keepalive = init.keepalive;
+    this.#mappingBoundaries = init.mappingBoundaries;
+    this.#isOwnerGone = init.isOwnerGone;
   }
 
   /** @internal The buffer that this one is a view of. */
   protected get viewOf(): DeviceBuffer | undefined {
-    return this.#viewOf;
+    return this.#root;
   }
 
   override get closed(): boolean {
     // Not super.closed, which a launch would feel for each of its buffers.
-    if (this[life].isOver) return true;
-    const outer = this.#viewOf ?? this.#keeps;
-    return outer !== undefined && outer instanceof Resource && outer.closed;
+    if (this[life].isClosed) return true;
+    const container = this.#root ?? this.#keepalive;
+    return container !== undefined && container instanceof Resource && container.closed;
   }
 
   /**
@@ -206,24 +207,24 @@ abstract class BufferMemory extends Resource {
    * @throws CuffiError with `{ leases: 'refuse' }` where others have it: then it stays open
    */
   override close(options?: BufferCloseOptions): void {
-    if (options !== undefined) this.#closeIn(options);
+    if (options !== undefined) this.#applyCloseOptions(options);
     super.close();
   }
 
-  #closeIn(options: BufferCloseOptions): void {
+  #applyCloseOptions(options: BufferCloseOptions): void {
     const { stream, leases } = checkOptions(options, ['stream', 'leases'], 'close');
     if (leases !== undefined && leases !== 'refuse')
-      throw new TypeError(`leases must be 'refuse', not ${shown(leases)}`);
+      throw new TypeError(`leases must be 'refuse', not ${formatValue(leases)}`);
     // Of virtual memory others have that, and not this view of it.
-    const { holders } = this.#keeps instanceof Resource ? this.#keeps : this;
-    if (leases === 'refuse' && !this.closed && holders.length > 0)
+    const { keepaliveNames } = this.#keepalive instanceof Resource ? this.#keepalive : this;
+    if (leases === 'refuse' && !this.closed && keepaliveNames.length > 0)
       throw new CuffiError(
-        `this ${this.byteLength}-byte buffer is in use by ${holders.join(', ')}: it stays open`,
+        `this ${this.byteLength}-byte buffer is in use by ${keepaliveNames.join(', ')}: it stays open`,
       );
-    const last = streamOf(stream);
-    if (!last || this.closed) return;
-    last.handle; // a closed stream is refused
-    if (typeof this.#release === 'object') this.#release.freeIn(last);
+    const releaseStream = streamOf(stream);
+    if (!releaseStream || this.closed) return;
+    releaseStream.handle; // a closed stream is refused
+    if (typeof this.#release === 'object') this.#release.setStream(releaseStream);
   }
 
   /** The device address of the first byte. @throws ClosedError */
@@ -244,7 +245,7 @@ abstract class BufferMemory extends Resource {
    * anew elsewhere, unless it came by a file descriptor.
    */
   get ownerGone(): boolean {
-    return (this.#viewOf ?? this).#isOrphan?.() ?? false;
+    return (this.#root ?? this).#isOwnerGone?.() ?? false;
   }
 
   /** Whether it is memory of another process, mapped here. */
@@ -253,32 +254,34 @@ abstract class BufferMemory extends Resource {
   }
 
   /** @internal What its memory lies in, where that is no buffer: virtual memory. */
-  get keeper(): unknown {
-    return (this.#viewOf ?? this).#keeps;
+  get keepalive(): unknown {
+    return (this.#root ?? this).#keepalive;
   }
 
   /** @internal Where one call of the driver must not go on, as offsets in order. */
-  get cuts(): readonly number[] {
-    return this.#borders ? cutsWithin(this.#borders(), this.#address, this.byteLength) : [];
+  get splitOffsets(): readonly number[] {
+    return this.#mappingBoundaries
+      ? splitOffsetsWithin(this.#mappingBoundaries(), this.#address, this.byteLength)
+      : [];
   }
 
   /** @internal What a view of it is made of, as a part of `whole`. */
-  protected partOf(whole: DeviceBuffer, begin: number, end: number, access: Access): BufferInit {
+  protected viewInit(root: DeviceBuffer, begin: number, end: number, access: Access): BufferInit {
     return {
       context: this.context,
       address: (this.address + begin) as CUdeviceptr,
       byteLength: end - begin,
       origin: this.origin,
       resource: this.resource,
-      viewOf: whole,
-      borders: this.#borders,
+      root: root,
+      mappingBoundaries: this.#mappingBoundaries,
       access,
     };
   }
 
   /** @internal What a buffer is made of that owns what this one did, closed by it. @throws CuffiError */
-  protected takenOver(): BufferInit {
-    const { owner } = this.handOver('its memory was moved to another buffer');
+  protected transferredInit(): BufferInit {
+    const { owner } = this.transferOwnership('its memory was moved to another buffer');
     return {
       context: this.context,
       address: this.#address,
@@ -287,9 +290,9 @@ abstract class BufferMemory extends Resource {
       resource: this.resource,
       release: this.#release,
       owner,
-      keeps: this.#keeps,
-      borders: this.#borders,
-      isOrphan: this.#isOrphan,
+      keepalive: this.#keepalive,
+      mappingBoundaries: this.#mappingBoundaries,
+      isOwnerGone: this.#isOwnerGone,
       access: this.access,
     };
   }
@@ -326,14 +329,14 @@ export class DeviceBuffer extends BufferMemory {
       'DeviceBuffer.allocate',
     );
     checkInteger(byteLength, 'byteLength', 1);
-    const named = memory === undefined ? undefined : checkMemory(memory);
-    if (named && (place.context || place.device !== undefined))
+    const givenResource = memory === undefined ? undefined : checkMemoryResource(memory);
+    if (givenResource && (place.context || place.device !== undefined))
       throw new TypeError('give either a memory resource or a place, not both');
-    const ordered = streamOf(stream);
-    const resource = named ?? defaultMemory(Context.of(place));
-    const buffer = resource.allocate(byteLength, ordered ? { stream: ordered } : {});
+    const checkedStream = streamOf(stream);
+    const resource = givenResource ?? defaultResource(Context.resolve(place));
+    const buffer = resource.allocate(byteLength, checkedStream ? { stream: checkedStream } : {});
     // A resource of the caller's own may answer with anything.
-    if (named && checkInstance(buffer, DeviceBuffer, 'what memory.allocate returns').closed)
+    if (givenResource && checkInstance(buffer, DeviceBuffer, 'what memory.allocate returns').closed)
       throw new TypeError('memory.allocate must return an open buffer, not a closed one');
     if (buffer.byteLength < byteLength)
       throw new RangeError(
@@ -352,16 +355,16 @@ export class DeviceBuffer extends BufferMemory {
       'DeviceBuffer.fromPointer',
     );
     return new DeviceBuffer({
-      context: Context.of(place),
+      context: Context.resolve(place),
       address: address as CUdeviceptr,
       byteLength,
       origin: 'borrowed',
-      keeps: held(owner),
+      keepalive: keepaliveFor(owner),
     });
   }
 
   /** @internal The buffer that this one is a view of, or itself. */
-  get whole(): DeviceBuffer {
+  get root(): DeviceBuffer {
     return this.viewOf ?? this;
   }
 
@@ -392,14 +395,14 @@ export class DeviceBuffer extends BufferMemory {
     begin: number,
     end: number,
     access: Access,
-    ending?: Pick<BufferInit, 'release'>,
+    options?: Pick<BufferInit, 'release'>,
   ): DeviceBuffer {
-    return new DeviceBuffer({ ...this.partOf(this.whole, begin, end, access), ...ending });
+    return new DeviceBuffer({ ...this.viewInit(this.root, begin, end, access), ...options });
   }
 
   /** @internal A buffer that owns what this one did, which is closed by it. @throws CuffiError */
-  handedOver(): DeviceBuffer {
-    return new DeviceBuffer(this.takenOver());
+  moveToNewBuffer(): DeviceBuffer {
+    return new DeviceBuffer(this.transferredInit());
   }
 
   /** Sets every element to `value`; only queues. */
@@ -460,5 +463,5 @@ export class DeviceBuffer extends BufferMemory {
   }
 }
 
-const defaultMemory = (context: Context): MemoryResource =>
-  servedMemory(context) ?? DeviceMemory.create({ context });
+const defaultResource = (context: Context): MemoryResource =>
+  memoryManagerOf(context) ?? DeviceMemory.create({ context });

@@ -4,26 +4,26 @@
  */
 
 /** The borders (addresses) that lie within a range, as offsets from its beginning, in order. */
-export const cutsWithin = (
-  borders: readonly number[],
+export const splitOffsetsWithin = (
+  boundaries: readonly number[],
   address: number,
   byteLength: number,
 ): number[] =>
-  borders
+  boundaries
     .map((border) => border - address)
     .filter((offset) => offset > 0 && offset < byteLength)
     .sort((a, b) => a - b);
 
 /** A range in pieces: cut at each of `cuts`, and none longer than `most`. */
-export function* pieces(
+export function* chunks(
   byteLength: number,
-  cuts: readonly number[],
-  most: number = byteLength,
+  splitOffsets: readonly number[],
+  maxByteLength: number = byteLength,
 ): Generator<readonly [offset: number, byteLength: number]> {
   let offset = 0;
-  for (const end of [...cuts, byteLength]) {
-    for (; offset < end; offset = Math.min(offset + most, end))
-      yield [offset, Math.min(most, end - offset)];
+  for (const end of [...splitOffsets, byteLength]) {
+    for (; offset < end; offset = Math.min(offset + maxByteLength, end))
+      yield [offset, Math.min(maxByteLength, end - offset)];
   }
 }
 

@@ -3,44 +3,44 @@ import { discardFd } from '../../ffi/linux/close-fd.ts';
 import { duplicateFd, setCloseOnExec } from '../../ffi/linux/libc.ts';
 import type { Context } from '../context.ts';
 
-interface Kept {
-  readonly resets: number;
+interface ContextFds {
+  readonly epoch: number;
   readonly fds: Set<number>;
 }
 
-const kept = new WeakMap<Context, Kept>();
+const contextFds = new WeakMap<Context, ContextFds>();
 
-/** Keeps a descriptor, close-on-exec, until {@link closeKeptFd}; answers it. */
-export function keepFd(context: Context, fd: number): number {
+/** Keeps a descriptor, close-on-exec, until {@link closeContextFd}; answers it. */
+export function addContextFd(context: Context, fd: number): number {
   try {
     setCloseOnExec(fd);
   } catch (error) {
     discardFd(fd);
     throw error;
   }
-  keep(context, fd);
+  register(context, fd);
   return fd;
 }
 
-/** As {@link keepFd}, another descriptor of the same. @throws SystemError */
-export function keepDuplicate(context: Context, fd: number): number {
-  const own = duplicateFd(fd);
-  keep(context, own);
-  return own;
+/** As {@link addContextFd}, another descriptor of the same. @throws SystemError */
+export function addDuplicateFd(context: Context, fd: number): number {
+  const duplicate = duplicateFd(fd);
+  register(context, duplicate);
+  return duplicate;
 }
 
-function keep(context: Context, fd: number): void {
-  const known = kept.get(context);
-  if (known?.resets === context.resets) {
-    known.fds.add(fd);
+function register(context: Context, fd: number): void {
+  const current = contextFds.get(context);
+  if (current?.epoch === context.epoch) {
+    current.fds.add(fd);
     return;
   }
   // Of before a reset, which told nobody that what they name is gone.
-  for (const stale of known?.fds ?? []) discardFd(stale);
-  kept.set(context, { resets: context.resets, fds: new Set([fd]) });
+  for (const stale of current?.fds ?? []) discardFd(stale);
+  contextFds.set(context, { epoch: context.epoch, fds: new Set([fd]) });
 }
 
 /** Closes a kept descriptor; nothing for one that is closed already. */
-export function closeKeptFd(context: Context, fd: number): void {
-  if (kept.get(context)?.fds.delete(fd)) discardFd(fd);
+export function closeContextFd(context: Context, fd: number): void {
+  if (contextFds.get(context)?.fds.delete(fd)) discardFd(fd);
 }

@@ -5,13 +5,13 @@ import { withAddress } from '../../ffi/native.ts';
 import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
-import { refuseInCapture } from '../graph-capture.ts';
+import { assertNotCapturing } from '../graph-capture.ts';
 import type { WaitOptions } from '../poller.ts';
-import { pieces } from './chunks.ts';
+import { chunks } from './chunks.ts';
 import {
-  afterWorkSoFar,
-  copyInTurns,
-  doing,
+  afterQueuedWork,
+  copyInTicks,
+  describeCopy,
   type HostCopy,
   type QueuePart,
   queueSlice,
@@ -32,37 +32,50 @@ export function copySync(copy: HostCopy): void {
   const { context, direction, host, stream } = copy;
   const byteLength = host.byteLength;
   if (byteLength === 0) return;
-  refuseInCapture('copying to or from the host');
+  assertNotCapturing('copying to or from the host');
   if (stream) {
     stream.enqueue((handle) =>
       withAddress(host, (address) => {
-        for (const [offset, length] of pieces(byteLength, copy.cuts))
+        for (const [offset, length] of chunks(byteLength, copy.splitOffsets))
           queueSlice(copy, offset, (address + offset) as Address, length, handle);
       }),
     );
     stream.synchronizeSync();
     return;
   }
-  const start = copy.device();
-  if (direction === 'to host' && byteLength <= SMALL_BYTE_LENGTH && copy.cuts.length === 0) {
-    fetchSmall(context, start, byteLength);
-    host.set(new Uint8Array(arena.buffer, SMALL_OFFSET, byteLength));
+  const deviceAddress = copy.device();
+  if (
+    direction === 'to host' &&
+    byteLength <= MAX_SMALL_COPY_BYTE_LENGTH &&
+    copy.splitOffsets.length === 0
+  ) {
+    copySmallToArena(context, deviceAddress, byteLength);
+    host.set(new Uint8Array(arena.buffer, SMALL_COPY_ARENA_OFFSET, byteLength));
     return;
   }
   context.run(() => {
     withAddress(host, (address) => {
-      for (const [offset, length] of pieces(byteLength, copy.cuts)) {
-        const device = (start + offset) as CUdeviceptr;
-        const here = (address + offset) as Address;
+      for (const [offset, length] of chunks(byteLength, copy.splitOffsets)) {
+        const device = (deviceAddress + offset) as CUdeviceptr;
+        const hostAddress = (address + offset) as Address;
         if (direction === 'to device')
-          check(cu.cuMemcpyHtoD_v2(device, here, length), 'cuMemcpyHtoD_v2', doing(copy));
-        else check(cu.cuMemcpyDtoH_v2(here, device, length), 'cuMemcpyDtoH_v2', doing(copy));
+          check(
+            cu.cuMemcpyHtoD_v2(device, hostAddress, length),
+            'cuMemcpyHtoD_v2',
+            describeCopy(copy),
+          );
+        else
+          check(
+            cu.cuMemcpyDtoH_v2(hostAddress, device, length),
+            'cuMemcpyDtoH_v2',
+            describeCopy(copy),
+          );
       }
     });
     // Up to 64 KiB the driver returns when it has the bytes, before the device does (seen on an
     // H200): work in a non-blocking stream would still find the old ones.
     if (direction === 'to device')
-      check(cu.cuStreamSynchronize(0 as CUstream), 'cuStreamSynchronize', doing(copy));
+      check(cu.cuStreamSynchronize(0 as CUstream), 'cuStreamSynchronize', describeCopy(copy));
   });
 }
 
@@ -70,20 +83,20 @@ export function copySync(copy: HostCopy): void {
  * Resolves when the copy is done. It begins when the work that was queued in its stream at the
  * call is done, and goes over a stream of its own.
  */
-export async function copyAwaited(copy: HostCopy, options: WaitOptions = {}): Promise<void> {
+export async function copyAsync(copy: HostCopy, options: WaitOptions = {}): Promise<void> {
   const { byteLength } = copy.host;
   options.signal?.throwIfAborted();
   if (byteLength === 0) return;
-  refuseInCapture('copying to or from the host');
-  await afterWorkSoFar(copy, options, async (begun) => {
+  assertNotCapturing('copying to or from the host');
+  await afterQueuedWork(copy, options, async (begun) => {
     const isOrdinary = !begun.isLocked && byteLength > DIRECT_BYTE_LENGTH;
     if (isOrdinary && (await copyStaged(begun))) return;
-    await copyInTurns(begun, slices(copy, begun.isLocked ? byteLength : SLICE_BYTE_LENGTH));
+    await copyInTicks(begun, queueSlices(copy, begun.isLocked ? byteLength : SLICE_BYTE_LENGTH));
   });
 }
 
-function* slices(copy: HostCopy, most: number): Generator<QueuePart> {
-  for (const [offset, length] of pieces(copy.host.byteLength, copy.cuts, most))
+function* queueSlices(copy: HostCopy, maxByteLength: number): Generator<QueuePart> {
+  for (const [offset, length] of chunks(copy.host.byteLength, copy.splitOffsets, maxByteLength))
     yield (host, stream) => queueSlice(copy, offset, (host + offset) as Address, length, stream);
 }
 
@@ -93,17 +106,17 @@ function* slices(copy: HostCopy, most: number): Generator<QueuePart> {
  */
 
 /** The most bytes that go this way. */
-export const SMALL_BYTE_LENGTH = 256;
+export const MAX_SMALL_COPY_BYTE_LENGTH = 256;
 
-/** Where in {@link arena} the bytes are that {@link fetchSmall} copied. */
-export const SMALL_OFFSET: number = BLOCK - arena.address;
+/** Where in {@link arena} the bytes are that {@link copySmallToArena} copied. */
+export const SMALL_COPY_ARENA_OFFSET: number = BLOCK - arena.address;
 
 /**
  * Blocks until so many bytes are in the arena, after the work that was queued in the legacy default
  * stream: there they are until the next call of the driver.
  */
-export function fetchSmall(context: Context, from: CUdeviceptr, byteLength: number): void {
-  refuseInCapture('copying to or from the host');
+export function copySmallToArena(context: Context, from: CUdeviceptr, byteLength: number): void {
+  assertNotCapturing('copying to or from the host');
   context.run(() =>
     check(
       cu.cuMemcpyDtoH_v2(BLOCK, from, byteLength),

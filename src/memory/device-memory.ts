@@ -3,11 +3,11 @@ import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
-import { checkBoolean, checkInteger, checkOptions, requireMade } from '../validate.ts';
-import { withRoom } from './allocate-with-retry.ts';
+import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
+import { allocateWithRetry } from './allocate-with-retry.ts';
 import { type AllocateOptions, DeviceBuffer, type MemoryResource } from './buffer.ts';
 import { roundUp } from './chunks.ts';
-import { ownStream } from './internal-stream.ts';
+import { internalStream } from './internal-stream.ts';
 
 /** Options of {@link DeviceMemory.create}. */
 export interface DeviceMemoryOptions extends PlaceOptions {
@@ -37,7 +37,7 @@ export class DeviceMemory implements MemoryResource {
   readonly hostAccessible = false;
 
   private constructor(context: Context, isPrivate: boolean) {
-    requireMade(context, Context, 'DeviceMemory', 'DeviceMemory.create');
+    assertInternal(context, Context, 'DeviceMemory', 'DeviceMemory.create');
     this.context = context;
     this.private = isPrivate;
   }
@@ -48,7 +48,7 @@ export class DeviceMemory implements MemoryResource {
       ['context', 'device', 'private'],
       'DeviceMemory.create',
     );
-    return new DeviceMemory(Context.of(place), checkBoolean(isPrivate, 'private', false));
+    return new DeviceMemory(Context.resolve(place), checkBoolean(isPrivate, 'private', false));
   }
 
   /** @throws CudaError CUDA_ERROR_OUT_OF_MEMORY */
@@ -56,24 +56,26 @@ export class DeviceMemory implements MemoryResource {
     checkInteger(byteLength, 'byteLength', 1);
     checkOptions(options, ['stream'], 'allocate');
     const { context } = this;
-    const asked = this.private ? roundUp(byteLength, BLOCK_BYTE_LENGTH) : byteLength;
+    const allocatedByteLength = this.private ? roundUp(byteLength, BLOCK_BYTE_LENGTH) : byteLength;
     const address = context.run(() => {
-      withRoom(context, 'cuMemAlloc_v2', asked, () => cu.cuMemAlloc_v2(OUT0, asked));
+      allocateWithRetry(context, 'cuMemAlloc_v2', allocatedByteLength, () =>
+        cu.cuMemAlloc_v2(OUT0, allocatedByteLength),
+      );
       return readHandle<CUdeviceptr>(OUT0, cu.cuMemFree_v2);
     });
-    return ownedBuffer(this, address, byteLength, asked);
+    return makeOwnedBuffer(this, address, byteLength, allocatedByteLength);
   }
 }
 
 /** A buffer of memory that the driver allocated by itself, freed when it is closed. */
-export function ownedBuffer(
+export function makeOwnedBuffer(
   resource: DeviceMemory,
   address: CUdeviceptr,
   byteLength: number,
   allocatedByteLength: number = byteLength,
 ): DeviceBuffer {
   const { context } = resource;
-  const { releases, resets } = context;
+  const { releases, epoch } = context;
   return new DeviceBuffer({
     context,
     address,
@@ -81,14 +83,14 @@ export function ownedBuffer(
     origin: 'allocated',
     resource,
     release: () =>
-      releases.submit(
+      releases.enqueue(
         () => {
-          if (context.resets === resets) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
+          if (context.epoch === epoch) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
         },
         {
           byteLength: allocatedByteLength,
-          early: () => {
-            if (context.resets === resets) freeWithoutWaiting(context, address);
+          nonBlockingRelease: () => {
+            if (context.epoch === epoch) freeNonBlocking(context, address);
           },
         },
       ),
@@ -104,8 +106,8 @@ export function ownedBuffer(
  *
  * @throws CudaError where it was not freed
  */
-export function freeWithoutWaiting(context: Context, address: CUdeviceptr): void {
-  const stream = ownStream(context, 'frees');
+export function freeNonBlocking(context: Context, address: CUdeviceptr): void {
+  const stream = internalStream(context, 'frees');
   check(cu.cuMemFreeAsync(address, stream), 'cuMemFreeAsync');
   // Where that fails, it is freed all the same, and back at the next wait that does not.
   cu.cuStreamSynchronize(stream);

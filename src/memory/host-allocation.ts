@@ -13,25 +13,25 @@ import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
-import { releaseQuietly } from '../lifetime.ts';
+import { releaseOrWarn } from '../lifetime.ts';
 import {
-  type HeldViews,
   HostViews,
   type ViewedMemory,
+  type ViewsReference,
   viewDriverMemory,
-  warnOfMoved,
+  warnOfDetachedView,
 } from './host-views.ts';
 import {
   devicePointerOf,
-  forgetPages,
   type LockFlags,
   lockPages,
-  notePages,
-  withLockableRoom,
+  lockWithRetry,
+  trackLockedPages,
+  untrackPages,
 } from './page-lock.ts';
 
 /** What kind of page-locked memory is asked for. */
-export interface HostKind extends LockFlags {
+export interface HostMemoryKind extends LockFlags {
   readonly writeCombined: boolean;
 }
 
@@ -43,20 +43,24 @@ export interface HostAllocation extends ViewedMemory {
 }
 
 /** @throws RangeError, NotSupportedError, CudaError; nothing stays allocated then */
-export function allocateHost(context: Context, byteLength: number, kind: HostKind): HostAllocation {
-  requireSupport(context, kind);
+export function allocateHost(
+  context: Context,
+  byteLength: number,
+  kind: HostMemoryKind,
+): HostAllocation {
+  assertSupported(context, kind);
   return kind.writeCombined
     ? allocateWriteCombined(context, byteLength, kind)
-    : allocateOwn(context, byteLength, kind);
+    : allocateRegistered(context, byteLength, kind);
 }
 
 /** Gives back what was got before an error that is thrown next, when the GPU lets it. */
-export function giveBackQuietly({ releases }: Context, release: () => void): void {
-  releaseQuietly(() => releases.submit(release));
+export function enqueueReleaseQuietly({ releases }: Context, release: () => void): void {
+  releaseOrWarn(() => releases.enqueue(release));
 }
 
 /** @throws NotSupportedError where the device cannot */
-export function requireSupport({ device }: Context, kind: Partial<HostKind>): void {
+export function assertSupported({ device }: Context, kind: Partial<HostMemoryKind>): void {
   if (!kind.writeCombined && device.attribute('hostRegisterSupported') === 0)
     throw new NotSupportedError(`${device} cannot page-lock memory of the process`);
   if (kind.mapped && device.attribute('canMapHostMemory') === 0)
@@ -67,17 +71,21 @@ export function requireSupport({ device }: Context, kind: Partial<HostKind>): vo
  * A mapping of our own, registered: cheaper to make than the driver's own allocation and, unlike
  * that one, it can be retired, so that a view which outlives it reads zeros.
  */
-function allocateOwn(context: Context, byteLength: number, kind: HostKind): HostAllocation {
-  const mapping = mapHost(byteLength);
+function allocateRegistered(
+  context: Context,
+  byteLength: number,
+  kind: HostMemoryKind,
+): HostAllocation {
+  const mapping = mapHostMemory(byteLength);
   let unlock: (() => void) | undefined;
   try {
     const { address } = mapping;
     unlock = lockPages(context, { ...mapping, what: 'the new buffer' }, kind);
     const devicePointer = kind.mapped ? devicePointerOf(context, address) : undefined;
-    const { held, release } = viewOwnMemory(context, byteLength, mapping, unlock);
-    return { address, devicePointer, held, release };
+    const { viewsReference, release } = viewRegisteredMemory(context, byteLength, mapping, unlock);
+    return { address, devicePointer, viewsReference, release };
   } catch (error) {
-    giveBackQuietly(context, () => {
+    enqueueReleaseQuietly(context, () => {
       unlock?.();
       mapping.unmap();
     });
@@ -85,7 +93,7 @@ function allocateOwn(context: Context, byteLength: number, kind: HostKind): Host
   }
 }
 
-function mapHost(byteLength: number): AnonymousMapping {
+function mapHostMemory(byteLength: number): AnonymousMapping {
   try {
     return mapAnonymous(byteLength);
   } catch (error) {
@@ -99,98 +107,105 @@ function mapHost(byteLength: number): AnonymousMapping {
 }
 
 /** What is known of a mapping of our own. */
-interface Ground {
+interface RegisteredMapping {
   readonly context: Context;
   readonly mapping: AnonymousMapping;
   /** Stuck: the driver did not unlock it, so its addresses must never be used for another. */
   state: 'locked' | 'unlocked' | 'stuck';
 }
 
-const unmapping = (ground: Ground) => (): void => {
-  const { context, mapping } = ground;
-  if (ground.state === 'unlocked') mapping.unmap();
-  else if (ground.state === 'locked') {
+const unmapWhenUnused = (registered: RegisteredMapping) => (): void => {
+  const { context, mapping } = registered;
+  if (registered.state === 'unlocked') mapping.unmap();
+  else if (registered.state === 'locked') {
     // Its context was reset, or another driver chosen. If the driver still knows the pages, it
     // must forget them first.
-    context.releases.submit(() => {
+    context.releases.enqueue(() => {
       cu.cuMemHostUnregister(mapping.address);
-      forgetPages(mapping.address, mapping.byteLength);
+      untrackPages(mapping.address, mapping.byteLength);
       mapping.unmap();
     });
   }
 };
 
-function viewOwnMemory(
+function viewRegisteredMemory(
   context: Context,
   byteLength: number,
   mapping: AnonymousMapping,
   unlock: () => void,
 ): ViewedMemory {
-  const ground: Ground = { context, mapping, state: 'locked' };
-  const held: HeldViews = {
-    views: new HostViews(mapping.address, byteLength, unmapping(ground)),
+  const registered: RegisteredMapping = { context, mapping, state: 'locked' };
+  const viewsReference: ViewsReference = {
+    views: new HostViews(mapping.address, byteLength, unmapWhenUnused(registered)),
   };
   const release = (): void => {
-    const { views } = held;
-    held.views = undefined;
+    const { views } = viewsReference;
+    viewsReference.views = undefined;
     if (!views) return;
     views.retire();
     // The queued call holds the views: until it has run, or a reset dropped it, the mapping stays.
-    context.releases.submit(() => giveUp(ground, views, unlock));
+    context.releases.enqueue(() => unlockAndRetire(registered, views, unlock));
   };
-  return { held, release };
+  return { viewsReference, release };
 }
 
-function giveUp(ground: Ground, views: HostViews, unlock: () => void): void {
+function unlockAndRetire(
+  registered: RegisteredMapping,
+  views: HostViews,
+  unlock: () => void,
+): void {
   try {
     unlock();
-    ground.state = 'unlocked';
+    registered.state = 'unlocked';
   } catch (error) {
-    ground.state = 'stuck';
-    ground.mapping.retire();
+    registered.state = 'stuck';
+    registered.mapping.retire();
     throw error;
   }
-  if (!views.viewed) {
-    views.dismiss();
-    ground.mapping.unmap();
+  if (!views.wasViewed) {
+    views.cancelFinalizer();
+    registered.mapping.unmap();
     return;
   }
-  ground.mapping.retire();
-  if (!views.moved) return;
-  views.dismiss();
-  warnOfMoved(ground.mapping.byteLength, 'they read zeros, and their addresses stay taken');
+  registered.mapping.retire();
+  if (!views.hasDetachedView) return;
+  views.cancelFinalizer();
+  warnOfDetachedView(
+    registered.mapping.byteLength,
+    'they read zeros, and their addresses stay taken',
+  );
 }
 
 /** The driver's own allocation: no other is write-combined, and none can be retired. */
 function allocateWriteCombined(
   context: Context,
   byteLength: number,
-  kind: HostKind,
+  kind: HostMemoryKind,
 ): HostAllocation {
   const { portable, mapped } = kind;
   const flags =
     CU_MEMHOSTALLOC_WRITECOMBINED |
     (portable ? CU_MEMHOSTALLOC_PORTABLE : 0) |
     (mapped ? CU_MEMHOSTALLOC_DEVICEMAP : 0);
-  const { resets } = context;
+  const { epoch } = context;
   const address = context.run(() => {
-    withLockableRoom(context, 'cuMemHostAlloc', byteLength, () =>
+    lockWithRetry(context, 'cuMemHostAlloc', byteLength, () =>
       cu.cuMemHostAlloc(OUT0, byteLength, flags),
     );
     return readHandle<Address>(OUT0, cu.cuMemFreeHost);
   });
-  const forget = notePages(context, { address, byteLength, what: 'the new buffer' }, kind);
+  const forget = trackLockedPages(context, { address, byteLength, what: 'the new buffer' }, kind);
   const free = (): void => {
-    if (context.resets === resets) check(cu.cuMemFreeHost(address), 'cuMemFreeHost');
+    if (context.epoch === epoch) check(cu.cuMemFreeHost(address), 'cuMemFreeHost');
     forget();
   };
   let devicePointer: CUdeviceptr | undefined;
   try {
     devicePointer = mapped ? devicePointerOf(context, address) : undefined;
   } catch (error) {
-    giveBackQuietly(context, free);
+    enqueueReleaseQuietly(context, free);
     throw error;
   }
-  const { held, release } = viewDriverMemory(context, address, byteLength, free);
-  return { address, devicePointer, held, release };
+  const { viewsReference, release } = viewDriverMemory(context, address, byteLength, free);
+  return { address, devicePointer, viewsReference, release };
 }

@@ -4,12 +4,12 @@ import { addressOf } from '../../ffi/native.ts';
 import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check, isReady } from '../check.ts';
 import type { Context } from '../context.ts';
-import { type ExpectedEnd, nextTurn, type WaitOptions, waitUntil } from '../poller.ts';
+import { type ExpectedEnd, nextLoopIteration, pollUntil, type WaitOptions } from '../poller.ts';
 import type { Stream } from '../stream.ts';
-import { requireKept } from './host-views.ts';
-import { Mark } from './internal-event.ts';
-import { ownStream } from './internal-stream.ts';
-import { lockedIn } from './page-lock.ts';
+import { assertNotRetired } from './host-views.ts';
+import { InternalEvent } from './internal-event.ts';
+import { internalStream } from './internal-stream.ts';
+import { findLockingContext } from './page-lock.ts';
 
 /** One copy: which way, between what. */
 export interface HostCopy {
@@ -19,12 +19,12 @@ export interface HostCopy {
   /** The device address; asked again for each slice, so that closing the buffer is noticed. */
   device(): CUdeviceptr;
   /** Where the device memory must be cut, as offsets. */
-  readonly cuts: readonly number[];
+  readonly splitOffsets: readonly number[];
   readonly stream: Stream | undefined;
 }
 
 /** What a copy does, for messages. */
-export const doing =
+export const describeCopy =
   ({ direction, host }: HostCopy) =>
   (): string =>
     `copying ${host.byteLength} bytes ${direction}`;
@@ -42,13 +42,13 @@ export function queueSlice(
     check(
       cu.cuMemcpyHtoDAsync_v2(device, host, byteLength, stream),
       'cuMemcpyHtoDAsync_v2',
-      doing(copy),
+      describeCopy(copy),
     );
   else
     check(
       cu.cuMemcpyDtoHAsync_v2(host, device, byteLength, stream),
       'cuMemcpyDtoHAsync_v2',
-      doing(copy),
+      describeCopy(copy),
     );
 }
 
@@ -70,30 +70,30 @@ function expectedEnd(byteLength: number): ExpectedEnd {
  *
  * @param byteLength how much the device transfers by itself: it is known how long that takes
  */
-export async function moveInStream(
+export async function transferAndWait(
   context: Context,
   stream: CUstream,
-  mark: Mark,
+  event: InternalEvent,
   queue: () => void,
   byteLength = 0,
 ): Promise<void> {
-  const { resets } = context;
+  const { epoch } = context;
   queue();
   try {
-    mark.recordIn(stream);
-    await waitUntil(() => mark.reached, {}, expectedEnd(byteLength));
+    event.recordIn(stream);
+    await pollUntil(() => event.isDone, {}, expectedEnd(byteLength));
   } catch (error) {
     // The mark says nothing, and the transfer may be under way. Where the stream cannot be asked
     // either, the context is lost and with it all that ran there.
-    await waitUntil(
-      () => context.resets !== resets || isReady(cu.cuStreamQuery(stream), 'cuStreamQuery'),
+    await pollUntil(
+      () => context.epoch !== epoch || isReady(cu.cuStreamQuery(stream), 'cuStreamQuery'),
     ).catch(() => {});
     throw error;
   }
 }
 
 /** @throws TypeError where host memory that had `byteLength` bytes was given away meanwhile */
-export function requireAttached(host: Uint8Array, byteLength: number): void {
+export function assertAttached(host: Uint8Array, byteLength: number): void {
   if (host.byteLength !== byteLength)
     throw new TypeError('the host memory was detached while it was copied');
 }
@@ -102,18 +102,18 @@ export function requireAttached(host: Uint8Array, byteLength: number): void {
  * The stream that awaited copies of a context go over: a copy of pageable memory queued in a busy
  * stream would make the driver block this thread.
  */
-const transferStream = (context: Context): CUstream => ownStream(context, 'transfers');
+const transferStreamOf = (context: Context): CUstream => internalStream(context, 'transfers');
 
 /** How many awaited copies have begun and not settled. */
-let underWay = 0;
+let transfersInProgress = 0;
 
 /** Runs an awaited copy, which is counted meanwhile. */
-async function countingTransfer(copy: () => Promise<void>): Promise<void> {
-  underWay += 1;
+async function countTransfer(copy: () => Promise<void>): Promise<void> {
+  transfersInProgress += 1;
   try {
     await copy();
   } finally {
-    underWay -= 1;
+    transfersInProgress -= 1;
   }
 }
 
@@ -121,28 +121,28 @@ async function countingTransfer(copy: () => Promise<void>): Promise<void> {
  * Makes later work of a stream wait for what awaited copies of a context have queued: memory that is
  * freed in the order of that stream may be what they copy from or to.
  */
-export function holdUpForTransfers(context: Context, stream: CUstream): void {
-  if (underWay > 0) holdUp(context, stream);
+export function orderAfterTransfers(context: Context, stream: CUstream): void {
+  if (transfersInProgress > 0) makeStreamWait(context, stream);
 }
 
 // Apart, as what `using` needs would be set up at every call.
-function holdUp(context: Context, stream: CUstream): void {
-  const transfers = transferStream(context);
-  if (isReady(cu.cuStreamQuery(transfers), 'cuStreamQuery')) return;
-  using mark = new Mark(context);
-  mark.recordIn(transfers);
-  mark.holdUp(stream);
+function makeStreamWait(context: Context, stream: CUstream): void {
+  const transferStream = transferStreamOf(context);
+  if (isReady(cu.cuStreamQuery(transferStream), 'cuStreamQuery')) return;
+  using event = new InternalEvent(context);
+  event.recordIn(transferStream);
+  event.makeStreamWait(stream);
 }
 
 /** How awaited copies between host and device begin, go on in turns of the event loop, and end. */
 
 /** What a copy that has begun goes by. */
-export interface BegunCopy {
+export interface StartedCopy {
   readonly copy: HostCopy;
   /** The stream that it goes over. */
-  readonly transfers: CUstream;
+  readonly transferStream: CUstream;
   /** Recorded behind each part of it. */
-  readonly mark: Mark;
+  readonly event: InternalEvent;
   /** Whether the device reaches the host memory itself: nothing that is queued blocks then. */
   readonly isLocked: boolean;
   readonly signal: AbortSignal | undefined;
@@ -156,57 +156,63 @@ export type QueuePart = (host: Address, stream: CUstream) => void;
  * has; rejects where the buffer, or the one that the host memory is of, was closed before, or the
  * context reset.
  */
-export async function afterWorkSoFar(
+export async function afterQueuedWork(
   copy: HostCopy,
   options: WaitOptions,
-  use: (begun: BegunCopy) => Promise<void>,
+  transfer: (started: StartedCopy) => Promise<void>,
 ): Promise<void> {
   const { context, host, stream } = copy;
   const byteLength = host.byteLength;
   // An event can only be recorded in streams of its own context.
-  const before = new Mark(stream?.context ?? context);
-  let mark: Mark | undefined;
+  const queuedWork = new InternalEvent(stream?.context ?? context);
+  let event: InternalEvent | undefined;
   try {
-    before.record(stream);
-    await waitUntil(() => {
+    queuedWork.record(stream);
+    await pollUntil(() => {
       copy.device();
-      return before.reached;
+      return queuedWork.isDone;
     }, options);
     copy.device();
-    requireAttached(host, byteLength);
-    requireKept(host);
-    const owner = lockedIn(context, addressOf(host), byteLength);
+    assertAttached(host, byteLength);
+    assertNotRetired(host);
+    const lockingContext = findLockingContext(context, addressOf(host), byteLength);
     // Its pages stay locked until the copy is done.
-    owner?.activity.visitedBy(context.activity);
-    const transfers = transferStream(context);
-    mark = before.context === context ? before : new Mark(context);
-    const begun = { copy, transfers, mark, isLocked: owner !== undefined, signal: options.signal };
-    await countingTransfer(() => use(begun));
+    lockingContext?.workTracker.addOtherContext(context.workTracker);
+    const transferStream = transferStreamOf(context);
+    event = queuedWork.context === context ? queuedWork : new InternalEvent(context);
+    const started = {
+      copy,
+      transferStream,
+      event,
+      isLocked: lockingContext !== undefined,
+      signal: options.signal,
+    };
+    await countTransfer(() => transfer(started));
   } finally {
-    before[Symbol.dispose]();
-    mark?.[Symbol.dispose]();
+    queuedWork[Symbol.dispose]();
+    event?.[Symbol.dispose]();
   }
   copy.device();
 }
 
 /** Copies part by part, each in a turn of the event loop. */
-export async function copyInTurns(
-  { copy, transfers, mark, isLocked, signal }: BegunCopy,
+export async function copyInTicks(
+  { copy, transferStream, event, isLocked, signal }: StartedCopy,
   parts: Iterable<QueuePart>,
 ): Promise<void> {
   const { context, host } = copy;
   const byteLength = host.byteLength;
   let isFirst = true;
   for (const queue of parts) {
-    if (!isFirst) await nextTurn();
+    if (!isFirst) await nextLoopIteration();
     isFirst = false;
-    requireAttached(host, byteLength);
+    assertAttached(host, byteLength);
     // Not given up for a signal: the driver has the host memory until the part is through.
-    await moveInStream(
+    await transferAndWait(
       context,
-      transfers,
-      mark,
-      () => queue(addressOf(host), transfers),
+      transferStream,
+      event,
+      () => queue(addressOf(host), transferStream),
       isLocked ? byteLength : 0,
     );
     signal?.throwIfAborted();

@@ -3,35 +3,35 @@ import { MAX_VIEW_BYTE_LENGTH, viewMemory } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
 import { ClosedError } from '../errors.ts';
-import { releaseQuietly } from '../lifetime.ts';
+import { releaseOrWarn } from '../lifetime.ts';
 import type { ReleaseOptions } from '../release-queue.ts';
 import { checkInteger } from '../validate.ts';
 
 /** Keeps each view's {@link HostViews} as long as the view: the last one takes it along. */
-const viewsOf = new WeakMap<ArrayBuffer, HostViews>();
+const viewsByBuffer = new WeakMap<ArrayBuffer, HostViews>();
 
 // As for resources: a finalizer only queues what is to be done.
-const unused = new FinalizationRegistry<() => void>((whenUnused) => {
-  setImmediate(() => releaseQuietly(whenUnused));
+const finalizers = new FinalizationRegistry<() => void>((whenUnused) => {
+  setImmediate(() => releaseOrWarn(whenUnused));
 });
 
-const refuseToMove = {
+const throwOnTransfer = {
   value: (): never => {
     throw new TypeError('a view of page-locked or managed memory cannot be transferred');
   },
 };
 
 /** A moved view would outlive the object that the memory's life hangs on. */
-function refuseMoves(view: ArrayBuffer): void {
+function forbidTransfer(view: ArrayBuffer): void {
   for (const move of ['transfer', 'transferToFixedLength'])
-    if (move in view) Object.defineProperty(view, move, refuseToMove);
+    if (move in view) Object.defineProperty(view, move, throwOnTransfer);
 }
 
 /**
  * Says that memory stays for the life of the process, as a view of it was moved: by a BYOB reader,
  * or by `ArrayBuffer.prototype.transfer`.
  */
-export function warnOfMoved(byteLength: number, what: string): void {
+export function warnOfDetachedView(byteLength: number, what: string): void {
   process.emitWarning(
     `${byteLength} bytes of host memory were closed after their ArrayBuffer was transferred: ${what}`,
     { code: 'CUFFI_DETACHED' },
@@ -46,9 +46,9 @@ export class HostViews {
   readonly #address: Address;
   #byteLength: number;
   readonly #windows = new Map<string, WeakRef<ArrayBuffer>>();
-  #whole: ArrayBuffer | undefined;
-  #viewed = false;
-  #retiring = false;
+  #fullView: ArrayBuffer | undefined;
+  #wasViewed = false;
+  #isRetiring = false;
 
   /**
    * @param whenUnused called once, after this object and all views of it were collected; must not
@@ -57,12 +57,12 @@ export class HostViews {
   constructor(address: Address, byteLength: number, whenUnused: () => void) {
     this.#address = address;
     this.#byteLength = byteLength;
-    unused.register(this, whenUnused, this);
+    finalizers.register(this, whenUnused, this);
   }
 
   /** Whether there ever was a view. */
-  get viewed(): boolean {
-    return this.#viewed;
+  get wasViewed(): boolean {
+    return this.#wasViewed;
   }
 
   /** From now on only the first `byteLength` bytes are viewed: a manager may have given out more. */
@@ -71,32 +71,32 @@ export class HostViews {
   }
 
   /** Whether the memory turns to zeros under its views, at once or when the GPU is done with it. */
-  get retiring(): boolean {
-    return this.#retiring;
+  get isRetiring(): boolean {
+    return this.#isRetiring;
   }
 
   /** Says that the memory was closed and will be retired. */
   retire(): void {
-    this.#retiring = true;
+    this.#isRetiring = true;
   }
 
   /**
    * Whether a view was found detached: another ArrayBuffer has its memory, and nothing here is told
    * when that one is collected.
    */
-  get moved(): boolean {
+  get hasDetachedView(): boolean {
     const windows = [...this.#windows.values()].map((reference) => reference.deref());
-    return [this.#whole, ...windows].some((view) => view?.byteLength === 0);
+    return [this.#fullView, ...windows].some((view) => view?.byteLength === 0);
   }
 
   /** All of it. @throws RangeError where it is longer than an ArrayBuffer can be */
-  get whole(): ArrayBuffer {
+  get fullView(): ArrayBuffer {
     if (this.#byteLength > MAX_VIEW_BYTE_LENGTH)
       throw new RangeError(
         `${this.#byteLength} bytes are more than the ${MAX_VIEW_BYTE_LENGTH} of one ArrayBuffer: use window(byteOffset, byteLength)`,
       );
-    this.#whole ??= this.#view(0, this.#byteLength);
-    return this.#whole;
+    this.#fullView ??= this.#view(0, this.#byteLength);
+    return this.#fullView;
   }
 
   /** A part of it, as an ArrayBuffer of its own. @throws RangeError beyond the end */
@@ -116,41 +116,41 @@ export class HostViews {
   }
 
   /** Calls off `whenUnused`: nobody has a view, and nobody will. */
-  dismiss(): void {
-    unused.unregister(this);
+  cancelFinalizer(): void {
+    finalizers.unregister(this);
   }
 
   #view(byteOffset: number, byteLength: number): ArrayBuffer {
     const view = viewMemory((this.#address + byteOffset) as Address, byteLength);
-    refuseMoves(view);
-    this.#viewed = true;
-    viewsOf.set(view, this);
+    forbidTransfer(view);
+    this.#wasViewed = true;
+    viewsByBuffer.set(view, this);
     return view;
   }
 }
 
 /** @throws ClosedError where host memory is a view of a closed buffer, and turns to zeros */
-export function requireKept(host: Uint8Array): void {
-  if (host.buffer instanceof ArrayBuffer && viewsOf.get(host.buffer)?.retiring)
+export function assertNotRetired(host: Uint8Array): void {
+  if (host.buffer instanceof ArrayBuffer && viewsByBuffer.get(host.buffer)?.isRetiring)
     throw new ClosedError('the host memory is that of a closed buffer');
 }
 
 /** How an open object holds on to its views; what was released holds none. */
-export interface HeldViews {
+export interface ViewsReference {
   views: HostViews | undefined;
 }
 
 /** Host memory that is viewed, and how its owner gives it up. */
 export interface ViewedMemory {
-  readonly held: HeldViews;
+  readonly viewsReference: ViewsReference;
   readonly release: () => void;
 }
 
 // Made here, so that the closure, which lives as long as a view, refers to nothing else.
-const submitting =
+const makeRelease =
   (context: Context, free: () => void, options: ReleaseOptions): (() => void) =>
   () =>
-    context.releases.submit(free, options);
+    context.releases.enqueue(free, options);
 
 /**
  * Memory that the driver mapped here: `free` is called when it was released, nobody can touch a
@@ -165,19 +165,19 @@ export function viewDriverMemory(
   free: () => void,
   options: ReleaseOptions = {},
 ): ViewedMemory {
-  const submit = submitting(context, free, options);
-  const held: HeldViews = { views: new HostViews(address, byteLength, submit) };
+  const submit = makeRelease(context, free, options);
+  const viewsReference: ViewsReference = { views: new HostViews(address, byteLength, submit) };
   const release = (): void => {
-    const { views } = held;
-    held.views = undefined;
-    if (views?.moved) {
-      views.dismiss();
-      warnOfMoved(byteLength, 'they are never given back');
+    const { views } = viewsReference;
+    viewsReference.views = undefined;
+    if (views?.hasDetachedView) {
+      views.cancelFinalizer();
+      warnOfDetachedView(byteLength, 'they are never given back');
       return;
     }
-    if (!views || views.viewed) return;
-    views.dismiss();
+    if (!views || views.wasViewed) return;
+    views.cancelFinalizer();
     submit();
   };
-  return { held, release };
+  return { viewsReference, release };
 }

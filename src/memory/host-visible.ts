@@ -1,9 +1,9 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
-import { requireMade } from '../validate.ts';
+import { assertInternal } from '../validate.ts';
 import { DeviceBuffer, type MemoryResource } from './buffer.ts';
-import type { HeldViews, HostViews } from './host-views.ts';
+import type { HostViews, ViewsReference } from './host-views.ts';
 
 /**
  * Memory that the device and the CPU both reach: a DeviceBuffer that is an ArrayBuffer too. What
@@ -13,7 +13,7 @@ import type { HeldViews, HostViews } from './host-views.ts';
  * memory after `context.reset()` ends the process.
  */
 export class HostVisibleBuffer extends DeviceBuffer {
-  readonly #held: HeldViews | undefined;
+  readonly #viewsReference: ViewsReference | undefined;
 
   /** @internal `held` is absent where the CPU may not touch the memory. */
   constructor(init: {
@@ -22,11 +22,11 @@ export class HostVisibleBuffer extends DeviceBuffer {
     readonly byteLength: number;
     readonly resource: MemoryResource;
     readonly release: () => void;
-    readonly held: HeldViews | undefined;
+    readonly held: ViewsReference | undefined;
   }) {
-    requireMade(init, Object, 'HostVisibleBuffer', 'MappedMemory or ManagedMemory');
+    assertInternal(init, Object, 'HostVisibleBuffer', 'MappedMemory or ManagedMemory');
     super({ ...init, origin: 'allocated' });
-    this.#held = init.held;
+    this.#viewsReference = init.held;
   }
 
   /**
@@ -36,7 +36,7 @@ export class HostVisibleBuffer extends DeviceBuffer {
    * memory of a device that the CPU may not share it with
    */
   get buffer(): ArrayBuffer {
-    return this.#views().whole;
+    return this.#views().fullView;
   }
 
   /**
@@ -50,11 +50,11 @@ export class HostVisibleBuffer extends DeviceBuffer {
 
   #views(): HostViews {
     if (this.closed) throw this.closedError();
-    if (!this.#held)
+    if (!this.#viewsReference)
       throw new NotSupportedError(
         `the CPU may not touch this memory while ${this.context.device} works: copy it, with copyFrom and copyToHost`,
       );
-    if (!this.#held.views) throw this.closedError();
-    return this.#held.views;
+    if (!this.#viewsReference.views) throw this.closedError();
+    return this.#viewsReference.views;
   }
 }

@@ -7,23 +7,23 @@ import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 
 /** What a stream is for. */
-export type Purpose = 'frees' | 'points' | 'transfers';
+export type StreamPurpose = 'frees' | 'points' | 'transfers';
 
-interface OwnStream {
-  readonly resets: number;
+interface InternalStream {
+  readonly epoch: number;
   readonly handle: CUstream;
 }
 
-const streams: Readonly<Record<Purpose, WeakMap<Context, OwnStream>>> = {
+const streams: Readonly<Record<StreamPurpose, WeakMap<Context, InternalStream>>> = {
   frees: new WeakMap(),
   points: new WeakMap(),
   transfers: new WeakMap(),
 };
 
 /** The one stream of a context for a purpose, made when it is first asked for. */
-export function ownStream(context: Context, purpose: Purpose): CUstream {
+export function internalStream(context: Context, purpose: StreamPurpose): CUstream {
   const existing = streams[purpose].get(context);
-  if (existing?.resets === context.resets) return existing.handle;
+  if (existing?.epoch === context.epoch) return existing.handle;
   context.run(() =>
     check(
       cu.cuStreamCreateWithPriority(OUT0, CU_STREAM_NON_BLOCKING, 0),
@@ -31,7 +31,7 @@ export function ownStream(context: Context, purpose: Purpose): CUstream {
     ),
   );
   const handle = readHandle<CUstream>(OUT0, cu.cuStreamDestroy_v2);
-  context.activity.streams.add(handle);
-  streams[purpose].set(context, { resets: context.resets, handle });
+  context.workTracker.streams.add(handle);
+  streams[purpose].set(context, { epoch: context.epoch, handle });
   return handle;
 }

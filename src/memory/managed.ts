@@ -16,15 +16,15 @@ import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
-import { checkInstance, checkInteger, checkOptions, requireMade } from '../validate.ts';
-import { withRoom } from './allocate-with-retry.ts';
+import { assertInternal, checkInstance, checkInteger, checkOptions } from '../validate.ts';
+import { allocateWithRetry } from './allocate-with-retry.ts';
 import {
   type AllocateOptions,
   DeviceBuffer,
   type MemoryResource,
   type StreamOption,
 } from './buffer.ts';
-import { noteVisits, streamOption } from './buffer-copy.ts';
+import { noteMemoryUse, streamOption } from './buffer-copy.ts';
 import { viewDriverMemory } from './host-views.ts';
 import { HostVisibleBuffer } from './host-visible.ts';
 
@@ -37,9 +37,9 @@ export interface ManagedMemoryOptions extends PlaceOptions {
   readonly attach?: ManagedAttach;
 }
 
-const ATTACH = { global: CU_MEM_ATTACH_GLOBAL, host: CU_MEM_ATTACH_HOST } as const;
+const ATTACH_FLAGS = { global: CU_MEM_ATTACH_GLOBAL, host: CU_MEM_ATTACH_HOST } as const;
 
-const ADVICE = {
+const ADVICE_FLAGS = {
   readMostly: CU_MEM_ADVISE_SET_READ_MOSTLY,
   unsetReadMostly: CU_MEM_ADVISE_UNSET_READ_MOSTLY,
   preferredLocation: CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
@@ -49,9 +49,13 @@ const ADVICE = {
 } as const;
 
 /** What the driver is told of how managed memory will be used. */
-export type ManagedAdvice = keyof typeof ADVICE;
+export type ManagedAdvice = keyof typeof ADVICE_FLAGS;
 
-const OF_A_PLACE: readonly ManagedAdvice[] = ['preferredLocation', 'accessedBy', 'unsetAccessedBy'];
+const ADVICE_WITH_PLACE: readonly ManagedAdvice[] = [
+  'preferredLocation',
+  'accessedBy',
+  'unsetAccessedBy',
+];
 
 /** Where managed memory goes, or is used. */
 export type ManagedPlace = Device | 'host';
@@ -78,10 +82,10 @@ export class ManagedMemory implements MemoryResource {
   readonly hostAccessible: boolean;
 
   private constructor(context: Context, attach: ManagedAttach) {
-    requireMade(context, Context, 'ManagedMemory', 'ManagedMemory.create');
+    assertInternal(context, Context, 'ManagedMemory', 'ManagedMemory.create');
     this.context = context;
     this.attach = attach;
-    this.hostAccessible = isConcurrent(context.device);
+    this.hostAccessible = hasConcurrentAccess(context.device);
   }
 
   /** @throws NotSupportedError where the device has no managed memory */
@@ -91,9 +95,9 @@ export class ManagedMemory implements MemoryResource {
       ['context', 'device', 'attach'],
       'ManagedMemory.create',
     );
-    if (!Object.hasOwn(ATTACH, attach))
+    if (!Object.hasOwn(ATTACH_FLAGS, attach))
       throw new TypeError(`attach must be 'global' or 'host', not ${String(attach)}`);
-    const context = Context.of(place);
+    const context = Context.resolve(place);
     if (context.device.attribute('managedMemory') === 0)
       throw new NotSupportedError(`${context.device} has no managed memory`);
     return new ManagedMemory(context, attach);
@@ -109,19 +113,19 @@ export class ManagedMemory implements MemoryResource {
     checkInteger(byteLength, 'byteLength', 1);
     checkOptions(options, ['stream'], 'allocate');
     const { context } = this;
-    requireFree(context, byteLength);
-    const { resets } = context;
+    assertEnoughFree(context, byteLength);
+    const { epoch } = context;
     const address = context.run(() => {
-      withRoom(context, 'cuMemAllocManaged', byteLength, () =>
-        cu.cuMemAllocManaged(OUT0, byteLength, ATTACH[this.attach]),
+      allocateWithRetry(context, 'cuMemAllocManaged', byteLength, () =>
+        cu.cuMemAllocManaged(OUT0, byteLength, ATTACH_FLAGS[this.attach]),
       );
       return readHandle<CUdeviceptr>(OUT0, cu.cuMemFree_v2);
     });
     const free = (): void => {
-      if (context.resets === resets) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
+      if (context.epoch === epoch) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
     };
-    const onHost = address as number as Address;
-    const { held, release } = viewDriverMemory(context, onHost, byteLength, free, {
+    const hostAddress = address as number as Address;
+    const { viewsReference, release } = viewDriverMemory(context, hostAddress, byteLength, free, {
       byteLength,
     });
     return new HostVisibleBuffer({
@@ -130,7 +134,7 @@ export class ManagedMemory implements MemoryResource {
       byteLength,
       resource: this,
       release,
-      held: this.hostAccessible ? held : undefined,
+      held: this.hostAccessible ? viewsReference : undefined,
     });
   }
 
@@ -144,10 +148,10 @@ export class ManagedMemory implements MemoryResource {
   prefetch(buffer: DeviceBuffer, to: ManagedPlace, options?: StreamOption): void {
     const stream = streamOption(options, 'prefetch');
     const { address, byteLength, context } = checkManaged(buffer);
-    const device = this.#placeNumber(to, 'to');
-    requireConcurrent(this.context.device, 'prefetching');
+    const device = this.#locationId(to, 'to');
+    assertConcurrentAccess(this.context.device, 'prefetching');
     if (byteLength === 0) return;
-    noteVisits(stream?.context ?? context, [context]);
+    noteMemoryUse(stream?.context ?? context, [context]);
     const call = (handle: CUstream): void =>
       check(
         cu.cuMemPrefetchAsync(address, byteLength, device, handle),
@@ -166,39 +170,40 @@ export class ManagedMemory implements MemoryResource {
    */
   advise(buffer: DeviceBuffer, advice: ManagedAdvice, place?: ManagedPlace): void {
     const { address, byteLength } = checkManaged(buffer);
-    if (!Object.hasOwn(ADVICE, advice))
+    if (!Object.hasOwn(ADVICE_FLAGS, advice))
       throw new TypeError(
-        `there is no advice '${String(advice)}'; known: ${Object.keys(ADVICE).join(', ')}`,
+        `there is no advice '${String(advice)}'; known: ${Object.keys(ADVICE_FLAGS).join(', ')}`,
       );
-    const isOfPlace = OF_A_PLACE.includes(advice);
-    if (isOfPlace !== (place !== undefined))
+    const needsPlace = ADVICE_WITH_PLACE.includes(advice);
+    if (needsPlace !== (place !== undefined))
       throw new TypeError(
-        isOfPlace ? `advice '${advice}' needs a place` : `advice '${advice}' is of no place`,
+        needsPlace ? `advice '${advice}' needs a place` : `advice '${advice}' is of no place`,
       );
     const device =
-      place === undefined ? this.context.device.handle : this.#placeNumber(place, 'place');
+      place === undefined ? this.context.device.handle : this.#locationId(place, 'place');
     if (byteLength === 0) return;
     this.context.run(() =>
       check(
-        cu.cuMemAdvise(address, byteLength, ADVICE[advice], device),
+        cu.cuMemAdvise(address, byteLength, ADVICE_FLAGS[advice], device),
         'cuMemAdvise',
         () => `advising ${advice} of ${byteLength} bytes`,
       ),
     );
   }
 
-  #placeNumber(place: ManagedPlace, name: string): CUdevice {
+  #locationId(place: ManagedPlace, name: string): CUdevice {
     if (place === 'host') return CU_DEVICE_CPU as CUdevice;
     const device = checkInstance(place, Device, name);
-    requireConcurrent(device, `naming it as ${name}`);
+    assertConcurrentAccess(device, `naming it as ${name}`);
     return device.handle;
   }
 }
 
-const isConcurrent = (device: Device): boolean => device.attribute('concurrentManagedAccess') !== 0;
+const hasConcurrentAccess = (device: Device): boolean =>
+  device.attribute('concurrentManagedAccess') !== 0;
 
-function requireConcurrent(device: Device, doing: string): void {
-  if (!isConcurrent(device))
+function assertConcurrentAccess(device: Device, doing: string): void {
+  if (!hasConcurrentAccess(device))
     throw new NotSupportedError(`${device} has no concurrentManagedAccess, which ${doing} needs`);
 }
 
@@ -209,9 +214,9 @@ function checkManaged(buffer: DeviceBuffer): DeviceBuffer {
   return buffer;
 }
 
-function requireFree(context: Context, byteLength: number): void {
+function assertEnoughFree(context: Context, byteLength: number): void {
   if (byteLength <= context.deviceMemoryInfo().free) return;
-  context.releases.collect(true);
+  context.releases.drainReady(true);
   const { free } = context.deviceMemoryInfo();
   if (byteLength <= free) return;
   throw new RangeError(

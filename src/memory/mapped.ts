@@ -1,7 +1,7 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
-import { checkBoolean, checkInteger, checkOptions, requireMade } from '../validate.ts';
-import { type AllocateOptions, type MemoryResource, servedMemory } from './buffer.ts';
+import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
+import { type AllocateOptions, type MemoryResource, memoryManagerOf } from './buffer.ts';
 import { allocateHost } from './host-allocation.ts';
 import { HostVisibleBuffer } from './host-visible.ts';
 
@@ -34,7 +34,7 @@ export class MappedMemory implements MemoryResource {
   readonly hostAccessible = true;
 
   private constructor(context: Context, portable: boolean, writeCombined: boolean) {
-    requireMade(context, Context, 'MappedMemory', 'MappedMemory.create');
+    assertInternal(context, Context, 'MappedMemory', 'MappedMemory.create');
     this.context = context;
     this.portable = portable;
     this.writeCombined = writeCombined;
@@ -47,7 +47,7 @@ export class MappedMemory implements MemoryResource {
       'MappedMemory.create',
     );
     return new MappedMemory(
-      Context.of(place),
+      Context.resolve(place),
       checkBoolean(portable, 'portable', true),
       checkBoolean(writeCombined, 'writeCombined', false),
     );
@@ -63,10 +63,17 @@ export class MappedMemory implements MemoryResource {
     checkOptions(options, ['stream'], 'allocate');
     const { context, portable, writeCombined } = this;
     const kind = { portable, mapped: true, writeCombined };
-    const { devicePointer, held, release } =
-      servedMemory(context)?.allocateHost(byteLength, kind) ??
+    const { devicePointer, viewsReference, release } =
+      memoryManagerOf(context)?.allocateHost(byteLength, kind) ??
       allocateHost(context, byteLength, kind);
     const address = devicePointer as CUdeviceptr;
-    return new HostVisibleBuffer({ context, address, byteLength, resource: this, release, held });
+    return new HostVisibleBuffer({
+      context,
+      address,
+      byteLength,
+      resource: this,
+      release,
+      held: viewsReference,
+    });
   }
 }

@@ -8,7 +8,7 @@ import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
-import { describePending } from './allocate-with-retry.ts';
+import { describePendingReleases } from './allocate-with-retry.ts';
 import { roundUp } from './chunks.ts';
 
 /** Who reaches page-locked memory. */
@@ -32,7 +32,7 @@ interface LockedPages extends HostRange, LockFlags {
   readonly begin: number;
   readonly end: number;
   readonly context: Context;
-  readonly resets: number;
+  readonly epoch: number;
   /**
    * Ended: its release waits for the GPU, and who asks for the same may have the lock. Passed on:
    * somebody did, and its release does nothing.
@@ -44,12 +44,12 @@ interface LockedPages extends HostRange, LockFlags {
  * Weakly: an entry lives as long as what forgets or unlocks it, which a reset of the context drops,
  * and a pinned array with it.
  */
-const locked = new Set<WeakRef<LockedPages>>();
+const trackedPages = new Set<WeakRef<LockedPages>>();
 /** What the driver did not unlock: it stays locked, and alive. */
-const stuck = new Set<LockedPages>();
+const failedUnlocks = new Set<LockedPages>();
 const pagesByUnlock = new WeakMap<() => void, LockedPages>();
 
-function pagesOf({ address, byteLength }: HostRange): { begin: number; end: number } {
+function pageRange({ address, byteLength }: HostRange): { begin: number; end: number } {
   const page = libc.getpagesize();
   return {
     begin: Math.floor(address / page) * page,
@@ -57,53 +57,56 @@ function pagesOf({ address, byteLength }: HostRange): { begin: number; end: numb
   };
 }
 
-function note(
+function trackPages(
   context: Context,
   range: HostRange,
   { portable, mapped }: LockFlags,
 ): { readonly pages: LockedPages; readonly forget: () => void } {
   const pages: LockedPages = {
     ...range,
-    ...pagesOf(range),
+    ...pageRange(range),
     context,
     portable,
     mapped,
-    resets: context.resets,
+    epoch: context.epoch,
     state: 'locked',
   };
   const reference = new WeakRef(pages);
-  locked.add(reference);
+  trackedPages.add(reference);
   const forget = (): void => {
     pages.state = 'unlocked';
-    locked.delete(reference);
-    stuck.delete(pages);
+    trackedPages.delete(reference);
+    failedUnlocks.delete(pages);
   };
   return { pages, forget };
 }
 
 /** Remembers the pages of a range as locked, as long as what it answers: how to forget them. */
-export const notePages = (context: Context, range: HostRange, flags: LockFlags): (() => void) =>
-  note(context, range, flags).forget;
+export const trackLockedPages = (
+  context: Context,
+  range: HostRange,
+  flags: LockFlags,
+): (() => void) => trackPages(context, range, flags).forget;
 
-const isHeld = ({ context, resets, state }: LockedPages): boolean =>
-  context.resets === resets && (state === 'locked' || state === 'ended');
+const isStillLocked = ({ context, epoch, state }: LockedPages): boolean =>
+  context.epoch === epoch && (state === 'locked' || state === 'ended');
 
 /** What is locked; what was so before a reset is so no more. */
 function* lockedPages(): Generator<LockedPages> {
-  for (const reference of locked) {
+  for (const reference of trackedPages) {
     const pages = reference.deref();
-    if (pages && isHeld(pages)) {
+    if (pages && isStillLocked(pages)) {
       yield pages;
       continue;
     }
-    locked.delete(reference);
-    if (pages) stuck.delete(pages);
+    trackedPages.delete(reference);
+    if (pages) failedUnlocks.delete(pages);
   }
 }
 
 /** Forgets the pages of a range that is about to be unmapped. */
-export function forgetPages(address: Address, byteLength: number): void {
-  for (const reference of locked) {
+export function untrackPages(address: Address, byteLength: number): void {
+  for (const reference of trackedPages) {
     const pages = reference.deref();
     if (pages && address <= pages.begin && pages.end <= address + byteLength)
       pages.state = 'unlocked';
@@ -114,14 +117,15 @@ export function forgetPages(address: Address, byteLength: number): void {
  * The context that has all of a range page-locked, where `context` too may rely on it; undefined
  * where it must be taken for ordinary memory.
  */
-export function lockedIn(
+export function findLockingContext(
   context: Context,
   address: Address,
   byteLength: number,
 ): Context | undefined {
   for (const pages of lockedPages()) {
-    const isFor = pages.portable || pages.context === context;
-    if (isFor && pages.begin <= address && address + byteLength <= pages.end) return pages.context;
+    const isUsable = pages.portable || pages.context === context;
+    if (isUsable && pages.begin <= address && address + byteLength <= pages.end)
+      return pages.context;
   }
   return undefined;
 }
@@ -131,13 +135,17 @@ export function lockedIn(
  *
  * @throws RangeError where a page is locked otherwise
  */
-function findEnded(context: Context, range: HostRange, flags: LockFlags): LockedPages | undefined {
-  const { begin, end } = pagesOf(range);
+function findReleasing(
+  context: Context,
+  range: HostRange,
+  flags: LockFlags,
+): LockedPages | undefined {
+  const { begin, end } = pageRange(range);
   for (const other of lockedPages()) {
     if (other.begin >= end || begin >= other.end) continue;
     // Perhaps the GPU is done by now.
-    other.context.releases.collect();
-    if (!isHeld(other)) continue;
+    other.context.releases.drainReady();
+    if (!isStillLocked(other)) continue;
     const isSame =
       other.context === context &&
       other.address === range.address &&
@@ -147,14 +155,15 @@ function findEnded(context: Context, range: HostRange, flags: LockFlags): Locked
     if (isSame && other.state === 'ended') return other;
     throw new RangeError(
       `${range.what} shares a page with memory that is page-locked already` +
-        (describePending(other.context) || ': lock one larger array, or allocate a PinnedBuffer'),
+        (describePendingReleases(other.context) ||
+          ': lock one larger array, or allocate a PinnedBuffer'),
     );
   }
   return undefined;
 }
 
 /** Calls `lock`; where the driver is out of memory, once more after releasing what can be. */
-export function withLockableRoom(
+export function lockWithRetry(
   { releases }: Context,
   call: FunctionName,
   byteLength: number,
@@ -162,7 +171,7 @@ export function withLockableRoom(
 ): void {
   let status = lock();
   if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY && releases.size > 0) {
-    releases.collect(true);
+    releases.drainReady(true);
     status = lock();
   }
   check(status, call, () => `page-locking ${byteLength} bytes of host memory`);
@@ -170,21 +179,21 @@ export function withLockableRoom(
 
 /**
  * Locks the pages of a range; answers how to unlock them, which may make the driver wait. Who
- * submits that as a release says {@link endLock} before: the same range can be locked again then,
+ * submits that as a release says {@link markReleasing} before: the same range can be locked again then,
  * at once.
  *
  * @throws RangeError where a page is locked already
  */
 export function lockPages(context: Context, range: HostRange, flags: LockFlags): () => void {
-  const ended = findEnded(context, range, flags);
-  if (ended) ended.state = 'passed on';
-  else register(context, range, flags);
-  const { pages, forget } = note(context, range, flags);
+  const releasing = findReleasing(context, range, flags);
+  if (releasing) releasing.state = 'passed on';
+  else registerPages(context, range, flags);
+  const { pages, forget } = trackPages(context, range, flags);
   const unlock = (): void => {
     if (pages.state === 'passed on') return;
-    stuck.add(pages);
+    failedUnlocks.add(pages);
     pages.state = 'locked';
-    if (context.resets === pages.resets)
+    if (context.epoch === pages.epoch)
       check(cu.cuMemHostUnregister(range.address), 'cuMemHostUnregister');
     forget();
   };
@@ -193,17 +202,21 @@ export function lockPages(context: Context, range: HostRange, flags: LockFlags):
 }
 
 /** Says that `unlock`, of {@link lockPages}, is about to be submitted as a release. */
-export function endLock(unlock: () => void): void {
+export function markReleasing(unlock: () => void): void {
   const pages = pagesByUnlock.get(unlock);
   if (pages) pages.state = 'ended';
 }
 
-function register(context: Context, { address, byteLength }: HostRange, flags: LockFlags): void {
+function registerPages(
+  context: Context,
+  { address, byteLength }: HostRange,
+  flags: LockFlags,
+): void {
   const bits =
     (flags.portable ? CU_MEMHOSTREGISTER_PORTABLE : 0) |
     (flags.mapped ? CU_MEMHOSTREGISTER_DEVICEMAP : 0);
   context.run(() =>
-    withLockableRoom(context, 'cuMemHostRegister_v2', byteLength, () =>
+    lockWithRetry(context, 'cuMemHostRegister_v2', byteLength, () =>
       cu.cuMemHostRegister_v2(address, byteLength, bits),
     ),
   );

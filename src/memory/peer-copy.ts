@@ -8,14 +8,14 @@ import { CudaError } from '../errors.ts';
 import type { Stream } from '../stream.ts';
 
 /** Memory in a context. */
-export interface Place {
+export interface ContextAddress {
   readonly context: Context;
   readonly address: CUdeviceptr;
 }
 
 /** Lets `from` reach the memory of `to` where it can: copies go over their link then. */
-export function reachPeer(from: Context, to: Context): void {
-  if (from.peers.has(to) || !from.device.canAccessPeer(to.device)) return;
+export function tryEnablePeerAccess(from: Context, to: Context): void {
+  if (from.peerAccess.has(to) || !from.device.canAccessPeer(to.device)) return;
   try {
     from.enablePeerAccess(to);
   } catch (error) {
@@ -31,15 +31,15 @@ export function reachPeer(from: Context, to: Context): void {
  * used, ten times as quick as through the host, once peer access is enabled.
  */
 export function copyBetweenDevices(
-  source: Place,
-  target: Place,
+  source: ContextAddress,
+  target: ContextAddress,
   byteLength: number,
   stream: Stream | undefined,
 ): void {
   if (byteLength === 0) return;
   const from = source.context;
   const to = target.context;
-  reachPeer(from, to);
+  tryEnablePeerAccess(from, to);
   const [fromHandle, toHandle] = [from.handle, to.handle];
   const call = (handle: CUstream): void =>
     check(

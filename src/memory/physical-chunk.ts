@@ -13,14 +13,14 @@ import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
 import { IpcError } from '../errors.ts';
-import { releaseQuietly, tryAll } from '../lifetime.ts';
-import { withRoom } from './allocate-with-retry.ts';
+import { releaseOrWarn, runAll } from '../lifetime.ts';
+import { allocateWithRetry } from './allocate-with-retry.ts';
 import type { Access } from './buffer.ts';
-import { closeKeptFd, keepFd } from './context-fds.ts';
-import { anchorExports, writeProperties } from './physical-memory.ts';
+import { addContextFd, closeContextFd } from './context-fds.ts';
+import { ensureKeepaliveAllocation, writeAllocationProperties } from './physical-memory.ts';
 
 /** One piece of memory, mapped at an offset of the reservation. */
-export interface Part {
+export interface PhysicalChunk {
   readonly address: CUdeviceptr;
   readonly byteLength: number;
   /** Undefined for one that came from another process: its mapping alone holds it. */
@@ -28,12 +28,12 @@ export interface Part {
   /** By which other processes open it, once it was shared or where it came from one. */
   fd: number | undefined;
   /** The same for reading, once it was shared so: a descriptor of its own, with a mark. */
-  readFd?: number | undefined;
+  readOnlyFd?: number | undefined;
 }
 
 /** The memory behind pieces, in bytes. */
-export const mappedBy = (parts: readonly Part[]): number =>
-  parts.reduce((sum, { byteLength }) => sum + byteLength, 0);
+export const totalByteLength = (chunks: readonly PhysicalChunk[]): number =>
+  chunks.reduce((sum, { byteLength }) => sum + byteLength, 0);
 
 /** Reserves addresses: nothing is behind them yet. */
 export function reserveAddresses(byteLength: number): CUdeviceptr {
@@ -46,34 +46,34 @@ export function reserveAddresses(byteLength: number): CUdeviceptr {
 }
 
 /** Puts new memory of a device behind reserved addresses. @throws CudaError */
-export function createPart(
+export function createChunk(
   context: Context,
   address: CUdeviceptr,
   byteLength: number,
   shareable: boolean,
-): Part {
-  withRoom(context, 'cuMemCreate', byteLength, () =>
-    cu.cuMemCreate(OUT0, byteLength, writeProperties(context.device, shareable), 0),
+): PhysicalChunk {
+  allocateWithRetry(context, 'cuMemCreate', byteLength, () =>
+    cu.cuMemCreate(OUT0, byteLength, writeAllocationProperties(context.device, shareable), 0),
   );
   const handle = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
-  const part: Part = { address, byteLength, handle, fd: undefined };
+  const chunk: PhysicalChunk = { address, byteLength, handle, fd: undefined };
   let isMapped = false;
   try {
-    mapPart(address, byteLength, handle);
+    mapChunk(address, byteLength, handle);
     isMapped = true;
-    allowDevice(part, context.device);
+    allowAccess(chunk, context.device);
   } catch (error) {
     // Nobody was given the address yet: nothing uses it.
-    releaseQuietly(() => {
-      if (isMapped) unmapPart(context, part);
+    releaseOrWarn(() => {
+      if (isMapped) unmapChunk(context, chunk);
       else check(cu.cuMemRelease(handle), 'cuMemRelease');
     });
     throw error;
   }
-  return part;
+  return chunk;
 }
 
-export function mapPart(
+export function mapChunk(
   address: CUdeviceptr,
   byteLength: number,
   handle: CUmemGenericAllocationHandle,
@@ -86,8 +86,8 @@ export function mapPart(
 }
 
 /** Lets a device use a piece. */
-export function allowDevice(
-  { address, byteLength }: Pick<Part, 'address' | 'byteLength'>,
+export function allowAccess(
+  { address, byteLength }: Pick<PhysicalChunk, 'address' | 'byteLength'>,
   device: Device,
   access: Access = 'read-write',
 ): void {
@@ -104,15 +104,15 @@ export function allowDevice(
 }
 
 /** Pieces of virtual memory as other processes may open them. */
-export interface SharedPieces {
+export interface SharedChunks {
   /** 16 random bytes in hex: the memory's for life, and another one where it is shared for reading. */
   readonly id: string;
   /** Which of its pieces is the first of these. */
-  readonly first: number;
+  readonly firstChunk: number;
   /** Where a range begins in the first, in bytes. */
   readonly byteOffset: number;
   /** Each with its descriptor, which stays the piece's. */
-  readonly pieces: readonly { readonly byteLength: number; readonly fd: number }[];
+  readonly chunks: readonly { readonly byteLength: number; readonly fd: number }[];
 }
 
 /**
@@ -120,59 +120,64 @@ export interface SharedPieces {
  *
  * @throws IpcError for more than `most`
  */
-export function sharePieces(
+export function shareChunks(
   context: Context,
-  parts: readonly Part[],
-  from: CUdeviceptr,
+  chunks: readonly PhysicalChunk[],
+  start: CUdeviceptr,
   byteLength: number,
-  most: number,
+  maxChunks: number,
   access: Access,
-): Omit<SharedPieces, 'id'> {
-  const first = parts.findIndex((part) => part.address + part.byteLength > from);
-  const touched = parts.slice(first).filter(({ address }) => address < from + byteLength);
-  if (touched.length > most)
+): Omit<SharedChunks, 'id'> {
+  const firstChunk = chunks.findIndex((part) => part.address + part.byteLength > start);
+  const overlapping = chunks
+    .slice(firstChunk)
+    .filter(({ address }) => address < start + byteLength);
+  if (overlapping.length > maxChunks)
     throw new IpcError(
-      `this range lies in ${touched.length} pieces, of which ${most} can be shared at once: grow in larger steps`,
+      `this range lies in ${overlapping.length} pieces, of which ${maxChunks} can be shared at once: grow in larger steps`,
     );
-  const pieces = touched.map((part) => ({
+  const pieces = overlapping.map((part) => ({
     byteLength: part.byteLength,
-    fd: exportPart(context, part, access),
+    fd: exportChunk(context, part, access),
   }));
-  return { first, byteOffset: from - (touched[0]?.address ?? from), pieces };
+  return { firstChunk, byteOffset: start - (overlapping[0]?.address ?? start), chunks: pieces };
 }
 
 /**
  * The descriptor by which other processes open a piece: made once for each access, closed with the
  * piece.
  */
-function exportPart(context: Context, part: Part, access: Access): number {
-  const name = access === 'read' ? 'readFd' : 'fd';
-  const known = part[name];
+function exportChunk(context: Context, chunk: PhysicalChunk, access: Access): number {
+  const name = access === 'read' ? 'readOnlyFd' : 'fd';
+  const known = chunk[name];
   if (known !== undefined) return known;
-  const { handle, byteLength } = part;
+  const { handle, byteLength } = chunk;
   if (handle === undefined) throw new TypeError('a piece of another process is not exported again');
   check(
     cu.cuMemExportToShareableHandle(OUT0, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
     'cuMemExportToShareableHandle',
     () => `sharing ${byteLength} bytes of virtual memory`,
   );
-  const fd = keepFd(context, readInt32(OUT0));
+  const fd = addContextFd(context, readInt32(OUT0));
   try {
     if (access === 'read') markForReading(fd);
   } catch (error) {
-    closeKeptFd(context, fd);
+    closeContextFd(context, fd);
     throw error;
   }
-  part[name] = fd;
-  anchorExports(context.device);
+  chunk[name] = fd;
+  ensureKeepaliveAllocation(context.device);
   return fd;
 }
 
 /** Takes a piece away; its memory goes with its last mapping and handle, whichever step fails. */
-function unmapPart(context: Context, { address, byteLength, handle, fd, readFd }: Part): void {
-  tryAll([
-    () => fd !== undefined && closeKeptFd(context, fd),
-    () => readFd !== undefined && closeKeptFd(context, readFd),
+function unmapChunk(
+  context: Context,
+  { address, byteLength, handle, fd, readOnlyFd }: PhysicalChunk,
+): void {
+  runAll([
+    () => fd !== undefined && closeContextFd(context, fd),
+    () => readOnlyFd !== undefined && closeContextFd(context, readOnlyFd),
     () => check(cu.cuMemUnmap(address, byteLength), 'cuMemUnmap'),
     () => handle !== undefined && check(cu.cuMemRelease(handle), 'cuMemRelease'),
   ]);
@@ -182,16 +187,16 @@ function unmapPart(context: Context, { address, byteLength, handle, fd, readFd }
  * The driver takes back only what it gave: whole mappings, and the whole reservation. It keeps
  * addresses behind which a mapping is left, so trying is safe.
  */
-export function unreserve(
+export function freeReservation(
   context: Context,
   address: CUdeviceptr,
   byteLength: number,
-  parts: Part[],
+  chunks: PhysicalChunk[],
 ): void {
-  const unmaps = parts
+  const unmaps = chunks
     .splice(0)
     .reverse()
-    .map((part) => () => unmapPart(context, part));
+    .map((part) => () => unmapChunk(context, part));
   const free = (): void => check(cu.cuMemAddressFree(address, byteLength), 'cuMemAddressFree');
-  tryAll([...unmaps, free]);
+  runAll([...unmaps, free]);
 }

@@ -14,7 +14,7 @@ import { check } from '../check.ts';
 import type { Device } from '../device.ts';
 
 /** Writes what memory of a device is made with; answers where. */
-export const writeProperties = (device: Device, shareable: boolean): Address =>
+export const writeAllocationProperties = (device: Device, shareable: boolean): Address =>
   writeStruct('CUmemAllocationProp', {
     type: CU_MEM_ALLOCATION_TYPE_PINNED,
     requestedHandleTypes: shareable
@@ -25,11 +25,11 @@ export const writeProperties = (device: Device, shareable: boolean): Address =>
   });
 
 /** What the sizes of a device's virtual memory are multiples of. */
-export function granularityOf(device: Device, shareable: boolean): number {
+export function allocationGranularity(device: Device, shareable: boolean): number {
   check(
     cu.cuMemGetAllocationGranularity(
       OUT0,
-      writeProperties(device, shareable),
+      writeAllocationProperties(device, shareable),
       CU_MEM_ALLOC_GRANULARITY_MINIMUM,
     ),
     'cuMemGetAllocationGranularity',
@@ -39,7 +39,7 @@ export function granularityOf(device: Device, shareable: boolean): number {
 
 /** Memory that is shared for nothing else than to keep sharing quick. */
 
-const anchored = new WeakSet<Device>();
+const devicesWithKeepalive = new WeakSet<Device>();
 
 /**
  * Keeps a piece of the device's memory (2 MiB) shared until the process ends. The kernel's driver
@@ -47,11 +47,11 @@ const anchored = new WeakSet<Device>();
  * that down with the last: 0.5 ms each on an H200, beside another shared object 0.02 and 0.03.
  * Where there is no memory for it, sharing is slower, and works.
  */
-export function anchorExports(device: Device): void {
-  if (anchored.has(device)) return;
-  anchored.add(device);
-  const byteLength = granularityOf(device, true);
-  if (cu.cuMemCreate(OUT0, byteLength, writeProperties(device, true), 0) !== 0) return;
+export function ensureKeepaliveAllocation(device: Device): void {
+  if (devicesWithKeepalive.has(device)) return;
+  devicesWithKeepalive.add(device);
+  const byteLength = allocationGranularity(device, true);
+  if (cu.cuMemCreate(OUT0, byteLength, writeAllocationProperties(device, true), 0) !== 0) return;
   const memory = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
   const exported = cu.cuMemExportToShareableHandle(
     OUT0,

@@ -1,16 +1,16 @@
 import { withAddress } from '../../ffi/native.ts';
 import { Context, type PlaceOptions } from '../context.ts';
-import { Resource, tryAll } from '../lifetime.ts';
+import { Resource, runAll } from '../lifetime.ts';
 import {
+  assertInternal,
   checkBoolean,
   checkHostMemory,
   checkOptions,
   type HostMemory,
-  requireMade,
 } from '../validate.ts';
-import { servedMemory } from './buffer.ts';
-import { giveBackQuietly, requireSupport } from './host-allocation.ts';
-import { endLock, type LockFlags, lockPages } from './page-lock.ts';
+import { memoryManagerOf } from './buffer.ts';
+import { assertSupported, enqueueReleaseQuietly } from './host-allocation.ts';
+import { type LockFlags, lockPages, markReleasing } from './page-lock.ts';
 
 /** Options of {@link pin}. */
 export interface PinOptions extends PlaceOptions {
@@ -25,7 +25,7 @@ export class PinnedArrays extends Resource {
 
   /** @internal */
   constructor(context: Context, arrays: readonly HostMemory[], release: () => void) {
-    requireMade(context, Context, 'PinnedArrays', 'pin');
+    assertInternal(context, Context, 'PinnedArrays', 'pin');
     super('PinnedArrays', { owner: context.resources, release });
     this.context = context;
     this.arrays = arrays;
@@ -61,24 +61,24 @@ export function pin(...args: (HostMemory | PinOptions)[]): PinnedArrays {
   const arrays = (given ? args.slice(0, -1) : args) as HostMemory[];
   if (arrays.length === 0) throw new TypeError('pin: give at least one typed array');
   const ranges = arrays.map((array, at) => checkPinnable(array, `arrays[${at}]`));
-  for (const [at, range] of ranges.entries()) requireNew(ranges.slice(0, at), range, at);
+  for (const [at, range] of ranges.entries()) assertDistinct(ranges.slice(0, at), range, at);
 
-  const context = Context.of(place);
-  const served = servedMemory(context);
+  const context = Context.resolve(place);
+  const manager = memoryManagerOf(context);
   const unlocks: (() => void)[] = [];
   try {
     for (const [at, memory] of ranges.entries())
       unlocks.push(
-        served?.lockHost(memory, flags) ?? lockHost(context, memory, `arrays[${at}]`, flags),
+        manager?.lockHost(memory, flags) ?? lockHost(context, memory, `arrays[${at}]`, flags),
       );
   } catch (error) {
-    giveBackQuietly(context, () => unlockAll(unlocks));
+    enqueueReleaseQuietly(context, () => unlockAll(unlocks));
     throw error;
   }
   return new PinnedArrays(context, arrays, () => {
     warnOfDetached(ranges);
-    unlocks.forEach(endLock);
-    context.releases.submit(() => unlockAll(unlocks));
+    unlocks.forEach(markReleasing);
+    context.releases.enqueue(() => unlockAll(unlocks));
   });
 }
 
@@ -93,7 +93,7 @@ export function lockHost(
   what: string,
   flags: LockFlags,
 ): () => void {
-  requireSupport(context, flags);
+  assertSupported(context, flags);
   return withAddress(memory, (address) =>
     lockPages(context, { address, byteLength: memory.byteLength, what, memory }, flags),
   );
@@ -116,15 +116,15 @@ export function checkPinnable(value: unknown, name: string): Uint8Array {
   return range;
 }
 
-function requireNew(earlier: readonly Uint8Array[], range: Uint8Array, at: number): void {
-  const twin = earlier.findIndex(
+function assertDistinct(earlier: readonly Uint8Array[], range: Uint8Array, at: number): void {
+  const duplicate = earlier.findIndex(
     ({ buffer, byteOffset, byteLength }) =>
       buffer === range.buffer && byteOffset === range.byteOffset && byteLength === range.byteLength,
   );
-  if (twin >= 0) throw new TypeError(`arrays[${at}] is arrays[${twin}] again`);
+  if (duplicate >= 0) throw new TypeError(`arrays[${at}] is arrays[${duplicate}] again`);
 }
 
-const unlockAll = (unlocks: readonly (() => void)[]): void => tryAll([...unlocks].reverse());
+const unlockAll = (unlocks: readonly (() => void)[]): void => runAll([...unlocks].reverse());
 
 function warnOfDetached(ranges: readonly Uint8Array[]): void {
   const detached = ranges.flatMap(({ byteLength }, at) => (byteLength === 0 ? [at] : []));

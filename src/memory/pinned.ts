@@ -1,9 +1,9 @@
 import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Resource } from '../lifetime.ts';
-import { checkBoolean, checkInteger, checkOptions, requireMade } from '../validate.ts';
-import { servedMemory } from './buffer.ts';
-import { allocateHost, type HostAllocation, type HostKind } from './host-allocation.ts';
+import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
+import { memoryManagerOf } from './buffer.ts';
+import { allocateHost, type HostAllocation, type HostMemoryKind } from './host-allocation.ts';
 import type { HostViews } from './host-views.ts';
 
 /** Options of {@link PinnedBuffer.allocate}. */
@@ -44,10 +44,10 @@ export class PinnedBuffer extends Resource {
   readonly writeCombined: boolean;
   readonly #memory: HostAllocation;
 
-  private constructor(context: Context, byteLength: number, kind: HostKind) {
-    requireMade(context, Context, 'PinnedBuffer', 'PinnedBuffer.allocate');
+  private constructor(context: Context, byteLength: number, kind: HostMemoryKind) {
+    assertInternal(context, Context, 'PinnedBuffer', 'PinnedBuffer.allocate');
     const memory =
-      servedMemory(context)?.allocateHost(byteLength, kind) ??
+      memoryManagerOf(context)?.allocateHost(byteLength, kind) ??
       allocateHost(context, byteLength, kind);
     super('PinnedBuffer', { owner: context.resources, release: memory.release });
     this.context = context;
@@ -77,7 +77,7 @@ export class PinnedBuffer extends Resource {
       mapped: checkBoolean(mapped, 'mapped', false),
       writeCombined: checkBoolean(writeCombined, 'writeCombined', false),
     };
-    return new PinnedBuffer(Context.of(place), byteLength, kind);
+    return new PinnedBuffer(Context.resolve(place), byteLength, kind);
   }
 
   /**
@@ -86,7 +86,7 @@ export class PinnedBuffer extends Resource {
    * @throws ClosedError, RangeError above 4 GiB: see {@link window}
    */
   get buffer(): ArrayBuffer {
-    return this.#views().whole;
+    return this.#views().fullView;
   }
 
   /**
@@ -101,13 +101,13 @@ export class PinnedBuffer extends Resource {
 
   /** The host address of the first byte. @throws ClosedError */
   get address(): Address {
-    this.requireOpen();
+    this.assertOpen();
     return this.#memory.address;
   }
 
   /** The address on the device; undefined unless it is mapped. @throws ClosedError */
   get devicePointer(): CUdeviceptr | undefined {
-    this.requireOpen();
+    this.assertOpen();
     return this.#memory.devicePointer;
   }
 
@@ -116,7 +116,7 @@ export class PinnedBuffer extends Resource {
   }
 
   #views(): HostViews {
-    const { views } = this.#memory.held;
+    const { views } = this.#memory.viewsReference;
     if (this.closed || !views) throw this.closedError();
     return views;
   }

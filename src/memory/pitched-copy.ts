@@ -7,33 +7,33 @@ import { withAddress } from '../../ffi/native.ts';
 import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
-import { refuseInCapture } from '../graph-capture.ts';
-import { checkSignal, type WaitOptions, waitUntil } from '../poller.ts';
+import { assertNotCapturing } from '../graph-capture.ts';
+import { checkSignal, pollUntil, type WaitOptions } from '../poller.ts';
 import { Stream } from '../stream.ts';
 import { checkInstance, checkOptions } from '../validate.ts';
 import { type CopyOptions, DeviceBuffer, type StreamOption } from './buffer.ts';
-import { noteVisits, streamOf } from './buffer-copy.ts';
-import { copyAwaited } from './copy.ts';
-import { afterWorkSoFar, copyInTurns, type HostCopy, type QueuePart } from './host-copy.ts';
-import { Mark } from './internal-event.ts';
-import { reachPeer } from './peer-copy.ts';
+import { noteMemoryUse, streamOf } from './buffer-copy.ts';
+import { copyAsync } from './copy.ts';
+import { afterQueuedWork, copyInTicks, type HostCopy, type QueuePart } from './host-copy.ts';
+import { InternalEvent } from './internal-event.ts';
+import { tryEnablePeerAccess } from './peer-copy.ts';
 import {
   type Box,
   checkExtent,
   checkRegion,
   type Extent,
-  flattened,
+  flatten,
   isEmpty,
   type PitchedMemory,
-  parts,
   type Region,
+  splitBox,
 } from './pitched.ts';
 
 /**
  * How much ordinary memory is copied between two turns of the event loop: less than in one piece,
  * as the driver takes each row by itself.
  */
-const ROWS_BYTE_LENGTH = 1 << 20;
+const MAX_PART_BYTE_LENGTH = 1 << 20;
 
 /** A copy whose arguments are checked. */
 interface PitchedCopy {
@@ -68,13 +68,13 @@ export async function copyPitched(
   const copy = checkCopy(target, source, extent, stream, 'copyPitched');
   wait.signal?.throwIfAborted();
   if (isEmpty(copy.box)) return;
-  refuseInCapture('waiting for a copy');
-  const host = hostCopy(copy);
-  if (!host) await onDevices(copy, wait);
-  else if (isFlat(copy.box)) await copyAwaited(host, wait);
+  assertNotCapturing('waiting for a copy');
+  const host = toHostCopy(copy);
+  if (!host) await copyOnDevices(copy, wait);
+  else if (isFlat(copy.box)) await copyAsync(host, wait);
   else
-    await afterWorkSoFar(host, wait, (begun) =>
-      copyInTurns(begun, queueParts(copy, begun.isLocked ? Infinity : ROWS_BYTE_LENGTH)),
+    await afterQueuedWork(host, wait, (begun) =>
+      copyInTicks(begun, queueParts(copy, begun.isLocked ? Infinity : MAX_PART_BYTE_LENGTH)),
     );
 }
 
@@ -88,8 +88,8 @@ export function copyPitchedSync(
   const { stream } = checkOptions(options, ['stream'], 'copyPitchedSync');
   const copy = checkCopy(target, source, extent, stream, 'copyPitchedSync');
   if (isEmpty(copy.box)) return;
-  refuseInCapture('waiting for a copy');
-  queue(copy).synchronizeSync();
+  assertNotCapturing('waiting for a copy');
+  queueCopy(copy).synchronizeSync();
 }
 
 /**
@@ -111,7 +111,7 @@ export function queuePitchedCopy(
   const copy = checkCopy(target, source, extent, stream, 'queuePitchedCopy');
   for (const name of ['target', 'source'] as const)
     checkInstance(copy[name].memory, DeviceBuffer, `${name}.memory`);
-  if (!isEmpty(copy.box)) queue(copy);
+  if (!isEmpty(copy.box)) queueCopy(copy);
 }
 
 function checkCopy(
@@ -126,7 +126,7 @@ function checkCopy(
   const source = checkRegion(from, 'source', box, call);
   if (!contextOf(target) && !contextOf(source))
     throw new TypeError(`${call}: both memories are the host's, at least one must be a device's`);
-  return { box: flattened(box, [target, source]), target, source, stream: streamOf(stream) };
+  return { box: flatten(box, [target, source]), target, source, stream: streamOf(stream) };
 }
 
 const contextOf = ({ memory }: Region): Context | undefined =>
@@ -135,48 +135,48 @@ const contextOf = ({ memory }: Region): Context | undefined =>
 const isFlat = ({ height, depth }: Box): boolean => height === 1 && depth === 1;
 
 /** The copy as one of host memory; undefined where both sides are on devices. */
-function hostCopy({ target, source, stream }: PitchedCopy): HostCopy | undefined {
-  const isUp = source.memory instanceof Uint8Array;
-  const [host, device] = isUp ? [source, target] : [target, source];
+function toHostCopy({ target, source, stream }: PitchedCopy): HostCopy | undefined {
+  const isToDevice = source.memory instanceof Uint8Array;
+  const [host, device] = isToDevice ? [source, target] : [target, source];
   const buffer = device.memory;
   if (!(host.memory instanceof Uint8Array) || !(buffer instanceof DeviceBuffer)) return undefined;
   const { byteOffset, byteLength } = host;
   return {
-    direction: isUp ? 'to device' : 'to host',
+    direction: isToDevice ? 'to device' : 'to host',
     context: buffer.context,
     host: host.memory.subarray(byteOffset, byteOffset + byteLength),
     device: () => (buffer.address + device.byteOffset) as CUdeviceptr,
-    cuts: device.cuts,
+    splitOffsets: device.splitOffsets,
     stream,
   };
 }
 
 /** The calls that make up a copy; each asks for addresses anew, so that closing is noticed. */
-function* queueParts(copy: PitchedCopy, most = Infinity): Generator<QueuePart> {
+function* queueParts(copy: PitchedCopy, maxByteLength = Infinity): Generator<QueuePart> {
   const { target, source } = copy;
-  for (const { box, offsets } of parts(copy.box, [target, source], most)) {
+  for (const { box, offsets } of splitBox(copy.box, [target, source], maxByteLength)) {
     const [to = 0, from = 0] = offsets;
     yield (host, stream) =>
-      queueRows(rowsAt(target, to, host), rowsAt(source, from, host), box, stream);
+      queueRows(operandAt(target, to, host), operandAt(source, from, host), box, stream);
   }
 }
 
 /** The rows of a region from `offset` on; `host` is where it begins, if it is host memory. */
-function rowsAt(region: Region, offset: number, host: Address): Rows {
+function operandAt(region: Region, offset: number, host: Address): PitchedOperand {
   const { memory, byteOffset, rowPitch, slicePitch } = region;
   const start = memory instanceof DeviceBuffer ? memory.address + byteOffset : host;
   return { address: start + offset, rowPitch, slicePitch, context: contextOf(region) };
 }
 
 /** Queues all of a copy; answers in which stream. */
-function queue(copy: PitchedCopy): Stream {
+function queueCopy(copy: PitchedCopy): Stream {
   const { target, source } = copy;
   const contexts = [source, target].flatMap((region) => contextOf(region) ?? []);
   const [context] = contexts as [Context];
   const stream = copy.stream ?? Stream.legacyDefault({ context });
-  noteVisits(stream.context, contexts);
+  noteMemoryUse(stream.context, contexts);
   const [from, to] = contexts;
-  if (from && to && from.device !== to.device) reachPeer(from, to);
+  if (from && to && from.device !== to.device) tryEnablePeerAccess(from, to);
   const host = [source, target].find(({ memory }) => memory instanceof Uint8Array);
   const queueAll = (start: Address): void =>
     stream.enqueue((handle) => {
@@ -190,14 +190,14 @@ function queue(copy: PitchedCopy): Stream {
 }
 
 /** Queues a copy between devices, and resolves when it is done. */
-async function onDevices(copy: PitchedCopy, options: WaitOptions): Promise<void> {
-  const stream = queue(copy);
-  const mark = new Mark(stream.context);
+async function copyOnDevices(copy: PitchedCopy, options: WaitOptions): Promise<void> {
+  const stream = queueCopy(copy);
+  const event = new InternalEvent(stream.context);
   try {
-    mark.record(stream);
-    await waitUntil(() => mark.reached, options);
+    event.record(stream);
+    await pollUntil(() => event.isDone, options);
   } finally {
-    mark[Symbol.dispose]();
+    event[Symbol.dispose]();
   }
   // Throws if a buffer was closed, or its context reset, before it was done.
   for (const { memory } of [copy.source, copy.target])
@@ -207,7 +207,7 @@ async function onDevices(copy: PitchedCopy, options: WaitOptions): Promise<void>
 /** Rows and slices copied by one call of the driver. */
 
 /** One side of a call: where its first row begins, and how its rows lie. */
-export interface Rows {
+export interface PitchedOperand {
   readonly address: number;
   readonly rowPitch: number;
   readonly slicePitch: number;
@@ -216,7 +216,12 @@ export interface Rows {
 }
 
 /** Queues one copy; at least one side is on a device. */
-function queueRows(target: Rows, source: Rows, box: Box, stream: CUstream): void {
+function queueRows(
+  target: PitchedOperand,
+  source: PitchedOperand,
+  box: Box,
+  stream: CUstream,
+): void {
   const fields = {
     srcMemoryType: memoryType(source),
     srcHost: source.address,
@@ -233,7 +238,7 @@ function queueRows(target: Rows, source: Rows, box: Box, stream: CUstream): void
     Depth: box.depth,
   };
   const doing = (): string => `copying ${box.height * box.depth} rows of ${box.width} bytes`;
-  if (areFar(target, source)) {
+  if (areOnDifferentDevices(target, source)) {
     const contexts = {
       srcContext: source.context?.handle ?? 0,
       dstContext: target.context?.handle ?? 0,
@@ -247,17 +252,17 @@ function queueRows(target: Rows, source: Rows, box: Box, stream: CUstream): void
 }
 
 /** Whether the sides are on two devices. */
-const areFar = (target: Rows, source: Rows): boolean =>
+const areOnDifferentDevices = (target: PitchedOperand, source: PitchedOperand): boolean =>
   target.context !== undefined &&
   source.context !== undefined &&
   target.context.device !== source.context.device;
 
-const memoryType = ({ context }: Rows): number =>
+const memoryType = ({ context }: PitchedOperand): number =>
   context ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
 
 // Where there is but one row or slice, the caller's pitch says nothing.
-const pitchOf = ({ rowPitch }: Rows, { width, height, depth }: Box): number =>
+const pitchOf = ({ rowPitch }: PitchedOperand, { width, height, depth }: Box): number =>
   height === 1 && depth === 1 ? width : rowPitch;
 
-const rowsPerSlice = ({ rowPitch, slicePitch }: Rows, { height, depth }: Box): number =>
+const rowsPerSlice = ({ rowPitch, slicePitch }: PitchedOperand, { height, depth }: Box): number =>
   depth === 1 ? height : slicePitch / rowPitch;

@@ -3,19 +3,19 @@ import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { checkInstance, checkInteger, checkOptions } from '../validate.ts';
-import { withRoom } from './allocate-with-retry.ts';
-import { DeviceBuffer, type FillOptions, servedMemory } from './buffer.ts';
-import { checkElement, fillRowsOnDevice, noteVisits, streamOf } from './buffer-copy.ts';
+import { allocateWithRetry } from './allocate-with-retry.ts';
+import { DeviceBuffer, type FillOptions, memoryManagerOf } from './buffer.ts';
+import { checkFillElement, fillRowsOnDevice, noteMemoryUse, streamOf } from './buffer-copy.ts';
 import { roundUp } from './chunks.ts';
-import { DeviceMemory, ownedBuffer } from './device-memory.ts';
+import { DeviceMemory, makeOwnedBuffer } from './device-memory.ts';
 import {
   checkExtent,
   checkRegion,
   type Extent,
-  flattened,
+  flatten,
   isEmpty,
   type PitchedMemory,
-  parts,
+  splitBox,
 } from './pitched.ts';
 
 /** Options of {@link allocatePitched}. */
@@ -32,7 +32,7 @@ export interface PitchedAllocation {
 }
 
 /** What the driver rounds rows up to. */
-const PITCH_UNIT = 512;
+const PITCH_ALIGNMENT = 512;
 
 /**
  * Allocates device memory for rows, uninitialised, each aligned so that the device reads it
@@ -62,23 +62,23 @@ export function allocatePitched(
   checkInteger(height, 'height', 1, Math.floor(Number.MAX_SAFE_INTEGER / width));
   if (![4, 8, 16].includes(elementByteLength))
     throw new RangeError(`elementByteLength must be 4, 8 or 16, not ${String(elementByteLength)}`);
-  const context = Context.of(place);
-  const served = servedMemory(context);
-  if (served) {
+  const context = Context.resolve(place);
+  const manager = memoryManagerOf(context);
+  if (manager) {
     const rowPitch = roundUp(
       width,
-      Math.max(PITCH_UNIT, context.device.attribute('texturePitchAlignment')),
+      Math.max(PITCH_ALIGNMENT, context.device.attribute('texturePitchAlignment')),
     );
-    return { buffer: served.allocate(rowPitch * height), rowPitch };
+    return { buffer: manager.allocate(rowPitch * height), rowPitch };
   }
   const [address, rowPitch] = context.run(() => {
-    withRoom(context, 'cuMemAllocPitch_v2', width * height, () =>
+    allocateWithRetry(context, 'cuMemAllocPitch_v2', width * height, () =>
       cu.cuMemAllocPitch_v2(OUT0, OUT1, width, height, elementByteLength),
     );
     return [readHandle<CUdeviceptr>(OUT0, cu.cuMemFree_v2), readSize(OUT1)];
   });
   const resource = DeviceMemory.create({ context });
-  return { buffer: ownedBuffer(resource, address, rowPitch * height), rowPitch };
+  return { buffer: makeOwnedBuffer(resource, address, rowPitch * height), rowPitch };
 }
 
 /**
@@ -101,7 +101,7 @@ export function fillPitched(
     ['stream', 'elementByteLength'],
     'fillPitched',
   );
-  const element = checkElement(value, elementByteLength);
+  const element = checkFillElement(value, elementByteLength);
   const given = checkExtent(extent, 'fillPitched');
   const region = checkRegion(target, 'target', given, 'fillPitched');
   const buffer = checkInstance(region.memory, DeviceBuffer, 'target.memory');
@@ -115,10 +115,10 @@ export function fillPitched(
     throw new RangeError(
       `rows of ${row} bytes at ${start}, ${rowPitch} apart, are no whole, aligned elements of ${element} bytes`,
     );
-  const box = flattened(given, [region]);
+  const box = flatten(given, [region]);
   if (isEmpty(box)) return;
-  noteVisits(ordered?.context ?? context, [context]);
-  for (const part of parts(box, [region])) {
+  noteMemoryUse(ordered?.context ?? context, [context]);
+  for (const part of splitBox(box, [region])) {
     const { width, height, depth } = part.box;
     const [offset = 0] = part.offsets;
     for (let z = 0; z < depth; z += 1) {

@@ -3,11 +3,11 @@ import {
   checkHostMemory,
   checkInteger,
   checkOptions,
+  formatValue,
   type HostMemory,
-  shown,
 } from '../validate.ts';
 import { DeviceBuffer } from './buffer.ts';
-import { cutsWithin, pieces } from './chunks.ts';
+import { chunks, splitOffsetsWithin } from './chunks.ts';
 
 /** Rows of bytes in memory, and slices of rows; the first begins at `byteOffset`. */
 export interface PitchedMemory {
@@ -45,18 +45,18 @@ export interface Region<M extends DeviceBuffer | Uint8Array = DeviceBuffer | Uin
   readonly rowPitch: number;
   readonly slicePitch: number;
   /** Where one call of the driver must not go on, as offsets from `byteOffset`. */
-  readonly cuts: readonly number[];
+  readonly splitOffsets: readonly number[];
 }
 
 /** A part of a box: its own extent, and where it begins in each region. */
-export interface Part {
+export interface BoxPart {
   readonly box: Box;
   readonly offsets: readonly number[];
 }
 
 /** The driver refuses larger pitches, and with them longer rows. */
 const MAX_PITCH = 2 ** 31 - 1;
-const LONGEST_ROW = 2 ** 30;
+const MAX_ROW_BYTE_LENGTH = 2 ** 30;
 
 export const isEmpty = ({ width, height, depth }: Box): boolean =>
   width === 0 || height === 0 || depth === 0;
@@ -79,7 +79,7 @@ export function checkExtent(extent: Extent, call: string): Box {
 export function checkRegion(pitched: PitchedMemory, name: string, box: Box, call: string): Region {
   if (pitched instanceof DeviceBuffer || ArrayBuffer.isView(pitched))
     throw new TypeError(
-      `${call}: ${name} must be { memory } with it as memory, not ${shown(pitched)} itself`,
+      `${call}: ${name} must be { memory } with it as memory, not ${formatValue(pitched)} itself`,
     );
   const given = checkOptions(
     pitched,
@@ -112,13 +112,15 @@ export function checkRegion(pitched: PitchedMemory, name: string, box: Box, call
     );
   // A closed buffer, and one that is only for reading, are refused now.
   if (memory instanceof DeviceBuffer) name === 'target' ? memory.writableAddress : memory.address;
-  const cuts =
-    memory instanceof DeviceBuffer ? cutsWithin(memory.cuts, byteOffset, byteLength) : [];
-  return { memory, byteOffset, byteLength, rowPitch, slicePitch, cuts };
+  const splitOffsets =
+    memory instanceof DeviceBuffer
+      ? splitOffsetsWithin(memory.splitOffsets, byteOffset, byteLength)
+      : [];
+  return { memory, byteOffset, byteLength, rowPitch, slicePitch, splitOffsets };
 }
 
 /** The same box with fewer dimensions, where the rows or slices of all regions leave no gaps. */
-export function flattened({ width, height, depth }: Box, regions: readonly Region[]): Box {
+export function flatten({ width, height, depth }: Box, regions: readonly Region[]): Box {
   const isGapless = regions.every((region) => region.slicePitch === region.rowPitch * height);
   if (depth > 1 && !isGapless) return { width, height, depth };
   const rows = height * depth;
@@ -131,49 +133,64 @@ export function flattened({ width, height, depth }: Box, regions: readonly Regio
  * A box in parts that one call each can do: none goes over a cut of a region, nor has more bytes
  * than `most`.
  */
-export function* parts(box: Box, regions: readonly Region[], most = Infinity): Generator<Part> {
+export function* splitBox(
+  box: Box,
+  regions: readonly Region[],
+  maxByteLength = Infinity,
+): Generator<BoxPart> {
   const { width, height, depth } = box;
   const isFlat = height === 1 && depth === 1;
   const isSimple =
-    width <= LONGEST_ROW &&
-    regions.every(({ cuts, rowPitch }) => cuts.length === 0 && (isFlat || rowPitch <= MAX_PITCH));
-  if (isSimple && width * height * depth <= most) {
+    width <= MAX_ROW_BYTE_LENGTH &&
+    regions.every(
+      ({ splitOffsets, rowPitch }) =>
+        splitOffsets.length === 0 && (isFlat || rowPitch <= MAX_PITCH),
+    );
+  if (isSimple && width * height * depth <= maxByteLength) {
     yield { box, offsets: regions.map(() => 0) };
     return;
   }
   for (let z = 0; z < depth; z += 1) {
     for (let y = 0, rows = 1; y < height; y += rows) {
       const offsets = regions.map(({ rowPitch, slicePitch }) => z * slicePitch + y * rowPitch);
-      const whole = Math.min(
+      const rowCount = Math.min(
         height - y,
-        width > LONGEST_ROW ? 0 : Math.floor(most / width),
-        ...regions.map((region, at) => rowsBeforeCut(region, offsets[at] as number, width)),
+        width > MAX_ROW_BYTE_LENGTH ? 0 : Math.floor(maxByteLength / width),
+        ...regions.map((region, at) => rowsBeforeSplit(region, offsets[at] as number, width)),
       );
-      rows = Math.max(1, whole);
-      if (whole > 0) yield { box: { width, height: whole, depth: 1 }, offsets };
-      else yield* partsOfRow(width, regions, offsets, most);
+      rows = Math.max(1, rowCount);
+      if (rowCount > 0) yield { box: { width, height: rowCount, depth: 1 }, offsets };
+      else yield* splitRow(width, regions, offsets, maxByteLength);
     }
   }
 }
 
 /** How many rows, from the one at `offset` on, one call can do. */
-function rowsBeforeCut({ cuts, rowPitch }: Region, offset: number, width: number): number {
-  const cut = cuts.find((at) => at > offset) ?? Infinity;
+function rowsBeforeSplit(
+  { splitOffsets, rowPitch }: Region,
+  offset: number,
+  width: number,
+): number {
+  const cut = splitOffsets.find((at) => at > offset) ?? Infinity;
   if (cut - offset < width) return 0;
   return rowPitch > MAX_PITCH ? 1 : Math.floor((cut - offset - width) / rowPitch) + 1;
 }
 
-function* partsOfRow(
+function* splitRow(
   width: number,
   regions: readonly Region[],
   offsets: readonly number[],
-  most: number,
-): Generator<Part> {
-  const cuts = regions.flatMap((region, at) =>
-    cutsWithin(region.cuts, offsets[at] as number, width),
+  maxByteLength: number,
+): Generator<BoxPart> {
+  const splitOffsets = regions.flatMap((region, at) =>
+    splitOffsetsWithin(region.splitOffsets, offsets[at] as number, width),
   );
-  const inOrder = [...new Set(cuts)].sort((a, b) => a - b);
-  for (const [begin, byteLength] of pieces(width, inOrder, Math.min(most, LONGEST_ROW)))
+  const inOrder = [...new Set(splitOffsets)].sort((a, b) => a - b);
+  for (const [begin, byteLength] of chunks(
+    width,
+    inOrder,
+    Math.min(maxByteLength, MAX_ROW_BYTE_LENGTH),
+  ))
     yield {
       box: { width: byteLength, height: 1, depth: 1 },
       offsets: offsets.map((offset) => offset + begin),

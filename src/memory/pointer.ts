@@ -12,7 +12,7 @@ import { initialize } from '../driver.ts';
 import { IpcError } from '../errors.ts';
 
 /** The 64 bytes that name the allocation which `address` lies in, all of it. @throws IpcError */
-export function legacyHandle(address: CUdeviceptr, byteLength: number): Uint8Array {
+export function getLegacyHandle(address: CUdeviceptr, byteLength: number): Uint8Array {
   const status = cu.cuIpcGetMemHandle(BLOCK, address);
   if (status !== 0)
     throw new IpcError(

@@ -100,7 +100,7 @@ const requestPool = (device: Device, shareable: boolean, maxSize: number): CUres
   );
 
 /** Answers of cuMemPoolCreate that mean: not this kind of pool, here. */
-const REFUSALS: ReadonlySet<CUresult> = new Set([
+const UNSUPPORTED_STATUSES: ReadonlySet<CUresult> = new Set([
   CUresult.CUDA_ERROR_INVALID_VALUE,
   CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER,
   CUresult.CUDA_ERROR_NOT_SUPPORTED,
@@ -113,21 +113,21 @@ const probed = new WeakMap<Device, boolean>();
  * Whether a device makes pools that other processes can open. A small one is made for it, once:
  * WSL's driver says yes when it is asked, and then refuses.
  */
-export function canShare(device: Device): boolean {
+export function canMakeShareable(device: Device): boolean {
   const known = probed.get(device);
   if (known !== undefined) return known;
   const answer =
     device.attribute('memoryPoolsSupported') !== 0 &&
     (device.attribute('mempoolSupportedHandleTypes') & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) !==
       0 &&
-    probe(device);
+    probeShareable(device);
   probed.set(device, answer);
   return answer;
 }
 
-function probe(device: Device): boolean {
+function probeShareable(device: Device): boolean {
   const status = requestPool(device, true, PROBE_BYTE_LENGTH);
-  if (REFUSALS.has(status)) return false;
+  if (UNSUPPORTED_STATUSES.has(status)) return false;
   if (status !== 0)
     throw cudaError(status, 'cuMemPoolCreate', `trying shareable memory pools on ${device}`);
   check(
@@ -156,7 +156,7 @@ export function writeThreshold(pool: CUmemoryPool, threshold: number): void {
 }
 
 /** Sets a high-water mark back; the driver takes no other value than 0. */
-export const clearByteCount = (pool: CUmemoryPool, attribute: number): void =>
+export const resetHighWater = (pool: CUmemoryPool, attribute: number): void =>
   setAttribute(pool, attribute, () => writeUint64(0));
 
 export function readReuse(pool: CUmemoryPool, name: keyof PoolReuse): boolean {
@@ -194,8 +194,8 @@ const locationOf = (device: Device) =>
  * Gives another device access to a pool's memory, or takes it back. One device a call: the driver
  * refuses a list as a whole for one bad entry.
  */
-export function writeAccess(pool: CUmemoryPool, device: Device, mayUse: boolean): void {
-  const flags = mayUse ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+export function writeAccess(pool: CUmemoryPool, device: Device, isAllowed: boolean): void {
+  const flags = isAllowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
   check(
     cu.cuMemPoolSetAccess(
       pool,

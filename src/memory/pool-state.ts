@@ -8,24 +8,24 @@ import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
 import { CuffiError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
-import { ResourceSet, tryAll } from '../lifetime.ts';
+import { runAll, Scope } from '../lifetime.ts';
 import type { Stream } from '../stream.ts';
 import { checkBoolean, checkOptions } from '../validate.ts';
-import type { OrderedRelease } from './buffer.ts';
-import { closeKeptFd, keepFd } from './context-fds.ts';
-import { holdUpForTransfers } from './host-copy.ts';
-import { anchorExports } from './physical-memory.ts';
+import type { StreamOrderedRelease } from './buffer.ts';
+import { addContextFd, closeContextFd } from './context-fds.ts';
+import { orderAfterTransfers } from './host-copy.ts';
+import { ensureKeepaliveAllocation } from './physical-memory.ts';
 import type { PoolCloseOptions } from './pool-attributes.ts';
 import * as driver from './pool-attributes.ts';
-import { shareId } from './share-id.ts';
+import { randomId } from './share-id.ts';
 
 /** What the pool's finalizer and its buffers' know of it: never the pool itself. */
-export interface PoolBooks {
-  readonly buffers: ResourceSet;
+export interface PoolState {
+  readonly buffers: Scope;
   /** The bytes of the open buffers. */
   byteLength: number;
   /** The other devices that were given access. */
-  readonly granted: Set<Device>;
+  readonly devicesWithAccess: Set<Device>;
   /** How other processes open it, once it was shared or where it came from one. */
   shared: SharedPool | undefined;
 }
@@ -37,14 +37,14 @@ export interface SharedPool {
   /** Of the pool: sent beside the descriptor, and closed with the pool. */
   readonly fd: number;
   /** Called when the pool ends here, and nobody has memory of it any more. None may throw. */
-  readonly onEnd: Set<() => void>;
+  readonly onClose: Set<() => void>;
 }
 
 /** @param isBorrowed whether the pool is none of the context's resources, though its buffers are */
-export const emptyBooks = (context: Context, isBorrowed = false): PoolBooks => ({
-  buffers: new ResourceSet(context.resources, isBorrowed),
+export const newPoolState = (context: Context, isBorrowed = false): PoolState => ({
+  buffers: new Scope(context.resources, isBorrowed),
   byteLength: 0,
-  granted: new Set(),
+  devicesWithAccess: new Set(),
   shared: undefined,
 });
 
@@ -58,18 +58,18 @@ export function isSharedPool(handle: CUmemoryPool, fd: number): boolean {
 }
 
 /** The pool's descriptor, made once. */
-export function sharePool(context: Context, handle: CUmemoryPool, books: PoolBooks): SharedPool {
-  if (books.shared) return books.shared;
+export function sharePool(context: Context, handle: CUmemoryPool, state: PoolState): SharedPool {
+  if (state.shared) return state.shared;
   check(
     cu.cuMemPoolExportToShareableHandle(OUT0, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
     'cuMemPoolExportToShareableHandle',
     () => 'sharing a memory pool',
   );
-  const fd = keepFd(context, readInt32(OUT0));
+  const fd = addContextFd(context, readInt32(OUT0));
   sharedPools.set(handle, fd);
-  anchorExports(context.device);
-  books.shared = { id: shareId(), fd, onEnd: new Set() };
-  return books.shared;
+  ensureKeepaliveAllocation(context.device);
+  state.shared = { id: randomId(), fd, onClose: new Set() };
+  return state.shared;
 }
 
 /**
@@ -77,8 +77,8 @@ export function sharePool(context: Context, handle: CUmemoryPool, books: PoolBoo
  *
  * @throws CuffiError while buffers of it are open, unless they are to be closed with it
  */
-export function checkClose(
-  { buffers, byteLength }: PoolBooks,
+export function checkPoolClose(
+  { buffers, byteLength }: PoolState,
   options: PoolCloseOptions | undefined,
   isClosed: boolean,
 ): void {
@@ -93,15 +93,15 @@ export function checkClose(
 }
 
 /** What ends with a pool, each by a call of the driver. */
-export interface PoolEnd {
+export interface PoolTeardown {
   /** Takes a device's access back. */
-  withdraw(device: Device): void;
+  revokeAccess(device: Device): void;
   destroy(): void;
 }
 
 /** The end of a pool that this process made. */
-export const endOf = (handle: CUmemoryPool): PoolEnd => ({
-  withdraw: (device) => driver.writeAccess(handle, device, false),
+export const teardownOf = (handle: CUmemoryPool): PoolTeardown => ({
+  revokeAccess: (device) => driver.writeAccess(handle, device, false),
   destroy() {
     check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy');
     sharedPools.delete(handle);
@@ -112,35 +112,35 @@ export const endOf = (handle: CUmemoryPool): PoolEnd => ({
 export function destroyPool(
   context: Context,
   resets: number,
-  books: PoolBooks,
-  end: PoolEnd,
+  state: PoolState,
+  teardown: PoolTeardown,
 ): void {
   const { releases } = context;
-  const { shared, buffers } = books;
+  const { shared, buffers } = state;
   const destroy = (): void => {
-    if (context.resets !== resets) return;
-    tryAll([
+    if (context.epoch !== resets) return;
+    runAll([
       // A later pool may get the same handle, and with it the access that others had to this one.
-      ...[...books.granted].map((device) => () => end.withdraw(device)),
-      () => end.destroy(),
+      ...[...state.devicesWithAccess].map((device) => () => teardown.revokeAccess(device)),
+      () => teardown.destroy(),
     ]);
   };
-  tryAll([
+  runAll([
     () => {
-      for (const tell of shared?.onEnd ?? []) tell();
+      for (const notify of shared?.onClose ?? []) notify();
     },
-    () => shared && closeKeptFd(context, shared.fd),
+    () => shared && closeContextFd(context, shared.fd),
     // None is open but after a leak: pool and buffers were collected together.
     () => buffers.closeAll('its pool was closed'),
-    () => releases.submit(destroy, { waits: false }),
+    () => releases.enqueue(destroy, { mayBlock: false }),
   ]);
 }
 
 /** Memory that a pool gave out: whose books it is in, and in which stream it will be freed. */
-export class PoolAllocation implements OrderedRelease {
+export class PoolAllocation implements StreamOrderedRelease {
   readonly #context: Context;
-  readonly #resets: number;
-  readonly #books: PoolBooks;
+  readonly #epoch: number;
+  readonly #state: PoolState;
   readonly #address: CUdeviceptr;
   readonly #byteLength: number;
   #stream: Stream | undefined;
@@ -149,39 +149,39 @@ export class PoolAllocation implements OrderedRelease {
   /** @param stream that of the allocation; undefined for the default one */
   constructor(
     context: Context,
-    books: PoolBooks,
+    state: PoolState,
     address: CUdeviceptr,
     byteLength: number,
     stream: Stream | undefined,
   ) {
     this.#context = context;
-    this.#resets = context.resets;
-    this.#books = books;
+    this.#epoch = context.epoch;
+    this.#state = state;
     this.#address = address;
     this.#byteLength = byteLength;
     this.#stream = stream;
     this.#handle = stream?.handle ?? (0 as CUstream);
-    books.byteLength += byteLength;
+    state.byteLength += byteLength;
   }
 
-  freeIn(stream: Stream): void {
+  setStream(stream: Stream): void {
     this.#stream = stream;
     this.#handle = stream.handle;
   }
 
   /** Queues the free; nothing after a reset, before which all was freed. */
   release(): void {
-    this.#books.byteLength -= this.#byteLength;
+    this.#state.byteLength -= this.#byteLength;
     this.#free();
   }
 
   #free(): void {
-    if (this.#context.resets !== this.#resets) return;
+    if (this.#context.epoch !== this.#epoch) return;
     if (isCapturing()) {
       this.#freeAfterCapture();
       return;
     }
-    const handle = this.#stream?.plainHandle;
+    const handle = this.#stream?.untrackedHandle;
     if (handle === undefined) this.#freeInQueue();
     else this.#call(handle);
   }
@@ -189,14 +189,14 @@ export class PoolAllocation implements OrderedRelease {
   // Apart, as closures would cost the rest an allocation at every call.
   #freeAfterCapture(): void {
     // Queued now, it would become a part of the graph.
-    this.#context.releases.submit(() => this.#free(), { waits: false });
+    this.#context.releases.enqueue(() => this.#free(), { mayBlock: false });
   }
 
   #freeInQueue(): void {
     const call = (handle: CUstream): void => this.#call(handle);
     const stream = this.#stream;
     if (stream && !stream.closed) stream.enqueue(call);
-    else if (stream?.context.activity.streams.has(this.#handle))
+    else if (stream?.context.workTracker.streams.has(this.#handle))
       // Closed with work in it, and not destroyed before that is done.
       stream.context.run(() => call(this.#handle));
     // Closed and idle, or the default one from the beginning.
@@ -204,7 +204,7 @@ export class PoolAllocation implements OrderedRelease {
   }
 
   #call(stream: CUstream): void {
-    holdUpForTransfers(this.#context, stream);
+    orderAfterTransfers(this.#context, stream);
     check(cu.cuMemFreeAsync(this.#address, stream), 'cuMemFreeAsync');
   }
 }

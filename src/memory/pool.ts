@@ -13,33 +13,33 @@ import { check } from '../check.ts';
 import { Context } from '../context.ts';
 import { Device } from '../device.ts';
 import { CuffiError, IpcError, NotSupportedError } from '../errors.ts';
-import { isCapturing, isInCapture, noteGraphMemory } from '../graph-capture.ts';
-import { Resource, type ResourceInit, releaseQuietly } from '../lifetime.ts';
+import { belongsToCapture, isCapturing, onCaptureEnd } from '../graph-capture.ts';
+import { Resource, type ResourceInit, releaseOrWarn } from '../lifetime.ts';
 import type { Stream } from '../stream.ts';
-import { checkBoolean, checkInteger, checkOptions, requireMade } from '../validate.ts';
-import { withRoom } from './allocate-with-retry.ts';
+import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
+import { allocateWithRetry } from './allocate-with-retry.ts';
 import {
   type AllocateOptions,
   DeviceBuffer,
   type MemoryResource,
-  type OrderedRelease,
+  type StreamOrderedRelease,
 } from './buffer.ts';
 import { streamOption } from './buffer-copy.ts';
 import type { PoolCloseOptions, PoolOptions } from './pool-attributes.ts';
 import * as driver from './pool-attributes.ts';
 import {
-  checkClose,
+  checkPoolClose,
   destroyPool,
-  emptyBooks,
-  endOf,
+  newPoolState,
   PoolAllocation,
-  type PoolBooks,
+  type PoolState,
   type SharedPool,
   sharePool,
+  teardownOf,
 } from './pool-state.ts';
 
 /** A pool as the driver keeps its accounts: what it uses, holds and gives out again. */
-abstract class PoolState extends Resource {
+abstract class PoolAttributes extends Resource {
   readonly #handle: CUmemoryPool;
 
   protected constructor(handle: CUmemoryPool, init: ResourceInit) {
@@ -49,7 +49,7 @@ abstract class PoolState extends Resource {
 
   /** The driver's handle. @throws ClosedError */
   get handle(): CUmemoryPool {
-    this.requireOpen();
+    this.assertOpen();
     return this.#handle;
   }
 
@@ -75,8 +75,8 @@ abstract class PoolState extends Resource {
 
   /** Lets {@link usedHigh} and {@link reservedHigh} begin again with what is used and reserved now. */
   resetHighWater(): void {
-    driver.clearByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
-    driver.clearByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
+    driver.resetHighWater(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
+    driver.resetHighWater(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
   }
 
   /** How many unused bytes are kept; Infinity: all. See {@link PoolOptions.releaseThreshold}. */
@@ -142,7 +142,7 @@ function checkReuse(reuse: Partial<driver.PoolReuse> | undefined): Partial<drive
  * buffer.fill(0, { stream });
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
-export class MemoryPool extends PoolState implements MemoryResource {
+export class MemoryPool extends PoolAttributes implements MemoryResource {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;
@@ -153,27 +153,31 @@ export class MemoryPool extends PoolState implements MemoryResource {
   readonly borrowed: boolean;
   /** Whether another process made it: see `openIpcPool` of cuffi/ipc. */
   readonly isMapped = false;
-  readonly #books: PoolBooks;
+  readonly #state: PoolState;
 
   private constructor(
     context: Context,
     handle: CUmemoryPool,
-    traits: { readonly maxSize: number; readonly shareable: boolean; readonly borrowed: boolean },
+    properties: {
+      readonly maxSize: number;
+      readonly shareable: boolean;
+      readonly borrowed: boolean;
+    },
   ) {
-    requireMade(context, Context, 'MemoryPool', 'MemoryPool.create');
-    const books = emptyBooks(context, traits.borrowed);
-    const { resets } = context;
+    assertInternal(context, Context, 'MemoryPool', 'MemoryPool.create');
+    const state = newPoolState(context, properties.borrowed);
+    const { epoch } = context;
     super(handle, {
       owner: context.resources,
-      release: traits.borrowed
+      release: properties.borrowed
         ? undefined
-        : () => destroyPool(context, resets, books, endOf(handle)),
+        : () => destroyPool(context, epoch, state, teardownOf(handle)),
     });
     this.context = context;
-    this.maxSize = traits.maxSize;
-    this.shareable = traits.shareable;
-    this.borrowed = traits.borrowed;
-    this.#books = books;
+    this.maxSize = properties.maxSize;
+    this.shareable = properties.shareable;
+    this.borrowed = properties.borrowed;
+    this.#state = state;
   }
 
   /**
@@ -197,11 +201,11 @@ export class MemoryPool extends PoolState implements MemoryResource {
     const isShareable = checkBoolean(shareable, 'shareable', false);
     checkThreshold(releaseThreshold);
     const checkedReuse = checkReuse(reuse);
-    const context = Context.of(place);
+    const context = Context.resolve(place);
     const { device } = context;
     if (!MemoryPool.supported(device))
       throw new NotSupportedError(`${device} has no memory pools: use DeviceBuffer.allocate`);
-    if (isShareable && !driver.canShare(device))
+    if (isShareable && !driver.canMakeShareable(device))
       throw new NotSupportedError(
         `${device} does not make memory pools that can be shared by file descriptor`,
       );
@@ -215,7 +219,7 @@ export class MemoryPool extends PoolState implements MemoryResource {
       pool.releaseThreshold = releaseThreshold;
       pool.reuse = checkedReuse;
     } catch (error) {
-      releaseQuietly(() => pool.close());
+      releaseOrWarn(() => pool.close());
       throw error;
     }
     return pool;
@@ -245,8 +249,8 @@ export class MemoryPool extends PoolState implements MemoryResource {
   ): boolean {
     const { shareable } = checkOptions(options, ['shareable'], 'MemoryPool.supported');
     const isShareable = checkBoolean(shareable, 'shareable', false);
-    const of = Device.of(device);
-    return isShareable ? driver.canShare(of) : of.attribute('memoryPoolsSupported') !== 0;
+    const of = Device.resolve(device);
+    return isShareable ? driver.canMakeShareable(of) : of.attribute('memoryPoolsSupported') !== 0;
   }
 
   /**
@@ -262,16 +266,18 @@ export class MemoryPool extends PoolState implements MemoryResource {
     const stream = streamOption(options, 'allocate');
     const pool = this.handle;
     const { context, maxSize } = this;
-    const books = this.#books;
+    const state = this.#state;
     if (byteLength > maxSize)
       throw new RangeError(`${byteLength} bytes are more than the pool's maxSize of ${maxSize}`);
     if (isCapturing()) return allocateInCapture(this, pool, byteLength, stream);
-    const quick = stream?.plainHandle;
+    const plainHandle = stream?.untrackedHandle;
     const status =
-      quick === undefined ? undefined : cu.cuMemAllocFromPoolAsync(OUT0, byteLength, pool, quick);
-    if (status !== CUresult.CUDA_SUCCESS) this.#allocateInQueue(byteLength, stream, status);
+      plainHandle === undefined
+        ? undefined
+        : cu.cuMemAllocFromPoolAsync(OUT0, byteLength, pool, plainHandle);
+    if (status !== CUresult.CUDA_SUCCESS) this.#allocateWithRetry(byteLength, stream, status);
     const address = readHandle<CUdeviceptr>(OUT0, (exact) =>
-      new PoolAllocation(context, books, exact, byteLength, stream).release(),
+      new PoolAllocation(context, state, exact, byteLength, stream).release(),
     );
     return new DeviceBuffer({
       context,
@@ -279,31 +285,31 @@ export class MemoryPool extends PoolState implements MemoryResource {
       byteLength,
       origin: 'allocated',
       resource: this,
-      owner: books.buffers,
-      release: new PoolAllocation(context, books, address, byteLength, stream),
+      owner: state.buffers,
+      release: new PoolAllocation(context, state, address, byteLength, stream),
     });
   }
 
   /**
    * Leaves the address in OUT0.
    *
-   * @param first how the driver answered already, if it was asked
+   * @param firstStatus how the driver answered already, if it was asked
    */
-  #allocateInQueue(
+  #allocateWithRetry(
     byteLength: number,
     stream: Stream | undefined,
-    first: CUresult | undefined,
+    firstStatus: CUresult | undefined,
   ): void {
     const { context, maxSize, handle: pool } = this;
     const call = (queue: CUstream): void =>
-      withRoom(
+      allocateWithRetry(
         context,
         'cuMemAllocFromPoolAsync',
         byteLength,
         () => cu.cuMemAllocFromPoolAsync(OUT0, byteLength, pool, queue),
         {
-          first,
-          limits: () =>
+          firstStatus,
+          describeLimits: () =>
             `; the pool has ${this.used} in use${maxSize === Number.POSITIVE_INFINITY ? '' : ` of at most ${maxSize}`}`,
         },
       );
@@ -320,7 +326,7 @@ export class MemoryPool extends PoolState implements MemoryResource {
     if (access !== 'read-write' && access !== 'none')
       throw new TypeError(`access must be 'read-write' or 'none', not ${String(access)}`);
     const pool = this.handle;
-    const other = Device.of(device);
+    const other = Device.resolve(device);
     const own = this.context.device;
     if (other === own)
       throw new RangeError(`the pool is on ${own} itself, whose access to it never changes`);
@@ -328,13 +334,13 @@ export class MemoryPool extends PoolState implements MemoryResource {
     if (mayUse && !other.canAccessPeer(own))
       throw new NotSupportedError(`${other} does not reach the memory of ${own}`);
     driver.writeAccess(pool, other, mayUse);
-    if (mayUse) this.#books.granted.add(other);
-    else this.#books.granted.delete(other);
+    if (mayUse) this.#state.devicesWithAccess.add(other);
+    else this.#state.devicesWithAccess.delete(other);
   }
 
   /** What a device may do with the pool's memory. */
   access(device: Device | number): driver.PoolAccess {
-    return driver.readAccess(this.handle, Device.of(device));
+    return driver.readAccess(this.handle, Device.resolve(device));
   }
 
   /**
@@ -343,10 +349,10 @@ export class MemoryPool extends PoolState implements MemoryResource {
    * @throws CuffiError while buffers of it are open, unless they are to be closed with it
    */
   override close(options?: PoolCloseOptions): void {
-    checkClose(this.#books, options, this.closed);
+    checkPoolClose(this.#state, options, this.closed);
     if (this.closed) return;
     try {
-      this.#books.buffers.closeAll('its pool was closed');
+      this.#state.buffers.closeAll('its pool was closed');
     } finally {
       super.close();
     }
@@ -358,7 +364,7 @@ export class MemoryPool extends PoolState implements MemoryResource {
       throw new IpcError(
         `this memory pool is not for other processes: make it with MemoryPool.create({ shareable: true })`,
       );
-    return sharePool(this.context, this.handle, this.#books);
+    return sharePool(this.context, this.handle, this.#state);
   }
 
   override toString(): string {
@@ -384,14 +390,14 @@ function allocateInCapture(
     throw new NotSupportedError(
       'memory of a graph is of this process alone: allocate it from a pool that is not shareable',
     );
-  const queue = captured(stream, 'allocating memory');
+  const queue = capturedHandle(stream, 'allocating memory');
   check(
     cu.cuMemAllocFromPoolAsync(OUT0, byteLength, handle, queue),
     'cuMemAllocFromPoolAsync',
     () => `allocating ${byteLength} bytes of a graph`,
   );
   const address = readHandle<CUdeviceptr>(OUT0, (exact) => cu.cuMemFreeAsync(exact, queue));
-  const memory = new GraphMemory(address, queue);
+  const memory = new GraphAllocation(address, queue);
   const buffer = new DeviceBuffer({
     context: pool.context,
     address,
@@ -400,15 +406,15 @@ function allocateInCapture(
     resource: pool,
     release: memory,
   });
-  noteGraphMemory((origin) => {
-    memory.end(origin);
-    buffer.closeBecause('it was memory of a graph, whose capture has ended');
+  onCaptureEnd((origin) => {
+    memory.freeAtCaptureEnd(origin);
+    buffer.invalidate('it was memory of a graph, whose capture has ended');
   });
   return buffer;
 }
 
 /** One allocation of a graph, until it is freed in the same capture. */
-class GraphMemory implements OrderedRelease {
+class GraphAllocation implements StreamOrderedRelease {
   readonly #address: CUdeviceptr;
   #stream: CUstream;
   #isFreed = false;
@@ -419,8 +425,8 @@ class GraphMemory implements OrderedRelease {
   }
 
   /** Frees in another stream than that of the allocation. */
-  freeIn(stream: Stream): void {
-    this.#stream = captured(stream, 'freeing memory of a graph');
+  setStream(stream: Stream): void {
+    this.#stream = capturedHandle(stream, 'freeing memory of a graph');
   }
 
   /** Captures the free; the second time does nothing. */
@@ -431,7 +437,7 @@ class GraphMemory implements OrderedRelease {
   }
 
   /** Frees behind all that was captured; where that failed the memory is gone with it. */
-  end(origin: CUstream | undefined): void {
+  freeAtCaptureEnd(origin: CUstream | undefined): void {
     if (origin === undefined) {
       this.#isFreed = true;
       return;
@@ -442,10 +448,11 @@ class GraphMemory implements OrderedRelease {
 }
 
 /** The handle of a stream that is captured. @throws CuffiError for another */
-function captured(stream: Stream | undefined, doing: string): CUstream {
+function capturedHandle(stream: Stream | undefined, doing: string): CUstream {
   // A default stream never is, and asking for it wants a context.
   const handle = stream?.handle ?? CU_STREAM_PER_THREAD;
-  if (handle > CU_STREAM_PER_THREAD && isInCapture(handle as CUstream)) return handle as CUstream;
+  if (handle > CU_STREAM_PER_THREAD && belongsToCapture(handle as CUstream))
+    return handle as CUstream;
   throw new CuffiError(
     `${doing} while a graph is captured, in a stream that is not: name one that is, or do it before ` +
       'or after.',

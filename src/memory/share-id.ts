@@ -3,29 +3,30 @@ import { hash, randomBytes, randomFillSync } from 'node:crypto';
 
 const ID_BYTE_LENGTH = 16;
 /** Random bytes for so many: asked for one by one they cost more than all else that names one. */
-const random: Buffer = Buffer.allocUnsafeSlow(64 * ID_BYTE_LENGTH);
-let used = random.byteLength;
+const randomBytesPool: Buffer = Buffer.allocUnsafeSlow(64 * ID_BYTE_LENGTH);
+let used = randomBytesPool.byteLength;
 
 /** What names something to other processes for its life: 16 random bytes in hex. */
-export function shareId(): string {
-  const at = take();
-  return random.toString('hex', at, at + ID_BYTE_LENGTH);
+export function randomId(): string {
+  const at = takeBytes();
+  return randomBytesPool.toString('hex', at, at + ID_BYTE_LENGTH);
 }
 
 /** A random number of 48 bits, other than 0. */
-export const shareNumber = (): number => random.readUIntLE(take(), 6) || shareNumber();
+export const randomUint48 = (): number =>
+  randomBytesPool.readUIntLE(takeBytes(), 6) || randomUint48();
 
 let secret: string | undefined;
 
 /** A number of the driver's as others see it: equal ones stay equal, and none tells the next. */
-export function concealed(id: number): number {
+export function obfuscatedId(id: number): number {
   secret ??= randomBytes(16).toString('hex');
   return Number.parseInt(hash('sha256', `${secret} ${id}`).slice(0, 12), 16);
 }
 
-function take(): number {
-  if (used === random.byteLength) {
-    randomFillSync(random);
+function takeBytes(): number {
+  if (used === randomBytesPool.byteLength) {
+    randomFillSync(randomBytesPool);
     used = 0;
   }
   used += ID_BYTE_LENGTH;

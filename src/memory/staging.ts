@@ -6,21 +6,21 @@ import { addressOf } from '../../ffi/native.ts';
 import type { Address, CUstream } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
 import { CuffiError } from '../errors.ts';
-import { releaseQuietly } from '../lifetime.ts';
-import { nextTurn } from '../poller.ts';
-import { pieces, roundUp } from './chunks.ts';
+import { releaseOrWarn } from '../lifetime.ts';
+import { nextLoopIteration } from '../poller.ts';
+import { chunks, roundUp } from './chunks.ts';
 import { allocateHost } from './host-allocation.ts';
 import {
-  type BegunCopy,
+  assertAttached,
   type HostCopy,
-  moveInStream,
   queueSlice,
-  requireAttached,
+  type StartedCopy,
+  transferAndWait,
 } from './host-copy.ts';
-import { Mark } from './internal-event.ts';
+import { InternalEvent } from './internal-event.ts';
 
 /** Things that are lent to one asker at a time, in the order of asking. */
-export class Lender<T> {
+export class AsyncPool<T> {
   readonly #free: T[];
   readonly #waiting: ((item: T) => void)[] = [];
 
@@ -34,14 +34,14 @@ export class Lender<T> {
   }
 
   /** Resolves with a thing that nobody else has, until it is given back. */
-  take(): Promise<T> {
+  acquire(): Promise<T> {
     const item = this.#free.shift();
     if (item !== undefined) return Promise.resolve(item);
     return new Promise((resolve) => this.#waiting.push(resolve));
   }
 
   /** Gives a thing back, or a new one in; whoever has waited longest gets it. */
-  give(item: T): void {
+  release(item: T): void {
     const next = this.#waiting.shift();
     if (next) next(item);
     else this.#free.push(item);
@@ -49,10 +49,10 @@ export class Lender<T> {
 }
 
 /** Page-locked memory that one slice of a copy at a time passes through. */
-export interface Slot {
+export interface StagingSlot {
   readonly address: Address;
   /** Recorded behind the transfer that uses the slot. */
-  readonly mark: Mark;
+  readonly event: InternalEvent;
   readonly release: () => void;
 }
 
@@ -73,116 +73,116 @@ export const STAGING = {
 /** Page-locking costs more than a copy: between two of them the slots stay for a while. */
 const IDLE_MS = 1000;
 
-const rings = new WeakMap<Context, StagingRing>();
+const stagingPools = new WeakMap<Context, StagingPool>();
 
 /**
  * The page-locked slots of a context that awaited copies of ordinary memory pass through, made
  * when they are needed and given back when none was for a second, or in `context.flush()`. All
  * copies under way share them in turn.
  */
-class StagingRing {
+class StagingPool {
   readonly #context: Context;
-  readonly #resets: number;
+  readonly #epoch: number;
   readonly #selection = selectionCount();
-  #free = new Lender<Slot>();
-  #slots: Slot[] = [];
-  #most: number = STAGING.slotCount;
-  #copies = 0;
-  #idle: NodeJS.Timeout | undefined;
+  #free = new AsyncPool<StagingSlot>();
+  #slots: StagingSlot[] = [];
+  #maxSlots: number = STAGING.slotCount;
+  #activeCopies = 0;
+  #idleTimer: NodeJS.Timeout | undefined;
 
   private constructor(context: Context) {
     this.#context = context;
-    this.#resets = context.resets;
+    this.#epoch = context.epoch;
   }
 
   /** The ring of a context; another one after a reset. */
-  static of(context: Context): StagingRing {
-    const existing = rings.get(context);
+  static of(context: Context): StagingPool {
+    const existing = stagingPools.get(context);
     if (existing && !existing.#isStale) return existing;
-    const ring = new StagingRing(context);
-    rings.set(context, ring);
+    const ring = new StagingPool(context);
+    stagingPools.set(context, ring);
     return ring;
   }
 
   /**
-   * Begins a copy, which ends with {@link leave}. False, and nothing begun, where no memory can be
+   * Begins a copy, which ends with {@link endCopy}. False, and nothing begun, where no memory can be
    * page-locked.
    */
-  enter(): boolean {
-    clearTimeout(this.#idle);
+  beginCopy(): boolean {
+    clearTimeout(this.#idleTimer);
     if (this.#slots.length === 0) {
-      this.#most = STAGING.slotCount;
+      this.#maxSlots = STAGING.slotCount;
       this.#grow();
       if (this.#slots.length === 0) return false;
-      this.#context.spares.add(this.#giveBackUnused);
+      this.#context.cacheTrimmers.add(this.#releaseUnused);
     }
-    this.#copies += 1;
+    this.#activeCopies += 1;
     return true;
   }
 
-  leave(): void {
-    this.#copies -= 1;
-    if (this.#copies > 0) return;
-    if (this.#isStale) this.#giveBackUnused();
-    else this.#idle = setTimeout(this.#giveBackUnused, IDLE_MS).unref();
+  endCopy(): void {
+    this.#activeCopies -= 1;
+    if (this.#activeCopies > 0) return;
+    if (this.#isStale) this.#releaseUnused();
+    else this.#idleTimer = setTimeout(this.#releaseUnused, IDLE_MS).unref();
   }
 
   /** Whether the next slot must be made, which blocks. */
-  get mustGrow(): boolean {
-    return this.#free.isEmpty && !this.#isStale && this.#slots.length < this.#most;
+  get needsNewSlot(): boolean {
+    return this.#free.isEmpty && !this.#isStale && this.#slots.length < this.#maxSlots;
   }
 
   /** A slot that no transfer uses; after a reset none is made for the copies that still end. */
-  take(): Promise<Slot> {
-    if (this.mustGrow) this.#grow();
-    return this.#free.take();
+  acquire(): Promise<StagingSlot> {
+    if (this.needsNewSlot) this.#grow();
+    return this.#free.acquire();
   }
 
-  give(slot: Slot): void {
-    this.#free.give(slot);
+  release(slot: StagingSlot): void {
+    this.#free.release(slot);
   }
 
   get #isStale(): boolean {
-    return this.#context.resets !== this.#resets || selectionCount() !== this.#selection;
+    return this.#context.epoch !== this.#epoch || selectionCount() !== this.#selection;
   }
 
   #grow(): void {
     try {
       const slot = makeSlot(this.#context);
       this.#slots.push(slot);
-      this.#free.give(slot);
+      this.#free.release(slot);
     } catch (error) {
       if (!(error instanceof CuffiError || error instanceof RangeError)) throw error;
       // Copies go through fewer slots, or without.
-      this.#most = this.#slots.length;
+      this.#maxSlots = this.#slots.length;
     }
   }
 
-  readonly #giveBackUnused = (): void => {
-    if (this.#copies > 0) return;
-    clearTimeout(this.#idle);
-    this.#context.spares.delete(this.#giveBackUnused);
+  readonly #releaseUnused = (): void => {
+    if (this.#activeCopies > 0) return;
+    clearTimeout(this.#idleTimer);
+    this.#context.cacheTrimmers.delete(this.#releaseUnused);
     const slots = this.#slots;
     this.#slots = [];
-    this.#free = new Lender();
+    this.#free = new AsyncPool();
     // After a reset the driver has forgotten them: they go when their memory is collected.
     if (this.#isStale) return;
-    for (const slot of slots) releaseQuietly(slot.release);
+    for (const slot of slots) releaseOrWarn(slot.release);
   };
 }
 
-function makeSlot(context: Context): Slot {
-  const mark = new Mark(context);
+function makeSlot(context: Context): StagingSlot {
+  const event = new InternalEvent(context);
   try {
     const kind = { portable: false, mapped: false, writeCombined: false };
     const memory = allocateHost(context, STAGING.slotByteLength, kind);
     const release = (): void => {
-      mark[Symbol.dispose]();
+      event[Symbol.dispose]();
       memory.release();
     };
-    return { address: memory.address, mark, release };
+    return { address: memory.address, event, release };
   } catch (error) {
-    mark[Symbol.dispose]();
+    event[Symbol.dispose]();
     throw error;
   }
 }
@@ -193,7 +193,7 @@ function makeSlot(context: Context): Slot {
  */
 
 /** How many of libuv's threads copy at once, whatever is copied: files and names take their turns. */
-const threads = new Lender(Array.from({ length: STAGING.threads }, (_, thread) => thread));
+const copyThreads = new AsyncPool(Array.from({ length: STAGING.threads }, (_, thread) => thread));
 
 /** A slice on its way through a slot. */
 interface Slice {
@@ -202,36 +202,36 @@ interface Slice {
   readonly byteLength: number;
   readonly offset: number;
   readonly length: number;
-  readonly slot: Slot;
-  readonly transfers: CUstream;
+  readonly slot: StagingSlot;
+  readonly transferStream: CUstream;
 }
 
 /**
  * Resolves when the copy is done; to false, with nothing copied, where no memory can be
  * page-locked. Once it has settled nothing touches the host memory, whatever happened.
  */
-export async function copyStaged({ copy, transfers, signal }: BegunCopy): Promise<boolean> {
+export async function copyStaged({ copy, transferStream, signal }: StartedCopy): Promise<boolean> {
   const { byteLength } = copy.host;
-  const ring = StagingRing.of(copy.context);
-  if (!ring.enter()) return false;
-  const slices = pieces(byteLength, copy.cuts, sliceByteLength(byteLength));
+  const pool = StagingPool.of(copy.context);
+  if (!pool.beginCopy()) return false;
+  const slices = chunks(byteLength, copy.splitOffsets, sliceByteLength(byteLength));
   const move = copy.direction === 'to device' ? moveToDevice : moveToHost;
   const lane = async (_: unknown, turns: number): Promise<void> => {
     // Each may have to make a slot, which blocks: one in a turn.
-    for (let turn = 0; turn < turns && ring.mustGrow; turn += 1) await nextTurn();
+    for (let turn = 0; turn < turns && pool.needsNewSlot; turn += 1) await nextLoopIteration();
     // The lanes share one generator: a loop that an error leaves ends it for all of them.
     for (const [offset, length] of slices) {
-      const slot = await ring.take();
+      const slot = await pool.acquire();
       try {
         signal?.throwIfAborted();
-        await move({ copy, byteLength, offset, length, slot, transfers });
+        await move({ copy, byteLength, offset, length, slot, transferStream });
       } finally {
-        ring.give(slot);
+        pool.release(slot);
       }
     }
   };
   const lanes = await Promise.allSettled(Array.from({ length: STAGING.slotCount }, lane));
-  ring.leave();
+  pool.endCopy();
   const failed = lanes.find((outcome) => outcome.status === 'rejected');
   if (failed) throw failed.reason;
   return true;
@@ -244,34 +244,34 @@ function sliceByteLength(byteLength: number): number {
 }
 
 async function moveToDevice(slice: Slice): Promise<void> {
-  await copyOffThread(slice, (host) => [slice.slot.address, host]);
-  await transfer(slice);
+  await copyInThread(slice, (host) => [slice.slot.address, host]);
+  await transferSlice(slice);
 }
 
 async function moveToHost(slice: Slice): Promise<void> {
-  await transfer(slice);
+  await transferSlice(slice);
   // What a closed buffer held is not handed out, as it may be another's by now.
   slice.copy.device();
-  await copyOffThread(slice, (host) => [host, slice.slot.address]);
+  await copyInThread(slice, (host) => [host, slice.slot.address]);
 }
 
 /** Copies between the slot and the slice's place in host memory, which must be there throughout. */
-async function copyOffThread(
+async function copyInThread(
   { copy: { host }, byteLength, offset, length, slot }: Slice,
-  ends: (host: Address) => readonly [target: Address, source: Address],
+  endpoints: (host: Address) => readonly [target: Address, source: Address],
 ): Promise<void> {
-  const thread = await threads.take();
+  const thread = await copyThreads.acquire();
   try {
-    requireAttached(host, byteLength);
-    const [target, source] = ends((addressOf(host) + offset) as Address);
+    assertAttached(host, byteLength);
+    const [target, source] = endpoints((addressOf(host) + offset) as Address);
     await copyHostMemory(target, source, length, host, slot);
-    requireAttached(host, byteLength);
+    assertAttached(host, byteLength);
   } finally {
-    threads.give(thread);
+    copyThreads.release(thread);
   }
 }
 
-const transfer = ({ copy, offset, length, slot, transfers }: Slice): Promise<void> =>
-  moveInStream(copy.context, transfers, slot.mark, () =>
-    queueSlice(copy, offset, slot.address, length, transfers),
+const transferSlice = ({ copy, offset, length, slot, transferStream }: Slice): Promise<void> =>
+  transferAndWait(copy.context, transferStream, slot.event, () =>
+    queueSlice(copy, offset, slot.address, length, transferStream),
   );

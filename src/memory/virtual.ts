@@ -3,20 +3,20 @@ import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
 import { Resource } from '../lifetime.ts';
-import { checkBoolean, checkInteger, checkOptions, requireMade } from '../validate.ts';
+import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 import { type Access, DeviceBuffer } from './buffer.ts';
 import { roundUp } from './chunks.ts';
 import {
-  createPart,
-  mappedBy,
-  type Part,
+  createChunk,
+  freeReservation,
+  type PhysicalChunk,
   reserveAddresses,
-  type SharedPieces,
-  sharePieces,
-  unreserve,
+  type SharedChunks,
+  shareChunks,
+  totalByteLength,
 } from './physical-chunk.ts';
-import { granularityOf } from './physical-memory.ts';
-import { shareId } from './share-id.ts';
+import { allocationGranularity } from './physical-memory.ts';
+import { randomId } from './share-id.ts';
 
 /** Options of {@link VirtualMemory.reserve}. */
 export interface VirtualMemoryOptions extends PlaceOptions {
@@ -47,10 +47,10 @@ export class VirtualMemory extends Resource {
   readonly shareable: boolean;
   readonly #address: CUdeviceptr;
   /** Its finalizer's too. */
-  readonly #parts: Part[];
+  readonly #chunks: PhysicalChunk[];
   #byteLength = 0;
   /** What other processes name it by, for each access: who knows the one does not know the other. */
-  readonly #ids: { [A in Access]?: string } = {};
+  readonly #shareIds: { [A in Access]?: string } = {};
   #buffer: DeviceBuffer | undefined;
 
   private constructor(
@@ -60,18 +60,19 @@ export class VirtualMemory extends Resource {
     granularity: number,
     shareable: boolean,
   ) {
-    requireMade(context, Context, 'VirtualMemory', 'VirtualMemory.reserve');
-    const parts: Part[] = [];
-    const { releases, resets } = context;
+    assertInternal(context, Context, 'VirtualMemory', 'VirtualMemory.reserve');
+    const chunks: PhysicalChunk[] = [];
+    const { releases, epoch } = context;
     super('VirtualMemory', {
       owner: context.resources,
       release: () =>
         // cuMemUnmap does not wait for what uses the memory.
-        releases.submit(
+        releases.enqueue(
           () => {
-            if (context.resets === resets) unreserve(context, address, reservedByteLength, parts);
+            if (context.epoch === epoch)
+              freeReservation(context, address, reservedByteLength, chunks);
           },
-          { byteLength: mappedBy(parts), waits: false },
+          { byteLength: totalByteLength(chunks), mayBlock: false },
         ),
     });
     this.context = context;
@@ -79,7 +80,7 @@ export class VirtualMemory extends Resource {
     this.granularity = granularity;
     this.shareable = shareable;
     this.#address = address;
-    this.#parts = parts;
+    this.#chunks = chunks;
   }
 
   /**
@@ -96,7 +97,7 @@ export class VirtualMemory extends Resource {
       'VirtualMemory.reserve',
     );
     const isShareable = checkBoolean(shareable, 'shareable', false);
-    const context = Context.of(place);
+    const context = Context.resolve(place);
     const { device } = context;
     if (!VirtualMemory.supported(device))
       throw new NotSupportedError(`${device} has no virtual memory management`);
@@ -104,7 +105,7 @@ export class VirtualMemory extends Resource {
       throw new NotSupportedError(
         `${device} does not make virtual memory that can be shared by file descriptor`,
       );
-    const granularity = granularityOf(device, isShareable);
+    const granularity = allocationGranularity(device, isShareable);
     const reserved = roundUp(byteLength, granularity);
     const address = reserveAddresses(reserved);
     return new VirtualMemory(context, address, reserved, granularity, isShareable);
@@ -112,12 +113,12 @@ export class VirtualMemory extends Resource {
 
   /** Whether a device can do it. */
   static supported(device: Device | number = 0): boolean {
-    return Device.of(device).attribute('virtualMemoryManagementSupported') !== 0;
+    return Device.resolve(device).attribute('virtualMemoryManagementSupported') !== 0;
   }
 
   /** The first address; the same for life. @throws ClosedError */
   get address(): CUdeviceptr {
-    this.requireOpen();
+    this.assertOpen();
     return this.#address;
   }
 
@@ -128,7 +129,7 @@ export class VirtualMemory extends Resource {
 
   /** The memory behind it, in bytes: {@link byteLength} rounded up. 0 after close. */
   get mappedByteLength(): number {
-    return this.closed ? 0 : mappedBy(this.#parts);
+    return this.closed ? 0 : totalByteLength(this.#chunks);
   }
 
   /**
@@ -143,8 +144,8 @@ export class VirtualMemory extends Resource {
         address,
         byteLength: this.#byteLength,
         origin: 'allocated',
-        keeps: this,
-        borders: () => this.#parts.map((part) => part.address),
+        keepalive: this,
+        mappingBoundaries: () => this.#chunks.map((part) => part.address),
       });
     return this.#buffer;
   }
@@ -156,7 +157,7 @@ export class VirtualMemory extends Resource {
    * @throws RangeError beyond what was reserved, CudaError CUDA_ERROR_OUT_OF_MEMORY
    */
   grow(byteLength: number): DeviceBuffer {
-    this.requireOpen();
+    this.assertOpen();
     checkInteger(byteLength, 'byteLength', 1);
     if (byteLength < this.byteLength)
       throw new RangeError(`it has ${this.byteLength} bytes: it does not shrink to ${byteLength}`);
@@ -164,32 +165,32 @@ export class VirtualMemory extends Resource {
       throw new RangeError(
         `${byteLength} bytes are more than the ${this.reservedByteLength} that were reserved`,
       );
-    const missing = roundUp(byteLength, this.granularity) - mappedBy(this.#parts);
-    const end = (this.#address + mappedBy(this.#parts)) as CUdeviceptr;
-    if (missing > 0) this.#parts.push(createPart(this.context, end, missing, this.shareable));
+    const missing = roundUp(byteLength, this.granularity) - totalByteLength(this.#chunks);
+    const end = (this.#address + totalByteLength(this.#chunks)) as CUdeviceptr;
+    if (missing > 0) this.#chunks.push(createChunk(this.context, end, missing, this.shareable));
     this.#byteLength = byteLength;
     return this.buffer;
   }
 
   /** @internal As other processes may open the bytes from `begin` to `end`. @throws IpcError */
-  share(begin: number, end: number, most: number, access: Access): SharedPieces {
-    const from = (this.address + begin) as CUdeviceptr;
-    this.#ids[access] ??= shareId();
+  share(begin: number, end: number, maxChunks: number, access: Access): SharedChunks {
+    const start = (this.address + begin) as CUdeviceptr;
+    this.#shareIds[access] ??= randomId();
     return {
-      id: this.#ids[access],
-      ...sharePieces(this.context, this.#parts, from, end - begin, most, access),
+      id: this.#shareIds[access],
+      ...shareChunks(this.context, this.#chunks, start, end - begin, maxChunks, access),
     };
   }
 
   /** @internal What it was shared for by that name; undefined where it has no such name. */
   accessOf(id: string): Access | undefined {
-    if (id === this.#ids['read-write']) return 'read-write';
-    return id === this.#ids.read ? 'read' : undefined;
+    if (id === this.#shareIds['read-write']) return 'read-write';
+    return id === this.#shareIds.read ? 'read' : undefined;
   }
 
   /** @internal Where one of its pieces begins, in bytes. */
-  offsetOf(piece: number): number {
-    return (this.#parts[piece]?.address ?? this.address) - this.address;
+  offsetOf(chunk: number): number {
+    return (this.#chunks[chunk]?.address ?? this.address) - this.address;
   }
 
   override toString(): string {

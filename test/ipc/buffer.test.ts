@@ -4,7 +4,7 @@ import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu, recordCalls } from '../../ffi/driver.ts';
 import type { CUcontext } from '../../ffi/types.ts';
 import { Context, Device, DeviceBuffer, Stream } from '../../src/index.ts';
-import { sealDescriptor } from '../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../src/ipc/descriptor.ts';
 import { getIpcHandle, type IpcBufferDescriptor, openIpcBuffer } from '../../src/ipc/index.ts';
 import { dose } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
@@ -104,7 +104,7 @@ test('a range beyond the allocation is refused, and nothing stays mapped', deadl
   });
   const recorder = recordCalls();
   for (const change of [{ byteLength: (1 << 20) + 1 }, { byteOffset: 1 }, { byteOffset: 2 ** 52 }])
-    assert.throws(() => openIpcBuffer(sealDescriptor({ ...message, ...change })), {
+    assert.throws(() => openIpcBuffer(withChecksum({ ...message, ...change })), {
       name: 'IpcError',
       message: /names bytes \d+ to \d+ of an allocation of process \d+ that has 1048576/,
     });

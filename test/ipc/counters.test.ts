@@ -6,7 +6,7 @@ import { type TestContext, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { DeviceBuffer, Stream } from '../../src/index.ts';
 import { listen, type Peer } from '../../src/ipc/index.ts';
-import { nextTurn } from '../../src/poller.ts';
+import { nextLoopIteration } from '../../src/poller.ts';
 import { until } from '../support/iterations.ts';
 import { Program } from '../support/program.ts';
 import type { Step } from './fixtures/counters.ts';
@@ -65,7 +65,7 @@ for (const slots of [1, 512])
     using recorder = recordCalls();
     await tell({ do: 'ask', points: 8192, slots });
     const until = performance.now() + 500;
-    while (performance.now() < until) await nextTurn();
+    while (performance.now() < until) await nextLoopIteration();
     const waits = recorder.calls.filter(({ name }) => name.startsWith('cuStreamWaitValue'));
     assert.ok(waits.length <= 320, `${waits.length} waits were queued`);
     using buffer = DeviceBuffer.allocate(64);

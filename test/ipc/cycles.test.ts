@@ -13,7 +13,7 @@ import {
   Stream,
 } from '../../src/index.ts';
 import { type ChildPeer, ipcSupport, leases, spawnPeer } from '../../src/ipc/index.ts';
-import { nextTurn } from '../../src/poller.ts';
+import { nextLoopIteration } from '../../src/poller.ts';
 import { dose } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { valuesOf } from '../support/layouts.ts';
@@ -164,7 +164,7 @@ for (const kind of kindNames)
     using later = new Latch();
     let buffer = await ask<DeviceBuffer>(child, { do: 'make', kind, byteLength: 4096, value: 9 });
     const turns = async (): Promise<void> => {
-      for (let turn = 0; turn < 20; turn += 1) await nextTurn();
+      for (let turn = 0; turn < 20; turn += 1) await nextLoopIteration();
     };
     latch.hold(first);
     buffer.fill(1, { stream: first });

@@ -9,7 +9,7 @@ import {
   CudaEvent as Event,
   MemoryPool,
 } from '../../src/index.ts';
-import { type IpcDescriptor, sealDescriptor } from '../../src/ipc/descriptor.ts';
+import { type IpcDescriptor, withChecksum } from '../../src/ipc/descriptor.ts';
 import { type ChildPeer, exportIpc, leases, spawnPeer } from '../../src/ipc/index.ts';
 import { onHardware } from '../support/driver.ts';
 import { dose, seed } from '../support/iterations.ts';
@@ -43,7 +43,7 @@ function mutated(descriptor: IpcDescriptor, next: (below: number) => number): un
     const at = next(bytes.byteLength);
     bytes[at] = (bytes[at] as number) ^ (1 + next(255));
   }
-  return sealDescriptor({ ...descriptor, handle: bytes.toString('base64') } as never);
+  return withChecksum({ ...descriptor, handle: bytes.toString('base64') } as never);
 }
 
 /** Children one after the other: each until it is lost. */

@@ -18,8 +18,8 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import { type ChildPeer, exportIpc, getIpcHandle, leases, spawnPeer } from '../../src/ipc/index.ts';
-import { MAX_ASKED } from '../../src/ipc/lease/forward.ts';
-import { nextTurn } from '../../src/poller.ts';
+import { MAX_FORWARDS_IN_PROGRESS } from '../../src/ipc/lease/forward.ts';
+import { nextLoopIteration } from '../../src/poller.ts';
 import { onHardware } from '../support/driver.ts';
 import { dose, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
@@ -126,10 +126,10 @@ test('memory that is closed here stays until its receiver has closed it', deadli
       recorder.calls.filter(({ name }) => /Free|Unmap|PoolDestroy/.test(name)),
       [],
     );
-    const { limbo, leases: all } = leases.stats();
-    assert.deepEqual(limbo, { count: 1, byteLength: 4 << 20 });
+    const { orphaned, leases: all } = leases.stats();
+    assert.deepEqual(orphaned, { count: 1, byteLength: 4 << 20 });
     assert.deepEqual(
-      all.map(({ pid, kind: what, limbo: isLimbo }) => [pid, what, isLimbo]),
+      all.map(({ pid, kind: what, orphaned: isLimbo }) => [pid, what, isLimbo]),
       [[child.pid, 'memory', true]],
     );
     assert.deepEqual(await ask(child, { do: 'read' }), [5]);
@@ -187,8 +187,8 @@ test('a connection that ends gives nothing back, and its process does', deadline
     await ask(child, { do: 'keep', buffer });
     buffer.close();
     child.close();
-    for (let turn = 0; turn < 20; turn++) await nextTurn();
-    assert.equal(leases.stats().limbo.count, 1);
+    for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
+    assert.equal(leases.stats().orphaned.count, 1);
     await kill(child);
     await leases.drain({ timeoutMs: 20_000 });
   } finally {
@@ -236,7 +236,7 @@ for (const [what, step] of [
     const lent = kinds.map((kind) => allocate(kind));
     for (const { buffer } of lent) await ask(child, { do: 'keep', buffer });
     for (const { close } of lent) close();
-    assert.equal(leases.stats().limbo.count, lent.length);
+    assert.equal(leases.stats().orphaned.count, lent.length);
     await ask(child, { do: 'arm' });
     assert.equal(await ask(child, { do: 'lose' }), 'lost');
     const answer = await ask<string>(child, { do: step });
@@ -311,8 +311,8 @@ const beforeOwnerEnds: Readonly<
     buffer.fill(3, { stream });
     assert.deepEqual([stream.done, buffer.ownerGone], [false, false]);
     return async () => {
-      const { name, unreached } = (await child.ended) as PeerGoneError;
-      assert.deepEqual([name, unreached], ['PeerGoneError', 1]);
+      const { name, abandonedWaits } = (await child.ended) as PeerGoneError;
+      assert.deepEqual([name, abandonedWaits], ['PeerGoneError', 1]);
       await stream.synchronize();
       assert.deepEqual(await valuesOf(buffer), [3]);
       buffer.close();
@@ -372,7 +372,7 @@ test('a value whose work can never be done any more is refused', deadline, async
   await child.send({ do: 'make', value: 9 } satisfies Step);
   // Here, but not taken.
   await until(() => leases.stats().leases.length === 0);
-  for (let turn = 0; turn < 50; turn++) await nextTurn();
+  for (let turn = 0; turn < 50; turn++) await nextLoopIteration();
   child.process.kill('SIGKILL');
   await child.ended;
   await assert.rejects(child.receive({ timeoutMs: 30_000 }), { name: 'PeerGoneError' });
@@ -395,8 +395,8 @@ test('an end that leaves work undone is told, also where it was orderly', deadli
       assert.equal(code, 'CUFFI_UNREACHED');
       assert.match(message, new RegExp(`process ${child.pid} .* 1 waits for it were abandoned`));
     } else {
-      const { name, unreached, exitCode } = reason;
-      assert.deepEqual([name, unreached, exitCode], ['PeerGoneError', 1, 0]);
+      const { name, abandonedWaits, exitCode } = reason;
+      assert.deepEqual([name, abandonedWaits, exitCode], ['PeerGoneError', 1, 0]);
     }
     await stream.synchronize();
     assert.deepEqual(await valuesOf(buffer), [3]);
@@ -508,9 +508,9 @@ test(
       assert.equal(await ask(between, { do: 'forward', value: name }), 'got it');
       close();
       await kill(between);
-      for (let turn = 0; turn < 20; turn++) await nextTurn();
+      for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
       assert.deepEqual(
-        leases.stats().leases.map(({ pid, limbo }) => [pid, limbo]),
+        leases.stats().leases.map(({ pid, orphaned }) => [pid, orphaned]),
         [[last.pid, true]],
       );
       assert.deepEqual(await ask(last, { do: 'read' }), [7]);
@@ -535,7 +535,7 @@ test('what is revoked is revoked from those to whom it was passed on, too', dead
     assert.equal(await ask(last, { do: 'attempt' }), true);
     leases.revoke(buffer);
     // Both give it back, without a word of theirs.
-    while (leases.stats().leases.length > 0) await nextTurn();
+    while (leases.stats().leases.length > 0) await nextLoopIteration();
     for (const [child, by] of [
       [between, process.pid],
       [last, between.pid],
@@ -564,7 +564,7 @@ test('all that comes is passed on, however much is waiting', deadline, async () 
 test('more than is kept for others at a time waits, and breaks nothing', deadline, async () => {
   const [between, last] = [start(), start()];
   const name = `@cuffi-hoard-${process.pid}`;
-  const count = MAX_ASKED + 76;
+  const count = MAX_FORWARDS_IN_PROGRESS + 76;
   using buffer = DeviceBuffer.allocate(4096);
   await ask(last, { do: 'hoard', value: name, count });
   await between.send({ do: 'relay', value: name, count } satisfies Step);

@@ -18,7 +18,7 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import { type ChildPeer, spawnPeer } from '../../src/ipc/index.ts';
-import { MAX_WAITING_VALUES } from '../../src/ipc/wire/limits.ts';
+import { MAX_QUEUED_VALUES } from '../../src/ipc/wire/limits.ts';
 import { dose, until } from '../support/iterations.ts';
 import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
@@ -153,12 +153,12 @@ test('a child killed in the middle is the end: after what it had sent', deadline
 test('what a child had sent is received after it has ended, however late', deadline, async () => {
   const child = start();
   // Two more than are taken in at a time: the kernel keeps them, though not many more.
-  await child.send({ do: 'flood', count: MAX_WAITING_VALUES + 1 } satisfies Request);
+  await child.send({ do: 'flood', count: MAX_QUEUED_VALUES + 1 } satisfies Request);
   await child.send({ do: 'exit', value: 0 } satisfies Request);
   assert.equal(await ended(child), 0);
   const received: unknown[] = [];
   for await (const value of child) received.push(value);
-  assert.equal(received.length, MAX_WAITING_VALUES + 2);
+  assert.equal(received.length, MAX_QUEUED_VALUES + 2);
   assert.equal(received.pop(), 'flooded');
   for (const value of received) (value as { buffer: DeviceBuffer }).buffer.close();
 });

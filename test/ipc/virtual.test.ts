@@ -3,7 +3,7 @@ import { test } from 'node:test';
 import { cu, recordCalls } from '../../ffi/driver.ts';
 import type { CUstream } from '../../ffi/types.ts';
 import { Context, Device, DeviceBuffer, VirtualMemory } from '../../src/index.ts';
-import { type IpcDescriptor, sealDescriptor } from '../../src/ipc/descriptor.ts';
+import { type IpcDescriptor, withChecksum } from '../../src/ipc/descriptor.ts';
 import { exportIpc, openIpc, spawnPeer } from '../../src/ipc/index.ts';
 import { dose } from '../support/iterations.ts';
 import { valuesOf } from '../support/layouts.ts';
@@ -91,7 +91,7 @@ test('what is shared for reading is only read, by cuffi and by the driver', opti
 
 /** As whoever stands between would change a descriptor: its checksum is right again. */
 const altered = (descriptor: object): never =>
-  sealDescriptor({ ...descriptor, access: 'read-write' } as never) as never;
+  withChecksum({ ...descriptor, access: 'read-write' } as never) as never;
 
 test(
   'what was shared for reading is mapped for reading, whatever was made of its descriptor since',

@@ -8,7 +8,7 @@ import { duplicateFd } from '../../ffi/linux/libc.ts';
 import { withAddress } from '../../ffi/native.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { ClosedError, Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../src/index.ts';
-import { sealDescriptor } from '../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../src/ipc/descriptor.ts';
 import {
   explain,
   exportIpc,
@@ -17,7 +17,7 @@ import {
   listen,
   openIpcBuffer,
 } from '../../src/ipc/index.ts';
-import { nextTurn } from '../../src/poller.ts';
+import { nextLoopIteration } from '../../src/poller.ts';
 import { emulated } from '../support/driver.ts';
 import { dose, until } from '../support/iterations.ts';
 import { valuesOf } from '../support/layouts.ts';
@@ -90,7 +90,7 @@ test('a worker thread may be terminated while values come to it', deadline, asyn
     const sending = (async () => {
       while (!isOver) {
         peer.send('busy').catch(() => {});
-        await nextTurn();
+        await nextLoopIteration();
       }
     })();
     await once(worker, 'message');
@@ -133,7 +133,7 @@ for (const [how, code] of [
       });
       while (!isOver) {
         peer.send('busy').catch(() => {});
-        await nextTurn();
+        await nextLoopIteration();
       }
       assert.deepEqual(await exit, [code, null]);
     }
@@ -246,7 +246,7 @@ test(
     const buffer = DeviceBuffer.allocate(4 << 20);
     const { address, byteLength } = buffer;
     const larger = { baseByteLength: 2 * byteLength, byteLength: byteLength + 1 };
-    const descriptor = sealDescriptor<'legacy'>({ ...getIpcHandle(buffer), ...larger });
+    const descriptor = withChecksum<'legacy'>({ ...getIpcHandle(buffer), ...larger });
     await assert.rejects(ask(worker, { do: 'open', descriptor, fds: [] }), {
       name: 'IpcError',
       code: 'no-descriptor',
@@ -324,7 +324,7 @@ test(
     buffer.close();
     await Context.primary().flush();
     assert.equal(isThere(address), true);
-    assert.equal(leases.stats().limbo.count, 1);
+    assert.equal(leases.stats().orphaned.count, 1);
     await ask(worker, { do: 'close' });
     await leases.drain({ timeoutMs: 30_000 });
     await until(() => {

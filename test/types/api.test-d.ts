@@ -45,7 +45,7 @@ import {
   openIpcEvent,
   openIpcPool,
   type Peer,
-  type ReadyParcel,
+  type ReadyExport,
   spawnPeer,
 } from '../../src/ipc/index.ts';
 
@@ -132,7 +132,7 @@ expectTypeOf(getIpcHandle(floats).open()).toEqualTypeOf<DeviceArray<typeof float
 expectTypeOf(getIpcHandle(buffer, { stream })).toEqualTypeOf<IpcBufferHandle>();
 expectTypeOf(IpcArrayHandle.from({}).open()).toEqualTypeOf<DeviceArray>();
 expectTypeOf<IpcArrayHandle>().toExtend<IpcBufferDescriptor>();
-expectTypeOf(exportIpc(buffer, { stream })).toEqualTypeOf<ReadyParcel>();
+expectTypeOf(exportIpc(buffer, { stream })).toEqualTypeOf<ReadyExport>();
 // @ts-expect-error an event has no work to wait for
 exportIpc(event, { stream });
 expectTypeOf(openIpcBuffer).parameter(0).toEqualTypeOf<unknown>();

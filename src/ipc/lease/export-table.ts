@@ -1,19 +1,19 @@
 import { IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
-import { ownerOf, streamOfObject } from '../shareable.ts';
+import { defaultStreamOf, ownerOf } from '../shareable.ts';
 import type { Shareable } from '../sharing/export.ts';
-import { type Holder, Lease, leaseBook } from './lease.ts';
+import { Lease, type LeaseHolder, leaseRegistry } from './lease.ts';
 
 /**
  * What was lent over one connection: a lease for each object. Their numbers go with the value that
  * carries the objects, and are never used again.
  */
-export class Lent {
-  readonly #holder: Holder;
+export class ExportTable {
+  readonly #holder: LeaseHolder;
   readonly #leases = new Map<number, Lease>();
   #next = 0;
 
-  constructor(holder: Holder) {
+  constructor(holder: LeaseHolder) {
     this.#holder = holder;
   }
 
@@ -26,11 +26,11 @@ export class Lent {
    * Whether the other process has an object from here, or all of a range: by whichever connection, or
    * by way of another process that has passed it on. This process has all that is its own.
    */
-  has(object: Shareable): boolean {
+  hasLeaseOn(object: Shareable): boolean {
     const { pid } = this.#holder;
     if (pid === process.pid) return true;
-    return leaseBook
-      .of(ownerOf(object))
+    return leaseRegistry
+      .leasesOf(ownerOf(object))
       .some(
         (lease) =>
           (lease.holder === this.#holder || (pid > 0 && lease.holder.pid === pid)) &&
@@ -39,25 +39,25 @@ export class Lent {
   }
 
   /** A lease for each object. @throws ClosedError; then there is none */
-  lend(objects: readonly Shareable[], stream: Stream | undefined): Lease[] {
-    const made: Lease[] = [];
+  add(objects: readonly Shareable[], stream: Stream | undefined): Lease[] {
+    const added: Lease[] = [];
     try {
       for (const object of objects) {
         const lease = Lease.of(
-          this.#next + made.length,
+          this.#next + added.length,
           object,
           this.#holder,
-          stream ?? streamOfObject(object),
+          stream ?? defaultStreamOf(object),
         );
-        made.push(lease);
+        added.push(lease);
       }
     } catch (error) {
-      for (const lease of made) lease.end();
+      for (const lease of added) lease.end();
       throw error;
     }
-    this.#next += made.length;
-    for (const lease of made) this.#leases.set(lease.id, lease);
-    return made;
+    this.#next += added.length;
+    for (const lease of added) this.#leases.set(lease.id, lease);
+    return added;
   }
 
   /** Whether a lease is in use: it was neither released, nor dropped before it went out. */
@@ -66,7 +66,7 @@ export class Lent {
   }
 
   /** The lease that the other end speaks of. @throws IpcError where it has none by that number */
-  find(id: number): Lease {
+  get(id: number): Lease {
     const lease = this.#leases.get(id);
     if (!lease) throw new IpcError(`lease ${id} was already released, or was never sent`);
     return lease;
@@ -74,10 +74,10 @@ export class Lent {
 
   /** Ends leases: they were given back, or never went out. */
   end(leases: Iterable<Lease>): void {
-    for (const lease of leases) this.endOne(lease);
+    for (const lease of leases) this.endLease(lease);
   }
 
-  endOne(lease: Lease): void {
+  endLease(lease: Lease): void {
     this.#leases.delete(lease.id);
     lease.end();
   }

@@ -11,145 +11,154 @@ import type { Lease } from './lease.ts';
 import { PeerProcess } from './peer-process.ts';
 
 /** One who has something of the other end by way of this process. */
-export interface Adopted {
+export interface ForwardRequest {
   readonly lease: number;
   readonly pid: number;
   readonly startTime: number;
 }
 
-interface Unsaid extends Adopted {
+interface PendingForward extends ForwardRequest {
   readonly link: number;
 }
 
 /** What comes of what was asked. */
-export interface Asked {
+export interface ForwardHandle {
   /** Resolves when the other end keeps it, or is not there to. */
-  readonly answered: Promise<void>;
+  readonly acknowledged: Promise<void>;
   /** To be called, once, when the third process has given it back, or did not get it. */
-  over(): void;
+  release(): void;
 }
 
 /** How much the other end is asked to keep at a time. */
-export const MAX_ASKED = 1024;
+export const MAX_FORWARDS_IN_PROGRESS = 1024;
 
 /** What the other end is asked to keep for others too: what would be too much waits for less. */
-export class Adopting {
-  readonly #changed: () => void;
+export class ForwardRequester {
+  readonly #onChange: () => void;
   /** Each ends the wait for an answer. */
-  readonly #waiting = new Set<() => void>();
-  #unsaid: Unsaid[] = [];
+  readonly #pendingAcks = new Set<() => void>();
+  #unsent: PendingForward[] = [];
   /** How much the other end has been asked to keep that is not over. */
-  #said = 0;
-  #isOver = false;
+  #sentCount = 0;
+  #isEnded = false;
 
-  /** @param changed called when there is something to be told */
-  constructor(changed: () => void) {
-    this.#changed = changed;
+  /** @param onChange called when there is something to be told */
+  constructor(onChange: () => void) {
+    this.#onChange = onChange;
   }
 
   /**
    * Asks for one thing. The other end answers by the link, so that this does not wait for the values
    * that come before: they may be more than are taken meanwhile.
    *
-   * @param link the other end's end of it, closed when it went out
-   * @param ours the end that the third process gets, which stays its caller's
+   * @param ownerLink the other end's end of it, closed when it went out
+   * @param recipientLink the end that the third process gets, which stays its caller's
    * @throws SystemError; the link is closed then, too
    */
-  ask(lease: number, pid: number, startTime: number, link: number, ours: number): Asked {
-    if (this.#isOver) {
-      closeFd(link);
-      return { answered: Promise.resolve(), over() {} };
+  request(
+    lease: number,
+    pid: number,
+    startTime: number,
+    ownerLink: number,
+    recipientLink: number,
+  ): ForwardHandle {
+    if (this.#isEnded) {
+      closeFd(ownerLink);
+      return { acknowledged: Promise.resolve(), release() {} };
     }
-    const answered = this.#answerBy(link, ours);
-    const asked = { lease, pid, startTime, link };
-    this.#unsaid.push(asked);
-    this.#changed();
-    return { answered, over: () => this.#over(asked) };
+    const acknowledged = this.#awaitAck(ownerLink, recipientLink);
+    const asked = { lease, pid, startTime, link: ownerLink };
+    this.#unsent.push(asked);
+    this.#onChange();
+    return { acknowledged, release: () => this.#release(asked) };
   }
 
   /** What is to be told now: no more than go in one message. */
-  take(): Unsaid[] {
-    const taken = this.#unsaid.splice(0, Math.min(MAX_ADOPTED, MAX_ASKED - this.#said));
-    this.#said += taken.length;
+  take(): PendingForward[] {
+    const taken = this.#unsent.splice(
+      0,
+      Math.min(MAX_REQUESTS_PER_MESSAGE, MAX_FORWARDS_IN_PROGRESS - this.#sentCount),
+    );
+    this.#sentCount += taken.length;
     return taken;
   }
 
   /** Takes back what was to be told in a message that could not be sent. */
-  restore(taken: readonly Unsaid[]): void {
-    this.#said -= taken.length;
-    this.#unsaid.unshift(...taken);
+  restore(taken: readonly PendingForward[]): void {
+    this.#sentCount -= taken.length;
+    this.#unsent.unshift(...taken);
   }
 
   /** Whether something of a lease is still to be asked for: it must not be given back before. */
-  isNeeded(lease: number): boolean {
-    return this.#unsaid.some((unsaid) => unsaid.lease === lease);
+  hasUnsent(lease: number): boolean {
+    return this.#unsent.some((unsaid) => unsaid.lease === lease);
   }
 
   /** The other end answers no more. */
   end(): void {
-    this.#isOver = true;
-    for (const { link } of this.#unsaid.splice(0)) closeFd(link);
-    for (const answered of this.#waiting) answered();
+    this.#isEnded = true;
+    for (const { link } of this.#unsent.splice(0)) closeFd(link);
+    for (const answered of this.#pendingAcks) answered();
   }
 
-  #over(asked: Unsaid): void {
-    const at = this.#unsaid.indexOf(asked);
+  #release(asked: PendingForward): void {
+    const at = this.#unsent.indexOf(asked);
     if (at >= 0) {
-      this.#unsaid.splice(at, 1);
+      this.#unsent.splice(at, 1);
       closeFd(asked.link);
       return;
     }
-    this.#said -= 1;
-    if (this.#unsaid.length > 0) this.#changed();
+    this.#sentCount -= 1;
+    if (this.#unsent.length > 0) this.#onChange();
   }
 
-  #answerBy(link: number, ours: number): Promise<void> {
+  #awaitAck(ownerLink: number, recipientLink: number): Promise<void> {
     let resolve: () => void = () => {};
     const answer = new Promise<void>((resolved) => {
       resolve = resolved;
     });
-    let own: number | undefined;
+    let duplicate: number | undefined;
     try {
-      own = duplicateFd(ours);
-      this.#await(own, resolve);
+      duplicate = duplicateFd(recipientLink);
+      this.#watchForAck(duplicate, resolve);
       return answer;
     } catch (error) {
-      closeFd(link);
-      if (own !== undefined) closeFd(own);
+      closeFd(ownerLink);
+      if (duplicate !== undefined) closeFd(duplicate);
       throw error;
     }
   }
 
-  /** @param own closed when the answer came, or none comes any more; not where this throws */
-  #await(own: number, resolve: () => void): void {
-    const answered = (): void => {
-      this.#waiting.delete(answered);
+  /** @param duplicate closed when the answer came, or none comes any more; not where this throws */
+  #watchForAck(duplicate: number, resolve: () => void): void {
+    const onAck = (): void => {
+      this.#pendingAcks.delete(onAck);
       watch.close();
-      takeAnswer(own);
-      closeFd(own);
+      consumeAck(duplicate);
+      closeFd(duplicate);
       resolve();
     };
-    const watch = watchFd(own, { readable: true }, answered);
+    const watch = watchFd(duplicate, { readable: true }, onAck);
     watch.unref();
-    this.#waiting.add(answered);
+    this.#pendingAcks.add(onAck);
   }
 }
 
 /** So that it does not go on to the third process. */
-function takeAnswer(fd: number): void {
+function consumeAck(fd: number): void {
   try {
-    const answer = takeMessage(fd);
+    const message = takeMessage(fd);
     // Descriptors would be closed by a read that does not ask for them.
-    if (typeof answer === 'object') discardFds(answer.fds);
+    if (typeof message === 'object') discardFds(message.fds);
   } catch {
     // It did not come, as the other end is gone, or ends without.
   }
 }
 
 /** Of one message. */
-const MAX_ADOPTED = 64;
+const MAX_REQUESTS_PER_MESSAGE = 64;
 
-const KEPT = Uint8Array.of(1);
+const ACK = Uint8Array.of(1);
 
 /**
  * Refuses a descriptor that is not a link which the asking process has made: a byte is written to
@@ -158,19 +167,21 @@ const KEPT = Uint8Array.of(1);
  * @throws SystemError ENOTSOCK
  * @throws IpcError for any other socket
  */
-function checkLink(link: number, asker: number): void {
+function checkLink(link: number, requester: number): void {
   const refused = 'a descriptor came as a link to a process that memory was passed on to';
   if (!isMessageSocket(link))
     throw new IpcError(`${refused}, and is not a connected Unix socket of type SOCK_SEQPACKET`);
   const { pid } = peerCredentials(link);
-  if (pid !== asker)
-    throw new IpcError(`${refused}: it leads to process ${pid}, and process ${asker} has sent it`);
+  if (pid !== requester)
+    throw new IpcError(
+      `${refused}: it leads to process ${pid}, and process ${requester} has sent it`,
+    );
 }
 
 /** Tells the process that asked, by the link, that something is kept. @throws SystemError */
-function tellKept(link: number): void {
+function sendAck(link: number): void {
   try {
-    sendMessage(link, KEPT);
+    sendMessage(link, ACK);
   } catch (error) {
     // The process that asked is gone, and so is the link: the watch finds that.
     if (!(error instanceof SystemError) || !isGone(error)) throw error;
@@ -182,20 +193,20 @@ function tellKept(link: number): void {
  * has closed it, or has ended, whatever becomes of the one between. That one has the other end of a
  * link, a pair of sockets, and closes it with what it got.
  */
-export class Adoption {
+export class ForwardedLease {
   readonly #lease: Lease;
   readonly #link: number;
   #process: PeerProcess | undefined;
   readonly #watch: FdWatch;
   readonly #graceMs: number;
-  #watchNoMore: (() => void) | undefined;
-  readonly #over: () => void;
-  #isOver = false;
+  #stopWatching: (() => void) | undefined;
+  readonly #onReleased: () => void;
+  #isEnded = false;
 
   /**
    * @param lease of the one between, which has asked
    * @param link this process's end, which is this object's from now on, unless this throws
-   * @param over called when it is given back
+   * @param onReleased called when it is given back
    * @throws IpcError, SystemError for a link that is not of the process between
    */
   constructor(
@@ -203,52 +214,52 @@ export class Adoption {
     { pid, startTime }: { readonly pid: number; readonly startTime: number },
     link: number,
     graceMs: number,
-    over: () => void,
+    onReleased: () => void,
   ) {
     checkLink(link, lease.holder.pid);
     this.#link = link;
     this.#graceMs = graceMs;
-    this.#over = over;
-    this.#watch = watchFd(link, { readable: true }, () => this.#closed());
+    this.#onReleased = onReleased;
+    this.#watch = watchFd(link, { readable: true }, () => this.#onLinkClosed());
     this.#watch.unref();
     // It is asked by way of the one between.
-    this.#lease = lease.passedOn({ pid, name: `process ${pid}`, revoke: () => {} });
+    this.#lease = lease.forwardTo({ pid, name: `process ${pid}`, revoke: () => {} });
     try {
-      this.#process = PeerProcess.known(pid, startTime);
-      this.#watchNoMore = this.#process.onGone(() => this.#end());
+      this.#process = PeerProcess.fromIdentity(pid, startTime);
+      this.#stopWatching = this.#process.onGone(() => this.#end());
       // Last, when nothing is left that may fail: the link is closed where the process is gone.
-      if (this.#isOver) this.#watchNoMore();
-      else tellKept(link);
+      if (this.#isEnded) this.#stopWatching();
+      else sendAck(link);
     } catch (error) {
       this.#watch.close();
-      this.#watchNoMore?.();
+      this.#stopWatching?.();
       this.#lease.end();
       throw error;
     }
   }
 
   /** All ends of the others are closed: by their owner, or because that ends. */
-  #closed(): void {
+  #onLinkClosed(): void {
     this.#watch.close();
-    const isEnding = this.#process?.isSeen ? this.#process.isEnding : undefined;
+    const isEnding = this.#process?.isExitObservable ? this.#process.isEnding : undefined;
     if (isEnding === undefined) setTimeout(() => this.#end(), this.#graceMs).unref();
     else if (!isEnding) this.#end();
   }
 
   #end(): void {
-    if (this.#isOver) return;
-    this.#isOver = true;
+    if (this.#isEnded) return;
+    this.#isEnded = true;
     this.#watch.close();
     discardFd(this.#link);
     // Not there yet where the process was gone from the beginning.
-    this.#watchNoMore?.();
+    this.#stopWatching?.();
     this.#lease.end();
-    this.#over();
+    this.#onReleased();
   }
 }
 
 /** Who has lent an object to this process: it is asked before that is passed on. */
-export interface Lender {
+export interface OwnerConnection {
   readonly process: PeerProcess;
   /**
    * Has it keep the object for another process too.
@@ -256,62 +267,70 @@ export interface Lender {
    * @param link the lender's end, which is the callee's from now on
    * @param ours the other process's, which stays the caller's
    */
-  adopt(pid: number, startTime: number, link: number, ours: number): Asked;
+  requestForward(pid: number, startTime: number, link: number, ours: number): ForwardHandle;
 }
 
 // On the object itself: a WeakMap with an entry for each would keep the collector busy.
-const LENDER = Symbol('lender');
+const OWNER_CONNECTION = Symbol('lender');
 
-interface Borrowed {
-  [LENDER]?: Lender;
+interface WithOwnerConnection {
+  [OWNER_CONNECTION]?: OwnerConnection;
 }
 
 /** Remembers who has lent what is open here. */
-export function rememberLender(object: object, lender: Lender): void {
-  (object as Borrowed)[LENDER] = lender;
+export function setOwnerConnection(object: object, connection: OwnerConnection): void {
+  (object as WithOwnerConnection)[OWNER_CONNECTION] = connection;
 }
 
-const lenderOf = (object: Shareable): Lender | undefined => (ownerOf(object) as Borrowed)[LENDER];
+const ownerConnectionOf = (object: Shareable): OwnerConnection | undefined =>
+  (ownerOf(object) as WithOwnerConnection)[OWNER_CONNECTION];
 
 /** Objects of others that go to a third process. */
-export interface Passing {
+export interface ForwardedObjects {
   /** Which of the objects they are. */
-  readonly kept: readonly number[];
+  readonly indices: readonly number[];
   /** Of the link of each to its maker the end for the third process: whoever calls closes these. */
   readonly links: readonly number[];
   /** When all lenders keep it; undefined where there are none. */
-  readonly agreed: Promise<unknown> | undefined;
+  readonly acknowledged: Promise<unknown> | undefined;
   /** Of each: to be called, once, when the third process has given it back, or did not get it. */
-  readonly over: readonly (() => void)[];
+  readonly releases: readonly (() => void)[];
 }
 
-const nothing: Passing = { kept: [], links: [], agreed: undefined, over: [] };
+const nothingForwarded: ForwardedObjects = {
+  indices: [],
+  links: [],
+  acknowledged: undefined,
+  releases: [],
+};
 
 /** Asks the lenders of what goes to a process. @throws SystemError */
-export function passOn(objects: readonly Shareable[], to: PeerProcess): Passing {
-  if (!objects.some(lenderOf)) return nothing;
-  const lent = objects.map(lenderOf);
+export function forwardObjects(objects: readonly Shareable[], to: PeerProcess): ForwardedObjects {
+  if (!objects.some(ownerConnectionOf)) return nothingForwarded;
+  const owners = objects.map(ownerConnectionOf);
   // What goes back to its maker is its own.
-  const kept = lent.flatMap((lender, at) => (lender && !isSame(lender.process, to) ? [at] : []));
-  if (kept.length === 0) return nothing;
+  const indices = owners.flatMap((lender, at) =>
+    lender && !isSameProcess(lender.process, to) ? [at] : [],
+  );
+  if (indices.length === 0) return nothingForwarded;
   const startTime = processStartTime(to.pid) ?? 0;
   const links: number[] = [];
-  const asked: Asked[] = [];
+  const handles: ForwardHandle[] = [];
   try {
-    for (const at of kept) {
+    for (const at of indices) {
       const [theirs, ours] = socketPair();
       links.push(ours);
-      asked.push((lent[at] as Lender).adopt(to.pid, startTime, theirs, ours));
+      handles.push((owners[at] as OwnerConnection).requestForward(to.pid, startTime, theirs, ours));
     }
   } catch (error) {
     links.forEach(closeFd);
-    for (const { over } of asked) over();
+    for (const { release } of handles) release();
     throw error;
   }
-  const agreed = Promise.all(asked.map(({ answered }) => answered));
-  return { kept, links, agreed, over: asked.map(({ over }) => over) };
+  const acknowledged = Promise.all(handles.map(({ acknowledged }) => acknowledged));
+  return { indices, links, acknowledged, releases: handles.map(({ release }) => release) };
 }
 
 /** All processes of other pid namespaces have the pid 0 here: only one connection tells them apart. */
-const isSame = (a: PeerProcess, b: PeerProcess): boolean =>
+const isSameProcess = (a: PeerProcess, b: PeerProcess): boolean =>
   a === b || (a.pid > 0 && a.pid === b.pid);

@@ -2,64 +2,64 @@ import { discardFd } from '../../../ffi/linux/close-fd.ts';
 import { isShortage } from '../../../ffi/linux/libc.ts';
 import type { Context } from '../../context.ts';
 import { CuffiError, IpcError } from '../../errors.ts';
-import { outsideCapture } from '../../graph-capture.ts';
-import { type Resource, releaseQuietly } from '../../lifetime.ts';
+import { runOutsideCapture } from '../../graph-capture.ts';
+import { type Resource, releaseOrWarn } from '../../lifetime.ts';
 import type { Stream } from '../../stream.ts';
 import { ResetWatch } from '../reset-watch.ts';
 import { bufferOf, isImported } from '../shareable.ts';
-import type { Loan } from '../sharing/ownership.ts';
-import type { Ordering } from '../timeline/ordering.ts';
-import type { Point } from '../timeline/point.ts';
-import type { LeaseRange, Returned } from '../wire/control-block.ts';
-import { type Adopting, type Asked, rememberLender } from './forward.ts';
-import { leaseBook } from './lease.ts';
+import type { ImportLease } from '../sharing/ownership.ts';
+import type { Timeline } from '../timeline/ordering.ts';
+import type { TimelinePoint } from '../timeline/point.ts';
+import type { LeaseRange, LeaseRelease } from '../wire/control-block.ts';
+import { type ForwardHandle, type ForwardRequester, setOwnerConnection } from './forward.ts';
+import { leaseRegistry } from './lease.ts';
 import type { PeerProcess } from './peer-process.ts';
 
 /** Of one message: each entry has 10 bytes and more, each point 10. */
-const MAX_ENTRIES = 1024;
-const MAX_POINTS = 1024;
-const none: readonly Returned[] = [];
+const MAX_RELEASES_PER_MESSAGE = 1024;
+const MAX_POINTS_PER_MESSAGE = 1024;
+const none: readonly LeaseRelease[] = [];
 
 /** What is open here. */
-type OpenHere = Resource & { readonly context: Context };
+type ImportedResource = Resource & { readonly context: Context };
 
 /** The other end, as the lender of what it has lent by number. */
-interface LeaseLender {
+interface LeaseOwner {
   readonly process: PeerProcess;
-  adopt(...asked: Parameters<Adopting['ask']>): Asked;
-  /** As {@link Adopting.isNeeded}. */
-  isNeeded(lease: number): boolean;
+  requestForward(...asked: Parameters<ForwardRequester['request']>): ForwardHandle;
+  /** As {@link ForwardRequester.hasUnsent}. */
+  hasUnsentForward(lease: number): boolean;
 }
 
 /** What the other end of one connection has lent to this process, by number. */
-export class Borrowed {
-  readonly #ordering: Ordering;
-  readonly #lender: LeaseLender;
-  readonly #changed: () => void;
+export class ImportTable {
+  readonly #timeline: Timeline;
+  readonly #owner: LeaseOwner;
+  readonly #onChange: () => void;
   readonly #links = new Map<number, number>();
   /** What is open here: nothing keeps it alive but its users. */
-  readonly #open = new Map<number, WeakRef<OpenHere> | undefined>();
+  readonly #open = new Map<number, WeakRef<ImportedResource> | undefined>();
   /** A reset takes what is open, without a `close()` that would give it back. */
-  readonly #resets = new ResetWatch((context) => this.#wasReset(context));
-  #isOver = false;
+  readonly #resets = new ResetWatch((context) => this.#onReset(context));
+  #isEnded = false;
   #next = 0;
-  #returned: Returned[] = [];
+  #pendingReleases: LeaseRelease[] = [];
 
-  /** @param changed called when there is something to be told to the other end */
-  constructor(ordering: Ordering, lender: LeaseLender, changed: () => void) {
-    this.#ordering = ordering;
-    this.#lender = lender;
-    this.#changed = changed;
+  /** @param onChange called when there is something to be told to the other end */
+  constructor(timeline: Timeline, owner: LeaseOwner, onChange: () => void) {
+    this.#timeline = timeline;
+    this.#owner = owner;
+    this.#onChange = onChange;
   }
 
   /** How much is open here, or given back without the other end knowing it. */
   get size(): number {
-    return this.#open.size + this.#returned.length;
+    return this.#open.size + this.#pendingReleases.length;
   }
 
   /** How much is given back without the other end knowing it. */
-  get untold(): number {
-    return this.#returned.length;
+  get pendingReleaseCount(): number {
+    return this.#pendingReleases.length;
   }
 
   /**
@@ -68,7 +68,7 @@ export class Borrowed {
    *
    * @throws IpcError for a number that was used before
    */
-  receive({ first, count }: LeaseRange): void {
+  add({ first, count }: LeaseRange): void {
     if (first < this.#next)
       throw new IpcError(`lease ${first} was sent after lease ${this.#next - 1}, or a second time`);
     this.#next = first + count;
@@ -76,56 +76,60 @@ export class Borrowed {
   }
 
   /** Releases the leases of objects that arrived and are not opened. */
-  refuse({ first, count }: LeaseRange): void {
-    for (let id = first; id < first + count; id++) this.giveBack(id);
+  releaseAll({ first, count }: LeaseRange): void {
+    for (let id = first; id < first + count; id++) this.release(id);
   }
 
   /** What is told how the object of a number ends. */
-  loan(id: number): Loan {
+  importLease(id: number): ImportLease {
     return {
-      closed: (context, stream) => outsideCapture(() => this.#closed(id, context, stream)),
-      returned: () => this.giveBack(id),
+      closed: (context, stream) => runOutsideCapture(() => this.#onClosed(id, context, stream)),
+      released: () => this.release(id),
     };
   }
 
   /** Remembers what was opened, for {@link revoke} and for who it is passed on to. */
-  opened(id: number, object: object): void {
+  setOpened(id: number, object: object): void {
     if (!this.#open.has(id)) return;
     const buffer = bufferOf(object);
-    const open = (buffer ?? object) as OpenHere;
+    const open = (buffer ?? object) as ImportedResource;
     this.#open.set(id, new WeakRef(open));
     this.#resets.add(open.context);
     // What this process made, and got back, is its own.
     if (!isImported(object)) return;
-    rememberLender(buffer?.whole ?? object, {
-      process: this.#lender.process,
-      adopt: (...asked) => this.#lender.adopt(id, ...asked),
+    setOwnerConnection(buffer?.root ?? object, {
+      process: this.#owner.process,
+      requestForward: (...asked) => this.#owner.requestForward(id, ...asked),
     });
   }
 
   /** The maker of an object sees by its link that it is given back. */
-  keepLink(id: number, link: number): void {
+  addLink(id: number, link: number): void {
     if (this.#open.has(id)) this.#links.set(id, link);
     else discardFd(link);
   }
 
   /** Nothing here reaches it. The second time does nothing. */
-  giveBack(id: number): void {
+  release(id: number): void {
     if (!this.#open.delete(id)) return;
     const link = this.#links.get(id);
     this.#links.delete(id);
     if (link !== undefined) discardFd(link);
-    const last = this.#returned.at(-1);
-    if (last?.lease === id) this.#returned.pop();
-    this.#returned.push({ lease: id, isOver: true, points: last?.lease === id ? last.points : [] });
-    this.#forget();
-    this.#changed();
+    const last = this.#pendingReleases.at(-1);
+    if (last?.lease === id) this.#pendingReleases.pop();
+    this.#pendingReleases.push({
+      lease: id,
+      isFinal: true,
+      points: last?.lease === id ? last.points : [],
+    });
+    this.#stopIfUnused();
+    this.#onChange();
   }
 
   /** Nothing more comes. */
   end(): void {
-    this.#isOver = true;
-    this.#forget();
+    this.#isEnded = true;
+    this.#stopIfUnused();
   }
 
   /** Closes what the other end wants back. @throws IpcError for what it never lent */
@@ -134,31 +138,34 @@ export class Borrowed {
     const object = this.#open.get(id)?.deref();
     if (!object) return;
     // Those who have it by way of this process, too.
-    for (const lease of leaseBook.of(object)) lease.revoke();
-    releaseQuietly(() => object.closeBecause(`${by} has revoked it`));
+    for (const lease of leaseRegistry.leasesOf(object)) lease.revoke();
+    releaseOrWarn(() => object.invalidate(`${by} has revoked it`));
   }
 
   /** Takes back what was to be told in a message that was dropped: it goes first next time. */
-  restoreReturned(returned: readonly Returned[]): void {
-    this.#returned = [...returned, ...this.#returned];
+  restoreReleases(returned: readonly LeaseRelease[]): void {
+    this.#pendingReleases = [...returned, ...this.#pendingReleases];
   }
 
   /** What the other end is to be told now: as much as goes in one message. */
-  takeReturned(): readonly Returned[] {
-    const all = this.#returned;
+  takeReleases(): readonly LeaseRelease[] {
+    const all = this.#pendingReleases;
     let [end, points] = [0, 0];
     // The first is never too much.
-    while (end < all.length && (end === 0 || (end < MAX_ENTRIES && points < MAX_POINTS))) {
-      const { lease, points: behind } = all[end] as Returned;
+    while (
+      end < all.length &&
+      (end === 0 || (end < MAX_RELEASES_PER_MESSAGE && points < MAX_POINTS_PER_MESSAGE))
+    ) {
+      const { lease, points: behind } = all[end] as LeaseRelease;
       // A reset gives back also what is being passed on: who has lent it must hear of that before.
-      if (this.#lender.isNeeded(lease)) break;
+      if (this.#owner.hasUnsentForward(lease)) break;
       points += behind.length;
       end += 1;
     }
     // A message that is dropped gives this back: it must not change meanwhile.
     if (end === 0) return none;
     if (end < all.length) return all.splice(0, end);
-    this.#returned = [];
+    this.#pendingReleases = [];
     return all;
   }
 
@@ -166,33 +173,35 @@ export class Borrowed {
    * Of what was collected nobody knows where it was, unless all is in one context: in another one
    * work may use it still.
    */
-  #wasReset(context: Context): void {
+  #onReset(context: Context): void {
     const isOnly = this.#resets.size === 1;
     for (const [id, open] of [...this.#open]) {
       const object = open?.deref();
-      if (object ? object.context === context : open && isOnly) this.giveBack(id);
+      if (object ? object.context === context : open && isOnly) this.release(id);
     }
   }
 
-  #forget(): void {
-    if (this.#isOver && this.#open.size === 0) this.#resets.end();
+  #stopIfUnused(): void {
+    if (this.#isEnded && this.#open.size === 0) this.#resets.stop();
   }
 
-  #closed(id: number, context: Context, stream: Stream | undefined): void {
+  #onClosed(id: number, context: Context, stream: Stream | undefined): void {
     if (!this.#open.has(id)) return;
-    const points = this.#behind(context, stream);
+    const points = this.#pointsBehind(context, stream);
     if (points.length === 0) return;
-    this.#returned.push({ lease: id, isOver: false, points });
-    this.#changed();
+    this.#pendingReleases.push({ lease: id, isFinal: false, points });
+    this.#onChange();
   }
 
   /**
    * None in a context that is lost, where nothing runs, and where no descriptor is left for the page
    * of counters: then it is given back when the host has seen the end of the work.
    */
-  #behind(context: Context, stream: Stream | undefined): Point[] {
+  #pointsBehind(context: Context, stream: Stream | undefined): TimelinePoint[] {
     try {
-      return stream ? this.#ordering.behindStream(stream) : this.#ordering.behindContext(context);
+      return stream
+        ? this.#timeline.pointsBehindStream(stream)
+        : this.#timeline.pointsBehindContext(context);
     } catch (error) {
       if (error instanceof CuffiError || isShortage(error)) return [];
       throw error;

@@ -1,19 +1,19 @@
 import type { Context } from '../../context.ts';
-import { type Resource, releaseQuietly } from '../../lifetime.ts';
+import { type Resource, releaseOrWarn } from '../../lifetime.ts';
 import type { Stream } from '../../stream.ts';
 import {
+  type AddressRange,
   byteLengthOf,
   contextOf,
+  keepAlive,
   kindOf,
   ownerOf,
-  type Range,
   rangeOf,
-  retain,
 } from '../shareable.ts';
 import type { Shareable } from '../sharing/export.ts';
 
 /** Who has an object by a lease. */
-export interface Holder {
+export interface LeaseHolder {
   readonly pid: number;
   /** In words, as `process 123`. */
   readonly name: string;
@@ -22,27 +22,27 @@ export interface Holder {
 }
 
 /** What keeps an object, for all who have it by way of one lease. */
-class Hold {
-  readonly #drop: () => void;
+class SharedKeepalive {
+  readonly #removeKeepalive: () => void;
   #users = 0;
 
-  constructor(drop: () => void) {
-    this.#drop = drop;
+  constructor(removeKeepalive: () => void) {
+    this.#removeKeepalive = removeKeepalive;
   }
 
-  begin(): this {
+  retain(): this {
     this.#users += 1;
     return this;
   }
 
-  end(): void {
+  release(): void {
     this.#users -= 1;
-    if (this.#users === 0) releaseQuietly(this.#drop);
+    if (this.#users === 0) releaseOrWarn(this.#removeKeepalive);
   }
 }
 
 /** What a lease is of. */
-interface Subject {
+interface LeasedObject {
   readonly kind: 'memory' | 'pool' | 'event';
   readonly byteLength: number;
   /** What is kept; it may be closed, and even collected. */
@@ -50,77 +50,79 @@ interface Subject {
   readonly context: Context | undefined;
   /** The stream that it was sent with: later work there comes behind that of its holder. */
   readonly stream: Stream | undefined;
-  readonly hold: Hold;
+  readonly keepalive: SharedKeepalive;
   /** What was lent of it; undefined for a pool and an event. */
-  readonly range: Range | undefined;
+  readonly range: AddressRange | undefined;
 }
 
 /** One object, kept for one process that it was sent to. */
 export class Lease {
   readonly id: number;
-  readonly holder: Holder;
+  readonly holder: LeaseHolder;
   /** When it was sent, in milliseconds as of Date.now(). */
   readonly since = Date.now();
-  readonly #subject: Subject;
-  #isOver = false;
+  readonly #object: LeasedObject;
+  #isEnded = false;
   #isRevoked = false;
   /** Called when it ends. */
   onEnd: (() => void) | undefined;
 
-  private constructor(id: number, holder: Holder, subject: Subject) {
+  private constructor(id: number, holder: LeaseHolder, object: LeasedObject) {
     this.id = id;
     this.holder = holder;
-    this.#subject = subject;
-    subject.hold.begin();
-    leaseBook.add(this);
+    this.#object = object;
+    object.keepalive.retain();
+    leaseRegistry.add(this);
   }
 
   /** @throws ClosedError */
-  static of(id: number, object: Shareable, holder: Holder, stream: Stream | undefined): Lease {
+  static of(id: number, object: Shareable, holder: LeaseHolder, stream: Stream | undefined): Lease {
     return new Lease(id, holder, {
       kind: kindOf(object),
       byteLength: byteLengthOf(object),
       owner: new WeakRef(ownerOf(object)),
       context: contextOf(object),
       stream,
-      hold: new Hold(retain(object, holder.name)),
+      keepalive: new SharedKeepalive(keepAlive(object, holder.name)),
       range: rangeOf(object),
     });
   }
 
   /** The same object for one whom its holder passes it on to. */
-  passedOn(holder: Holder): Lease {
-    return new Lease(this.id, holder, this.#subject);
+  forwardTo(holder: LeaseHolder): Lease {
+    return new Lease(this.id, holder, this.#object);
   }
 
-  get kind(): Subject['kind'] {
-    return this.#subject.kind;
+  get kind(): LeasedObject['kind'] {
+    return this.#object.kind;
   }
 
   get byteLength(): number {
-    return this.#subject.byteLength;
+    return this.#object.byteLength;
   }
 
   get owner(): WeakRef<Resource> {
-    return this.#subject.owner;
+    return this.#object.owner;
   }
 
   /** Where work on it goes on here: the stream that it was sent with, while that is open. */
-  get place(): { readonly context: Context; readonly stream: Stream | undefined } | undefined {
-    const { context, stream } = this.#subject;
+  get workLocation():
+    | { readonly context: Context; readonly stream: Stream | undefined }
+    | undefined {
+    const { context, stream } = this.#object;
     if (!context) return undefined;
     return { context, stream: stream?.closed ? undefined : stream };
   }
 
   /** Whether nothing here but this keeps it: it was closed, or collected. */
-  get isLimbo(): boolean {
+  get isOrphaned(): boolean {
     return this.owner.deref()?.closed ?? true;
   }
 
   /** Whether what was lent is all of an object of the same owner, with no less access. */
   covers(object: Shareable): boolean {
     const asked = rangeOf(object);
-    const { range } = this.#subject;
+    const { range } = this.#object;
     if (!asked || !range) return asked === range;
     return (
       asked.begin >= range.begin &&
@@ -142,10 +144,10 @@ export class Lease {
 
   /** Its holder has given it back, or is gone. The second time does nothing. */
   end(): void {
-    if (this.#isOver) return;
-    this.#isOver = true;
-    leaseBook.delete(this);
-    this.#subject.hold.end();
+    if (this.#isEnded) return;
+    this.#isEnded = true;
+    leaseRegistry.delete(this);
+    this.#object.keepalive.release();
     this.onEnd?.();
   }
 }
@@ -162,7 +164,7 @@ export interface LeaseStats {
   /** When it was sent. */
   readonly since: Date;
   /** Whether it is closed here, and kept for that process alone. */
-  readonly limbo: boolean;
+  readonly orphaned: boolean;
   readonly revoked: boolean;
 }
 
@@ -171,24 +173,24 @@ export interface LeasesStats {
   /** What others have, each thing once however many have it. */
   readonly byteLength: number;
   /** What is closed here, and kept for others. */
-  readonly limbo: { readonly count: number; readonly byteLength: number };
+  readonly orphaned: { readonly count: number; readonly byteLength: number };
   readonly leases: readonly LeaseStats[];
 }
 
 // On the object itself: a WeakMap with an entry for each would keep the collector busy.
 const LEASES = Symbol('leases');
 
-interface Owner {
+interface WithLeases {
   [LEASES]?: Set<Lease>;
 }
 
 /** The leases that are out. */
-class LeaseBook {
+class LeaseRegistry {
   readonly #leases = new Set<Lease>();
 
   add(lease: Lease): void {
     this.#leases.add(lease);
-    const owner = lease.owner.deref() as Owner | undefined;
+    const owner = lease.owner.deref() as WithLeases | undefined;
     if (!owner) return;
     owner[LEASES] ??= new Set();
     owner[LEASES].add(lease);
@@ -196,30 +198,30 @@ class LeaseBook {
 
   delete(lease: Lease): void {
     this.#leases.delete(lease);
-    (lease.owner.deref() as Owner | undefined)?.[LEASES]?.delete(lease);
+    (lease.owner.deref() as WithLeases | undefined)?.[LEASES]?.delete(lease);
   }
 
-  of(owner: object): Lease[] {
-    return [...((owner as Owner)[LEASES] ?? [])];
+  leasesOf(owner: object): Lease[] {
+    return [...((owner as WithLeases)[LEASES] ?? [])];
   }
 
   /** Who keeps alive what is closed here. */
-  get limbo(): Lease[] {
-    return [...this.#leases].filter((lease) => lease.isLimbo);
+  get orphaned(): Lease[] {
+    return [...this.#leases].filter((lease) => lease.isOrphaned);
   }
 
   stats(): LeasesStats {
     const all = [...this.#leases];
-    const limbo = this.limbo;
+    const orphaned = this.orphaned;
     return {
       byteLength: distinctBytes(all),
-      limbo: { count: distinct(limbo).length, byteLength: distinctBytes(limbo) },
+      orphaned: { count: distinct(orphaned).length, byteLength: distinctBytes(orphaned) },
       leases: all.map((lease) => ({
         pid: lease.holder.pid,
         kind: lease.kind,
         byteLength: lease.byteLength,
         since: new Date(lease.since),
-        limbo: lease.isLimbo,
+        orphaned: lease.isOrphaned,
         revoked: lease.isRevoked,
       })),
     };
@@ -241,4 +243,4 @@ const distinctBytes = (leases: readonly Lease[]): number =>
   distinct(leases).reduce((sum, { byteLength }) => sum + byteLength, 0);
 
 /** Those of this process. */
-export const leaseBook: LeaseBook = new LeaseBook();
+export const leaseRegistry: LeaseRegistry = new LeaseRegistry();

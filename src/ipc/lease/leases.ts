@@ -1,10 +1,10 @@
 import { checkDeadline, type DeadlineOptions, timeoutError } from '../../deadline.ts';
-import { waitUntil } from '../../poller.ts';
-import { shown } from '../../validate.ts';
+import { pollUntil } from '../../poller.ts';
+import { formatValue } from '../../validate.ts';
 import { processName } from '../peer/credentials.ts';
 import { ownerOf } from '../shareable.ts';
 import { isShareable, type Shareable } from '../sharing/export.ts';
-import { type LeasesStats, leaseBook } from './lease.ts';
+import { type LeasesStats, leaseRegistry } from './lease.ts';
 
 /**
  * What this process has sent through connections, and keeps for those who have it.
@@ -18,7 +18,7 @@ import { type LeasesStats, leaseBook } from './lease.ts';
  */
 export const leases = {
   /** Who has what, since when; and how much memory is closed here but kept for others. */
-  stats: (): LeasesStats => leaseBook.stats(),
+  stats: (): LeasesStats => leaseRegistry.stats(),
 
   /**
    * Waits until nothing that is closed here is kept for others any more; the event loop turns
@@ -31,11 +31,11 @@ export const leases = {
     const until =
       timeoutMs === undefined ? Number.POSITIVE_INFINITY : performance.now() + timeoutMs;
     const isDrained = (): boolean => {
-      if (leaseBook.limbo.length === 0) return true;
-      if (performance.now() >= until) throw timeoutError(describeLimbo(), timeoutMs as number);
+      if (leaseRegistry.orphaned.length === 0) return true;
+      if (performance.now() >= until) throw timeoutError(describeOrphaned(), timeoutMs as number);
       return false;
     };
-    await waitUntil(isDrained, signal && { signal });
+    await pollUntil(isDrained, signal && { signal });
   },
 
   /**
@@ -46,16 +46,16 @@ export const leases = {
    */
   revoke(object: Shareable): void {
     if (!isShareable(object))
-      throw new TypeError(`revoke takes what a connection can send, not ${shown(object)}`);
-    for (const lease of leaseBook.of(ownerOf(object))) lease.revoke();
+      throw new TypeError(`revoke takes what a connection can send, not ${formatValue(object)}`);
+    for (const lease of leaseRegistry.leasesOf(ownerOf(object))) lease.revoke();
   },
 } as const;
 
 /** Who has what is closed here, in words. */
-function describeLimbo(): string {
-  const { limbo, leases: all } = leaseBook.stats();
-  const kept = all.filter((lease) => lease.limbo);
+function describeOrphaned(): string {
+  const { orphaned, leases: all } = leaseRegistry.stats();
+  const kept = all.filter((lease) => lease.orphaned);
   const kinds = [...new Set(kept.map(({ kind }) => kind))].join(', ');
   const names = [...new Set(kept.map(processName))];
-  return `draining ${limbo.byteLength} bytes (${kinds}) that ${names.join(', ')} ${names.length === 1 ? 'has' : 'have'}`;
+  return `draining ${orphaned.byteLength} bytes (${kinds}) that ${names.join(', ')} ${names.length === 1 ? 'has' : 'have'}`;
 }

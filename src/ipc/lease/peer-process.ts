@@ -7,7 +7,7 @@ import { isProcessEnding, processStartTime } from '../../../ffi/linux/process.ts
  * How the end of a process is seen: by a descriptor, not at all, by its parent alone, or it is over
  * already.
  */
-type Sight = number | 'unseen' | 'told' | 'gone';
+type ExitSource = number | 'unseen' | 'told' | 'gone';
 
 /** How a process has ended: by itself, or by a signal. */
 interface ProcessExit {
@@ -16,7 +16,7 @@ interface ProcessExit {
 }
 
 /** Those that somebody watches: a process has one descriptor here, however many connections. */
-const watched = new Map<string, PeerProcess>();
+const watchedProcesses = new Map<string, PeerProcess>();
 
 /**
  * The process at the other end of a connection, whose end is told: that of a connection says
@@ -26,7 +26,7 @@ export class PeerProcess {
   /** 0 where it is of another pid namespace. */
   readonly pid: number;
   /** Whether its end can be seen. */
-  readonly isSeen: boolean;
+  readonly isExitObservable: boolean;
   readonly #key: string | undefined;
   readonly #listeners = new Set<() => void>();
   #pidfd: number | undefined;
@@ -35,12 +35,12 @@ export class PeerProcess {
   /** How a child of this process has ended; undefined for others, and before that is known. */
   exit: ProcessExit | undefined;
 
-  private constructor(pid: number, key: string | undefined, sight: Sight) {
+  private constructor(pid: number, key: string | undefined, exitSource: ExitSource) {
     this.pid = pid;
     this.#key = key;
-    this.isSeen = sight !== 'unseen';
-    this.#isGone = sight === 'gone';
-    this.#pidfd = typeof sight === 'number' ? sight : undefined;
+    this.isExitObservable = exitSource !== 'unseen';
+    this.#isGone = exitSource === 'gone';
+    this.#pidfd = typeof exitSource === 'number' ? exitSource : undefined;
   }
 
   /**
@@ -48,12 +48,12 @@ export class PeerProcess {
    *
    * @throws SystemError where there is no descriptor left for it
    */
-  static atOtherEnd(socket: number, pid: number): PeerProcess {
-    return PeerProcess.#open(pid, () => peerPidfd(socket), unseen);
+  static ofSocket(socket: number, pid: number): PeerProcess {
+    return PeerProcess.#open(pid, () => peerPidfd(socket), unobservable);
   }
 
   /** A child of this process, which nobody has waited for yet; 0 for one that never began. */
-  static child(pid: number): PeerProcess {
+  static ofChild(pid: number): PeerProcess {
     return PeerProcess.#open(
       pid,
       () => pidfdOf(pid),
@@ -62,7 +62,7 @@ export class PeerProcess {
   }
 
   /** One that another process has named; its end cannot be seen where it is none of here. */
-  static known(pid: number, startTime: number): PeerProcess {
+  static fromIdentity(pid: number, startTime: number): PeerProcess {
     const isHere = pid > 0 && processStartTime(pid) === startTime;
     if (!isHere) return new PeerProcess(0, undefined, 'unseen');
     return PeerProcess.#open(
@@ -72,20 +72,21 @@ export class PeerProcess {
     );
   }
 
-  /** @param unknown what is seen of it where that cannot be asked for */
+  /** @param onError what is seen of it where that cannot be asked for */
   static #open(
     pid: number,
     open: () => number | undefined,
-    unknown: (error: SystemError) => Sight,
+    onError: (error: SystemError) => ExitSource,
   ): PeerProcess {
-    const sight = sightOf(pid, open, unknown);
+    const exitSource = exitSourceOf(pid, open, onError);
     const started = pid > 0 ? processStartTime(pid) : undefined;
     const key = started === undefined ? undefined : `${pid} ${started}`;
-    const known = key === undefined ? undefined : watched.get(key);
+    const existing = key === undefined ? undefined : watchedProcesses.get(key);
     // Who sees it must not be given one that does not.
-    if (!known) return new PeerProcess(pid, sight === 'unseen' ? undefined : key, sight);
-    if (typeof sight === 'number') closeFd(sight);
-    return known;
+    if (!existing)
+      return new PeerProcess(pid, exitSource === 'unseen' ? undefined : key, exitSource);
+    if (typeof exitSource === 'number') closeFd(exitSource);
+    return existing;
   }
 
   /** Whether it has ended, and the kernel has taken all that it had. */
@@ -112,37 +113,37 @@ export class PeerProcess {
       return () => {};
     }
     this.#listeners.add(gone);
-    const forget = (): void => {
-      if (this.#listeners.delete(gone) && this.#listeners.size === 0) this.#letGo();
+    const stopWatching = (): void => {
+      if (this.#listeners.delete(gone) && this.#listeners.size === 0) this.#release();
     };
     try {
       this.#listen();
     } catch (error) {
-      forget();
+      stopWatching();
       throw error;
     }
-    return forget;
+    return stopWatching;
   }
 
   /** Its parent was told of its end. */
-  hasEnded(): void {
+  markGone(): void {
     if (this.#isGone) return;
     this.#isGone = true;
     const listeners = [...this.#listeners];
     this.#listeners.clear();
-    this.#letGo();
+    this.#release();
     for (const gone of listeners) gone();
   }
 
   #listen(): void {
-    if (this.#key !== undefined) watched.set(this.#key, this);
+    if (this.#key !== undefined) watchedProcesses.set(this.#key, this);
     if (this.#pidfd === undefined || this.#watch) return;
-    this.#watch = watchFd(this.#pidfd, { readable: true }, () => this.hasEnded());
+    this.#watch = watchFd(this.#pidfd, { readable: true }, () => this.markGone());
     this.#watch.unref();
   }
 
-  #letGo(): void {
-    if (this.#key !== undefined) watched.delete(this.#key);
+  #release(): void {
+    if (this.#key !== undefined) watchedProcesses.delete(this.#key);
     this.#watch?.close();
     this.#watch = undefined;
     if (this.#pidfd !== undefined) closeFd(this.#pidfd);
@@ -150,22 +151,22 @@ export class PeerProcess {
   }
 }
 
-function sightOf(
+function exitSourceOf(
   pid: number,
   open: () => number | undefined,
-  unknown: (error: SystemError) => Sight,
-): Sight {
+  onError: (error: SystemError) => ExitSource,
+): ExitSource {
   try {
     // A process that has a pid and no descriptor has ended.
     return open() ?? (pid > 0 ? 'gone' : 'unseen');
   } catch (error) {
-    if (error instanceof SystemError) return unknown(error);
+    if (error instanceof SystemError) return onError(error);
     throw error;
   }
 }
 
 /** Where the kernel has no such descriptors, or none for this process, its end cannot be seen. */
-function unseen(error: SystemError): 'unseen' {
+function unobservable(error: SystemError): 'unseen' {
   // Soon there may be one: to take the end of the connection for its end would be too early.
   if (isShortage(error)) throw error;
   return 'unseen';

@@ -3,8 +3,13 @@ import { SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket, connectSocket } from '../../../ffi/linux/socket.ts';
 import { checkDeadline, type DeadlineOptions, timeoutError } from '../../deadline.ts';
 import { IpcError } from '../../errors.ts';
-import { checkOptions, shown } from '../../validate.ts';
-import { checkTrust, type TrustOptions, trustedOther, trustOptionNames } from './credentials.ts';
+import { checkOptions, formatValue } from '../../validate.ts';
+import {
+  checkTrust,
+  type TrustOptions,
+  trustedCredentials,
+  trustOptionNames,
+} from './credentials.ts';
 import { Peer } from './peer.ts';
 import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
 import { addressOfSocket, socketName } from './socket-file.ts';
@@ -41,7 +46,7 @@ export async function connect(name: string, options?: ConnectOptions): Promise<P
   checkDeadline({ signal, timeoutMs }, 'connect');
   const init = checkPeerOptions({ busyPollUs, orphanGraceMs });
   if (typeof name !== 'string')
-    throw new TypeError(`the name to connect to must be a string, not ${shown(name)}`);
+    throw new TypeError(`the name to connect to must be a string, not ${formatValue(name)}`);
   const path = socketName(name);
   const until = performance.now() + (timeoutMs ?? 0);
   for (;;) {
@@ -61,9 +66,9 @@ export async function connect(name: string, options?: ConnectOptions): Promise<P
 
 function open(path: string, trust: TrustOptions, init: PeerOptions): Peer {
   const socket = connectSocket(addressOfSocket(path));
-  let credentials: ReturnType<typeof trustedOther>;
+  let credentials: ReturnType<typeof trustedCredentials>;
   try {
-    credentials = trustedOther(socket, trust);
+    credentials = trustedCredentials(socket, trust);
   } catch (error) {
     closeSocket(socket);
     throw error;

@@ -3,20 +3,20 @@ import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import type { SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
-import { refuseInCapture } from '../../graph-capture.ts';
+import { assertNotCapturing } from '../../graph-capture.ts';
 import type { Stream } from '../../stream.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
-import { Polling } from '../wire/busy-poll.ts';
-import { Wire, type WireUser } from '../wire/framed-socket.ts';
-import { type Arrived, PacketKind } from '../wire/frames.ts';
-import { WAITING_OBJECT_BYTE_LENGTH } from '../wire/limits.ts';
+import { BusyPoller } from '../wire/busy-poll.ts';
+import { FramedSocket, type FramedSocketHandler } from '../wire/framed-socket.ts';
+import { FrameKind, type Message } from '../wire/frames.ts';
+import { QUEUED_OBJECT_BYTE_LENGTH } from '../wire/limits.ts';
 import type { ScannedValue, ValueScan } from '../wire/value-decoder.ts';
-import { Hearing, News } from './control.ts';
-import { Session } from './peer-state.ts';
-import { Delivery, openValueArrival } from './receive.ts';
-import { Inbox } from './receive-queue.ts';
-import { Sending } from './send.ts';
-import { type Asker, Enquiry } from './verification.ts';
+import { ControlReceiver, ControlSender } from './control.ts';
+import { PeerState } from './peer-state.ts';
+import { openValueArrival, ValueReceiver } from './receive.ts';
+import { ReceiveQueue } from './receive-queue.ts';
+import { ValueSender } from './send.ts';
+import { DescriptorVerifier, type VerificationRequest } from './verification.ts';
 
 /** Why a connection has ended. */
 export type ConnectionEnd = ClosedError | PeerGoneError | IpcError;
@@ -25,7 +25,7 @@ export type ConnectionEnd = ClosedError | PeerGoneError | IpcError;
  * How long an end that is closed, and shares nothing with the other one, waits for that to read what
  * was begun to be sent; the process stays alive for it as long.
  */
-const CLOSING_MS = 2000;
+const CLOSE_TIMEOUT_MS = 2000;
 /** For what could not be told for lack of descriptors. */
 const RETRY_MS = 5;
 /**
@@ -38,74 +38,74 @@ const MAX_EXIT_MS = 2000;
 const connections = new Set<Connection>();
 
 process.on('exit', (code) => {
-  for (const connection of connections) connection.threadEnds(code === 0);
+  for (const connection of connections) connection.onThreadExit(code === 0);
 });
 
 /** One end of a connection: the values that came, and those that are to go. */
-export class Connection implements WireUser {
+export class Connection implements FramedSocketHandler {
   /** Who is at the other end, in words. */
-  readonly other: string;
-  readonly sending: Sending;
-  readonly polling: Polling;
-  readonly #session: Session;
-  readonly #inbox = new Inbox();
-  readonly #wire: Wire;
-  readonly #hearing: Hearing;
-  readonly #delivery: Delivery;
-  readonly #enquiry: Enquiry;
-  readonly #news: News;
+  readonly peerName: string;
+  readonly sender: ValueSender;
+  readonly poller: BusyPoller;
+  readonly #state: PeerState;
+  readonly #receiveQueue = new ReceiveQueue();
+  readonly #socket: FramedSocket;
+  readonly #controlReceiver: ControlReceiver;
+  readonly #receiver: ValueReceiver;
+  readonly #verifier: DescriptorVerifier;
+  readonly #controlSender: ControlSender;
   #isPaused = false;
   #isExitAwaited = false;
   #isDoneSent = false;
   /** Whether a long value is being checked. */
   #isChecking = false;
   /** When what there is to be told is told. */
-  #telling: NodeJS.Immediate | undefined;
-  #tellingLater: NodeJS.Timeout | undefined;
-  #closing: NodeJS.Timeout | undefined;
+  #controlImmediate: NodeJS.Immediate | undefined;
+  #controlRetry: NodeJS.Timeout | undefined;
+  #closeTimer: NodeJS.Timeout | undefined;
   #end: ConnectionEnd | undefined;
   /** Called once nothing can be sent, and nothing more comes. */
   onEnd: ((reason: ConnectionEnd) => void) | undefined;
   /** Called once nothing can be sent, and nothing is left to be received. */
-  onOver: (() => void) | undefined;
+  onDrainedAfterEnd: (() => void) | undefined;
 
   /** @param fd the socket, which is this connection's from now on, also where this throws */
-  constructor(fd: number, other: string, process: PeerProcess, graceMs: number) {
-    this.other = other;
+  constructor(fd: number, peerName: string, process: PeerProcess, graceMs: number) {
+    this.peerName = peerName;
     try {
-      this.#session = new Session(process, other, graceMs);
+      this.#state = new PeerState(process, peerName, graceMs);
     } catch (error) {
       closeSocket(fd);
       throw error;
     }
     try {
-      this.#wire = new Wire(fd, this);
+      this.#socket = new FramedSocket(fd, this);
     } catch (error) {
-      this.#session.end();
+      this.#state.end();
       throw error;
     }
-    this.#news = new News(this.#session, this.#wire);
-    this.sending = new Sending(this.#session, this.#wire, this.#news, {
-      requireOpen: () => {
+    this.#controlSender = new ControlSender(this.#state, this.#socket);
+    this.sender = new ValueSender(this.#state, this.#socket, this.#controlSender, {
+      assertOpen: () => {
         if (this.#end) throw this.#end;
       },
-      failed: (error) => this.#sendFailed(error),
+      socketFailure: (error) => this.#sendFailed(error),
     });
-    this.#hearing = new Hearing(this.#session, () => this.#wire.resume());
-    this.#delivery = new Delivery(this.#session, () => {
-      this.#inbox.serve();
-      if (this.#inbox.isOver) this.#tellOver();
+    this.#controlReceiver = new ControlReceiver(this.#state, () => this.#socket.resume());
+    this.#receiver = new ValueReceiver(this.#state, () => {
+      this.#receiveQueue.serve();
+      if (this.#receiveQueue.isDrained) this.#onReceivingOver();
     });
-    this.#enquiry = new Enquiry(other, this.#session, this.sending, this.#delivery);
-    this.polling = new Polling(this.#wire, {
-      isAwaited: () => this.#inbox.isAwaited || this.#enquiry.isAwaited,
-      tellNews: () => this.#telling && this.#tellNews(),
+    this.#verifier = new DescriptorVerifier(peerName, this.#state, this.sender, this.#receiver);
+    this.poller = new BusyPoller(this.#socket, {
+      isAwaited: () => this.#receiveQueue.isAwaited || this.#verifier.isAwaited,
+      sendControl: () => this.#controlImmediate && this.#sendControl(),
     });
-    this.#session.onNews = () => {
-      this.#telling ??= setImmediate(() => this.#tellNews());
+    this.#state.onControlPending = () => {
+      this.#controlImmediate ??= setImmediate(() => this.#sendControl());
     };
-    this.#session.onGone = () => this.#otherIsGone();
-    if (this.#session.isGone) setImmediate(() => this.#otherIsGone());
+    this.#state.onGone = () => this.#onPeerGone();
+    if (this.#state.isGone) setImmediate(() => this.#onPeerGone());
     connections.add(this);
   }
 
@@ -115,31 +115,31 @@ export class Connection implements WireUser {
   }
 
   /** Asks for the next value; answers with the way to ask no more. */
-  take(
+  receive(
     resolve: (value: unknown) => void,
     reject: (error: unknown) => void,
     stream?: Stream,
   ): () => void {
-    refuseInCapture('receiving');
-    if (this.#inbox.isIdle && !this.#hearing.isStalled && !this.#isChecking)
-      this.#wire.takeAtOnce();
-    const cancel = this.#inbox.take(
-      (received) => this.#delivery.give(received, { resolve, reject, stream }),
+    assertNotCapturing('receiving');
+    if (this.#receiveQueue.isIdle && !this.#controlReceiver.isStalled && !this.#isChecking)
+      this.#socket.readNow();
+    const cancel = this.#receiveQueue.addReceive(
+      (received) => this.#receiver.deliver(received, { resolve, reject, stream }),
       reject,
     );
-    if (this.#isPaused && this.#inbox.hasRoom) {
+    if (this.#isPaused && this.#receiveQueue.hasRoom) {
       this.#isPaused = false;
-      this.#wire.resume();
+      this.#socket.resume();
     }
-    if (this.#inbox.isOver) this.#tellOver();
-    this.polling.begin();
+    if (this.#receiveQueue.isDrained) this.#onReceivingOver();
+    this.poller.begin();
     return cancel;
   }
 
-  /** As {@link Enquiry.ask}. */
-  ask(asker: Asker): void {
-    this.#enquiry.ask(asker);
-    this.polling.begin();
+  /** As {@link DescriptorVerifier.request}. */
+  verify(asker: VerificationRequest): void {
+    this.#verifier.request(asker);
+    this.poller.begin();
   }
 
   /** The other process is a child of this one: how it ends will be known. */
@@ -148,9 +148,9 @@ export class Connection implements WireUser {
   }
 
   /** How the child has ended is known. */
-  exitIsKnown(): void {
+  onExitKnown(): void {
     this.#isExitAwaited = false;
-    this.#otherIsGone();
+    this.#onPeerGone();
   }
 
   /**
@@ -159,20 +159,20 @@ export class Connection implements WireUser {
    */
   close(): void {
     this.#finish(new ClosedError('this Peer is closed'), 'close');
-    this.#inbox.clear();
-    this.#delivery.stop();
-    this.#tellOver();
-    this.#closeUnused();
+    this.#receiveQueue.clear();
+    this.#receiver.stop();
+    this.#onReceivingOver();
+    this.#closeIfUnused();
     // Where the other end is gone nothing has to be waited for.
-    if (this.#wire.isEnding) this.#wire.readToEnd();
+    if (this.#socket.isEnding) this.#socket.readToEnd();
   }
 
   /**
    * This thread runs nothing after this. An exit without error is an orderly end, which nothing but a
    * note tells from a crash, unless work that the other end waits for would be lost.
    */
-  threadEnds(isOrderly: boolean): void {
-    const isLost = this.#session.ordering.isAwaited;
+  onThreadExit(isOrderly: boolean): void {
+    const isLost = this.#state.timeline.isAwaitedByPeer;
     if (isOrderly && !isLost) this.#finish(new ClosedError('this Peer is closed'), 'close');
     // The kernel closes it with the process; with a worker thread nobody does.
     if (!isMainThread) this.#finish(new ClosedError('this Peer is closed'), 'break');
@@ -184,36 +184,36 @@ export class Connection implements WireUser {
   }
 
   setReferenced(isReferenced: boolean): void {
-    if (!this.#end) this.#wire.setReferenced(isReferenced);
+    if (!this.#end) this.#socket.setReferenced(isReferenced);
   }
 
-  /** As {@link WireUser}. */
+  /** As {@link FramedSocketHandler}. */
   wantsMore(): boolean {
-    if (this.#hearing.isStalled || this.#isChecking) return false;
-    if (this.#wire.isEnding) return true;
-    if (this.#end === undefined && this.#inbox.isFull) this.#isPaused = true;
+    if (this.#controlReceiver.isStalled || this.#isChecking) return false;
+    if (this.#socket.isEnding) return true;
+    if (this.#end === undefined && this.#receiveQueue.isFull) this.#isPaused = true;
     return !this.#isPaused;
   }
 
-  /** As {@link WireUser}. */
-  arrived(arrived: Arrived): boolean {
-    if (arrived.kind === PacketKind.news) {
-      const { isClosing, isDone } = this.#hearing.news(arrived);
-      if (isClosing || isDone) this.#otherHasClosed();
-      if (isDone) this.#session.otherIsDone();
-      this.#closeUnused();
+  /** As {@link FramedSocketHandler}. */
+  onMessage(arrived: Message): boolean {
+    if (arrived.kind === FrameKind.news) {
+      const { isClosing, isDone } = this.#controlReceiver.receiveControl(arrived);
+      if (isClosing || isDone) this.#onPeerClosed();
+      if (isDone) this.#state.onPeerDone();
+      this.#closeIfUnused();
       return false;
     }
-    return this.#check(arrived, this.#hearing.scan(arrived));
+    return this.#check(arrived, this.#controlReceiver.scan(arrived));
   }
 
   /** Checks a value, and takes it; a long one between turns of the loop: what follows it waits. */
-  #check(arrived: Arrived, scan: ValueScan): boolean {
-    const scanned = this.#hearing.value(arrived, scan);
+  #check(arrived: Message, scan: ValueScan): boolean {
+    const scanned = this.#controlReceiver.receiveValue(arrived, scan);
     this.#isChecking = scanned === undefined;
-    if (scanned) return this.#taken(arrived, scanned);
+    if (scanned) return this.#deliver(arrived, scanned);
     setImmediate(() => {
-      if (!this.#wire.isOpen) {
+      if (!this.#socket.isOpen) {
         discardFds(arrived.fds);
         return;
       }
@@ -221,67 +221,71 @@ export class Connection implements WireUser {
         this.#check(arrived, scan);
       } catch (error) {
         this.#isChecking = false;
-        this.failed(error);
+        this.onFailure(error);
       }
-      if (!this.#isChecking) this.#wire.resume();
+      if (!this.#isChecking) this.#socket.resume();
     });
     return false;
   }
 
   /** Takes a value that is sound; answers whether someone waited for it. */
-  #taken({ kind, fds, bytes, isOfMessage }: Arrived, scanned: ScannedValue): boolean {
+  #deliver({ kind, fds, bytes, isSingleFrame }: Message, scanned: ScannedValue): boolean {
     if (this.#end) {
       // Sent before the other end knew: it gets back what it lent.
       discardFds(fds);
-      if (scanned.tail.leases) this.#session.borrowed.refuse(scanned.tail.leases);
+      if (scanned.control.leases) this.#state.imports.releaseAll(scanned.control.leases);
       return false;
     }
-    if (kind === PacketKind.value) {
-      const { contents, slots } = scanned;
-      const arrival = openValueArrival(scanned, fds, this.#session);
+    if (kind === FrameKind.value) {
+      const { contents, encodedObjects } = scanned;
+      const arrival = openValueArrival(scanned, fds, this.#state);
       const isOpen = !('error' in arrival);
-      const isServed = this.#inbox.put(arrival, {
-        byteLength: bytes.byteLength + slots.length * WAITING_OBJECT_BYTE_LENGTH,
+      const isServed = this.#receiveQueue.add(arrival, {
+        byteLength: bytes.byteLength + encodedObjects.length * QUEUED_OBJECT_BYTE_LENGTH,
         fdCount: isOpen ? fds.length : 0,
       });
       // Until someone takes it.
-      if (isOfMessage && isOpen) contents.keep();
+      if (isSingleFrame && isOpen) contents.copyBytes();
       return isServed;
     }
-    if (kind === PacketKind.question) this.#enquiry.answer(scanned, fds);
-    else this.#enquiry.answered(scanned, fds);
-    return kind === PacketKind.answer;
+    if (kind === FrameKind.question) this.#verifier.respond(scanned, fds);
+    else this.#verifier.receiveResponse(scanned, fds);
+    return kind === FrameKind.answer;
   }
 
-  /** As {@link WireUser}. */
-  ended(): void {
-    const { process } = this.#session;
+  /** As {@link FramedSocketHandler}. */
+  onSocketEnd(): void {
+    const { process } = this.#state;
     const { isEnding } = process;
     // The end of the process says more than that of its socket, and comes soon.
-    const isSoonKnown = process.isGone ? this.#isExitAwaited : process.isSeen && isEnding !== false;
+    const isSoonKnown = process.isGone
+      ? this.#isExitAwaited
+      : process.isExitObservable && isEnding !== false;
     if (this.#end || !isSoonKnown) {
-      this.#finish(this.#ended(), 'break');
+      this.#finish(this.#endReason(), 'break');
       return;
     }
-    this.#hearing.isStalled = true;
+    this.#controlReceiver.isStalled = true;
     if (isEnding !== undefined) return;
     setTimeout(() => {
       // Of one that is gone more is known, or will be.
-      if (!this.#end && !process.isGone) this.#finish(this.#ended(), 'break');
+      if (!this.#end && !process.isGone) this.#finish(this.#endReason(), 'break');
     }, MAX_EXIT_MS).unref();
   }
 
-  /** As {@link WireUser}. */
-  failed(error: unknown): void {
+  /** As {@link FramedSocketHandler}. */
+  onFailure(error: unknown): void {
     // Whatever it is: the process must not end because of another one's message.
     const reason = error instanceof Error ? error.message : String(error);
-    this.fail(withoutStack(new IpcError(`the connection to ${this.other} was closed: ${reason}`)));
+    this.fail(
+      withoutStack(new IpcError(`the connection to ${this.peerName} was closed: ${reason}`)),
+    );
   }
 
-  /** As {@link WireUser}. */
-  drained(): void {
+  /** As {@link FramedSocketHandler}. */
+  onDrained(): void {
     if (this.#end) this.#keepAliveWhileSending();
-    this.#tellNews();
+    this.#sendControl();
   }
 
   /** @param how 'close' tells the other end, and leases go on; 'break' closes the socket at once */
@@ -293,128 +297,128 @@ export class Connection implements WireUser {
     else if (isFirst) this.#beginClosing(this.#end);
     if (!isFirst) return;
     this.onEnd?.(reason);
-    this.#enquiry.end(reason);
-    this.#inbox.end(reason);
-    if (this.#inbox.isOver) this.#tellOver();
+    this.#verifier.end(reason);
+    this.#receiveQueue.end(reason);
+    if (this.#receiveQueue.isDrained) this.#onReceivingOver();
   }
 
-  #otherIsGone(): void {
-    this.#hearing.isStalled = false;
-    this.#wire.otherIsGone();
+  #onPeerGone(): void {
+    this.#controlReceiver.isStalled = false;
+    this.#socket.markPeerGone();
   }
 
-  #otherHasClosed(): void {
-    this.#session.hasClosed = true;
-    this.#finish(closedByOther(this.other), 'close');
+  #onPeerClosed(): void {
+    this.#state.isClosedByPeer = true;
+    this.#finish(closedByPeerError(this.peerName), 'close');
   }
 
   /** What was begun is finished, and what is lent either way is given back: then the socket goes. */
   #beginClosing(reason: ConnectionEnd): void {
-    if (!this.#wire.isOpen) return;
-    const { outbox } = this.#wire;
-    outbox.rejectUnbegun(reason);
+    if (!this.#socket.isOpen) return;
+    const { sendQueue } = this.#socket;
+    sendQueue.rejectUnstarted(reason);
     try {
-      if (!this.#news.postClosing()) this.#tellLater();
+      if (!this.#controlSender.sendClosing()) this.#retryControl();
     } catch (error) {
-      this.failed(error);
+      this.onFailure(error);
       return;
     }
-    this.#closing = setTimeout(() => this.#closeUnread(), CLOSING_MS).unref();
+    this.#closeTimer = setTimeout(() => this.#onCloseTimeout(), CLOSE_TIMEOUT_MS).unref();
     this.#keepAliveWhileSending();
     // It may have been paused: what still comes is given back.
-    this.#wire.resume();
+    this.#socket.resume();
   }
 
   #keepAliveWhileSending(): void {
-    this.#wire.setReferenced(this.#closing !== undefined && !this.#wire.outbox.isEmpty);
+    this.#socket.setReferenced(this.#closeTimer !== undefined && !this.#socket.sendQueue.isEmpty);
   }
 
   /** The other end does not read: it is not waited for, unless one has something of the other. */
-  #closeUnread(): void {
-    this.#closing = undefined;
+  #onCloseTimeout(): void {
+    this.#closeTimer = undefined;
     this.#keepAliveWhileSending();
-    this.#closeUnused();
+    this.#closeIfUnused();
   }
 
   /** Closes the socket of a connection that has ended, when nothing is left to be given back. */
-  #closeUnused(): void {
-    if (!this.#end || !this.#wire.isOpen || this.#session.isInUse) return;
-    if (!this.#wire.outbox.isEmpty) {
+  #closeIfUnused(): void {
+    if (!this.#end || !this.#socket.isOpen || this.#state.isInUse) return;
+    if (!this.#socket.sendQueue.isEmpty) {
       // The time for the other end to read is over.
-      if (!this.#closing) this.#closeSocket();
+      if (!this.#closeTimer) this.#closeSocket();
       return;
     }
     try {
-      if (!this.#isDoneSent) this.#news.postDone();
+      if (!this.#isDoneSent) this.#controlSender.sendDone();
     } catch (error) {
-      this.failed(error);
+      this.onFailure(error);
       return;
     }
     this.#isDoneSent = true;
     // What could not go out yet is followed by the end.
-    if (this.#wire.outbox.isEmpty) this.#closeSocket();
+    if (this.#socket.sendQueue.isEmpty) this.#closeSocket();
   }
 
   #closeSocket(): void {
-    clearTimeout(this.#closing);
-    this.#closing = undefined;
-    if (!this.#wire.isOpen) return;
+    clearTimeout(this.#closeTimer);
+    this.#closeTimer = undefined;
+    if (!this.#socket.isOpen) return;
     connections.delete(this);
-    this.#wire.close(this.#end as ConnectionEnd);
-    this.#endSession();
+    this.#socket.close(this.#end as ConnectionEnd);
+    this.#endStateIfUnused();
   }
 
   /** Nothing is told or heard any more, and no value is left that work comes behind. */
-  #endSession(): void {
-    if (!this.#wire.isOpen && this.#inbox.isOver) this.#session.end();
+  #endStateIfUnused(): void {
+    if (!this.#socket.isOpen && this.#receiveQueue.isDrained) this.#state.end();
   }
 
-  #tellNews(): void {
-    clearImmediate(this.#telling);
-    this.#telling = undefined;
+  #sendControl(): void {
+    clearImmediate(this.#controlImmediate);
+    this.#controlImmediate = undefined;
     // What waits to go out takes it along, or is followed by it.
-    if (!this.#wire.isOpen || !this.#wire.outbox.isEmpty) return;
+    if (!this.#socket.isOpen || !this.#socket.sendQueue.isEmpty) return;
     try {
-      if (!this.#news.post()) this.#tellLater();
+      if (!this.#controlSender.sendPending()) this.#retryControl();
     } catch (error) {
-      this.failed(error);
+      this.onFailure(error);
       return;
     }
-    this.#closeUnused();
+    this.#closeIfUnused();
   }
 
-  #tellLater(): void {
-    this.#tellingLater ??= setTimeout(() => {
-      this.#tellingLater = undefined;
-      this.#tellNews();
+  #retryControl(): void {
+    this.#controlRetry ??= setTimeout(() => {
+      this.#controlRetry = undefined;
+      this.#sendControl();
     }, RETRY_MS).unref();
   }
 
-  #tellOver(): void {
-    this.#session.endValues();
-    this.#hearing.forget();
-    this.#endSession();
-    this.onOver?.();
-    this.onOver = undefined;
+  #onReceivingOver(): void {
+    this.#state.endReceiving();
+    this.#controlReceiver.clearCache();
+    this.#endStateIfUnused();
+    this.onDrainedAfterEnd?.();
+    this.onDrainedAfterEnd = undefined;
   }
 
   /** Why nothing comes where no note has told it. */
-  #ended(): ConnectionEnd {
-    const { isGone, process } = this.#session;
-    return isGone || process.isEnding || !process.isSeen
-      ? withoutStack(this.#session.goneError())
-      : closedByOther(this.other);
+  #endReason(): ConnectionEnd {
+    const { isGone, process } = this.#state;
+    return isGone || process.isEnding || !process.isExitObservable
+      ? withoutStack(this.#state.goneError())
+      : closedByPeerError(this.peerName);
   }
 
   /** What a failed send means: the socket is of no use. */
   #sendFailed(error: SystemError): unknown {
-    const failure = new IpcError(`nothing can be sent to ${this.other}: ${error.message}`);
+    const failure = new IpcError(`nothing can be sent to ${this.peerName}: ${error.message}`);
     this.fail(failure);
     return failure;
   }
 }
 
-const closedByOther = (other: string): ClosedError =>
+const closedByPeerError = (other: string): ClosedError =>
   withoutStack(new ClosedError(`this Peer is closed: ${other} has closed the connection`));
 
 /** What the event loop finds out has no caller: the frames would be those of the loop. */

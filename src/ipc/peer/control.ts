@@ -2,59 +2,65 @@ import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { closeFd } from '../../../ffi/linux/libc.ts';
 import { IpcError } from '../../errors.ts';
 import { ByteWriter } from '../wire/bytes.ts';
-import { emptyTail, isNothing, readNews, type Tail, writeTail } from '../wire/control-block.ts';
-import type { Wire } from '../wire/framed-socket.ts';
-import { type Arrived, PacketKind } from '../wire/frames.ts';
-import { MAX_UNTOLD } from '../wire/limits.ts';
-import { type KnownDescriptors, type ScannedValue, ValueScan } from '../wire/value-decoder.ts';
-import type { Session } from './peer-state.ts';
+import {
+  type ControlBlock,
+  emptyControlBlock,
+  isEmptyControlBlock,
+  readControlMessage,
+  writeControlBlock,
+} from '../wire/control-block.ts';
+import type { FramedSocket } from '../wire/framed-socket.ts';
+import { FrameKind, type Message } from '../wire/frames.ts';
+import { MAX_PENDING_CONTROL } from '../wire/limits.ts';
+import { type DescriptorCache, type ScannedValue, ValueScan } from '../wire/value-decoder.ts';
+import type { PeerState } from './peer-state.ts';
 
 /** What the other end says beside its values, and with them. */
-export class Hearing {
-  readonly #session: Session;
-  readonly #goOn: () => void;
-  readonly #known: KnownDescriptors = new Map();
+export class ControlReceiver {
+  readonly #state: PeerState;
+  readonly #onResume: () => void;
+  readonly #descriptorCache: DescriptorCache = new Map();
   /** Whether the host waits for work of the other end before it believes anything more. */
   isStalled = false;
 
-  /** @param goOn called when more can be believed */
-  constructor(session: Session, goOn: () => void) {
-    this.#session = session;
-    this.#goOn = goOn;
+  /** @param onResume called when more can be believed */
+  constructor(state: PeerState, onResume: () => void) {
+    this.#state = state;
+    this.#onResume = onResume;
   }
 
   /** Takes in what is said; closes the descriptors where it throws. @throws IpcError */
-  news({ bytes, fds }: Arrived): Tail {
-    let tail: Tail;
+  receiveControl({ bytes, fds }: Message): ControlBlock {
+    let tail: ControlBlock;
     try {
-      tail = readNews(bytes, fds.length);
+      tail = readControlMessage(bytes, fds.length);
     } catch (error) {
       discardFds(fds);
       throw error;
     }
-    this.#hear(tail, fds);
+    this.#apply(tail, fds);
     return tail;
   }
 
   /** Begins to check a value. */
-  scan({ bytes }: Arrived): ValueScan {
-    return new ValueScan(bytes, this.#known);
+  scan({ bytes }: Message): ValueScan {
+    return new ValueScan(bytes, this.#descriptorCache);
   }
 
   /**
    * Takes in a value, and what is said with it; undefined where the check takes longer: then call it
    * again in a later turn. Closes the descriptors where it throws. @throws IpcError
    */
-  value({ fds, isOfMessage }: Arrived, scan: ValueScan): ScannedValue | undefined {
+  receiveValue({ fds, isSingleFrame }: Message, scan: ValueScan): ScannedValue | undefined {
     try {
       // What is of one message is short, and its bytes do not last.
-      while (!scan.step()) if (!isOfMessage) return undefined;
+      while (!scan.step()) if (!isSingleFrame) return undefined;
       const scanned = scan.end(fds.length);
-      this.#hear(scanned.tail, []);
+      this.#apply(scanned.control, []);
       // Points without a page are refused.
-      this.#session.ordering.isReached(scanned.tail.points);
+      this.#state.timeline.isReached(scanned.control.points);
       // From here on what is not opened has to be released.
-      if (scanned.tail.leases) this.#session.borrowed.receive(scanned.tail.leases);
+      if (scanned.control.leases) this.#state.imports.add(scanned.control.leases);
       return scanned;
     } catch (error) {
       discardFds(fds);
@@ -63,34 +69,36 @@ export class Hearing {
   }
 
   /** No more values are taken. */
-  forget(): void {
-    this.#known.clear();
+  clearCache(): void {
+    this.#descriptorCache.clear();
   }
 
-  #hear(tail: Tail, fds: readonly number[]): void {
-    if (!isNothing(tail)) this.#wait(this.#session.hear(tail, fds));
-    if (this.#session.untold > MAX_UNTOLD)
-      throw new IpcError(`${MAX_UNTOLD} things wait to be told, and nobody there reads them`);
+  #apply(tail: ControlBlock, fds: readonly number[]): void {
+    if (!isEmptyControlBlock(tail)) this.#stallUntil(this.#state.applyControl(tail, fds));
+    if (this.#state.pendingControlCount > MAX_PENDING_CONTROL)
+      throw new IpcError(
+        `${MAX_PENDING_CONTROL} things wait to be told, and nobody there reads them`,
+      );
   }
 
-  #wait(points: ReturnType<Session['hear']>): void {
+  #stallUntil(points: ReturnType<PeerState['applyControl']>): void {
     if (points.length === 0) return;
     this.isStalled = true;
-    void this.#session.reached(points).then(() => {
+    void this.#state.whenReached(points).then(() => {
       this.isStalled = false;
-      this.#goOn();
+      this.#onResume();
     });
   }
 }
 
 /** What is told to the other end by itself. */
-export class News {
-  readonly #session: Session;
-  readonly #wire: Wire;
+export class ControlSender {
+  readonly #state: PeerState;
+  readonly #socket: FramedSocket;
 
-  constructor(session: Session, wire: Wire) {
-    this.#session = session;
-    this.#wire = wire;
+  constructor(state: PeerState, socket: FramedSocket) {
+    this.#state = state;
+    this.#socket = socket;
   }
 
   /**
@@ -99,14 +107,14 @@ export class News {
    * @returns false if no file descriptor is left to send it with now: try again
    * @throws SystemError if the socket has failed
    */
-  post(): boolean {
+  sendPending(): boolean {
     try {
-      this.tellPage();
+      this.sendTimelinePage();
       for (;;) {
-        this.#tellAdoptions();
-        const tail = this.#session.takeNews();
-        if (isNothing(tail)) return true;
-        this.#postNews(tail);
+        this.#sendForwardRequests();
+        const tail = this.#state.takeControl();
+        if (isEmptyControlBlock(tail)) return true;
+        this.#sendOrRestore(tail);
       }
     } catch (error) {
       if (error instanceof IpcError) return false;
@@ -114,54 +122,54 @@ export class News {
     }
   }
 
-  /** Tells that this end is closed, after all else that there is to tell. As {@link post}. */
-  postClosing(): boolean {
-    const isAll = this.post();
-    this.#postTail({ ...emptyTail, isClosing: true }, []);
+  /** Tells that this end is closed, after all else that there is to tell. As {@link sendPending}. */
+  sendClosing(): boolean {
+    const isAll = this.sendPending();
+    this.#send({ ...emptyControlBlock, isClosing: true }, []);
     return isAll;
   }
 
   /** Tells that this end has nothing of the other one's, and takes nothing. @throws SystemError */
-  postDone(): void {
-    this.#postTail({ ...emptyTail, isDone: true }, []);
+  sendDone(): void {
+    this.#send({ ...emptyControlBlock, isDone: true }, []);
   }
 
-  /** Sends this process's page of counters, before the first points of it. @throws as {@link post} */
-  tellPage(): void {
-    this.#session.ordering.sharePage((page) => {
-      this.#postTail({ ...emptyTail, hasPage: true }, [page]);
+  /** Sends this process's page of counters, before the first points of it. @throws as {@link sendPending} */
+  sendTimelinePage(): void {
+    this.#state.timeline.sharePage((page) => {
+      this.#send({ ...emptyControlBlock, hasTimelinePage: true }, [page]);
     });
   }
 
-  #postNews(tail: Tail): void {
+  #sendOrRestore(tail: ControlBlock): void {
     try {
-      this.#postTail(tail, []);
+      this.#send(tail, []);
     } catch (error) {
-      this.#session.restoreNews(tail);
+      this.#state.restoreControl(tail);
       throw error;
     }
   }
 
   /** Each with its link. */
-  #tellAdoptions(): void {
+  #sendForwardRequests(): void {
     for (;;) {
-      const adopt = this.#session.adopting.take();
-      if (adopt.length === 0) return;
-      const links = adopt.map(({ link }) => link);
+      const forwardRequests = this.#state.forwardRequester.take();
+      if (forwardRequests.length === 0) return;
+      const links = forwardRequests.map(({ link }) => link);
       try {
-        this.#postTail({ ...emptyTail, adopt }, links);
+        this.#send({ ...emptyControlBlock, forwardRequests }, links);
       } catch (error) {
-        this.#session.adopting.restore(adopt);
+        this.#state.forwardRequester.restore(forwardRequests);
         throw error;
       }
       links.forEach(closeFd);
     }
   }
 
-  #postTail(tail: Tail, fds: readonly number[]): void {
+  #send(tail: ControlBlock, fds: readonly number[]): void {
     ByteWriter.use((writer) => {
-      writeTail(writer, tail);
-      this.#wire.post(PacketKind.news, writer.written, fds)?.catch(() => {});
+      writeControlBlock(writer, tail);
+      this.#socket.post(FrameKind.news, writer.written, fds)?.catch(() => {});
     });
   }
 }

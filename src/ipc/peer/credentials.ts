@@ -1,7 +1,7 @@
 /** Who is at the other end, and who may be. */
 import { type PeerCredentials, peerCredentials } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
-import { checkBoolean, shown } from '../../validate.ts';
+import { checkBoolean, formatValue } from '../../validate.ts';
 
 export type { PeerCredentials } from '../../../ffi/linux/socket.ts';
 
@@ -21,14 +21,14 @@ export function checkTrust(options: TrustOptions): TrustOptions {
   const { allowOtherUsers, allow } = options;
   checkBoolean(allowOtherUsers, 'allowOtherUsers', false);
   if (allow !== undefined && typeof allow !== 'function')
-    throw new TypeError(`allow must be a function, not ${shown(allow)}`);
+    throw new TypeError(`allow must be a function, not ${formatValue(allow)}`);
   if (allow && allowOtherUsers !== undefined)
     throw new TypeError('give either allow or allowOtherUsers: allow decides about every process');
   return options;
 }
 
 /** Whether users other than this process's may pass at all. */
-export const admitsOthers = ({ allowOtherUsers, allow }: TrustOptions): boolean =>
+export const allowsOtherUsers = ({ allowOtherUsers, allow }: TrustOptions): boolean =>
   allowOtherUsers === true || allow !== undefined;
 
 /** Whether to talk with a process. @throws TypeError where `allow` answers neither true nor false */
@@ -42,7 +42,7 @@ export function isTrusted(
 }
 
 /** The other end of a socket. @throws IpcError for one that is not trusted */
-export function trustedOther(socket: number, trust: TrustOptions): PeerCredentials {
+export function trustedCredentials(socket: number, trust: TrustOptions): PeerCredentials {
   const credentials = peerCredentials(socket);
   if (!isTrusted(credentials, trust))
     throw new IpcError(

@@ -11,9 +11,9 @@ import {
 } from '../../../ffi/linux/socket.ts';
 import { checkDeadline, type DeadlineOptions, withDeadline } from '../../deadline.ts';
 import { Resource } from '../../lifetime.ts';
-import { checkOptions, requireMade, shown } from '../../validate.ts';
+import { assertInternal, checkOptions, formatValue } from '../../validate.ts';
 import {
-  admitsOthers,
+  allowsOtherUsers,
   checkTrust,
   isTrusted,
   type PeerCredentials,
@@ -23,9 +23,9 @@ import {
 import { Peer } from './peer.ts';
 import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
 import {
-  isPrivateName,
+  type BoundSocket,
+  isPlainName,
   listenAt,
-  type NamedSocket,
   socketName,
   sweepDeadSockets,
 } from './socket-file.ts';
@@ -58,20 +58,20 @@ export function listen(name: string, options?: ListenOptions): Listener {
   const trust = checkTrust(rest);
   const init = checkPeerOptions({ busyPollUs, orphanGraceMs });
   if (typeof name !== 'string')
-    throw new TypeError(`the name to listen at must be a string, not ${shown(name)}`);
-  if (isPrivateName(name) && trust.allowOtherUsers)
+    throw new TypeError(`the name to listen at must be a string, not ${formatValue(name)}`);
+  if (isPlainName(name) && trust.allowOtherUsers)
     throw new TypeError(
       `other users cannot reach ${JSON.stringify(name)}, which is in a directory of this user ` +
         "alone: give a path, or an abstract name ('@…')",
     );
   const path = socketName(name);
-  if (isPrivateName(name)) sweepDeadSockets(dirname(path));
-  const mode = admitsOthers(trust) && !isPrivateName(name) ? 0o666 : 0o600;
+  if (isPlainName(name)) sweepDeadSockets(dirname(path));
+  const mode = allowsOtherUsers(trust) && !isPlainName(name) ? 0o666 : 0o600;
   return new Listener(path, listenAt(path, mode), trust, init);
 }
 
 /** Other work of the loop comes in between after so many connections, refused ones included. */
-const MAX_ACCEPTED_PER_TURN = 32;
+const MAX_ACCEPTED_PER_TICK = 32;
 /** While there are too few descriptors: nothing tells when there are more. */
 const RETRY_MS = 20;
 /** So long there is no second warning of it. */
@@ -88,13 +88,13 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
   readonly #spare: SpareDescriptor;
   readonly #shortage: ShortageWarning;
   /** One call of `accept` at a time watches the socket. */
-  #last: Promise<unknown> = Promise.resolve();
+  #lastAccept: Promise<unknown> = Promise.resolve();
   /** How many connections were taken since the loop last turned. */
-  #acceptedInTurn = 0;
+  #acceptedThisTick = 0;
 
   /** @internal */
-  constructor(name: string, socket: NamedSocket, trust: TrustOptions, init: PeerOptions) {
-    requireMade(socket, Object, 'Listener', 'listen');
+  constructor(name: string, socket: BoundSocket, trust: TrustOptions, init: PeerOptions) {
+    assertInternal(socket, Object, 'Listener', 'listen');
     const closing = new AbortController();
     const spare = new SpareDescriptor();
     super('Listener', {
@@ -124,14 +124,14 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
    */
   async accept(options?: DeadlineOptions): Promise<Peer> {
     const deadline = checkDeadline(options, 'listener.accept');
-    this.requireOpen();
-    const given = new AbortController();
+    this.assertOpen();
+    const canceled = new AbortController();
     return withDeadline<Peer>(deadline, `waiting at ${this.name}`, (resolve, reject) => {
-      const mine = this.#last.then(() => this.#accept(given.signal));
-      this.#last = mine.catch(() => {});
+      const accepted = this.#lastAccept.then(() => this.#accept(canceled.signal));
+      this.#lastAccept = accepted.catch(() => {});
       // Given up in the moment in which one came, there is nobody to take it.
-      mine.then((peer) => (given.signal.aborted ? peer.close() : resolve(peer)), reject);
-      return () => given.abort();
+      accepted.then((peer) => (canceled.signal.aborted ? peer.close() : resolve(peer)), reject);
+      return () => canceled.abort();
     });
   }
 
@@ -149,19 +149,19 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     }
   }
 
-  async #accept(given: AbortSignal): Promise<Peer> {
+  async #accept(canceled: AbortSignal): Promise<Peer> {
     for (;;) {
-      given.throwIfAborted();
-      this.requireOpen();
-      if (this.#acceptedInTurn === MAX_ACCEPTED_PER_TURN) {
+      canceled.throwIfAborted();
+      this.assertOpen();
+      if (this.#acceptedThisTick === MAX_ACCEPTED_PER_TICK) {
         await turnOfLoop();
-        this.#acceptedInTurn = 0;
+        this.#acceptedThisTick = 0;
         continue;
       }
-      const taken = this.#take();
-      if (taken instanceof Peer) return taken;
-      if (taken === 'nobody') await this.#wait(given, (signal) => this.#readable(signal));
-      if (taken === 'too few') await this.#wait(given, pause);
+      const result = this.#acceptOne();
+      if (result instanceof Peer) return result;
+      if (result === 'nobody') await this.#wait(canceled, (signal) => this.#readable(signal));
+      if (result === 'too few') await this.#wait(canceled, pause);
     }
   }
 
@@ -169,17 +169,17 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
    * Takes one of those that wait to be connected: 'refused' where it may not, or there is nothing
    * left to connect it with; 'too few' where it waits on, as it cannot even be refused.
    */
-  #take(): Peer | 'refused' | 'nobody' | 'too few' {
+  #acceptOne(): Peer | 'refused' | 'nobody' | 'too few' {
     const socket = this.#acceptOrRefuse();
     if (typeof socket !== 'number') return socket;
-    this.#acceptedInTurn += 1;
+    this.#acceptedThisTick += 1;
     const credentials = this.#admit(socket);
     if (!credentials) return 'refused';
     try {
       return new Peer(socket, credentials, this.#init);
     } catch (error) {
       if (!isShortage(error)) throw error;
-      this.#shortage.tell(error);
+      this.#shortage.warn(error);
       return 'refused';
     }
   }
@@ -190,9 +190,9 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     } catch (error) {
       if (!isShortage(error)) throw error;
       // It is the same error where nobody waits to be connected.
-      const instead = this.#spare.lend(() => refuseOne(this.#fd));
-      if (instead === 'refused') this.#acceptedInTurn += 1;
-      if (instead !== 'nobody') this.#shortage.tell(error);
+      const instead = this.#spare.releaseWhile(() => refuseOne(this.#fd));
+      if (instead === 'refused') this.#acceptedThisTick += 1;
+      if (instead !== 'nobody') this.#shortage.warn(error);
       return instead;
     }
   }
@@ -220,15 +220,15 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
   }
 
   /** Waits for what `begin` waits for, at most until the call is given up or the listener closed. */
-  async #wait(given: AbortSignal, begin: (signal: AbortSignal) => Promise<void>): Promise<void> {
+  async #wait(canceled: AbortSignal, begin: (signal: AbortSignal) => Promise<void>): Promise<void> {
     const either = new AbortController();
     const abort = (): void => either.abort();
     const stop = { signal: either.signal };
-    given.addEventListener('abort', abort, stop);
+    canceled.addEventListener('abort', abort, stop);
     this.#closing.signal.addEventListener('abort', abort, stop);
     try {
       await begin(either.signal);
-      this.#acceptedInTurn = 0;
+      this.#acceptedThisTick = 0;
     } catch (error) {
       // Looked at again by the caller, who knows which of the two it was.
       if (!either.signal.aborted) throw error;
@@ -247,7 +247,7 @@ class SpareDescriptor {
   }
 
   /** Runs `use` while one descriptor more can be opened; it closes what it opens. */
-  lend<T>(use: () => T): T {
+  releaseWhile<T>(use: () => T): T {
     this.close();
     try {
       return use();
@@ -279,7 +279,7 @@ class ShortageWarning {
     this.#name = name;
   }
 
-  tell(error: Error): void {
+  warn(error: Error): void {
     const now = performance.now();
     if (now - this.#last < WARNING_MS) return;
     this.#last = now;

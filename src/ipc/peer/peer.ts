@@ -4,11 +4,11 @@ import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import { Resource } from '../../lifetime.ts';
 import { streamOf } from '../../memory/buffer-copy.ts';
 import type { Stream } from '../../stream.ts';
-import { checkOptions, requireMade } from '../../validate.ts';
+import { assertInternal, checkOptions } from '../../validate.ts';
 import { parseDescriptor } from '../descriptor.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import type { Opened } from '../sharing/import.ts';
-import { discard } from '../sharing/marshal.ts';
+import { discardImported } from '../sharing/marshal.ts';
 import { Connection, type ConnectionEnd } from './connection.ts';
 import { type PeerCredentials, processName } from './credentials.ts';
 import type { PeerOptions } from './peer-options.ts';
@@ -70,21 +70,21 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     const { pid, uid } = (credentials ?? {}) as Partial<PeerCredentials>;
     // Checked before the peer owns the socket: a caller that is refused keeps its descriptor.
     const made = Number.isInteger(pid) && Number.isInteger(uid) ? credentials : undefined;
-    requireMade(made, Object, 'Peer', 'connect, listen, spawnPeer or parentPeer');
+    assertInternal(made, Object, 'Peer', 'connect, listen, spawnPeer or parentPeer');
     const {
-      process = processAt(socket, credentials.pid),
+      process = processOfSocket(socket, credentials.pid),
       orphanGraceMs = DEFAULT_GRACE_MS,
       busyPollUs = 0,
     } = init;
     const connection = new Connection(socket, processName(credentials), process, orphanGraceMs);
-    connection.polling.forUs = busyPollUs;
+    connection.poller.durationUs = busyPollUs;
     super('Peer', { release: () => connection.close() });
     this.pid = credentials.pid;
     this.uid = credentials.uid;
     this.#connection = connection;
     // The connection outlives a peer that nobody holds: it must not hold it.
     const weak = new WeakRef(this);
-    connection.onOver = () => weak.deref()?.close();
+    connection.onDrainedAfterEnd = () => weak.deref()?.close();
     this.ended = new Promise((resolve) => {
       connection.onEnd = resolve;
     });
@@ -103,23 +103,23 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    */
   async send(value: unknown, options?: TransferOptions): Promise<void> {
     const { deadline, stream } = checkTransfer(options, 'peer.send');
-    this.requireOpen();
+    this.assertOpen();
     deadline.signal?.throwIfAborted();
-    const sending = this.#connection.sending.post(value, stream);
+    const sending = this.#connection.sender.send(value, stream);
     if (!sending) return;
     // A getter in the value may have aborted the signal: then nobody waits for the end of it.
     sending.catch(() => {});
     try {
       await withDeadline<void>(
         deadline,
-        `sending to ${this.#connection.other}`,
+        `sending to ${this.#connection.peerName}`,
         (resolve, reject) => {
           sending.then(resolve, reject);
           return () => {};
         },
       );
     } catch (error) {
-      throw forCall(error);
+      throw errorForCall(error);
     }
   }
 
@@ -133,11 +133,11 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    */
   async receive(options?: TransferOptions): Promise<unknown> {
     const { deadline, stream } = checkTransfer(options, 'peer.receive');
-    this.requireOpen();
+    this.assertOpen();
     try {
       return await this.#take(deadline, stream);
     } catch (error) {
-      throw forCall(error);
+      throw errorForCall(error);
     }
   }
 
@@ -158,18 +158,19 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    */
   async open(descriptor: unknown, options?: TransferOptions): Promise<Opened> {
     const { deadline, stream } = checkTransfer(options, 'peer.open');
-    this.requireOpen();
+    this.assertOpen();
     const sound = parseDescriptor(descriptor);
-    const { other } = this.#connection;
+    const { peerName } = this.#connection;
     if (this.pid > 0 && sound.pid !== this.pid)
-      throw new IpcError(`the descriptor is of process ${sound.pid}, which ${other} is not`);
+      throw new IpcError(`the descriptor is of process ${sound.pid}, which ${peerName} is not`);
     let isGivenUp = false;
     try {
-      return await withDeadline<Opened>(deadline, `asking ${other}`, (resolve, reject) => {
-        this.#connection.ask({
+      return await withDeadline<Opened>(deadline, `asking ${peerName}`, (resolve, reject) => {
+        this.#connection.verify({
           descriptor: sound,
           stream,
-          resolve: (opened) => (isGivenUp ? discard(opened as object) : resolve(opened as Opened)),
+          resolve: (opened) =>
+            isGivenUp ? discardImported(opened as object) : resolve(opened as Opened),
           reject,
         });
         return () => {
@@ -177,7 +178,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
         };
       });
     } catch (error) {
-      throw forCall(error);
+      throw errorForCall(error);
     }
   }
 
@@ -209,16 +210,16 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   }
 
   /** @throws ClosedError that says which end it was; IpcError where the protocol was broken */
-  protected override requireOpen(): void {
+  protected override assertOpen(): void {
     if (!this.closed) return;
     const { end } = this.#connection;
-    throw end ? forCall(end) : this.closedError();
+    throw end ? errorForCall(end) : this.closedError();
   }
 
   #take(deadline: DeadlineOptions, stream?: Stream): Promise<unknown> {
-    const { other } = this.#connection;
-    return withDeadline(deadline, `receiving from ${other}`, (resolve, reject) =>
-      this.#connection.take(resolve, reject, stream),
+    const { peerName } = this.#connection;
+    return withDeadline(deadline, `receiving from ${peerName}`, (resolve, reject) =>
+      this.#connection.receive(resolve, reject, stream),
     );
   }
 
@@ -228,7 +229,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     } catch (error) {
       const { end } = this.#connection;
       if (error === end && end instanceof ClosedError) return { done: true, value: undefined };
-      throw forCall(error);
+      throw errorForCall(error);
     }
   }
 }
@@ -237,23 +238,23 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
  * The error of one call: of the class of the common reason, which is its `cause`, and with the stack
  * of the caller who awaits. Errors of the caller's own making are passed through.
  */
-function forCall(reason: unknown): unknown {
-  const error = copyOf(reason);
-  if (error) Error.captureStackTrace(error, forCall);
+function errorForCall(reason: unknown): unknown {
+  const error = copyError(reason);
+  if (error) Error.captureStackTrace(error, errorForCall);
   return error ?? reason;
 }
 
-function copyOf(reason: unknown): Error | undefined {
+function copyError(reason: unknown): Error | undefined {
   if (reason instanceof PeerGoneError)
     return new PeerGoneError(reason.message, reason, { cause: reason });
   if (reason instanceof ClosedError) return new ClosedError(reason.message, { cause: reason });
-  return reason instanceof IpcError ? reason.again() : undefined;
+  return reason instanceof IpcError ? reason.copyWithCause() : undefined;
 }
 
 /** @throws SystemError; then the socket is closed */
-function processAt(socket: number, pid: number): PeerProcess {
+function processOfSocket(socket: number, pid: number): PeerProcess {
   try {
-    return PeerProcess.atOtherEnd(socket, pid);
+    return PeerProcess.ofSocket(socket, pid);
   } catch (error) {
     closeSocket(socket);
     throw error;

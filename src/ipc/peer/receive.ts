@@ -1,13 +1,13 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import type { Context } from '../../context.ts';
 import { ClosedError, CuffiError, IpcError } from '../../errors.ts';
-import { releaseQuietly } from '../../lifetime.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
 import type { Stream } from '../../stream.ts';
 import { contextOf } from '../shareable.ts';
-import { discard, unpack } from '../sharing/marshal.ts';
-import type { Point } from '../timeline/point.ts';
+import { discardImported, importFromPeer } from '../sharing/marshal.ts';
+import type { TimelinePoint } from '../timeline/point.ts';
 import type { Contents, ScannedValue } from '../wire/value-decoder.ts';
-import type { Session } from './peer-state.ts';
+import type { PeerState } from './peer-state.ts';
 
 /** One who is to get a value. */
 export interface Recipient {
@@ -18,41 +18,45 @@ export interface Recipient {
 }
 
 /** Gives values out behind the work of the other end that they come after. */
-export class Delivery {
-  readonly #session: Session;
-  readonly #reached: () => void;
-  #isHeldUp = false;
+export class ValueReceiver {
+  readonly #state: PeerState;
+  readonly #onReady: () => void;
+  #isWaiting = false;
   /** What is built between turns of the loop: the first value of those that wait. */
   #building: ReceivedValue['contents'] | undefined;
 
-  /** @param reached called when what the host had to wait for is done, or a value is built */
-  constructor(session: Session, reached: () => void) {
-    this.#session = session;
-    this.#reached = reached;
+  /** @param onReady called when what the host had to wait for is done, or a value is built */
+  constructor(state: PeerState, onReady: () => void) {
+    this.#state = state;
+    this.#onReady = onReady;
   }
 
   /**
    * Answers false where the host must wait, or the value takes longer to build: then it is not given
    * out yet.
    *
-   * @param again called then when it can be
+   * @param retry called then when it can be
    */
-  give({ contents, objects, points }: ReceivedValue, to: Recipient, again?: () => void): boolean {
+  deliver(
+    { contents, objects, points }: ReceivedValue,
+    to: Recipient,
+    retry?: () => void,
+  ): boolean {
     if (this.#building === contents) return false;
     try {
       if (!contents.build(objects)) {
-        this.#buildOn(contents, objects);
+        this.#continueBuilding(contents, objects);
         return false;
       }
-      if (points.length === 0 || this.#comesBehind(points, objects, to.stream)) {
+      if (points.length === 0 || this.#orderBehind(points, objects, to.stream)) {
         to.resolve(contents.value);
         return true;
       }
-      if (!this.#session.isGone) {
-        this.#wait(points, again);
+      if (!this.#state.isGone) {
+        this.#wait(points, retry);
         return false;
       }
-      to.reject(this.#session.goneError());
+      to.reject(this.#state.goneError());
     } catch (error) {
       to.reject(error);
     }
@@ -65,45 +69,45 @@ export class Delivery {
     this.#building = undefined;
   }
 
-  #buildOn(contents: ReceivedValue['contents'], objects: readonly object[]): void {
+  #continueBuilding(contents: ReceivedValue['contents'], objects: readonly object[]): void {
     this.#building = contents;
     setImmediate(() => {
       if (this.#building !== contents) return;
       if (!isBuilt(contents, objects)) {
-        this.#buildOn(contents, objects);
+        this.#continueBuilding(contents, objects);
         return;
       }
       this.#building = undefined;
-      this.#reached();
+      this.#onReady();
     });
   }
 
-  #comesBehind(
-    points: readonly Point[],
+  #orderBehind(
+    points: readonly TimelinePoint[],
     objects: readonly object[],
     stream: Stream | undefined,
   ): boolean {
-    const { ordering, isGone } = this.#session;
-    if (ordering.isReached(points)) return true;
+    const { timeline, isGone } = this.#state;
+    if (timeline.isReached(points)) return true;
     if (isGone) return false;
-    if (stream) return ordering.wait(points, stream.context, stream);
+    if (stream) return timeline.wait(points, stream.context, stream);
     const contexts = new Set<Context>();
     for (const object of objects) {
       const context = contextOf(object);
       if (context) contexts.add(context);
     }
-    return [...contexts].every((context) => ordering.wait(points, context, undefined));
+    return [...contexts].every((context) => timeline.wait(points, context, undefined));
   }
 
-  #wait(points: readonly Point[], again: (() => void) | undefined): void {
-    const reached = this.#session.reached(points);
-    if (again) void reached.then(again);
+  #wait(points: readonly TimelinePoint[], retry: (() => void) | undefined): void {
+    const reached = this.#state.whenReached(points);
+    if (retry) void reached.then(retry);
     // The first value of those that wait: those behind it wait with it.
-    else if (!this.#isHeldUp) {
-      this.#isHeldUp = true;
+    else if (!this.#isWaiting) {
+      this.#isWaiting = true;
       void reached.then(() => {
-        this.#isHeldUp = false;
-        this.#reached();
+        this.#isWaiting = false;
+        this.#onReady();
       });
     }
   }
@@ -124,7 +128,7 @@ export interface ReceivedValue {
   readonly contents: Pick<Contents, 'build' | 'value'>;
   readonly objects: readonly object[];
   /** Points of the other end that the objects are used after. */
-  readonly points: readonly Point[];
+  readonly points: readonly TimelinePoint[];
 }
 
 /** What arrived: a value, or why there is none in its place. */
@@ -133,16 +137,16 @@ export type Arrival = ReceivedValue | { readonly error: unknown };
 /**
  * As {@link openValue}: what cannot be opened here concerns those who take it, not the rest.
  *
- * @param refusal why nothing is opened; what came is then returned
+ * @param refusalError why nothing is opened; what came is then returned
  */
 export function openArrival(
   scanned: ScannedValue,
   fds: readonly number[],
-  session: Session,
-  refusal?: IpcError,
+  state: PeerState,
+  refusalError?: IpcError,
 ): Arrival {
   try {
-    return openValue(scanned, fds, session, refusal);
+    return openValue(scanned, fds, state, refusalError);
   } catch (error) {
     return { error };
   }
@@ -152,15 +156,15 @@ export function openArrival(
 export function openValueArrival(
   scanned: ScannedValue,
   fds: readonly number[],
-  session: Session,
+  state: PeerState,
 ): Arrival {
   let failed = 0;
   try {
-    return openValue(scanned, fds, session, undefined, (at) => {
+    return openValue(scanned, fds, state, undefined, (at) => {
       failed = at;
     });
   } catch (error) {
-    return { error: placed(error, scanned, failed) };
+    return { error: withPath(error, scanned, failed) };
   }
 }
 
@@ -168,51 +172,51 @@ export function openValueArrival(
  * Opens the GPU objects of a value. The file descriptors are taken over in every case, and what is
  * not opened is given back.
  *
- * @param failed called before that with the place of the object in `slots`
+ * @param onFailed called before that with the place of the object in `slots`
  * @throws IpcError for the first that cannot be opened; then none is
  */
 function openValue(
-  { contents, slots, tail }: ScannedValue,
+  { contents, encodedObjects, control }: ScannedValue,
   fds: readonly number[],
-  session: Session,
-  refusal: IpcError | undefined,
-  failed?: (at: number) => void,
+  state: PeerState,
+  refusalError: IpcError | undefined,
+  onFailed?: (at: number) => void,
 ): ReceivedValue {
-  const { borrowed } = session;
+  const { imports } = state;
   // Received when the value arrived.
-  const first = tail.leases?.first ?? 0;
+  const first = control.leases?.first ?? 0;
   // Before anything can fail: what is not opened is given back by them.
-  const ownCount = fds.length - tail.kept.length;
-  for (const [at, slot] of tail.kept.entries())
-    borrowed.keepLink(first + slot, fds[ownCount + at] as number);
-  const own = ownCount === fds.length ? fds : fds.slice(0, ownCount);
+  const ownCount = fds.length - control.linkedObjects.length;
+  for (const [at, slot] of control.linkedObjects.entries())
+    imports.addLink(first + slot, fds[ownCount + at] as number);
+  const objectFds = ownCount === fds.length ? fds : fds.slice(0, ownCount);
   const objects: object[] = [];
   let used = 0;
   try {
-    if (refusal) throw refusal;
-    for (const { descriptor, fdCount } of slots) {
+    if (refusalError) throw refusalError;
+    for (const { descriptor, fdCount } of encodedObjects) {
       if (descriptor instanceof IpcError) throw descriptor;
-      const its = fdCount === own.length ? own : own.slice(used, used + fdCount);
+      const own = fdCount === objectFds.length ? objectFds : objectFds.slice(used, used + fdCount);
       used += fdCount;
       const id = first + objects.length;
-      const object = unpack(descriptor, its, session, borrowed.loan(id));
-      borrowed.opened(id, object);
+      const object = importFromPeer(descriptor, own, state, imports.importLease(id));
+      imports.setOpened(id, object);
       objects.push(object);
     }
   } catch (error) {
-    discardFds(own.slice(used));
+    discardFds(objectFds.slice(used));
     closeObjects(objects);
-    for (let at = objects.length; at < slots.length; at++) borrowed.giveBack(first + at);
-    failed?.(objects.length);
+    for (let at = objects.length; at < encodedObjects.length; at++) imports.release(first + at);
+    onFailed?.(objects.length);
     throw error;
   }
-  return { contents, objects, points: tail.points };
+  return { contents, objects, points: control.points };
 }
 
 /** Says which object of the value it was that could not be opened. */
-function placed(error: unknown, { contents, slots }: ScannedValue, at: number): unknown {
+function withPath(error: unknown, { contents, encodedObjects }: ScannedValue, at: number): unknown {
   if (!(error instanceof CuffiError)) return error;
-  const place = placeOf(contents, at, slots.length);
+  const place = pathOf(contents, at, encodedObjects.length);
   if (error instanceof ClosedError)
     return new IpcError(
       `${place} is an object of this process, which came back after it was closed here`,
@@ -226,7 +230,7 @@ function placed(error: unknown, { contents, slots }: ScannedValue, at: number): 
 const MAX_SEARCHED_BYTE_LENGTH = 1 << 16;
 
 /** Where in a value an object goes, e.g. `value.model.layers[3]`. */
-function placeOf(contents: Contents, at: number, count: number): string {
+function pathOf(contents: Contents, at: number, count: number): string {
   const unknown = `object ${at} of the value`;
   if (contents.byteLength > MAX_SEARCHED_BYTE_LENGTH) return unknown;
   const places = Array.from({ length: count }, () => ({}));
@@ -254,5 +258,5 @@ function pathTo(wanted: object, part: unknown, path: string): string | undefined
 
 /** Closes what was opened for nobody. */
 export function closeObjects(objects: readonly object[]): void {
-  for (const object of objects) releaseQuietly(() => discard(object));
+  for (const object of objects) releaseOrWarn(() => discardImported(object));
 }

@@ -1,36 +1,41 @@
 import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
 import type { Stream } from '../../stream.ts';
-import { passOn } from '../lease/forward.ts';
+import { forwardObjects } from '../lease/forward.ts';
 import type { Lease } from '../lease/lease.ts';
 import { ByteWriter } from '../wire/bytes.ts';
-import { type LeaseRange, type Tail, writeTail } from '../wire/control-block.ts';
-import type { Wire } from '../wire/framed-socket.ts';
-import { PacketKind } from '../wire/frames.ts';
+import { type ControlBlock, type LeaseRange, writeControlBlock } from '../wire/control-block.ts';
+import type { FramedSocket } from '../wire/framed-socket.ts';
+import { FrameKind } from '../wire/frames.ts';
 import { MAX_VALUE_FDS } from '../wire/limits.ts';
-import type { News } from './control.ts';
-import type { Session } from './peer-state.ts';
+import type { ControlSender } from './control.ts';
+import type { PeerState } from './peer-state.ts';
 import { type Encoded, encodeValue } from './value-encoder.ts';
 
 /** What a connection that sends is asked. */
-interface Sender {
+interface SenderHost {
   /** @throws ClosedError, IpcError after the end */
-  requireOpen(): void;
+  assertOpen(): void;
   /** What is thrown where the socket has failed. */
-  failed(error: SystemError): unknown;
+  socketFailure(error: SystemError): unknown;
 }
 
 /** Values on their way out: with leases for their objects, and behind the work on those. */
-export class Sending {
-  readonly #session: Session;
-  readonly #wire: Wire;
-  readonly #news: News;
-  readonly #sender: Sender;
+export class ValueSender {
+  readonly #state: PeerState;
+  readonly #socket: FramedSocket;
+  readonly #controlSender: ControlSender;
+  readonly #host: SenderHost;
 
-  constructor(session: Session, wire: Wire, news: News, sender: Sender) {
-    this.#session = session;
-    this.#wire = wire;
-    this.#news = news;
-    this.#sender = sender;
+  constructor(
+    state: PeerState,
+    socket: FramedSocket,
+    controlSender: ControlSender,
+    host: SenderHost,
+  ) {
+    this.#state = state;
+    this.#socket = socket;
+    this.#controlSender = controlSender;
+    this.#host = host;
   }
 
   /**
@@ -38,61 +43,65 @@ export class Sending {
    *
    * @throws TypeError, RangeError, IpcError as {@link encodeValue}; ClosedError after the end
    */
-  post(
+  send(
     value: unknown,
     stream?: Stream,
-    kind: PacketKind = PacketKind.value,
+    kind: FrameKind = FrameKind.value,
   ): Promise<void> | undefined {
-    this.#sender.requireOpen();
-    this.#wire.outbox.checkRoom();
+    this.#host.assertOpen();
+    this.#socket.sendQueue.checkCapacity();
     return ByteWriter.use((writer) =>
-      encodeValue(writer, value, this.#session, (encoded) =>
-        this.#post(writer, encoded, stream, kind),
+      encodeValue(writer, value, this.#state, (encoded) =>
+        this.#sendEncoded(writer, encoded, stream, kind),
       ),
     );
   }
 
-  #post(
+  #sendEncoded(
     writer: ByteWriter,
     { fds, objects }: Encoded,
     stream: Stream | undefined,
-    kind: PacketKind,
+    kind: FrameKind,
   ): Promise<void> | undefined {
     // A getter in the value may have closed it.
-    this.#sender.requireOpen();
-    const session = this.#session;
+    this.#host.assertOpen();
+    const session = this.#state;
     const points = session.readyPoints(objects, stream);
-    const { kept, links, agreed, over } = passOn(objects, session.process);
+    const { indices, links, acknowledged, releases } = forwardObjects(objects, session.process);
     let isLent = false;
     try {
       const all = links.length > 0 ? [...fds, ...links] : fds;
       checkFdCount(all.length);
-      const leases = session.lent.lend(objects, stream);
+      const leases = session.exports.add(objects, stream);
       isLent = true;
-      for (const [at, which] of kept.entries()) (leases[which] as Lease).onEnd = over[at];
-      let news: Tail | undefined;
+      for (const [at, which] of indices.entries()) (leases[which] as Lease).onEnd = releases[at];
+      let news: ControlBlock | undefined;
       const drop = (): void => {
-        session.lent.end(leases);
-        if (news) session.restoreNews(news);
+        session.exports.end(leases);
+        if (news) session.restoreControl(news);
       };
       try {
-        this.#news.tellPage();
+        this.#controlSender.sendTimelinePage();
         writer.endValue();
-        news = session.takeNews(points);
-        writeTail(writer, { ...news, kept, leases: rangeOf(leases) });
-        return this.#wire.post(kind, writer.written, all, drop, agreed);
+        news = session.takeControl(points);
+        writeControlBlock(writer, {
+          ...news,
+          linkedObjects: indices,
+          leases: leaseRangeOf(leases),
+        });
+        return this.#socket.post(kind, writer.written, all, drop, acknowledged);
       } catch (error) {
         drop();
-        throw error instanceof SystemError ? this.#sender.failed(error) : error;
+        throw error instanceof SystemError ? this.#host.socketFailure(error) : error;
       }
     } finally {
       links.forEach(closeFd);
-      if (!isLent) for (const end of over) end();
+      if (!isLent) for (const end of releases) end();
     }
   }
 }
 
-const rangeOf = (leases: readonly Lease[]): LeaseRange | undefined =>
+const leaseRangeOf = (leases: readonly Lease[]): LeaseRange | undefined =>
   leases[0] && { first: leases[0].id, count: leases.length };
 
 function checkFdCount(count: number): void {

@@ -26,7 +26,7 @@ import {
   MAX_SOCKET_NAME_BYTE_LENGTH,
 } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseQuietly } from '../../lifetime.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
 
 /**
  * The socket's name for what a user calls it: `@…` is itself, and a path is absolute, so that it
@@ -38,12 +38,12 @@ import { releaseQuietly } from '../../lifetime.ts';
 export function socketName(name: string): string {
   const isWrong = name === '' || name === '.' || name === '..' || name.includes('\0');
   if (isWrong) throw new RangeError(`${JSON.stringify(name)} is no name for a socket`);
-  if (isPrivateName(name)) return join(privateDirectory(), name);
+  if (isPlainName(name)) return join(privateDirectory(), name);
   return name.startsWith('@') ? name : resolve(name);
 }
 
 /** Whether a name is in the directory of the user alone. */
-export const isPrivateName = (name: string): boolean => !/^@|\//.test(name);
+export const isPlainName = (name: string): boolean => !/^@|\//.test(name);
 
 /**
  * A {@link socketName} as the kernel is given it: a path that is too long may be short enough from
@@ -66,7 +66,7 @@ export function addressOfSocket(name: string): string {
 export type SocketMode = 0o600 | 0o666;
 
 /** A listening socket, and the way to take its name back. */
-export interface NamedSocket {
+export interface BoundSocket {
   readonly fd: number;
   /** Removes the file, where it is still this socket's. */
   unlink(): void;
@@ -78,19 +78,19 @@ export interface NamedSocket {
  * @throws IpcError where another process listens, or the name cannot be had
  * @throws RangeError as listenSocket
  */
-export function listenAt(name: string, mode: SocketMode): NamedSocket {
+export function listenAt(name: string, mode: SocketMode): BoundSocket {
   try {
     if (name.startsWith('@')) return { fd: listenSocket(name), unlink() {} };
-    const place = mode === 0o600 ? placeForUser : placeForAll;
+    const place = mode === 0o600 ? bindForUser : bindForAll;
     try {
-      return unlinkedAtExit(name, place(name));
+      return unlinkAtExit(name, place(name));
     } catch (error) {
-      if (!isTaken(error)) throw error;
+      if (!isNameTaken(error)) throw error;
     }
     removeDead(name);
-    return unlinkedAtExit(name, place(name));
+    return unlinkAtExit(name, place(name));
   } catch (error) {
-    if (isTaken(error)) throw inUse(name);
+    if (isNameTaken(error)) throw nameInUseError(name);
     if (error instanceof SystemError || codeOf(error) !== undefined)
       throw new IpcError(`cannot listen at ${name}: ${(error as Error).message}`);
     throw error;
@@ -115,12 +115,12 @@ export function sweepDeadSockets(directory: string): void {
 type FileIdentity = Pick<Stats, 'dev' | 'ino'>;
 
 /** A socket that listens at its path, and the file that it has there. */
-interface PlacedSocket {
+interface BoundFile {
   readonly fd: number;
   readonly file: FileIdentity;
 }
 
-function placeForUser(path: string): PlacedSocket {
+function bindForUser(path: string): BoundFile {
   const fd = listenSocket(addressOfSocket(path));
   return closedOnFailure(fd, () => ({ fd, file: lstatSync(path) }));
 }
@@ -131,13 +131,13 @@ function placeForUser(path: string): PlacedSocket {
  * path first. So the socket is made in a directory of this user alone and linked to its path when it
  * is complete; that directory is named by its descriptor, as it may be renamed as well.
  */
-function placeForAll(path: string): PlacedSocket {
+function bindForAll(path: string): BoundFile {
   addressOfSocket(path); // where it is too long nobody could connect
   const temporary = mkdtempSync(join(dirname(path), '.cuffi-'));
   try {
-    const directory = openSync(temporary, DIRECTORY);
+    const directory = openSync(temporary, DIRECTORY_FLAGS);
     try {
-      if (!isOwnAlone(fstatSync(directory)))
+      if (!isPrivateToUser(fstatSync(directory)))
         throw new IpcError(
           `cannot listen at ${path}: ${temporary}, made for it, is not a directory of this user ` +
             'alone. Listen at a path where other users cannot replace files',
@@ -152,34 +152,34 @@ function placeForAll(path: string): PlacedSocket {
           return { fd, file };
         });
       } finally {
-        attempt(() => unlinkSync(inside));
+        ignoreErrors(() => unlinkSync(inside));
       }
     } finally {
       closeSync(directory);
     }
   } finally {
     // It is not there any more where another user has renamed it.
-    attempt(() => rmdirSync(temporary));
+    ignoreErrors(() => rmdirSync(temporary));
   }
 }
 
-function unlinkedAtExit(path: string, { fd, file }: PlacedSocket): NamedSocket {
+function unlinkAtExit(path: string, { fd, file }: BoundFile): BoundSocket {
   const unlink = (): void => {
-    unlinks.delete(unlink);
-    if (unlinks.size === 0) process.off('exit', unlinkAll);
+    exitUnlinks.delete(unlink);
+    if (exitUnlinks.size === 0) process.off('exit', unlinkAll);
     const found = lstatSync(path, { throwIfNoEntry: false });
     // Another process that may write to the directory may have been quicker.
     if (found && isSameFile(found, file)) rmSync(path, { force: true });
   };
-  if (unlinks.size === 0) process.on('exit', unlinkAll);
-  unlinks.add(unlink);
+  if (exitUnlinks.size === 0) process.on('exit', unlinkAll);
+  exitUnlinks.add(unlink);
   return { fd, unlink };
 }
 
 /** Of the files of this process: one that ends while it listens leaves none. */
-const unlinks = new Set<() => void>();
+const exitUnlinks = new Set<() => void>();
 const unlinkAll = (): void => {
-  for (const unlink of unlinks) releaseQuietly(unlink);
+  for (const unlink of exitUnlinks) releaseOrWarn(unlink);
 };
 
 /** Removes the socket of a dead process. @throws IpcError for one in use, and for anything else */
@@ -189,7 +189,7 @@ function removeDead(path: string): void {
     const found = lstatSync(path, { throwIfNoEntry: false });
     if (!found) return;
     if (!found.isSocket()) throw new IpcError(`${path} is there, and no socket: it is left alone`);
-    if (isSocketInUse(addressOfSocket(path))) throw inUse(path);
+    if (isSocketInUse(addressOfSocket(path))) throw nameInUseError(path);
     unlinkSync(path);
   });
 }
@@ -203,10 +203,10 @@ function withLockOf(path: string, use: () => void): void {
   const lock = join(dirname(path), `.${basename(path)}.cuffi-lock`);
   let isDone = false;
   while (!isDone) {
-    const fd = openSync(lock, LOCK_FILE, 0o600);
+    const fd = openSync(lock, LOCK_FILE_FLAGS, 0o600);
     try {
       const opened = fstatSync(fd);
-      if (!opened.isFile() || !isOwnAlone(opened))
+      if (!opened.isFile() || !isPrivateToUser(opened))
         throw new IpcError(
           `the dead socket ${path} cannot be replaced: ${lock} is not a file of this user alone. ` +
             'Remove it, or listen at a path in a directory of your own',
@@ -248,7 +248,7 @@ function privateDirectory(): string {
       throw new IpcError(`cannot make ${directory}: ${(error as Error).message}`);
   }
   const found = lstatSync(directory);
-  if (!found.isDirectory() || !isOwnAlone(found))
+  if (!found.isDirectory() || !isPrivateToUser(found))
     throw new IpcError(
       `${directory} is not a directory of user ${effectiveUid()} alone (mode 0700): no socket is ` +
         'put or looked for there',
@@ -256,24 +256,24 @@ function privateDirectory(): string {
   return directory;
 }
 
-const DIRECTORY = constants.O_RDONLY | constants.O_DIRECTORY | constants.O_NOFOLLOW;
+const DIRECTORY_FLAGS = constants.O_RDONLY | constants.O_DIRECTORY | constants.O_NOFOLLOW;
 // Opened to write: a pipe that another user has put there does not keep this thread waiting.
-const LOCK_FILE = constants.O_RDWR | constants.O_CREAT | constants.O_NOFOLLOW;
+const LOCK_FILE_FLAGS = constants.O_RDWR | constants.O_CREAT | constants.O_NOFOLLOW;
 
 const effectiveUid = (): number => process.geteuid?.() ?? 0;
 
 /** Whether nobody but this user may open what has this status. */
-const isOwnAlone = ({ uid, mode }: Stats): boolean =>
+const isPrivateToUser = ({ uid, mode }: Stats): boolean =>
   uid === effectiveUid() && (mode & 0o077) === 0;
 
 const isSameFile = (a: FileIdentity, b: FileIdentity): boolean =>
   a.dev === b.dev && a.ino === b.ino;
 
-const inUse = (name: string): IpcError =>
+const nameInUseError = (name: string): IpcError =>
   new IpcError(`another process listens at ${name} already`);
 
 /** Whether something has the path, in the words of `bind` and of `link`. */
-const isTaken = (error: unknown): boolean =>
+const isNameTaken = (error: unknown): boolean =>
   codeOf(error) === 'EADDRINUSE' || codeOf(error) === 'EEXIST';
 
 const codeOf = (error: unknown): unknown =>
@@ -288,7 +288,7 @@ function closedOnFailure<T>(fd: number, use: () => T): T {
   }
 }
 
-function attempt(work: () => void): void {
+function ignoreErrors(work: () => void): void {
   try {
     work();
   } catch {

@@ -5,7 +5,7 @@ import { isMainThread } from 'node:worker_threads';
 import { closeFd, setCloseOnExec } from '../../../ffi/linux/libc.ts';
 import { peerCredentials, socketPair } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
-import { checkOptions, checkStrings, requireMade, shown } from '../../validate.ts';
+import { assertInternal, checkOptions, checkStrings, formatValue } from '../../validate.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import { Peer } from './peer.ts';
 import { type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
@@ -49,10 +49,10 @@ export function spawnPeer(script: string | URL, options?: SpawnPeerOptions): Chi
   const given = checkStrings(args, 'args');
   const ownArgs = checkStrings(execArgv, 'execArgv');
   if (typeof env !== 'object' || env === null)
-    throw new TypeError(`env must be an object, not ${shown(env)}`);
+    throw new TypeError(`env must be an object, not ${formatValue(env)}`);
   const path = script instanceof URL ? fileURLToPath(script) : script;
   if (typeof path !== 'string' || path === '')
-    throw new TypeError(`the script must be a path or a file URL, not ${shown(script)}`);
+    throw new TypeError(`the script must be a path or a file URL, not ${formatValue(script)}`);
   const streams = Array.isArray(stdio) ? [...stdio] : [stdio, stdio, stdio];
   while (streams.length < 3) streams.push('inherit');
 
@@ -89,18 +89,18 @@ export class ChildPeer extends Peer {
 
   /** @internal */
   constructor(socket: number, child: ChildProcess, options: BusyPollOptions) {
-    requireMade(child, Object, 'ChildPeer', 'spawnPeer');
+    assertInternal(child, Object, 'ChildPeer', 'spawnPeer');
     const pid = child.pid ?? 0;
-    const ended = PeerProcess.child(pid);
-    const init = { process: ended, busyPollUs: options.busyPollUs };
+    const peerProcess = PeerProcess.ofChild(pid);
+    const init = { process: peerProcess, busyPollUs: options.busyPollUs };
     super(socket, { pid, uid: process.getuid?.() ?? 0 }, init);
     this.process = child;
     const { connection } = this;
     connection.awaitExit();
     child.once('exit', (exitCode, signal) => {
-      ended.exit = { exitCode: exitCode ?? undefined, signal: signal ?? undefined };
-      ended.hasEnded();
-      connection.exitIsKnown();
+      peerProcess.exit = { exitCode: exitCode ?? undefined, signal: signal ?? undefined };
+      peerProcess.markGone();
+      connection.onExitKnown();
     });
     child.on('error', (error) => {
       // Also told of a kill that failed.
@@ -136,18 +136,18 @@ let parent: Peer | undefined;
  */
 export function parentPeer(options?: BusyPollOptions): Peer {
   const { busyPollUs } = checkPeerOptions(checkOptions(options, ['busyPollUs'], 'parentPeer'));
-  parent ??= openParent();
-  if (busyPollUs !== undefined) parent.connection.polling.forUs = busyPollUs;
+  parent ??= connectToParent();
+  if (busyPollUs !== undefined) parent.connection.poller.durationUs = busyPollUs;
   return parent;
 }
 
-function openParent(): Peer {
+function connectToParent(): Peer {
   if (!isMainThread)
     throw new IpcError("parentPeer() is the main thread's: a worker thread has no connection");
-  const { [PARENT_VARIABLE]: told } = process.env;
+  const { [PARENT_VARIABLE]: value } = process.env;
   // Not for this process's own children, which inherit the variable but not the descriptor.
   delete process.env[PARENT_VARIABLE];
-  const [, fd, inode] = /^(\d{1,9}):(\d+)$/.exec(told ?? '') ?? [];
+  const [, fd, inode] = /^(\d{1,9}):(\d+)$/.exec(value ?? '') ?? [];
   if (fd === undefined || !isSocket(Number(fd), Number(inode)))
     throw new IpcError('this process was not started by spawnPeer(): it has no parentPeer()');
   setCloseOnExec(Number(fd));

@@ -5,8 +5,13 @@ import { checkHostMemory, classNameOf, withArticle } from '../../validate.ts';
 import { writeDescriptor } from '../descriptor-codec.ts';
 import { isShareable, type Shareable } from '../sharing/export.ts';
 import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
-import { type Packed, type ParcelSession, packAlone, packFor } from '../sharing/marshal.ts';
-import { ReadyParcel } from '../sharing/ready.ts';
+import {
+  type EncodedExport,
+  exportForAnyPeer,
+  prepareForPeer,
+  type SharingSession,
+} from '../sharing/marshal.ts';
+import { ReadyExport } from '../sharing/ready.ts';
 import type { ByteWriter } from '../wire/bytes.ts';
 import {
   MAX_BIGINT_DIGITS,
@@ -18,19 +23,19 @@ import {
 } from '../wire/limits.ts';
 import { binaryTypes, Tag } from '../wire/value-tags.ts';
 
-const SENT =
+const SENDABLE_TYPES =
   'only plain objects, arrays, binary data, device arrays, buffers, pools and events are';
 
 /** What to send, where something else was given. */
-function instead(object: object): string {
+function alternativeFor(object: object): string {
   if (object instanceof Promise) return 'await it first';
   if (object instanceof IpcMemoryHandle)
     return (
       `send the ${object instanceof IpcArrayHandle ? 'array' : 'buffer'} itself, or toJSON() of ` +
       'this as data, which peer.open() opens there'
     );
-  if (object instanceof ReadyParcel) return 'send the memory itself, with { stream }';
-  return object instanceof IpcHandle ? 'send the buffer itself' : SENT;
+  if (object instanceof ReadyExport) return 'send the memory itself, with { stream }';
+  return object instanceof IpcHandle ? 'send the buffer itself' : SENDABLE_TYPES;
 }
 
 /** What goes with a value that was written. */
@@ -51,21 +56,21 @@ export interface Encoded {
 export function encodeValue<T>(
   writer: ByteWriter,
   value: unknown,
-  session: ParcelSession,
-  then: (encoded: Encoded) => T,
+  session: SharingSession,
+  use: (encoded: Encoded) => T,
 ): T {
-  const encoder = new Encoder(writer);
+  const encoder = new ValueEncoder(writer);
   // Getters of the value, and memory managers, run in here: they may send on this connection too, and
   // what they send goes out first.
   encoder.write(value);
-  const known = session.sent.size;
+  const sentBefore = session.sentPools.size;
   try {
-    return then(encoder.encoded(session));
+    return use(encoder.finish(session));
   } catch (error) {
     // What was packed before the failure never goes out.
-    for (const [pool, listenNoMore] of [...session.sent].slice(known)) {
-      listenNoMore();
-      session.sent.delete(pool);
+    for (const [pool, unsubscribe] of [...session.sentPools].slice(sentBefore)) {
+      unsubscribe();
+      session.sentPools.delete(pool);
     }
     throw error;
   }
@@ -74,16 +79,16 @@ export function encodeValue<T>(
 const typeCodes = new Map(binaryTypes.map(([name], code) => [name, code]));
 const INT64_LIMIT = 1n << 63n;
 
-class Encoder {
+class ValueEncoder {
   readonly #to: ByteWriter;
   readonly #path: (string | number)[] = [];
   #parts = 0;
   #binaries = 0;
-  readonly #lent: Shareable[] = [];
+  readonly #objects: Shareable[] = [];
   /** What the objects are, as if nothing of them had been sent before. */
-  readonly #packed: Packed[] = [];
+  readonly #exported: EncodedExport[] = [];
   /** Where the value says how many file descriptors each has. */
-  readonly #counts: number[] = [];
+  readonly #fdCountOffsets: number[] = [];
 
   constructor(to: ByteWriter) {
     this.#to = to;
@@ -93,15 +98,15 @@ class Encoder {
    * What goes with the value to the other end of a connection, which may have the pools of some
    * objects already. Nothing may go out there between this and the value.
    */
-  encoded(session: ParcelSession): Encoded {
-    const objects = this.#lent;
+  finish(session: SharingSession): Encoded {
+    const objects = this.#objects;
     const all: number[] = [];
     for (let at = 0; at < objects.length; at += 1) {
-      const packed = this.#packed[at] as Packed;
-      const { fds } = packFor(session, objects[at] as Shareable, packed);
+      const packed = this.#exported[at] as EncodedExport;
+      const { fds } = prepareForPeer(session, objects[at] as Shareable, packed);
       // Both have one byte: of a pool there is one descriptor, or none.
       if (fds.length !== packed.fds.length)
-        this.#to.rewrite(this.#counts[at] as number, fds.length);
+        this.#to.rewrite(this.#fdCountOffsets[at] as number, fds.length);
       for (const fd of fds) all.push(fd);
     }
     if (all.length > MAX_VALUE_FDS)
@@ -117,23 +122,23 @@ class Encoder {
       throw new RangeError(
         `a value may have ${MAX_VALUE_PARTS} parts, and this one has more: send numbers as typed arrays`,
       );
-    if (typeof value === 'string') this.#string(value);
-    else if (typeof value === 'number') this.#number(value);
+    if (typeof value === 'string') this.#writeString(value);
+    else if (typeof value === 'number') this.#writeNumber(value);
     else if (value === null) this.#to.uint8(Tag.null);
-    else if (typeof value === 'object') this.#object(value);
+    else if (typeof value === 'object') this.#writeObject(value);
     else if (typeof value === 'boolean') this.#to.uint8(value ? Tag.true : Tag.false);
     else if (value === undefined) this.#to.uint8(Tag.undefined);
-    else if (typeof value === 'bigint') this.#bigint(value);
-    else throw new TypeError(`${this.#where} is a ${typeof value}, which cannot be sent`);
+    else if (typeof value === 'bigint') this.#writeBigint(value);
+    else throw new TypeError(`${this.#currentPath} is a ${typeof value}, which cannot be sent`);
   }
 
-  #string(text: string): void {
+  #writeString(text: string): void {
     if (this.#to.ascii(Tag.latin1, text)) return;
     this.#to.uint8(Tag.utf16);
     this.#to.utf16(text);
   }
 
-  #number(value: number): void {
+  #writeNumber(value: number): void {
     if ((value | 0) === value && !Object.is(value, -0)) {
       this.#to.uint8(Tag.int32);
       this.#to.int32(value);
@@ -143,7 +148,7 @@ class Encoder {
     }
   }
 
-  #bigint(value: bigint): void {
+  #writeBigint(value: bigint): void {
     if (value >= -INT64_LIMIT && value < INT64_LIMIT) {
       this.#to.uint8(Tag.bigint64);
       this.#to.bigint64(value);
@@ -152,7 +157,7 @@ class Encoder {
     const digits = Buffer.from((value < 0n ? -value : value).toString(16), 'latin1');
     if (digits.byteLength > MAX_BIGINT_DIGITS)
       throw new RangeError(
-        `${this.#where} is a bigint of ${digits.byteLength} hexadecimal digits: at most ${MAX_BIGINT_DIGITS} can be sent`,
+        `${this.#currentPath} is a bigint of ${digits.byteLength} hexadecimal digits: at most ${MAX_BIGINT_DIGITS} can be sent`,
       );
     this.#to.uint8(Tag.bigint);
     this.#to.uint8(value < 0n ? 1 : 0);
@@ -160,20 +165,20 @@ class Encoder {
     this.#to.bytes(digits);
   }
 
-  #object(object: object): void {
+  #writeObject(object: object): void {
     if (this.#path.length >= MAX_VALUE_DEPTH)
       throw new RangeError(
-        `${this.#where.slice(0, 100)} is nested deeper than ${MAX_VALUE_DEPTH} levels, or in itself`,
+        `${this.#currentPath.slice(0, 100)} is nested deeper than ${MAX_VALUE_DEPTH} levels, or in itself`,
       );
     const prototype: unknown = Object.getPrototypeOf(object);
-    if (Array.isArray(object)) this.#array(object);
+    if (Array.isArray(object)) this.#writeArray(object);
     else if (prototype === Object.prototype || prototype === null)
-      this.#record(object as Readonly<Record<string, unknown>>);
-    else if (ArrayBuffer.isView(object) || object instanceof ArrayBuffer) this.#binary(object);
-    else this.#parcel(object);
+      this.#writeRecord(object as Readonly<Record<string, unknown>>);
+    else if (ArrayBuffer.isView(object) || object instanceof ArrayBuffer) this.#writeBinary(object);
+    else this.#writeGpuObject(object);
   }
 
-  #array(items: readonly unknown[]): void {
+  #writeArray(items: readonly unknown[]): void {
     const { length } = items;
     this.#to.uint8(Tag.array);
     this.#to.length(length);
@@ -184,69 +189,70 @@ class Encoder {
     }
   }
 
-  #record(record: Readonly<Record<string, unknown>>): void {
+  #writeRecord(record: Readonly<Record<string, unknown>>): void {
     const keys = Object.keys(record);
     this.#to.uint8(Tag.object);
     this.#to.length(keys.length);
     for (const key of keys) {
       this.#path.push(key);
-      if (key === '__proto__') throw new TypeError(`${this.#where} has a name that cannot be sent`);
-      this.#string(key);
+      if (key === '__proto__')
+        throw new TypeError(`${this.#currentPath} has a name that cannot be sent`);
+      this.#writeString(key);
       this.write(record[key]);
       this.#path.pop();
     }
   }
 
-  #binary(data: ArrayBufferView | ArrayBuffer): void {
+  #writeBinary(data: ArrayBufferView | ArrayBuffer): void {
     // The engine's own name sees through subclasses: a Buffer is a Uint8Array.
     const name = typedArrayKind(data) ?? (ArrayBuffer.isView(data) ? 'DataView' : 'ArrayBuffer');
     const code = typeCodes.get(name);
     if (code === undefined)
-      throw new TypeError(`${this.#where} is a ${name}, which cannot be sent`);
+      throw new TypeError(`${this.#currentPath} is a ${name}, which cannot be sent`);
     this.#binaries += 1;
     if (this.#binaries > MAX_VALUE_BINARIES)
       throw new RangeError(
         `a value may have ${MAX_VALUE_BINARIES} typed arrays, and this one has more: send fewer, larger ones`,
       );
-    const bytes = checkHostMemory(data, this.#where);
+    const bytes = checkHostMemory(data, this.#currentPath);
     this.#to.uint8(Tag.binary);
     this.#to.uint8(code);
     this.#to.length(bytes.byteLength);
     this.#to.bytes(bytes);
   }
 
-  #parcel(object: object): void {
+  #writeGpuObject(object: object): void {
     if (!isShareable(object))
       throw new TypeError(
-        `${this.#where} is ${withArticle(classNameOf(object))}, which cannot be sent: ` +
-          instead(object),
+        `${this.#currentPath} is ${withArticle(classNameOf(object))}, which cannot be sent: ` +
+          alternativeFor(object),
       );
-    if (this.#lent.length === MAX_VALUE_OBJECTS)
+    if (this.#objects.length === MAX_VALUE_OBJECTS)
       throw new RangeError(
-        `${this.#where} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects`,
+        `${this.#currentPath} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects`,
       );
-    const packed = this.#pack(object);
+    const packed = this.#export(object);
     const bytes = packed.bytes ?? writeDescriptor(packed.descriptor);
-    this.#lent.push(object);
-    this.#packed.push(packed);
-    this.#to.uint8(Tag.parcel);
-    this.#counts.push(this.#to.at);
+    this.#objects.push(object);
+    this.#exported.push(packed);
+    this.#to.uint8(Tag.gpuObject);
+    this.#fdCountOffsets.push(this.#to.offset);
     this.#to.length(packed.fds.length);
     this.#to.length(bytes.byteLength);
     this.#to.bytes(bytes);
   }
 
-  #pack(object: Shareable): Packed {
+  #export(object: Shareable): EncodedExport {
     try {
-      return packAlone(object);
+      return exportForAnyPeer(object);
     } catch (error) {
-      if (error instanceof CuffiError) error.message = `${this.#where}: ${error.message}`;
+      if (error instanceof CuffiError) error.message = `${this.#currentPath}: ${error.message}`;
       throw error;
     }
   }
 
   /** Where in the value this is, e.g. `value.model.layers[3]`. */
-  get #where(): string {
+  get #currentPath(): string {
     return this.#path.reduce<string>((path, key) => {
       if (typeof key === 'number') return `${path}[${key}]`;
       return /^[\p{L}_$][\p{L}\p{N}_$]*$/u.test(key)

@@ -7,10 +7,10 @@ import { isForReading } from '../../../ffi/fd-kind.ts';
 import { IpcError } from '../../errors.ts';
 import type { Access } from '../../memory/buffer.ts';
 import type { IpcDescriptor, IpcKind, IpcMemoryDescriptor } from '../descriptor.ts';
-import type { Obstacle } from './support.ts';
+import type { OpenBlocker } from './support.ts';
 
 /** What it is, where it is always mapped for reading and writing. */
-const WRITABLE: Readonly<Partial<Record<IpcKind, string>>> = {
+const ALWAYS_WRITABLE: Readonly<Partial<Record<IpcKind, string>>> = {
   legacy: 'plain device memory',
   pool: 'memory of a pool',
 };
@@ -19,8 +19,8 @@ const WRITABLE: Readonly<Partial<Record<IpcKind, string>>> = {
  * @param kind what it goes as
  * @throws IpcError for memory that is only to be read, where the driver does not map it so
  */
-export function checkShared(kind: IpcMemoryDescriptor['kind'], access: Access): void {
-  const what = WRITABLE[kind];
+export function checkExportAccess(kind: IpcMemoryDescriptor['kind'], access: Access): void {
+  const what = ALWAYS_WRITABLE[kind];
   if (what && access === 'read')
     throw new IpcError(
       `${what} cannot be shared for reading: the driver gives every process that opens it write ` +
@@ -32,13 +32,13 @@ export function checkShared(kind: IpcMemoryDescriptor['kind'], access: Access): 
 }
 
 /** What speaks against opening what was shared for reading. */
-export function accessObstacle(descriptor: IpcDescriptor): Obstacle | undefined {
-  const what = WRITABLE[descriptor.kind];
+export function accessBlocker(descriptor: IpcDescriptor): OpenBlocker | undefined {
+  const what = ALWAYS_WRITABLE[descriptor.kind];
   if (!what || descriptor.kind === 'event' || descriptor.access !== 'read') return undefined;
   return {
     code: 'not-supported',
     reason: `process ${descriptor.pid} shared ${what} for reading, which the driver maps for writing as well`,
-    remedy:
+    hint:
       'Have it shared as virtual memory, as a copy, or for reading and writing; ' +
       "{ access: 'read' } keeps cuffi's own copies and fills from writing to that.",
   };
@@ -48,15 +48,15 @@ export function accessObstacle(descriptor: IpcDescriptor): Obstacle | undefined 
  * What memory is mapped for: no more than the options want, its descriptor says, and the file
  * descriptors say that came with it.
  *
- * @param wanted what is asked for here
+ * @param requested what is asked for here
  * @param fds open file descriptors
  */
-export function accessTo(
+export function effectiveAccess(
   descriptor: IpcDescriptor,
-  wanted: Access | undefined,
+  requested: Access | undefined,
   fds: readonly number[],
 ): Access {
-  if (wanted === 'read') return 'read';
+  if (requested === 'read') return 'read';
   if (descriptor.kind !== 'event' && descriptor.access === 'read') return 'read';
   return descriptor.kind === 'virtual' && fds.some(isForReading) ? 'read' : 'read-write';
 }

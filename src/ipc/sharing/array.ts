@@ -2,7 +2,7 @@ import { DeviceArray } from '../../array/device-array.ts';
 import { extents } from '../../array/layout.ts';
 import { repeatsItems } from '../../array/overlap.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseQuietly } from '../../lifetime.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { Stream } from '../../stream.ts';
@@ -11,9 +11,9 @@ import {
   type IpcDescriptor,
   type IpcMemoryDescriptor,
   layoutOf,
-  sealDescriptor,
+  withChecksum,
 } from '../descriptor.ts';
-import { originOf } from './import-source.ts';
+import { importSourceOf } from './import-source.ts';
 
 /**
  * A descriptor of exactly the bytes that the items of an array take, from the first to the last.
@@ -24,22 +24,22 @@ import { originOf } from './import-source.ts';
  */
 export function exportArray<M extends IpcMemoryDescriptor>(
   array: DeviceArray,
-  describe: (part: DeviceBuffer) => M,
+  describe: (view: DeviceBuffer) => M,
 ): M {
   array.address; // a closed array is refused
   const { buffer, dtype, layout, readOnly } = array;
   const { low, high } = extents(layout);
   if (low === high) throw new RangeError('an array without items has no memory that can be shared');
-  const part = buffer.subarray(low, high);
+  const view = buffer.subarray(low, high);
   // Who opens repeated items sees by the layout that they are not written to.
-  const isProtected = readOnly && (isVirtual(part) || !repeatsItems(layout));
-  const described = { ...describe(isProtected ? part.readOnly() : part) };
-  return sealDescriptor({ ...described, layout: describeLayout(dtype, layout) } as never) as M;
+  const isProtected = readOnly && (isVirtual(view) || !repeatsItems(layout));
+  const described = { ...describe(isProtected ? view.readOnly() : view) };
+  return withChecksum({ ...described, layout: describeLayout(dtype, layout) } as never) as M;
 }
 
 /** Whether the driver can map it without write access. */
-const isVirtual = ({ keeper, whole }: DeviceBuffer): boolean =>
-  keeper instanceof VirtualMemory || originOf(whole)?.descriptor.kind === 'virtual';
+const isVirtual = ({ keepalive, root }: DeviceBuffer): boolean =>
+  keepalive instanceof VirtualMemory || importSourceOf(root)?.descriptor.kind === 'virtual';
 
 /**
  * What was opened, as the array that its descriptor makes of it: closing that closes the mapping.
@@ -49,9 +49,9 @@ const isVirtual = ({ keeper, whole }: DeviceBuffer): boolean =>
 export function asArray<O>(opened: O, descriptor: IpcDescriptor, stream?: Stream): O | DeviceArray {
   if (!(opened instanceof DeviceBuffer) || descriptor.kind === 'event') return opened;
   try {
-    const named = layoutOf(descriptor);
-    if (!named) return opened;
-    const { high } = extents(named.layout);
+    const parsed = layoutOf(descriptor);
+    if (!parsed) return opened;
+    const { high } = extents(parsed.layout);
     if (high > opened.byteLength)
       throw new IpcError(
         `the items of an array of process ${descriptor.pid} take ${high} bytes, and the memory ` +
@@ -59,10 +59,10 @@ export function asArray<O>(opened: O, descriptor: IpcDescriptor, stream?: Stream
         undefined,
         'no-descriptor',
       );
-    const readOnly = opened.access === 'read' || repeatsItems(named.layout);
-    return new DeviceArray({ buffer: opened, ...named, stream, isOwner: true, readOnly });
+    const readOnly = opened.access === 'read' || repeatsItems(parsed.layout);
+    return new DeviceArray({ buffer: opened, ...parsed, stream, isOwner: true, readOnly });
   } catch (error) {
-    releaseQuietly(() => opened.close());
+    releaseOrWarn(() => opened.close());
     throw error;
   }
 }

@@ -1,30 +1,26 @@
 import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import type { Stream } from '../../stream.ts';
-import {
-  type IpcEventDescriptor,
-  type IpcMemoryDescriptor,
-  sealDescriptor,
-} from '../descriptor.ts';
-import { exporter } from '../identity.ts';
+import { type IpcEventDescriptor, type IpcMemoryDescriptor, withChecksum } from '../descriptor.ts';
+import { describeExporter } from '../identity.ts';
 import { rememberExport } from './export-id.ts';
-import { originOf } from './import-source.ts';
+import { importSourceOf } from './import-source.ts';
 
 /** An event as another process opens it. @throws IpcError for one that is not for others */
 export function exportEvent(event: CudaEvent): IpcEventDescriptor {
   const { ipcBytes } = event;
   // Asking for the handle says whether it is closed.
-  const origin = event.handle ? originOf(event) : undefined;
-  if (origin) return origin.descriptor as IpcEventDescriptor;
+  const source = event.handle ? importSourceOf(event) : undefined;
+  if (source) return source.descriptor as IpcEventDescriptor;
   if (!ipcBytes)
     throw new IpcError(
       'this event is not for other processes: make it with CudaEvent.create({ interprocess: true })',
     );
   const handle = Buffer.from(ipcBytes).toString('base64');
   rememberExport(`event ${handle}`, event);
-  return sealDescriptor<'event'>({
+  return withChecksum<'event'>({
     kind: 'event',
-    ...exporter(event.context.device.uuid),
+    ...describeExporter(event.context.device.uuid),
     handle,
   });
 }
@@ -45,4 +41,4 @@ export function recordReady(stream: Stream): CudaEvent {
 
 /** A descriptor of memory that may be used when the event is done. */
 export const withReadyEvent = <M extends IpcMemoryDescriptor>(descriptor: M, event: CudaEvent): M =>
-  sealDescriptor({ ...descriptor, readyEvent: exportEvent(event) } as never) as M;
+  withChecksum({ ...descriptor, readyEvent: exportEvent(event) } as never) as M;

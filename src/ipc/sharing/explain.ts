@@ -4,16 +4,16 @@ import { Device, devices } from '../../device.ts';
 import { type IpcCause, IpcError } from '../../errors.ts';
 import type { Access } from '../../memory/buffer.ts';
 import { type IpcDescriptor, type IpcKind, parseDescriptor } from '../descriptor.ts';
-import { type Here, here, isOwn } from '../identity.ts';
-import { accessObstacle, accessTo } from './access.ts';
+import { isFromThisProcess, type LocalProcess, localProcess } from '../identity.ts';
+import { accessBlocker, effectiveAccess } from './access.ts';
 import { findExport, nameOfExport } from './export-id.ts';
 import { isLegacyMapped } from './legacy.ts';
 import { checkOpenOptions, type OpenOptions } from './open-options.ts';
-import { findPool, isPoolMemoryMapped, poolObstacle } from './pool.ts';
+import { findPool, isPoolMemoryMapped, poolBlocker } from './pool.ts';
 import type { ReceivedFds } from './received-fds.ts';
-import { type IpcSupport, type Obstacle, sharingObstacle, wsl } from './support.ts';
+import { capabilityBlocker, type IpcSupport, type OpenBlocker, wslBlocker } from './support.ts';
 import { isVirtualMapped } from './virtual.ts';
-import { goneObstacle, isOfOtherThread } from './worker-exports.ts';
+import { exportGoneBlocker, isFromOtherThread } from './worker-exports.ts';
 
 /** What {@link explain} knows of a descriptor. */
 export interface Explanation {
@@ -26,7 +26,7 @@ export interface Explanation {
   /** Why not, or what cannot be verified, in words; empty where all is well. */
   readonly reason: string;
   /** What may be done about it. */
-  readonly remedy: string;
+  readonly hint: string;
 }
 
 /**
@@ -39,8 +39,8 @@ export interface Explanation {
  * @param message what came from the other process
  * @param options as they would be given to `openIpc`
  * @example
- * const { openable, reason, remedy } = explain(message);
- * if (!openable) console.error(`${reason}. ${remedy}`);
+ * const { openable, reason, hint } = explain(message);
+ * if (!openable) console.error(`${reason}. ${hint}`);
  */
 export function explain(message: unknown, options?: OpenOptions): Explanation {
   const checked = checkOpenOptions(options, 'explain');
@@ -49,52 +49,52 @@ export function explain(message: unknown, options?: OpenOptions): Explanation {
     descriptor = parseDescriptor(message);
   } catch (error) {
     if (!(error instanceof IpcError)) throw error;
-    const remedy = 'Pass on what getIpcHandle or exportIpc gave, whole, between equal versions.';
-    return { openable: false, code: error.code, reason: error.message, remedy };
+    const hint = 'Pass on what getIpcHandle or exportIpc gave, whole, between equal versions.';
+    return { openable: false, code: error.code, reason: error.message, hint };
   }
-  const self = here();
-  const byIdentity = identityObstacle(descriptor, checked, self);
+  const self = localProcess();
+  const byIdentity = identityBlocker(descriptor, checked, self);
   if (byIdentity) return { openable: false, ...byIdentity };
-  if (isOwn(descriptor, self)) return fine;
-  const byPlace = placeObstacle(descriptor, checked);
-  if (byPlace) return { openable: false, ...byPlace };
+  if (isFromThisProcess(descriptor, self)) return OPENABLE;
+  const byDevice = deviceBlocker(descriptor, checked);
+  if (byDevice) return { openable: false, ...byDevice };
   const context = contextFor(descriptor, checked);
-  const given = { numbers: checked.fds ?? [], isByName: true };
-  const access = accessTo(descriptor, checked.access, given.numbers);
-  if (isMapped(descriptor, context, given, access)) return fine;
+  const fds = { numbers: checked.fds ?? [], isNameTrusted: true };
+  const access = effectiveAccess(descriptor, checked.access, fds.numbers);
+  if (isMapped(descriptor, context, fds, access)) return OPENABLE;
   const { allowOtherUsers = false } = checked;
-  const blocked = openObstacle(descriptor, context, given, allowOtherUsers, self);
+  const blocked = openBlocker(descriptor, context, fds, allowOtherUsers, self);
   if (blocked) return { openable: false, ...blocked };
-  if (!isInSight(descriptor, self)) return unseen;
-  return isHeldByFds(descriptor) ? fine : unconfirmed(descriptor);
+  if (!sharesPidNamespace(descriptor, self)) return OTHER_PID_NAMESPACE;
+  return isKeptAliveByFds(descriptor) ? OPENABLE : unverified(descriptor);
 }
 
-const fine: Explanation = { openable: true, code: undefined, reason: '', remedy: '' };
-const unseen: Explanation = {
+const OPENABLE: Explanation = { openable: true, code: undefined, reason: '', hint: '' };
+const OTHER_PID_NAMESPACE: Explanation = {
   openable: true,
   code: 'unverified',
   reason: 'its exporter is in another pid namespace: whether it still lives cannot be verified',
-  remedy: 'Give the containers one pid namespace, or send the object over a connection.',
+  hint: 'Give the containers one pid namespace, or send the object over a connection.',
 };
 
 /** A handle of memory that was freed may name what was allocated next. */
-const unconfirmed = ({ kind, pid }: IpcDescriptor): Explanation => ({
+const unverified = ({ kind, pid }: IpcDescriptor): Explanation => ({
   openable: true,
   code: 'unverified',
   reason: `only process ${pid} knows whether the ${kind === 'event' ? 'event' : 'memory'} is still there, and the same: that cannot be verified`,
-  remedy: 'Open it by peer.open, which asks that process, or send the object over a connection.',
+  hint: 'Open it by peer.open, which asks that process, or send the object over a connection.',
 });
 
 /** Whether the file descriptors that come beside it keep what it names: a pool, virtual memory. */
-const isHeldByFds = (descriptor: IpcDescriptor): boolean =>
+const isKeptAliveByFds = (descriptor: IpcDescriptor): boolean =>
   descriptor.kind === 'virtual' || (descriptor.kind === 'pool' && descriptor.handle === null);
 
 /** What speaks against it whatever the GPU: answered without a call of the driver. */
-export function identityObstacle(
+export function identityBlocker(
   descriptor: IpcDescriptor,
   { sameProcess }: Pick<OpenOptions, 'sameProcess'>,
-  self: Here = here(),
-): Obstacle | undefined {
+  self: LocalProcess = localProcess(),
+): OpenBlocker | undefined {
   const { kind, machine, pid, pidNamespace } = descriptor;
   if (machine !== self.machine)
     return {
@@ -102,39 +102,39 @@ export function identityObstacle(
       reason:
         'the descriptor was made on another machine, or before this one was last started ' +
         `(boot id ${machine}, here ${self.machine})`,
-      remedy: 'Device memory is shared within one machine: copy the data.',
+      hint: 'Device memory is shared within one machine: copy the data.',
     };
-  if (isOwn(descriptor, self)) {
+  if (isFromThisProcess(descriptor, self)) {
     const isHere = findExport(nameOfExport(descriptor)) !== undefined;
-    if (!isHere) return isOfOtherThread(descriptor) ? undefined : goneObstacle;
+    if (!isHere) return isFromOtherThread(descriptor) ? undefined : exportGoneBlocker;
     return sameProcess === 'alias'
       ? undefined
       : {
           code: 'same-process',
           reason: `this descriptor was made by this very process (pid ${pid})`,
-          remedy:
+          hint:
             "Use the object that it names, or open an alias of it with { sameProcess: 'alias' }: " +
             'CUDA does not open its own handles.',
         };
   }
-  if (self.isWsl) return wsl;
+  if (self.isWsl) return wslBlocker;
   const isByPid = kind === 'legacy' || kind === 'event';
   if (isByPid && pid === self.pid && pidNamespace !== self.pidNamespace)
     return {
       code: 'same-pid',
       reason: `its exporter has this process's pid number, ${pid}, in another pid namespace`,
-      remedy:
+      hint:
         'The driver takes it for this process: give the containers one pid namespace, or ' +
         'different pid numbers, or share memory of a pool over a connection.',
     };
-  return accessObstacle(descriptor);
+  return accessBlocker(descriptor);
 }
 
 /** Whether there is a device to open it on. */
-export function placeObstacle(
+export function deviceBlocker(
   { device: uuid }: IpcDescriptor,
   { context, device }: OpenOptions,
-): Obstacle | undefined {
+): OpenBlocker | undefined {
   if (context || device !== undefined || deviceOf(uuid)) return undefined;
   const visible = devices().map((candidate) => candidate.uuid);
   const reason = `the descriptor is of GPU ${uuid}, which this process does not see; it sees ${visible.join(', ')}`;
@@ -142,20 +142,19 @@ export function placeObstacle(
     return {
       code: 'mig',
       reason,
-      remedy: 'A MIG slice shares memory with no other: run both processes on the same one.',
+      hint: 'A MIG slice shares memory with no other: run both processes on the same one.',
     };
   return {
     code: 'device-not-visible',
     reason,
-    remedy:
-      'Make it visible (CUDA_VISIBLE_DEVICES), or name a device with peer access to it in the options.',
+    hint: 'Make it visible (CUDA_VISIBLE_DEVICES), or name a device with peer access to it in the options.',
   };
 }
 
-/** Where to open it: see {@link placeObstacle}. */
+/** Where to open it: see {@link deviceBlocker}. */
 export const contextFor = ({ device: uuid }: IpcDescriptor, place: OpenOptions): Context => {
   const { context, device } = place;
-  if (context) return Context.of({ context, ...(device === undefined ? {} : { device }) });
+  if (context) return Context.resolve({ context, ...(device === undefined ? {} : { device }) });
   return Context.primary(device ?? deviceOf(uuid));
 };
 
@@ -168,7 +167,7 @@ function deviceOf(uuid: string): Device | undefined {
   return undefined;
 }
 
-const WAYS: Readonly<Record<IpcKind, keyof IpcSupport>> = {
+const CAPABILITIES: Readonly<Record<IpcKind, keyof IpcSupport>> = {
   legacy: 'memory',
   pool: 'pools',
   virtual: 'virtualMemory',
@@ -176,41 +175,41 @@ const WAYS: Readonly<Record<IpcKind, keyof IpcSupport>> = {
 };
 
 /** What is known to work: a device does not lose it. */
-const working = new WeakMap<Device, Set<keyof IpcSupport>>();
+const supportedByDevice = new WeakMap<Device, Set<keyof IpcSupport>>();
 
 /** What speaks against opening what is not mapped here yet. */
-export function openObstacle(
+export function openBlocker(
   descriptor: IpcDescriptor,
   context: Context,
-  fds: Pick<ReceivedFds, 'numbers' | 'isByName'>,
+  fds: Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>,
   allowOtherUsers: boolean,
-  self: Here = here(),
-): Obstacle | undefined {
-  const way = WAYS[descriptor.kind];
+  self: LocalProcess = localProcess(),
+): OpenBlocker | undefined {
+  const capability = CAPABILITIES[descriptor.kind];
   const { device } = context;
-  const known = working.get(device) ?? new Set();
-  if (!known.has(way)) {
-    const obstacle = sharingObstacle(device, way, self.isWsl);
-    if (obstacle) return obstacle;
-    working.set(device, known.add(way));
+  const supported = supportedByDevice.get(device) ?? new Set();
+  if (!supported.has(capability)) {
+    const blocker = capabilityBlocker(device, capability, self.isWsl);
+    if (blocker) return blocker;
+    supportedByDevice.set(device, supported.add(capability));
   }
   return (
-    exporterObstacle(descriptor, allowOtherUsers, self) ??
-    poolObstacle(descriptor) ??
-    fdObstacle(descriptor, context, fds)
+    exporterBlocker(descriptor, allowOtherUsers, self) ??
+    poolBlocker(descriptor) ??
+    fdBlocker(descriptor, context, fds)
   );
 }
 
 /** Whether its exporter's pid means here what it means there. */
-export const isInSight = ({ pidNamespace }: IpcDescriptor, self: Here): boolean =>
+export const sharesPidNamespace = ({ pidNamespace }: IpcDescriptor, self: LocalProcess): boolean =>
   pidNamespace !== 0 && pidNamespace === self.pidNamespace;
 
-function exporterObstacle(
+function exporterBlocker(
   descriptor: IpcDescriptor,
   allowOtherUsers: boolean,
-  self: Here,
-): Obstacle | undefined {
-  if (!isInSight(descriptor, self)) return undefined;
+  self: LocalProcess,
+): OpenBlocker | undefined {
+  if (!sharesPidNamespace(descriptor, self)) return undefined;
   const { kind, pid, startTime } = descriptor;
   // The file descriptors of virtual memory hold the memory themselves.
   if (!self.isAlive(pid, startTime))
@@ -219,7 +218,7 @@ function exporterObstacle(
       : {
           code: 'exporter-gone',
           reason: `process ${pid}, which shared it, has ended`,
-          remedy: 'It must live until what it shares was opened: have it shared anew.',
+          hint: 'It must live until what it shares was opened: have it shared anew.',
         };
   // Asking /proc costs more than to open the memory.
   if (allowOtherUsers) return undefined;
@@ -230,29 +229,28 @@ function exporterObstacle(
   return {
     code: 'other-user',
     reason: `process ${pid}, which shared it, runs as ${isHidden ? 'another user, who is hidden' : `user ${user}`}, and this one as ${self.user}`,
-    remedy:
-      'Run both as one user; or, if that user is trusted, open it with { allowOtherUsers: true }.',
+    hint: 'Run both as one user; or, if that user is trusted, open it with { allowOtherUsers: true }.',
   };
 }
 
-function fdObstacle(
+function fdBlocker(
   descriptor: IpcDescriptor,
   context: Context,
-  fds: Pick<ReceivedFds, 'numbers' | 'isByName'>,
-): Obstacle | undefined {
+  fds: Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>,
+): OpenBlocker | undefined {
   if (descriptor.kind === 'pool' && findPool(context, descriptor, fds)) return undefined;
   const { numbers } = fds;
-  const wanted =
+  const expected =
     descriptor.kind === 'pool' ? 1 : descriptor.kind === 'virtual' ? descriptor.pieces.length : 0;
-  const isComplete = numbers.length === wanted;
-  if (wanted === 0 || (isComplete && numbers.every(mayBeMemory))) return undefined;
+  const isComplete = numbers.length === expected;
+  if (expected === 0 || (isComplete && numbers.every(mayBeMemory))) return undefined;
   const what = descriptor.kind === 'pool' ? 'a pool' : 'virtual memory';
   return {
     code: 'no-file-descriptor',
     reason: isComplete
       ? `what came beside a descriptor of ${what} is no file descriptor of the driver's`
-      : `a descriptor of ${what} needs ${wanted} file descriptors beside it, and ${numbers.length} came`,
-    remedy: 'Send it over a connection, or through a Unix socket together with them.',
+      : `a descriptor of ${what} needs ${expected} file descriptors beside it, and ${numbers.length} came`,
+    hint: 'Send it over a connection, or through a Unix socket together with them.',
   };
 }
 
@@ -263,7 +261,7 @@ function fdObstacle(
 export function isMapped(
   descriptor: IpcDescriptor,
   context: Context,
-  fds: Pick<ReceivedFds, 'numbers' | 'isByName'>,
+  fds: Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>,
   access: Access,
 ): boolean {
   switch (descriptor.kind) {

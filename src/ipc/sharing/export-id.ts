@@ -1,43 +1,44 @@
 /** What this process has shared, by which its own descriptors are found again. */
-import { shareNumber } from '../../memory/share-id.ts';
+import { randomUint48 } from '../../memory/share-id.ts';
 import type { IpcDescriptor } from '../descriptor.ts';
 
 // On the object itself: a WeakMap with an entry for each allocation would keep the collector busy.
-const GENERATION = Symbol('generation');
+const EXPORT_ID = Symbol('generation');
 
-interface Shared {
-  [GENERATION]?: number;
+interface WithExportId {
+  [EXPORT_ID]?: number;
 }
 
-const byName = new Map<string, WeakRef<object>>();
-const LEAST_LIMIT = 1024;
+const exportsByName = new Map<string, WeakRef<object>>();
+const MIN_SWEEP_THRESHOLD = 1024;
 /** Beyond it, the names of what was collected are forgotten: a finalizer for each would cost more. */
-let limit = LEAST_LIMIT;
+let sweepThreshold = MIN_SWEEP_THRESHOLD;
 
 /**
  * The number of an allocation that is shared: another one for each, for the life of the process. It
  * is random: who was not given it cannot name what another process has.
  */
-export function generationOf(allocation: object): number {
-  const known = (allocation as Shared)[GENERATION];
+export function exportIdOf(allocation: object): number {
+  const known = (allocation as WithExportId)[EXPORT_ID];
   if (known !== undefined) return known;
-  let made = shareNumber();
-  while (byName.has(`memory ${made}`)) made = shareNumber();
-  (allocation as Shared)[GENERATION] = made;
-  rememberExport(`memory ${made}`, allocation);
-  return made;
+  let id = randomUint48();
+  while (exportsByName.has(`memory ${id}`)) id = randomUint48();
+  (allocation as WithExportId)[EXPORT_ID] = id;
+  rememberExport(`memory ${id}`, allocation);
+  return id;
 }
 
 /** Remembers, until it is collected, what was shared by a name. */
 export function rememberExport(name: string, object: object): void {
-  if (byName.get(name)?.deref() === object) return;
-  byName.set(name, new WeakRef(object));
-  if (byName.size > limit) forgetCollected();
+  if (exportsByName.get(name)?.deref() === object) return;
+  exportsByName.set(name, new WeakRef(object));
+  if (exportsByName.size > sweepThreshold) sweepCollected();
 }
 
-function forgetCollected(): void {
-  for (const [name, object] of byName) if (object.deref() === undefined) byName.delete(name);
-  limit = Math.max(LEAST_LIMIT, 2 * byName.size);
+function sweepCollected(): void {
+  for (const [name, object] of exportsByName)
+    if (object.deref() === undefined) exportsByName.delete(name);
+  sweepThreshold = Math.max(MIN_SWEEP_THRESHOLD, 2 * exportsByName.size);
 }
 
 /** The name of what a descriptor of this process is of. */
@@ -48,4 +49,4 @@ export function nameOfExport(descriptor: IpcDescriptor): string {
 }
 
 /** What was shared by a name, where it still is. */
-export const findExport = (name: string): object | undefined => byName.get(name)?.deref();
+export const findExport = (name: string): object | undefined => exportsByName.get(name)?.deref();

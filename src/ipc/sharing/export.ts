@@ -2,13 +2,13 @@ import { DeviceArray } from '../../array/device-array.ts';
 import type { Dtype } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
-import { refuseInCapture } from '../../graph-capture.ts';
+import { assertNotCapturing } from '../../graph-capture.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { streamOf } from '../../memory/buffer-copy.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { Stream } from '../../stream.ts';
-import { checkOptions, shown } from '../../validate.ts';
+import { checkOptions, formatValue } from '../../validate.ts';
 import type {
   IpcBufferDescriptor,
   IpcEventDescriptor,
@@ -16,12 +16,12 @@ import type {
 } from '../descriptor.ts';
 import { exportArray } from './array.ts';
 import { exportEvent, recordReady } from './event.ts';
-import { holdMemory, IpcArrayHandle, IpcBufferHandle } from './handle.ts';
-import { forwardBuffer, type Origin, originOf } from './import-source.ts';
+import { IpcArrayHandle, IpcBufferHandle, keepExported } from './handle.ts';
+import { type ImportSource, importSourceOf, reexportBuffer } from './import-source.ts';
 import { exportLegacy } from './legacy.ts';
-import type { Parcel } from './marshal.ts';
+import type { Exported } from './marshal.ts';
 import { exportPool, exportPoolMemory, ImportedPool } from './pool.ts';
-import { ReadyParcel } from './ready.ts';
+import { ReadyExport } from './ready.ts';
 import { exportVirtual } from './virtual.ts';
 import { publish } from './worker-exports.ts';
 
@@ -76,36 +76,38 @@ export function getIpcHandle(
   options?: ShareOptions,
 ): IpcArrayHandle | IpcBufferHandle | IpcBufferDescriptor | IpcEventDescriptor {
   const { stream } = checkShareOptions(options, 'getIpcHandle');
-  refuseInCapture('sharing');
+  assertNotCapturing('sharing');
   if (source instanceof DeviceArray)
-    return new IpcArrayHandle(holdMemory(source.buffer, exportArray(source, shareLegacy), stream));
+    return new IpcArrayHandle(
+      keepExported(source.buffer, exportArray(source, exportLegacyBuffer), stream),
+    );
   if (source instanceof CudaEvent && !stream) return exportEvent(source);
   if (!(source instanceof DeviceBuffer))
     throw new TypeError(
       stream
-        ? `getIpcHandle with a stream takes a DeviceArray or a DeviceBuffer, not ${shown(source)}`
-        : `getIpcHandle takes a DeviceArray, a DeviceBuffer or a CudaEvent, not ${shown(source)}`,
+        ? `getIpcHandle with a stream takes a DeviceArray or a DeviceBuffer, not ${formatValue(source)}`
+        : `getIpcHandle takes a DeviceArray, a DeviceBuffer or a CudaEvent, not ${formatValue(source)}`,
     );
-  const descriptor = shareLegacy(source);
-  return stream ? new IpcBufferHandle(holdMemory(source, descriptor, stream)) : descriptor;
+  const descriptor = exportLegacyBuffer(source);
+  return stream ? new IpcBufferHandle(keepExported(source, descriptor, stream)) : descriptor;
 }
 
-function shareLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
+function exportLegacyBuffer(buffer: DeviceBuffer): IpcBufferDescriptor {
   if (buffer.resource instanceof MemoryPool || buffer.resource instanceof ImportedPool)
     throw new IpcError(
       'memory of a pool has no legacy IPC handle: share it with exportIpc, or allocate what is to ' +
         'be shared as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
     );
-  const origin = originOfBuffer(buffer);
-  if (!origin) {
+  const source = importSourceOfBuffer(buffer);
+  if (!source) {
     const descriptor = exportLegacy(buffer);
     publish(buffer, buffer.address, descriptor);
     return descriptor;
   }
-  if (origin.descriptor.kind !== 'legacy')
+  if (source.descriptor.kind !== 'legacy')
     throw new IpcError('imported virtual memory has no legacy IPC handle: share it with exportIpc');
   checkNotEmpty(buffer);
-  return forwardBuffer(buffer, origin).descriptor as IpcBufferDescriptor;
+  return reexportBuffer(buffer, source).descriptor as IpcBufferDescriptor;
 }
 
 /**
@@ -135,32 +137,32 @@ function shareLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
 export function exportIpc(
   memory: ShareableMemory,
   options: ShareOptions & { readonly stream: Stream },
-): ReadyParcel;
-export function exportIpc(object: Shareable): Parcel;
-export function exportIpc(object: Shareable, options?: ShareOptions): Parcel {
+): ReadyExport;
+export function exportIpc(object: Shareable): Exported;
+export function exportIpc(object: Shareable, options?: ShareOptions): Exported {
   const { stream } = checkShareOptions(options, 'exportIpc');
-  if (!stream) return parcelOf(object, publish);
+  if (!stream) return exportObject(object, publish);
   if (!isMemory(object))
     throw new TypeError(
-      `exportIpc with a stream takes an array, a buffer or virtual memory, not ${shown(object)}`,
+      `exportIpc with a stream takes an array, a buffer or virtual memory, not ${formatValue(object)}`,
     );
-  const { descriptor, fds } = parcelOf(object, publish);
-  return new ReadyParcel(descriptor as IpcMemoryDescriptor, fds, recordReady(stream));
+  const { descriptor, fds } = exportObject(object, publish);
+  return new ReadyExport(descriptor as IpcMemoryDescriptor, fds, recordReady(stream));
 }
 
 /** Told of memory that is shared: the buffer, the address of its first byte, and its descriptor. */
-type Announce = typeof publish;
+type OnExport = typeof publish;
 
 /** As {@link exportIpc}, for other processes alone unless `announce` is {@link publish}. */
-export function parcelOf(object: Shareable, announce?: Announce): Parcel {
-  refuseInCapture('sharing');
-  if (object instanceof DeviceBuffer) return exportBuffer(object, announce);
+export function exportObject(object: Shareable, onExport?: OnExport): Exported {
+  assertNotCapturing('sharing');
+  if (object instanceof DeviceBuffer) return exportBuffer(object, onExport);
   if (object instanceof DeviceArray) {
     let fds: readonly number[] = [];
     const descriptor = exportArray(object, (part) => {
-      const parcel = exportBuffer(part, announce);
-      ({ fds } = parcel);
-      return parcel.descriptor as IpcMemoryDescriptor;
+      const exported = exportBuffer(part, onExport);
+      ({ fds } = exported);
+      return exported.descriptor as IpcMemoryDescriptor;
     });
     return { descriptor, fds };
   }
@@ -170,9 +172,9 @@ export function parcelOf(object: Shareable, announce?: Announce): Parcel {
     object.handle; // a closed pool is refused
     return { descriptor: object.descriptor, fds: [object.shared.fd] };
   }
-  if (object instanceof VirtualMemory) return exportBuffer(object.buffer, announce);
+  if (object instanceof VirtualMemory) return exportBuffer(object.buffer, onExport);
   throw new TypeError(
-    `exportIpc takes an array, a buffer, an event, a memory pool or virtual memory, not ${shown(object)}`,
+    `exportIpc takes an array, a buffer, an event, a memory pool or virtual memory, not ${formatValue(object)}`,
   );
 }
 
@@ -188,26 +190,28 @@ export const isShareable = (object: object): object is Shareable =>
   object instanceof MemoryPool ||
   object instanceof ImportedPool;
 
-function exportBuffer(buffer: DeviceBuffer, announce: Announce | undefined): Parcel {
-  const parcel = describeBuffer(buffer);
-  announce?.(buffer, buffer.address, parcel.descriptor as IpcMemoryDescriptor);
-  return parcel;
+function exportBuffer(buffer: DeviceBuffer, onExport: OnExport | undefined): Exported {
+  const exported = describeBuffer(buffer);
+  onExport?.(buffer, buffer.address, exported.descriptor as IpcMemoryDescriptor);
+  return exported;
 }
 
-function describeBuffer(buffer: DeviceBuffer): Parcel {
+function describeBuffer(buffer: DeviceBuffer): Exported {
   checkNotEmpty(buffer);
-  const source = originOfBuffer(buffer);
-  if (source) return forwardBuffer(buffer, source);
-  const { resource, keeper, origin } = buffer;
+  const source = importSourceOfBuffer(buffer);
+  if (source) return reexportBuffer(buffer, source);
+  const { resource, keepalive, origin } = buffer;
   if (resource instanceof MemoryPool) return exportPoolMemory(buffer, resource);
-  if (origin === 'allocated' && keeper instanceof VirtualMemory)
-    return exportVirtual(buffer, keeper);
+  if (origin === 'allocated' && keepalive instanceof VirtualMemory)
+    return exportVirtual(buffer, keepalive);
   return { descriptor: exportLegacy(buffer), fds: [] };
 }
 
 /** What a buffer of another process was opened with. */
-const originOfBuffer = ({ origin, whole }: DeviceBuffer) =>
-  origin === 'imported' ? (originOf(whole) as Origin<IpcMemoryDescriptor> | undefined) : undefined;
+const importSourceOfBuffer = ({ origin, root }: DeviceBuffer) =>
+  origin === 'imported'
+    ? (importSourceOf(root) as ImportSource<IpcMemoryDescriptor> | undefined)
+    : undefined;
 
 function checkNotEmpty({ address, byteLength }: DeviceBuffer): void {
   if (byteLength === 0) throw new RangeError(`an empty buffer (at ${address}) cannot be shared`);

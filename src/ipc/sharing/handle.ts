@@ -3,11 +3,11 @@ import type { Context } from '../../context.ts';
 import type { Dtype } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import type { CudaEvent } from '../../event.ts';
-import { life, Resource, releaseQuietly, tryAll } from '../../lifetime.ts';
+import { life, Resource, releaseOrWarn, runAll } from '../../lifetime.ts';
 import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
-import { retainMemory } from '../../memory/keep-alive.ts';
+import { keepMemoryAlive } from '../../memory/keep-alive.ts';
 import type { Stream } from '../../stream.ts';
-import { checkOptions, requireMade } from '../../validate.ts';
+import { assertInternal, checkOptions } from '../../validate.ts';
 import {
   checkIsArray,
   type IpcBufferDescriptor,
@@ -34,26 +34,26 @@ const openOptionNames = [
 /** A descriptor, and for its exporter what it holds. */
 export interface HandleInit {
   readonly descriptor: IpcBufferDescriptor;
-  readonly held?: { readonly context: Context; release(): void } | undefined;
+  readonly keepalive?: { readonly context: Context; release(): void } | undefined;
 }
 
 /** Holds plain memory for another process, and records an event behind the work of a stream. */
-export function holdMemory(
+export function keepExported(
   buffer: DeviceBuffer,
   descriptor: IpcBufferDescriptor,
   stream: Stream | undefined,
 ): HandleInit {
-  const letGo = retainMemory(buffer);
+  const removeKeepalive = keepMemoryAlive(buffer);
   let event: CudaEvent | undefined;
-  const release = (): void => tryAll([letGo, () => event?.close()]);
+  const release = (): void => runAll([removeKeepalive, () => event?.close()]);
   try {
     event = stream && recordReady(stream);
     return {
       descriptor: event ? withReadyEvent(descriptor, event) : descriptor,
-      held: { context: buffer.context, release },
+      keepalive: { context: buffer.context, release },
     };
   } catch (error) {
-    releaseQuietly(release);
+    releaseOrWarn(release);
     throw error;
   }
 }
@@ -88,8 +88,11 @@ export abstract class IpcMemoryHandle<T extends Resource>
   #opened: T | undefined;
   #isReady = false;
 
-  protected constructor(kind: string, { descriptor, held }: HandleInit) {
-    super(kind, held ? { owner: held.context.resources, release: () => held.release() } : {});
+  protected constructor(kind: string, { descriptor, keepalive }: HandleInit) {
+    super(
+      kind,
+      keepalive ? { owner: keepalive.context.resources, release: () => keepalive.release() } : {},
+    );
     // A copy would keep an object that was dropped from being closed by its finalizer.
     Object.defineProperty(this, life, { enumerable: false });
     this.#descriptor = descriptor;
@@ -105,10 +108,10 @@ export abstract class IpcMemoryHandle<T extends Resource>
    */
   open(options?: HandleOpenOptions): T {
     const checked = checkOptions(options, openOptionNames, 'open');
-    this.requireOpen();
+    this.assertOpen();
     if (this.#opened && !this.#opened.closed)
       throw new IpcError('this handle is already opened: use what it gave, or close that first');
-    this.#opened = this.openNamed(this.#descriptor, checked);
+    this.#opened = this.openDescriptor(this.#descriptor, checked);
     return this.#opened;
   }
 
@@ -120,9 +123,9 @@ export abstract class IpcMemoryHandle<T extends Resource>
    * meanwhile
    */
   async ready(options?: ReadyOptions): Promise<void> {
-    this.requireOpen();
+    this.assertOpen();
     if (this.#isReady) return;
-    await waitReady(this.#descriptor, options, () => this.requireOpen());
+    await waitReady(this.#descriptor, options, () => this.assertOpen());
     this.#isReady = true;
   }
 
@@ -131,7 +134,7 @@ export abstract class IpcMemoryHandle<T extends Resource>
    * what was closed meanwhile is freed. The second time does nothing.
    */
   override close(): void {
-    tryAll([() => this.#opened?.close(), () => super.close()]);
+    runAll([() => this.#opened?.close(), () => super.close()]);
   }
 
   /** The descriptor alone. */
@@ -140,7 +143,7 @@ export abstract class IpcMemoryHandle<T extends Resource>
   }
 
   /** @internal */
-  protected abstract openNamed(descriptor: IpcBufferDescriptor, options: HandleOpenOptions): T;
+  protected abstract openDescriptor(descriptor: IpcBufferDescriptor, options: HandleOpenOptions): T;
 }
 
 /**
@@ -157,7 +160,7 @@ export abstract class IpcMemoryHandle<T extends Resource>
 export class IpcBufferHandle extends IpcMemoryHandle<DeviceBuffer> {
   /** @internal */
   constructor(init: HandleInit) {
-    requireMade(init, Object, 'IpcBufferHandle', 'getIpcHandle');
+    assertInternal(init, Object, 'IpcBufferHandle', 'getIpcHandle');
     super('IpcBufferHandle', init);
   }
 
@@ -167,7 +170,7 @@ export class IpcBufferHandle extends IpcMemoryHandle<DeviceBuffer> {
   }
 
   /** @internal */
-  protected override openNamed(
+  protected override openDescriptor(
     descriptor: IpcBufferDescriptor,
     options: HandleOpenOptions,
   ): DeviceBuffer {
@@ -194,7 +197,7 @@ export class IpcBufferHandle extends IpcMemoryHandle<DeviceBuffer> {
 export class IpcArrayHandle<D extends Dtype = Dtype> extends IpcMemoryHandle<DeviceArray<D>> {
   /** @internal */
   constructor(init: HandleInit) {
-    requireMade(init, Object, 'IpcArrayHandle', 'getIpcHandle');
+    assertInternal(init, Object, 'IpcArrayHandle', 'getIpcHandle');
     super('IpcArrayHandle', init);
   }
 
@@ -206,7 +209,7 @@ export class IpcArrayHandle<D extends Dtype = Dtype> extends IpcMemoryHandle<Dev
   }
 
   /** @internal */
-  protected override openNamed(
+  protected override openDescriptor(
     descriptor: IpcBufferDescriptor,
     options: HandleOpenOptions,
   ): DeviceArray<D> {

@@ -1,46 +1,49 @@
 /** Where imported objects came from, so that they can be passed on as what they came as. */
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { checkInstance } from '../../validate.ts';
-import { type IpcDescriptor, type IpcMemoryDescriptor, sealDescriptor } from '../descriptor.ts';
-import { checkShared } from './access.ts';
-import type { Parcel } from './marshal.ts';
+import { type IpcDescriptor, type IpcMemoryDescriptor, withChecksum } from '../descriptor.ts';
+import { checkExportAccess } from './access.ts';
+import type { Exported } from './marshal.ts';
 
 /** What an object was opened with: the descriptors are kept by the object. */
-export interface Origin<D extends IpcDescriptor> {
+export interface ImportSource<D extends IpcDescriptor> {
   readonly descriptor: D;
   fds(): readonly number[];
 }
 
 // On the object itself: a WeakMap with an entry for each message would keep the collector busy.
-const ORIGIN = Symbol('origin');
+const IMPORT_SOURCE = Symbol('origin');
 
-interface Imported {
-  [ORIGIN]?: Origin<IpcDescriptor>;
+interface WithImportSource {
+  [IMPORT_SOURCE]?: ImportSource<IpcDescriptor>;
 }
 
-export function rememberOrigin<D extends IpcDescriptor>(object: object, origin: Origin<D>): void {
-  (object as Imported)[ORIGIN] = origin;
+export function setImportSource<D extends IpcDescriptor>(
+  object: object,
+  source: ImportSource<D>,
+): void {
+  (object as WithImportSource)[IMPORT_SOURCE] = source;
 }
 
-export const originOf = (object: object): Origin<IpcDescriptor> | undefined =>
-  (object as Imported)[ORIGIN];
+export const importSourceOf = (object: object): ImportSource<IpcDescriptor> | undefined =>
+  (object as WithImportSource)[IMPORT_SOURCE];
 
 /** The descriptor that a buffer was opened with, cut down to what it is a view of. */
-export function forwardBuffer(
+export function reexportBuffer(
   buffer: DeviceBuffer,
-  { descriptor, fds }: Origin<IpcMemoryDescriptor>,
-): Parcel {
-  const { address, byteLength, access, whole } = buffer;
-  checkShared(descriptor.kind, access);
+  { descriptor, fds }: ImportSource<IpcMemoryDescriptor>,
+): Exported {
+  const { address, byteLength, access, root } = buffer;
+  checkExportAccess(descriptor.kind, access);
   // Bytes have no layout, whatever they were a part of; and order is for whom it was made.
   const { layout: _, readyEvent: __, ...fields } = descriptor;
   const narrowed = {
     ...fields,
-    byteOffset: descriptor.byteOffset + (address - whole.address),
+    byteOffset: descriptor.byteOffset + (address - root.address),
     byteLength,
     access,
   };
-  return { descriptor: sealDescriptor(narrowed as never), fds: fds() };
+  return { descriptor: withChecksum(narrowed as never), fds: fds() };
 }
 
 /**
@@ -58,13 +61,13 @@ export function forwardBuffer(
  */
 export function moveIpcBuffer(buffer: DeviceBuffer): DeviceBuffer {
   checkInstance(buffer, DeviceBuffer, 'buffer').address; // a closed one is refused
-  const origin = originOf(buffer);
-  if (!buffer.isMapped || buffer.whole !== buffer || !origin)
+  const source = importSourceOf(buffer);
+  if (!buffer.isMapped || buffer.root !== buffer || !source)
     throw new TypeError(
       'only what openIpcBuffer gave of another process has something to move: a view owns nothing, and ' +
         'memory of this process is its own',
     );
-  const moved = buffer.handedOver();
-  rememberOrigin(moved, origin);
+  const moved = buffer.moveToNewBuffer();
+  setImportSource(moved, source);
   return moved;
 }

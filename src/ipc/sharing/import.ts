@@ -12,11 +12,11 @@ import { Context, type PlaceOptions } from '../../context.ts';
 import { type Dtype, dtype as dtypeNamed } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
-import { refuseInCapture } from '../../graph-capture.ts';
-import { tryAll } from '../../lifetime.ts';
+import { assertNotCapturing } from '../../graph-capture.ts';
+import { runAll } from '../../lifetime.ts';
 import { type Access, DeviceBuffer, type StreamOption } from '../../memory/buffer.ts';
 import { streamOf } from '../../memory/buffer-copy.ts';
-import { closeKeptFd, keepFd } from '../../memory/context-fds.ts';
+import { addContextFd, closeContextFd } from '../../memory/context-fds.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
 import { bytesOfView, typedArrayKind } from '../../typed-array.ts';
 import { checkInteger, checkOptions } from '../../validate.ts';
@@ -33,24 +33,24 @@ import {
   type IpcVirtualDescriptor,
   parseDescriptor,
 } from '../descriptor.ts';
-import { exporterIsGone, isOwn } from '../identity.ts';
-import { accessTo } from './access.ts';
-import { notLent, openAlias } from './alias.ts';
+import { isExporterGone, isFromThisProcess } from '../identity.ts';
+import { effectiveAccess } from './access.ts';
+import { notExportedToSender, openAlias } from './alias.ts';
 import { asArray } from './array.ts';
-import { contextFor, identityObstacle, isMapped, openObstacle, placeObstacle } from './explain.ts';
-import { rememberOrigin } from './import-source.ts';
+import { contextFor, deviceBlocker, identityBlocker, isMapped, openBlocker } from './explain.ts';
+import { setImportSource } from './import-source.ts';
 import { mapLegacy, mapRaw } from './legacy.ts';
 import type { Mapping, MappingUse } from './mapping.ts';
 import { checkOpenOptions, type OpenOptions } from './open-options.ts';
-import { givingBack, type Loan, type Sender } from './ownership.ts';
+import { type ImportLease, releaseWithLease, type Sender } from './ownership.ts';
 import { ImportedPool, importPool } from './pool.ts';
 import { OwnedFds, type ReceivedFds } from './received-fds.ts';
-import { refuse } from './support.ts';
+import { throwIfBlocked } from './support.ts';
 import { mapVirtual } from './virtual.ts';
-import { isOfOtherThread, openOfOtherThread } from './worker-exports.ts';
+import { isFromOtherThread, openFromOtherThread } from './worker-exports.ts';
 
 /** The kinds that are memory. */
-export const MEMORY: readonly Exclude<IpcKind, 'event'>[] = ['legacy', 'pool', 'virtual'];
+export const MEMORY_KINDS: readonly Exclude<IpcKind, 'event'>[] = ['legacy', 'pool', 'virtual'];
 
 type OpenedBytes = DeviceBuffer | CudaEvent | ImportedPool | MemoryPool;
 
@@ -94,8 +94,8 @@ export const openIpc = (message: unknown, options?: OpenOptions): Opened =>
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBuffer {
-  return openAs(MEMORY, message, options, 'openIpcBuffer', (descriptor, fds, checked) => {
-    if (isPoolItself(descriptor))
+  return openAs(MEMORY_KINDS, message, options, 'openIpcBuffer', (descriptor, fds, checked) => {
+    if (isPoolDescriptor(descriptor))
       throw new IpcError(
         'the descriptor is of a memory pool, not of memory: open it with openIpcPool',
       );
@@ -103,8 +103,10 @@ export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBu
   });
 }
 
-const isPoolItself = ({ kind, handle }: IpcDescriptor & { readonly handle?: unknown }): boolean =>
-  kind === 'pool' && handle === null;
+const isPoolDescriptor = ({
+  kind,
+  handle,
+}: IpcDescriptor & { readonly handle?: unknown }): boolean => kind === 'pool' && handle === null;
 
 /**
  * Opens an event of another process. Both sides may record, wait for and query it.
@@ -126,7 +128,7 @@ export const openIpcEvent = (message: unknown, options?: OpenOptions): CudaEvent
  */
 export function openIpcPool(message: unknown, options?: OpenOptions): ImportedPool {
   return openAs(['pool'], message, options, 'openIpcPool', (descriptor, fds, checked) => {
-    if (!isPoolItself(descriptor))
+    if (!isPoolDescriptor(descriptor))
       throw new IpcError(
         'the descriptor is of memory of a pool, not of the pool: open it with openIpcBuffer',
       );
@@ -148,8 +150,8 @@ function openAs<K extends IpcKind, O>(
   call: string,
   open: (descriptor: IpcDescriptors[K], fds: ReceivedFds, options: Omit<OpenOptions, 'fds'>) => O,
 ): O {
-  const { fds: given = [], ...checked } = checkOpenOptions(options, call);
-  const fds = new OwnedFds(given, true);
+  const { fds: received = [], ...checked } = checkOpenOptions(options, call);
+  const fds = new OwnedFds(received, true);
   try {
     return open(parseDescriptor(message, kinds), fds, checked);
   } finally {
@@ -177,31 +179,31 @@ function openParsed(
   options: Omit<OpenOptions, 'fds'>,
   sender?: Sender,
 ): OpenedBytes {
-  refuseInCapture('opening what another process shared');
-  const isOfThisProcess = isOwn(descriptor);
+  assertNotCapturing('opening what another process shared');
+  const isOfThisProcess = isFromThisProcess(descriptor);
   // Of a sender's own names no more is told than that they are refused.
-  if (!isOfThisProcess || !sender) refuse(identityObstacle(descriptor, options));
+  if (!isOfThisProcess || !sender) throwIfBlocked(identityBlocker(descriptor, options));
   if (isOfThisProcess) {
-    if (descriptor.kind === 'event' || !isOfOtherThread(descriptor))
+    if (descriptor.kind === 'event' || !isFromOtherThread(descriptor))
       return openAlias(descriptor, options.access, sender);
-    if (sender && !sender.isOwnProcess) throw notLent();
-    return openThreadMemory(descriptor, fds, options, sender?.loan);
+    if (sender && !sender.isOwnProcess) throw notExportedToSender();
+    return openThreadMemory(descriptor, fds, options, sender?.lease);
   }
-  refuse(placeObstacle(descriptor, options));
+  throwIfBlocked(deviceBlocker(descriptor, options));
   const context = contextFor(descriptor, options);
-  const access = accessTo(descriptor, options.access, fds.numbers);
-  const loan = sender?.loan;
+  const access = effectiveAccess(descriptor, options.access, fds.numbers);
+  const lease = sender?.lease;
   if (!isMapped(descriptor, context, fds, access))
-    refuse(openObstacle(descriptor, context, fds, options.allowOtherUsers ?? false));
+    throwIfBlocked(openBlocker(descriptor, context, fds, options.allowOtherUsers ?? false));
   switch (descriptor.kind) {
     case 'legacy':
-      return openLegacy(context, descriptor, access, loan);
+      return openLegacy(context, descriptor, access, lease);
     case 'pool':
-      return openPool(context, descriptor, fds, access, loan);
+      return openPool(context, descriptor, fds, access, lease);
     case 'virtual':
-      return openVirtual(context, descriptor, fds, access, loan);
+      return openVirtual(context, descriptor, fds, access, lease);
     case 'event':
-      return openEvent(context, descriptor, loan);
+      return openEvent(context, descriptor, lease);
   }
 }
 
@@ -210,30 +212,30 @@ function openThreadMemory(
   descriptor: IpcMemoryDescriptor,
   fds: ReceivedFds,
   options: Omit<OpenOptions, 'fds'>,
-  loan: Loan | undefined,
+  lease: ImportLease | undefined,
 ): DeviceBuffer {
-  refuse(placeObstacle(descriptor, options));
+  throwIfBlocked(deviceBlocker(descriptor, options));
   const context = contextFor(descriptor, options);
-  const access = accessTo(descriptor, options.access, fds.numbers);
-  const use = openOfOtherThread(context, descriptor);
-  checkMapped(descriptor, use);
-  const kept = fds.take().map((fd) => keepFd(context, fd));
-  const { freeIn, release } = givingBack(context, use.release, loan);
+  const access = effectiveAccess(descriptor, options.access, fds.numbers);
+  const use = openFromOtherThread(context, descriptor);
+  checkMappedRange(descriptor, use);
+  const keptFds = fds.take().map((fd) => addContextFd(context, fd));
+  const { setStream, release } = releaseWithLease(context, use.release, lease);
   const buffer = new DeviceBuffer({
     context,
     address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
     byteLength: descriptor.byteLength,
     origin: 'imported',
     release: {
-      freeIn,
-      release: () => tryAll([release, ...kept.map((fd) => () => closeKeptFd(context, fd))]),
+      setStream,
+      release: () => runAll([release, ...keptFds.map((fd) => () => closeContextFd(context, fd))]),
     },
     access,
   });
-  rememberOrigin(buffer, {
+  setImportSource(buffer, {
     descriptor,
     fds() {
-      if (descriptor.kind === 'legacy' || kept.length > 0) return kept;
+      if (descriptor.kind === 'legacy' || keptFds.length > 0) return keptFds;
       throw new IpcError(
         'memory of another thread goes to other processes with the file descriptors that it was ' +
           'opened with, and it was opened without: share it in the thread that made it',
@@ -247,25 +249,25 @@ function openLegacy(
   context: Context,
   descriptor: IpcBufferDescriptor,
   access: Access,
-  loan: Loan | undefined,
+  lease: ImportLease | undefined,
 ): DeviceBuffer {
   const use = mapLegacy(context, descriptor);
-  checkMapped(descriptor, use);
+  checkMappedRange(descriptor, use);
   const buffer = new DeviceBuffer({
     context,
     address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
     byteLength: descriptor.byteLength,
     origin: 'imported',
-    release: givingBack(context, use.release, loan),
-    isOrphan: () => exporterIsGone(descriptor),
+    release: releaseWithLease(context, use.release, lease),
+    isOwnerGone: () => isExporterGone(descriptor),
     access,
   });
-  rememberOrigin(buffer, { descriptor, fds: () => [] });
+  setImportSource(buffer, { descriptor, fds: () => [] });
   return buffer;
 }
 
 /** What is mapped may be less than the descriptor says, or be what an earlier one named. */
-function checkMapped(
+function checkMappedRange(
   descriptor: IpcMemoryDescriptor,
   { mapping, release }: MappingUse<Mapping>,
 ): void {
@@ -282,16 +284,16 @@ function openPool(
   descriptor: IpcPoolDescriptor,
   fds: ReceivedFds,
   access: Access,
-  loan: Loan | undefined,
+  lease: ImportLease | undefined,
 ): DeviceBuffer | ImportedPool {
   const pool = importPool(context, descriptor, fds);
   if (descriptor.handle === null) {
     pool.keepOpen();
-    if (loan) pool.borrow(loan);
+    if (lease) pool.addLease(lease);
     return pool;
   }
-  const buffer = pool.openBuffer(descriptor.handle, descriptor, access, loan);
-  rememberOrigin(buffer, { descriptor, fds: () => [pool.shared.fd] });
+  const buffer = pool.openBuffer(descriptor.handle, descriptor, access, lease);
+  setImportSource(buffer, { descriptor, fds: () => [pool.shared.fd] });
   return buffer;
 }
 
@@ -300,28 +302,28 @@ function openVirtual(
   descriptor: IpcVirtualDescriptor,
   fds: ReceivedFds,
   access: Access,
-  loan: Loan | undefined,
+  lease: ImportLease | undefined,
 ): DeviceBuffer {
   const { mapping, release } = mapVirtual(context, descriptor, fds, access);
-  checkMapped(descriptor, { mapping, release });
+  checkMappedRange(descriptor, { mapping, release });
   const buffer = new DeviceBuffer({
     context,
     address: (mapping.base + descriptor.byteOffset) as CUdeviceptr,
     byteLength: descriptor.byteLength,
     origin: 'imported',
-    ...givingBack(context, release, loan),
-    isOrphan: () => exporterIsGone(descriptor),
-    borders: () => mapping.parts.map((part) => part.address),
+    ...releaseWithLease(context, release, lease),
+    isOwnerGone: () => isExporterGone(descriptor),
+    mappingBoundaries: () => mapping.chunks.map((part) => part.address),
     access,
   });
-  rememberOrigin(buffer, { descriptor, fds: () => mapping.parts.map(({ fd }) => fd as number) });
+  setImportSource(buffer, { descriptor, fds: () => mapping.chunks.map(({ fd }) => fd as number) });
   return buffer;
 }
 
 function openEvent(
   context: Context,
   descriptor: IpcEventDescriptor,
-  loan: Loan | undefined,
+  lease: ImportLease | undefined,
 ): CudaEvent {
   const { handle, pid } = descriptor;
   const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
@@ -337,10 +339,10 @@ function openEvent(
       timing: false,
       interprocess: true,
       imported: true,
-      destroyed: loan && (() => loan.returned()),
+      destroyed: lease && (() => lease.released()),
     });
   });
-  rememberOrigin(opened, { descriptor, fds: () => [] });
+  setImportSource(opened, { descriptor, fds: () => [] });
   return opened;
 }
 
@@ -400,7 +402,7 @@ export function openIpcArray(
 function openDescribed(source: IpcMemoryDescriptor, options: OpenArrayOptions = {}): DeviceArray {
   const { stream, ...rest } = options;
   const ordered = streamOf(stream);
-  return openAs(MEMORY, source, rest, 'openIpcArray', (descriptor, fds, checked) => {
+  return openAs(MEMORY_KINDS, source, rest, 'openIpcArray', (descriptor, fds, checked) => {
     checkIsArray(descriptor);
     return asArray(openParsed(descriptor, fds, checked), descriptor, ordered) as DeviceArray;
   });
@@ -424,7 +426,7 @@ function openRawArray(source: RawIpcArray, options?: OpenRawArrayOptions): Devic
     strides,
     byteOffset: checkInteger(byteOffset ?? 0, 'byteOffset'),
   });
-  const buffer = openHandle(Context.of(place), checkHandle(handle), layout);
+  const buffer = openRawHandle(Context.resolve(place), checkHandle(handle), layout);
   const traits = { stream: ordered, isOwner: true, readOnly: false };
   return new DeviceArray({ buffer, dtype: type, layout, ...traits });
 }
@@ -441,7 +443,7 @@ function checkHandle(handle: unknown): string {
   return bytes.toString('base64');
 }
 
-function openHandle(context: Context, handle: string, layout: Layout): DeviceBuffer {
+function openRawHandle(context: Context, handle: string, layout: Layout): DeviceBuffer {
   const { mapping, release } = mapRaw(context, handle);
   const { base, byteLength } = mapping;
   const { low, high } = extents(layout);

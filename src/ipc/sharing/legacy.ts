@@ -14,29 +14,29 @@ import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { HostVisibleBuffer } from '../../memory/host-visible.ts';
-import { ManagerMemory } from '../../memory/manager/manager-memory.ts';
+import { ManagerAdapter } from '../../memory/manager/manager-memory.ts';
 import {
   allocationBase,
   allocationByteLength,
   bufferIdOf,
-  legacyHandle,
+  getLegacyHandle,
 } from '../../memory/pointer.ts';
-import { concealed } from '../../memory/share-id.ts';
+import { obfuscatedId } from '../../memory/share-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import { type IpcBufferDescriptor, sealDescriptor } from '../descriptor.ts';
-import { exporter } from '../identity.ts';
-import { checkShared } from './access.ts';
-import { generationOf } from './export-id.ts';
+import { type IpcBufferDescriptor, withChecksum } from '../descriptor.ts';
+import { describeExporter } from '../identity.ts';
+import { checkExportAccess } from './access.ts';
+import { exportIdOf } from './export-id.ts';
 import {
   type Mapping,
   MappingTable,
   type MappingUse,
-  mapPayload,
+  mapImported,
   tableByContext,
 } from './mapping.ts';
 
 /** What the driver says of memory that others allocated; undefined where it does not know it. */
-function ask(attribute: number, address: CUdeviceptr): number | undefined {
+function readAttribute(attribute: number, address: CUdeviceptr): number | undefined {
   // Some answers are a byte, some four, some eight.
   writeUint64(0, OUT0);
   const status = cu.cuPointerGetAttribute(OUT0, attribute, address);
@@ -44,12 +44,12 @@ function ask(attribute: number, address: CUdeviceptr): number | undefined {
 }
 
 /** @throws IpcError for memory of others that has no legacy handle, with what it is */
-function checkCapable(address: CUdeviceptr): void {
-  if (ask(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) !== 0) return;
+function checkIpcCapable(address: CUdeviceptr): void {
+  if (readAttribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) !== 0) return;
   const isHost =
-    ask(CU_POINTER_ATTRIBUTE_IS_MANAGED, address) === 1 ||
-    ask(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) === CU_MEMORYTYPE_HOST;
-  const isOfPool = (ask(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) ?? 0) !== 0;
+    readAttribute(CU_POINTER_ATTRIBUTE_IS_MANAGED, address) === 1 ||
+    readAttribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) === CU_MEMORYTYPE_HOST;
+  const isOfPool = (readAttribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) ?? 0) !== 0;
   const what = isHost
     ? 'memory that the CPU reaches'
     : isOfPool
@@ -60,47 +60,47 @@ function checkCapable(address: CUdeviceptr): void {
 
 /** Memory by the driver's 64 bytes, which name all of its allocation. @throws IpcError */
 export function exportLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
-  const { address, byteLength, context, origin, access, whole, resource } = buffer;
-  if (whole instanceof HostVisibleBuffer)
+  const { address, byteLength, context, origin, access, root, resource } = buffer;
+  if (root instanceof HostVisibleBuffer)
     throw new IpcError(
       'memory that the CPU reaches has no IPC handle: copy it to device memory, and share that',
     );
   if (byteLength === 0) throw new RangeError('an empty buffer cannot be shared');
-  if (whole.keeper instanceof VirtualMemory)
+  if (root.keepalive instanceof VirtualMemory)
     throw new IpcError('virtual memory has no legacy IPC handle: share it with exportIpc');
-  checkShared('legacy', access);
-  if (origin === 'borrowed') context.run(() => checkCapable(address));
+  checkExportAccess('legacy', access);
+  if (origin === 'borrowed') context.run(() => checkIpcCapable(address));
   const { handle, base } =
-    resource instanceof ManagerMemory
-      ? resource.nameAllocation(buffer)
+    resource instanceof ManagerAdapter
+      ? resource.getAllocationHandle(buffer)
       : context.run(() => ({
-          handle: legacyHandle(address, byteLength),
+          handle: getLegacyHandle(address, byteLength),
           base: allocationBase(address),
         }));
   const { baseByteLength, bufferId } = context.run(() => ({
     baseByteLength: allocationByteLength(base),
-    bufferId: concealed(bufferIdOf(base)),
+    bufferId: obfuscatedId(bufferIdOf(base)),
   }));
-  return sealDescriptor<'legacy'>({
+  return withChecksum<'legacy'>({
     kind: 'legacy',
-    ...exporter(context.device.uuid),
+    ...describeExporter(context.device.uuid),
     handle: Buffer.from(handle).toString('base64'),
     baseByteLength,
     byteOffset: address - base,
     byteLength,
     access,
     bufferId,
-    generation: origin === 'allocated' ? generationOf(whole) : 0,
+    generation: origin === 'allocated' ? exportIdOf(root) : 0,
   });
 }
 
 /** The plain memory of other processes, by handle: each context has it at another address. */
-const mapped = tableByContext(() => new MappingTable<Mapping>(unmap, { waits: true }));
+const mappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
 
 export const isLegacyMapped = (
   context: Context,
   { handle, bufferId }: IpcBufferDescriptor,
-): boolean => mapped(context).has(handle, bufferId);
+): boolean => mappings(context).has(handle, bufferId);
 
 /**
  * Maps the allocation that a descriptor names, or counts one more user of it.
@@ -108,20 +108,20 @@ export const isLegacyMapped = (
  * @throws IpcError where the driver refuses it, or where it is mapped as what it was before
  */
 export const mapLegacy = (context: Context, descriptor: IpcBufferDescriptor): MappingUse<Mapping> =>
-  mapped(context).use(descriptor.handle, descriptor.bufferId, context, () =>
+  mappings(context).use(descriptor.handle, descriptor.bufferId, context, () =>
     map(context, descriptor.handle, `process ${descriptor.pid}`),
   );
 
 /** Handles that came without a descriptor. The driver counts how often an allocation is open. */
-const mappedRaw = tableByContext(() => new MappingTable<Mapping>(unmap, { waits: true }));
+const rawMappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
 
 /** As {@link mapLegacy}, by the driver's 64 bytes alone, in base64. */
 export const mapRaw = (context: Context, handle: string): MappingUse<Mapping> =>
-  mappedRaw(context).use(handle, 0, context, () => map(context, handle, 'another process'));
+  rawMappings(context).use(handle, 0, context, () => map(context, handle, 'another process'));
 
 function map(context: Context, handle: string, exporter: string): Mapping {
   const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
-  return mapPayload(context, {
+  return mapImported(context, {
     exporter,
     call: 'cuIpcOpenMemHandle_v2',
     map: () => cu.cuIpcOpenMemHandle_v2(OUT0, bytes, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),

@@ -11,19 +11,19 @@ import { IpcError } from '../../errors.ts';
 export interface Mapping {
   readonly context: Context;
   /** The context's count of resets when it was mapped: a reset unmaps. */
-  readonly resets: number;
+  readonly epoch: number;
   readonly base: CUdeviceptr;
   readonly byteLength: number;
 }
 
-interface Entry<M extends Mapping> {
+interface CountedMapping<M extends Mapping> {
   readonly mapping: M;
   /** Which allocation it is, of those that had the same name one after the other. */
   readonly version: number;
   /** How many buffers of this process use it. */
   users: number;
   /** How often the last of them gave it up: it may have been opened again each time. */
-  endings: number;
+  releaseCount: number;
 }
 
 /** One use of a mapping. */
@@ -32,17 +32,17 @@ export interface MappingUse<M extends Mapping> {
   /**
    * Gives the use up; the last one unmaps, as soon as no work here can touch the memory.
    *
-   * @param returned called when the work here that may use it is done, and it is unmapped or mapped
+   * @param onReleased called when the work here that may use it is done, and it is unmapped or mapped
    * for others alone
    */
-  release(returned?: () => void): void;
+  release(onReleased?: () => void): void;
 }
 
-interface TableOptions<M extends Mapping> {
+interface MappingTableOptions<M extends Mapping> {
   /** Whether the driver may wait for the GPU in `unmap`. */
-  readonly waits: boolean;
+  readonly mayBlock: boolean;
   /** Told of a mapping that a reset of its context took. */
-  readonly forget?: (mapping: M) => void;
+  readonly onContextReset?: (mapping: M) => void;
 }
 
 /**
@@ -50,11 +50,11 @@ interface TableOptions<M extends Mapping> {
  * the GPU keeps its mapping: the driver would unmap it for the new user too.
  */
 export class MappingTable<M extends Mapping> {
-  readonly #entries = new Map<string, Entry<M>>();
+  readonly #mappings = new Map<string, CountedMapping<M>>();
   readonly #unmap: (mapping: M) => void;
-  readonly #options: TableOptions<M>;
+  readonly #options: MappingTableOptions<M>;
 
-  constructor(unmap: (mapping: M) => void, options: TableOptions<M>) {
+  constructor(unmap: (mapping: M) => void, options: MappingTableOptions<M>) {
     this.#unmap = unmap;
     this.#options = options;
   }
@@ -63,14 +63,14 @@ export class MappingTable<M extends Mapping> {
    * The name of a mapping among those that others say the same name of: what a sender states tells
    * nothing of what it has sent.
    *
-   * @param isThis whether a mapping is of what came
+   * @param matches whether a mapping is of what came
    * @returns a name that nothing is mapped by where none is
    */
-  nameAmong(stated: string, isThis: (mapping: M) => boolean): string {
+  findName(stated: string, matches: (mapping: M) => boolean): string {
     for (let at = 0; ; at += 1) {
       const name = `${stated} ${at}`;
       const entry = this.#find(name);
-      if (!entry || isThis(entry.mapping)) return name;
+      if (!entry || matches(entry.mapping)) return name;
     }
   }
 
@@ -91,49 +91,50 @@ export class MappingTable<M extends Mapping> {
           ? 'an earlier allocation with the same handle is still open here: close its buffers first'
           : 'an earlier allocation with the same handle waits here to be unmapped: await context.flush() first',
       );
-    const entry = existing ?? { mapping: map(), version, users: 0, endings: 0 };
+    const entry = existing ?? { mapping: map(), version, users: 0, releaseCount: 0 };
     entry.users += 1;
-    this.#entries.set(name, entry);
+    this.#mappings.set(name, entry);
     return {
       mapping: entry.mapping,
       release: (returned) => this.#release(name, entry, context, returned),
     };
   }
 
-  #find(name: string): Entry<M> | undefined {
-    const entry = this.#entries.get(name);
-    if (!entry || entry.mapping.context.resets === entry.mapping.resets) return entry;
-    this.#entries.delete(name);
-    this.#options.forget?.(entry.mapping);
+  #find(name: string): CountedMapping<M> | undefined {
+    const entry = this.#mappings.get(name);
+    if (!entry || entry.mapping.context.epoch === entry.mapping.epoch) return entry;
+    this.#mappings.delete(name);
+    this.#options.onContextReset?.(entry.mapping);
     return undefined;
   }
 
-  #release(name: string, entry: Entry<M>, user: Context, returned?: () => void): void {
+  #release(name: string, entry: CountedMapping<M>, user: Context, onReleased?: () => void): void {
     const { mapping } = entry;
-    const { releases, activity } = mapping.context;
+    const { releases, workTracker } = mapping.context;
     // Work of another context may use it still: it is unmapped behind that.
-    activity.visitedBy(user.activity);
+    workTracker.addOtherContext(user.workTracker);
     entry.users -= 1;
     if (entry.users > 0) {
       // The others keep it mapped, but the work of this one is to be done before its lender is told.
-      if (returned) releases.submit(returned, { waits: false });
+      if (onReleased) releases.enqueue(onReleased, { mayBlock: false });
       return;
     }
-    entry.endings += 1;
-    const ending = entry.endings;
-    releases.submit(
+    entry.releaseCount += 1;
+    const releaseNumber = entry.releaseCount;
+    releases.enqueue(
       () => {
         try {
           // Opened again while it waited, and maybe given up again: then work of later users may run
           // still, which the release of the last of them waits for. Or gone with the context.
-          if (entry.users > 0 || entry.endings !== ending || this.#find(name) !== entry) return;
-          this.#entries.delete(name);
+          if (entry.users > 0 || entry.releaseCount !== releaseNumber || this.#find(name) !== entry)
+            return;
+          this.#mappings.delete(name);
           this.#unmap(mapping);
         } finally {
-          returned?.();
+          onReleased?.();
         }
       },
-      { waits: this.#options.waits },
+      { mayBlock: this.#options.mayBlock },
     );
   }
 }
@@ -152,7 +153,7 @@ export const tableByContext = <M extends Mapping>(
 
 /** Mapping by a handle that another process made up, or not: no answer of the driver is believed. */
 
-interface MapPayload {
+interface MapRequest {
   /** Whose memory it is, in words. */
   readonly exporter: string;
   /** The driver's function that `map` calls. */
@@ -165,33 +166,33 @@ interface MapPayload {
 }
 
 /** Maps memory in a context. @throws IpcError, with nothing left mapped */
-export const mapPayload = (context: Context, payload: MapPayload): Mapping => ({
+export const mapImported = (context: Context, request: MapRequest): Mapping => ({
   context,
-  resets: context.resets,
-  ...context.run(() => mapped(payload)),
+  epoch: context.epoch,
+  ...context.run(() => mapAndMeasure(request)),
 });
 
-function mapped({
+function mapAndMeasure({
   exporter,
   call,
   map,
   measure,
   unmap,
-}: MapPayload): Pick<Mapping, 'base' | 'byteLength'> {
-  const refused = (cause: unknown): IpcError =>
+}: MapRequest): Pick<Mapping, 'base' | 'byteLength'> {
+  const openError = (cause: unknown): IpcError =>
     new IpcError(`memory of ${exporter} could not be opened`, cause as Error);
   const status = map();
-  if (status !== 0) throw refused(cudaError(status, call));
+  if (status !== 0) throw openError(cudaError(status, call));
   let base: CUdeviceptr;
   try {
     base = readHandle<CUdeviceptr>(OUT0, unmap);
   } catch (error) {
-    throw refused(error);
+    throw openError(error);
   }
   try {
     return { base, byteLength: measure(base) };
   } catch (error) {
     unmap(base);
-    throw refused(error);
+    throw openError(error);
   }
 }

@@ -4,129 +4,135 @@ import { discardFd } from '../../../ffi/linux/close-fd.ts';
 import { DeviceArray } from '../../array/device-array.ts';
 import { CudaError, IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
-import { refuseInCapture } from '../../graph-capture.ts';
-import { releaseQuietly } from '../../lifetime.ts';
+import { assertNotCapturing } from '../../graph-capture.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { type IpcDescriptor, type IpcPoolDescriptor, parseDescriptor } from '../descriptor.ts';
 import { writeDescriptor } from '../descriptor-codec.ts';
-import { here, isOwn } from '../identity.ts';
+import { isFromThisProcess, localProcess } from '../identity.ts';
 import { bufferOf, rangeOf } from '../shareable.ts';
-import { isShareable, parcelOf, type Shareable } from './export.ts';
+import { exportObject, isShareable, type Shareable } from './export.ts';
 import { openObject } from './import.ts';
-import type { Loan, Sender } from './ownership.ts';
+import type { ImportLease, Sender } from './ownership.ts';
 import { ImportedPool } from './pool.ts';
 import { OwnedFds, type ReceivedFds } from './received-fds.ts';
 import { publish } from './worker-exports.ts';
 
 /** What goes to another process for one object: plain data, and file descriptors beside it. */
-export interface Parcel {
+export interface Exported {
   readonly descriptor: IpcDescriptor;
   /** Borrowed: the sender keeps them open and does not close them. */
   readonly fds: readonly number[];
 }
 
 /** A parcel as it goes through a connection. */
-export interface Packed extends Parcel {
+export interface EncodedExport extends Exported {
   /** The descriptor's, of what goes out again and again. */
   bytes: Buffer | undefined;
 }
 
 /** What two ends of one connection remember for each other, e.g. which pools the other end has. */
-export interface ParcelSession {
+export interface SharingSession {
   /** The pools that the other end has from here, and how to listen no more for their ends. */
-  readonly sent: Map<string, () => void>;
-  readonly received: Map<string, unknown>;
+  readonly sentPools: Map<string, () => void>;
+  readonly receivedPools: Map<string, unknown>;
   /** The process at the other end, as the kernel says it; its pid is 0 where that is not seen. */
   readonly process?: { readonly pid: number };
   /** Tells the other end that a pool is there no more. */
-  poolEnded(pool: string): void;
-  /** As {@link Sender.has}. */
-  has: Sender['has'];
+  onPoolClosed(pool: string): void;
+  /** As {@link Sender.hasLeaseOn}. */
+  hasLeaseOn: Sender['hasLeaseOn'];
 }
 
 /** Where nothing was sent or received yet, and nobody is told anything. */
-export const emptySession = (): ParcelSession => ({
-  sent: new Map(),
-  received: new Map(),
-  poolEnded() {},
-  has: () => false,
+export const emptySharingSession = (): SharingSession => ({
+  sentPools: new Map(),
+  receivedPools: new Map(),
+  onPoolClosed() {},
+  hasLeaseOn: () => false,
 });
 
 /** More pools than a program has; a hostile peer must not fill this process's table of files. */
 const MAX_RECEIVED_POOLS = 1024;
 
 /** An object for another process; undefined for one that is not ours to share. @throws IpcError */
-export function pack(object: object, session: ParcelSession): Packed | undefined {
-  return isShareable(object) ? packFor(session, object, packAlone(object)) : undefined;
+export function exportForPeer(object: object, session: SharingSession): EncodedExport | undefined {
+  return isShareable(object)
+    ? prepareForPeer(session, object, exportForAnyPeer(object))
+    : undefined;
 }
 
 /** An object for any process: a memory manager may be called for it. @throws IpcError, ClosedError */
-export function packAlone(object: Shareable): Packed {
+export function exportForAnyPeer(object: Shareable): EncodedExport {
   // Also what was shared before: work that is queued is to come before it.
-  refuseInCapture('sharing');
-  return packedOf(object);
+  assertNotCapturing('sharing');
+  return encodedExportOf(object);
 }
 
 /**
  * What goes to the other end of a connection for an object, which remembers that it has the pool
  * from then on: it must go out before anything else does.
  */
-export function packFor(session: ParcelSession, object: Shareable, packed: Packed): Packed {
-  const { descriptor, bytes } = packed;
-  if (isOwnProcess(session)) publishObject(object, descriptor);
-  if (descriptor.kind !== 'pool') return packed;
-  if (session.sent.has(descriptor.pool)) return { descriptor, bytes, fds: [] };
-  session.sent.set(descriptor.pool, hearEnd(object, descriptor.pool, session));
-  return packed;
+export function prepareForPeer(
+  session: SharingSession,
+  object: Shareable,
+  encoded: EncodedExport,
+): EncodedExport {
+  const { descriptor, bytes } = encoded;
+  if (isOwnProcess(session)) publishToThreads(object, descriptor);
+  if (descriptor.kind !== 'pool') return encoded;
+  if (session.sentPools.has(descriptor.pool)) return { descriptor, bytes, fds: [] };
+  session.sentPools.set(descriptor.pool, subscribeToPoolClose(object, descriptor.pool, session));
+  return encoded;
 }
 
 /** Whether the other end is a thread of this process. */
-const isOwnProcess = (session: ParcelSession): boolean => session.process?.pid === process.pid;
+const isOwnProcess = (session: SharingSession): boolean => session.process?.pid === process.pid;
 
-function publishObject(object: Shareable, descriptor: IpcDescriptor): void {
+function publishToThreads(object: Shareable, descriptor: IpcDescriptor): void {
   const buffer = bufferOf(object);
   const range = rangeOf(object);
   if (buffer && range && descriptor.kind !== 'event') publish(buffer, range.begin, descriptor);
 }
 
 /** Has the session told when the pool that an object is, or is memory of, is there no more. */
-function hearEnd(object: Shareable, id: string, session: ParcelSession): () => void {
-  const pool = bufferOf(object)?.whole.resource ?? object;
+function subscribeToPoolClose(object: Shareable, id: string, session: SharingSession): () => void {
+  const pool = bufferOf(object)?.root.resource ?? object;
   if (!(pool instanceof MemoryPool || pool instanceof ImportedPool)) return () => {};
-  const { onEnd } = pool instanceof MemoryPool ? pool.share() : pool.shared;
-  const tell = (): void => {
-    session.sent.delete(id);
-    session.poolEnded(id);
+  const { onClose: onEnd } = pool instanceof MemoryPool ? pool.share() : pool.shared;
+  const onClose = (): void => {
+    session.sentPools.delete(id);
+    session.onPoolClosed(id);
   };
-  onEnd.add(tell);
-  return () => onEnd.delete(tell);
+  onEnd.add(onClose);
+  return () => onEnd.delete(onClose);
 }
 
 // On the object itself: a WeakMap with an entry for each would keep the collector busy.
-const PACKED = Symbol('packed');
+const ENCODED_EXPORT = Symbol('packed');
 
-interface Range {
-  [PACKED]?: Packed;
+interface WithEncodedExport {
+  [ENCODED_EXPORT]?: EncodedExport;
 }
 
-function packedOf(object: Shareable): Packed {
+function encodedExportOf(object: Shareable): EncodedExport {
   const isRange = object instanceof DeviceBuffer || object instanceof DeviceArray;
   // What others own may be freed and be something else since.
-  if (!isRange || bufferOf(object)?.origin === 'borrowed') return packAnew(object);
-  const range = object as Range;
-  const known = object.closed ? undefined : range[PACKED];
+  if (!isRange || bufferOf(object)?.origin === 'borrowed') return exportAnew(object);
+  const range = object as WithEncodedExport;
+  const known = object.closed ? undefined : range[ENCODED_EXPORT];
   if (known) {
     known.bytes ??= Buffer.from(writeDescriptor(known.descriptor));
     return known;
   }
-  const packed = packAnew(object);
-  range[PACKED] = packed;
-  return packed;
+  const encoded = exportAnew(object);
+  range[ENCODED_EXPORT] = encoded;
+  return encoded;
 }
 
-function packAnew(object: Shareable): Packed {
-  const { descriptor, fds } = parcelOf(object);
+function exportAnew(object: Shareable): EncodedExport {
+  const { descriptor, fds } = exportObject(object);
   return { descriptor, bytes: undefined, fds };
 }
 
@@ -139,32 +145,33 @@ function packAnew(object: Shareable): Packed {
  *
  * @throws IpcError
  */
-export function unpack(
+export function importFromPeer(
   descriptor: unknown,
   fds: readonly number[],
-  session: ParcelSession,
-  loan?: Loan,
+  session: SharingSession,
+  lease?: ImportLease,
 ): object {
   const owned = new OwnedFds(fds, false);
   try {
-    const sound = parseDescriptor(descriptor);
+    const parsed = parseDescriptor(descriptor);
     // The connection has seen to who is at its other end.
     const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
     const sender: Sender = {
-      loan,
+      lease,
       isOwnProcess: isOwnProcess(session),
-      has: (object) => session.has(object),
+      hasLeaseOn: (object) => session.hasLeaseOn(object),
     };
     // What is this process's own needs no descriptor of the pool, now or later.
-    if (sound.kind !== 'pool' || isOwn(sound)) return openObject(sound, owned, options, sender);
-    const pool = receivePool(sound, owned, session);
+    if (parsed.kind !== 'pool' || isFromThisProcess(parsed))
+      return openObject(parsed, owned, options, sender);
+    const pool = receivePool(parsed, owned, session);
     try {
-      const opened = openObject(sound, pool ?? owned, options, sender);
+      const opened = openObject(parsed, pool ?? owned, options, sender);
       pool?.keep(opened);
       return opened;
     } catch (error) {
       // It does not come again: it is kept for the next memory of the pool, if it is of a pool.
-      if (pool && isNoPool(error)) forgetPool(sound.pool, session);
+      if (pool && isPoolImportFailure(error)) releaseImportedPool(parsed.pool, session);
       throw error;
     }
   } finally {
@@ -173,56 +180,62 @@ export function unpack(
 }
 
 /** Closes what was unpacked for nobody; a pool that is somebody's already is left to them. */
-export function discard(object: object): void {
-  if (object instanceof ImportedPool) object.discard();
+export function discardImported(object: object): void {
+  if (object instanceof ImportedPool) object.closeUnclaimed();
   const isOurs =
     object instanceof DeviceBuffer || object instanceof DeviceArray || object instanceof CudaEvent;
   if (isOurs) object.close();
 }
 
-const isNoPool = (error: unknown): boolean =>
+const isPoolImportFailure = (error: unknown): boolean =>
   error instanceof IpcError &&
   (error.code === 'no-file-descriptor' ||
     (error.cause instanceof CudaError &&
       error.cause.call === 'cuMemPoolImportFromShareableHandle'));
 
 /** Lets go of what a connection has kept: call it when that ends. */
-export function endSession(session: ParcelSession): void {
-  for (const id of session.received.keys()) forgetPool(id, session);
-  for (const listenNoMore of session.sent.values()) listenNoMore();
-  session.sent.clear();
+export function closeSharingSession(session: SharingSession): void {
+  for (const id of session.receivedPools.keys()) releaseImportedPool(id, session);
+  for (const unsubscribe of session.sentPools.values()) unsubscribe();
+  session.sentPools.clear();
 }
 
 /** Lets go of a pool that the other end has no more. */
-function forgetPool(id: string, { received }: Pick<ParcelSession, 'received'>): void {
-  const pool = received.get(id);
-  received.delete(id);
-  if (pool instanceof ReceivedPool) endPool(pool);
+function releaseImportedPool(
+  id: string,
+  { receivedPools }: Pick<SharingSession, 'receivedPools'>,
+): void {
+  const pool = receivedPools.get(id);
+  receivedPools.delete(id);
+  if (pool instanceof ReceivedPool) closePoolQuietly(pool);
 }
 
 /** What the driver refuses concerns neither what comes nor the other pools. */
-const endPool = (pool: ReceivedPool): void => releaseQuietly(() => pool[Symbol.dispose]());
+const closePoolQuietly = (pool: ReceivedPool): void => releaseOrWarn(() => pool[Symbol.dispose]());
 
 /** They have their descriptors still, and a hostile peer must not make many of them. */
-const MAX_ENDING = 16;
-let ending = 0;
+const MAX_DEFERRED_RELEASES = 16;
+let deferredReleases = 0;
 
 /**
- * As {@link forgetPool}, after this turn: its end takes longer than to give out the value that the
+ * As {@link releaseImportedPool}, after this turn: its end takes longer than to give out the value that the
  * news of it came with. Another pool never comes by its identity.
  */
-export function forgetPoolSoon(id: string, { received }: Pick<ParcelSession, 'received'>): void {
-  const pool = received.get(id);
-  received.delete(id);
+export function releaseImportedPoolLater(
+  id: string,
+  { receivedPools }: Pick<SharingSession, 'receivedPools'>,
+): void {
+  const pool = receivedPools.get(id);
+  receivedPools.delete(id);
   if (!(pool instanceof ReceivedPool)) return;
-  if (ending === MAX_ENDING) {
-    endPool(pool);
+  if (deferredReleases === MAX_DEFERRED_RELEASES) {
+    closePoolQuietly(pool);
     return;
   }
-  ending += 1;
+  deferredReleases += 1;
   setImmediate(() => {
-    ending -= 1;
-    endPool(pool);
+    deferredReleases -= 1;
+    closePoolQuietly(pool);
   });
 }
 
@@ -230,17 +243,17 @@ export function forgetPoolSoon(id: string, { received }: Pick<ParcelSession, 're
 function receivePool(
   { pool: id, pid, pidNamespace }: IpcPoolDescriptor,
   owned: OwnedFds,
-  { received, process: sender }: ParcelSession,
+  { receivedPools, process: sender }: SharingSession,
 ): ReceivedPool | undefined {
-  const known = received.get(id);
+  const known = receivedPools.get(id);
   if (known instanceof ReceivedPool) return known;
   if (owned.numbers.length !== 1) return undefined;
-  if (received.size >= MAX_RECEIVED_POOLS)
+  if (receivedPools.size >= MAX_RECEIVED_POOLS)
     throw new IpcError(`more than ${MAX_RECEIVED_POOLS} memory pools came over one connection`);
   const [fd] = owned.take();
-  const isOfMaker = pid === sender?.pid && pidNamespace === here().pidNamespace;
-  const pool = new ReceivedPool(fd as number, isOfMaker);
-  received.set(id, pool);
+  const isSentByMaker = pid === sender?.pid && pidNamespace === localProcess().pidNamespace;
+  const pool = new ReceivedPool(fd as number, isSentByMaker);
+  receivedPools.set(id, pool);
   return pool;
 }
 
@@ -250,16 +263,16 @@ function receivePool(
  */
 class ReceivedPool implements ReceivedFds, Disposable {
   readonly numbers: readonly number[];
-  readonly isByName: boolean;
+  readonly isNameTrusted: boolean;
   #pool: ImportedPool | undefined;
 
   /**
    * @param fd the pool's, which becomes this object's
-   * @param isByName whether its maker has sent it
+   * @param isNameTrusted whether its maker has sent it
    */
-  constructor(fd: number, isByName: boolean) {
+  constructor(fd: number, isNameTrusted: boolean) {
     this.numbers = [fd];
-    this.isByName = isByName;
+    this.isNameTrusted = isNameTrusted;
   }
 
   /** Nobody takes it: it is there for the next one too. */
@@ -272,8 +285,8 @@ class ReceivedPool implements ReceivedFds, Disposable {
     const memory = opened instanceof DeviceArray ? opened.buffer : opened;
     const pool = memory instanceof DeviceBuffer ? memory.resource : memory;
     if (!(pool instanceof ImportedPool) || pool === this.#pool) return;
-    pool.hold();
-    this.#pool?.drop();
+    pool.retainForConnection();
+    this.#pool?.releaseForConnection();
     this.#pool = pool;
   }
 
@@ -282,6 +295,6 @@ class ReceivedPool implements ReceivedFds, Disposable {
     discardFd(fd as number);
     const pool = this.#pool;
     this.#pool = undefined;
-    pool?.drop();
+    pool?.releaseForConnection();
   }
 }

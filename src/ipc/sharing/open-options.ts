@@ -28,7 +28,7 @@ export interface OpenOptions extends PlaceOptions {
   readonly allowOtherUsers?: boolean;
 }
 
-const names = [
+const optionNames = [
   'context',
   'device',
   'fds',
@@ -39,11 +39,11 @@ const names = [
 
 /** @throws TypeError for anything but {@link OpenOptions} */
 export function checkOpenOptions(options: OpenOptions | undefined, call: string): OpenOptions {
-  const checked = checkOptions(options, names, call);
+  const checked = checkOptions(options, optionNames, call);
   const { fds, access, sameProcess, allowOtherUsers } = checked;
   checkBoolean(allowOtherUsers, 'allowOtherUsers', false);
-  checkWord(access, 'access', ['read-write', 'read']);
-  checkWord(sameProcess, 'sameProcess', ['refuse', 'alias']);
+  checkChoice(access, 'access', ['read-write', 'read']);
+  checkChoice(sameProcess, 'sameProcess', ['refuse', 'alias']);
   if (fds === undefined) return checked;
   // A list of its own: what is checked here is what is closed in the end.
   const own = Array.isArray(fds) ? [...fds] : undefined;
@@ -52,9 +52,9 @@ export function checkOpenOptions(options: OpenOptions | undefined, call: string)
   return { ...checked, fds: own };
 }
 
-function checkWord(value: unknown, name: string, words: readonly string[]): void {
-  if (value !== undefined && !words.includes(value as string))
+function checkChoice(value: unknown, name: string, choices: readonly string[]): void {
+  if (value !== undefined && !choices.includes(value as string))
     throw new TypeError(
-      `${name} must be ${words.map((word) => `'${word}'`).join(' or ')}, not ${String(value)}`,
+      `${name} must be ${choices.map((word) => `'${word}'`).join(' or ')}, not ${String(value)}`,
     );
 }

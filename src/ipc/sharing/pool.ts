@@ -11,47 +11,47 @@ import { check, cudaError } from '../../check.ts';
 import { Context } from '../../context.ts';
 import type { Device } from '../../device.ts';
 import { IpcError } from '../../errors.ts';
-import { Resource, tryAll } from '../../lifetime.ts';
+import { Resource, runAll } from '../../lifetime.ts';
 import { type Access, DeviceBuffer, type MemoryResource } from '../../memory/buffer.ts';
-import { closeKeptFd, keepDuplicate } from '../../memory/context-fds.ts';
-import { freeWithoutWaiting } from '../../memory/device-memory.ts';
+import { addDuplicateFd, closeContextFd } from '../../memory/context-fds.ts';
+import { freeNonBlocking } from '../../memory/device-memory.ts';
 import { bufferIdOf } from '../../memory/pointer.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
 import type { PoolCloseOptions } from '../../memory/pool-attributes.ts';
 import * as driver from '../../memory/pool-attributes.ts';
 import {
-  checkClose,
+  checkPoolClose,
   destroyPool,
-  emptyBooks,
-  endOf,
   isSharedPool,
-  type PoolBooks,
+  newPoolState,
+  type PoolState,
   type SharedPool,
+  teardownOf,
 } from '../../memory/pool-state.ts';
-import { fromEnvironment } from '../../release-queue.ts';
-import { requireMade } from '../../validate.ts';
+import { numberFromEnvironment } from '../../release-queue.ts';
+import { assertInternal } from '../../validate.ts';
 import {
   checkRange,
   type IpcDescriptor,
   type IpcPoolDescriptor,
-  sealDescriptor,
+  withChecksum,
 } from '../descriptor.ts';
-import { exporter, exporterIsGone } from '../identity.ts';
-import { checkShared } from './access.ts';
-import { generationOf, rememberExport } from './export-id.ts';
-import { type Mapping, MappingTable, type MappingUse, mapPayload } from './mapping.ts';
-import type { Parcel } from './marshal.ts';
-import { givingBack, type Loan } from './ownership.ts';
+import { describeExporter, isExporterGone } from '../identity.ts';
+import { checkExportAccess } from './access.ts';
+import { exportIdOf, rememberExport } from './export-id.ts';
+import { type Mapping, MappingTable, type MappingUse, mapImported } from './mapping.ts';
+import type { Exported } from './marshal.ts';
+import { type ImportLease, releaseWithLease } from './ownership.ts';
 import type { ReceivedFds } from './received-fds.ts';
-import { type Obstacle, refuse } from './support.ts';
+import { type OpenBlocker, throwIfBlocked } from './support.ts';
 import {
-  beginSharedMapping,
-  beginSharedUse,
-  closeSharedHandle,
-  endSharedUse,
+  acquireSharedMapping,
+  acquireSharedUse,
   nameOfMapping,
   openSharedHandle,
-  shareHandle,
+  releaseSharedHandle,
+  releaseSharedUse,
+  retainSharedHandle,
 } from './worker-counts.ts';
 
 /**
@@ -75,65 +75,65 @@ export class ImportedPool extends Resource implements MemoryResource {
   /** Whether another process made it. */
   readonly isMapped = true;
   /** Of the pool, or of memory of it: what it was opened with. */
-  readonly #origin: IpcPoolDescriptor;
+  readonly #source: IpcPoolDescriptor;
   #descriptor: IpcPoolDescriptor | undefined;
   /** @internal The pool's identity, and a descriptor of it: this object's own. */
   readonly shared: SharedPool;
   readonly #handle: CUmemoryPool;
-  readonly #books: PoolBooks;
+  readonly #state: PoolState;
   /** How often it was opened by itself. */
-  #keepers = 0;
+  #openCount = 0;
   /** How many connections want it kept without buffers. */
-  #holders = 0;
-  #isAllowed = false;
+  #connectionCount = 0;
+  #isDeviceAllowed = false;
   /** What it was lent for, by itself; its finalizer's too. */
-  readonly #loans: Loan[];
+  readonly #leases: ImportLease[];
 
   /** @internal */
-  constructor(context: Context, handle: CUmemoryPool, fd: number, origin: IpcPoolDescriptor) {
-    requireMade(context, Context, 'ImportedPool', 'openIpcPool');
-    const books = emptyBooks(context);
-    const { resets } = context;
-    const end = endOf(handle);
-    const loans: Loan[] = [];
+  constructor(context: Context, handle: CUmemoryPool, fd: number, source: IpcPoolDescriptor) {
+    assertInternal(context, Context, 'ImportedPool', 'openIpcPool');
+    const state = newPoolState(context);
+    const { epoch } = context;
+    const end = teardownOf(handle);
+    const leases: ImportLease[] = [];
     super('ImportedPool', {
       owner: context.resources,
       release: () =>
-        tryAll([
+        runAll([
           () =>
-            destroyPool(context, resets, books, {
-              withdraw: (device) =>
-                endSharedUse(nameOfAccess(handle, device), () => end.withdraw(device)),
-              destroy: () => closeSharedHandle(handle, end.destroy),
+            destroyPool(context, epoch, state, {
+              revokeAccess: (device) =>
+                releaseSharedUse(accessKey(handle, device), () => end.revokeAccess(device)),
+              destroy: () => releaseSharedHandle(handle, end.destroy),
             }),
-          ...loans.map((loan) => () => loan.returned()),
+          ...leases.map((loan) => () => loan.released()),
         ]),
     });
-    this.#loans = loans;
+    this.#leases = leases;
     this.context = context;
-    this.#origin = origin;
-    this.shared = { id: origin.pool, fd, onEnd: new Set() };
-    books.shared = this.shared;
+    this.#source = source;
+    this.shared = { id: source.pool, fd, onClose: new Set() };
+    state.shared = this.shared;
     this.#handle = handle;
-    this.#books = books;
+    this.#state = state;
   }
 
   /** @internal What it is passed on by; made when that is asked for. */
   get descriptor(): IpcPoolDescriptor {
-    this.#descriptor ??= ofPool(this.#origin);
+    this.#descriptor ??= describePoolOf(this.#source);
     return this.#descriptor;
   }
 
   /** The driver's handle. @throws ClosedError */
   get handle(): CUmemoryPool {
-    this.requireOpen();
+    this.assertOpen();
     return this.#handle;
   }
 
   /** @throws IpcError always: only the process that made the pool allocates from it */
   allocate(): never {
     throw new IpcError(
-      `this pool was made by process ${this.#origin.pid}, which alone can allocate from it: ` +
+      `this pool was made by process ${this.#source.pid}, which alone can allocate from it: ` +
         'make a pool here, or have a buffer sent',
     );
   }
@@ -144,44 +144,44 @@ export class ImportedPool extends Resource implements MemoryResource {
    * @throws CuffiError while buffers of it are open, unless they are to be closed with it
    */
   override close(options?: PoolCloseOptions): void {
-    checkClose(this.#books, options, this.closed);
+    checkPoolClose(this.#state, options, this.closed);
     super.close();
   }
 
   override toString(): string {
-    return `ImportedPool(of process ${this.#origin.pid}${this.closed ? ', closed' : ''})`;
+    return `ImportedPool(of process ${this.#source.pid}${this.closed ? ', closed' : ''})`;
   }
 
   /** @internal Keeps it open without buffers, until it is closed. */
   keepOpen(): void {
-    this.#keepers += 1;
+    this.#openCount += 1;
   }
 
   /** @internal It was opened by itself for nobody. */
-  discard(): void {
-    this.#keepers = Math.max(this.#keepers - 1, 0);
+  closeUnclaimed(): void {
+    this.#openCount = Math.max(this.#openCount - 1, 0);
     this.closeUnused();
   }
 
   /** @internal Has a lender told when it is closed. */
-  borrow(loan: Loan): void {
-    this.#loans.push(loan);
+  addLease(lease: ImportLease): void {
+    this.#leases.push(lease);
   }
 
-  /** @internal Keeps it open without buffers, until {@link drop}. */
-  hold(): void {
-    this.#holders += 1;
+  /** @internal Keeps it open without buffers, until {@link releaseForConnection}. */
+  retainForConnection(): void {
+    this.#connectionCount += 1;
   }
 
   /** @internal */
-  drop(): void {
-    this.#holders -= 1;
+  releaseForConnection(): void {
+    this.#connectionCount -= 1;
     this.closeUnused();
   }
 
   /** @internal Closes it, unless it has buffers or someone wants it kept. */
   closeUnused(): void {
-    const isUsed = this.#keepers > 0 || this.#holders > 0 || this.#books.buffers.size > 0;
+    const isUsed = this.#openCount > 0 || this.#connectionCount > 0 || this.#state.buffers.size > 0;
     if (!isUsed && !this.closed) super.close();
   }
 
@@ -190,16 +190,16 @@ export class ImportedPool extends Resource implements MemoryResource {
     handle: string,
     descriptor: IpcPoolDescriptor,
     access: Access,
-    loan?: Loan,
+    lease?: ImportLease,
   ): DeviceBuffer {
     const { context } = this;
-    const books = this.#books;
+    const state = this.#state;
     const { byteOffset, byteLength, generation } = descriptor;
     let use: MappingUse<Mapping> | undefined;
     try {
       this.#allowDevice();
-      use = mapped.use(nameIn(this, handle), generation, context, () =>
-        beginSharedMapping(generation, (isUsed) => this.#map(handle, descriptor, isUsed)),
+      use = mappings.use(mappingKey(this, handle), generation, context, () =>
+        acquireSharedMapping(generation, (isUsed) => this.#map(handle, descriptor, isUsed)),
       );
       checkRange(descriptor, use.mapping.byteLength);
     } catch (error) {
@@ -208,22 +208,22 @@ export class ImportedPool extends Resource implements MemoryResource {
       throw error;
     }
     const { mapping, release } = use;
-    books.byteLength += byteLength;
-    const back = givingBack(context, release, loan);
+    state.byteLength += byteLength;
+    const leased = releaseWithLease(context, release, lease);
     return new DeviceBuffer({
       context,
       address: (mapping.base + byteOffset) as CUdeviceptr,
       byteLength,
       origin: 'imported',
       resource: this,
-      owner: books.buffers,
-      isOrphan: () => exporterIsGone(descriptor),
+      owner: state.buffers,
+      isOwnerGone: () => isExporterGone(descriptor),
       release: {
-        freeIn: back.freeIn,
+        setStream: leased.setStream,
         release: () => {
-          books.byteLength -= byteLength;
+          state.byteLength -= byteLength;
           // What fails to be unmapped is told before the driver refuses to destroy its pool.
-          tryAll([() => back.release(), () => this.closeUnused()]);
+          runAll([() => leased.release(), () => this.closeUnused()]);
         },
       },
       access,
@@ -238,7 +238,7 @@ export class ImportedPool extends Resource implements MemoryResource {
     const { context } = this;
     const pool = this.handle;
     const exporter = `process ${pid}`;
-    return mapPayload(context, {
+    return mapImported(context, {
       exporter,
       call: 'cuMemPoolImportPointer',
       map: () => cu.cuMemPoolImportPointer(OUT0, pool, writeBytes(Buffer.from(handle, 'base64'))),
@@ -257,50 +257,51 @@ export class ImportedPool extends Resource implements MemoryResource {
 
   /** The pool's own device may use it from the beginning, others when they are told to. */
   #allowDevice(): void {
-    if (this.#isAllowed) return;
+    if (this.#isDeviceAllowed) return;
     const { device } = this.context;
     const pool = this.handle;
     const allow = (): void => {
       if (driver.readAccess(pool, device) !== 'read-write') driver.writeAccess(pool, device, true);
     };
-    if (device.uuid === this.#origin.device) allow();
+    if (device.uuid === this.#source.device) allow();
     else {
-      beginSharedUse(nameOfAccess(pool, device), 0, allow);
-      this.#books.granted.add(device);
+      acquireSharedUse(accessKey(pool, device), 0, allow);
+      this.#state.devicesWithAccess.add(device);
     }
-    this.#isAllowed = true;
+    this.#isDeviceAllowed = true;
   }
 }
 
 /** What all workers of this process call a device's access to a pool, which is the driver's pool's. */
-const nameOfAccess = (pool: CUmemoryPool, { uuid }: Device): string => `access ${pool} ${uuid}`;
+const accessKey = (pool: CUmemoryPool, { uuid }: Device): string => `access ${pool} ${uuid}`;
 
 /** The driver finds memory by both: what its sender calls the pool tells nothing. */
-const nameIn = (pool: ImportedPool, handle: string): string => `${pool.handle} ${handle}`;
+const mappingKey = (pool: ImportedPool, handle: string): string => `${pool.handle} ${handle}`;
 
 /**
  * The memory of other processes' pools, by the driver's pool and handle. Of all contexts and, by the shared
  * uses, of all worker threads: the driver maps it once a process, and the first free unmaps it for
  * all (seen on an H200).
  */
-const mapped = new MappingTable<Mapping>(
-  ({ context, base }) => endSharedUse(nameOfMapping(base), () => freeWithoutWaiting(context, base)),
-  { waits: false, forget: ({ base }) => endSharedUse(nameOfMapping(base)) },
+const mappings = new MappingTable<Mapping>(
+  ({ context, base }) =>
+    releaseSharedUse(nameOfMapping(base), () => freeNonBlocking(context, base)),
+  { mayBlock: false, onContextReset: ({ base }) => releaseSharedUse(nameOfMapping(base)) },
 );
 
 /** Whether the memory of a pool that a descriptor names is mapped here. */
 export const isPoolMemoryMapped = (
   pool: ImportedPool,
   { handle, generation }: IpcPoolDescriptor,
-): boolean => handle !== null && mapped.has(nameIn(pool, handle), generation);
+): boolean => handle !== null && mappings.has(mappingKey(pool, handle), generation);
 
 /** A pool itself. @throws IpcError for one that was not made for other processes */
-export function exportPool(pool: MemoryPool): Parcel {
+export function exportPool(pool: MemoryPool): Exported {
   const { id, fd } = pool.share();
   rememberExport(`pool ${id}`, pool);
-  const descriptor = sealDescriptor<'pool'>({
+  const descriptor = withChecksum<'pool'>({
     kind: 'pool',
-    ...exporter(pool.context.device.uuid),
+    ...describeExporter(pool.context.device.uuid),
     pool: id,
     handle: null,
     baseByteLength: 0,
@@ -318,23 +319,23 @@ export function exportPool(pool: MemoryPool): Parcel {
  *
  * @throws IpcError for read-only memory, and for an allocation that its receiver's driver crashes on
  */
-export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Parcel {
-  const { address, byteLength, access, whole, context } = buffer;
-  checkShared('pool', access);
-  refuse(sizeObstacle(whole.byteLength));
+export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Exported {
+  const { address, byteLength, access, root, context } = buffer;
+  checkExportAccess('pool', access);
+  throwIfBlocked(sizeBlocker(root.byteLength));
   const { id, fd } = pool.share();
-  const base = whole.address;
+  const base = root.address;
   const { handle, bufferId } = context.run(() => {
     check(
       cu.cuMemPoolExportPointer(BLOCK, base),
       'cuMemPoolExportPointer',
-      () => `sharing ${whole.byteLength} bytes of a memory pool`,
+      () => `sharing ${root.byteLength} bytes of a memory pool`,
     );
     return { handle: readBase64(BLOCK, CU_IPC_HANDLE_SIZE), bufferId: bufferIdOf(base) };
   });
-  const { device, machine, pid, startTime, pidNamespace } = exporter(context.device.uuid);
+  const { device, machine, pid, startTime, pidNamespace } = describeExporter(context.device.uuid);
   // Each field by its name: a spread costs more than all of them.
-  const descriptor = sealDescriptor<'pool'>({
+  const descriptor = withChecksum<'pool'>({
     kind: 'pool',
     device,
     machine,
@@ -343,12 +344,12 @@ export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Parcel
     pidNamespace,
     pool: id,
     handle,
-    baseByteLength: whole.byteLength,
+    baseByteLength: root.byteLength,
     byteOffset: address - base,
     byteLength,
     access,
     bufferId,
-    generation: generationOf(whole),
+    generation: exportIdOf(root),
   });
   return { descriptor, fds: [fd] };
 }
@@ -356,20 +357,20 @@ export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Parcel
 /** The pools of other processes that are open here, each once a context. */
 
 /** A pool that is open here, by an identity that was stated of it. */
-interface Known {
+interface OpenPool {
   readonly pool: ImportedPool;
   /** As {@link ReceivedFds}. */
-  isByName: boolean;
+  isNameTrusted: boolean;
 }
 
 /** By stated identity. Different pools may have one: any process can state what it has seen. */
-const known = new Map<string, Known[]>();
+const openPools = new Map<string, OpenPool[]>();
 
-const nameOf = ({ pid, startTime, pidNamespace, pool }: IpcPoolDescriptor): string =>
+const identityOf = ({ pid, startTime, pidNamespace, pool }: IpcPoolDescriptor): string =>
   `${pid} ${startTime} ${pidNamespace} ${pool}`;
 
 /** What came with a descriptor of a pool. */
-type PoolFds = Pick<ReceivedFds, 'numbers' | 'isByName'>;
+type PoolFds = Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>;
 
 /**
  * The pool that came with a descriptor, where it is open in the context: that of the same open file.
@@ -379,19 +380,19 @@ export const findPool = (
   context: Context,
   descriptor: IpcPoolDescriptor,
   fds: PoolFds,
-): ImportedPool | undefined => findKnown(context, descriptor, fds)?.pool;
+): ImportedPool | undefined => findOpenPool(context, descriptor, fds)?.pool;
 
-function findKnown(
+function findOpenPool(
   context: Context,
   descriptor: IpcPoolDescriptor,
-  { numbers, isByName }: PoolFds,
-): Known | undefined {
+  { numbers, isNameTrusted }: PoolFds,
+): OpenPool | undefined {
   const [fd] = numbers;
-  const named = (known.get(nameOf(descriptor)) ?? []).filter(
+  const named = (openPools.get(identityOf(descriptor)) ?? []).filter(
     ({ pool }) => !pool.closed && pool.context === context,
   );
   if (fd !== undefined) return named.find(({ pool }) => isSameFile(pool.shared.fd, fd));
-  const opened = isByName ? named.filter((each) => each.isByName) : [];
+  const opened = isNameTrusted ? named.filter((each) => each.isNameTrusted) : [];
   // Of two that are called the same nothing tells which one is meant.
   return opened.length === 1 ? opened[0] : undefined;
 }
@@ -407,9 +408,9 @@ export function importPool(
   descriptor: IpcPoolDescriptor,
   fds: PoolFds,
 ): ImportedPool {
-  const open = findKnown(context, descriptor, fds);
+  const open = findOpenPool(context, descriptor, fds);
   if (open) {
-    open.isByName ||= fds.isByName;
+    open.isNameTrusted ||= fds.isNameTrusted;
     return open.pool;
   }
   const [fd] = fds.numbers;
@@ -420,38 +421,38 @@ export function importPool(
       undefined,
       'no-file-descriptor',
     );
-  const pool = importAnew(context, descriptor, fd);
-  remember(nameOf(descriptor), { pool, isByName: fds.isByName });
+  const pool = importNew(context, descriptor, fd);
+  addOpenPool(identityOf(descriptor), { pool, isNameTrusted: fds.isNameTrusted });
   return pool;
 }
 
-function remember(name: string, opened: Known): void {
-  for (const [stated, pools] of known) {
+function addOpenPool(name: string, opened: OpenPool): void {
+  for (const [stated, pools] of openPools) {
     const left = pools.filter(({ pool }) => !pool.closed);
-    if (left.length > 0) known.set(stated, left);
-    else known.delete(stated);
+    if (left.length > 0) openPools.set(stated, left);
+    else openPools.delete(stated);
   }
-  known.set(name, [...(known.get(name) ?? []), opened]);
+  openPools.set(name, [...(openPools.get(name) ?? []), opened]);
 }
 
-function importAnew(context: Context, descriptor: IpcPoolDescriptor, fd: number): ImportedPool {
-  const open = [...known.values()].flat().flatMap(({ pool }) => (pool.closed ? [] : [pool]));
-  const own = keepDuplicate(context, fd);
+function importNew(context: Context, descriptor: IpcPoolDescriptor, fd: number): ImportedPool {
+  const open = [...openPools.values()].flat().flatMap(({ pool }) => (pool.closed ? [] : [pool]));
+  const ownFd = addDuplicateFd(context, fd);
   let handle: CUmemoryPool;
   try {
     // The driver has it once a process: destroyed by one worker, it would be gone for all.
     const elsewhere = open.find(({ shared }) => isSameFile(shared.fd, fd));
-    if (elsewhere) shareHandle(elsewhere.handle);
-    handle = elsewhere?.handle ?? openSharedHandle(() => importHandle(own, descriptor));
+    if (elsewhere) retainSharedHandle(elsewhere.handle);
+    handle = elsewhere?.handle ?? openSharedHandle(() => importHandle(ownFd, descriptor));
   } catch (error) {
-    closeKeptFd(context, own);
+    closeContextFd(context, ownFd);
     throw error;
   }
   // By another name, or where open files cannot be compared.
   const same = open.find((pool) => pool.context === context && pool.handle === handle);
-  if (!same) return new ImportedPool(context, handle, own, descriptor);
-  closeKeptFd(context, own);
-  closeSharedHandle(handle, () => {});
+  if (!same) return new ImportedPool(context, handle, ownFd, descriptor);
+  closeContextFd(context, ownFd);
+  releaseSharedHandle(handle, () => {});
   return same;
 }
 
@@ -481,10 +482,10 @@ function importHandle(fd: number, { pid }: IpcPoolDescriptor): CUmemoryPool {
 /** What descriptors of pools may name. */
 
 /** The pool itself, of the descriptor of its memory. */
-function ofPool(descriptor: IpcPoolDescriptor): IpcPoolDescriptor {
+function describePoolOf(descriptor: IpcPoolDescriptor): IpcPoolDescriptor {
   const { layout: _, readyEvent: __, ...fields } = descriptor;
   const nothing = { baseByteLength: 0, byteOffset: 0, byteLength: 0, bufferId: 0, generation: 0 };
-  return sealDescriptor<'pool'>({ ...fields, ...nothing, access: 'read-write', handle: null });
+  return withChecksum<'pool'>({ ...fields, ...nothing, access: 'read-write', handle: null });
 }
 
 /**
@@ -494,8 +495,8 @@ function ofPool(descriptor: IpcPoolDescriptor): IpcPoolDescriptor {
  * what else is in it.
  * A driver that was not tried is taken to do the same.
  */
-const KNOWN_TO_WORK = 5 * 2 ** 30;
-const LIMIT = 'CUFFI_POOL_SHARE_LIMIT';
+const SAFE_BYTE_LENGTH = 5 * 2 ** 30;
+const LIMIT_VARIABLE = 'CUFFI_POOL_SHARE_LIMIT';
 
 /**
  * Why an allocation of a pool is too large to go to another process; undefined where it is not.
@@ -503,23 +504,23 @@ const LIMIT = 'CUFFI_POOL_SHARE_LIMIT';
  * @param byteLength of the whole allocation
  * @throws RangeError where the limit of the environment is not a number
  */
-function sizeObstacle(byteLength: number): Obstacle | undefined {
+function sizeBlocker(byteLength: number): OpenBlocker | undefined {
   // The environment is not read for what works anyway: that costs more than the rest.
-  if (byteLength <= KNOWN_TO_WORK) return undefined;
-  const limit = Math.max(KNOWN_TO_WORK, fromEnvironment(LIMIT, KNOWN_TO_WORK));
+  if (byteLength <= SAFE_BYTE_LENGTH) return undefined;
+  const limit = Math.max(SAFE_BYTE_LENGTH, numberFromEnvironment(LIMIT_VARIABLE, SAFE_BYTE_LENGTH));
   if (byteLength <= limit) return undefined;
   return {
     code: 'not-supported',
     reason:
       `${byteLength} bytes of a memory pool, in one allocation, cannot be shared: above ${limit} bytes ` +
       'the driver ends the process that opens it (SIGSEGV in cuMemPoolImportPointer, seen with driver 580)',
-    remedy:
+    hint:
       'Share virtual memory (VirtualMemory.reserve(byteLength, { shareable: true })), or several ' +
-      `allocations. If the driver is known to open larger ones, set ${LIMIT} to the bytes of the ` +
+      `allocations. If the driver is known to open larger ones, set ${LIMIT_VARIABLE} to the bytes of the ` +
       'largest in both processes.',
   };
 }
 
-/** As {@link sizeObstacle}, of what a descriptor says of its allocation. */
-export const poolObstacle = (descriptor: IpcDescriptor): Obstacle | undefined =>
-  descriptor.kind === 'pool' ? sizeObstacle(descriptor.baseByteLength) : undefined;
+/** As {@link sizeBlocker}, of what a descriptor says of its allocation. */
+export const poolBlocker = (descriptor: IpcDescriptor): OpenBlocker | undefined =>
+  descriptor.kind === 'pool' ? sizeBlocker(descriptor.baseByteLength) : undefined;

@@ -3,18 +3,18 @@ import { checkDeadline, type DeadlineOptions, withDeadline } from '../../deadlin
 import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import { Resource } from '../../lifetime.ts';
-import { waitUntil } from '../../poller.ts';
-import { checkOptions, requireMade } from '../../validate.ts';
+import { pollUntil } from '../../poller.ts';
+import { assertInternal, checkOptions } from '../../validate.ts';
 import {
   type IpcEventDescriptor,
   type IpcMemoryDescriptor,
   parseDescriptor,
 } from '../descriptor.ts';
-import { here, isOwn } from '../identity.ts';
+import { isFromThisProcess, localProcess } from '../identity.ts';
 import { withReadyEvent } from './event.ts';
-import { isInSight } from './explain.ts';
-import { MEMORY, openIpcEvent } from './import.ts';
-import type { Parcel } from './marshal.ts';
+import { sharesPidNamespace } from './explain.ts';
+import { MEMORY_KINDS, openIpcEvent } from './import.ts';
+import type { Exported } from './marshal.ts';
 
 /** Options of {@link ready}. */
 export interface ReadyOptions extends DeadlineOptions, PlaceOptions {
@@ -23,7 +23,7 @@ export interface ReadyOptions extends DeadlineOptions, PlaceOptions {
 }
 
 /** A look at /proc, which a wait does not take at every turn. */
-const PERIOD_MS = 20;
+const LIVENESS_PERIOD_MS = 20;
 
 /**
  * Waits until the work is done that the exporter had queued in the `stream` with which it shared
@@ -43,7 +43,7 @@ const PERIOD_MS = 20;
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
  */
 export const ready = async (message: unknown, options?: ReadyOptions): Promise<void> =>
-  waitReady(parseDescriptor(message, MEMORY), options, () => {});
+  waitReady(parseDescriptor(message, MEMORY_KINDS), options, () => {});
 
 /** As {@link ready}; `check` is asked as long as it waits, and may throw. */
 export async function waitReady(
@@ -63,14 +63,14 @@ export async function waitReady(
     );
   const event = openIpcEvent(readyEvent, { ...place, sameProcess: 'alias' });
   try {
-    const isDone = pollOf(event, readyEvent);
+    const isDone = donePoller(event, readyEvent);
     await withDeadline<void>(deadline, 'waiting for shared memory', (resolve, reject) => {
       const abandoned = new AbortController();
       const poll = (): boolean => {
         check();
         return isDone();
       };
-      waitUntil(poll, { signal: abandoned.signal }).then(resolve, reject);
+      pollUntil(poll, { signal: abandoned.signal }).then(resolve, reject);
       return () => abandoned.abort();
     });
   } finally {
@@ -79,16 +79,17 @@ export async function waitReady(
 }
 
 /** Whether the event is done. It throws where whoever was to make it so has ended. */
-function pollOf(event: CudaEvent, recorder: IpcEventDescriptor): () => boolean {
-  const self = here();
-  if (isOwn(recorder, self) || !isInSight(recorder, self)) return () => event.done;
+function donePoller(event: CudaEvent, recorder: IpcEventDescriptor): () => boolean {
+  const self = localProcess();
+  if (isFromThisProcess(recorder, self) || !sharesPidNamespace(recorder, self))
+    return () => event.done;
   const { pid, startTime } = recorder;
-  let lookedAt = performance.now();
+  let checkedAt = performance.now();
   return () => {
     if (event.done) return true;
     const now = performance.now();
-    if (now - lookedAt < PERIOD_MS) return false;
-    lookedAt = now;
+    if (now - checkedAt < LIVENESS_PERIOD_MS) return false;
+    checkedAt = now;
     if (self.isAlive(pid, startTime)) return false;
     // It may have ended after its work was done.
     if (event.done) return true;
@@ -104,14 +105,14 @@ function pollOf(event: CudaEvent, recorder: IpcEventDescriptor): () => boolean {
  * What `exportIpc` gives with a stream: memory, and an event that says when it may be used. The
  * other process waits for that with `ready`; `close()` takes the event away, and leaves the memory.
  */
-export class ReadyParcel extends Resource implements Parcel {
+export class ReadyExport extends Resource implements Exported {
   readonly descriptor: IpcMemoryDescriptor;
   readonly fds: readonly number[];
 
   /** @internal */
   constructor(descriptor: IpcMemoryDescriptor, fds: readonly number[], event: CudaEvent) {
-    requireMade(event, CudaEvent, 'ReadyParcel', 'exportIpc');
-    super('ReadyParcel', { owner: event.context.resources, release: () => event.close() });
+    assertInternal(event, CudaEvent, 'ReadyExport', 'exportIpc');
+    super('ReadyExport', { owner: event.context.resources, release: () => event.close() });
     this.descriptor = withReadyEvent(descriptor, event);
     this.fds = fds;
   }

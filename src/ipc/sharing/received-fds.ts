@@ -7,7 +7,7 @@ export interface ReceivedFds {
    * Whether the name of a pool is to be believed: where the program itself opens it, and where the
    * kernel says that the pool's maker has sent it. Any other process may state any name.
    */
-  readonly isByName: boolean;
+  readonly isNameTrusted: boolean;
   /** All of them: whoever calls closes them. */
   take(): readonly number[];
 }
@@ -15,12 +15,12 @@ export interface ReceivedFds {
 /** File descriptors that came with a descriptor: closed in the end, but for those that are taken. */
 export class OwnedFds implements ReceivedFds, Disposable {
   readonly numbers: readonly number[];
-  readonly isByName: boolean;
+  readonly isNameTrusted: boolean;
   #isOwner = true;
 
-  constructor(fds: readonly number[], isByName: boolean) {
+  constructor(fds: readonly number[], isNameTrusted: boolean) {
     this.numbers = fds;
-    this.isByName = isByName;
+    this.isNameTrusted = isNameTrusted;
   }
 
   take(): readonly number[] {

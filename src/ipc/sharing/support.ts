@@ -2,7 +2,7 @@ import type { DeviceAttribute } from '../../../ffi/attributes.ts';
 import { Device } from '../../device.ts';
 import { type IpcCause, IpcError } from '../../errors.ts';
 import { checkInstance } from '../../validate.ts';
-import { here } from '../identity.ts';
+import { localProcess } from '../identity.ts';
 
 /** Whether a way of sharing works on a device, and if not, why. */
 export interface Support {
@@ -24,23 +24,22 @@ export interface IpcSupport {
 }
 
 /** Why a way of sharing does not work, and what may be done about it. */
-export interface Obstacle {
+export interface OpenBlocker {
   readonly code: IpcCause;
   readonly reason: string;
-  readonly remedy: string;
+  readonly hint: string;
 }
 
 /** @throws IpcError for what is in the way, if anything */
-export function refuse(obstacle: Obstacle | undefined): void {
-  if (obstacle)
-    throw new IpcError(`${obstacle.reason}. ${obstacle.remedy}`, undefined, obstacle.code);
+export function throwIfBlocked(blocker: OpenBlocker | undefined): void {
+  if (blocker) throw new IpcError(`${blocker.reason}. ${blocker.hint}`, undefined, blocker.code);
 }
 
 /** What is in the way under WSL, whatever the device. */
-export const wsl: Obstacle = {
+export const wslBlocker: OpenBlocker = {
   code: 'wsl',
   reason: 'WSL does not support CUDA IPC',
-  remedy: 'Run both processes under Linux itself, or copy the data.',
+  hint: 'Run both processes under Linux itself, or copy the data.',
 };
 
 const POSIX_FILE_DESCRIPTOR = 1;
@@ -58,9 +57,9 @@ const COMPUTE_MODES: Readonly<Record<number, string>> = {
  */
 export function ipcSupport(device: Device): IpcSupport {
   checkInstance(device, Device, 'device');
-  const support = (way: keyof IpcSupport): Support => {
-    const obstacle = sharingObstacle(device, way);
-    return obstacle ? { supported: false, reason: inWords(obstacle) } : yes;
+  const support = (capability: keyof IpcSupport): Support => {
+    const blocker = capabilityBlocker(device, capability);
+    return blocker ? { supported: false, reason: describeBlocker(blocker) } : SUPPORTED;
   };
   return {
     memory: support('memory'),
@@ -70,42 +69,43 @@ export function ipcSupport(device: Device): IpcSupport {
   };
 }
 
-const yes: Support = { supported: true, reason: '' };
+const SUPPORTED: Support = { supported: true, reason: '' };
 
-const inWords = ({ code, reason, remedy }: Obstacle): string =>
-  code === 'compute-mode' ? `${reason}: ${remedy}` : reason;
+const describeBlocker = ({ code, reason, hint }: OpenBlocker): string =>
+  code === 'compute-mode' ? `${reason}: ${hint}` : reason;
 
 /** What keeps a device from sharing in one way; undefined where nothing does. */
-export function sharingObstacle(
+export function capabilityBlocker(
   device: Device,
-  way: keyof IpcSupport,
-  isWsl: boolean = here().isWsl,
-): Obstacle | undefined {
-  if (isWsl) return wsl;
+  capability: keyof IpcSupport,
+  isWsl: boolean = localProcess().isWsl,
+): OpenBlocker | undefined {
+  if (isWsl) return wslBlocker;
   const mode = COMPUTE_MODES[device.attribute('computeMode')];
   if (mode)
     return {
       code: 'compute-mode',
       reason: `the device's compute mode is ${mode}`,
-      remedy: 'a second process cannot use it (nvidia-smi -c DEFAULT)',
+      hint: 'a second process cannot use it (nvidia-smi -c DEFAULT)',
     };
-  const reason = ways[way](device);
+  const reason = capabilityChecks[capability](device);
   if (!reason) return undefined;
   return {
     code: 'not-supported',
     reason,
-    remedy: 'Share another kind of memory (ipcSupport tells which).',
+    hint: 'Share another kind of memory (ipcSupport tells which).',
   };
 }
 
-const legacy = (device: Device): string =>
+const lackingLegacyIpc = (device: Device): string =>
   lacking(device, 'unifiedAddressing', 'unified addressing') ||
   (device.attribute('integrated') ? 'integrated GPUs have no legacy IPC' : '');
 
 /** Why a device lacks it; empty where it does not. */
-const ways: Readonly<Record<keyof IpcSupport, (device: Device) => string>> = {
-  memory: legacy,
-  events: (device) => legacy(device) || lacking(device, 'ipcEventSupported', 'interprocess events'),
+const capabilityChecks: Readonly<Record<keyof IpcSupport, (device: Device) => string>> = {
+  memory: lackingLegacyIpc,
+  events: (device) =>
+    lackingLegacyIpc(device) || lacking(device, 'ipcEventSupported', 'interprocess events'),
   pools: (device) =>
     lacking(device, 'memoryPoolsSupported', 'memory pools') ||
     (device.attribute('mempoolSupportedHandleTypes') & POSIX_FILE_DESCRIPTOR

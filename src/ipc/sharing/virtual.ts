@@ -7,42 +7,42 @@ import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../.
 import { check, cudaError } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseQuietly } from '../../lifetime.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
 import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
-import { keepFd } from '../../memory/context-fds.ts';
+import { addContextFd } from '../../memory/context-fds.ts';
 import {
-  allowDevice,
-  mapPart,
-  type Part,
+  allowAccess,
+  freeReservation,
+  mapChunk,
+  type PhysicalChunk,
   reserveAddresses,
-  unreserve,
 } from '../../memory/physical-chunk.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
-import { type IpcVirtualDescriptor, sealDescriptor } from '../descriptor.ts';
-import { exporter } from '../identity.ts';
-import { generationOf } from './export-id.ts';
+import { type IpcVirtualDescriptor, withChecksum } from '../descriptor.ts';
+import { describeExporter } from '../identity.ts';
+import { exportIdOf } from './export-id.ts';
 import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
-import type { Parcel } from './marshal.ts';
+import type { Exported } from './marshal.ts';
 import type { ReceivedFds } from './received-fds.ts';
 
 /** The pieces of virtual memory that a buffer lies in, each by a file descriptor. @throws IpcError */
-export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Parcel {
+export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Exported {
   if (!memory.shareable)
     throw new IpcError(
       'this virtual memory is not for other processes: reserve it with { shareable: true }',
     );
   const { byteLength, access, context } = buffer;
   const begin = buffer.address - memory.address;
-  const { id, first, byteOffset, pieces } = memory.share(
+  const { id, firstChunk, byteOffset, chunks } = memory.share(
     begin,
     begin + byteLength,
     MAX_MESSAGE_FDS,
     access,
   );
-  const sizes = pieces.map((piece) => piece.byteLength);
-  const { device, machine, pid, startTime, pidNamespace } = exporter(context.device.uuid);
+  const sizes = chunks.map((piece) => piece.byteLength);
+  const { device, machine, pid, startTime, pidNamespace } = describeExporter(context.device.uuid);
   // Each field by its name: a spread costs more than all of them.
-  const descriptor = sealDescriptor<'virtual'>({
+  const descriptor = withChecksum<'virtual'>({
     kind: 'virtual',
     device,
     machine,
@@ -50,45 +50,45 @@ export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Parc
     startTime,
     pidNamespace,
     memory: id,
-    firstPiece: first,
+    firstPiece: firstChunk,
     pieces: sizes,
     baseByteLength: sizes.reduce((sum, size) => sum + size, 0),
     byteOffset,
     byteLength,
     access,
     bufferId: 0,
-    generation: generationOf(memory),
+    generation: exportIdOf(memory),
   });
-  return { descriptor, fds: pieces.map(({ fd }) => fd) };
+  return { descriptor, fds: chunks.map(({ fd }) => fd) };
 }
 
 /** Pieces of another process's virtual memory, mapped one behind the other. */
 export interface VirtualMapping extends Mapping {
   /** With the descriptors that they came by, for whom they are passed on to. */
-  readonly parts: Part[];
+  readonly chunks: PhysicalChunk[];
 }
 
-const mapped = tableByContext(
+const mappings = tableByContext(
   () =>
     new MappingTable<VirtualMapping>(
       // cuMemUnmap does not wait for what uses the memory.
-      ({ context, base, byteLength, parts }) => unreserve(context, base, byteLength, parts),
-      { waits: false },
+      ({ context, base, byteLength, chunks }) => freeReservation(context, base, byteLength, chunks),
+      { mayBlock: false },
     ),
 );
 
 /** The mapping of the pieces that came: the same files as before, whatever their sender calls them. */
-const nameOf = (
+const mappingKey = (
   context: Context,
   { memory, firstPiece, pieces }: IpcVirtualDescriptor,
   fds: readonly number[],
   access: Access,
 ): string =>
-  mapped(context).nameAmong(
+  mappings(context).findName(
     `${memory} ${firstPiece} ${pieces.length} ${access}`,
-    ({ parts }) =>
-      parts.length === fds.length &&
-      parts.every(({ fd }, at) => fd !== undefined && isSameFile(fd, fds[at] as number)),
+    ({ chunks }) =>
+      chunks.length === fds.length &&
+      chunks.every(({ fd }, at) => fd !== undefined && isSameFile(fd, fds[at] as number)),
   );
 
 /** @param fds the descriptors of the pieces */
@@ -97,7 +97,7 @@ export const isVirtualMapped = (
   descriptor: IpcVirtualDescriptor,
   fds: readonly number[],
   access: Access,
-): boolean => mapped(context).has(nameOf(context, descriptor, fds, access), 0);
+): boolean => mappings(context).has(mappingKey(context, descriptor, fds, access), 0);
 
 /**
  * Maps the pieces that came with a descriptor, or counts one more user of them.
@@ -111,7 +111,7 @@ export const mapVirtual = (
   fds: ReceivedFds,
   access: Access,
 ): MappingUse<VirtualMapping> =>
-  mapped(context).use(nameOf(context, descriptor, fds.numbers, access), 0, context, () =>
+  mappings(context).use(mappingKey(context, descriptor, fds.numbers, access), 0, context, () =>
     map(context, descriptor, fds, access),
   );
 
@@ -122,28 +122,29 @@ function map(
   access: Access,
 ): VirtualMapping {
   const base = reserveAddresses(baseByteLength);
-  const parts: Part[] = [];
+  const chunks: PhysicalChunk[] = [];
   try {
     let end = base as number;
     for (const [at, byteLength] of pieces.entries()) {
-      const part = { address: end as CUdeviceptr, byteLength };
-      importPiece(part, fds.numbers[at] as number, pid);
-      parts.push({ ...part, handle: undefined, fd: undefined });
+      const chunk = { address: end as CUdeviceptr, byteLength };
+      importChunk(chunk, fds.numbers[at] as number, pid);
+      chunks.push({ ...chunk, handle: undefined, fd: undefined });
       end += byteLength;
     }
-    for (const part of parts) allowDevice(part, context.device, access);
-    for (const [at, fd] of fds.take().entries()) (parts[at] as Part).fd = keepFd(context, fd);
+    for (const chunk of chunks) allowAccess(chunk, context.device, access);
+    for (const [at, fd] of fds.take().entries())
+      (chunks[at] as PhysicalChunk).fd = addContextFd(context, fd);
   } catch (error) {
     // Nobody was given the address yet: nothing uses it.
-    releaseQuietly(() => unreserve(context, base, baseByteLength, parts));
+    releaseOrWarn(() => freeReservation(context, base, baseByteLength, chunks));
     throw error;
   }
-  return { context, resets: context.resets, base, byteLength: baseByteLength, parts };
+  return { context, epoch: context.epoch, base, byteLength: baseByteLength, chunks };
 }
 
 /** Maps a piece; its mapping alone holds it afterwards. */
-function importPiece(
-  { address, byteLength }: Pick<Part, 'address' | 'byteLength'>,
+function importChunk(
+  { address, byteLength }: Pick<PhysicalChunk, 'address' | 'byteLength'>,
   fd: number,
   pid: number,
 ): void {
@@ -159,7 +160,7 @@ function importPiece(
     );
   const handle = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
   try {
-    mapPart(address, byteLength, handle);
+    mapChunk(address, byteLength, handle);
   } finally {
     check(cu.cuMemRelease(handle), 'cuMemRelease');
   }

@@ -6,40 +6,40 @@
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseQuietly } from '../../lifetime.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
-import { retainMemory } from '../../memory/keep-alive.ts';
+import { keepMemoryAlive } from '../../memory/keep-alive.ts';
 import type { IpcDescriptor, IpcMemoryDescriptor } from '../descriptor.ts';
 import { ResetWatch } from '../reset-watch.ts';
 import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
-import type { Obstacle } from './support.ts';
-import { withSharedTable } from './worker-counts.ts';
+import type { OpenBlocker } from './support.ts';
+import { withExportsTable } from './worker-counts.ts';
 
 /**
  * An entry is six numbers: which allocation (0: a free entry), which of its pieces is the first, where
  * that begins, how many bytes there are, how many threads have it (the one that shared it, until all
  * others have closed it, too), and whether that one has closed it.
  */
-const FIELDS = 6;
+const RECORD_LENGTH = 6;
 const PIECE = 1;
 const ADDRESS = 2;
 const BYTE_LENGTH = 3;
 const USERS = 4;
 const CLOSED = 5;
 /** The first entry is no one's: where the entries end that were ever used. */
-const END = 0;
+const END_OFFSET = 0;
 
 /** What this thread has shared with the others: the entry, by the name of what it is of. */
 const published = new Map<string, { readonly at: number; readonly context: Context }>();
-const spare: number[] = [];
+const freeRecords: number[] = [];
 
 /** What others had when it was closed is looked at so often, until it can be given back. */
-const PERIOD_MS = 10;
+const POLL_PERIOD_MS = 10;
 
 /** A reset frees all memory, whoever has it. */
-const resets = new ResetWatch((context) => {
+const resetWatch = new ResetWatch((context) => {
   for (const [name, { context: own, at }] of published)
-    if (own === context) withSharedTable((table) => remove(table, name, at));
+    if (own === context) withExportsTable((table) => removeRecord(table, name, at));
 });
 
 const pieceOf = (descriptor: IpcMemoryDescriptor): number =>
@@ -61,21 +61,21 @@ export function publish(
   descriptor: IpcMemoryDescriptor,
 ): void {
   const { generation, byteOffset, baseByteLength } = descriptor;
-  const { context, whole } = buffer;
+  const { context, root } = buffer;
   // What others allocated, and what came from another process, is not for this thread to keep.
-  if (generation === 0 || whole.origin !== 'allocated') return;
+  if (generation === 0 || root.origin !== 'allocated') return;
   const name = nameOf(descriptor);
   const known = published.get(name);
   // Virtual memory grows.
   if (known && descriptor.kind !== 'virtual') return;
-  withSharedTable((table) => {
-    const at = known?.at ?? spare.pop() ?? ((table[END] as number) || FIELDS);
-    if (at + FIELDS > table.length)
+  withExportsTable((table) => {
+    const at = known?.at ?? freeRecords.pop() ?? ((table[END_OFFSET] as number) || RECORD_LENGTH);
+    if (at + RECORD_LENGTH > table.length)
       throw new IpcError('too much memory is shared with other worker threads at a time');
     const before = known ? (table[at + BYTE_LENGTH] as number) : 0;
     table[at + BYTE_LENGTH] = Math.max(baseByteLength, before);
     if (known) return;
-    table[END] = Math.max(table[END] as number, at + FIELDS);
+    table[END_OFFSET] = Math.max(table[END_OFFSET] as number, at + RECORD_LENGTH);
     table[at + PIECE] = pieceOf(descriptor);
     table[at + ADDRESS] = begin - byteOffset;
     table[at + USERS] = 1;
@@ -84,37 +84,37 @@ export function publish(
     published.set(name, { at, context });
   });
   if (known) return;
-  resets.add(context);
-  const drop = retainMemory(buffer, 'other worker threads', () => {
-    if (giveUp(name)) drop();
-    else awaitOthers(name, drop);
+  resetWatch.add(context);
+  const removeKeepalive = keepMemoryAlive(buffer, 'other worker threads', () => {
+    if (tryUnpublish(name)) removeKeepalive();
+    else unpublishWhenUnused(name, removeKeepalive);
   });
 }
 
 /** It is closed in this thread. Whether no other has it: then it is gone from the table. */
-const giveUp = (name: string): boolean =>
-  withSharedTable((table) => {
+const tryUnpublish = (name: string): boolean =>
+  withExportsTable((table) => {
     const at = published.get(name)?.at;
     if (at === undefined) return true;
     table[at + CLOSED] = 1;
     if ((table[at + USERS] as number) > 1) return false;
-    remove(table, name, at);
+    removeRecord(table, name, at);
     return true;
   });
 
-function awaitOthers(name: string, drop: () => void): void {
+function unpublishWhenUnused(name: string, removeKeepalive: () => void): void {
   const timer = setInterval(() => {
-    if (!giveUp(name)) return;
+    if (!tryUnpublish(name)) return;
     clearInterval(timer);
-    releaseQuietly(drop);
-  }, PERIOD_MS);
+    releaseOrWarn(removeKeepalive);
+  }, POLL_PERIOD_MS);
   timer.unref();
 }
 
-function remove(table: Float64Array, name: string, at: number): void {
+function removeRecord(table: Float64Array, name: string, at: number): void {
   table[at] = 0;
   published.delete(name);
-  spare.push(at);
+  freeRecords.push(at);
 }
 
 interface ThreadMapping extends Mapping {
@@ -123,68 +123,72 @@ interface ThreadMapping extends Mapping {
 }
 
 /** What other threads have shared and this one has open, by name; nothing is mapped for it. */
-const opened = tableByContext(
+const mappings = tableByContext(
   () =>
     new MappingTable<ThreadMapping>(
       ({ generation, at }) =>
-        withSharedTable((table) => {
+        withExportsTable((table) => {
           if (table[at] === generation) table[at + USERS] = (table[at + USERS] as number) - 1;
         }),
-      { waits: false },
+      { mayBlock: false },
     ),
 );
 
 /** Whether another thread of this process has shared the memory, and has it open. */
-export const isOfOtherThread = (descriptor: IpcDescriptor): boolean =>
+export const isFromOtherThread = (descriptor: IpcDescriptor): boolean =>
   descriptor.kind !== 'event' &&
   descriptor.generation !== 0 &&
   !published.has(nameOf(descriptor)) &&
-  withSharedTable((table) => placeOf(table, descriptor) !== undefined);
+  withExportsTable((table) => findRecord(table, descriptor) !== undefined);
 
 /**
  * Uses memory that another thread has shared.
  *
  * @throws IpcError where it is not there any more
  */
-export function openOfOtherThread(
+export function openFromOtherThread(
   context: Context,
   descriptor: IpcMemoryDescriptor,
 ): MappingUse<Mapping> {
   const { generation } = descriptor;
-  const { mapping, release } = opened(context).use(nameOf(descriptor), 0, context, () =>
-    withSharedTable((table) => {
-      const at = placeOf(table, descriptor);
-      if (at === undefined) throw gone();
+  const { mapping, release } = mappings(context).use(nameOf(descriptor), 0, context, () =>
+    withExportsTable((table) => {
+      const at = findRecord(table, descriptor);
+      if (at === undefined) throw exportGone();
       table[at + USERS] = (table[at + USERS] as number) + 1;
       const base = table[at + ADDRESS] as CUdeviceptr;
-      return { generation, at, context, resets: context.resets, base, byteLength: 0 };
+      return { generation, at, context, epoch: context.epoch, base, byteLength: 0 };
     }),
   );
-  const byteLength = withSharedTable((table) => table[mapping.at + BYTE_LENGTH] as number);
+  const byteLength = withExportsTable((table) => table[mapping.at + BYTE_LENGTH] as number);
   return { mapping: { ...mapping, byteLength }, release };
 }
 
 /** The entry of memory that the thread which shared it has not closed. */
-function placeOf(table: Float64Array, descriptor: IpcMemoryDescriptor): number | undefined {
-  const end = table[END] as number;
+function findRecord(table: Float64Array, descriptor: IpcMemoryDescriptor): number | undefined {
+  const end = table[END_OFFSET] as number;
   const piece = pieceOf(descriptor);
-  for (let at = FIELDS; at < end; at += FIELDS)
+  for (let at = RECORD_LENGTH; at < end; at += RECORD_LENGTH)
     if (table[at] === descriptor.generation && table[at + PIECE] === piece)
       return table[at + CLOSED] === 0 ? at : undefined;
   return undefined;
 }
 
 /** What a descriptor of this process names is open in none of its threads. */
-export const gone = (): IpcError =>
-  new IpcError(`${goneObstacle.reason}. ${goneObstacle.remedy}`, undefined, goneObstacle.code);
+export const exportGone = (): IpcError =>
+  new IpcError(
+    `${exportGoneBlocker.reason}. ${exportGoneBlocker.hint}`,
+    undefined,
+    exportGoneBlocker.code,
+  );
 
-/** As {@link gone}. */
-export const goneObstacle = {
+/** As {@link exportGone}. */
+export const exportGoneBlocker = {
   code: 'exporter-gone',
   reason:
     'this descriptor was made by this very process, and what it names is not there any more: it was ' +
     'closed, or it is a pool, an event or memory of another library that another thread shared',
-  remedy:
+  hint:
     'Keep what is shared open until the other thread has opened it, and use a pool or an event in the ' +
     'thread that made it.',
-} as const satisfies Obstacle;
+} as const satisfies OpenBlocker;

@@ -2,50 +2,50 @@ import { discardFd } from '../../../ffi/linux/close-fd.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
-import { PointPage } from './page.ts';
-import type { Point } from './point.ts';
-import { Signals } from './signaler.ts';
-import { Waits } from './waiter.ts';
+import { TimelinePage } from './page.ts';
+import type { TimelinePoint } from './point.ts';
+import { Signaler } from './signaler.ts';
+import { Waiter } from './waiter.ts';
 
 /** What orders the work of two processes: a page of counters for each direction. */
-export class Ordering {
-  #signals: Signals | undefined;
-  #theirs: { readonly page: PointPage; readonly waits: Waits } | undefined;
+export class Timeline {
+  #signaler: Signaler | undefined;
+  #peer: { readonly page: TimelinePage; readonly waits: Waiter } | undefined;
   #isClosed = false;
 
   /** Whether the other process may wait for work here that is not done. */
-  get isAwaited(): boolean {
-    return this.#signals?.isPending === true;
+  get isAwaitedByPeer(): boolean {
+    return this.#signaler?.isPending === true;
   }
 
   /** Points behind the work of one stream here. @throws CudaError, ClosedError */
-  behindStream(stream: Stream): Point[] {
-    return this.#isClosed ? [] : this.#own.behindStream(stream);
+  pointsBehindStream(stream: Stream): TimelinePoint[] {
+    return this.#isClosed ? [] : this.#ownSignaler.pointsBehindStream(stream);
   }
 
   /** Points behind all known work of a context here. @throws CudaError */
-  behindContext(context: Context): Point[] {
-    return this.#isClosed ? [] : this.#own.behindContext(context);
+  pointsBehindContext(context: Context): TimelinePoint[] {
+    return this.#isClosed ? [] : this.#ownSignaler.pointsBehindContext(context);
   }
 
   /** Passes this process's page to `send` if the other one needs it now, until that does not throw. */
   sharePage(send: (fd: number) => void): void {
-    this.#signals?.page.shareFd(send);
+    this.#signaler?.page.shareFd(send);
   }
 
   /** Takes the other process's page; the descriptor is closed. @throws IpcError */
   acceptPage(fd: number): void {
-    if (this.#theirs || this.#isClosed) {
+    if (this.#peer || this.#isClosed) {
       discardFd(fd);
       throw new IpcError('a second page of counters came');
     }
-    const page = PointPage.accept(fd);
-    this.#theirs = { page, waits: new Waits(page) };
+    const page = TimelinePage.accept(fd);
+    this.#peer = { page, waits: new Waiter(page) };
   }
 
   /** @throws IpcError for points of a page that never came */
-  isReached(points: readonly Point[]): boolean {
-    return points.length === 0 || this.#waits.isReached(points);
+  isReached(points: readonly TimelinePoint[]): boolean {
+    return points.length === 0 || this.#waiter.isReached(points);
   }
 
   /**
@@ -54,36 +54,36 @@ export class Ordering {
    *
    * @throws IpcError for points of a page that never came; CudaError where the context is lost
    */
-  wait(points: readonly Point[], context: Context, stream: Stream | undefined): boolean {
-    return points.length === 0 || this.#waits.queue(points, context, stream);
+  wait(points: readonly TimelinePoint[], context: Context, stream: Stream | undefined): boolean {
+    return points.length === 0 || this.#waiter.enqueueWaits(points, context, stream);
   }
 
   /** The other process is gone: no stream stays blocked. Answers how many points never came. */
-  otherIsGone(): number {
-    return this.#theirs?.waits.giveUp() ?? 0;
+  abandonWaits(): number {
+    return this.#peer?.waits.abandon() ?? 0;
   }
 
   /** No more points; `done` is called when no stream here can wait for the other process any more. */
-  close(done: () => void): void {
+  close(onUnused: () => void): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    this.#signals?.close();
-    const { page, waits } = this.#theirs ?? {};
-    if (!page) done();
+    this.#signaler?.close();
+    const { page, waits } = this.#peer ?? {};
+    if (!page) onUnused();
     else
       page.close(() => {
-        waits?.end();
-        done();
+        waits?.unregister();
+        onUnused();
       });
   }
 
-  get #own(): Signals {
-    this.#signals ??= new Signals(PointPage.create());
-    return this.#signals;
+  get #ownSignaler(): Signaler {
+    this.#signaler ??= new Signaler(TimelinePage.create());
+    return this.#signaler;
   }
 
-  get #waits(): Waits {
-    if (!this.#theirs) throw new IpcError('points came before the page that they are of');
-    return this.#theirs.waits;
+  get #waiter(): Waiter {
+    if (!this.#peer) throw new IpcError('points came before the page that they are of');
+    return this.#peer.waits;
   }
 }

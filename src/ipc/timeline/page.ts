@@ -11,15 +11,15 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseQuietly } from '../../lifetime.ts';
-import { hasReached, type Point } from './point.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
+import { hasReached, type TimelinePoint } from './point.ts';
 
 const BYTE_LENGTH = 4096;
 const WORD_BYTE_LENGTH = 8;
 
 interface Registration {
   readonly context: Context;
-  readonly resets: number;
+  readonly epoch: number;
 }
 
 /**
@@ -27,7 +27,7 @@ interface Registration {
  * are, those of the other wait for it. Both CPUs read and write it too. It is host memory: a wait
  * for it can be ended by whoever survives.
  */
-export class PointPage {
+export class TimelinePage {
   /** Of a page that was made here, until it is sent. */
   #fd: number | undefined;
   readonly #mapping: Mapping;
@@ -36,22 +36,22 @@ export class PointPage {
   readonly #words: BigUint64Array;
   #registration: Registration | undefined;
   #addresses = new Map<Context, { readonly resets: number; readonly address: CUdeviceptr }>();
-  #isFixed = true;
+  #isMemoryFixed = true;
   #isClosed = false;
   #isUnmapped = false;
 
-  private constructor(fd: number, isOwn: boolean) {
+  private constructor(fd: number, isCreatedHere: boolean) {
     this.#mapping = mapShared(fd, BYTE_LENGTH);
-    this.#fd = isOwn ? fd : undefined;
+    this.#fd = isCreatedHere ? fd : undefined;
     this.#halves = new Uint32Array(this.#mapping.view());
     this.#words = new BigUint64Array(this.#halves.buffer);
   }
 
   /** A page of this process, for another one. @throws SystemError */
-  static create(): PointPage {
+  static create(): TimelinePage {
     const fd = createSealedMemfd('cuffi-points', BYTE_LENGTH);
     try {
-      return new PointPage(fd, true);
+      return new TimelinePage(fd, true);
     } catch (error) {
       closeFd(fd);
       throw error;
@@ -64,11 +64,11 @@ export class PointPage {
    * @throws IpcError for anything but such a page: touching other memory could end this process, and
    * a stream that waits in memory which its sender can take away could wait for ever
    */
-  static accept(fd: number): PointPage {
+  static accept(fd: number): TimelinePage {
     try {
       if (!isSealedMemfd(fd, BYTE_LENGTH))
         throw new IpcError('a page of counters came that is none: not sealed memory of its size');
-      return PointPage.#fixed(fd);
+      return TimelinePage.#acceptSealed(fd);
     } catch (error) {
       if (!(error instanceof SystemError)) throw error;
       throw new IpcError(
@@ -81,10 +81,10 @@ export class PointPage {
   }
 
   /** Once sealed a page cannot be mapped, so the mapping comes first. @throws SystemError */
-  static #fixed(fd: number): PointPage {
-    const page = new PointPage(fd, false);
+  static #acceptSealed(fd: number): TimelinePage {
+    const page = new TimelinePage(fd, false);
     try {
-      page.#isFixed = sealAgainstHoles(fd);
+      page.#isMemoryFixed = sealAgainstHoles(fd);
       return page;
     } catch (error) {
       page.close();
@@ -96,8 +96,8 @@ export class PointPage {
    * Whether its memory stays the same, so that a device may wait there for what the other process
    * writes; else only the hosts may.
    */
-  get isFixed(): boolean {
-    return this.#isFixed;
+  get isMemoryFixed(): boolean {
+    return this.#isMemoryFixed;
   }
 
   /** Passes its descriptor to `send`, for the other process, until that does not throw. */
@@ -108,13 +108,13 @@ export class PointPage {
     this.#fd = undefined;
   }
 
-  isReached({ slot, count }: Point): boolean {
+  isReached({ slot, count }: TimelinePoint): boolean {
     if (this.#isUnmapped) return true;
     return hasReached(Atomics.load(this.#halves, 2 * slot), count);
   }
 
   /** Stores a counter by the CPU, unless it is further already. */
-  raise(point: Point): void {
+  advanceTo(point: TimelinePoint): void {
     if (!this.isReached(point)) Atomics.store(this.#words, point.slot, BigInt(point.count));
   }
 
@@ -123,12 +123,12 @@ export class PointPage {
    *
    * @param bits how much of the word is compared, which is cyclic: with 32 `count` has 31 at most
    */
-  release({ slot, count }: Point, bits: 32 | 64): void {
+  releaseWaits({ slot, count }: TimelinePoint, bits: 32 | 64): void {
     if (this.#isUnmapped) return;
-    const furthest = BigInt(count);
-    const ahead = BigInt.asIntN(64, Atomics.load(this.#words, slot) - furthest);
-    const isPast = ahead >= 0n && ahead + furthest < 1n << BigInt(bits - 1);
-    if (!isPast) Atomics.store(this.#words, slot, furthest);
+    const target = BigInt(count);
+    const ahead = BigInt.asIntN(64, Atomics.load(this.#words, slot) - target);
+    const isPast = ahead >= 0n && ahead + target < 1n << BigInt(bits - 1);
+    if (!isPast) Atomics.store(this.#words, slot, target);
   }
 
   /**
@@ -137,9 +137,9 @@ export class PointPage {
    * @throws CudaError where the driver does not let devices reach the page
    */
   addressIn(context: Context, slot: number): CUdeviceptr {
-    const known = this.#addresses.get(context);
-    const isKnown = known?.resets === context.resets && this.#isRegistered;
-    const address = isKnown ? known.address : this.#openIn(context);
+    const cached = this.#addresses.get(context);
+    const isKnown = cached?.resets === context.epoch && this.#isRegistered;
+    const address = isKnown ? cached.address : this.#mapInto(context);
     return (address + slot * WORD_BYTE_LENGTH) as CUdeviceptr;
   }
 
@@ -147,9 +147,9 @@ export class PointPage {
    * Unmaps the page when no work here can touch it any more; until then it is read and written.
    * The second time does nothing.
    *
-   * @param unmapped called then
+   * @param onUnmapped called then
    */
-  close(unmapped: () => void = () => {}): void {
+  close(onUnmapped: () => void = () => {}): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
     if (this.#fd !== undefined) closeFd(this.#fd);
@@ -157,33 +157,34 @@ export class PointPage {
     const unmap = (): void => {
       this.#isUnmapped = true;
       this.#mapping.unmap();
-      unmapped();
+      onUnmapped();
     };
     if (!this.#isRegistered) {
       unmap();
       return;
     }
-    const { context, resets } = this.#registration as Registration;
-    for (const other of this.#addresses.keys()) context.activity.visitedBy(other.activity);
+    const { context, epoch } = this.#registration as Registration;
+    for (const visitor of this.#addresses.keys())
+      context.workTracker.addOtherContext(visitor.workTracker);
     const release = (): void => {
       // A reset that comes first takes the releases that wait with it.
-      if (!context.afterReset.delete(release)) return;
-      const status = context.resets === resets ? cu.cuMemHostUnregister(this.#mapping.address) : 0;
+      if (!context.onReset.delete(release)) return;
+      const status = context.epoch === epoch ? cu.cuMemHostUnregister(this.#mapping.address) : 0;
       unmap();
       check(status, 'cuMemHostUnregister');
     };
-    context.afterReset.add(release);
+    context.onReset.add(release);
     // In a context that is lost it fails, which is nothing to the connection that ends by this.
-    context.releases.submit(() => releaseQuietly(release));
+    context.releases.enqueue(() => releaseOrWarn(release));
   }
 
   /** A reset of the context in which it was registered ends that. */
   get #isRegistered(): boolean {
     const registration = this.#registration;
-    return registration !== undefined && registration.context.resets === registration.resets;
+    return registration !== undefined && registration.context.epoch === registration.epoch;
   }
 
-  #openIn(context: Context): CUdeviceptr {
+  #mapInto(context: Context): CUdeviceptr {
     const { address: host } = this.#mapping;
     return context.run(() => {
       if (!this.#isRegistered) {
@@ -195,12 +196,12 @@ export class PointPage {
           ),
           'cuMemHostRegister_v2',
         );
-        this.#registration = { context, resets: context.resets };
+        this.#registration = { context, epoch: context.epoch };
         this.#addresses = new Map();
       }
       check(cu.cuMemHostGetDevicePointer_v2(OUT0, host, 0), 'cuMemHostGetDevicePointer_v2');
       const address = readHandle<CUdeviceptr>(OUT0);
-      this.#addresses.set(context, { resets: context.resets, address });
+      this.#addresses.set(context, { resets: context.epoch, address });
       return address;
     });
   }

@@ -5,93 +5,93 @@ import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { CudaError } from '../../errors.ts';
 import type { Fence } from '../../fence.ts';
-import { Mark } from '../../memory/internal-event.ts';
-import { ownStream } from '../../memory/internal-stream.ts';
+import { InternalEvent } from '../../memory/internal-event.ts';
+import { internalStream } from '../../memory/internal-stream.ts';
 import { pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import type { PointPage } from './page.ts';
-import { furthest, type Point, SLOT_COUNT } from './point.ts';
-import { writeWord } from './stream-memory-operations.ts';
+import type { TimelinePage } from './page.ts';
+import { COUNTER_COUNT, latest, type TimelinePoint } from './point.ts';
+import { writeCounter } from './stream-memory-operations.ts';
 
 /**
  * Tells another process how far this one's streams are: each writes its counter behind its work.
  * Nobody waits here. Where a device does not, the CPU stores the counter when the work is done.
  */
-export class Signals {
-  readonly page: PointPage;
-  readonly #slots: Slots;
-  readonly #told: Told;
+export class Signaler {
+  readonly page: TimelinePage;
+  readonly #counters: StreamCounters;
+  readonly #hostSignaler: HostSignaler;
   /** Whether a device has refused to write to the page. */
-  #isRefused = false;
+  #isDeviceRefused = false;
 
-  constructor(page: PointPage) {
+  constructor(page: TimelinePage) {
     this.page = page;
-    this.#slots = new Slots(page);
-    this.#told = new Told(page, this.#slots);
+    this.#counters = new StreamCounters(page);
+    this.#hostSignaler = new HostSignaler(page, this.#counters);
   }
 
   /** A point behind the work of a stream; none where it is done. @throws CudaError */
-  behindStream(stream: Stream): Point[] {
+  pointsBehindStream(stream: Stream): TimelinePoint[] {
     if (stream.done) return [];
-    return this.#tryDevice(stream.context, () => this.#inStream(stream));
+    return this.#signalFromDevice(stream.context, () => this.#signalInStream(stream));
   }
 
   /** Points behind all work of a context that is known; none where nothing runs. @throws CudaError */
-  behindContext(context: Context): Point[] {
-    const { streams, marks, isWhole } = context.run(() => context.activity.running());
-    if (!isWhole) return [this.#told.behind(context)];
-    if (streams.length === 0 && marks.length === 0) return [];
-    return this.#tryDevice(context, () => {
-      const joining = ownStream(context, 'points');
-      const others = streams.filter((stream) => stream !== joining);
-      const points = others.flatMap((stream) => this.#inHandle(context, stream));
-      if (marks.length > 0) points.push(...this.#behindEvents(context, joining, marks));
-      return furthest(points);
+  pointsBehindContext(context: Context): TimelinePoint[] {
+    const { streams, events, isComplete } = context.run(() => context.workTracker.runningWork());
+    if (!isComplete) return [this.#hostSignaler.pointBehind(context)];
+    if (streams.length === 0 && events.length === 0) return [];
+    return this.#signalFromDevice(context, () => {
+      const joinStream = internalStream(context, 'points');
+      const others = streams.filter((stream) => stream !== joinStream);
+      const points = others.flatMap((stream) => this.#signalInHandle(context, stream));
+      if (events.length > 0) points.push(...this.#signalBehindEvents(context, joinStream, events));
+      return latest(points);
     });
   }
 
   /** Whether a point is not reached yet. */
   get isPending(): boolean {
-    return this.#slots.isPending;
+    return this.#counters.isPending;
   }
 
   /** No more points; those that are there are still reached. */
   close(): void {
-    this.#told.whenDone(() => this.page.close(() => this.#slots.end()));
+    this.#hostSignaler.whenDone(() => this.page.close(() => this.#counters.end()));
   }
 
-  #tryDevice(context: Context, queue: () => Point[]): Point[] {
-    if (!this.#isRefused) {
+  #signalFromDevice(context: Context, queue: () => TimelinePoint[]): TimelinePoint[] {
+    if (!this.#isDeviceRefused) {
       try {
         return queue();
       } catch (error) {
         if (!(error instanceof CudaError) || error.sticky) throw error;
-        this.#isRefused = true;
+        this.#isDeviceRefused = true;
       }
     }
-    return [this.#told.behind(context)];
+    return [this.#hostSignaler.pointBehind(context)];
   }
 
-  #inStream(stream: Stream): Point[] {
+  #signalInStream(stream: Stream): TimelinePoint[] {
     const { context, handle } = stream;
-    const isBorrowed = stream.plainHandle === undefined && handle > CU_STREAM_PER_THREAD;
+    const isBorrowed = stream.untrackedHandle === undefined && handle > CU_STREAM_PER_THREAD;
     const slot = isBorrowed
-      ? this.#slots.ofBorrowed(stream)
-      : this.#slots.ofHandle(context, handle);
-    if (!slot) return this.#joined(context, (mark) => mark.record(stream));
+      ? this.#counters.ofBorrowed(stream)
+      : this.#counters.ofHandle(context, handle);
+    if (!slot) return this.#signalInJoinStream(context, (mark) => mark.record(stream));
     const address = this.page.addressIn(context, slot.slot);
-    const point = Slots.next(slot);
-    stream.enqueue((queue) => writeWord(context, queue, address, point.count));
+    const point = StreamCounters.next(slot);
+    stream.enqueue((queue) => writeCounter(context, queue, address, point.count));
     return [point];
   }
 
-  #inHandle(context: Context, stream: CUstream): Point[] {
-    const slot = this.#slots.ofHandle(context, stream);
-    if (!slot) return this.#joined(context, (mark) => mark.recordIn(stream));
+  #signalInHandle(context: Context, stream: CUstream): TimelinePoint[] {
+    const slot = this.#counters.ofHandle(context, stream);
+    if (!slot) return this.#signalInJoinStream(context, (mark) => mark.recordIn(stream));
     const address = this.page.addressIn(context, slot.slot);
-    const point = Slots.next(slot);
-    const write = (): void => writeWord(context, stream, address, point.count);
+    const point = StreamCounters.next(slot);
+    const write = (): void => writeCounter(context, stream, address, point.count);
     // The handles of default streams mean those of the current context.
     if (stream > CU_STREAM_PER_THREAD) write();
     else context.run(write);
@@ -99,49 +99,55 @@ export class Signals {
   }
 
   /** For a stream that has no slot: behind it in one that has, or told by the CPU. */
-  #joined(context: Context, record: (mark: Mark) => void): Point[] {
-    const joining = ownStream(context, 'points');
-    if (!this.#slots.ofHandle(context, joining)) return [this.#told.behind(context)];
-    using mark = new Mark(context);
+  #signalInJoinStream(context: Context, record: (mark: InternalEvent) => void): TimelinePoint[] {
+    const joinStream = internalStream(context, 'points');
+    if (!this.#counters.ofHandle(context, joinStream))
+      return [this.#hostSignaler.pointBehind(context)];
+    using mark = new InternalEvent(context);
     context.run(() => record(mark));
-    mark.holdUp(joining);
-    return this.#inHandle(context, joining);
+    mark.makeStreamWait(joinStream);
+    return this.#signalInHandle(context, joinStream);
   }
 
-  #behindEvents(context: Context, joining: CUstream, events: readonly CUevent[]): Point[] {
-    for (const event of events) check(cu.cuStreamWaitEvent(joining, event, 0), 'cuStreamWaitEvent');
-    return this.#inHandle(context, joining);
+  #signalBehindEvents(
+    context: Context,
+    joinStream: CUstream,
+    events: readonly CUevent[],
+  ): TimelinePoint[] {
+    for (const event of events)
+      check(cu.cuStreamWaitEvent(joinStream, event, 0), 'cuStreamWaitEvent');
+    return this.#signalInHandle(context, joinStream);
   }
 }
 
 /** Whose work a slot counts: only that of one stream comes in order. */
-export interface Slot {
+export interface StreamCounter {
   readonly slot: number;
   /** Of a stream: a reset ends its work. */
   readonly context: Context | undefined;
   /** How often it was counted on. */
   count: number;
   /** Whether its stream is there no more: then the slot goes to another when it is reached. */
-  isOver(): boolean;
+  isStreamGone(): boolean;
 }
 
 /** The slots of a page, one for each stream that tells how far it is. */
-export class Slots {
-  readonly #page: PointPage;
+export class StreamCounters {
+  readonly #page: TimelinePage;
   /** Of cuffi's own streams: their handles are used again only when their work is done. */
-  readonly #byHandle = new Map<Context, Map<CUstream, Slot>>();
+  readonly #byHandle = new Map<Context, Map<CUstream, StreamCounter>>();
   /** Of borrowed ones, which may be destroyed, and their handles used again, with work in them. */
-  readonly #byStream = new WeakMap<Stream, Slot>();
-  readonly #all: Slot[] = [];
-  readonly #resets = new ResetWatch((context) => this.#wasReset(context));
+  readonly #byBorrowedStream = new WeakMap<Stream, StreamCounter>();
+  readonly #all: StreamCounter[] = [];
+  readonly #resets = new ResetWatch((context) => this.#onReset(context));
 
-  constructor(page: PointPage) {
+  constructor(page: TimelinePage) {
     this.#page = page;
   }
 
   /** The page is there no more. */
   end(): void {
-    this.#resets.end();
+    this.#resets.stop();
   }
 
   /** Whether a stream has not come to its last point yet. */
@@ -150,13 +156,13 @@ export class Slots {
   }
 
   /** The slot of a stream of cuffi's own, or of a default stream; undefined where all are taken. */
-  ofHandle(context: Context, handle: CUstream): Slot | undefined {
-    const ofContext = this.#byHandle.get(context) ?? new Map<CUstream, Slot>();
+  ofHandle(context: Context, handle: CUstream): StreamCounter | undefined {
+    const ofContext = this.#byHandle.get(context) ?? new Map<CUstream, StreamCounter>();
     this.#byHandle.set(context, ofContext);
     const known = ofContext.get(handle);
     if (known) return known;
-    const { streams } = context.activity;
-    const slot = this.take(() => {
+    const { streams } = context.workTracker;
+    const slot = this.allocate(() => {
       if (streams.has(handle)) return false;
       ofContext.delete(handle);
       return true;
@@ -166,84 +172,84 @@ export class Slots {
   }
 
   /** The slot of a borrowed stream, as long as its object is there. */
-  ofBorrowed(stream: Stream): Slot | undefined {
-    const known = this.#byStream.get(stream);
+  ofBorrowed(stream: Stream): StreamCounter | undefined {
+    const known = this.#byBorrowedStream.get(stream);
     if (known) return known;
     const weak = new WeakRef(stream);
-    const slot = this.take(() => weak.deref() === undefined, stream.context);
-    if (slot) this.#byStream.set(stream, slot);
+    const slot = this.allocate(() => weak.deref() === undefined, stream.context);
+    if (slot) this.#byBorrowedStream.set(stream, slot);
     return slot;
   }
 
   /** A slot for one who counts in order; undefined where all are taken. */
-  take(isOver: () => boolean, context?: Context): Slot | undefined {
+  allocate(isStreamGone: () => boolean, context?: Context): StreamCounter | undefined {
     if (context) this.#resets.add(context);
-    if (this.#all.length < SLOT_COUNT) {
-      const slot = { slot: this.#all.length, context, count: 0, isOver };
+    if (this.#all.length < COUNTER_COUNT) {
+      const slot = { slot: this.#all.length, context, count: 0, isStreamGone };
       this.#all.push(slot);
       return slot;
     }
-    const at = this.#all.findIndex((slot) => this.#page.isReached(slot) && slot.isOver());
+    const at = this.#all.findIndex((slot) => this.#page.isReached(slot) && slot.isStreamGone());
     const old = this.#all[at];
     if (!old) return undefined;
     // It goes on counting where it stands: who waits for less has it reached.
-    const slot = { slot: old.slot, context, count: old.count, isOver };
+    const slot = { slot: old.slot, context, count: old.count, isStreamGone };
     this.#all[at] = slot;
     return slot;
   }
 
   /** What was to write the counters runs no more: the other end must not wait for it for ever. */
-  #wasReset(context: Context): void {
-    for (const slot of this.#all) if (slot.context === context) this.#page.raise(slot);
+  #onReset(context: Context): void {
+    for (const slot of this.#all) if (slot.context === context) this.#page.advanceTo(slot);
   }
 
   /** The next place in the work of a slot's stream. */
-  static next(slot: Slot): Point {
+  static next(slot: StreamCounter): TimelinePoint {
     slot.count += 1;
     return { slot: slot.slot, count: slot.count };
   }
 }
 
 /** Work whose end this process's CPU tells the other one, as its streams cannot: in order. */
-export class Told {
-  readonly #page: PointPage;
+export class HostSignaler {
+  readonly #page: TimelinePage;
   /** Taken at once, so that there is one. */
-  readonly #slot: Slot;
-  #waiting: { readonly fence: Fence; readonly point: Point }[] = [];
+  readonly #counter: StreamCounter;
+  #pending: { readonly fence: Fence; readonly point: TimelinePoint }[] = [];
   /** Says to the poll in the background, if there is one, that there is more to be told. */
-  #hurry: (() => void) | undefined;
-  #done: (() => void) | undefined;
+  #pollSooner: (() => void) | undefined;
+  #onDone: (() => void) | undefined;
 
-  constructor(page: PointPage, slots: Slots) {
+  constructor(page: TimelinePage, slots: StreamCounters) {
     this.#page = page;
-    this.#slot = slots.take(() => false) as Slot;
+    this.#counter = slots.allocate(() => false) as StreamCounter;
   }
 
   /** A point behind all work of a context, and of others on its memory, that is known now. */
-  behind(context: Context): Point {
-    const point = Slots.next(this.#slot);
-    this.#waiting.push({ fence: context.activity.fence(), point });
-    if (this.#hurry) this.#hurry();
-    else this.#hurry = pollInBackground(() => this.#poll());
+  pointBehind(context: Context): TimelinePoint {
+    const point = StreamCounters.next(this.#counter);
+    this.#pending.push({ fence: context.workTracker.fence(), point });
+    if (this.#pollSooner) this.#pollSooner();
+    else this.#pollSooner = pollInBackground(() => this.#poll());
     return point;
   }
 
   /** Calls `done` when nothing is left to be told: the other process may wait for it. */
-  whenDone(done: () => void): void {
-    if (this.#hurry) this.#done = done;
-    else done();
+  whenDone(onDone: () => void): void {
+    if (this.#pollSooner) this.#onDone = onDone;
+    else onDone();
   }
 
   #poll(): boolean {
-    for (let first = this.#waiting[0]; first?.fence.isDone(); first = this.#waiting[0]) {
-      this.#page.raise(first.point);
-      this.#waiting.shift();
+    for (let first = this.#pending[0]; first?.fence.isDone(); first = this.#pending[0]) {
+      this.#page.advanceTo(first.point);
+      this.#pending.shift();
       // The other process waits for each: the next is not asked for less often for this one.
-      this.#hurry?.();
+      this.#pollSooner?.();
     }
-    if (this.#waiting.length > 0) return false;
-    this.#hurry = undefined;
-    this.#done?.();
+    if (this.#pending.length > 0) return false;
+    this.#pollSooner = undefined;
+    this.#onDone?.();
     return true;
   }
 }

@@ -6,14 +6,14 @@ import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 
 /** Queues the store of a counter. @throws CudaError */
-export function writeWord(
+export function writeCounter(
   context: Context,
   stream: CUstream,
   address: CUdeviceptr,
   count: number,
 ): void {
   const doing = (): string => 'telling another process how far a stream is';
-  if (isWide(context))
+  if (has64BitOperations(context))
     check(cu.cuStreamWriteValue64_v2(stream, address, count, 0), 'cuStreamWriteValue64_v2', doing);
   else
     check(
@@ -24,14 +24,14 @@ export function writeWord(
 }
 
 /** Queues the wait for a counter to reach `count`. @throws CudaError */
-export function waitForWord(
+export function waitForCounter(
   context: Context,
   stream: CUstream,
   address: CUdeviceptr,
   count: number,
 ): void {
   const doing = (): string => 'waiting in a stream for one of another process';
-  if (isWide(context))
+  if (has64BitOperations(context))
     check(
       cu.cuStreamWaitValue64_v2(stream, address, count, CU_STREAM_WAIT_VALUE_GEQ),
       'cuStreamWaitValue64_v2',
@@ -46,16 +46,16 @@ export function waitForWord(
 }
 
 /** How many bits of a word the streams of a context compare. */
-export const comparedBits = (context: Context): 32 | 64 => (isWide(context) ? 64 : 32);
+export const comparedBits = (context: Context): 32 | 64 => (has64BitOperations(context) ? 64 : 32);
 
 /** Words of 32 bits are everywhere, those of 64 nearly so. Both compare cyclically. */
-function isWide(context: Context): boolean {
-  let known = wide.get(context);
-  if (known === undefined) {
-    known = context.device.attribute('canUse64BitStreamMemOps') !== 0;
-    wide.set(context, known);
+function has64BitOperations(context: Context): boolean {
+  let cached = contexts64Bit.get(context);
+  if (cached === undefined) {
+    cached = context.device.attribute('canUse64BitStreamMemOps') !== 0;
+    contexts64Bit.set(context, cached);
   }
-  return known;
+  return cached;
 }
 
-const wide = new WeakMap<Context, boolean>();
+const contexts64Bit = new WeakMap<Context, boolean>();

@@ -1,35 +1,35 @@
 import { CU_STREAM_LEGACY } from '../../../ffi/constants.ts';
 import type { Context } from '../../context.ts';
 import { CudaError } from '../../errors.ts';
-import { Mark } from '../../memory/internal-event.ts';
+import { InternalEvent } from '../../memory/internal-event.ts';
 import type { Stream } from '../../stream.ts';
-import type { PointPage } from './page.ts';
-import { furthest, hasReached, type Point } from './point.ts';
-import { comparedBits, waitForWord } from './stream-memory-operations.ts';
+import type { TimelinePage } from './page.ts';
+import { hasReached, latest, type TimelinePoint } from './point.ts';
+import { comparedBits, waitForCounter } from './stream-memory-operations.ts';
 
 /** Those that have queued any. */
-const all = new Set<Waits>();
+const waiters = new Set<Waiter>();
 
 // The driver waits for its streams while a process ends: one that waits for another process, which
 // may never get there, would hang it.
 process.on('exit', () => {
-  for (const waits of all) waits.giveUp();
+  for (const waits of waiters) waits.abandon();
 });
 
 /** The waits of this process's streams for the counters of another one. */
-export class Waits {
-  readonly #page: PointPage;
+export class Waiter {
+  readonly #page: TimelinePage;
   /** How far each word is waited for, by slot. */
-  readonly #awaited = new Map<number, Point>();
+  readonly #awaited = new Map<number, TimelinePoint>();
   /** The fewest bits of a word that a stream compares. */
   #bits: 32 | 64 = 64;
-  #isRefused = false;
+  #isDeviceRefused = false;
 
-  constructor(page: PointPage) {
+  constructor(page: TimelinePage) {
     this.#page = page;
   }
 
-  isReached(points: readonly Point[]): boolean {
+  isReached(points: readonly TimelinePoint[]): boolean {
     return points.every((point) => this.#page.isReached(point));
   }
 
@@ -38,12 +38,12 @@ export class Waits {
    * the other process must live. Answers false where the device cannot, or too much waits already:
    * then the host has to.
    */
-  queue(points: readonly Point[], context: Context, stream?: Stream): boolean {
-    if (this.#isRefused || !this.#page.isFixed) return false;
+  enqueueWaits(points: readonly TimelinePoint[], context: Context, stream?: Stream): boolean {
+    if (this.#isDeviceRefused || !this.#page.isMemoryFixed) return false;
     const unreached = points.filter((point) => !this.#page.isReached(point));
     if (unreached.length === 0) return true;
     try {
-      const line = WaitLine.of(context, stream);
+      const line = StreamWaits.of(context, stream);
       if (comparedBits(line.context) === 32) {
         // One word could not end all waits, were they further apart.
         if (unreached.some(({ count }) => count >= 2 ** 31)) return false;
@@ -53,14 +53,14 @@ export class Waits {
       if (needed.length === 0) return true;
       if (!line.hasRoom(needed.length, stream)) return false;
       for (const point of needed) {
-        this.#wait(point, context, stream);
+        this.#enqueueWait(point, context, stream);
         line.add(this.#page, point);
       }
-      line.mark(MARKED, stream);
+      line.recordEvent(WAITS_PER_EVENT, stream);
       return true;
     } catch (error) {
       if (!(error instanceof CudaError) || error.sticky) throw error;
-      this.#isRefused = true;
+      this.#isDeviceRefused = true;
       return false;
     }
   }
@@ -69,29 +69,29 @@ export class Waits {
    * Ends all waits, as the other process is gone: no stream stays blocked. Answers how many points
    * were not reached.
    */
-  giveUp(): number {
+  abandon(): number {
     const awaited = [...this.#awaited.values()];
-    const missing = awaited.filter((point) => !this.#page.isReached(point));
-    for (const point of awaited) this.#page.release(point, this.#bits);
+    const unreached = awaited.filter((point) => !this.#page.isReached(point));
+    for (const point of awaited) this.#page.releaseWaits(point, this.#bits);
     this.#awaited.clear();
-    return missing.length;
+    return unreached.length;
   }
 
   /** The page is unmapped: nothing waits there any more. */
-  end(): void {
-    all.delete(this);
+  unregister(): void {
+    waiters.delete(this);
   }
 
-  #wait(point: Point, context: Context, stream: Stream | undefined): void {
+  #enqueueWait(point: TimelinePoint, context: Context, stream: Stream | undefined): void {
     const { slot, count } = point;
-    const within = stream?.context ?? context;
-    const address = this.#page.addressIn(within, slot);
-    all.add(this);
+    const waitContext = stream?.context ?? context;
+    const address = this.#page.addressIn(waitContext, slot);
+    waiters.add(this);
     // Noted before: a wait that nobody knows of could block for ever.
     const known = this.#awaited.get(slot);
     if (known === undefined || known.count < count) this.#awaited.set(slot, point);
-    if (stream) stream.enqueue((queue) => waitForWord(within, queue, address, count));
-    else context.enqueue((queue) => waitForWord(within, queue, address, count));
+    if (stream) stream.enqueue((queue) => waitForCounter(waitContext, queue, address, count));
+    else context.enqueue((queue) => waitForCounter(waitContext, queue, address, count));
   }
 }
 
@@ -100,59 +100,59 @@ export class Waits {
  * stream takes 1,020 pieces of work; the next blocks its caller inside the driver, who then cannot
  * even see that the other process has ended. Most of them are left to the work between the waits.
  */
-const MAX_QUEUED = 320;
+const MAX_WAITS_PER_STREAM = 320;
 /** How many the streams of a context may have in all: some of them may share a queue of the device. */
-const MAX_QUEUED_IN_ALL = 512;
+const MAX_WAITS_PER_CONTEXT = 512;
 /** How many may be queued before it is looked at how many of them have run. */
-const MARKED = MAX_QUEUED / 2;
+const WAITS_PER_EVENT = MAX_WAITS_PER_STREAM / 2;
 
 /**
  * How many streams of a context may wait at a time: one less than the device has queues for them. With
  * all of those in a wait nothing else of the process runs, nor does what another process waits for.
  */
-const maxWaiting = (): number => {
+const maxWaitingStreams = (): number => {
   const queues = Number(process.env['CUDA_DEVICE_MAX_CONNECTIONS']);
   return Number.isInteger(queues) && queues >= 1 && queues <= 32 ? Math.max(1, queues - 1) : 7;
 };
 
 /** The waits that one stream has queued, for the points of all other processes. */
-class WaitLine {
-  static readonly #ofStreams = new WeakMap<Stream, WaitLine>();
-  static readonly #ofDefaults = new WeakMap<Context, WaitLine>();
+class StreamWaits {
+  static readonly #byStream = new WeakMap<Stream, StreamWaits>();
+  static readonly #byDefaultStream = new WeakMap<Context, StreamWaits>();
   /** Those of a context that may have to wait. */
-  static readonly #waiting = new WeakMap<Context, Set<WaitLine>>();
+  static readonly #waitingByContext = new WeakMap<Context, Set<StreamWaits>>();
 
   readonly context: Context;
-  #resets: number;
+  #epoch: number;
   /** Of each page how far each word is waited for, by slot. */
-  readonly #awaited = new Map<PointPage, Map<number, number>>();
+  readonly #awaited = new Map<TimelinePage, Map<number, number>>();
   /** How many waits may not have run yet, and how many of them are behind the mark. */
   #queued = 0;
-  #behindMark = 0;
-  #mark: Mark | undefined;
+  #afterEvent = 0;
+  #event: InternalEvent | undefined;
 
   private constructor(context: Context) {
     this.context = context;
-    this.#resets = context.resets;
+    this.#epoch = context.epoch;
   }
 
   /** That of a stream, by default of the legacy default stream. @throws ClosedError */
-  static of(context: Context, stream: Stream | undefined): WaitLine {
+  static of(context: Context, stream: Stream | undefined): StreamWaits {
     const isDefault = stream === undefined || stream.handle === CU_STREAM_LEGACY;
     const within = stream?.context ?? context;
     const line =
-      (isDefault ? WaitLine.#ofDefaults.get(within) : WaitLine.#ofStreams.get(stream)) ??
-      new WaitLine(within);
-    if (isDefault) WaitLine.#ofDefaults.set(within, line);
-    else WaitLine.#ofStreams.set(stream, line);
-    line.#forgetReset();
+      (isDefault ? StreamWaits.#byDefaultStream.get(within) : StreamWaits.#byStream.get(stream)) ??
+      new StreamWaits(within);
+    if (isDefault) StreamWaits.#byDefaultStream.set(within, line);
+    else StreamWaits.#byStream.set(stream, line);
+    line.#dropAfterReset();
     return line;
   }
 
   /** Of each word the furthest point, where the stream does not wait for as much already. */
-  notAwaited(page: PointPage, points: readonly Point[]): Point[] {
+  notAwaited(page: TimelinePage, points: readonly TimelinePoint[]): TimelinePoint[] {
     const awaited = this.#awaited.get(page);
-    return furthest(points).filter(({ slot, count }) => {
+    return latest(points).filter(({ slot, count }) => {
       const known = awaited?.get(slot);
       return known === undefined || !hasReached(known, count);
     });
@@ -160,37 +160,37 @@ class WaitLine {
 
   /** Whether so many waits more may be queued. @throws CudaError where the context is lost */
   hasRoom(count: number, stream: Stream | undefined): boolean {
-    if (this.#queued + count > MAX_QUEUED) this.#lookAtMark();
-    if (this.#queued + count > MAX_QUEUED) {
-      this.mark(1, stream);
+    if (this.#queued + count > MAX_WAITS_PER_STREAM) this.#pollEvent();
+    if (this.#queued + count > MAX_WAITS_PER_STREAM) {
+      this.recordEvent(1, stream);
       return false;
     }
-    const waiting = WaitLine.#waiting.get(this.context);
-    if (!waiting || this.#fitsBeside(waiting, count)) return true;
+    const waiting = StreamWaits.#waitingByContext.get(this.context);
+    if (!waiting || this.#fitsContextLimit(waiting, count)) return true;
     for (const line of waiting) if (!line.#isWaiting) waiting.delete(line);
-    return this.#fitsBeside(waiting, count);
+    return this.#fitsContextLimit(waiting, count);
   }
 
-  #fitsBeside(waiting: ReadonlySet<WaitLine>, count: number): boolean {
-    if (!waiting.has(this) && waiting.size >= maxWaiting()) return false;
+  #fitsContextLimit(waiting: ReadonlySet<StreamWaits>, count: number): boolean {
+    if (!waiting.has(this) && waiting.size >= maxWaitingStreams()) return false;
     let queued = count;
     for (const line of waiting) queued += line.#queued;
-    return queued <= MAX_QUEUED_IN_ALL;
+    return queued <= MAX_WAITS_PER_CONTEXT;
   }
 
   /** A wait is queued. */
-  add(page: PointPage, { slot, count }: Point): void {
+  add(page: TimelinePage, { slot, count }: TimelinePoint): void {
     this.#queued += 1;
-    this.#behindMark += 1;
+    this.#afterEvent += 1;
     let awaited = this.#awaited.get(page);
     if (!awaited) {
-      this.#forgetReached();
+      this.#dropReached();
       awaited = new Map();
       this.#awaited.set(page, awaited);
     }
     awaited.set(slot, count);
-    const waiting = WaitLine.#waiting.get(this.context) ?? new Set();
-    WaitLine.#waiting.set(this.context, waiting.add(this));
+    const waiting = StreamWaits.#waitingByContext.get(this.context) ?? new Set();
+    StreamWaits.#waitingByContext.set(this.context, waiting.add(this));
   }
 
   /**
@@ -199,35 +199,35 @@ class WaitLine {
    *
    * @throws CudaError
    */
-  mark(least: number, stream: Stream | undefined): void {
-    if (this.#mark || this.#behindMark < least) return;
-    const mark = new Mark(this.context);
+  recordEvent(minimum: number, stream: Stream | undefined): void {
+    if (this.#event || this.#afterEvent < minimum) return;
+    const event = new InternalEvent(this.context);
     try {
-      mark.record(stream);
+      event.record(stream);
     } catch (error) {
-      mark[Symbol.dispose]();
+      event[Symbol.dispose]();
       throw error;
     }
-    this.#mark = mark;
-    this.#behindMark = 0;
+    this.#event = event;
+    this.#afterEvent = 0;
   }
 
-  #lookAtMark(): void {
-    if (!this.#mark?.reached) return;
-    this.#mark[Symbol.dispose]();
-    this.#mark = undefined;
-    this.#queued = this.#behindMark;
+  #pollEvent(): void {
+    if (!this.#event?.isDone) return;
+    this.#event[Symbol.dispose]();
+    this.#event = undefined;
+    this.#queued = this.#afterEvent;
   }
 
   get #isWaiting(): boolean {
-    this.#forgetReset();
-    this.#lookAtMark();
-    this.#forgetReached();
+    this.#dropAfterReset();
+    this.#pollEvent();
+    this.#dropReached();
     return this.#awaited.size > 0;
   }
 
   /** A page whose connection has ended must not be held. */
-  #forgetReached(): void {
+  #dropReached(): void {
     for (const [page, awaited] of this.#awaited) {
       for (const [slot, count] of awaited)
         if (page.isReached({ slot, count })) awaited.delete(slot);
@@ -236,13 +236,13 @@ class WaitLine {
   }
 
   /** A reset of the context has ended the waits, and taken the mark. */
-  #forgetReset(): void {
-    if (this.context.resets === this.#resets) return;
-    this.#resets = this.context.resets;
+  #dropAfterReset(): void {
+    if (this.context.epoch === this.#epoch) return;
+    this.#epoch = this.context.epoch;
     this.#awaited.clear();
     this.#queued = 0;
-    this.#behindMark = 0;
-    this.#mark?.[Symbol.dispose]();
-    this.#mark = undefined;
+    this.#afterEvent = 0;
+    this.#event?.[Symbol.dispose]();
+    this.#event = undefined;
   }
 }

@@ -1,39 +1,39 @@
 import { yieldCore } from '../../../ffi/linux/libc.ts';
-import type { Wire } from './framed-socket.ts';
+import type { FramedSocket } from './framed-socket.ts';
 
 /** A connection that is polled. */
-interface Waiting {
+interface PollTarget {
   /** Whether someone waits for what has not come. */
   isAwaited(): boolean;
   /** Tells the other end what it is to be told: what is waited for may depend on it. */
-  tellNews(): void;
+  sendControl(): void;
 }
 
 /** Looking at the socket of a connection, on request, before the thread sleeps. */
-export class Polling implements Polled {
-  readonly #wire: Wire;
-  readonly #waiting: Waiting;
-  /** As {@link Polled}; 0 for not at all. */
-  forUs = 0;
+export class BusyPoller implements Pollable {
+  readonly #socket: FramedSocket;
+  readonly #target: PollTarget;
+  /** As {@link Pollable}; 0 for not at all. */
+  durationUs = 0;
 
-  constructor(wire: Wire, waiting: Waiting) {
-    this.#wire = wire;
-    this.#waiting = waiting;
+  constructor(wire: FramedSocket, target: PollTarget) {
+    this.#socket = wire;
+    this.#target = target;
   }
 
   /** Someone has begun to wait, perhaps. */
   begin(): void {
-    if (this.forUs > 0 && this.#waiting.isAwaited()) busyPoll(this);
+    if (this.durationUs > 0 && this.#target.isAwaited()) busyPoll(this);
   }
 
-  /** As {@link Polled}. */
-  look(): Look {
-    this.#waiting.tellNews();
+  /** As {@link Pollable}. */
+  poll(): PollResult {
+    this.#target.sendControl();
     // What waits to go out needs the event loop, and perhaps the answer needs that.
-    if (!this.#wire.outbox.isEmpty || !this.#waiting.isAwaited()) return 'over';
-    const read = this.#wire.look();
+    if (!this.#socket.sendQueue.isEmpty || !this.#target.isAwaited()) return 'over';
+    const read = this.#socket.poll();
     if (read === 'nothing') return 'nothing';
-    if (read === 'over' || !this.#waiting.isAwaited()) return 'over';
+    if (read === 'over' || !this.#target.isAwaited()) return 'over';
     return read === 'awaited' ? 'served' : 'nothing';
   }
 }
@@ -44,7 +44,7 @@ export class Polling implements Polled {
  */
 
 /** What a look has found. */
-export type Look =
+export type PollResult =
   /** Those who wait still wait. */
   | 'nothing'
   /** One who waited goes on; another waits still. */
@@ -53,33 +53,33 @@ export type Look =
   | 'over';
 
 /** Where someone waits. */
-export interface Polled {
+export interface Pollable {
   /** How long it is looked at, in microseconds. */
-  readonly forUs: number;
+  readonly durationUs: number;
   /** Looks once. It must not throw. */
-  look(): Look;
+  poll(): PollResult;
 }
 
-interface Poll {
-  readonly polled: Polled;
+interface ActivePoll {
+  readonly pollable: Pollable;
   /** From its first look on; 0 before. */
   until: number;
 }
 
 /** Looking at the clock, and yielding, each cost about as much as a look. */
-const LOOKS_BETWEEN = 4;
+const POLLS_PER_YIELD = 4;
 
-const polls: Poll[] = [];
+const polls: ActivePoll[] = [];
 let isScheduled = false;
 
 /**
  * Looks from the next turn of the event loop on: whatever is ready to run, and may send what is
  * answered, runs before. Asked anew, the time begins anew.
  */
-export function busyPoll(polled: Polled): void {
-  const poll = polls.find((each) => each.polled === polled);
+export function busyPoll(pollable: Pollable): void {
+  const poll = polls.find((each) => each.pollable === pollable);
   if (poll) poll.until = 0;
-  else polls.push({ polled, until: 0 });
+  else polls.push({ pollable, until: 0 });
   schedule();
 }
 
@@ -92,12 +92,12 @@ function schedule(): void {
 function spin(): void {
   isScheduled = false;
   let now = performance.now();
-  for (const poll of polls) poll.until ||= now + poll.polled.forUs / 1000;
+  for (const poll of polls) poll.until ||= now + poll.pollable.durationUs / 1000;
   // Nothing is allocated from here on: it may go round a million times.
   for (let looks = 1; polls.length > 0; looks += 1) {
     for (let at = polls.length - 1; at >= 0; at -= 1) {
-      const poll = polls[at] as Poll;
-      const found = poll.polled.look();
+      const poll = polls[at] as ActivePoll;
+      const found = poll.pollable.poll();
       if (found === 'nothing' && now < poll.until) continue;
       if (found === 'served') poll.until = 0;
       else polls.splice(at, 1);
@@ -106,7 +106,7 @@ function spin(): void {
       schedule();
       return;
     }
-    if (looks % LOOKS_BETWEEN > 0) continue;
+    if (looks % POLLS_PER_YIELD > 0) continue;
     // Where there are fewer cores than processes that look, whoever is to answer may need this one.
     yieldCore();
     now = performance.now();

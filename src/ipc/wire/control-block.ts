@@ -1,18 +1,18 @@
 /** What the two ends say to each other beside values: it goes behind a value, or by itself. */
 import { IpcError } from '../../errors.ts';
-import type { Adopted } from '../lease/forward.ts';
-import { furthest, type Point, SLOT_COUNT } from '../timeline/point.ts';
+import type { ForwardRequest } from '../lease/forward.ts';
+import { COUNTER_COUNT, latest, type TimelinePoint } from '../timeline/point.ts';
 import { ByteReader, type ByteWriter } from './bytes.ts';
-import { MAX_RETURNED_POINTS, MAX_VALUE_OBJECTS } from './limits.ts';
+import { MAX_RELEASE_POINTS, MAX_VALUE_OBJECTS } from './limits.ts';
 
 /** What was lent is closed, or not reached any more, there where it was lent to. */
-export interface Returned {
+export interface LeaseRelease {
   /** By its number: the objects that were sent over a connection are counted from 0. */
   readonly lease: number;
   /** Whether nothing there reaches it any more; else it is closed, and its work may go on. */
-  readonly isOver: boolean;
+  readonly isFinal: boolean;
   /** Behind the work there that may use it still. */
-  readonly points: readonly Point[];
+  readonly points: readonly TimelinePoint[];
 }
 
 /** Leases of one value: as many numbers as it has objects. */
@@ -22,18 +22,18 @@ export interface LeaseRange {
 }
 
 /** What is said. */
-export interface Tail {
+export interface ControlBlock {
   /** Whether the sender's page of counters comes along, by the last of the file descriptors. */
-  readonly hasPage: boolean;
+  readonly hasTimelinePage: boolean;
   /** Behind the work of the sender that the objects of the value are used after. */
-  readonly points: readonly Point[];
-  readonly returned: readonly Returned[];
+  readonly points: readonly TimelinePoint[];
+  readonly released: readonly LeaseRelease[];
   /** The leases of the sender that are not to be used any more. */
   readonly revoked: readonly number[];
   /** What the receiver of this is asked to keep for others too, a link with each. */
-  readonly adopt: readonly Adopted[];
+  readonly forwardRequests: readonly ForwardRequest[];
   /** Which objects of the value have a link: behind the file descriptors of all. */
-  readonly kept: readonly number[];
+  readonly linkedObjects: readonly number[];
   /** The sender's leases for the objects of the value, numbered on from the first. */
   readonly leases: LeaseRange | undefined;
   /** Whether the sender has closed the connection: it sends no more values, and takes none. */
@@ -44,142 +44,156 @@ export interface Tail {
    */
   readonly isDone: boolean;
   /** The sender's pools that are there no more: what is kept for the next memory of them can go. */
-  readonly forgotten: readonly string[];
+  readonly closedPools: readonly string[];
 }
 
 /** Nothing to say. */
-export const emptyTail: Tail = {
-  hasPage: false,
+export const emptyControlBlock: ControlBlock = {
+  hasTimelinePage: false,
   points: [],
-  returned: [],
+  released: [],
   revoked: [],
-  adopt: [],
-  kept: [],
+  forwardRequests: [],
+  linkedObjects: [],
   leases: undefined,
   isClosing: false,
   isDone: false,
-  forgotten: [],
+  closedPools: [],
 };
 
 /** Whether there is nothing to take in, or to tell. */
-export const isNothing = (tail: Tail): boolean => {
-  const { hasPage, returned, revoked, adopt, isClosing, isDone, forgotten } = tail;
-  const entries = returned.length + revoked.length + adopt.length;
-  return !hasPage && !isClosing && !isDone && entries + forgotten.length === 0;
+export const isEmptyControlBlock = (tail: ControlBlock): boolean => {
+  const { hasTimelinePage, released, revoked, forwardRequests, isClosing, isDone, closedPools } =
+    tail;
+  const entries = released.length + revoked.length + forwardRequests.length;
+  return !hasTimelinePage && !isClosing && !isDone && entries + closedPools.length === 0;
 };
 
-const Mark = {
-  page: 1,
+const ControlField = {
+  timelinePage: 1,
   points: 2,
-  returned: 3,
+  released: 3,
   revoked: 4,
   closing: 5,
-  adopt: 6,
-  kept: 7,
-  forgotten: 8,
+  forwardRequests: 6,
+  linkedObjects: 7,
+  closedPools: 8,
   leases: 9,
   done: 10,
 } as const;
 /** The most points of one list: each word of the page has one that is the furthest. */
-const MAX_POINTS = SLOT_COUNT;
+const MAX_POINTS = COUNTER_COUNT;
 /** What names a pool. */
 const POOL_ID_BYTES = 16;
 /** How much one message may say of each kind. */
-const MAX_TAIL_ENTRIES: number = MAX_VALUE_OBJECTS;
+const MAX_CONTROL_ENTRIES: number = MAX_VALUE_OBJECTS;
 
 /** Reads news, which came by itself. @throws IpcError */
-export function readNews(bytes: Uint8Array, fdCount: number): Tail {
-  const tail = readTail(new ByteReader(bytes));
-  if (tail.points.length > 0 || tail.kept.length > 0 || tail.leases)
+export function readControlMessage(bytes: Uint8Array, fdCount: number): ControlBlock {
+  const tail = readControlBlock(new ByteReader(bytes));
+  if (tail.points.length > 0 || tail.linkedObjects.length > 0 || tail.leases)
     throw new IpcError('points or leases came without a value');
-  if (tail.hasPage && tail.adopt.length > 0)
+  if (tail.hasTimelinePage && tail.forwardRequests.length > 0)
     throw new IpcError('a page of counters came with something to adopt');
-  if (fdCount !== (tail.hasPage ? 1 : 0) + tail.adopt.length)
+  if (fdCount !== (tail.hasTimelinePage ? 1 : 0) + tail.forwardRequests.length)
     throw new IpcError(`${fdCount} file descriptors came with news`);
   return tail;
 }
 
 /** Writes what there is to say: nothing for nothing. */
-export function writeTail(to: ByteWriter, tail: Tail): void {
-  if (tail.hasPage) to.uint8(Mark.page);
+export function writeControlBlock(to: ByteWriter, tail: ControlBlock): void {
+  if (tail.hasTimelinePage) to.uint8(ControlField.timelinePage);
   if (tail.points.length > 0) {
-    to.uint8(Mark.points);
+    to.uint8(ControlField.points);
     writePoints(to, tail.points);
   }
-  if (tail.returned.length > 0) {
-    to.uint8(Mark.returned);
-    to.length(tail.returned.length);
-    for (const { lease, isOver, points } of tail.returned) {
+  if (tail.released.length > 0) {
+    to.uint8(ControlField.released);
+    to.length(tail.released.length);
+    for (const { lease, isFinal, points } of tail.released) {
       to.float64(lease);
-      to.uint8(isOver ? 1 : 0);
+      to.uint8(isFinal ? 1 : 0);
       writePoints(to, points);
     }
   }
   if (tail.revoked.length > 0) {
-    to.uint8(Mark.revoked);
+    to.uint8(ControlField.revoked);
     to.length(tail.revoked.length);
     for (const lease of tail.revoked) to.float64(lease);
   }
-  if (tail.isClosing) to.uint8(Mark.closing);
-  if (tail.adopt.length > 0) {
-    to.uint8(Mark.adopt);
-    to.length(tail.adopt.length);
-    for (const { lease, pid, startTime } of tail.adopt)
+  if (tail.isClosing) to.uint8(ControlField.closing);
+  if (tail.forwardRequests.length > 0) {
+    to.uint8(ControlField.forwardRequests);
+    to.length(tail.forwardRequests.length);
+    for (const { lease, pid, startTime } of tail.forwardRequests)
       for (const value of [lease, pid, startTime]) to.float64(value);
   }
-  if (tail.kept.length > 0) {
-    to.uint8(Mark.kept);
-    to.length(tail.kept.length);
-    for (const at of tail.kept) to.float64(at);
+  if (tail.linkedObjects.length > 0) {
+    to.uint8(ControlField.linkedObjects);
+    to.length(tail.linkedObjects.length);
+    for (const at of tail.linkedObjects) to.float64(at);
   }
-  if (tail.forgotten.length > 0) {
-    to.uint8(Mark.forgotten);
-    to.length(tail.forgotten.length);
-    for (const pool of tail.forgotten) to.hex(pool);
+  if (tail.closedPools.length > 0) {
+    to.uint8(ControlField.closedPools);
+    to.length(tail.closedPools.length);
+    for (const pool of tail.closedPools) to.hex(pool);
   }
   if (tail.leases) {
-    to.uint8(Mark.leases);
+    to.uint8(ControlField.leases);
     to.float64(tail.leases.first);
     to.length(tail.leases.count);
   }
-  if (tail.isDone) to.uint8(Mark.done);
+  if (tail.isDone) to.uint8(ControlField.done);
 }
 
 /** Reads all that is left. @throws IpcError for anything but a tail, each part once and in order */
-export function readTail(from: ByteReader): Tail {
-  if (from.left === 0) return emptyTail;
+export function readControlBlock(from: ByteReader): ControlBlock {
+  if (from.remaining === 0) return emptyControlBlock;
   let last = 0;
-  let hasPage = false;
+  let hasTimelinePage = false;
   let isClosing = false;
   let isDone = false;
   let leases: LeaseRange | undefined;
-  let points: readonly Point[] = [];
-  let returned: readonly Returned[] = [];
+  let points: readonly TimelinePoint[] = [];
+  let released: readonly LeaseRelease[] = [];
   let revoked: readonly number[] = [];
-  let adopt: readonly Adopted[] = [];
-  let kept: readonly number[] = [];
-  let forgotten: readonly string[] = [];
-  while (from.left > 0) {
-    const mark = from.uint8();
-    if (mark <= last) throw new IpcError(`${from.left} bytes follow the value`);
-    last = mark;
-    if (mark === Mark.page) hasPage = true;
-    else if (mark === Mark.points) points = readPoints(from);
-    else if (mark === Mark.returned) returned = readReturnedList(from);
-    else if (mark === Mark.revoked) revoked = readList(from, 8, () => readLease(from));
-    else if (mark === Mark.closing) isClosing = true;
-    else if (mark === Mark.adopt) adopt = readList(from, 24, () => readAdopted(from));
-    else if (mark === Mark.kept) kept = readList(from, 8, () => readCount(from, 0));
-    else if (mark === Mark.forgotten)
-      forgotten = readList(from, POOL_ID_BYTES, () => from.view(POOL_ID_BYTES).toString('hex'));
-    else if (mark === Mark.leases) leases = readLeases(from);
-    else if (mark === Mark.done) isDone = true;
-    else throw new IpcError(`the byte ${mark} says nothing behind a value`);
+  let forwardRequests: readonly ForwardRequest[] = [];
+  let linkedObjects: readonly number[] = [];
+  let closedPools: readonly string[] = [];
+  while (from.remaining > 0) {
+    const field = from.uint8();
+    if (field <= last) throw new IpcError(`${from.remaining} bytes follow the value`);
+    last = field;
+    if (field === ControlField.timelinePage) hasTimelinePage = true;
+    else if (field === ControlField.points) points = readPoints(from);
+    else if (field === ControlField.released) released = readLeaseReleases(from);
+    else if (field === ControlField.revoked) revoked = readList(from, 8, () => readLeaseId(from));
+    else if (field === ControlField.closing) isClosing = true;
+    else if (field === ControlField.forwardRequests)
+      forwardRequests = readList(from, 24, () => readForwardRequest(from));
+    else if (field === ControlField.linkedObjects)
+      linkedObjects = readList(from, 8, () => readCount(from, 0));
+    else if (field === ControlField.closedPools)
+      closedPools = readList(from, POOL_ID_BYTES, () => from.view(POOL_ID_BYTES).toString('hex'));
+    else if (field === ControlField.leases) leases = readLeaseRange(from);
+    else if (field === ControlField.done) isDone = true;
+    else throw new IpcError(`the byte ${field} says nothing behind a value`);
   }
-  return { hasPage, points, returned, revoked, isClosing, isDone, adopt, kept, forgotten, leases };
+  return {
+    hasTimelinePage,
+    points,
+    released,
+    revoked,
+    isClosing,
+    isDone,
+    forwardRequests,
+    linkedObjects,
+    closedPools,
+    leases,
+  };
 }
 
-function writePoints(to: ByteWriter, points: readonly Point[]): void {
+function writePoints(to: ByteWriter, points: readonly TimelinePoint[]): void {
   to.length(points.length);
   for (const { slot, count } of points) {
     to.length(slot);
@@ -187,50 +201,50 @@ function writePoints(to: ByteWriter, points: readonly Point[]): void {
   }
 }
 
-function readPoints(from: ByteReader): Point[] {
+function readPoints(from: ByteReader): TimelinePoint[] {
   const length = from.length(9);
   if (length > MAX_POINTS) throw new IpcError(`${length} points are more than a page has words`);
-  const points: Point[] = [];
+  const points: TimelinePoint[] = [];
   for (let at = 0; at < length; at++) {
     const slot = from.length(0);
-    if (slot >= SLOT_COUNT) throw new IpcError(`a page of counters has no word ${slot}`);
+    if (slot >= COUNTER_COUNT) throw new IpcError(`a page of counters has no word ${slot}`);
     points.push({ slot, count: readCount(from, 1) });
   }
-  return furthest(points);
+  return latest(points);
 }
 
-function readLeases(from: ByteReader): LeaseRange {
-  const first = readLease(from);
+function readLeaseRange(from: ByteReader): LeaseRange {
+  const first = readLeaseId(from);
   const count = from.length(0);
   if (count === 0 || count > MAX_VALUE_OBJECTS || !Number.isSafeInteger(first + count))
     throw new IpcError(`${count} leases from ${first} on are too few or too many for one value`);
   return { first, count };
 }
 
-function readAdopted(from: ByteReader): Adopted {
-  return { lease: readLease(from), pid: readCount(from, 0), startTime: readCount(from, 0) };
+function readForwardRequest(from: ByteReader): ForwardRequest {
+  return { lease: readLeaseId(from), pid: readCount(from, 0), startTime: readCount(from, 0) };
 }
 
-function readReturnedList(from: ByteReader): Returned[] {
+function readLeaseReleases(from: ByteReader): LeaseRelease[] {
   let count = 0;
   return readList(from, 10, () => {
-    const entry = readReturned(from);
+    const entry = readLeaseRelease(from);
     count += entry.points.length;
     // Each can be a wait of a stream.
-    if (count > MAX_RETURNED_POINTS)
-      throw new IpcError(`one message has more than ${MAX_RETURNED_POINTS} points`);
+    if (count > MAX_RELEASE_POINTS)
+      throw new IpcError(`one message has more than ${MAX_RELEASE_POINTS} points`);
     return entry;
   });
 }
 
-function readReturned(from: ByteReader): Returned {
-  const lease = readLease(from);
+function readLeaseRelease(from: ByteReader): LeaseRelease {
+  const lease = readLeaseId(from);
   const flag = from.uint8();
   if (flag > 1) throw new IpcError(`a lease is over or not: ${flag} says neither`);
-  return { lease, isOver: flag === 1, points: readPoints(from) };
+  return { lease, isFinal: flag === 1, points: readPoints(from) };
 }
 
-const readLease = (from: ByteReader): number => readCount(from, 0);
+const readLeaseId = (from: ByteReader): number => readCount(from, 0);
 
 function readCount(from: ByteReader, least: number): number {
   const count = from.float64();
@@ -241,7 +255,7 @@ function readCount(from: ByteReader, least: number): number {
 
 function readList<T>(from: ByteReader, byteLength: number, read: () => T): T[] {
   const length = from.length(byteLength);
-  if (length === 0 || length > MAX_TAIL_ENTRIES)
+  if (length === 0 || length > MAX_CONTROL_ENTRIES)
     throw new IpcError(`${length} entries are too few or too many for one message`);
   const entries: T[] = [];
   for (let at = 0; at < length; at++) entries.push(read());

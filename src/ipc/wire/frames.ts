@@ -6,17 +6,17 @@ import { IpcError } from '../../errors.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
-  MAX_TAIL_BYTE_LENGTH,
+  MAX_CONTROL_BYTE_LENGTH,
   MAX_VALUE_BYTE_LENGTH,
 } from './limits.ts';
 
 /** What a packet is about. */
-export const PacketKind = { value: 1, news: 2, question: 3, answer: 4 } as const;
-export type PacketKind = (typeof PacketKind)[keyof typeof PacketKind];
+export const FrameKind = { value: 1, news: 2, question: 3, answer: 4 } as const;
+export type FrameKind = (typeof FrameKind)[keyof typeof FrameKind];
 
 /** What stands before each packet, little-endian. */
-export interface PacketHeader {
-  readonly kind: PacketKind;
+export interface FrameHeader {
+  readonly kind: FrameKind;
   /** The number of the value, or the news, on this connection, from 0, modulo 2^32. */
   readonly sequence: number;
   /** Of the whole of it. */
@@ -30,7 +30,7 @@ const MAGIC = 0x7563;
 const VERSION = 2;
 
 /** Writes a header over the 16 bytes at `at`. */
-export function writeHeader(bytes: Buffer, at: number, header: PacketHeader): void {
+export function writeHeader(bytes: Buffer, at: number, header: FrameHeader): void {
   bytes.writeUInt16LE(MAGIC, at);
   bytes[at + 2] = VERSION;
   bytes[at + 3] = header.kind;
@@ -39,8 +39,8 @@ export function writeHeader(bytes: Buffer, at: number, header: PacketHeader): vo
   bytes.writeUInt32LE(header.offset, at + 12);
 }
 
-const isKind = (kind: number): kind is PacketKind =>
-  kind >= PacketKind.value && kind <= PacketKind.answer;
+const isKind = (kind: number): kind is FrameKind =>
+  kind >= FrameKind.value && kind <= FrameKind.answer;
 
 // By the byte: a DataView for each packet would cost more than all that is read of it.
 const byte = (bytes: Uint8Array, at: number): number => bytes[at] as number;
@@ -50,37 +50,37 @@ const uint32 = (bytes: Uint8Array, at: number): number =>
   (uint16(bytes, at) | (uint16(bytes, at + 2) << 16)) >>> 0;
 
 /** @throws IpcError for anything but a packet of this version */
-export function readHeader(packet: Uint8Array): PacketHeader {
-  if (packet.byteLength <= HEADER_BYTE_LENGTH)
-    throw new IpcError(`a packet of ${packet.byteLength} bytes has no content`);
-  if (uint16(packet, 0) !== MAGIC) throw new IpcError('a packet is none of cuffi');
-  const version = byte(packet, 2);
+export function readHeader(frame: Uint8Array): FrameHeader {
+  if (frame.byteLength <= HEADER_BYTE_LENGTH)
+    throw new IpcError(`a packet of ${frame.byteLength} bytes has no content`);
+  if (uint16(frame, 0) !== MAGIC) throw new IpcError('a packet is none of cuffi');
+  const version = byte(frame, 2);
   if (version !== VERSION)
     throw new IpcError(
       `the other end speaks version ${version} of the protocol, this one version ${VERSION}: ` +
         'use the same cuffi on both sides',
     );
-  const kind = byte(packet, 3);
+  const kind = byte(frame, 3);
   if (!isKind(kind)) throw new IpcError(`packets of kind ${kind} are unknown here`);
   return {
     kind,
-    sequence: uint32(packet, 4),
-    byteLength: uint32(packet, 8),
-    offset: uint32(packet, 12),
+    sequence: uint32(frame, 4),
+    byteLength: uint32(frame, 8),
+    offset: uint32(frame, 12),
   };
 }
 
 /** A value, or news, as it arrived: not decoded yet, and its file descriptors. */
-export interface Arrived {
-  readonly kind: PacketKind;
+export interface Message {
+  readonly kind: FrameKind;
   readonly bytes: Uint8Array;
   /** Whether the bytes are those of the one message that it came in: there until the next. */
-  readonly isOfMessage: boolean;
+  readonly isSingleFrame: boolean;
   readonly fds: readonly number[];
 }
 
 /** The packets of one direction, put together. Holds what has arrived, never what is announced. */
-export class Assembly {
+export class FrameAssembler {
   #sequence = 0;
   #parts: Uint8Array[] = [];
   #received = 0;
@@ -93,8 +93,8 @@ export class Assembly {
    *
    * @throws IpcError for one that does not follow from those before; its descriptors are closed
    */
-  add({ data, fds }: SocketMessage): Arrived | undefined {
-    let header: PacketHeader;
+  add({ data, fds }: SocketMessage): Message | undefined {
+    let header: FrameHeader;
     try {
       header = readHeader(data);
       this.#check(header, data.byteLength - HEADER_BYTE_LENGTH, fds.length);
@@ -119,18 +119,14 @@ export class Assembly {
     this.#reset();
   }
 
-  #check(
-    { kind, sequence, byteLength, offset }: PacketHeader,
-    part: number,
-    fdCount: number,
-  ): void {
+  #check({ kind, sequence, byteLength, offset }: FrameHeader, part: number, fdCount: number): void {
     if (sequence !== this.#sequence || offset !== this.#received)
       throw new IpcError(
         `byte ${offset} of value ${sequence} came where byte ${this.#received} of value ${this.#sequence} was due`,
       );
-    if (kind === PacketKind.news && part !== byteLength)
+    if (kind === FrameKind.news && part !== byteLength)
       throw new IpcError(`news of ${byteLength} bytes came in a packet of ${part}`);
-    if (byteLength > MAX_VALUE_BYTE_LENGTH + MAX_TAIL_BYTE_LENGTH)
+    if (byteLength > MAX_VALUE_BYTE_LENGTH + MAX_CONTROL_BYTE_LENGTH)
       throw new IpcError(`a value of ${byteLength} bytes: it may have ${MAX_VALUE_BYTE_LENGTH}`);
     if (offset > 0 && byteLength !== this.#byteLength)
       throw new IpcError('a value changed its size on its way');
@@ -141,11 +137,11 @@ export class Assembly {
       throw new IpcError('file descriptors came in the middle of a value');
   }
 
-  #complete(kind: PacketKind, bytes: Uint8Array, isOfMessage: boolean): Arrived {
+  #complete(kind: FrameKind, bytes: Uint8Array, isSingleFrame: boolean): Message {
     const fds = this.#fds;
     this.#reset();
     this.#sequence = (this.#sequence + 1) >>> 0;
-    return { kind, bytes, isOfMessage, fds };
+    return { kind, bytes, isSingleFrame, fds };
   }
 
   #reset(): void {

@@ -1,7 +1,7 @@
 import { closeFd, duplicateFd, SystemError } from '../../../ffi/linux/libc.ts';
 import { isGone, sendMessage } from '../../../ffi/linux/message.ts';
 import { IpcError } from '../../errors.ts';
-import { PacketKind, writeHeader } from './frames.ts';
+import { FrameKind, writeHeader } from './frames.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
@@ -10,27 +10,27 @@ import {
 } from './limits.ts';
 
 /** A value, or news, on its way out. */
-interface Unsent {
-  readonly kind: PacketKind;
+interface UnsentMessage {
+  readonly kind: FrameKind;
   /** With room for a header before; behind what is sent, the headers overwrite it. */
   readonly bytes: Buffer;
   readonly fds: readonly number[];
   /** Called if it never goes out. */
-  readonly dropped: (() => void) | undefined;
+  readonly onDropped: (() => void) | undefined;
   /** Whether others are to agree before it goes out. */
-  isHeld: boolean;
+  isAwaitingAck: boolean;
   /** How much of it is with the kernel. */
   offset: number;
 }
 
-interface Waiting extends Unsent {
+interface QueuedMessage extends UnsentMessage {
   resolve(): void;
   reject(error: unknown): void;
 }
 
 /** The values that the kernel has no room for yet, in their order. */
-export class Outbox {
-  readonly #waiting: Waiting[] = [];
+export class SendQueue {
+  readonly #queued: QueuedMessage[] = [];
   #byteLength = 0;
   #sequence = 0;
 
@@ -38,12 +38,12 @@ export class Outbox {
   #isBroken = false;
 
   get isEmpty(): boolean {
-    return this.#waiting.length === 0;
+    return this.#queued.length === 0;
   }
 
   /** Whether what is first waits for others to agree: the socket may have room. */
-  get isHeld(): boolean {
-    return this.#waiting[0]?.isHeld === true;
+  get isAwaitingAck(): boolean {
+    return this.#queued[0]?.isAwaitingAck === true;
   }
 
   /** Whether too many descriptors of this user are on their way: the socket itself has room. */
@@ -60,11 +60,11 @@ export class Outbox {
   }
 
   /** @throws IpcError where too much waits already */
-  checkRoom(): void {
-    if (this.#waiting.length < MAX_UNSENT_VALUES && this.#byteLength < MAX_UNSENT_BYTE_LENGTH)
+  checkCapacity(): void {
+    if (this.#queued.length < MAX_UNSENT_VALUES && this.#byteLength < MAX_UNSENT_BYTE_LENGTH)
       return;
     throw new IpcError(
-      `${this.#waiting.length} values (${this.#byteLength} bytes) wait to be sent already: ` +
+      `${this.#queued.length} values (${this.#byteLength} bytes) wait to be sent already: ` +
         'await send() before the next one',
     );
   }
@@ -74,53 +74,60 @@ export class Outbox {
    *
    * @param bytes with room for a header before; free again after the call
    * @param fds still the caller's
-   * @param dropped called where it does not go out, unless this throws
-   * @param agreed what it waits for before it, and what comes after it, goes out
+   * @param onDropped called where it does not go out, unless this throws
+   * @param acknowledged what it waits for before it, and what comes after it, goes out
    * @throws SystemError as sendMessage, but for the end of the other end; IpcError if no descriptor
    * is left to keep a copy of `fds`
    */
   post(
     socket: number,
-    kind: PacketKind,
+    kind: FrameKind,
     bytes: Buffer,
     fds: readonly number[],
-    dropped?: () => void,
-    agreed?: Promise<unknown>,
+    onDropped?: () => void,
+    acknowledged?: Promise<unknown>,
   ): Promise<void> | undefined {
-    const value: Unsent = { kind, bytes, fds, dropped, isHeld: agreed !== undefined, offset: 0 };
-    if (agreed) return this.#keep(value, agreed);
+    const value: UnsentMessage = {
+      kind,
+      bytes,
+      fds,
+      onDropped,
+      isAwaitingAck: acknowledged !== undefined,
+      offset: 0,
+    };
+    if (acknowledged) return this.#enqueue(value, acknowledged);
     const isSent = this.isEmpty && !this.#isBroken && this.#send(socket, value);
-    return isSent ? undefined : this.#keep(value);
+    return isSent ? undefined : this.#enqueue(value);
   }
 
   /** Sends what there is room for. @throws SystemError as sendMessage */
   flush(socket: number): void {
     for (;;) {
-      const first = this.#waiting[0];
-      if (!first || first.isHeld || this.#isBroken || !this.#send(socket, first)) return;
+      const first = this.#queued[0];
+      if (!first || first.isAwaitingAck || this.#isBroken || !this.#send(socket, first)) return;
       this.#remove(first).resolve();
     }
   }
 
   /** Drops all that waits. */
   rejectAll(error: unknown): void {
-    this.#drop([...this.#waiting], error);
+    this.#drop([...this.#queued], error);
     this.#isShortOfFds = false;
   }
 
   /** Drops values, questions and answers of which nothing went out; control messages stay. */
-  rejectUnbegun(error: unknown): void {
-    const unbegun = this.#waiting.filter(
-      ({ kind, offset }) => kind !== PacketKind.news && offset === 0,
+  rejectUnstarted(error: unknown): void {
+    const unstarted = this.#queued.filter(
+      ({ kind, offset }) => kind !== FrameKind.news && offset === 0,
     );
-    this.#drop(unbegun, error);
-    if (!unbegun.every(({ fds }) => fds.length === 0)) this.#isShortOfFds = false;
+    this.#drop(unstarted, error);
+    if (!unstarted.every(({ fds }) => fds.length === 0)) this.#isShortOfFds = false;
   }
 
-  #send(socket: number, value: Unsent): boolean {
+  #send(socket: number, value: UnsentMessage): boolean {
     this.#isShortOfFds = false;
     try {
-      if (!sendPackets(socket, value, this.#sequence)) return false;
+      if (!sendFrames(socket, value, this.#sequence)) return false;
       this.#sequence = (this.#sequence + 1) >>> 0;
       return true;
     } catch (error) {
@@ -132,27 +139,27 @@ export class Outbox {
     }
   }
 
-  #keep({ bytes, fds, ...rest }: Unsent, agreed?: Promise<unknown>): Promise<void> {
+  #enqueue({ bytes, fds, ...rest }: UnsentMessage, acknowledged?: Promise<unknown>): Promise<void> {
     // Their owners may close theirs before there is room. What went out already needs none.
-    const kept = rest.offset > 0 ? [] : duplicateAll(fds);
+    const duplicates = rest.offset > 0 ? [] : duplicateAll(fds);
     this.#byteLength += bytes.byteLength;
     return new Promise((resolve, reject) => {
-      const waiting = { ...rest, bytes: Buffer.from(bytes), fds: kept, resolve, reject };
-      this.#waiting.push(waiting);
-      void agreed?.then(() => {
-        waiting.isHeld = false;
+      const queued = { ...rest, bytes: Buffer.from(bytes), fds: duplicates, resolve, reject };
+      this.#queued.push(queued);
+      void acknowledged?.then(() => {
+        queued.isAwaitingAck = false;
       });
     });
   }
 
   /** The newest first: each takes back what was to be told with it, before what came after. */
-  #drop(some: readonly Waiting[], error: unknown): void {
-    for (const each of some) this.#remove(each).reject(error);
-    for (const each of some.toReversed()) each.dropped?.();
+  #drop(dropped: readonly QueuedMessage[], error: unknown): void {
+    for (const each of dropped) this.#remove(each).reject(error);
+    for (const each of dropped.toReversed()) each.onDropped?.();
   }
 
-  #remove(value: Waiting): Waiting {
-    this.#waiting.splice(this.#waiting.indexOf(value), 1);
+  #remove(value: QueuedMessage): QueuedMessage {
+    this.#queued.splice(this.#queued.indexOf(value), 1);
     this.#byteLength -= value.bytes.byteLength;
     value.fds.forEach(closeFd);
     return value;
@@ -160,7 +167,7 @@ export class Outbox {
 }
 
 /** Sends as much as the kernel takes; answers whether that was all. */
-function sendPackets(socket: number, value: Unsent, sequence: number): boolean {
+function sendFrames(socket: number, value: UnsentMessage, sequence: number): boolean {
   const byteLength = value.bytes.byteLength - HEADER_BYTE_LENGTH;
   while (value.offset < byteLength) {
     const { kind, bytes, offset } = value;

@@ -24,7 +24,7 @@ export const Tag = {
   /** Its place in {@link binaryTypes}, length in bytes, then the bytes. */
   binary: 12,
   /** How many file descriptors, then the length in bytes of the object's descriptor, then that. */
-  parcel: 13,
+  gpuObject: 13,
 } as const;
 
 type BinaryType = new (buffer: ArrayBuffer) => ArrayBufferView;

@@ -9,8 +9,8 @@ import {
 } from '../../validate.ts';
 import type { AllocateOptions } from '../buffer.ts';
 import { allocateHost } from '../host-allocation.ts';
-import type { HeldViews } from '../host-views.ts';
-import { endLock } from '../page-lock.ts';
+import type { ViewsReference } from '../host-views.ts';
+import { markReleasing } from '../page-lock.ts';
 import { checkPinnable, lockHost } from '../pin.ts';
 import type { IpcHandle } from './ipc-handle.ts';
 import {
@@ -96,10 +96,11 @@ export abstract class BaseMemoryManager {
 type HostPointer = PinnedPointer | MappedPointer;
 
 /** The views of host memory that can be retired under them, by its pointer. */
-const views = new WeakMap<HostPointer, HeldViews>();
+const viewsByPointer = new WeakMap<HostPointer, ViewsReference>();
 
 /** @internal The views that a pointer brings along, where it is of {@link HostOnlyMemoryManager}. */
-export const viewsOf = (pointer: HostPointer): HeldViews | undefined => views.get(pointer);
+export const viewsOfPointer = (pointer: HostPointer): ViewsReference | undefined =>
+  viewsByPointer.get(pointer);
 
 /**
  * A memory manager whose host half is done, by cuffi itself: a plugin that extends it writes
@@ -108,8 +109,8 @@ export const viewsOf = (pointer: HostPointer): HeldViews | undefined => views.ge
  */
 export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
   /** What is out since the last reset of the context. A pointer that is dropped must be collected. */
-  readonly #out = new Set<WeakRef<HostPointer>>();
-  #resets = 0;
+  readonly #openPointers = new Set<WeakRef<HostPointer>>();
+  #epoch = 0;
 
   /** @throws RangeError where the system has no such memory, NotSupportedError, CudaError */
   memhostalloc(byteLength: number, options?: MemhostallocOptions): HostPointer {
@@ -125,9 +126,13 @@ export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
       writeCombined: checkBoolean(writeCombined, 'writeCombined', false),
     };
     const { context } = this;
-    const { address, held, release } = allocateHost(context, byteLength, kind);
-    const pointer = this.#give(kind.mapped, { context, pointer: address, byteLength }, release);
-    views.set(pointer, held);
+    const { address, viewsReference, release } = allocateHost(context, byteLength, kind);
+    const pointer = this.#makePointer(
+      kind.mapped,
+      { context, pointer: address, byteLength },
+      release,
+    );
+    viewsByPointer.set(pointer, viewsReference);
     return pointer;
   }
 
@@ -147,16 +152,16 @@ export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
       byteLength: memory.byteLength,
       owner,
     }));
-    return this.#give(flags.mapped, init, () => {
-      endLock(unlock);
-      context.releases.submit(unlock);
+    return this.#makePointer(flags.mapped, init, () => {
+      markReleasing(unlock);
+      context.releases.enqueue(unlock);
     });
   }
 
   /** Gives back all host memory that is still out. */
   reset(): void {
-    const out = [...this.#out].reverse();
-    this.#out.clear();
+    const out = [...this.#openPointers].reverse();
+    this.#openPointers.clear();
     for (const reference of out) {
       // What is collected already goes back by its own finalizer, or with the context.
       const pointer = reference.deref();
@@ -170,12 +175,12 @@ export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
     return this.context.deferCleanup();
   }
 
-  #give(mapped: boolean, init: PointerInit, release: () => void): HostPointer {
-    const { resets } = this.context;
+  #makePointer(mapped: boolean, init: PointerInit, release: () => void): HostPointer {
+    const { epoch } = this.context;
     // After a reset no finalizer took the earlier ones out.
-    if (this.#resets !== resets) this.#out.clear();
-    this.#resets = resets;
-    const out = this.#out;
+    if (this.#epoch !== epoch) this.#openPointers.clear();
+    this.#epoch = epoch;
+    const out = this.#openPointers;
     let reference: WeakRef<HostPointer> | undefined;
     // Lives as long as the memory is out, so it must not refer to the pointer.
     const finalizer = (): void => {

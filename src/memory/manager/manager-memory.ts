@@ -8,12 +8,12 @@ import {
   className,
   type HostMemory,
 } from '../../validate.ts';
-import { type AllocateOptions, DeviceBuffer, type ServedMemory } from '../buffer.ts';
-import type { HostAllocation, HostKind } from '../host-allocation.ts';
+import { type AllocateOptions, DeviceBuffer, type ManagerResource } from '../buffer.ts';
+import type { HostAllocation, HostMemoryKind } from '../host-allocation.ts';
 import { viewDriverMemory } from '../host-views.ts';
 import type { LockFlags } from '../page-lock.ts';
 import { allocationBase } from '../pointer.ts';
-import { type BaseMemoryManager, viewsOf } from './host-only-manager.ts';
+import { type BaseMemoryManager, viewsOfPointer } from './host-only-manager.ts';
 import { AutoFreePointer, MappedPointer, MemoryPointer, PinnedPointer } from './memory-pointer.ts';
 import * as answers from './validate-manager.ts';
 
@@ -21,80 +21,86 @@ import * as answers from './validate-manager.ts';
 export type MemoryManagerClass = new (context: Context) => BaseMemoryManager;
 
 /** The pointer behind each buffer that a manager gave out. */
-const pointers = new WeakMap<DeviceBuffer, MemoryPointer>();
+const pointersByBuffer = new WeakMap<DeviceBuffer, MemoryPointer>();
 
 /**
  * @internal The one user of a context's memory manager: the {@link MemoryResource} of its buffers.
  * It makes the manager at its first use, and checks all that it answers.
  */
-export class ManagerMemory implements ServedMemory {
+export class ManagerAdapter implements ManagerResource {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;
   readonly #Manager: MemoryManagerClass;
   #manager: BaseMemoryManager | undefined;
   #isReady = false;
-  #isAsking = false;
+  #isInManager = false;
 
   constructor(context: Context, Manager: MemoryManagerClass) {
     this.context = context;
     this.#Manager = Manager;
   }
 
-  get answers(): boolean {
-    return !this.#isAsking;
+  get isActive(): boolean {
+    return !this.#isInManager;
   }
 
   /** The manager, ready for use. */
   get manager(): BaseMemoryManager {
-    return this.#ask((manager) => manager);
+    return this.#callManager((manager) => manager);
   }
 
   allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer {
     checkInteger(byteLength, 'byteLength', 1);
     const { stream } = checkOptions(options, ['stream'], 'allocate');
     const { context } = this;
-    const answer = this.#ask((manager) => manager.memalloc(byteLength, stream ? { stream } : {}));
+    const answer = this.#callManager((manager) =>
+      manager.memalloc(byteLength, stream ? { stream } : {}),
+    );
     const pointer = this.#check('memalloc', answer, MemoryPointer, byteLength);
-    const held = pointer instanceof AutoFreePointer ? pointer.own() : pointer;
-    let last: Stream | undefined;
+    const ownPointer = pointer instanceof AutoFreePointer ? pointer.own() : pointer;
+    let releaseStream: Stream | undefined;
     const buffer = new DeviceBuffer({
       context,
-      address: held.pointer,
+      address: ownPointer.pointer,
       byteLength,
       origin: 'allocated',
       resource: this,
       // A manager may free it under the buffer, which is closed then.
-      keeps: held,
+      keepalive: ownPointer,
       release: {
-        freeIn: (other) => {
-          last = other;
+        setStream: (other) => {
+          releaseStream = other;
         },
-        release: () => held.close(last ? { stream: last } : {}),
+        release: () => ownPointer.close(releaseStream ? { stream: releaseStream } : {}),
       },
     });
-    pointers.set(buffer, pointer);
+    pointersByBuffer.set(buffer, pointer);
     return buffer;
   }
 
-  allocateHost(byteLength: number, kind: HostKind): HostAllocation {
+  allocateHost(byteLength: number, kind: HostMemoryKind): HostAllocation {
     const { mapped, portable, writeCombined } = kind;
-    const answer = this.#ask((manager) =>
+    const answer = this.#callManager((manager) =>
       manager.memhostalloc(byteLength, { mapped, portable, writeCombined }),
     );
     if (!mapped) {
       const pointer = this.#check('memhostalloc', answer, PinnedPointer, byteLength);
       const { pointer: address } = pointer;
-      const views = this.#view(pointer, address, byteLength, pointer);
+      const views = this.#viewsFor(pointer, address, byteLength, pointer);
       return { address, devicePointer: undefined, ...views };
     }
     const pointer = this.#check('memhostalloc', answer, MappedPointer, byteLength);
     const { hostPointer: address, pointer: devicePointer } = pointer;
-    return { address, devicePointer, ...this.#view(pointer, address, byteLength, pointer.own()) };
+    return {
+      address,
+      devicePointer,
+      ...this.#viewsFor(pointer, address, byteLength, pointer.own()),
+    };
   }
 
   lockHost(memory: HostMemory, { mapped, portable }: LockFlags): () => void {
-    const answer = this.#ask((manager) => manager.mempin(memory, { mapped, portable }));
+    const answer = this.#callManager((manager) => manager.mempin(memory, { mapped, portable }));
     if (!mapped) {
       const pinned = this.#check('mempin', answer, PinnedPointer, memory.byteLength);
       return () => pinned.close();
@@ -104,16 +110,16 @@ export class ManagerMemory implements ServedMemory {
   }
 
   /** How legacy IPC knows the allocation that a buffer lies in, and where that begins. */
-  nameAllocation(buffer: DeviceBuffer): {
+  getAllocationHandle(buffer: DeviceBuffer): {
     readonly handle: Uint8Array;
     readonly base: CUdeviceptr;
   } {
     const { address, byteLength, context } = buffer;
-    const whole = pointers.get(buffer.whole) as MemoryPointer;
+    const whole = pointersByBuffer.get(buffer.root) as MemoryPointer;
     const start = address - whole.pointer;
     const memory = whole.view(start, start + byteLength);
     try {
-      const answer = this.#ask((manager) => manager.getIpcHandle(memory));
+      const answer = this.#callManager((manager) => manager.getIpcHandle(memory));
       const base = context.run(() => allocationBase(address));
       const { handle } = answers.checkIpcHandle(this.#callOf('getIpcHandle'), answer, {
         byteLength,
@@ -127,7 +133,7 @@ export class ManagerMemory implements ServedMemory {
   }
 
   getMemoryInfo(): MemoryInfo {
-    const answer = this.#ask((manager) => manager.getMemoryInfo());
+    const answer = this.#callManager((manager) => manager.getMemoryInfo());
     return answers.checkMemoryInfo(this.#callOf('getMemoryInfo'), answer);
   }
 
@@ -135,9 +141,9 @@ export class ManagerMemory implements ServedMemory {
     // Streams, events and resources that were named are not the manager's.
     const ours = this.context.releases.defer();
     try {
-      const answer = this.#ask((manager) => manager.deferCleanup());
-      const theirs = answers.checkScope(this.#callOf('deferCleanup'), answer);
-      return { [Symbol.dispose]: () => endBoth(theirs, ours) };
+      const answer = this.#callManager((manager) => manager.deferCleanup());
+      const theirs = answers.checkDisposable(this.#callOf('deferCleanup'), answer);
+      return { [Symbol.dispose]: () => disposeBoth(theirs, ours) };
     } catch (error) {
       ours[Symbol.dispose]();
       throw error;
@@ -148,12 +154,12 @@ export class ManagerMemory implements ServedMemory {
     this.#isReady = false;
     const manager = this.#manager;
     // One that was never made has nothing to give up.
-    if (manager) this.#quietly(() => manager.reset());
+    if (manager) this.#insideManager(() => manager.reset());
   }
 
   /** Calls the manager, made and initialised before if need be. */
-  #ask<T>(use: (manager: BaseMemoryManager) => T): T {
-    return this.#quietly(() => {
+  #callManager<T>(use: (manager: BaseMemoryManager) => T): T {
+    return this.#insideManager(() => {
       const Manager = this.#Manager;
       this.#manager ??= answers.checkManager(new Manager(this.context));
       if (!this.#isReady) this.#manager.initialize();
@@ -163,13 +169,13 @@ export class ManagerMemory implements ServedMemory {
   }
 
   /** What is asked of the context meanwhile goes to the driver. */
-  #quietly<T>(use: () => T): T {
-    const wasAsking = this.#isAsking;
-    this.#isAsking = true;
+  #insideManager<T>(use: () => T): T {
+    const wasAsking = this.#isInManager;
+    this.#isInManager = true;
     try {
       return use();
     } finally {
-      this.#isAsking = wasAsking;
+      this.#isInManager = wasAsking;
     }
   }
 
@@ -191,21 +197,21 @@ export class ManagerMemory implements ServedMemory {
    * The bytes of host memory that were asked for, as ArrayBuffers; `held` is closed when nobody can
    * touch them any more.
    */
-  #view(
+  #viewsFor(
     pointer: PinnedPointer | MappedPointer,
     address: HostAllocation['address'],
     byteLength: number,
     held: MemoryPointer | PinnedPointer,
-  ): Pick<HostAllocation, 'held' | 'release'> {
+  ): Pick<HostAllocation, 'viewsReference' | 'release'> {
     const close = (): void => held.close();
-    const own = viewsOf(pointer);
+    const own = viewsOfPointer(pointer);
     if (!own) return viewDriverMemory(this.context, address, byteLength, close);
     own.views?.shorten(byteLength);
-    return { held: own, release: close };
+    return { viewsReference: own, release: close };
   }
 }
 
-function endBoth(first: Disposable, second: Disposable): void {
+function disposeBoth(first: Disposable, second: Disposable): void {
   try {
     first[Symbol.dispose]();
   } finally {

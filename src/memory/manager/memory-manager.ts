@@ -1,13 +1,13 @@
 /** Which memory manager owns the memory of this process's contexts. */
 
-import { Context, chooseContextMemory, type MemoryInfo } from '../../context.ts';
+import { Context, type MemoryInfo, setContextMemoryFactory } from '../../context.ts';
 import { checkInstance, className } from '../../validate.ts';
 import type { AllocateOptions, MemoryResource } from '../buffer.ts';
 import { DeviceMemory } from '../device-memory.ts';
-import { allocationBase, legacyHandle } from '../pointer.ts';
+import { allocationBase, getLegacyHandle } from '../pointer.ts';
 import { BaseMemoryManager, HostOnlyMemoryManager } from './host-only-manager.ts';
 import { IpcHandle } from './ipc-handle.ts';
-import { ManagerMemory, type MemoryManagerClass } from './manager-memory.ts';
+import { ManagerAdapter, type MemoryManagerClass } from './manager-memory.ts';
 import { AutoFreePointer, MemoryPointer } from './memory-pointer.ts';
 import { checkVersion } from './validate-manager.ts';
 
@@ -32,20 +32,20 @@ export function setMemoryManager(Manager: MemoryManagerClass): void {
   // A field is there only when an instance is: it is checked then.
   const version: unknown = Manager.prototype.interfaceVersion;
   if (version !== undefined) checkVersion(className(Manager), version);
-  chooseContextMemory((context) => new ManagerMemory(context, Manager));
+  setContextMemoryFactory((context) => new ManagerAdapter(context, Manager));
 }
 
-const ordinary = new WeakMap<Context, DriverMemoryManager>();
+const driverManagers = new WeakMap<Context, DriverMemoryManager>();
 
 /**
  * The memory manager of a context, by default of the primary one of device 0: the one that was set,
  * or a plain one over the driver.
  */
 export function memoryManager(context: Context = Context.primary()): BaseMemoryManager {
-  const { memory } = Context.of({ context });
-  if (memory instanceof ManagerMemory) return memory.manager;
-  const manager = ordinary.get(context) ?? new DriverMemoryManager(context);
-  ordinary.set(context, manager);
+  const { memory } = Context.resolve({ context });
+  if (memory instanceof ManagerAdapter) return memory.manager;
+  const manager = driverManagers.get(context) ?? new DriverMemoryManager(context);
+  driverManagers.set(context, manager);
   return manager;
 }
 
@@ -80,7 +80,7 @@ export class DriverMemoryManager extends HostOnlyMemoryManager {
   getIpcHandle(memory: MemoryPointer): IpcHandle {
     const { pointer, byteLength } = checkInstance(memory, MemoryPointer, 'memory');
     return this.context.run(() => {
-      const handle = legacyHandle(pointer, byteLength);
+      const handle = getLegacyHandle(pointer, byteLength);
       const offset = pointer - allocationBase(pointer);
       return new IpcHandle({ base: memory, handle, offset });
     });

@@ -1,6 +1,6 @@
 import type { Address, CUdeviceptr } from '../../../ffi/types.ts';
 import { Context } from '../../context.ts';
-import { Resource, ResourceSet, releaseQuietly } from '../../lifetime.ts';
+import { Resource, releaseOrWarn, Scope } from '../../lifetime.ts';
 import { checkInstance, checkInteger, checkOptions } from '../../validate.ts';
 import type { StreamOption } from '../buffer.ts';
 import { streamOption } from '../buffer-copy.ts';
@@ -17,17 +17,17 @@ export type Finalizer = (options: StreamOption) => void;
  * What all pointers to one piece of memory share. numba counts Python's references; here a pointer
  * is a reference until it is closed, as a garbage collector tells too late.
  */
-export class References {
+export class ReferenceCount {
   /** The open pointers: all are closed at once when the memory goes. */
-  readonly pointers: ResourceSet;
+  readonly openPointers: Scope;
   readonly #finalizer: Finalizer | undefined;
   #count = 0;
   #isFreed = false;
-  #last: StreamOption = {};
+  #releaseOptions: StreamOption = {};
 
-  /** @param init as {@link ownInit} returns it */
+  /** @param init as {@link readInit} returns it */
   constructor({ context, finalizer }: PointerInit) {
-    this.pointers = new ResourceSet(context.resources);
+    this.openPointers = new Scope(context.resources);
     this.#finalizer = finalizer;
   }
 
@@ -36,21 +36,21 @@ export class References {
   }
 
   /** One reference more; answers how to give it up, once. */
-  take(): () => void {
+  add(): () => void {
     this.#count += 1;
     return () => {
       this.#count -= 1;
-      this.freeUnused();
+      this.freeIfUnused();
     };
   }
 
   /** Remembers the stream of the last close. */
-  follow(options: StreamOption): void {
-    this.#last = options;
+  setReleaseOptions(options: StreamOption): void {
+    this.#releaseOptions = options;
   }
 
   /** Frees the memory if nobody refers to it. */
-  freeUnused(): void {
+  freeIfUnused(): void {
     if (this.#count === 0) this.free();
   }
 
@@ -59,8 +59,8 @@ export class References {
     if (this.#isFreed) return;
     this.#isFreed = true;
     this.#count = 0;
-    this.pointers.abandonAll('its memory was freed already');
-    this.#finalizer?.(this.#last);
+    this.openPointers.discardAll('its memory was freed already');
+    this.#finalizer?.(this.#releaseOptions);
   }
 }
 
@@ -71,7 +71,7 @@ export class References {
  * @param kind the class of the pointer, for messages
  * @throws TypeError
  */
-function ownInit(kind: string, init: PointerInit): PointerInit {
+function readInit(kind: string, init: PointerInit): PointerInit {
   const known = ['context', 'pointer', 'byteLength', 'owner', 'finalizer'] as const;
   // A missing init is refused as one without a context.
   const own = checkOptions(init, known, kind) as PointerInit;
@@ -82,7 +82,7 @@ function ownInit(kind: string, init: PointerInit): PointerInit {
 }
 
 /** Where the memory of a pointer is. @throws TypeError, RangeError */
-function checkPlace({ pointer, byteLength }: PointerInit): void {
+function checkRange({ pointer, byteLength }: PointerInit): void {
   checkInteger(pointer, 'pointer', 1);
   checkInteger(byteLength, 'byteLength', 0, Number.MAX_SAFE_INTEGER - pointer);
 }
@@ -100,22 +100,22 @@ export interface PointerInit {
 }
 
 /** @internal How a pointer refers to its memory. */
-export interface Hold {
+export interface PointerState {
   readonly kind: string;
   /** What the pointer is made of, as it was read. */
   readonly init: PointerInit;
-  readonly references: References;
+  readonly referenceCount: ReferenceCount;
   /** Gives the pointer's own reference up. */
   readonly release: () => void;
   /** What it is a view of: not to be taken for lost while the view lives. */
-  readonly base?: MemoryPointer;
+  readonly parent?: MemoryPointer;
 }
 
 /** @internal The first pointer to some memory: a reference by itself. */
-function firstHold(init: PointerInit): Hold {
-  const own = ownInit('MemoryPointer', init);
-  const references = new References(own);
-  return { kind: 'MemoryPointer', init: own, references, release: references.take() };
+function newPointerState(init: PointerInit): PointerState {
+  const own = readInit('MemoryPointer', init);
+  const referenceCount = new ReferenceCount(own);
+  return { kind: 'MemoryPointer', init: own, referenceCount, release: referenceCount.add() };
 }
 
 /**
@@ -136,25 +136,25 @@ export class MemoryPointer extends Resource {
   readonly byteLength: number;
   readonly #pointer: CUdeviceptr;
   readonly #owner: unknown;
-  readonly #hold: Hold;
+  readonly #state: PointerState;
 
   constructor(init: PointerInit);
   /** @internal */
-  constructor(init: PointerInit, hold: Hold);
-  constructor(init: PointerInit, hold: Hold = firstHold(init)) {
+  constructor(init: PointerInit, hold: PointerState);
+  constructor(init: PointerInit, hold: PointerState = newPointerState(init)) {
     const { context, pointer, byteLength, owner } = hold.init;
-    checkPlace(hold.init);
-    super(hold.kind, { owner: hold.references.pointers, release: hold.release });
+    checkRange(hold.init);
+    super(hold.kind, { owner: hold.referenceCount.openPointers, release: hold.release });
     this.context = context;
     this.byteLength = byteLength;
     this.#pointer = pointer as CUdeviceptr;
     this.#owner = owner;
-    this.#hold = hold;
+    this.#state = hold;
   }
 
   /** The device address of the first byte. @throws ClosedError */
   get pointer(): CUdeviceptr {
-    this.requireOpen();
+    this.assertOpen();
     return this.#pointer;
   }
 
@@ -165,7 +165,7 @@ export class MemoryPointer extends Resource {
 
   /** How many open pointers keep the memory, this one and others. */
   get refct(): number {
-    return this.closed ? 0 : this.#hold.references.count;
+    return this.closed ? 0 : this.#state.referenceCount.count;
   }
 
   /** Another pointer to the same bytes: the memory lives until both are closed. */
@@ -182,16 +182,16 @@ export class MemoryPointer extends Resource {
     const { pointer } = this;
     checkInteger(start, 'start', 0, this.byteLength);
     checkInteger(stop, 'stop', start, this.byteLength);
-    const { references } = this.#hold;
+    const { referenceCount } = this.#state;
     const { context, owner } = this;
     const init = { context, pointer: pointer + start, byteLength: stop - start, owner };
-    const release = references.take();
+    const release = referenceCount.add();
     return new MemoryPointer(init, {
       kind: 'MemoryPointer',
       init,
-      references,
+      referenceCount,
       release,
-      base: this,
+      parent: this,
     });
   }
 
@@ -201,23 +201,23 @@ export class MemoryPointer extends Resource {
    * @throws ClosedError the second time
    */
   free(): void {
-    this.requireOpen();
-    this.#hold.references.free();
+    this.assertOpen();
+    this.#state.referenceCount.free();
   }
 
   /** Gives up this reference; the last one frees, in the order of `stream` where the finalizer cares. */
   override close(options?: StreamOption): void {
     const stream = streamOption(options, 'close');
-    if (stream && !this.closed) this.#hold.references.follow({ stream });
+    if (stream && !this.closed) this.#state.referenceCount.setReleaseOptions({ stream });
     super.close();
   }
 }
 
 /** @internal A pointer that is no reference by itself: closing it frees what nobody uses. */
-function unownedHold(kind: string, init: PointerInit): Hold {
-  const own = ownInit(kind, init);
-  const references = new References(own);
-  return { kind, init: own, references, release: () => references.freeUnused() };
+function newUncountedState(kind: string, init: PointerInit): PointerState {
+  const own = readInit(kind, init);
+  const referenceCount = new ReferenceCount(own);
+  return { kind, init: own, referenceCount, release: () => referenceCount.freeIfUnused() };
 }
 
 /**
@@ -230,8 +230,8 @@ function unownedHold(kind: string, init: PointerInit): Hold {
 export class AutoFreePointer extends MemoryPointer {
   constructor(init: PointerInit);
   /** @internal */
-  constructor(init: PointerInit, hold: Hold);
-  constructor(init: PointerInit, hold: Hold = unownedHold('AutoFreePointer', init)) {
+  constructor(init: PointerInit, hold: PointerState);
+  constructor(init: PointerInit, hold: PointerState = newUncountedState('AutoFreePointer', init)) {
     super(init, hold);
   }
 }
@@ -250,20 +250,20 @@ export class MappedPointer extends AutoFreePointer {
 
   /** @param init with the host's address as `pointer` */
   constructor(init: PointerInit) {
-    const hold = unownedHold('MappedPointer', init);
+    const hold = newUncountedState('MappedPointer', init);
     const { pointer: hostPointer } = hold.init;
-    const pointer = reached(hold.init, hold.release);
+    const pointer = deviceAddressOf(hold.init, hold.release);
     super(init, { ...hold, init: { ...hold.init, pointer } });
     this.hostPointer = hostPointer as Address;
   }
 }
 
-function reached(init: PointerInit, free: () => void): number {
+function deviceAddressOf(init: PointerInit, free: () => void): number {
   try {
-    checkPlace(init);
+    checkRange(init);
     return devicePointerOf(init.context, init.pointer as Address);
   } catch (error) {
-    releaseQuietly(free);
+    releaseOrWarn(free);
     throw error;
   }
 }
@@ -281,10 +281,10 @@ export class PinnedPointer extends Resource {
 
   /** @param init with the host's address as `pointer` */
   constructor(init: PointerInit) {
-    const own = ownInit('PinnedPointer', init);
-    const references = new References(own);
-    checkPlace(own);
-    super('PinnedPointer', { owner: references.pointers, release: references.take() });
+    const own = readInit('PinnedPointer', init);
+    const references = new ReferenceCount(own);
+    checkRange(own);
+    super('PinnedPointer', { owner: references.openPointers, release: references.add() });
     this.context = own.context;
     this.byteLength = own.byteLength;
     this.owner = own.owner;
@@ -293,7 +293,7 @@ export class PinnedPointer extends Resource {
 
   /** The host address of the first byte. @throws ClosedError */
   get pointer(): Address {
-    this.requireOpen();
+    this.assertOpen();
     return this.#pointer;
   }
 }

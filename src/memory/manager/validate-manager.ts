@@ -2,7 +2,7 @@
 
 import type { Context, MemoryInfo } from '../../context.ts';
 import { NotSupportedError } from '../../errors.ts';
-import { releaseQuietly } from '../../lifetime.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
 import { type ClassOf, checkInstance, classNameOf } from '../../validate.ts';
 import type { BaseMemoryManager } from './host-only-manager.ts';
 import { IpcHandle } from './ipc-handle.ts';
@@ -42,10 +42,10 @@ export function checkManager(manager: BaseMemoryManager): BaseMemoryManager {
 type Pointer = MemoryPointer | PinnedPointer;
 
 /** Every pointer that was answered with: a second time it would be freed under its first user. */
-const known = new WeakSet<Pointer>();
+const returnedPointers = new WeakSet<Pointer>();
 
 /** What a pointer must be. */
-interface Asked<P extends Pointer> {
+interface PointerRequirements<P extends Pointer> {
   readonly type: ClassOf<P>;
   readonly context: Context;
   readonly byteLength: number;
@@ -57,22 +57,30 @@ interface Asked<P extends Pointer> {
  * @param call the method, with the manager's name
  * @throws TypeError that says what must be returned
  */
-export function checkPointer<P extends Pointer>(call: string, answer: unknown, asked: Asked<P>): P {
+export function checkPointer<P extends Pointer>(
+  call: string,
+  answer: unknown,
+  asked: PointerRequirements<P>,
+): P {
   const isPointer = answer instanceof MemoryPointer || answer instanceof PinnedPointer;
-  if (isPointer && known.has(answer))
+  if (isPointer && returnedPointers.has(answer))
     throw new TypeError(`${call} must return a pointer of its own for each call, not one again`);
-  if (isPointer) known.add(answer);
+  if (isPointer) returnedPointers.add(answer);
   try {
     const pointer = checkInstance(answer, asked.type, `what ${call} returns`);
-    requireFit(call, pointer, asked);
+    assertFits(call, pointer, asked);
     return pointer;
   } catch (error) {
-    if (isPointer) releaseQuietly(() => answer.close());
+    if (isPointer) releaseOrWarn(() => answer.close());
     throw error;
   }
 }
 
-function requireFit(call: string, pointer: Pointer, { context, byteLength }: Asked<Pointer>): void {
+function assertFits(
+  call: string,
+  pointer: Pointer,
+  { context, byteLength }: PointerRequirements<Pointer>,
+): void {
   if (pointer.closed) throw new TypeError(`${call} must return an open pointer, not a closed one`);
   if (pointer.context !== context)
     throw new TypeError(`${call} must return memory of its own context, not of another`);
@@ -95,14 +103,14 @@ export function checkMemoryInfo(call: string, answer: unknown): MemoryInfo {
 }
 
 /** @throws TypeError for what cannot be disposed of */
-export function checkScope(call: string, answer: unknown): Disposable {
+export function checkDisposable(call: string, answer: unknown): Disposable {
   if (typeof (answer as Partial<Disposable> | undefined)?.[Symbol.dispose] !== 'function')
     throw new TypeError(`${call} must return a Disposable`);
   return answer as Disposable;
 }
 
 /** What a handle must say of the memory that it was asked for. */
-export interface Named {
+export interface ExpectedHandle {
   readonly byteLength: number;
   readonly device: string;
   /** Where the memory begins in its allocation, as the driver says. */
@@ -110,7 +118,7 @@ export interface Named {
 }
 
 /** @throws TypeError for a handle of other memory */
-export function checkIpcHandle(call: string, answer: unknown, named: Named): IpcHandle {
+export function checkIpcHandle(call: string, answer: unknown, named: ExpectedHandle): IpcHandle {
   const handle = checkInstance(answer, IpcHandle, `what ${call} returns`);
   const wrong =
     (handle.byteLength !== named.byteLength &&

@@ -239,7 +239,7 @@ test('memory is not freed while a borrowed stream works on it', async () => {
   const context = Context.primary();
   using owner = Stream.create({ nonBlocking: true });
   const borrowed = Stream.fromHandle(owner.handle);
-  context.activity.streams.delete(owner.handle); // as if another library had made it
+  context.workTracker.streams.delete(owner.handle); // as if another library had made it
   const latch = new Latch(context);
   const buffer = DeviceBuffer.allocate(4096);
   latch.hold(borrowed);
@@ -281,7 +281,7 @@ test('who asked to be told of a reset is told, once the context is empty', () =>
   const context = Context.primary();
   using stream = Stream.create();
   const told: boolean[] = [];
-  context.afterReset.add(() => told.push(stream.closed));
+  context.onReset.add(() => told.push(stream.closed));
   context.resetSync();
   assert.deepEqual(told, [true]);
 });
@@ -313,12 +313,12 @@ test('where a release resets the context, the rest of what waits is forgotten wi
   const latch = new Latch();
   latch.hold(stream);
   const gone: readonly unknown[] = [other.handle, module.handle, buffer.address];
-  context.releases.submit(() => context.resetSync());
+  context.releases.enqueue(() => context.resetSync());
   for (const object of [other, module, buffer]) object.close();
-  context.releases.collect();
+  context.releases.drainReady();
   latch.open();
   await stream.synchronize();
-  assert.equal(context.releases.collect(), true);
+  assert.equal(context.releases.drainReady(), true);
   // Afterwards the same numbers may name what others made.
   assert.ok(!told.some(([, handle]) => gone.includes(handle)));
   assert.deepEqual(context.pendingReleases, { count: 0, byteLength: 0 });

@@ -28,7 +28,7 @@ import {
   ready,
 } from '../../../src/ipc/index.ts';
 import { Tag } from '../../../src/ipc/wire/value-tags.ts';
-import { nextTurn } from '../../../src/poller.ts';
+import { nextLoopIteration } from '../../../src/poller.ts';
 import { Latch } from '../../support/latch.ts';
 import { emulate } from './emulate.ts';
 import { peerPair, Stranger } from './ipc/peer/support.ts';
@@ -77,7 +77,7 @@ async function outcome(
       () => 'resolved',
       (error: unknown) => error,
     );
-    await nextTurn();
+    await nextLoopIteration();
     if (how === 'end') await wait.end?.();
     if (how === 'fail') await wait.fail?.();
     if (how === 'abort') controller.abort(reason);
@@ -90,7 +90,7 @@ async function outcome(
     assert.equal(timers(), before, `${how}: timers`);
     // What is left over would fail now, with nobody to catch it.
     controller.abort();
-    await nextTurn();
+    await nextLoopIteration();
   });
 }
 
@@ -465,7 +465,7 @@ describe('what fails at once does not fail again when its time is over, or it is
     await assert.rejects(pair.a.send(value, { signal: controller.signal }), /meanwhile/);
     // Its sending fails, and nobody waits for it: that must not be an unhandled rejection.
     pair.a.close();
-    await nextTurn();
-    await nextTurn();
+    await nextLoopIteration();
+    await nextLoopIteration();
   });
 });

@@ -32,7 +32,7 @@ import {
 } from '../../../src/index.ts';
 import { exportIpc, getIpcHandle } from '../../../src/ipc/index.ts';
 import { Resource } from '../../../src/lifetime.ts';
-import { nextTurn } from '../../../src/poller.ts';
+import { nextLoopIteration } from '../../../src/poller.ts';
 import { broken, losing } from '../../support/faults.ts';
 import { loadKernels } from '../../support/kernels.ts';
 import { Latch } from '../../support/latch.ts';
@@ -150,7 +150,7 @@ async function warningsDuring(act: () => void): Promise<string[]> {
   };
   process.on('warning', note);
   act();
-  for (let turns = 0; turns < 5; turns += 1) await nextTurn();
+  for (let turns = 0; turns < 5; turns += 1) await nextLoopIteration();
   process.off('warning', note);
   return warnings;
 }
@@ -215,7 +215,7 @@ test('what waited for the GPU, and finds out first, warns once', async () => {
   open.buffer.fill(1, { stream: open.stream });
   for (const each of [open.buffer, open.managed, open.pinned]) each.close();
   lose();
-  const warnings = await warningsDuring(() => context.releases.collect());
+  const warnings = await warningsDuring(() => context.releases.drainReady());
   assert.equal(context.releases.size, 0);
   assert.equal(warnings.length, 1, warnings.join('\n'));
   assert.match(warnings[0] as string, /CUDA_ERROR_LAUNCH_FAILED/);

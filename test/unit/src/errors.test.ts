@@ -17,7 +17,7 @@ const outOfMemory = new CudaError({
   call: 'cuMemAlloc_v2',
   description: 'out of memory',
   doing: 'allocating 16 bytes',
-  remedy: 'Ask for less.',
+  hint: 'Ask for less.',
 });
 
 test('every error is of one family and says its own name', () => {
@@ -27,7 +27,7 @@ test('every error is of one family and says its own name', () => {
     DriverNotFoundError: new DriverNotFoundError('x'),
     NotSupportedError: new NotSupportedError('x'),
     ClosedError: new ClosedError('x'),
-    PeerGoneError: new PeerGoneError('x', { pid: 1, unreached: 0 }),
+    PeerGoneError: new PeerGoneError('x', { pid: 1, abandonedWaits: 0 }),
     IpcError: new IpcError('x'),
     CompileError: new CompileError('x', 'log'),
     CompilerNotFoundError: new CompilerNotFoundError('x'),
@@ -46,15 +46,15 @@ test('a driver error says what failed, while doing what, why, and what to do', (
     'cuMemAlloc_v2 failed while allocating 16 bytes: out of memory (CUDA_ERROR_OUT_OF_MEMORY, 2)\n' +
       'Ask for less.',
   );
-  const { status, code, call, doing, remedy, sticky } = outOfMemory;
+  const { status, code, call, doing, hint, sticky } = outOfMemory;
   assert.deepEqual(
-    { status, code, call, doing, remedy, sticky },
+    { status, code, call, doing, hint, sticky },
     {
       status: 2,
       code: 'CUDA_ERROR_OUT_OF_MEMORY',
       call: 'cuMemAlloc_v2',
       doing: 'allocating 16 bytes',
-      remedy: 'Ask for less.',
+      hint: 'Ask for less.',
       sticky: false,
     },
   );
@@ -64,7 +64,7 @@ test('without a remedy or a purpose the message is one plain line', () => {
   const error = new CudaError({ status: 1, call: 'cuInit', description: 'invalid argument' });
   assert.equal(error.message, 'cuInit failed: invalid argument (CUDA_ERROR_INVALID_VALUE, 1)');
   assert.equal(error.doing, undefined);
-  assert.equal(error.remedy, undefined);
+  assert.equal(error.hint, undefined);
 });
 
 test('a status of a newer driver keeps its number', () => {

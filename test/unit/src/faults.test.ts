@@ -34,7 +34,7 @@ import {
   toDevice,
   VirtualMemory,
 } from '../../../src/index.ts';
-import { sealDescriptor } from '../../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../../src/ipc/descriptor.ts';
 import {
   exportIpc,
   getIpcHandle,
@@ -276,7 +276,7 @@ async function withLarge(
 }
 
 const ofAnother = (descriptor: object): unknown =>
-  sealDescriptor({ ...descriptor, pid: 2 ** 30, pidNamespace: 1 } as never);
+  withChecksum({ ...descriptor, pid: 2 ** 30, pidNamespace: 1 } as never);
 
 /** A driver that also opens the handles of its own process, in a room that is used already. */
 function furnish() {

@@ -1,18 +1,18 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { type Release, Resource, ResourceSet } from '../../../src/lifetime.ts';
+import { type Release, Resource, Scope } from '../../../src/lifetime.ts';
 import { collectGarbage } from '../../support/process-state.ts';
 import { runProgram } from './emulate.ts';
 
 class Thing extends Resource {
-  constructor(release?: Release, owner?: ResourceSet) {
+  constructor(release?: Release, owner?: Scope) {
     super('Thing', { release, owner });
   }
   use(): void {
-    this.requireOpen();
+    this.assertOpen();
   }
   moved(): Thing {
-    const { release, owner } = this.handOver('it was moved');
+    const { release, owner } = this.transferOwnership('it was moved');
     return new Thing(release, owner);
   }
 }
@@ -33,7 +33,7 @@ test('is released once, however often it is closed', () => {
 });
 
 test('copies and logs of it leave out how it ends, and who its neighbours are', () => {
-  const owner = new ResourceSet();
+  const owner = new Scope();
   const [, thing] = [new Thing(() => {}, owner), new Thing(() => {}, owner)];
   assert.equal(JSON.stringify(thing), '{}');
   assert.deepEqual(structuredClone(thing), {});
@@ -49,7 +49,7 @@ test('an object that knows how is asked to release, by the last that needs it, t
   new Thing(order).close();
   assert.equal(order.released, 1);
   const thing = new Thing(order);
-  const letGo = thing.retain();
+  const letGo = thing.addKeepalive();
   thing.close();
   assert.equal(order.released, 1);
   letGo();
@@ -57,35 +57,35 @@ test('an object that knows how is asked to release, by the last that needs it, t
 });
 
 test('what is retained is released by the last that needs it, unless its owner is gone', () => {
-  const owner = new ResourceSet();
+  const owner = new Scope();
   let released = 0;
   const make = (): Thing => new Thing(() => (released += 1), owner);
   const thing = make();
-  const letGo = [thing.retain(), thing.retain()];
+  const letGo = [thing.addKeepalive(), thing.addKeepalive()];
   letGo.pop()?.();
   thing.close();
   assert.deepEqual([thing.closed, owner.size, released], [true, 0, 0]);
-  assert.throws(() => thing.retain(), { name: 'ClosedError' });
+  assert.throws(() => thing.addKeepalive(), { name: 'ClosedError' });
   letGo.pop()?.();
   assert.equal(released, 1);
   const open = make();
-  open.retain()();
+  open.addKeepalive()();
   assert.equal(released, 1);
   open.close();
   assert.equal(released, 2);
   const lost = make();
-  const last = lost.retain();
+  const last = lost.addKeepalive();
   lost.close();
-  owner.abandonAll('the context was reset');
+  owner.discardAll('the context was reset');
   last();
   assert.equal(released, 2);
 });
 
 test('what is handed over belongs to another object, with the same owner', () => {
-  const owner = new ResourceSet();
+  const owner = new Scope();
   let released = 0;
   const first = new Thing(() => (released += 1), owner);
-  const letGo = first.retain();
+  const letGo = first.addKeepalive();
   assert.throws(() => first.moved(), { name: 'CuffiError', message: /held by a handle/ });
   letGo();
   const second = first.moved();
@@ -116,7 +116,7 @@ test('is closed even if its release fails, and the failure is told once', () => 
 });
 
 test('an owner closes the newest first, and forgets what was closed before', () => {
-  const owner = new ResourceSet();
+  const owner = new Scope();
   const released: number[] = [];
   const things = [1, 2, 3, 4].map((n) => new Thing(() => released.push(n), owner));
   assert.equal(owner.size, 4);
@@ -130,7 +130,7 @@ test('an owner closes the newest first, and forgets what was closed before', () 
 });
 
 test('one release that fails does not keep the others from theirs', () => {
-  const owner = new ResourceSet();
+  const owner = new Scope();
   const released: string[] = [];
   const things = ['a', 'b', 'c'].map(
     (name) =>
@@ -146,7 +146,7 @@ test('one release that fails does not keep the others from theirs', () => {
 });
 
 /** What a thing releases, by a reference that does not keep it. */
-function watched(owner?: ResourceSet): { thing: Thing; release: WeakRef<object> } {
+function watched(owner?: Scope): { thing: Thing; release: WeakRef<object> } {
   const release = { release() {} };
   return { thing: new Thing(release, owner), release: new WeakRef(release) };
 }
@@ -168,7 +168,7 @@ const orders = (numbers: readonly number[]): number[][] =>
 test('what was closed is not kept, whatever was opened before and after it, and stays open', async () => {
   /** Makes four, and closes some of them in an order. */
   const closeSome = (order: readonly number[]) => {
-    const owner = new ResourceSet();
+    const owner = new Scope();
     const made = [0, 1, 2, 3].map(() => watched(owner));
     for (const at of order) made[at]?.thing.close();
     return {
@@ -198,7 +198,7 @@ test('what was closed is not kept, whatever was opened before and after it, and 
 test('what is open is closed newest first, whatever was closed between', () => {
   for (const order of orders([0, 1, 2, 3]))
     for (let count = 0; count < 4; count += 1) {
-      const owner = new ResourceSet();
+      const owner = new Scope();
       const released: number[] = [];
       const things = [0, 1, 2, 3].map((n) => new Thing(() => released.push(n), owner));
       for (const at of order.slice(0, count)) things[at]?.close();
@@ -210,7 +210,7 @@ test('what is open is closed newest first, whatever was closed between', () => {
 });
 
 test('one of many that were closed, or are gone with their owner, does not keep its neighbours', async () => {
-  const owner = new ResourceSet();
+  const owner = new Scope();
   const makeClosed = () => {
     const made = Array.from({ length: 3 }, () => watched(owner));
     for (const at of [1, 0, 2]) made[at]?.thing.close();
@@ -224,14 +224,14 @@ test('one of many that were closed, or are gone with their owner, does not keep 
   };
   const { closed, besides } = makeClosed();
   const { kept, others } = make();
-  owner.abandonAll('its context was reset');
+  owner.discardAll('its context was reset');
   await assertCollected([...besides, ...others]);
   assert.ok(closed.closed && kept.closed);
 });
 
 test('a set within another is listed there while something in it is open, once', () => {
-  const outer = new ResourceSet();
-  const inner = new ResourceSet(outer, true);
+  const outer = new Scope();
+  const inner = new Scope(outer, true);
   const released: string[] = [];
   assert.equal(outer.size, 0);
   for (let round = 0; round < 3; round += 1) {
@@ -251,21 +251,21 @@ test('a set within another is listed there while something in it is open, once',
   assert.throws(() => within.use(), { message: 'this Thing is closed: the owner was closed' });
   assert.deepEqual([outer.size, inner.size], [0, 0]);
   // Not listed: its own owner closes what is in it.
-  const apart = new ResourceSet(outer);
+  const apart = new Scope(outer);
   new Thing(() => released.push('apart'), apart);
   assert.equal(outer.size, 0);
 });
 
 test('what is gone with its owner is marked, not released', () => {
-  const owner = new ResourceSet();
+  const owner = new Scope();
   const thing = new Thing(() => assert.fail('released'), owner);
-  owner.abandonAll('its context was reset');
+  owner.discardAll('its context was reset');
   thing.close();
   assert.throws(() => thing.use(), { message: 'this Thing is closed: its context was reset' });
 });
 
 test('a borrowed thing is forgotten: closing it releases nothing', () => {
-  const owner = new ResourceSet();
+  const owner = new Scope();
   const thing = new Thing(undefined, owner);
   thing.close();
   assert.equal(owner.size, 0);
@@ -339,15 +339,15 @@ test('a release that fails behind a collected object is a warning, not the end o
 });
 
 test('what somebody needs is closed at once, and released by the last who lets it go', () => {
-  const owner = new ResourceSet();
+  const owner = new Scope();
   let released = 0;
   const thing = new Thing(() => {
     released += 1;
   }, owner);
-  const [first, second] = [thing.retain('process 1'), thing.retain('process 2')];
-  assert.deepEqual(thing.holders, ['process 1', 'process 2']);
+  const [first, second] = [thing.addKeepalive('process 1'), thing.addKeepalive('process 2')];
+  assert.deepEqual(thing.keepaliveNames, ['process 1', 'process 2']);
   first();
-  thing.closeBecause('process 3 has revoked it');
+  thing.invalidate('process 3 has revoked it');
   assert.throws(() => thing.use(), { message: 'this Thing is closed: process 3 has revoked it' });
   assert.equal(owner.size, 0);
   first();
@@ -355,11 +355,11 @@ test('what somebody needs is closed at once, and released by the last who lets i
   second();
   second();
   assert.equal(released, 1);
-  assert.throws(() => thing.retain(), { name: 'ClosedError' });
+  assert.throws(() => thing.addKeepalive(), { name: 'ClosedError' });
   // What is gone with its context is not released again.
   const gone = new Thing(() => assert.fail('released'), owner);
-  const letGo = gone.retain();
+  const letGo = gone.addKeepalive();
   gone.close();
-  owner.abandonAll('its context was reset');
+  owner.discardAll('its context was reset');
   letGo();
 });

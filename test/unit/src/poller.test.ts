@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { getEventListeners } from 'node:events';
 import { type TestContext, test } from 'node:test';
-import { nextTurn, pollInBackground, waitUntil } from '../../../src/poller.ts';
+import { nextLoopIteration, pollInBackground, pollUntil } from '../../../src/poller.ts';
 import { until } from '../../support/iterations.ts';
 import { runProgram } from './emulate.ts';
 
@@ -10,7 +10,7 @@ const DEADLINE = { timeout: 20_000 };
 
 test('what is done already is asked once', async () => {
   let asked = 0;
-  await waitUntil(() => {
+  await pollUntil(() => {
     asked += 1;
     return true;
   });
@@ -19,11 +19,11 @@ test('what is done already is asked once', async () => {
 
 test('asks until the answer is yes, and not after', async () => {
   let asked = 0;
-  await waitUntil(() => {
+  await pollUntil(() => {
     asked += 1;
     return asked === 150;
   });
-  for (let turns = 0; turns < 5; turns += 1) await nextTurn();
+  for (let turns = 0; turns < 5; turns += 1) await nextLoopIteration();
   assert.equal(asked, 150);
 });
 
@@ -32,10 +32,10 @@ test('rejects with what the question throws, at once or later', async () => {
   const thrower = (): boolean => {
     throw error;
   };
-  await assert.rejects(waitUntil(thrower), (got) => got === error);
+  await assert.rejects(pollUntil(thrower), (got) => got === error);
   let asked = 0;
   await assert.rejects(
-    waitUntil(() => {
+    pollUntil(() => {
       asked += 1;
       return asked > 3 ? thrower() : false;
     }),
@@ -45,10 +45,10 @@ test('rejects with what the question throws, at once or later', async () => {
 
 test('one that fails leaves the others waiting', async () => {
   let open = false;
-  const waiting = Array.from({ length: 500 }, () => waitUntil(() => open));
+  const waiting = Array.from({ length: 500 }, () => pollUntil(() => open));
   let asked = 0;
   await assert.rejects(
-    waitUntil(() => {
+    pollUntil(() => {
       asked += 1;
       if (asked > 1) throw new Error('lost');
       return false;
@@ -62,7 +62,7 @@ test('an aborted wait rejects with the reason, is asked no more, and leaves no l
   const controller = new AbortController();
   const { signal } = controller;
   let asked = 0;
-  const waiting = waitUntil(
+  const waiting = pollUntil(
     () => {
       asked += 1;
       return false;
@@ -75,17 +75,17 @@ test('an aborted wait rejects with the reason, is asked no more, and leaves no l
   await assert.rejects(waiting, (got) => got === reason);
   assert.equal(getEventListeners(signal, 'abort').length, 0);
   const before = asked;
-  for (let turns = 0; turns < 5; turns += 1) await nextTurn();
+  for (let turns = 0; turns < 5; turns += 1) await nextLoopIteration();
   assert.equal(asked, before);
 });
 
 test('a wait that ends otherwise leaves no listener either', async () => {
   const { signal } = new AbortController();
-  await waitUntil(() => true, { signal });
+  await pollUntil(() => true, { signal });
   let asked = 0;
-  await waitUntil(() => ++asked > 3, { signal });
+  await pollUntil(() => ++asked > 3, { signal });
   await assert.rejects(
-    waitUntil(
+    pollUntil(
       () => {
         if (++asked > 6) throw new Error('lost');
         return false;
@@ -100,7 +100,7 @@ test('a signal that was aborted before rejects without a question', async () => 
   const reason = new Error('too late');
   const signal = AbortSignal.abort(reason);
   await assert.rejects(
-    waitUntil(() => assert.fail('asked'), { signal }),
+    pollUntil(() => assert.fail('asked'), { signal }),
     (got) => got === reason,
   );
   assert.equal(getEventListeners(signal, 'abort').length, 0);
@@ -112,7 +112,7 @@ test('a question that aborts its own signal ends the wait', async () => {
     const { signal } = controller;
     const reason = new Error('enough');
     let asked = 0;
-    const waiting = waitUntil(
+    const waiting = pollUntil(
       () => {
         asked += 1;
         if (asked === nth) controller.abort(reason);
@@ -130,7 +130,7 @@ test('a question in the background is asked until yes', async () => {
   let asked = 0;
   pollInBackground(() => ++asked === 120);
   await until(() => asked === 120);
-  for (let turns = 0; turns < 5; turns += 1) await nextTurn();
+  for (let turns = 0; turns < 5; turns += 1) await nextLoopIteration();
   assert.equal(asked, 120);
 });
 
@@ -169,7 +169,7 @@ test('what is expected to take long is asked at each turn so long', async () => 
   };
   turn();
   let asked = 0;
-  await waitUntil(() => ++asked === 500, {}, { earliestMs: 0, latestMs: 60_000 });
+  await pollUntil(() => ++asked === 500, {}, { earliestMs: 0, latestMs: 60_000 });
   turning = false;
   assert.ok(turns < 600, `${turns} turns`);
 });
@@ -181,13 +181,13 @@ test(
     let isOldDone = false;
     let isNewDone = false;
     let asked = 0;
-    const old = waitUntil(() => {
+    const old = pollUntil(() => {
       asked += 1;
       return isOldDone;
     });
     await until(() => asked > 150);
     const expected = { earliestMs: 0, latestMs: Number.POSITIVE_INFINITY };
-    const eager = waitUntil(() => isNewDone, {}, expected);
+    const eager = pollUntil(() => isNewDone, {}, expected);
     isOldDone = true;
     await old;
     isNewDone = true;
@@ -207,11 +207,11 @@ test(
       active('Timeout') - (before[1] as number),
     ];
     let isDone = false;
-    const begin = (): Promise<void>[] => Array.from({ length: 50 }, () => waitUntil(() => isDone));
+    const begin = (): Promise<void>[] => Array.from({ length: 50 }, () => pollUntil(() => isDone));
     const waiting = begin();
     assert.deepEqual(beside(), [1, 0]);
     // They grow old: a timer is set, which the next ones take back.
-    while (beside()[1] === 0) await nextTurn();
+    while (beside()[1] === 0) await nextLoopIteration();
     waiting.push(...begin());
     assert.deepEqual(beside(), [1, 0]);
     isDone = true;
@@ -272,15 +272,15 @@ test('what ends later is asked at each turn again when its end is near', DEADLIN
     asked += 1;
     return isDone;
   };
-  const waiting = waitUntil(ask, {}, { earliestMs: 30, latestMs: 40 });
-  for (let turns = 0; turns < 200; turns += 1) await nextTurn();
+  const waiting = pollUntil(ask, {}, { earliestMs: 30, latestMs: 40 });
+  for (let turns = 0; turns < 200; turns += 1) await nextLoopIteration();
   const before = asked;
   // No time has passed: more are only asked by a wait that is near its end.
-  for (let turns = 0; turns < 200; turns += 1) await nextTurn();
+  for (let turns = 0; turns < 200; turns += 1) await nextLoopIteration();
   assert.equal(asked, before);
   const askedIn = async (turns: number): Promise<number> => {
     const start = asked;
-    for (let n = 0; n < turns; n += 1) await nextTurn();
+    for (let n = 0; n < turns; n += 1) await nextLoopIteration();
     return asked - start;
   };
   // Its end is known to a period of the timer, which may itself be late by one: two before, no sooner.

@@ -23,11 +23,11 @@ describe('ReleaseQueue', () => {
         state.asked += 1;
         return made.done;
       };
-      return new Fence([{ events: [], isDone: isIdle, isGone: () => false, takeBack() {} }]);
+      return new Fence([{ events: [], isDone: isIdle, isReset: () => false, releaseEvent() {} }]);
     };
     const queue = new ReleaseQueue(
       {
-        isUntouched() {
+        isIdle() {
           state.looked += 1;
           return state.idle;
         },
@@ -36,11 +36,11 @@ describe('ReleaseQueue', () => {
       { count: limits.count ?? 10, byteLength: () => limits.byteLength ?? 1000 },
     );
     const submit = (name: string, options?: ReleaseOptions): void =>
-      queue.submit(() => state.released.push(name), options);
+      queue.enqueue(() => state.released.push(name), options);
     const early = (name: string, byteLength = 0): void =>
       submit(`${name} when idle`, {
         byteLength,
-        early: () => state.released.push(`${name} early`),
+        nonBlockingRelease: () => state.released.push(`${name} early`),
       });
     return { state, queue, submit, early };
   }
@@ -58,7 +58,7 @@ describe('ReleaseQueue', () => {
     submit('a');
     submit('b');
     assert.equal(queue.size, 2);
-    assert.equal(queue.collect(), false);
+    assert.equal(queue.drainReady(), false);
     assert.deepEqual(state.released, []);
     state.idle = true;
     await until(() => queue.size === 0);
@@ -71,7 +71,7 @@ describe('ReleaseQueue', () => {
     state.idle = true;
     submit('b');
     assert.deepEqual(state.released, []);
-    assert.equal(queue.collect(), true);
+    assert.equal(queue.drainReady(), true);
     assert.deepEqual(state.released, ['a', 'b']);
   });
 
@@ -93,7 +93,7 @@ describe('ReleaseQueue', () => {
   test('a release that fails later is a warning, and the others still happen', async () => {
     const { state, queue, submit } = held();
     submit('a');
-    queue.submit(() => {
+    queue.enqueue(() => {
       throw new Error('no such memory');
     });
     submit('c');
@@ -107,7 +107,7 @@ describe('ReleaseQueue', () => {
 
   test('the warning of a release that fails later has the code CUFFI_RELEASE', async () => {
     const { state, queue } = held();
-    queue.submit(() => {
+    queue.enqueue(() => {
       throw new Error('no such memory');
     });
     const warned = once(process, 'warning') as Promise<[Error & { code?: string }]>;
@@ -131,15 +131,15 @@ describe('ReleaseQueue', () => {
   test('what was cleared counts no more, and is not looked through', () => {
     const { state, queue, early } = held({ byteLength: 1000 });
     early('a', 999);
-    queue.collect();
+    queue.drainReady();
     early('b', 1);
     queue.clear();
     assert.deepEqual([queue.size, queue.byteLength], [0, 0]);
-    assert.equal(queue.collect(true), true);
+    assert.equal(queue.drainReady(true), true);
     for (const fence of state.fences) fence.done = true;
     early('c', 2);
     assert.equal(queue.byteLength, 2);
-    queue.collect();
+    queue.drainReady();
     // There is room: what was cleared is not counted against it.
     assert.deepEqual(state.released, []);
   });
@@ -147,15 +147,15 @@ describe('ReleaseQueue', () => {
   test('where a release has what waits forgotten, nothing of it is released any more', () => {
     for (const isIdle of [true, false]) {
       const { state, queue, submit } = held();
-      queue.submit(() => queue.clear(), { waits: false });
-      submit('of its batch', { waits: false, byteLength: 5 });
-      queue.collect();
-      submit('of the next', { waits: false });
-      queue.collect();
+      queue.enqueue(() => queue.clear(), { mayBlock: false });
+      submit('of its batch', { mayBlock: false, byteLength: 5 });
+      queue.drainReady();
+      submit('of the next', { mayBlock: false });
+      queue.drainReady();
       submit('of none yet');
       state.idle = isIdle;
       for (const fence of state.fences) fence.done = true;
-      assert.equal(queue.collect(), true);
+      assert.equal(queue.drainReady(), true);
       assert.deepEqual(state.released, []);
       assert.deepEqual([queue.size, queue.byteLength], [0, 0]);
       state.idle = true;
@@ -167,31 +167,31 @@ describe('ReleaseQueue', () => {
   test('a release that has the queue looked through loses nothing, and nothing overtakes', () => {
     const { state, queue, submit } = held();
     let inner: boolean | undefined;
-    queue.submit(
+    queue.enqueue(
       () => {
         state.released.push('first');
-        inner = queue.collect(true);
+        inner = queue.drainReady(true);
       },
-      { waits: false },
+      { mayBlock: false },
     );
-    submit('second', { waits: false });
+    submit('second', { mayBlock: false });
     submit('when idle');
-    queue.collect();
-    submit('third', { waits: false });
-    queue.collect();
+    queue.drainReady();
+    submit('third', { mayBlock: false });
+    queue.drainReady();
     for (const fence of state.fences) fence.done = true;
-    assert.equal(queue.collect(), false);
+    assert.equal(queue.drainReady(), false);
     assert.equal(inner, false);
     assert.deepEqual(state.released, ['first', 'second', 'third']);
     state.idle = true;
-    assert.equal(queue.collect(), true);
+    assert.equal(queue.drainReady(), true);
     assert.deepEqual(state.released, ['first', 'second', 'third', 'when idle']);
     // Also while all is released.
     state.idle = false;
-    queue.submit(() => (inner = queue.collect()));
+    queue.enqueue(() => (inner = queue.drainReady()));
     submit('last');
     state.idle = true;
-    assert.equal(queue.collect(), true);
+    assert.equal(queue.drainReady(), true);
     assert.equal(inner, false);
     assert.equal(state.released.at(-1), 'last');
     assert.deepEqual([queue.size, queue.byteLength], [0, 0]);
@@ -214,12 +214,12 @@ describe('ReleaseQueue', () => {
 
   test('what is submitted by a release is not lost', async () => {
     const { state, queue, submit } = held();
-    queue.submit(() => {
+    queue.enqueue(() => {
       state.idle = false;
       submit('inner');
     });
     state.idle = true;
-    queue.collect();
+    queue.drainReady();
     assert.equal(queue.size, 1);
     state.idle = true;
     await until(() => queue.size === 0);
@@ -228,17 +228,17 @@ describe('ReleaseQueue', () => {
 
   test('what never waits is released as soon as the work queued before it is done', () => {
     const { state, queue, submit } = held();
-    submit('first', { waits: false });
+    submit('first', { mayBlock: false });
     submit('whole context');
-    assert.equal(queue.collect(), false);
-    submit('second', { waits: false });
-    queue.collect();
+    assert.equal(queue.drainReady(), false);
+    submit('second', { mayBlock: false });
+    queue.drainReady();
     const [first, second] = state.fences as [{ done: boolean }, { done: boolean }];
     second.done = true;
-    queue.collect();
+    queue.drainReady();
     assert.deepEqual(state.released, ['second']);
     first.done = true;
-    queue.collect();
+    queue.drainReady();
     assert.deepEqual(state.released, ['second', 'first']);
     assert.equal(queue.size, 1);
   });
@@ -247,10 +247,10 @@ describe('ReleaseQueue', () => {
     const { state, queue, early } = held({ count: 2 });
     early('a');
     early('b');
-    queue.collect();
+    queue.drainReady();
     const [fence] = state.fences as [{ done: boolean }];
     fence.done = true;
-    queue.collect();
+    queue.drainReady();
     assert.deepEqual(state.released, []);
     early('c');
     assert.deepEqual(state.released, ['a early', 'b early']);
@@ -263,7 +263,7 @@ describe('ReleaseQueue', () => {
     assert.equal(queue.byteLength, 999);
     early('large', 2);
     (state.fences[0] as { done: boolean }).done = true;
-    queue.collect();
+    queue.drainReady();
     assert.deepEqual(state.released, ['small early', 'large early']);
     assert.equal(queue.byteLength, 0);
   });
@@ -280,15 +280,15 @@ describe('ReleaseQueue', () => {
   test('where the early way fails, the ordinary one is taken when nothing runs', () => {
     const { state, queue, submit } = held({ count: 0 });
     submit('a', {
-      early() {
+      nonBlockingRelease() {
         throw new Error('no stream to be had');
       },
     });
     (state.fences[0] as { done: boolean }).done = true;
-    queue.collect();
+    queue.drainReady();
     assert.deepEqual([queue.size, state.released], [1, []]);
     state.idle = true;
-    queue.collect();
+    queue.drainReady();
     assert.deepEqual([queue.size, state.released], [0, ['a']]);
   });
 
@@ -303,13 +303,13 @@ describe('ReleaseQueue', () => {
 
   test('a stream that stays held up does not make looking through dearer with every close', () => {
     const { state, queue, submit } = held({ count: 0 });
-    for (let i = 0; i < 1000; i++) submit(String(i), { waits: false });
+    for (let i = 0; i < 1000; i++) submit(String(i), { mayBlock: false });
     assert.equal(queue.size, 1000);
     state.asked = 0;
-    queue.collect();
+    queue.drainReady();
     assert.ok(state.asked < 100, `${state.asked}`);
     for (const fence of state.fences) fence.done = true;
-    queue.collect();
+    queue.drainReady();
     assert.equal(state.released.length, 1000);
   });
 
@@ -332,7 +332,7 @@ describe('ReleaseQueue', () => {
       throw new Error('within');
     }, /within/);
     submit('b');
-    assert.equal(queue.collect(true), false);
+    assert.equal(queue.drainReady(true), false);
     assert.deepEqual(state.released, []);
     outer[Symbol.dispose]();
     outer[Symbol.dispose]();

@@ -94,11 +94,11 @@ test('a stream that is closed is destroyed when the work before is done, whateve
   const { handle } = stream;
   latch.hold(stream);
   stream.close();
-  assert.equal(context.releases.collect(), false);
+  assert.equal(context.releases.drainReady(), false);
   otherLatch.hold(others);
   assert.deepEqual(told, []);
   latch.open();
-  assert.equal(context.releases.collect(), true);
+  assert.equal(context.releases.drainReady(), true);
   assert.deepEqual(told, [['cuStreamDestroy_v2', handle]]);
   assert.equal(others.done, false);
 });

@@ -76,8 +76,8 @@ test('however often what waits is looked through, few events are made for it', a
     for (let n = 0; n < 20; n += 1) {
       latch.word.shut();
       latch.hold(stream);
-      context.releases.submit(() => {});
-      assert.equal(context.releases.collect(), false);
+      context.releases.enqueue(() => {});
+      assert.equal(context.releases.drainReady(), false);
       latch.open();
       await context.flush();
     }
@@ -87,8 +87,8 @@ test('however often what waits is looked through, few events are made for it', a
   latch.hold(stream);
   using events = countEvents();
   for (let n = 0; n < 300; n += 1) {
-    context.releases.submit(() => {});
-    context.releases.collect();
+    context.releases.enqueue(() => {});
+    context.releases.drainReady();
   }
   // One for each of the batches, of which there are at most 64.
   assert.ok(events.made <= 64, `${events.made}`);
@@ -98,60 +98,60 @@ test('however often what waits is looked through, few events are made for it', a
 
 test('a fence waits for the work before it alone, though the stream goes on', () => {
   emulate();
-  const { activity } = Context.primary();
+  const { workTracker } = Context.primary();
   const stream = theirStream();
   using before = new Latch();
   using after = new Latch();
   before.hold(stream);
-  const fences = [activity.fence(), activity.fence()];
+  const fences = [workTracker.fence(), workTracker.fence()];
   after.hold(stream);
   assert.ok(fences.every((fence) => !fence.isDone()));
   before.open();
   assert.ok(fences.every((fence) => fence.isDone()));
-  assert.equal(activity.isIdle(), false);
+  assert.equal(workTracker.areStreamsIdle(), false);
 });
 
 test('a fence that nobody has asked since its work was done does not wait for work elsewhere', () => {
   emulate();
-  const { activity } = Context.primary();
+  const { workTracker } = Context.primary();
   using before = new Latch();
   using after = new Latch();
   before.hold(theirStream());
-  const fence = activity.fence();
+  const fence = workTracker.fence();
   before.open();
-  assert.equal(activity.isIdle(), true);
+  assert.equal(workTracker.areStreamsIdle(), true);
   after.hold(theirStream());
   assert.equal(fence.isDone(), true);
-  assert.equal(activity.isIdle(), false);
+  assert.equal(workTracker.areStreamsIdle(), false);
 });
 
 test('work whose fence was dropped, or is done, still counts as running', () => {
   emulate();
-  const { activity } = Context.primary();
+  const { workTracker } = Context.primary();
   using buffer = DeviceBuffer.allocate(16);
   const [held, other] = [theirStream(), theirStream()];
   using latch = new Latch();
   latch.hold(held);
-  const fences = [activity.fence(), activity.fence()];
+  const fences = [workTracker.fence(), workTracker.fence()];
   for (const fence of fences) {
-    fence.drop();
+    fence.dispose();
     // Marked by an event of its own.
     buffer.fill(1, { stream: other });
-    assert.equal(activity.isIdle(), false);
+    assert.equal(workTracker.areStreamsIdle(), false);
   }
   latch.open();
-  assert.equal(activity.isIdle(), true);
+  assert.equal(workTracker.areStreamsIdle(), true);
 });
 
 test('an event that two fences hold is not recorded again when one of them gives it back', () => {
   emulate();
-  const { activity } = Context.primary();
+  const { workTracker } = Context.primary();
   const stream = theirStream();
   using before = new Latch();
   using after = new Latch();
   before.hold(stream);
-  const [dropped, kept] = [activity.fence(), activity.fence()];
-  dropped.drop();
+  const [dropped, kept] = [workTracker.fence(), workTracker.fence()];
+  dropped.dispose();
   after.hold(stream);
   before.open();
   assert.equal(kept.isDone(), true);
@@ -162,14 +162,14 @@ test('a fence that fails on the way gives back the events that it had', () => {
   const emulated = emulate();
   // The first is behind the work of the borrowed stream, the second would be the fence's own.
   selectDriver(failing(emulated, 'cuEventCreate', 2, CUresult.CUDA_ERROR_OUT_OF_MEMORY));
-  const { activity } = Context.primary();
+  const { workTracker } = Context.primary();
   const stream = theirStream();
   using own = Stream.create({ nonBlocking: true });
   using latch = new Latch();
   using later = new Latch();
   latch.hold(stream);
   latch.hold(own);
-  assert.equal(activity.fence().isDone(), false);
+  assert.equal(workTracker.fence().isDone(), false);
   using events = countEvents();
   // Its last event is free to be recorded again.
   later.hold(stream);
@@ -181,12 +181,12 @@ test('a fence that fails on the way gives back the events that it had', () => {
 test('where the work of a stream cannot be marked for a fence, no event is lost, and it is waited for', () => {
   const emulated = emulate();
   selectDriver(broken(emulated, 'cuEventRecord', CUresult.CUDA_ERROR_OUT_OF_MEMORY));
-  const { activity } = Context.primary();
+  const { workTracker } = Context.primary();
   using stream = Stream.create({ nonBlocking: true });
   using latch = new Latch();
   latch.hold(stream);
   using events = countEvents();
-  const fences = Array.from({ length: 20 }, () => activity.fence());
+  const fences = Array.from({ length: 20 }, () => workTracker.fence());
   assert.equal(events.made, 1);
   assert.ok(fences.every((fence) => !fence.isDone()));
   latch.open();
@@ -228,9 +228,9 @@ test('work that is never marked counts as running until the context was waited f
   const memory = VirtualMemory.reserve(MIB);
   memory.grow(MIB).fill(1, { stream: Stream.fromHandle(owner.handle) });
   memory.close();
-  assert.equal(context.releases.collect(true), false);
+  assert.equal(context.releases.drainReady(true), false);
   context.synchronizeSync();
-  assert.equal(context.releases.collect(true), true);
+  assert.equal(context.releases.drainReady(true), true);
 });
 
 test('a borrowed context whose work is done is asked no more: it may be destroyed any time after', async () => {
@@ -244,13 +244,13 @@ test('a borrowed context whose work is done is asked no more: it may be destroye
     using stream = Stream.create({ context: theirs, nonBlocking: true });
     latch.hold(stream);
     buffer.fill(1, { stream });
-    assert.equal(context.activity.isUntouched(), false);
+    assert.equal(context.workTracker.isIdle(), false);
     latch.open();
     await stream.synchronize();
   }
-  assert.equal(context.activity.isUntouched(), true);
+  assert.equal(context.workTracker.isIdle(), true);
   told.length = 0;
-  assert.equal(context.activity.isUntouched(), true);
+  assert.equal(context.workTracker.isIdle(), true);
   assert.deepEqual(
     told.map(([, handle]) => handle),
     [context.handle],
@@ -266,10 +266,10 @@ test('after a reset no work of before counts, of other contexts either', () => {
   latch.hold(stream);
   buffer.fill(1, { stream: Stream.legacyDefault() });
   here.synchronizeSync();
-  here.activity.visitedBy(there.activity);
-  assert.equal(here.activity.isUntouched(), false);
+  here.workTracker.addOtherContext(there.workTracker);
+  assert.equal(here.workTracker.isIdle(), false);
   here.resetSync();
-  assert.equal(here.activity.isUntouched(), true);
+  assert.equal(here.workTracker.isIdle(), true);
   latch[Symbol.dispose]();
   stream.close();
 });
@@ -286,11 +286,11 @@ test('after a reset that could not wait, work that was never marked counts no mo
   const context = Context.primary();
   using buffer = DeviceBuffer.allocate(64);
   buffer.fill(1);
-  assert.equal(context.activity.isIdle(), false);
+  assert.equal(context.workTracker.areStreamsIdle(), false);
   context.resetSync();
   isBroken = false;
   // It is open again.
   using again = DeviceBuffer.allocate(64);
   assert.equal(again.closed, false);
-  assert.equal(context.activity.isIdle(), true);
+  assert.equal(context.workTracker.areStreamsIdle(), true);
 });

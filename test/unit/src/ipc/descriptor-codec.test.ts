@@ -5,7 +5,7 @@ import { IpcError } from '../../../../src/errors.ts';
 import {
   type IpcDescriptor,
   parseDescriptor,
-  sealDescriptor,
+  withChecksum,
 } from '../../../../src/ipc/descriptor.ts';
 import {
   decodeDescriptor,
@@ -59,7 +59,7 @@ const exporter = {
 const identity = { access, bufferId: size, generation: size };
 
 const sealed = (kind: IpcDescriptor['kind'], fields: fc.Arbitrary<object>) =>
-  fields.map((given) => sealDescriptor({ kind, ...given } as never) as IpcDescriptor);
+  fields.map((given) => withChecksum({ kind, ...given } as never) as IpcDescriptor);
 
 const events = sealed('event', fc.record({ ...exporter, handle }));
 
@@ -123,10 +123,10 @@ test('a descriptor comes back from its compact form as it went in, and is shorte
 test('what was sealed last has the same bytes as when others were sealed, or written, since', () => {
   fc.assert(
     fc.property(descriptors, descriptors, (one, other) => {
-      const sealedLast = sealDescriptor({ ...one } as never) as IpcDescriptor;
+      const sealedLast = withChecksum({ ...one } as never) as IpcDescriptor;
       const bytes = Buffer.from(writeDescriptor(sealedLast));
       assert.deepEqual(Buffer.from(writeDescriptor(sealedLast)), bytes);
-      const between = sealDescriptor({ ...other } as never) as IpcDescriptor;
+      const between = withChecksum({ ...other } as never) as IpcDescriptor;
       assert.deepEqual(Buffer.from(writeDescriptor(sealedLast)), bytes);
       assert.deepEqual(decodeDescriptor(writeDescriptor(between)), other);
     }),
@@ -151,7 +151,7 @@ test('descriptors of exporters that differ in one field alone keep their own, on
     { pidNamespace: 8 },
   ];
   const of = (fields: object): IpcDescriptor =>
-    sealDescriptor<'event'>({
+    withChecksum<'event'>({
       kind: 'event',
       handle: Buffer.alloc(64, 1).toString('base64'),
       ...one,
@@ -290,7 +290,7 @@ test('bytes and messages get the same answer, whatever they say', () => {
           if (name === 'handle' && descriptor.kind !== 'pool') continue;
           changed = { ...changed, [name]: edge?.[name] };
         }
-        if (isSealed) changed = { ...sealDescriptor<'event'>(changed as never) };
+        if (isSealed) changed = { ...withChecksum<'event'>(changed as never) };
         const bytes = Buffer.from(writeDescriptor(changed as never));
         const expected = answer(() => parseDescriptor(JSON.parse(JSON.stringify(changed))));
         assert.deepEqual(

@@ -7,7 +7,7 @@ import {
   type IpcEventDescriptor,
   type IpcKind,
   parseDescriptor,
-  sealDescriptor,
+  withChecksum,
 } from '../../../../src/ipc/descriptor.ts';
 import { decodeDescriptor, writeDescriptor } from '../../../../src/ipc/descriptor-codec.ts';
 import { trials } from '../../../support/iterations.ts';
@@ -43,17 +43,17 @@ const range = {
 } as const;
 const handle = bytes(64);
 const id = '0123456789abcdef'.repeat(2);
-const buffer: IpcBufferDescriptor = sealDescriptor({
+const buffer: IpcBufferDescriptor = withChecksum({
   kind: 'legacy',
   ...exporter,
   handle,
   ...range,
 });
-const event: IpcEventDescriptor = sealDescriptor({ kind: 'event', ...exporter, handle });
-const inPool = sealDescriptor({ kind: 'pool', ...exporter, pool: id, handle, ...range });
+const event: IpcEventDescriptor = withChecksum({ kind: 'event', ...exporter, handle });
+const inPool = withChecksum({ kind: 'pool', ...exporter, pool: id, handle, ...range });
 const nothing = { baseByteLength: 0, byteOffset: 0, byteLength: 0, bufferId: 0, generation: 0 };
-const pool = sealDescriptor({ ...inPool, ...nothing, handle: null });
-const virtual = sealDescriptor({
+const pool = withChecksum({ ...inPool, ...nothing, handle: null });
+const virtual = withChecksum({
   kind: 'virtual',
   ...exporter,
   memory: id,
@@ -89,7 +89,7 @@ test('a sound descriptor is itself, also after JSON and structured cloning', () 
     assert.deepEqual(parseDescriptor(JSON.parse(JSON.stringify(descriptor)), [kind]), descriptor);
     assert.deepEqual(parseDescriptor(structuredClone(descriptor), [kind]), descriptor);
   }
-  const mig = sealDescriptor({ ...buffer, device: buffer.device.replace('GPU', 'MIG') });
+  const mig = withChecksum({ ...buffer, device: buffer.device.replace('GPU', 'MIG') });
   assert.deepEqual(parseDescriptor(mig, ['legacy']), mig);
 });
 
@@ -195,7 +195,7 @@ test('what is no object at all is refused', () => {
 /** With a checksum that is right, where one can be made at all. */
 function sealed(message: Record<string, unknown>): unknown {
   try {
-    return sealDescriptor(message as never);
+    return withChecksum(message as never);
   } catch {
     return message;
   }
@@ -275,7 +275,7 @@ test('what looks constant, and answers differently the second time, is checked a
 
 test('what can still be changed is checked again, however deep it lies', () => {
   const layout = { dtype: 'uint8', shape: [16, 64], strides: [64, 1] };
-  const array = sealDescriptor({ ...buffer, layout, readyEvent: event });
+  const array = withChecksum({ ...buffer, layout, readyEvent: event });
   const changes: readonly (readonly [string, () => object, (message: never) => void])[] = [
     ['a field', () => ({ ...buffer }), (m: { pid: number }) => (m.pid += 1)],
     [
@@ -334,13 +334,13 @@ test('fields that do not go together are refused, as a message and as bytes', ()
     ['a dtype by another name', { ...buffer, layout: { ...layout, dtype: 'f4' } }, /is called/],
   ];
   for (const [what, fields, message] of cases)
-    refusedBothWays(what, sealDescriptor(fields as never), { code: 'no-descriptor', message });
+    refusedBothWays(what, withChecksum(fields as never), { code: 'no-descriptor', message });
   // To the last byte.
   for (const fields of [
     { ...buffer, byteOffset: 4096 - 1024 },
     { ...buffer, layout },
   ]) {
-    const descriptor = sealDescriptor(fields as never) as IpcBufferDescriptor;
+    const descriptor = withChecksum(fields as never) as IpcBufferDescriptor;
     assert.deepEqual(parseDescriptor(descriptor), descriptor);
     assert.deepEqual(decodeDescriptor(writeDescriptor(descriptor)), descriptor);
   }
@@ -349,7 +349,7 @@ test('fields that do not go together are refused, as a message and as bytes', ()
 test('an event that was altered within a descriptor is refused, though all around it is right', () => {
   const readyEvent = { ...event, handle: bytes(64).replace('pa', 'pb') };
   for (const memory of [buffer, inPool, virtual])
-    refusedBothWays(memory.kind, sealDescriptor({ ...memory, readyEvent } as never), {
+    refusedBothWays(memory.kind, withChecksum({ ...memory, readyEvent } as never), {
       code: 'altered',
       message: /^this event descriptor of process 4242 was altered on its way/,
     });
@@ -357,7 +357,7 @@ test('an event that was altered within a descriptor is refused, though all aroun
 
 test('the name of a dtype that there cannot be is not repeated', () => {
   const layout = { dtype: 'f\u001b[2J', shape: [1], strides: [1] };
-  const wrong = sealDescriptor({ ...buffer, layout });
+  const wrong = withChecksum({ ...buffer, layout });
   assert.throws(() => decodeDescriptor(writeDescriptor(wrong)), {
     name: 'IpcError',
     code: 'no-descriptor',

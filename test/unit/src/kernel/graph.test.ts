@@ -165,7 +165,7 @@ test('memory of another device that a graph uses is kept until its launches are 
   const far = DeviceBuffer.allocate(64, { device: 1 });
   using graph = Graph.capture(stream, () => far.copyTo(near, { stream }));
   await Promise.all([Context.primary(0).synchronize(), Context.primary(1).synchronize()]);
-  assert.equal(Context.primary(1).activity.isUntouched(), true);
+  assert.equal(Context.primary(1).workTracker.isIdle(), true);
   using latch = new Latch();
   latch.hold(stream);
   graph.launch({ stream });
@@ -302,7 +302,7 @@ test('memory that an argument of a single launch lies in is kept until the launc
   graph.setArguments(graph.kernelNode(narrow), far);
   await Promise.all([Context.primary(0).synchronize(), Context.primary(1).synchronize()]);
   // Forgets what was noted when the arguments were written: the launch alone must say it.
-  assert.equal(Context.primary(1).activity.isUntouched(), true);
+  assert.equal(Context.primary(1).workTracker.isIdle(), true);
   using latch = new Latch();
   latch.hold(stream);
   graph.launch({ stream });
@@ -360,7 +360,7 @@ test('memory that an update brings is kept until the launches are done', async (
   using graph = Graph.capture(stream, launching(near));
   graph.update(stream, launching(far));
   await Promise.all([Context.primary(0).synchronize(), Context.primary(1).synchronize()]);
-  assert.equal(Context.primary(1).activity.isUntouched(), true);
+  assert.equal(Context.primary(1).workTracker.isIdle(), true);
   using latch = new Latch();
   latch.hold(stream);
   graph.launch({ stream });
@@ -382,11 +382,11 @@ test('a graph that is closed is destroyed when the work before is done, whatever
   latch.hold(stream);
   graph.launch({ stream });
   graph.close();
-  assert.equal(context.releases.collect(), false);
+  assert.equal(context.releases.drainReady(), false);
   later.hold(other);
   assert.ok(!calls.includes('cuGraphExecDestroy'));
   latch.open();
-  assert.equal(context.releases.collect(), true);
+  assert.equal(context.releases.drainReady(), true);
   assert.ok(calls.includes('cuGraphExecDestroy') && calls.includes('cuGraphDestroy'));
   assert.equal(other.done, false);
 });

@@ -19,7 +19,7 @@ import {
   Stream,
   VirtualMemory,
 } from '../../../../src/index.ts';
-import { allowDevice } from '../../../../src/memory/physical-chunk.ts';
+import { allowAccess } from '../../../../src/memory/physical-chunk.ts';
 import { broken, keepingBooks } from '../../../support/faults.ts';
 import { loadKernels, ptx } from '../../../support/kernels.ts';
 import { Latch } from '../../../support/latch.ts';
@@ -460,7 +460,7 @@ test('a kernel reads memory that is read-only, and ends its context by changing 
   buffer.fill(0);
   to.fill(0);
   await Context.primary().synchronize();
-  allowDevice(
+  allowAccess(
     { address: buffer.address, byteLength: memory.mappedByteLength },
     to.context.device,
     'read',

@@ -261,9 +261,9 @@ test('an owner is only held: it closes nothing, and what is borrowed is no view 
   const memory = DeviceBuffer.allocate(64);
   const owner = DeviceBuffer.allocate(64);
   const borrowed = DeviceBuffer.fromPointer(memory.address, 64, { owner });
-  assert.equal(borrowed.whole, borrowed);
-  assert.equal(borrowed.subarray(8).whole, borrowed);
-  assert.equal(memory.subarray(8).subarray(8).whole, memory);
+  assert.equal(borrowed.root, borrowed);
+  assert.equal(borrowed.subarray(8).root, borrowed);
+  assert.equal(memory.subarray(8).subarray(8).root, memory);
   owner.close();
   assert.equal(borrowed.closed, false);
   borrowed.fill(1);

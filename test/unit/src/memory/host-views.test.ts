@@ -11,16 +11,16 @@ const GIB = 2 ** 30;
 test('the whole is one ArrayBuffer, and a window the same while anybody has it', () => {
   const mapping = mapAnonymous(8192);
   const views = new HostViews(mapping.address, 8000, () => {});
-  assert.equal(views.viewed, false);
-  assert.equal(views.whole, views.whole);
-  assert.equal(views.viewed, true);
-  assert.equal(views.whole.byteLength, 8000);
+  assert.equal(views.wasViewed, false);
+  assert.equal(views.fullView, views.fullView);
+  assert.equal(views.wasViewed, true);
+  assert.equal(views.fullView.byteLength, 8000);
   const window = views.window(4096, 100);
   assert.equal(views.window(4096, 100), window);
   assert.notEqual(views.window(4096, 101), window);
   new Uint8Array(window)[0] = 5;
-  assert.equal(new Uint8Array(views.whole)[4096], 5);
-  views.dismiss();
+  assert.equal(new Uint8Array(views.fullView)[4096], 5);
+  views.cancelFinalizer();
   mapping.unmap();
 });
 
@@ -28,17 +28,17 @@ test('what is longer than an ArrayBuffer is seen in windows', () => {
   const mapping = mapAnonymous(8192);
   // Only the pages that are mapped are touched.
   const views = new HostViews(mapping.address, 5 * GIB, () => {});
-  assert.throws(() => views.whole, {
+  assert.throws(() => views.fullView, {
     name: 'RangeError',
     message: /5368709120 bytes are more than the 4294967296 of one ArrayBuffer: use window/,
   });
-  assert.equal(views.viewed, false);
+  assert.equal(views.wasViewed, false);
   assert.equal(views.window(4096, 4096).byteLength, 4096);
   assert.throws(
     () => views.window(0, 5 * GIB),
     /^RangeError: byteLength must be an integer from 1 to 4294967296, not 5368709120$/,
   );
-  views.dismiss();
+  views.cancelFinalizer();
   mapping.unmap();
 });
 
@@ -62,7 +62,7 @@ test('a window beyond the memory is refused', () => {
     () => views.window('0' as never, 1),
     /^TypeError: byteOffset must be a number, not "0"$/,
   );
-  views.dismiss();
+  views.cancelFinalizer();
   mapping.unmap();
 });
 
@@ -76,7 +76,7 @@ test('tells when the last view was collected, not before, and once', async () =>
     });
     kept = new Uint8Array(views.window(0, 16));
     views.window(16, 16);
-    views.whole;
+    views.fullView;
   })();
   await collectGarbage();
   assert.equal(calls, 0);
@@ -104,12 +104,12 @@ test('a window that was collected is forgotten when there is a new one', async (
   };
   try {
     // Each that is remembered is looked at.
-    assert.equal(views.moved, false);
+    assert.equal(views.hasDetachedView, false);
   } finally {
     prototype.deref = deref;
   }
   assert.ok(remembered < 5, `${remembered} of ${COUNT} are remembered`);
-  views.dismiss();
+  views.cancelFinalizer();
   mapping.unmap();
 });
 
@@ -125,15 +125,15 @@ test('a view refuses to be transferred, and one that was all the same is noticed
   const mapping = mapAnonymous(8192);
   for (const take of ['whole', 'window'] as const) {
     const views = new HostViews(mapping.address, 8192, () => {});
-    const view = take === 'whole' ? views.whole : views.window(4096, 10);
+    const view = take === 'whole' ? views.fullView : views.window(4096, 10);
     assert.throws(() => (view as unknown as { transfer(): void }).transfer(), {
       name: 'TypeError',
       message: /cannot be transferred/,
     });
-    assert.equal(views.moved, false);
+    assert.equal(views.hasDetachedView, false);
     assert.ok(transfer.call(view).byteLength > 0);
-    assert.equal(views.moved, true);
-    views.dismiss();
+    assert.equal(views.hasDetachedView, true);
+    views.cancelFinalizer();
   }
   if (before === undefined) delete prototype.transfer;
 });
@@ -143,7 +143,7 @@ test('is silent where it was dismissed', async () => {
   (() => {
     new HostViews(4096 as never, 1, () => {
       calls += 1;
-    }).dismiss();
+    }).cancelFinalizer();
   })();
   await collectGarbage();
   assert.equal(calls, 0);

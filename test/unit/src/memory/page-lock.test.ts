@@ -5,7 +5,7 @@ import { libc } from '../../../../ffi/linux/libc.ts';
 import { addressOf } from '../../../../ffi/native.ts';
 import type { Address } from '../../../../ffi/types.ts';
 import { Context } from '../../../../src/index.ts';
-import { lockedIn, lockPages } from '../../../../src/memory/page-lock.ts';
+import { findLockingContext, lockPages } from '../../../../src/memory/page-lock.ts';
 import { emulate } from '../emulate.ts';
 
 const PAGE = libc.getpagesize();
@@ -24,7 +24,7 @@ test('whole pages count as locked, from the first byte to the last and no furthe
   const within = { address: (address + PAGE + 100) as Address, byteLength: PAGE };
   const unlock = lockPages(context, { ...within, what: 'memory', memory }, FLAGS);
   const isLocked = (from: number, byteLength: number): boolean =>
-    lockedIn(context, (address + from) as Address, byteLength) === context;
+    findLockingContext(context, (address + from) as Address, byteLength) === context;
   assert.deepEqual(
     [isLocked(PAGE, 2 * PAGE), isLocked(PAGE, 1), isLocked(3 * PAGE - 1, 1)],
     [true, true, true],
@@ -48,7 +48,11 @@ test('another context relies on what is locked for all, and on nothing else', ()
     lockPages(first, { ...range, address: everyones }, { ...FLAGS, portable: true }),
   ];
   assert.deepEqual(
-    [lockedIn(first, mine, PAGE), lockedIn(second, mine, PAGE), lockedIn(second, everyones, PAGE)],
+    [
+      findLockingContext(first, mine, PAGE),
+      findLockingContext(second, mine, PAGE),
+      findLockingContext(second, everyones, PAGE),
+    ],
     [first, undefined, first],
   );
   for (const unlock of unlocks) unlock();
@@ -91,7 +95,7 @@ test('what a reset unlocked is not unlocked again: the pages may be locked anew'
   const recorder = recordCalls();
   before();
   assert.deepEqual(recorder.calls, []);
-  assert.equal(lockedIn(context, range.address, PAGE), context);
+  assert.equal(findLockingContext(context, range.address, PAGE), context);
   after();
   recorder.stop();
   assert.equal(recorder.calls.filter(({ name }) => name === 'cuMemHostUnregister').length, 1);

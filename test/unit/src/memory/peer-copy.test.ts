@@ -72,7 +72,7 @@ test('copies between devices enable the access of the first to the second, once'
       [[second.handle, first.handle]],
       `${use}`,
     );
-    assert.equal(first.peers.has(second), true);
+    assert.equal(first.peerAccess.has(second), true);
     first.synchronizeSync();
     assert.deepEqual(target.copyToHostSync(), host);
   }
@@ -87,7 +87,7 @@ test('what another library enabled or disabled before is no error', () => {
   first.disablePeerAccess(second);
   selectDriver(failing(driver, 'cuCtxEnablePeerAccess', 1, 217));
   assert.throws(() => first.enablePeerAccess(second), { call: 'cuCtxEnablePeerAccess' });
-  assert.equal(first.peers.has(second), false);
+  assert.equal(first.peerAccess.has(second), false);
   assert.equal(currentContext(), 0);
 });
 
@@ -96,12 +96,12 @@ test('a reset of either context ends the access', async () => {
   const [first, second] = [Context.primary(0), Context.primary(1)];
   for (const context of [first, second]) {
     first.enablePeerAccess(second);
-    assert.equal(first.peers.has(second), true);
+    assert.equal(first.peerAccess.has(second), true);
     await context.reset();
-    assert.equal(first.peers.has(second), false);
+    assert.equal(first.peerAccess.has(second), false);
   }
   first.enablePeerAccess(second);
-  assert.equal(first.peers.has(second), true);
+  assert.equal(first.peerAccess.has(second), true);
 });
 
 test('a copy between devices names the context of each address', () => {

@@ -6,7 +6,7 @@ import { libc } from '../../../../ffi/linux/libc.ts';
 import { CUresult } from '../../../../ffi/results.ts';
 import { Context, Device, MemoryPool, VirtualMemory } from '../../../../src/index.ts';
 import { exportIpc } from '../../../../src/ipc/index.ts';
-import { anchorExports } from '../../../../src/memory/physical-memory.ts';
+import { ensureKeepaliveAllocation } from '../../../../src/memory/physical-memory.ts';
 import { failing, keepingBooks } from '../../../support/faults.ts';
 import { emulate } from '../emulate.ts';
 
@@ -40,7 +40,7 @@ test('its handle is released: the descriptor holds the memory', () => {
   const { driver, open } = keepingBooks(emulate());
   selectDriver(driver);
   shareVirtual();
-  Context.primary().releases.collect();
+  Context.primary().releases.drainReady();
   assert.deepEqual(
     [...open].filter((handle) => handle.startsWith('cuMemCreate')),
     [],
@@ -67,7 +67,7 @@ test('what keeps the piece is no descriptor of programs that are started', () =>
       return status;
     },
   });
-  anchorExports(Device.get());
+  ensureKeepaliveAllocation(Device.get());
   assert.deepEqual(
     exported.map((fd) => libc.fcntl(fd, F_GETFD, 0)),
     [FD_CLOEXEC],

@@ -19,9 +19,9 @@ import {
 import {
   checkExtent,
   checkRegion,
-  flattened,
-  parts,
+  flatten,
   type Region,
+  splitBox,
 } from '../../../../src/memory/pitched.ts';
 import { recordArguments } from '../../../support/arguments.ts';
 import { trials } from '../../../support/iterations.ts';
@@ -155,15 +155,15 @@ test('parts cover each byte once, go over no cut, and stay below the most', () =
         memory: new Uint8Array(0),
         byteLength: spanOf(box, layout) - layout.byteOffset,
         ...layout,
-        cuts: at,
+        splitOffsets: at,
       });
       const regions = [
         region({ ...to, byteOffset: 0 }, sorted),
         region({ ...from, byteOffset: 0 }, []),
       ];
-      const flat = flattened(box, regions);
+      const flat = flatten(box, regions);
       const moved = new Map<number, number>();
-      for (const part of parts(flat, regions, most)) {
+      for (const part of splitBox(flat, regions, most)) {
         assert.ok(part.box.width * part.box.height * part.box.depth <= most);
         const [t = 0, s = 0] = part.offsets;
         const layouts = [t, s].map((byteOffset, side) => ({
@@ -186,24 +186,28 @@ test('parts cover each byte once, go over no cut, and stay below the most', () =
 });
 
 test('what one call can do is not cut: the largest pitch and row, and rows that end at a cut', () => {
-  const region = (rowPitch: number, slicePitch: number, cuts: readonly number[] = []): Region => ({
+  const region = (
+    rowPitch: number,
+    slicePitch: number,
+    splitOffsets: readonly number[] = [],
+  ): Region => ({
     memory: new Uint8Array(0),
     byteOffset: 0,
     byteLength: 2 ** 40,
     rowPitch,
     slicePitch,
-    cuts,
+    splitOffsets,
   });
   const MAX_PITCH = 2 ** 31 - 1;
   const box = { width: 100, height: 3, depth: 2 };
-  const whole = [...parts(box, [region(MAX_PITCH, MAX_PITCH * 3), region(100, 300)])];
+  const whole = [...splitBox(box, [region(MAX_PITCH, MAX_PITCH * 3), region(100, 300)])];
   assert.deepEqual(whole, [{ box, offsets: [0, 0] }]);
   const longest = { width: 2 ** 30, height: 2, depth: 2 };
-  const [row, ...others] = parts(longest, [region(2 ** 30, 2 ** 32)]);
+  const [row, ...others] = splitBox(longest, [region(2 ** 30, 2 ** 32)]);
   assert.deepEqual([row, others], [{ box: longest, offsets: [0] }, []]);
   // Three rows, a cut right behind the second of them.
   const flat = { width: 100, height: 3, depth: 1 };
-  const atCut = [...parts(flat, [region(128, 384, [228]), region(100, 300)])];
+  const atCut = [...splitBox(flat, [region(128, 384, [228]), region(100, 300)])];
   assert.deepEqual(
     atCut.map((part) => [part.box.width, part.box.height, ...part.offsets]),
     [
@@ -211,7 +215,7 @@ test('what one call can do is not cut: the largest pitch and row, and rows that 
       [100, 1, 256, 200],
     ],
   );
-  const withGaps = [...parts(flat, [region(MAX_PITCH, MAX_PITCH * 3, [5 * MAX_PITCH])])];
+  const withGaps = [...splitBox(flat, [region(MAX_PITCH, MAX_PITCH * 3, [5 * MAX_PITCH])])];
   assert.deepEqual(
     withGaps.map((part) => part.box.height),
     [3],
@@ -318,15 +322,15 @@ test('what no call can do at once is cut: pitches and rows beyond the driver’s
     byteLength: 2 ** 40,
     rowPitch,
     slicePitch: rowPitch * 3,
-    cuts: [],
+    splitOffsets: [],
   });
   const wide = { width: 100, height: 3, depth: 2 };
-  const rows = [...parts(wide, [region(2 ** 31), region(100)])];
+  const rows = [...splitBox(wide, [region(2 ** 31), region(100)])];
   assert.deepEqual(
     rows.map(({ offsets }) => offsets),
     [0, 1, 2, 3, 4, 5].map((row) => [row * 2 ** 31, row * 100]),
   );
-  const long = [...parts({ width: 2 ** 31 + 5, height: 1, depth: 1 }, [region(2 ** 31 + 5)])];
+  const long = [...splitBox({ width: 2 ** 31 + 5, height: 1, depth: 1 }, [region(2 ** 31 + 5)])];
   assert.deepEqual(
     long.map(({ box }) => box.width),
     [2 ** 30, 2 ** 30, 5],

@@ -5,7 +5,7 @@ import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import type { FunctionName } from '../../../../ffi/functions.ts';
 import { libc } from '../../../../ffi/linux/libc.ts';
 import { Context, DeviceBuffer } from '../../../../src/index.ts';
-import { Lender, STAGING } from '../../../../src/memory/staging.ts';
+import { AsyncPool, STAGING } from '../../../../src/memory/staging.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
 import { until } from '../../../support/iterations.ts';
 import { watchMappings } from '../../../support/process-state.ts';
@@ -13,17 +13,19 @@ import { emulate } from '../emulate.ts';
 
 describe('Lender', () => {
   test('each thing has one holder, and those who wait are served in order', async () => {
-    const lender = new Lender(['a', 'b']);
-    assert.deepEqual(await Promise.all([lender.take(), lender.take()]), ['a', 'b']);
+    const lender = new AsyncPool(['a', 'b']);
+    assert.deepEqual(await Promise.all([lender.acquire(), lender.acquire()]), ['a', 'b']);
     assert.equal(lender.isEmpty, true);
     const served: string[] = [];
-    const waiting = [1, 2, 3].map((n) => lender.take().then((item) => served.push(`${n}${item}`)));
-    lender.give('b');
-    lender.give('a');
-    lender.give('c');
+    const waiting = [1, 2, 3].map((n) =>
+      lender.acquire().then((item) => served.push(`${n}${item}`)),
+    );
+    lender.release('b');
+    lender.release('a');
+    lender.release('c');
     await Promise.all(waiting);
     assert.deepEqual(served, ['1b', '2a', '3c']);
-    lender.give('a');
+    lender.release('a');
     assert.equal(lender.isEmpty, false);
   });
 });
@@ -176,12 +178,12 @@ describe('copyStaged', () => {
     const context = Context.primary();
     using buffer = DeviceBuffer.allocate(16 * MIB);
     const copying = buffer.copyFrom(new Uint8Array(16 * MIB));
-    await until(() => context.spares.size > 0);
+    await until(() => context.cacheTrimmers.size > 0);
     await context.flush();
-    assert.equal(context.spares.size, 1);
+    assert.equal(context.cacheTrimmers.size, 1);
     context.resetSync();
     await assert.rejects(copying, { name: 'ClosedError' });
-    assert.equal(context.spares.size, 0);
+    assert.equal(context.cacheTrimmers.size, 0);
   });
 
   test('a reset while the first slot is filled makes no others, and opens the context no more', async () => {

@@ -138,9 +138,9 @@ test('a range is shared by the pieces that it lies in, and by no neighbour of th
   const STEP = memory.granularity;
   for (const size of [1, 2, 3, 4]) memory.grow(size * STEP);
   const shared = (begin: number, end: number, most = 99): readonly number[] => {
-    const { first, byteOffset, pieces } = memory.share(begin, end, most, 'read-write');
-    assert.ok(pieces.every(({ byteLength }) => byteLength === STEP));
-    return [first, byteOffset, pieces.length];
+    const { firstChunk, byteOffset, chunks } = memory.share(begin, end, most, 'read-write');
+    assert.ok(chunks.every(({ byteLength }) => byteLength === STEP));
+    return [firstChunk, byteOffset, chunks.length];
   };
   assert.deepEqual(shared(0, STEP), [0, 0, 1]);
   assert.deepEqual(shared(STEP, 2 * STEP), [1, 0, 1]);
@@ -154,7 +154,7 @@ test('a range is shared by the pieces that it lies in, and by no neighbour of th
     message: /lies in 4 pieces, of which 3 can be shared at once/,
   });
   const handles = (begin: number, end: number): readonly number[] =>
-    memory.share(begin, end, 99, 'read-write').pieces.map(({ fd }) => fd);
+    memory.share(begin, end, 99, 'read-write').chunks.map(({ fd }) => fd);
   const all = handles(0, 4 * STEP);
   assert.equal(new Set(all).size, 4);
   assert.deepEqual(handles(STEP, 2 * STEP), [all[1]]);
@@ -165,7 +165,7 @@ test('descriptors are closed with the memory, and at once where one could not be
   const memory = VirtualMemory.reserve(2 * MIB, { shareable: true });
   memory.grow(1);
   const share = (access: 'read' | 'read-write'): number =>
-    memory.share(0, 1, 1, access).pieces[0]?.fd as number;
+    memory.share(0, 1, 1, access).chunks[0]?.fd as number;
   const fds = [share('read-write')];
   const { fcntl } = libc;
   const replace = (value: typeof fcntl): void => {
@@ -202,8 +202,8 @@ test('descriptors of memory that went with a lost context are closed when there 
     const { granularity } = memory;
     memory.grow(granularity);
     memory.grow(2 * granularity);
-    const { pieces } = memory.share(0, memory.byteLength, 2, 'read-write');
-    return pieces.map(({ fd }) => [fd, fileOf(fd)]);
+    const { chunks } = memory.share(0, memory.byteLength, 2, 'read-write');
+    return chunks.map(({ fd }) => [fd, fileOf(fd)]);
   };
   const left = share();
   context.synchronizeSync();
@@ -264,12 +264,12 @@ test('is taken down when the work before is done, whatever was begun since', asy
   plain.close();
   assert.equal(context.pendingReleases.count, 2);
   // What waits is looked through now and then: from the first time on, later work is none of it.
-  context.releases.collect();
+  context.releases.drainReady();
   using second = new Latch();
   second.hold(since);
   first.open();
   before.synchronizeSync();
-  context.releases.collect();
+  context.releases.drainReady();
   // Plain memory is freed when nothing runs, as its free would wait.
   assert.deepEqual(context.pendingReleases, { count: 1, byteLength: 4 * MIB });
   second.open();
@@ -312,7 +312,7 @@ test('a reset gives back what was made while the context was not open', () => {
   for (const times of [1, 2]) {
     const memory = VirtualMemory.reserve(8 * MIB, { shareable: true });
     memory.grow(3 * MIB);
-    const [piece] = memory.share(0, 1, 1, 'read-write').pieces;
+    const [piece] = memory.share(0, 1, 1, 'read-write').chunks;
     assert.ok(piece && fileOf(piece.fd) !== undefined);
     const pool = MemoryPool.create();
     context.resetSync();

@@ -11,19 +11,19 @@ import { listenSocket, socketPair } from '../../../../../ffi/linux/socket.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
 import {
-  Adopting,
-  type Asked,
-  type Lender,
-  MAX_ASKED,
-  passOn,
-  rememberLender,
+  type ForwardHandle,
+  ForwardRequester,
+  forwardObjects,
+  MAX_FORWARDS_IN_PROGRESS,
+  type OwnerConnection,
+  setOwnerConnection,
 } from '../../../../../src/ipc/lease/forward.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
 import { writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
-import { nextTurn } from '../../../../../src/poller.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
@@ -38,9 +38,9 @@ describe('Adopting', () => {
   });
   afterEach(() => descriptorsReturnTo(before));
 
-  const ask = (adopting: Adopting): Asked & { theirs: number; ours: number } => {
+  const ask = (adopting: ForwardRequester): ForwardHandle & { theirs: number; ours: number } => {
     const [theirs, ours] = socketPair();
-    return { ...adopting.ask(0, process.pid, 1, theirs, ours), theirs, ours };
+    return { ...adopting.request(0, process.pid, 1, theirs, ours), theirs, ours };
   };
 
   /** Whether promises are resolved after some turns of the loop, which none of them keeps going. */
@@ -50,7 +50,7 @@ describe('Adopting', () => {
       void promise.then(() => {
         count += 1;
       });
-    for (let turn = 0; turn < 20; turn++) await nextTurn();
+    for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
     return count === promises.length;
   }
 
@@ -65,49 +65,49 @@ describe('Adopting', () => {
 
   for (const [what, answer] of Object.entries(answers))
     test(`${what}, and the end of the link, is an answer, and leaves no descriptor`, async () => {
-      const adopting = new Adopting(() => {});
-      const { answered, ours } = ask(adopting);
+      const adopting = new ForwardRequester(() => {});
+      const { acknowledged, ours } = ask(adopting);
       const { link } = adopting.take()[0] as { link: number };
       answer(link);
       closeFd(link);
-      assert.equal(await isAnswered(answered), true);
+      assert.equal(await isAnswered(acknowledged), true);
       closeFd(ours);
     });
 
   test('the answer does not go on to the third process', async () => {
-    const adopting = new Adopting(() => {});
-    const { answered, ours } = ask(adopting);
+    const adopting = new ForwardRequester(() => {});
+    const { acknowledged, ours } = ask(adopting);
     const { link } = adopting.take()[0] as { link: number };
     sendMessage(link, Uint8Array.of(1));
-    assert.equal(await isAnswered(answered), true);
+    assert.equal(await isAnswered(acknowledged), true);
     assert.throws(() => readSync(ours, new Uint8Array(1)), { code: 'EAGAIN' });
     [link, ours].forEach(closeFd);
   });
 
   test('one that never answers is waited for until its connection is over', async () => {
-    const adopting = new Adopting(() => {});
+    const adopting = new ForwardRequester(() => {});
     const told = ask(adopting);
     const { link } = adopting.take()[0] as { link: number };
     const untold = ask(adopting);
     assert.deepEqual(
-      [await isAnswered(told.answered), await isAnswered(untold.answered)],
+      [await isAnswered(told.acknowledged), await isAnswered(untold.acknowledged)],
       [false, false],
     );
     adopting.end();
-    assert.equal(await isAnswered(told.answered, untold.answered), true);
+    assert.equal(await isAnswered(told.acknowledged, untold.acknowledged), true);
     // After it nobody is asked any more.
     const late = ask(adopting);
-    assert.equal(await isAnswered(late.answered), true);
+    assert.equal(await isAnswered(late.acknowledged), true);
     assert.deepEqual(adopting.take(), []);
     [link, told.ours, untold.ours, late.ours].forEach(closeFd);
   });
 
   test('what would be too much at a time waits until something is over', async () => {
     let news = 0;
-    const adopting = new Adopting(() => {
+    const adopting = new ForwardRequester(() => {
       news += 1;
     });
-    const asked = Array.from({ length: MAX_ASKED + 3 }, () => ask(adopting));
+    const asked = Array.from({ length: MAX_FORWARDS_IN_PROGRESS + 3 }, () => ask(adopting));
     const [first, ...others] = asked;
     const told: { readonly link: number }[] = [];
     const tell = (): number => {
@@ -115,29 +115,29 @@ describe('Adopting', () => {
         told.push(...taken);
       return told.length;
     };
-    assert.equal(tell(), MAX_ASKED);
+    assert.equal(tell(), MAX_FORWARDS_IN_PROGRESS);
     // What was not asked for yet never is, and makes no room.
-    others.at(-1)?.over();
-    assert.equal(tell(), MAX_ASKED);
+    others.at(-1)?.release();
+    assert.equal(tell(), MAX_FORWARDS_IN_PROGRESS);
     news = 0;
-    first?.over();
+    first?.release();
     assert.equal(news, 1);
-    assert.equal(tell(), MAX_ASKED + 1);
-    for (const { over } of others.slice(0, 5)) over();
-    assert.equal(tell(), MAX_ASKED + 2);
+    assert.equal(tell(), MAX_FORWARDS_IN_PROGRESS + 1);
+    for (const { release } of others.slice(0, 5)) release();
+    assert.equal(tell(), MAX_FORWARDS_IN_PROGRESS + 2);
     adopting.end();
-    assert.equal(await isAnswered(...asked.map(({ answered }) => answered)), true);
+    assert.equal(await isAnswered(...asked.map(({ acknowledged }) => acknowledged)), true);
     for (const { link } of told) closeFd(link);
     for (const { ours } of asked) closeFd(ours);
   });
 
   test('an answer that cannot be waited for is not asked for', () => {
-    const adopting = new Adopting(() => {});
+    const adopting = new ForwardRequester(() => {});
     const [theirs, ours] = socketPair();
     // None is left for the copy.
     withRoomFor(1, () => {
       const last = duplicateFd(ours);
-      assert.throws(() => adopting.ask(0, process.pid, 1, theirs, ours), { code: 'EMFILE' });
+      assert.throws(() => adopting.request(0, process.pid, 1, theirs, ours), { code: 'EMFILE' });
       closeFd(last);
     });
     closeFd(ours);
@@ -162,7 +162,7 @@ describe('Adoption', () => {
   });
 
   const turns = async (): Promise<void> => {
-    for (let turn = 0; turn < 20; turn++) await nextTurn();
+    for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
   };
   const own = { pid: process.pid, startTime: processStartTime('self') ?? 0 };
   const float64 = (...values: number[]): Buffer => Buffer.from(new Float64Array(values).buffer);
@@ -378,7 +378,7 @@ describe('Adoption', () => {
     assert.equal(adopted(), 1);
     child.kill('SIGKILL');
     await once(child, 'exit');
-    while (adopted() > 0) await nextTurn();
+    while (adopted() > 0) await nextLoopIteration();
   });
 
   test('for a process that nobody sees, it is kept some time after the end of its link', async () => {
@@ -390,7 +390,7 @@ describe('Adoption', () => {
     await turns();
     assert.equal(adopted(), 1);
     closeFd(far);
-    await nextTurn();
+    await nextLoopIteration();
     assert.equal(adopted(), 1);
     await until(() => adopted() === 0);
   });
@@ -422,18 +422,21 @@ describe('rememberLender', () => {
   function lend(pid: number | PeerProcess, buffer: DeviceBuffer, most = 9) {
     const asked: (readonly [pid: number, startTime: number])[] = [];
     let over = 0;
-    const adopt: Lender['adopt'] = (process, startTime, link) => {
+    const requestForward: OwnerConnection['requestForward'] = (process, startTime, link) => {
       closeFd(link);
       if (asked.length === most) throw new Error('no more');
       asked.push([process, startTime]);
       return {
-        answered: Promise.resolve(),
-        over() {
+        acknowledged: Promise.resolve(),
+        release() {
           over += 1;
         },
       };
     };
-    rememberLender(buffer, { process: typeof pid === 'number' ? to(pid) : pid, adopt });
+    setOwnerConnection(buffer, {
+      process: typeof pid === 'number' ? to(pid) : pid,
+      requestForward,
+    });
     return { asked, over: () => over };
   }
 
@@ -441,20 +444,20 @@ describe('rememberLender', () => {
     const [buffer, own] = [allocate(), allocate()];
     const lender = lend(7, buffer);
     for (const objects of [[buffer], [own, buffer.subarray(0, 8)], [own], []]) {
-      const { kept, links, agreed, over } = passOn(objects, to(7));
-      assert.deepEqual([kept, links, agreed, over], [[], [], undefined, []]);
+      const { indices, links, acknowledged, releases } = forwardObjects(objects, to(7));
+      assert.deepEqual([indices, links, acknowledged, releases], [[], [], undefined, []]);
     }
     assert.deepEqual(lender.asked, []);
   });
 
   test('processes of other pid namespaces are told apart by their connections', () => {
-    const [hidden, other] = [PeerProcess.known(0, 0), PeerProcess.known(0, 0)];
+    const [hidden, other] = [PeerProcess.fromIdentity(0, 0), PeerProcess.fromIdentity(0, 0)];
     const buffer = allocate();
     const lender = lend(hidden, buffer);
-    assert.deepEqual(passOn([buffer], hidden).kept, []);
+    assert.deepEqual(forwardObjects([buffer], hidden).indices, []);
     assert.deepEqual(lender.asked, []);
-    const { kept, links } = passOn([buffer], other);
-    assert.deepEqual(kept, [0]);
+    const { indices, links } = forwardObjects([buffer], other);
+    assert.deepEqual(indices, [0]);
     assert.deepEqual(lender.asked, [[0, 0]]);
     links.forEach(closeFd);
   });
@@ -462,13 +465,16 @@ describe('rememberLender', () => {
   test('each object of another is asked for, in its place, and each has a link', async () => {
     const [own, first, second] = [allocate(), allocate(), allocate()];
     const lenders = [lend(7, first), lend(process.pid, second)] as const;
-    const { kept, links, agreed, over } = passOn([own, first, second, first], to(process.pid));
-    assert.deepEqual([kept, links.length, over.length], [[1, 3], 2, 2]);
+    const { indices, links, acknowledged, releases } = forwardObjects(
+      [own, first, second, first],
+      to(process.pid),
+    );
+    assert.deepEqual([indices, links.length, releases.length], [[1, 3], 2, 2]);
     const startTime = processStartTime('self');
     assert.deepEqual(lenders[0].asked, new Array(2).fill([process.pid, startTime]));
     assert.deepEqual(lenders[1].asked, []);
-    await agreed;
-    for (const end of over) end();
+    await acknowledged;
+    for (const end of releases) end();
     assert.equal(lenders[0].over(), 2);
     links.forEach(closeFd);
   });
@@ -476,7 +482,7 @@ describe('rememberLender', () => {
   test('where one cannot be asked for, all is over, and no link is left', () => {
     const [first, second] = [allocate(), allocate()];
     const lenders = [lend(7, first), lend(8, second, 1)] as const;
-    assert.throws(() => passOn([first, second, first, second], to(process.pid)), /no more/);
+    assert.throws(() => forwardObjects([first, second, first, second], to(process.pid)), /no more/);
     assert.deepEqual(
       lenders.map(({ asked, over }) => [asked.length, over()]),
       [
@@ -508,21 +514,21 @@ describe('rememberLender', () => {
     assert.equal(to.receive(), undefined);
     // Lease 0 is given back: then it is over for its maker.
     to.send(Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 0), { kind: 2 });
-    for (let turn = 0; turn < 100 && lenders[0].over() === 0; turn++) await nextTurn();
+    for (let turn = 0; turn < 100 && lenders[0].over() === 0; turn++) await nextLoopIteration();
     assert.equal(lenders[0].over(), 1);
   });
 
   test('what is passed on goes out once its maker has agreed to keep it', async () => {
     const buffer = allocate();
     let agree = (): void => {};
-    const answered = new Promise<void>((resolve) => {
+    const acknowledged = new Promise<void>((resolve) => {
       agree = resolve;
     });
-    const adopt: Lender['adopt'] = (_process, _startTime, link) => {
+    const requestForward: OwnerConnection['requestForward'] = (_process, _startTime, link) => {
       closeFd(link);
-      return { answered, over() {} };
+      return { acknowledged, release() {} };
     };
-    rememberLender(buffer, { process: to(7), adopt });
+    setOwnerConnection(buffer, { process: to(7), requestForward });
     using other = new Stranger();
     /** How many values have come; a page of counters may come before. */
     const values = (): number => {
@@ -534,12 +540,12 @@ describe('rememberLender', () => {
       return count;
     };
     const sending = other.peer.send(buffer);
-    for (let turn = 0; turn < 10; turn++) await nextTurn();
+    for (let turn = 0; turn < 10; turn++) await nextLoopIteration();
     assert.equal(values(), 0);
     agree();
     await sending;
     assert.equal(values(), 1);
     other.send(Uint8Array.of(10), { kind: 2 });
-    await nextTurn();
+    await nextLoopIteration();
   });
 });

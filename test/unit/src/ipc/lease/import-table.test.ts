@@ -5,9 +5,9 @@ import { selectDriver } from '../../../../../ffi/driver.ts';
 import { SystemError } from '../../../../../ffi/linux/libc.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { ClosedError, Context, CudaError, DeviceBuffer, Stream } from '../../../../../src/index.ts';
-import { Borrowed } from '../../../../../src/ipc/lease/import-table.ts';
+import { ImportTable } from '../../../../../src/ipc/lease/import-table.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
-import { Ordering } from '../../../../../src/ipc/timeline/ordering.ts';
+import { Timeline } from '../../../../../src/ipc/timeline/ordering.ts';
 import { broken } from '../../../../support/faults.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { collectUntil } from '../../../../support/process-state.ts';
@@ -25,35 +25,35 @@ const loseBoth = (): void =>
 
 function borrowed(
   needed = new Set<number>(),
-  ordering = new Ordering(),
-): { readonly here: Borrowed; returned(): number[] } {
+  ordering = new Timeline(),
+): { readonly here: ImportTable; returned(): number[] } {
   const lender = {
-    process: PeerProcess.known(0, 0),
-    adopt: () => ({ answered: Promise.resolve(), over() {} }),
-    isNeeded: (lease: number) => needed.has(lease),
+    process: PeerProcess.fromIdentity(0, 0),
+    requestForward: () => ({ acknowledged: Promise.resolve(), release() {} }),
+    hasUnsentForward: (lease: number) => needed.has(lease),
   };
-  const here = new Borrowed(ordering, lender, () => {});
-  return { here, returned: () => here.takeReturned().map(({ lease }) => lease) };
+  const here = new ImportTable(ordering, lender, () => {});
+  return { here, returned: () => here.takeReleases().map(({ lease }) => lease) };
 }
 
 test('a reset gives back what was open in that context, closed or not, and no other', () => {
   loseBoth();
   const { here, returned } = borrowed();
   const buffers = [0, 1, 0].map((device) => DeviceBuffer.allocate(64, { device }));
-  here.receive({ first: 0, count: buffers.length });
-  for (const [id, buffer] of buffers.entries()) here.opened(id, buffer);
+  here.add({ first: 0, count: buffers.length });
+  for (const [id, buffer] of buffers.entries()) here.setOpened(id, buffer);
   // Somebody needs it still: closing it gives nothing back.
-  buffers[2]?.retain();
+  buffers[2]?.addKeepalive();
   buffers[2]?.close();
   assert.deepEqual(returned(), []);
   Context.primary(0).resetSync();
   assert.deepEqual(returned(), [0, 2]);
-  assert.equal(Context.primary(0).afterReset.size, 1);
+  assert.equal(Context.primary(0).onReset.size, 1);
   here.end();
   Context.primary(1).resetSync();
   assert.deepEqual(returned(), [1]);
   assert.deepEqual(
-    [0, 1].map((device) => Context.primary(device).afterReset.size),
+    [0, 1].map((device) => Context.primary(device).onReset.size),
     [0, 0],
   );
 });
@@ -63,9 +63,9 @@ test('a reset that the driver answers with an error gives back all the same', ()
   for (const name of ['cuDevicePrimaryCtxRelease_v2', 'cuDevicePrimaryCtxReset_v2'] as const) {
     selectDriver(broken(broken(emulate(), 'cuCtxSynchronize', lost), name, lost));
     const { here, returned } = borrowed();
-    here.receive({ first: 0, count: 1 });
+    here.add({ first: 0, count: 1 });
     const buffer = DeviceBuffer.allocate(64);
-    here.opened(0, buffer);
+    here.setOpened(0, buffer);
     assert.throws(() => buffer.context.resetSync(), { name: 'CudaError', call: name });
     assert.equal(buffer.closed, true);
     assert.deepEqual(returned(), [0]);
@@ -76,8 +76,8 @@ test('a reset that the driver answers with an error gives back all the same', ()
 test('what is still to be passed on is not given back before, nor what was given back after it', () => {
   const needed = new Set([1]);
   const { here, returned } = borrowed(needed);
-  here.receive({ first: 0, count: 3 });
-  for (const id of [0, 1, 2]) here.giveBack(id);
+  here.add({ first: 0, count: 3 });
+  for (const id of [0, 1, 2]) here.release(id);
   assert.deepEqual(returned(), [0]);
   assert.deepEqual(returned(), []);
   needed.clear();
@@ -88,34 +88,34 @@ test('an object that is closed and given back at once is told as one, behind its
   emulate();
   const context = Context.primary();
   const { here } = borrowed();
-  here.receive({ first: 0, count: 4 });
+  here.add({ first: 0, count: 4 });
   using stream = Stream.create({ nonBlocking: true });
   using latch = new Latch();
   latch.hold(stream);
-  const close = (id: number): void => here.loan(id).closed(context, stream);
+  const close = (id: number): void => here.importLease(id).closed(context, stream);
   const told = (): unknown[] =>
     here
-      .takeReturned()
-      .map(({ lease, isOver, points }) => [lease, isOver, points.map(({ count }) => count)]);
+      .takeReleases()
+      .map(({ lease, isFinal, points }) => [lease, isFinal, points.map(({ count }) => count)]);
   close(0);
-  here.loan(0).returned();
+  here.importLease(0).released();
   assert.deepEqual(told(), [[0, true, [1]]]);
   // What was told, or is not the last, stays as it is; the end of it needs no points again.
   close(1);
   assert.deepEqual(told(), [[1, false, [2]]]);
-  here.giveBack(1);
+  here.release(1);
   assert.deepEqual(told(), [[1, true, []]]);
   close(2);
   close(3);
-  here.giveBack(2);
+  here.release(2);
   assert.deepEqual(told(), [
     [2, false, [3]],
     [3, false, [4]],
     [2, true, []],
   ]);
-  here.giveBack(3);
+  here.release(3);
   // The second time does nothing, and neither does a close after it.
-  here.giveBack(3);
+  here.release(3);
   close(3);
   assert.deepEqual(told(), [[3, true, []]]);
   assert.equal(here.size, 0);
@@ -124,10 +124,10 @@ test('an object that is closed and given back at once is told as one, behind its
 test('what was revoked and never lent is refused, and what is not open here any more is not', () => {
   emulate();
   const { here, returned } = borrowed();
-  here.receive({ first: 0, count: 2 });
+  here.add({ first: 0, count: 2 });
   using buffer = DeviceBuffer.allocate(64);
-  here.opened(0, buffer);
-  here.refuse({ first: 1, count: 1 });
+  here.setOpened(0, buffer);
+  here.releaseAll({ first: 1, count: 1 });
   for (const id of [0, 0, 1]) here.revoke(id, 'process 7');
   assert.throws(() => buffer.address, { name: 'ClosedError', message: /process 7 has revoked it/ });
   assert.throws(() => here.revoke(2, 'process 7'), {
@@ -140,7 +140,7 @@ test('what was revoked and never lent is refused, and what is not open here any 
 test('what was collected is given back where all is in one context', async () => {
   loseBoth();
   const { here, returned } = borrowed();
-  here.receive({ first: 0, count: 1 });
+  here.add({ first: 0, count: 1 });
   const context = Context.primary(0);
   let isCollected = false;
   const registry = new FinalizationRegistry(() => {
@@ -149,9 +149,9 @@ test('what was collected is given back where all is in one context', async () =>
   (() => {
     const buffer = DeviceBuffer.allocate(64);
     registry.register(buffer, 0);
-    here.opened(0, buffer);
+    here.setOpened(0, buffer);
     // Its own finalizer has nothing to close.
-    buffer.retain();
+    buffer.addKeepalive();
     buffer.close();
   })();
   assert.equal(await collectUntil(() => isCollected), true);
@@ -172,19 +172,19 @@ test('what cannot be told to come behind work is given back later; a fault of th
     [new TypeError('a fault'), { name: 'TypeError', message: 'a fault' }],
   ] as const;
   for (const [error, thrown] of failures) {
-    const ordering = new Ordering();
-    ordering.behindContext = () => {
+    const ordering = new Timeline();
+    ordering.pointsBehindContext = () => {
       throw error;
     };
     const { here, returned } = borrowed(new Set(), ordering);
-    here.receive({ first: 0, count: 1 });
+    here.add({ first: 0, count: 1 });
     using buffer = DeviceBuffer.allocate(64);
-    here.opened(0, buffer);
-    const close = (): void => here.loan(0).closed(buffer.context, undefined);
+    here.setOpened(0, buffer);
+    const close = (): void => here.importLease(0).closed(buffer.context, undefined);
     if (thrown) assert.throws(close, thrown);
     else close();
     assert.deepEqual(returned(), []);
-    here.giveBack(0);
+    here.release(0);
     assert.deepEqual(returned(), [0]);
     here.end();
   }

@@ -5,7 +5,7 @@ import { test } from 'node:test';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../../../../src/index.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
-import { Lent } from '../../../../../src/ipc/lease/export-table.ts';
+import { ExportTable } from '../../../../../src/ipc/lease/export-table.ts';
 import { Lease } from '../../../../../src/ipc/lease/lease.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
@@ -18,7 +18,7 @@ const uid = process.geteuid?.() ?? 0;
 test('where nobody sees a process, its leases end some time after its connection', async () => {
   emulate();
   const [near, far] = socketPair();
-  const init = { process: PeerProcess.child(0), orphanGraceMs: 100 };
+  const init = { process: PeerProcess.ofChild(0), orphanGraceMs: 100 };
   const peer = new Peer(near, { pid: 0, uid }, init);
   const other = new Peer(far, { pid: process.pid, uid });
   using buffer = DeviceBuffer.allocate(64);
@@ -29,17 +29,17 @@ test('where nobody sees a process, its leases end some time after its connection
     all.map(({ since, ...rest }) => [since <= new Date(), rest]),
     new Array(2).fill([
       true,
-      { pid: 0, kind: 'memory', byteLength: 64, limbo: false, revoked: false },
+      { pid: 0, kind: 'memory', byteLength: 64, orphaned: false, revoked: false },
     ]),
   );
-  assert.deepEqual(leases.stats().limbo, { count: 0, byteLength: 0 });
+  assert.deepEqual(leases.stats().orphaned, { count: 0, byteLength: 0 });
   assert.equal(leases.stats().byteLength, 64);
   buffer.close();
-  assert.deepEqual(leases.stats().limbo, { count: 1, byteLength: 64 });
+  assert.deepEqual(leases.stats().orphaned, { count: 1, byteLength: 64 });
   // An end without a word, as of a process that is killed.
   other.connection.fail(new Error('gone') as never);
   await peer.ended;
-  assert.equal(leases.stats().limbo.count, 1);
+  assert.equal(leases.stats().orphaned.count, 1);
   const reason = new Error('enough');
   await assert.rejects(leases.drain({ signal: AbortSignal.abort(reason) }), reason);
   const abort = new AbortController();
@@ -61,9 +61,9 @@ test('a process is watched by one descriptor, which goes with the last who asks'
   const child = spawn('sleep', ['60'], { stdio: 'ignore' });
   const pid = child.pid as number;
   const told: string[] = [];
-  const first = PeerProcess.child(pid);
+  const first = PeerProcess.ofChild(pid);
   const noMore = first.onGone(() => told.push('first'));
-  const second = PeerProcess.child(pid);
+  const second = PeerProcess.ofChild(pid);
   assert.equal(second, first);
   second.onGone(() => told.push('second'));
   noMore();
@@ -78,10 +78,10 @@ test('a process is watched by one descriptor, which goes with the last who asks'
 });
 
 /** What one process has, which is asked for it back as often as `revoked` says. */
-function lentTo(): { readonly lent: Lent; readonly revoked: number[] } {
+function lentTo(): { readonly lent: ExportTable; readonly revoked: number[] } {
   const revoked: number[] = [];
   const holder = { pid: 7, name: 'process 7', revoke: (id: number) => void revoked.push(id) };
-  return { lent: new Lent(holder), revoked };
+  return { lent: new ExportTable(holder), revoked };
 }
 
 test('of objects of which one is closed none is lent, and none is kept', async () => {
@@ -93,7 +93,7 @@ test('of objects of which one is closed none is lent, and none is kept', async (
   virtual.grow(2 << 20);
   const closed = DeviceBuffer.allocate(64);
   closed.close();
-  assert.throws(() => lent.lend([kept, virtual, kept.subarray(0, 8), closed], undefined), {
+  assert.throws(() => lent.add([kept, virtual, kept.subarray(0, 8), closed], undefined), {
     name: 'ClosedError',
   });
   assert.deepEqual([lent.size, leases.stats().leases], [0, []]);
@@ -105,7 +105,7 @@ test('of objects of which one is closed none is lent, and none is kept', async (
   // No number was used.
   using next = DeviceBuffer.allocate(64);
   assert.deepEqual(
-    lent.lend([next, next], undefined).map(({ id }) => id),
+    lent.add([next, next], undefined).map(({ id }) => id),
     [0, 1],
   );
   lent.endAll();
@@ -117,11 +117,11 @@ test('a lease is revoked once, however often that is asked for, and is kept unti
   const { lent, revoked } = lentTo();
   using buffer = DeviceBuffer.allocate(64);
   using other = DeviceBuffer.allocate(64);
-  const [first] = lent.lend([buffer.subarray(8, 16), other], undefined);
+  const [first] = lent.add([buffer.subarray(8, 16), other], undefined);
   for (let n = 0; n < 3; n++) leases.revoke(buffer);
   assert.deepEqual(revoked, [0]);
   // What is sent after it is another lease.
-  lent.lend([buffer], undefined);
+  lent.add([buffer], undefined);
   leases.revoke(buffer);
   assert.deepEqual(revoked, [0, 2]);
   assert.deepEqual(
@@ -129,8 +129,8 @@ test('a lease is revoked once, however often that is asked for, and is kept unti
     [true, false, true],
   );
   assert.throws(() => buffer.close({ leases: 'refuse' }), { message: /is in use by process 7/ });
-  if (first) lent.endOne(first);
-  assert.throws(() => lent.find(0), {
+  if (first) lent.endLease(first);
+  assert.throws(() => lent.get(0), {
     name: 'IpcError',
     message: 'lease 0 was already released, or was never sent',
   });
@@ -143,7 +143,7 @@ test('a lease that ends twice releases nothing that another has of it', () => {
   const holder = (pid: number) => ({ pid, name: `process ${pid}`, revoke() {} });
   using buffer = DeviceBuffer.allocate(64);
   const lease = Lease.of(0, buffer, holder(7), undefined);
-  const passed = lease.passedOn(holder(8));
+  const passed = lease.forwardTo(holder(8));
   let ended = 0;
   lease.onEnd = () => {
     ended += 1;
@@ -162,7 +162,7 @@ test('what is open here is not waited for, whoever has it', async () => {
   emulate();
   const { lent } = lentTo();
   using buffer = DeviceBuffer.allocate(64);
-  lent.lend([buffer], undefined);
+  lent.add([buffer], undefined);
   assert.equal(leases.stats().leases.length, 1);
   await leases.drain({ timeoutMs: 0 });
   buffer.close();

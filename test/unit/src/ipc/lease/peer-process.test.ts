@@ -36,15 +36,15 @@ test('a living process is not gone where no descriptor is left to see it by', as
   let ours: PeerProcess | undefined;
   for (const room of [0, 1])
     withRoomFor(room, () => {
-      ours = PeerProcess.child(pid);
-      assert.deepEqual([ours.isSeen, ours.isGone, ours.pid], [true, false, pid]);
-      const named = PeerProcess.known(pid, startTime);
-      assert.deepEqual([named.isSeen, named.isGone], [false, false]);
+      ours = PeerProcess.ofChild(pid);
+      assert.deepEqual([ours.isExitObservable, ours.isGone, ours.pid], [true, false, pid]);
+      const named = PeerProcess.fromIdentity(pid, startTime);
+      assert.deepEqual([named.isExitObservable, named.isGone], [false, false]);
     });
-  const blind = withoutRoom(() => PeerProcess.known(pid, startTime));
+  const blind = withoutRoom(() => PeerProcess.fromIdentity(pid, startTime));
   const forget = blind.onGone(() => assert.fail('nobody can tell'));
-  const seen = PeerProcess.known(pid, startTime);
-  assert.deepEqual([blind.isSeen, seen.isSeen], [false, true]);
+  const seen = PeerProcess.fromIdentity(pid, startTime);
+  assert.deepEqual([blind.isExitObservable, seen.isExitObservable], [false, true]);
   seen.onGone(() => {})();
   forget();
   // Of a child its parent is told.
@@ -54,9 +54,9 @@ test('a living process is not gone where no descriptor is left to see it by', as
   child.kill('SIGKILL');
   await once(child, 'exit');
   assert.equal(isTold, false);
-  ours?.hasEnded();
+  ours?.markGone();
   assert.equal(isTold, true);
-  assert.equal(PeerProcess.child(pid).isGone, true);
+  assert.equal(PeerProcess.ofChild(pid).isGone, true);
 });
 
 test('a process that has the number of an ended one is not taken for it', () => {
@@ -67,8 +67,8 @@ test('a process that has the number of an ended one is not taken for it', () => 
     [own.pid, startTime + 1, false],
     [0, startTime, false],
   ] as const) {
-    const named = PeerProcess.known(pid, started);
-    assert.deepEqual([named.isSeen, named.isGone], [isSeen, false]);
+    const named = PeerProcess.fromIdentity(pid, started);
+    assert.deepEqual([named.isExitObservable, named.isGone], [isSeen, false]);
     assert.equal(named.pid, isSeen ? pid : 0);
     named.onGone(() => {})();
   }
@@ -85,7 +85,7 @@ test('watching a process keeps this one alive no longer than it has work', () =>
 test('a shortage of descriptors is told, and anything else leaves the end of a process unseen', () => {
   const [socket, other] = socketPair();
   withRoomFor(0, () =>
-    assert.throws(() => PeerProcess.atOtherEnd(socket, process.pid), {
+    assert.throws(() => PeerProcess.ofSocket(socket, process.pid), {
       name: 'SystemError',
       code: 'EMFILE',
     }),
@@ -97,13 +97,16 @@ test('a shortage of descriptors is told, and anything else leaves the end of a p
   // The kernel refuses what it is asked for a socket that is none.
   replace((_, ...rest) => getsockopt(-1, ...rest));
   try {
-    const unseen = PeerProcess.atOtherEnd(socket, process.pid);
-    assert.deepEqual([unseen.isSeen, unseen.isGone, unseen.pid], [false, false, process.pid]);
+    const unseen = PeerProcess.ofSocket(socket, process.pid);
+    assert.deepEqual(
+      [unseen.isExitObservable, unseen.isGone, unseen.pid],
+      [false, false, process.pid],
+    );
   } finally {
     replace(getsockopt);
   }
-  const seen = PeerProcess.atOtherEnd(socket, process.pid);
-  assert.deepEqual([seen.isSeen, seen.isGone], [true, false]);
+  const seen = PeerProcess.ofSocket(socket, process.pid);
+  assert.deepEqual([seen.isExitObservable, seen.isGone], [true, false]);
   seen.onGone(() => {})();
   [socket, other].forEach(closeFd);
 });

@@ -10,15 +10,18 @@ import {
   MemoryPool,
   toDeviceSync,
 } from '../../../../../src/index.ts';
-import { type IpcDescriptor, sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { type IpcDescriptor, withChecksum } from '../../../../../src/ipc/descriptor.ts';
 import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
-import { readNews, type Tail } from '../../../../../src/ipc/wire/control-block.ts';
-import { PacketKind } from '../../../../../src/ipc/wire/frames.ts';
+import {
+  type ControlBlock,
+  readControlMessage,
+} from '../../../../../src/ipc/wire/control-block.ts';
+import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
 import { ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
-import { nextTurn } from '../../../../../src/poller.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { leasesFrom, peerPair, Stranger } from './support.ts';
@@ -28,7 +31,7 @@ async function leavingNone(use: () => Promise<void>): Promise<void> {
   const before = openDescriptors();
   await use();
   // The ends of sockets are seen in the next turns.
-  for (let turn = 0; turn < 50 && openDescriptors() > before; turn++) await nextTurn();
+  for (let turn = 0; turn < 50 && openDescriptors() > before; turn++) await nextLoopIteration();
   assert.ok(openDescriptors() <= before, `${openDescriptors()} descriptors after ${before}`);
 }
 
@@ -47,15 +50,15 @@ const objectsIn = (value: Uint8Array): number => {
 const parcel = (descriptor: IpcDescriptor, fdCount = 0): Buffer => {
   const bytes = writeDescriptor(descriptor);
   parcels.add(Buffer.from(bytes).toString('latin1'));
-  return Buffer.concat([Buffer.from([Tag.parcel, fdCount, ...length(bytes.byteLength)]), bytes]);
+  return Buffer.concat([Buffer.from([Tag.gpuObject, fdCount, ...length(bytes.byteLength)]), bytes]);
 };
 const list = (...parts: readonly Uint8Array[]): Buffer =>
   Buffer.concat([Buffer.of(Tag.array, parts.length), ...parts]);
 
-function tailOf(question: Uint8Array, fdCount: number): Tail {
+function tailOf(question: Uint8Array, fdCount: number): ControlBlock {
   const scan = new ValueScan(question, new Map());
   assert.ok(scan.step());
-  return scan.end(fdCount).tail;
+  return scan.end(fdCount).control;
 }
 
 /** One whose answers are made here. */
@@ -76,22 +79,22 @@ class Answerer extends Stranger {
     const leases = objects > 0 ? leasesFrom(this.#leases, objects) : [];
     this.#leases += objects;
     const body = Buffer.concat([value, Buffer.from(leases)]);
-    this.send(body, { kind: PacketKind.answer, sequence: this.#sequence }, fds);
+    this.send(body, { kind: FrameKind.answer, sequence: this.#sequence }, fds);
     this.#sequence += 1;
   }
 
   /** The leases that were returned so far. */
   async returned(): Promise<readonly number[]> {
-    await nextTurn();
+    await nextLoopIteration();
     for (let message = this.receive(); typeof message === 'object'; message = this.receive()) {
       message.fds.forEach(closeFd);
       const bytes = message.data.subarray(HEADER_BYTE_LENGTH);
-      const isNews = message.data[3] === PacketKind.news;
+      const isNews = message.data[3] === FrameKind.news;
       // Questions say as well what was returned before.
-      const { returned } = isNews
-        ? readNews(bytes, message.fds.length)
+      const { released } = isNews
+        ? readControlMessage(bytes, message.fds.length)
         : tailOf(bytes, message.fds.length);
-      this.#returned.push(...returned.filter(({ isOver }) => isOver).map(({ lease }) => lease));
+      this.#returned.push(...released.filter(({ isFinal }) => isFinal).map(({ lease }) => lease));
     }
     return this.#returned;
   }
@@ -109,7 +112,7 @@ test('an answer with another object rejects that open alone: nothing is opened, 
   const asked = getIpcHandle(buffer);
   using handle = getIpcHandle(array);
   const ofArray = { ...handle.toJSON() };
-  const seal = (fields: object): IpcDescriptor => sealDescriptor(fields as never);
+  const seal = (fields: object): IpcDescriptor => withChecksum(fields as never);
   const { layout: _, ...bytesOfArray } = ofArray;
   const cases: readonly (readonly [
     what: string,
@@ -239,7 +242,7 @@ test('what comes for an open that was given up is closed, and its lease returned
 test('an open of a descriptor of another process than the one asked is refused at once', async () => {
   using buffer = DeviceBuffer.allocate(64);
   using answerer = new Answerer();
-  const other = sealDescriptor({ ...getIpcHandle(buffer), pid: process.pid + 1 });
+  const other = withChecksum({ ...getIpcHandle(buffer), pid: process.pid + 1 });
   await assert.rejects(answerer.peer.open(other, { timeoutMs: 10_000 }), {
     name: 'IpcError',
     message: `the descriptor is of process ${process.pid + 1}, which process ${process.pid} is not`,
@@ -281,7 +284,7 @@ test('what has the same handle as what is asked about, and is another one, is no
   const { bufferId } = asked as { readonly bufferId?: number };
   assert.ok(bufferId !== undefined);
   // As of memory that was freed, whose handle the driver gave to this.
-  const earlier = sealDescriptor({ ...asked, bufferId: bufferId + 2 ** 20 } as never);
+  const earlier = withChecksum({ ...asked, bufferId: bufferId + 2 ** 20 } as never);
   await assert.rejects(pair.a.open(earlier, { timeoutMs: 10_000 }), {
     name: 'IpcError',
     code: 'exporter-gone',

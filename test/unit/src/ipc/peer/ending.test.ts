@@ -13,19 +13,19 @@ import {
 } from '../../../../../src/index.ts';
 import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
-import { Adopting } from '../../../../../src/ipc/lease/forward.ts';
+import { ForwardRequester } from '../../../../../src/ipc/lease/forward.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
-import { News } from '../../../../../src/ipc/peer/control.ts';
+import { ControlSender } from '../../../../../src/ipc/peer/control.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
-import { Session } from '../../../../../src/ipc/peer/peer-state.ts';
-import { Delivery } from '../../../../../src/ipc/peer/receive.ts';
-import { PointPage } from '../../../../../src/ipc/timeline/page.ts';
-import { emptyTail } from '../../../../../src/ipc/wire/control-block.ts';
-import type { Wire } from '../../../../../src/ipc/wire/framed-socket.ts';
-import { PacketKind, readHeader } from '../../../../../src/ipc/wire/frames.ts';
-import { HEADER_BYTE_LENGTH, MAX_WAITING_VALUES } from '../../../../../src/ipc/wire/limits.ts';
+import { PeerState } from '../../../../../src/ipc/peer/peer-state.ts';
+import { ValueReceiver } from '../../../../../src/ipc/peer/receive.ts';
+import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
+import { emptyControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
+import type { FramedSocket } from '../../../../../src/ipc/wire/framed-socket.ts';
+import { FrameKind, readHeader } from '../../../../../src/ipc/wire/frames.ts';
+import { HEADER_BYTE_LENGTH, MAX_QUEUED_VALUES } from '../../../../../src/ipc/wire/limits.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
-import { nextTurn } from '../../../../../src/poller.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
@@ -51,7 +51,7 @@ interface Pending {
 /** Control messages: that an end is closed, and that it has nothing of the other end's. */
 const CLOSING = 5;
 const DONE = 10;
-const news = { kind: PacketKind.news } as const;
+const news = { kind: FrameKind.news } as const;
 
 const buffers = (count: number): DeviceBuffer[] =>
   Array.from({ length: count }, () => DeviceBuffer.allocate(64));
@@ -61,7 +61,7 @@ const ignore = (): void => {};
 async function fill(peer: Peer): Promise<Promise<void>[]> {
   const sends = Array.from({ length: 600 }, () => peer.send('x'.repeat(2000)));
   for (const send of sends) send.catch(ignore);
-  await nextTurn();
+  await nextLoopIteration();
   return sends;
 }
 /** All that has come to a bare socket: the kind of each packet, and its bytes. */
@@ -90,9 +90,9 @@ describe('Peer.close', () => {
 
   test('gives back what comes after its queue was full', deadline, async () => {
     using pair = peerPair();
-    const sent = buffers(3 * MAX_WAITING_VALUES);
+    const sent = buffers(3 * MAX_QUEUED_VALUES);
     const sends = sent.map((buffer) => pair.a.send(buffer));
-    for (let turn = 0; turn < 50; turn++) await nextTurn();
+    for (let turn = 0; turn < 50; turn++) await nextLoopIteration();
     pair.b.close();
     await Promise.allSettled(sends);
     for (const buffer of sent) buffer.close();
@@ -139,7 +139,7 @@ describe('Peer.close', () => {
     const bytes = writeDescriptor(getIpcHandle(buffer));
     assert.ok(bytes.byteLength >= 128);
     const length = [(bytes.byteLength & 127) | 128, bytes.byteLength >> 7];
-    other.send(Uint8Array.of(Tag.parcel, 0, ...length, ...bytes, ...leasesFrom(3, 1)));
+    other.send(Uint8Array.of(Tag.gpuObject, 0, ...length, ...bytes, ...leasesFrom(3, 1)));
     const received = (await other.peer.receive()) as DeviceBuffer;
     void (await fill(other.peer));
     received.close();
@@ -154,9 +154,9 @@ describe('Peer.close', () => {
       for (const { kind, body } of packets(other)) {
         idle = 0;
         // The page of counters may go before the first points.
-        if (kind === PacketKind.news && body[0] !== 1) told.push(body);
+        if (kind === FrameKind.news && body[0] !== 1) told.push(body);
       }
-      await nextTurn();
+      await nextLoopIteration();
     }
     const three = new Uint8Array(new Float64Array([3]).buffer);
     assert.deepEqual(told, [[3, 1, ...three, 1, 0, 4, 1, ...new Uint8Array(8)], [CLOSING]]);
@@ -192,11 +192,11 @@ describe('Peer.close', () => {
         idle = 0;
         kinds.add(kind);
         // What went out before is the values' own.
-        if (kind === PacketKind.news) last = [...last, ...body];
+        if (kind === FrameKind.news) last = [...last, ...body];
       }
-      await nextTurn();
+      await nextLoopIteration();
     }
-    assert.deepEqual(kinds, new Set([PacketKind.value, PacketKind.news]));
+    assert.deepEqual(kinds, new Set([FrameKind.value, FrameKind.news]));
     assert.deepEqual(last, [CLOSING, DONE]);
     assert.equal(other.receive(), 'end');
   });
@@ -213,7 +213,7 @@ describe('Peer.close', () => {
       assert.equal(other.receive(), undefined);
       // Lease 0 is closed, and its work may go on: that is not the end of it.
       other.send(Uint8Array.of(3, 1, ...new Uint8Array(8), 0, 0), news);
-      for (let turn = 0; turn < 10; turn++) await nextTurn();
+      for (let turn = 0; turn < 10; turn++) await nextLoopIteration();
       assert.equal(leases.stats().leases.length, 1);
       // Now it is released, with no points.
       other.send(Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 0), { ...news, sequence: 1 });
@@ -233,20 +233,20 @@ describe('Peer.close', () => {
     const late = createMemfd('late', 0);
     const place = new Uint8Array(8);
     // An object with a descriptor of its own, and a link to its maker.
-    const value = [Tag.parcel, 1, 1, Tag.null, 7, 1, ...place, ...leasesFrom(3, 1)];
+    const value = [Tag.gpuObject, 1, 1, Tag.null, 7, 1, ...place, ...leasesFrom(3, 1)];
     other.send(Uint8Array.from(value), {}, [late, late]);
     closeFd(late);
     other.send(Uint8Array.of(Tag.null), { sequence: 1 });
     let told: ReturnType<typeof packets> = [];
     while (told.length === 0) {
-      await nextTurn();
+      await nextLoopIteration();
       told = packets(other);
     }
     const three = new Uint8Array(new Float64Array([3]).buffer);
     assert.deepEqual(told, [{ ...news, body: [3, 1, ...three, 1, 0] }]);
     await descriptorsReturnTo(held);
     other.send(Uint8Array.of(3, 1, ...place, 1, 0), { ...news, sequence: 2 });
-    while (leases.stats().leases.length > 0) await nextTurn();
+    while (leases.stats().leases.length > 0) await nextLoopIteration();
     assert.deepEqual(packets(other), [{ ...news, body: [DONE] }]);
   });
 
@@ -263,12 +263,12 @@ describe('Peer.close', () => {
 
 test('a close gives up an answer that the host waits with', deadline, async (t) => {
   // No stream can wait for the other end's work: the host has to.
-  t.mock.getter(PointPage.prototype, 'isFixed', () => false);
+  t.mock.getter(TimelinePage.prototype, 'isMemoryFixed', () => false);
   using stream = Stream.create();
   using latch = new Latch();
   using pair = peerPair();
   latch.hold(stream);
-  const asked = t.mock.method(Delivery.prototype, 'give');
+  const asked = t.mock.method(ValueReceiver.prototype, 'deliver');
   const opening = pair.a.open(getIpcHandle(block));
   opening.catch(ignore);
   await until(() => asked.mock.callCount() > 0);
@@ -304,27 +304,27 @@ describe('what is closed and cannot be told', () => {
 
   test('is asked to be kept again, and no link stays here once it went out', deadline, () => {
     const [link, ours] = socketPair();
-    const adopting = new Adopting(ignore);
-    adopting.ask(7, 1, 2, link, ours).answered.catch(ignore);
+    const forwardRequester = new ForwardRequester(ignore);
+    forwardRequester.request(7, 1, 2, link, ours).acknowledged.catch(ignore);
     let isOut = true;
     const posted: (readonly number[])[] = [];
     const session = {
-      adopting,
-      ordering: { sharePage: ignore },
-      takeNews: () => emptyTail,
-    } as unknown as Session;
+      forwardRequester,
+      timeline: { sharePage: ignore },
+      takeControl: () => emptyControlBlock,
+    } as unknown as PeerState;
     const wire = {
       // As where no descriptor is left to keep those that wait.
       post(_kind: number, _bytes: Buffer, fds: readonly number[]) {
         if (isOut) throw new IpcError('no descriptor is left');
         posted.push([...fds]);
       },
-    } as unknown as Wire;
-    const tell = new News(session, wire);
-    assert.equal(tell.post(), false);
-    assert.equal(adopting.isNeeded(7), true);
+    } as unknown as FramedSocket;
+    const tell = new ControlSender(session, wire);
+    assert.equal(tell.sendPending(), false);
+    assert.equal(adopting.hasUnsent(7), true);
     isOut = false;
-    assert.equal(tell.post(), true);
+    assert.equal(tell.sendPending(), true);
     assert.deepEqual(posted, [[link]]);
     assert.equal(isOpenFd(link), false);
     closeFd(ours);
@@ -340,16 +340,16 @@ describe('what is closed and cannot be told', () => {
       received.push((await pair.b.receive()) as DeviceBuffer);
     }
     let isOut = true;
-    const post = News.prototype.post;
+    const post = ControlSender.prototype.sendPending;
     // As where no descriptor is left.
-    t.mock.method(News.prototype, 'post', function (this: News) {
+    t.mock.method(ControlSender.prototype, 'sendPending', function (this: ControlSender) {
       return isOut ? false : post.call(this);
     });
     const timers = t.mock.method(globalThis, 'setTimeout');
     for (const buffer of received) {
       buffer.close();
-      await nextTurn();
-      await nextTurn();
+      await nextLoopIteration();
+      await nextLoopIteration();
     }
     const retries = timers.mock.calls.filter(({ arguments: [, ms] }) => ms === 5);
     const ran = new Set(retries.map(({ result }) => result as NodeJS.Timeout & Pending));
@@ -395,7 +395,7 @@ describe('the other end', () => {
     const peer = new Peer(
       near,
       { pid: 0, uid: 0 },
-      { process: PeerProcess.child(0), orphanGraceMs: 12_345 },
+      { process: PeerProcess.ofChild(0), orphanGraceMs: 12_345 },
     );
     using buffer = DeviceBuffer.allocate(64);
     await peer.send(buffer);
@@ -417,7 +417,7 @@ describe('the other end', () => {
     using buffer = DeviceBuffer.allocate(64);
     await other.peer.send(buffer);
     // No stream can wait for its work: the host has to.
-    t.mock.getter(PointPage.prototype, 'isFixed', () => false);
+    t.mock.getter(TimelinePage.prototype, 'isMemoryFixed', () => false);
     const page = createSealedMemfd('points', 4096);
     other.send(Uint8Array.of(1), { ...news, sequence: 0 }, [page]);
     closeFd(page);
@@ -425,7 +425,7 @@ describe('the other end', () => {
     // Lease 0 is released behind point 5 of word 0, which is not reached.
     const released = Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 1, 0, ...five);
     other.send(released, { ...news, sequence: 1 });
-    for (let turn = 0; turn < 10; turn++) await nextTurn();
+    for (let turn = 0; turn < 10; turn++) await nextLoopIteration();
     other.peer.connection.fail(new IpcError('nothing can be sent'));
     other.peer.close();
     // Longer than any poll sleeps.
@@ -441,7 +441,7 @@ describe('the other end', () => {
     using buffer = DeviceBuffer.allocate(64);
     await other.peer.send(buffer);
     // No stream can wait for its work: the host has to.
-    t.mock.getter(PointPage.prototype, 'isFixed', () => false);
+    t.mock.getter(TimelinePage.prototype, 'isMemoryFixed', () => false);
     const fd = createSealedMemfd('points', 4096);
     const page = mapShared(fd, 4096);
     other.send(Uint8Array.of(1), { ...news, sequence: 0 }, [fd]);
@@ -454,7 +454,7 @@ describe('the other end', () => {
     const receiving = other.peer.receive().then((value) => {
       received = value;
     });
-    for (let turn = 0; turn < 20; turn++) await nextTurn();
+    for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
     assert.equal(received, undefined);
     new BigUint64Array(page.view()).fill(5n);
     await receiving;
@@ -473,11 +473,11 @@ describe('the other end', () => {
         return ignore;
       },
     } as unknown as PeerProcess;
-    const session = new Session(process, 'the other end', 0);
+    const session = new PeerState(process, 'the other end', 0);
     end();
     const link = createMemfd('link', 0);
-    const adopt = [{ lease: 0, pid: 1, startTime: 1 }];
-    assert.deepEqual(session.hear({ ...emptyTail, adopt }, [link]), []);
+    const forwardRequests = [{ lease: 0, pid: 1, startTime: 1 }];
+    assert.deepEqual(session.applyControl({ ...emptyControlBlock, forwardRequests }, [link]), []);
     session.end();
   });
 
@@ -529,7 +529,7 @@ describe('the error of a call', () => {
   );
 
   test('PeerGoneError is no ClosedError', () => {
-    const error = new PeerGoneError('gone', { pid: 1, unreached: 0, exitCode: 3 });
+    const error = new PeerGoneError('gone', { pid: 1, abandonedWaits: 0, exitCode: 3 });
     assert.equal(error instanceof ClosedError, false);
     assert.deepEqual([error.pid, error.exitCode, error.signal], [1, 3, undefined]);
   });

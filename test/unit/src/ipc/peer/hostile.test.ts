@@ -10,23 +10,23 @@ import { sendMessage } from '../../../../../ffi/linux/message.ts';
 import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
-import { sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor.ts';
 import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { encodeValue } from '../../../../../src/ipc/peer/value-encoder.ts';
-import { emptySession } from '../../../../../src/ipc/sharing/marshal.ts';
+import { emptySharingSession } from '../../../../../src/ipc/sharing/marshal.ts';
 import { ByteReader, ByteWriter } from '../../../../../src/ipc/wire/bytes.ts';
-import { readTail, writeTail } from '../../../../../src/ipc/wire/control-block.ts';
+import { readControlBlock, writeControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
-  MAX_TAIL_BYTE_LENGTH,
+  MAX_CONTROL_BYTE_LENGTH,
+  MAX_QUEUED_VALUES,
   MAX_UNSENT_VALUES,
   MAX_VALUE_BYTE_LENGTH,
-  MAX_WAITING_VALUES,
 } from '../../../../../src/ipc/wire/limits.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
-import { nextTurn } from '../../../../../src/poller.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { limitRoom, rawSend } from '../../../ffi/fixtures/descriptors.ts';
@@ -46,10 +46,10 @@ const closedError = (message: RegExp) => ({ name: 'ClosedError', message });
 const half = Uint8Array.of(...new Array<number>(FRAGMENT_BYTE_LENGTH).fill(0));
 const size = FRAGMENT_BYTE_LENGTH + 10;
 const news = { kind: 2 } as const;
-const nothing = readTail(new ByteReader(new Uint8Array(0)));
+const nothing = readControlBlock(new ByteReader(new Uint8Array(0)));
 const float64 = (value: number): Buffer => Buffer.from(new Float64Array([value]).buffer);
 /** An object that no process has. */
-const parcel = [Tag.parcel, 0, 1, Tag.null] as const;
+const parcel = [Tag.gpuObject, 0, 1, Tag.null] as const;
 function sendWithLink(other: Stranger, body: readonly number[], header = {}): void {
   const fd = createMemfd('link', 0);
   other.send(Uint8Array.from(body), header, [fd]);
@@ -81,7 +81,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   ],
   'a value that is too large': [
     /it may have/,
-    (o) => o.send(half, { byteLength: MAX_VALUE_BYTE_LENGTH + MAX_TAIL_BYTE_LENGTH + 1 }),
+    (o) => o.send(half, { byteLength: MAX_VALUE_BYTE_LENGTH + MAX_CONTROL_BYTE_LENGTH + 1 }),
   ],
   'tiny parts': [/too few or too many/, (o) => o.send(one, { byteLength: 1 << 20 })],
   'more than was said': [/too few or too many/, (o) => o.send(one, { byteLength: 3 })],
@@ -132,9 +132,9 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
     /one message has more than 2048 points/,
     (o) => {
       const points = Array.from({ length: 512 }, (_, slot) => ({ slot, count: 1 }));
-      const returned = [0, 1, 2, 3, 4].map((lease) => ({ lease, isOver: false, points }));
+      const released = [0, 1, 2, 3, 4].map((lease) => ({ lease, isFinal: false, points }));
       ByteWriter.use((writer) => {
-        writeTail(writer, { ...nothing, returned });
+        writeControlBlock(writer, { ...nothing, released });
         o.send(writer.written.subarray(HEADER_BYTE_LENGTH), news);
       });
     },
@@ -211,7 +211,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   'a question with an object and its descriptor': [
     /came with GPU objects/,
     (o) =>
-      sendWithLink(o, [Tag.array, 2, ...one, Tag.parcel, 1, 1, Tag.null, ...leasesFrom(0, 1)], {
+      sendWithLink(o, [Tag.array, 2, ...one, Tag.gpuObject, 1, 1, Tag.null, ...leasesFrom(0, 1)], {
         kind: 3,
       }),
   ],
@@ -253,23 +253,23 @@ for (const [what, [message, send]] of Object.entries(broken)) {
 test('each thing is said once, and in its order, beside a value or by itself', () => {
   const point = { slot: 0, count: 1 };
   const all = {
-    hasPage: true,
+    hasTimelinePage: true,
     points: [point],
-    returned: [{ lease: 0, isOver: true, points: [point] }],
+    released: [{ lease: 0, isFinal: true, points: [point] }],
     revoked: [1],
     isClosing: true,
-    adopt: [{ lease: 2, pid: 3, startTime: 4 }],
-    kept: [0],
-    forgotten: ['ab'.repeat(16)],
+    forwardRequests: [{ lease: 2, pid: 3, startTime: 4 }],
+    linkedObjects: [0],
+    closedPools: ['ab'.repeat(16)],
     leases: { first: 5, count: 6 },
     isDone: true,
   };
   const bytesOf = (fields: object): Buffer =>
     ByteWriter.use((writer) => {
-      writeTail(writer, { ...nothing, ...fields });
+      writeControlBlock(writer, { ...nothing, ...fields });
       return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
     });
-  const read = (...parts: Buffer[]) => readTail(new ByteReader(Buffer.concat(parts)));
+  const read = (...parts: Buffer[]) => readControlBlock(new ByteReader(Buffer.concat(parts)));
   const parts = Object.entries(all).map(([name, value]) => bytesOf({ [name]: value }));
   assert.deepEqual(read(...parts), { ...nothing, ...all });
   assert.deepEqual(read(bytesOf(all)), { ...nothing, ...all });
@@ -282,7 +282,7 @@ test('values before a broken one are received before the error', async () => {
   using other = new Stranger();
   other.send(one);
   other.send(Uint8Array.of(200), { sequence: 1 });
-  await nextTurn();
+  await nextLoopIteration();
   assert.equal(await other.peer.receive(), 1);
   await assert.rejects(other.peer.receive(), ipcError(/begins no part/));
 });
@@ -316,7 +316,16 @@ test('an object that cannot be opened fails its value alone, and the next is rec
   using other = new Stranger();
   const fd = createMemfd('lost', 0);
   // The third is its link.
-  const lost = Uint8Array.of(Tag.parcel, 2, 1, Tag.null, 7, 1, ...float64(0), ...leasesFrom(0, 1));
+  const lost = Uint8Array.of(
+    Tag.gpuObject,
+    2,
+    1,
+    Tag.null,
+    7,
+    1,
+    ...float64(0),
+    ...leasesFrom(0, 1),
+  );
   other.send(lost, {}, [fd, fd, fd]);
   other.send(one, { sequence: 1 });
   closeFd(fd);
@@ -329,7 +338,7 @@ test('what was opened of a value that nobody gets is closed, and its lease given
   const bytes = Buffer.from(writeDescriptor(getIpcHandle(buffer)));
   before = openDescriptors();
   const open = [
-    Tag.parcel,
+    Tag.gpuObject,
     0,
     (bytes.byteLength & 127) | 128,
     bytes.byteLength >> 7,
@@ -348,12 +357,12 @@ test('what was opened of a value that nobody gets is closed, and its lease given
     await assert.rejects(other.peer.receive(), ipcError(message));
     const told: number[] = [];
     for (let turn = 0; turn < 20; turn++) {
-      await nextTurn();
+      await nextLoopIteration();
       const message = other.receive();
       if (typeof message !== 'object') continue;
       message.fds.forEach(closeFd);
-      const tail = readTail(new ByteReader(message.data.subarray(HEADER_BYTE_LENGTH)));
-      told.push(...tail.returned.flatMap(({ lease, isOver }) => (isOver ? [lease] : [])));
+      const tail = readControlBlock(new ByteReader(message.data.subarray(HEADER_BYTE_LENGTH)));
+      told.push(...tail.released.flatMap(({ lease, isFinal }) => (isFinal ? [lease] : [])));
     }
     assert.deepEqual(
       told.sort(),
@@ -392,7 +401,7 @@ test('one that asks without end and never reads the answers is disconnected, wit
   const question = Uint8Array.of(Tag.array, 2, ...one, Tag.null);
   for (let sequence = 0; end === undefined && sequence < 10 * MAX_UNSENT_VALUES; sequence++) {
     other.send(question, { kind: 3, sequence });
-    await nextTurn();
+    await nextLoopIteration();
   }
   assert.match(String(end), /^IpcError: .* wait to be sent already/);
 });
@@ -405,9 +414,9 @@ test('one that floods is held up where nobody takes it, and the kernel keeps the
       count += 1;
       idle = 0;
     }
-    await nextTurn();
+    await nextLoopIteration();
   }
-  assert.ok(count > MAX_WAITING_VALUES, `${count}`);
+  assert.ok(count > MAX_QUEUED_VALUES, `${count}`);
   assert.equal(other.peer.closed, false);
   for (let n = 0; n < count; n++) assert.equal(await other.peer.receive(), 1);
 });
@@ -427,7 +436,7 @@ test('whatever bytes come, the process lives and the error is an IpcError', asyn
 });
 
 test('a changed message is refused or is a plain value, and its descriptors are closed', async () => {
-  const { kind, ...fields } = sealDescriptor<'event'>({
+  const { kind, ...fields } = withChecksum<'event'>({
     kind: 'event',
     handle: Buffer.alloc(64, 7).toString('base64'),
     device: Device.get().uuid,
@@ -438,7 +447,7 @@ test('a changed message is refused or is a plain value, and its descriptors are 
   });
   const plain = (value: unknown): Buffer =>
     ByteWriter.use((writer) => {
-      encodeValue(writer, value, emptySession(), () => {});
+      encodeValue(writer, value, emptySharingSession(), () => {});
       return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
     });
   const descriptor = plain({ kind, ...fields });
@@ -447,7 +456,7 @@ test('a changed message is refused or is a plain value, and its descriptors are 
     Buffer.of(
       Tag.array,
       3,
-      Tag.parcel,
+      Tag.gpuObject,
       1,
       (descriptor.byteLength & 127) | 128,
       descriptor.byteLength >> 7,
@@ -482,7 +491,7 @@ test('what comes unasked is closed without waiting, however long its close takes
   other.send(Uint8Array.of(Tag.null), {}, [fd]);
   closeFd(fd);
   await assert.rejects(other.peer.receive(), ipcError(/1 file descriptors came with a value/));
-  for (let turn = 0; turn < 100 && countDiscarded() === 0; turn++) await nextTurn();
+  for (let turn = 0; turn < 100 && countDiscarded() === 0; turn++) await nextLoopIteration();
   assert.equal(countDiscarded(), 1);
   await release();
 });
@@ -502,9 +511,9 @@ test('what is given back behind too many waits is kept until the host has seen t
     // Of 512 counters eight times each, and with the last it is given back.
     for (let count = 1; count <= 8; count++) {
       const points = Array.from({ length: 512 }, (_, slot) => ({ slot, count }));
-      const returned = [{ lease: 0, isOver: count === 8, points }];
+      const released = [{ lease: 0, isFinal: count === 8, points }];
       ByteWriter.use((writer) => {
-        writeTail(writer, { ...nothing, returned });
+        writeControlBlock(writer, { ...nothing, released });
         const body = writer.written.subarray(HEADER_BYTE_LENGTH);
         other.send(body, { ...news, sequence: count });
       });
@@ -514,7 +523,7 @@ test('what is given back behind too many waits is kept until the host has seen t
     assert.ok(waits.length <= 320, `${waits.length} waits`);
     assert.equal(isLent(), true);
     new BigUint64Array(page.view()).fill(8n);
-    for (let turn = 0; turn < 1000 && isLent(); turn++) await nextTurn();
+    for (let turn = 0; turn < 1000 && isLent(); turn++) await nextLoopIteration();
     assert.equal(isLent(), false);
     page.unmap();
   }
@@ -544,7 +553,7 @@ test('whatever news come, the process lives, and what is lent stays until it is 
     trials(50, 10_000),
   );
   // The ends of the last sockets are told in the next turns.
-  for (let turn = 0; turn < 20; turn++) await nextTurn();
+  for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
   // What nobody gave back is kept for as long as the process lives, which is this one.
   assert.ok(openDescriptors() - before <= 1, `${openDescriptors()} after ${before}`);
   before = openDescriptors();
@@ -560,7 +569,7 @@ test('one that breaks the protocol keeps what it was lent for as long as it live
   assert.equal(await other.peer.receive(), 1);
   await assert.rejects(other.peer.receive(), { name: 'IpcError' });
   assert.ok((await other.peer.ended) instanceof IpcError);
-  for (let turn = 0; turn < 20; turn++) await nextTurn();
+  for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
   assert.equal(leases.stats().leases.length, lent + 1);
   // The process that lives is this one, of which a descriptor is kept for that.
   assert.ok(openDescriptors() - before <= 3, `${openDescriptors()} after ${before}`);
@@ -568,14 +577,14 @@ test('one that breaks the protocol keeps what it was lent for as long as it live
 
 test('a connection that was full hears again, though no descriptor was left when it had room', async () => {
   using other = new Stranger();
-  const count = MAX_WAITING_VALUES + 6;
+  const count = MAX_QUEUED_VALUES + 6;
   for (let sequence = 0; sequence < count; sequence++) other.send(one, { sequence });
-  for (let turn = 0; turn < 20; turn++) await nextTurn();
+  for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
   {
     using _ = limitRoom(0);
-    for (let n = 0; n < MAX_WAITING_VALUES; n++) assert.equal(await other.peer.receive(), 1);
+    for (let n = 0; n < MAX_QUEUED_VALUES; n++) assert.equal(await other.peer.receive(), 1);
   }
-  for (let n = MAX_WAITING_VALUES; n < count; n++) assert.equal(await other.peer.receive(), 1);
+  for (let n = MAX_QUEUED_VALUES; n < count; n++) assert.equal(await other.peer.receive(), 1);
   const receiving = other.peer.receive();
   other.send(one, { sequence: count });
   assert.equal(await receiving, 1);
@@ -588,13 +597,13 @@ test('what waits goes out when the other end reads, though no descriptor is left
   const all = Promise.all(sends).then(() => {
     isSent = true;
   });
-  await nextTurn();
+  await nextLoopIteration();
   assert.equal(isSent, false);
   {
     using _ = limitRoom(0);
     while (!isSent) {
       while (other.receive() !== undefined);
-      await nextTurn();
+      await nextLoopIteration();
     }
   }
   await all;

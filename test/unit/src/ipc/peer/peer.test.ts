@@ -12,15 +12,15 @@ import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { spawnPeer } from '../../../../../src/ipc/index.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
-import { PacketKind } from '../../../../../src/ipc/wire/frames.ts';
+import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
+  MAX_QUEUED_VALUES,
   MAX_UNSENT_VALUES,
-  MAX_WAITING_VALUES,
 } from '../../../../../src/ipc/wire/limits.ts';
-import { Outbox } from '../../../../../src/ipc/wire/send-queue.ts';
-import { nextTurn } from '../../../../../src/poller.ts';
+import { SendQueue } from '../../../../../src/ipc/wire/send-queue.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { runProgram } from '../../emulate.ts';
 import { peerPair } from './support.ts';
@@ -80,7 +80,7 @@ test('what was sent before the end is received before the end is told', async ()
   using pair = peerPair();
   for (let i = 0; i < 3; i++) await pair.a.send(i);
   pair.a.close();
-  await nextTurn();
+  await nextLoopIteration();
   assert.equal(pair.b.closed, false);
   const received: unknown[] = [];
   for await (const value of pair.b) received.push(value);
@@ -98,10 +98,10 @@ test('nothing whose send had resolved is lost when the sender closes', async () 
   const sends = Array.from({ length: 500 }, (_, i) =>
     pair.a.send({ i, pad: new Uint8Array(5000) }).then(() => (sent += 1)),
   );
-  for (let turns = 0; turns < 50; turns++) await nextTurn();
+  for (let turns = 0; turns < 50; turns++) await nextLoopIteration();
   pair.a.close();
   await Promise.allSettled(sends);
-  assert.ok(sent > MAX_WAITING_VALUES && sent < 500, `${sent}`);
+  assert.ok(sent > MAX_QUEUED_VALUES && sent < 500, `${sent}`);
   let received = 0;
   for await (const value of pair.b) assert.equal((value as { i: number }).i, received++);
   assert.equal(received, sent);
@@ -144,9 +144,9 @@ test('a slow reader holds the sender up, and neither keeps more than it may', as
   // As long as anything moves; the kernel keeps some.
   for (let last = -1; last !== sent; ) {
     last = sent;
-    for (let turns = 0; turns < 20; turns++) await nextTurn();
+    for (let turns = 0; turns < 20; turns++) await nextLoopIteration();
   }
-  assert.ok(sent >= MAX_WAITING_VALUES && sent < 2000, `${sent}`);
+  assert.ok(sent >= MAX_QUEUED_VALUES && sent < 2000, `${sent}`);
   for (let i = 0; i < 2000; i++) assert.equal(await pair.b.receive(), i);
   await sending;
 });
@@ -193,17 +193,17 @@ test('waits are given up by signal and by time, and what comes later is for the 
 
 test('descriptors of what waits to be sent stay open, whatever their owner does', async () => {
   const [near, far] = socketPair();
-  const outbox = new Outbox();
+  const outbox = new SendQueue();
   const packet = (byteLength: number): Buffer => Buffer.alloc(HEADER_BYTE_LENGTH + byteLength, 1);
   const waiting: Promise<void>[] = [];
   while (waiting.length === 0) {
-    const sending = outbox.post(near, PacketKind.value, packet(50_000), []);
+    const sending = outbox.post(near, FrameKind.value, packet(50_000), []);
     if (sending) waiting.push(sending);
   }
   const fd = createMemfd('sent', 0);
   const { ino } = fstatSync(fd);
   for (let n = 0; n < 2; n++)
-    waiting.push(outbox.post(near, PacketKind.value, packet(1), [fd, fd]) as Promise<void>);
+    waiting.push(outbox.post(near, FrameKind.value, packet(1), [fd, fd]) as Promise<void>);
   closeFd(fd);
   const arrived: number[] = [];
   while (arrived.length < 2) {
@@ -226,12 +226,12 @@ test('descriptors of what waits to be sent stay open, whatever their owner does'
 
 test('whatever never goes out gives up what it was to lend: values, questions and answers', async () => {
   const [near, far] = socketPair();
-  const outbox = new Outbox();
+  const outbox = new SendQueue();
   const packet = Buffer.alloc(HEADER_BYTE_LENGTH + 50_000, 1);
-  while (!outbox.post(near, PacketKind.news, packet, [])?.catch(() => {}));
+  while (!outbox.post(near, FrameKind.news, packet, [])?.catch(() => {}));
   const dropped: string[] = [];
   for (const kind of ['value', 'question', 'answer'] as const)
-    outbox.post(near, PacketKind[kind], packet, [], () => dropped.push(kind))?.catch(() => {});
+    outbox.post(near, FrameKind[kind], packet, [], () => dropped.push(kind))?.catch(() => {});
   outbox.rejectAll(new Error('over'));
   // The newest first: each puts back what it was to tell before what is told after it.
   assert.deepEqual(dropped, ['answer', 'question', 'value']);
@@ -257,7 +257,7 @@ test('a peer that cannot be made leaves nothing open', (t) => {
   const startTime = processStartTime('self') as number;
   {
     // Its process cannot be watched.
-    const watched = PeerProcess.known(process.pid, startTime);
+    const watched = PeerProcess.fromIdentity(process.pid, startTime);
     const { onGone } = watched;
     t.mock.method(watched, 'onGone', (gone: () => void) => {
       onGone.call(watched, gone)();
@@ -270,7 +270,7 @@ test('a peer that cannot be made leaves nothing open', (t) => {
     assert.equal(openDescriptors(), before);
   }
   // Its socket cannot be: it is a file.
-  const watched = PeerProcess.known(process.pid, startTime);
+  const watched = PeerProcess.fromIdentity(process.pid, startTime);
   const file = createSealedMemfd('no socket', 4096);
   assert.throws(() => new Peer(file, own, { process: watched }), /./);
   assert.equal(openDescriptors(), before);

@@ -2,13 +2,13 @@ import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { CudaEvent, VirtualMemory } from '../../../../../src/index.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
-import { Inbox } from '../../../../../src/ipc/peer/receive-queue.ts';
+import { ReceiveQueue } from '../../../../../src/ipc/peer/receive-queue.ts';
 import {
-  MAX_WAITING_BYTE_LENGTH,
-  MAX_WAITING_FDS,
-  MAX_WAITING_VALUES,
+  MAX_QUEUED_BYTE_LENGTH,
+  MAX_QUEUED_FDS,
+  MAX_QUEUED_VALUES,
 } from '../../../../../src/ipc/wire/limits.ts';
-import { nextTurn } from '../../../../../src/poller.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair } from './support.ts';
 
@@ -20,21 +20,21 @@ const arrival = {
 
 describe('Inbox', () => {
   const limits = {
-    values: { count: MAX_WAITING_VALUES, size: { byteLength: 1, fdCount: 0 } },
-    bytes: { count: 4, size: { byteLength: MAX_WAITING_BYTE_LENGTH / 4, fdCount: 0 } },
-    'file descriptors': { count: 4, size: { byteLength: 1, fdCount: MAX_WAITING_FDS / 4 } },
+    values: { count: MAX_QUEUED_VALUES, size: { byteLength: 1, fdCount: 0 } },
+    bytes: { count: 4, size: { byteLength: MAX_QUEUED_BYTE_LENGTH / 4, fdCount: 0 } },
+    'file descriptors': { count: 4, size: { byteLength: 1, fdCount: MAX_QUEUED_FDS / 4 } },
   };
   for (const [what, { count, size }] of Object.entries(limits))
     test(`is full of ${what} that nobody took, and has room again when half is taken`, () => {
-      const inbox = new Inbox();
+      const inbox = new ReceiveQueue();
       for (let n = 0; n < count; n++) {
         assert.equal(inbox.isFull, false);
-        inbox.put(arrival, size);
+        inbox.add(arrival, size);
       }
       assert.equal(inbox.isFull, true);
       for (let n = 0; n < count / 2; n++) {
         assert.equal(inbox.hasRoom, false);
-        inbox.take(
+        inbox.addReceive(
           () => true,
           () => assert.fail(),
         );
@@ -42,13 +42,13 @@ describe('Inbox', () => {
       assert.deepEqual([inbox.isFull, inbox.hasRoom], [false, true]);
       inbox.end(new Error('over'));
       inbox.clear();
-      assert.equal(inbox.isOver, true);
+      assert.equal(inbox.isDrained, true);
     });
 });
 
 test('objects and descriptors of values that nobody took count: the sender is held up', async (t) => {
   emulate();
-  const put = t.mock.method(Inbox.prototype, 'put');
+  const put = t.mock.method(ReceiveQueue.prototype, 'add');
   using event = CudaEvent.create({ interprocess: true });
   using memory = VirtualMemory.reserve(2 << 20, { shareable: true });
   memory.grow(2 << 20);
@@ -66,7 +66,7 @@ test('objects and descriptors of values that nobody took count: the sender is he
     for (let idle = 0, last = -1; idle < 20; idle++) {
       if (put.mock.callCount() !== last) idle = 0;
       last = put.mock.callCount();
-      await nextTurn();
+      await nextLoopIteration();
     }
     assert.equal(put.mock.callCount(), count);
     pair.b.close();

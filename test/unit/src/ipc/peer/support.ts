@@ -4,12 +4,12 @@ import { receiveMessage, sendMessage } from '../../../../../ffi/linux/message.ts
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
-import { withSharedTable } from '../../../../../src/ipc/sharing/worker-counts.ts';
-import { type PacketHeader, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
+import { withExportsTable } from '../../../../../src/ipc/sharing/worker-counts.ts';
+import { type FrameHeader, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
 
 // What the first object that goes to a thread of this process leaves for all later ones.
-withSharedTable(() => {});
+withExportsTable(() => {});
 
 const own = { pid: process.pid, uid: process.geteuid?.() ?? 0 };
 
@@ -43,7 +43,7 @@ export class Stranger implements Disposable {
   }
 
   /** Sends a packet of the first value, but for what is said; answers whether there was room. */
-  send(body: Uint8Array, header: Partial<PacketHeader> = {}, fds: readonly number[] = []): boolean {
+  send(body: Uint8Array, header: Partial<FrameHeader> = {}, fds: readonly number[] = []): boolean {
     const packet = Buffer.alloc(HEADER_BYTE_LENGTH + body.byteLength);
     packet.set(body, HEADER_BYTE_LENGTH);
     const { byteLength } = body;

@@ -13,10 +13,10 @@ import {
 } from '../../../../../src/index.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
 import { encodeValue } from '../../../../../src/ipc/peer/value-encoder.ts';
-import { emptySession } from '../../../../../src/ipc/sharing/marshal.ts';
+import { emptySharingSession } from '../../../../../src/ipc/sharing/marshal.ts';
 import { ByteWriter } from '../../../../../src/ipc/wire/bytes.ts';
-import { Wire } from '../../../../../src/ipc/wire/framed-socket.ts';
-import { PacketKind } from '../../../../../src/ipc/wire/frames.ts';
+import { FramedSocket } from '../../../../../src/ipc/wire/framed-socket.ts';
+import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
   HEADER_BYTE_LENGTH,
   MAX_VALUE_BYTE_LENGTH,
@@ -25,12 +25,12 @@ import {
 } from '../../../../../src/ipc/wire/limits.ts';
 import { ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
-import { nextTurn } from '../../../../../src/poller.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { emulate } from '../../emulate.ts';
 import { leasesFrom, Stranger } from './support.ts';
 
-const noSession = emptySession();
+const noSession = emptySharingSession();
 
 const encode = (value: unknown): Buffer =>
   ByteWriter.use((writer) => {
@@ -126,7 +126,7 @@ test('what names memory is refused with what to send in its place', () => {
   for (const [value, message] of [
     [ofArray, /is an IpcArrayHandle, .*: send the array itself, or toJSON\(\) of this as data/],
     [{ ofBuffer }, /^value\.ofBuffer is an IpcBufferHandle, .*: send the buffer itself, or toJSON/],
-    [[parcel], /^value\[0\] is a ReadyParcel, .*: send the memory itself, with \{ stream \}$/],
+    [[parcel], /^value\[0\] is a ReadyExport, .*: send the memory itself, with \{ stream \}$/],
     [ofManager, /^value is an IpcHandle, .*: send the buffer itself$/],
   ] as const)
     assert.throws(() => encode(value), { name: 'TypeError', message });
@@ -171,7 +171,7 @@ test('a value may send another one while it is read', () => {
 
 test('a value that is sent while another is read goes out first, with what that has in common', () => {
   emulate();
-  const session = emptySession();
+  const session = emptySharingSession();
   using pool = MemoryPool.create({ shareable: true });
   using x = pool.allocate(64);
   using y = pool.allocate(64);
@@ -294,16 +294,16 @@ test('refuses what no encoder writes', () => {
     [[Tag.binary, 99, 0], /unknown type/],
     [[Tag.binary, 9, 3, 0, 0, 0], /Float32Array cannot have 3 bytes/],
     [new Array<number>(MAX_VALUE_DEPTH + 1).fill(Tag.array).flatMap((tag) => [tag, 1]), /deeper/],
-    [[Tag.parcel, 1, 1, Tag.null], /0 leases came with a value that has 1 GPU/],
+    [[Tag.gpuObject, 1, 1, Tag.null], /0 leases came with a value that has 1 GPU/],
     [[Tag.null, ...leasesFrom(0, 1)], /1 leases came with a value that has 0 GPU/],
     [
-      [Tag.parcel, 1, 1, Tag.null, ...leasesFrom(0, 1)],
+      [Tag.gpuObject, 1, 1, Tag.null, ...leasesFrom(0, 1)],
       /0 file descriptors came with a value that has 1/,
     ],
-    [[Tag.parcel, 0, 1, Tag.null, ...leasesFrom(-1, 1)], /-1 is no count/],
-    [[Tag.parcel, 0, 1, Tag.null, ...leasesFrom(2 ** 53 - 1, 1)], /too few or too many/],
+    [[Tag.gpuObject, 0, 1, Tag.null, ...leasesFrom(-1, 1)], /-1 is no count/],
+    [[Tag.gpuObject, 0, 1, Tag.null, ...leasesFrom(2 ** 53 - 1, 1)], /too few or too many/],
     [[Tag.null, ...leasesFrom(0, 0)], /0 leases from 0 on are too few/],
-    [[Tag.parcel, 0, ...length(5000), ...new Array<number>(5000).fill(0)], /too long/],
+    [[Tag.gpuObject, 0, ...length(5000), ...new Array<number>(5000).fill(0)], /too long/],
   ];
   for (const [bytes, message] of cases)
     assert.throws(() => decode(Uint8Array.from(bytes)), { name: 'IpcError', message });
@@ -320,7 +320,7 @@ test('a pool goes out again where the value with it did not', async (t) => {
   emulate();
   const pool = MemoryPool.create({ maxSize: 4 << 20, shareable: true });
   using other = new Stranger();
-  const post = t.mock.method(Wire.prototype, 'post', () => {
+  const post = t.mock.method(FramedSocket.prototype, 'post', () => {
     throw new IpcError('no descriptor is left');
   });
   await assert.rejects(other.peer.send(pool), /no descriptor is left/);
@@ -329,8 +329,8 @@ test('a pool goes out again where the value with it did not', async (t) => {
   const message = other.receive() as { readonly fds: readonly number[] };
   assert.equal(message.fds.length, 1);
   message.fds.forEach(closeFd);
-  other.send(Uint8Array.of(10), { kind: PacketKind.news });
-  await nextTurn();
+  other.send(Uint8Array.of(10), { kind: FrameKind.news });
+  await nextLoopIteration();
   other.peer.close();
   pool.close();
 });

@@ -10,13 +10,13 @@ import {
   MemoryPool,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import { type IpcDescriptor, sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { type IpcDescriptor, withChecksum } from '../../../../../src/ipc/descriptor.ts';
 import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, openIpcBuffer, type Shareable } from '../../../../../src/ipc/index.ts';
-import { Lent } from '../../../../../src/ipc/lease/export-table.ts';
-import { type Holder, leaseBook } from '../../../../../src/ipc/lease/lease.ts';
+import { ExportTable } from '../../../../../src/ipc/lease/export-table.ts';
+import { type LeaseHolder, leaseRegistry } from '../../../../../src/ipc/lease/lease.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
-import { emptySession, unpack } from '../../../../../src/ipc/sharing/marshal.ts';
+import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { emulate } from '../../emulate.ts';
 import { leasesFrom, Stranger } from '../peer/support.ts';
@@ -41,15 +41,15 @@ function shareables(): Record<string, Shareable> {
   };
 }
 
-const holder = (pid: number): Holder => ({ pid, name: `process ${pid}`, revoke() {} });
+const holder = (pid: number): LeaseHolder => ({ pid, name: `process ${pid}`, revoke() {} });
 
 test('an event that came back is closed with the one that was sent, and does not close that', () => {
   emulate();
   const event = CudaEvent.create({ interprocess: true });
-  const lent = new Lent(holder(2 ** 30));
-  lent.lend([event], undefined);
-  const session = { ...emptySession(), has: (asked: Shareable) => lent.has(asked) };
-  const receive = () => unpack(exportIpc(event).descriptor, [], session) as CudaEvent;
+  const lent = new ExportTable(holder(2 ** 30));
+  lent.add([event], undefined);
+  const session = { ...emptySharingSession(), hasLeaseOn: (asked: Shareable) => lent.hasLeaseOn(asked) };
+  const receive = () => importFromPeer(exportIpc(event).descriptor, [], session) as CudaEvent;
   const first = receive();
   const second = receive();
   assert.notEqual(first, event);
@@ -66,25 +66,25 @@ test('a descriptor of this process from one that it has lent nothing to is refus
   emulate();
   for (const [name, object] of Object.entries(shareables())) {
     const { descriptor } = exportIpc(object);
-    assert.throws(() => unpack(descriptor, [], emptySession()), refused, name);
-    const lent = new Lent(holder(2 ** 30));
-    const session = { ...emptySession(), has: (asked: Shareable) => lent.has(asked) };
-    lent.lend([object], undefined);
-    const back = unpack(descriptor, [], session) as Shareable;
+    assert.throws(() => importFromPeer(descriptor, [], emptySharingSession()), refused, name);
+    const lent = new ExportTable(holder(2 ** 30));
+    const session = { ...emptySharingSession(), hasLeaseOn: (asked: Shareable) => lent.hasLeaseOn(asked) };
+    lent.add([object], undefined);
+    const back = importFromPeer(descriptor, [], session) as Shareable;
     if (back !== object) back.close();
     lent.endAll();
-    assert.throws(() => unpack(descriptor, [], session), refused, name);
+    assert.throws(() => importFromPeer(descriptor, [], session), refused, name);
   }
 });
 
 test('what was lent is a range with its access: neither more of it nor more access comes back', () => {
   emulate();
   const buffer = DeviceBuffer.allocate(64);
-  const lent = new Lent(holder(2 ** 30));
-  lent.lend([buffer.subarray(16, 32), buffer.subarray(32, 48).readOnly()], undefined);
+  const lent = new ExportTable(holder(2 ** 30));
+  lent.add([buffer.subarray(16, 32), buffer.subarray(32, 48).readOnly()], undefined);
   const has = (begin: number, end: number, access: 'read' | 'read-write'): boolean => {
     const part = buffer.subarray(begin, end);
-    return lent.has(access === 'read' ? part.readOnly() : part);
+    return lent.hasLeaseOn(access === 'read' ? part.readOnly() : part);
   };
   assert.deepEqual(
     [has(16, 32, 'read-write'), has(20, 24, 'read'), has(32, 48, 'read')],
@@ -96,17 +96,20 @@ test('what was lent is a range with its access: neither more of it nor more acce
   );
   lent.endAll();
   const array = deviceArray(16, float32);
-  lent.lend([array.slice({ start: 4, stop: 8 })], undefined);
+  lent.add([array.slice({ start: 4, stop: 8 })], undefined);
   assert.deepEqual(
-    [lent.has(array.buffer.subarray(16, 32)), lent.has(array.buffer.subarray(16, 36))],
+    [
+      lent.hasLeaseOn(array.buffer.subarray(16, 32)),
+      lent.hasLeaseOn(array.buffer.subarray(16, 36)),
+    ],
     [true, false],
   );
   lent.endAll();
   // Its items repeat, so that it is not to be written to.
   const repeated = deviceArray(4, float32).at(0).broadcastTo([3]);
-  lent.lend([repeated], undefined);
+  lent.add([repeated], undefined);
   const item = repeated.buffer.subarray(0, 4);
-  assert.deepEqual([lent.has(item.readOnly()), lent.has(item)], [true, false]);
+  assert.deepEqual([lent.hasLeaseOn(item.readOnly()), lent.hasLeaseOn(item)], [true, false]);
   lent.endAll();
 });
 
@@ -117,7 +120,7 @@ test('an alias is no more than was shared of what is there, whatever its descrip
   for (const buffer of [DeviceBuffer.allocate(64), pool.allocate(64)]) {
     const { descriptor } = exportIpc(buffer) as { descriptor: IpcDescriptor & { kind: 'pool' } };
     const changed = (fields: object): IpcDescriptor =>
-      sealDescriptor({ ...descriptor, ...fields } as never);
+      withChecksum({ ...descriptor, ...fields } as never);
     const { byteOffset } = descriptor;
     // Of an allocation that is said to be larger.
     const baseByteLength = 1 << 30;
@@ -142,20 +145,21 @@ test('a process has what it was lent by each of its connections, and what was pa
   emulate();
   const buffer = DeviceBuffer.allocate(64);
   const [one, again, other, unseen, hidden] = [2 ** 30, 2 ** 30, 2 ** 30 + 1, 0, 0].map(
-    (pid) => new Lent(holder(pid)),
-  ) as [Lent, Lent, Lent, Lent, Lent];
-  const all = (): boolean[] => [one, again, other, unseen, hidden].map((lent) => lent.has(buffer));
-  one.lend([buffer], undefined);
+    (pid) => new ExportTable(holder(pid)),
+  ) as [ExportTable, ExportTable, ExportTable, ExportTable, ExportTable];
+  const all = (): boolean[] =>
+    [one, again, other, unseen, hidden].map((lent) => lent.hasLeaseOn(buffer));
+  one.add([buffer], undefined);
   assert.deepEqual(all(), [true, true, false, false, false]);
-  const passed = leaseBook.of(buffer)[0]?.passedOn(holder(2 ** 30 + 1));
+  const passed = leaseRegistry.leasesOf(buffer)[0]?.forwardTo(holder(2 ** 30 + 1));
   one.endAll();
   assert.deepEqual(all(), [false, false, true, false, false]);
   passed?.end();
   // Of processes of other pid namespaces nobody knows which are the same.
-  unseen.lend([buffer], undefined);
+  unseen.add([buffer], undefined);
   assert.deepEqual(all(), [false, false, false, true, false]);
   unseen.endAll();
-  assert.equal(leaseBook.of(buffer).length, 0);
+  assert.equal(leaseRegistry.leasesOf(buffer).length, 0);
 });
 
 test('over a connection a stranger opens nothing of this process until that sends it', async () => {
@@ -164,8 +168,8 @@ test('over a connection a stranger opens nothing of this process until that send
   buffer.fill(7);
   const bytes = writeDescriptor(exportIpc(buffer).descriptor as IpcDescriptor);
   const { byteLength } = bytes;
-  const parcel = [Tag.parcel, 0, (byteLength & 0x7f) | 0x80, byteLength >>> 7, ...bytes];
-  using stranger = new Stranger({ process: PeerProcess.child(0) } as never);
+  const parcel = [Tag.gpuObject, 0, (byteLength & 0x7f) | 0x80, byteLength >>> 7, ...bytes];
+  using stranger = new Stranger({ process: PeerProcess.ofChild(0) } as never);
   stranger.send(Uint8Array.of(...parcel, ...leasesFrom(0, 1)));
   await assert.rejects(stranger.peer.receive(), refused);
   await stranger.peer.send(buffer);

@@ -14,8 +14,8 @@ import {
   MemoryPool,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import { type IpcDescriptor, sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { here } from '../../../../../src/ipc/identity.ts';
+import { type IpcDescriptor, withChecksum } from '../../../../../src/ipc/descriptor.ts';
+import { localProcess } from '../../../../../src/ipc/identity.ts';
 import {
   type Explanation,
   explain,
@@ -23,7 +23,7 @@ import {
   type OpenOptions,
   openIpc,
 } from '../../../../../src/ipc/index.ts';
-import { openObstacle } from '../../../../../src/ipc/sharing/explain.ts';
+import { openBlocker } from '../../../../../src/ipc/sharing/explain.ts';
 import { emulate, runProgram } from '../../emulate.ts';
 
 /** Another process that lives, of the same user. */
@@ -50,7 +50,7 @@ function descriptors(fields: object = {}): Record<IpcDescriptor['kind'], IpcDesc
   return Object.fromEntries(
     Object.entries(objects).map(([kind, object]) => {
       const { descriptor } = exportIpc(object);
-      return [kind, sealDescriptor({ ...descriptor, ...by } as never)];
+      return [kind, withChecksum({ ...descriptor, ...by } as never)];
     }),
   ) as Record<IpcDescriptor['kind'], IpcDescriptor>;
 }
@@ -89,7 +89,7 @@ function refused(
   const found = explain(descriptor, options);
   assert.deepEqual([found.openable, found.code], [false, code], found.reason);
   assert.match(found.reason, reason);
-  assert.ok(found.remedy.length > 10);
+  assert.ok(found.hint.length > 10);
   provoked.add(found.code);
   const { fds: _, ...rest } = options;
   assert.throws(() => openIpc(descriptor, rest), { name: 'IpcError', code });
@@ -100,19 +100,19 @@ function refused(
 
 test('of a living process everything can be opened, and what no file descriptor holds cannot be verified', () => {
   emulate();
-  const fine = { openable: true, code: undefined, reason: '', remedy: '' };
+  const fine = { openable: true, code: undefined, reason: '', hint: '' };
   const { virtual, ...byHandle } = descriptors();
   assert.deepEqual(explain(virtual, { fds: fdsFor(virtual) }), fine);
-  const pool = sealDescriptor({
+  const pool = withChecksum({
     ...exportIpc(MemoryPool.create({ maxSize: 1 << 20, shareable: true })).descriptor,
     ...identityOf(neighbour.pid as number),
   } as never);
   assert.deepEqual(explain(pool, { fds: fdsFor(pool) }), fine);
   for (const descriptor of Object.values(byHandle)) {
-    const { openable, code, reason, remedy } = explain(descriptor, { fds: fdsFor(descriptor) });
+    const { openable, code, reason, hint } = explain(descriptor, { fds: fdsFor(descriptor) });
     assert.deepEqual([openable, code], [true, 'unverified']);
     assert.match(reason, new RegExp(`process ${neighbour.pid} knows .* cannot be verified`));
-    assert.match(remedy, /peer\.open/);
+    assert.match(hint, /peer\.open/);
   }
 });
 
@@ -128,12 +128,16 @@ test('another machine, or another start of this one, is told by its boot id', ()
   emulate();
   const machine = '00000000-0000-0000-0000-000000000000';
   for (const descriptor of Object.values(descriptors({ machine })))
-    refused(descriptor, 'other-machine', new RegExp(`boot id ${machine}, here ${here().machine}`));
+    refused(
+      descriptor,
+      'other-machine',
+      new RegExp(`boot id ${machine}, here ${localProcess().machine}`),
+    );
 });
 
 test('its own are refused, unless an alias is asked for', () => {
   emulate();
-  const { pid, startTime } = here();
+  const { pid, startTime } = localProcess();
   for (const descriptor of Object.values(descriptors({ pid, startTime }))) {
     refused(descriptor, 'same-process', /this very process/);
     assert.equal(explain(descriptor, { sameProcess: 'alias' }).openable, true);
@@ -266,14 +270,14 @@ test("another user's process that the system hides is refused too, and one that 
   emulate();
   const { legacy } = descriptors();
   const context = Context.primary();
-  const hidden = { ...here(), userOf: () => undefined };
-  const none = { numbers: [], isByName: true };
-  const found = openObstacle(legacy, context, none, false, { ...hidden, isForeign: () => true });
+  const hidden = { ...localProcess(), userOf: () => undefined };
+  const none = { numbers: [], isNameTrusted: true };
+  const found = openBlocker(legacy, context, none, false, { ...hidden, isForeign: () => true });
   assert.equal(found?.code, 'other-user');
   assert.match(found.reason, /another user, who is hidden/);
-  assert.equal(openObstacle(legacy, context, none, false, hidden), undefined);
+  assert.equal(openBlocker(legacy, context, none, false, hidden), undefined);
   assert.equal(
-    openObstacle(legacy, context, none, true, { ...hidden, isForeign: () => true }),
+    openBlocker(legacy, context, none, true, { ...hidden, isForeign: () => true }),
     undefined,
   );
 });

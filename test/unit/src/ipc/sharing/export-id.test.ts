@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import {
+  exportIdOf,
   findExport,
-  generationOf,
   rememberExport,
 } from '../../../../../src/ipc/sharing/export-id.ts';
 import { collectGarbage } from '../../../../support/process-state.ts';
@@ -20,8 +20,8 @@ test('a name that went to something else names that, also when the first is coll
 
 test('the number of an allocation stays, and tells nothing of those of others', () => {
   const allocations = Array.from({ length: 100 }, () => ({}));
-  const numbers = allocations.map(generationOf);
-  assert.deepEqual(allocations.map(generationOf), numbers);
+  const numbers = allocations.map(exportIdOf);
+  assert.deepEqual(allocations.map(exportIdOf), numbers);
   assert.equal(new Set(numbers).size, 100);
   const high = numbers.map((number) => Math.floor(number / 2 ** 32));
   assert.ok(new Set(high).size > 90, String(high));

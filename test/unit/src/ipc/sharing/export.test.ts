@@ -14,7 +14,7 @@ import {
   Stream,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import { parseDescriptor, sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { parseDescriptor, withChecksum } from '../../../../../src/ipc/descriptor.ts';
 import { exportIpc, getIpcHandle, openIpcArray } from '../../../../../src/ipc/index.ts';
 import { failing } from '../../../../support/faults.ts';
 import { currentContext, emulate } from '../../emulate.ts';
@@ -37,12 +37,12 @@ test('a view is its buffer at an offset: the same handle and number', () => {
   using buffer = DeviceBuffer.allocate(4096);
   const whole = getIpcHandle(buffer);
   const range = (byteOffset: number, byteLength: number) =>
-    sealDescriptor({ ...whole, byteOffset, byteLength });
+    withChecksum({ ...whole, byteOffset, byteLength });
   const part = getIpcHandle(buffer.subarray(100, 300));
   assert.deepEqual(part, range(100, 200));
   const borrowed = DeviceBuffer.fromPointer(buffer.address + 8, 8);
   // Whose it is nobody knows: the driver's number has to do.
-  assert.deepEqual(getIpcHandle(borrowed), sealDescriptor({ ...range(8, 8), generation: 0 }));
+  assert.deepEqual(getIpcHandle(borrowed), withChecksum({ ...range(8, 8), generation: 0 }));
 });
 
 test('two allocations never have the same number, even at one address', () => {

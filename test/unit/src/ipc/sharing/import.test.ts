@@ -29,11 +29,12 @@ import {
 import {
   type IpcDescriptor,
   type IpcMemoryDescriptor,
-  sealDescriptor,
+  withChecksum,
 } from '../../../../../src/ipc/descriptor.ts';
-import { here } from '../../../../../src/ipc/identity.ts';
+import { localProcess } from '../../../../../src/ipc/identity.ts';
 import {
   decodeDescriptor,
+  type Exported,
   encodeDescriptor,
   exportIpc,
   getIpcHandle,
@@ -45,19 +46,18 @@ import {
   openIpcBuffer,
   openIpcEvent,
   openIpcPool,
-  type Parcel,
   ready,
 } from '../../../../../src/ipc/index.ts';
 import { asArray } from '../../../../../src/ipc/sharing/array.ts';
 import {
-  discard,
-  emptySession,
-  endSession,
-  pack,
-  unpack,
+  closeSharingSession,
+  discardImported,
+  emptySharingSession,
+  exportForPeer,
+  importFromPeer,
 } from '../../../../../src/ipc/sharing/marshal.ts';
-import { Ordering } from '../../../../../src/ipc/timeline/ordering.ts';
-import type { Point } from '../../../../../src/ipc/timeline/point.ts';
+import { Timeline } from '../../../../../src/ipc/timeline/ordering.ts';
+import type { TimelinePoint } from '../../../../../src/ipc/timeline/point.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
@@ -70,7 +70,7 @@ describe('openIpcBuffer', () => {
   const OTHER_PID = 2 ** 30;
   /** A descriptor with other values, as its own process would have sealed it. */
   const changed = (descriptor: object, values: object): unknown =>
-    sealDescriptor({ ...descriptor, ...values } as never);
+    withChecksum({ ...descriptor, ...values } as never);
   const elsewhere = { device: 'GPU-00000000-0000-0000-0000-000000000000', pid: OTHER_PID };
 
   test('its own handles are refused before the driver is asked', () => {
@@ -163,7 +163,7 @@ describe('openIpcBuffer', () => {
 
   /** As another process, of which nothing is to be seen, would have made it. */
   const ofAnother = (descriptor: IpcDescriptor, fields: object = {}): IpcDescriptor =>
-    sealDescriptor({ ...descriptor, pid: OTHER_PID, pidNamespace: 1, ...fields } as never);
+    withChecksum({ ...descriptor, pid: OTHER_PID, pidNamespace: 1, ...fields } as never);
 
   const SIZE = 2 << 20;
 
@@ -186,9 +186,12 @@ describe('openIpcBuffer', () => {
       // All as the honest one says it, but for how the driver finds it in the pool.
       const { handle } = hostile.descriptor as { readonly handle?: string };
       const forged = ofAnother(honest.descriptor, kind === 'pool' ? { handle } : {});
-      const come = ({ fds }: typeof honest, descriptor: IpcDescriptor, session = emptySession()) =>
-        unpack(descriptor, fds.map(duplicateFd), session) as DeviceBuffer;
-      const sessions = [emptySession(), emptySession()] as const;
+      const come = (
+        { fds }: typeof honest,
+        descriptor: IpcDescriptor,
+        session = emptySharingSession(),
+      ) => importFromPeer(descriptor, fds.map(duplicateFd), session) as DeviceBuffer;
+      const sessions = [emptySharingSession(), emptySharingSession()] as const;
       const first = come(hostile, forged, sessions[0]);
       const second = come(honest, ofAnother(honest.descriptor), sessions[1]);
       assert.deepEqual([valuesIn(first), valuesIn(second)], [[2], [1]]);
@@ -204,14 +207,14 @@ describe('openIpcBuffer', () => {
       await Context.primary().flush();
       assert.deepEqual(valuesIn(second), [1]);
       for (const buffer of [second, again]) buffer.close();
-      for (const session of sessions) endSession(session);
+      for (const session of sessions) closeSharingSession(session);
     });
 
   test('over a connection a pool is not found by a name that other processes have seen', () => {
     emulate();
     const { descriptor, fds } = shared('pool', 3);
     using _pool = openIpcPool(
-      sealDescriptor({
+      withChecksum({
         ...ofAnother(descriptor),
         handle: null,
         baseByteLength: 0,
@@ -223,32 +226,32 @@ describe('openIpcBuffer', () => {
     );
     using opened = openIpcBuffer(ofAnother(descriptor));
     assert.deepEqual(valuesIn(opened), [3]);
-    assert.throws(() => unpack(ofAnother(descriptor), [], emptySession()), {
+    assert.throws(() => importFromPeer(ofAnother(descriptor), [], emptySharingSession()), {
       code: 'no-file-descriptor',
     });
   });
 
   test('a pool that its maker has sent is found by its name, and one of another sender is not', () => {
     emulate();
-    const { pid } = here();
+    const { pid } = localProcess();
     const { descriptor, fds } = shared('pool', 3);
     // Another process of this namespace, which lives.
     const fields = {
       ...ofAnother(descriptor),
       pid: process.ppid,
-      pidNamespace: here().pidNamespace,
+      pidNamespace: localProcess().pidNamespace,
     };
     const startTime = processStartTime(process.ppid);
-    const named = sealDescriptor({ ...fields, startTime } as never);
+    const named = withChecksum({ ...fields, startTime } as never);
     for (const sender of [pid, 0, process.ppid]) {
-      const session = { ...emptySession(), process: { pid: sender } };
-      using received = unpack(named, fds.map(duplicateFd), session) as DeviceBuffer;
+      const session = { ...emptySharingSession(), process: { pid: sender } };
+      using received = importFromPeer(named, fds.map(duplicateFd), session) as DeviceBuffer;
       const open = (): DeviceBuffer => openIpcBuffer(named);
       if (sender === process.ppid) {
         using opened = open();
         assert.equal(opened.resource, received.resource);
       } else assert.throws(open, { code: 'no-file-descriptor' });
-      endSession(session);
+      closeSharingSession(session);
     }
   });
 
@@ -353,7 +356,7 @@ describe('openIpcArray', () => {
   const MIB = 1 << 20;
   const alias = { sameProcess: 'alias' } as const;
   const seal = (fields: object): IpcMemoryDescriptor =>
-    sealDescriptor(fields as never) as IpcMemoryDescriptor;
+    withChecksum(fields as never) as IpcMemoryDescriptor;
   /** As another process, of which nothing is to be seen, would have made it. */
   const ofAnother = (descriptor: object, fields: object = {}): IpcMemoryDescriptor =>
     seal({ ...descriptor, pid: 2 ** 30, pidNamespace: 1, ...fields });
@@ -481,7 +484,7 @@ describe('openIpcArray', () => {
     const opened = new Set<string>();
     for (const { descriptor, fds } of parcels.slice(1))
       openIpcArray(ofAnother(descriptor), { fds: fds.map(duplicateFd) }).close();
-    Context.primary().releases.collect();
+    Context.primary().releases.drainReady();
     const before = openDescriptors();
     fc.assert(
       fc.property(
@@ -515,7 +518,7 @@ describe('openIpcArray', () => {
       trials(300, 10_000),
     );
     assert.deepEqual([...opened].sort(), ['legacy', 'pool', 'virtual']);
-    Context.primary().releases.collect();
+    Context.primary().releases.drainReady();
     assert.equal(openDescriptors(), before);
   });
 
@@ -551,10 +554,10 @@ describe('openIpcArray', () => {
       const parcels = [all?.slice({ stop: 64 }), all?.slice({ step: 3, stop: 90 }).T].map((view) =>
         exportIpc(view as DeviceArray),
       );
-      const open = ({ descriptor, fds }: Parcel): DeviceArray =>
+      const open = ({ descriptor, fds }: Exported): DeviceArray =>
         openIpcArray(ofAnother(descriptor), { fds: fds.map(duplicateFd), access: 'read' });
       // The first use of a process makes the file of its counts.
-      open(parcels[0] as Parcel).close();
+      open(parcels[0] as Exported).close();
       await context.flush();
       const before = openDescriptors();
       const mappings = count(mapped);
@@ -644,9 +647,9 @@ describe('openIpcArray', () => {
     using stream = Stream.create({ nonBlocking: true });
     using array = deviceArray([2, 2], float32, { stream });
     const asked: unknown[] = [];
-    for (const name of ['behindStream', 'behindContext'] as const) {
-      const behind = Ordering.prototype[name] as (place: never) => Point[];
-      t.mock.method(Ordering.prototype, name, function (this: Ordering, place: never) {
+    for (const name of ['pointsBehindStream', 'pointsBehindContext'] as const) {
+      const behind = Timeline.prototype[name] as (place: never) => TimelinePoint[];
+      t.mock.method(Timeline.prototype, name, function (this: Timeline, place: never) {
         asked.push(place);
         return behind.call(this, place);
       });
@@ -771,7 +774,7 @@ describe('openIpcArray', () => {
     const child = spawn('sleep', ['60'], { stdio: 'ignore' });
     t.after(() => child.kill('SIGKILL'));
     const pid = child.pid as number;
-    const { pidNamespace } = here();
+    const { pidNamespace } = localProcess();
     const waits = ready(sharedBy({ pid, startTime: processStartTime(pid), pidNamespace }));
     child.kill('SIGKILL');
     await assert.rejects(waits, {
@@ -798,22 +801,25 @@ describe('openIpcArray', () => {
     emulate();
     const [, pooled] = allocations();
     const array = (pooled as DeviceArray<typeof int16>).slice({ start: 10, stop: 20 });
-    const session = emptySession();
-    const first = pack(array, session);
-    assert.equal(pack(array, session)?.descriptor, first?.descriptor);
-    const opened = unpack(
+    const session = emptySharingSession();
+    const first = exportForPeer(array, session);
+    assert.equal(exportForPeer(array, session)?.descriptor, first?.descriptor);
+    const opened = importFromPeer(
       ofAnother(first?.descriptor as object),
       first?.fds.map(duplicateFd) ?? [],
       {
         ...session,
-        received: new Map(),
+        receivedPools: new Map(),
       },
     );
     assert.ok(opened instanceof DeviceArray);
     assert.deepEqual(opened.copyToHostSync(), array.copyToHostSync());
-    const own = unpack(first?.descriptor, [], { ...session, has: () => true }) as DeviceArray;
+    const own = importFromPeer(first?.descriptor, [], {
+      ...session,
+      hasLeaseOn: () => true,
+    }) as DeviceArray;
     assert.equal(own.address, array.address);
-    discard(opened);
+    discardImported(opened);
     assert.equal(opened.buffer.closed, true);
   });
 });

@@ -5,11 +5,11 @@ import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
 import type { Driver } from '../../../../../ffi/functions.ts';
 import type { CUdeviceptr } from '../../../../../ffi/types.ts';
 import { Context, Device, type DeviceBuffer, float32, Stream } from '../../../../../src/index.ts';
-import { sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { exporter } from '../../../../../src/ipc/identity.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor.ts';
+import { describeExporter } from '../../../../../src/ipc/identity.ts';
 import { getIpcHandle, openIpcArray, openIpcBuffer } from '../../../../../src/ipc/index.ts';
 import { type Mapping, MappingTable } from '../../../../../src/ipc/sharing/mapping.ts';
-import { nextTurn } from '../../../../../src/poller.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { currentContext, emulate } from '../../emulate.ts';
@@ -32,9 +32,9 @@ function importing(env?: NodeJS.ProcessEnv): {
 }
 
 const descriptor = (fields: object = {}) =>
-  sealDescriptor({
+  withChecksum({
     kind: 'legacy',
-    ...exporter(Device.get().uuid),
+    ...describeExporter(Device.get().uuid),
     pid: 2 ** 30,
     // Of a namespace that nothing can be seen of: it may live.
     pidNamespace: 1,
@@ -151,11 +151,11 @@ test('memory by handle is not unmapped while later work of its context runs, whi
     before.hold(streams[0]);
     openBuffer().close();
     // What is queued from now on came after the close.
-    assert.equal(context.releases.collect(), false);
+    assert.equal(context.releases.drainReady(), false);
     after.hold(streams[1]);
     before.open();
     await streams[0].synchronize();
-    context.releases.collect();
+    context.releases.drainReady();
     assert.equal(isMapped(), true);
     after.open();
     await streams[1].synchronize();
@@ -206,9 +206,9 @@ test('given up again while it waits, it stays mapped for the work of the later u
   emulate();
   const context = Context.primary();
   let unmapped = 0;
-  const table = new MappingTable<Mapping>(() => (unmapped += 1), { waits: false });
+  const table = new MappingTable<Mapping>(() => (unmapped += 1), { mayBlock: false });
   const base = 4096 as CUdeviceptr;
-  const map = () => ({ context, resets: context.resets, base, byteLength: BYTE_LENGTH });
+  const map = () => ({ context, epoch: context.epoch, base, byteLength: BYTE_LENGTH });
   using one = Stream.create();
   using other = Stream.create();
   using first = new Latch();
@@ -221,11 +221,11 @@ test('given up again while it waits, it stays mapped for the work of the later u
     latch.hold(stream);
     use.release();
     // What was given up first waits for the first stream alone.
-    assert.equal(context.releases.collect(), false);
+    assert.equal(context.releases.drainReady(), false);
   }
   first.open();
   await one.synchronize();
-  context.releases.collect();
+  context.releases.drainReady();
   assert.equal(unmapped, 0);
   second.open();
   await context.flush();
@@ -236,15 +236,15 @@ test('a lender is told of one of two users when the work of that is done', async
   emulate();
   const context = Context.primary();
   const base = 4096 as CUdeviceptr;
-  const table = new MappingTable<Mapping>(() => {}, { waits: true });
-  const map = () => ({ context, resets: context.resets, base, byteLength: BYTE_LENGTH });
+  const table = new MappingTable<Mapping>(() => {}, { mayBlock: true });
+  const map = () => ({ context, epoch: context.epoch, base, byteLength: BYTE_LENGTH });
   const [first, second] = [0, 1].map(() => table.use('name', 1, context, map));
   const told: string[] = [];
   {
     using latch = new Latch();
     latch.hold(Stream.create({ nonBlocking: true }));
     first?.release(() => told.push('first'));
-    await nextTurn();
+    await nextLoopIteration();
     assert.equal(told.length, 0);
   }
   await context.flush();
@@ -267,16 +267,16 @@ function twoContexts() {
 test('what another context maps is unmapped behind the work of each context that used it', async () => {
   const { own, other, stream, latch } = twoContexts();
   let unmapped = 0;
-  const table = new MappingTable<Mapping>(() => (unmapped += 1), { waits: false });
+  const table = new MappingTable<Mapping>(() => (unmapped += 1), { mayBlock: false });
   const base = 4096 as CUdeviceptr;
-  const map = () => ({ context: own, resets: own.resets, base, byteLength: BYTE_LENGTH });
+  const map = () => ({ context: own, epoch: own.epoch, base, byteLength: BYTE_LENGTH });
   // Whoever gives it up last.
   for (const first of [own, other]) {
     const uses = [own, other].map((user) => [user, table.use('memory', 1, user, map)] as const);
     const told: string[] = [];
     for (const [user, { release }] of uses.sort(([user]) => (user === first ? -1 : 1)))
       release(() => told.push(user === own ? 'own' : 'other'));
-    own.releases.collect();
+    own.releases.drainReady();
     assert.deepEqual([unmapped, told.includes('other')], [0, false]);
     latch.open();
     await stream.synchronize();
@@ -299,8 +299,8 @@ test('memory that is closed in a stream of another context is unmapped behind th
   const buffer = openIpcBuffer(descriptor());
   assert.notEqual(buffer.context, stream.context);
   buffer.close({ stream });
-  await nextTurn();
-  buffer.context.releases.collect();
+  await nextLoopIteration();
+  buffer.context.releases.drainReady();
   assert.equal(isMapped(), true);
   latch.open();
   await stream.synchronize();
@@ -313,12 +313,12 @@ test('what a reset took is told once, to whoever counts it, and is mapped anew',
   emulate();
   const context = Context.primary();
   const base = 4096 as CUdeviceptr;
-  const map = () => ({ context, resets: context.resets, base, byteLength: BYTE_LENGTH });
+  const map = () => ({ context, epoch: context.epoch, base, byteLength: BYTE_LENGTH });
   const forgotten: Mapping[] = [];
   let unmapped = 0;
   const table = new MappingTable<Mapping>(() => (unmapped += 1), {
-    waits: false,
-    forget: (mapping) => forgotten.push(mapping),
+    mayBlock: false,
+    onContextReset: (mapping) => forgotten.push(mapping),
   });
   const before = table.use('memory', 1, context, map);
   assert.equal(table.has('memory', 1), true);
@@ -377,7 +377,7 @@ test('what belongs to another process is passed on as what it came as, cut to th
   const came = descriptor({ byteOffset: 10, byteLength: 100 });
   using buffer = openIpcBuffer(came);
   assert.deepEqual(getIpcHandle(buffer), came);
-  const part = sealDescriptor({ ...came, byteOffset: 11, byteLength: 2 });
+  const part = withChecksum({ ...came, byteOffset: 11, byteLength: 2 });
   assert.deepEqual(getIpcHandle(buffer.subarray(1, 3)), part);
   assert.throws(() => getIpcHandle(buffer.readOnly()), { code: 'not-supported' });
 });

@@ -24,7 +24,7 @@ import {
 import {
   type IpcDescriptor,
   type IpcPoolDescriptor,
-  sealDescriptor,
+  withChecksum,
 } from '../../../../../src/ipc/descriptor.ts';
 import {
   exportIpc,
@@ -38,22 +38,22 @@ import {
   openIpcPool,
 } from '../../../../../src/ipc/index.ts';
 import {
-  discard,
-  emptySession,
-  endSession,
-  forgetPoolSoon,
-  type ParcelSession,
-  pack,
-  unpack,
+  closeSharingSession,
+  discardImported,
+  emptySharingSession,
+  exportForPeer,
+  importFromPeer,
+  releaseImportedPoolLater,
+  type SharingSession,
 } from '../../../../../src/ipc/sharing/marshal.ts';
-import type { Loan } from '../../../../../src/ipc/sharing/ownership.ts';
+import type { ImportLease } from '../../../../../src/ipc/sharing/ownership.ts';
 import {
-  beginSharedUse,
-  endSharedUse,
+  acquireSharedUse,
   nameOfMapping,
-  withSharedTable,
+  releaseSharedUse,
+  withExportsTable,
 } from '../../../../../src/ipc/sharing/worker-counts.ts';
-import { anchorExports } from '../../../../../src/memory/physical-memory.ts';
+import { ensureKeepaliveAllocation } from '../../../../../src/memory/physical-memory.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
 import { withFaults } from '../../../../support/faults.ts';
 import { trials } from '../../../../support/iterations.ts';
@@ -62,10 +62,10 @@ import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 
 const MIB = 1 << 20;
-const session = emptySession;
+const session = emptySharingSession;
 /** As another process, of which nothing is to be seen, would have made it. */
 const ofAnother = (descriptor: IpcDescriptor, fields: object = {}): IpcDescriptor =>
-  sealDescriptor({ ...descriptor, pid: 2 ** 30, pidNamespace: 1, ...fields } as never);
+  withChecksum({ ...descriptor, pid: 2 ** 30, pidNamespace: 1, ...fields } as never);
 const isCloseOnExec = (fd: number): boolean =>
   /^flags:\s+0*[1-7]?2\d{6}$/m.test(readFileSync(`/proc/self/fdinfo/${fd}`, 'utf8'));
 
@@ -84,8 +84,8 @@ function sharedMemory(): VirtualMemory {
 test('descriptors are made once, are close-on-exec, and go with what they are of', () => {
   emulate();
   // What the first that is shared leaves for all later ones.
-  anchorExports(Device.get());
-  withSharedTable(() => {});
+  ensureKeepaliveAllocation(Device.get());
+  withExportsTable(() => {});
   const before = openDescriptors();
   const { pool, buffer } = sharedPool();
   const memory = sharedMemory();
@@ -105,8 +105,8 @@ test('descriptors are made once, are close-on-exec, and go with what they are of
 test('a reset closes those of what it takes', () => {
   emulate();
   // What the first that is shared leaves for all later ones.
-  anchorExports(Device.get());
-  withSharedTable(() => {});
+  ensureKeepaliveAllocation(Device.get());
+  withExportsTable(() => {});
   const before = openDescriptors();
   const { buffer } = sharedPool();
   exportIpc(buffer);
@@ -138,12 +138,12 @@ test('what was not made for other processes is refused in words, before the driv
   const closed = sharedPool();
   const shared = [closed.pool, closed.buffer, DeviceBuffer.allocate(64)];
   // What was shared before, too.
-  for (const each of shared) pack(each, session());
+  for (const each of shared) exportForPeer(each, session());
   closed.pool.close({ buffers: true });
   shared[2]?.close();
   for (const gone of shared) {
     assert.throws(() => exportIpc(gone), { name: 'ClosedError' });
-    assert.throws(() => pack(gone, session()), { name: 'ClosedError' });
+    assert.throws(() => exportForPeer(gone, session()), { name: 'ClosedError' });
   }
 });
 
@@ -210,36 +210,36 @@ test('a pool goes with its last buffer, or stays until its session ends', async 
   assert.equal(openDescriptors(), before);
 
   const ours = session();
-  assert.equal(pack(buffer, ours)?.fds.length, 1);
-  assert.equal(pack(pool, ours)?.fds.length, 0);
-  const received = unpack(descriptor, fds(), ours) as DeviceBuffer;
+  assert.equal(exportForPeer(buffer, ours)?.fds.length, 1);
+  assert.equal(exportForPeer(pool, ours)?.fds.length, 0);
+  const received = importFromPeer(descriptor, fds(), ours) as DeviceBuffer;
   const kept = received.resource;
   received.close();
-  const later = unpack(descriptor, [], ours) as DeviceBuffer;
+  const later = importFromPeer(descriptor, [], ours) as DeviceBuffer;
   assert.equal(later.resource, kept);
-  assert.deepEqual(pack(later, session())?.descriptor, descriptor);
-  endSession(ours);
+  assert.deepEqual(exportForPeer(later, session())?.descriptor, descriptor);
+  closeSharingSession(ours);
   assert.equal(later.closed, false);
   later.close();
   assert.equal((kept as ImportedPool).closed, true);
   assert.equal(inspect(kept), `ImportedPool(of process ${descriptor.pid}, closed)`);
-  assert.throws(() => unpack(descriptor, [], ours), { code: 'no-file-descriptor' });
+  assert.throws(() => importFromPeer(descriptor, [], ours), { code: 'no-file-descriptor' });
   await context.flush();
   assert.equal(openDescriptors(), before);
-  assert.equal(pack({}, ours), undefined);
+  assert.equal(exportForPeer({}, ours), undefined);
 
-  const unwanted = unpack(descriptor, fds(), ours) as DeviceBuffer;
-  discard(unwanted);
-  discard(unwanted.resource as ImportedPool);
+  const unwanted = importFromPeer(descriptor, fds(), ours) as DeviceBuffer;
+  discardImported(unwanted);
+  discardImported(unwanted.resource as ImportedPool);
   assert.deepEqual([unwanted.closed, (unwanted.resource as ImportedPool).closed], [true, false]);
-  endSession(ours);
+  closeSharingSession(ours);
   assert.equal((unwanted.resource as ImportedPool).closed, true);
 });
 
 /** What is told of a loan: how often the object was closed, and how often given back. */
-function loan(): Loan & { readonly told: string[] } {
+function loan(): ImportLease & { readonly told: string[] } {
   const told: string[] = [];
-  return { told, closed: () => told.push('closed'), returned: () => told.push('returned') };
+  return { told, closed: () => told.push('closed'), released: () => told.push('returned') };
 }
 
 test('the lender of each kind of object is told when that is closed, and its work is done', async () => {
@@ -260,8 +260,13 @@ test('the lender of each kind of object is told when that is closed, and its wor
     const { descriptor, fds } = exportIpc(object);
     const ours = session();
     const mine = loan();
-    const opened = unpack(ofAnother(descriptor), fds.map(duplicateFd), ours, mine) as DeviceBuffer;
-    endSession(ours);
+    const opened = importFromPeer(
+      ofAnother(descriptor),
+      fds.map(duplicateFd),
+      ours,
+      mine,
+    ) as DeviceBuffer;
+    closeSharingSession(ours);
     assert.deepEqual(mine.told, []);
     const isMemory = opened instanceof DeviceBuffer;
     {
@@ -299,29 +304,29 @@ test('a pool says how much memory of it is open here, of what is left', () => {
 test('a session tells of the end of a pool until it ends itself, and then listens no more', () => {
   emulate();
   const told: string[] = [];
-  const listening = (): ParcelSession => ({ ...session(), poolEnded: (id) => told.push(id) });
+  const listening = (): SharingSession => ({ ...session(), onPoolClosed: (id) => told.push(id) });
   const own = sharedPool();
   const { descriptor, fds } = exportIpc(own.buffer);
   const passedOn = openIpcBuffer(ofAnother(descriptor), { fds: fds.map(duplicateFd) });
   const ends: readonly (readonly [DeviceBuffer, Set<() => void>, () => void])[] = [
     [
       passedOn,
-      (passedOn.resource as ImportedPool).shared.onEnd,
+      (passedOn.resource as ImportedPool).shared.onClose,
       () => (passedOn.resource as ImportedPool).close({ buffers: true }),
     ],
-    [own.buffer, own.pool.share().onEnd, () => own.pool.close({ buffers: true })],
+    [own.buffer, own.pool.share().onClose, () => own.pool.close({ buffers: true })],
   ];
   for (const [buffer, onEnd, close] of ends) {
     const [ended, going] = [listening(), listening()];
-    for (const each of [ended, going]) pack(buffer, each);
-    assert.deepEqual([onEnd.size, ended.sent.size], [2, 1]);
-    endSession(ended);
-    assert.deepEqual([onEnd.size, ended.sent.size], [1, 0]);
+    for (const each of [ended, going]) exportForPeer(buffer, each);
+    assert.deepEqual([onEnd.size, ended.sentPools.size], [2, 1]);
+    closeSharingSession(ended);
+    assert.deepEqual([onEnd.size, ended.sentPools.size], [1, 0]);
     close();
     const { pool } = descriptor as IpcPoolDescriptor;
     assert.deepEqual(told.splice(0), [pool]);
     // Told once; another one would have to be sent anew.
-    assert.equal(going.sent.size, 0);
+    assert.equal(going.sentPools.size, 0);
   }
 });
 
@@ -331,12 +336,16 @@ test('a pool that its maker has closed goes after the turn that told it, but for
   const shared = Array.from({ length: 18 }, sharedPool);
   const ids = shared.map(({ buffer }) => {
     const { descriptor, fds } = exportIpc(buffer);
-    const received = unpack(ofAnother(descriptor), fds.map(duplicateFd), ours) as DeviceBuffer;
+    const received = importFromPeer(
+      ofAnother(descriptor),
+      fds.map(duplicateFd),
+      ours,
+    ) as DeviceBuffer;
     received.close();
     return [(descriptor as IpcPoolDescriptor).pool, received.resource as ImportedPool] as const;
   });
-  for (const [id] of ids) forgetPoolSoon(id, ours);
-  assert.equal(ours.received.size, 0);
+  for (const [id] of ids) releaseImportedPoolLater(id, ours);
+  assert.equal(ours.receivedPools.size, 0);
   assert.deepEqual(
     ids.map(([, { closed }]) => closed),
     ids.map((_, at) => at >= 16),
@@ -355,13 +364,13 @@ test('a pool that the driver does not destroy keeps no descriptor, nor its sessi
   const fds = [sharedPool(), sharedPool()].map(({ buffer }) => {
     const { descriptor, fds } = exportIpc(buffer);
     const fd = duplicateFd(fds[0] as number);
-    (unpack(ofAnother(descriptor), [fd], ours) as DeviceBuffer).close();
+    (importFromPeer(ofAnother(descriptor), [fd], ours) as DeviceBuffer).close();
     return fd;
   });
   await Context.primary().flush();
   fail('cuMemPoolDestroy', 1, CUresult.CUDA_ERROR_LAUNCH_FAILED);
-  endSession(ours);
-  assert.equal(ours.received.size, 0);
+  closeSharingSession(ours);
+  assert.equal(ours.receivedPools.size, 0);
   assert.deepEqual(fds.map(isOpenFd), [false, false]);
   await setImmediate();
   process.off('warning', warn);
@@ -375,14 +384,14 @@ test('a pool that comes back to its maker leaves no descriptor behind', () => {
   const { pool, buffer } = sharedPool();
   const { descriptor, fds } = exportIpc(buffer);
   const before = openDescriptors();
-  const ours = { ...session(), has: () => true };
-  const back = unpack(descriptor, fds.map(duplicateFd), ours) as DeviceBuffer;
+  const ours = { ...session(), hasLeaseOn: () => true };
+  const back = importFromPeer(descriptor, fds.map(duplicateFd), ours) as DeviceBuffer;
   assert.equal(back.address, buffer.address);
   const mine = loan();
-  assert.equal(unpack(exportIpc(pool).descriptor, fds.map(duplicateFd), ours, mine), pool);
+  assert.equal(importFromPeer(exportIpc(pool).descriptor, fds.map(duplicateFd), ours, mine), pool);
   // It is the pool itself that came, which nobody closes for the one who sent it.
   assert.deepEqual(mine.told, ['returned']);
-  assert.deepEqual([openDescriptors(), ours.received.size], [before, 0]);
+  assert.deepEqual([openDescriptors(), ours.receivedPools.size], [before, 0]);
 });
 
 test('a pool that the driver knows as one of this process is refused, and not destroyed', () => {
@@ -434,10 +443,10 @@ test('memory of a pool that another thread has mapped is not unmapped for it', a
       name: 'IpcError',
       message: /while measuring memory/,
     });
-  beginSharedUse(nameOfMapping(base), 1, () => {});
+  acquireSharedUse(nameOfMapping(base), 1, () => {});
   open();
   assert.deepEqual(told, []);
-  endSharedUse(nameOfMapping(base), () => {});
+  releaseSharedUse(nameOfMapping(base), () => {});
   open();
   assert.deepEqual(told, [['cuMemFree_v2', base]]);
   await Context.primary().flush();
@@ -461,16 +470,16 @@ test('a pool and its memory are not taken for each other, and nothing stays open
   // One that was received for nobody is there for those who opened it before, or for none.
   const ours = session();
   const [descriptor, { fds = [] }] = open(pool);
-  const received = unpack(descriptor, fds, ours) as ImportedPool;
+  const received = importFromPeer(descriptor, fds, ours) as ImportedPool;
   assert.equal(openIpcPool(descriptor, { fds: exportIpc(pool).fds.map(duplicateFd) }), received);
-  discard(received);
-  endSession(ours);
+  discardImported(received);
+  closeSharingSession(ours);
   assert.equal(received.closed, false);
   received.close();
   const others = session();
   const [again, { fds: more = [] }] = open(pool);
-  discard(unpack(again, more, others));
-  endSession(others);
+  discardImported(importFromPeer(again, more, others));
+  closeSharingSession(others);
   await context.flush();
   assert.deepEqual(left(), before);
 });
@@ -491,9 +500,9 @@ test('a pool that was closed with its buffers opens anew, while they wait to be 
     const second = open();
     assert.notEqual(second.resource, first.resource);
     assert.deepEqual(new Set(second.copyToHostSync()), new Set([3]));
-    context.releases.collect();
+    context.releases.drainReady();
   }
-  context.releases.collect();
+  context.releases.drainReady();
   assert.deepEqual(new Set(open().copyToHostSync()), new Set([3]));
 });
 
@@ -556,14 +565,14 @@ test('descriptors are taken in every case, but where the arguments are wrong', (
     taken((fds) => openIpc(descriptor, { fds }), count, message);
     // What is one's own comes back over a connection.
     if (descriptor !== cases[1]?.[0])
-      taken((fds) => unpack(descriptor, fds, session()), count, message);
+      taken((fds) => importFromPeer(descriptor, fds, session()), count, message);
   }
-  const pools = (count: number): ParcelSession => ({
+  const pools = (count: number): SharingSession => ({
     ...session(),
-    received: new Map(Array.from({ length: count }, (_, n) => [String(n), n])),
+    receivedPools: new Map(Array.from({ length: count }, (_, n) => [String(n), n])),
   });
   const unpackOnto = (count: number) => (fds: number[]) =>
-    unpack(ofAnother(exportIpc(buffer).descriptor), fds, pools(count));
+    importFromPeer(ofAnother(exportIpc(buffer).descriptor), fds, pools(count));
   taken(unpackOnto(1024), 1, /^more than 1024 memory pools came over one connection$/);
   // The last one is looked at.
   taken(unpackOnto(1023), 1, /no file descriptor of the driver/);
@@ -596,7 +605,7 @@ test('file descriptors of a wrong kind are refused before the driver is asked', 
       },
     ]) {
       using recorder = recordCalls();
-      assert.throws(() => unpack(ofAnother(descriptor), fds.map(open), received), {
+      assert.throws(() => importFromPeer(ofAnother(descriptor), fds.map(open), received), {
         name: 'IpcError',
         code: 'no-file-descriptor',
         message: /no file descriptor of the driver/,
@@ -606,7 +615,7 @@ test('file descriptors of a wrong kind are refused before the driver is asked', 
         [],
       );
     }
-  assert.equal(received.received.size, 0);
+  assert.equal(received.receivedPools.size, 0);
 });
 
 test('a sound but hostile descriptor opens within what it names, or is an error; nothing leaks', async () => {

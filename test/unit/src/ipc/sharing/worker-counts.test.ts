@@ -7,13 +7,13 @@ import { readdirSync, readlinkSync, statSync } from 'node:fs';
 import { afterEach, test } from 'node:test';
 import type { Worker } from 'node:worker_threads';
 import {
-  beginSharedMapping,
-  beginSharedUse,
-  closeSharedHandle,
-  endSharedUse,
+  acquireSharedMapping,
+  acquireSharedUse,
   nameOfMapping,
   openSharedHandle,
-  shareHandle,
+  releaseSharedHandle,
+  releaseSharedUse,
+  retainSharedHandle,
 } from '../../../../../src/ipc/sharing/worker-counts.ts';
 import { startWorker } from '../../../../support/program.ts';
 import type { Task } from '../fixtures/counting-worker.ts';
@@ -57,14 +57,14 @@ test('a worker that comes while the main thread is at the counts waits for it', 
   const worker = start();
   assert.equal(await ask(worker, { do: 'greet' }), 0);
   const answered = once(worker, 'message');
-  const begun = beginSharedUse(name, 1, () => {
+  const begun = acquireSharedUse(name, 1, () => {
     worker.postMessage({ do: 'begin', name } satisfies Task);
     Atomics.wait(mapped, 1, 0, 100);
     return Atomics.load(mapped, 0);
   });
   assert.equal(begun, 0);
   assert.deepEqual(await answered, [1]);
-  endSharedUse(name, assert.fail);
+  releaseSharedUse(name, assert.fail);
   assert.equal(await ask(worker, { do: 'end', name }), 0);
 });
 
@@ -91,8 +91,8 @@ test('what a terminated worker used stays mapped, and its lock goes with it', as
   await ask(other, { do: 'stall', name: randomUUID() });
   await other.terminate();
   let isEnded = false;
-  beginSharedUse(name, 1, () => {});
-  endSharedUse(name, () => {
+  acquireSharedUse(name, 1, () => {});
+  releaseSharedUse(name, () => {
     isEnded = true;
   });
   assert.equal(isEnded, false);
@@ -102,31 +102,31 @@ test('another allocation by the same name is refused while one is used; what fai
   const name = randomUUID();
   const ended: string[] = [];
   assert.equal(
-    beginSharedUse(name, 1, () => 'mapped'),
+    acquireSharedUse(name, 1, () => 'mapped'),
     'mapped',
   );
-  assert.throws(() => beginSharedUse(name, 2, assert.fail), {
+  assert.throws(() => acquireSharedUse(name, 2, assert.fail), {
     name: 'IpcError',
     message: /another worker thread/,
   });
   const failing = (): never => {
     throw new RangeError('no');
   };
-  assert.throws(() => beginSharedUse(name, 1, failing), RangeError);
-  endSharedUse(name, () => ended.push('first'));
-  assert.throws(() => beginSharedUse(name, 2, failing), RangeError);
-  beginSharedUse(name, 3, () => {});
-  endSharedUse(name, () => ended.push('third'));
+  assert.throws(() => acquireSharedUse(name, 1, failing), RangeError);
+  releaseSharedUse(name, () => ended.push('first'));
+  assert.throws(() => acquireSharedUse(name, 2, failing), RangeError);
+  acquireSharedUse(name, 3, () => {});
+  releaseSharedUse(name, () => ended.push('third'));
   assert.deepEqual(ended, ['first', 'third']);
 });
 
 test('a handle is closed by its last use, as often as the driver was asked for it', () => {
   const handle = 2 ** 50 + 3;
   let closed = 0;
-  const close = (): void => closeSharedHandle(handle, () => (closed += 1));
+  const close = (): void => releaseSharedHandle(handle, () => (closed += 1));
   openSharedHandle(() => handle);
   openSharedHandle(() => handle);
-  shareHandle(handle);
+  retainSharedHandle(handle);
   close();
   close();
   assert.equal(closed, 0);
@@ -145,16 +145,16 @@ test('mappings are counted by their address; what fails on the way does not unma
     seen.push(isUsed(base));
     return mapping;
   };
-  assert.equal(beginSharedMapping(1, map), mapping);
-  beginSharedMapping(1, map);
-  assert.throws(() => beginSharedMapping(2, map), { name: 'IpcError' });
+  assert.equal(acquireSharedMapping(1, map), mapping);
+  acquireSharedMapping(1, map);
+  assert.throws(() => acquireSharedMapping(2, map), { name: 'IpcError' });
   assert.deepEqual(seen, [false, true, true]);
-  endSharedUse(nameOfMapping(base), assert.fail);
+  releaseSharedUse(nameOfMapping(base), assert.fail);
   let isEnded = false;
-  endSharedUse(nameOfMapping(base), () => {
+  releaseSharedUse(nameOfMapping(base), () => {
     isEnded = true;
   });
   assert.equal(isEnded, true);
-  beginSharedMapping(2, map);
-  endSharedUse(nameOfMapping(base));
+  acquireSharedMapping(2, map);
+  releaseSharedUse(nameOfMapping(base));
 });

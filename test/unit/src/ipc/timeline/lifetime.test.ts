@@ -12,11 +12,11 @@ import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import type { CUstream } from '../../../../../ffi/types.ts';
 import { Context, Stream } from '../../../../../src/index.ts';
-import { Ordering } from '../../../../../src/ipc/timeline/ordering.ts';
-import { PointPage } from '../../../../../src/ipc/timeline/page.ts';
-import { SLOT_COUNT } from '../../../../../src/ipc/timeline/point.ts';
-import { Signals, Slots } from '../../../../../src/ipc/timeline/signaler.ts';
-import { Waits } from '../../../../../src/ipc/timeline/waiter.ts';
+import { Timeline } from '../../../../../src/ipc/timeline/ordering.ts';
+import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
+import { COUNTER_COUNT } from '../../../../../src/ipc/timeline/point.ts';
+import { Signaler, StreamCounters } from '../../../../../src/ipc/timeline/signaler.ts';
+import { Waiter } from '../../../../../src/ipc/timeline/waiter.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -34,7 +34,8 @@ const pageFd = (): number => createSealedMemfd('points', 4096);
 const slotOf = (index: number, count = 1) => ({ slot: index, count });
 
 /** Whether a page is unmapped: then everything counts as reached. */
-const isUnmapped = (page: PointPage): boolean => page.isReached(slotOf(SLOT_COUNT - 1, 2 ** 20));
+const isUnmapped = (page: TimelinePage): boolean =>
+  page.isReached(slotOf(COUNTER_COUNT - 1, 2 ** 20));
 
 /** A context that failed is reset without a wait for its work, which may stand still. */
 function resetLost(context: Context, emulated: ReturnType<typeof emulate>): void {
@@ -51,13 +52,13 @@ test('a connection that ends gives back both pages, and all that it had of them'
   for (const isSent of [true, false]) {
     using producer = Stream.create({ nonBlocking: true });
     using consumer = Stream.create({ nonBlocking: true });
-    const [ours, theirs] = [new Ordering(), new Ordering()];
+    const [ours, theirs] = [new Timeline(), new Timeline()];
     using latch = new Latch();
     const { descriptors, mappings } = processState();
-    const { size } = context.afterReset;
+    const { size } = context.onReset;
     const held = [...open];
     latch.hold(producer);
-    const points = ours.behindStream(producer);
+    const points = ours.pointsBehindStream(producer);
     assert.equal(points.length, 1);
     if (isSent) {
       ours.sharePage((fd) => theirs.acceptPage(duplicateFd(fd)));
@@ -78,7 +79,7 @@ test('a connection that ends gives back both pages, and all that it had of them'
       registered.filter((what) => !held.includes(what)),
       [],
     );
-    assert.equal(context.afterReset.size, size);
+    assert.equal(context.onReset.size, size);
     const { descriptors: left, mappings: mapped } = processState();
     assert.deepEqual([left, mapped], [descriptors, mappings]);
   }
@@ -87,7 +88,7 @@ test('a connection that ends gives back both pages, and all that it had of them'
 test('one page comes over a connection, while that is open; others are refused and closed', () => {
   emulate();
   const before = openDescriptors();
-  const ordering = new Ordering();
+  const ordering = new Timeline();
   ordering.acceptPage(pageFd());
   const second = pageFd();
   const refused = { name: 'IpcError', message: 'a second page of counters came' };
@@ -109,8 +110,8 @@ test('a page that cannot be mapped leaves no descriptor, made here or received',
   const received = pageFd();
   replace((() => -1n) as never);
   try {
-    assert.throws(() => PointPage.create(), { name: 'SystemError' });
-    assert.throws(() => PointPage.accept(received), {
+    assert.throws(() => TimelinePage.create(), { name: 'SystemError' });
+    assert.throws(() => TimelinePage.accept(received), {
       name: 'IpcError',
       message: /cannot be mapped/,
     });
@@ -126,24 +127,24 @@ const KEPT = 8;
 test('the waits of connections that have ended are kept by nobody', async () => {
   emulate();
   const context = Context.primary();
-  const { accept } = PointPage;
+  const { accept } = TimelinePage;
   // In a function of its own: its variables would be kept as long as the test runs.
-  const endOne = (): WeakRef<PointPage> => {
-    let page: WeakRef<PointPage> | undefined;
-    PointPage.accept = (fd) => {
-      const accepted = accept.call(PointPage, fd);
+  const endOne = (): WeakRef<TimelinePage> => {
+    let page: WeakRef<TimelinePage> | undefined;
+    TimelinePage.accept = (fd) => {
+      const accepted = accept.call(TimelinePage, fd);
       page = new WeakRef(accepted);
       return accepted;
     };
-    const ordering = new Ordering();
+    const ordering = new Timeline();
     ordering.acceptPage(pageFd());
-    PointPage.accept = accept;
+    TimelinePage.accept = accept;
     using stream = Stream.create({ nonBlocking: true });
     assert.equal(ordering.wait([slotOf(0)], context, stream), true);
-    assert.equal(ordering.otherIsGone(), 1);
+    assert.equal(ordering.abandonWaits(), 1);
     stream.synchronizeSync();
     ordering.close(() => {});
-    return page as unknown as WeakRef<PointPage>;
+    return page as unknown as WeakRef<TimelinePage>;
   };
   const pages = Array.from({ length: 3 * KEPT }, endOne);
   await context.flush();
@@ -156,7 +157,7 @@ test('a page is registered once for the devices of all contexts, and anew after 
   const emulated = emulate({ CUFFI_EMULATED_DEVICES: '2' });
   const told = recordCallsOf(emulated, 'cuMemHostRegister_v2', 'cuMemHostUnregister');
   const [context, other] = [Context.primary(0), Context.primary(1)];
-  const page = PointPage.create();
+  const page = TimelinePage.create();
   for (const each of [context, other, context, other]) page.addressIn(each, 3);
   const [[, host] = []] = told as readonly (readonly unknown[])[];
   const registering = [
@@ -180,9 +181,9 @@ test('a page is registered once for the devices of all contexts, and anew after 
 test('a page that waits to be closed is unmapped by a reset, which has unregistered it', () => {
   const emulated = emulate();
   const context = Context.primary();
-  const page = PointPage.create();
+  const page = TimelinePage.create();
   page.addressIn(context, 0);
-  const before = context.afterReset.size;
+  const before = context.onReset.size;
   let unmapped = 0;
   using recorder = recordCalls();
   {
@@ -194,8 +195,8 @@ test('a page that waits to be closed is unmapped by a reset, which has unregiste
     resetLost(context, emulated);
   }
   assert.deepEqual([unmapped, isUnmapped(page)], [1, true]);
-  context.releases.collect();
-  assert.deepEqual([unmapped, context.afterReset.size], [1, before]);
+  context.releases.drainReady();
+  assert.deepEqual([unmapped, context.onReset.size], [1, before]);
   assert.deepEqual(
     recorder.calls.filter(({ name }) => name === 'cuMemHostUnregister'),
     [],
@@ -205,12 +206,12 @@ test('a page that waits to be closed is unmapped by a reset, which has unregiste
 test('the counters that a context was to write are reached when a reset has ended its work', () => {
   emulate({ CUFFI_EMULATED_DEVICES: '2' });
   const contexts = [Context.primary(0), Context.primary(1)] as const;
-  const page = PointPage.create();
-  const slots = new Slots(page);
+  const page = TimelinePage.create();
+  const slots = new StreamCounters(page);
   const points = contexts.map((context) => {
     const slot = slots.ofHandle(context, CU_STREAM_LEGACY as CUstream);
     assert.ok(slot);
-    return Slots.next(slot);
+    return StreamCounters.next(slot);
   });
   // One handle, and two streams.
   assert.notEqual(points[0]?.slot, points[1]?.slot);
@@ -227,12 +228,12 @@ test('the counters that a context was to write are reached when a reset has ende
 test('the words of streams that are closed go to others', async () => {
   emulate();
   const context = Context.primary();
-  const page = PointPage.create();
-  const slots = new Slots(page);
+  const page = TimelinePage.create();
+  const slots = new StreamCounters(page);
   const create = (): Stream => Stream.create({ nonBlocking: true });
   const take = ({ handle }: Stream): number | undefined => slots.ofHandle(context, handle)?.slot;
-  const streams = Array.from({ length: SLOT_COUNT }, create);
-  assert.equal(new Set(streams.map(take)).size, SLOT_COUNT);
+  const streams = Array.from({ length: COUNTER_COUNT }, create);
+  assert.equal(new Set(streams.map(take)).size, COUNTER_COUNT);
   using last = create();
   assert.equal(take(last), undefined);
   const [first, second] = streams as [Stream, Stream];
@@ -252,12 +253,12 @@ test('a page of which something is still to be told is closed after that', async
   using stream = Stream.create({ nonBlocking: true });
   latch.hold(stream);
   selectDriver(broken(emulated, 'cuStreamWriteValue64_v2', CUresult.CUDA_ERROR_NOT_SUPPORTED));
-  const signals = new Signals(PointPage.create());
-  const [point] = signals.behindStream(stream);
+  const signals = new Signaler(TimelinePage.create());
+  const [point] = signals.pointsBehindStream(stream);
   assert.ok(point);
-  let theirs: PointPage | undefined;
+  let theirs: TimelinePage | undefined;
   signals.page.shareFd((fd) => {
-    theirs = PointPage.accept(duplicateFd(fd));
+    theirs = TimelinePage.accept(duplicateFd(fd));
   });
   signals.close();
   assert.deepEqual([isUnmapped(signals.page), theirs?.isReached(point)], [false, false]);
@@ -271,38 +272,38 @@ test('a page of which something is still to be told is closed after that', async
 test('after a reset a stream waits again for what it waited for before', () => {
   const emulated = emulate();
   const context = Context.primary();
-  const page = PointPage.accept(pageFd());
-  const waits = new Waits(page);
+  const page = TimelinePage.accept(pageFd());
+  const waits = new Waiter(page);
   using recorder = recordCalls();
   const wait = (index: number, stream?: Stream): number => {
     const before = recorder.calls.length;
-    waits.queue([slotOf(index)], context, stream);
+    waits.enqueueWaits([slotOf(index)], context, stream);
     return recorder.calls.slice(before).filter(({ name }) => name.startsWith('cuStreamWaitValue'))
       .length;
   };
   assert.deepEqual([wait(0), wait(0)], [1, 0]);
   resetLost(context, emulated);
   assert.deepEqual([wait(0), wait(0)], [1, 0]);
-  waits.giveUp();
+  waits.abandon();
   page.close();
 });
 
 test('a mark behind waits that the driver refuses leaves no event', () => {
   const { driver, open } = keepingBooks(emulate());
   selectDriver(broken(driver, 'cuEventRecord', CUresult.CUDA_ERROR_INVALID_VALUE));
-  const page = PointPage.accept(pageFd());
-  const waits = new Waits(page);
+  const page = TimelinePage.accept(pageFd());
+  const waits = new Waiter(page);
   const stream = Stream.create({ nonBlocking: true });
   const events = (): string[] => [...open].filter((what) => what.startsWith('cuEventCreate'));
   const before = events();
   // So many that it is looked at how many have run; the rest is left to the host then.
   const many = Array.from({ length: 200 }, (_, index) => slotOf(index));
   using recorder = recordCalls();
-  assert.equal(waits.queue(many, stream.context, stream), false);
+  assert.equal(waits.enqueueWaits(many, stream.context, stream), false);
   assert.ok(recorder.calls.some(({ name }) => name === 'cuEventRecord'));
   assert.deepEqual(events(), before);
-  assert.equal(waits.queue([slotOf(300)], stream.context, stream), false);
-  assert.equal(waits.giveUp(), 200);
+  assert.equal(waits.enqueueWaits([slotOf(300)], stream.context, stream), false);
+  assert.equal(waits.abandon(), 200);
   stream.synchronizeSync();
   selectDriver(driver);
   stream.close();

@@ -20,16 +20,16 @@ import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { withAddress } from '../../../../../ffi/native.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { Context, DeviceBuffer, Stream } from '../../../../../src/index.ts';
-import { PointPage } from '../../../../../src/ipc/timeline/page.ts';
-import { hasReached, SLOT_COUNT } from '../../../../../src/ipc/timeline/point.ts';
-import { Signals, Slots } from '../../../../../src/ipc/timeline/signaler.ts';
+import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
+import { COUNTER_COUNT, hasReached } from '../../../../../src/ipc/timeline/point.ts';
+import { Signaler, StreamCounters } from '../../../../../src/ipc/timeline/signaler.ts';
 import {
   comparedBits,
-  waitForWord,
-  writeWord,
+  waitForCounter,
+  writeCounter,
 } from '../../../../../src/ipc/timeline/stream-memory-operations.ts';
-import { Waits } from '../../../../../src/ipc/timeline/waiter.ts';
-import { nextTurn } from '../../../../../src/poller.ts';
+import { Waiter } from '../../../../../src/ipc/timeline/waiter.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -38,13 +38,13 @@ import { processState } from '../../../../support/process-state.ts';
 import { emulate, runProgram } from '../../emulate.ts';
 
 function ends() {
-  const signals = new Signals(PointPage.create());
+  const signals = new Signaler(TimelinePage.create());
   let fd = -1;
   signals.page.shareFd((its) => {
     fd = duplicateFd(its);
   });
-  const page = PointPage.accept(fd);
-  return { signals, page, waits: new Waits(page) };
+  const page = TimelinePage.accept(fd);
+  return { signals, page, waits: new Waiter(page) };
 }
 
 test('a stream waits for one of the other end, and no host does', async () => {
@@ -58,13 +58,13 @@ test('a stream waits for one of the other end, and no host does', async () => {
     using latch = new Latch();
     using producer = Stream.create({ nonBlocking: true });
     using consumer = Stream.create({ nonBlocking: true });
-    assert.deepEqual(signals.behindStream(producer), []);
-    assert.deepEqual(signals.behindContext(context), []);
+    assert.deepEqual(signals.pointsBehindStream(producer), []);
+    assert.deepEqual(signals.pointsBehindContext(context), []);
     latch.hold(producer);
-    const points = signals.behindStream(producer);
+    const points = signals.pointsBehindStream(producer);
     assert.equal(points.length, 1);
     assert.equal(waits.isReached(points), false);
-    assert.equal(waits.queue(points, context, consumer), true);
+    assert.equal(waits.enqueueWaits(points, context, consumer), true);
     assert.equal(consumer.done, false);
     latch.open();
     await consumer.synchronize();
@@ -93,12 +93,12 @@ test('all known work is waited for: of own, default, borrowed and late streams',
   latch.hold(Stream.fromHandle(lent.handle));
   latch.hold(Stream.perThreadDefault());
   buffer.fill(1);
-  const points = signals.behindContext(context);
+  const points = signals.pointsBehindContext(context);
   // Own, lent, the thread's own, and what the marked ones are joined in.
   assert.equal(points.length, 4);
   assert.equal(new Set(points.map(({ slot }) => slot)).size, 4);
   for (const stream of [Stream.fromHandle(lent.handle), Stream.legacyDefault()])
-    points.push(...signals.behindStream(stream));
+    points.push(...signals.pointsBehindStream(stream));
   assert.equal(
     points.some((point) => page.isReached(point)),
     false,
@@ -117,15 +117,15 @@ test('work of another context on the memory of one is waited for with it', async
   using latch = new Latch(other);
   using visiting = Stream.create({ device: 1, nonBlocking: true });
   latch.hold(visiting);
-  assert.deepEqual(signals.behindContext(context), []);
-  context.activity.visitedBy(other.activity);
-  const points = signals.behindContext(context);
+  assert.deepEqual(signals.pointsBehindContext(context), []);
+  context.workTracker.addOtherContext(other.workTracker);
+  const points = signals.pointsBehindContext(context);
   assert.equal(points.length, 1);
-  for (let turn = 0; turn < 5; turn++) await nextTurn();
+  for (let turn = 0; turn < 5; turn++) await nextLoopIteration();
   assert.equal(waits.isReached(points), false);
   latch.open();
   await other.synchronize();
-  while (!waits.isReached(points)) await nextTurn();
+  while (!waits.isReached(points)) await nextLoopIteration();
   signals.close();
   page.close();
 });
@@ -139,10 +139,10 @@ test('where a device refuses, the hosts keep the counters: slower, never wrong',
     selectDriver(broken(emulated, name, CUresult.CUDA_ERROR_NOT_SUPPORTED));
     const { signals, page, waits } = ends();
     const context = stream.context;
-    const points = [...signals.behindStream(stream), ...signals.behindContext(context)];
+    const points = [...signals.pointsBehindStream(stream), ...signals.pointsBehindContext(context)];
     assert.equal(points.length, 2);
-    assert.equal(waits.queue(points, context), name === 'cuStreamWriteValue64_v2');
-    await nextTurn();
+    assert.equal(waits.enqueueWaits(points, context), name === 'cuStreamWriteValue64_v2');
+    await nextLoopIteration();
     assert.equal(waits.isReached(points), false);
     signals.close();
     latch.open();
@@ -155,8 +155,8 @@ test('a survivor releases its streams, and knows what never came', async () => {
   emulate();
   const { page, waits } = ends();
   using stream = Stream.create({ nonBlocking: true });
-  waits.queue([{ slot: 3, count: 2 }], stream.context, stream);
-  waits.queue(
+  waits.enqueueWaits([{ slot: 3, count: 2 }], stream.context, stream);
+  waits.enqueueWaits(
     [
       { slot: 3, count: 5 },
       { slot: 4, count: 1 },
@@ -165,9 +165,9 @@ test('a survivor releases its streams, and knows what never came', async () => {
     stream,
   );
   assert.equal(stream.done, false);
-  assert.equal(waits.giveUp(), 2);
+  assert.equal(waits.abandon(), 2);
   await stream.synchronize();
-  assert.equal(waits.giveUp(), 0);
+  assert.equal(waits.abandon(), 0);
   page.close();
 });
 
@@ -180,12 +180,12 @@ test('a survivor releases the stream that waits for the furthest point, whoever 
     const { page, waits } = ends();
     const streams = order.map((count) => {
       const stream = Stream.create({ nonBlocking: true });
-      assert.equal(waits.queue([{ slot: 3, count }], stream.context, stream), true);
+      assert.equal(waits.enqueueWaits([{ slot: 3, count }], stream.context, stream), true);
       return stream;
     });
     assert.ok(streams.every(({ done }) => !done));
     // Of one counter: whoever is at 5 was at 2.
-    assert.equal(waits.giveUp(), 1);
+    assert.equal(waits.abandon(), 1);
     assert.deepEqual(
       streams.map(({ done }) => done),
       [true, true],
@@ -214,14 +214,14 @@ test('a stream waits once for a counter, as far as it has to', async () => {
   const wait = (counts: readonly number[], within: Stream | undefined): number => {
     const before = waitCalls(recorder.calls);
     const points = counts.map((count) => ({ slot: 9, count }));
-    assert.equal(waits.queue(points, context, within), true);
+    assert.equal(waits.enqueueWaits(points, context, within), true);
     return waitCalls(recorder.calls) - before;
   };
   assert.deepEqual([wait([1, 4, 5, 2], stream), wait([5], stream), wait([3], stream)], [1, 0, 0]);
   assert.deepEqual([wait([6], stream), wait([6], other)], [1, 1]);
   // Of the legacy default stream, however it is named.
   assert.deepEqual([wait([6], undefined), wait([6], Stream.legacyDefault())], [1, 0]);
-  page.raise({ slot: 9, count: 6 });
+  page.advanceTo({ slot: 9, count: 6 });
   await context.synchronize();
   page.close();
 });
@@ -234,7 +234,7 @@ test('a stream has a bounded number of waits, until they have run', async () => 
   using recorder = recordCalls();
   // More at once than it may have: none of them.
   const many = Array.from({ length: 500 }, (_, slot) => ({ slot, count: 1 }));
-  assert.equal(waits.queue(many, context, stream), false);
+  assert.equal(waits.enqueueWaits(many, context, stream), false);
   assert.equal(waitCalls(recorder.calls), 0);
   for (let round = 0; round < 3; round++) {
     using latch = new Latch();
@@ -243,9 +243,9 @@ test('a stream has a bounded number of waits, until they have run', async () => 
     let queued = 0;
     for (let n = 0; n < 500; n++) {
       const point = { slot: round, count: n + 1 };
-      if (waits.queue([point], context, stream)) queued += 1;
+      if (waits.enqueueWaits([point], context, stream)) queued += 1;
       // What it waits for is done, but the stream stands before that still.
-      page.raise(point);
+      page.advanceTo(point);
     }
     assert.ok(queued >= 160 && queued <= 320, `${queued} were queued`);
     assert.equal(waitCalls(recorder.calls) - before, queued);
@@ -263,16 +263,16 @@ test('the streams of a context have a bounded number of waits in all', async () 
   using recorder = recordCalls();
   const fill = (stream: Stream): void => {
     for (let slot = 0; slot < 500; slot++)
-      waits.queue([{ slot, count: 1 }], stream.context, stream);
+      waits.enqueueWaits([{ slot, count: 1 }], stream.context, stream);
   };
   fill(first);
   fill(second);
   assert.equal(waitCalls(recorder.calls), 512);
-  for (let slot = 0; slot < 500; slot++) page.raise({ slot, count: 1 });
+  for (let slot = 0; slot < 500; slot++) page.advanceTo({ slot, count: 1 });
   await first.synchronize();
   await second.synchronize();
-  assert.equal(waits.queue([{ slot: 0, count: 2 }], second.context, second), true);
-  page.raise({ slot: 0, count: 2 });
+  assert.equal(waits.enqueueWaits([{ slot: 0, count: 2 }], second.context, second), true);
+  page.advanceTo({ slot: 0, count: 2 });
   await second.synchronize();
   page.close();
 });
@@ -282,8 +282,8 @@ test('the waits of a stream that goes on are never left to the host', async () =
   const { page, waits } = ends();
   using stream = Stream.create({ nonBlocking: true });
   for (let count = 1; count <= 1000; count++) {
-    assert.equal(waits.queue([{ slot: 0, count }], stream.context, stream), true);
-    page.raise({ slot: 0, count });
+    assert.equal(waits.enqueueWaits([{ slot: 0, count }], stream.context, stream), true);
+    page.advanceTo({ slot: 0, count });
     if (count % 100 === 0) await stream.synchronize();
   }
   page.close();
@@ -303,17 +303,17 @@ for (const [connections, most] of [
       const { page, waits } = ends();
       const streams = Array.from({ length: 10 }, () => Stream.create({ nonBlocking: true }));
       const wait = (stream: Stream, at: number): boolean =>
-        waits.queue([{ slot: at, count: 1 }], stream.context, stream);
+        waits.enqueueWaits([{ slot: at, count: 1 }], stream.context, stream);
       assert.equal(streams.filter(wait).length, most);
       // One that waits already may wait for more.
       const [first, ...others] = streams as [Stream, ...Stream[]];
       assert.equal(wait(first, 11), true);
-      for (const slot of [0, 11]) page.raise({ slot, count: 1 });
+      for (const slot of [0, 11]) page.advanceTo({ slot, count: 1 });
       assert.equal(
         others.filter((stream, at) => !stream.done || wait(stream, at + 1)).length,
         most,
       );
-      waits.giveUp();
+      waits.abandon();
       for (const stream of streams) {
         await stream.synchronize();
         stream.close();
@@ -359,12 +359,12 @@ test('a stream tells how far it is by the widest word that its device has', asyn
         latch.word.shut();
         latch.hold(producer);
         told.length = 0;
-        const points = signals.behindStream(producer);
+        const points = signals.pointsBehindStream(producer);
         assert.deepEqual(
           points.map(({ count }) => count),
           [round],
         );
-        assert.equal(waits.queue(points, consumer.context, consumer), true);
+        assert.equal(waits.enqueueWaits(points, consumer.context, consumer), true);
         assert.deepEqual(
           told.map(([name, stream, , count, flags]) => [name, stream, count, flags]),
           [
@@ -401,8 +401,8 @@ test('beyond 32 bits a narrow word holds the low half of a count, and a wide one
     const { context, handle } = stream;
     const count = 2 ** 40 + 5;
     memory.fill(0);
-    writeWord(context, handle, memory.address, count);
-    waitForWord(context, handle, memory.address, count);
+    writeCounter(context, handle, memory.address, count);
+    waitForCounter(context, handle, memory.address, count);
     assert.equal(comparedBits(context), bits);
     const word = bits === 32 ? 5 : count;
     assert.deepEqual(told, [
@@ -454,20 +454,20 @@ test('a survivor releases its streams, whatever is left in the counters', {
     for (const [asked, word] of left) {
       const fd = createSealedMemfd('points', 4096);
       const theirs = mapShared(fd, 4096);
-      const page = PointPage.accept(fd);
-      const waits = new Waits(page);
+      const page = TimelinePage.accept(fd);
+      const waits = new Waiter(page);
       using stream = Stream.create({ nonBlocking: true });
       using recorder = recordCalls();
       const words = new BigUint64Array(theirs.view());
       for (const [before, count] of asked) {
         words[2] = before;
         const isDevices = bits === 64 || count < 2 ** 31;
-        assert.equal(waits.queue([{ slot: 2, count }], stream.context, stream), isDevices);
+        assert.equal(waits.enqueueWaits([{ slot: 2, count }], stream.context, stream), isDevices);
       }
       const calls = recorder.calls.filter(({ name }) => name.startsWith('cuStreamWaitValue'));
       assert.ok(calls.every(({ name }) => name === `cuStreamWaitValue${bits}_v2`));
       words[2] = word;
-      waits.giveUp();
+      waits.abandon();
       await stream.synchronize();
       theirs.unmap();
       page.close();
@@ -480,17 +480,17 @@ test('more streams than a page has words are told of all the same, behind their 
   const { signals, page, waits } = ends();
   const context = Context.primary();
   using latch = new Latch();
-  const streams = Array.from({ length: SLOT_COUNT + 1 }, () =>
+  const streams = Array.from({ length: COUNTER_COUNT + 1 }, () =>
     Stream.create({ nonBlocking: true }),
   );
   for (const stream of streams) latch.hold(stream);
-  const points = streams.flatMap((stream) => signals.behindStream(stream));
+  const points = streams.flatMap((stream) => signals.pointsBehindStream(stream));
   assert.equal(points.length, streams.length);
   // No more than a message may have: of each word one.
-  const all = signals.behindContext(context);
+  const all = signals.pointsBehindContext(context);
   assert.equal(new Set(all.map(({ slot }) => slot)).size, all.length);
   points.push(...all);
-  await nextTurn();
+  await nextLoopIteration();
   assert.equal(
     points.some((point) => page.isReached(point)),
     false,
@@ -533,7 +533,7 @@ test('a page is taken only where nobody can take it away again', () => {
     openSync('/dev/null', 'r+'),
     ...socketPair(),
   ])
-    assert.throws(() => PointPage.accept(fd), { name: 'IpcError' });
+    assert.throws(() => TimelinePage.accept(fd), { name: 'IpcError' });
 });
 
 test('a page that came cannot be changed by its sender any more, and works on', async () => {
@@ -542,10 +542,10 @@ test('a page that came cannot be changed by its sender any more, and works on', 
   const before = mappings();
   const fd = createSealedMemfd('points', 4096);
   const theirs = mapShared(fd, 4096);
-  const page = PointPage.accept(duplicateFd(fd));
-  const waits = new Waits(page);
+  const page = TimelinePage.accept(duplicateFd(fd));
+  const waits = new Waiter(page);
   using stream = Stream.create({ nonBlocking: true });
-  assert.equal(waits.queue([{ slot: 0, count: 1 }], stream.context, stream), true);
+  assert.equal(waits.enqueueWaits([{ slot: 0, count: 1 }], stream.context, stream), true);
   assert.ok(libc.fallocate(fd, 3, 0, 4096) < 0);
   assert.ok(libc.madvise(theirs.address, 4096, 9) < 0);
   assert.ok(libc.ftruncate(fd, 0) < 0);
@@ -570,7 +570,7 @@ test('where the kernel cannot keep a page as it is, no stream waits there, and t
   const { page, waits } = ends();
   restore(fcntl);
   using stream = Stream.create({ nonBlocking: true });
-  assert.equal(waits.queue([{ slot: 0, count: 1 }], stream.context, stream), false);
+  assert.equal(waits.enqueueWaits([{ slot: 0, count: 1 }], stream.context, stream), false);
   assert.equal(stream.done, true);
   page.close();
 });
@@ -578,7 +578,7 @@ test('where the kernel cannot keep a page as it is, no stream waits there, and t
 test('a page that the driver does not let go of is closed all the same, and its connection ends', async () => {
   const lost = CUresult.CUDA_ERROR_LAUNCH_FAILED;
   selectDriver(broken(emulate(), 'cuMemHostUnregister', lost));
-  const page = PointPage.create();
+  const page = TimelinePage.create();
   page.addressIn(Context.primary(), 0);
   const warned = once(process, 'warning');
   let isUnmapped = false;
@@ -599,15 +599,15 @@ test('a page is unregistered behind the work of each context that waits there', 
   const isRegistered = (): boolean =>
     [...open].some((what) => what.startsWith('cuMemHostRegister') && !before.has(what));
   const before = new Set(open);
-  const page = PointPage.create();
+  const page = TimelinePage.create();
   for (const each of [context, other]) page.addressIn(each, 0);
   latch.hold(stream);
   let isUnmapped = false;
   page.close(() => {
     isUnmapped = true;
   });
-  await nextTurn();
-  context.releases.collect();
+  await nextLoopIteration();
+  context.releases.drainReady();
   assert.deepEqual([isUnmapped, isRegistered()], [false, true]);
   latch.open();
   await stream.synchronize();
@@ -616,7 +616,7 @@ test('a page is unregistered behind the work of each context that waits there', 
 });
 
 test('a counter is never set back by the host, only forward', () => {
-  const page = PointPage.create();
+  const page = TimelinePage.create();
   const mappings: Mapping[] = [];
   page.shareFd((fd) => mappings.push(mapShared(fd, 4096)));
   const [mapping] = mappings as [Mapping];
@@ -630,7 +630,7 @@ test('a counter is never set back by the host, only forward', () => {
     [2n ** 32n + 7n, 5, 2n ** 32n + 7n],
   ] as const) {
     theirs[3] = stands;
-    page.raise({ slot: 3, count });
+    page.advanceTo({ slot: 3, count });
     assert.equal(theirs[3], then, `${stands} to ${count}`);
   }
   mapping.unmap();
@@ -640,21 +640,21 @@ test('a counter is never set back by the host, only forward', () => {
 test('counters wrap around, and slots go to others when their streams are over', () => {
   assert.equal(hasReached(0xffff_fffe, 1), false);
   assert.equal(hasReached(1, 0xffff_fffe), true);
-  const page = PointPage.create();
-  const slots = new Slots(page);
+  const page = TimelinePage.create();
+  const slots = new StreamCounters(page);
   let isOver = false;
-  const taken = Array.from({ length: SLOT_COUNT }, () => slots.take(() => isOver));
-  assert.equal(new Set(taken.map((slot) => slot?.slot)).size, SLOT_COUNT);
+  const taken = Array.from({ length: COUNTER_COUNT }, () => slots.allocate(() => isOver));
+  assert.equal(new Set(taken.map((slot) => slot?.slot)).size, COUNTER_COUNT);
   assert.equal(
-    slots.take(() => false),
+    slots.allocate(() => false),
     undefined,
   );
-  const point = Slots.next(taken[0] as NonNullable<(typeof taken)[0]>);
+  const point = StreamCounters.next(taken[0] as NonNullable<(typeof taken)[0]>);
   isOver = true;
-  assert.equal(slots.take(() => false)?.slot, 1);
-  page.raise(point);
-  const again = slots.take(() => false);
+  assert.equal(slots.allocate(() => false)?.slot, 1);
+  page.advanceTo(point);
+  const again = slots.allocate(() => false);
   assert.equal(again?.slot, 0);
-  assert.deepEqual(again && Slots.next(again), { slot: 0, count: 2 });
+  assert.deepEqual(again && StreamCounters.next(again), { slot: 0, count: 2 });
   page.close();
 });

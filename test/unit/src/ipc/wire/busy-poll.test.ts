@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
 import { connect, listen, parentPeer, spawnPeer } from '../../../../../src/ipc/index.ts';
-import { busyPoll, type Look } from '../../../../../src/ipc/wire/busy-poll.ts';
-import { nextTurn } from '../../../../../src/poller.ts';
+import { busyPoll, type PollResult } from '../../../../../src/ipc/wire/busy-poll.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { peerPair, Stranger } from '../peer/support.ts';
 
@@ -28,29 +28,29 @@ function watchTurn(): { readonly hasRun: boolean } {
 test('looks until what is waited for comes, before the loop goes on', async () => {
   let looks = 0;
   const coming = new Promise<void>((resolve) => {
-    const look = (): Look => {
+    const poll = (): PollResult => {
       looks += 1;
       if (looks < 1000) return 'nothing';
       resolve();
       return 'over';
     };
     // Far more than it takes, on whatever machine.
-    busyPoll({ forUs: 60 * SECOND_US, look });
+    busyPoll({ durationUs: 60 * SECOND_US, poll });
   });
   const turn = watchTurn();
   await null;
   assert.equal(looks, 0, 'what is ready runs first');
   await coming;
   assert.deepEqual([looks, turn.hasRun], [1000, false]);
-  for (let turns = 0; turns < 5; turns += 1) await nextTurn();
+  for (let turns = 0; turns < 5; turns += 1) await nextLoopIteration();
   assert.equal(looks, 1000);
 });
 
 test('looks no more when its time is over, until it is asked anew', async () => {
   let looks = 0;
   const polled = {
-    forUs: 1,
-    look(): Look {
+    durationUs: 1,
+    poll(): PollResult {
       looks += 1;
       return 'nothing';
     },
@@ -59,10 +59,10 @@ test('looks no more when its time is over, until it is asked anew', async () => 
     looks = 0;
     busyPoll(polled);
     busyPoll(polled);
-    await nextTurn();
+    await nextLoopIteration();
     const seen = looks;
     assert.ok(seen > 0);
-    for (let turns = 0; turns < 5; turns += 1) await nextTurn();
+    for (let turns = 0; turns < 5; turns += 1) await nextLoopIteration();
     assert.equal(looks, seen);
   }
 });
@@ -71,22 +71,22 @@ test('all that wait are looked at, and the loop turns where one of them has been
   const found: string[] = [];
   let looks = 0;
   let turn = { hasRun: true };
-  const serve = (name: string, look: Look): Look => {
+  const serve = (name: string, poll: PollResult): PollResult => {
     found.push(`${name} ${turn.hasRun ? 'after' : 'without'} a turn`);
     turn = watchTurn();
-    return look;
+    return poll;
   };
   await new Promise<void>((resolve) => {
     busyPoll({
-      forUs: SECOND_US,
-      look() {
+      durationUs: SECOND_US,
+      poll() {
         if (looks === 100) return serve('first', 'served');
         return looks === 200 ? serve('first, again', 'over') : 'nothing';
       },
     });
     busyPoll({
-      forUs: SECOND_US,
-      look() {
+      durationUs: SECOND_US,
+      poll() {
         looks += 1;
         if (looks < 300) return 'nothing';
         resolve();

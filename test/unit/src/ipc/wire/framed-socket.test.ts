@@ -4,17 +4,17 @@ import { test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import { sendMessage } from '../../../../../ffi/linux/message.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
-import { Wire } from '../../../../../src/ipc/wire/framed-socket.ts';
-import { PacketKind, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
+import { FramedSocket } from '../../../../../src/ipc/wire/framed-socket.ts';
+import { FrameKind, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { FRAGMENT_BYTE_LENGTH, HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
-import { nextTurn } from '../../../../../src/poller.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 
 /** Sends a value of zeros, in as many packets as it needs. */
 function sendValue(socket: number, sequence: number, byteLength: number): void {
   for (let offset = 0; offset < byteLength; offset += FRAGMENT_BYTE_LENGTH) {
     const part = Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset);
     const packet = Buffer.alloc(HEADER_BYTE_LENGTH + part);
-    writeHeader(packet, 0, { kind: PacketKind.value, sequence, byteLength, offset });
+    writeHeader(packet, 0, { kind: FrameKind.value, sequence, byteLength, offset });
     assert.ok(sendMessage(socket, packet));
   }
 }
@@ -23,36 +23,36 @@ test('what a closed end has left is taken to its end, whoever waited for it, and
   const [socket, other] = socketPair();
   let wantsMore = true;
   const found: (number | string)[] = [];
-  const wire = new Wire(socket, {
+  const wire = new FramedSocket(socket, {
     wantsMore: () => wantsMore,
-    arrived({ bytes }) {
+    onMessage({ bytes }) {
       found.push(bytes.byteLength);
       // As where a value is checked that is long.
       if (found.length === 1) wantsMore = false;
       return true;
     },
-    ended() {
+    onSocketEnd() {
       found.push('end');
       wire.close(new Error('ended'));
     },
-    failed(error) {
+    onFailure(error) {
       found.push(String(error));
     },
-    drained() {},
+    onDrained() {},
   });
   t.after(() => wire.close(new Error('over')));
   sendValue(other, 0, 10);
   sendValue(other, 1, 20);
   sendValue(other, 2, 2 * FRAGMENT_BYTE_LENGTH);
   closeFd(other);
-  for (let turn = 0; turn < 5; turn++) await nextTurn();
+  for (let turn = 0; turn < 5; turn++) await nextLoopIteration();
   assert.deepEqual(found, [10], 'the rest waits');
-  wire.post(PacketKind.value, Buffer.alloc(HEADER_BYTE_LENGTH + 1), [])?.catch(() => {});
+  wire.post(FrameKind.value, Buffer.alloc(HEADER_BYTE_LENGTH + 1), [])?.catch(() => {});
   assert.equal(wire.isEnding, true);
-  await nextTurn();
+  await nextLoopIteration();
   wantsMore = true;
   wire.resume();
-  for (let turn = 0; turn < 50 && wire.isOpen; turn++) await nextTurn();
+  for (let turn = 0; turn < 50 && wire.isOpen; turn++) await nextLoopIteration();
   assert.deepEqual(found, [10, 20, 2 * FRAGMENT_BYTE_LENGTH, 'end']);
 });
 
@@ -61,33 +61,33 @@ test('what an end that is gone goes on to send by another holder is not taken wi
   let [sequence, taken, ends] = [0, 0, 0];
   const packet = Buffer.alloc(HEADER_BYTE_LENGTH + 1);
   const sendOne = (): boolean => {
-    writeHeader(packet, 0, { kind: PacketKind.value, sequence, byteLength: 1, offset: 0 });
+    writeHeader(packet, 0, { kind: FrameKind.value, sequence, byteLength: 1, offset: 0 });
     if (!sendMessage(other, packet)) return false;
     sequence += 1;
     return true;
   };
-  const wire = new Wire(socket, {
+  const wire = new FramedSocket(socket, {
     wantsMore: () => true,
-    arrived() {
+    onMessage() {
       taken += 1;
       // There is always more, but not for ever.
       if (taken < 5000) sendOne();
       return false;
     },
-    ended() {
+    onSocketEnd() {
       ends += 1;
       wire.close(new Error('ended'));
     },
-    failed: (error) => assert.fail(String(error)),
-    drained() {},
+    onFailure: (error) => assert.fail(String(error)),
+    onDrained() {},
   });
   t.after(() => {
     wire.close(new Error('over'));
     closeFd(other);
   });
   while (sendOne());
-  wire.otherIsGone();
-  while (wire.isOpen) await nextTurn();
+  wire.markPeerGone();
+  while (wire.isOpen) await nextLoopIteration();
   assert.deepEqual([taken, ends], [4096, 1]);
 });
 
@@ -96,12 +96,12 @@ test('a socket that is open keeps the process alive, also where nothing is wante
     process.getActiveResourcesInfo().filter((name) => name === 'Timeout').length;
   const [socket, other] = socketPair();
   let wantsMore = true;
-  const wire = new Wire(socket, {
+  const wire = new FramedSocket(socket, {
     wantsMore: () => wantsMore,
-    arrived: () => false,
-    ended() {},
-    failed: (error) => assert.fail(String(error)),
-    drained() {},
+    onMessage: () => false,
+    onSocketEnd() {},
+    onFailure: (error) => assert.fail(String(error)),
+    onDrained() {},
   });
   t.after(() => {
     wire.close(new Error('over'));

@@ -5,16 +5,16 @@ import { afterEach, beforeEach, test } from 'node:test';
 import { closeFd, createMemfd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../../ffi/linux/message.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
-import { Wire } from '../../../../../src/ipc/wire/framed-socket.ts';
-import { Assembly, PacketKind } from '../../../../../src/ipc/wire/frames.ts';
+import { FramedSocket } from '../../../../../src/ipc/wire/framed-socket.ts';
+import { FrameAssembler, FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
   MAX_UNSENT_BYTE_LENGTH,
   MAX_UNSENT_VALUES,
 } from '../../../../../src/ipc/wire/limits.ts';
-import { Outbox } from '../../../../../src/ipc/wire/send-queue.ts';
-import { nextTurn } from '../../../../../src/poller.ts';
+import { SendQueue } from '../../../../../src/ipc/wire/send-queue.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
 
@@ -35,7 +35,7 @@ const ignore = (): void => {};
 
 /** Puts what has come to the other end together: the kind of each, its length and its first byte. */
 function reader(): () => (readonly [kind: number, byteLength: number, first: number])[] {
-  const assembly = new Assembly();
+  const assembly = new FrameAssembler();
   return () => {
     const arrived: (readonly [number, number, number])[] = [];
     for (let next = receiveMessage(far); typeof next === 'object'; next = receiveMessage(far)) {
@@ -49,15 +49,15 @@ function reader(): () => (readonly [kind: number, byteLength: number, first: num
 }
 
 test('what others must agree to, and all that comes after it, waits for that', async () => {
-  const outbox = new Outbox();
+  const outbox = new SendQueue();
   const read = reader();
-  const { value, news } = PacketKind;
+  const { value, news } = FrameKind;
   let agree = ignore;
   const agreed = new Promise<void>((resolve) => {
     agree = resolve;
   });
   const sent: number[] = [];
-  const post = (at: number, kind: PacketKind, waitsFor?: Promise<void>): void => {
+  const post = (at: number, kind: FrameKind, waitsFor?: Promise<void>): void => {
     const sending = outbox.post(near, kind, packet(at, at), [], ignore, waitsFor);
     assert.ok(sending, `${at} waits`);
     void sending.then(() => sent.push(at));
@@ -66,17 +66,17 @@ test('what others must agree to, and all that comes after it, waits for that', a
   post(1, value, agreed);
   post(2, value);
   post(3, news);
-  assert.equal(outbox.isHeld, true);
+  assert.equal(outbox.isAwaitingAck, true);
   // The socket has room all the time.
   outbox.flush(near);
-  await nextTurn();
+  await nextLoopIteration();
   outbox.flush(near);
   assert.deepEqual([read(), sent], [[[value, 9, 9]], []]);
   agree();
-  await nextTurn();
-  assert.equal(outbox.isHeld, false);
+  await nextLoopIteration();
+  assert.equal(outbox.isAwaitingAck, false);
   outbox.flush(near);
-  await nextTurn();
+  await nextLoopIteration();
   assert.deepEqual(sent, [1, 2, 3]);
   assert.deepEqual(read(), [
     [value, 1, 1],
@@ -87,19 +87,19 @@ test('what others must agree to, and all that comes after it, waits for that', a
 });
 
 test('nothing comes between the parts of a value, and of the rest only control messages go out', async () => {
-  const outbox = new Outbox();
+  const outbox = new SendQueue();
   const read = reader();
-  const { value, news } = PacketKind;
+  const { value, news } = FrameKind;
   const half = 100 * FRAGMENT_BYTE_LENGTH;
   const begun = outbox.post(near, value, packet(half, 1), []);
   const rejected: string[] = [];
   const dropped: string[] = [];
   for (const kind of ['value', 'question', 'answer'] as const)
     outbox
-      .post(near, PacketKind[kind], packet(2, 2), [], () => dropped.push(kind))
+      .post(near, FrameKind[kind], packet(2, 2), [], () => dropped.push(kind))
       ?.catch(({ message }: Error) => rejected.push(`${kind}: ${message}`));
   const told = outbox.post(near, news, packet(3, 3), []);
-  outbox.rejectUnbegun(new Error('closed'));
+  outbox.rejectUnstarted(new Error('closed'));
   assert.deepEqual(dropped, ['answer', 'question', 'value']);
   // There is room, and it is not for this.
   const arrived = read();
@@ -107,7 +107,7 @@ test('nothing comes between the parts of a value, and of the rest only control m
   for (let turn = 0; turn < 1000 && !outbox.isEmpty; turn++) {
     outbox.flush(near);
     arrived.push(...read());
-    await nextTurn();
+    await nextLoopIteration();
   }
   await Promise.all([begun, told, last]);
   assert.deepEqual(arrived, [
@@ -135,30 +135,30 @@ test('so many values may wait, and so many bytes, and no more', () => {
       /^1024 values \(17408 bytes\) wait to be sent already: await send\(\) before the next one$/,
     ],
   ] as const) {
-    const outbox = new Outbox();
+    const outbox = new SendQueue();
     const post = (byteLength: number): void => {
-      outbox.checkRoom();
-      outbox.post(near, PacketKind.value, packet(byteLength), [], ignore, never)?.catch(ignore);
+      outbox.checkCapacity();
+      outbox.post(near, FrameKind.value, packet(byteLength), [], ignore, never)?.catch(ignore);
     };
     for (const byteLength of waiting) post(byteLength);
     post(more);
     assert.throws(() => post(1), { name: 'IpcError', message });
     outbox.rejectAll(new Error('over'));
-    outbox.checkRoom();
+    outbox.checkCapacity();
   }
 });
 
 test('where a copy of a descriptor cannot be kept none is, and the value is not', () => {
   const fd = createMemfd('sent', 0);
   const held = openDescriptors();
-  const outbox = new Outbox();
+  const outbox = new SendQueue();
   let dropped = 0;
   for (const room of [1, 2])
     withRoomFor(room, () => {
       const post = (): unknown =>
         outbox.post(
           near,
-          PacketKind.value,
+          FrameKind.value,
           packet(1),
           [fd, fd, fd],
           () => {
@@ -173,7 +173,7 @@ test('where a copy of a descriptor cannot be kept none is, and the value is not'
     });
   // Whoever called is told by the error alone, and has its descriptor.
   assert.deepEqual([dropped, outbox.isEmpty, openDescriptors()], [0, true, held]);
-  outbox.checkRoom();
+  outbox.checkCapacity();
   closeFd(fd);
 });
 
@@ -192,12 +192,12 @@ test('what waits as too many descriptors are on their way is tried again, though
   timeout: 30_000,
 }, async () => {
   const [first, other] = socketPair();
-  const wire = new Wire(near, {
+  const wire = new FramedSocket(near, {
     wantsMore: () => true,
-    arrived: () => false,
-    ended: ignore,
-    failed: (error) => assert.fail(String(error)),
-    drained: ignore,
+    onMessage: () => false,
+    onSocketEnd: ignore,
+    onFailure: (error) => assert.fail(String(error)),
+    onDrained: ignore,
   });
   using _open = { [Symbol.dispose]: () => wire.close(new Error('over')) };
   const fd = createMemfd('sent', 0);
@@ -205,15 +205,15 @@ test('what waits as too many descriptors are on their way is tried again, though
   sendMessage(first, Buffer.of(1), new Array<number>(250).fill(fd));
   let sending: Promise<void> | undefined;
   withRoomFor(8, () => {
-    sending = asOrdinaryUser(() => wire.post(PacketKind.value, packet(1), [fd]));
+    sending = asOrdinaryUser(() => wire.post(FrameKind.value, packet(1), [fd]));
   });
   closeFd(fd);
   assert.ok(sending, 'it waits');
-  assert.equal(wire.outbox.isShortOfFds, true);
+  assert.equal(wire.sendQueue.isShortOfFds, true);
   assert.equal(receiveMessage(far), undefined);
   // The socket has room, and nobody reads or writes it.
   await sending;
-  assert.equal(wire.outbox.isShortOfFds, false);
+  assert.equal(wire.sendQueue.isShortOfFds, false);
   const arrived = receiveMessage(far) as { readonly fds: readonly number[] };
   assert.deepEqual(
     arrived.fds.map((each) => fstatSync(each).ino),
@@ -223,10 +223,10 @@ test('what waits as too many descriptors are on their way is tried again, though
 });
 
 test('the descriptors of a value of many packets go with the first of them alone', async () => {
-  const outbox = new Outbox();
+  const outbox = new SendQueue();
   const fd = createMemfd('sent', 0);
   assert.equal(
-    outbox.post(near, PacketKind.value, packet(3 * FRAGMENT_BYTE_LENGTH), [fd]),
+    outbox.post(near, FrameKind.value, packet(3 * FRAGMENT_BYTE_LENGTH), [fd]),
     undefined,
   );
   closeFd(fd);

@@ -4,22 +4,22 @@ import { type TestContext, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { DeviceBuffer, IpcError } from '../../../../../src/index.ts';
-import { sealDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor.ts';
 import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
-import { Hearing } from '../../../../../src/ipc/peer/control.ts';
-import { readNews } from '../../../../../src/ipc/wire/control-block.ts';
-import { PacketKind } from '../../../../../src/ipc/wire/frames.ts';
+import { ControlReceiver } from '../../../../../src/ipc/peer/control.ts';
+import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
+import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   MAX_BIGINT_DIGITS,
-  MAX_RETURNED_POINTS,
-  MAX_TAIL_BYTE_LENGTH,
+  MAX_CONTROL_BYTE_LENGTH,
+  MAX_RELEASE_POINTS,
   MAX_VALUE_BINARIES,
 } from '../../../../../src/ipc/wire/limits.ts';
-import { type KnownDescriptors, ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
+import { type DescriptorCache, ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
-import { nextTurn } from '../../../../../src/poller.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import {
   collectGarbage,
   descriptorsReturnTo,
@@ -49,7 +49,7 @@ async function sendAll(other: Stranger, body: Uint8Array, sequence: number, kind
   const { byteLength } = body;
   for (let offset = 0; offset < byteLength; offset += FRAGMENT_BYTE_LENGTH) {
     const part = body.subarray(offset, offset + FRAGMENT_BYTE_LENGTH);
-    while (!other.send(part, { kind, sequence, offset, byteLength })) await nextTurn();
+    while (!other.send(part, { kind, sequence, offset, byteLength })) await nextLoopIteration();
   }
 }
 
@@ -62,7 +62,7 @@ async function turnsUntil(settled: Promise<unknown>): Promise<number> {
   };
   settled.then(settle, settle);
   while (!isSettled) {
-    await nextTurn();
+    await nextLoopIteration();
     turns += 1;
   }
   return turns;
@@ -83,7 +83,7 @@ test('values that nobody took cost as much memory as their bytes', async () => {
     const body = listOf(count, part);
     const before = await memory();
     for (let sequence = 0; sequence < 4; sequence++) await sendAll(other, body, sequence);
-    for (let turns = 0; turns < 200; turns++) await nextTurn();
+    for (let turns = 0; turns < 200; turns++) await nextLoopIteration();
     const cost = (await memory()) - before;
     assert.ok(cost < 8 * body.byteLength, `${cost} bytes for 4 values of ${body.byteLength}`);
     assert.equal(((await other.peer.receive()) as unknown[]).length, count);
@@ -103,7 +103,7 @@ test('a long value is built between turns of the loop, however many ask for it',
   hurry(t);
   using other = new Stranger();
   other.send(listOf(20_000, emptyObject));
-  for (let turns = 0; turns < 3; turns++) await nextTurn();
+  for (let turns = 0; turns < 3; turns++) await nextLoopIteration();
   const takes = Array.from({ length: 100 }, () => other.peer.receive());
   const turns = await turnsUntil(takes[0] as Promise<unknown>);
   assert.ok(turns >= 50, `${turns} turns`);
@@ -134,7 +134,7 @@ test('nothing overtakes a long value', async () => {
   using buffer = DeviceBuffer.allocate(64);
   const descriptor = writeDescriptor(getIpcHandle(buffer));
   const object = Buffer.concat([
-    Buffer.of(Tag.parcel, 0, ...length(descriptor.byteLength)),
+    Buffer.of(Tag.gpuObject, 0, ...length(descriptor.byteLength)),
     descriptor,
   ]);
   using other = new Stranger();
@@ -165,7 +165,7 @@ test('what is taken meanwhile is given up, and the value stays for the next who 
   other.send(Buffer.of(Tag.true), { sequence: 1 });
   const abort = new AbortController();
   const given = other.peer.receive({ signal: abort.signal });
-  await nextTurn();
+  await nextLoopIteration();
   abort.abort(new Error('enough'));
   await assert.rejects(given, /enough/);
   assert.equal(((await other.peer.receive()) as unknown[]).length, MANY);
@@ -177,7 +177,7 @@ test('close() ends what is being built, and the end of the other process what is
     using other = new Stranger();
     await sendAll(other, listOf(MANY, emptyObject), 0);
     const taking = other.peer.receive();
-    await nextTurn();
+    await nextLoopIteration();
     other.peer.close();
     await assert.rejects(taking, { name: 'ClosedError' });
   }
@@ -256,24 +256,24 @@ test('what is said behind a value has at most as many points, and bytes, as it c
       Buffer.of(3, ...length(count)),
       ...new Array<Buffer>(count).fill(Buffer.concat([float64(0), Buffer.of(0), points(...every)])),
     ]);
-  const most = MAX_RETURNED_POINTS / every.length;
-  assert.equal(readNews(returned(most), 0).returned.length, most);
-  assert.throws(() => readNews(returned(most + 1), 0), {
+  const most = MAX_RELEASE_POINTS / every.length;
+  assert.equal(readControlMessage(returned(most), 0).released.length, most);
+  assert.throws(() => readControlMessage(returned(most + 1), 0), {
     name: 'IpcError',
     message: /more than 2048 points/,
   });
   // Of each counter the furthest.
   const twice = Buffer.concat([Buffer.of(3, 1), float64(0), Buffer.of(1), points(7, 8, 7)]);
-  assert.deepEqual(readNews(twice, 0).returned[0]?.points, [
+  assert.deepEqual(readControlMessage(twice, 0).released[0]?.points, [
     { slot: 7, count: 3 },
     { slot: 8, count: 2 },
   ]);
 
   using other = new Stranger();
   const page = createSealedMemfd('points', 4096);
-  other.send(Uint8Array.of(1), { kind: PacketKind.news }, [page]);
+  other.send(Uint8Array.of(1), { kind: FrameKind.news }, [page]);
   closeFd(page);
-  const body = Buffer.concat([Buffer.of(Tag.null), Buffer.alloc(MAX_TAIL_BYTE_LENGTH + 1, 3)]);
+  const body = Buffer.concat([Buffer.of(Tag.null), Buffer.alloc(MAX_CONTROL_BYTE_LENGTH + 1, 3)]);
   const sending = sendAll(other, body, 1).catch(() => {});
   await assert.rejects(other.peer.receive(), {
     name: 'IpcError',
@@ -286,10 +286,10 @@ test('descriptors that came before are remembered up to a number', () => {
   emulate();
   using buffer = DeviceBuffer.allocate(64);
   const descriptor = getIpcHandle(buffer);
-  const known: KnownDescriptors = new Map();
+  const known: DescriptorCache = new Map();
   for (let bufferId = 1; bufferId <= 1025; bufferId++) {
-    const bytes = writeDescriptor(sealDescriptor({ ...descriptor, bufferId } as never));
-    const value = Buffer.concat([Buffer.of(Tag.parcel, 0, ...length(bytes.byteLength)), bytes]);
+    const bytes = writeDescriptor(withChecksum({ ...descriptor, bufferId } as never));
+    const value = Buffer.concat([Buffer.of(Tag.gpuObject, 0, ...length(bytes.byteLength)), bytes]);
     assert.ok(new ValueScan(value, known).step());
     assert.ok(known.size >= 1 && known.size <= 1024, `${known.size}`);
   }
@@ -299,7 +299,7 @@ test('the descriptors of a long value are closed where the connection ends as it
   const before = openDescriptors();
   hurry(t);
   using other = new Stranger();
-  const looked = t.mock.method(Hearing.prototype, 'value');
+  const looked = t.mock.method(ControlReceiver.prototype, 'receiveValue');
   const body = listOf(MANY, emptyObject);
   const link = createSealedMemfd('link', 4096);
   const header = { byteLength: body.byteLength, offset: 0 };
@@ -307,8 +307,8 @@ test('the descriptors of a long value are closed where the connection ends as it
   closeFd(link);
   for (let offset = FRAGMENT_BYTE_LENGTH; offset < body.byteLength; offset += FRAGMENT_BYTE_LENGTH)
     while (!other.send(body.subarray(offset, offset + FRAGMENT_BYTE_LENGTH), { ...header, offset }))
-      await nextTurn();
-  while (looked.mock.callCount() < 2) await nextTurn();
+      await nextLoopIteration();
+  while (looked.mock.callCount() < 2) await nextLoopIteration();
   other.peer.connection.fail(new IpcError('it broke'));
   await assert.rejects(other.peer.receive(), /it broke/);
   closeFd(other.socket);
