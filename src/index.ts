@@ -70,7 +70,7 @@ export {
 export { HostVisibleBuffer } from './memory/host-visible.ts';
 export type { AllocateOptions, MemoryResource } from './memory/buffer.ts';
 export { memoryManager, setMemoryManager } from './memory/manager/memory-manager.ts';
-export type { MemoryManagerClass } from './memory/manager/manager-memory.ts';
+export type { MemoryManagerClass } from './memory/manager/manager-adapter.ts';
 export {
   BaseMemoryManager,
   type MemhostallocOptions,

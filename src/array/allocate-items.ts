@@ -6,13 +6,13 @@ import { Dtype } from '../dtype.ts';
 import { type AllocateOptions, checkMemoryResource, DeviceBuffer } from '../memory/buffer.ts';
 import { streamOf } from '../memory/buffer-copy.ts';
 import { checkInstance, checkInteger } from '../validate.ts';
-import type { MemoryChoice } from './array-options.ts';
+import type { MemorySourceOptions } from './array-options.ts';
 import type { DeviceItems } from './device-copy.ts';
-import { extents, type Layout, type LayoutOptions, makeLayout } from './layout.ts';
+import { type Layout, type LayoutOptions, layoutExtents, makeLayout } from './layout.ts';
 import { checkShape, type Shape } from './shape.ts';
 
 /** A shape; a number is that of one axis, as in NumPy. */
-export const shapeOf = (shape: number | Shape): Shape =>
+export const toShape = (shape: number | Shape): Shape =>
   typeof shape === 'number' ? [checkInteger(shape, 'shape')] : checkShape(shape);
 
 /** @throws TypeError unless a dtype */
@@ -32,14 +32,17 @@ export function newLayout(
 ): Layout {
   if (order !== undefined && strides !== undefined)
     throw new TypeError('give either an order or strides, not both');
-  const layout = makeLayout(shapeOf(shape), itemsize, { order, strides });
+  const layout = makeLayout(toShape(shape), itemsize, { order, strides });
   // Negative strides reach before the first item.
-  return { ...layout, byteOffset: 0 - extents(layout).low };
+  return { ...layout, byteOffset: 0 - layoutExtents(layout).low };
 }
 
 /** Memory for a layout, uninitialised. An array without items takes none. */
-export function allocateItems(layout: Layout, choice: MemoryChoice & AllocateOptions): DeviceItems {
-  const { low, high } = extents(layout);
+export function allocateItems(
+  layout: Layout,
+  choice: MemorySourceOptions & AllocateOptions,
+): DeviceItems {
+  const { low, high } = layoutExtents(layout);
   if (high > low) return { layout, memory: DeviceBuffer.allocate(high - low, choice) };
   const { memory, stream, ...place } = choice;
   streamOf(stream);

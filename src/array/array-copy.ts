@@ -15,36 +15,36 @@ import { typedArrayKind, typedArrayLength } from '../typed-array.ts';
 import { checkHostMemory, checkOptions } from '../validate.ts';
 import type { OrderOption } from './array-options.ts';
 import { ArrayMemory } from './device-array.ts';
-import { type DeviceItems, queueItems, workDone, workDoneSync } from './device-copy.ts';
+import { type DeviceItems, queueItems, waitForWork, waitForWorkSync } from './device-copy.ts';
 import { queueFill } from './fill.ts';
-import { type HostItems, hostItems } from './host-source.ts';
+import { type HostItems, toHostItems } from './host-source.ts';
 import { type HostTransfer, transfer, transferSync } from './host-transfer.ts';
 import { type HostArray, type HostValues, itemBytes } from './items.ts';
 import { checkOrder, isContiguous, makeLayout, type Order } from './layout.ts';
 import { PinnedArray } from './pinned-array.ts';
-import { shown } from './shape.ts';
+import { formatShape } from './shape.ts';
 import { broadcastTo } from './views.ts';
 
 /** Where the items of an array are. */
-const itemsOf = ({ buffer: memory, layout }: ArrayMemory<Dtype>): DeviceItems => ({
+const deviceItemsOf = ({ buffer: memory, layout }: ArrayMemory<Dtype>): DeviceItems => ({
   memory,
   layout,
 });
 
 /** How the shapes of source and target must fit. */
-export type Fit = 'same' | 'broadcast';
+export type ShapeRule = 'same' | 'broadcast';
 
 /** A write that has been queued, or (`transfer`) has yet to begin. */
 export interface Write {
   readonly target: ArrayMemory<Dtype>;
   /** Whose device it goes on where no stream is named. */
-  readonly on: ArrayMemory<Dtype>;
+  readonly workArray: ArrayMemory<Dtype>;
   readonly stream: Stream | undefined;
   readonly wait: WaitOptions;
   readonly transfer: HostTransfer | undefined;
 }
 
-function copyToHost<D extends Dtype>(
+function prepareRead<D extends Dtype>(
   array: ArrayMemory<D>,
   into: unknown,
   order: Order | undefined,
@@ -58,21 +58,21 @@ function copyToHost<D extends Dtype>(
     throw new TypeError(
       `into must be a ${dtype.TypedArray.name} for ${dtype}, not ${typedArrayKind(into) ?? `a value of type ${typeof into}`}`,
     );
-  const given = typedArrayLength(values);
-  if (given !== length)
+  const givenLength = typedArrayLength(values);
+  if (givenLength !== length)
     throw new RangeError(
-      `into has ${given} elements, the array of shape ${shown(shape)} has ${length}`,
+      `into has ${givenLength} elements, the array of shape ${formatShape(shape)} has ${length}`,
     );
   const layout = makeLayout(shape, dtype.itemsize, { order });
   const host = { memory: checkHostMemory(values, 'into'), layout };
-  const ordered = streamOf(stream) ?? array.stream;
+  const workStream = streamOf(stream) ?? array.stream;
   return {
     values,
-    transfer: { direction: 'to host', host, device: itemsOf(array), stream: ordered },
+    transfer: { direction: 'to host', host, device: deviceItemsOf(array), stream: workStream },
   };
 }
 
-/** Behind `array.copyToHost`. */
+/** Behind `array.prepareRead`. */
 export async function readArray<D extends Dtype>(
   array: ArrayMemory<D>,
   into: HostValues<D> | undefined,
@@ -80,7 +80,7 @@ export async function readArray<D extends Dtype>(
 ): Promise<HostArray<D>> {
   const known = ['stream', 'signal', 'order'] as const;
   const { stream, signal, order } = checkOptions(options, known, 'copyToHost');
-  const { values, transfer: copy } = copyToHost(array, into, order, stream);
+  const { values, transfer: copy } = prepareRead(array, into, order, stream);
   await transfer(copy, checkSignal(signal));
   return values;
 }
@@ -92,15 +92,19 @@ export function readArraySync<D extends Dtype>(
   options: (StreamOption & OrderOption) | undefined,
 ): HostArray<D> {
   const { stream, order } = checkOptions(options, ['stream', 'order'], 'copyToHostSync');
-  if (into === undefined && stream === undefined && isSmallRun(array, checkOrder(order ?? 'C')))
+  if (
+    into === undefined &&
+    stream === undefined &&
+    isSmallContiguous(array, checkOrder(order ?? 'C'))
+  )
     return readSmall(array);
-  const { values, transfer: copy } = copyToHost(array, into, order, stream);
+  const { values, transfer: copy } = prepareRead(array, into, order, stream);
   transferSync(copy);
   return values;
 }
 
 /** Whether its items lie as they are asked for, and are few. */
-const isSmallRun = (array: ArrayMemory<Dtype>, order: Order): boolean =>
+const isSmallContiguous = (array: ArrayMemory<Dtype>, order: Order): boolean =>
   array.stream === undefined &&
   array.size > 0 &&
   array.byteLength <= MAX_SMALL_COPY_BYTE_LENGTH &&
@@ -123,33 +127,33 @@ export function beginWrite(
   target: ArrayMemory<Dtype>,
   source: unknown,
   options: CopyOptions & OrderOption,
-  fit: Fit,
+  fit: ShapeRule,
 ): Write {
   const { dtype, shape } = target;
-  target.requireWritable('the array');
+  target.assertWritable('the array');
   const wait = checkSignal(options.signal);
   const order = checkOrder(options.order ?? 'C');
-  const given = streamOf(options.stream);
+  const givenStream = streamOf(options.stream);
   wait.signal?.throwIfAborted();
   if (source instanceof ArrayMemory) {
-    const stream = given ?? target.stream ?? source.stream;
+    const stream = givenStream ?? target.stream ?? source.stream;
     if (target.size > 0) assertNotCapturing('waiting for a copy');
-    queueArray(target, source, stream, fit);
-    return { target, on: source, stream, wait, transfer: undefined };
+    queueArrayCopy(target, source, stream, fit);
+    return { target, workArray: source, stream, wait, transfer: undefined };
   }
-  const stream = given ?? target.stream;
-  if (fit === 'broadcast' && isItem(source, dtype)) {
+  const stream = givenStream ?? target.stream;
+  if (fit === 'broadcast' && isSingleItem(source, dtype)) {
     if (target.size > 0) assertNotCapturing('waiting for a fill');
-    queueFill(itemsOf(target), itemBytes(source, dtype), stream);
-    return { target, on: target, stream, wait, transfer: undefined };
+    queueFill(deviceItemsOf(target), itemBytes(source, dtype), stream);
+    return { target, workArray: target, stream, wait, transfer: undefined };
   }
-  const { memory, layout } = hostSource(source, target, order, fit);
+  const { memory, layout } = sourceItems(source, target, order, fit);
   const fitted = fit === 'same' ? layout : broadcastTo(layout, shape);
-  return writeOf(target, { memory, layout: fitted }, stream, wait);
+  return makeHostWrite(target, { memory, layout: fitted }, stream, wait);
 }
 
 /** A write of items on the host. */
-export function writeOf(
+export function makeHostWrite(
   target: ArrayMemory<Dtype>,
   { memory, layout }: HostTransfer['host'],
   stream: Stream | undefined,
@@ -159,40 +163,40 @@ export function writeOf(
   const transfer: HostTransfer = {
     direction: 'to device',
     host,
-    device: itemsOf(target),
+    device: deviceItemsOf(target),
     stream,
   };
-  return { target, on: target, stream, wait, transfer };
+  return { target, workArray: target, stream, wait, transfer };
 }
 
 /** Resolves when a write is done. */
 export async function endWrite(write: Write): Promise<void> {
-  const { target, on, stream, wait, transfer: copy } = write;
+  const { target, workArray, stream, wait, transfer: copy } = write;
   if (copy) await transfer(copy, wait);
-  else if (on.size > 0) await workDone(on.buffer, stream, wait);
+  else if (workArray.size > 0) await waitForWork(workArray.buffer, stream, wait);
   target.address; // throws if it was closed before it was done
 }
 
 /** Blocks until a write is done. */
-export function endWriteSync({ on, stream, transfer: copy }: Write): void {
+export function endWriteSync({ workArray, stream, transfer: copy }: Write): void {
   if (copy) transferSync(copy);
-  else if (on.size > 0) workDoneSync(on.buffer, stream);
+  else if (workArray.size > 0) waitForWorkSync(workArray.buffer, stream);
 }
 
 /** Queues a copy of an array to another one. @throws TypeError, RangeError, ClosedError */
-export function queueArray(
+export function queueArrayCopy(
   target: ArrayMemory<Dtype>,
   source: ArrayMemory<Dtype>,
   stream: Stream | undefined,
-  fit: Fit = 'same',
+  fit: ShapeRule = 'same',
 ): void {
-  target.requireWritable('the target');
+  target.assertWritable('the target');
   source.address; // a closed array is refused
   if (source.dtype.name !== target.dtype.name)
     throw new TypeError(`cannot copy ${source.dtype} to ${target.dtype}`);
-  const { memory, layout } = itemsOf(source);
+  const { memory, layout } = deviceItemsOf(source);
   const items = fit === 'same' ? layout : broadcastTo(layout, target.shape);
-  queueItems(itemsOf(target), { memory, layout: items }, stream);
+  queueItems(deviceItemsOf(target), { memory, layout: items }, stream);
 }
 
 /** Queues the setting of all items. @throws TypeError, RangeError, ClosedError */
@@ -202,26 +206,26 @@ export function fillArray(
   options: StreamOption | undefined,
 ): void {
   const { stream } = checkOptions(options, ['stream'], 'fill');
-  const ordered = streamOf(stream) ?? target.stream;
-  target.requireWritable('the array');
-  queueFill(itemsOf(target), itemBytes(value, target.dtype), ordered);
+  const workStream = streamOf(stream) ?? target.stream;
+  target.assertWritable('the array');
+  queueFill(deviceItemsOf(target), itemBytes(value, target.dtype), workStream);
 }
 
 /** Whether a value is one item rather than an array of them. */
-const isItem = (value: unknown, dtype: Dtype): boolean =>
+const isSingleItem = (value: unknown, dtype: Dtype): boolean =>
   dtype.isRaw
     ? value instanceof Uint8Array && value.length === dtype.itemsize
     : !ArrayBuffer.isView(value) && !Array.isArray(value) && !(value instanceof PinnedArray);
 
-function hostSource(
+function sourceItems(
   source: unknown,
   { dtype, shape, size }: ArrayMemory<Dtype>,
   order: Order,
-  fit: Fit,
+  fit: ShapeRule,
 ): HostItems {
   const isFlat = typedArrayKind(source) !== undefined;
   const length = isFlat ? typedArrayLength(source as ArrayBufferView) : 0;
   // A typed array has the shape of the target where it has as many items, and else one axis.
-  const isWhole = isFlat && (fit === 'same' || length === size * dtype.elementsPerItem);
-  return hostItems(source, { dtype, order, shape: isWhole ? shape : undefined });
+  const hasTargetShape = isFlat && (fit === 'same' || length === size * dtype.elementsPerItem);
+  return toHostItems(source, { dtype, order, shape: hasTargetShape ? shape : undefined });
 }

@@ -11,24 +11,24 @@ export interface OrderOption {
 }
 
 /** How the items of an array lie. */
-export interface LayoutChoice extends OrderOption {
+export interface OrderOrStrides extends OrderOption {
   /** In bytes; 0 and negative ones are legal. Default: contiguous, in `order`. */
   readonly strides?: readonly number[];
 }
 
 /** Where the memory of an array comes from, and the stream that it is for. */
-export interface MemoryChoice extends PlaceOptions {
+export interface MemorySourceOptions extends PlaceOptions {
   /** Default: plain device memory. */
   readonly memory?: MemoryResource;
 }
 
 /** Options of {@link deviceArray}. */
-export interface DeviceArrayOptions extends LayoutChoice, MemoryChoice, StreamOption {}
+export interface DeviceArrayOptions extends OrderOrStrides, MemorySourceOptions, StreamOption {}
 
 /** Options of {@link deviceArrayLike}. */
 export interface DeviceArrayLikeOptions<D extends Dtype = Dtype>
   extends OrderOption,
-    MemoryChoice,
+    MemorySourceOptions,
     StreamOption {
   /** Default: that of the other array. */
   readonly dtype?: D;
@@ -41,7 +41,7 @@ export interface ArrayCopyOptions extends OrderOption, StreamOption {
 }
 
 /** Options of {@link DeviceArray.fromBuffer}. */
-export interface FromBufferOptions extends LayoutChoice, StreamOption {
+export interface FromBufferOptions extends OrderOrStrides, StreamOption {
   /** The byte of the buffer at which the item of index [0, 0, …] begins. Default 0. */
   readonly byteOffset?: number;
   /** Whether cuffi refuses to write to the array. Default false. */

@@ -5,12 +5,12 @@ import type { Dtype } from '../dtype.ts';
 import { DeviceBuffer, keepaliveFor, type StreamOption } from '../memory/buffer.ts';
 import { streamOf } from '../memory/buffer-copy.ts';
 import { InternalEvent } from '../memory/internal-event.ts';
-import { deviceOfPointer } from '../memory/pointer.ts';
+import { deviceOfPointer } from '../memory/pointer-attributes.ts';
 import { Stream } from '../stream.ts';
 import { checkInteger, checkOptions } from '../validate.ts';
 import { DeviceArray } from './device-array.ts';
-import { type Extents, extents, type Layout } from './layout.ts';
-import { shown } from './shape.ts';
+import { type Extents, type Layout, layoutExtents } from './layout.ts';
+import { formatShape } from './shape.ts';
 
 /** Options of {@link fromCudaArrayInterface} and {@link fromDLPack}. */
 export interface BorrowOptions extends PlaceOptions, StreamOption {
@@ -22,7 +22,7 @@ export interface BorrowOptions extends PlaceOptions, StreamOption {
 }
 
 /** Items in memory of others. */
-export interface Borrowed<D extends Dtype> {
+export interface ExternalItems<D extends Dtype> {
   /** Of the item of index [0, 0, …]; of no meaning where there are no items. */
   readonly address: number;
   /** From the first byte of the items on. */
@@ -32,7 +32,7 @@ export interface Borrowed<D extends Dtype> {
 }
 
 /** The options of `call`, checked. */
-export function checkBorrow(
+export function checkBorrowOptions(
   options: BorrowOptions | undefined,
   call: string,
 ): {
@@ -50,17 +50,17 @@ export function checkBorrow(
 }
 
 /** By what is given away of an array: its memory. */
-const memories = new WeakMap<object, DeviceBuffer>();
+const memoryByDescription = new WeakMap<object, DeviceBuffer>();
 
 /** The addresses of the first byte of the items, and of the one behind the last. */
 function rangeOf(address: number, layout: Layout): Extents {
-  const { low, high } = extents(layout);
+  const { low, high } = layoutExtents(layout);
   if (high === low) return { low: 0, high: 0 };
   checkInteger(address, 'the address', 1);
   const begin = address - layout.byteOffset;
   if (begin < 1 || begin + high > Number.MAX_SAFE_INTEGER)
     throw new RangeError(
-      `items of shape ${shown(layout.shape)} with strides ${shown(layout.strides)} do not fit around address ${address}`,
+      `items of shape ${formatShape(layout.shape)} with strides ${formatShape(layout.strides)} do not fit around address ${address}`,
     );
   return { low: begin, high: begin + high };
 }
@@ -72,27 +72,29 @@ function rangeOf(address: number, layout: Layout): Extents {
  * @param device which that is, where `given` says so
  * @throws CudaError where the driver knows no memory at the first byte of the items, or at the last
  */
-export function contextOf(
-  { address, layout }: Borrowed<Dtype>,
+export function contextOfExternal(
+  { address, layout }: ExternalItems<Dtype>,
   place: PlaceOptions,
-  given: object,
+  description: object,
   device?: number,
 ): Context {
   const { low, high } = rangeOf(address, layout);
-  const isNamed = place.context !== undefined || place.device !== undefined;
-  const own = isNamed ? Context.resolve(place) : memories.get(given)?.context;
-  if (high === 0) return own ?? Context.primary(device);
+  const hasPlace = place.context !== undefined || place.device !== undefined;
+  const namedContext = hasPlace
+    ? Context.resolve(place)
+    : memoryByDescription.get(description)?.context;
+  if (high === 0) return namedContext ?? Context.primary(device);
   const ordinal = deviceOfPointer(low);
   deviceOfPointer(high - 1);
-  return own ?? Context.primary(device ?? ordinal);
+  return namedContext ?? Context.primary(device ?? ordinal);
 }
 
-/** An array over memory of others: closing it forgets it. @param keeps a resource closes it */
+/** An array over memory of others: closing it forgets it. @param keepalive a resource closes it */
 export function borrow<D extends Dtype>(
-  { address, layout, dtype, readOnly }: Borrowed<D>,
+  { address, layout, dtype, readOnly }: ExternalItems<D>,
   context: Context,
   stream: Stream | undefined,
-  keeps: unknown,
+  keepalive: unknown,
 ): DeviceArray<D> {
   const { low, high } = rangeOf(address, layout);
   const buffer = new DeviceBuffer({
@@ -100,40 +102,40 @@ export function borrow<D extends Dtype>(
     address: low as CUdeviceptr,
     byteLength: high - low,
     origin: 'borrowed',
-    keepalive: keeps,
+    keepalive: keepalive,
     access: readOnly ? 'read' : 'read-write',
   });
   return new DeviceArray({ buffer, dtype, layout, stream, isOwner: false, readOnly });
 }
 
 /** Makes whoever keeps `given` keep the memory of the array. */
-export function keepMemory<T extends object>(given: T, { buffer }: DeviceArray): T {
-  memories.set(given, buffer);
-  return given;
+export function attachMemory<T extends object>(description: T, { buffer }: DeviceArray): T {
+  memoryByDescription.set(description, buffer);
+  return description;
 }
 
 /** What a borrowed array keeps: the owner that is named, else the memory behind `given`, or itself. */
-export const ownerOf = (given: object, owner: unknown): unknown =>
-  keepaliveFor(owner ?? undefined) ?? memories.get(given) ?? given;
+export const ownerOrDescription = (description: object, owner: unknown): unknown =>
+  keepaliveFor(owner ?? undefined) ?? memoryByDescription.get(description) ?? description;
 
 /** What interchange promises of order: the consumer's stream waits for the producer's. */
 
 /** The stream that is meant: the legacy default one of the context where none is named. */
-export const streamIn = (context: Context, stream: Stream | undefined): Stream =>
+export const streamOrDefault = (context: Context, stream: Stream | undefined): Stream =>
   stream ?? Stream.legacyDefault({ context });
 
 /**
  * Makes what is queued in a stream from now on wait for what another one has been given so far.
  * Blocks nobody.
  */
-export function holdUpFor(producer: Stream, consumer: Stream): void {
+export function waitForProducer(producer: Stream, consumer: Stream): void {
   // The default streams' handles say nothing without their context.
   if (producer.handle === consumer.handle && producer.context === consumer.context) return;
-  const mark = new InternalEvent(producer.context);
+  const event = new InternalEvent(producer.context);
   try {
-    mark.record(producer);
-    consumer.enqueue((handle) => mark.makeStreamWait(handle));
+    event.record(producer);
+    consumer.enqueue((handle) => event.makeStreamWait(handle));
   } finally {
-    mark[Symbol.dispose]();
+    event[Symbol.dispose]();
   }
 }

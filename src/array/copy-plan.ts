@@ -1,6 +1,6 @@
 /** How the items of one layout come to those of another in the fewest copies of the driver. */
 import type { Layout } from './layout.ts';
-import { shown } from './shape.ts';
+import { formatShape } from './shape.ts';
 
 /** Where a box lies on one side of a copy; all in bytes. */
 export interface Pitches {
@@ -13,14 +13,14 @@ export interface Pitches {
 }
 
 /** An axis along which the box is copied again, by its strides in bytes. */
-export interface Repetition {
+export interface CopyAxis {
   readonly length: number;
   readonly source: number;
   readonly target: number;
 }
 
 /**
- * A strided copy: one box, at the places that {@link copiesOf} gives.
+ * A strided copy: one box, at the places that {@link copyOffsets} gives.
  *
  * A `run` is a box of one row; a `box` has rows, and slices of rows; a `gather` is either, of
  * single items a row, as where a column is copied: it may be quicker to copy all bytes between and
@@ -37,9 +37,9 @@ export interface CopyPlan {
   readonly source: Pitches;
   readonly target: Pitches;
   /** All axes along which rows lie, slowest first. */
-  readonly axes: readonly Repetition[];
+  readonly axes: readonly CopyAxis[];
   /** Those of them that do not fit the box. */
-  readonly repetitions: readonly Repetition[];
+  readonly repetitions: readonly CopyAxis[];
   /** How many copies there are: the places of the box. */
   readonly count: number;
 }
@@ -54,14 +54,14 @@ const MAX_PITCH = 2 ** 31 - 1;
  * @throws RangeError for another shape or itemsize
  * @example
  * const corner = index(makeLayout([20, 30], 4), [{ stop: 10 }, { stop: 7 }]);
- * copyPlan(corner, makeLayout([10, 7], 4)); // one box: width 28, height 10
+ * planCopy(corner, makeLayout([10, 7], 4)); // one box: width 28, height 10
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
-export function copyPlan(source: Layout, target: Layout): CopyPlan | undefined {
-  checkSame(source, target);
+export function planCopy(source: Layout, target: Layout): CopyPlan | undefined {
+  checkSameShape(source, target);
   if (source.shape.includes(0)) return undefined;
-  const { axes, from, to } = slowestFirst(source, target);
-  const merged = merge(axes);
+  const { axes, from, to } = sortAxes(source, target);
+  const merged = mergeAxes(axes);
   const { itemsize } = source;
   const last = merged.at(-1);
   const isRun = last?.source === itemsize && last.target === itemsize;
@@ -88,7 +88,7 @@ export function copyPlan(source: Layout, target: Layout): CopyPlan | undefined {
 }
 
 /** Where each copy of a plan begins, in bytes. */
-export function* copiesOf(
+export function* copyOffsets(
   plan: CopyPlan,
 ): Generator<readonly [source: number, target: number], void> {
   const { repetitions } = plan;
@@ -99,7 +99,7 @@ export function* copiesOf(
     yield [source, target];
     // As an odometer: the fastest axis goes on, and each that is through starts again.
     for (let axis = repetitions.length - 1; axis >= 0; axis -= 1) {
-      const repetition = repetitions[axis] as Repetition;
+      const repetition = repetitions[axis] as CopyAxis;
       const next = (index[axis] as number) + 1;
       const steps = next < repetition.length ? 1 : 1 - next;
       index[axis] = steps === 1 ? next : 0;
@@ -110,13 +110,13 @@ export function* copiesOf(
   }
 }
 
-function checkSame(source: Layout, target: Layout): void {
+function checkSameShape(source: Layout, target: Layout): void {
   if (
     source.shape.length !== target.shape.length ||
     !source.shape.every((length, axis) => length === target.shape[axis])
   )
     throw new RangeError(
-      `cannot copy shape ${shown(source.shape)} to shape ${shown(target.shape)}`,
+      `cannot copy shape ${formatShape(source.shape)} to shape ${formatShape(target.shape)}`,
     );
   if (source.itemsize !== target.itemsize)
     throw new RangeError(
@@ -125,13 +125,10 @@ function checkSame(source: Layout, target: Layout): void {
 }
 
 /** The axes that matter, slowest in the target first, its strides made positive. */
-function slowestFirst(
-  source: Layout,
-  target: Layout,
-): { axes: Repetition[]; from: number; to: number } {
+function sortAxes(source: Layout, target: Layout): { axes: CopyAxis[]; from: number; to: number } {
   let { byteOffset: from } = source;
   let { byteOffset: to } = target;
-  const axes: Repetition[] = [];
+  const axes: CopyAxis[] = [];
   for (const [axis, length] of target.shape.entries()) {
     const strides = {
       source: source.strides[axis] as number,
@@ -152,8 +149,8 @@ function slowestFirst(
 }
 
 /** Axes that lie as one on both sides become one. */
-function merge(axes: readonly Repetition[]): readonly Repetition[] {
-  const merged: Repetition[] = [];
+function mergeAxes(axes: readonly CopyAxis[]): readonly CopyAxis[] {
+  const merged: CopyAxis[] = [];
   for (const axis of axes) {
     const outer = merged.at(-1);
     const { length, source, target } = axis;
@@ -166,25 +163,29 @@ function merge(axes: readonly Repetition[]): readonly Repetition[] {
 
 /** The axes that are the rows and the slices of a box. */
 interface Box {
-  readonly rows: Repetition | undefined;
-  readonly slices: Repetition | undefined;
+  readonly rows: CopyAxis | undefined;
+  readonly slices: CopyAxis | undefined;
 }
 
 /** The box that leaves the fewest copies. */
-function bestBox(axes: readonly Repetition[], width: number): Box {
+function bestBox(axes: readonly CopyAxis[], width: number): Box {
   let best: Box = { rows: undefined, slices: undefined };
-  let most = 1;
-  const consider = (rows: Repetition, slices?: Repetition): void => {
+  let mostCopies = 1;
+  const consider = (rows: CopyAxis, slices?: CopyAxis): void => {
     const copies = rows.length * (slices?.length ?? 1);
-    if (copies <= most) return;
-    most = copies;
+    if (copies <= mostCopies) return;
+    mostCopies = copies;
     best = { rows, slices };
   };
   for (const rows of axes) {
     if (!isRowPitch(rows.source, width) || !isRowPitch(rows.target, width)) continue;
     consider(rows);
     for (const slices of axes) {
-      if (slices !== rows && isSliceOf(slices, rows, 'source') && isSliceOf(slices, rows, 'target'))
+      if (
+        slices !== rows &&
+        isSlicePitch(slices, rows, 'source') &&
+        isSlicePitch(slices, rows, 'target')
+      )
         consider(rows, slices);
     }
   }
@@ -193,5 +194,5 @@ function bestBox(axes: readonly Repetition[], width: number): Box {
 
 const isRowPitch = (pitch: number, width: number): boolean => pitch >= width && pitch <= MAX_PITCH;
 
-const isSliceOf = (slices: Repetition, rows: Repetition, side: 'source' | 'target'): boolean =>
+const isSlicePitch = (slices: CopyAxis, rows: CopyAxis, side: 'source' | 'target'): boolean =>
   slices[side] % rows[side] === 0 && slices[side] >= rows[side] * rows.length;

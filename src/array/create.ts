@@ -82,23 +82,23 @@ export function deviceArrayLike(array: ArrayShape, options?: DeviceArrayLikeOpti
     ['order', 'dtype', 'stream', 'memory', 'context', 'device'],
     'deviceArrayLike',
   );
-  const { shape, dtype: own, strides } = (array ?? {}) as Partial<ArrayShape>;
+  const { shape, dtype: ownDtype, strides } = (array ?? {}) as Partial<ArrayShape>;
   if (!Array.isArray(shape)) throw new TypeError('array must have a shape and a dtype');
-  const type = checkDtype((dtype ?? own) as Dtype);
+  const type = checkDtype((dtype ?? ownDtype) as Dtype);
   const sizes = checkShape(shape);
-  const lie = order ? { order } : { strides: stridesLike(sizes, strides, type.itemsize) };
-  return deviceArray(sizes, type, { ...choice, ...lie });
+  const layoutOptions = order ? { order } : { strides: stridesLike(sizes, strides, type.itemsize) };
+  return deviceArray(sizes, type, { ...choice, ...layoutOptions });
 }
 
 /** Strides without gaps whose axes come in the order of the other array's. */
 function stridesLike(
   shape: Shape,
-  like: readonly number[] | undefined,
+  reference: readonly number[] | undefined,
   itemsize: number,
 ): readonly number[] {
   const axes = [...shape.keys()];
-  if (like) {
-    const strides = axes.map((axis) => Math.abs(like[axis] ?? 0));
+  if (reference) {
+    const strides = axes.map((axis) => Math.abs(reference[axis] ?? 0));
     axes.sort((a, b) => (strides[b] as number) - (strides[a] as number));
   }
   const sorted = contiguousStrides(

@@ -8,15 +8,15 @@ import { Stream } from '../stream.ts';
 import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { newLayout } from './allocate-items.ts';
 import {
-  type Borrowed,
+  attachMemory,
   type BorrowOptions,
   borrow,
-  checkBorrow,
-  contextOf,
-  holdUpFor,
-  keepMemory,
-  ownerOf,
-  streamIn,
+  checkBorrowOptions,
+  contextOfExternal,
+  type ExternalItems,
+  ownerOrDescription,
+  streamOrDefault,
+  waitForProducer,
 } from './borrow.ts';
 import { DeviceArray } from './device-array.ts';
 import { checkShape } from './shape.ts';
@@ -79,7 +79,7 @@ export function cudaArrayInterface(
     stream:
       stream === null ? null : ((streamOf(stream) ?? array.stream)?.handle ?? CU_STREAM_LEGACY),
   };
-  return keepMemory(described, array);
+  return attachMemory(described, array);
 }
 
 /**
@@ -99,15 +99,16 @@ export function cudaArrayInterface(
  * @see https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
  */
 export function fromCudaArrayInterface(description: unknown, options?: BorrowOptions): DeviceArray {
-  const { owner, consumer, place } = checkBorrow(options, 'fromCudaArrayInterface');
+  const { owner, consumer, place } = checkBorrowOptions(options, 'fromCudaArrayInterface');
   if (typeof description !== 'object' || description === null)
     throw new TypeError('the description must be a dictionary of the CUDA array interface');
   const described = description as Record<string, unknown>;
   const items = checkDescription(described);
   const handle = checkStream(described['stream']);
-  const context = contextOf(items, place, description);
-  if (handle !== undefined) holdUpFor(producerOf(handle, context), streamIn(context, consumer));
-  return borrow(items, context, consumer, ownerOf(description, owner));
+  const context = contextOfExternal(items, place, description);
+  if (handle !== undefined)
+    waitForProducer(producerStream(handle, context), streamOrDefault(context, consumer));
+  return borrow(items, context, consumer, ownerOrDescription(description, owner));
 }
 
 function checkDescription({
@@ -117,7 +118,7 @@ function checkDescription({
   data,
   version,
   mask,
-}: Record<string, unknown>): Borrowed<Dtype> {
+}: Record<string, unknown>): ExternalItems<Dtype> {
   checkInteger(version, 'version', 0, VERSION);
   if (mask !== undefined && mask !== null)
     throw new NotSupportedError(
@@ -149,5 +150,5 @@ function checkStream(stream: unknown): number | undefined {
 }
 
 /** Default streams are those of the array's context; others know theirs. */
-const producerOf = (handle: number, context: Context): Stream =>
+const producerStream = (handle: number, context: Context): Stream =>
   Stream.fromHandle(handle, handle <= CU_STREAM_PER_THREAD ? { context } : {});

@@ -21,37 +21,37 @@ import {
   checkInteger,
   checkOptions,
 } from '../validate.ts';
-import { allocateItems, checkDtype, newLayout, shapeOf } from './allocate-items.ts';
+import { allocateItems, checkDtype, newLayout, toShape } from './allocate-items.ts';
 import {
   beginWrite,
   endWrite,
   endWriteSync,
   fillArray,
-  queueArray,
+  queueArrayCopy,
   readArray,
   readArraySync,
 } from './array-copy.ts';
 import type {
   ArrayCopyOptions,
   FromBufferOptions,
-  MemoryChoice,
+  MemorySourceOptions,
   OrderOption,
 } from './array-options.ts';
 import type { HostSource } from './host-source.ts';
-import { index, type Sections, type Selector, split } from './indexing.ts';
-import { describe, firstValues } from './inspect.ts';
+import { indexLayout, type Sections, type Selector, splitLayout } from './indexing.ts';
+import { describeArray, formatFirstValues } from './inspect.ts';
 import { type HostArray, type HostValues, type ItemOf, type ItemValue, readItem } from './items.ts';
 import {
-  byteLengthOf,
-  checkWithin,
+  checkWithinBuffer,
   type Extents,
-  extents,
   isContiguous,
+  itemsByteLength,
   type Layout,
+  layoutExtents,
   makeLayout,
 } from './layout.ts';
 import { mayOverlapItself } from './overlap.ts';
-import { type Shape, shown, sizeOf } from './shape.ts';
+import { formatShape, type Shape, sizeOf } from './shape.ts';
 import {
   broadcastTo,
   expandDims,
@@ -60,7 +60,7 @@ import {
   reshape,
   squeeze,
   transpose,
-  viewAs,
+  viewWithItemsize,
 } from './views.ts';
 
 /** What an array is made of. */
@@ -103,7 +103,7 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
     const size = sizeOf(shape);
     // Kernels and other libraries are handed its address, and nothing checks what they reach. An
     // empty slice may begin anywhere.
-    if (size > 0) checkWithin(init.layout, init.buffer.byteLength);
+    if (size > 0) checkWithinBuffer(init.layout, init.buffer.byteLength);
     super('DeviceArray', {});
     this.layout = init.layout;
     this.buffer = init.buffer;
@@ -124,7 +124,7 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
 
   /** The bytes of all items, without those between them. */
   get byteLength(): number {
-    return byteLengthOf(this.layout);
+    return itemsByteLength(this.layout);
   }
 
   get context(): Context {
@@ -144,7 +144,7 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
   /** The addresses of the first byte of the items, and of the one behind the last. */
   get extents(): Extents {
     const start = this.address - this.byteOffset;
-    const { low, high } = extents(this.layout);
+    const { low, high } = layoutExtents(this.layout);
     return { low: start + low, high: start + high };
   }
 
@@ -170,7 +170,7 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
     this.address; // a closed array is refused
     if (!this.isCContiguous && !this.isFContiguous)
       throw new NotSupportedError(
-        `the items of shape ${shown(this.shape)} with strides ${shown(this.strides)} do not follow each other: copy them, with copyToHost`,
+        `the items of shape ${formatShape(this.shape)} with strides ${formatShape(this.strides)} do not follow each other: copy them, with copyToHost`,
       );
     if (size === 0) return new dtype.TypedArray(0) as HostArray<D>;
     if (!(buffer instanceof HostVisibleBuffer))
@@ -201,20 +201,20 @@ export abstract class ArrayMemory<out D extends Dtype> extends Resource {
   }
 
   /** @internal @throws TypeError where a write would go wrong, ClosedError */
-  requireWritable(name: string): void {
+  assertWritable(name: string): void {
     this.address; // a closed array is refused
     if (this.readOnly) throw new TypeError(`${name} is read only`);
     const { layout } = this;
     const isPlain = isContiguous(layout, 'C') || isContiguous(layout, 'F');
     if (!isPlain && mayOverlapItself(layout))
       throw new TypeError(
-        `${name} overlaps itself: items of shape ${shown(this.shape)} with strides ${shown(this.strides)} share bytes`,
+        `${name} overlaps itself: items of shape ${formatShape(this.shape)} with strides ${formatShape(this.strides)} share bytes`,
       );
   }
 }
 
 /** In what a view differs from its array, besides the layout. */
-export interface ViewTraits<D extends Dtype> {
+export interface ViewOptions<D extends Dtype> {
   readonly dtype?: D;
   readonly stream?: Stream | undefined;
   readonly readOnly?: boolean;
@@ -223,9 +223,9 @@ export interface ViewTraits<D extends Dtype> {
 /** The views of an array: the same memory, seen in another way; nothing is copied. */
 abstract class ArrayViews<out D extends Dtype> extends ArrayMemory<D> {
   /** @internal */
-  protected abstract derive<E extends Dtype = D>(
+  protected abstract makeView<E extends Dtype = D>(
     layout: Layout,
-    traits?: ViewTraits<E>,
+    options?: ViewOptions<E>,
   ): DeviceArray<E>;
 
   /**
@@ -239,7 +239,7 @@ abstract class ArrayViews<out D extends Dtype> extends ArrayMemory<D> {
    * @see https://numpy.org/doc/stable/user/basics.indexing.html
    */
   slice(...selectors: readonly Selector[]): DeviceArray<D> {
-    return this.derive(index(this.layout, selectors));
+    return this.makeView(indexLayout(this.layout, selectors));
   }
 
   /** The item of an index, or a part where it names fewer axes. @throws RangeError */
@@ -256,18 +256,18 @@ abstract class ArrayViews<out D extends Dtype> extends ArrayMemory<D> {
   reshape(shape: number | Shape, options?: OrderOption): DeviceArray<D> {
     const { order = 'C' } = checkOptions(options, ['order'], 'reshape');
     const wanted = typeof shape === 'number' ? [shape] : shape;
-    return this.#viewOf(reshape(this.layout, wanted, order), order);
+    return this.#viewOrThrow(reshape(this.layout, wanted, order), order);
   }
 
   /** The items in one dimension. @throws RangeError where they must be copied for it */
   ravel(options?: OrderOption): DeviceArray<D> {
     const { order = 'C' } = checkOptions(options, ['order'], 'ravel');
-    return this.#viewOf(ravel(this.layout, order), order);
+    return this.#viewOrThrow(ravel(this.layout, order), order);
   }
 
   /** The axes in another order. @param axes default: reversed. @throws RangeError */
   transpose(axes?: readonly number[]): DeviceArray<D> {
-    return this.derive(transpose(this.layout, axes));
+    return this.makeView(transpose(this.layout, axes));
   }
 
   /** The axes reversed. */
@@ -277,22 +277,22 @@ abstract class ArrayViews<out D extends Dtype> extends ArrayMemory<D> {
 
   /** Without axes of size 1. @param axis those to go; default: all. @throws RangeError */
   squeeze(axis?: number | readonly number[]): DeviceArray<D> {
-    return this.derive(squeeze(this.layout, axis));
+    return this.makeView(squeeze(this.layout, axis));
   }
 
   /** With an axis of size 1 more, at the place `axis` of the result. @throws RangeError */
   expandDims(axis: number): DeviceArray<D> {
-    return this.derive(expandDims(this.layout, axis));
+    return this.makeView(expandDims(this.layout, axis));
   }
 
   /** The items repeated until they have a shape; read only. @throws RangeError */
   broadcastTo(shape: number | Shape): DeviceArray<D> {
-    return this.derive(broadcastTo(this.layout, shapeOf(shape)), { readOnly: true });
+    return this.makeView(broadcastTo(this.layout, toShape(shape)), { readOnly: true });
   }
 
   /** The same bytes as items of another dtype. @throws RangeError where they make no whole items */
   view<E extends Dtype>(dtype: E): DeviceArray<E> {
-    return this.derive(viewAs(this.layout, checkDtype(dtype).itemsize), { dtype });
+    return this.makeView(viewWithItemsize(this.layout, checkDtype(dtype).itemsize), { dtype });
   }
 
   /**
@@ -303,18 +303,18 @@ abstract class ArrayViews<out D extends Dtype> extends ArrayMemory<D> {
    * @throws RangeError
    */
   split(sections: Sections, axis = 0): DeviceArray<D>[] {
-    return split(this.layout, sections, axis).map((layout) => this.derive(layout));
+    return splitLayout(this.layout, sections, axis).map((layout) => this.makeView(layout));
   }
 
   /** The same array, whose work goes to a stream unless a call names another: numba's `bind`. */
   withStream(stream: Stream | undefined): DeviceArray<D> {
-    return this.derive(this.layout, { stream: streamOf(stream) });
+    return this.makeView(this.layout, { stream: streamOf(stream) });
   }
 
-  #viewOf({ shape, view }: Reshaped, order: string): DeviceArray<D> {
-    if (view) return this.derive(view);
+  #viewOrThrow({ shape, view }: Reshaped, order: string): DeviceArray<D> {
+    if (view) return this.makeView(view);
     throw new RangeError(
-      `items of shape ${shown(this.shape)} with strides ${shown(this.strides)} must be copied to be ${shown(shape)} in order ${order}: reshape a copy, array.copy({ order: '${order}' })`,
+      `items of shape ${formatShape(this.shape)} with strides ${formatShape(this.strides)} must be copied to be ${formatShape(shape)} in order ${order}: reshape a copy, array.copy({ order: '${order}' })`,
     );
   }
 }
@@ -357,9 +357,9 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ArrayViews<D> {
     );
     checkInstance(buffer, DeviceBuffer, 'buffer').address; // a closed one is refused
     checkDtype(dtype);
-    const layout = makeLayout(shapeOf(shape), dtype.itemsize, { order, strides, byteOffset });
+    const layout = makeLayout(toShape(shape), dtype.itemsize, { order, strides, byteOffset });
     // Here without items as well: an offset beyond the buffer is a mistake.
-    checkWithin(layout, buffer.byteLength);
+    checkWithinBuffer(layout, buffer.byteLength);
     return new DeviceArray({
       buffer,
       dtype,
@@ -374,7 +374,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ArrayViews<D> {
   static allocate<D extends Dtype>(
     layout: Layout,
     dtype: D,
-    choice: MemoryChoice & AllocateOptions,
+    choice: MemorySourceOptions & AllocateOptions,
   ): DeviceArray<D> {
     const { memory: buffer } = allocateItems(layout, choice);
     const { stream } = choice;
@@ -387,17 +387,17 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ArrayViews<D> {
    * @throws CudaError CUDA_ERROR_OUT_OF_MEMORY
    */
   copy(options?: ArrayCopyOptions): DeviceArray<D> {
-    const known = ['order', 'stream', 'memory'] as const;
-    const { order, stream, memory } = checkOptions(options, known, 'copy');
+    const optionNames = ['order', 'stream', 'memory'] as const;
+    const { order, stream, memory } = checkOptions(options, optionNames, 'copy');
     this.address; // a closed array is refused
-    const ordered = streamOf(stream) ?? this.stream;
+    const workStream = streamOf(stream) ?? this.stream;
     const layout = newLayout(this.shape, this.dtype.itemsize, { order });
     const copy = DeviceArray.allocate(layout, this.dtype, {
       ...(memory ? { memory } : { context: this.context }),
-      ...(ordered && { stream: ordered }),
+      ...(workStream && { stream: workStream }),
     });
     try {
-      queueArray(copy, this, ordered);
+      queueArrayCopy(copy, this, workStream);
       return copy;
     } catch (error) {
       copy.close();
@@ -415,7 +415,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ArrayViews<D> {
   copyTo(target: DeviceArray<D>, options?: StreamOption): void {
     const { stream } = checkOptions(options, ['stream'], 'copyTo');
     checkInstance<DeviceArray<D>>(target, DeviceArray, 'target');
-    queueArray(target, this, streamOf(stream) ?? this.stream ?? target.stream);
+    queueArrayCopy(target, this, streamOf(stream) ?? this.stream ?? target.stream);
   }
 
   /**
@@ -465,12 +465,12 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ArrayViews<D> {
 
   /** The item of an index, read from the device. @throws RangeError */
   async get(...indices: readonly number[]): Promise<ItemOf<D>> {
-    return readItem(await this.#item(indices).copyToHost(), 0, this.dtype);
+    return readItem(await this.#itemView(indices).copyToHost(), 0, this.dtype);
   }
 
   /** As {@link get}, but blocks until it is there. */
   getSync(...indices: readonly number[]): ItemOf<D> {
-    return readItem(this.#item(indices).copyToHostSync(), 0, this.dtype);
+    return readItem(this.#itemView(indices).copyToHostSync(), 0, this.dtype);
   }
 
   /**
@@ -488,7 +488,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ArrayViews<D> {
     options?: CopyOptions & OrderOption,
   ): Promise<void> {
     const checked = checkOptions(options, ['stream', 'signal', 'order'], 'set');
-    await endWrite(beginWrite(this.#selected(selectors), value, checked, 'broadcast'));
+    await endWrite(beginWrite(this.#selectedView(selectors), value, checked, 'broadcast'));
   }
 
   /** As {@link set}, but blocks until it is done. */
@@ -498,42 +498,42 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ArrayViews<D> {
     options?: StreamOption & OrderOption,
   ): void {
     const checked = checkOptions(options, ['stream', 'order'], 'setSync');
-    endWriteSync(beginWrite(this.#selected(selectors), value, checked, 'broadcast'));
+    endWriteSync(beginWrite(this.#selectedView(selectors), value, checked, 'broadcast'));
   }
 
   override toString(): string {
-    return describe(this);
+    return describeArray(this);
   }
 
   /** With the first values, where they can be had without waiting. */
   override [inspect.custom](): string {
-    return [describe(this), firstValues(this)].filter(Boolean).join(' ');
+    return [describeArray(this), formatFirstValues(this)].filter(Boolean).join(' ');
   }
 
   /** @internal */
-  protected override derive<E extends Dtype = D>(
+  protected override makeView<E extends Dtype = D>(
     layout: Layout,
-    traits: ViewTraits<E> = {},
+    options: ViewOptions<E> = {},
   ): DeviceArray<E> {
     this.address; // a closed array is refused
     return new DeviceArray({
       buffer: this.buffer,
-      dtype: traits.dtype ?? (this.dtype as Dtype as E),
+      dtype: options.dtype ?? (this.dtype as Dtype as E),
       layout,
-      stream: 'stream' in traits ? traits.stream : this.stream,
+      stream: 'stream' in options ? options.stream : this.stream,
       isOwner: false,
-      readOnly: traits.readOnly ?? this.readOnly,
+      readOnly: options.readOnly ?? this.readOnly,
     });
   }
 
-  #selected(selectors: readonly Selector[]): DeviceArray<D> {
-    return this.derive(index(this.layout, selectors));
+  #selectedView(selectors: readonly Selector[]): DeviceArray<D> {
+    return this.makeView(indexLayout(this.layout, selectors));
   }
 
-  #item(indices: readonly number[]): DeviceArray<D> {
+  #itemView(indices: readonly number[]): DeviceArray<D> {
     if (indices.length !== this.ndim)
       throw new RangeError(
-        `an item of shape ${shown(this.shape)} has ${this.ndim} indices, not ${indices.length}`,
+        `an item of shape ${formatShape(this.shape)} has ${this.ndim} indices, not ${indices.length}`,
       );
     return this.at(...indices);
   }

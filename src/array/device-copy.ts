@@ -1,12 +1,12 @@
 /** Copies of items on a device, or from one to another: they only queue. */
-import { queueStridedCopy } from '../kernel/strided.ts';
+import { queueStridedCopy } from '../kernel/builtin-kernels.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { InternalEvent } from '../memory/internal-event.ts';
 import { queuePitchedCopy } from '../memory/pitched-copy.ts';
 import { pollUntil, type WaitOptions } from '../poller.ts';
 import { Stream } from '../stream.ts';
-import { type CopyPlan, copiesOf, copyPlan } from './copy-plan.ts';
-import { byteLengthOf, extents, type Layout, makeLayout } from './layout.ts';
+import { type CopyPlan, copyOffsets, planCopy } from './copy-plan.ts';
+import { itemsByteLength, type Layout, layoutExtents, makeLayout } from './layout.ts';
 
 /** Where items are on a device. */
 export interface DeviceItems {
@@ -15,32 +15,34 @@ export interface DeviceItems {
 }
 
 /** A copy of more rows than this, each of them a single item, is dearer than a launch of a kernel. */
-const MOST_ROWS = 8192;
+const MAX_ROWS_FOR_DRIVER = 8192;
 
 /** So is one of rows with more bytes than this: a kernel moves twice as many in the same time. */
-const MOST_BYTES: number = 8 << 20;
+const MAX_BYTES_FOR_DRIVER: number = 8 << 20;
 
 /**
  * Two copies of the driver always are: 15 us on an H200, where a launch takes 11 and a copy 8
  * (`npm run bench -- arrays --case array.copyTo.strided --large`).
  */
-function isForKernel({ kind, width, height, depth, count }: CopyPlan): boolean {
+function isFasterByKernel({ kind, width, height, depth, count }: CopyPlan): boolean {
   const rows = height * depth * count;
   if (count > 1) return true;
-  return kind === 'gather' ? rows > MOST_ROWS : kind === 'box' && rows * width > MOST_BYTES;
+  return kind === 'gather'
+    ? rows > MAX_ROWS_FOR_DRIVER
+    : kind === 'box' && rows * width > MAX_BYTES_FOR_DRIVER;
 }
 
 /** Queues what a plan says: one launch of a kernel where that pays, else copies of the driver. */
-export function queuePlan(
+export function queueCopyPlan(
   plan: CopyPlan,
   target: DeviceBuffer,
   source: DeviceBuffer,
   stream: Stream | undefined,
 ): void {
-  if (isForKernel(plan) && queueByKernel(plan, target, source, stream)) return;
+  if (isFasterByKernel(plan) && tryCopyByKernel(plan, target, source, stream)) return;
   const { width, height, depth } = plan;
   const options = stream ? { stream } : {};
-  for (const [from, to] of copiesOf(plan))
+  for (const [from, to] of copyOffsets(plan))
     queuePitchedCopy(
       { memory: target, ...plan.target, byteOffset: to },
       { memory: source, ...plan.source, byteOffset: from },
@@ -49,7 +51,7 @@ export function queuePlan(
     );
 }
 
-function queueByKernel(
+function tryCopyByKernel(
   { width, axes, ...plan }: CopyPlan,
   target: DeviceBuffer,
   source: DeviceBuffer,
@@ -72,16 +74,16 @@ export function queueItems(
   source: DeviceItems,
   stream: Stream | undefined,
 ): void {
-  const plan = copyPlan(source.layout, target.layout);
+  const plan = planCopy(source.layout, target.layout);
   // Closed ones are refused, also where there is nothing to copy.
   for (const { memory } of [target, source]) memory.address;
   if (!plan) return;
-  if (!isEntangled(target, source)) {
-    queuePlan(plan, target.memory, source.memory, stream);
+  if (!overlaps(target, source)) {
+    queueCopyPlan(plan, target.memory, source.memory, stream);
     return;
   }
-  if (isSame(target, source)) return;
-  const staging = DeviceBuffer.allocate(byteLengthOf(source.layout), {
+  if (areSameItems(target, source)) return;
+  const staging = DeviceBuffer.allocate(itemsByteLength(source.layout), {
     context: source.memory.context,
   });
   try {
@@ -97,7 +99,7 @@ export function queueItems(
 }
 
 /** Whether they are the same items. */
-const isSame = (a: DeviceItems, b: DeviceItems): boolean =>
+const areSameItems = (a: DeviceItems, b: DeviceItems): boolean =>
   a.memory.address + a.layout.byteOffset === b.memory.address + b.layout.byteOffset &&
   a.layout.shape.every(
     (length, axis) => length === 1 || a.layout.strides[axis] === b.layout.strides[axis],
@@ -107,9 +109,9 @@ const isSame = (a: DeviceItems, b: DeviceItems): boolean =>
  * Whether the bytes from the first item to the last are in part the same. An address is of one memory
  * only, whichever device's the buffer is said to be.
  */
-function isEntangled(a: DeviceItems, b: DeviceItems): boolean {
+function overlaps(a: DeviceItems, b: DeviceItems): boolean {
   const rangeOf = ({ memory, layout }: DeviceItems): [number, number] => {
-    const { low, high } = extents(layout);
+    const { low, high } = layoutExtents(layout);
     return [memory.address + low, memory.address + high];
   };
   const [lowA, highA] = rangeOf(a);
@@ -118,22 +120,22 @@ function isEntangled(a: DeviceItems, b: DeviceItems): boolean {
 }
 
 /** Resolves when what is queued now in a stream is done; refuses a buffer closed meanwhile. */
-export async function workDone(
+export async function waitForWork(
   buffer: DeviceBuffer,
   stream: Stream | undefined,
   wait: WaitOptions = {},
 ): Promise<void> {
-  const mark = new InternalEvent(stream?.context ?? buffer.context);
+  const event = new InternalEvent(stream?.context ?? buffer.context);
   try {
-    mark.record(stream);
-    await pollUntil(() => mark.isDone, wait);
+    event.record(stream);
+    await pollUntil(() => event.isDone, wait);
   } finally {
-    mark[Symbol.dispose]();
+    event[Symbol.dispose]();
   }
   buffer.address; // throws if it was closed, or its context reset, before it was done
 }
 
 /** Blocks until what is queued in a stream is done. */
-export function workDoneSync({ context }: DeviceBuffer, stream: Stream | undefined): void {
+export function waitForWorkSync({ context }: DeviceBuffer, stream: Stream | undefined): void {
   (stream ?? Stream.legacyDefault({ context })).synchronizeSync();
 }

@@ -10,23 +10,23 @@ import type { Stream } from '../stream.ts';
 import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { newLayout } from './allocate-items.ts';
 import {
-  type Borrowed,
+  attachMemory,
   type BorrowOptions,
   borrow,
-  checkBorrow,
-  contextOf,
-  holdUpFor,
-  keepMemory,
-  ownerOf,
-  streamIn,
+  checkBorrowOptions,
+  contextOfExternal,
+  type ExternalItems,
+  ownerOrDescription,
+  streamOrDefault,
+  waitForProducer,
 } from './borrow.ts';
 import { DeviceArray } from './device-array.ts';
-import { checkIntegers, checkShape, shown } from './shape.ts';
+import { checkIntegers, checkShape, formatShape } from './shape.ts';
 
 /** DLDeviceType: device memory, page-locked host memory, managed memory. */
-const CUDA = 2;
-const CUDA_HOST = 3;
-const CUDA_MANAGED = 13;
+const DEVICE_CUDA = 2;
+const DEVICE_CUDA_HOST = 3;
+const DEVICE_CUDA_MANAGED = 13;
 
 /** Which memory a tensor is in: DLDevice. */
 export interface DlpackDevice {
@@ -86,7 +86,7 @@ export function dlpack(array: DeviceArray, options?: DlpackOptions): DlpackTenso
     version: VERSION,
     flags: { readOnly },
     data: size === 0 ? 0 : address,
-    device: deviceOf(buffer.resource, context),
+    device: dlpackDeviceOf(buffer.resource, context),
     ndim,
     dtype: array.dtype.dlpack,
     shape: [...shape],
@@ -95,14 +95,17 @@ export function dlpack(array: DeviceArray, options?: DlpackOptions): DlpackTenso
     byteOffset: 0,
   };
   if (stream !== null)
-    holdUpFor(streamIn(context, array.stream), streamIn(context, streamOf(stream)));
-  return keepMemory(tensor, array);
+    waitForProducer(
+      streamOrDefault(context, array.stream),
+      streamOrDefault(context, streamOf(stream)),
+    );
+  return attachMemory(tensor, array);
 }
 
-function deviceOf(resource: unknown, { device }: Context): DlpackDevice {
-  if (resource instanceof MappedMemory) return { type: CUDA_HOST, id: 0 };
-  if (resource instanceof ManagedMemory) return { type: CUDA_MANAGED, id: 0 };
-  return { type: CUDA, id: device.ordinal };
+function dlpackDeviceOf(resource: unknown, { device }: Context): DlpackDevice {
+  if (resource instanceof MappedMemory) return { type: DEVICE_CUDA_HOST, id: 0 };
+  if (resource instanceof ManagedMemory) return { type: DEVICE_CUDA_MANAGED, id: 0 };
+  return { type: DEVICE_CUDA, id: device.ordinal };
 }
 
 function stridesInItems({ dtype: { itemsize }, shape, size, strides }: DeviceArray): number[] {
@@ -111,7 +114,7 @@ function stridesInItems({ dtype: { itemsize }, shape, size, strides }: DeviceArr
     // No index goes along it.
     if (size === 0 || shape[axis] === 1) return 1;
     throw new RangeError(
-      `DLPack counts strides in items, and ${shown(strides)} bytes are no whole ones of ${itemsize}: give it a copy, array.copy()`,
+      `DLPack counts strides in items, and ${formatShape(strides)} bytes are no whole ones of ${itemsize}: give it a copy, array.copy()`,
     );
   });
 }
@@ -132,12 +135,12 @@ function stridesInItems({ dtype: { itemsize }, shape, size, strides }: DeviceArr
  * @see https://dmlc.github.io/dlpack/latest/c_api.html
  */
 export function fromDLPack(tensor: unknown, options?: BorrowOptions): DeviceArray {
-  const { owner, consumer, place } = checkBorrow(options, 'fromDLPack');
+  const { owner, consumer, place } = checkBorrowOptions(options, 'fromDLPack');
   const fields = checkFields(tensor, 'the tensor');
   checkVersion(fields['version']);
   const items = checkTensor(fields);
-  const context = contextOf(items, place, fields, deviceIn(fields['device']));
-  return borrow(items, context, consumer, ownerOf(fields, owner));
+  const context = contextOfExternal(items, place, fields, deviceOrdinal(fields['device']));
+  return borrow(items, context, consumer, ownerOrDescription(fields, owner));
 }
 
 function checkFields(value: unknown, name: string): Record<string, unknown> {
@@ -163,12 +166,14 @@ function checkTensor({
   strides,
   dtype,
   flags = {},
-}: Record<string, unknown>): Borrowed<Dtype> {
+}: Record<string, unknown>): ExternalItems<Dtype> {
   const { code, bits, lanes } = checkFields(dtype, 'dtype') as unknown as DlpackType;
   const type = dtypeFromDlpack({ code, bits, lanes });
   const sizes = checkShape(shape);
   if (ndim !== sizes.length)
-    throw new RangeError(`ndim is ${String(ndim)}, and shape ${shown(sizes)} has ${sizes.length}`);
+    throw new RangeError(
+      `ndim is ${String(ndim)}, and shape ${formatShape(sizes)} has ${sizes.length}`,
+    );
   const { readOnly } = checkFields(flags, 'flags');
   return {
     address: checkInteger(data, 'data') + checkInteger(byteOffset, 'byteOffset'),
@@ -190,13 +195,13 @@ function stridesInBytes(strides: unknown, { itemsize }: Dtype): number[] | undef
  *
  * @throws NotSupportedError for another kind
  */
-function deviceIn(device: unknown): number | undefined {
+function deviceOrdinal(device: unknown): number | undefined {
   const { type, id } = checkFields(device, 'device');
   checkInteger(type, 'device.type');
   const ordinal = checkInteger(id, 'device.id');
-  if (type !== CUDA && type !== CUDA_HOST && type !== CUDA_MANAGED)
+  if (type !== DEVICE_CUDA && type !== DEVICE_CUDA_HOST && type !== DEVICE_CUDA_MANAGED)
     throw new NotSupportedError(
-      `the tensor is on a device of DLPack's type ${type}; known: ${CUDA} (CUDA), ${CUDA_HOST} (page-locked), ${CUDA_MANAGED} (managed)`,
+      `the tensor is on a device of DLPack's type ${type}; known: ${DEVICE_CUDA} (CUDA), ${DEVICE_CUDA_HOST} (page-locked), ${DEVICE_CUDA_MANAGED} (managed)`,
     );
-  return type === CUDA ? ordinal : undefined;
+  return type === DEVICE_CUDA ? ordinal : undefined;
 }

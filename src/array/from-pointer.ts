@@ -4,14 +4,14 @@ import { keepaliveFor, type StreamOption } from '../memory/buffer.ts';
 import { streamOf } from '../memory/buffer-copy.ts';
 import { checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 import { checkDtype, newLayout } from './allocate-items.ts';
-import type { LayoutChoice } from './array-options.ts';
+import type { OrderOrStrides } from './array-options.ts';
 import { borrow } from './borrow.ts';
 import type { DeviceArray } from './device-array.ts';
 import type { Shape } from './shape.ts';
 
 /** Options of {@link fromPointer}. */
 export interface FromPointerOptions<D extends Dtype = Dtype>
-  extends LayoutChoice,
+  extends OrderOrStrides,
     PlaceOptions,
     StreamOption {
   readonly shape: number | Shape;

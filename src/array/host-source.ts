@@ -7,7 +7,7 @@ import type { HostValues, ItemValue } from './items.ts';
 import { type Layout, makeLayout, type Order } from './layout.ts';
 import { flatten, type Nested } from './nested.ts';
 import { PinnedArray } from './pinned-array.ts';
-import { type Shape, shown, sizeOf } from './shape.ts';
+import { formatShape, type Shape, sizeOf } from './shape.ts';
 
 /**
  * Items on the host: flat in a typed array, one after the other; in nested arrays, or one item; or in
@@ -16,7 +16,7 @@ import { type Shape, shown, sizeOf } from './shape.ts';
 export type HostSource<D extends Dtype> = HostValues<D> | Nested<ItemValue<D>> | PinnedArray<D>;
 
 /** What is known of a source beside itself. */
-export interface SourceTraits {
+export interface HostSourceOptions {
   /** Default: that of the source. */
   readonly dtype?: Dtype | undefined;
   /** Default: that of the source; a typed array has one axis. */
@@ -33,45 +33,45 @@ export interface HostItems {
 }
 
 /** @throws TypeError for another dtype, RangeError for another number of items */
-export function hostItems(source: unknown, traits: SourceTraits): HostItems {
+export function toHostItems(source: unknown, options: HostSourceOptions): HostItems {
   if (source instanceof PinnedArray) {
     const { host, dtype, shape, order } = source;
-    return itemsOf(host, dtype, shape, { ...traits, order }, true);
+    return checkedHostItems(host, dtype, shape, { ...options, order }, true);
   }
-  if (typedArrayKind(source) !== undefined && !isRawItem(source, traits)) {
+  if (typedArrayKind(source) !== undefined && !isRawItem(source, options)) {
     const array = source as HostValues<Dtype>;
-    const dtype = traits.dtype ?? dtypeOf(array);
-    const whole = [Math.floor(typedArrayLength(array) / dtype.elementsPerItem)];
-    return itemsOf(array, dtype, whole, traits, false);
+    const dtype = options.dtype ?? dtypeOf(array);
+    const oneAxis = [Math.floor(typedArrayLength(array) / dtype.elementsPerItem)];
+    return checkedHostItems(array, dtype, oneAxis, options, false);
   }
-  const { values, shape, dtype } = flatten(source, 'source', traits.dtype);
-  return itemsOf(values, dtype, shape, { ...traits, order: 'C' }, true);
+  const { values, shape, dtype } = flatten(source, 'source', options.dtype);
+  return checkedHostItems(values, dtype, shape, { ...options, order: 'C' }, true);
 }
 
 /** Whether a Uint8Array is the one item of an array without axes. */
-const isRawItem = (source: unknown, { dtype, shape }: SourceTraits): boolean =>
+const isRawItem = (source: unknown, { dtype, shape }: HostSourceOptions): boolean =>
   dtype?.isRaw === true && shape?.length === 0 && source instanceof Uint8Array;
 
-function itemsOf(
+function checkedHostItems(
   values: HostValues<Dtype>,
   dtype: Dtype,
   shape: Shape,
-  wanted: SourceTraits,
+  options: HostSourceOptions,
   isShaped: boolean,
 ): HostItems {
-  const type = wanted.dtype ?? dtype;
+  const type = options.dtype ?? dtype;
   if (!type.accepts(values) || (isShaped && type.name !== dtype.name))
     throw new TypeError(
       `source is ${isShaped ? `of ${dtype}` : withArticle(typedArrayKind(values) ?? 'object')}, not ${withArticle(type.TypedArray.name)} of ${type}`,
     );
-  const sizes = wanted.shape ?? shape;
+  const sizes = options.shape ?? shape;
   const length = sizeOf(sizes) * type.elementsPerItem;
-  const given = typedArrayLength(values);
-  if (given !== length)
+  const givenLength = typedArrayLength(values);
+  if (givenLength !== length)
     throw new RangeError(
-      `source has ${given} elements, shape ${shown(sizes)} of ${type} takes ${length}`,
+      `source has ${givenLength} elements, shape ${formatShape(sizes)} of ${type} takes ${length}`,
     );
-  const { order = 'C' } = wanted;
+  const { order = 'C' } = options;
   return {
     memory: checkHostMemory(values, 'source'),
     layout: makeLayout(sizes, type.itemsize, { order }),

@@ -5,9 +5,9 @@ import type { Extent, PitchedMemory } from '../memory/pitched.ts';
 import { copyPitched, copyPitchedSync } from '../memory/pitched-copy.ts';
 import { nextLoopIteration, type WaitOptions } from '../poller.ts';
 import type { Stream } from '../stream.ts';
-import { type CopyPlan, copiesOf, copyPlan, type Pitches } from './copy-plan.ts';
-import { queuePlan, workDone, workDoneSync } from './device-copy.ts';
-import { byteLengthOf, extents, type Layout } from './layout.ts';
+import { type CopyPlan, copyOffsets, type Pitches, planCopy } from './copy-plan.ts';
+import { queueCopyPlan, waitForWork, waitForWorkSync } from './device-copy.ts';
+import { itemsByteLength, type Layout, layoutExtents } from './layout.ts';
 
 /** Where items are. */
 export interface Items<M> {
@@ -25,9 +25,9 @@ export interface HostTransfer {
 }
 
 /** A transfer with all that is known of it. */
-interface Planned extends HostTransfer {
+interface PlannedTransfer extends HostTransfer {
   readonly plan: CopyPlan;
-  readonly isUp: boolean;
+  readonly isToDevice: boolean;
 }
 
 /**
@@ -35,63 +35,63 @@ interface Planned extends HostTransfer {
  * bytes from the first item to the last, which the CPU takes apart or has put together (`range`); or
  * as the host has them, to or from `staging` memory on the device, which copies the items itself.
  */
-type Route = 'run' | 'box' | 'range' | 'staging';
+type CopyStrategy = 'run' | 'box' | 'range' | 'staging';
 
 /** A range is taken apart where it is short, or not much longer than its items. */
-const SHORT_RANGE = 64 << 10;
-const MOST_WASTE = 4;
+const MAX_SHORT_RANGE = 64 << 10;
+const MAX_RANGE_WASTE = 4;
 
-function routeOf({ isUp, device, plan }: Planned): Route {
+function strategyOf({ isToDevice, device, plan }: PlannedTransfer): CopyStrategy {
   if (plan.kind !== 'gather' && plan.count === 1) return plan.kind;
-  const { low, high } = extents(device.layout);
-  const own = byteLengthOf(device.layout);
+  const { low, high } = layoutExtents(device.layout);
+  const needed = itemsByteLength(device.layout);
   // What lies between the items is others' to write: only a range without gaps is written as one.
-  if (isUp) return high - low === own ? 'range' : 'staging';
-  return high - low <= Math.max(SHORT_RANGE, own * MOST_WASTE) ? 'range' : 'staging';
+  if (isToDevice) return high - low === needed ? 'range' : 'staging';
+  return high - low <= Math.max(MAX_SHORT_RANGE, needed * MAX_RANGE_WASTE) ? 'range' : 'staging';
 }
 
-function planned(transfer: HostTransfer): Planned | undefined {
+function planTransfer(transfer: HostTransfer): PlannedTransfer | undefined {
   const { direction, host, device } = transfer;
   device.memory.address; // a closed one is refused, also where there is nothing to copy
-  const isUp = direction === 'to device';
-  const [source, target] = isUp ? [host, device] : [device, host];
-  const plan = copyPlan(source.layout, target.layout);
-  return plan && { ...transfer, plan, isUp };
+  const isToDevice = direction === 'to device';
+  const [source, target] = isToDevice ? [host, device] : [device, host];
+  const plan = planCopy(source.layout, target.layout);
+  return plan && { ...transfer, plan, isToDevice };
 }
 
-const streamOption = (stream: Stream | undefined): { readonly stream?: Stream } =>
+const optionalStream = (stream: Stream | undefined): { readonly stream?: Stream } =>
   stream ? { stream } : {};
 
 /** Resolves when the transfer is done; it begins after the work queued in the stream. */
 export async function transfer(given: HostTransfer, wait: WaitOptions): Promise<void> {
   wait.signal?.throwIfAborted();
-  const copy = planned(given);
+  const copy = planTransfer(given);
   if (!copy) return;
-  const { host, device, isUp, stream } = copy;
-  const options = { ...streamOption(stream), ...wait };
-  const route = routeOf(copy);
-  if (route === 'run') {
+  const { host, device, isToDevice, stream } = copy;
+  const options = { ...optionalStream(stream), ...wait };
+  const strategy = strategyOf(copy);
+  if (strategy === 'run') {
     const { range, bytes } = runOf(copy);
-    if (isUp) await range.copyFrom(bytes, options);
+    if (isToDevice) await range.copyFrom(bytes, options);
     else await range.copyToHost(bytes, options);
-  } else if (route === 'box') {
+  } else if (strategy === 'box') {
     await copyPitched(...boxOf(copy), options);
-  } else if (route === 'range') {
+  } else if (strategy === 'range') {
     const { range, bytes, steps } = rangeOf(copy);
     const { byteLength } = host.memory;
-    if (!isUp) await range.copyToHost(bytes, options);
+    if (!isToDevice) await range.copyToHost(bytes, options);
     assertAttached(host.memory, byteLength);
     for (const _ of steps) {
       await nextLoopIteration();
       assertAttached(host.memory, byteLength);
     }
-    if (isUp) await range.copyFrom(bytes, options);
+    if (isToDevice) await range.copyFrom(bytes, options);
   } else {
-    const staging = stagingOf(copy);
+    const staging = allocateStaging(copy);
     try {
-      if (isUp) await staging.copyFrom(host.memory, options);
+      if (isToDevice) await staging.copyFrom(host.memory, options);
       queueStaged(copy, staging);
-      if (isUp) await workDone(device.memory, stream);
+      if (isToDevice) await waitForWork(device.memory, stream);
       else await staging.copyToHost(host.memory, options);
       device.memory.address; // throws if it was closed meanwhile, as by the other routes
     } finally {
@@ -102,28 +102,28 @@ export async function transfer(given: HostTransfer, wait: WaitOptions): Promise<
 
 /** As {@link transfer}, but blocks until it is done. */
 export function transferSync(given: HostTransfer): void {
-  const copy = planned(given);
+  const copy = planTransfer(given);
   if (!copy) return;
-  const { host, device, isUp, stream } = copy;
-  const options = streamOption(stream);
-  const route = routeOf(copy);
-  if (route === 'run') {
+  const { host, device, isToDevice, stream } = copy;
+  const options = optionalStream(stream);
+  const strategy = strategyOf(copy);
+  if (strategy === 'run') {
     const { range, bytes } = runOf(copy);
-    if (isUp) range.copyFromSync(bytes, options);
+    if (isToDevice) range.copyFromSync(bytes, options);
     else range.copyToHostSync(bytes, options);
-  } else if (route === 'box') {
+  } else if (strategy === 'box') {
     copyPitchedSync(...boxOf(copy), options);
-  } else if (route === 'range') {
+  } else if (strategy === 'range') {
     const { range, bytes, steps } = rangeOf(copy);
-    if (!isUp) range.copyToHostSync(bytes, options);
+    if (!isToDevice) range.copyToHostSync(bytes, options);
     while (!steps.next().done);
-    if (isUp) range.copyFromSync(bytes, options);
+    if (isToDevice) range.copyFromSync(bytes, options);
   } else {
-    const staging = stagingOf(copy);
+    const staging = allocateStaging(copy);
     try {
-      if (isUp) staging.copyFromSync(host.memory, options);
+      if (isToDevice) staging.copyFromSync(host.memory, options);
       queueStaged(copy, staging);
-      if (isUp) workDoneSync(device.memory, stream);
+      if (isToDevice) waitForWorkSync(device.memory, stream);
       else staging.copyToHostSync(host.memory, options);
     } finally {
       staging.close();
@@ -132,22 +132,27 @@ export function transferSync(given: HostTransfer): void {
 }
 
 /** The one run of bytes, on both sides. */
-function runOf({ plan, host, device, isUp }: Planned): {
+function runOf({ plan, host, device, isToDevice }: PlannedTransfer): {
   readonly range: DeviceBuffer;
   readonly bytes: Uint8Array;
 } {
   const { width, source, target } = plan;
-  const [here, there] = isUp ? [source, target] : [target, source];
+  const [hostSide, deviceSide] = isToDevice ? [source, target] : [target, source];
   return {
-    range: device.memory.subarray(there.byteOffset, there.byteOffset + width),
-    bytes: host.memory.subarray(here.byteOffset, here.byteOffset + width),
+    range: device.memory.subarray(deviceSide.byteOffset, deviceSide.byteOffset + width),
+    bytes: host.memory.subarray(hostSide.byteOffset, hostSide.byteOffset + width),
   };
 }
 
 /** The one box, as the driver's copies of rows take it. */
-function boxOf({ plan, host, device, isUp }: Planned): [PitchedMemory, PitchedMemory, Extent] {
+function boxOf({
+  plan,
+  host,
+  device,
+  isToDevice,
+}: PlannedTransfer): [PitchedMemory, PitchedMemory, Extent] {
   const { width, height, depth } = plan;
-  const [source, target] = isUp ? [host, device] : [device, host];
+  const [source, target] = isToDevice ? [host, device] : [device, host];
   return [
     { memory: target.memory, ...plan.target },
     { memory: source.memory, ...plan.source },
@@ -156,37 +161,43 @@ function boxOf({ plan, host, device, isUp }: Planned): [PitchedMemory, PitchedMe
 }
 
 /** All bytes of the items on the device, and their place on the host. */
-function rangeOf({ plan, host, device, isUp }: Planned): {
+function rangeOf({ plan, host, device, isToDevice }: PlannedTransfer): {
   readonly range: DeviceBuffer;
   readonly bytes: Uint8Array;
   readonly steps: Iterator<void> & Iterable<void>;
 } {
-  const { low, high } = extents(device.layout);
+  const { low, high } = layoutExtents(device.layout);
   const bytes = new Uint8Array(high - low);
   const range = device.memory.subarray(low, high);
-  const moved = (side: Pitches): Pitches => ({ ...side, byteOffset: side.byteOffset - low });
-  const steps = isUp
-    ? copyOnHost({ ...plan, target: moved(plan.target) }, host.memory, bytes)
-    : copyOnHost({ ...plan, source: moved(plan.source) }, bytes, host.memory);
+  const relativeToRange = (side: Pitches): Pitches => ({
+    ...side,
+    byteOffset: side.byteOffset - low,
+  });
+  const steps = isToDevice
+    ? copyOnHost({ ...plan, target: relativeToRange(plan.target) }, host.memory, bytes)
+    : copyOnHost({ ...plan, source: relativeToRange(plan.source) }, bytes, host.memory);
   return { range, bytes, steps };
 }
 
 /** Memory on the device for the items as the host has them. */
-const stagingOf = ({ host, device }: Planned): DeviceBuffer =>
+const allocateStaging = ({ host, device }: PlannedTransfer): DeviceBuffer =>
   DeviceBuffer.allocate(host.memory.byteLength, { context: device.memory.context });
 
-function queueStaged({ plan, device, isUp, stream }: Planned, staging: DeviceBuffer): void {
-  if (isUp) queuePlan(plan, device.memory, staging, stream);
-  else queuePlan(plan, staging, device.memory, stream);
+function queueStaged(
+  { plan, device, isToDevice, stream }: PlannedTransfer,
+  staging: DeviceBuffer,
+): void {
+  if (isToDevice) queueCopyPlan(plan, device.memory, staging, stream);
+  else queueCopyPlan(plan, staging, device.memory, stream);
 }
 
 /** Strided copies between host memories. */
 
 /** How much is done between two chances to do something else. */
-const BYTES_IN_A_TURN = 4 << 20;
-const ROWS_IN_A_TURN = 1 << 17;
+const BYTES_PER_TICK = 4 << 20;
+const ROWS_PER_TICK = 1 << 17;
 /** From here on a row is quicker copied as one than unit by unit. */
-const LONG_ROW = 64;
+const MIN_LONG_ROW = 64;
 
 /** Typed arrays over the whole of both memories, whose elements all places of a plan are whole of. */
 interface Units {
@@ -205,10 +216,10 @@ function* copyOnHost(
   target: Uint8Array,
 ): Generator<void, void> {
   const { width, height, depth } = plan;
-  const units = width < LONG_ROW ? unitsOf(plan, source, target) : undefined;
+  const units = width < MIN_LONG_ROW ? unitsOf(plan, source, target) : undefined;
   let bytes = 0;
   let rows = 0;
-  for (const [from, to] of copiesOf(plan))
+  for (const [from, to] of copyOffsets(plan))
     for (let z = 0; z < depth; z += 1)
       for (let y = 0; y < height; y += 1) {
         const begin = from + z * plan.source.slicePitch + y * plan.source.rowPitch;
@@ -217,7 +228,7 @@ function* copyOnHost(
         else target.set(source.subarray(begin, begin + width), end);
         bytes += width;
         rows += 1;
-        if (bytes < BYTES_IN_A_TURN && rows < ROWS_IN_A_TURN) continue;
+        if (bytes < BYTES_PER_TICK && rows < ROWS_PER_TICK) continue;
         bytes = 0;
         rows = 0;
         yield;
@@ -244,13 +255,18 @@ function unitsOf(plan: CopyPlan, source: Uint8Array, target: Uint8Array): Units 
     ...steps(plan.target, target),
     ...plan.repetitions.flatMap((axis) => [axis.source, axis.target]),
   ];
-  const isOf = (byteLength: number): boolean => all.every((step) => step % byteLength === 0);
-  const Unit = isOf(4) ? Uint32Array : isOf(2) ? Uint16Array : Uint8Array;
-  const over = (memory: Uint8Array): Uint8Array | Uint16Array | Uint32Array =>
+  const isMultipleOf = (byteLength: number): boolean =>
+    all.every((step) => step % byteLength === 0);
+  const Unit = isMultipleOf(4) ? Uint32Array : isMultipleOf(2) ? Uint16Array : Uint8Array;
+  const viewAsUnits = (memory: Uint8Array): Uint8Array | Uint16Array | Uint32Array =>
     new Unit(
       memory.buffer as ArrayBuffer,
       memory.byteOffset,
       Math.floor(memory.byteLength / Unit.BYTES_PER_ELEMENT),
     );
-  return { byteLength: Unit.BYTES_PER_ELEMENT, source: over(source), target: over(target) };
+  return {
+    byteLength: Unit.BYTES_PER_ELEMENT,
+    source: viewAsUnits(source),
+    target: viewAsUnits(target),
+  };
 }

@@ -1,7 +1,7 @@
 /** Basic indexing as Python has it: integers, slices and `...`; the result is always a view. */
 import { checkInteger, checkOptions } from '../validate.ts';
 import type { Layout } from './layout.ts';
-import { checkAxis, type Shape, safe, shown } from './shape.ts';
+import { checkAxis, checkSafe, formatShape, type Shape } from './shape.ts';
 
 /** Some of the places along an axis, as Python's `start:stop:step`; all of them by default. */
 export interface Slice {
@@ -17,7 +17,7 @@ export interface Slice {
 export type Selector = number | Slice | '...';
 
 /** Every place that a slice takes is start + i * step, for i from 0 to count - 1. */
-interface Places {
+interface ResolvedSlice {
   readonly start: number;
   readonly step: number;
   readonly count: number;
@@ -26,7 +26,7 @@ interface Places {
 const { MIN_SAFE_INTEGER } = Number;
 
 /** The places of a slice along an axis, clipped as Python clips them. */
-function resolveSlice(slice: Slice, length: number): Places {
+function resolveSlice(slice: Slice, length: number): ResolvedSlice {
   if (typeof slice !== 'object' || slice === null)
     throw new TypeError(
       `a selector must be an integer, { start, stop, step } or '...', not ${String(slice)}`,
@@ -35,13 +35,13 @@ function resolveSlice(slice: Slice, length: number): Places {
   checkInteger(step, 'step', MIN_SAFE_INTEGER);
   if (step === 0) throw new RangeError('step must not be 0');
   // The places before the first and behind the last that a slice may begin or end at.
-  const [least, most] = step > 0 ? [0, length] : [-1, length - 1];
+  const [lowest, highest] = step > 0 ? [0, length] : [-1, length - 1];
   const clip = (place: number | undefined, name: string, fallback: number): number => {
     if (place === undefined) return fallback;
     checkInteger(place, name, MIN_SAFE_INTEGER);
-    return Math.min(Math.max(place < 0 ? place + length : place, least), most);
+    return Math.min(Math.max(place < 0 ? place + length : place, lowest), highest);
   };
-  const [first, end] = step > 0 ? [least, most] : [most, least];
+  const [first, end] = step > 0 ? [lowest, highest] : [highest, lowest];
   const from = clip(start, 'start', first);
   const count = Math.ceil((clip(stop, 'stop', end) - from) / step);
   // Where nothing is taken the array begins where it did: within its memory.
@@ -63,11 +63,11 @@ function checkIndex(index: number, axis: number, length: number): number {
  * index(layout, [0, '...', { step: -1 }]); // Python's a[0, ..., ::-1]
  * @see https://numpy.org/doc/stable/user/basics.indexing.html
  */
-export function index(layout: Layout, selectors: readonly Selector[]): Layout {
+export function indexLayout(layout: Layout, selectors: readonly Selector[]): Layout {
   const { shape, strides } = layout;
-  const kept: { shape: number[]; strides: number[] } = { shape: [], strides: [] };
+  const selected: { shape: number[]; strides: number[] } = { shape: [], strides: [] };
   let { byteOffset } = layout;
-  for (const [axis, selector] of wholeSelectors(selectors, shape).entries()) {
+  for (const [axis, selector] of expandSelectors(selectors, shape).entries()) {
     const length = shape[axis] as number;
     const stride = strides[axis] as number;
     if (typeof selector === 'number') {
@@ -78,28 +78,28 @@ export function index(layout: Layout, selectors: readonly Selector[]): Layout {
     }
     const { start, step, count } = resolveSlice(selector, length);
     if (!shape.includes(0)) byteOffset += start * stride;
-    kept.shape.push(count);
-    kept.strides.push(safe(stride * step, 'a stride'));
+    selected.shape.push(count);
+    selected.strides.push(checkSafe(stride * step, 'a stride'));
   }
-  return { ...layout, ...kept, byteOffset };
+  return { ...layout, ...selected, byteOffset };
 }
 
 /** One selector for each axis. */
-function wholeSelectors(given: readonly Selector[], shape: readonly number[]): (number | Slice)[] {
+function expandSelectors(given: readonly Selector[], shape: readonly number[]): (number | Slice)[] {
   if (!Array.isArray(given)) throw new TypeError('an index must be an array of selectors');
   const selectors: readonly Selector[] = [...given];
-  const isRest = (selector: Selector): selector is '...' => selector === '...';
-  const rests = selectors.filter(isRest).length;
-  if (rests > 1) throw new RangeError("an index may have only one '...'");
-  const missing = shape.length - (selectors.length - rests);
+  const isEllipsis = (selector: Selector): selector is '...' => selector === '...';
+  const ellipsisCount = selectors.filter(isEllipsis).length;
+  if (ellipsisCount > 1) throw new RangeError("an index may have only one '...'");
+  const missing = shape.length - (selectors.length - ellipsisCount);
   if (missing < 0)
     throw new RangeError(
-      `too many indices for shape ${shown(shape)}: ${selectors.length - rests}, not ${shape.length}`,
+      `too many indices for shape ${formatShape(shape)}: ${selectors.length - ellipsisCount}, not ${shape.length}`,
     );
-  const whole: Slice[] = Array.from({ length: missing }, () => ({}));
-  return rests === 0
-    ? [...(selectors as (number | Slice)[]), ...whole]
-    : selectors.flatMap((selector: Selector) => (isRest(selector) ? whole : [selector]));
+  const fullSlices: Slice[] = Array.from({ length: missing }, () => ({}));
+  return ellipsisCount === 0
+    ? [...(selectors as (number | Slice)[]), ...fullSlices]
+    : selectors.flatMap((selector: Selector) => (isEllipsis(selector) ? fullSlices : [selector]));
 }
 
 /**
@@ -117,19 +117,19 @@ export type Sections = number | readonly number[] | { readonly size: number };
  * split(makeLayout([6], 4), [1, 3]); // 1, 2 and 3 items
  * split(makeLayout([6], 4), { size: 4 }); // 4 and 2 items
  */
-export function split(layout: Layout, sections: Sections, axis = 0): readonly Layout[] {
+export function splitLayout(layout: Layout, sections: Sections, axis = 0): readonly Layout[] {
   const { shape } = layout;
-  const along = checkAxis(axis, shape.length);
-  const length = shape[along] as number;
-  const before = Array.from({ length: along }, (): Slice => ({}));
-  const cuts = cutsOf(sections, length, shape);
-  return Array.from({ length: cuts.length + 1 }, (_, at) =>
-    index(layout, [...before, { start: cuts[at - 1] ?? 0, stop: cuts[at] }]),
+  const splitAxis = checkAxis(axis, shape.length);
+  const length = shape[splitAxis] as number;
+  const before = Array.from({ length: splitAxis }, (): Slice => ({}));
+  const indices = splitIndices(sections, length, shape);
+  return Array.from({ length: indices.length + 1 }, (_, at) =>
+    indexLayout(layout, [...before, { start: indices[at - 1] ?? 0, stop: indices[at] }]),
   );
 }
 
-function cutsOf(sections: Sections, length: number, shape: Shape): readonly number[] {
-  if (typeof sections === 'number') return equalCuts(sections, length, shape);
+function splitIndices(sections: Sections, length: number, shape: Shape): readonly number[] {
+  if (typeof sections === 'number') return equalSplitIndices(sections, length, shape);
   if (Array.isArray(sections)) return [...sections];
   if (typeof sections !== 'object' || sections === null)
     throw new TypeError('sections must be an integer, an array of them, or { size }');
@@ -139,11 +139,15 @@ function cutsOf(sections: Sections, length: number, shape: Shape): readonly numb
   return Array.from({ length: Math.max(parts - 1, 0) }, (_, at) => (at + 1) * (size as number));
 }
 
-function equalCuts(sections: number, length: number, shape: readonly number[]): readonly number[] {
+function equalSplitIndices(
+  sections: number,
+  length: number,
+  shape: readonly number[],
+): readonly number[] {
   checkInteger(sections, 'sections', 1);
   if (length % sections !== 0)
     throw new RangeError(
-      `cannot split ${length} of shape ${shown(shape)} into ${sections} parts of the same size`,
+      `cannot split ${length} of shape ${formatShape(shape)} into ${sections} parts of the same size`,
     );
   const size = length / sections;
   return Array.from({ length: sections - 1 }, (_, at) => (at + 1) * size);

@@ -6,30 +6,38 @@ import { Stream } from '../stream.ts';
 import type { ArrayMemory } from './device-array.ts';
 import { readItem } from './items.ts';
 import { contiguousStrides } from './layout.ts';
-import { shown } from './shape.ts';
+import { formatShape } from './shape.ts';
 
 /** How many values are shown. */
-const FIRST = 6;
+const MAX_VALUES = 6;
 
 /** E.g. `DeviceArray(float32 [2, 3] on cuda:0, C)`. */
-export function describe(array: ArrayMemory<Dtype>): string {
+export function describeArray(array: ArrayMemory<Dtype>): string {
   const { dtype, shape, strides, context } = array;
-  const lie = array.isCContiguous ? 'C' : array.isFContiguous ? 'F' : `strides ${shown(strides)}`;
-  const more = [lie, ...(array.readOnly ? ['read only'] : []), ...(array.closed ? ['closed'] : [])];
-  return `DeviceArray(${dtype} ${shown(shape)} on cuda:${context.device.ordinal}, ${more.join(', ')})`;
+  const memoryOrder = array.isCContiguous
+    ? 'C'
+    : array.isFContiguous
+      ? 'F'
+      : `strides ${formatShape(strides)}`;
+  const details = [
+    memoryOrder,
+    ...(array.readOnly ? ['read only'] : []),
+    ...(array.closed ? ['closed'] : []),
+  ];
+  return `DeviceArray(${dtype} ${formatShape(shape)} on cuda:${context.device.ordinal}, ${details.join(', ')})`;
 }
 
 /**
  * The first values in order C, e.g. `[1, 2, … 4 more]`; empty where there are none to be had.
  * Whoever prints must not wait, nor fail: while work is queued that may write them, they stay unread.
  */
-export function firstValues(array: ArrayMemory<Dtype>): string {
+export function formatFirstValues(array: ArrayMemory<Dtype>): string {
   if (array.closed || array.size === 0) return '';
   // Asking whether work is queued would end the capture.
   if (isCapturing()) return '[not read: a graph is captured]';
   try {
     if (!array.context.workTracker.isIdle()) return '[not read: work is queued]';
-    const values = readFirst(array).map((value) => inspect(value));
+    const values = readFirstItems(array).map((value) => inspect(value));
     const left = array.size - values.length;
     return `[${values.join(', ')}${left > 0 ? `, … ${left} more` : ''}]`;
   } catch {
@@ -37,13 +45,13 @@ export function firstValues(array: ArrayMemory<Dtype>): string {
   }
 }
 
-function readFirst({ buffer, layout, size, dtype }: ArrayMemory<Dtype>): unknown[] {
+function readFirstItems({ buffer, layout, size, dtype }: ArrayMemory<Dtype>): unknown[] {
   // Waits for no other stream, whoever works there.
   const stream = Stream.create({ context: buffer.context, nonBlocking: true });
   try {
     const { shape, strides, itemsize, byteOffset } = layout;
     const steps = contiguousStrides(shape, 1);
-    return Array.from({ length: Math.min(size, FIRST) }, (_, at) => {
+    return Array.from({ length: Math.min(size, MAX_VALUES) }, (_, at) => {
       const begin = steps.reduce(
         (byte, step, axis) =>
           byte + (Math.floor(at / step) % (shape[axis] as number)) * (strides[axis] as number),

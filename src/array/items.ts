@@ -13,47 +13,47 @@ export interface Complex {
 export type Item = number | bigint | boolean | Complex | Uint8Array;
 
 /** What may be written as a number: also `true` for 1. */
-type Real = number | bigint | boolean;
+type RealValue = number | bigint | boolean;
 
 /** What an item is when it is read, what may be written as one, and what may hold many. */
-interface Types<I extends Item, V extends Item, A extends TypedArray | NativeFloat16Array> {
+interface DtypeTypes<I extends Item, V extends Item, A extends TypedArray | NativeFloat16Array> {
   readonly item: I;
   readonly value: V;
   readonly array: A;
 }
 
 /** By the names of dtypes. A table, as types that ask for a name would make arrays invariant. */
-interface TypesByName {
-  readonly bool: Types<boolean, Real, Uint8Array>;
-  readonly int8: Types<number, Real, Int8Array>;
-  readonly int16: Types<number, Real, Int16Array>;
-  readonly int32: Types<number, Real, Int32Array>;
-  readonly int64: Types<bigint, Real, BigInt64Array>;
-  readonly uint8: Types<number, Real, Uint8Array | Uint8ClampedArray>;
-  readonly uint16: Types<number, Real, Uint16Array>;
-  readonly uint32: Types<number, Real, Uint32Array>;
-  readonly uint64: Types<bigint, Real, BigUint64Array>;
-  readonly float16: Types<number, Real, Uint16Array | NativeFloat16Array>;
-  readonly bfloat16: Types<number, Real, Uint16Array>;
-  readonly float32: Types<number, Real, Float32Array>;
-  readonly float64: Types<number, Real, Float64Array>;
-  readonly complex64: Types<Complex, number | Complex, Float32Array>;
-  readonly complex128: Types<Complex, number | Complex, Float64Array>;
-  readonly [raw: `V${number}`]: Types<Uint8Array, Uint8Array, Uint8Array>;
-  readonly [name: string]: Types<Item, Item, TypedArray | NativeFloat16Array>;
+interface TypesByDtypeName {
+  readonly bool: DtypeTypes<boolean, RealValue, Uint8Array>;
+  readonly int8: DtypeTypes<number, RealValue, Int8Array>;
+  readonly int16: DtypeTypes<number, RealValue, Int16Array>;
+  readonly int32: DtypeTypes<number, RealValue, Int32Array>;
+  readonly int64: DtypeTypes<bigint, RealValue, BigInt64Array>;
+  readonly uint8: DtypeTypes<number, RealValue, Uint8Array | Uint8ClampedArray>;
+  readonly uint16: DtypeTypes<number, RealValue, Uint16Array>;
+  readonly uint32: DtypeTypes<number, RealValue, Uint32Array>;
+  readonly uint64: DtypeTypes<bigint, RealValue, BigUint64Array>;
+  readonly float16: DtypeTypes<number, RealValue, Uint16Array | NativeFloat16Array>;
+  readonly bfloat16: DtypeTypes<number, RealValue, Uint16Array>;
+  readonly float32: DtypeTypes<number, RealValue, Float32Array>;
+  readonly float64: DtypeTypes<number, RealValue, Float64Array>;
+  readonly complex64: DtypeTypes<Complex, number | Complex, Float32Array>;
+  readonly complex128: DtypeTypes<Complex, number | Complex, Float64Array>;
+  readonly [raw: `V${number}`]: DtypeTypes<Uint8Array, Uint8Array, Uint8Array>;
+  readonly [name: string]: DtypeTypes<Item, Item, TypedArray | NativeFloat16Array>;
 }
 
 /** What an item of a dtype is when it is read; 16-bit floats are numbers. */
-export type ItemOf<D extends Dtype> = TypesByName[D['name']]['item'];
+export type ItemOf<D extends Dtype> = TypesByDtypeName[D['name']]['item'];
 
 /** What may be written as an item of a dtype. */
-export type ItemValue<D extends Dtype> = TypesByName[D['name']]['value'];
+export type ItemValue<D extends Dtype> = TypesByDtypeName[D['name']]['value'];
 
 /** The typed array that holds a dtype's items on the host. */
 export type HostArray<D extends Dtype> = D['TypedArray']['prototype'];
 
 /** Every typed array that may hold them. */
-export type HostValues<D extends Dtype> = TypesByName[D['name']]['array'];
+export type HostValues<D extends Dtype> = TypesByDtypeName[D['name']]['array'];
 
 /** What a value is called in an error: asked for only there. */
 type NameOf = () => string;
@@ -61,22 +61,22 @@ type NameOf = () => string;
 /** Writes a value as the item `at` of `into`. @throws TypeError or RangeError that names it */
 export type ItemWriter = (into: TypedArray, at: number, value: unknown, nameOf: NameOf) => void;
 
-const shown = (value: unknown): string =>
+const formatItem = (value: unknown): string =>
   typeof value === 'bigint'
     ? `${value}n`
     : typeof value === 'string'
       ? `'${value}'`
       : typeof value === 'number' || value === null || value === undefined
         ? String(value)
-        : kindOf(value);
+        : describeType(value);
 
 function numberOf(value: unknown, nameOf: NameOf, dtype: Dtype): number {
   if (typeof value === 'number') return value;
   if (typeof value === 'boolean' || typeof value === 'bigint') return Number(value);
-  throw new TypeError(`${nameOf()} must be a number for ${dtype}, not ${kindOf(value)}`);
+  throw new TypeError(`${nameOf()} must be a number for ${dtype}, not ${describeType(value)}`);
 }
 
-const kindOf = (value: unknown): string =>
+const describeType = (value: unknown): string =>
   value === null || value === undefined
     ? String(value)
     : typeof value === 'object'
@@ -85,22 +85,22 @@ const kindOf = (value: unknown): string =>
 
 const writeBool: ItemWriter = (into, at, value, nameOf) => {
   if (value !== true && value !== false && value !== 1 && value !== 0)
-    throw new TypeError(`${nameOf()} must be true or false for bool, not ${shown(value)}`);
+    throw new TypeError(`${nameOf()} must be true or false for bool, not ${formatItem(value)}`);
   into[at] = Number(value);
 };
 
 function integerWriter(dtype: Dtype): ItemWriter {
   const bits = BigInt(dtype.itemsize * 8);
   const isSigned = dtype.name.startsWith('i');
-  const least = isSigned ? -(1n << (bits - 1n)) : 0n;
-  const most = (1n << (isSigned ? bits - 1n : bits)) - 1n;
+  const min = isSigned ? -(1n << (bits - 1n)) : 0n;
+  const max = (1n << (isSigned ? bits - 1n : bits)) - 1n;
   const isBig = dtype.itemsize === 8;
   return (into, at, value, nameOf) => {
     const number = typeof value === 'bigint' ? value : numberOf(value, nameOf, dtype);
     const isWhole = typeof number === 'bigint' || Number.isSafeInteger(number);
-    if (!isWhole || number < least || number > most)
+    if (!isWhole || number < min || number > max)
       throw new RangeError(
-        `${nameOf()} must be an integer from ${least} to ${most} for ${dtype}, not ${shown(value)}`,
+        `${nameOf()} must be an integer from ${min} to ${max} for ${dtype}, not ${formatItem(value)}`,
       );
     into[at] = isBig ? BigInt(number) : Number(number);
   };

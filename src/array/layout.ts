@@ -1,6 +1,6 @@
 /** Where the items of an array lie in memory: shape, strides, item size, and where they begin. */
 import { checkInteger } from '../validate.ts';
-import { checkIntegers, checkShape, type Shape, safe, shown, sizeOf } from './shape.ts';
+import { checkIntegers, checkSafe, checkShape, formatShape, type Shape, sizeOf } from './shape.ts';
 
 /** Which axis varies slowest: the first (C) or the last (F, as Fortran has it). */
 export type Order = 'C' | 'F';
@@ -47,7 +47,10 @@ export function contiguousStrides(shape: Shape, itemsize: number, order: Order =
   for (let i = 0; i < shape.length; i += 1) {
     const axis = order === 'C' ? shape.length - 1 - i : i;
     strides[axis] = stride;
-    stride = safe(stride * Math.max(shape[axis] as number, 1), `an array of shape ${shown(shape)}`);
+    stride = checkSafe(
+      stride * Math.max(shape[axis] as number, 1),
+      `an array of shape ${formatShape(shape)}`,
+    );
   }
   return strides;
 }
@@ -75,7 +78,7 @@ export function makeLayout(
     itemsize,
     byteOffset,
   };
-  extents(layout);
+  layoutExtents(layout);
   return layout;
 }
 
@@ -83,34 +86,34 @@ function checkStrides(strides: readonly number[], shape: Shape): number[] {
   if (!Array.isArray(strides)) throw new TypeError('strides must be an array of integers');
   const { length } = strides;
   if (length !== shape.length)
-    throw new RangeError(`${length} strides do not fit the shape ${shown(shape)}`);
+    throw new RangeError(`${length} strides do not fit the shape ${formatShape(shape)}`);
   return checkIntegers(strides, 'strides', Number.MIN_SAFE_INTEGER, length);
 }
 
 /** The bytes that the items touch. @throws RangeError beyond the safe integers */
-export function extents({ shape, strides, itemsize, byteOffset }: Layout): Extents {
+export function layoutExtents({ shape, strides, itemsize, byteOffset }: Layout): Extents {
   if (shape.includes(0)) return { low: byteOffset, high: byteOffset };
   let low = byteOffset;
-  let high = safe(byteOffset + itemsize, 'the end of the array');
+  let high = checkSafe(byteOffset + itemsize, 'the end of the array');
   for (let axis = 0; axis < shape.length; axis += 1) {
     const reach = ((shape[axis] as number) - 1) * (strides[axis] as number);
-    if (reach < 0) low = safe(low + reach, 'the beginning of the array');
-    else high = safe(high + reach, 'the end of the array');
+    if (reach < 0) low = checkSafe(low + reach, 'the beginning of the array');
+    else high = checkSafe(high + reach, 'the end of the array');
   }
   return { low, high };
 }
 
 /** @throws RangeError where an item lies outside of a memory of `byteLength` bytes */
-export function checkWithin(layout: Layout, byteLength: number): void {
-  const { low, high } = extents(layout);
+export function checkWithinBuffer(layout: Layout, byteLength: number): void {
+  const { low, high } = layoutExtents(layout);
   if (low < 0 || high > byteLength)
     throw new RangeError(
-      `items of shape ${shown(layout.shape)} with strides ${shown(layout.strides)} reach from byte ${low} to ${high}: the buffer has ${byteLength}`,
+      `items of shape ${formatShape(layout.shape)} with strides ${formatShape(layout.strides)} reach from byte ${low} to ${high}: the buffer has ${byteLength}`,
     );
 }
 
 /** The bytes of all items, without those between them. */
-export const byteLengthOf = ({ shape, itemsize }: Layout): number => sizeOf(shape) * itemsize;
+export const itemsByteLength = ({ shape, itemsize }: Layout): number => sizeOf(shape) * itemsize;
 
 /**
  * Whether the items follow each other in an order. As NumPy has it: axes of size 1 say nothing, and

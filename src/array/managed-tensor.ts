@@ -18,7 +18,7 @@ export interface ManagedTensor {
 }
 
 /** Those whose deleter was not called, by their addresses. */
-const tensors = new Map<Address, Tensor>();
+const liveTensors = new Map<Address, NativeTensor>();
 
 /** One for all: its address is in each of them. */
 let deleter: Address | undefined;
@@ -39,54 +39,56 @@ let deleter: Address | undefined;
  */
 export function managedTensor(array: DeviceArray, options?: DlpackOptions): ManagedTensor {
   const fields = dlpack(array, options);
-  deleter ??= permanentCallback((address) => releaseOrWarn(() => tensors.get(address)?.delete()));
-  const letGo = keepMemoryAlive(array.buffer, 'a tensor of a native library');
-  const address = allocateNative(BYTE_LENGTH + 2 * WORD * fields.ndim);
+  deleter ??= permanentCallback((address) =>
+    releaseOrWarn(() => liveTensors.get(address)?.delete()),
+  );
+  const releaseMemory = keepMemoryAlive(array.buffer, 'a tensor of a native library');
+  const address = allocateNative(STRUCT_BYTE_LENGTH + 2 * WORD * fields.ndim);
   writeTensor(address, fields, deleter);
-  const tensor = new Tensor(address, letGo);
-  tensors.set(address, tensor);
+  const tensor = new NativeTensor(address, releaseMemory);
+  liveTensors.set(address, tensor);
   return tensor;
 }
 
-class Tensor implements ManagedTensor {
+class NativeTensor implements ManagedTensor {
   readonly address: Address;
-  #letGo: (() => void) | undefined;
+  #releaseMemory: (() => void) | undefined;
 
-  /** @param letGo of the memory */
-  constructor(address: Address, letGo: () => void) {
+  /** @param releaseMemory of the memory */
+  constructor(address: Address, releaseMemory: () => void) {
     this.address = address;
-    this.#letGo = letGo;
+    this.#releaseMemory = releaseMemory;
   }
 
   get deleted(): boolean {
-    return this.#letGo === undefined;
+    return this.#releaseMemory === undefined;
   }
 
   delete(): void {
-    const letGo = this.#letGo;
-    if (!letGo) return;
-    this.#letGo = undefined;
-    tensors.delete(this.address);
+    const releaseMemory = this.#releaseMemory;
+    if (!releaseMemory) return;
+    this.#releaseMemory = undefined;
+    liveTensors.delete(this.address);
     freeNative(this.address);
-    letGo();
+    releaseMemory();
   }
 }
 
-const BYTE_LENGTH = 80;
+const STRUCT_BYTE_LENGTH = 80;
 const WORD = 8;
 const READ_ONLY = 1n;
 
 /** The struct, with its shape and strides right behind it. */
-function writeTensor(address: Address, tensor: DlpackTensor, deleteIt: Address): void {
+function writeTensor(address: Address, tensor: DlpackTensor, deleterAddress: Address): void {
   const { version, flags, data, device, ndim, dtype, shape, strides, byteOffset } = tensor;
-  const shapeAt = BYTE_LENGTH;
+  const shapeAt = STRUCT_BYTE_LENGTH;
   const stridesAt = shapeAt + WORD * ndim;
   const view = new DataView(viewMemory(address, stridesAt + WORD * ndim));
   const write = (at: number, value: number): void => view.setBigInt64(at, BigInt(value), true);
   view.setUint32(0, version.major, true);
   view.setUint32(4, version.minor, true);
   write(8, 0); // manager_ctx
-  write(16, deleteIt);
+  write(16, deleterAddress);
   view.setBigUint64(24, flags.readOnly ? READ_ONLY : 0n, true);
   write(32, data);
   view.setInt32(40, device.type, true);

@@ -5,7 +5,7 @@ import { type TypedArray, typedArrayKind, typedArrayLength } from '../typed-arra
 import { checkInstance, checkOptions, withArticle } from '../validate.ts';
 import { type Item, type ItemOf, itemWriter, readItem } from './items.ts';
 import { checkOrder, contiguousStrides, type Order } from './layout.ts';
-import { checkShape, type Shape, shown, sizeOf } from './shape.ts';
+import { checkShape, formatShape, type Shape, sizeOf } from './shape.ts';
 
 /** One item, or arrays of arrays of items, each as long as its neighbours. */
 export type Nested<T> = T | readonly Nested<T>[];
@@ -28,19 +28,19 @@ const MAX_DEPTH = 64;
 export function flatten(source: unknown, name: string, dtype?: Dtype): FlatItems {
   const shape: number[] = [];
   const leaves: unknown[] = [];
-  collect(source, shape, name, leaves);
+  collectLeaves(source, shape, name, leaves);
   checkShape(shape, name);
-  const type = dtype ?? commonDtype(leaves, name);
+  const type = dtype ?? inferDtype(leaves, name);
   const values = new type.TypedArray(leaves.length * type.elementsPerItem);
   const write = itemWriter(type);
   let at = 0;
-  const nameOf = (): string => `${name}${pathTo(at, shape)}`;
+  const nameOf = (): string => `${name}${indexPath(at, shape)}`;
   for (; at < leaves.length; at += 1) write(values, at, leaves[at], nameOf);
   return { values, shape, dtype: type };
 }
 
 /** Where an item is, e.g. `[1][0]`. */
-const pathTo = (at: number, shape: Shape): string =>
+const indexPath = (at: number, shape: Shape): string =>
   contiguousStrides(shape, 1)
     .map((stride, axis) => `[${Math.floor(at / stride) % (shape[axis] as number)}]`)
     .join('');
@@ -51,7 +51,7 @@ const pathTo = (at: number, shape: Shape): string =>
  *
  * @param isFirst whether `source` is the first one at its depth
  */
-function collect(
+function collectLeaves(
   source: unknown,
   shape: number[],
   path: string,
@@ -60,33 +60,35 @@ function collect(
   isFirst = true,
 ): void {
   const isList = Array.isArray(source);
-  const own = isList ? source.length : undefined;
-  if (isFirst && own !== undefined) {
+  const ownLength = isList ? source.length : undefined;
+  if (isFirst && ownLength !== undefined) {
     if (depth === MAX_DEPTH)
       throw new RangeError(
         `${path.replace(/\[.*/, '')} has more than ${MAX_DEPTH} arrays in each other`,
       );
-    shape.push(own);
+    shape.push(ownLength);
   }
   const length = shape[depth];
   if (length === undefined) {
     if (isList)
-      throw new RangeError(`${path} is an array where others are items: shape ${shown(shape)}`);
+      throw new RangeError(
+        `${path} is an array where others are items: shape ${formatShape(shape)}`,
+      );
     if (ArrayBuffer.isView(source) && !(source instanceof Uint8Array))
       throw new TypeError(`${path} is a typed array: give one for all items, and the shape`);
     leaves.push(source);
     return;
   }
-  if (!isList || own !== length)
+  if (!isList || ownLength !== length)
     throw new RangeError(
-      `${path} is ${isList ? `${own} long` : 'no array'} where others are ${length} long`,
+      `${path} is ${isList ? `${ownLength} long` : 'no array'} where others are ${length} long`,
     );
   for (let i = 0; i < length; i += 1)
-    collect(source[i], shape, `${path}[${i}]`, leaves, depth + 1, isFirst && i === 0);
+    collectLeaves(source[i], shape, `${path}[${i}]`, leaves, depth + 1, isFirst && i === 0);
 }
 
 /** The dtype of items that nothing else is known of. */
-function commonDtype(leaves: readonly unknown[], name: string): Dtype {
+function inferDtype(leaves: readonly unknown[], name: string): Dtype {
   const kinds = new Set(leaves.map((leaf) => typeof leaf));
   if (kinds.size === 0) return defaultDtype;
   if (kinds.has('bigint')) {
@@ -135,7 +137,7 @@ export function toNested(values: TypedArray, shape: Shape, options?: NestedOptio
   const given = typedArrayLength(values);
   if (given !== length)
     throw new RangeError(
-      `values has ${given} elements, shape ${shown(sizes)} of ${dtype} takes ${length}`,
+      `values has ${given} elements, shape ${formatShape(sizes)} of ${dtype} takes ${length}`,
     );
   const strides = contiguousStrides(sizes, 1, checkOrder(order));
   const read = (axis: number, at: number): Nested<Item> => {

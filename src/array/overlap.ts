@@ -5,7 +5,7 @@ import { sizeOf } from './shape.ts';
 const MAX_TRIES = 10_000;
 
 /** Whether items are there more than once, as what `broadcastTo` gives. */
-export const repeatsItems = ({ shape, strides }: Pick<Layout, 'shape' | 'strides'>): boolean =>
+export const hasRepeatedItems = ({ shape, strides }: Pick<Layout, 'shape' | 'strides'>): boolean =>
   shape.some((length, axis) => length > 1 && strides[axis] === 0);
 
 interface Axis {
@@ -35,7 +35,7 @@ export function mayOverlapItself({ shape, strides, itemsize }: Layout): boolean 
   let tries = MAX_TRIES;
 
   // Whether two items are less than an item apart: their indices differ by steps that nearly cancel.
-  const cancels = (at: number, distance: number, isSame: boolean): boolean => {
+  const canOverlap = (at: number, distance: number, isSame: boolean): boolean => {
     const axis = axes[at];
     if (!axis) return !isSame;
     const reach = reaches[at + 1] as number;
@@ -46,9 +46,9 @@ export function mayOverlapItself({ shape, strides, itemsize }: Layout): boolean 
     for (let step = from; step <= to; step += 1) {
       tries -= 1;
       if (tries < 0) return true;
-      if (cancels(at + 1, distance + step * axis.stride, isSame && step === 0)) return true;
+      if (canOverlap(at + 1, distance + step * axis.stride, isSame && step === 0)) return true;
     }
     return false;
   };
-  return cancels(0, 0, true);
+  return canOverlap(0, 0, true);
 }

@@ -2,10 +2,10 @@ import { Dtype, float64 } from '../dtype.ts';
 import { Resource } from '../lifetime.ts';
 import { PinnedBuffer, type PinnedOptions } from '../memory/pinned.ts';
 import { assertInternal, checkOptions } from '../validate.ts';
-import { checkDtype, shapeOf } from './allocate-items.ts';
+import { checkDtype, toShape } from './allocate-items.ts';
 import type { HostArray } from './items.ts';
-import { byteLengthOf, checkOrder, makeLayout, type Order } from './layout.ts';
-import { type Shape, shown, sizeOf } from './shape.ts';
+import { checkOrder, itemsByteLength, makeLayout, type Order } from './layout.ts';
+import { formatShape, type Shape, sizeOf } from './shape.ts';
 
 /** Options of {@link pinnedArray}. */
 export interface PinnedArrayOptions extends PinnedOptions {
@@ -40,7 +40,7 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
   constructor(shape: Shape, dtype: D, order: Order, options: PinnedOptions) {
     assertInternal(dtype, Dtype, 'PinnedArray', 'pinnedArray');
     const layout = makeLayout(shape, dtype.itemsize, { order });
-    const byteLength = byteLengthOf(layout);
+    const byteLength = itemsByteLength(layout);
     const buffer = byteLength === 0 ? undefined : PinnedBuffer.allocate(byteLength, options);
     super('PinnedArray', {});
     this.dtype = dtype;
@@ -71,7 +71,7 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
   }
 
   override toString(): string {
-    return `PinnedArray(${this.dtype} ${shown(this.shape)}, ${this.order}${this.closed ? ', closed' : ''})`;
+    return `PinnedArray(${this.dtype} ${formatShape(this.shape)}, ${this.order}${this.closed ? ', closed' : ''})`;
   }
 }
 
@@ -102,5 +102,5 @@ export function pinnedArray(
     ['context', 'device', 'portable', 'mapped', 'writeCombined', 'order'],
     'pinnedArray',
   );
-  return new PinnedArray(shapeOf(shape), checkDtype(dtype), checkOrder(order), pinned);
+  return new PinnedArray(toShape(shape), checkDtype(dtype), checkOrder(order), pinned);
 }

@@ -8,7 +8,7 @@ export type Shape = readonly number[];
 export const MAX_NDIM = 64;
 
 /** A product or sum that addresses are made of. @throws RangeError beyond the safe integers */
-export function safe(value: number, name: string): number {
+export function checkSafe(value: number, name: string): number {
   if (!Number.isSafeInteger(value))
     throw new RangeError(`${name} is too large: ${value} is no safe integer`);
   // 0 times a negative number is -0, which is another value to a test of equality.
@@ -19,22 +19,25 @@ export function safe(value: number, name: string): number {
 export const sizeOf = (shape: Shape): number => shape.reduce((size, length) => size * length, 1);
 
 /** A shape in words, e.g. `[2, 3]`. */
-export const shown = (shape: Shape): string => `[${shape.join(', ')}]`;
+export const formatShape = (shape: Shape): string => `[${shape.join(', ')}]`;
 
 /**
  * A shape as an array of its own.
  *
- * @param least the least size of an axis: -1 where one may be left open
+ * @param min the least size of an axis: -1 where one may be left open
  * @throws TypeError unless an array of numbers; RangeError for other sizes, more than 64 axes, or
  * more items than can be counted
  */
-export function checkShape(shape: unknown, name = 'shape', least = 0): number[] {
+export function checkShape(shape: unknown, name = 'shape', min = 0): number[] {
   if (!Array.isArray(shape)) throw new TypeError(`${name} must be an array of integers`);
   const { length: ndim } = shape;
   if (ndim > MAX_NDIM) throw new RangeError(`${name} has ${ndim} axes: at most ${MAX_NDIM}`);
-  const sizes = checkIntegers(shape, name, least, ndim);
+  const sizes = checkIntegers(shape, name, min, ndim);
   // Without its empty axes, so that the strides of an array without items are safe too.
-  sizes.reduce((size, length) => (length < 1 ? size : safe(size * length, `${name}'s size`)), 1);
+  sizes.reduce(
+    (size, length) => (length < 1 ? size : checkSafe(size * length, `${name}'s size`)),
+    1,
+  );
   return sizes;
 }
 
@@ -42,15 +45,15 @@ export function checkShape(shape: unknown, name = 'shape', least = 0): number[] 
 export function checkIntegers(
   values: readonly unknown[],
   name: string,
-  least: number,
+  min: number,
   length: number = values.length,
 ): number[] {
   const checked = new Array<number>(length);
   for (let i = 0; i < length; i += 1) {
     const value = values[i];
     // Its name costs more than the check, and only an error needs it.
-    const isRight = Number.isSafeInteger(value) && (value as number) >= least;
-    checked[i] = isRight ? (value as number) : checkInteger(value, `${name}[${i}]`, least);
+    const isValid = Number.isSafeInteger(value) && (value as number) >= min;
+    checked[i] = isValid ? (value as number) : checkInteger(value, `${name}[${i}]`, min);
   }
   return checked;
 }

@@ -6,11 +6,11 @@ import { streamOf } from '../memory/buffer-copy.ts';
 import { checkSignal, type WaitOptions } from '../poller.ts';
 import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
 import { checkBoolean, checkInstance, checkOptions } from '../validate.ts';
-import { checkDtype, newLayout, shapeOf } from './allocate-items.ts';
-import { beginWrite, endWrite, endWriteSync, type Write, writeOf } from './array-copy.ts';
-import type { MemoryChoice, OrderOption } from './array-options.ts';
+import { checkDtype, newLayout, toShape } from './allocate-items.ts';
+import { beginWrite, endWrite, endWriteSync, makeHostWrite, type Write } from './array-copy.ts';
+import type { MemorySourceOptions, OrderOption } from './array-options.ts';
 import { type ArraySource, DeviceArray } from './device-array.ts';
-import { hostItems } from './host-source.ts';
+import { toHostItems } from './host-source.ts';
 import { checkOrder } from './layout.ts';
 import type { Nested } from './nested.ts';
 import type { PinnedArray } from './pinned-array.ts';
@@ -19,7 +19,7 @@ import type { Shape } from './shape.ts';
 /** Options of {@link toDeviceSync}. */
 export interface ToDeviceSyncOptions<D extends Dtype = Dtype>
   extends OrderOption,
-    MemoryChoice,
+    MemorySourceOptions,
     StreamOption {
   /** Default: that of the source; of nested numbers float64, of booleans bool, of bigints int64. */
   readonly dtype?: D;
@@ -40,7 +40,7 @@ export interface ToDeviceOptions<D extends Dtype = Dtype>
     WaitOptions {}
 
 /** Nested arrays of numbers, of booleans, or of bigints. */
-type Plain = Nested<number> | Nested<boolean> | Nested<bigint>;
+type NestedItems = Nested<number> | Nested<boolean> | Nested<bigint>;
 
 /** The dtype of items that come without one. */
 type DtypeOfSource<S> =
@@ -57,7 +57,7 @@ type DtypeOfSource<S> =
             : typeof float64;
 
 /** What has a dtype without being told. */
-type TypedSource = TypedArray | NativeFloat16Array | Plain | PinnedArray | DeviceArray;
+type InferableSource = TypedArray | NativeFloat16Array | NestedItems | PinnedArray | DeviceArray;
 
 /**
  * Copies items to a device, as numba's `to_device`, and resolves when that is done; the event loop
@@ -78,7 +78,7 @@ export function toDevice<D extends Dtype>(
   source: ArraySource<D>,
   options: ToDeviceOptions<D> & ({ readonly dtype: D } | { readonly to: DeviceArray<D> }),
 ): Promise<DeviceArray<D>>;
-export function toDevice<S extends TypedSource>(
+export function toDevice<S extends InferableSource>(
   source: S,
   options?: ToDeviceOptions & { readonly dtype?: undefined; readonly to?: undefined },
 ): Promise<DeviceArray<DtypeOfSource<S>>>;
@@ -86,8 +86,8 @@ export async function toDevice(
   source: ArraySource<Dtype>,
   options?: ToDeviceOptions,
 ): Promise<DeviceArray> {
-  const known = [...KNOWN, 'signal'] as const;
-  const checked = checkOptions(options, known, 'toDevice');
+  const optionNames = [...OPTION_NAMES, 'signal'] as const;
+  const checked = checkOptions(options, optionNames, 'toDevice');
   checkSignal(checked.signal).signal?.throwIfAborted();
   const { array, isNew, write } = prepare(source, checked);
   try {
@@ -104,7 +104,7 @@ export function toDeviceSync<D extends Dtype>(
   source: ArraySource<D>,
   options: ToDeviceSyncOptions<D> & ({ readonly dtype: D } | { readonly to: DeviceArray<D> }),
 ): DeviceArray<D>;
-export function toDeviceSync<S extends TypedSource>(
+export function toDeviceSync<S extends InferableSource>(
   source: S,
   options?: ToDeviceSyncOptions & { readonly dtype?: undefined; readonly to?: undefined },
 ): DeviceArray<DtypeOfSource<S>>;
@@ -112,7 +112,10 @@ export function toDeviceSync(
   source: ArraySource<Dtype>,
   options?: ToDeviceSyncOptions,
 ): DeviceArray {
-  const { array, isNew, write } = prepare(source, checkOptions(options, KNOWN, 'toDeviceSync'));
+  const { array, isNew, write } = prepare(
+    source,
+    checkOptions(options, OPTION_NAMES, 'toDeviceSync'),
+  );
   try {
     if (write) endWriteSync(write());
     return array;
@@ -122,7 +125,7 @@ export function toDeviceSync(
   }
 }
 
-const KNOWN = [
+const OPTION_NAMES = [
   'dtype',
   'shape',
   'order',
@@ -135,55 +138,55 @@ const KNOWN = [
 ] as const;
 
 /** An array, and how its items come there. */
-interface Prepared {
+interface PreparedArray {
   readonly array: DeviceArray;
   readonly isNew: boolean;
   /** Absent where nothing is to be copied. */
   readonly write: (() => Write) | undefined;
 }
 
-function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>): Prepared {
+function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>): PreparedArray {
   const { dtype, shape, order, copy, to, stream, signal, ...choice } = options;
-  const isCopied = checkBoolean(copy, 'copy', true);
-  const ordered = streamOf(stream);
-  const inStream = ordered ? { stream: ordered } : {};
-  const way = { ...inStream, ...checkSignal(signal) };
-  const lie = order === undefined ? {} : { order: checkOrder(order) };
+  const shouldCopy = checkBoolean(copy, 'copy', true);
+  const checkedStream = streamOf(stream);
+  const streamOption = checkedStream ? { stream: checkedStream } : {};
+  const copyOptions = { ...streamOption, ...checkSignal(signal) };
+  const orderOption = order === undefined ? {} : { order: checkOrder(order) };
   if (dtype !== undefined) checkDtype(dtype);
   if (to !== undefined) {
     checkInstance<DeviceArray>(to, DeviceArray, 'to');
-    requireNone({ shape, ...choice }, 'an array to copy to');
-    requireSame(dtype, to, 'to');
-    const write = (): Write => beginWrite(to, source, { ...way, ...lie }, 'same');
-    return { array: to, isNew: false, write: isCopied ? write : undefined };
+    assertNoOptions({ shape, ...choice }, 'an array to copy to');
+    assertSameDtype(dtype, to, 'to');
+    const write = (): Write => beginWrite(to, source, { ...copyOptions, ...orderOption }, 'same');
+    return { array: to, isNew: false, write: shouldCopy ? write : undefined };
   }
   if (source instanceof DeviceArray) {
-    requireNone(isCopied ? { shape } : { shape, ...choice }, 'a device array');
-    requireSame(dtype, source, 'source');
+    assertNoOptions(shouldCopy ? { shape } : { shape, ...choice }, 'a device array');
+    assertSameDtype(dtype, source, 'source');
     source.address; // a closed array is refused
-    if (!isCopied) return { array: source, isNew: false, write: undefined };
+    if (!shouldCopy) return { array: source, isNew: false, write: undefined };
     const { memory, context, device } = choice;
-    const isPlaced = memory !== undefined || context !== undefined || device !== undefined;
-    const place = isPlaced ? choice : { context: source.context };
-    const layout = newLayout(source.shape, source.dtype.itemsize, lie);
-    const array = DeviceArray.allocate(layout, source.dtype, { ...place, ...inStream });
-    return { array, isNew: true, write: () => beginWrite(array, source, way, 'same') };
+    const hasPlace = memory !== undefined || context !== undefined || device !== undefined;
+    const place = hasPlace ? choice : { context: source.context };
+    const layout = newLayout(source.shape, source.dtype.itemsize, orderOption);
+    const array = DeviceArray.allocate(layout, source.dtype, { ...place, ...streamOption });
+    return { array, isNew: true, write: () => beginWrite(array, source, copyOptions, 'same') };
   }
-  const wanted = shape === undefined ? undefined : shapeOf(shape);
-  const items = hostItems(source, { dtype, shape: wanted, order });
-  const layout = newLayout(items.layout.shape, items.dtype.itemsize, lie);
-  const array = DeviceArray.allocate(layout, items.dtype, { ...choice, ...inStream });
-  const write = (): Write => writeOf(array, items, ordered, checkSignal(signal));
-  return { array, isNew: true, write: isCopied ? write : undefined };
+  const givenShape = shape === undefined ? undefined : toShape(shape);
+  const items = toHostItems(source, { dtype, shape: givenShape, order });
+  const layout = newLayout(items.layout.shape, items.dtype.itemsize, orderOption);
+  const array = DeviceArray.allocate(layout, items.dtype, { ...choice, ...streamOption });
+  const write = (): Write => makeHostWrite(array, items, checkedStream, checkSignal(signal));
+  return { array, isNew: true, write: shouldCopy ? write : undefined };
 }
 
-function requireNone(options: Readonly<Record<string, unknown>>, where: string): void {
+function assertNoOptions(options: Readonly<Record<string, unknown>>, where: string): void {
   const [given] = Object.keys(options).filter((name) => options[name] !== undefined);
   if (given !== undefined)
     throw new TypeError(`${where} has its own ${given}: leave the option out`);
 }
 
-function requireSame(dtype: Dtype | undefined, array: DeviceArray, name: string): void {
+function assertSameDtype(dtype: Dtype | undefined, array: DeviceArray, name: string): void {
   if (dtype !== undefined && dtype.name !== array.dtype.name)
     throw new TypeError(`${name} is of ${array.dtype}, not of ${dtype}`);
 }

@@ -2,10 +2,18 @@
 
 import { checkInteger } from '../validate.ts';
 import { checkOrder, contiguousStrides, isContiguous, type Layout, type Order } from './layout.ts';
-import { checkAxes, checkAxis, checkShape, type Shape, safe, shown, sizeOf } from './shape.ts';
+import {
+  checkAxes,
+  checkAxis,
+  checkSafe,
+  checkShape,
+  formatShape,
+  type Shape,
+  sizeOf,
+} from './shape.ts';
 
 /** A layout with the axes that `axes` names, in that order. */
-const pick = (layout: Layout, axes: readonly number[]): Layout => ({
+const pickAxes = (layout: Layout, axes: readonly number[]): Layout => ({
   ...layout,
   shape: axes.map((axis) => layout.shape[axis] as number),
   strides: axes.map((axis) => layout.strides[axis] as number),
@@ -21,11 +29,11 @@ const pick = (layout: Layout, axes: readonly number[]): Layout => ({
  */
 export function transpose(layout: Layout, axes?: readonly number[]): Layout {
   const ndim = layout.shape.length;
-  if (axes === undefined) return pick(layout, [...layout.shape.keys()].reverse());
+  if (axes === undefined) return pickAxes(layout, [...layout.shape.keys()].reverse());
   const order = checkAxes(axes, ndim);
   if (order.length !== ndim)
-    throw new RangeError(`axes ${shown(axes)} do not match an array with ${ndim} axes`);
-  return pick(layout, order);
+    throw new RangeError(`axes ${formatShape(axes)} do not match an array with ${ndim} axes`);
+  return pickAxes(layout, order);
 }
 
 /**
@@ -38,18 +46,20 @@ export function squeeze(layout: Layout, axis?: number | readonly number[]): Layo
   const { shape } = layout;
   const all = [...shape.keys()];
   if (axis === undefined)
-    return pick(
+    return pickAxes(
       layout,
       all.filter((each) => shape[each] !== 1),
     );
-  const gone = checkAxes(typeof axis === 'number' ? [axis] : axis, shape.length);
-  for (const each of gone) {
+  const removed = checkAxes(typeof axis === 'number' ? [axis] : axis, shape.length);
+  for (const each of removed) {
     if (shape[each] !== 1)
-      throw new RangeError(`axis ${each} of shape ${shown(shape)} has size ${shape[each]}, not 1`);
+      throw new RangeError(
+        `axis ${each} of shape ${formatShape(shape)} has size ${shape[each]}, not 1`,
+      );
   }
-  return pick(
+  return pickAxes(
     layout,
-    all.filter((each) => !gone.includes(each)),
+    all.filter((each) => !removed.includes(each)),
   );
 }
 
@@ -75,13 +85,15 @@ export function expandDims(layout: Layout, axis: number): Layout {
 export function broadcastTo(layout: Layout, shape: Shape): Layout {
   const sizes = checkShape(shape);
   const added = sizes.length - layout.shape.length;
-  const isFitting = layout.shape.every((length, axis) => {
+  const isCompatible = layout.shape.every((length, axis) => {
     const wanted = sizes[axis + added];
     return length === wanted || (length === 1 && wanted !== undefined);
   });
-  if (added < 0 || !isFitting)
-    throw new RangeError(`cannot broadcast shape ${shown(layout.shape)} to ${shown(sizes)}`);
-  safe(sizeOf(sizes) * layout.itemsize, `the byte length of shape ${shown(sizes)}`);
+  if (added < 0 || !isCompatible)
+    throw new RangeError(
+      `cannot broadcast shape ${formatShape(layout.shape)} to ${formatShape(sizes)}`,
+    );
+  checkSafe(sizeOf(sizes) * layout.itemsize, `the byte length of shape ${formatShape(sizes)}`);
   const strides = sizes.map((_, axis) =>
     // A stride that no index uses is zero, as NumPy has it.
     (layout.shape[axis - added] ?? 1) === 1 ? 0 : (layout.strides[axis - added] as number),
@@ -111,8 +123,8 @@ export interface Reshaped {
  */
 export function reshape(layout: Layout, shape: Shape, order: Order = 'C'): Reshaped {
   checkOrder(order);
-  const sizes = resolve(layout, shape);
-  const strides = stridesOf(layout, sizes, order);
+  const sizes = resolveShape(layout, shape);
+  const strides = reshapedStrides(layout, sizes, order);
   return { shape: sizes, view: strides && { ...layout, shape: sizes, strides } };
 }
 
@@ -131,10 +143,10 @@ export function ravel(layout: Layout, order: Order = 'C'): Reshaped {
  *
  * @throws RangeError where the last axis is not contiguous, or its bytes do not make whole items
  * @example
- * viewAs(makeLayout([2, 3], 8), 4).shape; // [2, 6]
+ * viewWithItemsize(makeLayout([2, 3], 8), 4).shape; // [2, 6]
  * @see https://numpy.org/doc/stable/reference/generated/numpy.ndarray.view.html
  */
-export function viewAs(layout: Layout, itemsize: number): Layout {
+export function viewWithItemsize(layout: Layout, itemsize: number): Layout {
   checkInteger(itemsize, 'itemsize', 1);
   if (itemsize === layout.itemsize) return layout;
   const { shape, strides } = layout;
@@ -159,34 +171,39 @@ export function viewAs(layout: Layout, itemsize: number): Layout {
 }
 
 /** A shape whose size left open is filled in. */
-function resolve(layout: Layout, shape: Shape): number[] {
+function resolveShape(layout: Layout, shape: Shape): number[] {
   const sizes = checkShape(shape, 'shape', -1);
   const size = sizeOf(layout.shape);
   const open = sizes.indexOf(-1);
   if (open !== sizes.lastIndexOf(-1))
-    throw new RangeError(`only one size of ${shown(sizes)} may be left open`);
+    throw new RangeError(`only one size of ${formatShape(sizes)} may be left open`);
   const known = sizeOf(sizes.filter((_, axis) => axis !== open));
-  const isFitting = open < 0 ? known === size : known > 0 && size % known === 0;
-  if (!isFitting) throw new RangeError(`cannot reshape ${size} elements into ${shown(shape)}`);
+  const isCompatible = open < 0 ? known === size : known > 0 && size % known === 0;
+  if (!isCompatible)
+    throw new RangeError(`cannot reshape ${size} elements into ${formatShape(shape)}`);
   if (open >= 0) sizes[open] = size / known;
   return sizes;
 }
 
 /** The strides of a shape over the items of a layout; undefined where there are none. */
-function stridesOf(layout: Layout, shape: Shape, order: Order): readonly number[] | undefined {
+function reshapedStrides(
+  layout: Layout,
+  shape: Shape,
+  order: Order,
+): readonly number[] | undefined {
   const isSame =
     shape.length === layout.shape.length &&
     shape.every((size, axis) => size === layout.shape[axis]);
   if (isSame) return layout.strides;
   if (isContiguous(layout, order)) return contiguousStrides(shape, layout.itemsize, order);
-  if (order === 'C') return stridesWithin(layout, shape);
+  if (order === 'C') return reshapedStridesInOrderC(layout, shape);
   // Axes in order F are the reversed axes in order C.
   const reversed = {
     ...layout,
     shape: layout.shape.toReversed(),
     strides: layout.strides.toReversed(),
   };
-  return stridesWithin(reversed, shape.toReversed())?.reverse();
+  return reshapedStridesInOrderC(reversed, shape.toReversed())?.reverse();
 }
 
 /** An axis of items that are there. */
@@ -196,10 +213,10 @@ interface Axis {
 }
 
 /**
- * The strides of {@link stridesOf} in order C. Axes of old and new are taken in groups of as many
+ * The strides of {@link reshapedStrides} in order C. Axes of old and new are taken in groups of as many
  * items: those of an old group must lie as one, and the new ones divide it.
  */
-function stridesWithin(layout: Layout, shape: Shape): number[] | undefined {
+function reshapedStridesInOrderC(layout: Layout, shape: Shape): number[] | undefined {
   const old: Axis[] = layout.shape
     .map((length, axis) => ({ length, stride: layout.strides[axis] as number }))
     .filter(({ length }) => length !== 1);
@@ -221,7 +238,7 @@ function stridesWithin(layout: Layout, shape: Shape): number[] | undefined {
     }
     let stride = (old[to - 1] as Axis).stride;
     for (let axis = end - 1; axis >= begin; axis -= 1) {
-      strides[axis] = safe(stride, 'a stride');
+      strides[axis] = checkSafe(stride, 'a stride');
       stride *= shape[axis] as number;
     }
     from = to;

@@ -13,11 +13,11 @@ export interface ChildOptions {
   readonly deadlineMs: number;
 }
 
-/** The child's descriptor of {@link Child.pipe}. */
+/** The child's descriptor of {@link RoundtripChild.pipe}. */
 export const COPY_FD = 3;
 
 /** The child of a round trip, from the parent's side. */
-export class Child {
+export class RoundtripChild {
   readonly #peer: ChildPeer;
   readonly #exited: Promise<CuffiError>;
 
@@ -78,15 +78,15 @@ export class Child {
   /** How it ended, as an error for whoever still waits. */
   async #watch(deadlineMs: number): Promise<CuffiError> {
     const { process: child, pid } = this.#peer;
-    let isLate = false;
+    let isTimedOut = false;
     const deadline = setTimeout(() => {
-      isLate = true;
+      isTimedOut = true;
       child.kill('SIGKILL');
     }, deadlineMs);
     try {
       const [code, signal] = await once(child, 'exit');
       return new CuffiError(
-        isLate
+        isTimedOut
           ? `the child (pid ${pid}) did not answer within ${deadlineMs / 1000} s`
           : `the child (pid ${pid}) ended ${signal ? `by ${signal}` : `with code ${code}`} before it answered`,
       );

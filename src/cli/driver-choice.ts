@@ -13,11 +13,11 @@ export interface DriverChoice {
  * Selects the driver that was asked for; without a wish the real one where there is a GPU, and the
  * emulated one where there is none. A GPU that is there but broken is an error, never a fallback.
  */
-export function chooseDriver(wish: string | undefined): DriverChoice {
-  const asked = wish ?? process.env['CUFFI_DRIVER'];
-  if (asked) {
-    selectDriver(asked);
-    return { name: asked, reason: wish ? 'as --driver says' : 'as CUFFI_DRIVER says' };
+export function chooseDriver(requestedDriver: string | undefined): DriverChoice {
+  const driver = requestedDriver ?? process.env['CUFFI_DRIVER'];
+  if (driver) {
+    selectDriver(driver);
+    return { name: driver, reason: requestedDriver ? 'as --driver says' : 'as CUFFI_DRIVER says' };
   }
   if (isAvailable()) return { name: 'cuda', reason: 'a GPU is here' };
   selectDriver('emulated');

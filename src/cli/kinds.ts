@@ -8,9 +8,9 @@ import { VirtualMemory } from '../memory/virtual.ts';
 
 interface Kind {
   /** What goes to the other process, in words. */
-  readonly how: string;
+  readonly description: string;
   /** Which way of sharing it needs. */
-  readonly way: keyof IpcSupport;
+  readonly capability: keyof IpcSupport;
   /** Memory of that kind; dispose frees it. */
   allocate(byteLength: number, context: Context): SharedMemory;
 }
@@ -26,8 +26,8 @@ const POOL_STEP = 64 << 20;
 /** By their names in descriptors, the default first where a device has all. */
 export const kinds = {
   pool: {
-    how: 'memory of a pool, by the file descriptor of the pool',
-    way: 'pools',
+    description: 'memory of a pool, by the file descriptor of the pool',
+    capability: 'pools',
     allocate(byteLength, context) {
       const maxSize = byteLength + POOL_STEP;
       const pool = MemoryPool.create({ context, maxSize, shareable: true });
@@ -41,16 +41,16 @@ export const kinds = {
     },
   },
   legacy: {
-    how: 'plain memory, by its handle',
-    way: 'memory',
+    description: 'plain memory, by its handle',
+    capability: 'memory',
     allocate(byteLength, context) {
       const buffer = DeviceBuffer.allocate(byteLength, { context });
       return { buffer, [Symbol.dispose]: () => buffer.close() };
     },
   },
   virtual: {
-    how: 'virtual memory, by its file descriptor',
-    way: 'virtualMemory',
+    description: 'virtual memory, by its file descriptor',
+    capability: 'virtualMemory',
     allocate(byteLength, context) {
       const memory = VirtualMemory.reserve(byteLength, { context, shareable: true });
       try {
@@ -72,6 +72,6 @@ export const kindNames = Object.keys(kinds) as KindName[];
 export const defaultKind = (device: Device, support: IpcSupport): KindName =>
   kindNames.find(
     (name) =>
-      support[kinds[name].way].supported &&
+      support[kinds[name].capability].supported &&
       (name !== 'pool' || MemoryPool.supported(device, { shareable: true })),
   ) ?? 'legacy';

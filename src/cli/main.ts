@@ -6,65 +6,66 @@ import type { Support } from '../ipc/sharing/support.ts';
 import { readCommandLine, USAGE, UsageError } from './command-line.ts';
 import { chooseDriver, type DriverChoice } from './driver-choice.ts';
 import { defaultKind, type KindName, kinds } from './kinds.ts';
-import { type Place, placeOf, type RoundtripResult, roundtrip } from './roundtrip.ts';
+import { type DeviceSupport, inspectDevice, type RoundtripResult, roundtrip } from './roundtrip.ts';
 
-const line = (label: string, text: string): string => `${label.padEnd(11)}${text}`;
-const grouped = (value: number): string => value.toLocaleString('en-US');
+const labelled = (label: string, text: string): string => `${label.padEnd(11)}${text}`;
+const formatCount = (value: number): string => value.toLocaleString('en-US');
 const milliseconds = (value: number): string => `${value.toFixed(value < 10 ? 2 : 1)} ms`;
-const answer = ({ supported, reason }: Support): string => (supported ? 'yes' : `no (${reason})`);
+const formatSupport = ({ supported, reason }: Support): string =>
+  supported ? 'yes' : `no (${reason})`;
 
 /** Which driver, in one line: the first of every output. */
 export function describeDriver(driver: DriverChoice): string {
   if (driver.name === 'emulated')
-    return line(
+    return labelled(
       'driver',
       `emulated, ${driver.reason}: real processes and shared memory, but no GPU; its times say nothing about one`,
     );
   const { major, minor } = driverVersion();
-  return line('driver', `${driverName()}, CUDA ${major}.${minor} (${driver.reason})`);
+  return labelled('driver', `${driverName()}, CUDA ${major}.${minor} (${driver.reason})`);
 }
 
 /** The device and what it can share. */
-export function describePlace({ device, support }: Place): string[] {
+export function describePlace({ device, support }: DeviceSupport): string[] {
   const { major, minor } = device.computeCapability;
   return [
-    line(
+    labelled(
       'device',
       `${device.ordinal}: ${device.name}, compute capability ${major}.${minor}, ` +
-        `${grouped(device.totalMemory)} bytes, ${device.uuid}`,
+        `${formatCount(device.totalMemory)} bytes, ${device.uuid}`,
     ),
-    line('memory', `between processes: ${answer(support.memory)}`),
-    line('events', `between processes: ${answer(support.events)}`),
-    line('pools', `by file descriptor: ${answer(support.pools)}`),
-    line('virtual', `by file descriptor: ${answer(support.virtualMemory)}`),
+    labelled('memory', `between processes: ${formatSupport(support.memory)}`),
+    labelled('events', `between processes: ${formatSupport(support.events)}`),
+    labelled('pools', `by file descriptor: ${formatSupport(support.pools)}`),
+    labelled('virtual', `by file descriptor: ${formatSupport(support.virtualMemory)}`),
   ];
 }
 
 /** What is shared. */
 export const describeKind = (kind: KindName): string =>
-  line('shared', `${kind}: ${kinds[kind].how}`);
+  labelled('shared', `${kind}: ${kinds[kind].description}`);
 
 /** What happened, the verdict last. */
 export function describeResult(result: RoundtripResult): string[] {
   const { parent, child, mismatches } = result;
   const values = (list: readonly number[]): string => `${list.join(', ')}, ...`;
   return [
-    line(
+    labelled(
       'parent',
-      `pid ${parent.pid} wrote ${grouped(result.byteLength)} bytes: ${values(parent.wrote)}`,
+      `pid ${parent.pid} wrote ${formatCount(result.byteLength)} bytes: ${values(parent.wrote)}`,
     ),
-    line('child', `pid ${child.pid} opened them and read: ${values(child.read)}`),
-    line('child', `found ${mismatches.child} wrong, wrote its own: ${values(child.wrote)}`),
-    line('parent', `read back: ${values(parent.readBack)}; found ${mismatches.parent} wrong`),
-    line(
+    labelled('child', `pid ${child.pid} opened them and read: ${values(child.read)}`),
+    labelled('child', `found ${mismatches.child} wrong, wrote its own: ${values(child.wrote)}`),
+    labelled('parent', `read back: ${values(parent.readBack)}; found ${mismatches.parent} wrong`),
+    labelled(
       'hand-over',
       `${milliseconds(result.ipcMs)} by IPC, ${milliseconds(result.copyMs)} by copying through the host ` +
         `(${(result.copyMs / result.ipcMs).toFixed(1)} times as long)`,
     ),
-    line(
+    labelled(
       'copies',
-      `${grouped(result.bytesCopied)} bytes copied between export and first read; ` +
-        `the child's free device memory fell by ${grouped(result.childMemoryFell)} bytes`,
+      `${formatCount(result.bytesCopied)} bytes copied between export and first read; ` +
+        `the child's free device memory fell by ${formatCount(result.childMemoryFell)} bytes`,
     ),
     ...(result.noCopy ? ['No copy was made.'] : []),
     `round trip: ${result.ok ? 'OK' : 'FAILED'}`,
@@ -77,32 +78,32 @@ const CHILD_DEADLINE_MS = 30_000;
 
 /** Answers whether all went well. */
 async function main(argv: string[]): Promise<boolean> {
-  const asked = readCommandLine(argv);
-  if (!asked) {
+  const commandLine = readCommandLine(argv);
+  if (!commandLine) {
     console.log(USAGE);
     return true;
   }
-  const { elements, device: ordinal, json } = asked;
-  const driver = chooseDriver(asked.driver);
-  const say = (...lines: string[]): void => {
+  const { elements, device: ordinal, json } = commandLine;
+  const driver = chooseDriver(commandLine.driver);
+  const print = (...lines: string[]): void => {
     if (!json) for (const line of lines) console.log(line);
   };
-  say(describeDriver(driver));
-  const place = placeOf(ordinal);
-  say(...describePlace(place));
+  print(describeDriver(driver));
+  const place = inspectDevice(ordinal);
+  print(...describePlace(place));
   const facts = {
     driver: driver.name,
     device: { ordinal, name: place.device.name, uuid: place.device.uuid },
     support: place.support,
   };
-  const kind = asked.kind ?? defaultKind(place.device, place.support);
-  const { supported, reason } = place.support[kinds[kind].way];
+  const kind = commandLine.kind ?? defaultKind(place.device, place.support);
+  const { supported, reason } = place.support[kinds[kind].capability];
   if (!supported) {
-    say(`This device cannot share ${kind} memory between processes: ${reason}. Nothing to show.`);
+    print(`This device cannot share ${kind} memory between processes: ${reason}. Nothing to show.`);
     if (json) console.log(JSON.stringify({ ...facts, result: null }));
     return true;
   }
-  say(describeKind(kind));
+  print(describeKind(kind));
   const result = await roundtrip({
     elements,
     kind,
@@ -110,7 +111,7 @@ async function main(argv: string[]): Promise<boolean> {
     driver,
     deadlineMs: CHILD_DEADLINE_MS,
   });
-  say(...describeResult(result));
+  print(...describeResult(result));
   if (json) console.log(JSON.stringify({ ...facts, result }));
   return result.ok;
 }

@@ -5,7 +5,7 @@ import { DeviceBuffer } from '../memory/buffer.ts';
 
 const { z } = loadZod();
 
-const firstValues = z.array(z.int().min(0).max(0xffff_ffff)).max(8);
+const sampleValues = z.array(z.int().min(0).max(0xffff_ffff)).max(8);
 
 /** From the parent. */
 export const Request = z.discriminatedUnion('type', [
@@ -20,7 +20,7 @@ export const Reply = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('ready') }),
   z.strictObject({
     type: z.literal('opened'),
-    first: firstValues,
+    first: sampleValues,
     bytesCopied: z.int().nonnegative(),
     freeBefore: z.int().nonnegative(),
     freeAfter: z.int().nonnegative(),
@@ -28,9 +28,9 @@ export const Reply = z.discriminatedUnion('type', [
   z.strictObject({
     type: z.literal('answered'),
     mismatches: z.int().nonnegative(),
-    first: firstValues,
+    first: sampleValues,
   }),
-  z.strictObject({ type: z.literal('received'), first: firstValues }),
+  z.strictObject({ type: z.literal('received'), first: sampleValues }),
   z.strictObject({ type: z.literal('failed'), message: z.string().max(10_000) }),
 ]);
 export type Reply = Infer<typeof Reply>;

@@ -13,5 +13,5 @@ export const pattern = (side: Side, elements: number): Uint32Array =>
   new Uint32Array(elements).map((_, index) => valueAt(side, index));
 
 /** How many values are not what `side` would have written. */
-export const mismatches = (side: Side, values: Uint32Array): number =>
+export const countMismatches = (side: Side, values: Uint32Array): number =>
   values.reduce((count, value, index) => count + Number(value !== valueAt(side, index)), 0);

@@ -9,22 +9,24 @@ import { explain } from '../ipc/sharing/explain.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { COPY_FD } from './child.ts';
 import { type Reply, Request } from './messages.ts';
-import { mismatches, pattern } from './pattern.ts';
+import { countMismatches, pattern } from './pattern.ts';
 
-const FIRST = 4;
+const SAMPLE_LENGTH = 4;
 
 const device = Number(process.argv[2] ?? 0);
 const context = Context.primary(device);
 const parent = parentPeer();
 let shared: DeviceBuffer | undefined;
 
-const firstOf = (buffer: DeviceBuffer): number[] =>
-  Array.from(buffer.copyToHostSync(new Uint32Array(Math.min(FIRST, buffer.byteLength / 4))));
+const sampleOf = (buffer: DeviceBuffer): number[] =>
+  Array.from(
+    buffer.copyToHostSync(new Uint32Array(Math.min(SAMPLE_LENGTH, buffer.byteLength / 4))),
+  );
 
 function open(buffer: DeviceBuffer): Reply {
   recorder.stop();
   shared = buffer;
-  const first = firstOf(shared);
+  const first = sampleOf(shared);
   return {
     type: 'opened',
     first,
@@ -34,12 +36,12 @@ function open(buffer: DeviceBuffer): Reply {
   };
 }
 
-async function answer(): Promise<Reply> {
+async function checkAndRewrite(): Promise<Reply> {
   if (!shared) throw new Error('nothing was opened yet');
   const elements = shared.byteLength / 4;
-  const wrong = mismatches('parent', await shared.copyToHost(new Uint32Array(elements)));
+  const wrong = countMismatches('parent', await shared.copyToHost(new Uint32Array(elements)));
   await shared.copyFrom(pattern('child', elements));
-  const first = firstOf(shared);
+  const first = sampleOf(shared);
   shared.close();
   await context.flush();
   return { type: 'answered', mismatches: wrong, first };
@@ -56,13 +58,13 @@ async function receive(byteLength: number): Promise<Reply> {
   }
   using buffer = DeviceBuffer.allocate(byteLength, { context });
   await buffer.copyFrom(bytes);
-  return { type: 'received', first: firstOf(buffer) };
+  return { type: 'received', first: sampleOf(buffer) };
 }
 
 async function serve(message: unknown): Promise<Reply> {
   const request = Request.parse(message);
   if (request.type === 'open') return open(request.buffer);
-  if (request.type === 'answer') return answer();
+  if (request.type === 'answer') return checkAndRewrite();
   return receive(request.byteLength);
 }
 

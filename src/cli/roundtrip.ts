@@ -7,10 +7,10 @@ import { Context } from '../context.ts';
 import { Device } from '../device.ts';
 import { type IpcSupport, ipcSupport } from '../ipc/sharing/support.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
-import { Child } from './child.ts';
+import { RoundtripChild } from './child.ts';
 import type { DriverChoice } from './driver-choice.ts';
 import { type KindName, kinds } from './kinds.ts';
-import { mismatches, pattern } from './pattern.ts';
+import { countMismatches, pattern } from './pattern.ts';
 
 /** What a round trip is asked for. */
 export interface RoundtripOptions {
@@ -25,7 +25,7 @@ export interface RoundtripOptions {
 }
 
 /** What is known before any memory is touched. */
-export interface Place {
+export interface DeviceSupport {
   readonly device: Device;
   readonly support: IpcSupport;
 }
@@ -51,12 +51,12 @@ export interface RoundtripResult {
   readonly ok: boolean;
 }
 
-const FIRST = 4;
+const SAMPLE_LENGTH = 4;
 const childProgram = (): string =>
   fileURLToPath(new URL(`./roundtrip-child${extname(import.meta.url)}`, import.meta.url));
 
 /** The device of a round trip and what it can share. */
-export function placeOf(ordinal: number): Place {
+export function inspectDevice(ordinal: number): DeviceSupport {
   const device = Device.get(ordinal);
   return { device, support: ipcSupport(device) };
 }
@@ -69,7 +69,7 @@ export async function roundtrip(options: RoundtripOptions): Promise<RoundtripRes
   const { buffer } = memory;
   const written = pattern('parent', elements);
   await buffer.copyFrom(written);
-  const child = new Child({
+  const child = new RoundtripChild({
     program,
     args: [String(device)],
     env: { ...process.env, CUFFI_DRIVER: driver.name },
@@ -77,19 +77,19 @@ export async function roundtrip(options: RoundtripOptions): Promise<RoundtripRes
   });
   try {
     await child.ask('ready');
-    const shared = await handOver(child, buffer);
+    const shared = await timeSharing(child, buffer);
     const answered = await child.ask('answered', { type: 'answer' });
     const back = await buffer.copyToHost(new Uint32Array(elements));
-    const copyMs = await handOverByCopy(child, buffer);
+    const copyMs = await timeCopying(child, buffer);
     await child.end();
-    const wrong = { child: answered.mismatches, parent: mismatches('child', back) };
+    const wrongCounts = { child: answered.mismatches, parent: countMismatches('child', back) };
     return {
       kind,
       byteLength: buffer.byteLength,
       parent: {
         pid: process.pid,
-        wrote: Array.from(written.subarray(0, FIRST)),
-        readBack: Array.from(back.subarray(0, FIRST)),
+        wrote: Array.from(written.subarray(0, SAMPLE_LENGTH)),
+        readBack: Array.from(back.subarray(0, SAMPLE_LENGTH)),
       },
       child: { pid: child.pid, read: shared.first, wrote: answered.first },
       ipcMs: shared.ms,
@@ -97,8 +97,8 @@ export async function roundtrip(options: RoundtripOptions): Promise<RoundtripRes
       bytesCopied: shared.bytesCopied,
       childMemoryFell: shared.fell,
       noCopy: shared.bytesCopied === 0 && shared.fell < buffer.byteLength,
-      mismatches: wrong,
-      ok: wrong.child === 0 && wrong.parent === 0,
+      mismatches: wrongCounts,
+      ok: wrongCounts.child === 0 && wrongCounts.parent === 0,
     };
   } catch (error) {
     await child.kill();
@@ -106,7 +106,7 @@ export async function roundtrip(options: RoundtripOptions): Promise<RoundtripRes
   }
 }
 
-async function handOver(child: Child, buffer: DeviceBuffer) {
+async function timeSharing(child: RoundtripChild, buffer: DeviceBuffer) {
   using recorder = recordCalls();
   const start = performance.now();
   const opened = await child.ask('opened', { type: 'open', buffer });
@@ -120,7 +120,7 @@ async function handOver(child: Child, buffer: DeviceBuffer) {
   };
 }
 
-async function handOverByCopy(child: Child, buffer: DeviceBuffer): Promise<number> {
+async function timeCopying(child: RoundtripChild, buffer: DeviceBuffer): Promise<number> {
   const start = performance.now();
   const received = child.ask('received', { type: 'receive', byteLength: buffer.byteLength });
   // Awaited below; a child that dies before is no unhandled rejection.

@@ -4,7 +4,7 @@ import { createRequire } from 'node:module';
 import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { MAX_MESSAGE_FDS } from '../../ffi/linux/message.ts';
 import { newLayout } from '../array/allocate-items.ts';
-import { extents, type Layout } from '../array/layout.ts';
+import { type Layout, layoutExtents } from '../array/layout.ts';
 import { MAX_NDIM } from '../array/shape.ts';
 import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { IpcError } from '../errors.ts';
@@ -411,7 +411,7 @@ export function layoutOf({
 }: IpcMemoryDescriptor): ParsedLayout | undefined {
   if (!layout) return undefined;
   const parsed = readLayout(layout, pid);
-  const { high } = extents(parsed.layout);
+  const { high } = layoutExtents(parsed.layout);
   if (layout.shape.includes(0)) throw invalidLayout(pid, 'it has no items');
   if (high > byteLength)
     throw invalidLayout(pid, `its items take ${high} bytes of a range that has ${byteLength}`);

@@ -1,5 +1,5 @@
 import { DeviceArray } from '../array/device-array.ts';
-import { extents } from '../array/layout.ts';
+import { layoutExtents } from '../array/layout.ts';
 import type { Context } from '../context.ts';
 import { CudaEvent } from '../event.ts';
 import type { Resource } from '../lifetime.ts';
@@ -39,7 +39,7 @@ export function rangeOf(object: Shareable): AddressRange | undefined {
   const { address, byteLength, access } = buffer;
   if (!(object instanceof DeviceArray))
     return { begin: address, end: address + byteLength, access };
-  const { low, high } = extents(object.layout);
+  const { low, high } = layoutExtents(object.layout);
   return {
     begin: address + low,
     end: address + high,

@@ -10,13 +10,13 @@ interface Capability {
   readonly minor: number;
 }
 
-const NAME = /^(sm|compute)_(\d{2,3})([af]?)$/;
+const ARCHITECTURE_NAME = /^(sm|compute)_(\d{2,3})([af]?)$/;
 
 /** @throws TypeError, RangeError */
 export function checkArchitecture(arch: unknown, kind: CodeKind): string {
   if (typeof arch !== 'string')
     throw new TypeError(`arch must be a string like 'sm_90', not a value of type ${typeof arch}`);
-  if (!NAME.test(arch))
+  if (!ARCHITECTURE_NAME.test(arch))
     throw new RangeError(`arch must be like 'sm_90' or 'compute_90', not '${arch}'`);
   if (kind === 'cubin' && !arch.startsWith('sm_'))
     throw new RangeError(`a cubin is for one architecture, like 'sm_90': '${arch}' is for PTX`);
@@ -24,11 +24,11 @@ export function checkArchitecture(arch: unknown, kind: CodeKind): string {
 }
 
 /** @throws CompileError where the compiler does not know `arch` */
-export function requireKnown(arch: string, known: readonly number[], version: string): void {
-  const number = Number(NAME.exec(arch)?.[2]);
-  if (known.includes(number)) return;
+export function assertSupported(arch: string, supported: readonly number[], version: string): void {
+  const number = Number(ARCHITECTURE_NAME.exec(arch)?.[2]);
+  if (supported.includes(number)) return;
   throw new CompileError(
-    `libnvrtc ${version} does not compile for ${arch}, only for ${known.join(', ')}`,
+    `libnvrtc ${version} does not compile for ${arch}, only for ${supported.join(', ')}`,
     '',
   );
 }
@@ -42,16 +42,18 @@ export function requireKnown(arch: string, known: readonly number[], version: st
 export function architectureFor(
   { major, minor }: Capability,
   kind: CodeKind,
-  known: readonly number[],
+  supported: readonly number[],
   version: string,
 ): string {
-  const own = 10 * major + minor;
-  const best = known
-    .filter((number) => number <= own && (kind === 'ptx' || Math.floor(number / 10) === major))
+  const deviceNumber = 10 * major + minor;
+  const best = supported
+    .filter(
+      (number) => number <= deviceNumber && (kind === 'ptx' || Math.floor(number / 10) === major),
+    )
     .at(-1);
   if (best === undefined)
     throw new CompileError(
-      `libnvrtc ${version} makes no ${kind} for a device of compute capability ${major}.${minor}, only for ${known.join(', ')}`,
+      `libnvrtc ${version} makes no ${kind} for a device of compute capability ${major}.${minor}, only for ${supported.join(', ')}`,
       '',
     );
   return `${kind === 'ptx' ? 'compute' : 'sm'}_${best}`;

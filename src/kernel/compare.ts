@@ -5,7 +5,7 @@ import { streamOf } from '../memory/buffer-copy.ts';
 import { checkSignal, nextLoopIteration, type WaitOptions } from '../poller.ts';
 import { Stream } from '../stream.ts';
 import { checkInstance, checkOptions } from '../validate.ts';
-import { ownKernel } from './strided.ts';
+import { builtinKernel } from './builtin-kernels.ts';
 
 const THREADS = 256;
 const MOST_BLOCKS = 1024;
@@ -52,7 +52,7 @@ async function countOnDevice(
 ): Promise<number | undefined> {
   const { context, byteLength } = left;
   if (right.context !== context) return undefined;
-  const kernel = ownKernel(context, 'compare', 'cuffi_count_equal', stream);
+  const kernel = builtinKernel(context, 'compare', 'cuffi_count_equal', stream);
   if (!kernel) return undefined;
   const ordered = stream ?? Stream.legacyDefault({ context });
   const equal = DeviceBuffer.allocate(8, { context });

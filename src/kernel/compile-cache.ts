@@ -26,7 +26,7 @@ import type { CompileRequest } from './compile-options.ts';
 const FORMAT = 1;
 
 /** The files of a folder may have so many bytes; what was not read for the longest time goes first. */
-const MOST_BYTES = 256 << 20;
+const MAX_FOLDER_BYTES = 256 << 20;
 const DIGEST_BYTES = 32;
 
 /** A file's text part. */
@@ -53,13 +53,13 @@ export class CompileCache<K extends CodeKind> {
   }
 
   /** Undefined where the cache is off, or cannot tell whether what it has is still right. */
-  static of<K extends CodeKind>(request: CompileRequest<K>): CompileCache<K> | undefined {
+  static forRequest<K extends CodeKind>(request: CompileRequest<K>): CompileCache<K> | undefined {
     const folder = folderOf(request.cache);
     if (folder === undefined) return undefined;
     const included = includedFiles(request);
-    if (!included || !makePrivate(folder)) return undefined;
+    if (!included || !makePrivateFolder(folder)) return undefined;
     const { compiler, source, kind, options, headers, names } = request;
-    const all = [
+    const keyParts = [
       FORMAT,
       compiler.identity,
       kind,
@@ -69,19 +69,19 @@ export class CompileCache<K extends CodeKind> {
       Object.entries(headers).sort(([a], [b]) => (a < b ? -1 : 1)),
       included,
     ];
-    const key = createHash('sha256').update(JSON.stringify(all)).digest('hex');
+    const key = createHash('sha256').update(JSON.stringify(keyParts)).digest('hex');
     return new CompileCache(kind, folder, key);
   }
 
   /** Undefined where there is nothing, or nothing whole. */
   read(): CompiledInit<K> | undefined {
     try {
-      const file = readOwn(this.#path);
+      const file = readPrivateFile(this.#path);
       const body = file.subarray(DIGEST_BYTES);
       if (!digest(body).equals(file.subarray(0, DIGEST_BYTES))) return undefined;
       const end = 4 + body.readUInt32LE(0);
       const { log, names } = JSON.parse(body.toString('utf8', 4, end)) as Header;
-      this.#noteUse();
+      this.#touch();
       return {
         kind: this.#kind,
         code: new Uint8Array(body.subarray(end)),
@@ -98,18 +98,21 @@ export class CompileCache<K extends CodeKind> {
     const length = Buffer.alloc(4);
     length.writeUInt32LE(header.length);
     const body = Buffer.concat([length, header, code]);
-    const unfinished = `${this.#path}.${randomBytes(6).toString('hex')}`;
+    const temporaryPath = `${this.#path}.${randomBytes(6).toString('hex')}`;
     try {
-      writeFileSync(unfinished, Buffer.concat([digest(body), body]), { mode: 0o600, flag: 'wx' });
-      renameSync(unfinished, this.#path);
-      this.#makeRoom();
+      writeFileSync(temporaryPath, Buffer.concat([digest(body), body]), {
+        mode: 0o600,
+        flag: 'wx',
+      });
+      renameSync(temporaryPath, this.#path);
+      this.#evictOldest();
     } catch {
-      rmSync(unfinished, { force: true });
+      rmSync(temporaryPath, { force: true });
     }
   }
 
   /** Where the folder can only be read, what is in it is good all the same. */
-  #noteUse(): void {
+  #touch(): void {
     try {
       const now = new Date();
       utimesSync(this.#path, now, now);
@@ -118,7 +121,7 @@ export class CompileCache<K extends CodeKind> {
     }
   }
 
-  #makeRoom(): void {
+  #evictOldest(): void {
     const files = readdirSync(this.#folder)
       .flatMap((name) => {
         const path = join(this.#folder, name);
@@ -129,7 +132,7 @@ export class CompileCache<K extends CodeKind> {
     let byteLength = 0;
     for (const file of files) {
       byteLength += file.byteLength;
-      if (byteLength > MOST_BYTES) rmSync(file.path, { force: true });
+      if (byteLength > MAX_FOLDER_BYTES) rmSync(file.path, { force: true });
     }
   }
 }
@@ -140,10 +143,10 @@ export class CompileCache<K extends CodeKind> {
  *
  * @throws where it is none
  */
-function readOwn(path: string): Buffer {
+function readPrivateFile(path: string): Buffer {
   const fd = openSync(path, constants.O_RDONLY | constants.O_NOFOLLOW);
   try {
-    if (!isOwn(fstatSync(fd))) throw new Error(`${path} may have been written by others`);
+    if (!isPrivate(fstatSync(fd))) throw new Error(`${path} may have been written by others`);
     return readFileSync(fd);
   } finally {
     closeSync(fd);
@@ -151,25 +154,27 @@ function readOwn(path: string): Buffer {
 }
 
 /** Whether only this user can write to what it tells of. */
-const isOwn = ({ uid, mode }: Stats): boolean => uid === process.getuid?.() && (mode & 0o022) === 0;
+const isPrivate = ({ uid, mode }: Stats): boolean =>
+  uid === process.getuid?.() && (mode & 0o022) === 0;
 
 const digest = (bytes: Uint8Array): Buffer => createHash('sha256').update(bytes).digest();
 
 /** Where files are kept, by the option and the environment; undefined: nowhere. */
 function folderOf(cache: boolean | string): string | undefined {
-  const { CUFFI_CACHE: chosen, XDG_CACHE_HOME: theirs } = process.env;
+  const { CUFFI_CACHE: chosen, XDG_CACHE_HOME: xdgCacheHome } = process.env;
   if (cache === false || chosen === 'off' || chosen === '0') return undefined;
-  const own = theirs && isAbsolute(theirs) ? theirs : join(homedir(), '.cache');
-  const base = typeof cache === 'string' ? cache : chosen || join(own, 'cuffi');
+  const userCacheHome =
+    xdgCacheHome && isAbsolute(xdgCacheHome) ? xdgCacheHome : join(homedir(), '.cache');
+  const base = typeof cache === 'string' ? cache : chosen || join(userCacheHome, 'cuffi');
   return join(base, 'compiled');
 }
 
 /** Makes a folder for this user alone; false where it is not. */
-function makePrivate(folder: string): boolean {
+function makePrivateFolder(folder: string): boolean {
   try {
     mkdirSync(folder, { recursive: true, mode: 0o700 });
     const stats = lstatSync(folder);
-    return stats.isDirectory() && isOwn(stats);
+    return stats.isDirectory() && isPrivate(stats);
   } catch {
     return false;
   }
@@ -180,17 +185,17 @@ function makePrivate(folder: string): boolean {
 // A directive may have comments in it, and `%:` for `#`.
 const GAP = String.raw`(?:[^\S\n]|/\*[\s\S]*?\*/)*`;
 const DIRECTIVE = new RegExp(`(?:#|%:)${GAP}include\\b${GAP}([^\\n]*)`, 'g');
-const ASKED = /__has_include\b([^\n]*)/g;
-const NAME = /^[(\s]*(?:"([^"\n]+)"|<([^>\n]+)>)/;
+const HAS_INCLUDE = /__has_include\b([^\n]*)/g;
+const INCLUDE_NAME = /^[(\s]*(?:"([^"\n]+)"|<([^>\n]+)>)/;
 
 /** The next file of a name: which one that is depends on where this one was found. */
-const NEXT = /\b(?:__has_)?include_next\b/;
+const INCLUDE_NEXT = /\b(?:__has_)?include_next\b/;
 
 /** Options by which files come in, or go out, that the text says nothing of. */
-const UNKNOWABLE = /^--?(?:\S*-)?(?:pch|time|options-file|optf)\b/;
+const UNTRACKABLE_OPTION = /^--?(?:\S*-)?(?:pch|time|options-file|optf)\b/;
 
 /** What is known of a file: which one it is, and what is in it. */
-interface Text {
+interface SourceText {
   readonly text: string;
   /** Where it lies, if it is a file. */
   readonly folder: string | undefined;
@@ -204,47 +209,50 @@ interface Text {
  */
 function includedFiles(request: CompileRequest): readonly string[] | undefined {
   const { compiler, headers, source } = request;
-  const given = request.options.slice(0, request.options.length - compiler.headerFolders.length);
-  if (given.some((option) => UNKNOWABLE.test(option))) return undefined;
+  const userOptions = request.options.slice(
+    0,
+    request.options.length - compiler.headerFolders.length,
+  );
+  if (userOptions.some((option) => UNTRACKABLE_OPTION.test(option))) return undefined;
   // The compiler looks beside the source, too, which lies in no file: in the working directory.
-  const folders = [process.cwd(), ...valuesOf(given, /^(?:-I|--include-path)(?:=|$)?/)];
-  const texts: Text[] = [
-    ...valuesOf(given, /^(?:-include|--pre-include)(?:=|$)/).map((name) => ({
+  const folders = [process.cwd(), ...optionValues(userOptions, /^(?:-I|--include-path)(?:=|$)?/)];
+  const texts: SourceText[] = [
+    ...optionValues(userOptions, /^(?:-include|--pre-include)(?:=|$)/).map((name) => ({
       text: `#include "${name}"`,
       folder: undefined,
     })),
     ...[source, ...Object.values(headers)].map((text) => ({ text, folder: undefined })),
   ];
-  const known = new Map<string, string>();
+  const stampByPath = new Map<string, string>();
   for (let text = texts.pop(); text; text = texts.pop()) {
-    const names = namesIn(text.text);
+    const names = includeNames(text.text);
     if (!names) return undefined;
     for (const name of names) {
       if (Object.hasOwn(headers, name)) continue;
       // Each file of the name counts, whichever the compiler takes.
       for (const folder of text.folder === undefined ? folders : [text.folder, ...folders]) {
         const path = resolve(folder, name);
-        if (known.has(path)) continue;
-        const content = contentOf(path);
-        known.set(path, content === undefined ? 'missing' : textDigest(content));
+        if (stampByPath.has(path)) continue;
+        const content = tryReadText(path);
+        stampByPath.set(path, content === undefined ? 'missing' : textDigest(content));
         if (content !== undefined) texts.push({ text: content, folder: dirname(path) });
       }
       for (const folder of compiler.headerFolders) {
         const path = resolve(folder, name);
-        known.set(path, stampOf(path));
+        stampByPath.set(path, fileStamp(path));
       }
     }
   }
-  return [...known].map(([path, what]) => `${path} ${what}`).sort();
+  return [...stampByPath].map(([path, what]) => `${path} ${what}`).sort();
 }
 
 /** The names that a text includes; undefined where one is not said in the text. */
-function namesIn(text: string): string[] | undefined {
+function includeNames(text: string): string[] | undefined {
   const names: string[] = [];
   const joined = text.replace(/\\\r?\n/g, '');
-  if (NEXT.test(joined)) return undefined;
-  for (const [, rest = ''] of [...joined.matchAll(DIRECTIVE), ...joined.matchAll(ASKED)]) {
-    const [, quoted, angled] = NAME.exec(rest) ?? [];
+  if (INCLUDE_NEXT.test(joined)) return undefined;
+  for (const [, rest = ''] of [...joined.matchAll(DIRECTIVE), ...joined.matchAll(HAS_INCLUDE)]) {
+    const [, quoted, angled] = INCLUDE_NAME.exec(rest) ?? [];
     const name = quoted ?? angled;
     if (name === undefined) return undefined;
     names.push(name);
@@ -253,7 +261,7 @@ function namesIn(text: string): string[] | undefined {
 }
 
 /** The values of an option, which may be written together with it or behind it. */
-function valuesOf(options: readonly string[], name: RegExp): string[] {
+function optionValues(options: readonly string[], name: RegExp): string[] {
   return options.flatMap((option, n) => {
     if (!name.test(option)) return [];
     const value = option.replace(name, '') || options[n + 1];
@@ -261,7 +269,7 @@ function valuesOf(options: readonly string[], name: RegExp): string[] {
   });
 }
 
-function contentOf(path: string): string | undefined {
+function tryReadText(path: string): string | undefined {
   try {
     return readFileSync(path, 'utf8');
   } catch {
@@ -271,7 +279,7 @@ function contentOf(path: string): string | undefined {
 
 const textDigest = (text: string): string => createHash('sha256').update(text).digest('hex');
 
-const stampOf = (path: string): string => {
+const fileStamp = (path: string): string => {
   const stats = statSync(path, { throwIfNoEntry: false });
   return stats ? `${stats.size} ${stats.mtimeMs}` : 'missing';
 };

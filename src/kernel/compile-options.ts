@@ -2,7 +2,12 @@
 
 import { Context, type PlaceOptions } from '../context.ts';
 import { checkOptions, checkString, checkStrings, formatValue } from '../validate.ts';
-import { architectureFor, type CodeKind, checkArchitecture, requireKnown } from './architecture.ts';
+import {
+  architectureFor,
+  assertSupported,
+  type CodeKind,
+  checkArchitecture,
+} from './architecture.ts';
 import { type Compiler, compilerInUse } from './nvrtc.ts';
 
 /** Options of `compile`. The device or context says for which architecture, by default. */
@@ -36,7 +41,7 @@ export interface CompileRequest<K extends CodeKind = CodeKind> {
 /** What a source is called in the compiler's messages. */
 export const SOURCE_NAME = 'kernel.cu';
 
-const KNOWN = [
+const OPTION_NAMES = [
   'to',
   'arch',
   'options',
@@ -53,7 +58,7 @@ export function checkRequest<K extends CodeKind>(
   options: CompileOptions<K> | undefined,
   call: string,
 ): CompileRequest<K> {
-  const { to, arch, headers, names, cache, ...given } = checkOptions(options, KNOWN, call);
+  const { to, arch, headers, names, cache, ...given } = checkOptions(options, OPTION_NAMES, call);
   const kind = to ?? 'ptx';
   if (kind !== 'ptx' && kind !== 'cubin')
     throw new TypeError(`to must be 'ptx' or 'cubin', not ${formatValue(kind)}`);
@@ -71,7 +76,7 @@ export function checkRequest<K extends CodeKind>(
     throw new TypeError('give either arch or a context or device, not both');
   const compiler = compilerInUse();
   const { architectures, version } = compiler;
-  if (checked.arch !== undefined) requireKnown(checked.arch, architectures, version);
+  if (checked.arch !== undefined) assertSupported(checked.arch, architectures, version);
   const architecture =
     checked.arch ??
     architectureFor(Context.resolve(place).device.computeCapability, kind, architectures, version);

@@ -31,12 +31,12 @@ export async function compile<K extends CodeKind = 'ptx'>(
   options?: CompileOptions<K>,
 ): Promise<CompiledCode<K>> {
   const request = checkRequest(source, options, 'compile');
-  const cache = CompileCache.of(request);
-  const known = cache?.read();
-  if (known) return new CompiledCode(known);
-  return inTurn(async () => {
+  const cache = CompileCache.forRequest(request);
+  const cached = cache?.read();
+  if (cached) return new CompiledCode(cached);
+  return limitConcurrency(async () => {
     using program = new Program(request);
-    return kept(await program.compile(), cache);
+    return toCompiledCode(await program.compile(), cache);
   });
 }
 
@@ -46,14 +46,14 @@ export function compileSync<K extends CodeKind = 'ptx'>(
   options?: CompileOptions<K>,
 ): CompiledCode<K> {
   const request: CompileRequest<K> = checkRequest(source, options, 'compileSync');
-  const cache = CompileCache.of(request);
-  const known = cache?.read();
-  if (known) return new CompiledCode(known);
+  const cache = CompileCache.forRequest(request);
+  const cached = cache?.read();
+  if (cached) return new CompiledCode(cached);
   using program = new Program(request);
-  return kept(program.compileSync(), cache);
+  return toCompiledCode(program.compileSync(), cache);
 }
 
-function kept<K extends CodeKind>(
+function toCompiledCode<K extends CodeKind>(
   compiled: CompiledInit<K>,
   cache: CompileCache<K> | undefined,
 ): CompiledCode<K> {
@@ -62,19 +62,19 @@ function kept<K extends CodeKind>(
 }
 
 /** A compiler holds a thread of libuv's four for long: files and names need some, too. */
-const MOST_AT_ONCE = 2;
+const MAX_CONCURRENT = 2;
 
 let running = 0;
-const waiting: (() => void)[] = [];
+const waitingStarts: (() => void)[] = [];
 
 /** Has so many compile at once, and the others wait for their turn. */
-async function inTurn<T>(work: () => Promise<T>): Promise<T> {
-  if (running < MOST_AT_ONCE) running += 1;
-  else await new Promise<void>((resolve) => waiting.push(resolve));
+async function limitConcurrency<T>(work: () => Promise<T>): Promise<T> {
+  if (running < MAX_CONCURRENT) running += 1;
+  else await new Promise<void>((resolve) => waitingStarts.push(resolve));
   try {
     return await work();
   } finally {
-    const next = waiting.shift();
+    const next = waitingStarts.shift();
     // The turn is handed on.
     if (next) next();
     else running -= 1;

@@ -14,7 +14,7 @@ import { cu } from '../../ffi/driver.ts';
 import type { CUfunction } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 
-const numbers = {
+const attributeNumbers = {
   maxThreadsPerBlock: CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
   sharedBytes: CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
   constantBytes: CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
@@ -54,5 +54,5 @@ export function readAttribute(handle: CUfunction, attribute: number): number {
 /** All of them. */
 export const readAttributes = (handle: CUfunction): KernelAttributes =>
   Object.fromEntries(
-    Object.entries(numbers).map(([name, number]) => [name, readAttribute(handle, number)]),
+    Object.entries(attributeNumbers).map(([name, number]) => [name, readAttribute(handle, number)]),
   ) as unknown as KernelAttributes;

@@ -20,7 +20,7 @@ import {
   formatValue,
 } from '../validate.ts';
 import { Kernel } from './kernel.ts';
-import { KernelNode, notingLaunches } from './kernel-node.ts';
+import { KernelNode, recordLaunches } from './kernel-node.ts';
 import type { Arguments, Parameter } from './parameters.ts';
 
 /**
@@ -44,12 +44,12 @@ export class Graph extends Resource {
   /** Whether it has memory of its own. */
   readonly #hasMemory: boolean;
   /** What was captured, so that the modules and the memory that it names are not collected. */
-  #captured: readonly (() => void)[];
+  #capturedWork: readonly (() => void)[];
   /** Whose memory it uses, which must outlive each launch. */
   #contexts: readonly Context[];
   #nodes: readonly KernelNode[];
 
-  private constructor(context: Context, handle: CUgraphExec, captured: Captured) {
+  private constructor(context: Context, handle: CUgraphExec, captured: CapturedGraph) {
     assertInternal(context, Context, 'Graph', 'Graph.capture');
     const { releases, epoch } = context;
     const { graph } = captured;
@@ -71,7 +71,7 @@ export class Graph extends Resource {
     this.context = context;
     this.#handle = handle;
     this.#hasMemory = captured.hasMemory;
-    this.#captured = [captured.work];
+    this.#capturedWork = [captured.work];
     this.#contexts = [...new Set([context, ...captured.contexts])];
     this.#nodes = captured.nodes;
   }
@@ -169,14 +169,14 @@ export class Graph extends Resource {
     ...args: Arguments<P>
   ): void {
     this.assertOpen();
-    const { kernel } = this.#own(node);
-    const read = args.map(readOnce);
-    const contexts = contextsOf(read);
-    kernel.withArguments(read, (kernelParams) => {
+    const { kernel } = this.#checkNode(node);
+    const snapshots = args.map(snapshotArgument);
+    const contexts = argumentContexts(snapshots);
+    kernel.withArguments(snapshots, (kernelParams) => {
       // Only now: a getter of an argument may have closed or updated the graph, or closed the module.
       const { handle } = this;
-      const own = this.#own(node);
-      const { grid, block, sharedBytes } = own;
+      const current = this.#checkNode(node);
+      const { grid, block, sharedBytes } = current;
       const params = writeStruct('CUDA_KERNEL_NODE_PARAMS_v2', {
         func: kernel.handle,
         gridDimX: grid[0],
@@ -189,18 +189,18 @@ export class Graph extends Resource {
         kernelParams,
       });
       const call = 'cuGraphExecKernelNodeSetParams_v2';
-      const status = kernel.context.run(() => cu[call](handle, own.handle, params));
-      if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) throw tooOld();
+      const status = kernel.context.run(() => cu[call](handle, current.handle, params));
+      if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) throw driverTooOldError();
       check(status, call, () => `setting the arguments of kernel ${kernel.name} in a graph`);
-      own.given = [...own.given.slice(-1), args];
+      current.recentArguments = [...current.recentArguments.slice(-1), args];
       this.#contexts = [...new Set([...this.#contexts, ...contexts])];
     });
   }
 
   /** A launch of this graph. @throws TypeError for anything else */
-  #own(node: unknown): KernelNode {
-    const own = this.#nodes.find((each) => Object.is(each, node));
-    if (own) return own;
+  #checkNode(node: unknown): KernelNode {
+    const found = this.#nodes.find((each) => Object.is(each, node));
+    if (found) return found;
     throw new TypeError(
       node instanceof KernelNode
         ? `${node} is no launch of this graph, or was before an update: ask graph.kernelNode again`
@@ -215,13 +215,13 @@ export class Graph extends Resource {
     noteMemoryUse(stream?.context ?? context, this.#contexts);
     const queue = stream?.untrackedHandle;
     if (queue === undefined) {
-      this.#launchMarked(stream, handle);
+      this.#launchTracked(stream, handle);
       return;
     }
     const status = this.#hasMemory
       ? this.#launchInContext(handle, queue)
       : cu.cuGraphLaunch(handle, queue);
-    if (status !== 0) check(status, 'cuGraphLaunch', launching);
+    if (status !== 0) check(status, 'cuGraphLaunch', describeLaunch);
   }
 
   /**
@@ -248,20 +248,20 @@ export class Graph extends Resource {
     const { context } = this;
     this.assertOpen();
     checkInstance(stream, Stream, 'stream');
-    if (this.#hasMemory) throw hasMemory();
+    if (this.#hasMemory) throw hasMemoryError();
     const captured = captureGraph(stream, work);
     const { graph, contexts, nodes } = captured;
     try {
       const { handle } = this; // the work may have closed it
-      if (captured.hasMemory) throw hasMemory();
+      if (captured.hasMemory) throw hasMemoryError();
       const status = context.run(() => cu.cuGraphExecUpdate_v2(handle, graph, BLOCK));
-      if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) throw tooOld();
+      if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) throw driverTooOldError();
       check(status, 'cuGraphExecUpdate_v2', () => 'updating a graph');
       // What is queued may still use what was captured before.
-      this.#captured = [...this.#captured.slice(-1), work];
+      this.#capturedWork = [...this.#capturedWork.slice(-1), work];
       this.#contexts = [...new Set([...this.#contexts, ...contexts])];
       // The driver goes on to name nodes by what was captured first.
-      this.#nodes = this.#nodes.flatMap((node, at) => nodes[at]?.inPlaceOf(node) ?? []);
+      this.#nodes = this.#nodes.flatMap((node, at) => nodes[at]?.replacing(node) ?? []);
     } finally {
       releaseOrWarn(() => destroyGraph(context, graph));
     }
@@ -272,34 +272,34 @@ export class Graph extends Resource {
     return this.context.run(() => cu.cuGraphLaunch(handle, queue));
   }
 
-  #launchMarked(stream: Stream | undefined, handle: CUgraphExec): void {
+  #launchTracked(stream: Stream | undefined, handle: CUgraphExec): void {
     const call = (queue: CUstream): void =>
-      check(cu.cuGraphLaunch(handle, queue), 'cuGraphLaunch', launching);
+      check(cu.cuGraphLaunch(handle, queue), 'cuGraphLaunch', describeLaunch);
     if (stream) stream.enqueue(call);
     else this.context.enqueue(call);
   }
 }
 
-const launching = (): string => 'launching a graph';
+const describeLaunch = (): string => 'launching a graph';
 
-const tooOld = (): NotSupportedError =>
+const driverTooOldError = (): NotSupportedError =>
   new NotSupportedError('updating a graph needs a driver of CUDA 12.0 or later');
 
-const hasMemory = (): CuffiError =>
+const hasMemoryError = (): CuffiError =>
   new CuffiError(
     'a graph with memory of its own cannot be updated: set the arguments of its launches, or capture another',
   );
 
 /** An argument, of which nothing is read a second time where it is not of cuffi. */
-function readOnce(arg: unknown): unknown {
-  const isOther = typeof arg === 'object' && arg !== null && !(arg instanceof Resource);
-  if (!isOther || ArrayBuffer.isView(arg) || types.isAnyArrayBuffer(arg)) return arg;
+function snapshotArgument(arg: unknown): unknown {
+  const isForeignObject = typeof arg === 'object' && arg !== null && !(arg instanceof Resource);
+  if (!isForeignObject || ArrayBuffer.isView(arg) || types.isAnyArrayBuffer(arg)) return arg;
   const { address, context, buffer, dtype } = arg as Readonly<Record<string, unknown>>;
   return { address, context, buffer, dtype };
 }
 
 /** Whose memory arguments are. */
-const contextsOf = (args: readonly unknown[]): Context[] =>
+const argumentContexts = (args: readonly unknown[]): Context[] =>
   args.flatMap((each) => {
     const context: unknown = (each as { readonly context?: unknown } | null)?.context;
     return context instanceof Context ? [context] : [];
@@ -308,7 +308,7 @@ const contextsOf = (args: readonly unknown[]): Context[] =>
 /** Work of a stream taken into a graph in place of being done. */
 
 /** What {@link captureGraph} answers: a graph, what it was captured from, and whose memory it uses. */
-export interface Captured {
+export interface CapturedGraph {
   readonly graph: CUgraph;
   readonly work: () => void;
   readonly contexts: ReadonlySet<Context>;
@@ -323,15 +323,15 @@ export interface Captured {
  *
  * @throws what `work` throws; CudaError, TypeError
  */
-function captureGraph(stream: Stream, work: () => void): Captured {
+function captureGraph(stream: Stream, work: () => void): CapturedGraph {
   try {
-    return capture(stream, work);
+    return captureStream(stream, work);
   } finally {
     runDeferredActions();
   }
 }
 
-function capture(stream: Stream, work: () => void): Captured {
+function captureStream(stream: Stream, work: () => void): CapturedGraph {
   if (typeof work !== 'function')
     throw new TypeError(`work must be a function, not ${formatValue(work)}`);
   assertNotCapturing('capturing a graph');
@@ -344,9 +344,9 @@ function capture(stream: Stream, work: () => void): Captured {
     'cuStreamBeginCapture_v2',
     () => 'beginning to capture a stream',
   );
-  let captured: ReturnType<typeof runInCapture<ReturnType<typeof notingLaunches>>>;
+  let captured: ReturnType<typeof runInCapture<ReturnType<typeof recordLaunches>>>;
   try {
-    captured = runInCapture(handle, () => notingLaunches(work));
+    captured = runInCapture(handle, () => recordLaunches(work));
   } catch (error) {
     // Quietly, as the error that there is says more.
     if (cu.cuStreamEndCapture(handle, OUT0) === CUresult.CUDA_SUCCESS)

@@ -40,7 +40,7 @@ export function checkImage(source: ModuleImage): Image {
 function checkText(text: Uint8Array): Image {
   const end = text.indexOf(0);
   const length = end < 0 ? text.length : end;
-  if (!text.subarray(0, length).some(isInk))
+  if (!text.subarray(0, length).some(isVisible))
     throw new TypeError('source is neither text, a cubin nor a fatbin: nothing in it can be read');
   if (end >= 0) return { kind: 'PTX', bytes: text.subarray(0, length + 1) };
   const bytes = new Uint8Array(length + 1);
@@ -49,7 +49,7 @@ function checkText(text: Uint8Array): Image {
 }
 
 /** Whether a byte of text is anything but white space. */
-const isInk = (byte: number): boolean => byte > 0x20;
+const isVisible = (byte: number): boolean => byte > 0x20;
 
 function checkSize(image: Image, byteLength: number): Image {
   if (byteLength > image.bytes.length)

@@ -36,7 +36,7 @@ export interface JitOptions {
 /** What the driver takes: options by number, and a word for each. */
 export type JitPairs = readonly (readonly [option: number, value: number])[];
 
-const LOG = 16_384;
+const LOG_BYTE_LENGTH = 16_384;
 /** Those for the words, and one for each of {@link JitOptions}. */
 const MAX_OPTIONS = 9;
 
@@ -61,7 +61,7 @@ export function checkJit(options: JitOptions | undefined): JitPairs {
 }
 
 /** What the driver's compiler or linker answered, and wrote. */
-interface Logged<T> {
+interface JitOutcome<T> {
   readonly result: T;
   /** Information and warnings. */
   readonly log: string;
@@ -74,17 +74,17 @@ interface Logged<T> {
  * and cleared for each load costs more than loading code that was compiled before. All zero between
  * two uses, but for the options.
  */
-class JitBlock {
-  readonly #info = new Uint8Array(new ArrayBuffer(LOG));
-  readonly #errors = new Uint8Array(new ArrayBuffer(LOG));
+class JitBuffers {
+  readonly #info = new Uint8Array(new ArrayBuffer(LOG_BYTE_LENGTH));
+  readonly #errors = new Uint8Array(new ArrayBuffer(LOG_BYTE_LENGTH));
   // Options are 32-bit numbers, and their values words of 64: numbers cast to pointers.
   readonly #options = new Uint32Array(new ArrayBuffer(4 * MAX_OPTIONS));
   readonly #values = new BigUint64Array(new ArrayBuffer(8 * MAX_OPTIONS));
   readonly #logs: JitPairs = [
     [CU_JIT_INFO_LOG_BUFFER, addressOf(this.#info)],
-    [CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, LOG],
+    [CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, LOG_BYTE_LENGTH],
     [CU_JIT_ERROR_LOG_BUFFER, addressOf(this.#errors)],
-    [CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, LOG],
+    [CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, LOG_BYTE_LENGTH],
   ];
   readonly options = addressOf(this.#options);
   readonly values = addressOf(this.#values);
@@ -111,7 +111,7 @@ class JitBlock {
   }
 }
 
-let block: JitBlock | undefined;
+let jitBuffers: JitBuffers | undefined;
 
 /**
  * Calls `use` with options as the driver takes them, those for its words among them. All of it is
@@ -120,11 +120,11 @@ let block: JitBlock | undefined;
 export function withJitOptions<T>(
   pairs: JitPairs,
   use: (count: number, options: Address, values: Address) => T,
-): Logged<T> {
-  block ??= new JitBlock();
-  const result = use(block.write(pairs), block.options, block.values);
-  const log = block.takeInfo();
-  return { result, log, errors: [block.takeErrors(), log].filter(Boolean).join('\n') };
+): JitOutcome<T> {
+  jitBuffers ??= new JitBuffers();
+  const result = use(jitBuffers.write(pairs), jitBuffers.options, jitBuffers.values);
+  const log = jitBuffers.takeInfo();
+  return { result, log, errors: [jitBuffers.takeErrors(), log].filter(Boolean).join('\n') };
 }
 
 /**
@@ -140,12 +140,13 @@ export function loadImage(
   const { result, log, errors } = withJitOptions(pairs, (count, options, values) =>
     withAddress(image.bytes, (at) => cu[call](OUT0, at, count, options, values)),
   );
-  if (result !== 0) throw cudaError(result, call, `loading ${described(image, result)}`, errors);
+  if (result !== 0)
+    throw cudaError(result, call, `loading ${describeImage(image, result)}`, errors);
   return { handle: readHandle<CUmodule>(OUT0, cu.cuModuleUnload), log };
 }
 
 /** Code in a few words; how it begins, where the driver does not know what it is. */
-function described({ kind, bytes }: Image, status: CUresult): string {
+function describeImage({ kind, bytes }: Image, status: CUresult): string {
   if (kind !== 'PTX' || status !== CUresult.CUDA_ERROR_INVALID_IMAGE)
     return `${bytes.length} bytes of ${kind}`;
   const text = Buffer.from(bytes.subarray(0, -1)).toString('utf8');

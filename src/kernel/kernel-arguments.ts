@@ -14,14 +14,14 @@ import { MemoryPool } from '../memory/pool.ts';
 import { checkHostMemory, checkInstance, formatValue } from '../validate.ts';
 import {
   type Addressed,
-  byteLengthOf,
   type Parameter,
+  parameterByteLength,
   parameterName,
   pointedDtype,
 } from './parameters.ts';
 
 /** How a parameter is written: numbers, so that a launch can choose by a switch. */
-const codes = {
+const typeCodes = {
   bool: 0,
   int8: 1,
   int16: 2,
@@ -37,41 +37,43 @@ const codes = {
   float64: 12,
   pointer: 13,
 } as const;
-const ITEMS = 14;
-const STRUCT = 15;
+const TYPED_POINTER = 14;
+const STRUCT_CODE = 15;
 
 /** The most that a value in a struct may ask for. */
 const ALIGNMENT = 16;
-const HIGH = 2 ** 32;
+const TWO_POW_32 = 2 ** 32;
 
 const align = (at: number): number => Math.ceil(at / ALIGNMENT) * ALIGNMENT;
 
-const codeOf = (param: Parameter): number => {
-  if (typeof param === 'object') return STRUCT;
-  return Object.hasOwn(codes, param) ? codes[param as keyof typeof codes] : ITEMS;
+const typeCodeOf = (param: Parameter): number => {
+  if (typeof param === 'object') return STRUCT_CODE;
+  return Object.hasOwn(typeCodes, param)
+    ? typeCodes[param as keyof typeof typeCodes]
+    : TYPED_POINTER;
 };
 
 /** What only an object in device memory may have. */
-type Placed = Addressed & { readonly context?: unknown };
+type DevicePointer = Addressed & { readonly context?: unknown };
 
 /** @throws ClosedError where something of cuffi's is closed */
-function requireOpen(args: readonly unknown[]): void {
-  for (const each of args) if (each instanceof Resource) (each as unknown as Placed).address;
+function assertArgumentsOpen(args: readonly unknown[]): void {
+  for (const each of args) if (each instanceof Resource) (each as unknown as DevicePointer).address;
 }
 
 /** The arguments of one kernel. */
-export class ArgumentBlock {
+export class KernelArguments {
   /** The address of the table, good as long as the block is referred to. */
   readonly address: Address;
   readonly #kernel: string;
   readonly #context: Context;
   readonly #params: readonly Parameter[];
-  readonly #codes: Uint8Array;
+  readonly #typeCodes: Uint8Array;
   /** Where the value of argument 0 lies, in units of eight bytes; each of the others in the next. */
-  readonly #first: number;
+  readonly #firstValue: number;
   /** Where structs lie instead, in bytes. */
-  readonly #structs = new Map<number, number>();
-  readonly #dtypes: readonly (string | undefined)[];
+  readonly #structOffsets = new Map<number, number>();
+  readonly #pointedDtypes: readonly (string | undefined)[];
   readonly #u8: Uint8Array;
   readonly #u16: Uint16Array;
   readonly #u32: Uint32Array;
@@ -83,14 +85,14 @@ export class ArgumentBlock {
     this.#kernel = kernel;
     this.#context = context;
     this.#params = params;
-    this.#codes = Uint8Array.from(params, codeOf);
-    this.#dtypes = params.map(pointedDtype);
+    this.#typeCodes = Uint8Array.from(params, typeCodeOf);
+    this.#pointedDtypes = params.map(pointedDtype);
     const count = params.length;
-    this.#first = count;
+    this.#firstValue = count;
     let end = align(16 * count);
     for (const [at, param] of params.entries()) {
       if (typeof param !== 'object') continue;
-      this.#structs.set(at, end);
+      this.#structOffsets.set(at, end);
       end += align(param.bytes);
     }
     // An ArrayBuffer of its own: its memory does not move.
@@ -103,151 +105,155 @@ export class ArgumentBlock {
     this.#f64 = new Float64Array(memory);
     this.address = addressOf(this.#u8);
     for (let at = 0; at < count; at += 1)
-      this.#u64[at] = BigInt(this.address + (this.#structs.get(at) ?? 8 * (count + at)));
+      this.#u64[at] = BigInt(this.address + (this.#structOffsets.get(at) ?? 8 * (count + at)));
   }
 
   /** Writes the arguments of a launch. @throws TypeError, RangeError, ClosedError */
   write(args: readonly unknown[]): void {
-    const before = closeCount;
+    const closingsBefore = closeCount;
     this.#write(args);
     // A getter of one may have closed another, whose address was written already.
-    if (closeCount !== before) requireOpen(args);
+    if (closeCount !== closingsBefore) assertArgumentsOpen(args);
   }
 
   #write(args: readonly unknown[]): void {
-    const kinds = this.#codes;
-    const count = kinds.length;
-    if (args.length !== count) throw this.#miscounted(args.length);
+    const paramCodes = this.#typeCodes;
+    const count = paramCodes.length;
+    if (args.length !== count) throw this.#countError(args.length);
     const u32 = this.#u32;
-    const { int32, uint32, float32, float64, pointer } = codes;
-    let word = 2 * this.#first;
+    const { int32, uint32, float32, float64, pointer } = typeCodes;
+    let word = 2 * this.#firstValue;
     // The commonest first, and in line: a launch pays for each of them.
     for (let at = 0; at < count; at += 1, word += 2) {
       const value = args[at];
-      const code = kinds[at] as number;
+      const code = paramCodes[at] as number;
       if (typeof value === 'number') {
         if (code === uint32) {
-          if (value >>> 0 !== value) throw this.#outOfRange(at, value);
+          if (value >>> 0 !== value) throw this.#rangeError(at, value);
           u32[word] = value;
         } else if (code === int32) {
-          if ((value | 0) !== value) throw this.#outOfRange(at, value);
+          if ((value | 0) !== value) throw this.#rangeError(at, value);
           u32[word] = value;
         } else if (code === float32) this.#f32[word] = value;
         else if (code === float64) this.#f64[word >>> 1] = value;
         else this.#writeNumber(at, code, value);
       } else if (typeof value === 'object' && code >= pointer) {
-        if (code === STRUCT) this.#writeStruct(at, value);
+        if (code === STRUCT_CODE) this.#writeStruct(at, value);
         else {
-          const address = value === null ? 0 : this.#addressOf(at, code, value as Placed);
+          const address = value === null ? 0 : this.#addressOf(at, code, value as DevicePointer);
           u32[word] = address;
-          u32[word + 1] = address / HIGH;
+          u32[word + 1] = address / TWO_POW_32;
         }
       } else this.#writeOther(at, code, value);
     }
   }
 
   #writeNumber(at: number, code: number, value: number): void {
-    const slot = this.#first + at;
+    const wordIndex = this.#firstValue + at;
     switch (code) {
-      case codes.pointer:
-      case ITEMS:
-      case codes.uint64:
-        if (value < 0 || !Number.isSafeInteger(value)) throw this.#outOfRange(at, value);
-        this.#writeWide(slot, value);
+      case typeCodes.pointer:
+      case TYPED_POINTER:
+      case typeCodes.uint64:
+        if (value < 0 || !Number.isSafeInteger(value)) throw this.#rangeError(at, value);
+        this.#writeWide(wordIndex, value);
         return;
-      case codes.int64:
-        if (!Number.isSafeInteger(value)) throw this.#outOfRange(at, value);
-        this.#writeWide(slot, value);
+      case typeCodes.int64:
+        if (!Number.isSafeInteger(value)) throw this.#rangeError(at, value);
+        this.#writeWide(wordIndex, value);
         return;
-      case codes.int8:
-        if ((value << 24) >> 24 !== value) throw this.#outOfRange(at, value);
-        this.#u8[8 * slot] = value;
+      case typeCodes.int8:
+        if ((value << 24) >> 24 !== value) throw this.#rangeError(at, value);
+        this.#u8[8 * wordIndex] = value;
         return;
-      case codes.uint8:
-        if ((value & 0xff) !== value) throw this.#outOfRange(at, value);
-        this.#u8[8 * slot] = value;
+      case typeCodes.uint8:
+        if ((value & 0xff) !== value) throw this.#rangeError(at, value);
+        this.#u8[8 * wordIndex] = value;
         return;
-      case codes.int16:
-        if ((value << 16) >> 16 !== value) throw this.#outOfRange(at, value);
-        this.#u16[4 * slot] = value;
+      case typeCodes.int16:
+        if ((value << 16) >> 16 !== value) throw this.#rangeError(at, value);
+        this.#u16[4 * wordIndex] = value;
         return;
-      case codes.uint16:
-        if ((value & 0xffff) !== value) throw this.#outOfRange(at, value);
-        this.#u16[4 * slot] = value;
+      case typeCodes.uint16:
+        if ((value & 0xffff) !== value) throw this.#rangeError(at, value);
+        this.#u16[4 * wordIndex] = value;
         return;
-      case codes.float16:
-        this.#u16[4 * slot] = toFloat16(value);
+      case typeCodes.float16:
+        this.#u16[4 * wordIndex] = toFloat16(value);
         return;
-      case codes.bfloat16:
-        this.#u16[4 * slot] = toBfloat16(value);
+      case typeCodes.bfloat16:
+        this.#u16[4 * wordIndex] = toBfloat16(value);
         return;
       default:
-        throw this.#mistyped(at, value);
+        throw this.#typeError(at, value);
     }
   }
 
   #writeOther(at: number, code: number, value: unknown): void {
-    const slot = this.#first + at;
-    if (typeof value === 'boolean' && code === codes.bool) this.#u8[8 * slot] = Number(value);
-    else if (typeof value === 'bigint' && (code === codes.int64 || code === codes.uint64)) {
-      const wrapped = code === codes.int64 ? BigInt.asIntN(64, value) : BigInt.asUintN(64, value);
-      if (wrapped !== value) throw this.#outOfRange(at, value);
-      this.#u64[slot] = value;
-    } else throw this.#mistyped(at, value);
+    const wordIndex = this.#firstValue + at;
+    if (typeof value === 'boolean' && code === typeCodes.bool)
+      this.#u8[8 * wordIndex] = Number(value);
+    else if (typeof value === 'bigint' && (code === typeCodes.int64 || code === typeCodes.uint64)) {
+      const wrapped =
+        code === typeCodes.int64 ? BigInt.asIntN(64, value) : BigInt.asUintN(64, value);
+      if (wrapped !== value) throw this.#rangeError(at, value);
+      this.#u64[wordIndex] = value;
+    } else throw this.#typeError(at, value);
   }
 
-  #addressOf(at: number, code: number, value: Placed): number {
+  #addressOf(at: number, code: number, value: DevicePointer): number {
     const { address, context } = value; // throws for what is closed
-    if (typeof address !== 'number') throw this.#mistyped(at, value);
-    if (address < 0 || !Number.isSafeInteger(address)) throw this.#outOfRange(at, address);
+    if (typeof address !== 'number') throw this.#typeError(at, value);
+    if (address < 0 || !Number.isSafeInteger(address)) throw this.#rangeError(at, address);
     if (context !== undefined && context !== this.#context)
-      requireReachable(this.#context, value, context, `${this.#name(at)}`);
-    if (code === ITEMS) {
-      const told = value.dtype?.name;
-      if (told !== undefined && told !== this.#dtypes[at])
+      assertReachable(this.#context, value, context, `${this.#describeArgument(at)}`);
+    if (code === TYPED_POINTER) {
+      const itemDtype = value.dtype?.name;
+      if (itemDtype !== undefined && itemDtype !== this.#pointedDtypes[at])
         throw new TypeError(
-          `${this.#name(at)} points to ${this.#dtypes[at]}: its items are ${told}`,
+          `${this.#describeArgument(at)} points to ${this.#pointedDtypes[at]}: its items are ${itemDtype}`,
         );
     }
     return address;
   }
 
   #writeStruct(at: number, value: object | null): void {
-    const bytes = checkHostMemory(value, this.#name(at));
-    const wanted = byteLengthOf(this.#params[at] as Parameter);
-    if (bytes.length !== wanted)
-      throw new RangeError(`${this.#name(at)} has ${wanted} bytes, not ${bytes.length}`);
-    this.#u8.set(bytes, this.#structs.get(at));
+    const bytes = checkHostMemory(value, this.#describeArgument(at));
+    const expectedLength = parameterByteLength(this.#params[at] as Parameter);
+    if (bytes.length !== expectedLength)
+      throw new RangeError(
+        `${this.#describeArgument(at)} has ${expectedLength} bytes, not ${bytes.length}`,
+      );
+    this.#u8.set(bytes, this.#structOffsets.get(at));
   }
 
   /** A safe integer, also below zero. */
-  #writeWide(slot: number, value: number): void {
-    this.#u32[2 * slot] = value;
-    this.#u32[2 * slot + 1] = Math.floor(value / HIGH);
+  #writeWide(wordIndex: number, value: number): void {
+    this.#u32[2 * wordIndex] = value;
+    this.#u32[2 * wordIndex + 1] = Math.floor(value / TWO_POW_32);
   }
 
-  #name(at: number): string {
+  #describeArgument(at: number): string {
     return `argument ${at} of kernel ${this.#kernel}`;
   }
 
-  #miscounted(count: number): TypeError {
-    const wanted = this.#params.map(parameterName).join(', ');
+  #countError(count: number): TypeError {
+    const parameterNames = this.#params.map(parameterName).join(', ');
     return new TypeError(
-      `kernel ${this.#kernel} takes ${this.#params.length} arguments${wanted && ` (${wanted})`}, not ${count}`,
+      `kernel ${this.#kernel} takes ${this.#params.length} arguments${parameterNames && ` (${parameterNames})`}, not ${count}`,
     );
   }
 
-  #mistyped(at: number, value: unknown): TypeError {
+  #typeError(at: number, value: unknown): TypeError {
     const isHost = ArrayBuffer.isView(value) || value instanceof ArrayBuffer;
     return new TypeError(
-      `${this.#name(at)} must be ${wantedFor(this.#params[at] as Parameter)}, not ${formatValue(value)}` +
+      `${this.#describeArgument(at)} must be ${describeExpected(this.#params[at] as Parameter)}, not ${formatValue(value)}` +
         (isHost ? ', which is in host memory: copy it to the device' : ''),
     );
   }
 
-  #outOfRange(at: number, value: number | bigint): RangeError {
+  #rangeError(at: number, value: number | bigint): RangeError {
     return new RangeError(
-      `${this.#name(at)} must be ${rangeOf(this.#params[at] as Parameter)}, not ${value}`,
+      `${this.#describeArgument(at)} must be ${describeRange(this.#params[at] as Parameter)}, not ${value}`,
     );
   }
 }
@@ -255,7 +261,7 @@ export class ArgumentBlock {
 /** What an argument must be, in words for messages. */
 
 /** What a parameter takes. */
-function wantedFor(param: Parameter): string {
+function describeExpected(param: Parameter): string {
   if (typeof param === 'object') return `the bytes of ${parameterName(param)}`;
   if (param === 'pointer' || param.endsWith('*'))
     return `in device memory (anything with an address), or an address, or null, for ${param}`;
@@ -265,10 +271,10 @@ function wantedFor(param: Parameter): string {
 }
 
 /** The integers that a parameter takes. */
-function rangeOf(param: Parameter): string {
+function describeRange(param: Parameter): string {
   if (typeof param === 'object' || !/^u?int/.test(param) || param.endsWith('*'))
     return 'an address, an integer from 0 to 2^53 - 1';
-  const bits = 8 * byteLengthOf(param);
+  const bits = 8 * parameterByteLength(param);
   const [low, high] = param.startsWith('int') ? [`-2^${bits - 1}`, bits - 1] : ['0', bits];
   const asNumber = bits === 64 ? ' (as a number: a safe one)' : '';
   return `an integer from ${low} to 2^${high} - 1${asNumber}`;
@@ -279,12 +285,17 @@ function rangeOf(param: Parameter): string {
 /**
  * Has memory, a buffer or an array, of another context outlive what is queued in this one.
  *
- * @param of the context that the memory says it is of
+ * @param memoryContext the context that the memory says it is of
  * @throws TypeError where it is another device's, and no access to it was given
  */
-function requireReachable(context: Context, memory: object, of: unknown, name: string): void {
-  const owner = checkInstance(of, Context, `the context of ${name}`);
-  if (owner.device !== context.device && !isShared(context, owner, memory))
+function assertReachable(
+  context: Context,
+  memory: object,
+  memoryContext: unknown,
+  name: string,
+): void {
+  const owner = checkInstance(memoryContext, Context, `the context of ${name}`);
+  if (owner.device !== context.device && !hasAccess(context, owner, memory))
     throw new TypeError(
       `${name} is in memory of ${owner.device}, and the kernel runs on ${context.device}: copy it ` +
         'there, or give access to it: context.enablePeerAccess(other), or setAccess of its pool',
@@ -292,7 +303,7 @@ function requireReachable(context: Context, memory: object, of: unknown, name: s
   noteMemoryUse(context, [owner]);
 }
 
-function isShared(context: Context, owner: Context, memory: object): boolean {
+function hasAccess(context: Context, owner: Context, memory: object): boolean {
   if (context.peerAccess.has(owner)) return true;
   const { buffer: inner } = memory as { readonly buffer?: unknown };
   const buffer = inner instanceof DeviceBuffer ? inner : memory;

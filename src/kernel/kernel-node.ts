@@ -2,10 +2,10 @@
 import type { CUgraphNode, CUstream } from '../../ffi/types.ts';
 import { lastCapturedNode } from '../graph-capture.ts';
 import type { Kernel } from './kernel.ts';
-import type { ConfigBlock } from './launch-config.ts';
+import type { LaunchConfigStruct } from './launch-config.ts';
 import type { Parameter } from './parameters.ts';
 
-type Extents = readonly [x: number, y: number, z: number];
+type Dim3 = readonly [x: number, y: number, z: number];
 
 /**
  * One launch of a kernel in a graph: see `graph.kernelNode(kernel)`.
@@ -15,20 +15,20 @@ type Extents = readonly [x: number, y: number, z: number];
 export class KernelNode<const P extends readonly Parameter[] = readonly Parameter[]> {
   readonly kernel: Kernel<P>;
   /** The blocks along each axis. */
-  readonly grid: Extents;
+  readonly grid: Dim3;
   /** The threads of a block along each axis. */
-  readonly block: Extents;
+  readonly block: Dim3;
   /** Dynamic shared memory of each block, in bytes. */
   readonly sharedBytes: number;
   /** @internal Of the graph that was captured. */
   readonly handle: CUgraphNode;
   /** @internal What it was given last, and before that: what is queued may still use it. */
-  given: readonly (readonly unknown[])[];
+  recentArguments: readonly (readonly unknown[])[];
 
   /** @internal */
   constructor(
     kernel: Kernel<P>,
-    { grid, block, sharedBytes }: Pick<ConfigBlock, 'grid' | 'block' | 'sharedBytes'>,
+    { grid, block, sharedBytes }: Pick<LaunchConfigStruct, 'grid' | 'block' | 'sharedBytes'>,
     handle: CUgraphNode,
     given: readonly (readonly unknown[])[],
   ) {
@@ -37,12 +37,15 @@ export class KernelNode<const P extends readonly Parameter[] = readonly Paramete
     this.block = block;
     this.sharedBytes = sharedBytes;
     this.handle = handle;
-    this.given = given;
+    this.recentArguments = given;
   }
 
   /** @internal This launch, as what another one was made to do by an update. */
-  inPlaceOf({ handle, given }: KernelNode): KernelNode<P> {
-    return new KernelNode(this.kernel, this, handle, [...given.slice(-1), ...this.given]);
+  replacing({ handle, recentArguments }: KernelNode): KernelNode<P> {
+    return new KernelNode(this.kernel, this, handle, [
+      ...recentArguments.slice(-1),
+      ...this.recentArguments,
+    ]);
   }
 
   toString(): string {
@@ -50,29 +53,29 @@ export class KernelNode<const P extends readonly Parameter[] = readonly Paramete
   }
 }
 
-let noted: KernelNode[] = [];
+let recordedLaunches: KernelNode[] = [];
 
 /** Calls `work`, and answers what it launches in the streams that are captured. */
-export function notingLaunches<T>(work: () => T): {
+export function recordLaunches<T>(work: () => T): {
   readonly result: T;
   readonly nodes: readonly KernelNode[];
 } {
-  noted = [];
+  recordedLaunches = [];
   try {
-    return { result: work(), nodes: noted };
+    return { result: work(), nodes: recordedLaunches };
   } finally {
-    noted = [];
+    recordedLaunches = [];
   }
 }
 
 /** Remembers a launch that was just captured; nothing for one in a stream that is not. */
-export function noteLaunch(
+export function recordLaunch(
   kernel: Kernel<never>,
-  config: ConfigBlock,
+  config: LaunchConfigStruct,
   stream: CUstream,
   args: readonly unknown[],
 ): void {
   const handle = lastCapturedNode(stream);
   if (handle !== undefined)
-    noted.push(new KernelNode(kernel as unknown as Kernel, config, handle, [args]));
+    recordedLaunches.push(new KernelNode(kernel as unknown as Kernel, config, handle, [args]));
 }

@@ -12,14 +12,14 @@ import { noteMemoryUse } from '../memory/buffer-copy.ts';
 import type { Stream } from '../stream.ts';
 import { assertInternal, checkInteger, checkOptions } from '../validate.ts';
 import { type KernelAttributes, readAttributes } from './function-attributes.ts';
-import { ArgumentBlock } from './kernel-arguments.ts';
-import { noteLaunch } from './kernel-node.ts';
+import { KernelArguments } from './kernel-arguments.ts';
+import { recordLaunch } from './kernel-node.ts';
 import {
-  ConfigBlock,
+  deviceLaunchLimits,
   type Extents3,
+  KernelLimits,
   type LaunchConfig,
-  LaunchRoom,
-  launchLimits,
+  LaunchConfigStruct,
 } from './launch-config.ts';
 import type { Module } from './module.ts';
 import {
@@ -36,9 +36,9 @@ import type { Arguments, Parameter } from './parameters.ts';
  * What a launch is written to. A launch takes them while it writes: a getter of its arguments may
  * launch the same kernel, which then makes blocks of its own.
  */
-interface Blocks {
-  readonly config: ConfigBlock;
-  readonly args: ArgumentBlock;
+interface LaunchBuffers {
+  readonly config: LaunchConfigStruct;
+  readonly args: KernelArguments;
 }
 
 /**
@@ -56,9 +56,9 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   /** The types of its parameters. */
   readonly params: P;
   readonly #function: CUfunction;
-  readonly #room: LaunchRoom;
+  readonly #limits: KernelLimits;
   /** Absent while a launch has them. */
-  #blocks: Blocks | undefined;
+  #buffers: LaunchBuffers | undefined;
 
   /** @internal */
   constructor(module: Module, name: string, handle: CUfunction, params: P) {
@@ -69,8 +69,8 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     this.name = name;
     this.params = params;
     this.#function = handle;
-    this.#blocks = this.#newBlocks();
-    this.#room = new LaunchRoom(name, handle, context.device);
+    this.#buffers = this.#makeBuffers();
+    this.#limits = new KernelLimits(name, handle, context.device);
   }
 
   /** Whether its module was closed. */
@@ -101,39 +101,39 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
    */
   launch(config: LaunchConfig, ...args: Arguments<P>): void {
     this.handle; // a closed module is refused
-    const blocks = this.#blocks ?? this.#newBlocks();
-    this.#blocks = undefined;
+    const buffers = this.#buffers ?? this.#makeBuffers();
+    this.#buffers = undefined;
     try {
-      this.#launch(blocks, config, args);
+      this.#launch(buffers, config, args);
     } finally {
-      this.#blocks = blocks;
+      this.#buffers = buffers;
     }
   }
 
-  #launch(blocks: Blocks, config: LaunchConfig, args: readonly unknown[]): void {
-    const block = blocks.config;
+  #launch(buffers: LaunchBuffers, config: LaunchConfig, args: readonly unknown[]): void {
+    const block = buffers.config;
     const stream = block.write(config);
-    const room = this.#room;
-    if (block.threads > room.maxThreads || block.sharedBytes > room.sharedBytes)
-      room.require(block);
-    if (block.hasAttributes) room.allowCluster(block.clusterBlocks);
-    if (stream !== undefined && stream.context !== this.context) this.#requireOwn(stream);
-    blocks.args.write(args);
+    const limits = this.#limits;
+    if (block.threads > limits.maxThreads || block.sharedBytes > limits.sharedBytes)
+      limits.assertFits(block);
+    if (block.hasAttributes) limits.allowCluster(block.clusterBlocks);
+    if (stream !== undefined && stream.context !== this.context) this.#assertSameContext(stream);
+    buffers.args.write(args);
     const call = this.handle; // a getter of an argument may have closed the module
     const handle = stream?.untrackedHandle;
     if (handle === undefined) {
-      this.#launchMarked(blocks, stream, args);
+      this.#launchTracked(buffers, stream, args);
       return;
     }
     block.stream = handle;
-    const status = cu.cuLaunchKernelEx(block.address, call, blocks.args.address, NOTHING);
-    if (status !== 0) this.#launchElse(blocks, status, handle);
-    if (isCapturing()) noteLaunch(this as unknown as Kernel<never>, block, handle, args);
+    const status = cu.cuLaunchKernelEx(block.address, call, buffers.args.address, NULL_ADDRESS);
+    if (status !== 0) this.#retryOrThrow(buffers, status, handle);
+    if (isCapturing()) recordLaunch(this as unknown as Kernel<never>, block, handle, args);
   }
 
   /** @internal Writes arguments as a launch does, and calls `use` with where the table of them lies. */
   withArguments<T>(args: readonly unknown[], use: (address: Address) => T): T {
-    return this.#withBlocks((blocks) => {
+    return this.#withBuffers((blocks) => {
       blocks.args.write(args);
       return use(blocks.args.address);
     });
@@ -146,14 +146,14 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__OCCUPANCY.html
    */
   maxActiveBlocks(block: Extents3, options?: OccupancyOptions): number {
-    return this.#askOf('maxActiveBlocks', { block }, options, (config) =>
+    return this.#queryOccupancy('maxActiveBlocks', { block }, options, (config) =>
       activeBlocks(this.#function, config),
     );
   }
 
   /** How many blocks of a size run on the device at once: the most that a cooperative grid has. */
   maxCooperativeBlocks(block: Extents3, options?: OccupancyOptions): number {
-    const blocks = this.#askOf('maxCooperativeBlocks', { block }, options, (config) =>
+    const blocks = this.#queryOccupancy('maxCooperativeBlocks', { block }, options, (config) =>
       activeBlocks(this.#function, config),
     );
     return blocks * this.context.device.attribute('multiprocessorCount');
@@ -167,9 +167,9 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
    * no clusters; CudaError
    */
   maxActiveClusters(cluster: Extents3, block: Extents3, options?: OccupancyOptions): number {
-    return this.#askOf('maxActiveClusters', { block, cluster }, options, (config) => {
-      this.#room.requireClusters();
-      this.#room.allowCluster(config.clusterBlocks);
+    return this.#queryOccupancy('maxActiveClusters', { block, cluster }, options, (config) => {
+      this.#limits.assertClusters();
+      this.#limits.allowCluster(config.clusterBlocks);
       return activeClusters(this.#function, config);
     });
   }
@@ -181,8 +181,8 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
    * @throws as {@link maxActiveClusters}
    */
   maxClusterBlocks(block: Extents3, options?: OccupancyOptions): number {
-    return this.#askOf('maxClusterBlocks', { block }, options, (config) => {
-      this.#room.requireClusters();
+    return this.#queryOccupancy('maxClusterBlocks', { block }, options, (config) => {
+      this.#limits.assertClusters();
       return clusterBlocks(this.#function, config);
     });
   }
@@ -202,7 +202,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     const shared = checkInteger(sharedBytes ?? 0, 'sharedBytes');
     const most = checkInteger(maxBlockSize ?? 0, 'maxBlockSize', 0, 2 ** 31 - 1);
     const { handle } = this;
-    this.#room.allowShared(shared);
+    this.#limits.allowSharedBytes(shared);
     return this.context.run(() => suggestBlock(handle, shared, most));
   }
 
@@ -215,14 +215,14 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   }
 
   /** Asks about the occupancy of a shape, which is checked as that of a launch. */
-  #askOf(
+  #queryOccupancy(
     call: string,
     { block, cluster }: Pick<LaunchConfig, 'block' | 'cluster'>,
     options: OccupancyOptions | undefined,
-    ask: (config: ConfigBlock) => number,
+    query: (config: LaunchConfigStruct) => number,
   ): number {
     const { sharedBytes } = checkOptions(options, ['sharedBytes'], call);
-    return this.#withBlocks(({ config }) => {
+    return this.#withBuffers(({ config }) => {
       config.write({
         grid: cluster ?? 1,
         block,
@@ -231,46 +231,56 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
       });
       config.stream = 0;
       this.handle; // a closed module is refused
-      this.#room.require(config);
-      return this.context.run(() => ask(config));
+      this.#limits.assertFits(config);
+      return this.context.run(() => query(config));
     });
   }
 
   /** Calls `use` with blocks to be written. */
-  #withBlocks<T>(use: (blocks: Blocks) => T): T {
+  #withBuffers<T>(use: (buffers: LaunchBuffers) => T): T {
     this.handle; // a closed module is refused
-    const blocks = this.#blocks ?? this.#newBlocks();
-    this.#blocks = undefined;
+    const buffers = this.#buffers ?? this.#makeBuffers();
+    this.#buffers = undefined;
     try {
-      return use(blocks);
+      return use(buffers);
     } finally {
-      this.#blocks = blocks;
+      this.#buffers = buffers;
     }
   }
 
-  #newBlocks(): Blocks {
+  #makeBuffers(): LaunchBuffers {
     const { name, context } = this;
     return {
-      config: new ConfigBlock(name, launchLimits(context.device)),
-      args: new ArgumentBlock(name, context, this.params),
+      config: new LaunchConfigStruct(name, deviceLaunchLimits(context.device)),
+      args: new KernelArguments(name, context, this.params),
     };
   }
 
   /** In a default stream, or a borrowed one: what is queued there is marked. */
-  #launchMarked(blocks: Blocks, stream: Stream | undefined, given: readonly unknown[]): void {
+  #launchTracked(
+    buffers: LaunchBuffers,
+    stream: Stream | undefined,
+    launchArguments: readonly unknown[],
+  ): void {
     const call = (handle: CUstream): void => {
-      const { config, args } = blocks;
+      const { config, args } = buffers;
       config.stream = handle;
-      const status = cu.cuLaunchKernelEx(config.address, this.#function, args.address, NOTHING);
-      if (status !== 0) this.#launchElse(blocks, status, handle);
-      if (isCapturing()) noteLaunch(this as unknown as Kernel<never>, config, handle, given);
+      const status = cu.cuLaunchKernelEx(
+        config.address,
+        this.#function,
+        args.address,
+        NULL_ADDRESS,
+      );
+      if (status !== 0) this.#retryOrThrow(buffers, status, handle);
+      if (isCapturing())
+        recordLaunch(this as unknown as Kernel<never>, config, handle, launchArguments);
     };
     if (stream) stream.enqueue(call);
     else this.context.enqueue(call);
   }
 
   /** Where cuLaunchKernelEx did not do it: drivers before 11.8 lack it, others say why. */
-  #launchElse({ config, args }: Blocks, status: CUresult, stream: CUstream): void {
+  #retryOrThrow({ config, args }: LaunchBuffers, status: CUresult, stream: CUstream): void {
     if (status !== CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER)
       throw launchError(this, config, status, 'cuLaunchKernelEx');
     if (config.hasAttributes)
@@ -286,14 +296,14 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
         sharedBytes,
         stream,
         args.address,
-        NOTHING,
+        NULL_ADDRESS,
       ),
     );
     if (older !== 0) throw launchError(this, config, older, 'cuLaunchKernel');
   }
 
   /** A borrowed context may have several objects. */
-  #requireOwn(stream: Stream): void {
+  #assertSameContext(stream: Stream): void {
     if (stream.context.handle !== this.context.handle)
       throw new TypeError(
         `the stream is of ${stream.context}, and kernel ${this.name} was loaded in ${this.context}`,
@@ -302,14 +312,14 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   }
 }
 
-const NOTHING = 0 as Address;
+const NULL_ADDRESS = 0 as Address;
 
 /** Why a launch failed, with the numbers of both sides. */
 
 /** The error of a launch that the driver refused. */
 function launchError(
   kernel: Kernel,
-  config: ConfigBlock,
+  config: LaunchConfigStruct,
   status: CUresult,
   call: FunctionName,
 ): CudaError {
@@ -318,11 +328,11 @@ function launchError(
   return cudaError(
     status,
     call,
-    `launching kernel ${kernel.name} (${shape}${isSticky(status) ? '' : numbersOf(kernel, config, status)})`,
+    `launching kernel ${kernel.name} (${shape}${isSticky(status) ? '' : failureDetails(kernel, config, status)})`,
   );
 }
 
-function numbersOf(kernel: Kernel, config: ConfigBlock, status: CUresult): string {
+function failureDetails(kernel: Kernel, config: LaunchConfigStruct, status: CUresult): string {
   try {
     if (status === CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES) {
       const { registers } = kernel.attributes;

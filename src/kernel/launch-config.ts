@@ -38,46 +38,48 @@ export interface LaunchConfig {
   readonly cooperative?: boolean;
 }
 
-const KNOWN = ['grid', 'block', 'sharedBytes', 'stream', 'cluster', 'cooperative'] as const;
+const OPTION_NAMES = ['grid', 'block', 'sharedBytes', 'stream', 'cluster', 'cooperative'] as const;
 
-const { fields, byteLength: CONFIG } = structs.CUlaunchConfig;
-const ATTRIBUTE = structs.CUlaunchAttribute.byteLength;
-const VALUE = structs.CUlaunchAttribute.fields['value.clusterDim.x'][0];
+const { fields, byteLength: CONFIG_BYTE_LENGTH } = structs.CUlaunchConfig;
+const ATTRIBUTE_BYTE_LENGTH = structs.CUlaunchAttribute.byteLength;
+const ATTRIBUTE_VALUE_OFFSET = structs.CUlaunchAttribute.fields['value.clusterDim.x'][0];
 const MAX_ATTRIBUTES = 2;
 
-const GRID = fields.gridDimX[0] / 4;
-const BLOCK = fields.blockDimX[0] / 4;
-const SHARED = fields.sharedMemBytes[0] / 4;
-const STREAM = fields.hStream[0] / 4;
-const ATTRIBUTES = fields.attrs[0];
-const COUNT = fields.numAttrs[0] / 4;
-const HIGH = 2 ** 32;
+const GRID_WORD = fields.gridDimX[0] / 4;
+const BLOCK_WORD = fields.blockDimX[0] / 4;
+const SHARED_BYTES_WORD = fields.sharedMemBytes[0] / 4;
+const STREAM_WORD = fields.hStream[0] / 4;
+const ATTRIBUTES_OFFSET = fields.attrs[0];
+const ATTRIBUTE_COUNT_WORD = fields.numAttrs[0] / 4;
+const TWO_POW_32 = 2 ** 32;
 
 /** How many properties there are, as `for in` finds them. */
-function countOf(config: LaunchConfig): number {
+function countProperties(config: LaunchConfig): number {
   let count = 0;
   for (const _ in config) count += 1;
   return count;
 }
 
 /** The configuration of a kernel's launches: one struct, written anew for each. */
-export class ConfigBlock {
+export class LaunchConfigStruct {
   /** Good as long as the block is referred to. */
   readonly address: Address;
   readonly #kernel: string;
-  readonly #limits: LaunchLimits;
+  readonly #limits: DeviceLaunchLimits;
   readonly #words: Uint32Array;
   #threads = 0;
 
-  constructor(kernel: string, limits: LaunchLimits) {
-    const memory = new ArrayBuffer(Math.ceil(CONFIG / 8) * 8 + MAX_ATTRIBUTES * ATTRIBUTE);
+  constructor(kernel: string, limits: DeviceLaunchLimits) {
+    const memory = new ArrayBuffer(
+      Math.ceil(CONFIG_BYTE_LENGTH / 8) * 8 + MAX_ATTRIBUTES * ATTRIBUTE_BYTE_LENGTH,
+    );
     this.#kernel = kernel;
     this.#limits = limits;
     this.#words = new Uint32Array(memory);
     this.address = addressOf(this.#words);
-    const attributes = this.address + CONFIG;
-    this.#words[ATTRIBUTES / 4] = attributes;
-    this.#words[ATTRIBUTES / 4 + 1] = attributes / HIGH;
+    const attributes = this.address + CONFIG_BYTE_LENGTH;
+    this.#words[ATTRIBUTES_OFFSET / 4] = attributes;
+    this.#words[ATTRIBUTES_OFFSET / 4 + 1] = attributes / TWO_POW_32;
   }
 
   /** Writes all but the stream, which is answered. @throws TypeError, RangeError */
@@ -97,21 +99,21 @@ export class ConfigBlock {
     if (cooperative !== undefined) given += 1;
     // Others are looked for where there may be any: all names cost four times as much, which a launch
     // would feel.
-    if (countOf(config) !== given) checkOptionNames(config, KNOWN, 'launch');
+    if (countProperties(config) !== given) checkOptionNames(config, OPTION_NAMES, 'launch');
     // First: what is asked about clusters alone has its grid of them.
-    if (cluster === undefined && cooperative === undefined) this.#words[COUNT] = 0;
+    if (cluster === undefined && cooperative === undefined) this.#words[ATTRIBUTE_COUNT_WORD] = 0;
     else this.#writeAttributes(cluster, cooperative);
-    this.#writeExtents(GRID, grid, 'grid', this.#limits.grid);
-    this.#threads = this.#writeExtents(BLOCK, block, 'block', this.#limits.block);
-    this.#words[SHARED] =
-      sharedBytes === undefined ? 0 : checkInteger(sharedBytes, 'sharedBytes', 0, HIGH - 1);
-    if (cluster !== undefined) this.#requireMultiple();
+    this.#writeExtents(GRID_WORD, grid, 'grid', this.#limits.grid);
+    this.#threads = this.#writeExtents(BLOCK_WORD, block, 'block', this.#limits.block);
+    this.#words[SHARED_BYTES_WORD] =
+      sharedBytes === undefined ? 0 : checkInteger(sharedBytes, 'sharedBytes', 0, TWO_POW_32 - 1);
+    if (cluster !== undefined) this.#assertMultiple();
     return streamOf(stream);
   }
 
   set stream(handle: number) {
-    this.#words[STREAM] = handle;
-    this.#words[STREAM + 1] = handle / HIGH;
+    this.#words[STREAM_WORD] = handle;
+    this.#words[STREAM_WORD + 1] = handle / TWO_POW_32;
   }
 
   /** The threads of a block. */
@@ -120,33 +122,36 @@ export class ConfigBlock {
   }
 
   get sharedBytes(): number {
-    return this.#words[SHARED] as number;
+    return this.#words[SHARED_BYTES_WORD] as number;
   }
 
   get grid(): readonly [x: number, y: number, z: number] {
-    return this.#extents(GRID);
+    return this.#readExtents(GRID_WORD);
   }
 
   get block(): readonly [x: number, y: number, z: number] {
-    return this.#extents(BLOCK);
+    return this.#readExtents(BLOCK_WORD);
   }
 
   /** Whether it says anything that cuLaunchKernel cannot. */
   get hasAttributes(): boolean {
-    return this.#words[COUNT] !== 0;
+    return this.#words[ATTRIBUTE_COUNT_WORD] !== 0;
   }
 
   /** The blocks of a cluster; 1 where there are none. */
   get clusterBlocks(): number {
     if (
-      this.#words[COUNT] === 0 ||
-      this.#words[CONFIG / 4] !== CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+      this.#words[ATTRIBUTE_COUNT_WORD] === 0 ||
+      this.#words[CONFIG_BYTE_LENGTH / 4] !== CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     )
       return 1;
-    return this.#extents((CONFIG + VALUE) / 4).reduce((product, extent) => product * extent, 1);
+    return this.#readExtents((CONFIG_BYTE_LENGTH + ATTRIBUTE_VALUE_OFFSET) / 4).reduce(
+      (product, extent) => product * extent,
+      1,
+    );
   }
 
-  #extents(at: number): readonly [x: number, y: number, z: number] {
+  #readExtents(at: number): readonly [x: number, y: number, z: number] {
     const [x = 0, y = 0, z = 0] = this.#words.subarray(at, at + 3);
     return [x, y, z];
   }
@@ -156,13 +161,13 @@ export class ConfigBlock {
     at: number,
     extents: Extents3 | undefined,
     name: string,
-    most: readonly [x: number, y: number, z: number],
+    max: readonly [x: number, y: number, z: number],
   ): number {
     const words = this.#words;
     if (typeof extents === 'number') {
       // In line, as most launches come here twice.
-      if (extents >>> 0 !== extents || extents < 1 || extents > most[0])
-        this.#extent(extents, name, 'x', most[0]);
+      if (extents >>> 0 !== extents || extents < 1 || extents > max[0])
+        this.#checkExtent(extents, name, 'x', max[0]);
       words[at] = extents;
       words[at + 1] = 1;
       words[at + 2] = 1;
@@ -173,24 +178,24 @@ export class ConfigBlock {
       throw new TypeError(
         `${name} must be a number or one to three of them, not ${formatValue(extents)}`,
       );
-    const x = this.#extent(extents[0], name, 'x', most[0]);
-    const y = count > 1 ? this.#extent(extents[1], name, 'y', most[1]) : 1;
-    const z = count > 2 ? this.#extent(extents[2], name, 'z', most[2]) : 1;
+    const x = this.#checkExtent(extents[0], name, 'x', max[0]);
+    const y = count > 1 ? this.#checkExtent(extents[1], name, 'y', max[1]) : 1;
+    const z = count > 2 ? this.#checkExtent(extents[2], name, 'z', max[2]) : 1;
     words[at] = x;
     words[at + 1] = y;
     words[at + 2] = z;
     return x * y * z;
   }
 
-  #extent(value: unknown, name: string, axis: string, most: number): number {
-    if (typeof value === 'number' && value >>> 0 === value && value >= 1 && value <= most)
+  #checkExtent(value: unknown, name: string, axis: string, max: number): number {
+    if (typeof value === 'number' && value >>> 0 === value && value >= 1 && value <= max)
       return value;
-    return checkInteger(value, `${name} along ${axis}, for kernel ${this.#kernel},`, 1, most);
+    return checkInteger(value, `${name} along ${axis}, for kernel ${this.#kernel},`, 1, max);
   }
 
   /** @throws RangeError where the grid is not made of whole clusters */
-  #requireMultiple(): void {
-    const sizes = this.#extents((CONFIG + VALUE) / 4);
+  #assertMultiple(): void {
+    const sizes = this.#readExtents((CONFIG_BYTE_LENGTH + ATTRIBUTE_VALUE_OFFSET) / 4);
     if (this.grid.some((blocks, axis) => blocks % (sizes[axis] as number) !== 0))
       throw new RangeError(
         `a grid of ${this.grid.join(' x ')} blocks is no multiple of clusters of ${sizes.join(' x ')}`,
@@ -201,23 +206,23 @@ export class ConfigBlock {
   #writeAttributes(cluster: Extents3 | undefined, cooperative: boolean | undefined): void {
     let count = 0;
     if (cluster !== undefined) {
-      const at = CONFIG / 4;
+      const at = CONFIG_BYTE_LENGTH / 4;
       this.#words[at] = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-      this.#writeExtents(at + VALUE / 4, cluster, 'cluster', this.#limits.grid);
+      this.#writeExtents(at + ATTRIBUTE_VALUE_OFFSET / 4, cluster, 'cluster', this.#limits.grid);
       count += 1;
     }
     if (checkBoolean(cooperative, 'cooperative', false)) {
-      const at = (CONFIG + count * ATTRIBUTE) / 4;
+      const at = (CONFIG_BYTE_LENGTH + count * ATTRIBUTE_BYTE_LENGTH) / 4;
       this.#words[at] = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
-      this.#words[at + VALUE / 4] = 1;
+      this.#words[at + ATTRIBUTE_VALUE_OFFSET / 4] = 1;
       count += 1;
     }
-    this.#words[COUNT] = count;
+    this.#words[ATTRIBUTE_COUNT_WORD] = count;
   }
 }
 
 /** What a device allows a launch. */
-export interface LaunchLimits {
+export interface DeviceLaunchLimits {
   /** The most blocks along each axis. */
   readonly grid: readonly [x: number, y: number, z: number];
   /** The most threads of a block along each axis. */
@@ -226,13 +231,13 @@ export interface LaunchLimits {
   readonly sharedBytes: number;
 }
 
-const known = new WeakMap<Device, LaunchLimits>();
+const limitsByDevice = new WeakMap<Device, DeviceLaunchLimits>();
 
 /** The limits of a device, asked once. */
-export function launchLimits(device: Device): LaunchLimits {
-  const found = known.get(device);
+export function deviceLaunchLimits(device: Device): DeviceLaunchLimits {
+  const found = limitsByDevice.get(device);
   if (found) return found;
-  const limits: LaunchLimits = {
+  const limits: DeviceLaunchLimits = {
     grid: [
       device.attribute('maxGridDimX'),
       device.attribute('maxGridDimY'),
@@ -248,22 +253,22 @@ export function launchLimits(device: Device): LaunchLimits {
       device.attribute('maxSharedMemoryPerBlock'),
     ),
   };
-  known.set(device, limits);
+  limitsByDevice.set(device, limits);
   return limits;
 }
 
 /** Clusters of more blocks do not run on every GPU that has clusters. */
-const PORTABLE_CLUSTER = 8;
+const MAX_PORTABLE_CLUSTER = 8;
 
 /** What launches of one kernel may have, raised when one asks for more than the driver gives by itself. */
-export class LaunchRoom {
+export class KernelLimits {
   readonly maxThreads: number;
   readonly #kernel: string;
   readonly #function: CUfunction;
   readonly #device: Device;
   readonly #staticSharedBytes: number;
   #dynamicSharedBytes: number;
-  #maxClusterBlocks = PORTABLE_CLUSTER;
+  #maxClusterBlocks = MAX_PORTABLE_CLUSTER;
 
   constructor(kernel: string, handle: CUfunction, device: Device) {
     this.#kernel = kernel;
@@ -283,43 +288,43 @@ export class LaunchRoom {
   }
 
   /** @throws RangeError for more threads or shared memory than the kernel can have */
-  require({ threads, block, sharedBytes }: ConfigBlock): void {
+  assertFits({ threads, block, sharedBytes }: LaunchConfigStruct): void {
     if (threads > this.maxThreads)
       throw new RangeError(
         `a block of ${block.join(' x ')} has ${threads} threads: kernel ${this.#kernel} can have ${this.maxThreads}`,
       );
-    this.allowShared(sharedBytes);
+    this.allowSharedBytes(sharedBytes);
   }
 
   /** Lets launches ask for so much dynamic shared memory, where the device has it. */
-  allowShared(byteLength: number): void {
+  allowSharedBytes(byteLength: number): void {
     if (byteLength <= this.#dynamicSharedBytes) return;
-    const { sharedBytes } = launchLimits(this.#device);
-    const most = sharedBytes - this.#staticSharedBytes;
-    if (byteLength > most)
+    const { sharedBytes } = deviceLaunchLimits(this.#device);
+    const maxSharedBytes = sharedBytes - this.#staticSharedBytes;
+    if (byteLength > maxSharedBytes)
       throw new RangeError(
-        `sharedBytes is ${byteLength}: a block of kernel ${this.#kernel} can have ${most} (the device's ` +
+        `sharedBytes is ${byteLength}: a block of kernel ${this.#kernel} can have ${maxSharedBytes} (the device's ` +
           `${sharedBytes} less ${this.#staticSharedBytes} of its own)`,
       );
-    this.#set(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, byteLength);
+    this.#setAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, byteLength);
     this.#dynamicSharedBytes = byteLength;
   }
 
   /** Lets launches form clusters of so many blocks. @throws NotSupportedError */
   allowCluster(blocks: number): void {
-    if (blocks > 1) this.requireClusters();
+    if (blocks > 1) this.assertClusters();
     if (blocks <= this.#maxClusterBlocks) return;
-    this.#set(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1);
+    this.#setAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1);
     this.#maxClusterBlocks = Number.POSITIVE_INFINITY;
   }
 
   /** @throws NotSupportedError where the device has no clusters */
-  requireClusters(): void {
+  assertClusters(): void {
     if (this.#device.attribute('clusterLaunch') === 0)
       throw new NotSupportedError(`${this.#device} has no clusters`);
   }
 
-  #set(attribute: number, value: number): void {
+  #setAttribute(attribute: number, value: number): void {
     check(
       cu.cuFuncSetAttribute(this.#function, attribute, value),
       'cuFuncSetAttribute',

@@ -22,7 +22,7 @@ export interface LinkOptions extends PlaceOptions {
   readonly jit?: JitOptions;
 }
 
-const INPUTS = {
+const INPUT_TYPES = {
   PTX: CU_JIT_INPUT_PTX,
   cubin: CU_JIT_INPUT_CUBIN,
   fatbin: CU_JIT_INPUT_FATBINARY,
@@ -65,7 +65,7 @@ function linkImages(images: readonly Image[], pairs: JitPairs): Uint8Array {
     if (created !== 0) return failure(created, 'cuLinkCreate_v2', 'beginning to link');
     const state = readHandle<CUlinkState>(OUT0, cu.cuLinkDestroy);
     try {
-      return addImages(state, images) ?? complete(state, images.length);
+      return addImages(state, images) ?? completeLink(state, images.length);
     } finally {
       // The cubin goes with it: what was answered is a copy.
       cu.cuLinkDestroy(state);
@@ -81,7 +81,7 @@ function addImages(state: CUlinkState, images: readonly Image[]): Failure | unde
   for (const [n, { kind, bytes }] of images.entries()) {
     const status = withAddress(Buffer.from(`sources[${n}]\0`), (name) =>
       withAddress(bytes, (data) =>
-        cu[call](state, INPUTS[kind], data, bytes.length, name, 0, none, none),
+        cu[call](state, INPUT_TYPES[kind], data, bytes.length, name, 0, none, none),
       ),
     );
     if (status !== 0) return failure(status, call, `adding sources[${n}], a ${kind}, to link`);
@@ -89,7 +89,7 @@ function addImages(state: CUlinkState, images: readonly Image[]): Failure | unde
   return undefined;
 }
 
-function complete(state: CUlinkState, count: number): Uint8Array | Failure {
+function completeLink(state: CUlinkState, count: number): Uint8Array | Failure {
   const status = cu.cuLinkComplete(state, OUT0, OUT1);
   if (status !== 0) return failure(status, 'cuLinkComplete', `linking ${count} sources`);
   return new Uint8Array(viewMemory(readHandle<Address>(OUT0), readSize(OUT1))).slice();

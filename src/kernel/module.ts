@@ -15,7 +15,12 @@ import { assertInternal, checkOptions, formatValue } from '../validate.ts';
 import { checkImage, type ModuleImage } from './image.ts';
 import { checkJit, type JitOptions, loadImage } from './jit.ts';
 import { Kernel } from './kernel.ts';
-import { byteLengthOf, checkParameters, type Parameter, parameterName } from './parameters.ts';
+import {
+  checkParameters,
+  type Parameter,
+  parameterByteLength,
+  parameterName,
+} from './parameters.ts';
 
 /** Options of {@link Module.load}. */
 export interface ModuleOptions extends PlaceOptions {
@@ -122,16 +127,16 @@ export class Module extends Resource {
    * @throws CudaError CUDA_ERROR_NOT_FOUND; TypeError for other parameters than the kernel has
    */
   kernel<const P extends readonly Parameter[]>(name: string, params: P): Kernel<P> {
-    const zeroEnded = nameBytes(name, 'name');
+    const zeroTerminated = zeroTerminatedName(name, 'name');
     const types = checkParameters(params);
     const { handle } = this;
     const call = 'cuModuleGetFunction';
-    const status = withAddress(zeroEnded, (at) => cu[call](OUT0, handle, at));
+    const status = withAddress(zeroTerminated, (at) => cu[call](OUT0, handle, at));
     if (status === CUresult.CUDA_ERROR_NOT_FOUND)
-      throw cudaError(status, call, `looking for kernel ${name}${among(handle)}`);
+      throw cudaError(status, call, `looking for kernel ${name}${listKernels(handle)}`);
     check(status, call, () => `looking for kernel ${name}`);
     const found = readHandle<CUfunction>(OUT0);
-    requireSizes(found, name, types);
+    assertParameterSizes(found, name, types);
     return new Kernel(this, name, found, types);
   }
 
@@ -143,9 +148,9 @@ export class Module extends Resource {
    */
   global(name: string): DeviceBuffer {
     const { handle, context } = this;
-    const zeroEnded = nameBytes(name, 'name');
+    const zeroTerminated = zeroTerminatedName(name, 'name');
     check(
-      withAddress(zeroEnded, (at) => cu.cuModuleGetGlobal_v2(OUT0, OUT1, handle, at)),
+      withAddress(zeroTerminated, (at) => cu.cuModuleGetGlobal_v2(OUT0, OUT1, handle, at)),
       'cuModuleGetGlobal_v2',
       () => `looking for the global ${name}`,
     );
@@ -159,14 +164,14 @@ export class Module extends Resource {
   }
 }
 
-function nameBytes(name: string, what: string): Uint8Array {
+function zeroTerminatedName(name: string, what: string): Uint8Array {
   if (typeof name !== 'string' || name === '' || name.includes('\0'))
     throw new TypeError(`${what} must be a name, not ${formatValue(name)}`);
   return Buffer.from(`${name}\0`);
 }
 
 /** The kernels that there are, for a message; nothing where the driver cannot tell. */
-function among(handle: CUmodule): string {
+function listKernels(handle: CUmodule): string {
   try {
     const names = functionNames(handle);
     return `, in a module that has ${names.slice(0, 20).join(', ') || 'none'}`;
@@ -177,7 +182,7 @@ function among(handle: CUmodule): string {
 
 /** The functions of a module as newer drivers tell of them. */
 
-function checkNewer(status: CUresult, call: FunctionName): void {
+function checkListing(status: CUresult, call: FunctionName): void {
   if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER)
     throw new NotSupportedError(
       'the driver cannot list the kernels of a module: it is older than CUDA 12.4',
@@ -187,26 +192,26 @@ function checkNewer(status: CUresult, call: FunctionName): void {
 
 /** The functions of a module. @throws NotSupportedError before 12.4 */
 function functionsOf(module: CUmodule): readonly CUfunction[] {
-  checkNewer(cu.cuModuleGetFunctionCount(OUT0, module), 'cuModuleGetFunctionCount');
+  checkListing(cu.cuModuleGetFunctionCount(OUT0, module), 'cuModuleGetFunctionCount');
   const count = readUint32(OUT0);
   if (count === 0) return [];
   const handles = new BigUint64Array(count);
   const status = withAddress(handles, (at) => cu.cuModuleEnumerateFunctions(at, count, module));
-  checkNewer(status, 'cuModuleEnumerateFunctions');
+  checkListing(status, 'cuModuleEnumerateFunctions');
   return Array.from(handles, (handle) => Number(handle) as CUfunction);
 }
 
 /** @throws NotSupportedError before 12.4 */
 const functionNames = (module: CUmodule): readonly string[] =>
   functionsOf(module).map((each) => {
-    checkNewer(cu.cuFuncGetName(OUT0, each), 'cuFuncGetName');
+    checkListing(cu.cuFuncGetName(OUT0, each), 'cuFuncGetName');
     return stringAt(readHandle<Address>(OUT0));
   });
 
 /** Brings all functions of a module to the device; unloads the module where that fails. */
 function loadFunctions(module: CUmodule): void {
   try {
-    for (const each of functionsOf(module)) checkNewer(cu.cuFuncLoad(each), 'cuFuncLoad');
+    for (const each of functionsOf(module)) checkListing(cu.cuFuncLoad(each), 'cuFuncLoad');
   } catch (error) {
     cu.cuModuleUnload(module);
     throw error;
@@ -219,21 +224,27 @@ function loadFunctions(module: CUmodule): void {
  *
  * @throws TypeError
  */
-function requireSizes(kernel: CUfunction, name: string, params: readonly Parameter[]): void {
-  const theirs: number[] = [];
+function assertParameterSizes(
+  kernel: CUfunction,
+  name: string,
+  params: readonly Parameter[],
+): void {
+  const byteLengths: number[] = [];
   for (;;) {
-    const status = cu.cuFuncGetParamInfo(kernel, theirs.length, OUT0, OUT1);
+    const status = cu.cuFuncGetParamInfo(kernel, byteLengths.length, OUT0, OUT1);
     if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) return;
     if (status === CUresult.CUDA_ERROR_INVALID_VALUE) break;
     check(status, 'cuFuncGetParamInfo');
-    theirs.push(readSize(OUT1));
+    byteLengths.push(readSize(OUT1));
   }
-  if (theirs.length !== params.length)
-    throw new TypeError(`kernel ${name} takes ${theirs.length} parameters, not ${params.length}`);
+  if (byteLengths.length !== params.length)
+    throw new TypeError(
+      `kernel ${name} takes ${byteLengths.length} parameters, not ${params.length}`,
+    );
   params.forEach((param, at) => {
-    if (byteLengthOf(param) !== theirs[at])
+    if (parameterByteLength(param) !== byteLengths[at])
       throw new TypeError(
-        `parameter ${at} of kernel ${name} has ${theirs[at]} bytes: ${parameterName(param)} has ${byteLengthOf(param)}`,
+        `parameter ${at} of kernel ${name} has ${byteLengths[at]} bytes: ${parameterName(param)} has ${parameterByteLength(param)}`,
       );
   });
 }

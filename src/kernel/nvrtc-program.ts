@@ -30,7 +30,7 @@ export class Program<K extends CodeKind> implements Disposable {
     try {
       this.#handle = this.#create();
     } catch (error) {
-      this.#letGo();
+      this.#freeStrings();
       throw error;
     }
     try {
@@ -44,7 +44,7 @@ export class Program<K extends CodeKind> implements Disposable {
   /** Compiles on this thread. @throws CompileError */
   compileSync(): CompiledInit<K> {
     const { count, table } = this.#options;
-    return this.#finish(this.#nvrtc.nvrtcCompileProgram(this.#handle, count, table));
+    return this.#readResult(this.#nvrtc.nvrtcCompileProgram(this.#handle, count, table));
   }
 
   /** Compiles on another thread. @throws CompileError */
@@ -53,14 +53,14 @@ export class Program<K extends CodeKind> implements Disposable {
     if (!hasDeepStacks()) return this.compileSync();
     const { count, table } = this.#options;
     const call = this.#nvrtc.nvrtcCompileProgram as (...args: number[]) => number;
-    return this.#finish(await callOffThread(call, this.#handle, count, table));
+    return this.#readResult(await callOffThread(call, this.#handle, count, table));
   }
 
   [Symbol.dispose](): void {
     withAddress(new BigUint64Array([BigInt(this.#handle)]), (address) =>
       this.#nvrtc.nvrtcDestroyProgram(address),
     );
-    this.#letGo();
+    this.#freeStrings();
   }
 
   get #nvrtc(): CompileRequest['compiler']['nvrtc'] {
@@ -91,13 +91,13 @@ export class Program<K extends CodeKind> implements Disposable {
       );
   }
 
-  #finish(status: number): CompiledInit<K> {
+  #readResult(status: number): CompiledInit<K> {
     const { compiler, kind, names } = this.#request;
     const handle = this.#handle;
     const { nvrtc } = this.#request.compiler;
     const logBytes = this.#read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog);
     const log = textOf(logBytes).trimEnd();
-    if (status !== 0) throw compileFailure(this.#request, compiler.describe(status), log);
+    if (status !== 0) throw sourceError(this.#request, compiler.describe(status), log);
     const lowered = names.map((name, n): [string, string] => {
       this.#check(
         nvrtc.nvrtcGetLoweredName(handle, this.#names.at(n), OUT0),
@@ -107,7 +107,7 @@ export class Program<K extends CodeKind> implements Disposable {
     });
     const code =
       kind === 'ptx'
-        ? withoutZero(this.#read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX))
+        ? withoutTerminator(this.#read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX))
         : this.#read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN);
     return { kind, code, log, names: new Map(lowered) };
   }
@@ -135,7 +135,7 @@ export class Program<K extends CodeKind> implements Disposable {
     );
   }
 
-  #letGo(): void {
+  #freeStrings(): void {
     for (const strings of [
       this.#source,
       this.#headers,
@@ -147,32 +147,32 @@ export class Program<K extends CodeKind> implements Disposable {
   }
 }
 
-const withoutZero = (bytes: Uint8Array): Uint8Array =>
+const withoutTerminator = (bytes: Uint8Array): Uint8Array =>
   bytes.at(-1) === 0 ? bytes.subarray(0, -1) : bytes;
 
-const textOf = (bytes: Uint8Array): string => Buffer.from(withoutZero(bytes)).toString();
+const textOf = (bytes: Uint8Array): string => Buffer.from(withoutTerminator(bytes)).toString();
 
 /** What a compiler's log says of the first line at fault. */
 
 /** The compiler's `kernel.cu(3): error: identifier "x" is undefined`. */
-const AT_FAULT = /^(.+?)\((\d+)\): (?:catastrophic )?error:? (.*)$/m;
+const ERROR_LINE = /^(.+?)\((\d+)\): (?:catastrophic )?error:? (.*)$/m;
 
 /** The error for a source that did not compile: the line at fault, as it is in the source. */
-function compileFailure(
+function sourceError(
   { source, headers, names }: CompileRequest,
   status: string,
   log: string,
 ): CompileError {
-  const [line, file = '', number = ''] = AT_FAULT.exec(log) ?? [];
+  const [line, file = '', number = ''] = ERROR_LINE.exec(log) ?? [];
   if (line === undefined) {
     const named = names.length > 0 ? ` (names: ${names.join(', ')})` : '';
     return new CompileError(`compiling ${SOURCE_NAME}${named} failed: ${status}`, log);
   }
   const text = file === SOURCE_NAME ? source : headers[file];
-  const shown = text?.split('\n')[Number(number) - 1]?.trimEnd();
+  const sourceLine = text?.split('\n')[Number(number) - 1]?.trimEnd();
   const message = `compiling failed: ${line}`;
   return new CompileError(
-    shown === undefined ? message : `${message}\n  ${number} | ${shown}`,
+    sourceLine === undefined ? message : `${message}\n  ${number} | ${sourceLine}`,
     log,
   );
 }

@@ -40,16 +40,17 @@ function open(): Compiler {
   try {
     const { path, nvrtc, errorString } = openNvrtc(places);
     const describe = (status: number): string => stringAt(errorString(status)) || `${status}`;
-    const require = (status: number, doing: string): void => {
+    const checkStatus = (status: number, doing: string): void => {
       if (status !== 0) throw new CompileError(`${doing} failed: ${describe(status)}`, '');
     };
-    require(nvrtc.nvrtcVersion(OUT0, OUT1), 'asking libnvrtc for its version');
+    checkStatus(nvrtc.nvrtcVersion(OUT0, OUT1), 'asking libnvrtc for its version');
     const version = `${readInt32(OUT0)}.${readInt32(OUT1)}`;
-    require(nvrtc.nvrtcGetNumSupportedArchs(OUT0), 'asking libnvrtc what it compiles for');
+    checkStatus(nvrtc.nvrtcGetNumSupportedArchs(OUT0), 'asking libnvrtc what it compiles for');
     const architectures = new Int32Array(readInt32(OUT0));
-    require(withAddress(architectures, (address: Address) =>
-      nvrtc.nvrtcGetSupportedArchs(address),
-    ), 'asking libnvrtc what it compiles for');
+    checkStatus(
+      withAddress(architectures, (address: Address) => nvrtc.nvrtcGetSupportedArchs(address)),
+      'asking libnvrtc what it compiles for',
+    );
     const file = loadedFile(path);
     const stats = file === undefined ? undefined : statSync(file, { throwIfNoEntry: false });
     return {

@@ -6,7 +6,7 @@ import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUfunction } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { NotSupportedError } from '../errors.ts';
-import type { ConfigBlock } from './launch-config.ts';
+import type { LaunchConfigStruct } from './launch-config.ts';
 
 /** Options of the occupancy of a kernel. */
 export interface OccupancyOptions {
@@ -15,27 +15,30 @@ export interface OccupancyOptions {
 }
 
 /** The blocks that run on one multiprocessor; the context of the function is current. */
-export function activeBlocks(handle: CUfunction, { threads, sharedBytes }: ConfigBlock): number {
+export function activeBlocks(
+  handle: CUfunction,
+  { threads, sharedBytes }: LaunchConfigStruct,
+): number {
   const call = 'cuOccupancyMaxActiveBlocksPerMultiprocessor';
   check(cu[call](OUT0, handle, threads, sharedBytes), call);
   return readInt32(OUT0);
 }
 
 /** The clusters that run on the device, as {@link activeBlocks}. */
-export function activeClusters(handle: CUfunction, { address }: ConfigBlock): number {
+export function activeClusters(handle: CUfunction, { address }: LaunchConfigStruct): number {
   const call = 'cuOccupancyMaxActiveClusters';
-  checkNewer(cu[call](OUT0, handle, address), call);
+  checkClusterCall(cu[call](OUT0, handle, address), call);
   return readInt32(OUT0);
 }
 
 /** The most blocks of a cluster, as {@link activeBlocks}. */
-export function clusterBlocks(handle: CUfunction, { address }: ConfigBlock): number {
+export function clusterBlocks(handle: CUfunction, { address }: LaunchConfigStruct): number {
   const call = 'cuOccupancyMaxPotentialClusterSize';
-  checkNewer(cu[call](OUT0, handle, address), call);
+  checkClusterCall(cu[call](OUT0, handle, address), call);
   return readInt32(OUT0);
 }
 
-function checkNewer(status: CUresult, call: FunctionName): void {
+function checkClusterCall(status: CUresult, call: FunctionName): void {
   if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER)
     throw new NotSupportedError('clusters need a driver of CUDA 11.8 or later');
   check(status, call);

@@ -42,13 +42,13 @@ export type Arguments<P extends readonly Parameter[]> = {
 };
 
 /** The most that a kernel may take by value. */
-const MAX_STRUCT = 32_764;
+const MAX_STRUCT_BYTE_LENGTH = 32_764;
 
 const isScalar = (param: unknown): param is ScalarName =>
   typeof param === 'string' && Object.hasOwn(scalarByteLengths, param);
 
 /** The bytes of a parameter. */
-export function byteLengthOf(param: Parameter): number {
+export function parameterByteLength(param: Parameter): number {
   if (typeof param === 'object') return param.bytes;
   return isScalar(param) ? scalarByteLengths[param] : 8;
 }
@@ -76,7 +76,12 @@ export function checkParameters<P extends readonly Parameter[]>(params: P): P {
 
 function checkParameter(param: unknown, at: number): void {
   if (typeof param === 'object' && param !== null) {
-    checkInteger((param as StructParameter).bytes, `the bytes of parameter ${at}`, 1, MAX_STRUCT);
+    checkInteger(
+      (param as StructParameter).bytes,
+      `the bytes of parameter ${at}`,
+      1,
+      MAX_STRUCT_BYTE_LENGTH,
+    );
     return;
   }
   const pointed = typeof param === 'string' && param.endsWith('*') && param.slice(0, -1);

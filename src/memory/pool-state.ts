@@ -17,7 +17,7 @@ import { orderAfterTransfers } from './host-copy.ts';
 import { ensureKeepaliveAllocation } from './physical-memory.ts';
 import type { PoolCloseOptions } from './pool-attributes.ts';
 import * as driver from './pool-attributes.ts';
-import { randomId } from './share-id.ts';
+import { randomId } from './random-id.ts';
 
 /** What the pool's finalizer and its buffers' know of it: never the pool itself. */
 export interface PoolState {

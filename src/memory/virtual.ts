@@ -16,7 +16,7 @@ import {
   totalByteLength,
 } from './physical-chunk.ts';
 import { allocationGranularity } from './physical-memory.ts';
-import { randomId } from './share-id.ts';
+import { randomId } from './random-id.ts';
 
 /** Options of {@link VirtualMemory.reserve}. */
 export interface VirtualMemoryOptions extends PlaceOptions {

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
-import { extents } from '../../src/array/layout.ts';
+import { layoutExtents } from '../../src/array/layout.ts';
 import {
   bfloat16,
   type CudaArrayInterface,
@@ -214,7 +214,7 @@ test('any layout comes back as it was, in bytes and in items', () => {
   fc.assert(
     fc.property(anyLayout, (layout) => {
       const { shape, strides, itemsize } = layout;
-      const byteOffset = layout.byteOffset - extents(layout).low;
+      const byteOffset = layout.byteOffset - layoutExtents(layout).low;
       const dtype = Dtype.bytes(itemsize);
       const array = DeviceArray.fromBuffer(memory, shape, dtype, { strides, byteOffset });
       const takes = (again: DeviceArray): void => {

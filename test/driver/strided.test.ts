@@ -13,13 +13,13 @@ import {
   toDeviceSync,
   uint8,
 } from '../../src/index.ts';
+import { builtinKernel } from '../../src/kernel/builtin-kernels.ts';
 import {
-  copyKernel,
-  fillKernel,
+  copyKernelName,
+  fillKernelName,
   type IndexBits,
   WORD_LENGTHS,
-} from '../../src/kernel/ptx/strided.ts';
-import { ownKernel } from '../../src/kernel/strided.ts';
+} from '../../src/kernel/builtin-ptx.ts';
 import { addresses } from '../support/layouts.ts';
 
 const BYTE_LENGTH = 60_000;
@@ -78,8 +78,8 @@ test('each kernel sets the words that its axes lead to, and no byte beside', asy
       const read = pattern(2);
       source.copyFromSync(read);
       target.copyFromSync(expected);
-      const copy = ownKernel(context, 'copy', copyKernel(word, bits), stream);
-      const fill = ownKernel(context, 'fill', fillKernel(word, bits), stream);
+      const copy = builtinKernel(context, 'copy', copyKernelName(word, bits), stream);
+      const fill = builtinKernel(context, 'fill', fillKernelName(word, bits), stream);
       assert.ok(copy && fill, 'the driver takes them');
       const [start, first] = [target.address + FIRST_TO, source.address + FIRST_FROM];
       const axes = table(to, from);

@@ -56,7 +56,7 @@ async function ask(peer: Peer, question: Question): Promise<unknown> {
 test('pools and virtual memory go through a socket that containers share', options, async () => {
   await using container = await start();
   for (const kind of ['pool', 'virtual'] as const) {
-    if (!support[kinds[kind].way].supported) continue;
+    if (!support[kinds[kind].capability].supported) continue;
     using memory = kinds[kind].allocate(1000, Context.primary());
     const { buffer } = memory;
     buffer.fill(1);

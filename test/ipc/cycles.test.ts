@@ -45,7 +45,8 @@ async function ask<T>(child: ChildPeer, request: Request): Promise<T> {
   await child.send(request);
   return (await child.receive({ timeoutMs: 30_000 })) as T;
 }
-const unsupported = (kind: KindName): string | false => support[kinds[kind].way].reason || false;
+const unsupported = (kind: KindName): string | false =>
+  support[kinds[kind].capability].reason || false;
 
 const BYTE_LENGTH = 3 << 20;
 const partOf = (buffer: DeviceBuffer): DeviceBuffer => buffer.subarray(BYTE_LENGTH - 100);

@@ -20,8 +20,8 @@ import {
   releaseImportedPoolLater,
   type SharingSession,
 } from '../sharing/marshal.ts';
-import { Timeline } from '../timeline/ordering.ts';
 import { latest, type TimelinePoint } from '../timeline/point.ts';
+import { Timeline } from '../timeline/timeline.ts';
 import { type ControlBlock, emptyControlBlock } from '../wire/control-block.ts';
 
 /** Of one message. */

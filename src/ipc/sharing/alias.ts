@@ -1,8 +1,8 @@
 import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import { type Access, DeviceBuffer } from '../../memory/buffer.ts';
-import { ManagerAdapter } from '../../memory/manager/manager-memory.ts';
-import { allocationBase } from '../../memory/pointer.ts';
+import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
+import { allocationBase } from '../../memory/pointer-attributes.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { checkRange, type IpcDescriptor, type IpcMemoryDescriptor } from '../descriptor.ts';

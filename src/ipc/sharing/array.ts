@@ -1,6 +1,6 @@
 import { DeviceArray } from '../../array/device-array.ts';
-import { extents } from '../../array/layout.ts';
-import { repeatsItems } from '../../array/overlap.ts';
+import { layoutExtents } from '../../array/layout.ts';
+import { hasRepeatedItems } from '../../array/overlap.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
@@ -28,11 +28,11 @@ export function exportArray<M extends IpcMemoryDescriptor>(
 ): M {
   array.address; // a closed array is refused
   const { buffer, dtype, layout, readOnly } = array;
-  const { low, high } = extents(layout);
+  const { low, high } = layoutExtents(layout);
   if (low === high) throw new RangeError('an array without items has no memory that can be shared');
   const view = buffer.subarray(low, high);
   // Who opens repeated items sees by the layout that they are not written to.
-  const isProtected = readOnly && (isVirtual(view) || !repeatsItems(layout));
+  const isProtected = readOnly && (isVirtual(view) || !hasRepeatedItems(layout));
   const described = { ...describe(isProtected ? view.readOnly() : view) };
   return withChecksum({ ...described, layout: describeLayout(dtype, layout) } as never) as M;
 }
@@ -51,7 +51,7 @@ export function asArray<O>(opened: O, descriptor: IpcDescriptor, stream?: Stream
   try {
     const parsed = layoutOf(descriptor);
     if (!parsed) return opened;
-    const { high } = extents(parsed.layout);
+    const { high } = layoutExtents(parsed.layout);
     if (high > opened.byteLength)
       throw new IpcError(
         `the items of an array of process ${descriptor.pid} take ${high} bytes, and the memory ` +
@@ -59,7 +59,7 @@ export function asArray<O>(opened: O, descriptor: IpcDescriptor, stream?: Stream
         undefined,
         'no-descriptor',
       );
-    const readOnly = opened.access === 'read' || repeatsItems(parsed.layout);
+    const readOnly = opened.access === 'read' || hasRepeatedItems(parsed.layout);
     return new DeviceArray({ buffer: opened, ...parsed, stream, isOwner: true, readOnly });
   } catch (error) {
     releaseOrWarn(() => opened.close());

@@ -1,5 +1,5 @@
 /** What this process has shared, by which its own descriptors are found again. */
-import { randomUint48 } from '../../memory/share-id.ts';
+import { randomUint48 } from '../../memory/random-id.ts';
 import type { IpcDescriptor } from '../descriptor.ts';
 
 // On the object itself: a WeakMap with an entry for each allocation would keep the collector busy.

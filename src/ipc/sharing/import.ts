@@ -3,9 +3,9 @@ import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
 import type { CUdeviceptr, CUevent } from '../../../ffi/types.ts';
 import { checkDtype } from '../../array/allocate-items.ts';
-import type { LayoutChoice } from '../../array/array-options.ts';
+import type { OrderOrStrides } from '../../array/array-options.ts';
 import { DeviceArray } from '../../array/device-array.ts';
-import { extents, type Layout, makeLayout } from '../../array/layout.ts';
+import { type Layout, layoutExtents, makeLayout } from '../../array/layout.ts';
 import { checkShape, type Shape } from '../../array/shape.ts';
 import { cudaError } from '../../check.ts';
 import { Context, type PlaceOptions } from '../../context.ts';
@@ -347,7 +347,7 @@ function openEvent(
 }
 
 /** An array in memory of another process, by the driver's handle alone. */
-export interface RawIpcArray<D extends Dtype = Dtype> extends LayoutChoice {
+export interface RawIpcArray<D extends Dtype = Dtype> extends OrderOrStrides {
   /** The driver's 64 bytes, or these in base64. */
   readonly handle: Uint8Array | string;
   readonly shape: Shape;
@@ -446,7 +446,7 @@ function checkHandle(handle: unknown): string {
 function openRawHandle(context: Context, handle: string, layout: Layout): DeviceBuffer {
   const { mapping, release } = mapRaw(context, handle);
   const { base, byteLength } = mapping;
-  const { low, high } = extents(layout);
+  const { low, high } = layoutExtents(layout);
   if (low < 0 || high > byteLength) {
     release();
     throw new IpcError(

@@ -14,14 +14,14 @@ import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { HostVisibleBuffer } from '../../memory/host-visible.ts';
-import { ManagerAdapter } from '../../memory/manager/manager-memory.ts';
+import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
 import {
   allocationBase,
   allocationByteLength,
   bufferIdOf,
   getLegacyHandle,
-} from '../../memory/pointer.ts';
-import { obfuscatedId } from '../../memory/share-id.ts';
+} from '../../memory/pointer-attributes.ts';
+import { obfuscatedId } from '../../memory/random-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { type IpcBufferDescriptor, withChecksum } from '../descriptor.ts';
 import { describeExporter } from '../identity.ts';

@@ -4,10 +4,10 @@ import { Context, type MemoryInfo, setContextMemoryFactory } from '../../context
 import { checkInstance, className } from '../../validate.ts';
 import type { AllocateOptions, MemoryResource } from '../buffer.ts';
 import { DeviceMemory } from '../device-memory.ts';
-import { allocationBase, getLegacyHandle } from '../pointer.ts';
+import { allocationBase, getLegacyHandle } from '../pointer-attributes.ts';
 import { BaseMemoryManager, HostOnlyMemoryManager } from './host-only-manager.ts';
 import { IpcHandle } from './ipc-handle.ts';
-import { ManagerAdapter, type MemoryManagerClass } from './manager-memory.ts';
+import { ManagerAdapter, type MemoryManagerClass } from './manager-adapter.ts';
 import { AutoFreePointer, MemoryPointer } from './memory-pointer.ts';
 import { checkVersion } from './validate-manager.ts';
 

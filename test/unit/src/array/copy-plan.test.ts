@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
-import { type CopyPlan, copiesOf, copyPlan } from '../../../../src/array/copy-plan.ts';
-import { index } from '../../../../src/array/indexing.ts';
+import { type CopyPlan, copyOffsets, planCopy } from '../../../../src/array/copy-plan.ts';
+import { indexLayout } from '../../../../src/array/indexing.ts';
 import { type Layout, makeLayout } from '../../../../src/array/layout.ts';
 import { broadcastTo, transpose } from '../../../../src/array/views.ts';
 import { addresses, anyShape, bytesOf, orderlyLayout, runs } from '../../../support/layouts.ts';
@@ -11,7 +11,7 @@ import { addresses, anyShape, bytesOf, orderlyLayout, runs } from '../../../supp
 function carriedOut(plan: CopyPlan): [target: number, source: number][] {
   const { width, height, depth, source, target } = plan;
   const bytes: [number, number][] = [];
-  for (const [from, to] of copiesOf(plan))
+  for (const [from, to] of copyOffsets(plan))
     for (let slice = 0; slice < depth; slice += 1)
       for (let row = 0; row < height; row += 1)
         for (let byte = 0; byte < width; byte += 1)
@@ -49,7 +49,7 @@ const pairs = fc
 test('a plan writes each byte of the target once, with that of the source', () => {
   fc.assert(
     fc.property(pairs, ({ source, target }) => {
-      const plan = copyPlan(source, target);
+      const plan = planCopy(source, target);
       if (source.shape.includes(0)) assert.equal(plan, undefined);
       else assert.deepEqual(carriedOut(plan as CopyPlan), expected(source, target));
     }),
@@ -60,7 +60,7 @@ test('a plan writes each byte of the target once, with that of the source', () =
 test('every box is one that the driver takes, and is called what it is', () => {
   fc.assert(
     fc.property(pairs, ({ source, target }) => {
-      const plan = copyPlan(source, target);
+      const plan = planCopy(source, target);
       if (!plan) return;
       const { kind, width, height, depth, count } = plan;
       for (const { rowPitch, slicePitch } of [plan.source, plan.target]) {
@@ -72,14 +72,14 @@ test('every box is one that the driver takes, and is called what it is', () => {
       assert.ok(height > 1 || depth === 1);
       const isOfItems = width === target.itemsize && size > 1;
       assert.equal(kind, isOfItems ? 'gather' : height > 1 ? 'box' : 'run');
-      assert.equal([...copiesOf(plan)].length, count);
+      assert.equal([...copyOffsets(plan)].length, count);
     }),
     runs,
   );
 });
 
 const summary = (source: Layout, target: Layout): unknown[] => {
-  const { kind, width, height, depth, count } = copyPlan(source, target) as CopyPlan;
+  const { kind, width, height, depth, count } = planCopy(source, target) as CopyPlan;
   return [kind, width, height, depth, count];
 };
 
@@ -89,7 +89,7 @@ test('what lies as one on both sides is copied at once', () => {
   assert.deepEqual(summary(array, array), ['run', 2880, 1, 1, 1]);
   assert.deepEqual(summary(inOrderF, inOrderF), ['run', 2880, 1, 1, 1]);
   assert.deepEqual(summary(makeLayout([], 8), makeLayout([], 8)), ['run', 8, 1, 1, 1]);
-  const backwards = index(array, [{ step: -1 }, {}, {}, { step: -1 }]);
+  const backwards = indexLayout(array, [{ step: -1 }, {}, {}, { step: -1 }]);
   assert.deepEqual(summary(backwards, backwards), ['run', 2880, 1, 1, 1]);
   // Axes of size 1 have any stride.
   const odd = makeLayout([1, 12], 4, { strides: [7, 4] });
@@ -97,8 +97,8 @@ test('what lies as one on both sides is copied at once', () => {
 });
 
 test('parts of planes and of volumes are copied as one box', () => {
-  const plane = index(makeLayout([20, 30], 4), [{ start: 2, stop: 12 }, { stop: 7 }]);
-  assert.deepEqual(copyPlan(plane, makeLayout([10, 7], 4)), {
+  const plane = indexLayout(makeLayout([20, 30], 4), [{ start: 2, stop: 12 }, { stop: 7 }]);
+  assert.deepEqual(planCopy(plane, makeLayout([10, 7], 4)), {
     kind: 'box',
     width: 28,
     height: 10,
@@ -110,19 +110,24 @@ test('parts of planes and of volumes are copied as one box', () => {
     count: 1,
   });
   const volume = makeLayout([4, 20, 30], 4);
-  const part = index(volume, [{}, { stop: 5 }, { stop: 7 }]);
+  const part = indexLayout(volume, [{}, { stop: 5 }, { stop: 7 }]);
   assert.deepEqual(summary(part, makeLayout([4, 5, 7], 4)), ['box', 28, 5, 4, 1]);
-  const everySecond = index(volume, [{ step: 2 }, {}, { stop: 7 }]);
+  const everySecond = indexLayout(volume, [{ step: 2 }, {}, { stop: 7 }]);
   assert.deepEqual(summary(everySecond, makeLayout([2, 20, 7], 4)), ['box', 28, 20, 2, 1]);
-  const fourAxes = index(makeLayout([3, 4, 20, 30], 4), [{}, {}, { stop: 5 }, { stop: 7 }]);
+  const fourAxes = indexLayout(makeLayout([3, 4, 20, 30], 4), [{}, {}, { stop: 5 }, { stop: 7 }]);
   assert.deepEqual(summary(fourAxes, makeLayout([3, 4, 5, 7], 4)), ['box', 28, 5, 12, 1]);
-  const spread = index(makeLayout([3, 4, 20, 30], 4), [{}, { step: 2 }, { stop: 5 }, { stop: 7 }]);
+  const spread = indexLayout(makeLayout([3, 4, 20, 30], 4), [
+    {},
+    { step: 2 },
+    { stop: 5 },
+    { stop: 7 },
+  ]);
   assert.deepEqual(summary(spread, makeLayout([3, 2, 5, 7], 4)), ['box', 28, 5, 6, 1]);
 });
 
 test('rows that go the other way are copied one by one, and single items are gathered', () => {
   const plane = makeLayout([20, 30], 4);
-  assert.deepEqual(summary(index(plane, [{ step: -1 }]), plane), ['run', 120, 1, 1, 20]);
+  assert.deepEqual(summary(indexLayout(plane, [{ step: -1 }]), plane), ['run', 120, 1, 1, 20]);
   assert.deepEqual(summary(broadcastTo(makeLayout([30], 4), [20, 30]), plane), [
     'run',
     120,
@@ -130,10 +135,10 @@ test('rows that go the other way are copied one by one, and single items are gat
     1,
     20,
   ]);
-  const column = index(plane, [{}, 3]);
+  const column = indexLayout(plane, [{}, 3]);
   assert.deepEqual(summary(column, makeLayout([20], 4)), ['gather', 4, 20, 1, 1]);
   assert.deepEqual(summary(transpose(plane), makeLayout([30, 20], 4)), ['gather', 4, 30, 1, 20]);
-  const backwards = index(makeLayout([6], 4), [{ step: -1 }]);
+  const backwards = indexLayout(makeLayout([6], 4), [{ step: -1 }]);
   assert.deepEqual(summary(backwards, makeLayout([6], 4)), ['gather', 4, 1, 1, 6]);
 });
 
@@ -152,15 +157,15 @@ test('a pitch beyond that of the driver is no pitch, and its largest is one', ()
 
 test('other shapes and other items are refused with both', () => {
   const array = makeLayout([2, 3], 4);
-  assert.throws(() => copyPlan(array, makeLayout([3, 2], 4)), {
+  assert.throws(() => planCopy(array, makeLayout([3, 2], 4)), {
     name: 'RangeError',
     message: 'cannot copy shape [2, 3] to shape [3, 2]',
   });
-  assert.throws(() => copyPlan(array, makeLayout([2, 3, 1], 4)), {
+  assert.throws(() => planCopy(array, makeLayout([2, 3, 1], 4)), {
     name: 'RangeError',
     message: 'cannot copy shape [2, 3] to shape [2, 3, 1]',
   });
-  assert.throws(() => copyPlan(array, makeLayout([2, 3], 8)), {
+  assert.throws(() => planCopy(array, makeLayout([2, 3], 8)), {
     name: 'RangeError',
     message: 'cannot copy items of 4 bytes to items of 8 bytes',
   });

@@ -1,8 +1,13 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
-import { index, type Selector, type Slice, split } from '../../../../src/array/indexing.ts';
-import { extents, makeLayout } from '../../../../src/array/layout.ts';
+import {
+  indexLayout,
+  type Selector,
+  type Slice,
+  splitLayout,
+} from '../../../../src/array/indexing.ts';
+import { layoutExtents, makeLayout } from '../../../../src/array/layout.ts';
 import { anyLayout, assertItems, runs } from '../../../support/layouts.ts';
 
 const place = fc.option(fc.integer({ min: -7, max: 7 }), { nil: undefined });
@@ -55,7 +60,7 @@ test('selectors take the places that Python takes, and never leave the array', (
           return [selector < 0 ? selector + length : selector];
         });
         const kept = [...all.keys()].filter((axis) => typeof all[axis] !== 'number');
-        const view = index(layout, given);
+        const view = indexLayout(layout, given);
         assertItems(
           view,
           kept.map((axis) => (places[axis] as number[]).length),
@@ -66,8 +71,8 @@ test('selectors take the places that Python takes, and never leave the array', (
               return some[along < 0 ? 0 : (at[along] as number)] as number;
             }),
         );
-        const { low, high } = extents(view);
-        assert.ok(low >= extents(layout).low && high <= extents(layout).high);
+        const { low, high } = layoutExtents(view);
+        assert.ok(low >= layoutExtents(layout).low && high <= layoutExtents(layout).high);
       },
     ),
     runs,
@@ -86,18 +91,18 @@ test('the parts of a split are the slices between its cuts', () => {
         const length = layout.shape[axis] as number;
         const slices = (at: readonly number[]) =>
           [...at, undefined].map((stop, n) =>
-            index(layout, [
+            indexLayout(layout, [
               ...layout.shape.slice(0, axis).map(() => ({})),
               { start: n === 0 ? undefined : at[n - 1], stop },
             ]),
           );
-        assert.deepEqual(split(layout, cuts, axis), slices(cuts));
+        assert.deepEqual(splitLayout(layout, cuts, axis), slices(cuts));
         const starts = Array.from({ length }, (_, at) => at).filter((at) => at % sections === 0);
-        assert.deepEqual(split(layout, { size: sections }, axis), slices(starts.slice(1)));
+        assert.deepEqual(splitLayout(layout, { size: sections }, axis), slices(starts.slice(1)));
         if (length % sections !== 0) return;
         const size = length / sections;
         const even = Array.from({ length: sections - 1 }, (_, n) => (n + 1) * size);
-        assert.deepEqual(split(layout, sections, axis - layout.shape.length), slices(even));
+        assert.deepEqual(splitLayout(layout, sections, axis - layout.shape.length), slices(even));
       },
     ),
     runs,
@@ -108,7 +113,7 @@ const layout = makeLayout([2, 3], 4);
 
 test('an index beyond its axis, or one too many, is refused with both', () => {
   const refused = (selectors: readonly Selector[], message: string): void => {
-    assert.throws(() => index(layout, selectors), { name: 'RangeError', message });
+    assert.throws(() => indexLayout(layout, selectors), { name: 'RangeError', message });
   };
   refused([2], 'index 2 is out of bounds for axis 0 with size 2');
   refused([0, -4], 'index -4 is out of bounds for axis 1 with size 3');
@@ -117,40 +122,40 @@ test('an index beyond its axis, or one too many, is refused with both', () => {
   refused([{ step: 0 }], 'step must not be 0');
   refused([0.5], `index must be an integer of at least ${Number.MIN_SAFE_INTEGER}, not 0.5`);
   assert.throws(
-    () => index(makeLayout([4], 8), [{ step: 2 ** 51 }]),
+    () => indexLayout(makeLayout([4], 8), [{ step: 2 ** 51 }]),
     /^RangeError: a stride is too large: 18014398509481984 is no safe integer$/,
   );
   for (const wrong of ['1', null, [0, 1], { from: 1 }, { start: '1' }, undefined])
     assert.throws(
-      () => index(layout, [wrong as never]),
+      () => indexLayout(layout, [wrong as never]),
       /^TypeError: (a selector must be an integer|slice: |start must be a number)/,
       String(wrong),
     );
   assert.throws(
-    () => index(layout, 1 as never),
+    () => indexLayout(layout, 1 as never),
     /^TypeError: an index must be an array of selectors$/,
   );
 });
 
 test('a split that leaves a rest is refused', () => {
-  assert.throws(() => split(layout, 2, 1), {
+  assert.throws(() => splitLayout(layout, 2, 1), {
     name: 'RangeError',
     message: 'cannot split 3 of shape [2, 3] into 2 parts of the same size',
   });
   assert.throws(
-    () => split(layout, 0),
+    () => splitLayout(layout, 0),
     /^RangeError: sections must be an integer of at least 1, not 0$/,
   );
   assert.throws(
-    () => split(layout, 1, 2),
+    () => splitLayout(layout, 1, 2),
     /^RangeError: axis 2 is out of bounds for an array with 2 axes$/,
   );
   assert.throws(
-    () => split(layout, '1' as never),
+    () => splitLayout(layout, '1' as never),
     /^TypeError: sections must be an integer, an array of them, or \{ size \}$/,
   );
   assert.throws(
-    () => split(makeLayout([], 4), 1),
+    () => splitLayout(makeLayout([], 4), 1),
     /^RangeError: axis 0 is out of bounds for an array with 0 axes$/,
   );
 });

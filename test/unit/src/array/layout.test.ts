@@ -2,11 +2,11 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
 import {
-  byteLengthOf,
   contiguousStrides,
-  extents,
   isContiguous,
+  itemsByteLength,
   type LayoutOptions,
+  layoutExtents,
   makeLayout,
 } from '../../../../src/array/layout.ts';
 import { mayOverlapItself } from '../../../../src/array/overlap.ts';
@@ -40,8 +40,8 @@ test('items in order are one behind the other', () => {
         addresses(layout, order),
         Array.from({ length: size }, (_, i) => 12 + 4 * i),
       );
-      assert.equal(byteLengthOf(layout), 4 * size);
-      assert.deepEqual(extents(layout), { low: 12, high: 12 + 4 * size });
+      assert.equal(itemsByteLength(layout), 4 * size);
+      assert.deepEqual(layoutExtents(layout), { low: 12, high: 12 + 4 * size });
     }),
     runs,
   );
@@ -65,7 +65,7 @@ test('the extents are the lowest byte and the one behind the highest', () => {
       const bytes = bytesOf(layout);
       const none = { low: layout.byteOffset, high: layout.byteOffset };
       const expected = { low: Math.min(...bytes), high: Math.max(...bytes) + 1 };
-      assert.deepEqual(extents(layout), bytes.length === 0 ? none : expected);
+      assert.deepEqual(layoutExtents(layout), bytes.length === 0 ? none : expected);
     }),
     runs,
   );
@@ -96,7 +96,7 @@ test('what is too large to be counted exactly is refused', () => {
       String(shape),
     );
   };
-  assert.equal(byteLengthOf(makeLayout([most], 1)), most);
+  assert.equal(itemsByteLength(makeLayout([most], 1)), most);
   wide([most], {}, 2);
   wide([2 ** 27, 2 ** 27]);
   wide([0, 2 ** 27, 2 ** 27]);
@@ -104,7 +104,10 @@ test('what is too large to be counted exactly is refused', () => {
   wide([3], { strides: [2 ** 52] });
   wide([3, 3], { strides: [-(2 ** 52), -(2 ** 52)] });
   wide(new Array(65).fill(1));
-  assert.deepEqual(extents(makeLayout([2], 1, { strides: [-most] })), { low: -most, high: 1 });
+  assert.deepEqual(layoutExtents(makeLayout([2], 1, { strides: [-most] })), {
+    low: -most,
+    high: 1,
+  });
 });
 
 test('a wrong shape, strides or order is refused with what is wrong', () => {

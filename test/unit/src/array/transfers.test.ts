@@ -5,7 +5,7 @@ import fc from 'fast-check';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import type { Driver } from '../../../../ffi/functions.ts';
 import { CUresult } from '../../../../ffi/results.ts';
-import { extents, type Layout } from '../../../../src/array/layout.ts';
+import { type Layout, layoutExtents } from '../../../../src/array/layout.ts';
 import {
   complex64,
   DeviceArray,
@@ -51,7 +51,7 @@ const cases = fc
     const place = fc
       .record({ layout: orderlyLayout(shape, dtype.itemsize), pad: fc.nat(9) })
       .map(({ layout, pad }) => {
-        const { low } = extents(layout);
+        const { low } = layoutExtents(layout);
         return { dtype, layout: { ...layout, byteOffset: layout.byteOffset - low + pad } };
       });
     return fc.record({

@@ -1,7 +1,12 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import fc from 'fast-check';
-import { extents, isContiguous, type Layout, makeLayout } from '../../../../src/array/layout.ts';
+import {
+  isContiguous,
+  type Layout,
+  layoutExtents,
+  makeLayout,
+} from '../../../../src/array/layout.ts';
 import { mayOverlapItself } from '../../../../src/array/overlap.ts';
 import {
   broadcastTo,
@@ -11,7 +16,7 @@ import {
   reshape,
   squeeze,
   transpose,
-  viewAs,
+  viewWithItemsize,
 } from '../../../../src/array/views.ts';
 import {
   addresses,
@@ -94,8 +99,8 @@ describe('transpose', () => {
           assertItems(view, shape, given, (index) =>
             index.slice(added.length).map((place, axis) => (given.shape[axis] === 1 ? 0 : place)),
           );
-          const { low, high } = extents(view);
-          assert.ok(low >= extents(given).low && high <= extents(given).high);
+          const { low, high } = layoutExtents(view);
+          assert.ok(low >= layoutExtents(given).low && high <= layoutExtents(given).high);
         },
       ),
       runs,
@@ -248,14 +253,14 @@ describe('reshape', () => {
         const isTogether = length === 1 || shape.includes(0) || strides.at(-1) === layout.itemsize;
         const bytes = (length ?? 0) * layout.itemsize;
         const isWhole = itemsize < layout.itemsize ? layout.itemsize % itemsize : bytes % itemsize;
-        if (itemsize === layout.itemsize) assert.equal(viewAs(layout, itemsize), layout);
+        if (itemsize === layout.itemsize) assert.equal(viewWithItemsize(layout, itemsize), layout);
         else if (length === undefined || !isTogether || isWhole !== 0)
           assert.throws(
-            () => viewAs(layout, itemsize),
+            () => viewWithItemsize(layout, itemsize),
             /^RangeError: cannot view (items of \d|a single item of \d|the last axis, )/,
           );
         else {
-          const view = viewAs(layout, itemsize);
+          const view = viewWithItemsize(layout, itemsize);
           assert.deepEqual(view.shape, [...shape.slice(0, -1), bytes / itemsize]);
           assert.equal(view.itemsize, itemsize);
           assert.deepEqual(bytesOf(view), bytesOf(layout));
@@ -290,13 +295,16 @@ describe('reshape', () => {
     refused(() => reshape(layout, [0, -1]), 'cannot reshape 12 elements into [0, -1]');
     refused(() => reshape(layout, [-1, -1]), 'only one size of [-1, -1] may be left open');
     refused(() => reshape(layout, [-2]), 'shape[0] must be an integer of at least -1, not -2');
-    refused(() => viewAs(layout, 3), 'cannot view the last axis, 4 items of 4 bytes as items of 3');
     refused(
-      () => viewAs(transpose(layout), 2),
+      () => viewWithItemsize(layout, 3),
+      'cannot view the last axis, 4 items of 4 bytes as items of 3',
+    );
+    refused(
+      () => viewWithItemsize(transpose(layout), 2),
       'cannot view items of 4 bytes as items of 2: the last axis is not contiguous, its stride is 16',
     );
     refused(
-      () => viewAs(makeLayout([], 4), 2),
+      () => viewWithItemsize(makeLayout([], 4), 2),
       'cannot view a single item of 4 bytes as items of 2',
     );
     assert.throws(

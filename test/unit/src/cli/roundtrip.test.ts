@@ -3,7 +3,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { afterEach, test } from 'node:test';
 import { cu, selectDriver } from '../../../../ffi/driver.ts';
 import { defaultKind } from '../../../../src/cli/kinds.ts';
-import { placeOf, roundtrip } from '../../../../src/cli/roundtrip.ts';
+import { inspectDevice, roundtrip } from '../../../../src/cli/roundtrip.ts';
 import { Context } from '../../../../src/index.ts';
 import { broken } from '../../../support/faults.ts';
 import { openDescriptors } from '../../../support/process-state.ts';
@@ -130,13 +130,13 @@ test('what either process found wrong, or copied, is told of the whole', async (
 
 test('a place is a device and what it can share', () => {
   emulate({ CUFFI_EMULATED_ATTRIBUTES: '41=0' });
-  const { device, support } = placeOf(0);
+  const { device, support } = inspectDevice(0);
   assert.equal(device.ordinal, 0);
   assert.deepEqual(support.memory, {
     supported: false,
     reason: 'the device does not support unified addressing',
   });
-  assert.throws(() => placeOf(1), RangeError);
+  assert.throws(() => inspectDevice(1), RangeError);
 });
 
 test('without a wish it is a pool, else what the device can share', () => {
@@ -147,12 +147,12 @@ test('without a wish it is a pool, else what the device can share', () => {
     ['115=0,41=0,102=0', 'legacy'],
   ] as const) {
     emulate({ CUFFI_EMULATED_ATTRIBUTES: attributes });
-    const { device, support } = placeOf(0);
+    const { device, support } = inspectDevice(0);
     assert.equal(defaultKind(device, support), kind, attributes);
   }
   // WSL's driver says that it has pools, and makes none.
   selectDriver(broken(emulate(), 'cuMemPoolCreate', 1));
-  const { device, support } = placeOf(0);
+  const { device, support } = inspectDevice(0);
   assert.equal(support.pools.supported, true);
   assert.equal(defaultKind(device, support), 'legacy');
 });

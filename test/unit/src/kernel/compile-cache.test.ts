@@ -44,7 +44,7 @@ const compiled = {
 };
 
 const cacheOf = (changes?: Partial<CompileRequest>): CompileCache<'ptx' | 'cubin'> => {
-  const cache = CompileCache.of(request(changes));
+  const cache = CompileCache.forRequest(request(changes));
   assert.ok(cache);
   return cache;
 };
@@ -92,7 +92,7 @@ test('a source whose includes the text does not say is never kept', () => {
     { source: '#if __has_include_next(<a.h>)\n# include_next <a.h>\n#endif' },
     { options: ['--use-pch=a.pch'] },
   ])
-    assert.equal(CompileCache.of(request(changes)), undefined, JSON.stringify(changes));
+    assert.equal(CompileCache.forRequest(request(changes)), undefined, JSON.stringify(changes));
 });
 
 test('a damaged file is as none, and is written anew', () => {
@@ -157,9 +157,9 @@ test('what was not used for the longest time makes room', () => {
 
 test('a folder that others may write to is not used, nor one that cannot be', () => {
   chmodSync(kept, 0o777);
-  assert.equal(CompileCache.of(request()), undefined);
+  assert.equal(CompileCache.forRequest(request()), undefined);
   chmodSync(kept, 0o700);
-  assert.equal(CompileCache.of(request({ cache: join(folder, 'mine.h') })), undefined);
+  assert.equal(CompileCache.forRequest(request({ cache: join(folder, 'mine.h') })), undefined);
 });
 
 test('CUFFI_CACHE and the cache option say where it is, or that there is none', () => {
@@ -168,10 +168,10 @@ test('CUFFI_CACHE and the cache option say where it is, or that there is none', 
     process.env['CUFFI_CACHE'] = join(folder, 'elsewhere');
     cacheOf({ cache: true }).write(compiled);
     assert.equal(readdirSync(join(folder, 'elsewhere/compiled')).length, 1);
-    assert.equal(CompileCache.of(request({ cache: false })), undefined);
+    assert.equal(CompileCache.forRequest(request({ cache: false })), undefined);
     process.env['CUFFI_CACHE'] = 'off';
-    assert.equal(CompileCache.of(request({ cache: true })), undefined);
-    assert.equal(CompileCache.of(request()), undefined);
+    assert.equal(CompileCache.forRequest(request({ cache: true })), undefined);
+    assert.equal(CompileCache.forRequest(request()), undefined);
   } finally {
     if (before === undefined) delete process.env['CUFFI_CACHE'];
     else process.env['CUFFI_CACHE'] = before;

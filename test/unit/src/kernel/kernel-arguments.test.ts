@@ -4,7 +4,7 @@ import { test } from 'node:test';
 import { viewMemory } from '../../../../ffi/native.ts';
 import type { Address } from '../../../../ffi/types.ts';
 import { Context, DeviceBuffer } from '../../../../src/index.ts';
-import { ArgumentBlock } from '../../../../src/kernel/kernel-arguments.ts';
+import { KernelArguments } from '../../../../src/kernel/kernel-arguments.ts';
 import type { Parameter } from '../../../../src/kernel/parameters.ts';
 import { emulate } from '../emulate.ts';
 
@@ -163,7 +163,7 @@ const VALUES: readonly (readonly [
 ];
 
 /** Where each argument lies, as the table of a block says. */
-const placesOf = ({ address }: ArgumentBlock, count: number): number[] =>
+const placesOf = ({ address }: KernelArguments, count: number): number[] =>
   Array.from(new BigUint64Array(viewMemory(address, 8 * count)), Number);
 
 const bytesAt = (address: number, byteLength: number): string =>
@@ -174,7 +174,7 @@ test('an argument of every type lies as C has it, whatever was written there bef
   const context = Context.primary();
   const params = VALUES.map(([param]) => param);
   // All types, twice: none may lie over another.
-  const block = new ArgumentBlock('k', context, [...params, ...params]);
+  const block = new KernelArguments('k', context, [...params, ...params]);
   const most = Math.max(...VALUES.map(([, , values]) => values.length));
   for (let round = 0; round < 2 * most; round += 1) {
     const chosen = [...VALUES, ...VALUES].map(([param, byteLength, values], at) => {
@@ -194,7 +194,7 @@ test('memory is passed by its address, and of another type only as what it is', 
   emulate();
   const context = Context.primary();
   using buffer = DeviceBuffer.allocate(64);
-  const block = new ArgumentBlock('k', context, ['pointer', 'float32*', 'float32*']);
+  const block = new KernelArguments('k', context, ['pointer', 'float32*', 'float32*']);
   const view = { address: buffer.address + 8, dtype: { name: 'float32' } };
   block.write([buffer, buffer.subarray(16), view]);
   const told = placesOf(block, 3).map((place) => Buffer.from(viewMemory(place as Address, 8)));
@@ -253,14 +253,14 @@ test('an argument that its type does not hold is refused, by its place and what 
     ['TypeError', MISTYPED],
   ] as const)
     for (const [param, values, message] of cases) {
-      const block = new ArgumentBlock('k', context, [param]);
+      const block = new KernelArguments('k', context, [param]);
       for (const value of values) {
         const what = `${JSON.stringify(param)} ${String(value)}`;
         assert.throws(() => block.write([value]), { name, message }, what);
         assert.throws(() => block.write([value]), { message: /^argument 0 of kernel k / }, what);
       }
     }
-  const two = new ArgumentBlock('k', context, ['int8', { bytes: 4 }]);
+  const two = new KernelArguments('k', context, ['int8', { bytes: 4 }]);
   for (const args of [[], [1], [1, new Uint8Array(4), 1]])
     assert.throws(() => two.write(args), {
       name: 'TypeError',

@@ -7,7 +7,7 @@ import { CUresult } from '../../../../../ffi/results.ts';
 import { ClosedError, Context, CudaError, DeviceBuffer, Stream } from '../../../../../src/index.ts';
 import { ImportTable } from '../../../../../src/ipc/lease/import-table.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
-import { Timeline } from '../../../../../src/ipc/timeline/ordering.ts';
+import { Timeline } from '../../../../../src/ipc/timeline/timeline.ts';
 import { broken } from '../../../../support/faults.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { collectUntil } from '../../../../support/process-state.ts';

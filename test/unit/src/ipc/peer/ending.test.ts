@@ -322,13 +322,13 @@ describe('what is closed and cannot be told', () => {
     } as unknown as FramedSocket;
     const tell = new ControlSender(session, wire);
     assert.equal(tell.sendPending(), false);
-    assert.equal(adopting.hasUnsent(7), true);
+    assert.equal(forwardRequester.hasUnsent(7), true);
     isOut = false;
     assert.equal(tell.sendPending(), true);
     assert.deepEqual(posted, [[link]]);
     assert.equal(isOpenFd(link), false);
     closeFd(ours);
-    adopting.end();
+    forwardRequester.end();
   });
 
   test('is tried again by one timer, however much there is', deadline, async (t) => {

@@ -48,7 +48,10 @@ test('an event that came back is closed with the one that was sent, and does not
   const event = CudaEvent.create({ interprocess: true });
   const lent = new ExportTable(holder(2 ** 30));
   lent.add([event], undefined);
-  const session = { ...emptySharingSession(), hasLeaseOn: (asked: Shareable) => lent.hasLeaseOn(asked) };
+  const session = {
+    ...emptySharingSession(),
+    hasLeaseOn: (asked: Shareable) => lent.hasLeaseOn(asked),
+  };
   const receive = () => importFromPeer(exportIpc(event).descriptor, [], session) as CudaEvent;
   const first = receive();
   const second = receive();
@@ -68,7 +71,10 @@ test('a descriptor of this process from one that it has lent nothing to is refus
     const { descriptor } = exportIpc(object);
     assert.throws(() => importFromPeer(descriptor, [], emptySharingSession()), refused, name);
     const lent = new ExportTable(holder(2 ** 30));
-    const session = { ...emptySharingSession(), hasLeaseOn: (asked: Shareable) => lent.hasLeaseOn(asked) };
+    const session = {
+      ...emptySharingSession(),
+      hasLeaseOn: (asked: Shareable) => lent.hasLeaseOn(asked),
+    };
     lent.add([object], undefined);
     const back = importFromPeer(descriptor, [], session) as Shareable;
     if (back !== object) back.close();

@@ -56,8 +56,8 @@ import {
   exportForPeer,
   importFromPeer,
 } from '../../../../../src/ipc/sharing/marshal.ts';
-import { Timeline } from '../../../../../src/ipc/timeline/ordering.ts';
 import type { TimelinePoint } from '../../../../../src/ipc/timeline/point.ts';
+import { Timeline } from '../../../../../src/ipc/timeline/timeline.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';

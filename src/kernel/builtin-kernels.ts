@@ -5,19 +5,19 @@ import type { Context } from '../context.ts';
 import { CudaError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
 import { Stream } from '../stream.ts';
+import {
+  copyKernelName,
+  copyPtx,
+  fillKernelName,
+  fillPtx,
+  type IndexBits,
+  MAX_AXES,
+  WORD_LENGTHS,
+  type WordLength,
+} from './builtin-ptx.ts';
 import type { Kernel } from './kernel.ts';
 import { Module } from './module.ts';
 import { comparePtx } from './ptx/compare.ts';
-import {
-  copyKernel,
-  copyPtx,
-  fillKernel,
-  fillPtx,
-  type IndexBits,
-  MOST_AXES,
-  WORD_LENGTHS,
-  type WordLength,
-} from './ptx/strided.ts';
 
 /** An axis by its strides in bytes. */
 export interface StridedAxis {
@@ -42,11 +42,11 @@ export interface StridedCopy extends StridedTarget {
   readonly source: number;
 }
 
-const THREADS = 256;
-const MOST_32 = 2 ** 31 - 1;
+const THREADS_PER_BLOCK = 256;
+const MAX_INT32 = 2 ** 31 - 1;
 
 /** What a launch has for its threads, each of which sets one word. */
-interface Words {
+interface WordPlan {
   readonly word: WordLength;
   readonly bits: IndexBits;
   readonly count: number;
@@ -61,11 +61,12 @@ interface Words {
  */
 export function queueStridedCopy(copy: StridedCopy, stream: Stream | undefined): boolean {
   const { context, target, source } = copy;
-  const words = wordsOf(copy, [target, source]);
-  const kernel = words && ownKernel(context, 'copy', copyKernel(words.word, words.bits), stream);
+  const words = planWords(copy, [target, source]);
+  const kernel =
+    words && builtinKernel(context, 'copy', copyKernelName(words.word, words.bits), stream);
   if (!words || !kernel) return false;
   const { count, axisCount, axes } = words;
-  kernel.launch(shapeOf(count, context, stream), target, source, count, axisCount, axes);
+  kernel.launch(launchConfigFor(count, context, stream), target, source, count, axisCount, axes);
   return true;
 }
 
@@ -80,51 +81,54 @@ export function queueStridedFill(
   stream: Stream | undefined,
 ): boolean {
   const { context, target } = place;
-  const words = wordsOf(place, [target]);
+  const words = planWords(place, [target]);
   if (!words || words.word % value.length !== 0) return false;
-  const kernel = ownKernel(context, 'fill', fillKernel(words.word, words.bits), stream);
+  const kernel = builtinKernel(context, 'fill', fillKernelName(words.word, words.bits), stream);
   if (!kernel) return false;
   const { count, axisCount, axes } = words;
   const pattern = new BigUint64Array(2);
   const bytes = new Uint8Array(pattern.buffer);
   for (let offset = 0; offset < bytes.length; offset += value.length) bytes.set(value, offset);
   const [low = 0n, high = 0n] = pattern;
-  kernel.launch(shapeOf(count, context, stream), target, low, high, count, axisCount, axes);
+  kernel.launch(launchConfigFor(count, context, stream), target, low, high, count, axisCount, axes);
   return true;
 }
 
 /** The longest words that items are made of wherever they lie; undefined for too many axes. */
-function wordsOf({ width, axes }: StridedTarget, starts: readonly number[]): Words | undefined {
-  const steps = [width, ...starts, ...axes.flatMap(({ source, target }) => [source, target])];
+function planWords(
+  { width, axes }: StridedTarget,
+  addresses: readonly number[],
+): WordPlan | undefined {
+  const steps = [width, ...addresses, ...axes.flatMap(({ source, target }) => [source, target])];
   const word = WORD_LENGTHS.findLast((length) => steps.every((step) => step % length === 0)) ?? 1;
   const run = width === word ? [] : [{ length: width / word, source: word, target: word }];
   const fastestFirst = [...run, ...axes.toReversed()];
-  if (fastestFirst.length > MOST_AXES) return undefined;
+  if (fastestFirst.length > MAX_AXES) return undefined;
   const count = fastestFirst.reduce((product, { length }) => product * length, 1);
   const numbers = fastestFirst.flatMap(({ length, source, target }) => [length, source, target]);
-  const isSmall = count <= MOST_32 && numbers.every((number) => Math.abs(number) <= MOST_32);
-  const table = new BigInt64Array(3 * MOST_AXES);
+  const fitsInt32 = count <= MAX_INT32 && numbers.every((number) => Math.abs(number) <= MAX_INT32);
+  const table = new BigInt64Array(3 * MAX_AXES);
   for (const [n, { length, source, target }] of fastestFirst.entries()) {
     table[n] = BigInt(length);
-    table[MOST_AXES + n] = BigInt(target);
-    table[2 * MOST_AXES + n] = BigInt(source);
+    table[MAX_AXES + n] = BigInt(target);
+    table[2 * MAX_AXES + n] = BigInt(source);
   }
   return {
     word,
-    bits: isSmall ? 32 : 64,
+    bits: fitsInt32 ? 32 : 64,
     count,
     axisCount: fastestFirst.length,
     axes: new Uint8Array(table.buffer),
   };
 }
 
-const shapeOf = (
+const launchConfigFor = (
   count: number,
   context: Context,
   stream: Stream | undefined,
 ): { readonly grid: number; readonly block: number; readonly stream: Stream } => ({
-  grid: Math.ceil(count / THREADS),
-  block: THREADS,
+  grid: Math.ceil(count / THREADS_PER_BLOCK),
+  block: THREADS_PER_BLOCK,
   stream: stream ?? Stream.legacyDefault({ context }),
 });
 
@@ -137,14 +141,14 @@ const FILL = ['pointer', 'uint64', 'uint64', 'uint64', 'uint32', AXES] as const;
 const COMPARE = ['pointer', 'pointer', 'uint64', 'pointer'] as const;
 
 /** What the kernels of each purpose take, and are loaded from. */
-const purposes = {
+const builtinModules = {
   copy: { ptx: copyPtx, params: COPY },
   fill: { ptx: fillPtx, params: FILL },
   compare: { ptx: () => comparePtx, params: COMPARE },
 } as const;
 
-type Purpose = keyof typeof purposes;
-type KernelOf<P extends Purpose> = Kernel<(typeof purposes)[P]['params']>;
+type BuiltinModule = keyof typeof builtinModules;
+type BuiltinKernel<P extends BuiltinModule> = Kernel<(typeof builtinModules)[P]['params']>;
 
 /** What was loaded in a context, and its kernels by name; a driver that refused it is not asked again. */
 interface Loaded {
@@ -152,7 +156,7 @@ interface Loaded {
   readonly kernels: Map<string, Kernel<never>>;
 }
 
-const loaded = new WeakMap<Context, Map<Purpose, Loaded>>();
+const loadedByContext = new WeakMap<Context, Map<BuiltinModule, Loaded>>();
 
 /**
  * A kernel by its name, to be launched in a stream of the context.
@@ -161,40 +165,42 @@ const loaded = new WeakMap<Context, Map<Purpose, Loaded>>();
  * is under way, or captured, while it is not loaded yet. Loading may wait for the device, and what
  * runs there may be waiting for this process.
  */
-export function ownKernel<P extends Purpose>(
+export function builtinKernel<P extends BuiltinModule>(
   context: Context,
   purpose: P,
   name: string,
   stream: Stream | undefined,
-): KernelOf<P> | undefined {
+): BuiltinKernel<P> | undefined {
   if (stream && stream.context !== context) return undefined;
-  const own = loadedIn(context, purpose);
-  if (!own?.module) return undefined;
-  const kernel = own.kernels.get(name) ?? own.module.kernel(name, purposes[purpose].params);
-  own.kernels.set(name, kernel as Kernel<never>);
-  return kernel as KernelOf<P>;
+  const loadedModule = loadOnce(context, purpose);
+  if (!loadedModule?.module) return undefined;
+  const kernel =
+    loadedModule.kernels.get(name) ??
+    loadedModule.module.kernel(name, builtinModules[purpose].params);
+  loadedModule.kernels.set(name, kernel as Kernel<never>);
+  return kernel as BuiltinKernel<P>;
 }
 
-function loadedIn(context: Context, purpose: Purpose): Loaded | undefined {
-  const all = loaded.get(context) ?? new Map<Purpose, Loaded>();
-  loaded.set(context, all);
+function loadOnce(context: Context, purpose: BuiltinModule): Loaded | undefined {
+  const all = loadedByContext.get(context) ?? new Map<BuiltinModule, Loaded>();
+  loadedByContext.set(context, all);
   const known = all.get(purpose);
   if (known && !known.module?.closed) return known;
   if (isCapturing() || !context.workTracker.areStreamsIdle()) return undefined;
-  const own = load(context, purpose);
+  const own = loadBuiltin(context, purpose);
   if (own) all.set(purpose, own);
   return own;
 }
 
 /** Undefined where it may be had another time. */
-function load(context: Context, purpose: Purpose): Loaded | undefined {
+function loadBuiltin(context: Context, purpose: BuiltinModule): Loaded | undefined {
   const kernels = new Map<string, Kernel<never>>();
   try {
-    const module = Module.load(purposes[purpose].ptx(), { context, loading: 'eager' });
+    const module = Module.load(builtinModules[purpose].ptx(), { context, loading: 'eager' });
     return { module, kernels };
   } catch (error) {
     if (!(error instanceof CudaError)) throw error;
-    const isPassing = error.status === CUresult.CUDA_ERROR_OUT_OF_MEMORY || error.sticky;
-    return isPassing ? undefined : { module: undefined, kernels };
+    const isTransient = error.status === CUresult.CUDA_ERROR_OUT_OF_MEMORY || error.sticky;
+    return isTransient ? undefined : { module: undefined, kernels };
   }
 }

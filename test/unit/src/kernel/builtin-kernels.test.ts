@@ -12,7 +12,7 @@ import {
   Stream,
   toDeviceSync,
 } from '../../../../src/index.ts';
-import { queueStridedCopy, type StridedCopy } from '../../../../src/kernel/strided.ts';
+import { queueStridedCopy, type StridedCopy } from '../../../../src/kernel/builtin-kernels.ts';
 import { broken, failing } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';

@@ -12,7 +12,7 @@ import { type AllocateOptions, DeviceBuffer, type ManagerResource } from '../buf
 import type { HostAllocation, HostMemoryKind } from '../host-allocation.ts';
 import { viewDriverMemory } from '../host-views.ts';
 import type { LockFlags } from '../page-lock.ts';
-import { allocationBase } from '../pointer.ts';
+import { allocationBase } from '../pointer-attributes.ts';
 import { type BaseMemoryManager, viewsOfPointer } from './host-only-manager.ts';
 import { AutoFreePointer, MappedPointer, MemoryPointer, PinnedPointer } from './memory-pointer.ts';
 import * as answers from './validate-manager.ts';

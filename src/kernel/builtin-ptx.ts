@@ -15,18 +15,18 @@ export const WORD_LENGTHS: readonly WordLength[] = [1, 2, 4, 8, 16];
 const INDEX_BITS: readonly IndexBits[] = [32, 64];
 
 /** How many axes the kernels take. */
-export const MOST_AXES = 8;
+export const MAX_AXES = 8;
 
-export const copyKernel = (word: WordLength, bits: IndexBits): string =>
+export const copyKernelName = (word: WordLength, bits: IndexBits): string =>
   `cuffi_copy_${word}_${bits}`;
-export const fillKernel = (word: WordLength, bits: IndexBits): string =>
+export const fillKernelName = (word: WordLength, bits: IndexBits): string =>
   `cuffi_fill_${word}_${bits}`;
 
 // PTX ISA 7.4 and sm_70: drivers from CUDA 11.4 on take it, for devices from Volta on.
 const HEAD = '.version 7.4\n.target sm_70\n.address_size 64\n';
 
 /** Where the thread's word is: %to, and %from where the kernel has a source. */
-function place(bits: IndexBits, hasSource: boolean): string {
+function addressingCode(bits: IndexBits, hasSource: boolean): string {
   const isWide = bits === 64;
   const [unsigned, signed] = [`u${bits}`, `s${bits}`] as const;
   const step = isWide ? 'mad.lo.s64' : 'mad.wide.s32';
@@ -74,14 +74,14 @@ PLACED:`;
 }
 
 const copyEntry = (word: WordLength, bits: IndexBits): string => `
-.visible .entry ${copyKernel(word, bits)}(
+.visible .entry ${copyKernelName(word, bits)}(
   .param .u64 target,
   .param .u64 source,
   .param .u64 items,
   .param .u32 count,
   .param .align 8 .b8 axes[192]
 )
-{${place(bits, true)}
+{${addressingCode(bits, true)}
   ${
     {
       1: '.reg .b32 %word;\n  ld.global.u8 %word, [%from];\n  st.global.u8 [%to], %word;',
@@ -99,7 +99,7 @@ END:
 `;
 
 const fillEntry = (word: WordLength, bits: IndexBits): string => `
-.visible .entry ${fillKernel(word, bits)}(
+.visible .entry ${fillKernelName(word, bits)}(
   .param .u64 target,
   .param .u64 low,
   .param .u64 high,
@@ -107,7 +107,7 @@ const fillEntry = (word: WordLength, bits: IndexBits): string => `
   .param .u32 count,
   .param .align 8 .b8 axes[192]
 )
-{${place(bits, false)}
+{${addressingCode(bits, false)}
   .reg .b64 %low, %high;
   ld.param.u64 %low, [low];
   ld.param.u64 %high, [high];
@@ -123,11 +123,11 @@ END:
 }
 `;
 
-const all = (entry: (word: WordLength, bits: IndexBits) => string): string =>
+const allVariants = (entry: (word: WordLength, bits: IndexBits) => string): string =>
   HEAD + INDEX_BITS.flatMap((bits) => WORD_LENGTHS.map((word) => entry(word, bits))).join('');
 
 /** The module that copies. */
-export const copyPtx = (): string => all(copyEntry);
+export const copyPtx = (): string => allVariants(copyEntry);
 
 /** The module that fills. */
-export const fillPtx = (): string => all(fillEntry);
+export const fillPtx = (): string => allVariants(fillEntry);

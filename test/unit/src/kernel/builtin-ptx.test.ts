@@ -6,15 +6,15 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { comparePtx } from '../../../../src/kernel/ptx/compare.ts';
 import {
-  copyKernel,
+  copyKernelName,
   copyPtx,
-  fillKernel,
+  fillKernelName,
   fillPtx,
-  MOST_AXES,
+  MAX_AXES,
   WORD_LENGTHS,
-} from '../../../../src/kernel/ptx/strided.ts';
+} from '../../../../src/kernel/builtin-ptx.ts';
+import { comparePtx } from '../../../../src/kernel/ptx/compare.ts';
 import { PtxKernel } from './ptx-machine.ts';
 
 const root = fileURLToPath(new URL('../../../..', import.meta.url));
@@ -100,7 +100,7 @@ const SHAPES: readonly { readonly axes: readonly Axis[]; readonly isWide?: boole
       [3, 0, 5],
     ],
   },
-  { axes: Array.from({ length: MOST_AXES }, (_, n): Axis => [2, 3 ** n, -(4 ** n)]) },
+  { axes: Array.from({ length: MAX_AXES }, (_, n): Axis => [2, 3 ** n, -(4 ** n)]) },
   // Up to the greatest stride that 32 bits hold, for words of 16 bytes.
   {
     axes: [
@@ -123,11 +123,11 @@ const FROM = 2n ** 45n;
 /** The argument of 192 bytes, for words of a length. */
 function axesBytes(axes: readonly Axis[], word: number): Uint8Array {
   // What is beyond the axes is never looked at.
-  const table = new BigInt64Array(3 * MOST_AXES).fill(0x7777n);
+  const table = new BigInt64Array(3 * MAX_AXES).fill(0x7777n);
   for (const [n, [length, to, from]] of axes.entries()) {
     table[n] = BigInt(length);
-    table[MOST_AXES + n] = BigInt(word * to);
-    table[2 * MOST_AXES + n] = BigInt(word * from);
+    table[MAX_AXES + n] = BigInt(word * to);
+    table[2 * MAX_AXES + n] = BigInt(word * from);
   }
   return new Uint8Array(table.buffer);
 }
@@ -154,8 +154,8 @@ test('the PTX that copies and fills sets the words that its axes lead to, and no
   const value = new Uint8Array(BigUint64Array.of(low, high).buffer);
   for (const word of WORD_LENGTHS)
     for (const bits of [32, 64] as const) {
-      const copy = new PtxKernel(copyPtx(), copyKernel(word, bits));
-      const fill = new PtxKernel(fillPtx(), fillKernel(word, bits));
+      const copy = new PtxKernel(copyPtx(), copyKernelName(word, bits));
+      const fill = new PtxKernel(fillPtx(), fillKernelName(word, bits));
       for (const { axes, isWide = false } of SHAPES) {
         if (isWide && bits === 32) continue;
         const words = wordsOf(axes, word);
@@ -243,7 +243,7 @@ test('the PTX for wide indices finds words beyond the 2^32nd, that for narrow on
     };
     const args = [TO, FROM, count, BigInt(axes.length), axesBytes(axes, 1)];
     const memory = { bytes, isWritable: (address: bigint) => address === to };
-    new PtxKernel(copyPtx(), copyKernel(1, bits)).runThread(place, args, memory);
+    new PtxKernel(copyPtx(), copyKernelName(1, bits)).runThread(place, args, memory);
     assert.equal(bytes.get(to), 42, `${bits} bits, ${at}`);
   }
 });
