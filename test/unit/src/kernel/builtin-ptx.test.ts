@@ -41,10 +41,10 @@ test('every PTX is of ISA 7.4 for sm_70, with 64-bit addresses', () => {
   }
 });
 
-test('every folder of src that has PTX is known here', () => {
+test('every file of src that has PTX is known here', () => {
   assert.deepEqual(
     filesOf('src', '.ts').filter((path) => readFileSync(path, 'utf8').includes('.target sm_')),
-    ['compare', 'strided'].map((name) => join(root, `src/kernel/ptx/${name}.ts`)),
+    ['builtin-ptx', 'ptx/compare'].map((name) => join(root, `src/kernel/${name}.ts`)),
   );
 });
 
