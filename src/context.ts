@@ -277,10 +277,12 @@ export class Context extends ContextState {
    * the work queued before its `close()` is done; mappings of other processes' memory, pinned and
    * managed memory only when no work that cuffi knows of runs any more. The
    * staging memory of copies goes too, unless one is under way.
+   *
+   * @throws CudaError where the context cannot be entered: what waits is given back later
    */
   async flush(options: WaitOptions = {}): Promise<void> {
     for (const giveBack of this.cacheTrimmers) giveBack();
-    await this.releases.flush(options);
+    await this.releases.flush(options, () => this.run(() => {}));
   }
 
   /**
@@ -305,7 +307,8 @@ export class Context extends ContextState {
   async reset(options: WaitOptions = {}): Promise<void> {
     assertNotCapturing('resetting a context');
     this.#assertOwned();
-    await pollUntil(() => this.workTracker.areStreamsIdle(), options);
+    // The driver ends the work of a context that cannot be entered, too.
+    await pollUntil(() => this.workTracker.poll() !== CUresult.CUDA_ERROR_NOT_READY, options);
     this.resetSync();
   }
 

@@ -159,14 +159,20 @@ export class ReleaseQueue {
   /**
    * Resolves when everything that was submitted has been released.
    *
+   * @param waiting called as long as it waits; what it throws ends the wait
    * @throws CuffiError in a deferral, whose end it would wait for
    */
-  async flush(options: WaitOptions = {}): Promise<void> {
+  async flush(options: WaitOptions = {}, waiting: () => void = () => {}): Promise<void> {
     if (this.#size > 0 && this.isDeferred)
       throw new CuffiError(
         `${this.#size} releases are held back by deferCleanup(): flush when its scope has ended`,
       );
-    await pollUntil(() => this.drainReady(true), options);
+    const isEmpty = (): boolean => {
+      if (this.drainReady(true)) return true;
+      waiting();
+      return false;
+    };
+    await pollUntil(isEmpty, options);
   }
 
   /** Releases nothing until the scope ends, and every other one that is open. */

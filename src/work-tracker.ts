@@ -4,6 +4,7 @@ import { CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY } from '../ffi/constant
 import { cu } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
+import { isSticky } from './errors.ts';
 import { EventPool } from './event-pool.ts';
 import { Fence, type FencePart } from './fence.ts';
 
@@ -89,27 +90,36 @@ export class WorkTracker {
     return true;
   }
 
-  /** Whether no work is known to run; what is broken or gone has none. */
+  /**
+   * Whether no work is known to run; what is broken or gone has none. Work in a context that cannot
+   * be entered, and is not known to be gone, counts as running.
+   */
   areStreamsIdle(): boolean {
-    return this.poll() !== CUresult.CUDA_ERROR_NOT_READY;
+    const entered = this.#push();
+    if (entered !== CUresult.CUDA_SUCCESS) return entered === undefined || isOver(entered);
+    return this.#pollAndLeave() !== CUresult.CUDA_ERROR_NOT_READY;
   }
 
-  /** Success, not ready, or the first error of the work. */
+  /** Success, not ready, or the first error of the work, or of entering the context. */
   poll(): CUresult {
+    const entered = this.#push();
+    if (entered === undefined) return CUresult.CUDA_SUCCESS;
+    return entered === CUresult.CUDA_SUCCESS ? this.#pollAndLeave() : entered;
+  }
+
+  /** As {@link poll}, with the context current, which it is not afterwards. */
+  #pollAndLeave(): CUresult {
     let worst: CUresult = CUresult.CUDA_SUCCESS;
-    const record = (status: CUresult): void => {
+    const note = (status: CUresult): void => {
       if (status === CUresult.CUDA_ERROR_NOT_READY || worst === CUresult.CUDA_SUCCESS)
         worst = status;
     };
-    const pushed = this.#push();
-    if (pushed === undefined) return worst;
-    if (pushed !== CUresult.CUDA_SUCCESS) return pushed;
     if (this.#unrecorded.size > 0) this.#recordUnrecorded();
-    for (const stream of this.streams) record(cu.cuStreamQuery(stream));
-    this.#events.pending(record);
+    for (const stream of this.streams) note(cu.cuStreamQuery(stream));
+    this.#events.pending(note);
     // Where the context is lost, all work in it is over.
     if (this.#unrecorded.size > 0 && worst === CUresult.CUDA_SUCCESS)
-      record(CUresult.CUDA_ERROR_NOT_READY);
+      note(CUresult.CUDA_ERROR_NOT_READY);
     cu.cuCtxPopCurrent_v2(OUT3);
     return worst;
   }
@@ -151,8 +161,9 @@ export class WorkTracker {
       releaseEvent: (event: CUevent) => this.#events.release(event),
     };
     const fallback = { events: [], isDone: () => this.areStreamsIdle(), ...common };
-    const pushed = this.#push();
-    if (pushed !== CUresult.CUDA_SUCCESS) return { events: [], ...common };
+    const entered = this.#push();
+    if (entered === undefined || isOver(entered)) return { events: [], ...common };
+    if (entered !== CUresult.CUDA_SUCCESS) return fallback;
     const events: CUevent[] = [];
     try {
       if (this.#unrecorded.size > 0) return fallback;
@@ -176,6 +187,13 @@ export class WorkTracker {
     return context === undefined ? undefined : cu.cuCtxPushCurrent_v2(context);
   }
 }
+
+/** Why a context cannot be entered whose work is over: it is gone, or lost. */
+const isOver = (status: CUresult): boolean =>
+  status === CUresult.CUDA_ERROR_DEINITIALIZED ||
+  status === CUresult.CUDA_ERROR_INVALID_CONTEXT ||
+  status === CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED ||
+  isSticky(status);
 
 const isBusy = (stream: CUstream): boolean =>
   cu.cuStreamQuery(stream) === CUresult.CUDA_ERROR_NOT_READY;

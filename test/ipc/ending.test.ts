@@ -7,7 +7,14 @@ import { createInterface } from 'node:readline';
 import { afterEach, describe, test } from 'node:test';
 import { dose } from '../support/iterations.ts';
 import { killed, startProgram } from '../support/program.ts';
-import { type Heard, type Relation, relations, type Way, ways } from './fixtures/waiter.ts';
+import {
+  type ends,
+  type Heard,
+  type Relation,
+  relations,
+  type Way,
+  ways,
+} from './fixtures/waiter.ts';
 
 const deadline = { timeout: 60_000 + dose(0, 600_000) };
 const waiter = new URL('./fixtures/waiter.ts', import.meta.url);
@@ -31,7 +38,7 @@ interface Round {
   readonly relation: Relation;
   readonly way: Way;
   readonly isBusy?: boolean;
-  readonly ends?: 'hangs' | 'closes' | 'exits' | 'fails' | 'throws';
+  readonly ends?: keyof typeof ends;
 }
 
 /** What the one that waits says of the end of the other, which is killed if it does not end itself. */
@@ -81,6 +88,22 @@ describe('a peer that closes, and ends at once', () => {
         }
       const { name } = await heard({ relation, way: 'ended', ends: 'closes' });
       assert.equal(name, 'ClosedError');
+    });
+});
+
+describe('a peer that exits with code 0, and with work that a stream waits for', () => {
+  for (const relation of relations)
+    test(`is a PeerGoneError for a process that ${relation}`, deadline, async () => {
+      for (let n = 0; n < dose(1, 50); n++) {
+        const reason = await heard({ relation, way: 'loop', ends: 'leaves work' });
+        const { name, message, unreached, values } = reason;
+        assert.deepEqual([name, unreached, values], ['PeerGoneError', 1, before]);
+        // Nobody but its parent is told how a process has ended.
+        const isParent = relation === 'spawns';
+        assert.deepEqual([reason.exitCode, reason.signal], [isParent ? 0 : undefined, undefined]);
+        const how = isParent ? 'has exited with code 0' : 'has ended';
+        assert.match(message ?? '', new RegExp(`${how}; 1 waits for its work were abandoned`));
+      }
     });
 });
 

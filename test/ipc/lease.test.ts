@@ -17,7 +17,14 @@ import {
   uint8,
   VirtualMemory,
 } from '../../src/index.ts';
-import { type ChildPeer, exportIpc, getIpcHandle, leases, spawnPeer } from '../../src/ipc/index.ts';
+import {
+  type ChildPeer,
+  connect,
+  exportIpc,
+  getIpcHandle,
+  leases,
+  spawnPeer,
+} from '../../src/ipc/index.ts';
 import { MAX_FORWARDS_IN_PROGRESS } from '../../src/ipc/lease/forward.ts';
 import { nextLoopIteration } from '../../src/poller.ts';
 import { onHardware } from '../support/driver.ts';
@@ -576,6 +583,61 @@ test('more than is kept for others at a time waits, and breaks nothing', deadlin
   assert.deepEqual(await ask(last, { do: 'release' }), 'released');
   await leases.drain({ timeoutMs: 20_000 });
 });
+
+test(
+  'where no more is kept for others the next value waits, and no other connection does',
+  deadline,
+  async () => {
+    const [between, last, other] = [start(), start(), start()];
+    const names = [1, 2, 3].map((n) => `@cuffi-crowd-${n}-${process.pid}`);
+    using crowding = DeviceBuffer.allocate(4096);
+    using single = DeviceBuffer.allocate(4096);
+    single.fill(8);
+    await ask(last, { do: 'gather', value: names[0] });
+    await ask(other, { do: 'listen', value: names[1] });
+    await ask(between, { do: 'listen', value: names[2] });
+    await ask(between, { do: 'keep', buffer: crowding });
+    // What came over another connection is not counted with it.
+    using second = await connect(names[2] as string, { timeoutMs: 10_000 });
+    await second.send(single);
+    assert.equal(await second.receive({ timeoutMs: 10_000 }), 'got it');
+    const crowd: Step = { do: 'crowd', value: names.slice(0, 2), count: MAX_FORWARDS_IN_PROGRESS };
+    assert.equal(await ask(between, crowd), 'the last ones wait');
+    assert.deepEqual(await ask(other, { do: 'read' }), [8]);
+    assert.deepEqual(await ask(last, { do: 'gathered' }), [MAX_FORWARDS_IN_PROGRESS, undefined]);
+    await ask(last, { do: 'releaseOne' });
+    const end = performance.now() + 20_000;
+    const all = [MAX_FORWARDS_IN_PROGRESS + 2, 'a word'];
+    let now = await ask<unknown[]>(last, { do: 'gathered' });
+    while (!isDeepStrictEqual(now, all) && performance.now() < end)
+      now = await ask(last, { do: 'gathered' });
+    assert.deepEqual(now, all);
+  },
+);
+
+test(
+  'a stream waits for work that never ends as long as its process lives, connected or not',
+  deadline,
+  async () => {
+    for (const isClosed of [false, true]) {
+      const child = start();
+      using stream = Stream.create({ nonBlocking: true });
+      await ask(child, { do: 'stay' });
+      await ask(child, { do: 'hold' });
+      using buffer = await made(child, 'legacy', stream);
+      buffer.fill(3, { stream });
+      for (let n = 0; n < dose(50, 5000); n++) await ask(child, { do: 'stats' });
+      if (isClosed) child.close();
+      for (let turn = 0; turn < 50; turn++) await nextLoopIteration();
+      await delay(dose(100, 5000));
+      assert.equal(stream.done, false);
+      assert.equal(child.process.exitCode, null);
+      await kill(child);
+      await stream.synchronize();
+      assert.deepEqual(await valuesOf(buffer), [3]);
+    }
+  },
+);
 
 test(
   'what is passed on while its context is reset is kept for the third process',

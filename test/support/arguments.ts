@@ -53,25 +53,17 @@ export function recordArguments(driver: Driver): {
     writeUint64(before, OUT0);
     return context;
   };
-  const told = Object.fromEntries(
-    Object.entries(driver).map(([key, call]) => {
-      const name = key as FunctionName;
-      const [place, struct] = pointed[name] ?? [];
-      const record = (...args: unknown[]): unknown => {
-        const values = args.map((value, at) =>
-          struct && at === place
-            ? decodeStruct(struct, readBytes(value as Address, structs[struct].byteLength))
-            : value,
-        );
-        if (name === 'cuMemPoolSetAttribute')
-          values[2] = attributeValue(args[1] as number, args[2] as Address);
-        calls.push({ name, args: values, context: current() });
-        return (call as (...values: unknown[]) => unknown)(...args);
-      };
-      return [name, record];
-    }),
-  ) as unknown as Driver;
-  selectDriver(told);
+  const told = selectNoting(driver, Object.keys(driver) as FunctionName[], (name, args) => {
+    const [place, struct] = pointed[name] ?? [];
+    const values = args.map((value, at) =>
+      struct && at === place
+        ? decodeStruct(struct, readBytes(value as Address, structs[struct].byteLength))
+        : value,
+    );
+    if (name === 'cuMemPoolSetAttribute')
+      values[2] = attributeValue(args[1] as number, args[2] as Address);
+    calls.push({ name, args: values, context: current() });
+  });
   return { driver: told, calls, of: (name) => calls.filter((call) => call.name === name) };
 }
 
@@ -81,14 +73,25 @@ export type PlainCall = readonly [name: FunctionName, ...args: unknown[]];
 /** Selects a driver like another, which writes down what some functions are told from now on. */
 export function recordCallsOf(driver: Driver, ...names: readonly FunctionName[]): PlainCall[] {
   const told: PlainCall[] = [];
-  const recorded = names.map((name) => {
+  selectNoting(driver, names, (name, args) => told.push([name, ...args]));
+  return told;
+}
+
+/** Selects a driver like another, of which some functions tell `note` of each call before it is made. */
+function selectNoting(
+  driver: Driver,
+  names: readonly FunctionName[],
+  note: (name: FunctionName, args: readonly unknown[]) => void,
+): Driver {
+  const noting = names.map((name) => {
     const call = driver[name] as (...args: unknown[]) => CUresult;
-    const record = (...args: unknown[]): CUresult => {
-      told.push([name, ...args]);
+    const noted = (...args: unknown[]): CUresult => {
+      note(name, args);
       return call(...args);
     };
-    return [name, record];
+    return [name, noted];
   });
-  selectDriver({ ...driver, ...Object.fromEntries(recorded) });
+  const told: Driver = { ...driver, ...Object.fromEntries(noting) };
+  selectDriver(told);
   return told;
 }

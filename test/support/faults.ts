@@ -30,6 +30,8 @@ export function withFaults(
   readonly driver: Driver;
   /** From now on the `nth` call of a function answers `status` and does nothing, once. */
   fail(name: FunctionName, nth: number, status: CUresult): void;
+  /** From now on no call fails. */
+  mend(): void;
 } {
   const planned = new Map<FunctionName, { left: number; readonly status: CUresult }>();
   const calls: Partial<Record<FunctionName, AnyCall>> = {};
@@ -46,6 +48,7 @@ export function withFaults(
   return {
     driver: withCalls(driver, calls),
     fail: (name, nth, status) => planned.set(name, { left: nth, status }),
+    mend: () => planned.clear(),
   };
 }
 

@@ -193,6 +193,74 @@ test('where the work of a stream cannot be marked for a fence, no event is lost,
   assert.ok(fences.every((fence) => fence.isDone()));
 });
 
+/** What `cuCtxPushCurrent_v2` returns in place of success; undefined: it works. */
+function refusingEntry(): { status: CUresult | undefined } {
+  const emulated = emulate();
+  const entry: { status: CUresult | undefined } = { status: undefined };
+  selectDriver({
+    ...emulated,
+    cuCtxPushCurrent_v2: (context) => entry.status ?? emulated.cuCtxPushCurrent_v2(context),
+  });
+  return entry;
+}
+
+test('work in a context that cannot be entered counts as running, unless the context is gone', () => {
+  const entry = refusingEntry();
+  const { workTracker } = Context.primary();
+  using stream = Stream.create({ nonBlocking: true });
+  using latch = new Latch();
+  latch.hold(stream);
+  const unknown = [1, 2, 400, 801, 999];
+  const over = [4, 201, 709, 719];
+  for (const status of [...unknown, ...over]) {
+    entry.status = status as CUresult;
+    const fence = workTracker.fence();
+    const isIdle = over.includes(status);
+    assert.deepEqual(
+      [workTracker.areStreamsIdle(), workTracker.isIdle()],
+      [isIdle, isIdle],
+      `${status}`,
+    );
+    assert.equal(workTracker.poll(), status);
+    entry.status = undefined;
+    assert.equal(fence.isDone(), isIdle, `${status}`);
+    assert.equal(workTracker.areStreamsIdle(), false);
+    fence.dispose();
+  }
+  latch.open();
+  assert.equal(workTracker.areStreamsIdle(), true);
+});
+
+test('a flush of a context that cannot be entered says so, and the next one gives the memory back', {
+  timeout: 20_000,
+}, async () => {
+  const entry = refusingEntry();
+  const context = Context.primary();
+  using stream = Stream.create({ nonBlocking: true });
+  using latch = new Latch();
+  latch.hold(stream);
+  const buffer = DeviceBuffer.allocate(64);
+  buffer.fill(1, { stream });
+  entry.status = CUresult.CUDA_ERROR_UNKNOWN;
+  buffer.close();
+  await assert.rejects(context.flush(), { call: 'cuCtxPushCurrent_v2', status: 999 });
+  assert.equal(context.pendingReleases.count, 1);
+  entry.status = undefined;
+  latch.open();
+  await context.flush();
+  assert.equal(context.pendingReleases.count, 0);
+});
+
+test('a context that cannot be entered can be reset', { timeout: 20_000 }, async () => {
+  const entry = refusingEntry();
+  const context = Context.primary();
+  DeviceBuffer.allocate(64);
+  entry.status = CUresult.CUDA_ERROR_UNKNOWN;
+  await context.reset();
+  entry.status = undefined;
+  DeviceBuffer.allocate(64).close();
+});
+
 test('work that cannot be marked is not queued', () => {
   const emulated = emulate();
   selectDriver(failing(emulated, 'cuEventCreate', 1, CUresult.CUDA_ERROR_OUT_OF_MEMORY));

@@ -1,12 +1,24 @@
 /** Two ends of one connection in this process, and the other end as a bare socket. */
+import assert from 'node:assert/strict';
 import { closeFd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../../ffi/linux/message.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
+import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
+import { leases } from '../../../../../src/ipc/index.ts';
+import type { LeaseStats } from '../../../../../src/ipc/lease/lease.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
+import type { Exported } from '../../../../../src/ipc/sharing/marshal.ts';
 import { withExportsTable } from '../../../../../src/ipc/sharing/worker-counts.ts';
-import { type FrameHeader, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
+import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
+import {
+  type ControlBlock,
+  readControlMessage,
+} from '../../../../../src/ipc/wire/control-block.ts';
+import { type FrameHeader, FrameKind, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
+import { ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
+import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 
 // What the first object that goes to a thread of this process leaves for all later ones.
 withExportsTable(() => {});
@@ -36,9 +48,9 @@ export class Stranger implements Disposable {
   readonly peer: Peer;
   readonly socket: number;
 
-  constructor(options?: PeerOptions) {
+  constructor(options?: PeerOptions, credentials = own) {
     const [first, second] = socketPair();
-    this.peer = new Peer(first, own, options);
+    this.peer = new Peer(first, credentials, options);
     this.socket = second;
   }
 
@@ -67,3 +79,123 @@ export const leasesFrom = (first: number, count: number): number[] => [
   ...Buffer.from(new Float64Array([first]).buffer),
   ...(count < 128 ? [count] : [(count & 127) | 128, count >> 7]),
 ];
+
+const float64 = (value: number): Buffer => Buffer.from(new Float64Array([value]).buffer);
+const length = (value: number): number[] =>
+  value > 127 ? [(value & 127) | 128, ...length(value >>> 7)] : [value];
+
+/** Another process at the other end, which lends, takes and gives back, and keeps count of it. */
+export class OtherProcess extends Stranger {
+  /** Leases of what the peer has from here. */
+  readonly lent = new Set<number>();
+  /** Leases of what is here from the peer. */
+  readonly taken = new Set<number>();
+  readonly #page = TimelinePage.create();
+  #sequence = 0;
+  #leases = 0;
+  /** How far the work here is said to be, by values and by what is given back. */
+  #work = 0;
+
+  constructor() {
+    super(undefined, { ...own, pid: process.ppid });
+    this.#page.shareFd((fd) => this.#tell(Uint8Array.of(1), [fd]));
+  }
+
+  /** Sends an array of objects, behind work that goes on until {@link finish}. Borrows `fds`. */
+  lend(objects: readonly Exported[]): void {
+    const parcels = objects.flatMap(({ descriptor, fds }) => {
+      const bytes = writeDescriptor(descriptor);
+      return [Tag.gpuObject, fds.length, ...length(bytes.byteLength), ...bytes];
+    });
+    const { length: count } = objects;
+    const points = [2, 1, ...this.#nextPoint()];
+    const body = [Tag.array, count, ...parcels, ...points, ...leasesFrom(this.#leases, count)];
+    for (let n = 0; n < count; n++) this.lent.add(this.#leases + n);
+    this.#leases += count;
+    this.#post(
+      FrameKind.value,
+      Uint8Array.from(body),
+      objects.flatMap(({ fds }) => fds),
+    );
+  }
+
+  /** Closes what was taken: the work on it here goes on until {@link finish}. */
+  closeTaken(): void {
+    this.hear();
+    this.#returnTaken(false);
+  }
+
+  /** The work here is done. */
+  finish(): void {
+    this.#page.advanceTo({ slot: 0, count: this.#work });
+  }
+
+  /** Reads all that has come. */
+  hear(): void {
+    for (let next = this.receive(); typeof next === 'object'; next = this.receive()) {
+      next.fds.forEach(closeFd);
+      const body = next.data.subarray(HEADER_BYTE_LENGTH);
+      const isNews = next.data[3] === FrameKind.news;
+      const { released, leases } = (isNews ? readControlMessage : tailOf)(body, next.fds.length);
+      for (const { lease, isFinal } of released) if (isFinal) this.lent.delete(lease);
+      for (let n = 0; n < (leases?.count ?? 0); n++)
+        this.taken.add((leases as { first: number }).first + n);
+    }
+  }
+
+  /** Gives back what was taken, waits until the peer has given back what it has, and closes both. */
+  async end(): Promise<void> {
+    this.finish();
+    this.hear();
+    this.#returnTaken(true);
+    for (let turns = 0; turns < MOST_TURNS && this.#isOwed(); turns += 1) {
+      await new Promise((resolve) => (turns < 10 ? setImmediate(resolve) : setTimeout(resolve, 1)));
+      this.hear();
+    }
+    const left = [this.lent.size, this.#inUse().length];
+    this[Symbol.dispose]();
+    this.#page.close();
+    assert.deepEqual(left, [0, 0], 'leases left, borrowed by the peer and lent by it');
+  }
+
+  #isOwed(): boolean {
+    return this.lent.size > 0 || this.#inUse().length > 0;
+  }
+
+  #inUse(): readonly LeaseStats[] {
+    return leases.stats().leases.filter(({ pid }) => pid === this.peer.pid);
+  }
+
+  #nextPoint(): number[] {
+    this.#work += 1;
+    return [0, ...float64(this.#work)];
+  }
+
+  #returnTaken(isOver: boolean): void {
+    if (this.taken.size === 0) return;
+    const entries = [...this.taken].flatMap((lease) => [
+      ...float64(lease),
+      ...(isOver ? [1, 0] : [0, 1, ...this.#nextPoint()]),
+    ]);
+    this.#tell(Uint8Array.from([3, this.taken.size, ...entries]));
+    if (isOver) this.taken.clear();
+  }
+
+  #tell(body: Uint8Array, fds: readonly number[] = []): void {
+    this.#post(FrameKind.news, body, fds);
+  }
+
+  #post(kind: FrameKind, body: Uint8Array, fds: readonly number[]): void {
+    assert.ok(this.send(body, { kind, sequence: this.#sequence }, fds));
+    this.#sequence += 1;
+  }
+}
+
+const MOST_TURNS = 2000;
+
+/** What is said behind a value. */
+function tailOf(bytes: Uint8Array, fdCount: number): ControlBlock {
+  const scan = new ValueScan(bytes, new Map());
+  while (!scan.step());
+  return scan.end(fdCount).control;
+}
