@@ -96,8 +96,8 @@ describe('a peer that exits with code 0, and with work that a stream waits for',
     test(`is a PeerGoneError for a process that ${relation}`, deadline, async () => {
       for (let n = 0; n < dose(1, 50); n++) {
         const reason = await heard({ relation, way: 'loop', ends: 'leaves work' });
-        const { name, message, unreached, values } = reason;
-        assert.deepEqual([name, unreached, values], ['PeerGoneError', 1, before]);
+        const { name, message, abandonedWaits, values } = reason;
+        assert.deepEqual([name, abandonedWaits, values], ['PeerGoneError', 1, before]);
         // Nobody but its parent is told how a process has ended.
         const isParent = relation === 'spawns';
         assert.deepEqual([reason.exitCode, reason.signal], [isParent ? 0 : undefined, undefined]);
