@@ -1,4 +1,4 @@
-/** The copies and fills of buffers: their arguments, checked, and where they go. */
+/** Copies and fills of buffers: checks the arguments and queues the driver calls. */
 
 import { cu } from '../../ffi/driver.ts';
 import type { CUresult } from '../../ffi/results.ts';
@@ -24,7 +24,7 @@ import { copyBetweenDevices } from './peer-copy.ts';
 
 type Direction = HostCopy['direction'];
 
-/** Behind `buffer.fill`. */
+/** Implements `buffer.fill`. */
 export function fillBuffer(buffer: DeviceBuffer, value: number, options?: FillOptions): void {
   const { stream, elementByteLength } = checkOptions(
     options,
@@ -45,7 +45,7 @@ export function fillBuffer(buffer: DeviceBuffer, value: number, options?: FillOp
   }
 }
 
-/** Behind `source.copyTo`. */
+/** Implements `source.copyTo`. */
 export function copyBuffer(
   source: DeviceBuffer,
   target: DeviceBuffer,
@@ -70,7 +70,7 @@ export function copyBuffer(
   }
 }
 
-/** Behind `copyFrom` and `copyToHost`. */
+/** Implements `copyFrom` and `copyToHost`. */
 export async function copyHost(
   buffer: DeviceBuffer,
   direction: Direction,
@@ -83,7 +83,7 @@ export async function copyHost(
   await copyAsync(toHostCopy(buffer, direction, memory, stream), wait);
 }
 
-/** Behind `copyFromSync` and `copyToHostSync`. */
+/** Implements `copyFromSync` and `copyToHostSync`. */
 export function copyHostSync(
   buffer: DeviceBuffer,
   direction: Direction,
@@ -106,7 +106,7 @@ function toHostCopy(
   const checkedStream = streamOf(stream);
   const device = (): CUdeviceptr =>
     direction === 'to device' ? buffer.writableAddress : buffer.address;
-  device(); // a closed buffer, or a read-only one, is refused now, not when the copy begins
+  device(); // throws now, not when the copy starts, if the buffer is closed or read-only
   return {
     direction,
     context: buffer.context,
@@ -117,9 +117,12 @@ function toHostCopy(
   };
 }
 
-/** Memory of these contexts must outlive the work that is queued in a stream of `where`. */
+/**
+ * Records that work in a stream of `workContext` uses memory of `memoryContexts`, which must
+ * outlive it.
+ */
 export function noteMemoryUse(workContext: Context, memoryContexts: readonly Context[]): void {
-  // The commonest case, without its loops.
+  // The most common case skips the loops.
   if (memoryContexts.length === 1 && memoryContexts[0] === workContext && !isCapturing()) return;
   for (const { workTracker } of memoryContexts)
     workTracker.addOtherContext(workContext.workTracker);
@@ -148,7 +151,7 @@ export function streamOption(options: StreamOption | undefined, call: string): S
   return streamOf(isPlain ? options.stream : checkOptions(options, ['stream'], call).stream);
 }
 
-/** The bytes of an element that a fill sets to `value`. @throws RangeError */
+/** Checks the arguments of a fill. Returns the width of an element in bytes. @throws RangeError */
 export function checkFillElement(value: number, elementByteLength: number | undefined): 1 | 2 | 4 {
   const width = elementByteLength ?? 1;
   if (width !== 1 && width !== 2 && width !== 4)
@@ -162,9 +165,7 @@ function checkFits(byteLength: number, available: number, where: string): void {
     throw new RangeError(`${byteLength} bytes do not fit in ${where}, which has ${available}`);
 }
 
-/** Copies and fills within a device: they only queue. */
-
-/** Queues a copy within the device; nothing waits. */
+/** Queues a copy within one device. */
 function copyOnDevice(
   context: Context,
   target: CUdeviceptr,
@@ -183,7 +184,7 @@ function copyOnDevice(
   else context.enqueue(call);
 }
 
-/** Queues the setting of `count` elements of `width` bytes; nothing waits. */
+/** Queues a fill of `count` elements of `width` bytes. */
 function fillOnDevice(
   context: Context,
   target: CUdeviceptr,
@@ -203,7 +204,7 @@ function fillOnDevice(
   else context.enqueue(checked);
 }
 
-/** As {@link fillOnDevice}, of `height` rows that lie `pitch` bytes apart. */
+/** Like {@link fillOnDevice}, for `height` rows that are `pitch` bytes apart. */
 export function fillRowsOnDevice(
   context: Context,
   target: CUdeviceptr,

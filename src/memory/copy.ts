@@ -1,4 +1,4 @@
-/** Copies between host and device: blocking, and awaited without blocking the event loop. */
+/** Copies between host and device: blocking, or awaited without blocking the event loop. */
 import { arena, BLOCK } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { withAddress } from '../../ffi/native.ts';
@@ -18,16 +18,16 @@ import {
 } from './host-copy.ts';
 import { copyStaged } from './staging.ts';
 
-/** Up to here the driver copies ordinary memory sooner than other threads would have begun. */
+/** Up to this size, the driver copies pageable memory faster than other threads can start. */
 const DIRECT_BYTE_LENGTH = 1 << 20;
 
 /**
- * How much ordinary memory is copied between two turns of the event loop where there is no
- * staging: at the driver's 10 to 18 GB/s less than half a millisecond.
+ * How much pageable memory is copied per event loop iteration without staging. At the driver's 10
+ * to 18 GB/s, this takes less than half a millisecond.
  */
 const SLICE_BYTE_LENGTH = 4 << 20;
 
-/** Blocks until the copy is done, after all work that was queued in its stream. */
+/** Blocks until the copy is done, after all work queued in its stream. */
 export function copySync(copy: HostCopy): void {
   const { context, direction, host, stream } = copy;
   const byteLength = host.byteLength;
@@ -72,16 +72,16 @@ export function copySync(copy: HostCopy): void {
           );
       }
     });
-    // Up to 64 KiB the driver returns when it has the bytes, before the device does (seen on an
-    // H200): work in a non-blocking stream would still find the old ones.
+    // Up to 64 KiB, the driver returns before the device has the bytes (seen on an H200). Work in a
+    // non-blocking stream could still read the old bytes.
     if (direction === 'to device')
       check(cu.cuStreamSynchronize(0 as CUstream), 'cuStreamSynchronize', describeCopy(copy));
   });
 }
 
 /**
- * Resolves when the copy is done. It begins when the work that was queued in its stream at the
- * call is done, and goes over a stream of its own.
+ * Resolves when the copy is done. The copy starts when the work already queued in its stream is
+ * done, and uses an internal stream.
  */
 export async function copyAsync(copy: HostCopy, options: WaitOptions = {}): Promise<void> {
   const { byteLength } = copy.host;
@@ -101,19 +101,17 @@ function* queueSlices(copy: HostCopy, maxByteLength: number): Generator<QueuePar
 }
 
 /**
- * Copies to the host of so few bytes that they cost less through the arena: a small typed array
- * has no address until it is asked for one, and is then moved out of V8's heap.
+ * The largest copy to the host that goes through the arena. This is faster for small typed arrays:
+ * taking the address of one moves it out of V8's heap.
  */
-
-/** The most bytes that go this way. */
 export const MAX_SMALL_COPY_BYTE_LENGTH = 256;
 
-/** Where in {@link arena} the bytes are that {@link copySmallToArena} copied. */
+/** The offset in {@link arena} of the bytes that {@link copySmallToArena} copied. */
 export const SMALL_COPY_ARENA_OFFSET: number = BLOCK - arena.address;
 
 /**
- * Blocks until so many bytes are in the arena, after the work that was queued in the legacy default
- * stream: there they are until the next call of the driver.
+ * Copies bytes to the arena, after the work queued in the legacy default stream. Blocks until done.
+ * The bytes are valid until the next driver call.
  */
 export function copySmallToArena(context: Context, from: CUdeviceptr, byteLength: number): void {
   assertNotCapturing('copying to or from the host');

@@ -12,18 +12,18 @@ import { internalStream } from './internal-stream.ts';
 /** Options of {@link DeviceMemory.create}. */
 export interface DeviceMemoryOptions extends PlaceOptions {
   /**
-   * Whether each allocation has blocks of its own: sharing one then shows nothing else. Sizes are
-   * rounded up to 2 MiB for it. Default false.
+   * Whether each allocation gets its own blocks, so that sharing it exposes no other memory. Sizes
+   * are rounded up to 2 MiB. Default false.
    */
   readonly private?: boolean;
 }
 
-/** What the driver maps and shares as one. */
+/** The unit in which the driver maps and shares memory. */
 const BLOCK_BYTE_LENGTH = 2 << 20;
 
 /**
- * Plain device memory (cuMemAlloc): the kind that legacy IPC can share, and what
- * `DeviceBuffer.allocate` gives out unless it is told otherwise.
+ * Plain device memory (cuMemAlloc), the kind that legacy IPC can share. `DeviceBuffer.allocate`
+ * uses it by default.
  *
  * @example
  * const memory = cuda.DeviceMemory.create({ private: true });
@@ -67,7 +67,7 @@ export class DeviceMemory implements MemoryResource {
   }
 }
 
-/** A buffer of memory that the driver allocated by itself, freed when it is closed. */
+/** Makes a buffer that owns plain device memory and frees it when closed. */
 export function makeOwnedBuffer(
   resource: DeviceMemory,
   address: CUdeviceptr,
@@ -97,18 +97,16 @@ export function makeOwnedBuffer(
   });
 }
 
-/** Freeing plain device memory beside a stream that is held up. */
-
 /**
- * Frees plain device memory that no work uses any more. cuMemFree would wait for all streams; a free
- * in the order of a stream waits for none, and the memory is back when that stream, which has no
- * other work, is waited for (measured on an H200).
+ * Frees plain device memory that no work uses. cuMemFree would wait for all streams; a
+ * stream-ordered free waits for none. Synchronizing that stream, which has no other work, returns
+ * the memory to the device (measured on an H200).
  *
- * @throws CudaError where it was not freed
+ * @throws CudaError if the memory was not freed
  */
 export function freeNonBlocking(context: Context, address: CUdeviceptr): void {
   const stream = internalStream(context, 'frees');
   check(cu.cuMemFreeAsync(address, stream), 'cuMemFreeAsync');
-  // Where that fails, it is freed all the same, and back at the next wait that does not.
+  // If this fails, the memory is still freed. The next successful synchronization returns it.
   cu.cuStreamSynchronize(stream);
 }

@@ -1,4 +1,4 @@
-/** One copy between host and device, and the stream that awaited ones go over. */
+/** The steps of a copy between host and device, and the internal stream for awaited copies. */
 import { cu } from '../../ffi/driver.ts';
 import { addressOf } from '../../ffi/native.ts';
 import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
@@ -11,25 +11,25 @@ import { InternalEvent } from './internal-event.ts';
 import { internalStream } from './internal-stream.ts';
 import { findLockingContext } from './page-lock.ts';
 
-/** One copy: which way, between what. */
+/** A copy between host and device. */
 export interface HostCopy {
   readonly direction: 'to device' | 'to host';
   readonly context: Context;
   readonly host: Uint8Array;
-  /** The device address; asked again for each slice, so that closing the buffer is noticed. */
+  /** The device address. Each slice reads it again, so a closed buffer is noticed. */
   device(): CUdeviceptr;
-  /** Where the device memory must be cut, as offsets. */
+  /** The offsets at which the device memory must be split. */
   readonly splitOffsets: readonly number[];
   readonly stream: Stream | undefined;
 }
 
-/** What a copy does, for messages. */
+/** Describes a copy for error messages. */
 export const describeCopy =
   ({ direction, host }: HostCopy) =>
   (): string =>
     `copying ${host.byteLength} bytes ${direction}`;
 
-/** Queues a slice of a copy: `host` is where it lies in host memory, `offset` on the device. */
+/** Queues one slice of a copy, from or to `host` and the device memory at `offset`. */
 export function queueSlice(
   copy: HostCopy,
   offset: number,
@@ -55,7 +55,7 @@ export function queueSlice(
 /** 55 GB/s were measured over the bus of an H200. */
 const FASTEST_BYTES_PER_MS = 56e6;
 const SLOWEST_BYTES_PER_MS = 40e6;
-/** A slower bus must not make the loop turn in vain for the whole of a long copy. */
+/** On a slower bus, polling must not keep the event loop busy for all of a long copy. */
 const LONGEST_EAGER_MS = 1;
 
 function expectedEnd(byteLength: number): ExpectedEnd {
@@ -65,10 +65,10 @@ function expectedEnd(byteLength: number): ExpectedEnd {
 }
 
 /**
- * Queues a transfer, and resolves when nothing uses either side of it any more; so it is when it
- * rejects, too.
+ * Queues a transfer and waits for it. When the promise settles, even by rejecting, nothing uses
+ * either side any longer.
  *
- * @param byteLength how much the device transfers by itself: it is known how long that takes
+ * @param byteLength the bytes that the device transfers by itself, to estimate the duration
  */
 export async function transferAndWait(
   context: Context,
@@ -83,8 +83,8 @@ export async function transferAndWait(
     event.recordIn(stream);
     await pollUntil(() => event.isDone, {}, expectedEnd(byteLength));
   } catch (error) {
-    // The mark says nothing, and the transfer may be under way. Where the stream cannot be asked
-    // either, the context is lost and with it all that ran there.
+    // The event tells nothing, and the transfer may still run. If querying the stream fails too,
+    // the context is lost, and its work with it.
     await pollUntil(
       () => context.epoch !== epoch || isReady(cu.cuStreamQuery(stream), 'cuStreamQuery'),
     ).catch(() => {});
@@ -92,22 +92,22 @@ export async function transferAndWait(
   }
 }
 
-/** @throws TypeError where host memory that had `byteLength` bytes was given away meanwhile */
+/** @throws TypeError if the host memory of `byteLength` bytes was detached meanwhile */
 export function assertAttached(host: Uint8Array, byteLength: number): void {
   if (host.byteLength !== byteLength)
     throw new TypeError('the host memory was detached while it was copied');
 }
 
 /**
- * The stream that awaited copies of a context go over: a copy of pageable memory queued in a busy
- * stream would make the driver block this thread.
+ * The stream that awaited copies of a context use. If pageable memory were copied in a busy stream,
+ * the driver would block this thread.
  */
 const transferStreamOf = (context: Context): CUstream => internalStream(context, 'transfers');
 
-/** How many awaited copies have begun and not settled. */
+/** How many awaited copies have started and not settled. */
 let transfersInProgress = 0;
 
-/** Runs an awaited copy, which is counted meanwhile. */
+/** Runs an awaited copy and counts it as in progress. */
 async function countTransfer(copy: () => Promise<void>): Promise<void> {
   transfersInProgress += 1;
   try {
@@ -118,14 +118,14 @@ async function countTransfer(copy: () => Promise<void>): Promise<void> {
 }
 
 /**
- * Makes later work of a stream wait for what awaited copies of a context have queued: memory that is
- * freed in the order of that stream may be what they copy from or to.
+ * Makes later work of a stream wait for the queued transfers of awaited copies in a context. Memory
+ * freed in stream order may be a source or target of those copies.
  */
 export function orderAfterTransfers(context: Context, stream: CUstream): void {
   if (transfersInProgress > 0) makeStreamWait(context, stream);
 }
 
-// Apart, as what `using` needs would be set up at every call.
+// A separate function, because the setup for `using` would cost every call.
 function makeStreamWait(context: Context, stream: CUstream): void {
   const transferStream = transferStreamOf(context);
   if (isReady(cu.cuStreamQuery(transferStream), 'cuStreamQuery')) return;
@@ -134,27 +134,25 @@ function makeStreamWait(context: Context, stream: CUstream): void {
   event.makeStreamWait(stream);
 }
 
-/** How awaited copies between host and device begin, go on in turns of the event loop, and end. */
-
-/** What a copy that has begun goes by. */
+/** A copy whose preceding work is done. */
 export interface StartedCopy {
   readonly copy: HostCopy;
-  /** The stream that it goes over. */
+  /** The stream that transfers it. */
   readonly transferStream: CUstream;
-  /** Recorded behind each part of it. */
+  /** Recorded after each part. */
   readonly event: InternalEvent;
-  /** Whether the device reaches the host memory itself: nothing that is queued blocks then. */
+  /** Whether the host memory is page-locked for the device; queueing then never blocks. */
   readonly isLocked: boolean;
   readonly signal: AbortSignal | undefined;
 }
 
-/** Queues a part of a copy, in the stream that it goes over. */
+/** Queues a part of a copy in its transfer stream. */
 export type QueuePart = (host: Address, stream: CUstream) => void;
 
 /**
- * Calls `use` when the work that was queued in the copy's stream is done, and resolves when `use`
- * has; rejects where the buffer, or the one that the host memory is of, was closed before, or the
- * context reset.
+ * Calls `transfer` when the work queued in the copy's stream is done, and resolves when `transfer`
+ * resolves. Rejects if the buffer, or the buffer behind the host memory, was closed or the context
+ * was reset meanwhile.
  */
 export async function afterQueuedWork(
   copy: HostCopy,
@@ -176,7 +174,7 @@ export async function afterQueuedWork(
     assertAttached(host, byteLength);
     assertNotRetired(host);
     const lockingContext = findLockingContext(context, addressOf(host), byteLength);
-    // Its pages stay locked until the copy is done.
+    // Keeps the pages locked until the copy is done.
     lockingContext?.workTracker.addOtherContext(context.workTracker);
     const transferStream = transferStreamOf(context);
     event = queuedWork.context === context ? queuedWork : new InternalEvent(context);
@@ -195,7 +193,7 @@ export async function afterQueuedWork(
   copy.device();
 }
 
-/** Copies part by part, each in a turn of the event loop. */
+/** Copies part by part, one per event loop iteration. */
 export async function copyInTicks(
   { copy, transferStream, event, isLocked, signal }: StartedCopy,
   parts: Iterable<QueuePart>,
@@ -207,7 +205,7 @@ export async function copyInTicks(
     if (!isFirst) await nextLoopIteration();
     isFirst = false;
     assertAttached(host, byteLength);
-    // Not given up for a signal: the driver has the host memory until the part is through.
+    // The signal is checked between parts, because the driver uses the host memory during a part.
     await transferAndWait(
       context,
       transferStream,

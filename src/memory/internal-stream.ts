@@ -1,4 +1,4 @@
-/** Streams that cuffi keeps for itself, non-blocking towards all others. */
+/** Non-blocking streams that cuffi uses internally. */
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { CU_STREAM_NON_BLOCKING } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
@@ -20,7 +20,7 @@ const streams: Readonly<Record<StreamPurpose, WeakMap<Context, InternalStream>>>
   transfers: new WeakMap(),
 };
 
-/** The one stream of a context for a purpose, made when it is first asked for. */
+/** Returns the context's stream for a purpose. The first call creates the stream. */
 export function internalStream(context: Context, purpose: StreamPurpose): CUstream {
   const existing = streams[purpose].get(context);
   if (existing?.epoch === context.epoch) return existing.handle;

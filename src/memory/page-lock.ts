@@ -1,4 +1,4 @@
-/** Page-locking host memory where it lies, each page once. */
+/** Page-locks host memory in place, each page once. */
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
@@ -11,7 +11,7 @@ import type { Context } from '../context.ts';
 import { describePendingReleases } from './allocate-with-retry.ts';
 import { roundUp } from './chunks.ts';
 
-/** Who reaches page-locked memory. */
+/** Which contexts and devices can use page-locked memory. */
 export interface LockFlags {
   readonly portable: boolean;
   readonly mapped: boolean;
@@ -21,31 +21,31 @@ export interface LockFlags {
 export interface HostRange {
   readonly address: Address;
   readonly byteLength: number;
-  /** Its name, for messages. */
+  /** Its name, for error messages. */
   readonly what: string;
-  /** What must not be collected while its pages are locked. */
+  /** What must not be garbage collected while its pages are locked. */
   readonly memory?: unknown;
 }
 
-/** A range whose pages are locked, from `begin` up to `end`. */
+/** A range with locked pages, from `begin` up to `end`. */
 interface LockedPages extends HostRange, LockFlags {
   readonly begin: number;
   readonly end: number;
   readonly context: Context;
   readonly epoch: number;
   /**
-   * Ended: its release waits for the GPU, and who asks for the same may have the lock. Passed on:
-   * somebody did, and its release does nothing.
+   * Releasing: the unlock waits for the GPU, and a new lock of the same range can take this one
+   * over. Transferred: a new lock did so, and the old unlock does nothing.
    */
   state: 'locked' | 'ended' | 'passed on' | 'unlocked';
 }
 
 /**
- * Weakly: an entry lives as long as what forgets or unlocks it, which a reset of the context drops,
- * and a pinned array with it.
+ * Weak references: the unlock function keeps its pages alive. A reset of the context drops that
+ * function, and with it a pinned array.
  */
 const trackedPages = new Set<WeakRef<LockedPages>>();
-/** What the driver did not unlock: it stays locked, and alive. */
+/** Pages that the driver failed to unlock: they stay locked, and their memory stays alive. */
 const failedUnlocks = new Set<LockedPages>();
 const pagesByUnlock = new WeakMap<() => void, LockedPages>();
 
@@ -81,7 +81,10 @@ function trackPages(
   return { pages, forget };
 }
 
-/** Remembers the pages of a range as locked, as long as what it answers: how to forget them. */
+/**
+ * Tracks the pages of a range as locked while the returned function is alive. Calling that function
+ * ends the tracking.
+ */
 export const trackLockedPages = (
   context: Context,
   range: HostRange,
@@ -91,7 +94,7 @@ export const trackLockedPages = (
 const isStillLocked = ({ context, epoch, state }: LockedPages): boolean =>
   context.epoch === epoch && (state === 'locked' || state === 'ended');
 
-/** What is locked; what was so before a reset is so no more. */
+/** The pages that are locked now. A reset ends all earlier locks. */
 function* lockedPages(): Generator<LockedPages> {
   for (const reference of trackedPages) {
     const pages = reference.deref();
@@ -104,7 +107,7 @@ function* lockedPages(): Generator<LockedPages> {
   }
 }
 
-/** Forgets the pages of a range that is about to be unmapped. */
+/** Stops tracking the pages of a range that is about to be unmapped. */
 export function untrackPages(address: Address, byteLength: number): void {
   for (const reference of trackedPages) {
     const pages = reference.deref();
@@ -114,8 +117,8 @@ export function untrackPages(address: Address, byteLength: number): void {
 }
 
 /**
- * The context that has all of a range page-locked, where `context` too may rely on it; undefined
- * where it must be taken for ordinary memory.
+ * The context that page-locked all of a range, if the lock is valid for `context` too. Otherwise
+ * undefined: the range counts as pageable memory.
  */
 export function findLockingContext(
   context: Context,
@@ -131,9 +134,9 @@ export function findLockingContext(
 }
 
 /**
- * The lock of the same range, flags and context whose release waits for the GPU, if there is one.
+ * Finds a lock of the same range, flags and context whose unlock waits for the GPU.
  *
- * @throws RangeError where a page is locked otherwise
+ * @throws RangeError if a page is locked in any other way
  */
 function findReleasing(
   context: Context,
@@ -143,7 +146,7 @@ function findReleasing(
   const { begin, end } = pageRange(range);
   for (const other of lockedPages()) {
     if (other.begin >= end || begin >= other.end) continue;
-    // Perhaps the GPU is done by now.
+    // The GPU may be done by now.
     other.context.releases.drainReady();
     if (!isStillLocked(other)) continue;
     const isSame =
@@ -162,7 +165,7 @@ function findReleasing(
   return undefined;
 }
 
-/** Calls `lock`; where the driver is out of memory, once more after releasing what can be. */
+/** Calls `lock`. If the driver is out of memory, runs pending releases and calls it again. */
 export function lockWithRetry(
   { releases }: Context,
   call: FunctionName,
@@ -178,11 +181,11 @@ export function lockWithRetry(
 }
 
 /**
- * Locks the pages of a range; answers how to unlock them, which may make the driver wait. Who
- * submits that as a release says {@link markReleasing} before: the same range can be locked again then,
- * at once.
+ * Locks the pages of a range. Returns a function that unlocks them, which may block on the GPU.
+ * Call {@link markReleasing} before enqueueing that function as a release: the same range can then
+ * be locked again at once.
  *
- * @throws RangeError where a page is locked already
+ * @throws RangeError if a page is already locked
  */
 export function lockPages(context: Context, range: HostRange, flags: LockFlags): () => void {
   const releasing = findReleasing(context, range, flags);
@@ -201,7 +204,7 @@ export function lockPages(context: Context, range: HostRange, flags: LockFlags):
   return unlock;
 }
 
-/** Says that `unlock`, of {@link lockPages}, is about to be submitted as a release. */
+/** Notes that `unlock`, from {@link lockPages}, is about to be enqueued as a release. */
 export function markReleasing(unlock: () => void): void {
   const pages = pagesByUnlock.get(unlock);
   if (pages) pages.state = 'ended';
@@ -222,7 +225,7 @@ function registerPages(
   );
 }
 
-/** The address that the device knows page-locked, mapped memory by. */
+/** The device address of page-locked, mapped memory. */
 export const devicePointerOf = (context: Context, address: Address): CUdeviceptr =>
   context.run(() => {
     check(cu.cuMemHostGetDevicePointer_v2(OUT0, address, 0), 'cuMemHostGetDevicePointer_v2');

@@ -38,7 +38,6 @@ import {
   teardownOf,
 } from './pool-state.ts';
 
-/** A pool as the driver keeps its accounts: what it uses, holds and gives out again. */
 abstract class PoolAttributes extends Resource {
   readonly #handle: CUmemoryPool;
 
@@ -53,33 +52,38 @@ abstract class PoolAttributes extends Resource {
     return this.#handle;
   }
 
-  /** The bytes that allocations use now, of other libraries too where the pool is borrowed. */
+  /** The bytes in use by allocations; for a borrowed pool, including those of other libraries. */
   get used(): number {
     return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
   }
 
-  /** The most that {@link used} was since the pool was made, or since {@link resetHighWater}. */
+  /**
+   * The highest value of {@link used} since the pool was created, or since {@link resetHighWater}.
+   */
   get usedHigh(): number {
     return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
   }
 
-  /** The bytes that the pool has taken from the device, in use or kept. */
+  /** The bytes that the pool has reserved from the device, in use or free. */
   get reserved(): number {
     return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
   }
 
-  /** The most that {@link reserved} was, as {@link usedHigh}. */
+  /** The highest value of {@link reserved}, like {@link usedHigh}. */
   get reservedHigh(): number {
     return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
   }
 
-  /** Lets {@link usedHigh} and {@link reservedHigh} begin again with what is used and reserved now. */
+  /** Resets {@link usedHigh} and {@link reservedHigh} to the current values. */
   resetHighWater(): void {
     driver.resetHighWater(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
     driver.resetHighWater(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
   }
 
-  /** How many unused bytes are kept; Infinity: all. See {@link PoolOptions.releaseThreshold}. */
+  /**
+   * How many unused bytes the pool keeps; Infinity for all. See
+   * {@link PoolOptions.releaseThreshold}.
+   */
   get releaseThreshold(): number {
     return driver.readThreshold(this.handle);
   }
@@ -89,7 +93,7 @@ abstract class PoolAttributes extends Resource {
     driver.writeThreshold(this.handle, byteLength);
   }
 
-  /** When freed memory is given out again; what is set need not name all. */
+  /** When freed memory is reused. An assignment may name only some of the settings. */
   get reuse(): driver.PoolReuse {
     const pool = this.handle;
     return {
@@ -107,7 +111,7 @@ abstract class PoolAttributes extends Resource {
     }
   }
 
-  /** Gives unused memory back to the device until no more than `minBytesToKeep` are reserved. */
+  /** Returns unused memory to the device until at most `minBytesToKeep` bytes are reserved. */
   trim(minBytesToKeep = 0): void {
     checkInteger(minBytesToKeep, 'minBytesToKeep');
     check(
@@ -129,11 +133,11 @@ function checkReuse(reuse: Partial<driver.PoolReuse> | undefined): Partial<drive
 }
 
 /**
- * A pool of device memory whose allocations and frees are ordered in streams: both only queue.
+ * A pool of device memory with stream-ordered allocations and frees. Both only queue work.
  *
- * A buffer may be used by work that is queued, after its allocation, in its stream, or in a stream
- * that waits for it. `buffer.close()` queues the free in the same stream (`buffer.close({ stream })`
- * in another one). Legacy IPC cannot share pool memory.
+ * Work may use a buffer if it is queued after the allocation in the same stream, or in a stream
+ * that waits for it. `buffer.close()` queues the free in the same stream, and
+ * `buffer.close({ stream })` in another one. Legacy IPC cannot share pool memory.
  *
  * @example
  * using pool = cuda.MemoryPool.create({ maxSize: 1 << 30 });
@@ -146,12 +150,12 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;
-  /** The most that it takes from the device, in bytes; Infinity where only the driver limits it. */
+  /** The most bytes that it reserves from the device; Infinity if only the driver limits it. */
   readonly maxSize: number;
   readonly shareable: boolean;
-  /** Whether it is the device's own: closing it forgets it. */
+  /** Whether it is the device's own pool, which closing does not destroy. */
   readonly borrowed: boolean;
-  /** Whether another process made it: see `openIpcPool` of cuffi/ipc. */
+  /** Whether another process created it: see `openIpcPool` of cuffi/ipc. */
   readonly isMapped = false;
   readonly #state: PoolState;
 
@@ -181,9 +185,9 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
   }
 
   /**
-   * Makes a pool.
+   * Creates a pool.
    *
-   * @throws NotSupportedError where the device has none, or none of that kind
+   * @throws NotSupportedError if the device has no pools, or none of this kind
    */
   static create(options?: PoolOptions): MemoryPool {
     const {
@@ -225,7 +229,7 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     return pool;
   }
 
-  /** The device's own pool, which other libraries use too; it is borrowed. */
+  /** The device's own pool, borrowed: other libraries use it too. */
   static default(device: Device | number = 0): MemoryPool {
     const context = Context.primary(device);
     const { device: of } = context;
@@ -240,8 +244,8 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
   }
 
   /**
-   * Whether a device has pools; `{ shareable: true }`: whether it makes them for other processes,
-   * for which the first time a small one is made and destroyed.
+   * Whether a device supports pools, or with `{ shareable: true }`, pools that other processes can
+   * open. The first such query creates and destroys a small pool.
    */
   static supported(
     device: Device | number = 0,
@@ -254,10 +258,10 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
   }
 
   /**
-   * Memory from the pool, uninitialised; only queues.
+   * Allocates uninitialized memory from the pool. Only queues the work.
    *
-   * In a stream that is captured, it becomes memory of the graph, allocated anew by each launch and
-   * freed where the buffer is closed, at the latest at the end of the capture: see {@link Graph}.
+   * In a captured stream, the memory belongs to the graph. Each launch allocates it anew, and frees
+   * it where the buffer was closed, at the latest at the end of the capture: see {@link Graph}.
    *
    * @throws RangeError for more than {@link maxSize}, CudaError CUDA_ERROR_OUT_OF_MEMORY
    */
@@ -291,9 +295,9 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
   }
 
   /**
-   * Leaves the address in OUT0.
+   * Allocates with one retry, and leaves the address in OUT0.
    *
-   * @param firstStatus how the driver answered already, if it was asked
+   * @param firstStatus the status of a first driver call, if one was made
    */
   #allocateWithRetry(
     byteLength: number,
@@ -318,9 +322,10 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
   }
 
   /**
-   * Lets another device use the pool's memory, or no longer. The pool's own always may.
+   * Grants another device access to the pool's memory, or revokes it. The pool's own device always
+   * has access.
    *
-   * @throws NotSupportedError where that device does not reach this one's memory
+   * @throws NotSupportedError if that device cannot access this device's memory
    */
   setAccess(device: Device | number, access: 'read-write' | 'none'): void {
     if (access !== 'read-write' && access !== 'none')
@@ -338,15 +343,15 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     else this.#state.devicesWithAccess.delete(other);
   }
 
-  /** What a device may do with the pool's memory. */
+  /** A device's access to the pool's memory. */
   access(device: Device | number): driver.PoolAccess {
     return driver.readAccess(this.handle, Device.resolve(device));
   }
 
   /**
-   * Destroys the pool, as soon as no work uses its memory; a borrowed one is forgotten.
+   * Destroys the pool as soon as no work uses its memory. A borrowed pool is not destroyed.
    *
-   * @throws CuffiError while buffers of it are open, unless they are to be closed with it
+   * @throws CuffiError while buffers of the pool are open, unless `options` closes them too
    */
   override close(options?: PoolCloseOptions): void {
     checkPoolClose(this.#state, options, this.closed);
@@ -358,7 +363,7 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     }
   }
 
-  /** @internal How other processes open it. @throws IpcError unless it was made for that */
+  /** @internal Exports the pool to other processes. @throws IpcError unless it is shareable */
   share(): SharedPool {
     if (!this.shareable)
       throw new IpcError(
@@ -372,13 +377,11 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
   }
 }
 
-/** Memory of a graph: each launch allocates it where that was captured, and frees it again. */
-
 /**
- * Allocates memory of the graph that is captured. It is free from where the buffer is closed, at the
- * latest from the end of the capture: nothing of it outlives a launch.
+ * Allocates memory of the graph that is being captured. The graph frees it where the buffer was
+ * closed, at the latest at the end of the capture, so no memory outlives a launch.
  *
- * @throws CuffiError for a stream that is not captured; NotSupportedError, CudaError
+ * @throws CuffiError if the stream is not being captured; NotSupportedError, CudaError
  */
 function allocateInCapture(
   pool: MemoryPool,
@@ -413,7 +416,7 @@ function allocateInCapture(
   return buffer;
 }
 
-/** One allocation of a graph, until it is freed in the same capture. */
+/** An allocation in a graph, until the same capture frees it. */
 class GraphAllocation implements StreamOrderedRelease {
   readonly #address: CUdeviceptr;
   #stream: CUstream;
@@ -424,19 +427,19 @@ class GraphAllocation implements StreamOrderedRelease {
     this.#stream = stream;
   }
 
-  /** Frees in another stream than that of the allocation. */
+  /** Selects the stream to free in, instead of the allocation's stream. */
   setStream(stream: Stream): void {
     this.#stream = capturedHandle(stream, 'freeing memory of a graph');
   }
 
-  /** Captures the free; the second time does nothing. */
+  /** Captures the free. A second call does nothing. */
   release(): void {
     if (this.#isFreed) return;
     check(cu.cuMemFreeAsync(this.#address, this.#stream), 'cuMemFreeAsync');
     this.#isFreed = true;
   }
 
-  /** Frees behind all that was captured; where that failed the memory is gone with it. */
+  /** Frees after all captured work. If the capture failed, the memory is gone with it. */
   freeAtCaptureEnd(origin: CUstream | undefined): void {
     if (origin === undefined) {
       this.#isFreed = true;
@@ -447,9 +450,9 @@ class GraphAllocation implements StreamOrderedRelease {
   }
 }
 
-/** The handle of a stream that is captured. @throws CuffiError for another */
+/** The handle of a stream that is being captured. @throws CuffiError for any other stream */
 function capturedHandle(stream: Stream | undefined, doing: string): CUstream {
-  // A default stream never is, and asking for it wants a context.
+  // A default stream is never captured, and querying it would need a context.
   const handle = stream?.handle ?? CU_STREAM_PER_THREAD;
   if (handle > CU_STREAM_PER_THREAD && belongsToCapture(handle as CUstream))
     return handle as CUstream;

@@ -17,15 +17,15 @@ import { type BaseMemoryManager, viewsOfPointer } from './host-only-manager.ts';
 import { AutoFreePointer, MappedPointer, MemoryPointer, PinnedPointer } from './memory-pointer.ts';
 import * as answers from './validate-manager.ts';
 
-/** A memory manager's class: made with the context whose memory it is to own. */
+/** A memory manager's class. Its constructor receives the context whose memory it owns. */
 export type MemoryManagerClass = new (context: Context) => BaseMemoryManager;
 
-/** The pointer behind each buffer that a manager gave out. */
+/** The pointer behind each buffer that a manager allocated. */
 const pointersByBuffer = new WeakMap<DeviceBuffer, MemoryPointer>();
 
 /**
- * @internal The one user of a context's memory manager: the {@link MemoryResource} of its buffers.
- * It makes the manager at its first use, and checks all that it answers.
+ * @internal Adapts a context's memory manager to {@link MemoryResource}, the resource of its
+ * buffers. Creates the manager at the first use, and checks all that it returns.
  */
 export class ManagerAdapter implements ManagerResource {
   readonly context: Context;
@@ -45,7 +45,7 @@ export class ManagerAdapter implements ManagerResource {
     return !this.#isInManager;
   }
 
-  /** The manager, ready for use. */
+  /** The manager, initialized. */
   get manager(): BaseMemoryManager {
     return this.#callManager((manager) => manager);
   }
@@ -66,7 +66,7 @@ export class ManagerAdapter implements ManagerResource {
       byteLength,
       origin: 'allocated',
       resource: this,
-      // A manager may free it under the buffer, which is closed then.
+      // A manager may free the memory under the buffer, which is then closed.
       keepalive: ownPointer,
       release: {
         setStream: (other) => {
@@ -109,7 +109,7 @@ export class ManagerAdapter implements ManagerResource {
     return () => held.close();
   }
 
-  /** How legacy IPC knows the allocation that a buffer lies in, and where that begins. */
+  /** The legacy IPC handle and the start of the allocation that contains a buffer. */
   getAllocationHandle(buffer: DeviceBuffer): {
     readonly handle: Uint8Array;
     readonly base: CUdeviceptr;
@@ -138,7 +138,7 @@ export class ManagerAdapter implements ManagerResource {
   }
 
   deferCleanup(): Disposable {
-    // Streams, events and resources that were named are not the manager's.
+    // The manager does not own streams, events and explicitly named resources.
     const ours = this.context.releases.defer();
     try {
       const answer = this.#callManager((manager) => manager.deferCleanup());
@@ -153,11 +153,11 @@ export class ManagerAdapter implements ManagerResource {
   reset(): void {
     this.#isReady = false;
     const manager = this.#manager;
-    // One that was never made has nothing to give up.
+    // A manager that was never created has nothing to drop.
     if (manager) this.#insideManager(() => manager.reset());
   }
 
-  /** Calls the manager, made and initialised before if need be. */
+  /** Calls the manager. Creates and initializes it first if necessary. */
   #callManager<T>(use: (manager: BaseMemoryManager) => T): T {
     return this.#insideManager(() => {
       const Manager = this.#Manager;
@@ -168,7 +168,7 @@ export class ManagerAdapter implements ManagerResource {
     });
   }
 
-  /** What is asked of the context meanwhile goes to the driver. */
+  /** Meanwhile, the context uses the driver directly. */
   #insideManager<T>(use: () => T): T {
     const wasAsking = this.#isInManager;
     this.#isInManager = true;
@@ -193,10 +193,7 @@ export class ManagerAdapter implements ManagerResource {
     return `${className(this.#Manager)}.${method}`;
   }
 
-  /**
-   * The bytes of host memory that were asked for, as ArrayBuffers; `held` is closed when nobody can
-   * touch them any more.
-   */
+  /** The requested host memory as ArrayBuffers. `owned` is closed when no view is left. */
   #viewsFor(
     pointer: PinnedPointer | MappedPointer,
     address: HostAllocation['address'],

@@ -1,4 +1,4 @@
-/** What a memory manager answers, checked: nothing that a plugin says is believed. */
+/** Checks what a memory manager returns: no result of a plugin is trusted. */
 
 import type { Context, MemoryInfo } from '../../context.ts';
 import { NotSupportedError } from '../../errors.ts';
@@ -8,7 +8,7 @@ import type { BaseMemoryManager } from './host-only-manager.ts';
 import { IpcHandle } from './ipc-handle.ts';
 import { MemoryPointer, PinnedPointer } from './memory-pointer.ts';
 
-/** The version of the interface that cuffi speaks. */
+/** The version of the interface that cuffi supports. */
 const INTERFACE_VERSION = 1;
 
 const METHODS = [
@@ -22,7 +22,7 @@ const METHODS = [
   'deferCleanup',
 ] as const;
 
-/** @throws NotSupportedError for another version than ours */
+/** @throws NotSupportedError for any other version */
 export function checkVersion(name: string, version: unknown): void {
   if (version !== INTERFACE_VERSION)
     throw new NotSupportedError(
@@ -30,7 +30,7 @@ export function checkVersion(name: string, version: unknown): void {
     );
 }
 
-/** @throws TypeError for a method that is missing, NotSupportedError for another version */
+/** @throws TypeError for a missing method, NotSupportedError for another version */
 export function checkManager(manager: BaseMemoryManager): BaseMemoryManager {
   const name = classNameOf(manager);
   const missing = METHODS.filter((method) => typeof manager[method] !== 'function');
@@ -41,10 +41,13 @@ export function checkManager(manager: BaseMemoryManager): BaseMemoryManager {
 
 type Pointer = MemoryPointer | PinnedPointer;
 
-/** Every pointer that was answered with: a second time it would be freed under its first user. */
+/**
+ * Every pointer that a manager returned. If it were returned again, one user's close would free the
+ * other's memory.
+ */
 const returnedPointers = new WeakSet<Pointer>();
 
-/** What a pointer must be. */
+/** What a returned pointer must satisfy. */
 interface PointerRequirements<P extends Pointer> {
   readonly type: ClassOf<P>;
   readonly context: Context;
@@ -52,7 +55,7 @@ interface PointerRequirements<P extends Pointer> {
 }
 
 /**
- * A pointer that a manager answered with, fit for use; one that is not is given back.
+ * Checks a pointer that a manager returned. Closes an unsuitable one.
  *
  * @param call the method, with the manager's name
  * @throws TypeError that says what must be returned
@@ -90,7 +93,7 @@ function assertFits(
     );
 }
 
-/** @throws TypeError unless both are sizes, of which not more is free than there is */
+/** @throws TypeError unless both are sizes and `free` is at most `total` */
 export function checkMemoryInfo(call: string, answer: unknown): MemoryInfo {
   const { free, total } = (answer ?? {}) as { readonly free?: unknown; readonly total?: unknown };
   const isSize = (value: unknown): value is number =>
@@ -102,18 +105,18 @@ export function checkMemoryInfo(call: string, answer: unknown): MemoryInfo {
   return { free, total };
 }
 
-/** @throws TypeError for what cannot be disposed of */
+/** @throws TypeError for a value that is not a Disposable */
 export function checkDisposable(call: string, answer: unknown): Disposable {
   if (typeof (answer as Partial<Disposable> | undefined)?.[Symbol.dispose] !== 'function')
     throw new TypeError(`${call} must return a Disposable`);
   return answer as Disposable;
 }
 
-/** What a handle must say of the memory that it was asked for. */
+/** What a handle must contain for the requested memory. */
 export interface ExpectedHandle {
   readonly byteLength: number;
   readonly device: string;
-  /** Where the memory begins in its allocation, as the driver says. */
+  /** Where the memory starts in its allocation, according to the driver. */
   readonly offset: number;
 }
 
