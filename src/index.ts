@@ -52,7 +52,7 @@ export {
   type PitchedOptions,
 } from './memory/pitched-memory.ts';
 export type { Extent, PitchedMemory } from './memory/pitched.ts';
-export { DeviceMemory, type DeviceMemoryOptions } from './memory/device-memory.ts';
+export { DeviceMemory, type DeviceMemoryOptions } from './memory/buffer.ts';
 export { MemoryPool } from './memory/pool.ts';
 export type { PoolAccess, PoolReuse } from './memory/pool-attributes.ts';
 export type { PoolCloseOptions, PoolOptions } from './memory/pool-attributes.ts';

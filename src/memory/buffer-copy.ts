@@ -7,7 +7,7 @@ import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { addCapturedContexts, isCapturing } from '../graph-capture.ts';
 import { Resource } from '../lifetime.ts';
-import { checkSignal } from '../poller.ts';
+import { checkSignal, type WaitOptions } from '../poller.ts';
 import type { Stream } from '../stream.ts';
 import {
   checkHostMemory,
@@ -16,7 +16,7 @@ import {
   formatValue,
   type HostMemory,
 } from '../validate.ts';
-import type { CopyOptions, DeviceBuffer, FillOptions, StreamOption } from './buffer.ts';
+import type { StreamOption } from './buffer.ts';
 import { chunks } from './chunks.ts';
 import { copyAsync, copySync } from './copy.ts';
 import type { HostCopy } from './host-copy.ts';
@@ -24,8 +24,24 @@ import { copyBetweenDevices } from './peer-copy.ts';
 
 type Direction = HostCopy['direction'];
 
+/** Device memory with checked access: a DeviceBuffer. */
+interface DeviceRange {
+  readonly context: Context;
+  readonly byteLength: number;
+  /** Throws if the memory is closed. */
+  readonly address: CUdeviceptr;
+  /** Throws if the memory is closed or read-only. */
+  readonly writableAddress: CUdeviceptr;
+  /** The offsets at which driver calls must be split, ascending. */
+  readonly splitOffsets: readonly number[];
+}
+
 /** Implements `buffer.fill`. */
-export function fillBuffer(buffer: DeviceBuffer, value: number, options?: FillOptions): void {
+export function fillBuffer(
+  buffer: DeviceRange,
+  value: number,
+  options?: StreamOption & { readonly elementByteLength?: 1 | 2 | 4 },
+): void {
   const { stream, elementByteLength } = checkOptions(
     options,
     ['stream', 'elementByteLength'],
@@ -46,11 +62,7 @@ export function fillBuffer(buffer: DeviceBuffer, value: number, options?: FillOp
 }
 
 /** Implements `source.copyTo`. */
-export function copyBuffer(
-  source: DeviceBuffer,
-  target: DeviceBuffer,
-  options?: StreamOption,
-): void {
+export function copyBuffer(source: DeviceRange, target: DeviceRange, options?: StreamOption): void {
   const stream = streamOption(options, 'copyTo');
   const [from, to] = [source.address, target.writableAddress];
   const { byteLength, context } = source;
@@ -72,10 +84,10 @@ export function copyBuffer(
 
 /** Implements `copyFrom` and `copyToHost`. */
 export async function copyHost(
-  buffer: DeviceBuffer,
+  buffer: DeviceRange,
   direction: Direction,
   memory: HostMemory,
-  options: CopyOptions | undefined,
+  options: (StreamOption & WaitOptions) | undefined,
 ): Promise<void> {
   const call = direction === 'to device' ? 'copyFrom' : 'copyToHost';
   const { signal, stream } = checkOptions(options, ['stream', 'signal'], call);
@@ -85,7 +97,7 @@ export async function copyHost(
 
 /** Implements `copyFromSync` and `copyToHostSync`. */
 export function copyHostSync(
-  buffer: DeviceBuffer,
+  buffer: DeviceRange,
   direction: Direction,
   memory: HostMemory,
   options: StreamOption | undefined,
@@ -96,7 +108,7 @@ export function copyHostSync(
 }
 
 function toHostCopy(
-  buffer: DeviceBuffer,
+  buffer: DeviceRange,
   direction: Direction,
   memory: HostMemory,
   stream: Stream | undefined,

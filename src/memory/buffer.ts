@@ -1,4 +1,7 @@
+import { OUT0, readHandle } from '../../ffi/arena.ts';
+import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
+import { check } from '../check.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
 import { CuffiError } from '../errors.ts';
 import { life, Resource, type Scope } from '../lifetime.ts';
@@ -6,16 +9,18 @@ import type { WaitOptions } from '../poller.ts';
 import type { Stream } from '../stream.ts';
 import {
   assertInternal,
+  checkBoolean,
   checkInstance,
   checkInteger,
   checkOptions,
   formatValue,
   type HostMemory,
 } from '../validate.ts';
+import { allocateWithRetry } from './allocate-with-retry.ts';
 import { copyBuffer, copyHost, copyHostSync, fillBuffer, streamOf } from './buffer-copy.ts';
-import { splitOffsetsWithin } from './chunks.ts';
-import { DeviceMemory } from './device-memory.ts';
+import { roundUp, splitOffsetsWithin } from './chunks.ts';
 import type { HostAllocation, HostMemoryKind } from './host-allocation.ts';
+import { freeNonBlocking } from './internal-stream.ts';
 import type { LockFlags } from './page-lock.ts';
 
 /** Options of calls that work in a stream. */
@@ -117,39 +122,27 @@ export interface MemoryResource {
   allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer;
 }
 
-/** @throws TypeError unless `value` is a memory resource */
-export function checkMemoryResource(value: unknown): MemoryResource {
-  const { context, allocate } = (value ?? {}) as Partial<Record<keyof MemoryResource, unknown>>;
-  if (!(context instanceof Context) || typeof allocate !== 'function')
-    throw new TypeError(
-      'memory must be a memory resource, such as DeviceMemory, MemoryPool, ManagedMemory or ' +
-        `MappedMemory, not ${formatValue(value)}`,
-    );
-  return value as MemoryResource;
+/** Options of {@link DeviceMemory.create}. */
+export interface DeviceMemoryOptions extends PlaceOptions {
+  /**
+   * Whether each allocation gets its own blocks, so that sharing it exposes no other memory. Sizes
+   * are rounded up to 2 MiB. Default false.
+   */
+  readonly private?: boolean;
 }
 
 /**
- * @internal The default resource of a context that has a memory manager. manager/ implements it.
+ * A range of device memory.
+ *
+ * The buffer owns its memory if it allocated it. `close()` frees the memory as soon as no work can
+ * use it, and never waits. A `subarray` is a view of the same memory and keeps it alive.
+ *
+ * @example
+ * using buffer = cuda.DeviceBuffer.allocate(1024);
+ * await buffer.copyFrom(new Uint8Array(1024).fill(7));
+ * const bytes = await buffer.copyToHost();
  */
-export interface ManagerResource extends ContextMemory, MemoryResource {
-  allocateHost(byteLength: number, kind: HostMemoryKind): HostAllocation;
-  /** Page-locks `memory`. Returns a function that unlocks it. */
-  lockHost(memory: HostMemory, flags: LockFlags): () => void;
-}
-
-/** @internal The memory manager of a context, if one was set. */
-export const memoryManagerOf = (context: Context): ManagerResource | undefined =>
-  // Only manager/ sets a context's memory.
-  context.memory as ManagerResource | undefined;
-
-/**
- * Wraps the owner that a caller named for a borrowed buffer. The buffer keeps the owner alive, but
- * closing an owner that is a resource does not close the buffer.
- */
-export const keepaliveFor = (owner: unknown): unknown =>
-  owner === undefined ? undefined : { owner };
-
-abstract class BufferMemory extends Resource {
+export class DeviceBuffer extends Resource {
   readonly context: Context;
   readonly byteLength: number;
   /** Whether cuffi, another library or another process allocated it. */
@@ -186,9 +179,53 @@ abstract class BufferMemory extends Resource {
     this.#isOwnerGone = init.isOwnerGone;
   }
 
-  /** @internal The buffer that this one is a view of. */
-  protected get viewOf(): DeviceBuffer | undefined {
-    return this.#root;
+  /**
+   * Allocates uninitialized device memory (cuMemAlloc), the kind that legacy IPC can share. If a
+   * memory manager is set, the manager allocates it.
+   *
+   * @param byteLength at least 1
+   * @throws CudaError CUDA_ERROR_OUT_OF_MEMORY
+   * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+   */
+  static allocate(byteLength: number, options?: BufferOptions): DeviceBuffer {
+    const { memory, stream, ...place } = checkOptions(
+      options,
+      ['context', 'device', 'memory', 'stream'],
+      'DeviceBuffer.allocate',
+    );
+    checkInteger(byteLength, 'byteLength', 1);
+    const givenResource = memory === undefined ? undefined : checkMemoryResource(memory);
+    if (givenResource && (place.context || place.device !== undefined))
+      throw new TypeError('give either a memory resource or a place, not both');
+    const checkedStream = streamOf(stream);
+    const resource = givenResource ?? defaultResource(Context.resolve(place));
+    const buffer = resource.allocate(byteLength, checkedStream ? { stream: checkedStream } : {});
+    // A user's own resource may return anything.
+    if (givenResource && checkInstance(buffer, DeviceBuffer, 'what memory.allocate returns').closed)
+      throw new TypeError('memory.allocate must return an open buffer, not a closed one');
+    if (buffer.byteLength < byteLength)
+      throw new RangeError(
+        `memory.allocate must return at least ${byteLength} bytes, not ${buffer.byteLength}`,
+      );
+    return buffer;
+  }
+
+  /** Wraps memory that someone else owns. Closing the buffer frees nothing. */
+  static fromPointer(address: number, byteLength: number, options?: PointerOptions): DeviceBuffer {
+    checkInteger(address, 'address', 1);
+    checkInteger(byteLength, 'byteLength', 0, Number.MAX_SAFE_INTEGER - address);
+    const { owner, ...place } = checkOptions(
+      options,
+      ['context', 'device', 'owner'],
+      'DeviceBuffer.fromPointer',
+    );
+    return new DeviceBuffer({
+      context: Context.resolve(place),
+      address: address as CUdeviceptr,
+      byteLength,
+      origin: 'borrowed',
+      keepalive: keepaliveFor(owner),
+    });
   }
 
   override get closed(): boolean {
@@ -272,107 +309,9 @@ abstract class BufferMemory extends Resource {
       : [];
   }
 
-  /** @internal */
-  protected viewInit(root: DeviceBuffer, begin: number, end: number, access: Access): BufferInit {
-    return {
-      context: this.context,
-      address: (this.address + begin) as CUdeviceptr,
-      byteLength: end - begin,
-      origin: this.origin,
-      resource: this.resource,
-      root: root,
-      mappingBoundaries: this.#mappingBoundaries,
-      access,
-    };
-  }
-
-  /** @internal */
-  protected transferredInit(): BufferInit {
-    const { owner } = this.transferOwnership('its memory was moved to another buffer');
-    return {
-      context: this.context,
-      address: this.#address,
-      byteLength: this.byteLength,
-      origin: this.origin,
-      resource: this.resource,
-      release: this.#release,
-      owner,
-      keepalive: this.#keepalive,
-      mappingBoundaries: this.#mappingBoundaries,
-      isOwnerGone: this.#isOwnerGone,
-      access: this.access,
-    };
-  }
-
-  override toString(): string {
-    return `DeviceBuffer(${this.byteLength} bytes, ${this.origin}${this.closed ? ', closed' : ''})`;
-  }
-}
-
-/**
- * A range of device memory.
- *
- * The buffer owns its memory if it allocated it. `close()` frees the memory as soon as no work can
- * use it, and never waits. A `subarray` is a view of the same memory and keeps it alive.
- *
- * @example
- * using buffer = cuda.DeviceBuffer.allocate(1024);
- * await buffer.copyFrom(new Uint8Array(1024).fill(7));
- * const bytes = await buffer.copyToHost();
- */
-export class DeviceBuffer extends BufferMemory {
-  /**
-   * Allocates uninitialized device memory (cuMemAlloc), the kind that legacy IPC can share. If a
-   * memory manager is set, the manager allocates it.
-   *
-   * @param byteLength at least 1
-   * @throws CudaError CUDA_ERROR_OUT_OF_MEMORY
-   * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
-   */
-  static allocate(byteLength: number, options?: BufferOptions): DeviceBuffer {
-    const { memory, stream, ...place } = checkOptions(
-      options,
-      ['context', 'device', 'memory', 'stream'],
-      'DeviceBuffer.allocate',
-    );
-    checkInteger(byteLength, 'byteLength', 1);
-    const givenResource = memory === undefined ? undefined : checkMemoryResource(memory);
-    if (givenResource && (place.context || place.device !== undefined))
-      throw new TypeError('give either a memory resource or a place, not both');
-    const checkedStream = streamOf(stream);
-    const resource = givenResource ?? defaultResource(Context.resolve(place));
-    const buffer = resource.allocate(byteLength, checkedStream ? { stream: checkedStream } : {});
-    // A user's own resource may return anything.
-    if (givenResource && checkInstance(buffer, DeviceBuffer, 'what memory.allocate returns').closed)
-      throw new TypeError('memory.allocate must return an open buffer, not a closed one');
-    if (buffer.byteLength < byteLength)
-      throw new RangeError(
-        `memory.allocate must return at least ${byteLength} bytes, not ${buffer.byteLength}`,
-      );
-    return buffer;
-  }
-
-  /** Wraps memory that someone else owns. Closing the buffer frees nothing. */
-  static fromPointer(address: number, byteLength: number, options?: PointerOptions): DeviceBuffer {
-    checkInteger(address, 'address', 1);
-    checkInteger(byteLength, 'byteLength', 0, Number.MAX_SAFE_INTEGER - address);
-    const { owner, ...place } = checkOptions(
-      options,
-      ['context', 'device', 'owner'],
-      'DeviceBuffer.fromPointer',
-    );
-    return new DeviceBuffer({
-      context: Context.resolve(place),
-      address: address as CUdeviceptr,
-      byteLength,
-      origin: 'borrowed',
-      keepalive: keepaliveFor(owner),
-    });
-  }
-
   /** @internal The buffer that this one is a view of, or itself. */
   get root(): DeviceBuffer {
-    return this.viewOf ?? this;
+    return this.#root ?? this;
   }
 
   /**
@@ -406,15 +345,35 @@ export class DeviceBuffer extends BufferMemory {
     access: Access,
     options?: Pick<BufferInit, 'release'>,
   ): DeviceBuffer {
-    return new DeviceBuffer({ ...this.viewInit(this.root, begin, end, access), ...options });
+    return new DeviceBuffer({
+      context: this.context,
+      address: (this.address + begin) as CUdeviceptr,
+      byteLength: end - begin,
+      origin: this.origin,
+      resource: this.resource,
+      root: this.root,
+      mappingBoundaries: this.#mappingBoundaries,
+      access,
+      ...options,
+    });
   }
 
-  /**
-   * @internal Moves ownership of the memory to a new buffer, and closes this one. @throws
-   * CuffiError
-   */
+  /** @internal Moves the memory to a new buffer, and closes this one. @throws CuffiError */
   moveToNewBuffer(): DeviceBuffer {
-    return new DeviceBuffer(this.transferredInit());
+    const { owner } = this.transferOwnership('its memory was moved to another buffer');
+    return new DeviceBuffer({
+      context: this.context,
+      address: this.#address,
+      byteLength: this.byteLength,
+      origin: this.origin,
+      resource: this.resource,
+      release: this.#release,
+      owner,
+      keepalive: this.#keepalive,
+      mappingBoundaries: this.#mappingBoundaries,
+      isOwnerGone: this.#isOwnerGone,
+      access: this.access,
+    });
   }
 
   /** Sets every element to `value`. Only queues the work. */
@@ -473,7 +432,124 @@ export class DeviceBuffer extends BufferMemory {
     copyHostSync(this, 'to host', target, options);
     return target;
   }
+
+  override toString(): string {
+    return `DeviceBuffer(${this.byteLength} bytes, ${this.origin}${this.closed ? ', closed' : ''})`;
+  }
+}
+
+/**
+ * Plain device memory (cuMemAlloc), the kind that legacy IPC can share. `DeviceBuffer.allocate`
+ * uses it by default.
+ *
+ * @example
+ * const memory = cuda.DeviceMemory.create({ private: true });
+ * using buffer = memory.allocate(1000); // alone in its 2 MiB
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export class DeviceMemory implements MemoryResource {
+  readonly context: Context;
+  readonly private: boolean;
+  readonly deviceAccessible = true;
+  readonly hostAccessible = false;
+
+  private constructor(context: Context, isPrivate: boolean) {
+    assertInternal(context, Context, 'DeviceMemory', 'DeviceMemory.create');
+    this.context = context;
+    this.private = isPrivate;
+  }
+
+  static create(options?: DeviceMemoryOptions): DeviceMemory {
+    const { private: isPrivate, ...place } = checkOptions(
+      options,
+      ['context', 'device', 'private'],
+      'DeviceMemory.create',
+    );
+    return new DeviceMemory(Context.resolve(place), checkBoolean(isPrivate, 'private', false));
+  }
+
+  /** @throws CudaError CUDA_ERROR_OUT_OF_MEMORY */
+  allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer {
+    checkInteger(byteLength, 'byteLength', 1);
+    checkOptions(options, ['stream'], 'allocate');
+    const { context } = this;
+    const allocatedByteLength = this.private ? roundUp(byteLength, BLOCK_BYTE_LENGTH) : byteLength;
+    const address = context.run(() => {
+      allocateWithRetry(context, 'cuMemAlloc_v2', allocatedByteLength, () =>
+        cu.cuMemAlloc_v2(OUT0, allocatedByteLength),
+      );
+      return readHandle<CUdeviceptr>(OUT0, cu.cuMemFree_v2);
+    });
+    return makeOwnedBuffer(this, address, byteLength, allocatedByteLength);
+  }
+}
+
+// How the memory of a buffer is checked, allocated and kept alive.
+
+/** The unit in which the driver maps and shares memory. */
+const BLOCK_BYTE_LENGTH = 2 << 20;
+
+/** Makes a buffer that owns plain device memory and frees it when closed. */
+export function makeOwnedBuffer(
+  resource: DeviceMemory,
+  address: CUdeviceptr,
+  byteLength: number,
+  allocatedByteLength: number = byteLength,
+): DeviceBuffer {
+  const { context } = resource;
+  const { releases, epoch } = context;
+  return new DeviceBuffer({
+    context,
+    address,
+    byteLength,
+    origin: 'allocated',
+    resource,
+    release: () =>
+      releases.enqueue(
+        () => {
+          if (context.epoch === epoch) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
+        },
+        {
+          byteLength: allocatedByteLength,
+          nonBlockingRelease: () => {
+            if (context.epoch === epoch) freeNonBlocking(context, address);
+          },
+        },
+      ),
+  });
 }
 
 const defaultResource = (context: Context): MemoryResource =>
   memoryManagerOf(context) ?? DeviceMemory.create({ context });
+
+/** @throws TypeError unless `value` is a memory resource */
+export function checkMemoryResource(value: unknown): MemoryResource {
+  const { context, allocate } = (value ?? {}) as Partial<Record<keyof MemoryResource, unknown>>;
+  if (!(context instanceof Context) || typeof allocate !== 'function')
+    throw new TypeError(
+      'memory must be a memory resource, such as DeviceMemory, MemoryPool, ManagedMemory or ' +
+        `MappedMemory, not ${formatValue(value)}`,
+    );
+  return value as MemoryResource;
+}
+
+/**
+ * @internal The default resource of a context that has a memory manager. manager/ implements it.
+ */
+export interface ManagerResource extends ContextMemory, MemoryResource {
+  allocateHost(byteLength: number, kind: HostMemoryKind): HostAllocation;
+  /** Page-locks `memory`. Returns a function that unlocks it. */
+  lockHost(memory: HostMemory, flags: LockFlags): () => void;
+}
+
+/** @internal The memory manager of a context, if one was set. */
+export const memoryManagerOf = (context: Context): ManagerResource | undefined =>
+  // Only manager/ sets a context's memory.
+  context.memory as ManagerResource | undefined;
+
+/**
+ * Wraps the owner that a caller named for a borrowed buffer. The buffer keeps the owner alive, but
+ * closing an owner that is a resource does not close the buffer.
+ */
+export const keepaliveFor = (owner: unknown): unknown =>
+  owner === undefined ? undefined : { owner };

@@ -2,12 +2,12 @@
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { CU_STREAM_NON_BLOCKING } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import type { CUstream } from '../../ffi/types.ts';
+import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 
 /** What a stream is for. */
-export type StreamPurpose = 'frees' | 'points' | 'transfers';
+export type StreamPurpose = 'frees' | 'timeline' | 'transfers';
 
 interface InternalStream {
   readonly epoch: number;
@@ -16,7 +16,7 @@ interface InternalStream {
 
 const streams: Readonly<Record<StreamPurpose, WeakMap<Context, InternalStream>>> = {
   frees: new WeakMap(),
-  points: new WeakMap(),
+  timeline: new WeakMap(),
   transfers: new WeakMap(),
 };
 
@@ -34,4 +34,18 @@ export function internalStream(context: Context, purpose: StreamPurpose): CUstre
   context.workTracker.streams.add(handle);
   streams[purpose].set(context, { epoch: context.epoch, handle });
   return handle;
+}
+
+/**
+ * Frees plain device memory that no work uses. cuMemFree would wait for all streams; a
+ * stream-ordered free waits for none. Synchronizing that stream, which has no other work, returns
+ * the memory to the device (measured on an H200).
+ *
+ * @throws CudaError if the memory was not freed
+ */
+export function freeNonBlocking(context: Context, address: CUdeviceptr): void {
+  const stream = internalStream(context, 'frees');
+  check(cu.cuMemFreeAsync(address, stream), 'cuMemFreeAsync');
+  // If this fails, the memory is still freed. The next successful synchronization returns it.
+  cu.cuStreamSynchronize(stream);
 }

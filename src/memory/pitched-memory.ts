@@ -4,10 +4,15 @@ import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
-import { DeviceBuffer, type FillOptions, memoryManagerOf } from './buffer.ts';
+import {
+  DeviceBuffer,
+  DeviceMemory,
+  type FillOptions,
+  makeOwnedBuffer,
+  memoryManagerOf,
+} from './buffer.ts';
 import { checkFillElement, fillRowsOnDevice, noteMemoryUse, streamOf } from './buffer-copy.ts';
 import { roundUp } from './chunks.ts';
-import { DeviceMemory, makeOwnedBuffer } from './device-memory.ts';
 import {
   checkExtent,
   checkRegion,

@@ -16,7 +16,7 @@ import { addContextFd, closeContextFd } from './context-fds.ts';
 import { orderAfterTransfers } from './host-copy.ts';
 import { ensureKeepaliveAllocation } from './physical-memory.ts';
 import type { PoolCloseOptions } from './pool-attributes.ts';
-import * as driver from './pool-attributes.ts';
+import { writeAccess } from './pool-attributes.ts';
 import { randomId } from './random-id.ts';
 
 /**
@@ -107,7 +107,7 @@ export interface PoolTeardown {
 
 /** How to destroy a pool that this process created. */
 export const teardownOf = (handle: CUmemoryPool): PoolTeardown => ({
-  revokeAccess: (device) => driver.writeAccess(handle, device, false),
+  revokeAccess: (device) => writeAccess(handle, device, false),
   destroy() {
     check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy');
     sharedPools.delete(handle);

@@ -14,7 +14,7 @@ import { Context } from '../context.ts';
 import { Device } from '../device.ts';
 import { CuffiError, IpcError, NotSupportedError } from '../errors.ts';
 import { belongsToCapture, isCapturing, onCaptureEnd } from '../graph-capture.ts';
-import { Resource, type ResourceInit, releaseOrWarn } from '../lifetime.ts';
+import { Resource, releaseOrWarn } from '../lifetime.ts';
 import type { Stream } from '../stream.ts';
 import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
@@ -26,7 +26,7 @@ import {
 } from './buffer.ts';
 import { streamOption } from './buffer-copy.ts';
 import type { PoolCloseOptions, PoolOptions } from './pool-attributes.ts';
-import * as driver from './pool-attributes.ts';
+import * as attributes from './pool-attributes.ts';
 import {
   checkPoolClose,
   destroyPool,
@@ -37,100 +37,6 @@ import {
   sharePool,
   teardownOf,
 } from './pool-state.ts';
-
-abstract class PoolAttributes extends Resource {
-  readonly #handle: CUmemoryPool;
-
-  protected constructor(handle: CUmemoryPool, init: ResourceInit) {
-    super('MemoryPool', init);
-    this.#handle = handle;
-  }
-
-  /** The driver's handle. @throws ClosedError */
-  get handle(): CUmemoryPool {
-    this.assertOpen();
-    return this.#handle;
-  }
-
-  /** The bytes in use by allocations; for a borrowed pool, including those of other libraries. */
-  get used(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-  }
-
-  /**
-   * The highest value of {@link used} since the pool was created, or since {@link resetHighWater}.
-   */
-  get usedHigh(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
-  }
-
-  /** The bytes that the pool has reserved from the device, in use or free. */
-  get reserved(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-  }
-
-  /** The highest value of {@link reserved}, like {@link usedHigh}. */
-  get reservedHigh(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
-  }
-
-  /** Resets {@link usedHigh} and {@link reservedHigh} to the current values. */
-  resetHighWater(): void {
-    driver.resetHighWater(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
-    driver.resetHighWater(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
-  }
-
-  /**
-   * How many unused bytes the pool keeps; Infinity for all. See
-   * {@link PoolOptions.releaseThreshold}.
-   */
-  get releaseThreshold(): number {
-    return driver.readThreshold(this.handle);
-  }
-
-  set releaseThreshold(byteLength: number) {
-    checkThreshold(byteLength);
-    driver.writeThreshold(this.handle, byteLength);
-  }
-
-  /** When freed memory is reused. An assignment may name only some of the settings. */
-  get reuse(): driver.PoolReuse {
-    const pool = this.handle;
-    return {
-      followEventDependencies: driver.readReuse(pool, 'followEventDependencies'),
-      allowOpportunistic: driver.readReuse(pool, 'allowOpportunistic'),
-      allowInternalDependencies: driver.readReuse(pool, 'allowInternalDependencies'),
-    };
-  }
-
-  set reuse(wanted: Partial<driver.PoolReuse>) {
-    const checked = checkReuse(wanted);
-    for (const name of driver.reuseNames) {
-      const value = checked[name];
-      if (value !== undefined) driver.writeReuse(this.handle, name, value);
-    }
-  }
-
-  /** Returns unused memory to the device until at most `minBytesToKeep` bytes are reserved. */
-  trim(minBytesToKeep = 0): void {
-    checkInteger(minBytesToKeep, 'minBytesToKeep');
-    check(
-      cu.cuMemPoolTrimTo(this.handle, minBytesToKeep),
-      'cuMemPoolTrimTo',
-      () => `trimming a memory pool to ${minBytesToKeep} bytes`,
-    );
-  }
-}
-
-function checkThreshold(byteLength: unknown): void {
-  if (byteLength !== Number.POSITIVE_INFINITY) checkInteger(byteLength, 'releaseThreshold');
-}
-
-function checkReuse(reuse: Partial<driver.PoolReuse> | undefined): Partial<driver.PoolReuse> {
-  const checked = checkOptions(reuse, driver.reuseNames, 'reuse');
-  for (const name of driver.reuseNames) checkBoolean(checked[name], name, true);
-  return checked;
-}
 
 /**
  * A pool of device memory with stream-ordered allocations and frees. Both only queue work.
@@ -146,7 +52,7 @@ function checkReuse(reuse: Partial<driver.PoolReuse> | undefined): Partial<drive
  * buffer.fill(0, { stream });
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
-export class MemoryPool extends PoolAttributes implements MemoryResource {
+export class MemoryPool extends Resource implements MemoryResource {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;
@@ -157,6 +63,7 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
   readonly borrowed: boolean;
   /** Whether another process created it: see `openIpcPool` of cuffi/ipc. */
   readonly isMapped = false;
+  readonly #handle: CUmemoryPool;
   readonly #state: PoolState;
 
   private constructor(
@@ -171,12 +78,13 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     assertInternal(context, Context, 'MemoryPool', 'MemoryPool.create');
     const state = newPoolState(context, properties.borrowed);
     const { epoch } = context;
-    super(handle, {
+    super('MemoryPool', {
       owner: context.resources,
       release: properties.borrowed
         ? undefined
         : () => destroyPool(context, epoch, state, teardownOf(handle)),
     });
+    this.#handle = handle;
     this.context = context;
     this.maxSize = properties.maxSize;
     this.shareable = properties.shareable;
@@ -209,11 +117,11 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     const { device } = context;
     if (!MemoryPool.supported(device))
       throw new NotSupportedError(`${device} has no memory pools: use DeviceBuffer.allocate`);
-    if (isShareable && !driver.canMakeShareable(device))
+    if (isShareable && !attributes.canMakeShareable(device))
       throw new NotSupportedError(
         `${device} does not make memory pools that can be shared by file descriptor`,
       );
-    const handle = driver.createPool(device, isShareable, maxSize ?? 0);
+    const handle = attributes.createPool(device, isShareable, maxSize ?? 0);
     const pool = new MemoryPool(context, handle, {
       maxSize: maxSize ?? Number.POSITIVE_INFINITY,
       shareable: isShareable,
@@ -254,7 +162,9 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     const { shareable } = checkOptions(options, ['shareable'], 'MemoryPool.supported');
     const isShareable = checkBoolean(shareable, 'shareable', false);
     const of = Device.resolve(device);
-    return isShareable ? driver.canMakeShareable(of) : of.attribute('memoryPoolsSupported') !== 0;
+    return isShareable
+      ? attributes.canMakeShareable(of)
+      : of.attribute('memoryPoolsSupported') !== 0;
   }
 
   /**
@@ -321,6 +231,81 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     else context.run(() => call(0 as CUstream));
   }
 
+  /** The driver's handle. @throws ClosedError */
+  get handle(): CUmemoryPool {
+    this.assertOpen();
+    return this.#handle;
+  }
+
+  /** The bytes in use by allocations; for a borrowed pool, including those of other libraries. */
+  get used(): number {
+    return attributes.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+  }
+
+  /**
+   * The highest value of {@link used} since the pool was created, or since {@link resetHighWater}.
+   */
+  get usedHigh(): number {
+    return attributes.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
+  }
+
+  /** The bytes that the pool has reserved from the device, in use or free. */
+  get reserved(): number {
+    return attributes.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+  }
+
+  /** The highest value of {@link reserved}, like {@link usedHigh}. */
+  get reservedHigh(): number {
+    return attributes.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
+  }
+
+  /** Resets {@link usedHigh} and {@link reservedHigh} to the current values. */
+  resetHighWater(): void {
+    attributes.resetHighWater(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
+    attributes.resetHighWater(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
+  }
+
+  /**
+   * How many unused bytes the pool keeps; Infinity for all. See
+   * {@link PoolOptions.releaseThreshold}.
+   */
+  get releaseThreshold(): number {
+    return attributes.readThreshold(this.handle);
+  }
+
+  set releaseThreshold(byteLength: number) {
+    checkThreshold(byteLength);
+    attributes.writeThreshold(this.handle, byteLength);
+  }
+
+  /** When freed memory is reused. An assignment may name only some of the settings. */
+  get reuse(): attributes.PoolReuse {
+    const pool = this.handle;
+    return {
+      followEventDependencies: attributes.readReuse(pool, 'followEventDependencies'),
+      allowOpportunistic: attributes.readReuse(pool, 'allowOpportunistic'),
+      allowInternalDependencies: attributes.readReuse(pool, 'allowInternalDependencies'),
+    };
+  }
+
+  set reuse(wanted: Partial<attributes.PoolReuse>) {
+    const checked = checkReuse(wanted);
+    for (const name of attributes.reuseNames) {
+      const value = checked[name];
+      if (value !== undefined) attributes.writeReuse(this.handle, name, value);
+    }
+  }
+
+  /** Returns unused memory to the device until at most `minBytesToKeep` bytes are reserved. */
+  trim(minBytesToKeep = 0): void {
+    checkInteger(minBytesToKeep, 'minBytesToKeep');
+    check(
+      cu.cuMemPoolTrimTo(this.handle, minBytesToKeep),
+      'cuMemPoolTrimTo',
+      () => `trimming a memory pool to ${minBytesToKeep} bytes`,
+    );
+  }
+
   /**
    * Grants another device access to the pool's memory, or revokes it. The pool's own device always
    * has access.
@@ -338,14 +323,14 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     const mayUse = access === 'read-write';
     if (mayUse && !other.canAccessPeer(own))
       throw new NotSupportedError(`${other} does not reach the memory of ${own}`);
-    driver.writeAccess(pool, other, mayUse);
+    attributes.writeAccess(pool, other, mayUse);
     if (mayUse) this.#state.devicesWithAccess.add(other);
     else this.#state.devicesWithAccess.delete(other);
   }
 
   /** A device's access to the pool's memory. */
-  access(device: Device | number): driver.PoolAccess {
-    return driver.readAccess(this.handle, Device.resolve(device));
+  access(device: Device | number): attributes.PoolAccess {
+    return attributes.readAccess(this.handle, Device.resolve(device));
   }
 
   /**
@@ -375,6 +360,20 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
   override toString(): string {
     return `MemoryPool(of ${this.context.device}${this.borrowed ? ', borrowed' : ''}${this.closed ? ', closed' : ''})`;
   }
+}
+
+// How options are checked, and how memory is allocated in a capture.
+
+function checkThreshold(byteLength: unknown): void {
+  if (byteLength !== Number.POSITIVE_INFINITY) checkInteger(byteLength, 'releaseThreshold');
+}
+
+function checkReuse(
+  reuse: Partial<attributes.PoolReuse> | undefined,
+): Partial<attributes.PoolReuse> {
+  const checked = checkOptions(reuse, attributes.reuseNames, 'reuse');
+  for (const name of attributes.reuseNames) checkBoolean(checked[name], name, true);
+  return checked;
 }
 
 /**

@@ -2,8 +2,7 @@
 
 import { Context, type MemoryInfo, setContextMemoryFactory } from '../../context.ts';
 import { checkInstance, className } from '../../validate.ts';
-import type { AllocateOptions, MemoryResource } from '../buffer.ts';
-import { DeviceMemory } from '../device-memory.ts';
+import { type AllocateOptions, DeviceMemory, type MemoryResource } from '../buffer.ts';
 import { allocationBase, getLegacyHandle } from '../pointer-attributes.ts';
 import { BaseMemoryManager, HostOnlyMemoryManager } from './host-only-manager.ts';
 import { IpcHandle } from './ipc-handle.ts';
