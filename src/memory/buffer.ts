@@ -6,7 +6,7 @@ import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
 import { CuffiError } from '../errors.ts';
 import { life, Resource, type Scope } from '../lifetime.ts';
 import type { WaitOptions } from '../poller.ts';
-import type { Stream } from '../stream.ts';
+import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import {
   assertInternal,
   checkBoolean,
@@ -17,17 +17,11 @@ import {
   type HostMemory,
 } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
-import { copyBuffer, copyHost, copyHostSync, fillBuffer, streamOf } from './buffer-copy.ts';
+import { copyBuffer, copyHost, copyHostSync, fillBuffer } from './buffer-copy.ts';
 import { roundUp, splitOffsetsWithin } from './chunks.ts';
 import type { HostAllocation, HostMemoryKind } from './host-allocation.ts';
 import { freeNonBlocking } from './internal-stream.ts';
 import type { LockFlags } from './page-lock.ts';
-
-/** Options of calls that work in a stream. */
-export interface StreamOption {
-  /** The stream to work in. Default: the legacy default stream. */
-  readonly stream?: Stream;
-}
 
 /** Options of awaited copies. */
 export interface CopyOptions extends StreamOption, WaitOptions {}
