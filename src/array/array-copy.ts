@@ -7,7 +7,7 @@ import {
   copySmallToArena,
   MAX_SMALL_COPY_BYTE_LENGTH,
   SMALL_COPY_ARENA_OFFSET,
-} from '../memory/copy.ts';
+} from '../memory/host-copy.ts';
 import { checkSignal, type WaitOptions } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import { typedArrayKind, typedArrayLength } from '../typed-array.ts';

@@ -10,9 +10,9 @@ import { checkSignal, type WaitOptions } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../stream.ts';
 import { checkHostMemory, checkInteger, checkOptions, type HostMemory } from '../validate.ts';
 import { chunks } from './chunks.ts';
-import { copyAsync, copySync } from './copy.ts';
-import type { HostCopy } from './host-copy.ts';
+import { copyAsync, copySync } from './host-copy.ts';
 import { copyBetweenDevices } from './peer-copy.ts';
+import type { HostCopy } from './transfer.ts';
 
 type Direction = HostCopy['direction'];
 

@@ -13,8 +13,7 @@ import { Stream, type StreamOption, streamOf } from '../stream.ts';
 import { checkInstance, checkOptions } from '../validate.ts';
 import { type CopyOptions, DeviceBuffer } from './buffer.ts';
 import { noteMemoryUse } from './buffer-copy.ts';
-import { copyAsync } from './copy.ts';
-import { afterQueuedWork, copyInTicks, type HostCopy, type QueuePart } from './host-copy.ts';
+import { copyAsync } from './host-copy.ts';
 import { InternalEvent } from './internal-event.ts';
 import { tryEnablePeerAccess } from './peer-copy.ts';
 import {
@@ -28,6 +27,7 @@ import {
   type Region,
   splitBox,
 } from './pitched.ts';
+import { afterQueuedWork, copyInTicks, type HostCopy, type QueuePart } from './transfer.ts';
 
 /**
  * How much pageable memory is copied per event loop iteration. Less than for contiguous memory,

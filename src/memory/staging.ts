@@ -10,14 +10,14 @@ import { releaseOrWarn } from '../lifetime.ts';
 import { nextLoopIteration } from '../poller.ts';
 import { chunks, roundUp } from './chunks.ts';
 import { allocateHost } from './host-allocation.ts';
+import { InternalEvent } from './internal-event.ts';
 import {
   assertAttached,
   type HostCopy,
   queueSlice,
   type StartedCopy,
   transferAndWait,
-} from './host-copy.ts';
-import { InternalEvent } from './internal-event.ts';
+} from './transfer.ts';
 
 /** A pool of items. Each has one user at a time; waiting users are served in order. */
 export class AsyncPool<T> {
