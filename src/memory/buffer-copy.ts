@@ -43,7 +43,7 @@ export function fillBuffer(
   const { writableAddress: address, byteLength, context } = buffer;
   if (byteLength % width !== 0 || address % width !== 0)
     throw new RangeError(
-      `${byteLength} bytes at ${address} are no whole, aligned elements of ${width} bytes`,
+      `${byteLength} bytes at ${address} are not whole, aligned elements of ${width} bytes`,
     );
   const checkedStream = streamOf(stream);
   noteMemoryUse(checkedStream?.context ?? context, [context]);

@@ -64,7 +64,7 @@ export function assertSupported({ device }: Context, kind: Partial<HostMemoryKin
   if (!kind.writeCombined && device.attribute('hostRegisterSupported') === 0)
     throw new NotSupportedError(`${device} cannot page-lock memory of the process`);
   if (kind.mapped && device.attribute('canMapHostMemory') === 0)
-    throw new NotSupportedError(`${device} cannot reach host memory`);
+    throw new NotSupportedError(`${device} cannot access host memory`);
 }
 
 /**
@@ -99,7 +99,7 @@ function mapHostMemory(byteLength: number): AnonymousMapping {
   } catch (error) {
     if (!(error instanceof SystemError)) throw error;
     throw new RangeError(
-      `the system has no room for ${byteLength} bytes of host memory: close buffers that are no ` +
+      `the system cannot allocate ${byteLength} bytes of host memory: close buffers that are no ` +
         'longer needed, or ask for less',
       { cause: error },
     );
@@ -173,7 +173,7 @@ function unlockAndRetire(
   views.cancelFinalizer();
   warnOfDetachedView(
     registered.mapping.byteLength,
-    'they read zeros, and their addresses stay taken',
+    'they read zeros, and their addresses stay reserved',
   );
 }
 

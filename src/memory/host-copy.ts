@@ -88,10 +88,13 @@ export async function copyAsync(copy: HostCopy, options: WaitOptions = {}): Prom
   options.signal?.throwIfAborted();
   if (byteLength === 0) return;
   assertNotCapturing('copying to or from the host');
-  await afterQueuedWork(copy, options, async (begun) => {
-    const isOrdinary = !begun.isLocked && byteLength > DIRECT_BYTE_LENGTH;
-    if (isOrdinary && (await copyStaged(begun))) return;
-    await copyInTicks(begun, queueSlices(copy, begun.isLocked ? byteLength : SLICE_BYTE_LENGTH));
+  await afterQueuedWork(copy, options, async (started) => {
+    const usesStaging = !started.isLocked && byteLength > DIRECT_BYTE_LENGTH;
+    if (usesStaging && (await copyStaged(started))) return;
+    await copyInTicks(
+      started,
+      queueSlices(copy, started.isLocked ? byteLength : SLICE_BYTE_LENGTH),
+    );
   });
 }
 

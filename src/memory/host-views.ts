@@ -7,37 +7,6 @@ import { releaseOrWarn } from '../lifetime.ts';
 import type { ReleaseOptions } from '../release-queue.ts';
 import { checkInteger } from '../validate.ts';
 
-/** Keeps each view's {@link HostViews} alive as long as the view. */
-const viewsByBuffer = new WeakMap<ArrayBuffer, HostViews>();
-
-// As for resources, a finalizer only schedules the work.
-const finalizers = new FinalizationRegistry<() => void>((whenUnused) => {
-  setImmediate(() => releaseOrWarn(whenUnused));
-});
-
-const throwOnTransfer = {
-  value: (): never => {
-    throw new TypeError('a view of page-locked or managed memory cannot be transferred');
-  },
-};
-
-/** A transferred view would outlive the object that keeps the memory alive. */
-function forbidTransfer(view: ArrayBuffer): void {
-  for (const move of ['transfer', 'transferToFixedLength'])
-    if (move in view) Object.defineProperty(view, move, throwOnTransfer);
-}
-
-/**
- * Warns that memory stays allocated until the process exits, because a view was transferred by a
- * BYOB reader or `ArrayBuffer.prototype.transfer`.
- */
-export function warnOfDetachedView(byteLength: number, what: string): void {
-  process.emitWarning(
-    `${byteLength} bytes of host memory were closed after their ArrayBuffer was transferred: ${what}`,
-    { code: 'CUFFI_DETACHED' },
-  );
-}
-
 /**
  * The views of a range of host memory. V8 accounts for all bytes of each view. So the full range
  * has one view, and a repeated window returns the same view while it is alive.
@@ -105,8 +74,8 @@ export class HostViews {
   /** A part of the range as a separate ArrayBuffer. @throws RangeError beyond the end */
   window(byteOffset: number, byteLength: number): ArrayBuffer {
     checkInteger(byteOffset, 'byteOffset', 0, this.#byteLength - 1);
-    const most = Math.min(this.#byteLength - byteOffset, MAX_VIEW_BYTE_LENGTH);
-    checkInteger(byteLength, 'byteLength', 1, most);
+    const maxByteLength = Math.min(this.#byteLength - byteOffset, MAX_VIEW_BYTE_LENGTH);
+    checkInteger(byteLength, 'byteLength', 1, maxByteLength);
     const key = `${byteOffset} ${byteLength}`;
     const existing = this.#windows.get(key)?.deref();
     if (existing) return existing;
@@ -135,7 +104,7 @@ export class HostViews {
 /** @throws ClosedError if host memory is a view of a closed buffer, which reads zeros */
 export function assertNotRetired(host: Uint8Array): void {
   if (host.buffer instanceof ArrayBuffer && viewsByBuffer.get(host.buffer)?.isRetiring)
-    throw new ClosedError('the host memory is that of a closed buffer');
+    throw new ClosedError('the host memory belongs to a closed buffer');
 }
 
 /** An open object's reference to its views; cleared by its release. */
@@ -148,12 +117,6 @@ export interface ViewedMemory {
   readonly viewsReference: ViewsReference;
   readonly release: () => void;
 }
-
-// The closure lives as long as a view. Made here, it captures nothing else.
-const makeRelease =
-  (context: Context, free: () => void, options: ReleaseOptions): (() => void) =>
-  () =>
-    context.releases.enqueue(free, options);
 
 /**
  * Views memory that the driver mapped here. Calls `free` when the memory was released, no view of
@@ -175,7 +138,7 @@ export function viewDriverMemory(
     viewsReference.views = undefined;
     if (views?.hasDetachedView) {
       views.cancelFinalizer();
-      warnOfDetachedView(byteLength, 'they are never given back');
+      warnOfDetachedView(byteLength, 'they are never freed');
       return;
     }
     if (!views || views.wasViewed) return;
@@ -184,3 +147,42 @@ export function viewDriverMemory(
   };
   return { viewsReference, release };
 }
+
+/**
+ * Warns that memory stays allocated until the process exits, because a view was transferred by a
+ * BYOB reader or `ArrayBuffer.prototype.transfer`.
+ */
+export function warnOfDetachedView(byteLength: number, what: string): void {
+  process.emitWarning(
+    `${byteLength} bytes of host memory were closed after their ArrayBuffer was transferred: ${what}`,
+    { code: 'CUFFI_DETACHED' },
+  );
+}
+
+// How views are kept alive, finalized and protected from transfer.
+
+/** Keeps each view's {@link HostViews} alive as long as the view. */
+const viewsByBuffer = new WeakMap<ArrayBuffer, HostViews>();
+
+// As for resources, a finalizer only schedules the work.
+const finalizers = new FinalizationRegistry<() => void>((whenUnused) => {
+  setImmediate(() => releaseOrWarn(whenUnused));
+});
+
+const throwOnTransfer = {
+  value: (): never => {
+    throw new TypeError('a view of page-locked or managed memory cannot be transferred');
+  },
+};
+
+/** A transferred view would outlive the object that keeps the memory alive. */
+function forbidTransfer(view: ArrayBuffer): void {
+  for (const move of ['transfer', 'transferToFixedLength'])
+    if (move in view) Object.defineProperty(view, move, throwOnTransfer);
+}
+
+// The closure lives as long as a view. Made here, it captures nothing else.
+const makeRelease =
+  (context: Context, free: () => void, options: ReleaseOptions): (() => void) =>
+  () =>
+    context.releases.enqueue(free, options);

@@ -22,11 +22,11 @@ export class HostVisibleBuffer extends DeviceBuffer {
     readonly byteLength: number;
     readonly resource: MemoryResource;
     readonly release: () => void;
-    readonly held: ViewsReference | undefined;
+    readonly viewsReference: ViewsReference | undefined;
   }) {
     assertInternal(init, Object, 'HostVisibleBuffer', 'MappedMemory or ManagedMemory');
     super({ ...init, origin: 'allocated' });
-    this.#viewsReference = init.held;
+    this.#viewsReference = init.viewsReference;
   }
 
   /**
@@ -52,7 +52,7 @@ export class HostVisibleBuffer extends DeviceBuffer {
     if (this.closed) throw this.closedError();
     if (!this.#viewsReference)
       throw new NotSupportedError(
-        `the CPU may not touch this memory while ${this.context.device} works: copy it, with copyFrom and copyToHost`,
+        `the CPU cannot access this memory while ${this.context.device} is working: copy it with copyFrom and copyToHost`,
       );
     if (!this.#viewsReference.views) throw this.closedError();
     return this.#viewsReference.views;

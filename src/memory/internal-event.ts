@@ -16,7 +16,7 @@ export class InternalEvent implements Disposable {
   #isDisposed = false;
 
   constructor(context: Context) {
-    assertNotCapturing('marking work, to wait for it,');
+    assertNotCapturing('waiting for work');
     context.run(() => check(cu.cuEventCreate(OUT0, CU_EVENT_DISABLE_TIMING), 'cuEventCreate'));
     this.#event = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
     this.context = context;

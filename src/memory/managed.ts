@@ -130,7 +130,7 @@ export class ManagedMemory implements MemoryResource {
       byteLength,
       resource: this,
       release,
-      held: this.hostAccessible ? viewsReference : undefined,
+      viewsReference: this.hostAccessible ? viewsReference : undefined,
     });
   }
 
@@ -169,12 +169,12 @@ export class ManagedMemory implements MemoryResource {
     const { address, byteLength } = checkManaged(buffer);
     if (!Object.hasOwn(ADVICE_FLAGS, advice))
       throw new TypeError(
-        `there is no advice '${String(advice)}'; known: ${Object.keys(ADVICE_FLAGS).join(', ')}`,
+        `unknown advice '${String(advice)}': use one of ${Object.keys(ADVICE_FLAGS).join(', ')}`,
       );
     const needsPlace = ADVICE_WITH_PLACE.includes(advice);
     if (needsPlace !== (place !== undefined))
       throw new TypeError(
-        needsPlace ? `advice '${advice}' needs a place` : `advice '${advice}' is of no place`,
+        needsPlace ? `advice '${advice}' needs a place` : `advice '${advice}' takes no place`,
       );
     const device =
       place === undefined ? this.context.device.handle : this.#locationId(place, 'place');
@@ -199,15 +199,17 @@ export class ManagedMemory implements MemoryResource {
 const hasConcurrentAccess = (device: Device): boolean =>
   device.attribute('concurrentManagedAccess') !== 0;
 
-function assertConcurrentAccess(device: Device, doing: string): void {
+function assertConcurrentAccess(device: Device, operation: string): void {
   if (!hasConcurrentAccess(device))
-    throw new NotSupportedError(`${device} has no concurrentManagedAccess, which ${doing} needs`);
+    throw new NotSupportedError(
+      `${device} has no concurrentManagedAccess, which ${operation} needs`,
+    );
 }
 
 function checkManaged(buffer: DeviceBuffer): DeviceBuffer {
   checkInstance(buffer, DeviceBuffer, 'buffer');
   if (!(buffer.resource instanceof ManagedMemory))
-    throw new TypeError('buffer must be of managed memory');
+    throw new TypeError('buffer must be managed memory, from ManagedMemory.allocate');
   return buffer;
 }
 
@@ -217,6 +219,6 @@ function assertEnoughFree(context: Context, byteLength: number): void {
   const { free } = context.deviceMemoryInfo();
   if (byteLength <= free) return;
   throw new RangeError(
-    `out of memory: ${byteLength} bytes of managed memory were asked for with ${free} free`,
+    `out of memory: ${byteLength} bytes of managed memory were requested with ${free} free`,
   );
 }

@@ -73,7 +73,7 @@ export class MappedMemory implements MemoryResource {
       byteLength,
       resource: this,
       release,
-      held: viewsReference,
+      viewsReference,
     });
   }
 }

@@ -27,58 +27,49 @@ export interface HostRange {
   readonly memory?: unknown;
 }
 
-/** A range with locked pages, from `begin` up to `end`. */
-interface LockedPages extends HostRange, LockFlags {
-  readonly begin: number;
-  readonly end: number;
-  readonly context: Context;
-  readonly epoch: number;
-  /**
-   * Releasing: the unlock waits for the GPU, and a new lock of the same range can take this one
-   * over. Transferred: a new lock did so, and the old unlock does nothing.
-   */
-  state: 'locked' | 'ended' | 'passed on' | 'unlocked';
-}
-
 /**
- * Weak references: the unlock function keeps its pages alive. A reset of the context drops that
- * function, and with it a pinned array.
+ * Locks the pages of a range. Returns a function that unlocks them, which may block on the GPU.
+ * Call {@link markReleasing} before enqueueing that function as a release: the same range can then
+ * be locked again at once.
+ *
+ * @throws RangeError if a page is already locked
  */
-const trackedPages = new Set<WeakRef<LockedPages>>();
-/** Pages that the driver failed to unlock: they stay locked, and their memory stays alive. */
-const failedUnlocks = new Set<LockedPages>();
-const pagesByUnlock = new WeakMap<() => void, LockedPages>();
-
-function pageRange({ address, byteLength }: HostRange): { begin: number; end: number } {
-  const page = libc.getpagesize();
-  return {
-    begin: Math.floor(address / page) * page,
-    end: roundUp(address + byteLength, page),
+export function lockPages(context: Context, range: HostRange, flags: LockFlags): () => void {
+  const releasing = findReleasing(context, range, flags);
+  if (releasing) releasing.state = 'transferred';
+  else registerPages(context, range, flags);
+  const { pages, forget } = trackPages(context, range, flags);
+  const unlock = (): void => {
+    if (pages.state === 'transferred') return;
+    failedUnlocks.add(pages);
+    pages.state = 'locked';
+    if (context.epoch === pages.epoch)
+      check(cu.cuMemHostUnregister(range.address), 'cuMemHostUnregister');
+    forget();
   };
+  pagesByUnlock.set(unlock, pages);
+  return unlock;
 }
 
-function trackPages(
-  context: Context,
-  range: HostRange,
-  { portable, mapped }: LockFlags,
-): { readonly pages: LockedPages; readonly forget: () => void } {
-  const pages: LockedPages = {
-    ...range,
-    ...pageRange(range),
-    context,
-    portable,
-    mapped,
-    epoch: context.epoch,
-    state: 'locked',
-  };
-  const reference = new WeakRef(pages);
-  trackedPages.add(reference);
-  const forget = (): void => {
-    pages.state = 'unlocked';
-    trackedPages.delete(reference);
-    failedUnlocks.delete(pages);
-  };
-  return { pages, forget };
+/** Notes that `unlock`, from {@link lockPages}, is about to be enqueued as a release. */
+export function markReleasing(unlock: () => void): void {
+  const pages = pagesByUnlock.get(unlock);
+  if (pages) pages.state = 'releasing';
+}
+
+/** Calls `lock`. If the driver is out of memory, runs pending releases and calls it again. */
+export function lockWithRetry(
+  { releases }: Context,
+  call: FunctionName,
+  byteLength: number,
+  lock: () => CUresult,
+): void {
+  let status = lock();
+  if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY && releases.size > 0) {
+    releases.drainReady(true);
+    status = lock();
+  }
+  check(status, call, () => `page-locking ${byteLength} bytes of host memory`);
 }
 
 /**
@@ -90,22 +81,6 @@ export const trackLockedPages = (
   range: HostRange,
   flags: LockFlags,
 ): (() => void) => trackPages(context, range, flags).forget;
-
-const isStillLocked = ({ context, epoch, state }: LockedPages): boolean =>
-  context.epoch === epoch && (state === 'locked' || state === 'ended');
-
-/** The pages that are locked now. A reset ends all earlier locks. */
-function* lockedPages(): Generator<LockedPages> {
-  for (const reference of trackedPages) {
-    const pages = reference.deref();
-    if (pages && isStillLocked(pages)) {
-      yield pages;
-      continue;
-    }
-    trackedPages.delete(reference);
-    if (pages) failedUnlocks.delete(pages);
-  }
-}
 
 /** Stops tracking the pages of a range that is about to be unmapped. */
 export function untrackPages(address: Address, byteLength: number): void {
@@ -133,6 +108,77 @@ export function findLockingContext(
   return undefined;
 }
 
+/** The device address of page-locked, mapped memory. */
+export const devicePointerOf = (context: Context, address: Address): CUdeviceptr =>
+  context.run(() => {
+    check(cu.cuMemHostGetDevicePointer_v2(OUT0, address, 0), 'cuMemHostGetDevicePointer_v2');
+    return readHandle<CUdeviceptr>(OUT0);
+  });
+
+// The pages that are locked now, in any context.
+
+/** A range with locked pages, from `begin` up to `end`. */
+interface LockedPages extends HostRange, LockFlags {
+  readonly begin: number;
+  readonly end: number;
+  readonly context: Context;
+  readonly epoch: number;
+  /**
+   * Releasing: the unlock waits for the GPU, and a new lock of the same range can take this one
+   * over. Transferred: a new lock did so, and the old unlock does nothing.
+   */
+  state: 'locked' | 'releasing' | 'transferred' | 'unlocked';
+}
+
+/**
+ * Weak references: the unlock function keeps its pages alive. A reset of the context drops that
+ * function, and with it a pinned array.
+ */
+const trackedPages = new Set<WeakRef<LockedPages>>();
+/** Pages that the driver failed to unlock: they stay locked, and their memory stays alive. */
+const failedUnlocks = new Set<LockedPages>();
+const pagesByUnlock = new WeakMap<() => void, LockedPages>();
+
+function trackPages(
+  context: Context,
+  range: HostRange,
+  { portable, mapped }: LockFlags,
+): { readonly pages: LockedPages; readonly forget: () => void } {
+  const pages: LockedPages = {
+    ...range,
+    ...pageRange(range),
+    context,
+    portable,
+    mapped,
+    epoch: context.epoch,
+    state: 'locked',
+  };
+  const reference = new WeakRef(pages);
+  trackedPages.add(reference);
+  const forget = (): void => {
+    pages.state = 'unlocked';
+    trackedPages.delete(reference);
+    failedUnlocks.delete(pages);
+  };
+  return { pages, forget };
+}
+
+/** The pages that are locked now. A reset ends all earlier locks. */
+function* lockedPages(): Generator<LockedPages> {
+  for (const reference of trackedPages) {
+    const pages = reference.deref();
+    if (pages && isStillLocked(pages)) {
+      yield pages;
+      continue;
+    }
+    trackedPages.delete(reference);
+    if (pages) failedUnlocks.delete(pages);
+  }
+}
+
+const isStillLocked = ({ context, epoch, state }: LockedPages): boolean =>
+  context.epoch === epoch && (state === 'locked' || state === 'releasing');
+
 /**
  * Finds a lock of the same range, flags and context whose unlock waits for the GPU.
  *
@@ -155,59 +201,14 @@ function findReleasing(
       other.byteLength === range.byteLength &&
       other.portable === flags.portable &&
       other.mapped === flags.mapped;
-    if (isSame && other.state === 'ended') return other;
+    if (isSame && other.state === 'releasing') return other;
     throw new RangeError(
-      `${range.what} shares a page with memory that is page-locked already` +
+      `${range.what} shares a page with memory that is already page-locked` +
         (describePendingReleases(other.context) ||
           ': lock one larger array, or allocate a PinnedBuffer'),
     );
   }
   return undefined;
-}
-
-/** Calls `lock`. If the driver is out of memory, runs pending releases and calls it again. */
-export function lockWithRetry(
-  { releases }: Context,
-  call: FunctionName,
-  byteLength: number,
-  lock: () => CUresult,
-): void {
-  let status = lock();
-  if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY && releases.size > 0) {
-    releases.drainReady(true);
-    status = lock();
-  }
-  check(status, call, () => `page-locking ${byteLength} bytes of host memory`);
-}
-
-/**
- * Locks the pages of a range. Returns a function that unlocks them, which may block on the GPU.
- * Call {@link markReleasing} before enqueueing that function as a release: the same range can then
- * be locked again at once.
- *
- * @throws RangeError if a page is already locked
- */
-export function lockPages(context: Context, range: HostRange, flags: LockFlags): () => void {
-  const releasing = findReleasing(context, range, flags);
-  if (releasing) releasing.state = 'passed on';
-  else registerPages(context, range, flags);
-  const { pages, forget } = trackPages(context, range, flags);
-  const unlock = (): void => {
-    if (pages.state === 'passed on') return;
-    failedUnlocks.add(pages);
-    pages.state = 'locked';
-    if (context.epoch === pages.epoch)
-      check(cu.cuMemHostUnregister(range.address), 'cuMemHostUnregister');
-    forget();
-  };
-  pagesByUnlock.set(unlock, pages);
-  return unlock;
-}
-
-/** Notes that `unlock`, from {@link lockPages}, is about to be enqueued as a release. */
-export function markReleasing(unlock: () => void): void {
-  const pages = pagesByUnlock.get(unlock);
-  if (pages) pages.state = 'ended';
 }
 
 function registerPages(
@@ -225,9 +226,10 @@ function registerPages(
   );
 }
 
-/** The device address of page-locked, mapped memory. */
-export const devicePointerOf = (context: Context, address: Address): CUdeviceptr =>
-  context.run(() => {
-    check(cu.cuMemHostGetDevicePointer_v2(OUT0, address, 0), 'cuMemHostGetDevicePointer_v2');
-    return readHandle<CUdeviceptr>(OUT0);
-  });
+function pageRange({ address, byteLength }: HostRange): { begin: number; end: number } {
+  const page = libc.getpagesize();
+  return {
+    begin: Math.floor(address / page) * page,
+    end: roundUp(address + byteLength, page),
+  };
+}

@@ -128,19 +128,19 @@ export function shareChunks(
   maxChunks: number,
   access: Access,
 ): Omit<SharedChunks, 'id'> {
-  const firstChunk = chunks.findIndex((part) => part.address + part.byteLength > start);
+  const firstChunk = chunks.findIndex((chunk) => chunk.address + chunk.byteLength > start);
   const overlapping = chunks
     .slice(firstChunk)
     .filter(({ address }) => address < start + byteLength);
   if (overlapping.length > maxChunks)
     throw new IpcError(
-      `this range lies in ${overlapping.length} pieces, of which ${maxChunks} can be shared at once: grow in larger steps`,
+      `this range has ${overlapping.length} chunks, and at most ${maxChunks} can be shared at once: grow in larger steps`,
     );
-  const pieces = overlapping.map((part) => ({
-    byteLength: part.byteLength,
-    fd: exportChunk(context, part, access),
+  const shared = overlapping.map((chunk) => ({
+    byteLength: chunk.byteLength,
+    fd: exportChunk(context, chunk, access),
   }));
-  return { firstChunk, byteOffset: start - (overlapping[0]?.address ?? start), chunks: pieces };
+  return { firstChunk, byteOffset: start - (overlapping[0]?.address ?? start), chunks: shared };
 }
 
 /**
@@ -149,10 +149,11 @@ export function shareChunks(
  */
 function exportChunk(context: Context, chunk: PhysicalChunk, access: Access): number {
   const name = access === 'read' ? 'readOnlyFd' : 'fd';
-  const known = chunk[name];
-  if (known !== undefined) return known;
+  const existing = chunk[name];
+  if (existing !== undefined) return existing;
   const { handle, byteLength } = chunk;
-  if (handle === undefined) throw new TypeError('a piece of another process is not exported again');
+  if (handle === undefined)
+    throw new TypeError('a chunk from another process cannot be exported again');
   check(
     cu.cuMemExportToShareableHandle(OUT0, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
     'cuMemExportToShareableHandle',
@@ -199,7 +200,7 @@ export function freeReservation(
   const unmaps = chunks
     .splice(0)
     .reverse()
-    .map((part) => () => unmapChunk(context, part));
+    .map((chunk) => () => unmapChunk(context, chunk));
   const free = (): void => check(cu.cuMemAddressFree(address, byteLength), 'cuMemAddressFree');
   runAll([...unmaps, free]);
 }

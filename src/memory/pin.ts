@@ -127,7 +127,7 @@ function assertDistinct(earlier: readonly Uint8Array[], range: Uint8Array, at: n
     ({ buffer, byteOffset, byteLength }) =>
       buffer === range.buffer && byteOffset === range.byteOffset && byteLength === range.byteLength,
   );
-  if (duplicate >= 0) throw new TypeError(`arrays[${at}] is arrays[${duplicate}] again`);
+  if (duplicate >= 0) throw new TypeError(`arrays[${at}] is the same as arrays[${duplicate}]`);
 }
 
 const unlockAll = (unlocks: readonly (() => void)[]): void => runAll([...unlocks].reverse());
@@ -136,7 +136,7 @@ function warnOfDetached(ranges: readonly Uint8Array[]): void {
   const detached = ranges.flatMap(({ byteLength }, at) => (byteLength === 0 ? [at] : []));
   if (detached.length === 0) return;
   process.emitWarning(
-    `${detached.map((at) => `arrays[${at}]`).join(', ')} of pin() went to another thread while page-locked: the memory may have been freed under the device`,
+    `${detached.map((at) => `arrays[${at}]`).join(', ')} of pin() went to another thread while page-locked: the memory may have been freed while the device used it`,
     { code: 'CUFFI_DETACHED' },
   );
 }

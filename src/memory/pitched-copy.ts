@@ -29,12 +29,6 @@ import {
 } from './pitched.ts';
 import { afterQueuedWork, copyInTicks, type HostCopy, type QueuePart } from './transfer.ts';
 
-/**
- * How much pageable memory is copied per event loop iteration. Less than for contiguous memory,
- * because the driver copies each row separately.
- */
-const MAX_PART_BYTE_LENGTH = 1 << 20;
-
 /** A copy with checked arguments. */
 interface PitchedCopy {
   readonly box: Box;
@@ -42,6 +36,12 @@ interface PitchedCopy {
   readonly source: Region;
   readonly stream: Stream | undefined;
 }
+
+/**
+ * How much pageable memory is copied per event loop iteration. Less than for contiguous memory,
+ * because the driver copies each row separately.
+ */
+const MAX_PART_BYTE_LENGTH = 1 << 20;
 
 /**
  * Copies rows and slices between host and device in either direction, or between devices, after the
@@ -73,8 +73,8 @@ export async function copyPitched(
   if (!host) await copyOnDevices(copy, wait);
   else if (isFlat(copy.box)) await copyAsync(host, wait);
   else
-    await afterQueuedWork(host, wait, (begun) =>
-      copyInTicks(begun, queueParts(copy, begun.isLocked ? Infinity : MAX_PART_BYTE_LENGTH)),
+    await afterQueuedWork(host, wait, (started) =>
+      copyInTicks(started, queueParts(copy, started.isLocked ? Infinity : MAX_PART_BYTE_LENGTH)),
     );
 }
 
@@ -114,6 +114,8 @@ export function queuePitchedCopy(
   if (!isEmpty(copy.box)) queueCopy(copy);
 }
 
+// How a copy is checked, split and queued.
+
 function checkCopy(
   to: PitchedMemory,
   from: PitchedMemory,
@@ -125,7 +127,7 @@ function checkCopy(
   const target = checkRegion(to, 'target', box, call);
   const source = checkRegion(from, 'source', box, call);
   if (!contextOf(target) && !contextOf(source))
-    throw new TypeError(`${call}: both memories are the host's, at least one must be a device's`);
+    throw new TypeError(`${call}: both memories are on the host: at least one must be on a device`);
   return { box: flatten(box, [target, source]), target, source, stream: streamOf(stream) };
 }
 
@@ -238,17 +240,17 @@ function queueRows(
     Height: box.height,
     Depth: box.depth,
   };
-  const doing = (): string => `copying ${box.height * box.depth} rows of ${box.width} bytes`;
+  const describe = (): string => `copying ${box.height * box.depth} rows of ${box.width} bytes`;
   if (areOnDifferentDevices(target, source)) {
     const contexts = {
       srcContext: source.context?.handle ?? 0,
       dstContext: target.context?.handle ?? 0,
     };
     const struct = writeStruct('CUDA_MEMCPY3D_PEER', { ...fields, ...contexts });
-    check(cu.cuMemcpy3DPeerAsync(struct, stream), 'cuMemcpy3DPeerAsync', doing);
+    check(cu.cuMemcpy3DPeerAsync(struct, stream), 'cuMemcpy3DPeerAsync', describe);
   } else {
     const struct = writeStruct('CUDA_MEMCPY3D', fields);
-    check(cu.cuMemcpy3DAsync_v2(struct, stream), 'cuMemcpy3DAsync_v2', doing);
+    check(cu.cuMemcpy3DAsync_v2(struct, stream), 'cuMemcpy3DAsync_v2', describe);
   }
 }
 

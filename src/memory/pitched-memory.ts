@@ -111,7 +111,7 @@ export function fillPitched(
   const given = checkExtent(extent, 'fillPitched');
   const region = checkRegion(target, 'target', given, 'fillPitched');
   const buffer = checkInstance(region.memory, DeviceBuffer, 'target.memory');
-  const ordered = streamOf(stream);
+  const checkedStream = streamOf(stream);
   const { context } = buffer;
   const start = buffer.address + region.byteOffset;
   const { rowPitch, slicePitch } = region;
@@ -119,18 +119,18 @@ export function fillPitched(
   const steps = [start, row, rows > 1 ? rowPitch : 0, slices > 1 ? slicePitch : 0];
   if (steps.some((step) => step % element !== 0))
     throw new RangeError(
-      `rows of ${row} bytes at ${start}, ${rowPitch} apart, are no whole, aligned elements of ${element} bytes`,
+      `rows of ${row} bytes at ${start}, ${rowPitch} apart, are not whole, aligned elements of ${element} bytes`,
     );
   const box = flatten(given, [region]);
   if (isEmpty(box)) return;
-  noteMemoryUse(ordered?.context ?? context, [context]);
+  noteMemoryUse(checkedStream?.context ?? context, [context]);
   for (const part of splitBox(box, [region])) {
     const { width, height, depth } = part.box;
     const [offset = 0] = part.offsets;
     for (let z = 0; z < depth; z += 1) {
       const address = (start + offset + z * slicePitch) as CUdeviceptr;
       const extents = [width / element, height] as const;
-      fillRowsOnDevice(context, address, rowPitch, value, element, extents, ordered);
+      fillRowsOnDevice(context, address, rowPitch, value, element, extents, checkedStream);
     }
   }
 }

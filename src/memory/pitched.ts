@@ -83,7 +83,7 @@ export function checkExtent(extent: Extent, call: string): Box {
 export function checkRegion(pitched: PitchedMemory, name: string, box: Box, call: string): Region {
   if (pitched instanceof DeviceBuffer || ArrayBuffer.isView(pitched))
     throw new TypeError(
-      `${call}: ${name} must be { memory } with it as memory, not ${formatValue(pitched)} itself`,
+      `${call}: ${name} must be { memory: … }, not ${formatValue(pitched)} itself`,
     );
   const given = checkOptions(
     pitched,
@@ -102,7 +102,7 @@ export function checkRegion(pitched: PitchedMemory, name: string, box: Box, call
     checkInteger(slicePitch, `${name}.slicePitch`, rowPitch * height);
     if (slicePitch % rowPitch > 0)
       throw new RangeError(
-        `${name}.slicePitch is ${slicePitch}, no multiple of the ${rowPitch} bytes from row to row`,
+        `${name}.slicePitch is ${slicePitch}, not a multiple of the ${rowPitch} bytes from row to row`,
       );
   }
   const byteOffset = given.byteOffset ?? 0;
@@ -175,9 +175,9 @@ function rowsBeforeSplit(
   offset: number,
   width: number,
 ): number {
-  const cut = splitOffsets.find((at) => at > offset) ?? Infinity;
-  if (cut - offset < width) return 0;
-  return rowPitch > MAX_PITCH ? 1 : Math.floor((cut - offset - width) / rowPitch) + 1;
+  const split = splitOffsets.find((at) => at > offset) ?? Infinity;
+  if (split - offset < width) return 0;
+  return rowPitch > MAX_PITCH ? 1 : Math.floor((split - offset - width) / rowPitch) + 1;
 }
 
 function* splitRow(

@@ -63,6 +63,11 @@ export interface PoolReuse {
   readonly allowInternalDependencies: boolean;
 }
 
+/** A device's access to the memory of a pool. */
+export type PoolAccess = 'none' | 'read' | 'read-write';
+
+// The driver calls that create pools, and read and write their attributes.
+
 /** The driver's attributes for {@link PoolReuse}. */
 const reuseAttributes = {
   followEventDependencies: CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
@@ -71,9 +76,6 @@ const reuseAttributes = {
 } as const satisfies Record<keyof PoolReuse, number>;
 
 export const reuseNames = Object.keys(reuseAttributes) as (keyof PoolReuse)[];
-
-/** A device's access to the memory of a pool. */
-export type PoolAccess = 'none' | 'read' | 'read-write';
 
 /** Creates a pool on a device. With a `maxSize` of 0, the driver chooses the limit. */
 export function createPool(device: Device, shareable: boolean, maxSize: number): CUmemoryPool {
@@ -112,15 +114,15 @@ const probed = new WeakMap<Device, boolean>();
  * pool, because the driver of WSL reports support and then refuses.
  */
 export function canMakeShareable(device: Device): boolean {
-  const known = probed.get(device);
-  if (known !== undefined) return known;
-  const answer =
+  const cached = probed.get(device);
+  if (cached !== undefined) return cached;
+  const isSupported =
     device.attribute('memoryPoolsSupported') !== 0 &&
     (device.attribute('mempoolSupportedHandleTypes') & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) !==
       0 &&
     probeShareable(device);
-  probed.set(device, answer);
-  return answer;
+  probed.set(device, isSupported);
+  return isSupported;
 }
 
 function probeShareable(device: Device): boolean {

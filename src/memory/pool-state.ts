@@ -43,6 +43,13 @@ export interface SharedPool {
   readonly onClose: Set<() => void>;
 }
 
+/** The driver calls that destroy a pool. */
+export interface PoolTeardown {
+  /** Revokes a device's access. */
+  revokeAccess(device: Device): void;
+  destroy(): void;
+}
+
 /**
  * @param isBorrowed whether only the pool's buffers, not the pool itself, are resources of the
  * context
@@ -53,15 +60,6 @@ export const newPoolState = (context: Context, isBorrowed = false): PoolState =>
   devicesWithAccess: new Set(),
   shared: undefined,
 });
-
-/** The file descriptors of this process's pools: another process may send one back. */
-const sharedPools = new Map<CUmemoryPool, number>();
-
-/** Whether this process created a pool, and has or may have shared it by the descriptor `fd`. */
-export function isSharedPool(handle: CUmemoryPool, fd: number): boolean {
-  const own = sharedPools.get(handle);
-  return own !== undefined && isSameFile(own, fd) !== false;
-}
 
 /** Exports a pool. The first call creates its descriptor. */
 export function sharePool(context: Context, handle: CUmemoryPool, state: PoolState): SharedPool {
@@ -76,6 +74,12 @@ export function sharePool(context: Context, handle: CUmemoryPool, state: PoolSta
   ensureKeepaliveAllocation(context.device);
   state.shared = { id: randomId(), fd, onClose: new Set() };
   return state.shared;
+}
+
+/** Whether this process created a pool, and has or may have shared it by the descriptor `fd`. */
+export function isSharedPool(handle: CUmemoryPool, fd: number): boolean {
+  const ownFd = sharedPools.get(handle);
+  return ownFd !== undefined && isSameFile(ownFd, fd) !== false;
 }
 
 /**
@@ -98,13 +102,6 @@ export function checkPoolClose(
     );
 }
 
-/** The driver calls that destroy a pool. */
-export interface PoolTeardown {
-  /** Revokes a device's access. */
-  revokeAccess(device: Device): void;
-  destroy(): void;
-}
-
 /** How to destroy a pool that this process created. */
 export const teardownOf = (handle: CUmemoryPool): PoolTeardown => ({
   revokeAccess: (device) => writeAccess(handle, device, false),
@@ -119,14 +116,14 @@ export const teardownOf = (handle: CUmemoryPool): PoolTeardown => ({
  */
 export function destroyPool(
   context: Context,
-  resets: number,
+  epoch: number,
   state: PoolState,
   teardown: PoolTeardown,
 ): void {
   const { releases } = context;
   const { shared, buffers } = state;
   const destroy = (): void => {
-    if (context.epoch !== resets) return;
+    if (context.epoch !== epoch) return;
     runAll([
       // A later pool may get the same handle, and would inherit the access that was granted to this
       // pool.
@@ -217,3 +214,6 @@ export class PoolAllocation implements StreamOrderedRelease {
     check(cu.cuMemFreeAsync(this.#address, stream), 'cuMemFreeAsync');
   }
 }
+
+/** The file descriptors of this process's pools: another process may send one back. */
+const sharedPools = new Map<CUmemoryPool, number>();

@@ -118,7 +118,7 @@ export class MemoryPool extends Resource implements MemoryResource {
       throw new NotSupportedError(`${device} has no memory pools: use DeviceBuffer.allocate`);
     if (isShareable && !attributes.canMakeShareable(device))
       throw new NotSupportedError(
-        `${device} does not make memory pools that can be shared by file descriptor`,
+        `${device} does not support memory pools that can be shared by file descriptor`,
       );
     const handle = attributes.createPool(device, isShareable, maxSize ?? 0);
     const pool = new MemoryPool(context, handle, {
@@ -318,12 +318,12 @@ export class MemoryPool extends Resource implements MemoryResource {
     const other = Device.resolve(device);
     const own = this.context.device;
     if (other === own)
-      throw new RangeError(`the pool is on ${own} itself, whose access to it never changes`);
-    const mayUse = access === 'read-write';
-    if (mayUse && !other.canAccessPeer(own))
-      throw new NotSupportedError(`${other} does not reach the memory of ${own}`);
-    attributes.writeAccess(pool, other, mayUse);
-    if (mayUse) this.#state.devicesWithAccess.add(other);
+      throw new RangeError(`the pool is on ${own} itself, whose access cannot be changed`);
+    const isAllowed = access === 'read-write';
+    if (isAllowed && !other.canAccessPeer(own))
+      throw new NotSupportedError(`${other} cannot access the memory of ${own}`);
+    attributes.writeAccess(pool, other, isAllowed);
+    if (isAllowed) this.#state.devicesWithAccess.add(other);
     else this.#state.devicesWithAccess.delete(other);
   }
 
@@ -351,7 +351,7 @@ export class MemoryPool extends Resource implements MemoryResource {
   share(): SharedPool {
     if (!this.shareable)
       throw new IpcError(
-        `this memory pool is not for other processes: make it with MemoryPool.create({ shareable: true })`,
+        `this memory pool is not shareable: create it with MemoryPool.create({ shareable: true })`,
       );
     return sharePool(this.context, this.handle, this.#state);
   }
@@ -389,7 +389,7 @@ function allocateInCapture(
 ): DeviceBuffer {
   if (pool.shareable)
     throw new NotSupportedError(
-      'memory of a graph is of this process alone: allocate it from a pool that is not shareable',
+      'memory of a graph cannot be shared: allocate it from a pool that is not shareable',
     );
   const queue = capturedHandle(stream, 'allocating memory');
   check(
@@ -449,13 +449,13 @@ class GraphAllocation implements StreamOrderedRelease {
 }
 
 /** The handle of a stream that is being captured. @throws CuffiError for any other stream */
-function capturedHandle(stream: Stream | undefined, doing: string): CUstream {
+function capturedHandle(stream: Stream | undefined, operation: string): CUstream {
   // A default stream is never captured, and querying it would need a context.
   const handle = stream?.handle ?? CU_STREAM_PER_THREAD;
   if (handle > CU_STREAM_PER_THREAD && belongsToCapture(handle as CUstream))
     return handle as CUstream;
   throw new CuffiError(
-    `${doing} while a graph is captured, in a stream that is not: name one that is, or do it before ` +
-      'or after.',
+    `${operation} while a graph is captured needs a captured stream: pass one, or do it before or ` +
+      'after the capture',
   );
 }

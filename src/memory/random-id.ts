@@ -1,11 +1,6 @@
 /** Random ids that no other process can guess. Shared objects are looked up by them. */
 import { hash, randomBytes, randomFillSync } from 'node:crypto';
 
-const ID_BYTE_LENGTH = 16;
-/** A stock of random bytes: fetching them one id at a time would dominate the cost of an id. */
-const randomBytesPool: Buffer = Buffer.allocUnsafeSlow(64 * ID_BYTE_LENGTH);
-let used = randomBytesPool.byteLength;
-
 /** Makes an id: 16 random bytes in hex. */
 export function randomId(): string {
   const at = takeBytes();
@@ -16,8 +11,6 @@ export function randomId(): string {
 export const randomUint48 = (): number =>
   randomBytesPool.readUIntLE(takeBytes(), 6) || randomUint48();
 
-let secret: string | undefined;
-
 /**
  * Obfuscates a number of the driver for other processes. Equal numbers stay equal; no result
  * reveals the next.
@@ -26,6 +19,13 @@ export function obfuscatedId(id: number): number {
   secret ??= randomBytes(16).toString('hex');
   return Number.parseInt(hash('sha256', `${secret} ${id}`).slice(0, 12), 16);
 }
+
+const ID_BYTE_LENGTH = 16;
+/** A stock of random bytes: fetching them one id at a time would dominate the cost of an id. */
+const randomBytesPool: Buffer = Buffer.allocUnsafeSlow(64 * ID_BYTE_LENGTH);
+let used = randomBytesPool.byteLength;
+
+let secret: string | undefined;
 
 function takeBytes(): number {
   if (used === randomBytesPool.byteLength) {

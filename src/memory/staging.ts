@@ -19,6 +19,110 @@ import {
   transferAndWait,
 } from './transfer.ts';
 
+/** The sizes and limits of staged copies. */
+export const STAGING = {
+  /**
+   * The longest slice. It occupies a thread for a third of a millisecond, which can delay file
+   * access.
+   */
+  slotByteLength: 2 << 20,
+  /** While threads fill or empty some slots, the others are in transfer. */
+  slotCount: 8,
+  /** Copying a shorter slice takes less time than waking a thread. */
+  leastByteLength: 512 << 10,
+  /**
+   * How many slices a copy has, if their size is within limits. All threads then finish together.
+   */
+  slices: 32,
+  /** As many of libuv's four threads as leave a core to the event loop. */
+  threads: Math.min(4, Math.max(2, availableParallelism() - 1)),
+} as const;
+
+/**
+ * Copies pageable host memory in slices through page-locked slots. Other threads fill and empty the
+ * slots, so the event loop never waits for memory. Resolves to true when the copy is done, or to
+ * false with nothing copied if no memory can be page-locked. After it settles, nothing accesses the
+ * host memory.
+ */
+export async function copyStaged({ copy, transferStream, signal }: StartedCopy): Promise<boolean> {
+  const { byteLength } = copy.host;
+  const pool = StagingPool.of(copy.context);
+  if (!pool.beginCopy()) return false;
+  const slices = chunks(byteLength, copy.splitOffsets, sliceByteLength(byteLength));
+  const move = copy.direction === 'to device' ? moveToDevice : moveToHost;
+  const lane = async (_: unknown, index: number): Promise<void> => {
+    // Creating a slot blocks, so at most one is created per event loop iteration.
+    for (let count = 0; count < index && pool.needsNewSlot; count += 1) await nextLoopIteration();
+    // The lanes share one generator: an error in one loop ends it for all of them.
+    for (const [offset, length] of slices) {
+      const slot = await pool.acquire();
+      try {
+        signal?.throwIfAborted();
+        await move({ copy, byteLength, offset, length, slot, transferStream });
+      } finally {
+        pool.release(slot);
+      }
+    }
+  };
+  const lanes = await Promise.allSettled(Array.from({ length: STAGING.slotCount }, lane));
+  pool.endCopy();
+  const failed = lanes.find((outcome) => outcome.status === 'rejected');
+  if (failed) throw failed.reason;
+  return true;
+}
+
+// The slices of a copy: each passes through a slot.
+
+/** A slice that is staged in a slot. */
+interface Slice {
+  readonly copy: HostCopy;
+  /** The length of the whole copy. */
+  readonly byteLength: number;
+  readonly offset: number;
+  readonly length: number;
+  readonly slot: StagingSlot;
+  readonly transferStream: CUstream;
+}
+
+function sliceByteLength(byteLength: number): number {
+  const { slices, leastByteLength, slotByteLength } = STAGING;
+  const share = roundUp(byteLength / slices, libc.getpagesize());
+  return Math.min(slotByteLength, Math.max(leastByteLength, share));
+}
+
+async function moveToDevice(slice: Slice): Promise<void> {
+  await copyInThread(slice, (host) => [slice.slot.address, host]);
+  await transferSlice(slice);
+}
+
+async function moveToHost(slice: Slice): Promise<void> {
+  await transferSlice(slice);
+  // Throws if the buffer was closed: its memory may belong to someone else by now.
+  slice.copy.device();
+  await copyInThread(slice, (host) => [host, slice.slot.address]);
+}
+
+/** Copies between the slot and the slice in host memory, which must stay attached. */
+async function copyInThread(
+  { copy: { host }, byteLength, offset, length, slot }: Slice,
+  endpoints: (host: Address) => readonly [target: Address, source: Address],
+): Promise<void> {
+  const thread = await copyThreads.acquire();
+  try {
+    assertAttached(host, byteLength);
+    const [target, source] = endpoints((addressOf(host) + offset) as Address);
+    await copyHostMemory(target, source, length, host, slot);
+    assertAttached(host, byteLength);
+  } finally {
+    copyThreads.release(thread);
+  }
+}
+
+const transferSlice = ({ copy, offset, length, slot, transferStream }: Slice): Promise<void> =>
+  transferAndWait(copy.context, transferStream, slot.event, () =>
+    queueSlice(copy, offset, slot.address, length, transferStream),
+  );
+
 /** A pool of items. Each has one user at a time; waiting users are served in order. */
 export class AsyncPool<T> {
   readonly #free: T[];
@@ -48,6 +152,12 @@ export class AsyncPool<T> {
   }
 }
 
+/**
+ * The libuv threads that may copy at once, over all copies. File and name lookups share these
+ * threads.
+ */
+const copyThreads = new AsyncPool(Array.from({ length: STAGING.threads }, (_, thread) => thread));
+
 /** Page-locked memory that stages one slice of a copy at a time. */
 export interface StagingSlot {
   readonly address: Address;
@@ -56,29 +166,10 @@ export interface StagingSlot {
   readonly release: () => void;
 }
 
-/** The sizes and limits of staged copies. */
-export const STAGING = {
-  /**
-   * The longest slice. It occupies a thread for a third of a millisecond, which can delay file
-   * access.
-   */
-  slotByteLength: 2 << 20,
-  /** While threads fill or empty some slots, the others are in transfer. */
-  slotCount: 8,
-  /** Copying a shorter slice takes less time than waking a thread. */
-  leastByteLength: 512 << 10,
-  /**
-   * How many slices a copy has, if their size is within limits. All threads then finish together.
-   */
-  slices: 32,
-  /** As many of libuv's four threads as leave a core to the event loop. */
-  threads: Math.min(4, Math.max(2, availableParallelism() - 1)),
-} as const;
+const stagingPools = new WeakMap<Context, StagingPool>();
 
 /** Page-locking costs more than a copy, so the slots stay for a while after the last copy. */
 const IDLE_MS = 1000;
-
-const stagingPools = new WeakMap<Context, StagingPool>();
 
 /**
  * The page-locked slots of a context for awaited copies of pageable memory. They are created on
@@ -104,9 +195,9 @@ class StagingPool {
   static of(context: Context): StagingPool {
     const existing = stagingPools.get(context);
     if (existing && !existing.#isStale) return existing;
-    const ring = new StagingPool(context);
-    stagingPools.set(context, ring);
-    return ring;
+    const pool = new StagingPool(context);
+    stagingPools.set(context, pool);
+    return pool;
   }
 
   /**
@@ -194,92 +285,3 @@ function makeSlot(context: Context): StagingSlot {
     throw error;
   }
 }
-
-/**
- * The libuv threads that may copy at once, over all copies. File and name lookups share these
- * threads.
- */
-const copyThreads = new AsyncPool(Array.from({ length: STAGING.threads }, (_, thread) => thread));
-
-/** A slice that is staged in a slot. */
-interface Slice {
-  readonly copy: HostCopy;
-  /** The length of the whole copy. */
-  readonly byteLength: number;
-  readonly offset: number;
-  readonly length: number;
-  readonly slot: StagingSlot;
-  readonly transferStream: CUstream;
-}
-
-/**
- * Copies pageable host memory in slices through page-locked slots. Other threads fill and empty the
- * slots, so the event loop never waits for memory. Resolves to true when the copy is done, or to
- * false with nothing copied if no memory can be page-locked. After it settles, nothing accesses the
- * host memory.
- */
-export async function copyStaged({ copy, transferStream, signal }: StartedCopy): Promise<boolean> {
-  const { byteLength } = copy.host;
-  const pool = StagingPool.of(copy.context);
-  if (!pool.beginCopy()) return false;
-  const slices = chunks(byteLength, copy.splitOffsets, sliceByteLength(byteLength));
-  const move = copy.direction === 'to device' ? moveToDevice : moveToHost;
-  const lane = async (_: unknown, turns: number): Promise<void> => {
-    // Creating a slot blocks, so at most one is created per event loop iteration.
-    for (let turn = 0; turn < turns && pool.needsNewSlot; turn += 1) await nextLoopIteration();
-    // The lanes share one generator: an error in one loop ends it for all of them.
-    for (const [offset, length] of slices) {
-      const slot = await pool.acquire();
-      try {
-        signal?.throwIfAborted();
-        await move({ copy, byteLength, offset, length, slot, transferStream });
-      } finally {
-        pool.release(slot);
-      }
-    }
-  };
-  const lanes = await Promise.allSettled(Array.from({ length: STAGING.slotCount }, lane));
-  pool.endCopy();
-  const failed = lanes.find((outcome) => outcome.status === 'rejected');
-  if (failed) throw failed.reason;
-  return true;
-}
-
-function sliceByteLength(byteLength: number): number {
-  const { slices, leastByteLength, slotByteLength } = STAGING;
-  const share = roundUp(byteLength / slices, libc.getpagesize());
-  return Math.min(slotByteLength, Math.max(leastByteLength, share));
-}
-
-async function moveToDevice(slice: Slice): Promise<void> {
-  await copyInThread(slice, (host) => [slice.slot.address, host]);
-  await transferSlice(slice);
-}
-
-async function moveToHost(slice: Slice): Promise<void> {
-  await transferSlice(slice);
-  // Throws if the buffer was closed: its memory may belong to someone else by now.
-  slice.copy.device();
-  await copyInThread(slice, (host) => [host, slice.slot.address]);
-}
-
-/** Copies between the slot and the slice in host memory, which must stay attached. */
-async function copyInThread(
-  { copy: { host }, byteLength, offset, length, slot }: Slice,
-  endpoints: (host: Address) => readonly [target: Address, source: Address],
-): Promise<void> {
-  const thread = await copyThreads.acquire();
-  try {
-    assertAttached(host, byteLength);
-    const [target, source] = endpoints((addressOf(host) + offset) as Address);
-    await copyHostMemory(target, source, length, host, slot);
-    assertAttached(host, byteLength);
-  } finally {
-    copyThreads.release(thread);
-  }
-}
-
-const transferSlice = ({ copy, offset, length, slot, transferStream }: Slice): Promise<void> =>
-  transferAndWait(copy.context, transferStream, slot.event, () =>
-    queueSlice(copy, offset, slot.address, length, transferStream),
-  );

@@ -23,117 +23,6 @@ export interface HostCopy {
   readonly stream: Stream | undefined;
 }
 
-/** Describes a copy for error messages. */
-export const describeCopy =
-  ({ direction, host }: HostCopy) =>
-  (): string =>
-    `copying ${host.byteLength} bytes ${direction}`;
-
-/** Queues one slice of a copy, from or to `host` and the device memory at `offset`. */
-export function queueSlice(
-  copy: HostCopy,
-  offset: number,
-  host: Address,
-  byteLength: number,
-  stream: CUstream,
-): void {
-  const device = (copy.device() + offset) as CUdeviceptr;
-  if (copy.direction === 'to device')
-    check(
-      cu.cuMemcpyHtoDAsync_v2(device, host, byteLength, stream),
-      'cuMemcpyHtoDAsync_v2',
-      describeCopy(copy),
-    );
-  else
-    check(
-      cu.cuMemcpyDtoHAsync_v2(host, device, byteLength, stream),
-      'cuMemcpyDtoHAsync_v2',
-      describeCopy(copy),
-    );
-}
-
-/** 55 GB/s were measured over the bus of an H200. */
-const FASTEST_BYTES_PER_MS = 56e6;
-const SLOWEST_BYTES_PER_MS = 40e6;
-/** On a slower bus, polling must not keep the event loop busy for all of a long copy. */
-const LONGEST_EAGER_MS = 1;
-
-function expectedEnd(byteLength: number): ExpectedEnd {
-  const earliestMs = byteLength / FASTEST_BYTES_PER_MS;
-  const latestMs = Math.min(byteLength / SLOWEST_BYTES_PER_MS, earliestMs + LONGEST_EAGER_MS);
-  return { earliestMs, latestMs };
-}
-
-/**
- * Queues a transfer and waits for it. When the promise settles, even by rejecting, nothing uses
- * either side any longer.
- *
- * @param byteLength the bytes that the device transfers by itself, to estimate the duration
- */
-export async function transferAndWait(
-  context: Context,
-  stream: CUstream,
-  event: InternalEvent,
-  queue: () => void,
-  byteLength = 0,
-): Promise<void> {
-  const { epoch } = context;
-  queue();
-  try {
-    event.recordIn(stream);
-    await pollUntil(() => event.isDone, {}, expectedEnd(byteLength));
-  } catch (error) {
-    // The event tells nothing, and the transfer may still run. If querying the stream fails too,
-    // the context is lost, and its work with it.
-    await pollUntil(
-      () => context.epoch !== epoch || isReady(cu.cuStreamQuery(stream), 'cuStreamQuery'),
-    ).catch(() => {});
-    throw error;
-  }
-}
-
-/** @throws TypeError if the host memory of `byteLength` bytes was detached meanwhile */
-export function assertAttached(host: Uint8Array, byteLength: number): void {
-  if (host.byteLength !== byteLength)
-    throw new TypeError('the host memory was detached while it was copied');
-}
-
-/**
- * The stream that awaited copies of a context use. If pageable memory were copied in a busy stream,
- * the driver would block this thread.
- */
-const transferStreamOf = (context: Context): CUstream => internalStream(context, 'transfers');
-
-/** How many awaited copies have started and not settled. */
-let transfersInProgress = 0;
-
-/** Runs an awaited copy and counts it as in progress. */
-async function countTransfer(copy: () => Promise<void>): Promise<void> {
-  transfersInProgress += 1;
-  try {
-    await copy();
-  } finally {
-    transfersInProgress -= 1;
-  }
-}
-
-/**
- * Makes later work of a stream wait for the queued transfers of awaited copies in a context. Memory
- * freed in stream order may be a source or target of those copies.
- */
-export function orderAfterTransfers(context: Context, stream: CUstream): void {
-  if (transfersInProgress > 0) makeStreamWait(context, stream);
-}
-
-// A separate function, because the setup for `using` would cost every call.
-function makeStreamWait(context: Context, stream: CUstream): void {
-  const transferStream = transferStreamOf(context);
-  if (isReady(cu.cuStreamQuery(transferStream), 'cuStreamQuery')) return;
-  using event = new InternalEvent(context);
-  event.recordIn(transferStream);
-  event.makeStreamWait(stream);
-}
-
 /** A copy whose preceding work is done. */
 export interface StartedCopy {
   readonly copy: HostCopy;
@@ -215,4 +104,115 @@ export async function copyInTicks(
     );
     signal?.throwIfAborted();
   }
+}
+
+/**
+ * Queues a transfer and waits for it. When the promise settles, even by rejecting, nothing uses
+ * either side any longer.
+ *
+ * @param byteLength the bytes that the device transfers by itself, to estimate the duration
+ */
+export async function transferAndWait(
+  context: Context,
+  stream: CUstream,
+  event: InternalEvent,
+  queue: () => void,
+  byteLength = 0,
+): Promise<void> {
+  const { epoch } = context;
+  queue();
+  try {
+    event.recordIn(stream);
+    await pollUntil(() => event.isDone, {}, expectedEnd(byteLength));
+  } catch (error) {
+    // The event tells nothing, and the transfer may still run. If querying the stream fails too,
+    // the context is lost, and its work with it.
+    await pollUntil(
+      () => context.epoch !== epoch || isReady(cu.cuStreamQuery(stream), 'cuStreamQuery'),
+    ).catch(() => {});
+    throw error;
+  }
+}
+
+/** Queues one slice of a copy, from or to `host` and the device memory at `offset`. */
+export function queueSlice(
+  copy: HostCopy,
+  offset: number,
+  host: Address,
+  byteLength: number,
+  stream: CUstream,
+): void {
+  const device = (copy.device() + offset) as CUdeviceptr;
+  if (copy.direction === 'to device')
+    check(
+      cu.cuMemcpyHtoDAsync_v2(device, host, byteLength, stream),
+      'cuMemcpyHtoDAsync_v2',
+      describeCopy(copy),
+    );
+  else
+    check(
+      cu.cuMemcpyDtoHAsync_v2(host, device, byteLength, stream),
+      'cuMemcpyDtoHAsync_v2',
+      describeCopy(copy),
+    );
+}
+
+/** Describes a copy for error messages. */
+export const describeCopy =
+  ({ direction, host }: HostCopy) =>
+  (): string =>
+    `copying ${host.byteLength} bytes ${direction}`;
+
+/** @throws TypeError if the host memory of `byteLength` bytes was detached meanwhile */
+export function assertAttached(host: Uint8Array, byteLength: number): void {
+  if (host.byteLength !== byteLength)
+    throw new TypeError('the host memory was detached while it was copied');
+}
+
+/**
+ * Makes later work of a stream wait for the queued transfers of awaited copies in a context. Memory
+ * freed in stream order may be a source or target of those copies.
+ */
+export function orderAfterTransfers(context: Context, stream: CUstream): void {
+  if (transfersInProgress > 0) makeStreamWait(context, stream);
+}
+
+/** 55 GB/s were measured over the bus of an H200. */
+const FASTEST_BYTES_PER_MS = 56e6;
+const SLOWEST_BYTES_PER_MS = 40e6;
+/** On a slower bus, polling must not keep the event loop busy for all of a long copy. */
+const LONGEST_EAGER_MS = 1;
+
+function expectedEnd(byteLength: number): ExpectedEnd {
+  const earliestMs = byteLength / FASTEST_BYTES_PER_MS;
+  const latestMs = Math.min(byteLength / SLOWEST_BYTES_PER_MS, earliestMs + LONGEST_EAGER_MS);
+  return { earliestMs, latestMs };
+}
+
+/**
+ * The stream that awaited copies of a context use. If pageable memory were copied in a busy stream,
+ * the driver would block this thread.
+ */
+const transferStreamOf = (context: Context): CUstream => internalStream(context, 'transfers');
+
+/** How many awaited copies have started and not settled. */
+let transfersInProgress = 0;
+
+/** Runs an awaited copy and counts it as in progress. */
+async function countTransfer(copy: () => Promise<void>): Promise<void> {
+  transfersInProgress += 1;
+  try {
+    await copy();
+  } finally {
+    transfersInProgress -= 1;
+  }
+}
+
+// A separate function, because the setup for `using` would cost every call.
+function makeStreamWait(context: Context, stream: CUstream): void {
+  const transferStream = transferStreamOf(context);
+  if (isReady(cu.cuStreamQuery(transferStream), 'cuStreamQuery')) return;
+  using event = new InternalEvent(context);
+  event.recordIn(transferStream);
+  event.makeStreamWait(stream);
 }

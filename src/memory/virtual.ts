@@ -103,7 +103,7 @@ export class VirtualMemory extends Resource {
       throw new NotSupportedError(`${device} has no virtual memory management`);
     if (isShareable && !device.attribute('handleTypePosixFileDescriptorSupported'))
       throw new NotSupportedError(
-        `${device} does not make virtual memory that can be shared by file descriptor`,
+        `${device} does not support virtual memory that can be shared by file descriptor`,
       );
     const granularity = allocationGranularity(device, isShareable);
     const reserved = roundUp(byteLength, granularity);
@@ -145,7 +145,7 @@ export class VirtualMemory extends Resource {
         byteLength: this.#byteLength,
         origin: 'allocated',
         keepalive: this,
-        mappingBoundaries: () => this.#chunks.map((part) => part.address),
+        mappingBoundaries: () => this.#chunks.map((chunk) => chunk.address),
       });
     return this.#buffer;
   }
@@ -160,7 +160,9 @@ export class VirtualMemory extends Resource {
     this.assertOpen();
     checkInteger(byteLength, 'byteLength', 1);
     if (byteLength < this.byteLength)
-      throw new RangeError(`it has ${this.byteLength} bytes: it does not shrink to ${byteLength}`);
+      throw new RangeError(
+        `virtual memory of ${this.byteLength} bytes cannot shrink to ${byteLength}`,
+      );
     if (byteLength > this.reservedByteLength)
       throw new RangeError(
         `${byteLength} bytes are more than the ${this.reservedByteLength} that were reserved`,

@@ -15,7 +15,7 @@ import type { LockFlags } from '../page-lock.ts';
 import { allocationBase } from '../pointer-attributes.ts';
 import { type BaseMemoryManager, viewsOfPointer } from './host-only-manager.ts';
 import { AutoFreePointer, MappedPointer, MemoryPointer, PinnedPointer } from './memory-pointer.ts';
-import * as answers from './validate-manager.ts';
+import * as validate from './validate-manager.ts';
 
 /** A memory manager's class. Its constructor receives the context whose memory it owns. */
 export type MemoryManagerClass = new (context: Context) => BaseMemoryManager;
@@ -54,10 +54,10 @@ export class ManagerAdapter implements ManagerResource {
     checkInteger(byteLength, 'byteLength', 1);
     const { stream } = checkOptions(options, ['stream'], 'allocate');
     const { context } = this;
-    const answer = this.#callManager((manager) =>
+    const result = this.#callManager((manager) =>
       manager.memalloc(byteLength, stream ? { stream } : {}),
     );
-    const pointer = this.#check('memalloc', answer, MemoryPointer, byteLength);
+    const pointer = this.#check('memalloc', result, MemoryPointer, byteLength);
     const ownPointer = pointer instanceof AutoFreePointer ? pointer.own() : pointer;
     let releaseStream: Stream | undefined;
     const buffer = new DeviceBuffer({
@@ -81,16 +81,16 @@ export class ManagerAdapter implements ManagerResource {
 
   allocateHost(byteLength: number, kind: HostMemoryKind): HostAllocation {
     const { mapped, portable, writeCombined } = kind;
-    const answer = this.#callManager((manager) =>
+    const result = this.#callManager((manager) =>
       manager.memhostalloc(byteLength, { mapped, portable, writeCombined }),
     );
     if (!mapped) {
-      const pointer = this.#check('memhostalloc', answer, PinnedPointer, byteLength);
+      const pointer = this.#check('memhostalloc', result, PinnedPointer, byteLength);
       const { pointer: address } = pointer;
       const views = this.#viewsFor(pointer, address, byteLength, pointer);
       return { address, devicePointer: undefined, ...views };
     }
-    const pointer = this.#check('memhostalloc', answer, MappedPointer, byteLength);
+    const pointer = this.#check('memhostalloc', result, MappedPointer, byteLength);
     const { hostPointer: address, pointer: devicePointer } = pointer;
     return {
       address,
@@ -100,13 +100,13 @@ export class ManagerAdapter implements ManagerResource {
   }
 
   lockHost(memory: HostMemory, { mapped, portable }: LockFlags): () => void {
-    const answer = this.#callManager((manager) => manager.mempin(memory, { mapped, portable }));
+    const result = this.#callManager((manager) => manager.mempin(memory, { mapped, portable }));
     if (!mapped) {
-      const pinned = this.#check('mempin', answer, PinnedPointer, memory.byteLength);
+      const pinned = this.#check('mempin', result, PinnedPointer, memory.byteLength);
       return () => pinned.close();
     }
-    const held = this.#check('mempin', answer, MappedPointer, memory.byteLength).own();
-    return () => held.close();
+    const ownPointer = this.#check('mempin', result, MappedPointer, memory.byteLength).own();
+    return () => ownPointer.close();
   }
 
   /** The legacy IPC handle and the start of the allocation that contains a buffer. */
@@ -115,13 +115,13 @@ export class ManagerAdapter implements ManagerResource {
     readonly base: CUdeviceptr;
   } {
     const { address, byteLength, context } = buffer;
-    const whole = pointersByBuffer.get(buffer.root) as MemoryPointer;
-    const start = address - whole.pointer;
-    const memory = whole.view(start, start + byteLength);
+    const allocation = pointersByBuffer.get(buffer.root) as MemoryPointer;
+    const start = address - allocation.pointer;
+    const memory = allocation.view(start, start + byteLength);
     try {
-      const answer = this.#callManager((manager) => manager.getIpcHandle(memory));
+      const result = this.#callManager((manager) => manager.getIpcHandle(memory));
       const base = context.run(() => allocationBase(address));
-      const { handle } = answers.checkIpcHandle(this.#callOf('getIpcHandle'), answer, {
+      const { handle } = validate.checkIpcHandle(this.#callOf('getIpcHandle'), result, {
         byteLength,
         device: context.device.uuid,
         offset: address - base,
@@ -133,19 +133,19 @@ export class ManagerAdapter implements ManagerResource {
   }
 
   getMemoryInfo(): MemoryInfo {
-    const answer = this.#callManager((manager) => manager.getMemoryInfo());
-    return answers.checkMemoryInfo(this.#callOf('getMemoryInfo'), answer);
+    const result = this.#callManager((manager) => manager.getMemoryInfo());
+    return validate.checkMemoryInfo(this.#callOf('getMemoryInfo'), result);
   }
 
   deferCleanup(): Disposable {
     // The manager does not own streams, events and explicitly named resources.
-    const ours = this.context.releases.defer();
+    const cuffiScope = this.context.releases.defer();
     try {
-      const answer = this.#callManager((manager) => manager.deferCleanup());
-      const theirs = answers.checkDisposable(this.#callOf('deferCleanup'), answer);
-      return { [Symbol.dispose]: () => disposeBoth(theirs, ours) };
+      const result = this.#callManager((manager) => manager.deferCleanup());
+      const managerScope = validate.checkDisposable(this.#callOf('deferCleanup'), result);
+      return { [Symbol.dispose]: () => disposeBoth(managerScope, cuffiScope) };
     } catch (error) {
-      ours[Symbol.dispose]();
+      cuffiScope[Symbol.dispose]();
       throw error;
     }
   }
@@ -161,7 +161,7 @@ export class ManagerAdapter implements ManagerResource {
   #callManager<T>(use: (manager: BaseMemoryManager) => T): T {
     return this.#insideManager(() => {
       const Manager = this.#Manager;
-      this.#manager ??= answers.checkManager(new Manager(this.context));
+      this.#manager ??= validate.checkManager(new Manager(this.context));
       if (!this.#isReady) this.#manager.initialize();
       this.#isReady = true;
       return use(this.#manager);
@@ -181,12 +181,12 @@ export class ManagerAdapter implements ManagerResource {
 
   #check<P extends MemoryPointer | PinnedPointer>(
     method: keyof BaseMemoryManager,
-    answer: unknown,
+    result: unknown,
     type: ClassOf<P>,
     byteLength: number,
   ): P {
     const { context } = this;
-    return answers.checkPointer(this.#callOf(method), answer, { type, context, byteLength });
+    return validate.checkPointer(this.#callOf(method), result, { type, context, byteLength });
   }
 
   #callOf(method: keyof BaseMemoryManager): string {
@@ -198,13 +198,13 @@ export class ManagerAdapter implements ManagerResource {
     pointer: PinnedPointer | MappedPointer,
     address: HostAllocation['address'],
     byteLength: number,
-    held: MemoryPointer | PinnedPointer,
+    owned: MemoryPointer | PinnedPointer,
   ): Pick<HostAllocation, 'viewsReference' | 'release'> {
-    const close = (): void => held.close();
-    const own = viewsOfPointer(pointer);
-    if (!own) return viewDriverMemory(this.context, address, byteLength, close);
-    own.views?.shorten(byteLength);
-    return { viewsReference: own, release: close };
+    const close = (): void => owned.close();
+    const existing = viewsOfPointer(pointer);
+    if (!existing) return viewDriverMemory(this.context, address, byteLength, close);
+    existing.views?.shorten(byteLength);
+    return { viewsReference: existing, release: close };
   }
 }
 

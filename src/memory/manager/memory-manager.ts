@@ -72,7 +72,7 @@ export class DriverMemoryManager extends HostOnlyMemoryManager {
       context: this.context,
       pointer: buffer.address,
       byteLength,
-      finalizer: (last) => buffer.close(last),
+      finalizer: (options) => buffer.close(options),
     });
   }
 

@@ -12,80 +12,6 @@ import { devicePointerOf } from '../page-lock.ts';
  */
 export type Finalizer = (options: StreamOption) => void;
 
-/**
- * Counts the open pointers to one piece of memory. numba counts Python's references; here a pointer
- * is a reference until it is closed, because garbage collection comes too late.
- */
-export class ReferenceCount {
-  /** The open pointers: all are closed when the memory is freed. */
-  readonly openPointers: Scope;
-  readonly #finalizer: Finalizer | undefined;
-  #count = 0;
-  #isFreed = false;
-  #releaseOptions: StreamOption = {};
-
-  /** @param init as {@link readInit} returns it */
-  constructor({ context, finalizer }: PointerInit) {
-    this.openPointers = new Scope(context.resources);
-    this.#finalizer = finalizer;
-  }
-
-  get count(): number {
-    return this.#count;
-  }
-
-  /** Adds a reference. Returns a function that removes it; call it once. */
-  add(): () => void {
-    this.#count += 1;
-    return () => {
-      this.#count -= 1;
-      this.freeIfUnused();
-    };
-  }
-
-  /** Sets the stream that frees the memory: that of the last close. */
-  setReleaseOptions(options: StreamOption): void {
-    this.#releaseOptions = options;
-  }
-
-  /** Frees the memory if it has no references. */
-  freeIfUnused(): void {
-    if (this.#count === 0) this.free();
-  }
-
-  /** Frees the memory, even with references. A second call does nothing. */
-  free(): void {
-    if (this.#isFreed) return;
-    this.#isFreed = true;
-    this.#count = 0;
-    this.openPointers.discardAll('its memory was freed already');
-    this.#finalizer?.(this.#releaseOptions);
-  }
-}
-
-/**
- * Reads each option of a pointer once. Does not check the range, so that the finalizer can be
- * called if it is wrong.
- *
- * @param kind the class of the pointer, for error messages
- * @throws TypeError
- */
-function readInit(kind: string, init: PointerInit): PointerInit {
-  const known = ['context', 'pointer', 'byteLength', 'owner', 'finalizer'] as const;
-  // A missing init is refused like one without a context.
-  const own = checkOptions(init, known, kind) as PointerInit;
-  checkInstance(own.context, Context, 'context');
-  if (own.finalizer !== undefined && typeof own.finalizer !== 'function')
-    throw new TypeError('finalizer must be a function');
-  return own;
-}
-
-/** Checks the address range of a pointer. @throws TypeError, RangeError */
-function checkRange({ pointer, byteLength }: PointerInit): void {
-  checkInteger(pointer, 'pointer', 1);
-  checkInteger(byteLength, 'byteLength', 0, Number.MAX_SAFE_INTEGER - pointer);
-}
-
 /** Constructor argument of the pointers of a memory manager. */
 export interface PointerInit {
   readonly context: Context;
@@ -96,25 +22,6 @@ export interface PointerInit {
   readonly owner?: unknown;
   /** Frees the memory. Absent if someone else frees it. */
   readonly finalizer?: Finalizer;
-}
-
-/** @internal A pointer's reference to its memory. */
-export interface PointerState {
-  readonly kind: string;
-  /** The pointer's constructor argument, as it was read. */
-  readonly init: PointerInit;
-  readonly referenceCount: ReferenceCount;
-  /** Removes the pointer's own reference. */
-  readonly release: () => void;
-  /** The pointer that it is a view of. It must not be collected while the view is alive. */
-  readonly parent?: MemoryPointer;
-}
-
-/** @internal The state of the first pointer to some memory, which is a reference itself. */
-function newPointerState(init: PointerInit): PointerState {
-  const own = readInit('MemoryPointer', init);
-  const referenceCount = new ReferenceCount(own);
-  return { kind: 'MemoryPointer', init: own, referenceCount, release: referenceCount.add() };
 }
 
 /**
@@ -216,15 +123,6 @@ export class MemoryPointer extends Resource {
 }
 
 /**
- * @internal The state of a pointer that is not a reference itself: closing it frees unused memory.
- */
-function newUncountedState(kind: string, init: PointerInit): PointerState {
-  const own = readInit(kind, init);
-  const referenceCount = new ReferenceCount(own);
-  return { kind, init: own, referenceCount, release: () => referenceCount.freeIfUnused() };
-}
-
-/**
  * Device memory that lives as long as the results of its `own()` and `view()`, like numba's class
  * of that name. The usual result of `memalloc`.
  *
@@ -262,16 +160,6 @@ export class MappedPointer extends AutoFreePointer {
   }
 }
 
-function deviceAddressOf(init: PointerInit, free: () => void): number {
-  try {
-    checkRange(init);
-    return devicePointerOf(init.context, init.pointer as Address);
-  } catch (error) {
-    releaseOrWarn(free);
-    throw error;
-  }
-}
-
 /**
  * Page-locked host memory, like numba's `PinnedMemory`. `memhostalloc` and `mempin` return it. It
  * has one user; closing it calls the finalizer.
@@ -285,19 +173,133 @@ export class PinnedPointer extends Resource {
 
   /** @param init with the host's address as `pointer` */
   constructor(init: PointerInit) {
-    const own = readInit('PinnedPointer', init);
-    const references = new ReferenceCount(own);
-    checkRange(own);
-    super('PinnedPointer', { owner: references.openPointers, release: references.add() });
-    this.context = own.context;
-    this.byteLength = own.byteLength;
-    this.owner = own.owner;
-    this.#pointer = own.pointer as Address;
+    const options = readInit('PinnedPointer', init);
+    const referenceCount = new ReferenceCount(options);
+    checkRange(options);
+    super('PinnedPointer', { owner: referenceCount.openPointers, release: referenceCount.add() });
+    this.context = options.context;
+    this.byteLength = options.byteLength;
+    this.owner = options.owner;
+    this.#pointer = options.pointer as Address;
   }
 
   /** The host address of the first byte. @throws ClosedError */
   get pointer(): Address {
     this.assertOpen();
     return this.#pointer;
+  }
+}
+
+// How pointers share their memory.
+
+/** @internal A pointer's reference to its memory. */
+export interface PointerState {
+  readonly kind: string;
+  /** The pointer's constructor argument, as it was read. */
+  readonly init: PointerInit;
+  readonly referenceCount: ReferenceCount;
+  /** Removes the pointer's own reference. */
+  readonly release: () => void;
+  /** The pointer that it is a view of. It must not be collected while the view is alive. */
+  readonly parent?: MemoryPointer;
+}
+
+/** @internal The state of the first pointer to some memory, which is a reference itself. */
+function newPointerState(init: PointerInit): PointerState {
+  const options = readInit('MemoryPointer', init);
+  const referenceCount = new ReferenceCount(options);
+  return { kind: 'MemoryPointer', init: options, referenceCount, release: referenceCount.add() };
+}
+
+/**
+ * @internal The state of a pointer that is not a reference itself: closing it frees unused memory.
+ */
+function newUncountedState(kind: string, init: PointerInit): PointerState {
+  const options = readInit(kind, init);
+  const referenceCount = new ReferenceCount(options);
+  return { kind, init: options, referenceCount, release: () => referenceCount.freeIfUnused() };
+}
+
+/**
+ * Counts the open pointers to one piece of memory. numba counts Python's references; here a pointer is
+ * a reference until it is closed, because garbage collection comes too late.
+ */
+export class ReferenceCount {
+  /** The open pointers: all are closed when the memory is freed. */
+  readonly openPointers: Scope;
+  readonly #finalizer: Finalizer | undefined;
+  #count = 0;
+  #isFreed = false;
+  #releaseOptions: StreamOption = {};
+
+  /** @param init as {@link readInit} returns it */
+  constructor({ context, finalizer }: PointerInit) {
+    this.openPointers = new Scope(context.resources);
+    this.#finalizer = finalizer;
+  }
+
+  get count(): number {
+    return this.#count;
+  }
+
+  /** Adds a reference. Returns a function that removes it; call it once. */
+  add(): () => void {
+    this.#count += 1;
+    return () => {
+      this.#count -= 1;
+      this.freeIfUnused();
+    };
+  }
+
+  /** Sets the stream that frees the memory: that of the last close. */
+  setReleaseOptions(options: StreamOption): void {
+    this.#releaseOptions = options;
+  }
+
+  /** Frees the memory if it has no references. */
+  freeIfUnused(): void {
+    if (this.#count === 0) this.free();
+  }
+
+  /** Frees the memory, even with references. A second call does nothing. */
+  free(): void {
+    if (this.#isFreed) return;
+    this.#isFreed = true;
+    this.#count = 0;
+    this.openPointers.discardAll('its memory was freed already');
+    this.#finalizer?.(this.#releaseOptions);
+  }
+}
+
+/**
+ * Reads each option of a pointer once. Does not check the range, so that the finalizer can be
+ * called if it is wrong.
+ *
+ * @param kind the class of the pointer, for error messages
+ * @throws TypeError
+ */
+function readInit(kind: string, init: PointerInit): PointerInit {
+  const names = ['context', 'pointer', 'byteLength', 'owner', 'finalizer'] as const;
+  // A missing init is refused like one without a context.
+  const options = checkOptions(init, names, kind) as PointerInit;
+  checkInstance(options.context, Context, 'context');
+  if (options.finalizer !== undefined && typeof options.finalizer !== 'function')
+    throw new TypeError('finalizer must be a function');
+  return options;
+}
+
+/** Checks the address range of a pointer. @throws TypeError, RangeError */
+function checkRange({ pointer, byteLength }: PointerInit): void {
+  checkInteger(pointer, 'pointer', 1);
+  checkInteger(byteLength, 'byteLength', 0, Number.MAX_SAFE_INTEGER - pointer);
+}
+
+function deviceAddressOf(init: PointerInit, free: () => void): number {
+  try {
+    checkRange(init);
+    return devicePointerOf(init.context, init.pointer as Address);
+  } catch (error) {
+    releaseOrWarn(free);
+    throw error;
   }
 }

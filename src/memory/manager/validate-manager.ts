@@ -62,19 +62,21 @@ interface PointerRequirements<P extends Pointer> {
  */
 export function checkPointer<P extends Pointer>(
   call: string,
-  answer: unknown,
-  asked: PointerRequirements<P>,
+  result: unknown,
+  required: PointerRequirements<P>,
 ): P {
-  const isPointer = answer instanceof MemoryPointer || answer instanceof PinnedPointer;
-  if (isPointer && returnedPointers.has(answer))
-    throw new TypeError(`${call} must return a pointer of its own for each call, not one again`);
-  if (isPointer) returnedPointers.add(answer);
+  const isPointer = result instanceof MemoryPointer || result instanceof PinnedPointer;
+  if (isPointer && returnedPointers.has(result))
+    throw new TypeError(
+      `${call} must return a new pointer for each call, not one that it returned before`,
+    );
+  if (isPointer) returnedPointers.add(result);
   try {
-    const pointer = checkInstance(answer, asked.type, `what ${call} returns`);
-    assertFits(call, pointer, asked);
+    const pointer = checkInstance(result, required.type, `what ${call} returns`);
+    assertFits(call, pointer, required);
     return pointer;
   } catch (error) {
-    if (isPointer) releaseOrWarn(() => answer.close());
+    if (isPointer) releaseOrWarn(() => result.close());
     throw error;
   }
 }
@@ -94,8 +96,8 @@ function assertFits(
 }
 
 /** @throws TypeError unless both are sizes and `free` is at most `total` */
-export function checkMemoryInfo(call: string, answer: unknown): MemoryInfo {
-  const { free, total } = (answer ?? {}) as { readonly free?: unknown; readonly total?: unknown };
+export function checkMemoryInfo(call: string, result: unknown): MemoryInfo {
+  const { free, total } = (result ?? {}) as { readonly free?: unknown; readonly total?: unknown };
   const isSize = (value: unknown): value is number =>
     Number.isSafeInteger(value) && (value as number) >= 0;
   if (!isSize(free) || !isSize(total) || free > total)
@@ -106,10 +108,10 @@ export function checkMemoryInfo(call: string, answer: unknown): MemoryInfo {
 }
 
 /** @throws TypeError for a value that is not a Disposable */
-export function checkDisposable(call: string, answer: unknown): Disposable {
-  if (typeof (answer as Partial<Disposable> | undefined)?.[Symbol.dispose] !== 'function')
+export function checkDisposable(call: string, result: unknown): Disposable {
+  if (typeof (result as Partial<Disposable> | undefined)?.[Symbol.dispose] !== 'function')
     throw new TypeError(`${call} must return a Disposable`);
-  return answer as Disposable;
+  return result as Disposable;
 }
 
 /** What a handle must contain for the requested memory. */
@@ -121,13 +123,14 @@ export interface ExpectedHandle {
 }
 
 /** @throws TypeError for a handle of other memory */
-export function checkIpcHandle(call: string, answer: unknown, named: ExpectedHandle): IpcHandle {
-  const handle = checkInstance(answer, IpcHandle, `what ${call} returns`);
+export function checkIpcHandle(call: string, result: unknown, expected: ExpectedHandle): IpcHandle {
+  const handle = checkInstance(result, IpcHandle, `what ${call} returns`);
   const wrong =
-    (handle.byteLength !== named.byteLength &&
-      `byteLength ${named.byteLength}, not ${handle.byteLength}`) ||
-    (handle.offset !== named.offset && `offset ${named.offset}, not ${handle.offset}`) ||
-    (handle.sourceInfo !== named.device && `sourceInfo ${named.device}, not ${handle.sourceInfo}`);
+    (handle.byteLength !== expected.byteLength &&
+      `byteLength ${expected.byteLength}, not ${handle.byteLength}`) ||
+    (handle.offset !== expected.offset && `offset ${expected.offset}, not ${handle.offset}`) ||
+    (handle.sourceInfo !== expected.device &&
+      `sourceInfo ${expected.device}, not ${handle.sourceInfo}`);
   if (wrong) throw new TypeError(`${call} must return a handle with ${wrong}`);
   return handle;
 }
