@@ -1,8 +1,8 @@
 /** Items between the host and a device, whatever their layouts: as few copies as they allow. */
 import { DeviceBuffer } from '../memory/buffer.ts';
-import { assertAttached } from '../memory/host-copy.ts';
 import type { Extent, PitchedMemory } from '../memory/pitched.ts';
 import { copyPitched, copyPitchedSync } from '../memory/pitched-copy.ts';
+import { assertAttached } from '../memory/transfer.ts';
 import { nextLoopIteration, type WaitOptions } from '../poller.ts';
 import type { Stream } from '../stream.ts';
 import { type CopyPlan, copyOffsets, type Pitches, planCopy } from './copy-plan.ts';

@@ -1,22 +1,22 @@
-/** Allocations that may find no room: what waits to be freed goes first, then the error says why. */
+/** Allocation with one retry: if the device is out of memory, pending releases run first. */
 import type { FunctionName } from '../../ffi/functions.ts';
 import { CUresult } from '../../ffi/results.ts';
 import { check, cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 import { assertNotCapturing } from '../graph-capture.ts';
 
-/** What {@link allocateWithRetry} is told besides. */
+/** Options of {@link allocateWithRetry}. */
 export interface RetryOptions {
-  /** How `allocate` has answered already, where it was called. */
+  /** The status of a first call to `allocate`, if the caller already made one. */
   readonly firstStatus?: CUresult | undefined;
-  /** What else the error says, where more than the device's memory limits it. */
+  /** Extra text for the error, for allocations with a limit of their own. */
   readonly describeLimits?: () => string;
 }
 
 /**
- * Calls `allocate`; where the driver is out of memory, once more after releasing what can be.
+ * Calls `allocate`. If the driver is out of memory, runs pending releases and calls it again.
  *
- * @throws CudaError that says how much was asked, what is free and what waits to be freed
+ * @throws CudaError with the requested size, the free memory and the pending releases
  */
 export function allocateWithRetry(
   context: Context,
@@ -43,7 +43,7 @@ export function allocateWithRetry(
   check(status, call, () => `allocating ${byteLength} bytes`);
 }
 
-/** What waits to be released, for messages: nothing, or in brackets. */
+/** The pending releases for an error message, in parentheses; empty without any. */
 export function describePendingReleases({ releases }: Context): string {
   const { size, byteLength } = releases;
   if (size === 0) return '';

@@ -1,4 +1,4 @@
-/** The copies and fills of buffers: their arguments, checked, and where they go. */
+/** Copies and fills of buffers: checks the arguments and queues the driver calls. */
 
 import { cu } from '../../ffi/driver.ts';
 import type { CUresult } from '../../ffi/results.ts';
@@ -6,26 +6,34 @@ import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { addCapturedContexts, isCapturing } from '../graph-capture.ts';
-import { Resource } from '../lifetime.ts';
-import { checkSignal } from '../poller.ts';
-import type { Stream } from '../stream.ts';
-import {
-  checkHostMemory,
-  checkInteger,
-  checkOptions,
-  formatValue,
-  type HostMemory,
-} from '../validate.ts';
-import type { CopyOptions, DeviceBuffer, FillOptions, StreamOption } from './buffer.ts';
+import { checkSignal, type WaitOptions } from '../poller.ts';
+import { type Stream, type StreamOption, streamOf, streamOption } from '../stream.ts';
+import { checkHostMemory, checkInteger, checkOptions, type HostMemory } from '../validate.ts';
 import { chunks } from './chunks.ts';
-import { copyAsync, copySync } from './copy.ts';
-import type { HostCopy } from './host-copy.ts';
+import { copyAsync, copySync } from './host-copy.ts';
 import { copyBetweenDevices } from './peer-copy.ts';
+import type { HostCopy } from './transfer.ts';
 
 type Direction = HostCopy['direction'];
 
-/** Behind `buffer.fill`. */
-export function fillBuffer(buffer: DeviceBuffer, value: number, options?: FillOptions): void {
+/** Device memory with checked access: a DeviceBuffer. */
+interface DeviceRange {
+  readonly context: Context;
+  readonly byteLength: number;
+  /** Throws if the memory is closed. */
+  readonly address: CUdeviceptr;
+  /** Throws if the memory is closed or read-only. */
+  readonly writableAddress: CUdeviceptr;
+  /** The offsets at which driver calls must be split, ascending. */
+  readonly splitOffsets: readonly number[];
+}
+
+/** Implements `buffer.fill`. */
+export function fillBuffer(
+  buffer: DeviceRange,
+  value: number,
+  options?: StreamOption & { readonly elementByteLength?: 1 | 2 | 4 },
+): void {
   const { stream, elementByteLength } = checkOptions(
     options,
     ['stream', 'elementByteLength'],
@@ -35,7 +43,7 @@ export function fillBuffer(buffer: DeviceBuffer, value: number, options?: FillOp
   const { writableAddress: address, byteLength, context } = buffer;
   if (byteLength % width !== 0 || address % width !== 0)
     throw new RangeError(
-      `${byteLength} bytes at ${address} are no whole, aligned elements of ${width} bytes`,
+      `${byteLength} bytes at ${address} are not whole, aligned elements of ${width} bytes`,
     );
   const checkedStream = streamOf(stream);
   noteMemoryUse(checkedStream?.context ?? context, [context]);
@@ -45,12 +53,8 @@ export function fillBuffer(buffer: DeviceBuffer, value: number, options?: FillOp
   }
 }
 
-/** Behind `source.copyTo`. */
-export function copyBuffer(
-  source: DeviceBuffer,
-  target: DeviceBuffer,
-  options?: StreamOption,
-): void {
+/** Implements `source.copyTo`. */
+export function copyBuffer(source: DeviceRange, target: DeviceRange, options?: StreamOption): void {
   const stream = streamOption(options, 'copyTo');
   const [from, to] = [source.address, target.writableAddress];
   const { byteLength, context } = source;
@@ -70,12 +74,12 @@ export function copyBuffer(
   }
 }
 
-/** Behind `copyFrom` and `copyToHost`. */
+/** Implements `copyFrom` and `copyToHost`. */
 export async function copyHost(
-  buffer: DeviceBuffer,
+  buffer: DeviceRange,
   direction: Direction,
   memory: HostMemory,
-  options: CopyOptions | undefined,
+  options: (StreamOption & WaitOptions) | undefined,
 ): Promise<void> {
   const call = direction === 'to device' ? 'copyFrom' : 'copyToHost';
   const { signal, stream } = checkOptions(options, ['stream', 'signal'], call);
@@ -83,9 +87,9 @@ export async function copyHost(
   await copyAsync(toHostCopy(buffer, direction, memory, stream), wait);
 }
 
-/** Behind `copyFromSync` and `copyToHostSync`. */
+/** Implements `copyFromSync` and `copyToHostSync`. */
 export function copyHostSync(
-  buffer: DeviceBuffer,
+  buffer: DeviceRange,
   direction: Direction,
   memory: HostMemory,
   options: StreamOption | undefined,
@@ -96,7 +100,7 @@ export function copyHostSync(
 }
 
 function toHostCopy(
-  buffer: DeviceBuffer,
+  buffer: DeviceRange,
   direction: Direction,
   memory: HostMemory,
   stream: Stream | undefined,
@@ -106,7 +110,7 @@ function toHostCopy(
   const checkedStream = streamOf(stream);
   const device = (): CUdeviceptr =>
     direction === 'to device' ? buffer.writableAddress : buffer.address;
-  device(); // a closed buffer, or a read-only one, is refused now, not when the copy begins
+  device(); // throws now, not when the copy starts, if the buffer is closed or read-only
   return {
     direction,
     context: buffer.context,
@@ -117,38 +121,19 @@ function toHostCopy(
   };
 }
 
-/** Memory of these contexts must outlive the work that is queued in a stream of `where`. */
+/**
+ * Records that work in a stream of `workContext` uses memory of `memoryContexts`, which must
+ * outlive it.
+ */
 export function noteMemoryUse(workContext: Context, memoryContexts: readonly Context[]): void {
-  // The commonest case, without its loops.
+  // The most common case skips the loops.
   if (memoryContexts.length === 1 && memoryContexts[0] === workContext && !isCapturing()) return;
   for (const { workTracker } of memoryContexts)
     workTracker.addOtherContext(workContext.workTracker);
   addCapturedContexts(memoryContexts);
 }
 
-/** The stream of a call's options, if it names one. @throws TypeError for anything else */
-export function streamOf(stream: unknown): Stream | undefined {
-  if (stream !== undefined && !Resource.is(stream, 'Stream'))
-    throw new TypeError(`stream must be a Stream, not ${formatValue(stream)}`);
-  return stream as Stream | undefined;
-}
-
-/**
- * The stream of options that have nothing else. That there is one property is seen in a third of the
- * time that its name takes, which the calls that only queue would feel.
- *
- * @throws TypeError as checkOptions
- */
-export function streamOption(options: StreamOption | undefined, call: string): Stream | undefined {
-  if (options === undefined) return undefined;
-  let count = 0;
-  for (const _ in options) count += 1;
-  const isPlain =
-    count === 1 && Object.getPrototypeOf(options) === Object.prototype && 'stream' in options;
-  return streamOf(isPlain ? options.stream : checkOptions(options, ['stream'], call).stream);
-}
-
-/** The bytes of an element that a fill sets to `value`. @throws RangeError */
+/** Checks the arguments of a fill. Returns the width of an element in bytes. @throws RangeError */
 export function checkFillElement(value: number, elementByteLength: number | undefined): 1 | 2 | 4 {
   const width = elementByteLength ?? 1;
   if (width !== 1 && width !== 2 && width !== 4)
@@ -162,9 +147,7 @@ function checkFits(byteLength: number, available: number, where: string): void {
     throw new RangeError(`${byteLength} bytes do not fit in ${where}, which has ${available}`);
 }
 
-/** Copies and fills within a device: they only queue. */
-
-/** Queues a copy within the device; nothing waits. */
+/** Queues a copy within one device. */
 function copyOnDevice(
   context: Context,
   target: CUdeviceptr,
@@ -183,7 +166,7 @@ function copyOnDevice(
   else context.enqueue(call);
 }
 
-/** Queues the setting of `count` elements of `width` bytes; nothing waits. */
+/** Queues a fill of `count` elements of `width` bytes. */
 function fillOnDevice(
   context: Context,
   target: CUdeviceptr,
@@ -203,7 +186,7 @@ function fillOnDevice(
   else context.enqueue(checked);
 }
 
-/** As {@link fillOnDevice}, of `height` rows that lie `pitch` bytes apart. */
+/** Like {@link fillOnDevice}, for `height` rows that are `pitch` bytes apart. */
 export function fillRowsOnDevice(
   context: Context,
   target: CUdeviceptr,

@@ -1,36 +1,36 @@
-/** The options of buffers, and where their memory may come from. */
+import { OUT0, readHandle } from '../../ffi/arena.ts';
+import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
+import { check } from '../check.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
 import { CuffiError } from '../errors.ts';
 import { life, Resource, type Scope } from '../lifetime.ts';
 import type { WaitOptions } from '../poller.ts';
-import type { Stream } from '../stream.ts';
+import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import {
   assertInternal,
+  checkBoolean,
   checkInstance,
   checkInteger,
   checkOptions,
   formatValue,
   type HostMemory,
 } from '../validate.ts';
-import { copyBuffer, copyHost, copyHostSync, fillBuffer, streamOf } from './buffer-copy.ts';
-import { splitOffsetsWithin } from './chunks.ts';
-import { DeviceMemory } from './device-memory.ts';
+import { allocateWithRetry } from './allocate-with-retry.ts';
+import { copyBuffer, copyHost, copyHostSync, fillBuffer } from './buffer-copy.ts';
+import { roundUp, splitOffsetsWithin } from './chunks.ts';
 import type { HostAllocation, HostMemoryKind } from './host-allocation.ts';
+import { freeNonBlocking } from './internal-stream.ts';
 import type { LockFlags } from './page-lock.ts';
-
-/** Options of calls that work in a stream. */
-export interface StreamOption {
-  /** The stream to work in. Default: the legacy default stream. */
-  readonly stream?: Stream;
-}
 
 /** Options of awaited copies. */
 export interface CopyOptions extends StreamOption, WaitOptions {}
 
 /** Options of {@link DeviceBuffer.close}. */
 export interface BufferCloseOptions extends StreamOption {
-  /** `'refuse'`: throws, and leaves it open, where other processes have it by a connection. */
+  /**
+   * `'refuse'`: throws and leaves the buffer open if another process uses it through a connection.
+   */
   readonly leases?: 'refuse';
 }
 
@@ -48,24 +48,27 @@ export interface BufferOptions extends PlaceOptions, AllocateOptions {
 
 /** Options of {@link DeviceBuffer.fromPointer}. */
 export interface PointerOptions extends PlaceOptions {
-  /** What must stay alive while the buffer is used; held, never touched, nor asked if it is closed. */
+  /**
+   * An object that must stay alive while the buffer is used. It is never read, nor asked whether it
+   * is closed.
+   */
   readonly owner?: unknown;
 }
 
 /** Where a buffer's memory comes from. */
 export type BufferOrigin = 'allocated' | 'borrowed' | 'imported';
 
-/** What may be done with memory. */
+/** How memory may be accessed. */
 export type Access = 'read-write' | 'read';
 
 /** Frees memory in the order of a stream. */
 export interface StreamOrderedRelease {
-  /** Takes another stream than that of the allocation. */
+  /** Selects the stream to free in, instead of the allocation's stream. */
   setStream(stream: Stream): void;
   release(): void;
 }
 
-/** @internal What a {@link DeviceBuffer} is made of. */
+/** @internal The constructor argument of {@link DeviceBuffer}. */
 export interface BufferInit {
   readonly context: Context;
   readonly address: CUdeviceptr;
@@ -73,84 +76,76 @@ export interface BufferInit {
   readonly origin: BufferOrigin;
   readonly resource?: MemoryResource | undefined;
   readonly release?: (() => void) | StreamOrderedRelease | undefined;
-  /** What it is closed with. Default: its context. */
+  /** The scope that closes it. Default: the context's. */
   readonly owner?: Scope | undefined;
-  /** The buffer that it is a part of, which is no view itself. */
+  /** The buffer that it is a view of; never a view itself. */
   readonly root?: DeviceBuffer | undefined;
-  /** What its memory lies in: it counts as closed when that is. Others' only stay alive by it. */
+  /**
+   * What its memory belongs to, kept alive. If that is a resource, the buffer is closed when the
+   * resource is.
+   */
   readonly keepalive?: unknown;
-  /** Addresses that one call of the driver may not go across. */
+  /** Addresses that no single driver call may cross. */
   readonly mappingBoundaries?: (() => readonly number[]) | undefined;
-  /** Whether the process that it is of has ended. */
+  /** Whether the process that owns the memory has exited. */
   readonly isOwnerGone?: (() => boolean) | undefined;
-  /** Default: it may be written to. */
+  /** Default: `'read-write'`. */
   readonly access?: Access | undefined;
 }
 
 /** Options of an allocation. */
 export interface AllocateOptions {
   /**
-   * The stream that the allocation is ordered in, where the resource is stream-ordered: the memory
-   * may be used by work queued there afterwards. Default: the legacy default stream.
+   * The stream that orders the allocation, if the resource is stream-ordered. Work queued there
+   * afterwards may use the memory. Default: the legacy default stream.
    */
   readonly stream?: Stream;
 }
 
 /**
- * Something that gives out memory and takes it back: plain device memory, a pool, mapped or
- * managed memory. A buffer knows the resource that it came from, and `close()` gives it back.
+ * Allocates and frees memory: plain device memory, a pool, mapped or managed memory. A buffer knows
+ * its resource, and `close()` returns the memory to it.
  */
 export interface MemoryResource {
   readonly context: Context;
-  /** Whether kernels and copies on the device reach it. */
+  /** Whether kernels and device copies can access it. */
   readonly deviceAccessible: boolean;
-  /** Whether the CPU reaches it, as an ArrayBuffer. */
+  /** Whether the CPU can access it, as an ArrayBuffer. */
   readonly hostAccessible: boolean;
   /** @param byteLength at least 1 */
   allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer;
 }
 
-/** @throws TypeError unless `value` is a memory resource */
-export function checkMemoryResource(value: unknown): MemoryResource {
-  const { context, allocate } = (value ?? {}) as Partial<Record<keyof MemoryResource, unknown>>;
-  if (!(context instanceof Context) || typeof allocate !== 'function')
-    throw new TypeError(
-      'memory must be a memory resource, such as DeviceMemory, MemoryPool, ManagedMemory or ' +
-        `MappedMemory, not ${formatValue(value)}`,
-    );
-  return value as MemoryResource;
+/** Options of {@link DeviceMemory.create}. */
+export interface DeviceMemoryOptions extends PlaceOptions {
+  /**
+   * Whether each allocation gets its own blocks, so that sharing it exposes no other memory. Sizes
+   * are rounded up to 2 MiB. Default false.
+   */
+  readonly private?: boolean;
 }
-
-/** @internal What serves the memory of a context if the caller names no resource; manager/ implements it. */
-export interface ManagerResource extends ContextMemory, MemoryResource {
-  allocateHost(byteLength: number, kind: HostMemoryKind): HostAllocation;
-  /** Page-locks `memory`; answers how to unlock it. */
-  lockHost(memory: HostMemory, flags: LockFlags): () => void;
-}
-
-/** @internal The memory manager of a context, where one was set. */
-export const memoryManagerOf = (context: Context): ManagerResource | undefined =>
-  // Nothing but the room manager/ puts one there.
-  context.memory as ManagerResource | undefined;
 
 /**
- * What a borrowed buffer keeps for an owner that its caller named: the owner stays alive with it,
- * and is nothing else to it. The buffer does not count as closed when a resource among them is.
+ * A range of device memory.
+ *
+ * The buffer owns its memory if it allocated it. `close()` frees the memory as soon as no work can
+ * use it, and never waits. A `subarray` is a view of the same memory and keeps it alive.
+ *
+ * @example
+ * using buffer = cuda.DeviceBuffer.allocate(1024);
+ * await buffer.copyFrom(new Uint8Array(1024).fill(7));
+ * const bytes = await buffer.copyToHost();
  */
-export const keepaliveFor = (owner: unknown): unknown =>
-  owner === undefined ? undefined : { owner };
-
-/** The memory of a buffer: whose it is, where it lies, what may be done with it, how it ends. */
-abstract class BufferMemory extends Resource {
+export class DeviceBuffer extends Resource {
   readonly context: Context;
   readonly byteLength: number;
-  /** Whether cuffi allocated it, another library did, or another process did. */
+  /** Whether cuffi, another library or another process allocated it. */
   readonly origin: BufferOrigin;
-  /** What gave the memory out; undefined where cuffi did not. */
+  /** The resource that allocated the memory; undefined if cuffi did not allocate it. */
   readonly resource: MemoryResource | undefined;
   /**
-   * Whether it may be written to: copies and fills of cuffi hold to it, and where it is virtual memory
-   * of another process, the driver.
+   * Whether it may be written to. cuffi's copies and fills respect it; the driver enforces it for
+   * virtual memory of another process.
    */
   readonly access: Access;
   readonly #address: CUdeviceptr;
@@ -178,145 +173,9 @@ abstract class BufferMemory extends Resource {
     this.#isOwnerGone = init.isOwnerGone;
   }
 
-  /** @internal The buffer that this one is a view of. */
-  protected get viewOf(): DeviceBuffer | undefined {
-    return this.#root;
-  }
-
-  override get closed(): boolean {
-    // Not super.closed, which a launch would feel for each of its buffers.
-    if (this[life].isClosed) return true;
-    const container = this.#root ?? this.#keepalive;
-    return container !== undefined && container instanceof Resource && container.closed;
-  }
-
   /**
-   * Gives the memory back when the GPU is done with it, and never waits; the second time does
-   * nothing.
-   *
-   * Memory of a pool is given back in the order of a stream, that of its allocation unless
-   * `options` name another: work that was queued there may still use it, and work of other streams
-   * must be done or waited for. Other memory is freed when nothing runs in the context; plain device
-   * memory, where there is want of room and in `context.flush()`, when the work is done that was
-   * queued before. Work that cuffi does not know of must be done before this: it knows what was
-   * queued through it, and what lies before that in the same stream, be it a borrowed one.
-   *
-   * What other processes have by a connection is closed here at once, and given back when they have
-   * closed it, or have ended: see `leases` of cuffi/ipc.
-   *
-   * @throws CuffiError with `{ leases: 'refuse' }` where others have it: then it stays open
-   */
-  override close(options?: BufferCloseOptions): void {
-    if (options !== undefined) this.#applyCloseOptions(options);
-    super.close();
-  }
-
-  #applyCloseOptions(options: BufferCloseOptions): void {
-    const { stream, leases } = checkOptions(options, ['stream', 'leases'], 'close');
-    if (leases !== undefined && leases !== 'refuse')
-      throw new TypeError(`leases must be 'refuse', not ${formatValue(leases)}`);
-    // Of virtual memory others have that, and not this view of it.
-    const { keepaliveNames } = this.#keepalive instanceof Resource ? this.#keepalive : this;
-    if (leases === 'refuse' && !this.closed && keepaliveNames.length > 0)
-      throw new CuffiError(
-        `this ${this.byteLength}-byte buffer is in use by ${keepaliveNames.join(', ')}: it stays open`,
-      );
-    const releaseStream = streamOf(stream);
-    if (!releaseStream || this.closed) return;
-    releaseStream.handle; // a closed stream is refused
-    if (typeof this.#release === 'object') this.#release.setStream(releaseStream);
-  }
-
-  /** The device address of the first byte. @throws ClosedError */
-  get address(): CUdeviceptr {
-    if (this.closed) throw this.closedError();
-    return this.#address;
-  }
-
-  /** @internal As {@link address}, for writing. @throws TypeError for a read-only buffer */
-  get writableAddress(): CUdeviceptr {
-    if (this.access !== 'read-write')
-      throw new TypeError('this buffer is read-only: it was shared, or opened, for reading');
-    return this.address;
-  }
-
-  /**
-   * Whether it is memory of a process that has ended. It stays usable here, but cannot be opened
-   * anew elsewhere, unless it came by a file descriptor.
-   */
-  get ownerGone(): boolean {
-    return (this.#root ?? this).#isOwnerGone?.() ?? false;
-  }
-
-  /** Whether it is memory of another process, mapped here. */
-  get isMapped(): boolean {
-    return this.origin === 'imported';
-  }
-
-  /** @internal What its memory lies in, where that is no buffer: virtual memory. */
-  get keepalive(): unknown {
-    return (this.#root ?? this).#keepalive;
-  }
-
-  /** @internal Where one call of the driver must not go on, as offsets in order. */
-  get splitOffsets(): readonly number[] {
-    return this.#mappingBoundaries
-      ? splitOffsetsWithin(this.#mappingBoundaries(), this.#address, this.byteLength)
-      : [];
-  }
-
-  /** @internal What a view of it is made of, as a part of `whole`. */
-  protected viewInit(root: DeviceBuffer, begin: number, end: number, access: Access): BufferInit {
-    return {
-      context: this.context,
-      address: (this.address + begin) as CUdeviceptr,
-      byteLength: end - begin,
-      origin: this.origin,
-      resource: this.resource,
-      root: root,
-      mappingBoundaries: this.#mappingBoundaries,
-      access,
-    };
-  }
-
-  /** @internal What a buffer is made of that owns what this one did, closed by it. @throws CuffiError */
-  protected transferredInit(): BufferInit {
-    const { owner } = this.transferOwnership('its memory was moved to another buffer');
-    return {
-      context: this.context,
-      address: this.#address,
-      byteLength: this.byteLength,
-      origin: this.origin,
-      resource: this.resource,
-      release: this.#release,
-      owner,
-      keepalive: this.#keepalive,
-      mappingBoundaries: this.#mappingBoundaries,
-      isOwnerGone: this.#isOwnerGone,
-      access: this.access,
-    };
-  }
-
-  override toString(): string {
-    return `DeviceBuffer(${this.byteLength} bytes, ${this.origin}${this.closed ? ', closed' : ''})`;
-  }
-}
-
-/**
- * A range of device memory.
- *
- * The buffer owns its memory if it allocated it; `close()` gives it back as soon as no work can
- * use it any more, and never waits. A `subarray` is a view of the same memory and keeps it alive.
- *
- * @example
- * using buffer = cuda.DeviceBuffer.allocate(1024);
- * await buffer.copyFrom(new Uint8Array(1024).fill(7));
- * const bytes = await buffer.copyToHost();
- */
-export class DeviceBuffer extends BufferMemory {
-  /**
-   * Allocates device memory, uninitialised (cuMemAlloc): the kind that legacy IPC can share. A
-   * memory manager that was set gives it out instead.
+   * Allocates uninitialized device memory (cuMemAlloc), the kind that legacy IPC can share. If a
+   * memory manager is set, the manager allocates it.
    *
    * @param byteLength at least 1
    * @throws CudaError CUDA_ERROR_OUT_OF_MEMORY
@@ -335,7 +194,7 @@ export class DeviceBuffer extends BufferMemory {
     const checkedStream = streamOf(stream);
     const resource = givenResource ?? defaultResource(Context.resolve(place));
     const buffer = resource.allocate(byteLength, checkedStream ? { stream: checkedStream } : {});
-    // A resource of the caller's own may answer with anything.
+    // A user's own resource may return anything.
     if (givenResource && checkInstance(buffer, DeviceBuffer, 'what memory.allocate returns').closed)
       throw new TypeError('memory.allocate must return an open buffer, not a closed one');
     if (buffer.byteLength < byteLength)
@@ -345,7 +204,7 @@ export class DeviceBuffer extends BufferMemory {
     return buffer;
   }
 
-  /** Memory that someone else owns, as a buffer: closing it forgets it and frees nothing. */
+  /** Wraps memory that someone else owns. Closing the buffer frees nothing. */
   static fromPointer(address: number, byteLength: number, options?: PointerOptions): DeviceBuffer {
     checkInteger(address, 'address', 1);
     checkInteger(byteLength, 'byteLength', 0, Number.MAX_SAFE_INTEGER - address);
@@ -363,56 +222,162 @@ export class DeviceBuffer extends BufferMemory {
     });
   }
 
-  /** @internal The buffer that this one is a view of, or itself. */
-  get root(): DeviceBuffer {
-    return this.viewOf ?? this;
+  override get closed(): boolean {
+    // Not super.closed: a launch checks every buffer, and the extra call is measurable.
+    if (this[life].isClosed) return true;
+    const container = this.#root ?? this.#keepalive;
+    return container !== undefined && container instanceof Resource && container.closed;
   }
 
   /**
-   * A view of the same memory that cuffi's copies and fills do not write to; kernels that are given
-   * it can. Only a view of virtual memory can be sent to another process, whose cuffi then maps it
-   * without write access.
+   * Frees the memory when the GPU is done with it. Never waits. A second call does nothing.
+   *
+   * Pool memory is freed in stream order: in the allocation's stream, or in `options.stream`. Work
+   * already queued in that stream may still use the memory; work in other streams must be done, or
+   * that stream must wait for it. Other memory is freed once the context is idle. Plain device
+   * memory is also freed under memory pressure and by `context.flush()`, once the work queued
+   * before `close()` is done. cuffi knows the work that was queued through it, and earlier work in
+   * the same stream, even a borrowed one. Any other work must be done before `close()`.
+   *
+   * If other processes use the memory through a connection, the buffer is closed here at once. The
+   * memory is freed when they have closed it or exited: see `leases` of cuffi/ipc.
+   *
+   * @throws CuffiError with `{ leases: 'refuse' }` if another process uses it; it then stays open
+   */
+  override close(options?: BufferCloseOptions): void {
+    if (options !== undefined) this.#applyCloseOptions(options);
+    super.close();
+  }
+
+  #applyCloseOptions(options: BufferCloseOptions): void {
+    const { stream, leases } = checkOptions(options, ['stream', 'leases'], 'close');
+    if (leases !== undefined && leases !== 'refuse')
+      throw new TypeError(`leases must be 'refuse', not ${formatValue(leases)}`);
+    // Other processes lease the virtual memory itself, not this view of it.
+    const { keepaliveNames } = this.#keepalive instanceof Resource ? this.#keepalive : this;
+    if (leases === 'refuse' && !this.closed && keepaliveNames.length > 0)
+      throw new CuffiError(
+        `this ${this.byteLength}-byte buffer is in use by ${keepaliveNames.join(', ')}: it stays open`,
+      );
+    const releaseStream = streamOf(stream);
+    if (!releaseStream || this.closed) return;
+    releaseStream.handle; // throws if the stream is closed
+    if (typeof this.#release === 'object') this.#release.setStream(releaseStream);
+  }
+
+  /** The device address of the first byte. @throws ClosedError */
+  get address(): CUdeviceptr {
+    if (this.closed) throw this.closedError();
+    return this.#address;
+  }
+
+  /** @internal Like {@link address}, for writing. @throws TypeError for a read-only buffer */
+  get writableAddress(): CUdeviceptr {
+    if (this.access !== 'read-write')
+      throw new TypeError('this buffer is read-only: it was shared, or opened, for reading');
+    return this.address;
+  }
+
+  /**
+   * Whether the process that owns the memory has exited. The memory stays usable here. No other
+   * process can open it any longer, unless it was shared by file descriptor.
+   */
+  get ownerGone(): boolean {
+    return (this.#root ?? this).#isOwnerGone?.() ?? false;
+  }
+
+  /** Whether it is another process's memory, mapped here. */
+  get isMapped(): boolean {
+    return this.origin === 'imported';
+  }
+
+  /** @internal What its memory belongs to, if that is not a buffer: for example virtual memory. */
+  get keepalive(): unknown {
+    return (this.#root ?? this).#keepalive;
+  }
+
+  /** @internal The offsets at which driver calls must be split, ascending. */
+  get splitOffsets(): readonly number[] {
+    return this.#mappingBoundaries
+      ? splitOffsetsWithin(this.#mappingBoundaries(), this.#address, this.byteLength)
+      : [];
+  }
+
+  /** @internal The buffer that this one is a view of, or itself. */
+  get root(): DeviceBuffer {
+    return this.#root ?? this;
+  }
+
+  /**
+   * A read-only view of the same memory. cuffi's copies and fills refuse to write to it; a kernel
+   * that receives it still can. Only a view of virtual memory can be sent to another process, which
+   * maps it without write access.
    */
   readOnly(): DeviceBuffer {
     return this.view(0, this.byteLength, 'read');
   }
 
   /**
-   * A view of the bytes from `begin` up to `end`; the same memory. It is closed with the buffer
-   * that owns them.
+   * A view of the bytes from `begin` up to `end`, in the same memory. It is closed with the buffer
+   * that owns the memory.
    *
    * @throws RangeError beyond the buffer
    */
   subarray(begin = 0, end: number = this.byteLength): DeviceBuffer {
-    this.address; // a closed buffer is refused first
+    this.address; // throws first if the buffer is closed
     checkInteger(begin, 'begin', 0, this.byteLength);
     checkInteger(end, 'end', begin, this.byteLength);
     return this.view(begin, end, this.access);
   }
 
-  /** @internal A view, told how it ends where that is asked for. */
+  /**
+   * @internal A view of the bytes from `begin` up to `end`, with an optional release of its own.
+   */
   view(
     begin: number,
     end: number,
     access: Access,
     options?: Pick<BufferInit, 'release'>,
   ): DeviceBuffer {
-    return new DeviceBuffer({ ...this.viewInit(this.root, begin, end, access), ...options });
+    return new DeviceBuffer({
+      context: this.context,
+      address: (this.address + begin) as CUdeviceptr,
+      byteLength: end - begin,
+      origin: this.origin,
+      resource: this.resource,
+      root: this.root,
+      mappingBoundaries: this.#mappingBoundaries,
+      access,
+      ...options,
+    });
   }
 
-  /** @internal A buffer that owns what this one did, which is closed by it. @throws CuffiError */
+  /** @internal Moves the memory to a new buffer, and closes this one. @throws CuffiError */
   moveToNewBuffer(): DeviceBuffer {
-    return new DeviceBuffer(this.transferredInit());
+    const { owner } = this.transferOwnership('its memory was moved to another buffer');
+    return new DeviceBuffer({
+      context: this.context,
+      address: this.#address,
+      byteLength: this.byteLength,
+      origin: this.origin,
+      resource: this.resource,
+      release: this.#release,
+      owner,
+      keepalive: this.#keepalive,
+      mappingBoundaries: this.#mappingBoundaries,
+      isOwnerGone: this.#isOwnerGone,
+      access: this.access,
+    });
   }
 
-  /** Sets every element to `value`; only queues. */
+  /** Sets every element to `value`. Only queues the work. */
   fill(value: number, options?: FillOptions): void {
     fillBuffer(this, value, options);
   }
 
   /**
-   * Copies this buffer to the beginning of another one; only queues. The other one may be on
-   * another device: peer access is enabled for it, where there is any.
+   * Copies this buffer to the start of another one. Only queues the work. The target may be on
+   * another device; peer access is enabled if the devices support it.
    *
    * @throws RangeError if `target` is smaller
    */
@@ -421,11 +386,11 @@ export class DeviceBuffer extends BufferMemory {
   }
 
   /**
-   * Copies host memory to the beginning of this buffer, after the work queued in the stream; the
-   * event loop turns meanwhile. Until the promise settles the buffer and `source` belong to the
-   * copy: work that is queued meanwhile is not ordered with it. A `source` that is transferred
-   * elsewhere meanwhile rejects the copy, and must be kept there until then: memory that is freed
-   * under a copy can end the process.
+   * Copies host memory to the start of this buffer, after the work queued in the stream. Does not
+   * block the event loop. Until the promise settles, use neither the buffer nor `source`: work
+   * queued meanwhile is not ordered with the copy. If `source` is transferred to another thread
+   * meanwhile, the promise rejects. Keep the transferred memory until then: freeing memory during a
+   * copy can crash the process.
    *
    * @throws RangeError if `source` is longer than the buffer
    */
@@ -433,15 +398,15 @@ export class DeviceBuffer extends BufferMemory {
     return copyHost(this, 'to device', source, options);
   }
 
-  /** As {@link copyFrom}, but blocks until it is done. */
+  /** Like {@link copyFrom}, but blocks until the copy is done. */
   copyFromSync(source: HostMemory, options?: StreamOption): void {
     copyHostSync(this, 'to device', source, options);
   }
 
   /**
-   * Copies to host memory, after the work queued in the stream: into `into`, from this buffer's
-   * beginning as far as it reaches, or into a new Uint8Array of the whole buffer. Until the promise
-   * settles both belong to the copy, as in {@link copyFrom}.
+   * Copies to host memory, after the work queued in the stream. Fills `into` from the start of this
+   * buffer, or copies the whole buffer to a new Uint8Array. Until the promise settles, use neither,
+   * as with {@link copyFrom}.
    *
    * @throws RangeError if `into` is longer than the buffer
    */
@@ -453,7 +418,7 @@ export class DeviceBuffer extends BufferMemory {
     return target;
   }
 
-  /** As {@link copyToHost}, but blocks until it is done. */
+  /** Like {@link copyToHost}, but blocks until the copy is done. */
   copyToHostSync(into?: undefined, options?: StreamOption): Uint8Array;
   copyToHostSync<T extends HostMemory>(into: T, options?: StreamOption): T;
   copyToHostSync(into?: HostMemory, options?: StreamOption): HostMemory {
@@ -461,7 +426,124 @@ export class DeviceBuffer extends BufferMemory {
     copyHostSync(this, 'to host', target, options);
     return target;
   }
+
+  override toString(): string {
+    return `DeviceBuffer(${this.byteLength} bytes, ${this.origin}${this.closed ? ', closed' : ''})`;
+  }
+}
+
+/**
+ * Plain device memory (cuMemAlloc), the kind that legacy IPC can share. `DeviceBuffer.allocate`
+ * uses it by default.
+ *
+ * @example
+ * const memory = cuda.DeviceMemory.create({ private: true });
+ * using buffer = memory.allocate(1000); // alone in its 2 MiB
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+ */
+export class DeviceMemory implements MemoryResource {
+  readonly context: Context;
+  readonly private: boolean;
+  readonly deviceAccessible = true;
+  readonly hostAccessible = false;
+
+  private constructor(context: Context, isPrivate: boolean) {
+    assertInternal(context, Context, 'DeviceMemory', 'DeviceMemory.create');
+    this.context = context;
+    this.private = isPrivate;
+  }
+
+  static create(options?: DeviceMemoryOptions): DeviceMemory {
+    const { private: isPrivate, ...place } = checkOptions(
+      options,
+      ['context', 'device', 'private'],
+      'DeviceMemory.create',
+    );
+    return new DeviceMemory(Context.resolve(place), checkBoolean(isPrivate, 'private', false));
+  }
+
+  /** @throws CudaError CUDA_ERROR_OUT_OF_MEMORY */
+  allocate(byteLength: number, options?: AllocateOptions): DeviceBuffer {
+    checkInteger(byteLength, 'byteLength', 1);
+    checkOptions(options, ['stream'], 'allocate');
+    const { context } = this;
+    const allocatedByteLength = this.private ? roundUp(byteLength, BLOCK_BYTE_LENGTH) : byteLength;
+    const address = context.run(() => {
+      allocateWithRetry(context, 'cuMemAlloc_v2', allocatedByteLength, () =>
+        cu.cuMemAlloc_v2(OUT0, allocatedByteLength),
+      );
+      return readHandle<CUdeviceptr>(OUT0, cu.cuMemFree_v2);
+    });
+    return makeOwnedBuffer(this, address, byteLength, allocatedByteLength);
+  }
+}
+
+// How the memory of a buffer is checked, allocated and kept alive.
+
+/** The unit in which the driver maps and shares memory. */
+const BLOCK_BYTE_LENGTH = 2 << 20;
+
+/** Makes a buffer that owns plain device memory and frees it when closed. */
+export function makeOwnedBuffer(
+  resource: DeviceMemory,
+  address: CUdeviceptr,
+  byteLength: number,
+  allocatedByteLength: number = byteLength,
+): DeviceBuffer {
+  const { context } = resource;
+  const { releases, epoch } = context;
+  return new DeviceBuffer({
+    context,
+    address,
+    byteLength,
+    origin: 'allocated',
+    resource,
+    release: () =>
+      releases.enqueue(
+        () => {
+          if (context.epoch === epoch) check(cu.cuMemFree_v2(address), 'cuMemFree_v2');
+        },
+        {
+          byteLength: allocatedByteLength,
+          nonBlockingRelease: () => {
+            if (context.epoch === epoch) freeNonBlocking(context, address);
+          },
+        },
+      ),
+  });
 }
 
 const defaultResource = (context: Context): MemoryResource =>
   memoryManagerOf(context) ?? DeviceMemory.create({ context });
+
+/** @throws TypeError unless `value` is a memory resource */
+export function checkMemoryResource(value: unknown): MemoryResource {
+  const { context, allocate } = (value ?? {}) as Partial<Record<keyof MemoryResource, unknown>>;
+  if (!(context instanceof Context) || typeof allocate !== 'function')
+    throw new TypeError(
+      'memory must be a memory resource, such as DeviceMemory, MemoryPool, ManagedMemory or ' +
+        `MappedMemory, not ${formatValue(value)}`,
+    );
+  return value as MemoryResource;
+}
+
+/**
+ * @internal The default resource of a context that has a memory manager. manager/ implements it.
+ */
+export interface ManagerResource extends ContextMemory, MemoryResource {
+  allocateHost(byteLength: number, kind: HostMemoryKind): HostAllocation;
+  /** Page-locks `memory`. Returns a function that unlocks it. */
+  lockHost(memory: HostMemory, flags: LockFlags): () => void;
+}
+
+/** @internal The memory manager of a context, if one was set. */
+export const memoryManagerOf = (context: Context): ManagerResource | undefined =>
+  // Only manager/ sets a context's memory.
+  context.memory as ManagerResource | undefined;
+
+/**
+ * Wraps the owner that a caller named for a borrowed buffer. The buffer keeps the owner alive, but
+ * closing an owner that is a resource does not close the buffer.
+ */
+export const keepaliveFor = (owner: unknown): unknown =>
+  owner === undefined ? undefined : { owner };

@@ -1,9 +1,9 @@
 /**
- * Ranges of device memory cut where one call of the driver may not go on: it refuses copies over
- * the border of two mappings, even where their addresses follow each other (seen on an H200).
+ * Splits ranges of device memory for driver calls. The driver refuses copies across the boundary of
+ * two mappings, even if their addresses are contiguous (seen on an H200).
  */
 
-/** The borders (addresses) that lie within a range, as offsets from its beginning, in order. */
+/** The boundaries (addresses) inside a range, as ascending offsets from its start. */
 export const splitOffsetsWithin = (
   boundaries: readonly number[],
   address: number,
@@ -14,7 +14,7 @@ export const splitOffsetsWithin = (
     .filter((offset) => offset > 0 && offset < byteLength)
     .sort((a, b) => a - b);
 
-/** A range in pieces: cut at each of `cuts`, and none longer than `most`. */
+/** Splits a range at each of `splitOffsets`, into chunks of at most `maxByteLength` bytes. */
 export function* chunks(
   byteLength: number,
   splitOffsets: readonly number[],
@@ -27,5 +27,5 @@ export function* chunks(
   }
 }
 
-/** The least multiple of `unit` that is not less than `value`. */
+/** Rounds `value` up to a multiple of `unit`. */
 export const roundUp = (value: number, unit: number): number => Math.ceil(value / unit) * unit;

@@ -1,4 +1,4 @@
-/** File descriptors that name what a context holds: closed with it, also when a reset takes it. */
+/** The context's file descriptors: each names an exported object and is closed with it. */
 import { discardFd } from '../../ffi/linux/close-fd.ts';
 import { duplicateFd, setCloseOnExec } from '../../ffi/linux/libc.ts';
 import type { Context } from '../context.ts';
@@ -10,7 +10,10 @@ interface ContextFds {
 
 const contextFds = new WeakMap<Context, ContextFds>();
 
-/** Keeps a descriptor, close-on-exec, until {@link closeContextFd}; answers it. */
+/**
+ * Sets a descriptor close-on-exec and keeps it until {@link closeContextFd}. Returns the
+ * descriptor.
+ */
 export function addContextFd(context: Context, fd: number): number {
   try {
     setCloseOnExec(fd);
@@ -22,7 +25,7 @@ export function addContextFd(context: Context, fd: number): number {
   return fd;
 }
 
-/** As {@link addContextFd}, another descriptor of the same. @throws SystemError */
+/** Like {@link addContextFd}, for a duplicate of the descriptor. @throws SystemError */
 export function addDuplicateFd(context: Context, fd: number): number {
   const duplicate = duplicateFd(fd);
   register(context, duplicate);
@@ -35,12 +38,12 @@ function register(context: Context, fd: number): void {
     current.fds.add(fd);
     return;
   }
-  // Of before a reset, which told nobody that what they name is gone.
+  // These are from before a reset, which closed no descriptor.
   for (const stale of current?.fds ?? []) discardFd(stale);
   contextFds.set(context, { epoch: context.epoch, fds: new Set([fd]) });
 }
 
-/** Closes a kept descriptor; nothing for one that is closed already. */
+/** Closes a kept descriptor. Does nothing if it is already closed. */
 export function closeContextFd(context: Context, fd: number): void {
   if (contextFds.get(context)?.fds.delete(fd)) discardFd(fd);
 }

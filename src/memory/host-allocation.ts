@@ -1,4 +1,4 @@
-/** Page-locked host memory that cuffi allocates: the ground of PinnedBuffer and MappedMemory. */
+/** Allocation of page-locked host memory, for PinnedBuffer and MappedMemory. */
 
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import {
@@ -30,19 +30,19 @@ import {
   untrackPages,
 } from './page-lock.ts';
 
-/** What kind of page-locked memory is asked for. */
+/** The kind of page-locked memory to allocate. */
 export interface HostMemoryKind extends LockFlags {
   readonly writeCombined: boolean;
 }
 
-/** Page-locked memory, and how its owner gives it up. */
+/** Page-locked memory and how to release it. */
 export interface HostAllocation extends ViewedMemory {
   readonly address: Address;
-  /** Where the device finds it; undefined unless it is mapped. */
+  /** Its device address; undefined unless it is mapped. */
   readonly devicePointer: CUdeviceptr | undefined;
 }
 
-/** @throws RangeError, NotSupportedError, CudaError; nothing stays allocated then */
+/** @throws RangeError, NotSupportedError, CudaError; then nothing stays allocated */
 export function allocateHost(
   context: Context,
   byteLength: number,
@@ -54,22 +54,22 @@ export function allocateHost(
     : allocateRegistered(context, byteLength, kind);
 }
 
-/** Gives back what was got before an error that is thrown next, when the GPU lets it. */
+/** Enqueues the release of what was acquired before an error that the caller throws next. */
 export function enqueueReleaseQuietly({ releases }: Context, release: () => void): void {
   releaseOrWarn(() => releases.enqueue(release));
 }
 
-/** @throws NotSupportedError where the device cannot */
+/** @throws NotSupportedError if the device does not support this kind */
 export function assertSupported({ device }: Context, kind: Partial<HostMemoryKind>): void {
   if (!kind.writeCombined && device.attribute('hostRegisterSupported') === 0)
     throw new NotSupportedError(`${device} cannot page-lock memory of the process`);
   if (kind.mapped && device.attribute('canMapHostMemory') === 0)
-    throw new NotSupportedError(`${device} cannot reach host memory`);
+    throw new NotSupportedError(`${device} cannot access host memory`);
 }
 
 /**
- * A mapping of our own, registered: cheaper to make than the driver's own allocation and, unlike
- * that one, it can be retired, so that a view which outlives it reads zeros.
+ * Maps memory and registers it. This costs less than the driver's own allocation, and the mapping
+ * can be retired: a view that outlives it reads zeros.
  */
 function allocateRegistered(
   context: Context,
@@ -99,18 +99,18 @@ function mapHostMemory(byteLength: number): AnonymousMapping {
   } catch (error) {
     if (!(error instanceof SystemError)) throw error;
     throw new RangeError(
-      `the system has no room for ${byteLength} bytes of host memory: close buffers that are no ` +
+      `the system cannot allocate ${byteLength} bytes of host memory: close buffers that are no ` +
         'longer needed, or ask for less',
       { cause: error },
     );
   }
 }
 
-/** What is known of a mapping of our own. */
+/** A mapping that was registered with the driver. */
 interface RegisteredMapping {
   readonly context: Context;
   readonly mapping: AnonymousMapping;
-  /** Stuck: the driver did not unlock it, so its addresses must never be used for another. */
+  /** Stuck: the driver failed to unlock it, so its addresses must never be reused. */
   state: 'locked' | 'unlocked' | 'stuck';
 }
 
@@ -118,8 +118,8 @@ const unmapWhenUnused = (registered: RegisteredMapping) => (): void => {
   const { context, mapping } = registered;
   if (registered.state === 'unlocked') mapping.unmap();
   else if (registered.state === 'locked') {
-    // Its context was reset, or another driver chosen. If the driver still knows the pages, it
-    // must forget them first.
+    // The context was reset, or another driver was selected. If the driver still has the pages
+    // registered, they must be unregistered first.
     context.releases.enqueue(() => {
       cu.cuMemHostUnregister(mapping.address);
       untrackPages(mapping.address, mapping.byteLength);
@@ -143,7 +143,8 @@ function viewRegisteredMemory(
     viewsReference.views = undefined;
     if (!views) return;
     views.retire();
-    // The queued call holds the views: until it has run, or a reset dropped it, the mapping stays.
+    // The queued release references the views, so the mapping stays until it has run or a reset
+    // dropped it.
     context.releases.enqueue(() => unlockAndRetire(registered, views, unlock));
   };
   return { viewsReference, release };
@@ -172,11 +173,13 @@ function unlockAndRetire(
   views.cancelFinalizer();
   warnOfDetachedView(
     registered.mapping.byteLength,
-    'they read zeros, and their addresses stay taken',
+    'they read zeros, and their addresses stay reserved',
   );
 }
 
-/** The driver's own allocation: no other is write-combined, and none can be retired. */
+/**
+ * Allocates through the driver: only its memory can be write-combined, but it cannot be retired.
+ */
 function allocateWriteCombined(
   context: Context,
   byteLength: number,

@@ -1,4 +1,4 @@
-/** Host memory as ArrayBuffers, and the moment when nobody can touch it any more. */
+/** Host memory as ArrayBuffers, and a callback for when no view of it is left. */
 import { MAX_VIEW_BYTE_LENGTH, viewMemory } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
@@ -7,40 +7,9 @@ import { releaseOrWarn } from '../lifetime.ts';
 import type { ReleaseOptions } from '../release-queue.ts';
 import { checkInteger } from '../validate.ts';
 
-/** Keeps each view's {@link HostViews} as long as the view: the last one takes it along. */
-const viewsByBuffer = new WeakMap<ArrayBuffer, HostViews>();
-
-// As for resources: a finalizer only queues what is to be done.
-const finalizers = new FinalizationRegistry<() => void>((whenUnused) => {
-  setImmediate(() => releaseOrWarn(whenUnused));
-});
-
-const throwOnTransfer = {
-  value: (): never => {
-    throw new TypeError('a view of page-locked or managed memory cannot be transferred');
-  },
-};
-
-/** A moved view would outlive the object that the memory's life hangs on. */
-function forbidTransfer(view: ArrayBuffer): void {
-  for (const move of ['transfer', 'transferToFixedLength'])
-    if (move in view) Object.defineProperty(view, move, throwOnTransfer);
-}
-
 /**
- * Says that memory stays for the life of the process, as a view of it was moved: by a BYOB reader,
- * or by `ArrayBuffer.prototype.transfer`.
- */
-export function warnOfDetachedView(byteLength: number, what: string): void {
-  process.emitWarning(
-    `${byteLength} bytes of host memory were closed after their ArrayBuffer was transferred: ${what}`,
-    { code: 'CUFFI_DETACHED' },
-  );
-}
-
-/**
- * The views of a range of host memory. Each costs V8 an account of all its bytes, so the whole has
- * one, and a window that is asked for again is the same while anybody has it.
+ * The views of a range of host memory. V8 accounts for all bytes of each view. So the full range
+ * has one view, and a repeated window returns the same view while it is alive.
  */
 export class HostViews {
   readonly #address: Address;
@@ -51,8 +20,8 @@ export class HostViews {
   #isRetiring = false;
 
   /**
-   * @param whenUnused called once, after this object and all views of it were collected; must not
-   * refer to this object
+   * @param whenUnused called once, after this object and all its views were collected; must not
+   * reference this object
    */
   constructor(address: Address, byteLength: number, whenUnused: () => void) {
     this.#address = address;
@@ -60,36 +29,39 @@ export class HostViews {
     finalizers.register(this, whenUnused, this);
   }
 
-  /** Whether there ever was a view. */
+  /** Whether any view was ever made. */
   get wasViewed(): boolean {
     return this.#wasViewed;
   }
 
-  /** From now on only the first `byteLength` bytes are viewed: a manager may have given out more. */
+  /** Limits later views to the first `byteLength` bytes: a manager may have allocated more. */
   shorten(byteLength: number): void {
     this.#byteLength = byteLength;
   }
 
-  /** Whether the memory turns to zeros under its views, at once or when the GPU is done with it. */
+  /**
+   * Whether the memory was closed. Its views then read zeros, at once or when the GPU is done with
+   * it.
+   */
   get isRetiring(): boolean {
     return this.#isRetiring;
   }
 
-  /** Says that the memory was closed and will be retired. */
+  /** Notes that the memory was closed and will be retired. */
   retire(): void {
     this.#isRetiring = true;
   }
 
   /**
-   * Whether a view was found detached: another ArrayBuffer has its memory, and nothing here is told
-   * when that one is collected.
+   * Whether a view was detached: another ArrayBuffer has its memory, and its collection cannot be
+   * observed.
    */
   get hasDetachedView(): boolean {
     const windows = [...this.#windows.values()].map((reference) => reference.deref());
     return [this.#fullView, ...windows].some((view) => view?.byteLength === 0);
   }
 
-  /** All of it. @throws RangeError where it is longer than an ArrayBuffer can be */
+  /** The full range. @throws RangeError if it is longer than an ArrayBuffer can be */
   get fullView(): ArrayBuffer {
     if (this.#byteLength > MAX_VIEW_BYTE_LENGTH)
       throw new RangeError(
@@ -99,11 +71,11 @@ export class HostViews {
     return this.#fullView;
   }
 
-  /** A part of it, as an ArrayBuffer of its own. @throws RangeError beyond the end */
+  /** A part of the range as a separate ArrayBuffer. @throws RangeError beyond the end */
   window(byteOffset: number, byteLength: number): ArrayBuffer {
     checkInteger(byteOffset, 'byteOffset', 0, this.#byteLength - 1);
-    const most = Math.min(this.#byteLength - byteOffset, MAX_VIEW_BYTE_LENGTH);
-    checkInteger(byteLength, 'byteLength', 1, most);
+    const maxByteLength = Math.min(this.#byteLength - byteOffset, MAX_VIEW_BYTE_LENGTH);
+    checkInteger(byteLength, 'byteLength', 1, maxByteLength);
     const key = `${byteOffset} ${byteLength}`;
     const existing = this.#windows.get(key)?.deref();
     if (existing) return existing;
@@ -115,7 +87,7 @@ export class HostViews {
     return view;
   }
 
-  /** Calls off `whenUnused`: nobody has a view, and nobody will. */
+  /** Cancels `whenUnused`: no view exists, and none will be made. */
   cancelFinalizer(): void {
     finalizers.unregister(this);
   }
@@ -129,34 +101,28 @@ export class HostViews {
   }
 }
 
-/** @throws ClosedError where host memory is a view of a closed buffer, and turns to zeros */
+/** @throws ClosedError if host memory is a view of a closed buffer, which reads zeros */
 export function assertNotRetired(host: Uint8Array): void {
   if (host.buffer instanceof ArrayBuffer && viewsByBuffer.get(host.buffer)?.isRetiring)
-    throw new ClosedError('the host memory is that of a closed buffer');
+    throw new ClosedError('the host memory belongs to a closed buffer');
 }
 
-/** How an open object holds on to its views; what was released holds none. */
+/** An open object's reference to its views; cleared by its release. */
 export interface ViewsReference {
   views: HostViews | undefined;
 }
 
-/** Host memory that is viewed, and how its owner gives it up. */
+/** Viewed host memory and how to release it. */
 export interface ViewedMemory {
   readonly viewsReference: ViewsReference;
   readonly release: () => void;
 }
 
-// Made here, so that the closure, which lives as long as a view, refers to nothing else.
-const makeRelease =
-  (context: Context, free: () => void, options: ReleaseOptions): (() => void) =>
-  () =>
-    context.releases.enqueue(free, options);
-
 /**
- * Memory that the driver mapped here: `free` is called when it was released, nobody can touch a
- * view of it, and the GPU is done with it. `free` must not refer to what comes back.
+ * Views memory that the driver mapped here. Calls `free` when the memory was released, no view of
+ * it is left and the GPU is done with it. `free` must not reference the result.
  *
- * @param options what is known of the release: memory of the device says its bytes there
+ * @param options of the release: for device memory, its size
  */
 export function viewDriverMemory(
   context: Context,
@@ -172,7 +138,7 @@ export function viewDriverMemory(
     viewsReference.views = undefined;
     if (views?.hasDetachedView) {
       views.cancelFinalizer();
-      warnOfDetachedView(byteLength, 'they are never given back');
+      warnOfDetachedView(byteLength, 'they are never freed');
       return;
     }
     if (!views || views.wasViewed) return;
@@ -181,3 +147,42 @@ export function viewDriverMemory(
   };
   return { viewsReference, release };
 }
+
+/**
+ * Warns that memory stays allocated until the process exits, because a view was transferred by a
+ * BYOB reader or `ArrayBuffer.prototype.transfer`.
+ */
+export function warnOfDetachedView(byteLength: number, what: string): void {
+  process.emitWarning(
+    `${byteLength} bytes of host memory were closed after their ArrayBuffer was transferred: ${what}`,
+    { code: 'CUFFI_DETACHED' },
+  );
+}
+
+// How views are kept alive, finalized and protected from transfer.
+
+/** Keeps each view's {@link HostViews} alive as long as the view. */
+const viewsByBuffer = new WeakMap<ArrayBuffer, HostViews>();
+
+// As for resources, a finalizer only schedules the work.
+const finalizers = new FinalizationRegistry<() => void>((whenUnused) => {
+  setImmediate(() => releaseOrWarn(whenUnused));
+});
+
+const throwOnTransfer = {
+  value: (): never => {
+    throw new TypeError('a view of page-locked or managed memory cannot be transferred');
+  },
+};
+
+/** A transferred view would outlive the object that keeps the memory alive. */
+function forbidTransfer(view: ArrayBuffer): void {
+  for (const move of ['transfer', 'transferToFixedLength'])
+    if (move in view) Object.defineProperty(view, move, throwOnTransfer);
+}
+
+// The closure lives as long as a view. Made here, it captures nothing else.
+const makeRelease =
+  (context: Context, free: () => void, options: ReleaseOptions): (() => void) =>
+  () =>
+    context.releases.enqueue(free, options);

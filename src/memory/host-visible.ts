@@ -6,41 +6,41 @@ import { DeviceBuffer, type MemoryResource } from './buffer.ts';
 import type { HostViews, ViewsReference } from './host-views.ts';
 
 /**
- * Memory that the device and the CPU both reach: a DeviceBuffer that is an ArrayBuffer too. What
- * the one writes the other sees when the work is done: `await stream.synchronize()` in between.
+ * Memory that both the device and the CPU can access: a DeviceBuffer that is also an ArrayBuffer.
+ * Each sees what the other wrote once the work is done: `await stream.synchronize()` in between.
  *
- * A view that is kept after `close()` never crashes; touching one of managed or write-combined
- * memory after `context.reset()` ends the process.
+ * Using a view after `close()` never crashes. After `context.reset()`, using a view of managed or
+ * write-combined memory crashes the process.
  */
 export class HostVisibleBuffer extends DeviceBuffer {
   readonly #viewsReference: ViewsReference | undefined;
 
-  /** @internal `held` is absent where the CPU may not touch the memory. */
+  /** @internal `viewsReference` is undefined if the CPU must not access the memory. */
   constructor(init: {
     readonly context: Context;
     readonly address: CUdeviceptr;
     readonly byteLength: number;
     readonly resource: MemoryResource;
     readonly release: () => void;
-    readonly held: ViewsReference | undefined;
+    readonly viewsReference: ViewsReference | undefined;
   }) {
     assertInternal(init, Object, 'HostVisibleBuffer', 'MappedMemory or ManagedMemory');
     super({ ...init, origin: 'allocated' });
-    this.#viewsReference = init.held;
+    this.#viewsReference = init.viewsReference;
   }
 
   /**
-   * The memory as the CPU sees it, always the same ArrayBuffer.
+   * The memory as the CPU sees it; always the same ArrayBuffer.
    *
    * @throws ClosedError, RangeError above 4 GiB: see {@link window}; NotSupportedError for managed
-   * memory of a device that the CPU may not share it with
+   * memory without concurrent access
    */
   get buffer(): ArrayBuffer {
     return this.#views().fullView;
   }
 
   /**
-   * A part of the memory as an ArrayBuffer of its own, for buffers above 4 GiB.
+   * A part of the memory as a separate ArrayBuffer, for buffers above 4 GiB.
    *
    * @throws ClosedError, NotSupportedError, RangeError beyond the buffer or above 4 GiB
    */
@@ -52,7 +52,7 @@ export class HostVisibleBuffer extends DeviceBuffer {
     if (this.closed) throw this.closedError();
     if (!this.#viewsReference)
       throw new NotSupportedError(
-        `the CPU may not touch this memory while ${this.context.device} works: copy it, with copyFrom and copyToHost`,
+        `the CPU cannot access this memory while ${this.context.device} is working: copy it with copyFrom and copyToHost`,
       );
     if (!this.#viewsReference.views) throw this.closedError();
     return this.#viewsReference.views;

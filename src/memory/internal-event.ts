@@ -8,7 +8,7 @@ import { assertNotCapturing } from '../graph-capture.ts';
 import { releaseOrWarn } from '../lifetime.ts';
 import type { Stream } from '../stream.ts';
 
-/** An event that cuffi itself waits for: a mark in the work of a stream, without an object. */
+/** An event that cuffi itself records and waits for, without a CudaEvent object. */
 export class InternalEvent implements Disposable {
   readonly context: Context;
   readonly #event: CUevent;
@@ -16,30 +16,33 @@ export class InternalEvent implements Disposable {
   #isDisposed = false;
 
   constructor(context: Context) {
-    assertNotCapturing('marking work, to wait for it,');
+    assertNotCapturing('waiting for work');
     context.run(() => check(cu.cuEventCreate(OUT0, CU_EVENT_DISABLE_TIMING), 'cuEventCreate'));
     this.#event = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
     this.context = context;
     this.#epoch = context.epoch;
   }
 
-  /** Marks the work queued so far in a stream of this context; by default in the legacy one. */
+  /**
+   * Records the event after the work queued in a stream of this context. Default: the legacy
+   * default stream.
+   */
   record(stream: Stream | undefined): void {
     if (stream) stream.recordEvent(this.#event);
     else this.context.run(() => this.recordIn(0 as CUstream));
   }
 
-  /** As {@link record}, in a stream without an object. */
+  /** Like {@link record}, by stream handle. */
   recordIn(stream: CUstream): void {
     check(cu.cuEventRecord(this.#event, stream), 'cuEventRecord');
   }
 
-  /** Makes later work of a stream, of any context, wait for the marked work. */
+  /** Makes later work of a stream of any context wait for the recorded work. */
   makeStreamWait(stream: CUstream): void {
     check(cu.cuStreamWaitEvent(stream, this.#event, 0), 'cuStreamWaitEvent');
   }
 
-  /** Whether the marked work is done; so it is after a reset of the context. */
+  /** Whether the recorded work is done. True after a reset of the context. */
   get isDone(): boolean {
     return this.#isContextReset || isReady(cu.cuEventQuery(this.#event), 'cuEventQuery');
   }
@@ -48,7 +51,7 @@ export class InternalEvent implements Disposable {
     if (this.#isDisposed) return;
     this.#isDisposed = true;
     if (this.#isContextReset) return;
-    // Quietly, as what the mark was for has ended, and may have failed by an error that says more.
+    // Only warns: the operation has ended, and may have failed with a more useful error.
     releaseOrWarn(() => check(cu.cuEventDestroy_v2(this.#event), 'cuEventDestroy_v2'));
   }
 

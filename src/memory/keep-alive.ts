@@ -2,10 +2,11 @@ import { Resource, runAll } from '../lifetime.ts';
 import type { DeviceBuffer } from './buffer.ts';
 
 /**
- * Keeps memory from being given back, with what it lies in and the pool that it is of; answers with the way to end that.
+ * Prevents memory, and the virtual memory or pool that it belongs to, from being freed. Returns a
+ * function that ends this.
  *
- * @param name who keeps it, for `close({ leases: 'refuse' })`
- * @param onClose called when it or the pool is closed, for one who may need nothing then
+ * @param name who keeps it, for the error of `close({ leases: 'refuse' })`
+ * @param onClose called when the memory or the pool is closed
  * @throws ClosedError
  */
 export function keepMemoryAlive(

@@ -16,19 +16,15 @@ import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
+import { type StreamOption, streamOption } from '../stream.ts';
 import { assertInternal, checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
-import {
-  type AllocateOptions,
-  DeviceBuffer,
-  type MemoryResource,
-  type StreamOption,
-} from './buffer.ts';
-import { noteMemoryUse, streamOption } from './buffer-copy.ts';
+import { type AllocateOptions, DeviceBuffer, type MemoryResource } from './buffer.ts';
+import { noteMemoryUse } from './buffer-copy.ts';
 import { viewDriverMemory } from './host-views.ts';
 import { HostVisibleBuffer } from './host-visible.ts';
 
-/** Who may use managed memory at first: every device, or the CPU alone. */
+/** Which processors may use managed memory at first: every device, or only the CPU. */
 export type ManagedAttach = 'global' | 'host';
 
 /** Options of {@link ManagedMemory.create}. */
@@ -48,7 +44,7 @@ const ADVICE_FLAGS = {
   unsetAccessedBy: CU_MEM_ADVISE_UNSET_ACCESSED_BY,
 } as const;
 
-/** What the driver is told of how managed memory will be used. */
+/** Advice to the driver about how managed memory will be used. */
 export type ManagedAdvice = keyof typeof ADVICE_FLAGS;
 
 const ADVICE_WITH_PLACE: readonly ManagedAdvice[] = [
@@ -57,16 +53,16 @@ const ADVICE_WITH_PLACE: readonly ManagedAdvice[] = [
   'unsetAccessedBy',
 ];
 
-/** Where managed memory goes, or is used. */
+/** Where managed memory is moved to, or used. */
 export type ManagedPlace = Device | 'host';
 
 /**
- * Managed memory (cuMemAllocManaged): one address for the CPU and every device, whose pages move
- * to whoever touches them.
+ * Managed memory (cuMemAllocManaged): one address for the CPU and every device. Pages move to the
+ * processor that accesses them.
  *
- * The CPU sees it as an ArrayBuffer on devices with `concurrentManagedAccess`; on others, where
- * touching it while the GPU works would end the process, `buffer` throws. A buffer that was looked
- * at so is given back only when its ArrayBuffer was collected: until then views stay valid.
+ * On devices with `concurrentManagedAccess`, the CPU sees it as an ArrayBuffer. On others, CPU
+ * access while the GPU works would crash the process, so `buffer` throws. Memory that was viewed is
+ * freed only when its ArrayBuffer was collected: until then views stay valid.
  *
  * @example
  * const memory = cuda.ManagedMemory.create();
@@ -88,7 +84,7 @@ export class ManagedMemory implements MemoryResource {
     this.hostAccessible = hasConcurrentAccess(context.device);
   }
 
-  /** @throws NotSupportedError where the device has no managed memory */
+  /** @throws NotSupportedError if the device has no managed memory */
   static create(options?: ManagedMemoryOptions): ManagedMemory {
     const { attach = 'global', ...place } = checkOptions(
       options,
@@ -104,10 +100,10 @@ export class ManagedMemory implements MemoryResource {
   }
 
   /**
-   * Allocates managed memory, uninitialised. The driver would give out more than the device has,
-   * and trouble comes only when it is touched; so cuffi asks for no more than is free.
+   * Allocates uninitialized managed memory. The driver would allow more than the device has and
+   * fail only on access, so cuffi limits it to the free memory.
    *
-   * @throws RangeError for more than is free, CudaError
+   * @throws RangeError for more than the free memory, CudaError
    */
   allocate(byteLength: number, options?: AllocateOptions): HostVisibleBuffer {
     checkInteger(byteLength, 'byteLength', 1);
@@ -134,14 +130,14 @@ export class ManagedMemory implements MemoryResource {
       byteLength,
       resource: this,
       release,
-      held: this.hostAccessible ? viewsReference : undefined,
+      viewsReference: this.hostAccessible ? viewsReference : undefined,
     });
   }
 
   /**
-   * Moves a buffer, or a part of one, to where it is used next; only queues, by default in the
-   * default stream of the buffer's context. Pages that nobody prefetches move one by one when they
-   * are touched.
+   * Moves a buffer, or a part of one, to where it is used next. Only queues the work, by default in
+   * the legacy default stream of the buffer's context. Without prefetching, pages move one by one
+   * when they are accessed.
    *
    * @throws NotSupportedError on devices without `concurrentManagedAccess`
    */
@@ -165,19 +161,20 @@ export class ManagedMemory implements MemoryResource {
   /**
    * Tells the driver how a buffer, or a part of one, will be used.
    *
-   * @param place for `preferredLocation`, `accessedBy` and `unsetAccessedBy`, and no other advice
+   * @param place required for `preferredLocation`, `accessedBy` and `unsetAccessedBy`; not allowed
+   * for other advice
    * @throws NotSupportedError for a device without `concurrentManagedAccess`
    */
   advise(buffer: DeviceBuffer, advice: ManagedAdvice, place?: ManagedPlace): void {
     const { address, byteLength } = checkManaged(buffer);
     if (!Object.hasOwn(ADVICE_FLAGS, advice))
       throw new TypeError(
-        `there is no advice '${String(advice)}'; known: ${Object.keys(ADVICE_FLAGS).join(', ')}`,
+        `unknown advice '${String(advice)}': use one of ${Object.keys(ADVICE_FLAGS).join(', ')}`,
       );
     const needsPlace = ADVICE_WITH_PLACE.includes(advice);
     if (needsPlace !== (place !== undefined))
       throw new TypeError(
-        needsPlace ? `advice '${advice}' needs a place` : `advice '${advice}' is of no place`,
+        needsPlace ? `advice '${advice}' needs a place` : `advice '${advice}' takes no place`,
       );
     const device =
       place === undefined ? this.context.device.handle : this.#locationId(place, 'place');
@@ -202,15 +199,17 @@ export class ManagedMemory implements MemoryResource {
 const hasConcurrentAccess = (device: Device): boolean =>
   device.attribute('concurrentManagedAccess') !== 0;
 
-function assertConcurrentAccess(device: Device, doing: string): void {
+function assertConcurrentAccess(device: Device, operation: string): void {
   if (!hasConcurrentAccess(device))
-    throw new NotSupportedError(`${device} has no concurrentManagedAccess, which ${doing} needs`);
+    throw new NotSupportedError(
+      `${device} has no concurrentManagedAccess, which ${operation} needs`,
+    );
 }
 
 function checkManaged(buffer: DeviceBuffer): DeviceBuffer {
   checkInstance(buffer, DeviceBuffer, 'buffer');
   if (!(buffer.resource instanceof ManagedMemory))
-    throw new TypeError('buffer must be of managed memory');
+    throw new TypeError('buffer must be managed memory, from ManagedMemory.allocate');
   return buffer;
 }
 
@@ -220,6 +219,6 @@ function assertEnoughFree(context: Context, byteLength: number): void {
   const { free } = context.deviceMemoryInfo();
   if (byteLength <= free) return;
   throw new RangeError(
-    `out of memory: ${byteLength} bytes of managed memory were asked for with ${free} free`,
+    `out of memory: ${byteLength} bytes of managed memory were requested with ${free} free`,
   );
 }

@@ -7,16 +7,16 @@ import { HostVisibleBuffer } from './host-visible.ts';
 
 /** Options of {@link MappedMemory.create}. */
 export interface MappedMemoryOptions extends PlaceOptions {
-  /** Whether every context of the process takes it for page-locked. Default true. */
+  /** Whether every context of the process treats it as page-locked. Default true. */
   readonly portable?: boolean;
-  /** As {@link PinnedOptions.writeCombined}. Default false. */
+  /** Like {@link PinnedOptions.writeCombined}. Default false. */
   readonly writeCombined?: boolean;
 }
 
 /**
- * Host memory that the device reaches over the bus, as numba's `mapped_array`: for results that
- * are small or read once, and for words that CPU and GPU exchange. Nothing is copied to the device,
- * so what a kernel reads often belongs into device memory.
+ * Host memory that the device accesses over the bus, like numba's `mapped_array`: for small
+ * results, data that is read once, and flags that CPU and GPU exchange. Nothing is copied to the
+ * device, so put data that a kernel reads often in device memory.
  *
  * @example
  * const memory = cuda.MappedMemory.create();
@@ -56,7 +56,7 @@ export class MappedMemory implements MemoryResource {
   /**
    * Allocates whole pages, zeroed unless write-combined.
    *
-   * @throws RangeError where the system has no such memory, NotSupportedError, CudaError
+   * @throws RangeError if the system is out of host memory, NotSupportedError, CudaError
    */
   allocate(byteLength: number, options?: AllocateOptions): HostVisibleBuffer {
     checkInteger(byteLength, 'byteLength', 1);
@@ -73,7 +73,7 @@ export class MappedMemory implements MemoryResource {
       byteLength,
       resource: this,
       release,
-      held: viewsReference,
+      viewsReference,
     });
   }
 }

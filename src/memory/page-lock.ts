@@ -1,4 +1,4 @@
-/** Page-locking host memory where it lies, each page once. */
+/** Page-locks host memory in place, each page once. */
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
@@ -11,7 +11,7 @@ import type { Context } from '../context.ts';
 import { describePendingReleases } from './allocate-with-retry.ts';
 import { roundUp } from './chunks.ts';
 
-/** Who reaches page-locked memory. */
+/** Which contexts and devices can use page-locked memory. */
 export interface LockFlags {
   readonly portable: boolean;
   readonly mapped: boolean;
@@ -21,41 +21,123 @@ export interface LockFlags {
 export interface HostRange {
   readonly address: Address;
   readonly byteLength: number;
-  /** Its name, for messages. */
+  /** Its name, for error messages. */
   readonly what: string;
-  /** What must not be collected while its pages are locked. */
+  /** What must not be garbage collected while its pages are locked. */
   readonly memory?: unknown;
 }
 
-/** A range whose pages are locked, from `begin` up to `end`. */
+/**
+ * Locks the pages of a range. Returns a function that unlocks them, which may block on the GPU.
+ * Call {@link markReleasing} before enqueueing that function as a release: the same range can then
+ * be locked again at once.
+ *
+ * @throws RangeError if a page is already locked
+ */
+export function lockPages(context: Context, range: HostRange, flags: LockFlags): () => void {
+  const releasing = findReleasing(context, range, flags);
+  if (releasing) releasing.state = 'transferred';
+  else registerPages(context, range, flags);
+  const { pages, forget } = trackPages(context, range, flags);
+  const unlock = (): void => {
+    if (pages.state === 'transferred') return;
+    failedUnlocks.add(pages);
+    pages.state = 'locked';
+    if (context.epoch === pages.epoch)
+      check(cu.cuMemHostUnregister(range.address), 'cuMemHostUnregister');
+    forget();
+  };
+  pagesByUnlock.set(unlock, pages);
+  return unlock;
+}
+
+/** Notes that `unlock`, from {@link lockPages}, is about to be enqueued as a release. */
+export function markReleasing(unlock: () => void): void {
+  const pages = pagesByUnlock.get(unlock);
+  if (pages) pages.state = 'releasing';
+}
+
+/** Calls `lock`. If the driver is out of memory, runs pending releases and calls it again. */
+export function lockWithRetry(
+  { releases }: Context,
+  call: FunctionName,
+  byteLength: number,
+  lock: () => CUresult,
+): void {
+  let status = lock();
+  if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY && releases.size > 0) {
+    releases.drainReady(true);
+    status = lock();
+  }
+  check(status, call, () => `page-locking ${byteLength} bytes of host memory`);
+}
+
+/**
+ * Tracks the pages of a range as locked while the returned function is alive. Calling that function
+ * ends the tracking.
+ */
+export const trackLockedPages = (
+  context: Context,
+  range: HostRange,
+  flags: LockFlags,
+): (() => void) => trackPages(context, range, flags).forget;
+
+/** Stops tracking the pages of a range that is about to be unmapped. */
+export function untrackPages(address: Address, byteLength: number): void {
+  for (const reference of trackedPages) {
+    const pages = reference.deref();
+    if (pages && address <= pages.begin && pages.end <= address + byteLength)
+      pages.state = 'unlocked';
+  }
+}
+
+/**
+ * The context that page-locked all of a range, if the lock is valid for `context` too. Otherwise
+ * undefined: the range counts as pageable memory.
+ */
+export function findLockingContext(
+  context: Context,
+  address: Address,
+  byteLength: number,
+): Context | undefined {
+  for (const pages of lockedPages()) {
+    const isUsable = pages.portable || pages.context === context;
+    if (isUsable && pages.begin <= address && address + byteLength <= pages.end)
+      return pages.context;
+  }
+  return undefined;
+}
+
+/** The device address of page-locked, mapped memory. */
+export const devicePointerOf = (context: Context, address: Address): CUdeviceptr =>
+  context.run(() => {
+    check(cu.cuMemHostGetDevicePointer_v2(OUT0, address, 0), 'cuMemHostGetDevicePointer_v2');
+    return readHandle<CUdeviceptr>(OUT0);
+  });
+
+// The pages that are locked now, in any context.
+
+/** A range with locked pages, from `begin` up to `end`. */
 interface LockedPages extends HostRange, LockFlags {
   readonly begin: number;
   readonly end: number;
   readonly context: Context;
   readonly epoch: number;
   /**
-   * Ended: its release waits for the GPU, and who asks for the same may have the lock. Passed on:
-   * somebody did, and its release does nothing.
+   * Releasing: the unlock waits for the GPU, and a new lock of the same range can take this one
+   * over. Transferred: a new lock did so, and the old unlock does nothing.
    */
-  state: 'locked' | 'ended' | 'passed on' | 'unlocked';
+  state: 'locked' | 'releasing' | 'transferred' | 'unlocked';
 }
 
 /**
- * Weakly: an entry lives as long as what forgets or unlocks it, which a reset of the context drops,
- * and a pinned array with it.
+ * Weak references: the unlock function keeps its pages alive. A reset of the context drops that
+ * function, and with it a pinned array.
  */
 const trackedPages = new Set<WeakRef<LockedPages>>();
-/** What the driver did not unlock: it stays locked, and alive. */
+/** Pages that the driver failed to unlock: they stay locked, and their memory stays alive. */
 const failedUnlocks = new Set<LockedPages>();
 const pagesByUnlock = new WeakMap<() => void, LockedPages>();
-
-function pageRange({ address, byteLength }: HostRange): { begin: number; end: number } {
-  const page = libc.getpagesize();
-  return {
-    begin: Math.floor(address / page) * page,
-    end: roundUp(address + byteLength, page),
-  };
-}
 
 function trackPages(
   context: Context,
@@ -81,17 +163,7 @@ function trackPages(
   return { pages, forget };
 }
 
-/** Remembers the pages of a range as locked, as long as what it answers: how to forget them. */
-export const trackLockedPages = (
-  context: Context,
-  range: HostRange,
-  flags: LockFlags,
-): (() => void) => trackPages(context, range, flags).forget;
-
-const isStillLocked = ({ context, epoch, state }: LockedPages): boolean =>
-  context.epoch === epoch && (state === 'locked' || state === 'ended');
-
-/** What is locked; what was so before a reset is so no more. */
+/** The pages that are locked now. A reset ends all earlier locks. */
 function* lockedPages(): Generator<LockedPages> {
   for (const reference of trackedPages) {
     const pages = reference.deref();
@@ -104,36 +176,13 @@ function* lockedPages(): Generator<LockedPages> {
   }
 }
 
-/** Forgets the pages of a range that is about to be unmapped. */
-export function untrackPages(address: Address, byteLength: number): void {
-  for (const reference of trackedPages) {
-    const pages = reference.deref();
-    if (pages && address <= pages.begin && pages.end <= address + byteLength)
-      pages.state = 'unlocked';
-  }
-}
+const isStillLocked = ({ context, epoch, state }: LockedPages): boolean =>
+  context.epoch === epoch && (state === 'locked' || state === 'releasing');
 
 /**
- * The context that has all of a range page-locked, where `context` too may rely on it; undefined
- * where it must be taken for ordinary memory.
- */
-export function findLockingContext(
-  context: Context,
-  address: Address,
-  byteLength: number,
-): Context | undefined {
-  for (const pages of lockedPages()) {
-    const isUsable = pages.portable || pages.context === context;
-    if (isUsable && pages.begin <= address && address + byteLength <= pages.end)
-      return pages.context;
-  }
-  return undefined;
-}
-
-/**
- * The lock of the same range, flags and context whose release waits for the GPU, if there is one.
+ * Finds a lock of the same range, flags and context whose unlock waits for the GPU.
  *
- * @throws RangeError where a page is locked otherwise
+ * @throws RangeError if a page is locked in any other way
  */
 function findReleasing(
   context: Context,
@@ -143,7 +192,7 @@ function findReleasing(
   const { begin, end } = pageRange(range);
   for (const other of lockedPages()) {
     if (other.begin >= end || begin >= other.end) continue;
-    // Perhaps the GPU is done by now.
+    // The GPU may be done by now.
     other.context.releases.drainReady();
     if (!isStillLocked(other)) continue;
     const isSame =
@@ -152,59 +201,14 @@ function findReleasing(
       other.byteLength === range.byteLength &&
       other.portable === flags.portable &&
       other.mapped === flags.mapped;
-    if (isSame && other.state === 'ended') return other;
+    if (isSame && other.state === 'releasing') return other;
     throw new RangeError(
-      `${range.what} shares a page with memory that is page-locked already` +
+      `${range.what} shares a page with memory that is already page-locked` +
         (describePendingReleases(other.context) ||
           ': lock one larger array, or allocate a PinnedBuffer'),
     );
   }
   return undefined;
-}
-
-/** Calls `lock`; where the driver is out of memory, once more after releasing what can be. */
-export function lockWithRetry(
-  { releases }: Context,
-  call: FunctionName,
-  byteLength: number,
-  lock: () => CUresult,
-): void {
-  let status = lock();
-  if (status === CUresult.CUDA_ERROR_OUT_OF_MEMORY && releases.size > 0) {
-    releases.drainReady(true);
-    status = lock();
-  }
-  check(status, call, () => `page-locking ${byteLength} bytes of host memory`);
-}
-
-/**
- * Locks the pages of a range; answers how to unlock them, which may make the driver wait. Who
- * submits that as a release says {@link markReleasing} before: the same range can be locked again then,
- * at once.
- *
- * @throws RangeError where a page is locked already
- */
-export function lockPages(context: Context, range: HostRange, flags: LockFlags): () => void {
-  const releasing = findReleasing(context, range, flags);
-  if (releasing) releasing.state = 'passed on';
-  else registerPages(context, range, flags);
-  const { pages, forget } = trackPages(context, range, flags);
-  const unlock = (): void => {
-    if (pages.state === 'passed on') return;
-    failedUnlocks.add(pages);
-    pages.state = 'locked';
-    if (context.epoch === pages.epoch)
-      check(cu.cuMemHostUnregister(range.address), 'cuMemHostUnregister');
-    forget();
-  };
-  pagesByUnlock.set(unlock, pages);
-  return unlock;
-}
-
-/** Says that `unlock`, of {@link lockPages}, is about to be submitted as a release. */
-export function markReleasing(unlock: () => void): void {
-  const pages = pagesByUnlock.get(unlock);
-  if (pages) pages.state = 'ended';
 }
 
 function registerPages(
@@ -222,9 +226,10 @@ function registerPages(
   );
 }
 
-/** The address that the device knows page-locked, mapped memory by. */
-export const devicePointerOf = (context: Context, address: Address): CUdeviceptr =>
-  context.run(() => {
-    check(cu.cuMemHostGetDevicePointer_v2(OUT0, address, 0), 'cuMemHostGetDevicePointer_v2');
-    return readHandle<CUdeviceptr>(OUT0);
-  });
+function pageRange({ address, byteLength }: HostRange): { begin: number; end: number } {
+  const page = libc.getpagesize();
+  return {
+    begin: Math.floor(address / page) * page,
+    end: roundUp(address + byteLength, page),
+  };
+}

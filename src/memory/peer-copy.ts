@@ -7,19 +7,22 @@ import type { Context } from '../context.ts';
 import { CudaError } from '../errors.ts';
 import type { Stream } from '../stream.ts';
 
-/** Memory in a context. */
+/** An address in a context. */
 export interface ContextAddress {
   readonly context: Context;
   readonly address: CUdeviceptr;
 }
 
-/** Lets `from` reach the memory of `to` where it can: copies go over their link then. */
+/**
+ * Enables peer access from `from` to the memory of `to` if the devices support it. Copies then use
+ * their direct link.
+ */
 export function tryEnablePeerAccess(from: Context, to: Context): void {
   if (from.peerAccess.has(to) || !from.device.canAccessPeer(to.device)) return;
   try {
     from.enablePeerAccess(to);
   } catch (error) {
-    // A context has room for few peers, and copies need no access.
+    // The number of peers of a context is limited, and copies work without peer access.
     const isTooMany =
       error instanceof CudaError && error.status === CUresult.CUDA_ERROR_TOO_MANY_PEERS;
     if (!isTooMany) throw error;
@@ -27,8 +30,8 @@ export function tryEnablePeerAccess(from: Context, to: Context): void {
 }
 
 /**
- * Queues a copy from one device to another; nothing waits. Where the devices have a link it is
- * used, ten times as quick as through the host, once peer access is enabled.
+ * Queues a copy from one device to another. With peer access it uses the direct link, ten times as
+ * fast as through the host.
  */
 export function copyBetweenDevices(
   source: ContextAddress,

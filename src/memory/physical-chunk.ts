@@ -1,4 +1,4 @@
-/** Pieces of memory behind reserved addresses: made, mapped, shared, and given back. */
+/** Chunks of physical memory behind reserved addresses: creates, maps, shares and frees them. */
 import { OUT0, readHandle, readInt32, writeStruct } from '../../ffi/arena.ts';
 import {
   CU_MEM_ACCESS_FLAGS_PROT_READ,
@@ -19,23 +19,23 @@ import type { Access } from './buffer.ts';
 import { addContextFd, closeContextFd } from './context-fds.ts';
 import { ensureKeepaliveAllocation, writeAllocationProperties } from './physical-memory.ts';
 
-/** One piece of memory, mapped at an offset of the reservation. */
+/** A chunk of physical memory, mapped in a reservation. */
 export interface PhysicalChunk {
   readonly address: CUdeviceptr;
   readonly byteLength: number;
-  /** Undefined for one that came from another process: its mapping alone holds it. */
+  /** Undefined for a chunk from another process: only the mapping keeps it alive. */
   readonly handle: CUmemGenericAllocationHandle | undefined;
-  /** By which other processes open it, once it was shared or where it came from one. */
+  /** The descriptor that other processes open, once it was shared or if it was imported. */
   fd: number | undefined;
-  /** The same for reading, once it was shared so: a descriptor of its own, with a mark. */
+  /** A separate, marked descriptor for sharing it read-only, once it was shared that way. */
   readOnlyFd?: number | undefined;
 }
 
-/** The memory behind pieces, in bytes. */
+/** The total size of chunks, in bytes. */
 export const totalByteLength = (chunks: readonly PhysicalChunk[]): number =>
   chunks.reduce((sum, { byteLength }) => sum + byteLength, 0);
 
-/** Reserves addresses: nothing is behind them yet. */
+/** Reserves addresses without memory behind them. */
 export function reserveAddresses(byteLength: number): CUdeviceptr {
   check(
     cu.cuMemAddressReserve(OUT0, byteLength, 0, 0 as CUdeviceptr, 0),
@@ -45,7 +45,7 @@ export function reserveAddresses(byteLength: number): CUdeviceptr {
   return readHandle<CUdeviceptr>(OUT0, (exact) => cu.cuMemAddressFree(exact, byteLength));
 }
 
-/** Puts new memory of a device behind reserved addresses. @throws CudaError */
+/** Creates memory on a device and maps it at reserved addresses. @throws CudaError */
 export function createChunk(
   context: Context,
   address: CUdeviceptr,
@@ -63,7 +63,7 @@ export function createChunk(
     isMapped = true;
     allowAccess(chunk, context.device);
   } catch (error) {
-    // Nobody was given the address yet: nothing uses it.
+    // The address was never returned, so nothing uses it.
     releaseOrWarn(() => {
       if (isMapped) unmapChunk(context, chunk);
       else check(cu.cuMemRelease(handle), 'cuMemRelease');
@@ -85,7 +85,7 @@ export function mapChunk(
   );
 }
 
-/** Lets a device use a piece. */
+/** Grants a device access to a chunk. */
 export function allowAccess(
   { address, byteLength }: Pick<PhysicalChunk, 'address' | 'byteLength'>,
   device: Device,
@@ -103,22 +103,22 @@ export function allowAccess(
   );
 }
 
-/** Pieces of virtual memory as other processes may open them. */
+/** Chunks of virtual memory, as other processes can open them. */
 export interface SharedChunks {
-  /** 16 random bytes in hex: the memory's for life, and another one where it is shared for reading. */
+  /** 16 random bytes in hex. Never changes for the same memory; read-only sharing has its own. */
   readonly id: string;
-  /** Which of its pieces is the first of these. */
+  /** The index of the first of these chunks in the virtual memory. */
   readonly firstChunk: number;
-  /** Where a range begins in the first, in bytes. */
+  /** Where the range begins in the first chunk, in bytes. */
   readonly byteOffset: number;
-  /** Each with its descriptor, which stays the piece's. */
+  /** Each with its descriptor, which the chunk owns. */
   readonly chunks: readonly { readonly byteLength: number; readonly fd: number }[];
 }
 
 /**
- * The pieces that a range lies in.
+ * Exports the chunks that a range overlaps.
  *
- * @throws IpcError for more than `most`
+ * @throws IpcError for more than `maxChunks`
  */
 export function shareChunks(
   context: Context,
@@ -128,31 +128,32 @@ export function shareChunks(
   maxChunks: number,
   access: Access,
 ): Omit<SharedChunks, 'id'> {
-  const firstChunk = chunks.findIndex((part) => part.address + part.byteLength > start);
+  const firstChunk = chunks.findIndex((chunk) => chunk.address + chunk.byteLength > start);
   const overlapping = chunks
     .slice(firstChunk)
     .filter(({ address }) => address < start + byteLength);
   if (overlapping.length > maxChunks)
     throw new IpcError(
-      `this range lies in ${overlapping.length} pieces, of which ${maxChunks} can be shared at once: grow in larger steps`,
+      `this range has ${overlapping.length} chunks, and at most ${maxChunks} can be shared at once: grow in larger steps`,
     );
-  const pieces = overlapping.map((part) => ({
-    byteLength: part.byteLength,
-    fd: exportChunk(context, part, access),
+  const shared = overlapping.map((chunk) => ({
+    byteLength: chunk.byteLength,
+    fd: exportChunk(context, chunk, access),
   }));
-  return { firstChunk, byteOffset: start - (overlapping[0]?.address ?? start), chunks: pieces };
+  return { firstChunk, byteOffset: start - (overlapping[0]?.address ?? start), chunks: shared };
 }
 
 /**
- * The descriptor by which other processes open a piece: made once for each access, closed with the
- * piece.
+ * The descriptor that other processes open. Made once for each kind of access, closed with the
+ * chunk.
  */
 function exportChunk(context: Context, chunk: PhysicalChunk, access: Access): number {
   const name = access === 'read' ? 'readOnlyFd' : 'fd';
-  const known = chunk[name];
-  if (known !== undefined) return known;
+  const existing = chunk[name];
+  if (existing !== undefined) return existing;
   const { handle, byteLength } = chunk;
-  if (handle === undefined) throw new TypeError('a piece of another process is not exported again');
+  if (handle === undefined)
+    throw new TypeError('a chunk from another process cannot be exported again');
   check(
     cu.cuMemExportToShareableHandle(OUT0, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
     'cuMemExportToShareableHandle',
@@ -170,7 +171,10 @@ function exportChunk(context: Context, chunk: PhysicalChunk, access: Access): nu
   return fd;
 }
 
-/** Takes a piece away; its memory goes with its last mapping and handle, whichever step fails. */
+/**
+ * Unmaps and releases a chunk. Every step runs, even if another fails. The memory is freed with its
+ * last mapping and handle.
+ */
 function unmapChunk(
   context: Context,
   { address, byteLength, handle, fd, readOnlyFd }: PhysicalChunk,
@@ -184,8 +188,8 @@ function unmapChunk(
 }
 
 /**
- * The driver takes back only what it gave: whole mappings, and the whole reservation. It keeps
- * addresses behind which a mapping is left, so trying is safe.
+ * Unmaps all chunks, newest first, and frees the reservation. The driver refuses to free addresses
+ * that still have a mapping, so trying is safe.
  */
 export function freeReservation(
   context: Context,
@@ -196,7 +200,7 @@ export function freeReservation(
   const unmaps = chunks
     .splice(0)
     .reverse()
-    .map((part) => () => unmapChunk(context, part));
+    .map((chunk) => () => unmapChunk(context, chunk));
   const free = (): void => check(cu.cuMemAddressFree(address, byteLength), 'cuMemAddressFree');
   runAll([...unmaps, free]);
 }

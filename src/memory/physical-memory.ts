@@ -1,4 +1,4 @@
-/** What the driver is told of memory that is to be mapped. */
+/** Properties of physical memory, and the allocation that keeps exports fast. */
 import { OUT0, readHandle, readInt32, readSize, writeStruct } from '../../ffi/arena.ts';
 import {
   CU_MEM_ALLOC_GRANULARITY_MINIMUM,
@@ -13,7 +13,7 @@ import type { Address, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Device } from '../device.ts';
 
-/** Writes what memory of a device is made with; answers where. */
+/** Writes the properties of device memory to create. Returns the address of the struct. */
 export const writeAllocationProperties = (device: Device, shareable: boolean): Address =>
   writeStruct('CUmemAllocationProp', {
     type: CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -24,7 +24,7 @@ export const writeAllocationProperties = (device: Device, shareable: boolean): A
     'location.id': device.handle,
   });
 
-/** What the sizes of a device's virtual memory are multiples of. */
+/** The granularity of a device's virtual memory: all sizes are multiples of it. */
 export function allocationGranularity(device: Device, shareable: boolean): number {
   check(
     cu.cuMemGetAllocationGranularity(
@@ -37,15 +37,13 @@ export function allocationGranularity(device: Device, shareable: boolean): numbe
   return readSize(OUT0);
 }
 
-/** Memory that is shared for nothing else than to keep sharing quick. */
-
 const devicesWithKeepalive = new WeakSet<Device>();
 
 /**
- * Keeps a piece of the device's memory (2 MiB) shared until the process ends. The kernel's driver
- * sets a device up for sharing with the first object of it that is shared on the machine, and takes
- * that down with the last: 0.5 ms each on an H200, beside another shared object 0.02 and 0.03.
- * Where there is no memory for it, sharing is slower, and works.
+ * Keeps 2 MiB of the device's memory exported until the process exits. The kernel driver sets up
+ * sharing with a device's first exported object on the machine, and tears it down with the last.
+ * Each takes 0.5 ms on an H200; with another exported object alive, 0.02 and 0.03 ms. Without
+ * memory for this, sharing still works, but is slower.
  */
 export function ensureKeepaliveAllocation(device: Device): void {
   if (devicesWithKeepalive.has(device)) return;
@@ -59,7 +57,7 @@ export function ensureKeepaliveAllocation(device: Device): void {
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
     0,
   );
-  // The descriptor, which no child inherits, holds the memory.
+  // The descriptor, which child processes do not inherit, keeps the memory alive.
   cu.cuMemRelease(memory);
   if (exported === 0) setCloseOnExec(readInt32(OUT0));
 }

@@ -14,11 +14,11 @@ import { type LockFlags, lockPages, markReleasing } from './page-lock.ts';
 
 /** Options of {@link pin}. */
 export interface PinOptions extends PlaceOptions {
-  /** Whether every context of the process takes them for page-locked. Default true. */
+  /** Whether every context of the process treats them as page-locked. Default true. */
   readonly portable?: boolean;
 }
 
-/** Typed arrays that are page-locked until this is closed; see {@link pin}. */
+/** Typed arrays that stay page-locked until this is closed; see {@link pin}. */
 export class PinnedArrays extends Resource {
   readonly context: Context;
   readonly arrays: readonly HostMemory[];
@@ -33,13 +33,14 @@ export class PinnedArrays extends Resource {
 }
 
 /**
- * Page-locks typed arrays where they lie, until the result is closed, as numba's `pinned`: the
- * device copies from and to them itself, not through the driver's staging memory. Either all are
- * locked or none is.
+ * Page-locks typed arrays in place until the result is closed, like numba's `pinned`. The device
+ * then copies from and to them directly, without the driver's staging memory. Locks either all
+ * arrays or none.
  *
- * Worth it for large arrays that are copied several times; whole pages are locked, so no two
- * pinned arrays may share one. The arrays are kept alive meanwhile and must not be transferred to
- * another thread: one that was is a process warning at `close()`, with the code `CUFFI_DETACHED`.
+ * Worth it for large arrays that are copied several times. Whole pages are locked, so two pinned
+ * arrays must not share a page. The arrays stay alive meanwhile and must not be transferred to
+ * another thread: `close()` emits a process warning with the code `CUFFI_DETACHED` for each that
+ * was.
  *
  * @example
  * const floats = new Float32Array(1 << 24);
@@ -47,8 +48,9 @@ export class PinnedArrays extends Resource {
  *   using pinned = cuda.pin(floats);
  *   await buffer.copyFrom(floats);
  * }
- * @throws TypeError for what is no typed array, DataView, Buffer or ArrayBuffer, may change its
- * size, or is given twice; RangeError for an empty one, or one that shares a page with another
+ * @throws TypeError for a value that is not a typed array, DataView, Buffer or ArrayBuffer, that is
+ * resizable, or that is given twice; RangeError for an empty one, or one that shares a page with
+ * another
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export function pin(...arrays: HostMemory[]): PinnedArrays;
@@ -83,9 +85,10 @@ export function pin(...args: (HostMemory | PinOptions)[]): PinnedArrays {
 }
 
 /**
- * @internal Page-locks host memory that the caller keeps in place; answers how to unlock it.
+ * @internal Page-locks host memory that the caller keeps in place. Returns a function that unlocks
+ * it.
  *
- * @throws NotSupportedError, and RangeError where a page is locked already
+ * @throws NotSupportedError, RangeError if a page is already locked
  */
 export function lockHost(
   context: Context,
@@ -107,7 +110,10 @@ const isOptions = (value: unknown): value is PinOptions =>
   !(value instanceof ArrayBuffer) &&
   !(value instanceof SharedArrayBuffer);
 
-/** @internal Host memory as bytes that can be page-locked. @throws TypeError, RangeError if empty */
+/**
+ * @internal Checks that host memory can be page-locked, and returns its bytes. @throws TypeError,
+ * RangeError if empty
+ */
 export function checkPinnable(value: unknown, name: string): Uint8Array {
   const range = checkHostMemory(value, name);
   if ((range.buffer as { growable?: boolean }).growable)
@@ -121,7 +127,7 @@ function assertDistinct(earlier: readonly Uint8Array[], range: Uint8Array, at: n
     ({ buffer, byteOffset, byteLength }) =>
       buffer === range.buffer && byteOffset === range.byteOffset && byteLength === range.byteLength,
   );
-  if (duplicate >= 0) throw new TypeError(`arrays[${at}] is arrays[${duplicate}] again`);
+  if (duplicate >= 0) throw new TypeError(`arrays[${at}] is the same as arrays[${duplicate}]`);
 }
 
 const unlockAll = (unlocks: readonly (() => void)[]): void => runAll([...unlocks].reverse());
@@ -130,7 +136,7 @@ function warnOfDetached(ranges: readonly Uint8Array[]): void {
   const detached = ranges.flatMap(({ byteLength }, at) => (byteLength === 0 ? [at] : []));
   if (detached.length === 0) return;
   process.emitWarning(
-    `${detached.map((at) => `arrays[${at}]`).join(', ')} of pin() went to another thread while page-locked: the memory may have been freed under the device`,
+    `${detached.map((at) => `arrays[${at}]`).join(', ')} of pin() went to another thread while page-locked: the memory may have been freed while the device used it`,
     { code: 'CUFFI_DETACHED' },
   );
 }

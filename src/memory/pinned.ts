@@ -9,26 +9,26 @@ import type { HostViews } from './host-views.ts';
 /** Options of {@link PinnedBuffer.allocate}. */
 export interface PinnedOptions extends PlaceOptions {
   /**
-   * Whether every context of the process takes it for page-locked. What other contexts do with it
-   * must be done before it is closed: `close()` waits for its own alone. Default true.
+   * Whether every context of the process treats it as page-locked. Work of other contexts must be
+   * done before it is closed: `close()` considers only its own context. Default true.
    */
   readonly portable?: boolean;
-  /** Whether the device reaches it, at {@link PinnedBuffer.devicePointer}. Default false. */
+  /** Whether the device can access it, at {@link PinnedBuffer.devicePointer}. Default false. */
   readonly mapped?: boolean;
   /**
-   * Whether the CPU's caches are left out: for memory that the CPU only writes, as reading it takes
-   * the CPU very long. Default false.
+   * Whether it bypasses the CPU's caches. For memory that the CPU only writes: reading it is very
+   * slow. Default false.
    */
   readonly writeCombined?: boolean;
 }
 
 /**
- * Page-locked host memory, as an ArrayBuffer: the device copies from and to it itself, not through
- * the driver's staging memory.
+ * Page-locked host memory as an ArrayBuffer. The device copies from and to it directly, without the
+ * driver's staging memory.
  *
- * It begins zeroed, write-combined memory with anything. After `close()` a view that was kept reads
- * ordinary memory, zeroed; it never crashes. Write-combined memory is given back only when its
- * ArrayBuffer was collected, and touching that after `context.reset()` ends the process.
+ * It is zeroed at first, unless it is write-combined. After `close()`, a view reads zeros and never
+ * crashes. Write-combined memory is freed only when its ArrayBuffer was collected; using that
+ * ArrayBuffer after `context.reset()` crashes the process.
  *
  * @example
  * using pinned = cuda.PinnedBuffer.allocate(1 << 20);
@@ -59,11 +59,11 @@ export class PinnedBuffer extends Resource {
   }
 
   /**
-   * Allocates page-locked memory. Whole pages are locked, so small buffers are dear: make one, and
-   * typed arrays in parts of it.
+   * Allocates page-locked memory. Whole pages are locked, so small buffers are expensive: allocate
+   * one and make typed arrays in parts of it.
    *
    * @param byteLength at least 1
-   * @throws RangeError where the system has no such memory, NotSupportedError, CudaError
+   * @throws RangeError if the system is out of host memory, NotSupportedError, CudaError
    */
   static allocate(byteLength: number, options?: PinnedOptions): PinnedBuffer {
     checkInteger(byteLength, 'byteLength', 1);
@@ -81,7 +81,7 @@ export class PinnedBuffer extends Resource {
   }
 
   /**
-   * The memory, always the same ArrayBuffer.
+   * The memory; always the same ArrayBuffer.
    *
    * @throws ClosedError, RangeError above 4 GiB: see {@link window}
    */
@@ -90,8 +90,8 @@ export class PinnedBuffer extends Resource {
   }
 
   /**
-   * A part of the memory as an ArrayBuffer of its own, for buffers above 4 GiB. V8 counts each as
-   * memory that it holds: keep windows, and make typed arrays in them.
+   * A part of the memory as a separate ArrayBuffer, for buffers above 4 GiB. V8 accounts for the
+   * bytes of each window: keep windows, and make typed arrays in them.
    *
    * @throws ClosedError, RangeError beyond the buffer or above 4 GiB
    */
@@ -105,7 +105,7 @@ export class PinnedBuffer extends Resource {
     return this.#memory.address;
   }
 
-  /** The address on the device; undefined unless it is mapped. @throws ClosedError */
+  /** The device address; undefined unless it is mapped. @throws ClosedError */
   get devicePointer(): CUdeviceptr | undefined {
     this.assertOpen();
     return this.#memory.devicePointer;

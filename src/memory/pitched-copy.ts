@@ -1,4 +1,4 @@
-/** Copies of rows and slices between host and device, on a device, and between two. */
+/** Copies of rows and slices between host and device, within a device, and between devices. */
 
 import { writeStruct } from '../../ffi/arena.ts';
 import { CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST } from '../../ffi/constants.ts';
@@ -9,12 +9,11 @@ import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { assertNotCapturing } from '../graph-capture.ts';
 import { checkSignal, pollUntil, type WaitOptions } from '../poller.ts';
-import { Stream } from '../stream.ts';
+import { Stream, type StreamOption, streamOf } from '../stream.ts';
 import { checkInstance, checkOptions } from '../validate.ts';
-import { type CopyOptions, DeviceBuffer, type StreamOption } from './buffer.ts';
-import { noteMemoryUse, streamOf } from './buffer-copy.ts';
-import { copyAsync } from './copy.ts';
-import { afterQueuedWork, copyInTicks, type HostCopy, type QueuePart } from './host-copy.ts';
+import { type CopyOptions, DeviceBuffer } from './buffer.ts';
+import { noteMemoryUse } from './buffer-copy.ts';
+import { copyAsync } from './host-copy.ts';
 import { InternalEvent } from './internal-event.ts';
 import { tryEnablePeerAccess } from './peer-copy.ts';
 import {
@@ -28,14 +27,9 @@ import {
   type Region,
   splitBox,
 } from './pitched.ts';
+import { afterQueuedWork, copyInTicks, type HostCopy, type QueuePart } from './transfer.ts';
 
-/**
- * How much ordinary memory is copied between two turns of the event loop: less than in one piece,
- * as the driver takes each row by itself.
- */
-const MAX_PART_BYTE_LENGTH = 1 << 20;
-
-/** A copy whose arguments are checked. */
+/** A copy with checked arguments. */
 interface PitchedCopy {
   readonly box: Box;
   readonly target: Region;
@@ -44,17 +38,23 @@ interface PitchedCopy {
 }
 
 /**
- * Copies rows and slices between host and device, either way, or between devices, after the work
- * queued in the stream; the event loop turns meanwhile. Until the promise settles both memories
- * belong to the copy, as in {@link DeviceBuffer.copyFrom}. Rows that lie over each other within
- * one memory come out undefined. Ordinary host memory goes in parts between turns of the event
- * loop; page-locked memory in one call.
+ * How much pageable memory is copied per event loop iteration. Less than for contiguous memory,
+ * because the driver copies each row separately.
+ */
+const MAX_PART_BYTE_LENGTH = 1 << 20;
+
+/**
+ * Copies rows and slices between host and device in either direction, or between devices, after the
+ * work queued in the stream. Does not block the event loop. Until the promise settles, use neither
+ * memory, as with {@link DeviceBuffer.copyFrom}. If source and target rows overlap in one memory,
+ * the result is undefined. Pageable host memory is copied in parts, one per event loop iteration;
+ * page-locked memory in one call.
  *
  * @example
  * // A tile of 64 x 64 floats out of an image of 1024 in a row:
  * await cuda.copyPitched({ memory: tile }, { memory: image, rowPitch: 4096 }, { width: 256, height: 64 });
- * @throws TypeError where both memories are the host's; RangeError where a byte of the region lies
- * beyond its memory; ClosedError, CudaError
+ * @throws TypeError if both memories are on the host; RangeError if a region does not fit in its
+ * memory; ClosedError, CudaError
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export async function copyPitched(
@@ -73,12 +73,12 @@ export async function copyPitched(
   if (!host) await copyOnDevices(copy, wait);
   else if (isFlat(copy.box)) await copyAsync(host, wait);
   else
-    await afterQueuedWork(host, wait, (begun) =>
-      copyInTicks(begun, queueParts(copy, begun.isLocked ? Infinity : MAX_PART_BYTE_LENGTH)),
+    await afterQueuedWork(host, wait, (started) =>
+      copyInTicks(started, queueParts(copy, started.isLocked ? Infinity : MAX_PART_BYTE_LENGTH)),
     );
 }
 
-/** As {@link copyPitched}, but blocks until it is done. */
+/** Like {@link copyPitched}, but blocks until the copy is done. */
 export function copyPitchedSync(
   target: PitchedMemory,
   source: PitchedMemory,
@@ -93,11 +93,11 @@ export function copyPitchedSync(
 }
 
 /**
- * Queues a copy of rows and slices on a device, or from one device to another: peer access is
- * enabled for it, where there is any. Rows that lie over each other within one memory come out
+ * Queues a copy of rows and slices within a device, or from one device to another. Peer access is
+ * enabled if the devices support it. If source and target rows overlap in one memory, the result is
  * undefined.
  *
- * @throws TypeError where a memory is the host's; RangeError, ClosedError, CudaError as
+ * @throws TypeError if a memory is on the host; RangeError, ClosedError, CudaError as
  * {@link copyPitched}
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
@@ -114,6 +114,8 @@ export function queuePitchedCopy(
   if (!isEmpty(copy.box)) queueCopy(copy);
 }
 
+// How a copy is checked, split and queued.
+
 function checkCopy(
   to: PitchedMemory,
   from: PitchedMemory,
@@ -125,7 +127,7 @@ function checkCopy(
   const target = checkRegion(to, 'target', box, call);
   const source = checkRegion(from, 'source', box, call);
   if (!contextOf(target) && !contextOf(source))
-    throw new TypeError(`${call}: both memories are the host's, at least one must be a device's`);
+    throw new TypeError(`${call}: both memories are on the host: at least one must be on a device`);
   return { box: flatten(box, [target, source]), target, source, stream: streamOf(stream) };
 }
 
@@ -134,7 +136,7 @@ const contextOf = ({ memory }: Region): Context | undefined =>
 
 const isFlat = ({ height, depth }: Box): boolean => height === 1 && depth === 1;
 
-/** The copy as one of host memory; undefined where both sides are on devices. */
+/** The copy as a {@link HostCopy}; undefined if both sides are on devices. */
 function toHostCopy({ target, source, stream }: PitchedCopy): HostCopy | undefined {
   const isToDevice = source.memory instanceof Uint8Array;
   const [host, device] = isToDevice ? [source, target] : [target, source];
@@ -151,7 +153,7 @@ function toHostCopy({ target, source, stream }: PitchedCopy): HostCopy | undefin
   };
 }
 
-/** The calls that make up a copy; each asks for addresses anew, so that closing is noticed. */
+/** The driver calls of a copy. Each reads the addresses again, so a closed buffer is noticed. */
 function* queueParts(copy: PitchedCopy, maxByteLength = Infinity): Generator<QueuePart> {
   const { target, source } = copy;
   for (const { box, offsets } of splitBox(copy.box, [target, source], maxByteLength)) {
@@ -161,14 +163,17 @@ function* queueParts(copy: PitchedCopy, maxByteLength = Infinity): Generator<Que
   }
 }
 
-/** The rows of a region from `offset` on; `host` is where it begins, if it is host memory. */
+/**
+ * The operand of a driver call: a region from `offset` on. If it is host memory, it starts at
+ * `host`.
+ */
 function operandAt(region: Region, offset: number, host: Address): PitchedOperand {
   const { memory, byteOffset, rowPitch, slicePitch } = region;
   const start = memory instanceof DeviceBuffer ? memory.address + byteOffset : host;
   return { address: start + offset, rowPitch, slicePitch, context: contextOf(region) };
 }
 
-/** Queues all of a copy; answers in which stream. */
+/** Queues a whole copy. Returns the stream. */
 function queueCopy(copy: PitchedCopy): Stream {
   const { target, source } = copy;
   const contexts = [source, target].flatMap((region) => contextOf(region) ?? []);
@@ -189,7 +194,7 @@ function queueCopy(copy: PitchedCopy): Stream {
   return stream;
 }
 
-/** Queues a copy between devices, and resolves when it is done. */
+/** Queues a copy of device memory, and resolves when it is done. */
 async function copyOnDevices(copy: PitchedCopy, options: WaitOptions): Promise<void> {
   const stream = queueCopy(copy);
   const event = new InternalEvent(stream.context);
@@ -199,23 +204,21 @@ async function copyOnDevices(copy: PitchedCopy, options: WaitOptions): Promise<v
   } finally {
     event[Symbol.dispose]();
   }
-  // Throws if a buffer was closed, or its context reset, before it was done.
+  // Throws if a buffer was closed or its context reset meanwhile.
   for (const { memory } of [copy.source, copy.target])
     if (memory instanceof DeviceBuffer) memory.address;
 }
 
-/** Rows and slices copied by one call of the driver. */
-
-/** One side of a call: where its first row begins, and how its rows lie. */
+/** One operand of a driver call: the address of its first row, and its pitches. */
 export interface PitchedOperand {
   readonly address: number;
   readonly rowPitch: number;
   readonly slicePitch: number;
-  /** Whose memory it is; undefined for the host's. */
+  /** The context of device memory; undefined for host memory. */
   readonly context: Context | undefined;
 }
 
-/** Queues one copy; at least one side is on a device. */
+/** Queues one driver call. At least one operand is on a device. */
 function queueRows(
   target: PitchedOperand,
   source: PitchedOperand,
@@ -237,21 +240,20 @@ function queueRows(
     Height: box.height,
     Depth: box.depth,
   };
-  const doing = (): string => `copying ${box.height * box.depth} rows of ${box.width} bytes`;
+  const describe = (): string => `copying ${box.height * box.depth} rows of ${box.width} bytes`;
   if (areOnDifferentDevices(target, source)) {
     const contexts = {
       srcContext: source.context?.handle ?? 0,
       dstContext: target.context?.handle ?? 0,
     };
     const struct = writeStruct('CUDA_MEMCPY3D_PEER', { ...fields, ...contexts });
-    check(cu.cuMemcpy3DPeerAsync(struct, stream), 'cuMemcpy3DPeerAsync', doing);
+    check(cu.cuMemcpy3DPeerAsync(struct, stream), 'cuMemcpy3DPeerAsync', describe);
   } else {
     const struct = writeStruct('CUDA_MEMCPY3D', fields);
-    check(cu.cuMemcpy3DAsync_v2(struct, stream), 'cuMemcpy3DAsync_v2', doing);
+    check(cu.cuMemcpy3DAsync_v2(struct, stream), 'cuMemcpy3DAsync_v2', describe);
   }
 }
 
-/** Whether the sides are on two devices. */
 const areOnDifferentDevices = (target: PitchedOperand, source: PitchedOperand): boolean =>
   target.context !== undefined &&
   source.context !== undefined &&
@@ -260,7 +262,7 @@ const areOnDifferentDevices = (target: PitchedOperand, source: PitchedOperand): 
 const memoryType = ({ context }: PitchedOperand): number =>
   context ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
 
-// Where there is but one row or slice, the caller's pitch says nothing.
+// With a single row, the caller's pitch has no meaning.
 const pitchOf = ({ rowPitch }: PitchedOperand, { width, height, depth }: Box): number =>
   height === 1 && depth === 1 ? width : rowPitch;
 

@@ -2,12 +2,18 @@ import { OUT0, OUT1, readHandle, readSize } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
+import { streamOf } from '../stream.ts';
 import { checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
-import { DeviceBuffer, type FillOptions, memoryManagerOf } from './buffer.ts';
-import { checkFillElement, fillRowsOnDevice, noteMemoryUse, streamOf } from './buffer-copy.ts';
+import {
+  DeviceBuffer,
+  DeviceMemory,
+  type FillOptions,
+  makeOwnedBuffer,
+  memoryManagerOf,
+} from './buffer.ts';
+import { checkFillElement, fillRowsOnDevice, noteMemoryUse } from './buffer-copy.ts';
 import { roundUp } from './chunks.ts';
-import { DeviceMemory, makeOwnedBuffer } from './device-memory.ts';
 import {
   checkExtent,
   checkRegion,
@@ -20,25 +26,25 @@ import {
 
 /** Options of {@link allocatePitched}. */
 export interface PitchedOptions extends PlaceOptions {
-  /** The largest element that a kernel reads at once: 4, 8 or 16 bytes. Default 4. */
+  /** The size of the largest element that a kernel reads at once: 4, 8 or 16 bytes. Default 4. */
   readonly elementByteLength?: 4 | 8 | 16;
 }
 
-/** Device memory in rows; the buffer owns it. */
+/** Device memory in rows. The buffer owns the memory. */
 export interface PitchedAllocation {
   readonly buffer: DeviceBuffer;
-  /** Bytes from row to row: the width, rounded up to what the device likes. */
+  /** Bytes from row to row: the width, rounded up as the device prefers. */
   readonly rowPitch: number;
 }
 
-/** What the driver rounds rows up to. */
+/** The driver rounds rows up to this size. */
 const PITCH_ALIGNMENT = 512;
 
 /**
- * Allocates device memory for rows, uninitialised, each aligned so that the device reads it
- * quickly (cuMemAllocPitch). It is plain device memory, which legacy IPC can share. A memory manager
- * that was set gives it out instead: rows are 512 bytes apart then, or a multiple of that, from
- * wherever its memory begins.
+ * Allocates uninitialized device memory for rows, each aligned for fast access (cuMemAllocPitch).
+ * The memory is plain device memory, which legacy IPC can share. If a memory manager is set, the
+ * manager allocates it: rows are then a multiple of 512 bytes apart, and the first starts at the
+ * manager's address.
  *
  * @param width bytes in a row, at least 1
  * @param height rows, at least 1
@@ -82,11 +88,11 @@ export function allocatePitched(
 }
 
 /**
- * Sets every element of rows and slices of device memory to `value`; what lies between the rows
- * stays. Only queues.
+ * Sets every element of rows and slices of device memory to `value`. The bytes between rows stay
+ * unchanged. Only queues the work.
  *
- * @param extent its width is in bytes, whole elements
- * @throws RangeError where rows are no whole, aligned elements, or lie beyond the memory;
+ * @param extent with a width in bytes that is a multiple of the element
+ * @throws RangeError if rows are not whole, aligned elements, or do not fit in the memory;
  * TypeError, ClosedError, CudaError
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
@@ -105,7 +111,7 @@ export function fillPitched(
   const given = checkExtent(extent, 'fillPitched');
   const region = checkRegion(target, 'target', given, 'fillPitched');
   const buffer = checkInstance(region.memory, DeviceBuffer, 'target.memory');
-  const ordered = streamOf(stream);
+  const checkedStream = streamOf(stream);
   const { context } = buffer;
   const start = buffer.address + region.byteOffset;
   const { rowPitch, slicePitch } = region;
@@ -113,18 +119,18 @@ export function fillPitched(
   const steps = [start, row, rows > 1 ? rowPitch : 0, slices > 1 ? slicePitch : 0];
   if (steps.some((step) => step % element !== 0))
     throw new RangeError(
-      `rows of ${row} bytes at ${start}, ${rowPitch} apart, are no whole, aligned elements of ${element} bytes`,
+      `rows of ${row} bytes at ${start}, ${rowPitch} apart, are not whole, aligned elements of ${element} bytes`,
     );
   const box = flatten(given, [region]);
   if (isEmpty(box)) return;
-  noteMemoryUse(ordered?.context ?? context, [context]);
+  noteMemoryUse(checkedStream?.context ?? context, [context]);
   for (const part of splitBox(box, [region])) {
     const { width, height, depth } = part.box;
     const [offset = 0] = part.offsets;
     for (let z = 0; z < depth; z += 1) {
       const address = (start + offset + z * slicePitch) as CUdeviceptr;
       const extents = [width / element, height] as const;
-      fillRowsOnDevice(context, address, rowPitch, value, element, extents, ordered);
+      fillRowsOnDevice(context, address, rowPitch, value, element, extents, checkedStream);
     }
   }
 }

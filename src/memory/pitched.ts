@@ -1,4 +1,6 @@
-/** Memory seen as rows and slices: what of it a copy or a fill touches, checked and cut. */
+/**
+ * Memory as rows and slices: checks the region of a copy or fill, and splits it for driver calls.
+ */
 import {
   checkHostMemory,
   checkInteger,
@@ -9,21 +11,23 @@ import {
 import { DeviceBuffer } from './buffer.ts';
 import { chunks, splitOffsetsWithin } from './chunks.ts';
 
-/** Rows of bytes in memory, and slices of rows; the first begins at `byteOffset`. */
+/** Rows of bytes in memory, and slices of rows. The first row starts at `byteOffset`. */
 export interface PitchedMemory {
   readonly memory: DeviceBuffer | HostMemory;
-  /** Where the first row begins. Default 0. */
+  /** Where the first row starts. Default 0. */
   readonly byteOffset?: number;
-  /** Bytes from the beginning of a row to that of the next. Default: the width. */
+  /** Bytes from the start of a row to the start of the next. Default: the width. */
   readonly rowPitch?: number;
   /**
-   * Bytes from the beginning of a slice to that of the next, a multiple of `rowPitch`. Default: the
-   * rows of a slice, one after the other.
+   * Bytes from the start of a slice to the start of the next; a multiple of `rowPitch`. Default:
+   * the rows of a slice without a gap.
    */
   readonly slicePitch?: number;
 }
 
-/** How much of two or three dimensions is copied or set. 0 of any is nothing at all. */
+/**
+ * The size of a copy or fill in two or three dimensions. If any is 0, nothing is copied or set.
+ */
 export interface Extent {
   /** Bytes in a row. */
   readonly width: number;
@@ -33,28 +37,28 @@ export interface Extent {
   readonly depth?: number;
 }
 
-/** An {@link Extent} without gaps. */
+/** An {@link Extent} with all defaults filled in. */
 export type Box = Required<Extent>;
 
-/** One side's rows: they lie within its memory. */
+/** The checked rows of one operand, inside its memory. */
 export interface Region<M extends DeviceBuffer | Uint8Array = DeviceBuffer | Uint8Array> {
   readonly memory: M;
   readonly byteOffset: number;
-  /** From the first byte to behind the last, gaps included. */
+  /** From the first byte to the last, including gaps. */
   readonly byteLength: number;
   readonly rowPitch: number;
   readonly slicePitch: number;
-  /** Where one call of the driver must not go on, as offsets from `byteOffset`. */
+  /** The offsets from `byteOffset` at which driver calls must be split. */
   readonly splitOffsets: readonly number[];
 }
 
-/** A part of a box: its own extent, and where it begins in each region. */
+/** A part of a box: its extent, and its offset in each region. */
 export interface BoxPart {
   readonly box: Box;
   readonly offsets: readonly number[];
 }
 
-/** The driver refuses larger pitches, and with them longer rows. */
+/** The driver refuses larger pitches, and therefore longer rows. */
 const MAX_PITCH = 2 ** 31 - 1;
 const MAX_ROW_BYTE_LENGTH = 2 ** 30;
 
@@ -75,11 +79,11 @@ export function checkExtent(extent: Extent, call: string): Box {
   };
 }
 
-/** @throws TypeError, ClosedError, RangeError where a byte of the box lies beyond the memory */
+/** @throws TypeError, ClosedError, RangeError if the box does not fit in the memory */
 export function checkRegion(pitched: PitchedMemory, name: string, box: Box, call: string): Region {
   if (pitched instanceof DeviceBuffer || ArrayBuffer.isView(pitched))
     throw new TypeError(
-      `${call}: ${name} must be { memory } with it as memory, not ${formatValue(pitched)} itself`,
+      `${call}: ${name} must be { memory: … }, not ${formatValue(pitched)} itself`,
     );
   const given = checkOptions(
     pitched,
@@ -98,19 +102,19 @@ export function checkRegion(pitched: PitchedMemory, name: string, box: Box, call
     checkInteger(slicePitch, `${name}.slicePitch`, rowPitch * height);
     if (slicePitch % rowPitch > 0)
       throw new RangeError(
-        `${name}.slicePitch is ${slicePitch}, no multiple of the ${rowPitch} bytes from row to row`,
+        `${name}.slicePitch is ${slicePitch}, not a multiple of the ${rowPitch} bytes from row to row`,
       );
   }
   const byteOffset = given.byteOffset ?? 0;
   checkInteger(byteOffset, `${name}.byteOffset`);
-  // Where the products are not exact they are above 2^53, and so beyond any memory.
+  // Products that are inexact exceed 2^53, and therefore any memory.
   const byteLength = isEmpty(box) ? 0 : (depth - 1) * slicePitch + (height - 1) * rowPitch + width;
   if (byteOffset + byteLength > memory.byteLength)
     throw new RangeError(
       `${height * depth} rows of ${width} bytes, ${rowPitch} from row to row and ${slicePitch} from slice to slice, ` +
         `reach byte ${byteOffset + byteLength}: ${name}.memory has ${memory.byteLength}`,
     );
-  // A closed buffer, and one that is only for reading, are refused now.
+  // Throws now if the buffer is closed or read-only.
   if (memory instanceof DeviceBuffer) name === 'target' ? memory.writableAddress : memory.address;
   const splitOffsets =
     memory instanceof DeviceBuffer
@@ -119,7 +123,7 @@ export function checkRegion(pitched: PitchedMemory, name: string, box: Box, call
   return { memory, byteOffset, byteLength, rowPitch, slicePitch, splitOffsets };
 }
 
-/** The same box with fewer dimensions, where the rows or slices of all regions leave no gaps. */
+/** The same box with fewer dimensions, if the rows or slices of all regions are contiguous. */
 export function flatten({ width, height, depth }: Box, regions: readonly Region[]): Box {
   const isGapless = regions.every((region) => region.slicePitch === region.rowPitch * height);
   if (depth > 1 && !isGapless) return { width, height, depth };
@@ -130,8 +134,8 @@ export function flatten({ width, height, depth }: Box, regions: readonly Region[
 }
 
 /**
- * A box in parts that one call each can do: none goes over a cut of a region, nor has more bytes
- * than `most`.
+ * Splits a box into parts for one driver call each. No part crosses a split offset of a region or
+ * has more than `maxByteLength` bytes.
  */
 export function* splitBox(
   box: Box,
@@ -165,15 +169,15 @@ export function* splitBox(
   }
 }
 
-/** How many rows, from the one at `offset` on, one call can do. */
+/** How many rows, starting with the row at `offset`, one driver call can process. */
 function rowsBeforeSplit(
   { splitOffsets, rowPitch }: Region,
   offset: number,
   width: number,
 ): number {
-  const cut = splitOffsets.find((at) => at > offset) ?? Infinity;
-  if (cut - offset < width) return 0;
-  return rowPitch > MAX_PITCH ? 1 : Math.floor((cut - offset - width) / rowPitch) + 1;
+  const split = splitOffsets.find((at) => at > offset) ?? Infinity;
+  if (split - offset < width) return 0;
+  return rowPitch > MAX_PITCH ? 1 : Math.floor((split - offset - width) / rowPitch) + 1;
 }
 
 function* splitRow(

@@ -1,4 +1,7 @@
-/** What legacy IPC knows an allocation by. All of it with the allocation's context current. */
+/**
+ * What the driver knows about an allocation. All functions but the last need its context to be
+ * current.
+ */
 import { BLOCK, OUT0, OUT1, readBytes, readHandle, readInt32, readSize } from '../../ffi/arena.ts';
 import {
   CU_IPC_HANDLE_SIZE,
@@ -11,7 +14,9 @@ import { check, cudaError } from '../check.ts';
 import { initialize } from '../driver.ts';
 import { IpcError } from '../errors.ts';
 
-/** The 64 bytes that name the allocation which `address` lies in, all of it. @throws IpcError */
+/**
+ * The 64-byte legacy IPC handle of the whole allocation that contains `address`. @throws IpcError
+ */
 export function getLegacyHandle(address: CUdeviceptr, byteLength: number): Uint8Array {
   const status = cu.cuIpcGetMemHandle(BLOCK, address);
   if (status !== 0)
@@ -22,7 +27,7 @@ export function getLegacyHandle(address: CUdeviceptr, byteLength: number): Uint8
   return readBytes(BLOCK, CU_IPC_HANDLE_SIZE);
 }
 
-/** Where the allocation begins which `address` lies in. */
+/** The start of the allocation that contains `address`. */
 export function allocationBase(address: CUdeviceptr): CUdeviceptr {
   check(cu.cuMemGetAddressRange_v2(OUT0, OUT1, address), 'cuMemGetAddressRange_v2');
   return readHandle<CUdeviceptr>(OUT0);
@@ -34,7 +39,9 @@ export function allocationByteLength(base: CUdeviceptr): number {
   return readSize(OUT1);
 }
 
-/** The driver's number of an allocation, which tells it from an earlier one at its address. */
+/**
+ * The driver's id of an allocation, which distinguishes it from an earlier one at the same address.
+ */
 export function bufferIdOf(base: CUdeviceptr): number {
   check(
     cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_BUFFER_ID, base),
@@ -44,9 +51,9 @@ export function bufferIdOf(base: CUdeviceptr): number {
 }
 
 /**
- * The ordinal of the device that an address is of.
+ * The ordinal of the device that an address belongs to.
  *
- * @throws CudaError CUDA_ERROR_INVALID_VALUE for one that the driver does not know
+ * @throws CudaError CUDA_ERROR_INVALID_VALUE for an address that the driver does not know
  */
 export function deviceOfPointer(address: number): number {
   initialize();

@@ -31,41 +31,44 @@ import type { Device } from '../device.ts';
 
 /** Options of {@link MemoryPool.create}. */
 export interface PoolOptions extends PlaceOptions {
-  /** How many bytes it takes from the device at most. Default: the driver's limit. */
+  /** The most bytes that it reserves from the device. Default: the driver's limit. */
   readonly maxSize?: number;
   /**
-   * How many bytes the pool keeps, when nothing uses them, for later allocations; above, it gives
-   * them back to the device as soon as a stream or the context is waited for. Default Infinity.
+   * How many unused bytes the pool keeps for later allocations. It returns the rest to the device
+   * when a stream or the context is synchronized. Default Infinity.
    */
   readonly releaseThreshold?: number;
   /**
-   * Whether other processes can be given the pool, by file descriptor. Default false, as it costs
-   * the driver time.
+   * Whether the pool can be shared with other processes by file descriptor. Default false, because
+   * it costs time in the driver.
    */
   readonly shareable?: boolean;
-  /** When freed memory is given out again. Default: whenever it can be. */
+  /** When freed memory is reused. Default: as soon as possible. */
   readonly reuse?: Partial<PoolReuse>;
 }
 
 /** Options of {@link MemoryPool.close}. */
 export interface PoolCloseOptions {
-  /** Whether the pool's open buffers are closed first, newest first. Default false. */
+  /** Whether to close the pool's open buffers first, newest first. Default false. */
   readonly buffers?: boolean;
 }
 
-/** What pools ask of the driver: made, probed for, their attributes, and who reaches them. */
-
-/** When a pool gives freed memory out again; all are true in a new pool. */
+/** When a pool reuses freed memory. All are true in a new pool. */
 export interface PoolReuse {
-  /** To a stream that waits, by events, for the stream that freed it. */
+  /** In a stream that waits, by events, for the stream that freed it. */
   readonly followEventDependencies: boolean;
-  /** To any stream, once the free is seen to be done. */
+  /** In any stream, once the driver sees that the free is done. */
   readonly allowOpportunistic: boolean;
-  /** To any stream at once: the driver makes it wait for the one that freed. */
+  /** In any stream at once: the driver makes it wait for the stream that freed the memory. */
   readonly allowInternalDependencies: boolean;
 }
 
-/** The driver's numbers of {@link PoolReuse}. */
+/** A device's access to the memory of a pool. */
+export type PoolAccess = 'none' | 'read' | 'read-write';
+
+// The driver calls that create pools, and read and write their attributes.
+
+/** The driver's attributes for {@link PoolReuse}. */
 const reuseAttributes = {
   followEventDependencies: CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
   allowOpportunistic: CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
@@ -74,10 +77,7 @@ const reuseAttributes = {
 
 export const reuseNames = Object.keys(reuseAttributes) as (keyof PoolReuse)[];
 
-/** What a device may do with the memory of a pool. */
-export type PoolAccess = 'none' | 'read' | 'read-write';
-
-/** Makes a pool on a device; `maxSize` 0 leaves the limit to the driver. */
+/** Creates a pool on a device. With a `maxSize` of 0, the driver chooses the limit. */
 export function createPool(device: Device, shareable: boolean, maxSize: number): CUmemoryPool {
   check(
     requestPool(device, shareable, maxSize),
@@ -99,7 +99,7 @@ const requestPool = (device: Device, shareable: boolean, maxSize: number): CUres
     }),
   );
 
-/** Answers of cuMemPoolCreate that mean: not this kind of pool, here. */
+/** Statuses of cuMemPoolCreate that mean that this kind of pool is not supported. */
 const UNSUPPORTED_STATUSES: ReadonlySet<CUresult> = new Set([
   CUresult.CUDA_ERROR_INVALID_VALUE,
   CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER,
@@ -110,19 +110,19 @@ const PROBE_BYTE_LENGTH = 2 << 20;
 const probed = new WeakMap<Device, boolean>();
 
 /**
- * Whether a device makes pools that other processes can open. A small one is made for it, once:
- * WSL's driver says yes when it is asked, and then refuses.
+ * Whether a device supports pools that other processes can open. The first call creates a small
+ * pool, because the driver of WSL reports support and then refuses.
  */
 export function canMakeShareable(device: Device): boolean {
-  const known = probed.get(device);
-  if (known !== undefined) return known;
-  const answer =
+  const cached = probed.get(device);
+  if (cached !== undefined) return cached;
+  const isSupported =
     device.attribute('memoryPoolsSupported') !== 0 &&
     (device.attribute('mempoolSupportedHandleTypes') & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) !==
       0 &&
     probeShareable(device);
-  probed.set(device, answer);
-  return answer;
+  probed.set(device, isSupported);
+  return isSupported;
 }
 
 function probeShareable(device: Device): boolean {
@@ -137,13 +137,13 @@ function probeShareable(device: Device): boolean {
   return true;
 }
 
-/** An attribute that counts bytes. */
+/** Reads an attribute that counts bytes. */
 export function readByteCount(pool: CUmemoryPool, attribute: number): number {
   readAttribute(pool, attribute);
   return readSize(OUT0);
 }
 
-/** The release threshold: Infinity for the driver's "never". */
+/** Reads the release threshold; Infinity if the driver keeps everything. */
 export function readThreshold(pool: CUmemoryPool): number {
   readAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
   const threshold = readUint64(OUT0);
@@ -155,7 +155,7 @@ export function writeThreshold(pool: CUmemoryPool, threshold: number): void {
   setAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, () => writeUint64(value));
 }
 
-/** Sets a high-water mark back; the driver takes no other value than 0. */
+/** Resets a high-water mark. The driver accepts only 0. */
 export const resetHighWater = (pool: CUmemoryPool, attribute: number): void =>
   setAttribute(pool, attribute, () => writeUint64(0));
 
@@ -191,8 +191,8 @@ const locationOf = (device: Device) =>
   ({ 'location.type': CU_MEM_LOCATION_TYPE_DEVICE, 'location.id': device.handle }) as const;
 
 /**
- * Gives another device access to a pool's memory, or takes it back. One device a call: the driver
- * refuses a list as a whole for one bad entry.
+ * Grants a device access to a pool's memory, or revokes it. One device per call, because one bad
+ * entry makes the driver refuse a whole list.
  */
 export function writeAccess(pool: CUmemoryPool, device: Device, isAllowed: boolean): void {
   const flags = isAllowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;

@@ -13,34 +13,47 @@ import type { Stream } from '../stream.ts';
 import { checkBoolean, checkOptions } from '../validate.ts';
 import type { StreamOrderedRelease } from './buffer.ts';
 import { addContextFd, closeContextFd } from './context-fds.ts';
-import { orderAfterTransfers } from './host-copy.ts';
 import { ensureKeepaliveAllocation } from './physical-memory.ts';
 import type { PoolCloseOptions } from './pool-attributes.ts';
-import * as driver from './pool-attributes.ts';
+import { writeAccess } from './pool-attributes.ts';
 import { randomId } from './random-id.ts';
+import { orderAfterTransfers } from './transfer.ts';
 
-/** What the pool's finalizer and its buffers' know of it: never the pool itself. */
+/**
+ * The state of a pool that its finalizer and its buffers share. It never references the pool
+ * itself.
+ */
 export interface PoolState {
   readonly buffers: Scope;
-  /** The bytes of the open buffers. */
+  /** The total size of the open buffers, in bytes. */
   byteLength: number;
-  /** The other devices that were given access. */
+  /** The other devices that have access. */
   readonly devicesWithAccess: Set<Device>;
-  /** How other processes open it, once it was shared or where it came from one. */
+  /** How other processes open it, once it was shared or if it was imported. */
   shared: SharedPool | undefined;
 }
 
-/** A pool as other processes may open it. */
+/** A pool, as other processes can open it. */
 export interface SharedPool {
-  /** 16 random bytes in hex: the pool's for life. */
+  /** 16 random bytes in hex. Never changes for the same pool. */
   readonly id: string;
-  /** Of the pool: sent beside the descriptor, and closed with the pool. */
+  /** The pool's file descriptor: sent with its cuffi descriptor, closed with the pool. */
   readonly fd: number;
-  /** Called when the pool ends here, and nobody has memory of it any more. None may throw. */
+  /** Called when the pool is destroyed here and none of its memory is in use. Must not throw. */
   readonly onClose: Set<() => void>;
 }
 
-/** @param isBorrowed whether the pool is none of the context's resources, though its buffers are */
+/** The driver calls that destroy a pool. */
+export interface PoolTeardown {
+  /** Revokes a device's access. */
+  revokeAccess(device: Device): void;
+  destroy(): void;
+}
+
+/**
+ * @param isBorrowed whether only the pool's buffers, not the pool itself, are resources of the
+ * context
+ */
 export const newPoolState = (context: Context, isBorrowed = false): PoolState => ({
   buffers: new Scope(context.resources, isBorrowed),
   byteLength: 0,
@@ -48,16 +61,7 @@ export const newPoolState = (context: Context, isBorrowed = false): PoolState =>
   shared: undefined,
 });
 
-/** The descriptors of this process's pools, which others may send back. */
-const sharedPools = new Map<CUmemoryPool, number>();
-
-/** Whether this process made a pool, and has shared it by the descriptor `fd`, or may have. */
-export function isSharedPool(handle: CUmemoryPool, fd: number): boolean {
-  const own = sharedPools.get(handle);
-  return own !== undefined && isSameFile(own, fd) !== false;
-}
-
-/** The pool's descriptor, made once. */
+/** Exports a pool. The first call creates its descriptor. */
 export function sharePool(context: Context, handle: CUmemoryPool, state: PoolState): SharedPool {
   if (state.shared) return state.shared;
   check(
@@ -72,10 +76,16 @@ export function sharePool(context: Context, handle: CUmemoryPool, state: PoolSta
   return state.shared;
 }
 
+/** Whether this process created a pool, and has or may have shared it by the descriptor `fd`. */
+export function isSharedPool(handle: CUmemoryPool, fd: number): boolean {
+  const ownFd = sharedPools.get(handle);
+  return ownFd !== undefined && isSameFile(ownFd, fd) !== false;
+}
+
 /**
  * Checks the options of a pool's `close()`.
  *
- * @throws CuffiError while buffers of it are open, unless they are to be closed with it
+ * @throws CuffiError while buffers of the pool are open, unless the options close them too
  */
 export function checkPoolClose(
   { buffers, byteLength }: PoolState,
@@ -92,35 +102,31 @@ export function checkPoolClose(
     );
 }
 
-/** What ends with a pool, each by a call of the driver. */
-export interface PoolTeardown {
-  /** Takes a device's access back. */
-  revokeAccess(device: Device): void;
-  destroy(): void;
-}
-
-/** The end of a pool that this process made. */
+/** How to destroy a pool that this process created. */
 export const teardownOf = (handle: CUmemoryPool): PoolTeardown => ({
-  revokeAccess: (device) => driver.writeAccess(handle, device, false),
+  revokeAccess: (device) => writeAccess(handle, device, false),
   destroy() {
     check(cu.cuMemPoolDestroy(handle), 'cuMemPoolDestroy');
     sharedPools.delete(handle);
   },
 });
 
-/** Destroys a pool when the GPU is done with it; nothing after a reset, before which all were. */
+/**
+ * Destroys a pool when the GPU is done with it. Does nothing after a reset, which destroyed it.
+ */
 export function destroyPool(
   context: Context,
-  resets: number,
+  epoch: number,
   state: PoolState,
   teardown: PoolTeardown,
 ): void {
   const { releases } = context;
   const { shared, buffers } = state;
   const destroy = (): void => {
-    if (context.epoch !== resets) return;
+    if (context.epoch !== epoch) return;
     runAll([
-      // A later pool may get the same handle, and with it the access that others had to this one.
+      // A later pool may get the same handle, and would inherit the access that was granted to this
+      // pool.
       ...[...state.devicesWithAccess].map((device) => () => teardown.revokeAccess(device)),
       () => teardown.destroy(),
     ]);
@@ -130,13 +136,13 @@ export function destroyPool(
       for (const notify of shared?.onClose ?? []) notify();
     },
     () => shared && closeContextFd(context, shared.fd),
-    // None is open but after a leak: pool and buffers were collected together.
+    // Buffers are open only after a leak, if pool and buffers were collected together.
     () => buffers.closeAll('its pool was closed'),
     () => releases.enqueue(destroy, { mayBlock: false }),
   ]);
 }
 
-/** Memory that a pool gave out: whose books it is in, and in which stream it will be freed. */
+/** Memory allocated from a pool, with the stream that will free it. */
 export class PoolAllocation implements StreamOrderedRelease {
   readonly #context: Context;
   readonly #epoch: number;
@@ -146,7 +152,7 @@ export class PoolAllocation implements StreamOrderedRelease {
   #stream: Stream | undefined;
   #handle: CUstream;
 
-  /** @param stream that of the allocation; undefined for the default one */
+  /** @param stream the stream of the allocation; undefined for the legacy default stream */
   constructor(
     context: Context,
     state: PoolState,
@@ -169,7 +175,7 @@ export class PoolAllocation implements StreamOrderedRelease {
     this.#handle = stream.handle;
   }
 
-  /** Queues the free; nothing after a reset, before which all was freed. */
+  /** Queues the free. Does nothing after a reset, which freed the memory. */
   release(): void {
     this.#state.byteLength -= this.#byteLength;
     this.#free();
@@ -186,9 +192,9 @@ export class PoolAllocation implements StreamOrderedRelease {
     else this.#call(handle);
   }
 
-  // Apart, as closures would cost the rest an allocation at every call.
+  // A separate function, because its closure would cost every call an allocation.
   #freeAfterCapture(): void {
-    // Queued now, it would become a part of the graph.
+    // A free queued now would become part of the graph.
     this.#context.releases.enqueue(() => this.#free(), { mayBlock: false });
   }
 
@@ -197,9 +203,9 @@ export class PoolAllocation implements StreamOrderedRelease {
     const stream = this.#stream;
     if (stream && !stream.closed) stream.enqueue(call);
     else if (stream?.context.workTracker.streams.has(this.#handle))
-      // Closed with work in it, and not destroyed before that is done.
+      // The stream was closed with work in it, and is destroyed only after that work.
       stream.context.run(() => call(this.#handle));
-    // Closed and idle, or the default one from the beginning.
+    // The stream was closed while idle, or it is the default stream.
     else this.#context.run(() => call(0 as CUstream));
   }
 
@@ -208,3 +214,6 @@ export class PoolAllocation implements StreamOrderedRelease {
     check(cu.cuMemFreeAsync(this.#address, stream), 'cuMemFreeAsync');
   }
 }
+
+/** The file descriptors of this process's pools: another process may send one back. */
+const sharedPools = new Map<CUmemoryPool, number>();

@@ -14,8 +14,8 @@ import { Context } from '../context.ts';
 import { Device } from '../device.ts';
 import { CuffiError, IpcError, NotSupportedError } from '../errors.ts';
 import { belongsToCapture, isCapturing, onCaptureEnd } from '../graph-capture.ts';
-import { Resource, type ResourceInit, releaseOrWarn } from '../lifetime.ts';
-import type { Stream } from '../stream.ts';
+import { Resource, releaseOrWarn } from '../lifetime.ts';
+import { type Stream, streamOption } from '../stream.ts';
 import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
 import {
@@ -24,9 +24,8 @@ import {
   type MemoryResource,
   type StreamOrderedRelease,
 } from './buffer.ts';
-import { streamOption } from './buffer-copy.ts';
 import type { PoolCloseOptions, PoolOptions } from './pool-attributes.ts';
-import * as driver from './pool-attributes.ts';
+import * as attributes from './pool-attributes.ts';
 import {
   checkPoolClose,
   destroyPool,
@@ -38,102 +37,12 @@ import {
   teardownOf,
 } from './pool-state.ts';
 
-/** A pool as the driver keeps its accounts: what it uses, holds and gives out again. */
-abstract class PoolAttributes extends Resource {
-  readonly #handle: CUmemoryPool;
-
-  protected constructor(handle: CUmemoryPool, init: ResourceInit) {
-    super('MemoryPool', init);
-    this.#handle = handle;
-  }
-
-  /** The driver's handle. @throws ClosedError */
-  get handle(): CUmemoryPool {
-    this.assertOpen();
-    return this.#handle;
-  }
-
-  /** The bytes that allocations use now, of other libraries too where the pool is borrowed. */
-  get used(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-  }
-
-  /** The most that {@link used} was since the pool was made, or since {@link resetHighWater}. */
-  get usedHigh(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
-  }
-
-  /** The bytes that the pool has taken from the device, in use or kept. */
-  get reserved(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-  }
-
-  /** The most that {@link reserved} was, as {@link usedHigh}. */
-  get reservedHigh(): number {
-    return driver.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
-  }
-
-  /** Lets {@link usedHigh} and {@link reservedHigh} begin again with what is used and reserved now. */
-  resetHighWater(): void {
-    driver.resetHighWater(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
-    driver.resetHighWater(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
-  }
-
-  /** How many unused bytes are kept; Infinity: all. See {@link PoolOptions.releaseThreshold}. */
-  get releaseThreshold(): number {
-    return driver.readThreshold(this.handle);
-  }
-
-  set releaseThreshold(byteLength: number) {
-    checkThreshold(byteLength);
-    driver.writeThreshold(this.handle, byteLength);
-  }
-
-  /** When freed memory is given out again; what is set need not name all. */
-  get reuse(): driver.PoolReuse {
-    const pool = this.handle;
-    return {
-      followEventDependencies: driver.readReuse(pool, 'followEventDependencies'),
-      allowOpportunistic: driver.readReuse(pool, 'allowOpportunistic'),
-      allowInternalDependencies: driver.readReuse(pool, 'allowInternalDependencies'),
-    };
-  }
-
-  set reuse(wanted: Partial<driver.PoolReuse>) {
-    const checked = checkReuse(wanted);
-    for (const name of driver.reuseNames) {
-      const value = checked[name];
-      if (value !== undefined) driver.writeReuse(this.handle, name, value);
-    }
-  }
-
-  /** Gives unused memory back to the device until no more than `minBytesToKeep` are reserved. */
-  trim(minBytesToKeep = 0): void {
-    checkInteger(minBytesToKeep, 'minBytesToKeep');
-    check(
-      cu.cuMemPoolTrimTo(this.handle, minBytesToKeep),
-      'cuMemPoolTrimTo',
-      () => `trimming a memory pool to ${minBytesToKeep} bytes`,
-    );
-  }
-}
-
-function checkThreshold(byteLength: unknown): void {
-  if (byteLength !== Number.POSITIVE_INFINITY) checkInteger(byteLength, 'releaseThreshold');
-}
-
-function checkReuse(reuse: Partial<driver.PoolReuse> | undefined): Partial<driver.PoolReuse> {
-  const checked = checkOptions(reuse, driver.reuseNames, 'reuse');
-  for (const name of driver.reuseNames) checkBoolean(checked[name], name, true);
-  return checked;
-}
-
 /**
- * A pool of device memory whose allocations and frees are ordered in streams: both only queue.
+ * A pool of device memory with stream-ordered allocations and frees. Both only queue work.
  *
- * A buffer may be used by work that is queued, after its allocation, in its stream, or in a stream
- * that waits for it. `buffer.close()` queues the free in the same stream (`buffer.close({ stream })`
- * in another one). Legacy IPC cannot share pool memory.
+ * Work may use a buffer if it is queued after the allocation in the same stream, or in a stream
+ * that waits for it. `buffer.close()` queues the free in the same stream, and
+ * `buffer.close({ stream })` in another one. Legacy IPC cannot share pool memory.
  *
  * @example
  * using pool = cuda.MemoryPool.create({ maxSize: 1 << 30 });
@@ -142,17 +51,18 @@ function checkReuse(reuse: Partial<driver.PoolReuse> | undefined): Partial<drive
  * buffer.fill(0, { stream });
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
-export class MemoryPool extends PoolAttributes implements MemoryResource {
+export class MemoryPool extends Resource implements MemoryResource {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;
-  /** The most that it takes from the device, in bytes; Infinity where only the driver limits it. */
+  /** The most bytes that it reserves from the device; Infinity if only the driver limits it. */
   readonly maxSize: number;
   readonly shareable: boolean;
-  /** Whether it is the device's own: closing it forgets it. */
+  /** Whether it is the device's own pool, which closing does not destroy. */
   readonly borrowed: boolean;
-  /** Whether another process made it: see `openIpcPool` of cuffi/ipc. */
+  /** Whether another process created it: see `openIpcPool` of cuffi/ipc. */
   readonly isMapped = false;
+  readonly #handle: CUmemoryPool;
   readonly #state: PoolState;
 
   private constructor(
@@ -167,12 +77,13 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     assertInternal(context, Context, 'MemoryPool', 'MemoryPool.create');
     const state = newPoolState(context, properties.borrowed);
     const { epoch } = context;
-    super(handle, {
+    super('MemoryPool', {
       owner: context.resources,
       release: properties.borrowed
         ? undefined
         : () => destroyPool(context, epoch, state, teardownOf(handle)),
     });
+    this.#handle = handle;
     this.context = context;
     this.maxSize = properties.maxSize;
     this.shareable = properties.shareable;
@@ -181,9 +92,9 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
   }
 
   /**
-   * Makes a pool.
+   * Creates a pool.
    *
-   * @throws NotSupportedError where the device has none, or none of that kind
+   * @throws NotSupportedError if the device has no pools, or none of this kind
    */
   static create(options?: PoolOptions): MemoryPool {
     const {
@@ -205,11 +116,11 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     const { device } = context;
     if (!MemoryPool.supported(device))
       throw new NotSupportedError(`${device} has no memory pools: use DeviceBuffer.allocate`);
-    if (isShareable && !driver.canMakeShareable(device))
+    if (isShareable && !attributes.canMakeShareable(device))
       throw new NotSupportedError(
-        `${device} does not make memory pools that can be shared by file descriptor`,
+        `${device} does not support memory pools that can be shared by file descriptor`,
       );
-    const handle = driver.createPool(device, isShareable, maxSize ?? 0);
+    const handle = attributes.createPool(device, isShareable, maxSize ?? 0);
     const pool = new MemoryPool(context, handle, {
       maxSize: maxSize ?? Number.POSITIVE_INFINITY,
       shareable: isShareable,
@@ -225,7 +136,7 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     return pool;
   }
 
-  /** The device's own pool, which other libraries use too; it is borrowed. */
+  /** The device's own pool, borrowed: other libraries use it too. */
   static default(device: Device | number = 0): MemoryPool {
     const context = Context.primary(device);
     const { device: of } = context;
@@ -240,8 +151,8 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
   }
 
   /**
-   * Whether a device has pools; `{ shareable: true }`: whether it makes them for other processes,
-   * for which the first time a small one is made and destroyed.
+   * Whether a device supports pools, or with `{ shareable: true }`, pools that other processes can
+   * open. The first such query creates and destroys a small pool.
    */
   static supported(
     device: Device | number = 0,
@@ -250,14 +161,16 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     const { shareable } = checkOptions(options, ['shareable'], 'MemoryPool.supported');
     const isShareable = checkBoolean(shareable, 'shareable', false);
     const of = Device.resolve(device);
-    return isShareable ? driver.canMakeShareable(of) : of.attribute('memoryPoolsSupported') !== 0;
+    return isShareable
+      ? attributes.canMakeShareable(of)
+      : of.attribute('memoryPoolsSupported') !== 0;
   }
 
   /**
-   * Memory from the pool, uninitialised; only queues.
+   * Allocates uninitialized memory from the pool. Only queues the work.
    *
-   * In a stream that is captured, it becomes memory of the graph, allocated anew by each launch and
-   * freed where the buffer is closed, at the latest at the end of the capture: see {@link Graph}.
+   * In a captured stream, the memory belongs to the graph. Each launch allocates it anew, and frees
+   * it where the buffer was closed, at the latest at the end of the capture: see {@link Graph}.
    *
    * @throws RangeError for more than {@link maxSize}, CudaError CUDA_ERROR_OUT_OF_MEMORY
    */
@@ -291,9 +204,9 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
   }
 
   /**
-   * Leaves the address in OUT0.
+   * Allocates with one retry, and leaves the address in OUT0.
    *
-   * @param firstStatus how the driver answered already, if it was asked
+   * @param firstStatus the status of a first driver call, if one was made
    */
   #allocateWithRetry(
     byteLength: number,
@@ -317,10 +230,86 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     else context.run(() => call(0 as CUstream));
   }
 
+  /** The driver's handle. @throws ClosedError */
+  get handle(): CUmemoryPool {
+    this.assertOpen();
+    return this.#handle;
+  }
+
+  /** The bytes in use by allocations; for a borrowed pool, including those of other libraries. */
+  get used(): number {
+    return attributes.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+  }
+
   /**
-   * Lets another device use the pool's memory, or no longer. The pool's own always may.
+   * The highest value of {@link used} since the pool was created, or since {@link resetHighWater}.
+   */
+  get usedHigh(): number {
+    return attributes.readByteCount(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
+  }
+
+  /** The bytes that the pool has reserved from the device, in use or free. */
+  get reserved(): number {
+    return attributes.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+  }
+
+  /** The highest value of {@link reserved}, like {@link usedHigh}. */
+  get reservedHigh(): number {
+    return attributes.readByteCount(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
+  }
+
+  /** Resets {@link usedHigh} and {@link reservedHigh} to the current values. */
+  resetHighWater(): void {
+    attributes.resetHighWater(this.handle, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
+    attributes.resetHighWater(this.handle, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH);
+  }
+
+  /**
+   * How many unused bytes the pool keeps; Infinity for all. See
+   * {@link PoolOptions.releaseThreshold}.
+   */
+  get releaseThreshold(): number {
+    return attributes.readThreshold(this.handle);
+  }
+
+  set releaseThreshold(byteLength: number) {
+    checkThreshold(byteLength);
+    attributes.writeThreshold(this.handle, byteLength);
+  }
+
+  /** When freed memory is reused. An assignment may name only some of the settings. */
+  get reuse(): attributes.PoolReuse {
+    const pool = this.handle;
+    return {
+      followEventDependencies: attributes.readReuse(pool, 'followEventDependencies'),
+      allowOpportunistic: attributes.readReuse(pool, 'allowOpportunistic'),
+      allowInternalDependencies: attributes.readReuse(pool, 'allowInternalDependencies'),
+    };
+  }
+
+  set reuse(wanted: Partial<attributes.PoolReuse>) {
+    const checked = checkReuse(wanted);
+    for (const name of attributes.reuseNames) {
+      const value = checked[name];
+      if (value !== undefined) attributes.writeReuse(this.handle, name, value);
+    }
+  }
+
+  /** Returns unused memory to the device until at most `minBytesToKeep` bytes are reserved. */
+  trim(minBytesToKeep = 0): void {
+    checkInteger(minBytesToKeep, 'minBytesToKeep');
+    check(
+      cu.cuMemPoolTrimTo(this.handle, minBytesToKeep),
+      'cuMemPoolTrimTo',
+      () => `trimming a memory pool to ${minBytesToKeep} bytes`,
+    );
+  }
+
+  /**
+   * Grants another device access to the pool's memory, or revokes it. The pool's own device always
+   * has access.
    *
-   * @throws NotSupportedError where that device does not reach this one's memory
+   * @throws NotSupportedError if that device cannot access this device's memory
    */
   setAccess(device: Device | number, access: 'read-write' | 'none'): void {
     if (access !== 'read-write' && access !== 'none')
@@ -329,24 +318,24 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     const other = Device.resolve(device);
     const own = this.context.device;
     if (other === own)
-      throw new RangeError(`the pool is on ${own} itself, whose access to it never changes`);
-    const mayUse = access === 'read-write';
-    if (mayUse && !other.canAccessPeer(own))
-      throw new NotSupportedError(`${other} does not reach the memory of ${own}`);
-    driver.writeAccess(pool, other, mayUse);
-    if (mayUse) this.#state.devicesWithAccess.add(other);
+      throw new RangeError(`the pool is on ${own} itself, whose access cannot be changed`);
+    const isAllowed = access === 'read-write';
+    if (isAllowed && !other.canAccessPeer(own))
+      throw new NotSupportedError(`${other} cannot access the memory of ${own}`);
+    attributes.writeAccess(pool, other, isAllowed);
+    if (isAllowed) this.#state.devicesWithAccess.add(other);
     else this.#state.devicesWithAccess.delete(other);
   }
 
-  /** What a device may do with the pool's memory. */
-  access(device: Device | number): driver.PoolAccess {
-    return driver.readAccess(this.handle, Device.resolve(device));
+  /** A device's access to the pool's memory. */
+  access(device: Device | number): attributes.PoolAccess {
+    return attributes.readAccess(this.handle, Device.resolve(device));
   }
 
   /**
-   * Destroys the pool, as soon as no work uses its memory; a borrowed one is forgotten.
+   * Destroys the pool as soon as no work uses its memory. A borrowed pool is not destroyed.
    *
-   * @throws CuffiError while buffers of it are open, unless they are to be closed with it
+   * @throws CuffiError while buffers of the pool are open, unless `options` closes them too
    */
   override close(options?: PoolCloseOptions): void {
     checkPoolClose(this.#state, options, this.closed);
@@ -358,11 +347,11 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
     }
   }
 
-  /** @internal How other processes open it. @throws IpcError unless it was made for that */
+  /** @internal Exports the pool to other processes. @throws IpcError unless it is shareable */
   share(): SharedPool {
     if (!this.shareable)
       throw new IpcError(
-        `this memory pool is not for other processes: make it with MemoryPool.create({ shareable: true })`,
+        `this memory pool is not shareable: create it with MemoryPool.create({ shareable: true })`,
       );
     return sharePool(this.context, this.handle, this.#state);
   }
@@ -372,13 +361,25 @@ export class MemoryPool extends PoolAttributes implements MemoryResource {
   }
 }
 
-/** Memory of a graph: each launch allocates it where that was captured, and frees it again. */
+// How options are checked, and how memory is allocated in a capture.
+
+function checkThreshold(byteLength: unknown): void {
+  if (byteLength !== Number.POSITIVE_INFINITY) checkInteger(byteLength, 'releaseThreshold');
+}
+
+function checkReuse(
+  reuse: Partial<attributes.PoolReuse> | undefined,
+): Partial<attributes.PoolReuse> {
+  const checked = checkOptions(reuse, attributes.reuseNames, 'reuse');
+  for (const name of attributes.reuseNames) checkBoolean(checked[name], name, true);
+  return checked;
+}
 
 /**
- * Allocates memory of the graph that is captured. It is free from where the buffer is closed, at the
- * latest from the end of the capture: nothing of it outlives a launch.
+ * Allocates memory of the graph that is being captured. The graph frees it where the buffer was
+ * closed, at the latest at the end of the capture, so no memory outlives a launch.
  *
- * @throws CuffiError for a stream that is not captured; NotSupportedError, CudaError
+ * @throws CuffiError if the stream is not being captured; NotSupportedError, CudaError
  */
 function allocateInCapture(
   pool: MemoryPool,
@@ -388,7 +389,7 @@ function allocateInCapture(
 ): DeviceBuffer {
   if (pool.shareable)
     throw new NotSupportedError(
-      'memory of a graph is of this process alone: allocate it from a pool that is not shareable',
+      'memory of a graph cannot be shared: allocate it from a pool that is not shareable',
     );
   const queue = capturedHandle(stream, 'allocating memory');
   check(
@@ -413,7 +414,7 @@ function allocateInCapture(
   return buffer;
 }
 
-/** One allocation of a graph, until it is freed in the same capture. */
+/** An allocation in a graph, until the same capture frees it. */
 class GraphAllocation implements StreamOrderedRelease {
   readonly #address: CUdeviceptr;
   #stream: CUstream;
@@ -424,19 +425,19 @@ class GraphAllocation implements StreamOrderedRelease {
     this.#stream = stream;
   }
 
-  /** Frees in another stream than that of the allocation. */
+  /** Selects the stream to free in, instead of the allocation's stream. */
   setStream(stream: Stream): void {
     this.#stream = capturedHandle(stream, 'freeing memory of a graph');
   }
 
-  /** Captures the free; the second time does nothing. */
+  /** Captures the free. A second call does nothing. */
   release(): void {
     if (this.#isFreed) return;
     check(cu.cuMemFreeAsync(this.#address, this.#stream), 'cuMemFreeAsync');
     this.#isFreed = true;
   }
 
-  /** Frees behind all that was captured; where that failed the memory is gone with it. */
+  /** Frees after all captured work. If the capture failed, the memory is gone with it. */
   freeAtCaptureEnd(origin: CUstream | undefined): void {
     if (origin === undefined) {
       this.#isFreed = true;
@@ -447,14 +448,14 @@ class GraphAllocation implements StreamOrderedRelease {
   }
 }
 
-/** The handle of a stream that is captured. @throws CuffiError for another */
-function capturedHandle(stream: Stream | undefined, doing: string): CUstream {
-  // A default stream never is, and asking for it wants a context.
+/** The handle of a stream that is being captured. @throws CuffiError for any other stream */
+function capturedHandle(stream: Stream | undefined, operation: string): CUstream {
+  // A default stream is never captured, and querying it would need a context.
   const handle = stream?.handle ?? CU_STREAM_PER_THREAD;
   if (handle > CU_STREAM_PER_THREAD && belongsToCapture(handle as CUstream))
     return handle as CUstream;
   throw new CuffiError(
-    `${doing} while a graph is captured, in a stream that is not: name one that is, or do it before ` +
-      'or after.',
+    `${operation} while a graph is captured needs a captured stream: pass one, or do it before or ` +
+      'after the capture',
   );
 }

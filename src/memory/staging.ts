@@ -10,16 +10,120 @@ import { releaseOrWarn } from '../lifetime.ts';
 import { nextLoopIteration } from '../poller.ts';
 import { chunks, roundUp } from './chunks.ts';
 import { allocateHost } from './host-allocation.ts';
+import { InternalEvent } from './internal-event.ts';
 import {
   assertAttached,
   type HostCopy,
   queueSlice,
   type StartedCopy,
   transferAndWait,
-} from './host-copy.ts';
-import { InternalEvent } from './internal-event.ts';
+} from './transfer.ts';
 
-/** Things that are lent to one asker at a time, in the order of asking. */
+/** The sizes and limits of staged copies. */
+export const STAGING = {
+  /**
+   * The longest slice. It occupies a thread for a third of a millisecond, which can delay file
+   * access.
+   */
+  slotByteLength: 2 << 20,
+  /** While threads fill or empty some slots, the others are in transfer. */
+  slotCount: 8,
+  /** Copying a shorter slice takes less time than waking a thread. */
+  leastByteLength: 512 << 10,
+  /**
+   * How many slices a copy has, if their size is within limits. All threads then finish together.
+   */
+  slices: 32,
+  /** As many of libuv's four threads as leave a core to the event loop. */
+  threads: Math.min(4, Math.max(2, availableParallelism() - 1)),
+} as const;
+
+/**
+ * Copies pageable host memory in slices through page-locked slots. Other threads fill and empty the
+ * slots, so the event loop never waits for memory. Resolves to true when the copy is done, or to
+ * false with nothing copied if no memory can be page-locked. After it settles, nothing accesses the
+ * host memory.
+ */
+export async function copyStaged({ copy, transferStream, signal }: StartedCopy): Promise<boolean> {
+  const { byteLength } = copy.host;
+  const pool = StagingPool.of(copy.context);
+  if (!pool.beginCopy()) return false;
+  const slices = chunks(byteLength, copy.splitOffsets, sliceByteLength(byteLength));
+  const move = copy.direction === 'to device' ? moveToDevice : moveToHost;
+  const lane = async (_: unknown, index: number): Promise<void> => {
+    // Creating a slot blocks, so at most one is created per event loop iteration.
+    for (let count = 0; count < index && pool.needsNewSlot; count += 1) await nextLoopIteration();
+    // The lanes share one generator: an error in one loop ends it for all of them.
+    for (const [offset, length] of slices) {
+      const slot = await pool.acquire();
+      try {
+        signal?.throwIfAborted();
+        await move({ copy, byteLength, offset, length, slot, transferStream });
+      } finally {
+        pool.release(slot);
+      }
+    }
+  };
+  const lanes = await Promise.allSettled(Array.from({ length: STAGING.slotCount }, lane));
+  pool.endCopy();
+  const failed = lanes.find((outcome) => outcome.status === 'rejected');
+  if (failed) throw failed.reason;
+  return true;
+}
+
+// The slices of a copy: each passes through a slot.
+
+/** A slice that is staged in a slot. */
+interface Slice {
+  readonly copy: HostCopy;
+  /** The length of the whole copy. */
+  readonly byteLength: number;
+  readonly offset: number;
+  readonly length: number;
+  readonly slot: StagingSlot;
+  readonly transferStream: CUstream;
+}
+
+function sliceByteLength(byteLength: number): number {
+  const { slices, leastByteLength, slotByteLength } = STAGING;
+  const share = roundUp(byteLength / slices, libc.getpagesize());
+  return Math.min(slotByteLength, Math.max(leastByteLength, share));
+}
+
+async function moveToDevice(slice: Slice): Promise<void> {
+  await copyInThread(slice, (host) => [slice.slot.address, host]);
+  await transferSlice(slice);
+}
+
+async function moveToHost(slice: Slice): Promise<void> {
+  await transferSlice(slice);
+  // Throws if the buffer was closed: its memory may belong to someone else by now.
+  slice.copy.device();
+  await copyInThread(slice, (host) => [host, slice.slot.address]);
+}
+
+/** Copies between the slot and the slice in host memory, which must stay attached. */
+async function copyInThread(
+  { copy: { host }, byteLength, offset, length, slot }: Slice,
+  endpoints: (host: Address) => readonly [target: Address, source: Address],
+): Promise<void> {
+  const thread = await copyThreads.acquire();
+  try {
+    assertAttached(host, byteLength);
+    const [target, source] = endpoints((addressOf(host) + offset) as Address);
+    await copyHostMemory(target, source, length, host, slot);
+    assertAttached(host, byteLength);
+  } finally {
+    copyThreads.release(thread);
+  }
+}
+
+const transferSlice = ({ copy, offset, length, slot, transferStream }: Slice): Promise<void> =>
+  transferAndWait(copy.context, transferStream, slot.event, () =>
+    queueSlice(copy, offset, slot.address, length, transferStream),
+  );
+
+/** A pool of items. Each has one user at a time; waiting users are served in order. */
 export class AsyncPool<T> {
   readonly #free: T[];
   readonly #waiting: ((item: T) => void)[] = [];
@@ -28,19 +132,19 @@ export class AsyncPool<T> {
     this.#free = [...items];
   }
 
-  /** Whether the next asker must wait. */
+  /** Whether the next user must wait. */
   get isEmpty(): boolean {
     return this.#free.length === 0;
   }
 
-  /** Resolves with a thing that nobody else has, until it is given back. */
+  /** Resolves with an item that nobody else uses until it is released. */
   acquire(): Promise<T> {
     const item = this.#free.shift();
     if (item !== undefined) return Promise.resolve(item);
     return new Promise((resolve) => this.#waiting.push(resolve));
   }
 
-  /** Gives a thing back, or a new one in; whoever has waited longest gets it. */
+  /** Returns an item, or adds a new one. The user that waited longest gets it. */
   release(item: T): void {
     const next = this.#waiting.shift();
     if (next) next(item);
@@ -48,37 +152,29 @@ export class AsyncPool<T> {
   }
 }
 
-/** Page-locked memory that one slice of a copy at a time passes through. */
+/**
+ * The libuv threads that may copy at once, over all copies. File and name lookups share these
+ * threads.
+ */
+const copyThreads = new AsyncPool(Array.from({ length: STAGING.threads }, (_, thread) => thread));
+
+/** Page-locked memory that stages one slice of a copy at a time. */
 export interface StagingSlot {
   readonly address: Address;
-  /** Recorded behind the transfer that uses the slot. */
+  /** Recorded after the transfer that uses the slot. */
   readonly event: InternalEvent;
   readonly release: () => void;
 }
 
-/** How a copy is cut, and how much of it goes on at once. */
-export const STAGING = {
-  /** The longest slice: a third of a millisecond of a thread, for which a file may have to wait. */
-  slotByteLength: 2 << 20,
-  /** Beside those that threads fill or empty, as many are on their way. */
-  slotCount: 8,
-  /** A shorter slice is copied in less time than it takes to wake a thread. */
-  leastByteLength: 512 << 10,
-  /** Into how many a copy is cut, if they are not too long or too short: all threads end together. */
-  slices: 32,
-  /** As many of libuv's four as leave the event loop a core. */
-  threads: Math.min(4, Math.max(2, availableParallelism() - 1)),
-} as const;
-
-/** Page-locking costs more than a copy: between two of them the slots stay for a while. */
-const IDLE_MS = 1000;
-
 const stagingPools = new WeakMap<Context, StagingPool>();
 
+/** Page-locking costs more than a copy, so the slots stay for a while after the last copy. */
+const IDLE_MS = 1000;
+
 /**
- * The page-locked slots of a context that awaited copies of ordinary memory pass through, made
- * when they are needed and given back when none was for a second, or in `context.flush()`. All
- * copies under way share them in turn.
+ * The page-locked slots of a context for awaited copies of pageable memory. They are created on
+ * demand, and freed after one second without a copy or by `context.flush()`. Concurrent copies
+ * share them.
  */
 class StagingPool {
   readonly #context: Context;
@@ -95,18 +191,18 @@ class StagingPool {
     this.#epoch = context.epoch;
   }
 
-  /** The ring of a context; another one after a reset. */
+  /** The staging pool of a context; a new one after a reset. */
   static of(context: Context): StagingPool {
     const existing = stagingPools.get(context);
     if (existing && !existing.#isStale) return existing;
-    const ring = new StagingPool(context);
-    stagingPools.set(context, ring);
-    return ring;
+    const pool = new StagingPool(context);
+    stagingPools.set(context, pool);
+    return pool;
   }
 
   /**
-   * Begins a copy, which ends with {@link endCopy}. False, and nothing begun, where no memory can be
-   * page-locked.
+   * Starts a copy, which ends with {@link endCopy}. Returns false and starts nothing if no memory
+   * can be page-locked.
    */
   beginCopy(): boolean {
     clearTimeout(this.#idleTimer);
@@ -127,12 +223,15 @@ class StagingPool {
     else this.#idleTimer = setTimeout(this.#releaseUnused, IDLE_MS).unref();
   }
 
-  /** Whether the next slot must be made, which blocks. */
+  /** Whether the next slot must be created, which blocks. */
   get needsNewSlot(): boolean {
     return this.#free.isEmpty && !this.#isStale && this.#slots.length < this.#maxSlots;
   }
 
-  /** A slot that no transfer uses; after a reset none is made for the copies that still end. */
+  /**
+   * Resolves with a slot that no transfer uses. After a reset, no slots are created for the copies
+   * that are still ending.
+   */
   acquire(): Promise<StagingSlot> {
     if (this.needsNewSlot) this.#grow();
     return this.#free.acquire();
@@ -153,7 +252,7 @@ class StagingPool {
       this.#free.release(slot);
     } catch (error) {
       if (!(error instanceof CuffiError || error instanceof RangeError)) throw error;
-      // Copies go through fewer slots, or without.
+      // Copies use fewer slots, or none.
       this.#maxSlots = this.#slots.length;
     }
   }
@@ -165,7 +264,7 @@ class StagingPool {
     const slots = this.#slots;
     this.#slots = [];
     this.#free = new AsyncPool();
-    // After a reset the driver has forgotten them: they go when their memory is collected.
+    // A reset unlocked them: they are unmapped when their memory is collected.
     if (this.#isStale) return;
     for (const slot of slots) releaseOrWarn(slot.release);
   };
@@ -186,92 +285,3 @@ function makeSlot(context: Context): StagingSlot {
     throw error;
   }
 }
-
-/**
- * Awaited copies of ordinary host memory: in slices through page-locked slots, which other threads
- * fill and empty, so that the event loop never waits for memory.
- */
-
-/** How many of libuv's threads copy at once, whatever is copied: files and names take their turns. */
-const copyThreads = new AsyncPool(Array.from({ length: STAGING.threads }, (_, thread) => thread));
-
-/** A slice on its way through a slot. */
-interface Slice {
-  readonly copy: HostCopy;
-  /** Of the whole copy. */
-  readonly byteLength: number;
-  readonly offset: number;
-  readonly length: number;
-  readonly slot: StagingSlot;
-  readonly transferStream: CUstream;
-}
-
-/**
- * Resolves when the copy is done; to false, with nothing copied, where no memory can be
- * page-locked. Once it has settled nothing touches the host memory, whatever happened.
- */
-export async function copyStaged({ copy, transferStream, signal }: StartedCopy): Promise<boolean> {
-  const { byteLength } = copy.host;
-  const pool = StagingPool.of(copy.context);
-  if (!pool.beginCopy()) return false;
-  const slices = chunks(byteLength, copy.splitOffsets, sliceByteLength(byteLength));
-  const move = copy.direction === 'to device' ? moveToDevice : moveToHost;
-  const lane = async (_: unknown, turns: number): Promise<void> => {
-    // Each may have to make a slot, which blocks: one in a turn.
-    for (let turn = 0; turn < turns && pool.needsNewSlot; turn += 1) await nextLoopIteration();
-    // The lanes share one generator: a loop that an error leaves ends it for all of them.
-    for (const [offset, length] of slices) {
-      const slot = await pool.acquire();
-      try {
-        signal?.throwIfAborted();
-        await move({ copy, byteLength, offset, length, slot, transferStream });
-      } finally {
-        pool.release(slot);
-      }
-    }
-  };
-  const lanes = await Promise.allSettled(Array.from({ length: STAGING.slotCount }, lane));
-  pool.endCopy();
-  const failed = lanes.find((outcome) => outcome.status === 'rejected');
-  if (failed) throw failed.reason;
-  return true;
-}
-
-function sliceByteLength(byteLength: number): number {
-  const { slices, leastByteLength, slotByteLength } = STAGING;
-  const share = roundUp(byteLength / slices, libc.getpagesize());
-  return Math.min(slotByteLength, Math.max(leastByteLength, share));
-}
-
-async function moveToDevice(slice: Slice): Promise<void> {
-  await copyInThread(slice, (host) => [slice.slot.address, host]);
-  await transferSlice(slice);
-}
-
-async function moveToHost(slice: Slice): Promise<void> {
-  await transferSlice(slice);
-  // What a closed buffer held is not handed out, as it may be another's by now.
-  slice.copy.device();
-  await copyInThread(slice, (host) => [host, slice.slot.address]);
-}
-
-/** Copies between the slot and the slice's place in host memory, which must be there throughout. */
-async function copyInThread(
-  { copy: { host }, byteLength, offset, length, slot }: Slice,
-  endpoints: (host: Address) => readonly [target: Address, source: Address],
-): Promise<void> {
-  const thread = await copyThreads.acquire();
-  try {
-    assertAttached(host, byteLength);
-    const [target, source] = endpoints((addressOf(host) + offset) as Address);
-    await copyHostMemory(target, source, length, host, slot);
-    assertAttached(host, byteLength);
-  } finally {
-    copyThreads.release(thread);
-  }
-}
-
-const transferSlice = ({ copy, offset, length, slot, transferStream }: Slice): Promise<void> =>
-  transferAndWait(copy.context, transferStream, slot.event, () =>
-    queueSlice(copy, offset, slot.address, length, transferStream),
-  );

@@ -20,16 +20,16 @@ import { randomId } from './random-id.ts';
 
 /** Options of {@link VirtualMemory.reserve}. */
 export interface VirtualMemoryOptions extends PlaceOptions {
-  /** Whether its memory can be given to other processes, by file descriptor. Default false. */
+  /** Whether its memory can be shared with other processes by file descriptor. Default false. */
   readonly shareable?: boolean;
 }
 
 /**
- * A range of addresses that memory is put behind as it is needed: it grows in place, so that what
- * it holds stays where it is and every address stays right.
+ * A range of addresses that is backed with memory on demand. It grows in place: its contents stay
+ * and every address stays valid.
  *
  * Reserving takes no memory. Sizes are rounded up to the device's {@link granularity} (2 MiB on
- * most): `byteLength` is what was asked for, `mappedByteLength` what it takes.
+ * most): `byteLength` is the requested size, `mappedByteLength` the allocated size.
  *
  * @example
  * using memory = cuda.VirtualMemory.reserve(1 << 30);
@@ -40,16 +40,16 @@ export interface VirtualMemoryOptions extends PlaceOptions {
  */
 export class VirtualMemory extends Resource {
   readonly context: Context;
-  /** How far it can grow, in bytes. */
+  /** The largest size that it can grow to, in bytes. */
   readonly reservedByteLength: number;
-  /** What sizes are rounded up to. */
+  /** The unit that sizes are rounded up to. */
   readonly granularity: number;
   readonly shareable: boolean;
   readonly #address: CUdeviceptr;
-  /** Its finalizer's too. */
+  /** Shared with the finalizer. */
   readonly #chunks: PhysicalChunk[];
   #byteLength = 0;
-  /** What other processes name it by, for each access: who knows the one does not know the other. */
+  /** Its id in other processes, for each kind of access. Knowing one does not reveal the other. */
   readonly #shareIds: { [A in Access]?: string } = {};
   #buffer: DeviceBuffer | undefined;
 
@@ -66,7 +66,7 @@ export class VirtualMemory extends Resource {
     super('VirtualMemory', {
       owner: context.resources,
       release: () =>
-        // cuMemUnmap does not wait for what uses the memory.
+        // cuMemUnmap does not wait for work that uses the memory.
         releases.enqueue(
           () => {
             if (context.epoch === epoch)
@@ -84,10 +84,10 @@ export class VirtualMemory extends Resource {
   }
 
   /**
-   * Reserves addresses; nothing is behind them until {@link grow}.
+   * Reserves addresses. They have no memory until {@link grow}.
    *
-   * @param byteLength how far it may grow; rounded up
-   * @throws NotSupportedError where the device has no virtual memory management
+   * @param byteLength the largest size that it can grow to; rounded up
+   * @throws NotSupportedError if the device has no virtual memory management
    */
   static reserve(byteLength: number, options?: VirtualMemoryOptions): VirtualMemory {
     checkInteger(byteLength, 'byteLength', 1);
@@ -103,7 +103,7 @@ export class VirtualMemory extends Resource {
       throw new NotSupportedError(`${device} has no virtual memory management`);
     if (isShareable && !device.attribute('handleTypePosixFileDescriptorSupported'))
       throw new NotSupportedError(
-        `${device} does not make virtual memory that can be shared by file descriptor`,
+        `${device} does not support virtual memory that can be shared by file descriptor`,
       );
     const granularity = allocationGranularity(device, isShareable);
     const reserved = roundUp(byteLength, granularity);
@@ -111,30 +111,30 @@ export class VirtualMemory extends Resource {
     return new VirtualMemory(context, address, reserved, granularity, isShareable);
   }
 
-  /** Whether a device can do it. */
+  /** Whether a device supports virtual memory management. */
   static supported(device: Device | number = 0): boolean {
     return Device.resolve(device).attribute('virtualMemoryManagementSupported') !== 0;
   }
 
-  /** The first address; the same for life. @throws ClosedError */
+  /** The first address; never changes. @throws ClosedError */
   get address(): CUdeviceptr {
     this.assertOpen();
     return this.#address;
   }
 
-  /** The size that was last asked for. */
+  /** The size that was last requested. */
   get byteLength(): number {
     return this.#byteLength;
   }
 
-  /** The memory behind it, in bytes: {@link byteLength} rounded up. 0 after close. */
+  /** The allocated memory, in bytes: {@link byteLength} rounded up. 0 after close. */
   get mappedByteLength(): number {
     return this.closed ? 0 : totalByteLength(this.#chunks);
   }
 
   /**
-   * All of its {@link byteLength} as a buffer. Buffers from before a growth stay good, and keep
-   * their size; all are closed with it.
+   * A buffer of all its {@link byteLength} bytes. Buffers from before a growth stay valid and keep
+   * their size. All are closed with it.
    */
   get buffer(): DeviceBuffer {
     const address = this.address;
@@ -145,22 +145,24 @@ export class VirtualMemory extends Resource {
         byteLength: this.#byteLength,
         origin: 'allocated',
         keepalive: this,
-        mappingBoundaries: () => this.#chunks.map((part) => part.address),
+        mappingBoundaries: () => this.#chunks.map((chunk) => chunk.address),
       });
     return this.#buffer;
   }
 
   /**
-   * Makes it `byteLength` bytes long in all, by memory next to what is there; what is there stays.
+   * Grows it to a total of `byteLength` bytes. Contents and addresses stay.
    *
-   * @param byteLength the new size, not less than the one before
-   * @throws RangeError beyond what was reserved, CudaError CUDA_ERROR_OUT_OF_MEMORY
+   * @param byteLength the new size, not less than the current one
+   * @throws RangeError for more than was reserved, CudaError CUDA_ERROR_OUT_OF_MEMORY
    */
   grow(byteLength: number): DeviceBuffer {
     this.assertOpen();
     checkInteger(byteLength, 'byteLength', 1);
     if (byteLength < this.byteLength)
-      throw new RangeError(`it has ${this.byteLength} bytes: it does not shrink to ${byteLength}`);
+      throw new RangeError(
+        `virtual memory of ${this.byteLength} bytes cannot shrink to ${byteLength}`,
+      );
     if (byteLength > this.reservedByteLength)
       throw new RangeError(
         `${byteLength} bytes are more than the ${this.reservedByteLength} that were reserved`,
@@ -172,7 +174,7 @@ export class VirtualMemory extends Resource {
     return this.buffer;
   }
 
-  /** @internal As other processes may open the bytes from `begin` to `end`. @throws IpcError */
+  /** @internal Exports the bytes from `begin` up to `end` to other processes. @throws IpcError */
   share(begin: number, end: number, maxChunks: number, access: Access): SharedChunks {
     const start = (this.address + begin) as CUdeviceptr;
     this.#shareIds[access] ??= randomId();
@@ -182,13 +184,13 @@ export class VirtualMemory extends Resource {
     };
   }
 
-  /** @internal What it was shared for by that name; undefined where it has no such name. */
+  /** @internal The access that an id was shared for; undefined for any other id. */
   accessOf(id: string): Access | undefined {
     if (id === this.#shareIds['read-write']) return 'read-write';
     return id === this.#shareIds.read ? 'read' : undefined;
   }
 
-  /** @internal Where one of its pieces begins, in bytes. */
+  /** @internal The offset of a chunk, in bytes. */
   offsetOf(chunk: number): number {
     return (this.#chunks[chunk]?.address ?? this.address) - this.address;
   }

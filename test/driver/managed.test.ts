@@ -70,7 +70,7 @@ test('more than is free is refused before the driver is asked', managed, () => {
   for (const byteLength of [total + 1, 2 ** 46])
     assert.throws(() => memory.allocate(byteLength), {
       name: 'RangeError',
-      message: /^out of memory: \d+ bytes of managed memory were asked for with \d+ free$/,
+      message: /^out of memory: \d+ bytes of managed memory were requested with \d+ free$/,
     });
   assert.ok(free <= total);
   assert.ok(!recorder.calls.some(({ name }) => name === 'cuMemAllocManaged'));
@@ -106,6 +106,6 @@ test('a closed buffer, and one of other memory, is refused', shared, () => {
   const { device } = memory.context;
   assert.throws(() => memory.prefetch(closed, device), { name: 'ClosedError' });
   assert.throws(() => memory.advise(closed, 'readMostly'), { name: 'ClosedError' });
-  assert.throws(() => memory.prefetch(other, device), /buffer must be of managed memory/);
+  assert.throws(() => memory.prefetch(other, device), /buffer must be managed memory/);
   assert.throws(() => closed.buffer, { name: 'ClosedError' });
 });

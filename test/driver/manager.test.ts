@@ -195,7 +195,7 @@ test('mempin serves pin, for as long as the scope', () => {
   const arrays = [1, 2].map((at) => new Uint8Array(memory, at << 17, 4096));
   const calls = callsOf(() => {
     using _ = pin(...arrays);
-    assert.throws(() => pin(arrays[0] as Uint8Array), /page-locked already/);
+    assert.throws(() => pin(arrays[0] as Uint8Array), /already page-locked/);
   });
   const call = ['mempin', 4096, { mapped: false, portable: true }];
   assert.deepEqual(calls, [call, call, call]);

@@ -54,7 +54,7 @@ test('pages that are locked already are refused, and then none is locked', () =>
   const beside = bytes.subarray(100, 200);
   assert.throws(() => pin(floats, bytes, beside), {
     name: 'RangeError',
-    message: /^arrays\[2\] shares a page with memory that is page-locked already/,
+    message: /^arrays\[2\] shares a page with memory that is already page-locked/,
   });
   assert.deepEqual([floats, bytes].map(isLocked), [false, false]);
   using _held = pin(bytes);

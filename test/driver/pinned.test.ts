@@ -61,7 +61,7 @@ test('a copy whose host memory is closed before it begins is refused, and nothin
   for (const copy of copies)
     await assert.rejects(copy, {
       name: 'ClosedError',
-      message: 'the host memory is that of a closed buffer',
+      message: 'the host memory belongs to a closed buffer',
     });
   await open.context.flush();
   await assert.rejects(buffer.copyFrom(view), { name: 'ClosedError' });

@@ -14,7 +14,7 @@ import { IpcError } from '../../errors.ts';
 import { Resource, runAll } from '../../lifetime.ts';
 import { type Access, DeviceBuffer, type MemoryResource } from '../../memory/buffer.ts';
 import { addDuplicateFd, closeContextFd } from '../../memory/context-fds.ts';
-import { freeNonBlocking } from '../../memory/device-memory.ts';
+import { freeNonBlocking } from '../../memory/internal-stream.ts';
 import { bufferIdOf } from '../../memory/pointer-attributes.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
 import type { PoolCloseOptions } from '../../memory/pool-attributes.ts';

@@ -43,7 +43,7 @@ export class Signaler {
     if (!isComplete) return [this.#hostSignaler.pointBehind(context)];
     if (streams.length === 0 && events.length === 0) return [];
     return this.#signalFromDevice(context, () => {
-      const joinStream = internalStream(context, 'points');
+      const joinStream = internalStream(context, 'timeline');
       const others = streams.filter((stream) => stream !== joinStream);
       const points = others.flatMap((stream) => this.#signalInHandle(context, stream));
       if (events.length > 0) points.push(...this.#signalBehindEvents(context, joinStream, events));
@@ -100,7 +100,7 @@ export class Signaler {
 
   /** For a stream that has no slot: behind it in one that has, or told by the CPU. */
   #signalInJoinStream(context: Context, record: (mark: InternalEvent) => void): TimelinePoint[] {
-    const joinStream = internalStream(context, 'points');
+    const joinStream = internalStream(context, 'timeline');
     if (!this.#counters.ofHandle(context, joinStream))
       return [this.#hostSignaler.pointBehind(context)];
     using mark = new InternalEvent(context);

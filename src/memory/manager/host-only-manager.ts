@@ -22,25 +22,25 @@ import {
 
 /** Options of {@link BaseMemoryManager.mempin}. */
 export interface MempinOptions {
-  /** Whether the device reaches the memory. Default false. */
+  /** Whether the device can access the memory. Default false. */
   readonly mapped?: boolean;
-  /** Whether every context of the process takes it for page-locked. Default true. */
+  /** Whether every context of the process treats it as page-locked. Default true. */
   readonly portable?: boolean;
 }
 
 /** Options of {@link BaseMemoryManager.memhostalloc}. */
 export interface MemhostallocOptions extends MempinOptions {
-  /** Whether the CPU's caches are left out. Default false. */
+  /** Whether it bypasses the CPU's caches. Default false. */
   readonly writeCombined?: boolean;
 }
 
 /**
- * The owner of all memory of a context: what a plugin implements to put itself, or another library,
- * in the place of cuffi's own allocations, as numba's External Memory Management plugins do.
+ * The owner of all memory of a context. A plugin implements this class to replace cuffi's own
+ * allocations, like numba's External Memory Management plugins.
  *
- * {@link setMemoryManager} makes an instance for each context. While one of its methods runs, what
- * it asks of the context is answered by the driver, so `this.context.memoryInfo()` is no loop. What
- * it throws reaches the caller unchanged.
+ * {@link setMemoryManager} creates an instance for each context. While one of its methods runs, the
+ * context uses the driver directly, so `this.context.memoryInfo()` does not recurse. Errors reach
+ * the caller unchanged.
  *
  * @see https://numba.readthedocs.io/en/stable/cuda/external-memory.html
  */
@@ -54,65 +54,78 @@ export abstract class BaseMemoryManager {
   /** The version of this interface that it implements: 1. */
   abstract readonly interfaceVersion: number;
 
-  /** Gets ready. Called before the first use and again after a reset; may be called at any time. */
+  /**
+   * Prepares for use. Called before the first use and again after a reset; may be called at any
+   * time.
+   */
   initialize(): void {}
 
   /**
-   * Device memory for `DeviceBuffer.allocate`, which closes the pointer with its buffer.
+   * Allocates device memory for `DeviceBuffer.allocate`, which closes the pointer with its buffer.
    *
    * @param byteLength at least 1
-   * @param options the stream that the caller will use it in, for memory that is ordered so
+   * @param options the stream that will use the memory, for stream-ordered allocators
    */
   abstract memalloc(byteLength: number, options?: AllocateOptions): MemoryPointer;
 
   /**
-   * Page-locked host memory for `PinnedBuffer` and `MappedMemory`: a MappedPointer where
-   * `mapped` is true, else a PinnedPointer. It is given back when no view of it can be touched.
+   * Allocates page-locked host memory for `PinnedBuffer` and `MappedMemory`. Returns a
+   * MappedPointer if `mapped` is true, else a PinnedPointer. The pointer is closed when no view of
+   * the memory is left.
    */
   abstract memhostalloc(
     byteLength: number,
     options?: MemhostallocOptions,
   ): PinnedPointer | MappedPointer;
 
-  /** Page-locks host memory for `pin`: a MappedPointer where `mapped` is true, else a PinnedPointer. */
+  /**
+   * Page-locks host memory for `pin`. Returns a MappedPointer if `mapped` is true, else a
+   * PinnedPointer.
+   */
   abstract mempin(owner: HostMemory, options?: MempinOptions): PinnedPointer | MappedPointer;
 
-  /** How legacy IPC knows some of its memory; `memory` may be a view. */
+  /** Returns the legacy IPC handle of some of its memory. `memory` may be a view. */
   abstract getIpcHandle(memory: MemoryPointer): IpcHandle;
 
-  /** What `context.memoryInfo()` answers. */
+  /** Returns the result of `context.memoryInfo()`. */
   abstract getMemoryInfo(): MemoryInfo;
 
   /**
-   * Gives up all memory: the context is reset, and with it the driver frees what it gave. Pointers
-   * are closed by then or at once, without their finalizers. May be called before `initialize`.
+   * Drops all memory, because the context is reset and the driver frees its allocations. Pointers
+   * are closed before or during this call, without their finalizers. May be called before
+   * `initialize`.
    */
   abstract reset(): void;
 
-  /** A scope in which nothing should be given back to the driver; scopes may be nested. */
+  /** Opens a scope in which no memory should be returned to the driver. Scopes may be nested. */
   abstract deferCleanup(): Disposable;
 }
 
 type HostPointer = PinnedPointer | MappedPointer;
 
-/** The views of host memory that can be retired under them, by its pointer. */
+/** The views of host memory that can be retired, by its pointer. */
 const viewsByPointer = new WeakMap<HostPointer, ViewsReference>();
 
-/** @internal The views that a pointer brings along, where it is of {@link HostOnlyMemoryManager}. */
+/**
+ * @internal The views of a pointer's memory, if {@link HostOnlyMemoryManager} made the pointer.
+ */
 export const viewsOfPointer = (pointer: HostPointer): ViewsReference | undefined =>
   viewsByPointer.get(pointer);
 
 /**
- * A memory manager whose host half is done, by cuffi itself: a plugin that extends it writes
- * `memalloc`, `getIpcHandle`, `getMemoryInfo` and `interfaceVersion`, and calls `super.reset()` in
- * a `reset` of its own.
+ * A memory manager that already implements host memory. A subclass implements `memalloc`,
+ * `getIpcHandle`, `getMemoryInfo` and `interfaceVersion`. If it overrides `reset`, it calls
+ * `super.reset()`.
  */
 export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
-  /** What is out since the last reset of the context. A pointer that is dropped must be collected. */
+  /**
+   * The open pointers since the last reset. Weak references, so that a dropped pointer is
+   * collected.
+   */
   readonly #openPointers = new Set<WeakRef<HostPointer>>();
   #epoch = 0;
 
-  /** @throws RangeError where the system has no such memory, NotSupportedError, CudaError */
+  /** @throws RangeError if the system is out of host memory, NotSupportedError, CudaError */
   memhostalloc(byteLength: number, options?: MemhostallocOptions): HostPointer {
     checkInteger(byteLength, 'byteLength', 1);
     const { mapped, portable, writeCombined } = checkOptions(
@@ -136,7 +149,7 @@ export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
     return pointer;
   }
 
-  /** @throws RangeError where a page is locked already, NotSupportedError, CudaError */
+  /** @throws RangeError if a page is already locked, NotSupportedError, CudaError */
   mempin(owner: HostMemory, options?: MempinOptions): HostPointer {
     const { mapped, portable } = checkOptions(options, ['mapped', 'portable'], 'mempin');
     const flags = {
@@ -158,12 +171,12 @@ export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
     });
   }
 
-  /** Gives back all host memory that is still out. */
+  /** Releases all host memory that is still in use. */
   reset(): void {
     const out = [...this.#openPointers].reverse();
     this.#openPointers.clear();
     for (const reference of out) {
-      // What is collected already goes back by its own finalizer, or with the context.
+      // A collected pointer is released by its own finalizer, or with the context.
       const pointer = reference.deref();
       if (!pointer) continue;
       if (pointer instanceof MappedPointer && !pointer.closed) pointer.free();
@@ -177,12 +190,12 @@ export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
 
   #makePointer(mapped: boolean, init: PointerInit, release: () => void): HostPointer {
     const { epoch } = this.context;
-    // After a reset no finalizer took the earlier ones out.
+    // After a reset, no finalizer removed the earlier pointers.
     if (this.#epoch !== epoch) this.#openPointers.clear();
     this.#epoch = epoch;
     const out = this.#openPointers;
     let reference: WeakRef<HostPointer> | undefined;
-    // Lives as long as the memory is out, so it must not refer to the pointer.
+    // Lives as long as the memory is in use, so it must not reference the pointer.
     const finalizer = (): void => {
       if (reference) out.delete(reference);
       release();

@@ -2,23 +2,23 @@ import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
 import { checkInstance, checkInteger, checkOptions } from '../../validate.ts';
 import { MemoryPointer } from './memory-pointer.ts';
 
-/** What an {@link IpcHandle} is made of. */
+/** The constructor argument of {@link IpcHandle}. */
 export interface IpcHandleInit {
-  /** The memory that is shared: to be kept open while another process uses it. */
+  /** The shared memory. Must stay open while another process uses it. */
   readonly base: MemoryPointer;
-  /** The driver's 64 bytes (cuIpcGetMemHandle), which name the whole allocation. */
+  /** The driver's 64-byte handle of the whole allocation (cuIpcGetMemHandle). */
   readonly handle: Uint8Array;
-  /** Of the memory that is shared, in bytes. Default: that of `base`. */
+  /** The size of the shared memory, in bytes. Default: that of `base`. */
   readonly byteLength?: number;
   /** The UUID of the GPU. Default: that of `base`. */
   readonly sourceInfo?: string;
-  /** Where the memory begins in its allocation, in bytes. Default 0. */
+  /** Where the memory starts in its allocation, in bytes. Default 0. */
   readonly offset?: number;
 }
 
 /**
- * What a memory manager answers to `getIpcHandle`: how legacy IPC knows some of its memory.
- * `getIpcHandle` of `cuffi/ipc` checks it and makes the descriptor of it that other processes get.
+ * The result of a memory manager's `getIpcHandle`: the legacy IPC handle of some of its memory.
+ * `getIpcHandle` of `cuffi/ipc` checks it and makes a descriptor for other processes from it.
  */
 export class IpcHandle {
   readonly base: MemoryPointer;

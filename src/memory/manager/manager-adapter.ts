@@ -15,17 +15,17 @@ import type { LockFlags } from '../page-lock.ts';
 import { allocationBase } from '../pointer-attributes.ts';
 import { type BaseMemoryManager, viewsOfPointer } from './host-only-manager.ts';
 import { AutoFreePointer, MappedPointer, MemoryPointer, PinnedPointer } from './memory-pointer.ts';
-import * as answers from './validate-manager.ts';
+import * as validate from './validate-manager.ts';
 
-/** A memory manager's class: made with the context whose memory it is to own. */
+/** A memory manager's class. Its constructor receives the context whose memory it owns. */
 export type MemoryManagerClass = new (context: Context) => BaseMemoryManager;
 
-/** The pointer behind each buffer that a manager gave out. */
+/** The pointer behind each buffer that a manager allocated. */
 const pointersByBuffer = new WeakMap<DeviceBuffer, MemoryPointer>();
 
 /**
- * @internal The one user of a context's memory manager: the {@link MemoryResource} of its buffers.
- * It makes the manager at its first use, and checks all that it answers.
+ * @internal Adapts a context's memory manager to {@link MemoryResource}, the resource of its
+ * buffers. Creates the manager at the first use, and checks all that it returns.
  */
 export class ManagerAdapter implements ManagerResource {
   readonly context: Context;
@@ -45,7 +45,7 @@ export class ManagerAdapter implements ManagerResource {
     return !this.#isInManager;
   }
 
-  /** The manager, ready for use. */
+  /** The manager, initialized. */
   get manager(): BaseMemoryManager {
     return this.#callManager((manager) => manager);
   }
@@ -54,10 +54,10 @@ export class ManagerAdapter implements ManagerResource {
     checkInteger(byteLength, 'byteLength', 1);
     const { stream } = checkOptions(options, ['stream'], 'allocate');
     const { context } = this;
-    const answer = this.#callManager((manager) =>
+    const result = this.#callManager((manager) =>
       manager.memalloc(byteLength, stream ? { stream } : {}),
     );
-    const pointer = this.#check('memalloc', answer, MemoryPointer, byteLength);
+    const pointer = this.#check('memalloc', result, MemoryPointer, byteLength);
     const ownPointer = pointer instanceof AutoFreePointer ? pointer.own() : pointer;
     let releaseStream: Stream | undefined;
     const buffer = new DeviceBuffer({
@@ -66,7 +66,7 @@ export class ManagerAdapter implements ManagerResource {
       byteLength,
       origin: 'allocated',
       resource: this,
-      // A manager may free it under the buffer, which is closed then.
+      // A manager may free the memory under the buffer, which is then closed.
       keepalive: ownPointer,
       release: {
         setStream: (other) => {
@@ -81,16 +81,16 @@ export class ManagerAdapter implements ManagerResource {
 
   allocateHost(byteLength: number, kind: HostMemoryKind): HostAllocation {
     const { mapped, portable, writeCombined } = kind;
-    const answer = this.#callManager((manager) =>
+    const result = this.#callManager((manager) =>
       manager.memhostalloc(byteLength, { mapped, portable, writeCombined }),
     );
     if (!mapped) {
-      const pointer = this.#check('memhostalloc', answer, PinnedPointer, byteLength);
+      const pointer = this.#check('memhostalloc', result, PinnedPointer, byteLength);
       const { pointer: address } = pointer;
       const views = this.#viewsFor(pointer, address, byteLength, pointer);
       return { address, devicePointer: undefined, ...views };
     }
-    const pointer = this.#check('memhostalloc', answer, MappedPointer, byteLength);
+    const pointer = this.#check('memhostalloc', result, MappedPointer, byteLength);
     const { hostPointer: address, pointer: devicePointer } = pointer;
     return {
       address,
@@ -100,28 +100,28 @@ export class ManagerAdapter implements ManagerResource {
   }
 
   lockHost(memory: HostMemory, { mapped, portable }: LockFlags): () => void {
-    const answer = this.#callManager((manager) => manager.mempin(memory, { mapped, portable }));
+    const result = this.#callManager((manager) => manager.mempin(memory, { mapped, portable }));
     if (!mapped) {
-      const pinned = this.#check('mempin', answer, PinnedPointer, memory.byteLength);
+      const pinned = this.#check('mempin', result, PinnedPointer, memory.byteLength);
       return () => pinned.close();
     }
-    const held = this.#check('mempin', answer, MappedPointer, memory.byteLength).own();
-    return () => held.close();
+    const ownPointer = this.#check('mempin', result, MappedPointer, memory.byteLength).own();
+    return () => ownPointer.close();
   }
 
-  /** How legacy IPC knows the allocation that a buffer lies in, and where that begins. */
+  /** The legacy IPC handle and the start of the allocation that contains a buffer. */
   getAllocationHandle(buffer: DeviceBuffer): {
     readonly handle: Uint8Array;
     readonly base: CUdeviceptr;
   } {
     const { address, byteLength, context } = buffer;
-    const whole = pointersByBuffer.get(buffer.root) as MemoryPointer;
-    const start = address - whole.pointer;
-    const memory = whole.view(start, start + byteLength);
+    const allocation = pointersByBuffer.get(buffer.root) as MemoryPointer;
+    const start = address - allocation.pointer;
+    const memory = allocation.view(start, start + byteLength);
     try {
-      const answer = this.#callManager((manager) => manager.getIpcHandle(memory));
+      const result = this.#callManager((manager) => manager.getIpcHandle(memory));
       const base = context.run(() => allocationBase(address));
-      const { handle } = answers.checkIpcHandle(this.#callOf('getIpcHandle'), answer, {
+      const { handle } = validate.checkIpcHandle(this.#callOf('getIpcHandle'), result, {
         byteLength,
         device: context.device.uuid,
         offset: address - base,
@@ -133,19 +133,19 @@ export class ManagerAdapter implements ManagerResource {
   }
 
   getMemoryInfo(): MemoryInfo {
-    const answer = this.#callManager((manager) => manager.getMemoryInfo());
-    return answers.checkMemoryInfo(this.#callOf('getMemoryInfo'), answer);
+    const result = this.#callManager((manager) => manager.getMemoryInfo());
+    return validate.checkMemoryInfo(this.#callOf('getMemoryInfo'), result);
   }
 
   deferCleanup(): Disposable {
-    // Streams, events and resources that were named are not the manager's.
-    const ours = this.context.releases.defer();
+    // The manager does not own streams, events and explicitly named resources.
+    const cuffiScope = this.context.releases.defer();
     try {
-      const answer = this.#callManager((manager) => manager.deferCleanup());
-      const theirs = answers.checkDisposable(this.#callOf('deferCleanup'), answer);
-      return { [Symbol.dispose]: () => disposeBoth(theirs, ours) };
+      const result = this.#callManager((manager) => manager.deferCleanup());
+      const managerScope = validate.checkDisposable(this.#callOf('deferCleanup'), result);
+      return { [Symbol.dispose]: () => disposeBoth(managerScope, cuffiScope) };
     } catch (error) {
-      ours[Symbol.dispose]();
+      cuffiScope[Symbol.dispose]();
       throw error;
     }
   }
@@ -153,22 +153,22 @@ export class ManagerAdapter implements ManagerResource {
   reset(): void {
     this.#isReady = false;
     const manager = this.#manager;
-    // One that was never made has nothing to give up.
+    // A manager that was never created has nothing to drop.
     if (manager) this.#insideManager(() => manager.reset());
   }
 
-  /** Calls the manager, made and initialised before if need be. */
+  /** Calls the manager. Creates and initializes it first if necessary. */
   #callManager<T>(use: (manager: BaseMemoryManager) => T): T {
     return this.#insideManager(() => {
       const Manager = this.#Manager;
-      this.#manager ??= answers.checkManager(new Manager(this.context));
+      this.#manager ??= validate.checkManager(new Manager(this.context));
       if (!this.#isReady) this.#manager.initialize();
       this.#isReady = true;
       return use(this.#manager);
     });
   }
 
-  /** What is asked of the context meanwhile goes to the driver. */
+  /** Meanwhile, the context uses the driver directly. */
   #insideManager<T>(use: () => T): T {
     const wasAsking = this.#isInManager;
     this.#isInManager = true;
@@ -181,33 +181,30 @@ export class ManagerAdapter implements ManagerResource {
 
   #check<P extends MemoryPointer | PinnedPointer>(
     method: keyof BaseMemoryManager,
-    answer: unknown,
+    result: unknown,
     type: ClassOf<P>,
     byteLength: number,
   ): P {
     const { context } = this;
-    return answers.checkPointer(this.#callOf(method), answer, { type, context, byteLength });
+    return validate.checkPointer(this.#callOf(method), result, { type, context, byteLength });
   }
 
   #callOf(method: keyof BaseMemoryManager): string {
     return `${className(this.#Manager)}.${method}`;
   }
 
-  /**
-   * The bytes of host memory that were asked for, as ArrayBuffers; `held` is closed when nobody can
-   * touch them any more.
-   */
+  /** The requested host memory as ArrayBuffers. `owned` is closed when no view is left. */
   #viewsFor(
     pointer: PinnedPointer | MappedPointer,
     address: HostAllocation['address'],
     byteLength: number,
-    held: MemoryPointer | PinnedPointer,
+    owned: MemoryPointer | PinnedPointer,
   ): Pick<HostAllocation, 'viewsReference' | 'release'> {
-    const close = (): void => held.close();
-    const own = viewsOfPointer(pointer);
-    if (!own) return viewDriverMemory(this.context, address, byteLength, close);
-    own.views?.shorten(byteLength);
-    return { viewsReference: own, release: close };
+    const close = (): void => owned.close();
+    const existing = viewsOfPointer(pointer);
+    if (!existing) return viewDriverMemory(this.context, address, byteLength, close);
+    existing.views?.shorten(byteLength);
+    return { viewsReference: existing, release: close };
   }
 }
 

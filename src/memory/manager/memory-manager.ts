@@ -1,9 +1,8 @@
-/** Which memory manager owns the memory of this process's contexts. */
+/** Selects the memory manager of this process's contexts. */
 
 import { Context, type MemoryInfo, setContextMemoryFactory } from '../../context.ts';
 import { checkInstance, className } from '../../validate.ts';
-import type { AllocateOptions, MemoryResource } from '../buffer.ts';
-import { DeviceMemory } from '../device-memory.ts';
+import { type AllocateOptions, DeviceMemory, type MemoryResource } from '../buffer.ts';
 import { allocationBase, getLegacyHandle } from '../pointer-attributes.ts';
 import { BaseMemoryManager, HostOnlyMemoryManager } from './host-only-manager.ts';
 import { IpcHandle } from './ipc-handle.ts';
@@ -12,15 +11,16 @@ import { AutoFreePointer, MemoryPointer } from './memory-pointer.ts';
 import { checkVersion } from './validate-manager.ts';
 
 /**
- * Puts a memory manager in the place of cuffi's own allocations, as numba's `set_memory_manager`:
- * an instance for each context, made at its first use, serves `DeviceBuffer.allocate` without
- * `{ memory }`, `PinnedBuffer`, `MappedMemory`, `pin`, `context.memoryInfo()`, and what
- * `getIpcHandle` needs. Resources that are named serve themselves, as before. A borrowed context has
- * an instance for each object that stands for it.
+ * Replaces cuffi's own allocations with a memory manager, like numba's `set_memory_manager`. Each
+ * context gets an instance at its first use. It serves `DeviceBuffer.allocate` without
+ * `{ memory }`, `PinnedBuffer`, `MappedMemory`, `pin`, `context.memoryInfo()` and `getIpcHandle`.
+ * Explicitly named resources are not affected. For a borrowed context, each Context object has its
+ * own instance.
  *
- * To set one for a program that does not know of it: `node --import ./set-it.js program.js`.
+ * To set a manager for an unmodified program: `node --import ./set-it.js program.js`.
  *
- * @throws CuffiError once there is a context; NotSupportedError for another version of the interface
+ * @throws CuffiError if a context already exists; NotSupportedError for another version of the
+ * interface
  * @example
  * cuda.setMemoryManager(PoolManager);
  * using buffer = cuda.DeviceBuffer.allocate(4096); // from the pool
@@ -29,7 +29,7 @@ import { checkVersion } from './validate-manager.ts';
 export function setMemoryManager(Manager: MemoryManagerClass): void {
   if (typeof Manager !== 'function' || !(Manager.prototype instanceof BaseMemoryManager))
     throw new TypeError('Manager must be a class that extends BaseMemoryManager');
-  // A field is there only when an instance is: it is checked then.
+  // A field exists only on an instance, and is checked then.
   const version: unknown = Manager.prototype.interfaceVersion;
   if (version !== undefined) checkVersion(className(Manager), version);
   setContextMemoryFactory((context) => new ManagerAdapter(context, Manager));
@@ -38,8 +38,8 @@ export function setMemoryManager(Manager: MemoryManagerClass): void {
 const driverManagers = new WeakMap<Context, DriverMemoryManager>();
 
 /**
- * The memory manager of a context, by default of the primary one of device 0: the one that was set,
- * or a plain one over the driver.
+ * The memory manager of a context, by default of the primary context of device 0. If none was set,
+ * a plain manager over the driver.
  */
 export function memoryManager(context: Context = Context.primary()): BaseMemoryManager {
   const { memory } = Context.resolve({ context });
@@ -50,8 +50,8 @@ export function memoryManager(context: Context = Context.primary()): BaseMemoryM
 }
 
 /**
- * The manager that gives out plain device memory, as numba's `NumbaCUDAMemoryManager`: what
- * `memoryManager()` answers where none was set, and a beginning for plugins that change little.
+ * The manager of plain device memory, like numba's `NumbaCUDAMemoryManager`. `memoryManager()`
+ * returns it if none was set. Plugins with small changes can extend it.
  */
 export class DriverMemoryManager extends HostOnlyMemoryManager {
   readonly #memory: MemoryResource;
@@ -72,11 +72,14 @@ export class DriverMemoryManager extends HostOnlyMemoryManager {
       context: this.context,
       pointer: buffer.address,
       byteLength,
-      finalizer: (last) => buffer.close(last),
+      finalizer: (options) => buffer.close(options),
     });
   }
 
-  /** Right for any memory that the driver can share, also for part of an allocation. @throws IpcError */
+  /**
+   * Works for any memory that the driver can share, including part of an allocation. @throws
+   * IpcError
+   */
   getIpcHandle(memory: MemoryPointer): IpcHandle {
     const { pointer, byteLength } = checkInstance(memory, MemoryPointer, 'memory');
     return this.context.run(() => {

@@ -1,126 +1,32 @@
 import type { Address, CUdeviceptr } from '../../../ffi/types.ts';
 import { Context } from '../../context.ts';
 import { Resource, releaseOrWarn, Scope } from '../../lifetime.ts';
+import { type StreamOption, streamOption } from '../../stream.ts';
 import { checkInstance, checkInteger, checkOptions } from '../../validate.ts';
-import type { StreamOption } from '../buffer.ts';
-import { streamOption } from '../buffer-copy.ts';
 import { devicePointerOf } from '../page-lock.ts';
 
 /**
- * Gives memory back: called once, when nobody refers to it any more, with the stream that the last
- * `close({ stream })` named. It is not called after a reset of the context: the manager's own
- * `reset()` is.
+ * Frees memory. Called once, when the last reference is gone, with the stream of the last
+ * `close({ stream })`. Not called after a reset of the context, which calls the manager's `reset()`
+ * instead.
  */
 export type Finalizer = (options: StreamOption) => void;
 
-/**
- * What all pointers to one piece of memory share. numba counts Python's references; here a pointer
- * is a reference until it is closed, as a garbage collector tells too late.
- */
-export class ReferenceCount {
-  /** The open pointers: all are closed at once when the memory goes. */
-  readonly openPointers: Scope;
-  readonly #finalizer: Finalizer | undefined;
-  #count = 0;
-  #isFreed = false;
-  #releaseOptions: StreamOption = {};
-
-  /** @param init as {@link readInit} returns it */
-  constructor({ context, finalizer }: PointerInit) {
-    this.openPointers = new Scope(context.resources);
-    this.#finalizer = finalizer;
-  }
-
-  get count(): number {
-    return this.#count;
-  }
-
-  /** One reference more; answers how to give it up, once. */
-  add(): () => void {
-    this.#count += 1;
-    return () => {
-      this.#count -= 1;
-      this.freeIfUnused();
-    };
-  }
-
-  /** Remembers the stream of the last close. */
-  setReleaseOptions(options: StreamOption): void {
-    this.#releaseOptions = options;
-  }
-
-  /** Frees the memory if nobody refers to it. */
-  freeIfUnused(): void {
-    if (this.#count === 0) this.free();
-  }
-
-  /** Frees the memory, whoever refers to it; the second time does nothing. */
-  free(): void {
-    if (this.#isFreed) return;
-    this.#isFreed = true;
-    this.#count = 0;
-    this.openPointers.discardAll('its memory was freed already');
-    this.#finalizer?.(this.#releaseOptions);
-  }
-}
-
-/**
- * What a pointer is made of, each read once; where the memory is stays unchecked, so that the
- * finalizer can be called for what is wrong.
- *
- * @param kind the class of the pointer, for messages
- * @throws TypeError
- */
-function readInit(kind: string, init: PointerInit): PointerInit {
-  const known = ['context', 'pointer', 'byteLength', 'owner', 'finalizer'] as const;
-  // A missing init is refused as one without a context.
-  const own = checkOptions(init, known, kind) as PointerInit;
-  checkInstance(own.context, Context, 'context');
-  if (own.finalizer !== undefined && typeof own.finalizer !== 'function')
-    throw new TypeError('finalizer must be a function');
-  return own;
-}
-
-/** Where the memory of a pointer is. @throws TypeError, RangeError */
-function checkRange({ pointer, byteLength }: PointerInit): void {
-  checkInteger(pointer, 'pointer', 1);
-  checkInteger(byteLength, 'byteLength', 0, Number.MAX_SAFE_INTEGER - pointer);
-}
-
-/** What a pointer of a memory manager is made of. */
+/** Constructor argument of the pointers of a memory manager. */
 export interface PointerInit {
   readonly context: Context;
   /** The address of the first byte. */
   readonly pointer: number;
   readonly byteLength: number;
-  /** What must not be collected while the pointer is used; held, never touched. */
+  /** An object that must stay alive while the pointer is used. It is never read. */
   readonly owner?: unknown;
-  /** Gives the memory back. Absent where someone else does. */
+  /** Frees the memory. Absent if someone else frees it. */
   readonly finalizer?: Finalizer;
 }
 
-/** @internal How a pointer refers to its memory. */
-export interface PointerState {
-  readonly kind: string;
-  /** What the pointer is made of, as it was read. */
-  readonly init: PointerInit;
-  readonly referenceCount: ReferenceCount;
-  /** Gives the pointer's own reference up. */
-  readonly release: () => void;
-  /** What it is a view of: not to be taken for lost while the view lives. */
-  readonly parent?: MemoryPointer;
-}
-
-/** @internal The first pointer to some memory: a reference by itself. */
-function newPointerState(init: PointerInit): PointerState {
-  const own = readInit('MemoryPointer', init);
-  const referenceCount = new ReferenceCount(own);
-  return { kind: 'MemoryPointer', init: own, referenceCount, release: referenceCount.add() };
-}
-
 /**
- * Device memory that a memory manager gives out, as numba's class of that name: it is freed, by its
- * finalizer, when it was closed and all that `own()` and `view()` gave of it were.
+ * Device memory of a memory manager, like numba's class of that name. Its finalizer frees the
+ * memory when the pointer and all results of its `own()` and `view()` are closed.
  *
  * @example
  * const pointer = new cuda.MemoryPointer({
@@ -158,23 +64,23 @@ export class MemoryPointer extends Resource {
     return this.#pointer;
   }
 
-  /** What it keeps alive; a pointer that nobody gave an owner owns itself. */
+  /** The object that it keeps alive; the pointer itself if no owner was given. */
   get owner(): unknown {
     return this.#owner ?? this;
   }
 
-  /** How many open pointers keep the memory, this one and others. */
+  /** How many open pointers keep the memory alive, including this one. */
   get refct(): number {
     return this.closed ? 0 : this.#state.referenceCount.count;
   }
 
-  /** Another pointer to the same bytes: the memory lives until both are closed. */
+  /** Another pointer to the same bytes. The memory lives until both are closed. */
   own(): MemoryPointer {
     return this.view(0);
   }
 
   /**
-   * A pointer to the bytes from `start` up to `stop`, which keeps the whole memory alive.
+   * A pointer to the bytes from `start` up to `stop`. It keeps the whole memory alive.
    *
    * @throws RangeError beyond the memory, ClosedError
    */
@@ -196,16 +102,19 @@ export class MemoryPointer extends Resource {
   }
 
   /**
-   * Frees the memory now, whoever still refers to it.
+   * Frees the memory now, even if other pointers refer to it.
    *
-   * @throws ClosedError the second time
+   * @throws ClosedError on a second call
    */
   free(): void {
     this.assertOpen();
     this.#state.referenceCount.free();
   }
 
-  /** Gives up this reference; the last one frees, in the order of `stream` where the finalizer cares. */
+  /**
+   * Removes this reference. The last one frees the memory, in the order of `stream` if the
+   * finalizer supports it.
+   */
   override close(options?: StreamOption): void {
     const stream = streamOption(options, 'close');
     if (stream && !this.closed) this.#state.referenceCount.setReleaseOptions({ stream });
@@ -213,16 +122,9 @@ export class MemoryPointer extends Resource {
   }
 }
 
-/** @internal A pointer that is no reference by itself: closing it frees what nobody uses. */
-function newUncountedState(kind: string, init: PointerInit): PointerState {
-  const own = readInit(kind, init);
-  const referenceCount = new ReferenceCount(own);
-  return { kind, init: own, referenceCount, release: () => referenceCount.freeIfUnused() };
-}
-
 /**
- * Device memory that lives as long as what `own()` and `view()` gave of it, as numba's class of
- * that name: the usual answer of `memalloc`.
+ * Device memory that lives as long as the results of its `own()` and `view()`, like numba's class
+ * of that name. The usual result of `memalloc`.
  *
  * @example
  * return new cuda.AutoFreePointer({ context, pointer, byteLength, finalizer });
@@ -237,12 +139,12 @@ export class AutoFreePointer extends MemoryPointer {
 }
 
 /**
- * Page-locked host memory that the device reaches too, as numba's `MappedMemory`: `memhostalloc`
- * and `mempin` answer with one for `{ mapped: true }`. It is made of the host's address, and asks
- * the driver for the device's.
+ * Page-locked host memory that the device can access, like numba's `MappedMemory`. `memhostalloc`
+ * and `mempin` return it for `{ mapped: true }`. It is constructed from the host address, and
+ * queries the driver for the device address.
  *
- * @throws CudaError where the driver does not know the memory, TypeError or RangeError for what is
- * no range: the finalizer has been called then
+ * @throws CudaError if the driver does not know the memory, TypeError or RangeError for an invalid
+ * range; the finalizer has then been called
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export class MappedPointer extends AutoFreePointer {
@@ -258,6 +160,140 @@ export class MappedPointer extends AutoFreePointer {
   }
 }
 
+/**
+ * Page-locked host memory, like numba's `PinnedMemory`. `memhostalloc` and `mempin` return it. It
+ * has one user; closing it calls the finalizer.
+ */
+export class PinnedPointer extends Resource {
+  readonly context: Context;
+  readonly byteLength: number;
+  /** The object that it keeps alive, for example the pinned array. */
+  readonly owner: unknown;
+  readonly #pointer: Address;
+
+  /** @param init with the host's address as `pointer` */
+  constructor(init: PointerInit) {
+    const options = readInit('PinnedPointer', init);
+    const referenceCount = new ReferenceCount(options);
+    checkRange(options);
+    super('PinnedPointer', { owner: referenceCount.openPointers, release: referenceCount.add() });
+    this.context = options.context;
+    this.byteLength = options.byteLength;
+    this.owner = options.owner;
+    this.#pointer = options.pointer as Address;
+  }
+
+  /** The host address of the first byte. @throws ClosedError */
+  get pointer(): Address {
+    this.assertOpen();
+    return this.#pointer;
+  }
+}
+
+// How pointers share their memory.
+
+/** @internal A pointer's reference to its memory. */
+export interface PointerState {
+  readonly kind: string;
+  /** The pointer's constructor argument, as it was read. */
+  readonly init: PointerInit;
+  readonly referenceCount: ReferenceCount;
+  /** Removes the pointer's own reference. */
+  readonly release: () => void;
+  /** The pointer that it is a view of. It must not be collected while the view is alive. */
+  readonly parent?: MemoryPointer;
+}
+
+/** @internal The state of the first pointer to some memory, which is a reference itself. */
+function newPointerState(init: PointerInit): PointerState {
+  const options = readInit('MemoryPointer', init);
+  const referenceCount = new ReferenceCount(options);
+  return { kind: 'MemoryPointer', init: options, referenceCount, release: referenceCount.add() };
+}
+
+/**
+ * @internal The state of a pointer that is not a reference itself: closing it frees unused memory.
+ */
+function newUncountedState(kind: string, init: PointerInit): PointerState {
+  const options = readInit(kind, init);
+  const referenceCount = new ReferenceCount(options);
+  return { kind, init: options, referenceCount, release: () => referenceCount.freeIfUnused() };
+}
+
+/**
+ * Counts the open pointers to one piece of memory. numba counts Python's references; here a pointer is
+ * a reference until it is closed, because garbage collection comes too late.
+ */
+export class ReferenceCount {
+  /** The open pointers: all are closed when the memory is freed. */
+  readonly openPointers: Scope;
+  readonly #finalizer: Finalizer | undefined;
+  #count = 0;
+  #isFreed = false;
+  #releaseOptions: StreamOption = {};
+
+  /** @param init as {@link readInit} returns it */
+  constructor({ context, finalizer }: PointerInit) {
+    this.openPointers = new Scope(context.resources);
+    this.#finalizer = finalizer;
+  }
+
+  get count(): number {
+    return this.#count;
+  }
+
+  /** Adds a reference. Returns a function that removes it; call it once. */
+  add(): () => void {
+    this.#count += 1;
+    return () => {
+      this.#count -= 1;
+      this.freeIfUnused();
+    };
+  }
+
+  /** Sets the stream that frees the memory: that of the last close. */
+  setReleaseOptions(options: StreamOption): void {
+    this.#releaseOptions = options;
+  }
+
+  /** Frees the memory if it has no references. */
+  freeIfUnused(): void {
+    if (this.#count === 0) this.free();
+  }
+
+  /** Frees the memory, even with references. A second call does nothing. */
+  free(): void {
+    if (this.#isFreed) return;
+    this.#isFreed = true;
+    this.#count = 0;
+    this.openPointers.discardAll('its memory was freed already');
+    this.#finalizer?.(this.#releaseOptions);
+  }
+}
+
+/**
+ * Reads each option of a pointer once. Does not check the range, so that the finalizer can be
+ * called if it is wrong.
+ *
+ * @param kind the class of the pointer, for error messages
+ * @throws TypeError
+ */
+function readInit(kind: string, init: PointerInit): PointerInit {
+  const names = ['context', 'pointer', 'byteLength', 'owner', 'finalizer'] as const;
+  // A missing init is refused like one without a context.
+  const options = checkOptions(init, names, kind) as PointerInit;
+  checkInstance(options.context, Context, 'context');
+  if (options.finalizer !== undefined && typeof options.finalizer !== 'function')
+    throw new TypeError('finalizer must be a function');
+  return options;
+}
+
+/** Checks the address range of a pointer. @throws TypeError, RangeError */
+function checkRange({ pointer, byteLength }: PointerInit): void {
+  checkInteger(pointer, 'pointer', 1);
+  checkInteger(byteLength, 'byteLength', 0, Number.MAX_SAFE_INTEGER - pointer);
+}
+
 function deviceAddressOf(init: PointerInit, free: () => void): number {
   try {
     checkRange(init);
@@ -265,35 +301,5 @@ function deviceAddressOf(init: PointerInit, free: () => void): number {
   } catch (error) {
     releaseOrWarn(free);
     throw error;
-  }
-}
-
-/**
- * Page-locked host memory, as numba's `PinnedMemory`: `memhostalloc` and `mempin` answer with one.
- * It has one user, who closes it; the finalizer is called then.
- */
-export class PinnedPointer extends Resource {
-  readonly context: Context;
-  readonly byteLength: number;
-  /** What it keeps alive, e.g. the array that is pinned. */
-  readonly owner: unknown;
-  readonly #pointer: Address;
-
-  /** @param init with the host's address as `pointer` */
-  constructor(init: PointerInit) {
-    const own = readInit('PinnedPointer', init);
-    const references = new ReferenceCount(own);
-    checkRange(own);
-    super('PinnedPointer', { owner: references.openPointers, release: references.add() });
-    this.context = own.context;
-    this.byteLength = own.byteLength;
-    this.owner = own.owner;
-    this.#pointer = own.pointer as Address;
-  }
-
-  /** The host address of the first byte. @throws ClosedError */
-  get pointer(): Address {
-    this.assertOpen();
-    return this.#pointer;
   }
 }

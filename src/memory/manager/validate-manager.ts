@@ -1,4 +1,4 @@
-/** What a memory manager answers, checked: nothing that a plugin says is believed. */
+/** Checks what a memory manager returns: no result of a plugin is trusted. */
 
 import type { Context, MemoryInfo } from '../../context.ts';
 import { NotSupportedError } from '../../errors.ts';
@@ -8,7 +8,7 @@ import type { BaseMemoryManager } from './host-only-manager.ts';
 import { IpcHandle } from './ipc-handle.ts';
 import { MemoryPointer, PinnedPointer } from './memory-pointer.ts';
 
-/** The version of the interface that cuffi speaks. */
+/** The version of the interface that cuffi supports. */
 const INTERFACE_VERSION = 1;
 
 const METHODS = [
@@ -22,7 +22,7 @@ const METHODS = [
   'deferCleanup',
 ] as const;
 
-/** @throws NotSupportedError for another version than ours */
+/** @throws NotSupportedError for any other version */
 export function checkVersion(name: string, version: unknown): void {
   if (version !== INTERFACE_VERSION)
     throw new NotSupportedError(
@@ -30,7 +30,7 @@ export function checkVersion(name: string, version: unknown): void {
     );
 }
 
-/** @throws TypeError for a method that is missing, NotSupportedError for another version */
+/** @throws TypeError for a missing method, NotSupportedError for another version */
 export function checkManager(manager: BaseMemoryManager): BaseMemoryManager {
   const name = classNameOf(manager);
   const missing = METHODS.filter((method) => typeof manager[method] !== 'function');
@@ -41,10 +41,13 @@ export function checkManager(manager: BaseMemoryManager): BaseMemoryManager {
 
 type Pointer = MemoryPointer | PinnedPointer;
 
-/** Every pointer that was answered with: a second time it would be freed under its first user. */
+/**
+ * Every pointer that a manager returned. If it were returned again, one user's close would free the
+ * other's memory.
+ */
 const returnedPointers = new WeakSet<Pointer>();
 
-/** What a pointer must be. */
+/** What a returned pointer must satisfy. */
 interface PointerRequirements<P extends Pointer> {
   readonly type: ClassOf<P>;
   readonly context: Context;
@@ -52,26 +55,28 @@ interface PointerRequirements<P extends Pointer> {
 }
 
 /**
- * A pointer that a manager answered with, fit for use; one that is not is given back.
+ * Checks a pointer that a manager returned. Closes an unsuitable one.
  *
  * @param call the method, with the manager's name
  * @throws TypeError that says what must be returned
  */
 export function checkPointer<P extends Pointer>(
   call: string,
-  answer: unknown,
-  asked: PointerRequirements<P>,
+  result: unknown,
+  required: PointerRequirements<P>,
 ): P {
-  const isPointer = answer instanceof MemoryPointer || answer instanceof PinnedPointer;
-  if (isPointer && returnedPointers.has(answer))
-    throw new TypeError(`${call} must return a pointer of its own for each call, not one again`);
-  if (isPointer) returnedPointers.add(answer);
+  const isPointer = result instanceof MemoryPointer || result instanceof PinnedPointer;
+  if (isPointer && returnedPointers.has(result))
+    throw new TypeError(
+      `${call} must return a new pointer for each call, not one that it returned before`,
+    );
+  if (isPointer) returnedPointers.add(result);
   try {
-    const pointer = checkInstance(answer, asked.type, `what ${call} returns`);
-    assertFits(call, pointer, asked);
+    const pointer = checkInstance(result, required.type, `what ${call} returns`);
+    assertFits(call, pointer, required);
     return pointer;
   } catch (error) {
-    if (isPointer) releaseOrWarn(() => answer.close());
+    if (isPointer) releaseOrWarn(() => result.close());
     throw error;
   }
 }
@@ -90,9 +95,9 @@ function assertFits(
     );
 }
 
-/** @throws TypeError unless both are sizes, of which not more is free than there is */
-export function checkMemoryInfo(call: string, answer: unknown): MemoryInfo {
-  const { free, total } = (answer ?? {}) as { readonly free?: unknown; readonly total?: unknown };
+/** @throws TypeError unless both are sizes and `free` is at most `total` */
+export function checkMemoryInfo(call: string, result: unknown): MemoryInfo {
+  const { free, total } = (result ?? {}) as { readonly free?: unknown; readonly total?: unknown };
   const isSize = (value: unknown): value is number =>
     Number.isSafeInteger(value) && (value as number) >= 0;
   if (!isSize(free) || !isSize(total) || free > total)
@@ -102,29 +107,30 @@ export function checkMemoryInfo(call: string, answer: unknown): MemoryInfo {
   return { free, total };
 }
 
-/** @throws TypeError for what cannot be disposed of */
-export function checkDisposable(call: string, answer: unknown): Disposable {
-  if (typeof (answer as Partial<Disposable> | undefined)?.[Symbol.dispose] !== 'function')
+/** @throws TypeError for a value that is not a Disposable */
+export function checkDisposable(call: string, result: unknown): Disposable {
+  if (typeof (result as Partial<Disposable> | undefined)?.[Symbol.dispose] !== 'function')
     throw new TypeError(`${call} must return a Disposable`);
-  return answer as Disposable;
+  return result as Disposable;
 }
 
-/** What a handle must say of the memory that it was asked for. */
+/** What a handle must contain for the requested memory. */
 export interface ExpectedHandle {
   readonly byteLength: number;
   readonly device: string;
-  /** Where the memory begins in its allocation, as the driver says. */
+  /** Where the memory starts in its allocation, according to the driver. */
   readonly offset: number;
 }
 
 /** @throws TypeError for a handle of other memory */
-export function checkIpcHandle(call: string, answer: unknown, named: ExpectedHandle): IpcHandle {
-  const handle = checkInstance(answer, IpcHandle, `what ${call} returns`);
+export function checkIpcHandle(call: string, result: unknown, expected: ExpectedHandle): IpcHandle {
+  const handle = checkInstance(result, IpcHandle, `what ${call} returns`);
   const wrong =
-    (handle.byteLength !== named.byteLength &&
-      `byteLength ${named.byteLength}, not ${handle.byteLength}`) ||
-    (handle.offset !== named.offset && `offset ${named.offset}, not ${handle.offset}`) ||
-    (handle.sourceInfo !== named.device && `sourceInfo ${named.device}, not ${handle.sourceInfo}`);
+    (handle.byteLength !== expected.byteLength &&
+      `byteLength ${expected.byteLength}, not ${handle.byteLength}`) ||
+    (handle.offset !== expected.offset && `offset ${expected.offset}, not ${handle.offset}`) ||
+    (handle.sourceInfo !== expected.device &&
+      `sourceInfo ${expected.device}, not ${handle.sourceInfo}`);
   if (wrong) throw new TypeError(`${call} must return a handle with ${wrong}`);
   return handle;
 }

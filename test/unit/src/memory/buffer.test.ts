@@ -195,8 +195,14 @@ test('a fill that cannot be is refused, and fills nothing', () => {
       `${value} ${elementByteLength}`,
     );
   assert.throws(() => buffer.fill('1' as never), /^TypeError: value must be a number, not "1"$/);
-  assert.throws(() => buffer.subarray(0, 6).fill(0, { elementByteLength: 4 }), /no whole, aligned/);
-  assert.throws(() => buffer.subarray(1, 5).fill(0, { elementByteLength: 4 }), /no whole, aligned/);
+  assert.throws(
+    () => buffer.subarray(0, 6).fill(0, { elementByteLength: 4 }),
+    /not whole, aligned/,
+  );
+  assert.throws(
+    () => buffer.subarray(1, 5).fill(0, { elementByteLength: 4 }),
+    /not whole, aligned/,
+  );
   assert.throws(() => buffer.fill(0, { stream: {} as never }), /stream must be a Stream/);
   assert.throws(() => buffer.fill(0, { width: 4 } as never), /known: stream, elementByteLength/);
   recorder.stop();

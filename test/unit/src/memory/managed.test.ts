@@ -47,7 +47,7 @@ test('is not shown to the CPU, prefetched or placed where the device cannot shar
     name: 'NotSupportedError',
     message: `${device} has no concurrentManagedAccess, which ${doing} needs`,
   });
-  const untouchable = { name: 'NotSupportedError', message: /copy it, with copyFrom/ };
+  const untouchable = { name: 'NotSupportedError', message: /copy it with copyFrom/ };
   assert.throws(() => buffer.buffer, untouchable);
   assert.throws(() => buffer.window(0, 1), untouchable);
   assert.throws(() => memory.prefetch(buffer, device), refused('naming it as to'));
@@ -75,16 +75,16 @@ test('arguments are checked before the driver is asked', () => {
     message: "attach must be 'global' or 'host', not single",
   });
   assert.throws(() => memory.prefetch({} as never, device), /buffer must be a DeviceBuffer/);
-  assert.throws(() => memory.prefetch(other, device), /must be of managed memory/);
+  assert.throws(() => memory.prefetch(other, device), /must be managed memory/);
   assert.throws(() => memory.prefetch(buffer, 0 as never), /to must be a Device/);
   assert.throws(() => memory.prefetch(buffer, 'cpu' as never), /to must be a Device/);
   assert.throws(
     () => memory.prefetch(buffer, 'host', { stream: 1 as never }),
     /stream must be a Stream, not 1/,
   );
-  assert.throws(() => memory.advise(buffer, 'often' as never), /known: readMostly/);
+  assert.throws(() => memory.advise(buffer, 'often' as never), /use one of readMostly/);
   assert.throws(() => memory.advise(buffer, 'accessedBy'), /needs a place/);
-  assert.throws(() => memory.advise(buffer, 'readMostly', device), /is of no place/);
+  assert.throws(() => memory.advise(buffer, 'readMostly', device), /takes no place/);
   recorder.stop();
   assert.deepEqual(recorder.calls, []);
 });
@@ -101,7 +101,7 @@ test('more than is free is refused by cuffi, after what waits was released', () 
   const { free } = Context.primary().memoryInfo();
   assert.throws(() => memory.allocate(8 << 20), {
     name: 'RangeError',
-    message: `out of memory: ${8 << 20} bytes of managed memory were asked for with ${free} free`,
+    message: `out of memory: ${8 << 20} bytes of managed memory were requested with ${free} free`,
   });
   recorder.stop();
   assert.ok(!recorder.calls.some(({ name }) => name === 'cuMemAllocManaged'));

@@ -75,7 +75,7 @@ test('is refused where the device cannot reach host memory', () => {
   emulate({ CUFFI_EMULATED_ATTRIBUTES: '19=0' });
   assert.throws(() => MappedMemory.create().allocate(1), {
     name: 'NotSupportedError',
-    message: /cannot reach host memory/,
+    message: /cannot access host memory/,
   });
 });
 

@@ -71,7 +71,7 @@ test('no page is locked twice, be it shared by its first byte or its last', () =
   const unlock = lock(PAGE + 8, PAGE);
   const refused = {
     name: 'RangeError',
-    message: /^it shares a page with memory that is page-locked already: lock one larger array/,
+    message: /^it shares a page with memory that is already page-locked: lock one larger array/,
   };
   for (const [from, byteLength] of [
     [PAGE, 8],

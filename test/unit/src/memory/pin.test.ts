@@ -42,7 +42,7 @@ test('what cannot be pinned is refused before the driver is asked', () => {
   refused([resizable], 'TypeError', /arrays\[0\] is resizable/);
   refused([new Uint8Array(resizable)], 'TypeError', /arrays\[0\] is resizable/);
   refused([new Uint8Array(growable)], 'TypeError', /arrays\[0\] is growable/);
-  refused([array, array], 'TypeError', /arrays\[1\] is arrays\[0\] again/);
+  refused([array, array], 'TypeError', /arrays\[1\] is the same as arrays\[0\]/);
   refused([array, { pinned: true }], 'TypeError', /unknown option 'pinned'/);
   refused([array, { portable: 1 }], 'TypeError', /portable must be true or false/);
   recorder.stop();

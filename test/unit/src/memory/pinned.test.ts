@@ -124,7 +124,7 @@ test('what the device cannot do is refused', () => {
   emulate({ CUFFI_EMULATED_ATTRIBUTES: '19=0' });
   assert.throws(() => PinnedBuffer.allocate(1, { mapped: true }), {
     name: 'NotSupportedError',
-    message: /cannot reach host memory/,
+    message: /cannot access host memory/,
   });
   PinnedBuffer.allocate(1).close();
 });
@@ -134,7 +134,7 @@ test('more than the system has is refused before the driver is asked', () => {
   assert.throws(() => PinnedBuffer.allocate(2 ** 52), {
     name: 'RangeError',
     message:
-      'the system has no room for 4503599627370496 bytes of host memory: close buffers that are no ' +
+      'the system cannot allocate 4503599627370496 bytes of host memory: close buffers that are no ' +
       'longer needed, or ask for less',
   });
 });

@@ -369,7 +369,12 @@ test('every byte is within its memory before the driver is asked', async () => {
     /source.rowPitch must be an integer of at least 10/,
   );
   await refused({ slicePitch: 39 }, box, 'RangeError', /source.slicePitch must be .* at least 40/);
-  await refused({ slicePitch: 45 }, box, 'RangeError', /slicePitch is 45, no multiple of the 10/);
+  await refused(
+    { slicePitch: 45 },
+    box,
+    'RangeError',
+    /slicePitch is 45, not a multiple of the 10/,
+  );
   await refused({ byteOffset: -1 }, box, 'RangeError', /source.byteOffset/);
   await refused({ rowPitch: 2 ** 52 }, box, 'RangeError', /slicePitch|reach byte/);
   await refused(
@@ -390,7 +395,7 @@ test('every byte is within its memory before the driver is asked', async () => {
   );
   await refused({ memory: 'text' }, box, 'TypeError', /source.memory must be/);
   const onHost = { memory: host };
-  await assert.rejects(copyPitched(onHost, onHost, box), /both memories are the host's/);
+  await assert.rejects(copyPitched(onHost, onHost, box), /both memories are on the host/);
   assert.throws(() => queuePitchedCopy({ memory: buffer }, onHost, box), {
     name: 'TypeError',
     message: /source.memory must be a DeviceBuffer/,
@@ -416,7 +421,7 @@ test('every byte is within its memory before the driver is asked', async () => {
             elementByteLength: 2,
           },
         ),
-      /no whole, aligned elements of 2 bytes/,
+      /not whole, aligned elements of 2 bytes/,
     );
   recorder.stop();
   assert.deepEqual(recorder.calls, []);

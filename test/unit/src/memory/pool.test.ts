@@ -295,7 +295,7 @@ test('a driver that promises shareable pools and refuses them is found out, and 
   assert.equal(asked, 1);
   assert.throws(() => MemoryPool.create({ shareable: true }), {
     name: 'NotSupportedError',
-    message: /does not make memory pools that can be shared by file descriptor/,
+    message: /does not support memory pools that can be shared by file descriptor/,
   });
   MemoryPool.create({ maxSize: MIB }).close();
 });
@@ -374,7 +374,7 @@ test('a device that does not reach the pool is refused in words', () => {
   using pool = MemoryPool.create();
   assert.throws(() => pool.setAccess(1, 'read-write'), {
     name: 'NotSupportedError',
-    message: /^Device 1 .* does not reach the memory of Device 0/,
+    message: /^Device 1 .* cannot access the memory of Device 0/,
   });
   assert.throws(
     () => pool.setAccess(2, 'none'),

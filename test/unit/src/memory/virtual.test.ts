@@ -71,7 +71,7 @@ test('a device without it is told of in words', () => {
   VirtualMemory.reserve(MIB).close();
   assert.throws(() => VirtualMemory.reserve(MIB, { shareable: true }), {
     name: 'NotSupportedError',
-    message: /does not make virtual memory that can be shared/,
+    message: /does not support virtual memory that can be shared/,
   });
 });
 
@@ -151,7 +151,7 @@ test('a range is shared by the pieces that it lies in, and by no neighbour of th
   assert.deepEqual(shared(0, 4 * STEP, 4), [0, 0, 4]);
   assert.throws(() => shared(0, 4 * STEP, 3), {
     name: 'IpcError',
-    message: /lies in 4 pieces, of which 3 can be shared at once/,
+    message: /has 4 chunks, and at most 3 can be shared at once/,
   });
   const handles = (begin: number, end: number): readonly number[] =>
     memory.share(begin, end, 99, 'read-write').chunks.map(({ fd }) => fd);

@@ -243,7 +243,10 @@ test('nonsense in the place of memory is refused by name, and what fits not is g
   refused(() => DeviceBuffer.allocate(1), /must return an open pointer, not a closed one/);
   answer = new MemoryPointer(init);
   const buffer = DeviceBuffer.allocate(100);
-  refused(() => DeviceBuffer.allocate(100), /a pointer of its own for each call, not one again/);
+  refused(
+    () => DeviceBuffer.allocate(100),
+    /a new pointer for each call, not one that it returned before/,
+  );
   assert.deepEqual([freed, buffer.closed], [6, false]);
   buffer.close();
   assert.equal(freed, 7);

@@ -238,7 +238,7 @@ test('in a capture, what would wait is refused, and becomes no part of the graph
       () => array.set([0], 1, { stream }),
       () => array.setSync([0], 1, { stream }),
     ],
-    'marking work, to wait for it,': [() => dlpack(array, { stream })],
+    'waiting for work': [() => dlpack(array, { stream })],
   };
   const outcomes: [doing: string, use: string, outcome: Promise<unknown>][] = [];
   Graph.capture(stream, () => {
