@@ -3,9 +3,9 @@ import { closeFd, libc, SystemError, succeeded } from '../linux/libc.ts';
 import { viewMemory, withAddress } from '../native.ts';
 import type { Address } from '../types.ts';
 import type { Context } from './context.ts';
-import { FirstFit, type Range, RangeMap } from './ranges.ts';
+import { FirstFitAllocator, type Range, RangeMap } from './ranges.ts';
 import { type AddressSpace, GRANULARITY } from './space.ts';
-import { TRAILER_BYTE_LENGTH, Trailer } from './trailer.ts';
+import { BLOCK_HEADER_BYTE_LENGTH, BlockHeader } from './trailer.ts';
 
 /** The name of a block's memfd. */
 export const BLOCK_NAME = 'cuffi.memory';
@@ -34,7 +34,7 @@ export function createSealedMemfd(name: string, byteLength: number): number {
 export class MappedBlock implements Range {
   readonly address: number;
   readonly byteLength: number;
-  readonly trailer: Trailer;
+  readonly header: BlockHeader;
   readonly #space: AddressSpace;
   readonly #windows = new Map<number, Int32Array>();
   readonly #wideWindows = new Map<number, BigInt64Array>();
@@ -43,12 +43,12 @@ export class MappedBlock implements Range {
     this.#space = space;
     this.address = address;
     this.byteLength = byteLength;
-    this.trailer = new Trailer(address + byteLength);
+    this.header = new BlockHeader(address + byteLength);
   }
 
   /** Maps `byteLength` bytes of a block and its trailer; undefined where the system refuses. */
   static map(space: AddressSpace, fd: number, byteLength: number): MappedBlock | undefined {
-    const address = space.map(fd, byteLength + TRAILER_BYTE_LENGTH);
+    const address = space.map(fd, byteLength + BLOCK_HEADER_BYTE_LENGTH);
     return address === undefined ? undefined : new MappedBlock(space, address, byteLength);
   }
 
@@ -56,11 +56,11 @@ export class MappedBlock implements Range {
   unmap(): void {
     this.#windows.clear();
     this.#wideWindows.clear();
-    this.#space.unmap(this.address, this.byteLength + TRAILER_BYTE_LENGTH);
+    this.#space.unmap(this.address, this.byteLength + BLOCK_HEADER_BYTE_LENGTH);
   }
 
   /** The aligned 32-bit word at an address of the block, for atomic access. */
-  word(address: number): readonly [words: Int32Array, index: number] {
+  word32(address: number): readonly [words: Int32Array, index: number] {
     const offset = address - this.address;
     const window = Math.floor(offset / GRANULARITY);
     let words = this.#windows.get(window);
@@ -72,7 +72,7 @@ export class MappedBlock implements Range {
     return [words, (offset % GRANULARITY) / 4];
   }
 
-  /** As {@link word}, of 64 bits. */
+  /** As {@link word32}, of 64 bits. */
   word64(address: number): readonly [words: BigInt64Array, index: number] {
     const offset = address - this.address;
     const window = Math.floor(offset / GRANULARITY);
@@ -100,7 +100,7 @@ export interface Block extends Range {
   readonly context: Context;
   readonly allocations: RangeMap<Allocation>;
   /** What is free in a block of small allocations; undefined for a large one's. */
-  readonly holes: FirstFit | undefined;
+  readonly holes: FirstFitAllocator | undefined;
 }
 
 /** Makes a block; undefined where the system refuses. */
@@ -108,11 +108,11 @@ export function createBlock(
   space: AddressSpace,
   context: Context,
   byteLength: number,
-  isForSmall: boolean,
+  holdsSmall: boolean,
 ): Block | undefined {
   let fd: number;
   try {
-    fd = createSealedMemfd(BLOCK_NAME, byteLength + TRAILER_BYTE_LENGTH);
+    fd = createSealedMemfd(BLOCK_NAME, byteLength + BLOCK_HEADER_BYTE_LENGTH);
   } catch (error) {
     if (error instanceof SystemError) return undefined;
     throw error;
@@ -122,8 +122,8 @@ export function createBlock(
     closeFd(fd);
     return undefined;
   }
-  mapped.trailer.initialise();
-  const holes = isForSmall ? new FirstFit() : undefined;
+  mapped.header.initialise();
+  const holes = holdsSmall ? new FirstFitAllocator() : undefined;
   holes?.add(mapped.address, byteLength);
   const { address } = mapped;
   return { address, byteLength, fd, mapped, context, allocations: new RangeMap(), holes };

@@ -22,12 +22,12 @@ export interface GraphNode {
 }
 
 /** A place in a capture: all that comes before it, and what new work there depends on. */
-export interface Place {
-  readonly before: ReadonlySet<GraphNode>;
-  readonly tails: ReadonlySet<GraphNode>;
+export interface CapturePosition {
+  readonly predecessors: ReadonlySet<GraphNode>;
+  readonly dependencies: ReadonlySet<GraphNode>;
 }
 
-const START: Place = { before: new Set(), tails: new Set() };
+const START_POSITION: CapturePosition = { predecessors: new Set(), dependencies: new Set() };
 
 /** A capture that is open, or the graph that came of it. */
 export class Capture {
@@ -39,50 +39,52 @@ export class Capture {
   readonly nodes: GraphNode[] = [];
   /** Whether something was asked that no capture survives. */
   isInvalid = false;
-  readonly #places = new Map<Stream, Place>();
+  readonly #positions = new Map<Stream, CapturePosition>();
 
   constructor(id: number, origin: Stream, isRelaxed: boolean) {
     this.id = id;
     this.origin = origin;
     this.isRelaxed = isRelaxed;
-    this.join(origin, START);
+    this.join(origin, START_POSITION);
   }
 
   /** Whether a stream of a kind is captured. */
-  has(isOfKind: (stream: Stream) => boolean): boolean {
-    return [...this.#places.keys()].some(isOfKind);
+  includesStream(isOfKind: (stream: Stream) => boolean): boolean {
+    return [...this.#positions.keys()].some(isOfKind);
   }
 
   add(stream: Stream, node: GraphNode): void {
-    const { before } = this.placeOf(stream);
+    const { predecessors } = this.positionOf(stream);
     this.nodes.push(node);
-    this.#places.set(stream, {
-      before: new Set([...before, node]),
-      tails: new Set([node]),
+    this.#positions.set(stream, {
+      predecessors: new Set([...predecessors, node]),
+      dependencies: new Set([node]),
     });
   }
 
-  placeOf(stream: Stream): Place {
-    return this.#places.get(stream) ?? START;
+  positionOf(stream: Stream): CapturePosition {
+    return this.#positions.get(stream) ?? START_POSITION;
   }
 
   /** Has later work of a stream come after a place, too; the stream is captured from then on. */
-  join(stream: Stream, { before, tails }: Place): void {
-    const own = this.placeOf(stream);
+  join(stream: Stream, { predecessors, dependencies }: CapturePosition): void {
+    const own = this.positionOf(stream);
     stream.capture = this;
-    this.#places.set(stream, {
-      before: new Set([...own.before, ...before]),
-      tails: new Set([
-        ...[...own.tails].filter((node) => !before.has(node) || tails.has(node)),
-        ...[...tails].filter((node) => !own.before.has(node)),
+    this.#positions.set(stream, {
+      predecessors: new Set([...own.predecessors, ...predecessors]),
+      dependencies: new Set([
+        ...[...own.dependencies].filter(
+          (node) => !predecessors.has(node) || dependencies.has(node),
+        ),
+        ...[...dependencies].filter((node) => !own.predecessors.has(node)),
       ]),
     });
   }
 
   /** Ends it; answers whether the origin comes after all that was captured. */
   end(): boolean {
-    const isJoined = this.placeOf(this.origin).before.size === this.nodes.length;
-    for (const stream of this.#places.keys()) stream.capture = undefined;
+    const isJoined = this.positionOf(this.origin).predecessors.size === this.nodes.length;
+    for (const stream of this.#positions.keys()) stream.capture = undefined;
     return isJoined;
   }
 }

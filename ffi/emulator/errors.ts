@@ -4,7 +4,7 @@ import { allocatePermanent, viewMemory } from '../native.ts';
 import { CUresult } from '../results.ts';
 import type { HostMemory } from './host.ts';
 
-const texts: Readonly<Record<number, string>> = {
+const errorTexts: Readonly<Record<number, string>> = {
   0: 'no error',
   1: 'invalid argument',
   2: 'out of memory',
@@ -45,20 +45,20 @@ const texts: Readonly<Record<number, string>> = {
 const names = new Map<number, string>(Object.entries(CUresult).map(([name, code]) => [code, name]));
 
 /** The rarer codes are told by the words of their names. */
-const text = (status: number): string | undefined =>
-  texts[status] ??
+const errorText = (status: number): string | undefined =>
+  errorTexts[status] ??
   names
     .get(status)
     ?.replace(/^CUDA_(ERROR_)?/, '')
     .toLowerCase()
     .replaceAll('_', ' ');
 
-export function errorFunctions(host: HostMemory): Pick<Driver, 'cuGetErrorString'> {
+export function errorStringFunctions(host: HostMemory): Pick<Driver, 'cuGetErrorString'> {
   const addresses = new Map<number, number>();
   const addressOfText = (status: number): number => {
     const known = addresses.get(status);
     if (known !== undefined) return known;
-    const message = text(status);
+    const message = errorText(status);
     if (message === undefined) return 0;
     const bytes = Buffer.from(`${message}\0`);
     const address = allocatePermanent(bytes.length);

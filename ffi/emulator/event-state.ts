@@ -55,7 +55,7 @@ export class SharedEventState implements EventState {
   readonly #slot: number;
   readonly #id: number;
   readonly #release: () => void;
-  #underWay = 0;
+  #pending = 0;
   #isClosed = false;
 
   /** `release` is called when the event is closed and nothing of it is under way any more. */
@@ -72,7 +72,7 @@ export class SharedEventState implements EventState {
 
   record(): () => void {
     const record = this.#exists ? this.#page.addRecord(this.#slot) : 0;
-    this.#underWay += 1;
+    this.#pending += 1;
     return () => {
       if (this.#exists) this.#page.complete(this.#slot, record);
       this.#finish();
@@ -81,7 +81,7 @@ export class SharedEventState implements EventState {
 
   wait(): () => boolean {
     const record = this.#page.recorded(this.#slot);
-    this.#underWay += 1;
+    this.#pending += 1;
     return () => {
       if (this.#exists && !this.#page.isComplete(this.#slot, record)) return false;
       this.#finish();
@@ -91,7 +91,7 @@ export class SharedEventState implements EventState {
 
   close(): void {
     this.#isClosed = true;
-    if (this.#underWay === 0) this.#release();
+    if (this.#pending === 0) this.#release();
   }
 
   get #exists(): boolean {
@@ -99,7 +99,7 @@ export class SharedEventState implements EventState {
   }
 
   #finish(): void {
-    this.#underWay -= 1;
-    if (this.#isClosed && this.#underWay === 0) this.#release();
+    this.#pending -= 1;
+    if (this.#isClosed && this.#pending === 0) this.#release();
   }
 }

@@ -5,31 +5,31 @@ import type { Work } from './queues.ts';
 
 /** Memory that graphs allocate and free; given back when nothing uses it any more. */
 export class GraphMemory {
-  readonly #giveBack: () => void;
-  #users = 0;
+  readonly #free: () => void;
+  #references = 0;
 
   constructor(giveBack: () => void) {
-    this.#giveBack = giveBack;
+    this.#free = giveBack;
   }
 
-  take(): void {
-    this.#users += 1;
+  addReference(): void {
+    this.#references += 1;
   }
 
-  release(): void {
-    this.#users -= 1;
-    if (this.#users === 0) this.#giveBack();
+  removeReference(): void {
+    this.#references -= 1;
+    if (this.#references === 0) this.#free();
   }
 
   /** Gives it back, whoever used it: their context has ended. */
-  end(): void {
-    if (this.#users > 0) this.#giveBack();
-    this.#users = Number.NEGATIVE_INFINITY;
+  free(): void {
+    if (this.#references > 0) this.#free();
+    this.#references = Number.NEGATIVE_INFINITY;
   }
 }
 
 /** What a graph is made ready as. */
-export class Executable {
+export class ExecutableGraph {
   readonly #nodes: GraphNode[];
   /** The nodes of the graph that it was made of, by which later calls name its own. */
   readonly #handles: readonly number[];
@@ -43,7 +43,7 @@ export class Executable {
     this.#nodes = [...graph.nodes];
     this.#handles = graph.nodes.map(({ handle }) => handle);
     this.memory = memory;
-    memory.take();
+    memory.addReference();
   }
 
   /** What a stream does for one launch, with the nodes as they are now. */
@@ -51,13 +51,13 @@ export class Executable {
     const launch = {};
     const works = this.#nodes.map(({ work }) => work());
     this.#launches.push(launch);
-    this.memory.take();
+    this.memory.addReference();
     let done = 0;
     return () => {
       if (this.#launches[0] !== launch) return false;
       for (; done < works.length; done += 1) if (!(works[done] as Work)()) return false;
       this.#launches.shift();
-      this.memory.release();
+      this.memory.removeReference();
       return true;
     };
   }
@@ -82,7 +82,7 @@ export class Executable {
   }
 
   destroy(): void {
-    this.memory.release();
+    this.memory.removeReference();
   }
 }
 

@@ -2,7 +2,7 @@
 import { type FunctionName, functionNames } from '../functions.ts';
 import type { CUresult } from '../results.ts';
 
-interface Fault {
+interface InjectedFault {
   readonly name: FunctionName;
   /** Which call of the function, from 1; every call where undefined. */
   readonly call: number | undefined;
@@ -10,7 +10,7 @@ interface Fault {
 }
 
 /** Counts the calls of a function; answers with a status where this one is to fail. */
-export type Faults = (name: FunctionName) => CUresult | undefined;
+export type FaultInjector = (name: FunctionName) => CUresult | undefined;
 
 /**
  * Reads `cuMemAlloc_v2:3=2`: the third call of that function answers 2 and does nothing. Several
@@ -18,8 +18,8 @@ export type Faults = (name: FunctionName) => CUresult | undefined;
  *
  * @throws RangeError for anything else
  */
-export function parseFaults(text: string): Faults {
-  const faults: Fault[] = text
+export function parseFaults(text: string): FaultInjector {
+  const faults: InjectedFault[] = text
     .split(',')
     .map((entry) => entry.trim())
     .filter((entry) => entry !== '')

@@ -3,7 +3,7 @@ import type { Driver } from '../functions.ts';
 import { libc, libcSymbol } from '../linux/libc.ts';
 import { CUresult } from '../results.ts';
 import type { HostMemory } from './host.ts';
-import type { Queues } from './queues.ts';
+import type { StreamQueues } from './queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -16,8 +16,11 @@ const {
  * Calls libc's `sem_post` and `close`, by their addresses; code at any other address would have to
  * be jumped into blindly, and answers NOT_SUPPORTED.
  */
-export function hostFunctions(queues: Queues, host: HostMemory): Pick<Driver, 'cuLaunchHostFunc'> {
-  const known = new Map<number, (data: number) => void>([
+export function hostCallbackFunctions(
+  queues: StreamQueues,
+  host: HostMemory,
+): Pick<Driver, 'cuLaunchHostFunc'> {
+  const callbacks = new Map<number, (data: number) => void>([
     [
       libcSymbol('sem_post'),
       (data) => {
@@ -31,7 +34,7 @@ export function hostFunctions(queues: Queues, host: HostMemory): Pick<Driver, 'c
       const stream = queues.get(handle);
       if (!stream) return CUDA_ERROR_INVALID_HANDLE;
       if (address === 0) return CUDA_ERROR_INVALID_VALUE;
-      const call = known.get(address);
+      const call = callbacks.get(address);
       if (!call) return CUDA_ERROR_NOT_SUPPORTED;
       queues.enqueue(
         stream,

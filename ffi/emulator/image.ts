@@ -13,13 +13,13 @@ export interface Image {
 }
 
 /** Why an image cannot be loaded, and what the compiler says of it. */
-export interface Refusal {
+export interface ImageError {
   readonly status: Status;
   readonly log: string;
 }
 
-const PIECE = 4096;
-const MAX_TEXT = 1 << 26;
+const PAGE = 4096;
+const MAX_IMAGE_BYTES = 1 << 26;
 const ELF = 0x46_4c_45_7f;
 const FATBIN = 0xba_55_ed_50;
 
@@ -31,7 +31,7 @@ export function readImage(
   host: HostMemory,
   address: number,
   kernels: ReadonlyMap<string, RegisteredKernel>,
-): Image | Refusal {
+): Image | ImageError {
   const magic = host.getInt32(address);
   if (magic === undefined) return { status: CUresult.CUDA_ERROR_INVALID_VALUE, log: '' };
   if (magic === ELF) return readCubin(host, address, kernels);
@@ -43,7 +43,7 @@ export function readImage(
       status: CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
       log: `fatal   : Unsupported .version ${ptx.version / 10}; current version is '9.0'`,
     };
-  if (ptx.fault) return { status: CUresult.CUDA_ERROR_INVALID_PTX, log: ptx.fault };
+  if (ptx.error) return { status: CUresult.CUDA_ERROR_INVALID_PTX, log: ptx.error };
   return ptx;
 }
 
@@ -51,8 +51,8 @@ export function readImage(
 function readText(host: HostMemory, address: number): string {
   const parts: Uint8Array[] = [];
   // Up to the end of a page at a time: the next one may not be mapped.
-  for (let at = address; at < address + MAX_TEXT; ) {
-    const piece = host.read(at, PIECE - (at % PIECE));
+  for (let at = address; at < address + MAX_IMAGE_BYTES; ) {
+    const piece = host.read(at, PAGE - (at % PAGE));
     const end = piece?.indexOf(0) ?? -1;
     if (!piece || end >= 0) {
       parts.push(piece?.subarray(0, end) ?? new Uint8Array());
@@ -69,13 +69,13 @@ function readCubin(
   host: HostMemory,
   address: number,
   kernels: ReadonlyMap<string, RegisteredKernel>,
-): Image | Refusal {
+): Image | ImageError {
   const header = Buffer.from(host.read(address, 64) ?? []);
   const byteLength =
     header.length === 64
       ? Number(header.readBigUInt64LE(40)) + header.readUInt16LE(58) * header.readUInt16LE(60)
       : 0;
-  const bytes = Buffer.from((byteLength < MAX_TEXT && host.read(address, byteLength)) || []);
+  const bytes = Buffer.from((byteLength < MAX_IMAGE_BYTES && host.read(address, byteLength)) || []);
   const entries = [...kernels]
     .filter(([name]) => bytes.includes(`.text.${name}\0`))
     .map(([name, { params }]) => ({

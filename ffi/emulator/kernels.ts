@@ -13,11 +13,11 @@ import type { Driver } from '../functions.ts';
 import { allocatePermanent, viewMemory } from '../native.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import type { HostMemory } from './host.ts';
-import { type Launch, readArguments, runKernel } from './launch.ts';
+import { type LaunchShape, readArguments, runKernel } from './launch.ts';
 import type { Memory } from './memory.ts';
 import type { Kernel, Modules } from './modules.ts';
-import { ownKernels } from './own-kernels.ts';
-import type { Queues, Stream, Work } from './queues.ts';
+import { builtinKernels } from './own-kernels.ts';
+import type { Stream, StreamQueues, Work } from './queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -45,7 +45,7 @@ const defaults = (kernel: Kernel): Readonly<Record<number, number>> => ({
 });
 
 /** The least and the most that an attribute can be set to. */
-const SETTABLE: ReadonlyMap<number, readonly [number, number]> = new Map([
+const SETTABLE_RANGES: ReadonlyMap<number, readonly [number, number]> = new Map([
   [CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, [0, MAX_SHARED]],
   [CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, [-1, 100]],
   [CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, [0, 1]],
@@ -74,9 +74,9 @@ export type KernelFunctions = Pick<
 >;
 
 /** What a launch does when its stream gets to it, or why there is none. */
-export type LaunchWork = (kernel: Kernel, shape: Launch, pointers: number) => Work | Status;
+export type LaunchFactory = (kernel: Kernel, shape: LaunchShape, pointers: number) => Work | Status;
 
-export function launchWork(modules: Modules, memory: Memory, host: HostMemory): LaunchWork {
+export function launchFactory(modules: Modules, memory: Memory, host: HostMemory): LaunchFactory {
   return (kernel, { grid, block, sharedBytes }, pointers) => {
     const threads = block.reduce((product, extent) => product * extent, 1);
     const fits =
@@ -85,7 +85,7 @@ export function launchWork(modules: Modules, memory: Memory, host: HostMemory): 
       threads <= attributeOf(kernel, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) &&
       sharedBytes <= attributeOf(kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
     if (!fits) return CUDA_ERROR_INVALID_VALUE;
-    const registered = modules.registered.get(kernel.name) ?? ownKernels.get(kernel.name);
+    const registered = modules.registered.get(kernel.name) ?? builtinKernels.get(kernel.name);
     if (!registered) return CUDA_ERROR_NOT_SUPPORTED;
     // Read now: the caller writes over them as soon as this returns.
     const args = readArguments(host, kernel, registered, pointers);
@@ -99,8 +99,8 @@ export function launchWork(modules: Modules, memory: Memory, host: HostMemory): 
 
 export function kernelFunctions(
   modules: Modules,
-  workOf: LaunchWork,
-  queues: Queues,
+  createLaunch: LaunchFactory,
+  queues: StreamQueues,
   host: HostMemory,
 ): KernelFunctions {
   const names = new Map<string, number>();
@@ -117,11 +117,11 @@ export function kernelFunctions(
   const launch = (
     kernel: Kernel | undefined,
     stream: Stream | undefined,
-    shape: Launch,
+    shape: LaunchShape,
     pointers: number,
   ): Status => {
     if (!kernel || !stream || stream.context !== kernel.context) return CUDA_ERROR_INVALID_HANDLE;
-    const work = workOf(kernel, shape, pointers);
+    const work = createLaunch(kernel, shape, pointers);
     if (typeof work === 'number') return work;
     queues.enqueue(stream, work, 'kernel');
     return CUDA_SUCCESS;
@@ -138,7 +138,7 @@ export function kernelFunctions(
     cuFuncSetAttribute(handle, attribute, value) {
       const kernel = modules.kernel(handle);
       if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
-      const range = SETTABLE.get(attribute);
+      const range = SETTABLE_RANGES.get(attribute);
       if (!range || value < range[0] || value > range[1]) return CUDA_ERROR_INVALID_VALUE;
       kernel.attributes.set(attribute, value);
       return CUDA_SUCCESS;
@@ -168,7 +168,7 @@ export function kernelFunctions(
     cuLaunchKernelEx(address, handle, pointers) {
       const config = host.readStruct('CUlaunchConfig', address);
       if (!config) return CUDA_ERROR_INVALID_VALUE;
-      const shape: Launch = {
+      const shape: LaunchShape = {
         grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
         block: [config.blockDimX, config.blockDimY, config.blockDimZ],
         sharedBytes: config.sharedMemBytes,
@@ -178,7 +178,7 @@ export function kernelFunctions(
       return launch(modules.kernel(handle), queues.get(config.hStream), shape, pointers);
     },
     cuLaunchKernel(handle, gx, gy, gz, bx, by, bz, sharedBytes, stream, pointers) {
-      const shape: Launch = { grid: [gx, gy, gz], block: [bx, by, bz], sharedBytes };
+      const shape: LaunchShape = { grid: [gx, gy, gz], block: [bx, by, bz], sharedBytes };
       return launch(modules.kernel(handle), queues.get(stream), shape, pointers);
     },
     cuOccupancyMaxActiveBlocksPerMultiprocessor: () => CUDA_ERROR_NOT_SUPPORTED,

@@ -16,14 +16,14 @@ type Extents = readonly [x: number, y: number, z: number];
 type Argument = number | bigint | boolean | Uint8Array;
 
 /** The shape of a launch. */
-export interface Launch {
+export interface LaunchShape {
   readonly grid: Extents;
   readonly block: Extents;
   readonly sharedBytes: number;
 }
 
 /** What a kernel did that ends its context. */
-class Trap extends Error {
+class KernelTrap extends Error {
   readonly status: Status;
 
   constructor(status: Status, message: string) {
@@ -33,7 +33,7 @@ class Trap extends Error {
 }
 
 /** Memory that a kernel may only read: a copy as it was, and the one that the kernel was given. */
-interface Lent {
+interface ReadOnlyCopy {
   readonly address: number;
   readonly before: ArrayBuffer;
   readonly after: ArrayBuffer;
@@ -100,21 +100,21 @@ export function runKernel(
   memory: Memory,
   { name, context }: Kernel,
   { run }: RegisteredKernel,
-  shape: Launch,
+  shape: LaunchShape,
   args: readonly Argument[],
 ): void {
-  const readOnly: Lent[] = [];
+  const readOnly: ReadOnlyCopy[] = [];
   const launch: EmulatedLaunch = {
     ...shape,
     view(address, type, length) {
       const byteLength = length * type.BYTES_PER_ELEMENT;
       if (address % type.BYTES_PER_ELEMENT !== 0)
-        throw new Trap(CUresult.CUDA_ERROR_MISALIGNED_ADDRESS, `${address} is misaligned`);
+        throw new KernelTrap(CUresult.CUDA_ERROR_MISALIGNED_ADDRESS, `${address} is misaligned`);
       if (byteLength === 0) return new type(new ArrayBuffer(0), 0, 0);
       const canWrite = memory.canStillWrite(address, byteLength, context.device);
       const canRead = canWrite || memory.canStillRead(address, byteLength, context.device);
-      if (!canRead || memory.isOutOfReach(address, context))
-        throw new Trap(
+      if (!canRead || memory.isInaccessible(address, context))
+        throw new KernelTrap(
           CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
           `${byteLength} bytes at ${address} are not all the device's`,
         );
@@ -129,13 +129,14 @@ export function runKernel(
     run(launch, args);
     for (const { address, before, after } of readOnly)
       if (Buffer.compare(new Uint8Array(before), new Uint8Array(after)) !== 0)
-        throw new Trap(
+        throw new KernelTrap(
           CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
           `the device may only read the memory at ${address}`,
         );
   } catch (error) {
-    context.failure = error instanceof Trap ? error.status : CUresult.CUDA_ERROR_LAUNCH_FAILED;
-    if (error instanceof Trap) return;
+    context.failure =
+      error instanceof KernelTrap ? error.status : CUresult.CUDA_ERROR_LAUNCH_FAILED;
+    if (error instanceof KernelTrap) return;
     process.emitWarning(`the emulated kernel ${name} threw: ${describe(error)}`, {
       code: 'CUFFI_EMULATED_KERNEL',
     });

@@ -8,10 +8,10 @@ import { type Range, RangeMap } from './ranges.ts';
 import { READ, Regions, WRITE } from './region.ts';
 import type { Settings } from './settings.ts';
 import { AddressSpace } from './space.ts';
-import { isOfOtherThread } from './threads.ts';
+import { isMemoryOfOtherThread } from './threads.ts';
 
 /** Memory of another process, opened here. */
-export interface Import extends Range {
+export interface ForeignAllocation extends Range {
   readonly context: Context;
   readonly bufferId: number;
   readonly mapped: MappedBlock;
@@ -30,7 +30,7 @@ export interface Registration extends Range {
 export class Memory {
   readonly space: AddressSpace = new AddressSpace();
   readonly blocks: Blocks = new Blocks(this);
-  readonly imports: RangeMap<Import> = new RangeMap<Import>();
+  readonly imports: RangeMap<ForeignAllocation> = new RangeMap<ForeignAllocation>();
   readonly registrations: RangeMap<Registration> = new RangeMap<Registration>();
   readonly regions: Regions = new Regions();
   /** What the pools of this process have mapped, given out or not. */
@@ -39,8 +39,8 @@ export class Memory {
   readonly #contexts: Contexts;
   readonly #total: number;
   /** What takes device memory besides blocks, and who gives some back when there is too little. */
-  readonly #users: ((device: number) => number)[] = [];
-  readonly #reliefs: ((device: number) => void)[] = [];
+  readonly #usageCounters: ((device: number) => number)[] = [];
+  readonly #pressureListeners: ((device: number) => void)[] = [];
   #lastBufferId = 0;
 
   constructor(settings: Settings, contexts: Contexts, host: HostMemory) {
@@ -57,23 +57,23 @@ export class Memory {
 
   /** Counts what `used` says as used memory of a device. */
   onUsage(used: (device: number) => number): void {
-    this.#users.push(used);
+    this.#usageCounters.push(used);
   }
 
   /** Has `relieve` called where a device has too little memory left. */
   onPressure(relieve: (device: number) => void): void {
-    this.#reliefs.push(relieve);
+    this.#pressureListeners.push(relieve);
   }
 
   /** Whether a device has so much memory, after what can be given back was. */
   hasFree(device: number, byteLength: number): boolean {
     if (byteLength <= this.freeBytes(device)) return true;
-    for (const relieve of this.#reliefs) relieve(device);
+    for (const relieve of this.#pressureListeners) relieve(device);
     return byteLength <= this.freeBytes(device);
   }
 
   freeBytes(device: number): number {
-    const used = this.#users.reduce((sum, usage) => sum + usage(device), 0);
+    const used = this.#usageCounters.reduce((sum, usage) => sum + usage(device), 0);
     return this.#total - used - this.blocks.usedBytes(device);
   }
 
@@ -84,13 +84,15 @@ export class Memory {
   /** Whether new work of a device can read all these bytes, as part of one allocation. */
   canRead(address: number, byteLength: number, device: number): boolean {
     return (
-      this.#accepts(address, byteLength) && this.#isReachable(address, byteLength, device, READ)
+      this.#acceptsNewWork(address, byteLength) &&
+      this.#isReachable(address, byteLength, device, READ)
     );
   }
 
   canWrite(address: number, byteLength: number, device: number): boolean {
     return (
-      this.#accepts(address, byteLength) && this.#isReachable(address, byteLength, device, WRITE)
+      this.#acceptsNewWork(address, byteLength) &&
+      this.#isReachable(address, byteLength, device, WRITE)
     );
   }
 
@@ -98,9 +100,9 @@ export class Memory {
    * Whether an address is in another device's memory that work of a context was given no access to.
    * Copies do without: only the processors of a device ask.
    */
-  isOutOfReach(address: number, context: Context): boolean {
-    const owner = this.blocks.ownerAt(address) ?? this.imports.at(address)?.context;
-    return owner !== undefined && !this.#contexts.reaches(context, owner);
+  isInaccessible(address: number, context: Context): boolean {
+    const owner = this.blocks.contextAt(address) ?? this.imports.at(address)?.context;
+    return owner !== undefined && !this.#contexts.canAccess(context, owner);
   }
 
   /** As {@link canRead}, where bytes that follow each other may be of several mappings. */
@@ -113,13 +115,15 @@ export class Memory {
   /** Whether work that was accepted can still read: memory that is freed may stay mapped. */
   canStillRead(address: number, byteLength: number, device: number): boolean {
     return (
-      this.#isReachable(address, byteLength, device, READ) || this.#isKept(address, byteLength)
+      this.#isReachable(address, byteLength, device, READ) ||
+      this.#isFreedButMapped(address, byteLength)
     );
   }
 
   canStillWrite(address: number, byteLength: number, device: number): boolean {
     return (
-      this.#isReachable(address, byteLength, device, WRITE) || this.#isKept(address, byteLength)
+      this.#isReachable(address, byteLength, device, WRITE) ||
+      this.#isFreedButMapped(address, byteLength)
     );
   }
 
@@ -133,7 +137,7 @@ export class Memory {
   /** Whether an address is known to the driver at all. */
   isKnown(address: number): boolean {
     return (
-      this.#isPlain(address, 1) ||
+      this.#isDeviceMemory(address, 1) ||
       this.regions.at(address) !== undefined ||
       this.registrations.at(address) !== undefined
     );
@@ -150,12 +154,12 @@ export class Memory {
   /** The 32-bit word at an aligned address; undefined where the device cannot reach it. */
   load(address: number): number | undefined {
     const mapped = this.#mappedAt(address);
-    return mapped ? Atomics.load(...mapped.word(address)) : this.#host.getInt32(address);
+    return mapped ? Atomics.load(...mapped.word32(address)) : this.#host.getInt32(address);
   }
 
   store(address: number, value: number): void {
     const mapped = this.#mappedAt(address);
-    if (mapped) Atomics.store(...mapped.word(address), value | 0);
+    if (mapped) Atomics.store(...mapped.word32(address), value | 0);
     else this.#host.setInt32(address, value);
   }
 
@@ -173,46 +177,48 @@ export class Memory {
 
   #isReachable(address: number, byteLength: number, device: number, wanted: number): boolean {
     return (
-      this.#isPlain(address, byteLength) ||
+      this.#isDeviceMemory(address, byteLength) ||
       this.#isRegistered(address, byteLength, wanted) ||
-      this.regions.allow(address, byteLength, device, wanted) ||
-      isOfOtherThread(address, byteLength)
+      this.regions.allows(address, byteLength, device, wanted) ||
+      isMemoryOfOtherThread(address, byteLength)
     );
   }
 
   #isRegistered(address: number, byteLength: number, wanted: number): boolean {
-    const registration = this.registrations.holding(address, byteLength);
+    const registration = this.registrations.containing(address, byteLength);
     return registration !== undefined && (wanted === READ || !registration.isReadOnly);
   }
 
   /** Whether it is mapped as what was freed there, and nothing else is there now. */
-  #isKept(address: number, byteLength: number): boolean {
+  #isFreedButMapped(address: number, byteLength: number): boolean {
     const isInBlock = this.blocks.holds(address, byteLength);
-    const isInPool = this.pools.holding(address, byteLength) !== undefined;
+    const isInPool = this.pools.containing(address, byteLength) !== undefined;
     return (isInBlock || isInPool) && this.regions.at(address) === undefined;
   }
 
-  #accepts(address: number, byteLength: number): boolean {
-    return this.regions.at(address) === undefined || this.regions.accept(address, byteLength);
+  #acceptsNewWork(address: number, byteLength: number): boolean {
+    return (
+      this.regions.at(address) === undefined || this.regions.acceptsNewWork(address, byteLength)
+    );
   }
 
   #isMapped(address: number, byteLength: number): boolean {
-    return this.#isPlain(address, byteLength) || this.regions.isMapped(address, byteLength);
+    return this.#isDeviceMemory(address, byteLength) || this.regions.isMapped(address, byteLength);
   }
 
   #mappedAt(address: number): MappedBlock | undefined {
     return this.blocks.mappedAt(address) ?? this.imports.at(address)?.mapped;
   }
 
-  #isPlain(address: number, byteLength: number): boolean {
+  #isDeviceMemory(address: number, byteLength: number): boolean {
     return (
-      this.imports.holding(address, byteLength) !== undefined ||
+      this.imports.containing(address, byteLength) !== undefined ||
       this.blocks.isAllocated(address, byteLength)
     );
   }
 
   #release(context: Context): void {
-    this.blocks.release(context);
+    this.blocks.releaseContext(context);
     for (const registration of [...this.registrations])
       if (registration.context === context) this.registrations.remove(registration);
   }

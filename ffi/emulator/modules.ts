@@ -12,7 +12,7 @@ import type { HostMemory } from './host.ts';
 import { type Image, readImage } from './image.ts';
 import type { Memory } from './memory.ts';
 import type { PtxEntry } from './ptx.ts';
-import type { Queues } from './queues.ts';
+import type { StreamQueues } from './queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -72,14 +72,14 @@ export class Modules {
 
   /** Undefined where there is no memory for its globals. */
   load(context: Context, { entries, globals, target }: Image): Module | undefined {
-    const placed = new Map<string, Allocation>();
+    const allocations = new Map<string, Allocation>();
     for (const { name, byteLength, initial } of globals) {
       const allocation = this.#memory.blocks.allocate(context, byteLength);
       if (!allocation) {
-        for (const each of placed.values()) this.#memory.blocks.free(each);
+        for (const each of allocations.values()) this.#memory.blocks.free(each);
         return undefined;
       }
-      placed.set(name, allocation);
+      allocations.set(name, allocation);
       const bytes = new Uint8Array(byteLength);
       bytes.set(initial.subarray(0, byteLength));
       withAddress(bytes, (from) => this.#memory.copy(allocation.address, from, byteLength));
@@ -87,7 +87,7 @@ export class Modules {
     const module = {
       handle: this.#handles.make('CUmodule'),
       context,
-      globals: placed,
+      globals: allocations,
       kernels: entries.map((entry) => ({
         ...entry,
         handle: this.#handles.make('CUfunction'),
@@ -129,7 +129,7 @@ export type ModuleFunctions = Pick<
 export function moduleFunctions(
   modules: Modules,
   contexts: Contexts,
-  queues: Queues,
+  queues: StreamQueues,
   host: HostMemory,
 ): ModuleFunctions {
   const nameAt = (address: number): string | undefined => {

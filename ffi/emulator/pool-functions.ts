@@ -14,7 +14,7 @@ import type { Memory } from './memory.ts';
 import type { Pool } from './pool.ts';
 import type { ImportedPool, ImportedPools } from './pool-import.ts';
 import { type Pools, poolAttribute, poolAttributeWidth, setPoolAttribute } from './pools.ts';
-import type { Queues } from './queues.ts';
+import type { StreamQueues } from './queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -25,12 +25,12 @@ const {
 } = CUresult;
 
 /** The rooms that the functions of pools work on. */
-export interface PoolRooms {
+export interface EmulatorParts {
   readonly pools: Pools;
   readonly imported: ImportedPools;
   readonly memory: Memory;
   readonly contexts: Contexts;
-  readonly queues: Queues;
+  readonly queues: StreamQueues;
   readonly host: HostMemory;
 }
 
@@ -48,8 +48,8 @@ type PoolFunctions = Pick<
   | 'cuMemPoolGetAccess'
 >;
 
-export function poolFunctions({ pools, imported, contexts, host }: PoolRooms): PoolFunctions {
-  const give = (out: number, pool: Pool | undefined): Status => {
+export function poolFunctions({ pools, imported, contexts, host }: EmulatorParts): PoolFunctions {
+  const writeHandle = (out: number, pool: Pool | undefined): Status => {
     if (!pool) return CUDA_ERROR_OUT_OF_MEMORY;
     host.setUint64(out, pool.handle);
     return CUDA_SUCCESS;
@@ -58,9 +58,9 @@ export function poolFunctions({ pools, imported, contexts, host }: PoolRooms): P
     pools.get(handle) ?? imported.get(handle);
 
   /** What the hardware says of access that the owner's own device is to have. */
-  const setRights = (pool: Pool | ImportedPool, device: number, flags: number): Status => {
+  const setAccess = (pool: Pool | ImportedPool, device: number, flags: number): Status => {
     if (device !== pool.device) {
-      pool.rights.set(device, flags);
+      pool.accessFlags.set(device, flags);
       return CUDA_SUCCESS;
     }
     if (flags === CU_MEM_ACCESS_FLAGS_PROT_NONE) return CUDA_ERROR_INVALID_DEVICE;
@@ -69,9 +69,13 @@ export function poolFunctions({ pools, imported, contexts, host }: PoolRooms): P
 
   return {
     cuDeviceGetDefaultMemPool: (out, device) =>
-      contexts.hasDevice(device) ? give(out, pools.default(device)) : CUDA_ERROR_INVALID_DEVICE,
+      contexts.hasDevice(device)
+        ? writeHandle(out, pools.default(device))
+        : CUDA_ERROR_INVALID_DEVICE,
     cuDeviceGetMemPool: (out, device) =>
-      contexts.hasDevice(device) ? give(out, pools.current(device)) : CUDA_ERROR_INVALID_VALUE,
+      contexts.hasDevice(device)
+        ? writeHandle(out, pools.current(device))
+        : CUDA_ERROR_INVALID_VALUE,
     cuDeviceSetMemPool(device, handle) {
       if (!contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
       const pool = pools.get(handle);
@@ -84,7 +88,7 @@ export function poolFunctions({ pools, imported, contexts, host }: PoolRooms): P
       if (!bytes || !properties || bytes.subarray(reservedAt).some((byte) => byte !== 0))
         return CUDA_ERROR_INVALID_VALUE;
       const pool = pools.create(properties);
-      return typeof pool === 'number' ? pool : give(out, pool);
+      return typeof pool === 'number' ? pool : writeHandle(out, pool);
     },
     cuMemPoolDestroy(handle) {
       const foreign = imported.get(handle);
@@ -129,7 +133,7 @@ export function poolFunctions({ pools, imported, contexts, host }: PoolRooms): P
         if (!given || !isRights) return CUDA_ERROR_INVALID_VALUE;
         const device = given['location.id'];
         const located = locationStatus(contexts, given['location.type'], device);
-        const status = located === CUDA_SUCCESS ? setRights(pool, device, given.flags) : located;
+        const status = located === CUDA_SUCCESS ? setAccess(pool, device, given.flags) : located;
         if (status !== CUDA_SUCCESS) return status;
       }
       return CUDA_SUCCESS;

@@ -1,22 +1,22 @@
 import { libc } from '../linux/libc.ts';
-import { FirstFit } from './ranges.ts';
+import { FirstFitAllocator } from './ranges.ts';
 import { GRANULARITY, roundUp } from './space.ts';
 
 /** What a pool reserves multiples of, where there is so much. */
-export const CHUNK: number = 32 << 20;
+export const POOL_CHUNK_BYTES: number = 32 << 20;
 
 const FALLOC_FL_KEEP_SIZE = 1;
 const FALLOC_FL_PUNCH_HOLE = 2;
 
 /** The bytes of a pool's memfd by their offsets: what is reserved of the device, and taken of that. */
-export class PoolSpace {
+export class PoolExtents {
   reservedBytes = 0;
-  reservedHigh = 0;
+  reservedHighWater = 0;
   readonly #fd: number;
   readonly #capacity: number;
   readonly #hasFree: (byteLength: number) => boolean;
-  readonly #unreserved = new FirstFit();
-  readonly #free = new FirstFit();
+  readonly #unreserved = new FirstFitAllocator();
+  readonly #free = new FirstFitAllocator();
   readonly #extents: { start: number; byteLength: number }[] = [];
 
   /** @param hasFree whether the device has so much memory to be reserved */
@@ -30,24 +30,25 @@ export class PoolSpace {
   /**
    * Takes so many bytes; undefined where there is not enough memory.
    *
-   * @param settle called before more is reserved, to give back what can be
+   * @param reclaim called before more is reserved, to give back what can be
    */
-  take(byteLength: number, settle: () => void): number | undefined {
+  take(byteLength: number, reclaim: () => void): number | undefined {
     if (byteLength > this.#capacity) {
       // Hardware reserves all it may before it gives up, and gives it back.
-      if (this.#hasFree(this.#capacity - this.reservedBytes)) this.reservedHigh = this.#capacity;
+      if (this.#hasFree(this.#capacity - this.reservedBytes))
+        this.reservedHighWater = this.#capacity;
       return undefined;
     }
     let offset = this.#free.take(byteLength);
     if (offset !== undefined) return offset;
-    settle();
+    reclaim();
     offset = this.#free.take(byteLength) ?? this.#grow(byteLength);
     if (offset !== undefined) return offset;
     this.trim(0);
     return this.#grow(byteLength);
   }
 
-  giveBack(offset: number, byteLength: number): void {
+  free(offset: number, byteLength: number): void {
     this.#free.add(offset, byteLength);
   }
 
@@ -65,12 +66,12 @@ export class PoolSpace {
   }
 
   /** Nothing of it is there any more. */
-  end(): void {
+  clear(): void {
     this.reservedBytes = 0;
   }
 
   #grow(byteLength: number): number | undefined {
-    for (const unit of [CHUNK, GRANULARITY]) {
+    for (const unit of [POOL_CHUNK_BYTES, GRANULARITY]) {
       const wanted = roundUp(byteLength, unit);
       if (!this.#hasFree(wanted)) continue;
       const start = this.#unreserved.take(wanted);
@@ -78,7 +79,7 @@ export class PoolSpace {
       this.#extents.push({ start, byteLength: wanted });
       this.#free.add(start, wanted);
       this.reservedBytes += wanted;
-      this.reservedHigh = Math.max(this.reservedHigh, this.reservedBytes);
+      this.reservedHighWater = Math.max(this.reservedHighWater, this.reservedBytes);
       return this.#free.take(byteLength);
     }
     return undefined;

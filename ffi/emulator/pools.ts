@@ -15,8 +15,8 @@ import type { Handles } from './handles.ts';
 import { handleTypesStatus, locationStatus } from './location.ts';
 import type { Memory } from './memory.ts';
 import { Pool, type PoolRegion } from './pool.ts';
-import { CHUNK } from './pool-space.ts';
-import type { Queues, Stream } from './queues.ts';
+import { POOL_CHUNK_BYTES } from './pool-space.ts';
+import type { Stream, StreamQueues } from './queues.ts';
 import { GRANULARITY, roundUp } from './space.ts';
 
 const {
@@ -38,24 +38,24 @@ export class Pools {
   /** Where graphs have their memory. */
   readonly #forGraphs = new Map<number, Pool>();
 
-  constructor(memory: Memory, contexts: Contexts, queues: Queues, handles: Handles) {
+  constructor(memory: Memory, contexts: Contexts, queues: StreamQueues, handles: Handles) {
     this.#memory = memory;
     this.#contexts = contexts;
     this.#handles = handles;
     memory.onUsage((device) =>
-      this.#of(device).reduce((sum, { space }) => sum + space.reservedBytes, 0),
+      this.#poolsOf(device).reduce((sum, { extents }) => sum + extents.reservedBytes, 0),
     );
     memory.onPressure((device) => {
-      for (const pool of this.#of(device)) pool.trim(0);
+      for (const pool of this.#poolsOf(device)) pool.trim(0);
     });
     queues.onSynchronize((isContext) => {
-      if (isContext) for (const pool of this.#all) pool.settleUsed();
+      if (isContext) for (const pool of this.#all) pool.countDelayedFrees();
       for (const pool of this.#all)
-        if (BigInt(pool.space.reservedBytes) > pool.releaseThreshold)
+        if (BigInt(pool.extents.reservedBytes) > pool.releaseThreshold)
           pool.trim(Number(pool.releaseThreshold));
     });
     contexts.onEnd((context) => {
-      for (const pool of this.#all) pool.abandon((stream) => stream.context === context);
+      for (const pool of this.#all) pool.freePendingOf((stream) => stream.context === context);
     });
   }
 
@@ -94,7 +94,7 @@ export class Pools {
   }
 
   /** Whether memory is a graph's, which only the graph frees. */
-  isOfGraph({ pool }: PoolRegion): boolean {
+  isGraphMemory({ pool }: PoolRegion): boolean {
     return pool !== undefined && this.#forGraphs.get(pool.device) === pool;
   }
 
@@ -116,7 +116,7 @@ export class Pools {
     if (shared !== CUDA_SUCCESS) return shared;
     if (!Number.isSafeInteger(maxSize)) return CUDA_ERROR_INVALID_VALUE;
     const total = this.#memory.totalBytes;
-    const capacity = maxSize === 0 ? total : Math.min(roundUp(maxSize, CHUNK), total);
+    const capacity = maxSize === 0 ? total : Math.min(roundUp(maxSize, POOL_CHUNK_BYTES), total);
     return this.#make(device, handleTypes, capacity, false) ?? CUDA_ERROR_OUT_OF_MEMORY;
   }
 
@@ -133,13 +133,13 @@ export class Pools {
     return pool.allocate(byteLength, stream);
   }
 
-  #of(device: number): Pool[] {
+  #poolsOf(device: number): Pool[] {
     return [...this.#all].filter((pool) => pool.device === device);
   }
 
   #forgetEmpty(): void {
     for (const pool of this.#all)
-      if (pool.isDestroyed && pool.space.reservedBytes === 0) this.#all.delete(pool);
+      if (pool.isDestroyed && pool.extents.reservedBytes === 0) this.#all.delete(pool);
   }
 
   #make(
@@ -169,13 +169,13 @@ export function poolAttribute(pool: Pool, attribute: number): bigint {
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
       return pool.releaseThreshold;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
-      return BigInt(pool.space.reservedBytes);
+      return BigInt(pool.extents.reservedBytes);
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-      return BigInt(pool.space.reservedHigh);
+      return BigInt(pool.extents.reservedHighWater);
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
       return BigInt(pool.usedBytes);
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-      return BigInt(pool.usedHigh);
+      return BigInt(pool.usedHighWater);
     default:
       return BigInt(pool.reuse[attribute - 1] as number);
   }
@@ -189,11 +189,11 @@ export function setPoolAttribute(pool: Pool, attribute: number, value: bigint): 
     // A high-water mark can only be set back, to what is there now.
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
       if (value !== 0n) return CUDA_ERROR_INVALID_VALUE;
-      pool.space.reservedHigh = pool.space.reservedBytes;
+      pool.extents.reservedHighWater = pool.extents.reservedBytes;
       return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
       if (value !== 0n) return CUDA_ERROR_INVALID_VALUE;
-      pool.usedHigh = pool.usedBytes;
+      pool.usedHighWater = pool.usedBytes;
       return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:

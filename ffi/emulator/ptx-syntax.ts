@@ -23,24 +23,25 @@ export const withoutComments = (text: string): string =>
 export const targetOf = (plain: string): number => Number(TARGET.exec(plain)?.[2] ?? 0);
 
 /** What the compiler says of text without comments that it cannot compile. */
-export function faultOf(plain: string): string | undefined {
+export function ptxErrorOf(plain: string): string | undefined {
   const target = TARGET.exec(plain);
-  if (!target) return fatal(plain, 0, 'Missing .target directive at start of file');
+  if (!target) return fatalMessage(plain, 0, 'Missing .target directive at start of file');
   if (!TARGETS.has(Number(target[2])))
-    return fatal(plain, target.index, `Unsupported .target '${target[1]}'`);
+    return fatalMessage(plain, target.index, `Unsupported .target '${target[1]}'`);
   const open: string[] = [];
   for (const { 0: bracket, index } of plain.matchAll(BRACKET)) {
     const closing = CLOSING.get(bracket);
     // A body within a list of parameters is a list that was not closed.
     const isMisplaced = bracket === '{' ? open.at(-1) === ')' : !closing && open.pop() !== bracket;
-    if (isMisplaced) return fatal(plain, index, `Parsing error near '${bracket}': syntax error`);
+    if (isMisplaced)
+      return fatalMessage(plain, index, `Parsing error near '${bracket}': syntax error`);
     if (closing) open.push(closing);
   }
   return open.length === 0
     ? undefined
-    : fatal(plain, plain.length, "Parsing error near '': syntax error");
+    : fatalMessage(plain, plain.length, "Parsing error near '': syntax error");
 }
 
-const fatal = (plain: string, at: number, what: string): string =>
+const fatalMessage = (plain: string, at: number, what: string): string =>
   `ptxas application ptx input, line ${plain.slice(0, at).split('\n').length}; fatal   : ${what}\n` +
   'ptxas fatal   : Ptx assembly aborted due to errors';

@@ -1,5 +1,5 @@
 /** What PTX text says of itself: its version, its kernels with their parameters, its globals. */
-import { faultOf, targetOf, withoutComments } from './ptx-syntax.ts';
+import { ptxErrorOf, targetOf, withoutComments } from './ptx-syntax.ts';
 
 /** A kernel as PTX declares it. */
 export interface PtxEntry {
@@ -24,7 +24,7 @@ export interface Ptx {
   /** The architecture that it is for; 0 where it says none. */
   readonly target: number;
   /** Why it does not compile, as far as can be told, in the compiler's words. */
-  readonly fault: string | undefined;
+  readonly error: string | undefined;
   readonly entries: readonly PtxEntry[];
   readonly globals: readonly PtxGlobal[];
 }
@@ -33,7 +33,7 @@ const ENTRY = /\.entry\s+([\w$%]+)\s*(?:\(([^)]*)\))?([^{;]*)/g;
 const PARAM = /\.param\s+(?:\.align\s+\d+\s+)?\.([a-z]+)(\d+)[^,[]*(?:\[(\d+)\])?/g;
 const GLOBAL =
   /^\s*(?:\.(?:visible|extern|weak)\s+)*\.(?:global|const)\s+(?:\.align\s+\d+\s+)?\.([a-z]+)(\d+)\s+([\w$%]+)((?:\[\d+\])*)\s*(?:=\s*\{?([^};]*)\}?)?\s*;/gm;
-const THREADS = /\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?/;
+const MAX_THREADS = /\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?/;
 
 /** Undefined for text that does not begin as PTX does. */
 export function parsePtx(text: string): Ptx | undefined {
@@ -43,31 +43,31 @@ export function parsePtx(text: string): Ptx | undefined {
   return {
     version: Number(version[1]) * 10 + Number(version[2]),
     target: targetOf(plain),
-    fault: faultOf(plain),
+    error: ptxErrorOf(plain),
     entries: [...plain.matchAll(ENTRY)].map(([, name = '', params = '', directives = '']) => ({
       name,
       params: [...params.matchAll(PARAM)].map(
         ([, , bits, count]) => (Number(bits) / 8) * Number(count ?? 1),
       ),
-      maxThreads: threads(directives),
+      maxThreads: maxThreadsOf(directives),
     })),
     globals: [...plain.matchAll(GLOBAL)].map(([, , bits, name = '', extents = '', values = '']) => {
       const width = Number(bits) / 8;
       const count = [...extents.matchAll(/\d+/g)].reduce((product, [n]) => product * Number(n), 1);
-      return { name, byteLength: width * count, initial: initial(values, width) };
+      return { name, byteLength: width * count, initial: initialBytes(values, width) };
     }),
   };
 }
 
-function threads(directives: string): number | undefined {
-  const found = THREADS.exec(directives);
+function maxThreadsOf(directives: string): number | undefined {
+  const found = MAX_THREADS.exec(directives);
   return found
     ? found.slice(1).reduce((product, extent) => product * Number(extent ?? 1), 1)
     : undefined;
 }
 
 /** Values as PTX writes them: integers, and floats by their bits (0f3F800000). */
-function initial(values: string, width: number): Uint8Array {
+function initialBytes(values: string, width: number): Uint8Array {
   const words = values.split(',').flatMap((value) => {
     const [, float, rest = ''] = /^\s*(0[fFdD])?(\S+)\s*$/.exec(value) ?? [];
     try {

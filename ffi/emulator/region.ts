@@ -7,7 +7,7 @@ import { type Range, RangeMap } from './ranges.ts';
 export interface Region extends Range {
   readonly kind: 'pool' | 'host' | 'managed' | 'virtual';
   /** The bytes that were asked for; `byteLength` may be rounded up from it. */
-  readonly asked: number;
+  readonly requestedByteLength: number;
   readonly device: number;
   /** Whose end is the memory's; undefined for memory that belongs to no context. */
   readonly context: Context | undefined;
@@ -30,7 +30,7 @@ export const WRITE: number = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 /** Regions by address. */
 export class Regions extends RangeMap<Region> {
   /** Whether a device may do `wanted` with all these bytes: one region, or mappings in a row. */
-  allow(address: number, byteLength: number, device: number, wanted: number): boolean {
+  allows(address: number, byteLength: number, device: number, wanted: number): boolean {
     const end = address + byteLength;
     let at = address;
     for (;;) {
@@ -43,8 +43,8 @@ export class Regions extends RangeMap<Region> {
   }
 
   /** Whether new work may be given these bytes: one region's, and not freed. */
-  accept(address: number, byteLength: number): boolean {
-    const region = this.holding(address, byteLength);
+  acceptsNewWork(address: number, byteLength: number): boolean {
+    const region = this.containing(address, byteLength);
     return region !== undefined && !region.isFreed;
   }
 

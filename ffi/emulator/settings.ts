@@ -1,6 +1,6 @@
 /** What the environment asks of the emulated driver. */
 import { type DeviceAttribute, deviceAttributes } from '../attributes.ts';
-import { type Faults, parseFaults } from './faults.ts';
+import { type FaultInjector, parseFaults } from './faults.ts';
 
 /**
  * - `CUFFI_EMULATED_DEVICES`: how many devices; 1 by default.
@@ -18,9 +18,9 @@ export interface Settings {
   /** Whether devices can do what an attribute of theirs stands for: all but what is set to 0. */
   readonly supports: (attribute: DeviceAttribute) => boolean;
   /** Whether a handle says where memory is, and not which. */
-  readonly sameHandles: boolean;
+  readonly reusesHandles: boolean;
   readonly teardownMs: number;
-  readonly faults: Faults;
+  readonly faults: FaultInjector;
 }
 
 const UNITS: Readonly<Record<string, number>> = { '': 1, K: 2 ** 10, M: 2 ** 20, G: 2 ** 30 };
@@ -29,14 +29,16 @@ const UNITS: Readonly<Record<string, number>> = { '': 1, K: 2 ** 10, M: 2 ** 20,
 const setting = (env: NodeJS.ProcessEnv, name: string): string | undefined =>
   env[name] || undefined;
 
-const refuse = (name: string, value: string, wanted: string): never => {
+const throwInvalid = (name: string, value: string, wanted: string): never => {
   throw new RangeError(`${name}=${value}: expected ${wanted}`);
 };
 
 function deviceCount(env: NodeJS.ProcessEnv): number {
   const name = 'CUFFI_EMULATED_DEVICES';
   const value = setting(env, name) ?? '1';
-  return /^\d{1,2}$/.test(value) ? Number(value) : refuse(name, value, 'a number from 0 to 99');
+  return /^\d{1,2}$/.test(value)
+    ? Number(value)
+    : throwInvalid(name, value, 'a number from 0 to 99');
 }
 
 function memoryByteLength(env: NodeJS.ProcessEnv): number {
@@ -46,7 +48,7 @@ function memoryByteLength(env: NodeJS.ProcessEnv): number {
   const byteLength = Number(digits) * (UNITS[unit?.toUpperCase() ?? ''] ?? 1);
   return Number.isSafeInteger(byteLength) && byteLength > 0
     ? byteLength
-    : refuse(name, value, 'bytes, with suffix K, M or G or without');
+    : throwInvalid(name, value, 'bytes, with suffix K, M or G or without');
 }
 
 function attributes(env: NodeJS.ProcessEnv): Map<number, number> {
@@ -57,7 +59,7 @@ function attributes(env: NodeJS.ProcessEnv): Map<number, number> {
     entries.map((entry) => {
       const [, number, to] = /^\s*(\d+)=(-?\d+)\s*$/.exec(entry) ?? [];
       return number === undefined || to === undefined
-        ? refuse(name, value, 'NUMBER=VALUE, comma-separated')
+        ? throwInvalid(name, value, 'NUMBER=VALUE, comma-separated')
         : ([Number(number), Number(to)] as const);
     }),
   );
@@ -66,7 +68,7 @@ function attributes(env: NodeJS.ProcessEnv): Map<number, number> {
 function teardownMs(env: NodeJS.ProcessEnv): number {
   const name = 'CUFFI_EMULATED_TEARDOWN_MS';
   const value = setting(env, name) ?? '0';
-  return /^\d{1,6}$/.test(value) ? Number(value) : refuse(name, value, 'milliseconds');
+  return /^\d{1,6}$/.test(value) ? Number(value) : throwInvalid(name, value, 'milliseconds');
 }
 
 /** @throws RangeError for a value that says nothing sensible */
@@ -77,7 +79,7 @@ export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
     memoryByteLength: memoryByteLength(env),
     attributes: given,
     supports: (attribute) => given.get(deviceAttributes[attribute]) !== 0,
-    sameHandles: setting(env, 'CUFFI_EMULATED_SAME_HANDLES') === '1',
+    reusesHandles: setting(env, 'CUFFI_EMULATED_SAME_HANDLES') === '1',
     teardownMs: teardownMs(env),
     faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
   };

@@ -4,7 +4,7 @@ import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
 import type { Contexts } from './context.ts';
 import type { HostMemory } from './host.ts';
-import type { Queues } from './queues.ts';
+import type { StreamQueues } from './queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -36,13 +36,13 @@ export type StreamFunctions = Pick<
 >;
 
 export const streamFunctions = (
-  queues: Queues,
+  queues: StreamQueues,
   contexts: Contexts,
   host: HostMemory,
 ): StreamFunctions => ({
   cuCtxSynchronize() {
     queues.drain(contexts.current);
-    queues.synchronized(true);
+    queues.notifySynchronized(true);
     return CUDA_SUCCESS;
   },
   cuCtxGetStreamPriorityRange(least, greatest) {
@@ -79,17 +79,17 @@ export const streamFunctions = (
   cuStreamQuery(handle) {
     const stream = queues.get(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (queues.breaks(stream) || queues.breaksStrict())
+    if (queues.invalidateCapture(stream) || queues.invalidateStrictCaptures())
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return queues.isIdle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   },
   cuStreamSynchronize(handle) {
     const stream = queues.get(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (queues.breaks(stream) || queues.breaksStrict())
+    if (queues.invalidateCapture(stream) || queues.invalidateStrictCaptures())
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     queues.synchronize(stream);
-    queues.synchronized();
+    queues.notifySynchronized();
     return CUDA_SUCCESS;
   },
 });

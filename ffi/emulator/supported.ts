@@ -2,7 +2,7 @@
 import { CUresult, type CUresult as Status } from '../results.ts';
 
 /** The functions as they are, or all answering NOT_SUPPORTED. */
-export function supportedOnly<F extends object>(isSupported: boolean, functions: F): F {
+export function ifSupported<F extends object>(isSupported: boolean, functions: F): F {
   if (isSupported) return functions;
   const refuse = (): Status => CUresult.CUDA_ERROR_NOT_SUPPORTED;
   return Object.fromEntries(Object.keys(functions).map((name) => [name, refuse])) as F;

@@ -22,7 +22,7 @@ process.on('worker', () => {
 });
 
 /** Whether all these bytes are device memory that another thread has mapped. */
-export function isOfOtherThread(address: number, byteLength: number): boolean {
+export function isMemoryOfOtherThread(address: number, byteLength: number): boolean {
   if (!hasThreads || isReserved(address)) return false;
   let at = address;
   for (const [begin, end] of deviceMemory()) {

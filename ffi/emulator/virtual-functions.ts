@@ -89,7 +89,7 @@ export function virtualFunctions(
         const located = locationStatus(contexts, given['location.type'], given['location.id']);
         if (located === CUDA_ERROR_INVALID_DEVICE) return CUDA_ERROR_INVALID_VALUE;
         if (located !== CUDA_SUCCESS) return located;
-        const status = memory.allow(address, byteLength, given['location.id'], given.flags);
+        const status = memory.setAccess(address, byteLength, given['location.id'], given.flags);
         if (status !== CUDA_SUCCESS) return status;
       }
       return CUDA_SUCCESS;

@@ -11,7 +11,7 @@ import type { Memory } from './memory.ts';
 import { inspectMemfd } from './processes.ts';
 import { type Range, RangeMap } from './ranges.ts';
 import type { Region } from './region.ts';
-import { fillFreshFile, GRANULARITY } from './space.ts';
+import { fillUninitializedFile, GRANULARITY } from './space.ts';
 
 const {
   CUDA_SUCCESS,
@@ -26,7 +26,7 @@ const F_DUPFD_CLOEXEC = 1030;
 const NAME = 'cuffi.virtual.';
 
 /** Memory without an address of its own. */
-export interface Physical {
+export interface PhysicalMemory {
   readonly fd: number;
   readonly byteLength: number;
   readonly device: number;
@@ -39,9 +39,9 @@ export interface Physical {
 
 export interface VirtualMapping extends Region {
   readonly kind: 'virtual';
-  readonly physical: Physical;
+  readonly physical: PhysicalMemory;
   /** What each device may do; nothing at first. */
-  readonly rights: Map<number, number>;
+  readonly accessFlags: Map<number, number>;
 }
 
 /** What cuMemCreate and its kind are asked for. */
@@ -58,7 +58,7 @@ export class VirtualMemory {
   readonly #memory: Memory;
   readonly #contexts: Contexts;
   readonly #handles: Handles;
-  readonly #physical = new Map<number, Physical>();
+  readonly #physical = new Map<number, PhysicalMemory>();
   readonly #reservations = new RangeMap<Range>();
 
   constructor(memory: Memory, contexts: Contexts, handles: Handles) {
@@ -112,7 +112,7 @@ export class VirtualMemory {
     if (!this.#memory.hasFree(device, byteLength)) return CUDA_ERROR_OUT_OF_MEMORY;
     try {
       const fd = createSealedMemfd(`${NAME}${device}`, byteLength);
-      if (!fillFreshFile(fd, byteLength)) {
+      if (!fillUninitializedFile(fd, byteLength)) {
         closeFd(fd);
         return CUDA_ERROR_OUT_OF_MEMORY;
       }
@@ -123,7 +123,7 @@ export class VirtualMemory {
     }
   }
 
-  get(handle: number): Physical | undefined {
+  get(handle: number): PhysicalMemory | undefined {
     return this.#physical.get(handle);
   }
 
@@ -132,24 +132,24 @@ export class VirtualMemory {
     if (!physical) return CUDA_ERROR_INVALID_VALUE;
     this.#physical.delete(handle);
     physical.isReleased = true;
-    this.#discard(physical);
+    this.#closeUnused(physical);
     return CUDA_SUCCESS;
   }
 
-  map(address: number, byteLength: number, physical: Physical): Status {
+  map(address: number, byteLength: number, physical: PhysicalMemory): Status {
     const isFitting = isMultiple(byteLength) && byteLength <= physical.byteLength;
     const { regions, space } = this.#memory;
-    const reservation = this.#reservations.holding(address, byteLength);
+    const reservation = this.#reservations.containing(address, byteLength);
     if (!isFitting || address % GRANULARITY !== 0 || !reservation) return CUDA_ERROR_INVALID_VALUE;
     if (regions.overlaps(address, byteLength)) return CUDA_ERROR_INVALID_VALUE;
     if (byteLength < physical.byteLength) return CUDA_ERROR_NOT_SUPPORTED;
-    if (!space.place(address, physical.fd, byteLength)) return CUDA_ERROR_OUT_OF_MEMORY;
-    const rights = new Map<number, number>();
+    if (!space.mapAt(address, physical.fd, byteLength)) return CUDA_ERROR_OUT_OF_MEMORY;
+    const accessFlags = new Map<number, number>();
     const mapping: VirtualMapping = {
       kind: 'virtual',
       address,
       byteLength,
-      asked: byteLength,
+      requestedByteLength: byteLength,
       device: physical.device,
       context: undefined,
       bufferId: this.#memory.nextBufferId(),
@@ -157,8 +157,8 @@ export class VirtualMemory {
       poolHandle: 0,
       reservation,
       physical,
-      rights,
-      access: (device) => rights.get(device) ?? 0,
+      accessFlags,
+      access: (device) => accessFlags.get(device) ?? 0,
     };
     physical.mappings += 1;
     regions.add(mapping);
@@ -166,24 +166,24 @@ export class VirtualMemory {
   }
 
   unmap(address: number, byteLength: number): Status {
-    const isReserved = isMultiple(byteLength) && this.#reservations.holding(address, byteLength);
+    const isReserved = isMultiple(byteLength) && this.#reservations.containing(address, byteLength);
     // Where nothing is mapped, nothing is to be done.
     if (isReserved && !this.#memory.regions.overlaps(address, byteLength)) return CUDA_SUCCESS;
     const mappings = this.#covering(address, byteLength);
     if (!mappings) return CUDA_ERROR_INVALID_VALUE;
     for (const mapping of mappings) {
       this.#memory.regions.remove(mapping);
-      this.#memory.space.clear(mapping.address, mapping.byteLength);
+      this.#memory.space.unmapKeepingAddresses(mapping.address, mapping.byteLength);
       mapping.physical.mappings -= 1;
-      this.#discard(mapping.physical);
+      this.#closeUnused(mapping.physical);
     }
     return CUDA_SUCCESS;
   }
 
-  allow(address: number, byteLength: number, device: number, rights: number): Status {
+  setAccess(address: number, byteLength: number, device: number, rights: number): Status {
     const mappings = this.#covering(address, byteLength);
     if (!mappings) return CUDA_ERROR_INVALID_VALUE;
-    for (const mapping of mappings) mapping.rights.set(device, rights);
+    for (const mapping of mappings) mapping.accessFlags.set(device, rights);
     return CUDA_SUCCESS;
   }
 
@@ -196,7 +196,7 @@ export class VirtualMemory {
    * A descriptor that others import, of an open file of its own, as the hardware's: a flag of one is
    * not the other's. Programs that this process starts inherit it.
    */
-  export(physical: Physical): number | undefined {
+  export(physical: PhysicalMemory): number | undefined {
     try {
       const fd = openSync(`/proc/self/fd/${physical.fd}`, 'r+');
       libc.fcntl(fd, F_SETFD, 0);
@@ -243,7 +243,7 @@ export class VirtualMemory {
   }
 
   /** Closes what has neither a handle nor a mapping any more. */
-  #discard(physical: Physical): void {
+  #closeUnused(physical: PhysicalMemory): void {
     if (physical.isReleased && physical.mappings === 0) closeFd(physical.fd);
   }
 
