@@ -19,13 +19,12 @@ import {
 } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
+import { roundUp } from './address-space.ts';
 import type { Context, Contexts } from './context.ts';
-import type { HostMemory } from './host.ts';
-import type { Memory } from './memory.ts';
-import type { StreamQueues } from './queues.ts';
+import type { HostMemory } from './host-memory.ts';
+import { type Memory, WRITE } from './memory.ts';
 import type { Range } from './ranges.ts';
-import { WRITE } from './region.ts';
-import { roundUp } from './space.ts';
+import type { StreamQueues } from './stream-queues.ts';
 
 const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_NOT_FOUND } =
   CUresult;

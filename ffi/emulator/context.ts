@@ -3,7 +3,7 @@ import { limits } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
 import type { Handles } from './handles.ts';
-import type { HostMemory } from './host.ts';
+import type { HostMemory } from './host-memory.ts';
 import type { Settings } from './settings.ts';
 
 const {

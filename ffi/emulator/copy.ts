@@ -3,9 +3,9 @@ import type { Driver } from '../functions.ts';
 import { withAddress } from '../native.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import type { Contexts } from './context.ts';
-import type { HostMemory } from './host.ts';
+import type { HostMemory } from './host-memory.ts';
 import type { Memory } from './memory.ts';
-import type { Stream, StreamQueues } from './queues.ts';
+import type { Stream, StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,

@@ -2,45 +2,38 @@
  * A libcuda in TypeScript: the same functions with the same status codes, over host memory that
  * processes really share. Each room of it is a file; this one puts them together.
  */
-
 import type { RegisteredKernel } from '../emulated-kernels.ts';
 import { type Driver, type FunctionName, functionNames, rows } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import { allocationFunctions } from './allocation.ts';
-import { copy3dFunctions } from './box.ts';
+import { delayTeardown } from './block-header.ts';
 import { Contexts, contextFunctions, primaryContextFunctions } from './context.ts';
 import { copyFunctions } from './copy.ts';
-import { deviceFunctions } from './device.ts';
-import { errorStringFunctions } from './errors.ts';
+import { copy3dFunctions } from './copy-3d.ts';
+import { deviceFunctions, errorStringFunctions } from './device.ts';
 import { Events, eventFunctions } from './event.ts';
 import { graphFunctions } from './graph.ts';
-import { withPreconditions } from './guard.ts';
 import { Handles } from './handles.ts';
-import { type Arena, HostMemory } from './host.ts';
-import { hostCallbackFunctions } from './host-function.ts';
-import { ForeignMemory, ipcMemoryFunctions } from './ipc.ts';
+import { type Arena, HostMemory } from './host-memory.ts';
 import { InterprocessEvents, ipcEventFunctions } from './ipc-event.ts';
+import { ForeignMemory, ipcMemoryFunctions } from './ipc-memory.ts';
 import { kernelFunctions, launchFactory } from './kernels.ts';
-import { linkFunctions } from './link.ts';
 import { ManagedMemory } from './managed.ts';
 import { Memory } from './memory.ts';
-import { Modules, moduleFunctions } from './modules.ts';
-import { peerAccessFunctions } from './peer.ts';
+import { linkFunctions, Modules, moduleFunctions } from './modules.ts';
+import { peerAccessFunctions } from './peer-access.ts';
 import { pinnedFunctions } from './pinned.ts';
 import { freePoolMemory, poolAllocationFunctions } from './pool-allocation.ts';
-import { poolFunctions } from './pool-functions.ts';
 import { ImportedPools } from './pool-import.ts';
 import { poolIpcFunctions } from './pool-ipc.ts';
-import { Pools } from './pools.ts';
+import { Pools, poolFunctions } from './pools.ts';
+import { withPreconditions } from './preconditions.ts';
 import { currentProcessIdentity } from './processes.ts';
-import { StreamQueues } from './queues.ts';
 import { readSettings } from './settings.ts';
-import { streamFunctions } from './stream.ts';
-import { ifSupported } from './supported.ts';
-import { delayTeardown } from './trailer.ts';
-import { streamMemoryFunctions } from './value.ts';
-import { VirtualMemory } from './virtual.ts';
-import { virtualFunctions } from './virtual-functions.ts';
+import { hostCallbackFunctions, streamFunctions } from './stream.ts';
+import { streamMemoryFunctions } from './stream-memory.ts';
+import { StreamQueues } from './stream-queues.ts';
+import { VirtualMemory, virtualFunctions } from './virtual.ts';
 
 /** What an emulated driver is made of. */
 export interface EmulatedDriverOptions {
@@ -100,7 +93,7 @@ export function createEmulatedDriver({
     ...contextFunctions(contexts, host),
     ...streamFunctions(queues, contexts, host),
     ...streamMemoryFunctions(queues, memory),
-    ...eventFunctions(events, interprocess, contexts, queues, host),
+    ...eventFunctions(events, () => interprocess.create(), contexts, queues, host),
     ...allocationFunctions(
       memory,
       contexts,
@@ -146,4 +139,13 @@ export function createEmulatedDriver({
     withPreconditions(name, rows[name], implementations[name] as Implementation, state),
   ];
   return Object.fromEntries(functionNames.map(guard)) as unknown as Driver;
+}
+
+/** Functions of what a device may lack. */
+
+/** The functions as they are, or all answering NOT_SUPPORTED. */
+function ifSupported<F extends object>(isSupported: boolean, functions: F): F {
+  if (isSupported) return functions;
+  const refuse = (): Status => CUresult.CUDA_ERROR_NOT_SUPPORTED;
+  return Object.fromEntries(Object.keys(functions).map((name) => [name, refuse])) as F;
 }

@@ -7,13 +7,11 @@ import {
 } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
-import type { Capture, CapturePosition } from './capture.ts';
 import type { Context, Contexts } from './context.ts';
 import { type EventState, LocalEventState } from './event-state.ts';
 import type { Handles } from './handles.ts';
-import type { HostMemory } from './host.ts';
-import type { InterprocessEvents } from './ipc-event.ts';
-import type { Stream, StreamQueues } from './queues.ts';
+import type { HostMemory } from './host-memory.ts';
+import type { Capture, CapturePosition, Stream, StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -123,7 +121,8 @@ export type EventFunctions = Pick<
 
 export const eventFunctions = (
   events: Events,
-  interprocess: InterprocessEvents,
+  /** Makes the state of an interprocess event; undefined if there are as many as there can be. */
+  createShared: () => EventState | undefined,
   contexts: Contexts,
   queues: StreamQueues,
   host: HostMemory,
@@ -132,7 +131,7 @@ export const eventFunctions = (
     if ((flags & ~ALL_FLAGS) !== 0) return CUDA_ERROR_INVALID_VALUE;
     const isInterprocess = (flags & CU_EVENT_INTERPROCESS) !== 0;
     if (isInterprocess && (flags & CU_EVENT_DISABLE_TIMING) === 0) return CUDA_ERROR_INVALID_VALUE;
-    const state = isInterprocess ? interprocess.create() : new LocalEventState();
+    const state = isInterprocess ? createShared() : new LocalEventState();
     if (!state) return CUDA_ERROR_OUT_OF_MEMORY;
     host.setUint64(out, events.add(contexts.current, flags, state).handle);
     return CUDA_SUCCESS;

@@ -6,11 +6,18 @@ import { SystemError } from '../linux/libc.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import type { Contexts } from './context.ts';
 import type { Events } from './event.ts';
-import { EVENT_COUNT, EVENT_PAGE_BYTE_LENGTH, EVENTS_NAME, EventPage } from './event-page.ts';
-import { type EventState, LocalEventState, SharedEventState } from './event-state.ts';
-import { decodeIpcHandle, encodeIpcHandle, type IpcHandleFields } from './handle-bytes.ts';
-import type { HostMemory } from './host.ts';
-import { rejectionStatus } from './ipc.ts';
+import {
+  EVENT_COUNT,
+  EVENT_PAGE_BYTE_LENGTH,
+  EVENTS_NAME,
+  EventPage,
+  type EventState,
+  LocalEventState,
+  SharedEventState,
+} from './event-state.ts';
+import type { HostMemory } from './host-memory.ts';
+import { decodeIpcHandle, encodeIpcHandle, type IpcHandleFields } from './ipc-handle.ts';
+import { rejectionStatus } from './ipc-memory.ts';
 import { openForeignMemfd, type ProcessIdentity } from './processes.ts';
 
 const {

@@ -11,19 +11,18 @@ import {
 } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
-import type { Contexts } from './context.ts';
-import type { HostMemory } from './host.ts';
-import type { Memory } from './memory.ts';
-import type { StreamQueues } from './queues.ts';
-import { type Region, WRITE } from './region.ts';
-import type { Settings } from './settings.ts';
 import {
   fillUninitialized,
   GRANULARITY,
   mapSharedAnonymous,
   roundUp,
   unmapSharedAnonymous,
-} from './space.ts';
+} from './address-space.ts';
+import type { Contexts } from './context.ts';
+import type { HostMemory } from './host-memory.ts';
+import { type Memory, type Region, WRITE } from './memory.ts';
+import type { Settings } from './settings.ts';
+import type { StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,

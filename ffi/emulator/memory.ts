@@ -1,14 +1,15 @@
 /** Device memory: what is mapped, how much is free, and what an address means. */
+
+import { readFileSync } from 'node:fs';
+import { isMainThread } from 'node:worker_threads';
+import { CU_MEM_ACCESS_FLAGS_PROT_READ, CU_MEM_ACCESS_FLAGS_PROT_READWRITE } from '../constants.ts';
 import { libc } from '../linux/libc.ts';
-import type { MappedBlock } from './block.ts';
-import { Blocks } from './blocks.ts';
+import { AddressSpace, isReserved } from './address-space.ts';
+import { Blocks, type MappedBlock } from './blocks.ts';
 import type { Context, Contexts } from './context.ts';
-import type { HostMemory } from './host.ts';
+import type { HostMemory } from './host-memory.ts';
 import { type Range, RangeMap } from './ranges.ts';
-import { READ, Regions, WRITE } from './region.ts';
 import type { Settings } from './settings.ts';
-import { AddressSpace } from './space.ts';
-import { isMemoryOfOtherThread } from './threads.ts';
 
 /** Memory of another process, opened here. */
 export interface ForeignAllocation extends Range {
@@ -222,4 +223,94 @@ export class Memory {
     for (const registration of [...this.registrations])
       if (registration.context === context) this.registrations.remove(registration);
   }
+}
+
+/** Memory of other kinds than plain device memory: pools, pinned, managed, virtual. */
+
+/** A range that devices reach, and what is to be told of it. */
+export interface Region extends Range {
+  readonly kind: 'pool' | 'host' | 'managed' | 'virtual';
+  /** The bytes that were asked for; `byteLength` may be rounded up from it. */
+  readonly requestedByteLength: number;
+  readonly device: number;
+  /** Whose end is the memory's; undefined for memory that belongs to no context. */
+  readonly context: Context | undefined;
+  readonly bufferId: number;
+  /** What it may be shared by, as bits. */
+  readonly handleTypes: number;
+  /** Pool memory whose free was called: work queued before still reaches it, new work does not. */
+  readonly isFreed?: boolean;
+  /** The reserved addresses that it is mapped in, if it is. */
+  readonly reservation?: Range;
+  /** The handle of its pool, or 0. */
+  readonly poolHandle: number;
+  /** What a device may do with it: nothing 0, read 1, read and write 3. */
+  access(device: number): number;
+}
+
+const READ: number = CU_MEM_ACCESS_FLAGS_PROT_READ;
+export const WRITE: number = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+
+/** Regions by address. */
+export class Regions extends RangeMap<Region> {
+  /** Whether a device may do `wanted` with all these bytes: one region, or mappings in a row. */
+  allows(address: number, byteLength: number, device: number, wanted: number): boolean {
+    const end = address + byteLength;
+    let at = address;
+    for (;;) {
+      const region = this.at(at);
+      if (!region || (region.access(device) & wanted) !== wanted) return false;
+      at = region.address + region.byteLength;
+      if (at >= end) return true;
+      if (region.kind !== 'virtual' || this.at(at)?.kind !== 'virtual') return false;
+    }
+  }
+
+  /** Whether new work may be given these bytes: one region's, and not freed. */
+  acceptsNewWork(address: number, byteLength: number): boolean {
+    const region = this.containing(address, byteLength);
+    return region !== undefined && !region.isFreed;
+  }
+
+  /** Whether these bytes are mapped here, whoever may use them. */
+  isMapped(address: number, byteLength: number): boolean {
+    for (let at = address; ; ) {
+      const region = this.at(at);
+      if (!region) return false;
+      at = region.address + region.byteLength;
+      if (at >= address + byteLength) return true;
+    }
+  }
+}
+
+/**
+ * Device memory of the other threads of this process, each of which has an emulated driver of its own: it
+ * is mapped for all of them, and the system knows where.
+ */
+
+const MAPS = '/proc/self/maps';
+/** The memfds that device memory is in: see BLOCK_NAME and its like. */
+const DEVICE_MEMORY = /^([\da-f]+)-([\da-f]+) rw.*\/memfd:cuffi\.(?:memory|pool|virtual)/gm;
+
+function* deviceMemory(): Generator<readonly [begin: number, end: number]> {
+  for (const [, begin = '', end = ''] of readFileSync(MAPS, 'latin1').matchAll(DEVICE_MEMORY))
+    yield [Number.parseInt(begin, 16), Number.parseInt(end, 16)];
+}
+
+/** Whether there may be other threads with device memory: to look for it takes long. */
+let hasThreads = !isMainThread || !deviceMemory().next().done;
+process.on('worker', () => {
+  hasThreads = true;
+});
+
+/** Whether all these bytes are device memory that another thread has mapped. */
+function isMemoryOfOtherThread(address: number, byteLength: number): boolean {
+  if (!hasThreads || isReserved(address)) return false;
+  let at = address;
+  for (const [begin, end] of deviceMemory()) {
+    if (begin > at) return false;
+    if (end > at) at = end;
+    if (at >= address + byteLength) return true;
+  }
+  return false;
 }

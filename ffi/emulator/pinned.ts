@@ -2,12 +2,16 @@
 import { readFileSync } from 'node:fs';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
+import {
+  fillUninitialized,
+  mapSharedAnonymous,
+  roundUp,
+  unmapSharedAnonymous,
+} from './address-space.ts';
 import type { Contexts } from './context.ts';
-import type { HostMemory } from './host.ts';
-import type { Memory } from './memory.ts';
-import type { StreamQueues } from './queues.ts';
-import { type Region, WRITE } from './region.ts';
-import { fillUninitialized, mapSharedAnonymous, roundUp, unmapSharedAnonymous } from './space.ts';
+import type { HostMemory } from './host-memory.ts';
+import { type Memory, type Region, WRITE } from './memory.ts';
+import type { StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,

@@ -1,13 +1,13 @@
 /** Stream-ordered memory: allocated from pools, and freed, in the order of a stream. */
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
-import type { Allocation } from './block.ts';
-import { allocateCaptured, freeCaptured } from './graph-allocation.ts';
+import type { Allocation } from './blocks.ts';
+import { allocateCaptured, freeCaptured } from './graph-memory.ts';
 import type { Memory } from './memory.ts';
 import type { Pool, PoolRegion } from './pool.ts';
-import type { EmulatorParts } from './pool-functions.ts';
 import type { ImportedRegion } from './pool-import.ts';
-import type { Stream, StreamQueues } from './queues.ts';
+import type { EmulatorParts } from './pools.ts';
+import type { Stream, StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,

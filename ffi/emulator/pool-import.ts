@@ -1,11 +1,12 @@
 /** Pools of other processes, and their allocations that are mapped here. */
+
+import { GRANULARITY } from './address-space.ts';
 import type { Contexts } from './context.ts';
 import type { Handles } from './handles.ts';
 import type { Memory } from './memory.ts';
 import { POOL_NAME, type PoolRegion } from './pool.ts';
 import { POOL_PAGE_BYTE_LENGTH, PoolPage, type SharedAllocation } from './pool-page.ts';
 import { inspectMemfd, type ProcessIdentity } from './processes.ts';
-import { GRANULARITY } from './space.ts';
 
 /** An allocation of another process's pool, mapped here. */
 export interface ImportedRegion extends PoolRegion {

@@ -6,8 +6,8 @@ import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import { structs } from '../structs.ts';
 import { poolRegionAt } from './pool-allocation.ts';
-import type { EmulatorParts } from './pool-functions.ts';
 import type { SharedAllocation } from './pool-page.ts';
+import type { EmulatorParts } from './pools.ts';
 import type { ProcessIdentity } from './processes.ts';
 
 const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY } = CUresult;

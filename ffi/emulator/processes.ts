@@ -1,6 +1,7 @@
 /** Processes as handles name them: by pid and start time, since pids come again. */
 import { closeSync, fstatSync, openSync, readlinkSync } from 'node:fs';
 import { libc } from '../linux/libc.ts';
+import { createSealedMemfd } from '../linux/memfd.ts';
 import { isProcessAlive, processStartTime } from '../linux/process.ts';
 
 const F_GET_SEALS = 1034;
@@ -11,6 +12,10 @@ const hasFixedSize = (fd: number): boolean => {
   const seals = libc.fcntl(fd, F_GET_SEALS, 0);
   return seals >= 0 && (seals & F_SEAL_SHRINK) !== 0;
 };
+
+/** A memfd whose size and seals nobody can change. The caller closes it. @throws SystemError */
+export const createFixedMemfd = (name: string, byteLength: number): number =>
+  createSealedMemfd(name, byteLength, { allowsMoreSeals: false });
 
 /** A descriptor of another process. */
 export interface ForeignFd {

@@ -8,7 +8,7 @@ import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import type { Context } from './context.ts';
 import type { Memory } from './memory.ts';
-import type { StreamQueues } from './queues.ts';
+import type { StreamQueues } from './stream-queues.ts';
 
 const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE } = CUresult;
 

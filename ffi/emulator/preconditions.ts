@@ -6,10 +6,10 @@ import { CUresult, type CUresult as Status } from '../results.ts';
 import { structs } from '../structs.ts';
 import type { CType } from '../types.ts';
 import type { Context, Contexts } from './context.ts';
-import type { FaultInjector } from './faults.ts';
 import type { Handles } from './handles.ts';
-import type { HostMemory } from './host.ts';
-import { isBlocking, type Stream, type StreamQueues } from './queues.ts';
+import type { HostMemory } from './host-memory.ts';
+import type { FaultInjector } from './settings.ts';
+import { isBlocking, type Stream, type StreamQueues } from './stream-queues.ts';
 
 /** What may be called before cuInit. */
 const ALLOWED_BEFORE_INIT: ReadonlySet<FunctionName> = new Set<FunctionName>([

@@ -11,9 +11,9 @@ import { CUresult, type CUresult as Status } from '../results.ts';
 import type { StructName } from '../structs.ts';
 import type { Contexts } from './context.ts';
 import { MAX_STAGED_BYTES } from './copy.ts';
-import type { HostMemory } from './host.ts';
+import type { HostMemory } from './host-memory.ts';
 import type { Memory } from './memory.ts';
-import type { Stream, StreamQueues } from './queues.ts';
+import type { Stream, StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,

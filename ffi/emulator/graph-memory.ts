@@ -1,11 +1,9 @@
 /** Memory of graphs: there at each launch, from the node that allocates it to the one that frees it. */
 import { CUresult, type CUresult as Status } from '../results.ts';
-import type { Capture } from './capture.ts';
-import { GraphMemory } from './executable.ts';
+import { fillUninitialized } from './address-space.ts';
 import type { Pool, PoolRegion } from './pool.ts';
-import type { EmulatorParts } from './pool-functions.ts';
-import type { Stream } from './queues.ts';
-import { fillUninitialized } from './space.ts';
+import type { EmulatorParts } from './pools.ts';
+import type { Capture, Stream } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -13,6 +11,31 @@ const {
   CUDA_ERROR_OUT_OF_MEMORY,
   CUDA_ERROR_NOT_SUPPORTED,
 } = CUresult;
+
+/** Memory that graphs allocate and free; given back when nothing uses it any more. */
+export class GraphMemory {
+  readonly #free: () => void;
+  #references = 0;
+
+  constructor(giveBack: () => void) {
+    this.#free = giveBack;
+  }
+
+  addReference(): void {
+    this.#references += 1;
+  }
+
+  removeReference(): void {
+    this.#references -= 1;
+    if (this.#references === 0) this.#free();
+  }
+
+  /** Gives it back, whoever used it: their context has ended. */
+  free(): void {
+    if (this.#references > 0) this.#free();
+    this.#references = Number.NEGATIVE_INFINITY;
+  }
+}
 
 /** What was allocated in a capture, by address. */
 const captureAllocations = new WeakMap<Capture, Map<number, PoolRegion>>();

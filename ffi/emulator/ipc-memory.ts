@@ -3,15 +3,15 @@ import { closeSync } from 'node:fs';
 import { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
-import { BLOCK_NAME, MappedBlock } from './block.ts';
+import { GRANULARITY } from './address-space.ts';
+import { ALLOCATION_UNIT, BLOCK_HEADER_BYTE_LENGTH } from './block-header.ts';
+import { BLOCK_NAME, MappedBlock } from './blocks.ts';
 import type { Context, Contexts } from './context.ts';
-import { decodeIpcHandle, encodeIpcHandle, type IpcHandleFields } from './handle-bytes.ts';
-import type { HostMemory } from './host.ts';
+import type { HostMemory } from './host-memory.ts';
+import { decodeIpcHandle, encodeIpcHandle, type IpcHandleFields } from './ipc-handle.ts';
 import type { ForeignAllocation, Memory } from './memory.ts';
 import { isAlive, openForeignMemfd, type ProcessIdentity } from './processes.ts';
-import type { StreamQueues } from './queues.ts';
-import { GRANULARITY } from './space.ts';
-import { ALLOCATION_UNIT, BLOCK_HEADER_BYTE_LENGTH } from './trailer.ts';
+import type { StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
