@@ -147,7 +147,6 @@ const F_DUPFD_QUERY = 1027;
 const SYS_KCMP = process.arch === 'arm64' ? 272 : 312;
 const KCMP_FILE = 0;
 const SYS_PIDFD_OPEN = 434;
-const SYS_PIDFD_GETFD = 438;
 
 const EBADF = 9;
 
@@ -285,21 +284,6 @@ export const yieldCore = (): void => {
 /** A descriptor of a process, readable when the process has ended. @throws SystemError */
 export const openPidfd = (pid: number): number =>
   succeeded(libc.syscall(SYS_PIDFD_OPEN, pid, 0, 0, 0, 0, 0), 'pidfd_open');
-
-/** A copy of another process's descriptor; needs ptrace rights over it. @throws SystemError */
-export const getFdOfProcess = (pidfd: number, fd: number): number =>
-  succeeded(
-    libc.syscall(
-      SYS_PIDFD_GETFD,
-      checkFd(pidfd, 'pidfd_getfd'),
-      checkFd(fd, 'pidfd_getfd'),
-      0,
-      0,
-      0,
-      0,
-    ),
-    'pidfd_getfd',
-  );
 
 // struct iovec local, struct iovec remote
 const iovecs = new BigUint64Array(4);
