@@ -29,19 +29,19 @@ export const BLOCK_BYTE_LENGTH = 4096;
 export const arena = { address: base, byteLength: BYTE_LENGTH, buffer } as const;
 
 const MAX_HIGH = 0x20_0000;
-const word = (address: Address): number => (address - base) >>> 2;
+const wordIndex = (address: Address): number => (address - base) >>> 2;
 
-export const readInt32 = (address: Address): number => i32[word(address)] as number;
-export const readUint32 = (address: Address): number => u32[word(address)] as number;
-export const readFloat32 = (address: Address): number => f32[word(address)] as number;
+export const readInt32 = (address: Address): number => i32[wordIndex(address)] as number;
+export const readUint32 = (address: Address): number => u32[wordIndex(address)] as number;
+export const readFloat32 = (address: Address): number => f32[wordIndex(address)] as number;
 export const readUint64 = (address: Address): bigint => {
-  const at = word(address);
+  const at = wordIndex(address);
   return ((BigInt(u32[at + 1] as number) << 32n) | BigInt(u32[at] as number)) as bigint;
 };
 
 /** A size or count. @throws RangeError from 2^53 on */
 export const readSize = (address: Address): number => {
-  const at = word(address);
+  const at = wordIndex(address);
   const high = u32[at + 1] as number;
   if (high >= MAX_HIGH)
     throw new RangeError(`the driver answered with ${readUint64(address)}, which is above 2^53`);
@@ -58,7 +58,7 @@ export const readHandle = <H extends number>(
   address: Address,
   release?: (exact: H) => unknown,
 ): H => {
-  const at = word(address);
+  const at = wordIndex(address);
   const high = u32[at + 1] as number;
   if (high < MAX_HIGH) return ((u32[at] as number) + high * 2 ** 32) as H;
   const exact = readUint64(address);
@@ -88,7 +88,7 @@ export const readString = (address: Address, maxByteLength: number): string => {
 
 /** Writes a 32-bit value for the driver to read; answers where it lies. */
 export const writeInt32 = (value: number, address: Address = BLOCK): Address => {
-  i32[word(address)] = value;
+  i32[wordIndex(address)] = value;
   return address;
 };
 
@@ -115,7 +115,7 @@ export const writeStruct = <S extends StructName>(
 };
 
 /** How many bytes a copy moves that a struct in the arena describes; 0 for one elsewhere. */
-export const bytesOfCopy = (name: StructName, address: Address): number => {
+export const copyByteLength = (name: StructName, address: Address): number => {
   const { fields, byteLength } = structs[name];
   if (address < base || address + byteLength > base + BYTE_LENGTH) return 0;
   const extents = ['WidthInBytes', 'Height', 'Depth'].flatMap((extent) => {

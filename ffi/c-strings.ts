@@ -3,7 +3,7 @@ import { addressOf } from './native.ts';
 import type { Address } from './types.ts';
 
 /** What has yet to be given back: C knows addresses only, which keep nothing alive. */
-const held = new Set<CStrings>();
+const keepalive = new Set<CStrings>();
 
 /**
  * Zero-terminated UTF-8 strings, and the array of pointers to them that C calls `char **`. Valid
@@ -33,7 +33,7 @@ export class CStrings implements Disposable {
       bytes.set(string, offset);
       offset += string.length;
     }
-    held.add(this);
+    keepalive.add(this);
   }
 
   /** Where the `n`-th string begins. */
@@ -43,6 +43,6 @@ export class CStrings implements Disposable {
   }
 
   [Symbol.dispose](): void {
-    held.delete(this);
+    keepalive.delete(this);
   }
 }

@@ -18,7 +18,7 @@ import { CUresult } from './results.ts';
 import { type CallRecord, type CallSink, printCall, traced } from './trace.ts';
 
 /** A driver's functions by name, and what to call it. */
-interface Source {
+interface DriverSource {
   /** `emulated`, `test`, or the path of the library. */
   readonly name: string;
   resolve(name: FunctionName): NativeFunction;
@@ -28,7 +28,7 @@ interface Source {
  * Where libcuda is looked for when `CUFFI_DRIVER` is not a path: the loader's own places, then
  * those of WSL, of NVIDIA's container runtimes, of NixOS, and the toolkit's compatibility driver.
  */
-const LIBCUDA_PLACES = [
+const LIBCUDA_PATHS = [
   'libcuda.so.1',
   '/usr/lib/wsl/lib/libcuda.so.1',
   '/usr/local/nvidia/lib64/libcuda.so.1',
@@ -41,9 +41,9 @@ const LIBCUDA_PLACES = [
 ];
 
 const sinks = new Set<CallSink>();
-let choice: string | Driver | undefined;
-let source: Source | undefined;
-let selections = 0;
+let selectedDriver: string | Driver | undefined;
+let openedSource: DriverSource | undefined;
+let selectionCounter = 0;
 
 const ANY_DRIVER: LibraryPurpose = {
   title: 'no CUDA driver (libcuda.so.1) was found. Tried:',
@@ -68,13 +68,13 @@ const NAMED_DRIVER: LibraryPurpose = {
  */
 export const cu = {} as Driver;
 
-function rebind(): void {
+function defineCalls(): void {
   for (const name of functionNames) {
     Object.defineProperty(cu, name, {
       configurable: true,
       enumerable: true,
       get() {
-        const call = current().resolve(name);
+        const call = currentSource().resolve(name);
         const value = sinks.size > 0 ? traced(name, call, sinks) : call;
         Object.defineProperty(cu, name, { configurable: true, enumerable: true, value });
         return value;
@@ -83,18 +83,18 @@ function rebind(): void {
   }
 }
 
-function current(): Source {
-  source ??= open(choice ?? process.env['CUFFI_DRIVER'] ?? '');
-  return source;
+function currentSource(): DriverSource {
+  openedSource ??= openSource(selectedDriver ?? process.env['CUFFI_DRIVER'] ?? '');
+  return openedSource;
 }
 
-function open(chosen: string | Driver): Source {
+function openSource(chosen: string | Driver): DriverSource {
   if (typeof chosen !== 'string')
     return { name: 'test', resolve: (name) => chosen[name] as NativeFunction };
   if (chosen === 'emulated') return openEmulated();
   const isNamed = chosen !== '' && chosen !== 'cuda';
   const purpose = isNamed ? NAMED_DRIVER : ANY_DRIVER;
-  const library = openLibrary(isNamed ? [chosen] : LIBCUDA_PLACES, purpose);
+  const library = openLibrary(isNamed ? [chosen] : LIBCUDA_PATHS, purpose);
   if (library.symbol('cuInit') === undefined)
     throw new LibraryNotFoundError([{ path: library.path, reason: 'it has no cuInit' }], purpose);
   const bind = (name: FunctionName): NativeFunction =>
@@ -105,7 +105,7 @@ function open(chosen: string | Driver): Source {
   return { name: library.path, resolve: (name) => bound.get(name) as NativeFunction };
 }
 
-function openEmulated(): Source {
+function openEmulated(): DriverSource {
   // Loaded only when asked for, synchronously, from source (.ts) and from dist (.js). A loader
   // that compiles on the fly may make a second instance of the modules that it imports, so what
   // has identity (the arena, the kernels) is handed over.
@@ -117,7 +117,7 @@ function openEmulated(): Source {
   return { name: 'emulated', resolve: (name) => driver[name] as NativeFunction };
 }
 
-rebind();
+defineCalls();
 if (process.env['CUFFI_TRACE'] === '1') sinks.add(printCall);
 
 /**
@@ -126,18 +126,18 @@ if (process.env['CUFFI_TRACE'] === '1') sinks.add(printCall);
  * at its first call. Objects made with another driver are useless afterwards: choose before.
  */
 export function selectDriver(driver: 'cuda' | 'emulated' | (string & {}) | Driver): void {
-  choice = driver;
-  source = undefined;
-  selections += 1;
-  rebind();
+  selectedDriver = driver;
+  openedSource = undefined;
+  selectionCounter += 1;
+  defineCalls();
 }
 
 /** Counts the calls of {@link selectDriver}: what was cached under another count is void. */
-export const selectionCount = (): number => selections;
+export const selectionCount = (): number => selectionCounter;
 
 /** `emulated`, the path that libcuda was opened by, or `test`; opens the driver if need be. */
 export function driverName(): string {
-  return current().name;
+  return currentSource().name;
 }
 
 /** A running record of driver calls. */
@@ -160,9 +160,9 @@ export function recordCalls(): CallRecorder {
   const calls: CallRecord[] = [];
   const sink: CallSink = (record) => calls.push(record);
   const stop = (): void => {
-    if (sinks.delete(sink)) rebind();
+    if (sinks.delete(sink)) defineCalls();
   };
   sinks.add(sink);
-  rebind();
+  defineCalls();
   return { calls, stop, [Symbol.dispose]: stop };
 }

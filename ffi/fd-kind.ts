@@ -4,19 +4,19 @@ import { driverName } from './driver.ts';
 import { checkFd, isInMemory, libc, statusOfFd, succeeded } from './linux/libc.ts';
 
 /** The kernel's own devices: /dev/null and its kind, and terminals (those of windows from 136 on). */
-const ORDINARY_MAJORS: ReadonlySet<number> = new Set([
+const KERNEL_DEVICE_MAJORS: ReadonlySet<number> = new Set([
   1, 2, 3, 4, 5, 136, 137, 138, 139, 140, 141, 142, 143,
 ]);
 const S_IFCHR = 0o020000;
 
 /** A file of that name in a file system of the sender's own is none: the name is the sender's. */
-const isEmulated = (fd: number): boolean =>
+const isEmulatedMemoryFd = (fd: number): boolean =>
   readlinkSync(`/proc/self/fd/${fd}`).startsWith('/memfd:cuffi.') && isInMemory(fd);
 
 /** A device, or of the kinds without a file type, which are drivers' own, as a dma-buf. */
-function isOfDevice(fd: number): boolean {
+function isDeviceFd(fd: number): boolean {
   const { type, major } = statusOfFd(fd) ?? {};
-  if (type === S_IFCHR) return !ORDINARY_MAJORS.has(major as number);
+  if (type === S_IFCHR) return !KERNEL_DEVICE_MAJORS.has(major as number);
   return type === 0;
 }
 
@@ -27,9 +27,9 @@ function isOfDevice(fd: number): boolean {
 export function mayBeMemory(fd: number): boolean {
   const name = driverName();
   try {
-    if (name === 'emulated') return isEmulated(fd);
+    if (name === 'emulated') return isEmulatedMemoryFd(fd);
     // A test's own may stand before either.
-    return isOfDevice(fd) || (name === 'test' && isEmulated(fd));
+    return isDeviceFd(fd) || (name === 'test' && isEmulatedMemoryFd(fd));
   } catch {
     // Not open, or not to be seen.
     return false;
@@ -44,7 +44,7 @@ const F_SETFL = 4;
  * what it will do. So what is shared for reading has this flag, which means nothing to a device: it
  * belongs to the open file, and goes with it to every process that it is sent to.
  */
-const FOR_READING = constants.O_APPEND;
+const READ_ONLY_FLAG = constants.O_APPEND;
 
 /**
  * Marks the open file behind a descriptor as memory that is shared for reading, here and wherever
@@ -54,9 +54,9 @@ const FOR_READING = constants.O_APPEND;
  */
 export function markForReading(fd: number): void {
   const flags = succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_GETFL, 0), 'fcntl');
-  succeeded(libc.fcntl(fd, F_SETFL, flags | FOR_READING), 'fcntl');
+  succeeded(libc.fcntl(fd, F_SETFL, flags | READ_ONLY_FLAG), 'fcntl');
 }
 
 /** Whether {@link markForReading} was called for it, in whichever process. @throws SystemError */
 export const isForReading = (fd: number): boolean =>
-  (succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_GETFL, 0), 'fcntl') & FOR_READING) !== 0;
+  (succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_GETFL, 0), 'fcntl') & READ_ONLY_FLAG) !== 0;

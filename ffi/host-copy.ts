@@ -5,7 +5,7 @@ import { libc } from './linux/libc.ts';
 import type { Address } from './types.ts';
 
 /** What the copies under way read and write: koffi itself holds nothing that it was given. */
-const held = new Set<readonly unknown[]>();
+const keepalive = new Set<readonly unknown[]>();
 
 /**
  * Copies `byteLength` bytes within this process on one of libuv's four pool threads; resolves when
@@ -19,10 +19,10 @@ export async function copyHostMemory(
   byteLength: number,
   ...owners: readonly unknown[]
 ): Promise<void> {
-  held.add(owners);
+  keepalive.add(owners);
   try {
     await callOffThread(libc.memmove, target, source, byteLength);
   } finally {
-    held.delete(owners);
+    keepalive.delete(owners);
   }
 }

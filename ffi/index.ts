@@ -1,10 +1,6 @@
-// cuffi/ffi: the driver's C interface as it is. Calls answer with status codes and never throw
-// for one; handles and addresses are branded numbers; nothing is closed for you.
+// cuffi/ffi: the driver's C interface as it is. Calls return status codes and never throw for one.
+// Handles and addresses are branded numbers. Nothing is closed for you.
 
-export { type AnonymousMapping, mapAnonymous } from './linux/mmap.ts';
-export { type DeviceAttribute, deviceAttributes } from './attributes.ts';
-export * from './arena.ts';
-export * from './constants.ts';
 export {
   type CallRecorder,
   cu,
@@ -12,30 +8,7 @@ export {
   recordCalls,
   selectDriver,
 } from './driver.ts';
-export {
-  type EmulatedArgument,
-  type EmulatedKernel,
-  type EmulatedLaunch,
-  type EmulatedParameter,
-  registerKernel,
-} from './emulated-kernels.ts';
 export { type Driver, type FunctionName, functions, type Needs, type Row } from './functions.ts';
-export { copyHostMemory } from './host-copy.ts';
-export { type Library, LibraryNotFoundError, type LibraryPurpose, openLibrary } from './library.ts';
-export * from './linux/message.ts';
-export * from './linux/libc.ts';
-export { addressOf, MAX_VIEW_BYTE_LENGTH, stringAt, viewMemory, withAddress } from './native.ts';
-export {
-  type FdWatch,
-  type Readiness,
-  readable,
-  type WatchedEvents,
-  watchFd,
-} from './linux/poll.ts';
-export { CUresult, resultName } from './results.ts';
-export * from './linux/socket.ts';
-export { bytesCopied, type CallRecord } from './trace.ts';
-export { type StructName, type StructValues, structs } from './structs.ts';
 export type {
   Address,
   CUcontext,
@@ -52,3 +25,81 @@ export type {
   Handle,
   IpcHandleBytes,
 } from './types.ts';
+export { CUresult, resultName } from './results.ts';
+export { bytesCopied, type CallRecord } from './trace.ts';
+export * from './constants.ts';
+export { type DeviceAttribute, deviceAttributes } from './attributes.ts';
+export { type StructName, type StructValues, structs } from './structs.ts';
+export {
+  readBase64,
+  readBytes,
+  readFloat32,
+  readHandle,
+  readInt32,
+  readSize,
+  readString,
+  readUint32,
+  readUint64,
+  writeBytes,
+  writeInt32,
+  writeStruct,
+  writeUint64,
+} from './arena.ts';
+export { addressOf, MAX_VIEW_BYTE_LENGTH, stringAt, viewMemory, withAddress } from './native.ts';
+export { copyHostMemory } from './host-copy.ts';
+export { type Library, LibraryNotFoundError, type LibraryPurpose, openLibrary } from './library.ts';
+export {
+  type EmulatedArgument,
+  type EmulatedKernel,
+  type EmulatedLaunch,
+  type EmulatedParameter,
+  registerKernel,
+} from './emulated-kernels.ts';
+export {
+  checkFd,
+  closeFd,
+  createMemfd,
+  duplicateFd,
+  type FdStatus,
+  isInMemory,
+  isOpenFd,
+  isSameFile,
+  isShortage,
+  type Mapping,
+  mapShared,
+  SystemError,
+  setCloseOnExec,
+  statusOfFd,
+  succeeded,
+} from './linux/libc.ts';
+export { type AnonymousMapping, mapAnonymous } from './linux/mmap.ts';
+export {
+  acceptSocket,
+  closeListener,
+  closeSocket,
+  connectSocket,
+  isMessageSocket,
+  isSocketInUse,
+  listenSocket,
+  MAX_SOCKET_NAME_BYTE_LENGTH,
+  type PeerCredentials,
+  peerCredentials,
+  socketPair,
+} from './linux/socket.ts';
+export {
+  discardUnread,
+  isGone,
+  MAX_MESSAGE_BYTE_LENGTH,
+  MAX_MESSAGE_FDS,
+  receiveMessage,
+  type SocketMessage,
+  sendMessage,
+  takeMessage,
+} from './linux/message.ts';
+export {
+  type FdWatch,
+  type Readiness,
+  readable,
+  type WatchedEvents,
+  watchFd,
+} from './linux/poll.ts';

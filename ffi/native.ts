@@ -16,16 +16,16 @@ export const MAX_VIEW_BYTE_LENGTH: number = Math.min(constants.MAX_LENGTH, 2 ** 
 export const addressOf = (view: ArrayBufferView): Address =>
   view.byteLength === 0 ? (0 as Address) : (Number(koffi.address(view)) as Address);
 
-let held: ArrayBufferView | undefined;
+let keepalive: ArrayBufferView | undefined;
 
 /** Calls `use` with the address of `view`, which cannot be collected before `use` returns. */
 export function withAddress<T>(view: ArrayBufferView, use: (address: Address) => T): T {
-  const outer = held;
-  held = view;
+  const outer = keepalive;
+  keepalive = view;
   try {
     return use(addressOf(view));
   } finally {
-    held = outer;
+    keepalive = outer;
   }
 }
 

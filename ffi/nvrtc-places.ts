@@ -59,7 +59,7 @@ function sitePackages(env: NodeJS.ProcessEnv): string[] {
 }
 
 /** Folders with a lib and an include in them, those that were named first. */
-function roots(env: NodeJS.ProcessEnv): string[] {
+function toolkitRoots(env: NodeJS.ProcessEnv): string[] {
   const named = [env['CUDA_HOME'], env['CUDA_PATH'], env['CONDA_PREFIX']].filter(isNamed);
   const toolkits = entriesOf('/usr/local').filter((name) => /^cuda(-[\d.]+)?$/.test(name));
   const wheels = sitePackages(env).flatMap((site) =>
@@ -81,7 +81,9 @@ const newestFirst = (a: readonly number[], b: readonly number[]): number =>
   [0, 1, 2].map((n) => (b[n] ?? 0) - (a[n] ?? 0)).find((difference) => difference !== 0) ?? 0;
 
 /** The versions of libnvrtc in a folder: of links, what they lead to is asked. */
-const librariesIn = (folder: string): { readonly path: string; readonly version: number[] }[] =>
+const nvrtcLibrariesIn = (
+  folder: string,
+): { readonly path: string; readonly version: number[] }[] =>
   entriesOf(folder)
     .filter((name) => LIBRARY.test(name))
     .map((name) => join(folder, name))
@@ -97,8 +99,8 @@ export function nvrtcPlaces(env: NodeJS.ProcessEnv = process.env): readonly stri
   if (chosen) return [chosen];
   const found = [
     ...LOADER_NAMES.map((path) => ({ path, version: versionOf(path) })),
-    ...roots(env).flatMap((root) =>
-      ['lib64', 'lib'].flatMap((lib) => librariesIn(join(root, lib))),
+    ...toolkitRoots(env).flatMap((root) =>
+      ['lib64', 'lib'].flatMap((lib) => nvrtcLibrariesIn(join(root, lib))),
     ),
   ];
   return [
@@ -124,7 +126,7 @@ export function headerFolders(
   env: NodeJS.ProcessEnv = process.env,
 ): readonly string[] {
   const beside = file ? [resolve(dirname(file), '..')] : [];
-  const folder = [...beside, ...roots(env)]
+  const folder = [...beside, ...toolkitRoots(env)]
     .map((root) => join(root, 'include'))
     .find((include) => isFile(join(include, 'cuda_fp16.h')));
   // The C++ library has a folder of its own since CUDA 13.

@@ -1,5 +1,5 @@
 /** A record of driver calls: by name, bytes moved, status and duration. */
-import { bytesOfCopy } from './arena.ts';
+import { copyByteLength } from './arena.ts';
 import { type FunctionName, type Row, rows } from './functions.ts';
 import type { NativeFunction } from './library.ts';
 import { type CUresult, resultName } from './results.ts';
@@ -18,8 +18,10 @@ export interface CallRecord {
 export type CallSink = (record: CallRecord) => void;
 
 /** What the arguments of a call say that it moves. */
-const counted = ([count, unit, rows]: NonNullable<Row['bytes']>, args: readonly number[]): number =>
-  Number(args[count]) * unit * (rows === undefined ? 1 : Number(args[rows]));
+const byteLengthOfArguments = (
+  [count, unit, rows]: NonNullable<Row['bytes']>,
+  args: readonly number[],
+): number => Number(args[count]) * unit * (rows === undefined ? 1 : Number(args[rows]));
 
 /** `call`, reporting each of its calls to `sinks`. */
 export function traced(
@@ -30,12 +32,12 @@ export function traced(
   const { bytes, struct } = rows[name];
   return (...args: number[]) => {
     // Read before the call: its out-values may lie over it.
-    const described = struct ? bytesOfCopy(struct, args[0] as Address) : 0;
+    const structByteLength = struct ? copyByteLength(struct, args[0] as Address) : 0;
     const start = performance.now();
     const status = call(...(args as never[]));
     const record = {
       name,
-      byteLength: bytes ? counted(bytes, args) : described,
+      byteLength: bytes ? byteLengthOfArguments(bytes, args) : structByteLength,
       status,
       durationMs: performance.now() - start,
     };
@@ -54,6 +56,8 @@ export const bytesCopied = (records: readonly CallRecord[]): number =>
 /** What `CUFFI_TRACE=1` does with each call: a line on stderr. */
 export const printCall: CallSink = ({ name, byteLength, status, durationMs }) => {
   const moved = byteLength > 0 ? ` ${byteLength} bytes` : '';
-  const answer = status === 0 ? '' : ` ${resultName(status)}`;
-  process.stderr.write(`cuffi: ${name}${moved} ${(durationMs * 1000).toFixed(1)} us${answer}\n`);
+  const statusText = status === 0 ? '' : ` ${resultName(status)}`;
+  process.stderr.write(
+    `cuffi: ${name}${moved} ${(durationMs * 1000).toFixed(1)} us${statusText}\n`,
+  );
 };

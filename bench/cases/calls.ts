@@ -4,7 +4,7 @@
  * timing, 4 MiB of cuMemAlloc memory.
  */
 import { Context, CudaEvent, DeviceBuffer, Stream } from 'cuffi';
-import { BLOCK, cu } from 'cuffi/ffi';
+import { cu, writeBytes } from 'cuffi/ffi';
 import { getIpcHandle } from 'cuffi/ipc';
 import { inProcess } from '../measure.ts';
 import { type Case, inPeers } from './case.ts';
@@ -86,6 +86,8 @@ export const callCases: readonly Case[] = [
       const context = Context.primary();
       const buffer = DeviceBuffer.allocate(BUFFER_BYTE_LENGTH, { context });
       const { address } = buffer;
+      // 64 bytes that the driver writes to.
+      const ipcHandle = writeBytes(new Uint8Array(64));
       return {
         contestants: [
           inProcess(PUBLIC, (calls) => {
@@ -95,7 +97,7 @@ export const callCases: readonly Case[] = [
             context.run(() => {
               let status = 0;
               for (let call = 0; call < calls; call += 1)
-                status |= cu.cuIpcGetMemHandle(BLOCK, address);
+                status |= cu.cuIpcGetMemHandle(ipcHandle, address);
               requireSuccess(status === 0, 'cuIpcGetMemHandle');
             }),
           ),

@@ -3,7 +3,7 @@
  * what is not used, so that after the first time none asks the device for memory.
  */
 import { Context, DeviceBuffer, MemoryPool, PinnedBuffer, pin, Stream } from 'cuffi';
-import { type CUdeviceptr, cu, OUT0, readHandle } from 'cuffi/ffi';
+import { type CUdeviceptr, cu, readHandle, writeUint64 } from 'cuffi/ffi';
 import { inProcess } from '../measure.ts';
 import { type Case, inPeers, type OpenCase } from './case.ts';
 import { requireCopied } from './host-copies.ts';
@@ -13,6 +13,9 @@ const MIB = 1 << 20;
 const PINNED_BYTE_LENGTH = 256 * MIB;
 /** As for kernels: a batch is so short that V8 would go on compiling while it counts. */
 const WARM_UP_MS = 800;
+
+/** Eight bytes that the driver writes an address to. */
+const out = writeUint64(0);
 
 export const memoryCases: readonly Case[] = [
   {
@@ -77,8 +80,8 @@ function openPool(): OpenCase {
         (calls) => {
           let status = 0;
           for (let call = 0; call < calls; call += 1) {
-            status |= cu.cuMemAllocFromPoolAsync(OUT0, MIB, handle, streamHandle);
-            status |= cu.cuMemFreeAsync(readHandle(OUT0), streamHandle);
+            status |= cu.cuMemAllocFromPoolAsync(out, MIB, handle, streamHandle);
+            status |= cu.cuMemFreeAsync(readHandle(out), streamHandle);
           }
           requireSuccess(status === 0, 'cuMemAllocFromPoolAsync');
         },
@@ -89,8 +92,8 @@ function openPool(): OpenCase {
       const buffer = pool.allocate(MIB, { stream });
       await requireMemory(buffer, PUBLIC);
       buffer.close();
-      cu.cuMemAllocFromPoolAsync(OUT0, MIB, handle, streamHandle);
-      const address = readHandle<CUdeviceptr>(OUT0);
+      cu.cuMemAllocFromPoolAsync(out, MIB, handle, streamHandle);
+      const address = readHandle<CUdeviceptr>(out);
       settle();
       await requireMemory(DeviceBuffer.fromPointer(address, MIB), RAW);
       cu.cuMemFreeAsync(address, streamHandle);
@@ -137,8 +140,8 @@ function openDevice(): OpenCase {
         context.run(() => {
           let status = 0;
           for (let call = 0; call < calls; call += 1) {
-            status |= cu.cuMemAlloc_v2(OUT0, MIB);
-            status |= cu.cuMemFree_v2(readHandle(OUT0));
+            status |= cu.cuMemAlloc_v2(out, MIB);
+            status |= cu.cuMemFree_v2(readHandle(out));
           }
           requireSuccess(status === 0, 'cuMemAlloc_v2');
         }),

@@ -19,23 +19,22 @@ import {
 } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
+import { roundUp } from './address-space.ts';
 import type { Context, Contexts } from './context.ts';
-import type { HostMemory } from './host.ts';
-import type { Memory } from './memory.ts';
-import type { Queues } from './queues.ts';
+import type { HostMemory } from './host-memory.ts';
+import { type Memory, WRITE } from './memory.ts';
 import type { Range } from './ranges.ts';
-import { WRITE } from './region.ts';
-import { roundUp } from './space.ts';
+import type { StreamQueues } from './stream-queues.ts';
 
 const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_NOT_FOUND } =
   CUresult;
 
 // What pitched rows are aligned to, and which elements they may have.
-const PITCH = 512;
-const ELEMENTS: readonly number[] = [4, 8, 16];
+const PITCH_ALIGNMENT = 512;
+const ELEMENT_SIZES: readonly number[] = [4, 8, 16];
 
 /** What the driver tells of a pointer. */
-interface Pointer extends Range {
+interface PointerInfo extends Range {
   /** What attributes tell as the pointer's range. */
   readonly range: Range;
   readonly device: number;
@@ -51,7 +50,7 @@ interface Pointer extends Range {
   access(device: number): number;
 }
 
-const PLAIN = {
+const PLAIN_DEVICE_MEMORY = {
   type: CU_MEMORYTYPE_DEVICE,
   isHost: false,
   isManaged: false,
@@ -61,7 +60,7 @@ const PLAIN = {
   access: () => WRITE,
 };
 
-const owned = (range: Range & { readonly bufferId: number }, context: Context) => ({
+const ownerFields = (range: Range & { readonly bufferId: number }, context: Context) => ({
   range,
   address: range.address,
   byteLength: range.byteLength,
@@ -70,27 +69,28 @@ const owned = (range: Range & { readonly bufferId: number }, context: Context) =
   contextHandle: context.handle,
 });
 
-function pointerAt(memory: Memory, contexts: Contexts, address: number): Pointer | undefined {
+function pointerAt(memory: Memory, contexts: Contexts, address: number): PointerInfo | undefined {
   const own = memory.blocks.allocationAt(address);
-  if (own) return { ...PLAIN, ...owned(own, own.block.context), isExportable: true };
+  if (own)
+    return { ...PLAIN_DEVICE_MEMORY, ...ownerFields(own, own.block.context), isExportable: true };
   const opened = memory.imports.at(address);
-  if (opened) return { ...PLAIN, ...owned(opened, opened.context) };
+  if (opened) return { ...PLAIN_DEVICE_MEMORY, ...ownerFields(opened, opened.context) };
   const registered = memory.registrations.at(address);
   if (registered)
     return {
-      ...PLAIN,
-      ...owned(registered, registered.context),
+      ...PLAIN_DEVICE_MEMORY,
+      ...ownerFields(registered, registered.context),
       type: CU_MEMORYTYPE_HOST,
       isHost: true,
     };
   const region = memory.regions.at(address);
   if (!region) return undefined;
-  const { kind, handleTypes, poolHandle, asked } = region;
+  const { kind, handleTypes, poolHandle, requestedByteLength } = region;
   const context = region.context ?? contexts.primary(region.device);
   return {
-    ...owned(region, context),
-    range: region.reservation ?? { address: region.address, byteLength: asked },
-    byteLength: asked,
+    ...ownerFields(region, context),
+    range: region.reservation ?? { address: region.address, byteLength: requestedByteLength },
+    byteLength: requestedByteLength,
     contextHandle: kind === 'pool' ? 0 : context.handle,
     type: kind === 'host' ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE,
     isHost: kind === 'host' || kind === 'managed',
@@ -104,7 +104,7 @@ function pointerAt(memory: Memory, contexts: Contexts, address: number): Pointer
 
 /** An attribute's value and its width in bytes; undefined where the pointer has none such. */
 function attributeOf(
-  pointer: Pointer,
+  pointer: PointerInfo,
   address: number,
   attribute: number,
   device: number,
@@ -156,10 +156,10 @@ export type AllocationFunctions = Pick<
 export const allocationFunctions = (
   memory: Memory,
   contexts: Contexts,
-  queues: Queues,
+  queues: StreamQueues,
   host: HostMemory,
   /** Frees memory of other kinds that can be freed so; undefined for an address of none. */
-  freeOfKind: (address: number) => Status | undefined,
+  freeOther: (address: number) => Status | undefined,
 ): AllocationFunctions => ({
   cuMemGetInfo_v2(free, total) {
     host.setUint64(free, memory.freeBytes(contexts.current.device));
@@ -174,9 +174,9 @@ export const allocationFunctions = (
     return CUDA_SUCCESS;
   },
   cuMemAllocPitch_v2(out, pitchOut, width, height, elementByteLength) {
-    if (!(width > 0) || !(height > 0) || !ELEMENTS.includes(elementByteLength))
+    if (!(width > 0) || !(height > 0) || !ELEMENT_SIZES.includes(elementByteLength))
       return CUDA_ERROR_INVALID_VALUE;
-    const pitch = roundUp(width, PITCH);
+    const pitch = roundUp(width, PITCH_ALIGNMENT);
     const allocation = memory.blocks.allocate(contexts.current, pitch * height);
     if (!allocation) return CUDA_ERROR_OUT_OF_MEMORY;
     host.setUint64(out, allocation.address);
@@ -185,7 +185,7 @@ export const allocationFunctions = (
   },
   cuMemFree_v2(address) {
     if (address === 0) return CUDA_SUCCESS;
-    const ofKind = freeOfKind(address);
+    const ofKind = freeOther(address);
     if (ofKind !== undefined) return ofKind;
     const allocation = memory.blocks.allocationAt(address);
     if (allocation?.address !== address) return CUDA_ERROR_INVALID_VALUE;

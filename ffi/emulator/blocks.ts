@@ -1,19 +1,124 @@
-import {
-  type Allocation,
-  type Block,
-  createBlock,
-  destroyBlock,
-  type MappedBlock,
-} from './block.ts';
+/** Blocks of device memory: memfds, mapped here by their owner or by an importer. */
+import { closeFd, SystemError } from '../linux/libc.ts';
+import { viewMemory } from '../native.ts';
+import type { Address } from '../types.ts';
+import { type AddressSpace, fillUninitialized, GRANULARITY, roundUp } from './address-space.ts';
+import { ALLOCATION_UNIT, BLOCK_HEADER_BYTE_LENGTH, BlockHeader } from './block-header.ts';
 import type { Context } from './context.ts';
-import { RangeMap } from './ranges.ts';
-import { type AddressSpace, fillFresh, GRANULARITY, roundUp } from './space.ts';
-import { UNIT } from './trailer.ts';
+import { createFixedMemfd } from './processes.ts';
+import { FirstFitAllocator, type Range, RangeMap } from './ranges.ts';
 
-const LARGEST_SMALL = 2 ** 20;
+/** The name of a block's memfd. */
+export const BLOCK_NAME = 'cuffi.memory';
+
+/** A block's bytes and its trailer, mapped one behind the other. */
+export class MappedBlock implements Range {
+  readonly address: number;
+  readonly byteLength: number;
+  readonly header: BlockHeader;
+  readonly #space: AddressSpace;
+  readonly #windows = new Map<number, Int32Array>();
+  readonly #wideWindows = new Map<number, BigInt64Array>();
+
+  constructor(space: AddressSpace, address: number, byteLength: number) {
+    this.#space = space;
+    this.address = address;
+    this.byteLength = byteLength;
+    this.header = new BlockHeader(address + byteLength);
+  }
+
+  /** Maps `byteLength` bytes of a block and its trailer; undefined where the system refuses. */
+  static map(space: AddressSpace, fd: number, byteLength: number): MappedBlock | undefined {
+    const address = space.map(fd, byteLength + BLOCK_HEADER_BYTE_LENGTH);
+    return address === undefined ? undefined : new MappedBlock(space, address, byteLength);
+  }
+
+  /** Nothing of the block, its trailer included, may be touched afterwards. */
+  unmap(): void {
+    this.#windows.clear();
+    this.#wideWindows.clear();
+    this.#space.unmap(this.address, this.byteLength + BLOCK_HEADER_BYTE_LENGTH);
+  }
+
+  /** The aligned 32-bit word at an address of the block, for atomic access. */
+  word32(address: number): readonly [words: Int32Array, index: number] {
+    const offset = address - this.address;
+    const window = Math.floor(offset / GRANULARITY);
+    let words = this.#windows.get(window);
+    if (!words) {
+      const start = (this.address + window * GRANULARITY) as Address;
+      words = new Int32Array(viewMemory(start, GRANULARITY));
+      this.#windows.set(window, words);
+    }
+    return [words, (offset % GRANULARITY) / 4];
+  }
+
+  /** As {@link word32}, of 64 bits. */
+  word64(address: number): readonly [words: BigInt64Array, index: number] {
+    const offset = address - this.address;
+    const window = Math.floor(offset / GRANULARITY);
+    let words = this.#wideWindows.get(window);
+    if (!words) {
+      const start = (this.address + window * GRANULARITY) as Address;
+      words = new BigInt64Array(viewMemory(start, GRANULARITY));
+      this.#wideWindows.set(window, words);
+    }
+    return [words, (offset % GRANULARITY) / 8];
+  }
+}
+
+/** Memory that was asked for, and not freed yet. */
+export interface Allocation extends Range {
+  readonly block: Block;
+  /** Unlike the address, never the same again. */
+  readonly bufferId: number;
+}
+
+/** A block that this process owns: one large allocation, or many small ones. */
+export interface Block extends Range {
+  readonly fd: number;
+  readonly mapped: MappedBlock;
+  readonly context: Context;
+  readonly allocations: RangeMap<Allocation>;
+  /** What is free in a block of small allocations; undefined for a large one's. */
+  readonly holes: FirstFitAllocator | undefined;
+}
+
+/** Makes a block; undefined where the system refuses. */
+function createBlock(
+  space: AddressSpace,
+  context: Context,
+  byteLength: number,
+  holdsSmall: boolean,
+): Block | undefined {
+  let fd: number;
+  try {
+    fd = createFixedMemfd(BLOCK_NAME, byteLength + BLOCK_HEADER_BYTE_LENGTH);
+  } catch (error) {
+    if (error instanceof SystemError) return undefined;
+    throw error;
+  }
+  const mapped = MappedBlock.map(space, fd, byteLength);
+  if (!mapped) {
+    closeFd(fd);
+    return undefined;
+  }
+  mapped.header.initialise();
+  const holes = holdsSmall ? new FirstFitAllocator() : undefined;
+  holes?.add(mapped.address, byteLength);
+  const { address } = mapped;
+  return { address, byteLength, fd, mapped, context, allocations: new RangeMap(), holes };
+}
+
+function destroyBlock(block: Block): void {
+  block.mapped.unmap();
+  closeFd(block.fd);
+}
+
+const MAX_SMALL_BYTES = 2 ** 20;
 
 /** What blocks are made of. */
-interface Ground {
+interface BlockSource {
   readonly space: AddressSpace;
   /** Whether a device has so much memory. */
   hasFree(device: number, byteLength: number): boolean;
@@ -22,18 +127,18 @@ interface Ground {
 
 /** The blocks of device memory, and what is allocated in them: large ones have one of their own. */
 export class Blocks {
-  readonly #ground: Ground;
+  readonly #source: BlockSource;
   readonly #blocks = new RangeMap<Block>();
   /** Freed here, and still mapped by other processes. */
-  readonly #lingering = new Set<Block>();
+  readonly #freedButMapped = new Set<Block>();
 
-  constructor(ground: Ground) {
-    this.#ground = ground;
+  constructor(ground: BlockSource) {
+    this.#source = ground;
   }
 
   /** Undefined where there is not enough memory. */
   allocate(context: Context, byteLength: number): Allocation | undefined {
-    return byteLength <= LARGEST_SMALL
+    return byteLength <= MAX_SMALL_BYTES
       ? this.#allocateSmall(context, byteLength)
       : this.#allocateLarge(context, byteLength);
   }
@@ -41,18 +146,19 @@ export class Blocks {
   free(allocation: Allocation): void {
     const { block } = allocation;
     block.allocations.remove(allocation);
-    block.mapped.trailer.setIdAt(allocation.address - block.address, 0);
+    block.mapped.header.setIdAt(allocation.address - block.address, 0);
     // An emptied block of small allocations stays, for the next ones.
-    if (block.holes) block.holes.add(allocation.address, roundUp(allocation.byteLength, UNIT));
+    if (block.holes)
+      block.holes.add(allocation.address, roundUp(allocation.byteLength, ALLOCATION_UNIT));
     else this.#retire(block);
   }
 
   /** Frees all that is allocated in a context. */
-  release(context: Context): void {
+  releaseContext(context: Context): void {
     for (const block of [...this.#blocks]) {
       if (block.context !== context) continue;
       for (const { address } of block.allocations)
-        block.mapped.trailer.setIdAt(address - block.address, 0);
+        block.mapped.header.setIdAt(address - block.address, 0);
       this.#retire(block);
     }
   }
@@ -64,16 +170,16 @@ export class Blocks {
 
   /** Whether all these bytes are of one living allocation. */
   isAllocated(address: number, byteLength: number): boolean {
-    return this.#blocks.at(address)?.allocations.holding(address, byteLength) !== undefined;
+    return this.#blocks.at(address)?.allocations.containing(address, byteLength) !== undefined;
   }
 
   /** Whether all these bytes are of one block, allocated or not. */
   holds(address: number, byteLength: number): boolean {
-    return this.#blocks.holding(address, byteLength) !== undefined;
+    return this.#blocks.containing(address, byteLength) !== undefined;
   }
 
   /** The context whose block an address lies in. */
-  ownerAt(address: number): Context | undefined {
+  contextAt(address: number): Context | undefined {
     return this.#blocks.at(address)?.context;
   }
 
@@ -83,61 +189,63 @@ export class Blocks {
 
   /** How much of a device they take: an emptied one takes nothing. */
   usedBytes(device: number): number {
-    for (const block of this.#lingering) {
-      if (block.mapped.trailer.hasImporters()) continue;
-      this.#lingering.delete(block);
+    for (const block of this.#freedButMapped) {
+      if (block.mapped.header.hasImporters()) continue;
+      this.#freedButMapped.delete(block);
       destroyBlock(block);
     }
     let used = 0;
-    for (const block of [...this.#blocks, ...this.#lingering]) {
-      const isUsed = block.allocations.size > 0 || block.mapped.trailer.hasImporters();
+    for (const block of [...this.#blocks, ...this.#freedButMapped]) {
+      const isUsed = block.allocations.size > 0 || block.mapped.header.hasImporters();
       if (block.context.device === device && isUsed) used += block.byteLength;
     }
     return used;
   }
 
   #allocateSmall(context: Context, byteLength: number): Allocation | undefined {
-    const rounded = roundUp(byteLength, UNIT);
+    const rounded = roundUp(byteLength, ALLOCATION_UNIT);
     for (const block of this.#blocks) {
       if (block.context !== context || !block.holes) continue;
-      if (block.allocations.size === 0 && !this.#hasRoom(context.device, block)) continue;
+      if (block.allocations.size === 0 && !this.#canReuse(context.device, block)) continue;
       const address = block.holes.take(rounded);
-      if (address !== undefined) return this.#place(block, address, byteLength);
+      if (address !== undefined) return this.#addAllocation(block, address, byteLength);
     }
     const block = this.#createBlock(context, GRANULARITY, true);
     const address = block?.holes?.take(rounded);
-    return block && address !== undefined ? this.#place(block, address, byteLength) : undefined;
+    return block && address !== undefined
+      ? this.#addAllocation(block, address, byteLength)
+      : undefined;
   }
 
   #allocateLarge(context: Context, byteLength: number): Allocation | undefined {
     const block = this.#createBlock(context, roundUp(byteLength, GRANULARITY), false);
-    return block && this.#place(block, block.address, byteLength);
+    return block && this.#addAllocation(block, block.address, byteLength);
   }
 
   #createBlock(context: Context, byteLength: number, isForSmall: boolean): Block | undefined {
-    if (!this.#ground.hasFree(context.device, byteLength)) return undefined;
-    const block = createBlock(this.#ground.space, context, byteLength, isForSmall);
+    if (!this.#source.hasFree(context.device, byteLength)) return undefined;
+    const block = createBlock(this.#source.space, context, byteLength, isForSmall);
     if (block) this.#blocks.add(block);
     return block;
   }
 
   /** Whether an emptied block, which counts as free, can be used again. */
-  #hasRoom(device: number, block: Block): boolean {
-    return block.mapped.trailer.hasImporters() || this.#ground.hasFree(device, block.byteLength);
+  #canReuse(device: number, block: Block): boolean {
+    return block.mapped.header.hasImporters() || this.#source.hasFree(device, block.byteLength);
   }
 
-  #place(block: Block, address: number, byteLength: number): Allocation {
-    const allocation = { address, byteLength, block, bufferId: this.#ground.nextBufferId() };
-    fillFresh(address, byteLength);
+  #addAllocation(block: Block, address: number, byteLength: number): Allocation {
+    const allocation = { address, byteLength, block, bufferId: this.#source.nextBufferId() };
+    fillUninitialized(address, byteLength);
     block.allocations.add(allocation);
-    block.mapped.trailer.setIdAt(address - block.address, allocation.bufferId);
+    block.mapped.header.setIdAt(address - block.address, allocation.bufferId);
     return allocation;
   }
 
   /** The memory itself goes when the last importer has gone. */
   #retire(block: Block): void {
     this.#blocks.remove(block);
-    if (block.mapped.trailer.hasImporters()) this.#lingering.add(block);
+    if (block.mapped.header.hasImporters()) this.#freedButMapped.add(block);
     else destroyBlock(block);
   }
 }

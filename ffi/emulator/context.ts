@@ -3,7 +3,7 @@ import { limits } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
 import type { Handles } from './handles.ts';
-import type { HostMemory } from './host.ts';
+import type { HostMemory } from './host-memory.ts';
 import type { Settings } from './settings.ts';
 
 const {
@@ -51,10 +51,10 @@ export class Contexts {
   readonly #all = new Map<number, Context>();
   readonly #primary = new Map<number, Context>();
   readonly #stack: Context[] = [];
-  readonly #endings: ((context: Context) => void)[] = [];
-  readonly #loss = { status: CUDA_SUCCESS as CUresult };
+  readonly #endListeners: ((context: Context) => void)[] = [];
+  readonly #processFailure = { status: CUDA_SUCCESS as CUresult };
   /** Of each context, those of other devices whose memory it was given access to. */
-  readonly #peers = new WeakMap<Context, Set<Context>>();
+  readonly #accessible = new WeakMap<Context, Set<Context>>();
 
   constructor(settings: Settings, handles: Handles) {
     this.#handles = handles;
@@ -63,12 +63,12 @@ export class Contexts {
 
   /** Has `release` called with each context that ends, to release what belongs to it. */
   onEnd(release: (context: Context) => void): void {
-    this.#endings.push(release);
+    this.#endListeners.push(release);
   }
 
   /** What ended the contexts of the process, if anything did. */
-  get loss(): CUresult {
-    return this.#loss.status;
+  get processFailure(): CUresult {
+    return this.#processFailure.status;
   }
 
   get top(): Context | undefined {
@@ -107,7 +107,7 @@ export class Contexts {
   }
 
   /** A primary context comes to life again, with the limits of a new one. */
-  revive(context: Context): void {
+  activate(context: Context): void {
     if (context.alive) return;
     for (const [limit, value] of defaultLimits) context.limits.set(limit, value);
     context.alive = true;
@@ -120,25 +120,25 @@ export class Contexts {
   /** Ends a context with all that belongs to it. A primary context keeps its handle. */
   end(context: Context): void {
     if (!context.alive) return;
-    for (const release of this.#endings) release(context);
+    for (const release of this.#endListeners) release(context);
     context.alive = false;
-    this.#peers.delete(context);
-    for (const other of this.#all.values()) this.peersOf(other).delete(context);
+    this.#accessible.delete(context);
+    for (const other of this.#all.values()) this.accessibleFrom(other).delete(context);
     if (context.primary) return;
     this.#all.delete(context.handle);
     this.#handles.release('CUcontext', context.handle);
   }
 
   /** The contexts whose memory a context was given access to. */
-  peersOf(context: Context): Set<Context> {
-    const peers = this.#peers.get(context) ?? new Set();
-    this.#peers.set(context, peers);
+  accessibleFrom(context: Context): Set<Context> {
+    const peers = this.#accessible.get(context) ?? new Set();
+    this.#accessible.set(context, peers);
     return peers;
   }
 
   /** Whether work of a context may use memory of another one. */
-  reaches(context: Context, owner: Context): boolean {
-    return context.device === owner.device || this.peersOf(context).has(owner);
+  canAccess(context: Context, owner: Context): boolean {
+    return context.device === owner.device || this.accessibleFrom(context).has(owner);
   }
 
   push(context: Context): void {
@@ -150,7 +150,7 @@ export class Contexts {
   }
 
   #make(device: number, primary: boolean, flags: number): Context {
-    const loss = this.#loss;
+    const loss = this.#processFailure;
     const context: Context = {
       handle: this.#handles.make('CUcontext'),
       device,
@@ -188,7 +188,7 @@ export const primaryContextFunctions = (
     const context = contexts.primary(device);
     // A reset does not mend what failed: the process has no primary context any more.
     if (!context.alive && context.failure !== CUDA_SUCCESS) return context.failure;
-    contexts.revive(context);
+    contexts.activate(context);
     context.references += 1;
     host.setUint64(out, context.handle);
     return CUDA_SUCCESS;
@@ -216,7 +216,7 @@ export const primaryContextFunctions = (
 });
 
 /** The answer to a limit that contexts do not have: unsupported, or none at all. */
-const withoutLimit = (limit: number): CUresult =>
+const unknownLimitStatus = (limit: number): CUresult =>
   limit === limits.devRuntimeSyncDepth ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_ERROR_INVALID_VALUE;
 
 type ContextFunctions = Pick<
@@ -235,7 +235,7 @@ export const contextFunctions = (contexts: Contexts, host: HostMemory): ContextF
   cuCtxCreate_v2(out, flags, device) {
     if (!contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
     if (flags > MAX_FLAGS) return CUDA_ERROR_INVALID_VALUE;
-    if (contexts.loss !== CUDA_SUCCESS) return contexts.loss;
+    if (contexts.processFailure !== CUDA_SUCCESS) return contexts.processFailure;
     const context = contexts.create(device, flags);
     contexts.push(context);
     host.setUint64(out, context.handle);
@@ -271,12 +271,12 @@ export const contextFunctions = (contexts: Contexts, host: HostMemory): ContextF
   },
   cuCtxGetLimit(out, limit) {
     const value = contexts.current.limits.get(limit);
-    if (value === undefined) return withoutLimit(limit);
+    if (value === undefined) return unknownLimitStatus(limit);
     host.setUint64(out, value);
     return CUDA_SUCCESS;
   },
   cuCtxSetLimit(limit, value) {
-    if (!contexts.current.limits.has(limit)) return withoutLimit(limit);
+    if (!contexts.current.limits.has(limit)) return unknownLimitStatus(limit);
     contexts.current.limits.set(limit, value);
     return CUDA_SUCCESS;
   },

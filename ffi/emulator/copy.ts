@@ -3,9 +3,9 @@ import type { Driver } from '../functions.ts';
 import { withAddress } from '../native.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import type { Contexts } from './context.ts';
-import type { HostMemory } from './host.ts';
+import type { HostMemory } from './host-memory.ts';
 import type { Memory } from './memory.ts';
-import type { Queues, Stream } from './queues.ts';
+import type { Stream, StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -15,23 +15,23 @@ const {
   CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
 } = CUresult;
 
-const LARGEST_PATTERN = 2 ** 20;
+const MAX_PATTERN_BYTES = 2 ** 20;
 
 /**
  * A copy across the border of two mappings is refused, but hardware let so many bytes be read now.
  * Where its bound is was not measured.
  */
-const LARGEST_ACROSS = 64;
+const MAX_CROSS_MAPPING_READ = 64;
 
 /**
  * What of ordinary host memory is taken at once, on its way to the device; more waits for its turn in
  * the stream. It was measured to be from 1 MiB to less than 4 MiB.
  */
-export const LARGEST_STAGED: number = 2 ** 20;
+export const MAX_STAGED_BYTES: number = 2 ** 20;
 
 /** Fills `byteLength` bytes with a repeated element, a piece at a time. */
 function fill(memory: Memory, address: number, element: Uint8Array, byteLength: number): void {
-  const pattern = Buffer.allocUnsafeSlow(Math.min(byteLength, LARGEST_PATTERN)).fill(element);
+  const pattern = Buffer.allocUnsafeSlow(Math.min(byteLength, MAX_PATTERN_BYTES)).fill(element);
   withAddress(pattern, (from) => {
     for (let done = 0; done < byteLength; done += pattern.length)
       memory.copy(address + done, from, Math.min(pattern.length, byteLength - done));
@@ -63,13 +63,13 @@ export type CopyFunctions = Pick<
 
 export function copyFunctions(
   memory: Memory,
-  queues: Queues,
+  queues: StreamQueues,
   host: HostMemory,
   contexts: Contexts,
 ): CopyFunctions {
   /** Copies in the order of a stream, and waits for it. */
-  const copyNow = (queue: Stream, to: number, from: number, byteLength: number): Status => {
-    if (queues.breaks(queue)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  const copySync = (queue: Stream, to: number, from: number, byteLength: number): Status => {
+    if (queues.invalidateCapture(queue)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     let outcome: boolean | undefined;
     const work = (): boolean => {
       outcome = memory.copy(to, from, byteLength);
@@ -77,14 +77,14 @@ export function copyFunctions(
     };
     queues.enqueue(queue, work, 'copy');
     // Where its context is lost before its turn, it never runs.
-    queues.waitUntil(
+    queues.blockUntil(
       () => outcome !== undefined || queue.context.failure !== CUDA_SUCCESS,
       () => [queue],
     );
     return outcome ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   };
 
-  const copyLater = (
+  const copyAsync = (
     queue: Stream,
     to: number,
     from: number,
@@ -98,7 +98,7 @@ export function copyFunctions(
         memory.canStillRead(from, byteLength, device)
       )
         memory.copy(to, from, byteLength);
-      else queues.fault(queue);
+      else queues.failContext(queue);
       return true;
     };
     queues.enqueue(queue, work, 'copy');
@@ -106,7 +106,7 @@ export function copyFunctions(
   };
 
   /** Sets `height` rows of `width` elements of `size` bytes each. */
-  const set = (
+  const fillRows = (
     address: number,
     pitch: number,
     value: number,
@@ -124,14 +124,14 @@ export function copyFunctions(
     const byteLength = height === 1 ? row : pitch * (height - 1) + row;
     if (
       !memory.canWrite(address, byteLength, device) ||
-      memory.isOutOfReach(address, queue.context)
+      memory.isInaccessible(address, queue.context)
     )
       return CUDA_ERROR_INVALID_VALUE;
     const work = (): boolean => {
       if (memory.canStillWrite(address, byteLength, device))
         for (let y = 0; y < height; y += 1)
           fill(memory, address + y * pitch, encoded(value, size), row);
-      else queues.fault(queue);
+      else queues.failContext(queue);
       return true;
     };
     queues.enqueue(queue, work, 'fill');
@@ -145,7 +145,7 @@ export function copyFunctions(
       const { device } = queue.context;
       const isRefused = memory.isDeviceRegion(from) && !memory.canRead(from, byteLength, device);
       if (isRefused || !memory.canWrite(to, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
-      return copyNow(queue, to, from, byteLength);
+      return copySync(queue, to, from, byteLength);
     },
     cuMemcpyDtoH_v2(to, from, byteLength) {
       const queue = queues.legacy(contexts.current);
@@ -153,11 +153,11 @@ export function copyFunctions(
       const { device } = queue.context;
       const isRefused = memory.isDeviceRegion(to) && !memory.canWrite(to, byteLength, device);
       const isReadable =
-        byteLength <= LARGEST_ACROSS
+        byteLength <= MAX_CROSS_MAPPING_READ
           ? memory.canReadAcross(from, byteLength, device)
           : memory.canRead(from, byteLength, device);
       if (isRefused || !isReadable) return CUDA_ERROR_INVALID_VALUE;
-      return copyNow(queue, to, from, byteLength);
+      return copySync(queue, to, from, byteLength);
     },
     // Ordinary host memory is read now, because its owner may change it as soon as this returns; a
     // large copy returns when its stream has come to it.
@@ -167,20 +167,20 @@ export function copyFunctions(
       const { device } = queue.context;
       if (byteLength === 0) return CUDA_SUCCESS;
       if (!memory.canWrite(to, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
-      if (memory.canRead(from, byteLength, device)) return copyLater(queue, to, from, byteLength);
+      if (memory.canRead(from, byteLength, device)) return copyAsync(queue, to, from, byteLength);
       const bytes = memory.isDeviceRegion(from) ? undefined : host.read(from, byteLength);
       if (!bytes) return CUDA_ERROR_INVALID_VALUE;
       let isDone = false;
       const work = (): boolean => {
         if (memory.canStillWrite(to, byteLength, device))
           withAddress(bytes, (address) => memory.copy(to, address, byteLength));
-        else queues.fault(queue);
+        else queues.failContext(queue);
         isDone = true;
         return true;
       };
       queues.enqueue(queue, work, 'copy');
-      if (byteLength > LARGEST_STAGED && !queue.capture)
-        queues.waitUntil(
+      if (byteLength > MAX_STAGED_BYTES && !queue.capture)
+        queues.blockUntil(
           () => isDone || queue.context.failure !== CUDA_SUCCESS,
           () => [queue],
         );
@@ -196,8 +196,8 @@ export function copyFunctions(
       if (!memory.canRead(from, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
       const isLater = memory.canWrite(to, byteLength, device);
       if (!isLater && memory.isDeviceRegion(to)) return CUDA_ERROR_INVALID_VALUE;
-      if (!isLater && queue.capture) return copyLater(queue, to, from, byteLength, true);
-      return (isLater ? copyLater : copyNow)(queue, to, from, byteLength);
+      if (!isLater && queue.capture) return copyAsync(queue, to, from, byteLength, true);
+      return (isLater ? copyAsync : copySync)(queue, to, from, byteLength);
     },
     cuMemcpyDtoDAsync_v2(to, from, byteLength, stream) {
       const queue = queues.get(stream);
@@ -206,7 +206,7 @@ export function copyFunctions(
       if (byteLength === 0) return CUDA_SUCCESS;
       if (!memory.canWrite(to, byteLength, device) || !memory.canRead(from, byteLength, device))
         return CUDA_ERROR_INVALID_VALUE;
-      return copyLater(queue, to, from, byteLength);
+      return copyAsync(queue, to, from, byteLength);
     },
     // Works whether or not peer access is enabled; that only makes it quicker.
     cuMemcpyPeerAsync(to, toContext, from, fromContext, byteLength, stream) {
@@ -226,20 +226,20 @@ export function copyFunctions(
           memory.canStillWrite(to, byteLength, target.device) &&
           memory.canStillRead(from, byteLength, source.device);
         if (areThere) memory.copy(to, from, byteLength);
-        else queues.fault(queue);
+        else queues.failContext(queue);
         return true;
       };
       queues.enqueue(queue, work, 'copy');
       return CUDA_SUCCESS;
     },
-    cuMemsetD8Async: (at, value, count, stream) => set(at, 0, value, 1, [count, 1], stream),
-    cuMemsetD16Async: (at, value, count, stream) => set(at, 0, value, 2, [count, 1], stream),
-    cuMemsetD32Async: (at, value, count, stream) => set(at, 0, value, 4, [count, 1], stream),
+    cuMemsetD8Async: (at, value, count, stream) => fillRows(at, 0, value, 1, [count, 1], stream),
+    cuMemsetD16Async: (at, value, count, stream) => fillRows(at, 0, value, 2, [count, 1], stream),
+    cuMemsetD32Async: (at, value, count, stream) => fillRows(at, 0, value, 4, [count, 1], stream),
     cuMemsetD2D8Async: (at, pitch, value, width, height, stream) =>
-      set(at, pitch, value, 1, [width, height], stream),
+      fillRows(at, pitch, value, 1, [width, height], stream),
     cuMemsetD2D16Async: (at, pitch, value, width, height, stream) =>
-      set(at, pitch, value, 2, [width, height], stream),
+      fillRows(at, pitch, value, 2, [width, height], stream),
     cuMemsetD2D32Async: (at, pitch, value, width, height, stream) =>
-      set(at, pitch, value, 4, [width, height], stream),
+      fillRows(at, pitch, value, 4, [width, height], stream),
   };
 }

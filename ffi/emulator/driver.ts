@@ -2,45 +2,38 @@
  * A libcuda in TypeScript: the same functions with the same status codes, over host memory that
  * processes really share. Each room of it is a file; this one puts them together.
  */
-
 import type { RegisteredKernel } from '../emulated-kernels.ts';
 import { type Driver, type FunctionName, functionNames, rows } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import { allocationFunctions } from './allocation.ts';
-import { boxFunctions } from './box.ts';
+import { delayTeardown } from './block-header.ts';
 import { Contexts, contextFunctions, primaryContextFunctions } from './context.ts';
 import { copyFunctions } from './copy.ts';
-import { deviceFunctions } from './device.ts';
-import { errorFunctions } from './errors.ts';
+import { copy3dFunctions } from './copy-3d.ts';
+import { deviceFunctions, errorStringFunctions } from './device.ts';
 import { Events, eventFunctions } from './event.ts';
 import { graphFunctions } from './graph.ts';
-import { guarded } from './guard.ts';
 import { Handles } from './handles.ts';
-import { type Arena, HostMemory } from './host.ts';
-import { hostFunctions } from './host-function.ts';
-import { ForeignMemory, ipcMemoryFunctions } from './ipc.ts';
+import { type Arena, HostMemory } from './host-memory.ts';
 import { InterprocessEvents, ipcEventFunctions } from './ipc-event.ts';
-import { kernelFunctions, launchWork } from './kernels.ts';
-import { linkFunctions } from './link.ts';
+import { ForeignMemory, ipcMemoryFunctions } from './ipc-memory.ts';
+import { kernelFunctions, launchFactory } from './kernels.ts';
 import { ManagedMemory } from './managed.ts';
 import { Memory } from './memory.ts';
-import { Modules, moduleFunctions } from './modules.ts';
-import { peerFunctions } from './peer.ts';
+import { linkFunctions, Modules, moduleFunctions } from './modules.ts';
+import { peerAccessFunctions } from './peer-access.ts';
 import { pinnedFunctions } from './pinned.ts';
 import { freePoolMemory, poolAllocationFunctions } from './pool-allocation.ts';
-import { poolFunctions } from './pool-functions.ts';
 import { ImportedPools } from './pool-import.ts';
 import { poolIpcFunctions } from './pool-ipc.ts';
-import { Pools } from './pools.ts';
-import { identifySelf } from './processes.ts';
-import { Queues } from './queues.ts';
+import { Pools, poolFunctions } from './pools.ts';
+import { withPreconditions } from './preconditions.ts';
+import { currentProcessIdentity } from './processes.ts';
 import { readSettings } from './settings.ts';
-import { streamFunctions } from './stream.ts';
-import { supportedOnly } from './supported.ts';
-import { delayTeardown } from './trailer.ts';
-import { valueFunctions } from './value.ts';
-import { VirtualMemory } from './virtual.ts';
-import { virtualFunctions } from './virtual-functions.ts';
+import { hostCallbackFunctions, streamFunctions } from './stream.ts';
+import { streamMemoryFunctions } from './stream-memory.ts';
+import { StreamQueues } from './stream-queues.ts';
+import { VirtualMemory, virtualFunctions } from './virtual.ts';
 
 /** What an emulated driver is made of. */
 export interface EmulatedDriverOptions {
@@ -68,23 +61,23 @@ export function createEmulatedDriver({
 }: EmulatedDriverOptions): Driver {
   const settings = readSettings(env);
   delayTeardown(settings.teardownMs);
-  const self = identifySelf();
+  const self = currentProcessIdentity();
   const host = new HostMemory(arena);
   const handles = new Handles();
   // A context that ends is left by its queues first, then by what they work on.
   const contexts = new Contexts(settings, handles);
-  const queues = new Queues(contexts, handles);
+  const queues = new StreamQueues(contexts, handles);
   const events = new Events(contexts, handles);
   const interprocess = new InterprocessEvents(self);
   const memory = new Memory(settings, contexts, host);
-  const foreign = new ForeignMemory(memory, contexts, self, settings.sameHandles);
+  const foreign = new ForeignMemory(memory, contexts, self, settings.reusesHandles);
   const managed = new ManagedMemory(memory, contexts, queues, settings);
   const virtual = new VirtualMemory(memory, contexts, handles);
   const pools = new Pools(memory, contexts, queues, handles);
   const imported = new ImportedPools(memory, handles, contexts);
   const modules = new Modules(kernels, memory, contexts, handles);
-  const workOf = launchWork(modules, memory, host);
-  const rooms = { pools, imported, memory, contexts, queues, host };
+  const createLaunch = launchFactory(modules, memory, host);
+  const parts = { pools, imported, memory, contexts, queues, host };
   let isInitialised = false;
 
   const implementations: Driver = {
@@ -94,41 +87,41 @@ export function createEmulatedDriver({
       isInitialised = true;
       return CUresult.CUDA_SUCCESS;
     },
-    ...errorFunctions(host),
+    ...errorStringFunctions(host),
     ...deviceFunctions(settings, host),
     ...primaryContextFunctions(contexts, host),
     ...contextFunctions(contexts, host),
     ...streamFunctions(queues, contexts, host),
-    ...valueFunctions(queues, memory),
-    ...eventFunctions(events, interprocess, contexts, queues, host),
+    ...streamMemoryFunctions(queues, memory),
+    ...eventFunctions(events, () => interprocess.create(), contexts, queues, host),
     ...allocationFunctions(
       memory,
       contexts,
       queues,
       host,
-      (address) => managed.free(address) ?? freePoolMemory(rooms, address),
+      (address) => managed.free(address) ?? freePoolMemory(parts, address),
     ),
     ...pinnedFunctions(memory, contexts, queues, host),
     ...managed.functions(host),
-    ...supportedOnly(settings.supports('memoryPoolsSupported'), {
-      ...poolFunctions(rooms),
-      ...poolAllocationFunctions(rooms),
-      ...poolIpcFunctions(rooms, self),
+    ...ifSupported(settings.supports('memoryPoolsSupported'), {
+      ...poolFunctions(parts),
+      ...poolAllocationFunctions(parts),
+      ...poolIpcFunctions(parts, self),
     }),
-    ...supportedOnly(
+    ...ifSupported(
       settings.supports('virtualMemoryManagementSupported'),
       virtualFunctions(virtual, contexts, host),
     ),
-    ...peerFunctions(contexts, host),
-    ...hostFunctions(queues, host),
+    ...peerAccessFunctions(contexts, host),
+    ...hostCallbackFunctions(queues, host),
     ...copyFunctions(memory, queues, host, contexts),
-    ...boxFunctions(memory, queues, host, contexts),
-    ...ipcMemoryFunctions(memory, foreign, contexts, queues, host, self, settings.sameHandles),
+    ...copy3dFunctions(memory, queues, host, contexts),
+    ...ipcMemoryFunctions(memory, foreign, contexts, queues, host, self, settings.reusesHandles),
     ...ipcEventFunctions(events, interprocess, contexts, host),
     ...moduleFunctions(modules, contexts, queues, host),
-    ...kernelFunctions(modules, workOf, queues, host),
+    ...kernelFunctions(modules, createLaunch, queues, host),
     ...linkFunctions,
-    ...graphFunctions(rooms, modules, handles, workOf),
+    ...graphFunctions(parts, modules, handles, createLaunch),
   };
 
   const state = {
@@ -143,7 +136,16 @@ export function createEmulatedDriver({
   };
   const guard = (name: FunctionName): readonly [FunctionName, Implementation] => [
     name,
-    guarded(name, rows[name], implementations[name] as Implementation, state),
+    withPreconditions(name, rows[name], implementations[name] as Implementation, state),
   ];
   return Object.fromEntries(functionNames.map(guard)) as unknown as Driver;
+}
+
+/** Functions of what a device may lack. */
+
+/** The functions as they are, or all answering NOT_SUPPORTED. */
+function ifSupported<F extends object>(isSupported: boolean, functions: F): F {
+  if (isSupported) return functions;
+  const refuse = (): Status => CUresult.CUDA_ERROR_NOT_SUPPORTED;
+  return Object.fromEntries(Object.keys(functions).map((name) => [name, refuse])) as F;
 }

@@ -1,5 +1,7 @@
 /** How far an event is: in this process alone, or shared with others. */
-import type { EventPage } from './event-page.ts';
+import { randomBytes } from 'node:crypto';
+import { type Mapping, mapShared } from '../linux/libc.ts';
+import { createFixedMemfd } from './processes.ts';
 
 /** The records of an event, and whether the streams have reached them. */
 export interface EventState {
@@ -55,7 +57,7 @@ export class SharedEventState implements EventState {
   readonly #slot: number;
   readonly #id: number;
   readonly #release: () => void;
-  #underWay = 0;
+  #pending = 0;
   #isClosed = false;
 
   /** `release` is called when the event is closed and nothing of it is under way any more. */
@@ -72,7 +74,7 @@ export class SharedEventState implements EventState {
 
   record(): () => void {
     const record = this.#exists ? this.#page.addRecord(this.#slot) : 0;
-    this.#underWay += 1;
+    this.#pending += 1;
     return () => {
       if (this.#exists) this.#page.complete(this.#slot, record);
       this.#finish();
@@ -81,7 +83,7 @@ export class SharedEventState implements EventState {
 
   wait(): () => boolean {
     const record = this.#page.recorded(this.#slot);
-    this.#underWay += 1;
+    this.#pending += 1;
     return () => {
       if (this.#exists && !this.#page.isComplete(this.#slot, record)) return false;
       this.#finish();
@@ -91,7 +93,7 @@ export class SharedEventState implements EventState {
 
   close(): void {
     this.#isClosed = true;
-    if (this.#underWay === 0) this.#release();
+    if (this.#pending === 0) this.#release();
   }
 
   get #exists(): boolean {
@@ -99,7 +101,99 @@ export class SharedEventState implements EventState {
   }
 
   #finish(): void {
-    this.#underWay -= 1;
-    if (this.#isClosed && this.#underWay === 0) this.#release();
+    this.#pending -= 1;
+    if (this.#isClosed && this.#pending === 0) this.#release();
+  }
+}
+
+/** The page of counters where a process's interprocess events live. */
+
+/** The name of such a page's memfd. */
+export const EVENTS_NAME = 'cuffi.events';
+
+/** As many interprocess events as a process can have at a time. */
+export const EVENT_COUNT = 4096;
+
+const MAGIC = 0x6375_6576;
+
+// In words of four bytes: the header, then a slot for each event.
+const GENERATION = 2;
+const SLOTS = 16;
+const SLOT_WORDS = 4;
+const RECORDED = 1;
+const COMPLETED = 2;
+
+export const EVENT_PAGE_BYTE_LENGTH: number = (SLOTS + EVENT_COUNT * SLOT_WORDS) * 4;
+
+/**
+ * For each event an id (0 where there is none), how often it was recorded, and which record was
+ * the last to be reached. Counters wrap around.
+ */
+export class EventPage {
+  readonly #mapping: Mapping;
+  readonly #words: Int32Array;
+
+  constructor(fd: number) {
+    this.#mapping = mapShared(fd, EVENT_PAGE_BYTE_LENGTH);
+    this.#words = new Int32Array(this.#mapping.view());
+  }
+
+  /** A new page, and its descriptor. @throws SystemError */
+  static create(): { readonly page: EventPage; readonly fd: number } {
+    const fd = createFixedMemfd(EVENTS_NAME, EVENT_PAGE_BYTE_LENGTH);
+    const page = new EventPage(fd);
+    page.#words[0] = MAGIC;
+    new Uint8Array(page.#words.buffer, GENERATION * 4, 8).set(randomBytes(8));
+    return { page, fd };
+  }
+
+  get isValid(): boolean {
+    return this.#words[0] === MAGIC;
+  }
+
+  get generation(): string {
+    return Buffer.from(this.#words.buffer, GENERATION * 4, 8).toString('hex');
+  }
+
+  idAt(slot: number): number {
+    return Atomics.load(this.#words, this.#at(slot)) >>> 0;
+  }
+
+  /** Gives a slot to a new event, or (with id 0) to none. */
+  setIdAt(slot: number, id: number): void {
+    Atomics.store(this.#words, this.#at(slot) + RECORDED, 0);
+    Atomics.store(this.#words, this.#at(slot) + COMPLETED, 0);
+    Atomics.store(this.#words, this.#at(slot), id | 0);
+  }
+
+  recorded(slot: number): number {
+    return Atomics.load(this.#words, this.#at(slot) + RECORDED);
+  }
+
+  /** Counts a record; answers with its number. */
+  addRecord(slot: number): number {
+    return (Atomics.add(this.#words, this.#at(slot) + RECORDED, 1) + 1) | 0;
+  }
+
+  complete(slot: number, record: number): void {
+    const at = this.#at(slot) + COMPLETED;
+    for (;;) {
+      const completed = Atomics.load(this.#words, at);
+      if (((record - completed) | 0) <= 0) return;
+      if (Atomics.compareExchange(this.#words, at, completed, record) === completed) return;
+    }
+  }
+
+  isComplete(slot: number, record: number): boolean {
+    return ((Atomics.load(this.#words, this.#at(slot) + COMPLETED) - record) | 0) >= 0;
+  }
+
+  /** The page may not be touched afterwards. */
+  unmap(): void {
+    this.#mapping.unmap();
+  }
+
+  #at(slot: number): number {
+    return SLOTS + slot * SLOT_WORDS;
   }
 }

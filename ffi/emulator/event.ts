@@ -7,13 +7,11 @@ import {
 } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
-import type { Capture, Place } from './capture.ts';
 import type { Context, Contexts } from './context.ts';
 import { type EventState, LocalEventState } from './event-state.ts';
 import type { Handles } from './handles.ts';
-import type { HostMemory } from './host.ts';
-import type { InterprocessEvents } from './ipc-event.ts';
-import type { Queues, Stream } from './queues.ts';
+import type { HostMemory } from './host-memory.ts';
+import type { Capture, CapturePosition, Stream, StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -28,7 +26,7 @@ const {
   CUDA_ERROR_CAPTURED_EVENT,
 } = CUresult;
 
-const FLAGS = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+const ALL_FLAGS = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
 const CU_EVENT_WAIT_EXTERNAL = 1;
 
 export interface Event {
@@ -37,7 +35,7 @@ export interface Event {
   readonly flags: number;
   readonly state: EventState;
   /** Where in a capture it was recorded last, if it was in one. */
-  captured: { readonly capture: Capture; readonly place: Place } | undefined;
+  captured: { readonly capture: Capture; readonly place: CapturePosition } | undefined;
 }
 
 /** The events of this process, opened ones included. */
@@ -79,7 +77,7 @@ export class Events {
 const isInterprocess = ({ flags }: Event): boolean => (flags & CU_EVENT_INTERPROCESS) !== 0;
 
 /** Whether an event says nothing of when its work is done, as that was captured. */
-function breaksCapture({ captured }: Event): boolean {
+function invalidateCaptureOf({ captured }: Event): boolean {
   if (captured) captured.capture.isInvalid = true;
   return captured !== undefined;
 }
@@ -123,16 +121,17 @@ export type EventFunctions = Pick<
 
 export const eventFunctions = (
   events: Events,
-  interprocess: InterprocessEvents,
+  /** Makes the state of an interprocess event; undefined if there are as many as there can be. */
+  createShared: () => EventState | undefined,
   contexts: Contexts,
-  queues: Queues,
+  queues: StreamQueues,
   host: HostMemory,
 ): EventFunctions => ({
   cuEventCreate(out, flags) {
-    if ((flags & ~FLAGS) !== 0) return CUDA_ERROR_INVALID_VALUE;
+    if ((flags & ~ALL_FLAGS) !== 0) return CUDA_ERROR_INVALID_VALUE;
     const isInterprocess = (flags & CU_EVENT_INTERPROCESS) !== 0;
     if (isInterprocess && (flags & CU_EVENT_DISABLE_TIMING) === 0) return CUDA_ERROR_INVALID_VALUE;
-    const state = isInterprocess ? interprocess.create() : new LocalEventState();
+    const state = isInterprocess ? createShared() : new LocalEventState();
     if (!state) return CUDA_ERROR_OUT_OF_MEMORY;
     host.setUint64(out, events.add(contexts.current, flags, state).handle);
     return CUDA_SUCCESS;
@@ -148,9 +147,9 @@ export const eventFunctions = (
     const stream = queues.get(streamHandle);
     if (!event || stream?.context !== event.context) return CUDA_ERROR_INVALID_HANDLE;
     const { capture } = stream;
-    if (capture && isInterprocess(event) && queues.breaks(stream))
+    if (capture && isInterprocess(event) && queues.invalidateCapture(stream))
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    event.captured = capture && { capture, place: capture.placeOf(stream) };
+    event.captured = capture && { capture, place: capture.positionOf(stream) };
     if (capture) return CUDA_SUCCESS;
     const finish = event.state.record();
     queues.enqueue(stream, () => {
@@ -171,18 +170,18 @@ export const eventFunctions = (
   cuEventQuery(handle) {
     const event = events.get(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
-    if (breaksCapture(event)) return CUDA_ERROR_CAPTURED_EVENT;
-    if (queues.breaksStrict()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (invalidateCaptureOf(event)) return CUDA_ERROR_CAPTURED_EVENT;
+    if (queues.invalidateStrictCaptures()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     queues.progress();
     return event.state.isDone() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   },
   cuEventSynchronize(handle) {
     const event = events.get(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
-    if (breaksCapture(event)) return CUDA_ERROR_CAPTURED_EVENT;
-    if (queues.breaksStrict()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    queues.waitUntil(event.state.wait(), () => `the event 0x${handle.toString(16)}`);
-    queues.synchronized();
+    if (invalidateCaptureOf(event)) return CUDA_ERROR_CAPTURED_EVENT;
+    if (queues.invalidateStrictCaptures()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    queues.blockUntil(event.state.wait(), () => `the event 0x${handle.toString(16)}`);
+    queues.notifySynchronized();
     return CUDA_SUCCESS;
   },
   cuEventElapsedTime(out, startHandle, endHandle) {

@@ -10,13 +10,13 @@ import type { Driver } from '../functions.ts';
 import { allocatePermanent } from '../native.ts';
 import { CUresult } from '../results.ts';
 import type { Address } from '../types.ts';
-import { Capture } from './capture.ts';
-import { Executable, type GraphMemory } from './executable.ts';
-import { isBalanced, memoryOf } from './graph-allocation.ts';
+import type { Context } from './context.ts';
+import { freesAllMemory, type GraphMemory, takeGraphMemory } from './graph-memory.ts';
 import type { Handles } from './handles.ts';
-import type { LaunchWork } from './kernels.ts';
+import type { LaunchFactory } from './kernels.ts';
 import type { Modules } from './modules.ts';
-import type { PoolRooms } from './pool-functions.ts';
+import type { EmulatorParts } from './pools.ts';
+import { Capture, type GraphNode, type Work } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -33,7 +33,7 @@ const {
 } = CUresult;
 
 /** So many nodes that a stream depends on are told. */
-const MOST_TAILS = 64;
+const MAX_DEPENDENCIES = 64;
 
 export type GraphFunctions = Pick<
   Driver,
@@ -58,15 +58,15 @@ interface Graph {
 }
 
 export function graphFunctions(
-  rooms: PoolRooms,
+  parts: EmulatorParts,
   modules: Modules,
   handles: Handles,
-  workOf: LaunchWork,
+  createLaunch: LaunchFactory,
 ): GraphFunctions {
-  const { queues, host, contexts, pools } = rooms;
+  const { queues, host, contexts, pools } = parts;
   const graphs = new Map<number, Graph>();
-  const executables = new Map<number, Executable>();
-  let tellTails: Address | undefined;
+  const executables = new Map<number, ExecutableGraph>();
+  let dependencyHandles: Address | undefined;
 
   const forget = (type: 'CUgraph' | 'CUgraphExec', handle: number): void => {
     (type === 'CUgraph' ? graphs : executables).delete(handle);
@@ -77,16 +77,16 @@ export function graphFunctions(
     for (const [handle, { capture, memory }] of graphs)
       if (capture.origin.context === ended) {
         forget('CUgraph', handle);
-        memory.end();
+        memory.free();
       }
     for (const [handle, { context, memory }] of executables)
       if (context === ended) {
         forget('CUgraphExec', handle);
-        memory.end();
+        memory.free();
       }
   });
 
-  const statusOf = ({ capture }: { capture: Capture | undefined }): number => {
+  const captureStatusOf = ({ capture }: { capture: Capture | undefined }): number => {
     if (!capture) return CU_STREAM_CAPTURE_STATUS_NONE;
     return capture.isInvalid
       ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
@@ -112,11 +112,11 @@ export function graphFunctions(
       if (capture.origin !== stream) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
       const isJoined = capture.end();
       queues.captures.delete(capture);
-      const memory = memoryOf(rooms, capture);
-      memory.take();
+      const memory = takeGraphMemory(parts, capture);
+      memory.addReference();
       host.setUint64(out, 0);
       if (!isJoined || capture.isInvalid) {
-        memory.release();
+        memory.removeReference();
         handles.release('CUgraph', capture.id);
       }
       if (capture.isInvalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -128,21 +128,22 @@ export function graphFunctions(
     cuStreamIsCapturing(handle, out) {
       const stream = queues.get(handle);
       if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-      host.setInt32(out, statusOf(stream));
+      host.setInt32(out, captureStatusOf(stream));
       return CUDA_SUCCESS;
     },
     cuStreamGetCaptureInfo_v2(handle, status, id, graph, nodes, count) {
       const stream = queues.get(handle);
       if (!stream) return CUDA_ERROR_INVALID_HANDLE;
       const { capture } = stream;
-      host.setInt32(status, statusOf(stream));
+      host.setInt32(status, captureStatusOf(stream));
       if (!capture) return CUDA_SUCCESS;
       if (id !== 0) host.setUint64(id, capture.id);
       if (graph !== 0) host.setUint64(graph, capture.id);
-      const tails = [...capture.placeOf(stream).tails].slice(0, MOST_TAILS);
-      tellTails ??= allocatePermanent(8 * MOST_TAILS);
-      for (const [at, node] of tails.entries()) host.setUint64(tellTails + 8 * at, node.handle);
-      if (nodes !== 0) host.setUint64(nodes, tellTails);
+      const tails = [...capture.positionOf(stream).dependencies].slice(0, MAX_DEPENDENCIES);
+      dependencyHandles ??= allocatePermanent(8 * MAX_DEPENDENCIES);
+      for (const [at, node] of tails.entries())
+        host.setUint64(dependencyHandles + 8 * at, node.handle);
+      if (nodes !== 0) host.setUint64(nodes, dependencyHandles);
       if (count !== 0) host.setUint64(count, tails.length);
       return CUDA_SUCCESS;
     },
@@ -150,16 +151,16 @@ export function graphFunctions(
       const graph = graphs.get(handle);
       if (!graph) return CUDA_ERROR_INVALID_VALUE;
       forget('CUgraph', handle);
-      graph.memory.release();
+      graph.memory.removeReference();
       return CUDA_SUCCESS;
     },
     cuGraphInstantiateWithFlags(out, handle, flags) {
       const graph = graphs.get(handle);
       if (!graph) return CUDA_ERROR_INVALID_VALUE;
       // Memory that outlives a launch is the hardware's.
-      if (flags !== 0 || !isBalanced(graph.capture)) return CUDA_ERROR_NOT_SUPPORTED;
+      if (flags !== 0 || !freesAllMemory(graph.capture)) return CUDA_ERROR_NOT_SUPPORTED;
       const executable = handles.make('CUgraphExec');
-      executables.set(executable, new Executable(graph.capture, graph.memory));
+      executables.set(executable, new ExecutableGraph(graph.capture, graph.memory));
       host.setUint64(out, executable);
       return CUDA_SUCCESS;
     },
@@ -186,7 +187,7 @@ export function graphFunctions(
         block: [given.blockDimX, given.blockDimY, given.blockDimZ],
         sharedBytes: given.sharedMemBytes,
       } as const;
-      const work = workOf(kernel, shape, given.kernelParams);
+      const work = createLaunch(kernel, shape, given.kernelParams);
       if (typeof work === 'number') return work;
       executable.replace(node, () => work);
       return CUDA_SUCCESS;
@@ -195,7 +196,7 @@ export function graphFunctions(
       const executable = executables.get(handle);
       const stream = queues.get(streamHandle);
       if (!executable || !stream) return CUDA_ERROR_INVALID_VALUE;
-      queues.add(stream, () => executable.launch(), 'graph');
+      queues.enqueueRepeatable(stream, () => executable.launch(), 'graph');
       return CUDA_SUCCESS;
     },
     cuGraphUpload: (handle, stream) =>
@@ -207,3 +208,63 @@ export function graphFunctions(
     },
   };
 }
+
+/** What a graph is made ready as. */
+class ExecutableGraph {
+  readonly #nodes: GraphNode[];
+  /** The nodes of the graph that it was made of, by which later calls name its own. */
+  readonly #handles: readonly number[];
+  readonly memory: GraphMemory;
+  readonly context: Context;
+  /** Launches that are queued, the oldest first: one runs when those before it are done. */
+  readonly #launches: object[] = [];
+
+  constructor(graph: Capture, memory: GraphMemory) {
+    this.context = graph.origin.context;
+    this.#nodes = [...graph.nodes];
+    this.#handles = graph.nodes.map(({ handle }) => handle);
+    this.memory = memory;
+    memory.addReference();
+  }
+
+  /** What a stream does for one launch, with the nodes as they are now. */
+  launch(): Work {
+    const launch = {};
+    const works = this.#nodes.map(({ work }) => work());
+    this.#launches.push(launch);
+    this.memory.addReference();
+    let done = 0;
+    return () => {
+      if (this.#launches[0] !== launch) return false;
+      for (; done < works.length; done += 1) if (!(works[done] as Work)()) return false;
+      this.#launches.shift();
+      this.memory.removeReference();
+      return true;
+    };
+  }
+
+  node(handle: number): GraphNode | undefined {
+    return this.#nodes[this.#handles.indexOf(handle)];
+  }
+
+  /** Has a node do other work in later launches. */
+  replace(handle: number, work: () => Work): void {
+    const at = this.#handles.indexOf(handle);
+    this.#nodes[at] = { ...(this.#nodes[at] as GraphNode), work };
+  }
+
+  /** Takes over the work of another graph; false, with nothing done, where it is of other kinds. */
+  update({ nodes }: Capture): boolean {
+    const isSame =
+      nodes.length === this.#nodes.length &&
+      nodes.every(({ kind }, at) => kind === this.#nodes[at]?.kind && isUpdatable(kind));
+    if (isSame) this.#nodes.splice(0, nodes.length, ...nodes);
+    return isSame;
+  }
+
+  destroy(): void {
+    this.memory.removeReference();
+  }
+}
+
+const isUpdatable = (kind: GraphNode['kind']): boolean => kind !== 'allocate' && kind !== 'free';

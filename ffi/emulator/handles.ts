@@ -64,7 +64,7 @@ export class Handles {
   }
 
   /** @throws Error, in place of the crash of a program, for the handle of a destroyed object */
-  refuseDestroyed(call: string, type: string, handle: number): void {
+  assertNotDestroyed(call: string, type: string, handle: number): void {
     if (this.#destroyed.get(handle) !== type) return;
     throw new Error(
       `${call}: the ${NOUNS[type] ?? type} 0x${handle.toString(16)} was destroyed: ` +

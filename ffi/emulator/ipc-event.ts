@@ -6,12 +6,19 @@ import { SystemError } from '../linux/libc.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import type { Contexts } from './context.ts';
 import type { Events } from './event.ts';
-import { EVENT_COUNT, EVENT_PAGE_BYTE_LENGTH, EVENTS_NAME, EventPage } from './event-page.ts';
-import { type EventState, LocalEventState, SharedEventState } from './event-state.ts';
-import { decodeHandle, encodeHandle, type HandleFields } from './handle-bytes.ts';
-import type { HostMemory } from './host.ts';
-import { refusal } from './ipc.ts';
-import { openForeignMemfd, type Self } from './processes.ts';
+import {
+  EVENT_COUNT,
+  EVENT_PAGE_BYTE_LENGTH,
+  EVENTS_NAME,
+  EventPage,
+  type EventState,
+  LocalEventState,
+  SharedEventState,
+} from './event-state.ts';
+import type { HostMemory } from './host-memory.ts';
+import { decodeIpcHandle, encodeIpcHandle, type IpcHandleFields } from './ipc-handle.ts';
+import { rejectionStatus } from './ipc-memory.ts';
+import { openForeignMemfd, type ProcessIdentity } from './processes.ts';
 
 const {
   CUDA_SUCCESS,
@@ -24,21 +31,21 @@ const {
 /** A page of another process, mapped while any of its events is open. */
 interface ForeignPage {
   readonly page: EventPage;
-  users: number;
+  openCount: number;
 }
 
 /** The interprocess events that this process made, and those that it opened. */
 export class InterprocessEvents {
-  readonly #self: Self;
+  readonly #self: ProcessIdentity;
   /** Made with the first event, and kept. */
   #own: { readonly page: EventPage; readonly fd: number } | undefined;
   /** Slots come again as late as possible: who holds an old event's handle shall notice. */
   readonly #freeSlots = Array.from({ length: EVENT_COUNT }, (_, slot) => slot);
   #lastId = 0;
-  readonly #fields = new WeakMap<EventState, HandleFields>();
+  readonly #fields = new WeakMap<EventState, IpcHandleFields>();
   readonly #foreign = new Map<string, ForeignPage>();
 
-  constructor(self: Self) {
+  constructor(self: ProcessIdentity) {
     this.#self = self;
   }
 
@@ -70,13 +77,13 @@ export class InterprocessEvents {
   }
 
   /** What another process needs to open the event; undefined for one not made here to be shared. */
-  fieldsOf(state: EventState): HandleFields | undefined {
+  fieldsOf(state: EventState): IpcHandleFields | undefined {
     return this.#fields.get(state);
   }
 
   /** The state of another process's event, or why it cannot be opened. */
-  open(fields: HandleFields): EventState | Status {
-    const refused = refusal(this.#self, fields);
+  open(fields: IpcHandleFields): EventState | Status {
+    const refused = rejectionStatus(this.#self, fields);
     if (refused === CUDA_ERROR_INVALID_CONTEXT) return refused;
     const { offset: slot, id, generation } = fields;
     if (slot >= EVENT_COUNT) return CUDA_ERROR_INVALID_VALUE;
@@ -88,9 +95,9 @@ export class InterprocessEvents {
       this.#unmapUnused(generation, foreign);
       return CUDA_ERROR_INVALID_HANDLE;
     }
-    foreign.users += 1;
+    foreign.openCount += 1;
     return new SharedEventState(foreign.page, slot, id, () => {
-      foreign.users -= 1;
+      foreign.openCount -= 1;
       this.#unmapUnused(generation, foreign);
     });
   }
@@ -104,7 +111,7 @@ export class InterprocessEvents {
     return this.#own;
   }
 
-  #map(fields: HandleFields): ForeignPage | undefined {
+  #map(fields: IpcHandleFields): ForeignPage | undefined {
     const fd = openForeignMemfd(fields, EVENTS_NAME, EVENT_PAGE_BYTE_LENGTH);
     if (fd === undefined) return undefined;
     let page: EventPage;
@@ -120,13 +127,13 @@ export class InterprocessEvents {
       page.unmap();
       return undefined;
     }
-    const foreign = { page, users: 0 };
+    const foreign = { page, openCount: 0 };
     this.#foreign.set(fields.generation, foreign);
     return foreign;
   }
 
   #unmapUnused(generation: string, foreign: ForeignPage): void {
-    if (foreign.users > 0) return;
+    if (foreign.openCount > 0) return;
     this.#foreign.delete(generation);
     foreign.page.unmap();
   }
@@ -144,10 +151,10 @@ export const ipcEventFunctions = (
     const event = events.get(handle);
     const fields = event && interprocess.fieldsOf(event.state);
     if (!fields) return CUDA_ERROR_INVALID_HANDLE;
-    return host.write(out, encodeHandle(fields)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return host.write(out, encodeIpcHandle(fields)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   },
   cuIpcOpenEventHandle(out, handle) {
-    const fields = decodeHandle('event', handle);
+    const fields = decodeIpcHandle('event', handle);
     if (!fields) return CUDA_ERROR_MAP_FAILED;
     const state = interprocess.open(fields);
     if (typeof state === 'number') return state;

@@ -9,15 +9,21 @@ import {
   CU_FUNC_ATTRIBUTE_PTX_VERSION,
   CU_FUNC_CACHE_PREFER_EQUAL,
 } from '../constants.ts';
+import {
+  type EmulatedLaunch,
+  type EmulatedParameter,
+  emulatedByteLength,
+  type RegisteredKernel,
+} from '../emulated-kernels.ts';
 import type { Driver } from '../functions.ts';
 import { allocatePermanent, viewMemory } from '../native.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
-import type { HostMemory } from './host.ts';
-import { type Launch, readArguments, runKernel } from './launch.ts';
+import type { Address } from '../types.ts';
+import { builtinKernels } from './builtin-kernels.ts';
+import type { HostMemory } from './host-memory.ts';
 import type { Memory } from './memory.ts';
 import type { Kernel, Modules } from './modules.ts';
-import { ownKernels } from './own-kernels.ts';
-import type { Queues, Stream, Work } from './queues.ts';
+import type { Stream, StreamQueues, Work } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -45,7 +51,7 @@ const defaults = (kernel: Kernel): Readonly<Record<number, number>> => ({
 });
 
 /** The least and the most that an attribute can be set to. */
-const SETTABLE: ReadonlyMap<number, readonly [number, number]> = new Map([
+const SETTABLE_RANGES: ReadonlyMap<number, readonly [number, number]> = new Map([
   [CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, [0, MAX_SHARED]],
   [CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, [-1, 100]],
   [CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, [0, 1]],
@@ -74,9 +80,9 @@ export type KernelFunctions = Pick<
 >;
 
 /** What a launch does when its stream gets to it, or why there is none. */
-export type LaunchWork = (kernel: Kernel, shape: Launch, pointers: number) => Work | Status;
+export type LaunchFactory = (kernel: Kernel, shape: LaunchShape, pointers: number) => Work | Status;
 
-export function launchWork(modules: Modules, memory: Memory, host: HostMemory): LaunchWork {
+export function launchFactory(modules: Modules, memory: Memory, host: HostMemory): LaunchFactory {
   return (kernel, { grid, block, sharedBytes }, pointers) => {
     const threads = block.reduce((product, extent) => product * extent, 1);
     const fits =
@@ -85,7 +91,7 @@ export function launchWork(modules: Modules, memory: Memory, host: HostMemory): 
       threads <= attributeOf(kernel, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) &&
       sharedBytes <= attributeOf(kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
     if (!fits) return CUDA_ERROR_INVALID_VALUE;
-    const registered = modules.registered.get(kernel.name) ?? ownKernels.get(kernel.name);
+    const registered = modules.registered.get(kernel.name) ?? builtinKernels.get(kernel.name);
     if (!registered) return CUDA_ERROR_NOT_SUPPORTED;
     // Read now: the caller writes over them as soon as this returns.
     const args = readArguments(host, kernel, registered, pointers);
@@ -99,8 +105,8 @@ export function launchWork(modules: Modules, memory: Memory, host: HostMemory): 
 
 export function kernelFunctions(
   modules: Modules,
-  workOf: LaunchWork,
-  queues: Queues,
+  createLaunch: LaunchFactory,
+  queues: StreamQueues,
   host: HostMemory,
 ): KernelFunctions {
   const names = new Map<string, number>();
@@ -117,11 +123,11 @@ export function kernelFunctions(
   const launch = (
     kernel: Kernel | undefined,
     stream: Stream | undefined,
-    shape: Launch,
+    shape: LaunchShape,
     pointers: number,
   ): Status => {
     if (!kernel || !stream || stream.context !== kernel.context) return CUDA_ERROR_INVALID_HANDLE;
-    const work = workOf(kernel, shape, pointers);
+    const work = createLaunch(kernel, shape, pointers);
     if (typeof work === 'number') return work;
     queues.enqueue(stream, work, 'kernel');
     return CUDA_SUCCESS;
@@ -138,7 +144,7 @@ export function kernelFunctions(
     cuFuncSetAttribute(handle, attribute, value) {
       const kernel = modules.kernel(handle);
       if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
-      const range = SETTABLE.get(attribute);
+      const range = SETTABLE_RANGES.get(attribute);
       if (!range || value < range[0] || value > range[1]) return CUDA_ERROR_INVALID_VALUE;
       kernel.attributes.set(attribute, value);
       return CUDA_SUCCESS;
@@ -168,7 +174,7 @@ export function kernelFunctions(
     cuLaunchKernelEx(address, handle, pointers) {
       const config = host.readStruct('CUlaunchConfig', address);
       if (!config) return CUDA_ERROR_INVALID_VALUE;
-      const shape: Launch = {
+      const shape: LaunchShape = {
         grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
         block: [config.blockDimX, config.blockDimY, config.blockDimZ],
         sharedBytes: config.sharedMemBytes,
@@ -178,7 +184,7 @@ export function kernelFunctions(
       return launch(modules.kernel(handle), queues.get(config.hStream), shape, pointers);
     },
     cuLaunchKernel(handle, gx, gy, gz, bx, by, bz, sharedBytes, stream, pointers) {
-      const shape: Launch = { grid: [gx, gy, gz], block: [bx, by, bz], sharedBytes };
+      const shape: LaunchShape = { grid: [gx, gy, gz], block: [bx, by, bz], sharedBytes };
       return launch(modules.kernel(handle), queues.get(stream), shape, pointers);
     },
     cuOccupancyMaxActiveBlocksPerMultiprocessor: () => CUDA_ERROR_NOT_SUPPORTED,
@@ -192,3 +198,139 @@ const align = (at: number, byteLength: number): number => {
   const width = Math.min(byteLength & -byteLength, 8);
   return Math.ceil(at / width) * width;
 };
+
+/** One launch: its arguments read, and its kernel run when the stream gets to it. */
+
+type Extents = readonly [x: number, y: number, z: number];
+type Argument = number | bigint | boolean | Uint8Array;
+
+/** The shape of a launch. */
+export interface LaunchShape {
+  readonly grid: Extents;
+  readonly block: Extents;
+  readonly sharedBytes: number;
+}
+
+/** What a kernel did that ends its context. */
+class KernelTrap extends Error {
+  readonly status: Status;
+
+  constructor(status: Status, message: string) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Memory that a kernel may only read: a copy as it was, and the one that the kernel was given. */
+interface ReadOnlyCopy {
+  readonly address: number;
+  readonly before: ArrayBuffer;
+  readonly after: ArrayBuffer;
+}
+
+/** The arguments behind a table of pointers; undefined where one cannot be read, or is of another width. */
+function readArguments(
+  host: HostMemory,
+  kernel: Kernel,
+  { params }: RegisteredKernel,
+  pointers: number,
+): readonly Argument[] | undefined {
+  if (params.length !== kernel.params.length) return undefined;
+  const args: Argument[] = [];
+  for (const [at, param] of params.entries()) {
+    const byteLength = emulatedByteLength(param);
+    const address = host.getUint64(pointers + 8 * at);
+    const bytes =
+      address === undefined || byteLength !== kernel.params[at]
+        ? undefined
+        : host.read(Number(address), byteLength);
+    if (!bytes) return undefined;
+    args.push(decode(param, bytes));
+  }
+  return args;
+}
+
+function decode(param: EmulatedParameter, bytes: Uint8Array): Argument {
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  switch (param) {
+    case 'bool':
+      return view.getUint8(0) !== 0;
+    case 'int8':
+      return view.getInt8(0);
+    case 'uint8':
+      return view.getUint8(0);
+    case 'int16':
+      return view.getInt16(0, true);
+    case 'uint16':
+    case 'float16':
+    case 'bfloat16':
+      return view.getUint16(0, true);
+    case 'int32':
+      return view.getInt32(0, true);
+    case 'uint32':
+      return view.getUint32(0, true);
+    case 'int64':
+      return view.getBigInt64(0, true);
+    case 'uint64':
+      return view.getBigUint64(0, true);
+    case 'float32':
+      return view.getFloat32(0, true);
+    case 'float64':
+      return view.getFloat64(0, true);
+    case 'pointer':
+      return Number(view.getBigUint64(0, true));
+    default:
+      return bytes;
+  }
+}
+
+/** Runs a kernel; where it fails, its context is lost. */
+function runKernel(
+  memory: Memory,
+  { name, context }: Kernel,
+  { run }: RegisteredKernel,
+  shape: LaunchShape,
+  args: readonly Argument[],
+): void {
+  const readOnly: ReadOnlyCopy[] = [];
+  const launch: EmulatedLaunch = {
+    ...shape,
+    view(address, type, length) {
+      const byteLength = length * type.BYTES_PER_ELEMENT;
+      if (address % type.BYTES_PER_ELEMENT !== 0)
+        throw new KernelTrap(CUresult.CUDA_ERROR_MISALIGNED_ADDRESS, `${address} is misaligned`);
+      if (byteLength === 0) return new type(new ArrayBuffer(0), 0, 0);
+      const canWrite = memory.canStillWrite(address, byteLength, context.device);
+      const canRead = canWrite || memory.canStillRead(address, byteLength, context.device);
+      if (!canRead || memory.isInaccessible(address, context))
+        throw new KernelTrap(
+          CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
+          `${byteLength} bytes at ${address} are not all the device's`,
+        );
+      const bytes = viewMemory(address as Address, byteLength);
+      if (canWrite) return new type(bytes, 0, length);
+      const lent = { address, before: bytes.slice(0), after: bytes.slice(0) };
+      readOnly.push(lent);
+      return new type(lent.after, 0, length);
+    },
+  };
+  try {
+    run(launch, args);
+    for (const { address, before, after } of readOnly)
+      if (Buffer.compare(new Uint8Array(before), new Uint8Array(after)) !== 0)
+        throw new KernelTrap(
+          CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
+          `the device may only read the memory at ${address}`,
+        );
+  } catch (error) {
+    context.failure =
+      error instanceof KernelTrap ? error.status : CUresult.CUDA_ERROR_LAUNCH_FAILED;
+    if (error instanceof KernelTrap) return;
+    process.emitWarning(`the emulated kernel ${name} threw: ${describe(error)}`, {
+      code: 'CUFFI_EMULATED_KERNEL',
+    });
+  }
+}
+
+const describe = (error: unknown): string =>
+  error instanceof Error ? (error.stack ?? error.message) : String(error);

@@ -11,13 +11,18 @@ import {
 } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
+import {
+  fillUninitialized,
+  GRANULARITY,
+  mapSharedAnonymous,
+  roundUp,
+  unmapSharedAnonymous,
+} from './address-space.ts';
 import type { Contexts } from './context.ts';
-import type { HostMemory } from './host.ts';
-import type { Memory } from './memory.ts';
-import type { Queues } from './queues.ts';
-import { type Region, WRITE } from './region.ts';
+import type { HostMemory } from './host-memory.ts';
+import { type Memory, type Region, WRITE } from './memory.ts';
 import type { Settings } from './settings.ts';
-import { fillFresh, GRANULARITY, mapAnonymous, roundUp, unmapAnonymous } from './space.ts';
+import type { StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -31,7 +36,7 @@ const {
 interface ManagedAllocation extends Region {
   readonly kind: 'managed';
   /** The device that it was last prefetched to, whose memory it takes; -1 for the CPU. */
-  resident: number;
+  residentDevice: number;
 }
 
 type ManagedFunctions = Pick<
@@ -42,10 +47,10 @@ type ManagedFunctions = Pick<
 export class ManagedMemory {
   readonly #memory: Memory;
   readonly #contexts: Contexts;
-  readonly #queues: Queues;
+  readonly #queues: StreamQueues;
   readonly #isSupported: boolean;
 
-  constructor(memory: Memory, contexts: Contexts, queues: Queues, settings: Settings) {
+  constructor(memory: Memory, contexts: Contexts, queues: StreamQueues, settings: Settings) {
     this.#memory = memory;
     this.#contexts = contexts;
     this.#queues = queues;
@@ -71,26 +76,29 @@ export class ManagedMemory {
 
   functions(host: HostMemory): ManagedFunctions {
     return {
-      cuMemAllocManaged: (out, asked, flags) => {
+      cuMemAllocManaged: (out, requestedByteLength, flags) => {
         if (!this.#isSupported) return CUDA_ERROR_NOT_SUPPORTED;
-        if (!(asked > 0) || (flags !== CU_MEM_ATTACH_GLOBAL && flags !== CU_MEM_ATTACH_HOST))
+        if (
+          !(requestedByteLength > 0) ||
+          (flags !== CU_MEM_ATTACH_GLOBAL && flags !== CU_MEM_ATTACH_HOST)
+        )
           return CUDA_ERROR_INVALID_VALUE;
-        const byteLength = roundUp(asked, GRANULARITY);
-        const address = mapAnonymous(byteLength);
+        const byteLength = roundUp(requestedByteLength, GRANULARITY);
+        const address = mapSharedAnonymous(byteLength);
         if (address === undefined) return CUDA_ERROR_OUT_OF_MEMORY;
-        fillFresh(address, asked);
+        fillUninitialized(address, requestedByteLength);
         const context = this.#contexts.current;
         const allocation: ManagedAllocation = {
           kind: 'managed',
           address,
           byteLength,
-          asked,
+          requestedByteLength,
           context,
           device: context.device,
           bufferId: this.#memory.nextBufferId(),
           handleTypes: 0,
           poolHandle: 0,
-          resident: CU_DEVICE_CPU,
+          residentDevice: CU_DEVICE_CPU,
           access: () => WRITE,
         };
         this.#memory.regions.add(allocation);
@@ -100,13 +108,13 @@ export class ManagedMemory {
       cuMemPrefetchAsync: (address, byteLength, device, handle) => {
         const stream = this.#queues.get(handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        const allocation = this.#holding(address, byteLength);
+        const allocation = this.#containing(address, byteLength);
         if (!allocation) return CUDA_ERROR_INVALID_VALUE;
-        if (!this.#isPlace(device)) return CUDA_ERROR_INVALID_DEVICE;
+        if (!this.#isLocation(device)) return CUDA_ERROR_INVALID_DEVICE;
         this.#queues.enqueue(stream, () => {
           // What does not fit stays where it is: a prefetch is a wish.
           if (device === CU_DEVICE_CPU || this.#memory.hasFree(device, allocation.byteLength))
-            allocation.resident = device;
+            allocation.residentDevice = device;
           return true;
         });
         return CUDA_SUCCESS;
@@ -114,18 +122,18 @@ export class ManagedMemory {
       cuMemAdvise: (address, byteLength, advice, device) => {
         const isAdvice =
           advice >= CU_MEM_ADVISE_SET_READ_MOSTLY && advice <= CU_MEM_ADVISE_UNSET_ACCESSED_BY;
-        if (!isAdvice || !this.#holding(address, byteLength)) return CUDA_ERROR_INVALID_VALUE;
+        if (!isAdvice || !this.#containing(address, byteLength)) return CUDA_ERROR_INVALID_VALUE;
         const namesPlace =
           advice === CU_MEM_ADVISE_SET_PREFERRED_LOCATION ||
           advice === CU_MEM_ADVISE_SET_ACCESSED_BY ||
           advice === CU_MEM_ADVISE_UNSET_ACCESSED_BY;
-        return namesPlace && !this.#isPlace(device) ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+        return namesPlace && !this.#isLocation(device) ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
       },
       cuStreamAttachMemAsync: (handle, address, byteLength, flags) => {
         const stream = this.#queues.get(handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
         const allocation = this.#at(address);
-        const isAll = byteLength === 0 || byteLength === allocation?.asked;
+        const isAll = byteLength === 0 || byteLength === allocation?.requestedByteLength;
         const isFlag = [CU_MEM_ATTACH_GLOBAL, CU_MEM_ATTACH_HOST, CU_MEM_ATTACH_SINGLE].includes(
           flags,
         );
@@ -139,7 +147,7 @@ export class ManagedMemory {
     };
   }
 
-  #isPlace(device: number): boolean {
+  #isLocation(device: number): boolean {
     return device === CU_DEVICE_CPU || this.#contexts.hasDevice(device);
   }
 
@@ -148,10 +156,12 @@ export class ManagedMemory {
     return region?.kind === 'managed' ? (region as ManagedAllocation) : undefined;
   }
 
-  #holding(address: number, byteLength: number): ManagedAllocation | undefined {
+  #containing(address: number, byteLength: number): ManagedAllocation | undefined {
     const allocation = this.#at(address);
     const isHeld =
-      byteLength > 0 && allocation && address + byteLength <= allocation.address + allocation.asked;
+      byteLength > 0 &&
+      allocation &&
+      address + byteLength <= allocation.address + allocation.requestedByteLength;
     return isHeld ? allocation : undefined;
   }
 
@@ -163,13 +173,13 @@ export class ManagedMemory {
 
   #usedBytes(device: number): number {
     return this.#all().reduce(
-      (sum, { resident, byteLength }) => (resident === device ? sum + byteLength : sum),
+      (sum, { residentDevice, byteLength }) => (residentDevice === device ? sum + byteLength : sum),
       0,
     );
   }
 
   #free(allocation: ManagedAllocation): void {
     this.#memory.regions.remove(allocation);
-    unmapAnonymous(allocation.address, allocation.byteLength);
+    unmapSharedAnonymous(allocation.address, allocation.byteLength);
   }
 }

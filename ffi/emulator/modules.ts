@@ -1,18 +1,16 @@
 /** Modules: loaded from PTX text, as far as that tells what is in them. */
-
 import { CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES } from '../constants.ts';
-import type { RegisteredKernel } from '../emulated-kernels.ts';
+import { emulatedByteLength, type RegisteredKernel } from '../emulated-kernels.ts';
 import type { Driver } from '../functions.ts';
 import { withAddress } from '../native.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
-import type { Allocation } from './block.ts';
+import type { Allocation } from './blocks.ts';
 import type { Context, Contexts } from './context.ts';
 import type { Handles } from './handles.ts';
-import type { HostMemory } from './host.ts';
-import { type Image, readImage } from './image.ts';
+import type { HostMemory } from './host-memory.ts';
 import type { Memory } from './memory.ts';
-import type { PtxEntry } from './ptx.ts';
-import type { Queues } from './queues.ts';
+import { type PtxEntry, type PtxGlobal, parsePtx } from './ptx.ts';
+import type { StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -20,6 +18,7 @@ const {
   CUDA_ERROR_INVALID_HANDLE,
   CUDA_ERROR_NOT_FOUND,
   CUDA_ERROR_OUT_OF_MEMORY,
+  CUDA_ERROR_NOT_SUPPORTED,
 } = CUresult;
 
 /** A kernel of a module. */
@@ -72,14 +71,14 @@ export class Modules {
 
   /** Undefined where there is no memory for its globals. */
   load(context: Context, { entries, globals, target }: Image): Module | undefined {
-    const placed = new Map<string, Allocation>();
+    const allocations = new Map<string, Allocation>();
     for (const { name, byteLength, initial } of globals) {
       const allocation = this.#memory.blocks.allocate(context, byteLength);
       if (!allocation) {
-        for (const each of placed.values()) this.#memory.blocks.free(each);
+        for (const each of allocations.values()) this.#memory.blocks.free(each);
         return undefined;
       }
-      placed.set(name, allocation);
+      allocations.set(name, allocation);
       const bytes = new Uint8Array(byteLength);
       bytes.set(initial.subarray(0, byteLength));
       withAddress(bytes, (from) => this.#memory.copy(allocation.address, from, byteLength));
@@ -87,7 +86,7 @@ export class Modules {
     const module = {
       handle: this.#handles.make('CUmodule'),
       context,
-      globals: placed,
+      globals: allocations,
       kernels: entries.map((entry) => ({
         ...entry,
         handle: this.#handles.make('CUfunction'),
@@ -129,7 +128,7 @@ export type ModuleFunctions = Pick<
 export function moduleFunctions(
   modules: Modules,
   contexts: Contexts,
-  queues: Queues,
+  queues: StreamQueues,
   host: HostMemory,
 ): ModuleFunctions {
   const nameAt = (address: number): string | undefined => {
@@ -210,3 +209,100 @@ export function moduleFunctions(
     },
   };
 }
+
+/** The code that a module is loaded from: PTX text, or a cubin whose kernels have stand-ins here. */
+
+/** What a module is made of. */
+export interface Image {
+  readonly entries: readonly PtxEntry[];
+  readonly globals: readonly PtxGlobal[];
+  /** The architecture that the code was written for, e.g. 70. */
+  readonly target: number;
+}
+
+/** Why an image cannot be loaded, and what the compiler says of it. */
+export interface ImageError {
+  readonly status: Status;
+  readonly log: string;
+}
+
+const PAGE = 4096;
+const MAX_IMAGE_BYTES = 1 << 26;
+const ELF = 0x46_4c_45_7f;
+const FATBIN = 0xba_55_ed_50;
+
+// The newest that the emulated driver's version, 13.0, takes.
+const MAX_VERSION = 90;
+
+/** The image at an address of host memory. */
+function readImage(
+  host: HostMemory,
+  address: number,
+  kernels: ReadonlyMap<string, RegisteredKernel>,
+): Image | ImageError {
+  const magic = host.getInt32(address);
+  if (magic === undefined) return { status: CUresult.CUDA_ERROR_INVALID_VALUE, log: '' };
+  if (magic === ELF) return readCubin(host, address, kernels);
+  if (magic >>> 0 === FATBIN) return { status: CUresult.CUDA_ERROR_NOT_SUPPORTED, log: '' };
+  const ptx = parsePtx(readText(host, address));
+  if (!ptx) return { status: CUresult.CUDA_ERROR_INVALID_IMAGE, log: '' };
+  if (ptx.version > MAX_VERSION)
+    return {
+      status: CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+      log: `fatal   : Unsupported .version ${ptx.version / 10}; current version is '9.0'`,
+    };
+  if (ptx.error) return { status: CUresult.CUDA_ERROR_INVALID_PTX, log: ptx.error };
+  return ptx;
+}
+
+/** Text up to its zero byte. */
+function readText(host: HostMemory, address: number): string {
+  const parts: Uint8Array[] = [];
+  // Up to the end of a page at a time: the next one may not be mapped.
+  for (let at = address; at < address + MAX_IMAGE_BYTES; ) {
+    const piece = host.read(at, PAGE - (at % PAGE));
+    const end = piece?.indexOf(0) ?? -1;
+    if (!piece || end >= 0) {
+      parts.push(piece?.subarray(0, end) ?? new Uint8Array());
+      break;
+    }
+    parts.push(piece);
+    at += piece.length;
+  }
+  return Buffer.concat(parts).toString('utf8');
+}
+
+/** A cubin has a section for each kernel; which of them are registered is all that is asked. */
+function readCubin(
+  host: HostMemory,
+  address: number,
+  kernels: ReadonlyMap<string, RegisteredKernel>,
+): Image | ImageError {
+  const header = Buffer.from(host.read(address, 64) ?? []);
+  const byteLength =
+    header.length === 64
+      ? Number(header.readBigUInt64LE(40)) + header.readUInt16LE(58) * header.readUInt16LE(60)
+      : 0;
+  const bytes = Buffer.from((byteLength < MAX_IMAGE_BYTES && host.read(address, byteLength)) || []);
+  const entries = [...kernels]
+    .filter(([name]) => bytes.includes(`.text.${name}\0`))
+    .map(([name, { params }]) => ({
+      name,
+      params: params.map(emulatedByteLength),
+      maxThreads: undefined,
+    }));
+  if (entries.length === 0) return { status: CUresult.CUDA_ERROR_NOT_SUPPORTED, log: '' };
+  return { entries, globals: [], target: 90 };
+}
+
+/** Linking is the hardware's driver's: there is no machine code here. */
+
+export const linkFunctions: Pick<
+  Driver,
+  'cuLinkCreate_v2' | 'cuLinkAddData_v2' | 'cuLinkComplete' | 'cuLinkDestroy'
+> = {
+  cuLinkCreate_v2: () => CUDA_ERROR_NOT_SUPPORTED,
+  cuLinkAddData_v2: () => CUDA_ERROR_NOT_SUPPORTED,
+  cuLinkComplete: () => CUDA_ERROR_NOT_SUPPORTED,
+  cuLinkDestroy: () => CUDA_ERROR_NOT_SUPPORTED,
+};

@@ -2,12 +2,16 @@
 import { readFileSync } from 'node:fs';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
+import {
+  fillUninitialized,
+  mapSharedAnonymous,
+  roundUp,
+  unmapSharedAnonymous,
+} from './address-space.ts';
 import type { Contexts } from './context.ts';
-import type { HostMemory } from './host.ts';
-import type { Memory } from './memory.ts';
-import type { Queues } from './queues.ts';
-import { type Region, WRITE } from './region.ts';
-import { fillFresh, mapAnonymous, roundUp, unmapAnonymous } from './space.ts';
+import type { HostMemory } from './host-memory.ts';
+import { type Memory, type Region, WRITE } from './memory.ts';
+import type { StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -31,7 +35,7 @@ const MAPPING = /^([\da-f]+)-([\da-f]+) .(.).(.) \S+ \S+ \S+ *(.*)$/gm;
 const MEMORY_FILE = /^(?:$|\[|\/memfd:|\/dev\/)/;
 
 /** Whether devices may be let write: not to what may only be read, and not to a file on a disk. */
-function canBeWritten(address: number, byteLength: number): boolean {
+function isDeviceWritable(address: number, byteLength: number): boolean {
   for (const [, begin = '', end = '', write, shared, path = ''] of readFileSync(
     '/proc/self/maps',
     'latin1',
@@ -44,7 +48,7 @@ function canBeWritten(address: number, byteLength: number): boolean {
   return true;
 }
 
-export interface HostAllocation extends Region {
+export interface PinnedAllocation extends Region {
   readonly kind: 'host';
   readonly flags: number;
 }
@@ -62,7 +66,7 @@ export type PinnedFunctions = Pick<
 export const pinnedFunctions = (
   memory: Memory,
   contexts: Contexts,
-  queues: Queues,
+  queues: StreamQueues,
   host: HostMemory,
 ): PinnedFunctions => {
   const isMapped = (address: number, byteLength: number): boolean => {
@@ -70,35 +74,36 @@ export const pinnedFunctions = (
       if (!host.isReadable(at)) return false;
     return host.isReadable(address + byteLength - 1);
   };
-  const allocationAt = (address: number): HostAllocation | undefined => {
+  const allocationAt = (address: number): PinnedAllocation | undefined => {
     const region = memory.regions.at(address);
-    return region?.kind === 'host' ? (region as HostAllocation) : undefined;
+    return region?.kind === 'host' ? (region as PinnedAllocation) : undefined;
   };
-  const free = (allocation: HostAllocation): void => {
+  const free = (allocation: PinnedAllocation): void => {
     memory.regions.remove(allocation);
-    unmapAnonymous(allocation.address, allocation.byteLength);
+    unmapSharedAnonymous(allocation.address, allocation.byteLength);
   };
   contexts.onEnd((context) => {
     for (const region of [...memory.regions])
-      if (region.kind === 'host' && region.context === context) free(region as HostAllocation);
+      if (region.kind === 'host' && region.context === context) free(region as PinnedAllocation);
   });
   return {
-    cuMemHostAlloc(out, asked, flags) {
-      if (!(asked >= 0) || (flags & ~ALLOC_FLAGS) !== 0) return CUDA_ERROR_INVALID_VALUE;
-      if (asked === 0) {
+    cuMemHostAlloc(out, requestedByteLength, flags) {
+      if (!(requestedByteLength >= 0) || (flags & ~ALLOC_FLAGS) !== 0)
+        return CUDA_ERROR_INVALID_VALUE;
+      if (requestedByteLength === 0) {
         host.setUint64(out, 0);
         return CUDA_SUCCESS;
       }
-      const byteLength = roundUp(asked, PAGE);
-      const address = mapAnonymous(byteLength);
+      const byteLength = roundUp(requestedByteLength, PAGE);
+      const address = mapSharedAnonymous(byteLength);
       if (address === undefined) return CUDA_ERROR_OUT_OF_MEMORY;
-      fillFresh(address, byteLength);
+      fillUninitialized(address, byteLength);
       const context = contexts.current;
-      const allocation: HostAllocation = {
+      const allocation: PinnedAllocation = {
         kind: 'host',
         address,
         byteLength,
-        asked,
+        requestedByteLength,
         flags,
         context,
         device: context.device,
@@ -135,7 +140,7 @@ export const pinnedFunctions = (
       if (memory.isKnown(address) || !isMapped(address, byteLength))
         return CUDA_ERROR_INVALID_VALUE;
       const isReadOnly = (flags & READ_ONLY) !== 0;
-      if (!isReadOnly && !canBeWritten(address, byteLength)) return CUDA_ERROR_INVALID_VALUE;
+      if (!isReadOnly && !isDeviceWritable(address, byteLength)) return CUDA_ERROR_INVALID_VALUE;
       const bufferId = memory.nextBufferId();
       const context = contexts.current;
       memory.registrations.add({

@@ -1,13 +1,13 @@
 /** Stream-ordered memory: allocated from pools, and freed, in the order of a stream. */
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
-import type { Allocation } from './block.ts';
-import { allocateCaptured, freeCaptured } from './graph-allocation.ts';
+import type { Allocation } from './blocks.ts';
+import { allocateCaptured, freeCaptured } from './graph-memory.ts';
 import type { Memory } from './memory.ts';
 import type { Pool, PoolRegion } from './pool.ts';
-import type { PoolRooms } from './pool-functions.ts';
 import type { ImportedRegion } from './pool-import.ts';
-import type { Queues, Stream } from './queues.ts';
+import type { EmulatorParts } from './pools.ts';
+import type { Stream, StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -33,20 +33,25 @@ export function poolRegionAt(memory: Memory, address: number): PoolRegion | null
 
 /** Frees pool memory behind all queued work, without a wait; undefined for an address in none. */
 export function freePoolMemory(
-  { memory, queues, contexts, pools }: PoolRooms,
+  { memory, queues, contexts, pools }: EmulatorParts,
   address: number,
 ): Status | undefined {
   const region = poolRegionAt(memory, address);
   if (region === undefined) return undefined;
-  if (region === null || pools.isOfGraph(region)) return CUDA_ERROR_INVALID_VALUE;
+  if (region === null || pools.isGraphMemory(region)) return CUDA_ERROR_INVALID_VALUE;
   const context = contexts.top?.alive ? contexts.top : contexts.primary(region.device);
-  freeIn(queues.behindAll(context), region, queues, false);
+  enqueueFree(queues.createJoinStream(context), region, queues, false);
   queues.progress();
   return CUDA_SUCCESS;
 }
 
 /** Frees when a stream gets there. */
-function freeIn(stream: Stream, region: PoolRegion, queues: Queues, isCounted: boolean): void {
+function enqueueFree(
+  stream: Stream,
+  region: PoolRegion,
+  queues: StreamQueues,
+  isCounted: boolean,
+): void {
   let free: (() => void) | undefined;
   if (isImported(region)) {
     region.isFreed = true;
@@ -60,8 +65,8 @@ function freeIn(stream: Stream, region: PoolRegion, queues: Queues, isCounted: b
   });
 }
 
-export function poolAllocationFunctions(rooms: PoolRooms): PoolAllocationFunctions {
-  const { pools, memory, queues, host } = rooms;
+export function poolAllocationFunctions(parts: EmulatorParts): PoolAllocationFunctions {
+  const { pools, memory, queues, host } = parts;
   const allocate = (
     out: number,
     byteLength: number,
@@ -76,26 +81,26 @@ export function poolAllocationFunctions(rooms: PoolRooms): PoolAllocationFunctio
     const { capture } = stream;
     if (capture)
       return pool
-        ? allocateCaptured(rooms, out, byteLength, { stream, pool, capture })
+        ? allocateCaptured(parts, out, byteLength, { stream, pool, capture })
         : CUDA_ERROR_OUT_OF_MEMORY;
-    const region = pool?.allocate(byteLength, stream) ?? retried(byteLength, stream, pool);
+    const region = pool?.allocate(byteLength, stream) ?? retry(byteLength, stream, pool);
     if (!region) return CUDA_ERROR_OUT_OF_MEMORY;
     queues.enqueue(stream, () => true);
     host.setUint64(out, region.address);
     return CUDA_SUCCESS;
   };
   /** Again, when the frees are done that can be done by now. */
-  const retried = (byteLength: number, stream: Stream, pool: Pool | undefined) => {
+  const retry = (byteLength: number, stream: Stream, pool: Pool | undefined) => {
     queues.progress();
     return pool?.allocate(byteLength, stream);
   };
   /** Plain memory that a stream has freed: it is back when somebody waits for work. */
-  let freed: Allocation[] = [];
+  let freedPlainMemory: Allocation[] = [];
   queues.onSynchronize(() => {
-    for (const allocation of freed)
+    for (const allocation of freedPlainMemory)
       if (memory.blocks.allocationAt(allocation.address) === allocation)
         memory.blocks.free(allocation);
-    freed = [];
+    freedPlainMemory = [];
   });
   return {
     cuMemAllocAsync(out, byteLength, handle) {
@@ -114,12 +119,12 @@ export function poolAllocationFunctions(rooms: PoolRooms): PoolAllocationFunctio
       const stream = queues.get(handle);
       if (!stream) return CUDA_ERROR_INVALID_HANDLE;
       if (address === 0) return CUDA_SUCCESS;
-      if (stream.capture) return freeCaptured(rooms, address, stream, stream.capture);
+      if (stream.capture) return freeCaptured(parts, address, stream, stream.capture);
       const region = poolRegionAt(memory, address);
-      if (region && pools.isOfGraph(region)) return CUDA_ERROR_INVALID_VALUE;
+      if (region && pools.isGraphMemory(region)) return CUDA_ERROR_INVALID_VALUE;
       if (region === null) return CUDA_ERROR_INVALID_VALUE;
       if (region === undefined) return freePlainLater(address, stream);
-      freeIn(stream, region, queues, true);
+      enqueueFree(stream, region, queues, true);
       return CUDA_SUCCESS;
     },
   };
@@ -129,7 +134,7 @@ export function poolAllocationFunctions(rooms: PoolRooms): PoolAllocationFunctio
     const allocation = memory.blocks.allocationAt(address);
     if (allocation?.address !== address) return CUDA_ERROR_INVALID_VALUE;
     queues.enqueue(stream, () => {
-      freed.push(allocation);
+      freedPlainMemory.push(allocation);
       return true;
     });
     return CUDA_SUCCESS;

@@ -1,16 +1,17 @@
 /** Pools of other processes, and their allocations that are mapped here. */
+
+import { GRANULARITY } from './address-space.ts';
 import type { Contexts } from './context.ts';
 import type { Handles } from './handles.ts';
 import type { Memory } from './memory.ts';
 import { POOL_NAME, type PoolRegion } from './pool.ts';
-import { type Export, POOL_PAGE_BYTE_LENGTH, PoolPage } from './pool-page.ts';
-import { inspectMemfd, type Self } from './processes.ts';
-import { GRANULARITY } from './space.ts';
+import { POOL_PAGE_BYTE_LENGTH, PoolPage, type SharedAllocation } from './pool-page.ts';
+import { inspectMemfd, type ProcessIdentity } from './processes.ts';
 
 /** An allocation of another process's pool, mapped here. */
 export interface ImportedRegion extends PoolRegion {
   readonly owner: ImportedPool;
-  readonly importer: number;
+  readonly importerSlot: number;
 }
 
 export class ImportedPool {
@@ -18,9 +19,9 @@ export class ImportedPool {
   readonly page: PoolPage;
   readonly generation: string;
   readonly device: number;
-  readonly rights = new Map<number, number>();
+  readonly accessFlags = new Map<number, number>();
   /** How often it was imported; each is destroyed once. */
-  opens = 1;
+  importCount = 1;
   readonly #memory: Memory;
   readonly #address: number;
   readonly #capacity: number;
@@ -37,25 +38,25 @@ export class ImportedPool {
   }
 
   access(device: number): number {
-    return device === this.device ? 3 : (this.rights.get(device) ?? 0);
+    return device === this.device ? 3 : (this.accessFlags.get(device) ?? 0);
   }
 
   /** The allocation, mapped once however often it is imported; undefined where it cannot be. */
-  import(shared: Export, self: Self): ImportedRegion | undefined {
+  import(shared: SharedAllocation, self: ProcessIdentity): ImportedRegion | undefined {
     const known = this.#regions.get(shared.offset);
     if (known && known.shared?.id === shared.id)
-      return known.isFreed || known.asked !== shared.byteLength ? undefined : known;
+      return known.isFreed || known.requestedByteLength !== shared.byteLength ? undefined : known;
     const address = this.#address + shared.offset;
     const isInside = shared.offset + shared.byteLength <= this.#capacity;
     if (!isInside || this.#memory.regions.overlaps(address, shared.byteLength)) return undefined;
     // Hardware does not ask whether the owner has freed it.
-    const importer = this.page.claim(shared.slot, self);
-    if (importer === undefined) return undefined;
+    const importerSlot = this.page.addImporter(shared.slot, self);
+    if (importerSlot === undefined) return undefined;
     const region: ImportedRegion = {
       kind: 'pool',
       address,
       byteLength: shared.byteLength,
-      asked: shared.byteLength,
+      requestedByteLength: shared.byteLength,
       device: this.device,
       context: undefined,
       bufferId: this.#memory.nextBufferId(),
@@ -66,7 +67,7 @@ export class ImportedPool {
       isFreed: false,
       shared,
       owner: this,
-      importer,
+      importerSlot,
     };
     this.#regions.set(shared.offset, region);
     this.#memory.regions.add(region);
@@ -77,7 +78,7 @@ export class ImportedPool {
   free(region: ImportedRegion): void {
     this.#memory.regions.remove(region);
     if (region.shared) this.#regions.delete(region.shared.offset);
-    this.page.unclaim(region.importer);
+    this.page.removeImporter(region.importerSlot);
   }
 
   /** Whether memory of it is mapped. */
@@ -124,7 +125,7 @@ export class ImportedPools {
     const known = [...this.#all.values()].find(({ generation }) => generation === pool.generation);
     if (known || !pool.page.isValid || !this.#contexts.hasDevice(pool.device)) {
       pool.unmap();
-      if (known) known.opens += 1;
+      if (known) known.importCount += 1;
       return known;
     }
     this.#all.set(pool.handle, pool);
@@ -134,8 +135,8 @@ export class ImportedPools {
   /** Undoes one import; answers whether it could: not while memory of the pool is mapped. */
   destroy(pool: ImportedPool): boolean {
     if (pool.isUsed) return false;
-    pool.opens -= 1;
-    if (pool.opens > 0) return true;
+    pool.importCount -= 1;
+    if (pool.importCount > 0) return true;
     this.#all.delete(pool.handle);
     this.#destroyed.add(pool.handle);
     pool.unmap();

@@ -6,25 +6,25 @@ import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import { structs } from '../structs.ts';
 import { poolRegionAt } from './pool-allocation.ts';
-import type { PoolRooms } from './pool-functions.ts';
-import type { Export } from './pool-page.ts';
-import type { Self } from './processes.ts';
+import type { SharedAllocation } from './pool-page.ts';
+import type { EmulatorParts } from './pools.ts';
+import type { ProcessIdentity } from './processes.ts';
 
 const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY } = CUresult;
 
 const MAGIC = 'cuffiPTR';
-const SUM = 40;
-const END = 48;
+const CHECKSUM_OFFSET = 40;
+const PAYLOAD_END = 48;
 
 /** Above it hardware ends the process that imports one allocation: see the facts of test/driver. */
-const MOST_IMPORTED = 5248 * 2 ** 20;
+const MAX_IMPORTED_ALLOCATION = 5248 * 2 ** 20;
 
 /** As hardware does, but saying why: SIGSEGV inside the driver. */
 function crash(byteLength: number): never {
   writeSync(
     2,
     `cuffi's emulated driver: cuMemPoolImportPointer of one allocation of ${byteLength} bytes: above ` +
-      `${MOST_IMPORTED} bytes the driver ends the process that imports it (SIGSEGV), and so does this\n`,
+      `${MAX_IMPORTED_ALLOCATION} bytes the driver ends the process that imports it (SIGSEGV), and so does this\n`,
   );
   process.kill(process.pid, 'SIGSEGV');
   // It may be another thread's to take.
@@ -32,18 +32,24 @@ function crash(byteLength: number): never {
 }
 
 /** Tells bytes that were altered. */
-const sumOf = (bytes: Uint8Array): Buffer =>
+const checksum = (bytes: Uint8Array): Buffer =>
   createHash('sha256')
-    .update(bytes.subarray(0, SUM))
+    .update(bytes.subarray(0, CHECKSUM_OFFSET))
     .digest()
-    .subarray(0, END - SUM);
+    .subarray(0, PAYLOAD_END - CHECKSUM_OFFSET);
 
-interface Payload extends Export {
+interface PointerExport extends SharedAllocation {
   /** Of the pool. */
   readonly generation: string;
 }
 
-function encode({ generation, slot, id, offset, byteLength }: Payload): Uint8Array {
+function encodePointerExport({
+  generation,
+  slot,
+  id,
+  offset,
+  byteLength,
+}: PointerExport): Uint8Array {
   const bytes = Buffer.alloc(structs.CUmemPoolPtrExportData.byteLength);
   bytes.write(MAGIC, 0, 'latin1');
   bytes.write(generation, 8, 'hex');
@@ -51,16 +57,17 @@ function encode({ generation, slot, id, offset, byteLength }: Payload): Uint8Arr
   bytes.writeUInt32LE(id, 20);
   bytes.writeBigUInt64LE(BigInt(offset), 24);
   bytes.writeBigUInt64LE(BigInt(byteLength), 32);
-  bytes.set(sumOf(bytes), SUM);
+  bytes.set(checksum(bytes), CHECKSUM_OFFSET);
   return bytes;
 }
 
 /** Undefined for bytes that no allocation has had. */
-function decode(data: Uint8Array): Payload | undefined {
+function decodePointerExport(data: Uint8Array): PointerExport | undefined {
   const bytes = Buffer.from(data);
   const isOurs = bytes.toString('latin1', 0, 8) === MAGIC;
-  if (!isOurs || !bytes.subarray(SUM, END).equals(sumOf(bytes))) return undefined;
-  if (bytes.subarray(END).some((byte) => byte !== 0)) return undefined;
+  if (!isOurs || !bytes.subarray(CHECKSUM_OFFSET, PAYLOAD_END).equals(checksum(bytes)))
+    return undefined;
+  if (bytes.subarray(PAYLOAD_END).some((byte) => byte !== 0)) return undefined;
   const payload = {
     generation: bytes.toString('hex', 8, 16),
     slot: bytes.readUInt32LE(16),
@@ -80,8 +87,8 @@ type PoolIpcFunctions = Pick<
 >;
 
 export function poolIpcFunctions(
-  { pools, imported, memory, contexts, host }: PoolRooms,
-  self: Self,
+  { pools, imported, memory, contexts, host }: EmulatorParts,
+  self: ProcessIdentity,
 ): PoolIpcFunctions {
   const exported = (out: number, bytes: Uint8Array): Status =>
     host.write(out, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -109,7 +116,10 @@ export function poolIpcFunctions(
       if (!region?.pool || region.handleTypes === 0) return CUDA_ERROR_INVALID_VALUE;
       const shared = region.pool.share(region);
       if (!shared) return CUDA_ERROR_OUT_OF_MEMORY;
-      return exported(out, encode({ ...shared, generation: region.pool.page.generation }));
+      return exported(
+        out,
+        encodePointerExport({ ...shared, generation: region.pool.page.generation }),
+      );
     },
     cuMemPoolImportPointer(out, handle, data) {
       if (contexts.status !== CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
@@ -119,9 +129,9 @@ export function poolIpcFunctions(
         );
       const pool = imported.get(handle);
       const bytes = host.read(data, structs.CUmemPoolPtrExportData.byteLength);
-      const payload = bytes && decode(bytes);
+      const payload = bytes && decodePointerExport(bytes);
       if (!pool || payload?.generation !== pool.generation) return CUDA_ERROR_INVALID_VALUE;
-      if (payload.byteLength > MOST_IMPORTED) crash(payload.byteLength);
+      if (payload.byteLength > MAX_IMPORTED_ALLOCATION) crash(payload.byteLength);
       const region = pool.import(payload, self);
       if (!region) return CUDA_ERROR_INVALID_VALUE;
       host.setUint64(out, region.address);

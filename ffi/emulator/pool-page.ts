@@ -2,7 +2,7 @@
 import { randomBytes } from 'node:crypto';
 import { viewMemory } from '../native.ts';
 import type { Address } from '../types.ts';
-import { isAlive, type Self } from './processes.ts';
+import { isAlive, type ProcessIdentity } from './processes.ts';
 
 const MAGIC = 0x6375_706c;
 
@@ -19,10 +19,10 @@ const EXPORT_COUNT = 4096;
 export const POOL_PAGE_BYTE_LENGTH: number = (EXPORTS + EXPORT_COUNT * EXPORT_WORDS) * 4;
 
 // A slot taken, whose process is not written yet.
-const CLAIMED = -1;
+const RESERVED_SLOT = -1;
 
 /** An allocation that others may import. */
-export interface Export {
+export interface SharedAllocation {
   readonly slot: number;
   readonly id: number;
   readonly offset: number;
@@ -62,28 +62,29 @@ export class PoolPage {
   }
 
   /** Shares an allocation; undefined where there are as many as there can be. */
-  share(id: number, offset: number, byteLength: number): Export | undefined {
+  share(id: number, offset: number, byteLength: number): SharedAllocation | undefined {
     for (let slot = 0; slot < EXPORT_COUNT; slot += 1) {
-      if (Atomics.load(this.#words, this.#export(slot)) !== 0 || this.hasImporters(slot)) continue;
+      if (Atomics.load(this.#words, this.#exportIndex(slot)) !== 0 || this.hasImporters(slot))
+        continue;
       const shared = { slot, id, offset, byteLength };
       this.#sizes(slot).forEach((_, at, sizes) => {
         sizes[at] = BigInt(at === 0 ? offset : byteLength);
       });
-      Atomics.store(this.#words, this.#export(slot), id);
+      Atomics.store(this.#words, this.#exportIndex(slot), id);
       return shared;
     }
     return undefined;
   }
 
   unshare(slot: number): void {
-    Atomics.store(this.#words, this.#export(slot), 0);
+    Atomics.store(this.#words, this.#exportIndex(slot), 0);
   }
 
   /** Says that a process has an allocation mapped; undefined where no more can be said. */
-  claim(slot: number, { pid, startTime }: Self): number | undefined {
+  addImporter(slot: number, { pid, startTime }: ProcessIdentity): number | undefined {
     for (let importer = 0; importer < IMPORTER_COUNT; importer += 1) {
       const at = IMPORTERS + importer * IMPORTER_WORDS;
-      if (Atomics.compareExchange(this.#words, at, 0, CLAIMED) !== 0) continue;
+      if (Atomics.compareExchange(this.#words, at, 0, RESERVED_SLOT) !== 0) continue;
       Atomics.store(this.#words, at + 1, pid);
       Atomics.store(this.#words, at + 2, startTime | 0);
       Atomics.store(this.#words, at + 3, Math.floor(startTime / 2 ** 32));
@@ -93,7 +94,7 @@ export class PoolPage {
     return undefined;
   }
 
-  unclaim(importer: number): void {
+  removeImporter(importer: number): void {
     Atomics.store(this.#words, IMPORTERS + importer * IMPORTER_WORDS, 0);
   }
 
@@ -112,11 +113,11 @@ export class PoolPage {
     return found;
   }
 
-  #export(slot: number): number {
+  #exportIndex(slot: number): number {
     return EXPORTS + slot * EXPORT_WORDS;
   }
 
   #sizes(slot: number): BigUint64Array {
-    return new BigUint64Array(this.#words.buffer, (this.#export(slot) + 2) * 4, 2);
+    return new BigUint64Array(this.#words.buffer, (this.#exportIndex(slot) + 2) * 4, 2);
   }
 }

@@ -1,19 +1,17 @@
 /** A pool: one memfd, of which parts are reserved, and of those parts given out. */
 import { closeFd, libc, SystemError } from '../linux/libc.ts';
-import { createSealedMemfd } from './block.ts';
-import type { Memory } from './memory.ts';
-import { type Export, POOL_PAGE_BYTE_LENGTH, PoolPage } from './pool-page.ts';
-import { PoolSpace } from './pool-space.ts';
-import type { Stream } from './queues.ts';
-import type { Range } from './ranges.ts';
-import type { Region } from './region.ts';
-import { fillFresh, roundUp } from './space.ts';
+import { fillUninitialized, GRANULARITY, roundUp } from './address-space.ts';
+import type { Memory, Region } from './memory.ts';
+import { POOL_PAGE_BYTE_LENGTH, PoolPage, type SharedAllocation } from './pool-page.ts';
+import { createFixedMemfd } from './processes.ts';
+import { FirstFitAllocator, type Range } from './ranges.ts';
+import type { Stream } from './stream-queues.ts';
 
 /** The name of a pool's memfd. */
 export const POOL_NAME = 'cuffi.pool';
 
 /** What allocations are measured in. */
-const UNIT = 512;
+const ALLOCATION_UNIT = 512;
 const F_DUPFD = 0;
 
 /** Memory of a pool that this process made, or of one that it imported. */
@@ -22,7 +20,7 @@ export interface PoolRegion extends Region {
   readonly pool: Pool | undefined;
   /** cuMemFreeAsync was called, and its stream has not come there yet. */
   isFreed: boolean;
-  shared: Export | undefined;
+  shared: SharedAllocation | undefined;
 }
 
 /** Freed in a stream's order: that stream may use it again at once, others when it is reached. */
@@ -47,16 +45,16 @@ export class Pool {
   readonly handleTypes: number;
   readonly isDefault: boolean;
   /** What each device but the owner may do. */
-  readonly rights = new Map<number, number>();
+  readonly accessFlags = new Map<number, number>();
   readonly page: PoolPage;
   releaseThreshold = 0n;
   /** Whether memory may be used again early: by events' order, by luck, by new dependencies. */
   readonly reuse: number[] = [1, 1, 1];
-  readonly space: PoolSpace;
+  readonly extents: PoolExtents;
   usedBytes = 0;
-  usedHigh = 0;
+  usedHighWater = 0;
   /** Freed by cuMemFree, and counted as used until a context was waited for. */
-  #uncounted = 0;
+  #delayedFreeBytes = 0;
   isDestroyed = false;
   readonly #memory: Memory;
   readonly #fd: number;
@@ -66,7 +64,7 @@ export class Pool {
   readonly #live = new Set<PoolRegion>();
   readonly #pending = new Set<PendingFree>();
   /** Freed here, and still mapped by other processes. */
-  readonly #lingering = new Set<PoolRegion>();
+  readonly #freedButMapped = new Set<PoolRegion>();
 
   private constructor(memory: Memory, options: PoolOptions, fd: number, address: number) {
     this.#memory = memory;
@@ -81,7 +79,7 @@ export class Pool {
     memory.pools.add(this.#mapped);
     this.page = new PoolPage(address + options.capacity);
     this.page.initialise(options.device);
-    this.space = new PoolSpace(fd, options.capacity, (byteLength) =>
+    this.extents = new PoolExtents(fd, options.capacity, (byteLength) =>
       memory.hasFree(options.device, byteLength),
     );
   }
@@ -90,7 +88,7 @@ export class Pool {
   static create(memory: Memory, options: PoolOptions): Pool | undefined {
     const byteLength = options.capacity + POOL_PAGE_BYTE_LENGTH;
     try {
-      const fd = createSealedMemfd(POOL_NAME, byteLength);
+      const fd = createFixedMemfd(POOL_NAME, byteLength);
       const address = memory.space.map(fd, byteLength);
       if (address !== undefined) return new Pool(memory, options, fd, address);
       closeFd(fd);
@@ -101,7 +99,7 @@ export class Pool {
   }
 
   access(device: number): number {
-    return device === this.device ? 3 : (this.rights.get(device) ?? 0);
+    return device === this.device ? 3 : (this.accessFlags.get(device) ?? 0);
   }
 
   /** Undefined where there is not enough memory. */
@@ -110,14 +108,14 @@ export class Pool {
     stream: Stream,
     access = (device: number): number => this.access(device),
   ): PoolRegion | undefined {
-    const byteLength = roundUp(asked, UNIT);
+    const byteLength = roundUp(asked, ALLOCATION_UNIT);
     const address = this.#reuse(byteLength, stream) ?? this.#take(byteLength);
     if (address === undefined) return undefined;
     const region: PoolRegion = {
       kind: 'pool',
       address,
       byteLength,
-      asked,
+      requestedByteLength: asked,
       device: this.device,
       context: undefined,
       bufferId: this.#memory.nextBufferId(),
@@ -131,7 +129,7 @@ export class Pool {
     this.#memory.regions.add(region);
     this.#live.add(region);
     this.usedBytes += asked;
-    this.usedHigh = Math.max(this.usedHigh, this.usedBytes);
+    this.usedHighWater = Math.max(this.usedHighWater, this.usedBytes);
     return region;
   }
 
@@ -142,30 +140,30 @@ export class Pool {
   freeLater(region: PoolRegion, stream: Stream, isCounted: boolean): () => void {
     const pending = { region, stream };
     region.isFreed = true;
-    if (isCounted) this.usedBytes -= region.asked;
-    else this.#uncounted += region.asked;
+    if (isCounted) this.usedBytes -= region.requestedByteLength;
+    else this.#delayedFreeBytes += region.requestedByteLength;
     this.#pending.add(pending);
     return () => {
       if (this.#pending.delete(pending)) this.#end(region);
     };
   }
 
-  settleUsed(): void {
-    this.usedBytes -= this.#uncounted;
-    this.#uncounted = 0;
+  countDelayedFrees(): void {
+    this.usedBytes -= this.#delayedFreeBytes;
+    this.#delayedFreeBytes = 0;
   }
 
   #end(region: PoolRegion): void {
     this.#forget(region);
     const { shared } = region;
     if (shared) this.page.unshare(shared.slot);
-    if (shared && this.page.hasImporters(shared.slot)) this.#lingering.add(region);
-    else this.space.giveBack(region.address - this.#address, region.byteLength);
+    if (shared && this.page.hasImporters(shared.slot)) this.#freedButMapped.add(region);
+    else this.extents.free(region.address - this.#address, region.byteLength);
     this.#endIfEmpty();
   }
 
   /** Frees what was to be freed in the order of streams that are no more. */
-  abandon(isGone: (stream: Stream) => boolean): void {
+  freePendingOf(isGone: (stream: Stream) => boolean): void {
     for (const pending of [...this.#pending]) {
       if (!isGone(pending.stream)) continue;
       this.#pending.delete(pending);
@@ -173,9 +171,9 @@ export class Pool {
     }
   }
 
-  share(region: PoolRegion): Export | undefined {
+  share(region: PoolRegion): SharedAllocation | undefined {
     const offset = region.address - this.#address;
-    region.shared ??= this.page.share(region.bufferId, offset, region.asked);
+    region.shared ??= this.page.share(region.bufferId, offset, region.requestedByteLength);
     return region.shared;
   }
 
@@ -187,8 +185,8 @@ export class Pool {
 
   /** Gives reserved memory back that is not in use, until only `keep` bytes are reserved. */
   trim(keep: number): void {
-    this.#settle();
-    this.space.trim(keep);
+    this.#reclaim();
+    this.extents.trim(keep);
   }
 
   /** What is in use stays; the pool goes when it is freed. */
@@ -210,18 +208,18 @@ export class Pool {
   }
 
   #take(byteLength: number): number | undefined {
-    const offset = this.space.take(byteLength, () => this.#settle());
+    const offset = this.extents.take(byteLength, () => this.#reclaim());
     if (offset === undefined) return undefined;
-    fillFresh(this.#address + offset, byteLength);
+    fillUninitialized(this.#address + offset, byteLength);
     return this.#address + offset;
   }
 
   /** Takes back what importers have let go of. */
-  #settle(): void {
-    for (const region of this.#lingering) {
+  #reclaim(): void {
+    for (const region of this.#freedButMapped) {
       if (region.shared && this.page.hasImporters(region.shared.slot)) continue;
-      this.#lingering.delete(region);
-      this.space.giveBack(region.address - this.#address, region.byteLength);
+      this.#freedButMapped.delete(region);
+      this.extents.free(region.address - this.#address, region.byteLength);
     }
   }
 
@@ -233,10 +231,94 @@ export class Pool {
   #endIfEmpty(): void {
     if (!this.isDestroyed || this.#live.size > 0) return;
     // Importers have mappings of their own.
-    this.#lingering.clear();
-    this.space.end();
+    this.#freedButMapped.clear();
+    this.extents.clear();
     this.#memory.pools.remove(this.#mapped);
     this.#memory.space.unmap(this.#address, this.#capacity + POOL_PAGE_BYTE_LENGTH);
     closeFd(this.#fd);
+  }
+}
+
+/** What a pool reserves multiples of, where there is so much. */
+export const POOL_CHUNK_BYTES: number = 32 << 20;
+
+const FALLOC_FL_KEEP_SIZE = 1;
+const FALLOC_FL_PUNCH_HOLE = 2;
+
+/** The bytes of a pool's memfd by their offsets: what is reserved of the device, and taken of that. */
+export class PoolExtents {
+  reservedBytes = 0;
+  reservedHighWater = 0;
+  readonly #fd: number;
+  readonly #capacity: number;
+  readonly #hasFree: (byteLength: number) => boolean;
+  readonly #unreserved = new FirstFitAllocator();
+  readonly #free = new FirstFitAllocator();
+  readonly #extents: { start: number; byteLength: number }[] = [];
+
+  /** @param hasFree whether the device has so much memory to be reserved */
+  constructor(fd: number, capacity: number, hasFree: (byteLength: number) => boolean) {
+    this.#fd = fd;
+    this.#capacity = capacity;
+    this.#hasFree = hasFree;
+    this.#unreserved.add(0, capacity);
+  }
+
+  /**
+   * Takes so many bytes; undefined where there is not enough memory.
+   *
+   * @param reclaim called before more is reserved, to give back what can be
+   */
+  take(byteLength: number, reclaim: () => void): number | undefined {
+    if (byteLength > this.#capacity) {
+      // Hardware reserves all it may before it gives up, and gives it back.
+      if (this.#hasFree(this.#capacity - this.reservedBytes))
+        this.reservedHighWater = this.#capacity;
+      return undefined;
+    }
+    let offset = this.#free.take(byteLength);
+    if (offset !== undefined) return offset;
+    reclaim();
+    offset = this.#free.take(byteLength) ?? this.#grow(byteLength);
+    if (offset !== undefined) return offset;
+    this.trim(0);
+    return this.#grow(byteLength);
+  }
+
+  free(offset: number, byteLength: number): void {
+    this.#free.add(offset, byteLength);
+  }
+
+  /** Gives back to the device what is not taken, until only `keep` bytes are reserved. */
+  trim(keep: number): void {
+    for (const extent of [...this.#extents].reverse()) {
+      if (this.reservedBytes <= keep) return;
+      if (!this.#free.takeAt(extent.start, extent.byteLength)) continue;
+      this.#extents.splice(this.#extents.indexOf(extent), 1);
+      this.#unreserved.add(extent.start, extent.byteLength);
+      this.reservedBytes -= extent.byteLength;
+      const mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+      libc.fallocate(this.#fd, mode, extent.start, extent.byteLength);
+    }
+  }
+
+  /** Nothing of it is there any more. */
+  clear(): void {
+    this.reservedBytes = 0;
+  }
+
+  #grow(byteLength: number): number | undefined {
+    for (const unit of [POOL_CHUNK_BYTES, GRANULARITY]) {
+      const wanted = roundUp(byteLength, unit);
+      if (!this.#hasFree(wanted)) continue;
+      const start = this.#unreserved.take(wanted);
+      if (start === undefined) continue;
+      this.#extents.push({ start, byteLength: wanted });
+      this.#free.add(start, wanted);
+      this.reservedBytes += wanted;
+      this.reservedHighWater = Math.max(this.reservedHighWater, this.reservedBytes);
+      return this.#free.take(byteLength);
+    }
+    return undefined;
   }
 }

@@ -46,7 +46,7 @@ export class RangeMap<R extends Range> implements Iterable<R> {
   }
 
   /** The range that holds all `byteLength` bytes from `address` on. */
-  holding(address: number, byteLength: number): R | undefined {
+  containing(address: number, byteLength: number): R | undefined {
     const range = this.at(address);
     return range && address + byteLength <= range.address + range.byteLength ? range : undefined;
   }
@@ -58,7 +58,7 @@ export class RangeMap<R extends Range> implements Iterable<R> {
 }
 
 /** Free space given out from its lowest address, so that what is freed is given out again. */
-export class FirstFit {
+export class FirstFitAllocator {
   readonly #holes: { start: number; end: number }[] = [];
 
   /** Adds free space, or gives some back. */

@@ -1,6 +1,7 @@
 /** What the environment asks of the emulated driver. */
 import { type DeviceAttribute, deviceAttributes } from '../attributes.ts';
-import { type Faults, parseFaults } from './faults.ts';
+import { type FunctionName, functionNames } from '../functions.ts';
+import type { CUresult } from '../results.ts';
 
 /**
  * - `CUFFI_EMULATED_DEVICES`: how many devices; 1 by default.
@@ -18,9 +19,9 @@ export interface Settings {
   /** Whether devices can do what an attribute of theirs stands for: all but what is set to 0. */
   readonly supports: (attribute: DeviceAttribute) => boolean;
   /** Whether a handle says where memory is, and not which. */
-  readonly sameHandles: boolean;
+  readonly reusesHandles: boolean;
   readonly teardownMs: number;
-  readonly faults: Faults;
+  readonly faults: FaultInjector;
 }
 
 const UNITS: Readonly<Record<string, number>> = { '': 1, K: 2 ** 10, M: 2 ** 20, G: 2 ** 30 };
@@ -29,14 +30,16 @@ const UNITS: Readonly<Record<string, number>> = { '': 1, K: 2 ** 10, M: 2 ** 20,
 const setting = (env: NodeJS.ProcessEnv, name: string): string | undefined =>
   env[name] || undefined;
 
-const refuse = (name: string, value: string, wanted: string): never => {
+const throwInvalid = (name: string, value: string, wanted: string): never => {
   throw new RangeError(`${name}=${value}: expected ${wanted}`);
 };
 
 function deviceCount(env: NodeJS.ProcessEnv): number {
   const name = 'CUFFI_EMULATED_DEVICES';
   const value = setting(env, name) ?? '1';
-  return /^\d{1,2}$/.test(value) ? Number(value) : refuse(name, value, 'a number from 0 to 99');
+  return /^\d{1,2}$/.test(value)
+    ? Number(value)
+    : throwInvalid(name, value, 'a number from 0 to 99');
 }
 
 function memoryByteLength(env: NodeJS.ProcessEnv): number {
@@ -46,7 +49,7 @@ function memoryByteLength(env: NodeJS.ProcessEnv): number {
   const byteLength = Number(digits) * (UNITS[unit?.toUpperCase() ?? ''] ?? 1);
   return Number.isSafeInteger(byteLength) && byteLength > 0
     ? byteLength
-    : refuse(name, value, 'bytes, with suffix K, M or G or without');
+    : throwInvalid(name, value, 'bytes, with suffix K, M or G or without');
 }
 
 function attributes(env: NodeJS.ProcessEnv): Map<number, number> {
@@ -57,7 +60,7 @@ function attributes(env: NodeJS.ProcessEnv): Map<number, number> {
     entries.map((entry) => {
       const [, number, to] = /^\s*(\d+)=(-?\d+)\s*$/.exec(entry) ?? [];
       return number === undefined || to === undefined
-        ? refuse(name, value, 'NUMBER=VALUE, comma-separated')
+        ? throwInvalid(name, value, 'NUMBER=VALUE, comma-separated')
         : ([Number(number), Number(to)] as const);
     }),
   );
@@ -66,7 +69,7 @@ function attributes(env: NodeJS.ProcessEnv): Map<number, number> {
 function teardownMs(env: NodeJS.ProcessEnv): number {
   const name = 'CUFFI_EMULATED_TEARDOWN_MS';
   const value = setting(env, name) ?? '0';
-  return /^\d{1,6}$/.test(value) ? Number(value) : refuse(name, value, 'milliseconds');
+  return /^\d{1,6}$/.test(value) ? Number(value) : throwInvalid(name, value, 'milliseconds');
 }
 
 /** @throws RangeError for a value that says nothing sensible */
@@ -77,8 +80,54 @@ export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
     memoryByteLength: memoryByteLength(env),
     attributes: given,
     supports: (attribute) => given.get(deviceAttributes[attribute]) !== 0,
-    sameHandles: setting(env, 'CUFFI_EMULATED_SAME_HANDLES') === '1',
+    reusesHandles: setting(env, 'CUFFI_EMULATED_SAME_HANDLES') === '1',
     teardownMs: teardownMs(env),
     faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
   };
 };
+
+/** Calls that fail because they were told to. */
+
+interface InjectedFault {
+  readonly name: FunctionName;
+  /** Which call of the function, from 1; every call where undefined. */
+  readonly call: number | undefined;
+  readonly status: CUresult;
+}
+
+/** Counts the calls of a function; answers with a status where this one is to fail. */
+export type FaultInjector = (name: FunctionName) => CUresult | undefined;
+
+/**
+ * Reads `cuMemAlloc_v2:3=2`: the third call of that function answers 2 and does nothing. Several
+ * are comma-separated; `*` in place of the number means every call.
+ *
+ * @throws RangeError for anything else
+ */
+function parseFaults(text: string): FaultInjector {
+  const faults: InjectedFault[] = text
+    .split(',')
+    .map((entry) => entry.trim())
+    .filter((entry) => entry !== '')
+    .map((entry) => {
+      const [, name, call, status] = /^(\w+):(\d+|\*)=(\d+)$/.exec(entry) ?? [];
+      if (!functionNames.includes(name as FunctionName))
+        throw new RangeError(
+          `CUFFI_EMULATED_FAULTS: ${entry}: expected FUNCTION:CALL=STATUS, as cuMemAlloc_v2:3=2`,
+        );
+      return {
+        name: name as FunctionName,
+        call: call === '*' ? undefined : Number(call),
+        status: Number(status),
+      };
+    });
+  const counts = new Map<FunctionName, number>();
+  return (name) => {
+    if (faults.length === 0) return undefined;
+    const count = (counts.get(name) ?? 0) + 1;
+    counts.set(name, count);
+    return faults.find(
+      (fault) => fault.name === name && (fault.call === undefined || fault.call === count),
+    )?.status;
+  };
+}

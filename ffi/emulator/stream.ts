@@ -1,10 +1,11 @@
 /** The stream functions, over the queues of work. */
 import { CU_STREAM_NON_BLOCKING } from '../constants.ts';
 import type { Driver } from '../functions.ts';
+import { libc, libcSymbol } from '../linux/libc.ts';
 import { CUresult } from '../results.ts';
 import type { Contexts } from './context.ts';
-import type { HostMemory } from './host.ts';
-import type { Queues } from './queues.ts';
+import type { HostMemory } from './host-memory.ts';
+import type { StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -12,6 +13,7 @@ const {
   CUDA_ERROR_INVALID_HANDLE,
   CUDA_ERROR_NOT_READY,
   CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+  CUDA_ERROR_NOT_SUPPORTED,
 } = CUresult;
 
 // Lower numbers come first.
@@ -36,13 +38,13 @@ export type StreamFunctions = Pick<
 >;
 
 export const streamFunctions = (
-  queues: Queues,
+  queues: StreamQueues,
   contexts: Contexts,
   host: HostMemory,
 ): StreamFunctions => ({
   cuCtxSynchronize() {
     queues.drain(contexts.current);
-    queues.synchronized(true);
+    queues.notifySynchronized(true);
     return CUDA_SUCCESS;
   },
   cuCtxGetStreamPriorityRange(least, greatest) {
@@ -79,17 +81,56 @@ export const streamFunctions = (
   cuStreamQuery(handle) {
     const stream = queues.get(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (queues.breaks(stream) || queues.breaksStrict())
+    if (queues.invalidateCapture(stream) || queues.invalidateStrictCaptures())
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return queues.isIdle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   },
   cuStreamSynchronize(handle) {
     const stream = queues.get(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (queues.breaks(stream) || queues.breaksStrict())
+    if (queues.invalidateCapture(stream) || queues.invalidateStrictCaptures())
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     queues.synchronize(stream);
-    queues.synchronized();
+    queues.notifySynchronized();
     return CUDA_SUCCESS;
   },
 });
+
+/** Host functions in a stream's order. */
+
+/**
+ * Calls libc's `sem_post` and `close`, by their addresses; code at any other address would have to
+ * be jumped into blindly, and answers NOT_SUPPORTED.
+ */
+export function hostCallbackFunctions(
+  queues: StreamQueues,
+  host: HostMemory,
+): Pick<Driver, 'cuLaunchHostFunc'> {
+  const callbacks = new Map<number, (data: number) => void>([
+    [
+      libcSymbol('sem_post'),
+      (data) => {
+        if (host.isReadable(data)) libc.sem_post(data);
+      },
+    ],
+    [libcSymbol('close'), (data) => libc.close(data)],
+  ]);
+  return {
+    cuLaunchHostFunc(handle, address, data) {
+      const stream = queues.get(handle);
+      if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+      if (address === 0) return CUDA_ERROR_INVALID_VALUE;
+      const call = callbacks.get(address);
+      if (!call) return CUDA_ERROR_NOT_SUPPORTED;
+      queues.enqueue(
+        stream,
+        () => {
+          call(data);
+          return true;
+        },
+        'host',
+      );
+      return CUDA_SUCCESS;
+    },
+  };
+}

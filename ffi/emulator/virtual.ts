@@ -1,23 +1,32 @@
 /** Virtual memory: reserved addresses, physical memory, and the mappings between them. */
 import { openSync } from 'node:fs';
-import { CU_MEM_ALLOCATION_TYPE_PINNED } from '../constants.ts';
+import {
+  CU_MEM_ACCESS_FLAGS_PROT_NONE,
+  CU_MEM_ACCESS_FLAGS_PROT_READ,
+  CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+  CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
+  CU_MEM_ALLOCATION_TYPE_PINNED,
+  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+} from '../constants.ts';
+import type { Driver } from '../functions.ts';
 import { closeFd, libc, SystemError } from '../linux/libc.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
-import { createSealedMemfd } from './block.ts';
+import { structs } from '../structs.ts';
+import { fillUninitializedFile, GRANULARITY } from './address-space.ts';
 import type { Contexts } from './context.ts';
 import type { Handles } from './handles.ts';
-import { handleTypesStatus, locationStatus } from './location.ts';
-import type { Memory } from './memory.ts';
-import { inspectMemfd } from './processes.ts';
+import type { HostMemory } from './host-memory.ts';
+import type { Memory, Region } from './memory.ts';
+import { handleTypesStatus, locationStatus } from './memory-location.ts';
+import { createFixedMemfd, inspectMemfd } from './processes.ts';
 import { type Range, RangeMap } from './ranges.ts';
-import type { Region } from './region.ts';
-import { fillFreshFile, GRANULARITY } from './space.ts';
 
 const {
   CUDA_SUCCESS,
   CUDA_ERROR_INVALID_VALUE,
   CUDA_ERROR_OUT_OF_MEMORY,
   CUDA_ERROR_NOT_SUPPORTED,
+  CUDA_ERROR_INVALID_DEVICE,
 } = CUresult;
 
 const F_SETFD = 2;
@@ -26,7 +35,7 @@ const F_DUPFD_CLOEXEC = 1030;
 const NAME = 'cuffi.virtual.';
 
 /** Memory without an address of its own. */
-export interface Physical {
+export interface PhysicalMemory {
   readonly fd: number;
   readonly byteLength: number;
   readonly device: number;
@@ -39,9 +48,9 @@ export interface Physical {
 
 export interface VirtualMapping extends Region {
   readonly kind: 'virtual';
-  readonly physical: Physical;
+  readonly physical: PhysicalMemory;
   /** What each device may do; nothing at first. */
-  readonly rights: Map<number, number>;
+  readonly accessFlags: Map<number, number>;
 }
 
 /** What cuMemCreate and its kind are asked for. */
@@ -58,7 +67,7 @@ export class VirtualMemory {
   readonly #memory: Memory;
   readonly #contexts: Contexts;
   readonly #handles: Handles;
-  readonly #physical = new Map<number, Physical>();
+  readonly #physical = new Map<number, PhysicalMemory>();
   readonly #reservations = new RangeMap<Range>();
 
   constructor(memory: Memory, contexts: Contexts, handles: Handles) {
@@ -111,8 +120,8 @@ export class VirtualMemory {
     const device = properties['location.id'];
     if (!this.#memory.hasFree(device, byteLength)) return CUDA_ERROR_OUT_OF_MEMORY;
     try {
-      const fd = createSealedMemfd(`${NAME}${device}`, byteLength);
-      if (!fillFreshFile(fd, byteLength)) {
+      const fd = createFixedMemfd(`${NAME}${device}`, byteLength);
+      if (!fillUninitializedFile(fd, byteLength)) {
         closeFd(fd);
         return CUDA_ERROR_OUT_OF_MEMORY;
       }
@@ -123,7 +132,7 @@ export class VirtualMemory {
     }
   }
 
-  get(handle: number): Physical | undefined {
+  get(handle: number): PhysicalMemory | undefined {
     return this.#physical.get(handle);
   }
 
@@ -132,24 +141,24 @@ export class VirtualMemory {
     if (!physical) return CUDA_ERROR_INVALID_VALUE;
     this.#physical.delete(handle);
     physical.isReleased = true;
-    this.#discard(physical);
+    this.#closeUnused(physical);
     return CUDA_SUCCESS;
   }
 
-  map(address: number, byteLength: number, physical: Physical): Status {
+  map(address: number, byteLength: number, physical: PhysicalMemory): Status {
     const isFitting = isMultiple(byteLength) && byteLength <= physical.byteLength;
     const { regions, space } = this.#memory;
-    const reservation = this.#reservations.holding(address, byteLength);
+    const reservation = this.#reservations.containing(address, byteLength);
     if (!isFitting || address % GRANULARITY !== 0 || !reservation) return CUDA_ERROR_INVALID_VALUE;
     if (regions.overlaps(address, byteLength)) return CUDA_ERROR_INVALID_VALUE;
     if (byteLength < physical.byteLength) return CUDA_ERROR_NOT_SUPPORTED;
-    if (!space.place(address, physical.fd, byteLength)) return CUDA_ERROR_OUT_OF_MEMORY;
-    const rights = new Map<number, number>();
+    if (!space.mapAt(address, physical.fd, byteLength)) return CUDA_ERROR_OUT_OF_MEMORY;
+    const accessFlags = new Map<number, number>();
     const mapping: VirtualMapping = {
       kind: 'virtual',
       address,
       byteLength,
-      asked: byteLength,
+      requestedByteLength: byteLength,
       device: physical.device,
       context: undefined,
       bufferId: this.#memory.nextBufferId(),
@@ -157,8 +166,8 @@ export class VirtualMemory {
       poolHandle: 0,
       reservation,
       physical,
-      rights,
-      access: (device) => rights.get(device) ?? 0,
+      accessFlags,
+      access: (device) => accessFlags.get(device) ?? 0,
     };
     physical.mappings += 1;
     regions.add(mapping);
@@ -166,24 +175,24 @@ export class VirtualMemory {
   }
 
   unmap(address: number, byteLength: number): Status {
-    const isReserved = isMultiple(byteLength) && this.#reservations.holding(address, byteLength);
+    const isReserved = isMultiple(byteLength) && this.#reservations.containing(address, byteLength);
     // Where nothing is mapped, nothing is to be done.
     if (isReserved && !this.#memory.regions.overlaps(address, byteLength)) return CUDA_SUCCESS;
     const mappings = this.#covering(address, byteLength);
     if (!mappings) return CUDA_ERROR_INVALID_VALUE;
     for (const mapping of mappings) {
       this.#memory.regions.remove(mapping);
-      this.#memory.space.clear(mapping.address, mapping.byteLength);
+      this.#memory.space.unmapKeepingAddresses(mapping.address, mapping.byteLength);
       mapping.physical.mappings -= 1;
-      this.#discard(mapping.physical);
+      this.#closeUnused(mapping.physical);
     }
     return CUDA_SUCCESS;
   }
 
-  allow(address: number, byteLength: number, device: number, rights: number): Status {
+  setAccess(address: number, byteLength: number, device: number, rights: number): Status {
     const mappings = this.#covering(address, byteLength);
     if (!mappings) return CUDA_ERROR_INVALID_VALUE;
-    for (const mapping of mappings) mapping.rights.set(device, rights);
+    for (const mapping of mappings) mapping.accessFlags.set(device, rights);
     return CUDA_SUCCESS;
   }
 
@@ -196,7 +205,7 @@ export class VirtualMemory {
    * A descriptor that others import, of an open file of its own, as the hardware's: a flag of one is
    * not the other's. Programs that this process starts inherit it.
    */
-  export(physical: Physical): number | undefined {
+  export(physical: PhysicalMemory): number | undefined {
     try {
       const fd = openSync(`/proc/self/fd/${physical.fd}`, 'r+');
       libc.fcntl(fd, F_SETFD, 0);
@@ -243,7 +252,7 @@ export class VirtualMemory {
   }
 
   /** Closes what has neither a handle nor a mapping any more. */
-  #discard(physical: Physical): void {
+  #closeUnused(physical: PhysicalMemory): void {
     if (physical.isReleased && physical.mappings === 0) closeFd(physical.fd);
   }
 
@@ -255,4 +264,106 @@ export class VirtualMemory {
       .filter((physical) => physical.isOwn && physical.device === device)
       .reduce((sum, { byteLength }) => sum + byteLength, 0);
   }
+}
+
+/** The functions of virtual memory, over its state. */
+
+const RIGHTS: readonly number[] = [
+  CU_MEM_ACCESS_FLAGS_PROT_NONE,
+  CU_MEM_ACCESS_FLAGS_PROT_READ,
+  CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+];
+
+type VirtualFunctions = Pick<
+  Driver,
+  | 'cuMemGetAllocationGranularity'
+  | 'cuMemAddressReserve'
+  | 'cuMemAddressFree'
+  | 'cuMemCreate'
+  | 'cuMemRelease'
+  | 'cuMemMap'
+  | 'cuMemUnmap'
+  | 'cuMemSetAccess'
+  | 'cuMemGetAccess'
+  | 'cuMemExportToShareableHandle'
+  | 'cuMemImportFromShareableHandle'
+>;
+
+export function virtualFunctions(
+  memory: VirtualMemory,
+  contexts: Contexts,
+  host: HostMemory,
+): VirtualFunctions {
+  return {
+    cuMemGetAllocationGranularity(out, address, option) {
+      const properties = host.readStruct('CUmemAllocationProp', address);
+      if (!properties || option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
+        return CUDA_ERROR_INVALID_VALUE;
+      const status = memory.propertiesStatus(properties);
+      if (status === CUDA_SUCCESS) host.setUint64(out, GRANULARITY);
+      return status;
+    },
+    cuMemAddressReserve(out, byteLength, alignment, wanted, flags) {
+      if (flags !== 0) return CUDA_ERROR_INVALID_VALUE;
+      const reserved = memory.reserve(byteLength, alignment, wanted);
+      if (typeof reserved === 'number') return reserved;
+      host.setUint64(out, reserved.address);
+      return CUDA_SUCCESS;
+    },
+    cuMemAddressFree: (address, byteLength) => memory.unreserve(address, byteLength),
+    cuMemCreate(out, byteLength, address, flags) {
+      const properties = host.readStruct('CUmemAllocationProp', address);
+      if (!properties || flags !== 0) return CUDA_ERROR_INVALID_VALUE;
+      const created = memory.create(byteLength, properties);
+      if (typeof created === 'number') return created;
+      host.setUint64(out, created.handle);
+      return CUDA_SUCCESS;
+    },
+    cuMemRelease: (handle) => memory.release(handle),
+    cuMemMap(address, byteLength, offset, handle, flags) {
+      const physical = memory.get(handle);
+      if (!physical || offset !== 0 || flags !== 0) return CUDA_ERROR_INVALID_VALUE;
+      return memory.map(address, byteLength, physical);
+    },
+    cuMemUnmap: (address, byteLength) => memory.unmap(address, byteLength),
+    cuMemSetAccess(address, byteLength, descriptors, count) {
+      if (!(count > 0)) return CUDA_ERROR_INVALID_VALUE;
+      const size = structs.CUmemAccessDesc.byteLength;
+      for (let at = 0; at < count; at += 1) {
+        const given = host.readStruct('CUmemAccessDesc', descriptors + at * size);
+        if (!given || !RIGHTS.includes(given.flags)) return CUDA_ERROR_INVALID_VALUE;
+        const located = locationStatus(contexts, given['location.type'], given['location.id']);
+        if (located === CUDA_ERROR_INVALID_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+        if (located !== CUDA_SUCCESS) return located;
+        const status = memory.setAccess(address, byteLength, given['location.id'], given.flags);
+        if (status !== CUDA_SUCCESS) return status;
+      }
+      return CUDA_SUCCESS;
+    },
+    cuMemGetAccess(out, location, address) {
+      const place = host.readStruct('CUmemLocation', location);
+      const mapping = memory.mappingAt(address);
+      if (!place || !mapping) return CUDA_ERROR_INVALID_VALUE;
+      const status = locationStatus(contexts, place.type, place.id);
+      if (status === CUDA_SUCCESS) host.setUint64(out, mapping.access(place.id));
+      return status;
+    },
+    cuMemExportToShareableHandle(out, handle, type, flags) {
+      const physical = memory.get(handle);
+      // What was imported is its maker's to share.
+      const isShared = physical?.isOwn && type !== 0 && (physical.handleTypes & type) === type;
+      if (!isShared || flags !== 0 || !host.isWritable(out)) return CUDA_ERROR_INVALID_VALUE;
+      const fd = memory.export(physical);
+      if (fd === undefined) return CUDA_ERROR_OUT_OF_MEMORY;
+      host.setInt32(out, fd);
+      return CUDA_SUCCESS;
+    },
+    cuMemImportFromShareableHandle(out, fd, type) {
+      if (type !== CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+      const imported = memory.import(fd, type);
+      if (!imported) return CUDA_ERROR_INVALID_VALUE;
+      host.setUint64(out, imported.handle);
+      return CUDA_SUCCESS;
+    },
+  };
 }

@@ -14,41 +14,41 @@ import {
   size_t,
   uint,
 } from '../types.ts';
-import { anywhere, inContext } from './row.ts';
+import { needsContext, noContext } from './row.ts';
 
 export const deviceRows = {
   // Initialisation, version, errors
-  cuInit: anywhere(uint),
-  cuDriverGetVersion: anywhere(out(int)),
-  cuGetErrorString: anywhere(CUresultType, out(constString)),
+  cuInit: noContext(uint),
+  cuDriverGetVersion: noContext(out(int)),
+  cuGetErrorString: noContext(CUresultType, out(constString)),
 
   // Devices
-  cuDeviceGetCount: anywhere(out(int)),
-  cuDeviceGet: anywhere(out(CUdevice), int),
-  cuDeviceGetName: anywhere(out(char), int, CUdevice),
-  cuDeviceGetUuid_v2: anywhere(out(CUuuid), CUdevice),
-  cuDeviceGetAttribute: anywhere(out(int), CUdevice_attribute, CUdevice),
-  cuDeviceTotalMem_v2: anywhere(out(size_t), CUdevice),
+  cuDeviceGetCount: noContext(out(int)),
+  cuDeviceGet: noContext(out(CUdevice), int),
+  cuDeviceGetName: noContext(out(char), int, CUdevice),
+  cuDeviceGetUuid_v2: noContext(out(CUuuid), CUdevice),
+  cuDeviceGetAttribute: noContext(out(int), CUdevice_attribute, CUdevice),
+  cuDeviceTotalMem_v2: noContext(out(size_t), CUdevice),
 
   // Contexts
-  cuDevicePrimaryCtxRetain: anywhere(out(CUcontext), CUdevice),
-  cuDevicePrimaryCtxRelease_v2: anywhere(CUdevice),
-  cuDevicePrimaryCtxReset_v2: anywhere(CUdevice),
-  cuDevicePrimaryCtxGetState: anywhere(CUdevice, out(uint), out(int)),
-  cuCtxCreate_v2: anywhere(out(CUcontext), uint, CUdevice),
-  cuCtxDestroy_v2: anywhere(CUcontext),
-  cuCtxGetCurrent: anywhere(out(CUcontext)),
-  cuCtxPushCurrent_v2: anywhere(CUcontext),
-  cuCtxPopCurrent_v2: inContext(out(CUcontext)),
-  cuCtxGetDevice: inContext(out(CUdevice)),
-  cuCtxSynchronize: inContext(),
-  cuCtxGetLimit: inContext(out(size_t), CUlimit),
-  cuCtxSetLimit: inContext(CUlimit, size_t),
-  cuCtxGetStreamPriorityRange: inContext(out(int), out(int)),
+  cuDevicePrimaryCtxRetain: noContext(out(CUcontext), CUdevice),
+  cuDevicePrimaryCtxRelease_v2: noContext(CUdevice),
+  cuDevicePrimaryCtxReset_v2: noContext(CUdevice),
+  cuDevicePrimaryCtxGetState: noContext(CUdevice, out(uint), out(int)),
+  cuCtxCreate_v2: noContext(out(CUcontext), uint, CUdevice),
+  cuCtxDestroy_v2: noContext(CUcontext),
+  cuCtxGetCurrent: noContext(out(CUcontext)),
+  cuCtxPushCurrent_v2: noContext(CUcontext),
+  cuCtxPopCurrent_v2: needsContext(out(CUcontext)),
+  cuCtxGetDevice: needsContext(out(CUdevice)),
+  cuCtxSynchronize: needsContext(),
+  cuCtxGetLimit: needsContext(out(size_t), CUlimit),
+  cuCtxSetLimit: needsContext(CUlimit, size_t),
+  cuCtxGetStreamPriorityRange: needsContext(out(int), out(int)),
 
   // Peers
-  cuDeviceCanAccessPeer: anywhere(out(int), CUdevice, CUdevice),
-  cuDeviceGetP2PAttribute: anywhere(out(int), CUdevice_P2PAttribute, CUdevice, CUdevice),
-  cuCtxEnablePeerAccess: inContext(CUcontext, uint),
-  cuCtxDisablePeerAccess: inContext(CUcontext),
+  cuDeviceCanAccessPeer: noContext(out(int), CUdevice, CUdevice),
+  cuDeviceGetP2PAttribute: noContext(out(int), CUdevice_P2PAttribute, CUdevice, CUdevice),
+  cuCtxEnablePeerAccess: needsContext(CUcontext, uint),
+  cuCtxDisablePeerAccess: needsContext(CUcontext),
 } as const;

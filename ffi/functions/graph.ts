@@ -15,14 +15,14 @@ import {
   uint64,
   ulonglong,
 } from '../types.ts';
-import { anywhere, inContext, onStream } from './row.ts';
+import { needsContext, needsStreamContext, noContext } from './row.ts';
 
 export const graphRows = {
-  cuStreamBeginCapture_v2: onStream(CUstream, CUstreamCaptureMode),
-  cuStreamEndCapture: onStream(CUstream, out(CUgraph)),
-  cuStreamIsCapturing: onStream(CUstream, out(CUstreamCaptureStatus)),
+  cuStreamBeginCapture_v2: needsStreamContext(CUstream, CUstreamCaptureMode),
+  cuStreamEndCapture: needsStreamContext(CUstream, out(CUgraph)),
+  cuStreamIsCapturing: needsStreamContext(CUstream, out(CUstreamCaptureStatus)),
   // Since 11.3
-  cuStreamGetCaptureInfo_v2: onStream(
+  cuStreamGetCaptureInfo_v2: needsStreamContext(
     CUstream,
     out(CUstreamCaptureStatus),
     out(uint64),
@@ -30,17 +30,17 @@ export const graphRows = {
     CUgraphNodes,
     out(size_t),
   ),
-  cuGraphDestroy: anywhere(CUgraph),
-  cuGraphInstantiateWithFlags: inContext(out(CUgraphExec), CUgraph, ulonglong),
-  cuGraphExecDestroy: anywhere(CUgraphExec),
+  cuGraphDestroy: noContext(CUgraph),
+  cuGraphInstantiateWithFlags: needsContext(out(CUgraphExec), CUgraph, ulonglong),
+  cuGraphExecDestroy: noContext(CUgraphExec),
   // Since 12.0
-  cuGraphExecUpdate_v2: anywhere(CUgraphExec, CUgraph, out(CUgraphExecUpdateResultInfo)),
-  cuGraphExecKernelNodeSetParams_v2: inContext(
+  cuGraphExecUpdate_v2: noContext(CUgraphExec, CUgraph, out(CUgraphExecUpdateResultInfo)),
+  cuGraphExecKernelNodeSetParams_v2: needsContext(
     CUgraphExec,
     CUgraphNode,
     CUDA_KERNEL_NODE_PARAMS_v2,
   ),
-  cuGraphLaunch: onStream(CUgraphExec, CUstream),
-  cuGraphUpload: onStream(CUgraphExec, CUstream),
-  cuDeviceGraphMemTrim: anywhere(CUdevice),
+  cuGraphLaunch: needsStreamContext(CUgraphExec, CUstream),
+  cuGraphUpload: needsStreamContext(CUgraphExec, CUstream),
+  cuDeviceGraphMemTrim: noContext(CUdevice),
 } as const;

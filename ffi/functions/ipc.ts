@@ -1,11 +1,11 @@
 /** Legacy interprocess communication: memory and events by 64-byte handles. */
 import { CUdeviceptr, CUevent, CUipcEventHandle, CUipcMemHandle, out, uint } from '../types.ts';
-import { inContext } from './row.ts';
+import { needsContext } from './row.ts';
 
 export const ipcRows = {
-  cuIpcGetMemHandle: inContext(out(CUipcMemHandle), CUdeviceptr),
-  cuIpcOpenMemHandle_v2: inContext(out(CUdeviceptr), CUipcMemHandle, uint),
-  cuIpcCloseMemHandle: inContext(CUdeviceptr),
-  cuIpcGetEventHandle: inContext(out(CUipcEventHandle), CUevent),
-  cuIpcOpenEventHandle: inContext(out(CUevent), CUipcEventHandle),
+  cuIpcGetMemHandle: needsContext(out(CUipcMemHandle), CUdeviceptr),
+  cuIpcOpenMemHandle_v2: needsContext(out(CUdeviceptr), CUipcMemHandle, uint),
+  cuIpcCloseMemHandle: needsContext(CUdeviceptr),
+  cuIpcGetEventHandle: needsContext(out(CUipcEventHandle), CUevent),
+  cuIpcOpenEventHandle: needsContext(out(CUevent), CUipcEventHandle),
 } as const;

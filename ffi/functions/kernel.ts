@@ -13,21 +13,21 @@ import {
   size_t,
   uint,
 } from '../types.ts';
-import { anywhere, inContext, onStream } from './row.ts';
+import { needsContext, needsStreamContext, noContext } from './row.ts';
 
 export const kernelRows = {
-  cuFuncGetAttribute: anywhere(out(int), CUfunction_attribute, CUfunction),
-  cuFuncSetAttribute: anywhere(CUfunction, CUfunction_attribute, int),
-  cuFuncSetCacheConfig: anywhere(CUfunction, CUfunc_cache),
+  cuFuncGetAttribute: noContext(out(int), CUfunction_attribute, CUfunction),
+  cuFuncSetAttribute: noContext(CUfunction, CUfunction_attribute, int),
+  cuFuncSetCacheConfig: noContext(CUfunction, CUfunc_cache),
   // Since 12.3
-  cuFuncGetName: anywhere(out(constString), CUfunction),
+  cuFuncGetName: noContext(out(constString), CUfunction),
   // Since 12.4
-  cuFuncGetParamInfo: anywhere(CUfunction, size_t, out(size_t), out(size_t)),
-  cuFuncLoad: anywhere(CUfunction),
+  cuFuncGetParamInfo: noContext(CUfunction, size_t, out(size_t), out(size_t)),
+  cuFuncLoad: noContext(CUfunction),
 
   // Since 11.8, and quicker to call than the one below. The stream is in the configuration.
-  cuLaunchKernelEx: onStream(CUlaunchConfig, CUfunction, pointers, pointers),
-  cuLaunchKernel: onStream(
+  cuLaunchKernelEx: needsStreamContext(CUlaunchConfig, CUfunction, pointers, pointers),
+  cuLaunchKernel: needsStreamContext(
     CUfunction,
     uint,
     uint,
@@ -41,8 +41,8 @@ export const kernelRows = {
     pointers,
   ),
 
-  cuOccupancyMaxActiveBlocksPerMultiprocessor: inContext(out(int), CUfunction, int, size_t),
-  cuOccupancyMaxPotentialBlockSize: inContext(
+  cuOccupancyMaxActiveBlocksPerMultiprocessor: needsContext(out(int), CUfunction, int, size_t),
+  cuOccupancyMaxPotentialBlockSize: needsContext(
     out(int),
     out(int),
     CUfunction,
@@ -51,6 +51,6 @@ export const kernelRows = {
     int,
   ),
   // Since 11.8
-  cuOccupancyMaxActiveClusters: inContext(out(int), CUfunction, CUlaunchConfig),
-  cuOccupancyMaxPotentialClusterSize: inContext(out(int), CUfunction, CUlaunchConfig),
+  cuOccupancyMaxActiveClusters: needsContext(out(int), CUfunction, CUlaunchConfig),
+  cuOccupancyMaxPotentialClusterSize: needsContext(out(int), CUfunction, CUlaunchConfig),
 } as const;

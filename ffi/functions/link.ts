@@ -10,11 +10,11 @@ import {
   size_t,
   uint,
 } from '../types.ts';
-import { inContext } from './row.ts';
+import { needsContext } from './row.ts';
 
 export const linkRows = {
-  cuLinkCreate_v2: inContext(uint, out(CUjit_option), pointers, out(CUlinkState)),
-  cuLinkAddData_v2: inContext(
+  cuLinkCreate_v2: needsContext(uint, out(CUjit_option), pointers, out(CUlinkState)),
+  cuLinkAddData_v2: needsContext(
     CUlinkState,
     CUjitInputType,
     pointer,
@@ -24,6 +24,6 @@ export const linkRows = {
     out(CUjit_option),
     pointers,
   ),
-  cuLinkComplete: inContext(CUlinkState, pointers, out(size_t)),
-  cuLinkDestroy: inContext(CUlinkState),
+  cuLinkComplete: needsContext(CUlinkState, pointers, out(size_t)),
+  cuLinkDestroy: needsContext(CUlinkState),
 } as const;

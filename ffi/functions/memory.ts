@@ -10,29 +10,29 @@ import {
   size_t,
   uint,
 } from '../types.ts';
-import { anywhere, inContext, onStream } from './row.ts';
+import { needsContext, needsStreamContext, noContext } from './row.ts';
 
 export const memoryRows = {
   // Device memory, and what an address is
-  cuMemGetInfo_v2: inContext(out(size_t), out(size_t)),
-  cuMemAlloc_v2: inContext(out(CUdeviceptr), size_t),
-  cuMemAllocPitch_v2: inContext(out(CUdeviceptr), out(size_t), size_t, size_t, uint),
-  cuMemFree_v2: anywhere(CUdeviceptr),
-  cuMemGetAddressRange_v2: inContext(out(CUdeviceptr), out(size_t), CUdeviceptr),
-  cuPointerGetAttribute: anywhere(pointer, CUpointer_attribute, CUdeviceptr),
+  cuMemGetInfo_v2: needsContext(out(size_t), out(size_t)),
+  cuMemAlloc_v2: needsContext(out(CUdeviceptr), size_t),
+  cuMemAllocPitch_v2: needsContext(out(CUdeviceptr), out(size_t), size_t, size_t, uint),
+  cuMemFree_v2: noContext(CUdeviceptr),
+  cuMemGetAddressRange_v2: needsContext(out(CUdeviceptr), out(size_t), CUdeviceptr),
+  cuPointerGetAttribute: noContext(pointer, CUpointer_attribute, CUdeviceptr),
 
   // Host memory
-  cuMemHostAlloc: inContext(out(pointer), size_t, uint),
-  cuMemFreeHost: anywhere(pointer),
-  cuMemHostGetFlags: inContext(out(uint), pointer),
-  cuMemHostRegister_v2: inContext(pointer, size_t, uint),
-  cuMemHostUnregister: anywhere(pointer),
-  cuMemHostGetDevicePointer_v2: inContext(out(CUdeviceptr), pointer, uint),
+  cuMemHostAlloc: needsContext(out(pointer), size_t, uint),
+  cuMemFreeHost: noContext(pointer),
+  cuMemHostGetFlags: needsContext(out(uint), pointer),
+  cuMemHostRegister_v2: needsContext(pointer, size_t, uint),
+  cuMemHostUnregister: noContext(pointer),
+  cuMemHostGetDevicePointer_v2: needsContext(out(CUdeviceptr), pointer, uint),
 
   // Managed memory. cuMemPrefetchAsync and cuMemAdvise are the forms that name a device (or the
   // CPU, -1): every driver since CUDA 8 has them, 13.0 included. Their _v2 forms, which take a
   // CUmemLocation by value and can name a NUMA node, came with 12.2, and older drivers lack them.
-  cuMemAllocManaged: inContext(out(CUdeviceptr), size_t, uint),
-  cuMemPrefetchAsync: onStream(CUdeviceptr, size_t, CUdevice, CUstream),
-  cuMemAdvise: inContext(CUdeviceptr, size_t, CUmem_advise, CUdevice),
+  cuMemAllocManaged: needsContext(out(CUdeviceptr), size_t, uint),
+  cuMemPrefetchAsync: needsStreamContext(CUdeviceptr, size_t, CUdevice, CUstream),
+  cuMemAdvise: needsContext(CUdeviceptr, size_t, CUmem_advise, CUdevice),
 } as const;

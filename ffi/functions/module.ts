@@ -11,16 +11,16 @@ import {
   size_t,
   uint,
 } from '../types.ts';
-import { anywhere, inContext } from './row.ts';
+import { needsContext, noContext } from './row.ts';
 
 export const moduleRows = {
   // cuLibraryLoadData (12.0) would load into every context of the process, of all devices; a module
   // belongs to one context, as everything else here, and every driver has them.
-  cuModuleLoadDataEx: inContext(out(CUmodule), constPointer, uint, out(CUjit_option), pointers),
-  cuModuleUnload: anywhere(CUmodule),
-  cuModuleGetFunction: anywhere(out(CUfunction), CUmodule, constString),
-  cuModuleGetGlobal_v2: anywhere(out(CUdeviceptr), out(size_t), CUmodule, constString),
+  cuModuleLoadDataEx: needsContext(out(CUmodule), constPointer, uint, out(CUjit_option), pointers),
+  cuModuleUnload: noContext(CUmodule),
+  cuModuleGetFunction: noContext(out(CUfunction), CUmodule, constString),
+  cuModuleGetGlobal_v2: noContext(out(CUdeviceptr), out(size_t), CUmodule, constString),
   // Since 12.4
-  cuModuleGetFunctionCount: anywhere(out(uint), CUmodule),
-  cuModuleEnumerateFunctions: anywhere(out(CUfunction), uint, CUmodule),
+  cuModuleGetFunctionCount: noContext(out(uint), CUmodule),
+  cuModuleEnumerateFunctions: noContext(out(CUfunction), uint, CUmodule),
 } as const;

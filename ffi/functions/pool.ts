@@ -16,37 +16,37 @@ import {
   size_t,
   ulonglong,
 } from '../types.ts';
-import { anywhere, onStream } from './row.ts';
+import { needsStreamContext, noContext } from './row.ts';
 
 export const poolRows = {
-  cuDeviceGetDefaultMemPool: anywhere(out(CUmemoryPool), CUdevice),
-  cuDeviceGetMemPool: anywhere(out(CUmemoryPool), CUdevice),
-  cuDeviceSetMemPool: anywhere(CUdevice, CUmemoryPool),
-  cuMemPoolCreate: anywhere(out(CUmemoryPool), CUmemPoolProps),
-  cuMemPoolDestroy: anywhere(CUmemoryPool),
-  cuMemPoolTrimTo: anywhere(CUmemoryPool, size_t),
-  cuMemPoolSetAttribute: anywhere(CUmemoryPool, CUmemPool_attribute, pointer),
-  cuMemPoolGetAttribute: anywhere(CUmemoryPool, CUmemPool_attribute, pointer),
-  cuMemPoolSetAccess: anywhere(CUmemoryPool, CUmemAccessDesc, size_t),
-  cuMemPoolGetAccess: anywhere(out(CUmemAccess_flags), CUmemoryPool, out(CUmemLocationNotConst)),
+  cuDeviceGetDefaultMemPool: noContext(out(CUmemoryPool), CUdevice),
+  cuDeviceGetMemPool: noContext(out(CUmemoryPool), CUdevice),
+  cuDeviceSetMemPool: noContext(CUdevice, CUmemoryPool),
+  cuMemPoolCreate: noContext(out(CUmemoryPool), CUmemPoolProps),
+  cuMemPoolDestroy: noContext(CUmemoryPool),
+  cuMemPoolTrimTo: noContext(CUmemoryPool, size_t),
+  cuMemPoolSetAttribute: noContext(CUmemoryPool, CUmemPool_attribute, pointer),
+  cuMemPoolGetAttribute: noContext(CUmemoryPool, CUmemPool_attribute, pointer),
+  cuMemPoolSetAccess: noContext(CUmemoryPool, CUmemAccessDesc, size_t),
+  cuMemPoolGetAccess: noContext(out(CUmemAccess_flags), CUmemoryPool, out(CUmemLocationNotConst)),
 
-  cuMemAllocAsync: onStream(out(CUdeviceptr), size_t, CUstream),
-  cuMemAllocFromPoolAsync: onStream(out(CUdeviceptr), size_t, CUmemoryPool, CUstream),
-  cuMemFreeAsync: onStream(CUdeviceptr, CUstream),
+  cuMemAllocAsync: needsStreamContext(out(CUdeviceptr), size_t, CUstream),
+  cuMemAllocFromPoolAsync: needsStreamContext(out(CUdeviceptr), size_t, CUmemoryPool, CUstream),
+  cuMemFreeAsync: needsStreamContext(CUdeviceptr, CUstream),
 
-  cuMemPoolExportToShareableHandle: anywhere(
+  cuMemPoolExportToShareableHandle: noContext(
     pointer,
     CUmemoryPool,
     CUmemAllocationHandleType,
     ulonglong,
   ),
   // The descriptor itself is the pointer's value: nothing is read at that address.
-  cuMemPoolImportFromShareableHandle: anywhere(
+  cuMemPoolImportFromShareableHandle: noContext(
     out(CUmemoryPool),
     pointer,
     CUmemAllocationHandleType,
     ulonglong,
   ),
-  cuMemPoolExportPointer: anywhere(out(CUmemPoolPtrExportData), CUdeviceptr),
-  cuMemPoolImportPointer: anywhere(out(CUdeviceptr), CUmemoryPool, out(CUmemPoolPtrExportData)),
+  cuMemPoolExportPointer: noContext(out(CUmemPoolPtrExportData), CUdeviceptr),
+  cuMemPoolImportPointer: noContext(out(CUdeviceptr), CUmemoryPool, out(CUmemPoolPtrExportData)),
 } as const;

@@ -23,22 +23,22 @@ export interface Row<P extends readonly CType[] = readonly CType[]> {
   readonly struct?: StructName;
 }
 
-export const anywhere = <const P extends readonly CType[]>(...params: P): Row<P> => ({
+export const noContext = <const P extends readonly CType[]>(...params: P): Row<P> => ({
   needs: 'nothing',
   params,
 });
 
-export const inContext = <const P extends readonly CType[]>(...params: P): Row<P> => ({
+export const needsContext = <const P extends readonly CType[]>(...params: P): Row<P> => ({
   needs: 'context',
   params,
 });
 
-export const onStream = <const P extends readonly CType[]>(...params: P): Row<P> => ({
+export const needsStreamContext = <const P extends readonly CType[]>(...params: P): Row<P> => ({
   needs: 'context for a default stream',
   params,
 });
 
-export const moving = <P extends readonly CType[]>(
+export const withByteCount = <P extends readonly CType[]>(
   base: Row<P>,
   parameter: number,
   unit = 1,
@@ -48,7 +48,10 @@ export const moving = <P extends readonly CType[]>(
   bytes: rows === undefined ? [parameter, unit] : [parameter, unit, rows],
 });
 
-export const movingBy = <P extends readonly CType[]>(struct: StructName, base: Row<P>): Row<P> => ({
+export const withByteCountOf = <P extends readonly CType[]>(
+  struct: StructName,
+  base: Row<P>,
+): Row<P> => ({
   ...base,
   struct,
 });

@@ -14,30 +14,30 @@ import {
   uint32,
   uint64,
 } from '../types.ts';
-import { anywhere, inContext, onStream } from './row.ts';
+import { needsContext, needsStreamContext, noContext } from './row.ts';
 
 export const streamRows = {
   // Streams
-  cuStreamCreateWithPriority: inContext(out(CUstream), uint, int),
-  cuStreamDestroy_v2: anywhere(CUstream),
-  cuStreamGetPriority: onStream(CUstream, out(int)),
-  cuStreamGetFlags: onStream(CUstream, out(uint)),
-  cuStreamGetCtx: onStream(CUstream, out(CUcontext)),
-  cuStreamQuery: onStream(CUstream),
-  cuStreamSynchronize: onStream(CUstream),
-  cuStreamWaitEvent: onStream(CUstream, CUevent, uint),
-  cuStreamWaitValue32_v2: onStream(CUstream, CUdeviceptr, uint32, uint),
-  cuStreamWriteValue32_v2: onStream(CUstream, CUdeviceptr, uint32, uint),
-  cuStreamWaitValue64_v2: onStream(CUstream, CUdeviceptr, uint64, uint),
-  cuStreamWriteValue64_v2: onStream(CUstream, CUdeviceptr, uint64, uint),
-  cuStreamAttachMemAsync: onStream(CUstream, CUdeviceptr, size_t, uint),
-  cuLaunchHostFunc: onStream(CUstream, CUhostFn, pointer),
+  cuStreamCreateWithPriority: needsContext(out(CUstream), uint, int),
+  cuStreamDestroy_v2: noContext(CUstream),
+  cuStreamGetPriority: needsStreamContext(CUstream, out(int)),
+  cuStreamGetFlags: needsStreamContext(CUstream, out(uint)),
+  cuStreamGetCtx: needsStreamContext(CUstream, out(CUcontext)),
+  cuStreamQuery: needsStreamContext(CUstream),
+  cuStreamSynchronize: needsStreamContext(CUstream),
+  cuStreamWaitEvent: needsStreamContext(CUstream, CUevent, uint),
+  cuStreamWaitValue32_v2: needsStreamContext(CUstream, CUdeviceptr, uint32, uint),
+  cuStreamWriteValue32_v2: needsStreamContext(CUstream, CUdeviceptr, uint32, uint),
+  cuStreamWaitValue64_v2: needsStreamContext(CUstream, CUdeviceptr, uint64, uint),
+  cuStreamWriteValue64_v2: needsStreamContext(CUstream, CUdeviceptr, uint64, uint),
+  cuStreamAttachMemAsync: needsStreamContext(CUstream, CUdeviceptr, size_t, uint),
+  cuLaunchHostFunc: needsStreamContext(CUstream, CUhostFn, pointer),
 
   // Events
-  cuEventCreate: inContext(out(CUevent), uint),
-  cuEventDestroy_v2: anywhere(CUevent),
-  cuEventRecord: onStream(CUevent, CUstream),
-  cuEventQuery: anywhere(CUevent),
-  cuEventSynchronize: anywhere(CUevent),
-  cuEventElapsedTime: anywhere(out(float), CUevent, CUevent),
+  cuEventCreate: needsContext(out(CUevent), uint),
+  cuEventDestroy_v2: noContext(CUevent),
+  cuEventRecord: needsStreamContext(CUevent, CUstream),
+  cuEventQuery: noContext(CUevent),
+  cuEventSynchronize: noContext(CUevent),
+  cuEventElapsedTime: noContext(out(float), CUevent, CUevent),
 } as const;

@@ -12,30 +12,30 @@ import {
   size_t,
   ulonglong,
 } from '../types.ts';
-import { anywhere } from './row.ts';
+import { noContext } from './row.ts';
 
 export const virtualRows = {
-  cuMemGetAllocationGranularity: anywhere(
+  cuMemGetAllocationGranularity: noContext(
     out(size_t),
     CUmemAllocationProp,
     CUmemAllocationGranularity_flags,
   ),
-  cuMemAddressReserve: anywhere(out(CUdeviceptr), size_t, size_t, CUdeviceptr, ulonglong),
-  cuMemAddressFree: anywhere(CUdeviceptr, size_t),
-  cuMemCreate: anywhere(out(CUmemGenericAllocationHandle), size_t, CUmemAllocationProp, ulonglong),
-  cuMemRelease: anywhere(CUmemGenericAllocationHandle),
-  cuMemMap: anywhere(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, ulonglong),
-  cuMemUnmap: anywhere(CUdeviceptr, size_t),
-  cuMemSetAccess: anywhere(CUdeviceptr, size_t, CUmemAccessDesc, size_t),
-  cuMemGetAccess: anywhere(out(ulonglong), CUmemLocation, CUdeviceptr),
-  cuMemExportToShareableHandle: anywhere(
+  cuMemAddressReserve: noContext(out(CUdeviceptr), size_t, size_t, CUdeviceptr, ulonglong),
+  cuMemAddressFree: noContext(CUdeviceptr, size_t),
+  cuMemCreate: noContext(out(CUmemGenericAllocationHandle), size_t, CUmemAllocationProp, ulonglong),
+  cuMemRelease: noContext(CUmemGenericAllocationHandle),
+  cuMemMap: noContext(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, ulonglong),
+  cuMemUnmap: noContext(CUdeviceptr, size_t),
+  cuMemSetAccess: noContext(CUdeviceptr, size_t, CUmemAccessDesc, size_t),
+  cuMemGetAccess: noContext(out(ulonglong), CUmemLocation, CUdeviceptr),
+  cuMemExportToShareableHandle: noContext(
     pointer,
     CUmemGenericAllocationHandle,
     CUmemAllocationHandleType,
     ulonglong,
   ),
   // The descriptor itself is the pointer's value, as for pools.
-  cuMemImportFromShareableHandle: anywhere(
+  cuMemImportFromShareableHandle: noContext(
     out(CUmemGenericAllocationHandle),
     pointer,
     CUmemAllocationHandleType,

@@ -17,7 +17,7 @@ import { checkFd, closeFd, errno, isInMemory, libcSymbol, statusOfFd } from './l
  * @throws SystemError EBADF where it is not open
  */
 export function discardFd(fd: number): void {
-  if (closesAtOnce(checkFd(fd, 'close'))) closeFd(fd);
+  if (closesWithoutBlocking(checkFd(fd, 'close'))) closeFd(fd);
   else closeOffThread(fd);
 }
 
@@ -31,76 +31,77 @@ export function discardFds(fds: Iterable<number>): void {
  * number is free at once, however long that takes. The end of the process waits for none of it.
  */
 export function closeOffThread(fd: number): void {
-  waiting.push(fd);
-  proceed();
+  closeQueue.push(fd);
+  advanceQueue();
 }
 
 /** How many descriptors are still to be closed, or in the middle of it. */
 export function countDiscarded(): number {
-  proceed();
-  return waiting.length + closers.length;
+  advanceQueue();
+  return closeQueue.length + closingThreads.length;
 }
 
 /** How many descriptors may be in the middle of their close at a time: a thread each. */
-const MAX_CLOSERS = 32;
+const MAX_CLOSING_THREADS = 32;
 /** How long a thread that has ended may go unseen, in milliseconds. */
-const LOOK_MS = 1;
+const POLL_INTERVAL_MS = 1;
 
-const waiting: number[] = [];
+const closeQueue: number[] = [];
 /** The threads, as pthread_t. */
-let closers: number[] = [];
+let closingThreads: number[] = [];
 let timer: NodeJS.Timeout | undefined;
 
 /** Lets the threads that have ended go, and has others close what waits. */
-function proceed(): void {
-  if (closers.length > 0) closers = closers.filter((id) => !threads().hasEnded(id));
-  while (waiting.length > 0 && closers.length < MAX_CLOSERS) {
-    const id = threads().close(waiting[0] as number);
+function advanceQueue(): void {
+  if (closingThreads.length > 0)
+    closingThreads = closingThreads.filter((id) => !getThreadFunctions().hasEnded(id));
+  while (closeQueue.length > 0 && closingThreads.length < MAX_CLOSING_THREADS) {
+    const id = getThreadFunctions().close(closeQueue[0] as number);
     // No thread is to be had now: it stays first.
     if (id === undefined) break;
-    waiting.shift();
-    closers.push(id);
+    closeQueue.shift();
+    closingThreads.push(id);
   }
-  if (timer || (closers.length === 0 && waiting.length === 0)) return;
+  if (timer || (closingThreads.length === 0 && closeQueue.length === 0)) return;
   timer = setTimeout(() => {
     timer = undefined;
-    proceed();
-  }, LOOK_MS);
+    advanceQueue();
+  }, POLL_INTERVAL_MS);
   timer.unref();
 }
 
 const S_IFCHR = 0o020000;
 /** /dev/null and its kind; /dev/nvidiactl and its kind, which the driver's own descriptors are of. */
-const QUICK_MAJORS: ReadonlySet<number> = new Set([1, 195]);
+const NON_BLOCKING_MAJORS: ReadonlySet<number> = new Set([1, 195]);
 /** To give back more memory takes longer than a thread does. */
-const QUICKLY_FREED = 64 << 20;
+const MAX_FREED_INLINE = 64 << 20;
 const EBADF = 9;
 
 /** Whether nobody else is asked while a descriptor is closed. */
-function closesAtOnce(fd: number): boolean {
+function closesWithoutBlocking(fd: number): boolean {
   const status = statusOfFd(fd);
   // The error is close's own, for its caller.
   if (!status) return errno() === EBADF;
-  if (status.type === S_IFCHR) return QUICK_MAJORS.has(status.major);
-  return status.storedByteLength <= QUICKLY_FREED && isInMemory(fd);
+  if (status.type === S_IFCHR) return NON_BLOCKING_MAJORS.has(status.major);
+  return status.storedByteLength <= MAX_FREED_INLINE && isInMemory(fd);
 }
 
-interface Threads {
+interface ThreadFunctions {
   /** Closes a descriptor in a new thread; undefined where none is to be had. */
   close(fd: number): number | undefined;
   /** Whether a thread has ended; then it is gone. */
   hasEnded(id: number): boolean;
 }
 
-let made: Threads | undefined;
-function threads(): Threads {
-  made ??= makeThreads();
-  return made;
+let threadFunctions: ThreadFunctions | undefined;
+function getThreadFunctions(): ThreadFunctions {
+  threadFunctions ??= createThreadFunctions();
+  return threadFunctions;
 }
 
-function makeThreads(): Threads {
-  const create = bindThreads('pthread_create', [pointer, pointer, pointer, pointer]);
-  const tryJoin = bindThreads('pthread_tryjoin_np', [pointer, pointer]);
+function createThreadFunctions(): ThreadFunctions {
+  const create = bindThreadFunction('pthread_create', [pointer, pointer, pointer, pointer]);
+  const tryJoin = bindThreadFunction('pthread_tryjoin_np', [pointer, pointer]);
   // What a thread runs takes one pointer, whose lower half `close` reads, and no JavaScript.
   const close = libcSymbol('close');
   const idAddress: Address = allocatePermanent(8);
@@ -112,7 +113,7 @@ function makeThreads(): Threads {
 }
 
 /** Before glibc 2.34 threads were a library of their own. */
-function bindThreads(name: string, params: readonly CType[]): (...args: number[]) => number {
+function bindThreadFunction(name: string, params: readonly CType[]): (...args: number[]) => number {
   for (const library of ['libc.so.6', 'libpthread.so.0', 'libc.so', 'libc.musl-x86_64.so.1']) {
     let bound: NativeFunction | undefined;
     try {

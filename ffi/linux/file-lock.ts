@@ -30,8 +30,8 @@ export function withFileLock<T>(fd: number, use: () => T): T {
  *
  * @throws SystemError where they do not within about a second
  */
-export function waitForLock(isHad: () => boolean): void {
-  for (let tries = 0; !isHad(); tries++) {
+export function waitForLock(tryAcquire: () => boolean): void {
+  for (let tries = 0; !tryAcquire(); tries++) {
     if (tries === LOCK_TRIES) throw new SystemError('flock', EWOULDBLOCK);
     Atomics.wait(sleeper, 0, 0, 1);
   }

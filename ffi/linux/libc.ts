@@ -14,7 +14,7 @@ import { type Address, type CType, int, pointer, size_t, uint } from '../types.t
 const long: CType<number> = { c: 'long', ffi: 'int64', byteLength: 8 };
 
 /** Every libc function in use: its parameters, and what it answers with. */
-const table = {
+const signatures = {
   mmap: [[pointer, size_t, int, int, int, long], 'uint64'],
   munmap: [[pointer, size_t], 'int32'],
   madvise: [[pointer, size_t, int], 'int32'],
@@ -59,35 +59,35 @@ const table = {
   readonly [readonly CType[], 'int32' | 'uint32' | 'int64' | 'uint64']
 >;
 
-type LibcName = keyof typeof table;
+type LibcName = keyof typeof signatures;
 type Libc = { readonly [K in LibcName]: (...args: number[]) => number };
 
 let library: Library | undefined;
-function open(): Library {
+function openLibc(): Library {
   if (library) return library;
   library = openLibrary(['libc.so.6', 'libc.so', 'libc.musl-x86_64.so.1']);
   // koffi aborts the process if a worker thread is terminated while it declares a function there.
   // So all are declared at the start of its work, and none in the middle.
-  if (!isMainThread) for (const name of names) bind(name);
+  if (!isMainThread) for (const name of names) bindFunction(name);
   return library;
 }
 
-function bind(name: LibcName): NativeFunction | undefined {
-  const [params, result] = table[name];
-  const value = open().bind(name, params, result);
+function bindFunction(name: LibcName): NativeFunction | undefined {
+  const [params, result] = signatures[name];
+  const value = openLibc().bind(name, params, result);
   if (value) Object.defineProperty(libc, name, { configurable: true, enumerable: true, value });
   return value;
 }
 
 /** libc's functions, declared at their first call. They answer as C does: -1 and {@link errno}. */
 export const libc = {} as Libc;
-const names = Object.keys(table) as LibcName[];
+const names = Object.keys(signatures) as LibcName[];
 for (const name of names) {
   Object.defineProperty(libc, name, {
     configurable: true,
     enumerable: true,
     get() {
-      const value = bind(name);
+      const value = bindFunction(name);
       if (!value) throw new SystemError(name, 38, 'libc has no such function');
       return value;
     },
@@ -96,7 +96,7 @@ for (const name of names) {
 
 /** The address of a libc function, to hand to C as a callback that needs no JavaScript. */
 export function libcSymbol(name: string): Address {
-  const address = open().symbol(name);
+  const address = openLibc().symbol(name);
   if (address === undefined) throw new SystemError(name, 38, 'libc has no such function');
   return address as Address;
 }
@@ -147,7 +147,6 @@ const F_DUPFD_QUERY = 1027;
 const SYS_KCMP = process.arch === 'arm64' ? 272 : 312;
 const KCMP_FILE = 0;
 const SYS_PIDFD_OPEN = 434;
-const SYS_PIDFD_GETFD = 438;
 
 const EBADF = 9;
 
@@ -286,37 +285,22 @@ export const yieldCore = (): void => {
 export const openPidfd = (pid: number): number =>
   succeeded(libc.syscall(SYS_PIDFD_OPEN, pid, 0, 0, 0, 0, 0), 'pidfd_open');
 
-/** A copy of another process's descriptor; needs ptrace rights over it. @throws SystemError */
-export const getFdOfProcess = (pidfd: number, fd: number): number =>
-  succeeded(
-    libc.syscall(
-      SYS_PIDFD_GETFD,
-      checkFd(pidfd, 'pidfd_getfd'),
-      checkFd(fd, 'pidfd_getfd'),
-      0,
-      0,
-      0,
-      0,
-    ),
-    'pidfd_getfd',
-  );
-
 // struct iovec local, struct iovec remote
-const vectors = new BigUint64Array(4);
-const vectorsAddress = addressOf(vectors);
+const iovecs = new BigUint64Array(4);
+const iovecsAddress = addressOf(iovecs);
 
-function transfer(
+function transferMemory(
   call: 'process_vm_readv' | 'process_vm_writev',
   pid: number,
   local: Address,
   remote: Address,
   byteLength: number,
 ): number {
-  vectors[0] = BigInt(local);
-  vectors[1] = BigInt(byteLength);
-  vectors[2] = BigInt(remote);
-  vectors[3] = BigInt(byteLength);
-  return libc[call](pid, vectorsAddress, 1, vectorsAddress + 16, 1, 0);
+  iovecs[0] = BigInt(local);
+  iovecs[1] = BigInt(byteLength);
+  iovecs[2] = BigInt(remote);
+  iovecs[3] = BigInt(byteLength);
+  return libc[call](pid, iovecsAddress, 1, iovecsAddress + 16, 1, 0);
 }
 
 /**
@@ -328,7 +312,7 @@ export const readProcessMemory = (
   from: Address,
   into: Address,
   byteLength: number,
-): number => transfer('process_vm_readv', pid, into, from, byteLength);
+): number => transferMemory('process_vm_readv', pid, into, from, byteLength);
 
 /** As {@link readProcessMemory}, in the other direction. */
 export const writeProcessMemory = (
@@ -336,4 +320,4 @@ export const writeProcessMemory = (
   into: Address,
   from: Address,
   byteLength: number,
-): number => transfer('process_vm_writev', pid, from, into, byteLength);
+): number => transferMemory('process_vm_writev', pid, from, into, byteLength);

@@ -10,11 +10,16 @@ import { closeFd, errno, libc, SystemError, succeeded } from './libc.ts';
  *
  * @throws SystemError
  */
-export function createSealedMemfd(name: string, byteLength: number): number {
+export function createSealedMemfd(
+  name: string,
+  byteLength: number,
+  { allowsMoreSeals = true } = {},
+): number {
   const fd = withAddress(Buffer.from(`${name}\0`), (address) =>
     succeeded(libc.memfd_create(address, MFD_CLOEXEC | MFD_ALLOW_SEALING), 'memfd_create'),
   );
-  if (libc.ftruncate(fd, byteLength) < 0 || libc.fcntl(fd, F_ADD_SEALS, SIZE) < 0) {
+  const seals = allowsMoreSeals ? SIZE_SEALS : SIZE_SEALS | F_SEAL_SEAL;
+  if (libc.ftruncate(fd, byteLength) < 0 || libc.fcntl(fd, F_ADD_SEALS, seals) < 0) {
     const number = errno();
     closeFd(fd);
     throw new SystemError('memfd_create', number);
@@ -26,7 +31,7 @@ export function createSealedMemfd(name: string, byteLength: number): number {
 export function isSealedMemfd(fd: number, byteLength: number): boolean {
   // Files on a disk and devices know no seals; those are asked for nothing else.
   const seals = libc.fcntl(fd, F_GET_SEALS, 0);
-  return seals >= 0 && (seals & SIZE) === SIZE && fstatSync(fd).size === byteLength;
+  return seals >= 0 && (seals & SIZE_SEALS) === SIZE_SEALS && fstatSync(fd).size === byteLength;
 }
 
 /**
@@ -49,7 +54,8 @@ const MFD_CLOEXEC = 1;
 const MFD_ALLOW_SEALING = 2;
 const F_ADD_SEALS = 1033;
 const F_GET_SEALS = 1034;
+const F_SEAL_SEAL = 1;
 const F_SEAL_FUTURE_WRITE = 0x10;
 /** F_SEAL_SHRINK and F_SEAL_GROW. */
-const SIZE = 2 | 4;
+const SIZE_SEALS = 2 | 4;
 const EINVAL = 22;

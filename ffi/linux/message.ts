@@ -55,7 +55,7 @@ export function sendMessage(
       view.setInt32(CONTROL + CMSG_HEADER + 4 * i, fd, true);
     });
   }
-  const sent = libc.sendmsg(socket, at(HEADER), MSG_NOSIGNAL | MSG_DONTWAIT);
+  const sent = libc.sendmsg(socket, scratchAddress(HEADER), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0 && errno() === EAGAIN) return false;
   succeeded(sent, 'sendmsg');
   return true;
@@ -98,7 +98,7 @@ export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
   if (failure !== 0) throw new SystemError('recvmsg', failure);
   const fds = receivedFds(view);
   const flags = view.getInt32(HEADER + 48, true);
-  if ((flags & (MSG_TRUNC | MSG_CTRUNC)) !== 0) throw cutOff(socket, flags, fds);
+  if ((flags & (MSG_TRUNC | MSG_CTRUNC)) !== 0) throw truncationError(socket, flags, fds);
   if (length === 0) {
     discardFds(fds);
     return 'end';
@@ -112,7 +112,7 @@ export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
  * is told from the end.
  */
 export function discardUnread(socket: number): boolean {
-  const peek = (): number => libc.recvmsg(socket, at(HEADER), MSG_PEEK | MSG_DONTWAIT);
+  const peek = (): number => libc.recvmsg(socket, scratchAddress(HEADER), MSG_PEEK | MSG_DONTWAIT);
   for (;;) {
     writeMessageHeader(0, 0);
     // An error that is pending is told once, before what was sent.
@@ -156,9 +156,9 @@ interface Scratch {
   readonly view: DataView;
 }
 
-let made: Scratch | undefined;
+let scratchMemory: Scratch | undefined;
 function scratch(): Scratch {
-  if (made) return made;
+  if (scratchMemory) return scratchMemory;
   const byteLength = PAYLOAD + MAX_MESSAGE_BYTE_LENGTH;
   const address = allocatePermanent(byteLength);
   const buffer = viewMemory(address, byteLength);
@@ -169,11 +169,11 @@ function scratch(): Scratch {
   view.setBigUint64(HEADER + 16, BigInt(address + IOVEC), true);
   view.setBigUint64(HEADER + 24, 1n, true);
   view.setBigUint64(HEADER + 32, BigInt(address + CONTROL), true);
-  made = { address, bytes, view };
-  return made;
+  scratchMemory = { address, bytes, view };
+  return scratchMemory;
 }
 
-const at = (offset: number): number => scratch().address + offset;
+const scratchAddress = (offset: number): number => scratch().address + offset;
 
 /** Only what a call changes, or the kernel did at the last one: this is on the way of every message. */
 function writeMessageHeader(byteLength: number, control: number): void {
@@ -186,11 +186,11 @@ function writeMessageHeader(byteLength: number, control: number): void {
 
 function receive(socket: number): number {
   writeMessageHeader(MAX_MESSAGE_BYTE_LENGTH, CONTROL_BYTE_LENGTH);
-  return libc.recvmsg(socket, at(HEADER), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  return libc.recvmsg(socket, scratchAddress(HEADER), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 }
 
 /** Closes what arrived. The kernel does not say why the rest did not: opening one more does. */
-function cutOff(socket: number, flags: number, fds: readonly number[]): SystemError {
+function truncationError(socket: number, flags: number, fds: readonly number[]): SystemError {
   const probe = libc.fcntl(socket, F_DUPFD_CLOEXEC, 0);
   const failure = probe < 0 ? errno() : 0;
   if (probe >= 0) libc.close(probe);

@@ -3,7 +3,7 @@ import { isMainThread } from 'node:worker_threads';
 import { allocatePermanent, viewMemory, withAddress } from '../native.ts';
 import type { Address } from '../types.ts';
 import { closeFd, errno, libc, openPidfd, SystemError } from './libc.ts';
-import { isProcessAlive, processStartTime, requireStartTime } from './process.ts';
+import { isProcessAlive, processStartTime, processStartTimeOrThrow } from './process.ts';
 import { peerCredentials } from './socket.ts';
 
 /**
@@ -34,7 +34,7 @@ export function peerPidfd(socket: number): number | undefined {
  */
 export function pidfdOf(pid: number): number | undefined {
   if (pid <= 0) return undefined;
-  const started = requireStartTime(pid);
+  const started = processStartTimeOrThrow(pid);
   let pidfd: number;
   try {
     pidfd = openPidfd(pid);
@@ -45,7 +45,7 @@ export function pidfdOf(pid: number): number | undefined {
   let isSame = false;
   try {
     // Another process may have got the number in between.
-    isSame = started !== undefined && requireStartTime(pid) === started;
+    isSame = started !== undefined && processStartTimeOrThrow(pid) === started;
     if (isSame) return pidfd;
     if (started === undefined && !hasEnded(pidfd))
       throw new SystemError('open', ENOENT, `/proc/${pid}/stat`);
@@ -56,29 +56,30 @@ export function pidfdOf(pid: number): number | undefined {
 }
 
 /** The process that was asked for last; it has a descriptor here from the second time on. */
-let asked: { readonly pid: number; readonly startTime: number; pidfd?: number | undefined } = {
-  pid: 0,
-  startTime: 0,
-};
+let lastChecked: { readonly pid: number; readonly startTime: number; pidfd?: number | undefined } =
+  {
+    pid: 0,
+    startTime: 0,
+  };
 
 /**
  * As {@link isProcessAlive}, for what is asked of the same process again and again: to read its
  * entry in /proc for each message would cost more than to open memory.
  */
 export function isStillAlive(pid: number, startTime: number): boolean {
-  const isKnown = asked.pid === pid && asked.startTime === startTime;
-  if (isKnown && asked.pidfd !== undefined && !hasEnded(asked.pidfd)) return true;
+  const isKnown = lastChecked.pid === pid && lastChecked.startTime === startTime;
+  if (isKnown && lastChecked.pidfd !== undefined && !hasEnded(lastChecked.pidfd)) return true;
   const isAlive = isProcessAlive(pid, startTime);
-  if (isKnown && isAlive) asked.pidfd ??= watchable(pid, startTime);
+  if (isKnown && isAlive) lastChecked.pidfd ??= openMatchingPidfd(pid, startTime);
   else {
-    if (asked.pidfd !== undefined) closeFd(asked.pidfd);
-    asked = { pid, startTime };
+    if (lastChecked.pidfd !== undefined) closeFd(lastChecked.pidfd);
+    lastChecked = { pid, startTime };
   }
   return isAlive;
 }
 
 /** A descriptor of that very process, where there can be one. */
-function watchable(pid: number, startTime: number): number | undefined {
+function openMatchingPidfd(pid: number, startTime: number): number | undefined {
   // Nobody would close that of a worker which is terminated.
   if (!isMainThread) return undefined;
   let pidfd: number | undefined;

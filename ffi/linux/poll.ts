@@ -106,11 +106,11 @@ const EINVAL = 22;
 const watches = new Map<number, Watch>();
 
 /** What finds that a descriptor is ready. */
-interface Source {
+interface ReadinessSource {
   /** @param mask PAUSED for nothing */
   change(mask: number): void;
   /** Finds again what is ready, after an error was found. @throws SystemError for a closed one */
-  goOn(mask: number): void;
+  resume(mask: number): void;
   ref(): void;
   unref(): void;
   close(): void;
@@ -119,10 +119,10 @@ interface Source {
 class Watch implements FdWatch {
   readonly fd: number;
   readonly #onReady: (readiness: Readiness) => void;
-  readonly #source: Source;
+  readonly #source: ReadinessSource;
   #events: WatchedEvents;
   /** What was found in this turn of the loop, to be delivered in its check phase. */
-  #found = 0;
+  #readyBits = 0;
   #delivery: NodeJS.Immediate | undefined;
   #closed = false;
 
@@ -130,15 +130,15 @@ class Watch implements FdWatch {
     this.fd = fd;
     this.#events = { ...events };
     this.#onReady = onReady;
-    const open = isMainThread ? onMainLoop : inEpoll;
-    this.#source = open(fd, maskOf(events), this.found);
+    const open = isMainThread ? openLibuvSource : openEpollSource;
+    this.#source = open(fd, maskOf(events), this.recordReadiness);
     libc.fcntl(fd, F_SETFL, libc.fcntl(fd, F_GETFL, 0) | O_NONBLOCK);
     watches.set(fd, this);
   }
 
   /** Takes what was found. Neither throws nor runs anybody's code. */
-  readonly found = (bits: number): void => {
-    this.#found = bits;
+  readonly recordReadiness = (bits: number): void => {
+    this.#readyBits = bits;
     // Each watch has its own immediate, so that the promises of one go on before the next is called.
     this.#delivery ??= setImmediate(this.#deliver);
   };
@@ -146,12 +146,12 @@ class Watch implements FdWatch {
   readonly #deliver = (): void => {
     this.#delivery = undefined;
     const { readable, writable, disconnect } = this.#events;
-    const bits = this.#found;
+    const bits = this.#readyBits;
     const error = (bits & EPOLLERR) !== 0;
     // What it is watched for may have changed since, to nothing as well.
     const mask = maskOf(this.#events);
-    if (mask === PAUSED) return;
-    if (error) this.#source.goOn(mask);
+    if (mask === NO_EVENTS) return;
+    if (error) this.#source.resume(mask);
     // After an error or a bare hang-up neither a read nor a write would block.
     const everything = error || (bits & (EPOLLIN | EPOLLOUT | EPOLLRDHUP)) === 0;
     const ready = {
@@ -203,10 +203,10 @@ const EPOLLOUT = 0x4;
 const EPOLLERR = 0x8;
 const EPOLLRDHUP = 0x2000;
 /** Hang-ups and errors are always reported: with this, once at most. */
-const PAUSED = 1 << 30; // EPOLLONESHOT
+const NO_EVENTS = 1 << 30; // EPOLLONESHOT
 
 const maskOf = ({ readable, writable, disconnect }: WatchedEvents): number =>
-  (readable ? EPOLLIN : 0) | (writable ? EPOLLOUT : 0) | (disconnect ? EPOLLRDHUP : 0) || PAUSED;
+  (readable ? EPOLLIN : 0) | (writable ? EPOLLOUT : 0) | (disconnect ? EPOLLRDHUP : 0) || NO_EVENTS;
 
 // struct epoll_event: 12 bytes on x64, where it is packed, 16 elsewhere. The data are the descriptor.
 const [EVENT_WORDS, FD_WORD] = process.arch === 'x64' ? ([3, 1] as const) : ([4, 2] as const);
@@ -237,7 +237,11 @@ function addToEpoll(epoll: number, fd: number, mask: number): void {
     if (error.errno === EPERM)
       throw new SystemError('poll', EPERM, `descriptor ${fd} is of a kind without readiness`);
     if (error.errno === EINVAL)
-      throw new SystemError('poll', EINVAL, `over ${MAX_WATCHES_OF_ONE} copies of it are watched`);
+      throw new SystemError(
+        'poll',
+        EINVAL,
+        `over ${MAX_WATCHES_PER_FILE} copies of it are watched`,
+      );
     throw error;
   }
 }
@@ -247,16 +251,16 @@ const F_SETFL = 4;
 const O_NONBLOCK = 0x800;
 
 /** The kernel's limit for one open file, whose copies have descriptors of their own. */
-const MAX_WATCHES_OF_ONE = 500;
+const MAX_WATCHES_PER_FILE = 500;
 
 /** Finds nothing: the kernel is asked with it whether a descriptor can be watched. */
-let asking: number | undefined;
+let probeEpoll: number | undefined;
 
 /** libuv aborts the process for a descriptor that it cannot watch. @throws SystemError */
 function checkPollable(fd: number): void {
-  asking ??= createEpoll();
-  addToEpoll(asking, fd, PAUSED);
-  epollCtl(asking, EPOLL_CTL_DEL, fd, 0);
+  probeEpoll ??= createEpoll();
+  addToEpoll(probeEpoll, fd, NO_EVENTS);
+  epollCtl(probeEpoll, EPOLL_CTL_DEL, fd, 0);
 }
 
 /** How koffi really calls back; its declarations leave out the status. */
@@ -268,7 +272,7 @@ type DeclaredPollCallback = Parameters<typeof koffi.node.poll>[1];
  * cannot run JavaScript, as it cannot from the moment on in which another thread terminates this
  * one. The main thread is told of its end first.
  */
-function onMainLoop(fd: number, mask: number, found: (bits: number) => void): Source {
+function openLibuvSource(fd: number, mask: number, found: (bits: number) => void): ReadinessSource {
   checkPollable(fd);
   // What is thrown in there would be lost, and nothing runs the microtasks after it.
   const fired: PollCallback = (status, ready) =>
@@ -281,15 +285,15 @@ function onMainLoop(fd: number, mask: number, found: (bits: number) => void): So
     );
   const callback = fired as unknown as DeclaredPollCallback;
   const handle = koffi.node.poll(fd, eventsOf(mask), callback);
-  if (watches.size === 0) process.on('exit', closeAll);
+  if (watches.size === 0) process.on('exit', closeAllWatches);
   const change = (to: number): void => {
-    if (to === PAUSED) handle.stop();
+    if (to === NO_EVENTS) handle.stop();
     else handle.start(eventsOf(to), callback);
   };
   return {
     change,
     // libuv stops watching where it finds an error.
-    goOn(to) {
+    resume(to) {
       checkPollable(fd);
       change(to);
     },
@@ -298,7 +302,7 @@ function onMainLoop(fd: number, mask: number, found: (bits: number) => void): So
     // koffi crashes when a handle is used after this.
     close() {
       handle.close();
-      if (watches.size === 0) process.off('exit', closeAll);
+      if (watches.size === 0) process.off('exit', closeAllWatches);
     },
   };
 }
@@ -311,7 +315,7 @@ const eventsOf = (mask: number): WatchedEvents => ({
 
 // While Node frees its environment the loop turns once more: koffi would call back into an engine
 // that runs no JavaScript.
-const closeAll = (): void => {
+const closeAllWatches = (): void => {
   for (const watch of [...watches.values()]) watch.close();
 };
 
@@ -324,18 +328,18 @@ interface LoopHandle {
 
 let loopHandle: LoopHandle | undefined;
 /** How many watches keep the thread alive. */
-let keepingAlive = 0;
+let referencedWatches = 0;
 
 /** Hands out what is ready; what is too much for once is still ready in the next turn. */
-function takeReady(): void {
+function dispatchReady(): void {
   if (!loopHandle) return;
   const count = libc.epoll_wait(loopHandle.epoll, eventAddress, MAX_EVENTS, 0);
   for (let at = 0; at < count * EVENT_WORDS; at += EVENT_WORDS)
-    watches.get(eventWords[at + FD_WORD] as number)?.found(eventWords[at] as number);
+    watches.get(eventWords[at + FD_WORD] as number)?.recordReadiness(eventWords[at] as number);
 }
 
-function inEpoll(fd: number, mask: number): Source {
-  loopHandle ??= onWorkerLoop();
+function openEpollSource(fd: number, mask: number): ReadinessSource {
+  loopHandle ??= openWorkerLoopHandle();
   const { epoll } = loopHandle;
   addToEpoll(epoll, fd, mask);
   let isReferenced = true;
@@ -344,12 +348,12 @@ function inEpoll(fd: number, mask: number): Source {
   const update = (): void => {
     if (keepsAlive === (isReferenced && isActive)) return;
     keepsAlive = !keepsAlive;
-    if (keepsAlive && keepingAlive++ === 0) loopHandle?.ref();
-    if (!keepsAlive && --keepingAlive === 0) loopHandle?.unref();
+    if (keepsAlive && referencedWatches++ === 0) loopHandle?.ref();
+    if (!keepsAlive && --referencedWatches === 0) loopHandle?.unref();
   };
   const change = (to: number): void => {
     succeeded(epollCtl(epoll, EPOLL_CTL_MOD, fd, to), 'epoll_ctl');
-    isActive = to !== PAUSED;
+    isActive = to !== NO_EVENTS;
     update();
   };
   const reference = (to: boolean): void => {
@@ -360,7 +364,7 @@ function inEpoll(fd: number, mask: number): Source {
   return {
     change,
     // An error does not end the watch.
-    goOn() {},
+    resume() {},
     ref: () => reference(true),
     unref: () => reference(false),
     close() {
@@ -373,17 +377,17 @@ function inEpoll(fd: number, mask: number): Source {
 }
 
 /** In a worker thread: the end of the thread may come without a word to its JavaScript. */
-function onWorkerLoop(): LoopHandle {
+function openWorkerLoopHandle(): LoopHandle {
   const epoll = createEpoll();
   try {
-    return inDatagramSocket(epoll);
+    return hostEpollInSocket(epoll);
   } catch (error) {
     if (isShortage(error)) {
       libc.close(epoll);
       throw error;
     }
     // Sandboxes allow some families of sockets only.
-    const timer = setInterval(takeReady, 1).unref();
+    const timer = setInterval(dispatchReady, 1).unref();
     return { epoll, ref: () => timer.ref(), unref: () => timer.unref() };
   }
 }
@@ -401,7 +405,7 @@ const O_CLOEXEC = 0x8_0000;
  *
  * @throws SystemError if the process may have no such socket
  */
-function inDatagramSocket(epoll: number): LoopHandle {
+function hostEpollInSocket(epoll: number): LoopHandle {
   const socket = dgram.createSocket('udp4');
   let fd = -1;
   try {
@@ -412,7 +416,7 @@ function inDatagramSocket(epoll: number): LoopHandle {
     libc.close(fd);
     throw error;
   }
-  socket.on('error', takeReady).unref();
+  socket.on('error', dispatchReady).unref();
   succeeded(libc.dup3(epoll, fd, O_CLOEXEC), 'dup3');
   closeFd(epoll);
   return { epoll: fd, ref: () => socket.ref(), unref: () => socket.unref() };

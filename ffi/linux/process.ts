@@ -13,7 +13,7 @@ export function processStartTime(pid: number | 'self'): number | undefined {
   } catch {
     return undefined;
   }
-  return startTimeIn(stat);
+  return parseStartTime(stat);
 }
 
 /**
@@ -21,9 +21,9 @@ export function processStartTime(pid: number | 'self'): number | undefined {
  *
  * @throws SystemError EMFILE, ENFILE, ENOMEM
  */
-export function requireStartTime(pid: number): number | undefined {
+export function processStartTimeOrThrow(pid: number): number | undefined {
   try {
-    return startTimeIn(readFileSync(`/proc/${pid}/stat`, 'latin1'));
+    return parseStartTime(readFileSync(`/proc/${pid}/stat`, 'latin1'));
   } catch (error) {
     const { code, errno = 0 } = error as NodeJS.ErrnoException;
     if (code === 'ENOENT' || code === 'ESRCH') return undefined;
@@ -32,7 +32,7 @@ export function requireStartTime(pid: number): number | undefined {
 }
 
 /** What an entry in /proc says of when its process started; undefined where that has ended. */
-function startTimeIn(stat: string): number | undefined {
+function parseStartTime(stat: string): number | undefined {
   // The name, in parentheses, may hold spaces and parentheses of its own.
   const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ', 20);
   // A killed process that nobody has waited for yet has a state, but nothing else any more.

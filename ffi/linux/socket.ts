@@ -29,7 +29,7 @@ export interface PeerCredentials {
 /** Two connected sockets, non-blocking and close-on-exec. @throws SystemError */
 export function socketPair(): [number, number] {
   const { ints } = scratch();
-  succeeded(libc.socketpair(AF_UNIX, SOCKET_TYPE, 0, at(INTS)), 'socketpair');
+  succeeded(libc.socketpair(AF_UNIX, SOCKET_TYPE, 0, scratchAddress(INTS)), 'socketpair');
   return [ints[0] as number, ints[1] as number];
 }
 
@@ -46,7 +46,7 @@ export const listenSocket = (name: string, backlog = 128): number =>
   openSocket(name, SOCKET_TYPE, (fd, byteLength) => {
     // What bind gives to the file: it never exists with another mode.
     fchmodSync(fd, 0o600);
-    succeeded(libc.bind(fd, at(NAME), byteLength), 'bind');
+    succeeded(libc.bind(fd, scratchAddress(NAME), byteLength), 'bind');
     succeeded(libc.listen(fd, backlog), 'listen');
   });
 
@@ -59,7 +59,7 @@ export const listenSocket = (name: string, backlog = 128): number =>
  */
 export const connectSocket = (name: string): number =>
   openSocket(name, SOCKET_TYPE, (fd, byteLength) => {
-    succeeded(libc.connect(fd, at(NAME), byteLength), 'connect');
+    succeeded(libc.connect(fd, scratchAddress(NAME), byteLength), 'connect');
   });
 
 /**
@@ -72,7 +72,7 @@ export function isSocketInUse(path: string): boolean {
   let status = 0;
   // The kernel refuses a datagram socket in different words, and before the owner is told.
   const fd = openSocket(path, SOCK_DGRAM | SOCK_CLOEXEC, (probe, byteLength) => {
-    status = libc.connect(probe, at(NAME), byteLength) < 0 ? errno() : 0;
+    status = libc.connect(probe, scratchAddress(NAME), byteLength) < 0 ? errno() : 0;
   });
   closeFd(fd);
   if (status !== 0 && status !== EPROTOTYPE && status !== ECONNREFUSED)
@@ -97,7 +97,13 @@ export function peerCredentials(socket: number): PeerCredentials {
   const { ints } = scratch();
   ints[3] = 12;
   succeeded(
-    libc.getsockopt(checkFd(socket, 'socket'), SOL_SOCKET, SO_PEERCRED, at(INTS), at(INTS + 12)),
+    libc.getsockopt(
+      checkFd(socket, 'socket'),
+      SOL_SOCKET,
+      SO_PEERCRED,
+      scratchAddress(INTS),
+      scratchAddress(INTS + 12),
+    ),
     'getsockopt',
   );
   // struct ucred: the ids are unsigned
@@ -111,15 +117,21 @@ export function peerCredentials(socket: number): PeerCredentials {
  * @throws SystemError ENOTSOCK, EBADF
  */
 export const isMessageSocket = (fd: number): boolean =>
-  intOption(fd, SO_DOMAIN) === AF_UNIX &&
-  intOption(fd, SO_TYPE) === SOCK_SEQPACKET &&
-  intOption(fd, SO_ACCEPTCONN) === 0;
+  readIntOption(fd, SO_DOMAIN) === AF_UNIX &&
+  readIntOption(fd, SO_TYPE) === SOCK_SEQPACKET &&
+  readIntOption(fd, SO_ACCEPTCONN) === 0;
 
-function intOption(socket: number, option: number): number {
+function readIntOption(socket: number, option: number): number {
   const { ints } = scratch();
   ints[3] = 4;
   succeeded(
-    libc.getsockopt(checkFd(socket, 'socket'), SOL_SOCKET, option, at(INTS), at(INTS + 12)),
+    libc.getsockopt(
+      checkFd(socket, 'socket'),
+      SOL_SOCKET,
+      option,
+      scratchAddress(INTS),
+      scratchAddress(INTS + 12),
+    ),
     'getsockopt',
   );
   return ints[0] as number;
@@ -135,7 +147,7 @@ function intOption(socket: number, option: number): number {
 export function closeSocket(fd: number): void {
   const { ints } = scratch();
   ints[0] = 1;
-  libc.setsockopt(checkFd(fd, 'close'), SOL_SOCKET, SO_PASSCRED, at(INTS), 4);
+  libc.setsockopt(checkFd(fd, 'close'), SOL_SOCKET, SO_PASSCRED, scratchAddress(INTS), 4);
   // Nothing comes in between any more.
   libc.shutdown(fd, SHUT_RDWR);
   if (discardUnread(fd) || !isOpenFd(fd)) closeFd(fd);
@@ -172,7 +184,7 @@ const ECONNREFUSED = 111;
 // The native scratch, made at first use: offsets of four ints and struct sockaddr_un.
 const INTS = 0;
 const NAME = 16;
-const NAME_ROOM = 112;
+const NAME_BYTE_LENGTH = 112;
 /** What fits into the address of a socket. */
 export const MAX_SOCKET_NAME_BYTE_LENGTH = 107;
 
@@ -183,18 +195,18 @@ interface Scratch {
   readonly ints: Int32Array;
 }
 
-let made: Scratch | undefined;
+let scratchMemory: Scratch | undefined;
 function scratch(): Scratch {
-  if (made) return made;
-  const byteLength = NAME + NAME_ROOM;
+  if (scratchMemory) return scratchMemory;
+  const byteLength = NAME + NAME_BYTE_LENGTH;
   const address = allocatePermanent(byteLength);
   const buffer = viewMemory(address, byteLength);
   const [bytes, view] = [new Uint8Array(buffer), new DataView(buffer)];
-  made = { address, bytes, view, ints: new Int32Array(buffer, INTS, 4) };
-  return made;
+  scratchMemory = { address, bytes, view, ints: new Int32Array(buffer, INTS, 4) };
+  return scratchMemory;
 }
 
-const at = (offset: number): number => scratch().address + offset;
+const scratchAddress = (offset: number): number => scratch().address + offset;
 
 /** Writes the sockaddr_un and gives its length. */
 function writeName(name: string): number {
@@ -205,7 +217,7 @@ function writeName(name: string): number {
       `a socket's name has 1 to ${MAX_SOCKET_NAME_BYTE_LENGTH} bytes and no NUL: ${JSON.stringify(name)}`,
     );
   const { bytes, view } = scratch();
-  bytes.fill(0, NAME, NAME + NAME_ROOM);
+  bytes.fill(0, NAME, NAME + NAME_BYTE_LENGTH);
   view.setUint16(NAME, AF_UNIX, true);
   bytes.set(encoded, NAME + 2 + (isAbstract ? 1 : 0));
   // One byte more either way: the leading NUL of an abstract name, the trailing one of a path.

@@ -57,7 +57,7 @@ test('what does not begin as PTX is none', () => {
 });
 
 test('what does not compile for all to see says where', () => {
-  const fault = (rest: string): string | undefined => parsePtx(`.version 7.4\n${rest}`)?.fault;
+  const fault = (rest: string): string | undefined => parsePtx(`.version 7.4\n${rest}`)?.error;
   const target = '.target sm_70, texmode_independent\n';
   for (const right of [
     '.entry k(){ret;}',

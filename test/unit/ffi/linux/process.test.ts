@@ -10,8 +10,8 @@ import {
   isProcessForeign,
   pidNamespace,
   processStartTime,
+  processStartTimeOrThrow,
   processUser,
-  requireStartTime,
 } from '../../../../ffi/linux/process.ts';
 import { until } from '../../../support/iterations.ts';
 
@@ -43,7 +43,7 @@ test('a process that has ended counts as such, also where nobody has waited for 
     const pid = Number(line);
     await until(() => readFileSync(`/proc/${pid}/stat`, 'latin1').includes(') Z '));
     assert.equal(processStartTime(pid), undefined);
-    assert.equal(requireStartTime(pid), undefined);
+    assert.equal(processStartTimeOrThrow(pid), undefined);
     assert.equal(isProcessAlive(pid, processStartTime('self') as number), false);
     assert.equal(isProcessEnding(pid), true);
   } finally {

@@ -3,7 +3,7 @@ import { CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
 import type { Contexts } from './context.ts';
-import type { HostMemory } from './host.ts';
+import type { HostMemory } from './host-memory.ts';
 
 const {
   CUDA_SUCCESS,
@@ -18,7 +18,7 @@ const {
 const LAST_ATTRIBUTE = 5;
 const ONLY_PARTIAL_ATOMICS = 5;
 
-type PeerFunctions = Pick<
+type PeerAccessFunctions = Pick<
   Driver,
   | 'cuDeviceCanAccessPeer'
   | 'cuDeviceGetP2PAttribute'
@@ -26,7 +26,7 @@ type PeerFunctions = Pick<
   | 'cuCtxDisablePeerAccess'
 >;
 
-export function peerFunctions(contexts: Contexts, host: HostMemory): PeerFunctions {
+export function peerAccessFunctions(contexts: Contexts, host: HostMemory): PeerAccessFunctions {
   const areDevices = (...devices: number[]): boolean =>
     devices.every((device) => contexts.hasDevice(device));
   return {
@@ -50,7 +50,7 @@ export function peerFunctions(contexts: Contexts, host: HostMemory): PeerFunctio
       if (flags !== 0) return CUDA_ERROR_INVALID_VALUE;
       if (!peer?.alive) return CUDA_ERROR_INVALID_CONTEXT;
       if (peer.device === current.device) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-      const peers = contexts.peersOf(current);
+      const peers = contexts.accessibleFrom(current);
       if (peers.has(peer)) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
       peers.add(peer);
       return CUDA_SUCCESS;
@@ -58,7 +58,7 @@ export function peerFunctions(contexts: Contexts, host: HostMemory): PeerFunctio
     cuCtxDisablePeerAccess(handle) {
       const peer = contexts.get(handle);
       if (!peer?.alive) return CUDA_ERROR_INVALID_CONTEXT;
-      const isDisabled = contexts.peersOf(contexts.current).delete(peer);
+      const isDisabled = contexts.accessibleFrom(contexts.current).delete(peer);
       return isDisabled ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
     },
   };

@@ -8,7 +8,7 @@ import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import type { Context } from './context.ts';
 import type { Memory } from './memory.ts';
-import type { Queues } from './queues.ts';
+import type { StreamQueues } from './stream-queues.ts';
 
 const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE } = CUresult;
 
@@ -17,7 +17,7 @@ const CU_STREAM_WAIT_VALUE_FLUSH = 0x4000_0000;
 const CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER = 1;
 
 /** Whether a word of so many bits ends a wait for `value`. */
-function satisfies(word: bigint, value: bigint, bits: number, comparison: number): boolean {
+function satisfiesWait(word: bigint, value: bigint, bits: number, comparison: number): boolean {
   switch (comparison) {
     // Cyclic and signed: a counter may wrap around.
     case CU_STREAM_WAIT_VALUE_GEQ:
@@ -31,7 +31,7 @@ function satisfies(word: bigint, value: bigint, bits: number, comparison: number
   }
 }
 
-type ValueFunctions = Pick<
+type StreamMemoryFunctions = Pick<
   Driver,
   | 'cuStreamWaitValue32_v2'
   | 'cuStreamWriteValue32_v2'
@@ -39,12 +39,12 @@ type ValueFunctions = Pick<
   | 'cuStreamWriteValue64_v2'
 >;
 
-export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
+export function streamMemoryFunctions(queues: StreamQueues, memory: Memory): StreamMemoryFunctions {
   // Memory of pools and managed memory take no part in this: the hardware refuses them.
   const isWord = (address: number, byteLength: number, context: Context): boolean => {
     const kind = memory.regions.at(address)?.kind;
     const isRefused =
-      kind === 'pool' || kind === 'managed' || memory.isOutOfReach(address, context);
+      kind === 'pool' || kind === 'managed' || memory.isInaccessible(address, context);
     const isAligned = address % byteLength === 0;
     return !isRefused && isAligned && memory.canWrite(address, byteLength, context.device);
   };
@@ -72,8 +72,8 @@ export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
         ? load(address, byteLength)
         : undefined;
       if (word !== undefined)
-        return satisfies(word, BigInt(value), byteLength * 8, flags & COMPARISON);
-      queues.fault(stream);
+        return satisfiesWait(word, BigInt(value), byteLength * 8, flags & COMPARISON);
+      queues.failContext(stream);
       return true;
     };
     queues.enqueue(stream, work, 'value');
@@ -93,7 +93,7 @@ export function valueFunctions(queues: Queues, memory: Memory): ValueFunctions {
     const isFlagged = (flags & ~CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER) !== 0;
     if (isFlagged || !isWord(address, byteLength, stream.context)) return CUDA_ERROR_INVALID_VALUE;
     const work = (): boolean => {
-      if (!memory.canStillWrite(address, byteLength, device)) queues.fault(stream);
+      if (!memory.canStillWrite(address, byteLength, device)) queues.failContext(stream);
       else if (byteLength === 8) memory.store64(address, BigInt(value));
       else memory.store(address, Number(value));
       return true;

@@ -6,13 +6,13 @@ import { CUresult, type CUresult as Status } from '../results.ts';
 import { structs } from '../structs.ts';
 import type { CType } from '../types.ts';
 import type { Context, Contexts } from './context.ts';
-import type { Faults } from './faults.ts';
 import type { Handles } from './handles.ts';
-import type { HostMemory } from './host.ts';
-import { isBlocking, type Queues, type Stream } from './queues.ts';
+import type { HostMemory } from './host-memory.ts';
+import type { FaultInjector } from './settings.ts';
+import { isBlocking, type Stream, type StreamQueues } from './stream-queues.ts';
 
 /** What may be called before cuInit. */
-const BEFORE_INIT: ReadonlySet<FunctionName> = new Set<FunctionName>([
+const ALLOWED_BEFORE_INIT: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuInit',
   'cuDriverGetVersion',
   'cuGetErrorString',
@@ -27,16 +27,18 @@ const OPTIONAL_OUT: ReadonlySet<FunctionName> = new Set<FunctionName>([
 ]);
 
 /** What works on a destroyed context too: it must be possible to leave one. */
-const ON_DESTROYED: ReadonlySet<FunctionName> = new Set<FunctionName>(['cuCtxPopCurrent_v2']);
+const ALLOWED_ON_DESTROYED: ReadonlySet<FunctionName> = new Set<FunctionName>([
+  'cuCtxPopCurrent_v2',
+]);
 
 /** What works in a context that a kernel has ended. */
-const ON_FAILED: ReadonlySet<FunctionName> = new Set<FunctionName>([
+const ALLOWED_ON_FAILED: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuCtxPopCurrent_v2',
   'cuCtxGetDevice',
 ]);
 
 /** What works in the legacy stream though it names none. */
-const IN_LEGACY: ReadonlySet<FunctionName> = new Set<FunctionName>([
+const USES_LEGACY_STREAM: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuMemcpyHtoD_v2',
   'cuMemcpyDtoH_v2',
   'cuMemcpy2DUnaligned_v2',
@@ -44,7 +46,7 @@ const IN_LEGACY: ReadonlySet<FunctionName> = new Set<FunctionName>([
 ]);
 
 /** What tells of a stream, and neither queues in it nor asks how far it is. */
-const ABOUT_STREAM: ReadonlySet<FunctionName> = new Set<FunctionName>([
+const QUERIES_STREAM: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuStreamBeginCapture_v2',
   'cuStreamEndCapture',
   'cuStreamGetFlags',
@@ -53,7 +55,7 @@ const ABOUT_STREAM: ReadonlySet<FunctionName> = new Set<FunctionName>([
 ]);
 
 /** What tells of a capture, and does not end it. */
-const ABOUT_CAPTURE: ReadonlySet<FunctionName> = new Set<FunctionName>([
+const QUERIES_CAPTURE: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuStreamIsCapturing',
   'cuStreamGetCaptureInfo_v2',
 ]);
@@ -68,14 +70,14 @@ const UNSAFE_IN_CAPTURE: ReadonlySet<FunctionName> = new Set<FunctionName>([
 ]);
 
 const LAST_DEFAULT_STREAM = 2;
-const STREAM_OF_LAUNCH = structs.CUlaunchConfig.fields.hStream[0];
+const LAUNCH_STREAM_OFFSET = structs.CUlaunchConfig.fields.hStream[0];
 
-interface State {
+interface PreconditionState {
   readonly contexts: Contexts;
   readonly handles: Handles;
   readonly host: HostMemory;
-  readonly faults: Faults;
-  readonly queues: Queues;
+  readonly faults: FaultInjector;
+  readonly queues: StreamQueues;
   readonly isInitialised: () => boolean;
   /** The context of a stream or an event, by the name of its type. */
   readonly contextOf: (type: string, handle: number) => Context | undefined;
@@ -88,20 +90,24 @@ const isOutValue = (c: string): boolean =>
   c.endsWith(' *') && !/^(const \w+|void|CUjit_option) \*$/.test(c);
 
 /** A handle that a call names, by its type: an argument, or the stream in the struct behind one. */
-interface Named {
+interface HandleArgument {
   readonly type: string;
-  readonly of: (args: readonly number[]) => number;
+  readonly read: (args: readonly number[]) => number;
 }
 
 /** The first handle of those types, if there is one. */
-function namedBy({ params }: Row, types: readonly string[], host: HostMemory): Named | undefined {
+function findHandleArgument(
+  { params }: Row,
+  types: readonly string[],
+  host: HostMemory,
+): HandleArgument | undefined {
   const at = params.findIndex(({ c }) => types.includes(c));
-  if (at >= 0) return { type: (params[at] as CType).c, of: (args) => args[at] as number };
+  if (at >= 0) return { type: (params[at] as CType).c, read: (args) => args[at] as number };
   const config = params.findIndex(({ c }) => c === 'const CUlaunchConfig *');
   if (config < 0) return undefined;
-  const of = (args: readonly number[]): number =>
-    Number(host.getUint64((args[config] as number) + STREAM_OF_LAUNCH) ?? 0);
-  return { type: 'CUstream', of };
+  const read = (args: readonly number[]): number =>
+    Number(host.getUint64((args[config] as number) + LAUNCH_STREAM_OFFSET) ?? 0);
+  return { type: 'CUstream', read };
 }
 
 const isHandle = (c: string): boolean => c.startsWith('CU') && !c.endsWith('*');
@@ -109,55 +115,62 @@ const isHandle = (c: string): boolean => c.startsWith('CU') && !c.endsWith('*');
 const is64BitValue = (c: string): boolean => c === 'cuuint64_t';
 
 /** `implementation`, reached only by calls that may be made. */
-export function guarded(
+export function withPreconditions(
   name: FunctionName,
   row: Row,
   implementation: Implementation,
-  { contexts, handles, host, faults, queues, isInitialised, contextOf }: State,
+  { contexts, handles, host, faults, queues, isInitialised, contextOf }: PreconditionState,
 ): Implementation {
-  const outs = row.params.flatMap((param, at) => (isOutValue(param.c) ? [at] : []));
-  const wide = new Set(row.params.flatMap((param, at) => (is64BitValue(param.c) ? [at] : [])));
+  const outParameters = row.params.flatMap((param, at) => (isOutValue(param.c) ? [at] : []));
+  const uint64Parameters = new Set(
+    row.params.flatMap((param, at) => (is64BitValue(param.c) ? [at] : [])),
+  );
   const isOptional = OPTIONAL_OUT.has(name);
-  const stream = namedBy(row, ['CUstream'], host);
-  const owned = namedBy(row, ['CUstream', 'CUevent'], host);
-  const named = row.params.flatMap(({ c }, at) => (isHandle(c) ? [[c, at] as const] : []));
-  const needsInit = !BEFORE_INIT.has(name);
+  const stream = findHandleArgument(row, ['CUstream'], host);
+  const streamOrEvent = findHandleArgument(row, ['CUstream', 'CUevent'], host);
+  const handleParameters = row.params.flatMap(({ c }, at) =>
+    isHandle(c) ? [[c, at] as const] : [],
+  );
+  const needsInit = !ALLOWED_BEFORE_INIT.has(name);
 
   const contextStatus = (args: readonly number[]): Status => {
     const isNeeded =
       row.needs === 'context' ||
-      (row.needs !== 'nothing' && (stream?.of(args) ?? 0) <= LAST_DEFAULT_STREAM);
-    if (ON_DESTROYED.has(name) && contexts.top) return CUresult.CUDA_SUCCESS;
+      (row.needs !== 'nothing' && (stream?.read(args) ?? 0) <= LAST_DEFAULT_STREAM);
+    if (ALLOWED_ON_DESTROYED.has(name) && contexts.top) return CUresult.CUDA_SUCCESS;
     if (!isNeeded) return failureOf(args);
     const { status } = contexts;
-    return ON_FAILED.has(name) && status === contexts.top?.failure ? CUresult.CUDA_SUCCESS : status;
+    return ALLOWED_ON_FAILED.has(name) && status === contexts.top?.failure
+      ? CUresult.CUDA_SUCCESS
+      : status;
   };
   /** What ended the context of the stream or event that is named, or else that is needed. */
   const failureOf = (args: readonly number[]): Status => {
-    const handle = owned?.of(args) ?? 0;
-    if (owned && handle > LAST_DEFAULT_STREAM)
-      return contextOf(owned.type, handle)?.failure ?? CUresult.CUDA_SUCCESS;
-    const isOfCurrent = owned !== undefined || row.needs === 'context';
+    const handle = streamOrEvent?.read(args) ?? 0;
+    if (streamOrEvent && handle > LAST_DEFAULT_STREAM)
+      return contextOf(streamOrEvent.type, handle)?.failure ?? CUresult.CUDA_SUCCESS;
+    const isOfCurrent = streamOrEvent !== undefined || row.needs === 'context';
     return (isOfCurrent && contexts.top?.failure) || CUresult.CUDA_SUCCESS;
   };
   /** What a call does to captures that it is not a part of. */
   const captureStatus = (args: readonly number[]): Status => {
     if (queues.captures.size === 0) return CUresult.CUDA_SUCCESS;
     const { top } = contexts;
-    const handle = stream?.of(args);
+    const handle = stream?.read(args);
     const isInLegacy =
-      IN_LEGACY.has(name) ||
-      (handle !== undefined && handle <= CU_STREAM_LEGACY && !ABOUT_STREAM.has(name));
+      USES_LEGACY_STREAM.has(name) ||
+      (handle !== undefined && handle <= CU_STREAM_LEGACY && !QUERIES_STREAM.has(name));
     if (isInLegacy) {
       const isBehind = (other: Stream): boolean => other.context === top && isBlocking(other);
-      const isCaptured = ABOUT_CAPTURE.has(name)
-        ? [...queues.captures].some((capture) => capture.has(isBehind))
-        : queues.breaksAll(isBehind);
+      const isCaptured = QUERIES_CAPTURE.has(name)
+        ? [...queues.captures].some((capture) => capture.includesStream(isBehind))
+        : queues.invalidateCaptures(isBehind);
       if (isCaptured) return CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
     const isBroken =
-      (name === 'cuCtxSynchronize' && queues.breaksAll(({ context }) => context === top)) ||
-      (UNSAFE_IN_CAPTURE.has(name) && queues.breaksStrict());
+      (name === 'cuCtxSynchronize' &&
+        queues.invalidateCaptures(({ context }) => context === top)) ||
+      (UNSAFE_IN_CAPTURE.has(name) && queues.invalidateStrictCaptures());
     return isBroken ? CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUresult.CUDA_SUCCESS;
   };
   const isWritable = (address: number): boolean =>
@@ -165,23 +178,24 @@ export function guarded(
 
   return (...given: readonly unknown[]) => {
     const args = given.map((arg, at) =>
-      typeof arg === 'bigint' && !wide.has(at) ? Number(arg) : arg,
+      typeof arg === 'bigint' && !uint64Parameters.has(at) ? Number(arg) : arg,
     ) as number[];
     const fault = faults(name);
     if (fault !== undefined) return fault;
     if (needsInit && !isInitialised()) return CUresult.CUDA_ERROR_NOT_INITIALIZED;
-    for (const [type, at] of named) handles.refuseDestroyed(name, type, args[at] as number);
-    if (stream) handles.refuseDestroyed(name, 'CUstream', stream.of(args));
+    for (const [type, at] of handleParameters)
+      handles.assertNotDestroyed(name, type, args[at] as number);
+    if (stream) handles.assertNotDestroyed(name, 'CUstream', stream.read(args));
     const status = contextStatus(args);
     if (status !== CUresult.CUDA_SUCCESS) return status;
     const captured = captureStatus(args);
     if (captured !== CUresult.CUDA_SUCCESS) return captured;
-    if (!outs.every((at) => isWritable(args[at] as number)))
+    if (!outParameters.every((at) => isWritable(args[at] as number)))
       return CUresult.CUDA_ERROR_INVALID_VALUE;
-    queues.call = name;
+    queues.currentCall = name;
     const answer = implementation(...(args as never[]));
     // What was waited for in the call may have ended the context.
     const isWell = answer === CUresult.CUDA_SUCCESS || answer === CUresult.CUDA_ERROR_NOT_READY;
-    return isWell && !ON_FAILED.has(name) ? failureOf(args) || answer : answer;
+    return isWell && !ALLOWED_ON_FAILED.has(name) ? failureOf(args) || answer : answer;
   };
 }

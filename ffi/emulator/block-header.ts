@@ -15,16 +15,16 @@ const SLOT_COUNT = 252;
 const IDS = 1024;
 const ID_COUNT = 4096;
 
-export const TRAILER_BYTE_LENGTH: number = (IDS + ID_COUNT) * 4;
+export const BLOCK_HEADER_BYTE_LENGTH: number = (IDS + ID_COUNT) * 4;
 /** What small allocations are measured in: each unit of a block has room for an id. */
-export const UNIT = 512;
+export const ALLOCATION_UNIT = 512;
 
 // A slot taken, whose start time is not written yet.
-const CLAIMED = -1;
+const RESERVED_SLOT = -1;
 
 /** How long mappings of a process stay after its end, and when an end was first seen. */
 let teardownMs = 0;
-const ends = new Map<string, number>();
+const exitSeenAt = new Map<string, number>();
 
 /** @param ms what a process had mapped stays so for as long after its end */
 export function delayTeardown(ms: number): void {
@@ -35,8 +35,8 @@ export function delayTeardown(ms: number): void {
 function isBeingTornDown(pid: number, startTime: number): boolean {
   if (teardownMs === 0) return false;
   const key = `${pid} ${startTime}`;
-  const seen = ends.get(key) ?? performance.now();
-  ends.set(key, seen);
+  const seen = exitSeenAt.get(key) ?? performance.now();
+  exitSeenAt.set(key, seen);
   return performance.now() - seen < teardownMs;
 }
 
@@ -46,11 +46,11 @@ function isBeingTornDown(pid: number, startTime: number): boolean {
  * An importer claims its slot before it looks at the ids, and an owner clears an id before it
  * looks for importers: one of the two always sees the other.
  */
-export class Trailer {
+export class BlockHeader {
   readonly #words: Int32Array;
 
   constructor(address: number) {
-    this.#words = new Int32Array(viewMemory(address as Address, TRAILER_BYTE_LENGTH));
+    this.#words = new Int32Array(viewMemory(address as Address, BLOCK_HEADER_BYTE_LENGTH));
   }
 
   /** Makes these pages a new block's. */
@@ -80,10 +80,10 @@ export class Trailer {
   }
 
   /** Takes a slot for a process that maps the block; undefined where all are taken. */
-  claim(pid: number, startTime: number): number | undefined {
+  addImporter(pid: number, startTime: number): number | undefined {
     for (let slot = 0; slot < SLOT_COUNT; slot += 1) {
       const at = SLOTS + slot * SLOT_WORDS;
-      if (Atomics.compareExchange(this.#words, at, 0, CLAIMED) !== 0) continue;
+      if (Atomics.compareExchange(this.#words, at, 0, RESERVED_SLOT) !== 0) continue;
       Atomics.store(this.#words, at + 1, startTime | 0);
       Atomics.store(this.#words, at + 2, Math.floor(startTime / 2 ** 32));
       Atomics.store(this.#words, at, pid);
@@ -93,7 +93,7 @@ export class Trailer {
     return undefined;
   }
 
-  unclaim(slot: number): void {
+  removeImporter(slot: number): void {
     const at = SLOTS + slot * SLOT_WORDS;
     if (Atomics.exchange(this.#words, at, 0) !== 0) Atomics.sub(this.#words, IMPORTERS, 1);
   }
@@ -115,6 +115,6 @@ export class Trailer {
   }
 
   #unit(byteOffset: number): number {
-    return Math.floor(byteOffset / UNIT);
+    return Math.floor(byteOffset / ALLOCATION_UNIT);
   }
 }

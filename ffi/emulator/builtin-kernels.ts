@@ -1,11 +1,11 @@
 /** The kernels of cuffi's own, which src/kernel/ptx has for hardware. */
 import type { EmulatedLaunch, RegisteredKernel } from '../emulated-kernels.ts';
 
-const MOST_AXES = 8;
-const AXES = { bytes: 3 * MOST_AXES * 8 } as const;
+const MAX_AXES = 8;
+const AXES = { bytes: 3 * MAX_AXES * 8 } as const;
 
 /** How items lie on one side. */
-interface Side {
+interface StridedOperand {
   readonly address: number;
   readonly strides: readonly number[];
 }
@@ -20,10 +20,15 @@ const copy =
       number,
       Uint8Array,
     ];
-    const [lengths, to, from] = tableOf(axes, count);
-    const into = bytesOf(launch, { address: target, strides: to }, lengths, word);
-    const read = bytesOf(launch, { address: source, strides: from }, lengths, word);
-    for (const [toOffset, fromOffset] of places(threads(launch, items), lengths, to, from))
+    const [lengths, to, from] = parseAxes(axes, count);
+    const into = viewOperand(launch, { address: target, strides: to }, lengths, word);
+    const read = viewOperand(launch, { address: source, strides: from }, lengths, word);
+    for (const [toOffset, fromOffset] of itemOffsets(
+      runnableItems(launch, items),
+      lengths,
+      to,
+      from,
+    ))
       for (let byte = 0; byte < word; byte += 1)
         into.bytes[into.first + toOffset + byte] = read.bytes[
           read.first + fromOffset + byte
@@ -41,33 +46,33 @@ const fill =
       number,
       Uint8Array,
     ];
-    const [lengths, to] = tableOf(axes, count);
-    const into = bytesOf(launch, { address: target, strides: to }, lengths, word);
+    const [lengths, to] = parseAxes(axes, count);
+    const into = viewOperand(launch, { address: target, strides: to }, lengths, word);
     const value = new Uint8Array(BigUint64Array.of(low, high).buffer);
-    for (const [offset] of places(threads(launch, items), lengths, to, to))
+    for (const [offset] of itemOffsets(runnableItems(launch, items), lengths, to, to))
       for (let byte = 0; byte < word; byte += 1)
         into.bytes[into.first + offset + byte] = value[byte] as number;
   };
 
 /** Lengths, strides of the target and strides of the source. */
-function tableOf(
+function parseAxes(
   axes: Uint8Array,
   count: number,
 ): [lengths: number[], target: number[], source: number[]] {
   const words = new BigInt64Array(Uint8Array.from(axes).buffer);
   const part = (n: number): number[] =>
-    Array.from(words.subarray(n * MOST_AXES, n * MOST_AXES + count), Number);
+    Array.from(words.subarray(n * MAX_AXES, n * MAX_AXES + count), Number);
   return [part(0), part(1), part(2)];
 }
 
 /** How many items there are threads for. */
-const threads = ({ grid, block }: EmulatedLaunch, items: bigint): number =>
+const runnableItems = ({ grid, block }: EmulatedLaunch, items: bigint): number =>
   Math.min(Number(items), grid[0] * block[0]);
 
 /** All bytes from the first item to the last, and which of them is the first of item 0. */
-function bytesOf(
+function viewOperand(
   launch: EmulatedLaunch,
-  { address, strides }: Side,
+  { address, strides }: StridedOperand,
   lengths: readonly number[],
   word: number,
 ): { readonly bytes: Uint8Array; readonly first: number } {
@@ -82,7 +87,7 @@ function bytesOf(
 }
 
 /** Where each item is on both sides; the first axis is the fastest. */
-function* places(
+function* itemOffsets(
   items: number,
   lengths: readonly number[],
   to: readonly number[],
@@ -114,7 +119,10 @@ const countEqual: RegisteredKernel['run'] = ({ view }, args) => {
 };
 
 /** By their names, as in the PTX. */
-export const ownKernels: ReadonlyMap<string, RegisteredKernel> = new Map<string, RegisteredKernel>([
+export const builtinKernels: ReadonlyMap<string, RegisteredKernel> = new Map<
+  string,
+  RegisteredKernel
+>([
   ['cuffi_count_equal', { params: ['pointer', 'pointer', 'uint64', 'pointer'], run: countEqual }],
   ...[1, 2, 4, 8, 16].flatMap((word) =>
     [32, 64].flatMap((bits): [string, RegisteredKernel][] => [

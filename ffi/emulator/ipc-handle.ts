@@ -1,9 +1,9 @@
 /** The 64 bytes by which another process finds memory or an event of this one. */
 import { CU_IPC_HANDLE_SIZE } from '../constants.ts';
 import type { IpcHandleBytes } from '../types.ts';
-import type { DescriptorName } from './processes.ts';
+import type { ForeignFd } from './processes.ts';
 
-export interface HandleFields extends DescriptorName {
+export interface IpcHandleFields extends ForeignFd {
   readonly kind: 'memory' | 'event';
   /** Of the descriptor's content: another process may have closed it and opened something else. */
   readonly generation: string;
@@ -18,7 +18,7 @@ export interface HandleFields extends DescriptorName {
 
 const MAGIC = { memory: 'cuffiMEM', event: 'cuffiEVT' } as const;
 
-export function encodeHandle(fields: HandleFields): Uint8Array {
+export function encodeIpcHandle(fields: IpcHandleFields): Uint8Array {
   const bytes = Buffer.alloc(CU_IPC_HANDLE_SIZE);
   bytes.write(MAGIC[fields.kind], 0, 'latin1');
   bytes.writeUInt32LE(fields.pid, 8);
@@ -33,14 +33,14 @@ export function encodeHandle(fields: HandleFields): Uint8Array {
 }
 
 /** Undefined for bytes that no handle of this kind can have; what they say may still be false. */
-export function decodeHandle(
-  kind: HandleFields['kind'],
+export function decodeIpcHandle(
+  kind: IpcHandleFields['kind'],
   handle: IpcHandleBytes,
-): HandleFields | undefined {
+): IpcHandleFields | undefined {
   if (handle.reserved.length < CU_IPC_HANDLE_SIZE) return undefined;
   const bytes = Buffer.from(handle.reserved.subarray(0, CU_IPC_HANDLE_SIZE));
   if (bytes.toString('latin1', 0, 8) !== MAGIC[kind]) return undefined;
-  const fields: HandleFields = {
+  const fields: IpcHandleFields = {
     kind,
     pid: bytes.readUInt32LE(8),
     fd: bytes.readUInt32LE(12),

@@ -12,9 +12,9 @@ export interface Arena {
 }
 
 // The kernel moves less than 2 GiB a call.
-const LARGEST_TRANSFER = 2 ** 30;
+const MAX_TRANSFER_BYTES = 2 ** 30;
 
-const WORD = 8;
+const WORD_BYTES = 8;
 
 /**
  * Reads and writes host memory of this process. Out-values in the arena go through its views;
@@ -23,7 +23,7 @@ const WORD = 8;
 export class HostMemory {
   readonly #arena: Arena;
   readonly #view: DataView;
-  readonly #scratch = Buffer.allocUnsafeSlow(WORD);
+  readonly #scratch = Buffer.allocUnsafeSlow(WORD_BYTES);
   readonly #scratchView = new DataView(this.#scratch.buffer);
   readonly #scratchAddress = addressOf(this.#scratch);
 
@@ -35,7 +35,7 @@ export class HostMemory {
   /** Copies from anywhere to anywhere; false where either side is not mapped. */
   copy(to: number, from: number, byteLength: number): boolean {
     for (let done = 0; done < byteLength; ) {
-      const wanted = Math.min(byteLength - done, LARGEST_TRANSFER);
+      const wanted = Math.min(byteLength - done, MAX_TRANSFER_BYTES);
       const source = (from + done) as Address;
       const target = (to + done) as Address;
       if (!isAddress(source) || !isAddress(target)) return false;
@@ -47,7 +47,7 @@ export class HostMemory {
 
   /** Writes bytes; false where they cannot be written. */
   write(address: number, bytes: Uint8Array): boolean {
-    const at = this.#inArena(address, bytes.length);
+    const at = this.#arenaOffset(address, bytes.length);
     if (at < 0) return withAddress(bytes, (from) => this.copy(address, from, bytes.length));
     new Uint8Array(this.#arena.buffer).set(bytes, at);
     return true;
@@ -67,7 +67,7 @@ export class HostMemory {
   /** Whether an out-value can be written here. */
   isWritable(address: number): boolean {
     return (
-      this.#inArena(address, 1) >= 0 ||
+      this.#arenaOffset(address, 1) >= 0 ||
       (this.isReadable(address) && this.copy(address, this.#scratchAddress, 1))
     );
   }
@@ -81,18 +81,18 @@ export class HostMemory {
   }
 
   setUint64(address: number, value: number): boolean {
-    return this.#set(address, WORD, (view, at) => {
+    return this.#set(address, WORD_BYTES, (view, at) => {
       view.setUint32(at, value, true);
       view.setUint32(at + 4, value / 2 ** 32, true);
     });
   }
 
   setBigUint64(address: number, value: bigint): boolean {
-    return this.#set(address, WORD, (view, at) => view.setBigUint64(at, value, true));
+    return this.#set(address, WORD_BYTES, (view, at) => view.setBigUint64(at, value, true));
   }
 
   getUint64(address: number): bigint | undefined {
-    return this.copy(this.#scratchAddress, address, WORD)
+    return this.copy(this.#scratchAddress, address, WORD_BYTES)
       ? this.#scratchView.getBigUint64(0, true)
       : undefined;
   }
@@ -113,7 +113,7 @@ export class HostMemory {
   }
 
   #set(address: number, byteLength: number, set: (view: DataView, at: number) => void): boolean {
-    const at = this.#inArena(address, byteLength);
+    const at = this.#arenaOffset(address, byteLength);
     if (at >= 0) {
       set(this.#view, at);
       return true;
@@ -127,7 +127,7 @@ export class HostMemory {
   }
 
   /** Where in the arena `address` lies, or -1. */
-  #inArena(address: number, byteLength: number): number {
+  #arenaOffset(address: number, byteLength: number): number {
     const at = address - this.#arena.address;
     return at >= 0 && at + byteLength <= this.#arena.byteLength ? at : -1;
   }

@@ -10,10 +10,10 @@ import { addressOf } from '../native.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import type { StructName } from '../structs.ts';
 import type { Contexts } from './context.ts';
-import { LARGEST_STAGED } from './copy.ts';
-import type { HostMemory } from './host.ts';
+import { MAX_STAGED_BYTES } from './copy.ts';
+import type { HostMemory } from './host-memory.ts';
 import type { Memory } from './memory.ts';
-import type { Queues, Stream } from './queues.ts';
+import type { Stream, StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -27,7 +27,7 @@ const {
 type Fields = Readonly<Record<string, number>>;
 
 /** One side of a copy: where its first byte is, and how far apart rows and slices are. */
-interface Side {
+interface CopyOperand {
   readonly address: number;
   readonly pitch: number;
   readonly slice: number;
@@ -35,17 +35,22 @@ interface Side {
   readonly device: number;
 }
 
-interface Box {
+interface Extent3d {
   readonly width: number;
   readonly height: number;
   readonly depth: number;
 }
 
-const spanOf = ({ pitch, slice }: Side, { width, height, depth }: Box): number =>
+const byteSpan = ({ pitch, slice }: CopyOperand, { width, height, depth }: Extent3d): number =>
   slice * (depth - 1) + pitch * (height - 1) + width;
 
 /** The side that a struct's fields with this prefix describe, or why it cannot be copied. */
-function sideOf(fields: Fields, prefix: 'src' | 'dst', box: Box, device: number): Side | Status {
+function parseOperand(
+  fields: Fields,
+  prefix: 'src' | 'dst',
+  box: Extent3d,
+  device: number,
+): CopyOperand | Status {
   const field = (name: string): number => fields[`${prefix}${name}`] ?? 0;
   const type = field('MemoryType');
   if (type === CU_MEMORYTYPE_ARRAY) return CUDA_ERROR_NOT_SUPPORTED;
@@ -64,7 +69,7 @@ function sideOf(fields: Fields, prefix: 'src' | 'dst', box: Box, device: number)
   return { address: start + z * slice + y * pitch + x, pitch, slice, type, device };
 }
 
-export type BoxFunctions = Pick<
+export type Copy3dFunctions = Pick<
   Driver,
   | 'cuMemcpy2DUnaligned_v2'
   | 'cuMemcpy2DAsync_v2'
@@ -73,22 +78,26 @@ export type BoxFunctions = Pick<
   | 'cuMemcpy3DPeerAsync'
 >;
 
-export function boxFunctions(
+export function copy3dFunctions(
   memory: Memory,
-  queues: Queues,
+  queues: StreamQueues,
   host: HostMemory,
   contexts: Contexts,
-): BoxFunctions {
-  const canUse = (side: Side, byteLength: number, isTarget: boolean): boolean =>
+): Copy3dFunctions {
+  const canUse = (side: CopyOperand, byteLength: number, isTarget: boolean): boolean =>
     isTarget
       ? memory.canWrite(side.address, byteLength, side.device)
       : memory.canRead(side.address, byteLength, side.device);
-  const canStillUse = (side: Side, byteLength: number, isTarget: boolean): boolean =>
+  const canStillUse = (side: CopyOperand, byteLength: number, isTarget: boolean): boolean =>
     isTarget
       ? memory.canStillWrite(side.address, byteLength, side.device)
       : memory.canStillRead(side.address, byteLength, side.device);
 
-  const copyRows = (to: Side, from: Side, { width, height, depth }: Box): boolean => {
+  const copyRows = (
+    to: CopyOperand,
+    from: CopyOperand,
+    { width, height, depth }: Extent3d,
+  ): boolean => {
     for (let z = 0; z < depth; z += 1)
       for (let y = 0; y < height; y += 1) {
         const target = to.address + z * to.slice + y * to.pitch;
@@ -99,7 +108,7 @@ export function boxFunctions(
   };
 
   /** A side's bytes without the gaps, and what holds them. */
-  const packed = (box: Box, device: number): { side: Side; bytes: Uint8Array } => {
+  const packed = (box: Extent3d, device: number): { side: CopyOperand; bytes: Uint8Array } => {
     const bytes = Buffer.allocUnsafeSlow(box.width * box.height * box.depth);
     const { width: pitch, height } = box;
     const type = CU_MEMORYTYPE_HOST;
@@ -109,16 +118,22 @@ export function boxFunctions(
     };
   };
 
-  const copy = (queue: Stream, to: Side, from: Side, box: Box, isNow: boolean): Status => {
-    const isToDevice = canUse(to, spanOf(to, box), true);
-    const isFromDevice = canUse(from, spanOf(from, box), false);
+  const copy = (
+    queue: Stream,
+    to: CopyOperand,
+    from: CopyOperand,
+    box: Extent3d,
+    isNow: boolean,
+  ): Status => {
+    const isToDevice = canUse(to, byteSpan(to, box), true);
+    const isFromDevice = canUse(from, byteSpan(from, box), false);
     // Only memory that may be the host's can be unknown to the driver.
-    const mustBeDevice = ({ type, address }: Side): boolean =>
+    const mustBeDevice = ({ type, address }: CopyOperand): boolean =>
       type === CU_MEMORYTYPE_DEVICE || memory.isDeviceRegion(address);
     if ((!isToDevice && mustBeDevice(to)) || (!isFromDevice && mustBeDevice(from)))
       return CUDA_ERROR_INVALID_VALUE;
     // What is read now, or waited for, is no work that can be done again.
-    if (!(isFromDevice && isToDevice) && queues.breaks(queue))
+    if (!(isFromDevice && isToDevice) && queues.invalidateCapture(queue))
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 
     let source = from;
@@ -133,17 +148,17 @@ export function boxFunctions(
     let outcome: boolean | undefined;
     const work = (): boolean => {
       const isThere =
-        (!isToDevice || canStillUse(to, spanOf(to, box), true)) &&
-        (!isFromDevice || canStillUse(from, spanOf(from, box), false));
-      if (!isThere) queues.fault(queue);
+        (!isToDevice || canStillUse(to, byteSpan(to, box), true)) &&
+        (!isFromDevice || canStillUse(from, byteSpan(from, box), false));
+      if (!isThere) queues.failContext(queue);
       outcome = isThere && copyRows(to, source, box);
       kept = undefined;
       return true;
     };
     queues.enqueue(queue, work, 'copy');
-    const isStaged = isFromDevice || box.width * box.height * box.depth <= LARGEST_STAGED;
+    const isStaged = isFromDevice || box.width * box.height * box.depth <= MAX_STAGED_BYTES;
     if (!isNow && isToDevice && (isStaged || queue.capture)) return CUDA_SUCCESS;
-    queues.waitUntil(
+    queues.blockUntil(
       () => outcome !== undefined || queue.context.failure !== CUDA_SUCCESS,
       () => [queue],
     );
@@ -165,9 +180,9 @@ export function boxFunctions(
       [toDevice, fromDevice] = [target.device, source.device];
     }
     if (width === 0 || height === 0 || depth === 0) return CUDA_SUCCESS;
-    const to = sideOf(fields, 'dst', box, toDevice);
+    const to = parseOperand(fields, 'dst', box, toDevice);
     if (typeof to === 'number') return to;
-    const from = sideOf(fields, 'src', box, fromDevice);
+    const from = parseOperand(fields, 'src', box, fromDevice);
     if (typeof from === 'number') return from;
     return copy(queue, to, from, box, isNow);
   };

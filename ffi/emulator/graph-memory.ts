@@ -1,11 +1,9 @@
 /** Memory of graphs: there at each launch, from the node that allocates it to the one that frees it. */
 import { CUresult, type CUresult as Status } from '../results.ts';
-import type { Capture } from './capture.ts';
-import { GraphMemory } from './executable.ts';
+import { fillUninitialized } from './address-space.ts';
 import type { Pool, PoolRegion } from './pool.ts';
-import type { PoolRooms } from './pool-functions.ts';
-import type { Stream } from './queues.ts';
-import { fillFresh } from './space.ts';
+import type { EmulatorParts } from './pools.ts';
+import type { Capture, Stream } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -14,18 +12,43 @@ const {
   CUDA_ERROR_NOT_SUPPORTED,
 } = CUresult;
 
+/** Memory that graphs allocate and free; given back when nothing uses it any more. */
+export class GraphMemory {
+  readonly #free: () => void;
+  #references = 0;
+
+  constructor(giveBack: () => void) {
+    this.#free = giveBack;
+  }
+
+  addReference(): void {
+    this.#references += 1;
+  }
+
+  removeReference(): void {
+    this.#references -= 1;
+    if (this.#references === 0) this.#free();
+  }
+
+  /** Gives it back, whoever used it: their context has ended. */
+  free(): void {
+    if (this.#references > 0) this.#free();
+    this.#references = Number.NEGATIVE_INFINITY;
+  }
+}
+
 /** What was allocated in a capture, by address. */
-const allocated = new WeakMap<Capture, Map<number, PoolRegion>>();
+const captureAllocations = new WeakMap<Capture, Map<number, PoolRegion>>();
 
 const regionsOf = (capture: Capture): Map<number, PoolRegion> => {
-  const regions = allocated.get(capture) ?? new Map<number, PoolRegion>();
-  allocated.set(capture, regions);
+  const regions = captureAllocations.get(capture) ?? new Map<number, PoolRegion>();
+  captureAllocations.set(capture, regions);
   return regions;
 };
 
 /** Takes down a node that does its work at once, where its stream is. */
-function atLaunch(
-  queues: PoolRooms['queues'],
+function enqueueNode(
+  queues: EmulatorParts['queues'],
   stream: Stream,
   node: 'allocate' | 'free',
   work: () => void,
@@ -39,7 +62,7 @@ function atLaunch(
 
 /** Takes down an allocation; its address is the same at each launch. */
 export function allocateCaptured(
-  { pools, memory, queues, host }: Pick<PoolRooms, 'pools' | 'memory' | 'queues' | 'host'>,
+  { pools, memory, queues, host }: Pick<EmulatorParts, 'pools' | 'memory' | 'queues' | 'host'>,
   out: number,
   byteLength: number,
   { stream, pool, capture }: { stream: Stream; pool: Pool; capture: Capture },
@@ -51,9 +74,9 @@ export function allocateCaptured(
     ?.allocate(byteLength, stream, (device) => pool.access(device));
   if (!region) return CUDA_ERROR_OUT_OF_MEMORY;
   regionsOf(capture).set(region.address, region);
-  atLaunch(queues, stream, 'allocate', () => {
+  enqueueNode(queues, stream, 'allocate', () => {
     // What an earlier launch left there is nobody's to count on.
-    fillFresh(region.address, region.byteLength);
+    fillUninitialized(region.address, region.byteLength);
     memory.regions.add(region);
   });
   host.setUint64(out, region.address);
@@ -62,7 +85,7 @@ export function allocateCaptured(
 
 /** Takes down a free, of memory that the same capture has allocated. */
 export function freeCaptured(
-  { memory, queues }: Pick<PoolRooms, 'memory' | 'queues'>,
+  { memory, queues }: Pick<EmulatorParts, 'memory' | 'queues'>,
   address: number,
   stream: Stream,
   capture: Capture,
@@ -70,12 +93,15 @@ export function freeCaptured(
   const region = regionsOf(capture).get(address);
   if (!region || region.isFreed) return CUDA_ERROR_INVALID_VALUE;
   region.isFreed = true;
-  atLaunch(queues, stream, 'free', () => memory.regions.remove(region));
+  enqueueNode(queues, stream, 'free', () => memory.regions.remove(region));
   return CUDA_SUCCESS;
 }
 
 /** What a capture has allocated, when it has ended: only its launches reach it. */
-export function memoryOf({ memory }: Pick<PoolRooms, 'memory'>, capture: Capture): GraphMemory {
+export function takeGraphMemory(
+  { memory }: Pick<EmulatorParts, 'memory'>,
+  capture: Capture,
+): GraphMemory {
   const regions = [...regionsOf(capture).values()];
   for (const region of regions) memory.regions.remove(region);
   return new GraphMemory(() => {
@@ -84,5 +110,5 @@ export function memoryOf({ memory }: Pick<PoolRooms, 'memory'>, capture: Capture
 }
 
 /** Whether all that a capture has allocated is freed in it. */
-export const isBalanced = (capture: Capture): boolean =>
+export const freesAllMemory = (capture: Capture): boolean =>
   [...regionsOf(capture).values()].every(({ isFreed }) => isFreed);

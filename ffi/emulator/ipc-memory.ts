@@ -3,15 +3,15 @@ import { closeSync } from 'node:fs';
 import { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
-import { BLOCK_NAME, MappedBlock } from './block.ts';
+import { GRANULARITY } from './address-space.ts';
+import { ALLOCATION_UNIT, BLOCK_HEADER_BYTE_LENGTH } from './block-header.ts';
+import { BLOCK_NAME, MappedBlock } from './blocks.ts';
 import type { Context, Contexts } from './context.ts';
-import { decodeHandle, encodeHandle, type HandleFields } from './handle-bytes.ts';
-import type { HostMemory } from './host.ts';
-import type { Import, Memory } from './memory.ts';
-import { isAlive, openForeignMemfd, type Self } from './processes.ts';
-import type { Queues } from './queues.ts';
-import { GRANULARITY } from './space.ts';
-import { TRAILER_BYTE_LENGTH, UNIT } from './trailer.ts';
+import type { HostMemory } from './host-memory.ts';
+import { decodeIpcHandle, encodeIpcHandle, type IpcHandleFields } from './ipc-handle.ts';
+import type { ForeignAllocation, Memory } from './memory.ts';
+import { isAlive, openForeignMemfd, type ProcessIdentity } from './processes.ts';
+import type { StreamQueues } from './stream-queues.ts';
 
 const {
   CUDA_SUCCESS,
@@ -29,20 +29,23 @@ interface ForeignBlock {
   readonly mapped: MappedBlock;
   /** Which slot of the trailer says that this process has it mapped. */
   readonly slot: number;
-  users: number;
+  openCount: number;
 }
 
-interface Opened extends Import {
+interface OpenedAllocation extends ForeignAllocation {
   readonly key: string;
   readonly block: ForeignBlock;
-  opens: number;
+  openCount: number;
 }
 
 /**
  * Why a process's handle cannot be opened here at all; undefined where it may be. The driver
  * refuses its own handles, and those of a process that has ended.
  */
-export function refusal(self: Self, fields: HandleFields): Status | undefined {
+export function rejectionStatus(
+  self: ProcessIdentity,
+  fields: IpcHandleFields,
+): Status | undefined {
   if (fields.pid === self.pid && fields.startTime === self.startTime)
     return CUDA_ERROR_INVALID_CONTEXT;
   return isAlive(fields) ? undefined : CUDA_ERROR_INVALID_HANDLE;
@@ -51,13 +54,13 @@ export function refusal(self: Self, fields: HandleFields): Status | undefined {
 /** The memory of other processes that this one has open. */
 export class ForeignMemory {
   readonly #memory: Memory;
-  readonly #self: Self;
-  readonly #sameHandles: boolean;
+  readonly #self: ProcessIdentity;
+  readonly #reusesHandles: boolean;
   readonly #blocks = new Map<string, ForeignBlock>();
-  readonly #opened = new Map<string, Opened>();
+  readonly #opened = new Map<string, OpenedAllocation>();
 
-  constructor(memory: Memory, contexts: Contexts, self: Self, sameHandles: boolean) {
-    this.#sameHandles = sameHandles;
+  constructor(memory: Memory, contexts: Contexts, self: ProcessIdentity, sameHandles: boolean) {
+    this.#reusesHandles = sameHandles;
     this.#memory = memory;
     this.#self = self;
     contexts.onEnd((context) => {
@@ -67,27 +70,27 @@ export class ForeignMemory {
   }
 
   /** The address where the handle's memory is from now on, or why not. */
-  open(context: Context, fields: HandleFields): { address: number } | { status: Status } {
-    const refused = refusal(this.#self, fields);
+  open(context: Context, fields: IpcHandleFields): { address: number } | { status: Status } {
+    const refused = rejectionStatus(this.#self, fields);
     if (refused !== undefined) return { status: refused };
-    if (!isPlausible(fields)) return { status: CUDA_ERROR_INVALID_VALUE };
+    if (!isConsistent(fields)) return { status: CUDA_ERROR_INVALID_VALUE };
     const blockKey = `${context.handle}/${fields.generation}`;
     const key = `${blockKey}/${fields.blockByteLength}/${fields.offset}/${fields.id}`;
     const known = this.#opened.get(key);
     if (known && known.byteLength === fields.byteLength) {
-      known.opens += 1;
+      known.openCount += 1;
       return { address: known.address };
     }
-    if (this.#isOpenElsewhere(context, fields.generation))
+    if (this.#isOpenInOtherContext(context, fields.generation))
       return { status: CUDA_ERROR_INVALID_HANDLE };
     const block = this.#blocks.get(blockKey) ?? this.#map(blockKey, context, fields);
     if (typeof block === 'number') return { status: block };
-    const { trailer, byteLength: blockByteLength } = block.mapped;
+    const { header, byteLength: blockByteLength } = block.mapped;
     const isThere =
       blockByteLength === fields.blockByteLength &&
-      (this.#sameHandles
-        ? trailer.idAt(fields.offset) !== 0
-        : trailer.idAt(fields.offset) === fields.id);
+      (this.#reusesHandles
+        ? header.idAt(fields.offset) !== 0
+        : header.idAt(fields.offset) === fields.id);
     // A handle that says something else of what is open already was altered.
     if (known || !isThere) {
       this.#unmapUnused(block);
@@ -97,27 +100,27 @@ export class ForeignMemory {
     const address = mapped.address + fields.offset;
     const { byteLength } = fields;
     const bufferId = this.#memory.nextBufferId();
-    const opened = { address, byteLength, context, bufferId, mapped, key, block, opens: 1 };
-    block.users += 1;
+    const opened = { address, byteLength, context, bufferId, mapped, key, block, openCount: 1 };
+    block.openCount += 1;
     this.#opened.set(key, opened);
     this.#memory.imports.add(opened);
     return { address };
   }
 
   /** The open memory that starts at an address, and the context that it was opened in. */
-  find(address: number): Opened | undefined {
+  find(address: number): OpenedAllocation | undefined {
     const found = this.#memory.imports.at(address);
-    return found?.address === address ? (found as Opened) : undefined;
+    return found?.address === address ? (found as OpenedAllocation) : undefined;
   }
 
   /** Undoes one open. */
-  close(opened: Opened): void {
-    opened.opens -= 1;
-    if (opened.opens === 0) this.#forget(opened);
+  close(opened: OpenedAllocation): void {
+    opened.openCount -= 1;
+    if (opened.openCount === 0) this.#forget(opened);
   }
 
   /** Only one context a device may have a process's memory open. */
-  #isOpenElsewhere(context: Context, generation: string): boolean {
+  #isOpenInOtherContext(context: Context, generation: string): boolean {
     return [...this.#blocks.values()].some(
       (block) =>
         block.generation === generation &&
@@ -126,43 +129,43 @@ export class ForeignMemory {
     );
   }
 
-  #map(key: string, context: Context, fields: HandleFields): ForeignBlock | Status {
-    const total = fields.blockByteLength + TRAILER_BYTE_LENGTH;
+  #map(key: string, context: Context, fields: IpcHandleFields): ForeignBlock | Status {
+    const total = fields.blockByteLength + BLOCK_HEADER_BYTE_LENGTH;
     const fd = openForeignMemfd(fields, BLOCK_NAME, total);
     if (fd === undefined) return CUDA_ERROR_INVALID_VALUE;
     const mapped = MappedBlock.map(this.#memory.space, fd, fields.blockByteLength);
     closeSync(fd);
     if (!mapped) return CUDA_ERROR_OUT_OF_MEMORY;
-    const { trailer } = mapped;
-    const isRight = trailer.isValid && trailer.generation === fields.generation;
-    const slot = isRight ? trailer.claim(this.#self.pid, this.#self.startTime) : undefined;
+    const { header } = mapped;
+    const isRight = header.isValid && header.generation === fields.generation;
+    const slot = isRight ? header.addImporter(this.#self.pid, this.#self.startTime) : undefined;
     if (slot === undefined) {
       mapped.unmap();
       return isRight ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
     }
-    const block = { key, generation: fields.generation, context, mapped, slot, users: 0 };
+    const block = { key, generation: fields.generation, context, mapped, slot, openCount: 0 };
     this.#blocks.set(key, block);
     return block;
   }
 
-  #forget(opened: Opened): void {
+  #forget(opened: OpenedAllocation): void {
     this.#opened.delete(opened.key);
     this.#memory.imports.remove(opened);
-    opened.block.users -= 1;
+    opened.block.openCount -= 1;
     this.#unmapUnused(opened.block);
   }
 
   #unmapUnused(block: ForeignBlock): void {
-    if (block.users > 0) return;
+    if (block.openCount > 0) return;
     this.#blocks.delete(block.key);
-    block.mapped.trailer.unclaim(block.slot);
+    block.mapped.header.removeImporter(block.slot);
     block.mapped.unmap();
   }
 }
 
 /** Whether a handle's numbers fit together; whether they are true, the block itself tells. */
-const isPlausible = ({ offset, byteLength, blockByteLength }: HandleFields): boolean =>
-  offset % UNIT === 0 &&
+const isConsistent = ({ offset, byteLength, blockByteLength }: IpcHandleFields): boolean =>
+  offset % ALLOCATION_UNIT === 0 &&
   byteLength > 0 &&
   blockByteLength % GRANULARITY === 0 &&
   offset + byteLength <= blockByteLength &&
@@ -178,21 +181,21 @@ export const ipcMemoryFunctions = (
   memory: Memory,
   foreign: ForeignMemory,
   contexts: Contexts,
-  queues: Queues,
+  queues: StreamQueues,
   host: HostMemory,
-  self: Self,
+  self: ProcessIdentity,
   sameHandles: boolean,
 ): IpcMemoryFunctions => ({
   cuIpcGetMemHandle(out, address) {
     const allocation = memory.blocks.allocationAt(address);
     if (!allocation) return CUDA_ERROR_INVALID_VALUE;
     const { block, byteLength, bufferId } = allocation;
-    const bytes = encodeHandle({
+    const bytes = encodeIpcHandle({
       kind: 'memory',
       pid: self.pid,
       startTime: self.startTime,
       fd: block.fd,
-      generation: block.mapped.trailer.generation,
+      generation: block.mapped.header.generation,
       offset: allocation.address - block.address,
       byteLength,
       blockByteLength: block.byteLength,
@@ -201,7 +204,7 @@ export const ipcMemoryFunctions = (
     return host.write(out, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   },
   cuIpcOpenMemHandle_v2(out, handle, flags) {
-    const fields = decodeHandle('memory', handle);
+    const fields = decodeIpcHandle('memory', handle);
     if (flags !== CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || !fields) return CUDA_ERROR_INVALID_VALUE;
     const opened = foreign.open(contexts.current, fields);
     if ('status' in opened) return opened.status;

@@ -1,9 +1,0 @@
-/** Functions of what a device may lack. */
-import { CUresult, type CUresult as Status } from '../results.ts';
-
-/** The functions as they are, or all answering NOT_SUPPORTED. */
-export function supportedOnly<F extends object>(isSupported: boolean, functions: F): F {
-  if (isSupported) return functions;
-  const refuse = (): Status => CUresult.CUDA_ERROR_NOT_SUPPORTED;
-  return Object.fromEntries(Object.keys(functions).map((name) => [name, refuse])) as F;
-}
