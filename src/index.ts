@@ -2,7 +2,7 @@ export { isAvailable, driverVersion } from './driver.ts';
 export { Device, devices } from './device.ts';
 export { Context, type PlaceOptions } from './context.ts';
 export type { MemoryInfo } from './context.ts';
-export { Stream, type StreamOptions } from './stream.ts';
+export { Stream, type StreamOption, type StreamOptions } from './stream.ts';
 export { CudaEvent, type EventOptions } from './event.ts';
 export {
   Dtype,
@@ -42,7 +42,6 @@ export type {
   CopyOptions,
   FillOptions,
   PointerOptions,
-  StreamOption,
 } from './memory/buffer.ts';
 export { copyPitched, copyPitchedSync, queuePitchedCopy } from './memory/pitched-copy.ts';
 export { fillPitched } from './memory/pitched-memory.ts';

@@ -4,7 +4,7 @@ import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context } from '../context.ts';
 import { Dtype } from '../dtype.ts';
 import { type AllocateOptions, checkMemoryResource, DeviceBuffer } from '../memory/buffer.ts';
-import { streamOf } from '../memory/buffer-copy.ts';
+import { streamOf } from '../stream.ts';
 import { checkInstance, checkInteger } from '../validate.ts';
 import type { MemorySourceOptions } from './array-options.ts';
 import type { DeviceItems } from './device-copy.ts';

@@ -2,15 +2,14 @@
 import { arena } from '../../ffi/arena.ts';
 import type { Dtype } from '../dtype.ts';
 import { assertNotCapturing } from '../graph-capture.ts';
-import type { CopyOptions, StreamOption } from '../memory/buffer.ts';
-import { streamOf } from '../memory/buffer-copy.ts';
+import type { CopyOptions } from '../memory/buffer.ts';
 import {
   copySmallToArena,
   MAX_SMALL_COPY_BYTE_LENGTH,
   SMALL_COPY_ARENA_OFFSET,
 } from '../memory/copy.ts';
 import { checkSignal, type WaitOptions } from '../poller.ts';
-import type { Stream } from '../stream.ts';
+import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import { typedArrayKind, typedArrayLength } from '../typed-array.ts';
 import { checkHostMemory, checkOptions } from '../validate.ts';
 import type { OrderOption } from './array-options.ts';

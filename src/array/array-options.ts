@@ -1,7 +1,8 @@
 /** The options of arrays. */
 import type { PlaceOptions } from '../context.ts';
 import type { Dtype } from '../dtype.ts';
-import type { MemoryResource, StreamOption } from '../memory/buffer.ts';
+import type { MemoryResource } from '../memory/buffer.ts';
+import type { StreamOption } from '../stream.ts';
 import type { Order } from './layout.ts';
 
 /** Options of calls that take or give items one after the other. */

@@ -2,11 +2,10 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import type { Dtype } from '../dtype.ts';
-import { DeviceBuffer, keepaliveFor, type StreamOption } from '../memory/buffer.ts';
-import { streamOf } from '../memory/buffer-copy.ts';
+import { DeviceBuffer, keepaliveFor } from '../memory/buffer.ts';
 import { InternalEvent } from '../memory/internal-event.ts';
 import { deviceOfPointer } from '../memory/pointer-attributes.ts';
-import { Stream } from '../stream.ts';
+import { Stream, type StreamOption, streamOf } from '../stream.ts';
 import { checkInteger, checkOptions } from '../validate.ts';
 import { DeviceArray } from './device-array.ts';
 import { type Extents, type Layout, layoutExtents } from './layout.ts';

@@ -1,9 +1,9 @@
 /** New arrays, whose items are yet to be written. */
 
 import { type Dtype, defaultDtype } from '../dtype.ts';
-import { streamOf } from '../memory/buffer-copy.ts';
 import { ManagedMemory, type ManagedMemoryOptions } from '../memory/managed.ts';
 import { MappedMemory, type MappedMemoryOptions } from '../memory/mapped.ts';
+import { streamOf } from '../stream.ts';
 import { checkOptions } from '../validate.ts';
 import { checkDtype, newLayout } from './allocate-items.ts';
 import type { DeviceArrayLikeOptions, DeviceArrayOptions, OrderOption } from './array-options.ts';

@@ -3,8 +3,7 @@ import { CU_STREAM_LEGACY, CU_STREAM_PER_THREAD } from '../../ffi/constants.ts';
 import type { Context } from '../context.ts';
 import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
-import { streamOf } from '../memory/buffer-copy.ts';
-import { Stream } from '../stream.ts';
+import { Stream, streamOf } from '../stream.ts';
 import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { newLayout } from './allocate-items.ts';
 import {

@@ -9,11 +9,9 @@ import {
   type BufferCloseOptions,
   type CopyOptions,
   DeviceBuffer,
-  type StreamOption,
 } from '../memory/buffer.ts';
-import { streamOf } from '../memory/buffer-copy.ts';
 import { HostVisibleBuffer } from '../memory/host-visible.ts';
-import type { Stream } from '../stream.ts';
+import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import {
   assertInternal,
   checkBoolean,

@@ -3,10 +3,9 @@
 import type { Context } from '../context.ts';
 import { type DlpackType, type Dtype, dtypeFromDlpack } from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
-import { streamOf } from '../memory/buffer-copy.ts';
 import { ManagedMemory } from '../memory/managed.ts';
 import { MappedMemory } from '../memory/mapped.ts';
-import type { Stream } from '../stream.ts';
+import { type Stream, streamOf } from '../stream.ts';
 import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { newLayout } from './allocate-items.ts';
 import {

@@ -1,7 +1,7 @@
 import { Context, type PlaceOptions } from '../context.ts';
 import { type Dtype, defaultDtype } from '../dtype.ts';
-import { keepaliveFor, type StreamOption } from '../memory/buffer.ts';
-import { streamOf } from '../memory/buffer-copy.ts';
+import { keepaliveFor } from '../memory/buffer.ts';
+import { type StreamOption, streamOf } from '../stream.ts';
 import { checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 import { checkDtype, newLayout } from './allocate-items.ts';
 import type { OrderOrStrides } from './array-options.ts';

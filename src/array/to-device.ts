@@ -1,9 +1,8 @@
 /** Arrays on a device made of items from elsewhere. */
 
 import type { bool, Dtype, DtypeOf, float64, int64 } from '../dtype.ts';
-import type { StreamOption } from '../memory/buffer.ts';
-import { streamOf } from '../memory/buffer-copy.ts';
 import { checkSignal, type WaitOptions } from '../poller.ts';
+import { type StreamOption, streamOf } from '../stream.ts';
 import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
 import { checkBoolean, checkInstance, checkOptions } from '../validate.ts';
 import { checkDtype, newLayout, toShape } from './allocate-items.ts';

@@ -1,9 +1,8 @@
 /** Memory compared where it is. */
 
 import { type CopyOptions, DeviceBuffer } from '../memory/buffer.ts';
-import { streamOf } from '../memory/buffer-copy.ts';
 import { checkSignal, nextLoopIteration, type WaitOptions } from '../poller.ts';
-import { Stream } from '../stream.ts';
+import { Stream, streamOf } from '../stream.ts';
 import { checkInstance, checkOptions } from '../validate.ts';
 import { builtinKernel } from './builtin-kernels.ts';
 

@@ -9,9 +9,8 @@ import { Context, type PlaceOptions } from '../context.ts';
 import { CuffiError, NotSupportedError } from '../errors.ts';
 import { assertNotCapturing, runDeferredActions, runInCapture } from '../graph-capture.ts';
 import { Resource, releaseOrWarn, runAll } from '../lifetime.ts';
-import type { StreamOption } from '../memory/buffer.ts';
-import { noteMemoryUse, streamOption } from '../memory/buffer-copy.ts';
-import { Stream } from '../stream.ts';
+import { noteMemoryUse } from '../memory/buffer-copy.ts';
+import { Stream, type StreamOption, streamOption } from '../stream.ts';
 import {
   assertInternal,
   checkInstance,

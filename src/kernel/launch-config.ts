@@ -14,8 +14,7 @@ import type { Address, CUfunction } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
-import { streamOf } from '../memory/buffer-copy.ts';
-import type { Stream } from '../stream.ts';
+import { type Stream, streamOf } from '../stream.ts';
 import { checkBoolean, checkInteger, checkOptionNames, formatValue } from '../validate.ts';
 import { readAttribute } from './function-attributes.ts';
 

@@ -6,17 +6,10 @@ import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { addCapturedContexts, isCapturing } from '../graph-capture.ts';
-import { Resource } from '../lifetime.ts';
 import { checkSignal } from '../poller.ts';
-import type { Stream } from '../stream.ts';
-import {
-  checkHostMemory,
-  checkInteger,
-  checkOptions,
-  formatValue,
-  type HostMemory,
-} from '../validate.ts';
-import type { CopyOptions, DeviceBuffer, FillOptions, StreamOption } from './buffer.ts';
+import { type Stream, type StreamOption, streamOf, streamOption } from '../stream.ts';
+import { checkHostMemory, checkInteger, checkOptions, type HostMemory } from '../validate.ts';
+import type { CopyOptions, DeviceBuffer, FillOptions } from './buffer.ts';
 import { chunks } from './chunks.ts';
 import { copyAsync, copySync } from './copy.ts';
 import type { HostCopy } from './host-copy.ts';
@@ -124,28 +117,6 @@ export function noteMemoryUse(workContext: Context, memoryContexts: readonly Con
   for (const { workTracker } of memoryContexts)
     workTracker.addOtherContext(workContext.workTracker);
   addCapturedContexts(memoryContexts);
-}
-
-/** The stream of a call's options, if it names one. @throws TypeError for anything else */
-export function streamOf(stream: unknown): Stream | undefined {
-  if (stream !== undefined && !Resource.is(stream, 'Stream'))
-    throw new TypeError(`stream must be a Stream, not ${formatValue(stream)}`);
-  return stream as Stream | undefined;
-}
-
-/**
- * The stream of options that have nothing else. That there is one property is seen in a third of the
- * time that its name takes, which the calls that only queue would feel.
- *
- * @throws TypeError as checkOptions
- */
-export function streamOption(options: StreamOption | undefined, call: string): Stream | undefined {
-  if (options === undefined) return undefined;
-  let count = 0;
-  for (const _ in options) count += 1;
-  const isPlain =
-    count === 1 && Object.getPrototypeOf(options) === Object.prototype && 'stream' in options;
-  return streamOf(isPlain ? options.stream : checkOptions(options, ['stream'], call).stream);
 }
 
 /** The bytes of an element that a fill sets to `value`. @throws RangeError */

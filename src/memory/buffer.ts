@@ -4,7 +4,7 @@ import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
 import { CuffiError } from '../errors.ts';
 import { life, Resource, type Scope } from '../lifetime.ts';
 import type { WaitOptions } from '../poller.ts';
-import type { Stream } from '../stream.ts';
+import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import {
   assertInternal,
   checkInstance,
@@ -13,17 +13,11 @@ import {
   formatValue,
   type HostMemory,
 } from '../validate.ts';
-import { copyBuffer, copyHost, copyHostSync, fillBuffer, streamOf } from './buffer-copy.ts';
+import { copyBuffer, copyHost, copyHostSync, fillBuffer } from './buffer-copy.ts';
 import { splitOffsetsWithin } from './chunks.ts';
 import { DeviceMemory } from './device-memory.ts';
 import type { HostAllocation, HostMemoryKind } from './host-allocation.ts';
 import type { LockFlags } from './page-lock.ts';
-
-/** Options of calls that work in a stream. */
-export interface StreamOption {
-  /** The stream to work in. Default: the legacy default stream. */
-  readonly stream?: Stream;
-}
 
 /** Options of awaited copies. */
 export interface CopyOptions extends StreamOption, WaitOptions {}

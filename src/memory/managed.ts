@@ -16,15 +16,11 @@ import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
+import { type StreamOption, streamOption } from '../stream.ts';
 import { assertInternal, checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
-import {
-  type AllocateOptions,
-  DeviceBuffer,
-  type MemoryResource,
-  type StreamOption,
-} from './buffer.ts';
-import { noteMemoryUse, streamOption } from './buffer-copy.ts';
+import { type AllocateOptions, DeviceBuffer, type MemoryResource } from './buffer.ts';
+import { noteMemoryUse } from './buffer-copy.ts';
 import { viewDriverMemory } from './host-views.ts';
 import { HostVisibleBuffer } from './host-visible.ts';
 

@@ -2,10 +2,11 @@ import { OUT0, OUT1, readHandle, readSize } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
+import { streamOf } from '../stream.ts';
 import { checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
 import { DeviceBuffer, type FillOptions, memoryManagerOf } from './buffer.ts';
-import { checkFillElement, fillRowsOnDevice, noteMemoryUse, streamOf } from './buffer-copy.ts';
+import { checkFillElement, fillRowsOnDevice, noteMemoryUse } from './buffer-copy.ts';
 import { roundUp } from './chunks.ts';
 import { DeviceMemory, makeOwnedBuffer } from './device-memory.ts';
 import {

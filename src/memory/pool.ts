@@ -15,7 +15,7 @@ import { Device } from '../device.ts';
 import { CuffiError, IpcError, NotSupportedError } from '../errors.ts';
 import { belongsToCapture, isCapturing, onCaptureEnd } from '../graph-capture.ts';
 import { Resource, type ResourceInit, releaseOrWarn } from '../lifetime.ts';
-import type { Stream } from '../stream.ts';
+import { type Stream, streamOption } from '../stream.ts';
 import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
 import {
@@ -24,7 +24,6 @@ import {
   type MemoryResource,
   type StreamOrderedRelease,
 } from './buffer.ts';
-import { streamOption } from './buffer-copy.ts';
 import type { PoolCloseOptions, PoolOptions } from './pool-attributes.ts';
 import * as driver from './pool-attributes.ts';
 import {

@@ -4,10 +4,9 @@ import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
-import { streamOf } from '../../memory/buffer-copy.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import type { Stream } from '../../stream.ts';
+import { type Stream, streamOf } from '../../stream.ts';
 import { checkOptions, formatValue } from '../../validate.ts';
 import type {
   IpcBufferDescriptor,

@@ -14,10 +14,10 @@ import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { runAll } from '../../lifetime.ts';
-import { type Access, DeviceBuffer, type StreamOption } from '../../memory/buffer.ts';
-import { streamOf } from '../../memory/buffer-copy.ts';
+import { type Access, DeviceBuffer } from '../../memory/buffer.ts';
 import { addContextFd, closeContextFd } from '../../memory/context-fds.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
+import { type StreamOption, streamOf } from '../../stream.ts';
 import { bytesOfView, typedArrayKind } from '../../typed-array.ts';
 import { checkInteger, checkOptions } from '../../validate.ts';
 import {

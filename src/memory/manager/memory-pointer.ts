@@ -1,9 +1,8 @@
 import type { Address, CUdeviceptr } from '../../../ffi/types.ts';
 import { Context } from '../../context.ts';
 import { Resource, releaseOrWarn, Scope } from '../../lifetime.ts';
+import { type StreamOption, streamOption } from '../../stream.ts';
 import { checkInstance, checkInteger, checkOptions } from '../../validate.ts';
-import type { StreamOption } from '../buffer.ts';
-import { streamOption } from '../buffer-copy.ts';
 import { devicePointerOf } from '../page-lock.ts';
 
 /**
