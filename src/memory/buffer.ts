@@ -2,7 +2,7 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
 import { CuffiError } from '../errors.ts';
-import { life, Resource, type Scope } from '../lifetime.ts';
+import { isClosed, Resource, type Scope, stateKey } from '../lifetime.ts';
 import type { WaitOptions } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import {
@@ -179,7 +179,7 @@ abstract class BufferMemory extends Resource {
 
   override get closed(): boolean {
     // Not super.closed, which a launch would feel for each of its buffers.
-    if (this[life].isClosed) return true;
+    if (isClosed(this[stateKey])) return true;
     const container = this.#root ?? this.#keepalive;
     return container !== undefined && container instanceof Resource && container.closed;
   }
