@@ -9,6 +9,7 @@ import { addCapturedContexts, isCapturing } from '../graph-capture.ts';
 import { checkSignal } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../stream.ts';
 import { checkHostMemory, checkInteger, checkOptions, type HostMemory } from '../validate.ts';
+import type { TrackedContext } from '../work-tracker.ts';
 import type { CopyOptions, DeviceBuffer, FillOptions } from './buffer.ts';
 import { chunks } from './chunks.ts';
 import { copyAsync, copySync } from './copy.ts';
@@ -111,7 +112,10 @@ function toHostCopy(
 }
 
 /** Memory of these contexts must outlive the work that is queued in a stream of `where`. */
-export function noteMemoryUse(workContext: Context, memoryContexts: readonly Context[]): void {
+export function noteMemoryUse(
+  workContext: Context,
+  memoryContexts: readonly TrackedContext[],
+): void {
   // The commonest case, without its loops.
   if (memoryContexts.length === 1 && memoryContexts[0] === workContext && !isCapturing()) return;
   for (const { workTracker } of memoryContexts)
