@@ -2,10 +2,10 @@
 import { types } from 'node:util';
 import { bufferOfView, bytesOfView } from './typed-array.ts';
 
-/** The name of a class. The build calls one that refers to itself `_Name` inside. */
+/** Returns the name of a class, for messages. */
 export function className(type: unknown): string {
   const name: unknown = typeof type === 'function' ? type.name : undefined;
-  return typeof name === 'string' && name !== '' ? name.replace(/^_/, '').slice(0, 60) : 'object';
+  return typeof name === 'string' && name !== '' ? name.slice(0, 60) : 'object';
 }
 
 /** Returns the name of an object's class, for messages. Never throws, whatever the object's properties. */
