@@ -29,12 +29,6 @@ export interface PlaceOptions {
   readonly device?: Device | number;
 }
 
-/** The primary contexts by ordinal, of the driver that was selected when they were made. */
-let primaryContexts: { readonly selection: number; readonly byOrdinal: Map<number, Context> } = {
-  selection: -1,
-  byOrdinal: new Map(),
-};
-
 /**
  * A context: the state of a process on a device. cuffi uses the primary context, which it shares with
  * other libraries of the process. It never leaves a context current: calls that need one push and pop it.
@@ -336,6 +330,16 @@ export class Context {
   }
 }
 
+// ---------------------------------------------------------------------------------------------
+// The primary contexts, and which contexts are lost
+// ---------------------------------------------------------------------------------------------
+
+/** The primary contexts by ordinal, of the driver that was selected when they were made. */
+let primaryContexts: { readonly selection: number; readonly byOrdinal: Map<number, Context> } = {
+  selection: -1,
+  byOrdinal: new Map(),
+};
+
 /** The selection of the driver whose borrowed context was lost. */
 let borrowedLossSelection = -1;
 
@@ -368,6 +372,10 @@ setLossDetector(() => {
   return true;
 });
 
+// ---------------------------------------------------------------------------------------------
+// Memory managers
+// ---------------------------------------------------------------------------------------------
+
 /** What a context needs of its memory manager: contexts are below the memory managers. */
 export interface ContextMemory {
   /** False while the manager itself runs: then the context calls the driver directly. */
@@ -380,7 +388,9 @@ export interface ContextMemory {
 /** Makes the memory manager of a context. */
 type ContextMemoryFactory = (context: Context) => ContextMemory;
 
-let chosenFactory: { readonly selection: number; readonly serve: ContextMemoryFactory } | undefined;
+let chosenFactory:
+  | { readonly selection: number; readonly create: ContextMemoryFactory }
+  | undefined;
 /** The driver selection in which the newest context was made. */
 let lastContextSelection = -1;
 
@@ -389,22 +399,26 @@ let lastContextSelection = -1;
  *
  * @throws CuffiError if a context exists already, as its memory may be from another manager
  */
-export function setContextMemoryFactory(serve: ContextMemoryFactory): void {
+export function setContextMemoryFactory(create: ContextMemoryFactory): void {
   if (lastContextSelection === selectionCount())
     throw new CuffiError(
       'a memory manager must be set before the first context exists: set it at the beginning of the ' +
         'program, before creating buffers, streams or events',
     );
-  chosenFactory = { selection: selectionCount(), serve };
+  chosenFactory = { selection: selectionCount(), create };
 }
 
 /** Makes the memory manager of a new context; undefined if none was set. */
 function createContextMemory(context: Context): ContextMemory | undefined {
   lastContextSelection = selectionCount();
   return chosenFactory?.selection === lastContextSelection
-    ? chosenFactory.serve(context)
+    ? chosenFactory.create(context)
     : undefined;
 }
+
+// ---------------------------------------------------------------------------------------------
+// Driver calls
+// ---------------------------------------------------------------------------------------------
 
 /** Returns the driver's number of a limit. @throws TypeError for an unknown name */
 function limitNumber(name: LimitName): number {
@@ -481,6 +495,10 @@ function closeForReset(context: Context, reason: string, isOpen: boolean): void 
     () => isOpen && context.synchronizeSync(),
   ]);
 }
+
+// ---------------------------------------------------------------------------------------------
+// Access to the memory of other devices
+// ---------------------------------------------------------------------------------------------
 
 /** The contexts of other devices whose memory a context may access. */
 class PeerAccess {

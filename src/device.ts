@@ -7,24 +7,6 @@ import { check } from './check.ts';
 import { initialize } from './driver.ts';
 import { assertInternal, checkInteger, formatValue } from './validate.ts';
 
-/** The devices by ordinal, of the driver that was selected when they were made. */
-let deviceCache: DeviceCache = { selection: -1, count: undefined, devices: [] };
-
-interface DeviceCache {
-  readonly selection: number;
-  /** The driver counts its devices once, at its initialization. */
-  count: number | undefined;
-  readonly devices: (Device | undefined)[];
-}
-
-function currentDeviceCache(): DeviceCache {
-  initialize();
-  const selection = selectionCount();
-  if (deviceCache.selection !== selection)
-    deviceCache = { selection, count: undefined, devices: [] };
-  return deviceCache;
-}
-
 /**
  * A GPU, as this process sees it. Reading its properties opens no context: the first use of the
  * context does.
@@ -177,4 +159,26 @@ export function devices(): Device[] {
   const all: Device[] = [];
   for (let ordinal = 0; ordinal < count; ordinal += 1) all.push(Device.get(ordinal));
   return all;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The devices that were made
+// ---------------------------------------------------------------------------------------------
+
+/** The devices by ordinal, of the driver that was selected when they were made. */
+let deviceCache: DeviceCache = { selection: -1, count: undefined, devices: [] };
+
+interface DeviceCache {
+  readonly selection: number;
+  /** The driver counts its devices once, at its initialization. */
+  count: number | undefined;
+  readonly devices: (Device | undefined)[];
+}
+
+function currentDeviceCache(): DeviceCache {
+  initialize();
+  const selection = selectionCount();
+  if (deviceCache.selection !== selection)
+    deviceCache = { selection, count: undefined, devices: [] };
+  return deviceCache;
 }

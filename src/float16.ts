@@ -1,5 +1,74 @@
 /** Converts numbers to 16-bit floats, as bits in Uint16Arrays, and back. */
 
+/**
+ * Converts numbers to the bits of float16, rounded to nearest, ties to even. Numbers from 65520 on become
+ * infinite; every NaN becomes the same NaN.
+ *
+ * @throws TypeError for anything but numbers
+ * @example
+ * cuda.toFloat16(1.5); // 0x3e00
+ * cuda.toFloat16([0.1, 0.2]); // a Uint16Array of 2
+ * @see https://en.wikipedia.org/wiki/Half-precision_floating-point_format
+ */
+export function toFloat16(value: number): number;
+export function toFloat16(values: ArrayLike<number>): Uint16Array<ArrayBuffer>;
+export function toFloat16(value: number | ArrayLike<number>): number | Uint16Array<ArrayBuffer> {
+  return typeof value === 'object' ? encodeAll(value, float16Format) : encode(value, float16Format);
+}
+
+/**
+ * Converts the bits of float16 to numbers, exactly. Only the lower 16 bits of a number count.
+ *
+ * @throws TypeError for anything but a number or a Uint16Array
+ * @example
+ * cuda.fromFloat16(0x3e00); // 1.5
+ * cuda.fromFloat16(new Uint16Array([0x3c00, 0xc000])); // Float32Array [1, -2]
+ */
+export function fromFloat16(bits: number): number;
+export function fromFloat16(bits: Uint16Array): Float32Array<ArrayBuffer>;
+export function fromFloat16(bits: number | Uint16Array): number | Float32Array<ArrayBuffer> {
+  const given = checkBits(bits);
+  return typeof given === 'number' ? decode(given, float16Format) : decodeAll(given, float16Format);
+}
+
+/**
+ * Converts numbers to the bits of bfloat16, rounded to nearest, ties to even; every NaN becomes the
+ * same NaN.
+ *
+ * @throws TypeError for anything but numbers
+ * @example
+ * cuda.toBfloat16(1.5); // 0x3fc0
+ * cuda.toBfloat16(new Float32Array([0.1, 0.2])); // a Uint16Array of 2
+ * @see https://en.wikipedia.org/wiki/Bfloat16_floating-point_format
+ */
+export function toBfloat16(value: number): number;
+export function toBfloat16(values: ArrayLike<number>): Uint16Array<ArrayBuffer>;
+export function toBfloat16(value: number | ArrayLike<number>): number | Uint16Array<ArrayBuffer> {
+  return typeof value === 'object'
+    ? encodeAll(value, bfloat16Format)
+    : encode(value, bfloat16Format);
+}
+
+/**
+ * Converts the bits of bfloat16 to numbers, exactly. Only the lower 16 bits of a number count.
+ *
+ * @throws TypeError for anything but a number or a Uint16Array
+ * @example
+ * cuda.fromBfloat16(0x3fc0); // 1.5
+ */
+export function fromBfloat16(bits: number): number;
+export function fromBfloat16(bits: Uint16Array): Float32Array<ArrayBuffer>;
+export function fromBfloat16(bits: number | Uint16Array): number | Float32Array<ArrayBuffer> {
+  const given = checkBits(bits);
+  return typeof given === 'number'
+    ? decode(given, bfloat16Format)
+    : decodeAll(given, bfloat16Format);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Conversion by the bits of doubles and floats
+// ---------------------------------------------------------------------------------------------
+
 /** A binary format of 16 bits: a sign, an exponent and a mantissa. */
 interface Format {
   readonly mantissaBits: number;
@@ -71,69 +140,4 @@ function decodeAll(bits: Uint16Array, format: Format): Float32Array<ArrayBuffer>
 function checkBits(bits: unknown): number | Uint16Array {
   if (typeof bits === 'number' || bits instanceof Uint16Array) return bits;
   throw new TypeError('the bits of 16-bit floats must be a number or a Uint16Array');
-}
-
-/**
- * Converts numbers to the bits of float16, rounded to nearest, ties to even. Numbers from 65520 on become
- * infinite; every NaN becomes the same NaN.
- *
- * @throws TypeError for anything but numbers
- * @example
- * cuda.toFloat16(1.5); // 0x3e00
- * cuda.toFloat16([0.1, 0.2]); // a Uint16Array of 2
- * @see https://en.wikipedia.org/wiki/Half-precision_floating-point_format
- */
-export function toFloat16(value: number): number;
-export function toFloat16(values: ArrayLike<number>): Uint16Array<ArrayBuffer>;
-export function toFloat16(value: number | ArrayLike<number>): number | Uint16Array<ArrayBuffer> {
-  return typeof value === 'object' ? encodeAll(value, float16Format) : encode(value, float16Format);
-}
-
-/**
- * Converts the bits of float16 to numbers, exactly. Only the lower 16 bits of a number count.
- *
- * @throws TypeError for anything but a number or a Uint16Array
- * @example
- * cuda.fromFloat16(0x3e00); // 1.5
- * cuda.fromFloat16(new Uint16Array([0x3c00, 0xc000])); // Float32Array [1, -2]
- */
-export function fromFloat16(bits: number): number;
-export function fromFloat16(bits: Uint16Array): Float32Array<ArrayBuffer>;
-export function fromFloat16(bits: number | Uint16Array): number | Float32Array<ArrayBuffer> {
-  const given = checkBits(bits);
-  return typeof given === 'number' ? decode(given, float16Format) : decodeAll(given, float16Format);
-}
-
-/**
- * Converts numbers to the bits of bfloat16, rounded to nearest, ties to even; every NaN becomes the
- * same NaN.
- *
- * @throws TypeError for anything but numbers
- * @example
- * cuda.toBfloat16(1.5); // 0x3fc0
- * cuda.toBfloat16(new Float32Array([0.1, 0.2])); // a Uint16Array of 2
- * @see https://en.wikipedia.org/wiki/Bfloat16_floating-point_format
- */
-export function toBfloat16(value: number): number;
-export function toBfloat16(values: ArrayLike<number>): Uint16Array<ArrayBuffer>;
-export function toBfloat16(value: number | ArrayLike<number>): number | Uint16Array<ArrayBuffer> {
-  return typeof value === 'object'
-    ? encodeAll(value, bfloat16Format)
-    : encode(value, bfloat16Format);
-}
-
-/**
- * Converts the bits of bfloat16 to numbers, exactly. Only the lower 16 bits of a number count.
- *
- * @throws TypeError for anything but a number or a Uint16Array
- * @example
- * cuda.fromBfloat16(0x3fc0); // 1.5
- */
-export function fromBfloat16(bits: number): number;
-export function fromBfloat16(bits: Uint16Array): Float32Array<ArrayBuffer>;
-export function fromBfloat16(bits: number | Uint16Array): number | Float32Array<ArrayBuffer> {
-  const given = checkBits(bits);
-  return typeof given === 'number'
-    ? decode(given, bfloat16Format)
-    : decodeAll(given, bfloat16Format);
 }

@@ -6,21 +6,6 @@
 
 import { checkInstance, checkOptions } from './validate.ts';
 
-interface PendingPoll {
-  poll(): boolean;
-  resolve(): void;
-  reject(error: unknown): void;
-  /** Whether it keeps the process alive. */
-  readonly keepAlive: boolean;
-  /** How often it was polled. */
-  attempts: number;
-  /** The time in which it is polled in each iteration, however many attempts there were. */
-  readonly eagerFrom: number;
-  readonly eagerUntil: number;
-  /** For a background poll: since when it has waited for the same thing. */
-  since: number;
-}
-
 /** When a wait is expected to end, in milliseconds from its beginning. */
 export interface ExpectedEnd {
   readonly earliestMs: number;
@@ -36,6 +21,106 @@ export interface WaitOptions {
 /** Returns the options of a wait with a `signal`. @throws TypeError unless it is a signal or undefined */
 export function checkSignal(signal: unknown): WaitOptions {
   return signal === undefined ? {} : { signal: checkInstance(signal, AbortSignal, 'signal') };
+}
+
+/**
+ * Resolves when `poll` returns true, and rejects with what it throws. The process stays alive meanwhile.
+ * The first call of `poll` is immediate, so that finished work costs no iteration of the event loop.
+ *
+ * @param expected when the end is expected: from the earliest to the latest time, each iteration of the
+ * event loop polls
+ */
+export function pollUntil(
+  poll: () => boolean,
+  options: WaitOptions = {},
+  expected?: ExpectedEnd,
+): Promise<void> {
+  const { signal } = checkSignal(checkOptions(options, ['signal'], 'waiting').signal);
+  return new Promise((resolve, reject) => {
+    signal?.throwIfAborted();
+    if (poll()) {
+      resolve();
+      return;
+    }
+    // The poll itself may have aborted the signal, which does not notify listeners added later.
+    signal?.throwIfAborted();
+    const now = expected ? performance.now() : 0;
+    const abort = (): void => {
+      remove(wait);
+      reject(signal?.reason);
+    };
+    const settle =
+      <T>(then: (value: T) => void) =>
+      (value: T): void => {
+        signal?.removeEventListener('abort', abort);
+        then(value);
+      };
+    const wait: PendingPoll = {
+      poll,
+      resolve: settle<void>(resolve),
+      reject: settle<unknown>(reject),
+      keepAlive: true,
+      attempts: 0,
+      // Two periods early: the last timer may be set just before, and may fire late.
+      eagerFrom: expected ? now + expected.earliestMs - 2 * PERIOD_MS : 0,
+      eagerUntil: expected ? now + expected.latestMs : 0,
+      since: 0,
+    };
+    signal?.addEventListener('abort', abort, { once: true });
+    add(wait);
+  });
+}
+
+/**
+ * Calls `poll` until it returns true. This does not keep the process alive, but wakes a sleeping event
+ * loop. `poll` must not throw.
+ *
+ * @returns call it when there is something new to wait for: polling, which becomes less and less
+ * frequent, then is as frequent again as at the beginning
+ */
+export function pollInBackground(poll: () => boolean): () => void {
+  const noCallbacks = { resolve() {}, reject() {} };
+  const since = performance.now();
+  const wait = {
+    poll,
+    ...noCallbacks,
+    keepAlive: false,
+    attempts: 0,
+    eagerFrom: 0,
+    eagerUntil: 0,
+    since,
+  };
+  add(wait);
+  return () => {
+    if (!pendingPolls.has(wait)) return;
+    wait.since = performance.now();
+    if (!timer || period === PERIOD_MS) return;
+    unschedule();
+    schedule(false);
+  };
+}
+
+/** Resolves in the next iteration of the event loop. */
+export const nextLoopIteration = (): Promise<void> =>
+  new Promise((resolve) => setImmediate(resolve));
+
+// ---------------------------------------------------------------------------------------------
+// The polls that are pending, and when they are polled next
+// ---------------------------------------------------------------------------------------------
+
+interface PendingPoll {
+  poll(): boolean;
+  resolve(): void;
+  reject(error: unknown): void;
+  /** Whether it keeps the process alive. */
+  readonly keepAlive: boolean;
+  /** How often it was polled. */
+  attempts: number;
+  /** The time in which it is polled in each iteration, however many attempts there were. */
+  readonly eagerFrom: number;
+  readonly eagerUntil: number;
+  /** For a background poll: since when it has waited for the same thing. */
+  since: number;
 }
 
 /** About 0.2 ms: most waits end within it, and a timer would add its millisecond. */
@@ -133,84 +218,3 @@ function remove(wait: PendingPoll): void {
   unschedule();
   if (pendingPolls.size > 0) schedule(true);
 }
-
-/**
- * Resolves when `poll` returns true, and rejects with what it throws. The process stays alive meanwhile.
- * The first call of `poll` is immediate, so that finished work costs no iteration of the event loop.
- *
- * @param expected when the end is expected: from the earliest to the latest time, each iteration of the
- * event loop polls
- */
-export function pollUntil(
-  poll: () => boolean,
-  options: WaitOptions = {},
-  expected?: ExpectedEnd,
-): Promise<void> {
-  const { signal } = checkSignal(checkOptions(options, ['signal'], 'waiting').signal);
-  return new Promise((resolve, reject) => {
-    signal?.throwIfAborted();
-    if (poll()) {
-      resolve();
-      return;
-    }
-    // The poll itself may have aborted the signal, which does not notify listeners added later.
-    signal?.throwIfAborted();
-    const now = expected ? performance.now() : 0;
-    const abort = (): void => {
-      remove(wait);
-      reject(signal?.reason);
-    };
-    const settle =
-      <T>(then: (value: T) => void) =>
-      (value: T): void => {
-        signal?.removeEventListener('abort', abort);
-        then(value);
-      };
-    const wait: PendingPoll = {
-      poll,
-      resolve: settle<void>(resolve),
-      reject: settle<unknown>(reject),
-      keepAlive: true,
-      attempts: 0,
-      // Two periods early: the last timer may be set just before, and may fire late.
-      eagerFrom: expected ? now + expected.earliestMs - 2 * PERIOD_MS : 0,
-      eagerUntil: expected ? now + expected.latestMs : 0,
-      since: 0,
-    };
-    signal?.addEventListener('abort', abort, { once: true });
-    add(wait);
-  });
-}
-
-/**
- * Calls `poll` until it returns true. This does not keep the process alive, but wakes a sleeping event
- * loop. `poll` must not throw.
- *
- * @returns call it when there is something new to wait for: polling, which becomes less and less
- * frequent, then is as frequent again as at the beginning
- */
-export function pollInBackground(poll: () => boolean): () => void {
-  const noCallbacks = { resolve() {}, reject() {} };
-  const since = performance.now();
-  const wait = {
-    poll,
-    ...noCallbacks,
-    keepAlive: false,
-    attempts: 0,
-    eagerFrom: 0,
-    eagerUntil: 0,
-    since,
-  };
-  add(wait);
-  return () => {
-    if (!pendingPolls.has(wait)) return;
-    wait.since = performance.now();
-    if (!timer || period === PERIOD_MS) return;
-    unschedule();
-    schedule(false);
-  };
-}
-
-/** Resolves in the next iteration of the event loop. */
-export const nextLoopIteration = (): Promise<void> =>
-  new Promise((resolve) => setImmediate(resolve));
