@@ -1,4 +1,4 @@
-/** The one place where a status of the driver becomes an exception. */
+/** The only place where a status of the driver becomes an exception. */
 import { OUT3, readHandle } from '../ffi/arena.ts';
 import { cu } from '../ffi/driver.ts';
 import type { FunctionName } from '../ffi/functions.ts';
@@ -12,8 +12,7 @@ import { noteError } from './lost-context.ts';
 /**
  * Throws a CudaError unless `status` is success.
  *
- * @param doing what cuffi was doing, for the message: a function, so that nothing is built unless
- * the call failed
+ * @param doing returns what cuffi was doing, for the message; called only if the call failed
  */
 export function check(status: CUresult, call: FunctionName, doing?: () => string): void {
   if (status !== 0) throw cudaError(status, call, doing?.());
@@ -43,7 +42,7 @@ const describeStatus = (status: CUresult): string =>
     ? stringAt(readHandle<Address>(OUT3))
     : 'unknown error';
 
-/** Whether a query's answer is "done"; throws for anything but done and not ready. */
+/** Whether a query says that the work is done. @throws CudaError unless it is done or not ready */
 export function isReady(status: CUresult, call: FunctionName): boolean {
   if (status === CUresult.CUDA_SUCCESS) return true;
   if (status === CUresult.CUDA_ERROR_NOT_READY) return false;

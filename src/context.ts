@@ -22,99 +22,38 @@ export interface MemoryInfo {
   readonly total: number;
 }
 
-/** A context as the driver keeps its accounts: its memory, its limits, its priorities. */
-abstract class ContextState {
-  /** @internal The memory manager that serves it, where one was set. */
-  abstract get memory(): ContextMemory | undefined;
-
-  abstract run<T>(use: () => T): T;
-
-  /**
-   * Free and total memory of the device, in bytes; other processes' use counts. A memory manager
-   * that was set answers instead.
-   */
-  memoryInfo(): MemoryInfo {
-    return this.memory?.getMemoryInfo() ?? this.deviceMemoryInfo();
-  }
-
-  /** @internal What the driver says of the device's memory. */
-  deviceMemoryInfo(): MemoryInfo {
-    this.run(() => check(cu.cuMemGetInfo_v2(OUT0, OUT1), 'cuMemGetInfo_v2'));
-    return { free: readSize(OUT0), total: readSize(OUT1) };
-  }
-
-  /** A limit of the context, e.g. `stackSize`, in bytes (depths and counts as such). */
-  limit(name: LimitName): number {
-    const number = limitNumber(name);
-    this.run(() => check(cu.cuCtxGetLimit(OUT0, number), 'cuCtxGetLimit', () => `reading ${name}`));
-    return readSize(OUT0);
-  }
-
-  /** Asks for another limit; the driver may round it. Answers what it is now. */
-  setLimit(name: LimitName, value: number): number {
-    const number = limitNumber(name);
-    checkInteger(value, name);
-    this.run(() =>
-      check(cu.cuCtxSetLimit(number, value), 'cuCtxSetLimit', () => `setting ${name} to ${value}`),
-    );
-    return this.limit(name);
-  }
-
-  /** The priorities that streams can have; a lower number is a higher priority. */
-  streamPriorityRange(): { readonly least: number; readonly greatest: number } {
-    this.run(() =>
-      check(cu.cuCtxGetStreamPriorityRange(OUT0, OUT1), 'cuCtxGetStreamPriorityRange'),
-    );
-    return { least: readInt32(OUT0), greatest: readInt32(OUT1) };
-  }
-}
-
-function limitNumber(name: LimitName): number {
-  if (!Object.hasOwn(limits, name))
-    throw new TypeError(
-      `there is no limit '${String(name)}'; known: ${Object.keys(limits).join(', ')}`,
-    );
-  return limits[name];
-}
-
-/** Where an object is made: in a context, or in the primary context of a device. */
+/** Where an object is created: in a context, or in the primary context of a device. */
 export interface PlaceOptions {
   readonly context?: Context;
   /** A device or its ordinal. Default: device 0. */
   readonly device?: Device | number;
 }
 
-/** The primary contexts by ordinal, of the driver that was in use when they were made. */
-let primaryContexts: { readonly selection: number; readonly byOrdinal: Map<number, Context> } = {
-  selection: -1,
-  byOrdinal: new Map(),
-};
-
 /**
- * A context: what a process has on a device. cuffi uses the primary one, which other libraries of
- * the process share, and never leaves a context current: calls that need one push it and pop it.
+ * A context: the state of a process on a device. cuffi uses the primary context, which it shares with
+ * other libraries of the process. It never leaves a context current: calls that need one push and pop it.
  *
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__CTX.html
  */
-export class Context extends ContextState {
+export class Context {
   readonly device: Device;
-  /** Whether another library owns it: it is never released or reset from here. */
+  /** Whether another library owns it: cuffi never releases or resets it. */
   readonly borrowed: boolean;
-  /** @internal What was made in it and is open. */
+  /** @internal The open resources of this context. */
   readonly resources = new Scope(undefined, false, () => this.#isLost);
-  /** @internal How to give back what is kept only to be quicker; nothing of it may throw. */
+  /** @internal Functions that free cached resources; none may throw. */
   readonly cacheTrimmers = new Set<() => void>();
-  /** @internal Called when a reset has ended all that was queued in it; nothing of it may throw. */
+  /** @internal Functions to call after a reset, which ends all queued work; none may throw. */
   readonly onReset = new Set<() => void>();
-  /** @internal What is known to run in it. */
+  /** @internal The work that is known to be running in it. */
   readonly workTracker = new WorkTracker(() => this.#handle);
-  /** @internal Releases that wait for the GPU. */
+  /** @internal Releases that are queued until the GPU is done. */
   readonly releases = new ReleaseQueue(
     this.workTracker,
     releaseLimits(() => this.device.totalMemory),
     () => this.#isLost,
   );
-  /** @internal The contexts whose memory it was allowed to reach. */
+  /** @internal The contexts whose memory it may access. */
   readonly peerAccess = new PeerAccess(this);
   readonly #memory: ContextMemory | undefined;
   #handle: CUcontext | undefined;
@@ -122,7 +61,6 @@ export class Context extends ContextState {
 
   private constructor(device: Device, handle: CUcontext | undefined) {
     assertInternal(device, Device, 'Context', 'Context.primary');
-    super();
     this.device = device;
     this.#handle = handle;
     this.borrowed = handle !== undefined;
@@ -130,8 +68,8 @@ export class Context extends ContextState {
   }
 
   /**
-   * The primary context of a device: the same object each time, retained at its first use and
-   * kept for the life of the process.
+   * Returns the primary context of a device: the same object each time. It is retained at its first use,
+   * and never released.
    */
   static primary(device: Device | number = 0): Context {
     const resolved = Device.resolve(device);
@@ -143,15 +81,15 @@ export class Context extends ContextState {
     return context;
   }
 
-  /** The context that is current on this thread, made by whomever; undefined where none is. */
+  /** Returns the current context of this thread, even of another library; undefined if there is none. */
   static current(): Context | undefined {
     const handle = currentHandle();
     return handle === undefined ? undefined : Context.fromHandle(handle);
   }
 
   /**
-   * A context that another library made, borrowed: a new object at each call, except for a primary
-   * context, which is {@link Context.primary}.
+   * Borrows a context of another library. Each call returns a new object, except for a primary context,
+   * which is {@link Context.primary}.
    */
   static fromHandle(handle: number): Context {
     const borrowedHandle = checkInteger(handle, 'handle', 1) as CUcontext;
@@ -161,51 +99,51 @@ export class Context extends ContextState {
       : new Context(device, borrowedHandle);
   }
 
-  /** @internal The context that options name; by default the primary one of device 0. */
+  /** @internal The context that options name. Default: the primary context of device 0. */
   static resolve({ context, device }: PlaceOptions): Context {
     if (context === undefined) return Context.primary(device === undefined ? 0 : device);
-    if (device !== undefined) throw new TypeError('give either a context or a device, not both');
+    if (device !== undefined) throw new TypeError('pass either a context or a device, not both');
     return checkInstance(context, Context, 'context');
   }
 
-  /** The driver's handle; a primary context is retained by asking for it. */
+  /** The driver's handle; reading it retains a primary context. */
   get handle(): CUcontext {
     if (this.#handle === undefined) this.#handle = retainPrimary(this.device);
     return this.#handle;
   }
 
-  /** @internal The memory manager that serves it, where one was set. */
-  override get memory(): ContextMemory | undefined {
+  /** @internal The memory manager of this context, if one was set. */
+  get memory(): ContextMemory | undefined {
     return this.#memory?.isActive ? this.#memory : undefined;
   }
 
-  /** @internal Whether an error has said that the context is lost. */
+  /** @internal Whether the context is known to be lost. */
   get isLost(): boolean {
     return this.#isLost;
   }
 
-  /** @internal Asks whether it is lost; whether it is, and was not known to be. */
+  /** @internal Queries whether it is lost; returns true only if that was not known. */
   checkLoss(): boolean {
     if (this.#isLost || this.#handle === undefined) return false;
     this.#isLost = isSticky(this.workTracker.poll());
     return this.#isLost;
   }
 
-  /** @internal Counts the resets: what was made under another count is gone. */
+  /** @internal Counts the resets: what was made in an earlier epoch is gone. */
   get epoch(): number {
     return this.resources.epoch;
   }
 
   /**
-   * Calls `use` while this context is current; afterwards what was current before is so again,
-   * whether `use` returned or threw. `use` must be synchronous.
+   * Calls `use`, which must be synchronous, while this context is current. Afterwards the context that was
+   * current before is so again, even if `use` throws.
    *
    * @example
    * context.run(() => otherLibrary.usesTheCurrentContext());
    */
-  override run<T>(use: () => T): T {
+  run<T>(use: () => T): T {
     if (typeof use !== 'function')
-      throw new TypeError(`run takes a function, not ${formatValue(use)}`);
+      throw new TypeError(`run() takes a function, not ${formatValue(use)}`);
     check(cu.cuCtxPushCurrent_v2(this.handle), 'cuCtxPushCurrent_v2');
     let result: T;
     try {
@@ -214,18 +152,57 @@ export class Context extends ContextState {
       cu.cuCtxPopCurrent_v2(OUT3);
       throw error;
     }
-    // OUT3 alone: what `use` left in the other slots is yet to be read.
+    // OUT3, because the results of `use` are in the other slots, and not read yet.
     check(cu.cuCtxPopCurrent_v2(OUT3), 'cuCtxPopCurrent_v2');
     if (result instanceof Promise)
       throw new TypeError(
-        'run takes a synchronous function: the context is current only until it returns',
+        'run() takes a synchronous function: the context is current only until it returns',
       );
     return result;
   }
 
   /**
-   * @internal Makes a call that works in the legacy default stream (0). Not for recording events or
-   * waiting: what it queues counts as work.
+   * Returns free and total memory of the device, in bytes. Memory used by other processes counts. If a
+   * memory manager was set, it is asked instead.
+   */
+  memoryInfo(): MemoryInfo {
+    return this.memory?.getMemoryInfo() ?? this.deviceMemoryInfo();
+  }
+
+  /** @internal Returns free and total memory of the device, as the driver knows them. */
+  deviceMemoryInfo(): MemoryInfo {
+    this.run(() => check(cu.cuMemGetInfo_v2(OUT0, OUT1), 'cuMemGetInfo_v2'));
+    return { free: readSize(OUT0), total: readSize(OUT1) };
+  }
+
+  /** Returns a limit of the context, e.g. `stackSize`: in bytes, unless it is a depth or a count. */
+  limit(name: LimitName): number {
+    const number = limitNumber(name);
+    this.run(() => check(cu.cuCtxGetLimit(OUT0, number), 'cuCtxGetLimit', () => `reading ${name}`));
+    return readSize(OUT0);
+  }
+
+  /** Sets a limit, which the driver may round. Returns the new value. */
+  setLimit(name: LimitName, value: number): number {
+    const number = limitNumber(name);
+    checkInteger(value, name);
+    this.run(() =>
+      check(cu.cuCtxSetLimit(number, value), 'cuCtxSetLimit', () => `setting ${name} to ${value}`),
+    );
+    return this.limit(name);
+  }
+
+  /** Returns the range of priorities of streams; a lower number is a higher priority. */
+  streamPriorityRange(): { readonly least: number; readonly greatest: number } {
+    this.run(() =>
+      check(cu.cuCtxGetStreamPriorityRange(OUT0, OUT1), 'cuCtxGetStreamPriorityRange'),
+    );
+    return { least: readInt32(OUT0), greatest: readInt32(OUT1) };
+  }
+
+  /**
+   * @internal Makes a call that queues work in the legacy default stream (0). Not for recording events or
+   * waiting: the call is tracked as work.
    */
   enqueue(call: (stream: CUstream) => void): void {
     assertNotCapturing('work in the default stream');
@@ -233,10 +210,10 @@ export class Context extends ContextState {
   }
 
   /**
-   * Waits, without blocking, for all work that was queued through cuffi, and for the default
-   * stream. Work of other libraries in streams of theirs: {@link synchronizeSync} waits for it too.
+   * Waits, without blocking, for all work that was queued through cuffi, and for the default stream. Only
+   * {@link synchronizeSync} also waits for the other streams of other libraries.
    *
-   * @throws CudaError where the work failed
+   * @throws CudaError if the work failed
    */
   async synchronize(options: WaitOptions = {}): Promise<void> {
     assertNotCapturing('waiting for a context');
@@ -251,34 +228,33 @@ export class Context extends ContextState {
   }
 
   /**
-   * Lets this context's streams and kernels use the memory of another device's context, directly
-   * where there is a link between the devices; nothing where they may already. Memory of pools
-   * has its own, `pool.setAccess`.
+   * Lets streams and kernels of this context access the memory of another device's context. It does
+   * nothing if they already can. For memory of pools, use `pool.setAccess`.
    *
-   * @throws NotSupportedError where `device.canAccessPeer` says no
+   * @throws NotSupportedError if `device.canAccessPeer` returns false
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
    */
   enablePeerAccess(other: Context): void {
     this.peerAccess.enable(checkInstance(other, Context, 'other'));
   }
 
-  /** Takes back what {@link enablePeerAccess} gave; nothing where it was not given. */
+  /** Undoes {@link enablePeerAccess}; does nothing if access was not enabled. */
   disablePeerAccess(other: Context): void {
     this.peerAccess.disable(checkInstance(other, Context, 'other'));
   }
 
-  /** What was closed and not given back yet, as the GPU may still use it. */
+  /** What was closed but is not released yet, because the GPU may still use it. */
   get pendingReleases(): { readonly count: number; readonly byteLength: number } {
     return { count: this.releases.size, byteLength: this.releases.byteLength };
   }
 
   /**
-   * Waits until what was closed while the GPU was busy has been given back. Device memory is when
-   * the work queued before its `close()` is done; mappings of other processes' memory, pinned and
-   * managed memory only when no work that cuffi knows of runs any more. The
-   * staging memory of copies goes too, unless one is under way.
+   * Waits until everything that was closed while the GPU was busy is released. Device memory is freed when
+   * the work queued before its `close()` is done. Mappings of other processes' memory, pinned and managed
+   * memory are released once the context is idle. Staging memory of copies is freed too, unless a copy is
+   * running.
    *
-   * @throws CudaError where the context cannot be entered: what waits is given back later
+   * @throws CudaError if the context cannot be entered; what waits is released later
    */
   async flush(options: WaitOptions = {}): Promise<void> {
     for (const giveBack of this.cacheTrimmers) giveBack();
@@ -286,9 +262,9 @@ export class Context extends ContextState {
   }
 
   /**
-   * A scope in which nothing that is closed is given back to the driver, as numba's
-   * `defer_cleanup()`: for moments in which the driver must not be made to wait. Scopes may be
-   * nested; when the last one ends, also by an exception, releasing goes on.
+   * Returns a scope in which closed objects are not released to the driver, as numba's
+   * `defer_cleanup()`: for code in which the driver must not wait. Scopes may be nested. Releases go on
+   * when the last scope ends, even by an exception.
    *
    * @example
    * {
@@ -301,7 +277,7 @@ export class Context extends ContextState {
   }
 
   /**
-   * Destroys everything in the primary context, of other libraries too, once its work is done.
+   * Destroys everything in the primary context, including that of other libraries, once its work is done.
    * All objects made in it are closed; the context itself can be used again.
    */
   async reset(options: WaitOptions = {}): Promise<void> {
@@ -312,7 +288,7 @@ export class Context extends ContextState {
     this.resetSync();
   }
 
-  /** As {@link reset}, at once: blocks until the GPU's work is done. */
+  /** As {@link reset}, but blocks until the GPU's work is done. */
   resetSync(): void {
     assertNotCapturing('resetting a context');
     this.#assertOwned();
@@ -336,12 +312,12 @@ export class Context extends ContextState {
     try {
       resetPrimary(this.device, isRetained);
     } finally {
-      // Also where the driver has failed: all is abandoned here, and nobody else would tell.
+      // Even if the driver failed: everything was discarded above.
       for (const tell of [...this.onReset]) tell();
     }
   }
 
-  override toString(): string {
+  toString(): string {
     return `Context of ${this.device}${this.borrowed ? ', borrowed' : ''}`;
   }
 
@@ -352,17 +328,27 @@ export class Context extends ContextState {
   #assertOwned(): void {
     if (this.borrowed)
       throw new NotSupportedError(
-        'a borrowed context belongs to another library: it is not reset from here',
+        'a borrowed context cannot be reset: it belongs to another library',
       );
   }
 }
 
-/** The driver, by the number of its selection, of which a borrowed context was lost. */
+// ---------------------------------------------------------------------------------------------
+// The primary contexts, and which contexts are lost
+// ---------------------------------------------------------------------------------------------
+
+/** The primary contexts by ordinal, of the driver that was selected when they were made. */
+let primaryContexts: { readonly selection: number; readonly byOrdinal: Map<number, Context> } = {
+  selection: -1,
+  byOrdinal: new Map(),
+};
+
+/** The selection of the driver whose borrowed context was lost. */
 let borrowedLossSelection = -1;
 
 /**
- * A borrowed context is not asked whether it is lost: its owner may have destroyed it, and the driver
- * crashes when such a one is pushed. It must be one where no other is.
+ * Queries the primary contexts only: the owner of a borrowed context may have destroyed it, and the
+ * driver crashes when a destroyed context is pushed. If no primary context is lost, a borrowed one is.
  */
 function detectNewLoss(): boolean {
   const selection = selectionCount();
@@ -375,7 +361,7 @@ function detectNewLoss(): boolean {
   return true;
 }
 
-/** Whether a loss was said in a capture, which a question would end: asked afterwards. */
+/** Whether an error in a capture reported a loss: a query would end the capture, so it comes after. */
 let isDetectionDeferred = false;
 
 setLossDetector(() => {
@@ -389,49 +375,64 @@ setLossDetector(() => {
   return true;
 });
 
-/** Where a memory manager is put, so that contexts know of it without knowing its room. */
+// ---------------------------------------------------------------------------------------------
+// Memory managers
+// ---------------------------------------------------------------------------------------------
 
-/** What a context asks of the memory manager that serves it. */
+/** What a context needs of its memory manager: contexts are below the memory managers. */
 export interface ContextMemory {
-  /** False while the manager itself works: what it asks of its context, the driver answers. */
+  /** False while the manager itself runs: then the context calls the driver directly. */
   readonly isActive: boolean;
   getMemoryInfo(): MemoryInfo;
   deferCleanup(): Disposable;
   reset(): void;
 }
 
-/** Makes what serves a context. */
+/** Makes the memory manager of a context. */
 type ContextMemoryFactory = (context: Context) => ContextMemory;
 
-let chosenFactory: { readonly selection: number; readonly serve: ContextMemoryFactory } | undefined;
+let chosenFactory:
+  | { readonly selection: number; readonly create: ContextMemoryFactory }
+  | undefined;
 /** The driver selection in which the newest context was made. */
 let lastContextSelection = -1;
 
 /**
- * Chooses who serves the memory of all contexts of the driver in use.
+ * Sets the memory manager of all contexts of the selected driver.
  *
- * @throws CuffiError once there is a context, whose memory came from elsewhere
+ * @throws CuffiError if a context exists already, as its memory may be from another manager
  */
-export function setContextMemoryFactory(serve: ContextMemoryFactory): void {
+export function setContextMemoryFactory(create: ContextMemoryFactory): void {
   if (lastContextSelection === selectionCount())
     throw new CuffiError(
-      'a memory manager is set before the first context is made: at the beginning of the program, ' +
-        'before it makes buffers, streams or events',
+      'a memory manager must be set before the first context exists: set it at the beginning of the ' +
+        'program, before creating buffers, streams or events',
     );
-  chosenFactory = { selection: selectionCount(), serve };
+  chosenFactory = { selection: selectionCount(), create };
 }
 
-/** What serves a new context; undefined where that is the driver. */
+/** Makes the memory manager of a new context; undefined if none was set. */
 function createContextMemory(context: Context): ContextMemory | undefined {
   lastContextSelection = selectionCount();
   return chosenFactory?.selection === lastContextSelection
-    ? chosenFactory.serve(context)
+    ? chosenFactory.create(context)
     : undefined;
 }
 
-/** What contexts ask of the driver: which is current, on which device, and whether the primary one. */
+// ---------------------------------------------------------------------------------------------
+// Driver calls
+// ---------------------------------------------------------------------------------------------
 
-/** The context that is current on this thread, whoever made it. */
+/** Returns the driver's number of a limit. @throws TypeError for an unknown name */
+function limitNumber(name: LimitName): number {
+  if (!Object.hasOwn(limits, name))
+    throw new TypeError(
+      `unknown limit '${String(name)}'; known: ${Object.keys(limits).join(', ')}`,
+    );
+  return limits[name];
+}
+
+/** Returns the current context of this thread, of any library. */
 function currentHandle(): CUcontext | undefined {
   initialize();
   check(cu.cuCtxGetCurrent(OUT0), 'cuCtxGetCurrent');
@@ -439,7 +440,7 @@ function currentHandle(): CUcontext | undefined {
   return handle === 0 ? undefined : handle;
 }
 
-/** The device of a context that another library made. @throws CudaError where it is none */
+/** Returns the device of a context of another library. @throws CudaError if the handle is invalid */
 function deviceOf(handle: CUcontext): Device {
   initialize();
   check(cu.cuCtxPushCurrent_v2(handle), 'cuCtxPushCurrent_v2', () => `borrowing context ${handle}`);
@@ -461,7 +462,7 @@ function retainPrimary(device: Device): CUcontext {
   return readHandle<CUcontext>(OUT0, () => cu.cuDevicePrimaryCtxRelease_v2(handle));
 }
 
-/** Destroys what is in the primary context of a device, whoever made it. */
+/** Destroys the primary context of a device, with the objects of all libraries. */
 function resetPrimary(device: Device, isRetained: boolean): void {
   const { handle } = device;
   const released = isRetained ? cu.cuDevicePrimaryCtxRelease_v2(handle) : 0;
@@ -469,7 +470,7 @@ function resetPrimary(device: Device, isRetained: boolean): void {
   check(released, 'cuDevicePrimaryCtxRelease_v2');
 }
 
-/** Whether a context is the primary one of its device, whoever retained it. */
+/** Whether a context is the primary context of its device, even if another library retained it. */
 function isPrimary(device: Device, handle: CUcontext): boolean {
   check(cu.cuDevicePrimaryCtxGetState(device.handle, OUT0, OUT1), 'cuDevicePrimaryCtxGetState');
   if (readInt32(OUT1) === 0) return false;
@@ -480,66 +481,67 @@ function isPrimary(device: Device, handle: CUcontext): boolean {
 }
 
 /**
- * Closes all that was made in a context, before a reset: the driver keeps virtual memory and pools
- * over one, and only closing gives them back. Both are made without opening the context, so there may
- * be some where it is not open.
+ * Closes all resources of a context before a reset: the driver keeps virtual memory and pools over a
+ * reset, and only closing them releases them. They do not need an open context.
  */
 function closeForReset(context: Context, reason: string, isOpen: boolean): void {
-  // A context that failed refuses all that follows: the reset is what is left.
+  // A failed context rejects all later calls: only the reset is left.
   if (isOpen && context.run(() => cu.cuCtxSynchronize()) !== CUresult.CUDA_SUCCESS) return;
   const { workTracker, releases, resources } = context;
   workTracker.noteSynchronized();
   runAll([
     () => releases.drainAll(),
     () => resources.closeAll(reason),
-    // What was closed in a deferral.
+    // Resources that were closed in a scope of deferCleanup().
     () => releases.drainAll(),
-    // Pools that keep nothing let go of what was freed when it is waited for.
+    // Pools without a release threshold free their memory at a synchronization.
     () => isOpen && context.synchronizeSync(),
   ]);
 }
 
-/** Which contexts of other devices a context may reach the memory of. */
+// ---------------------------------------------------------------------------------------------
+// Access to the memory of other devices
+// ---------------------------------------------------------------------------------------------
 
-/** The peers of one context. */
+/** The contexts of other devices whose memory a context may access. */
 class PeerAccess {
   readonly #context: Context;
-  /** The resets of both sides when access was given: it is gone with either. */
+  /** The epochs of both contexts when access was enabled: a reset of either ends it. */
   readonly #enabled = new WeakMap<Context, readonly [own: number, other: number]>();
 
   constructor(context: Context) {
     this.#context = context;
   }
 
-  /** Whether access was given through here and still holds. */
+  /** Whether {@link enable} gave access, and no reset has ended it. */
   has(other: Context): boolean {
     const epochs = this.#enabled.get(other);
     return epochs?.[0] === this.#context.epoch && epochs[1] === other.epoch;
   }
 
-  /** Gives access; nothing where it was given. @throws NotSupportedError, TypeError */
+  /** Enables access, unless it is enabled. @throws NotSupportedError, TypeError */
   enable(other: Context): void {
     if (this.has(other)) return;
     const own = this.#context;
     assertOtherDevice(own, other);
     if (!own.device.canAccessPeer(other.device))
       throw new NotSupportedError(
-        `${own.device} does not reach the memory of ${other.device}: copies between them go ` +
-          'through the host, and need no access',
+        `${own.device} cannot access the memory of ${other.device}. Copies between them need no ` +
+          'access: they go through the host',
       );
     const peer = other.handle;
     const status = own.run(() => cu.cuCtxEnablePeerAccess(peer, 0));
-    // Another library of the process may have been first.
+    // Another library of the process may have enabled it.
     if (status !== CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
       check(
         status,
         'cuCtxEnablePeerAccess',
-        () => `letting ${own.device} reach the memory of ${other.device}`,
+        () => `letting ${own.device} access the memory of ${other.device}`,
       );
     this.#enabled.set(other, [own.epoch, other.epoch]);
   }
 
-  /** Takes it back, of other libraries too; nothing where it was not given. */
+  /** Disables access, even if another library enabled it. */
   disable(other: Context): void {
     const own = this.#context;
     assertOtherDevice(own, other);
@@ -550,12 +552,14 @@ class PeerAccess {
       check(
         status,
         'cuCtxDisablePeerAccess',
-        () => `no longer letting ${own.device} reach the memory of ${other.device}`,
+        () => `no longer letting ${own.device} access the memory of ${other.device}`,
       );
   }
 }
 
 function assertOtherDevice(own: Context, other: Context): void {
   if (own.device === other.device)
-    throw new TypeError(`both contexts are of ${own.device}: peers are of two devices`);
+    throw new TypeError(
+      `both contexts belong to ${own.device}: peer access is between two devices`,
+    );
 }

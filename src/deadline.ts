@@ -1,26 +1,26 @@
-/** Waits that may be given up: by a signal, or after a time. */
+/** Waits that end early: by a signal, or after a time. */
 
 import type { WaitOptions } from './poller.ts';
 import { checkInstance, checkInteger, checkOptions } from './validate.ts';
 
 /** How long to wait. */
 export interface DeadlineOptions extends WaitOptions {
-  /** Rejects with a `TimeoutError` after so many milliseconds. Default: waits for ever. */
+  /** Rejects with a `TimeoutError` after this many milliseconds. Default: no limit. */
   readonly timeoutMs?: number;
 }
 
-/** Options of which some may have been left undefined. */
+/** Options whose values may be undefined. */
 type MaybeUndefined<T> = { readonly [K in keyof T]: T[K] | undefined };
 
 /** The longest that a timer can be set to. */
 const MAX_TIMEOUT_MS = 2 ** 31 - 1;
 
-/** @throws TypeError, RangeError for options that are none */
+/** Returns checked options. @throws TypeError, RangeError for invalid options */
 export function checkDeadline(
   options: MaybeUndefined<DeadlineOptions> | undefined,
   call: string,
 ): DeadlineOptions {
-  // Most calls have none.
+  // Most calls pass no options.
   if (options === undefined) return {};
   const { signal, timeoutMs } = checkOptions(options, ['signal', 'timeoutMs'], call);
   if (signal !== undefined) checkInstance(signal, AbortSignal, 'signal');
@@ -28,13 +28,13 @@ export function checkDeadline(
   return { ...(signal && { signal }), ...(timeoutMs !== undefined && { timeoutMs }) };
 }
 
-/** As AbortSignal.timeout's. */
+/** The error that AbortSignal.timeout makes, too. */
 export const timeoutError = (operation: string, timeoutMs: number): DOMException =>
   new DOMException(`${operation} took longer than ${timeoutMs} ms`, 'TimeoutError');
 
 /**
- * What `begin` settles, unless it is given up first: then the function that it answered with is
- * called. What `begin` throws rejects.
+ * Settles as `start` settles it. If the signal or the timeout comes first, it rejects, and calls the
+ * function that `start` returned. If `start` throws, it rejects with that error.
  */
 export function withDeadline<T>(
   { signal, timeoutMs }: DeadlineOptions,
@@ -63,7 +63,7 @@ export function withDeadline<T>(
     });
     const abort = (): void => rejectEarly(signal?.reason);
     const cancel = start(settle(resolve), settle(reject));
-    // Only now: nothing may be left behind of what has thrown, or is over already.
+    // Only now: a start that threw, or settled at once, must leave no timer and no listener.
     if (isSettled) return;
     if (signal?.aborted) {
       abort();

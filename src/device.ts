@@ -7,27 +7,9 @@ import { check } from './check.ts';
 import { initialize } from './driver.ts';
 import { assertInternal, checkInteger, formatValue } from './validate.ts';
 
-/** The devices by ordinal, of the driver that was in use when they were made. */
-let deviceCache: DeviceCache = { selection: -1, count: undefined, devices: [] };
-
-interface DeviceCache {
-  readonly selection: number;
-  /** The driver counts once, when it is initialised. */
-  count: number | undefined;
-  readonly devices: (Device | undefined)[];
-}
-
-function currentDeviceCache(): DeviceCache {
-  initialize();
-  const selection = selectionCount();
-  if (deviceCache.selection !== selection)
-    deviceCache = { selection, count: undefined, devices: [] };
-  return deviceCache;
-}
-
 /**
- * A GPU, as this process sees it. Nothing is opened by looking at one: the context comes with its
- * first use.
+ * A GPU, as this process sees it. Reading its properties opens no context: the first use of the
+ * context does.
  *
  * @example
  * for (const device of cuda.devices()) console.log(device.name, device.uuid);
@@ -57,7 +39,7 @@ export class Device {
     return all.count;
   }
 
-  /** The device of an ordinal. @throws RangeError where there is none */
+  /** Returns the device with an ordinal. @throws RangeError if there is no such device */
   static get(ordinal = 0): Device {
     checkInteger(ordinal, 'ordinal');
     const all = currentDeviceCache();
@@ -74,14 +56,14 @@ export class Device {
     return device;
   }
 
-  /** @internal The device that an option names, as such or by its ordinal. */
+  /** @internal The device that an option names, as an object or by its ordinal. */
   static resolve(device: Device | number): Device {
     if (typeof device === 'number') return Device.get(device);
     if (device instanceof Device) return device;
     throw new TypeError(`device must be a Device or its ordinal, not ${formatValue(device)}`);
   }
 
-  /** The visible device of a UUID, e.g. `GPU-1a2b…`. @throws RangeError where none has it */
+  /** Returns the visible device with a UUID, e.g. `GPU-1a2b…`. @throws RangeError if none has it */
   static byUuid(uuid: string): Device {
     if (typeof uuid !== 'string') throw new TypeError('uuid must be a string');
     const all = devices();
@@ -101,19 +83,19 @@ export class Device {
     return this.#name;
   }
 
-  /** The identity of the GPU over all processes, in nvidia-smi's form: `GPU-xxxxxxxx-xxxx-…`. */
+  /** The identity of the GPU, the same in all processes, as nvidia-smi prints it: `GPU-xxxxxxxx-xxxx-…`. */
   get uuid(): string {
     if (this.#uuid === undefined) {
       check(cu.cuDeviceGetUuid_v2(BLOCK, this.handle), 'cuDeviceGetUuid_v2');
       const hex = Buffer.from(readBytes(BLOCK, 16)).toString('hex');
-      // A slice of a GPU that was divided (MIG) has a UUID of its own.
+      // A slice of a GPU (MIG) has its own UUID.
       const prefix = / MIG /.test(this.name) ? 'MIG' : 'GPU';
       this.#uuid = `${prefix}-${hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, '$1-$2-$3-$4-$5')}`;
     }
     return this.#uuid;
   }
 
-  /** The device's memory, in bytes. What is free of it: `context.memoryInfo()`. */
+  /** The size of the device's memory, in bytes. `context.memoryInfo()` returns how much is free. */
   get totalMemory(): number {
     check(cu.cuDeviceTotalMem_v2(OUT0, this.handle), 'cuDeviceTotalMem_v2');
     return readSize(OUT0);
@@ -128,11 +110,11 @@ export class Device {
   }
 
   /**
-   * An attribute by its name in camelCase.
+   * Returns an attribute by its name in camelCase.
    *
    * @example
    * Device.get(0).attribute('multiprocessorCount');
-   * @throws TypeError for an unknown name, CudaError where the driver does not know it
+   * @throws TypeError for an unknown name, CudaError if the driver does not know the attribute
    */
   attribute(name: DeviceAttribute): number {
     if (!Object.hasOwn(deviceAttributes, name))
@@ -147,8 +129,8 @@ export class Device {
   }
 
   /**
-   * Whether this device can reach the memory of another one. What makes it do so:
-   * `context.enablePeerAccess`, `pool.setAccess`.
+   * Whether this device can access the memory of another device. `context.enablePeerAccess` and
+   * `pool.setAccess` enable the access.
    *
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
    */
@@ -157,7 +139,7 @@ export class Device {
     check(
       cu.cuDeviceCanAccessPeer(OUT0, this.handle, peer.handle),
       'cuDeviceCanAccessPeer',
-      () => `asking whether ${this} reaches ${peer}`,
+      () => `asking whether ${this} can access ${peer}`,
     );
     return readInt32(OUT0) !== 0;
   }
@@ -177,4 +159,26 @@ export function devices(): Device[] {
   const all: Device[] = [];
   for (let ordinal = 0; ordinal < count; ordinal += 1) all.push(Device.get(ordinal));
   return all;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The devices that were made
+// ---------------------------------------------------------------------------------------------
+
+/** The devices by ordinal, of the driver that was selected when they were made. */
+let deviceCache: DeviceCache = { selection: -1, count: undefined, devices: [] };
+
+interface DeviceCache {
+  readonly selection: number;
+  /** The driver counts its devices once, at its initialization. */
+  count: number | undefined;
+  readonly devices: (Device | undefined)[];
+}
+
+function currentDeviceCache(): DeviceCache {
+  initialize();
+  const selection = selectionCount();
+  if (deviceCache.selection !== selection)
+    deviceCache = { selection, count: undefined, devices: [] };
+  return deviceCache;
 }

@@ -1,4 +1,4 @@
-/** Getting the driver ready: found, initialised once, or a sentence that says what to do. */
+/** Finds the driver and initializes it once. */
 import { OUT0, readInt32 } from '../ffi/arena.ts';
 import { cu, driverName, selectionCount } from '../ffi/driver.ts';
 import { LibraryNotFoundError } from '../ffi/library.ts';
@@ -8,7 +8,7 @@ import { DriverNotFoundError } from './errors.ts';
 
 let initializedSelection = -1;
 
-/** Finds and initialises the driver; nothing after the first time. @throws DriverNotFoundError, CudaError */
+/** Finds and initializes the driver, at the first call only. @throws DriverNotFoundError, CudaError */
 export function initialize(): void {
   if (initializedSelection === selectionCount()) return;
   check(callCuInit(), 'cuInit', () => `initialising ${driverName()}`);
@@ -26,7 +26,7 @@ function callCuInit(): CUresult {
 
 /**
  * Whether there is a CUDA driver and at least one device, as numba's `cuda.is_available()`.
- * A GPU that is there but broken is no "no": that error is thrown.
+ * If there is a GPU, but it is broken, the error is thrown.
  *
  * @throws CudaError for any failure but "no device" and the toolkit's stub library
  * @example
@@ -47,7 +47,7 @@ export function isAvailable(): boolean {
   return readInt32(OUT0) > 0;
 }
 
-/** The version of the CUDA API that the driver offers, e.g. `{ major: 13, minor: 0 }`. */
+/** Returns the version of the CUDA API that the driver supports, e.g. `{ major: 13, minor: 0 }`. */
 export function driverVersion(): { readonly major: number; readonly minor: number } {
   initialize();
   check(cu.cuDriverGetVersion(OUT0), 'cuDriverGetVersion');

@@ -7,7 +7,7 @@ import {
 } from './typed-array.ts';
 import { assertInternal, checkInteger } from './validate.ts';
 
-/** A type as DLPack writes it: DLDataType. */
+/** DLPack's DLDataType. */
 export interface DlpackType {
   /** 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool. */
   readonly code: number;
@@ -17,12 +17,12 @@ export interface DlpackType {
   readonly lanes: number;
 }
 
-/** The largest itemsize that NumPy has. */
+/** The largest itemsize that NumPy supports. */
 const MAX_ITEMSIZE = 2 ** 31 - 1;
-/** DLDataType has 16 bits for them. */
+/** DLDataType stores the number of lanes in 16 bits. */
 const MAX_LANES = 2 ** 16 - 1;
 
-/** The kinds of typed arrays that may hold a dtype's items besides its own. */
+/** Other kinds of typed arrays that may hold a dtype's items. */
 const alternativeArrays: Readonly<Record<string, string>> = {
   uint8: 'Uint8ClampedArray',
   float16: 'Float16Array',
@@ -43,13 +43,13 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray>
   /** The bytes of one item. */
   readonly itemsize: number;
   /**
-   * The type as the array interfaces of NumPy and CUDA write it, e.g. `<f4`. They have no word for
-   * bfloat16: it is `<V2`, as PyTorch and ml_dtypes write it, and NumPy reads two raw bytes.
+   * The type in the notation of NumPy's and CUDA's array interfaces, e.g. `<f4`. They have no bfloat16:
+   * as PyTorch and ml_dtypes do, cuffi writes `<V2`, which NumPy reads as two raw bytes.
    */
   readonly typestr: string;
   /** The constructor of the typed array that holds items on the host. */
   readonly TypedArray: TypedArrayConstructor<A>;
-  /** How many elements of {@link TypedArray} one item takes: 2 for complex ones, else mostly 1. */
+  /** How many elements of {@link TypedArray} one item takes: 2 if complex, itemsize if raw, else 1. */
   readonly elementsPerItem: number;
   readonly #code: number;
 
@@ -69,7 +69,7 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray>
     this.#code = code;
   }
 
-  /** @internal One of the dtypes that there are. */
+  /** @internal Makes one of the predefined dtypes. */
   static define<N extends string, A extends TypedArray>(
     name: N,
     typestr: string,
@@ -81,7 +81,8 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray>
   }
 
   /**
-   * Items of so many raw bytes: records and structured scalars, whose fields cuffi does not know.
+   * Returns the dtype of items of raw bytes: records and structured scalars, whose fields cuffi does not
+   * know.
    *
    * @throws TypeError or RangeError unless itemsize is an integer from 1 to 2^31 - 1
    * @example
@@ -98,9 +99,9 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray>
   }
 
   /**
-   * The type as DLPack writes it; raw bytes are a vector of uint8.
+   * DLPack's notation of the type; raw bytes are a vector of uint8.
    *
-   * @throws RangeError for raw items of more than 65535 bytes, which DLPack has no type for
+   * @throws RangeError for raw items of more than 65535 bytes: DLPack has no type for them
    * @see https://dmlc.github.io/dlpack/latest/c_api.html
    */
   get dlpack(): DlpackType {
@@ -163,10 +164,12 @@ export const complex64 = Dtype.define('complex64', '<c8', 5, Float32Array, 2);
 /** Two float64 an item: the real part, then the imaginary one. */
 export const complex128 = Dtype.define('complex128', '<c16', 5, Float64Array, 2);
 
-/** The dtype of an array that is given none, as in NumPy and numba. */
+/** The dtype of an array that is created without one, as in NumPy and numba. */
 export const defaultDtype: typeof float64 = float64;
 
-/** Dtypes by their name, their typestr, a typed array, or their DLPack type. */
+// ---------------------------------------------------------------------------------------------
+// Dtypes by their name, their typestr, a typed array, or their DLPack type
+// ---------------------------------------------------------------------------------------------
 
 const dtypesByName = {
   bool,
@@ -212,7 +215,7 @@ const dtypesByArrayKind = {
 export type DtypeOf<A extends TypedArray | NativeFloat16Array> =
   (typeof dtypesByArrayKind)[A[typeof Symbol.toStringTag]];
 
-/** By typestr without its byte order, e.g. `f4`; bfloat16 is told from raw bytes by its `<`. */
+/** By typestr without its byte order, e.g. `f4`. bfloat16 is absent: only its `<` tells it from raw bytes. */
 const dtypesByCode = new Map<string, Dtype>(
   dtypes.filter((each) => each !== bfloat16).map((each) => [each.typestr.slice(1), each]),
 );
@@ -220,8 +223,8 @@ const dtypesByCode = new Map<string, Dtype>(
 const knownNames = (): string => `${dtypes.map(({ name }) => name).join(', ')}, V<itemsize>`;
 
 /**
- * A dtype by its name or its typestr, which may say `<`, `=` or `|` for the byte order, or nothing;
- * a dtype stands for itself.
+ * Returns a dtype by its name or its typestr. The byte order of a typestr may be `<`, `=`, `|` or absent.
+ * A dtype returns itself.
  *
  * @throws TypeError for a name that no dtype has, for big-endian items, and for fields
  * @example
@@ -236,7 +239,7 @@ export function dtype(of: string | Dtype): Dtype {
   if (of instanceof Dtype) return of;
   if (Array.isArray(of) || (typeof of === 'string' && of.includes(',')))
     throw new TypeError(
-      "a dtype with fields is not supported: take its items as raw bytes, e.g. 'V12' for 12 each",
+      "a dtype with fields is not supported: use raw bytes, e.g. 'V12' for items of 12 bytes",
     );
   if (typeof of !== 'string') throw new TypeError(`a dtype must be a name or a Dtype, not ${of}`);
   if (Object.hasOwn(dtypesByName, of)) return dtypesByName[of as DtypeName];
@@ -253,22 +256,22 @@ function fromTypestr(typestr: string): Dtype | undefined {
   if (code === undefined) return undefined;
   if (typestr === bfloat16.typestr) return bfloat16;
   const found = dtypesByCode.get(code) ?? (kind === 'V' ? rawBytes(code, Number(size)) : undefined);
-  // Single bytes and raw ones have no order.
+  // Single bytes and raw bytes have no byte order.
   if (order === '>' && found && !found.isRaw && found.itemsize > 1)
     throw new TypeError(
-      `'${typestr}' is big-endian, and GPUs are little-endian: swap the bytes, and say '${found.typestr}'`,
+      `'${typestr}' is big-endian, and GPUs are little-endian: swap the bytes, and use '${found.typestr}'`,
     );
   return found;
 }
 
 function rawBytes(name: string, itemsize: number): Dtype | undefined {
-  // Not with leading zeros: a dtype has one name.
+  // Leading zeros are not allowed: a dtype has exactly one name.
   return name === `V${itemsize}` ? Dtype.bytes(itemsize) : undefined;
 }
 
 /**
- * The dtype whose items a typed array holds: uint8 for a Buffer, float16 for a native Float16Array,
- * uint16 for a Uint16Array, whatever its bits stand for.
+ * Returns the dtype of a typed array: uint8 for a Buffer, float16 for a native Float16Array. A
+ * Uint16Array has uint16, even if its bits are those of 16-bit floats.
  *
  * @throws TypeError for anything but a typed array
  * @example
@@ -284,10 +287,10 @@ export function dtypeOf<A extends TypedArray | NativeFloat16Array>(array: A): Dt
 }
 
 /**
- * The dtype of a DLPack type. A vector of more than one lane of whole bytes becomes raw bytes.
+ * Returns the dtype of a DLPack type. A vector of more than one lane becomes raw bytes.
  *
- * @throws TypeError where cuffi has no dtype for it, e.g. for 8-bit floats; TypeError or RangeError
- * for fields that are no such numbers
+ * @throws TypeError if cuffi has no such dtype, e.g. for 8-bit floats; TypeError or RangeError for
+ * fields that are not such numbers
  * @example
  * cuda.dtypeFromDlpack({ code: 2, bits: 32, lanes: 1 }) === cuda.float32; // true
  * @see https://dmlc.github.io/dlpack/latest/c_api.html

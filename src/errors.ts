@@ -1,9 +1,17 @@
-/** The errors that cuffi throws: one family, so that `error instanceof CuffiError` tells. */
+/** The errors that cuffi throws, with one base class: `error instanceof CuffiError`. */
 import { type CUresult, resultName } from '../ffi/results.ts';
 
-/** The base of every error that cuffi throws of its own; wrong arguments are TypeError or RangeError. */
+/**
+ * The base of every error that cuffi itself throws. Wrong arguments are TypeError or RangeError. Thrown
+ * as such, a call is not possible in the present state, e.g. while a graph is captured.
+ */
 export class CuffiError extends Error {
   override name = 'CuffiError';
+  /**
+   * What kind of error it is, for programs: lower case with hyphens, e.g. `closed`, and the same in every
+   * version. {@link CudaError.code} is the driver's name, e.g. `CUDA_ERROR_OUT_OF_MEMORY`.
+   */
+  readonly code: string = 'invalid-state';
 }
 
 /** What a {@link CudaError} is made of. */
@@ -17,14 +25,13 @@ export interface CudaErrorDetails {
   readonly doing?: string | undefined;
   /** What the caller may do about it. */
   readonly hint?: string | undefined;
-  /** What the driver's compiler or linker wrote. */
+  /** The output of the driver's compiler or linker. */
   readonly log?: string | undefined;
 }
 
 /**
- * A driver call failed. The call created nothing and left the current context as it was; the
- * objects that it touched stay usable, unless {@link CudaError.sticky} says that the context is
- * lost.
+ * A driver call failed. The call created nothing and left the current context as it was. The objects
+ * that it used stay usable, unless {@link CudaError.sticky} says that the context is lost.
  *
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html
  */
@@ -33,11 +40,11 @@ export class CudaError extends CuffiError {
   /** The status by number, e.g. 2. */
   readonly status: CUresult;
   /** The status by name, e.g. `CUDA_ERROR_OUT_OF_MEMORY`. */
-  readonly code: string;
+  override readonly code: string;
   readonly call: string;
   readonly doing: string | undefined;
   readonly hint: string | undefined;
-  /** What the driver's compiler or linker wrote, where it was asked to work. */
+  /** The output of the driver's compiler or linker, if the call ran one. */
   readonly log: string | undefined;
 
   constructor({ status, call, description, doing, hint, log }: CudaErrorDetails) {
@@ -54,7 +61,7 @@ export class CudaError extends CuffiError {
     this.call = call;
     this.doing = doing;
     this.hint = hint;
-    this.log = log || undefined;
+    this.log = log;
   }
 
   /** Whether the context is lost: every later call in it fails until the process ends. */
@@ -72,20 +79,23 @@ const STICKY: ReadonlySet<number> = new Set([
 /** Whether a status means that its context is lost. */
 export const isSticky = (status: CUresult): boolean => STICKY.has(status);
 
-/** No CUDA driver could be opened. The message names what was tried and what to do. */
+/** No CUDA driver could be opened. The message says what was tried and what to do. */
 export class DriverNotFoundError extends CuffiError {
   override name = 'DriverNotFoundError';
+  override readonly code = 'driver-not-found';
 }
 
-/** No libnvrtc could be opened. The message names what was tried and what to do. */
+/** No libnvrtc could be opened. The message says what was tried and what to do. */
 export class CompilerNotFoundError extends CuffiError {
   override name = 'CompilerNotFoundError';
+  override readonly code = 'compiler-not-found';
 }
 
-/** A source that the compiler refuses; the message has the first line at fault and the log. */
+/** The compiler rejected a source. The message contains its first line with an error, and the log. */
 export class CompileError extends CuffiError {
   override name = 'CompileError';
-  /** All that the compiler or the linker said. */
+  override readonly code = 'compile-failed';
+  /** The whole output of the compiler or the linker. */
   readonly log: string;
 
   constructor(message: string, log: string) {
@@ -94,14 +104,16 @@ export class CompileError extends CuffiError {
   }
 }
 
-/** The device, the driver or the platform cannot do what was asked. */
+/** The device, the driver or the platform does not support what was requested. */
 export class NotSupportedError extends CuffiError {
   override name = 'NotSupportedError';
+  override readonly code = 'not-supported';
 }
 
 /** An object was used after it was closed. */
 export class ClosedError extends CuffiError {
   override name = 'ClosedError';
+  override readonly code = 'closed';
 }
 
 /** What a {@link PeerGoneError} is made of. */
@@ -119,11 +131,12 @@ export interface PeerGoneDetails {
  */
 export class PeerGoneError extends CuffiError {
   override name = 'PeerGoneError';
-  /** The process; 0 if it was of another pid namespace. */
+  override readonly code = 'peer-gone';
+  /** The process id; 0 if the process is in another pid namespace. */
   readonly pid: number;
   /**
-   * How many of its streams were waited for here whose work was never done: the work here that
-   * was to follow ran over memory as they had left it.
+   * How many of its streams this process stopped waiting for, because their work can never be done.
+   * Work here that was to follow them ran, with memory as they had left it.
    */
   readonly abandonedWaits: number;
   /** The exit code of a child of this process; undefined if a signal ended it, and for others. */
@@ -140,39 +153,39 @@ export class PeerGoneError extends CuffiError {
   }
 }
 
-/** Why something of another process cannot be opened here, in one word. */
+/** Why something of another process cannot be opened here. */
 export type IpcCause =
-  /** It is no descriptor, or one of another version of cuffi. */
-  | 'no-descriptor'
-  /** It was altered on its way. */
-  | 'altered'
+  /** It is not a descriptor, or one of another version of cuffi. */
+  | 'invalid-descriptor'
+  /** The descriptor was changed after it was made: its checksum is wrong. */
+  | 'corrupted'
   | 'other-machine'
   | 'same-process'
   /** The exporter has this process's pid number, in another pid namespace. */
   | 'same-pid'
   | 'wsl'
   | 'device-not-visible'
-  /** It is of a MIG slice, which shares with no other. */
+  /** The memory is in a MIG slice, which shares with no other. */
   | 'mig'
   | 'compute-mode'
-  /** Memory of this kind cannot be shared by the device, or not for reading, or not so large. */
+  /** The device cannot share memory of this kind, or not for reading, or not as much. */
   | 'not-supported'
   | 'exporter-gone'
-  /** It is of another user's process. */
+  /** The exporter is a process of another user. */
   | 'other-user'
-  /** The file descriptor that it needs did not come with it. */
+  /** The file descriptor that belongs to the descriptor did not arrive with it. */
   | 'no-file-descriptor';
 
 /**
- * Something cannot be shared, or what another process sent cannot be used here. `cause` is the
- * driver's answer where it was asked; the message repeats it.
+ * Something cannot be shared, or what another process sent cannot be used here. If the driver
+ * rejected it, `cause` is the driver's error, and the message repeats it.
  */
 export class IpcError extends CuffiError {
   override name = 'IpcError';
-  /** Why, in one word, where it is one of the known causes: see `explain` of cuffi/ipc. */
-  readonly code: IpcCause | undefined;
+  /** Why, if the cause is a known one (see `explain` of cuffi/ipc); else `ipc-failed`. */
+  override readonly code: IpcCause | 'ipc-failed';
 
-  constructor(message: string, cause?: Error, code?: IpcCause) {
+  constructor(message: string, cause?: Error, code: IpcCause | 'ipc-failed' = 'ipc-failed') {
     super(cause ? `${message}: ${cause.message}` : message, cause ? { cause } : {});
     this.code = code;
   }

@@ -6,16 +6,16 @@ import type { CUevent, CUstream } from '../ffi/types.ts';
 import { check } from './check.ts';
 
 /**
- * Events behind the work of streams, in one context: the last one of each stream, those that fences
- * hold, and spare ones. Making one needs the context to be current.
+ * The events that one context records behind the work of streams. It keeps the latest event of each
+ * stream, the events that fences use, and free ones. To make an event, its context must be current.
  */
 export class EventPool {
   readonly #latest = new Map<CUstream, CUevent>();
-  /** How many fences hold an event: it is not recorded again meanwhile. */
+  /** How many fences use an event, which is not recorded again meanwhile. */
   readonly #useCounts = new Map<CUevent, number>();
   #free: CUevent[] = [];
 
-  /** The event to record behind the next work of a stream. @throws CudaError where none is to be had */
+  /** Returns the event to record behind the next work of a stream. @throws CudaError if it cannot be made */
   eventFor(stream: CUstream): CUevent {
     const latest = this.#latest.get(stream);
     const event = latest === undefined || this.#useCounts.has(latest) ? this.#acquire() : latest;
@@ -23,7 +23,7 @@ export class EventPool {
     return event;
   }
 
-  /** The events that are not reached; gives back the others, after telling `note` of each. */
+  /** Returns the events whose work is not done, and frees the others; `onStatus` receives each status. */
   pending(onStatus: (status: CUresult) => void = () => {}): CUevent[] {
     const pending: CUevent[] = [];
     for (const [stream, event] of this.#latest) {
@@ -38,13 +38,13 @@ export class EventPool {
     return pending;
   }
 
-  /** Lends an event to a fence, which gives it back. */
+  /** Counts one more use of an event by a fence. */
   retain(event: CUevent): CUevent {
     this.#useCounts.set(event, (this.#useCounts.get(event) ?? 0) + 1);
     return event;
   }
 
-  /** Lends an event, recorded behind the work of a stream. @throws CudaError; then none is lent */
+  /** Records an event behind the work of a stream, and counts one use. @throws CudaError; then none is used */
   recordAndRetain(stream: CUstream): CUevent {
     const event = this.#acquire();
     const status = cu.cuEventRecord(event, stream);
@@ -53,17 +53,17 @@ export class EventPool {
     return this.retain(event);
   }
 
-  /** Takes an event back that was lent. */
+  /** Ends one use of an event. */
   release(event: CUevent): void {
     const useCount = this.#useCounts.get(event);
-    // None after a reset, which has destroyed the event.
+    // After a reset the driver has destroyed the event, and nothing is counted.
     if (useCount === undefined) return;
     if (useCount > 1) {
       this.#useCounts.set(event, useCount - 1);
       return;
     }
     this.#useCounts.delete(event);
-    // It may still be its stream's last one, and then stays it.
+    // If it is the latest event of its stream, it stays in use there.
     if (![...this.#latest.values()].includes(event)) this.#free.push(event);
   }
 
@@ -77,7 +77,7 @@ export class EventPool {
   #acquire(): CUevent {
     const free = this.#free.pop();
     if (free !== undefined) return free;
-    // OUT3: what the call that is marked leaves in the other slots is yet to be read.
+    // OUT3: the results of the tracked call are in the other slots, and not read yet.
     check(cu.cuEventCreate(OUT3, CU_EVENT_DISABLE_TIMING), 'cuEventCreate');
     return readHandle<CUevent>(OUT3, cu.cuEventDestroy_v2);
   }

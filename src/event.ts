@@ -18,7 +18,7 @@ import { assertInternal, checkBoolean, checkInstance, checkOptions } from './val
 
 /** Options of {@link CudaEvent.create}. */
 export interface EventOptions extends PlaceOptions {
-  /** Whether it keeps the time. Default true, except for interprocess events, which cannot. */
+  /** Whether it records the time. Default true, except for interprocess events, which cannot. */
   readonly timing?: boolean;
   /** Whether other processes may open it (`getIpcHandle` of cuffi/ipc). Default false. */
   readonly interprocess?: boolean;
@@ -27,7 +27,7 @@ export interface EventOptions extends PlaceOptions {
 }
 
 /**
- * A mark in the work of a stream, to wait for or to take the time between.
+ * A point in the work of a stream, to wait for, or to measure the time between two.
  *
  * @example
  * using start = cuda.CudaEvent.create();
@@ -45,7 +45,7 @@ export class CudaEvent extends Resource {
   readonly interprocess: boolean;
   /** Whether another process made it. */
   readonly imported: boolean;
-  /** @internal The 64 bytes that name it to other processes; undefined unless made here for them. */
+  /** @internal The 64 bytes of its IPC handle; undefined unless it is an interprocess event made here. */
   readonly ipcBytes: Uint8Array | undefined;
   readonly #handle: CUevent;
   readonly #aliasOf: CudaEvent | undefined;
@@ -59,7 +59,7 @@ export class CudaEvent extends Resource {
       readonly interprocess: boolean;
       readonly imported: boolean;
       readonly ipcBytes?: Uint8Array | undefined;
-      /** The event that it is another object for: closed with that, and not destroyed before. */
+      /** The event that this object is an alias of: closed with that event, which destroys the handle. */
       readonly aliasOf?: CudaEvent | undefined;
       /** Called when it was closed; must not refer to the event's object. */
       readonly destroyed?: (() => void) | undefined;
@@ -80,7 +80,7 @@ export class CudaEvent extends Resource {
     this.ipcBytes = traits.ipcBytes;
   }
 
-  /** Makes an event, not yet recorded: as such it counts as done. */
+  /** Makes an event. Until it is recorded, it counts as done. */
   static create(options?: EventOptions): CudaEvent {
     const checked = checkOptions(
       options,
@@ -91,7 +91,7 @@ export class CudaEvent extends Resource {
     const timing = checkBoolean(checked.timing, 'timing', !interprocess);
     const blockingSync = checkBoolean(checked.blockingSync, 'blockingSync', false);
     if (interprocess && timing)
-      throw new TypeError('an interprocess event cannot keep the time: leave timing out');
+      throw new TypeError('an interprocess event cannot record the time: leave timing out');
     const context = Context.resolve(checked);
     const flags =
       (timing ? 0 : CU_EVENT_DISABLE_TIMING) |
@@ -100,27 +100,30 @@ export class CudaEvent extends Resource {
     return context.run(() => {
       createEvent(flags, interprocess);
       const handle = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
-      // Exported at once, while its context is current: later the handle may be asked for by code
-      // that has none.
+      // Exported at once, while its context is current: later no context may be current.
       const ipcBytes = interprocess ? exportEvent(handle) : undefined;
       return new CudaEvent(context, handle, { timing, interprocess, imported: false, ipcBytes });
     });
   }
 
-  /** The milliseconds between two events that were recorded with timing and are done. */
+  /** Returns the milliseconds between two events that were recorded with timing and are done. */
   static elapsedMs(start: CudaEvent, end: CudaEvent): number {
     for (const [name, event] of Object.entries({ start, end })) {
       checkInstance(event, CudaEvent, name);
       if (!event.timing)
         throw new TypeError(
-          `${name} keeps no time: ${event.interprocess ? 'interprocess events never do' : 'it was made with timing: false'}`,
+          `${name} was created ${event.interprocess ? 'without timing: interprocess events cannot be timed' : 'with timing: false'}`,
         );
     }
-    assertNotCapturing('taking a time');
+    assertNotCapturing('measuring time');
     const status = cu.cuEventElapsedTime(OUT0, start.handle, end.handle);
     if (status === CUresult.CUDA_ERROR_NOT_READY)
-      throw cudaError(status, 'cuEventElapsedTime', 'taking a time before both events are done');
-    check(status, 'cuEventElapsedTime', () => 'taking a time (were both events recorded?)');
+      throw cudaError(
+        status,
+        'cuEventElapsedTime',
+        'measuring the time before both events are done',
+      );
+    check(status, 'cuEventElapsedTime', () => 'measuring the time (were both events recorded?)');
     return readFloat32(OUT0);
   }
 
@@ -134,27 +137,27 @@ export class CudaEvent extends Resource {
     return this.#handle;
   }
 
-  /** Whether the work that it was last recorded behind is done; true if never recorded. */
+  /** Whether the work before its last record is done; true if it was never recorded. */
   get done(): boolean {
-    assertNotCapturing('asking an event');
+    assertNotCapturing('querying an event');
     return isReady(cu.cuEventQuery(this.handle), 'cuEventQuery');
   }
 
-  /** Marks the work queued in `stream` so far; without a stream, in the legacy default stream. */
+  /** Records the work queued in `stream` so far. Default: the legacy default stream. */
   record(stream?: Stream): void {
     if (stream === undefined) this.#recordInLegacyDefault();
     else if (Resource.is(stream, 'Stream')) stream.recordEvent(this.handle);
     else checkInstance(stream, Stream, 'stream');
   }
 
-  // Apart, as a closure in `record` would cost it an allocation at every call.
+  // A method of its own: a closure in `record` would cost an allocation at every call.
   #recordInLegacyDefault(): void {
     const event = this.handle;
     assertNotCapturing('work in the default stream');
     this.context.run(() => check(cu.cuEventRecord(event, 0 as CUstream), 'cuEventRecord'));
   }
 
-  /** Waits until it is {@link done}; the event loop turns meanwhile. */
+  /** Waits until it is {@link done}, without blocking the event loop. */
   async synchronize(options: WaitOptions = {}): Promise<void> {
     await pollUntil(() => this.done, options);
   }

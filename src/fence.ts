@@ -2,14 +2,14 @@ import { cu } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUevent } from '../ffi/types.ts';
 
-/** The work of one context up to a moment: an event behind that of each stream. */
+/** The work of one context up to a moment: one event behind each stream's work. */
 export interface FencePart {
   readonly events: readonly CUevent[];
-  /** Asked in place of events where none was to be had. */
+  /** Called instead, if events could not be recorded. */
   readonly isDone?: (() => boolean) | undefined;
-  /** Whether the context was reset since: its work is over, and its events are gone. */
+  /** Whether the context was reset since: its work has ended, and its events are destroyed. */
   isReset(): boolean;
-  /** Takes an event back, each once. */
+  /** Ends the use of an event; called once for each. */
   releaseEvent(event: CUevent): void;
 }
 
@@ -21,7 +21,7 @@ export class Fence {
     this.#parts = [...parts];
   }
 
-  /** Whether that work is done; what is broken or gone has none. */
+  /** Whether that work is done; a lost or reset context has no work. */
   isDone(): boolean {
     this.#parts = this.#parts.flatMap((part) => {
       if (part.isReset()) return [];
@@ -35,7 +35,7 @@ export class Fence {
     return this.#parts.length === 0;
   }
 
-  /** Gives its events back: nobody asks any more. */
+  /** Releases its events, as nobody needs the fence. */
   dispose(): void {
     for (const part of this.#parts) {
       if (part.isReset()) continue;

@@ -1,7 +1,7 @@
 /**
- * Whether work is being captured into a graph. Meanwhile nothing may be asked, waited for or given
- * back: the driver would end the capture, or the events behind such questions would become a part
- * of the graph. A capture begins and ends within one call, so that is all there is to know.
+ * The state of a graph capture. While work is captured, cuffi must not query, wait or release: the driver
+ * would end the capture, or the events of a query would become a part of the graph. A capture begins
+ * and ends within one call, so one state for the process is enough.
  */
 import {
   BLOCK,
@@ -19,33 +19,33 @@ import { viewMemory } from '../ffi/native.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { Address, CUgraphNode, CUstream } from '../ffi/types.ts';
 import { check } from './check.ts';
-import type { Context } from './context.ts';
 import { CuffiError, NotSupportedError } from './errors.ts';
+import type { TrackedContext } from './work-tracker.ts';
 
-/** What ends with the capture, in the stream that is captured, or nowhere where that failed. */
+/** Called at the end of a capture with its stream; with undefined if the capture failed. */
 type CaptureEndHandler = (origin: CUstream | undefined) => void;
 
 let capturing = false;
-/** Where the memory is that the captured work uses, as far as it is not of the stream's context. */
-let capturedContexts = new Set<Context>();
+/** The contexts whose memory the captured work uses, besides the stream's own. */
+let capturedContexts = new Set<TrackedContext>();
 let endHandlers: CaptureEndHandler[] = [];
-/** What is done when the driver has ended it. */
+/** What runs when the driver has ended the capture. */
 const deferredActions: (() => void)[] = [];
-/** What the driver calls the capture; undefined where it cannot tell. */
+/** The driver's id of the capture; undefined if the driver cannot return it. */
 let captureId: bigint | undefined;
 
 export const isCapturing = (): boolean => capturing;
 
 /**
- * Calls `work` as what is captured of a stream; answers what it returned, and whose memory it uses.
+ * Calls `work` while a stream is captured. Returns its result, and the contexts whose memory it uses.
  */
 export function runInCapture<T>(
   origin: CUstream,
   work: () => T,
 ): {
   readonly result: T;
-  readonly contexts: ReadonlySet<Context>;
-  /** Whether the graph has memory of its own. */
+  readonly contexts: ReadonlySet<TrackedContext>;
+  /** Whether the graph allocates memory of its own. */
   readonly hasMemory: boolean;
 } {
   capturing = true;
@@ -69,50 +69,52 @@ export function runInCapture<T>(
 }
 
 /**
- * Remembers memory of the graph: `end` is called when the capture ends, for what came last first.
- * Told nowhere it must not throw.
+ * Registers memory of the graph: `end` is called when the capture ends, in reverse order of
+ * registration. It must not throw if it is called without a stream.
  */
 export function onCaptureEnd(end: CaptureEndHandler): void {
   endHandlers.push(end);
 }
 
-/** Does what would become a part of the graph after the capture, or now. It must not throw. */
+/** Runs `act` after the capture, whose part it would become; without a capture, now. It must not throw. */
 export function runOutsideCapture(act: () => void): void {
   if (capturing) deferredActions.push(act);
   else act();
 }
 
-/** Does what was left until the driver had ended the capture. */
+/** Runs what was deferred until the driver had ended the capture. */
 export function runDeferredActions(): void {
   for (const act of deferredActions.splice(0)) act();
 }
 
-/** Remembers whose memory the captured work uses, where there is any. */
-export function addCapturedContexts(contexts: readonly Context[]): void {
+/** During a capture, adds the contexts whose memory the captured work uses. */
+export function addCapturedContexts(contexts: readonly TrackedContext[]): void {
   if (capturing) for (const context of contexts) capturedContexts.add(context);
 }
 
-/** @throws CuffiError while work is being captured */
+/** @throws CuffiError while a graph is captured */
 export function assertNotCapturing(doing: string): void {
   if (capturing)
     throw new CuffiError(
-      `${doing} while a graph is captured: a capture only takes up what is queued in its stream. ` +
-        'Do it before or after.',
+      `${doing} is not possible while a graph is captured: a capture only records work that is ` +
+        'queued in its stream. Do it before or after the capture.',
     );
 }
 
 /**
  * Whether work in a stream becomes a part of the graph that is captured.
  *
- * @throws NotSupportedError where the driver does not tell
+ * @throws NotSupportedError if the driver is too old to say so
  */
 export function belongsToCapture(stream: CUstream): boolean {
   if (captureId === undefined)
-    throw new NotSupportedError('memory of graphs needs a driver of CUDA 11.4 or later');
+    throw new NotSupportedError(
+      'memory allocation in a graph needs a driver of CUDA 11.4 or later',
+    );
   return captureInfo(stream)?.id === captureId;
 }
 
-/** What was captured last in a stream of the capture; undefined where the driver does not tell. */
+/** The node that was captured last in a stream; undefined if the driver does not name exactly one. */
 export function lastCapturedNode(stream: CUstream): CUgraphNode | undefined {
   const capture = captureInfo(stream);
   if (captureId === undefined || capture?.id !== captureId || capture.nodeCount !== 1)
@@ -123,12 +125,12 @@ export function lastCapturedNode(stream: CUstream): CUgraphNode | undefined {
 
 interface CaptureInfo {
   readonly id: bigint;
-  /** What later work of the stream comes right after. */
+  /** The nodes that the next work of the stream will follow. */
   readonly nodes: Address;
   readonly nodeCount: number;
 }
 
-/** The capture that a stream is in; undefined where it is in none, or the driver does not tell. */
+/** The capture of a stream; undefined if it is not captured, or the driver is too old. */
 function captureInfo(stream: CUstream): CaptureInfo | undefined {
   const count = (BLOCK + 8) as Address;
   const call = 'cuStreamGetCaptureInfo_v2';

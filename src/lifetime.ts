@@ -1,139 +1,53 @@
+/** What is opened is closed: one `close()`, `closed`, `using` and finalizer for every resource. */
+
 import { inspect } from 'node:util';
 import { ClosedError, CuffiError } from './errors.ts';
 import { beginRelease, endRelease, shouldReport } from './lost-context.ts';
 
-/** What a finalizer is told: the entry of the object that was collected, unless it was closed. */
-export interface FinalizerInput {
-  entry: ResourceState | undefined;
-}
+/** The keys of a resource's state and token in its object: copies and JSON leave symbols out. */
+export const stateKey = Symbol('state');
+export const tokenKey = Symbol('token');
 
-/**
- * What an open object alone refers to: collected with it. Guards of closed objects are used again,
- * as registering and unregistering each object would cost more than all else that `close()` does.
- */
-export interface FinalizerToken {
-  readonly will: FinalizerInput;
-}
-
-/** The name of it in its object, which copies and JSON leave out. */
-export const life = Symbol('life');
-
-/**
- * What a resource's object has to do with its entry. It has one shape, whatever the resource is, in
- * which V8 finds a #private field at once; in an object with so many subclasses it looks for it anew
- * at each access.
- */
-export class Life {
-  readonly #entry: ResourceState;
-  #token: FinalizerToken | undefined;
-
-  constructor(entry: ResourceState, token: FinalizerToken | undefined) {
-    this.#entry = entry;
-    this.#token = token;
-  }
-
-  get entry(): ResourceState {
-    return this.#entry;
-  }
-
-  /** Whether the resource was closed, or is gone with its owner. */
-  get isClosed(): boolean {
-    return isClosed(this.#entry);
-  }
-
-  /** Its guard, which it then has no more. */
-  takeToken(): FinalizerToken | undefined {
-    const token = this.#token;
-    this.#token = undefined;
-    return token;
-  }
-}
-
-/** What is opened is closed: the one `close()`, `closed`, `using`, and finalizers. */
-
-const tracing = process.env['CUFFI_TRACE'] === '1';
-let warned = false;
-
-const spareTokens: FinalizerToken[] = [];
-const MAX_SPARE_TOKENS = 1024;
-
-// A finalizer runs at a moment of V8's choosing: it only queues the release, which then runs
-// between the turns of the main thread and pushes the context that it needs.
-const finalizers = new FinalizationRegistry<FinalizerInput>(({ entry }) => {
-  if (entry === undefined || isClosed(entry)) return;
-  if (tracing || !warned) {
-    warned = true;
-    process.emitWarning(`a ${entry.kind} was garbage collected without close()`, {
-      code: 'CUFFI_LEAK',
-      detail: entry.openedAt ?? 'CUFFI_TRACE=1 shows where each was opened.',
-    });
-  }
-  setImmediate(() => releaseOrWarn(() => closeIfOpen(entry, 'it was garbage collected')));
-});
-
-function takeToken(entry: ResourceState): FinalizerToken {
-  const spare = spareTokens.pop();
-  if (spare) {
-    spare.will.entry = entry;
-    return spare;
-  }
-  const made: FinalizerToken = { will: { entry } };
-  finalizers.register(made, made.will);
-  return made;
-}
-
-function recycleToken(used: FinalizerToken): void {
-  used.will.entry = undefined;
-  if (spareTokens.length < MAX_SPARE_TOKENS) spareTokens.push(used);
-}
-
-/**
- * Runs a release whose failure nobody is there to catch: it becomes a warning, unless it only says
- * again that a context is lost.
- *
- * @param isContextLost whether what is released is of a context that is known to be lost
- */
-export function releaseOrWarn(release: () => void, isContextLost = false): void {
-  beginRelease();
-  try {
-    release();
-  } catch (error) {
-    if (shouldReport(error, isContextLost))
-      process.emitWarning(`a release failed: ${error}`, { code: 'CUFFI_RELEASE' });
-  } finally {
-    endRelease();
-  }
-}
-
-/** How a {@link Resource} is opened. */
+/** How a {@link Resource} is state. */
 export interface ResourceInit {
-  /** The owner's set: when the owner goes, this is closed. */
+  /** The owner's scope: closing the owner closes this resource. */
   readonly owner?: Scope | undefined;
   /**
-   * Gives the resource back to the driver; must not refer to the resource's object. Absent for
-   * borrowed ones, which are forgotten instead.
+   * Releases the resource to the driver; must not refer to the resource's object. Borrowed resources
+   * have no release: closing forgets them.
    */
   readonly release?: Release | undefined;
 }
 
+/**
+ * Releases what a resource had, and never refers to its object. A hot path passes an object that
+ * knows what to release: a closure would cost one more allocation.
+ */
+export type Release = (() => void) | { release(): void };
+
 /** Something that is opened once and closed once. */
 export abstract class Resource implements Disposable {
   /** @internal */
-  protected readonly [life]: Life;
+  readonly [stateKey]: ResourceState;
+  /** @internal */
+  [tokenKey]: FinalizerToken | undefined;
   readonly #kind: string;
 
   protected constructor(kind: string, { owner, release }: ResourceInit) {
     this.#kind = kind;
-    const opened = tracing ? new Error('opened').stack?.split('\n').slice(3).join('\n') : undefined;
-    const entry = newResourceState(kind, owner, release, opened);
-    // What owns nothing needs no list: it is gone with its object.
-    if (release) owner?.add(entry);
-    this[life] = new Life(entry, release && takeToken(entry));
+    const openedAt = tracing
+      ? new Error('opened').stack?.split('\n').slice(3).join('\n')
+      : undefined;
+    const state = newResourceState(kind, owner, release, openedAt);
+    this[stateKey] = state;
+    // A resource without a release owns nothing: its owner need not close it.
+    if (release) owner?.add(state);
+    this[tokenKey] = release && FinalizerToken.take(state);
   }
 
   /** Whether it was closed, by itself or through its owner. */
   get closed(): boolean {
-    return this[life].isClosed;
+    return isClosed(this[stateKey]);
   }
 
   /** Whether `value` is a resource of that kind: cheaper than instanceof, and needs no import. */
@@ -142,65 +56,65 @@ export abstract class Resource implements Disposable {
   }
 
   /**
-   * @internal Puts off what closing gives back until the function that this answers is called. A
-   * closed one counts as closed all the same.
+   * @internal Postpones the release until the returned function is called. The resource can still be
+   * closed, and then counts as closed.
    *
-   * @param name who needs it, in words
-   * @param onClosed called when it is closed, for one who may need nothing then
+   * @param name who needs the resource, in words
+   * @param onClosed called when it is closed, for a user who may need nothing afterwards
    * @throws ClosedError
    */
   addKeepalive(name = 'a handle that is open', onClosed?: () => void): () => void {
     this.assertOpen();
-    const entry = this[life].entry;
-    const keepalive: Keepalive = { name, onClosed };
-    entry.keepalives ??= new Set();
-    entry.keepalives.add(keepalive);
-    return () => removeKeepalive(entry, keepalive);
+    const state = this[stateKey];
+    const keepalive = { name, onClosed };
+    state.keepalives ??= new Set();
+    state.keepalives.add(keepalive);
+    return () => removeKeepalive(state, keepalive);
   }
 
-  /** @internal Who needs what it gives back, in words: each once. */
+  /** @internal Who postpones the release, in words: each name once. */
   get keepaliveNames(): string[] {
-    const needing = [...(this[life].entry.keepalives ?? [])].filter(({ onClosed }) => !onClosed);
+    const needing = [...(this[stateKey].keepalives ?? [])].filter(({ onClosed }) => !onClosed);
     return [...new Set(needing.map(({ name }) => name))];
   }
 
   /**
-   * What another object is made of that owns what this one does from then on. This one counts as
-   * closed, and gives nothing back.
+   * Returns what another object needs to own what this one owns. This one then counts as closed, and
+   * releases nothing.
    *
-   * @param reason what whoever uses it afterwards is told
-   * @throws CuffiError while it is retained, ClosedError
+   * @param reason the reason that later uses of this object report
+   * @throws CuffiError while a keepalive exists, ClosedError
    */
   protected transferOwnership(reason: string): ResourceInit {
     this.assertOpen();
-    const entry = this[life].entry;
-    if (hasKeepalives(entry))
+    const state = this[stateKey];
+    if (hasKeepalives(state))
       throw new CuffiError(
-        `this ${this.#kind} is held by ${this.keepaliveNames.join(', ')}: that must give it back first`,
+        `this ${this.#kind} is in use by ${this.keepaliveNames.join(', ')}: that must release it first`,
       );
-    const { owner, release } = entry;
+    const { owner, release } = state;
     this.#recycleToken();
-    if (release) owner?.delete(entry);
-    entry.closed = true;
-    entry.reason = reason;
+    if (release) owner?.delete(state);
+    state.closed = true;
+    state.reason = reason;
     return { owner, release };
   }
 
-  /** Gives it back; the second time does nothing. */
+  /** Releases the resource; the second call does nothing. */
   close(): void {
     this.#close();
   }
 
-  /** @internal As {@link close}, for a reason that later uses are told. */
+  /** @internal As {@link close}, with a reason that later uses report. */
   invalidate(reason: string): void {
     this.#close(reason);
   }
 
   #close(reason?: string): void {
-    const entry = this[life].entry;
-    if (isClosed(entry)) return;
+    const state = this[stateKey];
+    if (isClosed(state)) return;
     this.#recycleToken();
-    closeOpen(entry, reason);
+    closeOpen(state, reason);
   }
 
   [Symbol.dispose](): void {
@@ -216,8 +130,8 @@ export abstract class Resource implements Disposable {
   }
 
   #recycleToken(): void {
-    const guard = this[life].takeToken();
-    if (guard) recycleToken(guard);
+    this[tokenKey]?.recycle();
+    this[tokenKey] = undefined;
   }
 
   /** @throws ClosedError after close */
@@ -226,66 +140,188 @@ export abstract class Resource implements Disposable {
   }
 
   protected closedError(): ClosedError {
-    const { owner, openedAt } = this[life].entry;
-    const reason = isDiscarded(this[life].entry) ? owner?.reason : this[life].entry.reason;
+    const { owner, openedAt } = this[stateKey];
+    const reason = isDiscarded(this[stateKey]) ? owner?.reason : this[stateKey].reason;
     return new ClosedError(
       `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${openedAt ? `\nopened at\n${openedAt}` : ''}`,
     );
   }
 }
 
-/** What is open, in the order in which it was opened: closed with its owner, newest first. */
+/** The open resources of one owner, in the order in which they were state. */
+export class Scope {
+  readonly #parent: Scope | undefined;
+  readonly #closesWithParent: boolean;
+  readonly #isContextLost: () => boolean;
+  /** Stands for this scope in the parent, while something is open here. */
+  #stateInParent: ResourceState | undefined;
+  #newest: ResourceState | undefined;
+  #size = 0;
+  #epoch = 0;
+  #reason: string | undefined;
 
-/** One who needs what a resource releases. */
-export interface Keepalive {
-  /** Who it is, in words. */
-  readonly name: string;
   /**
-   * Called when the resource is closed, of one who needs nothing while it is open. It may end its need
-   * at once.
+   * @param parent the scope that the owner itself is in: discarding the parent discards this one
+   * @param closesWithParent whether closing the parent closes all resources here
+   * @param isContextLost whether the context of these resources is known to be lost; by default the
+   * parent knows
    */
-  readonly onClosed?: (() => void) | undefined;
+  constructor(
+    parent?: Scope,
+    closesWithParent = false,
+    isContextLost: () => boolean = () => parent?.isContextLost ?? false,
+  ) {
+    this.#parent = parent;
+    this.#closesWithParent = closesWithParent;
+    this.#isContextLost = isContextLost;
+  }
+
+  /** Whether the context of these resources is known to be lost. */
+  get isContextLost(): boolean {
+    return this.#isContextLost();
+  }
+
+  /** How many open resources it lists; borrowed ones are not listed. */
+  get size(): number {
+    return this.#size;
+  }
+
+  /** Counts the calls of {@link discardAll}: what was opened in an earlier epoch is gone. */
+  get epoch(): number {
+    const parent = this.#parent;
+    return parent === undefined ? this.#epoch : this.#epoch + parent.epoch;
+  }
+
+  /** Why the resources of earlier epochs are gone. */
+  get reason(): string | undefined {
+    return this.#reason ?? this.#parent?.reason;
+  }
+
+  /** @internal */
+  add(state: ResourceState): void {
+    const newest = this.#newest;
+    state.older = newest;
+    if (newest) newest.newer = state;
+    this.#newest = state;
+    this.#size += 1;
+    if (this.#closesWithParent && this.#size === 1) this.#addToParent();
+  }
+
+  /** @internal The state must be in this scope, and of its epoch. */
+  delete(state: ResourceState): void {
+    const { older, newer } = state;
+    if (older) older.newer = newer;
+    if (newer) newer.older = older;
+    else this.#newest = older;
+    state.older = undefined;
+    state.newer = undefined;
+    this.#size -= 1;
+    const inParent = this.#stateInParent;
+    if (!inParent || this.#size > 0) return;
+    this.#stateInParent = undefined;
+    if (!isClosed(inParent)) inParent.owner?.delete(inParent);
+  }
+
+  /** Closes all, newest first; tries all, and then throws the first error. */
+  closeAll(reason: string): void {
+    const states: ResourceState[] = [];
+    for (let each = this.#newest; each; each = each.older) states.push(each);
+    runAll(states.map((each) => () => closeIfOpen(each, reason)));
+  }
+
+  #addToParent(): void {
+    const closeAll = (): void => this.closeAll(inParent.reason ?? 'its owner was closed');
+    const inParent = newResourceState('Scope', this.#parent, closeAll, undefined);
+    this.#stateInParent = inParent;
+    this.#parent?.add(inParent);
+  }
+
+  /** Marks all as closed and releases nothing, as the driver already has. */
+  discardAll(reason: string): void {
+    closeCount += 1;
+    // A state that somebody keeps must not keep its neighbors.
+    for (let each = this.#newest; each; ) {
+      const { older } = each;
+      each.older = undefined;
+      each.newer = undefined;
+      each = older;
+    }
+    this.#newest = undefined;
+    this.#size = 0;
+    this.#epoch += 1;
+    this.#reason = reason;
+  }
 }
 
 /**
- * Gives back what a resource had, and never refers to its object. Where there are many it is an object
- * that knows what it needs: a function would need a scope beside it.
+ * Runs a release whose error nobody can catch: the error becomes a warning, unless it only repeats
+ * that a context is lost.
+ *
+ * @param isContextLost whether the context of what is released is known to be lost
  */
-export type Release = (() => void) | { release(): void };
-
-/** Runs a release. In a context that is known to be lost it fails quietly. */
-function runRelease(release: Release, owner: Scope | undefined): void {
+export function releaseOrWarn(release: () => void, isContextLost = false): void {
   beginRelease();
   try {
-    if (typeof release === 'function') release();
-    else release.release();
+    release();
   } catch (error) {
-    if (shouldReport(error, owner?.isOfLost ?? false)) throw error;
+    if (shouldReport(error, isContextLost))
+      process.emitWarning(`a release failed: ${error}`, { code: 'CUFFI_RELEASE' });
   } finally {
     endRelease();
   }
 }
+
+/** Runs each step in order, whatever fails; then throws the first error. */
+export function runAll(steps: Iterable<() => void>): void {
+  const errors: unknown[] = [];
+  for (const step of steps) {
+    try {
+      step();
+    } catch (error) {
+      errors.push(error);
+    }
+  }
+  if (errors.length > 0) throw errors[0];
+}
+
+/**
+ * How often something was closed. Code that calls the caller's code between checking objects and using
+ * them (a getter may close one) checks them again if this number has changed.
+ */
+export let closeCount = 0;
+
+// ---------------------------------------------------------------------------------------------
+// The state of a resource, which outlives its object, and the finalizers
+// ---------------------------------------------------------------------------------------------
 
 /** What outlives a resource's object: it knows how to release, and never refers to the object. */
 export interface ResourceState {
   readonly kind: string;
   readonly release: Release | undefined;
   readonly owner: Scope | undefined;
-  /** The owner's generation when it was opened. */
+  /** The owner's epoch when the resource was state. */
   readonly epoch: number;
-  /** Where the resource was opened, with CUFFI_TRACE=1. */
+  /** Where the resource was state, with CUFFI_TRACE=1. */
   readonly openedAt: string | undefined;
   closed: boolean;
-  /** Who still needs what it releases; made by the first. */
+  /** Who postpones the release; the first keepalive makes the set. */
   keepalives: Set<Keepalive> | undefined;
-  /** Why, where it was not its own `close()`. */
+  /** Why it was closed, unless by its own `close()`. */
   reason: string | undefined;
-  /** Its neighbours in the owner's set: the one opened before, and the one after. */
+  /** Its neighbors in the owner's scope: the one opened before, and the one after. */
   older: ResourceState | undefined;
   newer: ResourceState | undefined;
 }
 
-/** An entry of what is being opened; it is in no set yet. */
+/** A user of a resource who postpones its release. */
+interface Keepalive {
+  /** Who it is, in words. */
+  readonly name: string;
+  /** Called when the resource is closed; may remove the keepalive at once. */
+  readonly onClosed: (() => void) | undefined;
+}
+
+/** The state of a resource that is being state; no scope lists it yet. */
 const newResourceState = (
   kind: string,
   owner: Scope | undefined,
@@ -308,156 +344,94 @@ const newResourceState = (
 const isDiscarded = ({ owner, epoch }: ResourceState): boolean =>
   owner !== undefined && owner.epoch !== epoch;
 
-/** Whether it was closed, or is gone with its owner. */
-const isClosed = (entry: ResourceState): boolean => entry.closed || isDiscarded(entry);
+/** Whether the resource was closed, or is gone with its owner. */
+export const isClosed = (state: ResourceState): boolean => state.closed || isDiscarded(state);
 
-/** Closes it, unless it is closed. */
-function closeIfOpen(entry: ResourceState, reason: string): void {
-  if (!isClosed(entry)) closeOpen(entry, reason);
+function closeIfOpen(state: ResourceState, reason: string): void {
+  if (!isClosed(state)) closeOpen(state, reason);
 }
 
-/**
- * How often something was closed. What calls the caller's code between its looking at objects and its
- * use of them (a getter may close one) looks at them again where this has changed.
- */
-export let closeCount = 0;
-
-/** Closes what is open; what somebody still needs is released by the last of them. */
-function closeOpen(entry: ResourceState, reason?: string): void {
+/** Closes an open resource; the last keepalive, if there is one, releases it. */
+function closeOpen(state: ResourceState, reason?: string): void {
   closeCount += 1;
-  entry.closed = true;
-  entry.reason = reason;
-  if (entry.release === undefined) return;
-  entry.owner?.delete(entry);
-  if (hasKeepalives(entry)) for (const { onClosed } of [...(entry.keepalives ?? [])]) onClosed?.();
-  else runRelease(entry.release, entry.owner);
+  state.closed = true;
+  state.reason = reason;
+  if (state.release === undefined) return;
+  state.owner?.delete(state);
+  if (hasKeepalives(state)) for (const { onClosed } of [...(state.keepalives ?? [])]) onClosed?.();
+  else runRelease(state.release, state.owner);
 }
 
-/** Whether somebody still needs what it releases. */
 const hasKeepalives = ({ keepalives }: ResourceState): boolean =>
   keepalives !== undefined && keepalives.size > 0;
 
-/** One less that needs what a closed resource releases. */
-function removeKeepalive(entry: ResourceState, keepalive: Keepalive): void {
-  if (!entry.keepalives?.delete(keepalive) || hasKeepalives(entry)) return;
-  if (entry.closed && entry.release && !isDiscarded(entry)) runRelease(entry.release, entry.owner);
+/** Removes a keepalive; the last one of a closed resource releases it. */
+function removeKeepalive(state: ResourceState, keepalive: Keepalive): void {
+  if (!state.keepalives?.delete(keepalive) || hasKeepalives(state)) return;
+  if (state.closed && state.release && !isDiscarded(state)) runRelease(state.release, state.owner);
 }
 
-/** The open resources of one owner, in the order in which they were opened. */
-export class Scope {
-  readonly #parent: Scope | undefined;
-  readonly #closesWithParent: boolean;
-  readonly #isContextLost: () => boolean;
-  /** In the owner's own set, while this one is listed there. */
-  #stateInParent: ResourceState | undefined;
-  #newest: ResourceState | undefined;
-  #size = 0;
-  #epoch = 0;
-  #reason: string | undefined;
-
-  /**
-   * @param within the set that the owner itself is in: what is abandoned there is so here too
-   * @param isListed whether all here is closed with what is there, as the owner itself is not
-   * @param isContextLost whether the context that all here is of is known to be lost; `within` knows it else
-   */
-  constructor(
-    within?: Scope,
-    isListed = false,
-    isContextLost: () => boolean = () => within?.isOfLost ?? false,
-  ) {
-    this.#parent = within;
-    this.#closesWithParent = isListed;
-    this.#isContextLost = isContextLost;
-  }
-
-  /** Whether the context that all here is of is known to be lost. */
-  get isOfLost(): boolean {
-    return this.#isContextLost();
-  }
-
-  /** How many are open that own something; what is only borrowed is not listed. */
-  get size(): number {
-    return this.#size;
-  }
-
-  /** Counts the calls of {@link discardAll}: what was opened under another count is gone. */
-  get epoch(): number {
-    const within = this.#parent;
-    return within === undefined ? this.#epoch : this.#epoch + within.epoch;
-  }
-
-  /** Why what was opened before is gone. */
-  get reason(): string | undefined {
-    return this.#reason ?? this.#parent?.reason;
-  }
-
-  /** @internal */
-  add(entry: ResourceState): void {
-    const newest = this.#newest;
-    entry.older = newest;
-    if (newest) newest.newer = entry;
-    this.#newest = entry;
-    this.#size += 1;
-    if (this.#closesWithParent && this.#size === 1) this.#addToParent();
-  }
-
-  /** @internal The entry must be in this set, and of its generation. */
-  delete(entry: ResourceState): void {
-    const { older, newer } = entry;
-    if (older) older.newer = newer;
-    if (newer) newer.older = older;
-    else this.#newest = older;
-    entry.older = undefined;
-    entry.newer = undefined;
-    this.#size -= 1;
-    const standIn = this.#stateInParent;
-    if (!standIn || this.#size > 0) return;
-    this.#stateInParent = undefined;
-    if (!isClosed(standIn)) standIn.owner?.delete(standIn);
-  }
-
-  /** Closes all, newest first; throws the first error when all were tried. */
-  closeAll(reason: string): void {
-    const entries: ResourceState[] = [];
-    for (let entry = this.#newest; entry; entry = entry.older) entries.push(entry);
-    runAll(entries.map((entry) => () => closeIfOpen(entry, reason)));
-  }
-
-  #addToParent(): void {
-    const closeAll = (): void => this.closeAll(standIn.reason ?? 'its owner was closed');
-    const standIn = newResourceState('ResourceSet', this.#parent, closeAll, undefined);
-    this.#stateInParent = standIn;
-    this.#parent?.add(standIn);
-  }
-
-  /** Makes all closed without releasing anything, as the driver has already. */
-  discardAll(reason: string): void {
-    closeCount += 1;
-    // One that somebody keeps must not keep its neighbours.
-    for (let entry = this.#newest; entry; ) {
-      const { older } = entry;
-      entry.older = undefined;
-      entry.newer = undefined;
-      entry = older;
-    }
-    this.#newest = undefined;
-    this.#size = 0;
-    this.#epoch += 1;
-    this.#reason = reason;
+/** Runs a release. If the context is known to be lost, it fails silently. */
+function runRelease(release: Release, owner: Scope | undefined): void {
+  beginRelease();
+  try {
+    if (typeof release === 'function') release();
+    else release.release();
+  } catch (error) {
+    if (shouldReport(error, owner?.isContextLost ?? false)) throw error;
+  } finally {
+    endRelease();
   }
 }
 
-/** Steps that are all taken, whatever fails: giving back must not stop half-way. */
+const tracing = process.env['CUFFI_TRACE'] === '1';
+let warned = false;
 
-/** Takes each step in order; throws the first error when all were tried. */
-export function runAll(steps: Iterable<() => void>): void {
-  const errors: unknown[] = [];
-  for (const step of steps) {
-    try {
-      step();
-    } catch (error) {
-      errors.push(error);
-    }
+// V8 chooses when a finalizer runs. So it only queues the release, which runs on the main thread
+// between two callbacks, and pushes the context that it needs.
+const finalizers = new FinalizationRegistry<Finalizable>(({ state }) => {
+  if (state === undefined || isClosed(state)) return;
+  if (tracing || !warned) {
+    warned = true;
+    process.emitWarning(`a ${state.kind} was garbage collected without close()`, {
+      code: 'CUFFI_LEAK',
+      detail: state.openedAt ?? 'CUFFI_TRACE=1 shows where each was opened.',
+    });
   }
-  if (errors.length > 0) throw errors[0];
+  setImmediate(() => releaseOrWarn(() => closeIfOpen(state, 'it was garbage collected')));
+});
+
+/** What a finalizer receives: the state of the collected object, unless that was closed. */
+interface Finalizable {
+  state: ResourceState | undefined;
+}
+
+const spareTokens: FinalizerToken[] = [];
+const MAX_SPARE_TOKENS = 1024;
+
+/**
+ * What only the resource's object refers to, so that both are collected together; the finalizer then
+ * receives the state. Tokens of closed objects are used again: registering and unregistering each
+ * object would cost more than all else that `close()` does.
+ */
+class FinalizerToken {
+  /** It must not refer to the token, as the finalizers keep it. */
+  readonly #finalizable: Finalizable = { state: undefined };
+
+  private constructor() {
+    finalizers.register(this, this.#finalizable);
+  }
+
+  /** Returns a token for an object that was opened. */
+  static take(state: ResourceState): FinalizerToken {
+    const token = spareTokens.pop() ?? new FinalizerToken();
+    token.#finalizable.state = state;
+    return token;
+  }
+
+  /** Ends the use of a token, as its object was closed. */
+  recycle(): void {
+    this.#finalizable.state = undefined;
+    if (spareTokens.length < MAX_SPARE_TOKENS) spareTokens.push(this);
+  }
 }

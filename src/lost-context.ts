@@ -1,33 +1,33 @@
 /**
- * Which contexts are known to be lost. The user hears of a loss once, from the first error that says
- * so. What releases say of it afterwards is nothing new: thrown at the end of a `using` scope it would
- * hide that first error in a SuppressedError.
+ * Reports the loss of a context once: with the first error that says so. Errors of later releases only
+ * repeat it, and are dropped: thrown at the end of a `using` scope, they would hide the first error in a
+ * SuppressedError.
  */
 import { CudaError } from './errors.ts';
 
-/** Looks for contexts that are lost; whether it found one that was not known to be. */
+/** Looks for lost contexts; returns whether it found one that was not known to be lost. */
 type LossDetector = () => boolean;
 
 let detectLoss: LossDetector = () => true;
-/** Errors that are a user's first news of a loss, however often they are thrown on. */
+/** Errors that reported a loss first, however often they are rethrown. */
 const firstReports = new WeakSet<CudaError>();
-/** How many releases are under way, each in the one before. */
+/** How deeply releases are nested. */
 let releaseDepth = 0;
 
-/** Sets how to look for lost contexts: those are known above this file. */
+/** Sets the detector: the contexts are known above this file. */
 export function setLossDetector(detector: LossDetector): void {
   detectLoss = detector;
 }
 
 /**
- * Takes note of an error that is made to be thrown. Those of a release are left to {@link shouldReport}, as
- * a release may catch what one of its steps throws.
+ * Records an error that is about to be thrown. In a release, {@link shouldReport} does so instead: a release
+ * may catch the errors of its steps.
  */
 export function noteError(error: CudaError): void {
   if (releaseDepth === 0 && error.sticky) recordLoss(error);
 }
 
-/** Says that a release begins; {@link endRelease} must follow. */
+/** Marks the beginning of a release; {@link endRelease} must follow. */
 export const beginRelease = (): void => {
   releaseDepth += 1;
 };
@@ -37,10 +37,9 @@ export const endRelease = (): void => {
 };
 
 /**
- * Whether what a release threw is to be said; then it counts as said.
+ * Whether the error of a release must be reported; if so, it counts as reported.
  *
- * @param isContextLost whether what was released is of a context that is known to be lost: then nothing
- * that the driver says of it is news
+ * @param isContextLost whether the context is known to be lost: then no error of the driver is news
  */
 export function shouldReport(error: unknown, isContextLost: boolean): boolean {
   if (!(error instanceof CudaError) || firstReports.has(error)) return true;

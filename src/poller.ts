@@ -1,55 +1,140 @@
 /**
- * Waiting without blocking: the one poller behind every awaited wait. It asks at each turn of the
- * event loop for a short while, and around the expected end; else once a millisecond, however many
- * waits there are. What is only polled in the background is asked less often the longer it takes.
+ * Waits without blocking: the only poller, behind every awaited wait. At the beginning, and around the
+ * expected end, it polls in each iteration of the event loop; otherwise once a millisecond, for all waits
+ * together. Background polls become less frequent the longer they take.
  */
 
 import { checkInstance, checkOptions } from './validate.ts';
 
-interface PendingPoll {
-  poll(): boolean;
-  resolve(): void;
-  reject(error: unknown): void;
-  /** Whether the process stays alive for it. */
-  readonly keepAlive: boolean;
-  /** How often it was asked. */
-  attempts: number;
-  /** From when until when it is asked at each turn, however often that was. */
-  readonly eagerFrom: number;
-  readonly eagerUntil: number;
-  /** In the background: since when it has been waiting for the same thing. */
-  since: number;
-}
-
-/** When a wait is expected to end, from its beginning. */
+/** When a wait is expected to end, in milliseconds from its beginning. */
 export interface ExpectedEnd {
   readonly earliestMs: number;
   readonly latestMs: number;
 }
 
-/** How a wait may be given up. */
+/** Options of a wait. */
 export interface WaitOptions {
-  /** Rejects the wait with the signal's reason; what was waited for goes on. */
+  /** Aborting stops the wait, which rejects with the signal's reason; the work goes on. */
   readonly signal?: AbortSignal;
 }
 
-/** The options of a wait that `signal` may give up. @throws TypeError unless a signal or undefined */
+/** Returns the options of a wait with a `signal`. @throws TypeError unless it is a signal or undefined */
 export function checkSignal(signal: unknown): WaitOptions {
   return signal === undefined ? {} : { signal: checkInstance(signal, AbortSignal, 'signal') };
 }
 
-/** About 0.2 ms of turns: most waits end within, and a timer's millisecond would hide it. */
+/**
+ * Resolves when `poll` returns true, and rejects with what it throws. The process stays alive meanwhile.
+ * The first call of `poll` is immediate, so that finished work costs no iteration of the event loop.
+ *
+ * @param expected when the end is expected: from the earliest to the latest time, each iteration of the
+ * event loop polls
+ */
+export function pollUntil(
+  poll: () => boolean,
+  options: WaitOptions = {},
+  expected?: ExpectedEnd,
+): Promise<void> {
+  const { signal } = checkSignal(checkOptions(options, ['signal'], 'waiting').signal);
+  return new Promise((resolve, reject) => {
+    signal?.throwIfAborted();
+    if (poll()) {
+      resolve();
+      return;
+    }
+    // The poll itself may have aborted the signal, which does not notify listeners added later.
+    signal?.throwIfAborted();
+    const now = expected ? performance.now() : 0;
+    const abort = (): void => {
+      remove(wait);
+      reject(signal?.reason);
+    };
+    const settle =
+      <T>(then: (value: T) => void) =>
+      (value: T): void => {
+        signal?.removeEventListener('abort', abort);
+        then(value);
+      };
+    const wait: PendingPoll = {
+      poll,
+      resolve: settle<void>(resolve),
+      reject: settle<unknown>(reject),
+      keepAlive: true,
+      attempts: 0,
+      // Two periods early: the last timer may be set just before, and may fire late.
+      eagerFrom: expected ? now + expected.earliestMs - 2 * PERIOD_MS : 0,
+      eagerUntil: expected ? now + expected.latestMs : 0,
+      since: 0,
+    };
+    signal?.addEventListener('abort', abort, { once: true });
+    add(wait);
+  });
+}
+
+/**
+ * Calls `poll` until it returns true. This does not keep the process alive, but wakes a sleeping event
+ * loop. `poll` must not throw.
+ *
+ * @returns call it when there is something new to wait for: polling, which becomes less and less
+ * frequent, then is as frequent again as at the beginning
+ */
+export function pollInBackground(poll: () => boolean): () => void {
+  const noCallbacks = { resolve() {}, reject() {} };
+  const since = performance.now();
+  const wait = {
+    poll,
+    ...noCallbacks,
+    keepAlive: false,
+    attempts: 0,
+    eagerFrom: 0,
+    eagerUntil: 0,
+    since,
+  };
+  add(wait);
+  return () => {
+    if (!pendingPolls.has(wait)) return;
+    wait.since = performance.now();
+    if (!timer || period === PERIOD_MS) return;
+    unschedule();
+    schedule(false);
+  };
+}
+
+/** Resolves in the next iteration of the event loop. */
+export const nextLoopIteration = (): Promise<void> =>
+  new Promise((resolve) => setImmediate(resolve));
+
+// ---------------------------------------------------------------------------------------------
+// The polls that are pending, and when they are polled next
+// ---------------------------------------------------------------------------------------------
+
+interface PendingPoll {
+  poll(): boolean;
+  resolve(): void;
+  reject(error: unknown): void;
+  /** Whether it keeps the process alive. */
+  readonly keepAlive: boolean;
+  /** How often it was polled. */
+  attempts: number;
+  /** The time in which it is polled in each iteration, however many attempts there were. */
+  readonly eagerFrom: number;
+  readonly eagerUntil: number;
+  /** For a background poll: since when it has waited for the same thing. */
+  since: number;
+}
+
+/** About 0.2 ms: most waits end within it, and a timer would add its millisecond. */
 const EAGER_ATTEMPTS = 100;
 const PERIOD_MS = 1;
 /**
- * A poll in the background is late by at most a sixteenth of its wait, and by this: a process that
- * has nothing else to do must not wake up a thousand times a second for it.
+ * A background poll is late by at most a sixteenth of its wait, and by at most this: an idle process
+ * must not wake up a thousand times a second for it.
  */
 const MAX_PERIOD_MS = 40;
 const MAX_RELATIVE_LATENESS = 1 / 16;
 
 const pendingPolls = new Set<PendingPoll>();
-/** The next turn: at the end of this turn of the loop, after a period, or whichever comes first. */
+/** They trigger the next tick: in this iteration of the loop, or after a period. */
 let immediate: NodeJS.Immediate | undefined;
 let timer: NodeJS.Timeout | undefined;
 /** After how long the timer fires. */
@@ -61,8 +146,8 @@ const isEager = (wait: PendingPoll, now: number): boolean =>
   wait.attempts < EAGER_ATTEMPTS || (wait.eagerFrom <= now && now < wait.eagerUntil);
 
 /**
- * Only in the background is there a timer beside the immediate: one that does not keep the process
- * alive does not wake a loop that sleeps, either; a timer does.
+ * Schedules the next tick. Background polls need a timer besides the immediate: an unreferenced
+ * immediate does not wake a sleeping loop, a timer does.
  */
 function schedule(soon: boolean): void {
   const isBackground = keepAliveCount === 0;
@@ -83,7 +168,7 @@ function unschedule(): void {
   timer = undefined;
 }
 
-/** By the wait that is the newest. */
+/** The period that suits the newest wait. */
 function backgroundPeriod(): number {
   let newest = 0;
   for (const { since } of pendingPolls) newest = Math.max(newest, since);
@@ -94,7 +179,7 @@ function backgroundPeriod(): number {
 function tick(): void {
   unschedule();
   const now = performance.now();
-  // New waits are asked at each turn; the old ones beside them once a period all the same.
+  // New waits are polled at each tick, older ones once a period.
   const isSweep = now - lastSweepAt >= PERIOD_MS;
   if (isSweep) lastSweepAt = now;
   let soon = false;
@@ -120,7 +205,7 @@ function pollOnce(wait: PendingPoll): void {
 function add(wait: PendingPoll): void {
   pendingPolls.add(wait);
   if (wait.keepAlive) keepAliveCount += 1;
-  // A timer that is set already would let the new wait begin late.
+  // A timer that is already set would delay the new wait.
   unschedule();
   schedule(true);
 }
@@ -129,88 +214,7 @@ function remove(wait: PendingPoll): void {
   if (!pendingPolls.delete(wait) || !wait.keepAlive) return;
   keepAliveCount -= 1;
   if (keepAliveCount > 0 || !(immediate || timer)) return;
-  // Who is left must neither keep the process alive nor sleep with the loop.
+  // The remaining waits must not keep the process alive, and must wake a sleeping loop.
   unschedule();
   if (pendingPolls.size > 0) schedule(true);
 }
-
-/**
- * Resolves when `poll` answers true, and rejects with what it throws. The process stays alive
- * meanwhile. `poll` is asked once at once: what is done already costs no turn.
- *
- * @param expected where the end is known about: from its earliest to its latest it is asked at each
- * turn
- */
-export function pollUntil(
-  poll: () => boolean,
-  options: WaitOptions = {},
-  expected?: ExpectedEnd,
-): Promise<void> {
-  const { signal } = checkSignal(checkOptions(options, ['signal'], 'waiting').signal);
-  return new Promise((resolve, reject) => {
-    signal?.throwIfAborted();
-    if (poll()) {
-      resolve();
-      return;
-    }
-    // The poll itself may have aborted it: a listener that is added now would never hear of it.
-    signal?.throwIfAborted();
-    const now = expected ? performance.now() : 0;
-    const abort = (): void => {
-      remove(wait);
-      reject(signal?.reason);
-    };
-    const settle =
-      <T>(then: (value: T) => void) =>
-      (value: T): void => {
-        signal?.removeEventListener('abort', abort);
-        then(value);
-      };
-    const wait: PendingPoll = {
-      poll,
-      resolve: settle<void>(resolve),
-      reject: settle<unknown>(reject),
-      keepAlive: true,
-      attempts: 0,
-      // The last timer before may be set a moment too early for this, and end late itself.
-      eagerFrom: expected ? now + expected.earliestMs - 2 * PERIOD_MS : 0,
-      eagerUntil: expected ? now + expected.latestMs : 0,
-      since: 0,
-    };
-    signal?.addEventListener('abort', abort, { once: true });
-    add(wait);
-  });
-}
-
-/**
- * Asks `poll` until it answers true, without keeping the process alive; a loop that sleeps is woken
- * for it. It must not throw.
- *
- * @returns to be called when there is something new to wait for: it is asked as often again as in
- * the beginning, which is less and less often otherwise
- */
-export function pollInBackground(poll: () => boolean): () => void {
-  const noCallbacks = { resolve() {}, reject() {} };
-  const since = performance.now();
-  const wait = {
-    poll,
-    ...noCallbacks,
-    keepAlive: false,
-    attempts: 0,
-    eagerFrom: 0,
-    eagerUntil: 0,
-    since,
-  };
-  add(wait);
-  return () => {
-    if (!pendingPolls.has(wait)) return;
-    wait.since = performance.now();
-    if (!timer || period === PERIOD_MS) return;
-    unschedule();
-    schedule(false);
-  };
-}
-
-/** One turn of the event loop. */
-export const nextLoopIteration = (): Promise<void> =>
-  new Promise((resolve) => setImmediate(resolve));

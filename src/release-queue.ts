@@ -1,4 +1,4 @@
-/** Releases that may make the driver wait for the GPU, kept until it is done with what they free. */
+/** Releases in which the driver may wait for the GPU: queued until the GPU has finished with the resource. */
 
 import { CuffiError } from './errors.ts';
 import type { Fence } from './fence.ts';
@@ -7,30 +7,30 @@ import { releaseOrWarn } from './lifetime.ts';
 import { beginRelease, endRelease } from './lost-context.ts';
 import { pollInBackground, pollUntil, type WaitOptions } from './poller.ts';
 
-/** What the queue asks about the work of its context. Neither may throw. */
+/** What the queue needs to know about the work of its context. Neither method may throw. */
 export interface ContextWork {
-  /** Whether no work is known to run. */
+  /** Whether no work is known to be running. */
   isIdle(): boolean;
-  /** The work that is queued now. */
+  /** Returns a fence behind the work that is queued now. */
   fence(): Fence;
 }
 
-/** How much may wait before the queue is short of room: see {@link ReleaseQueue}. */
+/** How much may be pending before the queue counts as under pressure: see {@link ReleaseQueue}. */
 export interface ReleaseLimits {
   readonly count: number;
   readonly byteLength: () => number;
 }
 
-/** What is known of a release. */
+/** What the queue knows about a release. */
 export interface ReleaseOptions {
-  /** How much device memory it gives back. */
+  /** How much device memory it frees, in bytes. */
   readonly byteLength?: number;
-  /** Whether the driver may wait for all work of the context in it. Default true. */
+  /** Whether the driver may wait for all work of the context during the call. Default true. */
   readonly mayBlock?: boolean;
   /**
-   * A dearer way to give the same back that never waits, where there is one. It comes without the
-   * driver's own care for work that cuffi does not know of, so it is only taken for want of room.
-   * Where it throws, nothing was given back.
+   * A slower release of the same resource that never waits, if there is one. It lacks the driver's own
+   * protection of work that cuffi does not know of, so it only runs under memory pressure. If it throws,
+   * it must not have released anything.
    */
   readonly nonBlockingRelease?: () => void;
 }
@@ -42,39 +42,39 @@ interface PendingRelease {
   readonly nonBlockingRelease: (() => void) | undefined;
 }
 
-/** Releases that were submitted in one turn, and the work that was queued before. */
+/** Releases that were queued together, and a fence behind the work that was queued before them. */
 interface Batch {
   fence: Fence | undefined;
   pending: PendingRelease[];
 }
 
-/** With a stream held up there would be a new batch a turn: the last one takes all the later. */
+/** A blocked stream would need ever more batches: beyond this number, the last batch takes all later releases. */
 const MAX_BATCHES = 64;
 
 /**
- * cuMemFree and its like wait for the work of the whole context: behind a stream that is held up,
- * `close()` would stop the event loop. So a release runs at once while nothing is known to run.
- * Otherwise it waits: until nothing runs; or, where its call never waits, until the work queued
- * before it is done. When more waits than the limits allow, in a flush, or when memory has run out,
- * the early ways are taken too: a GPU that is never idle gives back all the same.
+ * cuMemFree and similar calls wait for all work of the context: with a blocked stream, `close()` would
+ * block the event loop. So a release only runs at once if no work is known to be running. Otherwise it
+ * is queued until the context is idle; or, if its call never waits, until the work queued before it is
+ * done. Under pressure (above the limits, in a flush, or when memory has run out), the non-blocking
+ * releases run too, so that a GPU that is never idle frees memory as well.
  */
 export class ReleaseQueue {
   readonly #work: ContextWork;
   readonly #limits: ReleaseLimits;
   readonly #isContextLost: () => boolean;
   #batches: Batch[] = [];
-  /** What was submitted since the last batch was closed. */
+  /** What was queued since the last batch was closed. */
   #unbatched: PendingRelease[] = [];
   #size = 0;
   #byteLength = 0;
-  /** What was submitted since the queue was last looked through for want of room. */
+  /** What was queued since pressure last caused a drain. */
   #newCount = 0;
   #newByteLength = 0;
-  /** Says to the poll in the background, if there is one, that more was submitted. */
+  /** Tells the background poll, if there is one, that more was queued. */
   #resetPollInterval: (() => void) | undefined;
   #isDraining = false;
   #deferrals = 0;
-  /** Counts the resets: one may come while releases run, from one of them. */
+  /** Counts the resets of the context: a release that is running may cause one. */
   #epoch = 0;
 
   /** @param isOfLost whether the context is known to be lost */
@@ -84,17 +84,17 @@ export class ReleaseQueue {
     this.#isContextLost = isOfLost;
   }
 
-  /** How many releases wait. */
+  /** How many releases are pending. */
   get size(): number {
     return this.#size;
   }
 
-  /** How many bytes of device memory they will give back. */
+  /** How many bytes of device memory they will free. */
   get byteLength(): number {
     return this.#byteLength;
   }
 
-  /** Runs `release` now if nothing can make it wait; else later. */
+  /** Runs `release` now if it cannot block; else later. */
   enqueue(
     release: () => void,
     { byteLength = 0, mayBlock = true, nonBlockingRelease }: ReleaseOptions = {},
@@ -126,16 +126,16 @@ export class ReleaseQueue {
   }
 
   /**
-   * Runs what can be run without waiting; answers whether nothing waits any more.
+   * Runs the releases that cannot block. Returns whether the queue is empty.
    *
-   * @param underPressure whether the early ways are taken, be the queue short of room or not
+   * @param underPressure whether non-blocking releases run too; by default, if the limits are exceeded
    */
   drainReady(underPressure: boolean = this.#exceedsLimits(this.#size, this.#byteLength)): boolean {
     if (this.#size === 0) return true;
-    // A release may submit others.
+    // A release may queue others.
     if (this.#isPaused || this.#isDraining) return false;
     this.#isDraining = true;
-    // What fails on the way, and is tried otherwise, is said by what fails in the end.
+    // A step that fails may be tried in another way: only the last error is reported.
     beginRelease();
     try {
       if (this.#work.isIdle()) this.drainAll();
@@ -151,21 +151,21 @@ export class ReleaseQueue {
     return this.#size === 0;
   }
 
-  /** Whether a scope is open in which nothing is released. */
+  /** Whether a scope of {@link defer} is open. */
   get isDeferred(): boolean {
     return this.#deferrals > 0;
   }
 
   /**
-   * Resolves when everything that was submitted has been released.
+   * Resolves when all queued releases have run.
    *
    * @param waiting called as long as it waits; what it throws ends the wait
-   * @throws CuffiError in a deferral, whose end it would wait for
+   * @throws CuffiError while a scope of {@link defer} is open: it would wait for the end of the scope
    */
   async flush(options: WaitOptions = {}, waiting: () => void = () => {}): Promise<void> {
     if (this.#size > 0 && this.isDeferred)
       throw new CuffiError(
-        `${this.#size} releases are held back by deferCleanup(): flush when its scope has ended`,
+        `deferCleanup() holds back ${this.#size} releases: call flush() after the end of its scope`,
       );
     const isEmpty = (): boolean => {
       if (this.drainReady(true)) return true;
@@ -175,7 +175,7 @@ export class ReleaseQueue {
     await pollUntil(isEmpty, options);
   }
 
-  /** Releases nothing until the scope ends, and every other one that is open. */
+  /** Releases nothing until this scope, and all others that are open, end. */
   defer(): Disposable {
     this.#deferrals += 1;
     let isOpen = true;
@@ -188,7 +188,7 @@ export class ReleaseQueue {
     };
   }
 
-  /** Forgets what waits, as the context was reset. */
+  /** Drops the pending releases, as the context was reset. */
   clear(): void {
     this.#epoch += 1;
     for (const batch of this.#batches) batch.pending = [];
@@ -198,7 +198,7 @@ export class ReleaseQueue {
     this.#byteLength = 0;
   }
 
-  /** Whether nothing is released, nor the driver asked about it. */
+  /** Whether releases, and queries of the driver for them, must wait. */
   get #isPaused(): boolean {
     return this.#deferrals > 0 || isCapturing();
   }
@@ -221,7 +221,7 @@ export class ReleaseQueue {
     last.pending.push(...pending);
   }
 
-  /** Runs all, in a deferral, too: for when nothing runs, as before a reset. */
+  /** Runs all releases, even inside a scope of {@link defer}: for an idle context, as before a reset. */
   drainAll(): void {
     const batches = this.#batches;
     const unbatched = this.#unbatched;
@@ -251,7 +251,7 @@ export class ReleaseQueue {
     }
   }
 
-  /** Where the early way fails, nothing was released: the ordinary one is taken later. */
+  /** If the non-blocking release fails, it has released nothing: the ordinary release runs later. */
   #tryNonBlocking(each: PendingRelease, nonBlockingRelease: () => void): boolean {
     try {
       nonBlockingRelease();
@@ -274,11 +274,11 @@ export class ReleaseQueue {
 }
 
 /**
- * How many releases may wait for the GPU, and how much memory, before the queue is short of room:
- * `CUFFI_DEALLOCS_COUNT` (default 10) and `CUFFI_DEALLOCS_RATIO`, a part of the device's memory
- * (default 0.2), as numba's `NUMBA_CUDA_MAX_PENDING_DEALLOCS_COUNT` and `_RATIO`.
+ * Returns how many releases, and how much memory, may be pending before the queue is under pressure:
+ * `CUFFI_DEALLOCS_COUNT` (default 10), and `CUFFI_DEALLOCS_RATIO`, a fraction of the device's memory
+ * (default 0.2). They are numba's `NUMBA_CUDA_MAX_PENDING_DEALLOCS_COUNT` and `_RATIO`.
  *
- * @throws RangeError for what is no count or no ratio
+ * @throws RangeError for an invalid count or ratio
  */
 export function releaseLimits(totalMemory: () => number): ReleaseLimits {
   const count = numberFromEnvironment('CUFFI_DEALLOCS_COUNT', 10);
@@ -293,7 +293,7 @@ export function releaseLimits(totalMemory: () => number): ReleaseLimits {
       try {
         byteLength ??= ratio * totalMemory();
       } catch {
-        // Asked by close() and between turns, which must not fail for it: it limits nothing now.
+        // Called by close() and the poller, which must not fail for it: without a size, no limit.
       }
       return byteLength ?? Number.POSITIVE_INFINITY;
     },
@@ -301,9 +301,9 @@ export function releaseLimits(totalMemory: () => number): ReleaseLimits {
 }
 
 /**
- * A number of the environment.
+ * Returns a number from an environment variable.
  *
- * @throws RangeError for what is not a number of at least 0
+ * @throws RangeError unless it is a number of at least 0
  */
 export function numberFromEnvironment(name: string, fallback: number): number {
   const text = process.env[name];

@@ -10,7 +10,6 @@ import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
 import { check, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
 import { initialize } from './driver.ts';
-import type { CudaEvent } from './event.ts';
 import { assertNotCapturing } from './graph-capture.ts';
 import { Resource } from './lifetime.ts';
 import { pollUntil, type WaitOptions } from './poller.ts';
@@ -24,10 +23,15 @@ import {
 
 /** Options of {@link Stream.create}. */
 export interface StreamOptions extends PlaceOptions {
-  /** Lower is more urgent; what the device offers: `context.streamPriorityRange()`. Default 0. */
+  /** A lower number is a higher priority; see `context.streamPriorityRange()`. Default 0. */
   readonly priority?: number;
-  /** Whether it ignores the legacy default stream. Default false, as numba's. */
+  /** Whether it does not synchronize with the legacy default stream. Default false, as in numba. */
   readonly nonBlocking?: boolean;
+}
+
+/** What a stream can wait for: a `CudaEvent`. Streams stand below events, and know no more of them. */
+export interface WaitableEvent extends Resource {
+  readonly handle: CUevent;
 }
 
 /** Options of calls that work in a stream. */
@@ -37,7 +41,7 @@ export interface StreamOption {
 }
 
 /**
- * A queue of work on a device, run in order.
+ * A queue of work on a device, which runs in order.
  *
  * @example
  * using stream = cuda.Stream.create();
@@ -48,7 +52,7 @@ export interface StreamOption {
 export class Stream extends Resource {
   readonly context: Context;
   readonly #handle: CUstream;
-  // The default streams' handles are names that only the current context gives a meaning to.
+  // The handles of default streams mean something only in the current context.
   readonly #isDefault: boolean;
   readonly #isOwn: boolean;
 
@@ -61,7 +65,7 @@ export class Stream extends Resource {
       owner: isDefault ? undefined : context.resources,
       release: isOwn
         ? () =>
-            // Destroyed when its work is done, so that until then the context still knows of it.
+            // Destroyed when its work is done: until then the context must know about the work.
             releases.enqueue(
               () => {
                 if (context.epoch !== epoch) return;
@@ -99,7 +103,7 @@ export class Stream extends Resource {
     return new Stream(context, readHandle<CUstream>(OUT0, cu.cuStreamDestroy_v2), true);
   }
 
-  /** The legacy default stream, which waits for all blocking streams and they for it. */
+  /** The legacy default stream: it waits for all blocking streams, and they wait for it. */
   static legacyDefault(options?: PlaceOptions): Stream {
     const place = checkOptions(options, ['context', 'device'], 'Stream.legacyDefault');
     return new Stream(Context.resolve(place), CU_STREAM_LEGACY as CUstream, false);
@@ -111,9 +115,9 @@ export class Stream extends Resource {
     return new Stream(Context.resolve(place), CU_STREAM_PER_THREAD as CUstream, false);
   }
 
-  /** A stream that another library made, borrowed: closing it forgets it. */
+  /** Borrows a stream that another library made: closing it forgets it. */
   static fromHandle(handle: number, options?: PlaceOptions): Stream {
-    // 0 names the legacy default stream too.
+    // 0 is a handle of the legacy default stream, too.
     const borrowedHandle = (checkInteger(handle, 'handle') || CU_STREAM_LEGACY) as CUstream;
     const place = checkOptions(options, ['context', 'device'], 'Stream.fromHandle');
     if (borrowedHandle <= CU_STREAM_PER_THREAD || place.context || place.device !== undefined)
@@ -136,32 +140,32 @@ export class Stream extends Resource {
   /** Whether all work queued so far is done. */
   get done(): boolean {
     const handle = this.handle;
-    assertNotCapturing('asking a stream');
+    assertNotCapturing('querying a stream');
     const status = this.#isDefault ? this.#queryDefault() : cu.cuStreamQuery(handle);
     return isReady(status, 'cuStreamQuery');
   }
 
-  // Apart, as a closure in `done` would cost it an allocation at every call.
+  // A method of its own: a closure in `done` would cost an allocation at every call.
   #queryDefault(): CUresult {
     return this.context.run(() => cu.cuStreamQuery(this.#handle));
   }
 
-  /** The priority that the driver gave it. */
+  /** The priority that the driver assigned. */
   get priority(): number {
     const handle = this.handle;
     this.#query(() => check(cu.cuStreamGetPriority(handle, OUT0), 'cuStreamGetPriority'));
     return readInt32(OUT0);
   }
 
-  /** Whether it ignores the legacy default stream. */
+  /** Whether it does not synchronize with the legacy default stream. */
   get nonBlocking(): boolean {
     const handle = this.handle;
     this.#query(() => check(cu.cuStreamGetFlags(handle, OUT0), 'cuStreamGetFlags'));
     return (readUint32(OUT0) & CU_STREAM_NON_BLOCKING) !== 0;
   }
 
-  /** Makes later work wait for the work that `event` was recorded behind; blocks nobody. */
-  wait(event: CudaEvent): void {
+  /** Makes later work wait for the work that `event` was recorded behind, without blocking the process. */
+  wait(event: WaitableEvent): void {
     const handle = this.handle;
     if (!Resource.is(event, 'CudaEvent'))
       throw new TypeError(`event must be a CudaEvent, not ${formatValue(event)}`);
@@ -169,7 +173,7 @@ export class Stream extends Resource {
     this.#query(() => check(cu.cuStreamWaitEvent(handle, awaited, 0), 'cuStreamWaitEvent'));
   }
 
-  /** Waits until all work queued so far (and until then) is done; the event loop turns meanwhile. */
+  /** Waits, without blocking the event loop, until all work is done, including work queued meanwhile. */
   async synchronize(options: WaitOptions = {}): Promise<void> {
     await pollUntil(() => this.done, options);
   }
@@ -182,7 +186,7 @@ export class Stream extends Resource {
   }
 
   /**
-   * A scope at whose end the stream is waited for, as numba's `stream.auto_synchronize()`.
+   * Returns a scope that waits for the stream at its end, as numba's `stream.auto_synchronize()`.
    *
    * @example
    * {
@@ -206,20 +210,20 @@ export class Stream extends Resource {
   }
 
   /**
-   * @internal The handle where a call that names it needs neither a context nor a mark; undefined
-   * for default and borrowed streams, which {@link enqueue} is for, and for closed ones.
+   * @internal The handle, if calls with it need neither a current context nor tracking; undefined for
+   * closed streams, and for default and borrowed ones: use {@link enqueue} for those.
    */
   get untrackedHandle(): CUstream | undefined {
     return this.#isOwn && !this.closed ? this.#handle : undefined;
   }
 
-  /** @internal Runs a call that names this stream, under its context where it needs one. */
+  /** @internal Makes a call that queues work in this stream, with its context current if needed. */
   enqueue(call: (handle: CUstream) => void): void {
     const handle = this.handle;
     this.#queue(() => call(handle));
   }
 
-  /** Makes a call that names this stream and queues no work. */
+  /** Makes a call with this stream that queues no work. */
   #query(call: () => void): void {
     if (this.#isDefault) this.context.run(call);
     else call();

@@ -1,6 +1,6 @@
-/** The typed arrays of JavaScript, as far as the items of a dtype may be held in one. */
+/** JavaScript's typed arrays, and their properties as the engine knows them. */
 
-/** Any typed array that every supported version of Node has. */
+/** Any typed array that all supported versions of Node have. */
 export type TypedArray =
   | Int8Array
   | Uint8Array
@@ -14,13 +14,13 @@ export type TypedArray =
   | Float32Array
   | Float64Array;
 
-/** A native Float16Array, which Node 24 and later have: told by its tag, as no type names it here. */
+/** A native Float16Array of Node 24 and later, recognized by its tag: older type libraries lack it. */
 export interface NativeFloat16Array extends ArrayBufferView {
   readonly [Symbol.toStringTag]: 'Float16Array';
   readonly length: number;
 }
 
-/** The constructor of one kind of typed array: zeros, or a view of a buffer. */
+/** The constructor of one kind of typed array, for zeros or for a view of a buffer. */
 export interface TypedArrayConstructor<A extends TypedArray> {
   new (length: number): A;
   new (buffer: ArrayBufferLike, byteOffset?: number, length?: number): A;
@@ -30,7 +30,7 @@ export interface TypedArrayConstructor<A extends TypedArray> {
   readonly BYTES_PER_ELEMENT: number;
 }
 
-/** The engine's own getter of a property, whatever an object has in its place. */
+/** The engine's own getter of a property: an object may override the property itself. */
 const getterOf = (prototype: object, name: PropertyKey): (() => unknown) =>
   Object.getOwnPropertyDescriptor(prototype, name)?.get as () => unknown;
 
@@ -45,26 +45,26 @@ const byteOffsetOfDataView = getterOf(DataView.prototype, 'byteOffset');
 const byteLengthOfDataView = getterOf(DataView.prototype, 'byteLength');
 
 /**
- * The kind of a typed array, e.g. `Uint8Array` for a Buffer; undefined for anything else. As the
- * engine knows it: a subclass may call itself what it likes.
+ * Returns the kind of a typed array, e.g. `Uint8Array` for a Buffer; undefined for anything else. A
+ * subclass cannot change the result.
  */
 export const typedArrayKind = (value: unknown): string | undefined =>
   kindOf.call(value) as string | undefined;
 
-/** How many elements a typed array really has. */
+/** Returns the real number of elements of a typed array. */
 export const typedArrayLength = (value: ArrayBufferView): number => lengthOf.call(value) as number;
 
-/** The memory of a view, as the engine knows it. */
+/** Returns the real memory of a view. */
 export const bufferOfView = (view: ArrayBufferView): ArrayBufferLike =>
   (typedArrayKind(view) === undefined
     ? bufferOfDataView.call(view)
     : bufferOf.call(view)) as ArrayBufferLike;
 
 /**
- * The bytes of a view, without copying, as the engine knows them: where a property said otherwise a
- * copy would go beyond the end of the memory.
+ * Returns the real bytes of a view, without copying: with the values of overridden properties, a copy
+ * could go beyond the end of the memory.
  *
- * @throws TypeError where the memory is detached
+ * @throws TypeError if the memory is detached
  */
 export const bytesOfView = (view: ArrayBufferView): Uint8Array =>
   typedArrayKind(view) === undefined

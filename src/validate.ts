@@ -1,14 +1,14 @@
-/** The caller's arguments, checked before the driver is asked: TypeError and RangeError. */
+/** Checks of the caller's arguments, before the driver is called: TypeError and RangeError. */
 import { types } from 'node:util';
 import { bufferOfView, bytesOfView } from './typed-array.ts';
 
-/** The name of a class. The build calls one that refers to itself `_Name` inside. */
+/** Returns the name of a class, for messages. */
 export function className(type: unknown): string {
   const name: unknown = typeof type === 'function' ? type.name : undefined;
-  return typeof name === 'string' && name !== '' ? name.replace(/^_/, '').slice(0, 60) : 'object';
+  return typeof name === 'string' && name !== '' ? name.slice(0, 60) : 'object';
 }
 
-/** The name of an object's class, for messages: whatever its properties are, this does not throw. */
+/** Returns the name of an object's class, for messages. Never throws, whatever the object's properties. */
 export function classNameOf(object: object): string {
   try {
     return className(object.constructor);
@@ -17,15 +17,15 @@ export function classNameOf(object: object): string {
   }
 }
 
-/** A class's name with its article, for messages. */
+/** Returns a class's name with its article, for messages. */
 export const withArticle = (name: string): string =>
   `${/^[AEIOo]/.test(name) ? 'an' : 'a'} ${name}`;
 
-/** A class by what its instances are. Not a constructor type: most here have private constructors. */
+/** A class with instances of T. Not a constructor type: most classes here have private constructors. */
 // biome-ignore lint/complexity/noBannedTypes: what instanceof takes
 export type ClassOf<T> = Function & { readonly prototype: T };
 
-/** A value in words short enough for a message. */
+/** Describes a value in a few words, for messages. */
 export const formatValue = (value: unknown): string => {
   if (typeof value === 'string') return JSON.stringify(value.slice(0, 60));
   if (typeof value === 'object' && value !== null) return withArticle(classNameOf(value));
@@ -34,10 +34,10 @@ export const formatValue = (value: unknown): string => {
 };
 
 /**
- * The options of a call, or `{}`: a copy, for which each was read once. What a getter does the
- * second time, or what the caller changes while the call waits, is not seen.
+ * Returns a copy of the options of a call, or `{}`. Each option is read once: a getter that returns another
+ * value the second time, and changes during the call, have no effect.
  *
- * @throws TypeError for anything but a plain options object, and for a name that `known` lacks
+ * @throws TypeError for anything but a plain options object, and for an option not in `known`
  */
 export function checkOptions<T extends object>(
   options: T | undefined,
@@ -54,7 +54,7 @@ export function checkOptions<T extends object>(
   return copy;
 }
 
-/** As {@link checkOptions}, of the names alone: nothing is read. */
+/** As {@link checkOptions}, for the names only: no option is read. */
 export function checkOptionNames(options: object, known: readonly string[], call: string): void {
   const prototype: unknown =
     typeof options === 'object' && options !== null ? Object.getPrototypeOf(options) : undefined;
@@ -92,11 +92,11 @@ export function checkBoolean(value: unknown, name: string, fallback: boolean): b
   return value;
 }
 
-/** @throws TypeError unless a string, and for one with a zero character, at which C ends it */
+/** @throws TypeError unless it is a string without a NUL character, where C would end it */
 export function checkString(value: unknown, name: string): string {
   if (typeof value !== 'string')
     throw new TypeError(`${name} must be a string, not ${formatValue(value)}`);
-  if (value.includes('\0')) throw new TypeError(`${name} has a zero character in it`);
+  if (value.includes('\0')) throw new TypeError(`${name} contains a NUL character`);
   return value;
 }
 
@@ -117,9 +117,9 @@ export function checkInstance<T>(value: unknown, type: ClassOf<T>, name: string)
 }
 
 /**
- * For constructors of classes whose objects are made by other calls.
+ * For constructors that only cuffi itself calls.
  *
- * @throws TypeError unless `part`, which those pass, is of its type
+ * @throws TypeError unless `part`, which cuffi passes, is an instance of `type`
  */
 export function assertInternal<T>(
   part: unknown,
@@ -128,17 +128,17 @@ export function assertInternal<T>(
   how: string,
 ): void {
   if (!(part instanceof type))
-    throw new TypeError(`${withArticle(kind)} is not made by new, but by ${how}`);
+    throw new TypeError(`${withArticle(kind)} cannot be created with new: use ${how}`);
 }
 
 /** Host memory that a copy reads or writes. */
 export type HostMemory = ArrayBufferView | ArrayBufferLike;
 
 /**
- * Host memory as bytes, without copying.
+ * Returns host memory as bytes, without copying.
  *
- * @throws TypeError for anything but a typed array, DataView, ArrayBuffer or SharedArrayBuffer,
- * and for one over a resizable or detached buffer
+ * @throws TypeError for anything but a typed array, DataView, ArrayBuffer or SharedArrayBuffer, and if
+ * the buffer is resizable or detached
  */
 export function checkHostMemory(value: unknown, name: string): Uint8Array {
   const isView = ArrayBuffer.isView(value);
@@ -148,11 +148,11 @@ export function checkHostMemory(value: unknown, name: string): Uint8Array {
     );
   const buffer = isView ? bufferOfView(value) : value;
   if (isResizable(buffer))
-    throw new TypeError(`${name} is resizable: its memory may move while it is copied`);
+    throw new TypeError(`${name} is resizable: its memory may move during the copy`);
   try {
     return isView ? bytesOfView(value) : new Uint8Array(buffer);
   } catch (error) {
-    throw new TypeError(`${name} is detached: its memory was transferred elsewhere`, {
+    throw new TypeError(`${name} is detached: its memory was transferred to another owner`, {
       cause: error,
     });
   }

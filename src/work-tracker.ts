@@ -1,4 +1,4 @@
-/** What is known to run in a context: the one place that asks whether memory may be freed. */
+/** Tracks the work of a context: the only place that decides whether memory may be freed. */
 import { OUT3, readUint32 } from '../ffi/arena.ts';
 import { CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY } from '../ffi/constants.ts';
 import { cu } from '../ffi/driver.ts';
@@ -10,28 +10,33 @@ import { Fence, type FencePart } from './fence.ts';
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;
 
-/** The work of one context that is known to run. */
+/** The work of one context that is known to be running. */
 export interface RunningWork {
-  /** Streams that may be named in later calls. */
+  /** Streams that later calls may use. */
   readonly streams: readonly CUstream[];
-  /** Events behind the work of streams that may not. */
+  /** Events behind the work of streams that later calls must not use. */
   readonly events: readonly CUevent[];
-  /** Whether that is all: there may be work that no event is behind, and that of other contexts. */
+  /** Whether this is all work: false if some has no event, or other contexts are working. */
   readonly isComplete: boolean;
 }
 
-/** The streams of one context that may have work. */
+/** A context, as far as its work is concerned: what stands below contexts knows no more of them. */
+export interface TrackedContext {
+  readonly workTracker: WorkTracker;
+}
+
+/** The streams of one context that may have work, and the contexts that use its memory. */
 export class WorkTracker {
-  /** Streams of cuffi's own, and default ones. */
+  /** Default streams, and those that cuffi created. */
   readonly streams = new Set<CUstream>([LEGACY]);
-  /** Behind the work in streams where no event may be recorded later: see {@link track}. */
+  /** Events behind work in streams where no event may be recorded later: see {@link track}. */
   readonly #events = new EventPool();
-  /** Other contexts whose streams may still work on memory of this one. */
+  /** Other contexts whose streams may still use memory of this one. */
   readonly #otherContexts = new Set<WorkTracker>();
-  /** Streams with work that could not be marked yet, and the events to mark it with. */
+  /** Streams whose event could not be recorded yet, with that event. */
   readonly #unrecorded = new Map<CUstream, CUevent>();
   #epoch = 0;
-  /** The context, if it is open. */
+  /** Returns the context, if it is open. */
   readonly #context: () => CUcontext | undefined;
 
   constructor(context: () => CUcontext | undefined) {
@@ -39,11 +44,11 @@ export class WorkTracker {
   }
 
   /**
-   * With the context current: calls `queue`, which queues work in a stream where no event may be
-   * recorded later, and marks that. A borrowed stream may be destroyed behind our back, and asking
-   * it then would crash. The legacy default stream makes the blocking streams wait for each other:
-   * right behind work there an event adds nothing to that, later it would. A stream that someone
-   * captures into a graph runs nothing, and an event would become a part of the graph.
+   * Calls `queue`, which queues work in a stream where no event may be recorded later, and records an
+   * event behind that work. The context must be current. For borrowed streams: the owner may destroy one at
+   * any time, and a later query would crash. For the legacy default stream: it makes blocking streams wait
+   * for each other, and only an event right behind its work adds no such wait. While a graph is captured,
+   * the stream runs nothing, and an event would become a part of the graph.
    *
    * @throws what `queue` throws; CudaError, before anything is queued
    */
@@ -61,38 +66,38 @@ export class WorkTracker {
     }
   }
 
-  /** Streams that are not marked even then count as running until the context was waited for. */
+  /** A stream whose event still fails counts as running until the context is synchronized. */
   #recordUnrecorded(): void {
     for (const [stream, event] of this.#unrecorded)
       if (cu.cuEventRecord(event, stream) === CUresult.CUDA_SUCCESS)
         this.#unrecorded.delete(stream);
   }
 
-  /** Remembers that work on memory of this context was queued in a stream of another. */
+  /** Notes that a stream of another context uses memory of this one. */
   addOtherContext(other: WorkTracker): void {
     if (other !== this) this.#otherContexts.add(other);
   }
 
-  /** Remembers that all work of the context was waited for. */
+  /** Notes that all work of the context is done, as the context was synchronized. */
   noteSynchronized(): void {
     this.#unrecorded.clear();
   }
 
-  /** Whether no work is known to run that may touch memory of this context. */
+  /** Whether no work that may use memory of this context is known to be running. */
   isIdle(): boolean {
     if (!this.areStreamsIdle()) return false;
     for (const visitor of this.#otherContexts) {
       if (!visitor.areStreamsIdle()) return false;
-      // Forgotten as soon as it is done: a borrowed context may be destroyed any time after, and
-      // the driver crashes when a destroyed one is pushed.
+      // Removed as soon as its work is done: its owner may destroy a borrowed context at any time after
+      // that, and the driver crashes when a destroyed context is pushed.
       this.#otherContexts.delete(visitor);
     }
     return true;
   }
 
   /**
-   * Whether no work is known to run; what is broken or gone has none. Work in a context that cannot
-   * be entered, and is not known to be gone, counts as running.
+   * Whether no work of this context is known to be running; a lost or closed context has none. A
+   * context that cannot be entered, and is not known to be gone, counts as running.
    */
   areStreamsIdle(): boolean {
     const entered = this.#push();
@@ -100,7 +105,7 @@ export class WorkTracker {
     return this.#pollAndLeave() !== CUresult.CUDA_ERROR_NOT_READY;
   }
 
-  /** Success, not ready, or the first error of the work, or of entering the context. */
+  /** Queries the work: returns success, not ready, or the first error, also of entering the context. */
   poll(): CUresult {
     const entered = this.#push();
     if (entered === undefined) return CUresult.CUDA_SUCCESS;
@@ -117,14 +122,14 @@ export class WorkTracker {
     if (this.#unrecorded.size > 0) this.#recordUnrecorded();
     for (const stream of this.streams) note(cu.cuStreamQuery(stream));
     this.#events.pending(note);
-    // Where the context is lost, all work in it is over.
+    // In a lost context, all work has ended.
     if (this.#unrecorded.size > 0 && worst === CUresult.CUDA_SUCCESS)
       note(CUresult.CUDA_ERROR_NOT_READY);
     cu.cuCtxPopCurrent_v2(OUT3);
     return worst;
   }
 
-  /** The work that is known to be queued now and may touch memory of this context. */
+  /** Returns a fence behind the work queued now that may use memory of this context. */
   fence(): Fence {
     return new Fence([
       this.#fence(),
@@ -132,7 +137,7 @@ export class WorkTracker {
     ]);
   }
 
-  /** With the context current: what runs now and may touch memory of this context. */
+  /** Returns the work running now that may use memory of this context, which must be current. */
   runningWork(): RunningWork {
     if (this.#unrecorded.size > 0) this.#recordUnrecorded();
     const streams: CUstream[] = [];
@@ -144,7 +149,7 @@ export class WorkTracker {
     return { streams, events: this.#events.pending(), isComplete };
   }
 
-  /** Forgets everything, as the context was reset. */
+  /** Forgets all work, as the context was reset. */
   clear(): void {
     this.streams.clear();
     this.streams.add(LEGACY);
@@ -169,7 +174,7 @@ export class WorkTracker {
       if (this.#unrecorded.size > 0) return fallback;
       for (const mark of this.#events.pending()) events.push(this.#events.retain(mark));
       for (const stream of this.streams) {
-        // An event there would order streams that are not.
+        // An event in the legacy default stream would order other streams.
         if (stream !== LEGACY && isBusy(stream)) events.push(this.#events.recordAndRetain(stream));
       }
       return { events, ...common };
@@ -181,7 +186,7 @@ export class WorkTracker {
     }
   }
 
-  /** Makes the context current; undefined where it is not open. */
+  /** Pushes the context; returns undefined if it is not open. */
   #push(): CUresult | undefined {
     const context = this.#context();
     return context === undefined ? undefined : cu.cuCtxPushCurrent_v2(context);

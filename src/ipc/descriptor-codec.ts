@@ -114,7 +114,7 @@ export const corrupted = ({ kind, pid }: Pick<IpcDescriptor, 'kind' | 'pid'>): I
   new IpcError(
     `this ${kind} descriptor of process ${pid} was altered on its way: its checksum is wrong`,
     undefined,
-    'altered',
+    'corrupted',
   );
 
 /** Writes the checksum, then the fields. */
@@ -449,7 +449,7 @@ class DescriptorReader {
 
 /** Why bytes are no descriptor. */
 const malformed = (why: string): IpcError =>
-  new IpcError(`these bytes are no descriptor of cuffi: ${why}`, undefined, 'no-descriptor');
+  new IpcError(`these bytes are no descriptor of cuffi: ${why}`, undefined, 'invalid-descriptor');
 
 /** The longest descriptor in bytes: of virtual memory in as many pieces as a message can carry. */
 export const MAX_DESCRIPTOR_BYTE_LENGTH = 4096;

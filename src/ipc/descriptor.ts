@@ -217,7 +217,7 @@ const invalidDescriptor = (kinds: readonly IpcKind[], why: string): IpcError =>
   new IpcError(
     `this is no ${kinds.join(' or ')} descriptor of cuffi:\n${why}`,
     undefined,
-    'no-descriptor',
+    'invalid-descriptor',
   );
 
 /** @throws IpcError for a range beyond its allocation */
@@ -230,7 +230,7 @@ export function checkRange(
       `the descriptor names bytes ${byteOffset} to ${byteOffset + byteLength} of an allocation of ` +
         `process ${pid} that has ${available}`,
       undefined,
-      'no-descriptor',
+      'invalid-descriptor',
     );
 }
 
@@ -432,7 +432,7 @@ const invalidLayout = (pid: number, why: string): IpcError =>
   new IpcError(
     `this descriptor of an array of process ${pid} is not sound: ${why}`,
     undefined,
-    'no-descriptor',
+    'invalid-descriptor',
   );
 
 /** What a descriptor says of an array whose items begin with the first byte of its range. */

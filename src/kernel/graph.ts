@@ -18,6 +18,7 @@ import {
   checkOptions,
   formatValue,
 } from '../validate.ts';
+import type { TrackedContext } from '../work-tracker.ts';
 import { Kernel } from './kernel.ts';
 import { KernelNode, recordLaunches } from './kernel-node.ts';
 import type { Arguments, Parameter } from './parameters.ts';
@@ -45,7 +46,7 @@ export class Graph extends Resource {
   /** What was captured, so that the modules and the memory that it names are not collected. */
   #capturedWork: readonly (() => void)[];
   /** Whose memory it uses, which must outlive each launch. */
-  #contexts: readonly Context[];
+  #contexts: readonly TrackedContext[];
   #nodes: readonly KernelNode[];
 
   private constructor(context: Context, handle: CUgraphExec, captured: CapturedGraph) {
@@ -310,7 +311,7 @@ const argumentContexts = (args: readonly unknown[]): Context[] =>
 export interface CapturedGraph {
   readonly graph: CUgraph;
   readonly work: () => void;
-  readonly contexts: ReadonlySet<Context>;
+  readonly contexts: ReadonlySet<TrackedContext>;
   /** Whether it has memory of its own. */
   readonly hasMemory: boolean;
   /** Its launches of kernels, in the order in which they were captured. */

@@ -9,6 +9,7 @@ import { addCapturedContexts, isCapturing } from '../graph-capture.ts';
 import { checkSignal, type WaitOptions } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../stream.ts';
 import { checkHostMemory, checkInteger, checkOptions, type HostMemory } from '../validate.ts';
+import type { TrackedContext } from '../work-tracker.ts';
 import { chunks } from './chunks.ts';
 import { copyAsync, copySync } from './host-copy.ts';
 import { copyBetweenDevices } from './peer-copy.ts';
@@ -125,7 +126,10 @@ function toHostCopy(
  * Records that work in a stream of `workContext` uses memory of `memoryContexts`, which must
  * outlive it.
  */
-export function noteMemoryUse(workContext: Context, memoryContexts: readonly Context[]): void {
+export function noteMemoryUse(
+  workContext: Context,
+  memoryContexts: readonly TrackedContext[],
+): void {
   // The most common case skips the loops.
   if (memoryContexts.length === 1 && memoryContexts[0] === workContext && !isCapturing()) return;
   for (const { workTracker } of memoryContexts)

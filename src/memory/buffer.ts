@@ -4,7 +4,7 @@ import type { CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
 import { CuffiError } from '../errors.ts';
-import { life, Resource, type Scope } from '../lifetime.ts';
+import { isClosed, Resource, type Scope, stateKey } from '../lifetime.ts';
 import type { WaitOptions } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import {
@@ -224,7 +224,7 @@ export class DeviceBuffer extends Resource {
 
   override get closed(): boolean {
     // Not super.closed: a launch checks every buffer, and the extra call is measurable.
-    if (this[life].isClosed) return true;
+    if (isClosed(this[stateKey])) return true;
     const container = this.#root ?? this.#keepalive;
     return container !== undefined && container instanceof Resource && container.closed;
   }

@@ -33,8 +33,8 @@ test('a time that cannot be is refused in words', () => {
   using timed = CudaEvent.create();
   using untimed = CudaEvent.create({ timing: false });
   using shared = CudaEvent.create({ interprocess: true });
-  assert.throws(() => CudaEvent.elapsedMs(timed, untimed), /end keeps no time.*timing: false/);
-  assert.throws(() => CudaEvent.elapsedMs(shared, timed), /interprocess events never do/);
+  assert.throws(() => CudaEvent.elapsedMs(timed, untimed), /end was created with timing: false$/);
+  assert.throws(() => CudaEvent.elapsedMs(shared, timed), /interprocess events cannot be timed/);
   assert.throws(() => CudaEvent.elapsedMs(timed, timed), {
     name: 'CudaError',
     code: 'CUDA_ERROR_INVALID_HANDLE',

@@ -32,6 +32,19 @@ export const esm = program((specifier, as) => `import * as ${as} from '${specifi
 /** The same in CommonJS. */
 export const cjs = program((specifier, as) => `const ${as} = require('${specifier}');`);
 
+/** Prints the exported functions and classes whose own name is not that of the export. */
+export const wrongNames = `
+const entries = await Promise.all([
+${Object.keys(names)
+  .map((specifier) => `  import('${specifier}'),`)
+  .join('\n')}
+]);
+const wrong = entries.flatMap((entry) =>
+  Object.entries(entry).filter(([name, value]) => typeof value === 'function' && value.name !== name),
+);
+console.log(wrong.map(([name, value]) => \`\${name}: \${value.name}\`).join(', '));
+`;
+
 /** Does not compile where an entry has no types, or types that say nothing. */
 export const types = `
 import { Context, CudaEvent, Device, DeviceBuffer, Stream } from 'cuffi';

@@ -18,7 +18,7 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { fileURLToPath, pathToFileURL } from 'node:url';
-import { bindings, cjs, esm, loadedScripts, types } from './consumers.ts';
+import { bindings, cjs, esm, loadedScripts, types, wrongNames } from './consumers.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const installed = (path: string): string => join(root, 'node_modules', path);
@@ -106,6 +106,10 @@ describe('the packed package', { skip: unavailable }, () => {
 
   test('is imported as ES modules', () => {
     assert.equal(node('esm.mjs', esm), 'ok\n');
+  });
+
+  test('exports classes and functions that have the names of the source', () => {
+    assert.equal(node('names.mjs', wrongNames), '\n');
   });
 
   test('is loaded by require()', () => {

@@ -1,5 +1,5 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
-import { type ClosedError, IpcError } from '../../errors.ts';
+import { type ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
 import { type IpcDescriptor, parseDescriptor } from '../descriptor.ts';
 import { isFromThisProcess } from '../identity.ts';
 import { openAlias } from '../sharing/alias.ts';
@@ -27,7 +27,7 @@ export class DescriptorVerifier {
   readonly #pending = new PendingRequests();
   /** Of each answer that came, and that the host must wait with: gives it back, as of the end. */
   readonly #waiting = new Set<() => void>();
-  #end: ClosedError | IpcError | undefined;
+  #end: ClosedError | PeerGoneError | IpcError | undefined;
 
   /** @param peerName who is at the other end, in words */
   constructor(peerName: string, state: PeerState, sender: ValueSender, receiver: ValueReceiver) {
@@ -131,7 +131,7 @@ export class DescriptorVerifier {
   }
 
   /** Nobody answers any more. */
-  end(reason: ClosedError | IpcError): void {
+  end(reason: ClosedError | PeerGoneError | IpcError): void {
     this.#end ??= reason;
     this.#pending.rejectAll(reason);
     const heldUp = [...this.#waiting];

@@ -48,7 +48,7 @@ export function explain(message: unknown, options?: OpenOptions): Explanation {
   try {
     descriptor = parseDescriptor(message);
   } catch (error) {
-    if (!(error instanceof IpcError)) throw error;
+    if (!(error instanceof IpcError) || error.code === 'ipc-failed') throw error;
     const hint = 'Pass on what getIpcHandle or exportIpc gave, whole, between equal versions.';
     return { openable: false, code: error.code, reason: error.message, hint };
   }

@@ -3,7 +3,7 @@ import type { Context } from '../../context.ts';
 import type { Dtype } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import type { CudaEvent } from '../../event.ts';
-import { life, Resource, releaseOrWarn, runAll } from '../../lifetime.ts';
+import { Resource, releaseOrWarn, runAll, stateKey, tokenKey } from '../../lifetime.ts';
 import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
 import { keepMemoryAlive } from '../../memory/keep-alive.ts';
 import type { Stream } from '../../stream.ts';
@@ -94,7 +94,7 @@ export abstract class IpcMemoryHandle<T extends Resource>
       keepalive ? { owner: keepalive.context.resources, release: () => keepalive.release() } : {},
     );
     // A copy would keep an object that was dropped from being closed by its finalizer.
-    Object.defineProperty(this, life, { enumerable: false });
+    for (const key of [stateKey, tokenKey]) Object.defineProperty(this, key, { enumerable: false });
     this.#descriptor = descriptor;
     Object.assign(this, descriptor);
   }

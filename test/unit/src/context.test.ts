@@ -52,7 +52,7 @@ test('a place is a context or a device, and nothing else', () => {
   const context = Context.primary();
   assert.throws(() => DeviceBuffer.allocate(1, { context, device: 0 }), {
     name: 'TypeError',
-    message: 'give either a context or a device, not both',
+    message: 'pass either a context or a device, not both',
   });
   for (const place of [{ context: {} }, { context: null }, { device: {} }, { device: '0' }])
     assert.throws(() => DeviceBuffer.allocate(1, place as never), TypeError, JSON.stringify(place));

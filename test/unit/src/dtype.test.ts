@@ -147,7 +147,7 @@ describe('dtype', () => {
   test('big-endian items are refused with what to do', () => {
     assert.throws(() => dtype('>f4'), {
       name: 'TypeError',
-      message: "'>f4' is big-endian, and GPUs are little-endian: swap the bytes, and say '<f4'",
+      message: "'>f4' is big-endian, and GPUs are little-endian: swap the bytes, and use '<f4'",
     });
     for (const typestr of ['>i2', '>u8', '>c16', '>f2'])
       assert.throws(() => dtype(typestr), TypeError);
@@ -155,7 +155,7 @@ describe('dtype', () => {
 
   test('fields are refused with what to do', () => {
     const message =
-      "a dtype with fields is not supported: take its items as raw bytes, e.g. 'V12' for 12 each";
+      "a dtype with fields is not supported: use raw bytes, e.g. 'V12' for items of 12 bytes";
     for (const fields of ['i4,f4', [['x', '<i4']], []])
       assert.throws(() => dtype(fields as never), { name: 'TypeError', message });
   });

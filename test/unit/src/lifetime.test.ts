@@ -86,7 +86,7 @@ test('what is handed over belongs to another object, with the same owner', () =>
   let released = 0;
   const first = new Thing(() => (released += 1), owner);
   const letGo = first.addKeepalive();
-  assert.throws(() => first.moved(), { name: 'CuffiError', message: /held by a handle/ });
+  assert.throws(() => first.moved(), { name: 'CuffiError', message: /in use by a handle/ });
   letGo();
   const second = first.moved();
   first.close();

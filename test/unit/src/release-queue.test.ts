@@ -298,7 +298,7 @@ describe('ReleaseQueue', () => {
     using _ = queue.defer();
     await queue.flush();
     submit('a');
-    await assert.rejects(queue.flush(), /held back by deferCleanup\(\)/);
+    await assert.rejects(queue.flush(), /deferCleanup\(\) holds back/);
   });
 
   test('a stream that stays held up does not make looking through dearer with every close', () => {

@@ -228,7 +228,7 @@ test('what a call makes is refused to new, with the call that makes it', () => {
     const isClass = typeof type === 'function' && /^class\b/.test(String(type));
     if (!isClass || madeByNew.test(name)) continue;
     const made = type as unknown as new () => object;
-    const says = new RegExp(`^an? ${name} is not made by new, but by (.+)$`);
+    const says = new RegExp(`^an? ${name} cannot be created with new: use (.+)$`);
     assert.throws(
       () => new made(),
       (error) => {
@@ -250,7 +250,7 @@ test('what is refused to new keeps nothing of what it was given', () => {
   for (const credentials of [{}, { pid: 1 }, { pid: '1', uid: 0 }, null, [], () => {}]) {
     assert.throws(() => new makePeer(fd, credentials), {
       name: 'TypeError',
-      message: /^a Peer is not made by new/,
+      message: /^a Peer cannot be created with new/,
     });
     assert.ok(isOpenFd(fd));
   }

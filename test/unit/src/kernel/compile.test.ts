@@ -148,7 +148,7 @@ test('wrong arguments are refused before anything is compiled', async () => {
     await assert.rejects(compile(TWICE, options as CompileOptions), message);
   }
   assert.throws(() => compileSync(1 as never), /source must be a string, not 1/);
-  assert.throws(() => compileSync('a\0b'), /source has a zero character/);
+  assert.throws(() => compileSync('a\0b'), /source contains a NUL character/);
 });
 
 test('a name that the compiler refuses leaves nothing of it behind', () => {

@@ -302,7 +302,7 @@ test('what is meant instead is said of wrong code, shapes and kernels', () => {
     [() => narrow.maxActiveClusters(0, 32), /^RangeError: cluster along x, .* not 0$/],
     [() => load(undefined), /^TypeError: source must be PTX as a string, or bytes of code/],
     [() => load(new Uint8Array([1, 2, 3])), /^TypeError: source is neither text, a cubin/],
-    [() => load('__global__ void f() {}'), /CUDA C\+\+ goes through compile\(\)/],
+    [() => load('__global__ void f() {}'), /Use compile\(\) for CUDA C\+\+/],
     [() => register('f'), /^TypeError: registerKernel: kernel f must be \{ params, run \}/],
     [() => register('f', { params: ['u8'], run() {} }), /parameter 0 of kernel f must be/],
   ];

@@ -258,7 +258,10 @@ test('in a capture, what would wait is refused, and becomes no part of the graph
   for (const [doing, use, outcome] of outcomes)
     await assert.rejects(
       outcome,
-      { name: 'CuffiError', message: new RegExp(`^${doing} while a graph is captured: `) },
+      {
+        name: 'CuffiError',
+        message: new RegExp(`^${doing} is not possible while a graph is captured: `),
+      },
       use,
     );
 });
@@ -387,7 +390,7 @@ test('what does not fit, or is no memory, is refused and copies nothing', async 
   );
   await assert.rejects(
     buffer.copyFrom(detached, { stream: 1 } as never),
-    /^TypeError: source is detached: its memory was transferred elsewhere$/,
+    /^TypeError: source is detached: its memory was transferred to another owner$/,
   );
   recorder.stop();
   assert.deepEqual(recorder.calls, []);

@@ -23,7 +23,7 @@ test('devices without a link copy all the same, and access is refused in words',
   const context = Context.primary(0);
   assert.throws(() => context.enablePeerAccess(Context.primary(1)), {
     name: 'NotSupportedError',
-    message: /^Device 0 .* does not reach the memory of Device 1/,
+    message: /^Device 0 .* cannot access the memory of Device 1/,
   });
   using source = DeviceBuffer.allocate(16, { device: 0 });
   using target = DeviceBuffer.allocate(16, { device: 1 });

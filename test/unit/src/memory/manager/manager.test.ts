@@ -63,7 +63,7 @@ test('a manager is set before the first context, and not after', () => {
     });
   assert.throws(() => setMemoryManager(DriverMemoryManager), {
     name: 'CuffiError',
-    message: /a memory manager is set before the first context is made/,
+    message: /a memory manager must be set before the first context exists/,
   });
   emulate();
   setMemoryManager(DriverMemoryManager);
