@@ -7,21 +7,21 @@ import type { TimelinePage } from './page.ts';
 import { hasReached, latest, type TimelinePoint } from './point.ts';
 import { comparedBits, waitForCounter } from './stream-memory-operations.ts';
 
-/** Those that have queued any. */
+/** The waiters that have queued at least one wait. */
 const waiters = new Set<Waiter>();
 
-// The driver waits for its streams while a process ends: one that waits for another process, which
-// may never get there, would hang it.
+// At process exit the driver waits for its streams. A stream that waits for another process, which
+// may never get there, would hang the exit.
 process.on('exit', () => {
   for (const waits of waiters) waits.abandon();
 });
 
-/** The waits of this process's streams for the counters of another one. */
+/** Makes streams of this process wait for the counters of another process. */
 export class Waiter {
   readonly #page: TimelinePage;
-  /** How far each word is waited for, by slot. */
+  /** The latest awaited point of each counter. */
   readonly #awaited = new Map<number, TimelinePoint>();
-  /** The fewest bits of a word that a stream compares. */
+  /** The fewest bits of a counter that any waiting stream compares. */
   #bits: 32 | 64 = 64;
   #isDeviceRefused = false;
 
@@ -34,9 +34,9 @@ export class Waiter {
   }
 
   /**
-   * Has later work of a stream, by default of the context's legacy default stream, wait for points;
-   * the other process must live. Answers false where the device cannot, or too much waits already:
-   * then the host has to.
+   * Makes later work of a stream wait for points; the default is the context's legacy default
+   * stream. The other process must be alive. Returns false if the device cannot wait or too many
+   * waits are queued: then the host must wait.
    */
   enqueueWaits(points: readonly TimelinePoint[], context: Context, stream?: Stream): boolean {
     if (this.#isDeviceRefused || !this.#page.isMemoryFixed) return false;
@@ -45,7 +45,7 @@ export class Waiter {
     try {
       const line = StreamWaits.of(context, stream);
       if (comparedBits(line.context) === 32) {
-        // One word could not end all waits, were they further apart.
+        // If the counts were further apart, no single counter value could end all waits.
         if (unreached.some(({ count }) => count >= 2 ** 31)) return false;
         this.#bits = 32;
       }
@@ -66,8 +66,8 @@ export class Waiter {
   }
 
   /**
-   * Ends all waits, as the other process is gone: no stream stays blocked. Answers how many points
-   * were not reached.
+   * Ends all waits after the other process is gone, so that no stream stays blocked. Returns how
+   * many points were not reached.
    */
   abandon(): number {
     const awaited = [...this.#awaited.values()];
@@ -77,7 +77,7 @@ export class Waiter {
     return unreached.length;
   }
 
-  /** The page is unmapped: nothing waits there any more. */
+  /** Forgets this waiter once the page is unmapped. */
   unregister(): void {
     waiters.delete(this);
   }
@@ -87,7 +87,7 @@ export class Waiter {
     const waitContext = stream?.context ?? context;
     const address = this.#page.addressIn(waitContext, slot);
     waiters.add(this);
-    // Noted before: a wait that nobody knows of could block for ever.
+    // Recorded before queueing: a wait that is not recorded could block for ever.
     const known = this.#awaited.get(slot);
     if (known === undefined || known.count < count) this.#awaited.set(slot, point);
     if (stream) stream.enqueue((queue) => waitForCounter(waitContext, queue, address, count));
@@ -96,19 +96,21 @@ export class Waiter {
 }
 
 /**
- * How many waits one stream may have queued, for whatever processes. Behind one that is not reached a
- * stream takes 1,020 pieces of work; the next blocks its caller inside the driver, who then cannot
- * even see that the other process has ended. Most of them are left to the work between the waits.
+ * The most waits that one stream may have queued, for all other processes together. Behind an
+ * unreached wait a stream accepts 1,020 operations. The next one blocks its caller inside the
+ * driver, so that it cannot see that the other process has ended. Most of the 1,020 are left for
+ * the work between the waits.
  */
 const MAX_WAITS_PER_STREAM = 320;
-/** How many the streams of a context may have in all: some of them may share a queue of the device. */
+/** The most waits for all streams of a context, as some of them may share a hardware queue. */
 const MAX_WAITS_PER_CONTEXT = 512;
-/** How many may be queued before it is looked at how many of them have run. */
+/** The number of queued waits after which an event is recorded, to find out how many have run. */
 const WAITS_PER_EVENT = MAX_WAITS_PER_STREAM / 2;
 
 /**
- * How many streams of a context may wait at a time: one less than the device has queues for them. With
- * all of those in a wait nothing else of the process runs, nor does what another process waits for.
+ * Returns how many streams of a context may wait at a time: one fewer than the device has queues.
+ * If all queues held waits, nothing else of the process would run, not even what another process
+ * waits for.
  */
 const maxWaitingStreams = (): number => {
   const queues = Number(process.env['CUDA_DEVICE_MAX_CONNECTIONS']);
@@ -119,14 +121,14 @@ const maxWaitingStreams = (): number => {
 class StreamWaits {
   static readonly #byStream = new WeakMap<Stream, StreamWaits>();
   static readonly #byDefaultStream = new WeakMap<Context, StreamWaits>();
-  /** Those of a context that may have to wait. */
+  /** The streams of each context that may have a pending wait. */
   static readonly #waitingByContext = new WeakMap<Context, Set<StreamWaits>>();
 
   readonly context: Context;
   #epoch: number;
-  /** Of each page how far each word is waited for, by slot. */
+  /** For each page, the latest awaited count of each counter. */
   readonly #awaited = new Map<TimelinePage, Map<number, number>>();
-  /** How many waits may not have run yet, and how many of them are behind the mark. */
+  /** How many waits may not have run yet, and how many of those follow the event. */
   #queued = 0;
   #afterEvent = 0;
   #event: InternalEvent | undefined;
@@ -136,7 +138,7 @@ class StreamWaits {
     this.#epoch = context.epoch;
   }
 
-  /** That of a stream, by default of the legacy default stream. @throws ClosedError */
+  /** Returns the waits of a stream, by default of the legacy default stream. @throws ClosedError */
   static of(context: Context, stream: Stream | undefined): StreamWaits {
     const isDefault = stream === undefined || stream.handle === CU_STREAM_LEGACY;
     const within = stream?.context ?? context;
@@ -149,7 +151,7 @@ class StreamWaits {
     return line;
   }
 
-  /** Of each word the furthest point, where the stream does not wait for as much already. */
+  /** Returns the latest point of each counter for which the stream does not wait yet. */
   notAwaited(page: TimelinePage, points: readonly TimelinePoint[]): TimelinePoint[] {
     const awaited = this.#awaited.get(page);
     return latest(points).filter(({ slot, count }) => {
@@ -158,7 +160,7 @@ class StreamWaits {
     });
   }
 
-  /** Whether so many waits more may be queued. @throws CudaError where the context is lost */
+  /** Whether `count` more waits may be queued. @throws CudaError if the context is lost */
   hasRoom(count: number, stream: Stream | undefined): boolean {
     if (this.#queued + count > MAX_WAITS_PER_STREAM) this.#pollEvent();
     if (this.#queued + count > MAX_WAITS_PER_STREAM) {
@@ -178,7 +180,7 @@ class StreamWaits {
     return queued <= MAX_WAITS_PER_CONTEXT;
   }
 
-  /** A wait is queued. */
+  /** Records that a wait was queued. */
   add(page: TimelinePage, { slot, count }: TimelinePoint): void {
     this.#queued += 1;
     this.#afterEvent += 1;
@@ -194,8 +196,8 @@ class StreamWaits {
   }
 
   /**
-   * Marks the waits that are queued, where they are so many: that they are reached does not say that
-   * they have run, as the stream may stand before them for another reason.
+   * Records an event behind the queued waits if there are at least `minimum`. A reached counter
+   * does not prove that the wait has run, because other work may hold the stream up.
    *
    * @throws CudaError
    */
@@ -226,7 +228,7 @@ class StreamWaits {
     return this.#awaited.size > 0;
   }
 
-  /** A page whose connection has ended must not be held. */
+  /** Drops reached counters, so that the page of an ended connection is not kept alive. */
   #dropReached(): void {
     for (const [page, awaited] of this.#awaited) {
       for (const [slot, count] of awaited)
@@ -235,7 +237,7 @@ class StreamWaits {
     }
   }
 
-  /** A reset of the context has ended the waits, and taken the mark. */
+  /** Forgets all waits, and the event, after a reset of the context. */
   #dropAfterReset(): void {
     if (this.context.epoch === this.#epoch) return;
     this.#epoch = this.context.epoch;

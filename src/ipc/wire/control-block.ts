@@ -1,53 +1,67 @@
-/** What the two ends say to each other beside values: it goes behind a value, or by itself. */
+/**
+ * What two peers tell each other besides values. A control block follows a value, or is a message
+ * of its own.
+ */
 import { IpcError } from '../../errors.ts';
-import type { ForwardRequest } from '../lease/forward.ts';
 import { COUNTER_COUNT, latest, type TimelinePoint } from '../timeline/point.ts';
 import { ByteReader, type ByteWriter } from './bytes.ts';
 import { MAX_RELEASE_POINTS, MAX_VALUE_OBJECTS } from './limits.ts';
 
-/** What was lent is closed, or not reached any more, there where it was lent to. */
+/** The receiver of a leased object has closed or released it. */
 export interface LeaseRelease {
-  /** By its number: the objects that were sent over a connection are counted from 0. */
+  /** The lease's number. The objects sent over a connection are numbered from 0. */
   readonly lease: number;
-  /** Whether nothing there reaches it any more; else it is closed, and its work may go on. */
+  /**
+   * Whether the receiver no longer uses the object at all. If false, the object is closed but its
+   * work may still run.
+   */
   readonly isFinal: boolean;
-  /** Behind the work there that may use it still. */
+  /** Points behind the receiver's work that may still use the object. */
   readonly points: readonly TimelinePoint[];
 }
 
-/** Leases of one value: as many numbers as it has objects. */
+/** The leases of one value: as many numbers as it has objects. */
 export interface LeaseRange {
   readonly first: number;
   readonly count: number;
 }
 
-/** What is said. */
+/** Asks the owner of a lease to keep its object for a third process, which is named here. */
+export interface ForwardRequest {
+  readonly lease: number;
+  readonly pid: number;
+  readonly startTime: number;
+}
+
+/** The fields of a control block. */
 export interface ControlBlock {
-  /** Whether the sender's page of counters comes along, by the last of the file descriptors. */
+  /** Whether the sender's timeline page is the last of the file descriptors. */
   readonly hasTimelinePage: boolean;
-  /** Behind the work of the sender that the objects of the value are used after. */
+  /** Points behind the sender's work on the objects of the value. */
   readonly points: readonly TimelinePoint[];
   readonly released: readonly LeaseRelease[];
-  /** The leases of the sender that are not to be used any more. */
+  /** Leases of the sender that the receiver must stop using. */
   readonly revoked: readonly number[];
-  /** What the receiver of this is asked to keep for others too, a link with each. */
+  /** Leases that the receiver is asked to keep for third processes, with one link each. */
   readonly forwardRequests: readonly ForwardRequest[];
-  /** Which objects of the value have a link: behind the file descriptors of all. */
+  /**
+   * Which objects of the value come with a link. The links follow the objects' file descriptors.
+   */
   readonly linkedObjects: readonly number[];
-  /** The sender's leases for the objects of the value, numbered on from the first. */
+  /** The sender's leases for the objects of the value, numbered consecutively. */
   readonly leases: LeaseRange | undefined;
-  /** Whether the sender has closed the connection: it sends no more values, and takes none. */
+  /** Whether the sender has closed the connection. It then sends and takes no more values. */
   readonly isClosing: boolean;
   /**
-   * Whether the sender has nothing of the receiver's, and takes nothing that is still on its way:
-   * every lease of this connection ends.
+   * Whether the sender holds nothing of the receiver and drops what is still on its way. Every
+   * lease of this connection then ends.
    */
   readonly isDone: boolean;
-  /** The sender's pools that are there no more: what is kept for the next memory of them can go. */
+  /** Pools of the sender that were closed. The receiver need not keep them for further memory. */
   readonly closedPools: readonly string[];
 }
 
-/** Nothing to say. */
+/** A control block without content. */
 export const emptyControlBlock: ControlBlock = {
   hasTimelinePage: false,
   points: [],
@@ -61,7 +75,10 @@ export const emptyControlBlock: ControlBlock = {
   closedPools: [],
 };
 
-/** Whether there is nothing to take in, or to tell. */
+/**
+ * Whether a control block has nothing that the receiver must apply. Points and leases belong to a
+ * value.
+ */
 export const isEmptyControlBlock = (tail: ControlBlock): boolean => {
   const { hasTimelinePage, released, revoked, forwardRequests, isClosing, isDone, closedPools } =
     tail;
@@ -81,14 +98,14 @@ const ControlField = {
   leases: 9,
   done: 10,
 } as const;
-/** The most points of one list: each word of the page has one that is the furthest. */
+/** The most points of one list: one for each counter of a page. */
 const MAX_POINTS = COUNTER_COUNT;
-/** What names a pool. */
+/** The length of a pool's identity. */
 const POOL_ID_BYTES = 16;
-/** How much one message may say of each kind. */
+/** The most entries of one list. */
 const MAX_CONTROL_ENTRIES: number = MAX_VALUE_OBJECTS;
 
-/** Reads news, which came by itself. @throws IpcError */
+/** Reads a control message, which comes without a value. @throws IpcError */
 export function readControlMessage(bytes: Uint8Array, fdCount: number): ControlBlock {
   const tail = readControlBlock(new ByteReader(bytes));
   if (tail.points.length > 0 || tail.linkedObjects.length > 0 || tail.leases)
@@ -100,7 +117,7 @@ export function readControlMessage(bytes: Uint8Array, fdCount: number): ControlB
   return tail;
 }
 
-/** Writes what there is to say: nothing for nothing. */
+/** Writes a control block. An empty one has no bytes. */
 export function writeControlBlock(to: ByteWriter, tail: ControlBlock): void {
   if (tail.hasTimelinePage) to.uint8(ControlField.timelinePage);
   if (tail.points.length > 0) {
@@ -146,7 +163,9 @@ export function writeControlBlock(to: ByteWriter, tail: ControlBlock): void {
   if (tail.isDone) to.uint8(ControlField.done);
 }
 
-/** Reads all that is left. @throws IpcError for anything but a tail, each part once and in order */
+/**
+ * Reads a control block up to the end. @throws IpcError unless each field comes once and in order
+ */
 export function readControlBlock(from: ByteReader): ControlBlock {
   if (from.remaining === 0) return emptyControlBlock;
   let last = 0;
@@ -230,7 +249,7 @@ function readLeaseReleases(from: ByteReader): LeaseRelease[] {
   return readList(from, 10, () => {
     const entry = readLeaseRelease(from);
     count += entry.points.length;
-    // Each can be a wait of a stream.
+    // Each point may become a wait of a stream.
     if (count > MAX_RELEASE_POINTS)
       throw new IpcError(`one message has more than ${MAX_RELEASE_POINTS} points`);
     return entry;

@@ -15,56 +15,56 @@ import {
 } from './limits.ts';
 import { binaryTypes, Tag } from './value-tags.ts';
 
-/** A GPU object of a value that is still to be opened. */
+/** A GPU object of a value that is not opened yet. */
 export interface EncodedObject {
-  /** Or why it cannot be opened. */
+  /** Or why the object cannot be opened. */
   readonly descriptor: IpcDescriptor | IpcError;
   readonly fdCount: number;
 }
 
-/** A value that was checked: nothing of it was built, and nothing opened. */
+/** A checked value. Nothing of it is opened, and long values are not built. */
 export interface ScannedValue {
   readonly contents: Contents;
-  /** Its GPU objects, in their order. */
+  /** The GPU objects, in order. */
   readonly encodedObjects: readonly EncodedObject[];
   readonly control: ControlBlock;
 }
 
-/** Descriptors by their bytes: the same buffer comes again and again, and is read once. */
+/** Decoded descriptors by their bytes, as the same buffers are sent again and again. */
 export type DescriptorCache = Map<string, IpcDescriptor>;
 
-/** How long a value is checked, or built, at a time: then the event loop turns. */
+/** For how long a value is checked or built before the event loop gets a turn. */
 const SLICE_MS = 4;
 
-/** How many parts, or bytes, take less time than it is worth to look at the clock. */
+/** After how many parts or bytes the clock is read. */
 const CLOCK_INTERVAL = { scannedParts: 2048, builtParts: 128, bytes: 1 << 16 } as const;
 
 const IS_OBJECT = 1;
 const ITEM = 2;
 
 /**
- * A value up to this length is built as it is checked: what that costs in memory is bounded by how
- * many values may wait. A longer one costs nothing but its bytes until someone takes it.
+ * Values up to this length are built while they are checked; the number of queued values limits
+ * their memory. A longer value takes only its bytes until a caller takes it.
  */
 const MAX_SHORT_BYTE_LENGTH = 1024;
 
 /**
- * The check of a value of another process, which finds its GPU objects and what is said with it.
- * A byte on its way can be half a KiB once it is built.
+ * Checks a value of another process, and finds its GPU objects and its control block. A byte on the
+ * wire can take half a KiB once it is built.
  */
 export class ValueScan {
   readonly #from: ByteReader;
   readonly #reader: ValueReader;
 
-  /** @param known the descriptors that came before on the same connection */
+  /** @param known the descriptors that this connection has decoded before */
   constructor(bytes: Uint8Array, known: DescriptorCache) {
     this.#from = new ByteReader(bytes);
     this.#reader = new ValueReader(this.#from, bytes.byteLength <= MAX_SHORT_BYTE_LENGTH, known);
   }
 
   /**
-   * Checks for a few milliseconds at most: call it again, in a later turn of the loop, until it
-   * returns true.
+   * Checks for at most a few milliseconds. Call it again, in a later turn of the event loop, until
+   * it returns true.
    *
    * @throws IpcError for anything but one whole value
    */
@@ -73,7 +73,7 @@ export class ValueScan {
   }
 
   /**
-   * The value, once all of it was checked.
+   * Returns the value after the check.
    *
    * @param fdCount how many file descriptors came with it
    * @throws IpcError as {@link step}
@@ -111,37 +111,40 @@ export class ValueScan {
   }
 }
 
-/** The plain data of a value that was checked: of a long one bytes, until someone takes it. */
+/** The plain data of a checked value. A long value stays encoded until a caller takes it. */
 export class Contents {
-  /** Of the value on its way. */
+  /** The encoded length. */
   readonly byteLength: number;
   #reader: ValueReader;
-  /** Where it is to be built from. */
+  /** Where to build from. Undefined once the value is built. */
   #from: ByteReader | undefined;
 
-  /** @param from what begins with the value: there until the next message but for {@link copyBytes} */
+  /**
+   * @param from begins with the value. Its bytes are valid until the next message; see
+   * {@link copyBytes}
+   */
   constructor(reader: ValueReader, from: ByteReader, byteLength: number) {
     this.byteLength = byteLength;
     this.#reader = reader;
     if (!reader.isBuilding) this.#from = from;
   }
 
-  /** The value, once it is whole. */
+  /** The built value. */
   get value(): unknown {
     return this.#reader.root;
   }
 
-  /** Copies the bytes of what was not built yet. */
+  /** Copies the bytes of a value that is not built yet. */
   copyBytes(): void {
     this.#from &&= this.#from.copyOfFirst(this.byteLength);
   }
 
   /**
-   * Builds the value, for a few milliseconds at most: call it again, in a later turn of the loop,
-   * until it returns true.
+   * Builds the value for at most a few milliseconds. Call it again, in a later turn of the event
+   * loop, until it returns true.
    *
-   * @param objects what goes in the places of the GPU objects
-   * @throws IpcError for a name that an object has twice
+   * @param objects the GPU objects to insert
+   * @throws IpcError if an object has the same name twice
    */
   build(objects: readonly unknown[]): boolean {
     if (this.#from) {
@@ -156,14 +159,14 @@ export class Contents {
     return true;
   }
 
-  /** As {@link build}, at once: for what is short. */
+  /** As {@link build} without turns of the event loop, for short values. */
   buildAll(objects: readonly unknown[]): unknown {
     while (!this.build(objects));
     return this.value;
   }
 }
 
-/** The name by which an object would get another prototype. */
+/** Assigning to this name would change an object's prototype. */
 const PROTO = '__proto__';
 
 const forbiddenKeyError = (key: string): IpcError =>
@@ -178,24 +181,24 @@ function evenLength(from: ByteReader): number {
 
 type Container = unknown[] | Record<string, unknown>;
 
-/** A GPU object, until it is there. */
+/** Stands for a GPU object until it is inserted. */
 const OBJECT_PLACEHOLDER = Symbol('object');
 
-/** Reads a value part after part: checks all of it, and builds it where that is asked for. */
+/** Reads a value part by part. Checks all of it, and builds it if asked to. */
 class ValueReader {
   readonly isBuilding: boolean;
-  /** The GPU objects, in their order. */
+  /** The GPU objects, in order. */
   readonly encodedObjects: EncodedObject[] = [];
-  /** What was built. */
+  /** The built value. */
   root: unknown;
   readonly #from: ByteReader;
-  /** Undefined where the descriptors were read before. */
+  /** Undefined on the second pass, when the descriptors were already read. */
   readonly #descriptorCache: DescriptorCache | undefined;
-  /** What is open: twice how many parts are left, and one more for an object. */
+  /** The open containers: twice the number of remaining parts, plus 1 for an object. */
   readonly #open: number[] = [];
-  /** Of what is open, what is built of it. */
+  /** What was built of each open container. */
   readonly #containers: Container[] = [];
-  /** Where each GPU object goes. */
+  /** Where to insert each GPU object. */
   readonly #places: { readonly holder: object; readonly key: string | number }[] = [];
   #descriptorError: IpcError | undefined;
   #duplicateKey: string | undefined;
@@ -240,9 +243,9 @@ class ValueReader {
   }
 
   /**
-   * Puts the GPU objects into their places.
+   * Inserts the GPU objects.
    *
-   * @throws IpcError for a name that an object has twice
+   * @throws IpcError if an object has the same name twice
    */
   insertObjects(objects: readonly unknown[]): void {
     if (this.#duplicateKey !== undefined) throw forbiddenKeyError(this.#duplicateKey);
@@ -308,7 +311,7 @@ class ValueReader {
   #openContainer(container: Container, isObject: number): Container {
     if (this.#open.length >= MAX_VALUE_DEPTH)
       throw new IpcError(`the value is nested deeper than ${MAX_VALUE_DEPTH} levels`);
-    // A name and its value have a byte at least each, and a name its length.
+    // A name takes at least two bytes (tag and length), and its value one.
     const count = this.#from.length(isObject ? 3 : 1);
     if (count === 0) return container;
     this.#open.push(count * ITEM + isObject);
@@ -316,7 +319,7 @@ class ValueReader {
     return container;
   }
 
-  /** The name of a part, where it is built. */
+  /** Returns the name of a part, or an empty string when not building. */
   #readKey(): string {
     const from = this.#from;
     const tag = from.uint8();
@@ -384,9 +387,10 @@ class ValueReader {
     return OBJECT_PLACEHOLDER;
   }
 
-  /** A descriptor that is not sound fails its value alone, when that is opened. */
+  /** An invalid descriptor fails only its own value, when that is opened. */
   #readDescriptor(bytes: Buffer, known: DescriptorCache): IpcDescriptor | IpcError {
-    // Nothing of the value is opened: an error for each would cost more than the descriptors.
+    // Nothing of the value is opened. One error is enough: one for each would cost more than the
+    // descriptors.
     if (this.#descriptorError) return this.#descriptorError;
     const text = bytes.toString('latin1');
     const existing = known.get(text);
