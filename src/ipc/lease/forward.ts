@@ -64,10 +64,10 @@ export class ForwardRequester {
       return { acknowledged: Promise.resolve(), release() {} };
     }
     const acknowledged = this.#awaitAck(ownerLink, recipientLink);
-    const asked = { lease, pid, startTime, link: ownerLink };
-    this.#unsent.push(asked);
+    const request = { lease, pid, startTime, link: ownerLink };
+    this.#unsent.push(request);
     this.#onChange();
-    return { acknowledged, release: () => this.#release(asked) };
+    return { acknowledged, release: () => this.#release(request) };
   }
 
   /** Takes the requests to send now, at most as many as fit in one message. */
@@ -88,7 +88,7 @@ export class ForwardRequester {
 
   /** Whether a request for a lease is not sent yet. Until then the lease must not be released. */
   hasUnsent(lease: number): boolean {
-    return this.#unsent.some((unsaid) => unsaid.lease === lease);
+    return this.#unsent.some((request) => request.lease === lease);
   }
 
   /** Ends all waits, as no acknowledgement comes after the connection. */
@@ -98,11 +98,11 @@ export class ForwardRequester {
     for (const answered of this.#pendingAcks) answered();
   }
 
-  #release(asked: PendingForward): void {
-    const at = this.#unsent.indexOf(asked);
+  #release(request: PendingForward): void {
+    const at = this.#unsent.indexOf(request);
     if (at >= 0) {
       this.#unsent.splice(at, 1);
-      closeFd(asked.link);
+      closeFd(request.link);
       return;
     }
     this.#sentCount -= 1;
@@ -111,14 +111,14 @@ export class ForwardRequester {
 
   #awaitAck(ownerLink: number, recipientLink: number): Promise<void> {
     let resolve: () => void = () => {};
-    const answer = new Promise<void>((resolved) => {
+    const acknowledged = new Promise<void>((resolved) => {
       resolve = resolved;
     });
     let duplicate: number | undefined;
     try {
       duplicate = duplicateFd(recipientLink);
       this.#watchForAck(duplicate, resolve);
-      return answer;
+      return acknowledged;
     } catch (error) {
       closeFd(ownerLink);
       if (duplicate !== undefined) closeFd(duplicate);
@@ -168,14 +168,12 @@ const ACK = Uint8Array.of(1);
  * @throws IpcError for any other socket
  */
 function checkLink(link: number, requester: number): void {
-  const refused = 'a descriptor came as a link to a process that memory was passed on to';
+  const refused = 'received an invalid link for a forwarded object';
   if (!isMessageSocket(link))
-    throw new IpcError(`${refused}, and is not a connected Unix socket of type SOCK_SEQPACKET`);
+    throw new IpcError(`${refused}: it is not a connected Unix socket of type SOCK_SEQPACKET`);
   const { pid } = peerCredentials(link);
   if (pid !== requester)
-    throw new IpcError(
-      `${refused}: it leads to process ${pid}, and process ${requester} has sent it`,
-    );
+    throw new IpcError(`${refused}: it leads to process ${pid}, but process ${requester} sent it`);
 }
 
 /** Acknowledges a request through the link. @throws SystemError */

@@ -26,7 +26,7 @@ type ImportedResource = Resource & { readonly context: Context };
 /** The peer as the owner of the leases of one connection. */
 interface LeaseOwner {
   readonly process: PeerProcess;
-  requestForward(...asked: Parameters<ForwardRequester['request']>): ForwardHandle;
+  requestForward(...request: Parameters<ForwardRequester['request']>): ForwardHandle;
   /** As {@link ForwardRequester.hasUnsent}. */
   hasUnsentForward(lease: number): boolean;
 }
@@ -99,7 +99,7 @@ export class ImportTable {
     if (!isImported(object)) return;
     setOwnerConnection(buffer?.root ?? object, {
       process: this.#owner.process,
-      requestForward: (...asked) => this.#owner.requestForward(id, ...asked),
+      requestForward: (...request) => this.#owner.requestForward(id, ...request),
     });
   }
 
@@ -139,7 +139,7 @@ export class ImportTable {
    * Closes an object that the peer has revoked. @throws IpcError for a lease that was never sent
    */
   revoke(id: number, by: string): void {
-    if (id >= this.#next) throw new IpcError(`lease ${id} is revoked, and was never given`);
+    if (id >= this.#next) throw new IpcError(`lease ${id} was revoked, but was never sent`);
     const object = this.#open.get(id)?.deref();
     if (!object) return;
     // Also revokes the leases of processes that this one forwarded the object to.
@@ -148,8 +148,8 @@ export class ImportTable {
   }
 
   /** Puts the releases of a dropped message back in front. */
-  restoreReleases(returned: readonly LeaseRelease[]): void {
-    this.#pendingReleases = [...returned, ...this.#pendingReleases];
+  restoreReleases(releases: readonly LeaseRelease[]): void {
+    this.#pendingReleases = [...releases, ...this.#pendingReleases];
   }
 
   /** Takes the releases to send now, as many as fit in one message. */

@@ -127,13 +127,13 @@ export class Lease {
    * access.
    */
   covers(object: Shareable): boolean {
-    const asked = rangeOf(object);
+    const other = rangeOf(object);
     const { range } = this.#object;
-    if (!asked || !range) return asked === range;
+    if (!other || !range) return other === range;
     return (
-      asked.begin >= range.begin &&
-      asked.end <= range.end &&
-      (asked.access === 'read' || range.access === 'read-write')
+      other.begin >= range.begin &&
+      other.end <= range.end &&
+      (other.access === 'read' || range.access === 'read-write')
     );
   }
 

@@ -53,8 +53,8 @@ export const leases = {
 /** Describes who holds closed objects. */
 function describeOrphaned(): string {
   const { orphaned, leases: all } = leaseRegistry.stats();
-  const kept = all.filter((lease) => lease.orphaned);
-  const kinds = [...new Set(kept.map(({ kind }) => kind))].join(', ');
-  const names = [...new Set(kept.map(processName))];
+  const orphans = all.filter((lease) => lease.orphaned);
+  const kinds = [...new Set(orphans.map(({ kind }) => kind))].join(', ');
+  const names = [...new Set(orphans.map(processName))];
   return `draining ${orphaned.byteLength} bytes (${kinds}) that ${names.join(', ')} ${names.length === 1 ? 'has' : 'have'}`;
 }

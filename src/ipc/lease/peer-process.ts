@@ -7,7 +7,7 @@ import { isProcessEnding, processStartTime } from '../../../ffi/linux/process.ts
  * How the end of a process is observed: through a pidfd, not at all, by its parent, or it has
  * already ended.
  */
-type ExitSource = number | 'unseen' | 'told' | 'gone';
+type ExitSource = number | 'unobservable' | 'by-parent' | 'gone';
 
 /** How a process exited: by itself, or by a signal. */
 interface ProcessExit {
@@ -38,7 +38,7 @@ export class PeerProcess {
   private constructor(pid: number, key: string | undefined, exitSource: ExitSource) {
     this.pid = pid;
     this.#key = key;
-    this.isExitObservable = exitSource !== 'unseen';
+    this.isExitObservable = exitSource !== 'unobservable';
     this.#isGone = exitSource === 'gone';
     this.#pidfd = typeof exitSource === 'number' ? exitSource : undefined;
   }
@@ -57,7 +57,7 @@ export class PeerProcess {
     return PeerProcess.#open(
       pid,
       () => pidfdOf(pid),
-      () => 'told',
+      () => 'by-parent',
     );
   }
 
@@ -67,11 +67,11 @@ export class PeerProcess {
    */
   static fromIdentity(pid: number, startTime: number): PeerProcess {
     const isHere = pid > 0 && processStartTime(pid) === startTime;
-    if (!isHere) return new PeerProcess(0, undefined, 'unseen');
+    if (!isHere) return new PeerProcess(0, undefined, 'unobservable');
     return PeerProcess.#open(
       pid,
       () => pidfdOf(pid),
-      () => 'unseen',
+      () => 'unobservable',
     );
   }
 
@@ -87,7 +87,7 @@ export class PeerProcess {
     const existing = key === undefined ? undefined : watchedProcesses.get(key);
     // A process whose end is observable must not share the entry of one whose end is not.
     if (!existing)
-      return new PeerProcess(pid, exitSource === 'unseen' ? undefined : key, exitSource);
+      return new PeerProcess(pid, exitSource === 'unobservable' ? undefined : key, exitSource);
     if (typeof exitSource === 'number') closeFd(exitSource);
     return existing;
   }
@@ -162,7 +162,7 @@ function exitSourceOf(
 ): ExitSource {
   try {
     // A process with a pid but no pidfd has ended.
-    return open() ?? (pid > 0 ? 'gone' : 'unseen');
+    return open() ?? (pid > 0 ? 'gone' : 'unobservable');
   } catch (error) {
     if (error instanceof SystemError) return onError(error);
     throw error;
@@ -170,9 +170,9 @@ function exitSourceOf(
 }
 
 /** Without pidfds in the kernel, or without permission, the end of a process cannot be observed. */
-function unobservable(error: SystemError): 'unseen' {
+function unobservable(error: SystemError): 'unobservable' {
   // A descriptor may soon be available. Taking the end of the connection for the end of the process
   // would be too early.
   if (isShortage(error)) throw error;
-  return 'unseen';
+  return 'unobservable';
 }

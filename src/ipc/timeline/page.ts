@@ -67,14 +67,11 @@ export class TimelinePage {
   static accept(fd: number): TimelinePage {
     try {
       if (!isSealedMemfd(fd, BYTE_LENGTH))
-        throw new IpcError('a page of counters came that is none: not sealed memory of its size');
+        throw new IpcError('received a timeline page that is not sealed memory of its size');
       return TimelinePage.#acceptSealed(fd);
     } catch (error) {
       if (!(error instanceof SystemError)) throw error;
-      throw new IpcError(
-        'a page of counters came that cannot be mapped and sealed, so that its memory stays the same',
-        error,
-      );
+      throw new IpcError('received a timeline page that cannot be mapped and sealed', error);
     } finally {
       discardFd(fd);
     }
@@ -111,14 +108,14 @@ export class TimelinePage {
     this.#fd = undefined;
   }
 
-  isReached({ slot, count }: TimelinePoint): boolean {
+  isReached({ index, count }: TimelinePoint): boolean {
     if (this.#isUnmapped) return true;
-    return hasReached(Atomics.load(this.#halves, 2 * slot), count);
+    return hasReached(Atomics.load(this.#halves, 2 * index), count);
   }
 
   /** Stores a counter from the CPU, unless the counter is already that far. */
   advanceTo(point: TimelinePoint): void {
-    if (!this.isReached(point)) Atomics.store(this.#words, point.slot, BigInt(point.count));
+    if (!this.isReached(point)) Atomics.store(this.#words, point.index, BigInt(point.count));
   }
 
   /**
@@ -127,12 +124,12 @@ export class TimelinePage {
    * @param bits how many bits of the counter the streams compare, cyclically. With 32, `count` has
    * at most 31
    */
-  releaseWaits({ slot, count }: TimelinePoint, bits: 32 | 64): void {
+  releaseWaits({ index, count }: TimelinePoint, bits: 32 | 64): void {
     if (this.#isUnmapped) return;
     const target = BigInt(count);
-    const ahead = BigInt.asIntN(64, Atomics.load(this.#words, slot) - target);
+    const ahead = BigInt.asIntN(64, Atomics.load(this.#words, index) - target);
     const isPast = ahead >= 0n && ahead + target < 1n << BigInt(bits - 1);
-    if (!isPast) Atomics.store(this.#words, slot, target);
+    if (!isPast) Atomics.store(this.#words, index, target);
   }
 
   /**
@@ -140,11 +137,11 @@ export class TimelinePage {
    *
    * @throws CudaError if the driver does not let devices access the page
    */
-  addressIn(context: Context, slot: number): CUdeviceptr {
+  addressIn(context: Context, index: number): CUdeviceptr {
     const cached = this.#addresses.get(context);
     const isKnown = cached?.resets === context.epoch && this.#isRegistered;
     const address = isKnown ? cached.address : this.#mapInto(context);
-    return (address + slot * WORD_BYTE_LENGTH) as CUdeviceptr;
+    return (address + index * WORD_BYTE_LENGTH) as CUdeviceptr;
   }
 
   /**

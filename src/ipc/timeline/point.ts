@@ -1,9 +1,9 @@
 /**
- * A place in the work of one stream of another process. It is reached once the counter `slot`
+ * A place in the work of one stream of another process. It is reached once the counter `index`
  * stands at `count` or beyond.
  */
 export interface TimelinePoint {
-  readonly slot: number;
+  readonly index: number;
   /** Starts at 1. The counter holds it modulo 2^64; comparisons use the low 32 bits. */
   readonly count: number;
 }
@@ -16,12 +16,12 @@ export const COUNTER_COUNT = 512;
  */
 export function latest(points: readonly TimelinePoint[]): TimelinePoint[] {
   if (points.length < 2) return [...points];
-  const bySlot = new Map<number, TimelinePoint>();
+  const byIndex = new Map<number, TimelinePoint>();
   for (const point of points) {
-    const known = bySlot.get(point.slot);
-    if (!known || known.count < point.count) bySlot.set(point.slot, point);
+    const known = byIndex.get(point.index);
+    if (!known || known.count < point.count) byIndex.set(point.index, point);
   }
-  return [...bySlot.values()];
+  return [...byIndex.values()];
 }
 
 /**

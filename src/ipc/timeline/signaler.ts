@@ -81,21 +81,21 @@ export class Signaler {
   #signalInStream(stream: Stream): TimelinePoint[] {
     const { context, handle } = stream;
     const isBorrowed = stream.untrackedHandle === undefined && handle > CU_STREAM_PER_THREAD;
-    const slot = isBorrowed
+    const counter = isBorrowed
       ? this.#counters.ofBorrowed(stream)
       : this.#counters.ofHandle(context, handle);
-    if (!slot) return this.#signalInJoinStream(context, (mark) => mark.record(stream));
-    const address = this.page.addressIn(context, slot.slot);
-    const point = StreamCounters.next(slot);
+    if (!counter) return this.#signalInJoinStream(context, (event) => event.record(stream));
+    const address = this.page.addressIn(context, counter.index);
+    const point = StreamCounters.next(counter);
     stream.enqueue((queue) => writeCounter(context, queue, address, point.count));
     return [point];
   }
 
   #signalInHandle(context: Context, stream: CUstream): TimelinePoint[] {
-    const slot = this.#counters.ofHandle(context, stream);
-    if (!slot) return this.#signalInJoinStream(context, (mark) => mark.recordIn(stream));
-    const address = this.page.addressIn(context, slot.slot);
-    const point = StreamCounters.next(slot);
+    const counter = this.#counters.ofHandle(context, stream);
+    if (!counter) return this.#signalInJoinStream(context, (event) => event.recordIn(stream));
+    const address = this.page.addressIn(context, counter.index);
+    const point = StreamCounters.next(counter);
     const write = (): void => writeCounter(context, stream, address, point.count);
     // The handles of default streams refer to those of the current context.
     if (stream > CU_STREAM_PER_THREAD) write();
@@ -107,13 +107,13 @@ export class Signaler {
    * Signals for a stream that has no counter. A stream that has one waits for it, or the CPU
    * signals.
    */
-  #signalInJoinStream(context: Context, record: (mark: InternalEvent) => void): TimelinePoint[] {
+  #signalInJoinStream(context: Context, record: (event: InternalEvent) => void): TimelinePoint[] {
     const joinStream = internalStream(context, 'points');
     if (!this.#counters.ofHandle(context, joinStream))
       return [this.#hostSignaler.pointBehind(context)];
-    using mark = new InternalEvent(context);
-    context.run(() => record(mark));
-    mark.makeStreamWait(joinStream);
+    using event = new InternalEvent(context);
+    context.run(() => record(event));
+    event.makeStreamWait(joinStream);
     return this.#signalInHandle(context, joinStream);
   }
 
@@ -130,7 +130,7 @@ export class Signaler {
 
 /** A counter that one stream advances. Only the work of a single stream completes in order. */
 export interface StreamCounter {
-  readonly slot: number;
+  readonly index: number;
   /**
    * The context of the stream. Its reset ends the stream's work. Undefined for the CPU's counter.
    */
@@ -167,7 +167,7 @@ export class StreamCounters {
 
   /** Whether a stream has not reached its last point yet. */
   get isPending(): boolean {
-    return this.#all.some((slot) => !this.#page.isReached(slot));
+    return this.#all.some((counter) => !this.#page.isReached(counter));
   }
 
   /**
@@ -180,13 +180,13 @@ export class StreamCounters {
     const known = ofContext.get(handle);
     if (known) return known;
     const { streams } = context.workTracker;
-    const slot = this.allocate(() => {
+    const counter = this.allocate(() => {
       if (streams.has(handle)) return false;
       ofContext.delete(handle);
       return true;
     }, context);
-    if (slot) ofContext.set(handle, slot);
-    return slot;
+    if (counter) ofContext.set(handle, counter);
+    return counter;
   }
 
   /** Returns the counter of a borrowed stream, which keeps it as long as its object lives. */
@@ -194,26 +194,28 @@ export class StreamCounters {
     const known = this.#byBorrowedStream.get(stream);
     if (known) return known;
     const weak = new WeakRef(stream);
-    const slot = this.allocate(() => weak.deref() === undefined, stream.context);
-    if (slot) this.#byBorrowedStream.set(stream, slot);
-    return slot;
+    const counter = this.allocate(() => weak.deref() === undefined, stream.context);
+    if (counter) this.#byBorrowedStream.set(stream, counter);
+    return counter;
   }
 
   /** Allocates a counter for work that completes in order. Undefined if all are taken. */
   allocate(isStreamGone: () => boolean, context?: Context): StreamCounter | undefined {
     if (context) this.#resets.add(context);
     if (this.#all.length < COUNTER_COUNT) {
-      const slot = { slot: this.#all.length, context, count: 0, isStreamGone };
-      this.#all.push(slot);
-      return slot;
+      const counter = { index: this.#all.length, context, count: 0, isStreamGone };
+      this.#all.push(counter);
+      return counter;
     }
-    const at = this.#all.findIndex((slot) => this.#page.isReached(slot) && slot.isStreamGone());
+    const at = this.#all.findIndex(
+      (counter) => this.#page.isReached(counter) && counter.isStreamGone(),
+    );
     const old = this.#all[at];
     if (!old) return undefined;
     // The count continues from its old value, so waits for lower counts remain satisfied.
-    const slot = { slot: old.slot, context, count: old.count, isStreamGone };
-    this.#all[at] = slot;
-    return slot;
+    const counter = { index: old.index, context, count: old.count, isStreamGone };
+    this.#all[at] = counter;
+    return counter;
   }
 
   /**
@@ -221,13 +223,13 @@ export class StreamCounters {
    * wait for ever.
    */
   #onReset(context: Context): void {
-    for (const slot of this.#all) if (slot.context === context) this.#page.advanceTo(slot);
+    for (const counter of this.#all) if (counter.context === context) this.#page.advanceTo(counter);
   }
 
   /** Returns the next point of a counter. */
-  static next(slot: StreamCounter): TimelinePoint {
-    slot.count += 1;
-    return { slot: slot.slot, count: slot.count };
+  static next(counter: StreamCounter): TimelinePoint {
+    counter.count += 1;
+    return { index: counter.index, count: counter.count };
   }
 }
 
@@ -243,9 +245,9 @@ export class HostSignaler {
   #pollSooner: (() => void) | undefined;
   #onDone: (() => void) | undefined;
 
-  constructor(page: TimelinePage, slots: StreamCounters) {
+  constructor(page: TimelinePage, counters: StreamCounters) {
     this.#page = page;
-    this.#counter = slots.allocate(() => false) as StreamCounter;
+    this.#counter = counters.allocate(() => false) as StreamCounter;
   }
 
   /**

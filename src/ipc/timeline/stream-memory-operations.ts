@@ -12,7 +12,7 @@ export function writeCounter(
   address: CUdeviceptr,
   count: number,
 ): void {
-  const doing = (): string => 'telling another process how far a stream is';
+  const doing = (): string => 'signaling to another process how far a stream is';
   if (has64BitOperations(context))
     check(cu.cuStreamWriteValue64_v2(stream, address, count, 0), 'cuStreamWriteValue64_v2', doing);
   else
@@ -30,7 +30,7 @@ export function waitForCounter(
   address: CUdeviceptr,
   count: number,
 ): void {
-  const doing = (): string => 'waiting in a stream for one of another process';
+  const doing = (): string => 'making a stream wait for a stream of another process';
   if (has64BitOperations(context))
     check(
       cu.cuStreamWaitValue64_v2(stream, address, count, CU_STREAM_WAIT_VALUE_GEQ),

@@ -43,7 +43,7 @@ export class Timeline {
   acceptPage(fd: number): void {
     if (this.#peer || this.#isClosed) {
       discardFd(fd);
-      throw new IpcError('a second page of counters came');
+      throw new IpcError('received a second timeline page');
     }
     const page = TimelinePage.accept(fd);
     this.#peer = { page, waits: new Waiter(page) };
@@ -92,7 +92,7 @@ export class Timeline {
   }
 
   get #waiter(): Waiter {
-    if (!this.#peer) throw new IpcError('points came before the page that they are of');
+    if (!this.#peer) throw new IpcError('received points before their timeline page');
     return this.#peer.waits;
   }
 }

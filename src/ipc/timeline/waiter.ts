@@ -43,20 +43,20 @@ export class Waiter {
     const unreached = points.filter((point) => !this.#page.isReached(point));
     if (unreached.length === 0) return true;
     try {
-      const line = StreamWaits.of(context, stream);
-      if (comparedBits(line.context) === 32) {
+      const waits = StreamWaits.of(context, stream);
+      if (comparedBits(waits.context) === 32) {
         // If the counts were further apart, no single counter value could end all waits.
         if (unreached.some(({ count }) => count >= 2 ** 31)) return false;
         this.#bits = 32;
       }
-      const needed = line.notAwaited(this.#page, unreached);
+      const needed = waits.notAwaited(this.#page, unreached);
       if (needed.length === 0) return true;
-      if (!line.hasRoom(needed.length, stream)) return false;
+      if (!waits.hasRoom(needed.length, stream)) return false;
       for (const point of needed) {
         this.#enqueueWait(point, context, stream);
-        line.add(this.#page, point);
+        waits.add(this.#page, point);
       }
-      line.recordEvent(WAITS_PER_EVENT, stream);
+      waits.recordEvent(WAITS_PER_EVENT, stream);
       return true;
     } catch (error) {
       if (!(error instanceof CudaError) || error.sticky) throw error;
@@ -83,13 +83,13 @@ export class Waiter {
   }
 
   #enqueueWait(point: TimelinePoint, context: Context, stream: Stream | undefined): void {
-    const { slot, count } = point;
+    const { index, count } = point;
     const waitContext = stream?.context ?? context;
-    const address = this.#page.addressIn(waitContext, slot);
+    const address = this.#page.addressIn(waitContext, index);
     waiters.add(this);
     // Recorded before queueing: a wait that is not recorded could block for ever.
-    const known = this.#awaited.get(slot);
-    if (known === undefined || known.count < count) this.#awaited.set(slot, point);
+    const known = this.#awaited.get(index);
+    if (known === undefined || known.count < count) this.#awaited.set(index, point);
     if (stream) stream.enqueue((queue) => waitForCounter(waitContext, queue, address, count));
     else context.enqueue((queue) => waitForCounter(waitContext, queue, address, count));
   }
@@ -142,20 +142,20 @@ class StreamWaits {
   static of(context: Context, stream: Stream | undefined): StreamWaits {
     const isDefault = stream === undefined || stream.handle === CU_STREAM_LEGACY;
     const within = stream?.context ?? context;
-    const line =
+    const waits =
       (isDefault ? StreamWaits.#byDefaultStream.get(within) : StreamWaits.#byStream.get(stream)) ??
       new StreamWaits(within);
-    if (isDefault) StreamWaits.#byDefaultStream.set(within, line);
-    else StreamWaits.#byStream.set(stream, line);
-    line.#dropAfterReset();
-    return line;
+    if (isDefault) StreamWaits.#byDefaultStream.set(within, waits);
+    else StreamWaits.#byStream.set(stream, waits);
+    waits.#dropAfterReset();
+    return waits;
   }
 
   /** Returns the latest point of each counter for which the stream does not wait yet. */
   notAwaited(page: TimelinePage, points: readonly TimelinePoint[]): TimelinePoint[] {
     const awaited = this.#awaited.get(page);
-    return latest(points).filter(({ slot, count }) => {
-      const known = awaited?.get(slot);
+    return latest(points).filter(({ index, count }) => {
+      const known = awaited?.get(index);
       return known === undefined || !hasReached(known, count);
     });
   }
@@ -169,19 +169,19 @@ class StreamWaits {
     }
     const waiting = StreamWaits.#waitingByContext.get(this.context);
     if (!waiting || this.#fitsContextLimit(waiting, count)) return true;
-    for (const line of waiting) if (!line.#isWaiting) waiting.delete(line);
+    for (const waits of waiting) if (!waits.#isWaiting) waiting.delete(waits);
     return this.#fitsContextLimit(waiting, count);
   }
 
   #fitsContextLimit(waiting: ReadonlySet<StreamWaits>, count: number): boolean {
     if (!waiting.has(this) && waiting.size >= maxWaitingStreams()) return false;
     let queued = count;
-    for (const line of waiting) queued += line.#queued;
+    for (const waits of waiting) queued += waits.#queued;
     return queued <= MAX_WAITS_PER_CONTEXT;
   }
 
   /** Records that a wait was queued. */
-  add(page: TimelinePage, { slot, count }: TimelinePoint): void {
+  add(page: TimelinePage, { index, count }: TimelinePoint): void {
     this.#queued += 1;
     this.#afterEvent += 1;
     let awaited = this.#awaited.get(page);
@@ -190,7 +190,7 @@ class StreamWaits {
       awaited = new Map();
       this.#awaited.set(page, awaited);
     }
-    awaited.set(slot, count);
+    awaited.set(index, count);
     const waiting = StreamWaits.#waitingByContext.get(this.context) ?? new Set();
     StreamWaits.#waitingByContext.set(this.context, waiting.add(this));
   }
@@ -231,8 +231,8 @@ class StreamWaits {
   /** Drops reached counters, so that the page of an ended connection is not kept alive. */
   #dropReached(): void {
     for (const [page, awaited] of this.#awaited) {
-      for (const [slot, count] of awaited)
-        if (page.isReached({ slot, count })) awaited.delete(slot);
+      for (const [index, count] of awaited)
+        if (page.isReached({ index, count })) awaited.delete(index);
       if (awaited.size === 0) this.#awaited.delete(page);
     }
   }

@@ -16,8 +16,8 @@ export class BusyPoller implements Pollable {
   /** As {@link Pollable}; 0 turns polling off. */
   durationUs = 0;
 
-  constructor(wire: FramedSocket, target: PollTarget) {
-    this.#socket = wire;
+  constructor(socket: FramedSocket, target: PollTarget) {
+    this.#socket = socket;
     this.#target = target;
   }
 
@@ -94,7 +94,7 @@ function spin(): void {
   let now = performance.now();
   for (const poll of polls) poll.until ||= now + poll.pollable.durationUs / 1000;
   // Allocates nothing from here on, as the loop may run a million times.
-  for (let looks = 1; polls.length > 0; looks += 1) {
+  for (let count = 1; polls.length > 0; count += 1) {
     for (let at = polls.length - 1; at >= 0; at -= 1) {
       const poll = polls[at] as ActivePoll;
       const found = poll.pollable.poll();
@@ -106,7 +106,7 @@ function spin(): void {
       schedule();
       return;
     }
-    if (looks % POLLS_PER_YIELD > 0) continue;
+    if (count % POLLS_PER_YIELD > 0) continue;
     // If more processes poll than there are cores, the one that is to reply may need this core.
     yieldCore();
     now = performance.now();

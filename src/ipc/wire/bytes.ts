@@ -65,7 +65,9 @@ export class ByteReader {
     const first = this.uint8();
     const value = first > 0x7f ? this.#longLength(first & 0x7f) : first;
     if (value * byteLength > this.remaining)
-      throw new IpcError(`${value} are announced where ${this.remaining} bytes are left`);
+      throw new IpcError(
+        `a count of ${value} needs more than the ${this.remaining} bytes that are left`,
+      );
     return value;
   }
 
@@ -135,7 +137,8 @@ export class ByteReader {
 
   #take(byteLength: number): number {
     const from = this.#offset;
-    if (byteLength > this.remaining) throw new IpcError('it ends in the middle of a value');
+    if (byteLength > this.remaining)
+      throw new IpcError('the message ends in the middle of a value');
     this.#offset = from + byteLength;
     return from;
   }

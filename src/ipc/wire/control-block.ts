@@ -79,9 +79,9 @@ export const emptyControlBlock: ControlBlock = {
  * Whether a control block has nothing that the receiver must apply. Points and leases belong to a
  * value.
  */
-export const isEmptyControlBlock = (tail: ControlBlock): boolean => {
+export const isEmptyControlBlock = (block: ControlBlock): boolean => {
   const { hasTimelinePage, released, revoked, forwardRequests, isClosing, isDone, closedPools } =
-    tail;
+    block;
   const entries = released.length + revoked.length + forwardRequests.length;
   return !hasTimelinePage && !isClosing && !isDone && entries + closedPools.length === 0;
 };
@@ -107,60 +107,63 @@ const MAX_CONTROL_ENTRIES: number = MAX_VALUE_OBJECTS;
 
 /** Reads a control message, which comes without a value. @throws IpcError */
 export function readControlMessage(bytes: Uint8Array, fdCount: number): ControlBlock {
-  const tail = readControlBlock(new ByteReader(bytes));
-  if (tail.points.length > 0 || tail.linkedObjects.length > 0 || tail.leases)
-    throw new IpcError('points or leases came without a value');
-  if (tail.hasTimelinePage && tail.forwardRequests.length > 0)
-    throw new IpcError('a page of counters came with something to adopt');
-  if (fdCount !== (tail.hasTimelinePage ? 1 : 0) + tail.forwardRequests.length)
-    throw new IpcError(`${fdCount} file descriptors came with news`);
-  return tail;
+  const block = readControlBlock(new ByteReader(bytes));
+  if (block.points.length > 0 || block.linkedObjects.length > 0 || block.leases)
+    throw new IpcError('received points or leases without a value');
+  if (block.hasTimelinePage && block.forwardRequests.length > 0)
+    throw new IpcError('received a timeline page together with forward requests');
+  const expected = (block.hasTimelinePage ? 1 : 0) + block.forwardRequests.length;
+  if (fdCount !== expected)
+    throw new IpcError(
+      `received ${fdCount} file descriptors with a control message that has ${expected}`,
+    );
+  return block;
 }
 
 /** Writes a control block. An empty one has no bytes. */
-export function writeControlBlock(to: ByteWriter, tail: ControlBlock): void {
-  if (tail.hasTimelinePage) to.uint8(ControlField.timelinePage);
-  if (tail.points.length > 0) {
+export function writeControlBlock(to: ByteWriter, block: ControlBlock): void {
+  if (block.hasTimelinePage) to.uint8(ControlField.timelinePage);
+  if (block.points.length > 0) {
     to.uint8(ControlField.points);
-    writePoints(to, tail.points);
+    writePoints(to, block.points);
   }
-  if (tail.released.length > 0) {
+  if (block.released.length > 0) {
     to.uint8(ControlField.released);
-    to.length(tail.released.length);
-    for (const { lease, isFinal, points } of tail.released) {
+    to.length(block.released.length);
+    for (const { lease, isFinal, points } of block.released) {
       to.float64(lease);
       to.uint8(isFinal ? 1 : 0);
       writePoints(to, points);
     }
   }
-  if (tail.revoked.length > 0) {
+  if (block.revoked.length > 0) {
     to.uint8(ControlField.revoked);
-    to.length(tail.revoked.length);
-    for (const lease of tail.revoked) to.float64(lease);
+    to.length(block.revoked.length);
+    for (const lease of block.revoked) to.float64(lease);
   }
-  if (tail.isClosing) to.uint8(ControlField.closing);
-  if (tail.forwardRequests.length > 0) {
+  if (block.isClosing) to.uint8(ControlField.closing);
+  if (block.forwardRequests.length > 0) {
     to.uint8(ControlField.forwardRequests);
-    to.length(tail.forwardRequests.length);
-    for (const { lease, pid, startTime } of tail.forwardRequests)
+    to.length(block.forwardRequests.length);
+    for (const { lease, pid, startTime } of block.forwardRequests)
       for (const value of [lease, pid, startTime]) to.float64(value);
   }
-  if (tail.linkedObjects.length > 0) {
+  if (block.linkedObjects.length > 0) {
     to.uint8(ControlField.linkedObjects);
-    to.length(tail.linkedObjects.length);
-    for (const at of tail.linkedObjects) to.float64(at);
+    to.length(block.linkedObjects.length);
+    for (const at of block.linkedObjects) to.float64(at);
   }
-  if (tail.closedPools.length > 0) {
+  if (block.closedPools.length > 0) {
     to.uint8(ControlField.closedPools);
-    to.length(tail.closedPools.length);
-    for (const pool of tail.closedPools) to.hex(pool);
+    to.length(block.closedPools.length);
+    for (const pool of block.closedPools) to.hex(pool);
   }
-  if (tail.leases) {
+  if (block.leases) {
     to.uint8(ControlField.leases);
-    to.float64(tail.leases.first);
-    to.length(tail.leases.count);
+    to.float64(block.leases.first);
+    to.length(block.leases.count);
   }
-  if (tail.isDone) to.uint8(ControlField.done);
+  if (block.isDone) to.uint8(ControlField.done);
 }
 
 /**
@@ -181,7 +184,8 @@ export function readControlBlock(from: ByteReader): ControlBlock {
   let closedPools: readonly string[] = [];
   while (from.remaining > 0) {
     const field = from.uint8();
-    if (field <= last) throw new IpcError(`${from.remaining} bytes follow the value`);
+    if (field <= last)
+      throw new IpcError(`unexpected control field ${field}: fields come once and in order`);
     last = field;
     if (field === ControlField.timelinePage) hasTimelinePage = true;
     else if (field === ControlField.points) points = readPoints(from);
@@ -196,7 +200,7 @@ export function readControlBlock(from: ByteReader): ControlBlock {
       closedPools = readList(from, POOL_ID_BYTES, () => from.view(POOL_ID_BYTES).toString('hex'));
     else if (field === ControlField.leases) leases = readLeaseRange(from);
     else if (field === ControlField.done) isDone = true;
-    else throw new IpcError(`the byte ${field} says nothing behind a value`);
+    else throw new IpcError(`unknown control field ${field}`);
   }
   return {
     hasTimelinePage,
@@ -214,20 +218,23 @@ export function readControlBlock(from: ByteReader): ControlBlock {
 
 function writePoints(to: ByteWriter, points: readonly TimelinePoint[]): void {
   to.length(points.length);
-  for (const { slot, count } of points) {
-    to.length(slot);
+  for (const { index, count } of points) {
+    to.length(index);
     to.float64(count);
   }
 }
 
 function readPoints(from: ByteReader): TimelinePoint[] {
   const length = from.length(9);
-  if (length > MAX_POINTS) throw new IpcError(`${length} points are more than a page has words`);
+  if (length > MAX_POINTS)
+    throw new IpcError(
+      `a list of ${length} points is too long: a timeline page has ${MAX_POINTS} counters`,
+    );
   const points: TimelinePoint[] = [];
   for (let at = 0; at < length; at++) {
-    const slot = from.length(0);
-    if (slot >= COUNTER_COUNT) throw new IpcError(`a page of counters has no word ${slot}`);
-    points.push({ slot, count: readCount(from, 1) });
+    const index = from.length(0);
+    if (index >= COUNTER_COUNT) throw new IpcError(`a timeline page has no counter ${index}`);
+    points.push({ index, count: readCount(from, 1) });
   }
   return latest(points);
 }
@@ -236,7 +243,7 @@ function readLeaseRange(from: ByteReader): LeaseRange {
   const first = readLeaseId(from);
   const count = from.length(0);
   if (count === 0 || count > MAX_VALUE_OBJECTS || !Number.isSafeInteger(first + count))
-    throw new IpcError(`${count} leases from ${first} on are too few or too many for one value`);
+    throw new IpcError(`${count} leases from ${first} on is not a valid range for one value`);
   return { first, count };
 }
 
@@ -251,7 +258,7 @@ function readLeaseReleases(from: ByteReader): LeaseRelease[] {
     count += entry.points.length;
     // Each point may become a wait of a stream.
     if (count > MAX_RELEASE_POINTS)
-      throw new IpcError(`one message has more than ${MAX_RELEASE_POINTS} points`);
+      throw new IpcError(`a message has more than ${MAX_RELEASE_POINTS} points`);
     return entry;
   });
 }
@@ -259,7 +266,7 @@ function readLeaseReleases(from: ByteReader): LeaseRelease[] {
 function readLeaseRelease(from: ByteReader): LeaseRelease {
   const lease = readLeaseId(from);
   const flag = from.uint8();
-  if (flag > 1) throw new IpcError(`a lease is over or not: ${flag} says neither`);
+  if (flag > 1) throw new IpcError(`invalid flag ${flag} in a lease release: it must be 0 or 1`);
   return { lease, isFinal: flag === 1, points: readPoints(from) };
 }
 
@@ -268,14 +275,14 @@ const readLeaseId = (from: ByteReader): number => readCount(from, 0);
 function readCount(from: ByteReader, least: number): number {
   const count = from.float64();
   if (!Number.isSafeInteger(count) || count < least)
-    throw new IpcError(`${count} is no count from ${least} on`);
+    throw new IpcError(`${count} is not an integer of at least ${least}`);
   return count;
 }
 
 function readList<T>(from: ByteReader, byteLength: number, read: () => T): T[] {
   const length = from.length(byteLength);
   if (length === 0 || length > MAX_CONTROL_ENTRIES)
-    throw new IpcError(`${length} entries are too few or too many for one message`);
+    throw new IpcError(`a list of ${length} entries is not valid in one message`);
   const entries: T[] = [];
   for (let at = 0; at < length; at++) entries.push(read());
   return entries;

@@ -21,7 +21,7 @@ const MAX_DRAINED_FRAMES = 4096;
 const MAX_DRAINED_BYTE_LENGTH = 4 << 20;
 
 /** The result of one read. 'awaited' means that a caller waited for the completed message. */
-type ReadResult = 'nothing' | 'packet' | 'awaited' | 'end';
+type ReadResult = 'nothing' | 'frame' | 'awaited' | 'end';
 
 /** Handles the events of a {@link FramedSocket}. */
 export interface FramedSocketHandler {
@@ -54,7 +54,7 @@ export class FramedSocket {
   #keepAlive: NodeJS.Timeout | undefined;
   #isPeerGone = false;
   /** What was read since the peer's end was known. */
-  #drainedAfterEnd = { packets: 0, byteLength: 0 };
+  #drainedAfterEnd = { frames: 0, byteLength: 0 };
   /** How many messages callers have read directly since the last turn of the event loop. */
   #readsThisTick = 0;
 
@@ -108,7 +108,7 @@ export class FramedSocket {
   readNow(): void {
     if (this.#readsThisTick >= MAX_FRAMES_PER_TICK) return;
     const read = this.#readOne('leave the end');
-    if (read === 'packet' || read === 'awaited') this.#readsThisTick += 1;
+    if (read === 'frame' || read === 'awaited') this.#readsThisTick += 1;
   }
 
   /**
@@ -183,7 +183,7 @@ export class FramedSocket {
   #read(): void {
     for (let n = 0; n < MAX_FRAMES_PER_TICK; n++) {
       if (this.#fd === undefined || !this.#handler.wantsMore()) return;
-      const read = this.#readOne('tell the end');
+      const read = this.#readOne('report the end');
       if (read === 'nothing' || read === 'end') return;
       // The waiting caller goes first. The socket becomes readable again if more is there, unless
       // the peer is gone: then it may not be watched.
@@ -199,17 +199,17 @@ export class FramedSocket {
    * @param atEnd 'leave the end' does not report the end now: by the next turn of the loop its
    * reason may be known
    */
-  #readOne(atEnd: 'tell the end' | 'leave the end'): ReadResult {
+  #readOne(atEnd: 'report the end' | 'leave the end'): ReadResult {
     if (this.#fd === undefined) return 'nothing';
     try {
       const message = receive(this.#fd);
       if (message === undefined && !this.#isPeerGone) return 'nothing';
       if (message === undefined || message === 'end' || this.#exceedsDrainLimit(message)) {
-        if (atEnd === 'tell the end') this.#handler.onSocketEnd();
+        if (atEnd === 'report the end') this.#handler.onSocketEnd();
         return 'end';
       }
       const arrived = this.#assembler.add(message);
-      return arrived && this.#handler.onMessage(arrived) ? 'awaited' : 'packet';
+      return arrived && this.#handler.onMessage(arrived) ? 'awaited' : 'frame';
     } catch (error) {
       this.#handler.onFailure(error);
       return 'nothing';
@@ -218,10 +218,10 @@ export class FramedSocket {
 
   #exceedsDrainLimit({ data, fds }: SocketMessage): boolean {
     if (!this.isEnding) return false;
-    this.#drainedAfterEnd.packets += 1;
+    this.#drainedAfterEnd.frames += 1;
     this.#drainedAfterEnd.byteLength += data.byteLength;
-    const { packets, byteLength } = this.#drainedAfterEnd;
-    if (packets <= MAX_DRAINED_FRAMES && byteLength <= MAX_DRAINED_BYTE_LENGTH) return false;
+    const { frames, byteLength } = this.#drainedAfterEnd;
+    if (frames <= MAX_DRAINED_FRAMES && byteLength <= MAX_DRAINED_BYTE_LENGTH) return false;
     discardFds(fds);
     return true;
   }

@@ -55,8 +55,8 @@ const uint32 = (bytes: Uint8Array, at: number): number =>
 /** @throws IpcError for anything but a frame of this protocol version */
 export function readHeader(frame: Uint8Array): FrameHeader {
   if (frame.byteLength <= HEADER_BYTE_LENGTH)
-    throw new IpcError(`a packet of ${frame.byteLength} bytes has no content`);
-  if (uint16(frame, 0) !== MAGIC) throw new IpcError('a packet is none of cuffi');
+    throw new IpcError(`a frame of ${frame.byteLength} bytes has no content`);
+  if (uint16(frame, 0) !== MAGIC) throw new IpcError('not a cuffi frame (wrong magic number)');
   const version = byte(frame, 2);
   if (version !== VERSION)
     throw new IpcError(
@@ -64,7 +64,7 @@ export function readHeader(frame: Uint8Array): FrameHeader {
         'use the same cuffi on both sides',
     );
   const kind = byte(frame, 3);
-  if (!isKind(kind)) throw new IpcError(`packets of kind ${kind} are unknown here`);
+  if (!isKind(kind)) throw new IpcError(`unknown frame kind ${kind}`);
   return {
     kind,
     sequence: uint32(frame, 4),
@@ -128,19 +128,23 @@ export class FrameAssembler {
   #check({ kind, sequence, byteLength, offset }: FrameHeader, part: number, fdCount: number): void {
     if (sequence !== this.#sequence || offset !== this.#received)
       throw new IpcError(
-        `byte ${offset} of value ${sequence} came where byte ${this.#received} of value ${this.#sequence} was due`,
+        `received byte ${offset} of message ${sequence} instead of byte ${this.#received} of message ${this.#sequence}`,
       );
     if (kind === FrameKind.news && part !== byteLength)
-      throw new IpcError(`news of ${byteLength} bytes came in a packet of ${part}`);
+      throw new IpcError(
+        `a control message of ${byteLength} bytes came in a frame of ${part} bytes`,
+      );
     if (byteLength > MAX_VALUE_BYTE_LENGTH + MAX_CONTROL_BYTE_LENGTH)
-      throw new IpcError(`a value of ${byteLength} bytes: it may have ${MAX_VALUE_BYTE_LENGTH}`);
+      throw new IpcError(
+        `a message of ${byteLength} bytes is too large: a value has at most ${MAX_VALUE_BYTE_LENGTH}`,
+      );
     if (offset > 0 && byteLength !== this.#byteLength)
-      throw new IpcError('a value changed its size on its way');
+      throw new IpcError('a message changed its length between two frames');
     // Keeping tiny parts of a large value would cost more than their content.
     if (part !== Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset))
-      throw new IpcError(`a packet holds ${part} bytes of a value: that is too few or too many`);
+      throw new IpcError(`a frame has ${part} bytes of a message: that is too few or too many`);
     if (offset > 0 && fdCount > 0)
-      throw new IpcError('file descriptors came in the middle of a value');
+      throw new IpcError('received file descriptors in the middle of a message');
   }
 
   #complete(kind: FrameKind, bytes: Uint8Array, isSingleFrame: boolean): Message {

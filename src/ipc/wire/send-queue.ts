@@ -178,8 +178,8 @@ function sendFrames(socket: number, value: UnsentMessage, sequence: number): boo
     writeHeader(bytes, offset, { kind, sequence, byteLength, offset });
     const end = offset + HEADER_BYTE_LENGTH + part;
     const isWhole = offset === 0 && end === bytes.byteLength;
-    const packet = isWhole ? bytes : bytes.subarray(offset, end);
-    if (!sendMessage(socket, packet, offset === 0 ? value.fds : [])) return false;
+    const frame = isWhole ? bytes : bytes.subarray(offset, end);
+    if (!sendMessage(socket, frame, offset === 0 ? value.fds : [])) return false;
     value.offset += part;
   }
   return true;
@@ -194,7 +194,7 @@ function duplicateAll(fds: readonly number[]): number[] {
     copies.forEach(closeFd);
     if (!(error instanceof SystemError)) throw error;
     throw new IpcError(
-      'the value has to wait for room, and its file descriptors cannot be kept for that',
+      'cannot queue the value: there are not enough descriptors to duplicate its file descriptors',
       error,
     );
   }

@@ -56,10 +56,10 @@ export class ValueScan {
   readonly #from: ByteReader;
   readonly #reader: ValueReader;
 
-  /** @param known the descriptors that this connection has decoded before */
-  constructor(bytes: Uint8Array, known: DescriptorCache) {
+  /** @param cache the descriptors that this connection has decoded before */
+  constructor(bytes: Uint8Array, cache: DescriptorCache) {
     this.#from = new ByteReader(bytes);
-    this.#reader = new ValueReader(this.#from, bytes.byteLength <= MAX_SHORT_BYTE_LENGTH, known);
+    this.#reader = new ValueReader(this.#from, bytes.byteLength <= MAX_SHORT_BYTE_LENGTH, cache);
   }
 
   /**
@@ -84,28 +84,28 @@ export class ValueScan {
     const byteLength = from.offset;
     if (byteLength > MAX_VALUE_BYTE_LENGTH || from.remaining > MAX_CONTROL_BYTE_LENGTH)
       throw new IpcError(
-        `a value of ${byteLength} bytes came with ${from.remaining} more: they may be ` +
-          `${MAX_VALUE_BYTE_LENGTH} and ${MAX_CONTROL_BYTE_LENGTH}`,
+        `a value of ${byteLength} bytes with a control block of ${from.remaining} bytes is too large: at most ` +
+          `${MAX_VALUE_BYTE_LENGTH} and ${MAX_CONTROL_BYTE_LENGTH} are allowed`,
       );
     const control = readControlBlock(from);
     let expected = 0;
-    for (const slot of encodedObjects) expected += slot.fdCount;
+    for (const object of encodedObjects) expected += object.fdCount;
     const { hasTimelinePage, isClosing, isDone, forwardRequests, linkedObjects, leases } = control;
     if (hasTimelinePage || isClosing || isDone || forwardRequests.length > 0)
-      throw new IpcError('news that comes by itself came with a value');
+      throw new IpcError('received parts of a control message with a value');
     if (
       linkedObjects.some(
-        (slot, at) => slot >= encodedObjects.length || slot <= (linkedObjects[at - 1] ?? -1),
+        (index, at) => index >= encodedObjects.length || index <= (linkedObjects[at - 1] ?? -1),
       )
     )
-      throw new IpcError('a link came for an object that the value does not have');
+      throw new IpcError('received a link for an object that the value does not have');
     if ((leases?.count ?? 0) !== encodedObjects.length)
       throw new IpcError(
-        `${leases?.count ?? 0} leases came with a value that has ${encodedObjects.length} GPU objects`,
+        `received ${leases?.count ?? 0} leases with a value that has ${encodedObjects.length} GPU objects`,
       );
     if (expected + linkedObjects.length !== fdCount)
       throw new IpcError(
-        `${fdCount} file descriptors came with a value that has ${expected + linkedObjects.length}`,
+        `received ${fdCount} file descriptors with a value that has ${expected + linkedObjects.length}`,
       );
     return { contents: new Contents(this.#reader, from, byteLength), encodedObjects, control };
   }
@@ -170,7 +170,9 @@ export class Contents {
 const PROTO = '__proto__';
 
 const forbiddenKeyError = (key: string): IpcError =>
-  new IpcError(`the name ${JSON.stringify(key.slice(0, 60))} is not allowed there`);
+  new IpcError(
+    `the name ${JSON.stringify(key.slice(0, 60))} is not allowed: it is repeated or reserved`,
+  );
 
 function evenLength(from: ByteReader): number {
   const byteLength = from.length();
@@ -205,10 +207,10 @@ class ValueReader {
   #parts = 0;
   #binaries = 0;
 
-  constructor(from: ByteReader, builds: boolean, known?: DescriptorCache) {
+  constructor(from: ByteReader, isBuilding: boolean, cache?: DescriptorCache) {
     this.#from = from;
-    this.isBuilding = builds;
-    this.#descriptorCache = known;
+    this.isBuilding = isBuilding;
+    this.#descriptorCache = cache;
   }
 
   /** As {@link ValueScan.step}. */
@@ -304,7 +306,7 @@ class ValueReader {
       case Tag.gpuObject:
         return this.#readObject();
       default:
-        throw new IpcError(`the byte ${tag} begins no part of a value`);
+        throw new IpcError(`unknown value tag ${tag}`);
     }
   }
 
@@ -324,7 +326,7 @@ class ValueReader {
     const from = this.#from;
     const tag = from.uint8();
     if (tag !== Tag.latin1 && tag !== Tag.utf16)
-      throw new IpcError('an object has a name that is no string');
+      throw new IpcError('an object has a name that is not a string');
     if (this.isBuilding) {
       const key = tag === Tag.latin1 ? from.latin1() : from.utf16();
       if (key === PROTO) throw forbiddenKeyError(PROTO);
@@ -345,7 +347,7 @@ class ValueReader {
     if (count > MAX_BIGINT_DIGITS)
       throw new IpcError(`a bigint of ${count} hexadecimal digits is too long`);
     const digits = from.hexDigits(count);
-    if (!digits) throw new IpcError('a bigint has other than digits');
+    if (!digits) throw new IpcError('a bigint has characters other than hexadecimal digits');
     if (!this.isBuilding) return undefined;
     const magnitude = BigInt(`0x${digits.toString('latin1')}`);
     return isNegative ? -magnitude : magnitude;
@@ -357,7 +359,7 @@ class ValueReader {
       throw new IpcError(`the value has more than ${MAX_VALUE_BINARIES} parts of binary data`);
     const from = this.#from;
     const found = binaryTypes[from.uint8()];
-    if (!found) throw new IpcError('binary data is of an unknown type');
+    if (!found) throw new IpcError('binary data has an unknown type');
     const [name, type] = found;
     const { BYTES_PER_ELEMENT: size = 1 } = (type ?? {}) as { BYTES_PER_ELEMENT?: number };
     const byteLength = from.length();
@@ -388,17 +390,17 @@ class ValueReader {
   }
 
   /** An invalid descriptor fails only its own value, when that is opened. */
-  #readDescriptor(bytes: Buffer, known: DescriptorCache): IpcDescriptor | IpcError {
+  #readDescriptor(bytes: Buffer, cache: DescriptorCache): IpcDescriptor | IpcError {
     // Nothing of the value is opened. One error is enough: one for each would cost more than the
     // descriptors.
     if (this.#descriptorError) return this.#descriptorError;
     const text = bytes.toString('latin1');
-    const existing = known.get(text);
+    const existing = cache.get(text);
     if (existing !== undefined) return existing;
     try {
       const descriptor = decodeDescriptor(bytes);
-      if (known.size >= MAX_CACHED_DESCRIPTORS) known.clear();
-      known.set(text, descriptor);
+      if (cache.size >= MAX_CACHED_DESCRIPTORS) cache.clear();
+      cache.set(text, descriptor);
       return descriptor;
     } catch (error) {
       if (!(error instanceof IpcError)) throw error;
