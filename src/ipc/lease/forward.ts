@@ -11,9 +11,95 @@ import type { ForwardRequest } from '../wire/control-block.ts';
 import type { Lease } from './lease.ts';
 import { PeerProcess } from './peer-process.ts';
 
-interface PendingForward extends ForwardRequest {
-  readonly link: number;
+/**
+ * The connection to the owner of an imported object. The owner is asked before the object is
+ * forwarded.
+ */
+export interface OwnerConnection {
+  readonly process: PeerProcess;
+  /**
+   * Asks the owner to keep the object for a third process, too.
+   *
+   * @param link the owner's end of the link. The callee owns it from now on
+   * @param ours the third process's end, which remains the caller's
+   */
+  requestForward(pid: number, startTime: number, link: number, ours: number): ForwardHandle;
 }
+
+/** Records the connection to the owner of an imported object. */
+export function setOwnerConnection(object: object, connection: OwnerConnection): void {
+  (object as WithOwnerConnection)[OWNER_CONNECTION] = connection;
+}
+
+/** The objects of a value that belong to other processes. */
+export interface ForwardedObjects {
+  /** Their indices in the list of objects. */
+  readonly indices: readonly number[];
+  /** For each, the third process's end of the link to the owner. The caller closes them. */
+  readonly links: readonly number[];
+  /** Resolves when all owners have acknowledged. Undefined if nothing is forwarded. */
+  readonly acknowledged: Promise<unknown> | undefined;
+  /**
+   * For each, a function to call once, when the third process has released the object or did not
+   * get it.
+   */
+  readonly releases: readonly (() => void)[];
+}
+
+/**
+ * Asks the owners of objects that are sent to a process to keep them for it. @throws SystemError
+ */
+export function forwardObjects(objects: readonly Shareable[], to: PeerProcess): ForwardedObjects {
+  if (!objects.some(ownerConnectionOf)) return nothingForwarded;
+  const owners = objects.map(ownerConnectionOf);
+  // Objects that return to their owner need no request.
+  const indices = owners.flatMap((lender, at) =>
+    lender && !isSameProcess(lender.process, to) ? [at] : [],
+  );
+  if (indices.length === 0) return nothingForwarded;
+  const startTime = processStartTime(to.pid) ?? 0;
+  const links: number[] = [];
+  const handles: ForwardHandle[] = [];
+  try {
+    for (const at of indices) {
+      const [theirs, ours] = socketPair();
+      links.push(ours);
+      handles.push((owners[at] as OwnerConnection).requestForward(to.pid, startTime, theirs, ours));
+    }
+  } catch (error) {
+    links.forEach(closeFd);
+    for (const { release } of handles) release();
+    throw error;
+  }
+  const acknowledged = Promise.all(handles.map(({ acknowledged }) => acknowledged));
+  return { indices, links, acknowledged, releases: handles.map(({ release }) => release) };
+}
+
+const nothingForwarded: ForwardedObjects = {
+  indices: [],
+  links: [],
+  acknowledged: undefined,
+  releases: [],
+};
+
+// Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
+const OWNER_CONNECTION = Symbol('lender');
+
+interface WithOwnerConnection {
+  [OWNER_CONNECTION]?: OwnerConnection;
+}
+
+const ownerConnectionOf = (object: Shareable): OwnerConnection | undefined =>
+  (ownerOf(object) as WithOwnerConnection)[OWNER_CONNECTION];
+
+/**
+ * Processes of other pid namespaces all have the pid 0 here, so only the connection identifies
+ * them.
+ */
+const isSameProcess = (a: PeerProcess, b: PeerProcess): boolean =>
+  a === b || (a.pid > 0 && a.pid === b.pid);
+
+// ---- Requests to the owner ----
 
 /** A request that was queued for the owner. */
 export interface ForwardHandle {
@@ -25,6 +111,9 @@ export interface ForwardHandle {
 
 /** The most requests that an owner has at a time. */
 export const MAX_FORWARDS_IN_PROGRESS = 1024;
+
+/** The most forward requests of one message. */
+const MAX_REQUESTS_PER_MESSAGE = 64;
 
 /**
  * Asks the peer to keep its objects for third processes. Requests above the limit wait for others
@@ -144,6 +233,10 @@ export class ForwardRequester {
   }
 }
 
+interface PendingForward extends ForwardRequest {
+  readonly link: number;
+}
+
 /** Reads the acknowledgement, so that the third process does not get it. */
 function consumeAck(fd: number): void {
   try {
@@ -155,36 +248,7 @@ function consumeAck(fd: number): void {
   }
 }
 
-/** The most forward requests of one message. */
-const MAX_REQUESTS_PER_MESSAGE = 64;
-
-const ACK = Uint8Array.of(1);
-
-/**
- * Checks that a descriptor is a link that the requesting process made. A byte is written to it,
- * which must not reach a file, a terminal or another service.
- *
- * @throws SystemError ENOTSOCK
- * @throws IpcError for any other socket
- */
-function checkLink(link: number, requester: number): void {
-  const refused = 'received an invalid link for a forwarded object';
-  if (!isMessageSocket(link))
-    throw new IpcError(`${refused}: it is not a connected Unix socket of type SOCK_SEQPACKET`);
-  const { pid } = peerCredentials(link);
-  if (pid !== requester)
-    throw new IpcError(`${refused}: it leads to process ${pid}, but process ${requester} sent it`);
-}
-
-/** Acknowledges a request through the link. @throws SystemError */
-function sendAck(link: number): void {
-  try {
-    sendMessage(link, ACK);
-  } catch (error) {
-    // The requesting process is gone, and its end of the link with it. The watch finds that.
-    if (!(error instanceof SystemError) || !isGone(error)) throw error;
-  }
-}
+// ---- Leases at the owner ----
 
 /**
  * An object of this process that a peer forwarded to a third process. It is kept until that process
@@ -257,90 +321,30 @@ export class ForwardedLease {
   }
 }
 
-/**
- * The connection to the owner of an imported object. The owner is asked before the object is
- * forwarded.
- */
-export interface OwnerConnection {
-  readonly process: PeerProcess;
-  /**
-   * Asks the owner to keep the object for a third process, too.
-   *
-   * @param link the owner's end of the link. The callee owns it from now on
-   * @param ours the third process's end, which remains the caller's
-   */
-  requestForward(pid: number, startTime: number, link: number, ours: number): ForwardHandle;
-}
-
-// Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
-const OWNER_CONNECTION = Symbol('lender');
-
-interface WithOwnerConnection {
-  [OWNER_CONNECTION]?: OwnerConnection;
-}
-
-/** Records the connection to the owner of an imported object. */
-export function setOwnerConnection(object: object, connection: OwnerConnection): void {
-  (object as WithOwnerConnection)[OWNER_CONNECTION] = connection;
-}
-
-const ownerConnectionOf = (object: Shareable): OwnerConnection | undefined =>
-  (ownerOf(object) as WithOwnerConnection)[OWNER_CONNECTION];
-
-/** The objects of a value that belong to other processes. */
-export interface ForwardedObjects {
-  /** Their indices in the list of objects. */
-  readonly indices: readonly number[];
-  /** For each, the third process's end of the link to the owner. The caller closes them. */
-  readonly links: readonly number[];
-  /** Resolves when all owners have acknowledged. Undefined if nothing is forwarded. */
-  readonly acknowledged: Promise<unknown> | undefined;
-  /**
-   * For each, a function to call once, when the third process has released the object or did not
-   * get it.
-   */
-  readonly releases: readonly (() => void)[];
-}
-
-const nothingForwarded: ForwardedObjects = {
-  indices: [],
-  links: [],
-  acknowledged: undefined,
-  releases: [],
-};
+const ACK = Uint8Array.of(1);
 
 /**
- * Asks the owners of objects that are sent to a process to keep them for it. @throws SystemError
+ * Checks that a descriptor is a link that the requesting process made. A byte is written to it,
+ * which must not reach a file, a terminal or another service.
+ *
+ * @throws SystemError ENOTSOCK
+ * @throws IpcError for any other socket
  */
-export function forwardObjects(objects: readonly Shareable[], to: PeerProcess): ForwardedObjects {
-  if (!objects.some(ownerConnectionOf)) return nothingForwarded;
-  const owners = objects.map(ownerConnectionOf);
-  // Objects that return to their owner need no request.
-  const indices = owners.flatMap((lender, at) =>
-    lender && !isSameProcess(lender.process, to) ? [at] : [],
-  );
-  if (indices.length === 0) return nothingForwarded;
-  const startTime = processStartTime(to.pid) ?? 0;
-  const links: number[] = [];
-  const handles: ForwardHandle[] = [];
+function checkLink(link: number, requester: number): void {
+  const refused = 'received an invalid link for a forwarded object';
+  if (!isMessageSocket(link))
+    throw new IpcError(`${refused}: it is not a connected Unix socket of type SOCK_SEQPACKET`);
+  const { pid } = peerCredentials(link);
+  if (pid !== requester)
+    throw new IpcError(`${refused}: it leads to process ${pid}, but process ${requester} sent it`);
+}
+
+/** Acknowledges a request through the link. @throws SystemError */
+function sendAck(link: number): void {
   try {
-    for (const at of indices) {
-      const [theirs, ours] = socketPair();
-      links.push(ours);
-      handles.push((owners[at] as OwnerConnection).requestForward(to.pid, startTime, theirs, ours));
-    }
+    sendMessage(link, ACK);
   } catch (error) {
-    links.forEach(closeFd);
-    for (const { release } of handles) release();
-    throw error;
+    // The requesting process is gone, and its end of the link with it. The watch finds that.
+    if (!(error instanceof SystemError) || !isGone(error)) throw error;
   }
-  const acknowledged = Promise.all(handles.map(({ acknowledged }) => acknowledged));
-  return { indices, links, acknowledged, releases: handles.map(({ release }) => release) };
 }
-
-/**
- * Processes of other pid namespaces all have the pid 0 here, so only the connection identifies
- * them.
- */
-const isSameProcess = (a: PeerProcess, b: PeerProcess): boolean =>
-  a === b || (a.pid > 0 && a.pid === b.pid);

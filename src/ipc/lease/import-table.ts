@@ -15,22 +15,6 @@ import { type ForwardHandle, type ForwardRequester, setOwnerConnection } from '.
 import { leaseRegistry } from './lease.ts';
 import type { PeerProcess } from './peer-process.ts';
 
-/** The limits of one message. An entry takes at least 10 bytes, a point 10. */
-const MAX_RELEASES_PER_MESSAGE = 1024;
-const MAX_POINTS_PER_MESSAGE = 1024;
-const none: readonly LeaseRelease[] = [];
-
-/** An imported object that is open in this process. */
-type ImportedResource = Resource & { readonly context: Context };
-
-/** The peer as the owner of the leases of one connection. */
-interface LeaseOwner {
-  readonly process: PeerProcess;
-  requestForward(...request: Parameters<ForwardRequester['request']>): ForwardHandle;
-  /** As {@link ForwardRequester.hasUnsent}. */
-  hasUnsentForward(lease: number): boolean;
-}
-
 /** The leases that this process has on objects of one peer, by number. */
 export class ImportTable {
   readonly #timeline: Timeline;
@@ -214,4 +198,22 @@ export class ImportTable {
       throw error;
     }
   }
+}
+
+// ---- Limits and parts ----
+
+/** The limits of one message. An entry takes at least 10 bytes, a point 10. */
+const MAX_RELEASES_PER_MESSAGE = 1024;
+const MAX_POINTS_PER_MESSAGE = 1024;
+const none: readonly LeaseRelease[] = [];
+
+/** An imported object that is open in this process. */
+type ImportedResource = Resource & { readonly context: Context };
+
+/** The peer as the owner of the leases of one connection. */
+interface LeaseOwner {
+  readonly process: PeerProcess;
+  requestForward(...request: Parameters<ForwardRequester['request']>): ForwardHandle;
+  /** As {@link ForwardRequester.hasUnsent}. */
+  hasUnsentForward(lease: number): boolean;
 }

@@ -21,40 +21,6 @@ export interface LeaseHolder {
   revoke(lease: number): void;
 }
 
-/** Keeps an object alive for all holders that share one lease by forwarding. */
-class SharedKeepalive {
-  readonly #removeKeepalive: () => void;
-  #users = 0;
-
-  constructor(removeKeepalive: () => void) {
-    this.#removeKeepalive = removeKeepalive;
-  }
-
-  retain(): this {
-    this.#users += 1;
-    return this;
-  }
-
-  release(): void {
-    this.#users -= 1;
-    if (this.#users === 0) releaseOrWarn(this.#removeKeepalive);
-  }
-}
-
-/** The object of a lease. */
-interface LeasedObject {
-  readonly kind: 'memory' | 'pool' | 'event';
-  readonly byteLength: number;
-  /** The kept object. It may be closed, and even garbage collected. */
-  readonly owner: WeakRef<Resource>;
-  readonly context: Context | undefined;
-  /** The stream that the object was sent with. Later work there runs behind the holder's work. */
-  readonly stream: Stream | undefined;
-  readonly keepalive: SharedKeepalive;
-  /** The shared range; undefined for a pool or an event. */
-  readonly range: AddressRange | undefined;
-}
-
 /** Keeps one object alive for one process that it was sent to. */
 export class Lease {
   readonly id: number;
@@ -71,7 +37,7 @@ export class Lease {
     this.id = id;
     this.holder = holder;
     this.#object = object;
-    object.keepalive.retain();
+    object.leaseCount += 1;
     leaseRegistry.add(this);
   }
 
@@ -83,7 +49,8 @@ export class Lease {
       owner: new WeakRef(ownerOf(object)),
       context: contextOf(object),
       stream,
-      keepalive: new SharedKeepalive(keepAlive(object, holder.name)),
+      removeKeepalive: keepAlive(object, holder.name),
+      leaseCount: 0,
       range: rangeOf(object),
     });
   }
@@ -155,7 +122,8 @@ export class Lease {
     if (this.#isEnded) return;
     this.#isEnded = true;
     leaseRegistry.delete(this);
-    this.#object.keepalive.release();
+    this.#object.leaseCount -= 1;
+    if (this.#object.leaseCount === 0) releaseOrWarn(this.#object.removeKeepalive);
     this.onEnd?.();
   }
 }
@@ -182,6 +150,24 @@ export interface LeasesStats {
   readonly orphaned: { readonly count: number; readonly byteLength: number };
   readonly leases: readonly LeaseStats[];
 }
+
+/** The object of a lease, shared by all leases that forwarding derived from one. */
+interface LeasedObject {
+  readonly kind: 'memory' | 'pool' | 'event';
+  readonly byteLength: number;
+  /** The kept object. It may be closed, and even garbage collected. */
+  readonly owner: WeakRef<Resource>;
+  readonly context: Context | undefined;
+  /** The stream that the object was sent with. Later work there runs behind the holder's work. */
+  readonly stream: Stream | undefined;
+  /** Called when the last of these leases ends. */
+  readonly removeKeepalive: () => void;
+  leaseCount: number;
+  /** The shared range; undefined for a pool or an event. */
+  readonly range: AddressRange | undefined;
+}
+
+// ---- All leases of this process ----
 
 // Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
 const LEASES = Symbol('leases');

@@ -3,20 +3,11 @@ import { peerPidfd, pidfdOf } from '../../../ffi/linux/pidfd.ts';
 import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
 import { isProcessEnding, processStartTime } from '../../../ffi/linux/process.ts';
 
-/**
- * How the end of a process is observed: through a pidfd, not at all, by its parent, or it has
- * already ended.
- */
-type ExitSource = number | 'unobservable' | 'by-parent' | 'gone';
-
 /** How a process exited: by itself, or by a signal. */
 interface ProcessExit {
   readonly exitCode: number | undefined;
   readonly signal: NodeJS.Signals | undefined;
 }
-
-/** The processes that are watched. Each has one pidfd, however many connections there are. */
-const watchedProcesses = new Map<string, PeerProcess>();
 
 /**
  * The process at the other end of a connection. Reports when the process ends, which the end of the
@@ -154,6 +145,17 @@ export class PeerProcess {
     this.#pidfd = undefined;
   }
 }
+
+// ---- How the end of a process is observed ----
+
+/** The processes that are watched. Each has one pidfd, however many connections there are. */
+const watchedProcesses = new Map<string, PeerProcess>();
+
+/**
+ * How the end of a process is observed: through a pidfd, not at all, by its parent, or it has
+ * already ended.
+ */
+type ExitSource = number | 'unobservable' | 'by-parent' | 'gone';
 
 function exitSourceOf(
   pid: number,

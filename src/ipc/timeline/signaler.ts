@@ -128,6 +128,8 @@ export class Signaler {
   }
 }
 
+// ---- The counters of a page ----
+
 /** A counter that one stream advances. Only the work of a single stream completes in order. */
 export interface StreamCounter {
   readonly index: number;
@@ -232,6 +234,8 @@ export class StreamCounters {
     return { index: counter.index, count: counter.count };
   }
 }
+
+// ---- Signals from the CPU ----
 
 /**
  * Signals from the CPU, in order, the completion of work for which no stream can write a counter.

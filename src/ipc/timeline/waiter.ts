@@ -7,15 +7,6 @@ import type { TimelinePage } from './page.ts';
 import { hasReached, latest, type TimelinePoint } from './point.ts';
 import { comparedBits, waitForCounter } from './stream-memory-operations.ts';
 
-/** The waiters that have queued at least one wait. */
-const waiters = new Set<Waiter>();
-
-// At process exit the driver waits for its streams. A stream that waits for another process, which
-// may never get there, would hang the exit.
-process.on('exit', () => {
-  for (const waits of waiters) waits.abandon();
-});
-
 /** Makes streams of this process wait for the counters of another process. */
 export class Waiter {
   readonly #page: TimelinePage;
@@ -94,6 +85,8 @@ export class Waiter {
     else context.enqueue((queue) => waitForCounter(waitContext, queue, address, count));
   }
 }
+
+// ---- The waits of one stream, and their limits ----
 
 /**
  * The most waits that one stream may have queued, for all other processes together. Behind an
@@ -248,3 +241,14 @@ class StreamWaits {
     this.#event = undefined;
   }
 }
+
+// ---- The exit of the process ----
+
+/** The waiters that have queued at least one wait. */
+const waiters = new Set<Waiter>();
+
+// At process exit the driver waits for its streams. A stream that waits for another process, which
+// may never get there, would hang the exit.
+process.on('exit', () => {
+  for (const waits of waiters) waits.abandon();
+});

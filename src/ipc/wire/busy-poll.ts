@@ -1,5 +1,27 @@
+/**
+ * Polling instead of sleeping. The thread polls in this one place for all connections, so that
+ * polling one does not starve the others.
+ */
+
 import { yieldCore } from '../../../ffi/linux/libc.ts';
 import type { FramedSocket } from './framed-socket.ts';
+
+/** What one poll found. */
+export type PollResult =
+  /** Nothing: those that wait still wait. */
+  | 'nothing'
+  /** One wait was served; another still waits. */
+  | 'served'
+  /** Nobody waits, or only the event loop can serve the wait. */
+  | 'over';
+
+/** Something that can be polled while callers wait for it. */
+export interface Pollable {
+  /** For how many microseconds to poll. */
+  readonly durationUs: number;
+  /** Polls once. Must not throw. */
+  poll(): PollResult;
+}
 
 /** The connection that a poller reads for. */
 interface PollTarget {
@@ -38,27 +60,7 @@ export class BusyPoller implements Pollable {
   }
 }
 
-/**
- * Polling instead of sleeping. The thread polls in this one place for all connections, so that
- * polling one does not starve the others.
- */
-
-/** What one poll found. */
-export type PollResult =
-  /** Nothing: those that wait still wait. */
-  | 'nothing'
-  /** One wait was served; another still waits. */
-  | 'served'
-  /** Nobody waits, or only the event loop can serve the wait. */
-  | 'over';
-
-/** Something that can be polled while callers wait for it. */
-export interface Pollable {
-  /** For how many microseconds to poll. */
-  readonly durationUs: number;
-  /** Polls once. Must not throw. */
-  poll(): PollResult;
-}
+// ---- The loop that polls for all connections ----
 
 interface ActivePoll {
   readonly pollable: Pollable;

@@ -86,25 +86,6 @@ export const isEmptyControlBlock = (block: ControlBlock): boolean => {
   return !hasTimelinePage && !isClosing && !isDone && entries + closedPools.length === 0;
 };
 
-const ControlField = {
-  timelinePage: 1,
-  points: 2,
-  released: 3,
-  revoked: 4,
-  closing: 5,
-  forwardRequests: 6,
-  linkedObjects: 7,
-  closedPools: 8,
-  leases: 9,
-  done: 10,
-} as const;
-/** The most points of one list: one for each counter of a page. */
-const MAX_POINTS = COUNTER_COUNT;
-/** The length of a pool's identity. */
-const POOL_ID_BYTES = 16;
-/** The most entries of one list. */
-const MAX_CONTROL_ENTRIES: number = MAX_VALUE_OBJECTS;
-
 /** Reads a control message, which comes without a value. @throws IpcError */
 export function readControlMessage(bytes: Uint8Array, fdCount: number): ControlBlock {
   const block = readControlBlock(new ByteReader(bytes));
@@ -118,52 +99,6 @@ export function readControlMessage(bytes: Uint8Array, fdCount: number): ControlB
       `received ${fdCount} file descriptors with a control message that has ${expected}`,
     );
   return block;
-}
-
-/** Writes a control block. An empty one has no bytes. */
-export function writeControlBlock(to: ByteWriter, block: ControlBlock): void {
-  if (block.hasTimelinePage) to.uint8(ControlField.timelinePage);
-  if (block.points.length > 0) {
-    to.uint8(ControlField.points);
-    writePoints(to, block.points);
-  }
-  if (block.released.length > 0) {
-    to.uint8(ControlField.released);
-    to.length(block.released.length);
-    for (const { lease, isFinal, points } of block.released) {
-      to.float64(lease);
-      to.uint8(isFinal ? 1 : 0);
-      writePoints(to, points);
-    }
-  }
-  if (block.revoked.length > 0) {
-    to.uint8(ControlField.revoked);
-    to.length(block.revoked.length);
-    for (const lease of block.revoked) to.float64(lease);
-  }
-  if (block.isClosing) to.uint8(ControlField.closing);
-  if (block.forwardRequests.length > 0) {
-    to.uint8(ControlField.forwardRequests);
-    to.length(block.forwardRequests.length);
-    for (const { lease, pid, startTime } of block.forwardRequests)
-      for (const value of [lease, pid, startTime]) to.float64(value);
-  }
-  if (block.linkedObjects.length > 0) {
-    to.uint8(ControlField.linkedObjects);
-    to.length(block.linkedObjects.length);
-    for (const at of block.linkedObjects) to.float64(at);
-  }
-  if (block.closedPools.length > 0) {
-    to.uint8(ControlField.closedPools);
-    to.length(block.closedPools.length);
-    for (const pool of block.closedPools) to.hex(pool);
-  }
-  if (block.leases) {
-    to.uint8(ControlField.leases);
-    to.float64(block.leases.first);
-    to.length(block.leases.count);
-  }
-  if (block.isDone) to.uint8(ControlField.done);
 }
 
 /**
@@ -215,6 +150,73 @@ export function readControlBlock(from: ByteReader): ControlBlock {
     leases,
   };
 }
+
+/** Writes a control block. An empty one has no bytes. */
+export function writeControlBlock(to: ByteWriter, block: ControlBlock): void {
+  if (block.hasTimelinePage) to.uint8(ControlField.timelinePage);
+  if (block.points.length > 0) {
+    to.uint8(ControlField.points);
+    writePoints(to, block.points);
+  }
+  if (block.released.length > 0) {
+    to.uint8(ControlField.released);
+    to.length(block.released.length);
+    for (const { lease, isFinal, points } of block.released) {
+      to.float64(lease);
+      to.uint8(isFinal ? 1 : 0);
+      writePoints(to, points);
+    }
+  }
+  if (block.revoked.length > 0) {
+    to.uint8(ControlField.revoked);
+    to.length(block.revoked.length);
+    for (const lease of block.revoked) to.float64(lease);
+  }
+  if (block.isClosing) to.uint8(ControlField.closing);
+  if (block.forwardRequests.length > 0) {
+    to.uint8(ControlField.forwardRequests);
+    to.length(block.forwardRequests.length);
+    for (const { lease, pid, startTime } of block.forwardRequests)
+      for (const value of [lease, pid, startTime]) to.float64(value);
+  }
+  if (block.linkedObjects.length > 0) {
+    to.uint8(ControlField.linkedObjects);
+    to.length(block.linkedObjects.length);
+    for (const at of block.linkedObjects) to.float64(at);
+  }
+  if (block.closedPools.length > 0) {
+    to.uint8(ControlField.closedPools);
+    to.length(block.closedPools.length);
+    for (const pool of block.closedPools) to.hex(pool);
+  }
+  if (block.leases) {
+    to.uint8(ControlField.leases);
+    to.float64(block.leases.first);
+    to.length(block.leases.count);
+  }
+  if (block.isDone) to.uint8(ControlField.done);
+}
+
+// ---- The encoding of the fields ----
+
+const ControlField = {
+  timelinePage: 1,
+  points: 2,
+  released: 3,
+  revoked: 4,
+  closing: 5,
+  forwardRequests: 6,
+  linkedObjects: 7,
+  closedPools: 8,
+  leases: 9,
+  done: 10,
+} as const;
+/** The most points of one list: one for each counter of a page. */
+const MAX_POINTS = COUNTER_COUNT;
+/** The length of a pool's identity. */
+const POOL_ID_BYTES = 16;
+/** The most entries of one list. */
+const MAX_CONTROL_ENTRIES: number = MAX_VALUE_OBJECTS;
 
 function writePoints(to: ByteWriter, points: readonly TimelinePoint[]): void {
   to.length(points.length);

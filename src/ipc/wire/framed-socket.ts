@@ -6,23 +6,6 @@ import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { FrameAssembler, type FrameKind, type Message } from './frames.ts';
 import { SendQueue } from './send-queue.ts';
 
-/** After this many frames the event loop gets a turn. */
-const MAX_FRAMES_PER_TICK = 32;
-/** The kernel does not report when fewer descriptors are in flight, so sending is retried. */
-const RETRY_MS = 5;
-/** The longest period of a timer. */
-const MAX_PERIOD_MS = 2 ** 31 - 1;
-/**
- * The most that is read after the peer has ended, although nobody has asked for it yet. The kernel
- * buffers less for one sender, so a process that still holds the peer's socket cannot prolong the
- * end.
- */
-const MAX_DRAINED_FRAMES = 4096;
-const MAX_DRAINED_BYTE_LENGTH = 4 << 20;
-
-/** The result of one read. 'awaited' means that a caller waited for the completed message. */
-type ReadResult = 'nothing' | 'frame' | 'awaited' | 'end';
-
 /** Handles the events of a {@link FramedSocket}. */
 export interface FramedSocketHandler {
   /** Whether more messages are wanted now. */
@@ -262,6 +245,25 @@ export class FramedSocket {
     this.#updateKeepAlive();
   }
 }
+
+// ---- Limits, and one read ----
+
+/** After this many frames the event loop gets a turn. */
+const MAX_FRAMES_PER_TICK = 32;
+/** The kernel does not report when fewer descriptors are in flight, so sending is retried. */
+const RETRY_MS = 5;
+/** The longest period of a timer. */
+const MAX_PERIOD_MS = 2 ** 31 - 1;
+/**
+ * The most that is read after the peer has ended, although nobody has asked for it yet. The kernel
+ * buffers less for one sender, so a process that still holds the peer's socket cannot prolong the
+ * end.
+ */
+const MAX_DRAINED_FRAMES = 4096;
+const MAX_DRAINED_BYTE_LENGTH = 4 << 20;
+
+/** The result of one read. 'awaited' means that a caller waited for the completed message. */
+type ReadResult = 'nothing' | 'frame' | 'awaited' | 'end';
 
 function receive(fd: number): ReturnType<typeof takeMessage> {
   try {

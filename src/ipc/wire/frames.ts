@@ -28,51 +28,6 @@ export interface FrameHeader {
   readonly offset: number;
 }
 
-// "cu", the protocol version, the kind, then three 32-bit numbers.
-const MAGIC = 0x7563;
-const VERSION = 2;
-
-/** Writes a header over the 16 bytes at `at`. */
-export function writeHeader(bytes: Buffer, at: number, header: FrameHeader): void {
-  bytes.writeUInt16LE(MAGIC, at);
-  bytes[at + 2] = VERSION;
-  bytes[at + 3] = header.kind;
-  bytes.writeUInt32LE(header.sequence, at + 4);
-  bytes.writeUInt32LE(header.byteLength, at + 8);
-  bytes.writeUInt32LE(header.offset, at + 12);
-}
-
-const isKind = (kind: number): kind is FrameKind =>
-  kind >= FrameKind.value && kind <= FrameKind.answer;
-
-// Reads byte by byte: a DataView for each frame would cost more than the reads.
-const byte = (bytes: Uint8Array, at: number): number => bytes[at] as number;
-const uint16 = (bytes: Uint8Array, at: number): number =>
-  byte(bytes, at) | (byte(bytes, at + 1) << 8);
-const uint32 = (bytes: Uint8Array, at: number): number =>
-  (uint16(bytes, at) | (uint16(bytes, at + 2) << 16)) >>> 0;
-
-/** @throws IpcError for anything but a frame of this protocol version */
-export function readHeader(frame: Uint8Array): FrameHeader {
-  if (frame.byteLength <= HEADER_BYTE_LENGTH)
-    throw new IpcError(`a frame of ${frame.byteLength} bytes has no content`);
-  if (uint16(frame, 0) !== MAGIC) throw new IpcError('not a cuffi frame (wrong magic number)');
-  const version = byte(frame, 2);
-  if (version !== VERSION)
-    throw new IpcError(
-      `the other end speaks version ${version} of the protocol, this one version ${VERSION}: ` +
-        'use the same cuffi on both sides',
-    );
-  const kind = byte(frame, 3);
-  if (!isKind(kind)) throw new IpcError(`unknown frame kind ${kind}`);
-  return {
-    kind,
-    sequence: uint32(frame, 4),
-    byteLength: uint32(frame, 8),
-    offset: uint32(frame, 12),
-  };
-}
-
 /** A complete message, not decoded yet, with its file descriptors. */
 export interface Message {
   readonly kind: FrameKind;
@@ -160,3 +115,50 @@ export class FrameAssembler {
     this.#fds = [];
   }
 }
+
+/** Writes a header over the 16 bytes at `at`. */
+export function writeHeader(bytes: Buffer, at: number, header: FrameHeader): void {
+  bytes.writeUInt16LE(MAGIC, at);
+  bytes[at + 2] = VERSION;
+  bytes[at + 3] = header.kind;
+  bytes.writeUInt32LE(header.sequence, at + 4);
+  bytes.writeUInt32LE(header.byteLength, at + 8);
+  bytes.writeUInt32LE(header.offset, at + 12);
+}
+
+/** @throws IpcError for anything but a frame of this protocol version */
+export function readHeader(frame: Uint8Array): FrameHeader {
+  if (frame.byteLength <= HEADER_BYTE_LENGTH)
+    throw new IpcError(`a frame of ${frame.byteLength} bytes has no content`);
+  if (uint16(frame, 0) !== MAGIC) throw new IpcError('not a cuffi frame (wrong magic number)');
+  const version = byte(frame, 2);
+  if (version !== VERSION)
+    throw new IpcError(
+      `the other end speaks version ${version} of the protocol, this one version ${VERSION}: ` +
+        'use the same cuffi on both sides',
+    );
+  const kind = byte(frame, 3);
+  if (!isKind(kind)) throw new IpcError(`unknown frame kind ${kind}`);
+  return {
+    kind,
+    sequence: uint32(frame, 4),
+    byteLength: uint32(frame, 8),
+    offset: uint32(frame, 12),
+  };
+}
+
+// ---- The bytes of a header ----
+
+// "cu", the protocol version, the kind, then three 32-bit numbers.
+const MAGIC = 0x7563;
+const VERSION = 2;
+
+const isKind = (kind: number): kind is FrameKind =>
+  kind >= FrameKind.value && kind <= FrameKind.answer;
+
+// Reads byte by byte: a DataView for each frame would cost more than the reads.
+const byte = (bytes: Uint8Array, at: number): number => bytes[at] as number;
+const uint16 = (bytes: Uint8Array, at: number): number =>
+  byte(bytes, at) | (byte(bytes, at + 1) << 8);
+const uint32 = (bytes: Uint8Array, at: number): number =>
+  (uint16(bytes, at) | (uint16(bytes, at + 2) << 16)) >>> 0;

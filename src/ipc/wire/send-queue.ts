@@ -9,25 +9,6 @@ import {
   MAX_UNSENT_VALUES,
 } from './limits.ts';
 
-/** A message that is being sent. */
-interface UnsentMessage {
-  readonly kind: FrameKind;
-  /** With room for a header in front. Later headers overwrite bytes that were already sent. */
-  readonly bytes: Buffer;
-  readonly fds: readonly number[];
-  /** Called if the message is never sent. */
-  readonly onDropped: (() => void) | undefined;
-  /** Whether owners of forwarded objects must still acknowledge before it is sent. */
-  isAwaitingAck: boolean;
-  /** How many bytes the kernel has taken. */
-  offset: number;
-}
-
-interface QueuedMessage extends UnsentMessage {
-  resolve(): void;
-  reject(error: unknown): void;
-}
-
 /** The messages for which the kernel has no room yet, in order. */
 export class SendQueue {
   readonly #queued: QueuedMessage[] = [];
@@ -167,6 +148,27 @@ export class SendQueue {
     value.fds.forEach(closeFd);
     return value;
   }
+}
+
+// ---- Messages, and how they are sent ----
+
+/** A message that is being sent. */
+interface UnsentMessage {
+  readonly kind: FrameKind;
+  /** With room for a header in front. Later headers overwrite bytes that were already sent. */
+  readonly bytes: Buffer;
+  readonly fds: readonly number[];
+  /** Called if the message is never sent. */
+  readonly onDropped: (() => void) | undefined;
+  /** Whether owners of forwarded objects must still acknowledge before it is sent. */
+  isAwaitingAck: boolean;
+  /** How many bytes the kernel has taken. */
+  offset: number;
+}
+
+interface QueuedMessage extends UnsentMessage {
+  resolve(): void;
+  reject(error: unknown): void;
 }
 
 /** Sends as much as the kernel takes. Returns whether that was everything. */

@@ -33,21 +33,6 @@ export interface ScannedValue {
 /** Decoded descriptors by their bytes, as the same buffers are sent again and again. */
 export type DescriptorCache = Map<string, IpcDescriptor>;
 
-/** For how long a value is checked or built before the event loop gets a turn. */
-const SLICE_MS = 4;
-
-/** After how many parts or bytes the clock is read. */
-const CLOCK_INTERVAL = { scannedParts: 2048, builtParts: 128, bytes: 1 << 16 } as const;
-
-const IS_OBJECT = 1;
-const ITEM = 2;
-
-/**
- * Values up to this length are built while they are checked; the number of queued values limits
- * their memory. A longer value takes only its bytes until a caller takes it.
- */
-const MAX_SHORT_BYTE_LENGTH = 1024;
-
 /**
  * Checks a value of another process, and finds its GPU objects and its control block. A byte on the
  * wire can take half a KiB once it is built.
@@ -166,25 +151,30 @@ export class Contents {
   }
 }
 
+// ---- The reader that checks and builds ----
+
+/** For how long a value is checked or built before the event loop gets a turn. */
+const SLICE_MS = 4;
+
+/** After how many parts or bytes the clock is read. */
+const CLOCK_INTERVAL = { scannedParts: 2048, builtParts: 128, bytes: 1 << 16 } as const;
+
+const IS_OBJECT = 1;
+const ITEM = 2;
+
+/**
+ * Values up to this length are built while they are checked; the number of queued values limits
+ * their memory. A longer value takes only its bytes until a caller takes it.
+ */
+const MAX_SHORT_BYTE_LENGTH = 1024;
+
 /** Assigning to this name would change an object's prototype. */
 const PROTO = '__proto__';
 
-const forbiddenKeyError = (key: string): IpcError =>
-  new IpcError(
-    `the name ${JSON.stringify(key.slice(0, 60))} is not allowed: it is repeated or reserved`,
-  );
-
-function evenLength(from: ByteReader): number {
-  const byteLength = from.length();
-  if (byteLength % 2 !== 0)
-    throw new IpcError(`a string of ${byteLength} bytes ends in half a character`);
-  return byteLength;
-}
-
-type Container = unknown[] | Record<string, unknown>;
-
 /** Stands for a GPU object until it is inserted. */
 const OBJECT_PLACEHOLDER = Symbol('object');
+
+type Container = unknown[] | Record<string, unknown>;
 
 /** Reads a value part by part. Checks all of it, and builds it if asked to. */
 class ValueReader {
@@ -408,4 +398,16 @@ class ValueReader {
       return error;
     }
   }
+}
+
+const forbiddenKeyError = (key: string): IpcError =>
+  new IpcError(
+    `the name ${JSON.stringify(key.slice(0, 60))} is not allowed: it is repeated or reserved`,
+  );
+
+function evenLength(from: ByteReader): number {
+  const byteLength = from.length();
+  if (byteLength % 2 !== 0)
+    throw new IpcError(`a string of ${byteLength} bytes ends in half a character`);
+  return byteLength;
 }
