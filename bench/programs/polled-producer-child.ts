@@ -50,7 +50,7 @@ process.send?.('ready');
 
 function handOver(): void {
   last += 1;
-  const point = { slot: DONE, count: last };
+  const point = { index: DONE, count: last };
   if (page.isReached(point)) throw new Error(`round ${last} was done before it began`);
   stream.enqueue((queue) => writeCounter(context, queue, ready, last));
   for (let looks = 0; !page.isReached(point); looks += 1) {

@@ -48,6 +48,10 @@ export const describeExporter = (device: string): IpcExporter => {
   return { device, machine, pid, startTime, pidNamespace: namespace };
 };
 
+/** Names a process, as in an error message. Its pid is 0 if it is of another pid namespace. */
+export const processName = ({ pid }: { readonly pid: number }): string =>
+  pid === 0 ? 'a process of another pid namespace' : `process ${pid}`;
+
 /** Whether this very process made the descriptor. */
 export const isFromThisProcess = (
   exporter: IpcExporter,

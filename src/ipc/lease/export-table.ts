@@ -5,8 +5,8 @@ import type { Shareable } from '../sharing/export.ts';
 import { Lease, type LeaseHolder, leaseRegistry } from './lease.ts';
 
 /**
- * What was lent over one connection: a lease for each object. Their numbers go with the value that
- * carries the objects, and are never used again.
+ * The leases of the objects that were sent over one connection. Their numbers travel with the value
+ * and are never reused.
  */
 export class ExportTable {
   readonly #holder: LeaseHolder;
@@ -17,14 +17,15 @@ export class ExportTable {
     this.#holder = holder;
   }
 
-  /** How many leases are out. */
+  /** How many leases are in use. */
   get size(): number {
     return this.#leases.size;
   }
 
   /**
-   * Whether the other process has an object from here, or all of a range: by whichever connection, or
-   * by way of another process that has passed it on. This process has all that is its own.
+   * Whether the peer already holds a lease on an object, or on all of a range. It may have the
+   * lease from any connection, or through a process that forwarded it. This process has everything
+   * of its own.
    */
   hasLeaseOn(object: Shareable): boolean {
     const { pid } = this.#holder;
@@ -38,7 +39,7 @@ export class ExportTable {
       );
   }
 
-  /** A lease for each object. @throws ClosedError; then there is none */
+  /** Adds a lease for each object. @throws ClosedError; then none is added */
   add(objects: readonly Shareable[], stream: Stream | undefined): Lease[] {
     const added: Lease[] = [];
     try {
@@ -60,19 +61,19 @@ export class ExportTable {
     return added;
   }
 
-  /** Whether a lease is in use: it was neither released, nor dropped before it went out. */
+  /** Whether a lease is in use: neither released nor dropped before it was sent. */
   isInUse(id: number): boolean {
     return this.#leases.has(id);
   }
 
-  /** The lease that the other end speaks of. @throws IpcError where it has none by that number */
+  /** Returns a lease by its number. @throws IpcError if there is none */
   get(id: number): Lease {
     const lease = this.#leases.get(id);
     if (!lease) throw new IpcError(`lease ${id} was already released, or was never sent`);
     return lease;
   }
 
-  /** Ends leases: they were given back, or never went out. */
+  /** Ends leases that were released or never sent. */
   end(leases: Iterable<Lease>): void {
     for (const lease of leases) this.endLease(lease);
   }
@@ -82,7 +83,7 @@ export class ExportTable {
     lease.end();
   }
 
-  /** Ends all, as their holder is gone. */
+  /** Ends all leases, as their holder is gone. */
   endAll(): void {
     this.end([...this.#leases.values()]);
   }

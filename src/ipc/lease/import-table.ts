@@ -15,56 +15,40 @@ import { type ForwardHandle, type ForwardRequester, setOwnerConnection } from '.
 import { leaseRegistry } from './lease.ts';
 import type { PeerProcess } from './peer-process.ts';
 
-/** Of one message: each entry has 10 bytes and more, each point 10. */
-const MAX_RELEASES_PER_MESSAGE = 1024;
-const MAX_POINTS_PER_MESSAGE = 1024;
-const none: readonly LeaseRelease[] = [];
-
-/** What is open here. */
-type ImportedResource = Resource & { readonly context: Context };
-
-/** The other end, as the lender of what it has lent by number. */
-interface LeaseOwner {
-  readonly process: PeerProcess;
-  requestForward(...asked: Parameters<ForwardRequester['request']>): ForwardHandle;
-  /** As {@link ForwardRequester.hasUnsent}. */
-  hasUnsentForward(lease: number): boolean;
-}
-
-/** What the other end of one connection has lent to this process, by number. */
+/** The leases that this process has on objects of one peer, by number. */
 export class ImportTable {
   readonly #timeline: Timeline;
   readonly #owner: LeaseOwner;
   readonly #onChange: () => void;
   readonly #links = new Map<number, number>();
-  /** What is open here: nothing keeps it alive but its users. */
+  /** The open objects. Only their users keep them alive. Undefined until an object is opened. */
   readonly #open = new Map<number, WeakRef<ImportedResource> | undefined>();
-  /** A reset takes what is open, without a `close()` that would give it back. */
+  /** A context reset takes the open objects without a `close()` that would release the leases. */
   readonly #resets = new ResetWatch((context) => this.#onReset(context));
   #isEnded = false;
   #next = 0;
   #pendingReleases: LeaseRelease[] = [];
 
-  /** @param onChange called when there is something to be told to the other end */
+  /** @param onChange called when there is something to send to the peer */
   constructor(timeline: Timeline, owner: LeaseOwner, onChange: () => void) {
     this.#timeline = timeline;
     this.#owner = owner;
     this.#onChange = onChange;
   }
 
-  /** How much is open here, or given back without the other end knowing it. */
+  /** How many leases are in use, plus the pending releases. */
   get size(): number {
     return this.#open.size + this.#pendingReleases.length;
   }
 
-  /** How much is given back without the other end knowing it. */
+  /** How many releases the peer has not been sent. */
   get pendingReleaseCount(): number {
     return this.#pendingReleases.length;
   }
 
   /**
-   * Notes the leases of objects that have arrived. Values that the other end dropped leave gaps, but
-   * no number comes twice or late.
+   * Adds the leases of objects that have arrived. Values that the peer dropped leave gaps, but
+   * numbers never repeat or decrease.
    *
    * @throws IpcError for a number that was used before
    */
@@ -80,7 +64,7 @@ export class ImportTable {
     for (let id = first; id < first + count; id++) this.release(id);
   }
 
-  /** What is told how the object of a number ends. */
+  /** Returns the callbacks by which an object reports that it was closed and released. */
   importLease(id: number): ImportLease {
     return {
       closed: (context, stream) => runOutsideCapture(() => this.#onClosed(id, context, stream)),
@@ -88,28 +72,31 @@ export class ImportTable {
     };
   }
 
-  /** Remembers what was opened, for {@link revoke} and for who it is passed on to. */
+  /** Records an opened object, for {@link revoke} and for forwarding. */
   setOpened(id: number, object: object): void {
     if (!this.#open.has(id)) return;
     const buffer = bufferOf(object);
     const open = (buffer ?? object) as ImportedResource;
     this.#open.set(id, new WeakRef(open));
     this.#resets.add(open.context);
-    // What this process made, and got back, is its own.
+    // An object of this process that came back has no other owner.
     if (!isImported(object)) return;
     setOwnerConnection(buffer?.root ?? object, {
       process: this.#owner.process,
-      requestForward: (...asked) => this.#owner.requestForward(id, ...asked),
+      requestForward: (...request) => this.#owner.requestForward(id, ...request),
     });
   }
 
-  /** The maker of an object sees by its link that it is given back. */
+  /**
+   * Keeps the link of a forwarded object. Closing the link tells the owner that the object was
+   * released.
+   */
   addLink(id: number, link: number): void {
     if (this.#open.has(id)) this.#links.set(id, link);
     else discardFd(link);
   }
 
-  /** Nothing here reaches it. The second time does nothing. */
+  /** Releases a lease, as nothing here uses the object any longer. The second call does nothing. */
   release(id: number): void {
     if (!this.#open.delete(id)) return;
     const link = this.#links.get(id);
@@ -126,43 +113,46 @@ export class ImportTable {
     this.#onChange();
   }
 
-  /** Nothing more comes. */
+  /** Stops receiving leases. */
   end(): void {
     this.#isEnded = true;
     this.#stopIfUnused();
   }
 
-  /** Closes what the other end wants back. @throws IpcError for what it never lent */
+  /**
+   * Closes an object that the peer has revoked. @throws IpcError for a lease that was never sent
+   */
   revoke(id: number, by: string): void {
-    if (id >= this.#next) throw new IpcError(`lease ${id} is revoked, and was never given`);
+    if (id >= this.#next) throw new IpcError(`lease ${id} was revoked, but was never sent`);
     const object = this.#open.get(id)?.deref();
     if (!object) return;
-    // Those who have it by way of this process, too.
+    // Also revokes the leases of processes that this one forwarded the object to.
     for (const lease of leaseRegistry.leasesOf(object)) lease.revoke();
     releaseOrWarn(() => object.invalidate(`${by} has revoked it`));
   }
 
-  /** Takes back what was to be told in a message that was dropped: it goes first next time. */
-  restoreReleases(returned: readonly LeaseRelease[]): void {
-    this.#pendingReleases = [...returned, ...this.#pendingReleases];
+  /** Puts the releases of a dropped message back in front. */
+  restoreReleases(releases: readonly LeaseRelease[]): void {
+    this.#pendingReleases = [...releases, ...this.#pendingReleases];
   }
 
-  /** What the other end is to be told now: as much as goes in one message. */
+  /** Takes the releases to send now, as many as fit in one message. */
   takeReleases(): readonly LeaseRelease[] {
     const all = this.#pendingReleases;
     let [end, points] = [0, 0];
-    // The first is never too much.
+    // The first entry always fits.
     while (
       end < all.length &&
       (end === 0 || (end < MAX_RELEASES_PER_MESSAGE && points < MAX_POINTS_PER_MESSAGE))
     ) {
       const { lease, points: behind } = all[end] as LeaseRelease;
-      // A reset gives back also what is being passed on: who has lent it must hear of that before.
+      // A context reset also releases objects that are being forwarded. Their owner must get that
+      // request first.
       if (this.#owner.hasUnsentForward(lease)) break;
       points += behind.length;
       end += 1;
     }
-    // A message that is dropped gives this back: it must not change meanwhile.
+    // A dropped message puts this array back, so it must not change meanwhile.
     if (end === 0) return none;
     if (end < all.length) return all.splice(0, end);
     this.#pendingReleases = [];
@@ -170,8 +160,9 @@ export class ImportTable {
   }
 
   /**
-   * Of what was collected nobody knows where it was, unless all is in one context: in another one
-   * work may use it still.
+   * Releases the objects of a context after its reset. For collected objects the context is
+   * unknown. They are released only if all objects are in one context, as work of another context
+   * may still use them.
    */
   #onReset(context: Context): void {
     const isOnly = this.#resets.size === 1;
@@ -194,8 +185,8 @@ export class ImportTable {
   }
 
   /**
-   * None in a context that is lost, where nothing runs, and where no descriptor is left for the page
-   * of counters: then it is given back when the host has seen the end of the work.
+   * Returns no points in a lost context, where nothing runs, and if no descriptor is left for the
+   * timeline page. The lease is then released once the host has seen the end of the work.
    */
   #pointsBehind(context: Context, stream: Stream | undefined): TimelinePoint[] {
     try {
@@ -207,4 +198,22 @@ export class ImportTable {
       throw error;
     }
   }
+}
+
+// ---- Limits and parts ----
+
+/** The limits of one message. An entry takes at least 10 bytes, a point 10. */
+const MAX_RELEASES_PER_MESSAGE = 1024;
+const MAX_POINTS_PER_MESSAGE = 1024;
+const none: readonly LeaseRelease[] = [];
+
+/** An imported object that is open in this process. */
+type ImportedResource = Resource & { readonly context: Context };
+
+/** The peer as the owner of the leases of one connection. */
+interface LeaseOwner {
+  readonly process: PeerProcess;
+  requestForward(...request: Parameters<ForwardRequester['request']>): ForwardHandle;
+  /** As {@link ForwardRequester.hasUnsent}. */
+  hasUnsentForward(lease: number): boolean;
 }

@@ -12,66 +12,32 @@ import {
 } from '../shareable.ts';
 import type { Shareable } from '../sharing/export.ts';
 
-/** Who has an object by a lease. */
+/** The process that holds a lease. */
 export interface LeaseHolder {
   readonly pid: number;
-  /** In words, as `process 123`. */
+  /** In words, such as `process 123`. */
   readonly name: string;
-  /** Asks it to stop using what it has by a lease. */
+  /** Asks the holder to stop using the object of a lease. */
   revoke(lease: number): void;
 }
 
-/** What keeps an object, for all who have it by way of one lease. */
-class SharedKeepalive {
-  readonly #removeKeepalive: () => void;
-  #users = 0;
-
-  constructor(removeKeepalive: () => void) {
-    this.#removeKeepalive = removeKeepalive;
-  }
-
-  retain(): this {
-    this.#users += 1;
-    return this;
-  }
-
-  release(): void {
-    this.#users -= 1;
-    if (this.#users === 0) releaseOrWarn(this.#removeKeepalive);
-  }
-}
-
-/** What a lease is of. */
-interface LeasedObject {
-  readonly kind: 'memory' | 'pool' | 'event';
-  readonly byteLength: number;
-  /** What is kept; it may be closed, and even collected. */
-  readonly owner: WeakRef<Resource>;
-  readonly context: Context | undefined;
-  /** The stream that it was sent with: later work there comes behind that of its holder. */
-  readonly stream: Stream | undefined;
-  readonly keepalive: SharedKeepalive;
-  /** What was lent of it; undefined for a pool and an event. */
-  readonly range: AddressRange | undefined;
-}
-
-/** One object, kept for one process that it was sent to. */
+/** Keeps one object alive for one process that it was sent to. */
 export class Lease {
   readonly id: number;
   readonly holder: LeaseHolder;
-  /** When it was sent, in milliseconds as of Date.now(). */
+  /** When the object was sent, in milliseconds as of Date.now(). */
   readonly since = Date.now();
   readonly #object: LeasedObject;
   #isEnded = false;
   #isRevoked = false;
-  /** Called when it ends. */
+  /** Called when the lease ends. */
   onEnd: (() => void) | undefined;
 
   private constructor(id: number, holder: LeaseHolder, object: LeasedObject) {
     this.id = id;
     this.holder = holder;
     this.#object = object;
-    object.keepalive.retain();
+    object.leaseCount += 1;
     leaseRegistry.add(this);
   }
 
@@ -83,12 +49,13 @@ export class Lease {
       owner: new WeakRef(ownerOf(object)),
       context: contextOf(object),
       stream,
-      keepalive: new SharedKeepalive(keepAlive(object, holder.name)),
+      removeKeepalive: keepAlive(object, holder.name),
+      leaseCount: 0,
       range: rangeOf(object),
     });
   }
 
-  /** The same object for one whom its holder passes it on to. */
+  /** Returns a lease of the same object for a process that its holder forwards it to. */
   forwardTo(holder: LeaseHolder): Lease {
     return new Lease(this.id, holder, this.#object);
   }
@@ -105,7 +72,10 @@ export class Lease {
     return this.#object.owner;
   }
 
-  /** Where work on it goes on here: the stream that it was sent with, while that is open. */
+  /**
+   * Where work on the object continues here: in the stream that it was sent with, while that is
+   * open.
+   */
   get workLocation():
     | { readonly context: Context; readonly stream: Stream | undefined }
     | undefined {
@@ -114,20 +84,23 @@ export class Lease {
     return { context, stream: stream?.closed ? undefined : stream };
   }
 
-  /** Whether nothing here but this keeps it: it was closed, or collected. */
+  /** Whether the object is closed or collected here, so that only leases keep it. */
   get isOrphaned(): boolean {
     return this.owner.deref()?.closed ?? true;
   }
 
-  /** Whether what was lent is all of an object of the same owner, with no less access. */
+  /**
+   * Whether the leased range contains all of another object of the same owner, with at least its
+   * access.
+   */
   covers(object: Shareable): boolean {
-    const asked = rangeOf(object);
+    const other = rangeOf(object);
     const { range } = this.#object;
-    if (!asked || !range) return asked === range;
+    if (!other || !range) return other === range;
     return (
-      asked.begin >= range.begin &&
-      asked.end <= range.end &&
-      (asked.access === 'read' || range.access === 'read-write')
+      other.begin >= range.begin &&
+      other.end <= range.end &&
+      (other.access === 'read' || range.access === 'read-write')
     );
   }
 
@@ -135,56 +108,75 @@ export class Lease {
     return this.#isRevoked;
   }
 
-  /** Asks its holder, once, to use it no more. It ends when the holder has given it back. */
+  /**
+   * Asks the holder, once, to stop using the object. The lease ends when the holder releases it.
+   */
   revoke(): void {
     if (this.#isRevoked) return;
     this.#isRevoked = true;
     this.holder.revoke(this.id);
   }
 
-  /** Its holder has given it back, or is gone. The second time does nothing. */
+  /** Ends the lease: its holder has released it or is gone. The second call does nothing. */
   end(): void {
     if (this.#isEnded) return;
     this.#isEnded = true;
     leaseRegistry.delete(this);
-    this.#object.keepalive.release();
+    this.#object.leaseCount -= 1;
+    if (this.#object.leaseCount === 0) releaseOrWarn(this.#object.removeKeepalive);
     this.onEnd?.();
   }
 }
 
-/** All leases of this process. */
-
-/** What a process has of another's. */
+/** What one process holds of this one. */
 export interface LeaseStats {
-  /** The process that has it; 0 for one of another pid namespace. */
+  /** The process that holds it; 0 for a process of another pid namespace. */
   readonly pid: number;
   readonly kind: 'memory' | 'pool' | 'event';
-  /** Of all that is kept for it: the whole buffer, whatever part was sent. */
+  /** The size of the memory that is kept alive: the whole buffer, whatever part was sent. */
   readonly byteLength: number;
   /** When it was sent. */
   readonly since: Date;
-  /** Whether it is closed here, and kept for that process alone. */
+  /** Whether it is closed here and kept alive only for that process. */
   readonly orphaned: boolean;
   readonly revoked: boolean;
 }
 
-/** What `leases.stats()` answers. */
+/** The result of `leases.stats()`. */
 export interface LeasesStats {
-  /** What others have, each thing once however many have it. */
+  /** The size of everything that other processes hold. Each object counts once. */
   readonly byteLength: number;
-  /** What is closed here, and kept for others. */
+  /** What is closed here but kept alive for other processes. */
   readonly orphaned: { readonly count: number; readonly byteLength: number };
   readonly leases: readonly LeaseStats[];
 }
 
-// On the object itself: a WeakMap with an entry for each would keep the collector busy.
+/** The object of a lease, shared by all leases that forwarding derived from one. */
+interface LeasedObject {
+  readonly kind: 'memory' | 'pool' | 'event';
+  readonly byteLength: number;
+  /** The kept object. It may be closed, and even garbage collected. */
+  readonly owner: WeakRef<Resource>;
+  readonly context: Context | undefined;
+  /** The stream that the object was sent with. Later work there runs behind the holder's work. */
+  readonly stream: Stream | undefined;
+  /** Called when the last of these leases ends. */
+  readonly removeKeepalive: () => void;
+  leaseCount: number;
+  /** The shared range; undefined for a pool or an event. */
+  readonly range: AddressRange | undefined;
+}
+
+// ---- All leases of this process ----
+
+// Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
 const LEASES = Symbol('leases');
 
 interface WithLeases {
   [LEASES]?: Set<Lease>;
 }
 
-/** The leases that are out. */
+/** The leases that are in use. */
 class LeaseRegistry {
   readonly #leases = new Set<Lease>();
 
@@ -205,7 +197,7 @@ class LeaseRegistry {
     return [...((owner as WithLeases)[LEASES] ?? [])];
   }
 
-  /** Who keeps alive what is closed here. */
+  /** The leases of objects that are closed here. */
   get orphaned(): Lease[] {
     return [...this.#leases].filter((lease) => lease.isOrphaned);
   }
@@ -228,7 +220,7 @@ class LeaseRegistry {
   }
 }
 
-/** One lease of each thing; things that were collected are told apart no more. */
+/** Returns one lease of each object. Collected objects can no longer be told apart. */
 function distinct(leases: readonly Lease[]): Lease[] {
   const seen = new Set<object>();
   return leases.filter(({ owner }) => {
@@ -242,5 +234,5 @@ function distinct(leases: readonly Lease[]): Lease[] {
 const distinctBytes = (leases: readonly Lease[]): number =>
   distinct(leases).reduce((sum, { byteLength }) => sum + byteLength, 0);
 
-/** Those of this process. */
+/** The leases that this process has given. */
 export const leaseRegistry: LeaseRegistry = new LeaseRegistry();

@@ -1,30 +1,29 @@
 import { checkDeadline, type DeadlineOptions, timeoutError } from '../../deadline.ts';
 import { pollUntil } from '../../poller.ts';
 import { formatValue } from '../../validate.ts';
-import { processName } from '../peer/credentials.ts';
+import { processName } from '../identity.ts';
 import { ownerOf } from '../shareable.ts';
 import { isShareable, type Shareable } from '../sharing/export.ts';
 import { type LeasesStats, leaseRegistry } from './lease.ts';
 
 /**
- * What this process has sent through connections, and keeps for those who have it.
+ * The objects that this process has sent through connections, kept alive for their receivers.
  *
- * What was sent stays alive until each receiver has closed it, or the receiver's process has ended:
- * `close()` closes the object here at once, and gives the memory back after that.
+ * A sent object stays alive until each receiver has closed it, or the receiver's process has
+ * exited: `close()` closes the object here at once, and its memory is freed after that.
  *
  * @example
  * buffer.close();
  * await leases.drain({ timeoutMs: 5000 }); // now the memory is free
  */
 export const leases = {
-  /** Who has what, since when; and how much memory is closed here but kept for others. */
+  /** Returns who holds what, since when, and how much memory is closed here but kept for others. */
   stats: (): LeasesStats => leaseRegistry.stats(),
 
   /**
-   * Waits until nothing that is closed here is kept for others any more; the event loop turns
-   * meanwhile.
+   * Waits until no closed object is kept alive for other processes. Does not block the event loop.
    *
-   * @throws DOMException `TimeoutError`, which says who has what; the signal's reason
+   * @throws DOMException `TimeoutError`, which says who holds what; the signal's reason
    */
   async drain(options?: DeadlineOptions): Promise<void> {
     const { timeoutMs, signal } = checkDeadline(options, 'drain');
@@ -39,10 +38,10 @@ export const leases = {
   },
 
   /**
-   * Asks all who have memory, an event or a pool of this process to use it no more: their next use
-   * throws, and their mapping goes when their work is done. The memory stays until then.
+   * Asks all holders of memory, an event or a pool of this process to stop using it. Their next use
+   * throws, and their mapping is removed when their work is done. The memory stays until then.
    *
-   * @throws TypeError for what cannot be sent
+   * @throws TypeError for an object that cannot be sent
    */
   revoke(object: Shareable): void {
     if (!isShareable(object))
@@ -51,11 +50,11 @@ export const leases = {
   },
 } as const;
 
-/** Who has what is closed here, in words. */
+/** Describes who holds closed objects. */
 function describeOrphaned(): string {
   const { orphaned, leases: all } = leaseRegistry.stats();
-  const kept = all.filter((lease) => lease.orphaned);
-  const kinds = [...new Set(kept.map(({ kind }) => kind))].join(', ');
-  const names = [...new Set(kept.map(processName))];
+  const orphans = all.filter((lease) => lease.orphaned);
+  const kinds = [...new Set(orphans.map(({ kind }) => kind))].join(', ');
+  const names = [...new Set(orphans.map(processName))];
   return `draining ${orphaned.byteLength} bytes (${kinds}) that ${names.join(', ')} ${names.length === 1 ? 'has' : 'have'}`;
 }

@@ -3,76 +3,70 @@ import { peerPidfd, pidfdOf } from '../../../ffi/linux/pidfd.ts';
 import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
 import { isProcessEnding, processStartTime } from '../../../ffi/linux/process.ts';
 
-/**
- * How the end of a process is seen: by a descriptor, not at all, by its parent alone, or it is over
- * already.
- */
-type ExitSource = number | 'unseen' | 'told' | 'gone';
-
-/** How a process has ended: by itself, or by a signal. */
+/** How a process exited: by itself, or by a signal. */
 interface ProcessExit {
   readonly exitCode: number | undefined;
   readonly signal: NodeJS.Signals | undefined;
 }
 
-/** Those that somebody watches: a process has one descriptor here, however many connections. */
-const watchedProcesses = new Map<string, PeerProcess>();
-
 /**
- * The process at the other end of a connection, whose end is told: that of a connection says
- * nothing of it. Watching keeps nothing alive.
+ * The process at the other end of a connection. Reports when the process ends, which the end of the
+ * connection does not tell. Watching does not keep this process alive.
  */
 export class PeerProcess {
-  /** 0 where it is of another pid namespace. */
+  /** 0 for a process of another pid namespace. */
   readonly pid: number;
-  /** Whether its end can be seen. */
+  /** Whether the end of the process can be observed. */
   readonly isExitObservable: boolean;
   readonly #key: string | undefined;
   readonly #listeners = new Set<() => void>();
   #pidfd: number | undefined;
   #watch: FdWatch | undefined;
   #isGone = false;
-  /** How a child of this process has ended; undefined for others, and before that is known. */
+  /** How a child of this process exited; undefined for others, and until that is known. */
   exit: ProcessExit | undefined;
 
   private constructor(pid: number, key: string | undefined, exitSource: ExitSource) {
     this.pid = pid;
     this.#key = key;
-    this.isExitObservable = exitSource !== 'unseen';
+    this.isExitObservable = exitSource !== 'unobservable';
     this.#isGone = exitSource === 'gone';
     this.#pidfd = typeof exitSource === 'number' ? exitSource : undefined;
   }
 
   /**
-   * The one that connected or listened, or made the pair of sockets.
+   * Returns the process that connected, listened or made the socket pair.
    *
-   * @throws SystemError where there is no descriptor left for it
+   * @throws SystemError if there is no descriptor left for it
    */
   static ofSocket(socket: number, pid: number): PeerProcess {
     return PeerProcess.#open(pid, () => peerPidfd(socket), unobservable);
   }
 
-  /** A child of this process, which nobody has waited for yet; 0 for one that never began. */
+  /** Returns a child that nobody has waited for yet. The pid is 0 if it never started. */
   static ofChild(pid: number): PeerProcess {
     return PeerProcess.#open(
       pid,
       () => pidfdOf(pid),
-      () => 'told',
+      () => 'by-parent',
     );
   }
 
-  /** One that another process has named; its end cannot be seen where it is none of here. */
+  /**
+   * Returns a process that another process has named. Its end is not observable if no such process
+   * is visible here.
+   */
   static fromIdentity(pid: number, startTime: number): PeerProcess {
     const isHere = pid > 0 && processStartTime(pid) === startTime;
-    if (!isHere) return new PeerProcess(0, undefined, 'unseen');
+    if (!isHere) return new PeerProcess(0, undefined, 'unobservable');
     return PeerProcess.#open(
       pid,
       () => pidfdOf(pid),
-      () => 'unseen',
+      () => 'unobservable',
     );
   }
 
-  /** @param onError what is seen of it where that cannot be asked for */
+  /** @param onError says how the end is observed if there is no pidfd */
   static #open(
     pid: number,
     open: () => number | undefined,
@@ -82,30 +76,31 @@ export class PeerProcess {
     const started = pid > 0 ? processStartTime(pid) : undefined;
     const key = started === undefined ? undefined : `${pid} ${started}`;
     const existing = key === undefined ? undefined : watchedProcesses.get(key);
-    // Who sees it must not be given one that does not.
+    // A process whose end is observable must not share the entry of one whose end is not.
     if (!existing)
-      return new PeerProcess(pid, exitSource === 'unseen' ? undefined : key, exitSource);
+      return new PeerProcess(pid, exitSource === 'unobservable' ? undefined : key, exitSource);
     if (typeof exitSource === 'number') closeFd(exitSource);
     return existing;
   }
 
-  /** Whether it has ended, and the kernel has taken all that it had. */
+  /** Whether the process has ended and the kernel has released its resources. */
   get isGone(): boolean {
     return this.#isGone;
   }
 
   /**
-   * Whether it has ended or is about to: its connection may have ended by that. Undefined where
-   * that cannot be known, as of a process of another pid namespace.
+   * Whether the process has ended or is ending, which may have closed the connection. Undefined if
+   * that is unknown, as for a process of another pid namespace.
    */
   get isEnding(): boolean | undefined {
     return this.#isGone || (this.pid > 0 ? isProcessEnding(this.pid) : undefined);
   }
 
   /**
-   * Calls `gone` once it has ended; answers with the way to ask no more: the last lets it go.
+   * Calls `gone` once the process has ended. Returns a function that stops watching; the last one
+   * releases the pidfd.
    *
-   * @throws SystemError where it cannot be watched; then it is let go
+   * @throws SystemError if the process cannot be watched; then the pidfd is released
    */
   onGone(gone: () => void): () => void {
     if (this.#isGone) {
@@ -125,7 +120,7 @@ export class PeerProcess {
     return stopWatching;
   }
 
-  /** Its parent was told of its end. */
+  /** Marks the process as ended, as its parent was notified. */
   markGone(): void {
     if (this.#isGone) return;
     this.#isGone = true;
@@ -151,23 +146,35 @@ export class PeerProcess {
   }
 }
 
+// ---- How the end of a process is observed ----
+
+/** The processes that are watched. Each has one pidfd, however many connections there are. */
+const watchedProcesses = new Map<string, PeerProcess>();
+
+/**
+ * How the end of a process is observed: through a pidfd, not at all, by its parent, or it has
+ * already ended.
+ */
+type ExitSource = number | 'unobservable' | 'by-parent' | 'gone';
+
 function exitSourceOf(
   pid: number,
   open: () => number | undefined,
   onError: (error: SystemError) => ExitSource,
 ): ExitSource {
   try {
-    // A process that has a pid and no descriptor has ended.
-    return open() ?? (pid > 0 ? 'gone' : 'unseen');
+    // A process with a pid but no pidfd has ended.
+    return open() ?? (pid > 0 ? 'gone' : 'unobservable');
   } catch (error) {
     if (error instanceof SystemError) return onError(error);
     throw error;
   }
 }
 
-/** Where the kernel has no such descriptors, or none for this process, its end cannot be seen. */
-function unobservable(error: SystemError): 'unseen' {
-  // Soon there may be one: to take the end of the connection for its end would be too early.
+/** Without pidfds in the kernel, or without permission, the end of a process cannot be observed. */
+function unobservable(error: SystemError): 'unobservable' {
+  // A descriptor may soon be available. Taking the end of the connection for the end of the process
+  // would be too early.
   if (isShortage(error)) throw error;
-  return 'unseen';
+  return 'unobservable';
 }

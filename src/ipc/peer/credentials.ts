@@ -2,6 +2,7 @@
 import { type PeerCredentials, peerCredentials } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
 import { checkBoolean, formatValue } from '../../validate.ts';
+import { processName } from '../identity.ts';
 
 export type { PeerCredentials } from '../../../ffi/linux/socket.ts';
 
@@ -51,7 +52,3 @@ export function trustedCredentials(socket: number, trust: TrustOptions): PeerCre
     );
   return credentials;
 }
-
-/** A process in words. */
-export const processName = ({ pid }: Pick<PeerCredentials, 'pid'>): string =>
-  pid === 0 ? 'a process of another pid namespace' : `process ${pid}`;

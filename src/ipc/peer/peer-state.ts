@@ -4,12 +4,7 @@ import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import { pollInBackground, pollUntil } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { ExportTable } from '../lease/export-table.ts';
-import {
-  ForwardedLease,
-  type ForwardRequest,
-  ForwardRequester,
-  MAX_FORWARDS_IN_PROGRESS,
-} from '../lease/forward.ts';
+import { ForwardedLease, ForwardRequester, MAX_FORWARDS_IN_PROGRESS } from '../lease/forward.ts';
 import { ImportTable } from '../lease/import-table.ts';
 import type { Lease } from '../lease/lease.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
@@ -22,7 +17,11 @@ import {
 } from '../sharing/marshal.ts';
 import { latest, type TimelinePoint } from '../timeline/point.ts';
 import { Timeline } from '../timeline/timeline.ts';
-import { type ControlBlock, emptyControlBlock } from '../wire/control-block.ts';
+import {
+  type ControlBlock,
+  emptyControlBlock,
+  type ForwardRequest,
+} from '../wire/control-block.ts';
 
 /** Of one message. */
 const MAX_NUMBERS_PER_MESSAGE = 1024;

@@ -5,11 +5,12 @@ import { Resource } from '../../lifetime.ts';
 import { type Stream, streamOf } from '../../stream.ts';
 import { assertInternal, checkOptions } from '../../validate.ts';
 import { parseDescriptor } from '../descriptor.ts';
+import { processName } from '../identity.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import type { Opened } from '../sharing/import.ts';
 import { discardImported } from '../sharing/marshal.ts';
 import { Connection, type ConnectionEnd } from './connection.ts';
-import { type PeerCredentials, processName } from './credentials.ts';
+import type { PeerCredentials } from './credentials.ts';
 import type { PeerOptions } from './peer-options.ts';
 
 /** Options of `send` and `receive`. */

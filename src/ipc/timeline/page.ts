@@ -23,15 +23,15 @@ interface Registration {
 }
 
 /**
- * A page of counters that two processes have mapped: the streams of the one write how far they
- * are, those of the other wait for it. Both CPUs read and write it too. It is host memory: a wait
- * for it can be ended by whoever survives.
+ * A page of counters that two processes map. The streams of one process write how far they are, and
+ * the streams of the other wait for that. Both CPUs also read and write the page. It is host
+ * memory, so the surviving process can end a wait.
  */
 export class TimelinePage {
-  /** Of a page that was made here, until it is sent. */
+  /** The descriptor of a page that was created here, until it is sent. */
   #fd: number | undefined;
   readonly #mapping: Mapping;
-  /** The low halves of the words are at the even places. */
+  /** The counters as 32-bit halves. The low half of counter `n` is at index `2 * n`. */
   readonly #halves: Uint32Array;
   readonly #words: BigUint64Array;
   #registration: Registration | undefined;
@@ -47,7 +47,7 @@ export class TimelinePage {
     this.#words = new BigUint64Array(this.#halves.buffer);
   }
 
-  /** A page of this process, for another one. @throws SystemError */
+  /** Creates a page for another process. @throws SystemError */
   static create(): TimelinePage {
     const fd = createSealedMemfd('cuffi-points', BYTE_LENGTH);
     try {
@@ -59,28 +59,25 @@ export class TimelinePage {
   }
 
   /**
-   * The page of another process. Closes the descriptor in every case.
+   * Maps the page of another process. Closes the descriptor in every case.
    *
-   * @throws IpcError for anything but such a page: touching other memory could end this process, and
-   * a stream that waits in memory which its sender can take away could wait for ever
+   * @throws IpcError for any other descriptor. Touching other memory could crash this process. A
+   * stream that waits in memory that its sender can remove could wait for ever
    */
   static accept(fd: number): TimelinePage {
     try {
       if (!isSealedMemfd(fd, BYTE_LENGTH))
-        throw new IpcError('a page of counters came that is none: not sealed memory of its size');
+        throw new IpcError('received a timeline page that is not sealed memory of its size');
       return TimelinePage.#acceptSealed(fd);
     } catch (error) {
       if (!(error instanceof SystemError)) throw error;
-      throw new IpcError(
-        'a page of counters came that cannot be mapped and sealed, so that its memory stays the same',
-        error,
-      );
+      throw new IpcError('received a timeline page that cannot be mapped and sealed', error);
     } finally {
       discardFd(fd);
     }
   }
 
-  /** Once sealed a page cannot be mapped, so the mapping comes first. @throws SystemError */
+  /** Maps the page first, because a sealed page can no longer be mapped. @throws SystemError */
   static #acceptSealed(fd: number): TimelinePage {
     const page = new TimelinePage(fd, false);
     try {
@@ -93,14 +90,17 @@ export class TimelinePage {
   }
 
   /**
-   * Whether its memory stays the same, so that a device may wait there for what the other process
-   * writes; else only the hosts may.
+   * Whether the sender can no longer change which memory backs the page. Otherwise only the hosts
+   * may wait on it, not a device.
    */
   get isMemoryFixed(): boolean {
     return this.#isMemoryFixed;
   }
 
-  /** Passes its descriptor to `send`, for the other process, until that does not throw. */
+  /**
+   * Calls `send` with the descriptor for the other process. Later calls do so again until `send`
+   * succeeds once.
+   */
   shareFd(send: (fd: number) => void): void {
     if (this.#fd === undefined) return;
     send(this.#fd);
@@ -108,46 +108,47 @@ export class TimelinePage {
     this.#fd = undefined;
   }
 
-  isReached({ slot, count }: TimelinePoint): boolean {
+  isReached({ index, count }: TimelinePoint): boolean {
     if (this.#isUnmapped) return true;
-    return hasReached(Atomics.load(this.#halves, 2 * slot), count);
+    return hasReached(Atomics.load(this.#halves, 2 * index), count);
   }
 
-  /** Stores a counter by the CPU, unless it is further already. */
+  /** Stores a counter from the CPU, unless the counter is already that far. */
   advanceTo(point: TimelinePoint): void {
-    if (!this.isReached(point)) Atomics.store(this.#words, point.slot, BigInt(point.count));
+    if (!this.isReached(point)) Atomics.store(this.#words, point.index, BigInt(point.count));
   }
 
   /**
-   * Ends the waits of streams for a counter, from 1 up to a count, whatever its writer has left there.
+   * Ends the waits of streams for a counter up to a count, whatever its writer left there.
    *
-   * @param bits how much of the word is compared, which is cyclic: with 32 `count` has 31 at most
+   * @param bits how many bits of the counter the streams compare, cyclically. With 32, `count` has
+   * at most 31
    */
-  releaseWaits({ slot, count }: TimelinePoint, bits: 32 | 64): void {
+  releaseWaits({ index, count }: TimelinePoint, bits: 32 | 64): void {
     if (this.#isUnmapped) return;
     const target = BigInt(count);
-    const ahead = BigInt.asIntN(64, Atomics.load(this.#words, slot) - target);
+    const ahead = BigInt.asIntN(64, Atomics.load(this.#words, index) - target);
     const isPast = ahead >= 0n && ahead + target < 1n << BigInt(bits - 1);
-    if (!isPast) Atomics.store(this.#words, slot, target);
+    if (!isPast) Atomics.store(this.#words, index, target);
   }
 
   /**
-   * Where a context's streams find the word of a slot.
+   * Returns the address of a counter for the streams of a context.
    *
-   * @throws CudaError where the driver does not let devices reach the page
+   * @throws CudaError if the driver does not let devices access the page
    */
-  addressIn(context: Context, slot: number): CUdeviceptr {
+  addressIn(context: Context, index: number): CUdeviceptr {
     const cached = this.#addresses.get(context);
     const isKnown = cached?.resets === context.epoch && this.#isRegistered;
     const address = isKnown ? cached.address : this.#mapInto(context);
-    return (address + slot * WORD_BYTE_LENGTH) as CUdeviceptr;
+    return (address + index * WORD_BYTE_LENGTH) as CUdeviceptr;
   }
 
   /**
-   * Unmaps the page when no work here can touch it any more; until then it is read and written.
-   * The second time does nothing.
+   * Unmaps the page once no work here can access it; until then it stays readable and writable. The
+   * second call does nothing.
    *
-   * @param onUnmapped called then
+   * @param onUnmapped called after that
    */
   close(onUnmapped: () => void = () => {}): void {
     if (this.#isClosed) return;
@@ -167,18 +168,18 @@ export class TimelinePage {
     for (const visitor of this.#addresses.keys())
       context.workTracker.addOtherContext(visitor.workTracker);
     const release = (): void => {
-      // A reset that comes first takes the releases that wait with it.
+      // A context reset that comes first also removes the queued releases.
       if (!context.onReset.delete(release)) return;
       const status = context.epoch === epoch ? cu.cuMemHostUnregister(this.#mapping.address) : 0;
       unmap();
       check(status, 'cuMemHostUnregister');
     };
     context.onReset.add(release);
-    // In a context that is lost it fails, which is nothing to the connection that ends by this.
+    // The release fails if the context is lost. The ending connection needs no error for that.
     context.releases.enqueue(() => releaseOrWarn(release));
   }
 
-  /** A reset of the context in which it was registered ends that. */
+  /** Whether the page is registered. A reset of the registering context ends the registration. */
   get #isRegistered(): boolean {
     const registration = this.#registration;
     return registration !== undefined && registration.context.epoch === registration.epoch;

@@ -1,26 +1,31 @@
 /**
- * A place in the work of a stream of another process: reached when the word of its slot stands at
- * `count`, or beyond it.
+ * A place in the work of one stream of another process. It is reached once the counter `index`
+ * stands at `count` or beyond.
  */
 export interface TimelinePoint {
-  readonly slot: number;
-  /** From 1; the word holds it modulo 2^64, and what is compared are the low 32 bits. */
+  readonly index: number;
+  /** Starts at 1. The counter holds it modulo 2^64; comparisons use the low 32 bits. */
   readonly count: number;
 }
 
-/** How many words a page has: one for each stream that tells how far it is. */
+/** The number of counters on a page: one for each stream that signals. */
 export const COUNTER_COUNT = 512;
 
-/** Of each slot the furthest point: who is there has been at the others. */
+/**
+ * Returns the latest point of each counter. A stream that reached it has reached the earlier ones.
+ */
 export function latest(points: readonly TimelinePoint[]): TimelinePoint[] {
   if (points.length < 2) return [...points];
-  const bySlot = new Map<number, TimelinePoint>();
+  const byIndex = new Map<number, TimelinePoint>();
   for (const point of points) {
-    const known = bySlot.get(point.slot);
-    if (!known || known.count < point.count) bySlot.set(point.slot, point);
+    const known = byIndex.get(point.index);
+    if (!known || known.count < point.count) byIndex.set(point.index, point);
   }
-  return [...bySlot.values()];
+  return [...byIndex.values()];
 }
 
-/** Whether a counter that stands at `word` has reached `count`: cyclic, as the driver compares. */
+/**
+ * Whether a counter with the value `word` has reached `count`. The comparison is cyclic, as the
+ * driver's.
+ */
 export const hasReached = (word: number, count: number): boolean => ((word - count) | 0) >= 0;

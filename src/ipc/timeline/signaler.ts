@@ -15,8 +15,9 @@ import { COUNTER_COUNT, latest, type TimelinePoint } from './point.ts';
 import { writeCounter } from './stream-memory-operations.ts';
 
 /**
- * Tells another process how far this one's streams are: each writes its counter behind its work.
- * Nobody waits here. Where a device does not, the CPU stores the counter when the work is done.
+ * Signals to another process how far the streams of this process are. Each stream writes its
+ * counter behind its work, and no CPU waits. If a device cannot write, the CPU stores the counter
+ * when the work is done.
  */
 export class Signaler {
   readonly page: TimelinePage;
@@ -31,13 +32,17 @@ export class Signaler {
     this.#hostSignaler = new HostSignaler(page, this.#counters);
   }
 
-  /** A point behind the work of a stream; none where it is done. @throws CudaError */
+  /**
+   * Returns a point behind the work of a stream, or none if that work is done. @throws CudaError
+   */
   pointsBehindStream(stream: Stream): TimelinePoint[] {
     if (stream.done) return [];
     return this.#signalFromDevice(stream.context, () => this.#signalInStream(stream));
   }
 
-  /** Points behind all work of a context that is known; none where nothing runs. @throws CudaError */
+  /**
+   * Returns points behind all known work of a context, or none if nothing runs. @throws CudaError
+   */
   pointsBehindContext(context: Context): TimelinePoint[] {
     const { streams, events, isComplete } = context.run(() => context.workTracker.runningWork());
     if (!isComplete) return [this.#hostSignaler.pointBehind(context)];
@@ -56,7 +61,7 @@ export class Signaler {
     return this.#counters.isPending;
   }
 
-  /** No more points; those that are there are still reached. */
+  /** Stops creating points. Existing points are still reached. */
   close(): void {
     this.#hostSignaler.whenDone(() => this.page.close(() => this.#counters.end()));
   }
@@ -76,36 +81,39 @@ export class Signaler {
   #signalInStream(stream: Stream): TimelinePoint[] {
     const { context, handle } = stream;
     const isBorrowed = stream.untrackedHandle === undefined && handle > CU_STREAM_PER_THREAD;
-    const slot = isBorrowed
+    const counter = isBorrowed
       ? this.#counters.ofBorrowed(stream)
       : this.#counters.ofHandle(context, handle);
-    if (!slot) return this.#signalInJoinStream(context, (mark) => mark.record(stream));
-    const address = this.page.addressIn(context, slot.slot);
-    const point = StreamCounters.next(slot);
+    if (!counter) return this.#signalInJoinStream(context, (event) => event.record(stream));
+    const address = this.page.addressIn(context, counter.index);
+    const point = StreamCounters.next(counter);
     stream.enqueue((queue) => writeCounter(context, queue, address, point.count));
     return [point];
   }
 
   #signalInHandle(context: Context, stream: CUstream): TimelinePoint[] {
-    const slot = this.#counters.ofHandle(context, stream);
-    if (!slot) return this.#signalInJoinStream(context, (mark) => mark.recordIn(stream));
-    const address = this.page.addressIn(context, slot.slot);
-    const point = StreamCounters.next(slot);
+    const counter = this.#counters.ofHandle(context, stream);
+    if (!counter) return this.#signalInJoinStream(context, (event) => event.recordIn(stream));
+    const address = this.page.addressIn(context, counter.index);
+    const point = StreamCounters.next(counter);
     const write = (): void => writeCounter(context, stream, address, point.count);
-    // The handles of default streams mean those of the current context.
+    // The handles of default streams refer to those of the current context.
     if (stream > CU_STREAM_PER_THREAD) write();
     else context.run(write);
     return [point];
   }
 
-  /** For a stream that has no slot: behind it in one that has, or told by the CPU. */
-  #signalInJoinStream(context: Context, record: (mark: InternalEvent) => void): TimelinePoint[] {
+  /**
+   * Signals for a stream that has no counter. A stream that has one waits for it, or the CPU
+   * signals.
+   */
+  #signalInJoinStream(context: Context, record: (event: InternalEvent) => void): TimelinePoint[] {
     const joinStream = internalStream(context, 'timeline');
     if (!this.#counters.ofHandle(context, joinStream))
       return [this.#hostSignaler.pointBehind(context)];
-    using mark = new InternalEvent(context);
-    context.run(() => record(mark));
-    mark.makeStreamWait(joinStream);
+    using event = new InternalEvent(context);
+    context.run(() => record(event));
+    event.makeStreamWait(joinStream);
     return this.#signalInHandle(context, joinStream);
   }
 
@@ -120,23 +128,32 @@ export class Signaler {
   }
 }
 
-/** Whose work a slot counts: only that of one stream comes in order. */
+// ---- The counters of a page ----
+
+/** A counter that one stream advances. Only the work of a single stream completes in order. */
 export interface StreamCounter {
-  readonly slot: number;
-  /** Of a stream: a reset ends its work. */
+  readonly index: number;
+  /**
+   * The context of the stream. Its reset ends the stream's work. Undefined for the CPU's counter.
+   */
   readonly context: Context | undefined;
-  /** How often it was counted on. */
+  /** The last count that was given out. */
   count: number;
-  /** Whether its stream is there no more: then the slot goes to another when it is reached. */
+  /**
+   * Whether the stream no longer exists. Another stream then gets the counter once it is reached.
+   */
   isStreamGone(): boolean;
 }
 
-/** The slots of a page, one for each stream that tells how far it is. */
+/** The counters of a page, one for each stream that signals. */
 export class StreamCounters {
   readonly #page: TimelinePage;
-  /** Of cuffi's own streams: their handles are used again only when their work is done. */
+  /** Counters of cuffi's own streams. Their handles are reused only after their work is done. */
   readonly #byHandle = new Map<Context, Map<CUstream, StreamCounter>>();
-  /** Of borrowed ones, which may be destroyed, and their handles used again, with work in them. */
+  /**
+   * Counters of borrowed streams. Others may destroy those, and reuse their handles, with work
+   * pending.
+   */
   readonly #byBorrowedStream = new WeakMap<Stream, StreamCounter>();
   readonly #all: StreamCounter[] = [];
   readonly #resets = new ResetWatch((context) => this.#onReset(context));
@@ -145,87 +162,102 @@ export class StreamCounters {
     this.#page = page;
   }
 
-  /** The page is there no more. */
+  /** Stops watching for context resets, as the page is unmapped. */
   end(): void {
     this.#resets.stop();
   }
 
-  /** Whether a stream has not come to its last point yet. */
+  /** Whether a stream has not reached its last point yet. */
   get isPending(): boolean {
-    return this.#all.some((slot) => !this.#page.isReached(slot));
+    return this.#all.some((counter) => !this.#page.isReached(counter));
   }
 
-  /** The slot of a stream of cuffi's own, or of a default stream; undefined where all are taken. */
+  /**
+   * Returns the counter of one of cuffi's own streams or of a default stream. Undefined if all are
+   * taken.
+   */
   ofHandle(context: Context, handle: CUstream): StreamCounter | undefined {
     const ofContext = this.#byHandle.get(context) ?? new Map<CUstream, StreamCounter>();
     this.#byHandle.set(context, ofContext);
     const known = ofContext.get(handle);
     if (known) return known;
     const { streams } = context.workTracker;
-    const slot = this.allocate(() => {
+    const counter = this.allocate(() => {
       if (streams.has(handle)) return false;
       ofContext.delete(handle);
       return true;
     }, context);
-    if (slot) ofContext.set(handle, slot);
-    return slot;
+    if (counter) ofContext.set(handle, counter);
+    return counter;
   }
 
-  /** The slot of a borrowed stream, as long as its object is there. */
+  /** Returns the counter of a borrowed stream, which keeps it as long as its object lives. */
   ofBorrowed(stream: Stream): StreamCounter | undefined {
     const known = this.#byBorrowedStream.get(stream);
     if (known) return known;
     const weak = new WeakRef(stream);
-    const slot = this.allocate(() => weak.deref() === undefined, stream.context);
-    if (slot) this.#byBorrowedStream.set(stream, slot);
-    return slot;
+    const counter = this.allocate(() => weak.deref() === undefined, stream.context);
+    if (counter) this.#byBorrowedStream.set(stream, counter);
+    return counter;
   }
 
-  /** A slot for one who counts in order; undefined where all are taken. */
+  /** Allocates a counter for work that completes in order. Undefined if all are taken. */
   allocate(isStreamGone: () => boolean, context?: Context): StreamCounter | undefined {
     if (context) this.#resets.add(context);
     if (this.#all.length < COUNTER_COUNT) {
-      const slot = { slot: this.#all.length, context, count: 0, isStreamGone };
-      this.#all.push(slot);
-      return slot;
+      const counter = { index: this.#all.length, context, count: 0, isStreamGone };
+      this.#all.push(counter);
+      return counter;
     }
-    const at = this.#all.findIndex((slot) => this.#page.isReached(slot) && slot.isStreamGone());
+    const at = this.#all.findIndex(
+      (counter) => this.#page.isReached(counter) && counter.isStreamGone(),
+    );
     const old = this.#all[at];
     if (!old) return undefined;
-    // It goes on counting where it stands: who waits for less has it reached.
-    const slot = { slot: old.slot, context, count: old.count, isStreamGone };
-    this.#all[at] = slot;
-    return slot;
+    // The count continues from its old value, so waits for lower counts remain satisfied.
+    const counter = { index: old.index, context, count: old.count, isStreamGone };
+    this.#all[at] = counter;
+    return counter;
   }
 
-  /** What was to write the counters runs no more: the other end must not wait for it for ever. */
+  /**
+   * Advances the counters that nothing will write after a reset, so that the other process does not
+   * wait for ever.
+   */
   #onReset(context: Context): void {
-    for (const slot of this.#all) if (slot.context === context) this.#page.advanceTo(slot);
+    for (const counter of this.#all) if (counter.context === context) this.#page.advanceTo(counter);
   }
 
-  /** The next place in the work of a slot's stream. */
-  static next(slot: StreamCounter): TimelinePoint {
-    slot.count += 1;
-    return { slot: slot.slot, count: slot.count };
+  /** Returns the next point of a counter. */
+  static next(counter: StreamCounter): TimelinePoint {
+    counter.count += 1;
+    return { index: counter.index, count: counter.count };
   }
 }
 
-/** Work whose end this process's CPU tells the other one, as its streams cannot: in order. */
+// ---- Signals from the CPU ----
+
+/**
+ * Signals from the CPU, in order, the completion of work for which no stream can write a counter.
+ */
 export class HostSignaler {
   readonly #page: TimelinePage;
-  /** Taken at once, so that there is one. */
+  /** Allocated in the constructor, when a counter is certainly free. */
   readonly #counter: StreamCounter;
   #pending: { readonly fence: Fence; readonly point: TimelinePoint }[] = [];
-  /** Says to the poll in the background, if there is one, that there is more to be told. */
+  /** Tells the background poll, while it runs, that there is more to signal. */
   #pollSooner: (() => void) | undefined;
   #onDone: (() => void) | undefined;
 
-  constructor(page: TimelinePage, slots: StreamCounters) {
+  constructor(page: TimelinePage, counters: StreamCounters) {
     this.#page = page;
-    this.#counter = slots.allocate(() => false) as StreamCounter;
+    this.#counter = counters.allocate(() => false) as StreamCounter;
   }
 
-  /** A point behind all work of a context, and of others on its memory, that is known now. */
+  /**
+   * Returns a point behind all known work of a context, including work of other contexts on its
+   * memory.
+   */
   pointBehind(context: Context): TimelinePoint {
     const point = StreamCounters.next(this.#counter);
     this.#pending.push({ fence: context.workTracker.fence(), point });
@@ -234,7 +266,7 @@ export class HostSignaler {
     return point;
   }
 
-  /** Calls `done` when nothing is left to be told: the other process may wait for it. */
+  /** Calls `onDone` once nothing is left to signal, because the other process may wait for it. */
   whenDone(onDone: () => void): void {
     if (this.#pollSooner) this.#onDone = onDone;
     else onDone();
@@ -244,7 +276,7 @@ export class HostSignaler {
     for (let first = this.#pending[0]; first?.fence.isDone(); first = this.#pending[0]) {
       this.#page.advanceTo(first.point);
       this.#pending.shift();
-      // The other process waits for each: the next is not asked for less often for this one.
+      // The other process waits for each point, so the next is polled as often as the first.
       this.#pollSooner?.();
     }
     if (this.#pending.length > 0) return false;

@@ -1,4 +1,4 @@
-/** What streams do with the words of a page. */
+/** The stream memory operations that write a counter and wait for one. */
 import { CU_STREAM_WAIT_VALUE_GEQ } from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
 import type { CUdeviceptr, CUstream } from '../../../ffi/types.ts';
@@ -12,7 +12,7 @@ export function writeCounter(
   address: CUdeviceptr,
   count: number,
 ): void {
-  const doing = (): string => 'telling another process how far a stream is';
+  const doing = (): string => 'signaling to another process how far a stream is';
   if (has64BitOperations(context))
     check(cu.cuStreamWriteValue64_v2(stream, address, count, 0), 'cuStreamWriteValue64_v2', doing);
   else
@@ -23,14 +23,14 @@ export function writeCounter(
     );
 }
 
-/** Queues the wait for a counter to reach `count`. @throws CudaError */
+/** Queues a wait until a counter reaches `count`. @throws CudaError */
 export function waitForCounter(
   context: Context,
   stream: CUstream,
   address: CUdeviceptr,
   count: number,
 ): void {
-  const doing = (): string => 'waiting in a stream for one of another process';
+  const doing = (): string => 'making a stream wait for a stream of another process';
   if (has64BitOperations(context))
     check(
       cu.cuStreamWaitValue64_v2(stream, address, count, CU_STREAM_WAIT_VALUE_GEQ),
@@ -45,10 +45,13 @@ export function waitForCounter(
     );
 }
 
-/** How many bits of a word the streams of a context compare. */
+/** Returns how many bits of a counter the streams of a context compare. */
 export const comparedBits = (context: Context): 32 | 64 => (has64BitOperations(context) ? 64 : 32);
 
-/** Words of 32 bits are everywhere, those of 64 nearly so. Both compare cyclically. */
+/**
+ * Whether a context has 64-bit operations. Nearly every device has them, and every device has
+ * 32-bit ones. Both compare cyclically.
+ */
 function has64BitOperations(context: Context): boolean {
   let cached = contexts64Bit.get(context);
   if (cached === undefined) {

@@ -7,63 +7,72 @@ import type { TimelinePoint } from './point.ts';
 import { Signaler } from './signaler.ts';
 import { Waiter } from './waiter.ts';
 
-/** What orders the work of two processes: a page of counters for each direction. */
+/**
+ * Orders the GPU work of two processes. Each process writes the counters of its own page and waits
+ * for the counters of the other page.
+ */
 export class Timeline {
   #signaler: Signaler | undefined;
   #peer: { readonly page: TimelinePage; readonly waits: Waiter } | undefined;
   #isClosed = false;
 
-  /** Whether the other process may wait for work here that is not done. */
+  /** Whether the other process may still wait for work of this process. */
   get isAwaitedByPeer(): boolean {
     return this.#signaler?.isPending === true;
   }
 
-  /** Points behind the work of one stream here. @throws CudaError, ClosedError */
+  /** Returns points behind the work of one stream. @throws CudaError, ClosedError */
   pointsBehindStream(stream: Stream): TimelinePoint[] {
     return this.#isClosed ? [] : this.#ownSignaler.pointsBehindStream(stream);
   }
 
-  /** Points behind all known work of a context here. @throws CudaError */
+  /** Returns points behind all known work of a context. @throws CudaError */
   pointsBehindContext(context: Context): TimelinePoint[] {
     return this.#isClosed ? [] : this.#ownSignaler.pointsBehindContext(context);
   }
 
-  /** Passes this process's page to `send` if the other one needs it now, until that does not throw. */
+  /**
+   * Calls `send` with this process's page if the other process needs it now. Later calls do so
+   * again until `send` succeeds once.
+   */
   sharePage(send: (fd: number) => void): void {
     this.#signaler?.page.shareFd(send);
   }
 
-  /** Takes the other process's page; the descriptor is closed. @throws IpcError */
+  /** Maps the other process's page and closes the descriptor. @throws IpcError */
   acceptPage(fd: number): void {
     if (this.#peer || this.#isClosed) {
       discardFd(fd);
-      throw new IpcError('a second page of counters came');
+      throw new IpcError('received a second timeline page');
     }
     const page = TimelinePage.accept(fd);
     this.#peer = { page, waits: new Waiter(page) };
   }
 
-  /** @throws IpcError for points of a page that never came */
+  /** @throws IpcError for points whose page was never received */
   isReached(points: readonly TimelinePoint[]): boolean {
     return points.length === 0 || this.#waiter.isReached(points);
   }
 
   /**
-   * Has later work of a stream wait for points of the other process; answers false where the host
-   * must.
+   * Makes later work of a stream wait for points of the other process. Returns false if the host
+   * must wait instead.
    *
-   * @throws IpcError for points of a page that never came; CudaError where the context is lost
+   * @throws IpcError for points whose page was never received; CudaError if the context is lost
    */
   wait(points: readonly TimelinePoint[], context: Context, stream: Stream | undefined): boolean {
     return points.length === 0 || this.#waiter.enqueueWaits(points, context, stream);
   }
 
-  /** The other process is gone: no stream stays blocked. Answers how many points never came. */
+  /**
+   * Unblocks every stream after the other process is gone. Returns how many points were never
+   * reached.
+   */
   abandonWaits(): number {
     return this.#peer?.waits.abandon() ?? 0;
   }
 
-  /** No more points; `done` is called when no stream here can wait for the other process any more. */
+  /** Stops creating points. Calls `onUnused` once no stream here can wait for the other process. */
   close(onUnused: () => void): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
@@ -83,7 +92,7 @@ export class Timeline {
   }
 
   get #waiter(): Waiter {
-    if (!this.#peer) throw new IpcError('points came before the page that they are of');
+    if (!this.#peer) throw new IpcError('received points before their timeline page');
     return this.#peer.waits;
   }
 }

@@ -7,21 +7,12 @@ import type { TimelinePage } from './page.ts';
 import { hasReached, latest, type TimelinePoint } from './point.ts';
 import { comparedBits, waitForCounter } from './stream-memory-operations.ts';
 
-/** Those that have queued any. */
-const waiters = new Set<Waiter>();
-
-// The driver waits for its streams while a process ends: one that waits for another process, which
-// may never get there, would hang it.
-process.on('exit', () => {
-  for (const waits of waiters) waits.abandon();
-});
-
-/** The waits of this process's streams for the counters of another one. */
+/** Makes streams of this process wait for the counters of another process. */
 export class Waiter {
   readonly #page: TimelinePage;
-  /** How far each word is waited for, by slot. */
+  /** The latest awaited point of each counter. */
   readonly #awaited = new Map<number, TimelinePoint>();
-  /** The fewest bits of a word that a stream compares. */
+  /** The fewest bits of a counter that any waiting stream compares. */
   #bits: 32 | 64 = 64;
   #isDeviceRefused = false;
 
@@ -34,29 +25,29 @@ export class Waiter {
   }
 
   /**
-   * Has later work of a stream, by default of the context's legacy default stream, wait for points;
-   * the other process must live. Answers false where the device cannot, or too much waits already:
-   * then the host has to.
+   * Makes later work of a stream wait for points; the default is the context's legacy default
+   * stream. The other process must be alive. Returns false if the device cannot wait or too many
+   * waits are queued: then the host must wait.
    */
   enqueueWaits(points: readonly TimelinePoint[], context: Context, stream?: Stream): boolean {
     if (this.#isDeviceRefused || !this.#page.isMemoryFixed) return false;
     const unreached = points.filter((point) => !this.#page.isReached(point));
     if (unreached.length === 0) return true;
     try {
-      const line = StreamWaits.of(context, stream);
-      if (comparedBits(line.context) === 32) {
-        // One word could not end all waits, were they further apart.
+      const waits = StreamWaits.of(context, stream);
+      if (comparedBits(waits.context) === 32) {
+        // If the counts were further apart, no single counter value could end all waits.
         if (unreached.some(({ count }) => count >= 2 ** 31)) return false;
         this.#bits = 32;
       }
-      const needed = line.notAwaited(this.#page, unreached);
+      const needed = waits.notAwaited(this.#page, unreached);
       if (needed.length === 0) return true;
-      if (!line.hasRoom(needed.length, stream)) return false;
+      if (!waits.hasRoom(needed.length, stream)) return false;
       for (const point of needed) {
         this.#enqueueWait(point, context, stream);
-        line.add(this.#page, point);
+        waits.add(this.#page, point);
       }
-      line.recordEvent(WAITS_PER_EVENT, stream);
+      waits.recordEvent(WAITS_PER_EVENT, stream);
       return true;
     } catch (error) {
       if (!(error instanceof CudaError) || error.sticky) throw error;
@@ -66,8 +57,8 @@ export class Waiter {
   }
 
   /**
-   * Ends all waits, as the other process is gone: no stream stays blocked. Answers how many points
-   * were not reached.
+   * Ends all waits after the other process is gone, so that no stream stays blocked. Returns how
+   * many points were not reached.
    */
   abandon(): number {
     const awaited = [...this.#awaited.values()];
@@ -77,38 +68,42 @@ export class Waiter {
     return unreached.length;
   }
 
-  /** The page is unmapped: nothing waits there any more. */
+  /** Forgets this waiter once the page is unmapped. */
   unregister(): void {
     waiters.delete(this);
   }
 
   #enqueueWait(point: TimelinePoint, context: Context, stream: Stream | undefined): void {
-    const { slot, count } = point;
+    const { index, count } = point;
     const waitContext = stream?.context ?? context;
-    const address = this.#page.addressIn(waitContext, slot);
+    const address = this.#page.addressIn(waitContext, index);
     waiters.add(this);
-    // Noted before: a wait that nobody knows of could block for ever.
-    const known = this.#awaited.get(slot);
-    if (known === undefined || known.count < count) this.#awaited.set(slot, point);
+    // Recorded before queueing: a wait that is not recorded could block for ever.
+    const known = this.#awaited.get(index);
+    if (known === undefined || known.count < count) this.#awaited.set(index, point);
     if (stream) stream.enqueue((queue) => waitForCounter(waitContext, queue, address, count));
     else context.enqueue((queue) => waitForCounter(waitContext, queue, address, count));
   }
 }
 
+// ---- The waits of one stream, and their limits ----
+
 /**
- * How many waits one stream may have queued, for whatever processes. Behind one that is not reached a
- * stream takes 1,020 pieces of work; the next blocks its caller inside the driver, who then cannot
- * even see that the other process has ended. Most of them are left to the work between the waits.
+ * The most waits that one stream may have queued, for all other processes together. Behind an
+ * unreached wait a stream accepts 1,020 operations. The next one blocks its caller inside the
+ * driver, so that it cannot see that the other process has ended. Most of the 1,020 are left for
+ * the work between the waits.
  */
 const MAX_WAITS_PER_STREAM = 320;
-/** How many the streams of a context may have in all: some of them may share a queue of the device. */
+/** The most waits for all streams of a context, as some of them may share a hardware queue. */
 const MAX_WAITS_PER_CONTEXT = 512;
-/** How many may be queued before it is looked at how many of them have run. */
+/** The number of queued waits after which an event is recorded, to find out how many have run. */
 const WAITS_PER_EVENT = MAX_WAITS_PER_STREAM / 2;
 
 /**
- * How many streams of a context may wait at a time: one less than the device has queues for them. With
- * all of those in a wait nothing else of the process runs, nor does what another process waits for.
+ * Returns how many streams of a context may wait at a time: one fewer than the device has queues.
+ * If all queues held waits, nothing else of the process would run, not even what another process
+ * waits for.
  */
 const maxWaitingStreams = (): number => {
   const queues = Number(process.env['CUDA_DEVICE_MAX_CONNECTIONS']);
@@ -119,14 +114,14 @@ const maxWaitingStreams = (): number => {
 class StreamWaits {
   static readonly #byStream = new WeakMap<Stream, StreamWaits>();
   static readonly #byDefaultStream = new WeakMap<Context, StreamWaits>();
-  /** Those of a context that may have to wait. */
+  /** The streams of each context that may have a pending wait. */
   static readonly #waitingByContext = new WeakMap<Context, Set<StreamWaits>>();
 
   readonly context: Context;
   #epoch: number;
-  /** Of each page how far each word is waited for, by slot. */
+  /** For each page, the latest awaited count of each counter. */
   readonly #awaited = new Map<TimelinePage, Map<number, number>>();
-  /** How many waits may not have run yet, and how many of them are behind the mark. */
+  /** How many waits may not have run yet, and how many of those follow the event. */
   #queued = 0;
   #afterEvent = 0;
   #event: InternalEvent | undefined;
@@ -136,29 +131,29 @@ class StreamWaits {
     this.#epoch = context.epoch;
   }
 
-  /** That of a stream, by default of the legacy default stream. @throws ClosedError */
+  /** Returns the waits of a stream, by default of the legacy default stream. @throws ClosedError */
   static of(context: Context, stream: Stream | undefined): StreamWaits {
     const isDefault = stream === undefined || stream.handle === CU_STREAM_LEGACY;
     const within = stream?.context ?? context;
-    const line =
+    const waits =
       (isDefault ? StreamWaits.#byDefaultStream.get(within) : StreamWaits.#byStream.get(stream)) ??
       new StreamWaits(within);
-    if (isDefault) StreamWaits.#byDefaultStream.set(within, line);
-    else StreamWaits.#byStream.set(stream, line);
-    line.#dropAfterReset();
-    return line;
+    if (isDefault) StreamWaits.#byDefaultStream.set(within, waits);
+    else StreamWaits.#byStream.set(stream, waits);
+    waits.#dropAfterReset();
+    return waits;
   }
 
-  /** Of each word the furthest point, where the stream does not wait for as much already. */
+  /** Returns the latest point of each counter for which the stream does not wait yet. */
   notAwaited(page: TimelinePage, points: readonly TimelinePoint[]): TimelinePoint[] {
     const awaited = this.#awaited.get(page);
-    return latest(points).filter(({ slot, count }) => {
-      const known = awaited?.get(slot);
+    return latest(points).filter(({ index, count }) => {
+      const known = awaited?.get(index);
       return known === undefined || !hasReached(known, count);
     });
   }
 
-  /** Whether so many waits more may be queued. @throws CudaError where the context is lost */
+  /** Whether `count` more waits may be queued. @throws CudaError if the context is lost */
   hasRoom(count: number, stream: Stream | undefined): boolean {
     if (this.#queued + count > MAX_WAITS_PER_STREAM) this.#pollEvent();
     if (this.#queued + count > MAX_WAITS_PER_STREAM) {
@@ -167,19 +162,19 @@ class StreamWaits {
     }
     const waiting = StreamWaits.#waitingByContext.get(this.context);
     if (!waiting || this.#fitsContextLimit(waiting, count)) return true;
-    for (const line of waiting) if (!line.#isWaiting) waiting.delete(line);
+    for (const waits of waiting) if (!waits.#isWaiting) waiting.delete(waits);
     return this.#fitsContextLimit(waiting, count);
   }
 
   #fitsContextLimit(waiting: ReadonlySet<StreamWaits>, count: number): boolean {
     if (!waiting.has(this) && waiting.size >= maxWaitingStreams()) return false;
     let queued = count;
-    for (const line of waiting) queued += line.#queued;
+    for (const waits of waiting) queued += waits.#queued;
     return queued <= MAX_WAITS_PER_CONTEXT;
   }
 
-  /** A wait is queued. */
-  add(page: TimelinePage, { slot, count }: TimelinePoint): void {
+  /** Records that a wait was queued. */
+  add(page: TimelinePage, { index, count }: TimelinePoint): void {
     this.#queued += 1;
     this.#afterEvent += 1;
     let awaited = this.#awaited.get(page);
@@ -188,14 +183,14 @@ class StreamWaits {
       awaited = new Map();
       this.#awaited.set(page, awaited);
     }
-    awaited.set(slot, count);
+    awaited.set(index, count);
     const waiting = StreamWaits.#waitingByContext.get(this.context) ?? new Set();
     StreamWaits.#waitingByContext.set(this.context, waiting.add(this));
   }
 
   /**
-   * Marks the waits that are queued, where they are so many: that they are reached does not say that
-   * they have run, as the stream may stand before them for another reason.
+   * Records an event behind the queued waits if there are at least `minimum`. A reached counter
+   * does not prove that the wait has run, because other work may hold the stream up.
    *
    * @throws CudaError
    */
@@ -226,16 +221,16 @@ class StreamWaits {
     return this.#awaited.size > 0;
   }
 
-  /** A page whose connection has ended must not be held. */
+  /** Drops reached counters, so that the page of an ended connection is not kept alive. */
   #dropReached(): void {
     for (const [page, awaited] of this.#awaited) {
-      for (const [slot, count] of awaited)
-        if (page.isReached({ slot, count })) awaited.delete(slot);
+      for (const [index, count] of awaited)
+        if (page.isReached({ index, count })) awaited.delete(index);
       if (awaited.size === 0) this.#awaited.delete(page);
     }
   }
 
-  /** A reset of the context has ended the waits, and taken the mark. */
+  /** Forgets all waits, and the event, after a reset of the context. */
   #dropAfterReset(): void {
     if (this.context.epoch === this.#epoch) return;
     this.#epoch = this.context.epoch;
@@ -246,3 +241,14 @@ class StreamWaits {
     this.#event = undefined;
   }
 }
+
+// ---- The exit of the process ----
+
+/** The waiters that have queued at least one wait. */
+const waiters = new Set<Waiter>();
+
+// At process exit the driver waits for its streams. A stream that waits for another process, which
+// may never get there, would hang the exit.
+process.on('exit', () => {
+  for (const waits of waiters) waits.abandon();
+});

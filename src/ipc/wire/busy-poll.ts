@@ -1,27 +1,49 @@
+/**
+ * Polling instead of sleeping. The thread polls in this one place for all connections, so that
+ * polling one does not starve the others.
+ */
+
 import { yieldCore } from '../../../ffi/linux/libc.ts';
 import type { FramedSocket } from './framed-socket.ts';
 
-/** A connection that is polled. */
+/** What one poll found. */
+export type PollResult =
+  /** Nothing: those that wait still wait. */
+  | 'nothing'
+  /** One wait was served; another still waits. */
+  | 'served'
+  /** Nobody waits, or only the event loop can serve the wait. */
+  | 'over';
+
+/** Something that can be polled while callers wait for it. */
+export interface Pollable {
+  /** For how many microseconds to poll. */
+  readonly durationUs: number;
+  /** Polls once. Must not throw. */
+  poll(): PollResult;
+}
+
+/** The connection that a poller reads for. */
 interface PollTarget {
-  /** Whether someone waits for what has not come. */
+  /** Whether a caller waits for a message that has not arrived. */
   isAwaited(): boolean;
-  /** Tells the other end what it is to be told: what is waited for may depend on it. */
+  /** Sends pending control messages, because the awaited message may depend on them. */
   sendControl(): void;
 }
 
-/** Looking at the socket of a connection, on request, before the thread sleeps. */
+/** Polls the socket of a connection, if asked to, before the thread sleeps. */
 export class BusyPoller implements Pollable {
   readonly #socket: FramedSocket;
   readonly #target: PollTarget;
-  /** As {@link Pollable}; 0 for not at all. */
+  /** As {@link Pollable}; 0 turns polling off. */
   durationUs = 0;
 
-  constructor(wire: FramedSocket, target: PollTarget) {
-    this.#socket = wire;
+  constructor(socket: FramedSocket, target: PollTarget) {
+    this.#socket = socket;
     this.#target = target;
   }
 
-  /** Someone has begun to wait, perhaps. */
+  /** Starts polling if a caller waits. Call it whenever a wait may have begun. */
   begin(): void {
     if (this.durationUs > 0 && this.#target.isAwaited()) busyPoll(this);
   }
@@ -29,7 +51,7 @@ export class BusyPoller implements Pollable {
   /** As {@link Pollable}. */
   poll(): PollResult {
     this.#target.sendControl();
-    // What waits to go out needs the event loop, and perhaps the answer needs that.
+    // Unsent messages need the event loop, and the awaited reply may depend on them.
     if (!this.#socket.sendQueue.isEmpty || !this.#target.isAwaited()) return 'over';
     const read = this.#socket.poll();
     if (read === 'nothing') return 'nothing';
@@ -38,43 +60,23 @@ export class BusyPoller implements Pollable {
   }
 }
 
-/**
- * Looking instead of sleeping: the one place where the thread does it, for all connections, so that
- * none that spins is deaf to what comes through another.
- */
-
-/** What a look has found. */
-export type PollResult =
-  /** Those who wait still wait. */
-  | 'nothing'
-  /** One who waited goes on; another waits still. */
-  | 'served'
-  /** Nobody waits any more, or what they wait for is not to be had by looking. */
-  | 'over';
-
-/** Where someone waits. */
-export interface Pollable {
-  /** How long it is looked at, in microseconds. */
-  readonly durationUs: number;
-  /** Looks once. It must not throw. */
-  poll(): PollResult;
-}
+// ---- The loop that polls for all connections ----
 
 interface ActivePoll {
   readonly pollable: Pollable;
-  /** From its first look on; 0 before. */
+  /** When polling ends. 0 before the first poll. */
   until: number;
 }
 
-/** Looking at the clock, and yielding, each cost about as much as a look. */
+/** Reading the clock, and yielding, each cost about as much as a poll. */
 const POLLS_PER_YIELD = 4;
 
 const polls: ActivePoll[] = [];
 let isScheduled = false;
 
 /**
- * Looks from the next turn of the event loop on: whatever is ready to run, and may send what is
- * answered, runs before. Asked anew, the time begins anew.
+ * Polls from the next turn of the event loop on. Code that is ready to run goes first, as it may
+ * send the request that is then answered. A second call restarts the time.
  */
 export function busyPoll(pollable: Pollable): void {
   const poll = polls.find((each) => each.pollable === pollable);
@@ -93,8 +95,8 @@ function spin(): void {
   isScheduled = false;
   let now = performance.now();
   for (const poll of polls) poll.until ||= now + poll.pollable.durationUs / 1000;
-  // Nothing is allocated from here on: it may go round a million times.
-  for (let looks = 1; polls.length > 0; looks += 1) {
+  // Allocates nothing from here on, as the loop may run a million times.
+  for (let count = 1; polls.length > 0; count += 1) {
     for (let at = polls.length - 1; at >= 0; at -= 1) {
       const poll = polls[at] as ActivePoll;
       const found = poll.pollable.poll();
@@ -102,12 +104,12 @@ function spin(): void {
       if (found === 'served') poll.until = 0;
       else polls.splice(at, 1);
       if (found === 'nothing') continue;
-      // What was waited for goes on first, and the loop has its turn.
+      // The served caller, and the event loop, run first.
       schedule();
       return;
     }
-    if (looks % POLLS_PER_YIELD > 0) continue;
-    // Where there are fewer cores than processes that look, whoever is to answer may need this one.
+    if (count % POLLS_PER_YIELD > 0) continue;
+    // If more processes poll than there are cores, the one that is to reply may need this core.
     yieldCore();
     now = performance.now();
   }

@@ -1,15 +1,15 @@
 import { IpcError } from '../../errors.ts';
 import { HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH, MAX_VALUE_BYTE_LENGTH } from './limits.ts';
 
-/** A call into C costs as much as about so many characters. */
+/** Up to about this many characters, a loop is faster than a native call. */
 const MAX_INLINE_READ = 12;
 
-/** One number, seen as what it may be: short messages need no Buffer for it. */
+/** Scratch space for one number, so that short messages need no Buffer. */
 const scratch = new Uint8Array(8);
 const scratchInt32 = new Int32Array(scratch.buffer);
 const scratchFloat64 = new Float64Array(scratch.buffer);
 
-/** Bytes of another process, read one part after the other: never beyond their end. */
+/** Reads the bytes of another process in order, and never beyond their end. */
 export class ByteReader {
   readonly #bytes: Uint8Array;
   #cachedBuffer: Buffer | undefined;
@@ -24,12 +24,12 @@ export class ByteReader {
     return this.#offset;
   }
 
-  /** Begins again. */
+  /** Starts again from the first byte. */
   rewind(): void {
     this.#offset = 0;
   }
 
-  /** A reader at the same place of a copy of the first bytes. */
+  /** Returns a reader of a copy of the first bytes, at the same offset. */
   copyOfFirst(byteLength: number): ByteReader {
     const copy = new ByteReader(new Uint8Array(this.#bytes.subarray(0, byteLength)));
     copy.#offset = this.#offset;
@@ -60,12 +60,14 @@ export class ByteReader {
     return this.#buffer.readBigInt64LE(this.#take(8));
   }
 
-  /** How many things follow, each of `byteLength` bytes at least. */
+  /** Reads a count of items that have at least `byteLength` bytes each. */
   length(byteLength = 1): number {
     const first = this.uint8();
     const value = first > 0x7f ? this.#longLength(first & 0x7f) : first;
     if (value * byteLength > this.remaining)
-      throw new IpcError(`${value} are announced where ${this.remaining} bytes are left`);
+      throw new IpcError(
+        `a count of ${value} needs more than the ${this.remaining} bytes that are left`,
+      );
     return value;
   }
 
@@ -97,12 +99,12 @@ export class ByteReader {
     return this.#buffer.toString('utf16le', from, from + length);
   }
 
-  /** Goes past so many bytes. */
+  /** Skips so many bytes. */
   skip(byteLength: number): void {
     this.#take(byteLength);
   }
 
-  /** So many hexadecimal digits: a view; undefined where they are anything else, or none. */
+  /** Returns a view of hexadecimal digits. Undefined if there are none, or other characters. */
   hexDigits(count: number): Buffer | undefined {
     const digits = this.view(count);
     for (const byte of digits) {
@@ -112,13 +114,13 @@ export class ByteReader {
     return count > 0 ? digits : undefined;
   }
 
-  /** So many bytes as they are: a view. */
+  /** Returns a view of the next bytes. */
   view(byteLength: number): Buffer {
     const from = this.#take(byteLength);
     return this.#buffer.subarray(from, from + byteLength);
   }
 
-  /** A copy of so many bytes, aligned for every kind of array. */
+  /** Returns a copy of the next bytes, aligned for every typed array. */
   bytes(byteLength: number): ArrayBuffer {
     const from = this.#take(byteLength);
     const copy = new ArrayBuffer(byteLength);
@@ -126,7 +128,7 @@ export class ByteReader {
     return copy;
   }
 
-  /** The bytes with Node's ways to read them: short messages need none. */
+  /** The bytes as a Buffer, which short messages do not need. */
   get #buffer(): Buffer {
     const bytes = this.#bytes;
     this.#cachedBuffer ??= Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
@@ -135,7 +137,8 @@ export class ByteReader {
 
   #take(byteLength: number): number {
     const from = this.#offset;
-    if (byteLength > this.remaining) throw new IpcError('it ends in the middle of a value');
+    if (byteLength > this.remaining)
+      throw new IpcError('the message ends in the middle of a value');
     this.#offset = from + byteLength;
     return from;
   }
@@ -143,21 +146,21 @@ export class ByteReader {
 
 const INITIAL_BYTE_LENGTH = 16 << 10;
 const MAX_REUSED_BYTE_LENGTH = 1 << 20;
-/** A call into C costs as much as about so many characters. */
+/** Up to about this many characters, a loop is faster than a native call. */
 const MAX_INLINE_WRITE = 16;
 
 let reusable: ByteWriter | undefined;
 
-/** Bytes that grow as they are written, with room for a packet's header before them. */
+/** A growing buffer that keeps room for a frame header in front of what is written. */
 export class ByteWriter {
   #bytes: Buffer = Buffer.allocUnsafeSlow(INITIAL_BYTE_LENGTH);
   #view = new DataView(this.#bytes.buffer);
   #offset = HEADER_BYTE_LENGTH;
   #limit = HEADER_BYTE_LENGTH + MAX_VALUE_BYTE_LENGTH;
 
-  /** Calls `use` with an empty writer; what it wrote is gone after. */
+  /** Calls `use` with an empty writer. The written bytes are only valid during the call. */
   static use<T>(use: (writer: ByteWriter) => T): T {
-    // A getter in a value may send another one meanwhile.
+    // A getter in a value may send another value meanwhile.
     const writer = reusable ?? new ByteWriter();
     reusable = undefined;
     writer.#offset = HEADER_BYTE_LENGTH;
@@ -169,7 +172,7 @@ export class ByteWriter {
     }
   }
 
-  /** The value is written: what comes now goes behind it, and has room of its own. */
+  /** Ends the value. The control block that follows has space of its own. */
   endValue(): void {
     this.#limit += MAX_CONTROL_BYTE_LENGTH;
   }
@@ -179,12 +182,12 @@ export class ByteWriter {
     return this.#offset;
   }
 
-  /** Writes a byte over one that was written. */
+  /** Overwrites a byte. */
   rewrite(at: number, value: number): void {
     this.#bytes[at] = value;
   }
 
-  /** What was written, behind the room for the header. */
+  /** The written bytes, with room for the header in front. */
   get written(): Buffer {
     return this.#bytes.subarray(0, this.#offset);
   }
@@ -212,7 +215,7 @@ export class ByteWriter {
     this.#offset += 8;
   }
 
-  /** A count or length below 2^31: seven bits a byte, the lowest first. */
+  /** Writes a count or length below 2^31 as LEB128: seven bits a byte, the lowest first. */
   length(value: number): void {
     this.#reserve(5);
     let rest = value;
@@ -223,7 +226,7 @@ export class ByteWriter {
     this.#bytes[this.#offset++] = rest;
   }
 
-  /** Writes the characters if all are ASCII; answers whether it did. The length goes before. */
+  /** Writes a tag, the length and the characters if all are ASCII. Returns whether it did. */
   ascii(tag: number, text: string): boolean {
     const { length } = text;
     if (length > MAX_INLINE_WRITE && Buffer.byteLength(text) !== length) return false;
@@ -252,7 +255,7 @@ export class ByteWriter {
     this.#offset += this.#bytes.write(text, this.#offset, text.length * 2, 'utf16le');
   }
 
-  /** The bytes that digits stand for. */
+  /** Writes the bytes that hexadecimal digits stand for. */
   hex(digits: string): void {
     const byteLength = digits.length / 2;
     this.#reserve(byteLength);

@@ -1,53 +1,67 @@
-/** What the two ends say to each other beside values: it goes behind a value, or by itself. */
+/**
+ * What two peers tell each other besides values. A control block follows a value, or is a message
+ * of its own.
+ */
 import { IpcError } from '../../errors.ts';
-import type { ForwardRequest } from '../lease/forward.ts';
 import { COUNTER_COUNT, latest, type TimelinePoint } from '../timeline/point.ts';
 import { ByteReader, type ByteWriter } from './bytes.ts';
 import { MAX_RELEASE_POINTS, MAX_VALUE_OBJECTS } from './limits.ts';
 
-/** What was lent is closed, or not reached any more, there where it was lent to. */
+/** The receiver of a leased object has closed or released it. */
 export interface LeaseRelease {
-  /** By its number: the objects that were sent over a connection are counted from 0. */
+  /** The lease's number. The objects sent over a connection are numbered from 0. */
   readonly lease: number;
-  /** Whether nothing there reaches it any more; else it is closed, and its work may go on. */
+  /**
+   * Whether the receiver no longer uses the object at all. If false, the object is closed but its
+   * work may still run.
+   */
   readonly isFinal: boolean;
-  /** Behind the work there that may use it still. */
+  /** Points behind the receiver's work that may still use the object. */
   readonly points: readonly TimelinePoint[];
 }
 
-/** Leases of one value: as many numbers as it has objects. */
+/** The leases of one value: as many numbers as it has objects. */
 export interface LeaseRange {
   readonly first: number;
   readonly count: number;
 }
 
-/** What is said. */
+/** Asks the owner of a lease to keep its object for a third process, which is named here. */
+export interface ForwardRequest {
+  readonly lease: number;
+  readonly pid: number;
+  readonly startTime: number;
+}
+
+/** The fields of a control block. */
 export interface ControlBlock {
-  /** Whether the sender's page of counters comes along, by the last of the file descriptors. */
+  /** Whether the sender's timeline page is the last of the file descriptors. */
   readonly hasTimelinePage: boolean;
-  /** Behind the work of the sender that the objects of the value are used after. */
+  /** Points behind the sender's work on the objects of the value. */
   readonly points: readonly TimelinePoint[];
   readonly released: readonly LeaseRelease[];
-  /** The leases of the sender that are not to be used any more. */
+  /** Leases of the sender that the receiver must stop using. */
   readonly revoked: readonly number[];
-  /** What the receiver of this is asked to keep for others too, a link with each. */
+  /** Leases that the receiver is asked to keep for third processes, with one link each. */
   readonly forwardRequests: readonly ForwardRequest[];
-  /** Which objects of the value have a link: behind the file descriptors of all. */
+  /**
+   * Which objects of the value come with a link. The links follow the objects' file descriptors.
+   */
   readonly linkedObjects: readonly number[];
-  /** The sender's leases for the objects of the value, numbered on from the first. */
+  /** The sender's leases for the objects of the value, numbered consecutively. */
   readonly leases: LeaseRange | undefined;
-  /** Whether the sender has closed the connection: it sends no more values, and takes none. */
+  /** Whether the sender has closed the connection. It then sends and takes no more values. */
   readonly isClosing: boolean;
   /**
-   * Whether the sender has nothing of the receiver's, and takes nothing that is still on its way:
-   * every lease of this connection ends.
+   * Whether the sender holds nothing of the receiver and drops what is still on its way. Every
+   * lease of this connection then ends.
    */
   readonly isDone: boolean;
-  /** The sender's pools that are there no more: what is kept for the next memory of them can go. */
+  /** Pools of the sender that were closed. The receiver need not keep them for further memory. */
   readonly closedPools: readonly string[];
 }
 
-/** Nothing to say. */
+/** A control block without content. */
 export const emptyControlBlock: ControlBlock = {
   hasTimelinePage: false,
   points: [],
@@ -61,92 +75,35 @@ export const emptyControlBlock: ControlBlock = {
   closedPools: [],
 };
 
-/** Whether there is nothing to take in, or to tell. */
-export const isEmptyControlBlock = (tail: ControlBlock): boolean => {
+/**
+ * Whether a control block has nothing that the receiver must apply. Points and leases belong to a
+ * value.
+ */
+export const isEmptyControlBlock = (block: ControlBlock): boolean => {
   const { hasTimelinePage, released, revoked, forwardRequests, isClosing, isDone, closedPools } =
-    tail;
+    block;
   const entries = released.length + revoked.length + forwardRequests.length;
   return !hasTimelinePage && !isClosing && !isDone && entries + closedPools.length === 0;
 };
 
-const ControlField = {
-  timelinePage: 1,
-  points: 2,
-  released: 3,
-  revoked: 4,
-  closing: 5,
-  forwardRequests: 6,
-  linkedObjects: 7,
-  closedPools: 8,
-  leases: 9,
-  done: 10,
-} as const;
-/** The most points of one list: each word of the page has one that is the furthest. */
-const MAX_POINTS = COUNTER_COUNT;
-/** What names a pool. */
-const POOL_ID_BYTES = 16;
-/** How much one message may say of each kind. */
-const MAX_CONTROL_ENTRIES: number = MAX_VALUE_OBJECTS;
-
-/** Reads news, which came by itself. @throws IpcError */
+/** Reads a control message, which comes without a value. @throws IpcError */
 export function readControlMessage(bytes: Uint8Array, fdCount: number): ControlBlock {
-  const tail = readControlBlock(new ByteReader(bytes));
-  if (tail.points.length > 0 || tail.linkedObjects.length > 0 || tail.leases)
-    throw new IpcError('points or leases came without a value');
-  if (tail.hasTimelinePage && tail.forwardRequests.length > 0)
-    throw new IpcError('a page of counters came with something to adopt');
-  if (fdCount !== (tail.hasTimelinePage ? 1 : 0) + tail.forwardRequests.length)
-    throw new IpcError(`${fdCount} file descriptors came with news`);
-  return tail;
+  const block = readControlBlock(new ByteReader(bytes));
+  if (block.points.length > 0 || block.linkedObjects.length > 0 || block.leases)
+    throw new IpcError('received points or leases without a value');
+  if (block.hasTimelinePage && block.forwardRequests.length > 0)
+    throw new IpcError('received a timeline page together with forward requests');
+  const expected = (block.hasTimelinePage ? 1 : 0) + block.forwardRequests.length;
+  if (fdCount !== expected)
+    throw new IpcError(
+      `received ${fdCount} file descriptors with a control message that has ${expected}`,
+    );
+  return block;
 }
 
-/** Writes what there is to say: nothing for nothing. */
-export function writeControlBlock(to: ByteWriter, tail: ControlBlock): void {
-  if (tail.hasTimelinePage) to.uint8(ControlField.timelinePage);
-  if (tail.points.length > 0) {
-    to.uint8(ControlField.points);
-    writePoints(to, tail.points);
-  }
-  if (tail.released.length > 0) {
-    to.uint8(ControlField.released);
-    to.length(tail.released.length);
-    for (const { lease, isFinal, points } of tail.released) {
-      to.float64(lease);
-      to.uint8(isFinal ? 1 : 0);
-      writePoints(to, points);
-    }
-  }
-  if (tail.revoked.length > 0) {
-    to.uint8(ControlField.revoked);
-    to.length(tail.revoked.length);
-    for (const lease of tail.revoked) to.float64(lease);
-  }
-  if (tail.isClosing) to.uint8(ControlField.closing);
-  if (tail.forwardRequests.length > 0) {
-    to.uint8(ControlField.forwardRequests);
-    to.length(tail.forwardRequests.length);
-    for (const { lease, pid, startTime } of tail.forwardRequests)
-      for (const value of [lease, pid, startTime]) to.float64(value);
-  }
-  if (tail.linkedObjects.length > 0) {
-    to.uint8(ControlField.linkedObjects);
-    to.length(tail.linkedObjects.length);
-    for (const at of tail.linkedObjects) to.float64(at);
-  }
-  if (tail.closedPools.length > 0) {
-    to.uint8(ControlField.closedPools);
-    to.length(tail.closedPools.length);
-    for (const pool of tail.closedPools) to.hex(pool);
-  }
-  if (tail.leases) {
-    to.uint8(ControlField.leases);
-    to.float64(tail.leases.first);
-    to.length(tail.leases.count);
-  }
-  if (tail.isDone) to.uint8(ControlField.done);
-}
-
-/** Reads all that is left. @throws IpcError for anything but a tail, each part once and in order */
+/**
+ * Reads a control block up to the end. @throws IpcError unless each field comes once and in order
+ */
 export function readControlBlock(from: ByteReader): ControlBlock {
   if (from.remaining === 0) return emptyControlBlock;
   let last = 0;
@@ -162,7 +119,8 @@ export function readControlBlock(from: ByteReader): ControlBlock {
   let closedPools: readonly string[] = [];
   while (from.remaining > 0) {
     const field = from.uint8();
-    if (field <= last) throw new IpcError(`${from.remaining} bytes follow the value`);
+    if (field <= last)
+      throw new IpcError(`unexpected control field ${field}: fields come once and in order`);
     last = field;
     if (field === ControlField.timelinePage) hasTimelinePage = true;
     else if (field === ControlField.points) points = readPoints(from);
@@ -177,7 +135,7 @@ export function readControlBlock(from: ByteReader): ControlBlock {
       closedPools = readList(from, POOL_ID_BYTES, () => from.view(POOL_ID_BYTES).toString('hex'));
     else if (field === ControlField.leases) leases = readLeaseRange(from);
     else if (field === ControlField.done) isDone = true;
-    else throw new IpcError(`the byte ${field} says nothing behind a value`);
+    else throw new IpcError(`unknown control field ${field}`);
   }
   return {
     hasTimelinePage,
@@ -193,22 +151,92 @@ export function readControlBlock(from: ByteReader): ControlBlock {
   };
 }
 
+/** Writes a control block. An empty one has no bytes. */
+export function writeControlBlock(to: ByteWriter, block: ControlBlock): void {
+  if (block.hasTimelinePage) to.uint8(ControlField.timelinePage);
+  if (block.points.length > 0) {
+    to.uint8(ControlField.points);
+    writePoints(to, block.points);
+  }
+  if (block.released.length > 0) {
+    to.uint8(ControlField.released);
+    to.length(block.released.length);
+    for (const { lease, isFinal, points } of block.released) {
+      to.float64(lease);
+      to.uint8(isFinal ? 1 : 0);
+      writePoints(to, points);
+    }
+  }
+  if (block.revoked.length > 0) {
+    to.uint8(ControlField.revoked);
+    to.length(block.revoked.length);
+    for (const lease of block.revoked) to.float64(lease);
+  }
+  if (block.isClosing) to.uint8(ControlField.closing);
+  if (block.forwardRequests.length > 0) {
+    to.uint8(ControlField.forwardRequests);
+    to.length(block.forwardRequests.length);
+    for (const { lease, pid, startTime } of block.forwardRequests)
+      for (const value of [lease, pid, startTime]) to.float64(value);
+  }
+  if (block.linkedObjects.length > 0) {
+    to.uint8(ControlField.linkedObjects);
+    to.length(block.linkedObjects.length);
+    for (const at of block.linkedObjects) to.float64(at);
+  }
+  if (block.closedPools.length > 0) {
+    to.uint8(ControlField.closedPools);
+    to.length(block.closedPools.length);
+    for (const pool of block.closedPools) to.hex(pool);
+  }
+  if (block.leases) {
+    to.uint8(ControlField.leases);
+    to.float64(block.leases.first);
+    to.length(block.leases.count);
+  }
+  if (block.isDone) to.uint8(ControlField.done);
+}
+
+// ---- The encoding of the fields ----
+
+const ControlField = {
+  timelinePage: 1,
+  points: 2,
+  released: 3,
+  revoked: 4,
+  closing: 5,
+  forwardRequests: 6,
+  linkedObjects: 7,
+  closedPools: 8,
+  leases: 9,
+  done: 10,
+} as const;
+/** The most points of one list: one for each counter of a page. */
+const MAX_POINTS = COUNTER_COUNT;
+/** The length of a pool's identity. */
+const POOL_ID_BYTES = 16;
+/** The most entries of one list. */
+const MAX_CONTROL_ENTRIES: number = MAX_VALUE_OBJECTS;
+
 function writePoints(to: ByteWriter, points: readonly TimelinePoint[]): void {
   to.length(points.length);
-  for (const { slot, count } of points) {
-    to.length(slot);
+  for (const { index, count } of points) {
+    to.length(index);
     to.float64(count);
   }
 }
 
 function readPoints(from: ByteReader): TimelinePoint[] {
   const length = from.length(9);
-  if (length > MAX_POINTS) throw new IpcError(`${length} points are more than a page has words`);
+  if (length > MAX_POINTS)
+    throw new IpcError(
+      `a list of ${length} points is too long: a timeline page has ${MAX_POINTS} counters`,
+    );
   const points: TimelinePoint[] = [];
   for (let at = 0; at < length; at++) {
-    const slot = from.length(0);
-    if (slot >= COUNTER_COUNT) throw new IpcError(`a page of counters has no word ${slot}`);
-    points.push({ slot, count: readCount(from, 1) });
+    const index = from.length(0);
+    if (index >= COUNTER_COUNT) throw new IpcError(`a timeline page has no counter ${index}`);
+    points.push({ index, count: readCount(from, 1) });
   }
   return latest(points);
 }
@@ -217,7 +245,7 @@ function readLeaseRange(from: ByteReader): LeaseRange {
   const first = readLeaseId(from);
   const count = from.length(0);
   if (count === 0 || count > MAX_VALUE_OBJECTS || !Number.isSafeInteger(first + count))
-    throw new IpcError(`${count} leases from ${first} on are too few or too many for one value`);
+    throw new IpcError(`${count} leases from ${first} on is not a valid range for one value`);
   return { first, count };
 }
 
@@ -230,9 +258,9 @@ function readLeaseReleases(from: ByteReader): LeaseRelease[] {
   return readList(from, 10, () => {
     const entry = readLeaseRelease(from);
     count += entry.points.length;
-    // Each can be a wait of a stream.
+    // Each point may become a wait of a stream.
     if (count > MAX_RELEASE_POINTS)
-      throw new IpcError(`one message has more than ${MAX_RELEASE_POINTS} points`);
+      throw new IpcError(`a message has more than ${MAX_RELEASE_POINTS} points`);
     return entry;
   });
 }
@@ -240,7 +268,7 @@ function readLeaseReleases(from: ByteReader): LeaseRelease[] {
 function readLeaseRelease(from: ByteReader): LeaseRelease {
   const lease = readLeaseId(from);
   const flag = from.uint8();
-  if (flag > 1) throw new IpcError(`a lease is over or not: ${flag} says neither`);
+  if (flag > 1) throw new IpcError(`invalid flag ${flag} in a lease release: it must be 0 or 1`);
   return { lease, isFinal: flag === 1, points: readPoints(from) };
 }
 
@@ -249,14 +277,14 @@ const readLeaseId = (from: ByteReader): number => readCount(from, 0);
 function readCount(from: ByteReader, least: number): number {
   const count = from.float64();
   if (!Number.isSafeInteger(count) || count < least)
-    throw new IpcError(`${count} is no count from ${least} on`);
+    throw new IpcError(`${count} is not an integer of at least ${least}`);
   return count;
 }
 
 function readList<T>(from: ByteReader, byteLength: number, read: () => T): T[] {
   const length = from.length(byteLength);
   if (length === 0 || length > MAX_CONTROL_ENTRIES)
-    throw new IpcError(`${length} entries are too few or too many for one message`);
+    throw new IpcError(`a list of ${length} entries is not valid in one message`);
   const entries: T[] = [];
   for (let at = 0; at < length; at++) entries.push(read());
   return entries;

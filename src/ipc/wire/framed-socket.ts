@@ -6,37 +6,24 @@ import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { FrameAssembler, type FrameKind, type Message } from './frames.ts';
 import { SendQueue } from './send-queue.ts';
 
-/** Other work of the loop comes in between after so many, however they are taken. */
-const MAX_FRAMES_PER_TICK = 32;
-/** For descriptors that are too many on their way: nothing tells when they are fewer. */
-const RETRY_MS = 5;
-/** The longest period of a timer. */
-const MAX_PERIOD_MS = 2 ** 31 - 1;
-/**
- * What one that has ended may have left in the socket is taken whole, although nobody takes it yet.
- * It is more than the kernel keeps for one sender: other holders of its socket must not go on.
- */
-const MAX_DRAINED_FRAMES = 4096;
-const MAX_DRAINED_BYTE_LENGTH = 4 << 20;
-
-/** What was read: 'awaited' where someone waited for what it completed. */
-type ReadResult = 'nothing' | 'packet' | 'awaited' | 'end';
-
-/** Who a wire is for. */
+/** Handles the events of a {@link FramedSocket}. */
 export interface FramedSocketHandler {
-  /** Whether more is wanted now. */
+  /** Whether more messages are wanted now. */
   wantsMore(): boolean;
-  /** Takes what arrived, whole; answers whether someone waited for it. What it throws is `failed`. */
+  /**
+   * Takes a complete message. Returns whether a caller waited for it. If it throws, `onFailure` is
+   * called.
+   */
   onMessage(arrived: Message): boolean;
-  /** The other end has closed its socket, and all that it sent was taken. */
+  /** The peer has closed its socket, and everything that it sent was read. */
   onSocketEnd(): void;
-  /** The protocol was broken, or the socket has failed. */
+  /** The peer broke the protocol, or the socket failed. */
   onFailure(error: unknown): void;
-  /** All that waited to be sent has gone out. */
+  /** Everything that was queued has been sent. */
   onDrained(): void;
 }
 
-/** A socket on the event loop: what comes through it, and what waits to go. */
+/** A socket on the event loop, with the messages that arrive and those that are queued. */
 export class FramedSocket {
   readonly #handler: FramedSocketHandler;
   readonly sendQueue = new SendQueue();
@@ -46,15 +33,15 @@ export class FramedSocket {
   #watched = { readable: false, writable: false };
   #retry: NodeJS.Timeout | undefined;
   #isReferenced = true;
-  /** Keeps the process alive while the socket is not watched: an open connection does. */
+  /** Keeps the process alive while an open socket is not watched. */
   #keepAlive: NodeJS.Timeout | undefined;
   #isPeerGone = false;
-  /** What was read since the end of the other end was known. */
-  #drainedAfterEnd = { packets: 0, byteLength: 0 };
-  /** How many messages were read since the last turn of the loop by those who asked for them. */
+  /** What was read since the peer's end was known. */
+  #drainedAfterEnd = { frames: 0, byteLength: 0 };
+  /** How many messages callers have read directly since the last turn of the event loop. */
   #readsThisTick = 0;
 
-  /** @param fd the socket, which is this wire's from now on */
+  /** @param fd the socket. This object owns it from now on */
   constructor(fd: number, handler: FramedSocketHandler) {
     this.#handler = handler;
     this.#fd = fd;
@@ -70,12 +57,12 @@ export class FramedSocket {
     return this.#fd !== undefined;
   }
 
-  /** Whether the other end is gone: what it has left in the socket is finite, and tells why. */
+  /** Whether the peer is gone. What it left in the socket is finite and tells why it ended. */
   get isEnding(): boolean {
     return this.#isPeerGone || this.sendQueue.isBroken;
   }
 
-  /** As the outbox's `post`. @throws SystemError */
+  /** As {@link SendQueue.post}. @throws SystemError */
   post(
     kind: FrameKind,
     bytes: Buffer,
@@ -100,35 +87,39 @@ export class FramedSocket {
     return sending;
   }
 
-  /** Takes what the kernel has already, which needs no turn of the loop. */
+  /** Reads what the kernel already has, without a turn of the event loop. */
   readNow(): void {
     if (this.#readsThisTick >= MAX_FRAMES_PER_TICK) return;
     const read = this.#readOne('leave the end');
-    if (read === 'packet' || read === 'awaited') this.#readsThisTick += 1;
+    if (read === 'frame' || read === 'awaited') this.#readsThisTick += 1;
   }
 
-  /** Looks once at what the kernel has; 'over' where only the event loop can tell what is next. */
+  /**
+   * Reads once what the kernel has. Returns 'over' if only the event loop can tell what comes next.
+   */
   poll(): Exclude<ReadResult, 'end'> | 'over' {
-    // The loop has turned since.
+    // The event loop has turned since.
     this.#readsThisTick = 0;
     if (this.#fd === undefined || this.#isPeerGone || !this.#handler.wantsMore()) return 'over';
     const read = this.#readOne('leave the end');
     return read === 'end' ? 'over' : read;
   }
 
-  /** More is wanted again. */
+  /** Continues reading after `wantsMore` returned false. */
   resume(): void {
     if (this.isEnding) setImmediate(() => this.#read());
     else this.#updateWatch();
   }
 
-  /** What the kernel has is taken still; then it is the end, whoever else holds the other socket. */
+  /**
+   * Reads what the kernel still has and then ends, even if another process holds the peer's socket.
+   */
   markPeerGone(): void {
     this.#isPeerGone = true;
     this.#read();
   }
 
-  /** Takes what one that is gone has left. */
+  /** Reads what a peer that is gone has left. */
   readToEnd(): void {
     this.#read();
   }
@@ -140,7 +131,7 @@ export class FramedSocket {
     this.#updateKeepAlive();
   }
 
-  /** Closes the socket, with all that was not sent. The second time does nothing. */
+  /** Closes the socket and drops everything unsent. The second call does nothing. */
   close(reason: Error): void {
     if (this.#fd === undefined) return;
     clearTimeout(this.#retry);
@@ -175,32 +166,33 @@ export class FramedSocket {
   #read(): void {
     for (let n = 0; n < MAX_FRAMES_PER_TICK; n++) {
       if (this.#fd === undefined || !this.#handler.wantsMore()) return;
-      const read = this.#readOne('tell the end');
+      const read = this.#readOne('report the end');
       if (read === 'nothing' || read === 'end') return;
-      // Who waited for it goes on at once; the socket tells again of what it still has, where it is
-      // watched: of an end that is gone it may not be.
+      // The waiting caller goes first. The socket becomes readable again if more is there, unless
+      // the peer is gone: then it may not be watched.
       if (read === 'awaited' && !this.isEnding) return;
     }
-    // Other holders of the other socket must not keep this process from its other work.
+    // Another holder of the peer's socket must not keep this process from its other work.
     if (this.isEnding) setImmediate(() => this.#read());
   }
 
   /**
-   * Takes one packet from the kernel, if there is one.
+   * Reads one frame from the kernel, if there is one.
    *
-   * @param atEnd leaves the end to the next turn of the loop, which may know why
+   * @param atEnd 'leave the end' does not report the end now: by the next turn of the loop its
+   * reason may be known
    */
-  #readOne(atEnd: 'tell the end' | 'leave the end'): ReadResult {
+  #readOne(atEnd: 'report the end' | 'leave the end'): ReadResult {
     if (this.#fd === undefined) return 'nothing';
     try {
       const message = receive(this.#fd);
       if (message === undefined && !this.#isPeerGone) return 'nothing';
       if (message === undefined || message === 'end' || this.#exceedsDrainLimit(message)) {
-        if (atEnd === 'tell the end') this.#handler.onSocketEnd();
+        if (atEnd === 'report the end') this.#handler.onSocketEnd();
         return 'end';
       }
       const arrived = this.#assembler.add(message);
-      return arrived && this.#handler.onMessage(arrived) ? 'awaited' : 'packet';
+      return arrived && this.#handler.onMessage(arrived) ? 'awaited' : 'frame';
     } catch (error) {
       this.#handler.onFailure(error);
       return 'nothing';
@@ -209,10 +201,10 @@ export class FramedSocket {
 
   #exceedsDrainLimit({ data, fds }: SocketMessage): boolean {
     if (!this.isEnding) return false;
-    this.#drainedAfterEnd.packets += 1;
+    this.#drainedAfterEnd.frames += 1;
     this.#drainedAfterEnd.byteLength += data.byteLength;
-    const { packets, byteLength } = this.#drainedAfterEnd;
-    if (packets <= MAX_DRAINED_FRAMES && byteLength <= MAX_DRAINED_BYTE_LENGTH) return false;
+    const { frames, byteLength } = this.#drainedAfterEnd;
+    if (frames <= MAX_DRAINED_FRAMES && byteLength <= MAX_DRAINED_BYTE_LENGTH) return false;
     discardFds(fds);
     return true;
   }
@@ -236,7 +228,10 @@ export class FramedSocket {
     }, RETRY_MS).unref();
   }
 
-  /** Watches the socket for what is wanted of it now: its one watch is changed, never made anew. */
+  /**
+   * Watches the socket for what is needed now. Changes the existing watch instead of making a new
+   * one.
+   */
   #updateWatch(readable = this.#handler.wantsMore()): void {
     if (this.#fd === undefined) return;
     const { isEmpty, isShortOfFds, isAwaitingAck, isBroken } = this.sendQueue;
@@ -250,6 +245,25 @@ export class FramedSocket {
     this.#updateKeepAlive();
   }
 }
+
+// ---- Limits, and one read ----
+
+/** After this many frames the event loop gets a turn. */
+const MAX_FRAMES_PER_TICK = 32;
+/** The kernel does not report when fewer descriptors are in flight, so sending is retried. */
+const RETRY_MS = 5;
+/** The longest period of a timer. */
+const MAX_PERIOD_MS = 2 ** 31 - 1;
+/**
+ * The most that is read after the peer has ended, although nobody has asked for it yet. The kernel
+ * buffers less for one sender, so a process that still holds the peer's socket cannot prolong the
+ * end.
+ */
+const MAX_DRAINED_FRAMES = 4096;
+const MAX_DRAINED_BYTE_LENGTH = 4 << 20;
+
+/** The result of one read. 'awaited' means that a caller waited for the completed message. */
+type ReadResult = 'nothing' | 'frame' | 'awaited' | 'end';
 
 function receive(fd: number): ReturnType<typeof takeMessage> {
   try {

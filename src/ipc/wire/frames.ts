@@ -1,4 +1,7 @@
-/** Packets: what one message of the socket holds. A value has as many as it needs, news one. */
+/**
+ * Frames: one message of the socket is one frame. A value has as many frames as it needs, a control
+ * message has one.
+ */
 
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import type { SocketMessage } from '../../../ffi/linux/message.ts';
@@ -10,76 +13,34 @@ import {
   MAX_VALUE_BYTE_LENGTH,
 } from './limits.ts';
 
-/** What a packet is about. */
+/** What a frame belongs to. */
 export const FrameKind = { value: 1, news: 2, question: 3, answer: 4 } as const;
 export type FrameKind = (typeof FrameKind)[keyof typeof FrameKind];
 
-/** What stands before each packet, little-endian. */
+/** The header of each frame, little-endian. */
 export interface FrameHeader {
   readonly kind: FrameKind;
-  /** The number of the value, or the news, on this connection, from 0, modulo 2^32. */
+  /** The number of the message on this connection, from 0, modulo 2^32. */
   readonly sequence: number;
-  /** Of the whole of it. */
+  /** The length of the whole message. */
   readonly byteLength: number;
-  /** Where in it this packet's part begins. */
+  /** Where in the message this frame's part begins. */
   readonly offset: number;
 }
 
-// "cu", the version of the protocol, the kind, then three numbers of 32 bits.
-const MAGIC = 0x7563;
-const VERSION = 2;
-
-/** Writes a header over the 16 bytes at `at`. */
-export function writeHeader(bytes: Buffer, at: number, header: FrameHeader): void {
-  bytes.writeUInt16LE(MAGIC, at);
-  bytes[at + 2] = VERSION;
-  bytes[at + 3] = header.kind;
-  bytes.writeUInt32LE(header.sequence, at + 4);
-  bytes.writeUInt32LE(header.byteLength, at + 8);
-  bytes.writeUInt32LE(header.offset, at + 12);
-}
-
-const isKind = (kind: number): kind is FrameKind =>
-  kind >= FrameKind.value && kind <= FrameKind.answer;
-
-// By the byte: a DataView for each packet would cost more than all that is read of it.
-const byte = (bytes: Uint8Array, at: number): number => bytes[at] as number;
-const uint16 = (bytes: Uint8Array, at: number): number =>
-  byte(bytes, at) | (byte(bytes, at + 1) << 8);
-const uint32 = (bytes: Uint8Array, at: number): number =>
-  (uint16(bytes, at) | (uint16(bytes, at + 2) << 16)) >>> 0;
-
-/** @throws IpcError for anything but a packet of this version */
-export function readHeader(frame: Uint8Array): FrameHeader {
-  if (frame.byteLength <= HEADER_BYTE_LENGTH)
-    throw new IpcError(`a packet of ${frame.byteLength} bytes has no content`);
-  if (uint16(frame, 0) !== MAGIC) throw new IpcError('a packet is none of cuffi');
-  const version = byte(frame, 2);
-  if (version !== VERSION)
-    throw new IpcError(
-      `the other end speaks version ${version} of the protocol, this one version ${VERSION}: ` +
-        'use the same cuffi on both sides',
-    );
-  const kind = byte(frame, 3);
-  if (!isKind(kind)) throw new IpcError(`packets of kind ${kind} are unknown here`);
-  return {
-    kind,
-    sequence: uint32(frame, 4),
-    byteLength: uint32(frame, 8),
-    offset: uint32(frame, 12),
-  };
-}
-
-/** A value, or news, as it arrived: not decoded yet, and its file descriptors. */
+/** A complete message, not decoded yet, with its file descriptors. */
 export interface Message {
   readonly kind: FrameKind;
   readonly bytes: Uint8Array;
-  /** Whether the bytes are those of the one message that it came in: there until the next. */
+  /** Whether the bytes are those of the socket's buffer. The next read overwrites them. */
   readonly isSingleFrame: boolean;
   readonly fds: readonly number[];
 }
 
-/** The packets of one direction, put together. Holds what has arrived, never what is announced. */
+/**
+ * Puts the frames of one direction together. Memory is used for what arrived, not for what a header
+ * announces.
+ */
 export class FrameAssembler {
   #sequence = 0;
   #parts: Uint8Array[] = [];
@@ -88,10 +49,10 @@ export class FrameAssembler {
   #fds: readonly number[] = [];
 
   /**
-   * Takes a packet, of which only a value in parts is copied; answers with the value that it
-   * completes.
+   * Takes a frame and returns the message that it completes. Copies only messages of several
+   * frames.
    *
-   * @throws IpcError for one that does not follow from those before; its descriptors are closed
+   * @throws IpcError for a frame that does not continue the previous ones; closes its descriptors
    */
   add({ data, fds }: SocketMessage): Message | undefined {
     let header: FrameHeader;
@@ -113,7 +74,7 @@ export class FrameAssembler {
       : undefined;
   }
 
-  /** Drops a value that is not complete. */
+  /** Drops an incomplete message. */
   clear(): void {
     discardFds(this.#fds);
     this.#reset();
@@ -122,19 +83,23 @@ export class FrameAssembler {
   #check({ kind, sequence, byteLength, offset }: FrameHeader, part: number, fdCount: number): void {
     if (sequence !== this.#sequence || offset !== this.#received)
       throw new IpcError(
-        `byte ${offset} of value ${sequence} came where byte ${this.#received} of value ${this.#sequence} was due`,
+        `received byte ${offset} of message ${sequence} instead of byte ${this.#received} of message ${this.#sequence}`,
       );
     if (kind === FrameKind.news && part !== byteLength)
-      throw new IpcError(`news of ${byteLength} bytes came in a packet of ${part}`);
+      throw new IpcError(
+        `a control message of ${byteLength} bytes came in a frame of ${part} bytes`,
+      );
     if (byteLength > MAX_VALUE_BYTE_LENGTH + MAX_CONTROL_BYTE_LENGTH)
-      throw new IpcError(`a value of ${byteLength} bytes: it may have ${MAX_VALUE_BYTE_LENGTH}`);
+      throw new IpcError(
+        `a message of ${byteLength} bytes is too large: a value has at most ${MAX_VALUE_BYTE_LENGTH}`,
+      );
     if (offset > 0 && byteLength !== this.#byteLength)
-      throw new IpcError('a value changed its size on its way');
-    // Tiny parts of a large value would cost more to keep than they hold.
+      throw new IpcError('a message changed its length between two frames');
+    // Keeping tiny parts of a large value would cost more than their content.
     if (part !== Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset))
-      throw new IpcError(`a packet holds ${part} bytes of a value: that is too few or too many`);
+      throw new IpcError(`a frame has ${part} bytes of a message: that is too few or too many`);
     if (offset > 0 && fdCount > 0)
-      throw new IpcError('file descriptors came in the middle of a value');
+      throw new IpcError('received file descriptors in the middle of a message');
   }
 
   #complete(kind: FrameKind, bytes: Uint8Array, isSingleFrame: boolean): Message {
@@ -150,3 +115,50 @@ export class FrameAssembler {
     this.#fds = [];
   }
 }
+
+/** Writes a header over the 16 bytes at `at`. */
+export function writeHeader(bytes: Buffer, at: number, header: FrameHeader): void {
+  bytes.writeUInt16LE(MAGIC, at);
+  bytes[at + 2] = VERSION;
+  bytes[at + 3] = header.kind;
+  bytes.writeUInt32LE(header.sequence, at + 4);
+  bytes.writeUInt32LE(header.byteLength, at + 8);
+  bytes.writeUInt32LE(header.offset, at + 12);
+}
+
+/** @throws IpcError for anything but a frame of this protocol version */
+export function readHeader(frame: Uint8Array): FrameHeader {
+  if (frame.byteLength <= HEADER_BYTE_LENGTH)
+    throw new IpcError(`a frame of ${frame.byteLength} bytes has no content`);
+  if (uint16(frame, 0) !== MAGIC) throw new IpcError('not a cuffi frame (wrong magic number)');
+  const version = byte(frame, 2);
+  if (version !== VERSION)
+    throw new IpcError(
+      `the other end speaks version ${version} of the protocol, this one version ${VERSION}: ` +
+        'use the same cuffi on both sides',
+    );
+  const kind = byte(frame, 3);
+  if (!isKind(kind)) throw new IpcError(`unknown frame kind ${kind}`);
+  return {
+    kind,
+    sequence: uint32(frame, 4),
+    byteLength: uint32(frame, 8),
+    offset: uint32(frame, 12),
+  };
+}
+
+// ---- The bytes of a header ----
+
+// "cu", the protocol version, the kind, then three 32-bit numbers.
+const MAGIC = 0x7563;
+const VERSION = 2;
+
+const isKind = (kind: number): kind is FrameKind =>
+  kind >= FrameKind.value && kind <= FrameKind.answer;
+
+// Reads byte by byte: a DataView for each frame would cost more than the reads.
+const byte = (bytes: Uint8Array, at: number): number => bytes[at] as number;
+const uint16 = (bytes: Uint8Array, at: number): number =>
+  byte(bytes, at) | (byte(bytes, at + 1) << 8);
+const uint32 = (bytes: Uint8Array, at: number): number =>
+  (uint16(bytes, at) | (uint16(bytes, at + 2) << 16)) >>> 0;

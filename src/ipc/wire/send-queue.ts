@@ -9,26 +9,7 @@ import {
   MAX_UNSENT_VALUES,
 } from './limits.ts';
 
-/** A value, or news, on its way out. */
-interface UnsentMessage {
-  readonly kind: FrameKind;
-  /** With room for a header before; behind what is sent, the headers overwrite it. */
-  readonly bytes: Buffer;
-  readonly fds: readonly number[];
-  /** Called if it never goes out. */
-  readonly onDropped: (() => void) | undefined;
-  /** Whether others are to agree before it goes out. */
-  isAwaitingAck: boolean;
-  /** How much of it is with the kernel. */
-  offset: number;
-}
-
-interface QueuedMessage extends UnsentMessage {
-  resolve(): void;
-  reject(error: unknown): void;
-}
-
-/** The values that the kernel has no room for yet, in their order. */
+/** The messages for which the kernel has no room yet, in order. */
 export class SendQueue {
   readonly #queued: QueuedMessage[] = [];
   #byteLength = 0;
@@ -41,25 +22,25 @@ export class SendQueue {
     return this.#queued.length === 0;
   }
 
-  /** Whether what is first waits for others to agree: the socket may have room. */
+  /** Whether the first message waits for an acknowledgement. The socket itself may have room. */
   get isAwaitingAck(): boolean {
     return this.#queued[0]?.isAwaitingAck === true;
   }
 
-  /** Whether too many descriptors of this user are on their way: the socket itself has room. */
+  /** Whether this user has too many descriptors in flight. The socket itself has room. */
   get isShortOfFds(): boolean {
     return this.#isShortOfFds;
   }
 
   /**
-   * Whether the other end has closed its socket. What waits stays, until what the other end had sent
-   * before tells why it closed.
+   * Whether the peer has closed its socket. Queued messages stay until the peer's last messages
+   * tell why.
    */
   get isBroken(): boolean {
     return this.#isBroken;
   }
 
-  /** @throws IpcError where too much waits already */
+  /** @throws IpcError if too much is queued already */
   checkCapacity(): void {
     if (this.#queued.length < MAX_UNSENT_VALUES && this.#byteLength < MAX_UNSENT_BYTE_LENGTH)
       return;
@@ -70,14 +51,14 @@ export class SendQueue {
   }
 
   /**
-   * Sends a value at once, or keeps a copy until there is room: then it answers with a promise.
+   * Sends a message at once and returns undefined, or queues a copy and returns a promise.
    *
-   * @param bytes with room for a header before; free again after the call
-   * @param fds still the caller's
-   * @param onDropped called where it does not go out, unless this throws
-   * @param acknowledged what it waits for before it, and what comes after it, goes out
-   * @throws SystemError as sendMessage, but for the end of the other end; IpcError if no descriptor
-   * is left to keep a copy of `fds`
+   * @param bytes with room for a header in front; free to reuse after the call
+   * @param fds remain the caller's
+   * @param onDropped called if the message is never sent, unless this call throws
+   * @param acknowledged the message, and those after it, wait for this promise
+   * @throws SystemError as sendMessage, except when the peer has closed; IpcError if there are no
+   * descriptors left for copies of `fds`
    */
   post(
     socket: number,
@@ -100,7 +81,7 @@ export class SendQueue {
     return isSent ? undefined : this.#enqueue(value);
   }
 
-  /** Sends what there is room for. @throws SystemError as sendMessage */
+  /** Sends what the kernel has room for. @throws SystemError as sendMessage */
   flush(socket: number): void {
     for (;;) {
       const first = this.#queued[0];
@@ -109,13 +90,13 @@ export class SendQueue {
     }
   }
 
-  /** Drops all that waits. */
+  /** Drops everything that is queued. */
   rejectAll(error: unknown): void {
     this.#drop([...this.#queued], error);
     this.#isShortOfFds = false;
   }
 
-  /** Drops values, questions and answers of which nothing went out; control messages stay. */
+  /** Drops the values, requests and responses of which nothing was sent. Control messages stay. */
   rejectUnstarted(error: unknown): void {
     const unstarted = this.#queued.filter(
       ({ kind, offset }) => kind !== FrameKind.news && offset === 0,
@@ -140,7 +121,7 @@ export class SendQueue {
   }
 
   #enqueue({ bytes, fds, ...rest }: UnsentMessage, acknowledged?: Promise<unknown>): Promise<void> {
-    // Their owners may close theirs before there is room. What went out already needs none.
+    // The owners may close theirs before there is room. Descriptors that were sent need no copy.
     const duplicates = rest.offset > 0 ? [] : duplicateAll(fds);
     this.#byteLength += bytes.byteLength;
     return new Promise((resolve, reject) => {
@@ -152,7 +133,10 @@ export class SendQueue {
     });
   }
 
-  /** The newest first: each takes back what was to be told with it, before what came after. */
+  /**
+   * Calls `onDropped` for the newest first, so that older control entries end up in front of newer
+   * ones.
+   */
   #drop(dropped: readonly QueuedMessage[], error: unknown): void {
     for (const each of dropped) this.#remove(each).reject(error);
     for (const each of dropped.toReversed()) each.onDropped?.();
@@ -166,7 +150,28 @@ export class SendQueue {
   }
 }
 
-/** Sends as much as the kernel takes; answers whether that was all. */
+// ---- Messages, and how they are sent ----
+
+/** A message that is being sent. */
+interface UnsentMessage {
+  readonly kind: FrameKind;
+  /** With room for a header in front. Later headers overwrite bytes that were already sent. */
+  readonly bytes: Buffer;
+  readonly fds: readonly number[];
+  /** Called if the message is never sent. */
+  readonly onDropped: (() => void) | undefined;
+  /** Whether owners of forwarded objects must still acknowledge before it is sent. */
+  isAwaitingAck: boolean;
+  /** How many bytes the kernel has taken. */
+  offset: number;
+}
+
+interface QueuedMessage extends UnsentMessage {
+  resolve(): void;
+  reject(error: unknown): void;
+}
+
+/** Sends as much as the kernel takes. Returns whether that was everything. */
 function sendFrames(socket: number, value: UnsentMessage, sequence: number): boolean {
   const byteLength = value.bytes.byteLength - HEADER_BYTE_LENGTH;
   while (value.offset < byteLength) {
@@ -175,8 +180,8 @@ function sendFrames(socket: number, value: UnsentMessage, sequence: number): boo
     writeHeader(bytes, offset, { kind, sequence, byteLength, offset });
     const end = offset + HEADER_BYTE_LENGTH + part;
     const isWhole = offset === 0 && end === bytes.byteLength;
-    const packet = isWhole ? bytes : bytes.subarray(offset, end);
-    if (!sendMessage(socket, packet, offset === 0 ? value.fds : [])) return false;
+    const frame = isWhole ? bytes : bytes.subarray(offset, end);
+    if (!sendMessage(socket, frame, offset === 0 ? value.fds : [])) return false;
     value.offset += part;
   }
   return true;
@@ -191,7 +196,7 @@ function duplicateAll(fds: readonly number[]): number[] {
     copies.forEach(closeFd);
     if (!(error instanceof SystemError)) throw error;
     throw new IpcError(
-      'the value has to wait for room, and its file descriptors cannot be kept for that',
+      'cannot queue the value: there are not enough descriptors to duplicate its file descriptors',
       error,
     );
   }

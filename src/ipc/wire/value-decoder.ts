@@ -15,56 +15,41 @@ import {
 } from './limits.ts';
 import { binaryTypes, Tag } from './value-tags.ts';
 
-/** A GPU object of a value that is still to be opened. */
+/** A GPU object of a value that is not opened yet. */
 export interface EncodedObject {
-  /** Or why it cannot be opened. */
+  /** Or why the object cannot be opened. */
   readonly descriptor: IpcDescriptor | IpcError;
   readonly fdCount: number;
 }
 
-/** A value that was checked: nothing of it was built, and nothing opened. */
+/** A checked value. Nothing of it is opened, and long values are not built. */
 export interface ScannedValue {
   readonly contents: Contents;
-  /** Its GPU objects, in their order. */
+  /** The GPU objects, in order. */
   readonly encodedObjects: readonly EncodedObject[];
   readonly control: ControlBlock;
 }
 
-/** Descriptors by their bytes: the same buffer comes again and again, and is read once. */
+/** Decoded descriptors by their bytes, as the same buffers are sent again and again. */
 export type DescriptorCache = Map<string, IpcDescriptor>;
 
-/** How long a value is checked, or built, at a time: then the event loop turns. */
-const SLICE_MS = 4;
-
-/** How many parts, or bytes, take less time than it is worth to look at the clock. */
-const CLOCK_INTERVAL = { scannedParts: 2048, builtParts: 128, bytes: 1 << 16 } as const;
-
-const IS_OBJECT = 1;
-const ITEM = 2;
-
 /**
- * A value up to this length is built as it is checked: what that costs in memory is bounded by how
- * many values may wait. A longer one costs nothing but its bytes until someone takes it.
- */
-const MAX_SHORT_BYTE_LENGTH = 1024;
-
-/**
- * The check of a value of another process, which finds its GPU objects and what is said with it.
- * A byte on its way can be half a KiB once it is built.
+ * Checks a value of another process, and finds its GPU objects and its control block. A byte on the
+ * wire can take half a KiB once it is built.
  */
 export class ValueScan {
   readonly #from: ByteReader;
   readonly #reader: ValueReader;
 
-  /** @param known the descriptors that came before on the same connection */
-  constructor(bytes: Uint8Array, known: DescriptorCache) {
+  /** @param cache the descriptors that this connection has decoded before */
+  constructor(bytes: Uint8Array, cache: DescriptorCache) {
     this.#from = new ByteReader(bytes);
-    this.#reader = new ValueReader(this.#from, bytes.byteLength <= MAX_SHORT_BYTE_LENGTH, known);
+    this.#reader = new ValueReader(this.#from, bytes.byteLength <= MAX_SHORT_BYTE_LENGTH, cache);
   }
 
   /**
-   * Checks for a few milliseconds at most: call it again, in a later turn of the loop, until it
-   * returns true.
+   * Checks for at most a few milliseconds. Call it again, in a later turn of the event loop, until
+   * it returns true.
    *
    * @throws IpcError for anything but one whole value
    */
@@ -73,7 +58,7 @@ export class ValueScan {
   }
 
   /**
-   * The value, once all of it was checked.
+   * Returns the value after the check.
    *
    * @param fdCount how many file descriptors came with it
    * @throws IpcError as {@link step}
@@ -84,64 +69,67 @@ export class ValueScan {
     const byteLength = from.offset;
     if (byteLength > MAX_VALUE_BYTE_LENGTH || from.remaining > MAX_CONTROL_BYTE_LENGTH)
       throw new IpcError(
-        `a value of ${byteLength} bytes came with ${from.remaining} more: they may be ` +
-          `${MAX_VALUE_BYTE_LENGTH} and ${MAX_CONTROL_BYTE_LENGTH}`,
+        `a value of ${byteLength} bytes with a control block of ${from.remaining} bytes is too large: at most ` +
+          `${MAX_VALUE_BYTE_LENGTH} and ${MAX_CONTROL_BYTE_LENGTH} are allowed`,
       );
     const control = readControlBlock(from);
     let expected = 0;
-    for (const slot of encodedObjects) expected += slot.fdCount;
+    for (const object of encodedObjects) expected += object.fdCount;
     const { hasTimelinePage, isClosing, isDone, forwardRequests, linkedObjects, leases } = control;
     if (hasTimelinePage || isClosing || isDone || forwardRequests.length > 0)
-      throw new IpcError('news that comes by itself came with a value');
+      throw new IpcError('received parts of a control message with a value');
     if (
       linkedObjects.some(
-        (slot, at) => slot >= encodedObjects.length || slot <= (linkedObjects[at - 1] ?? -1),
+        (index, at) => index >= encodedObjects.length || index <= (linkedObjects[at - 1] ?? -1),
       )
     )
-      throw new IpcError('a link came for an object that the value does not have');
+      throw new IpcError('received a link for an object that the value does not have');
     if ((leases?.count ?? 0) !== encodedObjects.length)
       throw new IpcError(
-        `${leases?.count ?? 0} leases came with a value that has ${encodedObjects.length} GPU objects`,
+        `received ${leases?.count ?? 0} leases with a value that has ${encodedObjects.length} GPU objects`,
       );
     if (expected + linkedObjects.length !== fdCount)
       throw new IpcError(
-        `${fdCount} file descriptors came with a value that has ${expected + linkedObjects.length}`,
+        `received ${fdCount} file descriptors with a value that has ${expected + linkedObjects.length}`,
       );
     return { contents: new Contents(this.#reader, from, byteLength), encodedObjects, control };
   }
 }
 
-/** The plain data of a value that was checked: of a long one bytes, until someone takes it. */
+/** The plain data of a checked value. A long value stays encoded until a caller takes it. */
 export class Contents {
-  /** Of the value on its way. */
+  /** The encoded length. */
   readonly byteLength: number;
   #reader: ValueReader;
-  /** Where it is to be built from. */
+  /** Where to build from. Undefined once the value is built. */
   #from: ByteReader | undefined;
 
-  /** @param from what begins with the value: there until the next message but for {@link copyBytes} */
+  /**
+   * @param from begins with the value. Its bytes are valid until the next message; see
+   * {@link copyBytes}
+   */
   constructor(reader: ValueReader, from: ByteReader, byteLength: number) {
     this.byteLength = byteLength;
     this.#reader = reader;
     if (!reader.isBuilding) this.#from = from;
   }
 
-  /** The value, once it is whole. */
+  /** The built value. */
   get value(): unknown {
     return this.#reader.root;
   }
 
-  /** Copies the bytes of what was not built yet. */
+  /** Copies the bytes of a value that is not built yet. */
   copyBytes(): void {
     this.#from &&= this.#from.copyOfFirst(this.byteLength);
   }
 
   /**
-   * Builds the value, for a few milliseconds at most: call it again, in a later turn of the loop,
-   * until it returns true.
+   * Builds the value for at most a few milliseconds. Call it again, in a later turn of the event
+   * loop, until it returns true.
    *
-   * @param objects what goes in the places of the GPU objects
-   * @throws IpcError for a name that an object has twice
+   * @param objects the GPU objects to insert
+   * @throws IpcError if an object has the same name twice
    */
   build(objects: readonly unknown[]): boolean {
     if (this.#from) {
@@ -156,56 +144,63 @@ export class Contents {
     return true;
   }
 
-  /** As {@link build}, at once: for what is short. */
+  /** As {@link build} without turns of the event loop, for short values. */
   buildAll(objects: readonly unknown[]): unknown {
     while (!this.build(objects));
     return this.value;
   }
 }
 
-/** The name by which an object would get another prototype. */
+// ---- The reader that checks and builds ----
+
+/** For how long a value is checked or built before the event loop gets a turn. */
+const SLICE_MS = 4;
+
+/** After how many parts or bytes the clock is read. */
+const CLOCK_INTERVAL = { scannedParts: 2048, builtParts: 128, bytes: 1 << 16 } as const;
+
+const IS_OBJECT = 1;
+const ITEM = 2;
+
+/**
+ * Values up to this length are built while they are checked; the number of queued values limits
+ * their memory. A longer value takes only its bytes until a caller takes it.
+ */
+const MAX_SHORT_BYTE_LENGTH = 1024;
+
+/** Assigning to this name would change an object's prototype. */
 const PROTO = '__proto__';
 
-const forbiddenKeyError = (key: string): IpcError =>
-  new IpcError(`the name ${JSON.stringify(key.slice(0, 60))} is not allowed there`);
-
-function evenLength(from: ByteReader): number {
-  const byteLength = from.length();
-  if (byteLength % 2 !== 0)
-    throw new IpcError(`a string of ${byteLength} bytes ends in half a character`);
-  return byteLength;
-}
+/** Stands for a GPU object until it is inserted. */
+const OBJECT_PLACEHOLDER = Symbol('object');
 
 type Container = unknown[] | Record<string, unknown>;
 
-/** A GPU object, until it is there. */
-const OBJECT_PLACEHOLDER = Symbol('object');
-
-/** Reads a value part after part: checks all of it, and builds it where that is asked for. */
+/** Reads a value part by part. Checks all of it, and builds it if asked to. */
 class ValueReader {
   readonly isBuilding: boolean;
-  /** The GPU objects, in their order. */
+  /** The GPU objects, in order. */
   readonly encodedObjects: EncodedObject[] = [];
-  /** What was built. */
+  /** The built value. */
   root: unknown;
   readonly #from: ByteReader;
-  /** Undefined where the descriptors were read before. */
+  /** Undefined on the second pass, when the descriptors were already read. */
   readonly #descriptorCache: DescriptorCache | undefined;
-  /** What is open: twice how many parts are left, and one more for an object. */
+  /** The open containers: twice the number of remaining parts, plus 1 for an object. */
   readonly #open: number[] = [];
-  /** Of what is open, what is built of it. */
+  /** What was built of each open container. */
   readonly #containers: Container[] = [];
-  /** Where each GPU object goes. */
+  /** Where to insert each GPU object. */
   readonly #places: { readonly holder: object; readonly key: string | number }[] = [];
   #descriptorError: IpcError | undefined;
   #duplicateKey: string | undefined;
   #parts = 0;
   #binaries = 0;
 
-  constructor(from: ByteReader, builds: boolean, known?: DescriptorCache) {
+  constructor(from: ByteReader, isBuilding: boolean, cache?: DescriptorCache) {
     this.#from = from;
-    this.isBuilding = builds;
-    this.#descriptorCache = known;
+    this.isBuilding = isBuilding;
+    this.#descriptorCache = cache;
   }
 
   /** As {@link ValueScan.step}. */
@@ -240,9 +235,9 @@ class ValueReader {
   }
 
   /**
-   * Puts the GPU objects into their places.
+   * Inserts the GPU objects.
    *
-   * @throws IpcError for a name that an object has twice
+   * @throws IpcError if an object has the same name twice
    */
   insertObjects(objects: readonly unknown[]): void {
     if (this.#duplicateKey !== undefined) throw forbiddenKeyError(this.#duplicateKey);
@@ -301,14 +296,14 @@ class ValueReader {
       case Tag.gpuObject:
         return this.#readObject();
       default:
-        throw new IpcError(`the byte ${tag} begins no part of a value`);
+        throw new IpcError(`unknown value tag ${tag}`);
     }
   }
 
   #openContainer(container: Container, isObject: number): Container {
     if (this.#open.length >= MAX_VALUE_DEPTH)
       throw new IpcError(`the value is nested deeper than ${MAX_VALUE_DEPTH} levels`);
-    // A name and its value have a byte at least each, and a name its length.
+    // A name takes at least two bytes (tag and length), and its value one.
     const count = this.#from.length(isObject ? 3 : 1);
     if (count === 0) return container;
     this.#open.push(count * ITEM + isObject);
@@ -316,12 +311,12 @@ class ValueReader {
     return container;
   }
 
-  /** The name of a part, where it is built. */
+  /** Returns the name of a part, or an empty string when not building. */
   #readKey(): string {
     const from = this.#from;
     const tag = from.uint8();
     if (tag !== Tag.latin1 && tag !== Tag.utf16)
-      throw new IpcError('an object has a name that is no string');
+      throw new IpcError('an object has a name that is not a string');
     if (this.isBuilding) {
       const key = tag === Tag.latin1 ? from.latin1() : from.utf16();
       if (key === PROTO) throw forbiddenKeyError(PROTO);
@@ -342,7 +337,7 @@ class ValueReader {
     if (count > MAX_BIGINT_DIGITS)
       throw new IpcError(`a bigint of ${count} hexadecimal digits is too long`);
     const digits = from.hexDigits(count);
-    if (!digits) throw new IpcError('a bigint has other than digits');
+    if (!digits) throw new IpcError('a bigint has characters other than hexadecimal digits');
     if (!this.isBuilding) return undefined;
     const magnitude = BigInt(`0x${digits.toString('latin1')}`);
     return isNegative ? -magnitude : magnitude;
@@ -354,7 +349,7 @@ class ValueReader {
       throw new IpcError(`the value has more than ${MAX_VALUE_BINARIES} parts of binary data`);
     const from = this.#from;
     const found = binaryTypes[from.uint8()];
-    if (!found) throw new IpcError('binary data is of an unknown type');
+    if (!found) throw new IpcError('binary data has an unknown type');
     const [name, type] = found;
     const { BYTES_PER_ELEMENT: size = 1 } = (type ?? {}) as { BYTES_PER_ELEMENT?: number };
     const byteLength = from.length();
@@ -384,17 +379,18 @@ class ValueReader {
     return OBJECT_PLACEHOLDER;
   }
 
-  /** A descriptor that is not sound fails its value alone, when that is opened. */
-  #readDescriptor(bytes: Buffer, known: DescriptorCache): IpcDescriptor | IpcError {
-    // Nothing of the value is opened: an error for each would cost more than the descriptors.
+  /** An invalid descriptor fails only its own value, when that is opened. */
+  #readDescriptor(bytes: Buffer, cache: DescriptorCache): IpcDescriptor | IpcError {
+    // Nothing of the value is opened. One error is enough: one for each would cost more than the
+    // descriptors.
     if (this.#descriptorError) return this.#descriptorError;
     const text = bytes.toString('latin1');
-    const existing = known.get(text);
+    const existing = cache.get(text);
     if (existing !== undefined) return existing;
     try {
       const descriptor = decodeDescriptor(bytes);
-      if (known.size >= MAX_CACHED_DESCRIPTORS) known.clear();
-      known.set(text, descriptor);
+      if (cache.size >= MAX_CACHED_DESCRIPTORS) cache.clear();
+      cache.set(text, descriptor);
       return descriptor;
     } catch (error) {
       if (!(error instanceof IpcError)) throw error;
@@ -402,4 +398,16 @@ class ValueReader {
       return error;
     }
   }
+}
+
+const forbiddenKeyError = (key: string): IpcError =>
+  new IpcError(
+    `the name ${JSON.stringify(key.slice(0, 60))} is not allowed: it is repeated or reserved`,
+  );
+
+function evenLength(from: ByteReader): number {
+  const byteLength = from.length();
+  if (byteLength % 2 !== 0)
+    throw new IpcError(`a string of ${byteLength} bytes ends in half a character`);
+  return byteLength;
 }

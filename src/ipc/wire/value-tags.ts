@@ -1,4 +1,4 @@
-/** How a value looks on its way: each part begins with one of these bytes. */
+/** The encoding of values: each part begins with one of these bytes. */
 
 export const Tag = {
   undefined: 0,
@@ -9,9 +9,12 @@ export const Tag = {
   int32: 4,
   /** 8 bytes. */
   float64: 5,
-  /** Length, then a byte a character. */
+  /** Length, then one byte per character. */
   latin1: 6,
-  /** Length in bytes, then two bytes a unit: every string is sound, lone surrogates included. */
+  /**
+   * Length in bytes, then two bytes per code unit. Every string is valid, even with lone
+   * surrogates.
+   */
   utf16: 7,
   /** 8 bytes, signed. */
   bigint64: 8,
@@ -19,17 +22,21 @@ export const Tag = {
   bigint: 9,
   /** Count, then the items. */
   array: 10,
-  /** Count, then keys (a string each) and values in turn. */
+  /** Count, then keys (each a string) and values in turn. */
   object: 11,
-  /** Its place in {@link binaryTypes}, length in bytes, then the bytes. */
+  /** Index in {@link binaryTypes}, length in bytes, then the bytes. */
   binary: 12,
-  /** How many file descriptors, then the length in bytes of the object's descriptor, then that. */
+  /**
+   * Number of file descriptors, length of the object's descriptor in bytes, then that descriptor.
+   */
   gpuObject: 13,
 } as const;
 
 type BinaryType = new (buffer: ArrayBuffer) => ArrayBufferView;
 
-/** The kinds of binary data; undefined is the ArrayBuffer itself. Only ever appended to. */
+/**
+ * The kinds of binary data. Undefined is the ArrayBuffer itself. Append only: the indices travel.
+ */
 export const binaryTypes: readonly (readonly [name: string, type: BinaryType | undefined])[] = [
   ['ArrayBuffer', undefined],
   ['DataView', DataView],

@@ -31,7 +31,7 @@ import { emulate } from '../../emulate.ts';
 import { Stranger } from '../peer/support.ts';
 
 /** What is asked of a maker that answers as it likes, by the link that is for its answer. */
-describe('Adopting', () => {
+describe('ForwardRequester', () => {
   let before = 0;
   beforeEach(() => {
     before = openDescriptors();
@@ -64,7 +64,7 @@ describe('Adopting', () => {
   };
 
   for (const [what, answer] of Object.entries(answers))
-    test(`${what}, and the end of the link, is an answer, and leaves no descriptor`, async () => {
+    test(`${what}, like the end of the link, counts as an acknowledgement and leaves no descriptor`, async () => {
       const adopting = new ForwardRequester(() => {});
       const { acknowledged, ours } = ask(adopting);
       const { link } = adopting.take()[0] as { link: number };
@@ -74,7 +74,7 @@ describe('Adopting', () => {
       closeFd(ours);
     });
 
-  test('the answer does not go on to the third process', async () => {
+  test('the acknowledgement does not reach the third process', async () => {
     const adopting = new ForwardRequester(() => {});
     const { acknowledged, ours } = ask(adopting);
     const { link } = adopting.take()[0] as { link: number };
@@ -84,7 +84,7 @@ describe('Adopting', () => {
     [link, ours].forEach(closeFd);
   });
 
-  test('one that never answers is waited for until its connection is over', async () => {
+  test('an owner that never acknowledges is awaited until its connection ends', async () => {
     const adopting = new ForwardRequester(() => {});
     const told = ask(adopting);
     const { link } = adopting.take()[0] as { link: number };
@@ -102,7 +102,7 @@ describe('Adopting', () => {
     [link, told.ours, untold.ours, late.ours].forEach(closeFd);
   });
 
-  test('what would be too much at a time waits until something is over', async () => {
+  test('requests above the limit wait until others end', async () => {
     let news = 0;
     const adopting = new ForwardRequester(() => {
       news += 1;
@@ -131,7 +131,7 @@ describe('Adopting', () => {
     for (const { ours } of asked) closeFd(ours);
   });
 
-  test('an answer that cannot be waited for is not asked for', () => {
+  test('nothing is requested if the acknowledgement cannot be watched for', () => {
     const adopting = new ForwardRequester(() => {});
     const [theirs, ours] = socketPair();
     // None is left for the copy.
@@ -146,7 +146,7 @@ describe('Adopting', () => {
 });
 
 /** What is asked to be kept for others by one who does as it likes, and the links that it sends. */
-describe('Adoption', () => {
+describe('ForwardedLease', () => {
   let buffer: DeviceBuffer;
   let before = 0;
   beforeEach(() => {
@@ -198,7 +198,7 @@ describe('Adoption', () => {
   };
 
   for (const [what, open] of Object.entries(noSockets))
-    test(`a link that is ${what} ends the connection, and what came with it is closed`, async () => {
+    test(`a link that is ${what} ends the connection, and all links of the message are closed`, async () => {
       using other = await holder();
       const fd = open();
       const [link, far] = socketPair();
@@ -241,7 +241,7 @@ describe('Adoption', () => {
       close();
     });
 
-  test('a link that another process has made ends the connection, with nothing written to it', async () => {
+  test('a link that another process made ends the connection, with nothing written to it', async () => {
     // The connection is one of that process; the link is of this one, as of a service.
     const child = spawn('sleep', ['60'], { stdio: 'ignore' });
     const [first, second] = socketPair();
@@ -255,7 +255,7 @@ describe('Adoption', () => {
     sendMessage(second, Buffer.concat([packet, body]), [link]);
     await assert.rejects(peer.receive(), {
       name: 'IpcError',
-      message: new RegExp(`leads to process ${process.pid}, and process ${child.pid} has sent it`),
+      message: new RegExp(`leads to process ${process.pid}, but process ${child.pid} sent it`),
     });
     assert.equal(adopted(), 0);
     assert.equal(receiveMessage(far), undefined);
@@ -266,16 +266,22 @@ describe('Adoption', () => {
 
   const broken: Readonly<Record<string, readonly [RegExp, (link: number) => [Buffer, number[]]]>> =
     {
-      'without a link': [/0 file descriptors came with news/, () => [asking(0), []]],
-      'with a link too many': [/2 file descriptors came with news/, (l) => [asking(0), [l, l]]],
+      'without a link': [/0 file descriptors with a control message/, () => [asking(0), []]],
+      'with a link too many': [
+        /2 file descriptors with a control message/,
+        (l) => [asking(0), [l, l]],
+      ],
       'of what was never lent': [/lease 7 was already released/, (l) => [asking(7), [l]]],
-      'of no lease': [/-1 is no count/, (l) => [asking(-1), [l]]],
-      'for no process': [/NaN is no count/, (l) => [asking(0, { ...own, pid: Number.NaN }), [l]]],
+      'of no lease': [/-1 is not an integer/, (l) => [asking(-1), [l]]],
+      'for no process': [
+        /NaN is not an integer/,
+        (l) => [asking(0, { ...own, pid: Number.NaN }), [l]],
+      ],
       'without an end': [/are left/, (l) => [asking(0).subarray(0, 20), [l]]],
     };
 
   for (const [what, [message, make]] of Object.entries(broken))
-    test(`to keep something ${what} ends the connection`, async () => {
+    test(`a forward request ${what} ends the connection`, async () => {
       using other = await holder();
       const [link, far] = socketPair();
       ask(other, ...make(link));
@@ -284,7 +290,7 @@ describe('Adoption', () => {
       assert.equal(adopted(), 0);
     });
 
-  test('no more is kept for others than has a bound, and all of it goes with the links', async () => {
+  test('the number of forwarded leases is limited, and all end with their links', async () => {
     using other = await holder();
     const fars: number[] = [];
     let end: unknown;
@@ -305,7 +311,7 @@ describe('Adoption', () => {
     assert.equal(adopted(), 0);
   });
 
-  test('one who asks is answered by a byte, once, and by that alone', async () => {
+  test('a request is acknowledged by one byte, once', async () => {
     using other = await holder();
     const [link, far] = socketPair();
     ask(other, asking(0), [link]);
@@ -328,7 +334,7 @@ describe('Adoption', () => {
   };
 
   for (const [what, use] of Object.entries(ends))
-    test(`a link that is ${what} is the end of what it was for, and costs nothing`, async () => {
+    test(`a link that is ${what} ends its forwarded lease, and uses no CPU`, async () => {
       using other = await holder();
       const [link, far] = socketPair();
       if (what.startsWith('full')) while (sendMessage(link, Buffer.alloc(10_000)));
@@ -342,7 +348,7 @@ describe('Adoption', () => {
       assert.equal(leases.stats().leases.length, between);
     });
 
-  test('where a process cannot be watched, nothing is kept for it, and the connection ends', async (t) => {
+  test('a process that cannot be watched gets no lease, and the connection ends', async (t) => {
     using other = await holder();
     const pid = process.ppid;
     const watched = openDescriptors();
@@ -359,7 +365,7 @@ describe('Adoption', () => {
     assert.ok(openDescriptors() <= watched);
   });
 
-  test('a process that is ending has it until it has ended, and not until its link is closed', {
+  test('a process that is exiting keeps its lease until it has exited, not until its link is closed', {
     timeout: 30_000,
   }, async (t) => {
     const child = spawn('sleep', ['60'], { stdio: 'ignore' });
@@ -381,7 +387,7 @@ describe('Adoption', () => {
     while (adopted() > 0) await nextLoopIteration();
   });
 
-  test('for a process that nobody sees, it is kept some time after the end of its link', async () => {
+  test('a process whose end cannot be observed keeps its lease for a time after the end of its link', async () => {
     using other = await holder({ orphanGraceMs: 100 });
     const [link, far] = socketPair();
     // One that had the number before.
@@ -397,7 +403,7 @@ describe('Adoption', () => {
 });
 
 /** Objects of others that go on to a third process: who is asked to keep them, and with what. */
-describe('rememberLender', () => {
+describe('forwardObjects', () => {
   let before = 0;
   const buffers: DeviceBuffer[] = [];
   const allocate = (): DeviceBuffer => {
@@ -440,7 +446,7 @@ describe('rememberLender', () => {
     return { asked, over: () => over };
   }
 
-  test('what goes back to its maker is its own, and nobody is asked', () => {
+  test('an object that returns to its owner needs no request', () => {
     const [buffer, own] = [allocate(), allocate()];
     const lender = lend(7, buffer);
     for (const objects of [[buffer], [own, buffer.subarray(0, 8)], [own], []]) {
@@ -462,7 +468,7 @@ describe('rememberLender', () => {
     links.forEach(closeFd);
   });
 
-  test('each object of another is asked for, in its place, and each has a link', async () => {
+  test('each imported object is requested from its owner, in order and with a link of its own', async () => {
     const [own, first, second] = [allocate(), allocate(), allocate()];
     const lenders = [lend(7, first), lend(process.pid, second)] as const;
     const { indices, links, acknowledged, releases } = forwardObjects(
@@ -479,7 +485,7 @@ describe('rememberLender', () => {
     links.forEach(closeFd);
   });
 
-  test('where one cannot be asked for, all is over, and no link is left', () => {
+  test('a failed request releases all others, and leaves no link', () => {
     const [first, second] = [allocate(), allocate()];
     const lenders = [lend(7, first), lend(8, second, 1)] as const;
     assert.throws(() => forwardObjects([first, second, first, second], to(process.pid)), /no more/);
@@ -492,7 +498,7 @@ describe('rememberLender', () => {
     );
   });
 
-  test('a send closes its ends of the links, and what is not lent after all is over', async () => {
+  test('a send closes its ends of the links, and releases requests for objects that were not sent', async () => {
     const [buffer, other] = [allocate(), allocate()];
     const lenders = [lend(7, buffer), lend(7, other, 999)] as const;
     using to = new Stranger();
@@ -518,7 +524,7 @@ describe('rememberLender', () => {
     assert.equal(lenders[0].over(), 1);
   });
 
-  test('what is passed on goes out once its maker has agreed to keep it', async () => {
+  test('a forwarded object is sent once its owner has acknowledged', async () => {
     const buffer = allocate();
     let agree = (): void => {};
     const acknowledged = new Promise<void>((resolve) => {

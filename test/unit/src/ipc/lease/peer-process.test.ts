@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { afterEach, beforeEach, test } from 'node:test';
+import { afterEach, beforeEach, describe, test } from 'node:test';
 import { closeFd, libc } from '../../../../../ffi/linux/libc.ts';
 import { processStartTime } from '../../../../../ffi/linux/process.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
@@ -28,104 +28,106 @@ function withoutRoom<T>(make: () => T): T {
   return made as T;
 }
 
-test('a living process is not gone where no descriptor is left to see it by', async () => {
-  const child = spawn('sleep', ['60'], { stdio: 'ignore' });
-  const pid = child.pid as number;
-  const startTime = processStartTime(pid) as number;
-  let isTold = false;
-  let ours: PeerProcess | undefined;
-  for (const room of [0, 1])
-    withRoomFor(room, () => {
-      ours = PeerProcess.ofChild(pid);
-      assert.deepEqual([ours.isExitObservable, ours.isGone, ours.pid], [true, false, pid]);
-      const named = PeerProcess.fromIdentity(pid, startTime);
-      assert.deepEqual([named.isExitObservable, named.isGone], [false, false]);
+describe('PeerProcess', () => {
+  test('a living process does not count as gone if no descriptor is left to watch it', async () => {
+    const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+    const pid = child.pid as number;
+    const startTime = processStartTime(pid) as number;
+    let isTold = false;
+    let ours: PeerProcess | undefined;
+    for (const room of [0, 1])
+      withRoomFor(room, () => {
+        ours = PeerProcess.ofChild(pid);
+        assert.deepEqual([ours.isExitObservable, ours.isGone, ours.pid], [true, false, pid]);
+        const named = PeerProcess.fromIdentity(pid, startTime);
+        assert.deepEqual([named.isExitObservable, named.isGone], [false, false]);
+      });
+    const blind = withoutRoom(() => PeerProcess.fromIdentity(pid, startTime));
+    const forget = blind.onGone(() => assert.fail('nobody can tell'));
+    const seen = PeerProcess.fromIdentity(pid, startTime);
+    assert.deepEqual([blind.isExitObservable, seen.isExitObservable], [false, true]);
+    seen.onGone(() => {})();
+    forget();
+    // Of a child its parent is told.
+    ours?.onGone(() => {
+      isTold = true;
     });
-  const blind = withoutRoom(() => PeerProcess.fromIdentity(pid, startTime));
-  const forget = blind.onGone(() => assert.fail('nobody can tell'));
-  const seen = PeerProcess.fromIdentity(pid, startTime);
-  assert.deepEqual([blind.isExitObservable, seen.isExitObservable], [false, true]);
-  seen.onGone(() => {})();
-  forget();
-  // Of a child its parent is told.
-  ours?.onGone(() => {
-    isTold = true;
+    child.kill('SIGKILL');
+    await once(child, 'exit');
+    assert.equal(isTold, false);
+    ours?.markGone();
+    assert.equal(isTold, true);
+    assert.equal(PeerProcess.ofChild(pid).isGone, true);
   });
-  child.kill('SIGKILL');
-  await once(child, 'exit');
-  assert.equal(isTold, false);
-  ours?.markGone();
-  assert.equal(isTold, true);
-  assert.equal(PeerProcess.ofChild(pid).isGone, true);
-});
 
-test('a process that has the number of an ended one is not taken for it', () => {
-  const startTime = processStartTime('self') as number;
-  for (const [pid, started, isSeen] of [
-    [own.pid, startTime, true],
-    [own.pid, startTime - 1, false],
-    [own.pid, startTime + 1, false],
-    [0, startTime, false],
-  ] as const) {
-    const named = PeerProcess.fromIdentity(pid, started);
-    assert.deepEqual([named.isExitObservable, named.isGone], [isSeen, false]);
-    assert.equal(named.pid, isSeen ? pid : 0);
-    named.onGone(() => {})();
-  }
-});
+  test('a process with the pid of an ended one is not taken for it', () => {
+    const startTime = processStartTime('self') as number;
+    for (const [pid, started, isSeen] of [
+      [own.pid, startTime, true],
+      [own.pid, startTime - 1, false],
+      [own.pid, startTime + 1, false],
+      [0, startTime, false],
+    ] as const) {
+      const named = PeerProcess.fromIdentity(pid, started);
+      assert.deepEqual([named.isExitObservable, named.isGone], [isSeen, false]);
+      assert.equal(named.pid, isSeen ? pid : 0);
+      named.onGone(() => {})();
+    }
+  });
 
-test('watching a process keeps this one alive no longer than it has work', () => {
-  const { code, stdout, stderr } = runProgram(new URL('../fixtures/watching.ts', import.meta.url), [
-    String(process.pid),
-    String(processStartTime('self')),
-  ]);
-  assert.deepEqual([code, stdout, stderr], [0, 'seen: true\n', '']);
-});
-
-test('a shortage of descriptors is told, and anything else leaves the end of a process unseen', () => {
-  const [socket, other] = socketPair();
-  withRoomFor(0, () =>
-    assert.throws(() => PeerProcess.ofSocket(socket, process.pid), {
-      name: 'SystemError',
-      code: 'EMFILE',
-    }),
-  );
-  const { getsockopt } = libc;
-  const replace = (value: typeof getsockopt): void => {
-    Object.defineProperty(libc, 'getsockopt', { configurable: true, enumerable: true, value });
-  };
-  // The kernel refuses what it is asked for a socket that is none.
-  replace((_, ...rest) => getsockopt(-1, ...rest));
-  try {
-    const unseen = PeerProcess.ofSocket(socket, process.pid);
-    assert.deepEqual(
-      [unseen.isExitObservable, unseen.isGone, unseen.pid],
-      [false, false, process.pid],
+  test('watching a process does not keep this process alive', () => {
+    const { code, stdout, stderr } = runProgram(
+      new URL('../fixtures/watching.ts', import.meta.url),
+      [String(process.pid), String(processStartTime('self'))],
     );
-  } finally {
-    replace(getsockopt);
-  }
-  const seen = PeerProcess.ofSocket(socket, process.pid);
-  assert.deepEqual([seen.isExitObservable, seen.isGone], [true, false]);
-  seen.onGone(() => {})();
-  [socket, other].forEach(closeFd);
-});
+    assert.deepEqual([code, stdout, stderr], [0, 'seen: true\n', '']);
+  });
 
-test('a connection for which there are too few descriptors is none, and leaves none behind', () => {
-  let made = 0;
-  for (let room = 0; made === 0; room++) {
-    const [first, second] = socketPair();
-    let peer: Peer | undefined;
-    withRoomFor(room, () => {
-      try {
-        peer = new Peer(first, own);
-      } catch (error) {
-        assert.equal((error as { code?: string }).code, 'EMFILE', String(error));
-      }
-    });
-    if (peer) made += 1;
-    peer?.close();
-    closeFd(second);
-    assert.equal(openDescriptors(), before, `with room for ${room}`);
-  }
+  test('a shortage of descriptors throws, and any other error makes the end unobservable', () => {
+    const [socket, other] = socketPair();
+    withRoomFor(0, () =>
+      assert.throws(() => PeerProcess.ofSocket(socket, process.pid), {
+        name: 'SystemError',
+        code: 'EMFILE',
+      }),
+    );
+    const { getsockopt } = libc;
+    const replace = (value: typeof getsockopt): void => {
+      Object.defineProperty(libc, 'getsockopt', { configurable: true, enumerable: true, value });
+    };
+    // The kernel refuses what it is asked for a socket that is none.
+    replace((_, ...rest) => getsockopt(-1, ...rest));
+    try {
+      const unseen = PeerProcess.ofSocket(socket, process.pid);
+      assert.deepEqual(
+        [unseen.isExitObservable, unseen.isGone, unseen.pid],
+        [false, false, process.pid],
+      );
+    } finally {
+      replace(getsockopt);
+    }
+    const seen = PeerProcess.ofSocket(socket, process.pid);
+    assert.deepEqual([seen.isExitObservable, seen.isGone], [true, false]);
+    seen.onGone(() => {})();
+    [socket, other].forEach(closeFd);
+  });
+
+  test('a connection for which there are too few descriptors fails and leaves none open', () => {
+    let made = 0;
+    for (let room = 0; made === 0; room++) {
+      const [first, second] = socketPair();
+      let peer: Peer | undefined;
+      withRoomFor(room, () => {
+        try {
+          peer = new Peer(first, own);
+        } catch (error) {
+          assert.equal((error as { code?: string }).code, 'EMFILE', String(error));
+        }
+      });
+      if (peer) made += 1;
+      peer?.close();
+      closeFd(second);
+      assert.equal(openDescriptors(), before, `with room for ${room}`);
+    }
+  });
 });

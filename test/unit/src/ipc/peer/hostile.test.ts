@@ -62,7 +62,10 @@ function sendPage(other: Stranger, fd: number, sequence: number): void {
 
 /** What no cuffi sends. */
 const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => void]>> = {
-  'bytes of something else': [/none of cuffi/, (o) => sendMessage(o.socket, Buffer.alloc(64, 'G'))],
+  'bytes of something else': [
+    /not a cuffi frame/,
+    (o) => sendMessage(o.socket, Buffer.alloc(64, 'G')),
+  ],
   'a packet without content': [/has no content/, (o) => o.send(new Uint8Array(0))],
   'a message that is too long': [/cut off/, (o) => rawSend(o.socket, 65_537)],
   'another version': [
@@ -73,65 +76,68 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
     /version 1 of the protocol/,
     (o) => sendMessage(o.socket, Uint8Array.of(0x63, 0x75, 1, 1, ...new Array<number>(20).fill(0))),
   ],
-  'an unknown kind': [/kind 9 are unknown/, (o) => o.send(one, { kind: 9 as 1 })],
-  'a value out of turn': [/of value 5 came where/, (o) => o.send(one, { sequence: 5 })],
+  'an unknown kind': [/unknown frame kind 9/, (o) => o.send(one, { kind: 9 as 1 })],
+  'a value out of turn': [/of message 5 instead of/, (o) => o.send(one, { sequence: 5 })],
   'a value without its beginning': [
-    /byte 3 of value 0/,
+    /byte 3 of message 0/,
     (o) => o.send(one, { offset: 3, byteLength: 8 }),
   ],
   'a value that is too large': [
-    /it may have/,
+    /a value has at most/,
     (o) => o.send(half, { byteLength: MAX_VALUE_BYTE_LENGTH + MAX_CONTROL_BYTE_LENGTH + 1 }),
   ],
   'tiny parts': [/too few or too many/, (o) => o.send(one, { byteLength: 1 << 20 })],
   'more than was said': [/too few or too many/, (o) => o.send(one, { byteLength: 3 })],
   'a size that changes': [
-    /changed its size/,
+    /changed its length/,
     (o) => {
       o.send(half, { byteLength: size });
       o.send(one, { byteLength: size + 1, offset: FRAGMENT_BYTE_LENGTH });
     },
   ],
-  'no value at all': [/begins no part/, (o) => o.send(Uint8Array.of(200))],
+  'no value at all': [/unknown value tag/, (o) => o.send(Uint8Array.of(200))],
   'descriptors that no value has': [
-    /1 file descriptors came/,
+    /1 file descriptors with a value/,
     (o) => {
       const fd = createMemfd('unasked', 0);
       o.send(one, {}, [fd]);
       closeFd(fd);
     },
   ],
-  'news of nothing known': [/says nothing/, (o) => o.send(Uint8Array.of(11), news)],
+  'news of nothing known': [/unknown control field/, (o) => o.send(Uint8Array.of(11), news)],
   'news that is cut off': [
     /are left/,
     (o) => o.send(Uint8Array.of(3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1), news),
   ],
   'news that say something twice': [
-    /1 bytes follow the value/,
+    /unexpected control field 5/,
     (o) => o.send(Uint8Array.of(5, 5, 0), news),
   ],
   'news out of their order': [
-    /0 bytes follow the value/,
+    /unexpected control field 5/,
     (o) => o.send(Uint8Array.of(10, 5), news),
   ],
-  'news in parts': [/came in a packet of/, (o) => o.send(half, { ...news, byteLength: size })],
-  'news with a value': [/came with a value/, (o) => o.send(Uint8Array.of(Tag.null, 5))],
+  'news in parts': [/came in a frame of/, (o) => o.send(half, { ...news, byteLength: size })],
+  'news with a value': [
+    /parts of a control message with a value/,
+    (o) => o.send(Uint8Array.of(Tag.null, 5)),
+  ],
   'the return of what was never lent': [
     /lease 7 was already released, or was never sent/,
     (o) => o.send(Uint8Array.of(3, 1, ...float64(7), 1, 0), news),
   ],
   'the revocation of what was never given': [
-    /lease 7 is revoked/,
+    /lease 7 was revoked/,
     (o) => o.send(Uint8Array.of(4, 1, ...float64(7)), news),
   ],
   'a return that is neither over nor not': [
-    /2 says neither/,
+    /invalid flag 2/,
     (o) => o.send(Uint8Array.of(3, 1, ...float64(0), 2, 0), news),
   ],
   'more points than one message has': [
-    /one message has more than 2048 points/,
+    /a message has more than 2048 points/,
     (o) => {
-      const points = Array.from({ length: 512 }, (_, slot) => ({ slot, count: 1 }));
+      const points = Array.from({ length: 512 }, (_, index) => ({ index, count: 1 }));
       const released = [0, 1, 2, 3, 4].map((lease) => ({ lease, isFinal: false, points }));
       ByteWriter.use((writer) => {
         writeControlBlock(writer, { ...nothing, released });
@@ -140,23 +146,23 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
     },
   ],
   'leases of nothing': [
-    /0 leases from 0 on are too few/,
+    /0 leases from 0 on is not a valid range/,
     (o) => o.send(Uint8Array.of(Tag.null, ...leasesFrom(0, 0))),
   ],
   'more returns than one message has': [
-    /too few or too many/,
+    /is not valid in one message/,
     (o) => o.send(Uint8Array.of(3, 0x81, 0x20, ...new Array<number>(60_000).fill(0)), news),
   ],
   'points of no page': [
-    /before the page/,
+    /before their timeline page/,
     (o) => o.send(Uint8Array.of(Tag.null, 2, 1, 0, ...float64(1))),
   ],
   'a point that counts nothing': [
-    /0 is no count from 1 on/,
+    /0 is not an integer of at least 1/,
     (o) => o.send(Uint8Array.of(Tag.null, 2, 1, 0, ...float64(0))),
   ],
   'points beyond a page': [
-    /no word 512/,
+    /no counter 512/,
     (o) => o.send(Uint8Array.of(Tag.null, 2, 1, 0x80, 4, ...float64(1))),
   ],
   'points without a value': [
@@ -165,38 +171,41 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   ],
   'a page that is none': [/not sealed memory/, (o) => sendPage(o, createMemfd('points', 4096), 0)],
   'a page without its descriptor': [
-    /0 file descriptors came with news/,
+    /0 file descriptors with a control message/,
     (o) => o.send(Uint8Array.of(1), news),
   ],
   'a descriptor that no news has': [
-    /1 file descriptors came with news/,
+    /1 file descriptors with a control message/,
     (o) => sendWithLink(o, [5], news),
   ],
   'a second page': [
-    /a second page/,
+    /a second timeline page/,
     (o) => {
       for (const sequence of [0, 1]) sendPage(o, createSealedMemfd('points', 4096), sequence);
     },
   ],
   'a link for an object that is none': [
-    /a link came for an object/,
+    /a link for an object that/,
     (o) => sendWithLink(o, [Tag.null, 7, 1, ...float64(0)]),
   ],
   'two links for one object': [
-    /a link came for an object/,
+    /a link for an object that/,
     (o) => sendWithLink(o, [...parcel, 7, 2, ...float64(0), ...float64(0), ...leasesFrom(0, 1)]),
   ],
   'a link that did not come': [
-    /0 file descriptors came with a value that has 1/,
+    /0 file descriptors with a value that has 1/,
     (o) => o.send(Uint8Array.of(...parcel, 7, 1, ...float64(0), ...leasesFrom(0, 1))),
   ],
-  'a link by itself': [/came without a value/, (o) => sendWithLink(o, [7, 1, ...float64(0)], news)],
+  'a link by itself': [
+    /leases without a value/,
+    (o) => sendWithLink(o, [7, 1, ...float64(0)], news),
+  ],
   'something to keep with a value': [
-    /came with a value/,
+    /parts of a control message with a value/,
     (o) => sendWithLink(o, [Tag.null, 6, 1, ...float64(0), ...float64(1), ...float64(1)]),
   ],
   'something to keep with a page': [
-    /came with something to adopt/,
+    /together with forward requests/,
     (o) => sendWithLink(o, [1, 6, 1, ...float64(0), ...float64(1), ...float64(1)], news),
   ],
   'an answer that nobody asked for': [
@@ -216,15 +225,15 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
       }),
   ],
   'objects without leases': [
-    /0 leases came with a value that has 1/,
+    /0 leases with a value that has 1/,
     (o) => o.send(Uint8Array.of(...parcel)),
   ],
   'leases by themselves': [
-    /came without a value/,
+    /leases without a value/,
     (o) => o.send(Uint8Array.of(...leasesFrom(0, 1)), news),
   ],
   'descriptors in the middle of a value': [
-    /in the middle of a value/,
+    /in the middle of a message/,
     (o) => {
       const fd = createMemfd('unasked', 0);
       o.send(half, { byteLength: size }, [fd]);
@@ -251,7 +260,7 @@ for (const [what, [message, send]] of Object.entries(broken)) {
 }
 
 test('each thing is said once, and in its order, beside a value or by itself', () => {
-  const point = { slot: 0, count: 1 };
+  const point = { index: 0, count: 1 };
   const all = {
     hasTimelinePage: true,
     points: [point],
@@ -275,7 +284,10 @@ test('each thing is said once, and in its order, beside a value or by itself', (
   assert.deepEqual(read(bytesOf(all)), { ...nothing, ...all });
   for (const [at, part] of parts.entries())
     for (const earlier of parts.slice(0, at + 1))
-      assert.throws(() => read(part, earlier), ipcError(/^\d+ bytes follow the value$/));
+      assert.throws(
+        () => read(part, earlier),
+        ipcError(/^unexpected control field \d+: fields come once and in order$/),
+      );
 });
 
 test('values before a broken one are received before the error', async () => {
@@ -284,7 +296,7 @@ test('values before a broken one are received before the error', async () => {
   other.send(Uint8Array.of(200), { sequence: 1 });
   await nextLoopIteration();
   assert.equal(await other.peer.receive(), 1);
-  await assert.rejects(other.peer.receive(), ipcError(/begins no part/));
+  await assert.rejects(other.peer.receive(), ipcError(/unknown value tag/));
 });
 
 test('a lease that comes a second time, or late, ends the connection', async () => {
@@ -490,7 +502,7 @@ test('what comes unasked is closed without waiting, however long its close takes
   const { fd, release } = await openLingering(20);
   other.send(Uint8Array.of(Tag.null), {}, [fd]);
   closeFd(fd);
-  await assert.rejects(other.peer.receive(), ipcError(/1 file descriptors came with a value/));
+  await assert.rejects(other.peer.receive(), ipcError(/1 file descriptors with a value/));
   for (let turn = 0; turn < 100 && countDiscarded() === 0; turn++) await nextLoopIteration();
   assert.equal(countDiscarded(), 1);
   await release();
@@ -510,7 +522,7 @@ test('what is given back behind too many waits is kept until the host has seen t
     const isLent = (): boolean => leases.stats().leases.length > others;
     // Of 512 counters eight times each, and with the last it is given back.
     for (let count = 1; count <= 8; count++) {
-      const points = Array.from({ length: 512 }, (_, slot) => ({ slot, count }));
+      const points = Array.from({ length: 512 }, (_, index) => ({ index, count }));
       const released = [{ lease: 0, isFinal: count === 8, points }];
       ByteWriter.use((writer) => {
         writeControlBlock(writer, { ...nothing, released });

@@ -281,35 +281,35 @@ test('refuses what no encoder writes', () => {
   const key = (name: string): number[] => [Tag.latin1, name.length, ...Buffer.from(name)];
   const cases: readonly (readonly [readonly number[], RegExp])[] = [
     [[], /in the middle/],
-    [[99], /begins no part/],
-    [[Tag.null, 200], /the byte 200 says nothing/],
-    [[Tag.null, 1], /news that comes by itself/],
-    [[Tag.array, ...length(2 ** 27)], /are announced where/],
+    [[99], /unknown value tag/],
+    [[Tag.null, 200], /unknown control field 200/],
+    [[Tag.null, 1], /parts of a control message/],
+    [[Tag.array, ...length(2 ** 27)], /needs more than the/],
     [[Tag.latin1, 255, 255, 255, 255, 15], /too large/],
-    [[Tag.object, 1, Tag.null, Tag.null, Tag.null], /no string/],
+    [[Tag.object, 1, Tag.null, Tag.null, Tag.null], /not a string/],
     [[Tag.object, 1, ...key('__proto__'), Tag.null], /"__proto__" is not allowed/],
     [[Tag.object, 2, ...key('a'), Tag.null, ...key('a'), Tag.null], /"a" is not allowed/],
     [[Tag.utf16, 1, 65], /half a character/],
-    [[Tag.bigint, 0, 1, 'g'.charCodeAt(0)], /other than digits/],
+    [[Tag.bigint, 0, 1, 'g'.charCodeAt(0)], /other than hexadecimal digits/],
     [[Tag.binary, 99, 0], /unknown type/],
     [[Tag.binary, 9, 3, 0, 0, 0], /Float32Array cannot have 3 bytes/],
     [new Array<number>(MAX_VALUE_DEPTH + 1).fill(Tag.array).flatMap((tag) => [tag, 1]), /deeper/],
-    [[Tag.gpuObject, 1, 1, Tag.null], /0 leases came with a value that has 1 GPU/],
-    [[Tag.null, ...leasesFrom(0, 1)], /1 leases came with a value that has 0 GPU/],
+    [[Tag.gpuObject, 1, 1, Tag.null], /0 leases with a value that has 1 GPU/],
+    [[Tag.null, ...leasesFrom(0, 1)], /1 leases with a value that has 0 GPU/],
     [
       [Tag.gpuObject, 1, 1, Tag.null, ...leasesFrom(0, 1)],
-      /0 file descriptors came with a value that has 1/,
+      /0 file descriptors with a value that has 1/,
     ],
-    [[Tag.gpuObject, 0, 1, Tag.null, ...leasesFrom(-1, 1)], /-1 is no count/],
-    [[Tag.gpuObject, 0, 1, Tag.null, ...leasesFrom(2 ** 53 - 1, 1)], /too few or too many/],
-    [[Tag.null, ...leasesFrom(0, 0)], /0 leases from 0 on are too few/],
+    [[Tag.gpuObject, 0, 1, Tag.null, ...leasesFrom(-1, 1)], /-1 is not an integer/],
+    [[Tag.gpuObject, 0, 1, Tag.null, ...leasesFrom(2 ** 53 - 1, 1)], /is not a valid range/],
+    [[Tag.null, ...leasesFrom(0, 0)], /0 leases from 0 on is not a valid range/],
     [[Tag.gpuObject, 0, ...length(5000), ...new Array<number>(5000).fill(0)], /too long/],
   ];
   for (const [bytes, message] of cases)
     assert.throws(() => decode(Uint8Array.from(bytes)), { name: 'IpcError', message });
   assert.throws(() => decode(encode(1), 1), {
     name: 'IpcError',
-    message: /1 file descriptors came/,
+    message: /1 file descriptors with a value/,
   });
   const many = Buffer.alloc(MAX_VALUE_PARTS + 10, Tag.null);
   many.set([Tag.array, ...length(MAX_VALUE_PARTS + 6)]);

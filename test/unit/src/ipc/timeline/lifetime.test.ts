@@ -1,6 +1,6 @@
-/** What pages of counters, their slots and the waits for them take, and give back: in the end, and in a reset. */
+/** What pages of counters, their counters and the waits for them take, and give back: in the end, and in a reset. */
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import {
   CU_MEMHOSTREGISTER_DEVICEMAP,
   CU_MEMHOSTREGISTER_PORTABLE,
@@ -31,11 +31,11 @@ import { emulate } from '../../emulate.ts';
 /** Memory of a page, as it comes from another process. */
 const pageFd = (): number => createSealedMemfd('points', 4096);
 
-const slotOf = (index: number, count = 1) => ({ slot: index, count });
+const pointOf = (index: number, count = 1) => ({ index, count });
 
 /** Whether a page is unmapped: then everything counts as reached. */
 const isUnmapped = (page: TimelinePage): boolean =>
-  page.isReached(slotOf(COUNTER_COUNT - 1, 2 ** 20));
+  page.isReached(pointOf(COUNTER_COUNT - 1, 2 ** 20));
 
 /** A context that failed is reset without a wait for its work, which may stand still. */
 function resetLost(context: Context, emulated: ReturnType<typeof emulate>): void {
@@ -44,268 +44,271 @@ function resetLost(context: Context, emulated: ReturnType<typeof emulate>): void
   selectDriver(emulated);
 }
 
-test('a connection that ends gives back both pages, and all that it had of them', async () => {
-  const { driver, open } = keepingBooks(emulate());
-  selectDriver(driver);
-  const context = Context.primary();
-  processState();
-  for (const isSent of [true, false]) {
-    using producer = Stream.create({ nonBlocking: true });
-    using consumer = Stream.create({ nonBlocking: true });
-    const [ours, theirs] = [new Timeline(), new Timeline()];
-    using latch = new Latch();
-    const { descriptors, mappings } = processState();
-    const { size } = context.onReset;
-    const held = [...open];
-    latch.hold(producer);
-    const points = ours.pointsBehindStream(producer);
-    assert.equal(points.length, 1);
-    if (isSent) {
-      ours.sharePage((fd) => theirs.acceptPage(duplicateFd(fd)));
-      // Sent once; the descriptor is nobody's then.
-      ours.sharePage(() => assert.fail('twice'));
-      assert.equal(theirs.wait(points, context, consumer), true);
-      assert.equal(openDescriptors(), descriptors);
+describe('TimelinePage', () => {
+  test('the end of a connection releases both pages and everything mapped from them', async () => {
+    const { driver, open } = keepingBooks(emulate());
+    selectDriver(driver);
+    const context = Context.primary();
+    processState();
+    for (const isSent of [true, false]) {
+      using producer = Stream.create({ nonBlocking: true });
+      using consumer = Stream.create({ nonBlocking: true });
+      const [ours, theirs] = [new Timeline(), new Timeline()];
+      using latch = new Latch();
+      const { descriptors, mappings } = processState();
+      const { size } = context.onReset;
+      const held = [...open];
+      latch.hold(producer);
+      const points = ours.pointsBehindStream(producer);
+      assert.equal(points.length, 1);
+      if (isSent) {
+        ours.sharePage((fd) => theirs.acceptPage(duplicateFd(fd)));
+        // Sent once; the descriptor is nobody's then.
+        ours.sharePage(() => assert.fail('twice'));
+        assert.equal(theirs.wait(points, context, consumer), true);
+        assert.equal(openDescriptors(), descriptors);
+      }
+      latch.open();
+      await context.synchronize();
+      const closed: string[] = [];
+      ours.close(() => closed.push('ours'));
+      theirs.close(() => closed.push('theirs'));
+      await context.flush();
+      assert.deepEqual(closed, ['ours', 'theirs']);
+      const registered = [...open].filter((what) => what.startsWith('cuMemHostRegister'));
+      assert.deepEqual(
+        registered.filter((what) => !held.includes(what)),
+        [],
+      );
+      assert.equal(context.onReset.size, size);
+      const { descriptors: left, mappings: mapped } = processState();
+      assert.deepEqual([left, mapped], [descriptors, mappings]);
     }
-    latch.open();
-    await context.synchronize();
-    const closed: string[] = [];
-    ours.close(() => closed.push('ours'));
-    theirs.close(() => closed.push('theirs'));
-    await context.flush();
-    assert.deepEqual(closed, ['ours', 'theirs']);
-    const registered = [...open].filter((what) => what.startsWith('cuMemHostRegister'));
-    assert.deepEqual(
-      registered.filter((what) => !held.includes(what)),
-      [],
-    );
-    assert.equal(context.onReset.size, size);
-    const { descriptors: left, mappings: mapped } = processState();
-    assert.deepEqual([left, mapped], [descriptors, mappings]);
-  }
-});
+  });
 
-test('one page comes over a connection, while that is open; others are refused and closed', () => {
-  emulate();
-  const before = openDescriptors();
-  const ordering = new Timeline();
-  ordering.acceptPage(pageFd());
-  const second = pageFd();
-  const refused = { name: 'IpcError', message: 'a second page of counters came' };
-  assert.throws(() => ordering.acceptPage(second), refused);
-  ordering.close(() => {});
-  const late = pageFd();
-  assert.throws(() => ordering.acceptPage(late), refused);
-  assert.equal(openDescriptors(), before);
-  assert.deepEqual([second, late].map(isOpenFd), [false, false]);
-});
-
-test('a page that cannot be mapped leaves no descriptor, made here or received', () => {
-  emulate();
-  const before = openDescriptors();
-  const { mmap } = libc;
-  const replace = (value: typeof mmap): void => {
-    Object.defineProperty(libc, 'mmap', { configurable: true, enumerable: true, value });
-  };
-  const received = pageFd();
-  replace((() => -1n) as never);
-  try {
-    assert.throws(() => TimelinePage.create(), { name: 'SystemError' });
-    assert.throws(() => TimelinePage.accept(received), {
-      name: 'IpcError',
-      message: /cannot be mapped/,
-    });
-  } finally {
-    replace(mmap);
-  }
-  assert.equal(openDescriptors(), before);
-});
-
-/** How many streams of a context may wait at a time, and one more: the lines of those are looked at last. */
-const KEPT = 8;
-
-test('the waits of connections that have ended are kept by nobody', async () => {
-  emulate();
-  const context = Context.primary();
-  const { accept } = TimelinePage;
-  // In a function of its own: its variables would be kept as long as the test runs.
-  const endOne = (): WeakRef<TimelinePage> => {
-    let page: WeakRef<TimelinePage> | undefined;
-    TimelinePage.accept = (fd) => {
-      const accepted = accept.call(TimelinePage, fd);
-      page = new WeakRef(accepted);
-      return accepted;
-    };
+  test('one page is accepted while the connection is open; others are refused and closed', () => {
+    emulate();
+    const before = openDescriptors();
     const ordering = new Timeline();
     ordering.acceptPage(pageFd());
-    TimelinePage.accept = accept;
-    using stream = Stream.create({ nonBlocking: true });
-    assert.equal(ordering.wait([slotOf(0)], context, stream), true);
-    assert.equal(ordering.abandonWaits(), 1);
-    stream.synchronizeSync();
+    const second = pageFd();
+    const refused = { name: 'IpcError', message: 'received a second timeline page' };
+    assert.throws(() => ordering.acceptPage(second), refused);
     ordering.close(() => {});
-    return page as unknown as WeakRef<TimelinePage>;
-  };
-  const pages = Array.from({ length: 3 * KEPT }, endOne);
-  await context.flush();
-  await collectGarbage();
-  const kept = pages.filter((page) => page.deref() !== undefined).length;
-  assert.ok(kept <= KEPT, `${kept} are kept`);
-});
+    const late = pageFd();
+    assert.throws(() => ordering.acceptPage(late), refused);
+    assert.equal(openDescriptors(), before);
+    assert.deepEqual([second, late].map(isOpenFd), [false, false]);
+  });
 
-test('a page is registered once for the devices of all contexts, and anew after a reset', () => {
-  const emulated = emulate({ CUFFI_EMULATED_DEVICES: '2' });
-  const told = recordCallsOf(emulated, 'cuMemHostRegister_v2', 'cuMemHostUnregister');
-  const [context, other] = [Context.primary(0), Context.primary(1)];
-  const page = TimelinePage.create();
-  for (const each of [context, other, context, other]) page.addressIn(each, 3);
-  const [[, host] = []] = told as readonly (readonly unknown[])[];
-  const registering = [
-    'cuMemHostRegister_v2',
-    host,
-    4096,
-    CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE,
-  ];
-  assert.deepEqual(told, [registering]);
-  context.resetSync();
-  for (const each of [context, other]) page.addressIn(each, 3);
-  assert.deepEqual(told, [registering, registering]);
-  // That of the other device has nothing of it.
-  other.resetSync();
-  for (const each of [other, context]) page.addressIn(each, 3);
-  assert.deepEqual(told, [registering, registering]);
-  page.close();
-  assert.deepEqual(told, [registering, registering, ['cuMemHostUnregister', host]]);
-});
+  test('a page that cannot be mapped leaves no descriptor, whether created or received', () => {
+    emulate();
+    const before = openDescriptors();
+    const { mmap } = libc;
+    const replace = (value: typeof mmap): void => {
+      Object.defineProperty(libc, 'mmap', { configurable: true, enumerable: true, value });
+    };
+    const received = pageFd();
+    replace((() => -1n) as never);
+    try {
+      assert.throws(() => TimelinePage.create(), { name: 'SystemError' });
+      assert.throws(() => TimelinePage.accept(received), {
+        name: 'IpcError',
+        message: /cannot be mapped/,
+      });
+    } finally {
+      replace(mmap);
+    }
+    assert.equal(openDescriptors(), before);
+  });
 
-test('a page that waits to be closed is unmapped by a reset, which has unregistered it', () => {
-  const emulated = emulate();
-  const context = Context.primary();
-  const page = TimelinePage.create();
-  page.addressIn(context, 0);
-  const before = context.onReset.size;
-  let unmapped = 0;
-  using recorder = recordCalls();
-  {
-    using _ = context.deferCleanup();
-    page.close(() => {
-      unmapped += 1;
+  /** How many streams of a context may wait at a time, and one more: the lines of those are looked at last. */
+  const KEPT = 8;
+
+  test('the waits of ended connections are kept alive by nothing', async () => {
+    emulate();
+    const context = Context.primary();
+    const { accept } = TimelinePage;
+    // In a function of its own: its variables would be kept as long as the test runs.
+    const endOne = (): WeakRef<TimelinePage> => {
+      let page: WeakRef<TimelinePage> | undefined;
+      TimelinePage.accept = (fd) => {
+        const accepted = accept.call(TimelinePage, fd);
+        page = new WeakRef(accepted);
+        return accepted;
+      };
+      const ordering = new Timeline();
+      ordering.acceptPage(pageFd());
+      TimelinePage.accept = accept;
+      using stream = Stream.create({ nonBlocking: true });
+      assert.equal(ordering.wait([pointOf(0)], context, stream), true);
+      assert.equal(ordering.abandonWaits(), 1);
+      stream.synchronizeSync();
+      ordering.close(() => {});
+      return page as unknown as WeakRef<TimelinePage>;
+    };
+    const pages = Array.from({ length: 3 * KEPT }, endOne);
+    await context.flush();
+    await collectGarbage();
+    const kept = pages.filter((page) => page.deref() !== undefined).length;
+    assert.ok(kept <= KEPT, `${kept} are kept`);
+  });
+
+  test('a page is registered once for the devices of all contexts, and again after a reset', () => {
+    const emulated = emulate({ CUFFI_EMULATED_DEVICES: '2' });
+    const told = recordCallsOf(emulated, 'cuMemHostRegister_v2', 'cuMemHostUnregister');
+    const [context, other] = [Context.primary(0), Context.primary(1)];
+    const page = TimelinePage.create();
+    for (const each of [context, other, context, other]) page.addressIn(each, 3);
+    const [[, host] = []] = told as readonly (readonly unknown[])[];
+    const registering = [
+      'cuMemHostRegister_v2',
+      host,
+      4096,
+      CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE,
+    ];
+    assert.deepEqual(told, [registering]);
+    context.resetSync();
+    for (const each of [context, other]) page.addressIn(each, 3);
+    assert.deepEqual(told, [registering, registering]);
+    // That of the other device has nothing of it.
+    other.resetSync();
+    for (const each of [other, context]) page.addressIn(each, 3);
+    assert.deepEqual(told, [registering, registering]);
+    page.close();
+    assert.deepEqual(told, [registering, registering, ['cuMemHostUnregister', host]]);
+  });
+
+  test('a page that waits to be closed is unmapped by a reset, which has unregistered it', () => {
+    const emulated = emulate();
+    const context = Context.primary();
+    const page = TimelinePage.create();
+    page.addressIn(context, 0);
+    const before = context.onReset.size;
+    let unmapped = 0;
+    using recorder = recordCalls();
+    {
+      using _ = context.deferCleanup();
+      page.close(() => {
+        unmapped += 1;
+      });
+      assert.equal(unmapped, 0);
+      resetLost(context, emulated);
+    }
+    assert.deepEqual([unmapped, isUnmapped(page)], [1, true]);
+    context.releases.drainReady();
+    assert.deepEqual([unmapped, context.onReset.size], [1, before]);
+    assert.deepEqual(
+      recorder.calls.filter(({ name }) => name === 'cuMemHostUnregister'),
+      [],
+    );
+  });
+
+  test('the counters of a context are reached after a reset has ended its work', () => {
+    emulate({ CUFFI_EMULATED_DEVICES: '2' });
+    const contexts = [Context.primary(0), Context.primary(1)] as const;
+    const page = TimelinePage.create();
+    const counters = new StreamCounters(page);
+    const points = contexts.map((context) => {
+      const counter = counters.ofHandle(context, CU_STREAM_LEGACY as CUstream);
+      assert.ok(counter);
+      return StreamCounters.next(counter);
     });
-    assert.equal(unmapped, 0);
+    // One handle, and two streams.
+    assert.notEqual(points[0]?.index, points[1]?.index);
+    const reached = (): boolean[] => points.map((point) => page.isReached(point));
+    assert.deepEqual([reached(), counters.isPending], [[false, false], true]);
+    contexts[1].resetSync();
+    assert.deepEqual([reached(), counters.isPending], [[false, true], true]);
+    contexts[0].resetSync();
+    assert.deepEqual([reached(), counters.isPending], [[true, true], false]);
+    counters.end();
+    page.close();
+  });
+
+  test('the counters of closed streams go to other streams', async () => {
+    emulate();
+    const context = Context.primary();
+    const page = TimelinePage.create();
+    const counters = new StreamCounters(page);
+    const create = (): Stream => Stream.create({ nonBlocking: true });
+    const take = ({ handle }: Stream): number | undefined =>
+      counters.ofHandle(context, handle)?.index;
+    const streams = Array.from({ length: COUNTER_COUNT }, create);
+    assert.equal(new Set(streams.map(take)).size, COUNTER_COUNT);
+    using last = create();
+    assert.equal(take(last), undefined);
+    const [first, second] = streams as [Stream, Stream];
+    const taken = take(second);
+    second.close();
+    await context.flush();
+    assert.equal(take(last), taken);
+    assert.equal(take(first), 0);
+    for (const stream of streams) stream.close();
+    counters.end();
+    page.close();
+  });
+
+  test('a page with signals pending is closed after they are sent', async () => {
+    const emulated = emulate();
+    using latch = new Latch();
+    using stream = Stream.create({ nonBlocking: true });
+    latch.hold(stream);
+    selectDriver(broken(emulated, 'cuStreamWriteValue64_v2', CUresult.CUDA_ERROR_NOT_SUPPORTED));
+    const signals = new Signaler(TimelinePage.create());
+    const [point] = signals.pointsBehindStream(stream);
+    assert.ok(point);
+    let theirs: TimelinePage | undefined;
+    signals.page.shareFd((fd) => {
+      theirs = TimelinePage.accept(duplicateFd(fd));
+    });
+    signals.close();
+    assert.deepEqual([isUnmapped(signals.page), theirs?.isReached(point)], [false, false]);
+    latch.open();
+    await stream.synchronize();
+    await until(() => isUnmapped(signals.page));
+    assert.equal(theirs?.isReached(point), true);
+    theirs?.close();
+  });
+
+  test('a stream waits again after a reset for what it waited for before', () => {
+    const emulated = emulate();
+    const context = Context.primary();
+    const page = TimelinePage.accept(pageFd());
+    const waits = new Waiter(page);
+    using recorder = recordCalls();
+    const wait = (index: number, stream?: Stream): number => {
+      const before = recorder.calls.length;
+      waits.enqueueWaits([pointOf(index)], context, stream);
+      return recorder.calls.slice(before).filter(({ name }) => name.startsWith('cuStreamWaitValue'))
+        .length;
+    };
+    assert.deepEqual([wait(0), wait(0)], [1, 0]);
     resetLost(context, emulated);
-  }
-  assert.deepEqual([unmapped, isUnmapped(page)], [1, true]);
-  context.releases.drainReady();
-  assert.deepEqual([unmapped, context.onReset.size], [1, before]);
-  assert.deepEqual(
-    recorder.calls.filter(({ name }) => name === 'cuMemHostUnregister'),
-    [],
-  );
-});
-
-test('the counters that a context was to write are reached when a reset has ended its work', () => {
-  emulate({ CUFFI_EMULATED_DEVICES: '2' });
-  const contexts = [Context.primary(0), Context.primary(1)] as const;
-  const page = TimelinePage.create();
-  const slots = new StreamCounters(page);
-  const points = contexts.map((context) => {
-    const slot = slots.ofHandle(context, CU_STREAM_LEGACY as CUstream);
-    assert.ok(slot);
-    return StreamCounters.next(slot);
+    assert.deepEqual([wait(0), wait(0)], [1, 0]);
+    waits.abandon();
+    page.close();
   });
-  // One handle, and two streams.
-  assert.notEqual(points[0]?.slot, points[1]?.slot);
-  const reached = (): boolean[] => points.map((point) => page.isReached(point));
-  assert.deepEqual([reached(), slots.isPending], [[false, false], true]);
-  contexts[1].resetSync();
-  assert.deepEqual([reached(), slots.isPending], [[false, true], true]);
-  contexts[0].resetSync();
-  assert.deepEqual([reached(), slots.isPending], [[true, true], false]);
-  slots.end();
-  page.close();
-});
 
-test('the words of streams that are closed go to others', async () => {
-  emulate();
-  const context = Context.primary();
-  const page = TimelinePage.create();
-  const slots = new StreamCounters(page);
-  const create = (): Stream => Stream.create({ nonBlocking: true });
-  const take = ({ handle }: Stream): number | undefined => slots.ofHandle(context, handle)?.slot;
-  const streams = Array.from({ length: COUNTER_COUNT }, create);
-  assert.equal(new Set(streams.map(take)).size, COUNTER_COUNT);
-  using last = create();
-  assert.equal(take(last), undefined);
-  const [first, second] = streams as [Stream, Stream];
-  const taken = take(second);
-  second.close();
-  await context.flush();
-  assert.equal(take(last), taken);
-  assert.equal(take(first), 0);
-  for (const stream of streams) stream.close();
-  slots.end();
-  page.close();
-});
-
-test('a page of which something is still to be told is closed after that', async () => {
-  const emulated = emulate();
-  using latch = new Latch();
-  using stream = Stream.create({ nonBlocking: true });
-  latch.hold(stream);
-  selectDriver(broken(emulated, 'cuStreamWriteValue64_v2', CUresult.CUDA_ERROR_NOT_SUPPORTED));
-  const signals = new Signaler(TimelinePage.create());
-  const [point] = signals.pointsBehindStream(stream);
-  assert.ok(point);
-  let theirs: TimelinePage | undefined;
-  signals.page.shareFd((fd) => {
-    theirs = TimelinePage.accept(duplicateFd(fd));
+  test('an event behind waits that the driver refuses is destroyed', () => {
+    const { driver, open } = keepingBooks(emulate());
+    selectDriver(broken(driver, 'cuEventRecord', CUresult.CUDA_ERROR_INVALID_VALUE));
+    const page = TimelinePage.accept(pageFd());
+    const waits = new Waiter(page);
+    const stream = Stream.create({ nonBlocking: true });
+    const events = (): string[] => [...open].filter((what) => what.startsWith('cuEventCreate'));
+    const before = events();
+    // So many that it is looked at how many have run; the rest is left to the host then.
+    const many = Array.from({ length: 200 }, (_, index) => pointOf(index));
+    using recorder = recordCalls();
+    assert.equal(waits.enqueueWaits(many, stream.context, stream), false);
+    assert.ok(recorder.calls.some(({ name }) => name === 'cuEventRecord'));
+    assert.deepEqual(events(), before);
+    assert.equal(waits.enqueueWaits([pointOf(300)], stream.context, stream), false);
+    assert.equal(waits.abandon(), 200);
+    stream.synchronizeSync();
+    selectDriver(driver);
+    stream.close();
+    page.close();
   });
-  signals.close();
-  assert.deepEqual([isUnmapped(signals.page), theirs?.isReached(point)], [false, false]);
-  latch.open();
-  await stream.synchronize();
-  await until(() => isUnmapped(signals.page));
-  assert.equal(theirs?.isReached(point), true);
-  theirs?.close();
-});
-
-test('after a reset a stream waits again for what it waited for before', () => {
-  const emulated = emulate();
-  const context = Context.primary();
-  const page = TimelinePage.accept(pageFd());
-  const waits = new Waiter(page);
-  using recorder = recordCalls();
-  const wait = (index: number, stream?: Stream): number => {
-    const before = recorder.calls.length;
-    waits.enqueueWaits([slotOf(index)], context, stream);
-    return recorder.calls.slice(before).filter(({ name }) => name.startsWith('cuStreamWaitValue'))
-      .length;
-  };
-  assert.deepEqual([wait(0), wait(0)], [1, 0]);
-  resetLost(context, emulated);
-  assert.deepEqual([wait(0), wait(0)], [1, 0]);
-  waits.abandon();
-  page.close();
-});
-
-test('a mark behind waits that the driver refuses leaves no event', () => {
-  const { driver, open } = keepingBooks(emulate());
-  selectDriver(broken(driver, 'cuEventRecord', CUresult.CUDA_ERROR_INVALID_VALUE));
-  const page = TimelinePage.accept(pageFd());
-  const waits = new Waiter(page);
-  const stream = Stream.create({ nonBlocking: true });
-  const events = (): string[] => [...open].filter((what) => what.startsWith('cuEventCreate'));
-  const before = events();
-  // So many that it is looked at how many have run; the rest is left to the host then.
-  const many = Array.from({ length: 200 }, (_, index) => slotOf(index));
-  using recorder = recordCalls();
-  assert.equal(waits.enqueueWaits(many, stream.context, stream), false);
-  assert.ok(recorder.calls.some(({ name }) => name === 'cuEventRecord'));
-  assert.deepEqual(events(), before);
-  assert.equal(waits.enqueueWaits([slotOf(300)], stream.context, stream), false);
-  assert.equal(waits.abandon(), 200);
-  stream.synchronizeSync();
-  selectDriver(driver);
-  stream.close();
-  page.close();
 });

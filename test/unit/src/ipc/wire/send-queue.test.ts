@@ -1,7 +1,7 @@
 /** What waits to be sent: in its order, within its bounds, and with descriptors of its own. */
 import assert from 'node:assert/strict';
 import { fstatSync } from 'node:fs';
-import { afterEach, beforeEach, test } from 'node:test';
+import { afterEach, beforeEach, describe, test } from 'node:test';
 import { closeFd, createMemfd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../../ffi/linux/message.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
@@ -48,192 +48,194 @@ function reader(): () => (readonly [kind: number, byteLength: number, first: num
   };
 }
 
-test('what others must agree to, and all that comes after it, waits for that', async () => {
-  const outbox = new SendQueue();
-  const read = reader();
-  const { value, news } = FrameKind;
-  let agree = ignore;
-  const agreed = new Promise<void>((resolve) => {
-    agree = resolve;
-  });
-  const sent: number[] = [];
-  const post = (at: number, kind: FrameKind, waitsFor?: Promise<void>): void => {
-    const sending = outbox.post(near, kind, packet(at, at), [], ignore, waitsFor);
-    assert.ok(sending, `${at} waits`);
-    void sending.then(() => sent.push(at));
-  };
-  assert.equal(outbox.post(near, value, packet(9, 9), []), undefined);
-  post(1, value, agreed);
-  post(2, value);
-  post(3, news);
-  assert.equal(outbox.isAwaitingAck, true);
-  // The socket has room all the time.
-  outbox.flush(near);
-  await nextLoopIteration();
-  outbox.flush(near);
-  assert.deepEqual([read(), sent], [[[value, 9, 9]], []]);
-  agree();
-  await nextLoopIteration();
-  assert.equal(outbox.isAwaitingAck, false);
-  outbox.flush(near);
-  await nextLoopIteration();
-  assert.deepEqual(sent, [1, 2, 3]);
-  assert.deepEqual(read(), [
-    [value, 1, 1],
-    [value, 2, 2],
-    [news, 3, 3],
-  ]);
-  assert.equal(outbox.isEmpty, true);
-});
-
-test('nothing comes between the parts of a value, and of the rest only control messages go out', async () => {
-  const outbox = new SendQueue();
-  const read = reader();
-  const { value, news } = FrameKind;
-  const half = 100 * FRAGMENT_BYTE_LENGTH;
-  const begun = outbox.post(near, value, packet(half, 1), []);
-  const rejected: string[] = [];
-  const dropped: string[] = [];
-  for (const kind of ['value', 'question', 'answer'] as const)
-    outbox
-      .post(near, FrameKind[kind], packet(2, 2), [], () => dropped.push(kind))
-      ?.catch(({ message }: Error) => rejected.push(`${kind}: ${message}`));
-  const told = outbox.post(near, news, packet(3, 3), []);
-  outbox.rejectUnstarted(new Error('closed'));
-  assert.deepEqual(dropped, ['answer', 'question', 'value']);
-  // There is room, and it is not for this.
-  const arrived = read();
-  const last = outbox.post(near, news, packet(4, 4), []);
-  for (let turn = 0; turn < 1000 && !outbox.isEmpty; turn++) {
-    outbox.flush(near);
-    arrived.push(...read());
-    await nextLoopIteration();
-  }
-  await Promise.all([begun, told, last]);
-  assert.deepEqual(arrived, [
-    [value, half, 1],
-    [news, 3, 3],
-    [news, 4, 4],
-  ]);
-  assert.deepEqual(rejected, ['value: closed', 'question: closed', 'answer: closed']);
-});
-
-const never = new Promise<never>(ignore);
-
-test('so many values may wait, and so many bytes, and no more', () => {
-  const most = MAX_UNSENT_BYTE_LENGTH / 4;
-  const sizes = new Array<number>(3).fill(most - HEADER_BYTE_LENGTH);
-  for (const [waiting, more, message] of [
-    [
-      [...sizes, most - HEADER_BYTE_LENGTH - 1],
-      1 - HEADER_BYTE_LENGTH,
-      /^5 values \(67108864 bytes\) wait to be sent already: await send\(\) before the next one$/,
-    ],
-    [
-      new Array<number>(MAX_UNSENT_VALUES - 1).fill(1),
-      1,
-      /^1024 values \(17408 bytes\) wait to be sent already: await send\(\) before the next one$/,
-    ],
-  ] as const) {
+describe('SendQueue', () => {
+  test('a message that needs acknowledgement, and all after it, waits for that', async () => {
     const outbox = new SendQueue();
-    const post = (byteLength: number): void => {
-      outbox.checkCapacity();
-      outbox.post(near, FrameKind.value, packet(byteLength), [], ignore, never)?.catch(ignore);
-    };
-    for (const byteLength of waiting) post(byteLength);
-    post(more);
-    assert.throws(() => post(1), { name: 'IpcError', message });
-    outbox.rejectAll(new Error('over'));
-    outbox.checkCapacity();
-  }
-});
-
-test('where a copy of a descriptor cannot be kept none is, and the value is not', () => {
-  const fd = createMemfd('sent', 0);
-  const held = openDescriptors();
-  const outbox = new SendQueue();
-  let dropped = 0;
-  for (const room of [1, 2])
-    withRoomFor(room, () => {
-      const post = (): unknown =>
-        outbox.post(
-          near,
-          FrameKind.value,
-          packet(1),
-          [fd, fd, fd],
-          () => {
-            dropped += 1;
-          },
-          never,
-        );
-      assert.throws(post, {
-        name: 'IpcError',
-        message: /has to wait for room, and its file descriptors cannot be kept for that: .*EMFILE/,
-      });
+    const read = reader();
+    const { value, news } = FrameKind;
+    let agree = ignore;
+    const agreed = new Promise<void>((resolve) => {
+      agree = resolve;
     });
-  // Whoever called is told by the error alone, and has its descriptor.
-  assert.deepEqual([dropped, outbox.isEmpty, openDescriptors()], [0, true, held]);
-  outbox.checkCapacity();
-  closeFd(fd);
-});
-
-/** Runs `use` without what root may, and is not held to. */
-function asOrdinaryUser<T>(use: () => T): T {
-  const isRoot = process.geteuid?.() === 0;
-  if (isRoot) process.seteuid?.(65_534);
-  try {
-    return use();
-  } finally {
-    if (isRoot) process.seteuid?.(0);
-  }
-}
-
-test('what waits as too many descriptors are on their way is tried again, though nothing tells of room', {
-  timeout: 30_000,
-}, async () => {
-  const [first, other] = socketPair();
-  const wire = new FramedSocket(near, {
-    wantsMore: () => true,
-    onMessage: () => false,
-    onSocketEnd: ignore,
-    onFailure: (error) => assert.fail(String(error)),
-    onDrained: ignore,
+    const sent: number[] = [];
+    const post = (at: number, kind: FrameKind, waitsFor?: Promise<void>): void => {
+      const sending = outbox.post(near, kind, packet(at, at), [], ignore, waitsFor);
+      assert.ok(sending, `${at} waits`);
+      void sending.then(() => sent.push(at));
+    };
+    assert.equal(outbox.post(near, value, packet(9, 9), []), undefined);
+    post(1, value, agreed);
+    post(2, value);
+    post(3, news);
+    assert.equal(outbox.isAwaitingAck, true);
+    // The socket has room all the time.
+    outbox.flush(near);
+    await nextLoopIteration();
+    outbox.flush(near);
+    assert.deepEqual([read(), sent], [[[value, 9, 9]], []]);
+    agree();
+    await nextLoopIteration();
+    assert.equal(outbox.isAwaitingAck, false);
+    outbox.flush(near);
+    await nextLoopIteration();
+    assert.deepEqual(sent, [1, 2, 3]);
+    assert.deepEqual(read(), [
+      [value, 1, 1],
+      [value, 2, 2],
+      [news, 3, 3],
+    ]);
+    assert.equal(outbox.isEmpty, true);
   });
-  using _open = { [Symbol.dispose]: () => wire.close(new Error('over')) };
-  const fd = createMemfd('sent', 0);
-  const { ino } = fstatSync(fd);
-  sendMessage(first, Buffer.of(1), new Array<number>(250).fill(fd));
-  let sending: Promise<void> | undefined;
-  withRoomFor(8, () => {
-    sending = asOrdinaryUser(() => wire.post(FrameKind.value, packet(1), [fd]));
-  });
-  closeFd(fd);
-  assert.ok(sending, 'it waits');
-  assert.equal(wire.sendQueue.isShortOfFds, true);
-  assert.equal(receiveMessage(far), undefined);
-  // The socket has room, and nobody reads or writes it.
-  await sending;
-  assert.equal(wire.sendQueue.isShortOfFds, false);
-  const arrived = receiveMessage(far) as { readonly fds: readonly number[] };
-  assert.deepEqual(
-    arrived.fds.map((each) => fstatSync(each).ino),
-    [ino],
-  );
-  [...arrived.fds, first, other].forEach(closeFd);
-});
 
-test('the descriptors of a value of many packets go with the first of them alone', async () => {
-  const outbox = new SendQueue();
-  const fd = createMemfd('sent', 0);
-  assert.equal(
-    outbox.post(near, FrameKind.value, packet(3 * FRAGMENT_BYTE_LENGTH), [fd]),
-    undefined,
-  );
-  closeFd(fd);
-  const counts: number[] = [];
-  for (let next = receiveMessage(far); typeof next === 'object'; next = receiveMessage(far)) {
-    counts.push(next.fds.length);
-    next.fds.forEach(closeFd);
+  test('nothing is sent between the frames of a value, and rejecting unstarted messages keeps control messages', async () => {
+    const outbox = new SendQueue();
+    const read = reader();
+    const { value, news } = FrameKind;
+    const half = 100 * FRAGMENT_BYTE_LENGTH;
+    const begun = outbox.post(near, value, packet(half, 1), []);
+    const rejected: string[] = [];
+    const dropped: string[] = [];
+    for (const kind of ['value', 'question', 'answer'] as const)
+      outbox
+        .post(near, FrameKind[kind], packet(2, 2), [], () => dropped.push(kind))
+        ?.catch(({ message }: Error) => rejected.push(`${kind}: ${message}`));
+    const told = outbox.post(near, news, packet(3, 3), []);
+    outbox.rejectUnstarted(new Error('closed'));
+    assert.deepEqual(dropped, ['answer', 'question', 'value']);
+    // There is room, and it is not for this.
+    const arrived = read();
+    const last = outbox.post(near, news, packet(4, 4), []);
+    for (let turn = 0; turn < 1000 && !outbox.isEmpty; turn++) {
+      outbox.flush(near);
+      arrived.push(...read());
+      await nextLoopIteration();
+    }
+    await Promise.all([begun, told, last]);
+    assert.deepEqual(arrived, [
+      [value, half, 1],
+      [news, 3, 3],
+      [news, 4, 4],
+    ]);
+    assert.deepEqual(rejected, ['value: closed', 'question: closed', 'answer: closed']);
+  });
+
+  const never = new Promise<never>(ignore);
+
+  test('the number of queued values and their bytes are limited', () => {
+    const most = MAX_UNSENT_BYTE_LENGTH / 4;
+    const sizes = new Array<number>(3).fill(most - HEADER_BYTE_LENGTH);
+    for (const [waiting, more, message] of [
+      [
+        [...sizes, most - HEADER_BYTE_LENGTH - 1],
+        1 - HEADER_BYTE_LENGTH,
+        /^5 values \(67108864 bytes\) wait to be sent already: await send\(\) before the next one$/,
+      ],
+      [
+        new Array<number>(MAX_UNSENT_VALUES - 1).fill(1),
+        1,
+        /^1024 values \(17408 bytes\) wait to be sent already: await send\(\) before the next one$/,
+      ],
+    ] as const) {
+      const outbox = new SendQueue();
+      const post = (byteLength: number): void => {
+        outbox.checkCapacity();
+        outbox.post(near, FrameKind.value, packet(byteLength), [], ignore, never)?.catch(ignore);
+      };
+      for (const byteLength of waiting) post(byteLength);
+      post(more);
+      assert.throws(() => post(1), { name: 'IpcError', message });
+      outbox.rejectAll(new Error('over'));
+      outbox.checkCapacity();
+    }
+  });
+
+  test('a value is not queued, and no descriptor stays, if one cannot be duplicated', () => {
+    const fd = createMemfd('sent', 0);
+    const held = openDescriptors();
+    const outbox = new SendQueue();
+    let dropped = 0;
+    for (const room of [1, 2])
+      withRoomFor(room, () => {
+        const post = (): unknown =>
+          outbox.post(
+            near,
+            FrameKind.value,
+            packet(1),
+            [fd, fd, fd],
+            () => {
+              dropped += 1;
+            },
+            never,
+          );
+        assert.throws(post, {
+          name: 'IpcError',
+          message: /cannot queue the value: there are not enough descriptors .*: .*EMFILE/,
+        });
+      });
+    // Whoever called is told by the error alone, and has its descriptor.
+    assert.deepEqual([dropped, outbox.isEmpty, openDescriptors()], [0, true, held]);
+    outbox.checkCapacity();
+    closeFd(fd);
+  });
+
+  /** Runs `use` without what root may, and is not held to. */
+  function asOrdinaryUser<T>(use: () => T): T {
+    const isRoot = process.geteuid?.() === 0;
+    if (isRoot) process.seteuid?.(65_534);
+    try {
+      return use();
+    } finally {
+      if (isRoot) process.seteuid?.(0);
+    }
   }
-  assert.deepEqual(counts, [1, 0, 0]);
+
+  test('a message that waits for descriptors in flight is retried, though no event tells of room', {
+    timeout: 30_000,
+  }, async () => {
+    const [first, other] = socketPair();
+    const wire = new FramedSocket(near, {
+      wantsMore: () => true,
+      onMessage: () => false,
+      onSocketEnd: ignore,
+      onFailure: (error) => assert.fail(String(error)),
+      onDrained: ignore,
+    });
+    using _open = { [Symbol.dispose]: () => wire.close(new Error('over')) };
+    const fd = createMemfd('sent', 0);
+    const { ino } = fstatSync(fd);
+    sendMessage(first, Buffer.of(1), new Array<number>(250).fill(fd));
+    let sending: Promise<void> | undefined;
+    withRoomFor(8, () => {
+      sending = asOrdinaryUser(() => wire.post(FrameKind.value, packet(1), [fd]));
+    });
+    closeFd(fd);
+    assert.ok(sending, 'it waits');
+    assert.equal(wire.sendQueue.isShortOfFds, true);
+    assert.equal(receiveMessage(far), undefined);
+    // The socket has room, and nobody reads or writes it.
+    await sending;
+    assert.equal(wire.sendQueue.isShortOfFds, false);
+    const arrived = receiveMessage(far) as { readonly fds: readonly number[] };
+    assert.deepEqual(
+      arrived.fds.map((each) => fstatSync(each).ino),
+      [ino],
+    );
+    [...arrived.fds, first, other].forEach(closeFd);
+  });
+
+  test('the descriptors of a value of many frames go only with the first frame', async () => {
+    const outbox = new SendQueue();
+    const fd = createMemfd('sent', 0);
+    assert.equal(
+      outbox.post(near, FrameKind.value, packet(3 * FRAGMENT_BYTE_LENGTH), [fd]),
+      undefined,
+    );
+    closeFd(fd);
+    const counts: number[] = [];
+    for (let next = receiveMessage(far); typeof next === 'object'; next = receiveMessage(far)) {
+      counts.push(next.fds.length);
+      next.fds.forEach(closeFd);
+    }
+    assert.deepEqual(counts, [1, 0, 0]);
+  });
 });

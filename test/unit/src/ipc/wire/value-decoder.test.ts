@@ -1,6 +1,6 @@
 /** What values cost: before someone takes them, and while they are checked and built. */
 import assert from 'node:assert/strict';
-import { type TestContext, test } from 'node:test';
+import { describe, type TestContext, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { DeviceBuffer, IpcError } from '../../../../../src/index.ts';
@@ -74,243 +74,265 @@ async function memory(): Promise<number> {
   return heapUsed + external;
 }
 
-test('values that nobody took cost as much memory as their bytes', async () => {
-  for (const [part, count] of [
-    [emptyFloats, MAX_VALUE_BINARIES],
-    [emptyObject, MANY],
-  ] as const) {
-    using other = new Stranger();
-    const body = listOf(count, part);
-    const before = await memory();
-    for (let sequence = 0; sequence < 4; sequence++) await sendAll(other, body, sequence);
-    for (let turns = 0; turns < 200; turns++) await nextLoopIteration();
-    const cost = (await memory()) - before;
-    assert.ok(cost < 8 * body.byteLength, `${cost} bytes for 4 values of ${body.byteLength}`);
-    assert.equal(((await other.peer.receive()) as unknown[]).length, count);
-  }
-});
-
-/** Lets a slice end whenever it looks at the clock for the second time. */
-function hurry(context: TestContext): void {
-  let now = performance.now();
-  context.mock.method(performance, 'now', () => {
-    now += 10;
-    return now;
+describe('ValueScan', () => {
+  test('values that nobody took use as much memory as their bytes', async () => {
+    for (const [part, count] of [
+      [emptyFloats, MAX_VALUE_BINARIES],
+      [emptyObject, MANY],
+    ] as const) {
+      using other = new Stranger();
+      const body = listOf(count, part);
+      const before = await memory();
+      for (let sequence = 0; sequence < 4; sequence++) await sendAll(other, body, sequence);
+      for (let turns = 0; turns < 200; turns++) await nextLoopIteration();
+      const cost = (await memory()) - before;
+      assert.ok(cost < 8 * body.byteLength, `${cost} bytes for 4 values of ${body.byteLength}`);
+      assert.equal(((await other.peer.receive()) as unknown[]).length, count);
+    }
   });
-}
 
-test('a long value is built between turns of the loop, however many ask for it', async (t) => {
-  hurry(t);
-  using other = new Stranger();
-  other.send(listOf(20_000, emptyObject));
-  for (let turns = 0; turns < 3; turns++) await nextLoopIteration();
-  const takes = Array.from({ length: 100 }, () => other.peer.receive());
-  const turns = await turnsUntil(takes[0] as Promise<unknown>);
-  assert.ok(turns >= 50, `${turns} turns`);
-  assert.equal(((await takes[0]) as unknown[]).length, 20_000);
-  other.peer.close();
-  await Promise.allSettled(takes);
-});
-
-test('a long value is checked between turns of the loop', async (t) => {
-  hurry(t);
-  for (const value of [
-    listOf(80_000, emptyObject),
-    // Few parts, and each takes its time.
-    listOf(20, [Tag.bigint, 0, ...length(70_000), ...new Array<number>(70_000).fill(0x61)]),
-  ]) {
-    using one = new Stranger();
-    const sending = sendAll(one, Buffer.concat([value, Buffer.of(200)]), 0);
-    const taking = assert.rejects(one.peer.receive(), { message: /says nothing/ });
-    await sending;
-    const turns = await turnsUntil(taking);
-    assert.ok(turns >= 8, `${turns} turns`);
-    await taking;
+  /** Lets a slice end whenever it looks at the clock for the second time. */
+  function hurry(context: TestContext): void {
+    let now = performance.now();
+    context.mock.method(performance, 'now', () => {
+      now += 10;
+      return now;
+    });
   }
-});
 
-test('nothing overtakes a long value', async () => {
-  emulate();
-  using buffer = DeviceBuffer.allocate(64);
-  const descriptor = writeDescriptor(getIpcHandle(buffer));
-  const object = Buffer.concat([
-    Buffer.of(Tag.gpuObject, 0, ...length(descriptor.byteLength)),
-    descriptor,
-  ]);
-  using other = new Stranger();
-  const values = [
-    Buffer.concat([listOf(MANY, emptyObject, object), Buffer.from(leasesFrom(0, 1))]),
-    Buffer.of(Tag.true),
-    listOf(MANY, [Tag.null]),
-    Buffer.of(Tag.false),
-  ];
-  const sending = (async () => {
-    for (const [sequence, value] of values.entries()) await sendAll(other, value, sequence);
-  })();
-  const received: unknown[] = [];
-  await Promise.all(values.map(() => other.peer.receive().then((value) => received.push(value))));
-  await sending;
-  const [first, second, third, last] = received as [unknown[], unknown, unknown[], unknown];
-  assert.deepEqual([first.length, second, third.length, last], [MANY + 1, true, MANY, false]);
-  assert.deepEqual([first[MANY - 1], third[MANY - 1]], [{}, null]);
-  using opened = first[MANY] as DeviceBuffer;
-  assert.equal(opened.address, buffer.address);
-});
+  test('a long value is built over several turns of the event loop, however many callers wait', async (t) => {
+    hurry(t);
+    using other = new Stranger();
+    other.send(listOf(20_000, emptyObject));
+    for (let turns = 0; turns < 3; turns++) await nextLoopIteration();
+    const takes = Array.from({ length: 100 }, () => other.peer.receive());
+    const turns = await turnsUntil(takes[0] as Promise<unknown>);
+    assert.ok(turns >= 50, `${turns} turns`);
+    assert.equal(((await takes[0]) as unknown[]).length, 20_000);
+    other.peer.close();
+    await Promise.allSettled(takes);
+  });
 
-test('what is taken meanwhile is given up, and the value stays for the next who asks', async () => {
-  using other = new Stranger();
-  const body = listOf(MANY, emptyObject);
-  const sending = sendAll(other, body, 0);
-  await sending;
-  other.send(Buffer.of(Tag.true), { sequence: 1 });
-  const abort = new AbortController();
-  const given = other.peer.receive({ signal: abort.signal });
-  await nextLoopIteration();
-  abort.abort(new Error('enough'));
-  await assert.rejects(given, /enough/);
-  assert.equal(((await other.peer.receive()) as unknown[]).length, MANY);
-  assert.equal(await other.peer.receive(), true);
-});
+  test('a long value is checked over several turns of the event loop', async (t) => {
+    hurry(t);
+    for (const value of [
+      listOf(80_000, emptyObject),
+      // Few parts, and each takes its time.
+      listOf(20, [Tag.bigint, 0, ...length(70_000), ...new Array<number>(70_000).fill(0x61)]),
+    ]) {
+      using one = new Stranger();
+      const sending = sendAll(one, Buffer.concat([value, Buffer.of(200)]), 0);
+      const taking = assert.rejects(one.peer.receive(), { message: /unknown control field/ });
+      await sending;
+      const turns = await turnsUntil(taking);
+      assert.ok(turns >= 8, `${turns} turns`);
+      await taking;
+    }
+  });
 
-test('close() ends what is being built, and the end of the other process what is being checked', async () => {
-  {
+  test('nothing overtakes a long value', async () => {
+    emulate();
+    using buffer = DeviceBuffer.allocate(64);
+    const descriptor = writeDescriptor(getIpcHandle(buffer));
+    const object = Buffer.concat([
+      Buffer.of(Tag.gpuObject, 0, ...length(descriptor.byteLength)),
+      descriptor,
+    ]);
+    using other = new Stranger();
+    const values = [
+      Buffer.concat([listOf(MANY, emptyObject, object), Buffer.from(leasesFrom(0, 1))]),
+      Buffer.of(Tag.true),
+      listOf(MANY, [Tag.null]),
+      Buffer.of(Tag.false),
+    ];
+    const sending = (async () => {
+      for (const [sequence, value] of values.entries()) await sendAll(other, value, sequence);
+    })();
+    const received: unknown[] = [];
+    await Promise.all(values.map(() => other.peer.receive().then((value) => received.push(value))));
+    await sending;
+    const [first, second, third, last] = received as [unknown[], unknown, unknown[], unknown];
+    assert.deepEqual([first.length, second, third.length, last], [MANY + 1, true, MANY, false]);
+    assert.deepEqual([first[MANY - 1], third[MANY - 1]], [{}, null]);
+    using opened = first[MANY] as DeviceBuffer;
+    assert.equal(opened.address, buffer.address);
+  });
+
+  test('a value whose receiver aborts while it is built stays for the next receiver', async () => {
+    using other = new Stranger();
+    const body = listOf(MANY, emptyObject);
+    const sending = sendAll(other, body, 0);
+    await sending;
+    other.send(Buffer.of(Tag.true), { sequence: 1 });
+    const abort = new AbortController();
+    const given = other.peer.receive({ signal: abort.signal });
+    await nextLoopIteration();
+    abort.abort(new Error('enough'));
+    await assert.rejects(given, /enough/);
+    assert.equal(((await other.peer.receive()) as unknown[]).length, MANY);
+    assert.equal(await other.peer.receive(), true);
+  });
+
+  test('close() ends the building of a value, and the end of the peer its checking', async () => {
+    {
+      using other = new Stranger();
+      await sendAll(other, listOf(MANY, emptyObject), 0);
+      const taking = other.peer.receive();
+      await nextLoopIteration();
+      other.peer.close();
+      await assert.rejects(taking, { name: 'ClosedError' });
+    }
     using other = new Stranger();
     await sendAll(other, listOf(MANY, emptyObject), 0);
-    const taking = other.peer.receive();
-    await nextLoopIteration();
-    other.peer.close();
-    await assert.rejects(taking, { name: 'ClosedError' });
-  }
-  using other = new Stranger();
-  await sendAll(other, listOf(MANY, emptyObject), 0);
-  other.send(Buffer.of(Tag.true), { sequence: 1 });
-  closeFd(other.socket);
-  assert.equal(((await other.peer.receive()) as unknown[]).length, MANY);
-  assert.equal(await other.peer.receive(), true);
-  await assert.rejects(other.peer.receive(), { name: 'ClosedError' });
-});
+    other.send(Buffer.of(Tag.true), { sequence: 1 });
+    closeFd(other.socket);
+    assert.equal(((await other.peer.receive()) as unknown[]).length, MANY);
+    assert.equal(await other.peer.receive(), true);
+    await assert.rejects(other.peer.receive(), { name: 'ClosedError' });
+  });
 
-test('what is wrong at the end of a long value ends the connection, after what came before', async () => {
-  using other = new Stranger();
-  other.send(Buffer.of(Tag.true));
-  const body = Buffer.concat([listOf(MANY, emptyObject), Buffer.of(200)]);
-  const sending = sendAll(other, body, 1).catch(() => {});
-  assert.equal(await other.peer.receive(), true);
-  await assert.rejects(other.peer.receive(), { name: 'IpcError', message: /says nothing/ });
-  await sending;
-  assert.equal(other.peer.closed, true);
-});
-
-test('a name that an object has twice fails its value alone, when it is taken', async () => {
-  using other = new Stranger();
-  const name = [Tag.latin1, 1, 65];
-  other.send(Buffer.of(Tag.object, 2, ...name, Tag.null, ...name, Tag.null));
-  other.send(Buffer.of(Tag.true), { sequence: 1 });
-  await assert.rejects(other.peer.receive(), { name: 'IpcError', message: /"A" is not allowed/ });
-  assert.equal(await other.peer.receive(), true);
-});
-
-test('a value has as many typed arrays, and a bigint as many digits, as both ends hold to', async () => {
-  using pair = peerPair();
-  const empty = new Uint8Array(0);
-  const most = new Array<Uint8Array>(MAX_VALUE_BINARIES).fill(empty);
-  const digits = 'f'.repeat(MAX_BIGINT_DIGITS);
-  const receiving = pair.b.receive();
-  await pair.a.send(most);
-  assert.equal(((await receiving) as unknown[]).length, most.length);
-  await assert.rejects(pair.a.send([...most, empty]), /^RangeError: a value may have 131072 typed/);
-  const largest = BigInt(`0x${digits}`);
-  const bigint = pair.b.receive();
-  await pair.a.send(largest);
-  assert.equal(await bigint, largest);
-  await assert.rejects(
-    pair.a.send(largest + 1n),
-    /^RangeError: value is a bigint of 1048577 hexadecimal digits/,
-  );
-  for (const [body, message] of [
-    [listOf(MAX_VALUE_BINARIES + 1, emptyFloats), /more than 131072 parts of binary data/],
-    [
-      Buffer.concat([
-        Buffer.of(Tag.bigint, 0, ...length(MAX_BIGINT_DIGITS + 1)),
-        Buffer.from(`f${digits}`),
-      ]),
-      /a bigint of 1048577 hexadecimal digits is too long/,
-    ],
-  ] as const) {
+  test('an error at the end of a long value ends the connection, after the values before it', async () => {
     using other = new Stranger();
-    const sending = sendAll(other, body, 0).catch(() => {});
-    await assert.rejects(other.peer.receive(), { name: 'IpcError', message });
+    other.send(Buffer.of(Tag.true));
+    const body = Buffer.concat([listOf(MANY, emptyObject), Buffer.of(200)]);
+    const sending = sendAll(other, body, 1).catch(() => {});
+    assert.equal(await other.peer.receive(), true);
+    await assert.rejects(other.peer.receive(), {
+      name: 'IpcError',
+      message: /unknown control field/,
+    });
     await sending;
-  }
-});
-
-test('what is said behind a value has at most as many points, and bytes, as it can need', async () => {
-  const points = (...slots: number[]): Buffer =>
-    Buffer.concat([
-      Buffer.from(length(slots.length)),
-      ...slots.map((slot, at) => Buffer.concat([Buffer.from(length(slot)), float64(at + 1)])),
-    ]);
-  const every = Array.from({ length: 512 }, (_, slot) => slot);
-  const returned = (count: number): Buffer =>
-    Buffer.concat([
-      Buffer.of(3, ...length(count)),
-      ...new Array<Buffer>(count).fill(Buffer.concat([float64(0), Buffer.of(0), points(...every)])),
-    ]);
-  const most = MAX_RELEASE_POINTS / every.length;
-  assert.equal(readControlMessage(returned(most), 0).released.length, most);
-  assert.throws(() => readControlMessage(returned(most + 1), 0), {
-    name: 'IpcError',
-    message: /more than 2048 points/,
+    assert.equal(other.peer.closed, true);
   });
-  // Of each counter the furthest.
-  const twice = Buffer.concat([Buffer.of(3, 1), float64(0), Buffer.of(1), points(7, 8, 7)]);
-  assert.deepEqual(readControlMessage(twice, 0).released[0]?.points, [
-    { slot: 7, count: 3 },
-    { slot: 8, count: 2 },
-  ]);
 
-  using other = new Stranger();
-  const page = createSealedMemfd('points', 4096);
-  other.send(Uint8Array.of(1), { kind: FrameKind.news }, [page]);
-  closeFd(page);
-  const body = Buffer.concat([Buffer.of(Tag.null), Buffer.alloc(MAX_CONTROL_BYTE_LENGTH + 1, 3)]);
-  const sending = sendAll(other, body, 1).catch(() => {});
-  await assert.rejects(other.peer.receive(), {
-    name: 'IpcError',
-    message: /a value of 1 bytes came with 1048577 more/,
+  test('a repeated name in an object fails only its value, when that is taken', async () => {
+    using other = new Stranger();
+    const name = [Tag.latin1, 1, 65];
+    other.send(Buffer.of(Tag.object, 2, ...name, Tag.null, ...name, Tag.null));
+    other.send(Buffer.of(Tag.true), { sequence: 1 });
+    await assert.rejects(other.peer.receive(), {
+      name: 'IpcError',
+      message: /"A" is not allowed/,
+    });
+    assert.equal(await other.peer.receive(), true);
   });
-  await sending;
-});
 
-test('descriptors that came before are remembered up to a number', () => {
-  emulate();
-  using buffer = DeviceBuffer.allocate(64);
-  const descriptor = getIpcHandle(buffer);
-  const known: DescriptorCache = new Map();
-  for (let bufferId = 1; bufferId <= 1025; bufferId++) {
-    const bytes = writeDescriptor(withChecksum({ ...descriptor, bufferId } as never));
-    const value = Buffer.concat([Buffer.of(Tag.gpuObject, 0, ...length(bytes.byteLength)), bytes]);
-    assert.ok(new ValueScan(value, known).step());
-    assert.ok(known.size >= 1 && known.size <= 1024, `${known.size}`);
-  }
-});
+  test('the typed arrays of a value and the digits of a bigint are limited at both ends', async () => {
+    using pair = peerPair();
+    const empty = new Uint8Array(0);
+    const most = new Array<Uint8Array>(MAX_VALUE_BINARIES).fill(empty);
+    const digits = 'f'.repeat(MAX_BIGINT_DIGITS);
+    const receiving = pair.b.receive();
+    await pair.a.send(most);
+    assert.equal(((await receiving) as unknown[]).length, most.length);
+    await assert.rejects(
+      pair.a.send([...most, empty]),
+      /^RangeError: a value may have 131072 typed/,
+    );
+    const largest = BigInt(`0x${digits}`);
+    const bigint = pair.b.receive();
+    await pair.a.send(largest);
+    assert.equal(await bigint, largest);
+    await assert.rejects(
+      pair.a.send(largest + 1n),
+      /^RangeError: value is a bigint of 1048577 hexadecimal digits/,
+    );
+    for (const [body, message] of [
+      [listOf(MAX_VALUE_BINARIES + 1, emptyFloats), /more than 131072 parts of binary data/],
+      [
+        Buffer.concat([
+          Buffer.of(Tag.bigint, 0, ...length(MAX_BIGINT_DIGITS + 1)),
+          Buffer.from(`f${digits}`),
+        ]),
+        /a bigint of 1048577 hexadecimal digits is too long/,
+      ],
+    ] as const) {
+      using other = new Stranger();
+      const sending = sendAll(other, body, 0).catch(() => {});
+      await assert.rejects(other.peer.receive(), { name: 'IpcError', message });
+      await sending;
+    }
+  });
 
-test('the descriptors of a long value are closed where the connection ends as it is checked', async (t) => {
-  const before = openDescriptors();
-  hurry(t);
-  using other = new Stranger();
-  const looked = t.mock.method(ControlReceiver.prototype, 'receiveValue');
-  const body = listOf(MANY, emptyObject);
-  const link = createSealedMemfd('link', 4096);
-  const header = { byteLength: body.byteLength, offset: 0 };
-  other.send(body.subarray(0, FRAGMENT_BYTE_LENGTH), header, [link, link]);
-  closeFd(link);
-  for (let offset = FRAGMENT_BYTE_LENGTH; offset < body.byteLength; offset += FRAGMENT_BYTE_LENGTH)
-    while (!other.send(body.subarray(offset, offset + FRAGMENT_BYTE_LENGTH), { ...header, offset }))
-      await nextLoopIteration();
-  while (looked.mock.callCount() < 2) await nextLoopIteration();
-  other.peer.connection.fail(new IpcError('it broke'));
-  await assert.rejects(other.peer.receive(), /it broke/);
-  closeFd(other.socket);
-  await descriptorsReturnTo(before);
+  test('the points and bytes of a control block are limited to what it can need', async () => {
+    const points = (...indices: number[]): Buffer =>
+      Buffer.concat([
+        Buffer.from(length(indices.length)),
+        ...indices.map((index, at) => Buffer.concat([Buffer.from(length(index)), float64(at + 1)])),
+      ]);
+    const every = Array.from({ length: 512 }, (_, index) => index);
+    const returned = (count: number): Buffer =>
+      Buffer.concat([
+        Buffer.of(3, ...length(count)),
+        ...new Array<Buffer>(count).fill(
+          Buffer.concat([float64(0), Buffer.of(0), points(...every)]),
+        ),
+      ]);
+    const most = MAX_RELEASE_POINTS / every.length;
+    assert.equal(readControlMessage(returned(most), 0).released.length, most);
+    assert.throws(() => readControlMessage(returned(most + 1), 0), {
+      name: 'IpcError',
+      message: /more than 2048 points/,
+    });
+    // Of each counter the furthest.
+    const twice = Buffer.concat([Buffer.of(3, 1), float64(0), Buffer.of(1), points(7, 8, 7)]);
+    assert.deepEqual(readControlMessage(twice, 0).released[0]?.points, [
+      { index: 7, count: 3 },
+      { index: 8, count: 2 },
+    ]);
+
+    using other = new Stranger();
+    const page = createSealedMemfd('points', 4096);
+    other.send(Uint8Array.of(1), { kind: FrameKind.news }, [page]);
+    closeFd(page);
+    const body = Buffer.concat([Buffer.of(Tag.null), Buffer.alloc(MAX_CONTROL_BYTE_LENGTH + 1, 3)]);
+    const sending = sendAll(other, body, 1).catch(() => {});
+    await assert.rejects(other.peer.receive(), {
+      name: 'IpcError',
+      message: /a value of 1 bytes with a control block of 1048577 bytes/,
+    });
+    await sending;
+  });
+
+  test('decoded descriptors are cached up to a limit', () => {
+    emulate();
+    using buffer = DeviceBuffer.allocate(64);
+    const descriptor = getIpcHandle(buffer);
+    const known: DescriptorCache = new Map();
+    for (let bufferId = 1; bufferId <= 1025; bufferId++) {
+      const bytes = writeDescriptor(withChecksum({ ...descriptor, bufferId } as never));
+      const value = Buffer.concat([
+        Buffer.of(Tag.gpuObject, 0, ...length(bytes.byteLength)),
+        bytes,
+      ]);
+      assert.ok(new ValueScan(value, known).step());
+      assert.ok(known.size >= 1 && known.size <= 1024, `${known.size}`);
+    }
+  });
+
+  test('the descriptors of a long value are closed if the connection ends while it is checked', async (t) => {
+    const before = openDescriptors();
+    hurry(t);
+    using other = new Stranger();
+    const looked = t.mock.method(ControlReceiver.prototype, 'receiveValue');
+    const body = listOf(MANY, emptyObject);
+    const link = createSealedMemfd('link', 4096);
+    const header = { byteLength: body.byteLength, offset: 0 };
+    other.send(body.subarray(0, FRAGMENT_BYTE_LENGTH), header, [link, link]);
+    closeFd(link);
+    for (
+      let offset = FRAGMENT_BYTE_LENGTH;
+      offset < body.byteLength;
+      offset += FRAGMENT_BYTE_LENGTH
+    )
+      while (
+        !other.send(body.subarray(offset, offset + FRAGMENT_BYTE_LENGTH), { ...header, offset })
+      )
+        await nextLoopIteration();
+    while (looked.mock.callCount() < 2) await nextLoopIteration();
+    other.peer.connection.fail(new IpcError('it broke'));
+    await assert.rejects(other.peer.receive(), /it broke/);
+    closeFd(other.socket);
+    await descriptorsReturnTo(before);
+  });
 });
