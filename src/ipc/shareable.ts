@@ -2,14 +2,39 @@ import { DeviceArray } from '../array/device-array.ts';
 import { layoutExtents } from '../array/layout.ts';
 import type { Context } from '../context.ts';
 import { CudaEvent } from '../event.ts';
-import type { Resource } from '../lifetime.ts';
+import { Resource } from '../lifetime.ts';
 import { type Access, DeviceBuffer } from '../memory/buffer.ts';
 import { keepMemoryAlive } from '../memory/keep-alive.ts';
 import { MemoryPool } from '../memory/pool.ts';
 import { VirtualMemory } from '../memory/virtual.ts';
 import type { Stream } from '../stream.ts';
-import type { Shareable } from './sharing/export.ts';
-import { ImportedPool } from './sharing/pool.ts';
+
+/** Memory that can be shared with another process. Virtual memory arrives as the buffer that it is. */
+export type ShareableMemory = DeviceArray | DeviceBuffer | VirtualMemory;
+
+/** A memory pool of another process: an `ImportedPool`, whose class stands above this file. */
+interface PoolOfOtherProcess extends Resource {
+  readonly isMapped: true;
+  allocate(): never;
+}
+
+/** What can be shared with another process. */
+export type Shareable = ShareableMemory | CudaEvent | MemoryPool | PoolOfOtherProcess;
+
+export const isShareableMemory = (object: object): object is ShareableMemory =>
+  object instanceof DeviceBuffer ||
+  object instanceof DeviceArray ||
+  object instanceof VirtualMemory;
+
+const isImportedPool = (object: object): object is PoolOfOtherProcess =>
+  Resource.is(object, 'ImportedPool');
+
+/** Whether it is anything that can be shared, well or badly made. */
+export const isShareable = (object: object): object is Shareable =>
+  isShareableMemory(object) ||
+  object instanceof CudaEvent ||
+  object instanceof MemoryPool ||
+  isImportedPool(object);
 
 /** What owns the memory of an object: it is this that must not be given back. */
 export function ownerOf(object: Shareable): Resource {
@@ -50,7 +75,7 @@ export function rangeOf(object: Shareable): AddressRange | undefined {
 /** Whether another process made it. */
 export const isImported = (object: object): boolean =>
   bufferOf(object)?.origin === 'imported' ||
-  object instanceof ImportedPool ||
+  isImportedPool(object) ||
   (object instanceof CudaEvent && object.imported);
 
 /** The context in whose streams an object is used; undefined for what no stream works on. */
@@ -72,7 +97,7 @@ export function byteLengthOf(object: Shareable): number {
 /** What an object is, in one word. */
 export function kindOf(object: Shareable): 'memory' | 'pool' | 'event' {
   if (object instanceof CudaEvent) return 'event';
-  return object instanceof MemoryPool || object instanceof ImportedPool ? 'pool' : 'memory';
+  return object instanceof MemoryPool || isImportedPool(object) ? 'pool' : 'memory';
 }
 
 /**

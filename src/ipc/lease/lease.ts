@@ -9,8 +9,8 @@ import {
   kindOf,
   ownerOf,
   rangeOf,
+  type Shareable,
 } from '../shareable.ts';
-import type { Shareable } from '../sharing/export.ts';
 
 /** Who has an object by a lease. */
 export interface LeaseHolder {

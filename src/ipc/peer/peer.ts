@@ -5,7 +5,7 @@ import { Resource } from '../../lifetime.ts';
 import { streamOf } from '../../memory/buffer-copy.ts';
 import type { Stream } from '../../stream.ts';
 import { assertInternal, checkOptions } from '../../validate.ts';
-import { parseDescriptor } from '../descriptor.ts';
+import { parseDescriptor } from '../descriptor-codec.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import type { Opened } from '../sharing/import.ts';
 import { discardImported } from '../sharing/marshal.ts';

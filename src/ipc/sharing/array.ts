@@ -1,19 +1,29 @@
+import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
+import { checkDtype } from '../../array/allocate-items.ts';
+import type { OrderOrStrides } from '../../array/array-options.ts';
 import { DeviceArray } from '../../array/device-array.ts';
-import { layoutExtents } from '../../array/layout.ts';
+import { type Layout, layoutExtents, makeLayout } from '../../array/layout.ts';
 import { hasRepeatedItems } from '../../array/overlap.ts';
+import { checkShape, type Shape } from '../../array/shape.ts';
+import { Context, type PlaceOptions } from '../../context.ts';
+import { type Dtype, dtype as dtypeNamed } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
-import { DeviceBuffer } from '../../memory/buffer.ts';
+import { DeviceBuffer, type StreamOption } from '../../memory/buffer.ts';
+import { streamOf } from '../../memory/buffer-copy.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { Stream } from '../../stream.ts';
+import { bytesOfView, typedArrayKind } from '../../typed-array.ts';
+import { checkInteger, checkOptions } from '../../validate.ts';
 import {
   describeLayout,
   type IpcDescriptor,
   type IpcMemoryDescriptor,
   layoutOf,
-  withChecksum,
 } from '../descriptor.ts';
+import { withChecksum } from '../descriptor-bytes.ts';
 import { importSourceOf } from './import-source.ts';
+import { mapRaw } from './legacy.ts';
 
 /**
  * A descriptor of exactly the bytes that the items of an array take, from the first to the last.
@@ -65,4 +75,67 @@ export function asArray<O>(opened: O, descriptor: IpcDescriptor, stream?: Stream
     releaseOrWarn(() => opened.close());
     throw error;
   }
+}
+
+/** An array in memory of another process, by the driver's handle alone. */
+export interface RawIpcArray<D extends Dtype = Dtype> extends OrderOrStrides {
+  /** The driver's 64 bytes, or these in base64. */
+  readonly handle: Uint8Array | string;
+  readonly shape: Shape;
+  /** A dtype, its name or its typestr. */
+  readonly dtype: D | string;
+  /** The byte of the allocation at which the item of index [0, 0, …] begins. Default 0. */
+  readonly byteOffset?: number;
+}
+
+/** Options of {@link openIpcArray} for the driver's handle alone. */
+export interface OpenRawArrayOptions extends PlaceOptions, StreamOption {}
+
+/** Opens an array by the driver's handle alone. @throws IpcError, TypeError, RangeError */
+export function openRawArray(source: RawIpcArray, options?: OpenRawArrayOptions): DeviceArray {
+  const { stream, ...place } = checkOptions(
+    options,
+    ['stream', 'context', 'device'],
+    'openIpcArray',
+  );
+  const { handle, shape, dtype, byteOffset, order, strides } = checkOptions(
+    source,
+    ['handle', 'shape', 'dtype', 'byteOffset', 'order', 'strides'],
+    'openIpcArray',
+  );
+  const ordered = streamOf(stream);
+  const type = checkDtype(dtypeNamed(dtype as Dtype | string));
+  const layout = makeLayout(checkShape(shape), type.itemsize, {
+    order,
+    strides,
+    byteOffset: checkInteger(byteOffset ?? 0, 'byteOffset'),
+  });
+  const buffer = openRawHandle(Context.resolve(place), checkHandle(handle), layout);
+  const traits = { stream: ordered, isOwner: true, readOnly: false };
+  return new DeviceArray({ buffer, dtype: type, layout, ...traits });
+}
+
+function checkHandle(handle: unknown): string {
+  if (typeof handle !== 'string' && typedArrayKind(handle) !== 'Uint8Array')
+    throw new TypeError('handle must be a Uint8Array, or its bytes in base64');
+  const bytes =
+    typeof handle === 'string'
+      ? Buffer.from(handle, 'base64')
+      : Buffer.from(bytesOfView(handle as Uint8Array));
+  if (bytes.byteLength !== CU_IPC_HANDLE_SIZE)
+    throw new RangeError(`handle has ${bytes.byteLength} bytes, not ${CU_IPC_HANDLE_SIZE}`);
+  return bytes.toString('base64');
+}
+
+function openRawHandle(context: Context, handle: string, layout: Layout): DeviceBuffer {
+  const { mapping, release } = mapRaw(context, handle);
+  const { base, byteLength } = mapping;
+  const { low, high } = layoutExtents(layout);
+  if (low < 0 || high > byteLength) {
+    release();
+    throw new IpcError(
+      `the items reach from byte ${low} to ${high} of an allocation of another process that has ${byteLength}`,
+    );
+  }
+  return new DeviceBuffer({ context, address: base, byteLength, origin: 'imported', release });
 }

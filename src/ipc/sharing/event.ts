@@ -1,10 +1,17 @@
+import { OUT0, readHandle } from '../../../ffi/arena.ts';
+import { cu } from '../../../ffi/driver.ts';
+import type { CUevent } from '../../../ffi/types.ts';
+import { cudaError } from '../../check.ts';
+import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import type { Stream } from '../../stream.ts';
-import { type IpcEventDescriptor, type IpcMemoryDescriptor, withChecksum } from '../descriptor.ts';
+import type { IpcEventDescriptor, IpcMemoryDescriptor } from '../descriptor.ts';
+import { withChecksum } from '../descriptor-bytes.ts';
 import { describeExporter } from '../identity.ts';
 import { rememberExport } from './export-id.ts';
-import { importSourceOf } from './import-source.ts';
+import { importSourceOf, setImportSource } from './import-source.ts';
+import type { ImportLease } from './ownership.ts';
 
 /** An event as another process opens it. @throws IpcError for one that is not for others */
 export function exportEvent(event: CudaEvent): IpcEventDescriptor {
@@ -25,7 +32,32 @@ export function exportEvent(event: CudaEvent): IpcEventDescriptor {
   });
 }
 
-/** Events that say when shared memory may be used: recorded by its exporter, awaited elsewhere. */
+/** An event of another process. @throws IpcError where the driver refuses it */
+export function openEvent(
+  context: Context,
+  descriptor: IpcEventDescriptor,
+  lease: ImportLease | undefined,
+): CudaEvent {
+  const { handle, pid } = descriptor;
+  const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
+  const opened = context.run(() => {
+    const status = cu.cuIpcOpenEventHandle(OUT0, bytes);
+    if (status !== 0)
+      throw new IpcError(
+        `an event of process ${pid} could not be opened`,
+        cudaError(status, 'cuIpcOpenEventHandle'),
+      );
+    const event = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
+    return new CudaEvent(context, event, {
+      timing: false,
+      interprocess: true,
+      imported: true,
+      destroyed: lease && (() => lease.released()),
+    });
+  });
+  setImportSource(opened, { descriptor, fds: () => [] });
+  return opened;
+}
 
 /** An event for other processes behind the work that is queued in a stream. */
 export function recordReady(stream: Stream): CudaEvent {

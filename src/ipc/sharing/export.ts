@@ -10,26 +10,22 @@ import { VirtualMemory } from '../../memory/virtual.ts';
 import type { Stream } from '../../stream.ts';
 import { checkOptions, formatValue } from '../../validate.ts';
 import type {
+  Exported,
   IpcBufferDescriptor,
   IpcEventDescriptor,
   IpcMemoryDescriptor,
 } from '../descriptor.ts';
+import { isShareableMemory, type Shareable, type ShareableMemory } from '../shareable.ts';
 import { exportArray } from './array.ts';
 import { exportEvent, recordReady } from './event.ts';
 import { IpcArrayHandle, IpcBufferHandle, keepExported } from './handle.ts';
 import { type ImportSource, importSourceOf, reexportBuffer } from './import-source.ts';
+import { ImportedPool } from './imported-pool.ts';
 import { exportLegacy } from './legacy.ts';
-import type { Exported } from './marshal.ts';
-import { exportPool, exportPoolMemory, ImportedPool } from './pool.ts';
+import { exportPool, exportPoolMemory } from './pool.ts';
 import { ReadyExport } from './ready.ts';
 import { exportVirtual } from './virtual.ts';
 import { publish } from './worker-exports.ts';
-
-/** Memory that can be shared with another process. Virtual memory arrives as the buffer that it is. */
-export type ShareableMemory = DeviceArray | DeviceBuffer | VirtualMemory;
-
-/** What can be shared with another process. */
-export type Shareable = ShareableMemory | CudaEvent | MemoryPool | ImportedPool;
 
 /** Options of {@link getIpcHandle} and {@link exportIpc}. */
 export interface ShareOptions {
@@ -142,7 +138,7 @@ export function exportIpc(object: Shareable): Exported;
 export function exportIpc(object: Shareable, options?: ShareOptions): Exported {
   const { stream } = checkShareOptions(options, 'exportIpc');
   if (!stream) return exportObject(object, publish);
-  if (!isMemory(object))
+  if (!isShareableMemory(object))
     throw new TypeError(
       `exportIpc with a stream takes an array, a buffer or virtual memory, not ${formatValue(object)}`,
     );
@@ -177,18 +173,6 @@ export function exportObject(object: Shareable, onExport?: OnExport): Exported {
     `exportIpc takes an array, a buffer, an event, a memory pool or virtual memory, not ${formatValue(object)}`,
   );
 }
-
-const isMemory = (object: object): object is ShareableMemory =>
-  object instanceof DeviceBuffer ||
-  object instanceof DeviceArray ||
-  object instanceof VirtualMemory;
-
-/** Whether it is anything that can be shared, well or badly made. */
-export const isShareable = (object: object): object is Shareable =>
-  isMemory(object) ||
-  object instanceof CudaEvent ||
-  object instanceof MemoryPool ||
-  object instanceof ImportedPool;
 
 function exportBuffer(buffer: DeviceBuffer, onExport: OnExport | undefined): Exported {
   const exported = describeBuffer(buffer);

@@ -13,8 +13,8 @@ import {
   type IpcBufferDescriptor,
   type IpcEventDescriptor,
   type IpcLayout,
-  parseDescriptor,
 } from '../descriptor.ts';
+import { parseDescriptor } from '../descriptor-codec.ts';
 import { recordReady, withReadyEvent } from './event.ts';
 import { openIpcArray, openIpcBuffer } from './import.ts';
 import type { OpenOptions } from './open-options.ts';

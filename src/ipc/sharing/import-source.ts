@@ -1,9 +1,10 @@
 /** Where imported objects came from, so that they can be passed on as what they came as. */
+
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { checkInstance } from '../../validate.ts';
-import { type IpcDescriptor, type IpcMemoryDescriptor, withChecksum } from '../descriptor.ts';
+import type { Exported, IpcDescriptor, IpcMemoryDescriptor } from '../descriptor.ts';
+import { withChecksum } from '../descriptor-bytes.ts';
 import { checkExportAccess } from './access.ts';
-import type { Exported } from './marshal.ts';
 
 /** What an object was opened with: the descriptors are kept by the object. */
 export interface ImportSource<D extends IpcDescriptor> {

@@ -1,56 +1,35 @@
-import { OUT0, readHandle } from '../../../ffi/arena.ts';
-import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
-import { cu } from '../../../ffi/driver.ts';
-import type { CUdeviceptr, CUevent } from '../../../ffi/types.ts';
-import { checkDtype } from '../../array/allocate-items.ts';
-import type { OrderOrStrides } from '../../array/array-options.ts';
-import { DeviceArray } from '../../array/device-array.ts';
-import { type Layout, layoutExtents, makeLayout } from '../../array/layout.ts';
-import { checkShape, type Shape } from '../../array/shape.ts';
-import { cudaError } from '../../check.ts';
-import { Context, type PlaceOptions } from '../../context.ts';
-import { type Dtype, dtype as dtypeNamed } from '../../dtype.ts';
+import type { DeviceArray } from '../../array/device-array.ts';
+import type { Dtype } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
-import { CudaEvent } from '../../event.ts';
+import type { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
-import { runAll } from '../../lifetime.ts';
-import { type Access, DeviceBuffer, type StreamOption } from '../../memory/buffer.ts';
+import type { DeviceBuffer, StreamOption } from '../../memory/buffer.ts';
 import { streamOf } from '../../memory/buffer-copy.ts';
-import { addContextFd, closeContextFd } from '../../memory/context-fds.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
-import { bytesOfView, typedArrayKind } from '../../typed-array.ts';
-import { checkInteger, checkOptions } from '../../validate.ts';
 import {
   checkIsArray,
-  checkRange,
-  type IpcBufferDescriptor,
   type IpcDescriptor,
   type IpcDescriptors,
-  type IpcEventDescriptor,
   type IpcKind,
   type IpcMemoryDescriptor,
-  type IpcPoolDescriptor,
-  type IpcVirtualDescriptor,
-  parseDescriptor,
+  MEMORY_KINDS,
 } from '../descriptor.ts';
-import { isExporterGone, isFromThisProcess } from '../identity.ts';
+import { parseDescriptor } from '../descriptor-codec.ts';
+import { isFromThisProcess } from '../identity.ts';
 import { effectiveAccess } from './access.ts';
 import { notExportedToSender, openAlias } from './alias.ts';
-import { asArray } from './array.ts';
+import { asArray, type OpenRawArrayOptions, openRawArray, type RawIpcArray } from './array.ts';
+import { openEvent } from './event.ts';
 import { contextFor, deviceBlocker, identityBlocker, isMapped, openBlocker } from './explain.ts';
-import { setImportSource } from './import-source.ts';
-import { mapLegacy, mapRaw } from './legacy.ts';
-import type { Mapping, MappingUse } from './mapping.ts';
+import { ImportedPool } from './imported-pool.ts';
+import { openLegacy } from './legacy.ts';
 import { checkOpenOptions, type OpenOptions } from './open-options.ts';
-import { type ImportLease, releaseWithLease, type Sender } from './ownership.ts';
-import { ImportedPool, importPool } from './pool.ts';
+import type { Sender } from './ownership.ts';
+import { openPool } from './pool.ts';
 import { OwnedFds, type ReceivedFds } from './received-fds.ts';
 import { throwIfBlocked } from './support.ts';
-import { mapVirtual } from './virtual.ts';
-import { isFromOtherThread, openFromOtherThread } from './worker-exports.ts';
-
-/** The kinds that are memory. */
-export const MEMORY_KINDS: readonly Exclude<IpcKind, 'event'>[] = ['legacy', 'pool', 'virtual'];
+import { openVirtual } from './virtual.ts';
+import { isFromOtherThread, openThreadMemory } from './worker-exports.ts';
 
 type OpenedBytes = DeviceBuffer | CudaEvent | ImportedPool | MemoryPool;
 
@@ -187,7 +166,10 @@ function openParsed(
     if (descriptor.kind === 'event' || !isFromOtherThread(descriptor))
       return openAlias(descriptor, options.access, sender);
     if (sender && !sender.isOwnProcess) throw notExportedToSender();
-    return openThreadMemory(descriptor, fds, options, sender?.lease);
+    throwIfBlocked(deviceBlocker(descriptor, options));
+    const context = contextFor(descriptor, options);
+    const access = effectiveAccess(descriptor, options.access, fds.numbers);
+    return openThreadMemory(context, descriptor, fds, access, sender?.lease);
   }
   throwIfBlocked(deviceBlocker(descriptor, options));
   const context = contextFor(descriptor, options);
@@ -206,159 +188,6 @@ function openParsed(
       return openEvent(context, descriptor, lease);
   }
 }
-
-/** Memory of another thread of this process: at the same addresses, by whatever kind it goes. */
-function openThreadMemory(
-  descriptor: IpcMemoryDescriptor,
-  fds: ReceivedFds,
-  options: Omit<OpenOptions, 'fds'>,
-  lease: ImportLease | undefined,
-): DeviceBuffer {
-  throwIfBlocked(deviceBlocker(descriptor, options));
-  const context = contextFor(descriptor, options);
-  const access = effectiveAccess(descriptor, options.access, fds.numbers);
-  const use = openFromOtherThread(context, descriptor);
-  checkMappedRange(descriptor, use);
-  const keptFds = fds.take().map((fd) => addContextFd(context, fd));
-  const { setStream, release } = releaseWithLease(context, use.release, lease);
-  const buffer = new DeviceBuffer({
-    context,
-    address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
-    byteLength: descriptor.byteLength,
-    origin: 'imported',
-    release: {
-      setStream,
-      release: () => runAll([release, ...keptFds.map((fd) => () => closeContextFd(context, fd))]),
-    },
-    access,
-  });
-  setImportSource(buffer, {
-    descriptor,
-    fds() {
-      if (descriptor.kind === 'legacy' || keptFds.length > 0) return keptFds;
-      throw new IpcError(
-        'memory of another thread goes to other processes with the file descriptors that it was ' +
-          'opened with, and it was opened without: share it in the thread that made it',
-      );
-    },
-  });
-  return buffer;
-}
-
-function openLegacy(
-  context: Context,
-  descriptor: IpcBufferDescriptor,
-  access: Access,
-  lease: ImportLease | undefined,
-): DeviceBuffer {
-  const use = mapLegacy(context, descriptor);
-  checkMappedRange(descriptor, use);
-  const buffer = new DeviceBuffer({
-    context,
-    address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
-    byteLength: descriptor.byteLength,
-    origin: 'imported',
-    release: releaseWithLease(context, use.release, lease),
-    isOwnerGone: () => isExporterGone(descriptor),
-    access,
-  });
-  setImportSource(buffer, { descriptor, fds: () => [] });
-  return buffer;
-}
-
-/** What is mapped may be less than the descriptor says, or be what an earlier one named. */
-function checkMappedRange(
-  descriptor: IpcMemoryDescriptor,
-  { mapping, release }: MappingUse<Mapping>,
-): void {
-  try {
-    checkRange(descriptor, mapping.byteLength);
-  } catch (error) {
-    release();
-    throw error;
-  }
-}
-
-function openPool(
-  context: Context,
-  descriptor: IpcPoolDescriptor,
-  fds: ReceivedFds,
-  access: Access,
-  lease: ImportLease | undefined,
-): DeviceBuffer | ImportedPool {
-  const pool = importPool(context, descriptor, fds);
-  if (descriptor.handle === null) {
-    pool.keepOpen();
-    if (lease) pool.addLease(lease);
-    return pool;
-  }
-  const buffer = pool.openBuffer(descriptor.handle, descriptor, access, lease);
-  setImportSource(buffer, { descriptor, fds: () => [pool.shared.fd] });
-  return buffer;
-}
-
-function openVirtual(
-  context: Context,
-  descriptor: IpcVirtualDescriptor,
-  fds: ReceivedFds,
-  access: Access,
-  lease: ImportLease | undefined,
-): DeviceBuffer {
-  const { mapping, release } = mapVirtual(context, descriptor, fds, access);
-  checkMappedRange(descriptor, { mapping, release });
-  const buffer = new DeviceBuffer({
-    context,
-    address: (mapping.base + descriptor.byteOffset) as CUdeviceptr,
-    byteLength: descriptor.byteLength,
-    origin: 'imported',
-    ...releaseWithLease(context, release, lease),
-    isOwnerGone: () => isExporterGone(descriptor),
-    mappingBoundaries: () => mapping.chunks.map((part) => part.address),
-    access,
-  });
-  setImportSource(buffer, { descriptor, fds: () => mapping.chunks.map(({ fd }) => fd as number) });
-  return buffer;
-}
-
-function openEvent(
-  context: Context,
-  descriptor: IpcEventDescriptor,
-  lease: ImportLease | undefined,
-): CudaEvent {
-  const { handle, pid } = descriptor;
-  const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
-  const opened = context.run(() => {
-    const status = cu.cuIpcOpenEventHandle(OUT0, bytes);
-    if (status !== 0)
-      throw new IpcError(
-        `an event of process ${pid} could not be opened`,
-        cudaError(status, 'cuIpcOpenEventHandle'),
-      );
-    const event = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
-    return new CudaEvent(context, event, {
-      timing: false,
-      interprocess: true,
-      imported: true,
-      destroyed: lease && (() => lease.released()),
-    });
-  });
-  setImportSource(opened, { descriptor, fds: () => [] });
-  return opened;
-}
-
-/** An array in memory of another process, by the driver's handle alone. */
-export interface RawIpcArray<D extends Dtype = Dtype> extends OrderOrStrides {
-  /** The driver's 64 bytes, or these in base64. */
-  readonly handle: Uint8Array | string;
-  readonly shape: Shape;
-  /** A dtype, its name or its typestr. */
-  readonly dtype: D | string;
-  /** The byte of the allocation at which the item of index [0, 0, …] begins. Default 0. */
-  readonly byteOffset?: number;
-}
-
-/** Options of {@link openIpcArray} for the driver's handle alone. */
-export interface OpenRawArrayOptions extends PlaceOptions, StreamOption {}
 
 /** Options of {@link openIpcArray} for a descriptor. */
 export interface OpenArrayOptions extends OpenOptions, StreamOption {}
@@ -406,52 +235,4 @@ function openDescribed(source: IpcMemoryDescriptor, options: OpenArrayOptions = 
     checkIsArray(descriptor);
     return asArray(openParsed(descriptor, fds, checked), descriptor, ordered) as DeviceArray;
   });
-}
-
-function openRawArray(source: RawIpcArray, options?: OpenRawArrayOptions): DeviceArray {
-  const { stream, ...place } = checkOptions(
-    options,
-    ['stream', 'context', 'device'],
-    'openIpcArray',
-  );
-  const { handle, shape, dtype, byteOffset, order, strides } = checkOptions(
-    source,
-    ['handle', 'shape', 'dtype', 'byteOffset', 'order', 'strides'],
-    'openIpcArray',
-  );
-  const ordered = streamOf(stream);
-  const type = checkDtype(dtypeNamed(dtype as Dtype | string));
-  const layout = makeLayout(checkShape(shape), type.itemsize, {
-    order,
-    strides,
-    byteOffset: checkInteger(byteOffset ?? 0, 'byteOffset'),
-  });
-  const buffer = openRawHandle(Context.resolve(place), checkHandle(handle), layout);
-  const traits = { stream: ordered, isOwner: true, readOnly: false };
-  return new DeviceArray({ buffer, dtype: type, layout, ...traits });
-}
-
-function checkHandle(handle: unknown): string {
-  if (typeof handle !== 'string' && typedArrayKind(handle) !== 'Uint8Array')
-    throw new TypeError('handle must be a Uint8Array, or its bytes in base64');
-  const bytes =
-    typeof handle === 'string'
-      ? Buffer.from(handle, 'base64')
-      : Buffer.from(bytesOfView(handle as Uint8Array));
-  if (bytes.byteLength !== CU_IPC_HANDLE_SIZE)
-    throw new RangeError(`handle has ${bytes.byteLength} bytes, not ${CU_IPC_HANDLE_SIZE}`);
-  return bytes.toString('base64');
-}
-
-function openRawHandle(context: Context, handle: string, layout: Layout): DeviceBuffer {
-  const { mapping, release } = mapRaw(context, handle);
-  const { base, byteLength } = mapping;
-  const { low, high } = layoutExtents(layout);
-  if (low < 0 || high > byteLength) {
-    release();
-    throw new IpcError(
-      `the items reach from byte ${low} to ${high} of an allocation of another process that has ${byteLength}`,
-    );
-  }
-  return new DeviceBuffer({ context, address: base, byteLength, origin: 'imported', release });
 }

@@ -12,7 +12,7 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import type { DeviceBuffer } from '../../memory/buffer.ts';
+import { type Access, DeviceBuffer } from '../../memory/buffer.ts';
 import { HostVisibleBuffer } from '../../memory/host-visible.ts';
 import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
 import {
@@ -23,17 +23,21 @@ import {
 } from '../../memory/pointer-attributes.ts';
 import { obfuscatedId } from '../../memory/random-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import { type IpcBufferDescriptor, withChecksum } from '../descriptor.ts';
-import { describeExporter } from '../identity.ts';
+import type { IpcBufferDescriptor } from '../descriptor.ts';
+import { withChecksum } from '../descriptor-bytes.ts';
+import { describeExporter, isExporterGone } from '../identity.ts';
 import { checkExportAccess } from './access.ts';
 import { exportIdOf } from './export-id.ts';
+import { setImportSource } from './import-source.ts';
 import {
+  checkMappedRange,
   type Mapping,
   MappingTable,
   type MappingUse,
   mapImported,
   tableByContext,
 } from './mapping.ts';
+import { type ImportLease, releaseWithLease } from './ownership.ts';
 
 /** What the driver says of memory that others allocated; undefined where it does not know it. */
 function readAttribute(attribute: number, address: CUdeviceptr): number | undefined {
@@ -101,6 +105,27 @@ export const isLegacyMapped = (
   context: Context,
   { handle, bufferId }: IpcBufferDescriptor,
 ): boolean => mappings(context).has(handle, bufferId);
+
+export function openLegacy(
+  context: Context,
+  descriptor: IpcBufferDescriptor,
+  access: Access,
+  lease: ImportLease | undefined,
+): DeviceBuffer {
+  const use = mapLegacy(context, descriptor);
+  checkMappedRange(descriptor, use);
+  const buffer = new DeviceBuffer({
+    context,
+    address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
+    byteLength: descriptor.byteLength,
+    origin: 'imported',
+    release: releaseWithLease(context, use.release, lease),
+    isOwnerGone: () => isExporterGone(descriptor),
+    access,
+  });
+  setImportSource(buffer, { descriptor, fds: () => [] });
+  return buffer;
+}
 
 /**
  * Maps the allocation that a descriptor names, or counts one more user of it.

@@ -6,6 +6,7 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { cudaError } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
+import { checkRange, type IpcMemoryDescriptor } from '../descriptor.ts';
 
 /** An allocation of another process, mapped in a context. */
 export interface Mapping {
@@ -150,6 +151,19 @@ export const tableByContext = <M extends Mapping>(
     return table;
   };
 };
+
+/** What is mapped may be less than the descriptor says, or be what an earlier one named. */
+export function checkMappedRange(
+  descriptor: IpcMemoryDescriptor,
+  { mapping, release }: MappingUse<Mapping>,
+): void {
+  try {
+    checkRange(descriptor, mapping.byteLength);
+  } catch (error) {
+    release();
+    throw error;
+  }
+}
 
 /** Mapping by a handle that another process made up, or not: no answer of the driver is believed. */
 

@@ -8,23 +8,17 @@ import { assertNotCapturing } from '../../graph-capture.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { MemoryPool } from '../../memory/pool.ts';
-import { type IpcDescriptor, type IpcPoolDescriptor, parseDescriptor } from '../descriptor.ts';
-import { writeDescriptor } from '../descriptor-codec.ts';
+import type { Exported, IpcDescriptor, IpcPoolDescriptor } from '../descriptor.ts';
+import { writeDescriptor } from '../descriptor-bytes.ts';
+import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
-import { bufferOf, rangeOf } from '../shareable.ts';
-import { exportObject, isShareable, type Shareable } from './export.ts';
+import { bufferOf, isShareable, rangeOf, type Shareable } from '../shareable.ts';
+import { exportObject } from './export.ts';
 import { openObject } from './import.ts';
+import { ImportedPool } from './imported-pool.ts';
 import type { ImportLease, Sender } from './ownership.ts';
-import { ImportedPool } from './pool.ts';
 import { OwnedFds, type ReceivedFds } from './received-fds.ts';
 import { publish } from './worker-exports.ts';
-
-/** What goes to another process for one object: plain data, and file descriptors beside it. */
-export interface Exported {
-  readonly descriptor: IpcDescriptor;
-  /** Borrowed: the sender keeps them open and does not close them. */
-  readonly fds: readonly number[];
-}
 
 /** A parcel as it goes through a connection. */
 export interface EncodedExport extends Exported {

@@ -6,15 +6,16 @@ import { Resource } from '../../lifetime.ts';
 import { pollUntil } from '../../poller.ts';
 import { assertInternal, checkOptions } from '../../validate.ts';
 import {
+  type Exported,
   type IpcEventDescriptor,
   type IpcMemoryDescriptor,
-  parseDescriptor,
+  MEMORY_KINDS,
 } from '../descriptor.ts';
+import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
 import { withReadyEvent } from './event.ts';
 import { sharesPidNamespace } from './explain.ts';
-import { MEMORY_KINDS, openIpcEvent } from './import.ts';
-import type { Exported } from './marshal.ts';
+import { openIpcEvent } from './import.ts';
 
 /** Options of {@link ready}. */
 export interface ReadyOptions extends DeadlineOptions, PlaceOptions {

@@ -8,7 +8,7 @@ import { check, cudaError } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
-import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
+import { type Access, DeviceBuffer } from '../../memory/buffer.ts';
 import { addContextFd } from '../../memory/context-fds.ts';
 import {
   allowAccess,
@@ -18,11 +18,19 @@ import {
   reserveAddresses,
 } from '../../memory/physical-chunk.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
-import { type IpcVirtualDescriptor, withChecksum } from '../descriptor.ts';
-import { describeExporter } from '../identity.ts';
+import type { Exported, IpcVirtualDescriptor } from '../descriptor.ts';
+import { withChecksum } from '../descriptor-bytes.ts';
+import { describeExporter, isExporterGone } from '../identity.ts';
 import { exportIdOf } from './export-id.ts';
-import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
-import type { Exported } from './marshal.ts';
+import { setImportSource } from './import-source.ts';
+import {
+  checkMappedRange,
+  type Mapping,
+  MappingTable,
+  type MappingUse,
+  tableByContext,
+} from './mapping.ts';
+import { type ImportLease, releaseWithLease } from './ownership.ts';
 import type { ReceivedFds } from './received-fds.ts';
 
 /** The pieces of virtual memory that a buffer lies in, each by a file descriptor. @throws IpcError */
@@ -76,6 +84,29 @@ const mappings = tableByContext(
       { mayBlock: false },
     ),
 );
+
+export function openVirtual(
+  context: Context,
+  descriptor: IpcVirtualDescriptor,
+  fds: ReceivedFds,
+  access: Access,
+  lease: ImportLease | undefined,
+): DeviceBuffer {
+  const { mapping, release } = mapVirtual(context, descriptor, fds, access);
+  checkMappedRange(descriptor, { mapping, release });
+  const buffer = new DeviceBuffer({
+    context,
+    address: (mapping.base + descriptor.byteOffset) as CUdeviceptr,
+    byteLength: descriptor.byteLength,
+    origin: 'imported',
+    ...releaseWithLease(context, release, lease),
+    isOwnerGone: () => isExporterGone(descriptor),
+    mappingBoundaries: () => mapping.chunks.map((part) => part.address),
+    access,
+  });
+  setImportSource(buffer, { descriptor, fds: () => mapping.chunks.map(({ fd }) => fd as number) });
+  return buffer;
+}
 
 /** The mapping of the pieces that came: the same files as before, whatever their sender calls them. */
 const mappingKey = (

@@ -3,15 +3,26 @@
  * own, and the driver's addresses are the same for all. Who opens it by its descriptor keeps it: it is
  * given back when the thread that shared it has closed it, and all others have.
  */
+
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseOrWarn } from '../../lifetime.ts';
-import type { DeviceBuffer } from '../../memory/buffer.ts';
+import { releaseOrWarn, runAll } from '../../lifetime.ts';
+import { type Access, DeviceBuffer } from '../../memory/buffer.ts';
+import { addContextFd, closeContextFd } from '../../memory/context-fds.ts';
 import { keepMemoryAlive } from '../../memory/keep-alive.ts';
 import type { IpcDescriptor, IpcMemoryDescriptor } from '../descriptor.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
+import { setImportSource } from './import-source.ts';
+import {
+  checkMappedRange,
+  type Mapping,
+  MappingTable,
+  type MappingUse,
+  tableByContext,
+} from './mapping.ts';
+import { type ImportLease, releaseWithLease } from './ownership.ts';
+import type { ReceivedFds } from './received-fds.ts';
 import type { OpenBlocker } from './support.ts';
 import { withExportsTable } from './worker-counts.ts';
 
@@ -162,6 +173,42 @@ export function openFromOtherThread(
   );
   const byteLength = withExportsTable((table) => table[mapping.at + BYTE_LENGTH] as number);
   return { mapping: { ...mapping, byteLength }, release };
+}
+
+/** Memory of another thread of this process: at the same addresses, by whatever kind it goes. */
+export function openThreadMemory(
+  context: Context,
+  descriptor: IpcMemoryDescriptor,
+  fds: ReceivedFds,
+  access: Access,
+  lease: ImportLease | undefined,
+): DeviceBuffer {
+  const use = openFromOtherThread(context, descriptor);
+  checkMappedRange(descriptor, use);
+  const keptFds = fds.take().map((fd) => addContextFd(context, fd));
+  const { setStream, release } = releaseWithLease(context, use.release, lease);
+  const buffer = new DeviceBuffer({
+    context,
+    address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
+    byteLength: descriptor.byteLength,
+    origin: 'imported',
+    release: {
+      setStream,
+      release: () => runAll([release, ...keptFds.map((fd) => () => closeContextFd(context, fd))]),
+    },
+    access,
+  });
+  setImportSource(buffer, {
+    descriptor,
+    fds() {
+      if (descriptor.kind === 'legacy' || keptFds.length > 0) return keptFds;
+      throw new IpcError(
+        'memory of another thread goes to other processes with the file descriptors that it was ' +
+          'opened with, and it was opened without: share it in the thread that made it',
+      );
+    },
+  });
+  return buffer;
 }
 
 /** The entry of memory that the thread which shared it has not closed. */

@@ -2,16 +2,16 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
 import { IpcError } from '../../../../src/errors.ts';
+import type { IpcDescriptor } from '../../../../src/ipc/descriptor.ts';
 import {
-  type IpcDescriptor,
-  parseDescriptor,
+  MAX_DESCRIPTOR_BYTE_LENGTH,
   withChecksum,
-} from '../../../../src/ipc/descriptor.ts';
+  writeDescriptor,
+} from '../../../../src/ipc/descriptor-bytes.ts';
 import {
   decodeDescriptor,
   encodeDescriptor,
-  MAX_DESCRIPTOR_BYTE_LENGTH,
-  writeDescriptor,
+  parseDescriptor,
 } from '../../../../src/ipc/descriptor-codec.ts';
 import { trials } from '../../../support/iterations.ts';
 

@@ -2,14 +2,13 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import fc from 'fast-check';
 import { IpcError } from '../../../../src/errors.ts';
-import {
-  type IpcBufferDescriptor,
-  type IpcEventDescriptor,
-  type IpcKind,
-  parseDescriptor,
-  withChecksum,
+import type {
+  IpcBufferDescriptor,
+  IpcEventDescriptor,
+  IpcKind,
 } from '../../../../src/ipc/descriptor.ts';
-import { decodeDescriptor, writeDescriptor } from '../../../../src/ipc/descriptor-codec.ts';
+import { withChecksum, writeDescriptor } from '../../../../src/ipc/descriptor-bytes.ts';
+import { decodeDescriptor, parseDescriptor } from '../../../../src/ipc/descriptor-codec.ts';
 import { trials } from '../../../support/iterations.ts';
 
 /** A frozen copy with a getter, or a prototype, that may answer differently each time. */

@@ -1,4 +1,5 @@
 /** Other ends that do as they like. */
+
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
 import fc from 'fast-check';
@@ -10,8 +11,7 @@ import { sendMessage } from '../../../../../ffi/linux/message.ts';
 import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
+import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { encodeValue } from '../../../../../src/ipc/peer/value-encoder.ts';
 import { emptySharingSession } from '../../../../../src/ipc/sharing/marshal.ts';

@@ -1,4 +1,5 @@
 /** What comes back to the process that made it: by a connection only what that has lent. */
+
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
@@ -10,8 +11,8 @@ import {
   MemoryPool,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import { type IpcDescriptor, withChecksum } from '../../../../../src/ipc/descriptor.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
+import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { exportIpc, openIpcBuffer, type Shareable } from '../../../../../src/ipc/index.ts';
 import { ExportTable } from '../../../../../src/ipc/lease/export-table.ts';
 import { type LeaseHolder, leaseRegistry } from '../../../../../src/ipc/lease/lease.ts';

@@ -14,7 +14,8 @@ import {
   MemoryPool,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import { type IpcDescriptor, withChecksum } from '../../../../../src/ipc/descriptor.ts';
+import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { localProcess } from '../../../../../src/ipc/identity.ts';
 import {
   type Explanation,

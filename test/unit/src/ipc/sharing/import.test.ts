@@ -26,11 +26,8 @@ import {
   toDeviceSync,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import {
-  type IpcDescriptor,
-  type IpcMemoryDescriptor,
-  withChecksum,
-} from '../../../../../src/ipc/descriptor.ts';
+import type { IpcDescriptor, IpcMemoryDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { localProcess } from '../../../../../src/ipc/identity.ts';
 import {
   decodeDescriptor,

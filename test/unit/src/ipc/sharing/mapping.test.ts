@@ -5,7 +5,7 @@ import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
 import type { Driver } from '../../../../../ffi/functions.ts';
 import type { CUdeviceptr } from '../../../../../ffi/types.ts';
 import { Context, Device, type DeviceBuffer, float32, Stream } from '../../../../../src/index.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { describeExporter } from '../../../../../src/ipc/identity.ts';
 import { getIpcHandle, openIpcArray, openIpcBuffer } from '../../../../../src/ipc/index.ts';
 import { type Mapping, MappingTable } from '../../../../../src/ipc/sharing/mapping.ts';

@@ -21,11 +21,8 @@ import {
   Stream,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import {
-  type IpcDescriptor,
-  type IpcPoolDescriptor,
-  withChecksum,
-} from '../../../../../src/ipc/descriptor.ts';
+import type { IpcDescriptor, IpcPoolDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-bytes.ts';
 import {
   exportIpc,
   getIpcHandle,
