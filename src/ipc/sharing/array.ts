@@ -12,7 +12,6 @@ import { releaseOrWarn } from '../../lifetime.ts';
 import { DeviceBuffer, type StreamOption } from '../../memory/buffer.ts';
 import { streamOf } from '../../memory/buffer-copy.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import type { Stream } from '../../stream.ts';
 import { bytesOfView, typedArrayKind } from '../../typed-array.ts';
 import { checkInteger, checkOptions } from '../../validate.ts';
 import {
@@ -56,7 +55,11 @@ const isVirtual = ({ keepalive, root }: DeviceBuffer): boolean =>
  *
  * @throws IpcError where the items reach beyond what was opened, which is closed then
  */
-export function asArray<O>(opened: O, descriptor: IpcDescriptor, stream?: Stream): O | DeviceArray {
+export function asArray<O>(
+  opened: O,
+  descriptor: IpcDescriptor,
+  stream?: StreamOption['stream'],
+): O | DeviceArray {
   if (!(opened instanceof DeviceBuffer) || descriptor.kind === 'event') return opened;
   try {
     const parsed = layoutOf(descriptor);

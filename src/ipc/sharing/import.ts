@@ -24,8 +24,8 @@ import { contextFor, deviceBlocker, identityBlocker, isMapped, openBlocker } fro
 import { ImportedPool } from './imported-pool.ts';
 import { openLegacy } from './legacy.ts';
 import { checkOpenOptions, type OpenOptions } from './open-options.ts';
+import { openPool } from './open-pools.ts';
 import type { Sender } from './ownership.ts';
-import { openPool } from './pool.ts';
 import { OwnedFds, type ReceivedFds } from './received-fds.ts';
 import { throwIfBlocked } from './support.ts';
 import { openVirtual } from './virtual.ts';

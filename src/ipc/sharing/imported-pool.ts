@@ -7,7 +7,7 @@ import { Context } from '../../context.ts';
 import type { Device } from '../../device.ts';
 import { IpcError } from '../../errors.ts';
 import { Resource, runAll } from '../../lifetime.ts';
-import { type Access, DeviceBuffer, type MemoryResource } from '../../memory/buffer.ts';
+import type { Access, DeviceBuffer, MemoryResource } from '../../memory/buffer.ts';
 import { freeNonBlocking } from '../../memory/device-memory.ts';
 import type { PoolCloseOptions } from '../../memory/pool-attributes.ts';
 import * as driver from '../../memory/pool-attributes.ts';
@@ -24,7 +24,7 @@ import { checkRange, type IpcPoolDescriptor } from '../descriptor.ts';
 import { withChecksum } from '../descriptor-bytes.ts';
 import { isExporterGone } from '../identity.ts';
 import { type Mapping, MappingTable, type MappingUse, mapImported } from './mapping.ts';
-import { type ImportLease, releaseWithLease } from './ownership.ts';
+import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
 import {
   acquireSharedMapping,
   acquireSharedUse,
@@ -173,7 +173,7 @@ export class ImportedPool extends Resource implements MemoryResource {
   ): DeviceBuffer {
     const { context } = this;
     const state = this.#state;
-    const { byteOffset, byteLength, generation } = descriptor;
+    const { byteLength, generation } = descriptor;
     let use: MappingUse<Mapping> | undefined;
     try {
       this.#allowDevice();
@@ -189,11 +189,10 @@ export class ImportedPool extends Resource implements MemoryResource {
     const { mapping, release } = use;
     state.byteLength += byteLength;
     const leased = releaseWithLease(context, release, lease);
-    return new DeviceBuffer({
+    return importedBuffer({
+      descriptor,
       context,
-      address: (mapping.base + byteOffset) as CUdeviceptr,
-      byteLength,
-      origin: 'imported',
+      base: mapping.base,
       resource: this,
       owner: state.buffers,
       isOwnerGone: () => isExporterGone(descriptor),
@@ -206,6 +205,7 @@ export class ImportedPool extends Resource implements MemoryResource {
         },
       },
       access,
+      fds: () => [this.shared.fd],
     });
   }
 

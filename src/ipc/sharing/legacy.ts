@@ -12,7 +12,7 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { type Access, DeviceBuffer } from '../../memory/buffer.ts';
+import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
 import { HostVisibleBuffer } from '../../memory/host-visible.ts';
 import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
 import {
@@ -28,7 +28,6 @@ import { withChecksum } from '../descriptor-bytes.ts';
 import { describeExporter, isExporterGone } from '../identity.ts';
 import { checkExportAccess } from './access.ts';
 import { exportIdOf } from './export-id.ts';
-import { setImportSource } from './import-source.ts';
 import {
   checkMappedRange,
   type Mapping,
@@ -37,7 +36,7 @@ import {
   mapImported,
   tableByContext,
 } from './mapping.ts';
-import { type ImportLease, releaseWithLease } from './ownership.ts';
+import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
 
 /** What the driver says of memory that others allocated; undefined where it does not know it. */
 function readAttribute(attribute: number, address: CUdeviceptr): number | undefined {
@@ -114,17 +113,15 @@ export function openLegacy(
 ): DeviceBuffer {
   const use = mapLegacy(context, descriptor);
   checkMappedRange(descriptor, use);
-  const buffer = new DeviceBuffer({
+  return importedBuffer({
+    descriptor,
     context,
-    address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
-    byteLength: descriptor.byteLength,
-    origin: 'imported',
+    base: use.mapping.base,
     release: releaseWithLease(context, use.release, lease),
     isOwnerGone: () => isExporterGone(descriptor),
     access,
+    fds: () => [],
   });
-  setImportSource(buffer, { descriptor, fds: () => [] });
-  return buffer;
 }
 
 /**
@@ -132,7 +129,7 @@ export function openLegacy(
  *
  * @throws IpcError where the driver refuses it, or where it is mapped as what it was before
  */
-export const mapLegacy = (context: Context, descriptor: IpcBufferDescriptor): MappingUse<Mapping> =>
+const mapLegacy = (context: Context, descriptor: IpcBufferDescriptor): MappingUse<Mapping> =>
   mappings(context).use(descriptor.handle, descriptor.bufferId, context, () =>
     map(context, descriptor.handle, `process ${descriptor.pid}`),
   );

@@ -1,8 +1,11 @@
+import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import type { CudaEvent } from '../../event.ts';
-import type { DeviceBuffer, StreamOrderedRelease } from '../../memory/buffer.ts';
+import { type BufferInit, DeviceBuffer, type StreamOrderedRelease } from '../../memory/buffer.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
 import type { Stream } from '../../stream.ts';
+import type { IpcMemoryDescriptor } from '../descriptor.ts';
+import { setImportSource } from './import-source.ts';
 
 /** What another process lent for one object that is open here: it is told how that ends. */
 export interface ImportLease {
@@ -44,4 +47,37 @@ export function releaseWithLease(
       }
     },
   };
+}
+
+/** What an imported buffer is made of. */
+interface ImportedBufferInit
+  extends Pick<
+    BufferInit,
+    'context' | 'access' | 'resource' | 'owner' | 'isOwnerGone' | 'mappingBoundaries'
+  > {
+  readonly descriptor: IpcMemoryDescriptor;
+  /** The address of the mapping that the descriptor's range lies in. */
+  readonly base: number;
+  readonly release: BufferInit['release'];
+  /** The file descriptors that exporting it again needs. */
+  readonly fds: () => readonly number[];
+}
+
+/** Returns the buffer of a descriptor in a mapping, with its import source. */
+export function importedBuffer(init: ImportedBufferInit): DeviceBuffer {
+  const { descriptor, fds } = init;
+  const buffer = new DeviceBuffer({
+    context: init.context,
+    address: (init.base + descriptor.byteOffset) as CUdeviceptr,
+    byteLength: descriptor.byteLength,
+    origin: 'imported',
+    resource: init.resource,
+    owner: init.owner,
+    release: init.release,
+    isOwnerGone: init.isOwnerGone,
+    mappingBoundaries: init.mappingBoundaries,
+    access: init.access,
+  });
+  setImportSource(buffer, { descriptor, fds });
+  return buffer;
 }

@@ -2,13 +2,12 @@ import { OUT0, readHandle } from '../../../ffi/arena.ts';
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
 import { isSameFile } from '../../../ffi/linux/libc.ts';
-import { MAX_MESSAGE_FDS } from '../../../ffi/linux/message.ts';
 import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../../ffi/types.ts';
 import { check, cudaError } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
-import { type Access, DeviceBuffer } from '../../memory/buffer.ts';
+import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
 import { addContextFd } from '../../memory/context-fds.ts';
 import {
   allowAccess,
@@ -18,11 +17,10 @@ import {
   reserveAddresses,
 } from '../../memory/physical-chunk.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
-import type { Exported, IpcVirtualDescriptor } from '../descriptor.ts';
+import { type Exported, type IpcVirtualDescriptor, MAX_PIECES } from '../descriptor.ts';
 import { withChecksum } from '../descriptor-bytes.ts';
 import { describeExporter, isExporterGone } from '../identity.ts';
 import { exportIdOf } from './export-id.ts';
-import { setImportSource } from './import-source.ts';
 import {
   checkMappedRange,
   type Mapping,
@@ -30,7 +28,7 @@ import {
   type MappingUse,
   tableByContext,
 } from './mapping.ts';
-import { type ImportLease, releaseWithLease } from './ownership.ts';
+import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
 import type { ReceivedFds } from './received-fds.ts';
 
 /** The pieces of virtual memory that a buffer lies in, each by a file descriptor. @throws IpcError */
@@ -44,7 +42,7 @@ export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Expo
   const { id, firstChunk, byteOffset, chunks } = memory.share(
     begin,
     begin + byteLength,
-    MAX_MESSAGE_FDS,
+    MAX_PIECES,
     access,
   );
   const sizes = chunks.map((piece) => piece.byteLength);
@@ -94,18 +92,16 @@ export function openVirtual(
 ): DeviceBuffer {
   const { mapping, release } = mapVirtual(context, descriptor, fds, access);
   checkMappedRange(descriptor, { mapping, release });
-  const buffer = new DeviceBuffer({
+  return importedBuffer({
+    descriptor,
     context,
-    address: (mapping.base + descriptor.byteOffset) as CUdeviceptr,
-    byteLength: descriptor.byteLength,
-    origin: 'imported',
-    ...releaseWithLease(context, release, lease),
+    base: mapping.base,
+    release: releaseWithLease(context, release, lease).release,
     isOwnerGone: () => isExporterGone(descriptor),
-    mappingBoundaries: () => mapping.chunks.map((part) => part.address),
+    mappingBoundaries: () => mapping.chunks.map(({ address }) => address),
     access,
+    fds: () => mapping.chunks.map(({ fd }) => fd as number),
   });
-  setImportSource(buffer, { descriptor, fds: () => mapping.chunks.map(({ fd }) => fd as number) });
-  return buffer;
 }
 
 /** The mapping of the pieces that came: the same files as before, whatever their sender calls them. */
@@ -136,7 +132,7 @@ export const isVirtualMapped = (
  * @param fds the descriptors of the pieces: taken where they are needed
  * @throws IpcError where the driver refuses them
  */
-export const mapVirtual = (
+const mapVirtual = (
   context: Context,
   descriptor: IpcVirtualDescriptor,
   fds: ReceivedFds,

@@ -8,12 +8,11 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn, runAll } from '../../lifetime.ts';
-import { type Access, DeviceBuffer } from '../../memory/buffer.ts';
+import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
 import { addContextFd, closeContextFd } from '../../memory/context-fds.ts';
 import { keepMemoryAlive } from '../../memory/keep-alive.ts';
 import type { IpcDescriptor, IpcMemoryDescriptor } from '../descriptor.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import { setImportSource } from './import-source.ts';
 import {
   checkMappedRange,
   type Mapping,
@@ -21,7 +20,7 @@ import {
   type MappingUse,
   tableByContext,
 } from './mapping.ts';
-import { type ImportLease, releaseWithLease } from './ownership.ts';
+import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
 import type { ReceivedFds } from './received-fds.ts';
 import type { OpenBlocker } from './support.ts';
 import { withExportsTable } from './worker-counts.ts';
@@ -157,7 +156,7 @@ export const isFromOtherThread = (descriptor: IpcDescriptor): boolean =>
  *
  * @throws IpcError where it is not there any more
  */
-export function openFromOtherThread(
+function openFromOtherThread(
   context: Context,
   descriptor: IpcMemoryDescriptor,
 ): MappingUse<Mapping> {
@@ -187,19 +186,15 @@ export function openThreadMemory(
   checkMappedRange(descriptor, use);
   const keptFds = fds.take().map((fd) => addContextFd(context, fd));
   const { setStream, release } = releaseWithLease(context, use.release, lease);
-  const buffer = new DeviceBuffer({
+  return importedBuffer({
+    descriptor,
     context,
-    address: (use.mapping.base + descriptor.byteOffset) as CUdeviceptr,
-    byteLength: descriptor.byteLength,
-    origin: 'imported',
+    base: use.mapping.base,
     release: {
       setStream,
       release: () => runAll([release, ...keptFds.map((fd) => () => closeContextFd(context, fd))]),
     },
     access,
-  });
-  setImportSource(buffer, {
-    descriptor,
     fds() {
       if (descriptor.kind === 'legacy' || keptFds.length > 0) return keptFds;
       throw new IpcError(
@@ -208,7 +203,6 @@ export function openThreadMemory(
       );
     },
   });
-  return buffer;
 }
 
 /** The entry of memory that the thread which shared it has not closed. */
