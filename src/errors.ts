@@ -142,10 +142,10 @@ export class PeerGoneError extends CuffiError {
 
 /** Why something of another process cannot be opened here, in one word. */
 export type IpcCause =
-  /** It is no descriptor, or one of another version of cuffi. */
-  | 'no-descriptor'
-  /** It was altered on its way. */
-  | 'altered'
+  /** It is not a descriptor, or one of another version of cuffi. */
+  | 'invalid-descriptor'
+  /** It was corrupted on its way: the checksum is wrong. */
+  | 'corrupted'
   | 'other-machine'
   | 'same-process'
   /** The exporter has this process's pid number, in another pid namespace. */

@@ -86,7 +86,7 @@ export const corrupted = ({ kind, pid }: Pick<IpcDescriptor, 'kind' | 'pid'>): I
   new IpcError(
     `this ${kind} descriptor of process ${pid} was altered on its way: its checksum is wrong`,
     undefined,
-    'altered',
+    'corrupted',
   );
 
 // ---- Checksum and fields ----
@@ -441,7 +441,7 @@ class DescriptorReader {
 
 /** Why bytes are no descriptor. */
 const malformed = (why: string): IpcError =>
-  new IpcError(`these bytes are no descriptor of cuffi: ${why}`, undefined, 'no-descriptor');
+  new IpcError(`these bytes are no descriptor of cuffi: ${why}`, undefined, 'invalid-descriptor');
 
 const scratch = Buffer.alloc(MAX_DESCRIPTOR_BYTE_LENGTH);
 

@@ -138,7 +138,7 @@ const invalidDescriptor = (kinds: readonly IpcKind[], why: string): IpcError =>
   new IpcError(
     `this is no ${kinds.join(' or ')} descriptor of cuffi:\n${why}`,
     undefined,
-    'no-descriptor',
+    'invalid-descriptor',
   );
 
 /** Of the handle's bytes in base64. */

@@ -131,7 +131,7 @@ export function checkRange(
       `the descriptor names bytes ${byteOffset} to ${byteOffset + byteLength} of an allocation of ` +
         `process ${pid} that has ${available}`,
       undefined,
-      'no-descriptor',
+      'invalid-descriptor',
     );
 }
 
@@ -259,7 +259,7 @@ const invalidLayout = (pid: number, why: string): IpcError =>
   new IpcError(
     `this descriptor of an array of process ${pid} is not sound: ${why}`,
     undefined,
-    'no-descriptor',
+    'invalid-descriptor',
   );
 
 /** What a descriptor says of an array whose items begin with the first byte of its range. */

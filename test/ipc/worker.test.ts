@@ -250,7 +250,7 @@ test(
     const descriptor = withChecksum<'legacy'>({ ...getIpcHandle(buffer), ...larger });
     await assert.rejects(ask(worker, { do: 'open', descriptor, fds: [] }), {
       name: 'IpcError',
-      code: 'no-descriptor',
+      code: 'invalid-descriptor',
       message: /bytes 0 to 4194305 of an allocation of process \d+ that has 4194304/,
     });
     buffer.close();

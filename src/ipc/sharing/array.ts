@@ -70,7 +70,7 @@ export function asArray<O>(
         `the items of an array of process ${descriptor.pid} take ${high} bytes, and the memory ` +
           `that it shared has ${opened.byteLength}`,
         undefined,
-        'no-descriptor',
+        'invalid-descriptor',
       );
     const readOnly = opened.access === 'read' || hasRepeatedItems(parsed.layout);
     return new DeviceArray({ buffer: opened, ...parsed, stream, isOwner: true, readOnly });

@@ -303,6 +303,6 @@ test('bytes and messages get the same answer, whatever they say', () => {
     ),
     trials(1000, 20_000),
   );
-  for (const kind of ['sound', 'altered', 'no-descriptor'])
+  for (const kind of ['sound', 'corrupted', 'invalid-descriptor'])
     assert.ok((answers.get(kind) ?? 0) > 20, `${kind}: ${answers.get(kind)}`);
 });

@@ -301,7 +301,7 @@ test('what can still be changed is checked again, however deep it lies', () => {
     const made = what === 'a field' ? message : Object.freeze(message);
     assert.deepEqual(parseDescriptor(made), made, what);
     change(made as never);
-    assert.throws(() => parseDescriptor(made), { name: 'IpcError', code: 'altered' }, what);
+    assert.throws(() => parseDescriptor(made), { name: 'IpcError', code: 'corrupted' }, what);
   }
 });
 
@@ -333,7 +333,7 @@ test('fields that do not go together are refused, as a message and as bytes', ()
     ['a dtype by another name', { ...buffer, layout: { ...layout, dtype: 'f4' } }, /is called/],
   ];
   for (const [what, fields, message] of cases)
-    refusedBothWays(what, withChecksum(fields as never), { code: 'no-descriptor', message });
+    refusedBothWays(what, withChecksum(fields as never), { code: 'invalid-descriptor', message });
   // To the last byte.
   for (const fields of [
     { ...buffer, byteOffset: 4096 - 1024 },
@@ -349,7 +349,7 @@ test('an event that was altered within a descriptor is refused, though all aroun
   const readyEvent = { ...event, handle: bytes(64).replace('pa', 'pb') };
   for (const memory of [buffer, inPool, virtual])
     refusedBothWays(memory.kind, withChecksum({ ...memory, readyEvent } as never), {
-      code: 'altered',
+      code: 'corrupted',
       message: /^this event descriptor of process 4242 was altered on its way/,
     });
 });
@@ -359,11 +359,11 @@ test('the name of a dtype that there cannot be is not repeated', () => {
   const wrong = withChecksum({ ...buffer, layout });
   assert.throws(() => decodeDescriptor(writeDescriptor(wrong)), {
     name: 'IpcError',
-    code: 'no-descriptor',
+    code: 'invalid-descriptor',
     message: 'these bytes are no descriptor of cuffi: layout: that is not the name of a dtype',
   });
   assert.throws(
     () => parseDescriptor(wrong),
-    (error: IpcError) => error.code === 'no-descriptor' && !error.message.includes('\u001b'),
+    (error: IpcError) => error.code === 'invalid-descriptor' && !error.message.includes('\u001b'),
   );
 });

@@ -138,7 +138,7 @@ test('an alias is no more than was shared of what is there, whatever its descrip
     ])
       assert.throws(() => openIpcBuffer(changed({ ...fields, baseByteLength }), alias), {
         name: 'IpcError',
-        code: 'no-descriptor',
+        code: 'invalid-descriptor',
       });
     using forReading = openIpcBuffer(changed({ access: 'read' }), alias);
     assert.equal(forReading.access, 'read');

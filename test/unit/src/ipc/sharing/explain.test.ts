@@ -62,8 +62,8 @@ const fdsFor = ({ kind }: IpcDescriptor): number[] =>
 
 /** All that explain knows, and what of it was provoked. */
 const causes: Readonly<Record<NonNullable<Explanation['code']>, true>> = {
-  'no-descriptor': true,
-  altered: true,
+  'invalid-descriptor': true,
+  corrupted: true,
   'other-machine': true,
   'same-process': true,
   'same-pid': true,
@@ -120,9 +120,9 @@ test('of a living process everything can be opened, and what no file descriptor 
 test('what is no descriptor, or was altered, is said to be', () => {
   emulate();
   const { legacy } = descriptors();
-  refused({}, 'no-descriptor', /kind/);
-  refused({ ...legacy, version: 1 }, 'no-descriptor', /version/);
-  refused({ ...legacy, byteLength: 15 }, 'altered', /checksum/);
+  refused({}, 'invalid-descriptor', /kind/);
+  refused({ ...legacy, version: 1 }, 'invalid-descriptor', /version/);
+  refused({ ...legacy, byteLength: 15 }, 'corrupted', /checksum/);
 });
 
 test('another machine, or another start of this one, is told by its boot id', () => {

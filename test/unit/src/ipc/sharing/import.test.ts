@@ -445,7 +445,7 @@ describe('openIpcArray', () => {
       const { layout } = sound;
       const hostile = ofAnother(sound, { layout: { ...layout, ...change } });
       for (const open of [openIpcArray, openIpcBuffer, IpcArrayHandle.from])
-        assert.throws(() => open(hostile), { name: 'IpcError', code: 'no-descriptor', message });
+        assert.throws(() => open(hostile), { name: 'IpcError', code: 'invalid-descriptor', message });
     }
     recorder.stop();
     assert.deepEqual(recorder.calls, []);
@@ -529,7 +529,7 @@ describe('openIpcArray', () => {
       } else {
         assert.throws(() => asArray(opened, descriptor), {
           name: 'IpcError',
-          code: 'no-descriptor',
+          code: 'invalid-descriptor',
           message: new RegExp(`take 32 bytes, and the memory that it shared has ${byteLength}$`),
         });
       }
@@ -636,7 +636,7 @@ describe('openIpcArray', () => {
     const bytes = exportIpc(DeviceBuffer.allocate(16)).descriptor as IpcMemoryDescriptor;
     for (const open of [IpcArrayHandle.from, openIpcArray])
       assert.throws(() => open(bytes), { name: 'IpcError', message: /of bytes, not of an array/ });
-    assert.throws(() => IpcArrayHandle.from({}), { name: 'IpcError', code: 'no-descriptor' });
+    assert.throws(() => IpcArrayHandle.from({}), { name: 'IpcError', code: 'invalid-descriptor' });
   });
 
   test('what is sent comes behind the stream of an array alone, and behind all work for bytes', async (t) => {
@@ -692,14 +692,14 @@ describe('openIpcArray', () => {
     await assert.rejects(ready(parcel.descriptor), { name: 'ClosedError' });
     await handle.ready();
     await assert.rejects(ready(getIpcHandle(array.buffer)), /without \{ stream \}/);
-    await assert.rejects(ready({}), { name: 'IpcError', code: 'no-descriptor' });
+    await assert.rejects(ready({}), { name: 'IpcError', code: 'invalid-descriptor' });
     await assert.rejects(ready(handle, { timeout: 1 } as never), /unknown option 'timeout'/);
     const altered = { ...handle.readyEvent, handle: Buffer.alloc(64).toString('base64') };
     for (const message of [
       { ...handle, readyEvent: altered },
       seal({ ...handle, readyEvent: altered }),
     ])
-      await assert.rejects(ready(message), { name: 'IpcError', code: 'altered' });
+      await assert.rejects(ready(message), { name: 'IpcError', code: 'corrupted' });
     for (const each of [handle, ofBuffer]) each.close();
     await context.flush();
     assert.ok(context.resources.size <= made + 1, 'but for the handle that was only asked');

@@ -92,7 +92,7 @@ test('memory that is smaller than was said is refused, and its mapping given bac
   const larger = { baseByteLength: 2 * BYTE_LENGTH, byteLength: BYTE_LENGTH + 1 };
   const refused = {
     name: 'IpcError',
-    code: 'no-descriptor',
+    code: 'invalid-descriptor',
     message: /names bytes 0 to 4097 of an allocation of process 1073741824 that has 4096$/,
   };
   assert.throws(() => openIpcBuffer(descriptor(larger)), refused);

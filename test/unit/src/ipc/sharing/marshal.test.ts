@@ -687,7 +687,7 @@ test('no descriptor reaches beyond what an earlier one of the same memory has ma
     const wider = { baseByteLength: larger, byteLength: larger, byteOffset: 0, ...fields };
     assert.throws(() => openIpcBuffer(ofAnother(descriptor, wider), { fds: own() }), {
       name: 'IpcError',
-      code: 'no-descriptor',
+      code: 'invalid-descriptor',
     });
     assert.equal(openDescriptors(), before);
     assert.equal(opened.copyToHostSync().byteLength, opened.byteLength);
