@@ -1,4 +1,5 @@
-/** Descriptors as bytes: a third of their JSON, and as strictly checked. */
+/** The binary form of descriptors: a third of the size of their JSON, and checked as strictly. */
+
 import { crc32 } from 'node:zlib';
 import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { MAX_NDIM } from '../array/shape.ts';
@@ -24,10 +25,13 @@ import {
   type NumberType,
 } from './descriptor.ts';
 
-/** The longest descriptor in bytes: of virtual memory in as many pieces as a message can carry. */
+/** The longest descriptor in bytes: virtual memory in as many pieces as a message can carry. */
 export const MAX_DESCRIPTOR_BYTE_LENGTH = 4096;
 
-/** As {@link encodeDescriptor}, of one that is sound; the bytes are there until the next call. */
+/**
+ * Encodes a validated descriptor without checking it again. The next call
+ * overwrites the returned bytes.
+ */
 export function writeDescriptor(descriptor: IpcDescriptor): Buffer {
   const writer = new DescriptorWriter();
   writer.bytes(MAGIC);
@@ -38,7 +42,7 @@ export function writeDescriptor(descriptor: IpcDescriptor): Buffer {
 }
 
 /**
- * The descriptor that {@link writeDescriptor} made these bytes of; its fields may contradict each other.
+ * Decodes the bytes that {@link writeDescriptor} wrote. The fields may still be inconsistent.
  *
  * @throws IpcError for anything else
  */
@@ -58,15 +62,15 @@ export function readDescriptor(bytes: Uint8Array): IpcDescriptor {
   return descriptor;
 }
 
-/** A descriptor, complete with its version and checksum. */
+/** Returns the descriptor with its version and checksum. */
 export function withChecksum<K extends IpcKind>(
   fields: Omit<IpcDescriptors[K], 'checksum' | 'version'> & { readonly kind: K },
 ): IpcDescriptors[K] {
   const writer = writeBody(fields as unknown as WithoutChecksum);
   const checksum = crc32(writer.bytesFrom(HEAD_BYTE_LENGTH), checksumSeeds[fields.kind]);
-  // A literal that begins with a spread costs five times as much.
+  // An object literal that begins with a spread takes five times as long.
   const complete = { version: DESCRIPTOR_VERSION, checksum, ...fields };
-  // They may be those of another one, with its checksum.
+  // `fields` may come from another descriptor and contain its checksum.
   complete.checksum = checksum;
   const descriptor = complete as unknown as IpcDescriptors[K];
   lastWritten = { descriptor, end: writer.at };
@@ -74,9 +78,9 @@ export function withChecksum<K extends IpcKind>(
 }
 
 /**
- * CRC-32 of kind, version and fields. The driver does not notice every altered byte of a handle: it
- * maps something, and the first use of that ends the context (CUDA_ERROR_LAUNCH_FAILED, seen on an
- * H200).
+ * CRC-32 of kind, version and fields. The driver does not detect every corrupted byte of a handle.
+ * It maps some memory, and the first use of that memory destroys the context
+ * (CUDA_ERROR_LAUNCH_FAILED, seen on an H200).
  */
 export function checksumOf(descriptor: WithoutChecksum): number {
   return crc32(writeBody(descriptor).bytesFrom(HEAD_BYTE_LENGTH), checksumSeeds[descriptor.kind]);
@@ -93,12 +97,12 @@ export const corrupted = ({ kind, pid }: Pick<IpcDescriptor, 'kind' | 'pid'>): I
 
 const MAGIC = Buffer.from('cufd', 'latin1');
 
-/** Of kind and version. */
+/** CRC-32 of version and kind, by kind: the start value of each checksum. */
 const checksumSeeds = Object.fromEntries(
   descriptorKinds.map((kind, number) => [kind, crc32(Uint8Array.of(DESCRIPTOR_VERSION, number))]),
 ) as Readonly<Record<IpcKind, number>>;
 
-/** Before the fields: four bytes of their own, version, kind and checksum. */
+/** Bytes before the fields: magic number (4), version, kind and checksum (4). */
 const HEAD_BYTE_LENGTH = 10;
 
 function writeBody(descriptor: WithoutChecksum): DescriptorWriter {
@@ -108,7 +112,10 @@ function writeBody(descriptor: WithoutChecksum): DescriptorWriter {
   return writer;
 }
 
-/** What was sealed last, while its fields are there still: mostly it goes out next. */
+/**
+ * The last descriptor that got a checksum, while its fields are still in the buffer. It is usually
+ * sent next.
+ */
 let lastWritten: { readonly descriptor: IpcDescriptor; readonly end: number } | undefined;
 
 /** Writes the checksum, then the fields. */
@@ -125,7 +132,7 @@ function writeWithChecksum(writer: DescriptorWriter, descriptor: IpcDescriptor):
 /**
  * Reads what {@link writeWithChecksum} wrote.
  *
- * @throws IpcError for fields out of their bounds, and for a checksum of other ones
+ * @throws IpcError for fields out of bounds, and for a wrong checksum
  */
 function readWithChecksum<K extends IpcKind>(reader: DescriptorReader, kind: K): IpcDescriptors[K] {
   const checksum = reader.uint32();
@@ -136,10 +143,10 @@ function readWithChecksum<K extends IpcKind>(reader: DescriptorReader, kind: K):
   return descriptor;
 }
 
-/** What is written of a descriptor behind its head. */
+/** The fields of a descriptor that follow its header. */
 type WithoutChecksum = Omit<IpcDescriptor, 'checksum' | 'version'>;
 
-/** Writes who exported it, then the other fields of its kind. */
+/** Writes the exporter, then the other fields of its kind. */
 function writeFields(writer: DescriptorWriter, descriptor: WithoutChecksum): void {
   writeExporter(writer, descriptor);
   writeAll(writer, codedFields[descriptor.kind], descriptor);
@@ -161,7 +168,7 @@ function readAll(
   }
 }
 
-/** Reads what {@link writeFields} wrote. @throws IpcError for fields out of their bounds */
+/** Reads what {@link writeFields} wrote. @throws IpcError for fields out of bounds */
 function readFields<K extends IpcKind>(
   reader: DescriptorReader,
   kind: K,
@@ -182,7 +189,7 @@ function readFields<K extends IpcKind>(
   return Object.freeze(fields) as unknown as IpcDescriptors[K];
 }
 
-/** Those that come one after the other are mostly of one process. */
+/** Consecutive descriptors usually come from the same process. */
 let lastExporterWritten: (IpcExporter & { readonly bytes: Buffer }) | undefined;
 let lastExporterRead: (IpcExporter & { readonly text: string }) | undefined;
 
@@ -217,7 +224,7 @@ function readExporter(reader: DescriptorReader): IpcExporter {
   return exporter;
 }
 
-/** A prefix and a UUID, a UUID, a number of four bytes and two of eight. */
+/** A prefix byte and a UUID, a UUID, a number of four bytes and two of eight. */
 const EXPORTER_BYTE_LENGTH = 1 + 16 + 16 + 4 + 8 + 8;
 
 interface Codec<T> {
@@ -233,7 +240,7 @@ const number = (type: NumberType): Codec<number> => ({
   read: (reader, name) => reader.number(type, name),
 });
 
-/** Those that come one after the other are mostly the same. */
+/** Consecutive UUIDs are usually equal. */
 function uuidCodec(): Codec<string> {
   let [hex, dashed] = ['', ''];
   const bytes = Buffer.alloc(16);
@@ -288,7 +295,7 @@ const codecs: { readonly [T in FieldType]: Codec<never> } = {
       writer.uint32(value.checksum);
       writeFields(writer, value);
     },
-    // Whether it is sound in itself is asked when all around it is.
+    // Its checksum is checked after all other fields.
     read: (reader, name) =>
       reader.uint8(2, name) === 0 ? undefined : readFields(reader, 'event', reader.uint32()),
   },
@@ -343,7 +350,9 @@ interface CodedField {
   readonly codec: Codec<never>;
 }
 
-/** Fields with what writes and reads them: looked up once, as most descriptors are read but once. */
+/**
+ * Fields with their codecs. They are looked up once, because most descriptors are read only once.
+ */
 const withCodecs = (fields: readonly Field[]): readonly CodedField[] =>
   fields.map(([name, type]) => ({ name, codec: codecs[type] }));
 
@@ -355,7 +364,10 @@ const codedFields: Readonly<Record<IpcKind, readonly CodedField[]>> = {
   event: withCodecs(descriptorFields.event),
 };
 
-/** The bytes of a descriptor of another process: nothing is read beyond them, or out of bounds. */
+/**
+ * Reads the bytes of a descriptor from another process. Never reads beyond their end; refuses
+ * values out of bounds.
+ */
 class DescriptorReader {
   readonly #bytes: Buffer;
   #at = 0;
@@ -367,7 +379,7 @@ class DescriptorReader {
         : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   }
 
-  /** Where the next part begins. */
+  /** The offset of the next part. */
   get at(): number {
     return this.#at;
   }
@@ -376,22 +388,22 @@ class DescriptorReader {
     return this.#bytes.byteLength - this.#at;
   }
 
-  /** What was read since a place. */
+  /** The bytes that were read since an offset. */
   bytesSince(begin: number): Buffer {
     return this.#bytes.subarray(begin, this.#at);
   }
 
-  /** The next bytes, a character each, which are not read by that; fewer at the end. */
+  /** The next bytes, one character each, without advancing. Fewer at the end. */
   peek(byteLength: number): string {
     return this.#bytes.toString('latin1', this.#at, this.#at + byteLength);
   }
 
-  /** What was looked at is read. */
+  /** Advances over bytes that were peeked at. */
   skip(byteLength: number): void {
     this.#take(byteLength);
   }
 
-  /** A number below `count`. */
+  /** Reads a number below `count`. */
   uint8(count: number, name: string): number {
     const value = this.#bytes[this.#take(1)] as number;
     if (value >= count) throw malformed(`${name}: ${value} is not below ${count}`);
@@ -414,7 +426,7 @@ class DescriptorReader {
     const [least, most] = NUMBERS[type];
     const low = this.uint32();
     const value = most === 0xffff_ffff ? low : low + (this.uint32() | 0) * 2 ** 32;
-    // What is beyond 2^53 may be rounded, and stays beyond.
+    // A value above 2^53 may be rounded, but stays above it.
     if (value < least || value > most)
       throw malformed(`${name}: ${value} is not from ${least} to ${most}`);
     return value;
@@ -439,32 +451,32 @@ class DescriptorReader {
   }
 }
 
-/** Why bytes are no descriptor. */
+/** The error for bytes that are not a descriptor. */
 const malformed = (why: string): IpcError =>
   new IpcError(`these bytes are no descriptor of cuffi: ${why}`, undefined, 'invalid-descriptor');
 
 const scratch = Buffer.alloc(MAX_DESCRIPTOR_BYTE_LENGTH);
 
-/** The parts of a descriptor as bytes, one behind the other; little-endian. */
+/** Writes the parts of a descriptor one after the other, little-endian. */
 class DescriptorWriter {
   #at: number;
 
-  /** @param begin how many bytes are left free before what it writes */
+  /** @param begin how many bytes to leave free at the start */
   constructor(begin = 0) {
     this.#at = begin;
   }
 
-  /** Where the next part begins. */
+  /** The offset of the next part. */
   get at(): number {
     return this.#at;
   }
 
-  /** What was written from a place on, until another one writes. */
+  /** The bytes written since an offset. Valid until another writer writes. */
   bytesFrom(begin: number): Buffer {
     return scratch.subarray(begin, this.#at);
   }
 
-  /** Takes what another one has written up to a place as its own. */
+  /** Continues after bytes that an earlier writer left in the buffer. */
   seek(end: number): void {
     this.#at = end;
   }
@@ -482,7 +494,7 @@ class DescriptorWriter {
     this.#at = at + 4;
   }
 
-  /** Eight bytes of a safe integer. */
+  /** Writes a safe integer in eight bytes. */
   int53(value: number): void {
     const high = Math.floor(value / 2 ** 32);
     this.uint32(value - high * 2 ** 32);

@@ -27,26 +27,27 @@ import {
 import { checksumOf, corrupted, readDescriptor, writeDescriptor } from './descriptor-bytes.ts';
 
 /**
- * A descriptor in its compact form, for sockets and shared memory: 120 to 250 bytes for most.
+ * Encodes a descriptor in its compact binary form, for sockets and shared memory. Most take 120 to
+ * 250 bytes.
  *
- * @throws IpcError for anything but a sound descriptor
+ * @throws IpcError if it is not a valid descriptor
  */
 export const encodeDescriptor = (descriptor: IpcDescriptor): Uint8Array =>
   new Uint8Array(writeDescriptor(parseDescriptor(descriptor)));
 
 /**
- * The descriptor that {@link encodeDescriptor} made these bytes of.
+ * Decodes the bytes that {@link encodeDescriptor} returned.
  *
- * @throws IpcError for anything else
+ * @throws IpcError for any other bytes
  */
 export const decodeDescriptor = (bytes: Uint8Array): IpcDescriptor =>
   checkDecoded(readDescriptor(bytes));
 
 /**
- * A message as the descriptor that it should be.
+ * Parses a message as a descriptor.
  *
- * @param kinds the kinds that it may be of; all by default
- * @throws IpcError that names what is wrong
+ * @param kinds the accepted kinds; all by default
+ * @throws IpcError that names the invalid field
  */
 export function parseDescriptor<K extends IpcKind = IpcKind>(
   message: unknown,
@@ -69,13 +70,17 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
 
 // ---- What a descriptor must be ----
 
-/** Constant ones that were found sound: what comes again through a connection is not read anew. */
+/**
+ * Frozen descriptors that were validated. A connection that receives one again does not parse it
+ * again.
+ */
 const validated = new WeakSet<object>();
 
 /**
- * A constant descriptor whose fields are what they may be and whose checksum is right.
+ * Checks that the fields of a decoded descriptor are consistent, and marks it as validated. Its
+ * fields are within bounds, it is frozen, and its checksum is right.
  *
- * @throws IpcError for fields that do not go together
+ * @throws IpcError for inconsistent fields
  */
 function checkDecoded(descriptor: IpcDescriptor): IpcDescriptor {
   if (descriptor.kind !== 'event') checkMemory(descriptor);
@@ -87,8 +92,8 @@ const isValidated = (message: unknown): message is IpcDescriptor =>
   typeof message === 'object' && message !== null && validated.has(message);
 
 /**
- * Whether it stays as it is; what can still be changed is checked each time. A getter may answer
- * differently whenever it is asked, a prototype of the caller's own may be changed.
+ * Whether the value can never change. Anything mutable is checked each time: a getter may return
+ * different values, and a prototype of the caller's may be modified.
  */
 function isDeeplyFrozen(value: unknown): boolean {
   if (typeof value !== 'object' || value === null) return true;
@@ -113,7 +118,7 @@ function checkMemory(descriptor: IpcMemoryDescriptor): void {
   if (readyEvent && checksumOf(readyEvent) !== readyEvent.checksum) throw corrupted(readyEvent);
 }
 
-/** What does not go together in a descriptor, each field of which is what it may be. */
+/** Returns why fields that are valid one by one are inconsistent. */
 function inconsistencyIn(descriptor: IpcMemoryDescriptor): string | undefined {
   if (descriptor.kind === 'pool') {
     const { handle, byteLength, baseByteLength, layout, readyEvent } = descriptor;
@@ -126,7 +131,7 @@ function inconsistencyIn(descriptor: IpcMemoryDescriptor): string | undefined {
   return sum === descriptor.baseByteLength ? undefined : 'the pieces must add up to baseByteLength';
 }
 
-/** What is likely meant by something that is no descriptor. */
+/** Returns what the caller probably did wrong, for common mistakes. */
 function hintFor(message: unknown): string | undefined {
   if (typeof message === 'string') return 'it is text: JSON.parse it first';
   if (message instanceof Promise) return 'it is a Promise: await it first';
@@ -141,7 +146,7 @@ const invalidDescriptor = (kinds: readonly IpcKind[], why: string): IpcError =>
     'invalid-descriptor',
   );
 
-/** Of the handle's bytes in base64. */
+/** The length of a handle in base64. */
 const HANDLE_TEXT_LENGTH = 4 * Math.ceil(CU_IPC_HANDLE_SIZE / 3);
 
 const createSchemas = () => {
@@ -201,7 +206,7 @@ const createSchemas = () => {
       virtual: kindOf('virtual', event),
       event,
     },
-    /** For a message that says none of these kinds. */
+    /** For a message whose kind is not accepted. */
     anyOf: (kinds: readonly (typeof descriptorKinds)[number][]): Schema =>
       z.object({ kind: z.enum(kinds) }),
     prettify: z.prettifyError,
@@ -209,15 +214,15 @@ const createSchemas = () => {
 };
 let cachedSchemas: ReturnType<typeof createSchemas> | undefined;
 
-/** What the fields of a message must be; zod is loaded by the first call. */
+/** The schemas of messages. The first call loads zod. */
 const descriptorSchemas = (): ReturnType<typeof createSchemas> => {
   cachedSchemas ??= createSchemas();
   return cachedSchemas;
 };
 
 /**
- * zod takes longer to load than all of cuffi: it is loaded when the first message is checked, and
- * through this one function, so that it is loaded once.
+ * Loads zod, which takes longer to load than all of cuffi. The first message that is checked loads
+ * it, always through this function.
  */
 export const loadZod = (): typeof import('zod') =>
   createRequire(import.meta.url)('zod') as typeof import('zod');

@@ -1,4 +1,4 @@
-/** What travels between processes: plain objects, JSON-safe, and untrusted until parsed. */
+/** What travels between processes: plain objects that JSON can carry, untrusted until parsed. */
 
 import { MAX_MESSAGE_FDS } from '../../ffi/linux/message.ts';
 import { newLayout } from '../array/allocate-items.ts';
@@ -7,27 +7,27 @@ import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { IpcError } from '../errors.ts';
 import type { Access } from '../memory/buffer.ts';
 
-/** What every descriptor says: which GPU, and which process of which machine made it. */
+/** Fields of every descriptor: the GPU, and the machine and process that exported it. */
 export interface IpcExporter {
   /** The GPU's UUID. Ordinals differ between processes. */
   readonly device: string;
-  /** The machine, since it was last started: Linux's boot id. */
+  /** The machine since its last boot: Linux's boot id. */
   readonly machine: string;
-  /** The exporting process, */
+  /** The exporting process. */
   readonly pid: number;
-  /** when it started, in clock ticks since the machine did (pids come again), */
+  /** When that process started, in clock ticks since boot, because pids are reused. */
   readonly startTime: number;
-  /** and the number of the pid namespace that the pid is of; 0 where that was not to be seen. */
+  /** The inode number of that process's pid namespace; 0 if it could not be read. */
   readonly pidNamespace: number;
 }
 
 interface Checksummed {
   readonly version: typeof DESCRIPTOR_VERSION;
-  /** CRC-32 of the other fields: what was altered on its way is refused, not handed to the driver. */
+  /** CRC-32 of the other fields. A corrupted descriptor is refused and never reaches the driver. */
   readonly checksum: number;
 }
 
-/** How the items of an array lie in a range, which begins with the first byte of them. */
+/** The layout of an array in a range. The range begins with the first byte of the items. */
 export interface IpcLayout {
   /** The name of the dtype, e.g. `float32`. */
   readonly dtype: string;
@@ -40,27 +40,28 @@ export interface IpcLayout {
 export interface IpcRange {
   /** The size of the whole allocation, in bytes. */
   readonly baseByteLength: number;
-  /** Where the range begins in its allocation, in bytes. */
+  /** The offset of the range in its allocation, in bytes. */
   readonly byteOffset: number;
   readonly byteLength: number;
   /**
-   * What the process that opens it may do with it, as its sender says. Read-only memory is always
-   * `virtual`: file descriptors of its own say so too.
+   * The access that the sender grants to the process that opens it. Read-only memory is always
+   * `virtual`, with file descriptors that state it too.
    */
   readonly access: Access;
-  /** Which allocation it is, of those that were at its address one after the other. */
+  /** Tells apart the allocations that had the same address one after the other. */
   readonly bufferId: number;
-  /** The exporter's own random number of the allocation; 0 for memory that cuffi did not allocate. */
+  /** The exporter's random number for the allocation; 0 for memory that cuffi did not allocate. */
   readonly generation: number;
-  /** How an array lies in it; absent for plain bytes. */
+  /** The layout of an array in the range; absent for plain bytes. */
   readonly layout?: IpcLayout | undefined;
-  /** What is done when the memory may be used; absent where its sender has waited. */
+  /** The event after which the memory may be used; absent if the sender has waited. */
   readonly readyEvent?: IpcEventDescriptor | undefined;
 }
 
 /**
- * A range of plain device memory as another process may open it: what `getIpcHandle(buffer)` gives
- * and `openIpcBuffer` takes. Plain data: it survives JSON, `process.send` and structured cloning.
+ * A range of plain device memory that another process may open: `getIpcHandle(buffer)` returns it
+ * and `openIpcBuffer` takes it. Plain data: it survives JSON, `process.send` and structured
+ * cloning.
  */
 export interface IpcBufferDescriptor extends IpcExporter, IpcRange, Checksummed {
   readonly kind: 'legacy';
@@ -68,34 +69,37 @@ export interface IpcBufferDescriptor extends IpcExporter, IpcRange, Checksummed 
   readonly handle: string;
 }
 
-/** A range of a pool's memory, or a pool. Who opens it has the pool's file descriptor, or gets it. */
+/**
+ * A range of a pool's memory, or a pool. The process that opens it has the pool's file descriptor
+ * or receives it.
+ */
 export interface IpcPoolDescriptor extends IpcExporter, IpcRange, Checksummed {
   readonly kind: 'pool';
-  /** Which pool: 16 random bytes in hex, the pool's for life. */
+  /** The pool: 16 random bytes in hex, constant during the pool's life. */
   readonly pool: string;
   /** The driver's 64 bytes that name the allocation, in base64; null for the pool itself. */
   readonly handle: string | null;
 }
 
-/** A range of virtual memory. Beside it goes a file descriptor for each of its pieces. */
+/** A range of virtual memory. A file descriptor for each of its pieces accompanies it. */
 export interface IpcVirtualDescriptor extends IpcExporter, IpcRange, Checksummed {
   readonly kind: 'virtual';
-  /** Which virtual memory: 16 random bytes in hex, the memory's for life. */
+  /** The virtual memory: 16 random bytes in hex, constant during the memory's life. */
   readonly memory: string;
-  /** Which of its pieces is the first that goes along. */
+  /** The index of the first piece that is sent. */
   readonly firstPiece: number;
-  /** The sizes of the pieces that go along, in bytes. */
+  /** The sizes of the pieces that are sent, in bytes. */
   readonly pieces: readonly number[];
 }
 
-/** An interprocess event as another process may open it. */
+/** An interprocess event that another process may open. */
 export interface IpcEventDescriptor extends IpcExporter, Checksummed {
   readonly kind: 'event';
   /** The driver's 64 bytes in base64. */
   readonly handle: string;
 }
 
-/** The kinds of descriptor, by the name of their kind. */
+/** The descriptor types, by kind. */
 export interface IpcDescriptors {
   readonly legacy: IpcBufferDescriptor;
   readonly pool: IpcPoolDescriptor;
@@ -114,10 +118,10 @@ export type IpcMemoryDescriptor = Exclude<IpcDescriptor, IpcEventDescriptor>;
 /** The kinds that are memory. */
 export const MEMORY_KINDS: readonly Exclude<IpcKind, 'event'>[] = ['legacy', 'pool', 'virtual'];
 
-/** What goes to another process for one object: plain data, and file descriptors beside it. */
+/** What is sent to another process for one object: plain data, and file descriptors. */
 export interface Exported {
   readonly descriptor: IpcDescriptor;
-  /** Borrowed: the sender keeps them open and does not close them. */
+  /** Borrowed: the exporter owns them. Do not close them. */
   readonly fds: readonly number[];
 }
 
@@ -136,14 +140,14 @@ export function checkRange(
 }
 
 /**
- * What descriptors hold: the fields of each kind in their order, and what each may be. The schema
- * of messages, the reader of bytes and the checksum all go by this.
+ * The fields of each kind in their order, with the type of each. The schema of messages, the binary
+ * codec and the checksum all follow these tables.
  */
 
 /** The version of all descriptors of this cuffi. */
 export const DESCRIPTOR_VERSION = 2;
 
-/** Whole numbers, from the least to the most. */
+/** Integer types, each with its least and greatest value. */
 export const NUMBERS = {
   uint32: [0, 0xffff_ffff],
   positive32: [1, 0xffff_ffff],
@@ -154,16 +158,16 @@ export const NUMBERS = {
 
 export type NumberType = keyof typeof NUMBERS;
 
-/** What whoever opens memory may do with it; a word's place here is its number in binary. */
+/** The access that an opener may have. The index is the binary code. */
 export const ACCESS = ['read-write', 'read'] as const;
-/** What the UUID of a GPU, and that of a part of one, begins with. */
+/** Prefixes of the UUID of a GPU and of a MIG slice. */
 export const DEVICE_PREFIXES = ['GPU-', 'MIG-'] as const;
 /** The name of a dtype. */
 export const DTYPE_NAME: RegExp = /^(V[0-9]{1,10}|[a-z0-9]{1,16})$/;
 /** Each piece of virtual memory has a file descriptor. */
 export const MAX_PIECES: number = MAX_MESSAGE_FDS;
 
-/** What a field is; a name that ends in `?` is of one that may be absent, or null for a handle. */
+/** The type of a field. A field whose type ends in `?` may be absent, or null for a handle. */
 export type FieldType =
   | Exclude<NumberType, 'stride'>
   | 'access'
@@ -178,7 +182,7 @@ export type FieldType =
 
 export type Field = readonly [name: string, type: FieldType];
 
-/** Who exported it. */
+/** The fields of the exporter. */
 export const exporterFields = [
   ['device', 'device'],
   ['machine', 'uuid'],
@@ -187,7 +191,7 @@ export const exporterFields = [
   ['pidNamespace', 'size'],
 ] as const;
 
-/** Which part of what. */
+/** The fields of a range of memory. */
 const memoryFields = <T extends FieldType>(size: T) =>
   [
     ['baseByteLength', size],
@@ -200,10 +204,10 @@ const memoryFields = <T extends FieldType>(size: T) =>
     ['readyEvent', 'event?'],
   ] as const;
 
-/** All but kind, version, checksum and {@link exporterFields}, which come before. */
+/** All fields but kind, version, checksum and {@link exporterFields}, which come first. */
 export const descriptorFields = {
   legacy: [['handle', 'handle'], ...memoryFields('positive')],
-  // The pool itself has no size.
+  // The pool itself has size 0.
   pool: [['pool', 'id'], ['handle', 'handle?'], ...memoryFields('size')],
   virtual: [
     ['memory', 'id'],
@@ -214,22 +218,22 @@ export const descriptorFields = {
   event: [['handle', 'handle']],
 } as const satisfies Record<string, readonly Field[]>;
 
-/** The kinds of descriptor; a kind's place here is its number in binary. */
+/** The kinds of descriptor. The index is the binary code. */
 export const descriptorKinds = Object.keys(
   descriptorFields,
 ) as readonly (keyof typeof descriptorFields)[];
 
-/** How an array lies in memory that another process named. */
+/** The layout of an array in memory that another process shared. */
 export interface ParsedLayout {
   readonly dtype: Dtype;
-  /** From the beginning of the range on. */
+  /** Relative to the start of the range. */
   readonly layout: Layout;
 }
 
 /**
- * How an array lies in the range that a descriptor names; undefined where it names plain bytes.
+ * Returns the layout of the array that a descriptor describes; undefined for plain bytes.
  *
- * @throws IpcError for a dtype that there is not, and for items beyond the range
+ * @throws IpcError for an unknown dtype, and for items beyond the range
  */
 export function layoutOf({
   layout,
@@ -262,7 +266,7 @@ const invalidLayout = (pid: number, why: string): IpcError =>
     'invalid-descriptor',
   );
 
-/** What a descriptor says of an array whose items begin with the first byte of its range. */
+/** Describes the layout of an array whose items begin with the first byte of its range. */
 export const describeLayout = (dtype: Dtype, { shape, strides }: Layout): IpcLayout => ({
   dtype: dtype.name,
   shape: [...shape],

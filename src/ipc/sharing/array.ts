@@ -25,22 +25,22 @@ import { importSourceOf } from './import-source.ts';
 import { mapRaw } from './legacy.ts';
 
 /**
- * A descriptor of exactly the bytes that the items of an array take, from the first to the last.
+ * Exports exactly the bytes that the items of an array occupy, from the first to the last.
  *
- * @param describe what describes these bytes
- * @throws RangeError for an array without items, ClosedError, IpcError for a read-only array where
- * the driver cannot protect the memory
+ * @param describe returns the descriptor of these bytes
+ * @throws RangeError for an array without items, ClosedError, IpcError for a read-only array whose
+ * memory the driver cannot protect
  */
 export function exportArray<M extends IpcMemoryDescriptor>(
   array: DeviceArray,
   describe: (view: DeviceBuffer) => M,
 ): M {
-  array.address; // a closed array is refused
+  array.address; // throws for a closed array
   const { buffer, dtype, layout, readOnly } = array;
   const { low, high } = layoutExtents(layout);
   if (low === high) throw new RangeError('an array without items has no memory that can be shared');
   const view = buffer.subarray(low, high);
-  // Who opens repeated items sees by the layout that they are not written to.
+  // A process that opens an array with repeated items sees by its layout that it is read-only.
   const isProtected = readOnly && (isVirtual(view) || !hasRepeatedItems(layout));
   const described = { ...describe(isProtected ? view.readOnly() : view) };
   return withChecksum({ ...described, layout: describeLayout(dtype, layout) } as never) as M;
@@ -51,9 +51,10 @@ const isVirtual = ({ keepalive, root }: DeviceBuffer): boolean =>
   keepalive instanceof VirtualMemory || importSourceOf(root)?.descriptor.kind === 'virtual';
 
 /**
- * What was opened, as the array that its descriptor makes of it: closing that closes the mapping.
+ * Returns the array that the descriptor of an opened buffer describes. Closing the array closes the
+ * mapping.
  *
- * @throws IpcError where the items reach beyond what was opened, which is closed then
+ * @throws IpcError if the items exceed the opened memory, which is then closed
  */
 export function asArray<O>(
   opened: O,
@@ -82,12 +83,12 @@ export function asArray<O>(
 
 /** An array in memory of another process, by the driver's handle alone. */
 export interface RawIpcArray<D extends Dtype = Dtype> extends OrderOrStrides {
-  /** The driver's 64 bytes, or these in base64. */
+  /** The driver's 64 bytes, or the same in base64. */
   readonly handle: Uint8Array | string;
   readonly shape: Shape;
   /** A dtype, its name or its typestr. */
   readonly dtype: D | string;
-  /** The byte of the allocation at which the item of index [0, 0, …] begins. Default 0. */
+  /** The offset of the item [0, 0, …] in the allocation, in bytes. Default 0. */
   readonly byteOffset?: number;
 }
 

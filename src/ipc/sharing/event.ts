@@ -13,10 +13,10 @@ import { rememberExport } from './export-id.ts';
 import { importSourceOf, setImportSource } from './import-source.ts';
 import type { ImportLease } from './ownership.ts';
 
-/** An event as another process opens it. @throws IpcError for one that is not for others */
+/** Exports an event. @throws IpcError for one that is not interprocess */
 export function exportEvent(event: CudaEvent): IpcEventDescriptor {
   const { ipcBytes } = event;
-  // Asking for the handle says whether it is closed.
+  // Reading the handle throws for a closed event.
   const source = event.handle ? importSourceOf(event) : undefined;
   if (source) return source.descriptor as IpcEventDescriptor;
   if (!ipcBytes)
@@ -32,7 +32,7 @@ export function exportEvent(event: CudaEvent): IpcEventDescriptor {
   });
 }
 
-/** An event of another process. @throws IpcError where the driver refuses it */
+/** Opens an event of another process. @throws IpcError if the driver refuses it */
 export function openEvent(
   context: Context,
   descriptor: IpcEventDescriptor,
@@ -59,7 +59,7 @@ export function openEvent(
   return opened;
 }
 
-/** An event for other processes behind the work that is queued in a stream. */
+/** Records an interprocess event behind the work that is queued in a stream. */
 export function recordReady(stream: Stream): CudaEvent {
   const event = CudaEvent.create({ context: stream.context, interprocess: true });
   try {
@@ -71,6 +71,6 @@ export function recordReady(stream: Stream): CudaEvent {
   }
 }
 
-/** A descriptor of memory that may be used when the event is done. */
+/** Returns the descriptor of memory that may be used when the event is done. */
 export const withReadyEvent = <M extends IpcMemoryDescriptor>(descriptor: M, event: CudaEvent): M =>
   withChecksum({ ...descriptor, readyEvent: exportEvent(event) } as never) as M;

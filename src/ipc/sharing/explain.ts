@@ -18,29 +18,30 @@ import { capabilityBlocker, type IpcSupport, type OpenBlocker, wslBlocker } from
 import { isVirtualMapped } from './virtual.ts';
 import { exportGoneBlocker, isFromOtherThread } from './worker-exports.ts';
 
-/** What {@link explain} knows of a descriptor. */
+/** The result of {@link explain}. */
 export interface Explanation {
   readonly openable: boolean;
   /**
-   * Why not, in one word, as {@link IpcError.code} has it; `unverified` where nothing is known
-   * against it, and only its exporter knows more; undefined where all is well.
+   * Why not, as {@link IpcError.code}. `unverified` if nothing is known against it and only its
+   * exporter knows more; undefined if it can be opened.
    */
   readonly code: IpcCause | 'unverified' | undefined;
-  /** Why not, or what cannot be verified, in words; empty where all is well. */
+  /** Why not, or what cannot be verified, in words; empty if it can be opened. */
   readonly reason: string;
-  /** What may be done about it. */
+  /** What to do about it. */
   readonly hint: string;
 }
 
 /**
- * Whether a descriptor can be opened in this process, and if not, why and what to do. Nothing is
- * opened, and no file descriptor is taken or closed. What opens one asks the same first.
+ * Returns whether a descriptor can be opened in this process, and if not, why and what to do.
+ * Nothing is opened, and no file descriptor is taken or closed. The functions that open descriptors
+ * check the same first.
  *
- * That memory is still what it was when it was shared only its exporter knows, unless a file
- * descriptor holds it: a yes is `unverified` then. `peer.open` asks the exporter.
+ * Unless a file descriptor keeps the memory alive, only the exporter knows whether it is still the
+ * memory that it exported. The code is `unverified` then; `peer.open` asks the exporter.
  *
- * @param message what came from the other process
- * @param options as they would be given to `openIpc`
+ * @param message the message from the other process
+ * @param options the options that `openIpc` would get
  * @example
  * const { openable, reason, hint } = explain(message);
  * if (!openable) console.error(`${reason}. ${hint}`);
@@ -80,7 +81,7 @@ const OTHER_PID_NAMESPACE: Explanation = {
   hint: 'Give the containers one pid namespace, or send the object over a connection.',
 };
 
-/** A handle of memory that was freed may name what was allocated next. */
+/** A handle of freed memory may name the next allocation. */
 const unverified = ({ kind, pid }: IpcDescriptor): Explanation => ({
   openable: true,
   code: 'unverified',
@@ -88,11 +89,11 @@ const unverified = ({ kind, pid }: IpcDescriptor): Explanation => ({
   hint: 'Open it by peer.open, which asks that process, or send the object over a connection.',
 });
 
-/** Whether the file descriptors that come beside it keep what it names: a pool, virtual memory. */
+/** Whether the accompanying file descriptors keep the object alive: a pool, virtual memory. */
 const isKeptAliveByFds = (descriptor: IpcDescriptor): boolean =>
   descriptor.kind === 'virtual' || (descriptor.kind === 'pool' && descriptor.handle === null);
 
-/** What speaks against it whatever the GPU: answered without a call of the driver. */
+/** Returns what prevents opening it on any GPU, without a driver call. */
 export function identityBlocker(
   descriptor: IpcDescriptor,
   { sameProcess }: Pick<OpenOptions, 'sameProcess'>,
@@ -133,7 +134,7 @@ export function identityBlocker(
   return accessBlocker(descriptor);
 }
 
-/** Whether there is a device to open it on. */
+/** Returns why no device here can open it. */
 export function deviceBlocker(
   { device: uuid }: IpcDescriptor,
   { context, device }: OpenOptions,
@@ -154,7 +155,7 @@ export function deviceBlocker(
   };
 }
 
-/** Where to open it: see {@link deviceBlocker}. */
+/** The context to open it in: see {@link deviceBlocker}. */
 export const contextFor = ({ device: uuid }: IpcDescriptor, place: OpenOptions): Context => {
   const { context, device } = place;
   if (context) return Context.resolve({ context, ...(device === undefined ? {} : { device }) });
@@ -177,10 +178,10 @@ const CAPABILITIES: Readonly<Record<IpcKind, keyof IpcSupport>> = {
   event: 'events',
 };
 
-/** What is known to work: a device does not lose it. */
+/** Capabilities that were seen to work. A device does not lose them. */
 const supportedByDevice = new WeakMap<Device, Set<keyof IpcSupport>>();
 
-/** What speaks against opening what is not mapped here yet. */
+/** Returns what prevents opening an object that is not yet mapped here. */
 export function openBlocker(
   descriptor: IpcDescriptor,
   context: Context,
@@ -203,7 +204,7 @@ export function openBlocker(
   );
 }
 
-/** Whether its exporter's pid means here what it means there. */
+/** Whether this process is in the exporter's pid namespace, so that the pid means the same here. */
 export const sharesPidNamespace = ({ pidNamespace }: IpcDescriptor, self: LocalProcess): boolean =>
   pidNamespace !== 0 && pidNamespace === self.pidNamespace;
 
@@ -214,7 +215,7 @@ function exporterBlocker(
 ): OpenBlocker | undefined {
   if (!sharesPidNamespace(descriptor, self)) return undefined;
   const { kind, pid, startTime } = descriptor;
-  // The file descriptors of virtual memory hold the memory themselves.
+  // The file descriptors of virtual memory keep the memory alive themselves.
   if (!self.isAlive(pid, startTime))
     return kind === 'virtual'
       ? undefined
@@ -223,10 +224,10 @@ function exporterBlocker(
           reason: `process ${pid}, which shared it, has ended`,
           hint: 'It must live until what it shares was opened: have it shared anew.',
         };
-  // Asking /proc costs more than to open the memory.
+  // Reading /proc takes longer than opening the memory.
   if (allowOtherUsers) return undefined;
   const user = self.userOf(pid);
-  // Some systems hide the processes of others.
+  // Some systems hide the processes of other users.
   const isHidden = user === undefined && self.isForeign(pid);
   if (user === self.user || (user === undefined && !isHidden)) return undefined;
   return {
@@ -258,8 +259,8 @@ function fdBlocker(
 }
 
 /**
- * Whether the memory of a descriptor, and of what came with it, is mapped in the context already:
- * then the driver is not asked for it, and nothing can be in the way.
+ * Whether exactly this memory is already mapped in the context. Then the driver is not called, and
+ * nothing can prevent opening it.
  */
 export function isMapped(
   descriptor: IpcDescriptor,

@@ -30,23 +30,23 @@ import { publish } from './worker-exports.ts';
 /** Options of {@link getIpcHandle} and {@link exportIpc}. */
 export interface ShareOptions {
   /**
-   * The stream whose work the other process must wait for, with `ready`: an event is recorded in it
-   * now. Default: none, as the memory is ready.
+   * The stream whose work the other process must wait for, with `ready`. An event is recorded in it
+   * now. Default: none, because the memory is ready.
    */
   readonly stream?: Stream;
 }
 
 /**
- * A descriptor by which another process of this machine can open plain memory or an event: nothing
- * but data, for `process.send`, JSON or Python. What came from another process is named as it came.
+ * Returns a descriptor that another process of this machine can open: plain memory or an event. It
+ * is only data, for `process.send`, JSON or Python. An imported object is passed on as it came.
  *
- * That of an array, and any with `{ stream }`, is a handle too: it keeps the memory until it is
- * closed, whatever else is closed before. With other descriptors nothing but the buffer does: keep it
- * open until the other process is done with it.
+ * The descriptor of an array, and any with `{ stream }`, is also a handle: it keeps the memory
+ * until it is closed. Other descriptors keep nothing: keep the buffer open until the other process
+ * is done with it.
  *
- * The whole allocation becomes visible to whoever gets it, and small allocations share blocks of
- * 2 MiB. A descriptor carries no order but that of `{ stream }`: synchronise before it is sent, or
- * send an event with it.
+ * The process that receives it sees the whole allocation, and small allocations share blocks of
+ * 2 MiB. A descriptor implies no order unless you pass `{ stream }`: synchronise before sending it,
+ * or send an event with it.
  *
  * @throws IpcError for memory without a legacy handle, such as that of pools (see
  * {@link exportIpc}), and for events made without `{ interprocess: true }`
@@ -107,24 +107,23 @@ function exportLegacyBuffer(buffer: DeviceBuffer): IpcBufferDescriptor {
 }
 
 /**
- * What another process of this machine opens with `openIpc`: a descriptor, and the file
- * descriptors to send beside it, through a Unix socket. They stay this process's: keep what is
- * shared open until they are sent, and do not close them.
+ * Returns what another process of this machine opens with `openIpc`: a descriptor, and the file
+ * descriptors to send with it through a Unix socket. This process owns the file descriptors: keep
+ * the object open until they are sent, and do not close them.
  *
- * Memory of a pool made with `{ shareable: true }` shows nothing but what was allocated, and so does
- * virtual memory made with it, whose pieces alone go along that the buffer lies in. All else is
- * shared as with {@link getIpcHandle}, without file descriptors. What came from another process is
- * passed on as it came.
+ * Memory of a pool made with `{ shareable: true }` exposes only the allocation. Virtual memory made
+ * with it exposes only the pieces that contain the buffer. Other memory is shared as with
+ * {@link getIpcHandle}, without file descriptors. An imported object is passed on as it came.
  *
- * A buffer of `buffer.readOnly()`, and a read-only array, is shared where it is virtual memory: cuffi
- * maps it without write access where it arrives, and the driver refuses to write there. A process
- * that imports the file descriptors without cuffi gives itself the access that it wants.
+ * A buffer of `buffer.readOnly()` or a read-only array can be shared if it is virtual memory. cuffi
+ * maps it without write access in the receiver, and the driver refuses writes there. A process that
+ * imports the file descriptors without cuffi can give itself any access.
  *
- * The allocation must have happened: synchronise the pool's stream before this is sent, or share it
- * with `{ stream }`, and close what this gives when the other process is done waiting.
+ * The allocation must have happened: synchronise the pool's stream before sending this, or share it
+ * with `{ stream }`. Close the result when the other process has finished waiting.
  *
- * @throws IpcError for what was not made for other processes, and for read-only memory of another
- * kind than virtual memory; RangeError for memory without bytes
+ * @throws IpcError for objects not made for sharing, and for read-only memory that is not virtual
+ * memory; RangeError for memory without bytes
  * @example
  * const { descriptor, fds } = exportIpc(pool.allocate(4096));
  * sendMessage(socket, encodeDescriptor(descriptor), fds);
@@ -146,10 +145,15 @@ export function exportIpc(object: Shareable, options?: ShareOptions): Exported {
   return new ReadyExport(descriptor as IpcMemoryDescriptor, fds, recordReady(stream));
 }
 
-/** Told of memory that is shared: the buffer, the address of its first byte, and its descriptor. */
+/**
+ * Called for exported memory with the buffer, the address of its first byte, and its descriptor.
+ */
 type OnExport = typeof publish;
 
-/** As {@link exportIpc}, for other processes alone unless `announce` is {@link publish}. */
+/**
+ * Like {@link exportIpc}. Only other processes can open the result unless `onExport` is
+ * {@link publish}.
+ */
 export function exportObject(object: Shareable, onExport?: OnExport): Exported {
   assertNotCapturing('sharing');
   if (object instanceof DeviceBuffer) return exportBuffer(object, onExport);
@@ -165,7 +169,7 @@ export function exportObject(object: Shareable, onExport?: OnExport): Exported {
   if (object instanceof CudaEvent) return { descriptor: exportEvent(object), fds: [] };
   if (object instanceof MemoryPool) return exportPool(object);
   if (object instanceof ImportedPool) {
-    object.handle; // a closed pool is refused
+    object.handle; // throws for a closed pool
     return { descriptor: object.descriptor, fds: [object.shared.fd] };
   }
   if (object instanceof VirtualMemory) return exportBuffer(object.buffer, onExport);
@@ -191,7 +195,7 @@ function describeBuffer(buffer: DeviceBuffer): Exported {
   return { descriptor: exportLegacy(buffer), fds: [] };
 }
 
-/** What a buffer of another process was opened with. */
+/** The import source of an imported buffer. */
 const importSourceOfBuffer = ({ origin, root }: DeviceBuffer) =>
   origin === 'imported'
     ? (importSourceOf(root) as ImportSource<IpcMemoryDescriptor> | undefined)

@@ -33,17 +33,19 @@ import { isFromOtherThread, openThreadMemory } from './worker-exports.ts';
 
 type OpenedBytes = DeviceBuffer | CudaEvent | ImportedPool | MemoryPool;
 
-/** What a descriptor may be of; a MemoryPool only where it is an alias of this process's own. */
+/**
+ * What a descriptor may open as. It is a MemoryPool only for an alias of this process's own pool.
+ */
 export type Opened = DeviceArray | OpenedBytes;
 
 /**
- * Opens whatever another process shared with `exportIpc` or `getIpcHandle`, without copying it. The
- * message is checked before anything is believed of it: what `explain` says of it is asked first.
+ * Opens anything that another process shared with `exportIpc` or `getIpcHandle`, without copying
+ * it. The message is untrusted: it is first checked like `explain` does.
  *
- * @param message the descriptor, as it came from the other process
+ * @param message the descriptor from the other process
  * @param options `fds`: the file descriptors that came with it
- * @throws IpcError, whose `code` says why, for anything but a sound descriptor that can be opened
- * here; the file descriptors are closed then
+ * @throws IpcError, whose `code` says why, if it is not a valid descriptor or cannot be opened
+ * here; the file descriptors are then closed
  * @example
  * const { data, fds } = receiveMessage(socket);
  * using buffer = openIpc(decodeDescriptor(data), { fds });
@@ -53,18 +55,18 @@ export const openIpc = (message: unknown, options?: OpenOptions): Opened =>
   openAs(undefined, message, options, 'openIpc', openObject);
 
 /**
- * Opens the memory that another process shared, without copying it; of an array the bytes of its
- * items, from the first to the last.
+ * Opens the memory that another process shared, without copying it. For an array, the result is the
+ * bytes of its items, from the first to the last.
  *
- * Opened twice, the memory is mapped once; it is unmapped when its last buffer was closed and the
- * work that was queued here before is done. Close before the exporter frees: the driver promises
- * nothing of memory that was freed while mapped.
+ * Memory that is opened twice is mapped once. It is unmapped after its last buffer is closed and
+ * the work queued before that is done. Close it before the exporter frees it: the driver guarantees
+ * nothing about memory that is freed while mapped.
  *
- * @param message what came from the other process, e.g. by `process.on('message')`
+ * @param message the message from the other process, e.g. by `process.on('message')`
  * @param options the context to open it in (by default that of the descriptor's GPU), the file
- * descriptors that came with it, and whether it is to be written to
- * @throws IpcError, whose `code` says why, for anything but a sound descriptor that can be opened
- * here; the file descriptors are closed then
+ * descriptors that came with it, and the access
+ * @throws IpcError, whose `code` says why, if it is not a valid descriptor or cannot be opened
+ * here; the file descriptors are then closed
  * @example
  * process.on('message', (message) => {
  *   using buffer = openIpcBuffer(message);
@@ -90,18 +92,17 @@ const isPoolDescriptor = ({
 /**
  * Opens an event of another process. Both sides may record, wait for and query it.
  *
- * A stream that waits for it stays blocked for ever if the process that recorded it is killed
- * first: `await event.synchronize()` with a signal does not.
+ * A stream that waits for it stays blocked forever if the process that recorded it is killed first.
+ * `await event.synchronize()` with a signal does not.
  *
- * @throws IpcError as {@link openIpcBuffer}
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export const openIpcEvent = (message: unknown, options?: OpenOptions): CudaEvent =>
   openAs(['event'], message, options, 'openIpcEvent', openParsed) as CudaEvent;
 
 /**
- * Opens a memory pool of another process: buffers of it can be opened afterwards without its file
- * descriptor, until the pool is closed. The same object for the same pool, while it is open.
+ * Opens a memory pool of another process. Until the pool is closed, its buffers can be opened
+ * without its file descriptor. While the pool is open, the same pool gives the same object.
  *
  * @throws IpcError as {@link openIpcBuffer}
  */
@@ -121,7 +122,7 @@ export function openIpcPool(message: unknown, options?: OpenOptions): ImportedPo
   });
 }
 
-/** Opens a message with `open`, which is given its sound descriptor. */
+/** Parses a message and opens it with `open`. */
 function openAs<K extends IpcKind, O>(
   kinds: readonly K[] | undefined,
   message: unknown,
@@ -138,7 +139,7 @@ function openAs<K extends IpcKind, O>(
   }
 }
 
-/** As {@link openParsed}: an array where the descriptor is of one. */
+/** Like {@link openParsed}; returns an array if the descriptor describes one. */
 export const openObject = (
   descriptor: IpcDescriptor,
   fds: ReceivedFds,
@@ -147,7 +148,7 @@ export const openObject = (
 ): Opened => asArray(openParsed(descriptor, fds, options, sender), descriptor);
 
 /**
- * Opens a sound descriptor; `fds` stay their owner's but for those that are taken.
+ * Opens a parsed descriptor. The caller keeps the file descriptors that are not taken.
  *
  * @param sender the other end of the connection that it came over
  * @throws IpcError
@@ -160,7 +161,7 @@ function openParsed(
 ): OpenedBytes {
   assertNotCapturing('opening what another process shared');
   const isOfThisProcess = isFromThisProcess(descriptor);
-  // Of a sender's own names no more is told than that they are refused.
+  // A sender learns nothing about this process's own objects but that they are refused.
   if (!isOfThisProcess || !sender) throwIfBlocked(identityBlocker(descriptor, options));
   if (isOfThisProcess) {
     if (descriptor.kind === 'event' || !isFromOtherThread(descriptor))
@@ -193,17 +194,18 @@ function openParsed(
 export interface OpenArrayOptions extends OpenOptions, StreamOption {}
 
 /**
- * Opens an array of another process, without copying it: by its descriptor, as `getIpcHandle(array)`
- * or `exportIpc(array)` gave it, or by the driver's handle alone, which Python or C shared: numba's
- * `open_ipc_array`.
+ * Opens an array of another process, without copying it. It takes a descriptor of
+ * `getIpcHandle(array)` or `exportIpc(array)`, or the driver's handle alone, from Python or C, like
+ * numba's `open_ipc_array`.
  *
- * Opened twice, the memory is mapped once. Closing the array closes all its views; the memory is
- * unmapped when the last array was closed and the work queued here before is done. A handle alone
- * does not tell an allocation from an earlier one: close what was opened before its exporter frees.
+ * Memory that is opened twice is mapped once. Closing the array closes all its views. The memory is
+ * unmapped after the last array is closed and the work queued before that is done. A handle alone
+ * cannot tell an allocation from an earlier one: close the array before its exporter frees the
+ * memory.
  *
- * @param options the context to open it in, by default that of the descriptor's GPU, and for a handle
- * alone the primary one of device 0; the stream that work on the array goes to
- * @throws IpcError for what cannot be opened, for a descriptor of plain bytes, and for items beyond
+ * @param options the context to open it in, by default that of the descriptor's GPU, and for a
+ * handle alone the primary one of device 0; the stream for work on the array
+ * @throws IpcError if it cannot be opened, for a descriptor of plain bytes, and for items beyond
  * the allocation; TypeError, RangeError
  * @example
  * using array = openIpcArray(message);

@@ -34,12 +34,13 @@ import {
 } from './worker-counts.ts';
 
 /**
- * A memory pool of another process: what buffers of it that arrive here have as their `resource`.
+ * A memory pool of another process: the `resource` of its buffers that arrive here.
  *
- * It is imported once a context, found again by its file descriptor, and cannot allocate. Its buffers are
- * unmapped when the work that was queued here before their `close()` is done. It goes with its last
- * buffer, unless it was opened with `openIpcPool`: then it stays until `close()`, which refuses
- * while buffers of it are open. The exporter should close its own after that.
+ * It is imported once per context, found again by its file descriptor, and cannot allocate. Its
+ * buffers are unmapped when the work queued here before their `close()` is done. The pool is closed
+ * with its last buffer, unless it was opened with `openIpcPool`. Then it stays open until
+ * `close()`, which throws while buffers of it are open. The exporter should close its own pool
+ * after that.
  *
  * @example
  * using pool = openIpcPool(message, { fds });
@@ -51,21 +52,21 @@ export class ImportedPool extends Resource implements MemoryResource {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;
-  /** Whether another process made it. */
+  /** Whether another process made the object. */
   readonly isMapped = true;
-  /** Of the pool, or of memory of it: what it was opened with. */
+  /** The descriptor that it was opened with: of the pool, or of memory of it. */
   readonly #source: IpcPoolDescriptor;
   #descriptor: IpcPoolDescriptor | undefined;
-  /** @internal The pool's identity, and a descriptor of it: this object's own. */
+  /** @internal The pool's id, and this object's own file descriptor of it. */
   readonly shared: SharedPool;
   readonly #handle: CUmemoryPool;
   readonly #state: PoolState;
-  /** How often it was opened by itself. */
+  /** How often it was opened by `openIpcPool`, or sent as a pool. */
   #openCount = 0;
-  /** How many connections want it kept without buffers. */
+  /** How many connections keep it open without buffers. */
   #connectionCount = 0;
   #isDeviceAllowed = false;
-  /** What it was lent for, by itself; its finalizer's too. */
+  /** The leases on the pool itself. Its finalizer releases them too. */
   readonly #leases: ImportLease[];
 
   /** @internal */
@@ -97,7 +98,7 @@ export class ImportedPool extends Resource implements MemoryResource {
     this.#state = state;
   }
 
-  /** @internal What it is passed on by; made when that is asked for. */
+  /** @internal The descriptor for exporting it again, made when first needed. */
   get descriptor(): IpcPoolDescriptor {
     this.#descriptor ??= describePoolOf(this.#source);
     return this.#descriptor;
@@ -118,7 +119,7 @@ export class ImportedPool extends Resource implements MemoryResource {
   }
 
   /**
-   * Ends the use of the pool here; nothing happens to it where it was made.
+   * Closes the pool in this process; the exporter's pool is not affected.
    *
    * @throws CuffiError while buffers of it are open, unless they are to be closed with it
    */
@@ -136,13 +137,13 @@ export class ImportedPool extends Resource implements MemoryResource {
     this.#openCount += 1;
   }
 
-  /** @internal It was opened by itself for nobody. */
+  /** @internal Undoes {@link keepOpen} for a pool that nobody received. */
   closeUnclaimed(): void {
     this.#openCount = Math.max(this.#openCount - 1, 0);
     this.closeUnused();
   }
 
-  /** @internal Has a lender told when it is closed. */
+  /** @internal Adds a lease that is released when the pool is closed. */
   addLease(lease: ImportLease): void {
     this.#leases.push(lease);
   }
@@ -158,13 +159,13 @@ export class ImportedPool extends Resource implements MemoryResource {
     this.closeUnused();
   }
 
-  /** @internal Closes it, unless it has buffers or someone wants it kept. */
+  /** @internal Closes it, unless it has buffers or is kept open. */
   closeUnused(): void {
     const isUsed = this.#openCount > 0 || this.#connectionCount > 0 || this.#state.buffers.size > 0;
     if (!isUsed && !this.closed) super.close();
   }
 
-  /** @internal A buffer of it, by the driver's 64 bytes. @throws IpcError */
+  /** @internal Opens memory of the pool by the driver's 64 bytes. @throws IpcError */
   openBuffer(
     handle: string,
     descriptor: IpcPoolDescriptor,
@@ -200,7 +201,7 @@ export class ImportedPool extends Resource implements MemoryResource {
         setStream: leased.setStream,
         release: () => {
           state.byteLength -= byteLength;
-          // What fails to be unmapped is told before the driver refuses to destroy its pool.
+          // A failure to unmap is reported before the driver refuses to destroy the pool.
           runAll([() => leased.release(), () => this.closeUnused()]);
         },
       },
@@ -229,12 +230,12 @@ export class ImportedPool extends Resource implements MemoryResource {
         );
         return readSize(OUT0);
       },
-      // The driver would unmap it for the others, too.
+      // The driver would unmap it for the other threads too.
       unmap: (base) => isUsed(base) || cu.cuMemFree_v2(base),
     });
   }
 
-  /** The pool's own device may use it from the beginning, others when they are told to. */
+  /** The pool's own device always has access. Other devices are granted it. */
   #allowDevice(): void {
     if (this.#isDeviceAllowed) return;
     const { device } = this.context;
@@ -251,16 +252,22 @@ export class ImportedPool extends Resource implements MemoryResource {
   }
 }
 
-/** What all workers of this process call a device's access to a pool, which is the driver's pool's. */
+/**
+ * The name of a device's access to a pool, shared by all workers of this process because the driver
+ * has one pool per process.
+ */
 const accessKey = (pool: CUmemoryPool, { uuid }: Device): string => `access ${pool} ${uuid}`;
 
-/** The driver finds memory by both: what its sender calls the pool tells nothing. */
+/**
+ * The driver finds memory by its pool and handle. The name that the sender gives the pool proves
+ * nothing.
+ */
 const mappingKey = (pool: ImportedPool, handle: string): string => `${pool.handle} ${handle}`;
 
 /**
- * The memory of other processes' pools, by the driver's pool and handle. Of all contexts and, by the shared
- * uses, of all worker threads: the driver maps it once a process, and the first free unmaps it for
- * all (seen on an H200).
+ * Mapped memory of other processes' pools, by the driver's pool and handle. The table covers all
+ * contexts and, through the worker counts, all worker threads. The driver maps the memory once per
+ * process, and the first free unmaps it for all (seen on an H200).
  */
 const mappings = new MappingTable<Mapping>(
   ({ context, base }) =>
@@ -274,7 +281,7 @@ export const isPoolMemoryMapped = (
   { handle, generation }: IpcPoolDescriptor,
 ): boolean => handle !== null && mappings.has(mappingKey(pool, handle), generation);
 
-/** The pool itself, of the descriptor of its memory. */
+/** Returns the descriptor of the pool itself, from one of its memory. */
 function describePoolOf(descriptor: IpcPoolDescriptor): IpcPoolDescriptor {
   const { layout: _, readyEvent: __, ...fields } = descriptor;
   const nothing = { baseByteLength: 0, byteOffset: 0, byteLength: 0, bufferId: 0, generation: 0 };

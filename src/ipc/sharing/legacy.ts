@@ -38,15 +38,21 @@ import {
 } from './mapping.ts';
 import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
 
-/** What the driver says of memory that others allocated; undefined where it does not know it. */
+/**
+ * Reads an attribute of memory that another library allocated; undefined if the driver does not
+ * know it.
+ */
 function readAttribute(attribute: number, address: CUdeviceptr): number | undefined {
-  // Some answers are a byte, some four, some eight.
+  // Some attributes have one byte, some four, some eight.
   writeUint64(0, OUT0);
   const status = cu.cuPointerGetAttribute(OUT0, attribute, address);
   return status === 0 ? readHandle(OUT0) : undefined;
 }
 
-/** @throws IpcError for memory of others that has no legacy handle, with what it is */
+/**
+ * @throws IpcError for memory of another library without a legacy handle; it names the kind of
+ * memory
+ */
 function checkIpcCapable(address: CUdeviceptr): void {
   if (readAttribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) !== 0) return;
   const isHost =
@@ -61,7 +67,7 @@ function checkIpcCapable(address: CUdeviceptr): void {
   throw new IpcError(`${what} has no legacy IPC handle: copy it to device memory, and share that`);
 }
 
-/** Memory by the driver's 64 bytes, which name all of its allocation. @throws IpcError */
+/** Exports memory by the driver's 64 bytes, which name its whole allocation. @throws IpcError */
 export function exportLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
   const { address, byteLength, context, origin, access, root, resource } = buffer;
   if (root instanceof HostVisibleBuffer)
@@ -97,7 +103,7 @@ export function exportLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
   });
 }
 
-/** The plain memory of other processes, by handle: each context has it at another address. */
+/** Mapped plain memory of other processes, by handle. Each context maps it at another address. */
 const mappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
 
 export const isLegacyMapped = (
@@ -125,19 +131,22 @@ export function openLegacy(
 }
 
 /**
- * Maps the allocation that a descriptor names, or counts one more user of it.
+ * Maps the allocation that a descriptor names, or adds a user to its mapping.
  *
- * @throws IpcError where the driver refuses it, or where it is mapped as what it was before
+ * @throws IpcError if the driver refuses it, or if an earlier allocation is mapped by this handle
  */
 const mapLegacy = (context: Context, descriptor: IpcBufferDescriptor): MappingUse<Mapping> =>
   mappings(context).use(descriptor.handle, descriptor.bufferId, context, () =>
     map(context, descriptor.handle, `process ${descriptor.pid}`),
   );
 
-/** Handles that came without a descriptor. The driver counts how often an allocation is open. */
+/**
+ * Mappings by a handle that came without a descriptor. The driver counts how often an allocation is
+ * open.
+ */
 const rawMappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
 
-/** As {@link mapLegacy}, by the driver's 64 bytes alone, in base64. */
+/** Like {@link mapLegacy}, by the driver's 64 bytes alone, in base64. */
 export const mapRaw = (context: Context, handle: string): MappingUse<Mapping> =>
   rawMappings(context).use(handle, 0, context, () => map(context, handle, 'another process'));
 

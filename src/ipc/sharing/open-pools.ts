@@ -1,5 +1,3 @@
-/** The pools of other processes that are open here, each once a context. */
-
 import { OUT0, readHandle } from '../../../ffi/arena.ts';
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
@@ -17,7 +15,7 @@ import type { ImportLease } from './ownership.ts';
 import type { ReceivedFds } from './received-fds.ts';
 import { openSharedHandle, releaseSharedHandle, retainSharedHandle } from './worker-counts.ts';
 
-/** A pool of another process, or memory of it. @throws IpcError */
+/** Opens a pool of another process, or memory of it. @throws IpcError */
 export function openPool(
   context: Context,
   descriptor: IpcPoolDescriptor,
@@ -34,25 +32,28 @@ export function openPool(
   return pool.openBuffer(descriptor.handle, descriptor, access, lease);
 }
 
-/** A pool that is open here, by an identity that was stated of it. */
+/** An imported pool that is open here. */
 interface OpenPool {
   readonly pool: ImportedPool;
-  /** As {@link ReceivedFds}. */
+  /** See {@link ReceivedFds}. */
   isNameTrusted: boolean;
 }
 
-/** By stated identity. Different pools may have one: any process can state what it has seen. */
+/**
+ * By stated identity. Different pools may share one, because any process can state an identity that
+ * it has seen.
+ */
 const openPools = new Map<string, OpenPool[]>();
 
 const identityOf = ({ pid, startTime, pidNamespace, pool }: IpcPoolDescriptor): string =>
   `${pid} ${startTime} ${pidNamespace} ${pool}`;
 
-/** What came with a descriptor of a pool. */
+/** The file descriptors that came with a descriptor of a pool. */
 type PoolFds = Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>;
 
 /**
- * The pool that came with a descriptor, where it is open in the context: that of the same open file.
- * Without a file descriptor the one whose identity is known to be that.
+ * Returns the open pool of a descriptor in a context: the pool of the same open file. Without a
+ * file descriptor, the one pool whose identity is trusted.
  */
 export const findPool = (
   context: Context,
@@ -71,14 +72,14 @@ function findOpenPool(
   );
   if (fd !== undefined) return named.find(({ pool }) => isSameFile(pool.shared.fd, fd));
   const opened = isNameTrusted ? named.filter((each) => each.isNameTrusted) : [];
-  // Of two that are called the same nothing tells which one is meant.
+  // Of two pools with the same identity, it is unknown which one is meant.
   return opened.length === 1 ? opened[0] : undefined;
 }
 
 /**
- * The pool that came with a descriptor, imported at its first use in the context.
+ * Returns the pool of a descriptor. Imports it at its first use in the context.
  *
- * @param fds the pool's file descriptor, which stays its caller's; needed where the pool is not open
+ * @param fds the pool's file descriptor, still owned by the caller; needed if the pool is not open
  * @throws IpcError
  */
 function importPool(context: Context, descriptor: IpcPoolDescriptor, fds: PoolFds): ImportedPool {
@@ -114,7 +115,7 @@ function importNew(context: Context, descriptor: IpcPoolDescriptor, fd: number):
   const ownFd = addDuplicateFd(context, fd);
   let handle: CUmemoryPool;
   try {
-    // The driver has it once a process: destroyed by one worker, it would be gone for all.
+    // The driver has one handle per process: if one worker destroyed it, all would lose it.
     const elsewhere = open.find(({ shared }) => isSameFile(shared.fd, fd));
     if (elsewhere) retainSharedHandle(elsewhere.handle);
     handle = elsewhere?.handle ?? openSharedHandle(() => importHandle(ownFd, descriptor));
@@ -122,7 +123,7 @@ function importNew(context: Context, descriptor: IpcPoolDescriptor, fd: number):
     closeContextFd(context, ownFd);
     throw error;
   }
-  // By another name, or where open files cannot be compared.
+  // It was already open by another name, or the open files could not be compared.
   const same = open.find((pool) => pool.context === context && pool.handle === handle);
   if (!same) return new ImportedPool(context, handle, ownFd, descriptor);
   closeContextFd(context, ownFd);
@@ -143,7 +144,7 @@ function importHandle(fd: number, { pid }: IpcPoolDescriptor): CUmemoryPool {
       cudaError(status, 'cuMemPoolImportFromShareableHandle'),
     );
   const handle = readHandle<CUmemoryPool>(OUT0, cu.cuMemPoolDestroy);
-  // Destroyed here with its last buffer, it would be gone for this process.
+  // Closing its last buffer here would destroy this process's own pool.
   if (isSharedPool(handle, fd))
     throw new IpcError(
       `what came as a memory pool of process ${pid} is a pool of this very process: use it itself`,

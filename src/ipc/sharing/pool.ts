@@ -13,7 +13,7 @@ import { checkExportAccess } from './access.ts';
 import { exportIdOf, rememberExport } from './export-id.ts';
 import { type OpenBlocker, throwIfBlocked } from './support.ts';
 
-/** A pool itself. @throws IpcError for one that was not made for other processes */
+/** Exports a pool itself. @throws IpcError for a pool that was not made for sharing */
 export function exportPool(pool: MemoryPool): Exported {
   const { id, fd } = pool.share();
   rememberExport(`pool ${id}`, pool);
@@ -33,9 +33,9 @@ export function exportPool(pool: MemoryPool): Exported {
 }
 
 /**
- * Memory of a pool. The driver names allocations by their first address alone.
+ * Exports memory of a pool. The driver names an allocation by its first address only.
  *
- * @throws IpcError for read-only memory, and for an allocation that its receiver's driver crashes on
+ * @throws IpcError for read-only memory, and for an allocation that crashes the receiver's driver
  */
 export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Exported {
   const { address, byteLength, access, root, context } = buffer;
@@ -52,7 +52,7 @@ export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Export
     return { handle: readBase64(BLOCK, CU_IPC_HANDLE_SIZE), bufferId: bufferIdOf(base) };
   });
   const { device, machine, pid, startTime, pidNamespace } = describeExporter(context.device.uuid);
-  // Each field by its name: a spread costs more than all of them.
+  // Field by field: a spread costs more than all of them.
   const descriptor = withChecksum<'pool'>({
     kind: 'pool',
     device,
@@ -72,26 +72,23 @@ export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Export
   return { descriptor, fds: [fd] };
 }
 
-/** What descriptors of pools may name. */
-
 /**
- * How many bytes one allocation of a pool may have that goes to another process. Of a larger one the
- * driver ends the process that opens it: SIGSEGV inside cuMemPoolImportPointer. Seen with driver 580,
- * with 5.25 GiB and above, not in each run; 5 GiB always works. Neither the size of the pool matters nor
- * what else is in it.
- * A driver that was not tried is taken to do the same.
+ * The largest pool allocation that can be shared. A larger one crashes the process that opens it,
+ * with SIGSEGV inside cuMemPoolImportPointer. Seen with driver 580 at 5.25 GiB and above, not in
+ * each run; 5 GiB always works. The size and the other contents of the pool do not matter. Untested
+ * drivers are assumed to do the same.
  */
 const SAFE_BYTE_LENGTH = 5 * 2 ** 30;
 const LIMIT_VARIABLE = 'CUFFI_POOL_SHARE_LIMIT';
 
 /**
- * Why an allocation of a pool is too large to go to another process; undefined where it is not.
+ * Returns why an allocation of a pool is too large to share; undefined if it is not.
  *
- * @param byteLength of the whole allocation
- * @throws RangeError where the limit of the environment is not a number
+ * @param byteLength the size of the whole allocation
+ * @throws RangeError if the environment variable is not a number
  */
 function sizeBlocker(byteLength: number): OpenBlocker | undefined {
-  // The environment is not read for what works anyway: that costs more than the rest.
+  // Reading the environment costs more than the rest, so it is read only for large allocations.
   if (byteLength <= SAFE_BYTE_LENGTH) return undefined;
   const limit = Math.max(SAFE_BYTE_LENGTH, numberFromEnvironment(LIMIT_VARIABLE, SAFE_BYTE_LENGTH));
   if (byteLength <= limit) return undefined;
@@ -107,6 +104,6 @@ function sizeBlocker(byteLength: number): OpenBlocker | undefined {
   };
 }
 
-/** As {@link sizeBlocker}, of what a descriptor says of its allocation. */
+/** Like {@link sizeBlocker}, for the allocation of a descriptor. */
 export const poolBlocker = (descriptor: IpcDescriptor): OpenBlocker | undefined =>
   descriptor.kind === 'pool' ? sizeBlocker(descriptor.baseByteLength) : undefined;

@@ -31,7 +31,10 @@ import {
 import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
 import type { ReceivedFds } from './received-fds.ts';
 
-/** The pieces of virtual memory that a buffer lies in, each by a file descriptor. @throws IpcError */
+/**
+ * Exports the pieces of virtual memory that contain a buffer, each by a file descriptor. @throws
+ * IpcError
+ */
 export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Exported {
   if (!memory.shareable)
     throw new IpcError(
@@ -47,7 +50,7 @@ export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Expo
   );
   const sizes = chunks.map((piece) => piece.byteLength);
   const { device, machine, pid, startTime, pidNamespace } = describeExporter(context.device.uuid);
-  // Each field by its name: a spread costs more than all of them.
+  // Field by field: a spread costs more than all of them.
   const descriptor = withChecksum<'virtual'>({
     kind: 'virtual',
     device,
@@ -68,16 +71,16 @@ export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Expo
   return { descriptor, fds: chunks.map(({ fd }) => fd) };
 }
 
-/** Pieces of another process's virtual memory, mapped one behind the other. */
+/** Pieces of another process's virtual memory, mapped one after the other. */
 export interface VirtualMapping extends Mapping {
-  /** With the descriptors that they came by, for whom they are passed on to. */
+  /** The pieces with their file descriptors, which exporting them again needs. */
   readonly chunks: PhysicalChunk[];
 }
 
 const mappings = tableByContext(
   () =>
     new MappingTable<VirtualMapping>(
-      // cuMemUnmap does not wait for what uses the memory.
+      // cuMemUnmap does not wait for work that uses the memory.
       ({ context, base, byteLength, chunks }) => freeReservation(context, base, byteLength, chunks),
       { mayBlock: false },
     ),
@@ -104,7 +107,10 @@ export function openVirtual(
   });
 }
 
-/** The mapping of the pieces that came: the same files as before, whatever their sender calls them. */
+/**
+ * The key of the mapping of the received pieces. It compares the files, not the names that the
+ * sender gives them.
+ */
 const mappingKey = (
   context: Context,
   { memory, firstPiece, pieces }: IpcVirtualDescriptor,
@@ -118,7 +124,7 @@ const mappingKey = (
       chunks.every(({ fd }, at) => fd !== undefined && isSameFile(fd, fds[at] as number)),
   );
 
-/** @param fds the descriptors of the pieces */
+/** @param fds the file descriptors of the pieces */
 export const isVirtualMapped = (
   context: Context,
   descriptor: IpcVirtualDescriptor,
@@ -127,10 +133,10 @@ export const isVirtualMapped = (
 ): boolean => mappings(context).has(mappingKey(context, descriptor, fds, access), 0);
 
 /**
- * Maps the pieces that came with a descriptor, or counts one more user of them.
+ * Maps the pieces that came with a descriptor, or adds a user to their mapping.
  *
- * @param fds the descriptors of the pieces: taken where they are needed
- * @throws IpcError where the driver refuses them
+ * @param fds the file descriptors of the pieces; taken if they are needed
+ * @throws IpcError if the driver refuses them
  */
 const mapVirtual = (
   context: Context,
@@ -162,14 +168,14 @@ function map(
     for (const [at, fd] of fds.take().entries())
       (chunks[at] as PhysicalChunk).fd = addContextFd(context, fd);
   } catch (error) {
-    // Nobody was given the address yet: nothing uses it.
+    // Nobody has the address yet, so nothing uses it.
     releaseOrWarn(() => freeReservation(context, base, baseByteLength, chunks));
     throw error;
   }
   return { context, epoch: context.epoch, base, byteLength: baseByteLength, chunks };
 }
 
-/** Maps a piece; its mapping alone holds it afterwards. */
+/** Maps a piece. Only its mapping keeps it afterwards. */
 function importChunk(
   { address, byteLength }: Pick<PhysicalChunk, 'address' | 'byteLength'>,
   fd: number,

@@ -1,7 +1,7 @@
 /**
- * Memory of this process that its other worker threads may use: each has JavaScript's state of its
- * own, and the driver's addresses are the same for all. Who opens it by its descriptor keeps it: it is
- * given back when the thread that shared it has closed it, and all others have.
+ * Memory of this process that its other worker threads may use. Each worker has its own JavaScript
+ * state, but the driver's addresses are the same in all. A thread that opens the memory by its
+ * descriptor keeps it. It is freed when the sharing thread and all others have closed it.
  */
 
 import type { CUdeviceptr } from '../../../ffi/types.ts';
@@ -26,9 +26,9 @@ import type { OpenBlocker } from './support.ts';
 import { withExportsTable } from './worker-counts.ts';
 
 /**
- * An entry is six numbers: which allocation (0: a free entry), which of its pieces is the first, where
- * that begins, how many bytes there are, how many threads have it (the one that shared it, until all
- * others have closed it, too), and whether that one has closed it.
+ * A record is six numbers: the export id (0 for a free record), the index of the first piece, the
+ * address, the size in bytes, how many threads use it, and whether the sharing thread has closed
+ * it. The sharing thread counts as a user until all others have closed it.
  */
 const RECORD_LENGTH = 6;
 const PIECE = 1;
@@ -36,17 +36,17 @@ const ADDRESS = 2;
 const BYTE_LENGTH = 3;
 const USERS = 4;
 const CLOSED = 5;
-/** The first entry is no one's: where the entries end that were ever used. */
+/** The first record is a header: where the used records end. */
 const END_OFFSET = 0;
 
-/** What this thread has shared with the others: the entry, by the name of what it is of. */
+/** The records that this thread has shared with the others, by name. */
 const published = new Map<string, { readonly at: number; readonly context: Context }>();
 const freeRecords: number[] = [];
 
-/** What others had when it was closed is looked at so often, until it can be given back. */
+/** How often memory that other threads still use is checked after it was closed here. */
 const POLL_PERIOD_MS = 10;
 
-/** A reset frees all memory, whoever has it. */
+/** A reset frees all memory, even if other threads use it. */
 const resetWatch = new ResetWatch((context) => {
   for (const [name, { context: own, at }] of published)
     if (own === context) withExportsTable((table) => removeRecord(table, name, at));
@@ -59,7 +59,7 @@ const nameOf = (descriptor: IpcMemoryDescriptor): string =>
   `${descriptor.generation} ${pieceOf(descriptor)}`;
 
 /**
- * Has the other threads of this process find the memory of a descriptor, as long as it is open here.
+ * Lets the other threads of this process find the memory of a descriptor while it is open here.
  *
  * @param buffer memory of this thread
  * @param begin the address of the first byte of the descriptor's range
@@ -72,11 +72,11 @@ export function publish(
 ): void {
   const { generation, byteOffset, baseByteLength } = descriptor;
   const { context, root } = buffer;
-  // What others allocated, and what came from another process, is not for this thread to keep.
+  // This thread cannot keep memory that it did not allocate.
   if (generation === 0 || root.origin !== 'allocated') return;
   const name = nameOf(descriptor);
   const known = published.get(name);
-  // Virtual memory grows.
+  // Virtual memory may have grown.
   if (known && descriptor.kind !== 'virtual') return;
   withExportsTable((table) => {
     const at = known?.at ?? freeRecords.pop() ?? ((table[END_OFFSET] as number) || RECORD_LENGTH);
@@ -101,7 +101,10 @@ export function publish(
   });
 }
 
-/** It is closed in this thread. Whether no other has it: then it is gone from the table. */
+/**
+ * Marks memory as closed in this thread. If no other thread uses it, removes its record and returns
+ * true.
+ */
 const tryUnpublish = (name: string): boolean =>
   withExportsTable((table) => {
     const at = published.get(name)?.at;
@@ -132,7 +135,7 @@ interface ThreadMapping extends Mapping {
   readonly at: number;
 }
 
-/** What other threads have shared and this one has open, by name; nothing is mapped for it. */
+/** Memory of other threads that is open in this one, by name. Nothing is mapped for it. */
 const mappings = tableByContext(
   () =>
     new MappingTable<ThreadMapping>(
@@ -144,7 +147,7 @@ const mappings = tableByContext(
     ),
 );
 
-/** Whether another thread of this process has shared the memory, and has it open. */
+/** Whether another thread of this process has shared the memory and still has it open. */
 export const isFromOtherThread = (descriptor: IpcDescriptor): boolean =>
   descriptor.kind !== 'event' &&
   descriptor.generation !== 0 &&
@@ -152,9 +155,9 @@ export const isFromOtherThread = (descriptor: IpcDescriptor): boolean =>
   withExportsTable((table) => findRecord(table, descriptor) !== undefined);
 
 /**
- * Uses memory that another thread has shared.
+ * Adds a use of memory that another thread has shared.
  *
- * @throws IpcError where it is not there any more
+ * @throws IpcError if it no longer exists
  */
 function openFromOtherThread(
   context: Context,
@@ -174,7 +177,7 @@ function openFromOtherThread(
   return { mapping: { ...mapping, byteLength }, release };
 }
 
-/** Memory of another thread of this process: at the same addresses, by whatever kind it goes. */
+/** Opens memory of another thread of this process, of any kind: it has the same address here. */
 export function openThreadMemory(
   context: Context,
   descriptor: IpcMemoryDescriptor,
@@ -205,7 +208,7 @@ export function openThreadMemory(
   });
 }
 
-/** The entry of memory that the thread which shared it has not closed. */
+/** Returns the record of memory that its sharing thread has not closed. */
 function findRecord(table: Float64Array, descriptor: IpcMemoryDescriptor): number | undefined {
   const end = table[END_OFFSET] as number;
   const piece = pieceOf(descriptor);
@@ -215,7 +218,7 @@ function findRecord(table: Float64Array, descriptor: IpcMemoryDescriptor): numbe
   return undefined;
 }
 
-/** What a descriptor of this process names is open in none of its threads. */
+/** The object that a descriptor of this process names is open in none of its threads. */
 export const exportGone = (): IpcError =>
   new IpcError(
     `${exportGoneBlocker.reason}. ${exportGoneBlocker.hint}`,
@@ -223,7 +226,7 @@ export const exportGone = (): IpcError =>
     exportGoneBlocker.code,
   );
 
-/** As {@link exportGone}. */
+/** See {@link exportGone}. */
 export const exportGoneBlocker = {
   code: 'exporter-gone',
   reason:
