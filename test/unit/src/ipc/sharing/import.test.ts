@@ -70,7 +70,7 @@ describe('openIpcBuffer', () => {
     withChecksum({ ...descriptor, ...values } as never);
   const elsewhere = { device: 'GPU-00000000-0000-0000-0000-000000000000', pid: OTHER_PID };
 
-  test('its own handles are refused before the driver is asked', () => {
+  test("this process's own handles are refused without a driver call", () => {
     emulate();
     using buffer = DeviceBuffer.allocate(16);
     using event = CudaEvent.create({ interprocess: true });
@@ -100,7 +100,7 @@ describe('openIpcBuffer', () => {
     );
   });
 
-  test('a GPU that this process does not see is named beside those that it sees', () => {
+  test('an invisible GPU is named together with the visible ones', () => {
     emulate({ CUFFI_EMULATED_DEVICES: '2' });
     using buffer = DeviceBuffer.allocate(16);
     using event = CudaEvent.create({ interprocess: true });
@@ -118,7 +118,7 @@ describe('openIpcBuffer', () => {
     assert.ok(!recorder.calls.some((call) => call.name.startsWith('cuIpcOpen')));
   });
 
-  test('a message that is no descriptor never reaches the driver', () => {
+  test('a message that is not a descriptor never reaches the driver', () => {
     emulate();
     const recorder = recordCalls();
     for (const message of [undefined, null, {}, 'x', 5, { kind: 'legacy' }]) {
@@ -130,7 +130,7 @@ describe('openIpcBuffer', () => {
     assert.deepEqual(recorder.calls, []);
   });
 
-  test('what the driver refuses says whose it was, and leaves nothing open', () => {
+  test('a driver error names the exporter and leaves nothing open', () => {
     emulate();
     using buffer = DeviceBuffer.allocate(16);
     using event = CudaEvent.create({ interprocess: true });
@@ -177,7 +177,7 @@ describe('openIpcBuffer', () => {
   const valuesIn = (buffer: DeviceBuffer): number[] => [...new Set(buffer.copyToHostSync())];
 
   for (const kind of ['virtual', 'pool'] as const)
-    test(`memory of kind ${kind} is what came: not what another sender has given the same name`, async () => {
+    test(`memory of kind ${kind} is identified by what was received, not by the name its sender states`, async () => {
       emulate();
       const [honest, hostile] = [shared(kind, 1), shared(kind, 2)];
       // All as the honest one says it, but for how the driver finds it in the pool.
@@ -207,7 +207,7 @@ describe('openIpcBuffer', () => {
       for (const session of sessions) closeSharingSession(session);
     });
 
-  test('over a connection a pool is not found by a name that other processes have seen', () => {
+  test('a pool sent over a connection is not found by an identity that other processes have seen', () => {
     emulate();
     const { descriptor, fds } = shared('pool', 3);
     using _pool = openIpcPool(
@@ -228,7 +228,7 @@ describe('openIpcBuffer', () => {
     });
   });
 
-  test('a pool that its maker has sent is found by its name, and one of another sender is not', () => {
+  test('a pool is found by its identity only if its maker sent it', () => {
     emulate();
     const { pid } = localProcess();
     const { descriptor, fds } = shared('pool', 3);
@@ -252,7 +252,7 @@ describe('openIpcBuffer', () => {
     }
   });
 
-  test('of two pools that were opened by one name neither is found by it alone', async () => {
+  test('two pools with one identity are not found by that identity alone', async () => {
     emulate();
     const [one, other] = [shared('pool', 1), shared('pool', 2)];
     const { pool } = one.descriptor as { readonly pool: string };
@@ -268,7 +268,7 @@ describe('openIpcBuffer', () => {
     assert.equal(found.resource, first.resource);
   });
 
-  test('one pool that came by two names is one, and its memory is unmapped after the last use', async () => {
+  test('one pool that came by two identities is imported once, and its memory is unmapped after the last use', async () => {
     emulate();
     const { descriptor, fds } = shared('pool', 4);
     const id = 'ab'.repeat(16);
@@ -290,7 +290,7 @@ describe('openIpcBuffer', () => {
     assert.deepEqual([count('cuMemFreeAsync'), count('cuMemPoolDestroy')], [1, 1]);
   });
 
-  test('nothing is shared or opened while a graph is captured: the driver is not asked', () => {
+  test('sharing and opening throw during a graph capture, without a driver call', () => {
     emulate();
     using stream = Stream.create({ nonBlocking: true });
     using buffer = DeviceBuffer.allocate(64);
@@ -372,7 +372,7 @@ describe('openIpcArray', () => {
     });
   }
 
-  test('a view is shared as exactly the bytes that it takes, whatever its strides', () => {
+  test('a view with any strides is shared as exactly the bytes that it occupies', () => {
     emulate();
     for (const all of allocations()) {
       const grid = all.slice({ start: 100, stop: 148 }).reshape([6, 8]);
@@ -417,7 +417,7 @@ describe('openIpcArray', () => {
     );
   });
 
-  test('a hostile layout is an IpcError before the driver is asked, or lies wholly in its range', () => {
+  test('a hostile layout throws an IpcError without a driver call, or lies within its range', () => {
     emulate();
     const arrays = allocations().map((all) => all.slice({ start: 50, stop: 62 }).reshape([3, 4]).T);
     const parcels = arrays.map((array) => exportIpc(array));
@@ -445,7 +445,11 @@ describe('openIpcArray', () => {
       const { layout } = sound;
       const hostile = ofAnother(sound, { layout: { ...layout, ...change } });
       for (const open of [openIpcArray, openIpcBuffer, IpcArrayHandle.from])
-        assert.throws(() => open(hostile), { name: 'IpcError', code: 'invalid-descriptor', message });
+        assert.throws(() => open(hostile), {
+          name: 'IpcError',
+          code: 'invalid-descriptor',
+          message,
+        });
     }
     recorder.stop();
     assert.deepEqual(recorder.calls, []);
@@ -519,7 +523,7 @@ describe('openIpcArray', () => {
     assert.equal(openDescriptors(), before);
   });
 
-  test('memory in which the items of its descriptor do not fit is closed, and no array is made of it', () => {
+  test('asArray closes memory that is too small for the items of its descriptor', () => {
     emulate();
     const { descriptor } = exportIpc(deviceArray(8, float32));
     for (const byteLength of [28, 31, 32]) {
@@ -537,7 +541,7 @@ describe('openIpcArray', () => {
     }
   });
 
-  test('two views of one buffer share a mapping, which goes with the last of them', async () => {
+  test('two views of one buffer share a mapping, which is unmapped with the last view', async () => {
     emulate();
     const [, pooled, virtual] = allocations();
     const context = Context.primary();
@@ -585,7 +589,7 @@ describe('openIpcArray', () => {
     recorder.stop();
   });
 
-  test('a handle keeps the memory until it is closed, and opens once at a time', async () => {
+  test('a handle keeps the memory until it is closed, and refuses a second open', async () => {
     emulate();
     const context = Context.primary();
     const array = toDeviceSync(numbers(1 << 20), { dtype: int16 });
@@ -639,7 +643,7 @@ describe('openIpcArray', () => {
     assert.throws(() => IpcArrayHandle.from({}), { name: 'IpcError', code: 'invalid-descriptor' });
   });
 
-  test('what is sent comes behind the stream of an array alone, and behind all work for bytes', async (t) => {
+  test('a sent array is ordered behind its stream, and a sent buffer behind all work', async (t) => {
     emulate();
     using stream = Stream.create({ nonBlocking: true });
     using array = deviceArray([2, 2], float32, { stream });
@@ -657,7 +661,7 @@ describe('openIpcArray', () => {
     assert.deepEqual(asked, [stream, array.context]);
   });
 
-  test('what a stream makes is ready when that is done, and the wait for it can be given up', async () => {
+  test('ready waits for the work of the stream, and can be aborted', async () => {
     emulate();
     const context = Context.primary();
     using stream = Stream.create({ nonBlocking: true });
@@ -705,7 +709,7 @@ describe('openIpcArray', () => {
     assert.ok(context.resources.size <= made + 1, 'but for the handle that was only asked');
   });
 
-  test('a share that fails leaves nothing, and holds no memory', async () => {
+  test('a failing getIpcHandle leaves nothing open and keeps no memory', async () => {
     for (const name of ['cuEventCreate', 'cuIpcGetEventHandle', 'cuEventRecord'] as const) {
       const driver = emulate();
       const context = Context.primary();
@@ -746,7 +750,7 @@ describe('openIpcArray', () => {
     return ofAnother(handle, { ...fields, readyEvent: ofAnother(readyEvent as object, fields) });
   }
 
-  test('the event of another process is closed again when the wait for it is over', async () => {
+  test('ready closes the imported event when the wait ends', async () => {
     let status: CUresult = CUresult.CUDA_SUCCESS;
     const open = openingEvents({ cuEventQuery: () => status });
     const opened = (): string[] => [...open].filter((what) => what.startsWith('cuIpcOpenEvent'));
@@ -764,7 +768,7 @@ describe('openIpcArray', () => {
     assert.deepEqual(opened(), []);
   });
 
-  test('a process that ends before its work is done is waited for no more', {
+  test('ready rejects if the exporter exits before its work is done', {
     timeout: 20_000,
   }, async (t) => {
     const open = openingEvents({ cuEventQuery: () => CUresult.CUDA_ERROR_NOT_READY });
@@ -782,7 +786,7 @@ describe('openIpcArray', () => {
     assert.ok(![...open].some((what) => what.startsWith('cuIpcOpenEvent')));
   });
 
-  test('an owner of borrowed memory is kept, and not asked', () => {
+  test('the owner of borrowed memory is kept alive, and not called', () => {
     emulate();
     const array = deviceArray(4, float32);
     const owner = Stream.create();
@@ -794,7 +798,7 @@ describe('openIpcArray', () => {
     handle.close();
   });
 
-  test('a connection packs an array once, and what it unpacks is closed as it was opened', () => {
+  test('a connection exports an array once, and closing the imported array closes its mapping', () => {
     emulate();
     const [, pooled] = allocations();
     const array = (pooled as DeviceArray<typeof int16>).slice({ start: 10, stop: 20 });
