@@ -52,10 +52,10 @@ export function readDescriptor(bytes: Uint8Array): IpcDescriptor {
     throw malformed(`${bytes.byteLength} bytes are more than ${MAX_DESCRIPTOR_BYTE_LENGTH}`);
   const reader = new DescriptorReader(bytes);
   for (const byte of MAGIC)
-    if (reader.uint8(256, 'magic') !== byte) throw malformed('they begin with other bytes');
+    if (reader.uint8(256, 'magic') !== byte) throw malformed('wrong magic number');
   const version = reader.uint8(256, 'version');
   if (version !== DESCRIPTOR_VERSION)
-    throw malformed(`they are of version ${version}, not ${DESCRIPTOR_VERSION}`);
+    throw malformed(`they have version ${version}, not ${DESCRIPTOR_VERSION}`);
   const kind = descriptorKinds[reader.uint8(descriptorKinds.length, 'kind')];
   const descriptor = readWithChecksum(reader, kind as NonNullable<typeof kind>);
   if (reader.remaining > 0) throw malformed(`${reader.remaining} bytes follow its end`);
@@ -88,7 +88,7 @@ export function checksumOf(descriptor: WithoutChecksum): number {
 
 export const corrupted = ({ kind, pid }: Pick<IpcDescriptor, 'kind' | 'pid'>): IpcError =>
   new IpcError(
-    `this ${kind} descriptor of process ${pid} was altered on its way: its checksum is wrong`,
+    `this ${kind} descriptor of process ${pid} is corrupted: its checksum is wrong`,
     undefined,
     'corrupted',
   );
@@ -338,7 +338,7 @@ const codecs: { readonly [T in FieldType]: Codec<never> } = {
     },
     read: (reader, name) => {
       const count = reader.uint8(MAX_PIECES + 1, name);
-      if (count === 0) throw malformed(`${name}: there are none`);
+      if (count === 0) throw malformed(`${name}: the list is empty`);
       return Object.freeze(reader.numbers('positive', count, name));
     },
   },
@@ -445,7 +445,7 @@ class DescriptorReader {
 
   #take(byteLength: number): number {
     const at = this.#at;
-    if (byteLength > this.remaining) throw malformed('they end too soon');
+    if (byteLength > this.remaining) throw malformed('they are truncated');
     this.#at = at + byteLength;
     return at;
   }
@@ -453,7 +453,7 @@ class DescriptorReader {
 
 /** The error for bytes that are not a descriptor. */
 const malformed = (why: string): IpcError =>
-  new IpcError(`these bytes are no descriptor of cuffi: ${why}`, undefined, 'invalid-descriptor');
+  new IpcError(`these bytes are not a cuffi descriptor: ${why}`, undefined, 'invalid-descriptor');
 
 const scratch = Buffer.alloc(MAX_DESCRIPTOR_BYTE_LENGTH);
 

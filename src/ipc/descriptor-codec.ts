@@ -124,7 +124,9 @@ function inconsistencyIn(descriptor: IpcMemoryDescriptor): string | undefined {
     const { handle, byteLength, baseByteLength, layout, readyEvent } = descriptor;
     const isConsistent =
       handle === null ? baseByteLength === 0 && !layout && !readyEvent : byteLength > 0;
-    return isConsistent ? undefined : 'sizes are for memory of the pool, and 0 for the pool itself';
+    return isConsistent
+      ? undefined
+      : 'the pool itself has size 0, and memory of the pool has a size above 0';
   }
   if (descriptor.kind !== 'virtual') return undefined;
   const sum = descriptor.pieces.reduce((total, piece) => total + piece, 0);
@@ -136,12 +138,12 @@ function hintFor(message: unknown): string | undefined {
   if (typeof message === 'string') return 'it is text: JSON.parse it first';
   if (message instanceof Promise) return 'it is a Promise: await it first';
   const isExported = typeof message === 'object' && message !== null && 'descriptor' in message;
-  return isExported ? 'it has one: give its descriptor, and its fds as { fds }' : undefined;
+  return isExported ? 'it contains one: pass its descriptor, and its fds as { fds }' : undefined;
 }
 
 const invalidDescriptor = (kinds: readonly IpcKind[], why: string): IpcError =>
   new IpcError(
-    `this is no ${kinds.join(' or ')} descriptor of cuffi:\n${why}`,
+    `this is not a cuffi descriptor of kind ${kinds.join(' or ')}:\n${why}`,
     undefined,
     'invalid-descriptor',
   );
@@ -168,7 +170,10 @@ const createSchemas = () => {
       shape: z.array(number('size')).max(MAX_NDIM),
       strides: z.array(number('stride')).max(MAX_NDIM),
     })
-    .refine(({ shape, strides }) => shape.length === strides.length, 'a stride for each axis');
+    .refine(
+      ({ shape, strides }) => shape.length === strides.length,
+      'must have a stride for each axis',
+    );
   const types: Record<Exclude<FieldType, 'event?'>, Schema> = {
     uint32: number('uint32'),
     positive32: number('positive32'),

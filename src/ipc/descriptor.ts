@@ -261,7 +261,7 @@ function readLayout({ dtype: name, shape, strides }: IpcLayout, pid: number): Pa
 
 const invalidLayout = (pid: number, why: string): IpcError =>
   new IpcError(
-    `this descriptor of an array of process ${pid} is not sound: ${why}`,
+    `the array descriptor of process ${pid} is invalid: ${why}`,
     undefined,
     'invalid-descriptor',
   );
@@ -277,7 +277,7 @@ export const describeLayout = (dtype: Dtype, { shape, strides }: Layout): IpcLay
 export function checkIsArray({ layout }: IpcMemoryDescriptor): void {
   if (!layout)
     throw new IpcError(
-      'the descriptor is of bytes, not of an array: open it with openIpcBuffer, and see them as one ' +
-        'with DeviceArray.fromBuffer',
+      'the descriptor is of bytes, not of an array: open it with openIpcBuffer, and view the ' +
+        'buffer as an array with DeviceArray.fromBuffer',
     );
 }

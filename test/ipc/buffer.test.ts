@@ -115,7 +115,7 @@ test('a range beyond the allocation is refused, and nothing stays mapped', deadl
 });
 
 test(
-  'a descriptor that was altered on its way is refused, and the driver is not asked',
+  'a descriptor that was corrupted on its way is refused without a driver call',
   deadline,
   async () => {
     await using user = new User();
@@ -130,7 +130,7 @@ test(
       bytes[index] = (bytes[index] as number) ^ (1 << (index & 7));
       assert.throws(() => openIpcBuffer({ ...message, handle: bytes.toString('base64') }), {
         name: 'IpcError',
-        message: /altered on its way/,
+        message: /is corrupted/,
       });
     }
     for (const change of [

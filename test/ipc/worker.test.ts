@@ -230,7 +230,7 @@ test('memory that another thread has open stays until that has closed it', deadl
   await assert.rejects(ask(start(), { do: 'open', descriptor, fds: [] }), {
     name: 'IpcError',
     code: 'exporter-gone',
-    message: /not there any more/,
+    message: /no longer exists/,
   });
   await ask(worker, { do: 'close' });
   await until(() => {

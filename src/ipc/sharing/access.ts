@@ -23,7 +23,7 @@ export function checkExportAccess(kind: IpcMemoryDescriptor['kind'], access: Acc
   const what = ALWAYS_WRITABLE[kind];
   if (what && access === 'read')
     throw new IpcError(
-      `${what} cannot be shared for reading: the driver gives every process that opens it write ` +
+      `${what} cannot be shared read-only: the driver gives every process that opens it write ` +
         'access. Share virtual memory (VirtualMemory.reserve(byteLength, { shareable: true })), ' +
         'a copy, or the memory for reading and writing',
       undefined,
@@ -37,10 +37,10 @@ export function accessBlocker(descriptor: IpcDescriptor): OpenBlocker | undefine
   if (!what || descriptor.kind === 'event' || descriptor.access !== 'read') return undefined;
   return {
     code: 'not-supported',
-    reason: `process ${descriptor.pid} shared ${what} for reading, which the driver maps for writing as well`,
+    reason: `process ${descriptor.pid} shared ${what} read-only, but the driver maps it for writing as well`,
     hint:
-      'Have it shared as virtual memory, as a copy, or for reading and writing; ' +
-      "{ access: 'read' } keeps cuffi's own copies and fills from writing to that.",
+      'Ask that process to share virtual memory, a copy, or the memory for reading and writing; ' +
+      "{ access: 'read' } keeps cuffi's own copies and fills from writing to it.",
   };
 }
 

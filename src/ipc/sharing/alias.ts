@@ -49,8 +49,8 @@ export function openAlias(
 /** Also thrown for what does not exist, so that a sender cannot find out what does. */
 export const notExportedToSender = (): IpcError =>
   new IpcError(
-    'a descriptor came of memory, a pool or an event of this very process that the process which ' +
-      'sent it does not have from here: lend it over a connection first',
+    'a peer sent a descriptor of memory, a pool or an event of this very process that it holds no lease ' +
+      'on: send the object to it over a connection first',
     undefined,
     'same-process',
   );

@@ -68,7 +68,7 @@ export function asArray<O>(
     const { high } = layoutExtents(parsed.layout);
     if (high > opened.byteLength)
       throw new IpcError(
-        `the items of an array of process ${descriptor.pid} take ${high} bytes, and the memory ` +
+        `the items of an array of process ${descriptor.pid} take ${high} bytes, but the memory ` +
           `that it shared has ${opened.byteLength}`,
         undefined,
         'invalid-descriptor',

@@ -21,7 +21,7 @@ export function exportEvent(event: CudaEvent): IpcEventDescriptor {
   if (source) return source.descriptor as IpcEventDescriptor;
   if (!ipcBytes)
     throw new IpcError(
-      'this event is not for other processes: make it with CudaEvent.create({ interprocess: true })',
+      'this event is not interprocess: create it with CudaEvent.create({ interprocess: true })',
     );
   const handle = Buffer.from(ipcBytes).toString('base64');
   rememberExport(`event ${handle}`, event);

@@ -53,7 +53,8 @@ export function explain(message: unknown, options?: OpenOptions): Explanation {
     descriptor = parseDescriptor(message);
   } catch (error) {
     if (!(error instanceof IpcError)) throw error;
-    const hint = 'Pass on what getIpcHandle or exportIpc gave, whole, between equal versions.';
+    const hint =
+      'Send all that getIpcHandle or exportIpc returned, between equal versions of cuffi.';
     return { openable: false, code: error.code, reason: error.message, hint };
   }
   const self = localProcess();
@@ -77,16 +78,16 @@ const OPENABLE: Explanation = { openable: true, code: undefined, reason: '', hin
 const OTHER_PID_NAMESPACE: Explanation = {
   openable: true,
   code: 'unverified',
-  reason: 'its exporter is in another pid namespace: whether it still lives cannot be verified',
-  hint: 'Give the containers one pid namespace, or send the object over a connection.',
+  reason: 'its exporter is in another pid namespace: whether it still runs cannot be verified',
+  hint: 'Run the containers in one pid namespace, or send the object over a connection.',
 };
 
 /** A handle of freed memory may name the next allocation. */
 const unverified = ({ kind, pid }: IpcDescriptor): Explanation => ({
   openable: true,
   code: 'unverified',
-  reason: `only process ${pid} knows whether the ${kind === 'event' ? 'event' : 'memory'} is still there, and the same: that cannot be verified`,
-  hint: 'Open it by peer.open, which asks that process, or send the object over a connection.',
+  reason: `only process ${pid} knows whether the ${kind === 'event' ? 'event' : 'memory'} still exists and is the same: that cannot be verified here`,
+  hint: 'Open it with peer.open, which asks that process, or send the object over a connection.',
 });
 
 /** Whether the accompanying file descriptors keep the object alive: a pool, virtual memory. */
@@ -104,9 +105,9 @@ export function identityBlocker(
     return {
       code: 'other-machine',
       reason:
-        'the descriptor was made on another machine, or before this one was last started ' +
+        'the descriptor was made on another machine, or before the last boot of this one ' +
         `(boot id ${machine}, here ${self.machine})`,
-      hint: 'Device memory is shared within one machine: copy the data.',
+      hint: 'Device memory can only be shared within one machine: copy the data.',
     };
   if (isFromThisProcess(descriptor, self)) {
     const isHere = findExport(nameOfExport(descriptor)) !== undefined;
@@ -118,7 +119,7 @@ export function identityBlocker(
           reason: `this descriptor was made by this very process (pid ${pid})`,
           hint:
             "Use the object that it names, or open an alias of it with { sameProcess: 'alias' }: " +
-            'CUDA does not open its own handles.',
+            'CUDA does not open handles of its own process.',
         };
   }
   if (self.isWsl) return wslBlocker;
@@ -128,7 +129,7 @@ export function identityBlocker(
       code: 'same-pid',
       reason: `its exporter has this process's pid number, ${pid}, in another pid namespace`,
       hint:
-        'The driver takes it for this process: give the containers one pid namespace, or ' +
+        'The driver mistakes it for this process: run the containers in one pid namespace, or with ' +
         'different pid numbers, or share memory of a pool over a connection.',
     };
   return accessBlocker(descriptor);
@@ -146,7 +147,7 @@ export function deviceBlocker(
     return {
       code: 'mig',
       reason,
-      hint: 'A MIG slice shares memory with no other: run both processes on the same one.',
+      hint: 'A MIG slice cannot share memory with another: run both processes on the same slice.',
     };
   return {
     code: 'device-not-visible',
@@ -221,8 +222,8 @@ function exporterBlocker(
       ? undefined
       : {
           code: 'exporter-gone',
-          reason: `process ${pid}, which shared it, has ended`,
-          hint: 'It must live until what it shares was opened: have it shared anew.',
+          reason: `process ${pid}, which shared it, has exited`,
+          hint: 'It must run until the other process has opened what it shares: share it again.',
         };
   // Reading /proc takes longer than opening the memory.
   if (allowOtherUsers) return undefined;
@@ -232,7 +233,7 @@ function exporterBlocker(
   if (user === self.user || (user === undefined && !isHidden)) return undefined;
   return {
     code: 'other-user',
-    reason: `process ${pid}, which shared it, runs as ${isHidden ? 'another user, who is hidden' : `user ${user}`}, and this one as ${self.user}`,
+    reason: `process ${pid}, which shared it, runs as ${isHidden ? 'a hidden user' : `user ${user}`}, and this one as user ${self.user}`,
     hint: 'Run both as one user; or, if that user is trusted, open it with { allowOtherUsers: true }.',
   };
 }
@@ -252,9 +253,9 @@ function fdBlocker(
   return {
     code: 'no-file-descriptor',
     reason: isComplete
-      ? `what came beside a descriptor of ${what} is no file descriptor of the driver's`
-      : `a descriptor of ${what} needs ${expected} file descriptors beside it, and ${numbers.length} came`,
-    hint: 'Send it over a connection, or through a Unix socket together with them.',
+      ? `a file descriptor that came with a descriptor of ${what} is not one of the driver's`
+      : `a descriptor of ${what} needs ${expected} file descriptors, but ${numbers.length} came with it`,
+    hint: 'Send it over a connection, or together with them through a Unix socket.',
   };
 }
 

@@ -91,8 +91,8 @@ export function getIpcHandle(
 function exportLegacyBuffer(buffer: DeviceBuffer): IpcBufferDescriptor {
   if (buffer.resource instanceof MemoryPool || buffer.resource instanceof ImportedPool)
     throw new IpcError(
-      'memory of a pool has no legacy IPC handle: share it with exportIpc, or allocate what is to ' +
-        'be shared as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
+      'memory of a pool has no legacy IPC handle: share it with exportIpc, or allocate the memory ' +
+        'as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
     );
   const source = importSourceOfBuffer(buffer);
   if (!source) {

@@ -112,7 +112,9 @@ export abstract class IpcMemoryHandle<T extends Resource>
     const checked = checkOptions(options, openOptionNames, 'open');
     this.assertOpen();
     if (this.#opened && !this.#opened.closed)
-      throw new IpcError('this handle is already opened: use what it gave, or close that first');
+      throw new IpcError(
+        'this handle is already open: use what open() returned, or close that first',
+      );
     this.#opened = this.openDescriptor(this.#descriptor, checked);
     return this.#opened;
   }

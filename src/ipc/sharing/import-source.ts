@@ -72,8 +72,8 @@ export function moveIpcBuffer(buffer: DeviceBuffer): DeviceBuffer {
   const source = importSourceOf(buffer);
   if (!buffer.isMapped || buffer.root !== buffer || !source)
     throw new TypeError(
-      'only what openIpcBuffer gave of another process has something to move: a view owns nothing, and ' +
-        'memory of this process is its own',
+      'only a buffer of another process that openIpcBuffer returned can be moved: a view and memory of ' +
+        'this process own no mapping',
     );
   const moved = buffer.moveToNewBuffer();
   setImportSource(moved, source);

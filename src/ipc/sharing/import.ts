@@ -115,7 +115,7 @@ export function openIpcPool(message: unknown, options?: OpenOptions): ImportedPo
     const opened = openParsed(descriptor, fds, checked);
     if (opened instanceof ImportedPool) return opened;
     throw new IpcError(
-      'the pool was made by this very process: use it itself',
+      'the pool was made by this very process: use that pool',
       undefined,
       'same-process',
     );

@@ -113,8 +113,8 @@ export class ImportedPool extends Resource implements MemoryResource {
   /** @throws IpcError always: only the process that made the pool allocates from it */
   allocate(): never {
     throw new IpcError(
-      `this pool was made by process ${this.#source.pid}, which alone can allocate from it: ` +
-        'make a pool here, or have a buffer sent',
+      `only process ${this.#source.pid}, which made this pool, can allocate from it: ` +
+        'make a pool here, or ask that process for a buffer',
     );
   }
 

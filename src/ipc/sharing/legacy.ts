@@ -60,7 +60,7 @@ function checkIpcCapable(address: CUdeviceptr): void {
     readAttribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) === CU_MEMORYTYPE_HOST;
   const isOfPool = (readAttribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) ?? 0) !== 0;
   const what = isHost
-    ? 'memory that the CPU reaches'
+    ? 'host-accessible memory'
     : isOfPool
       ? 'memory of a pool that another library made'
       : 'memory that is virtual, or of another process,';
@@ -72,7 +72,7 @@ export function exportLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
   const { address, byteLength, context, origin, access, root, resource } = buffer;
   if (root instanceof HostVisibleBuffer)
     throw new IpcError(
-      'memory that the CPU reaches has no IPC handle: copy it to device memory, and share that',
+      'host-accessible memory has no IPC handle: copy it to device memory, and share that',
     );
   if (byteLength === 0) throw new RangeError('an empty buffer cannot be shared');
   if (root.keepalive instanceof VirtualMemory)

@@ -90,7 +90,7 @@ export class MappingTable<M extends Mapping> {
       throw new IpcError(
         existing.users > 0
           ? 'an earlier allocation with the same handle is still open here: close its buffers first'
-          : 'an earlier allocation with the same handle waits here to be unmapped: await context.flush() first',
+          : 'an earlier allocation with the same handle is still waiting here to be unmapped: await context.flush() first',
       );
     const entry = existing ?? { mapping: map(), version, users: 0, releaseCount: 0 };
     entry.users += 1;

@@ -91,8 +91,8 @@ function importPool(context: Context, descriptor: IpcPoolDescriptor, fds: PoolFd
   const [fd] = fds.numbers;
   if (fd === undefined)
     throw new IpcError(
-      `the pool of process ${descriptor.pid} is not open here, or not alone by its identity, and its ` +
-        'file descriptor did not come: give it with { fds }, or have the memory sent over a connection',
+      `the pool of process ${descriptor.pid} is not open here, or shares its identity with another, and ` +
+        'its file descriptor is missing: pass it as { fds }, or send the memory over a connection',
       undefined,
       'no-file-descriptor',
     );
@@ -147,7 +147,7 @@ function importHandle(fd: number, { pid }: IpcPoolDescriptor): CUmemoryPool {
   // Closing its last buffer here would destroy this process's own pool.
   if (isSharedPool(handle, fd))
     throw new IpcError(
-      `what came as a memory pool of process ${pid} is a pool of this very process: use it itself`,
+      `what came as a memory pool of process ${pid} is a pool of this very process: use that pool`,
       undefined,
       'same-process',
     );

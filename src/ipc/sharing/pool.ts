@@ -95,8 +95,8 @@ function sizeBlocker(byteLength: number): OpenBlocker | undefined {
   return {
     code: 'not-supported',
     reason:
-      `${byteLength} bytes of a memory pool, in one allocation, cannot be shared: above ${limit} bytes ` +
-      'the driver ends the process that opens it (SIGSEGV in cuMemPoolImportPointer, seen with driver 580)',
+      `a pool allocation of ${byteLength} bytes cannot be shared: above ${limit} bytes ` +
+      'the driver crashes the process that opens it (SIGSEGV in cuMemPoolImportPointer, seen with driver 580)',
     hint:
       'Share virtual memory (VirtualMemory.reserve(byteLength, { shareable: true })), or several ' +
       `allocations. If the driver is known to open larger ones, set ${LIMIT_VARIABLE} to the bytes of the ` +

@@ -98,7 +98,7 @@ function donePoller(event: CudaEvent, recorder: IpcEventDescriptor): () => boole
     // The process may have exited after its work was done.
     if (event.done) return true;
     throw new IpcError(
-      `process ${pid} ended before the work was done that its memory was to be ready after`,
+      `process ${pid} exited before the work was done that its memory waits for`,
       undefined,
       'exporter-gone',
     );

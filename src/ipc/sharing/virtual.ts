@@ -37,9 +37,7 @@ import type { ReceivedFds } from './received-fds.ts';
  */
 export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Exported {
   if (!memory.shareable)
-    throw new IpcError(
-      'this virtual memory is not for other processes: reserve it with { shareable: true }',
-    );
+    throw new IpcError('this virtual memory is not shareable: reserve it with { shareable: true }');
   const { byteLength, access, context } = buffer;
   const begin = buffer.address - memory.address;
   const { id, firstChunk, byteOffset, chunks } = memory.share(

@@ -81,7 +81,7 @@ export function publish(
   withExportsTable((table) => {
     const at = known?.at ?? freeRecords.pop() ?? ((table[END_OFFSET] as number) || RECORD_LENGTH);
     if (at + RECORD_LENGTH > table.length)
-      throw new IpcError('too much memory is shared with other worker threads at a time');
+      throw new IpcError('too many allocations are shared with other worker threads');
     const before = known ? (table[at + BYTE_LENGTH] as number) : 0;
     table[at + BYTE_LENGTH] = Math.max(baseByteLength, before);
     if (known) return;
@@ -201,8 +201,8 @@ export function openThreadMemory(
     fds() {
       if (descriptor.kind === 'legacy' || keptFds.length > 0) return keptFds;
       throw new IpcError(
-        'memory of another thread goes to other processes with the file descriptors that it was ' +
-          'opened with, and it was opened without: share it in the thread that made it',
+        'memory of another thread was opened here without its file descriptors, which other processes ' +
+          'need: share it in the thread that made it',
       );
     },
   });
@@ -230,9 +230,9 @@ export const exportGone = (): IpcError =>
 export const exportGoneBlocker = {
   code: 'exporter-gone',
   reason:
-    'this descriptor was made by this very process, and what it names is not there any more: it was ' +
+    'this descriptor was made by this very process, and what it names no longer exists: it was ' +
     'closed, or it is a pool, an event or memory of another library that another thread shared',
   hint:
-    'Keep what is shared open until the other thread has opened it, and use a pool or an event in the ' +
+    'Keep shared objects open until the other thread has opened them, and use a pool or an event in the ' +
     'thread that made it.',
 } as const satisfies OpenBlocker;

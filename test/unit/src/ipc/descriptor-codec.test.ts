@@ -212,7 +212,7 @@ describe('decodeDescriptor', () => {
       bytes[VERSION_AT] = other;
       assert.throws(() => decodeDescriptor(bytes), {
         name: 'IpcError',
-        message: new RegExp(`they are of version ${other}, not ${version}`),
+        message: new RegExp(`they have version ${other}, not ${version}`),
       });
     }
     for (const wrong of [undefined, 'cufd', [1], new ArrayBuffer(8)])

@@ -74,7 +74,7 @@ const refused = (kind: IpcKind, message: unknown, what: RegExp | string): void =
     () => parseDescriptor(message, [kind]),
     (error: Error) => {
       assert.ok(error instanceof IpcError, String(error));
-      assert.match(error.message, new RegExp(`^this is no ${kind} descriptor of cuffi:`));
+      assert.match(error.message, new RegExp(`^this is not a cuffi descriptor of kind ${kind}:`));
       assert.match(error.message, new RegExp(what));
       return true;
     },
@@ -111,7 +111,7 @@ describe('parseDescriptor', () => {
 
   test('the error names common mistakes', () => {
     refused('legacy', JSON.stringify(buffer), 'JSON\\.parse it first$');
-    refused('pool', { descriptor: inPool, fds: [] }, 'give its descriptor, and its fds');
+    refused('pool', { descriptor: inPool, fds: [] }, 'pass its descriptor, and its fds');
     refused('event', Promise.resolve(event), 'await it first$');
   });
 
@@ -221,8 +221,7 @@ describe('parseDescriptor', () => {
     for (const [field, value] of Object.entries(altered))
       assert.throws(() => parseDescriptor({ ...buffer, [field]: value }, ['legacy']), {
         name: 'IpcError',
-        message:
-          /^this legacy descriptor of process \d+ was altered on its way: its checksum is wrong$/,
+        message: /^this legacy descriptor of process \d+ is corrupted: its checksum is wrong$/,
       });
     const reordered = Object.fromEntries(Object.entries(buffer).reverse());
     assert.deepEqual(parseDescriptor(reordered, ['legacy']), buffer);
@@ -323,7 +322,7 @@ describe('parseDescriptor', () => {
 
   test('inconsistent fields are refused, as a message and as bytes', () => {
     const layout = { dtype: 'uint8', shape: [1024], strides: [1] };
-    const sizes = /sizes are for memory of the pool, and 0 for the pool itself/;
+    const sizes = /the pool itself has size 0, and memory of the pool has a size above 0/;
     const pieces = /the pieces must add up to baseByteLength/;
     const cases: readonly (readonly [string, object, RegExp])[] = [
       ['pieces of less', { ...virtual, pieces: [1024, 3071] }, pieces],
@@ -359,7 +358,7 @@ describe('parseDescriptor', () => {
     for (const memory of [buffer, inPool, virtual])
       refusedBothWays(memory.kind, withChecksum({ ...memory, readyEvent } as never), {
         code: 'corrupted',
-        message: /^this event descriptor of process 4242 was altered on its way/,
+        message: /^this event descriptor of process 4242 is corrupted/,
       });
   });
 
@@ -369,7 +368,7 @@ describe('parseDescriptor', () => {
     assert.throws(() => decodeDescriptor(writeDescriptor(wrong)), {
       name: 'IpcError',
       code: 'invalid-descriptor',
-      message: 'these bytes are no descriptor of cuffi: layout: that is not the name of a dtype',
+      message: 'these bytes are not a cuffi descriptor: layout: that is not the name of a dtype',
     });
     assert.throws(
       () => parseDescriptor(wrong),

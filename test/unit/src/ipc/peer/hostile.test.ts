@@ -293,7 +293,7 @@ test('a lease that comes a second time, or late, ends the connection', async () 
     // Values that were dropped there leave a gap.
     other.send(Uint8Array.of(...parcel, ...leasesFrom(4, 1)));
     other.send(Uint8Array.of(...parcel, ...leasesFrom(late, 1)), { sequence: 1 });
-    await assert.rejects(other.peer.receive(), ipcError(/no descriptor/));
+    await assert.rejects(other.peer.receive(), ipcError(/not a cuffi descriptor/));
     await assert.rejects(
       other.peer.receive(),
       ipcError(new RegExp(`lease ${late} was sent after lease 4, or a second time`)),
@@ -347,7 +347,7 @@ test('what was opened of a value that nobody gets is closed, and its lease given
   const name = [Tag.latin1, 1, 'x'.charCodeAt(0)] as const;
   const values: readonly (readonly [number[], number, RegExp])[] = [
     // The second object cannot be opened.
-    [[Tag.array, 2, ...open, ...parcel], 2, /no descriptor/],
+    [[Tag.array, 2, ...open, ...parcel], 2, /not a cuffi descriptor/],
     // The value cannot be built.
     [[Tag.object, 2, ...name, ...open, ...name, Tag.null], 1, /name/],
   ];

@@ -25,7 +25,7 @@ import { leasesFrom, Stranger } from '../peer/support.ts';
 const refused = {
   name: 'IpcError',
   code: 'same-process',
-  message: /which sent it does not have from here/,
+  message: /that it holds no lease on/,
 };
 
 function shareables(): Record<string, Shareable> {

@@ -218,7 +218,7 @@ describe('explain', () => {
       [pool, 'memory of a pool'],
     ] as const) {
       const options = { fds: fdsFor(descriptor) };
-      refused(descriptor, 'not-supported', new RegExp(`shared ${what} for reading`), options);
+      refused(descriptor, 'not-supported', new RegExp(`shared ${what} read-only`), options);
     }
     assert.equal(explain(virtual, { fds: fdsFor(virtual) }).openable, true);
   });
@@ -246,7 +246,7 @@ describe('explain', () => {
     for (const by of [gone, reused]) {
       const { legacy, pool, event, virtual } = descriptors(by);
       for (const descriptor of [legacy, pool, event])
-        refused(descriptor, 'exporter-gone', /has ended/, { fds: fdsFor(descriptor) });
+        refused(descriptor, 'exporter-gone', /has exited/, { fds: fdsFor(descriptor) });
       assert.equal(explain(virtual, { fds: fdsFor(virtual) }).openable, true);
     }
   });
@@ -276,7 +276,7 @@ describe('explain', () => {
     const none = { numbers: [], isNameTrusted: true };
     const found = openBlocker(legacy, context, none, false, { ...hidden, isForeign: () => true });
     assert.equal(found?.code, 'other-user');
-    assert.match(found.reason, /another user, who is hidden/);
+    assert.match(found.reason, /a hidden user/);
     assert.equal(openBlocker(legacy, context, none, false, hidden), undefined);
     assert.equal(
       openBlocker(legacy, context, none, true, { ...hidden, isForeign: () => true }),
@@ -287,11 +287,11 @@ describe('explain', () => {
   test('missing file descriptors are reported', () => {
     emulate();
     const { pool, virtual } = descriptors();
-    refused(pool, 'no-file-descriptor', /needs 1 .*, and 0 came/);
-    refused(virtual, 'no-file-descriptor', /needs 1 .*, and 0 came/);
+    refused(pool, 'no-file-descriptor', /needs 1 .*, but 0 came/);
+    refused(virtual, 'no-file-descriptor', /needs 1 .*, but 0 came/);
     assert.equal(explain(virtual, { fds: [0, 1] }).code, 'no-file-descriptor');
     for (const descriptor of [pool, virtual])
-      refused(descriptor, 'no-file-descriptor', /no file descriptor of the driver's/, { fds: [0] });
+      refused(descriptor, 'no-file-descriptor', /not one of the driver's/, { fds: [0] });
   });
 
   test('a descriptor whose exporter cannot be seen is openable and `unverified`', () => {

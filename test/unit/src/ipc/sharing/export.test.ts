@@ -85,7 +85,7 @@ describe('exportIpc', () => {
       assert.throws(shared, {
         name: 'IpcError',
         code: 'not-supported',
-        message: new RegExp(`^${what} cannot be shared for reading: .*VirtualMemory.reserve`),
+        message: new RegExp(`^${what} cannot be shared read-only: .*VirtualMemory.reserve`),
       });
     recorder.stop();
     assert.deepEqual(recorder.calls, []);
@@ -108,7 +108,7 @@ describe('exportIpc', () => {
         name: 'IpcError',
         code: 'not-supported',
         message: new RegExp(
-          `^5368709121 bytes .*above 5368709120.*VirtualMemory.reserve.* several .*${LIMIT}`,
+          `^a pool allocation of 5368709121 bytes .*above 5368709120.*VirtualMemory.reserve.* several .*${LIMIT}`,
         ),
       });
     recorder.stop();
@@ -136,7 +136,7 @@ describe('getIpcHandle', () => {
     assert.throws(() => getIpcHandle(buffer.subarray(4, 4)), /an empty buffer .*cannot be shared/);
     assert.throws(() => getIpcHandle(event), {
       name: 'IpcError',
-      message: /make it with CudaEvent\.create\(\{ interprocess: true \}\)/,
+      message: /create it with CudaEvent\.create\(\{ interprocess: true \}\)/,
     });
     assert.throws(() => getIpcHandle(DeviceBuffer.fromPointer(4096, 16)), {
       name: 'IpcError',
@@ -160,12 +160,13 @@ describe('getIpcHandle', () => {
     };
     refused(virtual, /^virtual memory .* share it with exportIpc/);
     refused(ofPool, /^memory of a pool .* share it with exportIpc/);
-    for (const host of [managed, mapped]) refused(host, /^memory that the CPU reaches .* copy it/);
+    for (const host of [managed, mapped]) refused(host, /^host-accessible memory .* copy it/);
     const theirs = ({ address }: DeviceBuffer): DeviceBuffer =>
       DeviceBuffer.fromPointer(address, 16);
     refused(theirs(virtual), /^memory that is virtual, or .* copy it/);
     refused(theirs(ofPool), /^memory of a pool that another .* copy it/);
-    for (const host of [managed, mapped]) refused(theirs(host), /^memory that the CPU .* copy it/);
+    for (const host of [managed, mapped])
+      refused(theirs(host), /^host-accessible memory .* copy it/);
     recorder.stop();
     assert.equal(
       recorder.calls.some(({ name }) => name === 'cuIpcGetMemHandle'),

@@ -534,7 +534,7 @@ describe('openIpcArray', () => {
         assert.throws(() => asArray(opened, descriptor), {
           name: 'IpcError',
           code: 'invalid-descriptor',
-          message: new RegExp(`take 32 bytes, and the memory that it shared has ${byteLength}$`),
+          message: new RegExp(`take 32 bytes, but the memory that it shared has ${byteLength}$`),
         });
       }
       assert.equal(opened.closed, true);
@@ -602,7 +602,7 @@ describe('openIpcArray', () => {
         assert.deepEqual(copy, { ...handle.toJSON() });
     assert.throws(() => handle.open(), { name: 'IpcError', code: 'same-process' });
     const opened = handle.open(alias);
-    assert.throws(() => handle.open(alias), { name: 'IpcError', message: /already opened/ });
+    assert.throws(() => handle.open(alias), { name: 'IpcError', message: /already open/ });
     opened.close();
     const again = handle.open({ ...alias, access: 'read' });
     assert.equal(again.readOnly, true);
@@ -781,7 +781,7 @@ describe('openIpcArray', () => {
     await assert.rejects(waits, {
       name: 'IpcError',
       code: 'exporter-gone',
-      message: /ended before/,
+      message: /exited before/,
     });
     assert.ok(![...open].some((what) => what.startsWith('cuIpcOpenEvent')));
   });
