@@ -168,7 +168,7 @@ test('an exporter that is killed leaves what is mapped usable, and new opens are
     assert.deepEqual(await valuesOf(buffer), [5]);
     buffer.fill(7);
     assert.deepEqual(await valuesOf(buffer), [7]);
-    assert.throws(() => openIpcBuffer(late), { name: 'IpcError', message: /has ended/ });
+    assert.throws(() => openIpcBuffer(late), { name: 'IpcError', message: /has exited/ });
   }
 });
 

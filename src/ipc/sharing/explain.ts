@@ -14,7 +14,13 @@ import { checkOpenOptions, type OpenOptions } from './open-options.ts';
 import { findPool } from './open-pools.ts';
 import { poolBlocker } from './pool.ts';
 import type { ReceivedFds } from './received-fds.ts';
-import { capabilityBlocker, type IpcSupport, type OpenBlocker, wslBlocker } from './support.ts';
+import {
+  capabilityBlocker,
+  type IpcSupport,
+  type OpenBlocker,
+  throwIfBlocked,
+  wslBlocker,
+} from './support.ts';
 import { isVirtualMapped } from './virtual.ts';
 import { exportGoneBlocker, isFromOtherThread } from './worker-exports.ts';
 
@@ -94,8 +100,40 @@ const unverified = ({ kind, pid }: IpcDescriptor): Explanation => ({
 const isKeptAliveByFds = (descriptor: IpcDescriptor): boolean =>
   descriptor.kind === 'virtual' || (descriptor.kind === 'pool' && descriptor.handle === null);
 
+// ---- What a function that opens a descriptor asks first ----
+
+/** @throws IpcError for what prevents opening it on any GPU */
+export const assertIdentity = (descriptor: IpcDescriptor, options: OpenOptions): void =>
+  throwIfBlocked(identityBlocker(descriptor, options));
+
+/** Returns where and with what access to open a descriptor. @throws IpcError if no device here can */
+export function placeFor(
+  descriptor: IpcDescriptor,
+  fds: ReceivedFds,
+  options: OpenOptions,
+): { readonly context: Context; readonly access: Access } {
+  throwIfBlocked(deviceBlocker(descriptor, options));
+  const context = contextFor(descriptor, options);
+  const access = effectiveAccess(descriptor, options.access, fds.numbers);
+  return { context, access };
+}
+
+/** @throws IpcError for what prevents opening it in that place, unless it is already mapped there */
+export function assertOpenable(
+  descriptor: IpcDescriptor,
+  context: Context,
+  fds: ReceivedFds,
+  access: Access,
+  { allowOtherUsers = false }: OpenOptions,
+): void {
+  if (!isMapped(descriptor, context, fds, access))
+    throwIfBlocked(openBlocker(descriptor, context, fds, allowOtherUsers));
+}
+
+// ---- What prevents opening a descriptor ----
+
 /** Returns what prevents opening it on any GPU, without a driver call. */
-export function identityBlocker(
+function identityBlocker(
   descriptor: IpcDescriptor,
   { sameProcess }: Pick<OpenOptions, 'sameProcess'>,
   self: LocalProcess = localProcess(),
@@ -136,7 +174,7 @@ export function identityBlocker(
 }
 
 /** Returns why no device here can open it. */
-export function deviceBlocker(
+function deviceBlocker(
   { device: uuid }: IpcDescriptor,
   { context, device }: OpenOptions,
 ): OpenBlocker | undefined {
@@ -157,7 +195,7 @@ export function deviceBlocker(
 }
 
 /** The context to open it in: see {@link deviceBlocker}. */
-export const contextFor = ({ device: uuid }: IpcDescriptor, place: OpenOptions): Context => {
+const contextFor = ({ device: uuid }: IpcDescriptor, place: OpenOptions): Context => {
   const { context, device } = place;
   if (context) return Context.resolve({ context, ...(device === undefined ? {} : { device }) });
   return Context.primary(device ?? deviceOf(uuid));
@@ -263,7 +301,7 @@ function fdBlocker(
  * Whether exactly this memory is already mapped in the context. Then the driver is not called, and
  * nothing can prevent opening it.
  */
-export function isMapped(
+function isMapped(
   descriptor: IpcDescriptor,
   context: Context,
   fds: Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>,

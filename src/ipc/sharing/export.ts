@@ -1,6 +1,5 @@
 import { DeviceArray } from '../../array/device-array.ts';
 import type { Dtype } from '../../dtype.ts';
-import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
@@ -18,13 +17,11 @@ import type {
 import { isShareableMemory, type Shareable, type ShareableMemory } from '../shareable.ts';
 import { exportArray } from './array.ts';
 import { exportEvent, recordReady } from './event.ts';
+import { exportBuffer, exportLegacyBuffer, type OnExport } from './export-buffer.ts';
 import { IpcArrayHandle, IpcBufferHandle, keepExported } from './handle.ts';
-import { type ImportSource, importSourceOf, reexportBuffer } from './import-source.ts';
 import { ImportedPool } from './imported-pool.ts';
-import { exportLegacy } from './legacy.ts';
-import { exportPool, exportPoolMemory } from './pool.ts';
+import { exportPool } from './pool.ts';
 import { ReadyExport } from './ready.ts';
-import { exportVirtual } from './virtual.ts';
 import { publish } from './worker-exports.ts';
 
 /** Options of {@link getIpcHandle} and {@link exportIpc}. */
@@ -88,24 +85,6 @@ export function getIpcHandle(
   return stream ? new IpcBufferHandle(keepExported(source, descriptor, stream)) : descriptor;
 }
 
-function exportLegacyBuffer(buffer: DeviceBuffer): IpcBufferDescriptor {
-  if (buffer.resource instanceof MemoryPool || buffer.resource instanceof ImportedPool)
-    throw new IpcError(
-      'memory of a pool has no legacy IPC handle: share it with exportIpc, or allocate the memory ' +
-        'as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
-    );
-  const source = importSourceOfBuffer(buffer);
-  if (!source) {
-    const descriptor = exportLegacy(buffer);
-    publish(buffer, buffer.address, descriptor);
-    return descriptor;
-  }
-  if (source.descriptor.kind !== 'legacy')
-    throw new IpcError('imported virtual memory has no legacy IPC handle: share it with exportIpc');
-  checkNotEmpty(buffer);
-  return reexportBuffer(buffer, source).descriptor as IpcBufferDescriptor;
-}
-
 /**
  * Returns what another process of this machine opens with `openIpc`: a descriptor, and the file
  * descriptors to send with it through a Unix socket. This process owns the file descriptors: keep
@@ -146,11 +125,6 @@ export function exportIpc(object: Shareable, options?: ShareOptions): Exported {
 }
 
 /**
- * Called for exported memory with the buffer, the address of its first byte, and its descriptor.
- */
-type OnExport = typeof publish;
-
-/**
  * Like {@link exportIpc}. Only other processes can open the result unless `onExport` is
  * {@link publish}.
  */
@@ -176,33 +150,6 @@ export function exportObject(object: Shareable, onExport?: OnExport): Exported {
   throw new TypeError(
     `exportIpc takes an array, a buffer, an event, a memory pool or virtual memory, not ${formatValue(object)}`,
   );
-}
-
-function exportBuffer(buffer: DeviceBuffer, onExport: OnExport | undefined): Exported {
-  const exported = describeBuffer(buffer);
-  onExport?.(buffer, buffer.address, exported.descriptor as IpcMemoryDescriptor);
-  return exported;
-}
-
-function describeBuffer(buffer: DeviceBuffer): Exported {
-  checkNotEmpty(buffer);
-  const source = importSourceOfBuffer(buffer);
-  if (source) return reexportBuffer(buffer, source);
-  const { resource, keepalive, origin } = buffer;
-  if (resource instanceof MemoryPool) return exportPoolMemory(buffer, resource);
-  if (origin === 'allocated' && keepalive instanceof VirtualMemory)
-    return exportVirtual(buffer, keepalive);
-  return { descriptor: exportLegacy(buffer), fds: [] };
-}
-
-/** The import source of an imported buffer. */
-const importSourceOfBuffer = ({ origin, root }: DeviceBuffer) =>
-  origin === 'imported'
-    ? (importSourceOf(root) as ImportSource<IpcMemoryDescriptor> | undefined)
-    : undefined;
-
-function checkNotEmpty({ address, byteLength }: DeviceBuffer): void {
-  if (byteLength === 0) throw new RangeError(`an empty buffer (at ${address}) cannot be shared`);
 }
 
 function checkShareOptions(options: ShareOptions | undefined, call: string): ShareOptions {

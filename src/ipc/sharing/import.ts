@@ -5,7 +5,6 @@ import type { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import type { DeviceBuffer, StreamOption } from '../../memory/buffer.ts';
 import { streamOf } from '../../memory/buffer-copy.ts';
-import type { MemoryPool } from '../../memory/pool.ts';
 import {
   checkIsArray,
   type IpcDescriptor,
@@ -16,22 +15,20 @@ import {
 } from '../descriptor.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess } from '../identity.ts';
-import { effectiveAccess } from './access.ts';
 import { notExportedToSender, openAlias } from './alias.ts';
 import { asArray, type OpenRawArrayOptions, openRawArray, type RawIpcArray } from './array.ts';
 import { openEvent } from './event.ts';
-import { contextFor, deviceBlocker, identityBlocker, isMapped, openBlocker } from './explain.ts';
+import { assertIdentity, assertOpenable, placeFor } from './explain.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { openLegacy } from './legacy.ts';
 import { checkOpenOptions, type OpenOptions } from './open-options.ts';
 import { openPool } from './open-pools.ts';
 import type { Sender } from './ownership.ts';
 import { OwnedFds, type ReceivedFds } from './received-fds.ts';
-import { throwIfBlocked } from './support.ts';
 import { openVirtual } from './virtual.ts';
 import { isFromOtherThread, openThreadMemory } from './worker-exports.ts';
 
-type OpenedBytes = DeviceBuffer | CudaEvent | ImportedPool | MemoryPool;
+type OpenedBytes = ReturnType<typeof openAlias> | ImportedPool;
 
 /**
  * What a descriptor may open as. It is a MemoryPool only for an alias of this process's own pool.
@@ -84,11 +81,6 @@ export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBu
   });
 }
 
-const isPoolDescriptor = ({
-  kind,
-  handle,
-}: IpcDescriptor & { readonly handle?: unknown }): boolean => kind === 'pool' && handle === null;
-
 /**
  * Opens an event of another process. Both sides may record, wait for and query it.
  *
@@ -120,74 +112,6 @@ export function openIpcPool(message: unknown, options?: OpenOptions): ImportedPo
       'same-process',
     );
   });
-}
-
-/** Parses a message and opens it with `open`. */
-function openAs<K extends IpcKind, O>(
-  kinds: readonly K[] | undefined,
-  message: unknown,
-  options: OpenOptions | undefined,
-  call: string,
-  open: (descriptor: IpcDescriptors[K], fds: ReceivedFds, options: Omit<OpenOptions, 'fds'>) => O,
-): O {
-  const { fds: received = [], ...checked } = checkOpenOptions(options, call);
-  const fds = new OwnedFds(received, true);
-  try {
-    return open(parseDescriptor(message, kinds), fds, checked);
-  } finally {
-    fds[Symbol.dispose]();
-  }
-}
-
-/** Like {@link openParsed}; returns an array if the descriptor describes one. */
-export const openObject = (
-  descriptor: IpcDescriptor,
-  fds: ReceivedFds,
-  options: Omit<OpenOptions, 'fds'>,
-  sender?: Sender,
-): Opened => asArray(openParsed(descriptor, fds, options, sender), descriptor);
-
-/**
- * Opens a parsed descriptor. The caller keeps the file descriptors that are not taken.
- *
- * @param sender the other end of the connection that it came over
- * @throws IpcError
- */
-function openParsed(
-  descriptor: IpcDescriptor,
-  fds: ReceivedFds,
-  options: Omit<OpenOptions, 'fds'>,
-  sender?: Sender,
-): OpenedBytes {
-  assertNotCapturing('opening what another process shared');
-  const isOfThisProcess = isFromThisProcess(descriptor);
-  // A sender learns nothing about this process's own objects but that they are refused.
-  if (!isOfThisProcess || !sender) throwIfBlocked(identityBlocker(descriptor, options));
-  if (isOfThisProcess) {
-    if (descriptor.kind === 'event' || !isFromOtherThread(descriptor))
-      return openAlias(descriptor, options.access, sender);
-    if (sender && !sender.isOwnProcess) throw notExportedToSender();
-    throwIfBlocked(deviceBlocker(descriptor, options));
-    const context = contextFor(descriptor, options);
-    const access = effectiveAccess(descriptor, options.access, fds.numbers);
-    return openThreadMemory(context, descriptor, fds, access, sender?.lease);
-  }
-  throwIfBlocked(deviceBlocker(descriptor, options));
-  const context = contextFor(descriptor, options);
-  const access = effectiveAccess(descriptor, options.access, fds.numbers);
-  const lease = sender?.lease;
-  if (!isMapped(descriptor, context, fds, access))
-    throwIfBlocked(openBlocker(descriptor, context, fds, options.allowOtherUsers ?? false));
-  switch (descriptor.kind) {
-    case 'legacy':
-      return openLegacy(context, descriptor, access, lease);
-    case 'pool':
-      return openPool(context, descriptor, fds, access, lease);
-    case 'virtual':
-      return openVirtual(context, descriptor, fds, access, lease);
-    case 'event':
-      return openEvent(context, descriptor, lease);
-  }
 }
 
 /** Options of {@link openIpcArray} for a descriptor. */
@@ -230,6 +154,8 @@ export function openIpcArray(
   return isDescribed ? openDescribed(source, options) : openRawArray(source, options);
 }
 
+// ---- Messages, then descriptors, then the kinds ----
+
 function openDescribed(source: IpcMemoryDescriptor, options: OpenArrayOptions = {}): DeviceArray {
   const { stream, ...rest } = options;
   const ordered = streamOf(stream);
@@ -237,4 +163,72 @@ function openDescribed(source: IpcMemoryDescriptor, options: OpenArrayOptions = 
     checkIsArray(descriptor);
     return asArray(openParsed(descriptor, fds, checked), descriptor, ordered) as DeviceArray;
   });
+}
+
+const isPoolDescriptor = ({
+  kind,
+  handle,
+}: IpcDescriptor & { readonly handle?: unknown }): boolean => kind === 'pool' && handle === null;
+
+/** Parses a message and opens it with `open`. */
+function openAs<K extends IpcKind, O>(
+  kinds: readonly K[] | undefined,
+  message: unknown,
+  options: OpenOptions | undefined,
+  call: string,
+  open: (descriptor: IpcDescriptors[K], fds: ReceivedFds, options: Omit<OpenOptions, 'fds'>) => O,
+): O {
+  const { fds: received = [], ...checked } = checkOpenOptions(options, call);
+  const fds = new OwnedFds(received, true);
+  try {
+    return open(parseDescriptor(message, kinds), fds, checked);
+  } finally {
+    fds[Symbol.dispose]();
+  }
+}
+
+/** Like {@link openParsed}; returns an array if the descriptor describes one. */
+export const openObject = (
+  descriptor: IpcDescriptor,
+  fds: ReceivedFds,
+  options: Omit<OpenOptions, 'fds'>,
+  sender?: Sender,
+): Opened => asArray(openParsed(descriptor, fds, options, sender), descriptor);
+
+/**
+ * Opens a parsed descriptor. The caller keeps the file descriptors that are not taken.
+ *
+ * @param sender the other end of the connection that it came over
+ * @throws IpcError
+ */
+function openParsed(
+  descriptor: IpcDescriptor,
+  fds: ReceivedFds,
+  options: Omit<OpenOptions, 'fds'>,
+  sender?: Sender,
+): OpenedBytes {
+  assertNotCapturing('opening what another process shared');
+  const isOfThisProcess = isFromThisProcess(descriptor);
+  // A sender learns nothing about this process's own objects but that they are refused.
+  if (!isOfThisProcess || !sender) assertIdentity(descriptor, options);
+  if (isOfThisProcess) {
+    if (descriptor.kind === 'event' || !isFromOtherThread(descriptor))
+      return openAlias(descriptor, options.access, sender);
+    if (sender && !sender.isOwnProcess) throw notExportedToSender();
+    const { context, access } = placeFor(descriptor, fds, options);
+    return openThreadMemory(context, descriptor, fds, access, sender?.lease);
+  }
+  const { context, access } = placeFor(descriptor, fds, options);
+  assertOpenable(descriptor, context, fds, access, options);
+  const lease = sender?.lease;
+  switch (descriptor.kind) {
+    case 'legacy':
+      return openLegacy(context, descriptor, access, lease);
+    case 'pool':
+      return openPool(context, descriptor, fds, access, lease);
+    case 'virtual':
+      return openVirtual(context, descriptor, fds, access, lease);
+    case 'event':
+      return openEvent(context, descriptor, lease);
+  }
 }

@@ -86,7 +86,7 @@ export class ImportedPool extends Resource implements MemoryResource {
                 releaseSharedUse(accessKey(handle, device), () => end.revokeAccess(device)),
               destroy: () => releaseSharedHandle(handle, end.destroy),
             }),
-          ...leases.map((loan) => () => loan.released()),
+          ...leases.map((lease) => () => lease.released()),
         ]),
     });
     this.#leases = leases;

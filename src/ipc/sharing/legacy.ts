@@ -38,35 +38,6 @@ import {
 } from './mapping.ts';
 import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
 
-/**
- * Reads an attribute of memory that another library allocated; undefined if the driver does not
- * know it.
- */
-function readAttribute(attribute: number, address: CUdeviceptr): number | undefined {
-  // Some attributes have one byte, some four, some eight.
-  writeUint64(0, OUT0);
-  const status = cu.cuPointerGetAttribute(OUT0, attribute, address);
-  return status === 0 ? readHandle(OUT0) : undefined;
-}
-
-/**
- * @throws IpcError for memory of another library without a legacy handle; it names the kind of
- * memory
- */
-function checkIpcCapable(address: CUdeviceptr): void {
-  if (readAttribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) !== 0) return;
-  const isHost =
-    readAttribute(CU_POINTER_ATTRIBUTE_IS_MANAGED, address) === 1 ||
-    readAttribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) === CU_MEMORYTYPE_HOST;
-  const isOfPool = (readAttribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) ?? 0) !== 0;
-  const what = isHost
-    ? 'host-accessible memory'
-    : isOfPool
-      ? 'memory of a pool that another library made'
-      : 'memory that is virtual, or of another process,';
-  throw new IpcError(`${what} has no legacy IPC handle: copy it to device memory, and share that`);
-}
-
 /** Exports memory by the driver's 64 bytes, which name its whole allocation. @throws IpcError */
 export function exportLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
   const { address, byteLength, context, origin, access, root, resource } = buffer;
@@ -102,6 +73,8 @@ export function exportLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
     generation: origin === 'allocated' ? exportIdOf(root) : 0,
   });
 }
+
+// ---- Mappings, and what the driver says of memory of other libraries ----
 
 /** Mapped plain memory of other processes, by handle. Each context maps it at another address. */
 const mappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
@@ -170,3 +143,32 @@ function map(context: Context, handle: string, exporter: string): Mapping {
 
 const unmap = ({ context, base }: Mapping): void =>
   context.run(() => check(cu.cuIpcCloseMemHandle(base), 'cuIpcCloseMemHandle'));
+
+/**
+ * @throws IpcError for memory of another library without a legacy handle; it names the kind of
+ * memory
+ */
+function checkIpcCapable(address: CUdeviceptr): void {
+  if (readAttribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) !== 0) return;
+  const isHost =
+    readAttribute(CU_POINTER_ATTRIBUTE_IS_MANAGED, address) === 1 ||
+    readAttribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) === CU_MEMORYTYPE_HOST;
+  const isOfPool = (readAttribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) ?? 0) !== 0;
+  const what = isHost
+    ? 'host-accessible memory'
+    : isOfPool
+      ? 'memory of a pool that another library made'
+      : 'memory that is virtual, or of another process,';
+  throw new IpcError(`${what} has no legacy IPC handle: copy it to device memory, and share that`);
+}
+
+/**
+ * Reads an attribute of memory that another library allocated; undefined if the driver does not
+ * know it.
+ */
+function readAttribute(attribute: number, address: CUdeviceptr): number | undefined {
+  // Some attributes have one byte, some four, some eight.
+  writeUint64(0, OUT0);
+  const status = cu.cuPointerGetAttribute(OUT0, attribute, address);
+  return status === 0 ? readHandle(OUT0) : undefined;
+}

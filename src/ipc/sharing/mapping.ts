@@ -116,7 +116,7 @@ export class MappingTable<M extends Mapping> {
     workTracker.addOtherContext(user.workTracker);
     entry.users -= 1;
     if (entry.users > 0) {
-      // The others keep it mapped, but its lender is notified only when this user's work is done.
+      // The others keep it mapped, but its exporter is notified only when this user's work is done.
       if (onReleased) releases.enqueue(onReleased, { mayBlock: false });
       return;
     }

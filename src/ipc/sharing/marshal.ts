@@ -113,7 +113,7 @@ function subscribeToPoolClose(object: Shareable, id: string, session: SharingSes
 }
 
 // Stored on the object: a WeakMap with an entry for each would slow down garbage collection.
-const ENCODED_EXPORT = Symbol('packed');
+const ENCODED_EXPORT = Symbol('encodedExport');
 
 interface WithEncodedExport {
   [ENCODED_EXPORT]?: EncodedExport;

@@ -33,7 +33,7 @@ export interface Sender {
   hasLeaseOn(object: DeviceBuffer | CudaEvent | MemoryPool): boolean;
 }
 
-/** Returns how imported memory is closed: its lender is notified, and the mapping is released. */
+/** Returns how imported memory is closed: its exporter is notified, and the mapping is released. */
 export function releaseWithLease(
   context: Context,
   release: (onReleased?: () => void) => void,

@@ -1,6 +1,5 @@
 import assert from 'node:assert/strict';
-import { type ChildProcess, spawn } from 'node:child_process';
-import { once } from 'node:events';
+import type { ChildProcess } from 'node:child_process';
 import { after, before, describe, test } from 'node:test';
 import { BLOCK, writeBytes } from '../../../../../ffi/arena.ts';
 import { deviceAttributes } from '../../../../../ffi/attributes.ts';
@@ -25,6 +24,7 @@ import {
   openIpc,
 } from '../../../../../src/ipc/index.ts';
 import { openBlocker } from '../../../../../src/ipc/sharing/explain.ts';
+import { killed, startProcess } from '../../../../support/program.ts';
 import { emulate, runProgram } from '../../emulate.ts';
 
 /** Another process that lives, of the same user. */
@@ -32,9 +32,9 @@ let neighbour: ChildProcess;
 const identityOf = (pid: number) => ({ pid, startTime: processStartTime(pid) ?? 0 });
 
 before(() => {
-  neighbour = spawn('sleep', ['60'], { stdio: 'ignore' });
+  neighbour = startProcess('sleep', ['60']);
 });
-after(() => neighbour.kill('SIGKILL'));
+after(() => killed(neighbour));
 
 /** A descriptor of each kind, as it would be from another process. */
 function descriptors(fields: object = {}): Record<IpcDescriptor['kind'], IpcDescriptor> {
@@ -238,10 +238,9 @@ describe('explain', () => {
 
   test('only virtual memory of an exited process is openable, because its file descriptors keep it', async () => {
     emulate();
-    const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+    const child = startProcess('sleep', ['60']);
     const gone = identityOf(child.pid as number);
-    child.kill('SIGKILL');
-    await once(child, 'exit');
+    await killed(child);
     const reused = { pid: neighbour.pid as number, startTime: gone.startTime - 1 };
     for (const by of [gone, reused]) {
       const { legacy, pool, event, virtual } = descriptors(by);
@@ -255,16 +254,16 @@ describe('explain', () => {
     emulate();
     // Root may start one as somebody else; for all others the first process is somebody else's.
     const isRoot = process.getuid?.() === 0;
-    const stranger = isRoot ? spawn('sleep', ['60'], { stdio: 'ignore', uid: 65_534 }) : undefined;
+    const otherUser = isRoot ? startProcess('sleep', ['60'], { uid: 65_534 }) : undefined;
     try {
-      const made = descriptors(identityOf(stranger?.pid ?? 1));
+      const made = descriptors(identityOf(otherUser?.pid ?? 1));
       for (const descriptor of Object.values(made)) {
         refused(descriptor, 'other-user', /runs as user \d+/, { fds: fdsFor(descriptor) });
         const options = { fds: fdsFor(descriptor), allowOtherUsers: true };
         assert.equal(explain(descriptor, options).openable, true);
       }
     } finally {
-      stranger?.kill('SIGKILL');
+      if (otherUser) await killed(otherUser);
     }
   });
 

@@ -1,5 +1,4 @@
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
 import { describe, test } from 'node:test';
 import fc from 'fast-check';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
@@ -60,6 +59,7 @@ import { trials } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { anyLayout } from '../../../../support/layouts.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
+import { killed, startProcess } from '../../../../support/program.ts';
 import { currentContext, emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 
@@ -772,8 +772,8 @@ describe('openIpcArray', () => {
     timeout: 20_000,
   }, async (t) => {
     const open = openingEvents({ cuEventQuery: () => CUresult.CUDA_ERROR_NOT_READY });
-    const child = spawn('sleep', ['60'], { stdio: 'ignore' });
-    t.after(() => child.kill('SIGKILL'));
+    const child = startProcess('sleep', ['60']);
+    t.after(() => killed(child));
     const pid = child.pid as number;
     const { pidNamespace } = localProcess();
     const waits = ready(sharedBy({ pid, startTime: processStartTime(pid), pidNamespace }));
