@@ -25,7 +25,7 @@ const uuid = hex(16).map((digits) =>
 const size = fc.integer({ min: 0, max: Number.MAX_SAFE_INTEGER });
 const handle = hex(64).map((digits) => Buffer.from(digits, 'hex').toString('base64'));
 const access = fc.constantFrom('read-write', 'read');
-/** How far the items of a layout reach is worked out by hand here. */
+/** The extent of a layout's items, computed by hand. */
 const layouts = fc
   .tuple(
     fc.constantFrom(['float32', 4], ['bool', 1], ['bfloat16', 2], ['V12', 12]),
@@ -107,7 +107,7 @@ const descriptors: fc.Arbitrary<IpcDescriptor> = fc.oneof(
   ),
 );
 
-/** Behind the four bytes that each begins with. */
+/** Offsets after the magic number. */
 const VERSION_AT = 4;
 
 describe('encodeDescriptor', () => {
@@ -168,7 +168,7 @@ describe('encodeDescriptor', () => {
           Buffer.from(writeDescriptor(each)),
         );
         assert.notDeepEqual(bytes[0], bytes[1]);
-        // A later process with the same pid is another one where it is read as well.
+        // A later process with the same pid stays a different one after decoding.
         assert.deepEqual(
           bytes.map((each) => decodeDescriptor(each)),
           [of({}), of(fields), of({})],
@@ -194,7 +194,7 @@ describe('decodeDescriptor', () => {
           const place = at % bytes.byteLength;
           bytes[place] = (bytes[place] as number) ^ change;
           try {
-            // A flag for which any value but 0 means the same: nothing was altered.
+            // Any flag value but 0 means the same, so nothing was corrupted.
             assert.deepEqual(decodeDescriptor(bytes), descriptor);
           } catch (error) {
             assert.ok(error instanceof IpcError, String(error));
@@ -220,7 +220,7 @@ describe('decodeDescriptor', () => {
   });
 });
 
-/** Values at and beyond the bounds of fields, which both forms can say. */
+/** Values at and beyond the bounds of fields, which both forms can express. */
 const edges: Readonly<Record<string, fc.Arbitrary<unknown>>> = (() => {
   const numbers = [-(2 ** 53), -1, 0, 1, 4096, 2 ** 32, 2 ** 53 - 1, 2 ** 53, 2 ** 60];
   const size = fc.constantFrom(...numbers);
@@ -295,7 +295,7 @@ describe('decodeDescriptor', () => {
           let changed: Record<string, unknown> = { ...(descriptor as object) };
           for (const choice of choices.take(2)) {
             const name = fields[choice % fields.length] as string;
-            // A handle that may not be absent has no bytes that say so.
+            // The binary form of a required handle cannot express that it is absent.
             if (name === 'handle' && descriptor.kind !== 'pool') continue;
             changed = { ...changed, [name]: edge?.[name] };
           }

@@ -11,7 +11,7 @@ import { withChecksum, writeDescriptor } from '../../../../src/ipc/descriptor-by
 import { decodeDescriptor, parseDescriptor } from '../../../../src/ipc/descriptor-codec.ts';
 import { trials } from '../../../support/iterations.ts';
 
-/** A frozen copy with a getter, or a prototype, that may answer differently each time. */
+/** A frozen copy with a getter, or a prototype, that may return a different value each time. */
 const changing = (fields: object, name: string, answer: () => unknown): object[] => {
   const own = { ...fields };
   Object.defineProperty(own, name, { enumerable: true, get: answer });
@@ -82,7 +82,7 @@ const refused = (kind: IpcKind, message: unknown, what: RegExp | string): void =
   );
 };
 
-/** With a checksum that is right, where one can be made at all. */
+/** With a right checksum, if one can be computed at all. */
 function sealed(message: Record<string, unknown>): unknown {
   try {
     return withChecksum(message as never);
@@ -91,7 +91,7 @@ function sealed(message: Record<string, unknown>): unknown {
   }
 }
 
-/** What a message and its bytes are refused for alike. */
+/** Asserts that a message and its bytes are refused for the same reason. */
 function refusedBothWays(what: string, message: object, expected: object): void {
   const bytesOf = Buffer.from(writeDescriptor(message as never));
   assert.throws(() => parseDescriptor(message), { name: 'IpcError', ...expected }, what);
@@ -130,7 +130,7 @@ describe('parseDescriptor', () => {
       for (const field of Object.keys(descriptor)) {
         const value = descriptor[field as keyof typeof descriptor];
         const swapped = typeof value === 'string' ? 5 : String(value);
-        // A pool itself has no handle, and says so.
+        // The handle of a pool itself is null.
         const others = value === null || (kind === 'pool' && field === 'handle') ? [] : [null, []];
         for (const other of [...wrong, ...others, ...(value === null ? [] : [swapped])])
           assert.throws(
@@ -342,7 +342,7 @@ describe('parseDescriptor', () => {
     ];
     for (const [what, fields, message] of cases)
       refusedBothWays(what, withChecksum(fields as never), { code: 'invalid-descriptor', message });
-    // To the last byte.
+    // Exactly to the last byte.
     for (const fields of [
       { ...buffer, byteOffset: 4096 - 1024 },
       { ...buffer, layout },

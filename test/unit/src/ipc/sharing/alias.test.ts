@@ -1,4 +1,4 @@
-/** What comes back to the process that made it: by a connection only what that has lent. */
+/** Descriptors that return to their process: over a connection, the peer needs a lease on each. */
 
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
@@ -113,7 +113,7 @@ describe('openAlias', () => {
       [true, false],
     );
     lent.endAll();
-    // Its items repeat, so that it is not to be written to.
+    // Its items repeat, so it is read-only.
     const repeated = deviceArray(4, float32).at(0).broadcastTo([3]);
     lent.add([repeated], undefined);
     const item = repeated.buffer.subarray(0, 4);
@@ -130,7 +130,7 @@ describe('openAlias', () => {
       const changed = (fields: object): IpcDescriptor =>
         withChecksum({ ...descriptor, ...fields } as never);
       const { byteOffset } = descriptor;
-      // Of an allocation that is said to be larger.
+      // The descriptor states a larger allocation.
       const baseByteLength = 1 << 30;
       for (const fields of [
         { byteLength: 65 },
@@ -163,7 +163,7 @@ describe('openAlias', () => {
     one.endAll();
     assert.deepEqual(all(), [false, false, true, false, false]);
     passed?.end();
-    // Of processes of other pid namespaces nobody knows which are the same.
+    // Processes in other pid namespaces cannot be told apart.
     unseen.add([buffer], undefined);
     assert.deepEqual(all(), [false, false, false, true, false]);
     unseen.endAll();

@@ -27,7 +27,7 @@ import { openBlocker } from '../../../../../src/ipc/sharing/explain.ts';
 import { killed, startProcess } from '../../../../support/program.ts';
 import { emulate, runProgram } from '../../emulate.ts';
 
-/** Another process that lives, of the same user. */
+/** Another running process of the same user. */
 let neighbour: ChildProcess;
 const identityOf = (pid: number) => ({ pid, startTime: processStartTime(pid) ?? 0 });
 
@@ -36,7 +36,7 @@ before(() => {
 });
 after(() => killed(neighbour));
 
-/** A descriptor of each kind, as it would be from another process. */
+/** A descriptor of each kind, as from another process. */
 function descriptors(fields: object = {}): Record<IpcDescriptor['kind'], IpcDescriptor> {
   const pool = MemoryPool.create({ maxSize: 1 << 20, shareable: true });
   const memory = VirtualMemory.reserve(2 << 20, { shareable: true });
@@ -60,7 +60,7 @@ const FD_STANDING_FOR_ONE = createMemfd('cuffi.stand-in', 0);
 const fdsFor = ({ kind }: IpcDescriptor): number[] =>
   kind === 'pool' || kind === 'virtual' ? [FD_STANDING_FOR_ONE] : [];
 
-/** All that explain knows, and what of it was provoked. */
+/** All codes of explain, and those that a test has provoked. */
 const causes: Readonly<Record<NonNullable<Explanation['code']>, true>> = {
   'invalid-descriptor': true,
   corrupted: true,
@@ -79,7 +79,7 @@ const causes: Readonly<Record<NonNullable<Explanation['code']>, true>> = {
 };
 const provoked = new Set<string | undefined>();
 
-/** That a descriptor is refused for a reason, by what opens it too, before anything is opened. */
+/** Asserts that explain and openIpc refuse a descriptor for a reason before anything is opened. */
 function refused(
   descriptor: unknown,
   code: string,
@@ -252,7 +252,7 @@ describe('explain', () => {
 
   test('an exporter of another user is refused unless allowed', async () => {
     emulate();
-    // Root may start one as somebody else; for all others the first process is somebody else's.
+    // Root can start a process as another user; for all others, process 1 belongs to another user.
     const isRoot = process.getuid?.() === 0;
     const otherUser = isRoot ? startProcess('sleep', ['60'], { uid: 65_534 }) : undefined;
     try {

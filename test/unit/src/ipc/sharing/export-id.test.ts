@@ -49,7 +49,7 @@ describe('rememberExport', () => {
       forgotten.add(key);
       return forget.call(this, key);
     });
-    // There are limits in between: more than twice as many as were left the last time.
+    // Between two sweeps, more than twice as many names as were left are added.
     remember(count);
     remember(2 * count);
     t.mock.restoreAll();

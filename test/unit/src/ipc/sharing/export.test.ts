@@ -43,7 +43,7 @@ describe('getIpcHandle', () => {
     const part = getIpcHandle(buffer.subarray(100, 300));
     assert.deepEqual(part, range(100, 200));
     const borrowed = DeviceBuffer.fromPointer(buffer.address + 8, 8);
-    // Whose it is nobody knows: the driver's number has to do.
+    // Its owner is unknown: the driver's buffer id must do.
     assert.deepEqual(getIpcHandle(borrowed), withChecksum({ ...range(8, 8), generation: 0 }));
   });
 
@@ -115,7 +115,7 @@ describe('exportIpc', () => {
     assert.deepEqual(recorder.calls, []);
     process.env[LIMIT] = String(6 * GIB);
     exportIpc(large);
-    // Below what works everywhere it limits nothing.
+    // A limit below the size that works everywhere has no effect.
     process.env[LIMIT] = '0';
     exportIpc(most);
     assert.throws(() => exportIpc(large), { code: 'not-supported' });

@@ -65,7 +65,7 @@ import { peerPair } from '../peer/support.ts';
 
 describe('openIpcBuffer', () => {
   const OTHER_PID = 2 ** 30;
-  /** A descriptor with other values, as its own process would have sealed it. */
+  /** A descriptor with other values and the checksum that its own process would compute. */
   const changed = (descriptor: object, values: object): unknown =>
     withChecksum({ ...descriptor, ...values } as never);
   const elsewhere = { device: 'GPU-00000000-0000-0000-0000-000000000000', pid: OTHER_PID };
@@ -86,7 +86,7 @@ describe('openIpcBuffer', () => {
       () => openIpcBuffer(changed(ofBuffer, { ...elsewhere, pid: process.pid })),
       expected,
     );
-    // One that was started earlier, and had the number before.
+    // An earlier process with the same pid.
     for (const open of [
       () => openIpcBuffer(changed(ofBuffer, { startTime: 1 })),
       () => openIpcBuffer(changed(ofBuffer, { startTime: 1 }), { sameProcess: 'alias' }),
@@ -158,13 +158,13 @@ describe('openIpcBuffer', () => {
     assert.equal(currentContext(), 0);
   });
 
-  /** As another process, of which nothing is to be seen, would have made it. */
+  /** The descriptor as another process in another pid namespace would make it. */
   const ofAnother = (descriptor: IpcDescriptor, fields: object = {}): IpcDescriptor =>
     withChecksum({ ...descriptor, pid: OTHER_PID, pidNamespace: 1, ...fields } as never);
 
   const SIZE = 2 << 20;
 
-  /** Memory of one value, and all that a process says of it. */
+  /** Memory filled with one value, and its descriptor with file descriptors. */
   function shared(kind: 'virtual' | 'pool', value: number): ReturnType<typeof exportIpc> {
     const buffer =
       kind === 'virtual'
@@ -180,7 +180,7 @@ describe('openIpcBuffer', () => {
     test(`memory of kind ${kind} is identified by what was received, not by the name its sender states`, async () => {
       emulate();
       const [honest, hostile] = [shared(kind, 1), shared(kind, 2)];
-      // All as the honest one says it, but for how the driver finds it in the pool.
+      // The same as the honest descriptor, apart from the driver's handle.
       const { handle } = hostile.descriptor as { readonly handle?: string };
       const forged = ofAnother(honest.descriptor, kind === 'pool' ? { handle } : {});
       const come = (
@@ -193,7 +193,7 @@ describe('openIpcBuffer', () => {
       const second = come(honest, ofAnother(honest.descriptor), sessions[1]);
       assert.deepEqual([valuesIn(first), valuesIn(second)], [[2], [1]]);
       assert.notEqual(first.resource ?? first, second.resource ?? second);
-      // Each is mapped once, however often it comes, and by whichever connection.
+      // Each is mapped once, however often and over whichever connection it comes.
       const recorder = recordCalls();
       const again = come(honest, ofAnother(honest.descriptor));
       const forgedAgain = come(hostile, forged);
@@ -232,7 +232,7 @@ describe('openIpcBuffer', () => {
     emulate();
     const { pid } = localProcess();
     const { descriptor, fds } = shared('pool', 3);
-    // Another process of this namespace, which lives.
+    // Another running process in this namespace.
     const fields = {
       ...ofAnother(descriptor),
       pid: process.ppid,
@@ -301,7 +301,7 @@ describe('openIpcBuffer', () => {
     const memory = VirtualMemory.reserve(SIZE, { shareable: true });
     memory.grow(SIZE);
     const shareable = [buffer, array, event, pool, pooled, memory];
-    // Also what was shared before, which has its descriptor.
+    // Also objects that were exported before.
     const parcels = shareable.map((each) => exportIpc(each as DeviceBuffer));
     const ofPool = exportIpc(pool).descriptor;
     using handle = getIpcHandle(array);
@@ -339,7 +339,7 @@ describe('openIpcBuffer', () => {
       assert.deepEqual(recorder.calls, []);
     });
     assert.deepEqual(given.filter(isOpenFd), []);
-    // The capture went on.
+    // The capture continued.
     graph.launch({ stream });
     stream.synchronizeSync();
     assert.deepEqual(valuesIn(buffer), [1]);
@@ -348,18 +348,18 @@ describe('openIpcBuffer', () => {
   });
 });
 
-/** Arrays in descriptors: what is exported, what is opened, and what hostile ones are answered. */
+/** Arrays in descriptors: exported, opened, and hostile ones refused. */
 describe('openIpcArray', () => {
   const MIB = 1 << 20;
   const alias = { sameProcess: 'alias' } as const;
   const seal = (fields: object): IpcMemoryDescriptor =>
     withChecksum(fields as never) as IpcMemoryDescriptor;
-  /** As another process, of which nothing is to be seen, would have made it. */
+  /** The descriptor as another process in another pid namespace would make it. */
   const ofAnother = (descriptor: object, fields: object = {}): IpcMemoryDescriptor =>
     seal({ ...descriptor, pid: 2 ** 30, pidNamespace: 1, ...fields });
   const numbers = (length: number): Int16Array => Int16Array.from({ length }, (_, i) => i);
 
-  /** One allocation of each kind, as an array of int16 that counts. */
+  /** One allocation of each kind, as an int16 array of ascending numbers. */
   function allocations(): DeviceArray<typeof int16>[] {
     const pool = MemoryPool.create({ maxSize: 32 * MIB, shareable: true });
     const memory = VirtualMemory.reserve(8 * MIB, { shareable: true });
@@ -496,7 +496,7 @@ describe('openIpcArray', () => {
         (parcel, layout, fields, isSealed) => {
           const { descriptor, fds } = parcel as { descriptor: IpcMemoryDescriptor; fds: number[] };
           const altered = { ...descriptor, layout: { ...descriptor.layout, ...layout }, ...fields };
-          // The driver opens no memory of its own process by handle: of that it is an alias.
+          // The driver cannot open a legacy handle of its own process, so an alias is opened.
           const isPlain = descriptor.kind === 'legacy';
           const made = isPlain ? seal(altered) : ofAnother(altered);
           const message = isSealed ? made : { ...made, checksum: descriptor.checksum };
@@ -557,7 +557,7 @@ describe('openIpcArray', () => {
       );
       const open = ({ descriptor, fds }: Exported): DeviceArray =>
         openIpcArray(ofAnother(descriptor), { fds: fds.map(duplicateFd), access: 'read' });
-      // The first use of a process makes the file of its counts.
+      // The first use in a process creates the memfd of the counts.
       open(parcels[0] as Exported).close();
       await context.flush();
       const before = openDescriptors();
@@ -570,7 +570,7 @@ describe('openIpcArray', () => {
       first.close();
       assert.throws(() => part.address, { name: 'ClosedError' });
       assert.equal((second.copyToHostSync() as Int16Array)[29], 87);
-      // What came is passed on as it came, cut down to the view.
+      // An imported view is exported again as it came, narrowed to the view.
       const passOn = () =>
         exportIpc(second.slice({ start: 1, stop: 3 })).descriptor as IpcMemoryDescriptor;
       if (all === pooled) {
@@ -691,7 +691,7 @@ describe('openIpcArray', () => {
     const there = IpcBufferHandle.from(JSON.parse(JSON.stringify(ofBuffer)));
     assert.equal(there.open(alias).byteLength, 16);
     there.close();
-    // What was done once is done, though its event is gone.
+    // Work that was once done stays done, even if its event is closed.
     parcel.close();
     await assert.rejects(ready(parcel.descriptor), { name: 'ClosedError' });
     await handle.ready();
@@ -729,7 +729,7 @@ describe('openIpcArray', () => {
     }
   });
 
-  /** A driver in which every handle of an event opens, as if another process had shared one. */
+  /** A driver that opens every event handle, as if another process had shared it. */
   function openingEvents(changes: Partial<Driver> = {}): ReadonlySet<string> {
     const emulated = emulate();
     const { driver, open } = keepingBooks({
@@ -741,7 +741,7 @@ describe('openIpcArray', () => {
     return open;
   }
 
-  /** What an array was shared with in a stream, as another process would have made it. */
+  /** The descriptor of an array shared with a stream, as another process would make it. */
   function sharedBy(fields: object): IpcMemoryDescriptor {
     const stream = Stream.create();
     const { readyEvent, ...handle } = getIpcHandle(deviceArray(4, float32, { stream }), {

@@ -16,7 +16,7 @@ import { currentContext, emulate } from '../../emulate.ts';
 
 const BYTE_LENGTH = 4096;
 
-/** A driver in which every handle opens, as if another process had shared 4 KiB. */
+/** A driver that opens every handle, as if another process had shared 4 KiB. */
 function importing(env?: NodeJS.ProcessEnv): {
   readonly driver: Driver;
   readonly open: ReadonlySet<string>;
@@ -36,7 +36,7 @@ const descriptor = (fields: object = {}) =>
     kind: 'legacy',
     ...describeExporter(Device.get().uuid),
     pid: 2 ** 30,
-    // Of a namespace that nothing can be seen of: it may live.
+    // In another pid namespace, so it may still run.
     pidNamespace: 1,
     handle: Buffer.alloc(64, 1).toString('base64'),
     baseByteLength: BYTE_LENGTH,
@@ -48,7 +48,7 @@ const descriptor = (fields: object = {}) =>
     ...fields,
   });
 
-/** Two contexts, and streams of both that are held up. */
+/** Two contexts, each with a blocked stream. */
 function twoContexts() {
   emulate({ CUFFI_EMULATED_DEVICES: '2' });
   const own = Context.primary(0);
@@ -109,7 +109,7 @@ describe('MappingTable', () => {
     };
     assert.throws(() => openIpcBuffer(descriptor(larger)), refused);
     assert.deepEqual([...open], []);
-    // It is one use less again for those who have it, too.
+    // The number of uses is what it was before.
     const whole = openIpcBuffer(descriptor({ baseByteLength: 2 * BYTE_LENGTH }));
     assert.throws(() => openIpcBuffer(descriptor(larger)), refused);
     whole.copyToHostSync(new Uint8Array(1));
@@ -162,7 +162,7 @@ describe('MappingTable', () => {
     ]) {
       before.hold(streams[0]);
       openBuffer().close();
-      // What is queued from now on came after the close.
+      // Work queued from here on came after the close.
       assert.equal(context.releases.drainReady(), false);
       after.hold(streams[1]);
       before.open();
@@ -232,7 +232,7 @@ describe('MappingTable', () => {
       const use = table.use('memory', 1, context, map);
       latch.hold(stream);
       use.release();
-      // What was given up first waits for the first stream alone.
+      // The first release waits for the first stream only.
       assert.equal(context.releases.drainReady(), false);
     }
     first.open();
@@ -251,18 +251,18 @@ describe('MappingTable', () => {
     const table = new MappingTable<Mapping>(() => {}, { mayBlock: true });
     const map = () => ({ context, epoch: context.epoch, base, byteLength: BYTE_LENGTH });
     const [first, second] = [0, 1].map(() => table.use('name', 1, context, map));
-    const told: string[] = [];
+    const released: string[] = [];
     {
       using latch = new Latch();
       latch.hold(Stream.create({ nonBlocking: true }));
-      first?.release(() => told.push('first'));
+      first?.release(() => released.push('first'));
       await nextLoopIteration();
-      assert.equal(told.length, 0);
+      assert.equal(released.length, 0);
     }
     await context.flush();
-    assert.deepEqual(told, ['first']);
-    second?.release(() => told.push('second'));
-    assert.deepEqual(told, ['first', 'second']);
+    assert.deepEqual(released, ['first']);
+    second?.release(() => released.push('second'));
+    assert.deepEqual(released, ['first', 'second']);
   });
 
   test('a mapping is unmapped behind the work of every context that used it', async () => {
@@ -271,18 +271,18 @@ describe('MappingTable', () => {
     const table = new MappingTable<Mapping>(() => (unmapped += 1), { mayBlock: false });
     const base = 4096 as CUdeviceptr;
     const map = () => ({ context: own, epoch: own.epoch, base, byteLength: BYTE_LENGTH });
-    // Whoever gives it up last.
+    // Either context may release it last.
     for (const first of [own, other]) {
       const uses = [own, other].map((user) => [user, table.use('memory', 1, user, map)] as const);
-      const told: string[] = [];
+      const released: string[] = [];
       for (const [user, { release }] of uses.sort(([user]) => (user === first ? -1 : 1)))
-        release(() => told.push(user === own ? 'own' : 'other'));
+        release(() => released.push(user === own ? 'own' : 'other'));
       own.releases.drainReady();
-      assert.deepEqual([unmapped, told.includes('other')], [0, false]);
+      assert.deepEqual([unmapped, released.includes('other')], [0, false]);
       latch.open();
       await stream.synchronize();
       await own.flush();
-      assert.deepEqual([unmapped, told.sort()], [1, ['other', 'own']]);
+      assert.deepEqual([unmapped, released.sort()], [1, ['other', 'own']]);
       unmapped = 0;
       latch.word.shut();
       latch.hold(stream);
@@ -327,7 +327,7 @@ describe('MappingTable', () => {
     assert.equal(table.has('memory', 1), false);
     assert.equal(table.has('memory', 1), false);
     assert.deepEqual(forgotten, [before.mapping]);
-    // Another allocation may have the name now.
+    // Another allocation may now use the name.
     const after = table.use('memory', 2, context, map);
     assert.notEqual(after.mapping, before.mapping);
     before.release();

@@ -60,7 +60,7 @@ import { emulate } from '../../emulate.ts';
 
 const MIB = 1 << 20;
 const session = emptySharingSession;
-/** As another process, of which nothing is to be seen, would have made it. */
+/** The descriptor as another process in another pid namespace would make it. */
 const ofAnother = (descriptor: IpcDescriptor, fields: object = {}): IpcDescriptor =>
   withChecksum({ ...descriptor, pid: 2 ** 30, pidNamespace: 1, ...fields } as never);
 const isCloseOnExec = (fd: number): boolean =>
@@ -81,7 +81,7 @@ function sharedMemory(): VirtualMemory {
 describe('exportIpc', () => {
   test('file descriptors are created once, are close-on-exec, and are closed with their object', () => {
     emulate();
-    // What the first that is shared leaves for all later ones.
+    // Created by the first export and kept for all later ones.
     ensureKeepaliveAllocation(Device.get());
     withExportsTable(() => {});
     const before = openDescriptors();
@@ -102,7 +102,7 @@ describe('exportIpc', () => {
 
   test('a reset closes the file descriptors of the memory that it frees', () => {
     emulate();
-    // What the first that is shared leaves for all later ones.
+    // Created by the first export and kept for all later ones.
     ensureKeepaliveAllocation(Device.get());
     withExportsTable(() => {});
     const before = openDescriptors();
@@ -138,7 +138,7 @@ describe('exportIpc', () => {
     assert.deepEqual(recorder.calls, []);
     const closed = sharedPool();
     const shared = [closed.pool, closed.buffer, DeviceBuffer.allocate(64)];
-    // What was shared before, too.
+    // Also objects that were exported before.
     for (const each of shared) exportForPeer(each, session());
     closed.pool.close({ buffers: true });
     shared[2]?.close();
@@ -193,10 +193,10 @@ describe('openIpc', () => {
   });
 });
 
-/** What is told of a loan: how often the object was closed, and how often given back. */
-function loan(): ImportLease & { readonly told: string[] } {
-  const told: string[] = [];
-  return { told, closed: () => told.push('closed'), released: () => told.push('returned') };
+/** A lease that records its calls. */
+function recordingLease(): ImportLease & { readonly calls: string[] } {
+  const calls: string[] = [];
+  return { calls, closed: () => calls.push('closed'), released: () => calls.push('released') };
 }
 
 describe('importFromPeer', () => {
@@ -206,7 +206,7 @@ describe('importFromPeer', () => {
     const { pool, buffer } = sharedPool();
     const descriptor = ofAnother(exportIpc(buffer).descriptor);
     const fds = (): number[] => exportIpc(buffer).fds.map(duplicateFd);
-    // The first use of a process makes the file of its counts.
+    // The first use in a process creates the memfd of the counts.
     openIpcBuffer(descriptor, { fds: fds() }).close();
     await context.flush();
     const before = openDescriptors();
@@ -249,7 +249,7 @@ describe('importFromPeer', () => {
 
   test('a lease on an object of any kind is notified when the object is closed and its work is done', async () => {
     const emulated = emulate();
-    // As if another process had made them: the driver opens none of one's own.
+    // As if another process had exported them: the driver cannot open its own process's handles.
     selectDriver({
       ...emulated,
       cuIpcOpenMemHandle_v2: (out) => emulated.cuMemAlloc_v2(out, MIB),
@@ -264,7 +264,7 @@ describe('importFromPeer', () => {
     for (const object of [plain, buffer, sharedMemory().buffer, pool, event]) {
       const { descriptor, fds } = exportIpc(object);
       const ours = session();
-      const mine = loan();
+      const mine = recordingLease();
       const opened = importFromPeer(
         ofAnother(descriptor),
         fds.map(duplicateFd),
@@ -272,7 +272,7 @@ describe('importFromPeer', () => {
         mine,
       ) as DeviceBuffer;
       closeSharingSession(ours);
-      assert.deepEqual(mine.told, []);
+      assert.deepEqual(mine.calls, []);
       const isMemory = opened instanceof DeviceBuffer;
       {
         using latch = new Latch();
@@ -280,12 +280,12 @@ describe('importFromPeer', () => {
         if (isMemory) opened.fill(1, { stream });
         opened.close();
         opened.close();
-        // Memory goes behind the work on it; a pool and an event have none of their own here.
-        if (isMemory) assert.deepEqual(mine.told, ['closed']);
+        // Memory is released behind the work on it; a pool and an event have no work of their own.
+        if (isMemory) assert.deepEqual(mine.calls, ['closed']);
       }
       await context.flush();
-      const all = isMemory ? ['closed', 'returned'] : ['returned'];
-      assert.deepEqual(mine.told, all, descriptor.kind);
+      const all = isMemory ? ['closed', 'released'] : ['released'];
+      assert.deepEqual(mine.calls, all, descriptor.kind);
     }
   });
 });
@@ -315,8 +315,11 @@ describe('ImportedPool', () => {
 describe('exportForPeer', () => {
   test('a session reports the close of a pool until the session is closed', () => {
     emulate();
-    const told: string[] = [];
-    const listening = (): SharingSession => ({ ...session(), onPoolClosed: (id) => told.push(id) });
+    const closedPools: string[] = [];
+    const listening = (): SharingSession => ({
+      ...session(),
+      onPoolClosed: (id) => closedPools.push(id),
+    });
     const own = sharedPool();
     const { descriptor, fds } = exportIpc(own.buffer);
     const passedOn = openIpcBuffer(ofAnother(descriptor), { fds: fds.map(duplicateFd) });
@@ -336,8 +339,8 @@ describe('exportForPeer', () => {
       assert.deepEqual([onEnd.size, ended.sentPools.size], [1, 0]);
       close();
       const { pool } = descriptor as IpcPoolDescriptor;
-      assert.deepEqual(told.splice(0), [pool]);
-      // Told once; another one would have to be sent anew.
+      assert.deepEqual(closedPools.splice(0), [pool]);
+      // Reported once: the pool would have to be sent again.
       assert.equal(going.sentPools.size, 0);
     }
   });
@@ -390,7 +393,7 @@ describe('closeSharingSession', () => {
     assert.deepEqual(fds.map(isOpenFd), [false, false]);
     await setImmediate();
     process.off('warning', warn);
-    // Objects of the tests before may be collected meanwhile.
+    // Objects of earlier tests may be collected meanwhile.
     const mine = warned.filter((message) => /cuMemPoolDestroy.*LAUNCH_FAILED/.test(message));
     assert.equal(mine.length, 1);
   });
@@ -405,21 +408,21 @@ describe('importFromPeer', () => {
     const ours = { ...session(), hasLeaseOn: () => true };
     const back = importFromPeer(descriptor, fds.map(duplicateFd), ours) as DeviceBuffer;
     assert.equal(back.address, buffer.address);
-    const mine = loan();
+    const mine = recordingLease();
     assert.equal(
       importFromPeer(exportIpc(pool).descriptor, fds.map(duplicateFd), ours, mine),
       pool,
     );
-    // It is the pool itself that came, which nobody closes for the one who sent it.
-    assert.deepEqual(mine.told, ['returned']);
+    // The pool itself came, and its sender cannot close it.
+    assert.deepEqual(mine.calls, ['released']);
     assert.deepEqual([openDescriptors(), ours.receivedPools.size], [before, 0]);
   });
 
   test("a pool that the driver identifies as this process's own is refused, and not destroyed", () => {
     const emulated = emulate();
     const { pool, buffer } = sharedPool();
-    // The hardware gives a pool's own handle for a descriptor of it.
-    const told = recordCallsOf(
+    // The hardware returns a pool's own handle for its file descriptor.
+    const calls = recordCallsOf(
       {
         ...emulated,
         cuMemPoolImportFromShareableHandle: (out) => {
@@ -436,7 +439,7 @@ describe('importFromPeer', () => {
       code: 'same-process',
       message: /is a pool of this very process: use that pool/,
     });
-    assert.deepEqual([told, openDescriptors()], [[], before]);
+    assert.deepEqual([calls, openDescriptors()], [[], before]);
     pool.allocate(64).close();
   });
 
@@ -445,10 +448,10 @@ describe('importFromPeer', () => {
     const { buffer } = sharedPool();
     const { descriptor, fds } = exportIpc(buffer);
     const base = 2 ** 46;
-    const told = recordCallsOf(
+    const calls = recordCallsOf(
       {
         ...emulated,
-        // The driver maps it once a process, at one address.
+        // The driver maps it once per process, at one address.
         cuMemPoolImportPointer: (out) => {
           writeUint64(base, out);
           return CUresult.CUDA_SUCCESS;
@@ -466,10 +469,10 @@ describe('importFromPeer', () => {
       });
     acquireSharedUse(nameOfMapping(base), 1, () => {});
     open();
-    assert.deepEqual(told, []);
+    assert.deepEqual(calls, []);
     releaseSharedUse(nameOfMapping(base), () => {});
     open();
-    assert.deepEqual(told, [['cuMemFree_v2', base]]);
+    assert.deepEqual(calls, [['cuMemFree_v2', base]]);
     await Context.primary().flush();
   });
 
@@ -488,7 +491,7 @@ describe('importFromPeer', () => {
     assert.throws(() => openIpcBuffer(...open(pool)), /open it with openIpcPool/);
     assert.throws(() => openIpcPool(...open(buffer)), /open it with openIpcBuffer/);
     assert.deepEqual(left(), before);
-    // One that was received for nobody is there for those who opened it before, or for none.
+    // A pool that nobody received stays open for those that opened it before, if any.
     const ours = session();
     const [descriptor, { fds = [] }] = open(pool);
     const received = importFromPeer(descriptor, fds, ours) as ImportedPool;
@@ -541,7 +544,7 @@ describe('importFromPeer', () => {
     assert.equal(there.context.device.ordinal, 1);
     assert.deepEqual(new Set(there.copyToHostSync()), new Set([4]));
     assert.equal(count('cuMemPoolSetAccess'), 1);
-    // The driver maps it once a process, and the first free would unmap it for both.
+    // The driver maps it once per process, and the first free would unmap it for both.
     assert.equal(count('cuMemPoolImportPointer'), 1);
     there.close();
     await there.context.flush();
@@ -550,7 +553,7 @@ describe('importFromPeer', () => {
     here.close();
     await here.context.flush();
     recorder.stop();
-    // The driver has the pool itself once a process, too.
+    // The driver has one handle of the pool per process too.
     assert.equal(count('cuMemPoolImportFromShareableHandle'), 1);
     assert.equal(count('cuMemPoolDestroy'), 1);
   });
@@ -582,7 +585,7 @@ describe('openIpc', () => {
     ];
     for (const [descriptor, count, message] of cases) {
       taken((fds) => openIpc(descriptor, { fds }), count, message);
-      // What is one's own comes back over a connection.
+      // An object of this process returns over a connection.
       if (descriptor !== cases[1]?.[0])
         taken((fds) => importFromPeer(descriptor, fds, session()), count, message);
     }
@@ -593,7 +596,7 @@ describe('openIpc', () => {
     const unpackOnto = (count: number) => (fds: number[]) =>
       importFromPeer(ofAnother(exportIpc(buffer).descriptor), fds, pools(count));
     taken(unpackOnto(1024), 1, /^more than 1024 memory pools came over one connection$/);
-    // The last one is looked at.
+    // The last file descriptor is checked.
     taken(unpackOnto(1023), 1, /is not one of the driver/);
     const fd = openSync('/dev/null', 'r');
     for (const options of [

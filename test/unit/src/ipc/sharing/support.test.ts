@@ -6,7 +6,7 @@ import { Device } from '../../../../../src/index.ts';
 import { type IpcSupport, ipcSupport } from '../../../../../src/ipc/index.ts';
 import { emulate } from '../../emulate.ts';
 
-/** Everything is there, but for what `changes` say. */
+/** A device with every capability, apart from `changes`. */
 function support(changes: Partial<Record<keyof typeof deviceAttributes, number>> = {}): IpcSupport {
   const attributes = {
     computeMode: 0,

@@ -1,4 +1,4 @@
-/** Real worker threads; what the driver has once a process is a word that all of them see. */
+/** Real worker threads; the shared array stands for what the driver has once per process. */
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
@@ -38,7 +38,7 @@ async function ask(worker: Worker, task: Task): Promise<number> {
   return answer as number;
 }
 
-/** The inodes of the files of counts that are open here. */
+/** The inodes of the memfds of counts that are open here. */
 const files = (): Set<number> =>
   new Set(
     readdirSync('/proc/self/fd').flatMap((fd) => {
@@ -46,12 +46,12 @@ const files = (): Set<number> =>
         const path = `/proc/self/fd/${fd}`;
         return /^\/memfd:cuffi-mappings-/.test(readlinkSync(path)) ? [statSync(path).ino] : [];
       } catch {
-        return []; // the descriptor of the listing itself
+        return []; // the file descriptor of the listing itself
       }
     }),
   );
 
-// The first test: no worker was at the counts yet, and the main thread takes no lock.
+// Must run first: no worker has used the counts yet, so the main thread takes no lock.
 describe('acquireSharedUse', () => {
   test('a worker that starts while the main thread uses the counts waits for it', async () => {
     const name = randomUUID();
