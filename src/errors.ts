@@ -157,7 +157,7 @@ export class PeerGoneError extends CuffiError {
 export type IpcCause =
   /** It is not a descriptor, or one of another version of cuffi. */
   | 'invalid-descriptor'
-  /** The descriptor was changed after it was made: its checksum is wrong. */
+  /** It was corrupted on its way: the checksum is wrong. */
   | 'corrupted'
   | 'other-machine'
   | 'same-process'

@@ -1,6 +1,7 @@
 /** What the two processes of the round trip say to each other, checked on arrival. */
+
 import type { infer as Infer } from 'zod';
-import { loadZod } from '../ipc/descriptor.ts';
+import { loadZod } from '../ipc/descriptor-codec.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 
 const { z } = loadZod();

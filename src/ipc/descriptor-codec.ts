@@ -1,12 +1,12 @@
-/** Descriptors as bytes: a third of their JSON, and as strictly checked. */
+/** Descriptors as messages and as bytes: parsed, checked, encoded and decoded. */
 
-import { crc32 } from 'node:zlib';
+import { createRequire } from 'node:module';
 import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { MAX_NDIM } from '../array/shape.ts';
 import { IpcError } from '../errors.ts';
 import {
   ACCESS,
-  checkDecoded,
+  checkRange,
   DESCRIPTOR_VERSION,
   DEVICE_PREFIXES,
   DTYPE_NAME,
@@ -17,496 +17,217 @@ import {
   type FieldType,
   type IpcDescriptor,
   type IpcDescriptors,
-  type IpcEventDescriptor,
-  type IpcExporter,
   type IpcKind,
-  type IpcLayout,
+  type IpcMemoryDescriptor,
+  layoutOf,
   MAX_PIECES,
   NUMBERS,
   type NumberType,
-  parseDescriptor,
 } from './descriptor.ts';
+import { checksumOf, corrupted, readDescriptor, writeDescriptor } from './descriptor-bytes.ts';
 
 /**
- * A descriptor in its compact form, for sockets and shared memory: 120 to 250 bytes for most.
+ * Encodes a descriptor in its compact binary form, for sockets and shared memory. Most take 120 to
+ * 250 bytes.
  *
- * @throws IpcError for anything but a sound descriptor
+ * @throws IpcError if it is not a valid descriptor
  */
 export const encodeDescriptor = (descriptor: IpcDescriptor): Uint8Array =>
   new Uint8Array(writeDescriptor(parseDescriptor(descriptor)));
 
-/** As {@link encodeDescriptor}, of one that is sound; the bytes are there until the next call. */
-export function writeDescriptor(descriptor: IpcDescriptor): Buffer {
-  const writer = new DescriptorWriter();
-  writer.bytes(MAGIC);
-  writer.uint8(DESCRIPTOR_VERSION);
-  writer.uint8(descriptorKinds.indexOf(descriptor.kind));
-  writeWithChecksum(writer, descriptor);
-  return writer.bytesFrom(0);
-}
-
 /**
- * The descriptor that {@link encodeDescriptor} made these bytes of.
+ * Decodes the bytes that {@link encodeDescriptor} returned.
  *
- * @throws IpcError for anything else
+ * @throws IpcError for any other bytes
  */
-export function decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
-  if (!(bytes instanceof Uint8Array)) throw new TypeError('bytes must be a Uint8Array');
-  if (bytes.byteLength > MAX_DESCRIPTOR_BYTE_LENGTH)
-    throw malformed(`${bytes.byteLength} bytes are more than ${MAX_DESCRIPTOR_BYTE_LENGTH}`);
-  const reader = new DescriptorReader(bytes);
-  for (const byte of MAGIC)
-    if (reader.uint8(256, 'magic') !== byte) throw malformed('they begin with other bytes');
-  const version = reader.uint8(256, 'version');
-  if (version !== DESCRIPTOR_VERSION)
-    throw malformed(`they are of version ${version}, not ${DESCRIPTOR_VERSION}`);
-  const kind = descriptorKinds[reader.uint8(descriptorKinds.length, 'kind')];
-  const descriptor = readWithChecksum(reader, kind as NonNullable<typeof kind>);
-  if (reader.remaining > 0) throw malformed(`${reader.remaining} bytes follow its end`);
-  return checkDecoded(descriptor);
-}
-
-const MAGIC = Buffer.from('cufd', 'latin1');
-
-/** Descriptors as bytes: sealed by a checksum, and read by it. */
-
-/** Of kind and version. */
-const checksumSeeds = Object.fromEntries(
-  descriptorKinds.map((kind, number) => [kind, crc32(Uint8Array.of(DESCRIPTOR_VERSION, number))]),
-) as Readonly<Record<IpcKind, number>>;
+export const decodeDescriptor = (bytes: Uint8Array): IpcDescriptor =>
+  checkDecoded(readDescriptor(bytes));
 
 /**
- * CRC-32 of kind, version and fields. The driver does not notice every altered byte of a handle: it
- * maps something, and the first use of that ends the context (CUDA_ERROR_LAUNCH_FAILED, seen on an
- * H200).
+ * Parses a message as a descriptor.
+ *
+ * @param kinds the accepted kinds; all by default
+ * @throws IpcError that names the invalid field
  */
-export function checksumOf(descriptor: WithoutChecksum): number {
-  return crc32(writeBody(descriptor).bytesFrom(HEAD_BYTE_LENGTH), checksumSeeds[descriptor.kind]);
-}
-
-/** A descriptor, complete with its version and checksum. */
-export function appendChecksum(fields: WithoutChecksum): IpcDescriptor {
-  const writer = writeBody(fields);
-  const checksum = crc32(writer.bytesFrom(HEAD_BYTE_LENGTH), checksumSeeds[fields.kind]);
-  // A literal that begins with a spread costs five times as much.
-  const complete = { version: DESCRIPTOR_VERSION, checksum, ...fields };
-  // They may be those of another one, with its checksum.
-  complete.checksum = checksum;
-  const descriptor = complete as unknown as IpcDescriptor;
-  lastWritten = { descriptor, end: writer.at };
+export function parseDescriptor<K extends IpcKind = IpcKind>(
+  message: unknown,
+  kinds: readonly K[] = descriptorKinds as readonly K[],
+): IpcDescriptors[K] {
+  if (isValidated(message) && kinds.includes(message.kind as K))
+    return message as IpcDescriptors[K];
+  const { schemas, anyOf, prettify } = descriptorSchemas();
+  const statedKind = (message as { readonly kind?: unknown } | null | undefined)?.kind;
+  const kind = kinds.length === 1 ? kinds[0] : kinds.find((name) => name === statedKind);
+  const result = (kind ? schemas[kind] : anyOf(kinds)).safeParse(message);
+  if (!result.success)
+    throw invalidDescriptor(kinds, hintFor(message) ?? prettify(result.error).slice(0, 1000));
+  const descriptor = result.data as IpcDescriptors[K];
+  if (checksumOf(descriptor) !== descriptor.checksum) throw corrupted(descriptor);
+  if (descriptor.kind !== 'event') checkMemory(descriptor as IpcMemoryDescriptor);
+  if (isDeeplyFrozen(message)) validated.add(message as object);
   return descriptor;
 }
 
-/** Before the fields: four bytes of their own, version, kind and checksum. */
-const HEAD_BYTE_LENGTH = 10;
+// ---- What a descriptor must be ----
 
-function writeBody(descriptor: WithoutChecksum): DescriptorWriter {
-  lastWritten = undefined;
-  const writer = new DescriptorWriter(HEAD_BYTE_LENGTH);
-  writeFields(writer, descriptor);
-  return writer;
+/**
+ * Frozen descriptors that were validated. A connection that receives one again does not parse it
+ * again.
+ */
+const validated = new WeakSet<object>();
+
+/**
+ * Checks that the fields of a decoded descriptor are consistent, and marks it as validated. Its
+ * fields are within bounds, it is frozen, and its checksum is right.
+ *
+ * @throws IpcError for inconsistent fields
+ */
+function checkDecoded(descriptor: IpcDescriptor): IpcDescriptor {
+  if (descriptor.kind !== 'event') checkMemory(descriptor);
+  validated.add(descriptor);
+  return descriptor;
 }
 
-/** What was sealed last, while its fields are there still: mostly it goes out next. */
-let lastWritten: { readonly descriptor: IpcDescriptor; readonly end: number } | undefined;
+const isValidated = (message: unknown): message is IpcDescriptor =>
+  typeof message === 'object' && message !== null && validated.has(message);
 
-export const corrupted = ({ kind, pid }: Pick<IpcDescriptor, 'kind' | 'pid'>): IpcError =>
+/**
+ * Whether the value can never change. Anything mutable is checked each time: a getter may return
+ * different values, and a prototype of the caller's may be modified.
+ */
+function isDeeplyFrozen(value: unknown): boolean {
+  if (typeof value !== 'object' || value === null) return true;
+  const prototype: unknown = Object.getPrototypeOf(value);
+  const isPlain =
+    prototype === Object.prototype || prototype === Array.prototype || prototype === null;
+  return (
+    isPlain &&
+    Object.isFrozen(value) &&
+    Object.values(Object.getOwnPropertyDescriptors(value)).every(
+      (property) => property.get === undefined && isDeeplyFrozen(property.value),
+    )
+  );
+}
+
+function checkMemory(descriptor: IpcMemoryDescriptor): void {
+  const { readyEvent } = descriptor;
+  const inconsistency = inconsistencyIn(descriptor);
+  if (inconsistency) throw invalidDescriptor([descriptor.kind], inconsistency);
+  checkRange(descriptor);
+  layoutOf(descriptor);
+  if (readyEvent && checksumOf(readyEvent) !== readyEvent.checksum) throw corrupted(readyEvent);
+}
+
+/** Returns why fields that are valid one by one are inconsistent. */
+function inconsistencyIn(descriptor: IpcMemoryDescriptor): string | undefined {
+  if (descriptor.kind === 'pool') {
+    const { handle, byteLength, baseByteLength, layout, readyEvent } = descriptor;
+    const isConsistent =
+      handle === null ? baseByteLength === 0 && !layout && !readyEvent : byteLength > 0;
+    return isConsistent
+      ? undefined
+      : 'the pool itself has size 0, and memory of the pool has a size above 0';
+  }
+  if (descriptor.kind !== 'virtual') return undefined;
+  const sum = descriptor.pieces.reduce((total, piece) => total + piece, 0);
+  return sum === descriptor.baseByteLength ? undefined : 'the pieces must add up to baseByteLength';
+}
+
+/** Returns what the caller probably did wrong, for common mistakes. */
+function hintFor(message: unknown): string | undefined {
+  if (typeof message === 'string') return 'it is text: JSON.parse it first';
+  if (message instanceof Promise) return 'it is a Promise: await it first';
+  const isExported = typeof message === 'object' && message !== null && 'descriptor' in message;
+  return isExported ? 'it contains one: pass its descriptor, and its fds as { fds }' : undefined;
+}
+
+const invalidDescriptor = (kinds: readonly IpcKind[], why: string): IpcError =>
   new IpcError(
-    `this ${kind} descriptor of process ${pid} was altered on its way: its checksum is wrong`,
+    `this is not a cuffi descriptor of kind ${kinds.join(' or ')}:\n${why}`,
     undefined,
-    'corrupted',
+    'invalid-descriptor',
   );
 
-/** Writes the checksum, then the fields. */
-function writeWithChecksum(writer: DescriptorWriter, descriptor: IpcDescriptor): void {
-  writer.uint32(descriptor.checksum);
-  if (lastWritten?.descriptor === descriptor && writer.at === HEAD_BYTE_LENGTH) {
-    writer.seek(lastWritten.end);
-    return;
-  }
-  lastWritten = undefined;
-  writeFields(writer, descriptor);
-}
+/** The length of a handle in base64. */
+const HANDLE_TEXT_LENGTH = 4 * Math.ceil(CU_IPC_HANDLE_SIZE / 3);
+
+const createSchemas = () => {
+  const { z } = loadZod();
+  type Schema = import('zod').ZodType;
+  const number = (type: NumberType): Schema => z.int().min(NUMBERS[type][0]).max(NUMBERS[type][1]);
+  const uuid = '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}';
+  const handle = z
+    .string()
+    .length(HANDLE_TEXT_LENGTH)
+    .base64()
+    .refine(
+      (text) => Buffer.from(text, 'base64').byteLength === CU_IPC_HANDLE_SIZE,
+      `must be ${CU_IPC_HANDLE_SIZE} bytes in base64`,
+    );
+  const layout = z
+    .strictObject({
+      dtype: z.string().regex(DTYPE_NAME, 'must be the name of a dtype'),
+      shape: z.array(number('size')).max(MAX_NDIM),
+      strides: z.array(number('stride')).max(MAX_NDIM),
+    })
+    .refine(
+      ({ shape, strides }) => shape.length === strides.length,
+      'must have a stride for each axis',
+    );
+  const types: Record<Exclude<FieldType, 'event?'>, Schema> = {
+    uint32: number('uint32'),
+    positive32: number('positive32'),
+    size: number('size'),
+    positive: number('positive'),
+    access: z.enum(ACCESS),
+    device: z
+      .string()
+      .regex(new RegExp(`^(${DEVICE_PREFIXES.join('|')})${uuid}$`), 'must be the UUID of a GPU'),
+    handle,
+    'handle?': handle.nullable(),
+    id: z.string().regex(/^[0-9a-f]{32}$/, 'must be 16 bytes in hex'),
+    'layout?': layout.optional(),
+    pieces: z.array(number('positive')).min(1).max(MAX_PIECES),
+    uuid: z.string().regex(new RegExp(`^${uuid}$`), 'must be a boot id'),
+  };
+  const kindOf = (kind: (typeof descriptorKinds)[number], event?: Schema): Schema => {
+    const all: readonly Field[] = [...exporterFields, ...descriptorFields[kind]];
+    const fields = all.map(([name, type]): readonly [string, Schema] => [
+      name,
+      type === 'event?' ? (event as Schema).optional() : types[type],
+    ]);
+    return z.strictObject({
+      kind: z.literal(kind),
+      version: z.literal(DESCRIPTOR_VERSION),
+      checksum: number('uint32'),
+      ...Object.fromEntries(fields),
+    });
+  };
+  const event = kindOf('event');
+  return {
+    schemas: {
+      legacy: kindOf('legacy', event),
+      pool: kindOf('pool', event),
+      virtual: kindOf('virtual', event),
+      event,
+    },
+    /** For a message whose kind is not accepted. */
+    anyOf: (kinds: readonly (typeof descriptorKinds)[number][]): Schema =>
+      z.object({ kind: z.enum(kinds) }),
+    prettify: z.prettifyError,
+  };
+};
+let cachedSchemas: ReturnType<typeof createSchemas> | undefined;
+
+/** The schemas of messages. The first call loads zod. */
+const descriptorSchemas = (): ReturnType<typeof createSchemas> => {
+  cachedSchemas ??= createSchemas();
+  return cachedSchemas;
+};
 
 /**
- * Reads what {@link writeWithChecksum} wrote.
- *
- * @throws IpcError for fields out of their bounds, and for a checksum of other ones
+ * Loads zod, which takes longer to load than all of cuffi. The first message that is checked loads
+ * it, always through this function.
  */
-function readWithChecksum<K extends IpcKind>(reader: DescriptorReader, kind: K): IpcDescriptors[K] {
-  const checksum = reader.uint32();
-  const begin = reader.at;
-  const descriptor = readFields(reader, kind, checksum);
-  if (crc32(reader.bytesSince(begin), checksumSeeds[kind]) !== checksum)
-    throw corrupted(descriptor);
-  return descriptor;
-}
-
-/** The fields of descriptors as bytes: written as they are, and read as what they may be. */
-
-/** What is written of a descriptor behind its head. */
-export type WithoutChecksum = Omit<IpcDescriptor, 'checksum' | 'version'>;
-
-/** Writes who exported it, then the other fields of its kind. */
-function writeFields(writer: DescriptorWriter, descriptor: WithoutChecksum): void {
-  writeExporter(writer, descriptor);
-  writeAll(writer, codedFields[descriptor.kind], descriptor);
-}
-
-function writeAll(writer: DescriptorWriter, fields: readonly CodedField[], from: object): void {
-  const values = from as Readonly<Record<string, unknown>>;
-  for (const { name, codec } of fields) codec.write(writer, values[name] as never);
-}
-
-function readAll(
-  reader: DescriptorReader,
-  fields: readonly CodedField[],
-  into: Record<string, unknown>,
-): void {
-  for (const { name, codec } of fields) {
-    const value = codec.read(reader, name);
-    if (value !== undefined) into[name] = value;
-  }
-}
-
-/** Reads what {@link writeFields} wrote. @throws IpcError for fields out of their bounds */
-function readFields<K extends IpcKind>(
-  reader: DescriptorReader,
-  kind: K,
-  checksum: number,
-): IpcDescriptors[K] {
-  const { device, machine, pid, startTime, pidNamespace } = readExporter(reader);
-  const fields: Record<string, unknown> = {
-    kind,
-    version: DESCRIPTOR_VERSION,
-    checksum,
-    device,
-    machine,
-    pid,
-    startTime,
-    pidNamespace,
-  };
-  readAll(reader, codedFields[kind], fields);
-  return Object.freeze(fields) as unknown as IpcDescriptors[K];
-}
-
-/** Those that come one after the other are mostly of one process. */
-let lastExporterWritten: (IpcExporter & { readonly bytes: Buffer }) | undefined;
-let lastExporterRead: (IpcExporter & { readonly text: string }) | undefined;
-
-function writeExporter(writer: DescriptorWriter, exporter: IpcExporter): void {
-  const { device, machine, pid, startTime, pidNamespace } = exporter;
-  if (
-    lastExporterWritten?.device === device &&
-    lastExporterWritten.machine === machine &&
-    lastExporterWritten.pid === pid &&
-    lastExporterWritten.startTime === startTime &&
-    lastExporterWritten.pidNamespace === pidNamespace
-  ) {
-    writer.bytes(lastExporterWritten.bytes);
-    return;
-  }
-  const begin = writer.at;
-  writeAll(writer, codedExporter, exporter);
-  const bytes = Buffer.from(writer.bytesFrom(begin));
-  lastExporterWritten = { device, machine, pid, startTime, pidNamespace, bytes };
-}
-
-function readExporter(reader: DescriptorReader): IpcExporter {
-  const text = reader.peek(EXPORTER_BYTE_LENGTH);
-  if (lastExporterRead?.text === text) {
-    reader.skip(EXPORTER_BYTE_LENGTH);
-    return lastExporterRead;
-  }
-  const fields: Record<string, unknown> = { text };
-  readAll(reader, codedExporter, fields);
-  const exporter = fields as unknown as NonNullable<typeof lastExporterRead>;
-  lastExporterRead = exporter;
-  return exporter;
-}
-
-/** A prefix and a UUID, a UUID, a number of four bytes and two of eight. */
-const EXPORTER_BYTE_LENGTH = 1 + 16 + 16 + 4 + 8 + 8;
-
-interface Codec<T> {
-  write(writer: DescriptorWriter, value: T): void;
-  read(reader: DescriptorReader, name: string): unknown;
-}
-
-const number = (type: NumberType): Codec<number> => ({
-  write:
-    NUMBERS[type][1] === 0xffff_ffff
-      ? (writer, value) => writer.uint32(value)
-      : (writer, value) => writer.int53(value),
-  read: (reader, name) => reader.number(type, name),
-});
-
-/** Those that come one after the other are mostly the same. */
-function uuidCodec(): Codec<string> {
-  let [hex, dashed] = ['', ''];
-  const bytes = Buffer.alloc(16);
-  const cache = (digits: string): void => {
-    hex = digits;
-    dashed = hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, '$1-$2-$3-$4-$5');
-    bytes.write(hex, 'hex');
-  };
-  return {
-    write: (writer, value) => {
-      if (value !== dashed) cache(value.replaceAll('-', ''));
-      writer.bytes(bytes);
-    },
-    read: (reader) => {
-      const found = reader.text('hex', 16);
-      if (found !== hex) cache(found);
-      return dashed;
-    },
-  };
-}
-
-const uuid = uuidCodec();
-const deviceUuid = uuidCodec();
-
-const handle: Codec<string> = {
-  write: (writer, value) => writer.text(value, 'base64', CU_IPC_HANDLE_SIZE),
-  read: (reader) => reader.text('base64', CU_IPC_HANDLE_SIZE),
-};
-
-const codecs: { readonly [T in FieldType]: Codec<never> } = {
-  uint32: number('uint32'),
-  positive32: number('positive32'),
-  size: number('size'),
-  positive: number('positive'),
-  access: {
-    write: (writer, value: (typeof ACCESS)[number]) => writer.uint8(ACCESS.indexOf(value)),
-    read: (reader, name) => ACCESS[reader.uint8(ACCESS.length, name)],
-  },
-  device: {
-    write: (writer, value: string) => {
-      const prefix = DEVICE_PREFIXES.findIndex((each) => value.startsWith(each));
-      writer.uint8(prefix);
-      deviceUuid.write(writer, value.slice(4) as never);
-    },
-    read: (reader, name) =>
-      `${DEVICE_PREFIXES[reader.uint8(DEVICE_PREFIXES.length, name)]}${deviceUuid.read(reader, name)}`,
-  },
-  'event?': {
-    write: (writer, value: IpcEventDescriptor | undefined) => {
-      writer.uint8(value ? 1 : 0);
-      if (!value) return;
-      writer.uint32(value.checksum);
-      writeFields(writer, value);
-    },
-    // Whether it is sound in itself is asked when all around it is.
-    read: (reader, name) =>
-      reader.uint8(2, name) === 0 ? undefined : readFields(reader, 'event', reader.uint32()),
-  },
-  handle,
-  'handle?': {
-    write: (writer, value: string | null) => {
-      writer.uint8(value === null ? 0 : 1);
-      if (value !== null) handle.write(writer, value as never);
-    },
-    read: (reader, name) => (reader.uint8(2, name) === 0 ? null : handle.read(reader, name)),
-  },
-  id: {
-    write: (writer, value: string) => writer.text(value, 'hex', 16),
-    read: (reader) => reader.text('hex', 16),
-  },
-  'layout?': {
-    write: (writer, value: IpcLayout | undefined) => {
-      writer.uint8(value ? value.dtype.length : 0);
-      if (!value) return;
-      writer.text(value.dtype, 'latin1', value.dtype.length);
-      writer.uint8(value.shape.length);
-      for (const length of value.shape) writer.int53(length);
-      for (const stride of value.strides) writer.int53(stride);
-    },
-    read: (reader, name) => {
-      const length = reader.uint8(256, name);
-      if (length === 0) return undefined;
-      const dtype = reader.text('latin1', length);
-      if (!DTYPE_NAME.test(dtype)) throw malformed(`${name}: that is not the name of a dtype`);
-      const ndim = reader.uint8(MAX_NDIM + 1, name);
-      const shape = Object.freeze(reader.numbers('size', ndim, name));
-      const strides = Object.freeze(reader.numbers('stride', ndim, name));
-      return Object.freeze({ dtype, shape, strides });
-    },
-  },
-  pieces: {
-    write: (writer, value: readonly number[]) => {
-      writer.uint8(value.length);
-      for (const byteLength of value) writer.int53(byteLength);
-    },
-    read: (reader, name) => {
-      const count = reader.uint8(MAX_PIECES + 1, name);
-      if (count === 0) throw malformed(`${name}: there are none`);
-      return Object.freeze(reader.numbers('positive', count, name));
-    },
-  },
-  uuid,
-} as { readonly [T in FieldType]: Codec<never> };
-
-interface CodedField {
-  readonly name: string;
-  readonly codec: Codec<never>;
-}
-
-/** Fields with what writes and reads them: looked up once, as most descriptors are read but once. */
-const withCodecs = (fields: readonly Field[]): readonly CodedField[] =>
-  fields.map(([name, type]) => ({ name, codec: codecs[type] }));
-
-const codedExporter = withCodecs(exporterFields);
-const codedFields: Readonly<Record<IpcKind, readonly CodedField[]>> = {
-  legacy: withCodecs(descriptorFields.legacy),
-  pool: withCodecs(descriptorFields.pool),
-  virtual: withCodecs(descriptorFields.virtual),
-  event: withCodecs(descriptorFields.event),
-};
-
-/** The bytes of a descriptor of another process: nothing is read beyond them, or out of bounds. */
-class DescriptorReader {
-  readonly #bytes: Buffer;
-  #at = 0;
-
-  constructor(bytes: Uint8Array) {
-    this.#bytes =
-      bytes instanceof Buffer
-        ? bytes
-        : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-  }
-
-  /** Where the next part begins. */
-  get at(): number {
-    return this.#at;
-  }
-
-  get remaining(): number {
-    return this.#bytes.byteLength - this.#at;
-  }
-
-  /** What was read since a place. */
-  bytesSince(begin: number): Buffer {
-    return this.#bytes.subarray(begin, this.#at);
-  }
-
-  /** The next bytes, a character each, which are not read by that; fewer at the end. */
-  peek(byteLength: number): string {
-    return this.#bytes.toString('latin1', this.#at, this.#at + byteLength);
-  }
-
-  /** What was looked at is read. */
-  skip(byteLength: number): void {
-    this.#take(byteLength);
-  }
-
-  /** A number below `count`. */
-  uint8(count: number, name: string): number {
-    const value = this.#bytes[this.#take(1)] as number;
-    if (value >= count) throw malformed(`${name}: ${value} is not below ${count}`);
-    return value;
-  }
-
-  uint32(): number {
-    const at = this.#take(4);
-    const bytes = this.#bytes;
-    return (
-      ((bytes[at] as number) |
-        ((bytes[at + 1] as number) << 8) |
-        ((bytes[at + 2] as number) << 16) |
-        ((bytes[at + 3] as number) << 24)) >>>
-      0
-    );
-  }
-
-  number(type: NumberType, name: string): number {
-    const [least, most] = NUMBERS[type];
-    const low = this.uint32();
-    const value = most === 0xffff_ffff ? low : low + (this.uint32() | 0) * 2 ** 32;
-    // What is beyond 2^53 may be rounded, and stays beyond.
-    if (value < least || value > most)
-      throw malformed(`${name}: ${value} is not from ${least} to ${most}`);
-    return value;
-  }
-
-  numbers(type: NumberType, count: number, name: string): number[] {
-    const values: number[] = [];
-    for (let i = 0; i < count; i++) values.push(this.number(type, name));
-    return values;
-  }
-
-  text(encoding: 'base64' | 'hex' | 'latin1', byteLength: number): string {
-    const at = this.#take(byteLength);
-    return this.#bytes.toString(encoding, at, at + byteLength);
-  }
-
-  #take(byteLength: number): number {
-    const at = this.#at;
-    if (byteLength > this.remaining) throw malformed('they end too soon');
-    this.#at = at + byteLength;
-    return at;
-  }
-}
-
-/** Why bytes are no descriptor. */
-const malformed = (why: string): IpcError =>
-  new IpcError(`these bytes are no descriptor of cuffi: ${why}`, undefined, 'invalid-descriptor');
-
-/** The longest descriptor in bytes: of virtual memory in as many pieces as a message can carry. */
-export const MAX_DESCRIPTOR_BYTE_LENGTH = 4096;
-
-const scratch = Buffer.alloc(MAX_DESCRIPTOR_BYTE_LENGTH);
-
-/** The parts of a descriptor as bytes, one behind the other; little-endian. */
-class DescriptorWriter {
-  #at: number;
-
-  /** @param begin how many bytes are left free before what it writes */
-  constructor(begin = 0) {
-    this.#at = begin;
-  }
-
-  /** Where the next part begins. */
-  get at(): number {
-    return this.#at;
-  }
-
-  /** What was written from a place on, until another one writes. */
-  bytesFrom(begin: number): Buffer {
-    return scratch.subarray(begin, this.#at);
-  }
-
-  /** Takes what another one has written up to a place as its own. */
-  seek(end: number): void {
-    this.#at = end;
-  }
-
-  uint8(value: number): void {
-    scratch[this.#at++] = value;
-  }
-
-  uint32(value: number): void {
-    const at = this.#at;
-    scratch[at] = value;
-    scratch[at + 1] = value >>> 8;
-    scratch[at + 2] = value >>> 16;
-    scratch[at + 3] = value >>> 24;
-    this.#at = at + 4;
-  }
-
-  /** Eight bytes of a safe integer. */
-  int53(value: number): void {
-    const high = Math.floor(value / 2 ** 32);
-    this.uint32(value - high * 2 ** 32);
-    this.uint32(high);
-  }
-
-  text(text: string, encoding: 'base64' | 'hex' | 'latin1', byteLength: number): void {
-    scratch.write(text, this.#at, byteLength, encoding);
-    this.#at += byteLength;
-  }
-
-  bytes(bytes: Uint8Array): void {
-    scratch.set(bytes, this.#at);
-    this.#at += bytes.byteLength;
-  }
-}
+export const loadZod = (): typeof import('zod') =>
+  createRequire(import.meta.url)('zod') as typeof import('zod');

@@ -1,37 +1,33 @@
-/** What travels between processes: plain objects, JSON-safe, and untrusted until parsed. */
+/** What travels between processes: plain objects that JSON can carry, untrusted until parsed. */
 
-import { createRequire } from 'node:module';
-import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { MAX_MESSAGE_FDS } from '../../ffi/linux/message.ts';
 import { newLayout } from '../array/allocate-items.ts';
 import { type Layout, layoutExtents } from '../array/layout.ts';
-import { MAX_NDIM } from '../array/shape.ts';
 import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { IpcError } from '../errors.ts';
 import type { Access } from '../memory/buffer.ts';
-import { appendChecksum, checksumOf, corrupted } from './descriptor-codec.ts';
 
-/** What every descriptor says: which GPU, and which process of which machine made it. */
+/** Fields of every descriptor: the GPU, and the machine and process that exported it. */
 export interface IpcExporter {
   /** The GPU's UUID. Ordinals differ between processes. */
   readonly device: string;
-  /** The machine, since it was last started: Linux's boot id. */
+  /** The machine since its last boot: Linux's boot id. */
   readonly machine: string;
-  /** The exporting process, */
+  /** The exporting process. */
   readonly pid: number;
-  /** when it started, in clock ticks since the machine did (pids come again), */
+  /** When that process started, in clock ticks since boot, because pids are reused. */
   readonly startTime: number;
-  /** and the number of the pid namespace that the pid is of; 0 where that was not to be seen. */
+  /** The inode number of that process's pid namespace; 0 if it could not be read. */
   readonly pidNamespace: number;
 }
 
 interface Checksummed {
   readonly version: typeof DESCRIPTOR_VERSION;
-  /** CRC-32 of the other fields: what was altered on its way is refused, not handed to the driver. */
+  /** CRC-32 of the other fields. A corrupted descriptor is refused and never reaches the driver. */
   readonly checksum: number;
 }
 
-/** How the items of an array lie in a range, which begins with the first byte of them. */
+/** The layout of an array in a range. The range begins with the first byte of the items. */
 export interface IpcLayout {
   /** The name of the dtype, e.g. `float32`. */
   readonly dtype: string;
@@ -44,27 +40,28 @@ export interface IpcLayout {
 export interface IpcRange {
   /** The size of the whole allocation, in bytes. */
   readonly baseByteLength: number;
-  /** Where the range begins in its allocation, in bytes. */
+  /** The offset of the range in its allocation, in bytes. */
   readonly byteOffset: number;
   readonly byteLength: number;
   /**
-   * What the process that opens it may do with it, as its sender says. Read-only memory is always
-   * `virtual`: file descriptors of its own say so too.
+   * The access that the sender grants to the process that opens it. Read-only memory is always
+   * `virtual`, with file descriptors that state it too.
    */
   readonly access: Access;
-  /** Which allocation it is, of those that were at its address one after the other. */
+  /** Tells apart the allocations that had the same address one after the other. */
   readonly bufferId: number;
-  /** The exporter's own random number of the allocation; 0 for memory that cuffi did not allocate. */
+  /** The exporter's random number for the allocation; 0 for memory that cuffi did not allocate. */
   readonly generation: number;
-  /** How an array lies in it; absent for plain bytes. */
+  /** The layout of an array in the range; absent for plain bytes. */
   readonly layout?: IpcLayout | undefined;
-  /** What is done when the memory may be used; absent where its sender has waited. */
+  /** The event after which the memory may be used; absent if the sender has waited. */
   readonly readyEvent?: IpcEventDescriptor | undefined;
 }
 
 /**
- * A range of plain device memory as another process may open it: what `getIpcHandle(buffer)` gives
- * and `openIpcBuffer` takes. Plain data: it survives JSON, `process.send` and structured cloning.
+ * A range of plain device memory that another process may open: `getIpcHandle(buffer)` returns it
+ * and `openIpcBuffer` takes it. Plain data: it survives JSON, `process.send` and structured
+ * cloning.
  */
 export interface IpcBufferDescriptor extends IpcExporter, IpcRange, Checksummed {
   readonly kind: 'legacy';
@@ -72,34 +69,37 @@ export interface IpcBufferDescriptor extends IpcExporter, IpcRange, Checksummed 
   readonly handle: string;
 }
 
-/** A range of a pool's memory, or a pool. Who opens it has the pool's file descriptor, or gets it. */
+/**
+ * A range of a pool's memory, or a pool. The process that opens it has the pool's file descriptor
+ * or receives it.
+ */
 export interface IpcPoolDescriptor extends IpcExporter, IpcRange, Checksummed {
   readonly kind: 'pool';
-  /** Which pool: 16 random bytes in hex, the pool's for life. */
+  /** The pool: 16 random bytes in hex, constant during the pool's life. */
   readonly pool: string;
   /** The driver's 64 bytes that name the allocation, in base64; null for the pool itself. */
   readonly handle: string | null;
 }
 
-/** A range of virtual memory. Beside it goes a file descriptor for each of its pieces. */
+/** A range of virtual memory. A file descriptor for each of its pieces accompanies it. */
 export interface IpcVirtualDescriptor extends IpcExporter, IpcRange, Checksummed {
   readonly kind: 'virtual';
-  /** Which virtual memory: 16 random bytes in hex, the memory's for life. */
+  /** The virtual memory: 16 random bytes in hex, constant during the memory's life. */
   readonly memory: string;
-  /** Which of its pieces is the first that goes along. */
+  /** The index of the first piece that is sent. */
   readonly firstPiece: number;
-  /** The sizes of the pieces that go along, in bytes. */
+  /** The sizes of the pieces that are sent, in bytes. */
   readonly pieces: readonly number[];
 }
 
-/** An interprocess event as another process may open it. */
+/** An interprocess event that another process may open. */
 export interface IpcEventDescriptor extends IpcExporter, Checksummed {
   readonly kind: 'event';
   /** The driver's 64 bytes in base64. */
   readonly handle: string;
 }
 
-/** The kinds of descriptor, by the name of their kind. */
+/** The descriptor types, by kind. */
 export interface IpcDescriptors {
   readonly legacy: IpcBufferDescriptor;
   readonly pool: IpcPoolDescriptor;
@@ -115,110 +115,15 @@ export type IpcDescriptor = IpcDescriptors[IpcKind];
 /** A descriptor of memory. */
 export type IpcMemoryDescriptor = Exclude<IpcDescriptor, IpcEventDescriptor>;
 
-type WithoutChecksum<D> = Omit<D, 'checksum' | 'version'>;
+/** The kinds that are memory. */
+export const MEMORY_KINDS: readonly Exclude<IpcKind, 'event'>[] = ['legacy', 'pool', 'virtual'];
 
-/** A descriptor, complete with its version and checksum. */
-export const withChecksum = <K extends IpcKind>(
-  fields: WithoutChecksum<IpcDescriptors[K]> & { readonly kind: K },
-): IpcDescriptors[K] =>
-  appendChecksum(fields as unknown as WithoutChecksum<IpcDescriptor>) as IpcDescriptors[K];
-
-/** Constant ones that were found sound: what comes again through a connection is not read anew. */
-const validated = new WeakSet<object>();
-
-/**
- * A message as the descriptor that it should be.
- *
- * @param kinds the kinds that it may be of; all by default
- * @throws IpcError that names what is wrong
- */
-export function parseDescriptor<K extends IpcKind = IpcKind>(
-  message: unknown,
-  kinds: readonly K[] = descriptorKinds as readonly K[],
-): IpcDescriptors[K] {
-  if (isValidated(message) && kinds.includes(message.kind as K))
-    return message as IpcDescriptors[K];
-  const { schemas, anyOf, prettify } = descriptorSchemas();
-  const statedKind = (message as { readonly kind?: unknown } | null | undefined)?.kind;
-  const kind = kinds.length === 1 ? kinds[0] : kinds.find((name) => name === statedKind);
-  const result = (kind ? schemas[kind] : anyOf(kinds)).safeParse(message);
-  if (!result.success)
-    throw invalidDescriptor(kinds, hintFor(message) ?? prettify(result.error).slice(0, 1000));
-  const descriptor = result.data as IpcDescriptors[K];
-  if (checksumOf(descriptor) !== descriptor.checksum) throw corrupted(descriptor);
-  if (descriptor.kind !== 'event') checkMemory(descriptor as IpcMemoryDescriptor);
-  if (isDeeplyFrozen(message)) validated.add(message as object);
-  return descriptor;
+/** What is sent to another process for one object: plain data, and file descriptors. */
+export interface Exported {
+  readonly descriptor: IpcDescriptor;
+  /** Borrowed: the exporter owns them. Do not close them. */
+  readonly fds: readonly number[];
 }
-
-/**
- * A constant descriptor whose fields are what they may be and whose checksum is right.
- *
- * @throws IpcError for fields that do not go together
- */
-export function checkDecoded(descriptor: IpcDescriptor): IpcDescriptor {
-  if (descriptor.kind !== 'event') checkMemory(descriptor);
-  validated.add(descriptor);
-  return descriptor;
-}
-
-const isValidated = (message: unknown): message is IpcDescriptor =>
-  typeof message === 'object' && message !== null && validated.has(message);
-
-/**
- * Whether it stays as it is; what can still be changed is checked each time. A getter may answer
- * differently whenever it is asked, a prototype of the caller's own may be changed.
- */
-function isDeeplyFrozen(value: unknown): boolean {
-  if (typeof value !== 'object' || value === null) return true;
-  const prototype: unknown = Object.getPrototypeOf(value);
-  const isPlain =
-    prototype === Object.prototype || prototype === Array.prototype || prototype === null;
-  return (
-    isPlain &&
-    Object.isFrozen(value) &&
-    Object.values(Object.getOwnPropertyDescriptors(value)).every(
-      (property) => property.get === undefined && isDeeplyFrozen(property.value),
-    )
-  );
-}
-
-function checkMemory(descriptor: IpcMemoryDescriptor): void {
-  const { readyEvent } = descriptor;
-  const inconsistency = inconsistencyIn(descriptor);
-  if (inconsistency) throw invalidDescriptor([descriptor.kind], inconsistency);
-  checkRange(descriptor);
-  layoutOf(descriptor);
-  if (readyEvent && checksumOf(readyEvent) !== readyEvent.checksum) throw corrupted(readyEvent);
-}
-
-/** What does not go together in a descriptor, each field of which is what it may be. */
-function inconsistencyIn(descriptor: IpcMemoryDescriptor): string | undefined {
-  if (descriptor.kind === 'pool') {
-    const { handle, byteLength, baseByteLength, layout, readyEvent } = descriptor;
-    const isConsistent =
-      handle === null ? baseByteLength === 0 && !layout && !readyEvent : byteLength > 0;
-    return isConsistent ? undefined : 'sizes are for memory of the pool, and 0 for the pool itself';
-  }
-  if (descriptor.kind !== 'virtual') return undefined;
-  const sum = descriptor.pieces.reduce((total, piece) => total + piece, 0);
-  return sum === descriptor.baseByteLength ? undefined : 'the pieces must add up to baseByteLength';
-}
-
-/** What is likely meant by something that is no descriptor. */
-function hintFor(message: unknown): string | undefined {
-  if (typeof message === 'string') return 'it is text: JSON.parse it first';
-  if (message instanceof Promise) return 'it is a Promise: await it first';
-  const isExported = typeof message === 'object' && message !== null && 'descriptor' in message;
-  return isExported ? 'it has one: give its descriptor, and its fds as { fds }' : undefined;
-}
-
-const invalidDescriptor = (kinds: readonly IpcKind[], why: string): IpcError =>
-  new IpcError(
-    `this is no ${kinds.join(' or ')} descriptor of cuffi:\n${why}`,
-    undefined,
-    'invalid-descriptor',
-  );
 
 /** @throws IpcError for a range beyond its allocation */
 export function checkRange(
@@ -235,14 +140,14 @@ export function checkRange(
 }
 
 /**
- * What descriptors hold: the fields of each kind in their order, and what each may be. The schema
- * of messages, the reader of bytes and the checksum all go by this.
+ * The fields of each kind in their order, with the type of each. The schema of messages, the binary
+ * codec and the checksum all follow these tables.
  */
 
 /** The version of all descriptors of this cuffi. */
 export const DESCRIPTOR_VERSION = 2;
 
-/** Whole numbers, from the least to the most. */
+/** Integer types, each with its least and greatest value. */
 export const NUMBERS = {
   uint32: [0, 0xffff_ffff],
   positive32: [1, 0xffff_ffff],
@@ -253,16 +158,16 @@ export const NUMBERS = {
 
 export type NumberType = keyof typeof NUMBERS;
 
-/** What whoever opens memory may do with it; a word's place here is its number in binary. */
+/** The access that an opener may have. The index is the binary code. */
 export const ACCESS = ['read-write', 'read'] as const;
-/** What the UUID of a GPU, and that of a part of one, begins with. */
+/** Prefixes of the UUID of a GPU and of a MIG slice. */
 export const DEVICE_PREFIXES = ['GPU-', 'MIG-'] as const;
 /** The name of a dtype. */
 export const DTYPE_NAME: RegExp = /^(V[0-9]{1,10}|[a-z0-9]{1,16})$/;
 /** Each piece of virtual memory has a file descriptor. */
 export const MAX_PIECES: number = MAX_MESSAGE_FDS;
 
-/** What a field is; a name that ends in `?` is of one that may be absent, or null for a handle. */
+/** The type of a field. A field whose type ends in `?` may be absent, or null for a handle. */
 export type FieldType =
   | Exclude<NumberType, 'stride'>
   | 'access'
@@ -277,7 +182,7 @@ export type FieldType =
 
 export type Field = readonly [name: string, type: FieldType];
 
-/** Who exported it. */
+/** The fields of the exporter. */
 export const exporterFields = [
   ['device', 'device'],
   ['machine', 'uuid'],
@@ -286,7 +191,7 @@ export const exporterFields = [
   ['pidNamespace', 'size'],
 ] as const;
 
-/** Which part of what. */
+/** The fields of a range of memory. */
 const memoryFields = <T extends FieldType>(size: T) =>
   [
     ['baseByteLength', size],
@@ -299,10 +204,10 @@ const memoryFields = <T extends FieldType>(size: T) =>
     ['readyEvent', 'event?'],
   ] as const;
 
-/** All but kind, version, checksum and {@link exporterFields}, which come before. */
+/** All fields but kind, version, checksum and {@link exporterFields}, which come first. */
 export const descriptorFields = {
   legacy: [['handle', 'handle'], ...memoryFields('positive')],
-  // The pool itself has no size.
+  // The pool itself has size 0.
   pool: [['pool', 'id'], ['handle', 'handle?'], ...memoryFields('size')],
   virtual: [
     ['memory', 'id'],
@@ -313,96 +218,22 @@ export const descriptorFields = {
   event: [['handle', 'handle']],
 } as const satisfies Record<string, readonly Field[]>;
 
-/** The kinds of descriptor; a kind's place here is its number in binary. */
+/** The kinds of descriptor. The index is the binary code. */
 export const descriptorKinds = Object.keys(
   descriptorFields,
 ) as readonly (keyof typeof descriptorFields)[];
 
-/** Of the handle's bytes in base64. */
-const HANDLE_TEXT_LENGTH = 4 * Math.ceil(CU_IPC_HANDLE_SIZE / 3);
-
-const createSchemas = () => {
-  const { z } = loadZod();
-  type Schema = import('zod').ZodType;
-  const number = (type: NumberType): Schema => z.int().min(NUMBERS[type][0]).max(NUMBERS[type][1]);
-  const uuid = '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}';
-  const handle = z
-    .string()
-    .length(HANDLE_TEXT_LENGTH)
-    .base64()
-    .refine(
-      (text) => Buffer.from(text, 'base64').byteLength === CU_IPC_HANDLE_SIZE,
-      `must be ${CU_IPC_HANDLE_SIZE} bytes in base64`,
-    );
-  const layout = z
-    .strictObject({
-      dtype: z.string().regex(DTYPE_NAME, 'must be the name of a dtype'),
-      shape: z.array(number('size')).max(MAX_NDIM),
-      strides: z.array(number('stride')).max(MAX_NDIM),
-    })
-    .refine(({ shape, strides }) => shape.length === strides.length, 'a stride for each axis');
-  const types: Record<Exclude<FieldType, 'event?'>, Schema> = {
-    uint32: number('uint32'),
-    positive32: number('positive32'),
-    size: number('size'),
-    positive: number('positive'),
-    access: z.enum(ACCESS),
-    device: z
-      .string()
-      .regex(new RegExp(`^(${DEVICE_PREFIXES.join('|')})${uuid}$`), 'must be the UUID of a GPU'),
-    handle,
-    'handle?': handle.nullable(),
-    id: z.string().regex(/^[0-9a-f]{32}$/, 'must be 16 bytes in hex'),
-    'layout?': layout.optional(),
-    pieces: z.array(number('positive')).min(1).max(MAX_PIECES),
-    uuid: z.string().regex(new RegExp(`^${uuid}$`), 'must be a boot id'),
-  };
-  const kindOf = (kind: (typeof descriptorKinds)[number], event?: Schema): Schema => {
-    const all: readonly Field[] = [...exporterFields, ...descriptorFields[kind]];
-    const fields = all.map(([name, type]): readonly [string, Schema] => [
-      name,
-      type === 'event?' ? (event as Schema).optional() : types[type],
-    ]);
-    return z.strictObject({
-      kind: z.literal(kind),
-      version: z.literal(DESCRIPTOR_VERSION),
-      checksum: number('uint32'),
-      ...Object.fromEntries(fields),
-    });
-  };
-  const event = kindOf('event');
-  return {
-    schemas: {
-      legacy: kindOf('legacy', event),
-      pool: kindOf('pool', event),
-      virtual: kindOf('virtual', event),
-      event,
-    },
-    /** For a message that says none of these kinds. */
-    anyOf: (kinds: readonly (typeof descriptorKinds)[number][]): Schema =>
-      z.object({ kind: z.enum(kinds) }),
-    prettify: z.prettifyError,
-  };
-};
-let cachedSchemas: ReturnType<typeof createSchemas> | undefined;
-
-/** What the fields of a message must be; zod is loaded by the first call. */
-const descriptorSchemas = (): ReturnType<typeof createSchemas> => {
-  cachedSchemas ??= createSchemas();
-  return cachedSchemas;
-};
-
-/** How an array lies in memory that another process named. */
+/** The layout of an array in memory that another process shared. */
 export interface ParsedLayout {
   readonly dtype: Dtype;
-  /** From the beginning of the range on. */
+  /** Relative to the start of the range. */
   readonly layout: Layout;
 }
 
 /**
- * How an array lies in the range that a descriptor names; undefined where it names plain bytes.
+ * Returns the layout of the array that a descriptor describes; undefined for plain bytes.
  *
- * @throws IpcError for a dtype that there is not, and for items beyond the range
+ * @throws IpcError for an unknown dtype, and for items beyond the range
  */
 export function layoutOf({
   layout,
@@ -430,12 +261,12 @@ function readLayout({ dtype: name, shape, strides }: IpcLayout, pid: number): Pa
 
 const invalidLayout = (pid: number, why: string): IpcError =>
   new IpcError(
-    `this descriptor of an array of process ${pid} is not sound: ${why}`,
+    `the array descriptor of process ${pid} is invalid: ${why}`,
     undefined,
     'invalid-descriptor',
   );
 
-/** What a descriptor says of an array whose items begin with the first byte of its range. */
+/** Describes the layout of an array whose items begin with the first byte of its range. */
 export const describeLayout = (dtype: Dtype, { shape, strides }: Layout): IpcLayout => ({
   dtype: dtype.name,
   shape: [...shape],
@@ -446,14 +277,7 @@ export const describeLayout = (dtype: Dtype, { shape, strides }: Layout): IpcLay
 export function checkIsArray({ layout }: IpcMemoryDescriptor): void {
   if (!layout)
     throw new IpcError(
-      'the descriptor is of bytes, not of an array: open it with openIpcBuffer, and see them as one ' +
-        'with DeviceArray.fromBuffer',
+      'the descriptor is of bytes, not of an array: open it with openIpcBuffer, and view the ' +
+        'buffer as an array with DeviceArray.fromBuffer',
     );
 }
-
-/**
- * zod takes longer to load than all of cuffi: it is loaded when the first message is checked, and
- * through this one function, so that it is loaded once.
- */
-export const loadZod = (): typeof import('zod') =>
-  createRequire(import.meta.url)('zod') as typeof import('zod');

@@ -1,4 +1,4 @@
-/** This process as its descriptors say it, and what it can see of others. */
+/** The identity of this process, and what it can see of others. */
 import { readFileSync } from 'node:fs';
 import { isStillAlive } from '../../ffi/linux/pidfd.ts';
 import {
@@ -10,7 +10,7 @@ import {
 } from '../../ffi/linux/process.ts';
 import type { IpcExporter } from './descriptor.ts';
 
-/** What is asked about this process and machine before anything is opened. */
+/** This process and machine, as checks before opening anything need them. */
 export interface LocalProcess {
   readonly machine: string;
   readonly pid: number;
@@ -20,13 +20,13 @@ export interface LocalProcess {
   readonly isWsl: boolean;
   isAlive(pid: number, startTime: number): boolean;
   userOf(pid: number): number | undefined;
-  /** Whether this process may not even signal it. */
+  /** Whether this process has no permission to signal that process. */
   isForeign(pid: number): boolean;
 }
 
 let cached: LocalProcess | undefined;
 
-/** Read once: none of it changes while a process lives. */
+/** Read once: none of it changes during the life of a process. */
 export const localProcess = (): LocalProcess => {
   cached ??= {
     machine: bootId(),
@@ -42,7 +42,7 @@ export const localProcess = (): LocalProcess => {
   return cached;
 };
 
-/** What a descriptor of an object on this GPU says of its exporter. */
+/** Returns the exporter fields of a descriptor for an object on this GPU. */
 export const describeExporter = (device: string): IpcExporter => {
   const { machine, pid, startTime, pidNamespace: namespace } = localProcess();
   return { device, machine, pid, startTime, pidNamespace: namespace };
@@ -52,7 +52,7 @@ export const describeExporter = (device: string): IpcExporter => {
 export const processName = ({ pid }: { readonly pid: number }): string =>
   pid === 0 ? 'a process of another pid namespace' : `process ${pid}`;
 
-/** Whether this very process made the descriptor. */
+/** Whether this process made the descriptor. */
 export const isFromThisProcess = (
   exporter: IpcExporter,
   self: LocalProcess = localProcess(),
@@ -62,7 +62,7 @@ export const isFromThisProcess = (
   exporter.pidNamespace === self.pidNamespace &&
   exporter.machine === self.machine;
 
-/** Whether the process that made a descriptor has ended; false where that cannot be seen. */
+/** Whether the process that made a descriptor has exited; false if that cannot be seen. */
 export function isExporterGone({ pid, startTime, pidNamespace: namespace }: IpcExporter): boolean {
   const self = localProcess();
   return namespace === self.pidNamespace && !self.isAlive(pid, startTime);

@@ -1,10 +1,5 @@
-export {
-  exportIpc,
-  getIpcHandle,
-  type Shareable,
-  type ShareableMemory,
-  type ShareOptions,
-} from './sharing/export.ts';
+export { exportIpc, getIpcHandle, type ShareOptions } from './sharing/export.ts';
+export type { Shareable, ShareableMemory } from './shareable.ts';
 export { IpcArrayHandle } from './sharing/handle.ts';
 export { IpcBufferHandle } from './sharing/handle.ts';
 export type { HandleOpenOptions, IpcMemoryHandle } from './sharing/handle.ts';
@@ -15,19 +10,16 @@ export {
   openIpcPool,
   type Opened,
 } from './sharing/import.ts';
-export {
-  type OpenArrayOptions,
-  type OpenRawArrayOptions,
-  openIpcArray,
-  type RawIpcArray,
-} from './sharing/import.ts';
+export { type OpenArrayOptions, openIpcArray } from './sharing/import.ts';
+export type { OpenRawArrayOptions, RawIpcArray } from './sharing/array.ts';
 export { moveIpcBuffer } from './sharing/import-source.ts';
 export { type ReadyOptions, ready } from './sharing/ready.ts';
 export type { OpenOptions } from './sharing/open-options.ts';
-export { ImportedPool } from './sharing/pool.ts';
+export { ImportedPool } from './sharing/imported-pool.ts';
 export { type Explanation, explain } from './sharing/explain.ts';
 export { type IpcSupport, ipcSupport, type Support } from './sharing/support.ts';
 export type {
+  Exported,
   IpcBufferDescriptor,
   IpcDescriptor,
   IpcEventDescriptor,
@@ -39,7 +31,6 @@ export type {
   IpcVirtualDescriptor,
 } from './descriptor.ts';
 export { decodeDescriptor, encodeDescriptor } from './descriptor-codec.ts';
-export type { Exported } from './sharing/marshal.ts';
 export { ReadyExport } from './sharing/ready.ts';
 export { leases } from './lease/leases.ts';
 export type { LeaseStats, LeasesStats } from './lease/lease.ts';

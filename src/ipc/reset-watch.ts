@@ -1,16 +1,16 @@
 import type { Context } from '../context.ts';
 
-/** Tells of the resets of those contexts in which something is, until it is ended. */
+/** Watches a set of contexts for resets until it is stopped. */
 export class ResetWatch {
   readonly #onReset: (context: Context) => void;
   readonly #listeners = new Map<Context, () => void>();
 
-  /** @param onReset called when nothing that was queued in a context runs any more */
+  /** @param onReset called when work queued in a context no longer runs */
   constructor(onReset: (context: Context) => void) {
     this.#onReset = onReset;
   }
 
-  /** The contexts that it tells of. */
+  /** The number of watched contexts. */
   get size(): number {
     return this.#listeners.size;
   }

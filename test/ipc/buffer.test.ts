@@ -4,7 +4,7 @@ import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu, recordCalls } from '../../ffi/driver.ts';
 import type { CUcontext } from '../../ffi/types.ts';
 import { Context, Device, DeviceBuffer, Stream } from '../../src/index.ts';
-import { withChecksum } from '../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../src/ipc/descriptor-bytes.ts';
 import { getIpcHandle, type IpcBufferDescriptor, openIpcBuffer } from '../../src/ipc/index.ts';
 import { dose } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
@@ -115,7 +115,7 @@ test('a range beyond the allocation is refused, and nothing stays mapped', deadl
 });
 
 test(
-  'a descriptor that was altered on its way is refused, and the driver is not asked',
+  'a descriptor that was corrupted on its way is refused without a driver call',
   deadline,
   async () => {
     await using user = new User();
@@ -130,7 +130,7 @@ test(
       bytes[index] = (bytes[index] as number) ^ (1 << (index & 7));
       assert.throws(() => openIpcBuffer({ ...message, handle: bytes.toString('base64') }), {
         name: 'IpcError',
-        message: /altered on its way/,
+        message: /is corrupted/,
       });
     }
     for (const change of [
@@ -168,7 +168,7 @@ test('an exporter that is killed leaves what is mapped usable, and new opens are
     assert.deepEqual(await valuesOf(buffer), [5]);
     buffer.fill(7);
     assert.deepEqual(await valuesOf(buffer), [7]);
-    assert.throws(() => openIpcBuffer(late), { name: 'IpcError', message: /has ended/ });
+    assert.throws(() => openIpcBuffer(late), { name: 'IpcError', message: /has exited/ });
   }
 });
 

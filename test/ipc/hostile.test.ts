@@ -1,4 +1,5 @@
 /** What the driver is handed by one who seals inventions: in processes that may be lost by it. */
+
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { type TestContext, test } from 'node:test';
@@ -9,7 +10,8 @@ import {
   CudaEvent as Event,
   MemoryPool,
 } from '../../src/index.ts';
-import { type IpcDescriptor, withChecksum } from '../../src/ipc/descriptor.ts';
+import type { IpcDescriptor } from '../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../src/ipc/descriptor-bytes.ts';
 import { type ChildPeer, exportIpc, leases, spawnPeer } from '../../src/ipc/index.ts';
 import { onHardware } from '../support/driver.ts';
 import { dose, seed } from '../support/iterations.ts';

@@ -1,4 +1,5 @@
 /** Worker threads of one process, each with cuffi loaded: one driver, and JavaScript's state each. */
+
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { afterEach, test } from 'node:test';
@@ -8,7 +9,7 @@ import { duplicateFd } from '../../ffi/linux/libc.ts';
 import { withAddress } from '../../ffi/native.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { ClosedError, Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../src/index.ts';
-import { withChecksum } from '../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../src/ipc/descriptor-bytes.ts';
 import {
   explain,
   exportIpc,
@@ -229,7 +230,7 @@ test('memory that another thread has open stays until that has closed it', deadl
   await assert.rejects(ask(start(), { do: 'open', descriptor, fds: [] }), {
     name: 'IpcError',
     code: 'exporter-gone',
-    message: /not there any more/,
+    message: /no longer exists/,
   });
   await ask(worker, { do: 'close' });
   await until(() => {

@@ -1,7 +1,6 @@
 import { IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
-import { defaultStreamOf, ownerOf } from '../shareable.ts';
-import type { Shareable } from '../sharing/export.ts';
+import { defaultStreamOf, ownerOf, type Shareable } from '../shareable.ts';
 import { Lease, type LeaseHolder, leaseRegistry } from './lease.ts';
 
 /**

@@ -9,8 +9,8 @@ import {
   kindOf,
   ownerOf,
   rangeOf,
+  type Shareable,
 } from '../shareable.ts';
-import type { Shareable } from '../sharing/export.ts';
 
 /** The process that holds a lease. */
 export interface LeaseHolder {

@@ -4,7 +4,7 @@ import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import { Resource } from '../../lifetime.ts';
 import { type Stream, streamOf } from '../../stream.ts';
 import { assertInternal, checkOptions } from '../../validate.ts';
-import { parseDescriptor } from '../descriptor.ts';
+import { parseDescriptor } from '../descriptor-codec.ts';
 import { processName } from '../identity.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import type { Opened } from '../sharing/import.ts';

@@ -2,8 +2,8 @@ import { CuffiError } from '../../errors.ts';
 import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import { typedArrayKind } from '../../typed-array.ts';
 import { checkHostMemory, classNameOf, withArticle } from '../../validate.ts';
-import { writeDescriptor } from '../descriptor-codec.ts';
-import { isShareable, type Shareable } from '../sharing/export.ts';
+import { writeDescriptor } from '../descriptor-bytes.ts';
+import { isShareable, type Shareable } from '../shareable.ts';
 import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
 import {
   type EncodedExport,

@@ -1,10 +1,12 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { type ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
-import { type IpcDescriptor, parseDescriptor } from '../descriptor.ts';
+import type { IpcDescriptor } from '../descriptor.ts';
+import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess } from '../identity.ts';
+import type { Shareable } from '../shareable.ts';
 import { openAlias } from '../sharing/alias.ts';
 import { asArray } from '../sharing/array.ts';
-import { exportIpc, type Shareable } from '../sharing/export.ts';
+import { exportIpc } from '../sharing/export.ts';
 import { FrameKind } from '../wire/frames.ts';
 import { MAX_REQUEST_BYTE_LENGTH } from '../wire/limits.ts';
 import type { ScannedValue } from '../wire/value-decoder.ts';

@@ -11,11 +11,12 @@ import { type ImportLease, releaseWithLease, type Sender } from './ownership.ts'
 import { exportGone } from './worker-exports.ts';
 
 /**
- * What a descriptor of this very process names, as an object with a `close()` of its own; a pool is
+ * Opens a descriptor that this process made, as a view with its own `close()`. A pool is returned
  * itself.
  *
- * @param sender who sent it, where it came over a connection: what is not lent to that is refused
- * @throws IpcError where it is not there any more, ClosedError where it is closed
+ * @param sender the sender, if it came over a connection: only what was exported to it may be
+ * opened
+ * @throws IpcError if the object no longer exists, ClosedError if it is closed
  */
 export function openAlias(
   descriptor: IpcDescriptor,
@@ -30,7 +31,7 @@ export function openAlias(
   }
   if (exported instanceof MemoryPool) {
     checkExportedToSender(exported, sender);
-    exported.handle; // a closed pool is refused
+    exported.handle; // throws for a closed pool
     lease?.released();
     return exported;
   }
@@ -45,16 +46,16 @@ export function openAlias(
   throw sender && !sender.isOwnProcess ? notExportedToSender() : exportGone();
 }
 
-/** The same for what is not there: no sender learns what is. */
+/** Also thrown for what does not exist, so that a sender cannot find out what does. */
 export const notExportedToSender = (): IpcError =>
   new IpcError(
-    'a descriptor came of memory, a pool or an event of this very process that the process which ' +
-      'sent it does not have from here: lend it over a connection first',
+    'a peer sent a descriptor of memory, a pool or an event of this very process that it holds no lease ' +
+      'on: send the object to it over a connection first',
     undefined,
     'same-process',
   );
 
-/** @throws IpcError for what this process has not lent to the one that sends it */
+/** @throws IpcError for an object that was not exported to the sender */
 function checkExportedToSender(
   object: DeviceBuffer | CudaEvent | MemoryPool,
   sender: Sender | undefined,
@@ -62,7 +63,7 @@ function checkExportedToSender(
   if (sender && !sender.hasLeaseOn(object)) throw notExportedToSender();
 }
 
-/** A view whose `close()` is told to the process that sent this memory back. */
+/** Returns a view whose `close()` notifies the process that sent this memory back. */
 function leasedView(view: DeviceBuffer, lease: ImportLease): DeviceBuffer {
   const leased = releaseWithLease(view.context, (returned) => returned?.(), lease);
   return view.view(0, view.byteLength, view.access, leased);
@@ -78,7 +79,10 @@ const aliasOfEvent = (event: CudaEvent, lease: ImportLease | undefined): CudaEve
     destroyed: lease && (() => lease.released()),
   });
 
-/** A manager may give out parts of what it allocates: a descriptor counts from where that begins. */
+/**
+ * A memory manager may return parts of its allocations. Descriptors count from the start of the
+ * allocation.
+ */
 const offsetInAllocation = ({ resource, address, context }: DeviceBuffer): number =>
   resource instanceof ManagerAdapter ? address - context.run(() => allocationBase(address)) : 0;
 
@@ -101,7 +105,7 @@ function rangeView(exported: unknown, descriptor: IpcMemoryDescriptor): DeviceBu
     return exported.subarray(begin, begin + byteLength);
   }
   if (!(exported instanceof VirtualMemory) || descriptor.kind !== 'virtual') return undefined;
-  // What the descriptor says of access is whatever its sender likes: its name is not to be guessed.
+  // The sender may state any access in the descriptor, but cannot guess the memory's name.
   const access = exported.accessOf(descriptor.memory);
   if (!access) return undefined;
   const first = exported.offsetOf(descriptor.firstPiece);

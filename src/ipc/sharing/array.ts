@@ -1,37 +1,46 @@
+import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
+import { checkDtype } from '../../array/allocate-items.ts';
+import type { OrderOrStrides } from '../../array/array-options.ts';
 import { DeviceArray } from '../../array/device-array.ts';
-import { layoutExtents } from '../../array/layout.ts';
+import { type Layout, layoutExtents, makeLayout } from '../../array/layout.ts';
 import { hasRepeatedItems } from '../../array/overlap.ts';
+import { checkShape, type Shape } from '../../array/shape.ts';
+import { Context, type PlaceOptions } from '../../context.ts';
+import { type Dtype, dtype as dtypeNamed } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import type { Stream } from '../../stream.ts';
+import { type StreamOption, streamOf } from '../../stream.ts';
+import { bytesOfView, typedArrayKind } from '../../typed-array.ts';
+import { checkInteger, checkOptions } from '../../validate.ts';
 import {
   describeLayout,
   type IpcDescriptor,
   type IpcMemoryDescriptor,
   layoutOf,
-  withChecksum,
 } from '../descriptor.ts';
+import { withChecksum } from '../descriptor-bytes.ts';
 import { importSourceOf } from './import-source.ts';
+import { mapRaw } from './legacy.ts';
 
 /**
- * A descriptor of exactly the bytes that the items of an array take, from the first to the last.
+ * Exports exactly the bytes that the items of an array occupy, from the first to the last.
  *
- * @param describe what describes these bytes
- * @throws RangeError for an array without items, ClosedError, IpcError for a read-only array where
- * the driver cannot protect the memory
+ * @param describe returns the descriptor of these bytes
+ * @throws RangeError for an array without items, ClosedError, IpcError for a read-only array whose
+ * memory the driver cannot protect
  */
 export function exportArray<M extends IpcMemoryDescriptor>(
   array: DeviceArray,
   describe: (view: DeviceBuffer) => M,
 ): M {
-  array.address; // a closed array is refused
+  array.address; // throws for a closed array
   const { buffer, dtype, layout, readOnly } = array;
   const { low, high } = layoutExtents(layout);
   if (low === high) throw new RangeError('an array without items has no memory that can be shared');
   const view = buffer.subarray(low, high);
-  // Who opens repeated items sees by the layout that they are not written to.
+  // A process that opens an array with repeated items sees by its layout that it is read-only.
   const isProtected = readOnly && (isVirtual(view) || !hasRepeatedItems(layout));
   const described = { ...describe(isProtected ? view.readOnly() : view) };
   return withChecksum({ ...described, layout: describeLayout(dtype, layout) } as never) as M;
@@ -42,11 +51,16 @@ const isVirtual = ({ keepalive, root }: DeviceBuffer): boolean =>
   keepalive instanceof VirtualMemory || importSourceOf(root)?.descriptor.kind === 'virtual';
 
 /**
- * What was opened, as the array that its descriptor makes of it: closing that closes the mapping.
+ * Returns the array that the descriptor of an opened buffer describes. Closing the array closes the
+ * mapping.
  *
- * @throws IpcError where the items reach beyond what was opened, which is closed then
+ * @throws IpcError if the items exceed the opened memory, which is then closed
  */
-export function asArray<O>(opened: O, descriptor: IpcDescriptor, stream?: Stream): O | DeviceArray {
+export function asArray<O>(
+  opened: O,
+  descriptor: IpcDescriptor,
+  stream?: StreamOption['stream'],
+): O | DeviceArray {
   if (!(opened instanceof DeviceBuffer) || descriptor.kind === 'event') return opened;
   try {
     const parsed = layoutOf(descriptor);
@@ -54,7 +68,7 @@ export function asArray<O>(opened: O, descriptor: IpcDescriptor, stream?: Stream
     const { high } = layoutExtents(parsed.layout);
     if (high > opened.byteLength)
       throw new IpcError(
-        `the items of an array of process ${descriptor.pid} take ${high} bytes, and the memory ` +
+        `the items of an array of process ${descriptor.pid} take ${high} bytes, but the memory ` +
           `that it shared has ${opened.byteLength}`,
         undefined,
         'invalid-descriptor',
@@ -65,4 +79,67 @@ export function asArray<O>(opened: O, descriptor: IpcDescriptor, stream?: Stream
     releaseOrWarn(() => opened.close());
     throw error;
   }
+}
+
+/** An array in memory of another process, by the driver's handle alone. */
+export interface RawIpcArray<D extends Dtype = Dtype> extends OrderOrStrides {
+  /** The driver's 64 bytes, or the same in base64. */
+  readonly handle: Uint8Array | string;
+  readonly shape: Shape;
+  /** A dtype, its name or its typestr. */
+  readonly dtype: D | string;
+  /** The offset of the item [0, 0, …] in the allocation, in bytes. Default 0. */
+  readonly byteOffset?: number;
+}
+
+/** Options of {@link openIpcArray} for the driver's handle alone. */
+export interface OpenRawArrayOptions extends PlaceOptions, StreamOption {}
+
+/** Opens an array by the driver's handle alone. @throws IpcError, TypeError, RangeError */
+export function openRawArray(source: RawIpcArray, options?: OpenRawArrayOptions): DeviceArray {
+  const { stream, ...place } = checkOptions(
+    options,
+    ['stream', 'context', 'device'],
+    'openIpcArray',
+  );
+  const { handle, shape, dtype, byteOffset, order, strides } = checkOptions(
+    source,
+    ['handle', 'shape', 'dtype', 'byteOffset', 'order', 'strides'],
+    'openIpcArray',
+  );
+  const ordered = streamOf(stream);
+  const type = checkDtype(dtypeNamed(dtype as Dtype | string));
+  const layout = makeLayout(checkShape(shape), type.itemsize, {
+    order,
+    strides,
+    byteOffset: checkInteger(byteOffset ?? 0, 'byteOffset'),
+  });
+  const buffer = openRawHandle(Context.resolve(place), checkHandle(handle), layout);
+  const traits = { stream: ordered, isOwner: true, readOnly: false };
+  return new DeviceArray({ buffer, dtype: type, layout, ...traits });
+}
+
+function checkHandle(handle: unknown): string {
+  if (typeof handle !== 'string' && typedArrayKind(handle) !== 'Uint8Array')
+    throw new TypeError('handle must be a Uint8Array, or its bytes in base64');
+  const bytes =
+    typeof handle === 'string'
+      ? Buffer.from(handle, 'base64')
+      : Buffer.from(bytesOfView(handle as Uint8Array));
+  if (bytes.byteLength !== CU_IPC_HANDLE_SIZE)
+    throw new RangeError(`handle has ${bytes.byteLength} bytes, not ${CU_IPC_HANDLE_SIZE}`);
+  return bytes.toString('base64');
+}
+
+function openRawHandle(context: Context, handle: string, layout: Layout): DeviceBuffer {
+  const { mapping, release } = mapRaw(context, handle);
+  const { base, byteLength } = mapping;
+  const { low, high } = layoutExtents(layout);
+  if (low < 0 || high > byteLength) {
+    release();
+    throw new IpcError(
+      `the items reach from byte ${low} to ${high} of an allocation of another process that has ${byteLength}`,
+    );
+  }
+  return new DeviceBuffer({ context, address: base, byteLength, origin: 'imported', release });
 }

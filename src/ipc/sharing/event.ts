@@ -1,20 +1,27 @@
+import { OUT0, readHandle } from '../../../ffi/arena.ts';
+import { cu } from '../../../ffi/driver.ts';
+import type { CUevent } from '../../../ffi/types.ts';
+import { cudaError } from '../../check.ts';
+import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import type { Stream } from '../../stream.ts';
-import { type IpcEventDescriptor, type IpcMemoryDescriptor, withChecksum } from '../descriptor.ts';
+import type { IpcEventDescriptor, IpcMemoryDescriptor } from '../descriptor.ts';
+import { withChecksum } from '../descriptor-bytes.ts';
 import { describeExporter } from '../identity.ts';
 import { rememberExport } from './export-id.ts';
-import { importSourceOf } from './import-source.ts';
+import { importSourceOf, setImportSource } from './import-source.ts';
+import type { ImportLease } from './ownership.ts';
 
-/** An event as another process opens it. @throws IpcError for one that is not for others */
+/** Exports an event. @throws IpcError for one that is not interprocess */
 export function exportEvent(event: CudaEvent): IpcEventDescriptor {
   const { ipcBytes } = event;
-  // Asking for the handle says whether it is closed.
+  // Reading the handle throws for a closed event.
   const source = event.handle ? importSourceOf(event) : undefined;
   if (source) return source.descriptor as IpcEventDescriptor;
   if (!ipcBytes)
     throw new IpcError(
-      'this event is not for other processes: make it with CudaEvent.create({ interprocess: true })',
+      'this event is not interprocess: create it with CudaEvent.create({ interprocess: true })',
     );
   const handle = Buffer.from(ipcBytes).toString('base64');
   rememberExport(`event ${handle}`, event);
@@ -25,9 +32,34 @@ export function exportEvent(event: CudaEvent): IpcEventDescriptor {
   });
 }
 
-/** Events that say when shared memory may be used: recorded by its exporter, awaited elsewhere. */
+/** Opens an event of another process. @throws IpcError if the driver refuses it */
+export function openEvent(
+  context: Context,
+  descriptor: IpcEventDescriptor,
+  lease: ImportLease | undefined,
+): CudaEvent {
+  const { handle, pid } = descriptor;
+  const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
+  const opened = context.run(() => {
+    const status = cu.cuIpcOpenEventHandle(OUT0, bytes);
+    if (status !== 0)
+      throw new IpcError(
+        `an event of process ${pid} could not be opened`,
+        cudaError(status, 'cuIpcOpenEventHandle'),
+      );
+    const event = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
+    return new CudaEvent(context, event, {
+      timing: false,
+      interprocess: true,
+      imported: true,
+      destroyed: lease && (() => lease.released()),
+    });
+  });
+  setImportSource(opened, { descriptor, fds: () => [] });
+  return opened;
+}
 
-/** An event for other processes behind the work that is queued in a stream. */
+/** Records an interprocess event behind the work that is queued in a stream. */
 export function recordReady(stream: Stream): CudaEvent {
   const event = CudaEvent.create({ context: stream.context, interprocess: true });
   try {
@@ -39,6 +71,6 @@ export function recordReady(stream: Stream): CudaEvent {
   }
 }
 
-/** A descriptor of memory that may be used when the event is done. */
+/** Returns the descriptor of memory that may be used when the event is done. */
 export const withReadyEvent = <M extends IpcMemoryDescriptor>(descriptor: M, event: CudaEvent): M =>
   withChecksum({ ...descriptor, readyEvent: exportEvent(event) } as never) as M;

@@ -3,41 +3,51 @@ import { Context } from '../../context.ts';
 import { Device, devices } from '../../device.ts';
 import { type IpcCause, IpcError } from '../../errors.ts';
 import type { Access } from '../../memory/buffer.ts';
-import { type IpcDescriptor, type IpcKind, parseDescriptor } from '../descriptor.ts';
+import type { IpcDescriptor, IpcKind } from '../descriptor.ts';
+import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess, type LocalProcess, localProcess } from '../identity.ts';
 import { accessBlocker, effectiveAccess } from './access.ts';
 import { findExport, nameOfExport } from './export-id.ts';
+import { isPoolMemoryMapped } from './imported-pool.ts';
 import { isLegacyMapped } from './legacy.ts';
 import { checkOpenOptions, type OpenOptions } from './open-options.ts';
-import { findPool, isPoolMemoryMapped, poolBlocker } from './pool.ts';
+import { findPool } from './open-pools.ts';
+import { poolBlocker } from './pool.ts';
 import type { ReceivedFds } from './received-fds.ts';
-import { capabilityBlocker, type IpcSupport, type OpenBlocker, wslBlocker } from './support.ts';
+import {
+  capabilityBlocker,
+  type IpcSupport,
+  type OpenBlocker,
+  throwIfBlocked,
+  wslBlocker,
+} from './support.ts';
 import { isVirtualMapped } from './virtual.ts';
 import { exportGoneBlocker, isFromOtherThread } from './worker-exports.ts';
 
-/** What {@link explain} knows of a descriptor. */
+/** The result of {@link explain}. */
 export interface Explanation {
   readonly openable: boolean;
   /**
-   * Why not, in one word, as {@link IpcError.code} has it; `unverified` where nothing is known
-   * against it, and only its exporter knows more; undefined where all is well.
+   * Why not, as {@link IpcError.code}. `unverified` if nothing is known against it and only its
+   * exporter knows more; undefined if it can be opened.
    */
   readonly code: IpcCause | 'unverified' | undefined;
-  /** Why not, or what cannot be verified, in words; empty where all is well. */
+  /** Why not, or what cannot be verified, in words; empty if it can be opened. */
   readonly reason: string;
-  /** What may be done about it. */
+  /** What to do about it. */
   readonly hint: string;
 }
 
 /**
- * Whether a descriptor can be opened in this process, and if not, why and what to do. Nothing is
- * opened, and no file descriptor is taken or closed. What opens one asks the same first.
+ * Returns whether a descriptor can be opened in this process, and if not, why and what to do.
+ * Nothing is opened, and no file descriptor is taken or closed. The functions that open descriptors
+ * check the same first.
  *
- * That memory is still what it was when it was shared only its exporter knows, unless a file
- * descriptor holds it: a yes is `unverified` then. `peer.open` asks the exporter.
+ * Unless a file descriptor keeps the memory alive, only the exporter knows whether it is still the
+ * memory that it exported. The code is `unverified` then; `peer.open` asks the exporter.
  *
- * @param message what came from the other process
- * @param options as they would be given to `openIpc`
+ * @param message the message from the other process
+ * @param options the options that `openIpc` would get
  * @example
  * const { openable, reason, hint } = explain(message);
  * if (!openable) console.error(`${reason}. ${hint}`);
@@ -49,7 +59,8 @@ export function explain(message: unknown, options?: OpenOptions): Explanation {
     descriptor = parseDescriptor(message);
   } catch (error) {
     if (!(error instanceof IpcError) || error.code === 'ipc-failed') throw error;
-    const hint = 'Pass on what getIpcHandle or exportIpc gave, whole, between equal versions.';
+    const hint =
+      'Send all that getIpcHandle or exportIpc returned, between equal versions of cuffi.';
     return { openable: false, code: error.code, reason: error.message, hint };
   }
   const self = localProcess();
@@ -73,24 +84,56 @@ const OPENABLE: Explanation = { openable: true, code: undefined, reason: '', hin
 const OTHER_PID_NAMESPACE: Explanation = {
   openable: true,
   code: 'unverified',
-  reason: 'its exporter is in another pid namespace: whether it still lives cannot be verified',
-  hint: 'Give the containers one pid namespace, or send the object over a connection.',
+  reason: 'its exporter is in another pid namespace: whether it still runs cannot be verified',
+  hint: 'Run the containers in one pid namespace, or send the object over a connection.',
 };
 
-/** A handle of memory that was freed may name what was allocated next. */
+/** A handle of freed memory may name the next allocation. */
 const unverified = ({ kind, pid }: IpcDescriptor): Explanation => ({
   openable: true,
   code: 'unverified',
-  reason: `only process ${pid} knows whether the ${kind === 'event' ? 'event' : 'memory'} is still there, and the same: that cannot be verified`,
-  hint: 'Open it by peer.open, which asks that process, or send the object over a connection.',
+  reason: `only process ${pid} knows whether the ${kind === 'event' ? 'event' : 'memory'} still exists and is the same: that cannot be verified here`,
+  hint: 'Open it with peer.open, which asks that process, or send the object over a connection.',
 });
 
-/** Whether the file descriptors that come beside it keep what it names: a pool, virtual memory. */
+/** Whether the accompanying file descriptors keep the object alive: a pool, virtual memory. */
 const isKeptAliveByFds = (descriptor: IpcDescriptor): boolean =>
   descriptor.kind === 'virtual' || (descriptor.kind === 'pool' && descriptor.handle === null);
 
-/** What speaks against it whatever the GPU: answered without a call of the driver. */
-export function identityBlocker(
+// ---- What a function that opens a descriptor asks first ----
+
+/** @throws IpcError for what prevents opening it on any GPU */
+export const assertIdentity = (descriptor: IpcDescriptor, options: OpenOptions): void =>
+  throwIfBlocked(identityBlocker(descriptor, options));
+
+/** Returns where and with what access to open a descriptor. @throws IpcError if no device here can */
+export function placeFor(
+  descriptor: IpcDescriptor,
+  fds: ReceivedFds,
+  options: OpenOptions,
+): { readonly context: Context; readonly access: Access } {
+  throwIfBlocked(deviceBlocker(descriptor, options));
+  const context = contextFor(descriptor, options);
+  const access = effectiveAccess(descriptor, options.access, fds.numbers);
+  return { context, access };
+}
+
+/** @throws IpcError for what prevents opening it in that place, unless it is already mapped there */
+export function assertOpenable(
+  descriptor: IpcDescriptor,
+  context: Context,
+  fds: ReceivedFds,
+  access: Access,
+  { allowOtherUsers = false }: OpenOptions,
+): void {
+  if (!isMapped(descriptor, context, fds, access))
+    throwIfBlocked(openBlocker(descriptor, context, fds, allowOtherUsers));
+}
+
+// ---- What prevents opening a descriptor ----
+
+/** Returns what prevents opening it on any GPU, without a driver call. */
+function identityBlocker(
   descriptor: IpcDescriptor,
   { sameProcess }: Pick<OpenOptions, 'sameProcess'>,
   self: LocalProcess = localProcess(),
@@ -100,9 +143,9 @@ export function identityBlocker(
     return {
       code: 'other-machine',
       reason:
-        'the descriptor was made on another machine, or before this one was last started ' +
+        'the descriptor was made on another machine, or before the last boot of this one ' +
         `(boot id ${machine}, here ${self.machine})`,
-      hint: 'Device memory is shared within one machine: copy the data.',
+      hint: 'Device memory can only be shared within one machine: copy the data.',
     };
   if (isFromThisProcess(descriptor, self)) {
     const isHere = findExport(nameOfExport(descriptor)) !== undefined;
@@ -114,7 +157,7 @@ export function identityBlocker(
           reason: `this descriptor was made by this very process (pid ${pid})`,
           hint:
             "Use the object that it names, or open an alias of it with { sameProcess: 'alias' }: " +
-            'CUDA does not open its own handles.',
+            'CUDA does not open handles of its own process.',
         };
   }
   if (self.isWsl) return wslBlocker;
@@ -124,14 +167,14 @@ export function identityBlocker(
       code: 'same-pid',
       reason: `its exporter has this process's pid number, ${pid}, in another pid namespace`,
       hint:
-        'The driver takes it for this process: give the containers one pid namespace, or ' +
+        'The driver mistakes it for this process: run the containers in one pid namespace, or with ' +
         'different pid numbers, or share memory of a pool over a connection.',
     };
   return accessBlocker(descriptor);
 }
 
-/** Whether there is a device to open it on. */
-export function deviceBlocker(
+/** Returns why no device here can open it. */
+function deviceBlocker(
   { device: uuid }: IpcDescriptor,
   { context, device }: OpenOptions,
 ): OpenBlocker | undefined {
@@ -142,7 +185,7 @@ export function deviceBlocker(
     return {
       code: 'mig',
       reason,
-      hint: 'A MIG slice shares memory with no other: run both processes on the same one.',
+      hint: 'A MIG slice cannot share memory with another: run both processes on the same slice.',
     };
   return {
     code: 'device-not-visible',
@@ -151,8 +194,8 @@ export function deviceBlocker(
   };
 }
 
-/** Where to open it: see {@link deviceBlocker}. */
-export const contextFor = ({ device: uuid }: IpcDescriptor, place: OpenOptions): Context => {
+/** The context to open it in: see {@link deviceBlocker}. */
+const contextFor = ({ device: uuid }: IpcDescriptor, place: OpenOptions): Context => {
   const { context, device } = place;
   if (context) return Context.resolve({ context, ...(device === undefined ? {} : { device }) });
   return Context.primary(device ?? deviceOf(uuid));
@@ -174,10 +217,10 @@ const CAPABILITIES: Readonly<Record<IpcKind, keyof IpcSupport>> = {
   event: 'events',
 };
 
-/** What is known to work: a device does not lose it. */
+/** Capabilities that were seen to work. A device does not lose them. */
 const supportedByDevice = new WeakMap<Device, Set<keyof IpcSupport>>();
 
-/** What speaks against opening what is not mapped here yet. */
+/** Returns what prevents opening an object that is not yet mapped here. */
 export function openBlocker(
   descriptor: IpcDescriptor,
   context: Context,
@@ -200,7 +243,7 @@ export function openBlocker(
   );
 }
 
-/** Whether its exporter's pid means here what it means there. */
+/** Whether this process is in the exporter's pid namespace, so that the pid means the same here. */
 export const sharesPidNamespace = ({ pidNamespace }: IpcDescriptor, self: LocalProcess): boolean =>
   pidNamespace !== 0 && pidNamespace === self.pidNamespace;
 
@@ -211,24 +254,24 @@ function exporterBlocker(
 ): OpenBlocker | undefined {
   if (!sharesPidNamespace(descriptor, self)) return undefined;
   const { kind, pid, startTime } = descriptor;
-  // The file descriptors of virtual memory hold the memory themselves.
+  // The file descriptors of virtual memory keep the memory alive themselves.
   if (!self.isAlive(pid, startTime))
     return kind === 'virtual'
       ? undefined
       : {
           code: 'exporter-gone',
-          reason: `process ${pid}, which shared it, has ended`,
-          hint: 'It must live until what it shares was opened: have it shared anew.',
+          reason: `process ${pid}, which shared it, has exited`,
+          hint: 'It must run until the other process has opened what it shares: share it again.',
         };
-  // Asking /proc costs more than to open the memory.
+  // Reading /proc takes longer than opening the memory.
   if (allowOtherUsers) return undefined;
   const user = self.userOf(pid);
-  // Some systems hide the processes of others.
+  // Some systems hide the processes of other users.
   const isHidden = user === undefined && self.isForeign(pid);
   if (user === self.user || (user === undefined && !isHidden)) return undefined;
   return {
     code: 'other-user',
-    reason: `process ${pid}, which shared it, runs as ${isHidden ? 'another user, who is hidden' : `user ${user}`}, and this one as ${self.user}`,
+    reason: `process ${pid}, which shared it, runs as ${isHidden ? 'a hidden user' : `user ${user}`}, and this one as user ${self.user}`,
     hint: 'Run both as one user; or, if that user is trusted, open it with { allowOtherUsers: true }.',
   };
 }
@@ -248,17 +291,17 @@ function fdBlocker(
   return {
     code: 'no-file-descriptor',
     reason: isComplete
-      ? `what came beside a descriptor of ${what} is no file descriptor of the driver's`
-      : `a descriptor of ${what} needs ${expected} file descriptors beside it, and ${numbers.length} came`,
-    hint: 'Send it over a connection, or through a Unix socket together with them.',
+      ? `a file descriptor that came with a descriptor of ${what} is not one of the driver's`
+      : `a descriptor of ${what} needs ${expected} file descriptors, but ${numbers.length} came with it`,
+    hint: 'Send it over a connection, or together with them through a Unix socket.',
   };
 }
 
 /**
- * Whether the memory of a descriptor, and of what came with it, is mapped in the context already:
- * then the driver is not asked for it, and nothing can be in the way.
+ * Whether exactly this memory is already mapped in the context. Then the driver is not called, and
+ * nothing can prevent opening it.
  */
-export function isMapped(
+function isMapped(
   descriptor: IpcDescriptor,
   context: Context,
   fds: Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>,

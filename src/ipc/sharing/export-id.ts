@@ -1,8 +1,9 @@
-/** What this process has shared, by which its own descriptors are found again. */
+/** The objects that this process has exported, so that its own descriptors can be resolved. */
 import { randomUint48 } from '../../memory/random-id.ts';
 import type { IpcDescriptor } from '../descriptor.ts';
 
-// On the object itself: a WeakMap with an entry for each allocation would keep the collector busy.
+// Stored on the object: a WeakMap with an entry for each allocation would slow down garbage
+// collection.
 const EXPORT_ID = Symbol('generation');
 
 interface WithExportId {
@@ -11,12 +12,14 @@ interface WithExportId {
 
 const exportsByName = new Map<string, WeakRef<object>>();
 const MIN_SWEEP_THRESHOLD = 1024;
-/** Beyond it, the names of what was collected are forgotten: a finalizer for each would cost more. */
+/**
+ * Above this size, names of collected objects are removed. A finalizer for each would cost more.
+ */
 let sweepThreshold = MIN_SWEEP_THRESHOLD;
 
 /**
- * The number of an allocation that is shared: another one for each, for the life of the process. It
- * is random: who was not given it cannot name what another process has.
+ * Returns the number of an exported allocation, unique during the life of the process. It is
+ * random, so that a process that was not given it cannot name the allocation.
  */
 export function exportIdOf(allocation: object): number {
   const known = (allocation as WithExportId)[EXPORT_ID];
@@ -28,7 +31,7 @@ export function exportIdOf(allocation: object): number {
   return id;
 }
 
-/** Remembers, until it is collected, what was shared by a name. */
+/** Registers an exported object by name until it is collected. */
 export function rememberExport(name: string, object: object): void {
   if (exportsByName.get(name)?.deref() === object) return;
   exportsByName.set(name, new WeakRef(object));
@@ -41,12 +44,12 @@ function sweepCollected(): void {
   sweepThreshold = Math.max(MIN_SWEEP_THRESHOLD, 2 * exportsByName.size);
 }
 
-/** The name of what a descriptor of this process is of. */
+/** The name that a descriptor of this process was registered by. */
 export function nameOfExport(descriptor: IpcDescriptor): string {
   if (descriptor.kind === 'event') return `event ${descriptor.handle}`;
   if (descriptor.kind === 'pool' && descriptor.handle === null) return `pool ${descriptor.pool}`;
   return `memory ${descriptor.generation}`;
 }
 
-/** What was shared by a name, where it still is. */
+/** The object that was exported by that name, if it still exists. */
 export const findExport = (name: string): object | undefined => exportsByName.get(name)?.deref();

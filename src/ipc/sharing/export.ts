@@ -1,6 +1,5 @@
 import { DeviceArray } from '../../array/device-array.ts';
 import type { Dtype } from '../../dtype.ts';
-import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
@@ -9,47 +8,41 @@ import { VirtualMemory } from '../../memory/virtual.ts';
 import { type Stream, streamOf } from '../../stream.ts';
 import { checkOptions, formatValue } from '../../validate.ts';
 import type {
+  Exported,
   IpcBufferDescriptor,
   IpcEventDescriptor,
   IpcMemoryDescriptor,
 } from '../descriptor.ts';
+import { isShareableMemory, type Shareable, type ShareableMemory } from '../shareable.ts';
 import { exportArray } from './array.ts';
 import { exportEvent, recordReady } from './event.ts';
+import { exportBuffer, exportLegacyBuffer, type OnExport } from './export-buffer.ts';
 import { IpcArrayHandle, IpcBufferHandle, keepExported } from './handle.ts';
-import { type ImportSource, importSourceOf, reexportBuffer } from './import-source.ts';
-import { exportLegacy } from './legacy.ts';
-import type { Exported } from './marshal.ts';
-import { exportPool, exportPoolMemory, ImportedPool } from './pool.ts';
+import { ImportedPool } from './imported-pool.ts';
+import { exportPool } from './pool.ts';
 import { ReadyExport } from './ready.ts';
-import { exportVirtual } from './virtual.ts';
 import { publish } from './worker-exports.ts';
-
-/** Memory that can be shared with another process. Virtual memory arrives as the buffer that it is. */
-export type ShareableMemory = DeviceArray | DeviceBuffer | VirtualMemory;
-
-/** What can be shared with another process. */
-export type Shareable = ShareableMemory | CudaEvent | MemoryPool | ImportedPool;
 
 /** Options of {@link getIpcHandle} and {@link exportIpc}. */
 export interface ShareOptions {
   /**
-   * The stream whose work the other process must wait for, with `ready`: an event is recorded in it
-   * now. Default: none, as the memory is ready.
+   * The stream whose work the other process must wait for, with `ready`. An event is recorded in it
+   * now. Default: none, because the memory is ready.
    */
   readonly stream?: Stream;
 }
 
 /**
- * A descriptor by which another process of this machine can open plain memory or an event: nothing
- * but data, for `process.send`, JSON or Python. What came from another process is named as it came.
+ * Returns a descriptor that another process of this machine can open: plain memory or an event. It
+ * is only data, for `process.send`, JSON or Python. An imported object is passed on as it came.
  *
- * That of an array, and any with `{ stream }`, is a handle too: it keeps the memory until it is
- * closed, whatever else is closed before. With other descriptors nothing but the buffer does: keep it
- * open until the other process is done with it.
+ * The descriptor of an array, and any with `{ stream }`, is also a handle: it keeps the memory
+ * until it is closed. Other descriptors keep nothing: keep the buffer open until the other process
+ * is done with it.
  *
- * The whole allocation becomes visible to whoever gets it, and small allocations share blocks of
- * 2 MiB. A descriptor carries no order but that of `{ stream }`: synchronise before it is sent, or
- * send an event with it.
+ * The process that receives it sees the whole allocation, and small allocations share blocks of
+ * 2 MiB. A descriptor implies no order unless you pass `{ stream }`: synchronise before sending it,
+ * or send an event with it.
  *
  * @throws IpcError for memory without a legacy handle, such as that of pools (see
  * {@link exportIpc}), and for events made without `{ interprocess: true }`
@@ -91,43 +84,24 @@ export function getIpcHandle(
   return stream ? new IpcBufferHandle(keepExported(source, descriptor, stream)) : descriptor;
 }
 
-function exportLegacyBuffer(buffer: DeviceBuffer): IpcBufferDescriptor {
-  if (buffer.resource instanceof MemoryPool || buffer.resource instanceof ImportedPool)
-    throw new IpcError(
-      'memory of a pool has no legacy IPC handle: share it with exportIpc, or allocate what is to ' +
-        'be shared as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
-    );
-  const source = importSourceOfBuffer(buffer);
-  if (!source) {
-    const descriptor = exportLegacy(buffer);
-    publish(buffer, buffer.address, descriptor);
-    return descriptor;
-  }
-  if (source.descriptor.kind !== 'legacy')
-    throw new IpcError('imported virtual memory has no legacy IPC handle: share it with exportIpc');
-  checkNotEmpty(buffer);
-  return reexportBuffer(buffer, source).descriptor as IpcBufferDescriptor;
-}
-
 /**
- * What another process of this machine opens with `openIpc`: a descriptor, and the file
- * descriptors to send beside it, through a Unix socket. They stay this process's: keep what is
- * shared open until they are sent, and do not close them.
+ * Returns what another process of this machine opens with `openIpc`: a descriptor, and the file
+ * descriptors to send with it through a Unix socket. This process owns the file descriptors: keep
+ * the object open until they are sent, and do not close them.
  *
- * Memory of a pool made with `{ shareable: true }` shows nothing but what was allocated, and so does
- * virtual memory made with it, whose pieces alone go along that the buffer lies in. All else is
- * shared as with {@link getIpcHandle}, without file descriptors. What came from another process is
- * passed on as it came.
+ * Memory of a pool made with `{ shareable: true }` exposes only the allocation. Virtual memory made
+ * with it exposes only the pieces that contain the buffer. Other memory is shared as with
+ * {@link getIpcHandle}, without file descriptors. An imported object is passed on as it came.
  *
- * A buffer of `buffer.readOnly()`, and a read-only array, is shared where it is virtual memory: cuffi
- * maps it without write access where it arrives, and the driver refuses to write there. A process
- * that imports the file descriptors without cuffi gives itself the access that it wants.
+ * A buffer of `buffer.readOnly()` or a read-only array can be shared if it is virtual memory. cuffi
+ * maps it without write access in the receiver, and the driver refuses writes there. A process that
+ * imports the file descriptors without cuffi can give itself any access.
  *
- * The allocation must have happened: synchronise the pool's stream before this is sent, or share it
- * with `{ stream }`, and close what this gives when the other process is done waiting.
+ * The allocation must have happened: synchronise the pool's stream before sending this, or share it
+ * with `{ stream }`. Close the result when the other process has finished waiting.
  *
- * @throws IpcError for what was not made for other processes, and for read-only memory of another
- * kind than virtual memory; RangeError for memory without bytes
+ * @throws IpcError for objects not made for sharing, and for read-only memory that is not virtual
+ * memory; RangeError for memory without bytes
  * @example
  * const { descriptor, fds } = exportIpc(pool.allocate(4096));
  * sendMessage(socket, encodeDescriptor(descriptor), fds);
@@ -141,7 +115,7 @@ export function exportIpc(object: Shareable): Exported;
 export function exportIpc(object: Shareable, options?: ShareOptions): Exported {
   const { stream } = checkShareOptions(options, 'exportIpc');
   if (!stream) return exportObject(object, publish);
-  if (!isMemory(object))
+  if (!isShareableMemory(object))
     throw new TypeError(
       `exportIpc with a stream takes an array, a buffer or virtual memory, not ${formatValue(object)}`,
     );
@@ -149,10 +123,10 @@ export function exportIpc(object: Shareable, options?: ShareOptions): Exported {
   return new ReadyExport(descriptor as IpcMemoryDescriptor, fds, recordReady(stream));
 }
 
-/** Told of memory that is shared: the buffer, the address of its first byte, and its descriptor. */
-type OnExport = typeof publish;
-
-/** As {@link exportIpc}, for other processes alone unless `announce` is {@link publish}. */
+/**
+ * Like {@link exportIpc}. Only other processes can open the result unless `onExport` is
+ * {@link publish}.
+ */
 export function exportObject(object: Shareable, onExport?: OnExport): Exported {
   assertNotCapturing('sharing');
   if (object instanceof DeviceBuffer) return exportBuffer(object, onExport);
@@ -168,52 +142,13 @@ export function exportObject(object: Shareable, onExport?: OnExport): Exported {
   if (object instanceof CudaEvent) return { descriptor: exportEvent(object), fds: [] };
   if (object instanceof MemoryPool) return exportPool(object);
   if (object instanceof ImportedPool) {
-    object.handle; // a closed pool is refused
+    object.handle; // throws for a closed pool
     return { descriptor: object.descriptor, fds: [object.shared.fd] };
   }
   if (object instanceof VirtualMemory) return exportBuffer(object.buffer, onExport);
   throw new TypeError(
     `exportIpc takes an array, a buffer, an event, a memory pool or virtual memory, not ${formatValue(object)}`,
   );
-}
-
-const isMemory = (object: object): object is ShareableMemory =>
-  object instanceof DeviceBuffer ||
-  object instanceof DeviceArray ||
-  object instanceof VirtualMemory;
-
-/** Whether it is anything that can be shared, well or badly made. */
-export const isShareable = (object: object): object is Shareable =>
-  isMemory(object) ||
-  object instanceof CudaEvent ||
-  object instanceof MemoryPool ||
-  object instanceof ImportedPool;
-
-function exportBuffer(buffer: DeviceBuffer, onExport: OnExport | undefined): Exported {
-  const exported = describeBuffer(buffer);
-  onExport?.(buffer, buffer.address, exported.descriptor as IpcMemoryDescriptor);
-  return exported;
-}
-
-function describeBuffer(buffer: DeviceBuffer): Exported {
-  checkNotEmpty(buffer);
-  const source = importSourceOfBuffer(buffer);
-  if (source) return reexportBuffer(buffer, source);
-  const { resource, keepalive, origin } = buffer;
-  if (resource instanceof MemoryPool) return exportPoolMemory(buffer, resource);
-  if (origin === 'allocated' && keepalive instanceof VirtualMemory)
-    return exportVirtual(buffer, keepalive);
-  return { descriptor: exportLegacy(buffer), fds: [] };
-}
-
-/** What a buffer of another process was opened with. */
-const importSourceOfBuffer = ({ origin, root }: DeviceBuffer) =>
-  origin === 'imported'
-    ? (importSourceOf(root) as ImportSource<IpcMemoryDescriptor> | undefined)
-    : undefined;
-
-function checkNotEmpty({ address, byteLength }: DeviceBuffer): void {
-  if (byteLength === 0) throw new RangeError(`an empty buffer (at ${address}) cannot be shared`);
 }
 
 function checkShareOptions(options: ShareOptions | undefined, call: string): ShareOptions {

@@ -13,14 +13,14 @@ import {
   type IpcBufferDescriptor,
   type IpcEventDescriptor,
   type IpcLayout,
-  parseDescriptor,
 } from '../descriptor.ts';
+import { parseDescriptor } from '../descriptor-codec.ts';
 import { recordReady, withReadyEvent } from './event.ts';
 import { openIpcArray, openIpcBuffer } from './import.ts';
 import type { OpenOptions } from './open-options.ts';
 import { type ReadyOptions, waitReady } from './ready.ts';
 
-/** How a handle opens what it names: plain memory comes without file descriptors. */
+/** Options of a handle's `open()`. Plain memory comes without file descriptors. */
 export type HandleOpenOptions = Omit<OpenOptions, 'fds'>;
 
 const openOptionNames = [
@@ -31,13 +31,15 @@ const openOptionNames = [
   'allowOtherUsers',
 ] as const satisfies readonly (keyof HandleOpenOptions)[];
 
-/** A descriptor, and for its exporter what it holds. */
+/** A descriptor and, in the exporter, what keeps the memory alive. */
 export interface HandleInit {
   readonly descriptor: IpcBufferDescriptor;
   readonly keepalive?: { readonly context: Context; release(): void } | undefined;
 }
 
-/** Holds plain memory for another process, and records an event behind the work of a stream. */
+/**
+ * Keeps plain memory alive for another process, and records an event behind the work of a stream.
+ */
 export function keepExported(
   buffer: DeviceBuffer,
   descriptor: IpcBufferDescriptor,
@@ -59,8 +61,8 @@ export function keepExported(
 }
 
 /**
- * Plain memory to be opened by another process: a descriptor with `open()` and `close()`. Its own
- * enumerable properties are the descriptor's, so that it survives JSON, `process.send` and
+ * Plain memory that another process can open: a descriptor with `open()` and `close()`. Its own
+ * enumerable properties are those of the descriptor, so that it survives JSON, `process.send` and
  * structured cloning as plain data.
  */
 export abstract class IpcMemoryHandle<T extends Resource>
@@ -93,33 +95,35 @@ export abstract class IpcMemoryHandle<T extends Resource>
       kind,
       keepalive ? { owner: keepalive.context.resources, release: () => keepalive.release() } : {},
     );
-    // A copy would keep an object that was dropped from being closed by its finalizer.
+    // A copy would keep the finalizer of a dropped object from running.
     for (const key of [stateKey, tokenKey]) Object.defineProperty(this, key, { enumerable: false });
     this.#descriptor = descriptor;
     Object.assign(this, descriptor);
   }
 
   /**
-   * Opens what it names, without copying it; it is closed with the handle at the latest. It does
-   * not wait: what was shared with a stream is ready after `await ready()`.
+   * Opens the memory without copying it. Closing the handle closes it too. Does not wait: memory
+   * shared with a stream is ready after `await ready()`.
    *
-   * @throws IpcError where it is open already, and where it cannot be opened: in the process that
-   * shared it only with `{ sameProcess: 'alias' }`; ClosedError
+   * @throws IpcError if it is already open, and if it cannot be opened: in the process that shared
+   * it only with `{ sameProcess: 'alias' }`; ClosedError
    */
   open(options?: HandleOpenOptions): T {
     const checked = checkOptions(options, openOptionNames, 'open');
     this.assertOpen();
     if (this.#opened && !this.#opened.closed)
-      throw new IpcError('this handle is already opened: use what it gave, or close that first');
+      throw new IpcError(
+        'this handle is already open: use what open() returned, or close that first',
+      );
     this.#opened = this.openDescriptor(this.#descriptor, checked);
     return this.#opened;
   }
 
   /**
-   * Waits until the work is done that was queued in the stream with which it was shared; the event
-   * loop turns meanwhile.
+   * Waits until the work that was queued in the sharing stream is done, without blocking the event
+   * loop.
    *
-   * @throws IpcError, `TimeoutError` as the function `ready`; ClosedError, also if it is closed
+   * @throws IpcError, `TimeoutError` like the function `ready`; ClosedError, also if it is closed
    * meanwhile
    */
   async ready(options?: ReadyOptions): Promise<void> {
@@ -130,8 +134,8 @@ export abstract class IpcMemoryHandle<T extends Resource>
   }
 
   /**
-   * Closes what was opened with it. In the process that shared the memory: gives that up, so that
-   * what was closed meanwhile is freed. The second time does nothing.
+   * Closes what was opened with it. In the process that shared the memory, also releases that, so
+   * that buffers closed meanwhile are freed. A second call does nothing.
    */
   override close(): void {
     runAll([() => this.#opened?.close(), () => super.close()]);
@@ -147,9 +151,9 @@ export abstract class IpcMemoryHandle<T extends Resource>
 }
 
 /**
- * A buffer to be opened by another process, ready when the work of a stream is done: what
- * `getIpcHandle(buffer, { stream })` gives, and `IpcBufferHandle.from(message)` there. For the rest
- * as {@link IpcArrayHandle}.
+ * A buffer that another process can open, ready when the work of a stream is done.
+ * `getIpcHandle(buffer, { stream })` returns it, and `IpcBufferHandle.from(message)` in the other
+ * process. See {@link IpcArrayHandle} for the rest.
  *
  * @example
  * using handle = IpcBufferHandle.from(message);
@@ -164,7 +168,7 @@ export class IpcBufferHandle extends IpcMemoryHandle<DeviceBuffer> {
     super('IpcBufferHandle', init);
   }
 
-  /** The handle that another process sent. Nothing is opened yet. @throws IpcError */
+  /** Returns the handle that another process sent. Opens nothing yet. @throws IpcError */
   static from(message: unknown): IpcBufferHandle {
     return new IpcBufferHandle({ descriptor: parseDescriptor(message, ['legacy']) });
   }
@@ -179,10 +183,10 @@ export class IpcBufferHandle extends IpcMemoryHandle<DeviceBuffer> {
 }
 
 /**
- * An array to be opened by another process, as numba's `IpcArrayHandle`: what `getIpcHandle(array)`
- * gives, and `IpcArrayHandle.from(message)` there.
+ * An array that another process can open, like numba's `IpcArrayHandle`. `getIpcHandle(array)`
+ * returns it, and `IpcArrayHandle.from(message)` in the other process.
  *
- * In the process that shared the array it keeps the memory until `close()`: an array that is closed
+ * In the process that shared the array, it keeps the memory until `close()`: an array closed
  * meanwhile is freed then. Keep it open until the other process is done.
  *
  * @example
@@ -201,7 +205,7 @@ export class IpcArrayHandle<D extends Dtype = Dtype> extends IpcMemoryHandle<Dev
     super('IpcArrayHandle', init);
   }
 
-  /** The handle that another process sent. Nothing is opened yet. @throws IpcError */
+  /** Returns the handle that another process sent. Opens nothing yet. @throws IpcError */
   static from(message: unknown): IpcArrayHandle {
     const descriptor = parseDescriptor(message, ['legacy']);
     checkIsArray(descriptor);

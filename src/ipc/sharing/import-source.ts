@@ -1,17 +1,25 @@
-/** Where imported objects came from, so that they can be passed on as what they came as. */
+/**
+ * The descriptor and file descriptors that imported objects were opened with, so that they can be
+ * exported again.
+ */
+
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { checkInstance } from '../../validate.ts';
-import { type IpcDescriptor, type IpcMemoryDescriptor, withChecksum } from '../descriptor.ts';
+import type { Exported, IpcDescriptor, IpcMemoryDescriptor } from '../descriptor.ts';
+import { withChecksum } from '../descriptor-bytes.ts';
 import { checkExportAccess } from './access.ts';
-import type { Exported } from './marshal.ts';
 
-/** What an object was opened with: the descriptors are kept by the object. */
+/**
+ * The descriptor and file descriptors that an object was opened with. The object keeps the file
+ * descriptors open.
+ */
 export interface ImportSource<D extends IpcDescriptor> {
   readonly descriptor: D;
   fds(): readonly number[];
 }
 
-// On the object itself: a WeakMap with an entry for each message would keep the collector busy.
+// Stored on the object: a WeakMap with an entry for each message would slow down garbage
+// collection.
 const IMPORT_SOURCE = Symbol('origin');
 
 interface WithImportSource {
@@ -28,14 +36,14 @@ export function setImportSource<D extends IpcDescriptor>(
 export const importSourceOf = (object: object): ImportSource<IpcDescriptor> | undefined =>
   (object as WithImportSource)[IMPORT_SOURCE];
 
-/** The descriptor that a buffer was opened with, cut down to what it is a view of. */
+/** Exports an imported buffer again: the descriptor it was opened with, narrowed to this view. */
 export function reexportBuffer(
   buffer: DeviceBuffer,
   { descriptor, fds }: ImportSource<IpcMemoryDescriptor>,
 ): Exported {
   const { address, byteLength, access, root } = buffer;
   checkExportAccess(descriptor.kind, access);
-  // Bytes have no layout, whatever they were a part of; and order is for whom it was made.
+  // Bytes have no layout, and the ready event was for this process.
   const { layout: _, readyEvent: __, ...fields } = descriptor;
   const narrowed = {
     ...fields,
@@ -47,8 +55,8 @@ export function reexportBuffer(
 }
 
 /**
- * Takes what a buffer of another process's memory owns out of it: the buffer that this gives closes
- * the mapping, also where `buffer` goes out of its scope. `buffer` and its views count as closed.
+ * Moves the ownership of imported memory to a new buffer. The returned buffer closes the mapping,
+ * even if `buffer` goes out of scope. `buffer` and its views count as closed.
  *
  * @throws TypeError for a view, and for a buffer of this process's own memory; CuffiError while a
  * handle made of it is open; ClosedError
@@ -60,12 +68,12 @@ export function reexportBuffer(
  * }
  */
 export function moveIpcBuffer(buffer: DeviceBuffer): DeviceBuffer {
-  checkInstance(buffer, DeviceBuffer, 'buffer').address; // a closed one is refused
+  checkInstance(buffer, DeviceBuffer, 'buffer').address; // throws for a closed buffer
   const source = importSourceOf(buffer);
   if (!buffer.isMapped || buffer.root !== buffer || !source)
     throw new TypeError(
-      'only what openIpcBuffer gave of another process has something to move: a view owns nothing, and ' +
-        'memory of this process is its own',
+      'only a buffer of another process that openIpcBuffer returned can be moved: a view and memory of ' +
+        'this process own no mapping',
     );
   const moved = buffer.moveToNewBuffer();
   setImportSource(moved, source);

@@ -12,7 +12,7 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import type { DeviceBuffer } from '../../memory/buffer.ts';
+import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
 import { HostVisibleBuffer } from '../../memory/host-visible.ts';
 import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
 import {
@@ -23,47 +23,27 @@ import {
 } from '../../memory/pointer-attributes.ts';
 import { obfuscatedId } from '../../memory/random-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import { type IpcBufferDescriptor, withChecksum } from '../descriptor.ts';
-import { describeExporter } from '../identity.ts';
+import type { IpcBufferDescriptor } from '../descriptor.ts';
+import { withChecksum } from '../descriptor-bytes.ts';
+import { describeExporter, isExporterGone } from '../identity.ts';
 import { checkExportAccess } from './access.ts';
 import { exportIdOf } from './export-id.ts';
 import {
+  checkMappedRange,
   type Mapping,
   MappingTable,
   type MappingUse,
   mapImported,
   tableByContext,
 } from './mapping.ts';
+import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
 
-/** What the driver says of memory that others allocated; undefined where it does not know it. */
-function readAttribute(attribute: number, address: CUdeviceptr): number | undefined {
-  // Some answers are a byte, some four, some eight.
-  writeUint64(0, OUT0);
-  const status = cu.cuPointerGetAttribute(OUT0, attribute, address);
-  return status === 0 ? readHandle(OUT0) : undefined;
-}
-
-/** @throws IpcError for memory of others that has no legacy handle, with what it is */
-function checkIpcCapable(address: CUdeviceptr): void {
-  if (readAttribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) !== 0) return;
-  const isHost =
-    readAttribute(CU_POINTER_ATTRIBUTE_IS_MANAGED, address) === 1 ||
-    readAttribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) === CU_MEMORYTYPE_HOST;
-  const isOfPool = (readAttribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) ?? 0) !== 0;
-  const what = isHost
-    ? 'memory that the CPU reaches'
-    : isOfPool
-      ? 'memory of a pool that another library made'
-      : 'memory that is virtual, or of another process,';
-  throw new IpcError(`${what} has no legacy IPC handle: copy it to device memory, and share that`);
-}
-
-/** Memory by the driver's 64 bytes, which name all of its allocation. @throws IpcError */
+/** Exports memory by the driver's 64 bytes, which name its whole allocation. @throws IpcError */
 export function exportLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
   const { address, byteLength, context, origin, access, root, resource } = buffer;
   if (root instanceof HostVisibleBuffer)
     throw new IpcError(
-      'memory that the CPU reaches has no IPC handle: copy it to device memory, and share that',
+      'host-accessible memory has no IPC handle: copy it to device memory, and share that',
     );
   if (byteLength === 0) throw new RangeError('an empty buffer cannot be shared');
   if (root.keepalive instanceof VirtualMemory)
@@ -94,7 +74,9 @@ export function exportLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
   });
 }
 
-/** The plain memory of other processes, by handle: each context has it at another address. */
+// ---- Mappings, and what the driver says of memory of other libraries ----
+
+/** Mapped plain memory of other processes, by handle. Each context maps it at another address. */
 const mappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
 
 export const isLegacyMapped = (
@@ -102,20 +84,42 @@ export const isLegacyMapped = (
   { handle, bufferId }: IpcBufferDescriptor,
 ): boolean => mappings(context).has(handle, bufferId);
 
+export function openLegacy(
+  context: Context,
+  descriptor: IpcBufferDescriptor,
+  access: Access,
+  lease: ImportLease | undefined,
+): DeviceBuffer {
+  const use = mapLegacy(context, descriptor);
+  checkMappedRange(descriptor, use);
+  return importedBuffer({
+    descriptor,
+    context,
+    base: use.mapping.base,
+    release: releaseWithLease(context, use.release, lease),
+    isOwnerGone: () => isExporterGone(descriptor),
+    access,
+    fds: () => [],
+  });
+}
+
 /**
- * Maps the allocation that a descriptor names, or counts one more user of it.
+ * Maps the allocation that a descriptor names, or adds a user to its mapping.
  *
- * @throws IpcError where the driver refuses it, or where it is mapped as what it was before
+ * @throws IpcError if the driver refuses it, or if an earlier allocation is mapped by this handle
  */
-export const mapLegacy = (context: Context, descriptor: IpcBufferDescriptor): MappingUse<Mapping> =>
+const mapLegacy = (context: Context, descriptor: IpcBufferDescriptor): MappingUse<Mapping> =>
   mappings(context).use(descriptor.handle, descriptor.bufferId, context, () =>
     map(context, descriptor.handle, `process ${descriptor.pid}`),
   );
 
-/** Handles that came without a descriptor. The driver counts how often an allocation is open. */
+/**
+ * Mappings by a handle that came without a descriptor. The driver counts how often an allocation is
+ * open.
+ */
 const rawMappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
 
-/** As {@link mapLegacy}, by the driver's 64 bytes alone, in base64. */
+/** Like {@link mapLegacy}, by the driver's 64 bytes alone, in base64. */
 export const mapRaw = (context: Context, handle: string): MappingUse<Mapping> =>
   rawMappings(context).use(handle, 0, context, () => map(context, handle, 'another process'));
 
@@ -139,3 +143,32 @@ function map(context: Context, handle: string, exporter: string): Mapping {
 
 const unmap = ({ context, base }: Mapping): void =>
   context.run(() => check(cu.cuIpcCloseMemHandle(base), 'cuIpcCloseMemHandle'));
+
+/**
+ * @throws IpcError for memory of another library without a legacy handle; it names the kind of
+ * memory
+ */
+function checkIpcCapable(address: CUdeviceptr): void {
+  if (readAttribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) !== 0) return;
+  const isHost =
+    readAttribute(CU_POINTER_ATTRIBUTE_IS_MANAGED, address) === 1 ||
+    readAttribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) === CU_MEMORYTYPE_HOST;
+  const isOfPool = (readAttribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) ?? 0) !== 0;
+  const what = isHost
+    ? 'host-accessible memory'
+    : isOfPool
+      ? 'memory of a pool that another library made'
+      : 'memory that is virtual, or of another process,';
+  throw new IpcError(`${what} has no legacy IPC handle: copy it to device memory, and share that`);
+}
+
+/**
+ * Reads an attribute of memory that another library allocated; undefined if the driver does not
+ * know it.
+ */
+function readAttribute(attribute: number, address: CUdeviceptr): number | undefined {
+  // Some attributes have one byte, some four, some eight.
+  writeUint64(0, OUT0);
+  const status = cu.cuPointerGetAttribute(OUT0, attribute, address);
+  return status === 0 ? readHandle(OUT0) : undefined;
+}

@@ -6,11 +6,12 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { cudaError } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
+import { checkRange, type IpcMemoryDescriptor } from '../descriptor.ts';
 
 /** An allocation of another process, mapped in a context. */
 export interface Mapping {
   readonly context: Context;
-  /** The context's count of resets when it was mapped: a reset unmaps. */
+  /** The context's epoch when it was mapped. A reset unmaps it. */
   readonly epoch: number;
   readonly base: CUdeviceptr;
   readonly byteLength: number;
@@ -18,11 +19,11 @@ export interface Mapping {
 
 interface CountedMapping<M extends Mapping> {
   readonly mapping: M;
-  /** Which allocation it is, of those that had the same name one after the other. */
+  /** Tells apart the allocations that had the same name one after the other. */
   readonly version: number;
   /** How many buffers of this process use it. */
   users: number;
-  /** How often the last of them gave it up: it may have been opened again each time. */
+  /** How often its last user released it. It may have been opened again each time. */
   releaseCount: number;
 }
 
@@ -30,24 +31,24 @@ interface CountedMapping<M extends Mapping> {
 export interface MappingUse<M extends Mapping> {
   readonly mapping: M;
   /**
-   * Gives the use up; the last one unmaps, as soon as no work here can touch the memory.
+   * Releases the use. The last release unmaps the memory, once no work here can touch it.
    *
-   * @param onReleased called when the work here that may use it is done, and it is unmapped or mapped
-   * for others alone
+   * @param onReleased called when the work here that may use it is done, and it is unmapped or only
+   * others use it
    */
   release(onReleased?: () => void): void;
 }
 
 interface MappingTableOptions<M extends Mapping> {
-  /** Whether the driver may wait for the GPU in `unmap`. */
+  /** Whether `unmap` may wait for the GPU. */
   readonly mayBlock: boolean;
-  /** Told of a mapping that a reset of its context took. */
+  /** Called with a mapping that a reset of its context has unmapped. */
   readonly onContextReset?: (mapping: M) => void;
 }
 
 /**
  * Mappings by the name of what is mapped. A name that is used again while its unmapping waits for
- * the GPU keeps its mapping: the driver would unmap it for the new user too.
+ * the GPU keeps its mapping, because the driver would unmap it for the new user too.
  */
 export class MappingTable<M extends Mapping> {
   readonly #mappings = new Map<string, CountedMapping<M>>();
@@ -60,11 +61,11 @@ export class MappingTable<M extends Mapping> {
   }
 
   /**
-   * The name of a mapping among those that others say the same name of: what a sender states tells
-   * nothing of what it has sent.
+   * Finds the name of a mapping among those whose senders stated the same name. A stated name is no
+   * proof of what was sent.
    *
-   * @param matches whether a mapping is of what came
-   * @returns a name that nothing is mapped by where none is
+   * @param matches whether a mapping is of the received memory
+   * @returns the name of the matching mapping, or else an unused name
    */
   findName(stated: string, matches: (mapping: M) => boolean): string {
     for (let at = 0; ; at += 1) {
@@ -79,9 +80,9 @@ export class MappingTable<M extends Mapping> {
   }
 
   /**
-   * One more use of what is mapped by that name, or the first.
+   * Adds a user to the mapping with that name, or creates it.
    *
-   * @throws IpcError where another allocation is mapped by that name, and what `map` throws
+   * @throws IpcError if another allocation is mapped by that name, and what `map` throws
    */
   use(name: string, version: number, context: Context, map: () => M): MappingUse<M> {
     const existing = this.#find(name);
@@ -89,7 +90,7 @@ export class MappingTable<M extends Mapping> {
       throw new IpcError(
         existing.users > 0
           ? 'an earlier allocation with the same handle is still open here: close its buffers first'
-          : 'an earlier allocation with the same handle waits here to be unmapped: await context.flush() first',
+          : 'an earlier allocation with the same handle is still waiting here to be unmapped: await context.flush() first',
       );
     const entry = existing ?? { mapping: map(), version, users: 0, releaseCount: 0 };
     entry.users += 1;
@@ -111,11 +112,11 @@ export class MappingTable<M extends Mapping> {
   #release(name: string, entry: CountedMapping<M>, user: Context, onReleased?: () => void): void {
     const { mapping } = entry;
     const { releases, workTracker } = mapping.context;
-    // Work of another context may use it still: it is unmapped behind that.
+    // Work of another context may still use it: it is unmapped behind that work.
     workTracker.addOtherContext(user.workTracker);
     entry.users -= 1;
     if (entry.users > 0) {
-      // The others keep it mapped, but the work of this one is to be done before its lender is told.
+      // The others keep it mapped, but its exporter is notified only when this user's work is done.
       if (onReleased) releases.enqueue(onReleased, { mayBlock: false });
       return;
     }
@@ -124,8 +125,8 @@ export class MappingTable<M extends Mapping> {
     releases.enqueue(
       () => {
         try {
-          // Opened again while it waited, and maybe given up again: then work of later users may run
-          // still, which the release of the last of them waits for. Or gone with the context.
+          // If it was opened again while this waited, the release of its last user unmaps it. A
+          // reset of the context also removes it.
           if (entry.users > 0 || entry.releaseCount !== releaseNumber || this.#find(name) !== entry)
             return;
           this.#mappings.delete(name);
@@ -139,7 +140,7 @@ export class MappingTable<M extends Mapping> {
   }
 }
 
-/** A table for each context, for what is mapped anew in each. */
+/** One table per context, for memory that each context maps for itself. */
 export const tableByContext = <M extends Mapping>(
   make: () => MappingTable<M>,
 ): ((context: Context) => MappingTable<M>) => {
@@ -151,21 +152,35 @@ export const tableByContext = <M extends Mapping>(
   };
 };
 
-/** Mapping by a handle that another process made up, or not: no answer of the driver is believed. */
+/** The mapping may be smaller than the descriptor says, or belong to an earlier descriptor. */
+export function checkMappedRange(
+  descriptor: IpcMemoryDescriptor,
+  { mapping, release }: MappingUse<Mapping>,
+): void {
+  try {
+    checkRange(descriptor, mapping.byteLength);
+  } catch (error) {
+    release();
+    throw error;
+  }
+}
 
 interface MapRequest {
-  /** Whose memory it is, in words. */
+  /** The owner of the memory, for error messages. */
   readonly exporter: string;
-  /** The driver's function that `map` calls. */
+  /** The driver function that `map` calls. */
   readonly call: FunctionName;
   /** Writes the address to OUT0. */
   map(): number;
-  /** How many bytes are mapped there. @throws CudaError, RangeError */
+  /** Returns how many bytes are mapped at that address. @throws CudaError, RangeError */
   measure(base: CUdeviceptr): number;
   unmap(base: CUdeviceptr): unknown;
 }
 
-/** Maps memory in a context. @throws IpcError, with nothing left mapped */
+/**
+ * Maps memory by a handle that another process may have invented. Anything the driver returns is
+ * checked. @throws IpcError, with nothing left mapped
+ */
 export const mapImported = (context: Context, request: MapRequest): Mapping => ({
   context,
   epoch: context.epoch,

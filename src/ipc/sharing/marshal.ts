@@ -1,4 +1,4 @@
-/** The seam between what is shared and the connection that carries it. */
+/** Exports objects for a connection, and imports those that it receives. */
 
 import { discardFd } from '../../../ffi/linux/close-fd.ts';
 import { DeviceArray } from '../../array/device-array.ts';
@@ -8,44 +8,42 @@ import { assertNotCapturing } from '../../graph-capture.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { MemoryPool } from '../../memory/pool.ts';
-import { type IpcDescriptor, type IpcPoolDescriptor, parseDescriptor } from '../descriptor.ts';
-import { writeDescriptor } from '../descriptor-codec.ts';
+import type { Exported, IpcDescriptor, IpcPoolDescriptor } from '../descriptor.ts';
+import { writeDescriptor } from '../descriptor-bytes.ts';
+import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
-import { bufferOf, rangeOf } from '../shareable.ts';
-import { exportObject, isShareable, type Shareable } from './export.ts';
+import { bufferOf, isShareable, rangeOf, type Shareable } from '../shareable.ts';
+import { exportObject } from './export.ts';
 import { openObject } from './import.ts';
+import { ImportedPool } from './imported-pool.ts';
 import type { ImportLease, Sender } from './ownership.ts';
-import { ImportedPool } from './pool.ts';
 import { OwnedFds, type ReceivedFds } from './received-fds.ts';
 import { publish } from './worker-exports.ts';
 
-/** What goes to another process for one object: plain data, and file descriptors beside it. */
-export interface Exported {
-  readonly descriptor: IpcDescriptor;
-  /** Borrowed: the sender keeps them open and does not close them. */
-  readonly fds: readonly number[];
-}
-
-/** A parcel as it goes through a connection. */
+/** An exported object as a connection sends it. */
 export interface EncodedExport extends Exported {
-  /** The descriptor's, of what goes out again and again. */
+  /** The encoded descriptor, kept for objects that are sent repeatedly. */
   bytes: Buffer | undefined;
 }
 
-/** What two ends of one connection remember for each other, e.g. which pools the other end has. */
+/** What one end of a connection remembers about the other, e.g. which pools it already has. */
 export interface SharingSession {
-  /** The pools that the other end has from here, and how to listen no more for their ends. */
+  /**
+   * Pools already sent to this peer, each with a function that unsubscribes from its close event.
+   */
   readonly sentPools: Map<string, () => void>;
   readonly receivedPools: Map<string, unknown>;
-  /** The process at the other end, as the kernel says it; its pid is 0 where that is not seen. */
+  /**
+   * The process at the other end, as the kernel states it. Its pid is 0 if it is not visible here.
+   */
   readonly process?: { readonly pid: number };
-  /** Tells the other end that a pool is there no more. */
+  /** Tells the other end that a pool was closed. */
   onPoolClosed(pool: string): void;
-  /** As {@link Sender.hasLeaseOn}. */
+  /** See {@link Sender.hasLeaseOn}. */
   hasLeaseOn: Sender['hasLeaseOn'];
 }
 
-/** Where nothing was sent or received yet, and nobody is told anything. */
+/** A session in which nothing was sent or received, and nobody is notified. */
 export const emptySharingSession = (): SharingSession => ({
   sentPools: new Map(),
   receivedPools: new Map(),
@@ -53,26 +51,31 @@ export const emptySharingSession = (): SharingSession => ({
   hasLeaseOn: () => false,
 });
 
-/** More pools than a program has; a hostile peer must not fill this process's table of files. */
+/**
+ * More pools than a program has. A hostile peer must not exhaust this process's file descriptors.
+ */
 const MAX_RECEIVED_POOLS = 1024;
 
-/** An object for another process; undefined for one that is not ours to share. @throws IpcError */
+/**
+ * Exports an object for one peer; undefined if it is not a kind that can be shared. @throws
+ * IpcError
+ */
 export function exportForPeer(object: object, session: SharingSession): EncodedExport | undefined {
   return isShareable(object)
     ? prepareForPeer(session, object, exportForAnyPeer(object))
     : undefined;
 }
 
-/** An object for any process: a memory manager may be called for it. @throws IpcError, ClosedError */
+/** Exports an object for any process. May call a memory manager. @throws IpcError, ClosedError */
 export function exportForAnyPeer(object: Shareable): EncodedExport {
-  // Also what was shared before: work that is queued is to come before it.
+  // Also checked for what was exported before: queued work must come before it.
   assertNotCapturing('sharing');
   return encodedExportOf(object);
 }
 
 /**
- * What goes to the other end of a connection for an object, which remembers that it has the pool
- * from then on: it must go out before anything else does.
+ * Prepares an exported object for one peer, and remembers that the peer has its pool. The result
+ * must be sent before anything else is exported.
  */
 export function prepareForPeer(
   session: SharingSession,
@@ -96,7 +99,7 @@ function publishToThreads(object: Shareable, descriptor: IpcDescriptor): void {
   if (buffer && range && descriptor.kind !== 'event') publish(buffer, range.begin, descriptor);
 }
 
-/** Has the session told when the pool that an object is, or is memory of, is there no more. */
+/** Notifies the session when the pool of an object is closed. */
 function subscribeToPoolClose(object: Shareable, id: string, session: SharingSession): () => void {
   const pool = bufferOf(object)?.root.resource ?? object;
   if (!(pool instanceof MemoryPool || pool instanceof ImportedPool)) return () => {};
@@ -109,8 +112,8 @@ function subscribeToPoolClose(object: Shareable, id: string, session: SharingSes
   return () => onEnd.delete(onClose);
 }
 
-// On the object itself: a WeakMap with an entry for each would keep the collector busy.
-const ENCODED_EXPORT = Symbol('packed');
+// Stored on the object: a WeakMap with an entry for each would slow down garbage collection.
+const ENCODED_EXPORT = Symbol('encodedExport');
 
 interface WithEncodedExport {
   [ENCODED_EXPORT]?: EncodedExport;
@@ -118,7 +121,7 @@ interface WithEncodedExport {
 
 function encodedExportOf(object: Shareable): EncodedExport {
   const isRange = object instanceof DeviceBuffer || object instanceof DeviceArray;
-  // What others own may be freed and be something else since.
+  // Borrowed memory may have been freed and allocated again.
   if (!isRange || bufferOf(object)?.origin === 'borrowed') return exportAnew(object);
   const range = object as WithEncodedExport;
   const known = object.closed ? undefined : range[ENCODED_EXPORT];
@@ -137,11 +140,11 @@ function exportAnew(object: Shareable): EncodedExport {
 }
 
 /**
- * The object that another process packed. Takes ownership of `fds` in every case: closes what it
- * does not keep.
+ * Imports an object that another process exported. Takes ownership of `fds` in every case, and
+ * closes those that it does not keep.
  *
- * What comes back to the process that made it is an alias of the original, where the other end has
- * it by a lease.
+ * An object that returns to the process that made it is an alias of the original, if the peer has a
+ * lease on it.
  *
  * @throws IpcError
  */
@@ -154,14 +157,14 @@ export function importFromPeer(
   const owned = new OwnedFds(fds, false);
   try {
     const parsed = parseDescriptor(descriptor);
-    // The connection has seen to who is at its other end.
+    // The connection has checked the credentials of its other end.
     const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
     const sender: Sender = {
       lease,
       isOwnProcess: isOwnProcess(session),
       hasLeaseOn: (object) => session.hasLeaseOn(object),
     };
-    // What is this process's own needs no descriptor of the pool, now or later.
+    // Objects of this process never need the pool's file descriptor.
     if (parsed.kind !== 'pool' || isFromThisProcess(parsed))
       return openObject(parsed, owned, options, sender);
     const pool = receivePool(parsed, owned, session);
@@ -170,7 +173,8 @@ export function importFromPeer(
       pool?.keep(opened);
       return opened;
     } catch (error) {
-      // It does not come again: it is kept for the next memory of the pool, if it is of a pool.
+      // The file descriptor is sent only once: it is kept for the pool's next memory, unless it is
+      // not a pool's.
       if (pool && isPoolImportFailure(error)) releaseImportedPool(parsed.pool, session);
       throw error;
     }
@@ -179,7 +183,7 @@ export function importFromPeer(
   }
 }
 
-/** Closes what was unpacked for nobody; a pool that is somebody's already is left to them. */
+/** Closes an imported object that nobody received. A pool that others use stays open. */
 export function discardImported(object: object): void {
   if (object instanceof ImportedPool) object.closeUnclaimed();
   const isOurs =
@@ -193,14 +197,14 @@ const isPoolImportFailure = (error: unknown): boolean =>
     (error.cause instanceof CudaError &&
       error.cause.call === 'cuMemPoolImportFromShareableHandle'));
 
-/** Lets go of what a connection has kept: call it when that ends. */
+/** Releases what a session keeps. Call it when its connection ends. */
 export function closeSharingSession(session: SharingSession): void {
   for (const id of session.receivedPools.keys()) releaseImportedPool(id, session);
   for (const unsubscribe of session.sentPools.values()) unsubscribe();
   session.sentPools.clear();
 }
 
-/** Lets go of a pool that the other end has no more. */
+/** Releases a pool that its exporter has closed. */
 function releaseImportedPool(
   id: string,
   { receivedPools }: Pick<SharingSession, 'receivedPools'>,
@@ -210,16 +214,16 @@ function releaseImportedPool(
   if (pool instanceof ReceivedPool) closePoolQuietly(pool);
 }
 
-/** What the driver refuses concerns neither what comes nor the other pools. */
+/** A driver error here concerns neither the received value nor the other pools. */
 const closePoolQuietly = (pool: ReceivedPool): void => releaseOrWarn(() => pool[Symbol.dispose]());
 
-/** They have their descriptors still, and a hostile peer must not make many of them. */
+/** Their file descriptors are still open, and a hostile peer must not accumulate many. */
 const MAX_DEFERRED_RELEASES = 16;
 let deferredReleases = 0;
 
 /**
- * As {@link releaseImportedPool}, after this turn: its end takes longer than to give out the value that the
- * news of it came with. Another pool never comes by its identity.
+ * Like {@link releaseImportedPool}, but on the next tick: destroying a pool is slow and must not
+ * delay the value that arrived in the same message. The id of a pool is never reused.
  */
 export function releaseImportedPoolLater(
   id: string,
@@ -239,7 +243,7 @@ export function releaseImportedPoolLater(
   });
 }
 
-/** The pool by that identity; one that comes with its descriptor is remembered. */
+/** Returns the pool with that id. A pool that comes with its file descriptor is remembered. */
 function receivePool(
   { pool: id, pid, pidNamespace }: IpcPoolDescriptor,
   owned: OwnedFds,
@@ -258,8 +262,8 @@ function receivePool(
 }
 
 /**
- * A pool that came over a connection: its file descriptor comes once, and memory of it any number
- * of times. It stays open for the next memory of it, until the connection ends.
+ * A pool that came over a connection. Its file descriptor is sent once, and its memory any number
+ * of times. It stays open for its next memory until the connection ends.
  */
 class ReceivedPool implements ReceivedFds, Disposable {
   readonly numbers: readonly number[];
@@ -267,20 +271,20 @@ class ReceivedPool implements ReceivedFds, Disposable {
   #pool: ImportedPool | undefined;
 
   /**
-   * @param fd the pool's, which becomes this object's
-   * @param isNameTrusted whether its maker has sent it
+   * @param fd the pool's, owned by this object from now on
+   * @param isNameTrusted whether the pool's maker sent it
    */
   constructor(fd: number, isNameTrusted: boolean) {
     this.numbers = [fd];
     this.isNameTrusted = isNameTrusted;
   }
 
-  /** Nobody takes it: it is there for the next one too. */
+  /** Returns nothing, because the next memory of the pool needs the file descriptor too. */
   take(): readonly number[] {
     return [];
   }
 
-  /** Keeps what was opened: the pool, or the one that memory is of. */
+  /** Keeps the opened pool, or the pool of the opened memory. */
   keep(opened: object): void {
     const memory = opened instanceof DeviceArray ? opened.buffer : opened;
     const pool = memory instanceof DeviceBuffer ? memory.resource : memory;

@@ -4,24 +4,24 @@ import type { Access } from '../../memory/buffer.ts';
 import { checkBoolean, checkOptions } from '../../validate.ts';
 
 /**
- * Options of what opens a descriptor. Without a place it is opened in the primary context of its
- * GPU.
+ * Options of the functions that open a descriptor. By default they open it in the primary context
+ * of its GPU.
  */
 export interface OpenOptions extends PlaceOptions {
   /**
-   * The file descriptors that came with it. They become cuffi's, and are closed when they are no
-   * longer needed, or if it cannot be opened.
+   * The file descriptors that came with it. cuffi owns them from now on. It closes them when they
+   * are no longer needed, or if the object cannot be opened.
    */
   readonly fds?: readonly number[];
   /**
-   * What is to be done with the memory: less than the exporter allows, never more. `'read'` maps
-   * virtual memory without write access; of other kinds it keeps only cuffi's own copies and fills
-   * from writing.
+   * The access to the memory: at most what the exporter allows. `'read'` maps virtual memory
+   * without write access. For other kinds, it only keeps cuffi's own copies and fills from writing.
    */
   readonly access?: Access;
   /**
-   * What happens to a descriptor of this very thread of this process. Default `'refuse'`; `'alias'`: it opens as
-   * a view of the object that it names, with a `close()` of its own, and is closed with it.
+   * What happens to a descriptor of this very thread of this process. Default `'refuse'`. `'alias'`
+   * opens it as a view of the object that it names, with its own `close()`; closing that object
+   * closes the view.
    */
   readonly sameProcess?: 'refuse' | 'alias';
   /** Whether memory of other users' processes may be opened. Default false. */
@@ -45,7 +45,7 @@ export function checkOpenOptions(options: OpenOptions | undefined, call: string)
   checkChoice(access, 'access', ['read-write', 'read']);
   checkChoice(sameProcess, 'sameProcess', ['refuse', 'alias']);
   if (fds === undefined) return checked;
-  // A list of its own: what is checked here is what is closed in the end.
+  // A copy: what is checked here is what is closed in the end.
   const own = Array.isArray(fds) ? [...fds] : undefined;
   if (!own || new Set(own).size !== own.length || !own.every(isOpenFd))
     throw new TypeError('fds must be a list of open file descriptors, each once');

@@ -1,17 +1,23 @@
+import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import type { CudaEvent } from '../../event.ts';
-import type { DeviceBuffer, StreamOrderedRelease } from '../../memory/buffer.ts';
+import { type BufferInit, DeviceBuffer, type StreamOrderedRelease } from '../../memory/buffer.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
 import type { Stream } from '../../stream.ts';
+import type { IpcMemoryDescriptor } from '../descriptor.ts';
+import { setImportSource } from './import-source.ts';
 
-/** What another process lent for one object that is open here: it is told how that ends. */
+/**
+ * The lease on one object that another process exported and that is open here. It notifies that
+ * process.
+ */
 export interface ImportLease {
   /**
-   * The object was closed: only work that is queued already may use it, in `stream` alone where
-   * the one who closed it named that.
+   * The object was closed. Only work that is already queued may use it, and only in `stream` if the
+   * closer named one.
    */
   closed(context: Context, stream: Stream | undefined): void;
-  /** Nothing here reaches it for that object any more. */
+  /** Nothing here can reach the object by this lease any longer. */
   released(): void;
 }
 
@@ -20,11 +26,14 @@ export interface Sender {
   readonly lease: ImportLease | undefined;
   /** Whether it is a thread of this process. */
   readonly isOwnProcess: boolean;
-  /** Whether this process has lent it an object, or all of a range with such access. */
+  /**
+   * Whether this process has exported the object to it: an object, or all of a range with that
+   * access.
+   */
   hasLeaseOn(object: DeviceBuffer | CudaEvent | MemoryPool): boolean;
 }
 
-/** How memory of another process is closed: its lender is told, and the mapping given up. */
+/** Returns how imported memory is closed: its exporter is notified, and the mapping is released. */
 export function releaseWithLease(
   context: Context,
   release: (onReleased?: () => void) => void,
@@ -44,4 +53,37 @@ export function releaseWithLease(
       }
     },
   };
+}
+
+/** What an imported buffer is made of. */
+interface ImportedBufferInit
+  extends Pick<
+    BufferInit,
+    'context' | 'access' | 'resource' | 'owner' | 'isOwnerGone' | 'mappingBoundaries'
+  > {
+  readonly descriptor: IpcMemoryDescriptor;
+  /** The address of the mapping that contains the descriptor's range. */
+  readonly base: number;
+  readonly release: BufferInit['release'];
+  /** The file descriptors that exporting it again needs. */
+  readonly fds: () => readonly number[];
+}
+
+/** Returns the buffer for the range of a descriptor in a mapping, and sets its import source. */
+export function importedBuffer(init: ImportedBufferInit): DeviceBuffer {
+  const { descriptor, fds } = init;
+  const buffer = new DeviceBuffer({
+    context: init.context,
+    address: (init.base + descriptor.byteOffset) as CUdeviceptr,
+    byteLength: descriptor.byteLength,
+    origin: 'imported',
+    resource: init.resource,
+    owner: init.owner,
+    release: init.release,
+    isOwnerGone: init.isOwnerGone,
+    mappingBoundaries: init.mappingBoundaries,
+    access: init.access,
+  });
+  setImportSource(buffer, { descriptor, fds });
+  return buffer;
 }

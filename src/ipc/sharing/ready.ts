@@ -6,36 +6,37 @@ import { Resource } from '../../lifetime.ts';
 import { pollUntil } from '../../poller.ts';
 import { assertInternal, checkOptions } from '../../validate.ts';
 import {
+  type Exported,
   type IpcEventDescriptor,
   type IpcMemoryDescriptor,
-  parseDescriptor,
+  MEMORY_KINDS,
 } from '../descriptor.ts';
+import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
 import { withReadyEvent } from './event.ts';
 import { sharesPidNamespace } from './explain.ts';
-import { MEMORY_KINDS, openIpcEvent } from './import.ts';
-import type { Exported } from './marshal.ts';
+import { openIpcEvent } from './import.ts';
 
 /** Options of {@link ready}. */
 export interface ReadyOptions extends DeadlineOptions, PlaceOptions {
-  /** Whether memory of other users' processes may be waited for. Default false. */
+  /** Whether to wait for memory of other users' processes. Default false. */
   readonly allowOtherUsers?: boolean;
 }
 
-/** A look at /proc, which a wait does not take at every turn. */
+/** How often a wait reads /proc. */
 const LIVENESS_PERIOD_MS = 20;
 
 /**
- * Waits until the work is done that the exporter had queued in the `stream` with which it shared
- * the memory; the event loop turns meanwhile, and nothing is queued for it. It may be opened before.
+ * Waits until the work is done that the exporter had queued in the `stream` it shared the memory
+ * with. The event loop is not blocked, and nothing is queued. The memory may be opened before.
  *
- * If the process that recorded the event ends before, or has ended, the work may never be done: then
- * this rejects, where the two see each other (one pid namespace). Elsewhere only `timeoutMs` and
- * `signal` end such a wait.
+ * If the process that recorded the event exits first, the work may never be done. Then this
+ * rejects, if both processes are in one pid namespace. Otherwise only `timeoutMs` and `signal` end
+ * the wait.
  *
- * @param message the descriptor, as it came from the other process
- * @throws IpcError for what was shared without a stream, for an exporter that has ended (code
- * `exporter-gone`) or has closed what it shared, and for what `openIpcEvent` refuses; `TimeoutError`
+ * @param message the descriptor from the other process
+ * @throws IpcError for memory shared without a stream, for an exporter that has exited (code
+ * `exporter-gone`) or has closed the memory, and as `openIpcEvent` does; `TimeoutError`
  * @example
  * using array = openIpcArray(message);
  * await ready(message, { timeoutMs: 1000 });
@@ -45,7 +46,7 @@ const LIVENESS_PERIOD_MS = 20;
 export const ready = async (message: unknown, options?: ReadyOptions): Promise<void> =>
   waitReady(parseDescriptor(message, MEMORY_KINDS), options, () => {});
 
-/** As {@link ready}; `check` is asked as long as it waits, and may throw. */
+/** Like {@link ready}. `check` is called at every poll, and may throw. */
 export async function waitReady(
   { readyEvent, pid }: IpcMemoryDescriptor,
   options: ReadyOptions | undefined,
@@ -78,7 +79,10 @@ export async function waitReady(
   }
 }
 
-/** Whether the event is done. It throws where whoever was to make it so has ended. */
+/**
+ * Returns a function that polls the event. It throws if the process that should record it has
+ * exited.
+ */
 function donePoller(event: CudaEvent, recorder: IpcEventDescriptor): () => boolean {
   const self = localProcess();
   if (isFromThisProcess(recorder, self) || !sharesPidNamespace(recorder, self))
@@ -91,10 +95,10 @@ function donePoller(event: CudaEvent, recorder: IpcEventDescriptor): () => boole
     if (now - checkedAt < LIVENESS_PERIOD_MS) return false;
     checkedAt = now;
     if (self.isAlive(pid, startTime)) return false;
-    // It may have ended after its work was done.
+    // The process may have exited after its work was done.
     if (event.done) return true;
     throw new IpcError(
-      `process ${pid} ended before the work was done that its memory was to be ready after`,
+      `process ${pid} exited before the work was done that its memory waits for`,
       undefined,
       'exporter-gone',
     );
@@ -102,8 +106,8 @@ function donePoller(event: CudaEvent, recorder: IpcEventDescriptor): () => boole
 }
 
 /**
- * What `exportIpc` gives with a stream: memory, and an event that says when it may be used. The
- * other process waits for that with `ready`; `close()` takes the event away, and leaves the memory.
+ * The result of `exportIpc` with a stream: memory, and an event after which it may be used. The
+ * other process waits for the event with `ready`. `close()` closes the event and keeps the memory.
  */
 export class ReadyExport extends Resource implements Exported {
   readonly descriptor: IpcMemoryDescriptor;

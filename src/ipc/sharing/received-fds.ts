@@ -4,15 +4,15 @@ import { discardFds } from '../../../ffi/linux/close-fd.ts';
 export interface ReceivedFds {
   readonly numbers: readonly number[];
   /**
-   * Whether the name of a pool is to be believed: where the program itself opens it, and where the
-   * kernel says that the pool's maker has sent it. Any other process may state any name.
+   * Whether the stated identity of a pool is trusted: if the program itself opens it, or if the
+   * kernel says that the pool's maker sent it. Any other process may state any identity.
    */
   readonly isNameTrusted: boolean;
-  /** All of them: whoever calls closes them. */
+  /** Returns all of them. The caller then owns them. */
   take(): readonly number[];
 }
 
-/** File descriptors that came with a descriptor: closed in the end, but for those that are taken. */
+/** File descriptors that came with a descriptor. Those that are not taken are closed. */
 export class OwnedFds implements ReceivedFds, Disposable {
   readonly numbers: readonly number[];
   readonly isNameTrusted: boolean;

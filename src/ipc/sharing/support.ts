@@ -4,14 +4,14 @@ import { type IpcCause, IpcError } from '../../errors.ts';
 import { checkInstance } from '../../validate.ts';
 import { localProcess } from '../identity.ts';
 
-/** Whether a way of sharing works on a device, and if not, why. */
+/** Whether a device supports a way of sharing, and if not, why. */
 export interface Support {
   readonly supported: boolean;
-  /** Why not; empty where supported. */
+  /** Why not; empty if supported. */
   readonly reason: string;
 }
 
-/** What a device can share with other processes, by what the driver and the platform say of it. */
+/** What a device can share with other processes, as the driver and the platform report it. */
 export interface IpcSupport {
   /** Memory of `DeviceBuffer.allocate` by its 64-byte handle. */
   readonly memory: Support;
@@ -23,19 +23,19 @@ export interface IpcSupport {
   readonly virtualMemory: Support;
 }
 
-/** Why a way of sharing does not work, and what may be done about it. */
+/** What prevents opening or sharing an object, and what to do about it. */
 export interface OpenBlocker {
   readonly code: IpcCause;
   readonly reason: string;
   readonly hint: string;
 }
 
-/** @throws IpcError for what is in the way, if anything */
+/** @throws IpcError if there is a blocker */
 export function throwIfBlocked(blocker: OpenBlocker | undefined): void {
   if (blocker) throw new IpcError(`${blocker.reason}. ${blocker.hint}`, undefined, blocker.code);
 }
 
-/** What is in the way under WSL, whatever the device. */
+/** WSL supports no sharing, on any device. */
 export const wslBlocker: OpenBlocker = {
   code: 'wsl',
   reason: 'WSL does not support CUDA IPC',
@@ -49,7 +49,7 @@ const COMPUTE_MODES: Readonly<Record<number, string>> = {
 };
 
 /**
- * What a device can share with other processes. Nothing is opened for it.
+ * Returns what a device can share with other processes. Opens nothing.
  *
  * @example
  * const { memory } = ipcSupport(Device.get(0));
@@ -74,7 +74,7 @@ const SUPPORTED: Support = { supported: true, reason: '' };
 const describeBlocker = ({ code, reason, hint }: OpenBlocker): string =>
   code === 'compute-mode' ? `${reason}: ${hint}` : reason;
 
-/** What keeps a device from sharing in one way; undefined where nothing does. */
+/** Returns what prevents a device from sharing in one way; undefined if nothing does. */
 export function capabilityBlocker(
   device: Device,
   capability: keyof IpcSupport,
@@ -101,7 +101,7 @@ const lackingLegacyIpc = (device: Device): string =>
   lacking(device, 'unifiedAddressing', 'unified addressing') ||
   (device.attribute('integrated') ? 'integrated GPUs have no legacy IPC' : '');
 
-/** Why a device lacks it; empty where it does not. */
+/** Functions that return why a device cannot share in a way, or an empty string. */
 const capabilityChecks: Readonly<Record<keyof IpcSupport, (device: Device) => string>> = {
   memory: lackingLegacyIpc,
   events: (device) =>

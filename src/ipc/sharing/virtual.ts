@@ -2,7 +2,6 @@ import { OUT0, readHandle } from '../../../ffi/arena.ts';
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
 import { isSameFile } from '../../../ffi/linux/libc.ts';
-import { MAX_MESSAGE_FDS } from '../../../ffi/linux/message.ts';
 import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../../ffi/types.ts';
 import { check, cudaError } from '../../check.ts';
 import type { Context } from '../../context.ts';
@@ -18,30 +17,38 @@ import {
   reserveAddresses,
 } from '../../memory/physical-chunk.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
-import { type IpcVirtualDescriptor, withChecksum } from '../descriptor.ts';
-import { describeExporter } from '../identity.ts';
+import { type Exported, type IpcVirtualDescriptor, MAX_PIECES } from '../descriptor.ts';
+import { withChecksum } from '../descriptor-bytes.ts';
+import { describeExporter, isExporterGone } from '../identity.ts';
 import { exportIdOf } from './export-id.ts';
-import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
-import type { Exported } from './marshal.ts';
+import {
+  checkMappedRange,
+  type Mapping,
+  MappingTable,
+  type MappingUse,
+  tableByContext,
+} from './mapping.ts';
+import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
 import type { ReceivedFds } from './received-fds.ts';
 
-/** The pieces of virtual memory that a buffer lies in, each by a file descriptor. @throws IpcError */
+/**
+ * Exports the pieces of virtual memory that contain a buffer, each by a file descriptor. @throws
+ * IpcError
+ */
 export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Exported {
   if (!memory.shareable)
-    throw new IpcError(
-      'this virtual memory is not for other processes: reserve it with { shareable: true }',
-    );
+    throw new IpcError('this virtual memory is not shareable: reserve it with { shareable: true }');
   const { byteLength, access, context } = buffer;
   const begin = buffer.address - memory.address;
   const { id, firstChunk, byteOffset, chunks } = memory.share(
     begin,
     begin + byteLength,
-    MAX_MESSAGE_FDS,
+    MAX_PIECES,
     access,
   );
   const sizes = chunks.map((piece) => piece.byteLength);
   const { device, machine, pid, startTime, pidNamespace } = describeExporter(context.device.uuid);
-  // Each field by its name: a spread costs more than all of them.
+  // Field by field: a spread costs more than all of them.
   const descriptor = withChecksum<'virtual'>({
     kind: 'virtual',
     device,
@@ -62,22 +69,46 @@ export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Expo
   return { descriptor, fds: chunks.map(({ fd }) => fd) };
 }
 
-/** Pieces of another process's virtual memory, mapped one behind the other. */
+/** Pieces of another process's virtual memory, mapped one after the other. */
 export interface VirtualMapping extends Mapping {
-  /** With the descriptors that they came by, for whom they are passed on to. */
+  /** The pieces with their file descriptors, which exporting them again needs. */
   readonly chunks: PhysicalChunk[];
 }
 
 const mappings = tableByContext(
   () =>
     new MappingTable<VirtualMapping>(
-      // cuMemUnmap does not wait for what uses the memory.
+      // cuMemUnmap does not wait for work that uses the memory.
       ({ context, base, byteLength, chunks }) => freeReservation(context, base, byteLength, chunks),
       { mayBlock: false },
     ),
 );
 
-/** The mapping of the pieces that came: the same files as before, whatever their sender calls them. */
+export function openVirtual(
+  context: Context,
+  descriptor: IpcVirtualDescriptor,
+  fds: ReceivedFds,
+  access: Access,
+  lease: ImportLease | undefined,
+): DeviceBuffer {
+  const { mapping, release } = mapVirtual(context, descriptor, fds, access);
+  checkMappedRange(descriptor, { mapping, release });
+  return importedBuffer({
+    descriptor,
+    context,
+    base: mapping.base,
+    release: releaseWithLease(context, release, lease).release,
+    isOwnerGone: () => isExporterGone(descriptor),
+    mappingBoundaries: () => mapping.chunks.map(({ address }) => address),
+    access,
+    fds: () => mapping.chunks.map(({ fd }) => fd as number),
+  });
+}
+
+/**
+ * The key of the mapping of the received pieces. It compares the files, not the names that the
+ * sender gives them.
+ */
 const mappingKey = (
   context: Context,
   { memory, firstPiece, pieces }: IpcVirtualDescriptor,
@@ -91,7 +122,7 @@ const mappingKey = (
       chunks.every(({ fd }, at) => fd !== undefined && isSameFile(fd, fds[at] as number)),
   );
 
-/** @param fds the descriptors of the pieces */
+/** @param fds the file descriptors of the pieces */
 export const isVirtualMapped = (
   context: Context,
   descriptor: IpcVirtualDescriptor,
@@ -100,12 +131,12 @@ export const isVirtualMapped = (
 ): boolean => mappings(context).has(mappingKey(context, descriptor, fds, access), 0);
 
 /**
- * Maps the pieces that came with a descriptor, or counts one more user of them.
+ * Maps the pieces that came with a descriptor, or adds a user to their mapping.
  *
- * @param fds the descriptors of the pieces: taken where they are needed
- * @throws IpcError where the driver refuses them
+ * @param fds the file descriptors of the pieces; taken if they are needed
+ * @throws IpcError if the driver refuses them
  */
-export const mapVirtual = (
+const mapVirtual = (
   context: Context,
   descriptor: IpcVirtualDescriptor,
   fds: ReceivedFds,
@@ -135,14 +166,14 @@ function map(
     for (const [at, fd] of fds.take().entries())
       (chunks[at] as PhysicalChunk).fd = addContextFd(context, fd);
   } catch (error) {
-    // Nobody was given the address yet: nothing uses it.
+    // Nobody has the address yet, so nothing uses it.
     releaseOrWarn(() => freeReservation(context, base, baseByteLength, chunks));
     throw error;
   }
   return { context, epoch: context.epoch, base, byteLength: baseByteLength, chunks };
 }
 
-/** Maps a piece; its mapping alone holds it afterwards. */
+/** Maps a piece. Only its mapping keeps it afterwards. */
 function importChunk(
   { address, byteLength }: Pick<PhysicalChunk, 'address' | 'byteLength'>,
   fd: number,

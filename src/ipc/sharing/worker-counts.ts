@@ -1,8 +1,8 @@
 /**
- * Who of this process uses what the driver has once a process, whichever worker threads loaded
- * cuffi: each has JavaScript's state of its own. The counts are in memory that every worker finds by
- * a memfd in /proc/self/fd. A worker that is terminated never gives up its uses: what it had mapped
- * then stays so until the process ends, as work of it may still be under way.
+ * Reference counts shared by the worker threads of this process, for what the driver has once per
+ * process. Each worker has its own JavaScript state. The counts are in a memfd that every worker
+ * finds in /proc/self/fd. A terminated worker never releases its uses: its mappings stay until the
+ * process exits, because its work may still be running.
  */
 import { hash } from 'node:crypto';
 import { closeSync, openSync, readdirSync, readlinkSync, readSync } from 'node:fs';
@@ -14,10 +14,11 @@ import type { Address } from '../../../ffi/types.ts';
 import { IpcError } from '../../errors.ts';
 
 /**
- * Runs `begin` as one more use of what is called that, while no other worker begins or ends one.
+ * Adds a use of the named object and runs `begin`. No other worker adds or releases a use
+ * meanwhile.
  *
- * @param version which one it is, of those that had the same name one after the other
- * @throws IpcError where another version is used, and what `begin` throws: that is then no use
+ * @param version tells apart the objects that had this name one after the other
+ * @throws IpcError if another version is in use, and what `begin` throws; no use is added then
  */
 export const acquireSharedUse = <T>(name: string, version: number, begin: () => T): T =>
   withCounts((table) => {
@@ -25,7 +26,7 @@ export const acquireSharedUse = <T>(name: string, version: number, begin: () => 
     const users = table[at + USERS] as number;
     if (users > 0 && table[at + VERSION] !== version) throw versionConflict();
     table[at + VERSION] = version;
-    // Counted before, and not after: a worker may be terminated in between.
+    // Counted before `begin`: the worker may be terminated in between.
     table[at + USERS] = users + 1;
     try {
       return begin();
@@ -36,12 +37,12 @@ export const acquireSharedUse = <T>(name: string, version: number, begin: () => 
   });
 
 /**
- * One more use of what the driver maps once a process, which is known by its address alone: `map`
- * asks the driver for it, while no other worker does or unmaps.
+ * Adds a use of memory that the driver maps once per process. It is identified by its address.
+ * `map` calls the driver; no other worker maps or unmaps meanwhile.
  *
- * @param map is given the way to ask whether something is used at an address: then what fails after
- * the driver's answer must not unmap it
- * @throws IpcError where another version is used there, and what `map` throws: that is then no use
+ * @param map gets a function that tells whether an address is in use; if it is, a failure must not
+ * unmap it
+ * @throws IpcError if another version is in use there, and what `map` throws; no use is added then
  */
 export const acquireSharedMapping = <M extends { readonly base: number }>(
   version: number,
@@ -59,25 +60,25 @@ export const acquireSharedMapping = <M extends { readonly base: number }>(
     return mapping;
   });
 
-/** What a mapping of {@link acquireSharedMapping} is counted by. */
+/** The name under which {@link acquireSharedMapping} counts a mapping. */
 export const nameOfMapping = (base: number): string => `memory ${base}`;
 
 /**
- * One more use of a handle of which the driver has one a process: `open` asks the driver for it,
- * while no other worker opens or closes one.
+ * Opens a handle that the driver has once per process, and adds a use of it. No other worker opens
+ * or closes a handle while `open` calls the driver.
  */
 export const openSharedHandle = <H extends number>(open: () => H): H =>
   withCounts((table) => {
     const handle = open();
     const at = findOrAddRecord(table, nameOfHandle(handle));
     const users = table[at + USERS] as number;
-    // How often the driver was asked, of which some uses may have ended.
+    // How often the driver has opened it. Some of these uses may have ended.
     table[at + VERSION] = (users > 0 ? (table[at + VERSION] as number) : 0) + 1;
     table[at + USERS] = users + 1;
     return handle;
   });
 
-/** One more use of a handle that is open in this worker. */
+/** Adds a use of a handle that is open in this worker. */
 export const retainSharedHandle = (handle: number): void =>
   withCounts((table) => {
     const at = findOrAddRecord(table, nameOfHandle(handle)) + USERS;
@@ -85,8 +86,9 @@ export const retainSharedHandle = (handle: number): void =>
   });
 
 /**
- * Ends a use of {@link openSharedHandle} or {@link retainSharedHandle}. The last one of the process closes the handle as often as
- * it was opened, and not before: closed once, it may be gone for all.
+ * Releases a use of {@link openSharedHandle} or {@link retainSharedHandle}. The last release in the
+ * process closes the handle as often as it was opened. Closing it once before could destroy it for
+ * all.
  */
 export const releaseSharedHandle = (handle: number, close: () => void): void =>
   withCounts((table) => {
@@ -105,7 +107,7 @@ const versionConflict = (): IpcError =>
       'process: close its buffers first',
   );
 
-/** Ends a use; where it was the last one of the process, by `end`. */
+/** Releases a use. The last one in the process runs `end`. */
 export const releaseSharedUse = (name: string, end?: () => void): void =>
   withCounts((table) => {
     const at = findOrAddRecord(table, name);
@@ -114,17 +116,17 @@ export const releaseSharedUse = (name: string, end?: () => void): void =>
     if (users === 0) end?.();
   });
 
-/** An entry is four doubles: the key's halves, the version, the users. */
+/** A record is four doubles: the two halves of the key, the version, the users. */
 const RECORD_LENGTH = 4;
 const VERSION = 2;
 const USERS = 3;
-/** Pages that nobody used take no memory. */
+/** Unused pages take no memory. */
 const MAX_RECORDS = 1 << 20;
 const COUNTS_BYTE_LENGTH = MAX_RECORDS * RECORD_LENGTH * Float64Array.BYTES_PER_ELEMENT;
-/** Behind the counts: what {@link withExportsTable} gives. */
+/** The counts, then the table of {@link withExportsTable}. */
 const BYTE_LENGTH = 2 * COUNTS_BYTE_LENGTH;
 
-/** Where the entry of that name is: an unused one is made its own. @throws IpcError */
+/** Returns the offset of the record with that name, and adds it if needed. @throws IpcError */
 function findOrAddRecord(table: Float64Array, name: string): number {
   const { high, low } = keyOf(name);
   const end = (table[END_OFFSET] as number) || RECORD_LENGTH;
@@ -149,13 +151,13 @@ interface Key {
 }
 
 const MAX_KEYS = 256;
-/** Of the names that were asked for last: what begins mostly ends soon. */
+/** Keys of recent names: most uses end soon after they begin. */
 const recentKeys = new Map<string, Key>();
 
 function keyOf(name: string): Key {
   const known = recentKeys.get(name);
   if (known) return known;
-  // Other processes choose the names: no two of theirs may meet.
+  // Other processes choose the names, so two names must not collide.
   const digest = hash('sha256', name);
   const high = Number.parseInt(digest.slice(0, 12), 16);
   const low = Number.parseInt(digest.slice(12, 24), 16);
@@ -164,10 +166,12 @@ function keyOf(name: string): Key {
   return { high, low };
 }
 
-/** The first entry is no one's: where the entries end that were ever used, and the address of all. */
+/** The first record is a header: where the used records end, and the address of the mapping. */
 const END_OFFSET = 0;
 const ADDRESS = 1;
-/** Then two words: whether the main thread is at the counts, and how many workers ever were. */
+/**
+ * Then two int32: whether the main thread is using the counts, and how many workers ever existed.
+ */
 const BUSY = 4;
 const WORKERS = 5;
 const LOCK_WORDS = 8;
@@ -184,7 +188,10 @@ let sharedTables: SharedTables | undefined;
 const withCounts = <T>(use: (table: Float64Array) => T): T =>
   withLock(({ countsTable }) => use(countsTable));
 
-/** Runs `use` with other numbers that all workers see, all 0 at first, while no other worker does. */
+/**
+ * Runs `use` with a second table that all workers share, zero at first. No other worker runs
+ * meanwhile.
+ */
 export const withExportsTable = <T>(use: (table: Float64Array) => T): T =>
   withLock(({ exportsTable }) => use(exportsTable));
 
@@ -192,8 +199,8 @@ function withLock<T>(use: (counts: SharedTables) => T): T {
   sharedTables ??= openTables();
   const { fd, words } = sharedTables;
   if (isMainThread) {
-    // Before the first worker comes a word is enough, that it waits for: nobody terminates the main
-    // thread alone.
+    // Before the first worker starts, a flag that it waits for is enough: the main thread is never
+    // terminated alone.
     Atomics.store(words, BUSY, 1);
     try {
       if (Atomics.load(words, WORKERS) === 0) return use(sharedTables);
@@ -205,7 +212,7 @@ function withLock<T>(use: (counts: SharedTables) => T): T {
   return withFileLock(fd, () => use(tables));
 }
 
-/** From now on the main thread takes the lock, too. @throws SystemError as {@link withFileLock} */
+/** From now on the main thread takes the lock too. @throws SystemError as {@link withFileLock} */
 function registerWorker(words: Int32Array): void {
   Atomics.add(words, WORKERS, 1);
   waitForLock(() => Atomics.load(words, BUSY) === 0);
@@ -214,13 +221,13 @@ function registerWorker(words: Int32Array): void {
 const FD_FOLDER = '/proc/self/fd';
 
 /**
- * The counts, and their file by a descriptor of this worker's own: Node closes that with the worker,
- * and with it goes a lock that a terminated one had.
+ * Opens the tables, with a file descriptor of this worker's own. Node closes that when the worker
+ * ends, and so releases the lock of a terminated worker.
  */
 function openTables(): SharedTables {
   const folder = openSync(FD_FOLDER, 'r');
   try {
-    // One worker at a time: two would make one each.
+    // One worker at a time, or two would create a memfd each.
     return withFileLock(folder, () => {
       const fd = findOrCreateMemfd();
       const memory = mapOnce(fd);
@@ -241,14 +248,17 @@ function findOrCreateMemfd(): number {
     try {
       if (readlinkSync(path).startsWith(`/memfd:${name} `)) return openSync(path, 'r+');
     } catch {
-      // Closed since it was listed: of another worker, which has ended.
+      // Closed since it was listed, by a worker that has ended.
     }
   }
-  // This one is nobody's: it stays open as long as the process lives.
+  // No worker owns this file descriptor: it stays open as long as the process lives.
   return openSync(`${FD_FOLDER}/${createMemfd(name, BYTE_LENGTH)}`, 'r+');
 }
 
-/** Mapped once a process, for as long as that lives: nobody would unmap it for a terminated worker. */
+/**
+ * Returns the memory, mapped once per process and never unmapped: a terminated worker could not
+ * unmap it.
+ */
 function mapOnce(fd: number): ArrayBuffer {
   const first = new Float64Array(RECORD_LENGTH);
   readSync(fd, first, 0, first.byteLength, 0);
@@ -260,8 +270,8 @@ function mapOnce(fd: number): ArrayBuffer {
 }
 
 /**
- * The same in all workers, and nowhere else: other processes may send files of any name, but not
- * know where this one has its libc.
+ * The same in all workers of this process and in no other process. Others may send a file of any
+ * name, but do not know the address of libc here.
  */
 function memfdName(): string {
   const secret = `${process.pid} ${libcSymbol('getpid')}`;

@@ -1,24 +1,34 @@
 /**
- * Memory of this process that its other worker threads may use: each has JavaScript's state of its
- * own, and the driver's addresses are the same for all. Who opens it by its descriptor keeps it: it is
- * given back when the thread that shared it has closed it, and all others have.
+ * Memory of this process that its other worker threads may use. Each worker has its own JavaScript
+ * state, but the driver's addresses are the same in all. A thread that opens the memory by its
+ * descriptor keeps it. It is freed when the sharing thread and all others have closed it.
  */
+
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseOrWarn } from '../../lifetime.ts';
-import type { DeviceBuffer } from '../../memory/buffer.ts';
+import { releaseOrWarn, runAll } from '../../lifetime.ts';
+import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
+import { addContextFd, closeContextFd } from '../../memory/context-fds.ts';
 import { keepMemoryAlive } from '../../memory/keep-alive.ts';
 import type { IpcDescriptor, IpcMemoryDescriptor } from '../descriptor.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
+import {
+  checkMappedRange,
+  type Mapping,
+  MappingTable,
+  type MappingUse,
+  tableByContext,
+} from './mapping.ts';
+import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
+import type { ReceivedFds } from './received-fds.ts';
 import type { OpenBlocker } from './support.ts';
 import { withExportsTable } from './worker-counts.ts';
 
 /**
- * An entry is six numbers: which allocation (0: a free entry), which of its pieces is the first, where
- * that begins, how many bytes there are, how many threads have it (the one that shared it, until all
- * others have closed it, too), and whether that one has closed it.
+ * A record is six numbers: the export id (0 for a free record), the index of the first piece, the
+ * address, the size in bytes, how many threads use it, and whether the sharing thread has closed
+ * it. The sharing thread counts as a user until all others have closed it.
  */
 const RECORD_LENGTH = 6;
 const PIECE = 1;
@@ -26,17 +36,17 @@ const ADDRESS = 2;
 const BYTE_LENGTH = 3;
 const USERS = 4;
 const CLOSED = 5;
-/** The first entry is no one's: where the entries end that were ever used. */
+/** The first record is a header: where the used records end. */
 const END_OFFSET = 0;
 
-/** What this thread has shared with the others: the entry, by the name of what it is of. */
+/** The records that this thread has shared with the others, by name. */
 const published = new Map<string, { readonly at: number; readonly context: Context }>();
 const freeRecords: number[] = [];
 
-/** What others had when it was closed is looked at so often, until it can be given back. */
+/** How often memory that other threads still use is checked after it was closed here. */
 const POLL_PERIOD_MS = 10;
 
-/** A reset frees all memory, whoever has it. */
+/** A reset frees all memory, even if other threads use it. */
 const resetWatch = new ResetWatch((context) => {
   for (const [name, { context: own, at }] of published)
     if (own === context) withExportsTable((table) => removeRecord(table, name, at));
@@ -49,7 +59,7 @@ const nameOf = (descriptor: IpcMemoryDescriptor): string =>
   `${descriptor.generation} ${pieceOf(descriptor)}`;
 
 /**
- * Has the other threads of this process find the memory of a descriptor, as long as it is open here.
+ * Lets the other threads of this process find the memory of a descriptor while it is open here.
  *
  * @param buffer memory of this thread
  * @param begin the address of the first byte of the descriptor's range
@@ -62,16 +72,16 @@ export function publish(
 ): void {
   const { generation, byteOffset, baseByteLength } = descriptor;
   const { context, root } = buffer;
-  // What others allocated, and what came from another process, is not for this thread to keep.
+  // This thread cannot keep memory that it did not allocate.
   if (generation === 0 || root.origin !== 'allocated') return;
   const name = nameOf(descriptor);
   const known = published.get(name);
-  // Virtual memory grows.
+  // Virtual memory may have grown.
   if (known && descriptor.kind !== 'virtual') return;
   withExportsTable((table) => {
     const at = known?.at ?? freeRecords.pop() ?? ((table[END_OFFSET] as number) || RECORD_LENGTH);
     if (at + RECORD_LENGTH > table.length)
-      throw new IpcError('too much memory is shared with other worker threads at a time');
+      throw new IpcError('too many allocations are shared with other worker threads');
     const before = known ? (table[at + BYTE_LENGTH] as number) : 0;
     table[at + BYTE_LENGTH] = Math.max(baseByteLength, before);
     if (known) return;
@@ -91,7 +101,10 @@ export function publish(
   });
 }
 
-/** It is closed in this thread. Whether no other has it: then it is gone from the table. */
+/**
+ * Marks memory as closed in this thread. If no other thread uses it, removes its record and returns
+ * true.
+ */
 const tryUnpublish = (name: string): boolean =>
   withExportsTable((table) => {
     const at = published.get(name)?.at;
@@ -122,7 +135,7 @@ interface ThreadMapping extends Mapping {
   readonly at: number;
 }
 
-/** What other threads have shared and this one has open, by name; nothing is mapped for it. */
+/** Memory of other threads that is open in this one, by name. Nothing is mapped for it. */
 const mappings = tableByContext(
   () =>
     new MappingTable<ThreadMapping>(
@@ -134,7 +147,7 @@ const mappings = tableByContext(
     ),
 );
 
-/** Whether another thread of this process has shared the memory, and has it open. */
+/** Whether another thread of this process has shared the memory and still has it open. */
 export const isFromOtherThread = (descriptor: IpcDescriptor): boolean =>
   descriptor.kind !== 'event' &&
   descriptor.generation !== 0 &&
@@ -142,11 +155,11 @@ export const isFromOtherThread = (descriptor: IpcDescriptor): boolean =>
   withExportsTable((table) => findRecord(table, descriptor) !== undefined);
 
 /**
- * Uses memory that another thread has shared.
+ * Adds a use of memory that another thread has shared.
  *
- * @throws IpcError where it is not there any more
+ * @throws IpcError if it no longer exists
  */
-export function openFromOtherThread(
+function openFromOtherThread(
   context: Context,
   descriptor: IpcMemoryDescriptor,
 ): MappingUse<Mapping> {
@@ -164,7 +177,38 @@ export function openFromOtherThread(
   return { mapping: { ...mapping, byteLength }, release };
 }
 
-/** The entry of memory that the thread which shared it has not closed. */
+/** Opens memory of another thread of this process, of any kind: it has the same address here. */
+export function openThreadMemory(
+  context: Context,
+  descriptor: IpcMemoryDescriptor,
+  fds: ReceivedFds,
+  access: Access,
+  lease: ImportLease | undefined,
+): DeviceBuffer {
+  const use = openFromOtherThread(context, descriptor);
+  checkMappedRange(descriptor, use);
+  const keptFds = fds.take().map((fd) => addContextFd(context, fd));
+  const { setStream, release } = releaseWithLease(context, use.release, lease);
+  return importedBuffer({
+    descriptor,
+    context,
+    base: use.mapping.base,
+    release: {
+      setStream,
+      release: () => runAll([release, ...keptFds.map((fd) => () => closeContextFd(context, fd))]),
+    },
+    access,
+    fds() {
+      if (descriptor.kind === 'legacy' || keptFds.length > 0) return keptFds;
+      throw new IpcError(
+        'memory of another thread was opened here without its file descriptors, which other processes ' +
+          'need: share it in the thread that made it',
+      );
+    },
+  });
+}
+
+/** Returns the record of memory that its sharing thread has not closed. */
 function findRecord(table: Float64Array, descriptor: IpcMemoryDescriptor): number | undefined {
   const end = table[END_OFFSET] as number;
   const piece = pieceOf(descriptor);
@@ -174,7 +218,7 @@ function findRecord(table: Float64Array, descriptor: IpcMemoryDescriptor): numbe
   return undefined;
 }
 
-/** What a descriptor of this process names is open in none of its threads. */
+/** The object that a descriptor of this process names is open in none of its threads. */
 export const exportGone = (): IpcError =>
   new IpcError(
     `${exportGoneBlocker.reason}. ${exportGoneBlocker.hint}`,
@@ -182,13 +226,13 @@ export const exportGone = (): IpcError =>
     exportGoneBlocker.code,
   );
 
-/** As {@link exportGone}. */
+/** See {@link exportGone}. */
 export const exportGoneBlocker = {
   code: 'exporter-gone',
   reason:
-    'this descriptor was made by this very process, and what it names is not there any more: it was ' +
+    'this descriptor was made by this very process, and what it names no longer exists: it was ' +
     'closed, or it is a pool, an event or memory of another library that another thread shared',
   hint:
-    'Keep what is shared open until the other thread has opened it, and use a pool or an event in the ' +
+    'Keep shared objects open until the other thread has opened them, and use a pool or an event in the ' +
     'thread that made it.',
 } as const satisfies OpenBlocker;

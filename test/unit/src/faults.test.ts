@@ -2,6 +2,7 @@
  * Every driver call that an operation makes fails once, in a run of its own: the operation tells,
  * leaves nothing behind and nothing else current, and works when it is tried again.
  */
+
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { isDeepStrictEqual } from 'node:util';
@@ -34,7 +35,8 @@ import {
   toDevice,
   VirtualMemory,
 } from '../../../src/index.ts';
-import { type IpcDescriptor, withChecksum } from '../../../src/ipc/descriptor.ts';
+import type { IpcDescriptor } from '../../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../../src/ipc/descriptor-bytes.ts';
 import {
   exportIpc,
   getIpcHandle,

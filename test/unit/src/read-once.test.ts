@@ -248,7 +248,7 @@ test('a handle whose options open or close it is opened once, or not at all', ()
       return sameProcess;
     },
   };
-  assert.throws(() => handle.open(opening), { name: 'IpcError', message: /already opened/ });
+  assert.throws(() => handle.open(opening), { name: 'IpcError', message: /already open/ });
   handle.close();
   assert.equal(first?.closed, true);
   const another = ipc.getIpcHandle(array);

@@ -1,17 +1,17 @@
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import fc from 'fast-check';
 import { IpcError } from '../../../../src/errors.ts';
+import type { IpcDescriptor } from '../../../../src/ipc/descriptor.ts';
 import {
-  type IpcDescriptor,
-  parseDescriptor,
+  MAX_DESCRIPTOR_BYTE_LENGTH,
   withChecksum,
-} from '../../../../src/ipc/descriptor.ts';
+  writeDescriptor,
+} from '../../../../src/ipc/descriptor-bytes.ts';
 import {
   decodeDescriptor,
   encodeDescriptor,
-  MAX_DESCRIPTOR_BYTE_LENGTH,
-  writeDescriptor,
+  parseDescriptor,
 } from '../../../../src/ipc/descriptor-codec.ts';
 import { trials } from '../../../support/iterations.ts';
 
@@ -25,7 +25,7 @@ const uuid = hex(16).map((digits) =>
 const size = fc.integer({ min: 0, max: Number.MAX_SAFE_INTEGER });
 const handle = hex(64).map((digits) => Buffer.from(digits, 'hex').toString('base64'));
 const access = fc.constantFrom('read-write', 'read');
-/** How far the items of a layout reach is worked out by hand here. */
+/** The extent of a layout's items, computed by hand. */
 const layouts = fc
   .tuple(
     fc.constantFrom(['float32', 4], ['bool', 1], ['bfloat16', 2], ['V12', 12]),
@@ -107,119 +107,120 @@ const descriptors: fc.Arbitrary<IpcDescriptor> = fc.oneof(
   ),
 );
 
-test('a descriptor comes back from its compact form as it went in, and is shorter there', () => {
-  fc.assert(
-    fc.property(descriptors, (descriptor) => {
-      const bytes = encodeDescriptor(descriptor);
-      assert.ok(bytes.byteLength <= MAX_DESCRIPTOR_BYTE_LENGTH);
-      if (descriptor.kind === 'legacy' && !('layout' in descriptor))
-        assert.ok(bytes.byteLength < JSON.stringify(descriptor).length / 2);
-      assert.deepEqual(decodeDescriptor(bytes), descriptor);
-    }),
-    trials(300, 10_000),
-  );
-});
-
-test('what was sealed last has the same bytes as when others were sealed, or written, since', () => {
-  fc.assert(
-    fc.property(descriptors, descriptors, (one, other) => {
-      const sealedLast = withChecksum({ ...one } as never) as IpcDescriptor;
-      const bytes = Buffer.from(writeDescriptor(sealedLast));
-      assert.deepEqual(Buffer.from(writeDescriptor(sealedLast)), bytes);
-      const between = withChecksum({ ...other } as never) as IpcDescriptor;
-      assert.deepEqual(Buffer.from(writeDescriptor(sealedLast)), bytes);
-      assert.deepEqual(decodeDescriptor(writeDescriptor(between)), other);
-    }),
-    trials(100, 3000),
-  );
-});
-
-test('descriptors of exporters that differ in one field alone keep their own, one after the other', () => {
-  const one = {
-    device: 'GPU-01234567-89ab-cdef-0123-456789abcdef',
-    machine: '76543210-89ab-cdef-0123-456789abcdef',
-    pid: 4242,
-    startTime: 123_456,
-    pidNamespace: 7,
-  };
-  const others = [
-    { device: one.device.replace('GPU', 'MIG') },
-    { device: one.device.replace('0', '1') },
-    { machine: one.machine.replace('0', '1') },
-    { pid: 4243 },
-    { startTime: 123_457 },
-    { pidNamespace: 8 },
-  ];
-  const of = (fields: object): IpcDescriptor =>
-    withChecksum<'event'>({
-      kind: 'event',
-      handle: Buffer.alloc(64, 1).toString('base64'),
-      ...one,
-      ...fields,
-    });
-  for (const fields of others)
-    for (const descriptor of [of({}), of(fields), of({})]) {
-      assert.deepEqual(decodeDescriptor(encodeDescriptor(descriptor)), descriptor);
-      const bytes = [of({}), of(fields), of({})].map((each) => Buffer.from(writeDescriptor(each)));
-      assert.notDeepEqual(bytes[0], bytes[1]);
-      // A later process with the same pid is another one where it is read as well.
-      assert.deepEqual(
-        bytes.map((each) => decodeDescriptor(each)),
-        [of({}), of(fields), of({})],
-      );
-    }
-});
-
-/** Behind the four bytes that each begins with. */
+/** Offsets after the magic number. */
 const VERSION_AT = 4;
 
-test('altered, cut off, longer or invented bytes are an IpcError', () => {
-  const refused = (bytes: Uint8Array): void => {
-    assert.throws(() => decodeDescriptor(bytes), IpcError);
-  };
-  fc.assert(
-    fc.property(
-      descriptors,
-      fc.nat(),
-      fc.integer({ min: 1, max: 255 }),
-      (descriptor, at, change) => {
+describe('encodeDescriptor', () => {
+  test('a decoded descriptor equals the encoded one, and its bytes are shorter than its JSON', () => {
+    fc.assert(
+      fc.property(descriptors, (descriptor) => {
         const bytes = encodeDescriptor(descriptor);
-        refused(bytes.subarray(0, at % bytes.byteLength));
-        refused(new Uint8Array([...bytes, 0]));
-        const place = at % bytes.byteLength;
-        bytes[place] = (bytes[place] as number) ^ change;
-        try {
-          // A flag for which any value but 0 means the same: nothing was altered.
-          assert.deepEqual(decodeDescriptor(bytes), descriptor);
-        } catch (error) {
-          assert.ok(error instanceof IpcError, String(error));
-        }
-      },
-    ),
-    trials(300, 10_000),
-  );
-  fc.assert(fc.property(fc.uint8Array({ maxLength: 300 }), refused), trials(100, 10_000));
-  refused(new Uint8Array(MAX_DESCRIPTOR_BYTE_LENGTH + 1));
-  const [own] = fc.sample(descriptors, 1);
-  const bytes = encodeDescriptor(own as IpcDescriptor);
-  const version = bytes[VERSION_AT] as number;
-  for (const other of [0, version - 1, version + 1, 255]) {
-    bytes[VERSION_AT] = other;
-    assert.throws(() => decodeDescriptor(bytes), {
-      name: 'IpcError',
-      message: new RegExp(`they are of version ${other}, not ${version}`),
-    });
-  }
-  for (const wrong of [undefined, 'cufd', [1], new ArrayBuffer(8)])
-    assert.throws(() => decodeDescriptor(wrong as never), TypeError);
+        assert.ok(bytes.byteLength <= MAX_DESCRIPTOR_BYTE_LENGTH);
+        if (descriptor.kind === 'legacy' && !('layout' in descriptor))
+          assert.ok(bytes.byteLength < JSON.stringify(descriptor).length / 2);
+        assert.deepEqual(decodeDescriptor(bytes), descriptor);
+      }),
+      trials(300, 10_000),
+    );
+  });
+
+  test('the bytes of a descriptor do not depend on which descriptor got a checksum or was written before', () => {
+    fc.assert(
+      fc.property(descriptors, descriptors, (one, other) => {
+        const sealedLast = withChecksum({ ...one } as never) as IpcDescriptor;
+        const bytes = Buffer.from(writeDescriptor(sealedLast));
+        assert.deepEqual(Buffer.from(writeDescriptor(sealedLast)), bytes);
+        const between = withChecksum({ ...other } as never) as IpcDescriptor;
+        assert.deepEqual(Buffer.from(writeDescriptor(sealedLast)), bytes);
+        assert.deepEqual(decodeDescriptor(writeDescriptor(between)), other);
+      }),
+      trials(100, 3000),
+    );
+  });
+
+  test('consecutive descriptors whose exporters differ in one field keep their own exporters', () => {
+    const one = {
+      device: 'GPU-01234567-89ab-cdef-0123-456789abcdef',
+      machine: '76543210-89ab-cdef-0123-456789abcdef',
+      pid: 4242,
+      startTime: 123_456,
+      pidNamespace: 7,
+    };
+    const others = [
+      { device: one.device.replace('GPU', 'MIG') },
+      { device: one.device.replace('0', '1') },
+      { machine: one.machine.replace('0', '1') },
+      { pid: 4243 },
+      { startTime: 123_457 },
+      { pidNamespace: 8 },
+    ];
+    const of = (fields: object): IpcDescriptor =>
+      withChecksum<'event'>({
+        kind: 'event',
+        handle: Buffer.alloc(64, 1).toString('base64'),
+        ...one,
+        ...fields,
+      });
+    for (const fields of others)
+      for (const descriptor of [of({}), of(fields), of({})]) {
+        assert.deepEqual(decodeDescriptor(encodeDescriptor(descriptor)), descriptor);
+        const bytes = [of({}), of(fields), of({})].map((each) =>
+          Buffer.from(writeDescriptor(each)),
+        );
+        assert.notDeepEqual(bytes[0], bytes[1]);
+        // A later process with the same pid stays a different one after decoding.
+        assert.deepEqual(
+          bytes.map((each) => decodeDescriptor(each)),
+          [of({}), of(fields), of({})],
+        );
+      }
+  });
 });
 
-test('what is no sound descriptor has no compact form', () => {
-  for (const wrong of [null, {}, { kind: 'legacy' }, 'x'])
-    assert.throws(() => encodeDescriptor(wrong as never), IpcError);
+describe('decodeDescriptor', () => {
+  test('corrupted, truncated, extended or invented bytes throw an IpcError', () => {
+    const refused = (bytes: Uint8Array): void => {
+      assert.throws(() => decodeDescriptor(bytes), IpcError);
+    };
+    fc.assert(
+      fc.property(
+        descriptors,
+        fc.nat(),
+        fc.integer({ min: 1, max: 255 }),
+        (descriptor, at, change) => {
+          const bytes = encodeDescriptor(descriptor);
+          refused(bytes.subarray(0, at % bytes.byteLength));
+          refused(new Uint8Array([...bytes, 0]));
+          const place = at % bytes.byteLength;
+          bytes[place] = (bytes[place] as number) ^ change;
+          try {
+            // Any flag value but 0 means the same, so nothing was corrupted.
+            assert.deepEqual(decodeDescriptor(bytes), descriptor);
+          } catch (error) {
+            assert.ok(error instanceof IpcError, String(error));
+          }
+        },
+      ),
+      trials(300, 10_000),
+    );
+    fc.assert(fc.property(fc.uint8Array({ maxLength: 300 }), refused), trials(100, 10_000));
+    refused(new Uint8Array(MAX_DESCRIPTOR_BYTE_LENGTH + 1));
+    const [own] = fc.sample(descriptors, 1);
+    const bytes = encodeDescriptor(own as IpcDescriptor);
+    const version = bytes[VERSION_AT] as number;
+    for (const other of [0, version - 1, version + 1, 255]) {
+      bytes[VERSION_AT] = other;
+      assert.throws(() => decodeDescriptor(bytes), {
+        name: 'IpcError',
+        message: new RegExp(`they have version ${other}, not ${version}`),
+      });
+    }
+    for (const wrong of [undefined, 'cufd', [1], new ArrayBuffer(8)])
+      assert.throws(() => decodeDescriptor(wrong as never), TypeError);
+  });
 });
 
-/** Values at and beyond the bounds of fields, which both forms can say. */
+/** Values at and beyond the bounds of fields, which both forms can express. */
 const edges: Readonly<Record<string, fc.Arbitrary<unknown>>> = (() => {
   const numbers = [-(2 ** 53), -1, 0, 1, 4096, 2 ** 32, 2 ** 53 - 1, 2 ** 53, 2 ** 60];
   const size = fc.constantFrom(...numbers);
@@ -261,48 +262,57 @@ const edges: Readonly<Record<string, fc.Arbitrary<unknown>>> = (() => {
   };
 })();
 
-test('bytes and messages get the same answer, whatever they say', () => {
-  const answer = (read: () => IpcDescriptor): unknown => {
-    try {
-      return read();
-    } catch (error) {
-      assert.ok(error instanceof IpcError, String(error));
-      return error.code;
-    }
-  };
-  const answers = new Map<unknown, number>();
-  const count = (key: unknown): unknown => answers.set(key, (answers.get(key) ?? 0) + 1);
-  fc.assert(
-    fc.property(
-      descriptors,
-      fc.infiniteStream(fc.record(edges)),
-      fc.infiniteStream(fc.nat()),
-      fc.boolean(),
-      (descriptor, values, choices, isSealed) => {
-        const fields = Object.keys(edges).filter(
-          (name) => name in descriptor || (name === 'layout' && descriptor.kind !== 'event'),
-        );
-        const [edge] = values.take(1);
-        let changed: Record<string, unknown> = { ...(descriptor as object) };
-        for (const choice of choices.take(2)) {
-          const name = fields[choice % fields.length] as string;
-          // A handle that may not be absent has no bytes that say so.
-          if (name === 'handle' && descriptor.kind !== 'pool') continue;
-          changed = { ...changed, [name]: edge?.[name] };
-        }
-        if (isSealed) changed = { ...withChecksum<'event'>(changed as never) };
-        const bytes = Buffer.from(writeDescriptor(changed as never));
-        const expected = answer(() => parseDescriptor(JSON.parse(JSON.stringify(changed))));
-        assert.deepEqual(
-          answer(() => decodeDescriptor(bytes)),
-          expected,
-          JSON.stringify(changed),
-        );
-        count(typeof expected === 'string' ? expected : 'sound');
-      },
-    ),
-    trials(1000, 20_000),
-  );
-  for (const kind of ['sound', 'corrupted', 'invalid-descriptor'])
-    assert.ok((answers.get(kind) ?? 0) > 20, `${kind}: ${answers.get(kind)}`);
+describe('encodeDescriptor', () => {
+  test('an invalid descriptor cannot be encoded', () => {
+    for (const wrong of [null, {}, { kind: 'legacy' }, 'x'])
+      assert.throws(() => encodeDescriptor(wrong as never), IpcError);
+  });
+});
+
+describe('decodeDescriptor', () => {
+  test('decodeDescriptor and parseDescriptor agree on every descriptor', () => {
+    const answer = (read: () => IpcDescriptor): unknown => {
+      try {
+        return read();
+      } catch (error) {
+        assert.ok(error instanceof IpcError, String(error));
+        return error.code;
+      }
+    };
+    const answers = new Map<unknown, number>();
+    const count = (key: unknown): unknown => answers.set(key, (answers.get(key) ?? 0) + 1);
+    fc.assert(
+      fc.property(
+        descriptors,
+        fc.infiniteStream(fc.record(edges)),
+        fc.infiniteStream(fc.nat()),
+        fc.boolean(),
+        (descriptor, values, choices, isSealed) => {
+          const fields = Object.keys(edges).filter(
+            (name) => name in descriptor || (name === 'layout' && descriptor.kind !== 'event'),
+          );
+          const [edge] = values.take(1);
+          let changed: Record<string, unknown> = { ...(descriptor as object) };
+          for (const choice of choices.take(2)) {
+            const name = fields[choice % fields.length] as string;
+            // The binary form of a required handle cannot express that it is absent.
+            if (name === 'handle' && descriptor.kind !== 'pool') continue;
+            changed = { ...changed, [name]: edge?.[name] };
+          }
+          if (isSealed) changed = { ...withChecksum<'event'>(changed as never) };
+          const bytes = Buffer.from(writeDescriptor(changed as never));
+          const expected = answer(() => parseDescriptor(JSON.parse(JSON.stringify(changed))));
+          assert.deepEqual(
+            answer(() => decodeDescriptor(bytes)),
+            expected,
+            JSON.stringify(changed),
+          );
+          count(typeof expected === 'string' ? expected : 'sound');
+        },
+      ),
+      trials(1000, 20_000),
+    );
+    for (const kind of ['sound', 'corrupted', 'invalid-descriptor'])
+      assert.ok((answers.get(kind) ?? 0) > 20, `${kind}: ${answers.get(kind)}`);
+  });
 });

@@ -1,4 +1,5 @@
 /** What the answer to `peer.open` may be, from an end that answers as it likes. */
+
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
@@ -10,8 +11,8 @@ import {
   MemoryPool,
   toDeviceSync,
 } from '../../../../../src/index.ts';
-import { type IpcDescriptor, withChecksum } from '../../../../../src/ipc/descriptor.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
+import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
 import {
   type ControlBlock,

@@ -11,7 +11,7 @@ import {
   PeerGoneError,
   Stream,
 } from '../../../../../src/index.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
+import { writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { ForwardRequester } from '../../../../../src/ipc/lease/forward.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';

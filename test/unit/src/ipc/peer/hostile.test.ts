@@ -1,4 +1,5 @@
 /** Other ends that do as they like. */
+
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
 import fc from 'fast-check';
@@ -10,8 +11,7 @@ import { sendMessage } from '../../../../../ffi/linux/message.ts';
 import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
+import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { encodeValue } from '../../../../../src/ipc/peer/value-encoder.ts';
 import { emptySharingSession } from '../../../../../src/ipc/sharing/marshal.ts';
@@ -305,7 +305,7 @@ test('a lease that comes a second time, or late, ends the connection', async () 
     // Values that were dropped there leave a gap.
     other.send(Uint8Array.of(...parcel, ...leasesFrom(4, 1)));
     other.send(Uint8Array.of(...parcel, ...leasesFrom(late, 1)), { sequence: 1 });
-    await assert.rejects(other.peer.receive(), ipcError(/no descriptor/));
+    await assert.rejects(other.peer.receive(), ipcError(/not a cuffi descriptor/));
     await assert.rejects(
       other.peer.receive(),
       ipcError(new RegExp(`lease ${late} was sent after lease 4, or a second time`)),
@@ -359,7 +359,7 @@ test('what was opened of a value that nobody gets is closed, and its lease given
   const name = [Tag.latin1, 1, 'x'.charCodeAt(0)] as const;
   const values: readonly (readonly [number[], number, RegExp])[] = [
     // The second object cannot be opened.
-    [[Tag.array, 2, ...open, ...parcel], 2, /no descriptor/],
+    [[Tag.array, 2, ...open, ...parcel], 2, /not a cuffi descriptor/],
     // The value cannot be built.
     [[Tag.object, 2, ...name, ...open, ...name, Tag.null], 1, /name/],
   ];

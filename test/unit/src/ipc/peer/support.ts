@@ -3,12 +3,12 @@ import assert from 'node:assert/strict';
 import { closeFd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../../ffi/linux/message.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
+import type { Exported } from '../../../../../src/ipc/descriptor.ts';
+import { writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
 import type { LeaseStats } from '../../../../../src/ipc/lease/lease.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
-import type { Exported } from '../../../../../src/ipc/sharing/marshal.ts';
 import { withExportsTable } from '../../../../../src/ipc/sharing/worker-counts.ts';
 import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
 import {
@@ -127,7 +127,7 @@ export class OtherProcess extends Stranger {
 
   /** The work here is done. */
   finish(): void {
-    this.#page.advanceTo({ slot: 0, count: this.#work });
+    this.#page.advanceTo({ index: 0, count: this.#work });
   }
 
   /** Reads all that has come. */

@@ -1,6 +1,7 @@
-/** What comes back to the process that made it: by a connection only what that has lent. */
+/** Descriptors that return to their process: over a connection, the peer needs a lease on each. */
+
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import {
   CudaEvent,
@@ -10,8 +11,8 @@ import {
   MemoryPool,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import { type IpcDescriptor, withChecksum } from '../../../../../src/ipc/descriptor.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
+import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { exportIpc, openIpcBuffer, type Shareable } from '../../../../../src/ipc/index.ts';
 import { ExportTable } from '../../../../../src/ipc/lease/export-table.ts';
 import { type LeaseHolder, leaseRegistry } from '../../../../../src/ipc/lease/lease.ts';
@@ -24,7 +25,7 @@ import { leasesFrom, Stranger } from '../peer/support.ts';
 const refused = {
   name: 'IpcError',
   code: 'same-process',
-  message: /which sent it does not have from here/,
+  message: /that it holds no lease on/,
 };
 
 function shareables(): Record<string, Shareable> {
@@ -43,145 +44,147 @@ function shareables(): Record<string, Shareable> {
 
 const holder = (pid: number): LeaseHolder => ({ pid, name: `process ${pid}`, revoke() {} });
 
-test('an event that came back is closed with the one that was sent, and does not close that', () => {
-  emulate();
-  const event = CudaEvent.create({ interprocess: true });
-  const lent = new ExportTable(holder(2 ** 30));
-  lent.add([event], undefined);
-  const session = {
-    ...emptySharingSession(),
-    hasLeaseOn: (asked: Shareable) => lent.hasLeaseOn(asked),
-  };
-  const receive = () => importFromPeer(exportIpc(event).descriptor, [], session) as CudaEvent;
-  const first = receive();
-  const second = receive();
-  assert.notEqual(first, event);
-  assert.equal(first.handle, event.handle);
-  first.close();
-  assert.deepEqual([first.closed, second.closed, event.closed], [true, false, false]);
-  event.close();
-  assert.equal(second.closed, true);
-  assert.throws(() => second.handle, { name: 'ClosedError' });
-  lent.endAll();
-});
-
-test('a descriptor of this process from one that it has lent nothing to is refused, of all kinds', () => {
-  emulate();
-  for (const [name, object] of Object.entries(shareables())) {
-    const { descriptor } = exportIpc(object);
-    assert.throws(() => importFromPeer(descriptor, [], emptySharingSession()), refused, name);
+describe('openAlias', () => {
+  test('an alias of an event is closed with the original, and closing it keeps the original open', () => {
+    emulate();
+    const event = CudaEvent.create({ interprocess: true });
     const lent = new ExportTable(holder(2 ** 30));
+    lent.add([event], undefined);
     const session = {
       ...emptySharingSession(),
       hasLeaseOn: (asked: Shareable) => lent.hasLeaseOn(asked),
     };
-    lent.add([object], undefined);
-    const back = importFromPeer(descriptor, [], session) as Shareable;
-    if (back !== object) back.close();
+    const receive = () => importFromPeer(exportIpc(event).descriptor, [], session) as CudaEvent;
+    const first = receive();
+    const second = receive();
+    assert.notEqual(first, event);
+    assert.equal(first.handle, event.handle);
+    first.close();
+    assert.deepEqual([first.closed, second.closed, event.closed], [true, false, false]);
+    event.close();
+    assert.equal(second.closed, true);
+    assert.throws(() => second.handle, { name: 'ClosedError' });
     lent.endAll();
-    assert.throws(() => importFromPeer(descriptor, [], session), refused, name);
-  }
-});
+  });
 
-test('what was lent is a range with its access: neither more of it nor more access comes back', () => {
-  emulate();
-  const buffer = DeviceBuffer.allocate(64);
-  const lent = new ExportTable(holder(2 ** 30));
-  lent.add([buffer.subarray(16, 32), buffer.subarray(32, 48).readOnly()], undefined);
-  const has = (begin: number, end: number, access: 'read' | 'read-write'): boolean => {
-    const part = buffer.subarray(begin, end);
-    return lent.hasLeaseOn(access === 'read' ? part.readOnly() : part);
-  };
-  assert.deepEqual(
-    [has(16, 32, 'read-write'), has(20, 24, 'read'), has(32, 48, 'read')],
-    [true, true, true],
-  );
-  assert.deepEqual(
-    [has(15, 32, 'read'), has(16, 33, 'read'), has(32, 48, 'read-write'), has(0, 64, 'read')],
-    [false, false, false, false],
-  );
-  lent.endAll();
-  const array = deviceArray(16, float32);
-  lent.add([array.slice({ start: 4, stop: 8 })], undefined);
-  assert.deepEqual(
-    [
-      lent.hasLeaseOn(array.buffer.subarray(16, 32)),
-      lent.hasLeaseOn(array.buffer.subarray(16, 36)),
-    ],
-    [true, false],
-  );
-  lent.endAll();
-  // Its items repeat, so that it is not to be written to.
-  const repeated = deviceArray(4, float32).at(0).broadcastTo([3]);
-  lent.add([repeated], undefined);
-  const item = repeated.buffer.subarray(0, 4);
-  assert.deepEqual([lent.hasLeaseOn(item.readOnly()), lent.hasLeaseOn(item)], [true, false]);
-  lent.endAll();
-});
+  test("a peer that holds no lease cannot open this process's descriptors of any kind", () => {
+    emulate();
+    for (const [name, object] of Object.entries(shareables())) {
+      const { descriptor } = exportIpc(object);
+      assert.throws(() => importFromPeer(descriptor, [], emptySharingSession()), refused, name);
+      const lent = new ExportTable(holder(2 ** 30));
+      const session = {
+        ...emptySharingSession(),
+        hasLeaseOn: (asked: Shareable) => lent.hasLeaseOn(asked),
+      };
+      lent.add([object], undefined);
+      const back = importFromPeer(descriptor, [], session) as Shareable;
+      if (back !== object) back.close();
+      lent.endAll();
+      assert.throws(() => importFromPeer(descriptor, [], session), refused, name);
+    }
+  });
 
-test('an alias is no more than was shared of what is there, whatever its descriptor says', () => {
-  emulate();
-  const pool = MemoryPool.create({ maxSize: 32 << 20, shareable: true });
-  const alias = { sameProcess: 'alias' } as const;
-  for (const buffer of [DeviceBuffer.allocate(64), pool.allocate(64)]) {
-    const { descriptor } = exportIpc(buffer) as { descriptor: IpcDescriptor & { kind: 'pool' } };
-    const changed = (fields: object): IpcDescriptor =>
-      withChecksum({ ...descriptor, ...fields } as never);
-    const { byteOffset } = descriptor;
-    // Of an allocation that is said to be larger.
-    const baseByteLength = 1 << 30;
-    for (const fields of [
-      { byteLength: 65 },
-      { byteOffset: byteOffset + 1 },
-      { byteOffset: byteOffset + 64, byteLength: 1 },
-    ])
-      assert.throws(() => openIpcBuffer(changed({ ...fields, baseByteLength }), alias), {
-        name: 'IpcError',
-        code: 'invalid-descriptor',
-      });
-    using forReading = openIpcBuffer(changed({ access: 'read' }), alias);
-    assert.equal(forReading.access, 'read');
-    assert.throws(() => forReading.fill(1), { name: 'TypeError' });
-    using forWriting = openIpcBuffer(descriptor, { ...alias, access: 'read-write' });
-    assert.equal(forWriting.access, 'read-write');
-  }
-});
+  test('a peer cannot return a larger range, or more access, than it was given', () => {
+    emulate();
+    const buffer = DeviceBuffer.allocate(64);
+    const lent = new ExportTable(holder(2 ** 30));
+    lent.add([buffer.subarray(16, 32), buffer.subarray(32, 48).readOnly()], undefined);
+    const has = (begin: number, end: number, access: 'read' | 'read-write'): boolean => {
+      const part = buffer.subarray(begin, end);
+      return lent.hasLeaseOn(access === 'read' ? part.readOnly() : part);
+    };
+    assert.deepEqual(
+      [has(16, 32, 'read-write'), has(20, 24, 'read'), has(32, 48, 'read')],
+      [true, true, true],
+    );
+    assert.deepEqual(
+      [has(15, 32, 'read'), has(16, 33, 'read'), has(32, 48, 'read-write'), has(0, 64, 'read')],
+      [false, false, false, false],
+    );
+    lent.endAll();
+    const array = deviceArray(16, float32);
+    lent.add([array.slice({ start: 4, stop: 8 })], undefined);
+    assert.deepEqual(
+      [
+        lent.hasLeaseOn(array.buffer.subarray(16, 32)),
+        lent.hasLeaseOn(array.buffer.subarray(16, 36)),
+      ],
+      [true, false],
+    );
+    lent.endAll();
+    // Its items repeat, so it is read-only.
+    const repeated = deviceArray(4, float32).at(0).broadcastTo([3]);
+    lent.add([repeated], undefined);
+    const item = repeated.buffer.subarray(0, 4);
+    assert.deepEqual([lent.hasLeaseOn(item.readOnly()), lent.hasLeaseOn(item)], [true, false]);
+    lent.endAll();
+  });
 
-test('a process has what it was lent by each of its connections, and what was passed on to it', () => {
-  emulate();
-  const buffer = DeviceBuffer.allocate(64);
-  const [one, again, other, unseen, hidden] = [2 ** 30, 2 ** 30, 2 ** 30 + 1, 0, 0].map(
-    (pid) => new ExportTable(holder(pid)),
-  ) as [ExportTable, ExportTable, ExportTable, ExportTable, ExportTable];
-  const all = (): boolean[] =>
-    [one, again, other, unseen, hidden].map((lent) => lent.hasLeaseOn(buffer));
-  one.add([buffer], undefined);
-  assert.deepEqual(all(), [true, true, false, false, false]);
-  const passed = leaseRegistry.leasesOf(buffer)[0]?.forwardTo(holder(2 ** 30 + 1));
-  one.endAll();
-  assert.deepEqual(all(), [false, false, true, false, false]);
-  passed?.end();
-  // Of processes of other pid namespaces nobody knows which are the same.
-  unseen.add([buffer], undefined);
-  assert.deepEqual(all(), [false, false, false, true, false]);
-  unseen.endAll();
-  assert.equal(leaseRegistry.leasesOf(buffer).length, 0);
-});
+  test('an alias never exceeds what was shared, whatever its descriptor states', () => {
+    emulate();
+    const pool = MemoryPool.create({ maxSize: 32 << 20, shareable: true });
+    const alias = { sameProcess: 'alias' } as const;
+    for (const buffer of [DeviceBuffer.allocate(64), pool.allocate(64)]) {
+      const { descriptor } = exportIpc(buffer) as { descriptor: IpcDescriptor & { kind: 'pool' } };
+      const changed = (fields: object): IpcDescriptor =>
+        withChecksum({ ...descriptor, ...fields } as never);
+      const { byteOffset } = descriptor;
+      // The descriptor states a larger allocation.
+      const baseByteLength = 1 << 30;
+      for (const fields of [
+        { byteLength: 65 },
+        { byteOffset: byteOffset + 1 },
+        { byteOffset: byteOffset + 64, byteLength: 1 },
+      ])
+        assert.throws(() => openIpcBuffer(changed({ ...fields, baseByteLength }), alias), {
+          name: 'IpcError',
+          code: 'invalid-descriptor',
+        });
+      using forReading = openIpcBuffer(changed({ access: 'read' }), alias);
+      assert.equal(forReading.access, 'read');
+      assert.throws(() => forReading.fill(1), { name: 'TypeError' });
+      using forWriting = openIpcBuffer(descriptor, { ...alias, access: 'read-write' });
+      assert.equal(forWriting.access, 'read-write');
+    }
+  });
 
-test('over a connection a stranger opens nothing of this process until that sends it', async () => {
-  emulate();
-  using buffer = DeviceBuffer.allocate(16);
-  buffer.fill(7);
-  const bytes = writeDescriptor(exportIpc(buffer).descriptor as IpcDescriptor);
-  const { byteLength } = bytes;
-  const parcel = [Tag.gpuObject, 0, (byteLength & 0x7f) | 0x80, byteLength >>> 7, ...bytes];
-  using stranger = new Stranger({ process: PeerProcess.ofChild(0) } as never);
-  stranger.send(Uint8Array.of(...parcel, ...leasesFrom(0, 1)));
-  await assert.rejects(stranger.peer.receive(), refused);
-  await stranger.peer.send(buffer);
-  const sent = stranger.receive();
-  if (typeof sent === 'object') sent.fds.forEach(closeFd);
-  stranger.send(Uint8Array.of(...parcel, ...leasesFrom(1, 1)), { sequence: 1 });
-  using back = (await stranger.peer.receive()) as DeviceBuffer;
-  assert.deepEqual(new Set(back.copyToHostSync()), new Set([7]));
+  test('a peer process holds the leases of all its connections, and forwarded ones', () => {
+    emulate();
+    const buffer = DeviceBuffer.allocate(64);
+    const [one, again, other, unseen, hidden] = [2 ** 30, 2 ** 30, 2 ** 30 + 1, 0, 0].map(
+      (pid) => new ExportTable(holder(pid)),
+    ) as [ExportTable, ExportTable, ExportTable, ExportTable, ExportTable];
+    const all = (): boolean[] =>
+      [one, again, other, unseen, hidden].map((lent) => lent.hasLeaseOn(buffer));
+    one.add([buffer], undefined);
+    assert.deepEqual(all(), [true, true, false, false, false]);
+    const passed = leaseRegistry.leasesOf(buffer)[0]?.forwardTo(holder(2 ** 30 + 1));
+    one.endAll();
+    assert.deepEqual(all(), [false, false, true, false, false]);
+    passed?.end();
+    // Processes in other pid namespaces cannot be told apart.
+    unseen.add([buffer], undefined);
+    assert.deepEqual(all(), [false, false, false, true, false]);
+    unseen.endAll();
+    assert.equal(leaseRegistry.leasesOf(buffer).length, 0);
+  });
+
+  test('a peer opens nothing of this process over a connection before this process sends it', async () => {
+    emulate();
+    using buffer = DeviceBuffer.allocate(16);
+    buffer.fill(7);
+    const bytes = writeDescriptor(exportIpc(buffer).descriptor as IpcDescriptor);
+    const { byteLength } = bytes;
+    const parcel = [Tag.gpuObject, 0, (byteLength & 0x7f) | 0x80, byteLength >>> 7, ...bytes];
+    using stranger = new Stranger({ process: PeerProcess.ofChild(0) } as never);
+    stranger.send(Uint8Array.of(...parcel, ...leasesFrom(0, 1)));
+    await assert.rejects(stranger.peer.receive(), refused);
+    await stranger.peer.send(buffer);
+    const sent = stranger.receive();
+    if (typeof sent === 'object') sent.fds.forEach(closeFd);
+    stranger.send(Uint8Array.of(...parcel, ...leasesFrom(1, 1)), { sequence: 1 });
+    using back = (await stranger.peer.receive()) as DeviceBuffer;
+    assert.deepEqual(new Set(back.copyToHostSync()), new Set([7]));
+  });
 });

@@ -1,5 +1,4 @@
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
 import { describe, test } from 'node:test';
 import fc from 'fast-check';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
@@ -26,11 +25,8 @@ import {
   toDeviceSync,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import {
-  type IpcDescriptor,
-  type IpcMemoryDescriptor,
-  withChecksum,
-} from '../../../../../src/ipc/descriptor.ts';
+import type { IpcDescriptor, IpcMemoryDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { localProcess } from '../../../../../src/ipc/identity.ts';
 import {
   decodeDescriptor,
@@ -63,17 +59,18 @@ import { trials } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { anyLayout } from '../../../../support/layouts.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
+import { killed, startProcess } from '../../../../support/program.ts';
 import { currentContext, emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 
 describe('openIpcBuffer', () => {
   const OTHER_PID = 2 ** 30;
-  /** A descriptor with other values, as its own process would have sealed it. */
+  /** A descriptor with other values and the checksum that its own process would compute. */
   const changed = (descriptor: object, values: object): unknown =>
     withChecksum({ ...descriptor, ...values } as never);
   const elsewhere = { device: 'GPU-00000000-0000-0000-0000-000000000000', pid: OTHER_PID };
 
-  test('its own handles are refused before the driver is asked', () => {
+  test("this process's own handles are refused without a driver call", () => {
     emulate();
     using buffer = DeviceBuffer.allocate(16);
     using event = CudaEvent.create({ interprocess: true });
@@ -89,7 +86,7 @@ describe('openIpcBuffer', () => {
       () => openIpcBuffer(changed(ofBuffer, { ...elsewhere, pid: process.pid })),
       expected,
     );
-    // One that was started earlier, and had the number before.
+    // An earlier process with the same pid.
     for (const open of [
       () => openIpcBuffer(changed(ofBuffer, { startTime: 1 })),
       () => openIpcBuffer(changed(ofBuffer, { startTime: 1 }), { sameProcess: 'alias' }),
@@ -103,7 +100,7 @@ describe('openIpcBuffer', () => {
     );
   });
 
-  test('a GPU that this process does not see is named beside those that it sees', () => {
+  test('an invisible GPU is named together with the visible ones', () => {
     emulate({ CUFFI_EMULATED_DEVICES: '2' });
     using buffer = DeviceBuffer.allocate(16);
     using event = CudaEvent.create({ interprocess: true });
@@ -121,7 +118,7 @@ describe('openIpcBuffer', () => {
     assert.ok(!recorder.calls.some((call) => call.name.startsWith('cuIpcOpen')));
   });
 
-  test('a message that is no descriptor never reaches the driver', () => {
+  test('a message that is not a descriptor never reaches the driver', () => {
     emulate();
     const recorder = recordCalls();
     for (const message of [undefined, null, {}, 'x', 5, { kind: 'legacy' }]) {
@@ -133,7 +130,7 @@ describe('openIpcBuffer', () => {
     assert.deepEqual(recorder.calls, []);
   });
 
-  test('what the driver refuses says whose it was, and leaves nothing open', () => {
+  test('a driver error names the exporter and leaves nothing open', () => {
     emulate();
     using buffer = DeviceBuffer.allocate(16);
     using event = CudaEvent.create({ interprocess: true });
@@ -161,13 +158,13 @@ describe('openIpcBuffer', () => {
     assert.equal(currentContext(), 0);
   });
 
-  /** As another process, of which nothing is to be seen, would have made it. */
+  /** The descriptor as another process in another pid namespace would make it. */
   const ofAnother = (descriptor: IpcDescriptor, fields: object = {}): IpcDescriptor =>
     withChecksum({ ...descriptor, pid: OTHER_PID, pidNamespace: 1, ...fields } as never);
 
   const SIZE = 2 << 20;
 
-  /** Memory of one value, and all that a process says of it. */
+  /** Memory filled with one value, and its descriptor with file descriptors. */
   function shared(kind: 'virtual' | 'pool', value: number): ReturnType<typeof exportIpc> {
     const buffer =
       kind === 'virtual'
@@ -180,10 +177,10 @@ describe('openIpcBuffer', () => {
   const valuesIn = (buffer: DeviceBuffer): number[] => [...new Set(buffer.copyToHostSync())];
 
   for (const kind of ['virtual', 'pool'] as const)
-    test(`memory of kind ${kind} is what came: not what another sender has given the same name`, async () => {
+    test(`memory of kind ${kind} is identified by what was received, not by the name its sender states`, async () => {
       emulate();
       const [honest, hostile] = [shared(kind, 1), shared(kind, 2)];
-      // All as the honest one says it, but for how the driver finds it in the pool.
+      // The same as the honest descriptor, apart from the driver's handle.
       const { handle } = hostile.descriptor as { readonly handle?: string };
       const forged = ofAnother(honest.descriptor, kind === 'pool' ? { handle } : {});
       const come = (
@@ -196,7 +193,7 @@ describe('openIpcBuffer', () => {
       const second = come(honest, ofAnother(honest.descriptor), sessions[1]);
       assert.deepEqual([valuesIn(first), valuesIn(second)], [[2], [1]]);
       assert.notEqual(first.resource ?? first, second.resource ?? second);
-      // Each is mapped once, however often it comes, and by whichever connection.
+      // Each is mapped once, however often and over whichever connection it comes.
       const recorder = recordCalls();
       const again = come(honest, ofAnother(honest.descriptor));
       const forgedAgain = come(hostile, forged);
@@ -210,7 +207,7 @@ describe('openIpcBuffer', () => {
       for (const session of sessions) closeSharingSession(session);
     });
 
-  test('over a connection a pool is not found by a name that other processes have seen', () => {
+  test('a pool sent over a connection is not found by an identity that other processes have seen', () => {
     emulate();
     const { descriptor, fds } = shared('pool', 3);
     using _pool = openIpcPool(
@@ -231,11 +228,11 @@ describe('openIpcBuffer', () => {
     });
   });
 
-  test('a pool that its maker has sent is found by its name, and one of another sender is not', () => {
+  test('a pool is found by its identity only if its maker sent it', () => {
     emulate();
     const { pid } = localProcess();
     const { descriptor, fds } = shared('pool', 3);
-    // Another process of this namespace, which lives.
+    // Another running process in this namespace.
     const fields = {
       ...ofAnother(descriptor),
       pid: process.ppid,
@@ -255,7 +252,7 @@ describe('openIpcBuffer', () => {
     }
   });
 
-  test('of two pools that were opened by one name neither is found by it alone', async () => {
+  test('two pools with one identity are not found by that identity alone', async () => {
     emulate();
     const [one, other] = [shared('pool', 1), shared('pool', 2)];
     const { pool } = one.descriptor as { readonly pool: string };
@@ -271,7 +268,7 @@ describe('openIpcBuffer', () => {
     assert.equal(found.resource, first.resource);
   });
 
-  test('one pool that came by two names is one, and its memory is unmapped after the last use', async () => {
+  test('one pool that came by two identities is imported once, and its memory is unmapped after the last use', async () => {
     emulate();
     const { descriptor, fds } = shared('pool', 4);
     const id = 'ab'.repeat(16);
@@ -293,7 +290,7 @@ describe('openIpcBuffer', () => {
     assert.deepEqual([count('cuMemFreeAsync'), count('cuMemPoolDestroy')], [1, 1]);
   });
 
-  test('nothing is shared or opened while a graph is captured: the driver is not asked', () => {
+  test('sharing and opening throw during a graph capture, without a driver call', () => {
     emulate();
     using stream = Stream.create({ nonBlocking: true });
     using buffer = DeviceBuffer.allocate(64);
@@ -304,7 +301,7 @@ describe('openIpcBuffer', () => {
     const memory = VirtualMemory.reserve(SIZE, { shareable: true });
     memory.grow(SIZE);
     const shareable = [buffer, array, event, pool, pooled, memory];
-    // Also what was shared before, which has its descriptor.
+    // Also objects that were exported before.
     const parcels = shareable.map((each) => exportIpc(each as DeviceBuffer));
     const ofPool = exportIpc(pool).descriptor;
     using handle = getIpcHandle(array);
@@ -342,7 +339,7 @@ describe('openIpcBuffer', () => {
       assert.deepEqual(recorder.calls, []);
     });
     assert.deepEqual(given.filter(isOpenFd), []);
-    // The capture went on.
+    // The capture continued.
     graph.launch({ stream });
     stream.synchronizeSync();
     assert.deepEqual(valuesIn(buffer), [1]);
@@ -351,18 +348,18 @@ describe('openIpcBuffer', () => {
   });
 });
 
-/** Arrays in descriptors: what is exported, what is opened, and what hostile ones are answered. */
+/** Arrays in descriptors: exported, opened, and hostile ones refused. */
 describe('openIpcArray', () => {
   const MIB = 1 << 20;
   const alias = { sameProcess: 'alias' } as const;
   const seal = (fields: object): IpcMemoryDescriptor =>
     withChecksum(fields as never) as IpcMemoryDescriptor;
-  /** As another process, of which nothing is to be seen, would have made it. */
+  /** The descriptor as another process in another pid namespace would make it. */
   const ofAnother = (descriptor: object, fields: object = {}): IpcMemoryDescriptor =>
     seal({ ...descriptor, pid: 2 ** 30, pidNamespace: 1, ...fields });
   const numbers = (length: number): Int16Array => Int16Array.from({ length }, (_, i) => i);
 
-  /** One allocation of each kind, as an array of int16 that counts. */
+  /** One allocation of each kind, as an int16 array of ascending numbers. */
   function allocations(): DeviceArray<typeof int16>[] {
     const pool = MemoryPool.create({ maxSize: 32 * MIB, shareable: true });
     const memory = VirtualMemory.reserve(8 * MIB, { shareable: true });
@@ -375,7 +372,7 @@ describe('openIpcArray', () => {
     });
   }
 
-  test('a view is shared as exactly the bytes that it takes, whatever its strides', () => {
+  test('a view with any strides is shared as exactly the bytes that it occupies', () => {
     emulate();
     for (const all of allocations()) {
       const grid = all.slice({ start: 100, stop: 148 }).reshape([6, 8]);
@@ -420,7 +417,7 @@ describe('openIpcArray', () => {
     );
   });
 
-  test('a hostile layout is an IpcError before the driver is asked, or lies wholly in its range', () => {
+  test('a hostile layout throws an IpcError without a driver call, or lies within its range', () => {
     emulate();
     const arrays = allocations().map((all) => all.slice({ start: 50, stop: 62 }).reshape([3, 4]).T);
     const parcels = arrays.map((array) => exportIpc(array));
@@ -499,7 +496,7 @@ describe('openIpcArray', () => {
         (parcel, layout, fields, isSealed) => {
           const { descriptor, fds } = parcel as { descriptor: IpcMemoryDescriptor; fds: number[] };
           const altered = { ...descriptor, layout: { ...descriptor.layout, ...layout }, ...fields };
-          // The driver opens no memory of its own process by handle: of that it is an alias.
+          // The driver cannot open a legacy handle of its own process, so an alias is opened.
           const isPlain = descriptor.kind === 'legacy';
           const made = isPlain ? seal(altered) : ofAnother(altered);
           const message = isSealed ? made : { ...made, checksum: descriptor.checksum };
@@ -526,7 +523,7 @@ describe('openIpcArray', () => {
     assert.equal(openDescriptors(), before);
   });
 
-  test('memory in which the items of its descriptor do not fit is closed, and no array is made of it', () => {
+  test('asArray closes memory that is too small for the items of its descriptor', () => {
     emulate();
     const { descriptor } = exportIpc(deviceArray(8, float32));
     for (const byteLength of [28, 31, 32]) {
@@ -537,14 +534,14 @@ describe('openIpcArray', () => {
         assert.throws(() => asArray(opened, descriptor), {
           name: 'IpcError',
           code: 'invalid-descriptor',
-          message: new RegExp(`take 32 bytes, and the memory that it shared has ${byteLength}$`),
+          message: new RegExp(`take 32 bytes, but the memory that it shared has ${byteLength}$`),
         });
       }
       assert.equal(opened.closed, true);
     }
   });
 
-  test('two views of one buffer share a mapping, which goes with the last of them', async () => {
+  test('two views of one buffer share a mapping, which is unmapped with the last view', async () => {
     emulate();
     const [, pooled, virtual] = allocations();
     const context = Context.primary();
@@ -560,7 +557,7 @@ describe('openIpcArray', () => {
       );
       const open = ({ descriptor, fds }: Exported): DeviceArray =>
         openIpcArray(ofAnother(descriptor), { fds: fds.map(duplicateFd), access: 'read' });
-      // The first use of a process makes the file of its counts.
+      // The first use in a process creates the memfd of the counts.
       open(parcels[0] as Exported).close();
       await context.flush();
       const before = openDescriptors();
@@ -573,7 +570,7 @@ describe('openIpcArray', () => {
       first.close();
       assert.throws(() => part.address, { name: 'ClosedError' });
       assert.equal((second.copyToHostSync() as Int16Array)[29], 87);
-      // What came is passed on as it came, cut down to the view.
+      // An imported view is exported again as it came, narrowed to the view.
       const passOn = () =>
         exportIpc(second.slice({ start: 1, stop: 3 })).descriptor as IpcMemoryDescriptor;
       if (all === pooled) {
@@ -592,7 +589,7 @@ describe('openIpcArray', () => {
     recorder.stop();
   });
 
-  test('a handle keeps the memory until it is closed, and opens once at a time', async () => {
+  test('a handle keeps the memory until it is closed, and refuses a second open', async () => {
     emulate();
     const context = Context.primary();
     const array = toDeviceSync(numbers(1 << 20), { dtype: int16 });
@@ -605,7 +602,7 @@ describe('openIpcArray', () => {
         assert.deepEqual(copy, { ...handle.toJSON() });
     assert.throws(() => handle.open(), { name: 'IpcError', code: 'same-process' });
     const opened = handle.open(alias);
-    assert.throws(() => handle.open(alias), { name: 'IpcError', message: /already opened/ });
+    assert.throws(() => handle.open(alias), { name: 'IpcError', message: /already open/ });
     opened.close();
     const again = handle.open({ ...alias, access: 'read' });
     assert.equal(again.readOnly, true);
@@ -646,7 +643,7 @@ describe('openIpcArray', () => {
     assert.throws(() => IpcArrayHandle.from({}), { name: 'IpcError', code: 'invalid-descriptor' });
   });
 
-  test('what is sent comes behind the stream of an array alone, and behind all work for bytes', async (t) => {
+  test('a sent array is ordered behind its stream, and a sent buffer behind all work', async (t) => {
     emulate();
     using stream = Stream.create({ nonBlocking: true });
     using array = deviceArray([2, 2], float32, { stream });
@@ -664,7 +661,7 @@ describe('openIpcArray', () => {
     assert.deepEqual(asked, [stream, array.context]);
   });
 
-  test('what a stream makes is ready when that is done, and the wait for it can be given up', async () => {
+  test('ready waits for the work of the stream, and can be aborted', async () => {
     emulate();
     const context = Context.primary();
     using stream = Stream.create({ nonBlocking: true });
@@ -694,7 +691,7 @@ describe('openIpcArray', () => {
     const there = IpcBufferHandle.from(JSON.parse(JSON.stringify(ofBuffer)));
     assert.equal(there.open(alias).byteLength, 16);
     there.close();
-    // What was done once is done, though its event is gone.
+    // Work that was once done stays done, even if its event is closed.
     parcel.close();
     await assert.rejects(ready(parcel.descriptor), { name: 'ClosedError' });
     await handle.ready();
@@ -712,7 +709,7 @@ describe('openIpcArray', () => {
     assert.ok(context.resources.size <= made + 1, 'but for the handle that was only asked');
   });
 
-  test('a share that fails leaves nothing, and holds no memory', async () => {
+  test('a failing getIpcHandle leaves nothing open and keeps no memory', async () => {
     for (const name of ['cuEventCreate', 'cuIpcGetEventHandle', 'cuEventRecord'] as const) {
       const driver = emulate();
       const context = Context.primary();
@@ -732,7 +729,7 @@ describe('openIpcArray', () => {
     }
   });
 
-  /** A driver in which every handle of an event opens, as if another process had shared one. */
+  /** A driver that opens every event handle, as if another process had shared it. */
   function openingEvents(changes: Partial<Driver> = {}): ReadonlySet<string> {
     const emulated = emulate();
     const { driver, open } = keepingBooks({
@@ -744,7 +741,7 @@ describe('openIpcArray', () => {
     return open;
   }
 
-  /** What an array was shared with in a stream, as another process would have made it. */
+  /** The descriptor of an array shared with a stream, as another process would make it. */
   function sharedBy(fields: object): IpcMemoryDescriptor {
     const stream = Stream.create();
     const { readyEvent, ...handle } = getIpcHandle(deviceArray(4, float32, { stream }), {
@@ -753,7 +750,7 @@ describe('openIpcArray', () => {
     return ofAnother(handle, { ...fields, readyEvent: ofAnother(readyEvent as object, fields) });
   }
 
-  test('the event of another process is closed again when the wait for it is over', async () => {
+  test('ready closes the imported event when the wait ends', async () => {
     let status: CUresult = CUresult.CUDA_SUCCESS;
     const open = openingEvents({ cuEventQuery: () => status });
     const opened = (): string[] => [...open].filter((what) => what.startsWith('cuIpcOpenEvent'));
@@ -771,12 +768,12 @@ describe('openIpcArray', () => {
     assert.deepEqual(opened(), []);
   });
 
-  test('a process that ends before its work is done is waited for no more', {
+  test('ready rejects if the exporter exits before its work is done', {
     timeout: 20_000,
   }, async (t) => {
     const open = openingEvents({ cuEventQuery: () => CUresult.CUDA_ERROR_NOT_READY });
-    const child = spawn('sleep', ['60'], { stdio: 'ignore' });
-    t.after(() => child.kill('SIGKILL'));
+    const child = startProcess('sleep', ['60']);
+    t.after(() => killed(child));
     const pid = child.pid as number;
     const { pidNamespace } = localProcess();
     const waits = ready(sharedBy({ pid, startTime: processStartTime(pid), pidNamespace }));
@@ -784,12 +781,12 @@ describe('openIpcArray', () => {
     await assert.rejects(waits, {
       name: 'IpcError',
       code: 'exporter-gone',
-      message: /ended before/,
+      message: /exited before/,
     });
     assert.ok(![...open].some((what) => what.startsWith('cuIpcOpenEvent')));
   });
 
-  test('an owner of borrowed memory is kept, and not asked', () => {
+  test('the owner of borrowed memory is kept alive, and not called', () => {
     emulate();
     const array = deviceArray(4, float32);
     const owner = Stream.create();
@@ -801,7 +798,7 @@ describe('openIpcArray', () => {
     handle.close();
   });
 
-  test('a connection packs an array once, and what it unpacks is closed as it was opened', () => {
+  test('a connection exports an array once, and closing the imported array closes its mapping', () => {
     emulate();
     const [, pooled] = allocations();
     const array = (pooled as DeviceArray<typeof int16>).slice({ start: 10, stop: 20 });

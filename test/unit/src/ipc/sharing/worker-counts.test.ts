@@ -1,10 +1,10 @@
-/** Real worker threads; what the driver has once a process is a word that all of them see. */
+/** Real worker threads; the shared array stands for what the driver has once per process. */
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import { readdirSync, readlinkSync, statSync } from 'node:fs';
-import { afterEach, test } from 'node:test';
+import { afterEach, describe, test } from 'node:test';
 import type { Worker } from 'node:worker_threads';
 import {
   acquireSharedMapping,
@@ -38,7 +38,7 @@ async function ask(worker: Worker, task: Task): Promise<number> {
   return answer as number;
 }
 
-/** The inodes of the files of counts that are open here. */
+/** The inodes of the memfds of counts that are open here. */
 const files = (): Set<number> =>
   new Set(
     readdirSync('/proc/self/fd').flatMap((fd) => {
@@ -46,115 +46,121 @@ const files = (): Set<number> =>
         const path = `/proc/self/fd/${fd}`;
         return /^\/memfd:cuffi-mappings-/.test(readlinkSync(path)) ? [statSync(path).ino] : [];
       } catch {
-        return []; // the descriptor of the listing itself
+        return []; // the file descriptor of the listing itself
       }
     }),
   );
 
-// The first test: no worker was at the counts yet, and the main thread takes no lock.
-test('a worker that comes while the main thread is at the counts waits for it', async () => {
-  const name = randomUUID();
-  const worker = start();
-  assert.equal(await ask(worker, { do: 'greet' }), 0);
-  const answered = once(worker, 'message');
-  const begun = acquireSharedUse(name, 1, () => {
-    worker.postMessage({ do: 'begin', name } satisfies Task);
-    Atomics.wait(mapped, 1, 0, 100);
-    return Atomics.load(mapped, 0);
+// Must run first: no worker has used the counts yet, so the main thread takes no lock.
+describe('acquireSharedUse', () => {
+  test('a worker that starts while the main thread uses the counts waits for it', async () => {
+    const name = randomUUID();
+    const worker = start();
+    assert.equal(await ask(worker, { do: 'greet' }), 0);
+    const answered = once(worker, 'message');
+    const begun = acquireSharedUse(name, 1, () => {
+      worker.postMessage({ do: 'begin', name } satisfies Task);
+      Atomics.wait(mapped, 1, 0, 100);
+      return Atomics.load(mapped, 0);
+    });
+    assert.equal(begun, 0);
+    assert.deepEqual(await answered, [1]);
+    releaseSharedUse(name, assert.fail);
+    assert.equal(await ask(worker, { do: 'end', name }), 0);
   });
-  assert.equal(begun, 0);
-  assert.deepEqual(await answered, [1]);
-  releaseSharedUse(name, assert.fail);
-  assert.equal(await ask(worker, { do: 'end', name }), 0);
-});
 
-test('nothing is unmapped that another worker uses, and all is in the end', async () => {
-  const names = Array.from({ length: 3 }, () => randomUUID());
-  const racing = [start(), start(), start()];
-  const found = await Promise.all(
-    racing.map((worker) => ask(worker, { do: 'race', names, rounds: 200 })),
-  );
-  assert.deepEqual(found, [0, 0, 0]);
-  assert.deepEqual([...mapped.subarray(0, 3)], [0, 0, 0]);
-  assert.equal(files().size, 1, 'however many workers began at once');
-  const { stdout } = spawnSync('ls', ['-l', '/proc/self/fd'], { encoding: 'utf8' });
-  assert.doesNotMatch(stdout, /cuffi-mappings/, 'and no other process inherits it');
-});
-
-test('what a terminated worker used stays mapped, and its lock goes with it', async () => {
-  const name = randomUUID();
-  const [one, other] = [start(), start()];
-  assert.equal(await ask(one, { do: 'begin', name }), 1);
-  assert.equal(await ask(other, { do: 'begin', name }), 1);
-  await one.terminate();
-  assert.equal(await ask(other, { do: 'end', name }), 1);
-  await ask(other, { do: 'stall', name: randomUUID() });
-  await other.terminate();
-  let isEnded = false;
-  acquireSharedUse(name, 1, () => {});
-  releaseSharedUse(name, () => {
-    isEnded = true;
+  test('memory that another worker uses stays mapped, and all memory is unmapped in the end', async () => {
+    const names = Array.from({ length: 3 }, () => randomUUID());
+    const racing = [start(), start(), start()];
+    const found = await Promise.all(
+      racing.map((worker) => ask(worker, { do: 'race', names, rounds: 200 })),
+    );
+    assert.deepEqual(found, [0, 0, 0]);
+    assert.deepEqual([...mapped.subarray(0, 3)], [0, 0, 0]);
+    assert.equal(files().size, 1, 'however many workers began at once');
+    const { stdout } = spawnSync('ls', ['-l', '/proc/self/fd'], { encoding: 'utf8' });
+    assert.doesNotMatch(stdout, /cuffi-mappings/, 'and no other process inherits it');
   });
-  assert.equal(isEnded, false);
-});
 
-test('another allocation by the same name is refused while one is used; what failed is no use', () => {
-  const name = randomUUID();
-  const ended: string[] = [];
-  assert.equal(
-    acquireSharedUse(name, 1, () => 'mapped'),
-    'mapped',
-  );
-  assert.throws(() => acquireSharedUse(name, 2, assert.fail), {
-    name: 'IpcError',
-    message: /another worker thread/,
+  test('memory of a terminated worker stays mapped, and its lock is released', async () => {
+    const name = randomUUID();
+    const [one, other] = [start(), start()];
+    assert.equal(await ask(one, { do: 'begin', name }), 1);
+    assert.equal(await ask(other, { do: 'begin', name }), 1);
+    await one.terminate();
+    assert.equal(await ask(other, { do: 'end', name }), 1);
+    await ask(other, { do: 'stall', name: randomUUID() });
+    await other.terminate();
+    let isEnded = false;
+    acquireSharedUse(name, 1, () => {});
+    releaseSharedUse(name, () => {
+      isEnded = true;
+    });
+    assert.equal(isEnded, false);
   });
-  const failing = (): never => {
-    throw new RangeError('no');
-  };
-  assert.throws(() => acquireSharedUse(name, 1, failing), RangeError);
-  releaseSharedUse(name, () => ended.push('first'));
-  assert.throws(() => acquireSharedUse(name, 2, failing), RangeError);
-  acquireSharedUse(name, 3, () => {});
-  releaseSharedUse(name, () => ended.push('third'));
-  assert.deepEqual(ended, ['first', 'third']);
-});
 
-test('a handle is closed by its last use, as often as the driver was asked for it', () => {
-  const handle = 2 ** 50 + 3;
-  let closed = 0;
-  const close = (): void => releaseSharedHandle(handle, () => (closed += 1));
-  openSharedHandle(() => handle);
-  openSharedHandle(() => handle);
-  retainSharedHandle(handle);
-  close();
-  close();
-  assert.equal(closed, 0);
-  close();
-  assert.equal(closed, 2);
-  openSharedHandle(() => handle);
-  close();
-  assert.equal(closed, 3);
-});
-
-test('mappings are counted by their address; what fails on the way does not unmap what is used', () => {
-  const base = 2 ** 51;
-  const mapping = { base };
-  const seen: boolean[] = [];
-  const map = (isUsed: (address: number) => boolean) => {
-    seen.push(isUsed(base));
-    return mapping;
-  };
-  assert.equal(acquireSharedMapping(1, map), mapping);
-  acquireSharedMapping(1, map);
-  assert.throws(() => acquireSharedMapping(2, map), { name: 'IpcError' });
-  assert.deepEqual(seen, [false, true, true]);
-  releaseSharedUse(nameOfMapping(base), assert.fail);
-  let isEnded = false;
-  releaseSharedUse(nameOfMapping(base), () => {
-    isEnded = true;
+  test('another version of a name in use is refused, and a failure adds no use', () => {
+    const name = randomUUID();
+    const ended: string[] = [];
+    assert.equal(
+      acquireSharedUse(name, 1, () => 'mapped'),
+      'mapped',
+    );
+    assert.throws(() => acquireSharedUse(name, 2, assert.fail), {
+      name: 'IpcError',
+      message: /another worker thread/,
+    });
+    const failing = (): never => {
+      throw new RangeError('no');
+    };
+    assert.throws(() => acquireSharedUse(name, 1, failing), RangeError);
+    releaseSharedUse(name, () => ended.push('first'));
+    assert.throws(() => acquireSharedUse(name, 2, failing), RangeError);
+    acquireSharedUse(name, 3, () => {});
+    releaseSharedUse(name, () => ended.push('third'));
+    assert.deepEqual(ended, ['first', 'third']);
   });
-  assert.equal(isEnded, true);
-  acquireSharedMapping(2, map);
-  releaseSharedUse(nameOfMapping(base));
+});
+
+describe('openSharedHandle', () => {
+  test('the last release closes a handle as often as the driver has opened it', () => {
+    const handle = 2 ** 50 + 3;
+    let closed = 0;
+    const close = (): void => releaseSharedHandle(handle, () => (closed += 1));
+    openSharedHandle(() => handle);
+    openSharedHandle(() => handle);
+    retainSharedHandle(handle);
+    close();
+    close();
+    assert.equal(closed, 0);
+    close();
+    assert.equal(closed, 2);
+    openSharedHandle(() => handle);
+    close();
+    assert.equal(closed, 3);
+  });
+});
+
+describe('acquireSharedMapping', () => {
+  test('mappings are counted by address, and a failure does not unmap memory in use', () => {
+    const base = 2 ** 51;
+    const mapping = { base };
+    const seen: boolean[] = [];
+    const map = (isUsed: (address: number) => boolean) => {
+      seen.push(isUsed(base));
+      return mapping;
+    };
+    assert.equal(acquireSharedMapping(1, map), mapping);
+    acquireSharedMapping(1, map);
+    assert.throws(() => acquireSharedMapping(2, map), { name: 'IpcError' });
+    assert.deepEqual(seen, [false, true, true]);
+    releaseSharedUse(nameOfMapping(base), assert.fail);
+    let isEnded = false;
+    releaseSharedUse(nameOfMapping(base), () => {
+      isEnded = true;
+    });
+    assert.equal(isEnded, true);
+    acquireSharedMapping(2, map);
+    releaseSharedUse(nameOfMapping(base));
+  });
 });

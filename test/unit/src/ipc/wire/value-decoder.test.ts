@@ -1,11 +1,11 @@
 /** What values cost: before someone takes them, and while they are checked and built. */
+
 import assert from 'node:assert/strict';
 import { describe, type TestContext, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { DeviceBuffer, IpcError } from '../../../../../src/index.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
+import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
 import { ControlReceiver } from '../../../../../src/ipc/peer/control.ts';
 import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';

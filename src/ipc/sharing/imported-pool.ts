@@ -1,0 +1,289 @@
+import { OUT0, readSize, writeBytes } from '../../../ffi/arena.ts';
+import { CU_POINTER_ATTRIBUTE_RANGE_SIZE } from '../../../ffi/constants.ts';
+import { cu } from '../../../ffi/driver.ts';
+import type { CUdeviceptr, CUmemoryPool } from '../../../ffi/types.ts';
+import { check } from '../../check.ts';
+import { Context } from '../../context.ts';
+import type { Device } from '../../device.ts';
+import { IpcError } from '../../errors.ts';
+import { Resource, runAll } from '../../lifetime.ts';
+import type { Access, DeviceBuffer, MemoryResource } from '../../memory/buffer.ts';
+import { freeNonBlocking } from '../../memory/internal-stream.ts';
+import type { PoolCloseOptions } from '../../memory/pool-attributes.ts';
+import * as driver from '../../memory/pool-attributes.ts';
+import {
+  checkPoolClose,
+  destroyPool,
+  newPoolState,
+  type PoolState,
+  type SharedPool,
+  teardownOf,
+} from '../../memory/pool-state.ts';
+import { assertInternal } from '../../validate.ts';
+import { checkRange, type IpcPoolDescriptor } from '../descriptor.ts';
+import { withChecksum } from '../descriptor-bytes.ts';
+import { isExporterGone } from '../identity.ts';
+import { type Mapping, MappingTable, type MappingUse, mapImported } from './mapping.ts';
+import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
+import {
+  acquireSharedMapping,
+  acquireSharedUse,
+  nameOfMapping,
+  releaseSharedHandle,
+  releaseSharedUse,
+} from './worker-counts.ts';
+
+/**
+ * A memory pool of another process: the `resource` of its buffers that arrive here.
+ *
+ * It is imported once per context, found again by its file descriptor, and cannot allocate. Its
+ * buffers are unmapped when the work queued here before their `close()` is done. The pool is closed
+ * with its last buffer, unless it was opened with `openIpcPool`. Then it stays open until
+ * `close()`, which throws while buffers of it are open. The exporter should close its own pool
+ * after that.
+ *
+ * @example
+ * using pool = openIpcPool(message, { fds });
+ * using buffer = openIpcBuffer(another); // memory of it: no descriptor need come along
+ * console.log(buffer.resource === pool);
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
+ */
+export class ImportedPool extends Resource implements MemoryResource {
+  readonly context: Context;
+  readonly deviceAccessible = true;
+  readonly hostAccessible = false;
+  /** Whether another process made the object. */
+  readonly isMapped = true;
+  /** The descriptor that it was opened with: of the pool, or of memory of it. */
+  readonly #source: IpcPoolDescriptor;
+  #descriptor: IpcPoolDescriptor | undefined;
+  /** @internal The pool's id, and this object's own file descriptor of it. */
+  readonly shared: SharedPool;
+  readonly #handle: CUmemoryPool;
+  readonly #state: PoolState;
+  /** How often it was opened by `openIpcPool`, or sent as a pool. */
+  #openCount = 0;
+  /** How many connections keep it open without buffers. */
+  #connectionCount = 0;
+  #isDeviceAllowed = false;
+  /** The leases on the pool itself. Its finalizer releases them too. */
+  readonly #leases: ImportLease[];
+
+  /** @internal */
+  constructor(context: Context, handle: CUmemoryPool, fd: number, source: IpcPoolDescriptor) {
+    assertInternal(context, Context, 'ImportedPool', 'openIpcPool');
+    const state = newPoolState(context);
+    const { epoch } = context;
+    const end = teardownOf(handle);
+    const leases: ImportLease[] = [];
+    super('ImportedPool', {
+      owner: context.resources,
+      release: () =>
+        runAll([
+          () =>
+            destroyPool(context, epoch, state, {
+              revokeAccess: (device) =>
+                releaseSharedUse(accessKey(handle, device), () => end.revokeAccess(device)),
+              destroy: () => releaseSharedHandle(handle, end.destroy),
+            }),
+          ...leases.map((lease) => () => lease.released()),
+        ]),
+    });
+    this.#leases = leases;
+    this.context = context;
+    this.#source = source;
+    this.shared = { id: source.pool, fd, onClose: new Set() };
+    state.shared = this.shared;
+    this.#handle = handle;
+    this.#state = state;
+  }
+
+  /** @internal The descriptor for exporting it again, made when first needed. */
+  get descriptor(): IpcPoolDescriptor {
+    this.#descriptor ??= describePoolOf(this.#source);
+    return this.#descriptor;
+  }
+
+  /** The driver's handle. @throws ClosedError */
+  get handle(): CUmemoryPool {
+    this.assertOpen();
+    return this.#handle;
+  }
+
+  /** @throws IpcError always: only the process that made the pool allocates from it */
+  allocate(): never {
+    throw new IpcError(
+      `only process ${this.#source.pid}, which made this pool, can allocate from it: ` +
+        'make a pool here, or ask that process for a buffer',
+    );
+  }
+
+  /**
+   * Closes the pool in this process; the exporter's pool is not affected.
+   *
+   * @throws CuffiError while buffers of it are open, unless they are to be closed with it
+   */
+  override close(options?: PoolCloseOptions): void {
+    checkPoolClose(this.#state, options, this.closed);
+    super.close();
+  }
+
+  override toString(): string {
+    return `ImportedPool(of process ${this.#source.pid}${this.closed ? ', closed' : ''})`;
+  }
+
+  /** @internal Keeps it open without buffers, until it is closed. */
+  keepOpen(): void {
+    this.#openCount += 1;
+  }
+
+  /** @internal Undoes {@link keepOpen} for a pool that nobody received. */
+  closeUnclaimed(): void {
+    this.#openCount = Math.max(this.#openCount - 1, 0);
+    this.closeUnused();
+  }
+
+  /** @internal Adds a lease that is released when the pool is closed. */
+  addLease(lease: ImportLease): void {
+    this.#leases.push(lease);
+  }
+
+  /** @internal Keeps it open without buffers, until {@link releaseForConnection}. */
+  retainForConnection(): void {
+    this.#connectionCount += 1;
+  }
+
+  /** @internal */
+  releaseForConnection(): void {
+    this.#connectionCount -= 1;
+    this.closeUnused();
+  }
+
+  /** @internal Closes it, unless it has buffers or is kept open. */
+  closeUnused(): void {
+    const isUsed = this.#openCount > 0 || this.#connectionCount > 0 || this.#state.buffers.size > 0;
+    if (!isUsed && !this.closed) super.close();
+  }
+
+  /** @internal Opens memory of the pool by the driver's 64 bytes. @throws IpcError */
+  openBuffer(
+    handle: string,
+    descriptor: IpcPoolDescriptor,
+    access: Access,
+    lease?: ImportLease,
+  ): DeviceBuffer {
+    const { context } = this;
+    const state = this.#state;
+    const { byteLength, generation } = descriptor;
+    let use: MappingUse<Mapping> | undefined;
+    try {
+      this.#allowDevice();
+      use = mappings.use(mappingKey(this, handle), generation, context, () =>
+        acquireSharedMapping(generation, (isUsed) => this.#map(handle, descriptor, isUsed)),
+      );
+      checkRange(descriptor, use.mapping.byteLength);
+    } catch (error) {
+      use?.release();
+      this.closeUnused();
+      throw error;
+    }
+    const { mapping, release } = use;
+    state.byteLength += byteLength;
+    const leased = releaseWithLease(context, release, lease);
+    return importedBuffer({
+      descriptor,
+      context,
+      base: mapping.base,
+      resource: this,
+      owner: state.buffers,
+      isOwnerGone: () => isExporterGone(descriptor),
+      release: {
+        setStream: leased.setStream,
+        release: () => {
+          state.byteLength -= byteLength;
+          // A failure to unmap is reported before the driver refuses to destroy the pool.
+          runAll([() => leased.release(), () => this.closeUnused()]);
+        },
+      },
+      access,
+      fds: () => [this.shared.fd],
+    });
+  }
+
+  #map(
+    handle: string,
+    { pid }: IpcPoolDescriptor,
+    isUsed: (base: CUdeviceptr) => boolean,
+  ): Mapping {
+    const { context } = this;
+    const pool = this.handle;
+    const exporter = `process ${pid}`;
+    return mapImported(context, {
+      exporter,
+      call: 'cuMemPoolImportPointer',
+      map: () => cu.cuMemPoolImportPointer(OUT0, pool, writeBytes(Buffer.from(handle, 'base64'))),
+      measure(base) {
+        check(
+          cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_RANGE_SIZE, base),
+          'cuPointerGetAttribute',
+          () => `measuring memory of ${exporter}`,
+        );
+        return readSize(OUT0);
+      },
+      // The driver would unmap it for the other threads too.
+      unmap: (base) => isUsed(base) || cu.cuMemFree_v2(base),
+    });
+  }
+
+  /** The pool's own device always has access. Other devices are granted it. */
+  #allowDevice(): void {
+    if (this.#isDeviceAllowed) return;
+    const { device } = this.context;
+    const pool = this.handle;
+    const allow = (): void => {
+      if (driver.readAccess(pool, device) !== 'read-write') driver.writeAccess(pool, device, true);
+    };
+    if (device.uuid === this.#source.device) allow();
+    else {
+      acquireSharedUse(accessKey(pool, device), 0, allow);
+      this.#state.devicesWithAccess.add(device);
+    }
+    this.#isDeviceAllowed = true;
+  }
+}
+
+/**
+ * The name of a device's access to a pool, shared by all workers of this process because the driver
+ * has one pool per process.
+ */
+const accessKey = (pool: CUmemoryPool, { uuid }: Device): string => `access ${pool} ${uuid}`;
+
+/**
+ * The driver finds memory by its pool and handle. The name that the sender gives the pool proves
+ * nothing.
+ */
+const mappingKey = (pool: ImportedPool, handle: string): string => `${pool.handle} ${handle}`;
+
+/**
+ * Mapped memory of other processes' pools, by the driver's pool and handle. The table covers all
+ * contexts and, through the worker counts, all worker threads. The driver maps the memory once per
+ * process, and the first free unmaps it for all (seen on an H200).
+ */
+const mappings = new MappingTable<Mapping>(
+  ({ context, base }) =>
+    releaseSharedUse(nameOfMapping(base), () => freeNonBlocking(context, base)),
+  { mayBlock: false, onContextReset: ({ base }) => releaseSharedUse(nameOfMapping(base)) },
+);
+
+/** Whether the memory of a pool that a descriptor names is mapped here. */
+export const isPoolMemoryMapped = (
+  pool: ImportedPool,
+  { handle, generation }: IpcPoolDescriptor,
+): boolean => handle !== null && mappings.has(mappingKey(pool, handle), generation);
+
+/** Returns the descriptor of the pool itself, from one of its memory. */
+function describePoolOf(descriptor: IpcPoolDescriptor): IpcPoolDescriptor {
+  const { layout: _, readyEvent: __, ...fields } = descriptor;
+  const nothing = { baseByteLength: 0, byteOffset: 0, byteLength: 0, bufferId: 0, generation: 0 };
+  return withChecksum<'pool'>({ ...fields, ...nothing, access: 'read-write', handle: null });
+}

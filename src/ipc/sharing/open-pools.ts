@@ -1,0 +1,155 @@
+import { OUT0, readHandle } from '../../../ffi/arena.ts';
+import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../../ffi/constants.ts';
+import { cu } from '../../../ffi/driver.ts';
+import { isSameFile } from '../../../ffi/linux/libc.ts';
+import type { Address, CUmemoryPool } from '../../../ffi/types.ts';
+import { cudaError } from '../../check.ts';
+import type { Context } from '../../context.ts';
+import { IpcError } from '../../errors.ts';
+import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
+import { addDuplicateFd, closeContextFd } from '../../memory/context-fds.ts';
+import { isSharedPool } from '../../memory/pool-state.ts';
+import type { IpcPoolDescriptor } from '../descriptor.ts';
+import { ImportedPool } from './imported-pool.ts';
+import type { ImportLease } from './ownership.ts';
+import type { ReceivedFds } from './received-fds.ts';
+import { openSharedHandle, releaseSharedHandle, retainSharedHandle } from './worker-counts.ts';
+
+/** Opens a pool of another process, or memory of it. @throws IpcError */
+export function openPool(
+  context: Context,
+  descriptor: IpcPoolDescriptor,
+  fds: ReceivedFds,
+  access: Access,
+  lease: ImportLease | undefined,
+): DeviceBuffer | ImportedPool {
+  const pool = importPool(context, descriptor, fds);
+  if (descriptor.handle === null) {
+    pool.keepOpen();
+    if (lease) pool.addLease(lease);
+    return pool;
+  }
+  return pool.openBuffer(descriptor.handle, descriptor, access, lease);
+}
+
+/** An imported pool that is open here. */
+interface OpenPool {
+  readonly pool: ImportedPool;
+  /** See {@link ReceivedFds}. */
+  isNameTrusted: boolean;
+}
+
+/**
+ * By stated identity. Different pools may share one, because any process can state an identity that
+ * it has seen.
+ */
+const openPools = new Map<string, OpenPool[]>();
+
+const identityOf = ({ pid, startTime, pidNamespace, pool }: IpcPoolDescriptor): string =>
+  `${pid} ${startTime} ${pidNamespace} ${pool}`;
+
+/** The file descriptors that came with a descriptor of a pool. */
+type PoolFds = Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>;
+
+/**
+ * Returns the open pool of a descriptor in a context: the pool of the same open file. Without a
+ * file descriptor, the one pool whose identity is trusted.
+ */
+export const findPool = (
+  context: Context,
+  descriptor: IpcPoolDescriptor,
+  fds: PoolFds,
+): ImportedPool | undefined => findOpenPool(context, descriptor, fds)?.pool;
+
+function findOpenPool(
+  context: Context,
+  descriptor: IpcPoolDescriptor,
+  { numbers, isNameTrusted }: PoolFds,
+): OpenPool | undefined {
+  const [fd] = numbers;
+  const named = (openPools.get(identityOf(descriptor)) ?? []).filter(
+    ({ pool }) => !pool.closed && pool.context === context,
+  );
+  if (fd !== undefined) return named.find(({ pool }) => isSameFile(pool.shared.fd, fd));
+  const opened = isNameTrusted ? named.filter((each) => each.isNameTrusted) : [];
+  // Of two pools with the same identity, it is unknown which one is meant.
+  return opened.length === 1 ? opened[0] : undefined;
+}
+
+/**
+ * Returns the pool of a descriptor. Imports it at its first use in the context.
+ *
+ * @param fds the pool's file descriptor, still owned by the caller; needed if the pool is not open
+ * @throws IpcError
+ */
+function importPool(context: Context, descriptor: IpcPoolDescriptor, fds: PoolFds): ImportedPool {
+  const open = findOpenPool(context, descriptor, fds);
+  if (open) {
+    open.isNameTrusted ||= fds.isNameTrusted;
+    return open.pool;
+  }
+  const [fd] = fds.numbers;
+  if (fd === undefined)
+    throw new IpcError(
+      `the pool of process ${descriptor.pid} is not open here, or shares its identity with another, and ` +
+        'its file descriptor is missing: pass it as { fds }, or send the memory over a connection',
+      undefined,
+      'no-file-descriptor',
+    );
+  const pool = importNew(context, descriptor, fd);
+  addOpenPool(identityOf(descriptor), { pool, isNameTrusted: fds.isNameTrusted });
+  return pool;
+}
+
+function addOpenPool(name: string, opened: OpenPool): void {
+  for (const [stated, pools] of openPools) {
+    const left = pools.filter(({ pool }) => !pool.closed);
+    if (left.length > 0) openPools.set(stated, left);
+    else openPools.delete(stated);
+  }
+  openPools.set(name, [...(openPools.get(name) ?? []), opened]);
+}
+
+function importNew(context: Context, descriptor: IpcPoolDescriptor, fd: number): ImportedPool {
+  const open = [...openPools.values()].flat().flatMap(({ pool }) => (pool.closed ? [] : [pool]));
+  const ownFd = addDuplicateFd(context, fd);
+  let handle: CUmemoryPool;
+  try {
+    // The driver has one handle per process: if one worker destroyed it, all would lose it.
+    const elsewhere = open.find(({ shared }) => isSameFile(shared.fd, fd));
+    if (elsewhere) retainSharedHandle(elsewhere.handle);
+    handle = elsewhere?.handle ?? openSharedHandle(() => importHandle(ownFd, descriptor));
+  } catch (error) {
+    closeContextFd(context, ownFd);
+    throw error;
+  }
+  // It was already open by another name, or the open files could not be compared.
+  const same = open.find((pool) => pool.context === context && pool.handle === handle);
+  if (!same) return new ImportedPool(context, handle, ownFd, descriptor);
+  closeContextFd(context, ownFd);
+  releaseSharedHandle(handle, () => {});
+  return same;
+}
+
+function importHandle(fd: number, { pid }: IpcPoolDescriptor): CUmemoryPool {
+  const status = cu.cuMemPoolImportFromShareableHandle(
+    OUT0,
+    fd as Address,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+    0,
+  );
+  if (status !== 0)
+    throw new IpcError(
+      `a memory pool of process ${pid} could not be opened`,
+      cudaError(status, 'cuMemPoolImportFromShareableHandle'),
+    );
+  const handle = readHandle<CUmemoryPool>(OUT0, cu.cuMemPoolDestroy);
+  // Closing its last buffer here would destroy this process's own pool.
+  if (isSharedPool(handle, fd))
+    throw new IpcError(
+      `what came as a memory pool of process ${pid} is a pool of this very process: use that pool`,
+      undefined,
+      'same-process',
+    );
+  return handle;
+}
