@@ -1,4 +1,4 @@
-/** What arrays copy and set: their arguments, checked, and what then is done. */
+/** Copies to and from arrays, and fills: checks the arguments and queues the work. */
 import { arena } from '../../ffi/arena.ts';
 import type { Dtype } from '../dtype.ts';
 import { assertNotCapturing } from '../graph-capture.ts';
@@ -31,13 +31,13 @@ const deviceItemsOf = ({ buffer: memory, layout }: ArrayMemory<Dtype>): DeviceIt
   layout,
 });
 
-/** How the shapes of source and target must fit. */
+/** Whether the source must have the target's shape, or is broadcast to it. */
 export type ShapeRule = 'same' | 'broadcast';
 
-/** A write that has been queued, or (`transfer`) has yet to begin. */
+/** A write that is queued, or that starts later (`transfer`). */
 export interface Write {
   readonly target: ArrayMemory<Dtype>;
-  /** Whose device it goes on where no stream is named. */
+  /** The array whose default stream has the work if no stream is given. */
   readonly workArray: ArrayMemory<Dtype>;
   readonly stream: Stream | undefined;
   readonly wait: WaitOptions;
@@ -72,7 +72,7 @@ function prepareRead<D extends Dtype>(
   };
 }
 
-/** Behind `array.prepareRead`. */
+/** Implements `array.copyToHost`. */
 export async function readArray<D extends Dtype>(
   array: ArrayMemory<D>,
   into: HostValues<D> | undefined,
@@ -85,7 +85,7 @@ export async function readArray<D extends Dtype>(
   return values;
 }
 
-/** Behind `array.copyToHostSync`. */
+/** Implements `array.copyToHostSync`. */
 export function readArraySync<D extends Dtype>(
   array: ArrayMemory<D>,
   into: HostValues<D> | undefined,
@@ -103,7 +103,7 @@ export function readArraySync<D extends Dtype>(
   return values;
 }
 
-/** Whether its items lie as they are asked for, and are few. */
+/** Whether the items are few and contiguous in the requested order. */
 const isSmallContiguous = (array: ArrayMemory<Dtype>, order: Order): boolean =>
   array.stream === undefined &&
   array.size > 0 &&
@@ -122,7 +122,7 @@ function readSmall<D extends Dtype>(array: ArrayMemory<D>): HostArray<D> {
   ).slice() as HostArray<D>;
 }
 
-/** Behind `copyFrom` and `set`: checks everything, and queues what needs no host memory. */
+/** Implements `copyFrom` and `set`: checks everything, and queues work that needs no host memory. */
 export function beginWrite(
   target: ArrayMemory<Dtype>,
   source: unknown,
@@ -174,7 +174,7 @@ export async function endWrite(write: Write): Promise<void> {
   const { target, workArray, stream, wait, transfer: copy } = write;
   if (copy) await transfer(copy, wait);
   else if (workArray.size > 0) await waitForWork(workArray.buffer, stream, wait);
-  target.address; // throws if it was closed before it was done
+  target.address; // throws if the array was closed during the copy
 }
 
 /** Blocks until a write is done. */
@@ -199,7 +199,7 @@ export function queueArrayCopy(
   queueItems(deviceItemsOf(target), { memory, layout: items }, stream);
 }
 
-/** Queues the setting of all items. @throws TypeError, RangeError, ClosedError */
+/** Queues a fill of all items. @throws TypeError, RangeError, ClosedError */
 export function fillArray(
   target: ArrayMemory<Dtype>,
   value: unknown,
@@ -225,7 +225,7 @@ function sourceItems(
 ): HostItems {
   const isFlat = typedArrayKind(source) !== undefined;
   const length = isFlat ? typedArrayLength(source as ArrayBufferView) : 0;
-  // A typed array has the shape of the target where it has as many items, and else one axis.
+  // A typed array takes the target's shape if it has as many items; otherwise it has one axis.
   const hasTargetShape = isFlat && (fit === 'same' || length === size * dtype.elementsPerItem);
   return toHostItems(source, { dtype, order, shape: hasTargetShape ? shape : undefined });
 }

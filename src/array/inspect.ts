@@ -1,4 +1,4 @@
-/** Arrays in words, for people: what they are, and their first values where nobody has to wait. */
+/** Arrays as text, for printing: dtype, shape, and the first values if they can be read at once. */
 import { inspect } from 'node:util';
 import type { Dtype } from '../dtype.ts';
 import { isCapturing } from '../graph-capture.ts';
@@ -8,10 +8,10 @@ import { readItem } from './items.ts';
 import { contiguousStrides } from './layout.ts';
 import { formatShape } from './shape.ts';
 
-/** How many values are shown. */
+/** How many values are printed. */
 const MAX_VALUES = 6;
 
-/** E.g. `DeviceArray(float32 [2, 3] on cuda:0, C)`. */
+/** Formats an array, e.g. `DeviceArray(float32 [2, 3] on cuda:0, C)`. */
 export function describeArray(array: ArrayMemory<Dtype>): string {
   const { dtype, shape, strides, context } = array;
   const memoryOrder = array.isCContiguous
@@ -28,12 +28,12 @@ export function describeArray(array: ArrayMemory<Dtype>): string {
 }
 
 /**
- * The first values in order C, e.g. `[1, 2, … 4 more]`; empty where there are none to be had.
- * Whoever prints must not wait, nor fail: while work is queued that may write them, they stay unread.
+ * Formats the first values in order C, e.g. `[1, 2, … 4 more]`; an empty string for a closed or empty
+ * array. Printing must not wait or throw: values that queued work may change are not read.
  */
 export function formatFirstValues(array: ArrayMemory<Dtype>): string {
   if (array.closed || array.size === 0) return '';
-  // Asking whether work is queued would end the capture.
+  // Querying the context for queued work would invalidate the capture.
   if (isCapturing()) return '[not read: a graph is captured]';
   try {
     if (!array.context.workTracker.isIdle()) return '[not read: work is queued]';
@@ -46,7 +46,7 @@ export function formatFirstValues(array: ArrayMemory<Dtype>): string {
 }
 
 function readFirstItems({ buffer, layout, size, dtype }: ArrayMemory<Dtype>): unknown[] {
-  // Waits for no other stream, whoever works there.
+  // A non-blocking stream does not wait for other streams.
   const stream = Stream.create({ context: buffer.context, nonBlocking: true });
   try {
     const { shape, strides, itemsize, byteOffset } = layout;

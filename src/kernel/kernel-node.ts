@@ -1,4 +1,4 @@
-/** Launches in a graph: named, so that their arguments can be set. */
+/** The kernel launches in a graph, so that their arguments can be set. */
 import type { CUgraphNode, CUstream } from '../../ffi/types.ts';
 import { lastCapturedNode } from '../graph-capture.ts';
 import type { Kernel } from './kernel.ts';
@@ -20,9 +20,9 @@ export class KernelNode<const P extends readonly Parameter[] = readonly Paramete
   readonly block: Dim3;
   /** Dynamic shared memory of each block, in bytes. */
   readonly sharedBytes: number;
-  /** @internal Of the graph that was captured. */
+  /** @internal The node of the captured graph. */
   readonly handle: CUgraphNode;
-  /** @internal What it was given last, and before that: what is queued may still use it. */
+  /** @internal The last arguments, and those before, which queued launches may still use. */
   recentArguments: readonly (readonly unknown[])[];
 
   /** @internal */
@@ -40,7 +40,7 @@ export class KernelNode<const P extends readonly Parameter[] = readonly Paramete
     this.recentArguments = given;
   }
 
-  /** @internal This launch, as what another one was made to do by an update. */
+  /** @internal This launch with the handle of the one that it replaces in an update. */
   replacing({ handle, recentArguments }: KernelNode): KernelNode<P> {
     return new KernelNode(this.kernel, this, handle, [
       ...recentArguments.slice(-1),
@@ -55,7 +55,7 @@ export class KernelNode<const P extends readonly Parameter[] = readonly Paramete
 
 let recordedLaunches: KernelNode[] = [];
 
-/** Calls `work`, and answers what it launches in the streams that are captured. */
+/** Calls `work` and returns the kernel launches that it makes in captured streams. */
 export function recordLaunches<T>(work: () => T): {
   readonly result: T;
   readonly nodes: readonly KernelNode[];
@@ -68,7 +68,7 @@ export function recordLaunches<T>(work: () => T): {
   }
 }
 
-/** Remembers a launch that was just captured; nothing for one in a stream that is not. */
+/** Records the launch that was just made, if its stream is captured. */
 export function recordLaunch(
   kernel: Kernel<never>,
   config: LaunchConfigStruct,

@@ -366,7 +366,7 @@ test('shapes, dtypes and options that are none are refused before anything is al
   await assert.rejects(toDevice(ragged), /source\[1\] is 1 long where others are 2 long/);
   await assert.rejects(toDevice([[1], 2] as never), /source\[1\] is no array/);
   await assert.rejects(toDevice([1, 'a'] as never), /source\[1\] must be a number/);
-  await assert.rejects(toDevice([1, 2n] as never), /say the dtype/);
+  await assert.rejects(toDevice([1, 2n] as never), /pass a dtype/);
   await assert.rejects(
     toDevice([[1, 2.5]], { dtype: int32 }),
     /source\[0\]\[1\] must be an integer/,

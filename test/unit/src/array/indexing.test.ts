@@ -123,7 +123,7 @@ test('an index beyond its axis, or one too many, is refused with both', () => {
   refused([0.5], `index must be an integer of at least ${Number.MIN_SAFE_INTEGER}, not 0.5`);
   assert.throws(
     () => indexLayout(makeLayout([4], 8), [{ step: 2 ** 51 }]),
-    /^RangeError: a stride is too large: 18014398509481984 is no safe integer$/,
+    /^RangeError: a stride is too large: 18014398509481984 is not a safe integer$/,
   );
   for (const wrong of ['1', null, [0, 1], { from: 1 }, { start: '1' }, undefined])
     assert.throws(

@@ -92,7 +92,7 @@ test('what is too large to be counted exactly is refused', () => {
   const wide = (shape: number[], options?: LayoutOptions, itemsize = 1) => {
     assert.throws(
       () => makeLayout(shape, itemsize, options),
-      /^RangeError: (.* is too large: -?\d+ is no safe integer|shape has 65 axes: at most 64)$/,
+      /^RangeError: (.* is too large: -?\d+ is not a safe integer|shape has 65 axes: at most 64)$/,
       String(shape),
     );
   };

@@ -55,7 +55,7 @@ test('what is wrong within nested arrays is named by its place', () => {
   const throws = (source: unknown, message: RegExp, dtype?: Dtype): void =>
     assert.throws(() => flatten(source, 'source', dtype), message);
   throws([[1], [1, 2]], /source\[1\] is 2 long where others are 1 long/);
-  throws([[1], 2], /source\[1\] is no array where others are 1 long/);
+  throws([[1], 2], /source\[1\] is not an array where others are 1 long/);
   throws([1, [2]], /source\[1\] is an array where others are items/);
   throws(
     [
@@ -71,7 +71,7 @@ test('what is wrong within nested arrays is named by its place', () => {
   throws('text', /source must be a number for float64, not a string/);
   const circle: unknown[] = [];
   circle.push(circle);
-  throws(circle, /more than 64 arrays in each other/);
+  throws(circle, /is nested more than 64 arrays deep/);
   assert.throws(() => toNested(new Float32Array(3), [2, 2]), /3 elements, shape \[2, 2\]/);
   assert.throws(
     () => toNested(new Float32Array(4), [4], { dtype: uint8 }),

@@ -142,7 +142,7 @@ describe('transpose', () => {
     );
     assert.throws(
       () => broadcastTo(makeLayout([0, 1, 1], 8), [0, 2 ** 27, 2 ** 27]),
-      /^RangeError: shape's size is too large: 18014398509481984 is no safe integer$/,
+      /^RangeError: shape's size is too large: 18014398509481984 is not a safe integer$/,
     );
     assert.throws(
       () => expandDims(makeLayout(new Array(64).fill(1), 8), 0),

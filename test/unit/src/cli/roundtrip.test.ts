@@ -95,10 +95,10 @@ test('a hand-over that fails leaves no recorder of driver calls behind', async (
 test('a child that says something else is refused', async () => {
   emulate();
   for (const [says, expected] of [
-    [{ type: 'answered', mismatches: 0, first: [] }, /said 'answered' where 'ready' was expected/],
+    [{ type: 'answered', mismatches: 0, first: [] }, /sent 'answered' instead of 'ready'/],
     [{ type: 'failed', message: 'no luck' }, /^in the child: no luck$/],
-    [{ type: 'ready', more: 1 }, /a message that is none of ours/],
-    ['ready', /a message that is none of ours/],
+    [{ type: 'ready', more: 1 }, /the child sent an invalid message/],
+    ['ready', /the child sent an invalid message/],
   ] as const) {
     process.env['CUFFI_TEST_SAYS'] = JSON.stringify(says);
     const error = await failureOf(() => run('wrong-child'));

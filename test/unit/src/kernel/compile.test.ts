@@ -136,7 +136,7 @@ test('wrong arguments are refused before anything is compiled', async () => {
     [{ to: 'cubin', arch: 'compute_90' }, /a cubin is for one architecture/],
     [{ arch: 'sm_90', device: 0 }, /either arch or a context or device/],
     [{ options: '-O3' }, /options must be an array of strings/],
-    [{ options: ['-arch=sm_90'] }, /name the architecture by arch/],
+    [{ options: ['-arch=sm_90'] }, /pass the architecture as arch/],
     [{ headers: [] }, /headers must be an object/],
     [{ headers: { 'a.h': 1 } }, /headers\["a\.h"\] must be a string, not 1/],
     [{ names: [1] }, /names\[0\] must be a string/],
@@ -186,9 +186,9 @@ test('for a device newer than the compiler: the newest that it runs', () => {
   assert.deepEqual([of(8, 9, 'cubin'), of(12, 0, 'ptx')], ['sm_86', 'compute_90']);
   assert.throws(
     () => of(12, 0, 'cubin'),
-    /makes no cubin for a device of compute capability 12\.0/,
+    /cannot make cubin for a device of compute capability 12\.0/,
   );
-  assert.throws(() => of(7, 0, 'ptx'), /makes no ptx for a device/);
+  assert.throws(() => of(7, 0, 'ptx'), /cannot make ptx for a device/);
 });
 
 test('where there is no compiler, the error says what to install', () => {

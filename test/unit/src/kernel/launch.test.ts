@@ -181,7 +181,7 @@ test('what an argument closes while a launch is written is not used', async () =
         2,
         closing(() => graph.update(stream, () => kernel.launch(shape, 3, memory))),
       ),
-    { name: 'TypeError', message: /before an update/ },
+    { name: 'TypeError', message: /an update replaced it/ },
   );
   assert.throws(
     () =>
@@ -363,7 +363,7 @@ test('memory and streams of another device are refused, unless the device reache
   using managed = ManagedMemory.create({ device: 1 }).allocate(4);
   assert.throws(() => narrow.launch({ ...shape, stream }, null), {
     name: 'TypeError',
-    message: /the stream is of Context of Device 1.*loaded in Context of Device 0/,
+    message: /the stream belongs to Context of Device 1.*loaded in Context of Device 0/,
   });
   assert.throws(() => narrow.launch(shape, distant), {
     name: 'TypeError',

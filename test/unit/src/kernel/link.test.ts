@@ -48,7 +48,7 @@ test('code that is shorter than it says, by one byte, never reaches the driver',
     assert.equal(checkImage(make(wanted + 1)).kind, kind);
     assert.throws(() => checkImage(make(wanted - 1)), {
       name: 'RangeError',
-      message: `source is cut off: the ${kind} has ${wanted} bytes, and ${wanted - 1} are here`,
+      message: `source is truncated: the ${kind} has ${wanted} bytes, but only ${wanted - 1} are given`,
     });
   }
   for (const [start, least] of [
@@ -57,7 +57,7 @@ test('code that is shorter than it says, by one byte, never reaches the driver',
   ] as const) {
     checkImage(start);
     for (const length of [4, least - 1])
-      assert.throws(() => checkImage(start.slice(0, length)), /^RangeError: source is cut off/);
+      assert.throws(() => checkImage(start.slice(0, length)), /^RangeError: source is truncated/);
   }
 });
 
