@@ -17,7 +17,6 @@ import {
 } from './builtin-ptx.ts';
 import type { Kernel } from './kernel.ts';
 import { Module } from './module.ts';
-import { comparePtx } from './ptx/compare.ts';
 
 /** An axis with its strides in bytes. */
 export interface StridedAxis {
@@ -138,13 +137,10 @@ const AXES = { bytes: 192, align: 8 } as const;
 const COPY = ['pointer', 'pointer', 'uint64', 'uint32', AXES] as const;
 const FILL = ['pointer', 'uint64', 'uint64', 'uint64', 'uint32', AXES] as const;
 
-const COMPARE = ['pointer', 'pointer', 'uint64', 'pointer'] as const;
-
 /** The PTX and the parameters of each module. */
 const builtinModules = {
   copy: { ptx: copyPtx, params: COPY },
   fill: { ptx: fillPtx, params: FILL },
-  compare: { ptx: () => comparePtx, params: COMPARE },
 } as const;
 
 type BuiltinModule = keyof typeof builtinModules;

@@ -14,7 +14,6 @@ import {
   MAX_AXES,
   WORD_LENGTHS,
 } from '../../../../src/kernel/builtin-ptx.ts';
-import { comparePtx } from '../../../../src/kernel/ptx/compare.ts';
 import { PtxKernel } from './ptx-machine.ts';
 
 const root = fileURLToPath(new URL('../../../..', import.meta.url));
@@ -28,7 +27,6 @@ const filesOf = (folder: string, ending: string): string[] =>
 const texts = new Map([
   ['copyPtx', copyPtx()],
   ['fillPtx', fillPtx()],
-  ['comparePtx', comparePtx],
   ...['src', 'test', 'docs', 'bench']
     .flatMap((folder) => filesOf(folder, '.ptx'))
     .map((path): [string, string] => [path, readFileSync(path, 'utf8')]),
@@ -44,7 +42,7 @@ test('every PTX is of ISA 7.4 for sm_70, with 64-bit addresses', () => {
 test('every file of src that has PTX is known here', () => {
   assert.deepEqual(
     filesOf('src', '.ts').filter((path) => readFileSync(path, 'utf8').includes('.target sm_')),
-    ['builtin-ptx', 'ptx/compare'].map((name) => join(root, `src/kernel/${name}.ts`)),
+    ['builtin-ptx'].map((name) => join(root, `src/kernel/${name}.ts`)),
   );
 });
 
@@ -245,39 +243,5 @@ test('the PTX for wide indices finds words beyond the 2^32nd, that for narrow on
     const memory = { bytes, isWritable: (address: bigint) => address === to };
     new PtxKernel(copyPtx(), copyKernelName(1, bits)).runThread(place, args, memory);
     assert.equal(bytes.get(to), 42, `${bits} bits, ${at}`);
-  }
-});
-
-test('the PTX that compares counts the bytes that are the same, wherever they begin and end', () => {
-  const kernel = new PtxKernel(comparePtx, 'cuffi_count_equal');
-  const [A, B, RESULT] = [4096n, 2n ** 40n, 2n ** 41n];
-  for (const [length, a, b, grid] of [
-    [0, 0, 0, 1],
-    [1, 0, 0, 1],
-    [3, 1, 2, 1],
-    [255, 0, 0, 1],
-    [600, 0, 0, 2],
-    [601, 4, 8, 1],
-    [602, 4, 6, 2],
-    [602, 6, 4, 2],
-    [603, 3, 3, 1],
-  ] as const) {
-    const bytes = new Map<bigint, number>();
-    // Bytes on either side, the highest and the lowest bits among those that differ.
-    const left = Uint8Array.from({ length }, (_, n) => 37 * n + (n >> 3));
-    const right = left.map((byte, n) => (n % 3 === 0 ? byte : byte ^ (1 << (n % 8))));
-    let equal = 0;
-    for (let n = 0; n < length; n += 1) {
-      bytes.set(A + BigInt(a + n), left[n] as number);
-      bytes.set(B + BigInt(b + n), right[n] as number);
-      if (left[n] === right[n]) equal += 1;
-    }
-    for (let n = 0n; n < 8n; n += 1n) bytes.set(RESULT + n, n === 0n ? 7 : 0);
-    const args = [A + BigInt(a), B + BigInt(b), BigInt(length), RESULT];
-    const memory = { bytes, isWritable: (at: bigint) => at >= RESULT && at < RESULT + 8n };
-    for (let at = 0; at < grid; at += 1) kernel.runBlock(at, { grid, block: 64 }, args, memory);
-    let counted = 0;
-    for (let n = 7n; n >= 0n; n -= 1n) counted = 256 * counted + (bytes.get(RESULT + n) as number);
-    assert.equal(counted, 7 + equal, `${length} bytes at ${a} and ${b}`);
   }
 });
