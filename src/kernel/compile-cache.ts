@@ -19,8 +19,7 @@ import {
 import { homedir } from 'node:os';
 import { dirname, isAbsolute, join, resolve } from 'node:path';
 import type { CodeKind } from './architecture.ts';
-import type { CompiledInit } from './compile.ts';
-import type { CompileRequest } from './compile-options.ts';
+import type { CompiledInit, CompileRequest } from './compile-options.ts';
 
 /** The version of the file format and of the key. */
 const FORMAT = 1;

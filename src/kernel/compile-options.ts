@@ -1,4 +1,4 @@
-/** Checks the arguments of `compile`. */
+/** The arguments of `compile`, checked, and the types that its parts share. */
 
 import { Context, type PlaceOptions } from '../context.ts';
 import { checkOptions, checkString, checkStrings, formatValue } from '../validate.ts';
@@ -36,6 +36,15 @@ export interface CompileRequest<K extends CodeKind = CodeKind> {
   readonly headers: Readonly<Record<string, string>>;
   readonly names: readonly string[];
   readonly cache: boolean | string;
+}
+
+/** The parts of a compiled source. */
+export interface CompiledInit<K extends CodeKind> {
+  readonly kind: K;
+  readonly code: Uint8Array;
+  readonly log: string;
+  /** The mangled names, by name expression. */
+  readonly names: ReadonlyMap<string, string>;
 }
 
 /** The file name of a source in the compiler's messages. */

@@ -4,7 +4,12 @@ import { inspect } from 'node:util';
 import { assertInternal } from '../validate.ts';
 import type { CodeKind } from './architecture.ts';
 import { CompileCache } from './compile-cache.ts';
-import { type CompileOptions, type CompileRequest, checkRequest } from './compile-options.ts';
+import {
+  type CompiledInit,
+  type CompileOptions,
+  type CompileRequest,
+  checkRequest,
+} from './compile-options.ts';
 import { Program } from './nvrtc-program.ts';
 
 /**
@@ -79,15 +84,6 @@ async function limitConcurrency<T>(work: () => Promise<T>): Promise<T> {
     if (next) next();
     else running -= 1;
   }
-}
-
-/** The parts of a compiled source. */
-export interface CompiledInit<K extends CodeKind> {
-  readonly kind: K;
-  readonly code: Uint8Array;
-  readonly log: string;
-  /** The mangled names, by name expression. */
-  readonly names: ReadonlyMap<string, string>;
 }
 
 /**

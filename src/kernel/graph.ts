@@ -20,7 +20,8 @@ import {
   formatValue,
 } from '../validate.ts';
 import { Kernel } from './kernel.ts';
-import { KernelNode, recordLaunches } from './kernel-node.ts';
+import { KernelNode } from './kernel-node.ts';
+import { recordLaunches } from './launch-record.ts';
 import type { Arguments, Parameter } from './parameters.ts';
 
 /**
@@ -356,12 +357,15 @@ function captureStream(stream: Stream, work: () => void): CapturedGraph {
   }
   check(cu.cuStreamEndCapture(handle, OUT0), 'cuStreamEndCapture', () => 'capturing a stream');
   const graph = readHandle<CUgraph>(OUT0, cu.cuGraphDestroy);
-  const { result, nodes } = captured.result;
+  const { result, launches } = captured.result;
   if (result instanceof Promise) {
     destroyGraph(context, graph);
     throw new TypeError('capture takes a synchronous function: later work is not captured');
   }
   const { contexts, hasMemory } = captured;
+  const nodes = launches.map(
+    (launch) => new KernelNode(launch.kernel as Kernel, launch, launch.handle, [launch.args]),
+  );
   return { graph, work, contexts, hasMemory, nodes };
 }
 

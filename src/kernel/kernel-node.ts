@@ -1,8 +1,7 @@
 /** The kernel launches in a graph, so that their arguments can be set. */
-import type { CUgraphNode, CUstream } from '../../ffi/types.ts';
-import { lastCapturedNode } from '../graph-capture.ts';
+import type { CUgraphNode } from '../../ffi/types.ts';
 import type { Kernel } from './kernel.ts';
-import type { LaunchConfigStruct } from './launch-config.ts';
+import type { LaunchRecord } from './launch-record.ts';
 import type { Parameter } from './parameters.ts';
 
 type Dim3 = readonly [x: number, y: number, z: number];
@@ -28,16 +27,16 @@ export class KernelNode<const P extends readonly Parameter[] = readonly Paramete
   /** @internal */
   constructor(
     kernel: Kernel<P>,
-    { grid, block, sharedBytes }: Pick<LaunchConfigStruct, 'grid' | 'block' | 'sharedBytes'>,
+    { grid, block, sharedBytes }: Pick<LaunchRecord, 'grid' | 'block' | 'sharedBytes'>,
     handle: CUgraphNode,
-    given: readonly (readonly unknown[])[],
+    recentArguments: readonly (readonly unknown[])[],
   ) {
     this.kernel = kernel;
     this.grid = grid;
     this.block = block;
     this.sharedBytes = sharedBytes;
     this.handle = handle;
-    this.recentArguments = given;
+    this.recentArguments = recentArguments;
   }
 
   /** @internal This launch with the handle of the one that it replaces in an update. */
@@ -51,31 +50,4 @@ export class KernelNode<const P extends readonly Parameter[] = readonly Paramete
   toString(): string {
     return `KernelNode(${this.kernel.name}, grid ${this.grid.join(' x ')}, block ${this.block.join(' x ')})`;
   }
-}
-
-let recordedLaunches: KernelNode[] = [];
-
-/** Calls `work` and returns the kernel launches that it makes in captured streams. */
-export function recordLaunches<T>(work: () => T): {
-  readonly result: T;
-  readonly nodes: readonly KernelNode[];
-} {
-  recordedLaunches = [];
-  try {
-    return { result: work(), nodes: recordedLaunches };
-  } finally {
-    recordedLaunches = [];
-  }
-}
-
-/** Records the launch that was just made, if its stream is captured. */
-export function recordLaunch(
-  kernel: Kernel<never>,
-  config: LaunchConfigStruct,
-  stream: CUstream,
-  args: readonly unknown[],
-): void {
-  const handle = lastCapturedNode(stream);
-  if (handle !== undefined)
-    recordedLaunches.push(new KernelNode(kernel as unknown as Kernel, config, handle, [args]));
 }

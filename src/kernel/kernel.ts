@@ -13,7 +13,6 @@ import type { Stream } from '../stream.ts';
 import { assertInternal, checkInteger, checkOptions } from '../validate.ts';
 import { type KernelAttributes, readAttributes } from './function-attributes.ts';
 import { KernelArguments } from './kernel-arguments.ts';
-import { recordLaunch } from './kernel-node.ts';
 import {
   deviceLaunchLimits,
   type Extents3,
@@ -21,6 +20,7 @@ import {
   type LaunchConfig,
   LaunchConfigStruct,
 } from './launch-config.ts';
+import { recordLaunch } from './launch-record.ts';
 import type { Module } from './module.ts';
 import {
   activeBlocks,
@@ -101,7 +101,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
    * kernel are reported by the calls that wait for it
    */
   launch(config: LaunchConfig, ...args: Arguments<P>): void {
-    this.handle; // a closed module is refused
+    this.handle; // throws for a closed module
     const buffers = this.#buffers ?? this.#makeBuffers();
     this.#buffers = undefined;
     try {
@@ -129,7 +129,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     block.stream = handle;
     const status = cu.cuLaunchKernelEx(block.address, call, buffers.args.address, NULL_ADDRESS);
     if (status !== 0) this.#retryOrThrow(buffers, status, handle);
-    if (isCapturing()) recordLaunch(this as unknown as Kernel<never>, block, handle, args);
+    if (isCapturing()) recordLaunch(this, block, handle, args);
   }
 
   /** @internal Writes arguments as a launch does, and calls `use` with the address of their table. */
@@ -229,7 +229,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
         ...(cluster !== undefined && { cluster }),
       });
       config.stream = 0;
-      this.handle; // a closed module is refused
+      this.handle; // throws for a closed module
       this.#limits.assertFits(config);
       return this.context.run(() => query(config));
     });
@@ -237,7 +237,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
 
   /** Calls `use` with the buffers, which nothing else uses meanwhile. */
   #withBuffers<T>(use: (buffers: LaunchBuffers) => T): T {
-    this.handle; // a closed module is refused
+    this.handle; // throws for a closed module
     const buffers = this.#buffers ?? this.#makeBuffers();
     this.#buffers = undefined;
     try {
@@ -271,8 +271,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
         NULL_ADDRESS,
       );
       if (status !== 0) this.#retryOrThrow(buffers, status, handle);
-      if (isCapturing())
-        recordLaunch(this as unknown as Kernel<never>, config, handle, launchArguments);
+      if (isCapturing()) recordLaunch(this, config, handle, launchArguments);
     };
     if (stream) stream.enqueue(call);
     else this.context.enqueue(call);

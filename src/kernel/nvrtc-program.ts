@@ -6,8 +6,7 @@ import type { NvrtcProgram } from '../../ffi/nvrtc.ts';
 import type { Address } from '../../ffi/types.ts';
 import { CompileError } from '../errors.ts';
 import type { CodeKind } from './architecture.ts';
-import type { CompiledInit } from './compile.ts';
-import { type CompileRequest, SOURCE_NAME } from './compile-options.ts';
+import { type CompiledInit, type CompileRequest, SOURCE_NAME } from './compile-options.ts';
 
 /** A program object of libnvrtc. */
 export class Program<K extends CodeKind> implements Disposable {
