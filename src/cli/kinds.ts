@@ -68,7 +68,7 @@ export type KindName = keyof typeof kinds;
 
 export const kindNames = Object.keys(kinds) as KindName[];
 
-/** The first kind that the device can share; plain memory if there is none. */
+/** The first kind that the device can share; otherwise plain memory. */
 export const defaultKind = (device: Device, support: IpcSupport): KindName =>
   kindNames.find(
     (name) =>
