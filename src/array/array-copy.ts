@@ -40,12 +40,6 @@ export interface CopyableArray<out D extends Dtype = Dtype> {
   assertWritable(name: string): void;
 }
 
-/** Where the items of an array are. */
-const deviceItemsOf = ({ buffer: memory, layout }: CopyableArray): DeviceItems => ({
-  memory,
-  layout,
-});
-
 /** Whether the source must have the target's shape, or is broadcast to it. */
 export type ShapeRule = 'same' | 'broadcast';
 
@@ -57,34 +51,6 @@ export interface Write {
   readonly stream: Stream | undefined;
   readonly wait: WaitOptions;
   readonly transfer: HostTransfer | undefined;
-}
-
-function prepareRead<D extends Dtype>(
-  array: CopyableArray<D>,
-  into: unknown,
-  order: Order | undefined,
-  stream: Stream | undefined,
-): { readonly values: HostArray<D>; readonly transfer: HostTransfer } {
-  const { dtype, shape, size } = array;
-  array.address; // throws for a closed array
-  const length = size * dtype.elementsPerItem;
-  const values = (into === undefined ? new dtype.TypedArray(length) : into) as HostArray<D>;
-  if (!dtype.accepts(values))
-    throw new TypeError(
-      `into must be a ${dtype.TypedArray.name} for ${dtype}, not ${typedArrayKind(into) ?? `a value of type ${typeof into}`}`,
-    );
-  const givenLength = typedArrayLength(values);
-  if (givenLength !== length)
-    throw new RangeError(
-      `into has ${givenLength} elements, the array of shape ${formatShape(shape)} has ${length}`,
-    );
-  const layout = makeLayout(shape, dtype.itemsize, { order });
-  const host = { memory: checkHostMemory(values, 'into'), layout };
-  const workStream = streamOf(stream) ?? array.stream;
-  return {
-    values,
-    transfer: { direction: 'to host', host, device: deviceItemsOf(array), stream: workStream },
-  };
 }
 
 /** Implements `array.copyToHost`. */
@@ -116,25 +82,6 @@ export function readArraySync<D extends Dtype>(
   const { values, transfer: copy } = prepareRead(array, into, order, stream);
   transferSync(copy);
   return values;
-}
-
-/** Whether the items are few and contiguous in the requested order. */
-const isSmallContiguous = (array: CopyableArray, order: Order): boolean =>
-  array.stream === undefined &&
-  array.size > 0 &&
-  array.byteLength <= MAX_SMALL_COPY_BYTE_LENGTH &&
-  isContiguous(array.layout, order) &&
-  array.buffer.splitOffsets.length === 0;
-
-function readSmall<D extends Dtype>(array: CopyableArray<D>): HostArray<D> {
-  const { dtype, size, context, address, byteLength } = array;
-  copySmallToArena(context, address, byteLength);
-  const length = size * dtype.elementsPerItem;
-  return new dtype.TypedArray(
-    arena.buffer,
-    SMALL_COPY_ARENA_OFFSET,
-    length,
-  ).slice() as HostArray<D>;
 }
 
 /** Queues a write from another array, for `copyFrom` and `set`. */
@@ -169,19 +116,6 @@ export function beginHostWrite(
   const { memory, layout } = sourceItems(source, target, order, rule);
   const fitted = rule === 'same' ? layout : broadcastTo(layout, shape);
   return makeHostWrite(target, { memory, layout: fitted }, stream, wait);
-}
-
-/** @throws TypeError, ClosedError, or the reason of an aborted signal */
-function checkWrite(
-  target: CopyableArray,
-  options: CopyOptions & OrderOption,
-): { readonly givenStream: Stream | undefined; readonly wait: WaitOptions; readonly order: Order } {
-  target.assertWritable('the array');
-  const wait = checkSignal(options.signal);
-  const order = checkOrder(options.order ?? 'C');
-  const givenStream = streamOf(options.stream);
-  wait.signal?.throwIfAborted();
-  return { givenStream, wait, order };
 }
 
 /** A write of items on the host. */
@@ -241,6 +175,74 @@ export function fillArray(
   const workStream = streamOf(stream) ?? target.stream;
   target.assertWritable('the array');
   queueFill(deviceItemsOf(target), itemBytes(value, target.dtype), workStream);
+}
+
+// ---- Arguments and sources ----
+
+/** Where the items of an array are. */
+const deviceItemsOf = ({ buffer: memory, layout }: CopyableArray): DeviceItems => ({
+  memory,
+  layout,
+});
+
+function prepareRead<D extends Dtype>(
+  array: CopyableArray<D>,
+  into: unknown,
+  order: Order | undefined,
+  stream: Stream | undefined,
+): { readonly values: HostArray<D>; readonly transfer: HostTransfer } {
+  const { dtype, shape, size } = array;
+  array.address; // throws for a closed array
+  const length = size * dtype.elementsPerItem;
+  const values = (into === undefined ? new dtype.TypedArray(length) : into) as HostArray<D>;
+  if (!dtype.accepts(values))
+    throw new TypeError(
+      `into must be a ${dtype.TypedArray.name} for ${dtype}, not ${typedArrayKind(into) ?? `a value of type ${typeof into}`}`,
+    );
+  const givenLength = typedArrayLength(values);
+  if (givenLength !== length)
+    throw new RangeError(
+      `into has ${givenLength} elements, the array of shape ${formatShape(shape)} has ${length}`,
+    );
+  const layout = makeLayout(shape, dtype.itemsize, { order });
+  const host = { memory: checkHostMemory(values, 'into'), layout };
+  const workStream = streamOf(stream) ?? array.stream;
+  return {
+    values,
+    transfer: { direction: 'to host', host, device: deviceItemsOf(array), stream: workStream },
+  };
+}
+
+/** Whether the items are few and contiguous in the requested order. */
+const isSmallContiguous = (array: CopyableArray, order: Order): boolean =>
+  array.stream === undefined &&
+  array.size > 0 &&
+  array.byteLength <= MAX_SMALL_COPY_BYTE_LENGTH &&
+  isContiguous(array.layout, order) &&
+  array.buffer.splitOffsets.length === 0;
+
+function readSmall<D extends Dtype>(array: CopyableArray<D>): HostArray<D> {
+  const { dtype, size, context, address, byteLength } = array;
+  copySmallToArena(context, address, byteLength);
+  const length = size * dtype.elementsPerItem;
+  return new dtype.TypedArray(
+    arena.buffer,
+    SMALL_COPY_ARENA_OFFSET,
+    length,
+  ).slice() as HostArray<D>;
+}
+
+/** @throws TypeError, ClosedError, or the reason of an aborted signal */
+function checkWrite(
+  target: CopyableArray,
+  options: CopyOptions & OrderOption,
+): { readonly givenStream: Stream | undefined; readonly wait: WaitOptions; readonly order: Order } {
+  target.assertWritable('the array');
+  const wait = checkSignal(options.signal);
+  const order = checkOrder(options.order ?? 'C');
+  const givenStream = streamOf(options.stream);
+  wait.signal?.throwIfAborted();
+  return { givenStream, wait, order };
 }
 
 /** Whether a value is one item rather than an array of them. */

@@ -1,4 +1,5 @@
 /** Plans a copy between two layouts with the fewest driver calls. */
+import type { StridedAxis } from '../kernel/builtin-kernels.ts';
 import type { Layout } from './layout.ts';
 import { formatShape } from './shape.ts';
 
@@ -10,13 +11,6 @@ export interface Pitches {
   readonly rowPitch: number;
   /** The distance between slices: a multiple of the row pitch, at least as long as all rows. */
   readonly slicePitch: number;
-}
-
-/** An axis of a copy, with its strides in bytes. */
-export interface CopyAxis {
-  readonly length: number;
-  readonly source: number;
-  readonly target: number;
 }
 
 /**
@@ -37,9 +31,9 @@ export interface CopyPlan {
   readonly source: Pitches;
   readonly target: Pitches;
   /** All axes outside of a row, slowest first. */
-  readonly axes: readonly CopyAxis[];
+  readonly axes: readonly StridedAxis[];
   /** Those of the axes that are not part of the box. */
-  readonly repetitions: readonly CopyAxis[];
+  readonly repetitions: readonly StridedAxis[];
   /** The number of copies: how often the box is repeated. */
   readonly count: number;
 }
@@ -99,7 +93,7 @@ export function* copyOffsets(
     yield [source, target];
     // Like an odometer: the fastest axis advances; an axis that overflows restarts at 0.
     for (let axis = repetitions.length - 1; axis >= 0; axis -= 1) {
-      const repetition = repetitions[axis] as CopyAxis;
+      const repetition = repetitions[axis] as StridedAxis;
       const next = (index[axis] as number) + 1;
       const steps = next < repetition.length ? 1 : 1 - next;
       index[axis] = steps === 1 ? next : 0;
@@ -125,10 +119,13 @@ function checkSameShape(source: Layout, target: Layout): void {
 }
 
 /** The axes longer than 1, slowest in the target first, with positive target strides. */
-function sortAxes(source: Layout, target: Layout): { axes: CopyAxis[]; from: number; to: number } {
+function sortAxes(
+  source: Layout,
+  target: Layout,
+): { axes: StridedAxis[]; from: number; to: number } {
   let { byteOffset: from } = source;
   let { byteOffset: to } = target;
-  const axes: CopyAxis[] = [];
+  const axes: StridedAxis[] = [];
   for (const [axis, length] of target.shape.entries()) {
     const strides = {
       source: source.strides[axis] as number,
@@ -149,8 +146,8 @@ function sortAxes(source: Layout, target: Layout): { axes: CopyAxis[]; from: num
 }
 
 /** Merges axes that are contiguous with each other on both sides. */
-function mergeAxes(axes: readonly CopyAxis[]): readonly CopyAxis[] {
-  const merged: CopyAxis[] = [];
+function mergeAxes(axes: readonly StridedAxis[]): readonly StridedAxis[] {
+  const merged: StridedAxis[] = [];
   for (const axis of axes) {
     const outer = merged.at(-1);
     const { length, source, target } = axis;
@@ -163,15 +160,15 @@ function mergeAxes(axes: readonly CopyAxis[]): readonly CopyAxis[] {
 
 /** The axes that form the rows and the slices of a box. */
 interface Box {
-  readonly rows: CopyAxis | undefined;
-  readonly slices: CopyAxis | undefined;
+  readonly rows: StridedAxis | undefined;
+  readonly slices: StridedAxis | undefined;
 }
 
 /** The box with which the fewest copies are needed. */
-function bestBox(axes: readonly CopyAxis[], width: number): Box {
+function bestBox(axes: readonly StridedAxis[], width: number): Box {
   let best: Box = { rows: undefined, slices: undefined };
   let mostCopies = 1;
-  const consider = (rows: CopyAxis, slices?: CopyAxis): void => {
+  const consider = (rows: StridedAxis, slices?: StridedAxis): void => {
     const copies = rows.length * (slices?.length ?? 1);
     if (copies <= mostCopies) return;
     mostCopies = copies;
@@ -194,5 +191,5 @@ function bestBox(axes: readonly CopyAxis[], width: number): Box {
 
 const isRowPitch = (pitch: number, width: number): boolean => pitch >= width && pitch <= MAX_PITCH;
 
-const isSlicePitch = (slices: CopyAxis, rows: CopyAxis, side: 'source' | 'target'): boolean =>
+const isSlicePitch = (slices: StridedAxis, rows: StridedAxis, side: 'source' | 'target'): boolean =>
   slices[side] % rows[side] === 0 && slices[side] >= rows[side] * rows.length;

@@ -50,8 +50,8 @@ export interface CudaArrayInterfaceOptions {
 const VERSION = 3;
 
 /**
- * Describes an array as the dictionary of the CUDA array interface, for other libraries of this
- * process, or of another process that has opened the memory. Plain data, JSON-safe.
+ * Describes an array as the dictionary of the CUDA array interface, which is plain, JSON-safe data.
+ * Other libraries of this process can use it, and other processes that have opened the memory.
  *
  * The dictionary keeps the memory alive; closing the array frees it all the same.
  *

@@ -8,11 +8,14 @@ import { Stream } from '../stream.ts';
 import { type CopyPlan, copyOffsets, planCopy } from './copy-plan.ts';
 import { itemsByteLength, type Layout, layoutExtents, makeLayout } from './layout.ts';
 
-/** Items in device memory. */
-export interface DeviceItems {
-  readonly memory: DeviceBuffer;
+/** Items in some memory. */
+export interface Items<M> {
+  readonly memory: M;
   readonly layout: Layout;
 }
+
+/** Items in device memory. */
+export type DeviceItems = Items<DeviceBuffer>;
 
 /** With more rows than this, each a single item, a kernel is faster than the driver's copy. */
 const MAX_ROWS_FOR_DRIVER = 8192;

@@ -103,23 +103,6 @@ export function dlpack(array: DeviceArray, options?: DlpackOptions): DlpackTenso
   return attachMemory(tensor, array);
 }
 
-function dlpackDeviceOf(resource: unknown, { device }: Context): DlpackDevice {
-  if (resource instanceof MappedMemory) return { type: DEVICE_CUDA_HOST, id: 0 };
-  if (resource instanceof ManagedMemory) return { type: DEVICE_CUDA_MANAGED, id: 0 };
-  return { type: DEVICE_CUDA, id: device.ordinal };
-}
-
-function stridesInItems({ dtype: { itemsize }, shape, size, strides }: DeviceArray): number[] {
-  return strides.map((stride, axis) => {
-    if (stride % itemsize === 0) return stride / itemsize;
-    // The axis has at most one index, so its stride is never used.
-    if (size === 0 || shape[axis] === 1) return 1;
-    throw new RangeError(
-      `DLPack strides are in items, but ${formatShape(strides)} bytes are not multiples of the item size ${itemsize}: pass a copy, array.copy()`,
-    );
-  });
-}
-
 /**
  * Makes an array over the memory of a DLPack tensor. Closing the array does not free the memory.
  *
@@ -142,6 +125,25 @@ export function fromDLPack(tensor: unknown, options?: BorrowOptions): DeviceArra
   const items = checkTensor(fields);
   const context = contextOfExternal(items, place, fields, deviceOrdinal(fields['device']));
   return borrow(items, context, consumer, ownerOrDescription(fields, owner));
+}
+
+// ---- The fields of tensors ----
+
+function dlpackDeviceOf(resource: unknown, { device }: Context): DlpackDevice {
+  if (resource instanceof MappedMemory) return { type: DEVICE_CUDA_HOST, id: 0 };
+  if (resource instanceof ManagedMemory) return { type: DEVICE_CUDA_MANAGED, id: 0 };
+  return { type: DEVICE_CUDA, id: device.ordinal };
+}
+
+function stridesInItems({ dtype: { itemsize }, shape, size, strides }: DeviceArray): number[] {
+  return strides.map((stride, axis) => {
+    if (stride % itemsize === 0) return stride / itemsize;
+    // The axis has at most one index, so its stride is never used.
+    if (size === 0 || shape[axis] === 1) return 1;
+    throw new RangeError(
+      `DLPack strides are in items, but ${formatShape(strides)} bytes are not multiples of the item size ${itemsize}: pass a copy, array.copy()`,
+    );
+  });
 }
 
 function checkFields(value: unknown, name: string): Record<string, unknown> {

@@ -6,21 +6,21 @@ import { copyPitched, copyPitchedSync } from '../memory/pitched-copy.ts';
 import { nextLoopIteration, type WaitOptions } from '../poller.ts';
 import type { Stream } from '../stream.ts';
 import { type CopyPlan, copyOffsets, type Pitches, planCopy } from './copy-plan.ts';
-import { queueCopyPlan, waitForWork, waitForWorkSync } from './device-copy.ts';
-import { itemsByteLength, type Layout, layoutExtents } from './layout.ts';
-
-/** Items in some memory. */
-export interface Items<M> {
-  readonly memory: M;
-  readonly layout: Layout;
-}
+import {
+  type DeviceItems,
+  type Items,
+  queueCopyPlan,
+  waitForWork,
+  waitForWorkSync,
+} from './device-copy.ts';
+import { itemsByteLength, layoutExtents } from './layout.ts';
 
 /** A copy between items on the host and items of the same shape and itemsize on a device. */
 export interface HostTransfer {
   readonly direction: 'to device' | 'to host';
   /** The memory contains exactly the items. */
   readonly host: Items<Uint8Array>;
-  readonly device: Items<DeviceBuffer>;
+  readonly device: DeviceItems;
   readonly stream: Stream | undefined;
 }
 

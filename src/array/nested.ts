@@ -10,6 +10,56 @@ import { checkShape, formatShape, type Shape, sizeOf } from './shape.ts';
 /** One item, or nested arrays of items; all arrays of one depth have the same length. */
 export type Nested<T> = T | readonly Nested<T>[];
 
+/** Options of {@link toNested}. */
+export interface NestedOptions<D extends Dtype = Dtype> {
+  /** The dtype of the values. Default: `dtypeOf(values)`. */
+  readonly dtype?: D;
+  /** The order of the values. Default C. */
+  readonly order?: Order;
+}
+
+/**
+ * Converts flat values, as copies to the host return them, to nested arrays of items; a shape without
+ * axes gives one item. Meant for reading and printing small results, not for computing.
+ *
+ * @throws TypeError; RangeError if the number of values does not fit the shape
+ * @example
+ * cuda.toNested(new Float32Array([1, 2, 3, 4]), [2, 2]); // [[1, 2], [3, 4]]
+ */
+export function toNested<D extends Dtype>(
+  values: TypedArray,
+  shape: Shape,
+  options: NestedOptions<D> & { readonly dtype: D },
+): Nested<ItemOf<D>>;
+export function toNested(values: TypedArray, shape: Shape, options?: NestedOptions): Nested<Item>;
+export function toNested(values: TypedArray, shape: Shape, options?: NestedOptions): Nested<Item> {
+  const { dtype = dtypeOf(values), order = 'C' } = checkOptions(
+    options,
+    ['dtype', 'order'],
+    'toNested',
+  );
+  checkInstance<Dtype>(dtype, Dtype, 'dtype');
+  const sizes = checkShape(shape);
+  const length = sizeOf(sizes) * dtype.elementsPerItem;
+  if (!dtype.accepts(values))
+    throw new TypeError(
+      `values must be ${withArticle(dtype.TypedArray.name)} for ${dtype}, not ${withArticle(typedArrayKind(values) ?? 'object')}`,
+    );
+  const given = typedArrayLength(values);
+  if (given !== length)
+    throw new RangeError(
+      `values has ${given} elements, shape ${formatShape(sizes)} of ${dtype} takes ${length}`,
+    );
+  const strides = contiguousStrides(sizes, 1, checkOrder(order));
+  const read = (axis: number, at: number): Nested<Item> => {
+    const size = sizes[axis];
+    if (size === undefined) return readItem<Dtype>(values, at, dtype);
+    const stride = strides[axis] as number;
+    return Array.from({ length: size }, (_, place) => read(axis + 1, at + place * stride));
+  };
+  return read(0, 0);
+}
+
 /** The items of nested arrays as one typed array in order C. */
 export interface FlatItems {
   readonly values: TypedArray;
@@ -38,6 +88,8 @@ export function flatten(source: unknown, name: string, dtype?: Dtype): FlatItems
   for (; at < leaves.length; at += 1) write(values, at, leaves[at], nameOf);
   return { values, shape, dtype: type };
 }
+
+// ---- Reading nested arrays ----
 
 /** The index of an item as text, e.g. `[1][0]`. */
 const indexPath = (at: number, shape: Shape): string =>
@@ -97,54 +149,4 @@ function inferDtype(leaves: readonly unknown[], name: string): Dtype {
   }
   if (kinds.has('object')) return complex128;
   return kinds.size === 1 && kinds.has('boolean') ? bool : defaultDtype;
-}
-
-/** Options of {@link toNested}. */
-export interface NestedOptions<D extends Dtype = Dtype> {
-  /** The dtype of the values. Default: `dtypeOf(values)`. */
-  readonly dtype?: D;
-  /** The order of the values. Default C. */
-  readonly order?: Order;
-}
-
-/**
- * Converts flat values, as copies to the host return them, to nested arrays of items; a shape without
- * axes gives one item. Meant for reading and printing small results, not for computing.
- *
- * @throws TypeError; RangeError if the number of values does not fit the shape
- * @example
- * cuda.toNested(new Float32Array([1, 2, 3, 4]), [2, 2]); // [[1, 2], [3, 4]]
- */
-export function toNested<D extends Dtype>(
-  values: TypedArray,
-  shape: Shape,
-  options: NestedOptions<D> & { readonly dtype: D },
-): Nested<ItemOf<D>>;
-export function toNested(values: TypedArray, shape: Shape, options?: NestedOptions): Nested<Item>;
-export function toNested(values: TypedArray, shape: Shape, options?: NestedOptions): Nested<Item> {
-  const { dtype = dtypeOf(values), order = 'C' } = checkOptions(
-    options,
-    ['dtype', 'order'],
-    'toNested',
-  );
-  checkInstance<Dtype>(dtype, Dtype, 'dtype');
-  const sizes = checkShape(shape);
-  const length = sizeOf(sizes) * dtype.elementsPerItem;
-  if (!dtype.accepts(values))
-    throw new TypeError(
-      `values must be ${withArticle(dtype.TypedArray.name)} for ${dtype}, not ${withArticle(typedArrayKind(values) ?? 'object')}`,
-    );
-  const given = typedArrayLength(values);
-  if (given !== length)
-    throw new RangeError(
-      `values has ${given} elements, shape ${formatShape(sizes)} of ${dtype} takes ${length}`,
-    );
-  const strides = contiguousStrides(sizes, 1, checkOrder(order));
-  const read = (axis: number, at: number): Nested<Item> => {
-    const size = sizes[axis];
-    if (size === undefined) return readItem<Dtype>(values, at, dtype);
-    const stride = strides[axis] as number;
-    return Array.from({ length: size }, (_, place) => read(axis + 1, at + place * stride));
-  };
-  return read(0, 0);
 }

@@ -58,34 +58,6 @@ export function compileSync<K extends CodeKind = 'ptx'>(
   return toCompiledCode(program.compileSync(), cache);
 }
 
-function toCompiledCode<K extends CodeKind>(
-  compiled: CompiledInit<K>,
-  cache: CompileCache<K> | undefined,
-): CompiledCode<K> {
-  cache?.write(compiled);
-  return new CompiledCode(compiled);
-}
-
-/** Each compilation occupies one of libuv's four threads, which files and DNS need as well. */
-const MAX_CONCURRENT = 2;
-
-let running = 0;
-const waitingStarts: (() => void)[] = [];
-
-/** Runs at most that many compilations at once; the others wait. */
-async function limitConcurrency<T>(work: () => Promise<T>): Promise<T> {
-  if (running < MAX_CONCURRENT) running += 1;
-  else await new Promise<void>((resolve) => waitingStarts.push(resolve));
-  try {
-    return await work();
-  } finally {
-    const next = waitingStarts.shift();
-    // The next one takes over this place, so the count stays the same.
-    if (next) next();
-    else running -= 1;
-  }
-}
-
 /**
  * A compiled source: the code for `Module.load`, and the names of its kernels.
  *
@@ -133,5 +105,35 @@ export class CompiledCode<out K extends CodeKind = CodeKind> {
 
   [inspect.custom](): string {
     return `CompiledCode(${this.kind}, ${this.code.length} bytes)`;
+  }
+}
+
+// ---- Machinery ----
+
+function toCompiledCode<K extends CodeKind>(
+  compiled: CompiledInit<K>,
+  cache: CompileCache<K> | undefined,
+): CompiledCode<K> {
+  cache?.write(compiled);
+  return new CompiledCode(compiled);
+}
+
+/** Each compilation occupies one of libuv's four threads, which files and DNS need as well. */
+const MAX_CONCURRENT = 2;
+
+let running = 0;
+const waitingStarts: (() => void)[] = [];
+
+/** Runs at most that many compilations at once; the others wait. */
+async function limitConcurrency<T>(work: () => Promise<T>): Promise<T> {
+  if (running < MAX_CONCURRENT) running += 1;
+  else await new Promise<void>((resolve) => waitingStarts.push(resolve));
+  try {
+    return await work();
+  } finally {
+    const next = waitingStarts.shift();
+    // The next one takes over this place, so the count stays the same.
+    if (next) next();
+    else running -= 1;
   }
 }

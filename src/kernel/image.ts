@@ -18,7 +18,7 @@ const FATBIN_HEADER = 16;
 
 /**
  * Checks the length of code. The driver trusts the sizes in its headers, and reads text up to the
- * zero byte, so truncated code would make it read beyond the end.
+ * zero byte: for truncated code it would read beyond the end.
  *
  * @throws TypeError, RangeError
  */

@@ -37,7 +37,7 @@ describe('DeviceArray copies', () => {
     const host = new Float64Array(8);
     const [mine, theirs] = [plain.withStream(own), source.withStream(others)];
     const LEGACY = 'the default stream';
-    /** In which streams work, or the mark that a copy begins behind, is queued first. */
+    /** The streams in which work, or the event that a copy waits for, is queued first. */
     const first = async (use: (options: StreamOption) => unknown, options: StreamOption) => {
       recorder.calls.length = 0;
       await use(options);
@@ -67,7 +67,7 @@ describe('DeviceArray copies', () => {
       [(options) => source.copyTo(mine, options), own],
       [(options) => mine.copyToHost(host, options), own],
       [(options) => mine.copyToHostSync(host, options), own],
-      // So few bytes that there is a quicker way, where no stream must be waited for.
+      // So few bytes that there is a faster path if no stream must be waited for.
       [(options) => mine.copyToHostSync(undefined, options), own],
       [(options) => mine.copy(options).close(), own],
       [(options) => toDevice(host, { to: mine, ...options }), own],
@@ -86,7 +86,7 @@ describe('DeviceArray copies', () => {
     using other = deviceArray(4);
     other.fill(3);
     const host = new Float64Array(4).fill(3);
-    // What lies the other way goes over memory on the device, which copies the items itself.
+    // Reversed items go through staging memory on the device.
     const array = large.slice({ step: -2 });
     for (const write of [
       () => array.copyFrom(host, { stream }),
@@ -163,7 +163,7 @@ describe('DeviceArray copies', () => {
     using long = deviceArray(40_000);
     using latch = new Latch();
     latch.hold(stream);
-    // As one run, as a box of rows, as all bytes between, and over memory of the device.
+    // The strategies: run, box, range and staging.
     const arrays = [plane, plane.slice('...', { stop: 8 }), plane.T, long.slice({ step: -2000 })];
     for (const array of arrays)
       for (const way of ['copyFrom', 'copyToHost'] as const) {
@@ -282,7 +282,7 @@ describe('DeviceArray copies', () => {
     };
     const giveAway = ({ buffer }: Float64Array<ArrayBuffer>): void =>
       void structuredClone(buffer, { transfer: [buffer] });
-    // So large that the CPU takes it apart in several turns of the event loop.
+    // So large that the CPU gathers the items over several turns of the event loop.
     using large = deviceArray([512, 1024]);
     large.fill(1);
     {
@@ -302,7 +302,7 @@ describe('DeviceArray copies', () => {
       await assert.rejects(copying, detached);
     }
     assert.deepEqual(new Set(large.copyToHostSync()), new Set([1]));
-    // So small that there is one step: what the copy waits for is the work before it.
+    // So small that there is one step: the copy waits only for earlier work.
     using small = deviceArray([8, 8]);
     using stream = Stream.create({ nonBlocking: true });
     const latch = new Latch();

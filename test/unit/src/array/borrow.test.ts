@@ -23,7 +23,7 @@ const toldOf = (handle: unknown, context: number): Told =>
 function setUp() {
   const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
   const [first, second] = [Context.primary(0), Context.primary(1)];
-  /** Which stream was made to wait, and for which; undefined where none was. */
+  /** The stream that was made to wait, and the one it waits for; undefined if none waits. */
   const waited = (use: () => unknown): readonly [waits: Told, for_: Told] | undefined => {
     recorder.calls.length = 0;
     use();

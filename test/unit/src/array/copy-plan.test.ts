@@ -36,7 +36,7 @@ const pairs = fc
     fc.record({
       source: fc.oneof(
         orderlyLayout(shape, itemsize),
-        // With axes along which the source stays where it is.
+        // Includes axes with a source stride of 0.
         orderlyLayout(
           shape.map((length, axis) => (axis % 2 === 0 && length > 0 ? 1 : length)),
           itemsize,
@@ -92,7 +92,7 @@ describe('planCopy', () => {
     assert.deepEqual(summary(makeLayout([], 8), makeLayout([], 8)), ['run', 8, 1, 1, 1]);
     const backwards = indexLayout(array, [{ step: -1 }, {}, {}, { step: -1 }]);
     assert.deepEqual(summary(backwards, backwards), ['run', 2880, 1, 1, 1]);
-    // Axes of size 1 have any stride.
+    // Axes of size 1 may have any stride.
     const odd = makeLayout([1, 12], 4, { strides: [7, 4] });
     assert.deepEqual(summary(odd, makeLayout([1, 12], 4)), ['run', 48, 1, 1, 1]);
   });

@@ -53,7 +53,7 @@ describe('deviceArray and similar functions', () => {
     using other = deviceArray([2, 3], float32, { context: second });
     using near = deviceArray([2, 3], float32);
     const managed = ManagedMemory.create({ device: 1, attach: 'host' });
-    /** What is made, by which call, in which context, with which flags where it has some. */
+    /** The function, its driver call, the context, and the flags if it has any. */
     const makers: readonly [
       make: () => Closable | Promise<Closable>,
       name: FunctionName,
@@ -219,7 +219,7 @@ describe('fromPointer and similar functions', () => {
       ],
       [address + 64, [2, 3], [-32, 8], int16, second, stream, true],
     );
-    // From the row that lies before the first one to the last item.
+    // From the row before the first one to the last item.
     assert.deepEqual([array.buffer.address, array.buffer.byteLength], [address + 32, 32 + 16 + 2]);
     const plain = fromPointer(address, { shape: 4, order: 'F', device: 1 });
     assert.deepEqual(

@@ -204,7 +204,7 @@ describe('array transfers', () => {
         await target.set(['...'], compact);
         same(buffer.copyToHostSync(), scattered(memory, layout, 'C', bytesFrom(expected)));
         same(bytesFrom(expected), gathered(items, compact.broadcastTo(layout.shape).layout, 'C'));
-        // Nested arrays without items do not say their other sizes.
+        // Empty nested arrays do not have their other sizes.
         if (size === 0 || (dtype.name !== 'uint8' && dtype.name !== 'int16')) return;
         buffer.copyFromSync(memory);
         target.setSync(['...'], toNested(compact.copyToHostSync(), shape));

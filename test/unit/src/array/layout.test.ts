@@ -132,7 +132,7 @@ describe('makeLayout errors', () => {
     refused([2, -1], {}, 'RangeError', 'shape[1] must be an integer of at least 0, not -1');
     refused([2.5], {}, 'RangeError', /^shape\[0\]/);
     refused(['2'], {}, 'TypeError', /^shape\[0\] must be a number/);
-    // biome-ignore lint/suspicious/noSparseArray: a hole is no size
+    // biome-ignore lint/suspicious/noSparseArray: a hole is not a size
     refused([1, , 2], {}, 'TypeError', /^shape\[1\] must be a number/);
     refused([2, 3], { strides: [4] }, 'RangeError', '1 strides do not fit the shape [2, 3]');
     refused([2], { strides: [0.5] }, 'RangeError', /^strides\[0\]/);

@@ -169,7 +169,7 @@ describe('reshape', () => {
     return fc.tuple(ones, rest).map(([some, more]) => [...some, ...more]);
   };
 
-  /** A layout and a shape of as many items. */
+  /** A layout, and a shape with the same number of items. */
   const reshapes = anyLayout.chain((layout) =>
     fc.record({
       layout: fc.constant(layout),
@@ -178,7 +178,7 @@ describe('reshape', () => {
     }),
   );
 
-  /** Whether any strides at all have the items, in an order, at these addresses. */
+  /** Whether some strides place the items, in an order, at these addresses. */
   function isStrided(items: readonly number[], shape: readonly number[], layout: Layout): boolean {
     const at = indices(shape);
     const stride = (axis: number): number => {

@@ -94,7 +94,7 @@ describe('cuffi command', () => {
   });
 
   test('wrong data ends the command with 1 and is reported', () => {
-    // The first copy to the device says that it is done, and was not: neither side writes its values.
+    // The first copy to the device reports success but does nothing, so both sides miss their values.
     const env = { CUFFI_EMULATED_FAULTS: 'cuMemcpyHtoDAsync_v2:1=0' };
     const spoken = cuffi('roundtrip --elements 8', env);
     assert.deepEqual({ code: spoken.code, stderr: spoken.stderr }, { code: 1, stderr: '' });
@@ -106,7 +106,7 @@ describe('cuffi command', () => {
   });
 
   test('both processes use the given device', () => {
-    // Each says at its end what it was started with: the child gets the device.
+    // Each process prints its arguments at exit: the child gets the device.
     const telling = "process.on('exit',()=>console.error(process.argv.slice(2).join()))";
     const { code, stderr } = cuffi('roundtrip --elements 4 --device 1', {
       CUFFI_EMULATED_DEVICES: '2',

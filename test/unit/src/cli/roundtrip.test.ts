@@ -32,7 +32,7 @@ const children = (): string[] =>
       const stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
       return stat.slice(stat.lastIndexOf(')') + 2).split(' ')[1] === String(process.pid);
     } catch {
-      // No process, or one that has ended meanwhile.
+      // Not a process, or one that has exited meanwhile.
       return false;
     }
   });
@@ -89,7 +89,7 @@ describe('roundtrip', () => {
     const driver = emulate();
     process.env['CUFFI_TEST_DIES_AT'] = 'open';
     await failureOf(() => run('dying-child'));
-    // While something records, every function is wrapped.
+    // While a recorder is active, every function is wrapped.
     assert.equal(cu.cuDriverGetVersion, driver.cuDriverGetVersion);
   });
 
@@ -155,7 +155,7 @@ describe('defaultKind', () => {
       const { device, support } = inspectDevice(0);
       assert.equal(defaultKind(device, support), kind, attributes);
     }
-    // WSL's driver says that it has pools, and makes none.
+    // WSL's driver reports pools, but cannot create any.
     selectDriver(broken(emulate(), 'cuMemPoolCreate', 1));
     const { device, support } = inspectDevice(0);
     assert.equal(support.pools.supported, true);

@@ -107,7 +107,7 @@ describe('queueStridedCopy and queueStridedFill', () => {
     const [at, far] = [2 ** 40, 2 ** 31];
     const chosen = (place: Partial<StridedCopy>): string => {
       name = '';
-      // A context of its own each time: a kernel is asked for once in each.
+      // A new context each time, because each loads a kernel once.
       Context.primary().resetSync();
       const axes = [{ length: 3, source: 32, target: 64 }];
       const copy = {
@@ -125,7 +125,7 @@ describe('queueStridedCopy and queueStridedFill', () => {
       axes: [{ length, source, target }],
     });
     assert.equal(chosen({}), 'cuffi_copy_16_32');
-    // Whatever is least aligned says how long a word is: a start, the width, a stride.
+    // The least aligned of start, width and strides determines the word length.
     for (const word of [8, 4, 2, 1]) {
       const kernel = `cuffi_copy_${word}_32`;
       for (const place of [
@@ -147,7 +147,7 @@ describe('queueStridedCopy and queueStridedFill', () => {
       [axis(far, 16, 16), 64],
     ] as const)
       assert.equal(chosen(place), `cuffi_copy_16_${bits}`, JSON.stringify(place));
-    // More words than that along several axes, each of which is short.
+    // More words than that, along several short axes.
     const axes = [0, 1, 2, 3].map(() => ({ length: 256, source: 16, target: 16 }));
     assert.equal(chosen({ axes }), 'cuffi_copy_16_64');
   });

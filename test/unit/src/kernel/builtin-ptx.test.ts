@@ -57,7 +57,7 @@ describe('PTX in the repository', () => {
       for (const [name, text] of texts) {
         const [input, output] = [join(folder, 'in.ptx'), join(folder, 'out.cubin')];
         writeFileSync(input, text);
-        // The oldest device that every ptxas of today knows.
+        // The oldest device that every current ptxas supports.
         const args = ['-v', '-c', '-arch=sm_75', input, '-o', output];
         const { status, stderr } = spawnSync('ptxas', args, { encoding: 'utf8' });
         assert.equal(status, 0, `${name}: ${stderr}`);
@@ -96,7 +96,7 @@ describe('PTX of the built-in kernels', () => {
         [4, 43, 200],
       ],
     },
-    // Read and written again and again: strides of 0.
+    // Strides of 0.
     {
       axes: [
         [4, 1, 0],
@@ -125,7 +125,7 @@ describe('PTX of the built-in kernels', () => {
 
   /** The argument of 192 bytes, for words of a length. */
   function axesBytes(axes: readonly Axis[], word: number): Uint8Array {
-    // What is beyond the axes is never looked at.
+    // The kernels never read beyond the axes.
     const table = new BigInt64Array(3 * MAX_AXES).fill(0x7777n);
     for (const [n, [length, to, from]] of axes.entries()) {
       table[n] = BigInt(length);

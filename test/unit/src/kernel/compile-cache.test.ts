@@ -80,7 +80,7 @@ describe('CompileCache', () => {
     writeFileSync(header, '#include "its.h"');
     assert.equal(cacheOf(including).read(), undefined);
     cacheOf(including).write(compiled);
-    // Found beside the header, where there was none before.
+    // A new file beside the header.
     writeFileSync(join(folder, 'its.h'), '');
     assert.equal(cacheOf(including).read(), undefined);
   });
@@ -148,7 +148,7 @@ describe('CompileCache', () => {
     utimesSync(huge, 1, 1);
     cacheOf({ names: ['a'] }).write(compiled);
     assert.ok(readdirSync(kept).includes('huge'));
-    // A file of holes: longer than all that may be kept, without bytes on the disk.
+    // A sparse file: longer than the limit, without bytes on the disk.
     truncateSync(huge, 300 << 20);
     utimesSync(huge, 1, 1);
     cacheOf({ names: ['b'] }).write(compiled);

@@ -18,7 +18,7 @@ import { emulate } from '../emulate.ts';
 
 const cache = mkdtempSync(join(tmpdir(), 'cuffi-compile-'));
 after(() => rmSync(cache, { recursive: true }));
-// Nothing goes to the user's own.
+// The tests do not use the user's cache.
 process.env['CUFFI_CACHE'] = cache;
 
 emulate();

@@ -39,7 +39,7 @@ function watch(env: NodeJS.ProcessEnv = {}): {
   const calls: string[] = [];
   const answers: Partial<Record<FunctionName, CUresult>> = {};
   let capturing = false;
-  /** What a driver would take as the end of the capture. */
+  /** Calls that would invalidate the capture. */
   const breaking = /Query|Synchronize|^cuMem(Alloc|Free)|Destroy_v2|^cuEventRecord/;
   const driver = emulated as unknown as Record<string, (...args: never[]) => CUresult>;
   const watched = Object.fromEntries(
@@ -153,7 +153,7 @@ describe('Graph', () => {
     assert.ok(calls.includes('cuEventRecord'));
     calls.length = 0;
     answers.cuStreamIsCapturing = CUresult.CUDA_SUCCESS;
-    // The answer is left where the driver would have written it.
+    // The result is written where the driver would write it.
     writeUint64(CU_STREAM_CAPTURE_STATUS_ACTIVE, OUT3);
     buffer.fill(2, { stream: borrowed });
     assert.ok(!calls.includes('cuEventRecord'), calls.join(' '));
@@ -203,9 +203,9 @@ describe('Graph', () => {
         buffers.every(({ closed }) => closed),
         `${name} ${nth}`,
       );
-      // Memory of a graph that is none goes with it.
+      // The emulated driver frees the memory of a failed graph.
       const left = [...books.open].filter((each) => !/^cuMemAllocFromPool/.test(each));
-      // A capture whose end was never asked for is still there.
+      // A capture that was never ended is still active.
       if (name !== 'cuStreamEndCapture') assert.deepEqual(left, open, `${name} ${nth}`);
       assert.equal(Context.current(), undefined);
     }
@@ -302,7 +302,7 @@ describe('Graph', () => {
     using graph = Graph.capture(stream, () => narrow.launch({ grid: 1, block: 7, stream }, near));
     graph.setArguments(graph.kernelNode(narrow), far);
     await Promise.all([Context.primary(0).synchronize(), Context.primary(1).synchronize()]);
-    // Forgets what was noted when the arguments were written: the launch alone must say it.
+    // Clears what was noted when the arguments were written, so that only the launch notes it.
     assert.equal(Context.primary(1).workTracker.isIdle(), true);
     using latch = new Latch();
     latch.hold(stream);
@@ -403,7 +403,7 @@ describe('Graph', () => {
       kept.push([what, new WeakRef(buffer)]);
       return buffer;
     };
-    /** Of a fill the function alone knows the memory; what a kernel is given, it knows once. */
+    /** Only the captured function references the memory of the fill. */
     const working = (what: string) => {
       const filled = make(`${what}, filled`);
       const given = [make(`${what}, given`)];
@@ -417,7 +417,7 @@ describe('Graph', () => {
       graph.setArguments(graph.kernelNode(narrow), make('set'));
       return graph;
     };
-    // What is queued may still use what was there before.
+    // Queued launches may still use the earlier arguments.
     const beginUpdated = (): Graph => {
       const graph = Graph.capture(stream, working('captured before'));
       graph.update(stream, working('updated'));

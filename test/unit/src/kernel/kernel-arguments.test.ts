@@ -174,7 +174,7 @@ describe('KernelArguments', () => {
     emulate();
     const context = Context.primary();
     const params = VALUES.map(([param]) => param);
-    // All types, twice: none may lie over another.
+    // All types, twice: no value may overwrite another.
     const block = new KernelArguments('k', context, [...params, ...params]);
     const most = Math.max(...VALUES.map(([, , values]) => values.length));
     for (let round = 0; round < 2 * most; round += 1) {

@@ -98,7 +98,7 @@ describe('Kernel', () => {
       },
     };
     nested.launch({ grid: 3, block: 5, stream }, 1, other);
-    // A shape that is read item by item, too.
+    // Also a shape whose items have getters.
     const grid: [number] = [4];
     Object.defineProperty(grid, 0, {
       get() {
@@ -146,7 +146,7 @@ describe('Kernel', () => {
     const again = load();
     using _ = again.module;
     const closed = { name: 'ClosedError' };
-    // The module, the stream, and memory that was read before.
+    // The module, the stream, and memory whose address was already read.
     const launch = kernel.launch.bind(kernel) as (...args: unknown[]) => void;
     const own = Stream.create({ nonBlocking: true });
     assert.throws(
@@ -264,7 +264,7 @@ describe('Kernel', () => {
   test('a compiler log belongs to its own code only, at any length', () => {
     const real = emulated();
     const words = 'x'.repeat(20_000);
-    // As the driver does: words in place of the bytes that were offered, and their number.
+    // As the driver does: writes text to the buffer, and its length.
     let turn = 0;
     selectDriver({
       ...real,

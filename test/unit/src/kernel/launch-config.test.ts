@@ -68,7 +68,7 @@ describe('LaunchConfigStruct', () => {
     };
     const plain = { grid: [1, 1, 1], block: [1, 1, 1], sharedBytes: 0, stream: 0, attributes: [] };
     const one = { grid: 1, block: 1 };
-    // The fullest before the emptiest: nothing of a launch may be left for the next.
+    // Launches with many options come first, so that leftovers would show in later ones.
     assert.deepEqual(
       told({
         grid: [4, 6, 8],
@@ -85,7 +85,7 @@ describe('LaunchConfigStruct', () => {
         stream: handle,
         attributes: [
           [CLUSTER, 2, 3, 1],
-          // Only the first of its words counts.
+          // Only the first word counts.
           [COOPERATIVE, 1, 0, 0],
         ],
       },
@@ -239,7 +239,7 @@ describe('Kernel occupancy', () => {
     using stream = Stream.create();
     const kernel = module.kernel('nothing', []);
     const { handle } = kernel;
-    // What is asked has no stream, though the launch before had one.
+    // The query has no stream, although the launch before had one.
     kernel.launch({ grid: 1, block: 1, stream });
     const last = (): unknown[] => told.at(-1)?.slice(2) ?? [];
     assert.equal(kernel.maxActiveBlocks([8, 4, 2], { sharedBytes: 256 }), 5);

@@ -100,7 +100,7 @@ describe('link', () => {
         return or('cuLinkComplete');
       },
       cuLinkDestroy() {
-        // The driver's own memory goes with it.
+        // This frees the driver's memory.
         made.fill(0);
         return 0;
       },
