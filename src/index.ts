@@ -93,7 +93,6 @@ export type { Extents3, LaunchConfig } from './kernel/launch-config.ts';
 export type { Addressed, Argument, Arguments, Parameter } from './kernel/parameters.ts';
 export type { KernelAttributes } from './kernel/function-attributes.ts';
 export type { OccupancyOptions, SuggestedBlock } from './kernel/occupancy.ts';
-export { countEqualBytes } from './kernel/compare.ts';
 export { link, type LinkOptions } from './kernel/link.ts';
 export { compile, compileSync } from './kernel/compile.ts';
 export type { CodeKind } from './kernel/architecture.ts';

@@ -108,22 +108,11 @@ function* itemOffsets(
   }
 }
 
-const countEqual: RegisteredKernel['run'] = ({ view }, args) => {
-  const [a, b, length, equal] = args as [number, number, bigint, number];
-  const left = view(a, Uint8Array, Number(length));
-  const right = view(b, Uint8Array, Number(length));
-  const sum = view(equal, BigUint64Array, 1);
-  let count = 0;
-  for (const [at, byte] of left.entries()) if (byte === right[at]) count += 1;
-  sum[0] = (sum[0] as bigint) + BigInt(count);
-};
-
 /** By their names, as in the PTX. */
 export const builtinKernels: ReadonlyMap<string, RegisteredKernel> = new Map<
   string,
   RegisteredKernel
 >([
-  ['cuffi_count_equal', { params: ['pointer', 'pointer', 'uint64', 'pointer'], run: countEqual }],
   ...[1, 2, 4, 8, 16].flatMap((word) =>
     [32, 64].flatMap((bits): [string, RegisteredKernel][] => [
       [

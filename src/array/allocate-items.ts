@@ -1,4 +1,4 @@
-/** Memory for the items of new arrays. */
+/** Allocates the memory of new arrays. */
 
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context } from '../context.ts';
@@ -11,11 +11,11 @@ import type { DeviceItems } from './device-copy.ts';
 import { type Layout, type LayoutOptions, layoutExtents, makeLayout } from './layout.ts';
 import { checkShape, type Shape } from './shape.ts';
 
-/** A shape; a number is that of one axis, as in NumPy. */
+/** Returns a checked shape; a number is a shape with one axis, as in NumPy. */
 export const toShape = (shape: number | Shape): Shape =>
   typeof shape === 'number' ? [checkInteger(shape, 'shape')] : checkShape(shape);
 
-/** @throws TypeError unless a dtype */
+/** @throws TypeError if the value is not a dtype */
 export function checkDtype<D extends Dtype>(dtype: D): D {
   if (typeof dtype === 'string')
     throw new TypeError(
@@ -24,7 +24,7 @@ export function checkDtype<D extends Dtype>(dtype: D): D {
   return checkInstance<Dtype>(dtype, Dtype, 'dtype') as D;
 }
 
-/** A layout of new items, which begin with the first byte that one of them touches. */
+/** The layout of a new array, whose lowest item starts at byte 0. */
 export function newLayout(
   shape: number | Shape,
   itemsize: number,
@@ -33,11 +33,11 @@ export function newLayout(
   if (order !== undefined && strides !== undefined)
     throw new TypeError('give either an order or strides, not both');
   const layout = makeLayout(toShape(shape), itemsize, { order, strides });
-  // Negative strides reach before the first item.
+  // With negative strides, other items lie before item [0, 0, …].
   return { ...layout, byteOffset: 0 - layoutExtents(layout).low };
 }
 
-/** Memory for a layout, uninitialised. An array without items takes none. */
+/** Allocates uninitialized memory for a layout; an empty array allocates nothing. */
 export function allocateItems(
   layout: Layout,
   choice: MemorySourceOptions & AllocateOptions,

@@ -1,4 +1,4 @@
-/** Arrays over memory that others own, by its address. */
+/** Arrays over external memory, given by its address. */
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import type { Dtype } from '../dtype.ts';
@@ -14,29 +14,30 @@ import { formatShape } from './shape.ts';
 /** Options of {@link fromCudaArrayInterface} and {@link fromDLPack}. */
 export interface BorrowOptions extends PlaceOptions, StreamOption {
   /**
-   * What must stay alive while the array is used; held, never touched, nor asked if it is closed.
-   * Default: what the array is made of; where that is memory of cuffi, the array is closed with it.
+   * An object that must stay alive while the array is used. cuffi only keeps a reference to it.
+   * Default: the object that describes the array. If that describes memory of cuffi, closing the
+   * memory closes the array.
    */
   readonly owner?: unknown;
 }
 
-/** Items in memory of others. */
+/** Items in external memory. */
 export interface ExternalItems<D extends Dtype> {
-  /** Of the item of index [0, 0, …]; of no meaning where there are no items. */
+  /** The address of the item at index [0, 0, …]; ignored if the array is empty. */
   readonly address: number;
-  /** From the first byte of the items on. */
+  /** Relative to the first byte of the items. */
   readonly layout: Layout;
   readonly dtype: D;
   readonly readOnly: boolean;
 }
 
-/** The options of `call`, checked. */
+/** Checks the options of `call`. */
 export function checkBorrowOptions(
   options: BorrowOptions | undefined,
   call: string,
 ): {
   readonly owner: unknown;
-  /** Where the work on the array goes. */
+  /** The stream for work on the array. */
   readonly consumer: Stream | undefined;
   readonly place: PlaceOptions;
 } {
@@ -48,10 +49,10 @@ export function checkBorrowOptions(
   return { owner, consumer: streamOf(stream), place };
 }
 
-/** By what is given away of an array: its memory. */
+/** The memory behind each description that cuffi made of an array. */
 const memoryByDescription = new WeakMap<object, DeviceBuffer>();
 
-/** The addresses of the first byte of the items, and of the one behind the last. */
+/** The address of the first byte of the items, and the address after the last byte. */
 function rangeOf(address: number, layout: Layout): Extents {
   const { low, high } = layoutExtents(layout);
   if (high === low) return { low: 0, high: 0 };
@@ -65,11 +66,11 @@ function rangeOf(address: number, layout: Layout): Extents {
 }
 
 /**
- * The context that memory of others is used in: the one that is named, that of the array that
- * `given` was made of, or the primary one of the memory's device.
+ * Returns the context for external memory: the given one, the context of the array that the
+ * description was made from, or the primary context of the memory's device.
  *
- * @param device which that is, where `given` says so
- * @throws CudaError where the driver knows no memory at the first byte of the items, or at the last
+ * @param device the ordinal of the memory's device, if the description has it
+ * @throws CudaError if the driver does not know the first or the last byte of the items
  */
 export function contextOfExternal(
   { address, layout }: ExternalItems<Dtype>,
@@ -88,7 +89,7 @@ export function contextOfExternal(
   return namedContext ?? Context.primary(device ?? ordinal);
 }
 
-/** An array over memory of others: closing it forgets it. @param keepalive a resource closes it */
+/** Makes an array over external memory, which closing it does not free. */
 export function borrow<D extends Dtype>(
   { address, layout, dtype, readOnly }: ExternalItems<D>,
   context: Context,
@@ -101,34 +102,34 @@ export function borrow<D extends Dtype>(
     address: low as CUdeviceptr,
     byteLength: high - low,
     origin: 'borrowed',
-    keepalive: keepalive,
+    keepalive,
     access: readOnly ? 'read' : 'read-write',
   });
   return new DeviceArray({ buffer, dtype, layout, stream, isOwner: false, readOnly });
 }
 
-/** Makes whoever keeps `given` keep the memory of the array. */
+/** Keeps the memory of the array alive as long as its description is reachable. */
 export function attachMemory<T extends object>(description: T, { buffer }: DeviceArray): T {
   memoryByDescription.set(description, buffer);
   return description;
 }
 
-/** What a borrowed array keeps: the owner that is named, else the memory behind `given`, or itself. */
+/** What a borrowed array keeps alive: the given owner, the described memory, or the description. */
 export const ownerOrDescription = (description: object, owner: unknown): unknown =>
   keepaliveFor(owner ?? undefined) ?? memoryByDescription.get(description) ?? description;
 
-/** What interchange promises of order: the consumer's stream waits for the producer's. */
+// ---- Order of work between producer and consumer ----
 
-/** The stream that is meant: the legacy default one of the context where none is named. */
+/** Returns the stream, or the legacy default stream of the context if none is given. */
 export const streamOrDefault = (context: Context, stream: Stream | undefined): Stream =>
   stream ?? Stream.legacyDefault({ context });
 
 /**
- * Makes what is queued in a stream from now on wait for what another one has been given so far.
- * Blocks nobody.
+ * Makes later work of the consumer's stream wait for the work queued so far in the producer's.
+ * Returns at once.
  */
 export function waitForProducer(producer: Stream, consumer: Stream): void {
-  // The default streams' handles say nothing without their context.
+  // Default streams of different contexts have the same handle.
   if (producer.handle === consumer.handle && producer.context === consumer.context) return;
   const event = new InternalEvent(producer.context);
   try {

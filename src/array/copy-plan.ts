@@ -1,46 +1,40 @@
-/** How the items of one layout come to those of another in the fewest copies of the driver. */
+/** Plans a copy between two layouts with the fewest driver calls. */
+import type { StridedAxis } from '../kernel/builtin-kernels.ts';
 import type { Layout } from './layout.ts';
 import { formatShape } from './shape.ts';
 
-/** Where a box lies on one side of a copy; all in bytes. */
+/** The position of a box on one side of a copy, in bytes. */
 export interface Pitches {
-  /** Where the first box begins. */
+  /** The offset of the first box. */
   readonly byteOffset: number;
-  /** From a row to the next: at least the width. */
+  /** The distance between rows: at least the width. */
   readonly rowPitch: number;
-  /** From a slice to the next: a multiple of the row pitch that has room for all rows. */
+  /** The distance between slices: a multiple of the row pitch, at least as long as all rows. */
   readonly slicePitch: number;
-}
-
-/** An axis along which the box is copied again, by its strides in bytes. */
-export interface CopyAxis {
-  readonly length: number;
-  readonly source: number;
-  readonly target: number;
 }
 
 /**
  * A strided copy: one box, at the places that {@link copyOffsets} gives.
  *
- * A `run` is a box of one row; a `box` has rows, and slices of rows; a `gather` is either, of
- * single items a row, as where a column is copied: it may be quicker to copy all bytes between and
- * to pick the items on the host.
+ * A `run` is a box of one row. A `box` has several rows, or slices of rows. In a `gather` each row
+ * is a single item, as when a column is copied. Copying the whole range and picking the items on
+ * the host may then be faster.
  */
 export interface CopyPlan {
   readonly kind: 'run' | 'box' | 'gather';
-  /** The bytes of a row. */
+  /** The length of a row in bytes. */
   readonly width: number;
-  /** The rows of a slice. */
+  /** The number of rows in a slice. */
   readonly height: number;
-  /** The slices. */
+  /** The number of slices. */
   readonly depth: number;
   readonly source: Pitches;
   readonly target: Pitches;
-  /** All axes along which rows lie, slowest first. */
-  readonly axes: readonly CopyAxis[];
-  /** Those of them that do not fit the box. */
-  readonly repetitions: readonly CopyAxis[];
-  /** How many copies there are: the places of the box. */
+  /** All axes outside of a row, slowest first. */
+  readonly axes: readonly StridedAxis[];
+  /** Those of the axes that are not part of the box. */
+  readonly repetitions: readonly StridedAxis[];
+  /** The number of copies: how often the box is repeated. */
   readonly count: number;
 }
 
@@ -48,8 +42,8 @@ export interface CopyPlan {
 const MAX_PITCH = 2 ** 31 - 1;
 
 /**
- * The plan of a copy from a layout to another of the same shape; undefined where there is nothing
- * to copy. The target must not overlap itself, nor the source.
+ * Plans a copy from one layout to another of the same shape; returns undefined for empty arrays.
+ * The target must not overlap itself or the source.
  *
  * @throws RangeError for another shape or itemsize
  * @example
@@ -87,7 +81,7 @@ export function planCopy(source: Layout, target: Layout): CopyPlan | undefined {
   };
 }
 
-/** Where each copy of a plan begins, in bytes. */
+/** Yields the byte offsets of each copy of a plan. */
 export function* copyOffsets(
   plan: CopyPlan,
 ): Generator<readonly [source: number, target: number], void> {
@@ -97,9 +91,9 @@ export function* copyOffsets(
   let target = plan.target.byteOffset;
   for (let place = 0; place < plan.count; place += 1) {
     yield [source, target];
-    // As an odometer: the fastest axis goes on, and each that is through starts again.
+    // Like an odometer: the fastest axis advances; an axis that overflows restarts at 0.
     for (let axis = repetitions.length - 1; axis >= 0; axis -= 1) {
-      const repetition = repetitions[axis] as CopyAxis;
+      const repetition = repetitions[axis] as StridedAxis;
       const next = (index[axis] as number) + 1;
       const steps = next < repetition.length ? 1 : 1 - next;
       index[axis] = steps === 1 ? next : 0;
@@ -124,11 +118,14 @@ function checkSameShape(source: Layout, target: Layout): void {
     );
 }
 
-/** The axes that matter, slowest in the target first, its strides made positive. */
-function sortAxes(source: Layout, target: Layout): { axes: CopyAxis[]; from: number; to: number } {
+/** The axes longer than 1, slowest in the target first, with positive target strides. */
+function sortAxes(
+  source: Layout,
+  target: Layout,
+): { axes: StridedAxis[]; from: number; to: number } {
   let { byteOffset: from } = source;
   let { byteOffset: to } = target;
-  const axes: CopyAxis[] = [];
+  const axes: StridedAxis[] = [];
   for (const [axis, length] of target.shape.entries()) {
     const strides = {
       source: source.strides[axis] as number,
@@ -139,7 +136,7 @@ function sortAxes(source: Layout, target: Layout): { axes: CopyAxis[]; from: num
       axes.push({ length, ...strides });
       continue;
     }
-    // Copied from its other end: the order in which items are copied does not matter.
+    // Start at the other end of the axis: the order of the items does not matter.
     from += (length - 1) * strides.source;
     to += (length - 1) * strides.target;
     axes.push({ length, source: 0 - strides.source, target: 0 - strides.target });
@@ -148,9 +145,9 @@ function sortAxes(source: Layout, target: Layout): { axes: CopyAxis[]; from: num
   return { axes, from, to };
 }
 
-/** Axes that lie as one on both sides become one. */
-function mergeAxes(axes: readonly CopyAxis[]): readonly CopyAxis[] {
-  const merged: CopyAxis[] = [];
+/** Merges axes that are contiguous with each other on both sides. */
+function mergeAxes(axes: readonly StridedAxis[]): readonly StridedAxis[] {
+  const merged: StridedAxis[] = [];
   for (const axis of axes) {
     const outer = merged.at(-1);
     const { length, source, target } = axis;
@@ -161,17 +158,17 @@ function mergeAxes(axes: readonly CopyAxis[]): readonly CopyAxis[] {
   return merged;
 }
 
-/** The axes that are the rows and the slices of a box. */
+/** The axes that form the rows and the slices of a box. */
 interface Box {
-  readonly rows: CopyAxis | undefined;
-  readonly slices: CopyAxis | undefined;
+  readonly rows: StridedAxis | undefined;
+  readonly slices: StridedAxis | undefined;
 }
 
-/** The box that leaves the fewest copies. */
-function bestBox(axes: readonly CopyAxis[], width: number): Box {
+/** The box with which the fewest copies are needed. */
+function bestBox(axes: readonly StridedAxis[], width: number): Box {
   let best: Box = { rows: undefined, slices: undefined };
   let mostCopies = 1;
-  const consider = (rows: CopyAxis, slices?: CopyAxis): void => {
+  const consider = (rows: StridedAxis, slices?: StridedAxis): void => {
     const copies = rows.length * (slices?.length ?? 1);
     if (copies <= mostCopies) return;
     mostCopies = copies;
@@ -194,5 +191,5 @@ function bestBox(axes: readonly CopyAxis[], width: number): Box {
 
 const isRowPitch = (pitch: number, width: number): boolean => pitch >= width && pitch <= MAX_PITCH;
 
-const isSlicePitch = (slices: CopyAxis, rows: CopyAxis, side: 'source' | 'target'): boolean =>
+const isSlicePitch = (slices: StridedAxis, rows: StridedAxis, side: 'source' | 'target'): boolean =>
   slices[side] % rows[side] === 0 && slices[side] >= rows[side] * rows.length;

@@ -1,4 +1,4 @@
-/** New arrays, whose items are yet to be written. */
+/** New arrays with uninitialized items. */
 
 import { type Dtype, defaultDtype } from '../dtype.ts';
 import { ManagedMemory, type ManagedMemoryOptions } from '../memory/managed.ts';
@@ -18,10 +18,10 @@ export interface MappedArrayOptions extends MappedMemoryOptions, OrderOption {}
 export interface ManagedArrayOptions extends ManagedMemoryOptions, OrderOption {}
 
 /**
- * Makes an array in device memory, uninitialised: numba's `device_array`. It owns its memory. With a
- * stream, that is the array's: see {@link DeviceArray.stream}.
+ * Makes an uninitialized array in device memory, as numba's `device_array`. It owns its memory. A
+ * given stream becomes the array's stream: see {@link DeviceArray.stream}.
  *
- * @param shape a number is one axis
+ * @param shape a number means one axis
  * @param dtype default float64
  * @throws TypeError, RangeError, CudaError CUDA_ERROR_OUT_OF_MEMORY
  * @example
@@ -52,7 +52,7 @@ export function deviceArray(
   return DeviceArray.allocate(layout, dtype, choice);
 }
 
-/** What a new array may be like: a device array, a pinned array, or a description of another. */
+/** The model for a new array: a device array, a pinned array, or a description of one. */
 export interface ArrayShape<D extends Dtype = Dtype> {
   readonly shape: Shape;
   readonly dtype: D;
@@ -61,8 +61,8 @@ export interface ArrayShape<D extends Dtype = Dtype> {
 }
 
 /**
- * Makes an array in device memory, uninitialised, with the shape and dtype of another: numba's
- * `device_array_like`. Its axes lie in the same order, without gaps, as in NumPy's `empty_like`.
+ * Makes an uninitialized array in device memory with the shape and dtype of another, as numba's
+ * `device_array_like`. Its strides have the same order and no gaps, as in NumPy's `empty_like`.
  *
  * @throws TypeError, RangeError, CudaError CUDA_ERROR_OUT_OF_MEMORY
  * @example
@@ -90,7 +90,7 @@ export function deviceArrayLike(array: ArrayShape, options?: DeviceArrayLikeOpti
   return deviceArray(sizes, type, { ...choice, ...layoutOptions });
 }
 
-/** Strides without gaps whose axes come in the order of the other array's. */
+/** Strides without gaps, in the order of the other array's strides. */
 function stridesLike(
   shape: Shape,
   reference: readonly number[] | undefined,
@@ -109,10 +109,10 @@ function stridesLike(
 }
 
 /**
- * Makes an array in host memory that the device reaches, zeroed unless write-combined: numba's
- * `mapped_array`. The CPU has it as {@link DeviceArray.host}.
+ * Makes an array in host memory that the device can access, as numba's `mapped_array`. It is zeroed
+ * unless write-combined. The CPU accesses it through {@link DeviceArray.host}.
  *
- * @throws RangeError where the system has no such memory, NotSupportedError, CudaError
+ * @throws RangeError if the system does not have so much memory; NotSupportedError, CudaError
  * @example
  * using flags = cuda.mappedArray(8, cuda.int32);
  * flags.host[0] = 1;
@@ -142,11 +142,11 @@ export function mappedArray(
 }
 
 /**
- * Makes an array in managed memory, which CPU and GPU both reach, uninitialised: numba's
- * `managed_array`. The CPU has it as {@link DeviceArray.host}, on devices with
+ * Makes an uninitialized array in managed memory, which CPU and GPU can both access, as numba's
+ * `managed_array`. The CPU accesses it through {@link DeviceArray.host}, on devices with
  * `concurrentManagedAccess`.
  *
- * @throws RangeError for more than is free, NotSupportedError where there is no managed memory
+ * @throws RangeError if less memory is free; NotSupportedError if there is no managed memory
  * @example
  * using array = cuda.managedArray([1024, 1024], cuda.float32);
  */

@@ -1,4 +1,4 @@
-/** The CUDA array interface, version 3: how libraries of Python show each other arrays. */
+/** The CUDA array interface, version 3: how Python libraries exchange arrays. */
 import { CU_STREAM_LEGACY, CU_STREAM_PER_THREAD } from '../../ffi/constants.ts';
 import type { Context } from '../context.ts';
 import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
@@ -23,16 +23,16 @@ import { checkShape } from './shape.ts';
 /** An array as the CUDA array interface describes it. */
 export interface CudaArrayInterface {
   readonly shape: readonly number[];
-  /** In bytes; null where the items follow each other, the last index fastest. */
+  /** In bytes; null if the items are contiguous in order C. */
   readonly strides: readonly number[] | null;
   /** The dtype, e.g. `<f4`. */
   readonly typestr: string;
-  /** The address of the item of index [0, 0, …], 0 without items; whether it is read only. */
+  /** The address of the item at index [0, 0, …], or 0 if empty; and whether it is read only. */
   readonly data: readonly [address: number, readOnly: boolean];
   readonly version: 3;
   /**
-   * The stream whose work the consumer must wait for: 1 is the legacy default stream, 2 that of the
-   * thread, others are handles; null where there is nothing to wait for.
+   * The stream whose work the consumer must wait for: 1 is the legacy default stream, 2 the
+   * per-thread default stream, others are handles. Null if there is nothing to wait for.
    */
   readonly stream: number | null;
 }
@@ -40,8 +40,8 @@ export interface CudaArrayInterface {
 /** Options of {@link cudaArrayInterface}. */
 export interface CudaArrayInterfaceOptions {
   /**
-   * Where the work on the array is queued that its consumer must wait for; null where all is done.
-   * Default: the array's stream, else the legacy default stream.
+   * The stream with the work that the consumer must wait for; null if all work is done. Default: the
+   * array's stream, or the legacy default stream.
    */
   readonly stream?: Stream | null;
 }
@@ -49,10 +49,10 @@ export interface CudaArrayInterfaceOptions {
 const VERSION = 3;
 
 /**
- * An array as the dictionary of the CUDA array interface, for other libraries of this process, or
- * for those of another process once the memory was opened there. Plain data, JSON-safe.
+ * Describes an array as the dictionary of the CUDA array interface, which is plain, JSON-safe data.
+ * Other libraries of this process can use it, and other processes that have opened the memory.
  *
- * Who keeps the dictionary keeps the memory; closing the array takes it away all the same.
+ * The dictionary keeps the memory alive; closing the array frees it all the same.
  *
  * @throws TypeError, ClosedError
  * @example
@@ -82,15 +82,15 @@ export function cudaArrayInterface(
 }
 
 /**
- * An array over the memory that a dictionary of the CUDA array interface describes: numba's
- * `from_cuda_array_interface`. Closing it forgets it and frees nothing.
+ * Makes an array over the memory that a dictionary of the CUDA array interface describes, as numba's
+ * `from_cuda_array_interface`. Closing the array does not free the memory.
  *
- * What is queued in `stream` from now on waits for the work of the dictionary's stream; nothing
- * blocks. With `{ ...description, stream: null }` nothing waits. Everything is checked but what
- * cannot be: that the items are the memory's, and that a stream's handle is one.
+ * Later work of `stream` waits for the work of the dictionary's stream; the call does not block.
+ * With `{ ...description, stream: null }` nothing waits. cuffi cannot check that the items belong to
+ * the memory, nor that a stream's handle is valid; it checks everything else.
  *
- * @param description the dictionary; structured items are taken as raw bytes
- * @param options `stream`: where the work on the array goes. Default: the legacy default stream.
+ * @param description the dictionary; structured items become raw bytes
+ * @param options `stream`: the stream for work on the array. Default: the legacy default stream.
  * The context or device is by default that of the memory
  * @throws NotSupportedError for a masked array; TypeError, RangeError, CudaError
  * @example
@@ -148,6 +148,6 @@ function checkStream(stream: unknown): number | undefined {
   return checkInteger(stream, 'stream', 1);
 }
 
-/** Default streams are those of the array's context; others know theirs. */
+/** A default stream needs the array's context; the driver knows the context of other streams. */
 const producerStream = (handle: number, context: Context): Stream =>
   Stream.fromHandle(handle, handle <= CU_STREAM_PER_THREAD ? { context } : {});

@@ -1,4 +1,4 @@
-/** Copies of items on a device, or from one to another: they only queue. */
+/** Queues copies of items on a device, or between devices. */
 import { queueStridedCopy } from '../kernel/builtin-kernels.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { InternalEvent } from '../memory/internal-event.ts';
@@ -8,20 +8,24 @@ import { Stream } from '../stream.ts';
 import { type CopyPlan, copyOffsets, planCopy } from './copy-plan.ts';
 import { itemsByteLength, type Layout, layoutExtents, makeLayout } from './layout.ts';
 
-/** Where items are on a device. */
-export interface DeviceItems {
-  readonly memory: DeviceBuffer;
+/** Items in some memory. */
+export interface Items<M> {
+  readonly memory: M;
   readonly layout: Layout;
 }
 
-/** A copy of more rows than this, each of them a single item, is dearer than a launch of a kernel. */
+/** Items in device memory. */
+export type DeviceItems = Items<DeviceBuffer>;
+
+/** With more rows than this, each a single item, a kernel is faster than the driver's copy. */
 const MAX_ROWS_FOR_DRIVER = 8192;
 
-/** So is one of rows with more bytes than this: a kernel moves twice as many in the same time. */
+/** With more bytes than this in longer rows, a kernel is twice as fast as the driver's copy. */
 const MAX_BYTES_FOR_DRIVER: number = 8 << 20;
 
 /**
- * Two copies of the driver always are: 15 us on an H200, where a launch takes 11 and a copy 8
+ * Whether one kernel is faster than the driver's copies. It always is faster than two of them: on an
+ * H200 two copies take 15 us, one copy 8 us, and a launch 11 us
  * (`npm run bench -- arrays --case array.copyTo.strided --large`).
  */
 function isFasterByKernel({ kind, width, height, depth, count }: CopyPlan): boolean {
@@ -32,7 +36,7 @@ function isFasterByKernel({ kind, width, height, depth, count }: CopyPlan): bool
     : kind === 'box' && rows * width > MAX_BYTES_FOR_DRIVER;
 }
 
-/** Queues what a plan says: one launch of a kernel where that pays, else copies of the driver. */
+/** Queues a planned copy: by one kernel launch if that is faster, otherwise by driver copies. */
 export function queueCopyPlan(
   plan: CopyPlan,
   target: DeviceBuffer,
@@ -65,9 +69,8 @@ function tryCopyByKernel(
 }
 
 /**
- * Queues a copy of items to others of the same shape and itemsize, on the same device or on another
- * one. Where the two lie in each other the items go by memory of their own, so that each is read
- * before it is written.
+ * Queues a copy between items of the same shape and itemsize, on one device or two. If source and
+ * target overlap, the items go through staging memory, so that each is read before it is written.
  */
 export function queueItems(
   target: DeviceItems,
@@ -75,7 +78,7 @@ export function queueItems(
   stream: Stream | undefined,
 ): void {
   const plan = planCopy(source.layout, target.layout);
-  // Closed ones are refused, also where there is nothing to copy.
+  // Throws for closed memory, even if there is nothing to copy.
   for (const { memory } of [target, source]) memory.address;
   if (!plan) return;
   if (!overlaps(target, source)) {
@@ -98,7 +101,7 @@ export function queueItems(
   }
 }
 
-/** Whether they are the same items. */
+/** Whether both are the same items of the same memory. */
 const areSameItems = (a: DeviceItems, b: DeviceItems): boolean =>
   a.memory.address + a.layout.byteOffset === b.memory.address + b.layout.byteOffset &&
   a.layout.shape.every(
@@ -106,8 +109,8 @@ const areSameItems = (a: DeviceItems, b: DeviceItems): boolean =>
   );
 
 /**
- * Whether the bytes from the first item to the last are in part the same. An address is of one memory
- * only, whichever device's the buffer is said to be.
+ * Whether the byte ranges of the items overlap. Addresses are unique over all devices, so the device
+ * does not matter.
  */
 function overlaps(a: DeviceItems, b: DeviceItems): boolean {
   const rangeOf = ({ memory, layout }: DeviceItems): [number, number] => {
@@ -119,7 +122,7 @@ function overlaps(a: DeviceItems, b: DeviceItems): boolean {
   return lowA < highB && lowB < highA;
 }
 
-/** Resolves when what is queued now in a stream is done; refuses a buffer closed meanwhile. */
+/** Resolves when the work queued so far in a stream is done. @throws ClosedError */
 export async function waitForWork(
   buffer: DeviceBuffer,
   stream: Stream | undefined,
@@ -132,10 +135,10 @@ export async function waitForWork(
   } finally {
     event[Symbol.dispose]();
   }
-  buffer.address; // throws if it was closed, or its context reset, before it was done
+  buffer.address; // throws if the buffer was closed or its context reset during the wait
 }
 
-/** Blocks until what is queued in a stream is done. */
+/** Blocks until the work queued so far in a stream is done. */
 export function waitForWorkSync({ context }: DeviceBuffer, stream: Stream | undefined): void {
   (stream ?? Stream.legacyDefault({ context })).synchronizeSync();
 }

@@ -1,4 +1,4 @@
-/** DLPack: how tensor libraries show each other tensors, here as the fields of a DLTensor. */
+/** DLPack: how tensor libraries exchange tensors, here as the fields of a DLTensor. */
 
 import type { Context } from '../context.ts';
 import { type DlpackType, type Dtype, dtypeFromDlpack } from '../dtype.ts';
@@ -27,19 +27,19 @@ const DEVICE_CUDA = 2;
 const DEVICE_CUDA_HOST = 3;
 const DEVICE_CUDA_MANAGED = 13;
 
-/** Which memory a tensor is in: DLDevice. */
+/** The memory of a tensor: DLDevice. */
 export interface DlpackDevice {
-  /** 2 is memory of a CUDA device, 3 page-locked host memory, 13 managed memory. */
+  /** 2: memory of a CUDA device; 3: page-locked host memory; 13: managed memory. */
   readonly type: number;
-  /** The device's ordinal for type 2; else 0. */
+  /** The device's ordinal for type 2; otherwise 0. */
   readonly id: number;
 }
 
-/** The fields of a DLTensor, and of the managed one around it. */
+/** The fields of a DLTensor and of its DLManagedTensorVersioned. */
 export interface DlpackTensor {
   readonly version: { readonly major: number; readonly minor: number };
   readonly flags: { readonly readOnly: boolean };
-  /** The address of the item of index [0, 0, …], without `byteOffset`; 0 without items. */
+  /** The address of the item at index [0, 0, …], less `byteOffset`; 0 if the tensor is empty. */
   readonly data: number;
   readonly device: DlpackDevice;
   readonly ndim: number;
@@ -53,8 +53,8 @@ export interface DlpackTensor {
 /** Options of {@link dlpack}. */
 export interface DlpackOptions {
   /**
-   * The consumer's stream, which is made to wait for the work on the array; null where nothing is to
-   * wait. Default: the legacy default stream.
+   * The consumer's stream, which will wait for the work on the array; null if nothing needs to wait.
+   * Default: the legacy default stream.
    */
   readonly stream?: Stream | null;
 }
@@ -62,13 +62,14 @@ export interface DlpackOptions {
 const VERSION = { major: 1, minor: 1 } as const;
 
 /**
- * An array as the fields of a DLTensor, for other tensor libraries of this process. Plain data.
+ * Describes an array as the fields of a DLTensor, for other tensor libraries of this process. Plain
+ * data.
  *
- * What is queued in the consumer's stream from now on waits for the work queued in the array's;
- * nothing blocks. Who keeps the tensor keeps the memory, as DLPack has it until its deleter is
- * called; closing the array takes it away all the same, so that is to be left to the last user.
+ * Later work of the consumer's stream waits for the work queued in the array's stream; the call does
+ * not block. The tensor object keeps the memory alive, as DLPack does until the deleter is called.
+ * Closing the array frees the memory all the same, so only the last user should close it.
  *
- * @throws RangeError where strides are no whole items, and for raw items above 65535 bytes;
+ * @throws RangeError if a stride is not a multiple of the item size, or a raw item is longer than 65535 bytes;
  * TypeError, ClosedError
  * @example
  * const { data, shape, strides, dtype } = cuda.dlpack(array, { stream });
@@ -90,7 +91,7 @@ export function dlpack(array: DeviceArray, options?: DlpackOptions): DlpackTenso
     dtype: array.dtype.dlpack,
     shape: [...shape],
     strides: stridesInItems(array),
-    // Some consumers leave it out of account.
+    // Some consumers ignore the offset, so the address includes it.
     byteOffset: 0,
   };
   if (stream !== null)
@@ -101,33 +102,16 @@ export function dlpack(array: DeviceArray, options?: DlpackOptions): DlpackTenso
   return attachMemory(tensor, array);
 }
 
-function dlpackDeviceOf(resource: unknown, { device }: Context): DlpackDevice {
-  if (resource instanceof MappedMemory) return { type: DEVICE_CUDA_HOST, id: 0 };
-  if (resource instanceof ManagedMemory) return { type: DEVICE_CUDA_MANAGED, id: 0 };
-  return { type: DEVICE_CUDA, id: device.ordinal };
-}
-
-function stridesInItems({ dtype: { itemsize }, shape, size, strides }: DeviceArray): number[] {
-  return strides.map((stride, axis) => {
-    if (stride % itemsize === 0) return stride / itemsize;
-    // No index goes along it.
-    if (size === 0 || shape[axis] === 1) return 1;
-    throw new RangeError(
-      `DLPack counts strides in items, and ${formatShape(strides)} bytes are no whole ones of ${itemsize}: give it a copy, array.copy()`,
-    );
-  });
-}
-
 /**
- * An array over the memory of a DLPack tensor. Closing it forgets it and frees nothing.
+ * Makes an array over the memory of a DLPack tensor. Closing the array does not free the memory.
  *
- * Its producer has made the consumer's stream wait: name that stream here and there.
+ * The producer has already made the consumer's stream wait: pass the same stream to both.
  *
- * @param tensor the fields of a DLTensor, as {@link dlpack} gives them; all are checked, `version`,
+ * @param tensor the fields of a DLTensor, as {@link dlpack} returns them. All are checked; `version`,
  * `flags`, `strides` and `byteOffset` may be absent
- * @param options `stream`: where the work on the array goes. Default: the legacy default stream. The
+ * @param options `stream`: the stream for work on the array. Default: the legacy default stream. The
  * context or device is by default that of the tensor
- * @throws NotSupportedError for memory of other kinds of devices, and for another major version;
+ * @throws NotSupportedError for other device types and for another major version;
  * TypeError, RangeError
  * @example
  * const array = cuda.fromDLPack(library.toDlpack(tensor), { owner: tensor });
@@ -142,6 +126,25 @@ export function fromDLPack(tensor: unknown, options?: BorrowOptions): DeviceArra
   return borrow(items, context, consumer, ownerOrDescription(fields, owner));
 }
 
+// ---- The fields of tensors ----
+
+function dlpackDeviceOf(resource: unknown, { device }: Context): DlpackDevice {
+  if (resource instanceof MappedMemory) return { type: DEVICE_CUDA_HOST, id: 0 };
+  if (resource instanceof ManagedMemory) return { type: DEVICE_CUDA_MANAGED, id: 0 };
+  return { type: DEVICE_CUDA, id: device.ordinal };
+}
+
+function stridesInItems({ dtype: { itemsize }, shape, size, strides }: DeviceArray): number[] {
+  return strides.map((stride, axis) => {
+    if (stride % itemsize === 0) return stride / itemsize;
+    // The axis has at most one index, so its stride is never used.
+    if (size === 0 || shape[axis] === 1) return 1;
+    throw new RangeError(
+      `DLPack strides are in items, but ${formatShape(strides)} bytes are not multiples of the item size ${itemsize}: pass a copy, array.copy()`,
+    );
+  });
+}
+
 function checkFields(value: unknown, name: string): Record<string, unknown> {
   if (typeof value !== 'object' || value === null)
     throw new TypeError(`${name} must be an object with the fields of DLPack`);
@@ -153,7 +156,7 @@ function checkVersion(version: unknown): void {
   const { major } = checkFields(version, 'version');
   if (checkInteger(major, 'version.major') !== VERSION.major)
     throw new NotSupportedError(
-      `the tensor is of DLPack ${major}, whose fields may mean something else than those of ${VERSION.major}`,
+      `the tensor is of DLPack ${major}: only major version ${VERSION.major} is supported`,
     );
 }
 
@@ -190,9 +193,9 @@ function stridesInBytes(strides: unknown, { itemsize }: Dtype): number[] | undef
 }
 
 /**
- * The ordinal of the tensor's device, where its kind of memory is of one.
+ * The ordinal of the tensor's device; undefined for host and managed memory.
  *
- * @throws NotSupportedError for another kind
+ * @throws NotSupportedError for another device type
  */
 function deviceOrdinal(device: unknown): number | undefined {
   const { type, id } = checkFields(device, 'device');
@@ -200,7 +203,7 @@ function deviceOrdinal(device: unknown): number | undefined {
   const ordinal = checkInteger(id, 'device.id');
   if (type !== DEVICE_CUDA && type !== DEVICE_CUDA_HOST && type !== DEVICE_CUDA_MANAGED)
     throw new NotSupportedError(
-      `the tensor is on a device of DLPack's type ${type}; known: ${DEVICE_CUDA} (CUDA), ${DEVICE_CUDA_HOST} (page-locked), ${DEVICE_CUDA_MANAGED} (managed)`,
+      `the tensor is on a device of DLPack type ${type}; supported: ${DEVICE_CUDA} (CUDA), ${DEVICE_CUDA_HOST} (page-locked), ${DEVICE_CUDA_MANAGED} (managed)`,
     );
   return type === DEVICE_CUDA ? ordinal : undefined;
 }

@@ -1,4 +1,4 @@
-/** Items on a device set to one value: it only queues. */
+/** Queues fills: sets items on a device to one value. */
 import { queueStridedFill } from '../kernel/builtin-kernels.ts';
 import { fillPitched } from '../memory/pitched-memory.ts';
 import type { Stream } from '../stream.ts';
@@ -7,26 +7,26 @@ import { type DeviceItems, queueCopyPlan } from './device-copy.ts';
 import type { Layout } from './layout.ts';
 import { sizeOf } from './shape.ts';
 
-/** The bytes that one memset sets to one value. */
+/** The length of the word that a memset repeats, in bytes. */
 type WordLength = 1 | 2 | 4;
 
-/** More memsets than this are dearer than one launch of a kernel, where it can be had. */
+/** More memsets than this are slower than one kernel launch. */
 const MAX_MEMSETS_WITH_KERNEL = 3;
 
-/** More memsets than this are dearer than copies of what is set already. */
+/** More memsets than this are slower than copying items that are set already. */
 const MAX_MEMSETS = 16;
 
-/** A memset of single words is slow: of more items than this only the first ones are set so. */
+/** Memsets of single words are slow: with more items than this, only the first ones are set so. */
 const MAX_WORDWISE_ITEMS = 1024;
 
-/** What all items are set to. */
+/** The value of all items, as words. */
 interface Pattern {
-  /** Its words; one where they are all the same. */
+  /** The words of an item; a single one if they are all equal. */
   readonly words: readonly number[];
   readonly wordLength: WordLength;
 }
 
-/** Queues the setting of items to the bytes of one. They must not overlap. */
+/** Queues a fill of all items with the bytes of one. The items must not overlap. */
 export function queueFill(items: DeviceItems, item: Uint8Array, stream: Stream | undefined): void {
   const start = items.memory.address;
   if (sizeOf(items.layout.shape) === 0) return;
@@ -36,12 +36,12 @@ export function queueFill(items: DeviceItems, item: Uint8Array, stream: Stream |
   fillByDoubling(items, pattern, stream);
 }
 
-/** Whether memsets alone set the items, and soon. */
+/** Whether few memsets are enough to set all items. */
 const suitsMemsets = (layout: Layout, pattern: Pattern, maxMemsets = MAX_MEMSETS): boolean =>
   countMemsets(layout, pattern) <= maxMemsets &&
   (pattern.words.length === 1 || sizeOf(layout.shape) <= MAX_WORDWISE_ITEMS);
 
-/** Sets the items by one launch of a kernel; false where that cannot be. */
+/** Sets the items by one kernel launch; returns false if that is not possible. */
 function tryFillByKernel(
   { memory, layout }: DeviceItems,
   item: Uint8Array,
@@ -54,7 +54,7 @@ function tryFillByKernel(
   return queueStridedFill({ context: memory.context, target, width, axes }, item, stream);
 }
 
-/** Sets items word by word where that takes few memsets; else the first of them, which it doubles. */
+/** Sets all items by memsets if few are enough; otherwise sets the first ones and doubles them. */
 function fillByDoubling(items: DeviceItems, pattern: Pattern, stream: Stream | undefined): void {
   const { layout } = items;
   const { shape, strides } = layout;
@@ -81,7 +81,7 @@ function fillByDoubling(items: DeviceItems, pattern: Pattern, stream: Stream | u
   }
 }
 
-/** The longest word that begins and ends with the items, wherever they are. */
+/** The longest word to which all items are aligned. */
 function wordLengthOf(start: number, { shape, strides, itemsize, byteOffset }: Layout): WordLength {
   const steps = strides.filter((_, axis) => shape[axis] !== 1);
   const isMultipleOf = (length: number): boolean =>
@@ -100,7 +100,7 @@ function patternOf(item: Uint8Array, wordLength: WordLength): Pattern {
   return { words: isUniform ? words.slice(0, 1) : words, wordLength };
 }
 
-/** The items of the `n`-th words of all items. */
+/** The layout of the `n`-th words of all items. */
 const wordLayout = (layout: Layout, n: number, { words, wordLength }: Pattern): Layout =>
   words.length === 1
     ? layout
@@ -112,7 +112,7 @@ function countMemsets(layout: Layout, pattern: Pattern): number {
   return plan ? plan.count * plan.depth * pattern.words.length : 0;
 }
 
-/** Sets the items word by word: all their first words, then all their second ones. */
+/** Sets the first words of all items, then all second words, and so on. */
 function memsetWords(
   { memory, layout }: DeviceItems,
   pattern: Pattern,

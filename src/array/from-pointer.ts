@@ -17,18 +17,18 @@ export interface FromPointerOptions<D extends Dtype = Dtype>
   readonly shape: number | Shape;
   /** Default float64. */
   readonly dtype?: D | undefined;
-  /** What must stay alive while the array is used; held, never touched, nor asked if it is closed. */
+  /** An object that must stay alive while the array is used. cuffi only keeps a reference to it. */
   readonly owner?: unknown;
-  /** Whether cuffi refuses to write to the array. Default false. */
+  /** Whether writes to the array throw. Default false. */
   readonly readOnly?: boolean;
 }
 
 /**
- * An array over memory that someone else owns: closing it forgets it and frees nothing. The address
- * is believed: one that is none ends the context at the first use.
+ * Makes an array over memory that another library owns. Closing the array does not free the memory.
+ * The address is not checked: using an invalid one corrupts the context.
  *
- * @param address of the item of index [0, 0, …], on the device; with negative strides others lie
- * before it. Without items it is not looked at, and may be 0
+ * @param address the device address of the item at index [0, 0, …]; with negative strides other
+ * items lie before it. Ignored if the array is empty, and may then be 0
  * @throws TypeError, RangeError
  * @example
  * const array = cuda.fromPointer(address, { shape: [480, 640], dtype: cuda.float32, owner: library });

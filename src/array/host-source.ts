@@ -1,4 +1,4 @@
-/** What on the host may be copied to an array, as items in memory. */
+/** Sources of copies to an array: values on the host, as items in memory. */
 
 import { type Dtype, dtypeOf } from '../dtype.ts';
 import { typedArrayKind, typedArrayLength } from '../typed-array.ts';
@@ -10,29 +10,28 @@ import { PinnedArray } from './pinned-array.ts';
 import { formatShape, type Shape, sizeOf } from './shape.ts';
 
 /**
- * Items on the host: flat in a typed array, one after the other; in nested arrays, or one item; or in
- * a pinned array.
+ * Items on the host: a flat typed array, nested arrays, one item, or a pinned array.
  */
 export type HostSource<D extends Dtype> = HostValues<D> | Nested<ItemValue<D>> | PinnedArray<D>;
 
-/** What is known of a source beside itself. */
+/** What the caller says about a source. */
 export interface HostSourceOptions {
-  /** Default: that of the source. */
+  /** Default: the dtype of the source. */
   readonly dtype?: Dtype | undefined;
-  /** Default: that of the source; a typed array has one axis. */
+  /** Default: the shape of the source; a typed array has one axis. */
   readonly shape?: Shape | undefined;
-  /** The order in which a typed array has the items. Default C. */
+  /** The order of the items in a typed array. Default C. */
   readonly order?: Order | undefined;
 }
 
-/** Items on the host, one after the other. */
+/** Contiguous items on the host. */
 export interface HostItems {
   readonly memory: Uint8Array;
   readonly layout: Layout;
   readonly dtype: Dtype;
 }
 
-/** @throws TypeError for another dtype, RangeError for another number of items */
+/** @throws TypeError for another dtype; RangeError for another number of items */
 export function toHostItems(source: unknown, options: HostSourceOptions): HostItems {
   if (source instanceof PinnedArray) {
     const { host, dtype, shape, order } = source;
@@ -48,7 +47,7 @@ export function toHostItems(source: unknown, options: HostSourceOptions): HostIt
   return checkedHostItems(values, dtype, shape, { ...options, order: 'C' }, true);
 }
 
-/** Whether a Uint8Array is the one item of an array without axes. */
+/** Whether a Uint8Array is the single item of an array without axes. */
 const isRawItem = (source: unknown, { dtype, shape }: HostSourceOptions): boolean =>
   dtype?.isRaw === true && shape?.length === 0 && source instanceof Uint8Array;
 

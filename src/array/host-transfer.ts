@@ -1,4 +1,4 @@
-/** Items between the host and a device, whatever their layouts: as few copies as they allow. */
+/** Copies items between host and device, for any layouts, with as few copies as possible. */
 import { DeviceBuffer } from '../memory/buffer.ts';
 import type { Extent, PitchedMemory } from '../memory/pitched.ts';
 import { copyPitched, copyPitchedSync } from '../memory/pitched-copy.ts';
@@ -6,38 +6,38 @@ import { assertAttached } from '../memory/transfer.ts';
 import { nextLoopIteration, type WaitOptions } from '../poller.ts';
 import type { Stream } from '../stream.ts';
 import { type CopyPlan, copyOffsets, type Pitches, planCopy } from './copy-plan.ts';
-import { queueCopyPlan, waitForWork, waitForWorkSync } from './device-copy.ts';
-import { itemsByteLength, type Layout, layoutExtents } from './layout.ts';
+import {
+  type DeviceItems,
+  type Items,
+  queueCopyPlan,
+  waitForWork,
+  waitForWorkSync,
+} from './device-copy.ts';
+import { itemsByteLength, layoutExtents } from './layout.ts';
 
-/** Where items are. */
-export interface Items<M> {
-  readonly memory: M;
-  readonly layout: Layout;
-}
-
-/** A copy between items on the host and items on a device, both of the same shape and itemsize. */
+/** A copy between items on the host and items of the same shape and itemsize on a device. */
 export interface HostTransfer {
   readonly direction: 'to device' | 'to host';
-  /** The memory is that of the items, from its beginning to its end. */
+  /** The memory contains exactly the items. */
   readonly host: Items<Uint8Array>;
-  readonly device: Items<DeviceBuffer>;
+  readonly device: DeviceItems;
   readonly stream: Stream | undefined;
 }
 
-/** A transfer with all that is known of it. */
+/** A transfer with its plan. */
 interface PlannedTransfer extends HostTransfer {
   readonly plan: CopyPlan;
   readonly isToDevice: boolean;
 }
 
 /**
- * How items come over. As one `run` of bytes or one `box` of rows, as the driver copies them; or all
- * bytes from the first item to the last, which the CPU takes apart or has put together (`range`); or
- * as the host has them, to or from `staging` memory on the device, which copies the items itself.
+ * How items are transferred. `run` and `box`: by one driver copy of bytes or rows. `range`: by one
+ * copy of all bytes from the first item to the last, with the CPU gathering or scattering the items.
+ * `staging`: through staging memory on the device, where the device gathers or scatters them.
  */
 type CopyStrategy = 'run' | 'box' | 'range' | 'staging';
 
-/** A range is taken apart where it is short, or not much longer than its items. */
+/** A range is copied if it is short, or not much longer than its items. */
 const MAX_SHORT_RANGE = 64 << 10;
 const MAX_RANGE_WASTE = 4;
 
@@ -45,14 +45,14 @@ function strategyOf({ isToDevice, device, plan }: PlannedTransfer): CopyStrategy
   if (plan.kind !== 'gather' && plan.count === 1) return plan.kind;
   const { low, high } = layoutExtents(device.layout);
   const needed = itemsByteLength(device.layout);
-  // What lies between the items is others' to write: only a range without gaps is written as one.
+  // Bytes between the items must not be overwritten: only a range without gaps is copied.
   if (isToDevice) return high - low === needed ? 'range' : 'staging';
   return high - low <= Math.max(MAX_SHORT_RANGE, needed * MAX_RANGE_WASTE) ? 'range' : 'staging';
 }
 
 function planTransfer(transfer: HostTransfer): PlannedTransfer | undefined {
   const { direction, host, device } = transfer;
-  device.memory.address; // a closed one is refused, also where there is nothing to copy
+  device.memory.address; // throws for closed memory, even if there is nothing to copy
   const isToDevice = direction === 'to device';
   const [source, target] = isToDevice ? [host, device] : [device, host];
   const plan = planCopy(source.layout, target.layout);
@@ -62,7 +62,7 @@ function planTransfer(transfer: HostTransfer): PlannedTransfer | undefined {
 const optionalStream = (stream: Stream | undefined): { readonly stream?: Stream } =>
   stream ? { stream } : {};
 
-/** Resolves when the transfer is done; it begins after the work queued in the stream. */
+/** Resolves when the transfer is done; it starts after the work queued in the stream. */
 export async function transfer(given: HostTransfer, wait: WaitOptions): Promise<void> {
   wait.signal?.throwIfAborted();
   const copy = planTransfer(given);
@@ -93,7 +93,7 @@ export async function transfer(given: HostTransfer, wait: WaitOptions): Promise<
       queueStaged(copy, staging);
       if (isToDevice) await waitForWork(device.memory, stream);
       else await staging.copyToHost(host.memory, options);
-      device.memory.address; // throws if it was closed meanwhile, as by the other routes
+      device.memory.address; // throws if the memory was closed meanwhile, as the other strategies do
     } finally {
       staging.close();
     }
@@ -131,7 +131,7 @@ export function transferSync(given: HostTransfer): void {
   }
 }
 
-/** The one run of bytes, on both sides. */
+/** The bytes of the run, on both sides. */
 function runOf({ plan, host, device, isToDevice }: PlannedTransfer): {
   readonly range: DeviceBuffer;
   readonly bytes: Uint8Array;
@@ -144,7 +144,7 @@ function runOf({ plan, host, device, isToDevice }: PlannedTransfer): {
   };
 }
 
-/** The one box, as the driver's copies of rows take it. */
+/** The box, as arguments of a pitched copy. */
 function boxOf({
   plan,
   host,
@@ -160,7 +160,7 @@ function boxOf({
   ];
 }
 
-/** All bytes of the items on the device, and their place on the host. */
+/** The byte range of the items on the device, and host memory for it. */
 function rangeOf({ plan, host, device, isToDevice }: PlannedTransfer): {
   readonly range: DeviceBuffer;
   readonly bytes: Uint8Array;
@@ -179,7 +179,7 @@ function rangeOf({ plan, host, device, isToDevice }: PlannedTransfer): {
   return { range, bytes, steps };
 }
 
-/** Memory on the device for the items as the host has them. */
+/** Allocates device memory for the items in the layout of the host. */
 const allocateStaging = ({ host, device }: PlannedTransfer): DeviceBuffer =>
   DeviceBuffer.allocate(host.memory.byteLength, { context: device.memory.context });
 
@@ -191,15 +191,15 @@ function queueStaged(
   else queueCopyPlan(plan, staging, device.memory, stream);
 }
 
-/** Strided copies between host memories. */
+// ---- Strided copies between host memories ----
 
-/** How much is done between two chances to do something else. */
+/** How much is copied before the event loop gets a turn. */
 const BYTES_PER_TICK = 4 << 20;
 const ROWS_PER_TICK = 1 << 17;
-/** From here on a row is quicker copied as one than unit by unit. */
+/** Rows of at least this length are copied by `set`, shorter ones element by element. */
 const MIN_LONG_ROW = 64;
 
-/** Typed arrays over the whole of both memories, whose elements all places of a plan are whole of. */
+/** Typed arrays over both memories, with the longest elements to which the plan is aligned. */
 interface Units {
   readonly byteLength: number;
   readonly source: Uint8Array | Uint16Array | Uint32Array;
@@ -207,8 +207,8 @@ interface Units {
 }
 
 /**
- * Carries a plan out between host memories, and yields now and then, so that the event loop may
- * turn; a blocking caller just goes on. The memories must not overlap.
+ * Copies between host memories according to a plan. Yields now and then, so that an asynchronous
+ * caller can let the event loop turn. The memories must not overlap.
  */
 function* copyOnHost(
   plan: CopyPlan,

@@ -1,22 +1,22 @@
-/** Basic indexing as Python has it: integers, slices and `...`; the result is always a view. */
+/** Basic indexing as in NumPy: integers, slices and `...`; the result is always a view. */
 import { checkInteger, checkOptions } from '../validate.ts';
 import type { Layout } from './layout.ts';
 import { checkAxis, checkSafe, formatShape, type Shape } from './shape.ts';
 
-/** Some of the places along an axis, as Python's `start:stop:step`; all of them by default. */
+/** A slice of an axis, as Python's `start:stop:step`; by default the whole axis. */
 export interface Slice {
-  /** The first one; negative: from the end. */
+  /** The first index; negative: from the end. */
   readonly start?: number | undefined;
-  /** The one behind the last; negative: from the end. */
+  /** The index after the last; negative: from the end. */
   readonly stop?: number | undefined;
-  /** From one to the next; negative: backwards. Default 1. */
+  /** The distance between indices; negative: backwards. Default 1. */
   readonly step?: number | undefined;
 }
 
-/** What to take of an axis: one place, some, or (`...`) all of the axes that nothing else names. */
+/** Selects from an axis: an index, a slice, or (`'...'`) all axes that no other selector covers. */
 export type Selector = number | Slice | '...';
 
-/** Every place that a slice takes is start + i * step, for i from 0 to count - 1. */
+/** A slice with the indices start + i * step, for i from 0 to count - 1. */
 interface ResolvedSlice {
   readonly start: number;
   readonly step: number;
@@ -25,7 +25,7 @@ interface ResolvedSlice {
 
 const { MIN_SAFE_INTEGER } = Number;
 
-/** The places of a slice along an axis, clipped as Python clips them. */
+/** The indices of a slice along an axis, clipped as in Python. */
 function resolveSlice(slice: Slice, length: number): ResolvedSlice {
   if (typeof slice !== 'object' || slice === null)
     throw new TypeError(
@@ -34,7 +34,7 @@ function resolveSlice(slice: Slice, length: number): ResolvedSlice {
   const { start, stop, step = 1 } = checkOptions(slice, ['start', 'stop', 'step'], 'slice');
   checkInteger(step, 'step', MIN_SAFE_INTEGER);
   if (step === 0) throw new RangeError('step must not be 0');
-  // The places before the first and behind the last that a slice may begin or end at.
+  // The bounds of `start` and `stop`, inclusive.
   const [lowest, highest] = step > 0 ? [0, length] : [-1, length - 1];
   const clip = (place: number | undefined, name: string, fallback: number): number => {
     if (place === undefined) return fallback;
@@ -44,7 +44,7 @@ function resolveSlice(slice: Slice, length: number): ResolvedSlice {
   const [first, end] = step > 0 ? [lowest, highest] : [highest, lowest];
   const from = clip(start, 'start', first);
   const count = Math.ceil((clip(stop, 'stop', end) - from) / step);
-  // Where nothing is taken the array begins where it did: within its memory.
+  // An empty slice starts at 0, so that its offset stays within the memory.
   return count > 0 ? { start: from, step, count } : { start: 0, step: 1, count: 0 };
 }
 
@@ -56,7 +56,8 @@ function checkIndex(index: number, axis: number, length: number): number {
 }
 
 /**
- * What selectors take, one for each axis from the first on; axes without one stay whole.
+ * The layout of the items that selectors take, one selector for each axis from the first on. Axes
+ * without a selector stay whole.
  *
  * @throws RangeError for more selectors than axes, an index beyond its axis, or a step of 0
  * @example
@@ -71,7 +72,7 @@ export function indexLayout(layout: Layout, selectors: readonly Selector[]): Lay
     const length = shape[axis] as number;
     const stride = strides[axis] as number;
     if (typeof selector === 'number') {
-      // Where there are no items an offset leads nowhere, perhaps out of the memory.
+      // In an empty array the offset could leave the memory.
       const place = checkIndex(selector, axis, length);
       if (!shape.includes(0)) byteOffset += place * stride;
       continue;
@@ -84,7 +85,7 @@ export function indexLayout(layout: Layout, selectors: readonly Selector[]): Lay
   return { ...layout, ...selected, byteOffset };
 }
 
-/** One selector for each axis. */
+/** Expands the selectors to one for each axis. */
 function expandSelectors(given: readonly Selector[], shape: readonly number[]): (number | Slice)[] {
   if (!Array.isArray(given)) throw new TypeError('an index must be an array of selectors');
   const selectors: readonly Selector[] = [...given];
@@ -103,15 +104,15 @@ function expandSelectors(given: readonly Selector[], shape: readonly number[]): 
 }
 
 /**
- * How an axis is split: into how many parts, all of the same size; at which places, in order,
- * negative ones from the end; or into parts of a size, the last of which has the rest.
+ * How an axis is split: into a number of equal parts; at the given indices, negative ones from the
+ * end; or into parts of `size` items, the last of which may be shorter.
  */
 export type Sections = number | readonly number[] | { readonly size: number };
 
 /**
- * The array in parts, along an axis.
+ * Splits an array along an axis.
  *
- * @throws RangeError where the parts would not be of the same size
+ * @throws RangeError if the axis cannot be split into equal parts
  * @example
  * split(makeLayout([6], 4), 3); // 3 layouts of 2 items
  * split(makeLayout([6], 4), [1, 3]); // 1, 2 and 3 items

@@ -1,18 +1,26 @@
-/** Arrays in words, for people: what they are, and their first values where nobody has to wait. */
+/** Arrays as text, for printing: dtype, shape, and the first values if they can be read at once. */
 import { inspect } from 'node:util';
-import type { Dtype } from '../dtype.ts';
 import { isCapturing } from '../graph-capture.ts';
 import { Stream } from '../stream.ts';
-import type { ArrayMemory } from './device-array.ts';
+import type { CopyableArray } from './array-copy.ts';
 import { readItem } from './items.ts';
 import { contiguousStrides } from './layout.ts';
 import { formatShape } from './shape.ts';
 
-/** How many values are shown. */
+/** A {@link DeviceArray}, as far as printing needs it: the class stands above this file. */
+interface PrintableArray extends CopyableArray {
+  readonly strides: readonly number[];
+  readonly isCContiguous: boolean;
+  readonly isFContiguous: boolean;
+  readonly readOnly: boolean;
+  readonly closed: boolean;
+}
+
+/** How many values are printed. */
 const MAX_VALUES = 6;
 
-/** E.g. `DeviceArray(float32 [2, 3] on cuda:0, C)`. */
-export function describeArray(array: ArrayMemory<Dtype>): string {
+/** Formats an array, e.g. `DeviceArray(float32 [2, 3] on cuda:0, C)`. */
+export function describeArray(array: PrintableArray): string {
   const { dtype, shape, strides, context } = array;
   const memoryOrder = array.isCContiguous
     ? 'C'
@@ -28,12 +36,12 @@ export function describeArray(array: ArrayMemory<Dtype>): string {
 }
 
 /**
- * The first values in order C, e.g. `[1, 2, … 4 more]`; empty where there are none to be had.
- * Whoever prints must not wait, nor fail: while work is queued that may write them, they stay unread.
+ * Formats the first values in order C, e.g. `[1, 2, … 4 more]`; an empty string for a closed or empty
+ * array. Printing must not wait or throw: values that queued work may change are not read.
  */
-export function formatFirstValues(array: ArrayMemory<Dtype>): string {
+export function formatFirstValues(array: PrintableArray): string {
   if (array.closed || array.size === 0) return '';
-  // Asking whether work is queued would end the capture.
+  // Querying the context for queued work would invalidate the capture.
   if (isCapturing()) return '[not read: a graph is captured]';
   try {
     if (!array.context.workTracker.isIdle()) return '[not read: work is queued]';
@@ -45,8 +53,8 @@ export function formatFirstValues(array: ArrayMemory<Dtype>): string {
   }
 }
 
-function readFirstItems({ buffer, layout, size, dtype }: ArrayMemory<Dtype>): unknown[] {
-  // Waits for no other stream, whoever works there.
+function readFirstItems({ buffer, layout, size, dtype }: PrintableArray): unknown[] {
+  // A non-blocking stream does not wait for other streams.
   const stream = Stream.create({ context: buffer.context, nonBlocking: true });
   try {
     const { shape, strides, itemsize, byteOffset } = layout;

@@ -1,4 +1,4 @@
-/** Single items as JavaScript values: written to the typed arrays that hold them, and read there. */
+/** Reads and writes single items of typed arrays as JavaScript values. */
 import type { Dtype } from '../dtype.ts';
 import { fromBfloat16, fromFloat16, toBfloat16, toFloat16 } from '../float16.ts';
 import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
@@ -9,20 +9,20 @@ export interface Complex {
   readonly im: number;
 }
 
-/** An item of any dtype; raw bytes are a Uint8Array. */
+/** An item of any dtype; raw items are Uint8Arrays. */
 export type Item = number | bigint | boolean | Complex | Uint8Array;
 
-/** What may be written as a number: also `true` for 1. */
+/** A value that can be written as a number; `true` is 1. */
 type RealValue = number | bigint | boolean;
 
-/** What an item is when it is read, what may be written as one, and what may hold many. */
+/** The type of an item when read, the values that can be written, and the typed arrays of items. */
 interface DtypeTypes<I extends Item, V extends Item, A extends TypedArray | NativeFloat16Array> {
   readonly item: I;
   readonly value: V;
   readonly array: A;
 }
 
-/** By the names of dtypes. A table, as types that ask for a name would make arrays invariant. */
+/** By dtype name. Conditional types instead of this table would make arrays invariant in the dtype. */
 interface TypesByDtypeName {
   readonly bool: DtypeTypes<boolean, RealValue, Uint8Array>;
   readonly int8: DtypeTypes<number, RealValue, Int8Array>;
@@ -43,22 +43,22 @@ interface TypesByDtypeName {
   readonly [name: string]: DtypeTypes<Item, Item, TypedArray | NativeFloat16Array>;
 }
 
-/** What an item of a dtype is when it is read; 16-bit floats are numbers. */
+/** The type of an item when it is read; 16-bit floats are numbers. */
 export type ItemOf<D extends Dtype> = TypesByDtypeName[D['name']]['item'];
 
-/** What may be written as an item of a dtype. */
+/** The values that can be written as an item of a dtype. */
 export type ItemValue<D extends Dtype> = TypesByDtypeName[D['name']]['value'];
 
 /** The typed array that holds a dtype's items on the host. */
 export type HostArray<D extends Dtype> = D['TypedArray']['prototype'];
 
-/** Every typed array that may hold them. */
+/** Every typed array that can hold a dtype's items. */
 export type HostValues<D extends Dtype> = TypesByDtypeName[D['name']]['array'];
 
-/** What a value is called in an error: asked for only there. */
+/** Returns the name of a value for an error message. */
 type NameOf = () => string;
 
-/** Writes a value as the item `at` of `into`. @throws TypeError or RangeError that names it */
+/** Writes a value as the item `at` of `into`. @throws TypeError or RangeError with the name */
 export type ItemWriter = (into: TypedArray, at: number, value: unknown, nameOf: NameOf) => void;
 
 const formatItem = (value: unknown): string =>
@@ -131,7 +131,7 @@ const rawWriter =
     into.set(value as never, at * dtype.itemsize);
   };
 
-/** How items of a dtype are written. */
+/** Returns the function that writes items of a dtype. */
 export function itemWriter(dtype: Dtype): ItemWriter {
   const { name } = dtype;
   if (dtype.isRaw) return rawWriter(dtype);
@@ -143,14 +143,14 @@ export function itemWriter(dtype: Dtype): ItemWriter {
   return floatWriter(dtype, (value) => value);
 }
 
-/** The bytes of one item. @throws TypeError or RangeError for a value that it cannot have */
+/** The bytes of one item. @throws TypeError or RangeError for a value that does not fit */
 export function itemBytes(value: unknown, dtype: Dtype): Uint8Array {
   const item = new dtype.TypedArray(dtype.elementsPerItem);
   itemWriter(dtype)(item, 0, value, () => 'value');
   return new Uint8Array(item.buffer, item.byteOffset, item.byteLength);
 }
 
-/** The item `at` of a typed array. */
+/** Reads the item `at` of a typed array. */
 export function readItem<D extends Dtype>(from: TypedArray, at: number, dtype: D): ItemOf<D>;
 export function readItem(from: TypedArray, at: number, dtype: Dtype): Item {
   const { name, itemsize } = dtype;

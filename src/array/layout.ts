@@ -1,22 +1,22 @@
-/** Where the items of an array lie in memory: shape, strides, item size, and where they begin. */
+/** The memory layout of an array: shape, strides, item size and offset. */
 import { checkInteger } from '../validate.ts';
 import { checkIntegers, checkSafe, checkShape, formatShape, type Shape, sizeOf } from './shape.ts';
 
-/** Which axis varies slowest: the first (C) or the last (F, as Fortran has it). */
+/** Which axis varies slowest: the first (C) or the last (F, as in Fortran). */
 export type Order = 'C' | 'F';
 
-/** The layout of an array; never changed. */
+/** The layout of an array; immutable. */
 export interface Layout {
   readonly shape: Shape;
-  /** The bytes from an item to the next along each axis; 0 and negative ones are legal. */
+  /** The distance in bytes between items along each axis; may be 0 or negative. */
   readonly strides: readonly number[];
-  /** The bytes of one item. */
+  /** The length of an item in bytes. */
   readonly itemsize: number;
-  /** The byte of the memory at which the item of index [0, 0, …] begins. */
+  /** The byte offset of the item at index [0, 0, …]. */
   readonly byteOffset: number;
 }
 
-/** What is known of a layout besides its shape and itemsize. */
+/** The parts of a layout besides shape and itemsize. */
 export interface LayoutOptions {
   /** The order of contiguous items. Default C. */
   readonly order?: Order | undefined;
@@ -26,21 +26,21 @@ export interface LayoutOptions {
   readonly byteOffset?: number | undefined;
 }
 
-/** The bytes that a layout touches. */
+/** The byte range of a layout's items. */
 export interface Extents {
-  /** The first one. */
+  /** The first byte. */
   readonly low: number;
-  /** The one behind the last; as low where there are no items. */
+  /** The byte after the last; equal to `low` if there are no items. */
   readonly high: number;
 }
 
-/** @throws TypeError for any other order */
+/** @throws TypeError if the value is not an order */
 export function checkOrder(order: unknown): Order {
   if (order === 'C' || order === 'F') return order;
   throw new TypeError(`order must be 'C' or 'F', not ${String(order)}`);
 }
 
-/** The strides of items that follow each other. Empty axes count as NumPy counts them: not. */
+/** The strides of contiguous items. As in NumPy, empty axes count as if they had length 1. */
 export function contiguousStrides(shape: Shape, itemsize: number, order: Order = 'C'): number[] {
   const strides = new Array<number>(shape.length);
   let stride = itemsize;
@@ -56,7 +56,7 @@ export function contiguousStrides(shape: Shape, itemsize: number, order: Order =
 }
 
 /**
- * A layout, checked. That its items lie within a memory is for the caller to see, by its extents.
+ * Makes a checked layout. The caller must check that the items lie within their memory.
  *
  * @throws TypeError or RangeError for a shape, strides, or bytes beyond the safe integers
  * @example
@@ -90,7 +90,7 @@ function checkStrides(strides: readonly number[], shape: Shape): number[] {
   return checkIntegers(strides, 'strides', Number.MIN_SAFE_INTEGER, length);
 }
 
-/** The bytes that the items touch. @throws RangeError beyond the safe integers */
+/** The byte range of the items. @throws RangeError beyond the safe integers */
 export function layoutExtents({ shape, strides, itemsize, byteOffset }: Layout): Extents {
   if (shape.includes(0)) return { low: byteOffset, high: byteOffset };
   let low = byteOffset;
@@ -103,7 +103,7 @@ export function layoutExtents({ shape, strides, itemsize, byteOffset }: Layout):
   return { low, high };
 }
 
-/** @throws RangeError where an item lies outside of a memory of `byteLength` bytes */
+/** @throws RangeError if an item lies outside of a buffer of `byteLength` bytes */
 export function checkWithinBuffer(layout: Layout, byteLength: number): void {
   const { low, high } = layoutExtents(layout);
   if (low < 0 || high > byteLength)
@@ -112,12 +112,12 @@ export function checkWithinBuffer(layout: Layout, byteLength: number): void {
     );
 }
 
-/** The bytes of all items, without those between them. */
+/** The total length of all items in bytes, without gaps. */
 export const itemsByteLength = ({ shape, itemsize }: Layout): number => sizeOf(shape) * itemsize;
 
 /**
- * Whether the items follow each other in an order. As NumPy has it: axes of size 1 say nothing, and
- * an array without items is contiguous.
+ * Whether the items are contiguous in an order. As in NumPy, axes of size 1 do not matter, and an
+ * empty array is contiguous.
  */
 export function isContiguous({ shape, strides, itemsize }: Layout, order: Order): boolean {
   if (shape.includes(0)) return true;

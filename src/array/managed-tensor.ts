@@ -1,4 +1,4 @@
-/** DLPack as native libraries have it: a DLManagedTensorVersioned, which they take over. */
+/** DLPack for native libraries: a DLManagedTensorVersioned, whose ownership they take. */
 import { permanentCallback } from '../../ffi/callback.ts';
 import { allocateNative, freeNative, viewMemory } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
@@ -7,30 +7,30 @@ import { keepMemoryAlive } from '../memory/keep-alive.ts';
 import type { DeviceArray } from './device-array.ts';
 import { type DlpackOptions, type DlpackTensor, dlpack } from './dlpack.ts';
 
-/** A tensor that a native library of this process may take over. */
+/** A tensor whose ownership a native library of this process may take. */
 export interface ManagedTensor {
-  /** Of the DLManagedTensorVersioned: what the library is given. */
+  /** The address of the DLManagedTensorVersioned, to pass to the library. */
   readonly address: number;
-  /** Whether its deleter was called, by whomever. */
+  /** Whether the deleter was called. */
   readonly deleted: boolean;
-  /** Calls its deleter, for one that no library took over; the second time does nothing. */
+  /** Calls the deleter, for a tensor that no library has taken. Does nothing the second time. */
   delete(): void;
 }
 
-/** Those whose deleter was not called, by their addresses. */
+/** Tensors whose deleter was not called yet, by address. */
 const liveTensors = new Map<Address, NativeTensor>();
 
-/** One for all: its address is in each of them. */
+/** The address of the native deleter that all tensors share. */
 let deleter: Address | undefined;
 
 /**
- * An array as a DLManagedTensorVersioned in native memory, for a native library of this process that
- * is called through an addon or koffi, and takes the tensor over: it calls the tensor's deleter
- * once. Until then the memory stays, be the array closed or collected.
+ * Makes a DLManagedTensorVersioned of an array in native memory. A native library of this process,
+ * called through an addon or koffi, takes its ownership and calls the deleter once. Until then the
+ * memory stays allocated, even if the array is closed or garbage collected.
  *
- * The deleter may be called on any thread. On another than the main one it returns when the main
- * thread's event loop has run it: the main thread must not block on that thread meanwhile, at most
- * 256 threads may be in it at a time, and it alone does not keep the process alive.
+ * The deleter may be called on any thread. On other threads it returns after the main thread's event
+ * loop has run it, so the main thread must not block on that thread. At most 256 threads may be in
+ * the deleter at a time. A pending deleter does not keep the process alive.
  *
  * @throws as {@link dlpack}
  * @example
@@ -54,7 +54,6 @@ class NativeTensor implements ManagedTensor {
   readonly address: Address;
   #releaseMemory: (() => void) | undefined;
 
-  /** @param releaseMemory of the memory */
   constructor(address: Address, releaseMemory: () => void) {
     this.address = address;
     this.#releaseMemory = releaseMemory;
@@ -78,7 +77,7 @@ const STRUCT_BYTE_LENGTH = 80;
 const WORD = 8;
 const READ_ONLY = 1n;
 
-/** The struct, with its shape and strides right behind it. */
+/** Writes the struct, followed by its shape and strides. */
 function writeTensor(address: Address, tensor: DlpackTensor, deleterAddress: Address): void {
   const { version, flags, data, device, ndim, dtype, shape, strides, byteOffset } = tensor;
   const shapeAt = STRUCT_BYTE_LENGTH;

@@ -1,4 +1,4 @@
-/** Nested arrays of JavaScript: items by their indices, on the way to the device and back. */
+/** Converts between nested JavaScript arrays and flat typed arrays. */
 
 import { bool, complex128, Dtype, defaultDtype, dtypeOf, int64 } from '../dtype.ts';
 import { type TypedArray, typedArrayKind, typedArrayLength } from '../typed-array.ts';
@@ -7,111 +7,22 @@ import { type Item, type ItemOf, itemWriter, readItem } from './items.ts';
 import { checkOrder, contiguousStrides, type Order } from './layout.ts';
 import { checkShape, formatShape, type Shape, sizeOf } from './shape.ts';
 
-/** One item, or arrays of arrays of items, each as long as its neighbours. */
+/** One item, or nested arrays of items; all arrays of one depth have the same length. */
 export type Nested<T> = T | readonly Nested<T>[];
-
-/** Nested arrays as one typed array in order C. */
-export interface FlatItems {
-  readonly values: TypedArray;
-  readonly shape: Shape;
-  readonly dtype: Dtype;
-}
-
-const MAX_DEPTH = 64;
-
-/**
- * Nested arrays as one typed array.
- *
- * @param dtype default: that of the items, float64 where there are none
- * @throws TypeError, RangeError that says where a wrong item is, or an array of another length
- */
-export function flatten(source: unknown, name: string, dtype?: Dtype): FlatItems {
-  const shape: number[] = [];
-  const leaves: unknown[] = [];
-  collectLeaves(source, shape, name, leaves);
-  checkShape(shape, name);
-  const type = dtype ?? inferDtype(leaves, name);
-  const values = new type.TypedArray(leaves.length * type.elementsPerItem);
-  const write = itemWriter(type);
-  let at = 0;
-  const nameOf = (): string => `${name}${indexPath(at, shape)}`;
-  for (; at < leaves.length; at += 1) write(values, at, leaves[at], nameOf);
-  return { values, shape, dtype: type };
-}
-
-/** Where an item is, e.g. `[1][0]`. */
-const indexPath = (at: number, shape: Shape): string =>
-  contiguousStrides(shape, 1)
-    .map((stride, axis) => `[${Math.floor(at / stride) % (shape[axis] as number)}]`)
-    .join('');
-
-/**
- * Appends the items in `source` to `leaves`. Each array is read once: the first one at each depth
- * gives the length of the others, which is noted in `shape`.
- *
- * @param isFirst whether `source` is the first one at its depth
- */
-function collectLeaves(
-  source: unknown,
-  shape: number[],
-  path: string,
-  leaves: unknown[],
-  depth = 0,
-  isFirst = true,
-): void {
-  const isList = Array.isArray(source);
-  const ownLength = isList ? source.length : undefined;
-  if (isFirst && ownLength !== undefined) {
-    if (depth === MAX_DEPTH)
-      throw new RangeError(
-        `${path.replace(/\[.*/, '')} has more than ${MAX_DEPTH} arrays in each other`,
-      );
-    shape.push(ownLength);
-  }
-  const length = shape[depth];
-  if (length === undefined) {
-    if (isList)
-      throw new RangeError(
-        `${path} is an array where others are items: shape ${formatShape(shape)}`,
-      );
-    if (ArrayBuffer.isView(source) && !(source instanceof Uint8Array))
-      throw new TypeError(`${path} is a typed array: give one for all items, and the shape`);
-    leaves.push(source);
-    return;
-  }
-  if (!isList || ownLength !== length)
-    throw new RangeError(
-      `${path} is ${isList ? `${ownLength} long` : 'no array'} where others are ${length} long`,
-    );
-  for (let i = 0; i < length; i += 1)
-    collectLeaves(source[i], shape, `${path}[${i}]`, leaves, depth + 1, isFirst && i === 0);
-}
-
-/** The dtype of items that nothing else is known of. */
-function inferDtype(leaves: readonly unknown[], name: string): Dtype {
-  const kinds = new Set(leaves.map((leaf) => typeof leaf));
-  if (kinds.size === 0) return defaultDtype;
-  if (kinds.has('bigint')) {
-    if (kinds.size === 1) return int64;
-    throw new TypeError(`${name} has bigints beside other items: say the dtype`);
-  }
-  if (kinds.has('object')) return complex128;
-  return kinds.size === 1 && kinds.has('boolean') ? bool : defaultDtype;
-}
 
 /** Options of {@link toNested}. */
 export interface NestedOptions<D extends Dtype = Dtype> {
-  /** What the values are items of. Default: `dtypeOf(values)`. */
+  /** The dtype of the values. Default: `dtypeOf(values)`. */
   readonly dtype?: D;
-  /** The order in which the values come. Default C. */
+  /** The order of the values. Default C. */
   readonly order?: Order;
 }
 
 /**
- * Flat values, as copies to the host give them, as nested arrays of items; one item for a shape
- * without axes. For reading and printing small results, not for computing.
+ * Converts flat values, as copies to the host return them, to nested arrays of items; a shape without
+ * axes gives one item. Meant for reading and printing small results, not for computing.
  *
- * @throws TypeError, RangeError where the values are not as many as the shape has
+ * @throws TypeError; RangeError if the number of values does not fit the shape
  * @example
  * cuda.toNested(new Float32Array([1, 2, 3, 4]), [2, 2]); // [[1, 2], [3, 4]]
  */
@@ -147,4 +58,95 @@ export function toNested(values: TypedArray, shape: Shape, options?: NestedOptio
     return Array.from({ length: size }, (_, place) => read(axis + 1, at + place * stride));
   };
   return read(0, 0);
+}
+
+/** The items of nested arrays as one typed array in order C. */
+export interface FlatItems {
+  readonly values: TypedArray;
+  readonly shape: Shape;
+  readonly dtype: Dtype;
+}
+
+const MAX_DEPTH = 64;
+
+/**
+ * Flattens nested arrays into one typed array.
+ *
+ * @param dtype default: the dtype that fits the items, float64 if there are no items
+ * @throws TypeError, RangeError with the index of an invalid item or of an array of another length
+ */
+export function flatten(source: unknown, name: string, dtype?: Dtype): FlatItems {
+  const shape: number[] = [];
+  const leaves: unknown[] = [];
+  collectLeaves(source, shape, name, leaves);
+  checkShape(shape, name);
+  const type = dtype ?? inferDtype(leaves, name);
+  const values = new type.TypedArray(leaves.length * type.elementsPerItem);
+  const write = itemWriter(type);
+  let at = 0;
+  const nameOf = (): string => `${name}${indexPath(at, shape)}`;
+  for (; at < leaves.length; at += 1) write(values, at, leaves[at], nameOf);
+  return { values, shape, dtype: type };
+}
+
+// ---- Reading nested arrays ----
+
+/** The index of an item as text, e.g. `[1][0]`. */
+const indexPath = (at: number, shape: Shape): string =>
+  contiguousStrides(shape, 1)
+    .map((stride, axis) => `[${Math.floor(at / stride) % (shape[axis] as number)}]`)
+    .join('');
+
+/**
+ * Appends the items in `source` to `leaves`, reading each array once. The first array at each depth
+ * sets the length of all others in `shape`.
+ *
+ * @param isFirst whether `source` is the first array at its depth
+ */
+function collectLeaves(
+  source: unknown,
+  shape: number[],
+  path: string,
+  leaves: unknown[],
+  depth = 0,
+  isFirst = true,
+): void {
+  const isList = Array.isArray(source);
+  const ownLength = isList ? source.length : undefined;
+  if (isFirst && ownLength !== undefined) {
+    if (depth === MAX_DEPTH)
+      throw new RangeError(
+        `${path.replace(/\[.*/, '')} is nested more than ${MAX_DEPTH} arrays deep`,
+      );
+    shape.push(ownLength);
+  }
+  const length = shape[depth];
+  if (length === undefined) {
+    if (isList)
+      throw new RangeError(
+        `${path} is an array where others are items: shape ${formatShape(shape)}`,
+      );
+    if (ArrayBuffer.isView(source) && !(source instanceof Uint8Array))
+      throw new TypeError(`${path} is a typed array: pass one for all items, and the shape`);
+    leaves.push(source);
+    return;
+  }
+  if (!isList || ownLength !== length)
+    throw new RangeError(
+      `${path} is ${isList ? `${ownLength} long` : 'not an array'} where others are ${length} long`,
+    );
+  for (let i = 0; i < length; i += 1)
+    collectLeaves(source[i], shape, `${path}[${i}]`, leaves, depth + 1, isFirst && i === 0);
+}
+
+/** The dtype of items for which none is given. */
+function inferDtype(leaves: readonly unknown[], name: string): Dtype {
+  const kinds = new Set(leaves.map((leaf) => typeof leaf));
+  if (kinds.size === 0) return defaultDtype;
+  if (kinds.has('bigint')) {
+    if (kinds.size === 1) return int64;
+    throw new TypeError(`${name} mixes bigints with other items: pass a dtype`);
+  }
+  if (kinds.has('object')) return complex128;
+  return kinds.size === 1 && kinds.has('boolean') ? bool : defaultDtype;
 }

@@ -1,10 +1,10 @@
 import type { Layout } from './layout.ts';
 import { sizeOf } from './shape.ts';
 
-/** How many partial sums are tried before the answer is the careful one. */
+/** How many partial sums are tried before an overlap is assumed. */
 const MAX_TRIES = 10_000;
 
-/** Whether items are there more than once, as what `broadcastTo` gives. */
+/** Whether some items are repeated, as in the result of `broadcastTo`. */
 export const hasRepeatedItems = ({ shape, strides }: Pick<Layout, 'shape' | 'strides'>): boolean =>
   shape.some((length, axis) => length > 1 && strides[axis] === 0);
 
@@ -14,9 +14,8 @@ interface Axis {
 }
 
 /**
- * Whether two items share a byte, as after a broadcast: what is written to one is written to the
- * other. Where that takes too long to find out, for strides that no view of an ordinary array has,
- * the answer is yes.
+ * Whether two items share a byte, as after a broadcast: a write to one changes the other. Returns
+ * true if the search takes too long, which views of ordinary arrays never cause.
  */
 export function mayOverlapItself({ shape, strides, itemsize }: Layout): boolean {
   if (sizeOf(shape) < 2) return false;
@@ -25,7 +24,7 @@ export function mayOverlapItself({ shape, strides, itemsize }: Layout): boolean 
     .filter(({ length }) => length > 1)
     .sort((a, b) => b.stride - a.stride);
   if (axes.at(-1)?.stride === 0) return true;
-  // How far the axes from each on reach, and the bytes of an item.
+  // The reach in bytes of each axis with all later ones and one item.
   const reaches = new Array<number>(axes.length + 1);
   reaches[axes.length] = itemsize - 1;
   for (let i = axes.length - 1; i >= 0; i -= 1) {
@@ -34,12 +33,12 @@ export function mayOverlapItself({ shape, strides, itemsize }: Layout): boolean 
   }
   let tries = MAX_TRIES;
 
-  // Whether two items are less than an item apart: their indices differ by steps that nearly cancel.
+  // Whether two items are less than an item apart: index differences whose distances nearly cancel.
   const canOverlap = (at: number, distance: number, isSame: boolean): boolean => {
     const axis = axes[at];
     if (!axis) return !isSame;
     const reach = reaches[at + 1] as number;
-    // Of two items either may be the first: its first difference may be taken as positive.
+    // The order of the two items does not matter, so the first difference is not negative.
     const least = isSame ? 0 : 1 - axis.length;
     const from = Math.max(least, Math.ceil((-reach - distance) / axis.stride));
     const to = Math.min(axis.length - 1, Math.floor((reach - distance) / axis.stride));

@@ -14,8 +14,8 @@ export interface PinnedArrayOptions extends PinnedOptions {
 }
 
 /**
- * Items in page-locked host memory, which the device copies from and to by itself: numba's
- * `pinned_array`. It is host memory: give {@link host} to copies.
+ * An array in page-locked host memory, which the device copies from and to directly, as numba's
+ * `pinned_array`. It is host memory: pass {@link host} to copies.
  *
  * @example
  * using pinned = cuda.pinnedArray([2, 3], cuda.float32);
@@ -28,12 +28,12 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
   readonly shape: Shape;
   /** In bytes. */
   readonly strides: readonly number[];
-  /** How many items there are. */
+  /** The number of items. */
   readonly size: number;
   readonly byteLength: number;
-  /** The order in which the items lie. */
+  /** The order of the items in memory. */
   readonly order: Order;
-  /** The memory; undefined for an array without items. */
+  /** The memory; undefined for an empty array. */
   readonly buffer: PinnedBuffer | undefined;
 
   /** @internal */
@@ -64,7 +64,7 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
     return super.closed || this.buffer?.closed === true;
   }
 
-  /** Gives the memory back; a view that was kept reads zeros. The second time does nothing. */
+  /** Frees the memory; views obtained before then read zeros. Does nothing the second time. */
   override close(): void {
     this.buffer?.close();
     super.close();
@@ -76,10 +76,10 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
 }
 
 /**
- * Makes an array in page-locked host memory, zeroed: numba's `pinned_array`.
+ * Makes a zeroed array in page-locked host memory, as numba's `pinned_array`.
  *
  * @param dtype default float64
- * @throws TypeError, RangeError where the system has no such memory, CudaError
+ * @throws TypeError; RangeError if the system does not have so much memory; CudaError
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export function pinnedArray(

@@ -1,4 +1,4 @@
-/** Arrays on a device made of items from elsewhere. */
+/** Copies items to new or existing device arrays. */
 
 import type { bool, Dtype, DtypeOf, float64, int64 } from '../dtype.ts';
 import { checkSignal, type WaitOptions } from '../poller.ts';
@@ -6,9 +6,9 @@ import { type StreamOption, streamOf } from '../stream.ts';
 import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
 import { checkBoolean, checkInstance, checkOptions } from '../validate.ts';
 import { checkDtype, newLayout, toShape } from './allocate-items.ts';
-import { beginWrite, endWrite, endWriteSync, makeHostWrite, type Write } from './array-copy.ts';
+import { endWrite, endWriteSync, makeHostWrite, type Write } from './array-copy.ts';
 import type { MemorySourceOptions, OrderOption } from './array-options.ts';
-import { type ArraySource, DeviceArray } from './device-array.ts';
+import { type ArraySource, beginWrite, DeviceArray } from './device-array.ts';
 import { toHostItems } from './host-source.ts';
 import { checkOrder } from './layout.ts';
 import type { Nested } from './nested.ts';
@@ -20,16 +20,16 @@ export interface ToDeviceSyncOptions<D extends Dtype = Dtype>
   extends OrderOption,
     MemorySourceOptions,
     StreamOption {
-  /** Default: that of the source; of nested numbers float64, of booleans bool, of bigints int64. */
+  /** Default: the source's; float64 for nested numbers, bool for booleans, int64 for bigints. */
   readonly dtype?: D;
-  /** Default: that of the source; a typed array has one axis. */
+  /** Default: the shape of the source; a typed array has one axis. */
   readonly shape?: number | Shape;
   /**
-   * False: items of the host are not copied, so that the new array has anything in it; an array of
-   * the device is given back as it is. Default true.
+   * If false, items of the host are not copied, and the new array stays uninitialized; a device array
+   * is returned as it is. Default true.
    */
   readonly copy?: boolean;
-  /** The array to copy to, which is given back, instead of a new one. */
+  /** An existing array to copy to, which is returned. Default: a new array. */
   readonly to?: DeviceArray<D>;
 }
 
@@ -41,7 +41,7 @@ export interface ToDeviceOptions<D extends Dtype = Dtype>
 /** Nested arrays of numbers, of booleans, or of bigints. */
 type NestedItems = Nested<number> | Nested<boolean> | Nested<bigint>;
 
-/** The dtype of items that come without one. */
+/** The dtype of a source if the caller gives none. */
 type DtypeOfSource<S> =
   S extends DeviceArray<infer D>
     ? D
@@ -55,17 +55,16 @@ type DtypeOfSource<S> =
             ? typeof int64
             : typeof float64;
 
-/** What has a dtype without being told. */
+/** A source whose dtype can be inferred. */
 type InferableSource = TypedArray | NativeFloat16Array | NestedItems | PinnedArray | DeviceArray;
 
 /**
- * Copies items to a device, as numba's `to_device`, and resolves when that is done; the event loop
- * turns meanwhile. The array is contiguous and owns its memory; `order` is that of a typed array's
- * items and of the new array's. With a stream the copy comes after the work queued there, and the
- * stream is the array's.
+ * Copies items to a device, as numba's `to_device`, and resolves when the copy is done. The new array
+ * is contiguous and owns its memory; `order` applies to a typed array's items and to the new array.
+ * With a stream, the copy runs after the work queued there, and the stream becomes the array's.
  *
- * @param source a typed array, nested arrays or one item, a pinned array, or a device array, of
- * which a copy is made, of this device or another
+ * @param source a typed array, nested arrays, one item, a pinned array, or a device array on any
+ * device
  * @throws TypeError for another dtype; RangeError for another shape, and for nested arrays of
  * different lengths; ClosedError, CudaError
  * @example
@@ -98,7 +97,7 @@ export async function toDevice(
   }
 }
 
-/** As {@link toDevice}, but blocks until it is done. */
+/** As {@link toDevice}, but blocks until the copy is done. */
 export function toDeviceSync<D extends Dtype>(
   source: ArraySource<D>,
   options: ToDeviceSyncOptions<D> & ({ readonly dtype: D } | { readonly to: DeviceArray<D> }),
@@ -136,11 +135,11 @@ const OPTION_NAMES = [
   'device',
 ] as const;
 
-/** An array, and how its items come there. */
+/** An array and the write of its items. */
 interface PreparedArray {
   readonly array: DeviceArray;
   readonly isNew: boolean;
-  /** Absent where nothing is to be copied. */
+  /** Undefined if nothing needs to be copied. */
   readonly write: (() => Write) | undefined;
 }
 
@@ -162,7 +161,7 @@ function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>):
   if (source instanceof DeviceArray) {
     assertNoOptions(shouldCopy ? { shape } : { shape, ...choice }, 'a device array');
     assertSameDtype(dtype, source, 'source');
-    source.address; // a closed array is refused
+    source.address; // throws for a closed array
     if (!shouldCopy) return { array: source, isNew: false, write: undefined };
     const { memory, context, device } = choice;
     const hasPlace = memory !== undefined || context !== undefined || device !== undefined;

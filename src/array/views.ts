@@ -1,4 +1,4 @@
-/** Views whose items stay what they are: other axes, or the same items more than once. */
+/** Layouts of views: transposed, reshaped, broadcast, or with another item size. */
 
 import { checkInteger } from '../validate.ts';
 import { checkOrder, contiguousStrides, isContiguous, type Layout, type Order } from './layout.ts';
@@ -12,7 +12,7 @@ import {
   sizeOf,
 } from './shape.ts';
 
-/** A layout with the axes that `axes` names, in that order. */
+/** A layout with only the given axes, in that order. */
 const pickAxes = (layout: Layout, axes: readonly number[]): Layout => ({
   ...layout,
   shape: axes.map((axis) => layout.shape[axis] as number),
@@ -20,10 +20,10 @@ const pickAxes = (layout: Layout, axes: readonly number[]): Layout => ({
 });
 
 /**
- * The axes in another order.
+ * Permutes the axes.
  *
- * @param axes which axis comes at each place, negative ones from the end; default: reversed
- * @throws RangeError unless every axis is there once
+ * @param axes the axis for each position, negative ones from the end; default: reversed
+ * @throws RangeError unless every axis occurs once
  * @example
  * transpose(makeLayout([2, 3, 4], 1), [0, 2, 1]).shape; // [2, 4, 3]
  */
@@ -37,10 +37,10 @@ export function transpose(layout: Layout, axes?: readonly number[]): Layout {
 }
 
 /**
- * Without axes of size 1.
+ * Removes axes of size 1.
  *
- * @param axis those to go; default: all of size 1
- * @throws RangeError for one of another size
+ * @param axis the axes to remove; default: all of size 1
+ * @throws RangeError for an axis of another size
  */
 export function squeeze(layout: Layout, axis?: number | readonly number[]): Layout {
   const { shape } = layout;
@@ -63,7 +63,7 @@ export function squeeze(layout: Layout, axis?: number | readonly number[]): Layo
   );
 }
 
-/** With an axis of size 1 more, at the place `axis` of the result. @throws RangeError beyond it */
+/** Inserts an axis of size 1 at position `axis` of the result. @throws RangeError if out of bounds */
 export function expandDims(layout: Layout, axis: number): Layout {
   const at = checkAxis(axis, layout.shape.length + 1);
   return {
@@ -74,10 +74,10 @@ export function expandDims(layout: Layout, axis: number): Layout {
 }
 
 /**
- * The items repeated, without copying, until they have a shape: along axes of size 1 and along new
- * ones in front. The result overlaps itself: it is to be read only.
+ * Repeats the items to a shape without copying, along axes of size 1 and along new axes in front. The
+ * result overlaps itself, so it must be read only.
  *
- * @throws RangeError for a shape that the layout's does not fit
+ * @throws RangeError if the layout cannot be broadcast to the shape
  * @example
  * broadcastTo(makeLayout([3, 1], 4), [2, 3, 4]).strides; // [0, 4, 0]
  * @see https://numpy.org/doc/stable/user/basics.broadcasting.html
@@ -95,28 +95,28 @@ export function broadcastTo(layout: Layout, shape: Shape): Layout {
     );
   checkSafe(sizeOf(sizes) * layout.itemsize, `the byte length of shape ${formatShape(sizes)}`);
   const strides = sizes.map((_, axis) =>
-    // A stride that no index uses is zero, as NumPy has it.
+    // An unused stride is 0, as in NumPy.
     (layout.shape[axis - added] ?? 1) === 1 ? 0 : (layout.strides[axis - added] as number),
   );
   return { ...layout, shape: sizes, strides };
 }
 
-/** The same items in another shape, where they lie as it wants them, and as items of another size. */
+// ---- Reshape, and items of another size ----
 
 /** The result of a reshape. */
 export interface Reshaped {
-  /** The new shape, with the size that was left open. */
+  /** The new shape, with the open size filled in. */
   readonly shape: Shape;
-  /** The layout over the same memory; undefined where the items must be copied to get the shape. */
+  /** The layout over the same memory; undefined if the items must be copied. */
   readonly view: Layout | undefined;
 }
 
 /**
- * The same items in another shape, read and laid out in an order. It is a view exactly where NumPy
- * makes one; a copy is made by laying the items out in that order first.
+ * Gives the items another shape, reading them in an order. The result is a view exactly where NumPy
+ * makes one. Otherwise the caller must copy the items to that order first.
  *
- * @param shape one size may be -1: what is left
- * @throws RangeError where the shape has another number of items
+ * @param shape one size may be -1 and is then computed
+ * @throws RangeError if the shape has another number of items
  * @example
  * reshape(makeLayout([2, 6], 4), [3, -1]).shape; // [3, 4]
  * @see https://numpy.org/doc/stable/reference/generated/numpy.reshape.html
@@ -129,8 +129,8 @@ export function reshape(layout: Layout, shape: Shape, order: Order = 'C'): Resha
 }
 
 /**
- * The items in one dimension, in an order. As in NumPy it is a view of contiguous items only, so
- * that the result always is contiguous.
+ * Flattens the items to one axis, in an order. As in NumPy only contiguous items give a view, so the
+ * result is always contiguous.
  */
 export function ravel(layout: Layout, order: Order = 'C'): Reshaped {
   const shape = [sizeOf(layout.shape)];
@@ -139,9 +139,9 @@ export function ravel(layout: Layout, order: Order = 'C'): Reshaped {
 }
 
 /**
- * The same bytes as items of another size, which changes the size of the last axis.
+ * Views the same bytes as items of another size, which changes the size of the last axis.
  *
- * @throws RangeError where the last axis is not contiguous, or its bytes do not make whole items
+ * @throws RangeError if the last axis is not contiguous, or its length is not a multiple of itemsize
  * @example
  * viewWithItemsize(makeLayout([2, 3], 8), 4).shape; // [2, 6]
  * @see https://numpy.org/doc/stable/reference/generated/numpy.ndarray.view.html
@@ -170,7 +170,7 @@ export function viewWithItemsize(layout: Layout, itemsize: number): Layout {
   };
 }
 
-/** A shape whose size left open is filled in. */
+/** Returns the shape with its open size filled in. */
 function resolveShape(layout: Layout, shape: Shape): number[] {
   const sizes = checkShape(shape, 'shape', -1);
   const size = sizeOf(layout.shape);
@@ -185,7 +185,7 @@ function resolveShape(layout: Layout, shape: Shape): number[] {
   return sizes;
 }
 
-/** The strides of a shape over the items of a layout; undefined where there are none. */
+/** The strides of a shape over the items of a layout; undefined if the items must be copied. */
 function reshapedStrides(
   layout: Layout,
   shape: Shape,
@@ -197,7 +197,7 @@ function reshapedStrides(
   if (isSame) return layout.strides;
   if (isContiguous(layout, order)) return contiguousStrides(shape, layout.itemsize, order);
   if (order === 'C') return reshapedStridesInOrderC(layout, shape);
-  // Axes in order F are the reversed axes in order C.
+  // Order F is order C with the axes reversed.
   const reversed = {
     ...layout,
     shape: layout.shape.toReversed(),
@@ -206,15 +206,15 @@ function reshapedStrides(
   return reshapedStridesInOrderC(reversed, shape.toReversed())?.reverse();
 }
 
-/** An axis of items that are there. */
+/** An axis of the existing items. */
 interface Axis {
   readonly length: number;
   readonly stride: number;
 }
 
 /**
- * The strides of {@link reshapedStrides} in order C. Axes of old and new are taken in groups of as many
- * items: those of an old group must lie as one, and the new ones divide it.
+ * The strides of {@link reshapedStrides} in order C. Groups old and new axes with the same number of
+ * items: the old axes of a group must be contiguous, and the new ones divide them.
  */
 function reshapedStridesInOrderC(layout: Layout, shape: Shape): number[] | undefined {
   const old: Axis[] = layout.shape
@@ -243,7 +243,7 @@ function reshapedStridesInOrderC(layout: Layout, shape: Shape): number[] | undef
     }
     from = to;
   }
-  // What is left has size 1: its stride is never used.
+  // The remaining axes have size 1, so their strides are never used.
   while (strides.length < shape.length) strides.push(strides.at(-1) ?? layout.itemsize);
   return strides;
 }

@@ -1,11 +1,11 @@
-/** A child process that answers requests one by one, under one deadline. */
+/** The child process of a round trip, with one deadline for all requests. */
 import { once } from 'node:events';
 import type { Writable } from 'node:stream';
 import { ClosedError, CuffiError, PeerGoneError } from '../errors.ts';
 import { type ChildPeer, spawnPeer } from '../ipc/peer/spawn.ts';
 import { Reply, type Request } from './messages.ts';
 
-/** How the child is started. */
+/** Options of a child process. */
 export interface ChildOptions {
   readonly program: string;
   readonly args: readonly string[];
@@ -25,7 +25,7 @@ export class RoundtripChild {
     const stdio = ['ignore', 'inherit', 'inherit', 'pipe'] as const;
     this.#peer = spawnPeer(program, { args, env, stdio: [...stdio] });
     this.#exited = this.#watch(deadlineMs);
-    // A child that dies breaks its pipe: how it ended is told by its exit.
+    // A child that dies breaks its pipe; its exit is reported instead.
     this.pipe.on('error', () => {});
   }
 
@@ -33,33 +33,33 @@ export class RoundtripChild {
     return this.#peer.pid;
   }
 
-  /** Where bytes for the child's copy go in. */
+  /** The pipe for the bytes that the child copies to the device. */
   get pipe(): Writable {
     return this.#peer.process.stdio[COPY_FD] as Writable;
   }
 
-  /** The child's next message, after sending it a request; it must be of the given type. */
+  /** Sends a request, if given, and returns the child's next message, which must be of `type`. */
   async ask<T extends Reply['type']>(
     type: T,
     request?: Request,
   ): Promise<Extract<Reply, { type: T }>> {
     const parsed = Reply.safeParse(await this.#exchange(request));
-    if (!parsed.success) throw new CuffiError('the child sent a message that is none of ours');
+    if (!parsed.success) throw new CuffiError('the child sent an invalid message');
     const received = parsed.data;
     if (received.type === 'failed') throw new CuffiError(`in the child: ${received.message}`);
     if (received.type !== type)
-      throw new CuffiError(`the child said '${received.type}' where '${type}' was expected`);
+      throw new CuffiError(`the child sent '${received.type}' instead of '${type}'`);
     return received as Extract<Reply, { type: T }>;
   }
 
-  /** Lets the child end by itself; kills it if it does not. */
+  /** Closes the connection and waits for the child to exit; the deadline kills it. */
   async end(): Promise<void> {
     this.#peer.close();
     this.pipe.destroy();
     await this.#exited;
   }
 
-  /** Kills the child and waits until it is gone. */
+  /** Kills the child and waits for its exit. */
   async kill(): Promise<void> {
     this.#peer.process.kill('SIGKILL');
     await this.end();
@@ -75,7 +75,7 @@ export class RoundtripChild {
     }
   }
 
-  /** How it ended, as an error for whoever still waits. */
+  /** Resolves at the child's exit with an error for requests that are still waiting. */
   async #watch(deadlineMs: number): Promise<CuffiError> {
     const { process: child, pid } = this.#peer;
     let isTimedOut = false;

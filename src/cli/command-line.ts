@@ -1,4 +1,4 @@
-/** What may be typed behind `cuffi`, and what it asks for. */
+/** The command line of `cuffi`. */
 import { parseArgs } from 'node:util';
 import { type KindName, kindNames } from './kinds.ts';
 
@@ -11,14 +11,14 @@ Shares a GPU buffer with a child process and back, without copying it.
                  share pools, else what it can)
   --device N     the device, by its ordinal (default 0)
   --driver D     cuda, emulated, or the path of a libcuda (default: CUFFI_DRIVER, else
-                 cuda where there is a GPU and emulated where there is none)
+                 cuda with a GPU and emulated without)
   --json         print one JSON object instead of sentences
   --help         print this`;
 
-/** What was typed is wrong: said with the usage, exit code 2. */
+/** An invalid command line: printed with the usage, exit code 2. */
 export class UsageError extends Error {}
 
-/** What was asked for. */
+/** A parsed command line. */
 export interface CommandLine {
   readonly elements: number;
   readonly device: number;
@@ -27,7 +27,7 @@ export interface CommandLine {
   readonly json: boolean;
 }
 
-/** What was typed, checked; undefined where it asks for the usage. @throws UsageError */
+/** Parses and checks the command line; returns undefined for `--help`. @throws UsageError */
 export function readCommandLine(argv: readonly string[]): CommandLine | undefined {
   const { values, positionals } = parse(argv);
   if (values.help) return undefined;

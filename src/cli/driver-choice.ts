@@ -1,17 +1,17 @@
 import { selectDriver } from '../../ffi/driver.ts';
 import { isAvailable } from '../driver.ts';
 
-/** Which driver a program of ours runs on, and why. */
+/** The driver that a command uses, and why. */
 export interface DriverChoice {
-  /** What `CUFFI_DRIVER` must be for a child process to use the same one. */
+  /** The value of `CUFFI_DRIVER` with which a child process uses the same driver. */
   readonly name: string;
-  /** In words, for the first line of the output. */
+  /** The reason, for the first line of the output. */
   readonly reason: string;
 }
 
 /**
- * Selects the driver that was asked for; without a wish the real one where there is a GPU, and the
- * emulated one where there is none. A GPU that is there but broken is an error, never a fallback.
+ * Selects the requested driver. Without a request: the real one if there is a GPU, otherwise the
+ * emulated one. A broken GPU is an error, never a fallback.
  */
 export function chooseDriver(requestedDriver: string | undefined): DriverChoice {
   const driver = requestedDriver ?? process.env['CUFFI_DRIVER'];

@@ -1,4 +1,4 @@
-/** The kinds of memory that a round trip can be made with. */
+/** The kinds of memory for a round trip. */
 import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
 import type { IpcSupport } from '../ipc/sharing/support.ts';
@@ -7,23 +7,23 @@ import { MemoryPool } from '../memory/pool.ts';
 import { VirtualMemory } from '../memory/virtual.ts';
 
 interface Kind {
-  /** What goes to the other process, in words. */
+  /** What is sent to the other process, in words. */
   readonly description: string;
-  /** Which way of sharing it needs. */
+  /** The capability that the device needs. */
   readonly capability: keyof IpcSupport;
-  /** Memory of that kind; dispose frees it. */
+  /** Allocates memory of that kind; dispose frees it. */
   allocate(byteLength: number, context: Context): SharedMemory;
 }
 
-/** Memory that can be shared, and all that it is of. */
+/** Memory that can be shared, with the resources behind it. */
 export interface SharedMemory extends Disposable {
   readonly buffer: DeviceBuffer;
 }
 
-/** Pools take memory from the device in steps, which are smaller than this. */
+/** Pools allocate from the device in steps smaller than this. */
 const POOL_STEP = 64 << 20;
 
-/** By their names in descriptors, the default first where a device has all. */
+/** By their names in descriptors; the first one that a device supports is the default. */
 export const kinds = {
   pool: {
     description: 'memory of a pool, by the file descriptor of the pool',
@@ -63,12 +63,12 @@ export const kinds = {
   },
 } as const satisfies Readonly<Record<string, Kind>>;
 
-/** As it is typed. */
+/** The name of a kind on the command line. */
 export type KindName = keyof typeof kinds;
 
 export const kindNames = Object.keys(kinds) as KindName[];
 
-/** What is taken without a wish: the first that the device can share; plain memory if none. */
+/** The first kind that the device can share; otherwise plain memory. */
 export const defaultKind = (device: Device, support: IpcSupport): KindName =>
   kindNames.find(
     (name) =>

@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-/** The round trip in words. */
+/** The `cuffi` command. */
 import { driverName } from '../../ffi/driver.ts';
 import { driverVersion } from '../driver.ts';
 import type { Support } from '../ipc/sharing/support.ts';
@@ -14,7 +14,7 @@ const milliseconds = (value: number): string => `${value.toFixed(value < 10 ? 2 
 const formatSupport = ({ supported, reason }: Support): string =>
   supported ? 'yes' : `no (${reason})`;
 
-/** Which driver, in one line: the first of every output. */
+/** The first line of every output: the driver. */
 export function describeDriver(driver: DriverChoice): string {
   if (driver.name === 'emulated')
     return labelled(
@@ -25,7 +25,7 @@ export function describeDriver(driver: DriverChoice): string {
   return labelled('driver', `${driverName()}, CUDA ${major}.${minor} (${driver.reason})`);
 }
 
-/** The device and what it can share. */
+/** The lines about the device and what it can share. */
 export function describePlace({ device, support }: DeviceSupport): string[] {
   const { major, minor } = device.computeCapability;
   return [
@@ -41,11 +41,11 @@ export function describePlace({ device, support }: DeviceSupport): string[] {
   ];
 }
 
-/** What is shared. */
+/** The line about the shared memory. */
 export const describeKind = (kind: KindName): string =>
   labelled('shared', `${kind}: ${kinds[kind].description}`);
 
-/** What happened, the verdict last. */
+/** The lines about the result, the verdict last. */
 export function describeResult(result: RoundtripResult): string[] {
   const { parent, child, mismatches } = result;
   const values = (list: readonly number[]): string => `${list.join(', ')}, ...`;
@@ -72,11 +72,9 @@ export function describeResult(result: RoundtripResult): string[] {
   ];
 }
 
-/** The `cuffi` command. */
-
 const CHILD_DEADLINE_MS = 30_000;
 
-/** Answers whether all went well. */
+/** Runs the command and returns whether it succeeded. */
 async function main(argv: string[]): Promise<boolean> {
   const commandLine = readCommandLine(argv);
   if (!commandLine) {
@@ -116,19 +114,19 @@ async function main(argv: string[]): Promise<boolean> {
   return result.ok;
 }
 
-/** 128 and the number of SIGPIPE, which Node ignores: how a shell tells that a reader has gone. */
+/** 128 plus the number of SIGPIPE, which Node ignores: the exit code for a closed pipe. */
 const READER_GONE = 141;
 
 process.stdout.on('error', (error: NodeJS.ErrnoException) => {
-  // As head does, which has read enough: the user has what they want.
+  // The reader, such as `head`, has read enough.
   if (error.code === 'EPIPE') process.exit(READER_GONE);
   console.error(`cuffi: the output cannot be written: ${error.message}`);
   process.exit(1);
 });
-// Nobody is left to be told; the exit code says it.
+// Nobody reads errors any longer; the exit code remains.
 process.stderr.on('error', () => {});
 
-// Success is said at the end: a loop that runs empty before has failed.
+// Set to 0 only at the end: an event loop that runs empty before has failed.
 process.exitCode = 1;
 main(process.argv.slice(2)).then(
   (ok) => {

@@ -1,5 +1,4 @@
-/** What the two processes of the round trip say to each other, checked on arrival. */
-
+/** The messages between the two processes of the round trip, checked on arrival. */
 import type { infer as Infer } from 'zod';
 import { loadZod } from '../ipc/descriptor-codec.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
@@ -8,7 +7,7 @@ const { z } = loadZod();
 
 const sampleValues = z.array(z.int().min(0).max(0xffff_ffff)).max(8);
 
-/** From the parent. */
+/** Messages from the parent. */
 export const Request = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('open'), buffer: z.instanceof(DeviceBuffer) }),
   z.strictObject({ type: z.literal('answer') }),
@@ -16,7 +15,7 @@ export const Request = z.discriminatedUnion('type', [
 ]);
 export type Request = Infer<typeof Request>;
 
-/** From the child, in this order; each request has its reply. */
+/** Messages from the child, in this order: one reply for each request. */
 export const Reply = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('ready') }),
   z.strictObject({

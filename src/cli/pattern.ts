@@ -1,6 +1,6 @@
-/** The values that the round trip writes and looks for: each side its own, all different. */
+/** The values that the round trip writes and checks: all different, and different on each side. */
 
-/** Who wrote a value. */
+/** The process that wrote a value. */
 export type Side = 'parent' | 'child';
 
 const valueAt = (side: Side, index: number): number => {
@@ -8,10 +8,10 @@ const valueAt = (side: Side, index: number): number => {
   return side === 'parent' ? value : ~value >>> 0;
 };
 
-/** The whole pattern of one side. */
+/** All values of one side. */
 export const pattern = (side: Side, elements: number): Uint32Array =>
   new Uint32Array(elements).map((_, index) => valueAt(side, index));
 
-/** How many values are not what `side` would have written. */
+/** How many values differ from those that `side` writes. */
 export const countMismatches = (side: Side, values: Uint32Array): number =>
   values.reduce((count, value, index) => count + Number(value !== valueAt(side, index)), 0);

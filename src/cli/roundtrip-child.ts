@@ -47,7 +47,7 @@ async function checkAndRewrite(): Promise<Reply> {
   return { type: 'answered', mismatches: wrong, first };
 }
 
-/** The other way: bytes through a socket, then to the device. */
+/** The way by copying: reads bytes from the pipe and copies them to the device. */
 async function receive(byteLength: number): Promise<Reply> {
   const bytes = new Uint8Array(byteLength);
   let length = 0;
@@ -68,11 +68,10 @@ async function serve(message: unknown): Promise<Reply> {
   return receive(request.byteLength);
 }
 
-// Pays for the context and for loading the checker now, so that the hand-over is timed and not
-// the start of a process.
+// Creates the context and loads zod now, so that the measured time excludes the start of a process.
 const { free: freeBefore } = context.memoryInfo();
 explain(undefined);
-// Memory is opened as it arrives.
+// Started now, because memory is opened as soon as it arrives.
 const recorder = recordCalls();
 let reply: Reply = { type: 'ready' };
 try {
@@ -85,6 +84,6 @@ try {
     }
   }
 } catch (error) {
-  // The parent has ended meanwhile, and with it those who would read why.
+  // The parent has exited, so nobody reads the reply.
   if (!(error instanceof ClosedError || error instanceof PeerGoneError)) throw error;
 }

@@ -1,4 +1,4 @@
-/** A GPU buffer goes to another process and back, without a copy: the main job of cuffi. */
+/** Sends a GPU buffer to another process and back without a copy. */
 import { extname } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { recordCalls } from '../../ffi/driver.ts';
@@ -12,41 +12,41 @@ import type { DriverChoice } from './driver-choice.ts';
 import { type KindName, kinds } from './kinds.ts';
 import { countMismatches, pattern } from './pattern.ts';
 
-/** What a round trip is asked for. */
+/** Options of a round trip. */
 export interface RoundtripOptions {
-  /** How many 32-bit elements the buffer has. */
+  /** The number of 32-bit elements in the buffer. */
   readonly elements: number;
   readonly kind: KindName;
   readonly device: number;
   readonly driver: DriverChoice;
   readonly deadlineMs: number;
-  /** The child's program; for tests of one that fails. */
+  /** The child's program; tests pass one that fails. */
   readonly program?: string;
 }
 
-/** What is known before any memory is touched. */
+/** The device, and what it can share. */
 export interface DeviceSupport {
   readonly device: Device;
   readonly support: IpcSupport;
 }
 
-/** What a round trip found. */
+/** The result of a round trip. */
 export interface RoundtripResult {
   readonly kind: KindName;
   readonly byteLength: number;
   readonly parent: { readonly pid: number; readonly wrote: number[]; readonly readBack: number[] };
   readonly child: { readonly pid: number; readonly read: number[]; readonly wrote: number[] };
-  /** From the export until the child had read the first values, at the parent's clock. */
+  /** The time from the export until the child has read the first values, by the parent's clock. */
   readonly ipcMs: number;
   /** The same by copying: device to host, through a socket, host to device. */
   readonly copyMs: number;
-  /** Copied by both processes between the export and the first read. */
+  /** The bytes that both processes copied between the export and the first read. */
   readonly bytesCopied: number;
-  /** By how much the child's free device memory fell. */
+  /** By how many bytes the child's free device memory fell. */
   readonly childMemoryFell: number;
-  /** Whether both say that there was no copy. */
+  /** Whether both numbers show that there was no copy. */
   readonly noCopy: boolean;
-  /** Elements that were not what the other side had written. */
+  /** Elements that differ from those that the other side wrote. */
   readonly mismatches: { readonly child: number; readonly parent: number };
   readonly ok: boolean;
 }
@@ -55,13 +55,13 @@ const SAMPLE_LENGTH = 4;
 const childProgram = (): string =>
   fileURLToPath(new URL(`./roundtrip-child${extname(import.meta.url)}`, import.meta.url));
 
-/** The device of a round trip and what it can share. */
+/** Looks up a device and what it can share. */
 export function inspectDevice(ordinal: number): DeviceSupport {
   const device = Device.get(ordinal);
   return { device, support: ipcSupport(device) };
 }
 
-/** Makes the round trip. @throws for a child that dies or does not answer */
+/** Makes the round trip. @throws CuffiError if the child dies or does not reply in time */
 export async function roundtrip(options: RoundtripOptions): Promise<RoundtripResult> {
   const { elements, kind, device, driver, deadlineMs, program = childProgram() } = options;
   const context = Context.primary(device);
@@ -123,7 +123,7 @@ async function timeSharing(child: RoundtripChild, buffer: DeviceBuffer) {
 async function timeCopying(child: RoundtripChild, buffer: DeviceBuffer): Promise<number> {
   const start = performance.now();
   const received = child.ask('received', { type: 'receive', byteLength: buffer.byteLength });
-  // Awaited below; a child that dies before is no unhandled rejection.
+  // Awaited below; without this, a child that dies before would cause an unhandled rejection.
   received.catch(() => {});
   child.pipe.write(await buffer.copyToHost());
   await received;

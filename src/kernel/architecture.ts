@@ -1,7 +1,7 @@
-/** For which architecture a source is compiled. */
+/** Chooses and checks the architecture for which a source is compiled. */
 import { CompileError } from '../errors.ts';
 
-/** What a compiler makes: text for every device from an architecture on, or code for one. */
+/** The output of the compiler: PTX for all devices from an architecture on, or a cubin for one. */
 export type CodeKind = 'ptx' | 'cubin';
 
 /** A compute capability, e.g. `{ major: 9, minor: 0 }`. */
@@ -23,7 +23,7 @@ export function checkArchitecture(arch: unknown, kind: CodeKind): string {
   return kind === 'ptx' ? arch.replace(/^sm_/, 'compute_') : arch;
 }
 
-/** @throws CompileError where the compiler does not know `arch` */
+/** @throws CompileError if the compiler does not support `arch` */
 export function assertSupported(arch: string, supported: readonly number[], version: string): void {
   const number = Number(ARCHITECTURE_NAME.exec(arch)?.[2]);
   if (supported.includes(number)) return;
@@ -34,10 +34,10 @@ export function assertSupported(arch: string, supported: readonly number[], vers
 }
 
 /**
- * The architecture for a device. Where the compiler is older than the device: the newest that the
- * compiler knows and the device runs, which for cubins is one of the same major number.
+ * Chooses the architecture for a device: the newest that the compiler supports and the device runs.
+ * A cubin needs the same major number.
  *
- * @throws CompileError where there is none
+ * @throws CompileError if the compiler supports no architecture of the device
  */
 export function architectureFor(
   { major, minor }: Capability,
@@ -53,7 +53,7 @@ export function architectureFor(
     .at(-1);
   if (best === undefined)
     throw new CompileError(
-      `libnvrtc ${version} makes no ${kind} for a device of compute capability ${major}.${minor}, only for ${supported.join(', ')}`,
+      `libnvrtc ${version} cannot make ${kind} for a device of compute capability ${major}.${minor}, only for ${supported.join(', ')}`,
       '',
     );
   return `${kind === 'ptx' ? 'compute' : 'sm'}_${best}`;

@@ -1,4 +1,4 @@
-/** Items that do not follow each other, copied or set by one launch of a kernel of cuffi's own. */
+/** Built-in kernels: copy or fill items that are not contiguous with one launch. */
 
 import { CUresult } from '../../ffi/results.ts';
 import type { Context } from '../context.ts';
@@ -17,27 +17,26 @@ import {
 } from './builtin-ptx.ts';
 import type { Kernel } from './kernel.ts';
 import { Module } from './module.ts';
-import { comparePtx } from './ptx/compare.ts';
 
-/** An axis by its strides in bytes. */
+/** An axis with its strides in bytes. */
 export interface StridedAxis {
   readonly length: number;
   readonly source: number;
   readonly target: number;
 }
 
-/** Where items are set: runs of bytes at every place that the axes lead to. */
+/** The target of a fill: runs of bytes, repeated along the axes. */
 export interface StridedTarget {
   readonly context: Context;
   /** The address of the first byte. */
   readonly target: number;
-  /** The bytes of a run. */
+  /** The length of a run in bytes. */
   readonly width: number;
   /** The slowest first. */
   readonly axes: readonly StridedAxis[];
 }
 
-/** Where items are copied to and from, within a context. */
+/** The target and the source of a copy within a context. */
 export interface StridedCopy extends StridedTarget {
   readonly source: number;
 }
@@ -45,7 +44,7 @@ export interface StridedCopy extends StridedTarget {
 const THREADS_PER_BLOCK = 256;
 const MAX_INT32 = 2 ** 31 - 1;
 
-/** What a launch has for its threads, each of which sets one word. */
+/** The work of a launch, in which each thread sets one word. */
 interface WordPlan {
   readonly word: WordLength;
   readonly bits: IndexBits;
@@ -55,9 +54,9 @@ interface WordPlan {
 }
 
 /**
- * Queues a copy as one launch.
+ * Queues a copy as one kernel launch.
  *
- * @returns false where that cannot be: there are too many axes, or the kernels are not to be had
+ * @returns false if there are too many axes, or the kernel is not available
  */
 export function queueStridedCopy(copy: StridedCopy, stream: Stream | undefined): boolean {
   const { context, target, source } = copy;
@@ -71,9 +70,9 @@ export function queueStridedCopy(copy: StridedCopy, stream: Stream | undefined):
 }
 
 /**
- * Queues the setting of all items to a value, as one launch; runs hold one value after the other.
+ * Queues a fill of all items as one kernel launch. Each run is filled with repetitions of the value.
  *
- * @returns false where that cannot be: no word of up to 16 bytes holds a value wherever it lies
+ * @returns false if the items are not aligned to words that hold whole values, or as for copies
  */
 export function queueStridedFill(
   place: StridedTarget,
@@ -94,7 +93,7 @@ export function queueStridedFill(
   return true;
 }
 
-/** The longest words that items are made of wherever they lie; undefined for too many axes. */
+/** Splits items into the longest words to which all are aligned; undefined for too many axes. */
 function planWords(
   { width, axes }: StridedTarget,
   addresses: readonly number[],
@@ -132,25 +131,22 @@ const launchConfigFor = (
   stream: stream ?? Stream.legacyDefault({ context }),
 });
 
-/** The kernels that cuffi has of its own: loaded in a context when they are first wanted. */
+// ---- The kernels, loaded in a context at their first use ----
 
 const AXES = { bytes: 192, align: 8 } as const;
 const COPY = ['pointer', 'pointer', 'uint64', 'uint32', AXES] as const;
 const FILL = ['pointer', 'uint64', 'uint64', 'uint64', 'uint32', AXES] as const;
 
-const COMPARE = ['pointer', 'pointer', 'uint64', 'pointer'] as const;
-
-/** What the kernels of each purpose take, and are loaded from. */
+/** The PTX and the parameters of each module. */
 const builtinModules = {
   copy: { ptx: copyPtx, params: COPY },
   fill: { ptx: fillPtx, params: FILL },
-  compare: { ptx: () => comparePtx, params: COMPARE },
 } as const;
 
 type BuiltinModule = keyof typeof builtinModules;
 type BuiltinKernel<P extends BuiltinModule> = Kernel<(typeof builtinModules)[P]['params']>;
 
-/** What was loaded in a context, and its kernels by name; a driver that refused it is not asked again. */
+/** A loaded module with its kernels by name; the module is undefined if the driver rejected it. */
 interface Loaded {
   readonly module: Module | undefined;
   readonly kernels: Map<string, Kernel<never>>;
@@ -159,11 +155,11 @@ interface Loaded {
 const loadedByContext = new WeakMap<Context, Map<BuiltinModule, Loaded>>();
 
 /**
- * A kernel by its name, to be launched in a stream of the context.
+ * Returns a kernel by its name, for a launch in a stream of the context.
  *
- * Undefined where it cannot be had: the driver refuses it; the stream is another context's; or work
- * is under way, or captured, while it is not loaded yet. Loading may wait for the device, and what
- * runs there may be waiting for this process.
+ * Returns undefined if the driver rejects the module or the stream belongs to another context. Also
+ * returns undefined if the module is not loaded yet and the context is busy or captured: loading may
+ * wait for the device, whose work may wait for this process.
  */
 export function builtinKernel<P extends BuiltinModule>(
   context: Context,
@@ -192,7 +188,7 @@ function loadOnce(context: Context, purpose: BuiltinModule): Loaded | undefined 
   return own;
 }
 
-/** Undefined where it may be had another time. */
+/** Returns undefined after a transient error, so that a later call tries again. */
 function loadBuiltin(context: Context, purpose: BuiltinModule): Loaded | undefined {
   const kernels = new Map<string, Kernel<never>>();
   try {

@@ -1,20 +1,20 @@
 /**
- * cuffi's own kernels for items that do not follow each other, written by hand: one for each length
- * of a word (1 to 16 bytes) and for indices of 32 and 64 bits. Each thread sets one word. The axes
- * are an argument of 192 bytes: 8 lengths, 8 strides of the target, 8 strides of the source, each of
- * 64 bits, the fastest axis first.
+ * The PTX of the built-in kernels, which copy or fill items that are not contiguous. There is one for
+ * each word length (1 to 16 bytes) and index width (32 and 64 bits). Each thread sets one word. The
+ * axes are an argument of 192 bytes: 8 lengths, 8 target strides and 8 source strides, 64 bits each,
+ * the fastest axis first.
  */
 
-/** The bytes that a thread copies or sets. */
+/** The number of bytes that a thread copies or sets. */
 export type WordLength = 1 | 2 | 4 | 8 | 16;
 
-/** Whether 32 bits are enough for all lengths, strides and the number of words. */
+/** The index width: 32 if all lengths, strides and the number of words fit into 32 bits. */
 export type IndexBits = 32 | 64;
 
 export const WORD_LENGTHS: readonly WordLength[] = [1, 2, 4, 8, 16];
 const INDEX_BITS: readonly IndexBits[] = [32, 64];
 
-/** How many axes the kernels take. */
+/** The most axes that the kernels support. */
 export const MAX_AXES = 8;
 
 export const copyKernelName = (word: WordLength, bits: IndexBits): string =>
@@ -22,10 +22,10 @@ export const copyKernelName = (word: WordLength, bits: IndexBits): string =>
 export const fillKernelName = (word: WordLength, bits: IndexBits): string =>
   `cuffi_fill_${word}_${bits}`;
 
-// PTX ISA 7.4 and sm_70: drivers from CUDA 11.4 on take it, for devices from Volta on.
+// PTX ISA 7.4 and sm_70 work with drivers from CUDA 11.4 on and devices from Volta on.
 const HEAD = '.version 7.4\n.target sm_70\n.address_size 64\n';
 
-/** Where the thread's word is: %to, and %from where the kernel has a source. */
+/** Code that computes the addresses of the thread's word: %to, and %from if there is a source. */
 function addressingCode(bits: IndexBits, hasSource: boolean): string {
   const isWide = bits === 64;
   const [unsigned, signed] = [`u${bits}`, `s${bits}`] as const;

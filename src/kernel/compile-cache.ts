@@ -1,4 +1,4 @@
-/** What was compiled before, on disk: so that only the first start of a program waits for it. */
+/** A cache of compiled code on disk, so that only the first run of a program compiles. */
 import { createHash, randomBytes } from 'node:crypto';
 import {
   closeSync,
@@ -19,27 +19,26 @@ import {
 import { homedir } from 'node:os';
 import { dirname, isAbsolute, join, resolve } from 'node:path';
 import type { CodeKind } from './architecture.ts';
-import type { CompiledInit } from './compile.ts';
-import type { CompileRequest } from './compile-options.ts';
+import type { CompiledInit, CompileRequest } from './compile-options.ts';
 
-/** Raised when what a file holds, or what its name is made of, changes. */
+/** The version of the file format and of the key. */
 const FORMAT = 1;
 
-/** The files of a folder may have so many bytes; what was not read for the longest time goes first. */
+/** The size limit of the folder; the least recently used files are removed first. */
 const MAX_FOLDER_BYTES = 256 << 20;
 const DIGEST_BYTES = 32;
 
-/** A file's text part. */
+/** The JSON part of a file. */
 interface Header {
   readonly log: string;
   readonly names: readonly (readonly [expression: string, name: string])[];
 }
 
 /**
- * The place of one source in the cache. Its name is a digest of all that matters: the source, its
- * headers and included files, the options with the architecture, the names, what is made, and which
- * libnvrtc makes it. A folder that others may write to is not used; a file that was damaged is not
- * read; where nothing can be written, nothing is kept.
+ * The cache file of one source. Its name is a digest of everything that matters: the source, its
+ * headers and included files, the options with the architecture, the names, the kind of code, and the
+ * libnvrtc in use. A folder that other users can write to is not used. A damaged file is ignored. If
+ * writing fails, nothing is cached.
  */
 export class CompileCache<K extends CodeKind> {
   readonly #kind: K;
@@ -52,7 +51,7 @@ export class CompileCache<K extends CodeKind> {
     this.#path = join(folder, key);
   }
 
-  /** Undefined where the cache is off, or cannot tell whether what it has is still right. */
+  /** Undefined if the cache is off, or cannot track all included files. */
   static forRequest<K extends CodeKind>(request: CompileRequest<K>): CompileCache<K> | undefined {
     const folder = folderOf(request.cache);
     if (folder === undefined) return undefined;
@@ -73,7 +72,7 @@ export class CompileCache<K extends CodeKind> {
     return new CompileCache(kind, folder, key);
   }
 
-  /** Undefined where there is nothing, or nothing whole. */
+  /** Undefined if there is no file, or it is damaged. */
   read(): CompiledInit<K> | undefined {
     try {
       const file = readPrivateFile(this.#path);
@@ -111,13 +110,13 @@ export class CompileCache<K extends CodeKind> {
     }
   }
 
-  /** Where the folder can only be read, what is in it is good all the same. */
+  /** Marks the file as used; a read-only folder still serves reads. */
   #touch(): void {
     try {
       const now = new Date();
       utimesSync(this.#path, now, now);
     } catch {
-      // Nothing makes room there either.
+      // A read-only folder is never evicted from either.
     }
   }
 
@@ -138,10 +137,10 @@ export class CompileCache<K extends CodeKind> {
 }
 
 /**
- * A file that only this user can have written. Asked of the open file: whoever may rename folders above
- * could put another one in the place of one that was looked at.
+ * Reads a file that only this user can have written. Checks the open file, because a path that was
+ * checked before may be replaced by another user who can rename folders above.
  *
- * @throws where it is none
+ * @throws Error for a file that others can write to
  */
 function readPrivateFile(path: string): Buffer {
   const fd = openSync(path, constants.O_RDONLY | constants.O_NOFOLLOW);
@@ -153,13 +152,13 @@ function readPrivateFile(path: string): Buffer {
   }
 }
 
-/** Whether only this user can write to what it tells of. */
+/** Whether only this user can write to the file. */
 const isPrivate = ({ uid, mode }: Stats): boolean =>
   uid === process.getuid?.() && (mode & 0o022) === 0;
 
 const digest = (bytes: Uint8Array): Buffer => createHash('sha256').update(bytes).digest();
 
-/** Where files are kept, by the option and the environment; undefined: nowhere. */
+/** The folder of the cache, by the option and the environment; undefined if the cache is off. */
 function folderOf(cache: boolean | string): string | undefined {
   const { CUFFI_CACHE: chosen, XDG_CACHE_HOME: xdgCacheHome } = process.env;
   if (cache === false || chosen === 'off' || chosen === '0') return undefined;
@@ -169,7 +168,7 @@ function folderOf(cache: boolean | string): string | undefined {
   return join(base, 'compiled');
 }
 
-/** Makes a folder for this user alone; false where it is not. */
+/** Makes a folder that only this user can write to; returns false if that fails. */
 function makePrivateFolder(folder: string): boolean {
   try {
     mkdirSync(folder, { recursive: true, mode: 0o700 });
@@ -180,32 +179,31 @@ function makePrivateFolder(folder: string): boolean {
   }
 }
 
-/** The files that a source includes, as far as its text tells. */
+// ---- The files that a source includes, found in its text ----
 
-// A directive may have comments in it, and `%:` for `#`.
+// A directive may contain comments, and `%:` for `#`.
 const GAP = String.raw`(?:[^\S\n]|/\*[\s\S]*?\*/)*`;
 const DIRECTIVE = new RegExp(`(?:#|%:)${GAP}include\\b${GAP}([^\\n]*)`, 'g');
 const HAS_INCLUDE = /__has_include\b([^\n]*)/g;
 const INCLUDE_NAME = /^[(\s]*(?:"([^"\n]+)"|<([^>\n]+)>)/;
 
-/** The next file of a name: which one that is depends on where this one was found. */
+/** `#include_next` depends on where the current file was found, so it cannot be tracked. */
 const INCLUDE_NEXT = /\b(?:__has_)?include_next\b/;
 
-/** Options by which files come in, or go out, that the text says nothing of. */
+/** Options that read or write files which the text does not mention. */
 const UNTRACKABLE_OPTION = /^--?(?:\S*-)?(?:pch|time|options-file|optf)\b/;
 
-/** What is known of a file: which one it is, and what is in it. */
+/** A source text to search for includes. */
 interface SourceText {
   readonly text: string;
-  /** Where it lies, if it is a file. */
+  /** The folder of the file; undefined for text that is not in a file. */
   readonly folder: string | undefined;
 }
 
 /**
- * What tells the included files from others of their names: for each its path and what is in it,
- * or that it is missing. Of CUDA's own headers only those that the source names, by their length and
- * time. Undefined where the text does not say what is included: by a macro, or in a precompiled
- * header.
+ * Identifies all files that a source may include: for each path a digest of its text, or that it is
+ * missing. CUDA's own headers count by size and time, and only those that the source names. Returns
+ * undefined if the text does not name an included file, as with macros and precompiled headers.
  */
 function includedFiles(request: CompileRequest): readonly string[] | undefined {
   const { compiler, headers, source } = request;
@@ -214,7 +212,7 @@ function includedFiles(request: CompileRequest): readonly string[] | undefined {
     request.options.length - compiler.headerFolders.length,
   );
   if (userOptions.some((option) => UNTRACKABLE_OPTION.test(option))) return undefined;
-  // The compiler looks beside the source, too, which lies in no file: in the working directory.
+  // The compiler also searches the working directory, as the source is not in a file.
   const folders = [process.cwd(), ...optionValues(userOptions, /^(?:-I|--include-path)(?:=|$)?/)];
   const texts: SourceText[] = [
     ...optionValues(userOptions, /^(?:-include|--pre-include)(?:=|$)/).map((name) => ({
@@ -229,7 +227,7 @@ function includedFiles(request: CompileRequest): readonly string[] | undefined {
     if (!names) return undefined;
     for (const name of names) {
       if (Object.hasOwn(headers, name)) continue;
-      // Each file of the name counts, whichever the compiler takes.
+      // Every file with that name counts, whichever the compiler takes.
       for (const folder of text.folder === undefined ? folders : [text.folder, ...folders]) {
         const path = resolve(folder, name);
         if (stampByPath.has(path)) continue;
@@ -246,7 +244,7 @@ function includedFiles(request: CompileRequest): readonly string[] | undefined {
   return [...stampByPath].map(([path, what]) => `${path} ${what}`).sort();
 }
 
-/** The names that a text includes; undefined where one is not said in the text. */
+/** The names that a text includes; undefined if one is not literal. */
 function includeNames(text: string): string[] | undefined {
   const names: string[] = [];
   const joined = text.replace(/\\\r?\n/g, '');
@@ -260,7 +258,7 @@ function includeNames(text: string): string[] | undefined {
   return names;
 }
 
-/** The values of an option, which may be written together with it or behind it. */
+/** The values of an option, written in the same argument or in the next. */
 function optionValues(options: readonly string[], name: RegExp): string[] {
   return options.flatMap((option, n) => {
     if (!name.test(option)) return [];

@@ -1,4 +1,4 @@
-/** What `compile` is asked for: its arguments, checked. */
+/** The arguments of `compile`, checked, and the types that its parts share. */
 
 import { Context, type PlaceOptions } from '../context.ts';
 import { checkOptions, checkString, checkStrings, formatValue } from '../validate.ts';
@@ -10,35 +10,44 @@ import {
 } from './architecture.ts';
 import { type Compiler, compilerInUse } from './nvrtc.ts';
 
-/** Options of `compile`. The device or context says for which architecture, by default. */
+/** Options of `compile`. By default the device or context determines the architecture. */
 export interface CompileOptions<K extends CodeKind = CodeKind> extends PlaceOptions {
-  /** PTX, which every device from the architecture on takes, or a cubin for one. Default `'ptx'`. */
+  /** PTX for all devices from the architecture on, or a cubin for one. Default `'ptx'`. */
   readonly to?: K;
   /** E.g. `'sm_90'`. Default: the device's. */
   readonly arch?: string;
-  /** Options of the compiler, as nvcc's: `['-std=c++17', '--use_fast_math', '-DN=4']`. */
+  /** Compiler options, as nvcc's: `['-std=c++17', '--use_fast_math', '-DN=4']`. */
   readonly options?: readonly string[];
-  /** Sources by the names that `#include` has for them. */
+  /** Sources by the names that `#include` uses. */
   readonly headers?: Readonly<Record<string, string>>;
-  /** Kernels of templates, and of C++ namespaces: `['scale<float>']`. */
+  /** Kernels that are templates or in C++ namespaces: `['scale<float>']`. */
   readonly names?: readonly string[];
-  /** Whether what was compiled before is taken from the disk, or in which folder it is. */
+  /** Whether to use the cache on disk, or its folder. Default true. */
   readonly cache?: boolean | string;
 }
 
-/** A source and all that says what becomes of it. */
+/** A source with everything that determines the compiler's output. */
 export interface CompileRequest<K extends CodeKind = CodeKind> {
   readonly compiler: Compiler;
   readonly source: string;
   readonly kind: K;
-  /** All options of the compiler, the architecture among them. */
+  /** All compiler options, including the architecture. */
   readonly options: readonly string[];
   readonly headers: Readonly<Record<string, string>>;
   readonly names: readonly string[];
   readonly cache: boolean | string;
 }
 
-/** What a source is called in the compiler's messages. */
+/** The parts of a compiled source. */
+export interface CompiledInit<K extends CodeKind> {
+  readonly kind: K;
+  readonly code: Uint8Array;
+  readonly log: string;
+  /** The mangled names, by name expression. */
+  readonly names: ReadonlyMap<string, string>;
+}
+
+/** The file name of a source in the compiler's messages. */
 export const SOURCE_NAME = 'kernel.cu';
 
 const OPTION_NAMES = [
@@ -111,6 +120,6 @@ function checkHeaders(headers: unknown): Readonly<Record<string, string>> {
 function checkFlags(flags: readonly string[]): readonly string[] {
   const arch = flags.find((flag) => /^(-arch|--gpu-architecture)\b/.test(flag));
   if (arch !== undefined)
-    throw new TypeError(`the option '${arch}' is cuffi's to give: name the architecture by arch`);
+    throw new TypeError(`the option '${arch}' is set by cuffi: pass the architecture as arch`);
   return flags;
 }

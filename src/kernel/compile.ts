@@ -1,17 +1,22 @@
-/** CUDA C++ compiled at run time, by libnvrtc. */
+/** Compiles CUDA C++ at run time by libnvrtc. */
 
 import { inspect } from 'node:util';
 import { assertInternal } from '../validate.ts';
 import type { CodeKind } from './architecture.ts';
 import { CompileCache } from './compile-cache.ts';
-import { type CompileOptions, type CompileRequest, checkRequest } from './compile-options.ts';
+import {
+  type CompiledInit,
+  type CompileOptions,
+  type CompileRequest,
+  checkRequest,
+} from './compile-options.ts';
 import { Program } from './nvrtc-program.ts';
 
 /**
- * Compiles CUDA C++ for a device by libnvrtc (`CUFFI_NVRTC`, or where the loader, the CUDA toolkit,
- * pip or conda have put it), on another thread. What was compiled before comes from a cache on disk:
- * its folder is `CUFFI_CACHE`, by default `cuffi` in the user's cache folder; `CUFFI_CACHE=off`
- * or `{ cache: false }` has everything compiled anew.
+ * Compiles CUDA C++ for a device by libnvrtc, on another thread. The library is found through
+ * `CUFFI_NVRTC`, or where the loader, the CUDA toolkit, pip or conda have installed it. Results are
+ * cached on disk in the folder `CUFFI_CACHE`, by default `cuffi` in the user's cache folder.
+ * `CUFFI_CACHE=off` or `{ cache: false }` disables the cache.
  *
  * CUDA's own headers (`cuda_fp16.h`, `cooperative_groups.h`) are found where they are installed.
  *
@@ -40,7 +45,7 @@ export async function compile<K extends CodeKind = 'ptx'>(
   });
 }
 
-/** As {@link compile}, but blocks until it is done: often half a second. */
+/** As {@link compile}, but blocks until the result is ready, often half a second. */
 export function compileSync<K extends CodeKind = 'ptx'>(
   source: string,
   options?: CompileOptions<K>,
@@ -53,45 +58,8 @@ export function compileSync<K extends CodeKind = 'ptx'>(
   return toCompiledCode(program.compileSync(), cache);
 }
 
-function toCompiledCode<K extends CodeKind>(
-  compiled: CompiledInit<K>,
-  cache: CompileCache<K> | undefined,
-): CompiledCode<K> {
-  cache?.write(compiled);
-  return new CompiledCode(compiled);
-}
-
-/** A compiler holds a thread of libuv's four for long: files and names need some, too. */
-const MAX_CONCURRENT = 2;
-
-let running = 0;
-const waitingStarts: (() => void)[] = [];
-
-/** Has so many compile at once, and the others wait for their turn. */
-async function limitConcurrency<T>(work: () => Promise<T>): Promise<T> {
-  if (running < MAX_CONCURRENT) running += 1;
-  else await new Promise<void>((resolve) => waitingStarts.push(resolve));
-  try {
-    return await work();
-  } finally {
-    const next = waitingStarts.shift();
-    // The turn is handed on.
-    if (next) next();
-    else running -= 1;
-  }
-}
-
-/** What a compiled source is made of. */
-export interface CompiledInit<K extends CodeKind> {
-  readonly kind: K;
-  readonly code: Uint8Array;
-  readonly log: string;
-  /** The names that the compiler gave, by name expression. */
-  readonly names: ReadonlyMap<string, string>;
-}
-
 /**
- * A compiled source: what `Module.load` takes as `code`, and what its kernels are called there.
+ * A compiled source: the code for `Module.load`, and the names of its kernels.
  *
  * @example
  * const compiled = await cuda.compile(source, { names: ['scale<float>'] });
@@ -102,7 +70,7 @@ export class CompiledCode<out K extends CodeKind = CodeKind> {
   readonly kind: K;
   /** Text for `'ptx'`, bytes for `'cubin'`. */
   readonly code: K extends 'cubin' ? Uint8Array : string;
-  /** What the compiler said: warnings, mostly nothing. */
+  /** The compiler's log: warnings, if there are any. */
   readonly log: string;
   readonly #names: ReadonlyMap<string, string>;
 
@@ -121,10 +89,10 @@ export class CompiledCode<out K extends CodeKind = CodeKind> {
   }
 
   /**
-   * What a kernel is called in the code, by the expression that `names` had for it. `extern "C"`
-   * kernels are called as in the source and need none.
+   * Returns the mangled name of a kernel, by its expression in `names`. `extern "C"` kernels keep
+   * their names and need no expression.
    *
-   * @throws RangeError for an expression that was not among `names`
+   * @throws RangeError for an expression that is not in `names`
    */
   name(expression: string): string {
     const name = this.#names.get(expression);
@@ -137,5 +105,35 @@ export class CompiledCode<out K extends CodeKind = CodeKind> {
 
   [inspect.custom](): string {
     return `CompiledCode(${this.kind}, ${this.code.length} bytes)`;
+  }
+}
+
+// ---- Machinery ----
+
+function toCompiledCode<K extends CodeKind>(
+  compiled: CompiledInit<K>,
+  cache: CompileCache<K> | undefined,
+): CompiledCode<K> {
+  cache?.write(compiled);
+  return new CompiledCode(compiled);
+}
+
+/** Each compilation occupies one of libuv's four threads, which files and DNS need as well. */
+const MAX_CONCURRENT = 2;
+
+let running = 0;
+const waitingStarts: (() => void)[] = [];
+
+/** Runs at most that many compilations at once; the others wait. */
+async function limitConcurrency<T>(work: () => Promise<T>): Promise<T> {
+  if (running < MAX_CONCURRENT) running += 1;
+  else await new Promise<void>((resolve) => waitingStarts.push(resolve));
+  try {
+    return await work();
+  } finally {
+    const next = waitingStarts.shift();
+    // The next one takes over this place, so the count stays the same.
+    if (next) next();
+    else running -= 1;
   }
 }

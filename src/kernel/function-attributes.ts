@@ -1,4 +1,4 @@
-/** What the driver tells of a kernel. */
+/** The attributes of a kernel, as the driver reports them. */
 import { OUT0, readInt32 } from '../../ffi/arena.ts';
 import {
   CU_FUNC_ATTRIBUTE_BINARY_VERSION,
@@ -25,15 +25,15 @@ const attributeNumbers = {
   maxDynamicSharedBytes: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
 } as const;
 
-/** What a kernel needs and may have, as the driver compiled it. */
+/** The resources that a compiled kernel uses, and its limits. */
 export interface KernelAttributes {
-  /** The most threads of a block: its registers may allow fewer than the device does. */
+  /** The most threads of a block; its registers may allow fewer than the device. */
   readonly maxThreadsPerBlock: number;
   /** Static shared memory of a block, in bytes. */
   readonly sharedBytes: number;
   /** Constant memory, in bytes. */
   readonly constantBytes: number;
-  /** Local memory of a thread, in bytes: arrays of its own, and what did not fit into registers. */
+  /** Local memory of a thread, in bytes: its arrays, and values that did not fit into registers. */
   readonly localBytes: number;
   /** Registers of a thread. */
   readonly registers: number;
@@ -45,13 +45,13 @@ export interface KernelAttributes {
   readonly maxDynamicSharedBytes: number;
 }
 
-/** One attribute, by its number. */
+/** Reads one attribute by its number. */
 export function readAttribute(handle: CUfunction, attribute: number): number {
   check(cu.cuFuncGetAttribute(OUT0, attribute, handle), 'cuFuncGetAttribute');
   return readInt32(OUT0);
 }
 
-/** All of them. */
+/** Reads all attributes. */
 export const readAttributes = (handle: CUfunction): KernelAttributes =>
   Object.fromEntries(
     Object.entries(attributeNumbers).map(([name, number]) => [name, readAttribute(handle, number)]),

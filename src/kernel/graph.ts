@@ -20,15 +20,16 @@ import {
 } from '../validate.ts';
 import type { TrackedContext } from '../work-tracker.ts';
 import { Kernel } from './kernel.ts';
-import { KernelNode, recordLaunches } from './kernel-node.ts';
+import { KernelNode } from './kernel-node.ts';
+import { recordLaunches } from './launch-record.ts';
 import type { Arguments, Parameter } from './parameters.ts';
 
 /**
- * Work that was captured from a stream, launched as a whole with one call: many small kernels, copies
- * and fills then cost the driver little more than one.
+ * Work captured from a stream and launched with one call. Many small kernels, copies and fills then
+ * cost little more than one.
  *
- * It has the addresses of the memory that it works on, and its kernels: these must stay open as long
- * as it is launched. Memory that `pool.allocate` gives out in the capture is the graph's own.
+ * The memory and the modules that the work uses must stay open as long as the graph is launched.
+ * Memory that `pool.allocate` returns during the capture belongs to the graph.
  *
  * @example
  * using graph = cuda.Graph.capture(stream, () => {
@@ -41,11 +42,11 @@ import type { Arguments, Parameter } from './parameters.ts';
 export class Graph extends Resource {
   readonly context: Context;
   readonly #handle: CUgraphExec;
-  /** Whether it has memory of its own. */
+  /** Whether the graph allocates memory. */
   readonly #hasMemory: boolean;
-  /** What was captured, so that the modules and the memory that it names are not collected. */
+  /** The captured functions, which keep their modules and memory from garbage collection. */
   #capturedWork: readonly (() => void)[];
-  /** Whose memory it uses, which must outlive each launch. */
+  /** The contexts whose memory the graph uses. Releases there wait for each launch. */
   #contexts: readonly TrackedContext[];
   #nodes: readonly KernelNode[];
 
@@ -60,7 +61,7 @@ export class Graph extends Resource {
           () => {
             if (context.epoch !== epoch) return;
             runAll([
-              // Its nodes are named by those of what was captured, which lives as long.
+              // The captured graph lives as long, because its nodes identify those of the executable.
               () => destroyGraph(context, graph),
               () => context.run(() => check(cu.cuGraphExecDestroy(handle), 'cuGraphExecDestroy')),
             ]);
@@ -77,17 +78,18 @@ export class Graph extends Resource {
   }
 
   /**
-   * Calls `work` at once, and takes what it queues in `stream` into a graph in place of running it;
-   * so for other streams, from where they wait for an event of this one until it waits for one of
-   * theirs. What would wait, ask, allocate, or work in a default stream is refused meanwhile.
+   * Calls `work` at once, and captures the work that it queues in `stream` instead of running it.
+   * Another stream is captured too, from where it waits for an event of this stream until this
+   * stream waits for one of its events. Calls that wait, query, allocate, or use a default stream
+   * throw during the capture.
    *
-   * `pool.allocate(byteLength, { stream })` gives memory of the graph: each launch allocates it
-   * there, and frees it where its buffer is closed, at the latest at the end. The buffer is for what
-   * is captured, and closed when the capture ends.
+   * `pool.allocate(byteLength, { stream })` returns memory of the graph: each launch allocates it
+   * at that point, and frees it where its buffer is closed, at the latest at the end. Only captured
+   * work may use the buffer, which is closed when the capture ends.
    *
-   * @param stream one that was made with `nonBlocking: true`, best; not a default stream
+   * @param stream not a default stream; preferably made with `nonBlocking: true`
    * @param work must be synchronous
-   * @throws what `work` throws, then there is no graph; CudaError, TypeError
+   * @throws what `work` throws, and then makes no graph; CudaError, TypeError
    */
   static capture(stream: Stream, work: () => void): Graph {
     const { context } = checkInstance(stream, Stream, 'stream');
@@ -105,8 +107,8 @@ export class Graph extends Resource {
   }
 
   /**
-   * Gives back what the graphs of a device had as memory of their own, as far as no launch of them
-   * is queued: the driver keeps it for later launches, after `close()`, too.
+   * Frees the memory that graphs of a device have allocated and no queued launch uses. The driver
+   * keeps such memory for later launches, even after `close()`.
    *
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
    */
@@ -125,8 +127,8 @@ export class Graph extends Resource {
   }
 
   /**
-   * Its launches of kernels, in the order in which they were captured; others after `update`. Copies of
-   * items with gaps are such, too: of kernels of cuffi's own.
+   * The kernel launches in the graph, in the order of their capture; `update` replaces them. Copies of
+   * items with gaps are launches of cuffi's built-in kernels.
    */
   get kernelNodes(): readonly KernelNode[] {
     this.assertOpen();
@@ -134,10 +136,10 @@ export class Graph extends Resource {
   }
 
   /**
-   * A launch of a kernel in it, for {@link setArguments}.
+   * Returns the launch of a kernel in the graph, for {@link setArguments}.
    *
-   * @param at which one in their order, where the kernel was launched more than once
-   * @throws RangeError where there is none; TypeError, ClosedError
+   * @param at the index of the launch, if the kernel was launched more than once
+   * @throws RangeError if there is no such launch; TypeError, ClosedError
    */
   kernelNode<const P extends readonly Parameter[]>(kernel: Kernel<P>, at?: number): KernelNode<P> {
     checkInstance(kernel, Kernel, 'kernel');
@@ -146,7 +148,7 @@ export class Graph extends Resource {
     if (length === 0) throw new RangeError(`the graph has no launch of kernel ${kernel.name}`);
     if (at === undefined && length > 1)
       throw new RangeError(
-        `the graph has ${length} launches of kernel ${kernel.name}: say which, from 0 to ${length - 1}`,
+        `the graph has ${length} launches of kernel ${kernel.name}: pass the index of one, from 0 to ${length - 1}`,
       );
     const place = checkInteger(
       at ?? 0,
@@ -158,11 +160,11 @@ export class Graph extends Resource {
   }
 
   /**
-   * Sets the arguments of one launch in it, for later launches of the graph; those that are queued
-   * go on as they were. What it is given must stay open, as what was captured.
+   * Sets the arguments of one kernel launch, for later launches of the graph; queued launches keep
+   * theirs. The arguments must stay open, like the captured ones.
    *
-   * @throws TypeError, RangeError for arguments that do not fit the parameters, or a launch that is
-   * none of this graph; ClosedError, CudaError; NotSupportedError before CUDA 12.0
+   * @throws TypeError, RangeError for arguments that do not fit the parameters, or a launch of
+   * another graph; ClosedError, CudaError; NotSupportedError before CUDA 12.0
    */
   setArguments<const P extends readonly Parameter[]>(
     node: KernelNode<P>,
@@ -173,7 +175,7 @@ export class Graph extends Resource {
     const snapshots = args.map(snapshotArgument);
     const contexts = argumentContexts(snapshots);
     kernel.withArguments(snapshots, (kernelParams) => {
-      // Only now: a getter of an argument may have closed or updated the graph, or closed the module.
+      // Read only now: a getter of an argument may have closed or updated the graph.
       const { handle } = this;
       const current = this.#checkNode(node);
       const { grid, block, sharedBytes } = current;
@@ -197,18 +199,18 @@ export class Graph extends Resource {
     });
   }
 
-  /** A launch of this graph. @throws TypeError for anything else */
+  /** @throws TypeError if the value is not a launch of this graph */
   #checkNode(node: unknown): KernelNode {
     const found = this.#nodes.find((each) => Object.is(each, node));
     if (found) return found;
     throw new TypeError(
       node instanceof KernelNode
-        ? `${node} is no launch of this graph, or was before an update: ask graph.kernelNode again`
+        ? `${node} is not a launch of this graph, or an update replaced it: get it anew by graph.kernelNode`
         : `node must be a KernelNode, not ${formatValue(node)}`,
     );
   }
 
-  /** Queues all of it; nothing waits. Launches of one graph run one after the other. */
+  /** Queues the graph without waiting. Launches of one graph run one after the other. */
   launch(options?: StreamOption): void {
     const stream = streamOption(options, 'launch');
     const { handle, context } = this;
@@ -225,7 +227,7 @@ export class Graph extends Resource {
   }
 
   /**
-   * Brings the graph to the device ahead of its first launch, in a stream; only queues.
+   * Queues the upload of the graph to the device, ahead of its first launch.
    */
   upload(options?: StreamOption): void {
     const stream = streamOption(options, 'upload');
@@ -238,11 +240,11 @@ export class Graph extends Resource {
   }
 
   /**
-   * Captures the same work with other arguments, for later launches; those that are queued go on as
-   * they were. Much cheaper than another graph; {@link setArguments} is cheaper still, for one launch.
+   * Captures the same work with other arguments, for later launches; queued launches keep theirs. It
+   * is much cheaper than a new graph. For a single kernel, {@link setArguments} is cheaper still.
    *
-   * @throws CudaError CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE for other work, then the graph is as it
-   * was; CuffiError for work with memory of its own; NotSupportedError before CUDA 12.0
+   * @throws CudaError CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE for other work, which leaves the graph
+   * unchanged; CuffiError for work that allocates memory; NotSupportedError before CUDA 12.0
    */
   update(stream: Stream, work: () => void): void {
     const { context } = this;
@@ -252,22 +254,22 @@ export class Graph extends Resource {
     const captured = captureGraph(stream, work);
     const { graph, contexts, nodes } = captured;
     try {
-      const { handle } = this; // the work may have closed it
+      const { handle } = this; // throws if the work has closed the graph
       if (captured.hasMemory) throw hasMemoryError();
       const status = context.run(() => cu.cuGraphExecUpdate_v2(handle, graph, BLOCK));
       if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) throw driverTooOldError();
       check(status, 'cuGraphExecUpdate_v2', () => 'updating a graph');
-      // What is queued may still use what was captured before.
+      // Queued launches may still use what the previous function captured.
       this.#capturedWork = [...this.#capturedWork.slice(-1), work];
       this.#contexts = [...new Set([...this.#contexts, ...contexts])];
-      // The driver goes on to name nodes by what was captured first.
+      // The driver still identifies nodes by those of the first capture.
       this.#nodes = this.#nodes.flatMap((node, at) => nodes[at]?.replacing(node) ?? []);
     } finally {
       releaseOrWarn(() => destroyGraph(context, graph));
     }
   }
 
-  /** Memory of its own is memory of the context: that a launch finds it without was never tried. */
+  /** Graphs that allocate are launched with their context current: nothing else was tested. */
   #launchInContext(handle: CUgraphExec, queue: CUstream): CUresult {
     return this.context.run(() => cu.cuGraphLaunch(handle, queue));
   }
@@ -287,10 +289,10 @@ const driverTooOldError = (): NotSupportedError =>
 
 const hasMemoryError = (): CuffiError =>
   new CuffiError(
-    'a graph with memory of its own cannot be updated: set the arguments of its launches, or capture another',
+    'a graph that allocates memory cannot be updated: set the arguments of its launches, or capture another',
   );
 
-/** An argument, of which nothing is read a second time where it is not of cuffi. */
+/** Copies the properties of a foreign argument, so that its getters run only once. */
 function snapshotArgument(arg: unknown): unknown {
   const isForeignObject = typeof arg === 'object' && arg !== null && !(arg instanceof Resource);
   if (!isForeignObject || ArrayBuffer.isView(arg) || types.isAnyArrayBuffer(arg)) return arg;
@@ -298,28 +300,28 @@ function snapshotArgument(arg: unknown): unknown {
   return { address, context, buffer, dtype };
 }
 
-/** Whose memory arguments are. */
+/** The contexts of arguments in device memory. */
 const argumentContexts = (args: readonly unknown[]): Context[] =>
   args.flatMap((each) => {
     const context: unknown = (each as { readonly context?: unknown } | null)?.context;
     return context instanceof Context ? [context] : [];
   });
 
-/** Work of a stream taken into a graph in place of being done. */
+// ---- Capture ----
 
-/** What {@link captureGraph} answers: a graph, what it was captured from, and whose memory it uses. */
+/** The result of {@link captureGraph}. */
 export interface CapturedGraph {
   readonly graph: CUgraph;
   readonly work: () => void;
   readonly contexts: ReadonlySet<TrackedContext>;
-  /** Whether it has memory of its own. */
+  /** Whether the graph allocates memory. */
   readonly hasMemory: boolean;
-  /** Its launches of kernels, in the order in which they were captured. */
+  /** The kernel launches, in the order of their capture. */
   readonly nodes: readonly KernelNode[];
 }
 
 /**
- * Calls `work`, and takes what it queues in `stream` into a graph, for {@link destroyGraph}.
+ * Calls `work` and captures what it queues in `stream`. The caller must destroy the graph.
  *
  * @throws what `work` throws; CudaError, TypeError
  */
@@ -339,7 +341,7 @@ function captureStream(stream: Stream, work: () => void): CapturedGraph {
   if (handle <= CU_STREAM_PER_THREAD)
     throw new TypeError('a default stream cannot be captured: make one with nonBlocking: true');
   check(
-    // Relaxed: whatever else the driver is asked cannot end the capture, unless it is of the stream.
+    // In relaxed mode only calls on the stream itself can invalidate the capture.
     cu.cuStreamBeginCapture_v2(handle, CU_STREAM_CAPTURE_MODE_RELAXED),
     'cuStreamBeginCapture_v2',
     () => 'beginning to capture a stream',
@@ -348,23 +350,25 @@ function captureStream(stream: Stream, work: () => void): CapturedGraph {
   try {
     captured = runInCapture(handle, () => recordLaunches(work));
   } catch (error) {
-    // Quietly, as the error that there is says more.
+    // Errors here are ignored, because the first error says more.
     if (cu.cuStreamEndCapture(handle, OUT0) === CUresult.CUDA_SUCCESS)
       releaseOrWarn(() => destroyGraph(context, readHandle<CUgraph>(OUT0)));
     throw error;
   }
   check(cu.cuStreamEndCapture(handle, OUT0), 'cuStreamEndCapture', () => 'capturing a stream');
   const graph = readHandle<CUgraph>(OUT0, cu.cuGraphDestroy);
-  const { result, nodes } = captured.result;
+  const { result, launches } = captured.result;
   if (result instanceof Promise) {
     destroyGraph(context, graph);
-    throw new TypeError('capture takes a synchronous function: what comes later is not captured');
+    throw new TypeError('capture takes a synchronous function: later work is not captured');
   }
   const { contexts, hasMemory } = captured;
+  const nodes = launches.map(
+    (launch) => new KernelNode(launch.kernel as Kernel, launch, launch.handle, [launch.args]),
+  );
   return { graph, work, contexts, hasMemory, nodes };
 }
 
-/** What a graph was made from is needed no more. */
 function destroyGraph(context: Context, graph: CUgraph): void {
   context.run(() => check(cu.cuGraphDestroy(graph), 'cuGraphDestroy'));
 }

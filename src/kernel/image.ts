@@ -1,13 +1,13 @@
-/** Code to load: PTX text, a cubin or a fatbin, made safe to hand to the driver. */
+/** Checks code to load: PTX text, a cubin or a fatbin. */
 import { checkHostMemory, formatValue, type HostMemory } from '../validate.ts';
 
-/** What a module is loaded from: PTX as text, or PTX, a cubin or a fatbin as bytes. */
+/** The source of a module: PTX as text, or PTX, a cubin or a fatbin as bytes. */
 export type ModuleImage = string | HostMemory;
 
-/** Code, and what it is. */
+/** Code and its kind. */
 export interface Image {
   readonly kind: 'PTX' | 'cubin' | 'fatbin';
-  /** Ends with a zero byte, where it is text. */
+  /** PTX ends with a zero byte. */
   readonly bytes: Uint8Array;
 }
 
@@ -17,8 +17,8 @@ const ELF_HEADER = 64;
 const FATBIN_HEADER = 16;
 
 /**
- * The driver believes the sizes that code tells of itself, and reads text up to its zero byte: what
- * is shorter than it says is refused here.
+ * Checks the length of code. The driver trusts the sizes in its headers, and reads text up to the
+ * zero byte: for truncated code it would read beyond the end.
  *
  * @throws TypeError, RangeError
  */
@@ -36,7 +36,7 @@ export function checkImage(source: ModuleImage): Image {
   return checkText(bytes);
 }
 
-/** Up to its first zero byte, as the driver reads it. */
+/** Cuts text at its first zero byte, as the driver does. */
 function checkText(text: Uint8Array): Image {
   const end = text.indexOf(0);
   const length = end < 0 ? text.length : end;
@@ -48,18 +48,18 @@ function checkText(text: Uint8Array): Image {
   return { kind: 'PTX', bytes };
 }
 
-/** Whether a byte of text is anything but white space. */
+/** Whether a byte of text is not white space. */
 const isVisible = (byte: number): boolean => byte > 0x20;
 
 function checkSize(image: Image, byteLength: number): Image {
   if (byteLength > image.bytes.length)
     throw new RangeError(
-      `source is cut off: the ${image.kind} has ${byteLength} bytes, and ${image.bytes.length} are here`,
+      `source is truncated: the ${image.kind} has ${byteLength} bytes, but only ${image.bytes.length} are given`,
     );
   return image;
 }
 
-/** Up to the end of the tables of sections and of segments, the last things in a cubin. */
+/** The length of a cubin: its section and segment tables come last. */
 function elfByteLength(view: DataView): number {
   if (view.byteLength < ELF_HEADER) return ELF_HEADER;
   const end = (offset: number, size: number, count: number): number =>

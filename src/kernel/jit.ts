@@ -1,4 +1,4 @@
-/** Loading code into a context: the driver's compiler, its options and its words. */
+/** Loads code into a context: the driver's JIT compiler, its options and its logs. */
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import {
   CU_JIT_ERROR_LOG_BUFFER,
@@ -21,23 +21,23 @@ import type { Image } from './image.ts';
 
 /** How the driver compiles PTX; machine code is loaded as it is. */
 export interface JitOptions {
-  /** The most registers of a thread: fewer let more threads run, and may spill. */
+  /** The most registers of a thread. Fewer let more threads run, but may spill. */
   readonly maxRegisters?: number;
   /** From 0 to 4. Default 4. */
   readonly optimizationLevel?: number;
-  /** Whether profilers and debuggers can tell source lines. Default false. */
+  /** Whether to include source lines for profilers and debuggers. Default false. */
   readonly lineInfo?: boolean;
   /** Whether to compile for a debugger. Default false. */
   readonly debug?: boolean;
-  /** Whether `module.log` tells the resources of each kernel. Default false. */
+  /** Whether `module.log` lists the resources of each kernel. Default false. */
   readonly verbose?: boolean;
 }
 
-/** What the driver takes: options by number, and a word for each. */
+/** Options as the driver takes them: a number and a 64-bit value each. */
 export type JitPairs = readonly (readonly [option: number, value: number])[];
 
 const LOG_BYTE_LENGTH = 16_384;
-/** Those for the words, and one for each of {@link JitOptions}. */
+/** Four options for the logs, and one for each of {@link JitOptions}. */
 const MAX_OPTIONS = 9;
 
 /** @throws TypeError, RangeError */
@@ -60,24 +60,23 @@ export function checkJit(options: JitOptions | undefined): JitPairs {
   return pairs;
 }
 
-/** What the driver's compiler or linker answered, and wrote. */
+/** The result and the logs of the driver's compiler or linker. */
 interface JitOutcome<T> {
   readonly result: T;
   /** Information and warnings. */
   readonly log: string;
-  /** Errors, and the information after them. */
+  /** Errors, followed by the information. */
   readonly errors: string;
 }
 
 /**
- * What the driver reads of options and writes of words: made once, as memory for words that is made
- * and cleared for each load costs more than loading code that was compiled before. All zero between
- * two uses, but for the options.
+ * The buffers for options and logs, allocated once: allocating and clearing log buffers for each load
+ * costs more than loading compiled code. The log buffers are zero between uses.
  */
 class JitBuffers {
   readonly #info = new Uint8Array(new ArrayBuffer(LOG_BYTE_LENGTH));
   readonly #errors = new Uint8Array(new ArrayBuffer(LOG_BYTE_LENGTH));
-  // Options are 32-bit numbers, and their values words of 64: numbers cast to pointers.
+  // Options are 32-bit numbers; their values are 64 bits wide, because the driver takes pointers.
   readonly #options = new Uint32Array(new ArrayBuffer(4 * MAX_OPTIONS));
   readonly #values = new BigUint64Array(new ArrayBuffer(8 * MAX_OPTIONS));
   readonly #logs: JitPairs = [
@@ -89,9 +88,9 @@ class JitBuffers {
   readonly options = addressOf(this.#options);
   readonly values = addressOf(this.#values);
 
-  /** Answers how many options there are. The driver writes over the lengths: they are written anew. */
+  /** Writes all options, as the driver overwrites the lengths of the logs. Returns their number. */
   write(pairs: JitPairs): number {
-    // Whoever came before may have thrown.
+    // An earlier use may have thrown before it cleared the logs.
     this.takeInfo();
     this.takeErrors();
     const all = [...this.#logs, ...pairs];
@@ -114,8 +113,8 @@ class JitBuffers {
 let jitBuffers: JitBuffers | undefined;
 
 /**
- * Calls `use` with options as the driver takes them, those for its words among them. All of it is
- * valid until `use` returns; `use` must not come here again.
+ * Calls `use` with the options for the driver, including those for its logs. The addresses are valid
+ * until `use` returns; `use` must not call this function again.
  */
 export function withJitOptions<T>(
   pairs: JitPairs,
@@ -128,9 +127,9 @@ export function withJitOptions<T>(
 }
 
 /**
- * Loads code into the context that is current.
+ * Loads code into the current context.
  *
- * @throws CudaError with what the compiler wrote
+ * @throws CudaError with the compiler's log
  */
 export function loadImage(
   image: Image,
@@ -145,7 +144,7 @@ export function loadImage(
   return { handle: readHandle<CUmodule>(OUT0, cu.cuModuleUnload), log };
 }
 
-/** Code in a few words; how it begins, where the driver does not know what it is. */
+/** Describes code for an error; quotes its beginning if the driver did not recognize it. */
 function describeImage({ kind, bytes }: Image, status: CUresult): string {
   if (kind !== 'PTX' || status !== CUresult.CUDA_ERROR_INVALID_IMAGE)
     return `${bytes.length} bytes of ${kind}`;
@@ -153,7 +152,7 @@ function describeImage({ kind, bytes }: Image, status: CUresult): string {
   return `${bytes.length} bytes that begin with ${formatValue(text)}`;
 }
 
-/** The text that was written, if any; the memory is zero again. */
+/** Returns the text in a log buffer and clears the buffer. */
 function takeText(memory: Uint8Array): string {
   if (memory[0] === 0) return '';
   const end = memory.indexOf(0);

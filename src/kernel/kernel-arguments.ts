@@ -1,6 +1,7 @@
 /**
- * The arguments of a kernel as its launches pass them: a table of addresses, written once, and the
- * values that they point to, written anew at each launch. A launch reads all of it before it returns.
+ * The arguments of a kernel launch in native memory: a table of addresses, written once, and the
+ * values that they point to, written for each launch. The driver reads all of them before the launch
+ * call returns.
  */
 import { addressOf } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
@@ -20,7 +21,7 @@ import {
   pointedDtype,
 } from './parameters.ts';
 
-/** How a parameter is written: numbers, so that a launch can choose by a switch. */
+/** Numbers for the parameter types, so that a launch can use a switch. */
 const typeCodes = {
   bool: 0,
   int8: 1,
@@ -40,7 +41,7 @@ const typeCodes = {
 const TYPED_POINTER = 14;
 const STRUCT_CODE = 15;
 
-/** The most that a value in a struct may ask for. */
+/** The largest alignment of a value in a struct. */
 const ALIGNMENT = 16;
 const TWO_POW_32 = 2 ** 32;
 
@@ -53,25 +54,25 @@ const typeCodeOf = (param: Parameter): number => {
     : TYPED_POINTER;
 };
 
-/** What only an object in device memory may have. */
+/** An object in device memory, which may know its context. */
 type DevicePointer = Addressed & { readonly context?: unknown };
 
-/** @throws ClosedError where something of cuffi's is closed */
+/** @throws ClosedError if an argument is a closed resource */
 function assertArgumentsOpen(args: readonly unknown[]): void {
   for (const each of args) if (each instanceof Resource) (each as unknown as DevicePointer).address;
 }
 
-/** The arguments of one kernel. */
+/** The native memory for the arguments of one kernel. */
 export class KernelArguments {
-  /** The address of the table, good as long as the block is referred to. */
+  /** The address of the table, valid as long as this object is reachable. */
   readonly address: Address;
   readonly #kernel: string;
   readonly #context: Context;
   readonly #params: readonly Parameter[];
   readonly #typeCodes: Uint8Array;
-  /** Where the value of argument 0 lies, in units of eight bytes; each of the others in the next. */
+  /** The position of the first value, in 8-byte words; the others follow, one word each. */
   readonly #firstValue: number;
-  /** Where structs lie instead, in bytes. */
+  /** The byte offsets of structs, by argument. */
   readonly #structOffsets = new Map<number, number>();
   readonly #pointedDtypes: readonly (string | undefined)[];
   readonly #u8: Uint8Array;
@@ -95,7 +96,7 @@ export class KernelArguments {
       this.#structOffsets.set(at, end);
       end += align(param.bytes);
     }
-    // An ArrayBuffer of its own: its memory does not move.
+    // A separate ArrayBuffer, whose memory does not move.
     const memory = new ArrayBuffer(Math.max(end, ALIGNMENT));
     this.#u8 = new Uint8Array(memory);
     this.#u16 = new Uint16Array(memory);
@@ -112,7 +113,7 @@ export class KernelArguments {
   write(args: readonly unknown[]): void {
     const closingsBefore = closeCount;
     this.#write(args);
-    // A getter of one may have closed another, whose address was written already.
+    // A getter of one argument may have closed another whose address was already written.
     if (closeCount !== closingsBefore) assertArgumentsOpen(args);
   }
 
@@ -123,7 +124,7 @@ export class KernelArguments {
     const u32 = this.#u32;
     const { int32, uint32, float32, float64, pointer } = typeCodes;
     let word = 2 * this.#firstValue;
-    // The commonest first, and in line: a launch pays for each of them.
+    // The most common types are handled first and inline, for speed.
     for (let at = 0; at < count; at += 1, word += 2) {
       const value = args[at];
       const code = paramCodes[at] as number;
@@ -201,7 +202,7 @@ export class KernelArguments {
   }
 
   #addressOf(at: number, code: number, value: DevicePointer): number {
-    const { address, context } = value; // throws for what is closed
+    const { address, context } = value; // throws for a closed resource
     if (typeof address !== 'number') throw this.#typeError(at, value);
     if (address < 0 || !Number.isSafeInteger(address)) throw this.#rangeError(at, address);
     if (context !== undefined && context !== this.#context)
@@ -226,7 +227,7 @@ export class KernelArguments {
     this.#u8.set(bytes, this.#structOffsets.get(at));
   }
 
-  /** A safe integer, also below zero. */
+  /** Writes a safe integer, which may be negative. */
   #writeWide(wordIndex: number, value: number): void {
     this.#u32[2 * wordIndex] = value;
     this.#u32[2 * wordIndex + 1] = Math.floor(value / TWO_POW_32);
@@ -258,9 +259,9 @@ export class KernelArguments {
   }
 }
 
-/** What an argument must be, in words for messages. */
+// ---- Texts of error messages ----
 
-/** What a parameter takes. */
+/** What a parameter accepts. */
 function describeExpected(param: Parameter): string {
   if (typeof param === 'object') return `the bytes of ${parameterName(param)}`;
   if (param === 'pointer' || param.endsWith('*'))
@@ -270,7 +271,7 @@ function describeExpected(param: Parameter): string {
   return `a number${isWide ? ' or a bigint' : ''}, for ${param}`;
 }
 
-/** The integers that a parameter takes. */
+/** The integers that a parameter accepts. */
 function describeRange(param: Parameter): string {
   if (typeof param === 'object' || !/^u?int/.test(param) || param.endsWith('*'))
     return 'an address, an integer from 0 to 2^53 - 1';
@@ -280,13 +281,14 @@ function describeRange(param: Parameter): string {
   return `an integer from ${low} to 2^${high} - 1${asNumber}`;
 }
 
-/** Memory that is not of a kernel's own context. */
+// ---- Memory of other contexts ----
 
 /**
- * Has memory, a buffer or an array, of another context outlive what is queued in this one.
+ * Checks that a kernel may access memory of another context, and notes the use, so that the memory
+ * outlives the work that is queued.
  *
- * @param memoryContext the context that the memory says it is of
- * @throws TypeError where it is another device's, and no access to it was given
+ * @param memoryContext the context that the memory object reports
+ * @throws TypeError for memory of another device to which the context has no access
  */
 function assertReachable(
   context: Context,
@@ -297,8 +299,8 @@ function assertReachable(
   const owner = checkInstance(memoryContext, Context, `the context of ${name}`);
   if (owner.device !== context.device && !hasAccess(context, owner, memory))
     throw new TypeError(
-      `${name} is in memory of ${owner.device}, and the kernel runs on ${context.device}: copy it ` +
-        'there, or give access to it: context.enablePeerAccess(other), or setAccess of its pool',
+      `${name} is in memory of ${owner.device}, but the kernel runs on ${context.device}: copy it ` +
+        'there, or allow access by context.enablePeerAccess(other) or by setAccess of its pool',
     );
   noteMemoryUse(context, [owner]);
 }

@@ -1,8 +1,7 @@
-/** Launches in a graph: named, so that their arguments can be set. */
-import type { CUgraphNode, CUstream } from '../../ffi/types.ts';
-import { lastCapturedNode } from '../graph-capture.ts';
+/** The kernel launches in a graph, so that their arguments can be set. */
+import type { CUgraphNode } from '../../ffi/types.ts';
 import type { Kernel } from './kernel.ts';
-import type { LaunchConfigStruct } from './launch-config.ts';
+import type { LaunchRecord } from './launch-record.ts';
 import type { Parameter } from './parameters.ts';
 
 type Dim3 = readonly [x: number, y: number, z: number];
@@ -20,27 +19,27 @@ export class KernelNode<const P extends readonly Parameter[] = readonly Paramete
   readonly block: Dim3;
   /** Dynamic shared memory of each block, in bytes. */
   readonly sharedBytes: number;
-  /** @internal Of the graph that was captured. */
+  /** @internal The node of the captured graph. */
   readonly handle: CUgraphNode;
-  /** @internal What it was given last, and before that: what is queued may still use it. */
+  /** @internal The last arguments, and those before, which queued launches may still use. */
   recentArguments: readonly (readonly unknown[])[];
 
   /** @internal */
   constructor(
     kernel: Kernel<P>,
-    { grid, block, sharedBytes }: Pick<LaunchConfigStruct, 'grid' | 'block' | 'sharedBytes'>,
+    { grid, block, sharedBytes }: Pick<LaunchRecord, 'grid' | 'block' | 'sharedBytes'>,
     handle: CUgraphNode,
-    given: readonly (readonly unknown[])[],
+    recentArguments: readonly (readonly unknown[])[],
   ) {
     this.kernel = kernel;
     this.grid = grid;
     this.block = block;
     this.sharedBytes = sharedBytes;
     this.handle = handle;
-    this.recentArguments = given;
+    this.recentArguments = recentArguments;
   }
 
-  /** @internal This launch, as what another one was made to do by an update. */
+  /** @internal This launch with the handle of the one that it replaces in an update. */
   replacing({ handle, recentArguments }: KernelNode): KernelNode<P> {
     return new KernelNode(this.kernel, this, handle, [
       ...recentArguments.slice(-1),
@@ -51,31 +50,4 @@ export class KernelNode<const P extends readonly Parameter[] = readonly Paramete
   toString(): string {
     return `KernelNode(${this.kernel.name}, grid ${this.grid.join(' x ')}, block ${this.block.join(' x ')})`;
   }
-}
-
-let recordedLaunches: KernelNode[] = [];
-
-/** Calls `work`, and answers what it launches in the streams that are captured. */
-export function recordLaunches<T>(work: () => T): {
-  readonly result: T;
-  readonly nodes: readonly KernelNode[];
-} {
-  recordedLaunches = [];
-  try {
-    return { result: work(), nodes: recordedLaunches };
-  } finally {
-    recordedLaunches = [];
-  }
-}
-
-/** Remembers a launch that was just captured; nothing for one in a stream that is not. */
-export function recordLaunch(
-  kernel: Kernel<never>,
-  config: LaunchConfigStruct,
-  stream: CUstream,
-  args: readonly unknown[],
-): void {
-  const handle = lastCapturedNode(stream);
-  if (handle !== undefined)
-    recordedLaunches.push(new KernelNode(kernel as unknown as Kernel, config, handle, [args]));
 }

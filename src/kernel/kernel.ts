@@ -13,7 +13,6 @@ import type { Stream } from '../stream.ts';
 import { assertInternal, checkInteger, checkOptions } from '../validate.ts';
 import { type KernelAttributes, readAttributes } from './function-attributes.ts';
 import { KernelArguments } from './kernel-arguments.ts';
-import { recordLaunch } from './kernel-node.ts';
 import {
   deviceLaunchLimits,
   type Extents3,
@@ -21,6 +20,7 @@ import {
   type LaunchConfig,
   LaunchConfigStruct,
 } from './launch-config.ts';
+import { recordLaunch } from './launch-record.ts';
 import type { Module } from './module.ts';
 import {
   activeBlocks,
@@ -33,8 +33,9 @@ import {
 import type { Arguments, Parameter } from './parameters.ts';
 
 /**
- * What a launch is written to. A launch takes them while it writes: a getter of its arguments may
- * launch the same kernel, which then makes blocks of its own.
+ * The native memory for the configuration and arguments of a launch. A launch takes the buffers of
+ * its kernel while it writes. If a getter of an argument launches the same kernel meanwhile, that
+ * launch makes new ones.
  */
 interface LaunchBuffers {
   readonly config: LaunchConfigStruct;
@@ -42,7 +43,7 @@ interface LaunchBuffers {
 }
 
 /**
- * A kernel of a module, ready to be launched. It keeps its module alive, and is closed with it.
+ * A kernel of a module. It keeps its module alive and is closed with it.
  *
  * @example
  * const saxpy = module.kernel('saxpy', ['float32', 'float32*', 'float32*', 'uint32']);
@@ -57,7 +58,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   readonly params: P;
   readonly #function: CUfunction;
   readonly #limits: KernelLimits;
-  /** Absent while a launch has them. */
+  /** Undefined while a launch uses them. */
   #buffers: LaunchBuffers | undefined;
 
   /** @internal */
@@ -73,34 +74,34 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     this.#limits = new KernelLimits(name, handle, context.device);
   }
 
-  /** Whether its module was closed. */
+  /** Whether the module is closed. */
   get closed(): boolean {
     return this.module.closed;
   }
 
   /** The driver's handle, a CUfunction. @throws ClosedError */
   get handle(): CUfunction {
-    this.module.handle; // a closed module is refused
+    this.module.handle; // throws for a closed module
     return this.#function;
   }
 
-  /** What it needs and may have, as the driver compiled it; asked at each reading. */
+  /** The resources that the compiled kernel uses, and its limits; queried at each access. */
   get attributes(): KernelAttributes {
     return readAttributes(this.handle);
   }
 
   /**
-   * Queues the kernel; nothing waits. Arguments are read before this returns; memory that it names
-   * must stay open until then, and is then kept until the work is done.
+   * Queues the kernel without waiting. Arguments are read before this returns. Memory passed to the
+   * kernel may be closed afterwards: it is freed when the work is done.
    *
-   * More dynamic shared memory than 48 KiB is asked for where the device has it.
+   * More than 48 KiB of dynamic shared memory is enabled if the device has it.
    *
-   * @throws TypeError, RangeError for arguments that do not fit the parameters, or a shape that the
-   * kernel or the device cannot have; ClosedError, CudaError. What the kernel itself does wrong is
-   * told by what waits for it
+   * @throws TypeError, RangeError for arguments that do not fit the parameters, or a launch shape
+   * that the kernel or the device does not allow; ClosedError, CudaError. Errors of the running
+   * kernel are reported by the calls that wait for it
    */
   launch(config: LaunchConfig, ...args: Arguments<P>): void {
-    this.handle; // a closed module is refused
+    this.handle; // throws for a closed module
     const buffers = this.#buffers ?? this.#makeBuffers();
     this.#buffers = undefined;
     try {
@@ -119,7 +120,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     if (block.hasAttributes) limits.allowCluster(block.clusterBlocks);
     if (stream !== undefined && stream.context !== this.context) this.#assertSameContext(stream);
     buffers.args.write(args);
-    const call = this.handle; // a getter of an argument may have closed the module
+    const call = this.handle; // throws if a getter of an argument has closed the module
     const handle = stream?.untrackedHandle;
     if (handle === undefined) {
       this.#launchTracked(buffers, stream, args);
@@ -128,10 +129,10 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     block.stream = handle;
     const status = cu.cuLaunchKernelEx(block.address, call, buffers.args.address, NULL_ADDRESS);
     if (status !== 0) this.#retryOrThrow(buffers, status, handle);
-    if (isCapturing()) recordLaunch(this as unknown as Kernel<never>, block, handle, args);
+    if (isCapturing()) recordLaunch(this, block, handle, args);
   }
 
-  /** @internal Writes arguments as a launch does, and calls `use` with where the table of them lies. */
+  /** @internal Writes arguments as a launch does, and calls `use` with the address of their table. */
   withArguments<T>(args: readonly unknown[], use: (address: Address) => T): T {
     return this.#withBuffers((blocks) => {
       blocks.args.write(args);
@@ -142,7 +143,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   /**
    * How many blocks of a size run on one multiprocessor at once.
    *
-   * @throws RangeError, TypeError for a block that the kernel cannot have
+   * @throws RangeError, TypeError for a block size that the kernel does not allow
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__OCCUPANCY.html
    */
   maxActiveBlocks(block: Extents3, options?: OccupancyOptions): number {
@@ -151,7 +152,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     );
   }
 
-  /** How many blocks of a size run on the device at once: the most that a cooperative grid has. */
+  /** How many blocks of a size run on the device at once: the largest cooperative grid. */
   maxCooperativeBlocks(block: Extents3, options?: OccupancyOptions): number {
     const blocks = this.#queryOccupancy('maxCooperativeBlocks', { block }, options, (config) =>
       activeBlocks(this.#function, config),
@@ -160,11 +161,10 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   }
 
   /**
-   * How many clusters of a size run on the device at once, each of whose blocks has a size; 0 where
-   * none does.
+   * How many clusters run on the device at once, by the sizes of a cluster and of a block; may be 0.
    *
-   * @throws RangeError, TypeError as {@link maxActiveBlocks}; NotSupportedError where the device has
-   * no clusters; CudaError
+   * @throws RangeError, TypeError as {@link maxActiveBlocks}; NotSupportedError if the device does not
+   * support clusters; CudaError
    */
   maxActiveClusters(cluster: Extents3, block: Extents3, options?: OccupancyOptions): number {
     return this.#queryOccupancy('maxActiveClusters', { block, cluster }, options, (config) => {
@@ -175,8 +175,8 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   }
 
   /**
-   * How many blocks of a size a cluster can have: at most 8, which every device with clusters has room
-   * for, or more once the kernel was launched, or asked about, in larger ones.
+   * How many blocks of a size a cluster can have. The most is 8, which every device with clusters
+   * supports, until the kernel was launched with, or queried for, larger clusters.
    *
    * @throws as {@link maxActiveClusters}
    */
@@ -188,8 +188,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   }
 
   /**
-   * The size of a block with which most threads run at once, and the fewest blocks that fill the
-   * device with it.
+   * The block size with the highest occupancy, and the smallest grid that fills the device.
    */
   suggestedBlockSize(
     options?: OccupancyOptions & { readonly maxBlockSize?: number },
@@ -214,7 +213,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     return this.toString();
   }
 
-  /** Asks about the occupancy of a shape, which is checked as that of a launch. */
+  /** Queries the occupancy of a launch shape, which is checked as in a launch. */
   #queryOccupancy(
     call: string,
     { block, cluster }: Pick<LaunchConfig, 'block' | 'cluster'>,
@@ -230,15 +229,15 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
         ...(cluster !== undefined && { cluster }),
       });
       config.stream = 0;
-      this.handle; // a closed module is refused
+      this.handle; // throws for a closed module
       this.#limits.assertFits(config);
       return this.context.run(() => query(config));
     });
   }
 
-  /** Calls `use` with blocks to be written. */
+  /** Calls `use` with the buffers, which nothing else uses meanwhile. */
   #withBuffers<T>(use: (buffers: LaunchBuffers) => T): T {
-    this.handle; // a closed module is refused
+    this.handle; // throws for a closed module
     const buffers = this.#buffers ?? this.#makeBuffers();
     this.#buffers = undefined;
     try {
@@ -256,7 +255,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     };
   }
 
-  /** In a default stream, or a borrowed one: what is queued there is marked. */
+  /** Launches in a default or borrowed stream, and tracks the work there. */
   #launchTracked(
     buffers: LaunchBuffers,
     stream: Stream | undefined,
@@ -272,20 +271,19 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
         NULL_ADDRESS,
       );
       if (status !== 0) this.#retryOrThrow(buffers, status, handle);
-      if (isCapturing())
-        recordLaunch(this as unknown as Kernel<never>, config, handle, launchArguments);
+      if (isCapturing()) recordLaunch(this, config, handle, launchArguments);
     };
     if (stream) stream.enqueue(call);
     else this.context.enqueue(call);
   }
 
-  /** Where cuLaunchKernelEx did not do it: drivers before 11.8 lack it, others say why. */
+  /** Retries by cuLaunchKernel on drivers before 11.8; otherwise throws the error of the launch. */
   #retryOrThrow({ config, args }: LaunchBuffers, status: CUresult, stream: CUstream): void {
     if (status !== CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER)
       throw launchError(this, config, status, 'cuLaunchKernelEx');
     if (config.hasAttributes)
       throw new NotSupportedError(
-        'cooperative grids and clusters need a driver of CUDA 11.8 or later',
+        'cooperative grids and clusters require a driver of CUDA 11.8 or later',
       );
     const { grid, block, sharedBytes } = config;
     const older = this.context.run(() =>
@@ -302,11 +300,11 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     if (older !== 0) throw launchError(this, config, older, 'cuLaunchKernel');
   }
 
-  /** A borrowed context may have several objects. */
+  /** Compares handles, because several Context objects may stand for one borrowed context. */
   #assertSameContext(stream: Stream): void {
     if (stream.context.handle !== this.context.handle)
       throw new TypeError(
-        `the stream is of ${stream.context}, and kernel ${this.name} was loaded in ${this.context}`,
+        `the stream belongs to ${stream.context}, but kernel ${this.name} was loaded in ${this.context}`,
       );
     noteMemoryUse(stream.context, [this.context]);
   }
@@ -314,9 +312,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
 
 const NULL_ADDRESS = 0 as Address;
 
-/** Why a launch failed, with the numbers of both sides. */
-
-/** The error of a launch that the driver refused. */
+/** The error of a launch that the driver rejected. */
 function launchError(
   kernel: Kernel,
   config: LaunchConfigStruct,
@@ -344,7 +340,7 @@ function failureDetails(kernel: Kernel, config: LaunchConfigStruct, status: CUre
       return `; at most ${kernel.maxCooperativeBlocks(block, { sharedBytes })} blocks run at once`;
     }
   } catch {
-    // The launch's own error says more.
+    // The error of the launch itself says more.
   }
   return '';
 }

@@ -1,4 +1,4 @@
-/** How a kernel is launched, and the struct that tells the driver. */
+/** The configuration of kernel launches: its checks, its limits, and its struct for the driver. */
 import {
   CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
   CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
@@ -18,22 +18,22 @@ import { type Stream, streamOf } from '../stream.ts';
 import { checkBoolean, checkInteger, checkOptionNames, formatValue } from '../validate.ts';
 import { readAttribute } from './function-attributes.ts';
 
-/** One to three sizes; those left out are 1. */
+/** One to three sizes; missing ones are 1. */
 export type Extents3 = number | readonly [x: number, y?: number, z?: number];
 
-/** How a kernel is launched. */
+/** The configuration of a kernel launch. */
 export interface LaunchConfig {
-  /** How many blocks there are. */
+  /** The number of blocks. */
   readonly grid: Extents3;
-  /** How many threads each block has. */
+  /** The number of threads in a block. */
   readonly block: Extents3;
   /** Dynamic shared memory of each block, in bytes. Default 0. */
   readonly sharedBytes?: number;
-  /** The stream to work in. Default: the legacy default stream. */
+  /** The stream of the launch. Default: the legacy default stream. */
   readonly stream?: Stream;
-  /** How many blocks form a cluster, on Hopper and later: the grid is a multiple of it. */
+  /** The number of blocks in a cluster, on Hopper and later. The grid must be a multiple of it. */
   readonly cluster?: Extents3;
-  /** Whether all blocks run at once, so that the grid can wait for itself. Default false. */
+  /** Whether all blocks run at once, so that they can synchronize. Default false. */
   readonly cooperative?: boolean;
 }
 
@@ -52,16 +52,16 @@ const ATTRIBUTES_OFFSET = fields.attrs[0];
 const ATTRIBUTE_COUNT_WORD = fields.numAttrs[0] / 4;
 const TWO_POW_32 = 2 ** 32;
 
-/** How many properties there are, as `for in` finds them. */
+/** The number of properties that `for in` finds. */
 function countProperties(config: LaunchConfig): number {
   let count = 0;
   for (const _ in config) count += 1;
   return count;
 }
 
-/** The configuration of a kernel's launches: one struct, written anew for each. */
+/** The native CUlaunchConfig of a kernel, written anew for each launch. */
 export class LaunchConfigStruct {
-  /** Good as long as the block is referred to. */
+  /** Valid as long as this object is reachable. */
   readonly address: Address;
   readonly #kernel: string;
   readonly #limits: DeviceLaunchLimits;
@@ -81,13 +81,13 @@ export class LaunchConfigStruct {
     this.#words[ATTRIBUTES_OFFSET / 4 + 1] = attributes / TWO_POW_32;
   }
 
-  /** Writes all but the stream, which is answered. @throws TypeError, RangeError */
+  /** Writes everything but the stream, which it returns. @throws TypeError, RangeError */
   write(config: LaunchConfig): Stream | undefined {
     if (typeof config !== 'object' || config === null)
       throw new TypeError(
         `launch: the first argument is { grid, block }, not ${formatValue(config)}`,
       );
-    // Each is read once, before anything is written.
+    // Reads each option once, before writing anything.
     const { grid, block, sharedBytes, stream, cluster, cooperative } = config;
     let given = 0;
     if (grid !== undefined) given += 1;
@@ -96,10 +96,9 @@ export class LaunchConfigStruct {
     if (sharedBytes !== undefined) given += 1;
     if (cluster !== undefined) given += 1;
     if (cooperative !== undefined) given += 1;
-    // Others are looked for where there may be any: all names cost four times as much, which a launch
-    // would feel.
+    // Checks the names only if there may be an unknown one: the full check costs four times as much.
     if (countProperties(config) !== given) checkOptionNames(config, OPTION_NAMES, 'launch');
-    // First: what is asked about clusters alone has its grid of them.
+    // The cluster comes first, because an occupancy query uses it as the grid.
     if (cluster === undefined && cooperative === undefined) this.#words[ATTRIBUTE_COUNT_WORD] = 0;
     else this.#writeAttributes(cluster, cooperative);
     this.#writeExtents(GRID_WORD, grid, 'grid', this.#limits.grid);
@@ -132,12 +131,12 @@ export class LaunchConfigStruct {
     return this.#readExtents(BLOCK_WORD);
   }
 
-  /** Whether it says anything that cuLaunchKernel cannot. */
+  /** Whether it has attributes, which cuLaunchKernel cannot take. */
   get hasAttributes(): boolean {
     return this.#words[ATTRIBUTE_COUNT_WORD] !== 0;
   }
 
-  /** The blocks of a cluster; 1 where there are none. */
+  /** The number of blocks in a cluster; 1 without clusters. */
   get clusterBlocks(): number {
     if (
       this.#words[ATTRIBUTE_COUNT_WORD] === 0 ||
@@ -155,7 +154,7 @@ export class LaunchConfigStruct {
     return [x, y, z];
   }
 
-  /** Answers their product. */
+  /** Writes up to three sizes and returns their product. */
   #writeExtents(
     at: number,
     extents: Extents3 | undefined,
@@ -164,7 +163,7 @@ export class LaunchConfigStruct {
   ): number {
     const words = this.#words;
     if (typeof extents === 'number') {
-      // In line, as most launches come here twice.
+      // Inline, because most launches take this path twice.
       if (extents >>> 0 !== extents || extents < 1 || extents > max[0])
         this.#checkExtent(extents, name, 'x', max[0]);
       words[at] = extents;
@@ -192,16 +191,16 @@ export class LaunchConfigStruct {
     return checkInteger(value, `${name} along ${axis}, for kernel ${this.#kernel},`, 1, max);
   }
 
-  /** @throws RangeError where the grid is not made of whole clusters */
+  /** @throws RangeError if the grid is not a multiple of the cluster */
   #assertMultiple(): void {
     const sizes = this.#readExtents((CONFIG_BYTE_LENGTH + ATTRIBUTE_VALUE_OFFSET) / 4);
     if (this.grid.some((blocks, axis) => blocks % (sizes[axis] as number) !== 0))
       throw new RangeError(
-        `a grid of ${this.grid.join(' x ')} blocks is no multiple of clusters of ${sizes.join(' x ')}`,
+        `a grid of ${this.grid.join(' x ')} blocks is not a multiple of clusters of ${sizes.join(' x ')}`,
       );
   }
 
-  /** The cluster first: see {@link clusterBlocks}. */
+  /** Writes the cluster first, where {@link clusterBlocks} reads it. */
   #writeAttributes(cluster: Extents3 | undefined, cooperative: boolean | undefined): void {
     let count = 0;
     if (cluster !== undefined) {
@@ -220,7 +219,7 @@ export class LaunchConfigStruct {
   }
 }
 
-/** What a device allows a launch. */
+/** The limits of a device for launches. */
 export interface DeviceLaunchLimits {
   /** The most blocks along each axis. */
   readonly grid: readonly [x: number, y: number, z: number];
@@ -232,7 +231,7 @@ export interface DeviceLaunchLimits {
 
 const limitsByDevice = new WeakMap<Device, DeviceLaunchLimits>();
 
-/** The limits of a device, asked once. */
+/** Returns the limits of a device, which are queried once. */
 export function deviceLaunchLimits(device: Device): DeviceLaunchLimits {
   const found = limitsByDevice.get(device);
   if (found) return found;
@@ -256,10 +255,10 @@ export function deviceLaunchLimits(device: Device): DeviceLaunchLimits {
   return limits;
 }
 
-/** Clusters of more blocks do not run on every GPU that has clusters. */
+/** Larger clusters do not run on every GPU that supports clusters. */
 const MAX_PORTABLE_CLUSTER = 8;
 
-/** What launches of one kernel may have, raised when one asks for more than the driver gives by itself. */
+/** The limits of one kernel, raised when a launch needs more than the driver's defaults. */
 export class KernelLimits {
   readonly maxThreads: number;
   readonly #kernel: string;
@@ -281,12 +280,12 @@ export class KernelLimits {
     );
   }
 
-  /** The most dynamic shared memory that a block may ask for as things are, in bytes. */
+  /** The current limit of dynamic shared memory for a block, in bytes. */
   get sharedBytes(): number {
     return this.#dynamicSharedBytes;
   }
 
-  /** @throws RangeError for more threads or shared memory than the kernel can have */
+  /** @throws RangeError for more threads or shared memory than the kernel allows */
   assertFits({ threads, block, sharedBytes }: LaunchConfigStruct): void {
     if (threads > this.maxThreads)
       throw new RangeError(
@@ -295,7 +294,7 @@ export class KernelLimits {
     this.allowSharedBytes(sharedBytes);
   }
 
-  /** Lets launches ask for so much dynamic shared memory, where the device has it. */
+  /** Raises the limit of dynamic shared memory. @throws RangeError if the device has less */
   allowSharedBytes(byteLength: number): void {
     if (byteLength <= this.#dynamicSharedBytes) return;
     const { sharedBytes } = deviceLaunchLimits(this.#device);
@@ -309,7 +308,7 @@ export class KernelLimits {
     this.#dynamicSharedBytes = byteLength;
   }
 
-  /** Lets launches form clusters of so many blocks. @throws NotSupportedError */
+  /** Allows clusters of so many blocks. @throws NotSupportedError */
   allowCluster(blocks: number): void {
     if (blocks > 1) this.assertClusters();
     if (blocks <= this.#maxClusterBlocks) return;
@@ -317,7 +316,7 @@ export class KernelLimits {
     this.#maxClusterBlocks = Number.POSITIVE_INFINITY;
   }
 
-  /** @throws NotSupportedError where the device has no clusters */
+  /** @throws NotSupportedError if the device does not support clusters */
   assertClusters(): void {
     if (this.#device.attribute('clusterLaunch') === 0)
       throw new NotSupportedError(`${this.#device} has no clusters`);

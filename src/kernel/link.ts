@@ -1,4 +1,4 @@
-/** Code of several sources made one. */
+/** Links code of several sources. */
 import { OUT0, OUT1, readHandle, readSize } from '../../ffi/arena.ts';
 import {
   CU_JIT_INPUT_CUBIN,
@@ -16,9 +16,9 @@ import { checkOptions, formatValue } from '../validate.ts';
 import { checkImage, type Image, type ModuleImage } from './image.ts';
 import { checkJit, type JitOptions, type JitPairs, withJitOptions } from './jit.ts';
 
-/** Options of {@link link}. The device or context says for which device. */
+/** Options of {@link link}. The device or context is the target. */
 export interface LinkOptions extends PlaceOptions {
-  /** How PTX among the sources is compiled. */
+  /** How the driver compiles sources that are PTX. */
   readonly jit?: JitOptions;
 }
 
@@ -28,7 +28,7 @@ const INPUT_TYPES = {
   fatbin: CU_JIT_INPUT_FATBINARY,
 } as const satisfies Record<Image['kind'], number>;
 
-/** A call that failed. */
+/** A failed driver call. */
 interface Failure {
   readonly status: CUresult;
   readonly call: FunctionName;
@@ -36,17 +36,17 @@ interface Failure {
 }
 
 /**
- * Links code of several sources, PTX or machine code, to one cubin, in which each may call what the
- * others define: compile them with `--relocatable-device-code=true`. Blocks until it is done, as
- * {@link Module.load} does.
+ * Links code of several sources, PTX or machine code, to one cubin. Each source may call functions of
+ * the others if it was compiled with `--relocatable-device-code=true`. Blocks until the cubin is
+ * ready, as {@link Module.load} does.
  *
- * @param sources what `Module.load` takes, each; they are trusted, as any program is
- * @returns a cubin for `Module.load`, for this device alone
+ * @param sources each as for `Module.load`; the code is trusted
+ * @returns a cubin for `Module.load`, for this device only
  * @example
  * const options = ['--relocatable-device-code=true'];
  * const [a, b] = await Promise.all([first, second].map((s) => cuda.compile(s, { options })));
  * using module = cuda.Module.load(cuda.link([a.code, b.code]));
- * @throws CudaError with what the linker wrote (`error.log`); TypeError, RangeError
+ * @throws CudaError with the linker's log (`error.log`); TypeError, RangeError
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MODULE.html
  */
 export function link(sources: readonly ModuleImage[], options?: LinkOptions): Uint8Array {
@@ -67,7 +67,7 @@ function linkImages(images: readonly Image[], pairs: JitPairs): Uint8Array {
     try {
       return addImages(state, images) ?? completeLink(state, images.length);
     } finally {
-      // The cubin goes with it: what was answered is a copy.
+      // This frees the cubin; the result is a copy.
       cu.cuLinkDestroy(state);
     }
   });

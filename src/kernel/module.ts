@@ -24,20 +24,20 @@ import {
 
 /** Options of {@link Module.load}. */
 export interface ModuleOptions extends PlaceOptions {
-  /** How PTX is compiled. */
+  /** How the driver compiles PTX. */
   readonly jit?: JitOptions;
   /**
-   * Whether all kernels are brought to the device now, or each when it is first asked for, as the
-   * driver does unless CUDA_MODULE_LOADING says `EAGER`. Default `lazy`.
+   * Whether all kernels are loaded now, or each at its first use. Lazy loading is the driver's default
+   * unless CUDA_MODULE_LOADING is `EAGER`. Default `lazy`.
    */
   readonly loading?: 'lazy' | 'eager';
 }
 
 /**
- * Code in a context: kernels, and variables of the device.
+ * Code loaded in a context: kernels and global variables.
  *
- * `close()` unloads it when nothing runs in the context any more, and never waits; its kernels and
- * globals are closed at once.
+ * `close()` never waits: it closes the kernels and globals at once, and unloads the module when the
+ * context is idle.
  *
  * @example
  * using module = cuda.Module.load(ptx);
@@ -47,7 +47,7 @@ export interface ModuleOptions extends PlaceOptions {
  */
 export class Module extends Resource {
   readonly context: Context;
-  /** What the compiler wrote: warnings, and with `jit: { verbose: true }` the use of resources. */
+  /** The compiler's log: warnings, and with `jit: { verbose: true }` the resources of each kernel. */
   readonly log: string;
   readonly #handle: CUmodule;
 
@@ -57,7 +57,7 @@ export class Module extends Resource {
     super('Module', {
       owner: context.resources,
       release: () =>
-        // Unloading may wait for the context.
+        // cuModuleUnload may block until the context is idle.
         releases.enqueue(() => {
           if (context.epoch === epoch) check(cu.cuModuleUnload(handle), 'cuModuleUnload');
         }),
@@ -68,11 +68,11 @@ export class Module extends Resource {
   }
 
   /**
-   * Loads PTX, which the driver compiles for the device (and caches), or machine code. Blocks until
-   * that is done: for large PTX some seconds.
+   * Loads PTX, which the driver compiles for the device and caches, or machine code. Blocks until the
+   * code is loaded, which takes some seconds for large PTX.
    *
-   * @param source PTX as text; PTX, a cubin or a fatbin as bytes: it is trusted, as any program is
-   * @throws CudaError with what the compiler wrote (`error.log`); TypeError, RangeError
+   * @param source PTX as text; PTX, a cubin or a fatbin as bytes. The code is trusted
+   * @throws CudaError with the compiler's log (`error.log`); TypeError, RangeError
    */
   static load(source: ModuleImage, options?: ModuleOptions): Module {
     const { jit, loading, ...place } = checkOptions(
@@ -93,12 +93,12 @@ export class Module extends Resource {
     return new Module(context, handle, log);
   }
 
-  /** As {@link load}, of a file. */
+  /** As {@link load}, from a file. */
   static async fromFile(path: string | URL, options?: ModuleOptions): Promise<Module> {
     return Module.load(await readFile(path), options);
   }
 
-  /** As {@link fromFile}, but blocks while the file is read, too. */
+  /** As {@link fromFile}, but also blocks while the file is read. */
   static fromFileSync(path: string | URL, options?: ModuleOptions): Module {
     return Module.load(readFileSync(path), options);
   }
@@ -110,7 +110,7 @@ export class Module extends Resource {
   }
 
   /**
-   * The names of its kernels, as the driver knows them.
+   * The names of the kernels.
    *
    * @throws NotSupportedError before CUDA 12.4
    */
@@ -120,11 +120,11 @@ export class Module extends Resource {
   }
 
   /**
-   * A kernel by its name in the PTX: C++ mangles it unless it is `extern "C"`. Where the driver can
-   * tell (from 12.4 on) the number and the sizes of the parameters are compared.
+   * Returns a kernel by its name in the PTX, which C++ mangles unless it is `extern "C"`. From CUDA
+   * 12.4 on, the number and the sizes of the parameters are checked.
    *
    * @param params the types of its parameters, in order: see {@link Parameter}
-   * @throws CudaError CUDA_ERROR_NOT_FOUND; TypeError for other parameters than the kernel has
+   * @throws CudaError CUDA_ERROR_NOT_FOUND; TypeError for parameters that do not match the kernel
    */
   kernel<const P extends readonly Parameter[]>(name: string, params: P): Kernel<P> {
     const zeroTerminated = zeroTerminatedName(name, 'name');
@@ -141,8 +141,8 @@ export class Module extends Resource {
   }
 
   /**
-   * A variable of the device (`__device__`, `__constant__`) as a buffer: the module's memory, closed
-   * with it.
+   * Returns a global variable (`__device__`, `__constant__`) as a buffer. The memory belongs to the
+   * module and is closed with it.
    *
    * @throws CudaError CUDA_ERROR_NOT_FOUND
    */
@@ -170,7 +170,7 @@ function zeroTerminatedName(name: string, what: string): Uint8Array {
   return Buffer.from(`${name}\0`);
 }
 
-/** The kernels that there are, for a message; nothing where the driver cannot tell. */
+/** The kernels of a module for a message; an empty string if the driver cannot list them. */
 function listKernels(handle: CUmodule): string {
   try {
     const names = functionNames(handle);
@@ -180,12 +180,12 @@ function listKernels(handle: CUmodule): string {
   }
 }
 
-/** The functions of a module as newer drivers tell of them. */
+// ---- Functions of a module, listed by drivers from CUDA 12.4 on ----
 
 function checkListing(status: CUresult, call: FunctionName): void {
   if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER)
     throw new NotSupportedError(
-      'the driver cannot list the kernels of a module: it is older than CUDA 12.4',
+      'listing the kernels of a module requires a driver of CUDA 12.4 or later',
     );
   check(status, call);
 }
@@ -208,7 +208,7 @@ const functionNames = (module: CUmodule): readonly string[] =>
     return stringAt(readHandle<Address>(OUT0));
   });
 
-/** Brings all functions of a module to the device; unloads the module where that fails. */
+/** Loads all functions of a module; unloads the module if that fails. */
 function loadFunctions(module: CUmodule): void {
   try {
     for (const each of functionsOf(module)) checkListing(cu.cuFuncLoad(each), 'cuFuncLoad');
@@ -219,8 +219,8 @@ function loadFunctions(module: CUmodule): void {
 }
 
 /**
- * Compares parameters with those that a kernel has, where the driver can tell: a wrong one would
- * have the driver read beyond the arguments.
+ * Compares the given parameters with the kernel's, from CUDA 12.4 on. With a wrong one the driver
+ * would read beyond the arguments.
  *
  * @throws TypeError
  */

@@ -6,10 +6,9 @@ import type { NvrtcProgram } from '../../ffi/nvrtc.ts';
 import type { Address } from '../../ffi/types.ts';
 import { CompileError } from '../errors.ts';
 import type { CodeKind } from './architecture.ts';
-import type { CompiledInit } from './compile.ts';
-import { type CompileRequest, SOURCE_NAME } from './compile-options.ts';
+import { type CompiledInit, type CompileRequest, SOURCE_NAME } from './compile-options.ts';
 
-/** One source in libnvrtc's hands. */
+/** A program object of libnvrtc. */
 export class Program<K extends CodeKind> implements Disposable {
   readonly #request: CompileRequest<K>;
   readonly #source: CStrings;
@@ -49,7 +48,7 @@ export class Program<K extends CodeKind> implements Disposable {
 
   /** Compiles on another thread. @throws CompileError */
   async compile(): Promise<CompiledInit<K>> {
-    // Another user of koffi was first, and its threads have stacks that a compiler overflows.
+    // Another user of koffi loaded it first, with thread stacks too small for a compiler.
     if (!hasDeepStacks()) return this.compileSync();
     const { count, table } = this.#options;
     const call = this.#nvrtc.nvrtcCompileProgram as (...args: number[]) => number;
@@ -152,12 +151,10 @@ const withoutTerminator = (bytes: Uint8Array): Uint8Array =>
 
 const textOf = (bytes: Uint8Array): string => Buffer.from(withoutTerminator(bytes)).toString();
 
-/** What a compiler's log says of the first line at fault. */
-
-/** The compiler's `kernel.cu(3): error: identifier "x" is undefined`. */
+/** Matches `kernel.cu(3): error: identifier "x" is undefined` in the compiler's log. */
 const ERROR_LINE = /^(.+?)\((\d+)\): (?:catastrophic )?error:? (.*)$/m;
 
-/** The error for a source that did not compile: the line at fault, as it is in the source. */
+/** The error for a source that does not compile, with the first faulty line. */
 function sourceError(
   { source, headers, names }: CompileRequest,
   status: string,

@@ -1,4 +1,4 @@
-/** Which libnvrtc is in use, and what it is. */
+/** Finds and opens libnvrtc. */
 import { statSync } from 'node:fs';
 import { OUT0, OUT1, readInt32 } from '../../ffi/arena.ts';
 import { type Library, LibraryNotFoundError } from '../../ffi/library.ts';
@@ -11,23 +11,23 @@ import { CompileError, CompilerNotFoundError } from '../errors.ts';
 /** The compiler in use. */
 export interface Compiler {
   readonly nvrtc: Nvrtc;
-  /** Kept, so that it stays loaded. */
+  /** Referenced so that it stays loaded. */
   readonly builtins: Library | undefined;
   /** E.g. `13.0`. */
   readonly version: string;
-  /** What tells this very library from another of its version: file, length and time. */
+  /** Distinguishes this library from others of its version: by file, size and time. */
   readonly identity: string;
-  /** The compute capabilities that it compiles for, e.g. 90, in order. */
+  /** The supported compute capabilities, e.g. 90, in ascending order. */
   readonly architectures: readonly number[];
   /** The folders of CUDA's own headers. */
   readonly headerFolders: readonly string[];
-  /** The name of a status. */
+  /** Returns the name of a status. */
   describe(status: number): string;
 }
 
 let opened: { readonly chosen: string | undefined; readonly compiler: Compiler } | undefined;
 
-/** The libnvrtc of this machine, opened at its first use. @throws CompilerNotFoundError */
+/** Returns the libnvrtc of this machine, opened at first use. @throws CompilerNotFoundError */
 export function compilerInUse(): Compiler {
   const chosen = process.env['CUFFI_NVRTC'];
   if (opened?.chosen !== chosen) opened = undefined;

@@ -1,4 +1,4 @@
-/** How much of a device a kernel can use at once. */
+/** The occupancy of kernels: how many blocks and clusters run at once. */
 import { OUT0, OUT1, readInt32 } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { FunctionName } from '../../ffi/functions.ts';
@@ -14,7 +14,7 @@ export interface OccupancyOptions {
   readonly sharedBytes?: number;
 }
 
-/** The blocks that run on one multiprocessor; the context of the function is current. */
+/** The number of blocks on one multiprocessor. The function's context must be current. */
 export function activeBlocks(
   handle: CUfunction,
   { threads, sharedBytes }: LaunchConfigStruct,
@@ -24,14 +24,14 @@ export function activeBlocks(
   return readInt32(OUT0);
 }
 
-/** The clusters that run on the device, as {@link activeBlocks}. */
+/** The number of clusters on the device. As {@link activeBlocks}. */
 export function activeClusters(handle: CUfunction, { address }: LaunchConfigStruct): number {
   const call = 'cuOccupancyMaxActiveClusters';
   checkClusterCall(cu[call](OUT0, handle, address), call);
   return readInt32(OUT0);
 }
 
-/** The most blocks of a cluster, as {@link activeBlocks}. */
+/** The most blocks of a cluster. As {@link activeBlocks}. */
 export function clusterBlocks(handle: CUfunction, { address }: LaunchConfigStruct): number {
   const call = 'cuOccupancyMaxPotentialClusterSize';
   checkClusterCall(cu[call](OUT0, handle, address), call);
@@ -40,24 +40,24 @@ export function clusterBlocks(handle: CUfunction, { address }: LaunchConfigStruc
 
 function checkClusterCall(status: CUresult, call: FunctionName): void {
   if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER)
-    throw new NotSupportedError('clusters need a driver of CUDA 11.8 or later');
+    throw new NotSupportedError('clusters require a driver of CUDA 11.8 or later');
   check(status, call);
 }
 
-/** A block with which most threads run at once, and the fewest such blocks that fill the device. */
+/** The block size with the highest occupancy, and the smallest grid that fills the device. */
 export interface SuggestedBlock {
   readonly blockSize: number;
   readonly minGridSize: number;
 }
 
-/** As {@link activeBlocks}: the context of the function is current. */
+/** The function's context must be current. */
 export function suggestBlock(
   handle: CUfunction,
   sharedBytes: number,
   maxBlockSize: number,
 ): SuggestedBlock {
   const call = 'cuOccupancyMaxPotentialBlockSize';
-  // The shared memory is the same whatever the block: no function of its size is called.
+  // The shared memory does not depend on the block size, so there is no callback.
   check(cu[call](OUT0, OUT1, handle, 0 as Address, sharedBytes, maxBlockSize), call);
   return { blockSize: readInt32(OUT1), minGridSize: readInt32(OUT0) };
 }

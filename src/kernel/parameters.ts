@@ -1,4 +1,4 @@
-/** What kernels take: the types of parameters, and of the arguments that go with them. */
+/** The types of kernel parameters and of their arguments. */
 import {
   type ScalarName,
   type StructParameter,
@@ -13,16 +13,16 @@ import { checkInteger, formatValue, type HostMemory } from '../validate.ts';
  */
 export type Parameter = ScalarName | 'pointer' | `${DtypeName}*` | StructParameter;
 
-/** Anything in device memory: a buffer, an array, an object of another library. */
+/** An object in device memory: a buffer, an array, or an object of another library. */
 export interface Addressed<N extends string = string> {
   readonly address: number;
   readonly dtype?: { readonly name: N };
 }
 
 /**
- * What a launch takes for a parameter. Integers of 64 bits are numbers or bigints; 16-bit floats are
- * numbers, rounded; a pointer is anything with an `address`, or the address, or null; a struct is
- * its bytes.
+ * The argument for a parameter. 64-bit integers are numbers or bigints; 16-bit floats are numbers,
+ * which are rounded; a pointer is an object with an `address`, an address, or null; a struct is its
+ * bytes.
  */
 export type Argument<P extends Parameter> = P extends 'bool'
   ? boolean
@@ -36,32 +36,32 @@ export type Argument<P extends Parameter> = P extends 'bool'
           ? Addressed | number | null
           : HostMemory;
 
-/** What a launch takes for all parameters of a kernel. */
+/** The arguments for all parameters of a kernel. */
 export type Arguments<P extends readonly Parameter[]> = {
   -readonly [K in keyof P]: Argument<P[K]>;
 };
 
-/** The most that a kernel may take by value. */
+/** The longest struct that a kernel can take by value. */
 const MAX_STRUCT_BYTE_LENGTH = 32_764;
 
 const isScalar = (param: unknown): param is ScalarName =>
   typeof param === 'string' && Object.hasOwn(scalarByteLengths, param);
 
-/** The bytes of a parameter. */
+/** The length of a parameter in bytes. */
 export function parameterByteLength(param: Parameter): number {
   if (typeof param === 'object') return param.bytes;
   return isScalar(param) ? scalarByteLengths[param] : 8;
 }
 
-/** The dtype that a pointer's items have, where its parameter says. */
+/** The dtype name of a typed pointer's items; undefined for other parameters. */
 export const pointedDtype = (param: Parameter): string | undefined =>
   typeof param === 'string' && param.endsWith('*') ? dtype(param.slice(0, -1)).name : undefined;
 
-/** A parameter in a few words. */
+/** A parameter in words. */
 export const parameterName = (param: Parameter): string =>
   typeof param === 'object' ? `a struct of ${param.bytes} bytes` : param;
 
-/** @throws TypeError, RangeError unless parameters of a kernel */
+/** Returns a checked copy of parameters. @throws TypeError, RangeError */
 export function checkParameters<P extends readonly Parameter[]>(params: P): P {
   if (!Array.isArray(params))
     throw new TypeError(`params must be an array of types, not ${formatValue(params)}`);
@@ -91,5 +91,5 @@ function checkParameter(param: unknown, at: number): void {
       `parameter ${at} must be one of ${Object.keys(scalarByteLengths).join(', ')}, pointer, a ` +
         `dtype and '*', or { bytes }, not ${formatValue(param)}`,
     );
-  dtype(pointed); // throws for the name of none
+  dtype(pointed); // throws for an unknown name
 }

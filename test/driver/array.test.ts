@@ -364,9 +364,9 @@ test('shapes, dtypes and options that are none are refused before anything is al
   assert.throws(() => deviceArray([2], float32, { orders: 'C' } as never), /unknown option/);
   const ragged = [[1, 2], [3]] as const;
   await assert.rejects(toDevice(ragged), /source\[1\] is 1 long where others are 2 long/);
-  await assert.rejects(toDevice([[1], 2] as never), /source\[1\] is no array/);
+  await assert.rejects(toDevice([[1], 2] as never), /source\[1\] is not an array/);
   await assert.rejects(toDevice([1, 'a'] as never), /source\[1\] must be a number/);
-  await assert.rejects(toDevice([1, 2n] as never), /say the dtype/);
+  await assert.rejects(toDevice([1, 2n] as never), /pass a dtype/);
   await assert.rejects(
     toDevice([[1, 2.5]], { dtype: int32 }),
     /source\[0\]\[1\] must be an integer/,

@@ -331,7 +331,10 @@ test('what cannot be loaded says why, and leaves nothing behind', () => {
   const elf = Buffer.alloc(64);
   elf.write('\x7fELF', 'latin1');
   elf.writeBigUInt64LE(4096n, 40);
-  assert.throws(() => Module.load(elf), /cut off: the cubin has 4096 bytes, and 64 are here/);
+  assert.throws(
+    () => Module.load(elf),
+    /truncated: the cubin has 4096 bytes, but only 64 are given/,
+  );
   assert.throws(() => Module.load(ptx, { loading: 'soon' as 'lazy' }), TypeError);
   assert.throws(() => Module.load(ptx, { jit: { maxRegisters: 0 } }), RangeError);
   {
@@ -356,7 +359,7 @@ test('a module is loaded from a file, and from bytes without a zero at the end',
 
 test('a fatbin is loaded as it is', { skip: needsGpu }, () => {
   const fatbin = readFileSync(new URL('../support/ptx/nine.fatbin', import.meta.url));
-  assert.throws(() => Module.load(fatbin.subarray(0, -1)), /cut off: the fatbin has/);
+  assert.throws(() => Module.load(fatbin.subarray(0, -1)), /truncated: the fatbin has/);
   using module = Module.load(fatbin);
   using to = DeviceBuffer.allocate(4);
   module.kernel('nine', ['pointer']).launch({ grid: 1, block: 1 }, to);

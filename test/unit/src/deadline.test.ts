@@ -11,7 +11,6 @@ import {
   Context,
   CudaEvent,
   copyPitched,
-  countEqualBytes,
   DeviceBuffer,
   deviceArray,
   float32,
@@ -199,12 +198,6 @@ const cases: Readonly<Record<string, Case>> = {
         { width: 4, height: 8 },
         { stream, ...options },
       ),
-    ),
-  },
-  countEqualBytes: {
-    isTimed: false,
-    make: onDevice((stream, buffer, options) =>
-      countEqualBytes(buffer, buffer, { stream, ...options }),
     ),
   },
   ready: {

@@ -83,7 +83,6 @@ const calls: Readonly<Record<string, (context: cuda.Context) => unknown>> = {
     cuda.copyPitchedSync(target(), source(), once(extent), once({ stream }));
     cuda.queuePitchedCopy(target(), source(), once(extent), once({ stream }));
     cuda.fillPitched(target(), 1, once(extent), once({ stream, elementByteLength: 1 as const }));
-    await cuda.countEqualBytes(a, b, once({ stream, signal }));
     await stream.synchronize(once({ signal }));
     await context.flush(once({ signal }));
     a.close(once({ stream, leases: 'refuse' as const }));

@@ -2,14 +2,28 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { BLOCK, OUT0, readBytes, readSize, writeBytes } from '../../../../ffi/arena.ts';
+import type { RegisteredKernel } from '../../../../ffi/emulated-kernels.ts';
 import type { Address, CUcontext, CUdeviceptr, CUmodule, CUstream } from '../../../../ffi/types.ts';
 import { at, Emulated, hostWords, NON_BLOCKING } from './support.ts';
 
 const ILLEGAL_ADDRESS = 700;
 const PTX = Buffer.from(
-  '.version 8.0\n.target sm_90\n.visible .entry cuffi_count_equal' +
+  '.version 8.0\n.target sm_90\n.visible .entry count_equal' +
     '(.param .u64 a, .param .u64 b, .param .u64 n, .param .u64 equal)\n{\nret;\n}\n\0',
 );
+
+/** Counts the bytes that are equal in two memories. */
+const countEqual: RegisteredKernel['run'] = ({ view }, args) => {
+  const [a, b, length, equal] = args as [number, number, bigint, number];
+  const left = view(a, Uint8Array, Number(length));
+  const right = view(b, Uint8Array, Number(length));
+  const sum = view(equal, BigUint64Array, 1);
+  sum[0] = BigInt(left.filter((byte, at) => byte === right[at]).length);
+};
+const KERNEL: RegisteredKernel = {
+  params: ['pointer', 'pointer', 'uint64', 'pointer'],
+  run: countEqual,
+};
 
 interface Room {
   readonly emulated: Emulated;
@@ -21,7 +35,10 @@ interface Room {
 
 /** Memory of device 0; memory and a stream of device 1, whose context is current. */
 function furnish(): Room {
-  const emulated = new Emulated({ CUFFI_EMULATED_DEVICES: '2' });
+  const emulated = new Emulated(
+    { CUFFI_EMULATED_DEVICES: '2' },
+    new Map([['count_equal', KERNEL]]),
+  );
   const contexts = [emulated.retain(0), emulated.retain(1)] as const;
   emulated.push(contexts[0]);
   const theirs = emulated.allocate(4096);

@@ -13,7 +13,10 @@ import {
   writeBytes,
   writeStruct,
 } from '../../../../ffi/arena.ts';
-import { createEmulatedDriver } from '../../../../ffi/emulator/index.ts';
+import {
+  createEmulatedDriver,
+  type EmulatedDriverOptions,
+} from '../../../../ffi/emulator/index.ts';
 import type { Driver } from '../../../../ffi/functions.ts';
 import { libc } from '../../../../ffi/linux/libc.ts';
 import { allocatePermanent, viewMemory } from '../../../../ffi/native.ts';
@@ -39,8 +42,8 @@ export const LEGACY = 0 as CUstream;
 export class Emulated {
   readonly cu: Driver;
 
-  constructor(env: NodeJS.ProcessEnv = {}) {
-    this.cu = createEmulatedDriver({ arena, env });
+  constructor(env: NodeJS.ProcessEnv = {}, kernels: EmulatedDriverOptions['kernels'] = new Map()) {
+    this.cu = createEmulatedDriver({ arena, env, kernels });
     this.ok(this.cu.cuInit(0));
   }
 

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { CU_STREAM_LEGACY, CU_STREAM_PER_THREAD } from '../../../../ffi/constants.ts';
 import {
   Context,
@@ -14,7 +14,7 @@ import {
 import { recordArguments } from '../../../support/arguments.ts';
 import { emulate } from '../emulate.ts';
 
-/** A stream as the driver is told of it: by its handle, a default one by the current context too. */
+/** A stream as the driver sees it: by its handle, and a default one by the current context too. */
 type Told = readonly [handle: number, context?: number];
 
 const toldOf = (handle: unknown, context: number): Told =>
@@ -23,7 +23,7 @@ const toldOf = (handle: unknown, context: number): Told =>
 function setUp() {
   const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
   const [first, second] = [Context.primary(0), Context.primary(1)];
-  /** Which stream was made to wait, and for which; undefined where none was. */
+  /** The stream that was made to wait, and the one it waits for; undefined if none waits. */
   const waited = (use: () => unknown): readonly [waits: Told, for_: Told] | undefined => {
     recorder.calls.length = 0;
     use();
@@ -37,97 +37,103 @@ function setUp() {
   return { recorder, first, second, waited };
 }
 
-test('default streams are their contexts’: one of another context waits all the same', () => {
-  const { first, second, waited } = setUp();
-  using array = deviceArray(8, undefined, { context: first });
-  for (const [make, handle] of [
-    [Stream.legacyDefault, CU_STREAM_LEGACY],
-    [Stream.perThreadDefault, CU_STREAM_PER_THREAD],
-  ] as const) {
-    const [mine, theirs] = [make({ context: first }), make({ context: second })];
-    assert.deepEqual(
-      waited(() => dlpack(array.withStream(mine), { stream: theirs })),
-      [
-        [handle, second.handle],
-        [handle, first.handle],
-      ],
-    );
-    assert.equal(
-      waited(() => dlpack(array.withStream(mine), { stream: mine })),
-      undefined,
-    );
-  }
-});
-
-test('a tensor’s consumer waits for the array’s stream, unless it is told of none', () => {
-  const { first, waited } = setUp();
-  using mine = Stream.create({ nonBlocking: true });
-  using theirs = Stream.create({ nonBlocking: true });
-  using plain = deviceArray(8);
-  const array = plain.withStream(mine);
-  const legacy: Told = [CU_STREAM_LEGACY, first.handle];
-  assert.deepEqual(
-    waited(() => dlpack(array, { stream: theirs })),
-    [[theirs.handle], [mine.handle]],
-  );
-  assert.deepEqual(
-    waited(() => dlpack(array)),
-    [legacy, [mine.handle]],
-  );
-  assert.deepEqual(
-    waited(() => dlpack(plain, { stream: theirs })),
-    [[theirs.handle], legacy],
-  );
-  for (const use of [
-    () => dlpack(plain),
-    () => dlpack(array, { stream: mine }),
-    () => dlpack(array, { stream: null }),
-    () => fromDLPack(dlpack(array, { stream: null }), { stream: theirs }).close(),
-  ])
-    assert.equal(waited(use), undefined, `${use}`);
-});
-
-test('a dictionary’s stream is the one that is named, else the array’s, else the default one', () => {
-  const { recorder, waited } = setUp();
-  using mine = Stream.create({ nonBlocking: true });
-  using theirs = Stream.create({ nonBlocking: true });
-  using plain = deviceArray(8);
-  const array = plain.withStream(mine);
-  recorder.calls.length = 0;
-  assert.deepEqual(
-    [
-      cudaArrayInterface(array).stream,
-      cudaArrayInterface(array, { stream: theirs }).stream,
-      cudaArrayInterface(array, { stream: null }).stream,
-      cudaArrayInterface(plain).stream,
-    ],
-    [mine.handle, theirs.handle, null, CU_STREAM_LEGACY],
-  );
-  assert.deepEqual(recorder.calls, [], 'the consumer waits, not the producer');
-  const { context } = plain;
-  const taken = (stream: number | null, options: { readonly stream?: Stream }) =>
-    waited(() => {
-      const made: DeviceArray = fromCudaArrayInterface(
-        { ...cudaArrayInterface(plain), stream },
-        options,
+describe('waitForProducer', () => {
+  test('a default stream waits for the default stream of another context', () => {
+    const { first, second, waited } = setUp();
+    using array = deviceArray(8, undefined, { context: first });
+    for (const [make, handle] of [
+      [Stream.legacyDefault, CU_STREAM_LEGACY],
+      [Stream.perThreadDefault, CU_STREAM_PER_THREAD],
+    ] as const) {
+      const [mine, theirs] = [make({ context: first }), make({ context: second })];
+      assert.deepEqual(
+        waited(() => dlpack(array.withStream(mine), { stream: theirs })),
+        [
+          [handle, second.handle],
+          [handle, first.handle],
+        ],
       );
-      assert.equal(made.stream, options.stream);
-    });
-  const named = (handle: number): Told => [handle];
-  const byDefault = (handle: number): Told => [handle, context.handle];
-  assert.deepEqual(taken(mine.handle, { stream: theirs }), [
-    named(theirs.handle),
-    named(mine.handle),
-  ]);
-  assert.deepEqual(taken(mine.handle, {}), [byDefault(CU_STREAM_LEGACY), named(mine.handle)]);
-  assert.deepEqual(taken(1, { stream: theirs }), [
-    named(theirs.handle),
-    byDefault(CU_STREAM_LEGACY),
-  ]);
-  assert.deepEqual(taken(2, { stream: theirs }), [
-    named(theirs.handle),
-    byDefault(CU_STREAM_PER_THREAD),
-  ]);
-  assert.equal(taken(null, { stream: theirs }), undefined);
-  assert.equal(taken(1, {}), undefined);
+      assert.equal(
+        waited(() => dlpack(array.withStream(mine), { stream: mine })),
+        undefined,
+      );
+    }
+  });
+});
+
+describe('dlpack', () => {
+  test('the consumer’s stream waits for the array’s stream, unless it is null', () => {
+    const { first, waited } = setUp();
+    using mine = Stream.create({ nonBlocking: true });
+    using theirs = Stream.create({ nonBlocking: true });
+    using plain = deviceArray(8);
+    const array = plain.withStream(mine);
+    const legacy: Told = [CU_STREAM_LEGACY, first.handle];
+    assert.deepEqual(
+      waited(() => dlpack(array, { stream: theirs })),
+      [[theirs.handle], [mine.handle]],
+    );
+    assert.deepEqual(
+      waited(() => dlpack(array)),
+      [legacy, [mine.handle]],
+    );
+    assert.deepEqual(
+      waited(() => dlpack(plain, { stream: theirs })),
+      [[theirs.handle], legacy],
+    );
+    for (const use of [
+      () => dlpack(plain),
+      () => dlpack(array, { stream: mine }),
+      () => dlpack(array, { stream: null }),
+      () => fromDLPack(dlpack(array, { stream: null }), { stream: theirs }).close(),
+    ])
+      assert.equal(waited(use), undefined, `${use}`);
+  });
+});
+
+describe('cudaArrayInterface', () => {
+  test('the dictionary has the given stream, or the array’s, or the default stream', () => {
+    const { recorder, waited } = setUp();
+    using mine = Stream.create({ nonBlocking: true });
+    using theirs = Stream.create({ nonBlocking: true });
+    using plain = deviceArray(8);
+    const array = plain.withStream(mine);
+    recorder.calls.length = 0;
+    assert.deepEqual(
+      [
+        cudaArrayInterface(array).stream,
+        cudaArrayInterface(array, { stream: theirs }).stream,
+        cudaArrayInterface(array, { stream: null }).stream,
+        cudaArrayInterface(plain).stream,
+      ],
+      [mine.handle, theirs.handle, null, CU_STREAM_LEGACY],
+    );
+    assert.deepEqual(recorder.calls, [], 'the consumer waits, not the producer');
+    const { context } = plain;
+    const taken = (stream: number | null, options: { readonly stream?: Stream }) =>
+      waited(() => {
+        const made: DeviceArray = fromCudaArrayInterface(
+          { ...cudaArrayInterface(plain), stream },
+          options,
+        );
+        assert.equal(made.stream, options.stream);
+      });
+    const named = (handle: number): Told => [handle];
+    const byDefault = (handle: number): Told => [handle, context.handle];
+    assert.deepEqual(taken(mine.handle, { stream: theirs }), [
+      named(theirs.handle),
+      named(mine.handle),
+    ]);
+    assert.deepEqual(taken(mine.handle, {}), [byDefault(CU_STREAM_LEGACY), named(mine.handle)]);
+    assert.deepEqual(taken(1, { stream: theirs }), [
+      named(theirs.handle),
+      byDefault(CU_STREAM_LEGACY),
+    ]);
+    assert.deepEqual(taken(2, { stream: theirs }), [
+      named(theirs.handle),
+      byDefault(CU_STREAM_PER_THREAD),
+    ]);
+    assert.equal(taken(null, { stream: theirs }), undefined);
+    assert.equal(taken(1, {}), undefined);
+  });
 });

@@ -30,7 +30,7 @@ import {
 describe('transpose', () => {
   const layout = makeLayout([2, 1, 3], 4);
 
-  test('transposed axes carry their items along', () => {
+  test('transposed axes keep their items', () => {
     fc.assert(
       fc.property(
         anyLayout.chain((given) =>
@@ -58,7 +58,7 @@ describe('transpose', () => {
     );
   });
 
-  test('an axis of size 1 comes anywhere and goes again, and the items stay', () => {
+  test('an axis of size 1 can be inserted anywhere and removed again', () => {
     fc.assert(
       fc.property(anyLayout, fc.nat(4), fc.boolean(), (given, place, fromEnd) => {
         const at = Math.min(place, given.shape.length);
@@ -83,7 +83,7 @@ describe('transpose', () => {
     );
   });
 
-  test('a broadcast array has its items again along axes of size 1 and new ones', () => {
+  test('a broadcast array repeats its items along axes of size 1 and new axes', () => {
     fc.assert(
       fc.property(
         anyLayout.chain((given) =>
@@ -108,7 +108,7 @@ describe('transpose', () => {
     assert.ok(mayOverlapItself(broadcastTo(makeLayout([3], 4), [2, 3])));
   });
 
-  test('axes that are not there, or there twice, are refused', () => {
+  test('missing and repeated axes throw', () => {
     const refused = (view: () => unknown, message: string): void => {
       assert.throws(view, { name: 'RangeError', message });
     };
@@ -130,7 +130,7 @@ describe('transpose', () => {
     );
   });
 
-  test('a shape that an array does not fit is refused with both', () => {
+  test('an incompatible shape throws an error with both shapes', () => {
     for (const shape of [[3], [2, 2, 4], [2, 0, 4], [1, 1, 3], []])
       assert.throws(() => broadcastTo(layout, shape), {
         name: 'RangeError',
@@ -142,7 +142,7 @@ describe('transpose', () => {
     );
     assert.throws(
       () => broadcastTo(makeLayout([0, 1, 1], 8), [0, 2 ** 27, 2 ** 27]),
-      /^RangeError: shape's size is too large: 18014398509481984 is no safe integer$/,
+      /^RangeError: shape's size is too large: 18014398509481984 is not a safe integer$/,
     );
     assert.throws(
       () => expandDims(makeLayout(new Array(64).fill(1), 8), 0),
@@ -169,7 +169,7 @@ describe('reshape', () => {
     return fc.tuple(ones, rest).map(([some, more]) => [...some, ...more]);
   };
 
-  /** A layout and a shape of as many items. */
+  /** A layout, and a shape with the same number of items. */
   const reshapes = anyLayout.chain((layout) =>
     fc.record({
       layout: fc.constant(layout),
@@ -178,7 +178,7 @@ describe('reshape', () => {
     }),
   );
 
-  /** Whether any strides at all have the items, in an order, at these addresses. */
+  /** Whether some strides place the items, in an order, at these addresses. */
   function isStrided(items: readonly number[], shape: readonly number[], layout: Layout): boolean {
     const at = indices(shape);
     const stride = (axis: number): number => {
@@ -192,7 +192,7 @@ describe('reshape', () => {
     return addresses(candidate).every((address, n) => address === items[n]);
   }
 
-  test('a reshape is a view exactly where strides can have its items so', () => {
+  test('a reshape is a view exactly if strides can express it', () => {
     fc.assert(
       fc.property(reshapes, ({ layout, shape, order }) => {
         const result = reshape(layout, shape, order);
@@ -216,7 +216,7 @@ describe('reshape', () => {
     );
   });
 
-  test('one size may be left open, unless nothing tells it', () => {
+  test('one size may be left open if the others determine it', () => {
     fc.assert(
       fc.property(reshapes, fc.nat(7), ({ layout, shape, order }, place) => {
         if (shape.length === 0) return;
@@ -245,7 +245,7 @@ describe('reshape', () => {
     );
   });
 
-  test('the same bytes as items of another size, where the last axis has them together', () => {
+  test('a view with another item size needs a contiguous last axis', () => {
     fc.assert(
       fc.property(anyLayout, fc.constantFrom(1, 2, 3, 4, 6, 8, 16), (layout, itemsize) => {
         const { shape, strides } = layout;
@@ -270,7 +270,7 @@ describe('reshape', () => {
     );
   });
 
-  test('known reshapes: of a transposed array, of gaps, of reversed items', () => {
+  test('reshapes of transposed arrays, of arrays with gaps and of reversed items are known', () => {
     const layout = makeLayout([2, 3, 4], 8);
     const view = ({ view: found }: Reshaped): readonly number[] | undefined => found?.strides;
     assert.deepEqual(view(reshape(layout, [6, -1])), [32, 8]);
@@ -285,7 +285,7 @@ describe('reshape', () => {
     assert.equal(ravel(backwards).view, undefined);
   });
 
-  test('a shape of another number of items, and bytes that make no items, are refused', () => {
+  test('a wrong number of items, and bytes that do not make whole items, throw', () => {
     const layout = makeLayout([3, 4], 4);
     const refused = (call: () => unknown, message: string): void => {
       assert.throws(call, { name: 'RangeError', message });

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { readCommandLine, UsageError } from '../../../../src/cli/command-line.ts';
 
 const read = (args: string) => readCommandLine(args.split(' ').filter(Boolean));
@@ -12,39 +12,41 @@ function misused(args: string, what: RegExp): void {
   );
 }
 
-test('a command that is missing or unknown is refused', () => {
-  misused('', /^no command given$/);
-  misused('roundtrop', /^there is no command 'roundtrop'$/);
-  misused('roundtrip twice', /^roundtrip takes no 'twice'$/);
-});
-
-test('an unknown option is refused', () => {
-  misused('roundtrip --fast', /--fast/);
-  misused('roundtrip --json=yes', /--json/);
-  misused('roundtrip --elements', /--elements/);
-});
-
-test('elements and device are whole numbers in range', () => {
-  for (const value of ['0', '1.5', 'abc', '', '1e99', 'NaN'])
-    misused(`roundtrip --elements=${value}`, /^--elements must be an integer from 1 to /);
-  misused('roundtrip --elements=-1', /^--elements must be an integer from 1 to .*, not "-1"$/);
-  misused('roundtrip --elements -1', /--elements/);
-  misused('roundtrip --device=-1', /^--device must be an integer from 0 to 1023/);
-  misused('roundtrip --device=x', /^--device must be an integer .*, not "x"$/);
-});
-
-test('a kind is one that there is', () => {
-  misused('roundtrip --kind event', /^--kind must be pool or legacy or virtual, not "event"/);
-  misused('roundtrip --kind', /--kind/);
-});
-
-test('what is not typed has its default, and help asks for nothing', () => {
-  assert.deepEqual(read('roundtrip --kind legacy --device=1'), {
-    elements: 16_777_216,
-    device: 1,
-    kind: 'legacy',
-    driver: undefined,
-    json: false,
+describe('readCommandLine', () => {
+  test('a missing or unknown command throws', () => {
+    misused('', /^no command given$/);
+    misused('roundtrop', /^there is no command 'roundtrop'$/);
+    misused('roundtrip twice', /^roundtrip takes no 'twice'$/);
   });
-  assert.equal(read('roundtrip --help'), undefined);
+
+  test('an unknown option throws', () => {
+    misused('roundtrip --fast', /--fast/);
+    misused('roundtrip --json=yes', /--json/);
+    misused('roundtrip --elements', /--elements/);
+  });
+
+  test('elements and device must be integers in range', () => {
+    for (const value of ['0', '1.5', 'abc', '', '1e99', 'NaN'])
+      misused(`roundtrip --elements=${value}`, /^--elements must be an integer from 1 to /);
+    misused('roundtrip --elements=-1', /^--elements must be an integer from 1 to .*, not "-1"$/);
+    misused('roundtrip --elements -1', /--elements/);
+    misused('roundtrip --device=-1', /^--device must be an integer from 0 to 1023/);
+    misused('roundtrip --device=x', /^--device must be an integer .*, not "x"$/);
+  });
+
+  test('an unknown kind throws', () => {
+    misused('roundtrip --kind event', /^--kind must be pool or legacy or virtual, not "event"/);
+    misused('roundtrip --kind', /--kind/);
+  });
+
+  test('missing options have defaults, and help requests nothing', () => {
+    assert.deepEqual(read('roundtrip --kind legacy --device=1'), {
+      elements: 16_777_216,
+      device: 1,
+      kind: 'legacy',
+      driver: undefined,
+      json: false,
+    });
+    assert.equal(read('roundtrip --help'), undefined);
+  });
 });

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { afterEach, test } from 'node:test';
+import { afterEach, describe, test } from 'node:test';
 import { driverName, selectDriver } from '../../../../ffi/driver.ts';
 import { chooseDriver } from '../../../../src/cli/driver-choice.ts';
 import { broken } from '../../../support/faults.ts';
@@ -11,30 +11,32 @@ afterEach(() => {
   else process.env['CUFFI_DRIVER'] = chosen;
 });
 
-test('a wish wins over the environment, and the environment over what is there', () => {
-  process.env['CUFFI_DRIVER'] = '/nowhere/libcuda.so.1';
-  assert.deepEqual(chooseDriver('emulated'), { name: 'emulated', reason: 'as --driver says' });
-  assert.equal(driverName(), 'emulated');
-  assert.deepEqual(chooseDriver(undefined), {
-    name: '/nowhere/libcuda.so.1',
-    reason: 'as CUFFI_DRIVER says',
-  });
-  assert.throws(driverName);
-});
-
-test('without a GPU it is the emulated one, with the reason', () => {
-  delete process.env['CUFFI_DRIVER'];
-  for (const status of [100, 34]) {
-    selectDriver(broken(emulate(), 'cuInit', status));
-    assert.deepEqual(chooseDriver(undefined), { name: 'emulated', reason: 'no GPU is here' });
+describe('chooseDriver', () => {
+  test('a requested driver takes precedence over CUFFI_DRIVER, and that over detection', () => {
+    process.env['CUFFI_DRIVER'] = '/nowhere/libcuda.so.1';
+    assert.deepEqual(chooseDriver('emulated'), { name: 'emulated', reason: 'as --driver says' });
     assert.equal(driverName(), 'emulated');
-  }
-});
+    assert.deepEqual(chooseDriver(undefined), {
+      name: '/nowhere/libcuda.so.1',
+      reason: 'as CUFFI_DRIVER says',
+    });
+    assert.throws(driverName);
+  });
 
-test('with a GPU it is the real one, and a broken one is an error', () => {
-  delete process.env['CUFFI_DRIVER'];
-  const driver = emulate();
-  assert.deepEqual(chooseDriver(undefined), { name: 'cuda', reason: 'a GPU is here' });
-  selectDriver(broken(driver, 'cuInit', 999));
-  assert.throws(() => chooseDriver(undefined), { name: 'CudaError', status: 999 });
+  test('without a GPU the emulated driver is chosen, with the reason', () => {
+    delete process.env['CUFFI_DRIVER'];
+    for (const status of [100, 34]) {
+      selectDriver(broken(emulate(), 'cuInit', status));
+      assert.deepEqual(chooseDriver(undefined), { name: 'emulated', reason: 'no GPU is here' });
+      assert.equal(driverName(), 'emulated');
+    }
+  });
+
+  test('with a GPU the real driver is chosen, and a broken GPU is an error', () => {
+    delete process.env['CUFFI_DRIVER'];
+    const driver = emulate();
+    assert.deepEqual(chooseDriver(undefined), { name: 'cuda', reason: 'a GPU is here' });
+    selectDriver(broken(driver, 'cuInit', 999));
+    assert.throws(() => chooseDriver(undefined), { name: 'CudaError', status: 999 });
+  });
 });

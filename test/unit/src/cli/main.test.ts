@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { programFile } from '../../../support/program.ts';
 import { type Outcome, runProgram } from '../emulate.ts';
 
@@ -8,7 +8,7 @@ const main = new URL('../../../../src/cli/main.ts', import.meta.url);
 const cuffi = (args: string, env: NodeJS.ProcessEnv = {}): Outcome =>
   runProgram(main, args.split(' ').filter(Boolean), env);
 
-/** Runs the command in a shell, its output going where `to` says; its exit code comes on stdout. */
+/** Runs the command in a shell with its output redirected by `to`; stdout has the exit code. */
 function cuffiInShell(args: string, to: string): { readonly code: number; readonly said: string } {
   const { path, execArgv } = programFile(main);
   const command = [process.execPath, ...execArgv, path, ...args.split(' ')];
@@ -21,119 +21,121 @@ function cuffiInShell(args: string, to: string): { readonly code: number; readon
   return { code: Number(stdout), said: stderr };
 }
 
-test('what is typed wrong is told with the usage on stderr, and nothing is done', () => {
-  const { code, stdout, stderr } = cuffi('roundtrip --elements=0');
-  assert.deepEqual({ code, stdout }, { code: 2, stdout: '' });
-  assert.match(stderr, /^cuffi: --elements must be .+\n\nusage: cuffi roundtrip/s);
-});
+describe('cuffi command', () => {
+  test('an invalid command line prints the usage on stderr, and nothing runs', () => {
+    const { code, stdout, stderr } = cuffi('roundtrip --elements=0');
+    assert.deepEqual({ code, stdout }, { code: 2, stdout: '' });
+    assert.match(stderr, /^cuffi: --elements must be .+\n\nusage: cuffi roundtrip/s);
+  });
 
-test('help is printed and does nothing else', () => {
-  const { code, stdout, stderr } = cuffi('--help');
-  assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
-  assert.match(stdout, /^usage: cuffi roundtrip \[options\]\n/);
-});
+  test('--help prints the usage and does nothing else', () => {
+    const { code, stdout, stderr } = cuffi('--help');
+    assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
+    assert.match(stdout, /^usage: cuffi roundtrip \[options\]\n/);
+  });
 
-test('a device that is not there ends it with what is', () => {
-  const { code, stdout, stderr } = cuffi('roundtrip --device 99');
-  assert.equal(code, 1);
-  assert.match(stdout, /^driver +emulated/);
-  assert.match(stderr, /^cuffi: there is no device 99: this process sees 1 /);
-});
+  test('a missing device ends the command, and the error names the existing ones', () => {
+    const { code, stdout, stderr } = cuffi('roundtrip --device 99');
+    assert.equal(code, 1);
+    assert.match(stdout, /^driver +emulated/);
+    assert.match(stderr, /^cuffi: there is no device 99: this process sees 1 /);
+  });
 
-test('a driver that is not there ends it with what was tried', () => {
-  const { code, stderr } = cuffi('roundtrip --driver /nowhere/libcuda.so.1');
-  assert.equal(code, 1);
-  assert.match(
-    stderr,
-    /^cuffi: what was chosen is no CUDA driver:\n {2}\/nowhere\/libcuda\.so\.1: /,
-  );
-});
+  test('a missing driver ends the command, and the error names what was tried', () => {
+    const { code, stderr } = cuffi('roundtrip --driver /nowhere/libcuda.so.1');
+    assert.equal(code, 1);
+    assert.match(
+      stderr,
+      /^cuffi: what was chosen is no CUDA driver:\n {2}\/nowhere\/libcuda\.so\.1: /,
+    );
+  });
 
-test('a broken driver is shown, never replaced by the emulated one', () => {
-  const { code, stdout, stderr } = cuffi('roundtrip', { CUFFI_EMULATED_FAULTS: 'cuInit:*=999' });
-  assert.equal(code, 1);
-  assert.doesNotMatch(stdout, /round trip/);
-  assert.match(stderr, /^cuffi: cuInit failed .*\(CUDA_ERROR_UNKNOWN, 999\)/);
-});
+  test('a broken driver is an error, and never replaced by the emulated one', () => {
+    const { code, stdout, stderr } = cuffi('roundtrip', { CUFFI_EMULATED_FAULTS: 'cuInit:*=999' });
+    assert.equal(code, 1);
+    assert.doesNotMatch(stdout, /round trip/);
+    assert.match(stderr, /^cuffi: cuInit failed .*\(CUDA_ERROR_UNKNOWN, 999\)/);
+  });
 
-test('a device that cannot share ends it well, with the reason', () => {
-  const env = { CUFFI_EMULATED_ATTRIBUTES: '41=0' };
-  const spoken = cuffi('roundtrip --kind legacy', env);
-  assert.deepEqual({ code: spoken.code, stderr: spoken.stderr }, { code: 0, stderr: '' });
-  assert.match(
-    spoken.stdout,
-    /This device cannot share legacy memory between processes: the device does not support unified addressing\. Nothing to show\.\n$/,
-  );
-  const { code, stdout } = cuffi('roundtrip --kind legacy --json', env);
-  assert.equal(code, 0);
-  const { result, support } = JSON.parse(stdout);
-  assert.equal(result, null);
-  assert.equal(support.memory.supported, false);
-});
-
-test('--json prints one object and no sentence', () => {
-  const { code, stdout, stderr } = cuffi('roundtrip --json --elements 1000');
-  assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
-  const { driver, device, result } = JSON.parse(stdout);
-  assert.equal(driver, 'emulated');
-  assert.equal(device.ordinal, 0);
-  assert.equal(result.byteLength, 4000);
-  assert.deepEqual(result.mismatches, { child: 0, parent: 0 });
-  assert.equal(result.bytesCopied, 0);
-  assert.equal(result.ok, true);
-});
-
-test('the first line says which driver, the last how it went, down to one element', () => {
-  for (const elements of [1, 3, 5]) {
-    const { code, stdout } = cuffi(`roundtrip --elements ${elements}`);
+  test('a device that cannot share memory ends the command with 0 and the reason', () => {
+    const env = { CUFFI_EMULATED_ATTRIBUTES: '41=0' };
+    const spoken = cuffi('roundtrip --kind legacy', env);
+    assert.deepEqual({ code: spoken.code, stderr: spoken.stderr }, { code: 0, stderr: '' });
+    assert.match(
+      spoken.stdout,
+      /This device cannot share legacy memory between processes: the device does not support unified addressing\. Nothing to show\.\n$/,
+    );
+    const { code, stdout } = cuffi('roundtrip --kind legacy --json', env);
     assert.equal(code, 0);
-    assert.match(stdout, /^driver +emulated, as CUFFI_DRIVER says: .* no GPU/);
-    assert.match(stdout, /\nround trip: OK\n$/);
-  }
-});
-
-test('wrong data ends it with 1, and is told', () => {
-  // The first copy to the device says that it is done, and was not: neither side writes its values.
-  const env = { CUFFI_EMULATED_FAULTS: 'cuMemcpyHtoDAsync_v2:1=0' };
-  const spoken = cuffi('roundtrip --elements 8', env);
-  assert.deepEqual({ code: spoken.code, stderr: spoken.stderr }, { code: 1, stderr: '' });
-  assert.doesNotMatch(spoken.stdout, /OK/);
-  const { code, stdout } = cuffi('roundtrip --elements 8 --json', env);
-  assert.equal(code, 1);
-  const { ok, mismatches } = JSON.parse(stdout).result;
-  assert.deepEqual({ ok, mismatches }, { ok: false, mismatches: { child: 8, parent: 8 } });
-});
-
-test('both processes work on the device that is named', () => {
-  // Each says at its end what it was started with: the child gets the device.
-  const telling = "process.on('exit',()=>console.error(process.argv.slice(2).join()))";
-  const { code, stderr } = cuffi('roundtrip --elements 4 --device 1', {
-    CUFFI_EMULATED_DEVICES: '2',
-    NODE_OPTIONS: `--import=data:text/javascript,${encodeURIComponent(telling)}`,
-  });
-  assert.equal(code, 0);
-  assert.deepEqual(stderr.trim().split('\n').sort(), ['1', 'roundtrip,--elements,4,--device,1']);
-});
-
-test('a wish for a driver wins over the environment', () => {
-  const { code, stdout } = cuffi('roundtrip --driver emulated --elements 4', {
-    CUFFI_DRIVER: '/nowhere/libcuda.so.1',
-  });
-  assert.equal(code, 0);
-  assert.match(stdout, /^driver +emulated, as --driver says: /);
-});
-
-for (const args of ['roundtrip --elements 1000', 'roundtrip --elements 1000 --json', '--help'])
-  test(`a reader that has had enough ends it as SIGPIPE would, without a word: ${args}`, () => {
-    assert.deepEqual(cuffiInShell(args, '| true'), { code: 141, said: '' });
+    const { result, support } = JSON.parse(stdout);
+    assert.equal(result, null);
+    assert.equal(support.memory.supported, false);
   });
 
-test('what is wrong keeps its exit code where nobody reads what is said of it', () => {
-  assert.deepEqual(cuffiInShell('--elements', '2>&1 | true'), { code: 2, said: '' });
-});
+  test('--json prints one object and no sentence', () => {
+    const { code, stdout, stderr } = cuffi('roundtrip --json --elements 1000');
+    assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
+    const { driver, device, result } = JSON.parse(stdout);
+    assert.equal(driver, 'emulated');
+    assert.equal(device.ordinal, 0);
+    assert.equal(result.byteLength, 4000);
+    assert.deepEqual(result.mismatches, { child: 0, parent: 0 });
+    assert.equal(result.bytesCopied, 0);
+    assert.equal(result.ok, true);
+  });
 
-test('output that cannot be written ends it with the reason', () => {
-  const { code, said } = cuffiInShell('roundtrip --elements 1000', '>/dev/full');
-  assert.equal(code, 1);
-  assert.match(said, /^cuffi: the output cannot be written: ENOSPC: .+\n$/);
+  test('the first line names the driver and the last the verdict, even for one element', () => {
+    for (const elements of [1, 3, 5]) {
+      const { code, stdout } = cuffi(`roundtrip --elements ${elements}`);
+      assert.equal(code, 0);
+      assert.match(stdout, /^driver +emulated, as CUFFI_DRIVER says: .* no GPU/);
+      assert.match(stdout, /\nround trip: OK\n$/);
+    }
+  });
+
+  test('wrong data ends the command with 1 and is reported', () => {
+    // The first copy to the device reports success but does nothing, so both sides miss their values.
+    const env = { CUFFI_EMULATED_FAULTS: 'cuMemcpyHtoDAsync_v2:1=0' };
+    const spoken = cuffi('roundtrip --elements 8', env);
+    assert.deepEqual({ code: spoken.code, stderr: spoken.stderr }, { code: 1, stderr: '' });
+    assert.doesNotMatch(spoken.stdout, /OK/);
+    const { code, stdout } = cuffi('roundtrip --elements 8 --json', env);
+    assert.equal(code, 1);
+    const { ok, mismatches } = JSON.parse(stdout).result;
+    assert.deepEqual({ ok, mismatches }, { ok: false, mismatches: { child: 8, parent: 8 } });
+  });
+
+  test('both processes use the given device', () => {
+    // Each process prints its arguments at exit: the child gets the device.
+    const telling = "process.on('exit',()=>console.error(process.argv.slice(2).join()))";
+    const { code, stderr } = cuffi('roundtrip --elements 4 --device 1', {
+      CUFFI_EMULATED_DEVICES: '2',
+      NODE_OPTIONS: `--import=data:text/javascript,${encodeURIComponent(telling)}`,
+    });
+    assert.equal(code, 0);
+    assert.deepEqual(stderr.trim().split('\n').sort(), ['1', 'roundtrip,--elements,4,--device,1']);
+  });
+
+  test('--driver takes precedence over the environment', () => {
+    const { code, stdout } = cuffi('roundtrip --driver emulated --elements 4', {
+      CUFFI_DRIVER: '/nowhere/libcuda.so.1',
+    });
+    assert.equal(code, 0);
+    assert.match(stdout, /^driver +emulated, as --driver says: /);
+  });
+
+  for (const args of ['roundtrip --elements 1000', 'roundtrip --elements 1000 --json', '--help'])
+    test(`a closed pipe ends the command like SIGPIPE, without a message: ${args}`, () => {
+      assert.deepEqual(cuffiInShell(args, '| true'), { code: 141, said: '' });
+    });
+
+  test('an error keeps its exit code if nobody reads the message', () => {
+    assert.deepEqual(cuffiInShell('--elements', '2>&1 | true'), { code: 2, said: '' });
+  });
+
+  test('output that cannot be written ends the command with the reason', () => {
+    const { code, said } = cuffiInShell('roundtrip --elements 1000', '>/dev/full');
+    assert.equal(code, 1);
+    assert.match(said, /^cuffi: the output cannot be written: ENOSPC: .+\n$/);
+  });
 });

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { readdirSync, readFileSync } from 'node:fs';
-import { afterEach, test } from 'node:test';
+import { afterEach, describe, test } from 'node:test';
 import { cu, selectDriver } from '../../../../ffi/driver.ts';
 import { defaultKind } from '../../../../src/cli/kinds.ts';
 import { inspectDevice, roundtrip } from '../../../../src/cli/roundtrip.ts';
@@ -25,19 +25,19 @@ const run = (program: string, { elements = 1024, deadlineMs = 30_000 } = {}) =>
     program: programFile(new URL(`./fixtures/${program}.ts`, import.meta.url)).path,
   });
 
-/** The processes that this one has started, and that have not ended. */
+/** The child processes that have not exited. */
 const children = (): string[] =>
   readdirSync('/proc').filter((pid) => {
     try {
       const stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
       return stat.slice(stat.lastIndexOf(')') + 2).split(' ')[1] === String(process.pid);
     } catch {
-      // No process, or one that has ended meanwhile.
+      // Not a process, or one that has exited meanwhile.
       return false;
     }
   });
 
-/** The error of a round trip that must fail; it leaves no memory and no process behind. */
+/** Returns the error of a round trip that must fail, and checks that no memory or process is left. */
 async function failureOf(trip: () => Promise<unknown>): Promise<Error> {
   const context = Context.primary();
   const { free } = context.memoryInfo();
@@ -52,107 +52,113 @@ async function failureOf(trip: () => Promise<unknown>): Promise<Error> {
   return error;
 }
 
-test('a child that never answers is killed at the deadline', async () => {
-  emulate();
-  const error = await failureOf(() => run('silent-child', { deadlineMs: 500 }));
-  assert.equal(error.name, 'CuffiError');
-  assert.match(error.message, /^the child \(pid \d+\) did not answer within 0\.5 s$/);
-});
-
-test('a child that dies is told with how it ended, whenever that is', async () => {
-  emulate();
-  for (const [request, how] of [
-    ['start', 'with code 3'],
-    ['open', 'by SIGKILL'],
-    ['answer', 'by SIGKILL'],
-  ] as const) {
-    process.env['CUFFI_TEST_DIES_AT'] = request;
-    const error = await failureOf(() => run('dying-child'));
+describe('roundtrip', () => {
+  test('a child that never replies is killed at the deadline', async () => {
+    emulate();
+    const error = await failureOf(() => run('silent-child', { deadlineMs: 500 }));
     assert.equal(error.name, 'CuffiError');
-    assert.match(
-      error.message,
-      new RegExp(`\\(pid \\d+\\) ended ${how} before it answered$`),
-      request,
-    );
-  }
-});
-
-test('a child that dies while bytes are on their way to it is told in the same words', async () => {
-  emulate();
-  process.env['CUFFI_TEST_DIES_AT'] = 'receive';
-  const error = await failureOf(() => run('dying-child', { elements: 4 << 20 }));
-  assert.match(error.message, /ended by SIGKILL before it answered$/);
-});
-
-test('a hand-over that fails leaves no recorder of driver calls behind', async () => {
-  const driver = emulate();
-  process.env['CUFFI_TEST_DIES_AT'] = 'open';
-  await failureOf(() => run('dying-child'));
-  // While something records, every function is wrapped.
-  assert.equal(cu.cuDriverGetVersion, driver.cuDriverGetVersion);
-});
-
-test('a child that says something else is refused', async () => {
-  emulate();
-  for (const [says, expected] of [
-    [{ type: 'answered', mismatches: 0, first: [] }, /said 'answered' where 'ready' was expected/],
-    [{ type: 'failed', message: 'no luck' }, /^in the child: no luck$/],
-    [{ type: 'ready', more: 1 }, /a message that is none of ours/],
-    ['ready', /a message that is none of ours/],
-  ] as const) {
-    process.env['CUFFI_TEST_SAYS'] = JSON.stringify(says);
-    const error = await failureOf(() => run('wrong-child'));
-    assert.equal(error.name, 'CuffiError');
-    assert.match(error.message, expected);
-  }
-});
-
-test('failed round trips leave no descriptor open', async () => {
-  emulate();
-  process.env['CUFFI_TEST_DIES_AT'] = 'open';
-  await failureOf(() => run('dying-child'));
-  const before = openDescriptors();
-  await failureOf(() => run('dying-child'));
-  assert.equal(openDescriptors(), before);
-});
-
-test('what either process found wrong, or copied, is told of the whole', async () => {
-  emulate();
-  const found = async (mismatches: number, bytesCopied: number) => {
-    process.env['CUFFI_TEST_FINDS'] = JSON.stringify({ mismatches, bytesCopied });
-    const result = await run('finding-child');
-    return [result.ok, result.mismatches, result.noCopy, result.bytesCopied];
-  };
-  assert.deepEqual(await found(0, 0), [true, { child: 0, parent: 0 }, true, 0]);
-  assert.deepEqual(await found(3, 0), [false, { child: 3, parent: 0 }, true, 0]);
-  assert.deepEqual(await found(0, 64), [true, { child: 0, parent: 0 }, false, 64]);
-});
-
-test('a place is a device and what it can share', () => {
-  emulate({ CUFFI_EMULATED_ATTRIBUTES: '41=0' });
-  const { device, support } = inspectDevice(0);
-  assert.equal(device.ordinal, 0);
-  assert.deepEqual(support.memory, {
-    supported: false,
-    reason: 'the device does not support unified addressing',
+    assert.match(error.message, /^the child \(pid \d+\) did not answer within 0\.5 s$/);
   });
-  assert.throws(() => inspectDevice(1), RangeError);
+
+  test('the error for a child that dies says how it exited, whenever that happens', async () => {
+    emulate();
+    for (const [request, how] of [
+      ['start', 'with code 3'],
+      ['open', 'by SIGKILL'],
+      ['answer', 'by SIGKILL'],
+    ] as const) {
+      process.env['CUFFI_TEST_DIES_AT'] = request;
+      const error = await failureOf(() => run('dying-child'));
+      assert.equal(error.name, 'CuffiError');
+      assert.match(
+        error.message,
+        new RegExp(`\\(pid \\d+\\) ended ${how} before it answered$`),
+        request,
+      );
+    }
+  });
+
+  test('a child that dies while it receives bytes gives the same error', async () => {
+    emulate();
+    process.env['CUFFI_TEST_DIES_AT'] = 'receive';
+    const error = await failureOf(() => run('dying-child', { elements: 4 << 20 }));
+    assert.match(error.message, /ended by SIGKILL before it answered$/);
+  });
+
+  test('a failed transfer leaves no recorder of driver calls behind', async () => {
+    const driver = emulate();
+    process.env['CUFFI_TEST_DIES_AT'] = 'open';
+    await failureOf(() => run('dying-child'));
+    // While a recorder is active, every function is wrapped.
+    assert.equal(cu.cuDriverGetVersion, driver.cuDriverGetVersion);
+  });
+
+  test('an unexpected message of the child is an error', async () => {
+    emulate();
+    for (const [says, expected] of [
+      [{ type: 'answered', mismatches: 0, first: [] }, /sent 'answered' instead of 'ready'/],
+      [{ type: 'failed', message: 'no luck' }, /^in the child: no luck$/],
+      [{ type: 'ready', more: 1 }, /the child sent an invalid message/],
+      ['ready', /the child sent an invalid message/],
+    ] as const) {
+      process.env['CUFFI_TEST_SAYS'] = JSON.stringify(says);
+      const error = await failureOf(() => run('wrong-child'));
+      assert.equal(error.name, 'CuffiError');
+      assert.match(error.message, expected);
+    }
+  });
+
+  test('failed round trips leave no descriptor open', async () => {
+    emulate();
+    process.env['CUFFI_TEST_DIES_AT'] = 'open';
+    await failureOf(() => run('dying-child'));
+    const before = openDescriptors();
+    await failureOf(() => run('dying-child'));
+    assert.equal(openDescriptors(), before);
+  });
+
+  test('the result counts mismatches and copied bytes of both processes', async () => {
+    emulate();
+    const found = async (mismatches: number, bytesCopied: number) => {
+      process.env['CUFFI_TEST_FINDS'] = JSON.stringify({ mismatches, bytesCopied });
+      const result = await run('finding-child');
+      return [result.ok, result.mismatches, result.noCopy, result.bytesCopied];
+    };
+    assert.deepEqual(await found(0, 0), [true, { child: 0, parent: 0 }, true, 0]);
+    assert.deepEqual(await found(3, 0), [false, { child: 3, parent: 0 }, true, 0]);
+    assert.deepEqual(await found(0, 64), [true, { child: 0, parent: 0 }, false, 64]);
+  });
 });
 
-test('without a wish it is a pool, else what the device can share', () => {
-  for (const [attributes, kind] of [
-    ['', 'pool'],
-    ['115=0', 'legacy'],
-    ['115=0,41=0', 'virtual'],
-    ['115=0,41=0,102=0', 'legacy'],
-  ] as const) {
-    emulate({ CUFFI_EMULATED_ATTRIBUTES: attributes });
+describe('inspectDevice', () => {
+  test('the result is a device and what it can share', () => {
+    emulate({ CUFFI_EMULATED_ATTRIBUTES: '41=0' });
     const { device, support } = inspectDevice(0);
-    assert.equal(defaultKind(device, support), kind, attributes);
-  }
-  // WSL's driver says that it has pools, and makes none.
-  selectDriver(broken(emulate(), 'cuMemPoolCreate', 1));
-  const { device, support } = inspectDevice(0);
-  assert.equal(support.pools.supported, true);
-  assert.equal(defaultKind(device, support), 'legacy');
+    assert.equal(device.ordinal, 0);
+    assert.deepEqual(support.memory, {
+      supported: false,
+      reason: 'the device does not support unified addressing',
+    });
+    assert.throws(() => inspectDevice(1), RangeError);
+  });
+});
+
+describe('defaultKind', () => {
+  test('the default is a pool, or the first kind that the device can share', () => {
+    for (const [attributes, kind] of [
+      ['', 'pool'],
+      ['115=0', 'legacy'],
+      ['115=0,41=0', 'virtual'],
+      ['115=0,41=0,102=0', 'legacy'],
+    ] as const) {
+      emulate({ CUFFI_EMULATED_ATTRIBUTES: attributes });
+      const { device, support } = inspectDevice(0);
+      assert.equal(defaultKind(device, support), kind, attributes);
+    }
+    // WSL's driver reports pools, but cannot create any.
+    selectDriver(broken(emulate(), 'cuMemPoolCreate', 1));
+    const { device, support } = inspectDevice(0);
+    assert.equal(support.pools.supported, true);
+    assert.equal(defaultKind(device, support), 'legacy');
+  });
 });

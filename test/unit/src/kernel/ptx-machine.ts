@@ -1,7 +1,7 @@
 /**
- * Runs PTX on the CPU, one instruction at a time: as much of the language as the kernels of cuffi
- * use. It is strict where a GPU would do something else than what is meant: an instruction, a
- * register or memory that it does not know, a width that does not fit, a misaligned address.
+ * Runs PTX on the CPU, one instruction at a time. It supports the instructions that cuffi's kernels
+ * use. It throws for what would go wrong on a GPU: an unknown instruction, register or memory, a
+ * wrong width, a misaligned address.
  */
 
 /** Memory by its bytes; only what is in it can be read, and `limits` says what can be written. */
@@ -38,16 +38,6 @@ interface Place {
   readonly lane: number;
 }
 
-/** What a thread of a warp passes to another, which all of them wait for. */
-interface Shuffle {
-  readonly value: bigint;
-  readonly distance: number;
-}
-
-type Thread = Generator<Shuffle, void, bigint>;
-
-const WARP = 32;
-
 /** A kernel, taken from the text of its module. */
 export class PtxKernel {
   readonly #instructions: readonly Instruction[];
@@ -75,7 +65,7 @@ export class PtxKernel {
     this.#widths = widths;
   }
 
-  /** Runs one block of a launch, warp after warp. */
+  /** Runs one block of a launch, thread after thread. */
   runBlock(
     at: number,
     { grid, block }: { readonly grid: number; readonly block: number },
@@ -83,20 +73,15 @@ export class PtxKernel {
     memory: PtxMemory,
   ): void {
     const given = argumentBytes(this.#parameters, args);
-    for (let first = 0; first < block; first += WARP) {
-      const threads = Array.from({ length: Math.min(WARP, block - first) }, (_, lane) =>
-        this.#thread({ at, grid, block, lane: first + lane }, given, memory),
-      );
-      runWarp(threads);
-    }
+    for (let lane = 0; lane < block; lane += 1) this.#run({ at, grid, block, lane }, given, memory);
   }
 
-  /** Runs one thread of a launch, which shuffles nothing. */
+  /** Runs one thread of a launch. */
   runThread(place: Place, args: readonly PtxArgument[], memory: PtxMemory): void {
-    runWarp([this.#thread(place, argumentBytes(this.#parameters, args), memory)]);
+    this.#run(place, argumentBytes(this.#parameters, args), memory);
   }
 
-  *#thread({ at, grid, block, lane }: Place, given: DataView, memory: PtxMemory): Thread {
+  #run({ at, grid, block, lane }: Place, given: DataView, memory: PtxMemory): void {
     const specials: Readonly<Record<string, number>> = {
       '%ctaid.x': at,
       '%nctaid.x': grid,
@@ -179,35 +164,11 @@ export class PtxKernel {
         case 'mul.lo':
           write(to, bits, number(a) * number(b));
           break;
-        case 'mul.wide':
-          write(to, 2 * bits, number(a) * number(b));
-          break;
         case 'mad.lo':
           write(to, bits, number(a) * number(b) + number(c));
           break;
         case 'mad.wide':
           write(to, 2 * bits, number(a) * number(b) + read(c, 2 * bits));
-          break;
-        case 'and':
-          write(to, bits, read(a, bits) & read(b, bits));
-          break;
-        case 'or':
-          write(to, bits, read(a, bits) | read(b, bits));
-          break;
-        case 'xor':
-          write(to, bits, read(a, bits) ^ read(b, bits));
-          break;
-        case 'shl':
-          write(to, bits, read(a, bits) << read(b, 32));
-          break;
-        case 'shr':
-          write(to, bits, number(a) >> read(b, 32));
-          break;
-        case 'popc':
-          write(to, 32, BigInt(read(a, bits).toString(2).replaceAll('0', '').length));
-          break;
-        case 'selp':
-          write(to, bits, read(read(c, 1) === 1n ? a : b, bits));
           break;
         case 'setp':
           write(to, 1, BigInt(compared(modifier, number(a), number(b))));
@@ -238,39 +199,11 @@ export class PtxKernel {
             );
           break;
         }
-        case 'atom.global.add': {
-          const address = aligned(addressIn(a), bits, 1);
-          const before = load(memory, address, bits / 8);
-          write(to, bits, before);
-          store(memory, address, bits / 8, BigInt.asUintN(bits, before + read(b, bits)));
-          break;
-        }
-        case 'shfl.sync.down': {
-          const [register = '', predicate] = to.split('|');
-          if (read(c, 32) !== 31n || read(operands[4] ?? '', 32) !== 0xffff_ffffn)
-            throw new Error('a shuffle of less than a warp');
-          write(register, 32, yield { value: read(a, 32), distance: Number(read(b, 32)) });
-          if (predicate) write(predicate, 1, 1n);
-          break;
-        }
         default:
           throw new Error(`unknown instruction ${name}.${modifier}`);
       }
     }
     throw new Error('the kernel does not end');
-  }
-}
-
-/** Runs threads to their end; what one shuffles is what the others have at the same time. */
-function runWarp(threads: readonly Thread[]): void {
-  let steps = threads.map((thread) => thread.next());
-  while (steps.some(({ done }) => !done)) {
-    if (steps.some(({ done }) => done)) throw new Error('a shuffle that not all threads come to');
-    const shuffles = steps.map(({ value }) => value as Shuffle);
-    steps = threads.map((thread, lane) => {
-      const { value, distance } = shuffles[lane] as Shuffle;
-      return thread.next(shuffles[lane + distance]?.value ?? value);
-    });
   }
 }
 
@@ -335,10 +268,6 @@ function compared(how: string, a: bigint, b: bigint): boolean {
   switch (how) {
     case 'eq':
       return a === b;
-    case 'ne':
-      return a !== b;
-    case 'lt':
-      return a < b;
     case 'ge':
       return a >= b;
     default:

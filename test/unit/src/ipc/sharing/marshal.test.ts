@@ -126,7 +126,7 @@ describe('exportIpc', () => {
     assert.throws(() => exportIpc(memory), { name: 'IpcError', message: /shareable: true/ });
     assert.throws(
       () => inTwoPieces.share(0, 6 * MIB, 1, 'read'),
-      /in 2 pieces, of which 1 can be shared/,
+      /has 2 chunks, and at most 1 can be shared/,
     );
     assert.throws(() => exportIpc(mapped), {
       name: 'IpcError',
