@@ -128,7 +128,7 @@ test('what was not made for other processes is refused in words, before the driv
   assert.throws(() => exportIpc(memory), { name: 'IpcError', message: /shareable: true/ });
   assert.throws(
     () => inTwoPieces.share(0, 6 * MIB, 1, 'read'),
-    /in 2 pieces, of which 1 can be shared/,
+    /has 2 chunks, and at most 1 can be shared/,
   );
   assert.throws(() => exportIpc(mapped), { name: 'IpcError', message: /copy it to device memory/ });
   for (const wrong of [undefined, null, {}, 5])
