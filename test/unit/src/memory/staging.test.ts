@@ -267,7 +267,7 @@ describe('copyStaged', () => {
     const { async: original } = memmove;
     for (const way of ['copyFrom', 'copyToHost'] as const) {
       const host = new Uint8Array(MIB + 1);
-      const slices = Math.ceil(host.length / STAGING.leastByteLength);
+      const slices = Math.ceil(host.length / STAGING.minByteLength);
       let copied = 0;
       const { mock } = t.mock.method(memmove, 'async', (...args: unknown[]) => {
         const done = args.pop() as (...results: unknown[]) => void;
