@@ -29,7 +29,7 @@ export const STAGING = {
   /** While threads fill or empty some slots, the others are in transfer. */
   slotCount: 8,
   /** Copying a shorter slice takes less time than waking a thread. */
-  leastByteLength: 512 << 10,
+  minByteLength: 512 << 10,
   /**
    * How many slices a copy has, if their size is within limits. All threads then finish together.
    */
@@ -85,9 +85,9 @@ interface Slice {
 }
 
 function sliceByteLength(byteLength: number): number {
-  const { slices, leastByteLength, slotByteLength } = STAGING;
+  const { slices, minByteLength, slotByteLength } = STAGING;
   const share = roundUp(byteLength / slices, libc.getpagesize());
-  return Math.min(slotByteLength, Math.max(leastByteLength, share));
+  return Math.min(slotByteLength, Math.max(minByteLength, share));
 }
 
 async function moveToDevice(slice: Slice): Promise<void> {

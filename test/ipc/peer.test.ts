@@ -316,13 +316,16 @@ test(
     using sound = DeviceBuffer.allocate(16);
     using event = CudaEvent.create();
     for (const [wrong, expected] of [
-      [pooled, { name: 'IpcError', message: /^value\.list\[1\]: this memory pool is not for/ }],
+      [
+        pooled,
+        { name: 'IpcError', message: /^value\.list\[1\]: this memory pool is not shareable/ },
+      ],
       [closed, { name: 'ClosedError', message: /^value\.list\[1\]: / }],
       [
         event,
         { name: 'IpcError', message: /^value\.list\[1\]: this event is not for other processes/ },
       ],
-      [pool, { name: 'IpcError', message: /^value\.list\[1\]: this memory pool is not for/ }],
+      [pool, { name: 'IpcError', message: /^value\.list\[1\]: this memory pool is not shareable/ }],
     ] as const)
       await assert.rejects(child.send({ list: [sound, wrong] }), expected);
     assert.equal(await ask(child, { do: 'echo', value: 'still there' }), 'still there');

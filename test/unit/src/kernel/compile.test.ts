@@ -152,7 +152,7 @@ extern "C" __global__ void k(__half *x) {
       await assert.rejects(compile(TWICE, options as CompileOptions), message);
     }
     assert.throws(() => compileSync(1 as never), /source must be a string, not 1/);
-    assert.throws(() => compileSync('a\0b'), /source has a zero character/);
+    assert.throws(() => compileSync('a\0b'), /source contains a NUL character/);
   });
 
   test('a rejected name leaves no program behind', () => {

@@ -11,22 +11,20 @@ import { until } from '../../../support/iterations.ts';
 import { watchMappings } from '../../../support/process-state.ts';
 import { emulate } from '../emulate.ts';
 
-describe('Lender', () => {
-  test('each thing has one holder, and those who wait are served in order', async () => {
-    const lender = new AsyncPool(['a', 'b']);
-    assert.deepEqual(await Promise.all([lender.acquire(), lender.acquire()]), ['a', 'b']);
-    assert.equal(lender.isEmpty, true);
+describe('AsyncPool', () => {
+  test('each item has one user, and waiting users are served in order', async () => {
+    const pool = new AsyncPool(['a', 'b']);
+    assert.deepEqual(await Promise.all([pool.acquire(), pool.acquire()]), ['a', 'b']);
+    assert.equal(pool.isEmpty, true);
     const served: string[] = [];
-    const waiting = [1, 2, 3].map((n) =>
-      lender.acquire().then((item) => served.push(`${n}${item}`)),
-    );
-    lender.release('b');
-    lender.release('a');
-    lender.release('c');
+    const waiting = [1, 2, 3].map((n) => pool.acquire().then((item) => served.push(`${n}${item}`)));
+    pool.release('b');
+    pool.release('a');
+    pool.release('c');
     await Promise.all(waiting);
     assert.deepEqual(served, ['1b', '2a', '3c']);
-    lender.release('a');
-    assert.equal(lender.isEmpty, false);
+    pool.release('a');
+    assert.equal(pool.isEmpty, false);
   });
 });
 
@@ -37,7 +35,10 @@ describe('copyStaged', () => {
 
   const noise = (byteLength: number): Uint8Array => randomFillSync(new Uint8Array(byteLength));
 
-  /** A copy to the device and back of `byteLength` bytes is right; answers what was called. */
+  /**
+   * Checks a copy of `byteLength` bytes to the device and back. Returns a counter of the driver
+   * calls.
+   */
   async function copyBoth(byteLength: number): Promise<(name: FunctionName) => number> {
     using buffer = DeviceBuffer.allocate(byteLength);
     const bytes = noise(byteLength);
@@ -47,13 +48,13 @@ describe('copyStaged', () => {
     return (name) => recorder.calls.filter((call) => call.name === name).length;
   }
 
-  test('every size around a slice, and around all slots, arrives whole', async () => {
+  test('copies of every size around a slice, and around all slots, arrive complete', async () => {
     emulate();
     for (const byteLength of [MIB, MIB + 1, 2 * MIB - 1, 4 * MIB, 16 * MIB + 1, 21 * MIB])
       await copyBoth(byteLength);
   });
 
-  test('small arrays take no slot, large ones so many at most', async () => {
+  test('small arrays take no slot, and large ones at most the slot count', async () => {
     emulate();
     const { slotCount, slices } = STAGING;
     const small = await copyBoth(MIB);
@@ -66,7 +67,7 @@ describe('copyStaged', () => {
     assert.ok(again('cuMemHostRegister_v2') <= slotCount - made);
   });
 
-  test('where nothing can be page-locked copies go without, and where little can with less', async () => {
+  test('copies use fewer slots if little memory can be page-locked, and none if nothing can', async () => {
     const driver = emulate();
     using mappings = watchMappings();
     selectDriver(broken(driver, 'cuMemHostRegister_v2', 2));
@@ -81,7 +82,7 @@ describe('copyStaged', () => {
     assert.equal(mappings.open.size, 0);
   });
 
-  test('a copy without page-locked memory is given up between two of its parts', async () => {
+  test('a copy without page-locked memory can be aborted between two parts', async () => {
     const driver = emulate();
     const controller = new AbortController();
     let parts = 0;
@@ -99,7 +100,7 @@ describe('copyStaged', () => {
     assert.equal(parts, 1);
   });
 
-  test('a copy that is given up gives its slots back: the next ones have all of them', async () => {
+  test('an aborted copy releases its slots for the next copies', async () => {
     const driver = emulate();
     let controller = new AbortController();
     selectDriver({
@@ -111,7 +112,7 @@ describe('copyStaged', () => {
     });
     using buffer = DeviceBuffer.allocate(8 * MIB);
     using recorder = recordCalls();
-    // Each would keep one at least.
+    // Each copy would keep at least one slot.
     for (let turn = 0; turn < STAGING.slotCount; turn += 1) {
       controller = new AbortController();
       const { signal } = controller;
@@ -122,7 +123,7 @@ describe('copyStaged', () => {
     assert.ok(made.length <= STAGING.slotCount);
   });
 
-  test('so many threads at most copy at once, whatever is asked for', async (t) => {
+  test('the number of threads that copy at once is limited over all copies', async (t) => {
     emulate({ CUFFI_EMULATED_DEVICES: '2' });
     const { async: original } = libc.memmove as unknown as { async: AsyncCall };
     let running = 0;
@@ -147,7 +148,7 @@ describe('copyStaged', () => {
     for (const buffer of buffers) buffer.close();
   });
 
-  test('what nobody used for a while is unlocked and unmapped, and made again when needed', async (t) => {
+  test('idle slots are unlocked and unmapped, and created again on demand', async (t) => {
     const { driver, open } = keepingBooks(emulate());
     selectDriver(driver);
     using mappings = watchMappings();
@@ -161,7 +162,7 @@ describe('copyStaged', () => {
     });
     await copyBoth(2 * MIB);
     fake.mock.restore();
-    // The process may end before.
+    // The timer must not keep the process alive.
     assert.equal(timer?.hasRef(), false);
     const made = mappings.open.size;
     assert.ok(made > 0);
@@ -173,7 +174,7 @@ describe('copyStaged', () => {
     assert.ok(mappings.open.size > 0);
   });
 
-  test('slots that a copy uses stay, and go with it after a reset', async () => {
+  test('slots in use stay until the copy ends, also after a reset', async () => {
     emulate();
     const context = Context.primary();
     using buffer = DeviceBuffer.allocate(16 * MIB);
@@ -186,7 +187,7 @@ describe('copyStaged', () => {
     assert.equal(context.cacheTrimmers.size, 0);
   });
 
-  test('a reset while the first slot is filled makes no others, and opens the context no more', async () => {
+  test('after a reset while the first slot is filled, no other slots are created and the context stays closed', async () => {
     const { driver, open } = keepingBooks(emulate());
     let reset: (() => void) | undefined;
     selectDriver({
@@ -213,7 +214,7 @@ describe('copyStaged', () => {
     assert.ok(!later.includes('cuDevicePrimaryCtxRetain'), later.join());
   });
 
-  test('what a closed buffer held is not handed out, where its copy is under way', async () => {
+  test('closing a buffer during its copy to the host does not expose its contents', async () => {
     const driver = emulate();
     let close: (() => void) | undefined;
     selectDriver({
@@ -231,7 +232,7 @@ describe('copyStaged', () => {
     assert.ok(host.every((byte) => byte === 0));
   });
 
-  test('host memory that is given away during a copy rejects it, and is not touched', async () => {
+  test('detaching host memory during a copy rejects the copy, and the memory is not touched', async () => {
     const driver = emulate();
     for (const way of ['copyFrom', 'copyToHost'] as const) {
       const host = new Uint8Array(8 * MIB);
@@ -260,13 +261,13 @@ describe('copyStaged', () => {
     }
   });
 
-  test('host memory that is given away while its last bytes are copied rejects the copy too', async (t) => {
+  test('detaching host memory while its last bytes are copied also rejects the copy', async (t) => {
     emulate();
     const memmove = libc.memmove as unknown as { async: AsyncCall };
     const { async: original } = memmove;
     for (const way of ['copyFrom', 'copyToHost'] as const) {
       const host = new Uint8Array(MIB + 1);
-      const slices = Math.ceil(host.length / STAGING.leastByteLength);
+      const slices = Math.ceil(host.length / STAGING.minByteLength);
       let copied = 0;
       const { mock } = t.mock.method(memmove, 'async', (...args: unknown[]) => {
         const done = args.pop() as (...results: unknown[]) => void;
@@ -286,7 +287,7 @@ describe('copyStaged', () => {
     }
   });
 
-  test('a copy that fails in the middle says so, touches nothing after, and the next is right', async () => {
+  test('a copy that fails halfway rejects and touches nothing afterwards, and the next copy succeeds', async () => {
     const driver = emulate();
     for (const call of ['cuMemcpyHtoDAsync_v2', 'cuMemcpyDtoHAsync_v2', 'cuEventQuery'] as const) {
       selectDriver(failing(driver, call, 3, 700));
