@@ -5,6 +5,7 @@ import type { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import type { DeviceBuffer, StreamOption } from '../../memory/buffer.ts';
 import { streamOf } from '../../memory/buffer-copy.ts';
+import type { MemoryPool } from '../../memory/pool.ts';
 import {
   checkIsArray,
   type IpcDescriptor,
@@ -28,7 +29,7 @@ import { OwnedFds, type ReceivedFds } from './received-fds.ts';
 import { openVirtual } from './virtual.ts';
 import { isFromOtherThread, openThreadMemory } from './worker-exports.ts';
 
-type OpenedBytes = ReturnType<typeof openAlias> | ImportedPool;
+type OpenedBytes = DeviceBuffer | CudaEvent | ImportedPool | MemoryPool;
 
 /**
  * What a descriptor may open as. It is a MemoryPool only for an alias of this process's own pool.

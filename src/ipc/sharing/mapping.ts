@@ -165,6 +165,8 @@ export function checkMappedRange(
   }
 }
 
+// ---- Mapping anew ----
+
 interface MapRequest {
   /** The owner of the memory, for error messages. */
   readonly exporter: string;
