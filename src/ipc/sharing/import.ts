@@ -128,8 +128,8 @@ export interface OpenArrayOptions extends OpenOptions, StreamOption {}
  * cannot tell an allocation from an earlier one: close the array before its exporter frees the
  * memory.
  *
- * @param options the context to open it in, by default that of the descriptor's GPU, and for a
- * handle alone the primary one of device 0; the stream for work on the array
+ * @param options the context to open it in (by default that of the descriptor's GPU; for a handle
+ * alone, the primary one of device 0), and the stream for work on the array
  * @throws IpcError if it cannot be opened, for a descriptor of plain bytes, and for items beyond
  * the allocation; TypeError, RangeError
  * @example
