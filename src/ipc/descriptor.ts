@@ -125,24 +125,8 @@ export interface Exported {
   readonly fds: readonly number[];
 }
 
-/** @throws IpcError for a range beyond its allocation */
-export function checkRange(
-  { byteOffset, byteLength, baseByteLength, pid }: IpcMemoryDescriptor,
-  available: number = baseByteLength,
-): void {
-  if (byteOffset + byteLength > available)
-    throw new IpcError(
-      `the descriptor names bytes ${byteOffset} to ${byteOffset + byteLength} of an allocation of ` +
-        `process ${pid} that has ${available}`,
-      undefined,
-      'invalid-descriptor',
-    );
-}
-
-/**
- * The fields of each kind in their order, with the type of each. The schema of messages, the binary
- * codec and the checksum all follow these tables.
- */
+// ---- The fields of each kind, in order and with their types ----
+// The schema of messages, the binary codec and the checksum all follow these tables.
 
 /** The version of all descriptors of this cuffi. */
 export const DESCRIPTOR_VERSION = 2;
@@ -222,6 +206,22 @@ export const descriptorFields = {
 export const descriptorKinds = Object.keys(
   descriptorFields,
 ) as readonly (keyof typeof descriptorFields)[];
+
+// ---- Ranges and layouts ----
+
+/** @throws IpcError for a range beyond its allocation */
+export function checkRange(
+  { byteOffset, byteLength, baseByteLength, pid }: IpcMemoryDescriptor,
+  available: number = baseByteLength,
+): void {
+  if (byteOffset + byteLength > available)
+    throw new IpcError(
+      `the descriptor names bytes ${byteOffset} to ${byteOffset + byteLength} of an allocation of ` +
+        `process ${pid} that has ${available}`,
+      undefined,
+      'invalid-descriptor',
+    );
+}
 
 /** The layout of an array in memory that another process shared. */
 export interface ParsedLayout {

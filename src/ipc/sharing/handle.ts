@@ -38,29 +38,6 @@ export interface HandleInit {
 }
 
 /**
- * Keeps plain memory alive for another process, and records an event behind the work of a stream.
- */
-export function keepExported(
-  buffer: DeviceBuffer,
-  descriptor: IpcBufferDescriptor,
-  stream: Stream | undefined,
-): HandleInit {
-  const removeKeepalive = keepMemoryAlive(buffer);
-  let event: CudaEvent | undefined;
-  const release = (): void => runAll([removeKeepalive, () => event?.close()]);
-  try {
-    event = stream && recordReady(stream);
-    return {
-      descriptor: event ? withReadyEvent(descriptor, event) : descriptor,
-      keepalive: { context: buffer.context, release },
-    };
-  } catch (error) {
-    releaseOrWarn(release);
-    throw error;
-  }
-}
-
-/**
  * Plain memory that another process can open: a descriptor with `open()` and `close()`. Its own
  * enumerable properties are those of the descriptor, so that it survives JSON, `process.send` and
  * structured cloning as plain data.
@@ -218,5 +195,30 @@ export class IpcArrayHandle<D extends Dtype = Dtype> extends IpcMemoryHandle<Dev
     options: HandleOpenOptions,
   ): DeviceArray<D> {
     return openIpcArray(descriptor, options) as DeviceArray<Dtype> as DeviceArray<D>;
+  }
+}
+
+// ---- What the exporter keeps ----
+
+/**
+ * Keeps plain memory alive for another process, and records an event behind the work of a stream.
+ */
+export function keepExported(
+  buffer: DeviceBuffer,
+  descriptor: IpcBufferDescriptor,
+  stream: Stream | undefined,
+): HandleInit {
+  const removeKeepalive = keepMemoryAlive(buffer);
+  let event: CudaEvent | undefined;
+  const release = (): void => runAll([removeKeepalive, () => event?.close()]);
+  try {
+    event = stream && recordReady(stream);
+    return {
+      descriptor: event ? withReadyEvent(descriptor, event) : descriptor,
+      keepalive: { context: buffer.context, release },
+    };
+  } catch (error) {
+    releaseOrWarn(release);
+    throw error;
   }
 }

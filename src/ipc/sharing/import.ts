@@ -4,6 +4,7 @@ import { IpcError } from '../../errors.ts';
 import type { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
+import type { MemoryPool } from '../../memory/pool.ts';
 import { type StreamOption, streamOf } from '../../stream.ts';
 import {
   checkIsArray,
@@ -28,7 +29,7 @@ import { OwnedFds, type ReceivedFds } from './received-fds.ts';
 import { openVirtual } from './virtual.ts';
 import { isFromOtherThread, openThreadMemory } from './worker-exports.ts';
 
-type OpenedBytes = ReturnType<typeof openAlias> | ImportedPool;
+type OpenedBytes = DeviceBuffer | CudaEvent | ImportedPool | MemoryPool;
 
 /**
  * What a descriptor may open as. It is a MemoryPool only for an alias of this process's own pool.
@@ -127,8 +128,8 @@ export interface OpenArrayOptions extends OpenOptions, StreamOption {}
  * cannot tell an allocation from an earlier one: close the array before its exporter frees the
  * memory.
  *
- * @param options the context to open it in, by default that of the descriptor's GPU, and for a
- * handle alone the primary one of device 0; the stream for work on the array
+ * @param options the context to open it in (by default that of the descriptor's GPU; for a handle
+ * alone, the primary one of device 0), and the stream for work on the array
  * @throws IpcError if it cannot be opened, for a descriptor of plain bytes, and for items beyond
  * the allocation; TypeError, RangeError
  * @example

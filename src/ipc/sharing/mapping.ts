@@ -48,7 +48,7 @@ interface MappingTableOptions<M extends Mapping> {
 
 /**
  * Mappings by the name of what is mapped. A name that is used again while its unmapping waits for
- * the GPU keeps its mapping, because the driver would unmap it for the new user too.
+ * the GPU keeps its mapping. The driver would otherwise unmap it for the new user too.
  */
 export class MappingTable<M extends Mapping> {
   readonly #mappings = new Map<string, CountedMapping<M>>();
@@ -164,6 +164,8 @@ export function checkMappedRange(
     throw error;
   }
 }
+
+// ---- Mapping anew ----
 
 interface MapRequest {
   /** The owner of the memory, for error messages. */

@@ -1,3 +1,5 @@
+/** The pools of other processes that are open here, each imported once per context. */
+
 import { OUT0, readHandle } from '../../../ffi/arena.ts';
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
@@ -32,6 +34,8 @@ export function openPool(
   return pool.openBuffer(descriptor.handle, descriptor, access, lease);
 }
 
+// ---- The registry of open pools ----
+
 /** An imported pool that is open here. */
 interface OpenPool {
   readonly pool: ImportedPool;
@@ -40,8 +44,8 @@ interface OpenPool {
 }
 
 /**
- * By stated identity. Different pools may share one, because any process can state an identity that
- * it has seen.
+ * The open pools, by stated identity. Different pools may share one, because any process can state
+ * an identity that it has seen.
  */
 const openPools = new Map<string, OpenPool[]>();
 
