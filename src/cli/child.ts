@@ -87,8 +87,8 @@ export class RoundtripChild {
       const [code, signal] = await once(child, 'exit');
       return new CuffiError(
         isTimedOut
-          ? `the child (pid ${pid}) did not answer within ${deadlineMs / 1000} s`
-          : `the child (pid ${pid}) ended ${signal ? `by ${signal}` : `with code ${code}`} before it answered`,
+          ? `the child (pid ${pid}) did not reply within ${deadlineMs / 1000} s`
+          : `the child (pid ${pid}) ${signal ? `was killed by ${signal}` : `exited with code ${code}`} before it replied`,
       );
     } catch (error) {
       return new CuffiError(`the child failed: ${(error as Error).message}`);

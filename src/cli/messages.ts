@@ -10,7 +10,7 @@ const sampleValues = z.array(z.int().min(0).max(0xffff_ffff)).max(8);
 /** Messages from the parent. */
 export const Request = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('open'), buffer: z.instanceof(DeviceBuffer) }),
-  z.strictObject({ type: z.literal('answer') }),
+  z.strictObject({ type: z.literal('check') }),
   z.strictObject({ type: z.literal('receive'), byteLength: z.int().positive() }),
 ]);
 export type Request = Infer<typeof Request>;
@@ -26,7 +26,7 @@ export const Reply = z.discriminatedUnion('type', [
     freeAfter: z.int().nonnegative(),
   }),
   z.strictObject({
-    type: z.literal('answered'),
+    type: z.literal('checked'),
     mismatches: z.int().nonnegative(),
     first: sampleValues,
   }),

@@ -44,7 +44,7 @@ async function checkAndRewrite(): Promise<Reply> {
   const first = sampleOf(shared);
   shared.close();
   await context.flush();
-  return { type: 'answered', mismatches: wrong, first };
+  return { type: 'checked', mismatches: wrong, first };
 }
 
 /** The way by copying: reads bytes from the pipe and copies them to the device. */
@@ -64,7 +64,7 @@ async function receive(byteLength: number): Promise<Reply> {
 async function serve(message: unknown): Promise<Reply> {
   const request = Request.parse(message);
   if (request.type === 'open') return open(request.buffer);
-  if (request.type === 'answer') return checkAndRewrite();
+  if (request.type === 'check') return checkAndRewrite();
   return receive(request.byteLength);
 }
 

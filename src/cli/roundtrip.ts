@@ -78,11 +78,11 @@ export async function roundtrip(options: RoundtripOptions): Promise<RoundtripRes
   try {
     await child.ask('ready');
     const shared = await timeSharing(child, buffer);
-    const answered = await child.ask('answered', { type: 'answer' });
+    const checked = await child.ask('checked', { type: 'check' });
     const back = await buffer.copyToHost(new Uint32Array(elements));
     const copyMs = await timeCopying(child, buffer);
     await child.end();
-    const wrongCounts = { child: answered.mismatches, parent: countMismatches('child', back) };
+    const wrongCounts = { child: checked.mismatches, parent: countMismatches('child', back) };
     return {
       kind,
       byteLength: buffer.byteLength,
@@ -91,7 +91,7 @@ export async function roundtrip(options: RoundtripOptions): Promise<RoundtripRes
         wrote: Array.from(written.subarray(0, SAMPLE_LENGTH)),
         readBack: Array.from(back.subarray(0, SAMPLE_LENGTH)),
       },
-      child: { pid: child.pid, read: shared.first, wrote: answered.first },
+      child: { pid: child.pid, read: shared.first, wrote: checked.first },
       ipcMs: shared.ms,
       copyMs,
       bytesCopied: shared.bytesCopied,

@@ -178,14 +178,14 @@ export function builtinKernel<P extends BuiltinModule>(
 }
 
 function loadOnce(context: Context, purpose: BuiltinModule): Loaded | undefined {
-  const all = loadedByContext.get(context) ?? new Map<BuiltinModule, Loaded>();
-  loadedByContext.set(context, all);
-  const known = all.get(purpose);
+  const modules = loadedByContext.get(context) ?? new Map<BuiltinModule, Loaded>();
+  loadedByContext.set(context, modules);
+  const known = modules.get(purpose);
   if (known && !known.module?.closed) return known;
   if (isCapturing() || !context.workTracker.areStreamsIdle()) return undefined;
-  const own = loadBuiltin(context, purpose);
-  if (own) all.set(purpose, own);
-  return own;
+  const loaded = loadBuiltin(context, purpose);
+  if (loaded) modules.set(purpose, loaded);
+  return loaded;
 }
 
 /** Returns undefined after a transient error, so that a later call tries again. */

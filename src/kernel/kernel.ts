@@ -199,10 +199,10 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
       'suggestedBlockSize',
     );
     const shared = checkInteger(sharedBytes ?? 0, 'sharedBytes');
-    const most = checkInteger(maxBlockSize ?? 0, 'maxBlockSize', 0, 2 ** 31 - 1);
+    const maxSize = checkInteger(maxBlockSize ?? 0, 'maxBlockSize', 0, 2 ** 31 - 1);
     const { handle } = this;
     this.#limits.allowSharedBytes(shared);
-    return this.context.run(() => suggestBlock(handle, shared, most));
+    return this.context.run(() => suggestBlock(handle, shared, maxSize));
   }
 
   toString(): string {

@@ -57,24 +57,20 @@ describe('roundtrip', () => {
     emulate();
     const error = await failureOf(() => run('silent-child', { deadlineMs: 500 }));
     assert.equal(error.name, 'CuffiError');
-    assert.match(error.message, /^the child \(pid \d+\) did not answer within 0\.5 s$/);
+    assert.match(error.message, /^the child \(pid \d+\) did not reply within 0\.5 s$/);
   });
 
   test('the error for a child that dies says how it exited, whenever that happens', async () => {
     emulate();
     for (const [request, how] of [
-      ['start', 'with code 3'],
-      ['open', 'by SIGKILL'],
-      ['answer', 'by SIGKILL'],
+      ['start', 'exited with code 3'],
+      ['open', 'was killed by SIGKILL'],
+      ['check', 'was killed by SIGKILL'],
     ] as const) {
       process.env['CUFFI_TEST_DIES_AT'] = request;
       const error = await failureOf(() => run('dying-child'));
       assert.equal(error.name, 'CuffiError');
-      assert.match(
-        error.message,
-        new RegExp(`\\(pid \\d+\\) ended ${how} before it answered$`),
-        request,
-      );
+      assert.match(error.message, new RegExp(`\\(pid \\d+\\) ${how} before it replied$`), request);
     }
   });
 
@@ -82,7 +78,7 @@ describe('roundtrip', () => {
     emulate();
     process.env['CUFFI_TEST_DIES_AT'] = 'receive';
     const error = await failureOf(() => run('dying-child', { elements: 4 << 20 }));
-    assert.match(error.message, /ended by SIGKILL before it answered$/);
+    assert.match(error.message, /was killed by SIGKILL before it replied$/);
   });
 
   test('a failed transfer leaves no recorder of driver calls behind', async () => {
@@ -96,7 +92,7 @@ describe('roundtrip', () => {
   test('an unexpected message of the child is an error', async () => {
     emulate();
     for (const [says, expected] of [
-      [{ type: 'answered', mismatches: 0, first: [] }, /sent 'answered' instead of 'ready'/],
+      [{ type: 'checked', mismatches: 0, first: [] }, /sent 'checked' instead of 'ready'/],
       [{ type: 'failed', message: 'no luck' }, /^in the child: no luck$/],
       [{ type: 'ready', more: 1 }, /the child sent an invalid message/],
       ['ready', /the child sent an invalid message/],
