@@ -244,7 +244,7 @@ function consumeAck(fd: number): void {
     // A read that does not ask for descriptors would lose them.
     if (typeof message === 'object') discardFds(message.fds);
   } catch {
-    // There is none: the owner is gone or closed the link without acknowledging.
+    // No acknowledgement came: the owner is gone or closed the link without acknowledging.
   }
 }
 
