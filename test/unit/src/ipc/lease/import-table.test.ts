@@ -30,12 +30,12 @@ function makeTable(
   needed = new Set<number>(),
   timeline = new Timeline(),
 ): { readonly table: ImportTable; released(): number[] } {
-  const lender = {
+  const owner = {
     process: PeerProcess.fromIdentity(0, 0),
     requestForward: () => ({ acknowledged: Promise.resolve(), release() {} }),
     hasUnsentForward: (lease: number) => needed.has(lease),
   };
-  const table = new ImportTable(timeline, lender, () => {});
+  const table = new ImportTable(timeline, owner, () => {});
   return { table, released: () => table.takeReleases().map(({ lease }) => lease) };
 }
 
