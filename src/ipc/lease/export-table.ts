@@ -65,7 +65,7 @@ export class ExportTable {
     return this.#leases.has(id);
   }
 
-  /** Returns a lease by its number. @throws IpcError if there is none */
+  /** Returns a lease by its number. @throws IpcError if no lease has it */
   get(id: number): Lease {
     const lease = this.#leases.get(id);
     if (!lease) throw new IpcError(`lease ${id} was already released, or was never sent`);

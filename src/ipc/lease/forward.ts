@@ -19,10 +19,15 @@ export interface OwnerConnection {
   /**
    * Asks the owner to keep the object for a third process, too.
    *
-   * @param link the owner's end of the link. The callee owns it from now on
-   * @param ours the third process's end, which remains the caller's
+   * @param ownerLink the owner's end of the link. The callee owns it from now on
+   * @param recipientLink the third process's end, which remains the caller's
    */
-  requestForward(pid: number, startTime: number, link: number, ours: number): ForwardHandle;
+  requestForward(
+    pid: number,
+    startTime: number,
+    ownerLink: number,
+    recipientLink: number,
+  ): ForwardHandle;
 }
 
 /** Records the connection to the owner of an imported object. */
@@ -52,8 +57,8 @@ export function forwardObjects(objects: readonly Shareable[], to: PeerProcess): 
   if (!objects.some(ownerConnectionOf)) return nothingForwarded;
   const owners = objects.map(ownerConnectionOf);
   // Objects that return to their owner need no request.
-  const indices = owners.flatMap((lender, at) =>
-    lender && !isSameProcess(lender.process, to) ? [at] : [],
+  const indices = owners.flatMap((owner, at) =>
+    owner && !isSameProcess(owner.process, to) ? [at] : [],
   );
   if (indices.length === 0) return nothingForwarded;
   const startTime = processStartTime(to.pid) ?? 0;
@@ -61,9 +66,10 @@ export function forwardObjects(objects: readonly Shareable[], to: PeerProcess): 
   const handles: ForwardHandle[] = [];
   try {
     for (const at of indices) {
-      const [theirs, ours] = socketPair();
-      links.push(ours);
-      handles.push((owners[at] as OwnerConnection).requestForward(to.pid, startTime, theirs, ours));
+      const [ownerLink, recipientLink] = socketPair();
+      links.push(recipientLink);
+      const owner = owners[at] as OwnerConnection;
+      handles.push(owner.requestForward(to.pid, startTime, ownerLink, recipientLink));
     }
   } catch (error) {
     links.forEach(closeFd);
@@ -82,7 +88,7 @@ const nothingForwarded: ForwardedObjects = {
 };
 
 // Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
-const OWNER_CONNECTION = Symbol('lender');
+const OWNER_CONNECTION = Symbol('owner connection');
 
 interface WithOwnerConnection {
   [OWNER_CONNECTION]?: OwnerConnection;
@@ -243,7 +249,7 @@ function consumeAck(fd: number): void {
     // A read that does not ask for descriptors would lose them.
     if (typeof message === 'object') discardFds(message.fds);
   } catch {
-    // There is none: the owner is gone or closed the link without acknowledging.
+    // No acknowledgement came: the owner is gone or closed the link without acknowledging.
   }
 }
 

@@ -104,7 +104,7 @@ export class ByteReader {
     this.#take(byteLength);
   }
 
-  /** Returns a view of hexadecimal digits. Undefined if there are none, or other characters. */
+  /** Returns a view of hexadecimal digits. Undefined for zero digits or other characters. */
   hexDigits(count: number): Buffer | undefined {
     const digits = this.view(count);
     for (const byte of digits) {

@@ -50,7 +50,7 @@ export interface ControlBlock {
   readonly linkedObjects: readonly number[];
   /** The sender's leases for the objects of the value, numbered consecutively. */
   readonly leases: LeaseRange | undefined;
-  /** Whether the sender has closed the connection. It then sends and takes no more values. */
+  /** Whether the sender has closed the connection. It neither sends nor takes values after that. */
   readonly isClosing: boolean;
   /**
    * Whether the sender holds nothing of the receiver and drops what is still on its way. Every

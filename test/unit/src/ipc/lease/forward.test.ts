@@ -1,5 +1,4 @@
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { openSync, readSync } from 'node:fs';
 import { connect, createServer } from 'node:net';
@@ -26,11 +25,12 @@ import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
+import { startProcess } from '../../../../support/program.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
 import { emulate } from '../../emulate.ts';
 import { Stranger } from '../peer/support.ts';
 
-/** What is asked of a maker that answers as it likes, by the link that is for its answer. */
+/** Requests to a simulated owner, which acknowledges them or not through the link. */
 describe('ForwardRequester', () => {
   let before = 0;
   beforeEach(() => {
@@ -38,12 +38,17 @@ describe('ForwardRequester', () => {
   });
   afterEach(() => descriptorsReturnTo(before));
 
-  const ask = (adopting: ForwardRequester): ForwardHandle & { theirs: number; ours: number } => {
+  const request = (
+    requester: ForwardRequester,
+  ): ForwardHandle & { theirs: number; ours: number } => {
     const [theirs, ours] = socketPair();
-    return { ...adopting.request(0, process.pid, 1, theirs, ours), theirs, ours };
+    return { ...requester.request(0, process.pid, 1, theirs, ours), theirs, ours };
   };
 
-  /** Whether promises are resolved after some turns of the loop, which none of them keeps going. */
+  /**
+   * Whether promises are resolved after some turns of the event loop, which none of them keeps
+   * alive.
+   */
   async function isAnswered(...promises: Promise<void>[]): Promise<boolean> {
     let count = 0;
     for (const promise of promises)
@@ -65,9 +70,9 @@ describe('ForwardRequester', () => {
 
   for (const [what, answer] of Object.entries(answers))
     test(`${what}, like the end of the link, counts as an acknowledgement and leaves no descriptor`, async () => {
-      const adopting = new ForwardRequester(() => {});
-      const { acknowledged, ours } = ask(adopting);
-      const { link } = adopting.take()[0] as { link: number };
+      const requester = new ForwardRequester(() => {});
+      const { acknowledged, ours } = request(requester);
+      const { link } = requester.take()[0] as { link: number };
       answer(link);
       closeFd(link);
       assert.equal(await isAnswered(acknowledged), true);
@@ -75,9 +80,9 @@ describe('ForwardRequester', () => {
     });
 
   test('the acknowledgement does not reach the third process', async () => {
-    const adopting = new ForwardRequester(() => {});
-    const { acknowledged, ours } = ask(adopting);
-    const { link } = adopting.take()[0] as { link: number };
+    const requester = new ForwardRequester(() => {});
+    const { acknowledged, ours } = request(requester);
+    const { link } = requester.take()[0] as { link: number };
     sendMessage(link, Uint8Array.of(1));
     assert.equal(await isAnswered(acknowledged), true);
     assert.throws(() => readSync(ours, new Uint8Array(1)), { code: 'EAGAIN' });
@@ -85,67 +90,67 @@ describe('ForwardRequester', () => {
   });
 
   test('an owner that never acknowledges is awaited until its connection ends', async () => {
-    const adopting = new ForwardRequester(() => {});
-    const told = ask(adopting);
-    const { link } = adopting.take()[0] as { link: number };
-    const untold = ask(adopting);
+    const requester = new ForwardRequester(() => {});
+    const sent = request(requester);
+    const { link } = requester.take()[0] as { link: number };
+    const unsent = request(requester);
     assert.deepEqual(
-      [await isAnswered(told.acknowledged), await isAnswered(untold.acknowledged)],
+      [await isAnswered(sent.acknowledged), await isAnswered(unsent.acknowledged)],
       [false, false],
     );
-    adopting.end();
-    assert.equal(await isAnswered(told.acknowledged, untold.acknowledged), true);
-    // After it nobody is asked any more.
-    const late = ask(adopting);
+    requester.end();
+    assert.equal(await isAnswered(sent.acknowledged, unsent.acknowledged), true);
+    // After the end nobody is asked.
+    const late = request(requester);
     assert.equal(await isAnswered(late.acknowledged), true);
-    assert.deepEqual(adopting.take(), []);
-    [link, told.ours, untold.ours, late.ours].forEach(closeFd);
+    assert.deepEqual(requester.take(), []);
+    [link, sent.ours, unsent.ours, late.ours].forEach(closeFd);
   });
 
   test('requests above the limit wait until others end', async () => {
-    let news = 0;
-    const adopting = new ForwardRequester(() => {
-      news += 1;
+    let changes = 0;
+    const requester = new ForwardRequester(() => {
+      changes += 1;
     });
-    const asked = Array.from({ length: MAX_FORWARDS_IN_PROGRESS + 3 }, () => ask(adopting));
-    const [first, ...others] = asked;
-    const told: { readonly link: number }[] = [];
+    const requests = Array.from({ length: MAX_FORWARDS_IN_PROGRESS + 3 }, () => request(requester));
+    const [first, ...others] = requests;
+    const sent: { readonly link: number }[] = [];
     const tell = (): number => {
-      for (let taken = adopting.take(); taken.length > 0; taken = adopting.take())
-        told.push(...taken);
-      return told.length;
+      for (let taken = requester.take(); taken.length > 0; taken = requester.take())
+        sent.push(...taken);
+      return sent.length;
     };
     assert.equal(tell(), MAX_FORWARDS_IN_PROGRESS);
-    // What was not asked for yet never is, and makes no room.
+    // An unsent request that is released is never sent, and makes no room.
     others.at(-1)?.release();
     assert.equal(tell(), MAX_FORWARDS_IN_PROGRESS);
-    news = 0;
+    changes = 0;
     first?.release();
-    assert.equal(news, 1);
+    assert.equal(changes, 1);
     assert.equal(tell(), MAX_FORWARDS_IN_PROGRESS + 1);
     for (const { release } of others.slice(0, 5)) release();
     assert.equal(tell(), MAX_FORWARDS_IN_PROGRESS + 2);
-    adopting.end();
-    assert.equal(await isAnswered(...asked.map(({ acknowledged }) => acknowledged)), true);
-    for (const { link } of told) closeFd(link);
-    for (const { ours } of asked) closeFd(ours);
+    requester.end();
+    assert.equal(await isAnswered(...requests.map(({ acknowledged }) => acknowledged)), true);
+    for (const { link } of sent) closeFd(link);
+    for (const { ours } of requests) closeFd(ours);
   });
 
   test('nothing is requested if the acknowledgement cannot be watched for', () => {
-    const adopting = new ForwardRequester(() => {});
+    const requester = new ForwardRequester(() => {});
     const [theirs, ours] = socketPair();
-    // None is left for the copy.
+    // There is no descriptor left for the copy.
     withRoomFor(1, () => {
       const last = duplicateFd(ours);
-      assert.throws(() => adopting.request(0, process.pid, 1, theirs, ours), { code: 'EMFILE' });
+      assert.throws(() => requester.request(0, process.pid, 1, theirs, ours), { code: 'EMFILE' });
       closeFd(last);
     });
     closeFd(ours);
-    assert.deepEqual(adopting.take(), []);
+    assert.deepEqual(requester.take(), []);
   });
 });
 
-/** What is asked to be kept for others by one who does as it likes, and the links that it sends. */
+/** Requests of a hostile peer, and the links that it sends. */
 describe('ForwardedLease', () => {
   let buffer: DeviceBuffer;
   let before = 0;
@@ -156,7 +161,7 @@ describe('ForwardedLease', () => {
   });
   afterEach(async () => {
     await turns();
-    // A connection that has lent something goes on to watch the process: this one, which lives.
+    // A connection with leases continues to watch the process: this one, which lives.
     assert.ok(openDescriptors() - before <= 1, `${openDescriptors()} after ${before}`);
     buffer.close();
   });
@@ -167,23 +172,28 @@ describe('ForwardedLease', () => {
   const own = { pid: process.pid, startTime: processStartTime('self') ?? 0 };
   const float64 = (...values: number[]): Buffer => Buffer.from(new Float64Array(values).buffer);
 
-  /** News that ask to keep a lease so many times for a process. */
+  /** A control message that asks as often to keep a lease for a process. */
   const asking = (lease: number, { pid, startTime } = own, count = 1): Buffer =>
     Buffer.concat([
       Buffer.of(6, ...(count < 128 ? [count] : [(count & 127) | 128, count >> 7])),
       ...new Array<Buffer>(count).fill(float64(lease, pid, startTime)),
     ]);
 
-  /** Sends such news with links, which are closed here. */
-  function ask(other: Stranger, body: Uint8Array, links: readonly number[], sequence = 0): void {
+  /** Sends such a message with links, which are closed here. */
+  function request(
+    other: Stranger,
+    body: Uint8Array,
+    links: readonly number[],
+    sequence = 0,
+  ): void {
     other.send(body, { kind: 2, sequence }, links);
   }
 
-  /** How many are out beside those of the one between. */
-  const adopted = (): number => leases.stats().leases.length - between;
+  /** The number of leases besides those of the forwarding process. */
+  const forwardedCount = (): number => leases.stats().leases.length - between;
   let between = 0;
 
-  /** One that has a buffer of this process, by lease 0. */
+  /** A peer that holds a buffer of this process, by lease 0. */
   async function holder(grace?: PeerOptions): Promise<Stranger> {
     const other = new Stranger(grace);
     await other.peer.send(buffer);
@@ -202,14 +212,14 @@ describe('ForwardedLease', () => {
       using other = await holder();
       const fd = open();
       const [link, far] = socketPair();
-      ask(other, asking(0, own, 3), [link, fd, link]);
+      request(other, asking(0, own, 3), [link, fd, link]);
       [fd, link].forEach(closeFd);
       await assert.rejects(other.peer.receive(), { name: 'IpcError', message: /ENOTSOCK/ });
-      // What was sound before it is kept until its link ends.
-      assert.equal(adopted(), 1);
+      // The valid request before it is kept until its link ends.
+      assert.equal(forwardedCount(), 1);
       closeFd(far);
       await turns();
-      assert.equal(adopted(), 0);
+      assert.equal(forwardedCount(), 0);
     });
 
   const otherSockets: Readonly<Record<string, () => Promise<readonly [number, () => void]>>> = {
@@ -232,18 +242,18 @@ describe('ForwardedLease', () => {
     test(`a link that is ${what} ends the connection`, async () => {
       const [fd, close] = await open();
       using other = await holder();
-      ask(other, asking(0), [fd]);
+      request(other, asking(0), [fd]);
       await assert.rejects(other.peer.receive(), {
         name: 'IpcError',
         message: /is not a connected Unix socket of type SOCK_SEQPACKET/,
       });
-      assert.equal(adopted(), 0);
+      assert.equal(forwardedCount(), 0);
       close();
     });
 
   test('a link that another process made ends the connection, with nothing written to it', async () => {
-    // The connection is one of that process; the link is of this one, as of a service.
-    const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+    // The connection belongs to that process; the link is of this one, like that of a service.
+    const child = startProcess('sleep', ['60'], { stdio: 'ignore' });
     const [first, second] = socketPair();
     const peer = new Peer(first, { pid: child.pid as number, uid: process.getuid?.() ?? 0 });
     await peer.send(buffer);
@@ -257,7 +267,7 @@ describe('ForwardedLease', () => {
       name: 'IpcError',
       message: new RegExp(`leads to process ${process.pid}, but process ${child.pid} sent it`),
     });
-    assert.equal(adopted(), 0);
+    assert.equal(forwardedCount(), 0);
     assert.equal(receiveMessage(far), undefined);
     [link, far, second].forEach(closeFd);
     child.kill('SIGKILL');
@@ -284,10 +294,10 @@ describe('ForwardedLease', () => {
     test(`a forward request ${what} ends the connection`, async () => {
       using other = await holder();
       const [link, far] = socketPair();
-      ask(other, ...make(link));
+      request(other, ...make(link));
       [link, far].forEach(closeFd);
       await assert.rejects(other.peer.receive(), { name: 'IpcError', message });
-      assert.equal(adopted(), 0);
+      assert.equal(forwardedCount(), 0);
     });
 
   test('the number of forwarded leases is limited, and all end with their links', async () => {
@@ -300,29 +310,29 @@ describe('ForwardedLease', () => {
     for (let sequence = 0; sequence < 12 && !end; sequence++) {
       const [link, far] = socketPair();
       fars.push(far);
-      ask(other, asking(0, own, 200), new Array<number>(200).fill(link), sequence);
+      request(other, asking(0, own, 200), new Array<number>(200).fill(link), sequence);
       closeFd(link);
       await turns();
     }
     assert.match(String(end), /IpcError: .*more than 2048 things of this process were passed on/);
-    assert.equal(adopted(), 2048);
+    assert.equal(forwardedCount(), 2048);
     fars.forEach(closeFd);
     await turns();
-    assert.equal(adopted(), 0);
+    assert.equal(forwardedCount(), 0);
   });
 
   test('a request is acknowledged by one byte, once', async () => {
     using other = await holder();
     const [link, far] = socketPair();
-    ask(other, asking(0), [link]);
+    request(other, asking(0), [link]);
     closeFd(link);
     await turns();
     assert.deepEqual(receiveMessage(far), { data: Uint8Array.of(1), fds: [] });
     assert.equal(receiveMessage(far), undefined);
-    assert.equal(adopted(), 1);
+    assert.equal(forwardedCount(), 1);
     closeFd(far);
     await turns();
-    assert.equal(adopted(), 0);
+    assert.equal(forwardedCount(), 0);
   });
 
   const ends: Readonly<Record<string, (far: number) => void>> = {
@@ -334,16 +344,16 @@ describe('ForwardedLease', () => {
   };
 
   for (const [what, use] of Object.entries(ends))
-    test(`a link that is ${what} ends its forwarded lease, and uses no CPU`, async () => {
+    test(`a link that is ${what} ends only its forwarded lease`, async () => {
       using other = await holder();
       const [link, far] = socketPair();
       if (what.startsWith('full')) while (sendMessage(link, Buffer.alloc(10_000)));
       use(far);
-      ask(other, asking(0), [link]);
+      request(other, asking(0), [link]);
       [link, far].forEach(closeFd);
       await turns();
-      assert.equal(adopted(), 0);
-      // The connection is sound, and the lease of the one between is what it was.
+      assert.equal(forwardedCount(), 0);
+      // The connection works, and the lease of the forwarding process is unchanged.
       assert.equal(other.peer.closed, false);
       assert.equal(leases.stats().leases.length, between);
     });
@@ -356,10 +366,10 @@ describe('ForwardedLease', () => {
       throw new SystemError('epoll_ctl', 24);
     });
     const [link, far] = socketPair();
-    ask(other, asking(0, { pid, startTime: processStartTime(pid) as number }), [link]);
+    request(other, asking(0, { pid, startTime: processStartTime(pid) as number }), [link]);
     closeFd(link);
     await assert.rejects(other.peer.receive(), { name: 'IpcError', message: /EMFILE/ });
-    assert.equal(adopted(), 0);
+    assert.equal(forwardedCount(), 0);
     closeFd(far);
     await turns();
     assert.ok(openDescriptors() <= watched);
@@ -368,41 +378,41 @@ describe('ForwardedLease', () => {
   test('a process that is exiting keeps its lease until it has exited, not until its link is closed', {
     timeout: 30_000,
   }, async (t) => {
-    const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+    const child = startProcess('sleep', ['60'], { stdio: 'ignore' });
     t.after(() => child.kill('SIGKILL'));
     const pid = child.pid as number;
     using other = await holder();
     const [link, far] = socketPair();
-    ask(other, asking(0, { pid, startTime: processStartTime(pid) as number }), [link]);
+    request(other, asking(0, { pid, startTime: processStartTime(pid) as number }), [link]);
     closeFd(link);
     await turns();
-    assert.equal(adopted(), 1);
-    // Its descriptors are closed first, while its work on the GPU may still run.
+    assert.equal(forwardedCount(), 1);
+    // Descriptors are closed first, while the process's work on the GPU may still run.
     t.mock.getter(PeerProcess.prototype, 'isEnding', () => true);
     closeFd(far);
     await turns();
-    assert.equal(adopted(), 1);
+    assert.equal(forwardedCount(), 1);
     child.kill('SIGKILL');
     await once(child, 'exit');
-    while (adopted() > 0) await nextLoopIteration();
+    while (forwardedCount() > 0) await nextLoopIteration();
   });
 
   test('a process whose end cannot be observed keeps its lease for a time after the end of its link', async () => {
     using other = await holder({ orphanGraceMs: 100 });
     const [link, far] = socketPair();
-    // One that had the number before.
-    ask(other, asking(0, { pid: own.pid, startTime: 1 }), [link]);
+    // A process that had the pid before.
+    request(other, asking(0, { pid: own.pid, startTime: 1 }), [link]);
     closeFd(link);
     await turns();
-    assert.equal(adopted(), 1);
+    assert.equal(forwardedCount(), 1);
     closeFd(far);
     await nextLoopIteration();
-    assert.equal(adopted(), 1);
-    await until(() => adopted() === 0);
+    assert.equal(forwardedCount(), 1);
+    await until(() => forwardedCount() === 0);
   });
 });
 
-/** Objects of others that go on to a third process: who is asked to keep them, and with what. */
+/** Imported objects that are sent to a third process: which owners are asked, and for what. */
 describe('forwardObjects', () => {
   let before = 0;
   const buffers: DeviceBuffer[] = [];
@@ -424,18 +434,18 @@ describe('forwardObjects', () => {
 
   const to = (pid: number): PeerProcess => ({ pid }) as PeerProcess;
 
-  /** One that has lent a buffer, and what it was asked; it refuses from the n-th time on. */
-  function lend(pid: number | PeerProcess, buffer: DeviceBuffer, most = 9) {
-    const asked: (readonly [pid: number, startTime: number])[] = [];
-    let over = 0;
+  /** A simulated owner of a buffer that records requests and refuses after `most` of them. */
+  function fakeOwner(pid: number | PeerProcess, buffer: DeviceBuffer, most = 9) {
+    const requests: (readonly [pid: number, startTime: number])[] = [];
+    let releasedCount = 0;
     const requestForward: OwnerConnection['requestForward'] = (process, startTime, link) => {
       closeFd(link);
-      if (asked.length === most) throw new Error('no more');
-      asked.push([process, startTime]);
+      if (requests.length === most) throw new Error('full');
+      requests.push([process, startTime]);
       return {
         acknowledged: Promise.resolve(),
         release() {
-          over += 1;
+          releasedCount += 1;
         },
       };
     };
@@ -443,54 +453,54 @@ describe('forwardObjects', () => {
       process: typeof pid === 'number' ? to(pid) : pid,
       requestForward,
     });
-    return { asked, over: () => over };
+    return { requests, releasedCount: () => releasedCount };
   }
 
   test('an object that returns to its owner needs no request', () => {
     const [buffer, own] = [allocate(), allocate()];
-    const lender = lend(7, buffer);
+    const owner = fakeOwner(7, buffer);
     for (const objects of [[buffer], [own, buffer.subarray(0, 8)], [own], []]) {
       const { indices, links, acknowledged, releases } = forwardObjects(objects, to(7));
       assert.deepEqual([indices, links, acknowledged, releases], [[], [], undefined, []]);
     }
-    assert.deepEqual(lender.asked, []);
+    assert.deepEqual(owner.requests, []);
   });
 
   test('processes of other pid namespaces are told apart by their connections', () => {
     const [hidden, other] = [PeerProcess.fromIdentity(0, 0), PeerProcess.fromIdentity(0, 0)];
     const buffer = allocate();
-    const lender = lend(hidden, buffer);
+    const owner = fakeOwner(hidden, buffer);
     assert.deepEqual(forwardObjects([buffer], hidden).indices, []);
-    assert.deepEqual(lender.asked, []);
+    assert.deepEqual(owner.requests, []);
     const { indices, links } = forwardObjects([buffer], other);
     assert.deepEqual(indices, [0]);
-    assert.deepEqual(lender.asked, [[0, 0]]);
+    assert.deepEqual(owner.requests, [[0, 0]]);
     links.forEach(closeFd);
   });
 
   test('each imported object is requested from its owner, in order and with a link of its own', async () => {
     const [own, first, second] = [allocate(), allocate(), allocate()];
-    const lenders = [lend(7, first), lend(process.pid, second)] as const;
+    const owners = [fakeOwner(7, first), fakeOwner(process.pid, second)] as const;
     const { indices, links, acknowledged, releases } = forwardObjects(
       [own, first, second, first],
       to(process.pid),
     );
     assert.deepEqual([indices, links.length, releases.length], [[1, 3], 2, 2]);
     const startTime = processStartTime('self');
-    assert.deepEqual(lenders[0].asked, new Array(2).fill([process.pid, startTime]));
-    assert.deepEqual(lenders[1].asked, []);
+    assert.deepEqual(owners[0].requests, new Array(2).fill([process.pid, startTime]));
+    assert.deepEqual(owners[1].requests, []);
     await acknowledged;
     for (const end of releases) end();
-    assert.equal(lenders[0].over(), 2);
+    assert.equal(owners[0].releasedCount(), 2);
     links.forEach(closeFd);
   });
 
   test('a failed request releases all others, and leaves no link', () => {
     const [first, second] = [allocate(), allocate()];
-    const lenders = [lend(7, first), lend(8, second, 1)] as const;
-    assert.throws(() => forwardObjects([first, second, first, second], to(process.pid)), /no more/);
+    const owners = [fakeOwner(7, first), fakeOwner(8, second, 1)] as const;
+    assert.throws(() => forwardObjects([first, second, first, second], to(process.pid)), /full/);
     assert.deepEqual(
-      lenders.map(({ asked, over }) => [asked.length, over()]),
+      owners.map(({ requests, releasedCount }) => [requests.length, releasedCount()]),
       [
         [2, 2],
         [1, 1],
@@ -500,28 +510,29 @@ describe('forwardObjects', () => {
 
   test('a send closes its ends of the links, and releases requests for objects that were not sent', async () => {
     const [buffer, other] = [allocate(), allocate()];
-    const lenders = [lend(7, buffer), lend(7, other, 999)] as const;
+    const owners = [fakeOwner(7, buffer), fakeOwner(7, other, 999)] as const;
     using to = new Stranger();
     await to.peer.send(buffer);
-    // A page of counters may come before it.
+    // A timeline page may come before it.
     const came: number[] = [];
     for (let next = to.receive(); typeof next === 'object'; next = to.receive()) {
       came.push(next.fds.length);
       next.fds.forEach(closeFd);
     }
     assert.equal(came.at(-1), 1);
-    assert.deepEqual([lenders[0].asked.length, lenders[0].over()], [1, 0]);
+    assert.deepEqual([owners[0].requests.length, owners[0].releasedCount()], [1, 0]);
     // More links than a value may have descriptors.
     await assert.rejects(to.peer.send(new Array<DeviceBuffer>(254).fill(other)), {
       name: 'RangeError',
       message: /254 file descriptors, those included by which it is passed on: it may have 253/,
     });
-    assert.deepEqual([lenders[1].asked.length, lenders[1].over()], [254, 254]);
+    assert.deepEqual([owners[1].requests.length, owners[1].releasedCount()], [254, 254]);
     assert.equal(to.receive(), undefined);
-    // Lease 0 is given back: then it is over for its maker.
+    // Releases lease 0, which ends the request at the owner.
     to.send(Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 0), { kind: 2 });
-    for (let turn = 0; turn < 100 && lenders[0].over() === 0; turn++) await nextLoopIteration();
-    assert.equal(lenders[0].over(), 1);
+    for (let turn = 0; turn < 100 && owners[0].releasedCount() === 0; turn++)
+      await nextLoopIteration();
+    assert.equal(owners[0].releasedCount(), 1);
   });
 
   test('a forwarded object is sent once its owner has acknowledged', async () => {
@@ -536,7 +547,7 @@ describe('forwardObjects', () => {
     };
     setOwnerConnection(buffer, { process: to(7), requestForward });
     using other = new Stranger();
-    /** How many values have come; a page of counters may come before. */
+    /** The number of received values. A timeline page may come before. */
     const values = (): number => {
       let count = 0;
       for (let next = other.receive(); typeof next === 'object'; next = other.receive()) {

@@ -1,6 +1,5 @@
-/** Leases of peers in this process: what tells that one has ended is given by the test. */
+/** Leases of peers in this process. The test decides when a peer counts as ended. */
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
 import { describe, test } from 'node:test';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../../../../src/index.ts';
@@ -11,6 +10,7 @@ import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import { until } from '../../../../support/iterations.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
+import { startProcess } from '../../../../support/program.ts';
 import { emulate } from '../../emulate.ts';
 
 const uid = process.geteuid?.() ?? 0;
@@ -37,7 +37,7 @@ describe('leases', () => {
     assert.equal(leases.stats().byteLength, 64);
     buffer.close();
     assert.deepEqual(leases.stats().orphaned, { count: 1, byteLength: 64 });
-    // An end without a word, as of a process that is killed.
+    // An end without a control message, as of a killed process.
     other.connection.fail(new Error('gone') as never);
     await peer.ended;
     assert.equal(leases.stats().orphaned.count, 1);
@@ -59,46 +59,46 @@ describe('leases', () => {
 
   test('a process is watched by one descriptor, which is closed with the last watcher', async () => {
     const before = openDescriptors();
-    const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+    const child = startProcess('sleep', ['60'], { stdio: 'ignore' });
     const pid = child.pid as number;
-    const told: string[] = [];
+    const notified: string[] = [];
     const first = PeerProcess.ofChild(pid);
-    const noMore = first.onGone(() => told.push('first'));
+    const stopWatching = first.onGone(() => notified.push('first'));
     const second = PeerProcess.ofChild(pid);
     assert.equal(second, first);
-    second.onGone(() => told.push('second'));
-    noMore();
+    second.onGone(() => notified.push('second'));
+    stopWatching();
     assert.equal(openDescriptors(), before + 1);
     child.kill('SIGKILL');
-    await until(() => told.length > 0);
-    assert.deepEqual(told, ['second']);
+    await until(() => notified.length > 0);
+    assert.deepEqual(notified, ['second']);
     assert.equal(first.isGone, true);
-    first.onGone(() => told.push('at once'));
-    assert.deepEqual(told, ['second', 'at once']);
+    first.onGone(() => notified.push('at once'));
+    assert.deepEqual(notified, ['second', 'at once']);
     assert.equal(openDescriptors(), before);
   });
 
-  /** What one process has, which is asked for it back as often as `revoked` says. */
-  function lentTo(): { readonly lent: ExportTable; readonly revoked: number[] } {
+  /** The exports to one process, and the leases that were revoked. */
+  function makeTable(): { readonly table: ExportTable; readonly revoked: number[] } {
     const revoked: number[] = [];
     const holder = { pid: 7, name: 'process 7', revoke: (id: number) => void revoked.push(id) };
-    return { lent: new ExportTable(holder), revoked };
+    return { table: new ExportTable(holder), revoked };
   }
 
   test('no lease is added if one of the objects is closed', async () => {
     emulate();
-    const { lent } = lentTo();
+    const { table } = makeTable();
     const free = Context.primary().memoryInfo().free;
     const kept = DeviceBuffer.allocate(4 << 20);
     const virtual = VirtualMemory.reserve(2 << 20, { shareable: true });
     virtual.grow(2 << 20);
     const closed = DeviceBuffer.allocate(64);
     closed.close();
-    assert.throws(() => lent.add([kept, virtual, kept.subarray(0, 8), closed], undefined), {
+    assert.throws(() => table.add([kept, virtual, kept.subarray(0, 8), closed], undefined), {
       name: 'ClosedError',
     });
-    assert.deepEqual([lent.size, leases.stats().leases], [0, []]);
-    // Nothing is in use by that process, and the memory goes at once.
+    assert.deepEqual([table.size, leases.stats().leases], [0, []]);
+    // That process uses nothing, and the memory is freed at once.
     kept.close({ leases: 'refuse' });
     virtual.close();
     await Context.primary().flush();
@@ -106,23 +106,23 @@ describe('leases', () => {
     // No number was used.
     using next = DeviceBuffer.allocate(64);
     assert.deepEqual(
-      lent.add([next, next], undefined).map(({ id }) => id),
+      table.add([next, next], undefined).map(({ id }) => id),
       [0, 1],
     );
-    lent.endAll();
+    table.endAll();
     assert.deepEqual(leases.stats().leases, []);
   });
 
   test('a lease is revoked once, however often it is requested, and lasts until it is released', () => {
     emulate();
-    const { lent, revoked } = lentTo();
+    const { table, revoked } = makeTable();
     using buffer = DeviceBuffer.allocate(64);
     using other = DeviceBuffer.allocate(64);
-    const [first] = lent.add([buffer.subarray(8, 16), other], undefined);
+    const [first] = table.add([buffer.subarray(8, 16), other], undefined);
     for (let n = 0; n < 3; n++) leases.revoke(buffer);
     assert.deepEqual(revoked, [0]);
-    // What is sent after it is another lease.
-    lent.add([buffer], undefined);
+    // An object that is sent after that has a new lease.
+    table.add([buffer], undefined);
     leases.revoke(buffer);
     assert.deepEqual(revoked, [0, 2]);
     assert.deepEqual(
@@ -130,12 +130,12 @@ describe('leases', () => {
       [true, false, true],
     );
     assert.throws(() => buffer.close({ leases: 'refuse' }), { message: /is in use by process 7/ });
-    if (first) lent.endLease(first);
-    assert.throws(() => lent.get(0), {
+    if (first) table.endLease(first);
+    assert.throws(() => table.get(0), {
       name: 'IpcError',
       message: 'lease 0 was already released, or was never sent',
     });
-    lent.endAll();
+    table.endAll();
     assert.deepEqual(leases.stats().leases, []);
   });
 
@@ -161,14 +161,14 @@ describe('leases', () => {
 
   test('drain() does not wait for objects that are open here', async () => {
     emulate();
-    const { lent } = lentTo();
+    const { table } = makeTable();
     using buffer = DeviceBuffer.allocate(64);
-    lent.add([buffer], undefined);
+    table.add([buffer], undefined);
     assert.equal(leases.stats().leases.length, 1);
     await leases.drain({ timeoutMs: 0 });
     buffer.close();
     await assert.rejects(leases.drain({ timeoutMs: 0 }), { name: 'TimeoutError' });
-    lent.endAll();
+    table.endAll();
     await leases.drain({ timeoutMs: 0 });
   });
 
@@ -211,7 +211,7 @@ describe('leases', () => {
         await assert.rejects(peer.send(value), { name: 'ClosedError' });
       }
     };
-    // What is shared for the first time keeps a descriptor for the life of the process.
+    // The first time, sharing keeps a descriptor for the life of the process.
     await sendAll();
     const before = openDescriptors();
     await sendAll();

@@ -1,6 +1,5 @@
-/** The end of another process, told where it can be and never made up where it cannot. */
+/** The end of another process: reported when it can be observed, never invented. */
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { afterEach, beforeEach, describe, test } from 'node:test';
 import { closeFd, libc } from '../../../../../ffi/linux/libc.ts';
@@ -9,6 +8,7 @@ import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
+import { startProcess } from '../../../../support/program.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
 import { runProgram } from '../../emulate.ts';
 
@@ -30,7 +30,7 @@ function withoutRoom<T>(make: () => T): T {
 
 describe('PeerProcess', () => {
   test('a living process does not count as gone if no descriptor is left to watch it', async () => {
-    const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+    const child = startProcess('sleep', ['60'], { stdio: 'ignore' });
     const pid = child.pid as number;
     const startTime = processStartTime(pid) as number;
     let isTold = false;
@@ -48,7 +48,7 @@ describe('PeerProcess', () => {
     assert.deepEqual([blind.isExitObservable, seen.isExitObservable], [false, true]);
     seen.onGone(() => {})();
     forget();
-    // Of a child its parent is told.
+    // The parent of a child is notified of its end.
     ours?.onGone(() => {
       isTold = true;
     });
@@ -95,7 +95,7 @@ describe('PeerProcess', () => {
     const replace = (value: typeof getsockopt): void => {
       Object.defineProperty(libc, 'getsockopt', { configurable: true, enumerable: true, value });
     };
-    // The kernel refuses what it is asked for a socket that is none.
+    // The kernel refuses the request for something that is not a socket.
     replace((_, ...rest) => getsockopt(-1, ...rest));
     try {
       const unseen = PeerProcess.ofSocket(socket, process.pid);

@@ -1,4 +1,4 @@
-/** Two ends of a page of counters in one process: the other one's mapping is another mapping. */
+/** Two ends of a timeline in one process, which has two mappings of the page. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { openSync } from 'node:fs';
@@ -87,18 +87,18 @@ describe('Timeline', () => {
     const { signals, page, waits } = ends();
     using latch = new Latch();
     using own = Stream.create({ nonBlocking: true });
-    using lent = Stream.create({ nonBlocking: true });
+    using borrowed = Stream.create({ nonBlocking: true });
     using buffer = DeviceBuffer.allocate(64);
     latch.hold(own);
     latch.hold(Stream.legacyDefault());
-    latch.hold(Stream.fromHandle(lent.handle));
+    latch.hold(Stream.fromHandle(borrowed.handle));
     latch.hold(Stream.perThreadDefault());
     buffer.fill(1);
     const points = signals.pointsBehindContext(context);
-    // Own, lent, the thread's own, and what the marked ones are joined in.
+    // The own stream, the borrowed one, the per-thread one, and the one that joins the events.
     assert.equal(points.length, 4);
     assert.equal(new Set(points.map(({ index }) => index)).size, 4);
-    for (const stream of [Stream.fromHandle(lent.handle), Stream.legacyDefault()])
+    for (const stream of [Stream.fromHandle(borrowed.handle), Stream.legacyDefault()])
       points.push(...signals.pointsBehindStream(stream));
     assert.equal(
       points.some((point) => page.isReached(point)),
@@ -188,7 +188,7 @@ describe('Timeline', () => {
         return stream;
       });
       assert.ok(streams.every(({ done }) => !done));
-      // Of one counter: whoever is at 5 was at 2.
+      // Both are waits for one counter: count 5 includes count 2.
       assert.equal(waits.abandon(), 1);
       assert.deepEqual(
         streams.map(({ done }) => done),
@@ -223,7 +223,7 @@ describe('Timeline', () => {
     };
     assert.deepEqual([wait([1, 4, 5, 2], stream), wait([5], stream), wait([3], stream)], [1, 0, 0]);
     assert.deepEqual([wait([6], stream), wait([6], other)], [1, 1]);
-    // Of the legacy default stream, however it is named.
+    // The legacy default stream, under both of its names.
     assert.deepEqual([wait([6], undefined), wait([6], Stream.legacyDefault())], [1, 0]);
     page.advanceTo({ index: 9, count: 6 });
     await context.synchronize();
@@ -236,7 +236,7 @@ describe('Timeline', () => {
     using stream = Stream.create({ nonBlocking: true });
     const { context } = stream;
     using recorder = recordCalls();
-    // More at once than it may have: none of them.
+    // More at once than the limit: none is queued.
     const many = Array.from({ length: 500 }, (_, index) => ({ index, count: 1 }));
     assert.equal(waits.enqueueWaits(many, context, stream), false);
     assert.equal(waitCalls(recorder.calls), 0);
@@ -248,7 +248,7 @@ describe('Timeline', () => {
       for (let n = 0; n < 500; n++) {
         const point = { index: round, count: n + 1 };
         if (waits.enqueueWaits([point], context, stream)) queued += 1;
-        // What it waits for is done, but the stream stands before that still.
+        // The awaited work is done, but other work still blocks the stream.
         page.advanceTo(point);
       }
       assert.ok(queued >= 160 && queued <= 320, `${queued} were queued`);
@@ -309,7 +309,7 @@ describe('Timeline', () => {
         const wait = (stream: Stream, at: number): boolean =>
           waits.enqueueWaits([{ index: at, count: 1 }], stream.context, stream);
         assert.equal(streams.filter(wait).length, most);
-        // One that waits already may wait for more.
+        // A stream that already waits may wait for more.
         const [first, ...others] = streams as [Stream, ...Stream[]];
         assert.equal(wait(first, 11), true);
         for (const index of [0, 11]) page.advanceTo({ index, count: 1 });
@@ -328,7 +328,7 @@ describe('Timeline', () => {
       }
     });
 
-  /** A driver whose streams write and compare words of 32 bits alone. */
+  /** A driver whose streams write and compare only 32 bits. */
   function narrow(emulated: Driver): Driver {
     const { canUse64BitStreamMemOps, canUse64BitStreamMemOpsV1 } = deviceAttributes;
     return {
@@ -345,7 +345,7 @@ describe('Timeline', () => {
   test('a stream signals with the widest operation of its device', async () => {
     for (const bits of [32, 64] as const) {
       const emulated = emulate();
-      const told = recordCallsOf(
+      const calls = recordCallsOf(
         bits === 32 ? narrow(emulated) : emulated,
         'cuStreamWriteValue32_v2',
         'cuStreamWriteValue64_v2',
@@ -362,7 +362,7 @@ describe('Timeline', () => {
         for (let round = 1; round <= 3; round += 1) {
           latch.word.shut();
           latch.hold(producer);
-          told.length = 0;
+          calls.length = 0;
           const points = signals.pointsBehindStream(producer);
           assert.deepEqual(
             points.map(({ count }) => count),
@@ -370,7 +370,7 @@ describe('Timeline', () => {
           );
           assert.equal(waits.enqueueWaits(points, consumer.context, consumer), true);
           assert.deepEqual(
-            told.map(([name, stream, , count, flags]) => [name, stream, count, flags]),
+            calls.map(([name, stream, , count, flags]) => [name, stream, count, flags]),
             [
               [`cuStreamWriteValue${bits}_v2`, producer.handle, round, 0],
               [`cuStreamWaitValue${bits}_v2`, consumer.handle, round, CU_STREAM_WAIT_VALUE_GEQ],
@@ -393,7 +393,7 @@ describe('Timeline', () => {
   test('a 32-bit operation writes the low half of a count beyond 32 bits, and a 64-bit one all of it', () => {
     for (const bits of [32, 64] as const) {
       const emulated = emulate();
-      const told = recordCallsOf(
+      const calls = recordCallsOf(
         bits === 32 ? narrow(emulated) : emulated,
         'cuStreamWriteValue32_v2',
         'cuStreamWriteValue64_v2',
@@ -409,7 +409,7 @@ describe('Timeline', () => {
       waitForCounter(context, handle, memory.address, count);
       assert.equal(comparedBits(context), bits);
       const word = bits === 32 ? 5 : count;
-      assert.deepEqual(told, [
+      assert.deepEqual(calls, [
         [`cuStreamWriteValue${bits}_v2`, handle, memory.address, word, 0],
         [`cuStreamWaitValue${bits}_v2`, handle, memory.address, word, CU_STREAM_WAIT_VALUE_GEQ],
       ]);
@@ -424,9 +424,10 @@ describe('Timeline', () => {
   test('a survivor releases its streams, whatever is left in the counters', {
     timeout: 30_000,
   }, async () => {
-    // The counts that are asked for, each while the word is something else, and what is left there.
+    // The counts that are awaited, each while the counter has another value, and the value that is
+    // left.
     const left: readonly (readonly [readonly (readonly [bigint, number])[], bigint])[] = [
-      // So far apart that the one looks as if it came before the other.
+      // So far apart that one seems to come before the other.
       [
         [
           [2n ** 31n, 2 ** 31 + 10],
@@ -441,7 +442,7 @@ describe('Timeline', () => {
         ],
         0n,
       ],
-      // Reached by the low half of the word alone.
+      // Reached by the low half of the counter alone.
       [[[0n, 2 ** 32 + 1]], 1n],
       [[[0n, 5]], 0xffff_ffff_0000_0005n],
       [
@@ -493,7 +494,7 @@ describe('Timeline', () => {
     for (const stream of streams) latch.hold(stream);
     const points = streams.flatMap((stream) => signals.pointsBehindStream(stream));
     assert.equal(points.length, streams.length);
-    // No more than a message may have: of each word one.
+    // At most as many as a message may have: one for each counter.
     const all = signals.pointsBehindContext(context);
     assert.equal(new Set(all.map(({ index }) => index)).size, all.length);
     points.push(...all);
@@ -512,14 +513,14 @@ describe('Timeline', () => {
 
   const F_ADD_SEALS = 1033;
 
-  /** A memfd that may be sealed, and is not. */
+  /** A memfd that can be sealed but is not. */
   function createSealable(byteLength: number): number {
     const fd = withAddress(Buffer.from('points\0'), (address) => libc.memfd_create(address, 3));
     assert.equal(libc.ftruncate(fd, byteLength), 0);
     return fd;
   }
 
-  /** A page with one seal more. */
+  /** A page with one additional seal. */
   function sealed(seal: number): number {
     const fd = createSealedMemfd('points', 4096);
     assert.equal(libc.fcntl(fd, F_ADD_SEALS, seal), 0);
@@ -533,7 +534,7 @@ describe('Timeline', () => {
       createMemfd('points', 4096),
       createSealedMemfd('points', 8192),
       shrinkOnly,
-      // No seal can be added; it cannot be written; no mapping that can be written may be made.
+      // No further seals; no writing; no new writable mappings.
       sealed(1),
       sealed(8),
       sealed(16),
@@ -633,7 +634,7 @@ describe('Timeline', () => {
       [7n, 7, 7n],
       [7n, 8, 8n],
       [0n, 1, 1n],
-      // The high half is the writer's own.
+      // The high half belongs to the writer.
       [2n ** 32n + 7n, 5, 2n ** 32n + 7n],
     ] as const) {
       theirs[3] = stands;

@@ -7,7 +7,7 @@ import { descriptorsReturnTo, openDescriptors } from '../../../../support/proces
 import { peerPair, Stranger } from '../peer/support.ts';
 
 const SECOND_US = 1_000_000;
-/** No test waits for the whole of it. */
+/** No test waits for all of it. */
 const polling = { busyPollUs: SECOND_US };
 
 let before = 0;
@@ -35,7 +35,7 @@ describe('busyPoll', () => {
         resolve();
         return 'over';
       };
-      // Far more than it takes, on whatever machine.
+      // Far more than needed, on any machine.
       busyPoll({ durationUs: 60 * SECOND_US, poll });
     });
     const turn = watchTurn();
@@ -151,10 +151,10 @@ describe('busyPoll', () => {
     abort.abort(new Error('enough'));
     await assert.rejects(givenUp, /enough/);
     const closed = pair.a.receive();
-    const told = pair.b.receive();
+    const ended = pair.b.receive();
     pair.a.close();
     await assert.rejects(closed, { name: 'ClosedError', message: 'this Peer is closed' });
-    await assert.rejects(told, { name: 'ClosedError', message: /has closed the connection/ });
+    await assert.rejects(ended, { name: 'ClosedError', message: /has closed the connection/ });
 
     using gone = new Stranger(polling);
     const lost = gone.peer.receive();

@@ -1,4 +1,4 @@
-/** A socket on the event loop, by itself. */
+/** A socket on the event loop, without a connection around it. */
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
@@ -9,7 +9,7 @@ import { FrameKind, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { FRAGMENT_BYTE_LENGTH, HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 
-/** Sends a value of zeros, in as many packets as it needs. */
+/** Sends a value of zeros, in as many frames as it needs. */
 function sendValue(socket: number, sequence: number, byteLength: number): void {
   for (let offset = 0; offset < byteLength; offset += FRAGMENT_BYTE_LENGTH) {
     const part = Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset);
@@ -28,7 +28,7 @@ describe('FramedSocket', () => {
       wantsMore: () => wantsMore,
       onMessage({ bytes }) {
         found.push(bytes.byteLength);
-        // As where a value is checked that is long.
+        // As while a long value is checked.
         if (found.length === 1) wantsMore = false;
         return true;
       },
@@ -117,7 +117,7 @@ describe('FramedSocket', () => {
       wantsMore = isWanted;
       wire.resume();
     };
-    // A watch for nothing does not.
+    // A watch for nothing does not keep it alive.
     assert.equal(after(want(false)), 1);
     assert.equal(
       after(() => wire.setReferenced(false)),

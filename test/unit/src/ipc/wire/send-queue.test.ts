@@ -1,4 +1,4 @@
-/** What waits to be sent: in its order, within its bounds, and with descriptors of its own. */
+/** Queued messages: their order, their limits, and their own descriptors. */
 import assert from 'node:assert/strict';
 import { fstatSync } from 'node:fs';
 import { afterEach, beforeEach, describe, test } from 'node:test';
@@ -29,11 +29,13 @@ afterEach(async () => {
   await descriptorsReturnTo(before);
 });
 
-const packet = (byteLength: number, fill = 0): Buffer =>
+const frame = (byteLength: number, fill = 0): Buffer =>
   Buffer.alloc(HEADER_BYTE_LENGTH + byteLength, fill);
 const ignore = (): void => {};
 
-/** Puts what has come to the other end together: the kind of each, its length and its first byte. */
+/**
+ * Collects the messages that the other end got: the kind, the length and the first byte of each.
+ */
 function reader(): () => (readonly [kind: number, byteLength: number, first: number])[] {
   const assembly = new FrameAssembler();
   return () => {
@@ -50,7 +52,7 @@ function reader(): () => (readonly [kind: number, byteLength: number, first: num
 
 describe('SendQueue', () => {
   test('a message that needs acknowledgement, and all after it, waits for that', async () => {
-    const outbox = new SendQueue();
+    const queue = new SendQueue();
     const read = reader();
     const { value, news } = FrameKind;
     let agree = ignore;
@@ -59,24 +61,24 @@ describe('SendQueue', () => {
     });
     const sent: number[] = [];
     const post = (at: number, kind: FrameKind, waitsFor?: Promise<void>): void => {
-      const sending = outbox.post(near, kind, packet(at, at), [], ignore, waitsFor);
+      const sending = queue.post(near, kind, frame(at, at), [], ignore, waitsFor);
       assert.ok(sending, `${at} waits`);
       void sending.then(() => sent.push(at));
     };
-    assert.equal(outbox.post(near, value, packet(9, 9), []), undefined);
+    assert.equal(queue.post(near, value, frame(9, 9), []), undefined);
     post(1, value, agreed);
     post(2, value);
     post(3, news);
-    assert.equal(outbox.isAwaitingAck, true);
+    assert.equal(queue.isAwaitingAck, true);
     // The socket has room all the time.
-    outbox.flush(near);
+    queue.flush(near);
     await nextLoopIteration();
-    outbox.flush(near);
+    queue.flush(near);
     assert.deepEqual([read(), sent], [[[value, 9, 9]], []]);
     agree();
     await nextLoopIteration();
-    assert.equal(outbox.isAwaitingAck, false);
-    outbox.flush(near);
+    assert.equal(queue.isAwaitingAck, false);
+    queue.flush(near);
     await nextLoopIteration();
     assert.deepEqual(sent, [1, 2, 3]);
     assert.deepEqual(read(), [
@@ -84,33 +86,33 @@ describe('SendQueue', () => {
       [value, 2, 2],
       [news, 3, 3],
     ]);
-    assert.equal(outbox.isEmpty, true);
+    assert.equal(queue.isEmpty, true);
   });
 
   test('nothing is sent between the frames of a value, and rejecting unstarted messages keeps control messages', async () => {
-    const outbox = new SendQueue();
+    const queue = new SendQueue();
     const read = reader();
     const { value, news } = FrameKind;
     const half = 100 * FRAGMENT_BYTE_LENGTH;
-    const begun = outbox.post(near, value, packet(half, 1), []);
+    const begun = queue.post(near, value, frame(half, 1), []);
     const rejected: string[] = [];
     const dropped: string[] = [];
     for (const kind of ['value', 'question', 'answer'] as const)
-      outbox
-        .post(near, FrameKind[kind], packet(2, 2), [], () => dropped.push(kind))
+      queue
+        .post(near, FrameKind[kind], frame(2, 2), [], () => dropped.push(kind))
         ?.catch(({ message }: Error) => rejected.push(`${kind}: ${message}`));
-    const told = outbox.post(near, news, packet(3, 3), []);
-    outbox.rejectUnstarted(new Error('closed'));
+    const control = queue.post(near, news, frame(3, 3), []);
+    queue.rejectUnstarted(new Error('closed'));
     assert.deepEqual(dropped, ['answer', 'question', 'value']);
-    // There is room, and it is not for this.
+    // There is room, but not for this message.
     const arrived = read();
-    const last = outbox.post(near, news, packet(4, 4), []);
-    for (let turn = 0; turn < 1000 && !outbox.isEmpty; turn++) {
-      outbox.flush(near);
+    const last = queue.post(near, news, frame(4, 4), []);
+    for (let turn = 0; turn < 1000 && !queue.isEmpty; turn++) {
+      queue.flush(near);
       arrived.push(...read());
       await nextLoopIteration();
     }
-    await Promise.all([begun, told, last]);
+    await Promise.all([begun, control, last]);
     assert.deepEqual(arrived, [
       [value, half, 1],
       [news, 3, 3],
@@ -136,31 +138,31 @@ describe('SendQueue', () => {
         /^1024 values \(17408 bytes\) wait to be sent already: await send\(\) before the next one$/,
       ],
     ] as const) {
-      const outbox = new SendQueue();
+      const queue = new SendQueue();
       const post = (byteLength: number): void => {
-        outbox.checkCapacity();
-        outbox.post(near, FrameKind.value, packet(byteLength), [], ignore, never)?.catch(ignore);
+        queue.checkCapacity();
+        queue.post(near, FrameKind.value, frame(byteLength), [], ignore, never)?.catch(ignore);
       };
       for (const byteLength of waiting) post(byteLength);
       post(more);
       assert.throws(() => post(1), { name: 'IpcError', message });
-      outbox.rejectAll(new Error('over'));
-      outbox.checkCapacity();
+      queue.rejectAll(new Error('over'));
+      queue.checkCapacity();
     }
   });
 
   test('a value is not queued, and no descriptor stays, if one cannot be duplicated', () => {
     const fd = createMemfd('sent', 0);
     const held = openDescriptors();
-    const outbox = new SendQueue();
+    const queue = new SendQueue();
     let dropped = 0;
     for (const room of [1, 2])
       withRoomFor(room, () => {
         const post = (): unknown =>
-          outbox.post(
+          queue.post(
             near,
             FrameKind.value,
-            packet(1),
+            frame(1),
             [fd, fd, fd],
             () => {
               dropped += 1;
@@ -172,13 +174,13 @@ describe('SendQueue', () => {
           message: /cannot queue the value: there are not enough descriptors .*: .*EMFILE/,
         });
       });
-    // Whoever called is told by the error alone, and has its descriptor.
-    assert.deepEqual([dropped, outbox.isEmpty, openDescriptors()], [0, true, held]);
-    outbox.checkCapacity();
+    // The caller gets only the error, and keeps its descriptor.
+    assert.deepEqual([dropped, queue.isEmpty, openDescriptors()], [0, true, held]);
+    queue.checkCapacity();
     closeFd(fd);
   });
 
-  /** Runs `use` without what root may, and is not held to. */
+  /** Runs `use` without the privileges of root, who has no such limit. */
   function asOrdinaryUser<T>(use: () => T): T {
     const isRoot = process.geteuid?.() === 0;
     if (isRoot) process.seteuid?.(65_534);
@@ -206,7 +208,7 @@ describe('SendQueue', () => {
     sendMessage(first, Buffer.of(1), new Array<number>(250).fill(fd));
     let sending: Promise<void> | undefined;
     withRoomFor(8, () => {
-      sending = asOrdinaryUser(() => wire.post(FrameKind.value, packet(1), [fd]));
+      sending = asOrdinaryUser(() => wire.post(FrameKind.value, frame(1), [fd]));
     });
     closeFd(fd);
     assert.ok(sending, 'it waits');
@@ -224,10 +226,10 @@ describe('SendQueue', () => {
   });
 
   test('the descriptors of a value of many frames go only with the first frame', async () => {
-    const outbox = new SendQueue();
+    const queue = new SendQueue();
     const fd = createMemfd('sent', 0);
     assert.equal(
-      outbox.post(near, FrameKind.value, packet(3 * FRAGMENT_BYTE_LENGTH), [fd]),
+      queue.post(near, FrameKind.value, frame(3 * FRAGMENT_BYTE_LENGTH), [fd]),
       undefined,
     );
     closeFd(fd);

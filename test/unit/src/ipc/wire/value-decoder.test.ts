@@ -1,5 +1,4 @@
-/** What values cost: before someone takes them, and while they are checked and built. */
-
+/** What values cost before a caller takes them, and while they are checked and built. */
 import assert from 'node:assert/strict';
 import { describe, type TestContext, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
@@ -31,7 +30,7 @@ import { leasesFrom, peerPair, Stranger } from '../peer/support.ts';
 const length = (value: number): number[] =>
   value > 127 ? [(value & 127) | 128, ...length(value >>> 7)] : [value];
 const float64 = (value: number): Buffer => Buffer.from(new Float64Array([value]).buffer);
-/** A list of `count` parts that are all the same. */
+/** A list of `count` equal parts. */
 const listOf = (count: number, part: readonly number[], ...others: Uint8Array[]): Buffer =>
   Buffer.concat([
     Buffer.of(Tag.array, ...length(count + others.length)),
@@ -44,7 +43,7 @@ const emptyObject = [Tag.object, 0];
 const emptyFloats = [Tag.binary, 9, 0];
 const MANY = 1_000_000;
 
-/** Sends a value of any size, as there is room. */
+/** Sends a value of any size as there is room. */
 async function sendAll(other: Stranger, body: Uint8Array, sequence: number, kind = 1 as const) {
   const { byteLength } = body;
   for (let offset = 0; offset < byteLength; offset += FRAGMENT_BYTE_LENGTH) {
@@ -91,7 +90,7 @@ describe('ValueScan', () => {
     }
   });
 
-  /** Lets a slice end whenever it looks at the clock for the second time. */
+  /** Ends a slice whenever the clock is read for the second time. */
   function hurry(context: TestContext): void {
     let now = performance.now();
     context.mock.method(performance, 'now', () => {
@@ -117,7 +116,7 @@ describe('ValueScan', () => {
     hurry(t);
     for (const value of [
       listOf(80_000, emptyObject),
-      // Few parts, and each takes its time.
+      // Few parts that each take long.
       listOf(20, [Tag.bigint, 0, ...length(70_000), ...new Array<number>(70_000).fill(0x61)]),
     ]) {
       using one = new Stranger();
@@ -274,7 +273,7 @@ describe('ValueScan', () => {
       name: 'IpcError',
       message: /more than 2048 points/,
     });
-    // Of each counter the furthest.
+    // The latest point of each counter.
     const twice = Buffer.concat([Buffer.of(3, 1), float64(0), Buffer.of(1), points(7, 8, 7)]);
     assert.deepEqual(readControlMessage(twice, 0).released[0]?.points, [
       { index: 7, count: 3 },

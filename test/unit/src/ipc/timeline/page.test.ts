@@ -1,4 +1,7 @@
-/** What pages of counters, their counters and the waits for them take, and give back: in the end, and in a reset. */
+/**
+ * What timeline pages and their waits allocate, and when it is released: at the end, and in a
+ * reset.
+ */
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import {
@@ -28,16 +31,16 @@ import {
 } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 
-/** Memory of a page, as it comes from another process. */
+/** The memory of a page, as another process sends it. */
 const pageFd = (): number => createSealedMemfd('points', 4096);
 
 const pointOf = (index: number, count = 1) => ({ index, count });
 
-/** Whether a page is unmapped: then everything counts as reached. */
+/** Whether a page is unmapped: then every point counts as reached. */
 const isUnmapped = (page: TimelinePage): boolean =>
   page.isReached(pointOf(COUNTER_COUNT - 1, 2 ** 20));
 
-/** A context that failed is reset without a wait for its work, which may stand still. */
+/** Resets a lost context without waiting for its work, which may be blocked. */
 function resetLost(context: Context, emulated: ReturnType<typeof emulate>): void {
   selectDriver(broken(emulated, 'cuCtxSynchronize', CUresult.CUDA_ERROR_LAUNCH_FAILED));
   context.resetSync();
@@ -63,7 +66,7 @@ describe('TimelinePage', () => {
       assert.equal(points.length, 1);
       if (isSent) {
         ours.sharePage((fd) => theirs.acceptPage(duplicateFd(fd)));
-        // Sent once; the descriptor is nobody's then.
+        // Sent once. After that nobody has the descriptor.
         ours.sharePage(() => assert.fail('twice'));
         assert.equal(theirs.wait(points, context, consumer), true);
         assert.equal(openDescriptors(), descriptors);
@@ -122,14 +125,17 @@ describe('TimelinePage', () => {
     assert.equal(openDescriptors(), before);
   });
 
-  /** How many streams of a context may wait at a time, and one more: the lines of those are looked at last. */
+  /**
+   * One more than the number of streams of a context that may wait. The last streams are checked
+   * late.
+   */
   const KEPT = 8;
 
   test('the waits of ended connections are kept alive by nothing', async () => {
     emulate();
     const context = Context.primary();
     const { accept } = TimelinePage;
-    // In a function of its own: its variables would be kept as long as the test runs.
+    // A function of its own, because its variables would otherwise live as long as the test.
     const endOne = (): WeakRef<TimelinePage> => {
       let page: WeakRef<TimelinePage> | undefined;
       TimelinePage.accept = (fd) => {
@@ -156,27 +162,27 @@ describe('TimelinePage', () => {
 
   test('a page is registered once for the devices of all contexts, and again after a reset', () => {
     const emulated = emulate({ CUFFI_EMULATED_DEVICES: '2' });
-    const told = recordCallsOf(emulated, 'cuMemHostRegister_v2', 'cuMemHostUnregister');
+    const calls = recordCallsOf(emulated, 'cuMemHostRegister_v2', 'cuMemHostUnregister');
     const [context, other] = [Context.primary(0), Context.primary(1)];
     const page = TimelinePage.create();
     for (const each of [context, other, context, other]) page.addressIn(each, 3);
-    const [[, host] = []] = told as readonly (readonly unknown[])[];
+    const [[, host] = []] = calls as readonly (readonly unknown[])[];
     const registering = [
       'cuMemHostRegister_v2',
       host,
       4096,
       CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE,
     ];
-    assert.deepEqual(told, [registering]);
+    assert.deepEqual(calls, [registering]);
     context.resetSync();
     for (const each of [context, other]) page.addressIn(each, 3);
-    assert.deepEqual(told, [registering, registering]);
-    // That of the other device has nothing of it.
+    assert.deepEqual(calls, [registering, registering]);
+    // The context of the other device has nothing of it.
     other.resetSync();
     for (const each of [other, context]) page.addressIn(each, 3);
-    assert.deepEqual(told, [registering, registering]);
+    assert.deepEqual(calls, [registering, registering]);
     page.close();
-    assert.deepEqual(told, [registering, registering, ['cuMemHostUnregister', host]]);
+    assert.deepEqual(calls, [registering, registering, ['cuMemHostUnregister', host]]);
   });
 
   test('a page that waits to be closed is unmapped by a reset, which has unregistered it', () => {
@@ -214,7 +220,7 @@ describe('TimelinePage', () => {
       assert.ok(counter);
       return StreamCounters.next(counter);
     });
-    // One handle, and two streams.
+    // One handle, but two streams.
     assert.notEqual(points[0]?.index, points[1]?.index);
     const reached = (): boolean[] => points.map((point) => page.isReached(point));
     assert.deepEqual([reached(), counters.isPending], [[false, false], true]);
@@ -298,7 +304,7 @@ describe('TimelinePage', () => {
     const stream = Stream.create({ nonBlocking: true });
     const events = (): string[] => [...open].filter((what) => what.startsWith('cuEventCreate'));
     const before = events();
-    // So many that it is looked at how many have run; the rest is left to the host then.
+    // So many that the finished waits are counted. The rest is left to the host.
     const many = Array.from({ length: 200 }, (_, index) => pointOf(index));
     using recorder = recordCalls();
     assert.equal(waits.enqueueWaits(many, stream.context, stream), false);
