@@ -29,7 +29,7 @@ export interface StreamOptions extends PlaceOptions {
   readonly nonBlocking?: boolean;
 }
 
-/** What a stream can wait for: a `CudaEvent`. Streams stand below events, and know no more of them. */
+/** What a stream can wait for: a `CudaEvent`, whose class is above streams. */
 export interface WaitableEvent extends Resource {
   readonly handle: CUevent;
 }

@@ -2,10 +2,10 @@
 import { types } from 'node:util';
 import { bufferOfView, bytesOfView } from './typed-array.ts';
 
-/** Returns the name of a class, for messages. */
+/** Returns the name of a class, for messages. Run from its source by tsx, a class may be called `_Name`. */
 export function className(type: unknown): string {
   const name: unknown = typeof type === 'function' ? type.name : undefined;
-  return typeof name === 'string' && name !== '' ? name.slice(0, 60) : 'object';
+  return typeof name === 'string' && name !== '' ? name.replace(/^_/, '').slice(0, 60) : 'object';
 }
 
 /** Returns the name of an object's class, for messages. Never throws, whatever the object's properties. */
