@@ -81,7 +81,7 @@ export class Context {
     return context;
   }
 
-  /** Returns the current context of this thread, even of another library; undefined if there is none. */
+  /** Returns the current context of this thread, of any library; undefined if no context is current. */
   static current(): Context | undefined {
     const handle = currentHandle();
     return handle === undefined ? undefined : Context.fromHandle(handle);

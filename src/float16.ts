@@ -88,7 +88,7 @@ const doubleBits = new Uint32Array(double.buffer);
 const single = new Float32Array(1);
 const singleBits = new Uint32Array(single.buffer);
 
-/** Returns 2 to an exponent of normal doubles, by its bits: `**` would be slow for large arrays. */
+/** Returns 2 to an exponent of normal doubles, made of its bits: it is called for every number. */
 function powerOfTwo(exponent: number): number {
   doubleBits[0] = 0;
   doubleBits[1] = (exponent + 1023) << 20;

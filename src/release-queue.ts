@@ -55,8 +55,10 @@ const MAX_BATCHES = 64;
  * cuMemFree and similar calls wait for all work of the context: with a blocked stream, `close()` would
  * block the event loop. So a release only runs at once if no work is known to be running. Otherwise it
  * is queued until the context is idle; or, if its call never waits, until the work queued before it is
- * done. Under pressure (above the limits, in a flush, or when memory has run out), the non-blocking
- * releases run too, so that a GPU that is never idle frees memory as well.
+ * done.
+ *
+ * The queue is under pressure above the limits, in a flush, and when memory has run out. Then the
+ * non-blocking releases run too: a GPU that is never idle frees memory as well.
  */
 export class ReleaseQueue {
   readonly #work: ContextWork;

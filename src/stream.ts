@@ -29,7 +29,7 @@ export interface StreamOptions extends PlaceOptions {
   readonly nonBlocking?: boolean;
 }
 
-/** What a stream can wait for: a `CudaEvent`. Streams stand below events, and know no more of them. */
+/** What a stream can wait for: a `CudaEvent`, whose class is above streams. */
 export interface WaitableEvent extends Resource {
   readonly handle: CUevent;
 }
@@ -241,7 +241,7 @@ export class Stream extends Resource {
   }
 }
 
-/** The stream of a call's options, if it names one. @throws TypeError for anything else */
+/** Returns the stream of a call's options, if there is one. @throws TypeError for anything but a stream */
 export function streamOf(stream: unknown): Stream | undefined {
   if (stream !== undefined && !Resource.is(stream, 'Stream'))
     throw new TypeError(`stream must be a Stream, not ${formatValue(stream)}`);
@@ -249,8 +249,8 @@ export function streamOf(stream: unknown): Stream | undefined {
 }
 
 /**
- * The stream of options that have nothing else. That there is one property is seen in a third of the
- * time that its name takes, which the calls that only queue would feel.
+ * Returns the stream of options that have no other property. Counting the properties takes a third of
+ * the time of checking their names, which matters in calls that only queue.
  *
  * @throws TypeError as checkOptions
  */

@@ -20,7 +20,7 @@ export interface RunningWork {
   readonly isComplete: boolean;
 }
 
-/** A context, as far as its work is concerned: what stands below contexts knows no more of them. */
+/** The part of a context that files below contexts need. */
 export interface TrackedContext {
   readonly workTracker: WorkTracker;
 }

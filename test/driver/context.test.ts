@@ -60,7 +60,7 @@ test('limits are read and set by name', () => {
   const context = Context.primary();
   assert.ok(context.setLimit('stackSize', 4096) >= 4096);
   assert.ok(context.limit('stackSize') >= 4096);
-  assert.throws(() => context.limit('stack' as never), /no limit 'stack'; known: stackSize/);
+  assert.throws(() => context.limit('stack' as never), /unknown limit 'stack'; known: stackSize/);
   assert.throws(() => context.setLimit('stackSize', -1), RangeError);
 });
 

@@ -128,7 +128,7 @@ test('is initialised once for its context, and cannot be changed any more', () =
   assert.equal(manager.context, context);
   assert.throws(() => setMemoryManager(DriverMemoryManager), {
     name: 'CuffiError',
-    message: /before the first context is made/,
+    message: /before the first context exists/,
   });
 });
 

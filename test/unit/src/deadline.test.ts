@@ -323,7 +323,7 @@ const cases: Readonly<Record<string, Case>> = {
   },
 };
 
-describe('a wait that has settled leaves no timer and no listener', () => {
+describe('a settled wait leaves no timer and no listener', () => {
   for (const [call, each] of Object.entries(cases))
     test(call, async () => {
       for (const how of ['end', 'fail', 'abort', 'timeout', 'aborted before'] as const)
@@ -338,7 +338,7 @@ describe('withDeadline', () => {
   };
   const later = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, 20));
 
-  test('rejects with what is thrown at once, and nothing of it is left', async () => {
+  test('the promise rejects with what start throws, and no timer or listener is left', async () => {
     const { controller, options } = limits();
     const before = timers();
     const error = new Error('at once');
@@ -352,7 +352,7 @@ describe('withDeadline', () => {
     await later();
   });
 
-  test('settles at once where what it guards does, and nothing of it is left', async () => {
+  test('the promise settles at once if start does, and no timer or listener is left', async () => {
     for (const how of ['resolve', 'reject'] as const) {
       const { controller, options } = limits();
       const before = timers();
@@ -372,7 +372,7 @@ describe('withDeadline', () => {
     }
   });
 
-  test('hears of a signal that is aborted while the wait begins', async () => {
+  test('a signal that is aborted during start rejects the promise', async () => {
     const { controller, options } = limits();
     let cancelled = 0;
     const waiting = withDeadline({ ...options, timeoutMs: 60_000 }, 'this', () => {
@@ -387,7 +387,7 @@ describe('withDeadline', () => {
   });
 });
 
-describe('what fails at once does not fail again when its time is over, or it is aborted', () => {
+describe('a call that fails at once does not fail again at its timeout or abort', () => {
   /** Where the other end is gone, and a value is left to be received. */
   async function endedPeer(): Promise<Stranger> {
     const stranger = new Stranger();
@@ -410,7 +410,7 @@ describe('what fails at once does not fail again when its time is over, or it is
     return error;
   };
 
-  test('peer.open of a peer that has ended', async () => {
+  test('peer.open() of a peer that has ended', async () => {
     using stranger = await endedPeer();
     using buffer = DeviceBuffer.allocate(64);
     const descriptor = getIpcHandle(buffer);
@@ -419,7 +419,7 @@ describe('what fails at once does not fail again when its time is over, or it is
     assert.ok(error instanceof Error);
   });
 
-  test('peer.open while too many descriptors wait to be confirmed', async () => {
+  test('peer.open() while too many descriptors wait for confirmation', async () => {
     using stranger = new Stranger();
     using buffer = DeviceBuffer.allocate(64);
     const descriptor = getIpcHandle(buffer);
@@ -434,7 +434,7 @@ describe('what fails at once does not fail again when its time is over, or it is
     assert.equal(timers(), before - 1024);
   });
 
-  test('peer.receive while a graph is captured', async () => {
+  test('peer.receive() while a graph is captured', async () => {
     using pair = peerPair();
     using stream = Stream.create({ nonBlocking: true });
     let waiting: Promise<Error> | undefined;
@@ -445,7 +445,7 @@ describe('what fails at once does not fail again when its time is over, or it is
     assert.equal(graph.closed, false);
   });
 
-  test('a value whose getter aborts the signal goes out, and how that ends is nobody’s', async () => {
+  test('a value whose getter aborts the signal is sent, and its result is dropped', async () => {
     using pair = peerPair();
     const controller = new AbortController();
     const value = {

@@ -46,7 +46,7 @@ describe('Dtype', () => {
     [complex128, 'complex128', 16, '<c16', [5, 128], Float64Array],
   ] as const;
 
-  test('each dtype is written as NumPy and DLPack write it, and held by its typed array', () => {
+  test('each dtype has the notation of NumPy and DLPack, and its typed array', () => {
     for (const [dtype, name, itemsize, typestr, [code, bits], array] of table) {
       assert.equal(dtype.name, name);
       assert.equal(dtype.itemsize, itemsize, name);
@@ -62,7 +62,7 @@ describe('Dtype', () => {
     assert.equal(defaultDtype, float64);
   });
 
-  test('raw bytes have their itemsize, and are a vector for DLPack as long as that has room', () => {
+  test('raw bytes have their itemsize, and are a vector in DLPack up to its limit', () => {
     const record = Dtype.bytes(12);
     const { name, itemsize, typestr, TypedArray, elementsPerItem, isRaw } = record;
     assert.deepEqual(
@@ -121,7 +121,7 @@ describe('Dtype', () => {
 });
 
 describe('dtype', () => {
-  test('every dtype is found by its name, its typestr, its DLPack type and as itself', () => {
+  test('dtype() finds every dtype by its name, its typestr, its DLPack type and as itself', () => {
     assert.equal(dtypes.length, 15);
     for (const each of [...dtypes, Dtype.bytes(12), Dtype.bytes(65_535)]) {
       assert.equal(dtype(each), each);
@@ -131,7 +131,7 @@ describe('dtype', () => {
     }
   });
 
-  test('a typestr may say the native byte order, or none', () => {
+  test('a typestr may have the native byte order, or none', () => {
     for (const typestr of ['<f4', '=f4', '|f4', 'f4']) assert.equal(dtype(typestr), float32);
     for (const typestr of ['|u1', '<u1', '=u1', '>u1', 'u1']) assert.equal(dtype(typestr), uint8);
     for (const typestr of ['|b1', 'b1', '>b1']) assert.equal(dtype(typestr), bool);
@@ -144,7 +144,7 @@ describe('dtype', () => {
     for (const typestr of ['|V2', '=V2', '>V2', 'V2']) assert.equal(dtype(typestr).name, 'V2');
   });
 
-  test('big-endian items are refused with what to do', () => {
+  test('big-endian items are rejected with a hint', () => {
     assert.throws(() => dtype('>f4'), {
       name: 'TypeError',
       message: "'>f4' is big-endian, and GPUs are little-endian: swap the bytes, and use '<f4'",
@@ -153,14 +153,14 @@ describe('dtype', () => {
       assert.throws(() => dtype(typestr), TypeError);
   });
 
-  test('fields are refused with what to do', () => {
+  test('fields are rejected with a hint', () => {
     const message =
       "a dtype with fields is not supported: use raw bytes, e.g. 'V12' for items of 12 bytes";
     for (const fields of ['i4,f4', [['x', '<i4']], []])
       assert.throws(() => dtype(fields as never), { name: 'TypeError', message });
   });
 
-  test('what is no dtype is refused, and the known ones are named', () => {
+  test('an unknown dtype is rejected, and the error lists the known ones', () => {
     assert.throws(() => dtype('float8'), {
       name: 'TypeError',
       message: /^there is no dtype "float8"; known: bool, int8, .*complex128, V<itemsize>, and/,
@@ -174,7 +174,7 @@ describe('dtype', () => {
       assert.throws(() => dtype(wrong as never), { name: 'TypeError', message: /must be a name/ });
   });
 
-  test('a typed array has a dtype, and nothing else has', () => {
+  test('only typed arrays have a dtype', () => {
     for (const each of dtypes) {
       const found = dtypeOf(new each.TypedArray(1));
       assert.equal(found.TypedArray, each.TypedArray);
@@ -200,14 +200,16 @@ describe('dtype', () => {
     readonly Float16Array?: new (length: number) => NativeFloat16Array;
   };
 
-  test('a native Float16Array is of float16', { skip: !Native && 'Node has none yet' }, () => {
+  test('a native Float16Array has the dtype float16', {
+    skip: !Native && 'Node has none yet',
+  }, () => {
     const array = new (Native as NonNullable<typeof Native>)(1);
     assert.equal(dtypeOf(array), float16);
     assert.ok(float16.accepts(array));
     assert.ok(!bfloat16.accepts(array));
   });
 
-  test('an array that calls itself another kind is of what it is', () => {
+  test('an array that claims another kind has the dtype of its real kind', () => {
     class Named extends Uint16Array {
       override get [Symbol.toStringTag](): 'Uint16Array' {
         return 'Float32Array' as 'Uint16Array';
@@ -217,7 +219,7 @@ describe('dtype', () => {
     assert.ok(!float32.accepts(new Named(1)));
   });
 
-  test('vectors of DLPack are raw bytes, and types that cuffi lacks are refused', () => {
+  test('vectors of DLPack become raw bytes, and types that cuffi lacks are rejected', () => {
     assert.equal(dtypeFromDlpack({ code: 2, bits: 32, lanes: 4 }).name, 'V16');
     for (const [code, bits] of [
       [3, 64],

@@ -51,7 +51,7 @@ for (const { name, to, from, mantissaBits, bias } of formats) {
   };
 
   describe(name, () => {
-    test('every number of 16 bits is what the standard says, and comes back', () => {
+    test('every 16-bit number has the value of the standard, and converts back', () => {
       for (let bits = 0; bits < 0x8000; bits += 1) {
         const value = from(bits);
         if (bits > infinity) assert.ok(Number.isNaN(value) && Number.isNaN(from(bits | 0x8000)));
@@ -66,7 +66,7 @@ for (const { name, to, from, mantissaBits, bias } of formats) {
       assert.equal(to(Number.NaN), infinity | (1 << (mantissaBits - 1)));
     });
 
-    test('any number becomes the nearest, of two the even one', () => {
+    test('any number becomes the nearest 16-bit number, ties to even', () => {
       const check = (value: number): void => {
         assert.equal(to(value) & 0x7fff, nearest(value), String(value));
         assert.equal(to(value) >> 15, Number(value < 0 || Object.is(value, -0)), String(value));
@@ -111,7 +111,7 @@ for (const { name, to, from, mantissaBits, bias } of formats) {
       assert.deepEqual(to([]), new Uint16Array(0));
     });
 
-    test('anything but numbers is refused', () => {
+    test('anything but numbers is rejected', () => {
       for (const wrong of ['1', 1n, null, undefined, {}, ['1'], [1, undefined], [1n], Symbol('s')])
         assert.throws(() => to(wrong as never), TypeError);
       for (const wrong of ['1', 1n, null, undefined, [1], new Float32Array(1)])

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { type Release, Resource, Scope } from '../../../src/lifetime.ts';
 import { collectGarbage } from '../../support/process-state.ts';
 import { runProgram } from './emulate.ts';
@@ -17,349 +17,357 @@ class Thing extends Resource {
   }
 }
 
-test('is released once, however often it is closed', () => {
-  let released = 0;
-  const thing = new Thing(() => {
-    released += 1;
-  });
-  assert.equal(thing.closed, false);
-  thing.use();
-  thing.close();
-  thing.close();
-  thing[Symbol.dispose]();
-  assert.equal(thing.closed, true);
-  assert.equal(released, 1);
-  assert.throws(() => thing.use(), { name: 'ClosedError', message: 'this Thing is closed' });
-});
-
-test('copies and logs of it leave out how it ends, and who its neighbours are', () => {
-  const owner = new Scope();
-  const [, thing] = [new Thing(() => {}, owner), new Thing(() => {}, owner)];
-  assert.equal(JSON.stringify(thing), '{}');
-  assert.deepEqual(structuredClone(thing), {});
-});
-
-test('an object that knows how is asked to release, by the last that needs it, too', () => {
-  const order = {
-    released: 0,
-    release() {
-      this.released += 1;
-    },
-  };
-  new Thing(order).close();
-  assert.equal(order.released, 1);
-  const thing = new Thing(order);
-  const letGo = thing.addKeepalive();
-  thing.close();
-  assert.equal(order.released, 1);
-  letGo();
-  assert.equal(order.released, 2);
-});
-
-test('what is retained is released by the last that needs it, unless its owner is gone', () => {
-  const owner = new Scope();
-  let released = 0;
-  const make = (): Thing => new Thing(() => (released += 1), owner);
-  const thing = make();
-  const letGo = [thing.addKeepalive(), thing.addKeepalive()];
-  letGo.pop()?.();
-  thing.close();
-  assert.deepEqual([thing.closed, owner.size, released], [true, 0, 0]);
-  assert.throws(() => thing.addKeepalive(), { name: 'ClosedError' });
-  letGo.pop()?.();
-  assert.equal(released, 1);
-  const open = make();
-  open.addKeepalive()();
-  assert.equal(released, 1);
-  open.close();
-  assert.equal(released, 2);
-  const lost = make();
-  const last = lost.addKeepalive();
-  lost.close();
-  owner.discardAll('the context was reset');
-  last();
-  assert.equal(released, 2);
-});
-
-test('what is handed over belongs to another object, with the same owner', () => {
-  const owner = new Scope();
-  let released = 0;
-  const first = new Thing(() => (released += 1), owner);
-  const letGo = first.addKeepalive();
-  assert.throws(() => first.moved(), { name: 'CuffiError', message: /in use by a handle/ });
-  letGo();
-  const second = first.moved();
-  first.close();
-  assert.throws(() => first.use(), { message: 'this Thing is closed: it was moved' });
-  assert.deepEqual([first.closed, second.closed, owner.size, released], [true, false, 1, 0]);
-  owner.closeAll('the owner was closed');
-  assert.deepEqual([second.closed, released], [true, 1]);
-});
-
-test('a scope with using closes it, also when the scope throws', () => {
-  const released: string[] = [];
-  assert.throws(() => {
-    using _first = new Thing(() => released.push('first'));
-    using _second = new Thing(() => released.push('second'));
-    throw new Error('out');
-  }, /^Error: out$/);
-  assert.deepEqual(released, ['second', 'first']);
-});
-
-test('is closed even if its release fails, and the failure is told once', () => {
-  const thing = new Thing(() => {
-    throw new Error('busy');
-  });
-  assert.throws(() => thing.close(), /busy/);
-  assert.equal(thing.closed, true);
-  thing.close();
-});
-
-test('an owner closes the newest first, and forgets what was closed before', () => {
-  const owner = new Scope();
-  const released: number[] = [];
-  const things = [1, 2, 3, 4].map((n) => new Thing(() => released.push(n), owner));
-  assert.equal(owner.size, 4);
-  things[1]?.close();
-  assert.equal(owner.size, 3);
-  owner.closeAll('the owner was closed');
-  assert.deepEqual(released, [2, 4, 3, 1]);
-  assert.equal(owner.size, 0);
-  assert.throws(() => things[0]?.use(), { message: 'this Thing is closed: the owner was closed' });
-  assert.throws(() => things[1]?.use(), { message: 'this Thing is closed' });
-});
-
-test('one release that fails does not keep the others from theirs', () => {
-  const owner = new Scope();
-  const released: string[] = [];
-  const things = ['a', 'b', 'c'].map(
-    (name) =>
-      new Thing(() => {
-        if (name !== 'a') throw new Error(name);
-        released.push(name);
-      }, owner),
-  );
-  assert.throws(() => owner.closeAll('over'), /^Error: c$/);
-  assert.deepEqual(released, ['a']);
-  assert.ok(things.every((thing) => thing.closed));
-  assert.equal(owner.size, 0);
-});
-
-/** What a thing releases, by a reference that does not keep it. */
-function watched(owner?: Scope): { thing: Thing; release: WeakRef<object> } {
-  const release = { release() {} };
-  return { thing: new Thing(release, owner), release: new WeakRef(release) };
-}
-
-/** Asserts that nothing keeps what was made, and is not given back. */
-async function assertCollected(references: readonly WeakRef<object>[]): Promise<void> {
-  await collectGarbage();
-  assert.equal(references.filter((each) => each.deref() !== undefined).length, 0);
-}
-
-/** All orders of some numbers. */
-const orders = (numbers: readonly number[]): number[][] =>
-  numbers.length === 0
-    ? [[]]
-    : numbers.flatMap((first) =>
-        orders(numbers.filter((each) => each !== first)).map((rest) => [first, ...rest]),
-      );
-
-test('what was closed is not kept, whatever was opened before and after it, and stays open', async () => {
-  /** Makes four, and closes some of them in an order. */
-  const closeSome = (order: readonly number[]) => {
-    const owner = new Scope();
-    const made = [0, 1, 2, 3].map(() => watched(owner));
-    for (const at of order) made[at]?.thing.close();
-    return {
-      owner,
-      open: made.filter(({ thing }) => !thing.closed).map(({ thing }) => thing),
-      closed: order.map((at) => (made[at] as (typeof made)[0]).release),
-    };
-  };
-  const cases = orders([0, 1, 2, 3]).flatMap((order) =>
-    [1, 2, 3].map((count) => closeSome(order.slice(0, count))),
-  );
-  /** Without an owner only the guard, which is used again, could keep it. */
-  const closeAlone = (): WeakRef<object> => {
-    const { thing, release } = watched();
+describe('Resource and Scope', () => {
+  test('a resource is released once, however often it is closed', () => {
+    let released = 0;
+    const thing = new Thing(() => {
+      released += 1;
+    });
+    assert.equal(thing.closed, false);
+    thing.use();
     thing.close();
-    return release;
-  };
-  await assertCollected([closeAlone(), ...cases.flatMap(({ closed }) => closed)]);
-  for (const { owner, open } of cases) {
-    assert.equal(owner.size, open.length);
+    thing.close();
+    thing[Symbol.dispose]();
+    assert.equal(thing.closed, true);
+    assert.equal(released, 1);
+    assert.throws(() => thing.use(), { name: 'ClosedError', message: 'this Thing is closed' });
+  });
+
+  test('copies and JSON of a resource contain neither its state nor its token', () => {
+    const owner = new Scope();
+    const [, thing] = [new Thing(() => {}, owner), new Thing(() => {}, owner)];
+    assert.equal(JSON.stringify(thing), '{}');
+    assert.deepEqual(structuredClone(thing), {});
+  });
+
+  test('a release may be an object, which the last keepalive calls, too', () => {
+    const order = {
+      released: 0,
+      release() {
+        this.released += 1;
+      },
+    };
+    new Thing(order).close();
+    assert.equal(order.released, 1);
+    const thing = new Thing(order);
+    const letGo = thing.addKeepalive();
+    thing.close();
+    assert.equal(order.released, 1);
+    letGo();
+    assert.equal(order.released, 2);
+  });
+
+  test('the last keepalive releases a closed resource, unless its owner was reset', () => {
+    const owner = new Scope();
+    let released = 0;
+    const make = (): Thing => new Thing(() => (released += 1), owner);
+    const thing = make();
+    const letGo = [thing.addKeepalive(), thing.addKeepalive()];
+    letGo.pop()?.();
+    thing.close();
+    assert.deepEqual([thing.closed, owner.size, released], [true, 0, 0]);
+    assert.throws(() => thing.addKeepalive(), { name: 'ClosedError' });
+    letGo.pop()?.();
+    assert.equal(released, 1);
+    const open = make();
+    open.addKeepalive()();
+    assert.equal(released, 1);
+    open.close();
+    assert.equal(released, 2);
+    const lost = make();
+    const last = lost.addKeepalive();
+    lost.close();
+    owner.discardAll('the context was reset');
+    last();
+    assert.equal(released, 2);
+  });
+
+  test('a transferred resource belongs to another object, with the same owner', () => {
+    const owner = new Scope();
+    let released = 0;
+    const first = new Thing(() => (released += 1), owner);
+    const letGo = first.addKeepalive();
+    assert.throws(() => first.moved(), { name: 'CuffiError', message: /in use by a handle/ });
+    letGo();
+    const second = first.moved();
+    first.close();
+    assert.throws(() => first.use(), { message: 'this Thing is closed: it was moved' });
+    assert.deepEqual([first.closed, second.closed, owner.size, released], [true, false, 1, 0]);
     owner.closeAll('the owner was closed');
-    assert.ok(open.every((thing) => thing.closed));
+    assert.deepEqual([second.closed, released], [true, 1]);
+  });
+
+  test('a using scope closes a resource, even if the scope throws', () => {
+    const released: string[] = [];
+    assert.throws(() => {
+      using _first = new Thing(() => released.push('first'));
+      using _second = new Thing(() => released.push('second'));
+      throw new Error('out');
+    }, /^Error: out$/);
+    assert.deepEqual(released, ['second', 'first']);
+  });
+
+  test('a resource is closed even if its release fails, and the error is thrown once', () => {
+    const thing = new Thing(() => {
+      throw new Error('busy');
+    });
+    assert.throws(() => thing.close(), /busy/);
+    assert.equal(thing.closed, true);
+    thing.close();
+  });
+
+  test('a scope closes the newest first, and forgets what was closed before', () => {
+    const owner = new Scope();
+    const released: number[] = [];
+    const things = [1, 2, 3, 4].map((n) => new Thing(() => released.push(n), owner));
+    assert.equal(owner.size, 4);
+    things[1]?.close();
+    assert.equal(owner.size, 3);
+    owner.closeAll('the owner was closed');
+    assert.deepEqual(released, [2, 4, 3, 1]);
     assert.equal(owner.size, 0);
-  }
-});
+    assert.throws(() => things[0]?.use(), {
+      message: 'this Thing is closed: the owner was closed',
+    });
+    assert.throws(() => things[1]?.use(), { message: 'this Thing is closed' });
+  });
 
-test('what is open is closed newest first, whatever was closed between', () => {
-  for (const order of orders([0, 1, 2, 3]))
-    for (let count = 0; count < 4; count += 1) {
+  test('a release that fails does not stop the others', () => {
+    const owner = new Scope();
+    const released: string[] = [];
+    const things = ['a', 'b', 'c'].map(
+      (name) =>
+        new Thing(() => {
+          if (name !== 'a') throw new Error(name);
+          released.push(name);
+        }, owner),
+    );
+    assert.throws(() => owner.closeAll('over'), /^Error: c$/);
+    assert.deepEqual(released, ['a']);
+    assert.ok(things.every((thing) => thing.closed));
+    assert.equal(owner.size, 0);
+  });
+
+  /** What a thing releases, by a reference that does not keep it. */
+  function watched(owner?: Scope): { thing: Thing; release: WeakRef<object> } {
+    const release = { release() {} };
+    return { thing: new Thing(release, owner), release: new WeakRef(release) };
+  }
+
+  /** Asserts that nothing keeps what was made, and is not given back. */
+  async function assertCollected(references: readonly WeakRef<object>[]): Promise<void> {
+    await collectGarbage();
+    assert.equal(references.filter((each) => each.deref() !== undefined).length, 0);
+  }
+
+  /** All orders of some numbers. */
+  const orders = (numbers: readonly number[]): number[][] =>
+    numbers.length === 0
+      ? [[]]
+      : numbers.flatMap((first) =>
+          orders(numbers.filter((each) => each !== first)).map((rest) => [first, ...rest]),
+        );
+
+  test('a closed resource is not kept, whatever else stays open in its scope', async () => {
+    /** Makes four, and closes some of them in an order. */
+    const closeSome = (order: readonly number[]) => {
       const owner = new Scope();
-      const released: number[] = [];
-      const things = [0, 1, 2, 3].map((n) => new Thing(() => released.push(n), owner));
-      for (const at of order.slice(0, count)) things[at]?.close();
-      released.length = 0;
-      new Thing(() => released.push(4), owner);
-      owner.closeAll('over');
-      assert.deepEqual(released, [4, ...order.slice(count).sort().reverse()], `${order} ${count}`);
+      const made = [0, 1, 2, 3].map(() => watched(owner));
+      for (const at of order) made[at]?.thing.close();
+      return {
+        owner,
+        open: made.filter(({ thing }) => !thing.closed).map(({ thing }) => thing),
+        closed: order.map((at) => (made[at] as (typeof made)[0]).release),
+      };
+    };
+    const cases = orders([0, 1, 2, 3]).flatMap((order) =>
+      [1, 2, 3].map((count) => closeSome(order.slice(0, count))),
+    );
+    /** Without an owner only the guard, which is used again, could keep it. */
+    const closeAlone = (): WeakRef<object> => {
+      const { thing, release } = watched();
+      thing.close();
+      return release;
+    };
+    await assertCollected([closeAlone(), ...cases.flatMap(({ closed }) => closed)]);
+    for (const { owner, open } of cases) {
+      assert.equal(owner.size, open.length);
+      owner.closeAll('the owner was closed');
+      assert.ok(open.every((thing) => thing.closed));
+      assert.equal(owner.size, 0);
     }
-});
+  });
 
-test('one of many that were closed, or are gone with their owner, does not keep its neighbours', async () => {
-  const owner = new Scope();
-  const makeClosed = () => {
-    const made = Array.from({ length: 3 }, () => watched(owner));
-    for (const at of [1, 0, 2]) made[at]?.thing.close();
-    const [middle] = made.splice(1, 1);
-    return { closed: middle?.thing as Thing, besides: made.map(({ release }) => release) };
-  };
-  const make = () => {
-    const made = Array.from({ length: 5 }, () => watched(owner));
-    const [middle] = made.splice(2, 1);
-    return { kept: middle?.thing as Thing, others: made.map(({ release }) => release) };
-  };
-  const { closed, besides } = makeClosed();
-  const { kept, others } = make();
-  owner.discardAll('its context was reset');
-  await assertCollected([...besides, ...others]);
-  assert.ok(closed.closed && kept.closed);
-});
+  test('a scope closes its open resources newest first, whatever was closed between them', () => {
+    for (const order of orders([0, 1, 2, 3]))
+      for (let count = 0; count < 4; count += 1) {
+        const owner = new Scope();
+        const released: number[] = [];
+        const things = [0, 1, 2, 3].map((n) => new Thing(() => released.push(n), owner));
+        for (const at of order.slice(0, count)) things[at]?.close();
+        released.length = 0;
+        new Thing(() => released.push(4), owner);
+        owner.closeAll('over');
+        assert.deepEqual(
+          released,
+          [4, ...order.slice(count).sort().reverse()],
+          `${order} ${count}`,
+        );
+      }
+  });
 
-test('a set within another is listed there while something in it is open, once', () => {
-  const outer = new Scope();
-  const inner = new Scope(outer, true);
-  const released: string[] = [];
-  assert.equal(outer.size, 0);
-  for (let round = 0; round < 3; round += 1) {
-    const [a, b] = [new Thing(() => {}, inner), new Thing(() => {}, inner)];
-    assert.equal(outer.size, 1);
-    b.close();
-    assert.equal(outer.size, 1);
-    a.close();
+  test('one of many closed or discarded resources does not keep its neighbors', async () => {
+    const owner = new Scope();
+    const makeClosed = () => {
+      const made = Array.from({ length: 3 }, () => watched(owner));
+      for (const at of [1, 0, 2]) made[at]?.thing.close();
+      const [middle] = made.splice(1, 1);
+      return { closed: middle?.thing as Thing, besides: made.map(({ release }) => release) };
+    };
+    const make = () => {
+      const made = Array.from({ length: 5 }, () => watched(owner));
+      const [middle] = made.splice(2, 1);
+      return { kept: middle?.thing as Thing, others: made.map(({ release }) => release) };
+    };
+    const { closed, besides } = makeClosed();
+    const { kept, others } = make();
+    owner.discardAll('its context was reset');
+    await assertCollected([...besides, ...others]);
+    assert.ok(closed.closed && kept.closed);
+  });
+
+  test('a scope is listed in its parent once, while something in it is open', () => {
+    const outer = new Scope();
+    const inner = new Scope(outer, true);
+    const released: string[] = [];
     assert.equal(outer.size, 0);
-  }
-  const first = new Thing(() => released.push('first'), outer);
-  const within = new Thing(() => released.push('within'), inner);
-  const last = new Thing(() => released.push('last'), outer);
-  outer.closeAll('the owner was closed');
-  assert.deepEqual(released, ['last', 'within', 'first']);
-  assert.ok([first, within, last].every((thing) => thing.closed));
-  assert.throws(() => within.use(), { message: 'this Thing is closed: the owner was closed' });
-  assert.deepEqual([outer.size, inner.size], [0, 0]);
-  // Not listed: its own owner closes what is in it.
-  const apart = new Scope(outer);
-  new Thing(() => released.push('apart'), apart);
-  assert.equal(outer.size, 0);
-});
-
-test('what is gone with its owner is marked, not released', () => {
-  const owner = new Scope();
-  const thing = new Thing(() => assert.fail('released'), owner);
-  owner.discardAll('its context was reset');
-  thing.close();
-  assert.throws(() => thing.use(), { message: 'this Thing is closed: its context was reset' });
-});
-
-test('a borrowed thing is forgotten: closing it releases nothing', () => {
-  const owner = new Scope();
-  const thing = new Thing(undefined, owner);
-  thing.close();
-  assert.equal(owner.size, 0);
-  assert.throws(() => thing.use(), { name: 'ClosedError' });
-});
-
-const leak = (mode: string, env: NodeJS.ProcessEnv = {}) =>
-  runProgram(new URL('./fixtures/leak.ts', import.meta.url), [mode], env, [
-    '--expose-gc',
-    '--enable-source-maps',
-  ]);
-
-test('what is dropped is released on the main thread, with one warning', () => {
-  const { code, stdout } = leak('dropped');
-  const { warnings, ...left } = JSON.parse(stdout);
-  assert.deepEqual(left, { open: 0, resources: 0, currentContext: 0 });
-  assert.equal(warnings.length, 1);
-  assert.equal(warnings[0].code, 'CUFFI_LEAK');
-  // Which is found first is the collector's choice.
-  assert.match(
-    warnings[0].message,
-    /^a (DeviceBuffer|Stream|CudaEvent) was garbage collected without close\(\)$/,
-  );
-  assert.equal(warnings[0].detail, 'CUFFI_TRACE=1 shows where each was opened.');
-  assert.equal(code, 0);
-});
-
-test('with CUFFI_TRACE=1 every leak is told with the place where it was opened', () => {
-  const { code, stdout } = leak('dropped', { CUFFI_TRACE: '1' });
-  const { warnings } = JSON.parse(stdout) as { warnings: { detail: string }[] };
-  assert.equal(warnings.length, 6);
-  for (const { detail } of warnings) assert.match(detail, /fixtures\/leak\.ts/);
-  assert.equal(code, 0);
-});
-
-test('with CUFFI_TRACE=1 a closed object says where it was opened', () => {
-  const { stdout } = leak('closed', { CUFFI_TRACE: '1' });
-  assert.match(stdout, /this DeviceBuffer is closed\nopened at\n.*fixtures\/leak\.ts/s);
-});
-
-test('what was closed is not told again when it is collected', () => {
-  const { code, stdout } = leak('kept');
-  assert.deepEqual(JSON.parse(stdout), {
-    warnings: [],
-    open: 0,
-    resources: 0,
-    currentContext: 0,
+    for (let round = 0; round < 3; round += 1) {
+      const [a, b] = [new Thing(() => {}, inner), new Thing(() => {}, inner)];
+      assert.equal(outer.size, 1);
+      b.close();
+      assert.equal(outer.size, 1);
+      a.close();
+      assert.equal(outer.size, 0);
+    }
+    const first = new Thing(() => released.push('first'), outer);
+    const within = new Thing(() => released.push('within'), inner);
+    const last = new Thing(() => released.push('last'), outer);
+    outer.closeAll('the owner was closed');
+    assert.deepEqual(released, ['last', 'within', 'first']);
+    assert.ok([first, within, last].every((thing) => thing.closed));
+    assert.throws(() => within.use(), { message: 'this Thing is closed: the owner was closed' });
+    assert.deepEqual([outer.size, inner.size], [0, 0]);
+    // Not listed: its own owner closes what is in it.
+    const apart = new Scope(outer);
+    new Thing(() => released.push('apart'), apart);
+    assert.equal(outer.size, 0);
   });
-  assert.equal(code, 0);
-});
 
-test('views and borrowed objects that are dropped leave nothing behind, and need no warning', () => {
-  const { stdout } = leak('borrowed');
-  assert.deepEqual(JSON.parse(stdout), {
-    warnings: [],
-    open: 0,
-    resources: 0,
-    currentContext: 0,
+  test('discardAll() marks resources as closed, and releases nothing', () => {
+    const owner = new Scope();
+    const thing = new Thing(() => assert.fail('released'), owner);
+    owner.discardAll('its context was reset');
+    thing.close();
+    assert.throws(() => thing.use(), { message: 'this Thing is closed: its context was reset' });
   });
-});
 
-test('a release that fails behind a collected object is a warning, not the end of the process', () => {
-  const { code, stdout, stderr } = leak('failing');
-  assert.equal(code, 0, stderr);
-  const { warnings } = JSON.parse(stdout) as { warnings: { code: string; message: string }[] };
-  assert.deepEqual(
-    warnings.map((warning) => warning.code),
-    ['CUFFI_LEAK', 'CUFFI_RELEASE'],
-  );
-  assert.match(String(warnings[1]?.message), /cuMemFree_v2 failed/);
-});
+  test('a borrowed resource is forgotten: closing it releases nothing', () => {
+    const owner = new Scope();
+    const thing = new Thing(undefined, owner);
+    thing.close();
+    assert.equal(owner.size, 0);
+    assert.throws(() => thing.use(), { name: 'ClosedError' });
+  });
 
-test('what somebody needs is closed at once, and released by the last who lets it go', () => {
-  const owner = new Scope();
-  let released = 0;
-  const thing = new Thing(() => {
-    released += 1;
-  }, owner);
-  const [first, second] = [thing.addKeepalive('process 1'), thing.addKeepalive('process 2')];
-  assert.deepEqual(thing.keepaliveNames, ['process 1', 'process 2']);
-  first();
-  thing.invalidate('process 3 has revoked it');
-  assert.throws(() => thing.use(), { message: 'this Thing is closed: process 3 has revoked it' });
-  assert.equal(owner.size, 0);
-  first();
-  assert.equal(released, 0);
-  second();
-  second();
-  assert.equal(released, 1);
-  assert.throws(() => thing.addKeepalive(), { name: 'ClosedError' });
-  // What is gone with its context is not released again.
-  const gone = new Thing(() => assert.fail('released'), owner);
-  const letGo = gone.addKeepalive();
-  gone.close();
-  owner.discardAll('its context was reset');
-  letGo();
+  const leak = (mode: string, env: NodeJS.ProcessEnv = {}) =>
+    runProgram(new URL('./fixtures/leak.ts', import.meta.url), [mode], env, [
+      '--expose-gc',
+      '--enable-source-maps',
+    ]);
+
+  test('resources that are dropped are released on the main thread, with one warning', () => {
+    const { code, stdout } = leak('dropped');
+    const { warnings, ...left } = JSON.parse(stdout);
+    assert.deepEqual(left, { open: 0, resources: 0, currentContext: 0 });
+    assert.equal(warnings.length, 1);
+    assert.equal(warnings[0].code, 'CUFFI_LEAK');
+    // Which is found first is the collector's choice.
+    assert.match(
+      warnings[0].message,
+      /^a (DeviceBuffer|Stream|CudaEvent) was garbage collected without close\(\)$/,
+    );
+    assert.equal(warnings[0].detail, 'CUFFI_TRACE=1 shows where each was opened.');
+    assert.equal(code, 0);
+  });
+
+  test('with CUFFI_TRACE=1 every leak has a warning with the place where it was opened', () => {
+    const { code, stdout } = leak('dropped', { CUFFI_TRACE: '1' });
+    const { warnings } = JSON.parse(stdout) as { warnings: { detail: string }[] };
+    assert.equal(warnings.length, 6);
+    for (const { detail } of warnings) assert.match(detail, /fixtures\/leak\.ts/);
+    assert.equal(code, 0);
+  });
+
+  test('with CUFFI_TRACE=1 the ClosedError says where the object was opened', () => {
+    const { stdout } = leak('closed', { CUFFI_TRACE: '1' });
+    assert.match(stdout, /this DeviceBuffer is closed\nopened at\n.*fixtures\/leak\.ts/s);
+  });
+
+  test('a closed resource causes no warning when it is collected', () => {
+    const { code, stdout } = leak('kept');
+    assert.deepEqual(JSON.parse(stdout), {
+      warnings: [],
+      open: 0,
+      resources: 0,
+      currentContext: 0,
+    });
+    assert.equal(code, 0);
+  });
+
+  test('views and borrowed objects that are dropped leave nothing behind, and cause no warning', () => {
+    const { stdout } = leak('borrowed');
+    assert.deepEqual(JSON.parse(stdout), {
+      warnings: [],
+      open: 0,
+      resources: 0,
+      currentContext: 0,
+    });
+  });
+
+  test('a release that fails after a collection is a warning, and does not end the process', () => {
+    const { code, stdout, stderr } = leak('failing');
+    assert.equal(code, 0, stderr);
+    const { warnings } = JSON.parse(stdout) as { warnings: { code: string; message: string }[] };
+    assert.deepEqual(
+      warnings.map((warning) => warning.code),
+      ['CUFFI_LEAK', 'CUFFI_RELEASE'],
+    );
+    assert.match(String(warnings[1]?.message), /cuMemFree_v2 failed/);
+  });
+
+  test('a resource with keepalives is closed at once, and released by the last of them', () => {
+    const owner = new Scope();
+    let released = 0;
+    const thing = new Thing(() => {
+      released += 1;
+    }, owner);
+    const [first, second] = [thing.addKeepalive('process 1'), thing.addKeepalive('process 2')];
+    assert.deepEqual(thing.keepaliveNames, ['process 1', 'process 2']);
+    first();
+    thing.invalidate('process 3 has revoked it');
+    assert.throws(() => thing.use(), { message: 'this Thing is closed: process 3 has revoked it' });
+    assert.equal(owner.size, 0);
+    first();
+    assert.equal(released, 0);
+    second();
+    second();
+    assert.equal(released, 1);
+    assert.throws(() => thing.addKeepalive(), { name: 'ClosedError' });
+    // What is gone with its context is not released again.
+    const gone = new Thing(() => assert.fail('released'), owner);
+    const letGo = gone.addKeepalive();
+    gone.close();
+    owner.discardAll('its context was reset');
+    letGo();
+  });
 });

@@ -1,6 +1,6 @@
 /** What is given to public calls, and answers differently the second time: each is read once. */
 import assert from 'node:assert/strict';
-import { before, test } from 'node:test';
+import { before, describe, test } from 'node:test';
 import { arena } from '../../../ffi/arena.ts';
 import { selectDriver } from '../../../ffi/driver.ts';
 import { emulatedKernels } from '../../../ffi/emulated-kernels.ts';
@@ -217,87 +217,89 @@ const calls: Readonly<Record<string, (context: cuda.Context) => unknown>> = {
   },
 };
 
-for (const [call, use] of Object.entries(calls))
-  test(`${call}: what is given is read once`, async () => {
-    await use(cuda.Context.primary());
+describe('the arguments of public calls', () => {
+  for (const [call, use] of Object.entries(calls))
+    test(`${call} reads its arguments once`, async () => {
+      await use(cuda.Context.primary());
+    });
+
+  test('file descriptors from a getter are read once, and no other number is closed', () => {
+    const [mine, another] = [createMemfd('mine', 1), createMemfd('of somebody else', 1)];
+    let reads = 0;
+    const options = {
+      get fds() {
+        reads += 1;
+        return reads === 1 ? [mine] : [another];
+      },
+    };
+    assert.throws(() => ipc.openIpc({}, options), { name: 'IpcError' });
+    assert.deepEqual([isOpenFd(mine), isOpenFd(another)], [false, true]);
+    closeFd(another);
   });
 
-test('file descriptors that answer differently the second time are closed by nobody else', () => {
-  const [mine, another] = [createMemfd('mine', 1), createMemfd('of somebody else', 1)];
-  let reads = 0;
-  const options = {
-    get fds() {
-      reads += 1;
-      return reads === 1 ? [mine] : [another];
-    },
-  };
-  assert.throws(() => ipc.openIpc({}, options), { name: 'IpcError' });
-  assert.deepEqual([isOpenFd(mine), isOpenFd(another)], [false, true]);
-  closeFd(another);
-});
+  test('a handle whose options open or close it is opened once, or not at all', () => {
+    const array = cuda.deviceArray([4], cuda.float32);
+    const sameProcess = 'alias' as const;
+    const handle = ipc.getIpcHandle(array);
+    let first: { readonly closed: boolean } | undefined;
+    const opening = {
+      get sameProcess() {
+        first = handle.open({ sameProcess: 'alias' });
+        return sameProcess;
+      },
+    };
+    assert.throws(() => handle.open(opening), { name: 'IpcError', message: /already open/ });
+    handle.close();
+    assert.equal(first?.closed, true);
+    const another = ipc.getIpcHandle(array);
+    const closing = {
+      get sameProcess() {
+        another.close();
+        return sameProcess;
+      },
+    };
+    assert.throws(() => another.open(closing), { name: 'ClosedError' });
+    closeAll(array);
+  });
 
-test('a handle whose options open or close it is opened once, or not at all', () => {
-  const array = cuda.deviceArray([4], cuda.float32);
-  const sameProcess = 'alias' as const;
-  const handle = ipc.getIpcHandle(array);
-  let first: { readonly closed: boolean } | undefined;
-  const opening = {
-    get sameProcess() {
-      first = handle.open({ sameProcess: 'alias' });
-      return sameProcess;
-    },
-  };
-  assert.throws(() => handle.open(opening), { name: 'IpcError', message: /already open/ });
-  handle.close();
-  assert.equal(first?.closed, true);
-  const another = ipc.getIpcHandle(array);
-  const closing = {
-    get sameProcess() {
-      another.close();
-      return sameProcess;
-    },
-  };
-  assert.throws(() => another.open(closing), { name: 'ClosedError' });
-  closeAll(array);
-});
-
-test('memory of a resource of the caller’s own is looked at before it is used', () => {
-  const context = cuda.Context.primary();
-  const small = cuda.DeviceBuffer.allocate(8);
-  const closed = cuda.DeviceBuffer.allocate(64);
-  closed.close();
-  for (const [answer, error] of [
-    [
-      undefined,
-      { name: 'TypeError', message: /what memory.allocate returns must be a DeviceBuffer/ },
-    ],
-    [{ address: 4096, byteLength: 64 }, { name: 'TypeError' }],
-    [closed, { name: 'TypeError', message: /an open buffer/ }],
-    [small, { name: 'RangeError', message: /at least 64 bytes, not 8/ }],
-  ] as const) {
-    const memory = { context, allocate: () => answer } as unknown as cuda.MemoryResource;
-    assert.throws(() => cuda.DeviceBuffer.allocate(64, { memory }), error);
-    assert.throws(() => cuda.deviceArray([16], cuda.float32, { memory }), error);
-  }
-  small.close();
-});
-
-test('a typed array that tells another length is copied as far as it reaches', async () => {
-  class Long extends Float32Array {
-    override get length(): number {
-      return 1000;
+  test("memory of the caller's own resource is checked before use", () => {
+    const context = cuda.Context.primary();
+    const small = cuda.DeviceBuffer.allocate(8);
+    const closed = cuda.DeviceBuffer.allocate(64);
+    closed.close();
+    for (const [answer, error] of [
+      [
+        undefined,
+        { name: 'TypeError', message: /what memory.allocate returns must be a DeviceBuffer/ },
+      ],
+      [{ address: 4096, byteLength: 64 }, { name: 'TypeError' }],
+      [closed, { name: 'TypeError', message: /an open buffer/ }],
+      [small, { name: 'RangeError', message: /at least 64 bytes, not 8/ }],
+    ] as const) {
+      const memory = { context, allocate: () => answer } as unknown as cuda.MemoryResource;
+      assert.throws(() => cuda.DeviceBuffer.allocate(64, { memory }), error);
+      assert.throws(() => cuda.deviceArray([16], cuda.float32, { memory }), error);
     }
-    override get byteLength(): number {
-      return 4000;
+    small.close();
+  });
+
+  test('a typed array that claims another length is copied with its real length', async () => {
+    class Long extends Float32Array {
+      override get length(): number {
+        return 1000;
+      }
+      override get byteLength(): number {
+        return 4000;
+      }
     }
-  }
-  const array = cuda.deviceArray([1000], cuda.float32);
-  const refused = { name: 'RangeError', message: /has 2 elements/ };
-  await assert.rejects(array.copyFrom(new Long(2)), refused);
-  await assert.rejects(array.copyToHost(new Long(2)), refused);
-  assert.throws(() => cuda.toNested(new Long(2), [1000]), refused);
-  assert.deepEqual(cuda.toDeviceSync(new Long(2)).shape, [2]);
-  const buffer = cuda.DeviceBuffer.allocate(64);
-  await buffer.copyFrom(new Long(2));
-  closeAll(array, buffer);
+    const array = cuda.deviceArray([1000], cuda.float32);
+    const refused = { name: 'RangeError', message: /has 2 elements/ };
+    await assert.rejects(array.copyFrom(new Long(2)), refused);
+    await assert.rejects(array.copyToHost(new Long(2)), refused);
+    assert.throws(() => cuda.toNested(new Long(2), [1000]), refused);
+    assert.deepEqual(cuda.toDeviceSync(new Long(2)).shape, [2]);
+    const buffer = cuda.DeviceBuffer.allocate(64);
+    await buffer.copyFrom(new Long(2));
+    closeAll(array, buffer);
+  });
 });

@@ -45,7 +45,7 @@ describe('ReleaseQueue', () => {
     return { state, queue, submit, early };
   }
 
-  test('releases at once while nothing can make it wait', () => {
+  test('a release runs at once if it cannot block', () => {
     const { state, queue, submit } = held();
     state.idle = true;
     submit('a');
@@ -53,7 +53,7 @@ describe('ReleaseQueue', () => {
     assert.equal(queue.size, 0);
   });
 
-  test('keeps what must wait, and releases it in order as soon as it may', async () => {
+  test('releases that may block are queued, and run in order when the context is idle', async () => {
     const { state, queue, submit } = held();
     submit('a');
     submit('b');
@@ -65,7 +65,7 @@ describe('ReleaseQueue', () => {
     assert.deepEqual(state.released, ['a', 'b']);
   });
 
-  test('nothing overtakes what waits', () => {
+  test('no release overtakes a pending one', () => {
     const { state, queue, submit } = held();
     submit('a');
     state.idle = true;
@@ -75,7 +75,7 @@ describe('ReleaseQueue', () => {
     assert.deepEqual(state.released, ['a', 'b']);
   });
 
-  test('flush resolves when everything was released, at once where nothing waits', async () => {
+  test('flush() resolves when everything is released, and at once if nothing is pending', async () => {
     const { state, queue, submit } = held();
     await queue.flush();
     submit('a');
@@ -90,7 +90,7 @@ describe('ReleaseQueue', () => {
     assert.deepEqual(state.released, ['a']);
   });
 
-  test('a release that fails later is a warning, and the others still happen', async () => {
+  test('a queued release that fails is a warning, and the others still run', async () => {
     const { state, queue, submit } = held();
     submit('a');
     queue.enqueue(() => {
@@ -105,7 +105,7 @@ describe('ReleaseQueue', () => {
     assert.match(warning.message, /no such memory/);
   });
 
-  test('the warning of a release that fails later has the code CUFFI_RELEASE', async () => {
+  test('the warning of a queued release that fails has the code CUFFI_RELEASE', async () => {
     const { state, queue } = held();
     queue.enqueue(() => {
       throw new Error('no such memory');
@@ -117,7 +117,7 @@ describe('ReleaseQueue', () => {
     assert.equal(warning.code, 'CUFFI_RELEASE');
   });
 
-  test('what was cleared is never released, and the queue works on', async () => {
+  test('cleared releases never run, and the queue goes on working', async () => {
     const { state, queue, submit } = held();
     submit('a');
     queue.clear();
@@ -128,7 +128,7 @@ describe('ReleaseQueue', () => {
     assert.deepEqual(state.released, ['b']);
   });
 
-  test('what was cleared counts no more, and is not looked through', () => {
+  test('cleared releases do not count, and are not drained', () => {
     const { state, queue, early } = held({ byteLength: 1000 });
     early('a', 999);
     queue.drainReady();
@@ -144,7 +144,7 @@ describe('ReleaseQueue', () => {
     assert.deepEqual(state.released, []);
   });
 
-  test('where a release has what waits forgotten, nothing of it is released any more', () => {
+  test('a release that clears the queue stops all pending releases', () => {
     for (const isIdle of [true, false]) {
       const { state, queue, submit } = held();
       queue.enqueue(() => queue.clear(), { mayBlock: false });
@@ -164,7 +164,7 @@ describe('ReleaseQueue', () => {
     }
   });
 
-  test('a release that has the queue looked through loses nothing, and nothing overtakes', () => {
+  test('a release that drains the queue loses no release, and none overtakes another', () => {
     const { state, queue, submit } = held();
     let inner: boolean | undefined;
     queue.enqueue(
@@ -197,7 +197,7 @@ describe('ReleaseQueue', () => {
     assert.deepEqual([queue.size, queue.byteLength], [0, 0]);
   });
 
-  test('the queue is looked through once for as much as the limits allow, not at each close', () => {
+  test('the queue is drained each time the limits are exceeded, not at each close', () => {
     for (const [limits, byteLength] of [
       [{ count: 10 }, 0],
       [{ count: 1000, byteLength: 1000 }, 100],
@@ -212,7 +212,7 @@ describe('ReleaseQueue', () => {
     }
   });
 
-  test('what is submitted by a release is not lost', async () => {
+  test('a release that is queued by another release is not lost', async () => {
     const { state, queue, submit } = held();
     queue.enqueue(() => {
       state.idle = false;
@@ -226,7 +226,7 @@ describe('ReleaseQueue', () => {
     assert.deepEqual(state.released, ['inner']);
   });
 
-  test('what never waits is released as soon as the work queued before it is done', () => {
+  test('a release that never blocks runs as soon as the work queued before it is done', () => {
     const { state, queue, submit } = held();
     submit('first', { mayBlock: false });
     submit('whole context');
@@ -243,7 +243,7 @@ describe('ReleaseQueue', () => {
     assert.equal(queue.size, 1);
   });
 
-  test('above the count, what the GPU is done with takes the early way, and nothing else does', () => {
+  test('above the count limit, the non-blocking releases of finished work run, and no others', () => {
     const { state, queue, early } = held({ count: 2 });
     early('a');
     early('b');
@@ -257,7 +257,7 @@ describe('ReleaseQueue', () => {
     assert.equal(queue.size, 1);
   });
 
-  test('above the bytes, likewise, and it counts what waits', () => {
+  test('above the byte limit, the same happens, and pending bytes count', () => {
     const { state, queue, early } = held({ byteLength: 1000 });
     early('small', 999);
     assert.equal(queue.byteLength, 999);
@@ -268,7 +268,7 @@ describe('ReleaseQueue', () => {
     assert.equal(queue.byteLength, 0);
   });
 
-  test('flush takes the early ways, be the queue short of room or not', async () => {
+  test('flush() runs non-blocking releases even below the limits', async () => {
     const { state, queue, early } = held();
     early('a');
     const flushing = queue.flush();
@@ -277,7 +277,7 @@ describe('ReleaseQueue', () => {
     assert.deepEqual(state.released, ['a early']);
   });
 
-  test('where the early way fails, the ordinary one is taken when nothing runs', () => {
+  test('if the non-blocking release fails, the ordinary one runs when the context is idle', () => {
     const { state, queue, submit } = held({ count: 0 });
     submit('a', {
       nonBlockingRelease() {
@@ -292,7 +292,7 @@ describe('ReleaseQueue', () => {
     assert.deepEqual([queue.size, state.released], [0, ['a']]);
   });
 
-  test('a flush in a deferral is refused, as it would wait for its end', async () => {
+  test('flush() throws inside a scope of defer(), for whose end it would wait', async () => {
     const { state, queue, submit } = held();
     state.idle = true;
     using _ = queue.defer();
@@ -301,7 +301,7 @@ describe('ReleaseQueue', () => {
     await assert.rejects(queue.flush(), /deferCleanup\(\) holds back/);
   });
 
-  test('a stream that stays held up does not make looking through dearer with every close', () => {
+  test('a blocked stream does not make draining slower with every close', () => {
     const { state, queue, submit } = held({ count: 0 });
     for (let i = 0; i < 1000; i++) submit(String(i), { mayBlock: false });
     assert.equal(queue.size, 1000);
@@ -313,7 +313,7 @@ describe('ReleaseQueue', () => {
     assert.equal(state.released.length, 1000);
   });
 
-  test('a scope of a deferral that ends twice ends no other', () => {
+  test('a scope of defer() that ends twice ends no other scope', () => {
     const { queue } = held();
     using _outer = queue.defer();
     const inner = queue.defer();
@@ -322,7 +322,7 @@ describe('ReleaseQueue', () => {
     assert.equal(queue.isDeferred, true);
   });
 
-  test('nothing is released in a deferral, nor in the outer one after the inner', async () => {
+  test('nothing is released inside a scope of defer(), nor in the outer scope after the inner one', async () => {
     const { state, queue, submit } = held();
     state.idle = true;
     const outer = queue.defer();
@@ -350,13 +350,13 @@ describe('releaseLimits', () => {
     delete process.env[RATIO];
   });
 
-  test('are ten releases and a fifth of the memory, as numba has them', () => {
+  test('the limits are ten releases and a fifth of the memory, as in numba', () => {
     const limits = releaseLimits(() => 1000);
     assert.equal(limits.count, 10);
     assert.equal(limits.byteLength(), 200);
   });
 
-  test('are what the environment says, zero included', () => {
+  test('the environment sets the limits, zero included', () => {
     process.env[COUNT] = '0';
     process.env[RATIO] = '0.5';
     const limits = releaseLimits(() => 1000);
@@ -364,7 +364,7 @@ describe('releaseLimits', () => {
     assert.equal(limits.byteLength(), 500);
   });
 
-  test('what is no count or no ratio is refused by name', () => {
+  test('an invalid count or ratio is rejected by name', () => {
     for (const wrong of ['many', '-1', '2.5', 'NaN']) {
       process.env[COUNT] = wrong;
       assert.throws(() => releaseLimits(() => 1000), /CUFFI_DEALLOCS_COUNT must be/);
@@ -376,7 +376,7 @@ describe('releaseLimits', () => {
     }
   });
 
-  test('memory that cannot be asked for limits nothing, until it can be', () => {
+  test('a memory size that the driver cannot return limits nothing, until it can', () => {
     let isLost = true;
     const limits = releaseLimits(() => {
       if (isLost) throw new Error('the device is lost');
