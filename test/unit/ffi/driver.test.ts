@@ -104,7 +104,7 @@ test('a choice that cannot be opened throws at each call, until another is made'
     assert.throws(() => cu.cuInit(0), LibraryNotFoundError);
     assert.throws(() => driverName(), {
       name: 'LibraryNotFoundError',
-      message: /libcuda\.so: .*No such file.*\nCUFFI_DRIVER may be cuda/,
+      message: /libcuda\.so: .*No such file.*\nCUFFI_DRIVER must be cuda/,
     });
   }
   selectDriver(test.driver);

@@ -36,7 +36,7 @@ test('a call that failed is an error with the name, the number and the call', ()
       assert.ok(error instanceof SystemError);
       assert.deepEqual(
         [error.name, error.code, error.errno, error.syscall, error.message],
-        ['SystemError', 'EBADF', 9, 'close', 'close: EBADF (-1 is no descriptor)'],
+        ['SystemError', 'EBADF', 9, 'close', 'close: EBADF (-1 is not a descriptor)'],
       );
       return true;
     },

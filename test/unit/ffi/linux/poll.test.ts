@@ -194,7 +194,7 @@ test('a worker thread refuses a file of which it watches too many copies', async
   });
   assert.deepEqual(await once(worker, 'message'), ['watching']);
   const [error] = await once(worker, 'message');
-  assert.match(error, /EINVAL.*over 500 copies of it are watched/);
+  assert.match(error, /EINVAL.*more than 500 copies of descriptor \d+ are watched/);
   await worker.terminate();
   [a, b].forEach(closeFd);
 });

@@ -45,7 +45,7 @@ test('a driver that is not there ends it with what was tried', () => {
   assert.equal(code, 1);
   assert.match(
     stderr,
-    /^cuffi: what was chosen is no CUDA driver:\n {2}\/nowhere\/libcuda\.so\.1: /,
+    /^cuffi: the chosen library is not a CUDA driver:\n {2}\/nowhere\/libcuda\.so\.1: /,
   );
 });
 
