@@ -40,7 +40,7 @@ export function isSealedMemfd(fd: number, byteLength: number): boolean {
  *
  * Returns false if the kernel lacks the seal (before 5.1).
  *
- * @throws SystemError EPERM if the memfd allows no more seals or is read-only
+ * @throws SystemError EPERM if the memfd allows no further seals or is read-only
  */
 export function sealAgainstHoles(fd: number): boolean {
   if (libc.fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) === 0) return true;

@@ -289,7 +289,7 @@ test(
       emulated.ok(cu.cuMemPoolDestroy(imported));
       assert.throws(
         () => emulated.importPointer(imported, data),
-        /pool was destroyed: hardware cra/,
+        /pool was destroyed: hardware would cra/,
       );
     }),
 );
