@@ -31,7 +31,8 @@ export interface EmulatedLaunch {
    * device may only read comes as a copy; if `run` changes the copy, the launch fails.
    *
    * @param address a multiple of the element's width, as on a GPU
-   * @throws an error that fails the launch and invalidates the context, as on a GPU, if the device may
+   * @throws an error that fails the launch and invalidates the context, as on a GPU, if the device
+   * may
    * not access all elements
    */
   view<A extends ArrayBufferView>(address: number, type: ViewType<A>, length: number): A;

@@ -41,7 +41,8 @@ const F_SETFL = 4;
 
 /**
  * Marks memory that is shared for reading only. The driver has no read-only descriptors: the importer
- * chooses its access. O_APPEND has no effect on a device, belongs to the open file, and goes with it to
+ * chooses its access. O_APPEND has no effect on a device, belongs to the open file, and goes with
+ * it to
  * every process that receives the descriptor.
  */
 const READ_ONLY_FLAG = constants.O_APPEND;
@@ -57,6 +58,8 @@ export function markForReading(fd: number): void {
   succeeded(libc.fcntl(fd, F_SETFL, flags | READ_ONLY_FLAG), 'fcntl');
 }
 
-/** Whether {@link markForReading} was called for the open file, in any process. @throws SystemError */
+/**
+ * Whether {@link markForReading} was called for the open file, in any process. @throws SystemError
+ */
 export const isForReading = (fd: number): boolean =>
   (succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_GETFL, 0), 'fcntl') & READ_ONLY_FLAG) !== 0;

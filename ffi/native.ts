@@ -33,7 +33,8 @@ export function withAddress<T>(view: ArrayBufferView, use: (address: Address) =>
  * Memory at an address as an ArrayBuffer, without a copy. Touching a view after the memory was
  * unmapped kills the process.
  *
- * @throws RangeError for address 0, or a length that is not an integer in 1..{@link MAX_VIEW_BYTE_LENGTH}
+ * @throws RangeError for address 0, or a length that is not an integer in 1..{@link
+ * MAX_VIEW_BYTE_LENGTH}
  */
 export function viewMemory(address: Address, byteLength: number): ArrayBuffer {
   if (!Number.isSafeInteger(address) || address <= 0)

@@ -118,7 +118,8 @@ export function loadedFile(path: string): string | undefined {
 }
 
 /**
- * The folders of CUDA's headers (`cuda_fp16.h`, `cooperative_groups.h`), preferably next to the library
+ * The folders of CUDA's headers (`cuda_fp16.h`, `cooperative_groups.h`), preferably next to the
+ * library
  * `file`. Empty if no headers are found.
  */
 export function headerFolders(

@@ -105,7 +105,10 @@ export function fillUninitialized(address: number, byteLength: number): void {
     libc.memset(address + start, UNINITIALIZED_BYTE, length);
 }
 
-/** Like {@link fillUninitialized}, for memory that is not mapped. Returns false if the system is out of memory. */
+/**
+ * Like {@link fillUninitialized}, for memory that is not mapped. Returns false if the system is out
+ * of memory.
+ */
 export function fillUninitializedFile(fd: number, byteLength: number): boolean {
   try {
     for (const [start, length] of filledParts(byteLength))

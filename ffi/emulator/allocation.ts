@@ -102,7 +102,9 @@ function pointerAt(memory: Memory, contexts: Contexts, address: number): Pointer
   };
 }
 
-/** The value of an attribute and its width in bytes. Undefined if the pointer has no such attribute. */
+/**
+ * The value of an attribute and its width in bytes. Undefined if the pointer has no such attribute.
+ */
 function attributeOf(
   pointer: PointerInfo,
   address: number,
@@ -158,7 +160,10 @@ export const allocationFunctions = (
   contexts: Contexts,
   queues: StreamQueues,
   host: HostMemory,
-  /** Frees memory of other kinds that cuMemFree accepts. Undefined if the address is in none of them. */
+  /**
+   * Frees memory of other kinds that cuMemFree accepts. Undefined if the address is in none of
+   * them.
+   */
   freeOther: (address: number) => Status | undefined,
 ): AllocationFunctions => ({
   cuMemGetInfo_v2(free, total) {

@@ -1,4 +1,7 @@
-/** The header of a memory block: pages that its owner and its importers share. They lie behind its bytes. */
+/**
+ * The header of a memory block: pages that its owner and its importers share. They lie behind its
+ * bytes.
+ */
 import { randomBytes } from 'node:crypto';
 import { viewMemory } from '../native.ts';
 import type { Address } from '../types.ts';
@@ -43,7 +46,8 @@ function isBeingTornDown(pid: number, startTime: number): boolean {
 /**
  * Records which memory this is, which allocations are live, and which processes have it mapped.
  *
- * An importer takes its slot before it reads the ids. An owner clears an id before it reads the slots.
+ * An importer takes its slot before it reads the ids. An owner clears an id before it reads the
+ * slots.
  * So one of the two always sees the other.
  */
 export class BlockHeader {

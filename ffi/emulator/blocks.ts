@@ -1,4 +1,7 @@
-/** Blocks of device memory: memfds, mapped by their owner or by an importer, and the allocations in them. */
+/**
+ * Blocks of device memory: memfds, mapped by their owner or by an importer, and the allocations in
+ * them.
+ */
 import { closeFd, SystemError } from '../linux/libc.ts';
 import { viewMemory } from '../native.ts';
 import type { Address } from '../types.ts';

@@ -159,7 +159,8 @@ export function copyFunctions(
       if (isRefused || !isReadable) return CUDA_ERROR_INVALID_VALUE;
       return copySync(queue, to, from, byteLength);
     },
-    // Pageable host memory is read now, because its owner may change it as soon as the call returns. A
+    // Pageable host memory is read now, because its owner may change it as soon as the call
+    // returns. A
     // large copy returns when the stream has reached it.
     cuMemcpyHtoDAsync_v2(to, from, byteLength, stream) {
       const queue = queues.get(stream);

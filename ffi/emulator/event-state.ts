@@ -126,7 +126,8 @@ const COMPLETED = 2;
 export const EVENT_PAGE_BYTE_LENGTH: number = (SLOTS + EVENT_COUNT * SLOT_WORDS) * 4;
 
 /**
- * For each slot the id of its event (0 if it is free), the number of records, and the last record that
+ * For each slot the id of its event (0 if it is free), the number of records, and the last record
+ * that
  * was reached. Counters wrap around.
  */
 export class EventPage {

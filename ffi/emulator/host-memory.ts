@@ -17,7 +17,8 @@ const MAX_TRANSFER_BYTES = 2 ** 30;
 const WORD_BYTES = 8;
 
 /**
- * Reads and writes host memory of this process: the arena through its buffer, other memory through the
+ * Reads and writes host memory of this process: the arena through its buffer, other memory through
+ * the
  * kernel, which reports unmapped addresses as EFAULT.
  */
 export class HostMemory {

@@ -76,7 +76,10 @@ export class InterprocessEvents {
     return state;
   }
 
-  /** The fields of the event's IPC handle. Undefined if this process did not create it as interprocess. */
+  /**
+   * The fields of the event's IPC handle. Undefined if this process did not create it as
+   * interprocess.
+   */
   fieldsOf(state: EventState): IpcHandleFields | undefined {
     return this.#fields.get(state);
   }
@@ -88,7 +91,8 @@ export class InterprocessEvents {
     const { offset: slot, id, generation } = fields;
     if (slot >= EVENT_COUNT) return CUDA_ERROR_INVALID_VALUE;
     const foreign = this.#foreign.get(generation) ?? this.#map(fields);
-    // The driver also opens an event of a process that has ended. Its page is gone, so nobody else can
+    // The driver also opens an event of a process that has ended. Its page is gone, so nobody else
+    // can
     // record this event.
     if (!foreign) return refused ? new LocalEventState() : CUDA_ERROR_INVALID_VALUE;
     if (foreign.page.idAt(slot) !== id) {

@@ -20,7 +20,9 @@ export function locationStatus(contexts: Contexts, type: number, id: number): St
     : CUresult.CUDA_ERROR_INVALID_VALUE;
 }
 
-/** The status for handle types: success for none, and for file descriptors. Fabric is not emulated. */
+/**
+ * The status for handle types: success for none, and for file descriptors. Fabric is not emulated.
+ */
 export const handleTypesStatus = (types: number): Status =>
   types === CU_MEM_HANDLE_TYPE_NONE || types === CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     ? CUresult.CUDA_SUCCESS

@@ -1,4 +1,6 @@
-/** All memory that devices can access: what is mapped, how much is free, what an address refers to. */
+/**
+ * All memory that devices can access: what is mapped, how much is free, what an address refers to.
+ */
 
 import { readFileSync } from 'node:fs';
 import { isMainThread } from 'node:worker_threads';
@@ -253,7 +255,10 @@ export const WRITE: number = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 
 /** Regions by address. */
 export class Regions extends RangeMap<Region> {
-  /** Whether a device has the access `wanted` to all these bytes, in one region or adjacent mappings. */
+  /**
+   * Whether a device has the access `wanted` to all these bytes, in one region or adjacent
+   * mappings.
+   */
   allows(address: number, byteLength: number, device: number, wanted: number): boolean {
     const end = address + byteLength;
     let at = address;

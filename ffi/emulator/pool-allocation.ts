@@ -31,7 +31,9 @@ export function poolRegionAt(memory: Memory, address: number): PoolRegion | null
   return found.address === address && !found.isFreed ? found : null;
 }
 
-/** Frees pool memory after all queued work, without waiting. Undefined if the address is in no pool. */
+/**
+ * Frees pool memory after all queued work, without waiting. Undefined if the address is in no pool.
+ */
 export function freePoolMemory(
   { memory, queues, contexts, pools }: EmulatorParts,
   address: number,

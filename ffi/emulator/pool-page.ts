@@ -30,7 +30,8 @@ export interface SharedAllocation {
 }
 
 /**
- * Records which pool this is, which of its allocations are exported, and which processes have imported
+ * Records which pool this is, which of its allocations are exported, and which processes have
+ * imported
  * them.
  *
  * An importer takes a slot whether or not the allocation is live. When the owner frees an imported

@@ -151,7 +151,10 @@ export class StreamQueues {
     return isBroken;
   }
 
-  /** Invalidates all captures that are not relaxed, as an unsafe call does. Returns whether there were any. */
+  /**
+   * Invalidates all captures that are not relaxed, as an unsafe call does. Returns whether there
+   * were any.
+   */
   invalidateStrictCaptures(): boolean {
     return this.invalidateCaptures((_, { isRelaxed }) => !isRelaxed);
   }

@@ -14,7 +14,8 @@ import {
 import { needsContext, noContext } from './row.ts';
 
 export const moduleRows = {
-  // cuLibraryLoadData (12.0) loads into every context of the process. A module belongs to one context,
+  // cuLibraryLoadData (12.0) loads into every context of the process. A module belongs to one
+  // context,
   // like everything else here, and every driver supports modules.
   cuModuleLoadDataEx: needsContext(out(CUmodule), constPointer, uint, out(CUjit_option), pointers),
   cuModuleUnload: noContext(CUmodule),

@@ -1,6 +1,7 @@
 /**
  * Closes descriptors that came from another process. That process can make `close(2)` block: with a
- * socket that has SO_LINGER, with a file of a FUSE file system, or with a socket whose queue holds such
+ * socket that has SO_LINGER, with a file of a FUSE file system, or with a socket whose queue holds
+ * such
  * descriptors. Threads of their own close those, a few at a time. Threads of libuv's pool would be
  * missing elsewhere, and Node waits for them before it exits.
  */
@@ -102,7 +103,8 @@ function getThreadFunctions(): ThreadFunctions {
 function createThreadFunctions(): ThreadFunctions {
   const create = bindThreadFunction('pthread_create', [pointer, pointer, pointer, pointer]);
   const tryJoin = bindThreadFunction('pthread_tryjoin_np', [pointer, pointer]);
-  // The thread runs libc's `close` itself, which reads its argument from the lower half of the pointer.
+  // The thread runs libc's `close` itself, which reads its argument from the lower half of the
+  // pointer.
   const close = libcSymbol('close');
   const idAddress: Address = allocatePermanent(8);
   const id = new BigUint64Array(viewMemory(idAddress, 8));

@@ -70,8 +70,10 @@ export const isGone = ({ code }: SystemError): boolean => code === 'EPIPE' || co
  *
  * The sender is untrusted: check the data before use, and close unexpected descriptors.
  *
- * @throws SystemError EMFILE or ENFILE if this process has no descriptor left for those of the message,
- * EMSGSIZE if it was truncated for another reason. The message is lost, and its descriptors are closed
+ * @throws SystemError EMFILE or ENFILE if this process has no descriptor left for those of the
+ * message,
+ * EMSGSIZE if it was truncated for another reason. The message is lost, and its descriptors are
+ * closed
  */
 export function receiveMessage(socket: number): SocketMessage | 'end' | undefined {
   const message = takeMessage(socket);
@@ -107,7 +109,8 @@ export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
 }
 
 /**
- * Receives everything that is left in a socket after its shutdown, and closes the descriptors. Returns
+ * Receives everything that is left in a socket after its shutdown, and closes the descriptors.
+ * Returns
  * false if that fails. The socket needs SO_PASSCRED: only credentials distinguish an empty message
  * from the end.
  */
@@ -189,7 +192,9 @@ function receive(socket: number): number {
   return libc.recvmsg(socket, scratchAddress(HEADER), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 }
 
-/** Closes the descriptors that arrived. Opens one more to find out why the kernel dropped the rest. */
+/**
+ * Closes the descriptors that arrived. Opens one more to find out why the kernel dropped the rest.
+ */
 function truncationError(socket: number, flags: number, fds: readonly number[]): SystemError {
   const probe = libc.fcntl(socket, F_DUPFD_CLOEXEC, 0);
   const failure = probe < 0 ? errno() : 0;

@@ -63,7 +63,8 @@ let lastChecked: { readonly pid: number; readonly startTime: number; pidfd?: num
   };
 
 /**
- * Like {@link isProcessAlive}, for repeated checks of the same process. Reading /proc for each message
+ * Like {@link isProcessAlive}, for repeated checks of the same process. Reading /proc for each
+ * message
  * would cost more than opening memory.
  */
 export function isStillAlive(pid: number, startTime: number): boolean {

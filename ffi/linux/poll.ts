@@ -1,6 +1,8 @@
 /**
- * Readiness of descriptors on Node's event loop, without a thread. On the main thread the loop watches
- * each descriptor itself. A worker thread has one epoll descriptor for all of its watches, and the loop
+ * Readiness of descriptors on Node's event loop, without a thread. On the main thread the loop
+ * watches
+ * each descriptor itself. A worker thread has one epoll descriptor for all of its watches, and the
+ * loop
  * watches that one. So opening or changing a watch needs no new descriptor after the first.
  */
 import dgram from 'node:dgram';
@@ -52,7 +54,8 @@ export interface FdWatch extends Disposable {
  * `onReady` is not called after that.
  *
  * @throws SystemError EBADF if `fd` is not open, EPERM if its kind has no readiness (a regular file,
- * a directory, /dev/null), EEXIST while another watch of it is open, EINVAL if a worker thread watches
+ * a directory, /dev/null), EEXIST while another watch of it is open, EINVAL if a worker thread
+ * watches
  * over 500 copies of it, EMFILE if the thread has no descriptor left for its epoll at the first watch
  * @throws TypeError if `events` names nothing
  */
@@ -396,8 +399,10 @@ const SOCK_CLOEXEC = 0x8_0000;
 const O_CLOEXEC = 0x8_0000;
 
 /**
- * Lets one of Node's own handles watch the epoll descriptor: Node closes it, without further callbacks,
- * when the thread is terminated. Node has no handle for arbitrary descriptors. So this opens an unbound
+ * Lets one of Node's own handles watch the epoll descriptor: Node closes it, without further
+ * callbacks,
+ * when the thread is terminated. Node has no handle for arbitrary descriptors. So this opens an
+ * unbound
  * datagram socket and replaces its descriptor by the epoll (`dup3`). When the epoll is readable, Node
  * fails to receive a datagram (ENOTSOCK), emits an error event and continues.
  *
