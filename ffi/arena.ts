@@ -1,7 +1,7 @@
 /**
- * The fixed native scratch where out-values and structs of synchronous calls live. What a call
- * leaves here is read before the next call; nothing asynchronous, and nothing that the device
- * reads later, may be given an address of it.
+ * The arena: native scratch memory for the out-values and structs of synchronous calls. Read what a
+ * call wrote here before the next call. Never pass an address of it to an asynchronous call, or to a
+ * device that reads it later.
  */
 import { allocatePermanent, viewMemory } from './native.ts';
 import { encodeStruct, type StructName, type StructValues, structs } from './structs.ts';
@@ -25,7 +25,7 @@ export const OUT3 = (base + 24) as Address;
 export const BLOCK = (base + 4096) as Address;
 export const BLOCK_BYTE_LENGTH = 4096;
 
-/** Where the arena lies: the emulated driver writes out-values through the same views. */
+/** The whole arena. The emulated driver writes out-values through the same buffer. */
 export const arena = { address: base, byteLength: BYTE_LENGTH, buffer } as const;
 
 const MAX_HIGH = 0x20_0000;
@@ -44,13 +44,13 @@ export const readSize = (address: Address): number => {
   const at = wordIndex(address);
   const high = u32[at + 1] as number;
   if (high >= MAX_HIGH)
-    throw new RangeError(`the driver answered with ${readUint64(address)}, which is above 2^53`);
+    throw new RangeError(`the driver returned ${readUint64(address)}, which is above 2^53`);
   return (u32[at] as number) + high * 2 ** 32;
 };
 
 /**
- * The one guard through which handles and addresses enter: a handle above 2^53 would lose bits
- * as a number, so it is released (by `release`, given the exact value) and refused.
+ * Reads a handle or address of the driver. Above 2^53 a number would lose bits, so `release` gets the
+ * exact value to destroy it, and the call throws. All handles and addresses enter through here.
  *
  * @throws RangeError from 2^53 on
  */
@@ -64,14 +64,16 @@ export const readHandle = <H extends number>(
   const exact = readUint64(address);
   // koffi's integer parameters take a bigint too; the brand cannot say so.
   release?.(exact as unknown as H);
-  throw new RangeError(`the driver gave handle 0x${exact.toString(16)}, which is above 2^53`);
+  throw new RangeError(
+    `the driver returned the handle 0x${exact.toString(16)}, which is above 2^53`,
+  );
 };
 
 /** A copy of `byteLength` bytes of the arena. */
 export const readBytes = (address: Address, byteLength: number): Uint8Array =>
   bytes.slice(address - base, address - base + byteLength);
 
-/** The bytes in base64. */
+/** `byteLength` bytes of the arena in base64. */
 export const readBase64 = (address: Address, byteLength: number): string =>
   text.toString('base64', address - base, address - base + byteLength);
 
@@ -86,25 +88,25 @@ export const readString = (address: Address, maxByteLength: number): string => {
   ).toString('utf8');
 };
 
-/** Writes a 32-bit value for the driver to read; answers where it lies. */
+/** Writes a 32-bit value for the driver to read. Returns its address. */
 export const writeInt32 = (value: number, address: Address = BLOCK): Address => {
   i32[wordIndex(address)] = value;
   return address;
 };
 
-/** As {@link writeInt32}, of 64 bits. */
+/** Like {@link writeInt32}, with 64 bits. */
 export const writeUint64 = (value: number | bigint, address: Address = BLOCK): Address => {
   view.setBigUint64(address - base, BigInt.asUintN(64, BigInt(value)), true);
   return address;
 };
 
-/** Bytes for the driver to read; answers where they lie. */
+/** Writes bytes for the driver to read. Returns their address. */
 export const writeBytes = (values: Uint8Array, address: Address = BLOCK): Address => {
   bytes.set(values, address - base);
   return address;
 };
 
-/** Writes a struct for the driver to read, zero where `values` says nothing; answers where. */
+/** Writes a struct for the driver to read. Missing fields are zero. Returns its address. */
 export const writeStruct = <S extends StructName>(
   name: S,
   values: StructValues<S>,
@@ -114,7 +116,7 @@ export const writeStruct = <S extends StructName>(
   return address;
 };
 
-/** How many bytes a copy moves that a struct in the arena describes; 0 for one elsewhere. */
+/** The number of bytes that a copy struct in the arena moves. 0 for a struct elsewhere. */
 export const copyByteLength = (name: StructName, address: Address): number => {
   const { fields, byteLength } = structs[name];
   if (address < base || address + byteLength > base + BYTE_LENGTH) return 0;

@@ -1,18 +1,18 @@
-/** Strings as C takes them, in memory that stays where it is until it is given back. */
+/** Zero-terminated strings in native memory, for C. */
 import { addressOf } from './native.ts';
 import type { Address } from './types.ts';
 
-/** What has yet to be given back: C knows addresses only, which keep nothing alive. */
+/** All strings that are not disposed of: addresses keep nothing alive. */
 const keepalive = new Set<CStrings>();
 
 /**
- * Zero-terminated UTF-8 strings, and the array of pointers to them that C calls `char **`. Valid
- * until disposed, also while another thread reads them.
+ * Zero-terminated UTF-8 strings, and an array of pointers to them (`char **`). Valid until disposed,
+ * even while another thread reads them.
  *
- * @throws TypeError for a string with a zero in it, at which C would end it
+ * @throws TypeError for a string that contains NUL, where C would end it
  */
 export class CStrings implements Disposable {
-  /** Where the array of pointers begins; 0 where there are no strings. */
+  /** The address of the array of pointers. 0 if there are no strings. */
   readonly table: Address;
   readonly count: number;
   readonly #bytes: Uint8Array;
@@ -36,7 +36,7 @@ export class CStrings implements Disposable {
     keepalive.add(this);
   }
 
-  /** Where the `n`-th string begins. */
+  /** The address of the `n`-th string. */
   at(n: number): Address {
     const view = new DataView(this.#bytes.buffer, this.#bytes.byteOffset);
     return Number(view.getBigUint64(8 * n, true)) as Address;

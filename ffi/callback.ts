@@ -3,13 +3,13 @@ import koffi from 'koffi';
 import type { Address } from './types.ts';
 
 /**
- * The address of a C function `void (*)(void *)` that calls `call`, for the life of the process: one
- * that is unregistered while another thread is in it ends the process, and so does one that throws
- * there. On the main thread `call` runs at once; another thread waits until the main one has run it
- * between two turns of its loop, for ever where that waits for the thread. It does not keep the
- * process alive.
+ * Returns the address of a C function `void (*)(void *)` that calls `call`. It stays registered for
+ * the
+ * life of the process: unregistering it while another thread is in it would kill the process.
+ * Called on the main thread, `call` runs at once. Another thread blocks until the main thread has run
+ * it between two turns of its loop, so a deadlock is possible. It does not keep the process alive.
  *
- * @param call must not throw
+ * @param call must not throw: that kills the process
  */
 export function permanentCallback(call: (argument: Address) => void): Address {
   const type = koffi.proto('void cuffi_callback(uint64 argument)');

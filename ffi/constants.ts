@@ -30,7 +30,7 @@ export const CU_MEM_ATTACH_GLOBAL = 1;
 export const CU_MEM_ATTACH_HOST = 2;
 export const CU_MEM_ATTACH_SINGLE = 4;
 
-/** Where a device is asked for: host memory. */
+/** In place of a device ordinal: host memory. */
 export const CU_DEVICE_CPU = -1;
 
 export const CU_MEM_ADVISE_SET_READ_MOSTLY = 1;
@@ -90,7 +90,7 @@ export const CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE = 17;
 export const CU_MEMORYTYPE_HOST = 1;
 export const CU_MEMORYTYPE_DEVICE = 2;
 export const CU_MEMORYTYPE_ARRAY = 3;
-/** An address that the driver itself finds out about, host's or device's. */
+/** The driver determines whether the address is in host or device memory. */
 export const CU_MEMORYTYPE_UNIFIED = 4;
 
 export const CU_JIT_INPUT_CUBIN = 0;
@@ -117,7 +117,7 @@ export const CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8;
 export const CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9;
 export const CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14;
 
-/** Which on-chip memory a kernel would rather have, by the names that `setCachePreference` takes. */
+/** The on-chip memory that a kernel prefers, by the names that `setCachePreference` takes. */
 export const CU_FUNC_CACHE_PREFER_NONE = 0;
 export const CU_FUNC_CACHE_PREFER_SHARED = 1;
 export const CU_FUNC_CACHE_PREFER_L1 = 2;

@@ -1,6 +1,6 @@
 /**
- * Which driver is in use: the real one (libcuda), the emulated one, or one put there by a test.
- * The rest of cuffi calls `cu.<function>` and does not know.
+ * The driver in use: libcuda, the emulated driver, or a driver of a test. All of cuffi calls it as
+ * `cu.<function>`.
  */
 import { createRequire } from 'node:module';
 import { extname } from 'node:path';
@@ -17,7 +17,7 @@ import {
 import { CUresult } from './results.ts';
 import { type CallRecord, type CallSink, printCall, traced } from './trace.ts';
 
-/** A driver's functions by name, and what to call it. */
+/** A driver: its name, and its functions by name. */
 interface DriverSource {
   /** `emulated`, `test`, or the path of the library. */
   readonly name: string;
@@ -25,8 +25,8 @@ interface DriverSource {
 }
 
 /**
- * Where libcuda is looked for when `CUFFI_DRIVER` is not a path: the loader's own places, then
- * those of WSL, of NVIDIA's container runtimes, of NixOS, and the toolkit's compatibility driver.
+ * The paths of libcuda to try if `CUFFI_DRIVER` is not a path: the loader's own, then those of WSL,
+ * NVIDIA's container runtimes, distributions, NixOS, and the toolkit's compatibility driver.
  */
 const LIBCUDA_PATHS = [
   'libcuda.so.1',
@@ -49,22 +49,22 @@ const ANY_DRIVER: LibraryPurpose = {
   title: 'no CUDA driver (libcuda.so.1) was found. Tried:',
   remedy: [
     'Install the NVIDIA driver. A container needs GPUs (--gpus all) and the driver in it',
-    '(NVIDIA_DRIVER_CAPABILITIES with compute); WSL has the driver of Windows in /usr/lib/wsl/lib.',
-    'CUFFI_DRIVER may be the path of a libcuda; without a GPU, CUFFI_DRIVER=emulated runs on the',
+    '(NVIDIA_DRIVER_CAPABILITIES with compute). WSL has the Windows driver in /usr/lib/wsl/lib.',
+    'CUFFI_DRIVER can be the path of a libcuda. Without a GPU, CUFFI_DRIVER=emulated selects the',
     'emulated driver.',
   ].join('\n'),
 };
 const NAMED_DRIVER: LibraryPurpose = {
-  title: 'what was chosen is no CUDA driver:',
-  remedy: 'CUFFI_DRIVER may be cuda, emulated, or the path of a libcuda.',
+  title: 'the chosen library is not a CUDA driver:',
+  remedy: 'CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda.',
 };
 
 /**
- * The driver. A function is looked for and declared at its first call, and answers
- * CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER where the installed driver has no such symbol.
+ * The driver. Each function is resolved at its first call. It returns
+ * CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER if the installed driver lacks the symbol.
  *
- * The first call of all opens the driver, and throws {@link LibraryNotFoundError} where there is
- * none; no call throws for a status.
+ * The first call of all opens the driver, and throws {@link LibraryNotFoundError} if there isn't one.
+ * No call throws for a status.
  */
 export const cu = {} as Driver;
 
@@ -100,15 +100,15 @@ function openSource(chosen: string | Driver): DriverSource {
   const bind = (name: FunctionName): NativeFunction =>
     library.bind(name, rows[name].params) ?? (() => CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER);
   if (isMainThread) return { name: library.path, resolve: bind };
-  // As in libc.ts: a worker thread may be terminated at any time but while koffi declares.
+  // As in libc.ts: koffi aborts if a worker is terminated while it declares a function.
   const bound = new Map(functionNames.map((name) => [name, bind(name)]));
   return { name: library.path, resolve: (name) => bound.get(name) as NativeFunction };
 }
 
 function openEmulated(): DriverSource {
-  // Loaded only when asked for, synchronously, from source (.ts) and from dist (.js). A loader
-  // that compiles on the fly may make a second instance of the modules that it imports, so what
-  // has identity (the arena, the kernels) is handed over.
+  // Loaded on demand, synchronously, from source (.ts) or from dist (.js). A loader that compiles on
+  // the fly may create second instances of the modules. So shared state (the arena, the kernels) is
+  // passed as an argument.
   const extension = extname(new URL(import.meta.url).pathname);
   const emulator = createRequire(import.meta.url)(
     `./emulator/index${extension}`,
@@ -122,8 +122,9 @@ if (process.env['CUFFI_TRACE'] === '1') sinks.add(printCall);
 
 /**
  * Chooses the driver for the whole process, as the environment variable `CUFFI_DRIVER` does:
- * `'cuda'`, `'emulated'`, a path to a libcuda, or a driver of one's own (for tests). It is opened
- * at its first call. Objects made with another driver are useless afterwards: choose before.
+ * `'cuda'`, `'emulated'`, a path to a libcuda, or a driver object (for tests). The driver is opened
+ * at
+ * its first call. Objects of another driver become useless: choose before creating any.
  */
 export function selectDriver(driver: 'cuda' | 'emulated' | (string & {}) | Driver): void {
   selectedDriver = driver;
@@ -132,23 +133,23 @@ export function selectDriver(driver: 'cuda' | 'emulated' | (string & {}) | Drive
   defineCalls();
 }
 
-/** Counts the calls of {@link selectDriver}: what was cached under another count is void. */
+/** The number of calls of {@link selectDriver}. Values cached under another count are invalid. */
 export const selectionCount = (): number => selectionCounter;
 
-/** `emulated`, the path that libcuda was opened by, or `test`; opens the driver if need be. */
+/** `emulated`, the path of the opened libcuda, or `test`. Opens the driver if necessary. */
 export function driverName(): string {
   return currentSource().name;
 }
 
-/** A running record of driver calls. */
+/** A recording of driver calls. */
 export interface CallRecorder extends Disposable {
   readonly calls: readonly CallRecord[];
   stop(): void;
 }
 
 /**
- * Records every driver call of this process until `stop()`. While nothing records, calls cost
- * nothing extra.
+ * Records every driver call of this process until `stop()`. Without a recorder, calls have no
+ * overhead.
  *
  * @example
  * const recorder = recordCalls();

@@ -1,13 +1,10 @@
-/**
- * Kernels in TypeScript, by their names: what the emulated driver runs where a program launches a
- * kernel of that name. Other drivers never look here.
- */
+/** Kernels in TypeScript by name. The emulated driver runs them; other drivers ignore them. */
 import { type ScalarName, type StructParameter, scalarByteLengths } from './kernel-params.ts';
 
-/** A parameter of an emulated kernel; any address is a `pointer`. */
+/** A parameter of an emulated kernel. Every address is a `pointer`. */
 export type EmulatedParameter = ScalarName | 'pointer' | StructParameter;
 
-/** What an emulated kernel gets for a parameter: 16-bit floats as their bits, structs as bytes. */
+/** The argument for a parameter: 16-bit floats as their bits, structs as bytes. */
 export type EmulatedArgument<P extends EmulatedParameter> = P extends 'bool'
   ? boolean
   : P extends 'int64' | 'uint64'
@@ -24,18 +21,19 @@ interface ViewType<A> {
 
 /** One launch of an emulated kernel. */
 export interface EmulatedLaunch {
-  /** How many blocks there are along each axis. */
+  /** The number of blocks along each axis. */
   readonly grid: readonly [x: number, y: number, z: number];
-  /** How many threads each has. */
+  /** The number of threads per block along each axis. */
   readonly block: readonly [x: number, y: number, z: number];
   readonly sharedBytes: number;
   /**
-   * Device memory as a typed array: the memory itself, good until `run` returns. Memory that the
-   * device may only read comes as a copy, and what changes it fails the launch when `run` returns.
+   * Device memory as a typed array: the memory itself, valid until `run` returns. Memory that the
+   * device may only read comes as a copy; if `run` changes the copy, the launch fails.
    *
    * @param address a multiple of the element's width, as on a GPU
-   * @throws what fails the launch as the GPU does, with a context that is lost, where an element is
-   * not the device's to use
+   * @throws an error that fails the launch and invalidates the context, as on a GPU, if the device
+   * may
+   * not access all elements
    */
   view<A extends ArrayBufferView>(address: number, type: ViewType<A>, length: number): A;
 }
@@ -44,13 +42,13 @@ export interface EmulatedLaunch {
 export interface EmulatedKernel<P extends readonly EmulatedParameter[]> {
   readonly params: P;
   /**
-   * Does the work of all threads, when the stream gets to it. What it throws fails the launch as a
-   * trap does, and becomes a process warning.
+   * Does the work of all threads, when the stream reaches the launch. An error that it throws fails
+   * the launch like a trap, and becomes a process warning.
    */
   run(launch: EmulatedLaunch, args: { readonly [K in keyof P]: EmulatedArgument<P[K]> }): void;
 }
 
-/** An emulated kernel, whatever it takes. */
+/** An emulated kernel with any parameters. */
 export interface RegisteredKernel {
   readonly params: readonly EmulatedParameter[];
   run(launch: EmulatedLaunch, args: readonly (number | bigint | boolean | Uint8Array)[]): void;
@@ -60,9 +58,9 @@ export interface RegisteredKernel {
 export const emulatedKernels: Map<string, RegisteredKernel> = new Map();
 
 /**
- * Has the emulated driver run `kernel` where a kernel of that name is launched, so that programs
- * with kernels run without a GPU. The name is the one in the PTX, so for C++ the mangled one unless
- * the kernel is `extern "C"`. A second one of the same name takes the place of the first.
+ * Registers a TypeScript implementation that the emulated driver runs when a kernel of that name is
+ * launched, so that programs with kernels run without a GPU. The name is that in the PTX: for C++ the
+ * mangled name, unless the kernel is `extern "C"`. Registering a name again replaces the first.
  *
  * @example
  * registerKernel('scale', {
@@ -72,7 +70,7 @@ export const emulatedKernels: Map<string, RegisteredKernel> = new Map();
  *     for (let i = 0; i < n; i += 1) items[i] *= factor;
  *   },
  * });
- * @throws TypeError for what is no kernel
+ * @throws TypeError if `name` or `kernel` is invalid
  */
 export function registerKernel<const P extends readonly EmulatedParameter[]>(
   name: string,
@@ -94,7 +92,7 @@ export function registerKernel<const P extends readonly EmulatedParameter[]>(
   emulatedKernels.set(name, kernel as unknown as RegisteredKernel);
 }
 
-/** The bytes of an emulated kernel's parameter. */
+/** The size of an emulated kernel's parameter in bytes. */
 export const emulatedByteLength = (param: EmulatedParameter): number => {
   if (typeof param === 'object') return param.bytes;
   return param === 'pointer' ? 8 : scalarByteLengths[param];

@@ -1,7 +1,6 @@
 /**
- * THE table: one row per driver function. `Driver`, koffi's declarations, the emulated driver's
- * obligations and the proof against cuda.h are all derived from it. Its subjects are files of
- * functions/.
+ * The table of driver functions, one row each. `Driver`, koffi's declarations, the functions of the
+ * emulated driver and the tests against cuda.h follow from it. functions/ has a file per subject.
  *
  * The names are the exported symbols, version suffix included: an unsuffixed `cuMemAlloc` is
  * another, older function with 32-bit sizes.
@@ -40,11 +39,11 @@ export const functions = {
 /** The name of a driver function, version suffix included. */
 export type FunctionName = keyof typeof functions;
 
-/** The driver as callable functions: every call answers with its status and throws nothing. */
+/** The driver as callable functions. Every call returns its status and never throws. */
 export type Driver = {
   readonly [K in FunctionName]: (...args: Arguments<(typeof functions)[K]['params']>) => CUresult;
 };
 
-/** The rows without their individual types, for code that walks the whole table. */
+/** The rows without their individual types, for code that iterates over the table. */
 export const rows: Readonly<Record<FunctionName, Row>> = functions;
 export const functionNames = Object.keys(functions) as FunctionName[];

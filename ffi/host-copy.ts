@@ -1,17 +1,18 @@
-/** Copies of host memory on a thread of libuv's pool: the event loop turns meanwhile. */
+/** Copies host memory on a thread of libuv's pool, so that the event loop stays free. */
 
 import { callOffThread } from './library.ts';
 import { libc } from './linux/libc.ts';
 import type { Address } from './types.ts';
 
-/** What the copies under way read and write: koffi itself holds nothing that it was given. */
+/** The owners of memory that running copies use: koffi keeps nothing alive. */
 const keepalive = new Set<readonly unknown[]>();
 
 /**
- * Copies `byteLength` bytes within this process on one of libuv's four pool threads; resolves when
- * they are there. Both ranges must stay mapped until then.
+ * Copies `byteLength` bytes within this process on one of libuv's four pool threads. Resolves when
+ * the
+ * copy is done. Both ranges must stay mapped until then.
  *
- * @param owners what keeps the memory alive: not collected before the copy is done
+ * @param owners objects that own the memory: kept alive until the copy is done
  */
 export async function copyHostMemory(
   target: Address,

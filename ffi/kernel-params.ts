@@ -1,6 +1,6 @@
-/** What kernels take, by the names of the types: their widths. */
+/** The types of kernel parameters and their sizes. */
 
-/** The bytes of each type of value that a kernel may take. */
+/** The size in bytes of each scalar type that a kernel may take. */
 export const scalarByteLengths = {
   bool: 1,
   int8: 1,
@@ -17,11 +17,11 @@ export const scalarByteLengths = {
   float64: 8,
 } as const;
 
-/** A type of value that a kernel may take, e.g. `float32`. */
+/** The name of a scalar type that a kernel may take, e.g. `float32`. */
 export type ScalarName = keyof typeof scalarByteLengths;
 
 /** A struct that a kernel takes by value. */
 export interface StructParameter {
-  /** Its size in bytes, with the padding that C gives it. */
+  /** Its size in bytes, including padding as in C. */
   readonly bytes: number;
 }

@@ -1,28 +1,29 @@
-/** Finds and opens a shared library, and declares its functions to koffi one by one. */
+/** Opens shared libraries, and declares their functions to koffi. */
 import koffi, { type KoffiFunc, type LibraryHandle, type TypeObject } from 'koffi';
 import type { CType, FfiType } from './types.ts';
 
-/** A C function: what it answers with is an integer, what it takes is numbers. */
+/** A C function that takes numbers and returns an integer. */
 export type NativeFunction = (...args: never[]) => number;
 
 /** An opened shared library. */
 export interface Library {
   /** The name or path that opened. */
   readonly path: string;
-  /** Declares a function; undefined where the library has no such symbol. */
+  /** Declares a function. Undefined if the library lacks the symbol. */
   bind(name: string, params: readonly CType[], result?: FfiType): NativeFunction | undefined;
-  /** The address of a symbol, to hand to C; undefined where there is none. */
+  /** The address of a symbol, to pass to C. Undefined if the library lacks it. */
   symbol(name: string): number | undefined;
 }
 
-/** What was looked for, and what to do where it is not there. */
+/** What the library is for: texts of {@link LibraryNotFoundError}. */
 export interface LibraryPurpose {
-  /** What the list of attempts comes after. */
+  /** The first line, before the list of attempts. */
   readonly title: string;
+  /** What to do, after the list. */
   readonly remedy: string;
 }
 
-/** No candidate could be opened. The message and `attempts` say for each what the loader answered. */
+/** No candidate could be opened. The message and `attempts` have the loader's error for each. */
 export class LibraryNotFoundError extends Error {
   readonly attempts: readonly { readonly path: string; readonly reason: string }[];
 
@@ -35,7 +36,7 @@ export class LibraryNotFoundError extends Error {
   }
 }
 
-// Struct types live as long as the process and are never freed: one, made when first needed.
+// koffi never frees struct types, so this one is created once.
 let handle64: TypeObject | undefined;
 const koffiType = (ffi: FfiType): string | TypeObject => {
   if (ffi !== 'handle64') return ffi;
@@ -49,9 +50,9 @@ const isMissingSymbol = (error: unknown): boolean =>
 const DEEP_STACK = 8 << 20;
 let isConfigured = false;
 
-// The driver's PTX compiler needs deep stacks; koffi's own (2 MiB, and 128 KiB for asynchronous
-// calls) overflow into SIGSEGV. Only possible before the first library is loaded: if another
-// user of koffi in this process was first, its stacks stay.
+// The driver's PTX compiler needs deep stacks. koffi's default stacks (2 MiB, and 128 KiB for
+// asynchronous calls) overflow with SIGSEGV. koffi can be configured only before it loads the first
+// library: if another user of koffi was first, the stacks stay as they are.
 function configure(): void {
   if (isConfigured) return;
   isConfigured = true;
@@ -62,14 +63,14 @@ function configure(): void {
       resident_async_pools: 32,
     });
   } catch {
-    // see above
+    // Another user of koffi was first.
   }
 }
 
 /**
- * Opens the first of `candidates` that the loader takes.
+ * Opens the first of `candidates` that the loader accepts.
  *
- * @param purpose what the error says beside the attempts
+ * @param purpose texts of the error
  * @throws LibraryNotFoundError
  */
 export function openLibrary(candidates: readonly string[], purpose?: LibraryPurpose): Library {
@@ -112,8 +113,8 @@ function describe(path: string, library: LibraryHandle): Library {
 }
 
 /**
- * Calls a function on a thread of libuv's pool, for calls that take long and need no state of the
- * main thread. Memory that the arguments are addresses of is held by nobody: the caller does.
+ * Calls a function on a thread of libuv's pool, for long calls that need no state of the main thread.
+ * The caller must keep the memory alive that the arguments point to.
  */
 export const callOffThread = (
   call: (...args: number[]) => number,
@@ -125,5 +126,5 @@ export const callOffThread = (
     );
   });
 
-/** Whether calls off this thread have a stack on which a compiler can run. */
+/** Whether {@link callOffThread} has stacks that are deep enough for a compiler. */
 export const hasDeepStacks = (): boolean => (koffi.config().async_stack_size ?? 0) >= DEEP_STACK;

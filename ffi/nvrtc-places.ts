@@ -1,9 +1,9 @@
-/** Where CUDA's toolkits are, or what pip and conda install of them: libnvrtc and the headers. */
+/** Finds libnvrtc and the CUDA headers of toolkits, pip and conda. */
 import { readdirSync, readFileSync, realpathSync, statSync } from 'node:fs';
 import { homedir } from 'node:os';
 import { basename, delimiter, dirname, join, resolve } from 'node:path';
 
-/** The names that the loader may know it by, where its own places have one. */
+/** Names to try in the loader's own folders. */
 const LOADER_NAMES = [
   'libnvrtc.so.14',
   'libnvrtc.so.13',
@@ -28,7 +28,7 @@ const isFile = (path: string): boolean =>
 
 const isNamed = (path: string | undefined): path is string => path !== undefined && path !== '';
 
-/** Where Python keeps packages: of the environment in use, of every python3 in PATH, of the user. */
+/** Package folders of Python: of the active environment, of every python3 in PATH, of the user. */
 function sitePackages(env: NodeJS.ProcessEnv): string[] {
   const pythons = (env['PATH'] ?? '')
     .split(delimiter)
@@ -36,7 +36,7 @@ function sitePackages(env: NodeJS.ProcessEnv): string[] {
   const prefixes = [
     env['VIRTUAL_ENV'],
     env['CONDA_PREFIX'],
-    // A python of an environment is a link out of it; the one that it leads to has packages, too.
+    // python3 of an environment is a link to another Python, which has packages too.
     ...pythons.flatMap((folder) => [
       dirname(folder),
       dirname(dirname(realpathSync(join(folder, 'python3')))),
@@ -58,7 +58,7 @@ function sitePackages(env: NodeJS.ProcessEnv): string[] {
   return [...named, ...sites];
 }
 
-/** Folders with a lib and an include in them, those that were named first. */
+/** Folders that may have lib and include, in order of preference. */
 function toolkitRoots(env: NodeJS.ProcessEnv): string[] {
   const named = [env['CUDA_HOME'], env['CUDA_PATH'], env['CONDA_PREFIX']].filter(isNamed);
   const toolkits = entriesOf('/usr/local').filter((name) => /^cuda(-[\d.]+)?$/.test(name));
@@ -80,7 +80,7 @@ const versionOf = (path: string): number[] =>
 const newestFirst = (a: readonly number[], b: readonly number[]): number =>
   [0, 1, 2].map((n) => (b[n] ?? 0) - (a[n] ?? 0)).find((difference) => difference !== 0) ?? 0;
 
-/** The versions of libnvrtc in a folder: of links, what they lead to is asked. */
+/** All libnvrtc in a folder. The version of a link is that of its target. */
 const nvrtcLibrariesIn = (
   folder: string,
 ): { readonly path: string; readonly version: number[] }[] =>
@@ -91,8 +91,8 @@ const nvrtcLibrariesIn = (
     .map((path) => ({ path, version: versionOf(realpathSync(path)) }));
 
 /**
- * What may be opened as libnvrtc: `CUFFI_NVRTC` alone where it is set, else what the loader and the
- * usual places have, the newest first.
+ * Paths and names of libnvrtc to try: `CUFFI_NVRTC` alone if it is set, otherwise all that the loader
+ * and the usual folders may have, newest first.
  */
 export function nvrtcPlaces(env: NodeJS.ProcessEnv = process.env): readonly string[] {
   const chosen = env['CUFFI_NVRTC'];
@@ -108,7 +108,7 @@ export function nvrtcPlaces(env: NodeJS.ProcessEnv = process.env): readonly stri
   ];
 }
 
-/** The file that a library was loaded from, by the name or path that opened it. */
+/** The file of a loaded library, by the name or path that opened it. */
 export function loadedFile(path: string): string | undefined {
   if (path.includes('/')) return realpathSync(path);
   const line = readFileSync('/proc/self/maps', 'utf8')
@@ -118,8 +118,9 @@ export function loadedFile(path: string): string | undefined {
 }
 
 /**
- * The folders of CUDA's headers (`cuda_fp16.h`, `cooperative_groups.h`), those beside the library
- * `file` first; none where there are no headers.
+ * The folders of CUDA's headers (`cuda_fp16.h`, `cooperative_groups.h`), preferably next to the
+ * library
+ * `file`. Empty if no headers are found.
  */
 export function headerFolders(
   file: string | undefined,
@@ -129,6 +130,6 @@ export function headerFolders(
   const folder = [...beside, ...toolkitRoots(env)]
     .map((root) => join(root, 'include'))
     .find((include) => isFile(join(include, 'cuda_fp16.h')));
-  // The C++ library has a folder of its own since CUDA 13.
+  // Since CUDA 13 the C++ library has a folder of its own.
   return folder ? [folder, join(folder, 'cccl')].filter((path) => entriesOf(path).length > 0) : [];
 }

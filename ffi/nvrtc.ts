@@ -1,4 +1,4 @@
-/** libnvrtc, NVIDIA's compiler of CUDA C++ at run time, as C has it: calls answer with a status. */
+/** The C interface of libnvrtc, NVIDIA's run-time compiler for CUDA C++. Calls return a status. */
 import { dirname, join } from 'node:path';
 import {
   type Library,
@@ -21,12 +21,12 @@ import {
 
 const handle = <T>(c: string): CType<T> => ({ c, ffi: 'uint64', byteLength: 8 });
 
-/** A program: a source and what was compiled of it. */
+/** A program: a source, and the code compiled from it. */
 export type NvrtcProgram = Handle<'nvrtcProgram'>;
 const program = handle<NvrtcProgram>('nvrtcProgram');
 const strings = handle<Address>('const char *const *');
 
-/** One row per function of nvrtc.h: its parameters. They all answer with an nvrtcResult. */
+/** The parameters of each function of nvrtc.h. All return an nvrtcResult. */
 export const nvrtcRows = {
   nvrtcVersion: [out(int), out(int)],
   nvrtcGetNumSupportedArchs: [out(int)],
@@ -57,18 +57,18 @@ export interface NvrtcLibrary {
   /** The name or path that opened. */
   readonly path: string;
   readonly nvrtc: Nvrtc;
-  /** The name of a status: the address of a string. */
+  /** The address of a string: the name of a status. */
   readonly errorString: (status: number) => Address;
 }
 
-/** nvrtcResult of a call that this version of libnvrtc does not have. */
+/** Returned for a function that this version of libnvrtc lacks. */
 const NVRTC_ERROR_INTERNAL_ERROR = 11;
 
 const PURPOSE: LibraryPurpose = {
   title: 'no CUDA compiler (libnvrtc) was found. Tried:',
   remedy: [
     'Install it (pip install nvidia-cuda-nvrtc, or the CUDA toolkit), or set CUFFI_NVRTC to the',
-    'path of a libnvrtc.so. PTX and cubins that were compiled elsewhere need no compiler.',
+    'path of a libnvrtc.so. Precompiled PTX and cubins need no compiler.',
   ].join('\n'),
 };
 
@@ -100,8 +100,8 @@ export function openNvrtc(candidates: readonly string[]): NvrtcLibrary {
 }
 
 /**
- * Loads what libnvrtc has beside it: it looks for that by name alone, which the loader knows only
- * where the library is in a place of its own. What is answered keeps it loaded.
+ * Loads libnvrtc-builtins from the folder of libnvrtc `file`. libnvrtc opens it by name alone, which
+ * fails outside of the loader's own folders unless it is loaded. The result keeps it loaded.
  */
 export function loadBuiltins(file: string, version: string): Library | undefined {
   try {

@@ -107,10 +107,10 @@ export const CUresult = {
   CUDA_ERROR_UNKNOWN: 999,
 } as const;
 
-/** A status as the driver returned it; numbers that this table lacks come from newer drivers. */
+/** A status of the driver. Newer drivers may return numbers that {@link CUresult} lacks. */
 export type CUresult = number;
 
 const names = new Map<number, string>(Object.entries(CUresult).map(([name, code]) => [code, name]));
 
-/** The name of a status, e.g. `CUDA_ERROR_OUT_OF_MEMORY`; `CUDA_ERROR_<number>` where unknown. */
+/** The name of a status, e.g. `CUDA_ERROR_OUT_OF_MEMORY`; `CUDA_ERROR_<number>` if unknown. */
 export const resultName = (status: CUresult): string => names.get(status) ?? `CUDA_ERROR_${status}`;

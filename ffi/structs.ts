@@ -1,6 +1,6 @@
 /**
- * Byte layouts of the structs that cross the boundary, as data: each field's offset and width.
- * Nested fields have dotted names. arena.ts writes them where the driver reads them.
+ * Byte layouts of the driver's structs, as data: the offset and width of each field. Nested fields
+ * have dotted names.
  */
 
 type Fields = Readonly<Record<string, readonly [offset: number, byteLength: number]>>;
@@ -50,7 +50,7 @@ const extents3D = {
 
 export const structs = {
   CUmemLocation: struct(8, { type: [0, 4], id: [4, 4] }),
-  // The same 88 bytes in every version: maxSize (12.2) and usage (12.6) were reserved before.
+  // 88 bytes in every version: maxSize (12.2) and usage (12.6) were reserved before.
   CUmemPoolProps: struct(88, {
     allocType: [0, 4],
     handleTypes: [4, 4],
@@ -86,7 +86,7 @@ export const structs = {
     attrs: [40, 8],
     numAttrs: [48, 4],
   }),
-  // `value` is a union: other 32-bit values than the width of a cluster lie where that does.
+  // `value` is a union: other 32-bit values have the offset of clusterDim.x.
   CUlaunchAttribute: struct(72, {
     id: [0, 4],
     pad: [4, 4],
@@ -145,12 +145,12 @@ export const structs = {
 /** The name of a struct, as cuda.h spells it. */
 export type StructName = keyof typeof structs;
 
-/** The fields of a struct by name; those left out are zero. Wider ones than 8 bytes stay zero. */
+/** The fields of a struct by name. Missing fields, and fields wider than 8 bytes, are zero. */
 export type StructValues<S extends StructName> = {
   readonly [F in keyof (typeof structs)[S]['fields']]?: number | bigint;
 };
 
-/** Writes a struct, all its bytes, at an offset of a view. */
+/** Writes all bytes of a struct at an offset of a view. */
 export function encodeStruct<S extends StructName>(
   name: S,
   values: StructValues<S>,
@@ -171,8 +171,8 @@ export function encodeStruct<S extends StructName>(
 }
 
 /**
- * The fields of a struct as numbers (32-bit ones signed), but for those wider than 8 bytes. A
- * 64-bit field above 2^53 loses bits: what reads them checks for safe integers.
+ * The fields of a struct as numbers; 32-bit fields are signed, fields wider than 8 bytes are 0. A
+ * 64-bit field above 2^53 loses bits: callers check for safe integers.
  */
 export function decodeStruct<S extends StructName>(
   name: S,

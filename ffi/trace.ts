@@ -1,11 +1,11 @@
-/** A record of driver calls: by name, bytes moved, status and duration. */
+/** Records of driver calls: name, bytes moved, status and duration. */
 import { copyByteLength } from './arena.ts';
 import { type FunctionName, type Row, rows } from './functions.ts';
 import type { NativeFunction } from './library.ts';
 import { type CUresult, resultName } from './results.ts';
 import type { Address } from './types.ts';
 
-/** One driver call, as it happened. */
+/** One driver call. */
 export interface CallRecord {
   readonly name: FunctionName;
   /** Bytes that the call copied or set; 0 for calls that move nothing. */
@@ -14,10 +14,10 @@ export interface CallRecord {
   readonly durationMs: number;
 }
 
-/** Takes each record when its call has returned. */
+/** Receives each record after its call has returned. */
 export type CallSink = (record: CallRecord) => void;
 
-/** What the arguments of a call say that it moves. */
+/** The number of bytes that a call moves, by its arguments. */
 const byteLengthOfArguments = (
   [count, unit, rows]: NonNullable<Row['bytes']>,
   args: readonly number[],
@@ -31,7 +31,7 @@ export function traced(
 ): NativeFunction {
   const { bytes, struct } = rows[name];
   return (...args: number[]) => {
-    // Read before the call: its out-values may lie over it.
+    // Read before the call, whose out-values may overwrite the struct.
     const structByteLength = struct ? copyByteLength(struct, args[0] as Address) : 0;
     const start = performance.now();
     const status = call(...(args as never[]));
@@ -46,14 +46,14 @@ export function traced(
   };
 }
 
-/** The bytes that calls of a record copied, between host and device or on the device. */
+/** The number of bytes that recorded calls copied, between host and device or on the device. */
 export const bytesCopied = (records: readonly CallRecord[]): number =>
   records.reduce(
     (sum, record) => (record.name.startsWith('cuMemcpy') ? sum + record.byteLength : sum),
     0,
   );
 
-/** What `CUFFI_TRACE=1` does with each call: a line on stderr. */
+/** Prints each call as a line on stderr (`CUFFI_TRACE=1`). */
 export const printCall: CallSink = ({ name, byteLength, status, durationMs }) => {
   const moved = byteLength > 0 ? ` ${byteLength} bytes` : '';
   const statusText = status === 0 ? '' : ` ${resultName(status)}`;

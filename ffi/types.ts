@@ -1,6 +1,6 @@
 /**
- * C types as values that carry TypeScript types. The function table is written in them; the
- * calls' argument types, koffi's declarations and the proof against cuda.h all follow from it.
+ * C types as values that carry TypeScript types. The rows of the function table consist of them. The
+ * argument types, koffi's declarations and the tests against cuda.h follow from them.
  */
 
 declare const brand: unique symbol;
@@ -12,7 +12,7 @@ declare const carried: unique symbol;
  */
 export type Handle<Name extends string> = number & { readonly [brand]: Name };
 
-/** How koffi is told about a parameter: integers, and the one struct passed by value. */
+/** The koffi type of a parameter: an integer, or the one struct that is passed by value. */
 export type FfiType = 'int32' | 'uint32' | 'int64' | 'uint64' | 'handle64';
 
 /** A C type: its spelling in cuda.h, its width, and (in `T`) what TypeScript passes for it. */
@@ -31,9 +31,9 @@ export type Arguments<P extends readonly CType[]> = {
 const type = <T>(c: string, ffi: FfiType, byteLength: number): CType<T> => ({ c, ffi, byteLength });
 const handle = <const Name extends string>(name: Name): CType<Handle<Name>> =>
   type(name, 'uint64', 8);
-/** A struct that the driver reads (its layout is in structs.ts); writers put it in the arena. */
+/** A pointer to a struct that the driver reads (its layout is in structs.ts). */
 const readStruct = (name: string): CType<Address> => type(`const ${name} *`, 'uint64', 8);
-/** A struct that a header forgot to declare const, or that is opaque, behind a pointer. */
+/** An opaque struct, or one that the header does not declare const, behind a pointer. */
 const opaque = (name: string, byteLength: number): CType<Address> =>
   type(name, 'uint64', byteLength);
 const enumeration = (name: string): CType<number> => type(name, 'uint32', 4);
@@ -49,7 +49,7 @@ export const uint = type<number>('unsigned int', 'uint32', 4);
 export const uint8 = type<number>('unsigned char', 'uint32', 1);
 export const uint16 = type<number>('unsigned short', 'uint32', 2);
 export const uint32 = type<number>('cuuint32_t', 'uint32', 4);
-/** A 64-bit value (not an address): a bigint where it may not fit a safe integer. */
+/** A 64-bit value (not an address). A bigint if it may exceed a safe integer. */
 export const uint64 = type<number | bigint>('cuuint64_t', 'uint64', 8);
 export const ulonglong = type<number>('unsigned long long', 'uint64', 8);
 export const float = type<number>('float', 'uint32', 4);
@@ -62,7 +62,7 @@ export const constPointer = type<Address>('const void *', 'uint64', 8);
 export const constString = type<Address>('const char *', 'uint64', 8);
 
 export const CUdevice = type<CUdevice>('CUdevice', 'int32', 4);
-/** A device ordinal as the driver counts them; not an address. */
+/** A device ordinal; not an address. */
 export type CUdevice = Handle<'CUdevice'>;
 export const CUcontext = handle('CUcontext');
 export type CUcontext = Handle<'CUcontext'>;
@@ -77,7 +77,7 @@ export type CUdeviceptr = Handle<'CUdeviceptr'>;
 export const CUmemoryPool = handle('CUmemoryPool');
 export type CUmemoryPool = Handle<'CUmemoryPool'>;
 export const CUmemGenericAllocationHandle = handle('CUmemGenericAllocationHandle');
-/** Physical memory of virtual memory management, mapped anywhere or nowhere. */
+/** Physical memory of virtual memory management. */
 export type CUmemGenericAllocationHandle = Handle<'CUmemGenericAllocationHandle'>;
 export const CUmodule = handle('CUmodule');
 export type CUmodule = Handle<'CUmodule'>;
@@ -89,7 +89,7 @@ export const CUgraphExec = handle('CUgraphExec');
 export type CUgraphExec = Handle<'CUgraphExec'>;
 export const CUgraphNode = handle('CUgraphNode');
 export type CUgraphNode = Handle<'CUgraphNode'>;
-/** `void (*)(void *)`: called on a thread of the driver's, so never JavaScript. */
+/** `void (*)(void *)`, called on a thread of the driver: never JavaScript. */
 export const CUhostFn = type<Address>('CUhostFn', 'uint64', 8);
 
 export const CUdevice_attribute = enumeration('CUdevice_attribute');
@@ -135,11 +135,11 @@ export const CUDA_KERNEL_NODE_PARAMS_v2 = readStruct('CUDA_KERNEL_NODE_PARAMS_v2
 export const pointers = type<Address>('void **', 'uint64', 8);
 /** A function that the driver calls back: never JavaScript, so always 0. */
 export const CUoccupancyB2DSize = type<Address>('CUoccupancyB2DSize', 'uint64', 8);
-/** Where the driver says where handles of nodes lie, in memory of its own. */
+/** Receives the address of an array of node handles in the driver's memory. */
 export const CUgraphNodes = type<Address>('const CUgraphNode **', 'uint64', 8);
-/** Where cuGraphExecUpdate says what could not be updated. */
+/** Receives what cuGraphExecUpdate could not update. */
 export const CUgraphExecUpdateResultInfo = opaque('CUgraphExecUpdateResultInfo', 24);
-/** cuMemPoolGetAccess declares what it only reads as if it were written. */
+/** cuMemPoolGetAccess only reads it, but does not declare it const. */
 export const CUmemLocationNotConst = opaque('CUmemLocation', 8);
-/** 64 bytes that name an allocation of a pool, to a process that has imported the pool. */
+/** 64 bytes that identify an allocation of a pool to a process that has imported the pool. */
 export const CUmemPoolPtrExportData = opaque('CUmemPoolPtrExportData', 64);

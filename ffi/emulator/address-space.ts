@@ -1,9 +1,9 @@
-/** The address space that device memory is mapped into. */
+/** The address range that device memory is mapped into. */
 import { writeSync } from 'node:fs';
 import { libc } from '../linux/libc.ts';
 import { FirstFitAllocator } from './ranges.ts';
 
-/** What device memory is aligned to and measured in. */
+/** The alignment and granularity of device memory. */
 export const GRANULARITY: number = 2 << 20;
 
 const PROT_NONE = 0;
@@ -19,22 +19,22 @@ const RESERVATION_BYTES = 64 * 2 ** 30;
 
 export const roundUp = (value: number, unit: number): number => Math.ceil(value / unit) * unit;
 
-/** All reservations of this thread. */
+/** All reserved address ranges of this thread. */
 const reservations: { readonly begin: number; readonly end: number }[] = [];
 
-/** Whether an address is of a driver of this thread. */
+/** Whether an address belongs to an emulated driver of this thread. */
 export const isReserved = (address: number): boolean =>
   reservations.some(({ begin, end }) => begin <= address && address < end);
 
 /**
  * Reserved, inaccessible addresses, where descriptors are mapped at multiples of
- * {@link GRANULARITY}. What is unmapped stays reserved, so that nothing else of the process moves
- * in there and the next mapping of that size gets the same address.
+ * {@link GRANULARITY}. Unmapped addresses stay reserved: nothing else of the process is mapped there,
+ * and the next mapping of that size gets the same address.
  */
 export class AddressSpace {
   readonly #free = new FirstFitAllocator();
 
-  /** Maps a descriptor, shared; undefined where the system refuses. */
+  /** Maps a descriptor, shared. Undefined if the system refuses. */
   map(fd: number, byteLength: number): number | undefined {
     const extent = roundUp(byteLength, GRANULARITY);
     const address = this.reserve(extent);
@@ -49,7 +49,7 @@ export class AddressSpace {
     this.release(address, extent);
   }
 
-  /** Takes addresses, at `wanted` if they are free there; nothing is mapped yet. */
+  /** Reserves addresses without mapping anything, at `wanted` if that range is free. */
   reserve(extent: number, alignment = GRANULARITY, wanted = 0): number | undefined {
     if (wanted !== 0 && this.#free.takeAt(wanted, extent)) return wanted;
     const address = this.#free.take(extent, alignment);
@@ -66,29 +66,29 @@ export class AddressSpace {
     return undefined;
   }
 
-  /** Gives addresses back, where nothing is mapped any more. */
+  /** Releases reserved addresses. Nothing may be mapped there. */
   release(address: number, extent: number): void {
     this.#free.add(address, extent);
   }
 
-  /** Maps a descriptor at reserved addresses; false where the system refuses. */
+  /** Maps a descriptor at reserved addresses. Returns false if the system refuses. */
   mapAt(address: number, fd: number, byteLength: number): boolean {
     const flags = MAP_SHARED | MAP_FIXED;
     return libc.mmap(address, byteLength, PROT_READ_WRITE, flags, fd, 0) === address;
   }
 
-  /** Unmaps, and keeps the addresses. */
+  /** Unmaps memory and keeps its addresses reserved. */
   unmapKeepingAddresses(address: number, extent: number): void {
     libc.mmap(address, extent, PROT_NONE, INACCESSIBLE | MAP_FIXED, -1, 0);
   }
 }
 
-/** What fresh memory holds in each byte: nobody may count on zeros. */
+/** The value of each byte of new memory: callers must not rely on zeros. */
 const UNINITIALIZED_BYTE = 0xa5;
-/** At both ends of a large allocation so much is filled: to touch all of its pages takes long. */
+/** The bytes to fill at each end of a large allocation: touching all pages would be slow. */
 const MAX_FILLED_BYTES = 4 * 2 ** 20;
 
-/** The parts of memory that are filled when it is given out. */
+/** The parts of an allocation that are filled. */
 const filledParts = (
   byteLength: number,
 ): readonly (readonly [start: number, byteLength: number])[] =>
@@ -99,13 +99,16 @@ const filledParts = (
         [byteLength - MAX_FILLED_BYTES, MAX_FILLED_BYTES],
       ];
 
-/** Fills memory that is given out, which is mapped here. */
+/** Fills a new allocation that is mapped in this process. */
 export function fillUninitialized(address: number, byteLength: number): void {
   for (const [start, length] of filledParts(byteLength))
     libc.memset(address + start, UNINITIALIZED_BYTE, length);
 }
 
-/** As {@link fillUninitialized}, of memory that is mapped nowhere yet; false where the system has none left. */
+/**
+ * Like {@link fillUninitialized}, for memory that is not mapped. Returns false if the system is out
+ * of memory.
+ */
 export function fillUninitializedFile(fd: number, byteLength: number): boolean {
   try {
     for (const [start, length] of filledParts(byteLength))
@@ -116,7 +119,7 @@ export function fillUninitializedFile(fd: number, byteLength: number): boolean {
   }
 }
 
-/** Memory outside of any device's addresses; undefined if none is left. */
+/** Maps host memory outside of the device addresses. Undefined if the system is out of memory. */
 export function mapSharedAnonymous(byteLength: number): number | undefined {
   const flags = MAP_SHARED | MAP_ANONYMOUS;
   const address = libc.mmap(0, byteLength, PROT_READ_WRITE, flags, -1, 0);

@@ -1,4 +1,4 @@
-/** Allocating, freeing and asking about memory. */
+/** Allocating and freeing device memory; pointer attributes of all memory. */
 import {
   CU_MEMORYTYPE_DEVICE,
   CU_MEMORYTYPE_HOST,
@@ -29,19 +29,19 @@ import type { StreamQueues } from './stream-queues.ts';
 const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_NOT_FOUND } =
   CUresult;
 
-// What pitched rows are aligned to, and which elements they may have.
+// The alignment of pitched rows, and the allowed element sizes.
 const PITCH_ALIGNMENT = 512;
 const ELEMENT_SIZES: readonly number[] = [4, 8, 16];
 
-/** What the driver tells of a pointer. */
+/** What the driver knows about a pointer. */
 interface PointerInfo extends Range {
-  /** What attributes tell as the pointer's range. */
+  /** The range that the pointer attributes report. */
   readonly range: Range;
   readonly device: number;
   readonly contextHandle: number;
   readonly bufferId: number;
   readonly type: number;
-  /** Whether the CPU reaches it at the same address. */
+  /** Whether the CPU can access it at the same address. */
   readonly isHost: boolean;
   readonly isManaged: boolean;
   readonly isExportable: boolean;
@@ -102,7 +102,9 @@ function pointerAt(memory: Memory, contexts: Contexts, address: number): Pointer
   };
 }
 
-/** An attribute's value and its width in bytes; undefined where the pointer has none such. */
+/**
+ * The value of an attribute and its width in bytes. Undefined if the pointer has no such attribute.
+ */
 function attributeOf(
   pointer: PointerInfo,
   address: number,
@@ -158,7 +160,10 @@ export const allocationFunctions = (
   contexts: Contexts,
   queues: StreamQueues,
   host: HostMemory,
-  /** Frees memory of other kinds that can be freed so; undefined for an address of none. */
+  /**
+   * Frees memory of other kinds that cuMemFree accepts. Undefined if the address is in none of
+   * them.
+   */
   freeOther: (address: number) => Status | undefined,
 ): AllocationFunctions => ({
   cuMemGetInfo_v2(free, total) {

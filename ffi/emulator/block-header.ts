@@ -1,4 +1,7 @@
-/** The pages behind a memory block's bytes, which its owner and its importers share. */
+/**
+ * The header of a memory block: pages that its owner and its importers share. They lie behind its
+ * bytes.
+ */
 import { randomBytes } from 'node:crypto';
 import { viewMemory } from '../native.ts';
 import type { Address } from '../types.ts';
@@ -6,7 +9,7 @@ import { isAlive } from './processes.ts';
 
 const MAGIC = 0x6375_6666;
 
-// In words of four bytes: the header, the slots of importers, the ids of live allocations.
+// Offsets in words of four bytes: the fields, the slots of importers, the ids of live allocations.
 const GENERATION = 2;
 const IMPORTERS = 4;
 const SLOTS = 16;
@@ -16,22 +19,22 @@ const IDS = 1024;
 const ID_COUNT = 4096;
 
 export const BLOCK_HEADER_BYTE_LENGTH: number = (IDS + ID_COUNT) * 4;
-/** What small allocations are measured in: each unit of a block has room for an id. */
+/** The granularity of small allocations. The header has an id for each such unit of the block. */
 export const ALLOCATION_UNIT = 512;
 
-// A slot taken, whose start time is not written yet.
+// A slot that is taken, and whose start time is not written yet.
 const RESERVED_SLOT = -1;
 
-/** How long mappings of a process stay after its end, and when an end was first seen. */
+/** How long mappings of a process persist after its end, and when each end was first seen. */
 let teardownMs = 0;
 const exitSeenAt = new Map<string, number>();
 
-/** @param ms what a process had mapped stays so for as long after its end */
+/** @param ms how long mappings of a process persist after its end */
 export function delayTeardown(ms: number): void {
   teardownMs = ms;
 }
 
-/** Whether a process that has ended still counts. */
+/** Whether the mappings of a process that has ended still count. */
 function isBeingTornDown(pid: number, startTime: number): boolean {
   if (teardownMs === 0) return false;
   const key = `${pid} ${startTime}`;
@@ -41,10 +44,11 @@ function isBeingTornDown(pid: number, startTime: number): boolean {
 }
 
 /**
- * Says which generation of memory this is, which allocations live in it, and who has it mapped.
+ * Records which memory this is, which allocations are live, and which processes have it mapped.
  *
- * An importer claims its slot before it looks at the ids, and an owner clears an id before it
- * looks for importers: one of the two always sees the other.
+ * An importer takes its slot before it reads the ids. An owner clears an id before it reads the
+ * slots.
+ * So one of the two always sees the other.
  */
 export class BlockHeader {
   readonly #words: Int32Array;
@@ -53,7 +57,7 @@ export class BlockHeader {
     this.#words = new Int32Array(viewMemory(address as Address, BLOCK_HEADER_BYTE_LENGTH));
   }
 
-  /** Makes these pages a new block's. */
+  /** Initialises the header of a new block. */
   initialise(): void {
     this.#words[0] = MAGIC;
     new Uint8Array(this.#words.buffer, this.#words.byteOffset + GENERATION * 4, 8).set(
@@ -65,7 +69,7 @@ export class BlockHeader {
     return this.#words[0] === MAGIC;
   }
 
-  /** Which memory this is: other memory under the same descriptor number has another one. */
+  /** A random id: other memory under the same descriptor number has another one. */
   get generation(): string {
     const at = this.#words.byteOffset + GENERATION * 4;
     return Buffer.from(this.#words.buffer, at, 8).toString('hex');
@@ -79,7 +83,7 @@ export class BlockHeader {
     Atomics.store(this.#words, IDS + this.#unit(byteOffset), id);
   }
 
-  /** Takes a slot for a process that maps the block; undefined where all are taken. */
+  /** Takes a slot for a process that maps the block. Undefined if all are taken. */
   addImporter(pid: number, startTime: number): number | undefined {
     for (let slot = 0; slot < SLOT_COUNT; slot += 1) {
       const at = SLOTS + slot * SLOT_WORDS;
@@ -98,7 +102,7 @@ export class BlockHeader {
     if (Atomics.exchange(this.#words, at, 0) !== 0) Atomics.sub(this.#words, IMPORTERS, 1);
   }
 
-  /** Whether a living process has the block mapped; forgets those that ended without a word. */
+  /** Whether a living process has the block mapped. Removes processes that have ended. */
   hasImporters(): boolean {
     if (Atomics.load(this.#words, IMPORTERS) === 0) return false;
     for (let slot = 0; slot < SLOT_COUNT; slot += 1) {

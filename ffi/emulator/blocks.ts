@@ -1,4 +1,7 @@
-/** Blocks of device memory: memfds, mapped here by their owner or by an importer. */
+/**
+ * Blocks of device memory: memfds, mapped by their owner or by an importer, and the allocations in
+ * them.
+ */
 import { closeFd, SystemError } from '../linux/libc.ts';
 import { viewMemory } from '../native.ts';
 import type { Address } from '../types.ts';
@@ -11,7 +14,7 @@ import { FirstFitAllocator, type Range, RangeMap } from './ranges.ts';
 /** The name of a block's memfd. */
 export const BLOCK_NAME = 'cuffi.memory';
 
-/** A block's bytes and its trailer, mapped one behind the other. */
+/** A block's bytes, mapped, and its header behind them. */
 export class MappedBlock implements Range {
   readonly address: number;
   readonly byteLength: number;
@@ -27,13 +30,13 @@ export class MappedBlock implements Range {
     this.header = new BlockHeader(address + byteLength);
   }
 
-  /** Maps `byteLength` bytes of a block and its trailer; undefined where the system refuses. */
+  /** Maps `byteLength` bytes of a block and its header. Undefined if the system refuses. */
   static map(space: AddressSpace, fd: number, byteLength: number): MappedBlock | undefined {
     const address = space.map(fd, byteLength + BLOCK_HEADER_BYTE_LENGTH);
     return address === undefined ? undefined : new MappedBlock(space, address, byteLength);
   }
 
-  /** Nothing of the block, its trailer included, may be touched afterwards. */
+  /** The block and its header must not be used afterwards. */
   unmap(): void {
     this.#windows.clear();
     this.#wideWindows.clear();
@@ -53,7 +56,7 @@ export class MappedBlock implements Range {
     return [words, (offset % GRANULARITY) / 4];
   }
 
-  /** As {@link word32}, of 64 bits. */
+  /** Like {@link word32}, with 64 bits. */
   word64(address: number): readonly [words: BigInt64Array, index: number] {
     const offset = address - this.address;
     const window = Math.floor(offset / GRANULARITY);
@@ -67,24 +70,24 @@ export class MappedBlock implements Range {
   }
 }
 
-/** Memory that was asked for, and not freed yet. */
+/** A live allocation. */
 export interface Allocation extends Range {
   readonly block: Block;
-  /** Unlike the address, never the same again. */
+  /** Unlike the address, never reused. */
   readonly bufferId: number;
 }
 
-/** A block that this process owns: one large allocation, or many small ones. */
+/** A block that this process owns: one large allocation, or several small ones. */
 export interface Block extends Range {
   readonly fd: number;
   readonly mapped: MappedBlock;
   readonly context: Context;
   readonly allocations: RangeMap<Allocation>;
-  /** What is free in a block of small allocations; undefined for a large one's. */
+  /** The free space of a block for small allocations. Undefined for a large allocation. */
   readonly holes: FirstFitAllocator | undefined;
 }
 
-/** Makes a block; undefined where the system refuses. */
+/** Creates a block. Undefined if the system refuses. */
 function createBlock(
   space: AddressSpace,
   context: Context,
@@ -117,26 +120,26 @@ function destroyBlock(block: Block): void {
 
 const MAX_SMALL_BYTES = 2 ** 20;
 
-/** What blocks are made of. */
+/** Where blocks get addresses and device memory. */
 interface BlockSource {
   readonly space: AddressSpace;
-  /** Whether a device has so much memory. */
+  /** Whether a device has that much free memory. */
   hasFree(device: number, byteLength: number): boolean;
   nextBufferId(): number;
 }
 
-/** The blocks of device memory, and what is allocated in them: large ones have one of their own. */
+/** The blocks of this process and their allocations. A large allocation has a block of its own. */
 export class Blocks {
   readonly #source: BlockSource;
   readonly #blocks = new RangeMap<Block>();
-  /** Freed here, and still mapped by other processes. */
+  /** Freed by this process, but still mapped by others. */
   readonly #freedButMapped = new Set<Block>();
 
   constructor(ground: BlockSource) {
     this.#source = ground;
   }
 
-  /** Undefined where there is not enough memory. */
+  /** Undefined if there is not enough memory. */
   allocate(context: Context, byteLength: number): Allocation | undefined {
     return byteLength <= MAX_SMALL_BYTES
       ? this.#allocateSmall(context, byteLength)
@@ -147,13 +150,13 @@ export class Blocks {
     const { block } = allocation;
     block.allocations.remove(allocation);
     block.mapped.header.setIdAt(allocation.address - block.address, 0);
-    // An emptied block of small allocations stays, for the next ones.
+    // An empty block of small allocations is kept for the next ones.
     if (block.holes)
       block.holes.add(allocation.address, roundUp(allocation.byteLength, ALLOCATION_UNIT));
     else this.#retire(block);
   }
 
-  /** Frees all that is allocated in a context. */
+  /** Frees all allocations of a context. */
   releaseContext(context: Context): void {
     for (const block of [...this.#blocks]) {
       if (block.context !== context) continue;
@@ -163,22 +166,22 @@ export class Blocks {
     }
   }
 
-  /** The living allocation of this process that an address lies in. */
+  /** The live allocation of this process that contains an address. */
   allocationAt(address: number): Allocation | undefined {
     return this.#blocks.at(address)?.allocations.at(address);
   }
 
-  /** Whether all these bytes are of one living allocation. */
+  /** Whether one live allocation contains all these bytes. */
   isAllocated(address: number, byteLength: number): boolean {
     return this.#blocks.at(address)?.allocations.containing(address, byteLength) !== undefined;
   }
 
-  /** Whether all these bytes are of one block, allocated or not. */
+  /** Whether one block contains all these bytes, allocated or not. */
   holds(address: number, byteLength: number): boolean {
     return this.#blocks.containing(address, byteLength) !== undefined;
   }
 
-  /** The context whose block an address lies in. */
+  /** The context of the block that contains an address. */
   contextAt(address: number): Context | undefined {
     return this.#blocks.at(address)?.context;
   }
@@ -187,7 +190,7 @@ export class Blocks {
     return this.#blocks.at(address)?.mapped;
   }
 
-  /** How much of a device they take: an emptied one takes nothing. */
+  /** The device memory that the blocks use. An empty block uses none. */
   usedBytes(device: number): number {
     for (const block of this.#freedButMapped) {
       if (block.mapped.header.hasImporters()) continue;
@@ -229,7 +232,7 @@ export class Blocks {
     return block;
   }
 
-  /** Whether an emptied block, which counts as free, can be used again. */
+  /** Whether an empty block, which counts as free memory, can be used again. */
   #canReuse(device: number, block: Block): boolean {
     return block.mapped.header.hasImporters() || this.#source.hasFree(device, block.byteLength);
   }
@@ -242,7 +245,7 @@ export class Blocks {
     return allocation;
   }
 
-  /** The memory itself goes when the last importer has gone. */
+  /** The memory is freed once the last importer has unmapped it. */
   #retire(block: Block): void {
     this.#blocks.remove(block);
     if (block.mapped.header.hasImporters()) this.#freedButMapped.add(block);

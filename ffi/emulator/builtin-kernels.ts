@@ -1,10 +1,10 @@
-/** The kernels of cuffi's own, which src/kernel/ptx has for hardware. */
+/** Implementations of cuffi's built-in kernels, whose PTX is in src/kernel. */
 import type { EmulatedLaunch, RegisteredKernel } from '../emulated-kernels.ts';
 
 const MAX_AXES = 8;
 const AXES = { bytes: 3 * MAX_AXES * 8 } as const;
 
-/** How items lie on one side. */
+/** The layout of the items of a source or target. */
 interface StridedOperand {
   readonly address: number;
   readonly strides: readonly number[];
@@ -65,11 +65,11 @@ function parseAxes(
   return [part(0), part(1), part(2)];
 }
 
-/** How many items there are threads for. */
+/** The number of items, limited by the number of threads. */
 const runnableItems = ({ grid, block }: EmulatedLaunch, items: bigint): number =>
   Math.min(Number(items), grid[0] * block[0]);
 
-/** All bytes from the first item to the last, and which of them is the first of item 0. */
+/** A view of all bytes of an operand, and the index of the first byte of item 0. */
 function viewOperand(
   launch: EmulatedLaunch,
   { address, strides }: StridedOperand,
@@ -86,7 +86,7 @@ function viewOperand(
   return { bytes: launch.view(address + low, Uint8Array, high - low), first: -low };
 }
 
-/** Where each item is on both sides; the first axis is the fastest. */
+/** The byte offsets of each item in target and source. The first axis varies fastest. */
 function* itemOffsets(
   items: number,
   lengths: readonly number[],
@@ -108,7 +108,7 @@ function* itemOffsets(
   }
 }
 
-/** By their names, as in the PTX. */
+/** The kernels by the names in the PTX. */
 export const builtinKernels: ReadonlyMap<string, RegisteredKernel> = new Map<
   string,
   RegisteredKernel

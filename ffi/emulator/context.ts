@@ -1,4 +1,4 @@
-/** Contexts: one primary per device, others made by hand, and which one is current. */
+/** Contexts: the primary context of each device, created ones, and the current one. */
 import { limits } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
@@ -15,7 +15,7 @@ const {
   CUDA_ERROR_UNSUPPORTED_LIMIT,
 } = CUresult;
 
-/** Everything but devRuntimeSyncDepth, which compute capability 9.0 has no more. */
+/** All limits but devRuntimeSyncDepth, which compute capability 9.0 lacks. */
 const defaultLimits: readonly (readonly [number, number])[] = [
   [limits.stackSize, 1024],
   [limits.printfFifoSize, 7_340_032],
@@ -36,11 +36,11 @@ export interface Context {
   readonly limits: Map<number, number>;
   alive: boolean;
   /**
-   * What ended it, where its work has, or that of another context: a process loses all of its
-   * contexts at once, and every call in one fails with that from then on.
+   * The error of work that failed, in this or another context: a failure invalidates all contexts of
+   * the process. Every later call in one returns it.
    */
   failure: CUresult;
-  /** How often a primary context was retained. */
+  /** The retain count of a primary context. */
   references: number;
 }
 
@@ -53,7 +53,7 @@ export class Contexts {
   readonly #stack: Context[] = [];
   readonly #endListeners: ((context: Context) => void)[] = [];
   readonly #processFailure = { status: CUDA_SUCCESS as CUresult };
-  /** Of each context, those of other devices whose memory it was given access to. */
+  /** For each context, the contexts of other devices whose memory it may access. */
   readonly #accessible = new WeakMap<Context, Set<Context>>();
 
   constructor(settings: Settings, handles: Handles) {
@@ -61,12 +61,12 @@ export class Contexts {
     this.#deviceCount = settings.deviceCount;
   }
 
-  /** Has `release` called with each context that ends, to release what belongs to it. */
+  /** Registers a function that releases what belongs to a context when that ends. */
   onEnd(release: (context: Context) => void): void {
     this.#endListeners.push(release);
   }
 
-  /** What ended the contexts of the process, if anything did. */
+  /** The error that invalidated the contexts of the process, or success. */
   get processFailure(): CUresult {
     return this.#processFailure.status;
   }
@@ -75,14 +75,14 @@ export class Contexts {
     return this.#stack.at(-1);
   }
 
-  /** The current context, where the guard has made sure that there is one. */
+  /** The current context. The preconditions guarantee one. */
   get current(): Context {
     const context = this.top;
-    if (!context) throw new Error('no current context behind the guard');
+    if (!context) throw new Error('no current context after the preconditions');
     return context;
   }
 
-  /** Why a call that needs a current context cannot be made; success where it can. */
+  /** The status of a call that needs a current context: success if it may continue. */
   get status(): CUresult {
     const context = this.top;
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
@@ -106,7 +106,7 @@ export class Contexts {
     return context;
   }
 
-  /** A primary context comes to life again, with the limits of a new one. */
+  /** Activates a primary context, with the limits of a new one. */
   activate(context: Context): void {
     if (context.alive) return;
     for (const [limit, value] of defaultLimits) context.limits.set(limit, value);
@@ -117,7 +117,7 @@ export class Contexts {
     return this.#make(device, false, flags);
   }
 
-  /** Ends a context with all that belongs to it. A primary context keeps its handle. */
+  /** Ends a context and everything in it. A primary context keeps its handle. */
   end(context: Context): void {
     if (!context.alive) return;
     for (const release of this.#endListeners) release(context);
@@ -129,14 +129,14 @@ export class Contexts {
     this.#handles.release('CUcontext', context.handle);
   }
 
-  /** The contexts whose memory a context was given access to. */
+  /** The contexts whose memory a context may access. */
   accessibleFrom(context: Context): Set<Context> {
     const peers = this.#accessible.get(context) ?? new Set();
     this.#accessible.set(context, peers);
     return peers;
   }
 
-  /** Whether work of a context may use memory of another one. */
+  /** Whether work of a context may access memory of another one. */
   canAccess(context: Context, owner: Context): boolean {
     return context.device === owner.device || this.accessibleFrom(context).has(owner);
   }
@@ -186,7 +186,7 @@ export const primaryContextFunctions = (
   cuDevicePrimaryCtxRetain(out, device) {
     if (!contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
     const context = contexts.primary(device);
-    // A reset does not mend what failed: the process has no primary context any more.
+    // A reset does not repair a failure: the process can no longer have a primary context.
     if (!context.alive && context.failure !== CUDA_SUCCESS) return context.failure;
     contexts.activate(context);
     context.references += 1;
@@ -201,7 +201,7 @@ export const primaryContextFunctions = (
     if (context.references === 0) contexts.end(context);
     return CUDA_SUCCESS;
   },
-  // Does not release: who retained the context before releases it all the same.
+  // Does not change the retain count: earlier retains must still be released.
   cuDevicePrimaryCtxReset_v2(device) {
     if (!contexts.hasDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
     contexts.end(contexts.primary(device));
@@ -215,7 +215,7 @@ export const primaryContextFunctions = (
   },
 });
 
-/** The answer to a limit that contexts do not have: unsupported, or none at all. */
+/** The status for a limit that contexts do not have: unsupported or unknown. */
 const unknownLimitStatus = (limit: number): CUresult =>
   limit === limits.devRuntimeSyncDepth ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_ERROR_INVALID_VALUE;
 
@@ -256,7 +256,7 @@ export const contextFunctions = (contexts: Contexts, host: HostMemory): ContextF
     if (handle === 0) return CUDA_ERROR_INVALID_VALUE;
     const context = contexts.get(handle);
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-    // A primary context may be pushed while it is not alive: calls that need it then fail.
+    // An inactive primary context may be pushed: calls that need it then fail.
     contexts.push(context);
     return CUDA_SUCCESS;
   },

@@ -1,4 +1,4 @@
-/** Copies of two and three dimensions, described by structs. */
+/** Copies of two and three dimensions. */
 import {
   CU_MEMORYTYPE_ARRAY,
   CU_MEMORYTYPE_DEVICE,
@@ -26,7 +26,7 @@ const {
 
 type Fields = Readonly<Record<string, number>>;
 
-/** One side of a copy: where its first byte is, and how far apart rows and slices are. */
+/** The source or target of a copy: its first byte, and the distances of rows and slices. */
 interface CopyOperand {
   readonly address: number;
   readonly pitch: number;
@@ -44,7 +44,7 @@ interface Extent3d {
 const byteSpan = ({ pitch, slice }: CopyOperand, { width, height, depth }: Extent3d): number =>
   slice * (depth - 1) + pitch * (height - 1) + width;
 
-/** The side that a struct's fields with this prefix describe, or why it cannot be copied. */
+/** Reads the operand from the struct fields with a prefix. Returns the status if they are invalid. */
 function parseOperand(
   fields: Fields,
   prefix: 'src' | 'dst',
@@ -58,9 +58,9 @@ function parseOperand(
   if (!types.includes(type)) return CUDA_ERROR_INVALID_VALUE;
   const [x, y, z] = [field('XInBytes'), field('Y'), field('Z')];
   const isFlat = box.height === 1 && box.depth === 1 && y === 0 && z === 0;
-  // Rows without a pitch lie close together.
+  // Without a pitch, rows are contiguous.
   const pitch = field('Pitch') || x + box.width;
-  // No pitch is too wide, whatever the attribute of the device says.
+  // The driver accepts pitches above the device's attribute.
   if (!isFlat && pitch < x + box.width) return CUDA_ERROR_INVALID_VALUE;
   const rows = field('Height');
   if ((box.depth > 1 || z > 0) && rows < y + box.height) return CUDA_ERROR_INVALID_VALUE;
@@ -107,7 +107,7 @@ export function copy3dFunctions(
     return true;
   };
 
-  /** A side's bytes without the gaps, and what holds them. */
+  /** A host operand without gaps, and the memory behind it. */
   const packed = (box: Extent3d, device: number): { side: CopyOperand; bytes: Uint8Array } => {
     const bytes = Buffer.allocUnsafeSlow(box.width * box.height * box.depth);
     const { width: pitch, height } = box;
@@ -127,19 +127,19 @@ export function copy3dFunctions(
   ): Status => {
     const isToDevice = canUse(to, byteSpan(to, box), true);
     const isFromDevice = canUse(from, byteSpan(from, box), false);
-    // Only memory that may be the host's can be unknown to the driver.
+    // The driver accepts unknown memory only if it may be host memory.
     const mustBeDevice = ({ type, address }: CopyOperand): boolean =>
       type === CU_MEMORYTYPE_DEVICE || memory.isDeviceRegion(address);
     if ((!isToDevice && mustBeDevice(to)) || (!isFromDevice && mustBeDevice(from)))
       return CUDA_ERROR_INVALID_VALUE;
-    // What is read now, or waited for, is no work that can be done again.
+    // A copy that reads or waits now cannot be repeated at each launch of a graph.
     if (!(isFromDevice && isToDevice) && queues.invalidateCapture(queue))
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 
     let source = from;
     let kept: Uint8Array | undefined;
     if (!isFromDevice) {
-      // Ordinary host memory is read now: its owner may change it as soon as this returns.
+      // Pageable host memory is read now: its owner may change it as soon as the call returns.
       const { side, bytes } = packed(box, from.device);
       if (!copyRows(side, from, box)) return CUDA_ERROR_INVALID_VALUE;
       source = side;

@@ -18,18 +18,18 @@ const {
 const MAX_PATTERN_BYTES = 2 ** 20;
 
 /**
- * A copy across the border of two mappings is refused, but hardware let so many bytes be read now.
- * Where its bound is was not measured.
+ * Copies across the boundary of two mappings are refused, except that hardware accepted synchronous
+ * reads of this many bytes. The exact limit was not measured.
  */
 const MAX_CROSS_MAPPING_READ = 64;
 
 /**
- * What of ordinary host memory is taken at once, on its way to the device; more waits for its turn in
- * the stream. It was measured to be from 1 MiB to less than 4 MiB.
+ * The largest copy from pageable memory to the device that returns before the stream reaches it.
+ * Measured to be between 1 MiB and 4 MiB.
  */
 export const MAX_STAGED_BYTES: number = 2 ** 20;
 
-/** Fills `byteLength` bytes with a repeated element, a piece at a time. */
+/** Fills `byteLength` bytes with a repeated element. */
 function fill(memory: Memory, address: number, element: Uint8Array, byteLength: number): void {
   const pattern = Buffer.allocUnsafeSlow(Math.min(byteLength, MAX_PATTERN_BYTES)).fill(element);
   withAddress(pattern, (from) => {
@@ -67,7 +67,7 @@ export function copyFunctions(
   host: HostMemory,
   contexts: Contexts,
 ): CopyFunctions {
-  /** Copies in the order of a stream, and waits for it. */
+  /** Copies in stream order and waits for the copy. */
   const copySync = (queue: Stream, to: number, from: number, byteLength: number): Status => {
     if (queues.invalidateCapture(queue)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     let outcome: boolean | undefined;
@@ -76,7 +76,7 @@ export function copyFunctions(
       return true;
     };
     queues.enqueue(queue, work, 'copy');
-    // Where its context is lost before its turn, it never runs.
+    // If the context fails before, the copy never runs.
     queues.blockUntil(
       () => outcome !== undefined || queue.context.failure !== CUDA_SUCCESS,
       () => [queue],
@@ -159,8 +159,9 @@ export function copyFunctions(
       if (isRefused || !isReadable) return CUDA_ERROR_INVALID_VALUE;
       return copySync(queue, to, from, byteLength);
     },
-    // Ordinary host memory is read now, because its owner may change it as soon as this returns; a
-    // large copy returns when its stream has come to it.
+    // Pageable host memory is read now, because its owner may change it as soon as the call
+    // returns. A
+    // large copy returns when the stream has reached it.
     cuMemcpyHtoDAsync_v2(to, from, byteLength, stream) {
       const queue = queues.get(stream);
       if (!queue) return CUDA_ERROR_INVALID_HANDLE;
@@ -186,8 +187,8 @@ export function copyFunctions(
         );
       return CUDA_SUCCESS;
     },
-    // Into ordinary host memory: done before this returns, as the driver's staged copies are, but in
-    // a graph at each launch.
+    // A copy into pageable host memory is done before the call returns, as with the driver's staging.
+    // In a graph it runs at each launch.
     cuMemcpyDtoHAsync_v2(to, from, byteLength, stream) {
       const queue = queues.get(stream);
       if (!queue) return CUDA_ERROR_INVALID_HANDLE;
@@ -208,11 +209,11 @@ export function copyFunctions(
         return CUDA_ERROR_INVALID_VALUE;
       return copyAsync(queue, to, from, byteLength);
     },
-    // Works whether or not peer access is enabled; that only makes it quicker.
+    // Works without peer access, which only makes it faster.
     cuMemcpyPeerAsync(to, toContext, from, fromContext, byteLength, stream) {
       const queue = queues.get(stream);
       if (!queue) return CUDA_ERROR_INVALID_HANDLE;
-      // No context stands for the stream's.
+      // 0 means the context of the stream.
       const target = toContext === 0 ? queue.context : contexts.get(toContext);
       const source = fromContext === 0 ? queue.context : contexts.get(fromContext);
       if (!target?.alive || !source?.alive) return CUDA_ERROR_INVALID_CONTEXT;

@@ -1,4 +1,4 @@
-/** Devices: how many, their names, attributes and memory. */
+/** Devices: count, names, attributes and memory; the driver's version and error texts. */
 import { createHash } from 'node:crypto';
 import { type DeviceAttribute, deviceAttributes } from '../attributes.ts';
 import type { Driver } from '../functions.ts';
@@ -13,7 +13,7 @@ const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_DEVICE } = CU
 const DRIVER_VERSION = 13_000;
 const NAME = 'cuffi emulated device';
 
-/** The most bytes between two rows of a copy. */
+/** The largest distance of two rows in a copy. */
 const MAX_PITCH = 2 ** 31 - 1;
 
 const defaults: Partial<Record<DeviceAttribute, number>> = {
@@ -64,7 +64,7 @@ const defaults: Partial<Record<DeviceAttribute, number>> = {
   maxBlocksPerMultiprocessor: 32,
   reservedSharedMemoryPerBlock: 1024,
   memoryPoolsSupported: 1,
-  // File descriptors and fabric, as on hardware; only descriptors are emulated.
+  // File descriptors and fabric, as on hardware. Only descriptors are emulated.
   mempoolSupportedHandleTypes: 9,
   canUse64BitStreamMemOps: 1,
   canUseStreamWaitValueNor: 1,
@@ -78,7 +78,7 @@ const attributeNames = new Map<number, DeviceAttribute>(
   Object.entries(deviceAttributes).map(([name, number]) => [number, name as DeviceAttribute]),
 );
 
-/** The same for every process of the machine until it is started again. */
+/** The same in every process until the machine reboots. */
 function uuid(ordinal: number): Uint8Array {
   return createHash('sha256').update(`${bootId()} device ${ordinal}`).digest().subarray(0, 16);
 }
@@ -141,7 +141,7 @@ export function deviceFunctions(settings: Settings, host: HostMemory): DeviceFun
   };
 }
 
-// --- Error texts: what cuGetErrorString returns
+// ---- Error texts: cuGetErrorString ----
 
 const errorTexts: Readonly<Record<number, string>> = {
   0: 'no error',
@@ -185,7 +185,7 @@ const statusNames = new Map<number, string>(
   Object.entries(CUresult).map(([name, code]) => [code, name]),
 );
 
-/** The rarer codes are told by the words of their names. */
+/** Other codes get a text from the words of their names. */
 const errorText = (status: number): string | undefined =>
   errorTexts[status] ??
   statusNames

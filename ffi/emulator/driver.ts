@@ -1,6 +1,6 @@
 /**
- * A libcuda in TypeScript: the same functions with the same status codes, over host memory that
- * processes really share. Each room of it is a file; this one puts them together.
+ * The emulated driver: a libcuda in TypeScript, with the same functions and status codes, over host
+ * memory that processes really share. Each subject is a file; this file combines them.
  */
 import type { RegisteredKernel } from '../emulated-kernels.ts';
 import { type Driver, type FunctionName, functionNames, rows } from '../functions.ts';
@@ -35,24 +35,24 @@ import { streamMemoryFunctions } from './stream-memory.ts';
 import { StreamQueues } from './stream-queues.ts';
 import { VirtualMemory, virtualFunctions } from './virtual.ts';
 
-/** What an emulated driver is made of. */
+/** Options of {@link createEmulatedDriver}. */
 export interface EmulatedDriverOptions {
-  /** The arena that callers pass out-values in; other addresses work too, but slower. */
+  /** The arena that callers use for out-values. Other addresses work too, but slower. */
   readonly arena: Arena;
-  /** Where the `CUFFI_EMULATED_*` variables are read. */
+  /** The environment with the `CUFFI_EMULATED_*` variables. Default: that of the process. */
   readonly env?: NodeJS.ProcessEnv;
-  /** The kernels that can be launched, by their names. Default: none. */
+  /** The kernels that can be launched, by name. Default: none. */
   readonly kernels?: ReadonlyMap<string, RegisteredKernel>;
 }
 
 type Implementation = (...args: never[]) => Status;
 
 /**
- * An emulated driver with devices, contexts and memory of its own. Nothing of it is shared with
- * another instance of the same process; instances of different processes share memory and events
- * through the driver's interprocess functions.
+ * Creates an emulated driver with devices, contexts and memory of its own. Instances of one process
+ * share nothing. Instances of different processes share memory and events through the driver's
+ * interprocess functions.
  *
- * @throws RangeError for an environment variable that says nothing sensible
+ * @throws RangeError for an invalid environment variable
  */
 export function createEmulatedDriver({
   arena,
@@ -64,7 +64,7 @@ export function createEmulatedDriver({
   const self = currentProcessIdentity();
   const host = new HostMemory(arena);
   const handles = new Handles();
-  // A context that ends is left by its queues first, then by what they work on.
+  // When a context ends, its streams end first, then the memory that they use.
   const contexts = new Contexts(settings, handles);
   const queues = new StreamQueues(contexts, handles);
   const events = new Events(contexts, handles);
@@ -141,9 +141,9 @@ export function createEmulatedDriver({
   return Object.fromEntries(functionNames.map(guard)) as unknown as Driver;
 }
 
-/** Functions of what a device may lack. */
+// ---- Functions that a device may lack ----
 
-/** The functions as they are, or all answering NOT_SUPPORTED. */
+/** Returns the functions, or functions that all return NOT_SUPPORTED. */
 function ifSupported<F extends object>(isSupported: boolean, functions: F): F {
   if (isSupported) return functions;
   const refuse = (): Status => CUresult.CUDA_ERROR_NOT_SUPPORTED;

@@ -1,25 +1,25 @@
-/** How far an event is: in this process alone, or shared with others. */
+/** The state of events: of one process, or shared between processes. */
 import { randomBytes } from 'node:crypto';
 import { type Mapping, mapShared } from '../linux/libc.ts';
 import { createFixedMemfd } from './processes.ts';
 
-/** The records of an event, and whether the streams have reached them. */
+/** The records of an event, and whether their streams have reached them. */
 export interface EventState {
-  /** Whether the last record made so far is reached; true for an event that has none. */
+  /** Whether the last record is reached. True if the event was never recorded. */
   isDone(): boolean;
-  /** Makes a record; call what it answers with when the stream gets there. */
+  /** Adds a record. Call the result when the stream reaches it. */
   record(): () => void;
-  /** Waits for the last record made so far: ask what it answers with until it says true. */
+  /** Waits for the last record: call the result until it returns true. */
   wait(): () => boolean;
-  /** The event is destroyed; records and waits that are under way still finish. */
+  /** Destroys the event. Pending records and waits still finish. */
   close(): void;
 }
 
-/** An event that only this process knows. */
+/** An event of this process only. */
 export class LocalEventState implements EventState {
   #last: { time: number | undefined } | undefined;
 
-  /** When the last record was reached; undefined for one that is not. */
+  /** When the last record was reached. Undefined if it was not. */
   get time(): number | undefined {
     return this.#last?.time;
   }
@@ -49,8 +49,8 @@ export class LocalEventState implements EventState {
 }
 
 /**
- * An event in a page of its owner's, seen by every process that has opened it. What happens to
- * the event after its owner destroyed it counts as done.
+ * An event in a page of its owner, shared with every process that has opened it. After its owner has
+ * destroyed it, everything counts as done.
  */
 export class SharedEventState implements EventState {
   readonly #page: EventPage;
@@ -60,7 +60,7 @@ export class SharedEventState implements EventState {
   #pending = 0;
   #isClosed = false;
 
-  /** `release` is called when the event is closed and nothing of it is under way any more. */
+  /** @param release called once the event is closed and no record or wait is pending */
   constructor(page: EventPage, slot: number, id: number, release: () => void) {
     this.#page = page;
     this.#slot = slot;
@@ -106,17 +106,17 @@ export class SharedEventState implements EventState {
   }
 }
 
-/** The page of counters where a process's interprocess events live. */
+// ---- Interprocess events: the page of counters that processes share ----
 
 /** The name of such a page's memfd. */
 export const EVENTS_NAME = 'cuffi.events';
 
-/** As many interprocess events as a process can have at a time. */
+/** The most interprocess events of a process at a time. */
 export const EVENT_COUNT = 4096;
 
 const MAGIC = 0x6375_6576;
 
-// In words of four bytes: the header, then a slot for each event.
+// Offsets in words of four bytes: the header, then a slot for each event.
 const GENERATION = 2;
 const SLOTS = 16;
 const SLOT_WORDS = 4;
@@ -126,8 +126,9 @@ const COMPLETED = 2;
 export const EVENT_PAGE_BYTE_LENGTH: number = (SLOTS + EVENT_COUNT * SLOT_WORDS) * 4;
 
 /**
- * For each event an id (0 where there is none), how often it was recorded, and which record was
- * the last to be reached. Counters wrap around.
+ * For each slot the id of its event (0 if it is free), the number of records, and the last record
+ * that
+ * was reached. Counters wrap around.
  */
 export class EventPage {
   readonly #mapping: Mapping;
@@ -159,7 +160,7 @@ export class EventPage {
     return Atomics.load(this.#words, this.#at(slot)) >>> 0;
   }
 
-  /** Gives a slot to a new event, or (with id 0) to none. */
+  /** Assigns a slot to a new event. Id 0 frees it. */
   setIdAt(slot: number, id: number): void {
     Atomics.store(this.#words, this.#at(slot) + RECORDED, 0);
     Atomics.store(this.#words, this.#at(slot) + COMPLETED, 0);
@@ -170,7 +171,7 @@ export class EventPage {
     return Atomics.load(this.#words, this.#at(slot) + RECORDED);
   }
 
-  /** Counts a record; answers with its number. */
+  /** Adds a record. Returns its number. */
   addRecord(slot: number): number {
     return (Atomics.add(this.#words, this.#at(slot) + RECORDED, 1) + 1) | 0;
   }
@@ -188,7 +189,7 @@ export class EventPage {
     return ((Atomics.load(this.#words, this.#at(slot) + COMPLETED) - record) | 0) >= 0;
   }
 
-  /** The page may not be touched afterwards. */
+  /** The page must not be used afterwards. */
   unmap(): void {
     this.#mapping.unmap();
   }

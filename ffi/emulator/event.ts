@@ -1,4 +1,4 @@
-/** Events: made, recorded, waited for, destroyed. */
+/** Events: creating, recording, waiting and destroying. */
 import {
   CU_EVENT_BLOCKING_SYNC,
   CU_EVENT_DISABLE_TIMING,
@@ -34,7 +34,7 @@ export interface Event {
   readonly context: Context;
   readonly flags: number;
   readonly state: EventState;
-  /** Where in a capture it was recorded last, if it was in one. */
+  /** The position of its last record, if that was captured. */
   captured: { readonly capture: Capture; readonly place: CapturePosition } | undefined;
 }
 
@@ -76,17 +76,17 @@ export class Events {
 
 const isInterprocess = ({ flags }: Event): boolean => (flags & CU_EVENT_INTERPROCESS) !== 0;
 
-/** Whether an event says nothing of when its work is done, as that was captured. */
+/** Invalidates the capture in which an event was recorded. Returns whether there is one. */
 function invalidateCaptureOf({ captured }: Event): boolean {
   if (captured) captured.capture.isInvalid = true;
   return captured !== undefined;
 }
 
-/** A wait that forks a capture, or joins what was forked. */
+/** A wait in a capture: forks the capture to the stream, or joins it. */
 function waitInCapture(stream: Stream, { captured, state }: Event): Status {
   const own = stream.capture;
   if (!captured) {
-    // An event that nothing is behind holds nothing up.
+    // An event that was never recorded does not block.
     if (!(state instanceof LocalEventState) || state.isRecorded) {
       if (own) own.isInvalid = true;
       return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;

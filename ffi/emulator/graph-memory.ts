@@ -1,4 +1,4 @@
-/** Memory of graphs: there at each launch, from the node that allocates it to the one that frees it. */
+/** Memory of graphs: it exists in each launch, from its allocation node to its free node. */
 import { CUresult, type CUresult as Status } from '../results.ts';
 import { fillUninitialized } from './address-space.ts';
 import type { Pool, PoolRegion } from './pool.ts';
@@ -12,7 +12,7 @@ const {
   CUDA_ERROR_NOT_SUPPORTED,
 } = CUresult;
 
-/** Memory that graphs allocate and free; given back when nothing uses it any more. */
+/** The memory of a graph, with a reference count. It is freed with the last reference. */
 export class GraphMemory {
   readonly #free: () => void;
   #references = 0;
@@ -30,14 +30,14 @@ export class GraphMemory {
     if (this.#references === 0) this.#free();
   }
 
-  /** Gives it back, whoever used it: their context has ended. */
+  /** Frees it despite references: the context has ended. */
   free(): void {
     if (this.#references > 0) this.#free();
     this.#references = Number.NEGATIVE_INFINITY;
   }
 }
 
-/** What was allocated in a capture, by address. */
+/** The allocations of each capture by address. */
 const captureAllocations = new WeakMap<Capture, Map<number, PoolRegion>>();
 
 const regionsOf = (capture: Capture): Map<number, PoolRegion> => {
@@ -46,7 +46,7 @@ const regionsOf = (capture: Capture): Map<number, PoolRegion> => {
   return regions;
 };
 
-/** Takes down a node that does its work at once, where its stream is. */
+/** Records a node. */
 function enqueueNode(
   queues: EmulatorParts['queues'],
   stream: Stream,
@@ -60,14 +60,14 @@ function enqueueNode(
   queues.enqueue(stream, run, node);
 }
 
-/** Takes down an allocation; its address is the same at each launch. */
+/** Records an allocation. Its address is the same at each launch. */
 export function allocateCaptured(
   { pools, memory, queues, host }: Pick<EmulatorParts, 'pools' | 'memory' | 'queues' | 'host'>,
   out: number,
   byteLength: number,
   { stream, pool, capture }: { stream: Stream; pool: Pool; capture: Capture },
 ): Status {
-  // As the hardware: memory of graphs is not shared with other processes.
+  // As on hardware, memory of graphs cannot be shared with other processes.
   if (pool.handleTypes !== 0) return CUDA_ERROR_NOT_SUPPORTED;
   const region = pools
     .forGraphs(pool.device)
@@ -75,7 +75,7 @@ export function allocateCaptured(
   if (!region) return CUDA_ERROR_OUT_OF_MEMORY;
   regionsOf(capture).set(region.address, region);
   enqueueNode(queues, stream, 'allocate', () => {
-    // What an earlier launch left there is nobody's to count on.
+    // Contents of an earlier launch are not preserved.
     fillUninitialized(region.address, region.byteLength);
     memory.regions.add(region);
   });
@@ -83,7 +83,7 @@ export function allocateCaptured(
   return CUDA_SUCCESS;
 }
 
-/** Takes down a free, of memory that the same capture has allocated. */
+/** Records a free of memory that the same capture allocated. */
 export function freeCaptured(
   { memory, queues }: Pick<EmulatorParts, 'memory' | 'queues'>,
   address: number,
@@ -97,7 +97,7 @@ export function freeCaptured(
   return CUDA_SUCCESS;
 }
 
-/** What a capture has allocated, when it has ended: only its launches reach it. */
+/** The memory of a capture that has ended. Only launches can access it. */
 export function takeGraphMemory(
   { memory }: Pick<EmulatorParts, 'memory'>,
   capture: Capture,
@@ -109,6 +109,6 @@ export function takeGraphMemory(
   });
 }
 
-/** Whether all that a capture has allocated is freed in it. */
+/** Whether a capture frees all memory that it allocates. */
 export const freesAllMemory = (capture: Capture): boolean =>
   [...regionsOf(capture).values()].every(({ isFreed }) => isFreed);

@@ -1,4 +1,4 @@
-/** Graphs: streams that are captured, and what is made of that, done one piece after the other. */
+/** Graphs: stream capture, and executable graphs, whose nodes run one after the other. */
 import {
   CU_STREAM_CAPTURE_MODE_RELAXED,
   CU_STREAM_CAPTURE_STATUS_ACTIVE,
@@ -32,7 +32,7 @@ const {
   CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE,
 } = CUresult;
 
-/** So many nodes that a stream depends on are told. */
+/** The most dependencies that cuStreamGetCaptureInfo reports. */
 const MAX_DEPENDENCIES = 64;
 
 export type GraphFunctions = Pick<
@@ -51,7 +51,7 @@ export type GraphFunctions = Pick<
   | 'cuDeviceGraphMemTrim'
 >;
 
-/** A graph that can be made ready. */
+/** A graph that can be instantiated. */
 interface Graph {
   readonly capture: Capture;
   readonly memory: GraphMemory;
@@ -157,7 +157,7 @@ export function graphFunctions(
     cuGraphInstantiateWithFlags(out, handle, flags) {
       const graph = graphs.get(handle);
       if (!graph) return CUDA_ERROR_INVALID_VALUE;
-      // Memory that outlives a launch is the hardware's.
+      // Memory that outlives a launch is not emulated.
       if (flags !== 0 || !freesAllMemory(graph.capture)) return CUDA_ERROR_NOT_SUPPORTED;
       const executable = handles.make('CUgraphExec');
       executables.set(executable, new ExecutableGraph(graph.capture, graph.memory));
@@ -209,14 +209,14 @@ export function graphFunctions(
   };
 }
 
-/** What a graph is made ready as. */
+/** An executable graph (CUgraphExec). */
 class ExecutableGraph {
   readonly #nodes: GraphNode[];
-  /** The nodes of the graph that it was made of, by which later calls name its own. */
+  /** The nodes of the original graph, by which later calls identify its nodes. */
   readonly #handles: readonly number[];
   readonly memory: GraphMemory;
   readonly context: Context;
-  /** Launches that are queued, the oldest first: one runs when those before it are done. */
+  /** The queued launches, oldest first. Each runs after those before it. */
   readonly #launches: object[] = [];
 
   constructor(graph: Capture, memory: GraphMemory) {
@@ -227,7 +227,7 @@ class ExecutableGraph {
     memory.addReference();
   }
 
-  /** What a stream does for one launch, with the nodes as they are now. */
+  /** Creates the work of one launch, with the current nodes. */
   launch(): Work {
     const launch = {};
     const works = this.#nodes.map(({ work }) => work());
@@ -247,13 +247,13 @@ class ExecutableGraph {
     return this.#nodes[this.#handles.indexOf(handle)];
   }
 
-  /** Has a node do other work in later launches. */
+  /** Replaces the work of a node in later launches. */
   replace(handle: number, work: () => Work): void {
     const at = this.#handles.indexOf(handle);
     this.#nodes[at] = { ...(this.#nodes[at] as GraphNode), work };
   }
 
-  /** Takes over the work of another graph; false, with nothing done, where it is of other kinds. */
+  /** Takes over the work of another graph. Returns false, without effect, if the kinds differ. */
   update({ nodes }: Capture): boolean {
     const isSame =
       nodes.length === this.#nodes.length &&

@@ -1,19 +1,19 @@
 /**
- * Numbers for contexts, streams, events, pools and their like: unlike each other in a whole process,
- * as the driver's are addresses, and never a default stream's.
+ * Handles of contexts, streams, events, pools and other objects: unique in the process, and never the
+ * number of a default stream.
  */
 import { threadId } from 'node:worker_threads';
 
 const STEP = 0x10;
 const FIRST = 0x1000;
-/** So many for each worker thread. */
+/** The range of numbers of each worker thread. */
 const THREAD_SPAN = 2 ** 36;
-/** Below the largest safe integer. */
+/** Keeps the numbers below the largest safe integer. */
 const MAX_THREADS = 2 ** 16;
 
 let next = FIRST + (threadId % MAX_THREADS) * THREAD_SPAN;
 
-/** What is given a number, by the name of its C type. */
+/** The C types of handles. */
 export type HandleType =
   | 'CUcontext'
   | 'CUstream'
@@ -26,7 +26,7 @@ export type HandleType =
   | 'CUgraphNode'
   | 'CUmemGenericAllocationHandle';
 
-/** What the words of an error call them. */
+/** Their names in error messages. */
 const NOUNS: Readonly<Record<string, string>> = {
   CUcontext: 'context',
   CUstream: 'stream',
@@ -38,9 +38,9 @@ const NOUNS: Readonly<Record<string, string>> = {
   CUgraphExec: 'executable graph',
 };
 
-/** What handles stand for, by number. A destroyed object's number is its successor's. */
+/** Assigns handles. The next object of a type reuses the handle of a destroyed one. */
 export class Handles {
-  /** By type, the numbers that were given back; the last one is given out first. */
+  /** Free numbers by type. The last is reused first. */
   readonly #free = new Map<HandleType, number[]>();
   readonly #destroyed = new Map<number, HandleType>();
 
@@ -55,7 +55,7 @@ export class Handles {
     return handle;
   }
 
-  /** The object of a handle is destroyed: the next one of its type gets the number. */
+  /** Frees the handle of a destroyed object for the next one of its type. */
   release(type: HandleType, handle: number): void {
     const free = this.#free.get(type) ?? [];
     this.#free.set(type, free);
@@ -63,12 +63,12 @@ export class Handles {
     this.#destroyed.set(handle, type);
   }
 
-  /** @throws Error, in place of the crash of a program, for the handle of a destroyed object */
+  /** @throws Error for the handle of a destroyed object, where hardware may crash */
   assertNotDestroyed(call: string, type: string, handle: number): void {
     if (this.#destroyed.get(handle) !== type) return;
     throw new Error(
       `${call}: the ${NOUNS[type] ?? type} 0x${handle.toString(16)} was destroyed: ` +
-        'hardware crashes, or uses what is in its place now',
+        'hardware would crash, or use another object with this handle',
     );
   }
 }

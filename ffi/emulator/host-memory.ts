@@ -1,24 +1,25 @@
-/** Host memory by address: a bad one is an answer, never a crash. */
+/** Host memory by address. A bad address is reported and never crashes. */
 import { readProcessMemory, writeProcessMemory } from '../linux/libc.ts';
 import { addressOf, withAddress } from '../native.ts';
 import { decodeStruct, type StructName, structs } from '../structs.ts';
 import type { Address } from '../types.ts';
 
-/** The arena of the process that the emulated driver answers to. */
+/** The arena of the caller. */
 export interface Arena {
   readonly address: number;
   readonly byteLength: number;
   readonly buffer: ArrayBuffer;
 }
 
-// The kernel moves less than 2 GiB a call.
+// The kernel copies less than 2 GiB per call.
 const MAX_TRANSFER_BYTES = 2 ** 30;
 
 const WORD_BYTES = 8;
 
 /**
- * Reads and writes host memory of this process. Out-values in the arena go through its views;
- * everything else through the kernel, which tells an unmapped address as EFAULT.
+ * Reads and writes host memory of this process: the arena through its buffer, other memory through
+ * the
+ * kernel, which reports unmapped addresses as EFAULT.
  */
 export class HostMemory {
   readonly #arena: Arena;
@@ -32,7 +33,7 @@ export class HostMemory {
     this.#view = new DataView(arena.buffer);
   }
 
-  /** Copies from anywhere to anywhere; false where either side is not mapped. */
+  /** Copies between any addresses. Returns false if either side is not mapped. */
   copy(to: number, from: number, byteLength: number): boolean {
     for (let done = 0; done < byteLength; ) {
       const wanted = Math.min(byteLength - done, MAX_TRANSFER_BYTES);
@@ -45,7 +46,7 @@ export class HostMemory {
     return true;
   }
 
-  /** Writes bytes; false where they cannot be written. */
+  /** Writes bytes. Returns false if the address is not writable. */
   write(address: number, bytes: Uint8Array): boolean {
     const at = this.#arenaOffset(address, bytes.length);
     if (at < 0) return withAddress(bytes, (from) => this.copy(address, from, bytes.length));
@@ -53,7 +54,7 @@ export class HostMemory {
     return true;
   }
 
-  /** A copy of host memory; undefined where it cannot be read. */
+  /** A copy of host memory. Undefined if it is not readable. */
   read(address: number, byteLength: number): Uint8Array | undefined {
     const bytes = Buffer.allocUnsafeSlow(byteLength);
     const isRead = withAddress(bytes, (into) => this.copy(into, address, byteLength));
@@ -64,7 +65,7 @@ export class HostMemory {
     return this.copy(this.#scratchAddress, address, 1);
   }
 
-  /** Whether an out-value can be written here. */
+  /** Whether an out-value can be written at an address. */
   isWritable(address: number): boolean {
     return (
       this.#arenaOffset(address, 1) >= 0 ||
@@ -97,7 +98,7 @@ export class HostMemory {
       : undefined;
   }
 
-  /** A struct that the caller describes something by; undefined where it cannot be read. */
+  /** Reads a struct. Undefined if the address is not readable. */
   readStruct<S extends StructName>(
     name: S,
     address: number,
@@ -126,12 +127,12 @@ export class HostMemory {
     );
   }
 
-  /** Where in the arena `address` lies, or -1. */
+  /** The offset of `address` in the arena, or -1. */
   #arenaOffset(address: number, byteLength: number): number {
     const at = address - this.#arena.address;
     return at >= 0 && at + byteLength <= this.#arena.byteLength ? at : -1;
   }
 }
 
-/** Whether a number can be an address at all: others cannot even be asked about. */
+/** Whether a number can be an address: the kernel cannot be called with others. */
 const isAddress = (address: number): boolean => Number.isSafeInteger(address) && address > 0;

@@ -1,4 +1,4 @@
-/** Events shared between processes: handles made and opened. */
+/** Interprocess events: their handles, and opening those of other processes. */
 import { closeSync } from 'node:fs';
 import { CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS } from '../constants.ts';
 import type { Driver } from '../functions.ts';
@@ -28,18 +28,18 @@ const {
   CUDA_ERROR_MAP_FAILED,
 } = CUresult;
 
-/** A page of another process, mapped while any of its events is open. */
+/** A page of another process. It is mapped while any of its events is open. */
 interface ForeignPage {
   readonly page: EventPage;
   openCount: number;
 }
 
-/** The interprocess events that this process made, and those that it opened. */
+/** The interprocess events that this process created or opened. */
 export class InterprocessEvents {
   readonly #self: ProcessIdentity;
-  /** Made with the first event, and kept. */
+  /** Created with the first event, and kept. */
   #own: { readonly page: EventPage; readonly fd: number } | undefined;
-  /** Slots come again as late as possible: who holds an old event's handle shall notice. */
+  /** Slots are reused as late as possible, so that stale handles are noticed. */
   readonly #freeSlots = Array.from({ length: EVENT_COUNT }, (_, slot) => slot);
   #lastId = 0;
   readonly #fields = new WeakMap<EventState, IpcHandleFields>();
@@ -49,7 +49,7 @@ export class InterprocessEvents {
     this.#self = self;
   }
 
-  /** Undefined where there are as many as there can be. */
+  /** Undefined if the process has the maximum number of events. */
   create(): EventState | undefined {
     const own = this.#ownPage();
     const slot = own && this.#freeSlots.shift();
@@ -76,20 +76,24 @@ export class InterprocessEvents {
     return state;
   }
 
-  /** What another process needs to open the event; undefined for one not made here to be shared. */
+  /**
+   * The fields of the event's IPC handle. Undefined if this process did not create it as
+   * interprocess.
+   */
   fieldsOf(state: EventState): IpcHandleFields | undefined {
     return this.#fields.get(state);
   }
 
-  /** The state of another process's event, or why it cannot be opened. */
+  /** Opens an event of another process. Returns its state, or the status of the failure. */
   open(fields: IpcHandleFields): EventState | Status {
     const refused = rejectionStatus(this.#self, fields);
     if (refused === CUDA_ERROR_INVALID_CONTEXT) return refused;
     const { offset: slot, id, generation } = fields;
     if (slot >= EVENT_COUNT) return CUDA_ERROR_INVALID_VALUE;
     const foreign = this.#foreign.get(generation) ?? this.#map(fields);
-    // The driver opens a dead process's event as well. Its page went with the process: what is
-    // left is an event that nobody else records.
+    // The driver also opens an event of a process that has ended. Its page is gone, so nobody else
+    // can
+    // record this event.
     if (!foreign) return refused ? new LocalEventState() : CUDA_ERROR_INVALID_VALUE;
     if (foreign.page.idAt(slot) !== id) {
       this.#unmapUnused(generation, foreign);

@@ -1,18 +1,18 @@
-/** The 64 bytes by which another process finds memory or an event of this one. */
+/** The 64 bytes of an IPC handle, by which other processes find memory or an event. */
 import { CU_IPC_HANDLE_SIZE } from '../constants.ts';
 import type { IpcHandleBytes } from '../types.ts';
 import type { ForeignFd } from './processes.ts';
 
 export interface IpcHandleFields extends ForeignFd {
   readonly kind: 'memory' | 'event';
-  /** Of the descriptor's content: another process may have closed it and opened something else. */
+  /** Identifies the memfd: the process may have reused the descriptor number. */
   readonly generation: string;
-  /** Where in the block, or which slot. */
+  /** The offset in the block, or the slot of the event. */
   readonly offset: number;
   readonly byteLength: number;
-  /** Of the allocation or event at that place, which may be another one by now. */
+  /** The id of the allocation or event: another may be at that place now. */
   readonly id: number;
-  /** Of the whole block. */
+  /** The size of the whole block. */
   readonly blockByteLength: number;
 }
 
@@ -32,7 +32,7 @@ export function encodeIpcHandle(fields: IpcHandleFields): Uint8Array {
   return bytes;
 }
 
-/** Undefined for bytes that no handle of this kind can have; what they say may still be false. */
+/** Decodes a handle. Undefined if the format is invalid. The fields are not verified. */
 export function decodeIpcHandle(
   kind: IpcHandleFields['kind'],
   handle: IpcHandleBytes,

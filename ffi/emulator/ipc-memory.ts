@@ -1,4 +1,4 @@
-/** Memory of another process: handles made, opened and closed. */
+/** Legacy IPC memory: creating, opening and closing handles. */
 import { closeSync } from 'node:fs';
 import { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS } from '../constants.ts';
 import type { Driver } from '../functions.ts';
@@ -21,13 +21,13 @@ const {
   CUDA_ERROR_INVALID_HANDLE,
 } = CUresult;
 
-/** A block of another process, mapped once in each context that has any of it open. */
+/** A block of another process, mapped once per context that has memory of it open. */
 interface ForeignBlock {
   readonly key: string;
   readonly generation: string;
   readonly context: Context;
   readonly mapped: MappedBlock;
-  /** Which slot of the trailer says that this process has it mapped. */
+  /** The slot of this mapping in the block header. */
   readonly slot: number;
   openCount: number;
 }
@@ -39,8 +39,8 @@ interface OpenedAllocation extends ForeignAllocation {
 }
 
 /**
- * Why a process's handle cannot be opened here at all; undefined where it may be. The driver
- * refuses its own handles, and those of a process that has ended.
+ * The status if a handle cannot be opened in this process, otherwise undefined. As on hardware,
+ * a process cannot open its own handles, nor those of a process that has ended.
  */
 export function rejectionStatus(
   self: ProcessIdentity,
@@ -51,7 +51,7 @@ export function rejectionStatus(
   return isAlive(fields) ? undefined : CUDA_ERROR_INVALID_HANDLE;
 }
 
-/** The memory of other processes that this one has open. */
+/** The memory of other processes that this process has open. */
 export class ForeignMemory {
   readonly #memory: Memory;
   readonly #self: ProcessIdentity;
@@ -69,7 +69,7 @@ export class ForeignMemory {
     });
   }
 
-  /** The address where the handle's memory is from now on, or why not. */
+  /** Opens memory. Returns its address, or the status of the failure. */
   open(context: Context, fields: IpcHandleFields): { address: number } | { status: Status } {
     const refused = rejectionStatus(this.#self, fields);
     if (refused !== undefined) return { status: refused };
@@ -91,7 +91,7 @@ export class ForeignMemory {
       (this.#reusesHandles
         ? header.idAt(fields.offset) !== 0
         : header.idAt(fields.offset) === fields.id);
-    // A handle that says something else of what is open already was altered.
+    // A handle that contradicts an open one was altered.
     if (known || !isThere) {
       this.#unmapUnused(block);
       return { status: CUDA_ERROR_INVALID_VALUE };
@@ -107,7 +107,7 @@ export class ForeignMemory {
     return { address };
   }
 
-  /** The open memory that starts at an address, and the context that it was opened in. */
+  /** The open memory that starts at an address. */
   find(address: number): OpenedAllocation | undefined {
     const found = this.#memory.imports.at(address);
     return found?.address === address ? (found as OpenedAllocation) : undefined;
@@ -119,7 +119,7 @@ export class ForeignMemory {
     if (opened.openCount === 0) this.#forget(opened);
   }
 
-  /** Only one context a device may have a process's memory open. */
+  /** Only one context per device may have memory of a process open. */
   #isOpenInOtherContext(context: Context, generation: string): boolean {
     return [...this.#blocks.values()].some(
       (block) =>
@@ -163,13 +163,13 @@ export class ForeignMemory {
   }
 }
 
-/** Whether a handle's numbers fit together; whether they are true, the block itself tells. */
+/** Whether the fields of a handle are consistent. The block header tells whether they are true. */
 const isConsistent = ({ offset, byteLength, blockByteLength }: IpcHandleFields): boolean =>
   offset % ALLOCATION_UNIT === 0 &&
   byteLength > 0 &&
   blockByteLength % GRANULARITY === 0 &&
   offset + byteLength <= blockByteLength &&
-  // Only blocks of small allocations have more than one.
+  // Only blocks of small allocations contain several.
   (offset === 0 || blockByteLength === GRANULARITY);
 
 export type IpcMemoryFunctions = Pick<

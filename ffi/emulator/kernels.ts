@@ -1,4 +1,4 @@
-/** Kernels: what they take and may have, and their launches, run by what is registered. */
+/** Kernels: attributes and launches, which run the registered TypeScript implementations. */
 import {
   CU_FUNC_ATTRIBUTE_BINARY_VERSION,
   CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -32,7 +32,7 @@ const {
   CUDA_ERROR_NOT_SUPPORTED,
 } = CUresult;
 
-// As device.ts tells of the device.
+// As the device attributes in device.ts.
 const MAX_THREADS = 1024;
 const MAX_BLOCK = [1024, 1024, 64] as const;
 const MAX_GRID = [2 ** 31 - 1, 65_535, 65_535] as const;
@@ -40,7 +40,7 @@ const DEFAULT_SHARED = 49_152;
 const MAX_SHARED = 232_448;
 const LAST_ATTRIBUTE = 15;
 
-/** Attributes as they are until they are set. */
+/** The attributes before they are set. */
 const defaults = (kernel: Kernel): Readonly<Record<number, number>> => ({
   [CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK]: kernel.maxThreads ?? MAX_THREADS,
   [CU_FUNC_ATTRIBUTE_NUM_REGS]: 16,
@@ -50,7 +50,7 @@ const defaults = (kernel: Kernel): Readonly<Record<number, number>> => ({
   [CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT]: -1,
 });
 
-/** The least and the most that an attribute can be set to. */
+/** The minimum and maximum of the attributes that can be set. */
 const SETTABLE_RANGES: ReadonlyMap<number, readonly [number, number]> = new Map([
   [CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, [0, MAX_SHARED]],
   [CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, [-1, 100]],
@@ -79,7 +79,7 @@ export type KernelFunctions = Pick<
   | 'cuOccupancyMaxPotentialClusterSize'
 >;
 
-/** What a launch does when its stream gets to it, or why there is none. */
+/** Creates the work of a launch, or returns the status if it is invalid. */
 export type LaunchFactory = (kernel: Kernel, shape: LaunchShape, pointers: number) => Work | Status;
 
 export function launchFactory(modules: Modules, memory: Memory, host: HostMemory): LaunchFactory {
@@ -93,7 +93,7 @@ export function launchFactory(modules: Modules, memory: Memory, host: HostMemory
     if (!fits) return CUDA_ERROR_INVALID_VALUE;
     const registered = modules.registered.get(kernel.name) ?? builtinKernels.get(kernel.name);
     if (!registered) return CUDA_ERROR_NOT_SUPPORTED;
-    // Read now: the caller writes over them as soon as this returns.
+    // Read now: the caller may overwrite them as soon as the call returns.
     const args = readArguments(host, kernel, registered, pointers);
     if (!args) return CUDA_ERROR_INVALID_VALUE;
     return () => {
@@ -164,7 +164,7 @@ export function kernelFunctions(
       if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
       const size = kernel.params[index];
       if (size === undefined) return CUDA_ERROR_INVALID_VALUE;
-      // Each on a multiple of its own width, as far as widths of structs tell.
+      // Each parameter is aligned to its size, as far as sizes of structs tell.
       const at = kernel.params.slice(0, index).reduce((end, each) => align(end, each) + each, 0);
       host.setUint64(offset, align(at, size));
       host.setUint64(byteLength, size);
@@ -179,7 +179,7 @@ export function kernelFunctions(
         block: [config.blockDimX, config.blockDimY, config.blockDimZ],
         sharedBytes: config.sharedMemBytes,
       };
-      // Clusters and grids that wait for themselves are the hardware's.
+      // Clusters and cooperative grids are not emulated.
       if (config.numAttrs > 0) return CUDA_ERROR_NOT_SUPPORTED;
       return launch(modules.kernel(handle), queues.get(config.hStream), shape, pointers);
     },
@@ -199,7 +199,7 @@ const align = (at: number, byteLength: number): number => {
   return Math.ceil(at / width) * width;
 };
 
-/** One launch: its arguments read, and its kernel run when the stream gets to it. */
+// ---- Launches: reading the arguments, running the kernel ----
 
 type Extents = readonly [x: number, y: number, z: number];
 type Argument = number | bigint | boolean | Uint8Array;
@@ -211,7 +211,7 @@ export interface LaunchShape {
   readonly sharedBytes: number;
 }
 
-/** What a kernel did that ends its context. */
+/** An error of a kernel that fails its context. */
 class KernelTrap extends Error {
   readonly status: Status;
 
@@ -221,14 +221,14 @@ class KernelTrap extends Error {
   }
 }
 
-/** Memory that a kernel may only read: a copy as it was, and the one that the kernel was given. */
+/** Memory that a kernel may only read: a copy of its contents, and the copy that the kernel gets. */
 interface ReadOnlyCopy {
   readonly address: number;
   readonly before: ArrayBuffer;
   readonly after: ArrayBuffer;
 }
 
-/** The arguments behind a table of pointers; undefined where one cannot be read, or is of another width. */
+/** Reads the arguments of a launch. Undefined if one is not readable or has another size. */
 function readArguments(
   host: HostMemory,
   kernel: Kernel,
@@ -284,7 +284,7 @@ function decode(param: EmulatedParameter, bytes: Uint8Array): Argument {
   }
 }
 
-/** Runs a kernel; where it fails, its context is lost. */
+/** Runs a kernel. If it fails, its context fails. */
 function runKernel(
   memory: Memory,
   { name, context }: Kernel,
@@ -305,7 +305,7 @@ function runKernel(
       if (!canRead || memory.isInaccessible(address, context))
         throw new KernelTrap(
           CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
-          `${byteLength} bytes at ${address} are not all the device's`,
+          `the device cannot access all ${byteLength} bytes at ${address}`,
         );
       const bytes = viewMemory(address as Address, byteLength);
       if (canWrite) return new type(bytes, 0, length);

@@ -1,4 +1,4 @@
-/** Managed memory: one address for the CPU and every device. */
+/** Managed memory: one address for the CPU and all devices. */
 import {
   CU_DEVICE_CPU,
   CU_MEM_ADVISE_SET_ACCESSED_BY,
@@ -35,7 +35,7 @@ const {
 
 interface ManagedAllocation extends Region {
   readonly kind: 'managed';
-  /** The device that it was last prefetched to, whose memory it takes; -1 for the CPU. */
+  /** The device that it was last prefetched to, and whose memory it uses. -1 for the CPU. */
   residentDevice: number;
 }
 
@@ -62,7 +62,7 @@ export class ManagedMemory {
     });
   }
 
-  /** Frees what starts at an address; undefined where that is no managed memory. */
+  /** Frees managed memory. Undefined if the address is not in managed memory. */
   free(address: number): Status | undefined {
     const allocation = this.#at(address);
     if (!allocation) return undefined;
@@ -112,7 +112,7 @@ export class ManagedMemory {
         if (!allocation) return CUDA_ERROR_INVALID_VALUE;
         if (!this.#isLocation(device)) return CUDA_ERROR_INVALID_DEVICE;
         this.#queues.enqueue(stream, () => {
-          // What does not fit stays where it is: a prefetch is a wish.
+          // A prefetch is a hint: memory that does not fit stays where it is.
           if (device === CU_DEVICE_CPU || this.#memory.hasFree(device, allocation.byteLength))
             allocation.residentDevice = device;
           return true;
@@ -137,7 +137,7 @@ export class ManagedMemory {
         const isFlag = [CU_MEM_ATTACH_GLOBAL, CU_MEM_ATTACH_HOST, CU_MEM_ATTACH_SINGLE].includes(
           flags,
         );
-        // Nobody can attach memory to a stream that everybody uses.
+        // Memory cannot be attached to a default stream alone.
         const isOwn = flags !== CU_MEM_ATTACH_SINGLE || handle > 2;
         if (allocation?.address !== address || !isAll || !isFlag || !isOwn)
           return CUDA_ERROR_INVALID_VALUE;

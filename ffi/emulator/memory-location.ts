@@ -1,4 +1,4 @@
-/** Places that memory is asked for, as structs name them. */
+/** Checks of memory locations and handle types in structs. */
 import {
   CU_MEM_HANDLE_TYPE_NONE,
   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -11,7 +11,7 @@ import type { Contexts } from './context.ts';
 
 const HOST_NUMA_CURRENT = CU_MEM_LOCATION_TYPE_HOST_NUMA + 1;
 
-/** Success for a device that is there. */
+/** The status for a memory location: success for an existing device. */
 export function locationStatus(contexts: Contexts, type: number, id: number): Status {
   if (type === CU_MEM_LOCATION_TYPE_DEVICE)
     return contexts.hasDevice(id) ? CUresult.CUDA_SUCCESS : CUresult.CUDA_ERROR_INVALID_DEVICE;
@@ -20,7 +20,9 @@ export function locationStatus(contexts: Contexts, type: number, id: number): St
     : CUresult.CUDA_ERROR_INVALID_VALUE;
 }
 
-/** Success for nothing, and for file descriptors: there is no fabric. */
+/**
+ * The status for handle types: success for none, and for file descriptors. Fabric is not emulated.
+ */
 export const handleTypesStatus = (types: number): Status =>
   types === CU_MEM_HANDLE_TYPE_NONE || types === CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     ? CUresult.CUDA_SUCCESS

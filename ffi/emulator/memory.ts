@@ -1,4 +1,6 @@
-/** Device memory: what is mapped, how much is free, and what an address means. */
+/**
+ * All memory that devices can access: what is mapped, how much is free, what an address refers to.
+ */
 
 import { readFileSync } from 'node:fs';
 import { isMainThread } from 'node:worker_threads';
@@ -11,14 +13,14 @@ import type { HostMemory } from './host-memory.ts';
 import { type Range, RangeMap } from './ranges.ts';
 import type { Settings } from './settings.ts';
 
-/** Memory of another process, opened here. */
+/** Memory of another process that this process has opened. */
 export interface ForeignAllocation extends Range {
   readonly context: Context;
   readonly bufferId: number;
   readonly mapped: MappedBlock;
 }
 
-/** Host memory that was made known to the driver. */
+/** Registered host memory. */
 export interface Registration extends Range {
   /** Whether devices may only read it. */
   readonly isReadOnly: boolean;
@@ -27,19 +29,19 @@ export interface Registration extends Range {
   readonly bufferId: number;
 }
 
-/** All memory that the device can reach. */
+/** All memory that devices can access. */
 export class Memory {
   readonly space: AddressSpace = new AddressSpace();
   readonly blocks: Blocks = new Blocks(this);
   readonly imports: RangeMap<ForeignAllocation> = new RangeMap<ForeignAllocation>();
   readonly registrations: RangeMap<Registration> = new RangeMap<Registration>();
   readonly regions: Regions = new Regions();
-  /** What the pools of this process have mapped, given out or not. */
+  /** The mapped ranges of this process's pools, allocated or not. */
   readonly pools: RangeMap<Range> = new RangeMap<Range>();
   readonly #host: HostMemory;
   readonly #contexts: Contexts;
   readonly #total: number;
-  /** What takes device memory besides blocks, and who gives some back when there is too little. */
+  /** Functions that count device memory besides blocks, and functions that release some on demand. */
   readonly #usageCounters: ((device: number) => number)[] = [];
   readonly #pressureListeners: ((device: number) => void)[] = [];
   #lastBufferId = 0;
@@ -56,17 +58,17 @@ export class Memory {
     return this.#lastBufferId;
   }
 
-  /** Counts what `used` says as used memory of a device. */
+  /** Registers a function that returns the used memory of a device. */
   onUsage(used: (device: number) => number): void {
     this.#usageCounters.push(used);
   }
 
-  /** Has `relieve` called where a device has too little memory left. */
+  /** Registers a function that releases memory of a device if there is too little. */
   onPressure(relieve: (device: number) => void): void {
     this.#pressureListeners.push(relieve);
   }
 
-  /** Whether a device has so much memory, after what can be given back was. */
+  /** Whether a device has that much free memory. Releases unused memory first if necessary. */
   hasFree(device: number, byteLength: number): boolean {
     if (byteLength <= this.freeBytes(device)) return true;
     for (const relieve of this.#pressureListeners) relieve(device);
@@ -82,7 +84,7 @@ export class Memory {
     return this.#total;
   }
 
-  /** Whether new work of a device can read all these bytes, as part of one allocation. */
+  /** Whether new work of a device may read all these bytes, as part of one allocation. */
   canRead(address: number, byteLength: number, device: number): boolean {
     return (
       this.#acceptsNewWork(address, byteLength) &&
@@ -98,22 +100,22 @@ export class Memory {
   }
 
   /**
-   * Whether an address is in another device's memory that work of a context was given no access to.
-   * Copies do without: only the processors of a device ask.
+   * Whether an address is in memory of another device that a context has no peer access to. Copies
+   * need no peer access; kernels, fills and stream memory operations do.
    */
   isInaccessible(address: number, context: Context): boolean {
     const owner = this.blocks.contextAt(address) ?? this.imports.at(address)?.context;
     return owner !== undefined && !this.#contexts.canAccess(context, owner);
   }
 
-  /** As {@link canRead}, where bytes that follow each other may be of several mappings. */
+  /** Like {@link canRead}, but the bytes may be in several adjacent mappings. */
   canReadAcross(address: number, byteLength: number, device: number): boolean {
     return (
       !this.regions.at(address)?.isFreed && this.#isReachable(address, byteLength, device, READ)
     );
   }
 
-  /** Whether work that was accepted can still read: memory that is freed may stay mapped. */
+  /** Whether queued work can still read: freed memory may stay mapped. */
   canStillRead(address: number, byteLength: number, device: number): boolean {
     return (
       this.#isReachable(address, byteLength, device, READ) ||
@@ -128,14 +130,14 @@ export class Memory {
     );
   }
 
-  /** Whether an address is in memory that is never taken for the host's. */
+  /** Whether an address is in memory that the driver never treats as host memory. */
   isDeviceRegion(address: number): boolean {
     const kind = this.regions.at(address)?.kind;
     const isReadOnly = this.registrations.at(address)?.isReadOnly ?? false;
     return isReadOnly || kind === 'pool' || kind === 'virtual';
   }
 
-  /** Whether an address is known to the driver at all. */
+  /** Whether the driver knows an address. */
   isKnown(address: number): boolean {
     return (
       this.#isDeviceMemory(address, 1) ||
@@ -144,7 +146,7 @@ export class Memory {
     );
   }
 
-  /** Copies between any two places; false where one is not mapped (any more). */
+  /** Copies between any two addresses. Returns false if one is not mapped. */
   copy(to: number, from: number, byteLength: number): boolean {
     if (!this.#isMapped(to, byteLength) || !this.#isMapped(from, byteLength))
       return this.#host.copy(to, from, byteLength);
@@ -152,7 +154,7 @@ export class Memory {
     return true;
   }
 
-  /** The 32-bit word at an aligned address; undefined where the device cannot reach it. */
+  /** The 32-bit word at an aligned address. Undefined if it cannot be read. */
   load(address: number): number | undefined {
     const mapped = this.#mappedAt(address);
     return mapped ? Atomics.load(...mapped.word32(address)) : this.#host.getInt32(address);
@@ -164,7 +166,7 @@ export class Memory {
     else this.#host.setInt32(address, value);
   }
 
-  /** As {@link load}, of 64 bits at an address that is a multiple of 8. */
+  /** Like {@link load}, with 64 bits at an address that is a multiple of 8. */
   load64(address: number): bigint | undefined {
     const mapped = this.#mappedAt(address);
     return mapped ? Atomics.load(...mapped.word64(address)) : this.#host.getUint64(address);
@@ -190,7 +192,7 @@ export class Memory {
     return registration !== undefined && (wanted === READ || !registration.isReadOnly);
   }
 
-  /** Whether it is mapped as what was freed there, and nothing else is there now. */
+  /** Whether freed memory is still mapped there, and no other memory is. */
   #isFreedButMapped(address: number, byteLength: number): boolean {
     const isInBlock = this.blocks.holds(address, byteLength);
     const isInPool = this.pools.containing(address, byteLength) !== undefined;
@@ -225,26 +227,26 @@ export class Memory {
   }
 }
 
-/** Memory of other kinds than plain device memory: pools, pinned, managed, virtual. */
+// ---- Regions: memory of pools, pinned, managed and virtual memory ----
 
-/** A range that devices reach, and what is to be told of it. */
+/** A memory range that devices can access, and its attributes. */
 export interface Region extends Range {
   readonly kind: 'pool' | 'host' | 'managed' | 'virtual';
-  /** The bytes that were asked for; `byteLength` may be rounded up from it. */
+  /** The requested size. `byteLength` may be rounded up from it. */
   readonly requestedByteLength: number;
   readonly device: number;
-  /** Whose end is the memory's; undefined for memory that belongs to no context. */
+  /** The context that the memory ends with, if it belongs to one. */
   readonly context: Context | undefined;
   readonly bufferId: number;
-  /** What it may be shared by, as bits. */
+  /** The handle types that it can be shared by, as bits. */
   readonly handleTypes: number;
-  /** Pool memory whose free was called: work queued before still reaches it, new work does not. */
+  /** Pool memory that was freed: work queued before may still use it, new work may not. */
   readonly isFreed?: boolean;
-  /** The reserved addresses that it is mapped in, if it is. */
+  /** The address reservation that contains it, for virtual memory. */
   readonly reservation?: Range;
   /** The handle of its pool, or 0. */
   readonly poolHandle: number;
-  /** What a device may do with it: nothing 0, read 1, read and write 3. */
+  /** The access of a device: none 0, read 1, read and write 3. */
   access(device: number): number;
 }
 
@@ -253,7 +255,10 @@ export const WRITE: number = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 
 /** Regions by address. */
 export class Regions extends RangeMap<Region> {
-  /** Whether a device may do `wanted` with all these bytes: one region, or mappings in a row. */
+  /**
+   * Whether a device has the access `wanted` to all these bytes, in one region or adjacent
+   * mappings.
+   */
   allows(address: number, byteLength: number, device: number, wanted: number): boolean {
     const end = address + byteLength;
     let at = address;
@@ -266,13 +271,13 @@ export class Regions extends RangeMap<Region> {
     }
   }
 
-  /** Whether new work may be given these bytes: one region's, and not freed. */
+  /** Whether new work may use these bytes: all in one region that is not freed. */
   acceptsNewWork(address: number, byteLength: number): boolean {
     const region = this.containing(address, byteLength);
     return region !== undefined && !region.isFreed;
   }
 
-  /** Whether these bytes are mapped here, whoever may use them. */
+  /** Whether these bytes are mapped, regardless of access. */
   isMapped(address: number, byteLength: number): boolean {
     for (let at = address; ; ) {
       const region = this.at(at);
@@ -284,12 +289,12 @@ export class Regions extends RangeMap<Region> {
 }
 
 /**
- * Device memory of the other threads of this process, each of which has an emulated driver of its own: it
- * is mapped for all of them, and the system knows where.
+ * Device memory of other threads of this process. Each thread has an emulated driver of its own, but
+ * their mappings are valid in all threads, and /proc/self/maps lists them.
  */
 
 const MAPS = '/proc/self/maps';
-/** The memfds that device memory is in: see BLOCK_NAME and its like. */
+/** Mappings of memfds with device memory: see BLOCK_NAME, POOL_NAME and virtual.ts. */
 const DEVICE_MEMORY = /^([\da-f]+)-([\da-f]+) rw.*\/memfd:cuffi\.(?:memory|pool|virtual)/gm;
 
 function* deviceMemory(): Generator<readonly [begin: number, end: number]> {
@@ -297,7 +302,7 @@ function* deviceMemory(): Generator<readonly [begin: number, end: number]> {
     yield [Number.parseInt(begin, 16), Number.parseInt(end, 16)];
 }
 
-/** Whether there may be other threads with device memory: to look for it takes long. */
+/** Whether other threads may have device memory. Searching the mappings is slow. */
 let hasThreads = !isMainThread || !deviceMemory().next().done;
 process.on('worker', () => {
   hasThreads = true;

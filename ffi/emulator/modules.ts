@@ -1,4 +1,4 @@
-/** Modules: loaded from PTX text, as far as that tells what is in them. */
+/** Modules: loading PTX text or cubins, functions and globals. */
 import { CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES } from '../constants.ts';
 import { emulatedByteLength, type RegisteredKernel } from '../emulated-kernels.ts';
 import type { Driver } from '../functions.ts';
@@ -26,7 +26,7 @@ export interface Kernel extends PtxEntry {
   readonly handle: number;
   readonly context: Context;
   readonly target: number;
-  /** Attributes that were set, by number. */
+  /** The attributes that were set, by number. */
   readonly attributes: Map<number, number>;
 }
 
@@ -55,7 +55,7 @@ export class Modules {
     this.#memory = memory;
     this.#handles = handles;
     contexts.onEnd((context) => {
-      // Their globals go with the memory of the context.
+      // Their globals are freed with the memory of the context.
       for (const module of [...this.#modules.values()])
         if (module.context === context) this.#forget(module);
     });
@@ -69,7 +69,7 @@ export class Modules {
     return this.#kernels.get(handle);
   }
 
-  /** Undefined where there is no memory for its globals. */
+  /** Loads an image. Undefined if there is no memory for its globals. */
   load(context: Context, { entries, globals, target }: Image): Module | undefined {
     const allocations = new Map<string, Allocation>();
     for (const { name, byteLength, initial } of globals) {
@@ -140,7 +140,7 @@ export function moduleFunctions(
     return undefined;
   };
 
-  /** Writes the compiler's words where the options say, as far as they fit. */
+  /** Writes the compiler's log to the buffer in the options, truncated to its size. */
   const writeLog = (count: number, options: number, values: number, log: string): void => {
     const given = new Map<number, number>();
     for (let at = 0; at < count; at += 1) {
@@ -210,17 +210,17 @@ export function moduleFunctions(
   };
 }
 
-/** The code that a module is loaded from: PTX text, or a cubin whose kernels have stand-ins here. */
+// ---- Images: PTX text, or a cubin whose kernels are registered ----
 
-/** What a module is made of. */
+/** The contents of a module. */
 export interface Image {
   readonly entries: readonly PtxEntry[];
   readonly globals: readonly PtxGlobal[];
-  /** The architecture that the code was written for, e.g. 70. */
+  /** The target architecture, e.g. 70. */
   readonly target: number;
 }
 
-/** Why an image cannot be loaded, and what the compiler says of it. */
+/** The status of an invalid image, and the compiler's log. */
 export interface ImageError {
   readonly status: Status;
   readonly log: string;
@@ -231,10 +231,10 @@ const MAX_IMAGE_BYTES = 1 << 26;
 const ELF = 0x46_4c_45_7f;
 const FATBIN = 0xba_55_ed_50;
 
-// The newest that the emulated driver's version, 13.0, takes.
+// The newest PTX version that driver 13.0 accepts.
 const MAX_VERSION = 90;
 
-/** The image at an address of host memory. */
+/** Reads an image from host memory. */
 function readImage(
   host: HostMemory,
   address: number,
@@ -255,10 +255,10 @@ function readImage(
   return ptx;
 }
 
-/** Text up to its zero byte. */
+/** Reads zero-terminated text. */
 function readText(host: HostMemory, address: number): string {
   const parts: Uint8Array[] = [];
-  // Up to the end of a page at a time: the next one may not be mapped.
+  // One page at a time: the next may not be mapped.
   for (let at = address; at < address + MAX_IMAGE_BYTES; ) {
     const piece = host.read(at, PAGE - (at % PAGE));
     const end = piece?.indexOf(0) ?? -1;
@@ -272,7 +272,7 @@ function readText(host: HostMemory, address: number): string {
   return Buffer.concat(parts).toString('utf8');
 }
 
-/** A cubin has a section for each kernel; which of them are registered is all that is asked. */
+/** Reads a cubin: the registered kernels among its sections. */
 function readCubin(
   host: HostMemory,
   address: number,
@@ -295,7 +295,7 @@ function readCubin(
   return { entries, globals: [], target: 90 };
 }
 
-/** Linking is the hardware's driver's: there is no machine code here. */
+// ---- Linking needs a real driver: there is no machine code here ----
 
 export const linkFunctions: Pick<
   Driver,

@@ -1,4 +1,4 @@
-/** Devices that reach each other's memory: whether they can, and whether a context may. */
+/** Peer access: whether devices can access each other's memory, and whether a context may. */
 import { CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';

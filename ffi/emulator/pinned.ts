@@ -1,4 +1,4 @@
-/** Host memory that devices reach: registered where it is, or allocated for it. */
+/** Pinned host memory: allocated by the driver, or registered. */
 import { readFileSync } from 'node:fs';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
@@ -26,15 +26,15 @@ const REGISTER_FLAGS = 0xf;
 // PORTABLE, DEVICEMAP, WRITECOMBINED
 const ALLOC_FLAGS = 0x7;
 const READ_ONLY = 0x8;
-// Every pinned memory has it, asked for or not.
+// All pinned memory has it, even if not requested.
 const DEVICEMAP = 0x2;
 const PAGE = 4096;
 
 const MAPPING = /^([\da-f]+)-([\da-f]+) .(.).(.) \S+ \S+ \S+ *(.*)$/gm;
-/** Files that are memory: the system keeps their pages where they are. */
+/** Paths of files in memory, whose pages can be pinned. */
 const MEMORY_FILE = /^(?:$|\[|\/memfd:|\/dev\/)/;
 
-/** Whether devices may be let write: not to what may only be read, and not to a file on a disk. */
+/** Whether devices can write to a range: not if it is read-only or a file on a disk. */
 function isDeviceWritable(address: number, byteLength: number): boolean {
   for (const [, begin = '', end = '', write, shared, path = ''] of readFileSync(
     '/proc/self/maps',
@@ -134,7 +134,7 @@ export const pinnedFunctions = (
     cuMemHostRegister_v2(address, byteLength, flags) {
       if (address === 0 || !(byteLength > 0) || (flags & ~REGISTER_FLAGS) !== 0)
         return CUDA_ERROR_INVALID_VALUE;
-      // Ranges may share a page, but no byte.
+      // Registered ranges may share a page, but no byte.
       if (memory.registrations.overlaps(address, byteLength))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
       if (memory.isKnown(address) || !isMapped(address, byteLength))

@@ -1,4 +1,4 @@
-/** Stream-ordered memory: allocated from pools, and freed, in the order of a stream. */
+/** Stream-ordered allocation: memory of pools is allocated and freed in stream order. */
 import type { Driver } from '../functions.ts';
 import { CUresult, type CUresult as Status } from '../results.ts';
 import type { Allocation } from './blocks.ts';
@@ -23,7 +23,7 @@ type PoolAllocationFunctions = Pick<
 
 const isImported = (region: PoolRegion): region is ImportedRegion => 'owner' in region;
 
-/** The pool memory, not freed yet, that starts at an address; null for one that does not start so. */
+/** The live pool memory that starts at an address. Null if it is freed or does not start there. */
 export function poolRegionAt(memory: Memory, address: number): PoolRegion | null | undefined {
   const region = memory.regions.at(address);
   if (region?.kind !== 'pool') return undefined;
@@ -31,7 +31,9 @@ export function poolRegionAt(memory: Memory, address: number): PoolRegion | null
   return found.address === address && !found.isFreed ? found : null;
 }
 
-/** Frees pool memory behind all queued work, without a wait; undefined for an address in none. */
+/**
+ * Frees pool memory after all queued work, without waiting. Undefined if the address is in no pool.
+ */
 export function freePoolMemory(
   { memory, queues, contexts, pools }: EmulatorParts,
   address: number,
@@ -45,7 +47,7 @@ export function freePoolMemory(
   return CUDA_SUCCESS;
 }
 
-/** Frees when a stream gets there. */
+/** Frees memory when a stream reaches the free. */
 function enqueueFree(
   stream: Stream,
   region: PoolRegion,
@@ -89,12 +91,12 @@ export function poolAllocationFunctions(parts: EmulatorParts): PoolAllocationFun
     host.setUint64(out, region.address);
     return CUDA_SUCCESS;
   };
-  /** Again, when the frees are done that can be done by now. */
+  /** Allocates after running the frees that can run now. */
   const retry = (byteLength: number, stream: Stream, pool: Pool | undefined) => {
     queues.progress();
     return pool?.allocate(byteLength, stream);
   };
-  /** Plain memory that a stream has freed: it is back when somebody waits for work. */
+  /** Plain memory that a stream has freed. It becomes free at the next synchronization. */
   let freedPlainMemory: Allocation[] = [];
   queues.onSynchronize(() => {
     for (const allocation of freedPlainMemory)
@@ -111,7 +113,7 @@ export function poolAllocationFunctions(parts: EmulatorParts): PoolAllocationFun
     cuMemAllocFromPoolAsync(out, byteLength, poolHandle, handle) {
       const stream = queues.get(handle);
       if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-      // An imported pool's memory is its owner's to give out.
+      // Only its owner allocates from an imported pool.
       const pool = pools.get(poolHandle);
       return pool ? allocate(out, byteLength, stream, pool) : CUDA_ERROR_INVALID_VALUE;
     },
@@ -129,7 +131,7 @@ export function poolAllocationFunctions(parts: EmulatorParts): PoolAllocationFun
     },
   };
 
-  /** Plain memory may be freed in a stream's order too. */
+  /** Frees plain device memory in stream order. */
   function freePlainLater(address: number, stream: Stream): Status {
     const allocation = memory.blocks.allocationAt(address);
     if (allocation?.address !== address) return CUDA_ERROR_INVALID_VALUE;

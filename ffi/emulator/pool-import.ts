@@ -1,4 +1,4 @@
-/** Pools of other processes, and their allocations that are mapped here. */
+/** Pools of other processes, and allocations of them that this process has imported. */
 
 import { GRANULARITY } from './address-space.ts';
 import type { Contexts } from './context.ts';
@@ -8,7 +8,7 @@ import { POOL_NAME, type PoolRegion } from './pool.ts';
 import { POOL_PAGE_BYTE_LENGTH, PoolPage, type SharedAllocation } from './pool-page.ts';
 import { inspectMemfd, type ProcessIdentity } from './processes.ts';
 
-/** An allocation of another process's pool, mapped here. */
+/** An imported allocation. */
 export interface ImportedRegion extends PoolRegion {
   readonly owner: ImportedPool;
   readonly importerSlot: number;
@@ -20,7 +20,7 @@ export class ImportedPool {
   readonly generation: string;
   readonly device: number;
   readonly accessFlags = new Map<number, number>();
-  /** How often it was imported; each is destroyed once. */
+  /** The number of imports. Each is destroyed separately. */
   importCount = 1;
   readonly #memory: Memory;
   readonly #address: number;
@@ -41,7 +41,7 @@ export class ImportedPool {
     return device === this.device ? 3 : (this.accessFlags.get(device) ?? 0);
   }
 
-  /** The allocation, mapped once however often it is imported; undefined where it cannot be. */
+  /** Imports an allocation. Repeated imports return the same. Undefined if it cannot be imported. */
   import(shared: SharedAllocation, self: ProcessIdentity): ImportedRegion | undefined {
     const known = this.#regions.get(shared.offset);
     if (known && known.shared?.id === shared.id)
@@ -49,7 +49,7 @@ export class ImportedPool {
     const address = this.#address + shared.offset;
     const isInside = shared.offset + shared.byteLength <= this.#capacity;
     if (!isInside || this.#memory.regions.overlaps(address, shared.byteLength)) return undefined;
-    // Hardware does not ask whether the owner has freed it.
+    // Hardware does not check whether the owner has freed it.
     const importerSlot = this.page.addImporter(shared.slot, self);
     if (importerSlot === undefined) return undefined;
     const region: ImportedRegion = {
@@ -74,14 +74,14 @@ export class ImportedPool {
     return region;
   }
 
-  /** Unmaps an allocation for all who imported it. */
+  /** Unmaps an allocation, for all of its imports. */
   free(region: ImportedRegion): void {
     this.#memory.regions.remove(region);
     if (region.shared) this.#regions.delete(region.shared.offset);
     this.page.removeImporter(region.importerSlot);
   }
 
-  /** Whether memory of it is mapped. */
+  /** Whether allocations of it are mapped. */
   get isUsed(): boolean {
     return this.#regions.size > 0;
   }
@@ -108,7 +108,7 @@ export class ImportedPools {
     return this.#all.get(handle);
   }
 
-  /** The pool of a descriptor, which stays its caller's; undefined where it is none of a pool. */
+  /** Imports the pool of a descriptor, which the caller keeps. Undefined if it is not a pool's. */
   import(fd: number): ImportedPool | undefined {
     const file = inspectMemfd(fd);
     const capacity = (file?.byteLength ?? 0) - POOL_PAGE_BYTE_LENGTH;
@@ -132,7 +132,7 @@ export class ImportedPools {
     return pool;
   }
 
-  /** Undoes one import; answers whether it could: not while memory of the pool is mapped. */
+  /** Undoes one import. Returns false if allocations of the pool are still mapped. */
   destroy(pool: ImportedPool): boolean {
     if (pool.isUsed) return false;
     pool.importCount -= 1;
@@ -143,7 +143,7 @@ export class ImportedPools {
     return true;
   }
 
-  /** The hardware does not mind when one is destroyed more often than it was imported. */
+  /** Hardware accepts destroying a pool more often than it was imported. */
   wasDestroyed(handle: number): boolean {
     return this.#destroyed.has(handle);
   }

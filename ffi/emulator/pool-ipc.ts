@@ -1,4 +1,4 @@
-/** Pools shared by descriptor, and their allocations by 64 bytes. */
+/** Sharing pools by file descriptor, and their allocations by 64 bytes of export data. */
 import { createHash } from 'node:crypto';
 import { writeSync } from 'node:fs';
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../constants.ts';
@@ -16,22 +16,22 @@ const MAGIC = 'cuffiPTR';
 const CHECKSUM_OFFSET = 40;
 const PAYLOAD_END = 48;
 
-/** Above it hardware ends the process that imports one allocation: see the facts of test/driver. */
+/** Importing a larger allocation crashes the process on hardware: see the facts of test/driver. */
 const MAX_IMPORTED_ALLOCATION = 5248 * 2 ** 20;
 
-/** As hardware does, but saying why: SIGSEGV inside the driver. */
+/** Crashes with SIGSEGV as hardware does, after printing the reason. */
 function crash(byteLength: number): never {
   writeSync(
     2,
     `cuffi's emulated driver: cuMemPoolImportPointer of one allocation of ${byteLength} bytes: above ` +
-      `${MAX_IMPORTED_ALLOCATION} bytes the driver ends the process that imports it (SIGSEGV), and so does this\n`,
+      `${MAX_IMPORTED_ALLOCATION} bytes the driver crashes the importing process (SIGSEGV), and so does this one\n`,
   );
   process.kill(process.pid, 'SIGSEGV');
-  // It may be another thread's to take.
+  // Another thread may receive the signal.
   for (;;) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1000);
 }
 
-/** Tells bytes that were altered. */
+/** A checksum, to detect altered bytes. */
 const checksum = (bytes: Uint8Array): Buffer =>
   createHash('sha256')
     .update(bytes.subarray(0, CHECKSUM_OFFSET))
@@ -39,7 +39,7 @@ const checksum = (bytes: Uint8Array): Buffer =>
     .subarray(0, PAYLOAD_END - CHECKSUM_OFFSET);
 
 interface PointerExport extends SharedAllocation {
-  /** Of the pool. */
+  /** The random id of the pool. */
   readonly generation: string;
 }
 
@@ -61,7 +61,7 @@ function encodePointerExport({
   return bytes;
 }
 
-/** Undefined for bytes that no allocation has had. */
+/** Decodes export data. Undefined if it is invalid. */
 function decodePointerExport(data: Uint8Array): PointerExport | undefined {
   const bytes = Buffer.from(data);
   const isOurs = bytes.toString('latin1', 0, 8) === MAGIC;
@@ -112,7 +112,7 @@ export function poolIpcFunctions(
     },
     cuMemPoolExportPointer(out, address) {
       const region = poolRegionAt(memory, address);
-      // Only bases, only of pools made for it, and only by the process that made them.
+      // Only base addresses, only of shareable pools, and only by the process that owns the pool.
       if (!region?.pool || region.handleTypes === 0) return CUDA_ERROR_INVALID_VALUE;
       const shared = region.pool.share(region);
       if (!shared) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -125,7 +125,7 @@ export function poolIpcFunctions(
       if (contexts.status !== CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
       if (imported.wasDestroyed(handle))
         throw new Error(
-          'cuMemPoolImportPointer: the imported pool was destroyed: hardware crashes',
+          'cuMemPoolImportPointer: the imported pool was destroyed: hardware would crash',
         );
       const pool = imported.get(handle);
       const bytes = host.read(data, structs.CUmemPoolPtrExportData.byteLength);

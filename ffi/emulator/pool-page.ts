@@ -1,4 +1,4 @@
-/** The pages behind a pool's memory, which its owner and its importers share. */
+/** The shared pages of a pool, behind its memory: its exports and importers. */
 import { randomBytes } from 'node:crypto';
 import { viewMemory } from '../native.ts';
 import type { Address } from '../types.ts';
@@ -6,7 +6,7 @@ import { isAlive, type ProcessIdentity } from './processes.ts';
 
 const MAGIC = 0x6375_706c;
 
-// In words of four bytes: the header, the slots of importers, the allocations that are shared.
+// Offsets in words of four bytes: the header, the slots of importers, the exported allocations.
 const GENERATION = 2;
 const DEVICE = 4;
 const IMPORTERS = 16;
@@ -18,10 +18,10 @@ const EXPORT_COUNT = 4096;
 
 export const POOL_PAGE_BYTE_LENGTH: number = (EXPORTS + EXPORT_COUNT * EXPORT_WORDS) * 4;
 
-// A slot taken, whose process is not written yet.
+// A slot that is taken, and whose process is not written yet.
 const RESERVED_SLOT = -1;
 
-/** An allocation that others may import. */
+/** An allocation that other processes can import. */
 export interface SharedAllocation {
   readonly slot: number;
   readonly id: number;
@@ -30,10 +30,12 @@ export interface SharedAllocation {
 }
 
 /**
- * Which pool this is, which of its allocations are shared, and who has them mapped.
+ * Records which pool this is, which of its allocations are exported, and which processes have
+ * imported
+ * them.
  *
- * An importer claims its slot, whether or not the allocation lives: the owner keeps what is claimed
- * when it frees it, and what it has freed before may be another's by now, as on hardware.
+ * An importer takes a slot whether or not the allocation is live. When the owner frees an imported
+ * allocation, it retains the memory. Memory freed before may be reused by then, as on hardware.
  */
 export class PoolPage {
   readonly #words: Int32Array;
@@ -42,7 +44,7 @@ export class PoolPage {
     this.#words = new Int32Array(viewMemory(address as Address, POOL_PAGE_BYTE_LENGTH));
   }
 
-  /** Makes these pages a new pool's. */
+  /** Initialises the pages of a new pool. */
   initialise(device: number): void {
     this.#words[0] = MAGIC;
     this.#words[DEVICE] = device;
@@ -61,7 +63,7 @@ export class PoolPage {
     return Buffer.from(this.#words.buffer, GENERATION * 4, 8).toString('hex');
   }
 
-  /** Shares an allocation; undefined where there are as many as there can be. */
+  /** Exports an allocation. Undefined if all slots are taken. */
   share(id: number, offset: number, byteLength: number): SharedAllocation | undefined {
     for (let slot = 0; slot < EXPORT_COUNT; slot += 1) {
       if (Atomics.load(this.#words, this.#exportIndex(slot)) !== 0 || this.hasImporters(slot))
@@ -80,7 +82,7 @@ export class PoolPage {
     Atomics.store(this.#words, this.#exportIndex(slot), 0);
   }
 
-  /** Says that a process has an allocation mapped; undefined where no more can be said. */
+  /** Records that a process has an allocation mapped. Undefined if all slots are taken. */
   addImporter(slot: number, { pid, startTime }: ProcessIdentity): number | undefined {
     for (let importer = 0; importer < IMPORTER_COUNT; importer += 1) {
       const at = IMPORTERS + importer * IMPORTER_WORDS;
@@ -98,7 +100,7 @@ export class PoolPage {
     Atomics.store(this.#words, IMPORTERS + importer * IMPORTER_WORDS, 0);
   }
 
-  /** Whether a living process has an allocation mapped; forgets those that ended. */
+  /** Whether a living process has an allocation mapped. Removes processes that have ended. */
   hasImporters(slot: number): boolean {
     let found = false;
     for (let importer = 0; importer < IMPORTER_COUNT; importer += 1) {

@@ -1,4 +1,4 @@
-/** A pool: one memfd, of which parts are reserved, and of those parts given out. */
+/** A pool: one memfd, parts of which are reserved, and parts of those allocated. */
 import { closeFd, libc, SystemError } from '../linux/libc.ts';
 import { fillUninitialized, GRANULARITY, roundUp } from './address-space.ts';
 import type { Memory, Region } from './memory.ts';
@@ -10,31 +10,31 @@ import type { Stream } from './stream-queues.ts';
 /** The name of a pool's memfd. */
 export const POOL_NAME = 'cuffi.pool';
 
-/** What allocations are measured in. */
+/** The granularity of allocations. */
 const ALLOCATION_UNIT = 512;
 const F_DUPFD = 0;
 
-/** Memory of a pool that this process made, or of one that it imported. */
+/** An allocation of a pool of this process, or of an imported pool. */
 export interface PoolRegion extends Region {
   readonly kind: 'pool';
   readonly pool: Pool | undefined;
-  /** cuMemFreeAsync was called, and its stream has not come there yet. */
+  /** cuMemFreeAsync was called, but its stream has not reached the free. */
   isFreed: boolean;
   shared: SharedAllocation | undefined;
 }
 
-/** Freed in a stream's order: that stream may use it again at once, others when it is reached. */
+/** A stream-ordered free. The stream itself may reuse the memory at once, others after the free. */
 interface PendingFree {
   readonly region: PoolRegion;
   readonly stream: Stream;
 }
 
-/** What a pool is asked to be. */
+/** Properties of a pool. */
 export interface PoolOptions {
   readonly handle: number;
   readonly device: number;
   readonly handleTypes: number;
-  /** As many bytes as it may reserve. */
+  /** The most bytes that it may reserve. */
   readonly capacity: number;
   readonly isDefault: boolean;
 }
@@ -44,16 +44,16 @@ export class Pool {
   readonly device: number;
   readonly handleTypes: number;
   readonly isDefault: boolean;
-  /** What each device but the owner may do. */
+  /** The access of other devices. */
   readonly accessFlags = new Map<number, number>();
   readonly page: PoolPage;
   releaseThreshold = 0n;
-  /** Whether memory may be used again early: by events' order, by luck, by new dependencies. */
+  /** The three reuse attributes: follow events, opportunistic, internal dependencies. */
   readonly reuse: number[] = [1, 1, 1];
   readonly extents: PoolExtents;
   usedBytes = 0;
   usedHighWater = 0;
-  /** Freed by cuMemFree, and counted as used until a context was waited for. */
+  /** Bytes freed by cuMemFree, which count as used until the next context synchronization. */
   #delayedFreeBytes = 0;
   isDestroyed = false;
   readonly #memory: Memory;
@@ -63,7 +63,7 @@ export class Pool {
   readonly #mapped: Range;
   readonly #live = new Set<PoolRegion>();
   readonly #pending = new Set<PendingFree>();
-  /** Freed here, and still mapped by other processes. */
+  /** Freed by this process, but still mapped by others. */
   readonly #freedButMapped = new Set<PoolRegion>();
 
   private constructor(memory: Memory, options: PoolOptions, fd: number, address: number) {
@@ -84,7 +84,7 @@ export class Pool {
     );
   }
 
-  /** Undefined where the system refuses. */
+  /** Undefined if the system refuses. */
   static create(memory: Memory, options: PoolOptions): Pool | undefined {
     const byteLength = options.capacity + POOL_PAGE_BYTE_LENGTH;
     try {
@@ -102,7 +102,7 @@ export class Pool {
     return device === this.device ? 3 : (this.accessFlags.get(device) ?? 0);
   }
 
-  /** Undefined where there is not enough memory. */
+  /** Undefined if there is not enough memory. */
   allocate(
     asked: number,
     stream: Stream,
@@ -134,8 +134,9 @@ export class Pool {
   }
 
   /**
-   * Frees in a stream's order: call what it answers with when the stream gets there. What is used
-   * falls at once where that is asked for, and otherwise when a context was waited for.
+   * Frees in stream order: call the result when the stream reaches the free.
+   *
+   * @param isCounted whether the used bytes decrease now, not at the next context synchronization
    */
   freeLater(region: PoolRegion, stream: Stream, isCounted: boolean): () => void {
     const pending = { region, stream };
@@ -162,7 +163,7 @@ export class Pool {
     this.#endIfEmpty();
   }
 
-  /** Frees what was to be freed in the order of streams that are no more. */
+  /** Runs the pending frees of streams that have ended. */
   freePendingOf(isGone: (stream: Stream) => boolean): void {
     for (const pending of [...this.#pending]) {
       if (!isGone(pending.stream)) continue;
@@ -177,25 +178,25 @@ export class Pool {
     return region.shared;
   }
 
-  /** A descriptor that others import; programs that this process starts inherit it. */
+  /** A new descriptor for other processes to import. Child processes inherit it. */
   export(): number | undefined {
     const fd = libc.fcntl(this.#fd, F_DUPFD, 0);
     return fd < 0 ? undefined : fd;
   }
 
-  /** Gives reserved memory back that is not in use, until only `keep` bytes are reserved. */
+  /** Releases unused reserved memory until only `keep` bytes are reserved. */
   trim(keep: number): void {
     this.#reclaim();
     this.extents.trim(keep);
   }
 
-  /** What is in use stays; the pool goes when it is freed. */
+  /** Destroys the pool once its last allocation is freed. */
   destroy(): void {
     this.isDestroyed = true;
     this.#endIfEmpty();
   }
 
-  /** Memory freed in the same stream just before, if it has the very size. */
+  /** Memory with a pending free in the same stream, if the size is equal. */
   #reuse(byteLength: number, stream: Stream): number | undefined {
     for (const pending of this.#pending) {
       const { region } = pending;
@@ -214,7 +215,7 @@ export class Pool {
     return this.#address + offset;
   }
 
-  /** Takes back what importers have let go of. */
+  /** Reclaims memory that importers have released. */
   #reclaim(): void {
     for (const region of this.#freedButMapped) {
       if (region.shared && this.page.hasImporters(region.shared.slot)) continue;
@@ -230,7 +231,7 @@ export class Pool {
 
   #endIfEmpty(): void {
     if (!this.isDestroyed || this.#live.size > 0) return;
-    // Importers have mappings of their own.
+    // Importers keep their own mappings.
     this.#freedButMapped.clear();
     this.extents.clear();
     this.#memory.pools.remove(this.#mapped);
@@ -239,13 +240,13 @@ export class Pool {
   }
 }
 
-/** What a pool reserves multiples of, where there is so much. */
+/** The granularity of reserved memory, if enough is free. */
 export const POOL_CHUNK_BYTES: number = 32 << 20;
 
 const FALLOC_FL_KEEP_SIZE = 1;
 const FALLOC_FL_PUNCH_HOLE = 2;
 
-/** The bytes of a pool's memfd by their offsets: what is reserved of the device, and taken of that. */
+/** The bytes of a pool's memfd by offset: those reserved of the device, and those allocated. */
 export class PoolExtents {
   reservedBytes = 0;
   reservedHighWater = 0;
@@ -256,7 +257,7 @@ export class PoolExtents {
   readonly #free = new FirstFitAllocator();
   readonly #extents: { start: number; byteLength: number }[] = [];
 
-  /** @param hasFree whether the device has so much memory to be reserved */
+  /** @param hasFree whether the device has that much free memory */
   constructor(fd: number, capacity: number, hasFree: (byteLength: number) => boolean) {
     this.#fd = fd;
     this.#capacity = capacity;
@@ -265,13 +266,13 @@ export class PoolExtents {
   }
 
   /**
-   * Takes so many bytes; undefined where there is not enough memory.
+   * Takes bytes. Undefined if there is not enough memory.
    *
-   * @param reclaim called before more is reserved, to give back what can be
+   * @param reclaim called before more memory is reserved, to free what is unused
    */
   take(byteLength: number, reclaim: () => void): number | undefined {
     if (byteLength > this.#capacity) {
-      // Hardware reserves all it may before it gives up, and gives it back.
+      // Hardware reserves all that it may before it fails, and releases it.
       if (this.#hasFree(this.#capacity - this.reservedBytes))
         this.reservedHighWater = this.#capacity;
       return undefined;
@@ -289,7 +290,7 @@ export class PoolExtents {
     this.#free.add(offset, byteLength);
   }
 
-  /** Gives back to the device what is not taken, until only `keep` bytes are reserved. */
+  /** Releases unused memory to the device until only `keep` bytes are reserved. */
   trim(keep: number): void {
     for (const extent of [...this.#extents].reverse()) {
       if (this.reservedBytes <= keep) return;
@@ -302,7 +303,7 @@ export class PoolExtents {
     }
   }
 
-  /** Nothing of it is there any more. */
+  /** Releases everything. */
   clear(): void {
     this.reservedBytes = 0;
   }

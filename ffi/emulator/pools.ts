@@ -1,4 +1,4 @@
-/** The pools of this process: each device's default and current one, and those made by hand. */
+/** The pools of this process: each device's default and current pool, and created ones. */
 import {
   CU_MEM_ACCESS_FLAGS_PROT_NONE,
   CU_MEM_ACCESS_FLAGS_PROT_READ,
@@ -36,12 +36,12 @@ export class Pools {
   readonly #memory: Memory;
   readonly #contexts: Contexts;
   readonly #handles: Handles;
-  /** Destroyed ones too, until they are empty. */
+  /** All pools, including destroyed ones that are not empty. */
   readonly #all = new Set<Pool>();
   readonly #byHandle = new Map<number, Pool>();
   readonly #default = new Map<number, Pool>();
   readonly #current = new Map<number, Pool>();
-  /** Where graphs have their memory. */
+  /** The pools for memory of graphs. */
   readonly #forGraphs = new Map<number, Pool>();
 
   constructor(memory: Memory, contexts: Contexts, queues: StreamQueues, handles: Handles) {
@@ -69,7 +69,7 @@ export class Pools {
     return this.#byHandle.get(handle);
   }
 
-  /** The device's own pool; undefined where the system refuses. */
+  /** The default pool of a device. Undefined if the system refuses. */
   default(device: number): Pool | undefined {
     const known = this.#default.get(device);
     if (known) return known;
@@ -78,15 +78,14 @@ export class Pools {
     return pool;
   }
 
-  /** The pool that cuMemAllocAsync takes from. */
+  /** The pool that cuMemAllocAsync allocates from. */
   current(device: number): Pool | undefined {
     const chosen = this.#current.get(device);
     return chosen && !chosen.isDestroyed ? chosen : this.default(device);
   }
 
   /**
-   * The pool that nobody sees and the memory of graphs comes from; it keeps what it has reserved until
-   * it is trimmed.
+   * The internal pool for memory of graphs. It keeps reserved memory until it is trimmed.
    */
   forGraphs(device: number): Pool | undefined {
     const known = this.#forGraphs.get(device);
@@ -99,7 +98,7 @@ export class Pools {
     return pool;
   }
 
-  /** Whether memory is a graph's, which only the graph frees. */
+  /** Whether memory belongs to a graph: only the graph may free it. */
   isGraphMemory({ pool }: PoolRegion): boolean {
     return pool !== undefined && this.#forGraphs.get(pool.device) === pool;
   }
@@ -110,7 +109,7 @@ export class Pools {
     return CUDA_SUCCESS;
   }
 
-  /** The pool, or why there is none. */
+  /** Creates a pool. Returns the status on failure. */
   create(properties: ReturnType<typeof decodeStruct<'CUmemPoolProps'>>): Pool | Status {
     const { allocType, handleTypes, maxSize } = properties;
     if (allocType !== CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
@@ -164,7 +163,7 @@ export class Pools {
   }
 }
 
-/** How wide a pool's attribute is; undefined for one that is none. */
+/** The width of a pool attribute in bytes. Undefined for an unknown attribute. */
 const poolAttributeWidth = (attribute: number): 4 | 8 | undefined => {
   if (attribute < 1 || attribute > CU_MEMPOOL_ATTR_USED_MEM_HIGH) return undefined;
   return attribute <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES ? 4 : 8;
@@ -192,7 +191,7 @@ function setPoolAttribute(pool: Pool, attribute: number, value: bigint): Status 
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
       pool.releaseThreshold = value;
       return CUDA_SUCCESS;
-    // A high-water mark can only be set back, to what is there now.
+    // A high-water mark can only be reset to the current value.
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
       if (value !== 0n) return CUDA_ERROR_INVALID_VALUE;
       pool.extents.reservedHighWater = pool.extents.reservedBytes;
@@ -210,9 +209,9 @@ function setPoolAttribute(pool: Pool, attribute: number, value: bigint): Status 
   }
 }
 
-/** The functions of pools: made, asked, trimmed, given access to. */
+// ---- The driver functions of pools ----
 
-/** The rooms that the functions of pools work on. */
+/** The parts of the driver that several groups of functions use. */
 export interface EmulatorParts {
   readonly pools: Pools;
   readonly imported: ImportedPools;
@@ -245,7 +244,7 @@ export function poolFunctions({ pools, imported, contexts, host }: EmulatorParts
   const anyPool = (handle: number): Pool | ImportedPool | undefined =>
     pools.get(handle) ?? imported.get(handle);
 
-  /** What the hardware says of access that the owner's own device is to have. */
+  /** Sets the access of a device. The pool's own device always has full access. */
   const setAccess = (pool: Pool | ImportedPool, device: number, flags: number): Status => {
     if (device !== pool.device) {
       pool.accessFlags.set(device, flags);

@@ -1,4 +1,4 @@
-/** What is checked before a call gets to its room: initialisation, context, out-values. */
+/** Checks before each call: injected faults, initialisation, context, captures, out-values. */
 
 import { CU_STREAM_LEGACY } from '../constants.ts';
 import type { FunctionName, Row } from '../functions.ts';
@@ -11,14 +11,14 @@ import type { HostMemory } from './host-memory.ts';
 import type { FaultInjector } from './settings.ts';
 import { isBlocking, type Stream, type StreamQueues } from './stream-queues.ts';
 
-/** What may be called before cuInit. */
+/** Functions that may be called before cuInit. */
 const ALLOWED_BEFORE_INIT: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuInit',
   'cuDriverGetVersion',
   'cuGetErrorString',
 ]);
 
-/** Out-values that may be null where the caller does not want them. */
+/** Functions with optional out-values, which may be null. */
 const OPTIONAL_OUT: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuMemGetAddressRange_v2',
   'cuModuleGetGlobal_v2',
@@ -26,18 +26,18 @@ const OPTIONAL_OUT: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuCtxPopCurrent_v2',
 ]);
 
-/** What works on a destroyed context too: it must be possible to leave one. */
+/** Functions that work with a destroyed current context: it must be possible to pop it. */
 const ALLOWED_ON_DESTROYED: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuCtxPopCurrent_v2',
 ]);
 
-/** What works in a context that a kernel has ended. */
+/** Functions that work in a failed context. */
 const ALLOWED_ON_FAILED: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuCtxPopCurrent_v2',
   'cuCtxGetDevice',
 ]);
 
-/** What works in the legacy stream though it names none. */
+/** Functions that use the legacy stream without a stream parameter. */
 const USES_LEGACY_STREAM: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuMemcpyHtoD_v2',
   'cuMemcpyDtoH_v2',
@@ -45,7 +45,7 @@ const USES_LEGACY_STREAM: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuMemcpy3D_v2',
 ]);
 
-/** What tells of a stream, and neither queues in it nor asks how far it is. */
+/** Functions of a stream that neither queue work nor query progress. */
 const QUERIES_STREAM: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuStreamBeginCapture_v2',
   'cuStreamEndCapture',
@@ -54,13 +54,13 @@ const QUERIES_STREAM: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuStreamGetCtx',
 ]);
 
-/** What tells of a capture, and does not end it. */
+/** Functions that query a capture without invalidating it. */
 const QUERIES_CAPTURE: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuStreamIsCapturing',
   'cuStreamGetCaptureInfo_v2',
 ]);
 
-/** What ends a capture that is not relaxed, as it may have work done at once. */
+/** Functions that invalidate a capture unless it is relaxed, because they may wait for work. */
 const UNSAFE_IN_CAPTURE: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuMemAlloc_v2',
   'cuMemAllocPitch_v2',
@@ -85,17 +85,17 @@ interface PreconditionState {
 
 type Implementation = (...args: never[]) => Status;
 
-// What is behind `const T *` is read, and what is behind `void *` the room itself knows.
+// `const T *` is an input. The function itself checks `void *`.
 const isOutValue = (c: string): boolean =>
   c.endsWith(' *') && !/^(const \w+|void|CUjit_option) \*$/.test(c);
 
-/** A handle that a call names, by its type: an argument, or the stream in the struct behind one. */
+/** A handle among the arguments: an argument itself, or the stream in a launch configuration. */
 interface HandleArgument {
   readonly type: string;
   readonly read: (args: readonly number[]) => number;
 }
 
-/** The first handle of those types, if there is one. */
+/** The first handle of the given types, if there is one. */
 function findHandleArgument(
   { params }: Row,
   types: readonly string[],
@@ -114,7 +114,7 @@ const isHandle = (c: string): boolean => c.startsWith('CU') && !c.endsWith('*');
 
 const is64BitValue = (c: string): boolean => c === 'cuuint64_t';
 
-/** `implementation`, reached only by calls that may be made. */
+/** Wraps `implementation` so that only valid calls reach it. */
 export function withPreconditions(
   name: FunctionName,
   row: Row,
@@ -144,7 +144,7 @@ export function withPreconditions(
       ? CUresult.CUDA_SUCCESS
       : status;
   };
-  /** What ended the context of the stream or event that is named, or else that is needed. */
+  /** The failure of the context of the stream or event, or else of the required current context. */
   const failureOf = (args: readonly number[]): Status => {
     const handle = streamOrEvent?.read(args) ?? 0;
     if (streamOrEvent && handle > LAST_DEFAULT_STREAM)
@@ -152,7 +152,7 @@ export function withPreconditions(
     const isOfCurrent = streamOrEvent !== undefined || row.needs === 'context';
     return (isOfCurrent && contexts.top?.failure) || CUresult.CUDA_SUCCESS;
   };
-  /** What a call does to captures that it is not a part of. */
+  /** The status of a call that invalidates captures which it is not a part of. */
   const captureStatus = (args: readonly number[]): Status => {
     if (queues.captures.size === 0) return CUresult.CUDA_SUCCESS;
     const { top } = contexts;
@@ -194,7 +194,7 @@ export function withPreconditions(
       return CUresult.CUDA_ERROR_INVALID_VALUE;
     queues.currentCall = name;
     const answer = implementation(...(args as never[]));
-    // What was waited for in the call may have ended the context.
+    // Work that ran during the call may have failed the context.
     const isWell = answer === CUresult.CUDA_SUCCESS || answer === CUresult.CUDA_ERROR_NOT_READY;
     return isWell && !ALLOWED_ON_FAILED.has(name) ? failureOf(args) || answer : answer;
   };

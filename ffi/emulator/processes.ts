@@ -1,4 +1,4 @@
-/** Processes as handles name them: by pid and start time, since pids come again. */
+/** Processes by pid and start time, since pids are reused; memfds of this and other processes. */
 import { closeSync, fstatSync, openSync, readlinkSync } from 'node:fs';
 import { libc } from '../linux/libc.ts';
 import { createSealedMemfd } from '../linux/memfd.ts';
@@ -7,7 +7,7 @@ import { isProcessAlive, processStartTime } from '../linux/process.ts';
 const F_GET_SEALS = 1034;
 const F_SEAL_SHRINK = 2;
 
-/** Whether the size of what a descriptor is of can never shrink: of files on a disk it can. */
+/** Whether the size of a file is sealed and cannot shrink. False for files on a disk. */
 const hasFixedSize = (fd: number): boolean => {
   const seals = libc.fcntl(fd, F_GET_SEALS, 0);
   return seals >= 0 && (seals & F_SEAL_SHRINK) !== 0;
@@ -28,8 +28,8 @@ export const isAlive = ({ pid, startTime }: Omit<ForeignFd, 'fd'>): boolean =>
   isProcessAlive(pid, startTime);
 
 /**
- * Opens a memfd of another process, if it is one by the name `name`, sealed, and of at least
- * `byteLength` bytes; undefined otherwise. The caller closes it.
+ * Opens a memfd of another process. Undefined unless it has this name, is sealed, and has at least
+ * `byteLength` bytes. The caller closes it.
  */
 export function openForeignMemfd(
   { pid, fd }: ForeignFd,
@@ -39,21 +39,20 @@ export function openForeignMemfd(
   const path = `/proc/${pid}/fd/${fd}`;
   let opened: number | undefined;
   try {
-    // Looked at before it is opened: opening some files (pipes, devices) does things.
+    // Checked before it is opened: opening pipes or devices has side effects.
     if (readlinkSync(path) !== `/memfd:${name} (deleted)`) return undefined;
     opened = openSync(path, 'r+');
-    // One that can shrink could take the ground from under a mapping of it.
+    // If it could shrink, touching a mapping of it could kill this process.
     if (hasFixedSize(opened) && fstatSync(opened).size >= byteLength) return opened;
   } catch {
-    // gone, or not ours to open
+    // Closed, or this process may not open it.
   }
   if (opened !== undefined) closeSync(opened);
   return undefined;
 }
 
 /**
- * The name and size of a memfd of this process whose size can never change; undefined for any
- * other descriptor, and for a number that is none.
+ * The name and size of a sealed memfd of this process. Undefined for any other descriptor or number.
  */
 export function inspectMemfd(fd: number): { name: string; byteLength: number } | undefined {
   if (!Number.isInteger(fd) || fd < 0) return undefined;
@@ -67,7 +66,7 @@ export function inspectMemfd(fd: number): { name: string; byteLength: number } |
   }
 }
 
-/** This process, as others are told of it. */
+/** The identity of a process. */
 export type ProcessIdentity = Omit<ForeignFd, 'fd'>;
 
 export const currentProcessIdentity = (): ProcessIdentity => ({

@@ -1,11 +1,11 @@
-/** What PTX text says of itself: its version, its kernels with their parameters, its globals. */
+/** Parses PTX text: version, kernels with their parameters, globals. */
 
-/** A kernel as PTX declares it. */
+/** A kernel of PTX. */
 export interface PtxEntry {
   readonly name: string;
-  /** The bytes of each parameter. */
+  /** The size of each parameter in bytes. */
   readonly params: readonly number[];
-  /** The most threads that a block may have, where it says. */
+  /** The maximum threads per block, if declared. */
   readonly maxThreads: number | undefined;
 }
 
@@ -13,16 +13,16 @@ export interface PtxEntry {
 export interface PtxGlobal {
   readonly name: string;
   readonly byteLength: number;
-  /** What it begins with; the rest is zero. */
+  /** The initial bytes. The rest is zero. */
   readonly initial: Uint8Array;
 }
 
-/** A module, as far as it can be told without a compiler. */
+/** The contents of PTX text that can be determined without a compiler. */
 export interface Ptx {
   readonly version: number;
-  /** The architecture that it is for; 0 where it says none. */
+  /** The target architecture. 0 if none is given. */
   readonly target: number;
-  /** Why it does not compile, as far as can be told, in the compiler's words. */
+  /** The compiler's error message, for errors that are detected. */
   readonly error: string | undefined;
   readonly entries: readonly PtxEntry[];
   readonly globals: readonly PtxGlobal[];
@@ -34,7 +34,7 @@ const GLOBAL =
   /^\s*(?:\.(?:visible|extern|weak)\s+)*\.(?:global|const)\s+(?:\.align\s+\d+\s+)?\.([a-z]+)(\d+)\s+([\w$%]+)((?:\[\d+\])*)\s*(?:=\s*\{?([^};]*)\}?)?\s*;/gm;
 const MAX_THREADS = /\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?/;
 
-/** Undefined for text that does not begin as PTX does. */
+/** Parses PTX. Undefined if the text does not begin like PTX. */
 export function parsePtx(text: string): Ptx | undefined {
   const plain = withoutComments(text);
   const version = /^\s*\.version\s+(\d+)\.(\d+)/.exec(plain);
@@ -65,7 +65,7 @@ function maxThreadsOf(directives: string): number | undefined {
     : undefined;
 }
 
-/** Values as PTX writes them: integers, and floats by their bits (0f3F800000). */
+/** Encodes values of PTX: integers, and floats as bits (0f3F800000). */
 function initialBytes(values: string, width: number): Uint8Array {
   const words = values.split(',').flatMap((value) => {
     const [, float, rest = ''] = /^\s*(0[fFdD])?(\S+)\s*$/.exec(value) ?? [];
@@ -84,9 +84,9 @@ function initialBytes(values: string, width: number): Uint8Array {
   return bytes;
 }
 
-/** What is wrong with PTX text, as far as that shows without a compiler: its target, its brackets. */
+// ---- Errors of PTX text that show without a compiler: its target, its brackets ----
 
-/** What ptxas 13.0 takes. */
+/** The targets that ptxas 13.0 accepts. */
 const TARGETS: ReadonlySet<number> = new Set([
   10, 11, 12, 13, 20, 21, 30, 32, 35, 37, 50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 82, 86, 87, 88,
   89, 90, 100, 101, 103, 110, 120, 121,
@@ -101,14 +101,14 @@ const CLOSING: ReadonlyMap<string, string> = new Map([
   ['{', '}'],
 ]);
 
-/** The text with spaces in the place of comments and strings, its lines where they were. */
+/** Replaces comments and strings by spaces, and keeps line breaks. */
 const withoutComments = (text: string): string =>
   text.replace(COMMENT_OR_STRING, (found) => found.replace(/[^\n]/g, ' '));
 
-/** The architecture that PTX is for, e.g. 70; 0 where it says none. */
+/** The target architecture of PTX, e.g. 70. 0 if none is given. */
 const targetOf = (plain: string): number => Number(TARGET.exec(plain)?.[2] ?? 0);
 
-/** What the compiler says of text without comments that it cannot compile. */
+/** The compiler's error message for text without comments. Undefined if no error is detected. */
 function ptxErrorOf(plain: string): string | undefined {
   const target = TARGET.exec(plain);
   if (!target) return fatalMessage(plain, 0, 'Missing .target directive at start of file');
@@ -117,7 +117,7 @@ function ptxErrorOf(plain: string): string | undefined {
   const open: string[] = [];
   for (const { 0: bracket, index } of plain.matchAll(BRACKET)) {
     const closing = CLOSING.get(bracket);
-    // A body within a list of parameters is a list that was not closed.
+    // A body inside of a parameter list means that the list was not closed.
     const isMisplaced = bracket === '{' ? open.at(-1) === ')' : !closing && open.pop() !== bracket;
     if (isMisplaced)
       return fatalMessage(plain, index, `Parsing error near '${bracket}': syntax error`);

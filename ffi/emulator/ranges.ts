@@ -1,11 +1,11 @@
-/** Ranges of addresses: which one an address lies in, and where the next one fits. */
+/** Address ranges: finding the range of an address, and allocating free ranges. */
 
 export interface Range {
   readonly address: number;
   readonly byteLength: number;
 }
 
-/** Disjoint ranges, found by any address inside them. */
+/** Disjoint ranges, found by any address inside. */
 export class RangeMap<R extends Range> implements Iterable<R> {
   readonly #sorted: R[] = [];
 
@@ -17,7 +17,7 @@ export class RangeMap<R extends Range> implements Iterable<R> {
     return this.#sorted.values();
   }
 
-  /** The index of the first range that ends behind `address`. */
+  /** The index of the first range that ends after `address`. */
   #index(address: number): number {
     let low = 0;
     let high = this.#sorted.length;
@@ -39,13 +39,13 @@ export class RangeMap<R extends Range> implements Iterable<R> {
     if (this.#sorted[at] === range) this.#sorted.splice(at, 1);
   }
 
-  /** The range that `address` lies in. */
+  /** The range that contains `address`. */
   at(address: number): R | undefined {
     const range = this.#sorted[this.#index(address)];
     return range && range.address <= address ? range : undefined;
   }
 
-  /** The range that holds all `byteLength` bytes from `address` on. */
+  /** The range that contains all `byteLength` bytes from `address` on. */
   containing(address: number, byteLength: number): R | undefined {
     const range = this.at(address);
     return range && address + byteLength <= range.address + range.byteLength ? range : undefined;
@@ -57,11 +57,11 @@ export class RangeMap<R extends Range> implements Iterable<R> {
   }
 }
 
-/** Free space given out from its lowest address, so that what is freed is given out again. */
+/** A first-fit allocator: takes the lowest free range, so that freed ranges are reused. */
 export class FirstFitAllocator {
   readonly #holes: { start: number; end: number }[] = [];
 
-  /** Adds free space, or gives some back. */
+  /** Adds free space. */
   add(start: number, byteLength: number): void {
     const end = start + byteLength;
     const found = this.#holes.findIndex((hole) => hole.start > start);
@@ -71,7 +71,7 @@ export class FirstFitAllocator {
     this.#merge(at - 1);
   }
 
-  /** Joins the hole at `at` with the next one where they touch. */
+  /** Merges the hole at index `at` with the next one if they are adjacent. */
   #merge(at: number): void {
     const hole = this.#holes[at];
     const next = this.#holes[at + 1];
@@ -80,7 +80,7 @@ export class FirstFitAllocator {
     this.#holes.splice(at + 1, 1);
   }
 
-  /** `alignment` is a multiple of what all ranges here are aligned to. */
+  /** @param alignment a multiple of the alignment of all ranges */
   take(byteLength: number, alignment = 1): number | undefined {
     const aligned = (start: number): number => Math.ceil(start / alignment) * alignment;
     const hole = this.#holes.find(({ start, end }) => end - aligned(start) >= byteLength);
@@ -90,7 +90,7 @@ export class FirstFitAllocator {
     return start;
   }
 
-  /** Takes exactly this range; false where it is not all free. */
+  /** Takes exactly this range. Returns false if it is not free. */
   takeAt(start: number, byteLength: number): boolean {
     const end = start + byteLength;
     const at = this.#holes.findIndex((hole) => hole.start <= start && end <= hole.end);

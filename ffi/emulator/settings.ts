@@ -1,32 +1,46 @@
-/** What the environment asks of the emulated driver. */
+/** Settings of the emulated driver, from environment variables. */
 import { type DeviceAttribute, deviceAttributes } from '../attributes.ts';
 import { type FunctionName, functionNames } from '../functions.ts';
 import type { CUresult } from '../results.ts';
 
 /**
- * - `CUFFI_EMULATED_DEVICES`: how many devices; 1 by default.
+ * - `CUFFI_EMULATED_DEVICES`: the number of devices; 1 by default.
  * - `CUFFI_EMULATED_MEMORY`: bytes of memory of each, with suffix K, M or G; 4G by default.
  * - `CUFFI_EMULATED_ATTRIBUTES`: device attributes by number, as `125=0,20=3`.
- * - `CUFFI_EMULATED_SAME_HANDLES=1`: memory that is allocated where other memory was freed has the
- *   same IPC handle, byte by byte, as some machines' drivers give.
- * - `CUFFI_EMULATED_TEARDOWN_MS`: how long what a process had mapped stays so after its end.
+ * - `CUFFI_EMULATED_SAME_HANDLES=1`: an allocation at the address of a freed one has the same IPC
+ *   handle, byte by byte, as with the drivers of some machines.
+ * - `CUFFI_EMULATED_TEARDOWN_MS`: how long mappings of a process persist after its end.
  * - `CUFFI_EMULATED_FAULTS`: see {@link parseFaults}.
  */
 export interface Settings {
   readonly deviceCount: number;
   readonly memoryByteLength: number;
   readonly attributes: ReadonlyMap<number, number>;
-  /** Whether devices can do what an attribute of theirs stands for: all but what is set to 0. */
+  /** Whether devices support the feature of an attribute: all that are not set to 0. */
   readonly supports: (attribute: DeviceAttribute) => boolean;
-  /** Whether a handle says where memory is, and not which. */
+  /** Whether an IPC handle identifies only the place of memory, not the allocation. */
   readonly reusesHandles: boolean;
   readonly teardownMs: number;
   readonly faults: FaultInjector;
 }
 
+/** Reads the settings. @throws RangeError for an invalid value */
+export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
+  const given = attributes(env);
+  return {
+    deviceCount: deviceCount(env),
+    memoryByteLength: memoryByteLength(env),
+    attributes: given,
+    supports: (attribute) => given.get(deviceAttributes[attribute]) !== 0,
+    reusesHandles: setting(env, 'CUFFI_EMULATED_SAME_HANDLES') === '1',
+    teardownMs: teardownMs(env),
+    faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
+  };
+};
+
 const UNITS: Readonly<Record<string, number>> = { '': 1, K: 2 ** 10, M: 2 ** 20, G: 2 ** 30 };
 
-/** The value of a variable, where it is set to anything. */
+/** The value of a variable, or undefined if it is unset or empty. */
 const setting = (env: NodeJS.ProcessEnv, name: string): string | undefined =>
   env[name] || undefined;
 
@@ -72,35 +86,21 @@ function teardownMs(env: NodeJS.ProcessEnv): number {
   return /^\d{1,6}$/.test(value) ? Number(value) : throwInvalid(name, value, 'milliseconds');
 }
 
-/** @throws RangeError for a value that says nothing sensible */
-export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
-  const given = attributes(env);
-  return {
-    deviceCount: deviceCount(env),
-    memoryByteLength: memoryByteLength(env),
-    attributes: given,
-    supports: (attribute) => given.get(deviceAttributes[attribute]) !== 0,
-    reusesHandles: setting(env, 'CUFFI_EMULATED_SAME_HANDLES') === '1',
-    teardownMs: teardownMs(env),
-    faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
-  };
-};
-
-/** Calls that fail because they were told to. */
+// ---- Fault injection ----
 
 interface InjectedFault {
   readonly name: FunctionName;
-  /** Which call of the function, from 1; every call where undefined. */
+  /** The number of the call that fails, from 1. Undefined: every call. */
   readonly call: number | undefined;
   readonly status: CUresult;
 }
 
-/** Counts the calls of a function; answers with a status where this one is to fail. */
+/** Counts a call of a function. Returns the status that the call must fail with, if any. */
 export type FaultInjector = (name: FunctionName) => CUresult | undefined;
 
 /**
- * Reads `cuMemAlloc_v2:3=2`: the third call of that function answers 2 and does nothing. Several
- * are comma-separated; `*` in place of the number means every call.
+ * Parses `cuMemAlloc_v2:3=2`: the third call of that function returns 2 and does nothing. Several
+ * faults are separated by commas; `*` in place of the number means every call.
  *
  * @throws RangeError for anything else
  */

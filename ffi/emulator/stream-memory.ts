@@ -1,4 +1,4 @@
-/** Words in memory that streams write, and wait for. */
+/** Stream memory operations: cuStreamWriteValue and cuStreamWaitValue. */
 import {
   CU_STREAM_WAIT_VALUE_AND,
   CU_STREAM_WAIT_VALUE_EQ,
@@ -16,7 +16,7 @@ const COMPARISON = 0x3;
 const CU_STREAM_WAIT_VALUE_FLUSH = 0x4000_0000;
 const CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER = 1;
 
-/** Whether a word of so many bits ends a wait for `value`. */
+/** Whether a word of `bits` bits ends a wait for `value`. */
 function satisfiesWait(word: bigint, value: bigint, bits: number, comparison: number): boolean {
   switch (comparison) {
     // Cyclic and signed: a counter may wrap around.
@@ -40,7 +40,7 @@ type StreamMemoryFunctions = Pick<
 >;
 
 export function streamMemoryFunctions(queues: StreamQueues, memory: Memory): StreamMemoryFunctions {
-  // Memory of pools and managed memory take no part in this: the hardware refuses them.
+  // As on hardware, memory of pools and managed memory are refused.
   const isWord = (address: number, byteLength: number, context: Context): boolean => {
     const kind = memory.regions.at(address)?.kind;
     const isRefused =

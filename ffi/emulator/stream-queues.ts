@@ -1,13 +1,13 @@
-/** Streams as queues of work, and the points where that work goes on. */
+/** Streams as queues of work, and the capture of streams. */
 import { CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD } from '../constants.ts';
 import { CUresult } from '../results.ts';
 import type { Context, Contexts } from './context.ts';
 import type { Handles } from './handles.ts';
 
-/** Does a piece of work; false, with nothing done, where what it waits for is not there yet. */
+/** Does a piece of work. Returns false, without effect, if it must wait. */
 export type Work = () => boolean;
 
-/** A place in a stream: reached when the work queued up to there is done. */
+/** A position in a stream: reached when all work queued before it is done. */
 interface StreamPosition {
   readonly stream: Stream;
   readonly count: number;
@@ -16,7 +16,7 @@ interface StreamPosition {
 interface QueuedWork {
   readonly after: readonly StreamPosition[];
   readonly work: Work;
-  /** Whether it takes a place of those that a stream has. */
+  /** Whether it counts toward the stream's limit of queued work. */
   readonly isLimited: boolean;
 }
 
@@ -26,12 +26,12 @@ export interface Stream {
   readonly flags: number;
   readonly priority: number;
   readonly items: QueuedWork[];
-  /** What takes down its work at present, if anything does. */
+  /** The capture that records its work, if one is active. */
   capture: Capture | undefined;
-  /** How many pieces of work were ever queued, and how many of them are done. */
+  /** The number of pieces of work that were ever queued, and of those that are done. */
   queued: number;
   done: number;
-  /** How many that are not done take a place each. */
+  /** The number of unfinished pieces of work that count toward the limit. */
   limitedCount: number;
 }
 
@@ -46,42 +46,42 @@ export const isBlocking = (stream: Stream): boolean =>
 
 const SPINS = 20;
 const SLEEP_MS = 1;
-/** So long a caller is blocked that hardware would block for good. */
+/** How long a call blocks that would block forever on hardware. Then it throws. */
 const MAX_BLOCKED_MS = 2000;
-/** So many pieces of work may be queued behind one that is held up; the next blocks its caller. */
+/** The most pieces of work behind a blocked one. The call that queues one more blocks. */
 const MAX_LIMITED_WORK = 1020;
-/** What takes such a place. Whether other work does was not measured: host functions do not. */
+/** The kinds of work that count toward the limit. Host functions do not; others were not measured. */
 const LIMITED_KINDS: ReadonlySet<NodeKind> = new Set<NodeKind>(['kernel', 'copy', 'fill', 'value']);
 
-/** What errors call a stream. */
+/** The name of a stream in error messages. */
 const describeStream = ({ handle }: Stream): string => {
   if (handle === CU_STREAM_LEGACY) return 'the legacy stream';
   if (handle === CU_STREAM_PER_THREAD) return 'the per-thread stream';
-  return handle === 0 ? 'a stream of its own' : `the stream 0x${handle.toString(16)}`;
+  return handle === 0 ? 'an internal stream' : `the stream 0x${handle.toString(16)}`;
 };
 
-/** The streams that hold up a stream: itself, or others that it comes after. */
+/** The streams that block a stream: itself, or others that its next work waits for. */
 function blockingStreams(stream: Stream): readonly Stream[] {
   const others = (stream.items[0]?.after ?? []).filter((point) => !isReached(point));
   return others.length === 0 ? [stream] : others.flatMap((point) => blockingStreams(point.stream));
 }
 
 /**
- * The streams of this process. Nothing runs when it is queued: work goes on at each `progress()`
- * (queries, waits, synchronous copies) and in turns of the event loop, which it never keeps alive.
+ * The streams of this process. Work never runs while it is queued, but at each `progress()` (queries,
+ * waits, synchronous copies) and in turns of the event loop, which it does not keep alive.
  */
 export class StreamQueues {
   readonly #contexts: Contexts;
   readonly #handles: Handles;
   readonly #streams = new Map<number, Stream>();
   readonly #defaults = new Map<Context, DefaultStreams>();
-  /** Streams with work that is not done, destroyed ones too. */
+  /** Streams with unfinished work, including destroyed ones. */
   readonly #busy = new Set<Stream>();
-  /** Those that are open. */
+  /** The active captures. */
   readonly captures = new Set<Capture>();
   readonly #sleeper = new Int32Array(new SharedArrayBuffer(4));
   readonly #synchronizeListeners: ((isContext: boolean) => void)[] = [];
-  /** Which call is under way. */
+  /** The name of the driver function that runs now. */
   currentCall = '';
   #immediate: NodeJS.Immediate | undefined;
   #timer: NodeJS.Timeout | undefined;
@@ -98,7 +98,7 @@ export class StreamQueues {
     return stream;
   }
 
-  /** The stream of a handle; a default stream's handle means the current context's. */
+  /** The stream of a handle. The handle of a default stream means that of the current context. */
   get(handle: number): Stream | undefined {
     if (handle === 0 || handle === CU_STREAM_LEGACY)
       return this.#defaultsOf(this.#contexts.current).legacy;
@@ -110,7 +110,7 @@ export class StreamQueues {
     return this.#defaultsOf(context).legacy;
   }
 
-  /** Forgets a stream; its work goes on. False for a handle that is none. */
+  /** Destroys a stream; its queued work continues. Returns false for an unknown handle. */
   destroy(handle: number): boolean {
     const isKnown = this.#streams.delete(handle);
     if (isKnown) this.#handles.release('CUstream', handle);
@@ -118,15 +118,15 @@ export class StreamQueues {
   }
 
   /**
-   * Queues work, or has the capture of the stream take it down: then it is done at each launch.
+   * Queues work. If the stream is being captured, records it instead, to run at each launch.
    *
-   * @param kind what it is in a graph
+   * @param kind the kind of the graph node
    */
   enqueue(stream: Stream, work: Work, kind: NodeKind = 'other'): void {
     this.enqueueRepeatable(stream, () => work, kind);
   }
 
-  /** As {@link enqueue}, for work that is made anew for each launch. */
+  /** Like {@link enqueue}, with work that is created anew for each launch. */
   enqueueRepeatable(stream: Stream, make: () => Work, kind: NodeKind): void {
     const { capture } = stream;
     if (capture)
@@ -134,13 +134,13 @@ export class StreamQueues {
     else this.#push(stream, make(), LIMITED_KINDS.has(kind));
   }
 
-  /** Ends the capture that a stream is in, if it is in one: what is asked of it cannot be captured. */
+  /** Invalidates the capture of a stream. Returns whether there was one. */
   invalidateCapture({ capture }: Stream): boolean {
     if (capture) capture.isInvalid = true;
     return capture !== undefined;
   }
 
-  /** Ends the captures that have a stream of a kind; returns whether there were any. */
+  /** Invalidates the captures that include a matching stream. Returns whether there were any. */
   invalidateCaptures(isOfKind: (stream: Stream, capture: Capture) => boolean): boolean {
     let isBroken = false;
     for (const capture of this.captures)
@@ -151,13 +151,16 @@ export class StreamQueues {
     return isBroken;
   }
 
-  /** As {@link invalidateCaptures}: all that are not relaxed, which a call ends that may not be made now. */
+  /**
+   * Invalidates all captures that are not relaxed, as an unsafe call does. Returns whether there
+   * were any.
+   */
   invalidateStrictCaptures(): boolean {
     return this.invalidateCaptures((_, { isRelaxed }) => !isRelaxed);
   }
 
   #push(stream: Stream, work: Work, takesPlace: boolean): void {
-    // Full: the one that is held up, and those behind it.
+    // One piece of work may be blocked, with MAX_LIMITED_WORK behind it.
     const hasPlace = (): boolean => stream.limitedCount <= MAX_LIMITED_WORK;
     if (takesPlace && !hasPlace()) this.blockUntil(hasPlace, () => [stream]);
     stream.items.push({ after: this.#dependencies(stream), work, isLimited: takesPlace });
@@ -167,13 +170,13 @@ export class StreamQueues {
     this.#schedule();
   }
 
-  /** Ends a stream's context, as hardware does when work touches what is not mapped (any more). */
+  /** Fails a stream's context, as hardware does when work accesses unmapped memory. */
   failContext(stream: Stream): void {
     if (stream.context.failure === CUresult.CUDA_SUCCESS)
       stream.context.failure = CUresult.CUDA_ERROR_LAUNCH_FAILED;
   }
 
-  /** Does all work that can be done now. */
+  /** Runs all work that can run now. */
   progress(): void {
     for (let moved = true; moved; ) {
       moved = false;
@@ -181,7 +184,7 @@ export class StreamQueues {
     }
   }
 
-  /** Whether all work of the stream is done (and what the legacy stream waits for, for it). */
+  /** Whether all work of the stream is done; for the legacy stream, also all that it waits for. */
   isIdle(stream: Stream): boolean {
     this.progress();
     return stream.items.length === 0 && this.#dependencies(stream, true).every(isReached);
@@ -196,13 +199,13 @@ export class StreamQueues {
     );
   }
 
-  /** Blocks until a context has no work left. */
+  /** Blocks until a context has no unfinished work. */
   drain(context: Context): void {
     const busy = (): Stream[] => [...this.#busy].filter((stream) => stream.context === context);
     this.blockUntil(() => busy().length === 0, busy);
   }
 
-  /** A stream that nobody else has, whose work comes after all that a context has queued so far. */
+  /** Creates an internal stream whose work runs after all work that a context has queued so far. */
   createJoinStream(context: Context): Stream {
     const stream = this.#make(0, context, CU_STREAM_NON_BLOCKING, 0);
     const after = [...this.#busy]
@@ -215,10 +218,10 @@ export class StreamQueues {
   }
 
   /**
-   * Blocks, without a turn of the loop: what is waited for may come from another process or thread.
+   * Blocks this thread: another process or thread may cause what it waits for.
    *
-   * @param waitedFor what is not done yet: streams, or words for it
-   * @throws Error, which is no status, where hardware would block its caller for longer
+   * @param waitedFor the unfinished streams, or a description, for the error message
+   * @throws Error if it blocks too long: hardware would block forever
    */
   blockUntil(isDone: () => boolean, waitedFor: () => readonly Stream[] | string): void {
     const begin = performance.now();
@@ -232,27 +235,27 @@ export class StreamQueues {
             ? what
             : [...new Set(what.flatMap(blockingStreams))].map(describeStream).join(' and ');
         throw new Error(
-          `${this.currentCall} has waited ${MAX_BLOCKED_MS} ms for ${names}, which is held up: hardware blocks ` +
-            'its caller until that goes on, and nothing in this thread can see to it meanwhile',
+          `${this.currentCall} has waited ${MAX_BLOCKED_MS} ms for ${names}, which is blocked. On hardware the ` +
+            'call would block forever: nothing else can run in this thread meanwhile',
         );
       }
       if (turns >= SPINS) Atomics.wait(this.#sleeper, 0, 0, SLEEP_MS);
     }
   }
 
-  /** Has `settle` called when a caller has waited for work, and told whether for a context's. */
+  /** Registers a function to call after each synchronization. `isContext`: of a whole context. */
   onSynchronize(settle: (isContext: boolean) => void): void {
     this.#synchronizeListeners.push(settle);
   }
 
-  /** A stream, an event or a context was waited for. */
+  /** Calls the listeners after a wait for a stream, an event or a context. */
   notifySynchronized(isContext = false): void {
     for (const settle of this.#synchronizeListeners) settle(isContext);
   }
 
   /**
-   * What new work of a stream comes after: on the legacy stream all work of blocking streams of
-   * its context, on those the work of the legacy stream.
+   * The positions that new work of a stream waits for. The legacy stream waits for all blocking
+   * streams of its context, and those wait for the legacy stream.
    */
   #dependencies(stream: Stream, onlyLegacy = false): readonly StreamPosition[] {
     const legacy = this.#defaults.get(stream.context)?.legacy;
@@ -269,7 +272,7 @@ export class StreamQueues {
   #advance(stream: Stream): boolean {
     let moved = false;
     for (let item = stream.items[0]; item?.after.every(isReached); item = stream.items[0]) {
-      // Behind work that failed nothing is done any more.
+      // After a failure nothing runs.
       if (stream.context.failure === 0 && !item.work()) break;
       stream.items.shift();
       stream.done += 1;
@@ -281,8 +284,8 @@ export class StreamQueues {
   }
 
   /**
-   * The immediate makes work go on in this turn of the loop; where the loop is about to sleep it
-   * does not wake it, but the timer does.
+   * Schedules progress. The immediate runs in this turn of the loop, but does not wake a sleeping
+   * loop. The timer does.
    */
   #schedule(): void {
     this.#immediate ??= setImmediate(() => this.#tick()).unref();
@@ -295,7 +298,7 @@ export class StreamQueues {
     this.#immediate = undefined;
     this.#timer = undefined;
     this.progress();
-    // What is left waits for others: once a millisecond is often enough.
+    // The rest waits for other processes or threads: poll once per millisecond.
     if (this.#busy.size > 0) this.#timer = setTimeout(() => this.#tick(), SLEEP_MS).unref();
   }
 
@@ -326,9 +329,9 @@ export class StreamQueues {
   }
 }
 
-/** Work of streams that is written down in place of being done: what a graph is made of. */
+// ---- Stream capture: work that is recorded as the nodes of a graph ----
 
-/** What kinds of work there are: an update must find the same ones. */
+/** The kinds of work. An updated graph must have the same kinds. */
 export type NodeKind =
   | 'kernel'
   | 'copy'
@@ -340,15 +343,15 @@ export type NodeKind =
   | 'graph'
   | 'other';
 
-/** One piece of work of a graph. */
+/** A node of a graph: one piece of work. */
 export interface GraphNode {
   readonly handle: number;
   readonly kind: NodeKind;
-  /** As {@link Work}, of one launch: made anew for each, so that it can be begun again. */
+  /** Creates the work for one launch. */
   readonly work: () => Work;
 }
 
-/** A place in a capture: all that comes before it, and what new work there depends on. */
+/** A position in a capture: all nodes before it, and those that the next node depends on. */
 export interface CapturePosition {
   readonly predecessors: ReadonlySet<GraphNode>;
   readonly dependencies: ReadonlySet<GraphNode>;
@@ -356,15 +359,15 @@ export interface CapturePosition {
 
 const START_POSITION: CapturePosition = { predecessors: new Set(), dependencies: new Set() };
 
-/** A capture that is open, or the graph that came of it. */
+/** An active capture, or the graph that it produced. */
 export class Capture {
   readonly id: number;
   readonly origin: Stream;
-  /** Whether calls that are not of its streams can end it, too. */
+  /** Whether unsafe calls outside of its streams leave it valid. */
   readonly isRelaxed: boolean;
-  /** In the order in which they were captured, which is one that they can be done in. */
+  /** In capture order, which is a valid execution order. */
   readonly nodes: GraphNode[] = [];
-  /** Whether something was asked that no capture survives. */
+  /** Whether a call invalidated it. */
   isInvalid = false;
   readonly #positions = new Map<Stream, CapturePosition>();
 
@@ -375,7 +378,7 @@ export class Capture {
     this.join(origin, START_POSITION);
   }
 
-  /** Whether a stream of a kind is captured. */
+  /** Whether a matching stream is captured. */
   includesStream(isOfKind: (stream: Stream) => boolean): boolean {
     return [...this.#positions.keys()].some(isOfKind);
   }
@@ -393,7 +396,7 @@ export class Capture {
     return this.#positions.get(stream) ?? START_POSITION;
   }
 
-  /** Has later work of a stream come after a place, too; the stream is captured from then on. */
+  /** Makes later work of a stream depend on a position. The stream is captured from then on. */
   join(stream: Stream, { predecessors, dependencies }: CapturePosition): void {
     const own = this.positionOf(stream);
     stream.capture = this;
@@ -408,7 +411,7 @@ export class Capture {
     });
   }
 
-  /** Ends it; answers whether the origin comes after all that was captured. */
+  /** Ends the capture. Returns whether the origin stream has joined all captured work. */
   end(): boolean {
     const isJoined = this.positionOf(this.origin).predecessors.size === this.nodes.length;
     for (const stream of this.#positions.keys()) stream.capture = undefined;

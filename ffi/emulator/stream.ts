@@ -1,4 +1,4 @@
-/** The stream functions, over the queues of work. */
+/** The driver functions of streams, and host functions. */
 import { CU_STREAM_NON_BLOCKING } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { libc, libcSymbol } from '../linux/libc.ts';
@@ -20,7 +20,7 @@ const {
 const LEAST_PRIORITY = 0;
 const GREATEST_PRIORITY = -5;
 
-/** The priority that a stream gets which asks for `priority`. */
+/** The nearest supported priority. */
 const clampPriority = (priority: number): number =>
   Math.min(LEAST_PRIORITY, Math.max(GREATEST_PRIORITY, priority));
 
@@ -96,11 +96,11 @@ export const streamFunctions = (
   },
 });
 
-/** Host functions in a stream's order. */
+// ---- Host functions ----
 
 /**
- * Calls libc's `sem_post` and `close`, by their addresses; code at any other address would have to
- * be jumped into blindly, and answers NOT_SUPPORTED.
+ * Host functions in stream order. Only libc's `sem_post` and `close` are supported: other addresses
+ * would have to be called blindly, and return NOT_SUPPORTED.
  */
 export function hostCallbackFunctions(
   queues: StreamQueues,

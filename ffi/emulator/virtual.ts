@@ -1,4 +1,4 @@
-/** Virtual memory: reserved addresses, physical memory, and the mappings between them. */
+/** Virtual memory: address reservations, physical memory, and mappings. */
 import { openSync } from 'node:fs';
 import {
   CU_MEM_ACCESS_FLAGS_PROT_NONE,
@@ -31,16 +31,16 @@ const {
 
 const F_SETFD = 2;
 const F_DUPFD_CLOEXEC = 1030;
-/** The name of such memory's memfd, behind which its device's ordinal stands. */
+/** The name of the memfd of physical memory, followed by the device's ordinal. */
 const NAME = 'cuffi.virtual.';
 
-/** Memory without an address of its own. */
+/** Physical memory. */
 export interface PhysicalMemory {
   readonly fd: number;
   readonly byteLength: number;
   readonly device: number;
   readonly handleTypes: number;
-  /** Made here, and not by another process: it counts as memory used here. */
+  /** Created by this process, not imported: it counts as used memory of this process. */
   readonly isOwn: boolean;
   isReleased: boolean;
   mappings: number;
@@ -49,11 +49,11 @@ export interface PhysicalMemory {
 export interface VirtualMapping extends Region {
   readonly kind: 'virtual';
   readonly physical: PhysicalMemory;
-  /** What each device may do; nothing at first. */
+  /** The access of each device. Initially none. */
   readonly accessFlags: Map<number, number>;
 }
 
-/** What cuMemCreate and its kind are asked for. */
+/** The properties of physical memory. */
 export interface Properties {
   readonly type: number;
   readonly requestedHandleTypes: number;
@@ -77,7 +77,7 @@ export class VirtualMemory {
     memory.onUsage((device) => this.#usedBytes(device));
   }
 
-  /** Whether memory like this can be made. */
+  /** The status for creating memory with these properties. */
   propertiesStatus(properties: Properties): Status {
     if (properties.type !== CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
     const located = locationStatus(
@@ -88,7 +88,7 @@ export class VirtualMemory {
     return located === CUDA_SUCCESS ? handleTypesStatus(properties.requestedHandleTypes) : located;
   }
 
-  /** The address, or why there is none. */
+  /** Reserves addresses. Returns the status on failure. */
   reserve(byteLength: number, alignment: number, wanted: number): { address: number } | Status {
     const isPower = Number.isInteger(Math.log2(alignment || 1));
     if (!isMultiple(byteLength) || !isPower) return CUDA_ERROR_INVALID_VALUE;
@@ -112,7 +112,7 @@ export class VirtualMemory {
     return CUDA_SUCCESS;
   }
 
-  /** The handle, or why there is none. */
+  /** Creates physical memory. Returns the status on failure. */
   create(byteLength: number, properties: Properties): { handle: number } | Status {
     const status = this.propertiesStatus(properties);
     if (status !== CUDA_SUCCESS) return status;
@@ -176,7 +176,7 @@ export class VirtualMemory {
 
   unmap(address: number, byteLength: number): Status {
     const isReserved = isMultiple(byteLength) && this.#reservations.containing(address, byteLength);
-    // Where nothing is mapped, nothing is to be done.
+    // Unmapping a range without mappings succeeds.
     if (isReserved && !this.#memory.regions.overlaps(address, byteLength)) return CUDA_SUCCESS;
     const mappings = this.#covering(address, byteLength);
     if (!mappings) return CUDA_ERROR_INVALID_VALUE;
@@ -202,8 +202,8 @@ export class VirtualMemory {
   }
 
   /**
-   * A descriptor that others import, of an open file of its own, as the hardware's: a flag of one is
-   * not the other's. Programs that this process starts inherit it.
+   * A new descriptor for other processes to import. As on hardware it has an open file of its own, so
+   * that descriptors do not share flags. Child processes inherit it.
    */
   export(physical: PhysicalMemory): number | undefined {
     try {
@@ -215,7 +215,7 @@ export class VirtualMemory {
     }
   }
 
-  /** The handle of memory that came as a descriptor, which stays its caller's. */
+  /** Imports physical memory. The caller keeps the descriptor. */
   import(fd: number, handleTypes: number): { handle: number } | undefined {
     const file = inspectMemfd(fd);
     const device = file?.name.startsWith(NAME) ? Number(file.name.slice(NAME.length)) : -1;
@@ -237,7 +237,7 @@ export class VirtualMemory {
     return { handle };
   }
 
-  /** The mappings that fill this range, whole ones only. */
+  /** The mappings that exactly fill this range. */
   #covering(address: number, byteLength: number): VirtualMapping[] | undefined {
     const found: VirtualMapping[] = [];
     const end = address + byteLength;
@@ -251,7 +251,7 @@ export class VirtualMemory {
     return at === end && found.length > 0 ? found : undefined;
   }
 
-  /** Closes what has neither a handle nor a mapping any more. */
+  /** Closes physical memory that has neither a handle nor a mapping. */
   #closeUnused(physical: PhysicalMemory): void {
     if (physical.isReleased && physical.mappings === 0) closeFd(physical.fd);
   }
@@ -266,7 +266,7 @@ export class VirtualMemory {
   }
 }
 
-/** The functions of virtual memory, over its state. */
+// ---- The driver functions of virtual memory ----
 
 const RIGHTS: readonly number[] = [
   CU_MEM_ACCESS_FLAGS_PROT_NONE,
@@ -350,7 +350,7 @@ export function virtualFunctions(
     },
     cuMemExportToShareableHandle(out, handle, type, flags) {
       const physical = memory.get(handle);
-      // What was imported is its maker's to share.
+      // Only its creator can export physical memory.
       const isShared = physical?.isOwn && type !== 0 && (physical.handleTypes & type) === type;
       if (!isShared || flags !== 0 || !host.isWritable(out)) return CUDA_ERROR_INVALID_VALUE;
       const fd = memory.export(physical);

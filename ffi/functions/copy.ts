@@ -35,7 +35,7 @@ export const copyRows = {
     4,
   ),
 
-  // cuMemcpy2D may refuse pitches that cuMemAllocPitch would not give; this form takes any.
+  // cuMemcpy2D may refuse pitches that differ from those of cuMemAllocPitch. This form takes any.
   cuMemcpy2DUnaligned_v2: withByteCountOf('CUDA_MEMCPY2D', needsContext(CUDA_MEMCPY2D)),
   cuMemcpy2DAsync_v2: withByteCountOf('CUDA_MEMCPY2D', needsStreamContext(CUDA_MEMCPY2D, CUstream)),
   cuMemcpy3D_v2: withByteCountOf('CUDA_MEMCPY3D', needsContext(CUDA_MEMCPY3D)),

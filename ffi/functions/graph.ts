@@ -1,4 +1,4 @@
-/** Graphs: work captured from a stream, and launched again and again. */
+/** Graphs: work that is captured from streams and launched repeatedly. */
 import {
   CUDA_KERNEL_NODE_PARAMS_v2,
   CUdevice,

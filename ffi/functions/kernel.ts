@@ -1,4 +1,4 @@
-/** Kernels: what they take and need, and their launches. */
+/** Kernels: attributes, parameters, launches and occupancy. */
 import {
   CUfunc_cache,
   CUfunction,
@@ -25,7 +25,7 @@ export const kernelRows = {
   cuFuncGetParamInfo: noContext(CUfunction, size_t, out(size_t), out(size_t)),
   cuFuncLoad: noContext(CUfunction),
 
-  // Since 11.8, and quicker to call than the one below. The stream is in the configuration.
+  // Since 11.8. Faster to call than cuLaunchKernel. The stream is in the configuration.
   cuLaunchKernelEx: needsStreamContext(CUlaunchConfig, CUfunction, pointers, pointers),
   cuLaunchKernel: needsStreamContext(
     CUfunction,

@@ -1,4 +1,4 @@
-/** Linking: code of several sources made one, on the host. */
+/** Linking several pieces of code into one image, on the host. */
 import {
   CUjit_option,
   CUjitInputType,

@@ -1,4 +1,4 @@
-/** Plain device memory, host memory that the device reaches, and managed memory. */
+/** Device memory, host memory that the device can access, and managed memory. */
 import {
   CUdevice,
   CUdeviceptr,
@@ -29,9 +29,9 @@ export const memoryRows = {
   cuMemHostUnregister: noContext(pointer),
   cuMemHostGetDevicePointer_v2: needsContext(out(CUdeviceptr), pointer, uint),
 
-  // Managed memory. cuMemPrefetchAsync and cuMemAdvise are the forms that name a device (or the
-  // CPU, -1): every driver since CUDA 8 has them, 13.0 included. Their _v2 forms, which take a
-  // CUmemLocation by value and can name a NUMA node, came with 12.2, and older drivers lack them.
+  // Managed memory. cuMemPrefetchAsync and cuMemAdvise take a device ordinal (or the CPU, -1). Every
+  // driver since CUDA 8 has them. Their _v2 forms take a CUmemLocation by value, which can be a NUMA
+  // node, but need 12.2.
   cuMemAllocManaged: needsContext(out(CUdeviceptr), size_t, uint),
   cuMemPrefetchAsync: needsStreamContext(CUdeviceptr, size_t, CUdevice, CUstream),
   cuMemAdvise: needsContext(CUdeviceptr, size_t, CUmem_advise, CUdevice),

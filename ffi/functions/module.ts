@@ -1,4 +1,4 @@
-/** Modules: code that was loaded, its functions and its globals. */
+/** Modules: loaded code, its functions and its globals. */
 import {
   CUdeviceptr,
   CUfunction,
@@ -14,8 +14,9 @@ import {
 import { needsContext, noContext } from './row.ts';
 
 export const moduleRows = {
-  // cuLibraryLoadData (12.0) would load into every context of the process, of all devices; a module
-  // belongs to one context, as everything else here, and every driver has them.
+  // cuLibraryLoadData (12.0) loads into every context of the process. A module belongs to one
+  // context,
+  // like everything else here, and every driver supports modules.
   cuModuleLoadDataEx: needsContext(out(CUmodule), constPointer, uint, out(CUjit_option), pointers),
   cuModuleUnload: noContext(CUmodule),
   cuModuleGetFunction: noContext(out(CUfunction), CUmodule, constString),

@@ -40,7 +40,7 @@ export const poolRows = {
     CUmemAllocationHandleType,
     ulonglong,
   ),
-  // The descriptor itself is the pointer's value: nothing is read at that address.
+  // The value of the pointer is the file descriptor: nothing is read at that address.
   cuMemPoolImportFromShareableHandle: noContext(
     out(CUmemoryPool),
     pointer,

@@ -1,12 +1,11 @@
-/** What a row of the table says of a driver function, and the words that rows are written in. */
+/** A row of the table of driver functions, and the functions that create rows. */
 import type { StructName } from '../structs.ts';
 import type { CType } from '../types.ts';
 
 /**
- * Whether a call wants a current context: never, always, or only when its stream (an argument, or in
- * the configuration of a launch) is one of the default streams (0, 1, 2), which are names that the
- * current context gives a meaning to.
- * Settled row by row on hardware (docs/hardware.md).
+ * Whether a call needs a current context: never, always, or only if its stream is a default stream
+ * (0, 1, 2), which belongs to the current context. The stream is an argument or part of a launch
+ * configuration. Measured on hardware for each row (docs/hardware.md).
  */
 export type Needs = 'nothing' | 'context' | 'context for a default stream';
 
@@ -15,29 +14,33 @@ export interface Row<P extends readonly CType[] = readonly CType[]> {
   readonly needs: Needs;
   readonly params: P;
   /**
-   * Where the number of elements that the call moves or sets stands, an element's bytes, and
-   * where the number of rows stands, if there are any.
+   * The parameter with the number of elements that the call moves or sets, the bytes per element, and
+   * the parameter with the number of rows, if it has one.
    */
   readonly bytes?: readonly [parameter: number, unit: number, rows?: number];
-  /** The struct, behind the first parameter, that says how many bytes the call moves. */
+  /** The struct behind the first parameter, if it determines how many bytes the call moves. */
   readonly struct?: StructName;
 }
 
+/** A call that needs no current context. */
 export const noContext = <const P extends readonly CType[]>(...params: P): Row<P> => ({
   needs: 'nothing',
   params,
 });
 
+/** A call that needs a current context. */
 export const needsContext = <const P extends readonly CType[]>(...params: P): Row<P> => ({
   needs: 'context',
   params,
 });
 
+/** A call that needs a current context for a default stream only. */
 export const needsStreamContext = <const P extends readonly CType[]>(...params: P): Row<P> => ({
   needs: 'context for a default stream',
   params,
 });
 
+/** Adds the parameters that determine how many bytes the call moves. */
 export const withByteCount = <P extends readonly CType[]>(
   base: Row<P>,
   parameter: number,
@@ -48,6 +51,7 @@ export const withByteCount = <P extends readonly CType[]>(
   bytes: rows === undefined ? [parameter, unit] : [parameter, unit, rows],
 });
 
+/** Adds the struct that determines how many bytes the call moves. */
 export const withByteCountOf = <P extends readonly CType[]>(
   struct: StructName,
   base: Row<P>,

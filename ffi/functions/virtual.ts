@@ -1,4 +1,4 @@
-/** Virtual memory: addresses reserved, memory made, one mapped to the other, access given. */
+/** Virtual memory: reserving addresses, creating physical memory, mapping it, setting access. */
 import {
   CUdeviceptr,
   CUmemAccessDesc,
@@ -34,7 +34,7 @@ export const virtualRows = {
     CUmemAllocationHandleType,
     ulonglong,
   ),
-  // The descriptor itself is the pointer's value, as for pools.
+  // The value of the pointer is the file descriptor, as for pools.
   cuMemImportFromShareableHandle: noContext(
     out(CUmemGenericAllocationHandle),
     pointer,

@@ -7,10 +7,12 @@ const LOCK_TRIES = 1000;
 const sleeper = new Int32Array(new SharedArrayBuffer(4));
 
 /**
- * Runs `use` while nobody else has the lock of an open file or directory: no other process, nor
- * another thread with a descriptor that it opened itself. It is for moments: this thread waits.
+ * Runs `use` with an exclusive lock on an open file or directory (`flock`). Other processes, and
+ * threads
+ * that opened the file themselves, wait meanwhile. This thread blocks for the lock, so keep `use`
+ * short.
  *
- * @throws SystemError where it cannot be had within about a second
+ * @throws SystemError EWOULDBLOCK if the lock is not free within about a second
  */
 export function withFileLock<T>(fd: number, use: () => T): T {
   waitForLock(() => {
@@ -26,9 +28,9 @@ export function withFileLock<T>(fd: number, use: () => T): T {
 }
 
 /**
- * Waits, blocking this thread, for what others give up in a moment.
+ * Blocks this thread until `tryAcquire` returns true.
  *
- * @throws SystemError where they do not within about a second
+ * @throws SystemError EWOULDBLOCK if it does not within about a second
  */
 export function waitForLock(tryAcquire: () => boolean): void {
   for (let tries = 0; !tryAcquire(); tries++) {

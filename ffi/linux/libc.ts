@@ -1,4 +1,4 @@
-/** What Node itself lacks of libc: mappings, memfds, processes by descriptor, semaphores. */
+/** Functions of libc that Node lacks: mappings, memfds, processes by descriptor, semaphores. */
 import { isMainThread } from 'node:worker_threads';
 import koffi from 'koffi';
 import { type Library, type NativeFunction, openLibrary } from '../library.ts';
@@ -13,7 +13,7 @@ import { type Address, type CType, int, pointer, size_t, uint } from '../types.t
 
 const long: CType<number> = { c: 'long', ffi: 'int64', byteLength: 8 };
 
-/** Every libc function in use: its parameters, and what it answers with. */
+/** Every libc function in use: its parameters, and the type that it returns. */
 const signatures = {
   mmap: [[pointer, size_t, int, int, int, long], 'uint64'],
   munmap: [[pointer, size_t], 'int32'],
@@ -66,8 +66,8 @@ let library: Library | undefined;
 function openLibc(): Library {
   if (library) return library;
   library = openLibrary(['libc.so.6', 'libc.so', 'libc.musl-x86_64.so.1']);
-  // koffi aborts the process if a worker thread is terminated while it declares a function there.
-  // So all are declared at the start of its work, and none in the middle.
+  // koffi aborts the process if a worker thread is terminated while it declares a function. So a
+  // worker declares all of them at its start.
   if (!isMainThread) for (const name of names) bindFunction(name);
   return library;
 }
@@ -79,7 +79,7 @@ function bindFunction(name: LibcName): NativeFunction | undefined {
   return value;
 }
 
-/** libc's functions, declared at their first call. They answer as C does: -1 and {@link errno}. */
+/** libc's functions, declared at their first call. They fail as in C: -1, and {@link errno}. */
 export const libc = {} as Libc;
 const names = Object.keys(signatures) as LibcName[];
 for (const name of names) {
@@ -94,14 +94,14 @@ for (const name of names) {
   });
 }
 
-/** The address of a libc function, to hand to C as a callback that needs no JavaScript. */
+/** The address of a libc function, for C to call without JavaScript. @throws SystemError ENOSYS */
 export function libcSymbol(name: string): Address {
   const address = openLibc().symbol(name);
   if (address === undefined) throw new SystemError(name, 38, 'libc has no such function');
   return address as Address;
 }
 
-/** The error number that this thread's last libc call left. */
+/** The error number of this thread's last libc call. */
 export const errno = (): number => koffi.errno();
 
 const errorNames = new Map(Object.entries(koffi.os.errno).map(([name, value]) => [value, name]));
@@ -124,11 +124,11 @@ export class SystemError extends Error {
 
 const SHORTAGES: ReadonlySet<unknown> = new Set(['EMFILE', 'ENFILE', 'ENOMEM', 'ENOBUFS']);
 
-/** Whether an error, of libc or of Node, says that no descriptor or no memory of the kernel is left. */
+/** Whether an error, of libc or of Node, says that descriptors or kernel memory ran out. */
 export const isShortage = (error: unknown): error is Error =>
   error instanceof Error && 'code' in error && SHORTAGES.has(error.code);
 
-/** `result`, or a SystemError where it says that the call failed. */
+/** Returns `result`. @throws SystemError with {@link errno} if it is negative */
 export function succeeded(result: number, syscall: string): number {
   if (result < 0) throw new SystemError(syscall, errno());
   return result;
@@ -153,11 +153,11 @@ const EBADF = 9;
 const isFdNumber = (fd: number): boolean => Number.isInteger(fd) && fd >= 0 && fd <= 0x7fff_ffff;
 
 /**
- * `fd`, where it can be a descriptor at all: koffi would pass NaN as 0, which is stdin, and cut off
- * what is above 32 bits. @throws SystemError EBADF
+ * Returns `fd` if it can be a descriptor. koffi would pass NaN as 0, which is stdin, and would cut
+ * numbers to 32 bits. @throws SystemError EBADF
  */
 export function checkFd(fd: number, syscall: string): number {
-  if (!isFdNumber(fd)) throw new SystemError(syscall, EBADF, `${fd} is no descriptor`);
+  if (!isFdNumber(fd)) throw new SystemError(syscall, EBADF, `${fd} is not a descriptor`);
   return fd;
 }
 
@@ -174,13 +174,13 @@ export const setCloseOnExec = (fd: number): void => {
   succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_SETFD, FD_CLOEXEC), 'fcntl');
 };
 
-/** Another descriptor of the same thing, close-on-exec. @throws SystemError */
+/** Another descriptor of the same open file, close-on-exec. @throws SystemError */
 export const duplicateFd = (fd: number): number =>
   succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_DUPFD_CLOEXEC, 0), 'fcntl');
 
 /**
- * Whether two descriptors are of one open file: copies of each other, whoever sent them. Undefined
- * where the kernel tells it neither by `fcntl` (before Linux 6.10) nor by `kcmp` (in some containers).
+ * Whether two descriptors refer to one open file, in whatever way they got here. Undefined if the
+ * kernel supports neither `F_DUPFD_QUERY` (before Linux 6.10) nor `kcmp` (in some containers).
  */
 export function isSameFile(a: number, b: number): boolean | undefined {
   if (!isOpenFd(a) || !isOpenFd(b)) return false;
@@ -191,19 +191,19 @@ export function isSameFile(a: number, b: number): boolean | undefined {
   return compared >= 0 ? compared === 0 : undefined;
 }
 
-/** What a descriptor is of, as far as its inode says. */
+/** What the inode of a descriptor says. */
 export interface FdStatus {
-  /** The file type's bits of the mode (`S_IFMT`): 0 for a kind of the kernel's own. */
+  /** The file type bits of the mode (`S_IFMT`). 0 for anonymous inodes of the kernel. */
   readonly type: number;
-  /** Of a device. */
+  /** The device's major number, if the file is a device. */
   readonly major: number;
-  /** The memory, or disk space, that its contents take now. */
+  /** The memory or disk space that the contents take now. */
   readonly storedByteLength: number;
 }
 
 /**
- * What a descriptor is of, or undefined where that is not to be had (see {@link errno}). `fstat`
- * asks the file system, which may be another process's own and not reply; this does not ask.
+ * The status of a descriptor, or undefined on failure (see {@link errno}). It uses cached values:
+ * `fstat` would ask the file system, which may be another process's (FUSE) and never reply.
  */
 export function statusOfFd(fd: number): FdStatus | undefined {
   if (!isFdNumber(fd)) return undefined;
@@ -212,7 +212,7 @@ export function statusOfFd(fd: number): FdStatus | undefined {
     return { address, view: new DataView(viewMemory(address, STATX_BYTE_LENGTH + 1)) };
   })();
   const { address, view } = statusScratch;
-  // The path is empty: the descriptor itself.
+  // An empty path means the descriptor itself.
   view.setUint8(STATX_BYTE_LENGTH, 0);
   const flags = AT_EMPTY_PATH | AT_STATX_DONT_SYNC;
   const path = address + STATX_BYTE_LENGTH;
@@ -233,9 +233,9 @@ const AT_EMPTY_PATH = 0x1000;
 const AT_STATX_DONT_SYNC = 0x4000;
 const S_IFMT = 0o170000;
 
-/** Whether a descriptor is of memory without a disk: a memfd, or a file in tmpfs. */
+/** Whether a descriptor is a file in memory: a memfd, or a file in tmpfs. */
 export const isInMemory = (fd: number): boolean =>
-  // Only those have seals, whether they may be sealed or not.
+  // Only those have seals, even if they allow none.
   isFdNumber(fd) && libc.fcntl(fd, F_GET_SEALS, 0) >= 0;
 
 /** An anonymous file in memory, close-on-exec, of the given size. @throws SystemError */
@@ -251,7 +251,7 @@ export function createMemfd(name: string, byteLength: number): number {
   return fd;
 }
 
-/** Shared memory of a descriptor, mapped: its address, and the way to give it back. */
+/** A shared mapping of a descriptor. */
 export interface Mapping {
   readonly address: Address;
   readonly byteLength: number;
@@ -276,12 +276,12 @@ export function mapShared(fd: number, byteLength: number, fileOffset = 0): Mappi
   };
 }
 
-/** Lets whoever else is ready to run have this core first. */
+/** Lets other threads that are ready run on this core first. */
 export const yieldCore = (): void => {
   libc.sched_yield();
 };
 
-/** A descriptor of a process, readable when the process has ended. @throws SystemError */
+/** A descriptor of a process, readable once the process has ended. @throws SystemError */
 export const openPidfd = (pid: number): number =>
   succeeded(libc.syscall(SYS_PIDFD_OPEN, pid, 0, 0, 0, 0, 0), 'pidfd_open');
 
@@ -304,8 +304,8 @@ function transferMemory(
 }
 
 /**
- * Copies memory of a process (its own included) without the risk of a crash: a bad remote address
- * is an answer, not a signal. Answers the bytes copied, or -1 with {@link errno} (EFAULT).
+ * Copies memory of any process, this one included. A bad remote address does not crash.
+ * Returns the number of bytes copied, or -1 with {@link errno} (EFAULT).
  */
 export const readProcessMemory = (
   pid: number,

@@ -1,12 +1,11 @@
-/** Memory that processes share without trusting each other: none of them can take a part of it away. */
+/** Memory that processes share without trusting each other: nobody can shrink it or punch holes. */
 import { fstatSync } from 'node:fs';
 import { withAddress } from '../native.ts';
 import { closeFd, errno, libc, SystemError, succeeded } from './libc.ts';
 
 /**
- * A memfd, close-on-exec, whose size is fixed: a mapping of it cannot lose its pages, which would
- * end the process that touches them. The process that it is sent to may seal more: see
- * {@link sealAgainstHoles}.
+ * A memfd, close-on-exec, whose size is fixed. If it could shrink, a process that touches its mapping
+ * would be killed. By default other processes may add seals: see {@link sealAgainstHoles}.
  *
  * @throws SystemError
  */
@@ -27,21 +26,21 @@ export function createSealedMemfd(
   return fd;
 }
 
-/** Whether a descriptor, from any process, is memory of that size, which nobody can change. */
+/** Whether a descriptor, from any process, is memory of exactly that size, which is fixed. */
 export function isSealedMemfd(fd: number, byteLength: number): boolean {
-  // Files on a disk and devices know no seals; those are asked for nothing else.
+  // Files on a disk and devices have no seals. Their size is not read: that may block.
   const seals = libc.fcntl(fd, F_GET_SEALS, 0);
   return seals >= 0 && (seals & SIZE_SEALS) === SIZE_SEALS && fstatSync(fd).size === byteLength;
 }
 
 /**
- * Keeps everybody from punching holes into a memfd, and from mapping it to write anew; mappings that
- * are there stay writable. A device that has locked the pages of a mapping would keep what was
- * punched out, while the processes get new pages: neither would see what the other writes.
+ * Prevents all processes from punching holes into a memfd, and from creating writable mappings.
+ * Existing mappings stay writable. After a hole is punched, a device keeps the old pages that it has
+ * locked, while the processes get new ones: neither would see what the other writes.
  *
- * False where the kernel (before 5.1) does not know the seal.
+ * Returns false if the kernel lacks the seal (before 5.1).
  *
- * @throws SystemError EPERM where its maker allows no more seals, or it cannot be written
+ * @throws SystemError EPERM if the memfd allows no further seals or is read-only
  */
 export function sealAgainstHoles(fd: number): boolean {
   if (libc.fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) === 0) return true;

@@ -1,6 +1,6 @@
 /**
  * Messages of Unix sockets that keep them whole and carry descriptors (SOCK_SEQPACKET, SCM_RIGHTS).
- * Nothing here blocks; `readable` of poll.ts says when to try again.
+ * Nothing here blocks. `readable` of poll.ts tells when to try again.
  */
 
 import { allocatePermanent, viewMemory } from '../native.ts';
@@ -13,20 +13,20 @@ export const MAX_MESSAGE_BYTE_LENGTH = 65_536;
 /** The most descriptors of one message: the kernel's own limit. */
 export const MAX_MESSAGE_FDS = 253;
 
-/** A message as it was sent: a copy of its bytes, and descriptors that are now this process's. */
+/** A received message: its bytes, and descriptors that this process now owns. */
 export interface SocketMessage {
   readonly data: Uint8Array;
-  /** Close-on-exec. The receiver closes them. */
+  /** Close-on-exec. The receiver must close them. */
   readonly fds: readonly number[];
 }
 
 /**
- * Sends one message, whole. The descriptors stay open here too: the receiver gets copies.
+ * Sends one message. The receiver gets copies of the descriptors; the caller's stay open.
  *
- * Answers false, having sent nothing, where the receiver's queue is full.
+ * Returns false, and sends nothing, if the receiver's queue is full.
  *
- * @throws SystemError EPIPE or ECONNRESET where the other end is gone, EBADF for a descriptor
- * that is not open, ETOOMANYREFS where too many descriptors are on their way
+ * @throws SystemError EPIPE or ECONNRESET if the other end is closed, EBADF for a descriptor
+ * that is not open, ETOOMANYREFS if too many descriptors are in flight
  * @throws RangeError for an empty message (it would look like the end), or one above the limits
  */
 export function sendMessage(
@@ -44,7 +44,7 @@ export function sendMessage(
   for (const fd of fds) checkFd(fd, 'socket');
   const { bytes, view } = scratch();
   bytes.set(data, PAYLOAD);
-  // CMSG_SPACE: what the kernel reads includes the padding.
+  // CMSG_SPACE: the length that the kernel reads includes the padding.
   const control = fds.length > 0 ? CMSG_HEADER + ((4 * fds.length + 7) & ~7) : 0;
   writeMessageHeader(data.byteLength, control);
   if (control > 0) {
@@ -61,18 +61,19 @@ export function sendMessage(
   return true;
 }
 
-/** Whether a socket says that its other end is there no more. */
+/** Whether an error of a socket says that its other end is closed. */
 export const isGone = ({ code }: SystemError): boolean => code === 'EPIPE' || code === 'ECONNRESET';
 
 /**
- * The next message; undefined where none is there yet; `'end'` where the other end has closed and
- * all that it sent has been received.
+ * Returns the next message, or undefined if none has arrived. Returns `'end'` if the other end has
+ * closed and all that it sent has been received.
  *
- * What arrives is the sender's word only: check the data before use, and close descriptors that
- * were not asked for.
+ * The sender is untrusted: check the data before use, and close unexpected descriptors.
  *
- * @throws SystemError EMFILE or ENFILE if no descriptor is left for those of the message, EMSGSIZE
- * if it was cut off for another reason. The message is lost: what did arrive of it is closed
+ * @throws SystemError EMFILE or ENFILE if this process has no descriptor left for those of the
+ * message,
+ * EMSGSIZE if it was truncated for another reason. The message is lost, and its descriptors are
+ * closed
  */
 export function receiveMessage(socket: number): SocketMessage | 'end' | undefined {
   const message = takeMessage(socket);
@@ -81,7 +82,7 @@ export function receiveMessage(socket: number): SocketMessage | 'end' | undefine
 }
 
 /**
- * As {@link receiveMessage}, without the copy: the data are there until the next call of any
+ * Like {@link receiveMessage}, without a copy: the data are valid until the next call of any
  * function of this file.
  */
 export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
@@ -89,7 +90,8 @@ export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
   const { bytes, view } = scratch();
   let length = receive(socket);
   let failure = length < 0 ? errno() : 0;
-  // The peer went away with messages of ours unread. That is told once, before what it had sent.
+  // The other end closed with unread messages of ours. The kernel reports that once, before the
+  // messages that it had sent.
   if (failure === ECONNRESET) {
     length = receive(socket);
     failure = length < 0 ? errno() : 0;
@@ -107,22 +109,23 @@ export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
 }
 
 /**
- * Takes all that is left in a socket that is shut down, and closes the descriptors among it; false
- * where that is no such socket. It must give credentials (SO_PASSCRED): only by them an empty message
- * is told from the end.
+ * Receives everything that is left in a socket after its shutdown, and closes the descriptors.
+ * Returns
+ * false if that fails. The socket needs SO_PASSCRED: only credentials distinguish an empty message
+ * from the end.
  */
 export function discardUnread(socket: number): boolean {
   const peek = (): number => libc.recvmsg(socket, scratchAddress(HEADER), MSG_PEEK | MSG_DONTWAIT);
   for (;;) {
     writeMessageHeader(0, 0);
-    // An error that is pending is told once, before what was sent.
+    // The kernel reports a pending error once, before the messages.
     if (peek() < 0 && peek() < 0) return false;
     if ((scratch().view.getInt32(HEADER + 48, true) & MSG_CTRUNC) === 0) return true;
     try {
       const message = takeMessage(socket);
       if (typeof message === 'object') discardFds(message.fds);
     } catch {
-      // It was cut off, and is taken all the same.
+      // Truncated, but removed from the queue.
     }
   }
 }
@@ -140,8 +143,8 @@ const EAGAIN = 11;
 const EMSGSIZE = 90;
 const ECONNRESET = 104;
 
-// The native scratch, made at first use: offsets of struct msghdr, its one iovec, the control
-// messages, the message itself.
+// Native scratch memory, allocated at first use. Offsets of struct msghdr, its iovec, the control
+// messages and the message.
 const HEADER = 0;
 const IOVEC = 64;
 const CONTROL = 512;
@@ -175,7 +178,7 @@ function scratch(): Scratch {
 
 const scratchAddress = (offset: number): number => scratch().address + offset;
 
-/** Only what a call changes, or the kernel did at the last one: this is on the way of every message. */
+/** Writes only the fields that change between calls: every message passes here. */
 function writeMessageHeader(byteLength: number, control: number): void {
   const { view } = scratch();
   view.setUint32(IOVEC + 8, byteLength, true);
@@ -189,7 +192,9 @@ function receive(socket: number): number {
   return libc.recvmsg(socket, scratchAddress(HEADER), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 }
 
-/** Closes what arrived. The kernel does not say why the rest did not: opening one more does. */
+/**
+ * Closes the descriptors that arrived. Opens one more to find out why the kernel dropped the rest.
+ */
 function truncationError(socket: number, flags: number, fds: readonly number[]): SystemError {
   const probe = libc.fcntl(socket, F_DUPFD_CLOEXEC, 0);
   const failure = probe < 0 ? errno() : 0;
@@ -202,7 +207,7 @@ function truncationError(socket: number, flags: number, fds: readonly number[]):
       "no descriptor is left for those of a message, which is lost: raise the limit ('ulimit -n')",
     );
   const what = flags & MSG_TRUNC ? 'data' : 'descriptors';
-  return new SystemError('recvmsg', EMSGSIZE, `the message's ${what} were cut off`);
+  return new SystemError('recvmsg', EMSGSIZE, `the message's ${what} were truncated`);
 }
 
 function receivedFds(view: DataView): number[] {

@@ -1,4 +1,4 @@
-/** Memory of this process alone, of no file: mapped, retired while views of it live, unmapped. */
+/** Anonymous memory of this process. It can be freed while views of it exist. */
 
 import type { Address } from '../types.ts';
 import { errno, libc, SystemError, succeeded } from './libc.ts';
@@ -9,20 +9,20 @@ const MAP_FIXED = 0x10;
 const MAP_NORESERVE = 0x4000;
 const MADV_DONTFORK = 10;
 
-/** Zeroed memory in whole pages, each of which is made when it is first touched. */
+/** Zeroed memory in whole pages. The kernel allocates each page at its first use. */
 export interface AnonymousMapping {
   readonly address: Address;
-  /** What was asked for, rounded up to whole pages. */
+  /** The requested size, rounded up to whole pages. */
   readonly byteLength: number;
   /**
-   * Gives the memory back and leaves its addresses mapped: who still has a view of it reads zeros.
+   * Frees the memory but leaves its addresses mapped: views of it then read zeros.
    */
   retire(): void;
   /** Touching a view of it afterwards kills the process. */
   unmap(): void;
 }
 
-/** Maps at least `byteLength` bytes. @throws SystemError where the system has no room */
+/** Maps at least `byteLength` bytes. @throws SystemError if the system has no memory */
 export function mapAnonymous(byteLength: number): AnonymousMapping {
   const page = libc.getpagesize();
   const rounded = Math.ceil(byteLength / page) * page;
@@ -30,8 +30,8 @@ export function mapAnonymous(byteLength: number): AnonymousMapping {
   const unmap = (): void => {
     succeeded(libc.munmap(address, rounded), 'munmap');
   };
-  // Between fork and exec a child shares the pages: a write here would then move the page away
-  // from the device that works on it.
+  // Between fork and exec a child shares the pages (copy on write). A write here would then replace
+  // the page that a device works on.
   if (libc.madvise(address, rounded, MADV_DONTFORK) < 0) {
     const number = errno();
     unmap();

@@ -1,4 +1,4 @@
-/** Processes by descriptor: one that stays the process's own when its pid is given to another. */
+/** Processes by descriptor: unlike a pid, it never comes to mean another process. */
 import { isMainThread } from 'node:worker_threads';
 import { allocatePermanent, viewMemory, withAddress } from '../native.ts';
 import type { Address } from '../types.ts';
@@ -7,8 +7,8 @@ import { isProcessAlive, processStartTime, processStartTimeOrThrow } from './pro
 import { peerCredentials } from './socket.ts';
 
 /**
- * A descriptor of the process at the other end of a socket, readable when that has ended;
- * undefined where it has, or is none of this pid namespace.
+ * A descriptor of the process at the other end of a socket, readable once that process has ended.
+ * Undefined if it has ended already, or is outside of this pid namespace.
  *
  * @throws SystemError as {@link pidfdOf}
  */
@@ -19,7 +19,7 @@ export function peerPidfd(socket: number): number | undefined {
   );
   if (status === 0) return values[0];
   const number = errno();
-  // Kernels before 6.5 do not know the option, and some not for every socket.
+  // Kernels before 6.5 lack the option, and some lack it for certain sockets.
   if (number === ENOPROTOOPT || number === EINVAL || number === ENODATA)
     return pidfdOf(peerCredentials(socket).pid);
   if (number === ESRCH) return undefined;
@@ -27,9 +27,9 @@ export function peerPidfd(socket: number): number | undefined {
 }
 
 /**
- * A descriptor of a process by its pid; undefined where it has ended.
+ * A descriptor of a process by its pid. Undefined if the process has ended.
  *
- * @throws SystemError where that cannot be known: EMFILE, ENFILE, ENOMEM; ENOENT for a process that
+ * @throws SystemError if that cannot be determined: EMFILE, ENFILE, ENOMEM; ENOENT for a process that
  * /proc hides
  */
 export function pidfdOf(pid: number): number | undefined {
@@ -44,7 +44,7 @@ export function pidfdOf(pid: number): number | undefined {
   }
   let isSame = false;
   try {
-    // Another process may have got the number in between.
+    // The pid may have been reused in between.
     isSame = started !== undefined && processStartTimeOrThrow(pid) === started;
     if (isSame) return pidfd;
     if (started === undefined && !hasEnded(pidfd))
@@ -55,7 +55,7 @@ export function pidfdOf(pid: number): number | undefined {
   }
 }
 
-/** The process that was asked for last; it has a descriptor here from the second time on. */
+/** The process of the last check. From the second check on it has a descriptor. */
 let lastChecked: { readonly pid: number; readonly startTime: number; pidfd?: number | undefined } =
   {
     pid: 0,
@@ -63,8 +63,9 @@ let lastChecked: { readonly pid: number; readonly startTime: number; pidfd?: num
   };
 
 /**
- * As {@link isProcessAlive}, for what is asked of the same process again and again: to read its
- * entry in /proc for each message would cost more than to open memory.
+ * Like {@link isProcessAlive}, for repeated checks of the same process. Reading /proc for each
+ * message
+ * would cost more than opening memory.
  */
 export function isStillAlive(pid: number, startTime: number): boolean {
   const isKnown = lastChecked.pid === pid && lastChecked.startTime === startTime;
@@ -78,9 +79,9 @@ export function isStillAlive(pid: number, startTime: number): boolean {
   return isAlive;
 }
 
-/** A descriptor of that very process, where there can be one. */
+/** A descriptor of the process with that start time, if one can be opened. */
 function openMatchingPidfd(pid: number, startTime: number): number | undefined {
-  // Nobody would close that of a worker which is terminated.
+  // Nobody would close it if a worker were terminated.
   if (!isMainThread) return undefined;
   let pidfd: number | undefined;
   try {
@@ -95,7 +96,7 @@ function openMatchingPidfd(pid: number, startTime: number): number | undefined {
 
 let pollfd: { readonly address: Address; readonly view: Int32Array } | undefined;
 
-/** Whether the process of a descriptor has ended, asked at once. */
+/** Whether the process of a descriptor has ended. Never blocks. */
 function hasEnded(pidfd: number): boolean {
   if (!pollfd) {
     const address = allocatePermanent(8);

@@ -1,8 +1,9 @@
 /**
- * Readiness of descriptors on Node's own event loop, without a thread. On the main thread the loop
- * watches each descriptor itself. A worker thread has one epoll descriptor, which holds all that are
- * watched, and the loop watches that one. So watching anything, and changing what it is watched for,
- * needs no new descriptor after the first time.
+ * Readiness of descriptors on Node's event loop, without a thread. On the main thread the loop
+ * watches
+ * each descriptor itself. A worker thread has one epoll descriptor for all of its watches, and the
+ * loop
+ * watches that one. So opening or changing a watch needs no new descriptor after the first.
  */
 import dgram from 'node:dgram';
 import { isMainThread } from 'node:worker_threads';
@@ -31,31 +32,31 @@ export interface Readiness {
 export interface FdWatch extends Disposable {
   readonly fd: number;
   readonly closed: boolean;
-  /** Ends the watch; `onReady` is not called again. May be called twice. */
+  /** Ends the watch: `onReady` is not called again. May be called twice. */
   close(): void;
   /**
-   * Watches for other events from now on, which needs no descriptor. A watch for no events calls
-   * nothing and does not keep the process alive.
+   * Watches for other events from now on. Needs no descriptor. A watch for no events calls nothing
+   * and does not keep the process alive.
    */
   change(events: WatchedEvents): void;
-  /** Makes the watch keep the process alive, as it does from the start. */
+  /** Makes the watch keep the process alive, which is the default. */
   ref(): void;
   /** Lets the process end although the watch is open. */
   unref(): void;
 }
 
 /**
- * Calls `onReady` once per turn of the event loop while `fd` is ready for what `events` names.
- * It is level-triggered: it goes on until the descriptor has been read or written, or the watch is
- * closed. What `onReady` throws becomes an uncaught exception, as in a timer.
+ * Calls `onReady` once per turn of the event loop while `fd` is ready for one of `events`.
+ * It is level-triggered: the calls repeat until the descriptor has been read or written, or the watch
+ * is closed. An error that `onReady` throws becomes an uncaught exception, as in a timer.
  *
  * The descriptor becomes non-blocking. A worker thread may be terminated while watches are open:
  * `onReady` is not called after that.
  *
- * @throws SystemError EBADF if `fd` is not open, EPERM if it is of a kind without readiness
- * (a regular file, a directory, /dev/null), EEXIST while another watch of it is open, EINVAL if a
- * worker thread watches over 500 copies of it, EMFILE if this is the first watch of the thread and no
- * descriptor is left for its epoll
+ * @throws SystemError EBADF if `fd` is not open, EPERM if its kind has no readiness (a regular file,
+ * a directory, /dev/null), EEXIST while another watch of it is open, EINVAL if a worker thread
+ * watches
+ * over 500 copies of it, EMFILE if the thread has no descriptor left for its epoll at the first watch
  * @throws TypeError if `events` names nothing
  */
 export function watchFd(
@@ -66,16 +67,16 @@ export function watchFd(
   if (!(events.readable || events.writable || events.disconnect))
     throw new TypeError('a watch needs readable, writable or disconnect');
   if (typeof onReady !== 'function') throw new TypeError('a watch needs a function to call');
-  if (watches.has(fd)) throw new SystemError('poll', EEXIST, `descriptor ${fd} is watched already`);
+  if (watches.has(fd)) throw new SystemError('poll', EEXIST, `descriptor ${fd} is already watched`);
   return new Watch(fd, events, onReady);
 }
 
 /**
- * Resolves when a read of `fd` would not block: something is there, or the end, or an error that
- * the read reports. The pending promise keeps the process alive and counts as a watch of `fd`.
+ * Resolves once a read of `fd` would not block: data, the end or an error is pending. The pending
+ * promise keeps the process alive and counts as a watch of `fd`.
  *
  * @throws SystemError as {@link watchFd}
- * @throws the signal's reason when it aborts first
+ * @throws the signal's reason if it aborts first
  */
 export function readable(fd: number, options: { signal?: AbortSignal } = {}): Promise<void> {
   const { signal } = options;
@@ -102,14 +103,14 @@ const EBADF = 9;
 const EEXIST = 17;
 const EINVAL = 22;
 
-/** All open watches of this thread, by their descriptors: koffi's handles must not be collected. */
+/** All open watches of this thread by descriptor. Keeps koffi's handles from being collected. */
 const watches = new Map<number, Watch>();
 
-/** What finds that a descriptor is ready. */
+/** What detects that a descriptor is ready. */
 interface ReadinessSource {
   /** @param mask PAUSED for nothing */
   change(mask: number): void;
-  /** Finds again what is ready, after an error was found. @throws SystemError for a closed one */
+  /** Resumes after an error was reported. @throws SystemError if the descriptor is closed */
   resume(mask: number): void;
   ref(): void;
   unref(): void;
@@ -121,7 +122,7 @@ class Watch implements FdWatch {
   readonly #onReady: (readiness: Readiness) => void;
   readonly #source: ReadinessSource;
   #events: WatchedEvents;
-  /** What was found in this turn of the loop, to be delivered in its check phase. */
+  /** The readiness found in this turn of the loop. It is delivered in the check phase. */
   #readyBits = 0;
   #delivery: NodeJS.Immediate | undefined;
   #closed = false;
@@ -136,10 +137,10 @@ class Watch implements FdWatch {
     watches.set(fd, this);
   }
 
-  /** Takes what was found. Neither throws nor runs anybody's code. */
+  /** Records readiness for later delivery. Neither throws nor runs user code. */
   readonly recordReadiness = (bits: number): void => {
     this.#readyBits = bits;
-    // Each watch has its own immediate, so that the promises of one go on before the next is called.
+    // Each watch has its own immediate, so that its promises settle before the next watch is called.
     this.#delivery ??= setImmediate(this.#deliver);
   };
 
@@ -148,7 +149,7 @@ class Watch implements FdWatch {
     const { readable, writable, disconnect } = this.#events;
     const bits = this.#readyBits;
     const error = (bits & EPOLLERR) !== 0;
-    // What it is watched for may have changed since, to nothing as well.
+    // The watched events may have changed since, even to none.
     const mask = maskOf(this.#events);
     if (mask === NO_EVENTS) return;
     if (error) this.#source.resume(mask);
@@ -202,13 +203,13 @@ const EPOLLIN = 0x1;
 const EPOLLOUT = 0x4;
 const EPOLLERR = 0x8;
 const EPOLLRDHUP = 0x2000;
-/** Hang-ups and errors are always reported: with this, once at most. */
+/** epoll always reports hang-ups and errors. With this flag, at most once. */
 const NO_EVENTS = 1 << 30; // EPOLLONESHOT
 
 const maskOf = ({ readable, writable, disconnect }: WatchedEvents): number =>
   (readable ? EPOLLIN : 0) | (writable ? EPOLLOUT : 0) | (disconnect ? EPOLLRDHUP : 0) || NO_EVENTS;
 
-// struct epoll_event: 12 bytes on x64, where it is packed, 16 elsewhere. The data are the descriptor.
+// struct epoll_event: 12 bytes on x64, where it is packed, 16 elsewhere. Its data is the descriptor.
 const [EVENT_WORDS, FD_WORD] = process.arch === 'x64' ? ([3, 1] as const) : ([4, 2] as const);
 const MAX_EVENTS = 1024;
 const eventWords = new Int32Array(MAX_EVENTS * EVENT_WORDS);
@@ -227,7 +228,7 @@ function epollCtl(epoll: number, operation: number, fd: number, mask: number): n
 /** @throws SystemError as {@link watchFd} */
 function addToEpoll(epoll: number, fd: number, mask: number): void {
   checkFd(fd, 'poll');
-  // A closed descriptor's number may have gone to the epoll descriptor itself.
+  // The number of a closed descriptor may have been reused for the epoll descriptor.
   if (fd === epoll) throw new SystemError('poll', EBADF, `descriptor ${fd} is not open`);
   try {
     succeeded(epollCtl(epoll, EPOLL_CTL_ADD, fd, mask), 'epoll_ctl');
@@ -235,12 +236,12 @@ function addToEpoll(epoll: number, fd: number, mask: number): void {
     if (!(error instanceof SystemError)) throw error;
     if (error.errno === EBADF) throw new SystemError('poll', EBADF, `descriptor ${fd} is not open`);
     if (error.errno === EPERM)
-      throw new SystemError('poll', EPERM, `descriptor ${fd} is of a kind without readiness`);
+      throw new SystemError('poll', EPERM, `descriptor ${fd} is of a kind that cannot be watched`);
     if (error.errno === EINVAL)
       throw new SystemError(
         'poll',
         EINVAL,
-        `over ${MAX_WATCHES_PER_FILE} copies of it are watched`,
+        `more than ${MAX_WATCHES_PER_FILE} copies of descriptor ${fd} are watched`,
       );
     throw error;
   }
@@ -250,10 +251,10 @@ const F_GETFL = 3;
 const F_SETFL = 4;
 const O_NONBLOCK = 0x800;
 
-/** The kernel's limit for one open file, whose copies have descriptors of their own. */
+/** The kernel's limit of watches for one open file and its duplicated descriptors. */
 const MAX_WATCHES_PER_FILE = 500;
 
-/** Finds nothing: the kernel is asked with it whether a descriptor can be watched. */
+/** An epoll that only tests whether the kernel can watch a descriptor. */
 let probeEpoll: number | undefined;
 
 /** libuv aborts the process for a descriptor that it cannot watch. @throws SystemError */
@@ -263,18 +264,18 @@ function checkPollable(fd: number): void {
   epollCtl(probeEpoll, EPOLL_CTL_DEL, fd, 0);
 }
 
-/** How koffi really calls back; its declarations leave out the status. */
+/** The callback as koffi calls it. koffi's declarations leave out the status. */
 type PollCallback = (status: number, ready: Omit<Readiness, 'error'>) => void;
 type DeclaredPollCallback = Parameters<typeof koffi.node.poll>[1];
 
 /**
- * The quickest way, which is for the main thread alone: koffi aborts the process when its callback
- * cannot run JavaScript, as it cannot from the moment on in which another thread terminates this
- * one. The main thread is told of its end first.
+ * Watches through koffi's libuv handle: the fastest way, for the main thread only. koffi aborts the
+ * process if its callback cannot run JavaScript, which happens once another thread terminates this
+ * one. The main thread gets an exit event before its end.
  */
 function openLibuvSource(fd: number, mask: number, found: (bits: number) => void): ReadinessSource {
   checkPollable(fd);
-  // What is thrown in there would be lost, and nothing runs the microtasks after it.
+  // An error thrown in this callback would be lost, and no microtasks run after it.
   const fired: PollCallback = (status, ready) =>
     found(
       status < 0
@@ -292,14 +293,14 @@ function openLibuvSource(fd: number, mask: number, found: (bits: number) => void
   };
   return {
     change,
-    // libuv stops watching where it finds an error.
+    // libuv stops watching after an error.
     resume(to) {
       checkPollable(fd);
       change(to);
     },
     ref: () => handle.ref(),
     unref: () => handle.unref(),
-    // koffi crashes when a handle is used after this.
+    // koffi crashes if a handle is used after this.
     close() {
       handle.close();
       if (watches.size === 0) process.off('exit', closeAllWatches);
@@ -313,13 +314,13 @@ const eventsOf = (mask: number): WatchedEvents => ({
   disconnect: (mask & EPOLLRDHUP) !== 0,
 });
 
-// While Node frees its environment the loop turns once more: koffi would call back into an engine
-// that runs no JavaScript.
+// The loop turns once more while Node frees its environment. koffi would then call JavaScript, which
+// can no longer run.
 const closeAllWatches = (): void => {
   for (const watch of [...watches.values()]) watch.close();
 };
 
-/** A worker thread's epoll descriptor on its event loop. */
+/** The epoll descriptor of a worker thread on its event loop. */
 interface LoopHandle {
   readonly epoll: number;
   ref(): void;
@@ -327,10 +328,10 @@ interface LoopHandle {
 }
 
 let loopHandle: LoopHandle | undefined;
-/** How many watches keep the thread alive. */
+/** The number of watches that keep the thread alive. */
 let referencedWatches = 0;
 
-/** Hands out what is ready; what is too much for once is still ready in the next turn. */
+/** Delivers readiness to the watches. Events beyond the buffer are reported in the next turn. */
 function dispatchReady(): void {
   if (!loopHandle) return;
   const count = libc.epoll_wait(loopHandle.epoll, eventAddress, MAX_EVENTS, 0);
@@ -368,7 +369,7 @@ function openEpollSource(fd: number, mask: number): ReadinessSource {
     ref: () => reference(true),
     unref: () => reference(false),
     close() {
-      // It fails where the descriptor was closed before: then the kernel has forgotten it already.
+      // Fails if the descriptor was closed before: the kernel has removed it then.
       epollCtl(epoll, EPOLL_CTL_DEL, fd, 0);
       isActive = false;
       update();
@@ -376,7 +377,7 @@ function openEpollSource(fd: number, mask: number): ReadinessSource {
   };
 }
 
-/** In a worker thread: the end of the thread may come without a word to its JavaScript. */
+/** Opens the epoll of a worker thread, which may be terminated without notice to its JavaScript. */
 function openWorkerLoopHandle(): LoopHandle {
   const epoll = createEpoll();
   try {
@@ -386,7 +387,7 @@ function openWorkerLoopHandle(): LoopHandle {
       libc.close(epoll);
       throw error;
     }
-    // Sandboxes allow some families of sockets only.
+    // Sandboxes may forbid such sockets: poll with a timer.
     const timer = setInterval(dispatchReady, 1).unref();
     return { epoll, ref: () => timer.ref(), unref: () => timer.unref() };
   }
@@ -398,12 +399,14 @@ const SOCK_CLOEXEC = 0x8_0000;
 const O_CLOEXEC = 0x8_0000;
 
 /**
- * One of Node's own handles gets the epoll descriptor: Node ends its callbacks, and closes it, when
- * the thread is terminated. Node has no handle for descriptors of every kind. So an unbound datagram
- * socket is opened, and its number is then given to the epoll. Whenever the epoll is readable, Node
- * cannot receive a datagram from it (ENOTSOCK). It reports that as an event and goes on.
+ * Lets one of Node's own handles watch the epoll descriptor: Node closes it, without further
+ * callbacks,
+ * when the thread is terminated. Node has no handle for arbitrary descriptors. So this opens an
+ * unbound
+ * datagram socket and replaces its descriptor by the epoll (`dup3`). When the epoll is readable, Node
+ * fails to receive a datagram (ENOTSOCK), emits an error event and continues.
  *
- * @throws SystemError if the process may have no such socket
+ * @throws SystemError if the process may not create such a socket
  */
 function hostEpollInSocket(epoll: number): LoopHandle {
   const socket = dgram.createSocket('udp4');

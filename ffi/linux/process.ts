@@ -1,10 +1,10 @@
-/** Which process this is, and whether another one lives: pids come again, start times do not. */
+/** Identifies processes by pid and start time, since pids are reused. Tells whether one is alive. */
 import { readFileSync, readlinkSync } from 'node:fs';
 import { SystemError } from './libc.ts';
 
 /**
- * When a living process started, in clock ticks since boot; undefined for one that has ended, and
- * for one whose entry in /proc cannot be read.
+ * The start time of a running process, in clock ticks since boot. Undefined if the process has ended
+ * or its entry in /proc cannot be read.
  */
 export function processStartTime(pid: number | 'self'): number | undefined {
   let stat: string;
@@ -17,7 +17,7 @@ export function processStartTime(pid: number | 'self'): number | undefined {
 }
 
 /**
- * As {@link processStartTime}, but throws where that could not be asked for.
+ * Like {@link processStartTime}, but throws if /proc cannot be read.
  *
  * @throws SystemError EMFILE, ENFILE, ENOMEM
  */
@@ -31,18 +31,18 @@ export function processStartTimeOrThrow(pid: number): number | undefined {
   }
 }
 
-/** What an entry in /proc says of when its process started; undefined where that has ended. */
+/** The start time in the text of `/proc/PID/stat`. Undefined if the process has ended. */
 function parseStartTime(stat: string): number | undefined {
-  // The name, in parentheses, may hold spaces and parentheses of its own.
+  // The name, in parentheses, may contain spaces and parentheses.
   const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ', 20);
-  // A killed process that nobody has waited for yet has a state, but nothing else any more.
+  // A process that was killed and not yet waited for is a zombie (Z).
   if (fields[0] === 'Z' || fields[0] === 'X') return undefined;
   return Number(fields[19]);
 }
 
 /**
- * Whether a process has ended or is about to: its descriptors may be closed while its pid is still
- * there. Undefined where that cannot be known: no descriptor is left to ask with, or it is hidden.
+ * Whether a process has ended or is exiting. Its descriptors may be closed while its pid still
+ * exists. Undefined if that cannot be determined: no descriptor is left, or /proc hides the process.
  */
 export function isProcessEnding(pid: number): boolean | undefined {
   let stat: string;
@@ -57,7 +57,7 @@ export function isProcessEnding(pid: number): boolean | undefined {
 
 const PF_EXITING = 0x4;
 
-/** Whether the process that started then still lives, as far as this one can see. */
+/** Whether the process with that start time is alive, as far as this process can see. */
 export function isProcessAlive(pid: number, startTime: number): boolean {
   const started = processStartTime(pid);
   if (started !== undefined) return started === startTime;
@@ -67,10 +67,10 @@ export function isProcessAlive(pid: number, startTime: number): boolean {
   return !isReadable(`/proc/${pid}/stat`);
 }
 
-/** The (effective) user that a process runs as; undefined where that cannot be seen. */
+/** The effective user id of a process. Undefined if it cannot be read. */
 export function processUser(pid: number): number | undefined {
   try {
-    // Not the owner of its folder: that is root for programs with capabilities.
+    // Not the owner of the folder: that is root for programs with capabilities.
     const status = readFileSync(`/proc/${pid}/status`, 'latin1');
     const [, user] = /^Uid:\t\d+\t(\d+)\t/m.exec(status) ?? [];
     return user === undefined ? undefined : Number(user);
@@ -79,10 +79,10 @@ export function processUser(pid: number): number | undefined {
   }
 }
 
-/** Whether a process is kept from this one: another user's. */
+/** Whether this process may not signal a process, because it runs as another user. */
 export const isProcessForeign = (pid: number): boolean => signalError(pid) === 'EPERM';
 
-/** The number of this process's pid namespace; 0 where it cannot be seen. */
+/** The number of this process's pid namespace. 0 if it cannot be read. */
 export function pidNamespace(): number {
   try {
     return Number(/^pid:\[(\d+)\]$/.exec(readlinkSync('/proc/self/ns/pid'))?.[1] ?? 0);
@@ -91,11 +91,11 @@ export function pidNamespace(): number {
   }
 }
 
-/** Names this machine until it is started again: a UUID. */
+/** The machine's boot id: a UUID that changes at each boot. */
 export const bootId = (): string =>
   readFileSync('/proc/sys/kernel/random/boot_id', 'latin1').trim();
 
-/** Why a process cannot be signalled; undefined where it can. */
+/** The error code of signalling a process. Undefined if it can be signalled. */
 function signalError(pid: number): string | undefined {
   try {
     process.kill(pid, 0);

@@ -1,6 +1,6 @@
 /**
- * Unix sockets that keep messages whole and carry descriptors (SOCK_SEQPACKET): what Node's own
- * sockets lack. Nothing here blocks; what goes through them is message.ts.
+ * Unix sockets with message boundaries and descriptor passing (SOCK_SEQPACKET), which Node lacks.
+ * Nothing here blocks. message.ts sends and receives.
  */
 import { fchmodSync } from 'node:fs';
 import { allocatePermanent, viewMemory } from '../native.ts';
@@ -18,7 +18,7 @@ import {
 } from './libc.ts';
 import { discardUnread } from './message.ts';
 
-/** Who is at the other end, as the kernel knows it. */
+/** The process at the other end, as the kernel knows it. */
 export interface PeerCredentials {
   /** 0 for a process that this one's pid namespace does not show. */
   readonly pid: number;
@@ -34,17 +34,18 @@ export function socketPair(): [number, number] {
 }
 
 /**
- * A listening socket at a path, or at `'@name'` in the abstract namespace, which leaves no file.
- * Anyone who may reach an abstract name may connect: see {@link peerCredentials}. A path is neither
- * cleared before nor unlinked after, and its file is the owner's alone (mode 0600); an abstract
- * name goes with its last descriptor.
+ * Opens a listening socket at a path, or at `'@name'` in the abstract namespace, which has no file.
+ * Every process of the network namespace can connect to an abstract name: see {@link
+ * peerCredentials}.
+ * The file of a path has mode 0600; it is neither removed before nor unlinked after. An abstract name
+ * disappears with its last descriptor.
  *
- * @throws SystemError EADDRINUSE where the name is taken
+ * @throws SystemError EADDRINUSE if the name is taken
  * @throws RangeError for a name that is empty, longer than 107 bytes, or contains NUL
  */
 export const listenSocket = (name: string, backlog = 128): number =>
   openSocket(name, SOCKET_TYPE, (fd, byteLength) => {
-    // What bind gives to the file: it never exists with another mode.
+    // bind takes the mode of the file from the socket: it never exists with another mode.
     fchmodSync(fd, 0o600);
     succeeded(libc.bind(fd, scratchAddress(NAME), byteLength), 'bind');
     succeeded(libc.listen(fd, backlog), 'listen');
@@ -53,8 +54,8 @@ export const listenSocket = (name: string, backlog = 128): number =>
 /**
  * A socket connected to a listener.
  *
- * @throws SystemError ECONNREFUSED or ENOENT where nobody listens, EAGAIN where the listener's
- * queue is full
+ * @throws SystemError ECONNREFUSED or ENOENT if nobody listens, EAGAIN if the listener's queue
+ * is full
  * @throws RangeError as {@link listenSocket}
  */
 export const connectSocket = (name: string): number =>
@@ -63,14 +64,14 @@ export const connectSocket = (name: string): number =>
   });
 
 /**
- * Whether an open socket, in whatever process, has this path. Its owner does not notice.
+ * Whether an open socket of any process has this path. Its owner does not notice the check.
  *
- * @throws SystemError ENOENT where there is no such file, EACCES where it may not be known
+ * @throws SystemError ENOENT if the file does not exist, EACCES if this process may not know
  * @throws RangeError as {@link listenSocket}
  */
 export function isSocketInUse(path: string): boolean {
   let status = 0;
-  // The kernel refuses a datagram socket in different words, and before the owner is told.
+  // For a datagram socket the kernel fails with another error, before it notifies the owner.
   const fd = openSocket(path, SOCK_DGRAM | SOCK_CLOEXEC, (probe, byteLength) => {
     status = libc.connect(probe, scratchAddress(NAME), byteLength) < 0 ? errno() : 0;
   });
@@ -80,7 +81,7 @@ export function isSocketInUse(path: string): boolean {
   return status !== ECONNREFUSED;
 }
 
-/** The next connection of a listener, or undefined where none waits. @throws SystemError */
+/** The next connection of a listener, or undefined if none is pending. @throws SystemError */
 export function acceptSocket(listener: number): number | undefined {
   const fd = libc.accept4(checkFd(listener, 'socket'), 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0 && errno() === EAGAIN) return undefined;
@@ -88,8 +89,8 @@ export function acceptSocket(listener: number): number | undefined {
 }
 
 /**
- * The process at the other end: the one that connected or listened. For a socket pair it is the
- * one that made the pair, wherever the ends are now.
+ * The process that connected or listened at the other end. For a socket pair it is the process that
+ * created the pair, wherever the ends are now.
  *
  * @throws SystemError
  */
@@ -111,8 +112,8 @@ export function peerCredentials(socket: number): PeerCredentials {
 }
 
 /**
- * Whether a socket is of the kind that this file makes, and does not listen: what a byte is sent
- * through must be one of them.
+ * Whether a descriptor is a connected socket of the kind that this file creates. Check descriptors
+ * from outside before sending through them.
  *
  * @throws SystemError ENOTSOCK, EBADF
  */
@@ -138,28 +139,28 @@ function readIntOption(socket: number, option: number): number {
 }
 
 /**
- * Ends a connection of this process, and closes its socket, which no other process has. What was left
- * unread may hold descriptors, which the kernel would close here and now, however long that takes:
- * they are taken out before, and discarded.
+ * Shuts a connection down and closes its socket. Unread messages may carry descriptors, which the
+ * kernel would close in this call, however long that takes. They are received and discarded first.
  *
- * @throws SystemError EBADF where it is not open
+ * @param fd a socket that no other process has
+ * @throws SystemError EBADF if it is not open
  */
 export function closeSocket(fd: number): void {
   const { ints } = scratch();
   ints[0] = 1;
   libc.setsockopt(checkFd(fd, 'close'), SOL_SOCKET, SO_PASSCRED, scratchAddress(INTS), 4);
-  // Nothing comes in between any more.
+  // No message can arrive after this.
   libc.shutdown(fd, SHUT_RDWR);
   if (discardUnread(fd) || !isOpenFd(fd)) closeFd(fd);
   else closeOffThread(fd);
 }
 
-/** As {@link closeSocket}, of a listener: those who wait to be accepted are refused. */
+/** Closes a listener like {@link closeSocket}. Pending connections are refused. */
 export function closeListener(fd: number): void {
   libc.shutdown(checkFd(fd, 'close'), SHUT_RDWR);
   const accept = (): number => libc.accept4(fd, 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK);
   for (let socket = accept(); socket >= 0; socket = accept()) closeSocket(socket);
-  // Where no descriptor is left, connections are.
+  // Without a free descriptor, connections are left in the queue.
   if (isShortage(new SystemError('accept4', errno()))) closeOffThread(fd);
   else closeFd(fd);
 }
@@ -181,11 +182,11 @@ const EAGAIN = 11;
 const EPROTOTYPE = 91;
 const ECONNREFUSED = 111;
 
-// The native scratch, made at first use: offsets of four ints and struct sockaddr_un.
+// Native scratch memory, allocated at first use. Offsets of four ints and of struct sockaddr_un.
 const INTS = 0;
 const NAME = 16;
 const NAME_BYTE_LENGTH = 112;
-/** What fits into the address of a socket. */
+/** The longest path or abstract name of a socket, in bytes. */
 export const MAX_SOCKET_NAME_BYTE_LENGTH = 107;
 
 interface Scratch {
@@ -208,7 +209,7 @@ function scratch(): Scratch {
 
 const scratchAddress = (offset: number): number => scratch().address + offset;
 
-/** Writes the sockaddr_un and gives its length. */
+/** Writes the sockaddr_un and returns its length. */
 function writeName(name: string): number {
   const isAbstract = name.startsWith('@');
   const encoded = Buffer.from(isAbstract ? name.slice(1) : name);
@@ -220,7 +221,7 @@ function writeName(name: string): number {
   bytes.fill(0, NAME, NAME + NAME_BYTE_LENGTH);
   view.setUint16(NAME, AF_UNIX, true);
   bytes.set(encoded, NAME + 2 + (isAbstract ? 1 : 0));
-  // One byte more either way: the leading NUL of an abstract name, the trailing one of a path.
+  // Both have one NUL: an abstract name in front, a path at its end.
   return 2 + encoded.length + 1;
 }
 

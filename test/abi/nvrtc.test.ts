@@ -8,7 +8,7 @@ import { nvrtcPlaces } from '../../ffi/nvrtc-places.ts';
 import { parameters } from './facts.ts';
 import { noCompiler, openBuildFolder } from './toolchain.ts';
 
-/** The folder of the header that lies beside a libnvrtc, undefined where there is none. */
+/** The folder of the header that lies beside a libnvrtc, undefined where there is missing. */
 const folder = nvrtcPlaces()
   .filter((path) => path.includes('/'))
   .map((path) => join(dirname(dirname(path)), 'include'))

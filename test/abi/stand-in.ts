@@ -1,6 +1,6 @@
 /**
  * A driver in C, generated from the table: each function records what it was given, writes
- * settable out-values and answers a settable status. Where cuda.h exists it is compiled against
+ * settable out-values and returns a settable status. Where cuda.h exists it is compiled against
  * its prototypes, so that what C sees is what a real driver would see.
  */
 import { type FunctionName, functionNames, rows } from '../../ffi/functions.ts';
@@ -111,7 +111,7 @@ function standInSource(without?: FunctionName): string {
 export const prototype = (name: FunctionName): string =>
   `${name}(${parameters(rows[name].params)})`;
 
-/** Builds the shared library; answers with its path. */
+/** Builds the shared library and returns its path. */
 export const buildStandIn = (build: BuildFolder, name: string, without?: FunctionName): string =>
   build.compile(name, standInSource(without), ['-shared', '-fPIC', '-Wall', '-Werror']);
 

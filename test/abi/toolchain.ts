@@ -39,9 +39,9 @@ export interface BuildFolder {
   readonly folder: string;
   /** What the preprocessor makes of `source`. */
   preprocess(source: string, flags?: readonly string[]): string;
-  /** Compiles and links `source`; answers with the path of what came out. */
+  /** Compiles and links `source`; returns the path of the output. */
   compile(name: string, source: string, flags?: readonly string[]): string;
-  /** Builds `source` and answers with what it printed. */
+  /** Builds and runs `source`, and returns its output. */
   run(name: string, source: string, flags?: readonly string[]): string;
 }
 

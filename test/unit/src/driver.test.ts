@@ -29,9 +29,9 @@ describe('initialize', () => {
     const { available, devices } = ask({ CUFFI_DRIVER: path });
     assert.deepEqual(available, { value: false });
     assert.equal(devices.name, 'DriverNotFoundError');
-    assert.match(String(devices.message), /^what was chosen is no CUDA driver:$/m);
+    assert.match(String(devices.message), /^the chosen library is not a CUDA driver:$/m);
     assert.match(String(devices.message), /^ {2}\/nowhere\/libcuda\.so\.1: .*No such file/m);
-    assert.match(String(devices.message), /CUFFI_DRIVER may be cuda, emulated, or the path/);
+    assert.match(String(devices.message), /CUFFI_DRIVER must be cuda, emulated, or the path/);
   });
 
   test('without CUFFI_DRIVER every usual place is tried and listed', (t) => {

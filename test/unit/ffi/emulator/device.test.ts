@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import {
   arena,
   BLOCK,
@@ -14,86 +14,88 @@ import { stringAt } from '../../../../ffi/native.ts';
 import type { Address } from '../../../../ffi/types.ts';
 import { device, Emulated } from './support.ts';
 
-test('only the version and the error texts may be asked for before cuInit', () => {
-  const cu = createEmulatedDriver({ arena, env: {} });
-  assert.equal(cu.cuDeviceGetCount(OUT0), 3);
-  assert.equal(cu.cuDriverGetVersion(OUT0), 0);
-  assert.equal(readInt32(OUT0), 13_000);
-  assert.equal(cu.cuGetErrorString(2, OUT0), 0);
-  assert.equal(stringAt(readSize(OUT0) as Address), 'out of memory');
-  assert.equal(cu.cuGetErrorString(12_345, OUT0), 1);
-  assert.equal(cu.cuInit(1), 1);
-  assert.equal(cu.cuInit(0), 0);
-  assert.equal(cu.cuDeviceGetCount(OUT0), 0);
-});
-
-test('devices, memory and attributes follow the environment', () => {
-  const { cu } = new Emulated({
-    CUFFI_EMULATED_DEVICES: '2',
-    CUFFI_EMULATED_MEMORY: '64M',
-    CUFFI_EMULATED_ATTRIBUTES: '125=0, 20=3',
+describe('emulated devices', () => {
+  test('only the version and the error texts can be queried before cuInit', () => {
+    const cu = createEmulatedDriver({ arena, env: {} });
+    assert.equal(cu.cuDeviceGetCount(OUT0), 3);
+    assert.equal(cu.cuDriverGetVersion(OUT0), 0);
+    assert.equal(readInt32(OUT0), 13_000);
+    assert.equal(cu.cuGetErrorString(2, OUT0), 0);
+    assert.equal(stringAt(readSize(OUT0) as Address), 'out of memory');
+    assert.equal(cu.cuGetErrorString(12_345, OUT0), 1);
+    assert.equal(cu.cuInit(1), 1);
+    assert.equal(cu.cuInit(0), 0);
+    assert.equal(cu.cuDeviceGetCount(OUT0), 0);
   });
-  assert.equal(cu.cuDeviceGet(OUT0, 1), 0);
-  assert.equal(cu.cuDeviceGet(OUT0, 2), 101);
-  assert.equal(cu.cuDeviceTotalMem_v2(OUT0, device(1)), 0);
-  assert.equal(readSize(OUT0), 64 * 2 ** 20);
-  for (const [attribute, value] of [
-    [125, 0],
-    [20, 3],
-    [16, 132],
-    [75, 9],
-    [41, 1],
-    [115, 1],
-    [119, 9],
-    [102, 1],
-    [103, 1],
-    [83, 1],
-  ] as const) {
-    assert.equal(cu.cuDeviceGetAttribute(OUT0, attribute, device(0)), 0);
-    assert.equal(readInt32(OUT0), value);
-  }
-  assert.equal(cu.cuDeviceGetAttribute(OUT0, 100_000, device(0)), 1);
-  assert.equal(cu.cuDeviceGetAttribute(OUT0, 1, device(2)), 101);
-});
 
-test('a machine without devices answers cuInit with NO_DEVICE', () => {
-  const cu = createEmulatedDriver({ arena, env: { CUFFI_EMULATED_DEVICES: '0' } });
-  assert.equal(cu.cuInit(0), 100);
-});
-
-test('a senseless environment is refused by name', () => {
-  for (const env of [
-    { CUFFI_EMULATED_DEVICES: 'many' },
-    { CUFFI_EMULATED_MEMORY: '4T' },
-    { CUFFI_EMULATED_ATTRIBUTES: '125' },
-    { CUFFI_EMULATED_FAULTS: 'cuNothing:1=2' },
-  ])
-    assert.throws(() => createEmulatedDriver({ arena, env }), {
-      name: 'RangeError',
-      message: new RegExp(Object.keys(env)[0] as string),
+  test('devices, memory and attributes follow the environment', () => {
+    const { cu } = new Emulated({
+      CUFFI_EMULATED_DEVICES: '2',
+      CUFFI_EMULATED_MEMORY: '64M',
+      CUFFI_EMULATED_ATTRIBUTES: '125=0, 20=3',
     });
-});
-
-test('the name is cut to the room there is, and uuids tell devices apart', () => {
-  const { cu } = new Emulated({ CUFFI_EMULATED_DEVICES: '2' });
-  assert.equal(cu.cuDeviceGetName(BLOCK, 6, device(0)), 0);
-  assert.equal(readString(BLOCK, 64), 'cuffi');
-  assert.equal(cu.cuDeviceGetName(BLOCK, 64, device(0)), 0);
-  assert.equal(readString(BLOCK, 64), 'cuffi emulated device');
-  const uuids = [0, 1, 0].map((ordinal) => {
-    assert.equal(cu.cuDeviceGetUuid_v2(OUT0, device(ordinal)), 0);
-    return readBytes(OUT0, 16).join();
+    assert.equal(cu.cuDeviceGet(OUT0, 1), 0);
+    assert.equal(cu.cuDeviceGet(OUT0, 2), 101);
+    assert.equal(cu.cuDeviceTotalMem_v2(OUT0, device(1)), 0);
+    assert.equal(readSize(OUT0), 64 * 2 ** 20);
+    for (const [attribute, value] of [
+      [125, 0],
+      [20, 3],
+      [16, 132],
+      [75, 9],
+      [41, 1],
+      [115, 1],
+      [119, 9],
+      [102, 1],
+      [103, 1],
+      [83, 1],
+    ] as const) {
+      assert.equal(cu.cuDeviceGetAttribute(OUT0, attribute, device(0)), 0);
+      assert.equal(readInt32(OUT0), value);
+    }
+    assert.equal(cu.cuDeviceGetAttribute(OUT0, 100_000, device(0)), 1);
+    assert.equal(cu.cuDeviceGetAttribute(OUT0, 1, device(2)), 101);
   });
-  assert.equal(uuids[0], uuids[2]);
-  assert.notEqual(uuids[0], uuids[1]);
-});
 
-test('a chosen call of a function fails, and only that one', () => {
-  const emulated = Emulated.inContext({ CUFFI_EMULATED_FAULTS: 'cuMemAlloc_v2:2=2' });
-  const first = emulated.allocate(1024);
-  assert.equal(emulated.cu.cuMemAlloc_v2(OUT0, 1024), 2);
-  assert.equal(emulated.allocate(1024), first + 1024);
-  const never = new Emulated({ CUFFI_EMULATED_FAULTS: 'cuDeviceGetCount:*=999' });
-  assert.equal(never.cu.cuDeviceGetCount(OUT0), 999);
-  assert.equal(never.cu.cuDeviceGetCount(OUT0), 999);
+  test('cuInit returns NO_DEVICE on a machine without devices', () => {
+    const cu = createEmulatedDriver({ arena, env: { CUFFI_EMULATED_DEVICES: '0' } });
+    assert.equal(cu.cuInit(0), 100);
+  });
+
+  test('an invalid environment variable is refused by name', () => {
+    for (const env of [
+      { CUFFI_EMULATED_DEVICES: 'many' },
+      { CUFFI_EMULATED_MEMORY: '4T' },
+      { CUFFI_EMULATED_ATTRIBUTES: '125' },
+      { CUFFI_EMULATED_FAULTS: 'cuNothing:1=2' },
+    ])
+      assert.throws(() => createEmulatedDriver({ arena, env }), {
+        name: 'RangeError',
+        message: new RegExp(Object.keys(env)[0] as string),
+      });
+  });
+
+  test('a device name is truncated to the buffer, and devices have different uuids', () => {
+    const { cu } = new Emulated({ CUFFI_EMULATED_DEVICES: '2' });
+    assert.equal(cu.cuDeviceGetName(BLOCK, 6, device(0)), 0);
+    assert.equal(readString(BLOCK, 64), 'cuffi');
+    assert.equal(cu.cuDeviceGetName(BLOCK, 64, device(0)), 0);
+    assert.equal(readString(BLOCK, 64), 'cuffi emulated device');
+    const uuids = [0, 1, 0].map((ordinal) => {
+      assert.equal(cu.cuDeviceGetUuid_v2(OUT0, device(ordinal)), 0);
+      return readBytes(OUT0, 16).join();
+    });
+    assert.equal(uuids[0], uuids[2]);
+    assert.notEqual(uuids[0], uuids[1]);
+  });
+
+  test('a chosen call of a function fails, and only that one', () => {
+    const emulated = Emulated.inContext({ CUFFI_EMULATED_FAULTS: 'cuMemAlloc_v2:2=2' });
+    const first = emulated.allocate(1024);
+    assert.equal(emulated.cu.cuMemAlloc_v2(OUT0, 1024), 2);
+    assert.equal(emulated.allocate(1024), first + 1024);
+    const never = new Emulated({ CUFFI_EMULATED_FAULTS: 'cuDeviceGetCount:*=999' });
+    assert.equal(never.cu.cuDeviceGetCount(OUT0), 999);
+    assert.equal(never.cu.cuDeviceGetCount(OUT0), 999);
+  });
 });

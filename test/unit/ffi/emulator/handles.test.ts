@@ -1,6 +1,6 @@
-/** Handles of what is destroyed: given out again, and refused until then. */
+/** Handles of destroyed objects: refused until they are reused. */
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { BLOCK, OUT0, readSize, writeBytes } from '../../../../ffi/arena.ts';
 import type {
   Address,
@@ -95,36 +95,41 @@ const kinds: Readonly<Record<string, Kind>> = {
   },
 };
 
-for (const [kind, { make, destroy, use, refusal }] of Object.entries(kinds))
-  test(`the handle of a destroyed ${kind} is refused with an error, and then the next one’s`, () => {
-    const emulated = Emulated.inContext();
-    const [first, second] = [make(emulated), make(emulated)];
-    assert.notEqual(first, second);
-    for (const handle of [first, second]) {
-      emulated.ok(destroy(emulated, handle));
-      assert.throws(() => use(emulated, handle), refusal);
-      assert.throws(() => destroy(emulated, handle), { name: 'Error', message: /was destroyed/ });
-    }
-    assert.deepEqual([make(emulated), make(emulated)], [second, first]);
-    emulated.ok(use(emulated, first));
+describe('handles of the emulated driver', () => {
+  for (const [kind, { make, destroy, use, refusal }] of Object.entries(kinds))
+    test(`the handle of a destroyed ${kind} is refused with an error, and then the next one’s`, () => {
+      const emulated = Emulated.inContext();
+      const [first, second] = [make(emulated), make(emulated)];
+      assert.notEqual(first, second);
+      for (const handle of [first, second]) {
+        emulated.ok(destroy(emulated, handle));
+        assert.throws(() => use(emulated, handle), refusal);
+        assert.throws(() => destroy(emulated, handle), { name: 'Error', message: /was destroyed/ });
+      }
+      assert.deepEqual([make(emulated), make(emulated)], [second, first]);
+      emulated.ok(use(emulated, first));
+    });
+
+  test('a handle that was never assigned is unknown', () => {
+    const { cu } = Emulated.inContext();
+    assert.equal(cu.cuStreamQuery(4711 as CUstream), 400);
+    assert.equal(cu.cuEventQuery(4711 as CUevent), 400);
   });
 
-test('a handle that never was is unknown', () => {
-  const { cu } = Emulated.inContext();
-  assert.equal(cu.cuStreamQuery(4711 as CUstream), 400);
-  assert.equal(cu.cuEventQuery(4711 as CUevent), 400);
-});
-
-test('what belonged to a context is destroyed with it, and a kernel with its module', () => {
-  const emulated = Emulated.inContext();
-  const { cu } = emulated;
-  const [stream, event, module] = [emulated.stream(), emulated.event(), loaded(emulated)];
-  emulated.ok(cu.cuModuleEnumerateFunctions(BLOCK, 1, module));
-  const kernel = readSize(BLOCK) as CUfunction;
-  emulated.ok(cu.cuFuncLoad(kernel));
-  emulated.ok(cu.cuModuleUnload(module));
-  assert.throws(() => cu.cuFuncLoad(kernel), /^Error: cuFuncLoad: the kernel 0x[\da-f]+ was destr/);
-  emulated.ok(cu.cuDevicePrimaryCtxReset_v2(device(0)));
-  assert.throws(() => cu.cuStreamQuery(stream), /the stream 0x[\da-f]+ was destroyed/);
-  assert.throws(() => cu.cuEventQuery(event), /the event 0x[\da-f]+ was destroyed/);
+  test('what belonged to a context is destroyed with it, and a kernel with its module', () => {
+    const emulated = Emulated.inContext();
+    const { cu } = emulated;
+    const [stream, event, module] = [emulated.stream(), emulated.event(), loaded(emulated)];
+    emulated.ok(cu.cuModuleEnumerateFunctions(BLOCK, 1, module));
+    const kernel = readSize(BLOCK) as CUfunction;
+    emulated.ok(cu.cuFuncLoad(kernel));
+    emulated.ok(cu.cuModuleUnload(module));
+    assert.throws(
+      () => cu.cuFuncLoad(kernel),
+      /^Error: cuFuncLoad: the kernel 0x[\da-f]+ was destr/,
+    );
+    emulated.ok(cu.cuDevicePrimaryCtxReset_v2(device(0)));
+    assert.throws(() => cu.cuStreamQuery(stream), /the stream 0x[\da-f]+ was destroyed/);
+    assert.throws(() => cu.cuEventQuery(event), /the event 0x[\da-f]+ was destroyed/);
+  });
 });

@@ -1,6 +1,6 @@
-/** Two devices: what reaches the other's memory with access to it, and without. */
+/** Two devices: which work can access the other's memory with peer access, and without. */
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { BLOCK, OUT0, readBytes, readSize, writeBytes } from '../../../../ffi/arena.ts';
 import type { RegisteredKernel } from '../../../../ffi/emulated-kernels.ts';
 import type { Address, CUcontext, CUdeviceptr, CUmodule, CUstream } from '../../../../ffi/types.ts';
@@ -66,55 +66,57 @@ function launch({ emulated, own, stream }: Room, memory: CUdeviceptr): number {
   return cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, table, 0 as Address);
 }
 
-test('fills and words of a stream reach another device’s memory with access alone', () => {
-  const { emulated, contexts, theirs, stream } = furnish();
-  const { cu } = emulated;
-  const calls = [
-    () => cu.cuMemsetD8Async(theirs, 1, 4, stream),
-    () => cu.cuMemsetD2D32Async(theirs, 64, 1, 4, 4, stream),
-    () => cu.cuStreamWriteValue32_v2(stream, theirs, 1, 0),
-    () => cu.cuStreamWaitValue64_v2(stream, theirs, 0, 0),
-  ];
-  for (const call of calls) assert.equal(call(), 1, `${call}`);
-  emulated.ok(cu.cuCtxEnablePeerAccess(contexts[0], 0));
-  for (const call of calls) emulated.ok(call());
-  emulated.ok(cu.cuStreamSynchronize(stream));
-  emulated.ok(cu.cuCtxDisablePeerAccess(contexts[0]));
-  for (const call of calls) assert.equal(call(), 1, `${call}`);
-});
+describe('emulated peer access', () => {
+  test('fills and words of a stream reach another device’s memory with access alone', () => {
+    const { emulated, contexts, theirs, stream } = furnish();
+    const { cu } = emulated;
+    const calls = [
+      () => cu.cuMemsetD8Async(theirs, 1, 4, stream),
+      () => cu.cuMemsetD2D32Async(theirs, 64, 1, 4, 4, stream),
+      () => cu.cuStreamWriteValue32_v2(stream, theirs, 1, 0),
+      () => cu.cuStreamWaitValue64_v2(stream, theirs, 0, 0),
+    ];
+    for (const call of calls) assert.equal(call(), 1, `${call}`);
+    emulated.ok(cu.cuCtxEnablePeerAccess(contexts[0], 0));
+    for (const call of calls) emulated.ok(call());
+    emulated.ok(cu.cuStreamSynchronize(stream));
+    emulated.ok(cu.cuCtxDisablePeerAccess(contexts[0]));
+    for (const call of calls) assert.equal(call(), 1, `${call}`);
+  });
 
-test('copies reach another device’s memory without access', () => {
-  const { emulated, contexts, theirs, own, stream } = furnish();
-  const { cu } = emulated;
-  emulated.ok(cu.cuMemsetD32Async(own, 5, 4, stream));
-  emulated.ok(cu.cuMemcpyDtoDAsync_v2(theirs, own, 16, stream));
-  emulated.ok(cu.cuMemcpyPeerAsync(at(theirs, 16), contexts[0], own, contexts[1], 16, stream));
-  emulated.ok(cu.cuStreamSynchronize(stream));
-  emulated.ok(cu.cuMemcpyDtoH_v2(BLOCK, theirs, 32));
-  assert.deepEqual(new Set(new Int32Array(readBytes(BLOCK, 32).buffer)), new Set([5]));
-});
+  test('copies reach another device’s memory without access', () => {
+    const { emulated, contexts, theirs, own, stream } = furnish();
+    const { cu } = emulated;
+    emulated.ok(cu.cuMemsetD32Async(own, 5, 4, stream));
+    emulated.ok(cu.cuMemcpyDtoDAsync_v2(theirs, own, 16, stream));
+    emulated.ok(cu.cuMemcpyPeerAsync(at(theirs, 16), contexts[0], own, contexts[1], 16, stream));
+    emulated.ok(cu.cuStreamSynchronize(stream));
+    emulated.ok(cu.cuMemcpyDtoH_v2(BLOCK, theirs, 32));
+    assert.deepEqual(new Set(new Int32Array(readBytes(BLOCK, 32).buffer)), new Set([5]));
+  });
 
-test('a kernel that reads another device’s memory needs access, or its context is lost', () => {
-  const room = furnish();
-  const { emulated, contexts, theirs, own, stream } = room;
-  const { cu } = emulated;
-  emulated.ok(cu.cuCtxEnablePeerAccess(contexts[0], 0));
-  emulated.ok(launch(room, theirs));
-  emulated.ok(cu.cuStreamSynchronize(stream));
-  assert.equal(emulated.read(at(own, 64)), 16);
-  emulated.ok(cu.cuCtxDisablePeerAccess(contexts[0]));
-  emulated.ok(launch(room, theirs));
-  assert.equal(cu.cuStreamSynchronize(stream), ILLEGAL_ADDRESS);
-});
+  test('a kernel that reads another device’s memory needs access, or its context is lost', () => {
+    const room = furnish();
+    const { emulated, contexts, theirs, own, stream } = room;
+    const { cu } = emulated;
+    emulated.ok(cu.cuCtxEnablePeerAccess(contexts[0], 0));
+    emulated.ok(launch(room, theirs));
+    emulated.ok(cu.cuStreamSynchronize(stream));
+    assert.equal(emulated.read(at(own, 64)), 16);
+    emulated.ok(cu.cuCtxDisablePeerAccess(contexts[0]));
+    emulated.ok(launch(room, theirs));
+    assert.equal(cu.cuStreamSynchronize(stream), ILLEGAL_ADDRESS);
+  });
 
-test('access goes with either context', () => {
-  const { emulated, contexts, theirs, stream } = furnish();
-  const { cu } = emulated;
-  emulated.ok(cu.cuCtxEnablePeerAccess(contexts[0], 0));
-  emulated.ok(cu.cuMemsetD8Async(theirs, 1, 4, stream));
-  emulated.ok(cu.cuDevicePrimaryCtxReset_v2(0 as never));
-  emulated.retain(0);
-  emulated.push(contexts[0]);
-  const again = emulated.allocate(64);
-  assert.equal(cu.cuMemsetD8Async(again, 1, 4, stream), 1);
+  test('access goes with either context', () => {
+    const { emulated, contexts, theirs, stream } = furnish();
+    const { cu } = emulated;
+    emulated.ok(cu.cuCtxEnablePeerAccess(contexts[0], 0));
+    emulated.ok(cu.cuMemsetD8Async(theirs, 1, 4, stream));
+    emulated.ok(cu.cuDevicePrimaryCtxReset_v2(0 as never));
+    emulated.retain(0);
+    emulated.push(contexts[0]);
+    const again = emulated.allocate(64);
+    assert.equal(cu.cuMemsetD8Async(again, 1, 4, stream), 1);
+  });
 });

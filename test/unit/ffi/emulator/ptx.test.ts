@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { parsePtx } from '../../../../ffi/emulator/ptx.ts';
 
 const text = `// made by hand
@@ -28,57 +28,59 @@ const text = `// made by hand
 { ret; }
 `;
 
-test('kernels, their parameters and the sizes of blocks are read from PTX', () => {
-  const { version, target, entries } = parsePtx(text) ?? assert.fail('it was not read');
-  assert.deepEqual([version, target], [83, 90]);
-  assert.deepEqual(entries, [
-    { name: 'plain', params: [], maxThreads: 64 },
-    { name: '_Z3mixPffi', params: [8, 4, 24, 1], maxThreads: undefined },
-    { name: 'bare', params: [], maxThreads: undefined },
-  ]);
-});
+describe('parsePtx', () => {
+  test('kernels, their parameters and the sizes of blocks are read from PTX', () => {
+    const { version, target, entries } = parsePtx(text) ?? assert.fail('it was not read');
+    assert.deepEqual([version, target], [83, 90]);
+    assert.deepEqual(entries, [
+      { name: 'plain', params: [], maxThreads: 64 },
+      { name: '_Z3mixPffi', params: [8, 4, 24, 1], maxThreads: undefined },
+      { name: 'bare', params: [], maxThreads: undefined },
+    ]);
+  });
 
-test('globals and constants are read with what they begin with', () => {
-  const { globals } = parsePtx(text) ?? assert.fail('it was not read');
-  assert.deepEqual(
-    globals.map(({ name, byteLength, initial }) => [name, byteLength, [...initial]]),
-    [
-      ['counter', 4, [41, 0, 0, 0]],
-      ['half', 16, [...new Uint8Array(new Float64Array([0.5, 1]).buffer)]],
-      ['bytes', 8, [1, 2, 255]],
-      ['one', 4, [...new Uint8Array(new Float32Array([1]).buffer)]],
-    ],
-  );
-});
-
-test('what does not begin as PTX is none', () => {
-  for (const other of ['', 'hello', '.target sm_70', ` // .version 7.4\n.target sm_70`])
-    assert.equal(parsePtx(other), undefined, other);
-});
-
-test('what does not compile for all to see says where', () => {
-  const fault = (rest: string): string | undefined => parsePtx(`.version 7.4\n${rest}`)?.error;
-  const target = '.target sm_70, texmode_independent\n';
-  for (const right of [
-    '.entry k(){ret;}',
-    '.file 1 "a(b.cu" // {',
-    '.entry k(.param .b8 a[4]) { mov.b64 {%r1, %r2}, %rd1; tex.2d.v4.f32.f32 {a}, [t, {x, y}]; }',
-  ])
-    assert.equal(fault(target + right), undefined, right);
-  assert.equal(fault('.target sm_121f\n'), undefined);
-  assert.match(fault('') ?? '', /Missing \.target/);
-  assert.match(fault('\n.target sm_999\n') ?? '', /line 3; .*Unsupported \.target 'sm_999'/);
-  for (const [wrong, near] of [
-    ['.entry k({ret;}', '{'],
-    ['/* ( */ .entry k(.param .u32 a{ret;}', '{'],
-    ['.entry k(){ret;', ''],
-    ['.entry k(){ret;}}', '}'],
-    ['.entry k(.param .b8 a[4){ret;}', ')'],
-  ] as const)
-    assert.ok(
-      fault(target + wrong)?.includes(
-        `line 3; fatal   : Parsing error near '${near}': syntax error`,
-      ),
-      wrong,
+  test('globals and constants are read with what they begin with', () => {
+    const { globals } = parsePtx(text) ?? assert.fail('it was not read');
+    assert.deepEqual(
+      globals.map(({ name, byteLength, initial }) => [name, byteLength, [...initial]]),
+      [
+        ['counter', 4, [41, 0, 0, 0]],
+        ['half', 16, [...new Uint8Array(new Float64Array([0.5, 1]).buffer)]],
+        ['bytes', 8, [1, 2, 255]],
+        ['one', 4, [...new Uint8Array(new Float32Array([1]).buffer)]],
+      ],
     );
+  });
+
+  test('text that does not begin like PTX is refused', () => {
+    for (const other of ['', 'hello', '.target sm_70', ` // .version 7.4\n.target sm_70`])
+      assert.equal(parsePtx(other), undefined, other);
+  });
+
+  test('an obvious compile error is reported with its line', () => {
+    const fault = (rest: string): string | undefined => parsePtx(`.version 7.4\n${rest}`)?.error;
+    const target = '.target sm_70, texmode_independent\n';
+    for (const right of [
+      '.entry k(){ret;}',
+      '.file 1 "a(b.cu" // {',
+      '.entry k(.param .b8 a[4]) { mov.b64 {%r1, %r2}, %rd1; tex.2d.v4.f32.f32 {a}, [t, {x, y}]; }',
+    ])
+      assert.equal(fault(target + right), undefined, right);
+    assert.equal(fault('.target sm_121f\n'), undefined);
+    assert.match(fault('') ?? '', /Missing \.target/);
+    assert.match(fault('\n.target sm_999\n') ?? '', /line 3; .*Unsupported \.target 'sm_999'/);
+    for (const [wrong, near] of [
+      ['.entry k({ret;}', '{'],
+      ['/* ( */ .entry k(.param .u32 a{ret;}', '{'],
+      ['.entry k(){ret;', ''],
+      ['.entry k(){ret;}}', '}'],
+      ['.entry k(.param .b8 a[4){ret;}', ')'],
+    ] as const)
+      assert.ok(
+        fault(target + wrong)?.includes(
+          `line 3; fatal   : Parsing error near '${near}': syntax error`,
+        ),
+        wrong,
+      );
+  });
 });

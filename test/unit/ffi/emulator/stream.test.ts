@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { fork } from 'node:child_process';
 import { once } from 'node:events';
-import { type TestContext, test } from 'node:test';
+import { describe, type TestContext, test } from 'node:test';
 import {
   BLOCK,
   OUT0,
@@ -47,351 +47,360 @@ function held(emulated: Emulated, flags = 0): { stream: CUstream; release: () =>
   };
 }
 
-test('a stream tells its flags, its priority and its context', () => {
-  const emulated = Emulated.inContext();
-  const { cu } = emulated;
-  emulated.ok(cu.cuCtxGetStreamPriorityRange(OUT0, OUT1));
-  assert.deepEqual([readInt32(OUT0), readInt32(OUT1)], [0, -5]);
-  const stream = emulated.stream(NON_BLOCKING, -99);
-  emulated.ok(cu.cuStreamGetFlags(stream, OUT0));
-  assert.equal(readInt32(OUT0), NON_BLOCKING);
-  emulated.ok(cu.cuStreamGetPriority(stream, OUT0));
-  assert.equal(readInt32(OUT0), -5);
-  emulated.ok(cu.cuCtxGetCurrent(OUT0));
-  emulated.ok(cu.cuStreamGetCtx(stream, OUT1));
-  assert.equal(readSize(OUT1), readSize(OUT0));
-  assert.equal(cu.cuStreamCreateWithPriority(OUT0, 2, 0), 1);
-});
+describe('emulated streams', () => {
+  test('a stream tells its flags, its priority and its context', () => {
+    const emulated = Emulated.inContext();
+    const { cu } = emulated;
+    emulated.ok(cu.cuCtxGetStreamPriorityRange(OUT0, OUT1));
+    assert.deepEqual([readInt32(OUT0), readInt32(OUT1)], [0, -5]);
+    const stream = emulated.stream(NON_BLOCKING, -99);
+    emulated.ok(cu.cuStreamGetFlags(stream, OUT0));
+    assert.equal(readInt32(OUT0), NON_BLOCKING);
+    emulated.ok(cu.cuStreamGetPriority(stream, OUT0));
+    assert.equal(readInt32(OUT0), -5);
+    emulated.ok(cu.cuCtxGetCurrent(OUT0));
+    emulated.ok(cu.cuStreamGetCtx(stream, OUT1));
+    assert.equal(readSize(OUT1), readSize(OUT0));
+    assert.equal(cu.cuStreamCreateWithPriority(OUT0, 2, 0), 1);
+  });
 
-test('the work of a destroyed stream goes on', () => {
-  const emulated = Emulated.inContext();
-  const { stream, release } = held(emulated, NON_BLOCKING);
-  const memory = emulated.allocate(4);
-  emulated.write(memory, 0);
-  emulated.ok(emulated.cu.cuMemsetD32Async(memory, 3, 1, stream));
-  emulated.ok(emulated.cu.cuStreamDestroy_v2(stream));
-  assert.equal(emulated.read(memory), 0);
-  release();
-  assert.equal(emulated.read(memory), 3);
-});
+  test('the work of a destroyed stream goes on', () => {
+    const emulated = Emulated.inContext();
+    const { stream, release } = held(emulated, NON_BLOCKING);
+    const memory = emulated.allocate(4);
+    emulated.write(memory, 0);
+    emulated.ok(emulated.cu.cuMemsetD32Async(memory, 3, 1, stream));
+    emulated.ok(emulated.cu.cuStreamDestroy_v2(stream));
+    assert.equal(emulated.read(memory), 0);
+    release();
+    assert.equal(emulated.read(memory), 3);
+  });
 
-test('work behind an unsatisfied wait stays queued, in order', () => {
-  const emulated = Emulated.inContext();
-  const { stream, release } = held(emulated, NON_BLOCKING);
-  const memory = emulated.allocate(4);
-  emulated.write(memory, 0);
-  emulated.ok(emulated.cu.cuMemsetD32Async(memory, 1, 1, stream));
-  emulated.ok(emulated.cu.cuMemsetD32Async(memory, 2, 1, stream));
-  assert.equal(emulated.cu.cuStreamQuery(stream), NOT_READY);
-  assert.equal(emulated.read(memory), 0);
-  release();
-  assert.equal(emulated.cu.cuStreamQuery(stream), 0);
-  assert.equal(emulated.read(memory), 2);
-});
+  test('work behind an unsatisfied wait stays queued, in order', () => {
+    const emulated = Emulated.inContext();
+    const { stream, release } = held(emulated, NON_BLOCKING);
+    const memory = emulated.allocate(4);
+    emulated.write(memory, 0);
+    emulated.ok(emulated.cu.cuMemsetD32Async(memory, 1, 1, stream));
+    emulated.ok(emulated.cu.cuMemsetD32Async(memory, 2, 1, stream));
+    assert.equal(emulated.cu.cuStreamQuery(stream), NOT_READY);
+    assert.equal(emulated.read(memory), 0);
+    release();
+    assert.equal(emulated.cu.cuStreamQuery(stream), 0);
+    assert.equal(emulated.read(memory), 2);
+  });
 
-test('work on what is unmapped before its turn ends the context, whichever work it is', () => {
-  const unit = 2 ** 21;
-  const kinds: readonly ((emulated: Emulated, memory: CUdeviceptr, stream: CUstream) => number)[] =
-    [
+  test('work on what is unmapped before its turn ends the context, whichever work it is', () => {
+    const unit = 2 ** 21;
+    const kinds: readonly ((
+      emulated: Emulated,
+      memory: CUdeviceptr,
+      stream: CUstream,
+    ) => number)[] = [
       ({ cu }, memory, stream) => cu.cuMemsetD8Async(memory, 1, 64, stream),
       ({ cu }, memory, stream) => cu.cuMemcpyDtoDAsync_v2(memory, at(memory, 64), 64, stream),
       ({ cu }, memory, stream) => cu.cuStreamWriteValue64_v2(stream, memory, 1, 0),
       ({ cu }, memory, stream) => cu.cuStreamWaitValue32_v2(stream, memory, 1, EQ),
     ];
-  for (const queue of kinds) {
-    const emulated = Emulated.inContext();
+    for (const queue of kinds) {
+      const emulated = Emulated.inContext();
+      const { cu } = emulated;
+      const { stream, release } = held(emulated, NON_BLOCKING);
+      const memory = emulated.reserve(unit);
+      const handle = emulated.createPhysical(unit);
+      emulated.ok(cu.cuMemMap(memory, unit, 0, handle, 0));
+      emulated.ok(emulated.setAccess(memory, unit, 3));
+      const plain = emulated.allocate(64);
+      emulated.ok(queue(emulated, memory, stream));
+      emulated.ok(cu.cuMemUnmap(memory, unit));
+      assert.equal(cu.cuStreamQuery(stream), NOT_READY);
+      assert.throws(release);
+      assert.equal(cu.cuStreamQuery(stream), LAUNCH_FAILED);
+      assert.equal(cu.cuMemAlloc_v2(OUT0, 64), LAUNCH_FAILED);
+      assert.equal(cu.cuMemcpyDtoH_v2(BLOCK, plain, 4), LAUNCH_FAILED);
+    }
+  });
+
+  /** Queues work that accesses memory which is unmapped by then. */
+  function lose(emulated: Emulated): void {
+    const unit = 2 ** 21;
     const { cu } = emulated;
     const { stream, release } = held(emulated, NON_BLOCKING);
     const memory = emulated.reserve(unit);
-    const handle = emulated.createPhysical(unit);
-    emulated.ok(cu.cuMemMap(memory, unit, 0, handle, 0));
+    emulated.ok(cu.cuMemMap(memory, unit, 0, emulated.createPhysical(unit), 0));
     emulated.ok(emulated.setAccess(memory, unit, 3));
-    const plain = emulated.allocate(64);
-    emulated.ok(queue(emulated, memory, stream));
+    emulated.ok(cu.cuMemsetD8Async(memory, 1, 64, stream));
     emulated.ok(cu.cuMemUnmap(memory, unit));
-    assert.equal(cu.cuStreamQuery(stream), NOT_READY);
     assert.throws(release);
-    assert.equal(cu.cuStreamQuery(stream), LAUNCH_FAILED);
-    assert.equal(cu.cuMemAlloc_v2(OUT0, 64), LAUNCH_FAILED);
-    assert.equal(cu.cuMemcpyDtoH_v2(BLOCK, plain, 4), LAUNCH_FAILED);
   }
-});
 
-/** Has work touch what is not mapped any more. */
-function lose(emulated: Emulated): void {
-  const unit = 2 ** 21;
-  const { cu } = emulated;
-  const { stream, release } = held(emulated, NON_BLOCKING);
-  const memory = emulated.reserve(unit);
-  emulated.ok(cu.cuMemMap(memory, unit, 0, emulated.createPhysical(unit), 0));
-  emulated.ok(emulated.setAccess(memory, unit, 3));
-  emulated.ok(cu.cuMemsetD8Async(memory, 1, 64, stream));
-  emulated.ok(cu.cuMemUnmap(memory, unit));
-  assert.throws(release);
-}
+  test('a process that has lost a context can give back only what belongs to none', () => {
+    const unit = 2 ** 21;
+    const emulated = new Emulated({ CUFFI_EMULATED_DEVICES: '2' });
+    const { cu } = emulated;
+    const contexts = [emulated.retain(0), emulated.retain(1)] as const;
+    emulated.push(contexts[1]);
+    const elsewhere = emulated.allocate(64);
+    const streamElsewhere = emulated.stream();
+    emulated.ok(cu.cuCtxPopCurrent_v2(OUT0));
+    emulated.push(contexts[0]);
+    const plain = emulated.allocate(64);
+    emulated.ok(cu.cuMemAllocManaged(OUT0, 64, 1));
+    const managed = readSize(OUT0) as CUdeviceptr;
+    emulated.ok(cu.cuMemHostAlloc(OUT0, 64, 0));
+    const pinned = readSize(OUT0) as Address;
+    const { address: registered } = hostWords(16);
+    emulated.ok(cu.cuMemHostRegister_v2(registered, 64, 0));
+    emulated.ok(cu.cuModuleLoadDataEx(OUT0, writeBytes(PTX), 0, 0 as Address, 0 as Address));
+    const module = readSize(OUT0) as CUmodule;
+    const pool = emulated.pool();
+    const handle = emulated.createPhysical(unit);
+    const reserved = emulated.reserve(unit);
+    emulated.ok(cu.cuMemMap(reserved, unit, 0, handle, 0));
+    lose(emulated);
 
-test('a process that has lost a context can give back only what belongs to none', () => {
-  const unit = 2 ** 21;
-  const emulated = new Emulated({ CUFFI_EMULATED_DEVICES: '2' });
-  const { cu } = emulated;
-  const contexts = [emulated.retain(0), emulated.retain(1)] as const;
-  emulated.push(contexts[1]);
-  const elsewhere = emulated.allocate(64);
-  const streamElsewhere = emulated.stream();
-  emulated.ok(cu.cuCtxPopCurrent_v2(OUT0));
-  emulated.push(contexts[0]);
-  const plain = emulated.allocate(64);
-  emulated.ok(cu.cuMemAllocManaged(OUT0, 64, 1));
-  const managed = readSize(OUT0) as CUdeviceptr;
-  emulated.ok(cu.cuMemHostAlloc(OUT0, 64, 0));
-  const pinned = readSize(OUT0) as Address;
-  const { address: registered } = hostWords(16);
-  emulated.ok(cu.cuMemHostRegister_v2(registered, 64, 0));
-  emulated.ok(cu.cuModuleLoadDataEx(OUT0, writeBytes(PTX), 0, 0 as Address, 0 as Address));
-  const module = readSize(OUT0) as CUmodule;
-  const pool = emulated.pool();
-  const handle = emulated.createPhysical(unit);
-  const reserved = emulated.reserve(unit);
-  emulated.ok(cu.cuMemMap(reserved, unit, 0, handle, 0));
-  lose(emulated);
-
-  const kept: readonly (() => number)[] = [
-    () => cu.cuMemFree_v2(plain),
-    () => cu.cuMemFree_v2(managed),
-    () => cu.cuMemFreeHost(pinned),
-    () => cu.cuMemHostUnregister(registered),
-    () => cu.cuModuleUnload(module),
-    () => cu.cuCtxCreate_v2(OUT0, 0, device(0)),
-  ];
-  const all = (): number[] => kept.map((call) => call());
-  const refused = kept.map(() => LAUNCH_FAILED);
-  assert.deepEqual(all(), refused);
-  // They are still there, and refused whichever context is current.
-  emulated.ok(cu.cuCtxPopCurrent_v2(OUT0));
-  assert.deepEqual(all(), refused);
-  emulated.push(contexts[1]);
-  assert.deepEqual(all(), refused);
-  assert.equal(cu.cuStreamQuery(streamElsewhere), LAUNCH_FAILED);
-  assert.equal(cu.cuMemFree_v2(elsewhere), LAUNCH_FAILED);
-  emulated.ok(cu.cuMemPoolDestroy(pool));
-  emulated.ok(cu.cuMemUnmap(reserved, unit));
-  emulated.ok(cu.cuMemRelease(handle));
-  emulated.ok(cu.cuMemAddressFree(reserved, unit));
-  emulated.ok(cu.cuCtxPopCurrent_v2(OUT0));
-  for (const ordinal of [0, 1].map(device)) {
-    emulated.ok(cu.cuDevicePrimaryCtxRelease_v2(ordinal));
-    emulated.ok(cu.cuDevicePrimaryCtxReset_v2(ordinal));
-    assert.equal(cu.cuDevicePrimaryCtxRetain(OUT0, ordinal), LAUNCH_FAILED);
-  }
-  emulated.push(contexts[0]);
-  assert.equal(cu.cuMemAlloc_v2(OUT0, 64), 709);
-});
-
-test('each comparison of a value wait says what it should', () => {
-  const emulated = Emulated.inContext();
-  const { cu } = emulated;
-  const word = emulated.allocate(4);
-  const FLUSH = 0x4000_0000;
-  for (const [value, wanted, flags, isDone] of [
-    [5, 5, GEQ, true],
-    [4, 5, GEQ, false],
-    // Cyclic: -1 counts as coming before 1.
-    [1, 0xffff_ffff, GEQ, true],
-    [0xffff_ffff, 1, GEQ, false],
-    [0xffff_ffff, 0xffff_ffff, EQ | FLUSH, true],
-    [6, 5, EQ, false],
-    [6, 2, AND, true],
-    [4, 2, AND, false],
-    [0, 0, NOR, true],
-    [0xffff_0000, 0x0000_ffff, NOR, false],
-  ] as const) {
-    emulated.write(word, value);
-    const stream = emulated.stream(NON_BLOCKING);
-    emulated.ok(cu.cuStreamWaitValue32_v2(stream, word, wanted, flags));
-    assert.equal(cu.cuStreamQuery(stream), isDone ? 0 : NOT_READY, `${value} ${wanted} ${flags}`);
-    emulated.write(word, flags === NOR ? 0 : wanted);
-    assert.equal(cu.cuStreamQuery(stream), 0);
-    emulated.ok(cu.cuStreamDestroy_v2(stream));
-  }
-});
-
-test('value operations want an aligned, mapped word and known flags', () => {
-  const emulated = Emulated.inContext();
-  const { cu } = emulated;
-  const word = emulated.allocate(8);
-  const stream = emulated.stream();
-  for (const call of [cu.cuStreamWaitValue32_v2, cu.cuStreamWriteValue32_v2]) {
-    assert.equal(call(stream, at(word, 2), 0, 0), 1);
-    assert.equal(call(stream, at(0), 0, 0), 1);
-    assert.equal(call(stream, unmappedAddress() as number as CUdeviceptr, 0, 0), 1);
-    assert.equal(call(stream, word, 0, 0x10), 1);
-    assert.equal(call(9999 as CUstream, word, 0, 0), 400);
-  }
-});
-
-test('a store to registered host memory releases a wait', () => {
-  const emulated = Emulated.inContext();
-  const host = hostWords(2);
-  emulated.ok(emulated.cu.cuMemHostRegister_v2(host.address, 8, 1));
-  const stream = emulated.stream(NON_BLOCKING);
-  const [word, answer] = [at(host.address), at(host.address, 4)];
-  emulated.ok(emulated.cu.cuStreamWaitValue32_v2(stream, word, 7, GEQ));
-  emulated.ok(emulated.cu.cuStreamWriteValue32_v2(stream, answer, 0xffff_fff0, 0));
-  assert.equal(emulated.cu.cuStreamQuery(stream), NOT_READY);
-  Atomics.store(host.words, 0, 8);
-  assert.equal(emulated.cu.cuStreamQuery(stream), 0);
-  assert.equal(Atomics.load(host.words, 1), -16);
-  emulated.ok(emulated.cu.cuMemHostUnregister(host.address));
-});
-
-test('the legacy stream waits for blocking streams, and they for it', () => {
-  const emulated = Emulated.inContext();
-  const { cu } = emulated;
-  const { stream, release } = held(emulated);
-  const free = emulated.stream(NON_BLOCKING);
-  const later = emulated.stream();
-  const memory = emulated.allocate(12);
-  emulated.ok(cu.cuMemsetD32Async(memory, 0, 3, free));
-  emulated.ok(cu.cuMemsetD32Async(memory, 1, 1, LEGACY));
-  emulated.ok(cu.cuMemsetD32Async(at(memory, 4), 2, 1, later));
-  emulated.ok(cu.cuMemsetD32Async(at(memory, 8), 3, 1, free));
-  const host = hostWords(3);
-  emulated.ok(cu.cuMemcpyDtoHAsync_v2(host.address, memory, 12, free));
-  assert.deepEqual([...host.words], [0, 0, 3]);
-  for (const waiting of [stream, LEGACY, later]) assert.equal(cu.cuStreamQuery(waiting), NOT_READY);
-  release();
-  emulated.ok(cu.cuMemcpyDtoH_v2(host.address, memory, 12));
-  assert.deepEqual([...host.words], [1, 2, 3]);
-});
-
-test('synchronising a context waits for streams that block nobody, too', () => {
-  const emulated = Emulated.inContext();
-  const memory = emulated.allocate(4);
-  const stream = emulated.stream(NON_BLOCKING);
-  const host = hostWords(1);
-  emulated.ok(emulated.cu.cuMemHostRegister_v2(host.address, 4, 0));
-  emulated.ok(emulated.cu.cuMemsetD32Async(memory, 9, 1, stream));
-  emulated.ok(emulated.cu.cuMemcpyDtoHAsync_v2(host.address, memory, 4, stream));
-  emulated.ok(emulated.cu.cuCtxSynchronize());
-  assert.equal(host.words[0], 9);
-  emulated.ok(emulated.cu.cuMemHostUnregister(host.address));
-});
-
-test('work that never ends does not keep a process alive', { timeout: 20_000 }, async () => {
-  const { path, execArgv } = programFile(new URL('./fixtures/never-done.ts', import.meta.url));
-  const child = fork(path, { execArgv });
-  try {
-    const [code] = await once(child, 'exit');
-    assert.equal(code, 0);
-  } finally {
-    child.kill('SIGKILL');
-  }
-});
-
-const hex = (handle: number): string => handle.toString(16);
-
-/** A clock by which the emulated driver's patience is over in a moment. */
-function hurry(t: TestContext): void {
-  let now = 0;
-  t.mock.method(performance, 'now', () => {
-    now += 100;
-    return now;
+    const kept: readonly (() => number)[] = [
+      () => cu.cuMemFree_v2(plain),
+      () => cu.cuMemFree_v2(managed),
+      () => cu.cuMemFreeHost(pinned),
+      () => cu.cuMemHostUnregister(registered),
+      () => cu.cuModuleUnload(module),
+      () => cu.cuCtxCreate_v2(OUT0, 0, device(0)),
+    ];
+    const all = (): number[] => kept.map((call) => call());
+    const refused = kept.map(() => LAUNCH_FAILED);
+    assert.deepEqual(all(), refused);
+    // They are still there, and refused whichever context is current.
+    emulated.ok(cu.cuCtxPopCurrent_v2(OUT0));
+    assert.deepEqual(all(), refused);
+    emulated.push(contexts[1]);
+    assert.deepEqual(all(), refused);
+    assert.equal(cu.cuStreamQuery(streamElsewhere), LAUNCH_FAILED);
+    assert.equal(cu.cuMemFree_v2(elsewhere), LAUNCH_FAILED);
+    emulated.ok(cu.cuMemPoolDestroy(pool));
+    emulated.ok(cu.cuMemUnmap(reserved, unit));
+    emulated.ok(cu.cuMemRelease(handle));
+    emulated.ok(cu.cuMemAddressFree(reserved, unit));
+    emulated.ok(cu.cuCtxPopCurrent_v2(OUT0));
+    for (const ordinal of [0, 1].map(device)) {
+      emulated.ok(cu.cuDevicePrimaryCtxRelease_v2(ordinal));
+      emulated.ok(cu.cuDevicePrimaryCtxReset_v2(ordinal));
+      assert.equal(cu.cuDevicePrimaryCtxRetain(OUT0, ordinal), LAUNCH_FAILED);
+    }
+    emulated.push(contexts[0]);
+    assert.equal(cu.cuMemAlloc_v2(OUT0, 64), 709);
   });
-}
 
-test('where hardware blocks its caller for good, an error names the call and the stream', (t) => {
-  hurry(t);
-  const large = hostWords(2 ** 19);
-  const calls: Readonly<
-    Record<string, (emulated: Emulated, stream: CUstream, memory: CUdeviceptr) => number>
-  > = {
-    cuStreamSynchronize: ({ cu }, stream) => cu.cuStreamSynchronize(stream),
-    cuCtxSynchronize: ({ cu }) => cu.cuCtxSynchronize(),
-    cuMemFree_v2: ({ cu }, _, memory) => cu.cuMemFree_v2(memory),
-    cuModuleLoadDataEx: ({ cu }) =>
-      cu.cuModuleLoadDataEx(OUT0, writeBytes(PTX), 0, 0 as Address, 0 as Address),
-    cuMemcpyDtoH_v2: ({ cu }, _, memory) => cu.cuMemcpyDtoH_v2(BLOCK, memory, 4),
-    cuMemcpyDtoHAsync_v2: ({ cu }, stream, memory) =>
-      cu.cuMemcpyDtoHAsync_v2(BLOCK, memory, 4, stream),
-    cuMemcpyHtoDAsync_v2: ({ cu }, stream, memory) =>
-      cu.cuMemcpyHtoDAsync_v2(memory, large.address, 2 ** 20 + 1, stream),
-    cuMemcpy2DAsync_v2: ({ cu }, stream, memory) =>
-      cu.cuMemcpy2DAsync_v2(
-        writeStruct('CUDA_MEMCPY2D', {
-          srcMemoryType: 1,
-          srcHost: large.address,
-          srcPitch: 1024,
-          dstMemoryType: 2,
-          dstDevice: memory,
-          dstPitch: 1024,
-          WidthInBytes: 1024,
-          Height: 1025,
-        }),
-        stream,
-      ),
-  };
-  for (const [name, call] of Object.entries(calls)) {
+  test('each comparison of a value wait says what it should', () => {
     const emulated = Emulated.inContext();
-    const memory = emulated.allocate(2 ** 21);
+    const { cu } = emulated;
+    const word = emulated.allocate(4);
+    const FLUSH = 0x4000_0000;
+    for (const [value, wanted, flags, isDone] of [
+      [5, 5, GEQ, true],
+      [4, 5, GEQ, false],
+      // Cyclic: -1 counts as coming before 1.
+      [1, 0xffff_ffff, GEQ, true],
+      [0xffff_ffff, 1, GEQ, false],
+      [0xffff_ffff, 0xffff_ffff, EQ | FLUSH, true],
+      [6, 5, EQ, false],
+      [6, 2, AND, true],
+      [4, 2, AND, false],
+      [0, 0, NOR, true],
+      [0xffff_0000, 0x0000_ffff, NOR, false],
+    ] as const) {
+      emulated.write(word, value);
+      const stream = emulated.stream(NON_BLOCKING);
+      emulated.ok(cu.cuStreamWaitValue32_v2(stream, word, wanted, flags));
+      assert.equal(cu.cuStreamQuery(stream), isDone ? 0 : NOT_READY, `${value} ${wanted} ${flags}`);
+      emulated.write(word, flags === NOR ? 0 : wanted);
+      assert.equal(cu.cuStreamQuery(stream), 0);
+      emulated.ok(cu.cuStreamDestroy_v2(stream));
+    }
+  });
+
+  test('value operations want an aligned, mapped word and known flags', () => {
+    const emulated = Emulated.inContext();
+    const { cu } = emulated;
+    const word = emulated.allocate(8);
+    const stream = emulated.stream();
+    for (const call of [cu.cuStreamWaitValue32_v2, cu.cuStreamWriteValue32_v2]) {
+      assert.equal(call(stream, at(word, 2), 0, 0), 1);
+      assert.equal(call(stream, at(0), 0, 0), 1);
+      assert.equal(call(stream, unmappedAddress() as number as CUdeviceptr, 0, 0), 1);
+      assert.equal(call(stream, word, 0, 0x10), 1);
+      assert.equal(call(9999 as CUstream, word, 0, 0), 400);
+    }
+  });
+
+  test('a store to registered host memory releases a wait', () => {
+    const emulated = Emulated.inContext();
+    const host = hostWords(2);
+    emulated.ok(emulated.cu.cuMemHostRegister_v2(host.address, 8, 1));
+    const stream = emulated.stream(NON_BLOCKING);
+    const [word, answer] = [at(host.address), at(host.address, 4)];
+    emulated.ok(emulated.cu.cuStreamWaitValue32_v2(stream, word, 7, GEQ));
+    emulated.ok(emulated.cu.cuStreamWriteValue32_v2(stream, answer, 0xffff_fff0, 0));
+    assert.equal(emulated.cu.cuStreamQuery(stream), NOT_READY);
+    Atomics.store(host.words, 0, 8);
+    assert.equal(emulated.cu.cuStreamQuery(stream), 0);
+    assert.equal(Atomics.load(host.words, 1), -16);
+    emulated.ok(emulated.cu.cuMemHostUnregister(host.address));
+  });
+
+  test('the legacy stream waits for blocking streams, and they for it', () => {
+    const emulated = Emulated.inContext();
+    const { cu } = emulated;
     const { stream, release } = held(emulated);
-    const expected = new RegExp(
-      `^Error: ${name} has waited 2000 ms for the stream 0x${hex(stream)},`,
-    );
-    assert.throws(() => call(emulated, stream, memory), expected);
+    const free = emulated.stream(NON_BLOCKING);
+    const later = emulated.stream();
+    const memory = emulated.allocate(12);
+    emulated.ok(cu.cuMemsetD32Async(memory, 0, 3, free));
+    emulated.ok(cu.cuMemsetD32Async(memory, 1, 1, LEGACY));
+    emulated.ok(cu.cuMemsetD32Async(at(memory, 4), 2, 1, later));
+    emulated.ok(cu.cuMemsetD32Async(at(memory, 8), 3, 1, free));
+    const host = hostWords(3);
+    emulated.ok(cu.cuMemcpyDtoHAsync_v2(host.address, memory, 12, free));
+    assert.deepEqual([...host.words], [0, 0, 3]);
+    for (const waiting of [stream, LEGACY, later])
+      assert.equal(cu.cuStreamQuery(waiting), NOT_READY);
     release();
-    emulated.ok(call(emulated, stream, memory));
+    emulated.ok(cu.cuMemcpyDtoH_v2(host.address, memory, 12));
+    assert.deepEqual([...host.words], [1, 2, 3]);
+  });
+
+  test('synchronising a context waits for streams that block nobody, too', () => {
+    const emulated = Emulated.inContext();
+    const memory = emulated.allocate(4);
+    const stream = emulated.stream(NON_BLOCKING);
+    const host = hostWords(1);
+    emulated.ok(emulated.cu.cuMemHostRegister_v2(host.address, 4, 0));
+    emulated.ok(emulated.cu.cuMemsetD32Async(memory, 9, 1, stream));
+    emulated.ok(emulated.cu.cuMemcpyDtoHAsync_v2(host.address, memory, 4, stream));
+    emulated.ok(emulated.cu.cuCtxSynchronize());
+    assert.equal(host.words[0], 9);
+    emulated.ok(emulated.cu.cuMemHostUnregister(host.address));
+  });
+
+  test('work that never ends does not keep a process alive', { timeout: 20_000 }, async () => {
+    const { path, execArgv } = programFile(new URL('./fixtures/never-done.ts', import.meta.url));
+    const child = fork(path, { execArgv });
+    try {
+      const [code] = await once(child, 'exit');
+      assert.equal(code, 0);
+    } finally {
+      child.kill('SIGKILL');
+    }
+  });
+
+  const hex = (handle: number): string => handle.toString(16);
+
+  /** A clock by which the emulated driver's patience is over in a moment. */
+  function hurry(t: TestContext): void {
+    let now = 0;
+    t.mock.method(performance, 'now', () => {
+      now += 100;
+      return now;
+    });
   }
-});
 
-test('an event behind held work is named where it is waited for', (t) => {
-  hurry(t);
-  const emulated = Emulated.inContext();
-  const event = emulated.event();
-  const { stream, release } = held(emulated, NON_BLOCKING);
-  emulated.ok(emulated.cu.cuEventRecord(event, stream));
-  const expected = new RegExp(`^Error: cuEventSynchronize has .* for the event 0x${hex(event)},`);
-  assert.throws(() => emulated.cu.cuEventSynchronize(event), expected);
-  release();
-  emulated.ok(emulated.cu.cuEventSynchronize(event));
-});
+  test('where hardware blocks its caller for good, an error names the call and the stream', (t) => {
+    hurry(t);
+    const large = hostWords(2 ** 19);
+    const calls: Readonly<
+      Record<string, (emulated: Emulated, stream: CUstream, memory: CUdeviceptr) => number>
+    > = {
+      cuStreamSynchronize: ({ cu }, stream) => cu.cuStreamSynchronize(stream),
+      cuCtxSynchronize: ({ cu }) => cu.cuCtxSynchronize(),
+      cuMemFree_v2: ({ cu }, _, memory) => cu.cuMemFree_v2(memory),
+      cuModuleLoadDataEx: ({ cu }) =>
+        cu.cuModuleLoadDataEx(OUT0, writeBytes(PTX), 0, 0 as Address, 0 as Address),
+      cuMemcpyDtoH_v2: ({ cu }, _, memory) => cu.cuMemcpyDtoH_v2(BLOCK, memory, 4),
+      cuMemcpyDtoHAsync_v2: ({ cu }, stream, memory) =>
+        cu.cuMemcpyDtoHAsync_v2(BLOCK, memory, 4, stream),
+      cuMemcpyHtoDAsync_v2: ({ cu }, stream, memory) =>
+        cu.cuMemcpyHtoDAsync_v2(memory, large.address, 2 ** 20 + 1, stream),
+      cuMemcpy2DAsync_v2: ({ cu }, stream, memory) =>
+        cu.cuMemcpy2DAsync_v2(
+          writeStruct('CUDA_MEMCPY2D', {
+            srcMemoryType: 1,
+            srcHost: large.address,
+            srcPitch: 1024,
+            dstMemoryType: 2,
+            dstDevice: memory,
+            dstPitch: 1024,
+            WidthInBytes: 1024,
+            Height: 1025,
+          }),
+          stream,
+        ),
+    };
+    for (const [name, call] of Object.entries(calls)) {
+      const emulated = Emulated.inContext();
+      const memory = emulated.allocate(2 ** 21);
+      const { stream, release } = held(emulated);
+      const expected = new RegExp(
+        `^Error: ${name} has waited 2000 ms for the stream 0x${hex(stream)},`,
+      );
+      assert.throws(() => call(emulated, stream, memory), expected);
+      release();
+      emulated.ok(call(emulated, stream, memory));
+    }
+  });
 
-test('up to 1 MiB of ordinary memory is copied at once into a held stream', () => {
-  const emulated = Emulated.inContext();
-  const { cu } = emulated;
-  const large = hostWords(2 ** 18);
-  large.words.fill(5);
-  const memory = emulated.allocate(2 ** 20);
-  const { stream, release } = held(emulated, NON_BLOCKING);
-  emulated.ok(cu.cuMemcpyHtoDAsync_v2(memory, large.address, 2 ** 20, stream));
-  large.words.fill(6);
-  release();
-  emulated.ok(cu.cuStreamSynchronize(stream));
-  assert.equal(emulated.read(memory), 5);
-});
+  test('an event behind held work is named where it is waited for', (t) => {
+    hurry(t);
+    const emulated = Emulated.inContext();
+    const event = emulated.event();
+    const { stream, release } = held(emulated, NON_BLOCKING);
+    emulated.ok(emulated.cu.cuEventRecord(event, stream));
+    const expected = new RegExp(`^Error: cuEventSynchronize has .* for the event 0x${hex(event)},`);
+    assert.throws(() => emulated.cu.cuEventSynchronize(event), expected);
+    release();
+    emulated.ok(emulated.cu.cuEventSynchronize(event));
+  });
 
-test('behind a held piece of work there is room for 1,020 more', (t) => {
-  hurry(t);
-  const kinds: readonly ((emulated: Emulated, stream: CUstream, memory: CUdeviceptr) => number)[] =
-    [
+  test('up to 1 MiB of ordinary memory is copied at once into a held stream', () => {
+    const emulated = Emulated.inContext();
+    const { cu } = emulated;
+    const large = hostWords(2 ** 18);
+    large.words.fill(5);
+    const memory = emulated.allocate(2 ** 20);
+    const { stream, release } = held(emulated, NON_BLOCKING);
+    emulated.ok(cu.cuMemcpyHtoDAsync_v2(memory, large.address, 2 ** 20, stream));
+    large.words.fill(6);
+    release();
+    emulated.ok(cu.cuStreamSynchronize(stream));
+    assert.equal(emulated.read(memory), 5);
+  });
+
+  test('behind a held piece of work there is room for 1,020 more', (t) => {
+    hurry(t);
+    const kinds: readonly ((
+      emulated: Emulated,
+      stream: CUstream,
+      memory: CUdeviceptr,
+    ) => number)[] = [
       ({ cu }, stream, memory) => cu.cuStreamWriteValue32_v2(stream, memory, 1, 0),
       ({ cu }, stream, memory) => cu.cuStreamWaitValue32_v2(stream, memory, 0, GEQ),
       ({ cu }, stream, memory) => cu.cuMemcpyDtoDAsync_v2(memory, at(memory, 64), 4, stream),
     ];
-  for (const queue of kinds) {
-    const emulated = Emulated.inContext();
-    const memory = emulated.allocate(128);
-    emulated.write(memory, 0);
-    const { stream, release } = held(emulated, NON_BLOCKING);
-    for (let n = 0; n < 1020; n += 1) emulated.ok(queue(emulated, stream, memory));
-    const expected = new RegExp(
-      `^Error: cu\\w+ has waited 2000 ms for the stream 0x${hex(stream)},`,
-    );
-    assert.throws(() => queue(emulated, stream, memory), expected);
-    // Other streams have room of their own, and other work takes none.
-    emulated.ok(queue(emulated, emulated.stream(NON_BLOCKING), memory));
-    emulated.ok(emulated.cu.cuEventRecord(emulated.event(), stream));
-    release();
-    emulated.ok(queue(emulated, stream, memory));
-    emulated.ok(emulated.cu.cuStreamSynchronize(stream));
-  }
+    for (const queue of kinds) {
+      const emulated = Emulated.inContext();
+      const memory = emulated.allocate(128);
+      emulated.write(memory, 0);
+      const { stream, release } = held(emulated, NON_BLOCKING);
+      for (let n = 0; n < 1020; n += 1) emulated.ok(queue(emulated, stream, memory));
+      const expected = new RegExp(
+        `^Error: cu\\w+ has waited 2000 ms for the stream 0x${hex(stream)},`,
+      );
+      assert.throws(() => queue(emulated, stream, memory), expected);
+      // Other streams have room of their own, and other work takes none.
+      emulated.ok(queue(emulated, emulated.stream(NON_BLOCKING), memory));
+      emulated.ok(emulated.cu.cuEventRecord(emulated.event(), stream));
+      release();
+      emulated.ok(queue(emulated, stream, memory));
+      emulated.ok(emulated.cu.cuStreamSynchronize(stream));
+    }
+  });
 });

@@ -1,59 +1,61 @@
 import assert from 'node:assert/strict';
 import { openSync } from 'node:fs';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { closeFd, createMemfd, libc, mapShared } from '../../../../ffi/linux/libc.ts';
 import { createSealedMemfd, isSealedMemfd, sealAgainstHoles } from '../../../../ffi/linux/memfd.ts';
 import { socketPair } from '../../../../ffi/linux/socket.ts';
 
-test('sealed memory keeps its size, and is told from all else', () => {
-  const fd = createSealedMemfd('sealed', 4096);
-  assert.equal(isSealedMemfd(fd, 4096), true);
-  assert.equal(isSealedMemfd(fd, 8192), false);
-  assert.ok(libc.ftruncate(fd, 0) < 0);
-  assert.ok(libc.ftruncate(fd, 8192) < 0);
-  const others = [createMemfd('plain', 4096), openSync('/dev/null', 'r'), ...socketPair()];
-  for (const other of others) assert.equal(isSealedMemfd(other, 4096), false);
-  for (const each of [fd, ...others]) closeFd(each);
-});
-
-const F_ADD_SEALS = 1033;
-const F_SEAL_SEAL = 1;
-const F_SEAL_FUTURE_WRITE = 0x10;
-const PUNCH_HOLE = 2 | 1;
-const MADV_REMOVE = 9;
-
-test('sealed against holes its memory stays the same, and the mappings that are there stay writable', () => {
-  const fd = createSealedMemfd('sealed', 4096);
-  const mapping = mapShared(fd, 4096);
-  const words = new Uint32Array(mapping.view());
-  words[0] = 7;
-  assert.equal(sealAgainstHoles(fd), true);
-  assert.equal(sealAgainstHoles(fd), true);
-  assert.ok(libc.fallocate(fd, PUNCH_HOLE, 0, 4096) < 0);
-  assert.ok(libc.madvise(mapping.address, 4096, MADV_REMOVE) < 0);
-  assert.throws(() => mapShared(fd, 4096), { name: 'SystemError', code: 'EPERM' });
-  assert.equal(words[0], 7);
-  words[0] = 8;
-  assert.equal(words[0], 8);
-  mapping.unmap();
-  closeFd(fd);
-});
-
-test('memory that may not be sealed is an error, and a kernel that has no such seal is told', () => {
-  const fd = createSealedMemfd('sealed', 4096);
-  assert.equal(libc.fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL), 0);
-  assert.throws(() => sealAgainstHoles(fd), { name: 'SystemError', code: 'EPERM' });
-  closeFd(fd);
-  // A kernel before 5.1 answers the same to a seal that it does not know.
-  const { fcntl } = libc;
-  Object.defineProperty(libc, 'fcntl', {
-    configurable: true,
-    enumerable: true,
-    value: (of: number, command: number, seals: number) =>
-      fcntl(of, command, seals === F_SEAL_FUTURE_WRITE ? 1 << 20 : seals),
+describe('createSealedMemfd', () => {
+  test('sealed memory keeps its size, and is distinguished from other files', () => {
+    const fd = createSealedMemfd('sealed', 4096);
+    assert.equal(isSealedMemfd(fd, 4096), true);
+    assert.equal(isSealedMemfd(fd, 8192), false);
+    assert.ok(libc.ftruncate(fd, 0) < 0);
+    assert.ok(libc.ftruncate(fd, 8192) < 0);
+    const others = [createMemfd('plain', 4096), openSync('/dev/null', 'r'), ...socketPair()];
+    for (const other of others) assert.equal(isSealedMemfd(other, 4096), false);
+    for (const each of [fd, ...others]) closeFd(each);
   });
-  const other = createSealedMemfd('sealed', 4096);
-  assert.equal(sealAgainstHoles(other), false);
-  Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value: fcntl });
-  closeFd(other);
+
+  const F_ADD_SEALS = 1033;
+  const F_SEAL_SEAL = 1;
+  const F_SEAL_FUTURE_WRITE = 0x10;
+  const PUNCH_HOLE = 2 | 1;
+  const MADV_REMOVE = 9;
+
+  test('sealed against holes its memory stays the same, and the mappings that are there stay writable', () => {
+    const fd = createSealedMemfd('sealed', 4096);
+    const mapping = mapShared(fd, 4096);
+    const words = new Uint32Array(mapping.view());
+    words[0] = 7;
+    assert.equal(sealAgainstHoles(fd), true);
+    assert.equal(sealAgainstHoles(fd), true);
+    assert.ok(libc.fallocate(fd, PUNCH_HOLE, 0, 4096) < 0);
+    assert.ok(libc.madvise(mapping.address, 4096, MADV_REMOVE) < 0);
+    assert.throws(() => mapShared(fd, 4096), { name: 'SystemError', code: 'EPERM' });
+    assert.equal(words[0], 7);
+    words[0] = 8;
+    assert.equal(words[0], 8);
+    mapping.unmap();
+    closeFd(fd);
+  });
+
+  test('memory that may not be sealed is an error, and a kernel without the seal is reported', () => {
+    const fd = createSealedMemfd('sealed', 4096);
+    assert.equal(libc.fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL), 0);
+    assert.throws(() => sealAgainstHoles(fd), { name: 'SystemError', code: 'EPERM' });
+    closeFd(fd);
+    // A kernel before 5.1 fails in the same way for a seal that it lacks.
+    const { fcntl } = libc;
+    Object.defineProperty(libc, 'fcntl', {
+      configurable: true,
+      enumerable: true,
+      value: (of: number, command: number, seals: number) =>
+        fcntl(of, command, seals === F_SEAL_FUTURE_WRITE ? 1 << 20 : seals),
+    });
+    const other = createSealedMemfd('sealed', 4096);
+    assert.equal(sealAgainstHoles(other), false);
+    Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value: fcntl });
+    closeFd(other);
+  });
 });

@@ -1,8 +1,7 @@
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import {
   bootId,
   isProcessAlive,
@@ -14,48 +13,51 @@ import {
   processUser,
 } from '../../../../ffi/linux/process.ts';
 import { until } from '../../../support/iterations.ts';
+import { startProcess } from '../../../support/program.ts';
 
-test('a process is known by its pid and its start, and not any more when it has ended', async () => {
-  const child = spawn('sleep', ['60'], { stdio: 'ignore' });
-  const pid = child.pid as number;
-  const started = processStartTime(pid);
-  assert.ok(started !== undefined && started >= (processStartTime('self') as number));
-  assert.equal(isProcessAlive(pid, started), true);
-  assert.equal(isProcessAlive(pid, started - 1), false);
-  const own = processStartTime('self') as number;
-  assert.equal(isProcessAlive(process.pid, own), true);
-  assert.equal(isProcessAlive(pid, started), true);
-  child.kill('SIGKILL');
-  await once(child, 'exit');
-  assert.equal(processStartTime(pid), undefined);
-  assert.equal(isProcessAlive(pid, started), false);
-  assert.equal(processUser(pid), undefined);
-  assert.equal(isProcessForeign(pid), false);
-});
-
-test('a process that has ended counts as such, also where nobody has waited for it', async () => {
-  // What it starts in the background ends at once, and the program that it becomes waits for none.
-  const parent = spawn('sh', ['-c', 'sleep 0 & echo $!; exec sleep 60'], {
-    stdio: ['ignore', 'pipe', 'ignore'],
-  });
-  try {
-    const [line] = await once(parent.stdout, 'data');
-    const pid = Number(line);
-    await until(() => readFileSync(`/proc/${pid}/stat`, 'latin1').includes(') Z '));
+describe('processStartTime and isProcessAlive', () => {
+  test('a process is identified by its pid and start time, until it has ended', async () => {
+    const child = startProcess('sleep', ['60']);
+    const pid = child.pid as number;
+    const started = processStartTime(pid);
+    assert.ok(started !== undefined && started >= (processStartTime('self') as number));
+    assert.equal(isProcessAlive(pid, started), true);
+    assert.equal(isProcessAlive(pid, started - 1), false);
+    const own = processStartTime('self') as number;
+    assert.equal(isProcessAlive(process.pid, own), true);
+    assert.equal(isProcessAlive(pid, started), true);
+    child.kill('SIGKILL');
+    await once(child, 'exit');
     assert.equal(processStartTime(pid), undefined);
-    assert.equal(processStartTimeOrThrow(pid), undefined);
-    assert.equal(isProcessAlive(pid, processStartTime('self') as number), false);
-    assert.equal(isProcessEnding(pid), true);
-  } finally {
-    parent.kill('SIGKILL');
-  }
-});
+    assert.equal(isProcessAlive(pid, started), false);
+    assert.equal(processUser(pid), undefined);
+    assert.equal(isProcessForeign(pid), false);
+  });
 
-test('this process, its user, its machine and its namespace have names', () => {
-  assert.equal(processStartTime('self'), processStartTime(process.pid));
-  assert.equal(processUser(process.pid), process.geteuid?.());
-  assert.equal(isProcessForeign(process.pid), false);
-  if (process.geteuid?.() !== 0) assert.equal(isProcessForeign(1), true);
-  assert.match(bootId(), /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/);
-  assert.ok(Number.isSafeInteger(pidNamespace()) && pidNamespace() > 0);
+  test('a process that has ended counts as such, also where nobody has waited for it', async () => {
+    // What it starts in the background ends at once, and the program that it becomes waits for none.
+    const parent = startProcess('sh', ['-c', 'sleep 0 & echo $!; exec sleep 60'], {
+      stdio: ['ignore', 'pipe', 'ignore'],
+    });
+    try {
+      const [line] = await once(parent.stdout, 'data');
+      const pid = Number(line);
+      await until(() => readFileSync(`/proc/${pid}/stat`, 'latin1').includes(') Z '));
+      assert.equal(processStartTime(pid), undefined);
+      assert.equal(processStartTimeOrThrow(pid), undefined);
+      assert.equal(isProcessAlive(pid, processStartTime('self') as number), false);
+      assert.equal(isProcessEnding(pid), true);
+    } finally {
+      parent.kill('SIGKILL');
+    }
+  });
+
+  test('this process, its user, its machine and its namespace have names', () => {
+    assert.equal(processStartTime('self'), processStartTime(process.pid));
+    assert.equal(processUser(process.pid), process.geteuid?.());
+    assert.equal(isProcessForeign(process.pid), false);
+    if (process.geteuid?.() !== 0) assert.equal(isProcessForeign(1), true);
+    assert.match(bootId(), /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/);
+    assert.ok(Number.isSafeInteger(pidNamespace()) && pidNamespace() > 0);
+  });
 });

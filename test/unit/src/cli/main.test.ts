@@ -46,7 +46,7 @@ describe('cuffi command', () => {
     assert.equal(code, 1);
     assert.match(
       stderr,
-      /^cuffi: what was chosen is no CUDA driver:\n {2}\/nowhere\/libcuda\.so\.1: /,
+      /^cuffi: the chosen library is not a CUDA driver:\n {2}\/nowhere\/libcuda\.so\.1: /,
     );
   });
 

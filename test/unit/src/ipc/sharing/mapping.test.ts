@@ -365,7 +365,7 @@ describe('MappingTable', () => {
     });
     assert.throws(() => openIpcBuffer(descriptor()), {
       name: 'IpcError',
-      message: /could not be opened: the driver answered with 1152921504606846976/,
+      message: /could not be opened: the driver returned 1152921504606846976/,
     });
     assert.equal(open.size, 0);
     selectDriver(driver);
