@@ -24,7 +24,7 @@ function isDeviceFd(fd: number): boolean {
  * Whether a descriptor can be memory of the driver. False for sockets, pipes, files and /dev/null.
  * Asks neither the driver nor a file system, which may be the sender's own.
  */
-export function mayBeMemory(fd: number): boolean {
+export function mayBeDriverMemory(fd: number): boolean {
   const name = driverName();
   try {
     if (name === 'emulated') return isEmulatedMemoryFd(fd);
@@ -53,13 +53,13 @@ const READ_ONLY_FLAG = constants.O_APPEND;
  *
  * @throws SystemError
  */
-export function markForReading(fd: number): void {
+export function markReadOnly(fd: number): void {
   const flags = succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_GETFL, 0), 'fcntl');
   succeeded(libc.fcntl(fd, F_SETFL, flags | READ_ONLY_FLAG), 'fcntl');
 }
 
 /**
- * Whether {@link markForReading} was called for the open file, in any process. @throws SystemError
+ * Whether {@link markReadOnly} was called for the open file, in any process. @throws SystemError
  */
-export const isForReading = (fd: number): boolean =>
+export const isMarkedReadOnly = (fd: number): boolean =>
   (succeeded(libc.fcntl(checkFd(fd, 'fcntl'), F_GETFL, 0), 'fcntl') & READ_ONLY_FLAG) !== 0;

@@ -94,7 +94,7 @@ const nvrtcLibrariesIn = (
  * Paths and names of libnvrtc to try: `CUFFI_NVRTC` alone if it is set, otherwise all that the loader
  * and the usual folders may have, newest first.
  */
-export function nvrtcPlaces(env: NodeJS.ProcessEnv = process.env): readonly string[] {
+export function nvrtcCandidates(env: NodeJS.ProcessEnv = process.env): readonly string[] {
   const chosen = env['CUFFI_NVRTC'];
   if (chosen) return [chosen];
   const found = [

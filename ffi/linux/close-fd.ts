@@ -37,7 +37,7 @@ export function closeOffThread(fd: number): void {
 }
 
 /** The number of descriptors whose close has not returned. */
-export function countDiscarded(): number {
+export function countPendingCloses(): number {
   advanceQueue();
   return closeQueue.length + closingThreads.length;
 }

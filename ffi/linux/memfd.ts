@@ -5,7 +5,7 @@ import { closeFd, errno, libc, SystemError, succeeded } from './libc.ts';
 
 /**
  * A memfd, close-on-exec, whose size is fixed. If it could shrink, a process that touches its mapping
- * would be killed. By default other processes may add seals: see {@link sealAgainstHoles}.
+ * would be killed. By default other processes may add seals: see {@link sealAgainstHolePunching}.
  *
  * @throws SystemError
  */
@@ -42,7 +42,7 @@ export function isSealedMemfd(fd: number, byteLength: number): boolean {
  *
  * @throws SystemError EPERM if the memfd allows no further seals or is read-only
  */
-export function sealAgainstHoles(fd: number): boolean {
+export function sealAgainstHolePunching(fd: number): boolean {
   if (libc.fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) === 0) return true;
   const number = errno();
   if (number === EINVAL) return false;

@@ -67,7 +67,7 @@ let lastChecked: { readonly pid: number; readonly startTime: number; pidfd?: num
  * message
  * would cost more than opening memory.
  */
-export function isStillAlive(pid: number, startTime: number): boolean {
+export function isProcessAliveCached(pid: number, startTime: number): boolean {
   const isKnown = lastChecked.pid === pid && lastChecked.startTime === startTime;
   if (isKnown && lastChecked.pidfd !== undefined && !hasEnded(lastChecked.pidfd)) return true;
   const isAlive = isProcessAlive(pid, startTime);

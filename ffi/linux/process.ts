@@ -80,7 +80,7 @@ export function processUser(pid: number): number | undefined {
 }
 
 /** Whether this process may not signal a process, because it runs as another user. */
-export const isProcessForeign = (pid: number): boolean => signalError(pid) === 'EPERM';
+export const isOtherUsersProcess = (pid: number): boolean => signalError(pid) === 'EPERM';
 
 /** The number of this process's pid namespace. 0 if it cannot be read. */
 export function pidNamespace(): number {

@@ -1,9 +1,9 @@
 /** The identity of this process, and what it can see of others. */
 import { readFileSync } from 'node:fs';
-import { isStillAlive } from '../../ffi/linux/pidfd.ts';
+import { isProcessAliveCached } from '../../ffi/linux/pidfd.ts';
 import {
   bootId,
-  isProcessForeign,
+  isOtherUsersProcess,
   pidNamespace,
   processStartTime,
   processUser,
@@ -35,9 +35,9 @@ export const localProcess = (): LocalProcess => {
     pidNamespace: pidNamespace(),
     user: process.geteuid?.() ?? 0,
     isWsl: isWsl(),
-    isAlive: isStillAlive,
+    isAlive: isProcessAliveCached,
     userOf: processUser,
-    isForeign: isProcessForeign,
+    isForeign: isOtherUsersProcess,
   };
   return cached;
 };

@@ -4,7 +4,7 @@ import { OUT0, OUT1, readInt32 } from '../../ffi/arena.ts';
 import { type Library, LibraryNotFoundError } from '../../ffi/library.ts';
 import { stringAt, withAddress } from '../../ffi/native.ts';
 import { loadBuiltins, type Nvrtc, openNvrtc } from '../../ffi/nvrtc.ts';
-import { headerFolders, loadedFile, nvrtcPlaces } from '../../ffi/nvrtc-places.ts';
+import { headerFolders, loadedFile, nvrtcCandidates } from '../../ffi/nvrtc-places.ts';
 import type { Address } from '../../ffi/types.ts';
 import { CompileError, CompilerNotFoundError } from '../errors.ts';
 
@@ -36,7 +36,7 @@ export function compilerInUse(): Compiler {
 }
 
 function open(): Compiler {
-  const places = nvrtcPlaces();
+  const places = nvrtcCandidates();
   try {
     const { path, nvrtc, errorString } = openNvrtc(places);
     const describe = (status: number): string => stringAt(errorString(status)) || `${status}`;

@@ -7,7 +7,7 @@ import {
   CU_MEM_LOCATION_TYPE_DEVICE,
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import { markForReading } from '../../ffi/fd-kind.ts';
+import { markReadOnly } from '../../ffi/fd-kind.ts';
 import type { CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
@@ -161,7 +161,7 @@ function exportChunk(context: Context, chunk: PhysicalChunk, access: Access): nu
   );
   const fd = addContextFd(context, readInt32(OUT0));
   try {
-    if (access === 'read') markForReading(fd);
+    if (access === 'read') markReadOnly(fd);
   } catch (error) {
     closeContextFd(context, fd);
     throw error;

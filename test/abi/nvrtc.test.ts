@@ -4,12 +4,12 @@ import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { test } from 'node:test';
 import { type NvrtcFunction, nvrtcRows } from '../../ffi/nvrtc.ts';
-import { nvrtcPlaces } from '../../ffi/nvrtc-places.ts';
+import { nvrtcCandidates } from '../../ffi/nvrtc-places.ts';
 import { parameters } from './facts.ts';
 import { noCompiler, openBuildFolder } from './toolchain.ts';
 
 /** The folder of the header that lies beside a libnvrtc, undefined where there is missing. */
-const folder = nvrtcPlaces()
+const folder = nvrtcCandidates()
   .filter((path) => path.includes('/'))
   .map((path) => join(dirname(dirname(path)), 'include'))
   .find((include) => existsSync(join(include, 'nvrtc.h')));

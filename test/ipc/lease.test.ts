@@ -5,7 +5,7 @@ import { afterEach, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { isDeepStrictEqual } from 'node:util';
 import { recordCalls } from '../../ffi/driver.ts';
-import { isStillAlive } from '../../ffi/linux/pidfd.ts';
+import { isProcessAliveCached } from '../../ffi/linux/pidfd.ts';
 import {
   Context,
   DeviceArray,
@@ -358,7 +358,7 @@ test(
       await kill(child);
       await after?.();
       // A process keeps a descriptor of the one that it asked for last.
-      isStillAlive(child.pid, 0);
+      isProcessAliveCached(child.pid, 0);
     };
     // What is made once a process is there after the first of a kind.
     for (const kind of kinds) await run('in use', kind);

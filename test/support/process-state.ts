@@ -5,7 +5,7 @@ import { setTimeout as delay, setImmediate as turn } from 'node:timers/promises'
 import { isDeepStrictEqual } from 'node:util';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
-import { countDiscarded } from '../../ffi/linux/close-fd.ts';
+import { countPendingCloses } from '../../ffi/linux/close-fd.ts';
 import { libc } from '../../ffi/linux/libc.ts';
 import { Context } from '../../src/context.ts';
 import { onHardware } from './driver.ts';
@@ -82,7 +82,7 @@ const MAX_TRIES = 2000;
 /** Blocks until what is discarded is closed, unless that takes for ever. */
 export function discardsDone(): void {
   const word = new Int32Array(new SharedArrayBuffer(4));
-  for (let tries = 0; countDiscarded() > 0 && tries < MAX_TRIES; tries++)
+  for (let tries = 0; countPendingCloses() > 0 && tries < MAX_TRIES; tries++)
     Atomics.wait(word, 0, 0, 1);
 }
 

@@ -3,7 +3,7 @@
  * memory, and there its importer chooses the access. So read-only memory is shared as virtual
  * memory or not at all, and an importer does not rely on the descriptor alone.
  */
-import { isForReading } from '../../../ffi/fd-kind.ts';
+import { isMarkedReadOnly } from '../../../ffi/fd-kind.ts';
 import { IpcError } from '../../errors.ts';
 import type { Access } from '../../memory/buffer.ts';
 import type { IpcDescriptor, IpcKind, IpcMemoryDescriptor } from '../descriptor.ts';
@@ -58,5 +58,5 @@ export function effectiveAccess(
 ): Access {
   if (requested === 'read') return 'read';
   if (descriptor.kind !== 'event' && descriptor.access === 'read') return 'read';
-  return descriptor.kind === 'virtual' && fds.some(isForReading) ? 'read' : 'read-write';
+  return descriptor.kind === 'virtual' && fds.some(isMarkedReadOnly) ? 'read' : 'read-write';
 }

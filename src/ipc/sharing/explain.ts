@@ -1,4 +1,4 @@
-import { mayBeMemory } from '../../../ffi/fd-kind.ts';
+import { mayBeDriverMemory } from '../../../ffi/fd-kind.ts';
 import { Context } from '../../context.ts';
 import { Device, devices } from '../../device.ts';
 import { type IpcCause, IpcError } from '../../errors.ts';
@@ -286,7 +286,7 @@ function fdBlocker(
   const expected =
     descriptor.kind === 'pool' ? 1 : descriptor.kind === 'virtual' ? descriptor.pieces.length : 0;
   const isComplete = numbers.length === expected;
-  if (expected === 0 || (isComplete && numbers.every(mayBeMemory))) return undefined;
+  if (expected === 0 || (isComplete && numbers.every(mayBeDriverMemory))) return undefined;
   const what = descriptor.kind === 'pool' ? 'a pool' : 'virtual memory';
   return {
     code: 'no-file-descriptor',

@@ -6,7 +6,11 @@ import {
 import { cu } from '../../../ffi/driver.ts';
 import { discardFd } from '../../../ffi/linux/close-fd.ts';
 import { closeFd, type Mapping, mapShared, SystemError } from '../../../ffi/linux/libc.ts';
-import { createSealedMemfd, isSealedMemfd, sealAgainstHoles } from '../../../ffi/linux/memfd.ts';
+import {
+  createSealedMemfd,
+  isSealedMemfd,
+  sealAgainstHolePunching,
+} from '../../../ffi/linux/memfd.ts';
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
@@ -81,7 +85,7 @@ export class TimelinePage {
   static #acceptSealed(fd: number): TimelinePage {
     const page = new TimelinePage(fd, false);
     try {
-      page.#isMemoryFixed = sealAgainstHoles(fd);
+      page.#isMemoryFixed = sealAgainstHolePunching(fd);
       return page;
     } catch (error) {
       page.close();

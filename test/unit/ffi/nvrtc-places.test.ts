@@ -3,7 +3,7 @@ import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { after, describe, test } from 'node:test';
-import { headerFolders, nvrtcPlaces } from '../../../ffi/nvrtc-places.ts';
+import { headerFolders, nvrtcCandidates } from '../../../ffi/nvrtc-places.ts';
 
 const folder = mkdtempSync(join(tmpdir(), 'cuffi-nvrtc-'));
 after(() => rmSync(folder, { recursive: true }));
@@ -17,11 +17,11 @@ function file(...names: string[]): string {
 
 /** What is found in the places of a test: this machine's own are left aside. */
 const found = (env: NodeJS.ProcessEnv): string[] =>
-  nvrtcPlaces(env).filter((path) => path.startsWith(folder));
+  nvrtcCandidates(env).filter((path) => path.startsWith(folder));
 
 describe('nvrtcPlaces and headerFolders', () => {
   test('CUFFI_NVRTC is the only place where it is set', () => {
-    assert.deepEqual(nvrtcPlaces({ CUFFI_NVRTC: '/a/libnvrtc.so', CUDA_HOME: '/b' }), [
+    assert.deepEqual(nvrtcCandidates({ CUFFI_NVRTC: '/a/libnvrtc.so', CUDA_HOME: '/b' }), [
       '/a/libnvrtc.so',
     ]);
   });
@@ -44,7 +44,7 @@ describe('nvrtcPlaces and headerFolders', () => {
     assert.deepEqual(places.slice(0, 2), [pip, conda]);
     assert.deepEqual(places.slice(2, 4).sort(), [link, real].sort());
     assert.deepEqual(places.slice(4), [older]);
-    assert.ok(nvrtcPlaces(env).indexOf('libnvrtc.so.13') < nvrtcPlaces(env).indexOf(conda));
+    assert.ok(nvrtcCandidates(env).indexOf('libnvrtc.so.13') < nvrtcCandidates(env).indexOf(conda));
   });
 
   test('the python3 of PATH says where packages are, through its link too', () => {

@@ -4,7 +4,7 @@ import { openSync } from 'node:fs';
 import { describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
-import { countDiscarded, discardFd, discardFds } from '../../../../ffi/linux/close-fd.ts';
+import { countPendingCloses, discardFd, discardFds } from '../../../../ffi/linux/close-fd.ts';
 import { closeFd, createMemfd, isOpenFd } from '../../../../ffi/linux/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../ffi/linux/message.ts';
 import {
@@ -45,7 +45,7 @@ describe('discardFd', () => {
     const fds = [createMemfd('plain', 4096), openSync('/dev/null', 'r')];
     discardFds(fds);
     assert.deepEqual(fds.map(isOpenFd), [false, false]);
-    assert.equal(countDiscarded(), 0);
+    assert.equal(countPendingCloses(), 0);
   });
 
   test('all else is closed too, each once, and what is not open is an error', () => {
@@ -69,9 +69,9 @@ describe('discardFd', () => {
     discardFds(others);
     // Their numbers are free, and both closes wait still.
     await until(() => [...waiting.map(({ fd }) => fd), ...others].every((fd) => !isOpenFd(fd)));
-    await until(() => countDiscarded() === 2);
+    await until(() => countPendingCloses() === 2);
     for (const { release } of waiting) await release();
-    await until(() => countDiscarded() === 0);
+    await until(() => countPendingCloses() === 0);
     assert.equal(openDescriptors(), before);
   });
 
@@ -95,7 +95,7 @@ describe('discardFd', () => {
     closeSocket(near);
     assert.equal(isOpenFd(near), false);
     assert.throws(() => sendMessage(far, Uint8Array.of(1)), { code: 'EPIPE' });
-    await until(() => countDiscarded() === 1);
+    await until(() => countPendingCloses() === 1);
     await release();
     closeFd(far);
     assert.equal(openDescriptors(), before);
@@ -139,7 +139,7 @@ describe('discardFd', () => {
     assert.equal(acceptSocket(next), undefined);
     closeListener(next);
     assert.throws(() => sendMessage(client, Uint8Array.of(1)), { code: 'EPIPE' });
-    await until(() => countDiscarded() === 1);
+    await until(() => countPendingCloses() === 1);
     await release();
     closeSocket(client);
     assert.equal(openDescriptors(), before);

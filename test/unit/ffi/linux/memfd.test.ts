@@ -2,7 +2,11 @@ import assert from 'node:assert/strict';
 import { openSync } from 'node:fs';
 import { describe, test } from 'node:test';
 import { closeFd, createMemfd, libc, mapShared } from '../../../../ffi/linux/libc.ts';
-import { createSealedMemfd, isSealedMemfd, sealAgainstHoles } from '../../../../ffi/linux/memfd.ts';
+import {
+  createSealedMemfd,
+  isSealedMemfd,
+  sealAgainstHolePunching,
+} from '../../../../ffi/linux/memfd.ts';
 import { socketPair } from '../../../../ffi/linux/socket.ts';
 
 describe('createSealedMemfd', () => {
@@ -28,8 +32,8 @@ describe('createSealedMemfd', () => {
     const mapping = mapShared(fd, 4096);
     const words = new Uint32Array(mapping.view());
     words[0] = 7;
-    assert.equal(sealAgainstHoles(fd), true);
-    assert.equal(sealAgainstHoles(fd), true);
+    assert.equal(sealAgainstHolePunching(fd), true);
+    assert.equal(sealAgainstHolePunching(fd), true);
     assert.ok(libc.fallocate(fd, PUNCH_HOLE, 0, 4096) < 0);
     assert.ok(libc.madvise(mapping.address, 4096, MADV_REMOVE) < 0);
     assert.throws(() => mapShared(fd, 4096), { name: 'SystemError', code: 'EPERM' });
@@ -43,7 +47,7 @@ describe('createSealedMemfd', () => {
   test('memory that may not be sealed is an error, and a kernel without the seal is reported', () => {
     const fd = createSealedMemfd('sealed', 4096);
     assert.equal(libc.fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL), 0);
-    assert.throws(() => sealAgainstHoles(fd), { name: 'SystemError', code: 'EPERM' });
+    assert.throws(() => sealAgainstHolePunching(fd), { name: 'SystemError', code: 'EPERM' });
     closeFd(fd);
     // A kernel before 5.1 fails in the same way for a seal that it lacks.
     const { fcntl } = libc;
@@ -54,7 +58,7 @@ describe('createSealedMemfd', () => {
         fcntl(of, command, seals === F_SEAL_FUTURE_WRITE ? 1 << 20 : seals),
     });
     const other = createSealedMemfd('sealed', 4096);
-    assert.equal(sealAgainstHoles(other), false);
+    assert.equal(sealAgainstHolePunching(other), false);
     Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value: fcntl });
     closeFd(other);
   });

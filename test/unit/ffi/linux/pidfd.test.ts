@@ -4,7 +4,7 @@ import fs from 'node:fs';
 import { syncBuiltinESMExports } from 'node:module';
 import { describe, test } from 'node:test';
 import { closeFd } from '../../../../ffi/linux/libc.ts';
-import { isStillAlive, peerPidfd, pidfdOf } from '../../../../ffi/linux/pidfd.ts';
+import { isProcessAliveCached, peerPidfd, pidfdOf } from '../../../../ffi/linux/pidfd.ts';
 import { readable } from '../../../../ffi/linux/poll.ts';
 import { isProcessEnding, processStartTime } from '../../../../ffi/linux/process.ts';
 import { socketPair } from '../../../../ffi/linux/socket.ts';
@@ -73,11 +73,11 @@ describe('pidfdOf and peerPidfd', () => {
     assert.equal(openDescriptors(), before);
     // One that is asked for often is kept by its descriptor: only by its own.
     withStartTimes(pid, [100, 100, 100, 100, 101], () => {
-      assert.equal(isStillAlive(pid, 100), true);
-      assert.equal(isStillAlive(pid, 100), true);
+      assert.equal(isProcessAliveCached(pid, 100), true);
+      assert.equal(isProcessAliveCached(pid, 100), true);
     });
     assert.equal(openDescriptors(), before);
-    withStartTimes(pid, [101], () => assert.equal(isStillAlive(pid, 100), false));
+    withStartTimes(pid, [101], () => assert.equal(isProcessAliveCached(pid, 100), false));
   });
 
   test('a process that is asked for again and again is alive until it has ended', async () => {
@@ -85,16 +85,16 @@ describe('pidfdOf and peerPidfd', () => {
     const pid = child.pid as number;
     const started = processStartTime(pid) as number;
     for (let time = 0; time < 3; time++) {
-      assert.equal(isStillAlive(pid, started), true);
-      assert.equal(isStillAlive(pid, started), true);
-      assert.equal(isStillAlive(pid, started - 1), false, 'an earlier one of its number');
-      assert.equal(isStillAlive(process.pid, processStartTime('self') as number), true);
+      assert.equal(isProcessAliveCached(pid, started), true);
+      assert.equal(isProcessAliveCached(pid, started), true);
+      assert.equal(isProcessAliveCached(pid, started - 1), false, 'an earlier one of its number');
+      assert.equal(isProcessAliveCached(process.pid, processStartTime('self') as number), true);
     }
-    for (let time = 0; time < 3; time++) assert.equal(isStillAlive(pid, started), true);
+    for (let time = 0; time < 3; time++) assert.equal(isProcessAliveCached(pid, started), true);
     child.kill('SIGKILL');
     await once(child, 'exit');
-    assert.equal(isStillAlive(pid, started), false);
-    assert.equal(isStillAlive(pid, started), false);
+    assert.equal(isProcessAliveCached(pid, started), false);
+    assert.equal(isProcessAliveCached(pid, started), false);
   });
 
   test('the process at the other end of a socket has one', () => {

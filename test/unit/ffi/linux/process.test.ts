@@ -4,9 +4,9 @@ import { readFileSync } from 'node:fs';
 import { describe, test } from 'node:test';
 import {
   bootId,
+  isOtherUsersProcess,
   isProcessAlive,
   isProcessEnding,
-  isProcessForeign,
   pidNamespace,
   processStartTime,
   processStartTimeOrThrow,
@@ -31,7 +31,7 @@ describe('processStartTime and isProcessAlive', () => {
     assert.equal(processStartTime(pid), undefined);
     assert.equal(isProcessAlive(pid, started), false);
     assert.equal(processUser(pid), undefined);
-    assert.equal(isProcessForeign(pid), false);
+    assert.equal(isOtherUsersProcess(pid), false);
   });
 
   test('a process that has ended counts as such, also where nobody has waited for it', async () => {
@@ -55,8 +55,8 @@ describe('processStartTime and isProcessAlive', () => {
   test('this process, its user, its machine and its namespace have names', () => {
     assert.equal(processStartTime('self'), processStartTime(process.pid));
     assert.equal(processUser(process.pid), process.geteuid?.());
-    assert.equal(isProcessForeign(process.pid), false);
-    if (process.geteuid?.() !== 0) assert.equal(isProcessForeign(1), true);
+    assert.equal(isOtherUsersProcess(process.pid), false);
+    if (process.geteuid?.() !== 0) assert.equal(isOtherUsersProcess(1), true);
     assert.match(bootId(), /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/);
     assert.ok(Number.isSafeInteger(pidNamespace()) && pidNamespace() > 0);
   });

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
 import fc from 'fast-check';
 import { recordCalls } from '../../../../../ffi/driver.ts';
-import { countDiscarded } from '../../../../../ffi/linux/close-fd.ts';
+import { countPendingCloses } from '../../../../../ffi/linux/close-fd.ts';
 import { closeFd, createMemfd, mapShared } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { sendMessage } from '../../../../../ffi/linux/message.ts';
@@ -503,8 +503,8 @@ test('what comes unasked is closed without waiting, however long its close takes
   other.send(Uint8Array.of(Tag.null), {}, [fd]);
   closeFd(fd);
   await assert.rejects(other.peer.receive(), ipcError(/1 file descriptors with a value/));
-  for (let turn = 0; turn < 100 && countDiscarded() === 0; turn++) await nextLoopIteration();
-  assert.equal(countDiscarded(), 1);
+  for (let turn = 0; turn < 100 && countPendingCloses() === 0; turn++) await nextLoopIteration();
+  assert.equal(countPendingCloses(), 1);
   await release();
 });
 
