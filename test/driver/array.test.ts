@@ -340,7 +340,7 @@ describe('DeviceArray', () => {
     assert.deepEqual([empty.shape, empty.copyToHostSync().length], [[0], 0]);
   });
 
-  test('shapes, dtypes and options that are none are refused before anything is allocated', async () => {
+  test('invalid shapes, dtypes and options are refused before anything is allocated', async () => {
     assert.throws(
       () => deviceArray(1.23),
       /^RangeError: shape must be an integer of at least 0, not 1\.23$/,

@@ -101,7 +101,7 @@ describe('DeviceBuffer', () => {
     );
   });
 
-  test('fills elements of 1, 2 and 4 bytes', async () => {
+  test('fill sets elements of 1, 2 and 4 bytes', async () => {
     using buffer = DeviceBuffer.allocate(8);
     buffer.fill(0xab);
     assert.deepEqual(new Set(await buffer.copyToHost()), new Set([0xab]));
@@ -123,7 +123,7 @@ describe('DeviceBuffer', () => {
     assert.throws(() => buffer.subarray(0, 3).fill(1, { elementByteLength: 2 }), /aligned/);
   });
 
-  test('copies on the device, queued', async () => {
+  test('a copy on the device is queued', async () => {
     using stream = Stream.create();
     using source = DeviceBuffer.allocate(1000);
     using target = DeviceBuffer.allocate(2000);
@@ -164,7 +164,7 @@ describe('DeviceBuffer', () => {
     assert.equal(bytesCopied(recorder.calls), 0);
   });
 
-  test('sizes that are none are refused before the driver is asked', () => {
+  test('invalid sizes are refused before the driver is asked', () => {
     const recorder = recordCalls();
     for (const size of [0, -1, 1.5, Number.NaN, Number.POSITIVE_INFINITY, 2 ** 53])
       assert.throws(
@@ -182,7 +182,7 @@ describe('DeviceBuffer', () => {
     assert.deepEqual(recorder.calls, []);
   });
 
-  test('more than the device has is refused with what was asked and what is free', () => {
+  test('an allocation larger than the device is refused, and the error gives both sizes', () => {
     assert.throws(() => DeviceBuffer.allocate(2 ** 46), {
       name: 'CudaError',
       code: 'CUDA_ERROR_OUT_OF_MEMORY',
@@ -190,7 +190,7 @@ describe('DeviceBuffer', () => {
     });
   });
 
-  test('may be closed twice, refuses to be used after, and closes its views', async () => {
+  test('a buffer may be closed twice, refuses use afterwards, and closes its views', async () => {
     const buffer = DeviceBuffer.allocate(64);
     const view = buffer.subarray(0, 8);
     view.subarray(0, 4).close();

@@ -45,7 +45,7 @@ describe('countEqualBytes', () => {
     assert.equal(await countEqualBytes(a.subarray(0, 0), b.subarray(1, 1)), 0);
   });
 
-  test('nothing that comparing needed is left, however it ends', async () => {
+  test('a comparison releases everything it needed, however it ends', async () => {
     using a = DeviceBuffer.allocate(1000);
     using b = DeviceBuffer.allocate(1000);
     for (const buffer of [a, b]) buffer.fill(1);
@@ -69,7 +69,7 @@ describe('countEqualBytes', () => {
     await stream.synchronize();
   });
 
-  test('they are counted behind the work of the stream', async () => {
+  test('bytes are counted after the earlier work of the stream', async () => {
     using a = DeviceBuffer.allocate(1000);
     using b = DeviceBuffer.allocate(1000);
     for (const buffer of [a, b]) buffer.fill(1);

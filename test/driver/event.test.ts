@@ -30,7 +30,7 @@ describe('CudaEvent', () => {
     assert.ok(elapsedMs >= 0 && elapsedMs < 10_000);
   });
 
-  test('a time that cannot be is refused in words', () => {
+  test('an impossible time measurement is refused with an explanation', () => {
     using timed = CudaEvent.create();
     using untimed = CudaEvent.create({ timing: false });
     using shared = CudaEvent.create({ interprocess: true });
@@ -44,7 +44,7 @@ describe('CudaEvent', () => {
     assert.throws(() => CudaEvent.create({ timing: true, interprocess: true }), TypeError);
   });
 
-  test('records in the legacy default stream without a stream', () => {
+  test('an event is recorded in the legacy default stream if no stream is given', () => {
     using event = CudaEvent.create({ blockingSync: true });
     using buffer = DeviceBuffer.allocate(64);
     buffer.fill(1);
@@ -53,7 +53,7 @@ describe('CudaEvent', () => {
     assert.equal(event.done, true);
   });
 
-  test('may be closed twice, and refuses to be used after', () => {
+  test('an event may be closed twice, and refuses use afterwards', () => {
     const event = CudaEvent.create();
     event.close();
     event.close();

@@ -277,7 +277,7 @@ describe('interchange of arrays', () => {
     }
   });
 
-  test('whoever keeps the dictionary, the tensor or a view keeps the memory', async () => {
+  test('a reference to the dictionary, the tensor or a view keeps the memory alive', async () => {
     const buffers: WeakRef<DeviceBuffer>[] = [];
     const give = <T>(way: (array: DeviceArray) => T): T => {
       const array = counted(4);

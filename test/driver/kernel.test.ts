@@ -142,7 +142,7 @@ describe('Kernel', () => {
     ]);
   });
 
-  test('refuses arguments that do not fit, before the driver is asked', async () => {
+  test('a launch refuses arguments that do not fit, before any driver call', async () => {
     using module = loadKernels();
     const saxpy = module.kernel('saxpy', SAXPY);
     const shape = { grid: 1, block: 1 };
@@ -201,7 +201,7 @@ describe('Kernel', () => {
     assert.deepEqual(collect.params[13], { bytes: 8 });
   });
 
-  test('refuses parameters that the kernel does not have', {
+  test('a launch refuses parameters that the kernel does not have', {
     skip: !tells && 'this driver does not tell the parameters of kernels',
   }, () => {
     using module = loadKernels();
@@ -212,7 +212,7 @@ describe('Kernel', () => {
     );
   });
 
-  test('refuses shapes that the device or the kernel cannot have, with the numbers of both', () => {
+  test('a launch refuses shapes that the device or the kernel cannot have, with the numbers of both', () => {
     using module = loadKernels();
     const narrow = module.kernel('narrow', ['pointer']);
     const touch = module.kernel('touch_shared', ['pointer', 'uint32']);
@@ -398,7 +398,7 @@ describe('Kernel', () => {
       assert.equal(signal, null, stderr);
       const { current, reset, ...attempts } = JSON.parse(stdout) as Record<string, unknown>;
       assert.deepEqual({ current, reset }, { current: true, reset: { threw: false } });
-      // The driver's own trap is told as 719 or as 715, an illegal instruction.
+      // The driver's own trap returns 719 or 715, an illegal instruction.
       const told = (attempts['wait'] as { readonly status: number }).status;
       assert.ok(told === status || (name === 'trap' && told === 715), `${told}`);
       const expected = { isCuda: true, status: told, sticky: true, saysWhatToDo: true };

@@ -40,7 +40,7 @@ const BETWEEN_FLUSHES = 50;
 
 /** A kind of memory. */
 interface Kind {
-  /** Why it is not to be had here. */
+  /** Why this kind is unavailable here. */
   readonly skip?: string | false;
   /** Allocates, uses and frees. */
   readonly cycle: (round: number) => void;

@@ -45,7 +45,7 @@ describe('ManagedMemory', () => {
     assert.equal(words[77], 0x0909_0909);
   });
 
-  test('is prefetched and advised about, whole and in part', shared, async () => {
+  test('managed memory takes prefetches and advice, whole and in part', shared, async () => {
     const memory = ManagedMemory.create();
     const { device } = memory.context;
     using stream = Stream.create();
@@ -77,7 +77,7 @@ describe('ManagedMemory', () => {
     assert.ok(!recorder.calls.some(({ name }) => name === 'cuMemAllocManaged'));
   });
 
-  test('what was looked at is freed when its view was collected', shared, async () => {
+  test('viewed memory is freed when its view has been collected', shared, async () => {
     const allocate = (): { readonly address: CUdeviceptr; view: Uint8Array | undefined } => {
       using buffer = ManagedMemory.create().allocate(2 * MIB);
       return { address: buffer.address, view: new Uint8Array(buffer.buffer).fill(4) };
@@ -90,7 +90,7 @@ describe('ManagedMemory', () => {
     assert.ok(await collectUntil(() => !isKnown(left.address)));
   });
 
-  test('what nobody looked at is freed at once', managed, () => {
+  test('memory without a view is freed at once', managed, () => {
     const buffer = ManagedMemory.create().allocate(2 * MIB);
     const { address } = buffer;
     assert.equal(isKnown(address), true);

@@ -124,7 +124,7 @@ const isLocked = (address: Address): boolean =>
   context.run(() => cu.cuMemHostGetFlags(OUT0, address)) === 0;
 
 describe('the memory manager', () => {
-  test('is initialised once for its context, and cannot be changed any more', () => {
+  test('a manager is initialised once for its context, and cannot be replaced afterwards', () => {
     assert.deepEqual(manager.calls, ['initialize']);
     assert.equal(manager.context, context);
     assert.throws(() => setMemoryManager(DriverMemoryManager), {
@@ -168,7 +168,7 @@ describe('the memory manager', () => {
     assert.equal(manager.allocations.size, 0);
   });
 
-  test('memhostalloc serves pinned and mapped memory, and is told of which kind', async () => {
+  test('memhostalloc serves pinned and mapped memory, and receives the kind', async () => {
     const options = { mapped: false, portable: true, writeCombined: false };
     const calls = callsOf(() => {
       using pinned = PinnedBuffer.allocate(5000);
@@ -216,7 +216,7 @@ describe('the memory manager', () => {
     assert.equal(manager.allocations.size, 1);
   });
 
-  test('getMemoryInfo answers context.memoryInfo()', () => {
+  test('getMemoryInfo serves context.memoryInfo()', () => {
     manager.info = { free: 32, total: 64 };
     assert.deepEqual(context.memoryInfo(), { free: 32, total: 64 });
     manager.info = undefined;

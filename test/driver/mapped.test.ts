@@ -25,7 +25,7 @@ describe('MappedMemory', () => {
     });
   }
 
-  test('is copied to and from device memory', async () => {
+  test('mapped memory is copied to and from device memory', async () => {
     const memory = MappedMemory.create();
     using buffer = memory.allocate(4096);
     using onDevice = DeviceBuffer.allocate(4096);
@@ -38,13 +38,13 @@ describe('MappedMemory', () => {
     assert.deepEqual(new Set(new Uint8Array(buffer.buffer)), new Set([6]));
   });
 
-  test('comes from DeviceBuffer.allocate too, and is zeroed', () => {
+  test('DeviceBuffer.allocate returns zeroed mapped memory too', () => {
     using buffer = DeviceBuffer.allocate(100, { memory: MappedMemory.create() });
     assert.ok(buffer instanceof HostVisibleBuffer);
     assert.deepEqual(new Set(new Uint8Array(buffer.buffer)), new Set([0]));
   });
 
-  test('may be closed twice, refuses to be used after, and a kept view reads zeros', () => {
+  test('mapped memory may be closed twice, refuses use afterwards, and a kept view reads zeros', () => {
     const buffer = MappedMemory.create().allocate(4096);
     const kept = new Uint8Array(buffer.buffer).fill(1);
     buffer.close();

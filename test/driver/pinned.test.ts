@@ -16,7 +16,7 @@ const isLocked = (address: Address): boolean =>
   Context.primary().run(() => cu.cuMemHostGetFlags(OUT0, address)) === 0;
 
 describe('PinnedBuffer', () => {
-  test('is zeroed, page-locked, and one ArrayBuffer of the size that was asked for', () => {
+  test('a pinned buffer is zeroed, page-locked, and one ArrayBuffer of the requested size', () => {
     using pinned = PinnedBuffer.allocate(100_000);
     assert.equal(pinned.byteLength, 100_000);
     assert.equal(pinned.buffer.byteLength, 100_000);
@@ -96,7 +96,7 @@ describe('PinnedBuffer', () => {
     );
   });
 
-  test('may be closed twice, refuses to be used after, and a kept view reads zeros', () => {
+  test('a pinned buffer may be closed twice, refuses use afterwards, and a kept view reads zeros', () => {
     const pinned = PinnedBuffer.allocate(1 << 20);
     const { address } = pinned;
     const kept = new Uint8Array(pinned.buffer).fill(5);

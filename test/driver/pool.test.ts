@@ -45,7 +45,7 @@ describe('MemoryPool', () => {
     await context.synchronize();
   });
 
-  test('tells what is used and reserved, now and at most, and gives back what it keeps', {
+  test('a pool reports used and reserved bytes with their peaks, and releases unused memory', {
     skip,
   }, () => {
     const context = Context.primary();
@@ -66,7 +66,7 @@ describe('MemoryPool', () => {
     assert.deepEqual([pool.usedHigh, pool.reservedHigh], [0, 0]);
   });
 
-  test('keeps what is not used, unless it is told to give it back', { skip }, () => {
+  test('a pool keeps unused memory until trimmed', { skip }, () => {
     const context = Context.primary();
     const cases = [
       { options: {}, kept: true },
@@ -80,7 +80,7 @@ describe('MemoryPool', () => {
     }
   });
 
-  test('its release threshold and its ways of reuse are what they were set to', { skip }, () => {
+  test('a pool has the release threshold and reuse policies that were set', { skip }, () => {
     using pool = MemoryPool.create({
       maxSize: 64 * MIB,
       releaseThreshold: MIB,
@@ -120,7 +120,7 @@ describe('MemoryPool', () => {
     pool.allocate(64 * MIB).close();
   });
 
-  test('refuses to be closed while buffers are open, and closes them when told to', {
+  test('a pool refuses to close while buffers are open, unless it should close them too', {
     skip,
   }, () => {
     const pool = MemoryPool.create({ maxSize: 64 * MIB });
@@ -164,7 +164,7 @@ describe('MemoryPool', () => {
     assert.equal(pool.used, 0);
   });
 
-  test('is freed in another stream where close names one, and not in a closed one', {
+  test('a buffer is freed in the stream that close names, but not in a closed stream', {
     skip,
   }, async () => {
     using pool = MemoryPool.create({ maxSize: 64 * MIB });
@@ -226,7 +226,9 @@ describe('MemoryPool', () => {
     again.close();
   });
 
-  test('its own device always has access, and legacy IPC does not share it', { skip }, () => {
+  test('the device of a pool always has access, and legacy IPC does not share the pool', {
+    skip,
+  }, () => {
     using pool = MemoryPool.create({ maxSize: 64 * MIB });
     assert.equal(pool.access(0), 'read-write');
     assert.throws(() => pool.setAccess(0, 'none'), /^RangeError: the pool is on/);

@@ -113,7 +113,7 @@ describe('Stream', () => {
     assert.equal(stream.done, true);
   });
 
-  test('may be closed twice, and refuses to be used after', () => {
+  test('a stream may be closed twice, and refuses use afterwards', () => {
     const stream = Stream.create();
     stream.close();
     stream.close();
@@ -139,7 +139,7 @@ describe('Stream', () => {
     latch[Symbol.dispose]();
   });
 
-  test('wrong options are refused in words', () => {
+  test('invalid options are refused with an explanation', () => {
     assert.throws(
       () => Stream.create({ prio: 1 } as never),
       /unknown option 'prio'; known: context/,

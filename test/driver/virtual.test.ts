@@ -10,7 +10,7 @@ const skip = VirtualMemory.supported(Device.get())
   : 'the device has no virtual memory management';
 
 describe('VirtualMemory', () => {
-  test('grows in place: the address and what is there stay', { skip }, async () => {
+  test('virtual memory grows in place, and keeps its address and contents', { skip }, async () => {
     using memory = VirtualMemory.reserve(64 * MIB);
     const { address, granularity } = memory;
     assert.equal(memory.reservedByteLength, Math.ceil((64 * MIB) / granularity) * granularity);

@@ -81,12 +81,16 @@ describe('processes of several containers', () => {
     assert.equal(explain(descriptor).code, 'unverified');
   });
 
-  test('a kill of a process whose pid is not known here is told as one', options, async () => {
-    for (let time = 0; time < 3; time++)
-      assert.equal(await seenEnd('hold'), 'PeerGoneError PeerGoneError');
-  });
+  test(
+    'the killing of a process whose pid is unknown here is reported as a kill',
+    options,
+    async () => {
+      for (let time = 0; time < 3; time++)
+        assert.equal(await seenEnd('hold'), 'PeerGoneError PeerGoneError');
+    },
+  );
 
-  test('one that closes its socket without a word, and lives on, has closed', options, async () => {
+  test('a process that closes its socket silently, and lives on, has closed', options, async () => {
     assert.equal(await seenEnd('sever'), 'ClosedError ClosedError');
   });
 });

@@ -13,7 +13,7 @@ import type { Step } from './fixtures/counters.ts';
 
 const timeout = 60_000;
 
-/** Lends a buffer to a hostile process, and answers what that is told. */
+/** Sends a buffer to a hostile process, and returns what that process receives. */
 async function lendTo(
   t: TestContext,
   stream: Stream,

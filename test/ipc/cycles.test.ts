@@ -107,7 +107,7 @@ describe('opening and closing many times', () => {
     const states = async () => {
       await context.flush();
       await leases.drain({ timeoutMs: 10_000 });
-      // What is told of the last pool comes before what is asked then.
+      // News of the last pool arrives before the next request.
       assert.equal(await ask(child, { do: 'drop' }), 'dropped');
       return [processState(), await ask(child, { do: 'state' })];
     };

@@ -20,7 +20,7 @@ import type { Opening, Outcome } from './fixtures/opener.ts';
 const program = programFile(new URL('./fixtures/opener.ts', import.meta.url)).path;
 const VALUE = 173;
 const BYTE_LENGTH = 4 << 20;
-/** A crash is to be seen by how the child ends, and not by what it prints. */
+/** The child's exit shows a crash; its output does not. */
 const quiet = { stdio: 'ignore' } as const;
 
 /** The same numbers for the same seed: mulberry32. */

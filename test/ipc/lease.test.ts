@@ -1,4 +1,4 @@
-/** What was sent stays alive exactly as long as someone uses it, whoever dies when. */
+/** Sent memory stays alive exactly as long as a process uses it, whichever process dies first. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { afterEach, describe, test } from 'node:test';
@@ -111,7 +111,7 @@ function allocate(kind: Kind): { readonly buffer: DeviceBuffer; close(): void } 
 const isRefusal = (answer: string): boolean =>
   onHardware && /^CudaError: cuDevicePrimaryCtxRe(lease|set)_v2 failed: /.test(answer);
 
-/** What is done with memory whose owner is then killed; answers with what is to be done after that. */
+/** Uses memory whose owner is then killed; returns what to do after that. */
 const beforeOwnerEnds: Readonly<
   Record<string, (child: ChildPeer, kind: Kind, stream: Stream) => Promise<() => Promise<void>>>
 > = {
@@ -228,22 +228,26 @@ describe('leases', () => {
     );
   });
 
-  test('a connection that ends gives nothing back, and its process does', deadline, async () => {
-    const child = start();
-    const grandchild = await ask<number>(child, { do: 'grandchild' });
-    try {
-      const buffer = DeviceBuffer.allocate(4096);
-      await ask(child, { do: 'keep', buffer });
-      buffer.close();
-      child.close();
-      for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
-      assert.equal(leases.stats().orphaned.count, 1);
-      await kill(child);
-      await leases.drain({ timeoutMs: 20_000 });
-    } finally {
-      process.kill(grandchild, 'SIGKILL');
-    }
-  });
+  test(
+    'the end of a connection releases nothing, but the end of its process does',
+    deadline,
+    async () => {
+      const child = start();
+      const grandchild = await ask<number>(child, { do: 'grandchild' });
+      try {
+        const buffer = DeviceBuffer.allocate(4096);
+        await ask(child, { do: 'keep', buffer });
+        buffer.close();
+        child.close();
+        for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
+        assert.equal(leases.stats().orphaned.count, 1);
+        await kill(child);
+        await leases.drain({ timeoutMs: 20_000 });
+      } finally {
+        process.kill(grandchild, 'SIGKILL');
+      }
+    },
+  );
 
   test(
     'a receiver that resets its context gives back what it had, and goes on',
@@ -279,7 +283,7 @@ describe('leases', () => {
       async (t) => {
         const child = start();
         await warmUp(child);
-        // What the warm-up and the tests before lent is told of as given back a moment later.
+        // The releases of earlier objects arrive a moment later.
         await leases.drain({ timeoutMs: 20_000 });
         const lent = kinds.map((kind) => allocate(kind));
         for (const { buffer } of lent) await ask(child, { do: 'keep', buffer });
@@ -375,30 +379,37 @@ describe('leases', () => {
     await assert.rejects(child.receive({ timeoutMs: 30_000 }), { name: 'PeerGoneError' });
   });
 
-  test('an end that leaves work undone is told, also where it was orderly', deadline, async () => {
-    for (const how of ['exit', 'leave'] as const) {
-      const child = start();
-      using stream = Stream.create({ nonBlocking: true });
-      await ask(child, { do: 'hold' });
-      using buffer = await made(child, 'legacy', stream);
-      buffer.fill(3, { stream });
-      assert.equal(stream.done, false);
-      const warned = how === 'leave' ? once(process, 'warning') : undefined;
-      await child.send({ do: how } satisfies Step);
-      const reason = (await child.ended) as PeerGoneError;
-      if (warned) {
-        assert.equal(reason.name, 'ClosedError');
-        const [{ code, message }] = (await warned) as [NodeJS.ErrnoException];
-        assert.equal(code, 'CUFFI_UNREACHED');
-        assert.match(message, new RegExp(`process ${child.pid} .* 1 waits for it were abandoned`));
-      } else {
-        const { name, abandonedWaits, exitCode } = reason;
-        assert.deepEqual([name, abandonedWaits, exitCode], ['PeerGoneError', 1, 0]);
+  test(
+    'an end that leaves work unfinished is reported, even if it was orderly',
+    deadline,
+    async () => {
+      for (const how of ['exit', 'leave'] as const) {
+        const child = start();
+        using stream = Stream.create({ nonBlocking: true });
+        await ask(child, { do: 'hold' });
+        using buffer = await made(child, 'legacy', stream);
+        buffer.fill(3, { stream });
+        assert.equal(stream.done, false);
+        const warned = how === 'leave' ? once(process, 'warning') : undefined;
+        await child.send({ do: how } satisfies Step);
+        const reason = (await child.ended) as PeerGoneError;
+        if (warned) {
+          assert.equal(reason.name, 'ClosedError');
+          const [{ code, message }] = (await warned) as [NodeJS.ErrnoException];
+          assert.equal(code, 'CUFFI_UNREACHED');
+          assert.match(
+            message,
+            new RegExp(`process ${child.pid} .* 1 waits for it were abandoned`),
+          );
+        } else {
+          const { name, abandonedWaits, exitCode } = reason;
+          assert.deepEqual([name, abandonedWaits, exitCode], ['PeerGoneError', 1, 0]);
+        }
+        await stream.synchronize();
+        assert.deepEqual(await valuesOf(buffer), [3]);
       }
-      await stream.synchronize();
-      assert.deepEqual(await valuesOf(buffer), [3]);
-    }
-  });
+    },
+  );
 
   test('what is revoked throws where it is used, and comes back', deadline, async () => {
     const child = start();

@@ -59,7 +59,7 @@ async function setTo(buffer: DeviceBuffer, value: number, stream: Stream): Promi
   await stream.synchronize();
 }
 
-/** The producer's stream is held up: answers whether the receiver's copy went ahead of it. */
+/** The producer's stream is held up: returns whether the receiver's copy went ahead of it. */
 async function producerIsLate(buffer: DeviceBuffer, stream: Stream): Promise<boolean> {
   await setTo(buffer, 1, stream);
   using latch = new Latch();
@@ -73,7 +73,7 @@ async function producerIsLate(buffer: DeviceBuffer, stream: Stream): Promise<boo
 }
 
 /**
- * The receiver's stream is held up: answers whether the owner's next write went ahead of it.
+ * The receiver's stream is held up: returns whether the owner's next write went ahead of it.
  *
  * @param waits whether it is to wait for the receiver: where not, it still takes its time
  */

@@ -185,17 +185,21 @@ describe('Peer', () => {
     for (const value of received) (value as { buffer: DeviceBuffer }).buffer.close();
   });
 
-  test('a child that ends is the end, whoever else holds its socket', deadline, async () => {
-    const child = start();
-    const grandchild = await ask<number>(child, { do: 'grandchild' });
-    try {
-      await child.send({ do: 'exit', value: 3 } satisfies Request);
-      await assert.rejects(child.receive({ timeoutMs: 30_000 }), { name: 'PeerGoneError' });
-      assert.equal(await ended(child), 3);
-    } finally {
-      process.kill(grandchild, 'SIGKILL');
-    }
-  });
+  test(
+    'the end of a child ends the connection, even if another process holds its socket',
+    deadline,
+    async () => {
+      const child = start();
+      const grandchild = await ask<number>(child, { do: 'grandchild' });
+      try {
+        await child.send({ do: 'exit', value: 3 } satisfies Request);
+        await assert.rejects(child.receive({ timeoutMs: 30_000 }), { name: 'PeerGoneError' });
+        assert.equal(await ended(child), 3);
+      } finally {
+        process.kill(grandchild, 'SIGKILL');
+      }
+    },
+  );
 
   test('a process that has closed ends when what was begun is sent', deadline, async () => {
     const child = start('closes');
@@ -229,7 +233,7 @@ describe('Peer', () => {
     },
   );
 
-  test('strangers meet: three processes, by a path and by an abstract name', deadline, async () => {
+  test('unrelated processes connect by a path and by an abstract name', deadline, async () => {
     const folder = mkdtempSync(join(tmpdir(), 'cuffi-strangers-'));
     const [host, guest] = [start(), start()];
     try {
@@ -304,7 +308,7 @@ describe('Peer', () => {
       assert.equal(await ask(child, { do: 'fill', buffer, value: at + 11 }), 'filled');
       assert.deepEqual(await valuesOf(buffer), [at + 11]);
     }
-    // What was sent and not said for want of something sound does not count as sent.
+    // A value that could not be sent does not count as sent.
     const other = MemoryPool.create({ maxSize: 64 << 20, shareable: true });
     const late = other.allocate(64, { stream });
     late.fill(9, { stream });

@@ -11,7 +11,7 @@ import type { PollerRequest } from './fixtures/poller.ts';
 
 const deadline = { timeout: 60_000 };
 const program = programFile(new URL('./fixtures/poller.ts', import.meta.url)).path;
-/** So long that whoever waits for it without need shows. */
+/** So long that a needless wait shows. */
 const SECOND_US = 1_000_000;
 const children: ChildPeer[] = [];
 
@@ -56,7 +56,7 @@ describe('busy polling', () => {
       await receive(child);
       assert.equal(await ask(child, { do: 'wait', buffer }), 'waiting');
       buffer.close();
-      // What it closes meanwhile is told before it looks.
+      // Its closes are reported before it polls.
       await leases.drain({ timeoutMs: 30_000 });
       await child.send('now');
       assert.deepEqual(await receive(child), { hasTurned: false });

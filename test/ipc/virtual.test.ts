@@ -21,7 +21,7 @@ const options = {
   skip: isSupported ? false : 'the device does not share virtual memory by file descriptor',
 };
 
-/** As whoever stands between would change a descriptor: its checksum is right again. */
+/** Changes a descriptor as a process in between could: its checksum is valid. */
 const altered = (descriptor: object): never =>
   withChecksum({ ...descriptor, access: 'read-write' } as never) as never;
 
@@ -134,7 +134,7 @@ describe('virtual memory between processes', () => {
   );
 
   test(
-    'who confirms a descriptor gives no more access than it was shared with',
+    'confirming a descriptor grants only the access that it was shared with',
     options,
     async () => {
       using child = spawnPeer(

@@ -52,11 +52,11 @@ const result = (id: string, status: Result['status'], by = ''): [string, Result]
 ];
 
 describe('mutate', () => {
-  test('replaces a text that is there exactly once', () => {
+  test('mutate replaces a text that occurs exactly once', () => {
     assert.equal(mutate('{\n  open();\n  close();\n}', mutant), '{\n  open();\n}');
   });
 
-  test('answers undefined for a text that is not there, or twice, or stays the same', () => {
+  test('mutate returns undefined for a text that is absent, occurs twice or stays the same', () => {
     assert.equal(mutate('open();', mutant), undefined);
     assert.equal(mutate(`${mutant.text} ${mutant.text}`, mutant), undefined);
     assert.equal(mutate(mutant.text, { ...mutant, replacement: mutant.text }), undefined);
